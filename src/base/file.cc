@@ -1,0 +1,176 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace kt {
+
+namespace {
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+// Closes on the way out, so that errors between open and the end need no care.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+ErrorKind kind_of(int code) {
+  return code == ENOSPC || code == EDQUOT || code == EFBIG ? ErrorKind::kMemory : ErrorKind::kInput;
+}
+
+[[noreturn]] void write_failed(const std::string& path, uint64_t wanted, int code) {
+  fail_as(kind_of(code), "{}: cannot write {} bytes: {}", path, wanted, reason(code));
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail("{}: cannot open: {}", path, reason(errno));
+  struct stat facts{};
+  if (fstat(file.get(), &facts) != 0) fail("{}: cannot stat: {}", path, reason(errno));
+  if (!S_ISREG(facts.st_mode))
+    fail("{}: expected a regular file{}", path, S_ISDIR(facts.st_mode) ? ", got a folder" : "");
+  size_ = static_cast<size_t>(facts.st_size);
+  if (size_ == 0) return;
+  void* const got = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (got == MAP_FAILED) fail("{}: cannot map {} bytes: {}", path, size_, reason(errno));
+  data_ = static_cast<const std::byte*>(got);
+}
+
+MappedFile::~MappedFile() { release(); }
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  path_ = std::move(other.path_);
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = std::exchange(other.size_, 0);
+  return *this;
+}
+
+void MappedFile::release() noexcept {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  // The counter keeps two writers of one path in this process apart, O_EXCL all others.
+  static std::atomic<uint64_t> counter{0};
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries && fd_ < 0; ++i) {
+    temporary_ = text("{}.{}-{}.tmp", path_, getpid(), counter.fetch_add(1, std::memory_order_relaxed));
+    fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ < 0 && errno != EEXIST) break;
+  }
+  if (fd_ < 0) fail_as(kind_of(errno), "{}: cannot create {}: {}", path_, temporary_, reason(errno));
+  struct stat old{};
+  if (stat(path_.c_str(), &old) == 0 && S_ISREG(old.st_mode)) {
+    // Where the permissions cannot be kept the new file has the default ones, as any new file.
+    [[maybe_unused]] const int ignored = fchmod(fd_, old.st_mode & 07777);
+  }
+}
+
+AtomicFile::~AtomicFile() { discard(); }
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, {})),
+      fd_(std::exchange(other.fd_, -1)),
+      size_(other.size_),
+      failed_(other.failed_) {}
+
+void AtomicFile::append(std::span<const std::byte> bytes) {
+  if (fd_ < 0 || failed_) fail_as(ErrorKind::kInternal, "{}: append after commit or a failed append", path_);
+  constexpr size_t kMostAtOnce = size_t{1} << 30;  // Linux writes at most 2 GiB - 4 KiB in one call
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t wrote = write(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) {
+      failed_ = true;
+      write_failed(path_, size_ + bytes.size(), wrote < 0 ? errno : ENOSPC);
+    }
+    at += static_cast<size_t>(wrote);
+  }
+  size_ += bytes.size();
+}
+
+void AtomicFile::append(std::string_view characters) { append(std::as_bytes(std::span(characters))); }
+
+void AtomicFile::commit() {
+  if (fd_ < 0 || failed_) fail_as(ErrorKind::kInternal, "{}: commit after commit or a failed append", path_);
+  failed_ = true;  // until all steps are done
+  if (fsync(fd_) != 0) write_failed(path_, size_, errno);
+  // Some file systems report a full disk only here. Never closed twice: Linux frees the number even on an
+  // error.
+  if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) write_failed(path_, size_, errno);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("{}: cannot replace: {}", path_, reason(errno));
+  temporary_.clear();
+  // Makes the rename durable. Some file systems cannot sync a folder; the file itself is safe by now.
+  const Descriptor folder(open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() >= 0 && fsync(folder.get()) != 0 && errno != EINVAL)
+    fail("{}: cannot sync its folder: {}", path_, reason(errno));
+}
+
+void AtomicFile::discard() noexcept {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+  temporary_.clear();
+}
+
+void write_atomically(const std::string& path, std::span<const std::byte> bytes) {
+  AtomicFile file(path);
+  file.append(bytes);
+  file.commit();
+}
+
+void write_atomically(const std::string& path, std::string_view characters) {
+  write_atomically(path, std::as_bytes(std::span(characters)));
+}
+
+std::optional<std::string> read_small_file(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return std::nullopt;
+  std::string out;
+  char chunk[4096];
+  for (;;) {
+    const ssize_t got = read(file.get(), chunk, sizeof chunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return std::nullopt;
+    if (got == 0) return out;
+    out.append(chunk, static_cast<size_t>(got));
+  }
+}
+
+}  // namespace kt

@@ -1,0 +1,78 @@
+// Files as whole things: mapped to read, replaced atomically to write. Every error names the path and the
+// reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kt {
+
+// A regular file mapped read-only for the life of the object. Pages are read when touched; truncating the
+// file meanwhile makes touching them a SIGBUS, so replace files (AtomicFile), never rewrite them. Move-only.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::string& path);  // Error(kInput) if missing, unreadable or not a regular file
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }  // empty for an empty file
+  size_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  void release() noexcept;
+
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Writes a new file, or a new version of one, so that other programs and crashes see the old bytes or all of
+// the new ones and nothing between. Writes go to a temporary in the same folder; commit() makes it durable
+// and renames it over `path`. Without commit() the temporary is removed and an old file stays as it was. An
+// existing file's permission bits are kept; a symbolic link at `path` is replaced, not followed. Move-only;
+// one thread at a time.
+//
+// A full disk, a quota and a file size limit are Error(kMemory) with the path and the bytes wanted; anything
+// else that fails is Error(kInput). After a failed append() only destruction makes sense: commit() refuses.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&& other) = delete;
+
+  // Adds bytes at the end. One system call each, so gather small pieces first.
+  void append(std::span<const std::byte> bytes);
+  void append(std::string_view characters);
+  uint64_t size() const { return size_; }  // bytes appended so far
+  const std::string& path() const { return path_; }
+
+  // fsync, rename, fsync of the folder. At most once; nothing may be appended afterwards.
+  void commit();
+
+ private:
+  void discard() noexcept;
+
+  std::string path_;
+  std::string temporary_;  // empty once renamed or removed
+  int fd_ = -1;
+  uint64_t size_ = 0;
+  bool failed_ = false;
+};
+
+// An AtomicFile of exactly these bytes, committed.
+void write_atomically(const std::string& path, std::span<const std::byte> bytes);
+void write_atomically(const std::string& path, std::string_view characters);
+
+// A whole small file as text, or nullopt if it cannot be read. Works for /proc and /sys, whose files have no
+// size.
+std::optional<std::string> read_small_file(const std::string& path);
+
+}  // namespace kt

@@ -1,0 +1,43 @@
+#include "base/park.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/topology.h"
+
+namespace kt {
+
+namespace {
+
+// The kernel wants the address of the 32 bits; std::atomic<uint32_t> is exactly those on every target.
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
+              std::atomic<uint32_t>::is_always_lock_free);
+
+long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value) noexcept {
+  return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation | FUTEX_PRIVATE_FLAG, value,
+                 nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+std::chrono::nanoseconds default_spin_time() noexcept {
+  static const std::chrono::nanoseconds time = [] {
+    try {
+      return allowed_cpus().size() > 1 ? kSpinTime : std::chrono::nanoseconds(0);
+    } catch (...) {
+      return kSpinTime;
+    }
+  }();
+  return time;
+}
+
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected) noexcept {
+  futex(word, FUTEX_WAIT, expected);
+}
+
+void futex_wake(const std::atomic<uint32_t>& word, int count) noexcept {
+  futex(word, FUTEX_WAKE, static_cast<uint32_t>(count));
+}
+
+}  // namespace kt

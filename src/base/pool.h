@@ -1,0 +1,70 @@
+// Threads that run one task at a time, all together: each worker calls the same function once and learns who
+// it is. No queue, no futures, no work stealing; dividing the work is the task's business.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "base/topology.h"
+
+namespace kt {
+
+struct Worker {
+  int node;   // 0 .. Pool::nodes() - 1
+  int rank;   // within the node
+  int ranks;  // workers in this node, at least 1
+  int index;  // over all nodes, node by node
+};
+
+struct PoolOptions {
+  int threads = 0;         // 0: one for each core of the chosen nodes
+  int nodes = 0;           // 0: all nodes of the topology, but no more than threads
+  Topology topology = {};  // empty: Topology::discover()
+  bool pin = true;         // has no effect on a topology that is not real()
+};
+
+// Workers take distinct cores first and SMT siblings last, spread evenly over the nodes as far as the nodes'
+// cores allow. Each worker is pinned to one cpu; where a node has more workers than cpus, to the node's cpus.
+//
+// With fewer nodes than the topology has, the first ones are used. With more, nodes are logical: they share
+// the real ones, whose cores are dealt round, so code that shards over nodes can be tested on any machine.
+// (Nodes share cpus only when there are more nodes than cores.)
+//
+// Waiting, on both sides, spins for about 30 us and then sleeps in the kernel; with more threads than usable
+// cpus it does not spin at all, and a caller and a worker that find themselves on one cpu do not spin against
+// each other.
+class Pool {
+ public:
+  // Error(kInput) for negative numbers, for more nodes than threads, and for more than four threads for each
+  // PU.
+  explicit Pool(PoolOptions options = {});
+  ~Pool();  // waits for a run() in progress
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int threads() const;
+  int nodes() const;
+  int threads(int node) const;
+
+  // Calls task once on every worker, concurrently, and returns when all are done. The calling thread is
+  // worker 0 (node 0, rank 0); its affinity is left alone. What one worker wrote before returning, the caller
+  // sees. The first exception is rethrown here after all workers are done. Calls from several threads run one
+  // after the other. A call from inside a task, of this or any other pool, throws Error(kInternal). Costs
+  // about a microsecond when the workers still spin.
+  void run(FunctionRef<void(const Worker&)> task);
+
+  // The cpus this node's workers take, by rank; worker 0's is kept free for the caller. Where the pool pins,
+  // the entry is the cpu itself, or one of the node's cpus if the node has more workers than cpus.
+  std::vector<int> cpus(int node) const;
+
+  // The operating system's number of the node, to bind memory to (BufferOptions::node); -1 if there is none
+  // because the topology is not real.
+  int memory_node(int node) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kt
