@@ -1,0 +1,380 @@
+// Few rows (1 to 8 a pass): codes are expanded in registers and every span is scaled exactly.
+//
+// Integer layouts, per row r and token i, over spans s:
+//   out = sum_s  wscale * ascale * (sum_k code * a  -  bias * asum)  -  min * ascale * asum
+// where a are s8 codes and asum their sum over the span: the bias leaves the inner loop, and the integer part
+// is exact, so the result does not depend on how many rows are computed together.
+// Overflow: |code| <= 255, |a| <= 127, so int32 holds spans of up to 66,000 columns; packing refuses longer ones.
+// Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at the span's end.
+#pragma once
+#include "kernels/isa/inline.h"
+#include "kernels/table.h"
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+
+using namespace kt;
+
+inline constexpr int kParts = kBlockRows / Isa::kLanes;
+inline constexpr int kPartBytes = Isa::kLanes * Isa::kStep;
+
+constexpr bool small_codes(Code code) { return code != Code::kI8 && code != Code::kIq4; }
+
+alignas(16) constexpr int8_t kIq4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+KT_INLINE typename Isa::Table iq4_table() {
+  alignas(16) int8_t t[16];
+  for (int i = 0; i < 16; ++i) t[i] = static_cast<int8_t>(kIq4Table[i] + (Isa::kUnsigned ? 128 : 0));
+  return Isa::table(t);
+}
+
+// Chunks are walked in units: as many steps as share bytes in any plane, or make up a short span. Only a unit is
+// unrolled.
+constexpr int unit_steps(const Layout& layout) {
+  const Planes p = planes(layout.code);
+  int steps = p.low == 0 ? 4 : 8 / p.low;
+  if (p.high && 8 / p.high > steps) steps = 8 / p.high;
+  const int span = layout.span == SpanLength::kLong ? 0 : span_columns(layout.span) / Isa::kStep;
+  return steps > span ? steps : span;
+}
+// Where unit `unit` of a chunk starts, in each plane.
+struct CodesAt {
+  const uint8_t *low, *high;
+};
+template <Layout kL>
+KT_INLINE CodesAt unit_at(const uint8_t* chunk, int unit) {
+  constexpr int kStepAll = kBlockRows * Isa::kStep, kSteps = unit_steps(kL);
+  constexpr Planes kPlanes = planes(kL.code);
+  constexpr int kLow = kPlanes.low ? kSteps * kPlanes.low / 8 : kSteps, kHigh = kSteps * kPlanes.high / 8;
+  return {chunk + unit * kLow * kStepAll, chunk + low_plane_bytes(kL.code) + unit * kHigh * kStepAll};
+}
+
+// Step kT of a unit of integer codes as bytes, for one part of the row block.
+template <Code kCode, int kT>
+KT_INLINE typename Isa::Bytes expand(const CodesAt& at, int part, const typename Isa::Table& table) {
+  constexpr int kStepAll = kBlockRows * Isa::kStep;
+  constexpr Planes kPlanes = planes(kCode);
+  const int row = part * kPartBytes;
+  if constexpr (kPlanes.low == 0) {
+    return Isa::load_bytes(at.low + kT * kStepAll + row);
+  } else {
+    constexpr int kShare = 8 / kPlanes.low;
+    auto x = Isa::template field<kPlanes.low, kT % kShare * kPlanes.low, 0>(Isa::load_bytes(at.low + kT / kShare * kStepAll + row));
+    if constexpr (kPlanes.high != 0) {
+      constexpr int kShareHigh = 8 / kPlanes.high;
+      x = Isa::bor(x, Isa::template field<kPlanes.high, kT % kShareHigh * kPlanes.high, kPlanes.low>(
+                          Isa::load_bytes(at.high + kT / kShareHigh * kStepAll + row)));
+    }
+    if constexpr (kCode == Code::kIq4) x = Isa::lookup(table, x);
+    return x;
+  }
+}
+
+// Scales, mins and zeros of one span, kLanes rows from row `row` of the block.
+template <Layout kL>
+struct SpanFactors {
+  const uint8_t* header;
+  Header h;
+  KT_INLINE SpanFactors(const uint8_t* record, int spans) : header(record), h(header_of(kL, spans)) {}
+  KT_INLINE typename Isa::F32 scale(int span, int row) const {
+    const uint8_t* at = header + h.scales + (span * kBlockRows + row) * scale_bytes(kL.scale);
+    if constexpr (kL.scale == Scale::kF32) return Isa::load(reinterpret_cast<const float*>(at));
+    else if constexpr (kL.scale == Scale::kBf16) return Isa::load_bf16(at);
+    else if constexpr (kL.scale == Scale::kF16) return Isa::load_f16(at);
+    else if constexpr (kL.scale == Scale::kE8m0) return Isa::load_e8m0(at);
+    else if constexpr (kL.scale == Scale::kS8F16)
+      return Isa::mul(Isa::load_f16(header + h.supers + row * 2), Isa::to_f32(Isa::load_s8(at)));
+    else return Isa::set1(1.0f);
+  }
+  KT_INLINE typename Isa::F32 min(int span, int row) const {
+    const uint8_t* at = header + h.mins + (span * kBlockRows + row) * min_bytes(kL.min);
+    if constexpr (kL.min == Min::kF16) return Isa::load_f16(at);
+    else if constexpr (kL.min == Min::kS8F16)
+      return Isa::mul(Isa::load_f16(header + h.super_mins + row * 2), Isa::to_f32(Isa::load_s8(at)));
+    else return Isa::set1(0.0f);
+  }
+  KT_INLINE typename Isa::I32 zero(int span, int row) const {
+    return Isa::load_u8(header + h.mins + (span * kBlockRows + row));
+  }
+};
+
+// Fetches the chunk kPrefetch bytes on; past the end of this call's blocks, what the caller reads next. Other workers'
+// blocks lie behind ours: fetching those would cost memory bandwidth twice.
+template <Layout kL>
+KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at) {
+  if constexpr (Isa::kPrefetch > 0) {
+    const auto* end = reinterpret_cast<const uint8_t*>(args.blocks) + args.count * static_cast<int64_t>(args.packing->block_bytes);
+    const uint8_t* ahead = at + Isa::kPrefetch;
+    if (ahead >= end) {
+      if (!args.after) return;
+      ahead = reinterpret_cast<const uint8_t*>(args.after) + (ahead - end);
+    }
+    unroll<(chunk_bytes(kL.code) + 63) / 64>([&](auto i) __attribute__((always_inline)) { Isa::prefetch(ahead + i * 64); });
+  }
+}
+
+// One pass: kM tokens from row m0, kPP parts from part p0, over all of one row block.
+template <Layout kL, int kM, int kPP>
+struct FewInteger {
+  static constexpr int kGroups = (kM + Isa::kTokens - 1) / Isa::kTokens;
+  static constexpr bool kShort = kL.span != SpanLength::kLong;
+  static constexpr int kUnitColumns = unit_steps(kL) * Isa::kStep;
+  // Independent sums where there would be too few to hide the dot product's latency; integers add up the same.
+  static constexpr int kChains = kPP * kGroups == 1 ? 2 : 1;
+  using Acc = typename Isa::Acc;
+  using F32 = typename Isa::F32;
+
+  const MultiplyArgs& args;
+  const Packing& p = *args.packing;
+  const int m0, p0;
+  const typename Isa::Table table = iq4_table();
+  F32 total[kPP][kM];
+
+  KT_INLINE FewInteger(const MultiplyArgs& a, int row, int part) : args(a), m0(row), p0(part) {
+    each_sum([&](auto i, auto j) __attribute__((always_inline)) { total[i][j] = Isa::set1(0.0f); });
+  }
+  template <class F>
+  static KT_INLINE void each_sum(F&& f) {
+    unroll<kPP * kM>([&](auto at) __attribute__((always_inline)) { f(Int<at / kM>{}, Int<at % kM>{}); });
+  }
+  template <class F>
+  static KT_INLINE void each_acc(F&& f) {
+    unroll<kPP * kGroups>([&](auto at) __attribute__((always_inline)) { f(Int<at / kGroups>{}, Int<at % kGroups>{}); });
+  }
+
+  KT_INLINE const int8_t* act(int group, int column) const {
+    return reinterpret_cast<const int8_t*>(args.acts.codes) + static_cast<int64_t>(m0 + group * Isa::kActRows) * p.k_pad +
+           static_cast<int64_t>(column) * Isa::kActRows;
+  }
+
+  // acc += steps [kFrom, kTo) of the unit at `codes`, whose first column is `column`
+  template <int kFrom, int kTo>
+  KT_INLINE void steps(Acc (&acc)[kChains][kPP][kGroups], const CodesAt& codes, int column) const {
+    unroll_from<kFrom, kTo>([&](auto t) __attribute__((always_inline)) {
+      typename Isa::Act a[kGroups];
+      unroll<kGroups>([&](auto g) __attribute__((always_inline)) { a[g] = Isa::load_act(act(g, column + t * Isa::kStep)); });
+      unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+        const auto w = expand<kL.code, decltype(t)::value>(codes, p0 + i, table);
+        unroll<kGroups>([&](auto g) __attribute__((always_inline)) { Isa::template dot<small_codes(kL.code)>(acc[t % kChains][i][g], w, a[g]); });
+      });
+    });
+  }
+
+  // total += scaled acc of the span `span` of the record, which starts at column `column`
+  KT_INLINE void finish(const Acc (&acc)[kChains][kPP][kGroups], const SpanFactors<kL>& factors, int span, int column) {
+    const ActShape& s = args.acts.shape;
+    const int64_t scale_at = column / s.scale_span, sum_at = column / s.sum_span;
+    unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+      const int row = (p0 + i) * Isa::kLanes;
+      const F32 w = factors.scale(span, row);
+      unroll<kM>([&](auto j) __attribute__((always_inline)) {
+        const int token = m0 + j;
+        const float a = args.acts.scales[token * static_cast<int64_t>(s.scale_spans()) + scale_at];
+        const int32_t sum = args.acts.sums[token * static_cast<int64_t>(s.sum_spans()) + sum_at];
+        auto dot = Isa::template total<j % Isa::kTokens>(acc[0][i][j / Isa::kTokens]);
+        if constexpr (kChains == 2) dot = Isa::add(dot, Isa::template total<j % Isa::kTokens>(acc[1][i][j / Isa::kTokens]));
+        if constexpr (kL.min == Min::kZero) {
+          dot = Isa::sub(dot, Isa::mul(factors.zero(span, row), Isa::set1(sum)));
+        } else {
+          dot = Isa::sub(dot, Isa::set1(static_cast<int32_t>(p.bias * sum)));
+        }
+        total[i][j] = Isa::fma(Isa::to_f32(dot), Isa::mul(w, Isa::set1(a)), total[i][j]);
+        if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16)
+          total[i][j] = Isa::fma(factors.min(span, row), Isa::set1(-a * static_cast<float>(sum)), total[i][j]);
+      });
+    });
+  }
+
+  static KT_INLINE void clear(Acc (&acc)[kChains][kPP][kGroups]) {
+    unroll<kChains>([&](auto c) __attribute__((always_inline)) {
+      each_acc([&](auto i, auto g) __attribute__((always_inline)) { acc[c][i][g] = Isa::zero_acc(); });
+    });
+  }
+
+  KT_INLINE void walk(const uint8_t* at) {
+    const int spans_per_record = p.record_k / p.span;
+    for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
+      const SpanFactors<kL> factors(at, spans_per_record);
+      at += p.header_bytes;
+      const int columns = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
+      if constexpr (kShort) {
+        constexpr int kSpan = span_columns(kL.span), kSteps = kSpan / Isa::kStep;
+        for (int c = 0; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
+          fetch_ahead<kL>(args, at);
+          for (int u = 0; u < kChunk; u += kUnitColumns) {
+            const CodesAt codes = unit_at<kL>(at, u / kUnitColumns);
+            unroll<kUnitColumns / kSpan>([&](auto s) __attribute__((always_inline)) {
+              Acc acc[kChains][kPP][kGroups];
+              clear(acc);
+              steps<s * kSteps, (s + 1) * kSteps>(acc, codes, k0 + c + u);
+              finish(acc, factors, (c + u) / kSpan + s, k0 + c + u + s * kSpan);
+            });
+          }
+        }
+      } else {
+        for (int s = 0; s < columns; s += p.span) {
+          Acc acc[kChains][kPP][kGroups];
+          clear(acc);
+          const int end = columns - s < p.span ? columns : s + p.span;
+          for (int c = s; c < end; c += kChunk, at += chunk_bytes(kL.code)) {
+            fetch_ahead<kL>(args, at);
+            for (int u = 0; u < kChunk; u += kUnitColumns)
+              steps<0, unit_steps(kL)>(acc, unit_at<kL>(at, u / kUnitColumns), k0 + c + u);
+          }
+          finish(acc, factors, s / p.span, k0 + s);
+        }
+      }
+    }
+  }
+
+  KT_INLINE void put(float* out) const {
+    each_sum([&](auto i, auto j) __attribute__((always_inline)) {
+      if (m0 + j < args.m) Isa::store(out + (m0 + j) * args.ld + (p0 + i) * Isa::kLanes, total[i][j]);
+    });
+  }
+};
+
+template <Layout kL, int kM>
+void few_integer_pass(const MultiplyArgs& args, int m0) {
+  constexpr int kPP = Isa::few_parts((kM + Isa::kTokens - 1) / Isa::kTokens);
+  for (int b = 0; b < args.count; ++b) {
+    const auto* block = reinterpret_cast<const uint8_t*>(args.blocks) + b * args.packing->block_bytes;
+    for (int p0 = 0; p0 < kParts; p0 += kPP) {
+      FewInteger<kL, kM, kPP> pass(args, m0, p0);
+      pass.walk(block);
+      pass.put(args.out + b * kBlockRows);
+    }
+  }
+}
+
+inline constexpr int kFloatUnit = 8;  // columns of float codes unrolled together
+template <Layout kL>
+constexpr int kFloatUnitBytes = chunk_bytes(kL.code) * kFloatUnit / kChunk;
+
+// What float_column leaves out of the value, a power of two.
+constexpr float code_factor(Code code) { return code == Code::kE4m3 ? 256.0f : 1.0f; }
+
+// Column kC of a unit of float codes, kLanes rows of one part, before any scale; value / code_factor.
+template <Layout kL, int kC>
+KT_INLINE typename Isa::F32 float_column(const uint8_t* codes, int part) {
+  const int row = part * Isa::kLanes;
+  if constexpr (kL.code == Code::kBf16) {
+    constexpr int kStepK = Isa::kStep / 2;
+    return Isa::template column_bf16<kC % kStepK>(
+        Isa::load_bytes(codes + kC / kStepK * kBlockRows * Isa::kStep + part * kPartBytes));
+  } else if constexpr (kL.code == Code::kF16) {
+    return Isa::load_f16(codes + (kC * kBlockRows + row) * 2);
+  } else if constexpr (kL.code == Code::kF32) {
+    return Isa::load(reinterpret_cast<const float*>(codes) + kC * kBlockRows + row);
+  } else if constexpr (kL.code == Code::kE4m3) {
+    return Isa::load_e4m3(codes + kC * kBlockRows + row);
+  } else {
+    return Isa::template load_e2m1<kC % 2 == 1>(codes + kC / 2 * kBlockRows + row);
+  }
+}
+
+// One pass of float codes: kM rows of f32 activations, kPP parts, all of one row block.
+template <Layout kL, int kM, int kPP>
+struct FewFloat {
+  using F32 = typename Isa::F32;
+  static constexpr int kChains = kM * kPP >= 4 ? 1 : 4 / (kM * kPP);  // independent sums, to hide the FMA's latency
+  static constexpr bool kScaled = kL.scale != Scale::kNone;
+
+  const MultiplyArgs& args;
+  const Packing& p = *args.packing;
+  const int m0, p0;
+  F32 total[kPP][kM];
+  F32 acc[kChains][kPP][kM];
+
+  KT_INLINE FewFloat(const MultiplyArgs& a, int row, int part) : args(a), m0(row), p0(part) {
+    each_sum([&](auto i, auto j) __attribute__((always_inline)) { total[i][j] = Isa::set1(0.0f); });
+    clear();
+  }
+  template <class F>
+  static KT_INLINE void each_sum(F&& f) {
+    unroll<kPP * kM>([&](auto at) __attribute__((always_inline)) { f(Int<at / kM>{}, Int<at % kM>{}); });
+  }
+  KT_INLINE void clear() {
+    unroll<kChains>([&](auto c) __attribute__((always_inline)) {
+      each_sum([&](auto i, auto j) __attribute__((always_inline)) { acc[c][i][j] = Isa::set1(0.0f); });
+    });
+  }
+
+  KT_INLINE void columns(const uint8_t* codes, int first) {
+    const auto* a = reinterpret_cast<const float*>(args.acts.codes) + static_cast<int64_t>(m0) * p.k_pad + first;
+    unroll<kFloatUnit>([&](auto c) __attribute__((always_inline)) {
+      unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+        const F32 w = float_column<kL, decltype(c)::value>(codes, p0 + i);
+        unroll<kM>([&](auto j) __attribute__((always_inline)) {
+          acc[c % kChains][i][j] = Isa::fma(w, Isa::set1(a[j * static_cast<int64_t>(p.k_pad) + c]), acc[c % kChains][i][j]);
+        });
+      });
+    });
+  }
+
+  KT_INLINE void finish(const SpanFactors<kL>& factors, int span) {
+    each_sum([&](auto i, auto j) __attribute__((always_inline)) {
+      F32 sum = acc[0][i][j];
+      unroll_from<1, kChains>([&](auto c) __attribute__((always_inline)) { sum = Isa::add(sum, acc[c][i][j]); });
+      if constexpr (code_factor(kL.code) != 1.0f) sum = Isa::mul(sum, Isa::set1(code_factor(kL.code)));
+      if constexpr (kScaled) total[i][j] = Isa::fma(sum, factors.scale(span, (p0 + i) * Isa::kLanes), total[i][j]);
+      else total[i][j] = sum;
+    });
+  }
+
+  KT_INLINE void walk(const uint8_t* at) {
+    const int spans_per_record = p.record_k / p.span;
+    for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
+      const SpanFactors<kL> factors(at, spans_per_record);
+      at += p.header_bytes;
+      const int width = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
+      for (int c = 0; c < width; c += kChunk, at += chunk_bytes(kL.code)) {
+        fetch_ahead<kL>(args, at);
+        for (int u = 0; u < kChunk; u += kFloatUnit) {
+          columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);
+          const int end = c + u + kFloatUnit;
+          const int span = kL.span == SpanLength::kLong ? p.span : span_columns(kL.span);
+          if (end % span != 0 && end < width) continue;
+          finish(factors, (end - 1) / span);
+          if constexpr (kScaled) clear();
+        }
+      }
+    }
+  }
+
+  KT_INLINE void put(float* out) const {
+    each_sum([&](auto i, auto j) __attribute__((always_inline)) {
+      if (m0 + j < args.m) Isa::store(out + (m0 + j) * args.ld + (p0 + i) * Isa::kLanes, total[i][j]);
+    });
+  }
+};
+
+template <Layout kL, int kM>
+void few_float_pass(const MultiplyArgs& args, int m0) {
+  constexpr int kPP = Isa::few_parts(kM);
+  for (int b = 0; b < args.count; ++b) {
+    const auto* block = reinterpret_cast<const uint8_t*>(args.blocks) + b * args.packing->block_bytes;
+    for (int p0 = 0; p0 < kParts; p0 += kPP) {
+      FewFloat<kL, kM, kPP> pass(args, m0, p0);
+      pass.walk(block);
+      pass.put(args.out + b * kBlockRows);
+    }
+  }
+}
+
+// Rows in passes of 8, then one pass of 1, 2, 4 or 8 that covers the rest (padding rows are zeros).
+template <Layout kL>
+void few(const MultiplyArgs& args) noexcept {
+  const auto pass = [&](auto m, int m0) {
+    if constexpr (is_integer(kL.code)) few_integer_pass<kL, decltype(m)::value>(args, m0);
+    else few_float_pass<kL, decltype(m)::value>(args, m0);
+  };
+  int m0 = 0;
+  for (; args.m - m0 > 4; m0 += 8) pass(Int<8>{}, m0);
+  const int rest = args.m - m0;
+  if (rest > 2) pass(Int<4>{}, m0);
+  else if (rest == 2) pass(Int<2>{}, m0);
+  else if (rest == 1) pass(Int<1>{}, m0);
+}
+
+}  // namespace
+}  // namespace KT_ISA_NAMESPACE

@@ -1,0 +1,59 @@
+// Compiled once per ISA (isa.cmake gives KT_ISA_HEADER, KT_ISA_CLASS, KT_ISA_NAMESPACE and the flags); exports one
+// table and nothing else.
+#include KT_ISA_HEADER
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+using Isa = KT_ISA_CLASS;
+}
+}  // namespace KT_ISA_NAMESPACE
+
+#include "kernels/rows.inl.h"
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+
+template <int kI>
+constexpr void fill(kt::Kernels& t) {
+  if constexpr (kI < kt::kLayoutCount) {
+    constexpr kt::Layout kL = kt::kLayouts[kI];
+    t.few[kI] = few<kL>;
+    if constexpr (kt::is_integer(kL.code)) t.many_s8[kI] = many_s8<kL>;
+    if constexpr (Isa::kBf16Product) t.many_bf16[kI] = many_bf16<kL>;
+    t.many_f32[kI] = many_f32<kL>;
+    fill<kI + 1>(t);
+  }
+}
+
+constexpr kt::Kernels make() {
+  kt::Kernels t{};
+  t.name = KT_ISA_NAME;
+  t.fragment = {Isa::kStep, Isa::kUnsigned};
+  t.few_side = Isa::kActRows;
+  t.few_step_bytes = Isa::kStep;
+  t.many_side = kManySide;
+  t.many_step_bytes = kManyStepBytes;
+  t.tile_rows = Isa::kTileRows;
+  t.few_limit = Isa::kFewLimit;
+  t.panel_blocks = Isa::kPanelBlocks;
+  t.float_few = kt::ActCode::kF32;
+  t.float_many = Isa::kBf16Product ? kt::ActCode::kBf16 : kt::ActCode::kF32;
+  fill<0>(t);
+  t.pack_acts = pack_acts;
+  t.copy_acts = copy_acts;
+  t.activate = activate;
+  t.add_scaled = add_scaled;
+  t.store = store;
+  t.peak_s8 = peak_s8<Isa>;
+  if constexpr (Isa::kBf16Product) t.peak_bf16 = peak_bf16<Isa>;
+  t.peak_f32 = peak_f32;
+  t.read = read_bytes;
+  return t;
+}
+
+}  // namespace
+
+extern const kt::Kernels kTable;
+constexpr kt::Kernels kTable = make();
+
+}  // namespace KT_ISA_NAMESPACE

@@ -1,0 +1,44 @@
+# One row per ISA: kt_isa(NAME HEADER CLASS flags...). The order in dispatch.cc decides which is preferred.
+function(kt_isa name header class)
+  set(object kt_isa_${name})
+  add_library(${object} OBJECT instantiate.cc)
+  target_include_directories(${object} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_compile_definitions(${object} PRIVATE KT_ISA_NAME="${name}" KT_ISA_NAMESPACE=kt_isa_${name}
+    KT_ISA_HEADER="kernels/isa/${header}" KT_ISA_CLASS=${class} ${KT_FRAGMENT})
+  # -O3: g++ keeps the accumulators of a register tile in memory unless loops of constant length are unrolled before
+  # its scalar replacement, which -O2 does not do. -fno-exceptions: no weak reference to a personality routine.
+  target_compile_options(${object} PRIVATE -O3 -fno-exceptions ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY KT_ISA_OBJECTS ${object})
+  target_sources(kt_kernels PRIVATE $<TARGET_OBJECTS:${object}>)
+  target_compile_definitions(kt_kernels PRIVATE KT_HAS_${name})
+endfunction()
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(KT_FRAGMENT KT_STEP_BYTES=4 KT_UNSIGNED_BYTES=true)
+  kt_isa(portable portable.h Portable)
+  set(avx2 -mavx2 -mfma -mf16c)
+  # g++ 12's own header initialises `__m512i __Y = __Y` and warns of it
+  set(avx512 -Wno-uninitialized -Wno-maybe-uninitialized ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+  kt_isa(avx2 avx2.h Avx2 ${avx2})
+  kt_isa(avx_vnni avx2.h AvxVnni ${avx2} -mavxvnni)
+  kt_isa(avx512 avx512.h Avx512 ${avx512})
+  kt_isa(avx512_vnni avx512.h Avx512Vnni ${avx512} -mavx512vnni)
+  kt_isa(avx512_bf16 avx512.h Avx512Bf16 ${avx512} -mavx512vnni -mavx512vbmi -mavx512bf16)
+  kt_isa(amx amx.h Amx ${avx512} -mavx512vnni -mavx512vbmi -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)
+else()
+  set(KT_FRAGMENT KT_STEP_BYTES=8 KT_UNSIGNED_BYTES=false)
+  # g++ schedules before it allocates registers here, and spills what it moved up; without, most of `few` is faster.
+  set(neon -fno-schedule-insns)
+  kt_isa(portable portable.h Portable)
+  kt_isa(neon neon.h Neon ${neon} -march=armv8-a)
+  kt_isa(neon_dotprod neon.h NeonDotprod ${neon} -march=armv8.2-a+dotprod)
+  kt_isa(neon_i8mm neon.h NeonI8mm ${neon} -march=armv8.2-a+dotprod+fp16+fp16fml+i8mm+bf16)
+endif()
+
+# The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels.
+if(KT_TESTS)
+  add_library(kt_isa_amx_emulated OBJECT instantiate.cc)
+  target_include_directories(kt_isa_amx_emulated PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_compile_definitions(kt_isa_amx_emulated PRIVATE KT_ISA_NAME="amx_emulated" KT_ISA_NAMESPACE=kt_isa_amx_emulated
+    KT_ISA_HEADER="kernels/isa/amx_emulated.h" KT_ISA_CLASS=AmxEmulated KT_STEP_BYTES=4 KT_UNSIGNED_BYTES=true)
+endif()

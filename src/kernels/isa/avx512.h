@@ -1,0 +1,210 @@
+// The vocabulary in 512-bit registers: 16 rows to a vector, one vector to a step of a row block.
+//
+// acc[row] += sum_4 u8 * s8, exact:
+//   F+BW             as in avx2.h. Codes below 64: maddubs, madd by ones, add (2 * 63 * 127 < 2^15 cannot
+//                    saturate); any u8: even and odd bytes widened to 16 bits, two madds, two adds.
+//   VNNI             vpdpbusd, which does not saturate.
+// int32 sums hold for 2^31 / (255 * 127) = 66,000 columns; packing refuses longer spans.
+// bf16 * bf16         vdpbf16ps: both products of a pair are added to f32 without FMA's single rounding and with
+//                    denormals as zeros; relative error of a sum below that of a plain f32 sum of twice the length.
+//
+// e4m3 -> f16 bits (sign, 0eeee, mmm0000000) -> vcvtph2ps, value * 2^-8: exact, subnormals included, and no f32
+// denormal ever enters an FMA. e2m1 -> a permute of its 16 values, which reads the low four bits of each lane.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels/isa/inline.h"
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+
+struct Avx512 {
+  static constexpr int kLanes = 16;
+  static constexpr int kStep = 4;
+  static constexpr bool kUnsigned = true;
+  static constexpr int kTokens = 1;
+  static constexpr int kActRows = 1;
+  static constexpr int few_parts(int) { return 1; }
+  static constexpr int kTileGroups = 8, kTileParts = 2;  // parts of two neighbouring row blocks
+  static constexpr int kTileRows = kTileGroups * kTokens;
+  static constexpr int kFewLimit = 8;
+  static constexpr int kPanelBlocks = 16;
+  static constexpr int kPrefetch = 4096;
+  static constexpr bool kBf16Product = false;
+  static constexpr bool kTileUnit = false;
+  static constexpr int kPeakWeights = 2, kPeakActs = 4;
+
+  struct F32 { __m512 v; };
+  struct I32 { __m512i v; };
+  struct Bytes { __m512i v; };
+  struct Act { __m512i v; };    // the same 4 bytes for every row
+  struct U16 { __m512i v; };    // twice in each 32-bit lane
+  struct Table { __m512i v; };  // four times
+  using Acc = I32;
+
+  static KT_INLINE __m128i load_128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+  static KT_INLINE __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+  static KT_INLINE F32 set1(float x) { return {_mm512_set1_ps(x)}; }
+  static KT_INLINE F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static KT_INLINE void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
+  static KT_INLINE F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static KT_INLINE F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static KT_INLINE F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  static KT_INLINE F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+  static KT_INLINE F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  static KT_INLINE F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static KT_INLINE F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+  static KT_INLINE F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static KT_INLINE F32 zero_below(F32 a, F32 x, F32 limit) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), a.v)};
+  }
+  static KT_INLINE float max_of(F32 a) { return _mm512_reduce_max_ps(a.v); }
+
+  static KT_INLINE I32 set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  static KT_INLINE I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+  static KT_INLINE I32 sub(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+  static KT_INLINE I32 mul(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+  static KT_INLINE I32 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+  static KT_INLINE void store(int32_t* p, I32 x) { _mm512_storeu_si512(p, x.v); }
+  static KT_INLINE int32_t sum_of(I32 a) { return _mm512_reduce_add_epi32(a.v); }
+  static KT_INLINE F32 to_f32(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+  static KT_INLINE I32 round(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }
+  static KT_INLINE F32 exp2i(I32 a) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(127)), 23))};
+  }
+  static KT_INLINE void store_s8(int8_t* p, I32 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+  }
+
+  static KT_INLINE F32 load_f16(const uint8_t* p) { return {_mm512_cvtph_ps(load_256(p))}; }
+  static KT_INLINE F32 load_bf16(const uint8_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16))};
+  }
+  // 2^(b - 127); b = 0 is the f32 denormal 2^-127, bits 0x400000, below every other b << 23
+  static KT_INLINE F32 load_e8m0(const uint8_t* p) {
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_128(p)), 23);
+    return {_mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(0x400000)))};
+  }
+  static KT_INLINE I32 load_s8(const uint8_t* p) { return {_mm512_cvtepi8_epi32(load_128(p))}; }
+  static KT_INLINE I32 load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(load_128(p))}; }
+  static KT_INLINE F32 load_e4m3(const uint8_t* p) {
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_128(p)), 7);  // s s eeee mmm 0000000
+    const __m256i half = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    return {_mm512_cvtph_ps(half)};
+  }
+  template <bool kHigh> static KT_INLINE F32 load_e2m1(const uint8_t* p) {
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    __m512i x = _mm512_cvtepu8_epi32(load_128(p));
+    if constexpr (kHigh) x = _mm512_srli_epi32(x, 4);
+    return {_mm512_permutexvar_ps(x, values)};
+  }
+  static KT_INLINE void store_f16(void* p, F32 x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static KT_INLINE void store_bf16(void* p, F32 x) {
+    const __m512i u = _mm512_castps_si512(x.v), top = _mm512_srli_epi32(u, 16);
+    const __m512i half = _mm512_add_epi32(_mm512_and_si512(top, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, half), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    const __m512i r = _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+  }
+
+  static KT_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+  static KT_INLINE void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
+  static KT_INLINE Bytes bor(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+  static KT_INLINE Bytes flip_sign(Bytes a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
+  // One 16-bit shift to the place, then a mask that drops what crossed from the neighbouring byte.
+  template <int kBits, int kFrom, int kTo> static KT_INLINE Bytes field(Bytes a) {
+    if constexpr (kFrom > kTo) a.v = _mm512_srli_epi16(a.v, kFrom - kTo);
+    if constexpr (kFrom < kTo) a.v = _mm512_slli_epi16(a.v, kTo - kFrom);
+    return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << kTo)))};
+  }
+  static KT_INLINE Table table(const int8_t* p) {
+    return {_mm512_broadcast_i32x4(load_128(reinterpret_cast<const uint8_t*>(p)))};
+  }
+  static KT_INLINE Bytes lookup(Table t, Bytes a) { return {_mm512_shuffle_epi8(t.v, a.v)}; }
+  template <int kJ> static KT_INLINE F32 column(Bytes a) {
+    __m512i x = a.v;
+    if constexpr (kJ > 0) x = _mm512_srli_epi32(x, 8 * kJ);
+    if constexpr (kJ < 3) x = _mm512_and_si512(x, _mm512_set1_epi32(0xff));
+    return {_mm512_cvtepi32_ps(x)};
+  }
+  template <int kJ> static KT_INLINE F32 column_bf16(Bytes a) {
+    if constexpr (kJ == 0) return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))};
+    else return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  static KT_INLINE U16 to_u16(I32 a) {
+    const __m512i twice = _mm512_broadcast_i32x4(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));
+    return {_mm512_shuffle_epi8(a.v, twice)};
+  }
+  static KT_INLINE Bytes affine(Bytes a, U16 mul, U16 add) {
+    const __m512i even = _mm512_and_si512(a.v, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(a.v, 8);
+    const __m512i e = _mm512_add_epi16(_mm512_mullo_epi16(even, mul.v), add.v);
+    const __m512i o = _mm512_add_epi16(_mm512_mullo_epi16(odd, mul.v), add.v);
+    return {_mm512_mask_mov_epi8(_mm512_srli_epi16(e, 8), 0xaaaaaaaaaaaaaaaaull, o)};  // odd bytes stand where they belong
+  }
+
+  static KT_INLINE Acc zero_acc() { return {_mm512_setzero_si512()}; }
+  static KT_INLINE Act load_act(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return {_mm512_set1_epi32(four)};
+  }
+  template <bool kSmall> static KT_INLINE void dot(Acc& acc, Bytes w, Act a) {
+    if constexpr (kSmall) {
+      const __m512i pairs = _mm512_maddubs_epi16(w.v, a.v);
+      acc.v = _mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    } else {
+      const __m512i w_even = _mm512_and_si512(w.v, _mm512_set1_epi16(0xff)), w_odd = _mm512_srli_epi16(w.v, 8);
+      const __m512i a_even = _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8), a_odd = _mm512_srai_epi16(a.v, 8);
+      acc.v = _mm512_add_epi32(acc.v, _mm512_madd_epi16(w_even, a_even));
+      acc.v = _mm512_add_epi32(acc.v, _mm512_madd_epi16(w_odd, a_odd));
+    }
+    // g++ would reassociate the sums of an unrolled loop, keep every product alive and spill them
+    asm("" : "+v"(acc.v));
+  }
+  template <int kToken> static KT_INLINE I32 total(const Acc& acc) { return acc; }
+  static KT_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static KT_INLINE void opaque(Bytes& x) { asm volatile("" : "+v"(x.v)); }
+};
+
+#ifdef __AVX512VNNI__
+struct Avx512Vnni : Avx512 {
+  static constexpr int kPeakActs = 8;
+
+  template <bool kSmall> static KT_INLINE void dot(Acc& acc, Bytes w, Act a) {
+    acc.v = _mm512_dpbusd_epi32(acc.v, w.v, a.v);
+  }
+};
+#endif
+
+#ifdef __AVX512BF16__
+struct Avx512Bf16 : Avx512Vnni {
+  static constexpr bool kBf16Product = true;
+  using AccF = F32;
+
+  // The conversions take denormals as zeros; otherwise round half to even, as everywhere.
+  static KT_INLINE void store_bf16(void* p, F32 x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
+  }
+  // row r: columns[0][r] in the low half of lane r, columns[1][r] in the high half
+  static KT_INLINE void store_bf16_step(uint8_t* p, const F32 (&columns)[2]) {
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(columns[1].v, columns[0].v);  // columns[0] in the low 256 bits
+    const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                                            0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
+  }
+  static KT_INLINE AccF zero_accf() { return {_mm512_setzero_ps()}; }
+  static KT_INLINE void dot_bf16(AccF& acc, Bytes w, Act a) {
+    acc.v = _mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)a.v);
+  }
+  template <int kToken> static KT_INLINE I32 total(const Acc& acc) { return acc; }
+  template <int kToken> static KT_INLINE F32 total(const AccF& acc) { return acc; }
+};
+#endif
+
+}  // namespace
+}  // namespace KT_ISA_NAMESPACE

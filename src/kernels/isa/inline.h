@@ -1,0 +1,76 @@
+// Small things every ISA header shares. Everything is forced inline: a symbol emitted here would be compiled
+// with one ISA's flags and could be linked into another's.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#define KT_INLINE inline __attribute__((always_inline))
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+
+template <int N>
+struct Int {
+  static constexpr int value = N;
+  constexpr operator int() const { return N; }
+};
+
+// A fold, not a recursion: a chain of always-inline calls is copied once per link, N^2 / 2 bodies in all.
+template <int kFrom, class F, int... kI>
+KT_INLINE void unroll_each(F&& f, std::integer_sequence<int, kI...>) {
+  (f(Int<kFrom + kI>{}), ...);
+}
+template <int kFrom, int kTo, class F>
+KT_INLINE void unroll_from(F&& f) {
+  unroll_each<kFrom>(f, std::make_integer_sequence<int, kTo - kFrom>{});
+}
+// f(Int<0>{}), ..., f(Int<N-1>{}): a loop whose index is a compile-time constant
+template <int N, class F>
+KT_INLINE void unroll(F&& f) {
+  unroll_from<0, N>(f);
+}
+
+// T, but known only once the template around it is: members that T lacks are looked up in the branch taken.
+template <class T, auto...>
+struct Late {
+  using type = T;
+};
+
+KT_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+KT_INLINE uint32_t bits_of(float f) { return __builtin_bit_cast(uint32_t, f); }
+KT_INLINE uint16_t u16_at(const uint8_t* p) { uint16_t v; std::memcpy(&v, p, 2); return v; }
+KT_INLINE void put_u16(uint8_t* p, uint16_t v) { std::memcpy(p, &v, 2); }
+
+KT_INLINE float f16_to_f32(uint16_t h) {
+  const uint32_t sign = (h & 0x8000u) << 16, rest = h & 0x7fffu;
+  if (rest >= 0x7c00u) return float_of(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  if (rest >= 0x400u) return float_of(sign | ((rest << 13) + 0x38000000u));
+  const float small = static_cast<float>(rest) * 0x1p-24f;
+  return float_of(bits_of(small) | sign);
+}
+KT_INLINE uint16_t f32_to_bf16(float f) {
+  const uint32_t u = bits_of(f);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(u >> 16 | 0x40u);
+  return static_cast<uint16_t>((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+KT_INLINE uint16_t f32_to_f16(float f) {
+  const uint32_t u = bits_of(f), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (a >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (a < 0x38800000u)  // subnormal: adding 2^-14 * 2^10 leaves the rounded multiple of 2^-24 in the low bits
+    return static_cast<uint16_t>(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
+  return static_cast<uint16_t>(sign | ((a + 0xfffu + (a >> 13 & 1u)) - 0x38000000u) >> 13);
+}
+KT_INLINE float e4m3_to_f32(uint8_t b) {
+  const uint32_t sign = (b & 0x80u) << 24, e = b >> 3 & 15u, m = b & 7u;
+  if (e == 0) return float_of(bits_of(static_cast<float>(m) * 0x1p-9f) | sign);
+  return float_of(sign | (e + 120u) << 23 | m << 20);
+}
+KT_INLINE float e2m1_to_f32(uint8_t code) {
+  constexpr float values[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return code & 8 ? -values[code & 7] : values[code & 7];
+}
+
+}  // namespace
+}  // namespace KT_ISA_NAMESPACE

@@ -1,0 +1,233 @@
+#include "kernels/pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "formats/floats.h"
+
+namespace kt {
+namespace {
+
+// Where column k of a chunk goes: byte of row 0 and shift, for each plane (or the whole code in `low`).
+struct Places {
+  std::array<uint16_t, kChunk> low_byte, high_byte;
+  std::array<uint8_t, kChunk> low_shift, high_shift;
+};
+
+void place_plane(int bits, int base, int row_bytes, int step_k, int code_size, std::array<uint16_t, kChunk>& byte,
+                 std::array<uint8_t, kChunk>& shift) {
+  const int sharing = bits < 8 ? 8 / bits : 1;  // steps whose codes share bytes
+  for (int k = 0; k < kChunk; ++k) {
+    const int step = k / step_k;
+    byte[k] = static_cast<uint16_t>(base + step / sharing * kBlockRows * row_bytes + k % step_k * code_size);
+    shift[k] = static_cast<uint8_t>(step % sharing * bits);
+  }
+}
+
+Places places_of(Code code, int fragment_step_bytes) {
+  Places p{};
+  const int row_bytes = step_bytes(code, fragment_step_bytes);
+  const int step_k = step_columns(code, fragment_step_bytes);
+  const Planes planes_of_code = planes(code);
+  const int size = packed_code_bytes(code);
+  place_plane(planes_of_code.low ? planes_of_code.low : 8, 0, row_bytes, step_k, size, p.low_byte, p.low_shift);
+  if (planes_of_code.high)
+    place_plane(planes_of_code.high, low_plane_bytes(code), row_bytes, step_k, size, p.high_byte, p.high_shift);
+  return p;
+}
+
+bool adds_128(const Packing& p) {
+  return p.fragment.unsigned_bytes && p.format.code == Code::kI8;
+}
+
+void pack_codes(const Packing& p, const Places& at, const MatrixView& w, int64_t first_column, int64_t block,
+                int column, std::byte* chunk) {
+  const Code code = p.format.code;
+  std::memset(chunk, 0, chunk_bytes(code));
+  const int size = packed_code_bytes(code), row_bytes = step_bytes(code, p.fragment.step_bytes);
+  const int columns = static_cast<int>(std::min<int64_t>(kChunk, p.k - column));
+  const int64_t rows = std::min<int64_t>(kBlockRows, p.n - block * kBlockRows);
+  const int low_bits = planes(code).low;
+  const uint8_t flip = adds_128(p) ? 0x80 : 0;
+  auto* out = reinterpret_cast<uint8_t*>(chunk);
+  if (flip) std::memset(out, 0x80, chunk_bytes(code));
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint8_t* codes = w.codes + ((block * kBlockRows + r) * w.k + first_column + column) * size;
+    for (int k = 0; k < columns; ++k) {
+      uint8_t* to = out + at.low_byte[k] + r * row_bytes;
+      if (!low_bits) {
+        for (int b = 0; b < size; ++b) to[b] = codes[k * size + b] ^ flip;
+        continue;
+      }
+      const unsigned value = codes[k];
+      *to = static_cast<uint8_t>(*to | (value & ((1u << low_bits) - 1)) << at.low_shift[k]);
+      if (planes(code).high) {
+        uint8_t* high = out + at.high_byte[k] + r * row_bytes;
+        *high = static_cast<uint8_t>(*high | value >> low_bits << at.high_shift[k]);
+      }
+    }
+  }
+}
+
+float plain_scale(const MatrixView& w, int64_t row, int64_t span) {
+  const int64_t at = row / w.format.span.n * spans(w.format, w.k) + span;
+  switch (w.format.scale) {
+    case Scale::kF32: {
+      float f;
+      std::memcpy(&f, w.scales + at * 4, 4);
+      return f;
+    }
+    case Scale::kBf16:
+    case Scale::kF16: {
+      uint16_t bits;
+      std::memcpy(&bits, w.scales + at * 2, 2);
+      return w.format.scale == Scale::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
+    }
+    default: return 1.0f;
+  }
+}
+
+// Header of the record that starts at `column`: 16 of each factor side by side, zeros for padding rows.
+void pack_header(const Packing& p, const MatrixView& w, int64_t first_column, int64_t block, int column,
+                 std::byte* record) {
+  const Layout& layout = kLayouts[p.layout];
+  const Header h = header_of(layout, p.record_k / p.span);
+  std::memset(record, 0, p.header_bytes);
+  const int64_t rows = std::min<int64_t>(kBlockRows, p.n - block * kBlockRows);
+  const int64_t all_spans = spans(w.format, w.k), all_supers = supers(w.format, w.k);
+  const int source_span = w.format.span.k ? w.format.span.k : static_cast<int>(w.k);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t row = block * kBlockRows + r;
+    if (layout.scale == Scale::kS8F16) {
+      const int64_t super = row * all_supers + (first_column + column) / w.format.span.super_k;
+      std::memcpy(record + h.supers + r * 2, w.supers + super * 2, 2);
+      if (layout.min == Min::kS8F16) std::memcpy(record + h.super_mins + r * 2, w.super_mins + super * 2, 2);
+    }
+    for (int s = 0; s < p.record_k / p.span; ++s) {
+      if (column + s * p.span >= p.k) break;
+      const int64_t span = (first_column + column + s * p.span) / source_span;
+      const int to = s * kBlockRows + static_cast<int>(r);
+      const int size = scale_bytes(layout.scale);
+      if (layout.scale != w.format.scale) {  // per-row scales are promoted to f32
+        const float f = plain_scale(w, row, span);
+        std::memcpy(record + h.scales + to * 4, &f, 4);
+      } else if (size) {
+        std::memcpy(record + h.scales + to * size, w.scales + (row / w.format.span.n * all_spans + span) * size, size);
+      }
+      const int min_size = min_bytes(layout.min);
+      if (min_size) std::memcpy(record + h.mins + to * min_size, w.mins + (row * all_spans + span) * min_size, min_size);
+    }
+  }
+}
+
+}  // namespace
+
+std::string Packing::describe() const {
+  return text("{} {}x{}: span {}, record {} + {} bytes, {} blocks of {} bytes", name_of(format), n, k, span, record_k,
+              header_bytes, blocks, block_bytes);
+}
+
+int column_granularity(const Format& format, int64_t k) {
+  if (format.span.super_k) return format.span.super_k;
+  if (format.span.k == 0 || format.span.k >= k) return kChunk;
+  return std::lcm(format.span.k, kChunk);
+}
+
+Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& fragment, std::string_view name) {
+  check_shape(format, n, k, name);
+  if (k > (1 << 24) || n > (int64_t{1} << 31)) fail("{}: {} x {} is larger than any layer", name, n, k);
+  Packing p{.format = format, .fragment = fragment, .n = n, .k = k};
+  p.k_pad = static_cast<int>(round_up(k, kChunk));
+  if (format.min == Min::kZero && format.bias) fail("{}: a bias of {} besides zero points", name, format.bias);
+  // One f32 scale a row where a span is the whole row and there is such a layout; the format's own otherwise.
+  Layout want{format.code, format.scale == Scale::kNone ? Scale::kNone : Scale::kF32, format.min, SpanLength::kLong};
+  const bool whole_row = format.scale == Scale::kNone || format.span.k == 0 || format.span.k >= k;
+  const bool promotes = format.min == Min::kNone && format.scale != Scale::kS8F16 && format.scale != Scale::kE8m0;
+  auto found = std::find(kLayouts.begin(), kLayouts.end(), want);
+  if (whole_row && promotes && found != kLayouts.end()) {
+    p.span = p.k_pad;
+  } else {
+    const int span = format.span.k ? format.span.k : p.k_pad;
+    p.span = span % kChunk == 0 ? span : span % 32 == 0 ? 32 : span % 16 == 0 ? 16 : 0;
+    if (!p.span) fail("{}: a scale every {} columns cannot be packed (a multiple of 16 is needed)", name, span);
+    want.scale = format.scale;
+    want.span = p.span == 16 ? SpanLength::k16 : p.span == 32 ? SpanLength::k32 : SpanLength::kLong;
+    found = std::find(kLayouts.begin(), kLayouts.end(), want);
+  }
+  if (is_integer(format.code) && p.span > kMaxSpan)
+    fail("{}: one scale for {} columns; at most {} can be summed in 32 bits", name, k, kMaxSpan);
+  if (found == kLayouts.end())
+    fail_as(ErrorKind::kUnsupported, "{}: no kernel for the format {} with spans of {}", name, name_of(format), p.span);
+  p.layout = static_cast<int>(found - kLayouts.begin());
+  if (format.span.super_k) {
+    p.record_k = format.span.super_k;
+  } else if (p.span == p.k_pad) {
+    p.record_k = p.k_pad;
+  } else {
+    const int span_header = kBlockRows * (scale_bytes(want.scale) + min_bytes(want.min));
+    int per_record = 1;  // until header and codes both end on a cache line
+    while (per_record * span_header % 64 || per_record * p.span % kChunk) ++per_record;
+    p.record_k = per_record * p.span;
+  }
+  p.header_bytes = header_of(want, p.record_k / p.span).bytes;
+  p.bias = format.bias;
+  if (fragment.unsigned_bytes && (format.code == Code::kI8 || format.code == Code::kIq4)) p.bias += 128;
+  p.blocks = ceil_div(n, kBlockRows);
+  const int64_t records = ceil_div(p.k_pad, p.record_k);
+  p.block_bytes = static_cast<size_t>(records * p.header_bytes + int64_t{p.k_pad} / kChunk * chunk_bytes(format.code));
+  return p;
+}
+
+void pack_block(const Packing& p, const MatrixView& w, int64_t first_column, int64_t block, std::byte* out) {
+  KT_CHECK(w.format == p.format && w.n == p.n && first_column + p.k <= w.k && block < p.blocks,
+           "pack_block: {} x {} at column {} does not fit {}", w.n, w.k, first_column, p.describe());
+  const Places at = places_of(p.format.code, p.fragment.step_bytes);
+  for (int column = 0; column < p.k_pad; column += kChunk) {
+    if (column % p.record_k == 0) {
+      if (p.header_bytes) pack_header(p, w, first_column, block, column, out);
+      out += p.header_bytes;
+    }
+    pack_codes(p, at, w, first_column, block, column, out);
+    out += chunk_bytes(p.format.code);
+  }
+}
+
+float packed_value(const Packing& p, const std::byte* blocks, int64_t row, int64_t column) {
+  const Code code = p.format.code;
+  const Layout& layout = kLayouts[p.layout];
+  const int64_t record = column / p.record_k;
+  const std::byte* header = blocks + row / kBlockRows * p.block_bytes + record * p.header_bytes +
+                            record * p.record_k / kChunk * chunk_bytes(code);
+  const int in_record = static_cast<int>(column % p.record_k), r = static_cast<int>(row % kBlockRows);
+  const auto* chunk = reinterpret_cast<const uint8_t*>(header + p.header_bytes + in_record / kChunk * chunk_bytes(code));
+  const Places at = places_of(code, p.fragment.step_bytes);
+  const int k = static_cast<int>(column % kChunk), row_bytes = step_bytes(code, p.fragment.step_bytes);
+  const uint8_t* low = chunk + at.low_byte[k] + r * row_bytes;
+  uint32_t bits = 0;
+  if (const int low_bits = planes(code).low) {
+    bits = *low >> at.low_shift[k] & ((1u << low_bits) - 1);
+    if (const int high_bits = planes(code).high)
+      bits |= (chunk[at.high_byte[k] + r * row_bytes] >> at.high_shift[k] & ((1u << high_bits) - 1)) << low_bits;
+  } else {
+    std::memcpy(&bits, low, packed_code_bytes(code));
+    if (adds_128(p)) bits ^= 0x80;
+  }
+  // One row, one span: let formats/ say what the parts mean.
+  const Header h = header_of(layout, p.record_k / p.span);
+  const int span = in_record / p.span * kBlockRows + r;
+  auto* base = reinterpret_cast<const uint8_t*>(header);
+  MatrixView one{.format = p.format, .n = 1, .k = 1, .codes = reinterpret_cast<const uint8_t*>(&bits)};
+  one.format.scale = layout.scale;
+  one.format.span = {.k = 1, .n = 1, .super_k = p.format.span.super_k ? 1 : 0};
+  one.scales = base + h.scales + span * scale_bytes(layout.scale);
+  one.mins = base + h.mins + span * min_bytes(layout.min);
+  one.supers = base + h.supers + r * 2;
+  one.super_mins = base + h.super_mins + r * 2;
+  return value_at(one, 0, 0);
+}
+
+}  // namespace kt

@@ -1,0 +1,105 @@
+#include "kernels/plan.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/text.h"
+
+namespace kt {
+namespace {
+
+// `few` takes rows in passes of 8 and a last one of 1, 2, 4 or 8.
+int padded_rows(int m) {
+  const int last = m % 8;
+  return m - last + (last > 4 ? 8 : last > 2 ? 4 : last);
+}
+
+constexpr const char* kRouteNames[] = {"few", "many_s8", "many_bf16", "many_f32"};
+
+size_t code_size(ActCode code) { return code == ActCode::kS8 ? 1 : code == ActCode::kBf16 ? 2 : 4; }
+
+}  // namespace
+
+Precision precision_named(std::string_view name) {
+  if (name == "default") return Precision::kDefault;
+  if (name == "int8") return Precision::kInt8;
+  if (name == "bf16") return Precision::kBf16;
+  if (name == "f32") return Precision::kF32;
+  fail("unknown activation precision '{}': int8, bf16, f32 and default are known", name);
+}
+
+std::string Plan::describe() const {
+  const char* codes[] = {"s8", "bf16", "f32"};
+  return text("{}, {} activations, {} rows, scale every {}", route, codes[static_cast<int>(acts.code)], acts.rows,
+              acts.scale_span);
+}
+
+Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
+  const Layout& layout = kLayouts[p.layout];
+  Plan plan;
+  plan.route = kRouteNames[static_cast<int>(route)];
+  plan.acts = {.rows = 0, .k_pad = p.k_pad, .scale_span = p.k_pad, .sum_span = p.k_pad};
+  if (route == Route::kFew) {
+    plan.multiply = kernels.few[p.layout];
+    plan.acts.side = kernels.few_side;
+    plan.acts.step_bytes = kernels.few_step_bytes;
+    plan.acts.code = is_integer(layout.code) ? ActCode::kS8 : kernels.float_few;
+    plan.acts.sum_span = p.span;
+    plan.acts.scale_span = std::max(p.span, std::min(32, p.k_pad));
+    plan.acts.rows = static_cast<int>(round_up(padded_rows(m), kernels.few_side));
+    return plan;
+  }
+  plan.acts.side = kernels.many_side;
+  plan.acts.step_bytes = kernels.many_step_bytes;
+  if (route == Route::kManyS8) {
+    plan.multiply = kernels.many_s8[p.layout];
+    plan.acts.code = ActCode::kS8;
+    // whole-row integer layouts stay exact; the others are rounded again in panels of 512 columns
+    if (p.span != p.k_pad || layout.min != Min::kNone || layout.span != SpanLength::kLong)
+      plan.acts.scale_span = plan.acts.sum_span = 512;
+  } else if (route == Route::kManyBf16) {
+    plan.multiply = kernels.many_bf16[p.layout];
+    plan.acts.code = ActCode::kBf16;
+  } else {
+    plan.multiply = kernels.many_f32[p.layout];
+    plan.acts.code = ActCode::kF32;
+  }
+  plan.acts.rows = static_cast<int>(round_up(m, kernels.tile_rows));
+  plan.scratch_bytes = kPairPanelBytes + 2 * kBlockRows * sizeof(float) +
+                       std::min<size_t>(plan.acts.rows, kManyRows) * kernels.panel_blocks * kBlockRows * sizeof(float);
+  return plan;
+}
+
+Plan plan_for(const Kernels& kernels, const Packing& p, Precision precision, int m) {
+  const bool integer = is_integer(kLayouts[p.layout].code);
+  const bool native = integer ? precision == Precision::kDefault || precision == Precision::kInt8
+                              : precision != Precision::kF32;
+  const Route route = native && m <= kernels.few_limit ? Route::kFew
+                      : native && integer              ? Route::kManyS8
+                      : precision != Precision::kF32 && kernels.many_bf16[p.layout] ? Route::kManyBf16
+                                                                                    : Route::kManyF32;
+  return plan_route(kernels, p, route, m);
+}
+
+size_t act_bytes(const ActShape& s) {
+  size_t bytes = round_up(static_cast<size_t>(s.rows) * s.k_pad * code_size(s.code), size_t{64});
+  if (s.code == ActCode::kS8) {
+    bytes += round_up(static_cast<size_t>(s.rows) * s.scale_spans() * sizeof(float), size_t{64});
+    bytes += round_up(static_cast<size_t>(s.rows) * s.sum_spans() * sizeof(int32_t), size_t{64});
+  }
+  return bytes;
+}
+
+Acts acts_in(const ActShape& s, std::byte* memory) {
+  Acts a{.shape = s, .codes = memory};
+  if (s.code == ActCode::kS8) {
+    memory += round_up(static_cast<size_t>(s.rows) * s.k_pad, size_t{64});
+    a.scales = reinterpret_cast<float*>(memory);
+    memory += round_up(static_cast<size_t>(s.rows) * s.scale_spans() * sizeof(float), size_t{64});
+    a.sums = reinterpret_cast<int32_t*>(memory);
+  }
+  return a;
+}
+
+}  // namespace kt

@@ -1,0 +1,308 @@
+// Work on rows of activations: quantising them, the activation between the projections, the weighted sum, and the
+// loops that measure this machine's limits.
+#pragma once
+#include "kernels/many.inl.h"
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+
+using F32 = typename Isa::F32;
+using I32 = typename Isa::I32;
+inline constexpr int kUnit = kBlockRows;  // columns handled together: kParts vectors
+
+// Columns [column, column + 16) of a source row.
+struct Unit {
+  F32 v[kParts];
+};
+template <Real kType>
+KT_INLINE Unit load_unit(const uint8_t* row, int column) {
+  constexpr int kSize = kType == Real::kF32 ? 4 : 2;
+  const uint8_t* at = row + static_cast<int64_t>(column) * kSize;
+  Unit u;
+  unroll<kParts>([&](auto i) __attribute__((always_inline)) {
+    const uint8_t* from = at + i * Isa::kLanes * kSize;
+    if constexpr (kType == Real::kF32) u.v[i] = Isa::load(reinterpret_cast<const float*>(from));
+    else if constexpr (kType == Real::kBf16) u.v[i] = Isa::load_bf16(from);
+    else u.v[i] = Isa::load_f16(from);
+  });
+  return u;
+}
+// The same where the row ends at k: zeros from there on.
+template <Real kType>
+KT_INLINE Unit load_last_unit(const uint8_t* row, int column, int k) {
+  constexpr int kSize = kType == Real::kF32 ? 4 : 2;
+  alignas(64) uint8_t tail[kUnit * 4] = {};
+  if (column < k) __builtin_memcpy(tail, row + static_cast<int64_t>(column) * kSize, static_cast<size_t>(k - column) * kSize);
+  return load_unit<kType>(tail, 0);
+}
+
+// Writes 16 codes of one row, given in column order, to their places (table.h, Acts).
+template <int kSize>
+KT_INLINE void place(const Acts& out, uint8_t* group, int in_group, int column, const uint8_t* from) {
+  const int side = out.shape.side, byte = column * kSize;
+  if (side == 1) {
+    __builtin_memcpy(group + byte, from, kUnit * kSize);
+  } else if (out.shape.step_bytes == 64) {
+    __builtin_memcpy(group + byte / 64 * 64 * side + in_group * 64 + byte % 64, from, kUnit * kSize);
+  } else {
+    uint8_t* to = group + byte * side + in_group * Isa::kStep;
+    for (int b = 0; b < kUnit * kSize; b += Isa::kStep) __builtin_memcpy(to + b * side, from + b, Isa::kStep);
+  }
+}
+
+// d = amax * (1/127), code = round half even (x * (1/d)); a span of zeros has d = 0.
+template <Real kType>
+KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int k) {
+  const ActShape& s = out.shape;
+  float* scales = out.scales + row * static_cast<int64_t>(s.scale_spans());
+  int32_t* sums = out.sums + row * static_cast<int64_t>(s.sum_spans());
+  auto* group = reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad;
+  const int whole = k / kUnit * kUnit;  // columns in full units
+  I32 sum = Isa::set1(int32_t{0});
+  int sum_end = s.sum_span < s.k_pad ? s.sum_span : s.k_pad, sum_at = 0;
+  for (int from = 0, span = 0; from < s.k_pad; from += s.scale_span, ++span) {
+    const int to = s.k_pad - from < s.scale_span ? s.k_pad : from + s.scale_span;
+    F32 top[2] = {Isa::set1(0.0f), Isa::set1(0.0f)};
+    const auto raise = [&](const Unit& u) __attribute__((always_inline)) {
+      unroll<kParts>([&](auto i) __attribute__((always_inline)) { top[i % 2] = Isa::max(top[i % 2], Isa::abs(u.v[i])); });
+    };
+    int c = from;
+    for (; c < to && c < whole; c += kUnit) raise(load_unit<kType>(source, c));
+    if (c < to && c < k) raise(load_last_unit<kType>(source, c, k));
+    const float d = Isa::max_of(Isa::max(top[0], top[1])) * (1.0f / 127);
+    const F32 inverse = Isa::set1(d > 0x1p-120f ? 1.0f / d : 0.0f);
+    scales[span] = d > 0x1p-120f ? d : 0.0f;
+    for (c = from; c < to; c += kUnit) {
+      const Unit u = c < whole ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
+      alignas(16) int8_t codes[kUnit];
+      unroll<kParts>([&](auto i) __attribute__((always_inline)) {
+        const I32 q = Isa::round(Isa::mul(u.v[i], inverse));
+        sum = Isa::add(sum, q);
+        Isa::store_s8(codes + i * Isa::kLanes, q);
+      });
+      place<1>(out, group, row % s.side, c, reinterpret_cast<const uint8_t*>(codes));
+      if (c + kUnit == sum_end) {
+        sums[sum_at++] = Isa::sum_of(sum);
+        sum = Isa::set1(int32_t{0});
+        sum_end = s.k_pad - sum_end < s.sum_span ? s.k_pad : sum_end + s.sum_span;
+      }
+    }
+  }
+}
+
+template <Real kType>
+KT_INLINE void pack_row_float(const Acts& out, int row, const uint8_t* source, int k) {
+  const ActShape& s = out.shape;
+  const int whole = k / kUnit * kUnit;
+  auto* group = reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad * 2;
+  for (int c = 0; c < s.k_pad; c += kUnit) {
+    const Unit u = c < whole ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
+    if (s.code == ActCode::kF32) {
+      float* to = reinterpret_cast<float*>(out.codes) + static_cast<int64_t>(row) * s.k_pad + c;
+      for (int i = 0; i < kParts; ++i) Isa::store(to + i * Isa::kLanes, u.v[i]);
+    } else {
+      alignas(32) uint8_t codes[kUnit * 2];
+      for (int i = 0; i < kParts; ++i) Isa::store_bf16(codes + i * Isa::kLanes * 2, u.v[i]);
+      place<2>(out, group, row % s.side, c, codes);
+    }
+  }
+}
+
+template <Real kType>
+__attribute__((noinline)) void pack_rows(const PackActsArgs& args) {
+  constexpr int kSize = kType == Real::kF32 ? 4 : 2;
+  for (int i = 0; i < args.out.shape.rows; ++i) {
+    const int64_t row = i >= args.m ? 0 : args.index ? args.index[i] : i;
+    const uint8_t* source = static_cast<const uint8_t*>(args.source) + row * args.stride * kSize;
+    const int k = i < args.m ? args.k : 0;  // padding rows are rows without columns
+    if (args.out.shape.code == ActCode::kS8) pack_row_s8<kType>(args.out, i, source, k);
+    else pack_row_float<kType>(args.out, i, source, k);
+  }
+}
+
+void pack_acts(const PackActsArgs& args) noexcept {
+  switch (args.type) {
+    case Real::kF32: return pack_rows<Real::kF32>(args);
+    case Real::kBf16: return pack_rows<Real::kBf16>(args);
+    case Real::kF16: return pack_rows<Real::kF16>(args);
+  }
+}
+
+void copy_acts(const CopyActsArgs& args) noexcept {
+  const ActShape& s = args.out.shape;
+  const int64_t scales = s.scale_spans(), sums = s.sum_spans();
+  for (int i = 0; i < s.rows; ++i) {
+    const bool real = i < args.m;
+    const int64_t row = real ? args.index[i] : 0;
+    auto* to = reinterpret_cast<uint8_t*>(args.out.codes) + static_cast<int64_t>(i / s.side * s.side) * s.k_pad + i % s.side * s.step_bytes;
+    const auto* from = reinterpret_cast<const uint8_t*>(args.from.codes) + row * s.k_pad;
+    const auto move = [&](auto piece) __attribute__((always_inline)) {
+      constexpr int kPiece = decltype(piece)::value;
+      alignas(64) const uint8_t zeros[kPiece] = {};
+      for (int b = 0; b < s.k_pad; b += kPiece) __builtin_memcpy(to + static_cast<int64_t>(b) * s.side, real ? from + b : zeros, kPiece);
+    };
+    if (s.side == 1 || s.step_bytes == 64) move(Int<64>{});
+    else move(Int<Isa::kStep>{});
+    for (int64_t j = 0; j < scales; ++j) args.out.scales[i * scales + j] = real ? args.from.scales[row * scales + j] : 0.0f;
+    for (int64_t j = 0; j < sums; ++j) args.out.sums[i * sums + j] = real ? args.from.sums[row * sums + j] : 0;
+  }
+}
+
+// e^x for |x| <= 87, relative error below 2e-7: 2^n * P(x - n ln 2), P of degree 7.
+KT_INLINE F32 exp(F32 x) {
+  x = Isa::min(Isa::max(x, Isa::set1(-87.0f)), Isa::set1(87.0f));
+  const I32 n = Isa::round(Isa::mul(x, Isa::set1(1.44269504f)));
+  const F32 nf = Isa::to_f32(n);
+  F32 r = Isa::fma(nf, Isa::set1(-0.693359375f), x);
+  r = Isa::fma(nf, Isa::set1(2.12194440e-4f), r);
+  F32 p = Isa::set1(1.9875691500e-4f);
+  p = Isa::fma(p, r, Isa::set1(1.3981999507e-3f));
+  p = Isa::fma(p, r, Isa::set1(8.3334519073e-3f));
+  p = Isa::fma(p, r, Isa::set1(4.1665795894e-2f));
+  p = Isa::fma(p, r, Isa::set1(1.6666665459e-1f));
+  p = Isa::fma(p, r, Isa::set1(5.0000001201e-1f));
+  p = Isa::fma(Isa::mul(p, r), r, r);
+  return Isa::mul(Isa::add(p, Isa::set1(1.0f)), Isa::exp2i(n));
+}
+
+KT_INLINE F32 sigmoid(F32 x) {
+  const F32 one = Isa::set1(1.0f);
+  return Isa::div(one, Isa::add(one, exp(Isa::sub(Isa::set1(0.0f), x))));
+}
+
+KT_INLINE F32 activation_of(F32 gate, F32 up, const Activation& f) {
+  const F32 one = Isa::set1(1.0f);
+  if (f.kind == ActivationKind::kSwiGlu) {
+    if (f.limit > 0) {
+      gate = Isa::min(gate, Isa::set1(f.limit));
+      up = Isa::max(Isa::min(up, Isa::set1(f.limit)), Isa::set1(-f.limit));
+    }
+    if (f.alpha > 0) return Isa::mul(Isa::mul(gate, sigmoid(Isa::mul(gate, Isa::set1(f.alpha)))), Isa::add(up, one));
+    return Isa::mul(Isa::mul(gate, sigmoid(gate)), up);
+  }
+  if (f.kind == ActivationKind::kGeluTanh) {  // 0.5 (1 + tanh(z)) = sigmoid(2 z)
+    const F32 cube = Isa::mul(Isa::mul(gate, gate), gate);
+    const F32 z = Isa::mul(Isa::fma(cube, Isa::set1(0.044715f), gate), Isa::set1(1.5957691216f));
+    return Isa::mul(Isa::mul(gate, sigmoid(z)), up);
+  }
+  alignas(64) float lanes[Isa::kLanes];
+  Isa::store(lanes, gate);
+  for (int i = 0; i < Isa::kLanes; ++i) lanes[i] = 0.5f * lanes[i] * (1.0f + __builtin_erff(lanes[i] * 0.70710678f));
+  return Isa::mul(Isa::load(lanes), up);
+}
+
+void activate(const ActivateArgs& args) noexcept {
+  for (int i = 0; i < args.m; ++i)
+    for (int p = 0; p < args.pairs; ++p)
+      for (int j = 0; j < kBlockRows; j += Isa::kLanes) {
+        const float* from = args.gate_up + i * args.ld + p * 2 * kBlockRows + j;
+        const int column = p * kBlockRows + j;
+        F32 gate = Isa::load(from), up = Isa::load(from + kBlockRows);
+        if (args.gate_bias) gate = Isa::add(gate, Isa::load(args.gate_bias + column));
+        if (args.up_bias) up = Isa::add(up, Isa::load(args.up_bias + column));
+        Isa::store(args.mid + i * args.mid_ld + column, activation_of(gate, up, args.activation));
+      }
+}
+
+void add_scaled(float* y, const float* x, float weight, int n) noexcept {
+  const F32 w = Isa::set1(weight);
+  int i = 0;
+  for (; i + Isa::kLanes <= n; i += Isa::kLanes) Isa::store(y + i, Isa::fma(Isa::load(x + i), w, Isa::load(y + i)));
+  for (; i < n; ++i) y[i] = __builtin_fmaf(x[i], weight, y[i]);
+}
+
+void store(void* out, Real type, const float* x, int n) noexcept {
+  int i = 0;
+  auto* bytes = static_cast<uint8_t*>(out);
+  for (; i + Isa::kLanes <= n; i += Isa::kLanes) {
+    const F32 v = Isa::load(x + i);
+    if (type == Real::kF32) Isa::store(static_cast<float*>(out) + i, v);
+    else if (type == Real::kBf16) Isa::store_bf16(bytes + 2 * i, v);
+    else Isa::store_f16(bytes + 2 * i, v);
+  }
+  for (; i < n; ++i) {
+    if (type == Real::kF32) static_cast<float*>(out)[i] = x[i];
+    else put_u16(bytes + 2 * i, type == Real::kBf16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]));
+  }
+}
+
+// `buffer` holds at least 64 KiB of arbitrary finite data.
+template <class I>
+double peak_s8(int64_t rounds, void* buffer) noexcept {
+  if constexpr (I::kTileUnit) {
+    return I::peak_tiles_s8(rounds, buffer);
+  } else {
+    constexpr int kW = I::kPeakWeights, kA = I::kPeakActs;
+    const auto* from = static_cast<const uint8_t*>(buffer);
+    typename I::Bytes w[kW];
+    typename I::Act a[kA];
+    typename I::Acc acc[kW][kA];
+    unroll<kW>([&](auto i) __attribute__((always_inline)) { w[i] = I::load_bytes(from + i * kPartBytes); });
+    unroll<kA>([&](auto g) __attribute__((always_inline)) { a[g] = I::load_act(reinterpret_cast<const int8_t*>(from) + g * 64); });
+    unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { acc[at / kA][at % kA] = I::zero_acc(); });
+    for (int64_t r = 0; r < rounds; ++r) {
+      unroll<kW>([&](auto i) __attribute__((always_inline)) { I::opaque(w[i]); });
+      unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { I::template dot<false>(acc[at / kA][at % kA], w[at / kA], a[at % kA]); });
+    }
+    unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
+      I::store(static_cast<int32_t*>(buffer) + at * I::kLanes, I::template total<0>(acc[at / kA][at % kA]));
+    });
+    return 2.0 * static_cast<double>(rounds) * kW * kA * kPartBytes * I::kTokens;
+  }
+}
+
+template <class I>
+double peak_bf16(int64_t rounds, void* buffer) noexcept {
+  if constexpr (I::kTileUnit) {
+    return I::peak_tiles_bf16(rounds, buffer);
+  } else if constexpr (I::kBf16Product) {
+    constexpr int kW = I::kPeakWeights, kA = I::kPeakActs;
+    const auto* from = static_cast<const uint8_t*>(buffer);
+    typename I::Bytes w[kW];
+    typename I::Act a[kA];
+    typename I::AccF acc[kW][kA];
+    unroll<kW>([&](auto i) __attribute__((always_inline)) { w[i] = I::load_bytes(from + i * kPartBytes); });
+    unroll<kA>([&](auto g) __attribute__((always_inline)) { a[g] = I::load_act(reinterpret_cast<const int8_t*>(from) + g * 64); });
+    unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { acc[at / kA][at % kA] = I::zero_accf(); });
+    for (int64_t r = 0; r < rounds; ++r) {
+      unroll<kW>([&](auto i) __attribute__((always_inline)) { I::opaque(w[i]); });
+      unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { I::dot_bf16(acc[at / kA][at % kA], w[at / kA], a[at % kA]); });
+    }
+    unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
+      I::store(static_cast<float*>(buffer) + at * I::kLanes, I::template total<0>(acc[at / kA][at % kA]));
+    });
+    return 2.0 * static_cast<double>(rounds) * kW * kA * (kPartBytes / 2) * I::kTokens;
+  } else {
+    return 0;
+  }
+}
+
+double peak_f32(int64_t rounds, void* buffer) noexcept {
+  constexpr int kN = 12;
+  auto* at = static_cast<float*>(buffer);
+  F32 acc[kN], w = Isa::load(at), a = Isa::load(at + 16);
+  unroll<kN>([&](auto i) __attribute__((always_inline)) { acc[i] = Isa::set1(0.0f); });
+  for (int64_t r = 0; r < rounds; ++r) unroll<kN>([&](auto i) __attribute__((always_inline)) { acc[i] = Isa::fma(w, a, acc[i]); });
+  unroll<kN>([&](auto i) __attribute__((always_inline)) { Isa::store(at + i * Isa::kLanes, acc[i]); });
+  return 2.0 * static_cast<double>(rounds) * kN * Isa::kLanes;
+}
+
+// Loads only: the sum keeps the compiler from dropping them.
+uint64_t read_bytes(const std::byte* from, size_t bytes) noexcept {
+  const auto* at = reinterpret_cast<const uint8_t*>(from);
+  constexpr int kWidth = static_cast<int>(sizeof(typename Isa::Bytes));
+  auto sum = Isa::load_bytes(at);
+  for (size_t i = 0; i + 512 <= bytes; i += 512) {
+    if constexpr (Isa::kPrefetch > 0)
+      for (int b = 0; b < 512; b += 64) Isa::prefetch(at + i + Isa::kPrefetch + b);
+    for (int b = 0; b < 512; b += kWidth) sum = Isa::bor(sum, Isa::load_bytes(at + i + b));
+  }
+  alignas(64) uint8_t out[kWidth];
+  Isa::store_bytes(out, sum);
+  uint64_t result;
+  __builtin_memcpy(&result, out, 8);
+  return result;
+}
+
+}  // namespace
+}  // namespace KT_ISA_NAMESPACE

@@ -1,0 +1,123 @@
+// The table of kernels one ISA exports, and the plain values passed to them. Everything here is noexcept,
+// allocates nothing and starts no thread: the caller brings memory (see plan.h for the sizes).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/pack.h"
+
+namespace kt {
+
+enum class ActCode : uint8_t { kS8, kBf16, kF32 };
+enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activations at the boundary
+
+// Activations of one group of rows in the order the kernels read them.
+//   codes   [rows/side, k_pad/step, side, step]   (step columns: step_bytes / size of a code; kF32: plain rows)
+//   scales  [rows, scale_spans]   value = code * scale                          (kS8 only)
+//   sums    [rows, sum_spans]     sum of the codes over each span of `sum_span`  (kS8 only)
+// Rows past the real ones and columns past k are zero codes.
+struct ActShape {
+  ActCode code = ActCode::kF32;
+  int rows = 0;  // padded: see padded_rows
+  int k_pad = 0;
+  int side = 1;        // rows that stand side by side
+  int step_bytes = 0;  // of one row before the next one's
+  int scale_span = 0, sum_span = 0;
+  int scale_spans() const { return (k_pad + scale_span - 1) / scale_span; }
+  int sum_spans() const { return (k_pad + sum_span - 1) / sum_span; }
+};
+struct Acts {
+  ActShape shape;
+  std::byte* codes = nullptr;
+  float* scales = nullptr;
+  int32_t* sums = nullptr;
+};
+
+// Rows of the input to quantise: row i is source row (index ? index[i] : i).
+struct PackActsArgs {
+  const void* source = nullptr;
+  Real type = Real::kF32;
+  int64_t stride = 0;              // elements between source rows
+  const int32_t* index = nullptr;  // [m] or null
+  int m = 0;                       // real rows; shape.rows - m more are zeroed
+  int k = 0;
+  Acts out;
+};
+
+// Rows packed once, in plain order (side 1), to the order another shape asks for: out row i is row index[i] of `from`.
+// Both are kS8 with the same k_pad and spans.
+struct CopyActsArgs {
+  Acts from;
+  const int32_t* index = nullptr;
+  int m = 0;  // real rows; out.shape.rows - m more are zeroed
+  Acts out;
+};
+
+// out[i, r] = sum_k a[i, k] * w[r, k] for i < m and the 16*count rows of `count` packed row blocks.
+struct MultiplyArgs {
+  const Packing* packing = nullptr;
+  const std::byte* blocks = nullptr;
+  int count = 0;
+  const std::byte* after = nullptr;  // what the caller will read next, to be fetched ahead at the end; may be null
+  Acts acts;
+  int m = 0;
+  float* out = nullptr;  // [m, ld]
+  int64_t ld = 0;
+  std::byte* scratch = nullptr;  // scratch_bytes, 64-byte aligned
+};
+
+enum class ActivationKind : uint8_t { kSwiGlu, kGeluTanh, kGeluErf };
+// kSwiGlu: with limit > 0, gate = min(gate, limit) and up = clamp(up, -limit, limit) first; alpha == 0 gives
+// silu(gate) * up, alpha > 0 gives gate * sigmoid(alpha * gate) * (up + 1). kGelu*: gelu(gate) * up.
+struct Activation {
+  ActivationKind kind = ActivationKind::kSwiGlu;
+  float limit = 0, alpha = 0;
+};
+
+// mid[i, c] = f(gate, up) for columns interleaved in blocks of 16: gate block, up block, gate block ...
+struct ActivateArgs {
+  const float* gate_up = nullptr;  // [m, ld]
+  int64_t ld = 0;
+  int m = 0, pairs = 0;
+  const float* gate_bias = nullptr;  // [16 * pairs] or null
+  const float* up_bias = nullptr;
+  Activation activation;
+  float* mid = nullptr;  // [m, mid_ld], 16 * pairs columns written
+  int64_t mid_ld = 0;
+};
+
+struct Kernels {
+  const char* name;
+  Fragment fragment;
+  // order of packed kS8 and kBf16 activations (ActShape) for each route
+  int few_side, few_step_bytes, many_side, many_step_bytes;
+  int tile_rows;        // `many` works on multiples of this many rows
+  int few_limit;        // `few` is the faster route up to this many rows (measured, bench/)
+  int panel_blocks;     // row blocks `many` widens and multiplies together
+  ActCode float_few, float_many;  // activations the float layouts take on each route
+  using Multiply = void (*)(const MultiplyArgs&) noexcept;
+  Multiply few[kLayoutCount];        // integer layouts: kS8; float layouts: float_few
+  Multiply many_s8[kLayoutCount];    // null for float layouts
+  Multiply many_bf16[kLayoutCount];  // null when the ISA has no bf16 product
+  Multiply many_f32[kLayoutCount];   // the reference: any layout, f32 activations, any m
+  void (*pack_acts)(const PackActsArgs&) noexcept;
+  void (*copy_acts)(const CopyActsArgs&) noexcept;
+  void (*activate)(const ActivateArgs&) noexcept;
+  // y[i] += weight * x[i], y[i] = x[i] + y[i] and conversions, n elements
+  void (*add_scaled)(float* y, const float* x, float weight, int n) noexcept;
+  void (*store)(void* out, Real type, const float* x, int n) noexcept;
+  // Native multiply loops with independent accumulators, operands from L1; return operations done (2 per
+  // multiply-add). Null when the ISA has no such product.
+  double (*peak_s8)(int64_t rounds, void* buffer) noexcept;
+  double (*peak_bf16)(int64_t rounds, void* buffer) noexcept;
+  double (*peak_f32)(int64_t rounds, void* buffer) noexcept;
+  // Reads `bytes` with the widest loads; returns a value that depends on all of them.
+  uint64_t (*read)(const std::byte* from, size_t bytes) noexcept;
+};
+
+// The best table this CPU runs, or the one KT_ISA (or KT_KERNEL_CPU_VARIANT) names; an Error if the CPU lacks it.
+const Kernels& kernels();
+// By name, for tests and --isa: an Error listing the known names, or saying which feature the CPU lacks.
+const Kernels& kernels_named(std::string_view name);
+
+}  // namespace kt

@@ -1,0 +1,44 @@
+// Which kernel tables a test runs, and how much of it. KT_TEST_ISA=<name> keeps that table and portable;
+// KT_TEST_FULL=1 runs every shape.
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "kernels/isas.h"
+
+#ifdef KT_HAS_amx_emulated
+namespace kt_isa_amx_emulated {
+extern const kt::Kernels kTable;
+}
+#endif
+
+namespace kt {
+
+inline bool full_tests() {
+  const char* full = std::getenv("KT_TEST_FULL");
+  return full && *full && *full != '0';
+}
+
+// Portable first: the others are held against it.
+inline const std::vector<const Kernels*>& tables_under_test() {
+  static const std::vector<const Kernels*> tables = [] {
+    const char* only = std::getenv("KT_TEST_ISA");
+    const auto wanted = [&](std::string_view name) { return !only || !*only || name == only || name == "portable"; };
+    std::vector<const Kernels*> out;
+    for (const IsaStatus& isa : isas()) {
+      if (isa.missing) std::printf("[ not run here ] %s: CPU lacks %s\n", isa.table->name, isa.missing);
+      else if (wanted(isa.table->name)) out.push_back(isa.table);
+    }
+#ifdef KT_HAS_amx_emulated
+    if (wanted(kt_isa_amx_emulated::kTable.name)) out.push_back(&kt_isa_amx_emulated::kTable);
+#endif
+    for (const Kernels* table : out) std::printf("[ runs here     ] %s\n", table->name);
+    std::fflush(stdout);
+    return out;
+  }();
+  return tables;
+}
+
+}  // namespace kt
