@@ -1,0 +1,98 @@
+// One Mixture-of-Experts layer on the CPU:
+//
+//   out[t] = sum over slots s of weight[t, s] * down( f( gate(in[t]), up(in[t]) ) )     with expert ids[t, s]
+//
+// for routed ids and weights that the caller computed. Which bytes the weights are, which CPU multiplies them and how
+// many NUMA nodes share the work are values chosen at construction.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/pool.h"
+#include "formats/matrix.h"
+#include "kernels/plan.h"
+
+namespace kt {
+
+struct ExpertsShape {
+  int experts = 0, hidden = 0, inter = 0;
+};
+
+struct ExpertsOptions {
+  Format gate_up;  // of gate and up
+  Format down;
+  Activation activation;
+  Precision precision = Precision::kDefault;
+  int max_tokens = 4096;           // of one forward; more is an Error
+  const Kernels* kernels = nullptr;  // null: kernels()
+  HugePages huge = HugePages::kAdvise;
+};
+
+// Plain weights of one expert: gate and up [inter, hidden], down [hidden, inter]; biases may be null.
+struct ExpertWeights {
+  MatrixView gate, up, down;
+  const float* gate_bias = nullptr;  // [inter]
+  const float* up_bias = nullptr;    // [inter]
+  const float* down_bias = nullptr;  // [hidden]
+};
+
+struct ForwardArgs {
+  int tokens = 0, top_k = 0;
+  const void* input = nullptr;  // [tokens, hidden]
+  Real input_type = Real::kF32;
+  int64_t input_stride = 0;  // elements; 0: hidden
+  const int32_t* ids = nullptr;    // [tokens, top_k]; ids < 0 or >= experts are skipped
+  const int64_t* ids64 = nullptr;  // the same, if the caller has these; exactly one of the two
+  const float* weights = nullptr;  // [tokens, top_k]
+  void* output = nullptr;          // [tokens, hidden]; tokens without experts become zeros
+  Real output_type = Real::kF32;
+  int64_t output_stride = 0;       // elements; 0: hidden
+  const uint8_t* skip = nullptr;   // [experts], nonzero: expert is computed elsewhere; null: none. Read at each call
+};
+
+// Memory that forwards need while they run; layers that never run at the same time share one.
+class Workspace {
+ public:
+  struct State;
+  Workspace();
+  ~Workspace();
+  size_t bytes() const;  // held now; grows to the largest forward seen
+
+ private:
+  friend class Experts;
+  std::unique_ptr<State> state_;
+};
+
+// Weights are cut along `inter` into one shard per node of the pool. Results are bitwise the same for any number of
+// threads at a fixed number of nodes. load() may run on several threads for different experts; forward() calls on one
+// Workspace are serialised.
+class Experts {
+ public:
+  Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspace, ExpertsShape shape, ExpertsOptions options);
+  ~Experts();
+  Experts(Experts&&) noexcept;
+
+  // Packs one expert. Errors name expert and projection, what was expected and what came.
+  void load(int expert, const ExpertWeights& weights);
+  // Makes expert `to` a copy of the loaded expert `from`.
+  void copy(int from, int to);
+  void forward(const ForwardArgs& args) const;
+
+  const ExpertsShape& shape() const;
+  const ExpertsOptions& options() const;
+  const Kernels& kernels() const;
+  size_t packed_bytes() const;           // of all experts
+  double stored_bytes_per_expert() const;  // in the checkpoint's own bytes
+  bool loaded(int expert) const;
+  // The route each expert of a call with this many rows takes, for reports: "few, s8 activations, ...".
+  std::string describe_plan(int rows) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kt

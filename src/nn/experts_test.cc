@@ -1,0 +1,372 @@
+#include "nn/experts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "formats/floats.h"
+#include "kernels/isas.h"
+
+namespace kt {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Layer {
+  ExpertsShape shape;
+  Format format;
+  std::vector<Matrix> gate, up, down;
+  std::vector<std::vector<float>> gate_bias, up_bias, down_bias;
+
+  Layer(ExpertsShape s, const Format& f, unsigned seed, bool biases = false) : shape(s), format(f) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, 1);
+    const auto values = [&](size_t n, float scale) {
+      std::vector<float> v(n);
+      for (float& x : v) x = normal(random) * scale;
+      return v;
+    };
+    for (int e = 0; e < s.experts; ++e) {
+      const size_t size = static_cast<size_t>(s.hidden) * s.inter;
+      const float in = 1 / std::sqrt(static_cast<float>(s.hidden)), out = 1 / std::sqrt(static_cast<float>(s.inter));
+      gate.push_back(quantise(f, values(size, in), s.inter, s.hidden));
+      up.push_back(quantise(f, values(size, in), s.inter, s.hidden));
+      down.push_back(quantise(f, values(size, out), s.hidden, s.inter));
+      if (!biases) continue;
+      gate_bias.push_back(values(s.inter, 0.3f));
+      up_bias.push_back(values(s.inter, 0.3f));
+      down_bias.push_back(values(s.hidden, 0.3f));
+    }
+  }
+
+  ExpertWeights weights(int e) const {
+    ExpertWeights w{.gate = gate[e].view(), .up = up[e].view(), .down = down[e].view()};
+    if (!gate_bias.empty()) {
+      w.gate_bias = gate_bias[e].data();
+      w.up_bias = up_bias[e].data();
+      w.down_bias = down_bias[e].data();
+    }
+    return w;
+  }
+};
+
+struct Batch {
+  int tokens, top_k;
+  std::vector<float> input, weights;
+  std::vector<int32_t> ids;
+
+  Batch(int t, int k, const ExpertsShape& shape, unsigned seed) : tokens(t), top_k(k) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, 1);
+    for (int i = 0; i < t * shape.hidden; ++i) input.push_back(to_f32(to_bf16(normal(random))));  // exact in every type but f16
+    for (int i = 0; i < t * k; ++i) {
+      weights.push_back(std::uniform_real_distribution<float>(0.05f, 0.5f)(random));
+      ids.push_back(static_cast<int32_t>(random() % shape.experts));
+    }
+  }
+  ForwardArgs args(void* out) const {
+    return {.tokens = tokens, .top_k = top_k, .input = input.data(), .ids = ids.data(), .weights = weights.data(), .output = out};
+  }
+};
+
+double activation(double gate, double up, const Activation& f) {
+  if (f.kind == ActivationKind::kGeluErf) return 0.5 * gate * (1 + std::erf(gate / std::sqrt(2.0))) * up;
+  if (f.kind == ActivationKind::kGeluTanh)
+    return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
+  if (f.limit > 0) {
+    gate = std::min<double>(gate, f.limit);
+    up = std::clamp<double>(up, -f.limit, f.limit);
+  }
+  if (f.alpha > 0) return gate / (1 + std::exp(-f.alpha * gate)) * (up + 1);
+  return gate / (1 + std::exp(-gate)) * up;
+}
+
+// The definition, in double, on dequantised weights.
+std::vector<double> reference(const Layer& layer, const Batch& batch, const Activation& f, const uint8_t* skip = nullptr) {
+  const auto [experts, hidden, inter] = layer.shape;
+  std::vector<double> out(static_cast<size_t>(batch.tokens) * hidden);
+  std::vector<float> gate(static_cast<size_t>(hidden) * inter), up(gate.size()), down(gate.size());
+  for (int e = 0; e < experts; ++e) {
+    if (skip && skip[e]) continue;
+    dequantise(layer.gate[e].view(), gate);
+    dequantise(layer.up[e].view(), up);
+    dequantise(layer.down[e].view(), down);
+    for (int slot = 0; slot < batch.tokens * batch.top_k; ++slot) {
+      if (batch.ids[slot] != e) continue;
+      const float* x = batch.input.data() + slot / batch.top_k * hidden;
+      std::vector<double> mid(inter);
+      for (int i = 0; i < inter; ++i) {
+        double g = layer.gate_bias.empty() ? 0 : layer.gate_bias[e][i], u = layer.up_bias.empty() ? 0 : layer.up_bias[e][i];
+        for (int h = 0; h < hidden; ++h) {
+          g += double{x[h]} * gate[static_cast<size_t>(i) * hidden + h];
+          u += double{x[h]} * up[static_cast<size_t>(i) * hidden + h];
+        }
+        mid[i] = activation(g, u, f);
+      }
+      for (int h = 0; h < hidden; ++h) {
+        double y = layer.down_bias.empty() ? 0 : layer.down_bias[e][h];
+        for (int i = 0; i < inter; ++i) y += mid[i] * down[static_cast<size_t>(h) * inter + i];
+        out[static_cast<size_t>(slot / batch.top_k) * hidden + h] += batch.weights[slot] * y;
+      }
+    }
+  }
+  return out;
+}
+
+double relative_error(const std::vector<float>& got, const std::vector<double>& want) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    size += want[i] * want[i];
+    if (!std::isfinite(got[i])) return std::numeric_limits<double>::infinity();
+  }
+  return std::sqrt(difference / size);
+}
+
+std::shared_ptr<Pool> pool_of(int threads, int nodes = 1) {
+  return std::make_shared<Pool>(PoolOptions{.threads = threads, .nodes = nodes});
+}
+
+Experts make(const Layer& layer, std::shared_ptr<Pool> pool, ExpertsOptions options = {}) {
+  options.gate_up = options.down = layer.format;
+  Experts experts(std::move(pool), std::make_shared<Workspace>(), layer.shape, options);
+  for (int e = 0; e < layer.shape.experts; ++e) experts.load(e, layer.weights(e));
+  return experts;
+}
+
+std::vector<float> run(const Experts& experts, const Batch& batch, const uint8_t* skip = nullptr) {
+  std::vector<float> out(static_cast<size_t>(batch.tokens) * experts.shape().hidden, std::nanf(""));
+  ForwardArgs args = batch.args(out.data());
+  args.skip = skip;
+  experts.forward(args);
+  return out;
+}
+
+// Relative error of the whole output that the precision of activations and panels may cost. int8 activations carry
+// 1/127/sqrt(12) of their largest value, about 4 standard deviations: 0.9 % a projection, two of them; a rounded
+// panel adds about as much again for each.
+double tolerance(const Format& format, Precision precision) {
+  if (precision == Precision::kF32) return 2e-6;
+  if (is_integer(format.code)) return 0.03;
+  return 0.008;  // bf16 rounding of activations and of folded scales, 2^-9 each
+}
+
+class EveryFormat : public ::testing::TestWithParam<NamedFormat> {};
+
+TEST_P(EveryFormat, MatchesDoubleReference) {
+  const Layer layer({5, 256, 256}, GetParam().format, 1);
+  for (const int tokens : {1, 3, 40}) {
+    const Batch batch(tokens, 3, layer.shape, 2);
+    const auto want = reference(layer, batch, {});
+    for (const Precision precision : {Precision::kDefault, Precision::kBf16, Precision::kF32}) {
+      const Experts experts = make(layer, pool_of(2), {.precision = precision});
+      EXPECT_LT(relative_error(run(experts, batch), want),
+                tolerance(precision == Precision::kBf16 ? format_named("bf16") : layer.format, precision))
+          << tokens << " tokens, precision " << static_cast<int>(precision) << ", " << experts.describe_plan(tokens);
+    }
+  }
+}
+
+TEST_P(EveryFormat, SameBitsForAnyThreadCount) {
+  const Layer layer({4, 256, 512}, GetParam().format, 3);
+  for (const int nodes : {1, 2}) {
+    for (const int tokens : {1, 9, 70}) {
+      const Batch batch(tokens, 2, layer.shape, 4);
+      const auto want = run(make(layer, pool_of(2, nodes)), batch);
+      for (const int threads : {nodes == 1 ? 1 : 2, 3, 5})
+        EXPECT_EQ(run(make(layer, pool_of(threads, nodes)), batch), want) << threads << " threads, " << nodes << " nodes";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, EveryFormat, ::testing::ValuesIn(kFormats.begin(), kFormats.end()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Experts, OddSizesAndActivations) {
+  const Activation kinds[] = {{},
+                              {.limit = 0.5f},
+                              {.limit = 7, .alpha = 1.702f},
+                              {.kind = ActivationKind::kGeluTanh},
+                              {.kind = ActivationKind::kGeluErf}};
+  const Layer layer({3, 97, 75}, format_named("int4_g32"), 5, true);
+  const Batch batch(11, 2, layer.shape, 6);
+  for (const Activation& f : kinds) {
+    const Experts experts = make(layer, pool_of(2), {.activation = f, .precision = Precision::kF32});
+    EXPECT_LT(relative_error(run(experts, batch), reference(layer, batch, f)), 3e-6) << static_cast<int>(f.kind) << " " << f.alpha;
+  }
+}
+
+TEST(Experts, ShardsForAnyNodeCount) {
+  for (const char* name : {"int8", "int4", "bf16", "fp8", "q4_k", "int4_g128"}) {
+    const Layer layer({3, 256, 1280}, format_named(name), 7, true);
+    const Batch batch(5, 2, layer.shape, 8);
+    const auto want = reference(layer, batch, {});
+    for (const int nodes : {1, 2, 3, 4, 7}) {  // 7: more nodes than spans of some formats
+      const Experts experts = make(layer, pool_of(nodes + 1, nodes), {.precision = Precision::kF32});
+      EXPECT_LT(relative_error(run(experts, batch), want), 3e-6) << name << " on " << nodes << " nodes";
+      EXPECT_LT(relative_error(run(make(layer, pool_of(nodes, nodes)), batch), want), tolerance(layer.format, Precision::kDefault));
+    }
+  }
+}
+
+TEST(Experts, SyntheticTopologies) {
+  const Layer layer({2, 128, 256}, format_named("int8"), 9);
+  const Batch batch(4, 2, layer.shape, 10);
+  const auto want = reference(layer, batch, {});
+  for (const char* spec : {"pack:2 numa:2 core:2 pu:2", "numa:3 core:1", "numa:1 core:4 pu:1"}) {
+    const Topology topology = Topology::synthetic(spec);
+    const int nodes = static_cast<int>(topology.nodes.size());
+    const auto pool = std::make_shared<Pool>(PoolOptions{.threads = nodes, .nodes = nodes, .topology = topology});
+    EXPECT_LT(relative_error(run(make(layer, pool), batch), want), 0.03) << spec;
+  }
+}
+
+TEST(Experts, SkipsMaskedAndForeignExperts) {
+  const Layer layer({4, 64, 64}, format_named("int8"), 11);
+  Batch batch(6, 2, layer.shape, 12);
+  batch.ids = {-1, 0, 4, 99, 1, 2, -7, std::numeric_limits<int32_t>::max(), 3, 3, 0, 1};
+  const Experts experts = make(layer, pool_of(2), {.precision = Precision::kF32});
+  const auto out = run(experts, batch);
+  EXPECT_LT(relative_error(out, reference(layer, batch, {})), 2e-6);
+  for (const int token : {1, 3})
+    for (int h = 0; h < 64; ++h) EXPECT_EQ(out[token * 64 + h], 0.0f);
+  std::vector<uint8_t> skip = {0, 1, 0, 1};
+  EXPECT_LT(relative_error(run(experts, batch, skip.data()), reference(layer, batch, {}, skip.data())), 2e-6);
+  skip = {1, 1, 1, 1};  // the mask may change between calls
+  for (const float x : run(experts, batch, skip.data())) EXPECT_EQ(x, 0.0f);
+  EXPECT_EQ(run(experts, batch), out);
+}
+
+TEST(Experts, ElementTypesAndStrides) {
+  const Layer layer({3, 80, 48}, format_named("bf16"), 13);
+  const Batch batch(7, 2, layer.shape, 14);
+  const Experts experts = make(layer, pool_of(2), {.precision = Precision::kF32});
+  const auto want = run(experts, batch);
+  const int stride = 83;
+  std::vector<uint16_t> in(7 * stride, 0x7fff), out(7 * stride, 0x1234);
+  for (const Real type : {Real::kBf16, Real::kF16}) {
+    for (int t = 0; t < 7; ++t)
+      for (int h = 0; h < 80; ++h) {
+        const float x = batch.input[t * 80 + h];
+        in[t * stride + h] = type == Real::kBf16 ? to_bf16(x).bits : to_f16(x).bits;
+      }
+    ForwardArgs args = batch.args(out.data());
+    std::vector<int64_t> ids(batch.ids.begin(), batch.ids.end());
+    args.ids = nullptr;
+    args.ids64 = ids.data();
+    args.input = in.data();
+    args.input_type = args.output_type = type;
+    args.input_stride = args.output_stride = stride;
+    experts.forward(args);
+    for (int t = 0; t < 7; ++t) {
+      for (int h = 0; h < 80; ++h) {
+        const uint16_t bits = out[t * stride + h];
+        const float got = type == Real::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
+        // bf16 inputs are the same numbers; f16 keeps 11 bits of numbers that have 8
+        EXPECT_NEAR(got, want[t * 80 + h], std::fabs(want[t * 80 + h]) * (type == Real::kBf16 ? 0x1p-8 : 0x1p-11) + 1e-6);
+      }
+      EXPECT_EQ(out[t * stride + 80], 0x1234) << "wrote past the row";
+    }
+  }
+}
+
+TEST(Experts, TokenCounts) {
+  const Layer layer({8, 64, 64}, format_named("int4"), 15);
+  const Experts experts = make(layer, pool_of(2), {.max_tokens = 600});
+  run(experts, Batch(0, 2, layer.shape, 16));
+  const Batch many(600, 2, layer.shape, 17);
+  const auto all = run(experts, many);
+  EXPECT_LT(relative_error(all, reference(layer, many, {})), 0.03);
+  // int4 per row is exact in integers: a token's result does not depend on the batch around it
+  for (const int t : {0, 299, 599}) {
+    Batch one(1, 2, layer.shape, 0);
+    one.input.assign(many.input.begin() + t * 64, many.input.begin() + (t + 1) * 64);
+    one.ids.assign(many.ids.begin() + t * 2, many.ids.begin() + t * 2 + 2);
+    one.weights.assign(many.weights.begin() + t * 2, many.weights.begin() + t * 2 + 2);
+    EXPECT_EQ(run(experts, one), std::vector<float>(all.begin() + t * 64, all.begin() + (t + 1) * 64));
+  }
+}
+
+TEST(Experts, ManyInstancesShareAWorkspaceAndAPool) {
+  const auto pool = pool_of(2);
+  const auto space = std::make_shared<Workspace>();
+  const Layer a({3, 64, 128}, format_named("int8"), 18), b({2, 192, 64}, format_named("q8_0"), 19);
+  const auto build = [&](const Layer& layer) {
+    ExpertsOptions options;
+    options.gate_up = options.down = layer.format;
+    Experts e(pool, space, layer.shape, options);
+    for (int i = 0; i < layer.shape.experts; ++i) e.load(i, layer.weights(i));
+    return e;
+  };
+  const Experts one = build(a), two = build(b);
+  const Batch x(3, 2, a.shape, 20), y(50, 1, b.shape, 21);
+  const auto want_x = run(one, x), want_y = run(two, y);
+  const auto loop = [&](const Experts& e, const Batch& batch, const std::vector<float>& want, bool& same) {
+    same = true;
+    for (int i = 0; i < 50; ++i) same = same && run(e, batch) == want;
+  };
+  bool same_x = false, same_y = false;
+  std::thread other([&] { loop(one, x, want_x, same_x); });
+  loop(two, y, want_y, same_y);
+  other.join();
+  EXPECT_TRUE(same_x);
+  EXPECT_TRUE(same_y);
+}
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Experts, BadInputIsNamed) {
+  const Layer layer({2, 64, 128}, format_named("int8"), 22);
+  Experts experts = make(layer, pool_of(1), {.max_tokens = 4});
+  std::vector<float> out(64 * 8);
+  Batch batch(4, 2, layer.shape, 23);
+  const auto with = [&](auto change) {
+    ForwardArgs args = batch.args(out.data());
+    change(args);
+    return message_of([&] { experts.forward(args); });
+  };
+  EXPECT_THAT(with([](ForwardArgs& a) { a.tokens = 5; }), HasSubstr("5 tokens, expected 0 to 4"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.tokens = -1; }), HasSubstr("-1 tokens"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.top_k = 0; }), HasSubstr("top_k is 0"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.input = nullptr; }), HasSubstr("input is null"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.weights = nullptr; }), HasSubstr("weights is null"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.ids = nullptr; }), HasSubstr("exactly one of ids"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.output_stride = 63; }), HasSubstr("output stride 63 is below hidden 64"));
+  EXPECT_THAT(with([&](ForwardArgs& a) { a.output = reinterpret_cast<std::byte*>(out.data()) + 2; }), HasSubstr("output is not aligned to 4"));
+  EXPECT_EQ(with([](ForwardArgs&) {}), "no error");
+
+  ExpertWeights w = layer.weights(0);
+  EXPECT_THAT(message_of([&] { experts.load(2, w); }), HasSubstr("expert 2: expected 0 to 1"));
+  w.down = w.gate;
+  EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("expert 0 down: expected [64, 128], got [128, 64]"));
+  const Matrix other = quantise(format_named("bf16"), std::vector<float>(64 * 128), 128, 64);
+  w = layer.weights(0);
+  w.up = other.view();
+  EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("expert 0 up: expected format int8, got bf16"));
+  w = layer.weights(0);
+  w.gate.scales = nullptr;
+  EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("missing"));
+  ExpertsOptions options;
+  options.gate_up = options.down = format_named("q4_k");
+  EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options); }), HasSubstr("256"));
+  options.gate_up = options.down = format_named("int8");
+  EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {0, 64, 128}, options); }), HasSubstr("0 experts"));
+  const Experts empty(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options);
+  EXPECT_THAT(message_of([&] { empty.forward(batch.args(out.data())); }), HasSubstr("not loaded"));
+}
+
+}  // namespace
+}  // namespace kt
