@@ -1,0 +1,44 @@
+# The front door of the build; everything real is in CMakeLists.txt and scripts/.
+#
+#   make            build build/bin/kt and the tests
+#   make setup      install missing Debian packages (as root) or print the command
+#   make demo       set up, build, look at this machine, a small speed table
+#   make test       what CI runs: native tests, the other architecture under qemu-user, Python tests
+#   make test-all   the full matrix, then ASan + UBSan and TSan builds
+#   make bench      the speed tables of docs/benchmarks.md, a few minutes
+#   make clean
+
+BUILD ?= build
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+KT = $(BUILD)/bin/kt
+GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))
+CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+
+.PHONY: all build setup demo test test-all bench clean
+
+all: build
+
+build:
+	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE)
+	@cmake --build $(BUILD) -j $(JOBS)
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@$(MAKE) --no-print-directory build
+	@BUILD=$(BUILD) scripts/demo.sh
+
+test: setup
+	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh
+
+test-all: setup
+	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all
+
+bench: build
+	$(KT) microbench roofline
+	$(KT) microbench moe --shape qwen3-30b --tokens 1,4,16,1024 --format int4,int8,fp8,bf16,q4_k,int4_g32
+	$(KT) microbench moe --shape deepseek-v3 --tokens 1,4,16,1024 --format int4,int8,fp8,bf16,q4_k,int4_g32
+
+clean:
+	rm -rf $(BUILD) build-cross build-asan build-tsan

@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# Every test stage, one after the other; a failing stage does not hide the later ones. The last line is the sum over all
+# stages: "N passed, N failed, N skipped".
+#
+#   scripts/test.sh          native; the other architecture under qemu-user; Python
+#   scripts/test.sh --all    the same with the full matrix, then ASan + UBSan and TSan
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=${BUILD:-build}
+jobs=${JOBS:-$(nproc)}
+all=no
+[ "${1:-}" = --all ] && all=yes
+results=$PWD/$build/test-results
+host=$(uname -m)
+
+say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
+not_run_here() { echo "not run here: $*"; }
+
+# configure_and_build DIR TARGETS(space separated, or all) CMAKE_ARGS...: false when either fails.
+configure_and_build() {
+  local dir=$1 targets=$2 log=$results/$(basename "$1")
+  shift 2
+  local generator=()
+  if [ ! -f "$dir/CMakeCache.txt" ] && command -v ninja > /dev/null; then generator=(-G Ninja); fi
+  if ! cmake -S . -B "$dir" "${generator[@]}" "$@" > "$log.configure.log" 2>&1; then
+    cat "$log.configure.log"
+    return 1
+  fi
+  # shellcheck disable=SC2086
+  if ! cmake --build "$dir" -j "$jobs" --target $targets > "$log.build.log" 2>&1; then
+    grep -E -A8 'error|FAILED' "$log.build.log" | head -n 60
+    return 1
+  fi
+}
+
+# One failed test in the sum for a stage that could not even be built.
+stage_broke() { mkdir -p "$results/$1" && echo "$2" > "$results/$1/broken"; echo "FAILED: $1: $2"; }
+
+# run_ctest STAGE DIR CTEST_ARGS...: results go to $results/STAGE; each gtest program leaves its own file there.
+run_ctest() {
+  local stage=$1 dir=$2
+  shift 2
+  mkdir -p "$results/$stage"
+  GTEST_BRIEF=1 GTEST_OUTPUT=xml:$results/$stage/gtest/ ctest --test-dir "$dir" --output-on-failure --no-tests=error \
+    --output-junit "$results/$stage/ctest.xml" "$@" || true
+  [ -f "$results/$stage/ctest.xml" ] || stage_broke "$stage" "ctest wrote no results"
+}
+
+# report_isas DIR COMMAND...: names the ISAs of a build that the CPU under COMMAND lacks.
+report_isas() {
+  local dir=$1
+  shift
+  "$@" "$dir/tests/isas_probe" | while read -r name state feature; do
+    [ "$state" = runs ] || not_run_here "$name (the CPU lacks $feature)"
+  done || echo "isas_probe failed"
+}
+
+native() {
+  say "native build ($host)"
+  configure_and_build "$build" all || { stage_broke native "the build failed"; return; }
+  say "native tests"
+  run_ctest native "$build"
+  report_isas "$build"
+  # A CPU without i8mm can still run the row compiled for it, emulated.
+  if [ "$host" = aarch64 ] && ! grep -qw i8mm /proc/cpuinfo; then
+    if command -v qemu-aarch64 > /dev/null; then
+      say "native build, neon_i8mm under qemu-aarch64"
+      KT_TEST_ISA=neon_i8mm emulated native_i8mm "$build/src/kernels/kernels_test" qemu-aarch64 -cpu max -L /
+    fi
+  fi
+}
+
+# emulated STAGE PROGRAM COMMAND...: one GoogleTest program under an emulator, cut into a shard for each core because
+# emulation is 20 to 50 times slower. Always the small half of the matrix.
+emulated() {
+  local stage=$1 program=$2 name shard pids=()
+  shift 2
+  name=$(basename "$program")
+  mkdir -p "$results/$stage"
+  for ((shard = 0; shard < jobs; ++shard)); do
+    KT_TEST_FULL='' GTEST_BRIEF=1 GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$shard \
+      GTEST_OUTPUT=xml:$results/$stage/gtest/$name-$shard.xml "$@" "$program" > "$results/$stage/$name-$shard.log" 2>&1 &
+    pids+=($!)
+  done
+  for ((shard = 0; shard < jobs; ++shard)); do
+    wait "${pids[$shard]}" && continue
+    tail -n 40 "$results/$stage/$name-$shard.log"
+    grep -qs '<failure' "$results/$stage/gtest/$name-$shard.xml" || stage_broke "$stage" "$name ended early"
+  done
+  echo "$name: done (${SECONDS}s)"
+}
+
+cross() {
+  local arch emulator name
+  case $host in
+    aarch64) arch=x86_64 ;;
+    x86_64) arch=aarch64 ;;
+    *) not_run_here "no cross build is known for $host"; return ;;
+  esac
+  emulator=(qemu-$arch -cpu max -L "/usr/$arch-linux-gnu")
+  if ! command -v "$arch-linux-gnu-g++" > /dev/null || ! command -v "qemu-$arch" > /dev/null; then
+    not_run_here "$arch: needs $arch-linux-gnu-g++ and qemu-$arch (make setup)"
+    return
+  fi
+  say "cross build ($arch)"
+  configure_and_build build-cross all "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
+    { stage_broke cross "the build failed"; return; }
+  say "cross tests under qemu-$arch"
+  for name in formats kernels nn; do
+    emulated cross "build-cross/src/$name/${name}_test" "${emulator[@]}"
+  done
+  run_ctest cross build-cross -R '^check_objects$'
+  report_isas build-cross "${emulator[@]}"
+}
+
+python_tests() {
+  say "Python tests"
+  local venv=$build/venv log=$results/venv.log
+  if [ ! -x "$venv/bin/pytest" ]; then
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q numpy gguf pytest; } > "$log" 2>&1; then
+      tail -n 3 "$log"
+      rm -rf "$venv"
+      mkdir -p "$results/python"
+      echo 2 > "$results/python/skipped"
+      not_run_here "tests/*_test.py (numpy, gguf and pytest could not be installed)"
+      return
+    fi
+  fi
+  mkdir -p "$results/python"
+  KT_FORMATS_PROBE=$PWD/$build/src/formats/formats_probe KT_PROGRAM=$PWD/$build/bin/kt \
+    "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
+  [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
+}
+
+# sanitized STAGE DIR SANITIZERS TARGETS: the named test programs of an instrumented build.
+sanitized() {
+  local stage=$1 dir=$2 sanitizers=$3 targets=$4
+  say "$stage build ($sanitizers)"
+  configure_and_build "$dir" "$targets" "-DKT_SANITIZE=$sanitizers" || { stage_broke "$stage" "the build failed"; return; }
+  say "$stage tests"
+  KT_TEST_FULL='' UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+    run_ctest "$stage" "$dir" -R "^(${targets// /|})\$"
+}
+
+rm -rf "$results"
+mkdir -p "$results"
+[ $all = yes ] && export KT_TEST_FULL=1
+
+native
+cross
+python_tests
+if [ $all = yes ]; then
+  sanitized asan build-asan address,undefined "base_test formats_test kernels_test nn_test"
+  sanitized tsan build-tsan thread "base_test nn_test"
+fi
+say "all stages"
+exec python3 scripts/test_totals.py "$results"

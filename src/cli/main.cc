@@ -1,0 +1,118 @@
+// The kt program: a row per verb, and how failures end. What a verb does is in its own file.
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <new>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cli/verbs.h"
+
+namespace {
+
+using AddVerb = void (*)(CLI::App&, kt::Invocation&);
+constexpr auto kVerbs = std::to_array<AddVerb>({
+    kt::add_version,
+    kt::add_doctor,
+    kt::add_microbench,
+});
+
+constexpr int kInterrupted = 130;
+
+extern "C" void on_interrupt(int) {
+  constexpr char kLine[] = "\nkt: interrupted\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine, sizeof kLine - 1);
+  ::_exit(kInterrupted);
+}
+
+const char* kind_name(kt::ErrorKind kind) {
+  switch (kind) {
+    case kt::ErrorKind::kInput:
+      return "input";
+    case kt::ErrorKind::kMemory:
+      return "memory";
+    case kt::ErrorKind::kUnsupported:
+      return "unsupported";
+    case kt::ErrorKind::kInternal:
+      return "internal";
+  }
+  return "unknown";
+}
+
+int report(kt::ErrorKind kind, const char* message, bool debug) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "kt: %s\n", message);
+  if (debug) {
+    std::fprintf(stderr, "kt: error kind %s, exit code %d, version %s\n", kind_name(kind),
+                 static_cast<int>(kind), kt::version().c_str());
+  }
+  return static_cast<int>(kind);
+}
+
+// What was wrong with the command line, and the help to read.
+std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
+  CLI::App* at = &app;
+  std::string path = "kt", problem = error.what();
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    path += " " + at->get_name();
+  }
+  const std::vector<std::string> rest = app.remaining(true);
+  if (dynamic_cast<const CLI::RequiredError*>(&error) && !rest.empty()) {
+    std::string known;
+    for (const CLI::App* verb : at->get_subcommands([](CLI::App*) { return true; }))
+      known += (known.empty() ? "" : ", ") + verb->get_name();
+    if (!known.empty()) problem = kt::text("unknown verb '{}': {} are known", rest.front(), known);
+  }
+  return kt::text("{}; see {} --help", problem, path);
+}
+
+// Parses, then runs the verb. Help is text on standard output and success; a usage error names the help to
+// read.
+int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, const bool& debug) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::CallForAllHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    return report(kt::ErrorKind::kInput, usage_error(app, error).c_str(), debug);
+  }
+  if (debug) kt::set_log_level(kt::LogLevel::kDebug);
+  run.action();
+  if (std::fflush(stdout) != 0) kt::fail("writing to standard output failed");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGINT, on_interrupt);
+  CLI::App app{"KT runs Mixture-of-Experts language models whose experts live in CPU memory.", "kt"};
+  bool debug = false;
+  app.add_flag("--debug", debug, "Log everything; say more about an error");
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.footer(
+      "Examples:\n"
+      "  kt doctor                                     is this machine ready, and what would make it faster\n"
+      "  kt microbench moe --shape qwen3-30b           one MoE layer against the machine's limit\n"
+      "  kt version\n\n"
+      "Exit codes: 0 done, 2 bad input, 3 not enough memory or disk, 4 unsupported hardware, 5 internal "
+      "error,\n"
+      "130 interrupted.");
+  kt::Invocation run;
+  for (const AddVerb add : kVerbs) add(app, run);
+  try {
+    return parse_and_run(app, run, argc, argv, debug);
+  } catch (const kt::Error& error) {
+    return report(error.kind(), error.what(), debug);
+  } catch (const std::bad_alloc&) {
+    return report(kt::ErrorKind::kMemory, "out of memory; try fewer --layers or --experts", debug);
+  } catch (const std::exception& error) {
+    return report(kt::ErrorKind::kInternal, error.what(), debug);
+  }
+}

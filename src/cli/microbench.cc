@@ -1,0 +1,29 @@
+// kt microbench: the parent of the kernel benchmarks.
+#include "cli/verbs.h"
+
+#include "base/text.h"
+
+namespace kt {
+
+CLI::Validator positive() {
+  const auto check = [](const std::string& word) -> std::string {
+    double value = 0;
+    if (CLI::detail::lexical_cast(word, value) && value > 0) return {};
+    return text("expected a number above 0, got '{}'", word);
+  };
+  return {check, "> 0"};
+}
+
+void add_microbench(CLI::App& kt, Invocation& run) {
+  CLI::App* verb =
+      kt.add_subcommand("microbench", "Speed of the kernels, as fractions of this machine's measured limits");
+  verb->require_subcommand(1);
+  verb->footer(
+      "Examples:\n"
+      "  kt microbench roofline\n"
+      "  kt microbench moe --shape qwen3-30b --format all");
+  add_microbench_roofline(*verb, run);
+  add_microbench_moe(*verb, run);
+}
+
+}  // namespace kt

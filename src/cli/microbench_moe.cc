@@ -1,0 +1,237 @@
+// kt microbench moe: flags, table and JSON; the measuring is in moe_bench.cc.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/moe_bench.h"
+#include "cli/report.h"
+#include "cli/verbs.h"
+
+namespace kt {
+namespace {
+
+struct NamedShape {
+  const char* name;
+  ExpertsShape shape;
+  int top_k;
+};
+constexpr auto kShapes = std::to_array<NamedShape>({
+    {"qwen3-30b", {128, 2048, 768}, 8},
+    {"deepseek-v3", {32, 7168, 2048}, 8},  // 32 of its 256 experts: a layer that fits small machines
+});
+
+struct MoeFlags {
+  std::string shape = kShapes[0].name;
+  int experts = 0, hidden = 0, inter = 0, top_k = 0;  // 0: the named shape's
+  std::vector<int> tokens = {1, 16};
+  int layers = 0, threads = 0, shards = 0;
+  std::vector<std::string> formats = {"int4", "int8"};
+  std::string isa, routing = "uniform", acts = "default";
+  double seconds = 2;
+  bool json = false;
+};
+
+struct Row {
+  std::string format;
+  int tokens = 0, layers = 0;
+  size_t weight_bytes = 0;
+  double packed_bytes_ratio = 0;
+  MoeFigures figures;
+};
+
+nlohmann::ordered_json json_of(const Row& row, const MoeSetup& setup, const MoeFlags& flags) {
+  const MoeFigures& f = row.figures;
+  nlohmann::ordered_json out;
+  out["format"] = row.format;
+  out["isa"] = setup.kernels->name;
+  out["tokens"] = row.tokens;
+  out["experts"] = setup.shape.experts;
+  out["hidden"] = setup.shape.hidden;
+  out["inter"] = setup.shape.inter;
+  out["top_k"] = setup.top_k;
+  out["layers"] = row.layers;
+  out["threads"] = setup.pool->threads();
+  out["shards"] = setup.pool->nodes();
+  out["routing"] = flags.routing;
+  out["acts"] = flags.acts;
+  out["us_per_layer"] = f.seconds * 1e6;
+  out["us_per_layer_best"] = f.best_seconds * 1e6;
+  out["gb_per_s"] = f.bytes / f.seconds / 1e9;
+  out["tops"] = f.operations / f.seconds / 1e12;
+  out["limit"] = {{"which", f.memory_bound ? "memory" : "multiply"},
+                  {"us", f.limit_seconds * 1e6},
+                  {"read_gb_per_s", f.read_rate / 1e9},
+                  {"multiply_tops", f.multiply_rate / 1e12},
+                  {"product", product_name(f.product)}};
+  out["fraction_of_limit"] = f.fraction;
+  out["fraction_of_limit_best"] = f.best_fraction;
+  out["fraction_of_limit_p90"] = f.p90_fraction;
+  out["experts_hit"] = f.experts_hit;
+  out["stored_bytes"] = f.bytes;
+  out["weight_bytes"] = row.weight_bytes;
+  out["packed_bytes_ratio"] = row.packed_bytes_ratio;
+  out["windows"] = f.windows;
+  out["windows_discarded"] = f.discarded;
+  out["noisy"] = f.noisy;
+  out["plan"] = f.plan;
+  return out;
+}
+
+void print_heads() {
+  std::printf("%-15s %6s %6s %10s %7s %8s  %-9s %9s %8s %7s %7s %7s %9s\n", "format", "tokens", "layers",
+              "us/layer", "GB/s", "TOPS", "limit", "limit us", "of limit", "best", "p90", "packed",
+              "dropped");
+}
+
+void print_row(const Row& row) {
+  const MoeFigures& f = row.figures;
+  std::printf("%-15s %6d %6d %10.0f %7.1f %8s  %-9s %9.0f %8s %7s %7s %6.2fx %9s%s\n", row.format.c_str(),
+              row.tokens, row.layers, f.seconds * 1e6, f.bytes / f.seconds / 1e9,
+              three_digits(f.operations / f.seconds / 1e12).c_str(), f.memory_bound ? "memory" : "multiply",
+              f.limit_seconds * 1e6, percent(f.fraction).c_str(), percent(f.best_fraction).c_str(),
+              percent(f.p90_fraction).c_str(), row.packed_bytes_ratio,
+              text("{}/{}", f.discarded, f.windows).c_str(),
+              f.noisy             ? "  noisy: all windows count"
+              : f.fraction > 1.02 ? "  limit measured too low"
+                                  : "");
+  std::fflush(stdout);
+}
+
+MoeSetup setup_of(const MoeFlags& flags) {
+  const auto named = std::find_if(kShapes.begin(), kShapes.end(),
+                                  [&](const NamedShape& s) { return flags.shape == s.name; });
+  KT_CHECK(named != kShapes.end(), "shape {}", flags.shape);
+  const auto given = [](int flag, int otherwise) { return flag ? flag : otherwise; };
+  MoeSetup setup;
+  setup.kernels = flags.isa.empty() ? &kernels() : &kernels_named(flags.isa);
+  setup.shape = {given(flags.experts, named->shape.experts), given(flags.hidden, named->shape.hidden),
+                 given(flags.inter, named->shape.inter)};
+  setup.top_k = given(flags.top_k, named->top_k);
+  setup.layers = flags.layers;
+  setup.max_tokens = *std::max_element(flags.tokens.begin(), flags.tokens.end());
+  setup.precision = precision_named(flags.acts);
+  if (setup.top_k > setup.shape.experts)
+    fail("--top-k {} is more than the {} experts", setup.top_k, setup.shape.experts);
+  setup.pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
+  return setup;
+}
+
+std::vector<NamedFormat> formats_of(const MoeFlags& flags, const ExpertsShape& shape) {
+  std::vector<NamedFormat> out;
+  for (const std::string& name : flags.formats) {
+    if (name != "all") {
+      const Format format = format_named(name);
+      out.push_back(*std::find_if(kFormats.begin(), kFormats.end(),
+                                  [&](const NamedFormat& f) { return f.format == format; }));
+      out.back().name = name;
+      continue;
+    }
+    for (const NamedFormat& f : kFormats) {
+      try {
+        check_shape(f.format, shape.inter, shape.hidden, "gate and up");
+        check_shape(f.format, shape.hidden, shape.inter, "down");
+        out.push_back(f);
+      } catch (const Error& error) {
+        std::fprintf(stderr, "kt: %s left out: %s\n", std::string(f.name).c_str(), error.what());
+      }
+    }
+  }
+  return out;
+}
+
+void run_moe(const MoeFlags& flags) {
+  const MoeSetup setup = setup_of(flags);
+  const std::vector<NamedFormat> formats = formats_of(flags, setup.shape);
+  const Routing routing = flags.routing == "zipf" ? Routing::kZipf : Routing::kUniform;
+  if (!flags.json) {
+    std::printf("%d experts, hidden %d, inter %d, top-%d; %s, %s, %s; %s routing, %s activations\n\n",
+                setup.shape.experts, setup.shape.hidden, setup.shape.inter, setup.top_k, setup.kernels->name,
+                counted(setup.pool->threads(), "thread").c_str(),
+                counted(setup.pool->nodes(), "shard").c_str(), flags.routing.c_str(), flags.acts.c_str());
+    print_heads();
+  }
+  Reader reader(setup.pool, *setup.kernels, read_buffer_bytes());
+  auto rows = nlohmann::ordered_json::array();
+  for (const NamedFormat& format : formats) {
+    std::optional<StatusLine> status(std::in_place);
+    status->show(text("packing {}", format.name));
+    const MoeModel model(setup, format.format);
+    for (const int tokens : flags.tokens) {
+      if (!status) status.emplace();
+      status->show(text("{}, {} tokens", format.name, tokens));
+      const Row row{std::string(format.name),
+                    tokens,
+                    model.layers(),
+                    model.bytes(),
+                    model.packed_bytes_ratio(),
+                    measure_moe(model, reader, routing, tokens, flags.seconds)};
+      status.reset();
+      if (flags.json)
+        rows.push_back(json_of(row, setup, flags));
+      else
+        print_row(row);
+    }
+  }
+  if (flags.json) std::printf("%s\n", (rows.size() == 1 ? rows[0] : rows).dump(2).c_str());
+}
+
+}  // namespace
+
+void add_microbench_moe(CLI::App& microbench, Invocation& run) {
+  CLI::App* verb =
+      microbench.add_subcommand("moe", "One MoE layer: time, and its fraction of the machine's limit");
+  const auto flags = std::make_shared<MoeFlags>();
+  std::vector<std::string> shapes;
+  for (const NamedShape& s : kShapes) shapes.push_back(s.name);
+  verb->add_option("--shape", flags->shape, "Sizes by name; the four flags below override")
+      ->check(CLI::IsMember(shapes))
+      ->capture_default_str();
+  verb->add_option("--experts", flags->experts, "Experts of a layer")->check(positive());
+  verb->add_option("--hidden", flags->hidden, "Width of the model")->check(positive());
+  verb->add_option("--inter", flags->inter, "Width inside an expert")->check(positive());
+  verb->add_option("--top-k", flags->top_k, "Experts each token goes to")->check(positive());
+  verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
+      ->delimiter(',')
+      ->check(positive())
+      ->capture_default_str();
+  verb->add_option("--layers", flags->layers,
+                   "Layers to rotate over; default: enough that no cache holds them")
+      ->check(positive());
+  verb->add_option("--format", flags->formats, "Weight formats, or all")
+      ->delimiter(',')
+      ->capture_default_str();
+  verb->add_option("--threads", flags->threads, "Workers; default: one for each core")->check(positive());
+  verb->add_option("--shards", flags->shards, "Slices of every expert; default: one for each NUMA node")
+      ->check(positive());
+  verb->add_option("--isa", flags->isa, "Instruction set (see kt version); default: the best here");
+  verb->add_option("--routing", flags->routing, "How tokens choose experts")
+      ->check(CLI::IsMember({"uniform", "zipf"}))
+      ->capture_default_str();
+  verb->add_option("--acts", flags->acts, "Precision of activations")
+      ->check(CLI::IsMember({"default", "int8", "bf16", "f32"}))
+      ->capture_default_str();
+  verb->add_option("--seconds", flags->seconds, "Time to measure each row for")
+      ->check(positive())
+      ->capture_default_str();
+  verb->add_flag("--json", flags->json,
+                 "Print JSON: one object, or an array when several rows were asked for");
+  verb->footer(
+      "The limit of a call is the larger of two times: the stored bytes of the experts that got a token / "
+      "read\n"
+      "bandwidth, and operations / multiply peak (s8 for integer codes, bf16 for float codes). It is "
+      "measured in\n"
+      "windows between the calls; `of limit` is the median ratio, p90 what nine windows in ten reached. "
+      "`packed` is\n"
+      "packed over stored bytes, `dropped` the windows in which other processes took a worker's core.\n\n"
+      "Examples:\n"
+      "  kt microbench moe --shape qwen3-30b --tokens 1,16,1024 --format int4,int8\n"
+      "  kt microbench moe --shape deepseek-v3 --tokens 1 --format all\n"
+      "  kt microbench moe --experts 64 --hidden 1024 --inter 512 --top-k 4 --tokens 8 --format q4_k --json");
+  verb->callback([&run, flags] { run.action = [flags] { run_moe(*flags); }; });
+}
+
+}  // namespace kt

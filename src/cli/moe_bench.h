@@ -1,0 +1,76 @@
+// One MoE layer against the machine's limit, as docs/benchmarks.md defines it: weights dealt so that no cache
+// holds them, the limit measured in windows between the calls, the figure the median ratio.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/measure.h"
+#include "cli/random_matrix.h"
+#include "nn/experts.h"
+
+namespace kt {
+
+enum class Routing { kUniform, kZipf };
+
+struct MoeSetup {
+  std::shared_ptr<Pool> pool;
+  const Kernels* kernels = nullptr;
+  ExpertsShape shape;
+  int top_k = 0;
+  int layers = 0;  // 0: enough that no cache holds them
+  int max_tokens = 1;
+  Precision precision = Precision::kDefault;
+};
+
+// Layers of random experts of one format, loaded and ready.
+class MoeModel {
+ public:
+  // Error(kMemory) with the bytes needed and available. `layers` of the setup may be cut when it is 0.
+  MoeModel(const MoeSetup& setup, const Format& format);
+
+  const MoeSetup& setup() const { return setup_; }
+  const Format& format() const { return format_; }
+  int layers() const { return static_cast<int>(layers_.size()); }
+  const Experts& layer(int index) const { return layers_[static_cast<size_t>(index)]; }
+  double packed_bytes_ratio() const;  // packed over stored
+  size_t bytes() const { return layers_.front().packed_bytes() * layers_.size(); }
+
+ private:
+  void fill();
+
+  MoeSetup setup_;
+  Format format_;
+  std::vector<Experts> layers_;
+};
+
+// Which experts of which layer the tokens of one call go to.
+struct MoeCall {
+  int layer = 0;
+  int experts_hit = 0;
+  std::vector<int32_t> ids;  // [tokens, top_k], without repetition within a token
+};
+
+// The calls of a benchmark, to be repeated in this order. One token, uniform: a shuffled deck of all (layer,
+// expert), dealt without replacement. Otherwise layers take turns and ids are drawn afresh.
+std::vector<MoeCall> deal_calls(const ExpertsShape& shape, int top_k, int layers, int tokens,
+                                Routing routing);
+
+struct MoeFigures {
+  double seconds = 0, best_seconds = 0;  // of a call: the median window, and the shortest
+  double bytes = 0, operations = 0;      // of the median call; bytes as stored in a checkpoint
+  double experts_hit = 0;                // mean
+  double limit_seconds = 0;              // median
+  bool memory_bound = false;
+  double read_rate = 0, multiply_rate = 0;  // medians, per second
+  Product product = Product::kS8;
+  double fraction = 0, best_fraction = 0, p90_fraction = 0;  // p90: nine windows in ten did at least this
+  int windows = 0, discarded = 0;
+  bool noisy = false;  // too few windows were left undisturbed, so all of them count
+  std::string plan;    // route of the mean expert
+};
+
+// Runs for about `seconds`, longer when windows are discarded, and at least three calls.
+MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, int tokens, double seconds);
+
+}  // namespace kt

@@ -1,0 +1,25 @@
+// What main.cc and the verbs share: each verb adds itself to the command line and leaves an action to run.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+namespace kt {
+
+// Filled while the command line is parsed, read afterwards by main.
+struct Invocation {
+  std::function<void()> action;  // of the verb that was named; reports to standard output, throws on failure
+};
+
+void add_version(CLI::App& kt, Invocation& run);
+void add_doctor(CLI::App& kt, Invocation& run);
+void add_microbench(CLI::App& kt, Invocation& run);
+void add_microbench_roofline(CLI::App& microbench, Invocation& run);
+void add_microbench_moe(CLI::App& microbench, Invocation& run);
+
+// Accepts numbers above zero; says what came otherwise.
+CLI::Validator positive();
+
+std::string version();  // "0.1.0", or "0.1.0 (3f2a9c1)" when the build knew its commit
+
+}  // namespace kt

@@ -1,0 +1,43 @@
+// kt version: lines people parse, then the ISA table. Names and forms of the first five lines are a promise.
+#include <sys/utsname.h>
+
+#include <cstdio>
+
+#include "base/text.h"
+#include "cli/report.h"
+#include "cli/verbs.h"
+#include "kernels/isas.h"
+
+namespace kt {
+namespace {
+
+std::string platform() {
+  utsname names{};
+  if (::uname(&names) != 0) return "unknown";
+  return text("{}-{}-{}", names.sysname, names.release, names.machine);
+}
+
+void print_version() {
+  const Kernels& used = kernels();
+  std::printf("Python: n/a\nPlatform: %s\nCUDA: none\n", platform().c_str());
+  std::printf("kt-kernel: %s (%s)\nsglang: n/a\n\n", KT_VERSION, used.name);
+  if (*KT_COMMIT) std::printf("commit %s\n\n", KT_COMMIT);
+  Table table({"ISA", "here", ""}, 3);
+  for (const IsaStatus& isa : isas()) {
+    table.add({isa.table->name, isa.missing ? text("lacks {}", isa.missing) : "runs",
+               isa.table == &used ? "in use" : ""});
+  }
+  std::fputs(table.str().c_str(), stdout);
+}
+
+}  // namespace
+
+std::string version() { return *KT_COMMIT ? text("{} ({})", KT_VERSION, KT_COMMIT) : KT_VERSION; }
+
+void add_version(CLI::App& kt, Invocation& run) {
+  CLI::App* verb = kt.add_subcommand("version", "Versions, and the instruction sets this build holds");
+  verb->footer("Examples:\n  kt version\n  KT_ISA=portable kt version     the one in use is portable then");
+  verb->callback([&run] { run.action = print_version; });
+}
+
+}  // namespace kt

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Keeps the floors of DESIGN.md true: what a file may include, and where it may ask for the architecture.
+
+A file includes its own folder and lower floors; folders on one floor do not include each other. `#if` on macros of
+the architecture stands in base/cpu.cc and kernels/isa/ only. Prints file:line for every breach; exit status 1 if any.
+"""
+import pathlib
+import re
+import sys
+
+FLOORS = {"base": 0, "formats": 1, "kernels": 2, "cuda": 2, "weights": 3, "nn": 3, "models": 4, "engine": 5,
+          "cli": 6, "server": 6}
+SOURCES = {".h", ".cc", ".cu", ".cuh", ".cpp", ".hpp"}
+INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+CONDITION = re.compile(r"\s*#\s*(?:if|ifdef|ifndef|elif|elifdef|elifndef)\b")
+ARCHITECTURE = re.compile(r"\b(__x86_64__|__i386__|__aarch64__|__arm__|_M_X64|_M_ARM64|__AVX\w*|__SSE\w*|__AMX\w*|"
+                          r"__FMA__|__F16C__|__ARM_\w+)\b")
+MAY_ASK = ("src/base/cpu.cc", "src/kernels/isa/")
+
+
+def folder_of(path, root):
+    """The floor's folder a file belongs to, or None for what stands above all floors (tests/, python/, fuzz/ ...)."""
+    parts = path.relative_to(root).parts
+    return parts[1] if parts[0] == "src" and len(parts) > 2 else None
+
+
+def breaches(path, root):
+    name = path.relative_to(root).as_posix()
+    folder = folder_of(path, root)
+    if name.startswith("src/") and folder not in FLOORS:
+        yield 1, f"{folder or 'src'} is on no floor; add it to {pathlib.Path(__file__).name}"
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    in_condition = False  # also on the lines a backslash adds to it
+    for number, line in enumerate(lines, 1):
+        if (found := INCLUDE.match(line)) and folder:
+            target = found[1].split("/")[0] if "/" in found[1] else folder
+            if (path.parent / found[1]).exists() and "/" not in found[1]:
+                continue
+            if target == folder:
+                continue
+            if target not in FLOORS:
+                yield number, f'includes "{found[1]}", which is on no floor'
+            elif FLOORS[target] >= FLOORS[folder]:
+                where = "a sibling" if FLOORS[target] == FLOORS[folder] else "a floor above"
+                yield number, f'includes "{found[1]}": {target}/ is {where} of {folder}/'
+        in_condition = bool(CONDITION.match(line)) or in_condition and lines[number - 2].endswith("\\")
+        if in_condition and (macro := ARCHITECTURE.search(line)):
+            if not name.startswith(MAY_ASK):
+                yield number, f"asks for {macro[0]}; only {' and '.join(MAY_ASK)} may"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+    files = [p for top in ("src", "tests", "bench", "fuzz", "python") for p in sorted((root / top).rglob("*"))
+             if p.suffix in SOURCES and p.is_file()]
+    count = 0
+    for path in files:
+        for number, message in breaches(path, root):
+            print(f"{path.relative_to(root)}:{number}: {message}")
+            count += 1
+    print(f"{len(files)} files, {count} breaches of the floors")
+    return 1 if count or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
