@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -69,24 +70,27 @@ Reader::Reader(std::shared_ptr<Pool> pool, const Kernels& kernels, size_t bytes,
   });
 }
 
+// Workers claim pieces in order, as the layer's workers do: with equal shares fixed beforehand, one core that the host
+// slows down would lower the limit for all.
 double Reader::window(size_t bytes) {
-  const size_t each = round_up(ceil_div(bytes, static_cast<size_t>(pool_->threads())), size_t{64});
+  constexpr size_t kPiece = 128 << 10;
+  const size_t each = ceil_div(bytes, static_cast<size_t>(pool_->threads()));  // of a worker's fair share
+  std::vector<std::atomic<size_t>> next(nodes_.size());
   const double seconds = seconds_of([&] {
     pool_->run([&](const Worker& w) {
-      const std::byte* part =
-          nodes_[static_cast<size_t>(w.node)].data() + static_cast<size_t>(w.rank) * part_;
+      const auto node = static_cast<size_t>(w.node);
+      const size_t share = each * static_cast<size_t>(w.ranks), all = nodes_[node].size();
       uint64_t sum = 0;
-      size_t at = at_;
-      for (size_t left = each; left > 0;) {
-        const size_t run = std::min(left, part_ - at);
-        sum ^= kernels_.read(part + at, run);
-        left -= run;
-        at = at + run == part_ ? 0 : at + run;
+      for (;;) {
+        const size_t from = next[node].fetch_add(kPiece, std::memory_order_relaxed);
+        if (from >= share) break;
+        const size_t at = (at_ * static_cast<size_t>(w.ranks) + from) % all / kPiece * kPiece;
+        sum ^= kernels_.read(nodes_[node].data() + at, std::min(kPiece, share - from));
       }
       sums_[static_cast<size_t>(w.index) * 8] += sum;
     });
   });
-  at_ = (at_ + each) % part_;
+  at_ = (at_ + round_up(each, kPiece)) % part_;
   return seconds;
 }
 

@@ -18,6 +18,7 @@ constexpr void fill(kt::Kernels& t) {
   if constexpr (kI < kt::kLayoutCount) {
     constexpr kt::Layout kL = kt::kLayouts[kI];
     t.few[kI] = few<kL>;
+    t.few_acts[kI] = few_acts(kL);
     if constexpr (kt::is_integer(kL.code)) t.many_s8[kI] = many_s8<kL>;
     if constexpr (Isa::kBf16Product) t.many_bf16[kI] = many_bf16<kL>;
     t.many_f32[kI] = many_f32<kL>;
@@ -36,7 +37,6 @@ constexpr kt::Kernels make() {
   t.tile_rows = Isa::kTileRows;
   t.few_limit = Isa::kFewLimit;
   t.panel_blocks = Isa::kPanelBlocks;
-  t.float_few = kt::ActCode::kF32;
   t.float_many = Isa::kBf16Product ? kt::ActCode::kBf16 : kt::ActCode::kF32;
   fill<0>(t);
   t.pack_acts = pack_acts;

@@ -10,6 +10,9 @@
 // With integer and bf16 codes a step is `Fragment::step_bytes` wide, the width the CPU's dot products take
 // (16 rows x 4 bytes: VNNI and the AMX B tile; 8 x (2 rows x 8 bytes): SMMLA). The other float codes have
 // steps of one column, so that 16 rows widen side by side.
+// E4M3 codes on 4-byte fragments have steps of 4 columns as well, in pairs of columns: every 16 bytes are columns 0 and 1
+// of 4 rows, then columns 2 and 3 of the same:      byte in step = row / 4 * 16 + k / 2 % 2 * 8 + row % 4 * 2 + k % 2
+// so that interleaving two look-ups of a step (low and high bytes) within 16 bytes gives two steps of bf16 codes.
 // Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits; in a plane of b bits, 8/b consecutive
 // steps share their bytes, the earlier step in the lower bits: expanding is a shift and a mask.
 #pragma once
@@ -80,11 +83,21 @@ struct Fragment {
 constexpr int packed_code_bytes(Code code) {
   return code == Code::kF32 ? 4 : code == Code::kF16 || code == Code::kBf16 ? 2 : 1;
 }
+// Whether codes stand in pairs of columns (above).
+constexpr bool in_pairs(Code code, int fragment_step_bytes) { return code == Code::kE4m3 && fragment_step_bytes == 4; }
 constexpr int step_bytes(Code code, int fragment_step_bytes) {
-  return is_integer(code) || code == Code::kBf16 ? fragment_step_bytes : packed_code_bytes(code);
+  const bool dots = is_integer(code) || code == Code::kBf16 || in_pairs(code, fragment_step_bytes);
+  return dots ? fragment_step_bytes : packed_code_bytes(code);
 }
 constexpr int step_columns(Code code, int fragment_step_bytes) {
   return step_bytes(code, fragment_step_bytes) / packed_code_bytes(code);
+}
+// Where row `row` of the block and column `k` of a step stand in the step: the sum of the two.
+constexpr int row_byte(Code code, int fragment_step_bytes, int row) {
+  return in_pairs(code, fragment_step_bytes) ? row / 4 * 16 + row % 4 * 2 : row * step_bytes(code, fragment_step_bytes);
+}
+constexpr int column_byte(Code code, int fragment_step_bytes, int k) {
+  return in_pairs(code, fragment_step_bytes) ? k / 2 * 8 + k % 2 : k * packed_code_bytes(code);
 }
 
 // Bits of the two planes a sub-byte code is split into (0: none). Whole bytes have no planes.

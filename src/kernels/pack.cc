@@ -18,25 +18,23 @@ struct Places {
   std::array<uint8_t, kChunk> low_shift, high_shift;
 };
 
-void place_plane(int bits, int base, int row_bytes, int step_k, int code_size, std::array<uint16_t, kChunk>& byte,
+void place_plane(Code code, int fragment_step_bytes, int bits, int base, std::array<uint16_t, kChunk>& byte,
                  std::array<uint8_t, kChunk>& shift) {
   const int sharing = bits < 8 ? 8 / bits : 1;  // steps whose codes share bytes
+  const int step_k = step_columns(code, fragment_step_bytes), row_bytes = step_bytes(code, fragment_step_bytes);
   for (int k = 0; k < kChunk; ++k) {
     const int step = k / step_k;
-    byte[k] = static_cast<uint16_t>(base + step / sharing * kBlockRows * row_bytes + k % step_k * code_size);
+    byte[k] = static_cast<uint16_t>(base + step / sharing * kBlockRows * row_bytes +
+                                    column_byte(code, fragment_step_bytes, k % step_k));
     shift[k] = static_cast<uint8_t>(step % sharing * bits);
   }
 }
 
 Places places_of(Code code, int fragment_step_bytes) {
   Places p{};
-  const int row_bytes = step_bytes(code, fragment_step_bytes);
-  const int step_k = step_columns(code, fragment_step_bytes);
-  const Planes planes_of_code = planes(code);
-  const int size = packed_code_bytes(code);
-  place_plane(planes_of_code.low ? planes_of_code.low : 8, 0, row_bytes, step_k, size, p.low_byte, p.low_shift);
-  if (planes_of_code.high)
-    place_plane(planes_of_code.high, low_plane_bytes(code), row_bytes, step_k, size, p.high_byte, p.high_shift);
+  const Planes bits = planes(code);
+  place_plane(code, fragment_step_bytes, bits.low ? bits.low : 8, 0, p.low_byte, p.low_shift);
+  if (bits.high) place_plane(code, fragment_step_bytes, bits.high, low_plane_bytes(code), p.high_byte, p.high_shift);
   return p;
 }
 
@@ -48,17 +46,18 @@ void pack_codes(const Packing& p, const Places& at, const MatrixView& w, int64_t
                 int column, std::byte* chunk) {
   const Code code = p.format.code;
   std::memset(chunk, 0, chunk_bytes(code));
-  const int size = packed_code_bytes(code), row_bytes = step_bytes(code, p.fragment.step_bytes);
+  const int size = packed_code_bytes(code);
   const int columns = static_cast<int>(std::min<int64_t>(kChunk, p.k - column));
   const int64_t rows = std::min<int64_t>(kBlockRows, p.n - block * kBlockRows);
   const int low_bits = planes(code).low;
   const uint8_t flip = adds_128(p) ? 0x80 : 0;
   auto* out = reinterpret_cast<uint8_t*>(chunk);
   if (flip) std::memset(out, 0x80, chunk_bytes(code));
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int r = 0; r < rows; ++r) {
+    const int row = row_byte(code, p.fragment.step_bytes, r);
     const uint8_t* codes = w.codes + ((block * kBlockRows + r) * w.k + first_column + column) * size;
     for (int k = 0; k < columns; ++k) {
-      uint8_t* to = out + at.low_byte[k] + r * row_bytes;
+      uint8_t* to = out + at.low_byte[k] + row;
       if (!low_bits) {
         for (int b = 0; b < size; ++b) to[b] = codes[k * size + b] ^ flip;
         continue;
@@ -66,7 +65,7 @@ void pack_codes(const Packing& p, const Places& at, const MatrixView& w, int64_t
       const unsigned value = codes[k];
       *to = static_cast<uint8_t>(*to | (value & ((1u << low_bits) - 1)) << at.low_shift[k]);
       if (planes(code).high) {
-        uint8_t* high = out + at.high_byte[k] + r * row_bytes;
+        uint8_t* high = out + at.high_byte[k] + row;
         *high = static_cast<uint8_t>(*high | value >> low_bits << at.high_shift[k]);
       }
     }
@@ -205,13 +204,13 @@ float packed_value(const Packing& p, const std::byte* blocks, int64_t row, int64
   const int in_record = static_cast<int>(column % p.record_k), r = static_cast<int>(row % kBlockRows);
   const auto* chunk = reinterpret_cast<const uint8_t*>(header + p.header_bytes + in_record / kChunk * chunk_bytes(code));
   const Places at = places_of(code, p.fragment.step_bytes);
-  const int k = static_cast<int>(column % kChunk), row_bytes = step_bytes(code, p.fragment.step_bytes);
-  const uint8_t* low = chunk + at.low_byte[k] + r * row_bytes;
+  const int k = static_cast<int>(column % kChunk), in_step = row_byte(code, p.fragment.step_bytes, r);
+  const uint8_t* low = chunk + at.low_byte[k] + in_step;
   uint32_t bits = 0;
   if (const int low_bits = planes(code).low) {
     bits = *low >> at.low_shift[k] & ((1u << low_bits) - 1);
     if (const int high_bits = planes(code).high)
-      bits |= (chunk[at.high_byte[k] + r * row_bytes] >> at.high_shift[k] & ((1u << high_bits) - 1)) << low_bits;
+      bits |= (chunk[at.high_byte[k] + in_step] >> at.high_shift[k] & ((1u << high_bits) - 1)) << low_bits;
   } else {
     std::memcpy(&bits, low, packed_code_bytes(code));
     if (adds_128(p)) bits ^= 0x80;

@@ -157,11 +157,53 @@ __attribute__((noinline)) void widen_f32(const Packing& p, const uint8_t* block,
   });
 }
 
-// bf16 panel in the packed order of bf16 codes, through a strip of f32 columns
+// bf16 panel of E4M3 codes in pairs: a step is looked up (e4m3_bf16) and stands in the panel's order. One scale for all
+// 16 rows (blocks of rows and columns) is folded into the tables, which are built anew when it changes: some 40 operations
+// for 16 x 128 weights. Else the looked-up values, exact in bf16, are scaled row by row. Either way a weight is rounded as
+// through f32: value * scale to f32, then to bf16.
+template <Layout kL>
+KT_INLINE void widen_pairs(const Packing& p, const uint8_t* block, int k0, int k1, uint8_t* panel) {
+  using I = typename Late<Isa, kL.code>::type;
+  static_assert(kParts == 1 && I::kStep == 4);
+  constexpr int kSpan = code_span(kL), kStepBytes = kBlockRows * 4;
+  float folded = 1.0f;
+  auto table = I::e4m3_table(folded);
+  for_chunks<kL>(p, block, k0, k1, [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
+    uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows * 2;
+    for (int s = 0; s < kChunk; s += kSpan) {
+      const auto scale = f.scale((in_record + s) / p.span, 0);
+      const bool one = kL.scale == Scale::kF32 && I::all_equal(scale);
+      const float fold = one ? I::max_of(scale) : 1.0f;
+      if (bits_of(fold) != bits_of(folded)) table = I::e4m3_table(folded = fold);
+      const uint8_t* from = codes + s * kBlockRows;
+      typename I::Bytes w[2];
+      if (one) {
+        for (int t = 0; t < kSpan / 4; ++t, from += kStepBytes, to += 2 * kStepBytes) {
+          I::e4m3_bf16(table, I::load_bytes(from), w);
+          I::store_bytes(to, w[0]);
+          I::store_bytes(to + kStepBytes, w[1]);
+        }
+      } else {
+        for (int t = 0; t < kSpan / 4; ++t, from += kStepBytes) {
+          I::e4m3_bf16(table, I::load_bytes(from), w);
+          unroll<2>([&](auto h) __attribute__((always_inline)) {
+            const typename I::F32 columns[2] = {I::mul(I::template column_bf16<0>(w[h]), scale), I::mul(I::template column_bf16<1>(w[h]), scale)};
+            I::store_bf16_step(to, columns);
+            to += kStepBytes;
+          });
+        }
+      }
+    }
+  });
+}
+
+// bf16 panel in the packed order of bf16 codes, mostly through a strip of f32 columns
 template <Layout kL>
 __attribute__((noinline)) void widen_bf16(const Packing& p, const uint8_t* block, int k0, int k1, uint8_t* panel) {
   using I = typename Late<Isa, kL.code>::type;
-  if constexpr (I::kBf16Product) {
+  if constexpr (takes_bf16(kL)) {
+    widen_pairs<kL>(p, block, k0, k1, panel);
+  } else if constexpr (I::kBf16Product) {
     constexpr int kStepK = Isa::kStep / 2;
     alignas(64) float strip[kChunk * kBlockRows];
     for (int k = k0; k < k1; k += kChunk) {

@@ -44,7 +44,7 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
     plan.multiply = kernels.few[p.layout];
     plan.acts.side = kernels.few_side;
     plan.acts.step_bytes = kernels.few_step_bytes;
-    plan.acts.code = is_integer(layout.code) ? ActCode::kS8 : kernels.float_few;
+    plan.acts.code = kernels.few_acts[p.layout];
     plan.acts.sum_span = p.span;
     plan.acts.scale_span = std::max(p.span, std::min(32, p.k_pad));
     plan.acts.rows = static_cast<int>(round_up(padded_rows(m), kernels.few_side));

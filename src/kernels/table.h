@@ -94,9 +94,10 @@ struct Kernels {
   int tile_rows;        // `many` works on multiples of this many rows
   int few_limit;        // `few` is the faster route up to this many rows (measured, bench/)
   int panel_blocks;     // row blocks `many` widens and multiplies together
-  ActCode float_few, float_many;  // activations the float layouts take on each route
+  ActCode float_many;              // activations the float layouts take there
+  ActCode few_acts[kLayoutCount];  // and every layout on the route of few rows
   using Multiply = void (*)(const MultiplyArgs&) noexcept;
-  Multiply few[kLayoutCount];        // integer layouts: kS8; float layouts: float_few
+  Multiply few[kLayoutCount];        // activations: few_acts
   Multiply many_s8[kLayoutCount];    // null for float layouts
   Multiply many_bf16[kLayoutCount];  // null when the ISA has no bf16 product
   Multiply many_f32[kLayoutCount];   // the reference: any layout, f32 activations, any m

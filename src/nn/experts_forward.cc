@@ -23,7 +23,9 @@ namespace {
 constexpr int kPackRows = 32;             // rows of a pack or requant item
 constexpr int kSharedTokens = 32;         // from here on tokens are quantised once and copied to their experts
 constexpr size_t kItemBytes = 128 << 10;  // weights of a decode item: long enough to stream, 15 us of a core's share
-constexpr size_t kAheadBytes = 16 << 10;  // fetched while an item waits
+constexpr int kTileBytes = 256 << 10;     // sums of a prefill item
+constexpr size_t kAheadBytes = 16 << 10;  // of weights, fetched while an item waits
+constexpr size_t kRowsAheadBytes = 64 << 10;  // of the next group's rows, fetched during a multiplication
 
 enum class Stage : uint8_t { kTokens, kPack, kGateUp, kRequant, kDown };
 struct Item {
@@ -81,8 +83,8 @@ struct Bump {
   }
 };
 
-void prefetch(const std::byte* from, size_t bytes) {
-  for (size_t i = 0; i < std::min(bytes, kAheadBytes); i += 64) __builtin_prefetch(from + i, 0, 2);
+void prefetch(const std::byte* from, size_t bytes, size_t most) {
+  for (size_t i = 0; i < std::min(bytes, most); i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
 Acts rows_from(const Acts& acts, int row, int rows) {
@@ -214,7 +216,7 @@ class NodeJob {
       down_bytes += shard_.down.block_bytes;
       panels |= part.down.scratch_bytes > 0;
     }
-    down_blocks_ = item_blocks(panels, shard_.down.blocks, down_bytes, workers);
+    down_blocks_ = item_blocks(panels ? kernels_.panel_blocks : 0, shard_.down.blocks, down_bytes, workers);
     list_items(workers);
     work_.multiply_bytes = round_up(multiply, size_t{64});
     work_.tile_bytes = round_up(most_rows * widest_ * kBlockRows * sizeof(float), size_t{64});
@@ -298,7 +300,10 @@ class NodeJob {
     widest_ = down_blocks_;
     for (int g = 0; g < groups; ++g) {
       const bool panels = work_.parts[g].in.scratch_bytes > 0;
-      const int pairs = std::max(1, item_blocks(panels, 2 * groups * shard_.gate_up.blocks, shard_.gate_up.block_bytes, workers) / 2);
+      // A worker that meets a group reads its rows from other cores' caches: the more row blocks it then does, the
+      // better, while the sums stay in its own.
+      const int panel_blocks = panels ? std::max<int>(kernels_.panel_blocks, kTileBytes / (kBlockRows * 4 * routing_.groups[g].m)) : 0;
+      const int pairs = std::max(1, item_blocks(panel_blocks, 2 * groups * shard_.gate_up.blocks, shard_.gate_up.block_bytes, workers) / 2);
       widest_ = std::max<size_t>(widest_, 2 * pairs);
       const int blocks = static_cast<int>(shard_.gate_up.blocks);
       for (int b = 0; b < blocks; b += pairs) work_.items.push_back({Stage::kGateUp, g, b, std::min(pairs, blocks - b)});
@@ -309,13 +314,13 @@ class NodeJob {
     for (int b = 0; b < blocks; b += down_blocks_) work_.items.push_back({Stage::kDown, 0, b, std::min(down_blocks_, blocks - b)});
   }
 
-  // Row blocks of one item, out of `all` of the stage: as many as stream well (few rows) or share a pass over the
-  // activations (panels), as long as every worker gets about four items.
-  int item_blocks(bool panels, int64_t all, size_t block_bytes, int workers) const {
-    const int64_t most = panels ? kernels_.panel_blocks : std::max<int64_t>(1, kItemBytes / block_bytes);
-    int64_t blocks = std::clamp<int64_t>(all / (4 * workers), panels ? 2 : 1, std::max<int64_t>(most, panels ? 2 : 1));
-    if (blocks > 1) blocks -= blocks % 2;
-    return static_cast<int>(std::min<int64_t>(blocks, kernels_.panel_blocks));
+  // Row blocks of one item, out of `all` of the stage: as many as stream well (few rows; panel_blocks is 0) or up to
+  // panel_blocks (many rows), as long as every worker gets a few items.
+  int item_blocks(int panel_blocks, int64_t all, size_t block_bytes, int workers) const {
+    const int64_t most = panel_blocks ? panel_blocks : std::clamp<int64_t>(kItemBytes / block_bytes, 1, kernels_.panel_blocks);
+    const int64_t least = panel_blocks ? 2 : 1, items_each = panel_blocks ? 2 : 4;
+    const int64_t blocks = std::clamp<int64_t>(all / (items_each * workers), least, std::max(most, least));
+    return static_cast<int>(blocks > 1 ? blocks - blocks % 2 : blocks);
   }
 
   // Packed rows of an item: the last one of a group brings the padding rows along.
@@ -362,7 +367,7 @@ class NodeJob {
     Stages& stages = work_.stages[item.group];
     const std::byte* blocks = shard_.expert(group.expert) + item.begin * shard_.pair_bytes;
     if (!stages.packed.is_set()) {
-      prefetch(blocks, item.count * shard_.pair_bytes);
+      prefetch(blocks, item.count * shard_.pair_bytes, kAheadBytes);
       stages.packed.wait();
     }
     auto* tile = reinterpret_cast<float*>(mine + work_.multiply_bytes);
@@ -395,12 +400,19 @@ class NodeJob {
     for (size_t g = 0; g < routing_.groups.size(); ++g) {
       const Group& group = routing_.groups[g];
       const Part& part = work_.parts[g];
+      const bool panels = part.down.scratch_bytes > 0;
       const std::byte* blocks = down_blocks(group.expert, item.begin);
       if (!work_.stages[g].ready.is_set()) {
-        prefetch(blocks, item.count * shard_.down.block_bytes);
+        prefetch(blocks, item.count * shard_.down.block_bytes, kAheadBytes);
         work_.stages[g].ready.wait();
       }
-      const std::byte* after = g + 1 == routing_.groups.size() ? nullptr : down_blocks(routing_.groups[g + 1].expert, item.begin);
+      const std::byte* after = nullptr;
+      if (g + 1 < routing_.groups.size()) {
+        after = down_blocks(routing_.groups[g + 1].expert, item.begin);
+        // the next group's rows come from other cores' caches: have them on their way while this one is multiplied
+        const Acts& next = work_.parts[g + 1].mid_acts;
+        if (panels && work_.stages[g + 1].ready.is_set()) prefetch(next.codes, act_bytes(next.shape), kRowsAheadBytes);
+      }
       part.down.multiply({.packing = &shard_.down, .blocks = blocks, .count = item.count, .after = after, .acts = part.mid_acts, .m = group.m,
                           .out = tile, .ld = columns, .scratch = mine});
       const float* bias = down_bias_ && !down_bias_->empty() ? down_bias_->data() + int64_t{group.expert} * shape_.hidden + first : nullptr;

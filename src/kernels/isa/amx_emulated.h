@@ -9,11 +9,32 @@ namespace {
 
 struct PortableBf16 : Portable {
   static constexpr bool kBf16Product = true;
-  struct AccF { float v[kLanes]; };
+  using AccF = F32;
 
   static KT_INLINE void store_bf16_step(uint8_t* p, const F32 (&columns)[kStep / 2]) {
     for (int i = 0; i < kLanes; ++i)
       for (int j = 0; j < kStep / 2; ++j) put_u16(p + i * kStep + 2 * j, f32_to_bf16(columns[j].v[i]));
+  }
+  // The algebra of avx512.h: the bytes of bf16(magnitude * scale), looked up by the code without its sign.
+  struct E4m3Table { uint8_t low[128], high[128]; };
+  static KT_PORTABLE_OP E4m3Table e4m3_table(float scale) {
+    E4m3Table t;
+    for (int i = 0; i < 128; ++i) {
+      const uint16_t bits = f32_to_bf16(e4m3_to_f32(static_cast<uint8_t>(i)) * scale);
+      t.low[i] = static_cast<uint8_t>(bits), t.high[i] = static_cast<uint8_t>(bits >> 8);
+    }
+    return t;
+  }
+  static KT_PORTABLE_OP void e4m3_bf16(const E4m3Table& t, Bytes w, Bytes (&out)[2]) {
+    for (int i = 0; i < 64; ++i) {
+      uint8_t* to = out[i / 8 % 2].v + i / 16 * 16 + i % 8 * 2;
+      to[0] = t.low[w.v[i] & 127];
+      to[1] = static_cast<uint8_t>(t.high[w.v[i] & 127] ^ (w.v[i] & 128));
+    }
+  }
+  static KT_PORTABLE_OP bool all_equal(F32 a) {
+    for (int i = 1; i < kLanes; ++i) if (bits_of(a.v[i]) != bits_of(a.v[0])) return false;
+    return true;
   }
   static KT_INLINE AccF zero_accf() { return {}; }
   static KT_INLINE void dot_bf16(AccF& acc, Bytes w, Act a) {

@@ -10,8 +10,9 @@
 //   AVX-VNNI         dpbusd, which does not saturate: one operation.
 // int32 sums hold for 2^31 / (255 * 127) = 66,000 columns; packing refuses longer spans.
 //
-// e4m3 -> f16 bits (sign, 0eeee, mmm0000000) -> vcvtph2ps, value * 2^-8: exact, subnormals included, and no f32
-// denormal ever enters an FMA. e2m1 -> a permute of its eight magnitudes, and the sign bit.
+// e4m3, in pairs of columns (layout.h) -> f16 bits (sign, 0eeee, mmm0000000) in 16-bit lanes, where even bytes make
+// columns 0 and 2 and odd ones 1 and 3, four rows to 64 bits -> vpermq puts eight rows side by side -> vcvtph2ps,
+// value * 2^-8: exact, subnormals included, and no f32 denormal ever enters an FMA. e2m1 -> a permute of its eight magnitudes, and the sign bit.
 #pragma once
 #include <immintrin.h>
 
@@ -99,11 +100,6 @@ struct Avx2 {
   }
   static KT_INLINE I32 load_s8(const uint8_t* p) { return {_mm256_cvtepi8_epi32(load_64(p))}; }
   static KT_INLINE I32 load_u8(const uint8_t* p) { return {_mm256_cvtepu8_epi32(load_64(p))}; }
-  static KT_INLINE F32 load_e4m3(const uint8_t* p) {
-    const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(load_64(p)), 7);  // s s eeee mmm 0000000
-    const __m128i half = _mm_and_si128(wide, _mm_set1_epi16(static_cast<short>(0xbfff)));
-    return {_mm256_cvtph_ps(half)};
-  }
   template <bool kHigh> static KT_INLINE F32 load_e2m1(const uint8_t* p) {
     const __m256i x = _mm256_cvtepu8_epi32(load_64(p));
     const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
@@ -147,6 +143,13 @@ struct Avx2 {
   template <int kJ> static KT_INLINE F32 column_bf16(Bytes a) {
     if constexpr (kJ == 0) return {_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16))};
     else return {_mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  // Columns kJ and kJ ^ 2 share all but the conversion: the compiler finds that.
+  template <int kJ> static KT_INLINE F32 column_e4m3(Bytes a) {
+    const __m256i top = kJ % 2 == 0 ? _mm256_slli_epi16(a.v, 8) : a.v;  // s eeee mmm ........
+    const __m256i half = _mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    const __m256i rows = _mm256_permute4x64_epi64(half, 0xd8);
+    return {_mm256_cvtph_ps(kJ < 2 ? _mm256_castsi256_si128(rows) : _mm256_extracti128_si256(rows, 1))};
   }
   static KT_INLINE U16 to_u16(I32 a) {
     const __m256i twice = _mm256_broadcastsi128_si256(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));

@@ -5,11 +5,17 @@
 //                    saturate); any u8: even and odd bytes widened to 16 bits, two madds, two adds.
 //   VNNI             vpdpbusd, which does not saturate.
 // int32 sums hold for 2^31 / (255 * 127) = 66,000 columns; packing refuses longer spans.
-// bf16 * bf16         vdpbf16ps: both products of a pair are added to f32 without FMA's single rounding and with
-//                    denormals as zeros; relative error of a sum below that of a plain f32 sum of twice the length.
+// bf16 * bf16         vdpbf16ps: the two products of a pair are added to f32 one after the other, each sum rounded once to
+//                    nearest, inputs and results that are denormal as zeros: the error of a plain f32 sum.
 //
-// e4m3 -> f16 bits (sign, 0eeee, mmm0000000) -> vcvtph2ps, value * 2^-8: exact, subnormals included, and no f32
-// denormal ever enters an FMA. e2m1 -> a permute of its 16 values, which reads the low four bits of each lane.
+// e4m3, in pairs of columns (layout.h) -> f16 bits (sign, 0eeee, mmm0000000) in 16-bit lanes, where even bytes make
+// columns 0 and 2 and odd ones 1 and 3, four rows to 64 bits -> vpermq puts 16 rows side by side -> vcvtph2ps,
+// value * 2^-8: exact, subnormals included, and no f32 denormal ever enters an FMA.
+//   VBMI + BF16      two vpermi2b look up the low and the high byte of the bf16 of 128 magnitudes (the index's bit 7 is
+//                    ignored), a vpternlog flips the sign, and unpacking them within 16 bytes makes two steps of bf16
+//                    codes: 9 operations on ports 0 and 5 for 64 weights (vpermi2b: 3), 6 of them on port 5; through
+//                    vcvtph2ps it takes 17. Exact: a value has 4 significant bits and is at least 2^-9, never denormal.
+// e2m1 -> a permute of its 16 values, which reads the low four bits of each lane.
 #pragma once
 #include <immintrin.h>
 
@@ -88,11 +94,6 @@ struct Avx512 {
   }
   static KT_INLINE I32 load_s8(const uint8_t* p) { return {_mm512_cvtepi8_epi32(load_128(p))}; }
   static KT_INLINE I32 load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(load_128(p))}; }
-  static KT_INLINE F32 load_e4m3(const uint8_t* p) {
-    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_128(p)), 7);  // s s eeee mmm 0000000
-    const __m256i half = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff)));
-    return {_mm512_cvtph_ps(half)};
-  }
   template <bool kHigh> static KT_INLINE F32 load_e2m1(const uint8_t* p) {
     const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
@@ -135,6 +136,13 @@ struct Avx512 {
   template <int kJ> static KT_INLINE F32 column_bf16(Bytes a) {
     if constexpr (kJ == 0) return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))};
     else return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  // Columns kJ and kJ ^ 2 share all but the conversion: the compiler finds that.
+  template <int kJ> static KT_INLINE F32 column_e4m3(Bytes a) {
+    const __m512i top = kJ % 2 == 0 ? _mm512_slli_epi16(a.v, 8) : a.v;  // s eeee mmm ........
+    const __m512i half = _mm512_and_si512(_mm512_srai_epi16(top, 1), _mm512_set1_epi16(static_cast<short>(0xbf80)));
+    const __m512i rows = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), half);
+    return {_mm512_cvtph_ps(kJ < 2 ? _mm512_castsi512_si256(rows) : _mm512_extracti64x4_epi64(rows, 1))};
   }
   static KT_INLINE U16 to_u16(I32 a) {
     const __m512i twice = _mm512_broadcast_i32x4(_mm_setr_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c));
@@ -182,14 +190,50 @@ struct Avx512Vnni : Avx512 {
 #endif
 
 #ifdef __AVX512BF16__
+struct E4m3Numbers {
+  alignas(64) float magnitude[128];   // of code i
+  alignas(64) uint8_t even[64];       // 0, 2, 4 ...
+  constexpr E4m3Numbers() : magnitude(), even() {
+    for (int i = 0; i < 128; ++i) magnitude[i] = e4m3_to_f32(static_cast<uint8_t>(i));
+    for (int i = 0; i < 64; ++i) even[i] = static_cast<uint8_t>(2 * i);
+  }
+};
+constexpr E4m3Numbers kE4m3Numbers;
+
 struct Avx512Bf16 : Avx512Vnni {
   static constexpr bool kBf16Product = true;
   using AccF = F32;
 
-  // The conversions take denormals as zeros; otherwise round half to even, as everywhere.
-  static KT_INLINE void store_bf16(void* p, F32 x) {
-    _mm256_storeu_si256(static_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
+  // The bytes of bf16(magnitude * scale), for codes 0-63 and 64-127. The sign is that of the scale.
+  struct E4m3Table { __m512i low[2], high[2]; };
+  static KT_INLINE E4m3Table e4m3_table(float scale) {
+    const __m512 s = _mm512_set1_ps(scale);
+    const __m512i even = _mm512_load_si512(kE4m3Numbers.even), odd = _mm512_or_si512(even, _mm512_set1_epi8(1));
+    E4m3Table t;
+    unroll<2>([&](auto h) __attribute__((always_inline)) {
+      const float* from = kE4m3Numbers.magnitude + h * 64;
+      const auto at = [&](int i) __attribute__((always_inline)) { return _mm512_mul_ps(_mm512_load_ps(from + i), s); };
+      const __m512i a = (__m512i)_mm512_cvtne2ps_pbh(at(16), at(0)), b = (__m512i)_mm512_cvtne2ps_pbh(at(48), at(32));
+      t.low[h] = _mm512_permutex2var_epi8(a, even, b);
+      t.high[h] = _mm512_permutex2var_epi8(a, odd, b);
+    });
+    return t;
   }
+  // A step of 64 codes in pairs as two steps of bf16 codes: columns 0 and 1, columns 2 and 3.
+  static KT_INLINE void e4m3_bf16(const E4m3Table& t, Bytes w, Bytes (&out)[2]) {
+    asm("" : "+v"(w.v));  // g++ would load w for each use, or spill it to do so
+    const __m512i low = _mm512_permutex2var_epi8(t.low[0], w.v, t.low[1]);
+    const __m512i magnitude = _mm512_permutex2var_epi8(t.high[0], w.v, t.high[1]);
+    const __m512i high = _mm512_ternarylogic_epi64(magnitude, w.v, _mm512_set1_epi8(-128), 0x78);  // a ^ (b & c)
+    out[0].v = _mm512_unpacklo_epi8(low, high);
+    out[1].v = _mm512_unpackhi_epi8(low, high);
+  }
+  static KT_INLINE bool all_equal(F32 a) {
+    const __m512i x = _mm512_castps_si512(a.v);
+    return _mm512_cmpneq_epi32_mask(x, _mm512_broadcastd_epi32(_mm512_castsi512_si128(x))) == 0;
+  }
+
+  // The conversions take denormals as zeros; otherwise round half to even, as everywhere.
   // row r: columns[0][r] in the low half of lane r, columns[1][r] in the high half
   static KT_INLINE void store_bf16_step(uint8_t* p, const F32 (&columns)[2]) {
     const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(columns[1].v, columns[0].v);  // columns[0] in the low 256 bits

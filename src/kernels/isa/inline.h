@@ -37,8 +37,8 @@ struct Late {
   using type = T;
 };
 
-KT_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-KT_INLINE uint32_t bits_of(float f) { return __builtin_bit_cast(uint32_t, f); }
+constexpr KT_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+constexpr KT_INLINE uint32_t bits_of(float f) { return __builtin_bit_cast(uint32_t, f); }
 KT_INLINE uint16_t u16_at(const uint8_t* p) { uint16_t v; std::memcpy(&v, p, 2); return v; }
 KT_INLINE void put_u16(uint8_t* p, uint16_t v) { std::memcpy(p, &v, 2); }
 
@@ -62,7 +62,7 @@ KT_INLINE uint16_t f32_to_f16(float f) {
     return static_cast<uint16_t>(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
   return static_cast<uint16_t>(sign | ((a + 0xfffu + (a >> 13 & 1u)) - 0x38000000u) >> 13);
 }
-KT_INLINE float e4m3_to_f32(uint8_t b) {
+constexpr KT_INLINE float e4m3_to_f32(uint8_t b) {
   const uint32_t sign = (b & 0x80u) << 24, e = b >> 3 & 15u, m = b & 7u;
   if (e == 0) return float_of(bits_of(static_cast<float>(m) * 0x1p-9f) | sign);
   return float_of(sign | (e + 120u) << 23 | m << 20);

@@ -25,7 +25,7 @@ struct Portable {
   static constexpr int kFewLimit = 8;
   static constexpr int kPanelBlocks = 4;
   static constexpr int kPrefetch = 0;
-  static constexpr bool kBf16Product = false;  // has dot_bf16 and store_bf16_step
+  static constexpr bool kBf16Product = false;  // has dot_bf16 and store_bf16_step; with steps of 4 bytes, e4m3_bf16 too
   static constexpr bool kTileUnit = false;     // has tiles_s8 and tiles_bf16
   static constexpr int kPeakWeights = 1, kPeakActs = 4;
 
@@ -98,6 +98,10 @@ struct Portable {
   template <int kJ> static KT_PORTABLE_OP F32 column(Bytes a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i * kStep + kJ]; return r; }
   // bf16 number kJ of every row of a step of bf16 codes
   template <int kJ> static KT_PORTABLE_OP F32 column_bf16(Bytes a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(a.v + i * kStep + 2 * kJ)} << 16); return r; }
+  // column kJ of a step of E4M3 codes in pairs (layout.h), value * 2^-8 as with load_e4m3
+  template <int kJ> static KT_PORTABLE_OP F32 column_e4m3(Bytes a) {
+    F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(a.v[i / 4 * 16 + kJ / 2 * 8 + i % 4 * 2 + kJ % 2]) * 0x1p-8f; return r;
+  }
   // low 16 bits of each lane, to be used with affine
   static KT_PORTABLE_OP U16 to_u16(I32 a) { U16 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<uint16_t>(a.v[i]); return r; }
   // high byte of (byte * mul + add) mod 2^16, mul and add per row
