@@ -108,7 +108,8 @@ cross() {
     { stage_broke cross "the build failed"; return; }
   say "cross tests under qemu-$arch"
   for name in formats kernels nn; do
-    emulated cross "build-cross/src/$name/${name}_test" "${emulator[@]}"
+    # Threads are as many as ever under emulation: that the bits do not depend on them is for the native run.
+    GTEST_FILTER='-*SameBitsForAnyThreadCount*' emulated cross "build-cross/src/$name/${name}_test" "${emulator[@]}"
   done
   run_ctest cross build-cross -R '^check_objects$'
   report_isas build-cross "${emulator[@]}"

@@ -70,8 +70,8 @@ Reader::Reader(std::shared_ptr<Pool> pool, const Kernels& kernels, size_t bytes,
   });
 }
 
-// Workers claim pieces in order, as the layer's workers do: with equal shares fixed beforehand, one core that the host
-// slows down would lower the limit for all.
+// Workers claim pieces in order, as the layer's workers do: with equal shares fixed beforehand, one core that
+// the host slows down would lower the limit for all.
 double Reader::window(size_t bytes) {
   constexpr size_t kPiece = 128 << 10;
   const size_t each = ceil_div(bytes, static_cast<size_t>(pool_->threads()));  // of a worker's fair share

@@ -17,8 +17,8 @@
 namespace kt {
 
 enum class Code : uint8_t {
-  kI8,    // two's complement
-  kU2,    // unsigned integers, 2 to 6 bits
+  kI8,  // two's complement
+  kU2,  // unsigned integers, 2 to 6 bits
   kU3,
   kU4,
   kU5,
@@ -93,18 +93,26 @@ inline constexpr std::array<int8_t, 16> kIq4Values = {-127, -104, -83, -65, -49,
 
 constexpr int code_bits(Code code) {
   switch (code) {
-    case Code::kU2: return 2;
-    case Code::kU3: return 3;
+    case Code::kU2:
+      return 2;
+    case Code::kU3:
+      return 3;
     case Code::kU4:
     case Code::kIq4:
-    case Code::kE2m1: return 4;
-    case Code::kU5: return 5;
-    case Code::kU6: return 6;
+    case Code::kE2m1:
+      return 4;
+    case Code::kU5:
+      return 5;
+    case Code::kU6:
+      return 6;
     case Code::kI8:
-    case Code::kE4m3: return 8;
+    case Code::kE4m3:
+      return 8;
     case Code::kBf16:
-    case Code::kF16: return 16;
-    case Code::kF32: return 32;
+    case Code::kF16:
+      return 16;
+    case Code::kF32:
+      return 32;
   }
   return 0;
 }
@@ -117,22 +125,29 @@ constexpr bool is_integer(Code code) {
 
 constexpr int scale_bytes(Scale scale) {
   switch (scale) {
-    case Scale::kNone: return 0;
-    case Scale::kF32: return 4;
+    case Scale::kNone:
+      return 0;
+    case Scale::kF32:
+      return 4;
     case Scale::kBf16:
-    case Scale::kF16: return 2;
+    case Scale::kF16:
+      return 2;
     case Scale::kE8m0:
-    case Scale::kS8F16: return 1;
+    case Scale::kS8F16:
+      return 1;
   }
   return 0;
 }
 
 constexpr int min_bytes(Min min) {
   switch (min) {
-    case Min::kNone: return 0;
-    case Min::kF16: return 2;
+    case Min::kNone:
+      return 0;
+    case Min::kF16:
+      return 2;
     case Min::kZero:
-    case Min::kS8F16: return 1;
+    case Min::kS8F16:
+      return 1;
   }
   return 0;
 }

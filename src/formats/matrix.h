@@ -1,6 +1,6 @@
-// A quantised matrix in the plain order every checkpoint dialect is turned into and every packing starts from:
-// row-major, one element per code (sub-byte codes take a byte each), scales apart. Slow to multiply, easy to
-// be right about.
+// A quantised matrix in the plain order every checkpoint dialect is turned into and every packing starts
+// from: row-major, one element per code (sub-byte codes take a byte each), scales apart. Slow to multiply,
+// easy to be right about.
 #pragma once
 #include <cstdint>
 #include <span>

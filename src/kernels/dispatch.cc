@@ -10,9 +10,9 @@
 #include "kernels/isas.h"
 #include "kernels/table.h"
 
-#define KT_TABLE(isa)                   \
-  namespace kt_isa_##isa {              \
-  extern const kt::Kernels kTable;      \
+#define KT_TABLE(isa)                \
+  namespace kt_isa_##isa {           \
+    extern const kt::Kernels kTable; \
   }
 KT_TABLE(portable)
 KT_TABLE(avx2)
@@ -51,7 +51,10 @@ const std::vector<Row>& rows() {
       return base;
     };
 #ifdef KT_HAS_avx2
-    const auto avx512 = with(avx2, {{&C::avx512f, "avx512f"}, {&C::avx512bw, "avx512bw"}, {&C::avx512dq, "avx512dq"}, {&C::avx512vl, "avx512vl"}});
+    const auto avx512 = with(avx2, {{&C::avx512f, "avx512f"},
+                                    {&C::avx512bw, "avx512bw"},
+                                    {&C::avx512dq, "avx512dq"},
+                                    {&C::avx512vl, "avx512vl"}});
     const auto vnni = with(avx512, {{&C::avx512_vnni, "avx512_vnni"}});
     const auto bf16 = with(vnni, {{&C::avx512_vbmi, "avx512_vbmi"}, {&C::avx512_bf16, "avx512_bf16"}});
     r.push_back({&kt_isa_avx2::kTable, avx2});
@@ -59,12 +62,19 @@ const std::vector<Row>& rows() {
     r.push_back({&kt_isa_avx512::kTable, avx512});
     r.push_back({&kt_isa_avx512_vnni::kTable, vnni});
     r.push_back({&kt_isa_avx512_bf16::kTable, bf16});
-    r.push_back({&kt_isa_amx::kTable, with(bf16, {{&C::amx_tile, "amx_tile"}, {&C::amx_int8, "amx_int8"}, {&C::amx_bf16, "amx_bf16"}})});
+    r.push_back(
+        {&kt_isa_amx::kTable,
+         with(bf16, {{&C::amx_tile, "amx_tile"}, {&C::amx_int8, "amx_int8"}, {&C::amx_bf16, "amx_bf16"}})});
 #endif
 #ifdef KT_HAS_neon
     r.push_back({&kt_isa_neon::kTable, {{&C::neon, "neon"}}});
     r.push_back({&kt_isa_neon_dotprod::kTable, {{&C::neon, "neon"}, {&C::dotprod, "dotprod"}}});
-    r.push_back({&kt_isa_neon_i8mm::kTable, {{&C::dotprod, "dotprod"}, {&C::fp16, "fp16"}, {&C::fhm, "fhm"}, {&C::i8mm, "i8mm"}, {&C::bf16, "bf16"}}});
+    r.push_back({&kt_isa_neon_i8mm::kTable,
+                 {{&C::dotprod, "dotprod"},
+                  {&C::fp16, "fp16"},
+                  {&C::fhm, "fhm"},
+                  {&C::i8mm, "i8mm"},
+                  {&C::bf16, "bf16"}}});
 #endif
     return r;
   }();

@@ -34,16 +34,21 @@ TEST(Dispatch, AnIsaThisCpuLacksNamesTheFeature) {
       EXPECT_EQ(&kernels_named(isa.table->name), isa.table);
       continue;
     }
-    EXPECT_THAT(error_of([&] { kernels_named(isa.table->name); }), AllOf(HasSubstr(isa.table->name), HasSubstr(isa.missing)));
+    EXPECT_THAT(error_of([&] { kernels_named(isa.table->name); }),
+                AllOf(HasSubstr(isa.table->name), HasSubstr(isa.missing)));
   }
 }
 
 TEST(Dispatch, CompatibleNames) {
-  struct { const char *theirs, *ours; } names[] = {{"avx512_base", "avx512"}, {"avx512_vbmi", "avx512_vnni"}};
+  struct {
+    const char *theirs, *ours;
+  } names[] = {{"avx512_base", "avx512"}, {"avx512_vbmi", "avx512_vnni"}};
   for (const auto& name : names) {
     const std::string error = error_of([&] { EXPECT_STREQ(kernels_named(name.theirs).name, name.ours); });
-    if (builds(name.ours)) EXPECT_THAT(error, AnyOf(StrEq("no error"), HasSubstr("which this CPU does not offer")));
-    else EXPECT_THAT(error, HasSubstr("unknown ISA"));
+    if (builds(name.ours))
+      EXPECT_THAT(error, AnyOf(StrEq("no error"), HasSubstr("which this CPU does not offer")));
+    else
+      EXPECT_THAT(error, HasSubstr("unknown ISA"));
   }
 }
 
@@ -60,7 +65,8 @@ TEST(Dispatch, TheBestIsTheLastThatRuns) {
 TEST(Dispatch, TablesAreComplete) {
   for (const IsaStatus& isa : isas()) {
     const Kernels& t = *isa.table;
-    EXPECT_EQ(t.fragment, isas()[0].table->fragment) << t.name << ": one packing serves all tables of a CPU family";
+    EXPECT_EQ(t.fragment, isas()[0].table->fragment)
+        << t.name << ": one packing serves all tables of a CPU family";
     EXPECT_EQ(kManyRows % t.tile_rows, 0) << t.name;
     EXPECT_EQ(t.tile_rows % t.many_side, 0) << t.name;
     for (int i = 0; i < kLayoutCount; ++i) {
@@ -74,7 +80,8 @@ TEST(Dispatch, TablesAreComplete) {
 TEST(Plan, FollowsRowsAndPrecision) {
   const Kernels& t = *tables_under_test()[0];
   const auto route = [&](const char* format, Precision precision, int m) {
-    return std::string(plan_for(t, packing_for(format_named(format), 64, 1024, t.fragment, "w"), precision, m).route);
+    return std::string(
+        plan_for(t, packing_for(format_named(format), 64, 1024, t.fragment, "w"), precision, m).route);
   };
   EXPECT_EQ(route("int8", Precision::kDefault, 1), "few");
   EXPECT_EQ(route("int8", Precision::kInt8, t.few_limit + 1), "many_s8");
@@ -82,7 +89,8 @@ TEST(Plan, FollowsRowsAndPrecision) {
   EXPECT_EQ(route("int8", Precision::kBf16, 1), t.many_bf16[0] ? "many_bf16" : "many_f32");
   EXPECT_EQ(route("bf16", Precision::kInt8, 1), "few");
   EXPECT_EQ(route("bf16", Precision::kF32, 1), "many_f32");
-  const Plan plan = plan_for(t, packing_for(format_named("q4_k"), 64, 1024, t.fragment, "w"), Precision::kDefault, 3);
+  const Plan plan =
+      plan_for(t, packing_for(format_named("q4_k"), 64, 1024, t.fragment, "w"), Precision::kDefault, 3);
   EXPECT_THAT(plan.describe(), AllOf(HasSubstr("few"), HasSubstr("s8"), HasSubstr("32")));
 }
 

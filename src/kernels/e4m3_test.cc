@@ -1,4 +1,5 @@
-// The look-up of E4M3 codes as bf16 (isa/avx512.h) in plain C++, by its definition: every code, every place in a step.
+// The look-up of E4M3 codes as bf16 (isa/avx512.h) in plain C++, by its definition: every code, every place
+// in a step.
 #include <gtest/gtest.h>
 
 #include "formats/floats.h"
@@ -24,10 +25,12 @@ TEST(E4m3, BytesOfEveryCode) {
       Isa::e4m3_bf16(table, codes, out);
       for (int row = 0; row < 16; ++row)
         for (int k = 0; k < 4; ++k) {
-          const uint8_t code = codes.v[kt::row_byte(kt::Code::kE4m3, 4, row) + kt::column_byte(kt::Code::kE4m3, 4, k)];
+          const uint8_t code =
+              codes.v[kt::row_byte(kt::Code::kE4m3, 4, row) + kt::column_byte(kt::Code::kE4m3, 4, k)];
           if (kt::is_nan_e4m3(code)) continue;
           const uint16_t have = u16_at(out[k / 2].v + row * 4 + k % 2 * 2);  // the packed order of bf16 codes
-          ASSERT_EQ(have, kt::to_bf16(kt::e4m3_to_f32(code) * scale).bits) << "code " << int{code} << ", scale " << scale;
+          ASSERT_EQ(have, kt::to_bf16(kt::e4m3_to_f32(code) * scale).bits)
+              << "code " << int{code} << ", scale " << scale;
         }
     }
   }
@@ -37,10 +40,12 @@ TEST(E4m3, BytesOfEveryCode) {
 TEST(E4m3, ColumnsOfAStep) {
   Isa::Bytes codes;
   for (int i = 0; i < 64; ++i) codes.v[i] = static_cast<uint8_t>(i * 37 + 11);
-  const Isa::F32 columns[] = {Isa::column_e4m3<0>(codes), Isa::column_e4m3<1>(codes), Isa::column_e4m3<2>(codes), Isa::column_e4m3<3>(codes)};
+  const Isa::F32 columns[] = {Isa::column_e4m3<0>(codes), Isa::column_e4m3<1>(codes),
+                              Isa::column_e4m3<2>(codes), Isa::column_e4m3<3>(codes)};
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < 4; ++k) {
-      const uint8_t code = codes.v[kt::row_byte(kt::Code::kE4m3, 4, row) + kt::column_byte(kt::Code::kE4m3, 4, k)];
+      const uint8_t code =
+          codes.v[kt::row_byte(kt::Code::kE4m3, 4, row) + kt::column_byte(kt::Code::kE4m3, 4, k)];
       if (kt::is_nan_e4m3(code)) continue;
       EXPECT_EQ(columns[k].v[row] * 256, kt::e4m3_to_f32(code)) << row << " " << k;
     }

@@ -4,10 +4,11 @@
 //   out = sum_s  wscale * ascale * (sum_k code * a  -  bias * asum)  -  min * ascale * asum
 // where a are s8 codes and asum their sum over the span: the bias leaves the inner loop, and the integer part
 // is exact, so the result does not depend on how many rows are computed together.
-// Overflow: |code| <= 255, |a| <= 127, so int32 holds spans of up to 66,000 columns; packing refuses longer ones.
-// Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at the span's end.
-// Where there is a bf16 product and E4M3 codes stand in pairs, they meet bf16 activations: 3 bits of fraction times 7 make
-// products exact in f32, so K columns round K times as with f32 activations, which keep 16 bits more.
+// Overflow: |code| <= 255, |a| <= 127, so int32 holds spans of up to 66,000 columns; packing refuses longer
+// ones. Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at
+// the span's end. Where there is a bf16 product and E4M3 codes stand in pairs, they meet bf16 activations: 3
+// bits of fraction times 7 make products exact in f32, so K columns round K times as with f32 activations,
+// which keep 16 bits more.
 #pragma once
 #include "kernels/isa/inline.h"
 #include "kernels/table.h"
@@ -22,15 +23,16 @@ inline constexpr int kPartBytes = Isa::kLanes * Isa::kStep;
 
 constexpr bool small_codes(Code code) { return code != Code::kI8 && code != Code::kIq4; }
 
-alignas(16) constexpr int8_t kIq4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(16) constexpr int8_t kIq4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                              1,    13,   25,  38,  53,  69,  89,  113};
 KT_INLINE typename Isa::Table iq4_table() {
   alignas(16) int8_t t[16];
   for (int i = 0; i < 16; ++i) t[i] = static_cast<int8_t>(kIq4Table[i] + (Isa::kUnsigned ? 128 : 0));
   return Isa::table(t);
 }
 
-// Chunks are walked in units: as many steps as share bytes in any plane, or make up a short span. Only a unit is
-// unrolled.
+// Chunks are walked in units: as many steps as share bytes in any plane, or make up a short span. Only a unit
+// is unrolled.
 constexpr int unit_steps(const Layout& layout) {
   const Planes p = planes(layout.code);
   int steps = p.low == 0 ? 4 : 8 / p.low;
@@ -60,7 +62,8 @@ KT_INLINE typename Isa::Bytes expand(const CodesAt& at, int part, const typename
     return Isa::load_bytes(at.low + kT * kStepAll + row);
   } else {
     constexpr int kShare = 8 / kPlanes.low;
-    auto x = Isa::template field<kPlanes.low, kT % kShare * kPlanes.low, 0>(Isa::load_bytes(at.low + kT / kShare * kStepAll + row));
+    auto x = Isa::template field<kPlanes.low, kT % kShare * kPlanes.low, 0>(
+        Isa::load_bytes(at.low + kT / kShare * kStepAll + row));
     if constexpr (kPlanes.high != 0) {
       constexpr int kShareHigh = 8 / kPlanes.high;
       x = Isa::bor(x, Isa::template field<kPlanes.high, kT % kShareHigh * kPlanes.high, kPlanes.low>(
@@ -79,38 +82,47 @@ struct SpanFactors {
   KT_INLINE SpanFactors(const uint8_t* record, int spans) : header(record), h(header_of(kL, spans)) {}
   KT_INLINE typename Isa::F32 scale(int span, int row) const {
     const uint8_t* at = header + h.scales + (span * kBlockRows + row) * scale_bytes(kL.scale);
-    if constexpr (kL.scale == Scale::kF32) return Isa::load(reinterpret_cast<const float*>(at));
-    else if constexpr (kL.scale == Scale::kBf16) return Isa::load_bf16(at);
-    else if constexpr (kL.scale == Scale::kF16) return Isa::load_f16(at);
-    else if constexpr (kL.scale == Scale::kE8m0) return Isa::load_e8m0(at);
+    if constexpr (kL.scale == Scale::kF32)
+      return Isa::load(reinterpret_cast<const float*>(at));
+    else if constexpr (kL.scale == Scale::kBf16)
+      return Isa::load_bf16(at);
+    else if constexpr (kL.scale == Scale::kF16)
+      return Isa::load_f16(at);
+    else if constexpr (kL.scale == Scale::kE8m0)
+      return Isa::load_e8m0(at);
     else if constexpr (kL.scale == Scale::kS8F16)
       return Isa::mul(Isa::load_f16(header + h.supers + row * 2), Isa::to_f32(Isa::load_s8(at)));
-    else return Isa::set1(1.0f);
+    else
+      return Isa::set1(1.0f);
   }
   KT_INLINE typename Isa::F32 min(int span, int row) const {
     const uint8_t* at = header + h.mins + (span * kBlockRows + row) * min_bytes(kL.min);
-    if constexpr (kL.min == Min::kF16) return Isa::load_f16(at);
+    if constexpr (kL.min == Min::kF16)
+      return Isa::load_f16(at);
     else if constexpr (kL.min == Min::kS8F16)
       return Isa::mul(Isa::load_f16(header + h.super_mins + row * 2), Isa::to_f32(Isa::load_s8(at)));
-    else return Isa::set1(0.0f);
+    else
+      return Isa::set1(0.0f);
   }
   KT_INLINE typename Isa::I32 zero(int span, int row) const {
     return Isa::load_u8(header + h.mins + (span * kBlockRows + row));
   }
 };
 
-// Fetches the chunk kPrefetch bytes on; past the end of this call's blocks, what the caller reads next. Other workers'
-// blocks lie behind ours: fetching those would cost memory bandwidth twice.
+// Fetches the chunk kPrefetch bytes on; past the end of this call's blocks, what the caller reads next. Other
+// workers' blocks lie behind ours: fetching those would cost memory bandwidth twice.
 template <Layout kL>
 KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at) {
   if constexpr (Isa::kPrefetch > 0) {
-    const auto* end = reinterpret_cast<const uint8_t*>(args.blocks) + args.count * static_cast<int64_t>(args.packing->block_bytes);
+    const auto* end = reinterpret_cast<const uint8_t*>(args.blocks) +
+                      args.count * static_cast<int64_t>(args.packing->block_bytes);
     const uint8_t* ahead = at + Isa::kPrefetch;
     if (ahead >= end) {
       if (!args.after) return;
       ahead = reinterpret_cast<const uint8_t*>(args.after) + (ahead - end);
     }
-    unroll<(chunk_bytes(kL.code) + 63) / 64>([&](auto i) __attribute__((always_inline)) { Isa::prefetch(ahead + i * 64); });
+    unroll<(chunk_bytes(kL.code) + 63) / 64>(
+        [&](auto i) __attribute__((always_inline)) { Isa::prefetch(ahead + i * 64); });
   }
 }
 
@@ -120,7 +132,8 @@ struct FewInteger {
   static constexpr int kGroups = (kM + Isa::kTokens - 1) / Isa::kTokens;
   static constexpr bool kShort = kL.span != SpanLength::kLong;
   static constexpr int kUnitColumns = unit_steps(kL) * Isa::kStep;
-  // Independent sums where there would be too few to hide the dot product's latency; integers add up the same.
+  // Independent sums where there would be too few to hide the dot product's latency; integers add up the
+  // same.
   static constexpr int kChains = kPP * kGroups == 1 ? 2 : 1;
   using Acc = typename Isa::Acc;
   using F32 = typename Isa::F32;
@@ -140,11 +153,13 @@ struct FewInteger {
   }
   template <class F>
   static KT_INLINE void each_acc(F&& f) {
-    unroll<kPP * kGroups>([&](auto at) __attribute__((always_inline)) { f(Int<at / kGroups>{}, Int<at % kGroups>{}); });
+    unroll<kPP * kGroups>(
+        [&](auto at) __attribute__((always_inline)) { f(Int<at / kGroups>{}, Int<at % kGroups>{}); });
   }
 
   KT_INLINE const int8_t* act(int group, int column) const {
-    return reinterpret_cast<const int8_t*>(args.acts.codes) + static_cast<int64_t>(m0 + group * Isa::kActRows) * p.k_pad +
+    return reinterpret_cast<const int8_t*>(args.acts.codes) +
+           static_cast<int64_t>(m0 + group * Isa::kActRows) * p.k_pad +
            static_cast<int64_t>(column) * Isa::kActRows;
   }
 
@@ -153,16 +168,21 @@ struct FewInteger {
   KT_INLINE void steps(Acc (&acc)[kChains][kPP][kGroups], const CodesAt& codes, int column) const {
     unroll_from<kFrom, kTo>([&](auto t) __attribute__((always_inline)) {
       typename Isa::Act a[kGroups];
-      unroll<kGroups>([&](auto g) __attribute__((always_inline)) { a[g] = Isa::load_act(act(g, column + t * Isa::kStep)); });
+      unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
+        a[g] = Isa::load_act(act(g, column + t * Isa::kStep));
+      });
       unroll<kPP>([&](auto i) __attribute__((always_inline)) {
         const auto w = expand<kL.code, decltype(t)::value>(codes, p0 + i, table);
-        unroll<kGroups>([&](auto g) __attribute__((always_inline)) { Isa::template dot<small_codes(kL.code)>(acc[t % kChains][i][g], w, a[g]); });
+        unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
+          Isa::template dot<small_codes(kL.code)>(acc[t % kChains][i][g], w, a[g]);
+        });
       });
     });
   }
 
   // total += scaled acc of the span `span` of the record, which starts at column `column`
-  KT_INLINE void finish(const Acc (&acc)[kChains][kPP][kGroups], const SpanFactors<kL>& factors, int span, int column) {
+  KT_INLINE void finish(const Acc (&acc)[kChains][kPP][kGroups], const SpanFactors<kL>& factors, int span,
+                        int column) {
     const ActShape& s = args.acts.shape;
     const int64_t scale_at = column / s.scale_span, sum_at = column / s.sum_span;
     unroll<kPP>([&](auto i) __attribute__((always_inline)) {
@@ -173,7 +193,8 @@ struct FewInteger {
         const float a = args.acts.scales[token * static_cast<int64_t>(s.scale_spans()) + scale_at];
         const int32_t sum = args.acts.sums[token * static_cast<int64_t>(s.sum_spans()) + sum_at];
         auto dot = Isa::template total<j % Isa::kTokens>(acc[0][i][j / Isa::kTokens]);
-        if constexpr (kChains == 2) dot = Isa::add(dot, Isa::template total<j % Isa::kTokens>(acc[1][i][j / Isa::kTokens]));
+        if constexpr (kChains == 2)
+          dot = Isa::add(dot, Isa::template total<j % Isa::kTokens>(acc[1][i][j / Isa::kTokens]));
         if constexpr (kL.min == Min::kZero) {
           dot = Isa::sub(dot, Isa::mul(factors.zero(span, row), Isa::set1(sum)));
         } else {
@@ -181,7 +202,8 @@ struct FewInteger {
         }
         total[i][j] = Isa::fma(Isa::to_f32(dot), Isa::mul(w, Isa::set1(a)), total[i][j]);
         if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16)
-          total[i][j] = Isa::fma(factors.min(span, row), Isa::set1(-a * static_cast<float>(sum)), total[i][j]);
+          total[i][j] =
+              Isa::fma(factors.min(span, row), Isa::set1(-a * static_cast<float>(sum)), total[i][j]);
       });
     });
   }
@@ -253,7 +275,9 @@ template <Layout kL>
 constexpr int kFloatUnitBytes = chunk_bytes(kL.code) * kFloatUnit / kChunk;
 
 // The activations `few` takes.
-constexpr bool takes_bf16(const Layout& layout) { return in_pairs(layout.code, Isa::kStep) && Isa::kBf16Product; }
+constexpr bool takes_bf16(const Layout& layout) {
+  return in_pairs(layout.code, Isa::kStep) && Isa::kBf16Product;
+}
 constexpr ActCode few_acts(const Layout& layout) {
   return is_integer(layout.code) ? ActCode::kS8 : takes_bf16(layout) ? ActCode::kBf16 : ActCode::kF32;
 }
@@ -280,15 +304,17 @@ KT_INLINE typename Isa::F32 float_column(const uint8_t* codes, int part) {
   } else if constexpr (kL.code == Code::kE4m3) {
     return Late<Isa, kC>::type::load_e4m3(codes + kC * kBlockRows + row);
   } else {
-    return Isa::template load_e2m1<kC % 2 == 1>(codes + kC / 2 * kBlockRows + row);
+    return Isa::template load_e2m1 < kC % 2 == 1 > (codes + kC / 2 * kBlockRows + row);
   }
 }
 
 struct NoTable {};
 template <Layout kL>
 KT_INLINE auto code_table() {
-  if constexpr (takes_bf16(kL)) return Late<Isa, kL.code>::type::e4m3_table(1.0f);
-  else return NoTable{};
+  if constexpr (takes_bf16(kL))
+    return Late<Isa, kL.code>::type::e4m3_table(1.0f);
+  else
+    return NoTable{};
 }
 
 // One pass of float codes: kM rows of activations, kPP parts, all of one row block.
@@ -296,7 +322,8 @@ template <Layout kL, int kM, int kPP>
 struct FewFloat {
   using F32 = typename Isa::F32;
   static constexpr bool kBf16Acts = takes_bf16(kL);
-  // Independent sums, to hide the latency: the FMA's of 4 cycles, or the bf16 product's of 6, twice a step and sum.
+  // Independent sums, to hide the latency: the FMA's of 4 cycles, or the bf16 product's of 6, twice a step
+  // and sum.
   static constexpr int kChains = kM * kPP >= (kBf16Acts ? 8 : 4) ? 1 : kM * kPP == 1 ? 4 : 2;
   static constexpr bool kScaled = kL.scale != Scale::kNone;
   static constexpr float kFactor = kBf16Acts ? 1.0f : code_factor(kL.code);
@@ -324,18 +351,23 @@ struct FewFloat {
 
   // acc += the unit of kFloatUnit columns at `codes`, the first of which is `first`
   KT_INLINE void columns(const uint8_t* codes, int first) {
-    if constexpr (kBf16Acts) bf16_columns(codes, first);
-    else f32_columns(codes, first);
+    if constexpr (kBf16Acts)
+      bf16_columns(codes, first);
+    else
+      f32_columns(codes, first);
   }
   KT_INLINE void f32_columns(const uint8_t* codes, int first) {
-    const auto* a = reinterpret_cast<const float*>(args.acts.codes) + static_cast<int64_t>(m0) * p.k_pad + first;
+    const auto* a =
+        reinterpret_cast<const float*>(args.acts.codes) + static_cast<int64_t>(m0) * p.k_pad + first;
     unroll<kFloatUnit>([&](auto at) __attribute__((always_inline)) {
       // columns 0 and 2 of a step in pairs come from one register, so one after the other
-      constexpr int kAt = decltype(at)::value, c = in_pairs(kL.code, Isa::kStep) ? kAt / 4 * 4 + kAt % 2 * 2 + kAt / 2 % 2 : kAt;
+      constexpr int kAt = decltype(at)::value,
+                    c = in_pairs(kL.code, Isa::kStep) ? kAt / 4 * 4 + kAt % 2 * 2 + kAt / 2 % 2 : kAt;
       unroll<kPP>([&](auto i) __attribute__((always_inline)) {
         const F32 w = float_column<kL, c>(codes, p0 + i);
         unroll<kM>([&](auto j) __attribute__((always_inline)) {
-          acc[kAt % kChains][i][j] = Isa::fma(w, Isa::set1(a[j * static_cast<int64_t>(p.k_pad) + c]), acc[kAt % kChains][i][j]);
+          acc[kAt % kChains][i][j] =
+              Isa::fma(w, Isa::set1(a[j * static_cast<int64_t>(p.k_pad) + c]), acc[kAt % kChains][i][j]);
         });
       });
     });
@@ -344,7 +376,8 @@ struct FewFloat {
   KT_INLINE void bf16_columns(const uint8_t* codes, int first) {
     using I = typename Late<Isa, kM>::type;
     static_assert(I::kActRows == 1);
-    const auto* a = reinterpret_cast<const int8_t*>(args.acts.codes) + (static_cast<int64_t>(m0) * p.k_pad + first) * 2;
+    const auto* a =
+        reinterpret_cast<const int8_t*>(args.acts.codes) + (static_cast<int64_t>(m0) * p.k_pad + first) * 2;
     unroll<kFloatUnit / Isa::kStep>([&](auto t) __attribute__((always_inline)) {
       unroll<kPP>([&](auto i) __attribute__((always_inline)) {
         typename I::Bytes w[2];
@@ -352,7 +385,8 @@ struct FewFloat {
         unroll<2>([&](auto h) __attribute__((always_inline)) {
           constexpr int kPair = 2 * decltype(t)::value + decltype(h)::value;
           unroll<kM>([&](auto j) __attribute__((always_inline)) {
-            I::dot_bf16(acc[kPair % kChains][i][j], w[h], I::load_act(a + j * static_cast<int64_t>(p.k_pad) * 2 + kPair * 4));
+            I::dot_bf16(acc[kPair % kChains][i][j], w[h],
+                        I::load_act(a + j * static_cast<int64_t>(p.k_pad) * 2 + kPair * 4));
           });
         });
       });
@@ -362,10 +396,13 @@ struct FewFloat {
   KT_INLINE void finish(const SpanFactors<kL>& factors, int span) {
     each_sum([&](auto i, auto j) __attribute__((always_inline)) {
       F32 sum = acc[0][i][j];
-      unroll_from<1, kChains>([&](auto c) __attribute__((always_inline)) { sum = Isa::add(sum, acc[c][i][j]); });
+      unroll_from<1, kChains>([&](auto c)
+                                  __attribute__((always_inline)) { sum = Isa::add(sum, acc[c][i][j]); });
       if constexpr (kFactor != 1.0f) sum = Isa::mul(sum, Isa::set1(kFactor));
-      if constexpr (kScaled) total[i][j] = Isa::fma(sum, factors.scale(span, (p0 + i) * Isa::kLanes), total[i][j]);
-      else total[i][j] = sum;
+      if constexpr (kScaled)
+        total[i][j] = Isa::fma(sum, factors.scale(span, (p0 + i) * Isa::kLanes), total[i][j]);
+      else
+        total[i][j] = sum;
     });
   }
 
@@ -380,7 +417,8 @@ struct FewFloat {
           const int end = width - s < p.span ? width : s + p.span;
           for (int c = s; c < end; c += kChunk, at += chunk_bytes(kL.code)) {
             fetch_ahead<kL>(args, at);
-            for (int u = 0; u < kChunk; u += kFloatUnit) columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);
+            for (int u = 0; u < kChunk; u += kFloatUnit)
+              columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);
           }
           finish(factors, span);
           if constexpr (kScaled) clear();
@@ -390,7 +428,8 @@ struct FewFloat {
         for (int c = 0; c < width; c += kChunk, at += chunk_bytes(kL.code)) {
           fetch_ahead<kL>(args, at);
           for (int s = 0; s < kChunk; s += kSpan) {
-            for (int u = s; u < s + kSpan; u += kFloatUnit) columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);
+            for (int u = s; u < s + kSpan; u += kFloatUnit)
+              columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);
             finish(factors, (c + s) / kSpan);
             if constexpr (kScaled) clear();
           }
@@ -424,15 +463,20 @@ __attribute__((noinline)) void few_float_pass(const MultiplyArgs& args, int m0) 
 template <Layout kL>
 void few(const MultiplyArgs& args) noexcept {
   const auto pass = [&](auto m, int m0) {
-    if constexpr (is_integer(kL.code)) few_integer_pass<kL, decltype(m)::value>(args, m0);
-    else few_float_pass<kL, decltype(m)::value>(args, m0);
+    if constexpr (is_integer(kL.code))
+      few_integer_pass<kL, decltype(m)::value>(args, m0);
+    else
+      few_float_pass<kL, decltype(m)::value>(args, m0);
   };
   int m0 = 0;
   for (; args.m - m0 > 4; m0 += 8) pass(Int<8>{}, m0);
   const int rest = args.m - m0;
-  if (rest > 2) pass(Int<4>{}, m0);
-  else if (rest == 2) pass(Int<2>{}, m0);
-  else if (rest == 1) pass(Int<1>{}, m0);
+  if (rest > 2)
+    pass(Int<4>{}, m0);
+  else if (rest == 2)
+    pass(Int<2>{}, m0);
+  else if (rest == 1)
+    pass(Int<1>{}, m0);
 }
 
 }  // namespace

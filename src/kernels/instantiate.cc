@@ -1,5 +1,5 @@
-// Compiled once per ISA (isa.cmake gives KT_ISA_HEADER, KT_ISA_CLASS, KT_ISA_NAMESPACE and the flags); exports one
-// table and nothing else.
+// Compiled once per ISA (isa.cmake gives KT_ISA_HEADER, KT_ISA_CLASS, KT_ISA_NAMESPACE and the flags);
+// exports one table and nothing else.
 #include KT_ISA_HEADER
 
 namespace KT_ISA_NAMESPACE {

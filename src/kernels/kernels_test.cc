@@ -1,5 +1,5 @@
-// Every table x every format x every route x odd shapes, against sums in double over value_at() and the activations
-// as packed, so that what is measured is the multiplication alone.
+// Every table x every format x every route x odd shapes, against sums in double over value_at() and the
+// activations as packed, so that what is measured is the multiplication alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,20 +60,28 @@ struct Reference {
 };
 
 // How far a result may be from the sum in double; T = sum |a| * size, u = 2^-24.
-//   few, many_s8 of whole rows: the integer sums are exact. wscale * ascale and the sum's conversion are rounded,
-//     then one fma a span (two with a min) adds a partial sum below T: (fmas + 4) u T. value_at rounds twice: 2 u T.
-//   many_s8 of spans: the bound of panel.inl.h, 0.76 D |a| for each weight, and the f32 part as above over sums of
+//   few, many_s8 of whole rows: the integer sums are exact. wscale * ascale and the sum's conversion are
+//   rounded,
+//     then one fma a span (two with a min) adds a partial sum below T: (fmas + 4) u T. value_at rounds twice:
+//     2 u T.
+//   many_s8 of spans: the bound of panel.inl.h, 0.76 D |a| for each weight, and the f32 part as above over
+//   sums of
 //     |a| * 128 D. Rows whose D is below 2^-118 become zero: 127 D |a|.
-//   float few, many_f32: one fma a column, a scale a span: (K + 4) u T. E4M3 times bf16 is exact in f32, and the bf16
+//   float few, many_f32: one fma a column, a scale a span: (K + 4) u T. E4M3 times bf16 is exact in f32, and
+//   the bf16
 //     product rounds after each of a pair: the same.
-//   many_bf16: the weight is rounded to 8 bits, 2^-8 of it, unless it is bf16 already; products are exact, and the
+//   many_bf16: the weight is rounded to 8 bits, 2^-8 of it, unless it is bf16 already; products are exact,
+//   and the
 //     hardware may truncate where it adds: 4 u K T.
-//   Where numbers leave the normal range: 2^-150 for each of K terms, times integers up to 2^15; bf16 products flush.
-double tolerance_of(const Packing& p, Route route, ActCode acts, double size, double panel_error, double panel_size, double amax) {
+//   Where numbers leave the normal range: 2^-150 for each of K terms, times integers up to 2^15; bf16
+//   products flush.
+double tolerance_of(const Packing& p, Route route, ActCode acts, double size, double panel_error,
+                    double panel_size, double amax) {
   const double k = static_cast<double>(p.k);
   const double tiny = k * std::max(1.0, amax) * (acts == ActCode::kBf16 ? 0x1p-124 : 0x1p-134);
   const bool integer = is_integer(p);
-  if (route == Route::kManyBf16) return tiny + size * (4 * kUlp * k + (p.format.code == Code::kBf16 ? 0 : 0x1.01p-8));
+  if (route == Route::kManyBf16)
+    return tiny + size * (4 * kUlp * k + (p.format.code == Code::kBf16 ? 0 : 0x1.01p-8));
   if (route == Route::kManyF32 || !integer) return tiny + size * kUlp * (k + 4);
   if (route == Route::kManyS8 && !is_exact(p)) {
     const double panels = std::ceil(k / 512);
@@ -83,7 +91,8 @@ double tolerance_of(const Packing& p, Route route, ActCode acts, double size, do
   return tiny + size * kUlp * (fmas + 6);
 }
 
-Reference reference(const Weights& w, const Packing& p, Route route, const ActShape& shape, const std::vector<float>& rows, int m) {
+Reference reference(const Weights& w, const Packing& p, Route route, const ActShape& shape,
+                    const std::vector<float>& rows, int m) {
   Reference out;
   out.m = m;
   out.acts = plain_acts(shape, rows, m, p.k);
@@ -117,43 +126,61 @@ Reference reference(const Weights& w, const Packing& p, Route route, const ActSh
   // [n, m] to [m, n]
   std::vector<double> want(m * n), tolerance(m * n);
   for (int64_t r = 0; r < n; ++r)
-    for (int i = 0; i < m; ++i) want[i * n + r] = out.want[r * m + i], tolerance[i * n + r] = out.tolerance[r * m + i];
+    for (int i = 0; i < m; ++i)
+      want[i * n + r] = out.want[r * m + i], tolerance[i * n + r] = out.tolerance[r * m + i];
   out.want.swap(want);
   out.tolerance.swap(tolerance);
   return out;
 }
 
 // Runs one route on m of `rows` [*, k]; an empty result where the table has no such kernel. [m, 16 * blocks]
-std::vector<float> multiply(const Kernels& t, const Packed& w, Route route, const std::vector<float>& rows, int m,
-                            const int32_t* index = nullptr) {
+std::vector<float> multiply(const Kernels& t, const Packed& w, Route route, const std::vector<float>& rows,
+                            int m, const int32_t* index = nullptr) {
   const Packing& p = w.packing;
   const Plan plan = plan_route(t, p, route, m);
   if (!plan.multiply) return {};
   const int64_t columns = p.blocks * kBlockRows, ld = columns + 16;
-  Guarded acts_memory(act_bytes(plan.acts)), scratch(plan.scratch_bytes), out((m * ld - 16) * sizeof(float), 16);
+  Guarded acts_memory(act_bytes(plan.acts)), scratch(plan.scratch_bytes),
+      out((m * ld - 16) * sizeof(float), 16);
   const Acts acts = acts_in(plan.acts, acts_memory.as());
-  t.pack_acts({.source = rows.data(), .type = Real::kF32, .stride = p.k, .index = index, .m = m, .k = static_cast<int>(p.k), .out = acts});
+  t.pack_acts({.source = rows.data(),
+               .type = Real::kF32,
+               .stride = p.k,
+               .index = index,
+               .m = m,
+               .k = static_cast<int>(p.k),
+               .out = acts});
   std::fill_n(out.as<float>(), m * ld - 16, std::numeric_limits<float>::quiet_NaN());
-  plan.multiply({.packing = &p, .blocks = w.memory.as(), .count = static_cast<int>(p.blocks), .acts = acts, .m = m,
-                 .out = out.as<float>(), .ld = ld, .scratch = scratch.as()});
+  plan.multiply({.packing = &p,
+                 .blocks = w.memory.as(),
+                 .count = static_cast<int>(p.blocks),
+                 .acts = acts,
+                 .m = m,
+                 .out = out.as<float>(),
+                 .ld = ld,
+                 .scratch = scratch.as()});
   EXPECT_TRUE(acts_memory.intact() && scratch.intact() && out.intact()) << "wrote outside its memory";
   std::vector<float> result;
   for (int i = 0; i < m; ++i) {
     result.insert(result.end(), out.as<float>() + i * ld, out.as<float>() + i * ld + columns);
-    for (int64_t c = columns; c < ld && i + 1 < m; ++c) EXPECT_TRUE(std::isnan(out.as<float>()[i * ld + c])) << "wrote past a row";
+    for (int64_t c = columns; c < ld && i + 1 < m; ++c)
+      EXPECT_TRUE(std::isnan(out.as<float>()[i * ld + c])) << "wrote past a row";
   }
   return result;
 }
 
-testing::AssertionResult close(const std::vector<float>& have, const Packing& p, const Reference& want, int m) {
+testing::AssertionResult close(const std::vector<float>& have, const Packing& p, const Reference& want,
+                               int m) {
   const int64_t ld = p.blocks * kBlockRows;
   for (int i = 0; i < m; ++i)
     for (int64_t r = 0; r < ld; ++r) {
-      const double expected = r < p.n ? want.want[i * p.n + r] : 0, tolerance = r < p.n ? want.tolerance[i * p.n + r] : 0;
+      const double expected = r < p.n ? want.want[i * p.n + r] : 0,
+                   tolerance = r < p.n ? want.tolerance[i * p.n + r] : 0;
       const double error = std::fabs(have[i * ld + r] - expected);
       if (!(error <= tolerance))
-        return testing::AssertionFailure() << "token " << i << ", row " << r << ": " << have[i * ld + r] << " for " << expected
-                                           << ", off by " << error << ", " << tolerance << " allowed";
+        return testing::AssertionFailure()
+               << "token " << i << ", row " << r << ": " << have[i * ld + r] << " for " << expected
+               << ", off by " << error << ", " << tolerance << " allowed";
     }
   return testing::AssertionSuccess();
 }
@@ -200,7 +227,8 @@ void check_matrix(const Matrix& matrix, const std::vector<float>& rows, const To
         const ActShape shape = plan_route(*t, p, route, most).acts;
         Reference& want = wants[shape.code];
         if (!want.m) want = reference(weights, p, route, shape, rows, most);
-        const std::string what = std::string(t->name) + " " + plan_route(*t, p, route, *m).describe() + ", " + std::to_string(*m) + " tokens, " + p.describe();
+        const std::string what = std::string(t->name) + " " + plan_route(*t, p, route, *m).describe() + ", " +
+                                 std::to_string(*m) + " tokens, " + p.describe();
         EXPECT_TRUE(close(have, p, want, *m)) << what;
         if (first.empty()) first = have;
         if (equal_everywhere) {
@@ -223,7 +251,8 @@ class Multiply : public testing::TestWithParam<NamedFormat> {
     check_matrix(w, random_rows(128, w.k, seed), tokens);
   }
 };
-INSTANTIATE_TEST_SUITE_P(, Multiply, testing::ValuesIn(kFormats), [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(, Multiply, testing::ValuesIn(kFormats),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Multiply, OddShapes) {
   const Format& format = GetParam().format;
@@ -242,8 +271,8 @@ TEST_P(Multiply, OddShapes) {
   }
 }
 
-// Row i of the activations is column i alone, so that every weight is held to the bound of one weight: sums would hide
-// errors that cancel.
+// Row i of the activations is column i alone, so that every weight is held to the bound of one weight: sums
+// would hide errors that cancel.
 TEST_P(Multiply, OneColumnAtATime) {
   const Format& format = GetParam().format;
   const Matrix w = random_matrix(format, 17, fitting_columns(format, 130), 17);
@@ -269,7 +298,8 @@ TEST_P(Multiply, FewIsBatchInvariant) {
       alone.insert(alone.end(), one.begin(), one.begin() + ld);
     }
     for (const int m : {2, 3, 4, 5, 7, 8, 9, kMost})
-      EXPECT_TRUE(same_bits(multiply(*t, packed, Route::kFew, rows, m), alone)) << t->name << ", " << m << " tokens";
+      EXPECT_TRUE(same_bits(multiply(*t, packed, Route::kFew, rows, m), alone))
+          << t->name << ", " << m << " tokens";
   }
 }
 
@@ -283,8 +313,8 @@ TEST_P(Multiply, ExtremeScales) {
   }
 }
 
-// Activations at 127 against the largest codes of either sign, over a long row: nothing overflows. The same row with
-// alternating signs, a row of zeros, a row of one value, and a row with a single value.
+// Activations at 127 against the largest codes of either sign, over a long row: nothing overflows. The same
+// row with alternating signs, a row of zeros, a row of one value, and a row with a single value.
 TEST_P(Multiply, LargestCodes) {
   const Format& format = GetParam().format;
   const int64_t k = full_tests() ? 7168 : 2048;
@@ -298,7 +328,9 @@ TEST_P(Multiply, LargestCodes) {
   rows[4 * k + k - 1] = 5;
   const int bits = code_bits(format.code);
   if (bits <= 8) {
-    const uint8_t top = format.code == Code::kI8 ? 127 : format.code == Code::kE4m3 ? 0x7E : static_cast<uint8_t>((1 << bits) - 1);
+    const uint8_t top = format.code == Code::kI8     ? 127
+                        : format.code == Code::kE4m3 ? 0x7E
+                                                     : static_cast<uint8_t>((1 << bits) - 1);
     const uint8_t bottom = format.code == Code::kI8 ? 0x80 : format.code == Code::kE4m3 ? 0xFE : 0;
     for (int64_t c = 0; c < k; ++c) {
       w.codes[c] = top;

@@ -2,19 +2,20 @@
 //
 // Rows are taken in blocks of 16. A row block is a sequence of records; a record is a header (super-block
 // factors, scales, mins: 16 of each side by side) followed by the codes of `record_k` columns, so that one
-// row block is one forward stream of bytes. Codes come in chunks of 64 columns; K is padded to chunks with zero
-// codes, which meet activations that are zero there. Padding rows have zero scales.
+// row block is one forward stream of bytes. Codes come in chunks of 64 columns; K is padded to chunks with
+// zero codes, which meet activations that are zero there. Padding rows have zero scales.
 //
 // Inside a chunk, columns are taken in steps. A step holds `step_k` consecutive columns of each of the 16
 // rows:        byte(row, k) = (k / step_k) * 16 * step_bytes + row * step_bytes + (k % step_k) * code bytes
 // With integer and bf16 codes a step is `Fragment::step_bytes` wide, the width the CPU's dot products take
 // (16 rows x 4 bytes: VNNI and the AMX B tile; 8 x (2 rows x 8 bytes): SMMLA). The other float codes have
 // steps of one column, so that 16 rows widen side by side.
-// E4M3 codes on 4-byte fragments have steps of 4 columns as well, in pairs of columns: every 16 bytes are columns 0 and 1
-// of 4 rows, then columns 2 and 3 of the same:      byte in step = row / 4 * 16 + k / 2 % 2 * 8 + row % 4 * 2 + k % 2
-// so that interleaving two look-ups of a step (low and high bytes) within 16 bytes gives two steps of bf16 codes.
-// Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits; in a plane of b bits, 8/b consecutive
-// steps share their bytes, the earlier step in the lower bits: expanding is a shift and a mask.
+// E4M3 codes on 4-byte fragments have steps of 4 columns as well, in pairs of columns: every 16 bytes are
+// columns 0 and 1 of 4 rows, then columns 2 and 3 of the same:      byte in step = row / 4 * 16 + k / 2 % 2 *
+// 8 + row % 4 * 2 + k % 2 so that interleaving two look-ups of a step (low and high bytes) within 16 bytes
+// gives two steps of bf16 codes. Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits; in a
+// plane of b bits, 8/b consecutive steps share their bytes, the earlier step in the lower bits: expanding is
+// a shift and a mask.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -84,7 +85,9 @@ constexpr int packed_code_bytes(Code code) {
   return code == Code::kF32 ? 4 : code == Code::kF16 || code == Code::kBf16 ? 2 : 1;
 }
 // Whether codes stand in pairs of columns (above).
-constexpr bool in_pairs(Code code, int fragment_step_bytes) { return code == Code::kE4m3 && fragment_step_bytes == 4; }
+constexpr bool in_pairs(Code code, int fragment_step_bytes) {
+  return code == Code::kE4m3 && fragment_step_bytes == 4;
+}
 constexpr int step_bytes(Code code, int fragment_step_bytes) {
   const bool dots = is_integer(code) || code == Code::kBf16 || in_pairs(code, fragment_step_bytes);
   return dots ? fragment_step_bytes : packed_code_bytes(code);
@@ -94,7 +97,8 @@ constexpr int step_columns(Code code, int fragment_step_bytes) {
 }
 // Where row `row` of the block and column `k` of a step stand in the step: the sum of the two.
 constexpr int row_byte(Code code, int fragment_step_bytes, int row) {
-  return in_pairs(code, fragment_step_bytes) ? row / 4 * 16 + row % 4 * 2 : row * step_bytes(code, fragment_step_bytes);
+  return in_pairs(code, fragment_step_bytes) ? row / 4 * 16 + row % 4 * 2
+                                             : row * step_bytes(code, fragment_step_bytes);
 }
 constexpr int column_byte(Code code, int fragment_step_bytes, int k) {
   return in_pairs(code, fragment_step_bytes) ? k / 2 * 8 + k % 2 : k * packed_code_bytes(code);
@@ -106,12 +110,18 @@ struct Planes {
 };
 constexpr Planes planes(Code code) {
   switch (code_bits(code)) {
-    case 2: return {2, 0};
-    case 3: return {2, 1};
-    case 4: return {4, 0};
-    case 5: return {4, 1};
-    case 6: return {4, 2};
-    default: return {0, 0};
+    case 2:
+      return {2, 0};
+    case 3:
+      return {2, 1};
+    case 4:
+      return {4, 0};
+    case 5:
+      return {4, 1};
+    case 6:
+      return {4, 2};
+    default:
+      return {0, 0};
   }
 }
 constexpr int chunk_bytes(Code code) { return kBlockRows * kChunk * code_bits(code) / 8; }

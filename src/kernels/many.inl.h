@@ -1,10 +1,12 @@
-// Many rows: the packed weights of two row blocks by one K block are widened into a panel in scratch (or taken as
-// they lie, when the packed codes are a panel already) and multiplied with all rows. One tile loop per product.
+// Many rows: the packed weights of two row blocks by one K block are widened into a panel in scratch (or
+// taken as they lie, when the packed codes are a panel already) and multiplied with all rows. One tile loop
+// per product.
 //
-// Order: group of `panel_blocks` row blocks > chunk of rows > K block > pair of row blocks > tile of rows. The panel of
-// a pair stays in L1 while the rows' A block streams from L2, where it stays for all pairs of the group. Sums wait in C
-// between K blocks; a rounded panel has scales of its own, so its sums are added to the output at once. The packed codes
-// are read in order and once, which the hardware fetches ahead; prefetches of our own cost 10 % here.
+// Order: group of `panel_blocks` row blocks > chunk of rows > K block > pair of row blocks > tile of rows.
+// The panel of a pair stays in L1 while the rows' A block streams from L2, where it stays for all pairs of
+// the group. Sums wait in C between K blocks; a rounded panel has scales of its own, so its sums are added to
+// the output at once. The packed codes are read in order and once, which the hardware fetches ahead;
+// prefetches of our own cost 10 % here.
 #pragma once
 #include "kernels/panel.inl.h"
 #include "kernels/plan.h"
@@ -12,11 +14,11 @@
 namespace KT_ISA_NAMESPACE {
 namespace {
 
-// A tile of the generic loop: kG token groups x kNP parts, operands as Isa::dot takes them. Parts run on through
-// neighbouring blocks of the panel, `block_stride` bytes apart.
+// A tile of the generic loop: kG token groups x kNP parts, operands as Isa::dot takes them. Parts run on
+// through neighbouring blocks of the panel, `block_stride` bytes apart.
 template <bool kSmall, int kG, int kNP>
-KT_INLINE void dot_tile_s8(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride, int k, int32_t* c,
-                           int64_t ldc, bool first) {
+KT_INLINE void dot_tile_s8(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride, int k,
+                           int32_t* c, int64_t ldc, bool first) {
   typename Isa::Acc acc[kNP][kG];
   unroll<kNP * kG>([&](auto at) __attribute__((always_inline)) { acc[at / kG][at % kG] = Isa::zero_acc(); });
   for (int s = 0; s < k; s += Isa::kStep) {
@@ -26,7 +28,8 @@ KT_INLINE void dot_tile_s8(const int8_t* a, int64_t a_stride, const uint8_t* b, 
     });
     unroll<kG>([&](auto g) __attribute__((always_inline)) {
       const auto x = Isa::load_act(a + g * a_stride + s * Isa::kActRows);
-      unroll<kNP>([&](auto i) __attribute__((always_inline)) { Isa::template dot<kSmall>(acc[i][g], w[i], x); });
+      unroll<kNP>([&](auto i)
+                      __attribute__((always_inline)) { Isa::template dot<kSmall>(acc[i][g], w[i], x); });
     });
   }
   unroll<kNP>([&](auto i) __attribute__((always_inline)) {
@@ -40,8 +43,8 @@ KT_INLINE void dot_tile_s8(const int8_t* a, int64_t a_stride, const uint8_t* b, 
 }
 
 template <int kG, int kNP>
-KT_INLINE void dot_tile_bf16(const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride, int k, float* c,
-                             int64_t ldc, bool first) {
+KT_INLINE void dot_tile_bf16(const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride,
+                             int k, float* c, int64_t ldc, bool first) {
   using I = typename Late<Isa, kG>::type;
   typename I::AccF acc[kNP][kG];
   unroll<kNP * kG>([&](auto at) __attribute__((always_inline)) { acc[at / kG][at % kG] = I::zero_accf(); });
@@ -66,8 +69,8 @@ KT_INLINE void dot_tile_bf16(const uint8_t* a, int64_t a_stride, const uint8_t* 
 }
 
 template <int kM, int kNP>
-KT_INLINE void fma_tile_f32(const float* a, int64_t a_stride, const float* b, int64_t block_stride, int k, float* c,
-                            int64_t ldc, bool first) {
+KT_INLINE void fma_tile_f32(const float* a, int64_t a_stride, const float* b, int64_t block_stride, int k,
+                            float* c, int64_t ldc, bool first) {
   typename Isa::F32 acc[kNP][kM];
   unroll<kNP * kM>([&](auto at) __attribute__((always_inline)) {
     acc[at / kM][at % kM] = first ? Isa::set1(0.0f) : Isa::load(c + at % kM * ldc + at / kM * Isa::kLanes);
@@ -87,17 +90,18 @@ KT_INLINE void fma_tile_f32(const float* a, int64_t a_stride, const float* b, in
   });
 }
 
-// The three products. `pair` multiplies `rows` rows (a multiple of tile_rows) by `blocks` (1 or 2) row blocks.
-// a: first row of packed activations, at the K block's first column; c: [rows, ldc].
+// The three products. `pair` multiplies `rows` rows (a multiple of tile_rows) by `blocks` (1 or 2) row
+// blocks. a: first row of packed activations, at the K block's first column; c: [rows, ldc].
 struct ProductS8 {
   using A = int8_t;
   using C = int32_t;
   static constexpr int kCodeBytes = 1;
   template <bool kSmall>
-  static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride, int blocks,
-                             int k, C* c, int64_t ldc, bool first) {
+  static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride,
+                             int blocks, int k, C* c, int64_t ldc, bool first) {
     if constexpr (Late<Isa, kSmall>::type::kTileUnit) {
-      Late<Isa, kSmall>::type::tiles_s8(reinterpret_cast<const A*>(a), k_pad, rows, b, block_stride, blocks, k, c, ldc, first);
+      Late<Isa, kSmall>::type::tiles_s8(reinterpret_cast<const A*>(a), k_pad, rows, b, block_stride, blocks,
+                                        k, c, ldc, first);
     } else {
       constexpr int kG = Isa::kTileGroups, kNP = Isa::kTileParts;
       for (int i = 0; i < rows; i += kG * Isa::kTokens)
@@ -106,9 +110,12 @@ struct ProductS8 {
           const uint8_t* w = b + p / kParts * block_stride + p % kParts * kPartBytes;
           C* to = c + i * ldc + p * Isa::kLanes;
           if (kNP > kParts && blocks == 1)
-            dot_tile_s8<kSmall, kG, kNP < kParts ? kNP : kParts>(from, int64_t{k_pad} * Isa::kActRows, w, block_stride, k, to, ldc, first);
+            dot_tile_s8 < kSmall, kG,
+                kNP<kParts ? kNP : kParts>(from, int64_t{k_pad} * Isa::kActRows, w, block_stride, k, to, ldc,
+                                           first);
           else
-            dot_tile_s8<kSmall, kG, kNP>(from, int64_t{k_pad} * Isa::kActRows, w, block_stride, k, to, ldc, first);
+            dot_tile_s8<kSmall, kG, kNP>(from, int64_t{k_pad} * Isa::kActRows, w, block_stride, k, to, ldc,
+                                         first);
         }
     }
   }
@@ -118,10 +125,11 @@ struct ProductBf16 {
   using C = float;
   static constexpr int kCodeBytes = 2;
   template <bool kAny>
-  static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride, int blocks,
-                             int k, C* c, int64_t ldc, bool first) {
+  static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride,
+                             int blocks, int k, C* c, int64_t ldc, bool first) {
     if constexpr (Late<Isa, kAny>::type::kTileUnit) {
-      Late<Isa, kAny>::type::tiles_bf16(reinterpret_cast<const uint8_t*>(a), k_pad, rows, b, block_stride, blocks, k, c, ldc, first);
+      Late<Isa, kAny>::type::tiles_bf16(reinterpret_cast<const uint8_t*>(a), k_pad, rows, b, block_stride,
+                                        blocks, k, c, ldc, first);
     } else {
       constexpr int kG = Isa::kTileGroups, kNP = Isa::kTileParts;
       for (int i = 0; i < rows; i += kG * Isa::kTokens)
@@ -130,9 +138,11 @@ struct ProductBf16 {
           const uint8_t* w = b + p / kParts * block_stride + p % kParts * kPartBytes;
           C* to = c + i * ldc + p * Isa::kLanes;
           if (kNP > kParts && blocks == 1)
-            dot_tile_bf16<kG, kNP < kParts ? kNP : kParts>(from, int64_t{k_pad} * 2 * Isa::kActRows, w, block_stride, k, to, ldc, first);
+            dot_tile_bf16 < kG, kNP<kParts ? kNP : kParts>(from, int64_t{k_pad} * 2 * Isa::kActRows, w,
+                                                           block_stride, k, to, ldc, first);
           else
-            dot_tile_bf16<kG, kNP>(from, int64_t{k_pad} * 2 * Isa::kActRows, w, block_stride, k, to, ldc, first);
+            dot_tile_bf16<kG, kNP>(from, int64_t{k_pad} * 2 * Isa::kActRows, w, block_stride, k, to, ldc,
+                                   first);
         }
     }
   }
@@ -142,19 +152,20 @@ struct ProductF32 {
   using C = float;
   static constexpr int kCodeBytes = 4;
   template <bool>
-  static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride, int blocks,
-                             int k, C* c, int64_t ldc, bool first) {
+  static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride,
+                             int blocks, int k, C* c, int64_t ldc, bool first) {
     constexpr int kM = 4, kNP = kParts < 2 ? kParts : 2;
     for (int i = 0; i < rows; i += kM)
       for (int p = 0; p < blocks * kParts; p += kNP)
-        fma_tile_f32<kM, kNP>(reinterpret_cast<const float*>(a) + static_cast<int64_t>(i) * k_pad, k_pad,
-                              reinterpret_cast<const float*>(b + p / kParts * block_stride) + p % kParts * Isa::kLanes,
-                              block_stride / 4, k, c + i * ldc + p * Isa::kLanes, ldc, first);
+        fma_tile_f32<kM, kNP>(
+            reinterpret_cast<const float*>(a) + static_cast<int64_t>(i) * k_pad, k_pad,
+            reinterpret_cast<const float*>(b + p / kParts * block_stride) + p % kParts * Isa::kLanes,
+            block_stride / 4, k, c + i * ldc + p * Isa::kLanes, ldc, first);
   }
 };
 
-// The order of packed activations here: a tile unit takes whole tiles of 16 rows x 64 bytes, which then lie in one
-// piece (rows a power of two apart would fall into the same few sets of L1).
+// The order of packed activations here: a tile unit takes whole tiles of 16 rows x 64 bytes, which then lie
+// in one piece (rows a power of two apart would fall into the same few sets of L1).
 inline constexpr int kManySide = Isa::kTileUnit ? 16 : Isa::kActRows;
 inline constexpr int kManyStepBytes = Isa::kTileUnit ? 64 : Isa::kStep;
 template <class Product>
@@ -162,8 +173,8 @@ constexpr int act_side() {
   return Product::kCodeBytes == 4 ? 1 : kManySide;
 }
 
-inline constexpr int kPairRows = 2 * kBlockRows;                               // output columns of a pair
-inline constexpr int kRowsAtOnce = Isa::kTileUnit ? 32 : Isa::kTileRows;       // token rows of one tile loop
+inline constexpr int kPairRows = 2 * kBlockRows;                          // output columns of a pair
+inline constexpr int kRowsAtOnce = Isa::kTileUnit ? 32 : Isa::kTileRows;  // token rows of one tile loop
 
 enum class Fold : uint8_t { kExact, kRounded, kFloat };
 
@@ -180,12 +191,14 @@ struct PairWork {
 };
 
 // out = (C - bias * sum) * (wscale * ascale), or added to out, for `rows` token rows from `row`
-KT_INLINE void fold_s8(const MultiplyArgs& args, const PairWork& w, int row, int rows, const int32_t* c, int bias, bool add) {
+KT_INLINE void fold_s8(const MultiplyArgs& args, const PairWork& w, int row, int rows, const int32_t* c,
+                       int bias, bool add) {
   const ActShape& s = args.acts.shape;
   const int64_t scale_at = w.k0 / s.scale_span, sum_at = w.k0 / s.sum_span;
   for (int i = row; i < row + rows && i < args.m; ++i, c += kPairRows) {
     const auto a = Isa::set1(args.acts.scales[i * static_cast<int64_t>(s.scale_spans()) + scale_at]);
-    const auto shift = Isa::set1(static_cast<int32_t>(bias * args.acts.sums[i * static_cast<int64_t>(s.sum_spans()) + sum_at]));
+    const auto shift = Isa::set1(
+        static_cast<int32_t>(bias * args.acts.sums[i * static_cast<int64_t>(s.sum_spans()) + sum_at]));
     float* to = w.out + i * args.ld;
     for (int j = 0; j < w.blocks * kBlockRows; j += Isa::kLanes) {
       const auto x = Isa::to_f32(Isa::sub(Isa::load(c + j), shift));
@@ -205,8 +218,10 @@ __attribute__((noinline)) void multiply_pair(const MultiplyArgs& args, const Pai
     const int some = w.rows - i < kRowsAtOnce ? w.rows - i : kRowsAtOnce;
     C* c = reinterpret_cast<C*>(w.sums) + (kFold == Fold::kRounded ? 0 : static_cast<int64_t>(i) * kPairRows);
     const std::byte* a = args.acts.codes + (static_cast<int64_t>(w.row0 + i) * k_pad +
-                                            static_cast<int64_t>(w.k0) * act_side<Product>()) * Product::kCodeBytes;
-    Product::template pair<kSmall>(a, k_pad, some, w.panel, w.block_stride, w.blocks, w.k1 - w.k0, c, kPairRows, first);
+                                            static_cast<int64_t>(w.k0) * act_side<Product>()) *
+                                               Product::kCodeBytes;
+    Product::template pair<kSmall>(a, k_pad, some, w.panel, w.block_stride, w.blocks, w.k1 - w.k0, c,
+                                   kPairRows, first);
     if constexpr (kFold == Fold::kRounded) {
       fold_s8(args, w, w.row0 + i, some, c, Isa::kUnsigned ? 128 : 0, w.k0 > 0);
     } else if constexpr (kFold == Fold::kExact) {
@@ -223,10 +238,11 @@ __attribute__((noinline)) void multiply_pair(const MultiplyArgs& args, const Pai
   }
 }
 
-// The walk. widen(block, k0, k1, i, panel, scales) fills the panel of block i of a pair; row_scales(block, i, scales)
-// gives the scales that hold for whole rows.
+// The walk. widen(block, k0, k1, i, panel, scales) fills the panel of block i of a pair; row_scales(block, i,
+// scales) gives the scales that hold for whole rows.
 template <Layout kL, class Product, bool kSmall, Fold kFold, class Widen, class RowScales>
-KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& widen, RowScales&& row_scales) {
+KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& widen,
+                    RowScales&& row_scales) {
   const Packing& p = *args.packing;
   constexpr int kNB = Isa::kPanelBlocks;
   const auto* blocks = reinterpret_cast<const uint8_t*>(args.blocks);
@@ -243,16 +259,25 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
         const int k1 = p.k_pad - k0 < k_block ? p.k_pad : k0 + k_block;
         for (int b = 0; b < nb; b += 2) {
           const uint8_t* at = blocks + (b0 + b) * block_bytes;
-          PairWork w{.panel = panel, .block_stride = static_cast<int64_t>(k1 - k0) * kBlockRows * Product::kCodeBytes,
-                     .blocks = nb - b < 2 ? 1 : 2, .k0 = k0, .k1 = k1, .row0 = row0, .rows = rows, .scales = scales,
-                     .sums = kFold == Fold::kRounded ? sums : sums + static_cast<int64_t>(b / 2) * rows * kPairRows * 4,
+          PairWork w{.panel = panel,
+                     .block_stride = static_cast<int64_t>(k1 - k0) * kBlockRows * Product::kCodeBytes,
+                     .blocks = nb - b < 2 ? 1 : 2,
+                     .k0 = k0,
+                     .k1 = k1,
+                     .row0 = row0,
+                     .rows = rows,
+                     .scales = scales,
+                     .sums = kFold == Fold::kRounded
+                                 ? sums
+                                 : sums + static_cast<int64_t>(b / 2) * rows * kPairRows * 4,
                      .out = args.out + (b0 + b) * kBlockRows};
           if (direct) {
             w.panel = at + p.header_bytes + static_cast<int64_t>(k0) * kBlockRows * Product::kCodeBytes;
             w.block_stride = block_bytes;
           }
           for (int i = 0; i < w.blocks; ++i) {
-            if (!direct) widen(at + i * block_bytes, k0, k1, panel + i * w.block_stride, scales + i * kBlockRows);
+            if (!direct)
+              widen(at + i * block_bytes, k0, k1, panel + i * w.block_stride, scales + i * kBlockRows);
             if (k1 == p.k_pad) row_scales(at + i * block_bytes, scales + i * kBlockRows);
           }
           multiply_pair<Product, kSmall, kFold>(args, w);
@@ -269,7 +294,9 @@ void many_s8(const MultiplyArgs& args) noexcept {
   if (kL.span == SpanLength::kLong && kL.min == Min::kNone && p.span == p.k_pad) {
     many<kL, ProductS8, small_codes(kL.code), Fold::kExact>(
         args, kExactK, kL.code == Code::kI8,
-        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) { widen_exact<kL>(p, block, k0, k1, panel); },
+        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
+          widen_exact<kL>(p, block, k0, k1, panel);
+        },
         [&](const uint8_t* block, float* scales) {
           const SpanFactors<kL> f(block, 1);
           for (int i = 0; i < kParts; ++i) Isa::store(scales + i * Isa::kLanes, f.scale(0, i * Isa::kLanes));
@@ -279,7 +306,8 @@ void many_s8(const MultiplyArgs& args) noexcept {
   many<kL, ProductS8, false, Fold::kRounded>(
       args, kPanelK, false,
       [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float* scales) {
-        for (int i = 0; i < kParts; ++i) widen_rounded<kL>(p, block, k0, k1, i, panel, scales + i * Isa::kLanes);
+        for (int i = 0; i < kParts; ++i)
+          widen_rounded<kL>(p, block, k0, k1, i, panel, scales + i * Isa::kLanes);
       },
       [](const uint8_t*, float*) {});
 }
@@ -289,7 +317,9 @@ void many_bf16(const MultiplyArgs& args) noexcept {
   if constexpr (Isa::kBf16Product)
     many<kL, ProductBf16, false, Fold::kFloat>(
         args, kFloatK, kL.code == Code::kBf16,
-        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) { widen_bf16<kL>(*args.packing, block, k0, k1, panel); },
+        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
+          widen_bf16<kL>(*args.packing, block, k0, k1, panel);
+        },
         [](const uint8_t*, float*) {});
 }
 

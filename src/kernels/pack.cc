@@ -21,7 +21,8 @@ struct Places {
 void place_plane(Code code, int fragment_step_bytes, int bits, int base, std::array<uint16_t, kChunk>& byte,
                  std::array<uint8_t, kChunk>& shift) {
   const int sharing = bits < 8 ? 8 / bits : 1;  // steps whose codes share bytes
-  const int step_k = step_columns(code, fragment_step_bytes), row_bytes = step_bytes(code, fragment_step_bytes);
+  const int step_k = step_columns(code, fragment_step_bytes),
+            row_bytes = step_bytes(code, fragment_step_bytes);
   for (int k = 0; k < kChunk; ++k) {
     const int step = k / step_k;
     byte[k] = static_cast<uint16_t>(base + step / sharing * kBlockRows * row_bytes +
@@ -34,13 +35,12 @@ Places places_of(Code code, int fragment_step_bytes) {
   Places p{};
   const Planes bits = planes(code);
   place_plane(code, fragment_step_bytes, bits.low ? bits.low : 8, 0, p.low_byte, p.low_shift);
-  if (bits.high) place_plane(code, fragment_step_bytes, bits.high, low_plane_bytes(code), p.high_byte, p.high_shift);
+  if (bits.high)
+    place_plane(code, fragment_step_bytes, bits.high, low_plane_bytes(code), p.high_byte, p.high_shift);
   return p;
 }
 
-bool adds_128(const Packing& p) {
-  return p.fragment.unsigned_bytes && p.format.code == Code::kI8;
-}
+bool adds_128(const Packing& p) { return p.fragment.unsigned_bytes && p.format.code == Code::kI8; }
 
 void pack_codes(const Packing& p, const Places& at, const MatrixView& w, int64_t first_column, int64_t block,
                 int column, std::byte* chunk) {
@@ -86,7 +86,8 @@ float plain_scale(const MatrixView& w, int64_t row, int64_t span) {
       std::memcpy(&bits, w.scales + at * 2, 2);
       return w.format.scale == Scale::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
     }
-    default: return 1.0f;
+    default:
+      return 1.0f;
   }
 }
 
@@ -115,10 +116,12 @@ void pack_header(const Packing& p, const MatrixView& w, int64_t first_column, in
         const float f = plain_scale(w, row, span);
         std::memcpy(record + h.scales + to * 4, &f, 4);
       } else if (size) {
-        std::memcpy(record + h.scales + to * size, w.scales + (row / w.format.span.n * all_spans + span) * size, size);
+        std::memcpy(record + h.scales + to * size,
+                    w.scales + (row / w.format.span.n * all_spans + span) * size, size);
       }
       const int min_size = min_bytes(layout.min);
-      if (min_size) std::memcpy(record + h.mins + to * min_size, w.mins + (row * all_spans + span) * min_size, min_size);
+      if (min_size)
+        std::memcpy(record + h.mins + to * min_size, w.mins + (row * all_spans + span) * min_size, min_size);
     }
   }
 }
@@ -126,8 +129,8 @@ void pack_header(const Packing& p, const MatrixView& w, int64_t first_column, in
 }  // namespace
 
 std::string Packing::describe() const {
-  return text("{} {}x{}: span {}, record {} + {} bytes, {} blocks of {} bytes", name_of(format), n, k, span, record_k,
-              header_bytes, blocks, block_bytes);
+  return text("{} {}x{}: span {}, record {} + {} bytes, {} blocks of {} bytes", name_of(format), n, k, span,
+              record_k, header_bytes, blocks, block_bytes);
 }
 
 int column_granularity(const Format& format, int64_t k) {
@@ -136,23 +139,28 @@ int column_granularity(const Format& format, int64_t k) {
   return std::lcm(format.span.k, kChunk);
 }
 
-Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& fragment, std::string_view name) {
+Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& fragment,
+                    std::string_view name) {
   check_shape(format, n, k, name);
   if (k > (1 << 24) || n > (int64_t{1} << 31)) fail("{}: {} x {} is larger than any layer", name, n, k);
   Packing p{.format = format, .fragment = fragment, .n = n, .k = k};
   p.k_pad = static_cast<int>(round_up(k, kChunk));
-  if (format.min == Min::kZero && format.bias) fail("{}: a bias of {} besides zero points", name, format.bias);
+  if (format.min == Min::kZero && format.bias)
+    fail("{}: a bias of {} besides zero points", name, format.bias);
   // One f32 scale a row where a span is the whole row and there is such a layout; the format's own otherwise.
-  Layout want{format.code, format.scale == Scale::kNone ? Scale::kNone : Scale::kF32, format.min, SpanLength::kLong};
+  Layout want{format.code, format.scale == Scale::kNone ? Scale::kNone : Scale::kF32, format.min,
+              SpanLength::kLong};
   const bool whole_row = format.scale == Scale::kNone || format.span.k == 0 || format.span.k >= k;
-  const bool promotes = format.min == Min::kNone && format.scale != Scale::kS8F16 && format.scale != Scale::kE8m0;
+  const bool promotes =
+      format.min == Min::kNone && format.scale != Scale::kS8F16 && format.scale != Scale::kE8m0;
   auto found = std::find(kLayouts.begin(), kLayouts.end(), want);
   if (whole_row && promotes && found != kLayouts.end()) {
     p.span = p.k_pad;
   } else {
     const int span = format.span.k ? format.span.k : p.k_pad;
     p.span = span % kChunk == 0 ? span : span % 32 == 0 ? 32 : span % 16 == 0 ? 16 : 0;
-    if (!p.span) fail("{}: a scale every {} columns cannot be packed (a multiple of 16 is needed)", name, span);
+    if (!p.span)
+      fail("{}: a scale every {} columns cannot be packed (a multiple of 16 is needed)", name, span);
     want.scale = format.scale;
     want.span = p.span == 16 ? SpanLength::k16 : p.span == 32 ? SpanLength::k32 : SpanLength::kLong;
     found = std::find(kLayouts.begin(), kLayouts.end(), want);
@@ -160,7 +168,8 @@ Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& 
   if (is_integer(format.code) && p.span > kMaxSpan)
     fail("{}: one scale for {} columns; at most {} can be summed in 32 bits", name, k, kMaxSpan);
   if (found == kLayouts.end())
-    fail_as(ErrorKind::kUnsupported, "{}: no kernel for the format {} with spans of {}", name, name_of(format), p.span);
+    fail_as(ErrorKind::kUnsupported, "{}: no kernel for the format {} with spans of {}", name,
+            name_of(format), p.span);
   p.layout = static_cast<int>(found - kLayouts.begin());
   if (format.span.super_k) {
     p.record_k = format.span.super_k;
@@ -177,7 +186,8 @@ Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& 
   if (fragment.unsigned_bytes && (format.code == Code::kI8 || format.code == Code::kIq4)) p.bias += 128;
   p.blocks = ceil_div(n, kBlockRows);
   const int64_t records = ceil_div(p.k_pad, p.record_k);
-  p.block_bytes = static_cast<size_t>(records * p.header_bytes + int64_t{p.k_pad} / kChunk * chunk_bytes(format.code));
+  p.block_bytes =
+      static_cast<size_t>(records * p.header_bytes + int64_t{p.k_pad} / kChunk * chunk_bytes(format.code));
   return p;
 }
 
@@ -202,7 +212,8 @@ float packed_value(const Packing& p, const std::byte* blocks, int64_t row, int64
   const std::byte* header = blocks + row / kBlockRows * p.block_bytes + record * p.header_bytes +
                             record * p.record_k / kChunk * chunk_bytes(code);
   const int in_record = static_cast<int>(column % p.record_k), r = static_cast<int>(row % kBlockRows);
-  const auto* chunk = reinterpret_cast<const uint8_t*>(header + p.header_bytes + in_record / kChunk * chunk_bytes(code));
+  const auto* chunk =
+      reinterpret_cast<const uint8_t*>(header + p.header_bytes + in_record / kChunk * chunk_bytes(code));
   const Places at = places_of(code, p.fragment.step_bytes);
   const int k = static_cast<int>(column % kChunk), in_step = row_byte(code, p.fragment.step_bytes, r);
   const uint8_t* low = chunk + at.low_byte[k] + in_step;

@@ -22,7 +22,8 @@ void expect_same_values(const Packed& packed, const MatrixView& w, int64_t first
       const float want = value_at(w, row, first_column + k);
       const float have = packed_value(packed.packing, packed.memory.as(), row, k);
       ASSERT_EQ(std::bit_cast<uint32_t>(have), std::bit_cast<uint32_t>(want))
-          << packed.packing.describe() << " at row " << row << ", column " << k << ": " << have << " for " << want;
+          << packed.packing.describe() << " at row " << row << ", column " << k << ": " << have << " for "
+          << want;
     }
 }
 
@@ -77,15 +78,21 @@ TEST(Pack, NamesWhatItCannotPack) {
   const auto error = [](const Format& format, int64_t n, int64_t k) {
     return error_of([&] { packing_for(format, n, k, {8, false}, "layers.3.up"); });
   };
-  EXPECT_THAT(error(format_named("q4_k"), 16, 300), AllOf(HasSubstr("layers.3.up"), HasSubstr("256"), HasSubstr("300")));
+  EXPECT_THAT(error(format_named("q4_k"), 16, 300),
+              AllOf(HasSubstr("layers.3.up"), HasSubstr("256"), HasSubstr("300")));
   EXPECT_THAT(error(format_named("int8"), 0, 64), AllOf(HasSubstr("layers.3.up"), HasSubstr("[0, 64]")));
   EXPECT_THAT(error(format_named("int8"), 16, 0), HasSubstr("layers.3.up"));
-  EXPECT_THAT(error(format_named("int8"), 16, int64_t{1} << 25), AllOf(HasSubstr("layers.3.up"), HasSubstr("33554432")));
-  EXPECT_THAT(error(format_named("int8"), 16, 70000), AllOf(HasSubstr("layers.3.up"), HasSubstr("70000"), HasSubstr("65536")));
+  EXPECT_THAT(error(format_named("int8"), 16, int64_t{1} << 25),
+              AllOf(HasSubstr("layers.3.up"), HasSubstr("33554432")));
+  EXPECT_THAT(error(format_named("int8"), 16, 70000),
+              AllOf(HasSubstr("layers.3.up"), HasSubstr("70000"), HasSubstr("65536")));
   // spans that no step divides, formats without a kernel, and a bias besides zero points
-  EXPECT_THAT(error({Code::kU4, 8, Scale::kF16, Min::kNone, {.k = 24}}, 16, 240), AllOf(HasSubstr("layers.3.up"), HasSubstr("24")));
-  EXPECT_THAT(error({Code::kU6, 32, Scale::kF32, Min::kNone, {}}, 16, 64), AllOf(HasSubstr("layers.3.up"), HasSubstr("no kernel")));
-  EXPECT_THAT(error({Code::kU4, 8, Scale::kF16, Min::kZero, {.k = 32}}, 16, 64), AllOf(HasSubstr("layers.3.up"), HasSubstr("bias")));
+  EXPECT_THAT(error({Code::kU4, 8, Scale::kF16, Min::kNone, {.k = 24}}, 16, 240),
+              AllOf(HasSubstr("layers.3.up"), HasSubstr("24")));
+  EXPECT_THAT(error({Code::kU6, 32, Scale::kF32, Min::kNone, {}}, 16, 64),
+              AllOf(HasSubstr("layers.3.up"), HasSubstr("no kernel")));
+  EXPECT_THAT(error({Code::kU4, 8, Scale::kF16, Min::kZero, {.k = 32}}, 16, 64),
+              AllOf(HasSubstr("layers.3.up"), HasSubstr("bias")));
 }
 
 TEST(Pack, RefusesAMatrixOfAnotherShape) {

@@ -4,10 +4,11 @@
 // others are rounded again, to one scale D per row and panel of at most kPanelK columns:
 //   D = max over spans of the largest |value| the span can hold / 127      (from scales and mins alone)
 //   byte = floor((code * S + C) / 256)  with  S = rne(256 * scale / D),
-//                                             C = 128 - bias * S - rne(256 * min / D)  (+ 128 * 256 if unsigned)
-// all modulo 2^16. Error of one weight: 1/2 from the rounding, |code - bias| / 512 <= 1/4 from S, 1/512 from C, so
-// under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128.
-// bf16 and f32 panels hold (code - bias) * scale - min, rounded once.
+//                                             C = 128 - bias * S - rne(256 * min / D)  (+ 128 * 256 if
+//                                             unsigned)
+// all modulo 2^16. Error of one weight: 1/2 from the rounding, |code - bias| / 512 <= 1/4 from S, 1/512 from
+// C, so under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128. bf16 and f32 panels hold (code - bias) *
+// scale - min, rounded once.
 #pragma once
 #include "kernels/few.inl.h"
 
@@ -20,7 +21,8 @@ inline constexpr int kPanelK = 512;
 template <Layout kL, class F>
 KT_INLINE void for_chunks(const Packing& p, const uint8_t* block, int k0, int k1, F&& f) {
   const int record = k0 / p.record_k;
-  const uint8_t* header = block + record * (static_cast<int64_t>(p.header_bytes) + p.record_k / kChunk * chunk_bytes(kL.code));
+  const uint8_t* header =
+      block + record * (static_cast<int64_t>(p.header_bytes) + p.record_k / kChunk * chunk_bytes(kL.code));
   const uint8_t* codes = header + p.header_bytes + (k0 - record * p.record_k) / kChunk * chunk_bytes(kL.code);
   const int spans_per_record = p.record_k / p.span;
   for (int k = k0; k < k1; k += kChunk) {
@@ -33,7 +35,9 @@ KT_INLINE void for_chunks(const Packing& p, const uint8_t* block, int k0, int k1
   }
 }
 
-constexpr int code_span(const Layout& layout) { return layout.span == SpanLength::kLong ? kChunk : span_columns(layout.span); }
+constexpr int code_span(const Layout& layout) {
+  return layout.span == SpanLength::kLong ? kChunk : span_columns(layout.span);
+}
 
 // The largest |value| a span with this scale and min can hold.
 template <Layout kL>
@@ -42,68 +46,83 @@ KT_INLINE typename Isa::F32 span_reach(const SpanFactors<kL>& f, int span, int r
   int lowest = 0, highest = (1 << code_bits(kL.code)) - 1;
   if constexpr (kL.code == Code::kI8) lowest = -128, highest = 127, bias = 0;
   if constexpr (kL.code == Code::kIq4) lowest = -127, highest = 113, bias = 0;
-  auto from = Isa::set1(static_cast<float>(lowest - bias)), to = Isa::set1(static_cast<float>(highest - bias));
+  auto from = Isa::set1(static_cast<float>(lowest - bias)),
+       to = Isa::set1(static_cast<float>(highest - bias));
   auto min = f.min(span, row);
   if constexpr (kL.min == Min::kZero) min = Isa::mul(Isa::to_f32(f.zero(span, row)), scale);
-  const auto a = Isa::abs(Isa::sub(Isa::mul(from, scale), min)), b = Isa::abs(Isa::sub(Isa::mul(to, scale), min));
+  const auto a = Isa::abs(Isa::sub(Isa::mul(from, scale), min)),
+             b = Isa::abs(Isa::sub(Isa::mul(to, scale), min));
   return Isa::max(a, b);
 }
 
 template <Layout kL>
-__attribute__((noinline)) void widen_exact(const Packing& p, const uint8_t* block, int k0, int k1, uint8_t* panel) {
+__attribute__((noinline)) void widen_exact(const Packing& p, const uint8_t* block, int k0, int k1,
+                                           uint8_t* panel) {
   const auto table = iq4_table();
-  for_chunks<kL>(p, block, k0, k1, [&](const auto&, const uint8_t* codes, int k, int) __attribute__((always_inline)) {
-    uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows;
-    for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
-      const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
-      unroll<unit_steps(kL)>([&](auto t) __attribute__((always_inline)) {
-        for (int i = 0; i < kParts; ++i)
-          Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep + i * kPartBytes, expand<kL.code, decltype(t)::value>(at, i, table));
-      });
-    }
-  });
+  for_chunks<kL>(p, block, k0, k1,
+                 [&](const auto&, const uint8_t* codes, int k, int) __attribute__((always_inline)) {
+                   uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows;
+                   for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
+                     const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
+                     unroll<unit_steps(kL)>([&](auto t) __attribute__((always_inline)) {
+                       for (int i = 0; i < kParts; ++i)
+                         Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep + i * kPartBytes,
+                                          expand<kL.code, decltype(t)::value>(at, i, table));
+                     });
+                   }
+                 });
 }
 
 // One part of a rounded panel; `scales` receives D for its rows.
 template <Layout kL>
-__attribute__((noinline)) void widen_rounded(const Packing& p, const uint8_t* block, int k0, int k1, int part, uint8_t* panel, float* scales) {
+__attribute__((noinline)) void widen_rounded(const Packing& p, const uint8_t* block, int k0, int k1, int part,
+                                             uint8_t* panel, float* scales) {
   constexpr int kSpan = code_span(kL), kSteps = kSpan / Isa::kStep;
   constexpr bool kWide = !small_codes(kL.code);
   const int row = part * Isa::kLanes;
   auto reach = Isa::set1(0.0f);
-  for_chunks<kL>(p, block, k0, k1, [&](const auto& f, const uint8_t*, int, int in_record) __attribute__((always_inline)) {
-    for (int s = 0; s < kChunk; s += kSpan) reach = Isa::max(reach, span_reach<kL>(f, (in_record + s) / p.span, row, p.format.bias));
-  });
+  for_chunks<kL>(p, block, k0, k1,
+                 [&](const auto& f, const uint8_t*, int, int in_record) __attribute__((always_inline)) {
+                   for (int s = 0; s < kChunk; s += kSpan)
+                     reach = Isa::max(reach, span_reach<kL>(f, (in_record + s) / p.span, row, p.format.bias));
+                 });
   const auto d = Isa::mul(reach, Isa::set1(1.0f / 127));
   Isa::store(scales, d);
-  // 256 / D, and 0 for rows that are all zero (or so small that the quotient overflows: their D is below 2^-118)
+  // 256 / D, and 0 for rows that are all zero (or so small that the quotient overflows: their D is below
+  // 2^-118)
   const auto tiny = Isa::set1(0x1p-118f);
   const auto inverse = Isa::zero_below(Isa::div(Isa::set1(256.0f), Isa::max(d, tiny)), d, tiny);
   const auto table = iq4_table();
   // On signed fragments wide codes are made unsigned first, so that affine sees 0..255 everywhere.
   const int bias = p.bias + (kWide && !Isa::kUnsigned ? 128 : 0);
   const auto start = Isa::set1(static_cast<int32_t>(128 + (Isa::kUnsigned ? 128 * 256 : 0)));
-  for_chunks<kL>(p, block, k0, k1, [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
-    uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows + part * kPartBytes;
-    for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
-      const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
-      unroll<(unit_steps(kL) + kSteps - 1) / kSteps>([&](auto s) __attribute__((always_inline)) {
-        const int span = (in_record + u * Isa::kStep + s * kSpan) / p.span;
-        const auto mul = Isa::round(Isa::mul(f.scale(span, row), inverse));
-        auto add = start;
-        if constexpr (kL.min == Min::kZero) add = Isa::sub(add, Isa::mul(f.zero(span, row), mul));
-        else add = Isa::sub(add, Isa::mul(Isa::set1(static_cast<int32_t>(bias)), mul));
-        if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16) add = Isa::sub(add, Isa::round(Isa::mul(f.min(span, row), inverse)));
-        const auto mul16 = Isa::to_u16(mul), add16 = Isa::to_u16(add);
-        constexpr int kFirst = decltype(s)::value * kSteps, kEnd = kFirst + kSteps < unit_steps(kL) ? kFirst + kSteps : unit_steps(kL);
-        unroll_from<kFirst, kEnd>([&](auto t) __attribute__((always_inline)) {
-          auto w = expand<kL.code, decltype(t)::value>(at, part, table);
-          if constexpr (kWide && !Isa::kUnsigned) w = Isa::flip_sign(w);
-          Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep, Isa::affine(w, mul16, add16));
-        });
+  for_chunks<kL>(
+      p, block, k0, k1,
+      [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
+        uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows + part * kPartBytes;
+        for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
+          const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
+          unroll<(unit_steps(kL) + kSteps - 1) / kSteps>([&](auto s) __attribute__((always_inline)) {
+            const int span = (in_record + u * Isa::kStep + s * kSpan) / p.span;
+            const auto mul = Isa::round(Isa::mul(f.scale(span, row), inverse));
+            auto add = start;
+            if constexpr (kL.min == Min::kZero)
+              add = Isa::sub(add, Isa::mul(f.zero(span, row), mul));
+            else
+              add = Isa::sub(add, Isa::mul(Isa::set1(static_cast<int32_t>(bias)), mul));
+            if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16)
+              add = Isa::sub(add, Isa::round(Isa::mul(f.min(span, row), inverse)));
+            const auto mul16 = Isa::to_u16(mul), add16 = Isa::to_u16(add);
+            constexpr int kFirst = decltype(s)::value * kSteps,
+                          kEnd = kFirst + kSteps < unit_steps(kL) ? kFirst + kSteps : unit_steps(kL);
+            unroll_from<kFirst, kEnd>([&](auto t) __attribute__((always_inline)) {
+              auto w = expand<kL.code, decltype(t)::value>(at, part, table);
+              if constexpr (kWide && !Isa::kUnsigned) w = Isa::flip_sign(w);
+              Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep, Isa::affine(w, mul16, add16));
+            });
+          });
+        }
       });
-    }
-  });
 }
 
 // f(column in panel, part, value as F32) for every column of [k0, k1): (code - bias) * scale - min.
@@ -113,54 +132,59 @@ KT_INLINE void for_values(const Packing& p, const uint8_t* block, int k0, int k1
   const auto table = iq4_table();
   constexpr bool kWide = !small_codes(kL.code);
   const int bias = p.bias + (kWide && !Isa::kUnsigned ? 128 : 0);
-  for_chunks<kL>(p, block, k0, k1, [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
-    for (int part = 0; part < kParts; ++part) {
-      const int row = part * Isa::kLanes;
-      if constexpr (is_integer(kL.code)) {
-        constexpr int kSteps = unit_steps(kL), kSpanSteps = kSpan / Isa::kStep;
-        for (int u = 0; u < kChunk / Isa::kStep; u += kSteps) {
-          const CodesAt at = unit_at<kL>(codes, u / kSteps);
-          unroll<kSteps>([&](auto t) __attribute__((always_inline)) {
-            const int span = (in_record + (u + t / kSpanSteps * kSpanSteps) * Isa::kStep) / p.span;
-            const auto scale = f.scale(span, row), min = f.min(span, row);
-            auto from = Isa::set1(static_cast<float>(bias));
-            if constexpr (kL.min == Min::kZero) from = Isa::to_f32(f.zero(span, row));
-            auto w = expand<kL.code, decltype(t)::value>(at, part, table);
-            if constexpr (kWide && !Isa::kUnsigned) w = Isa::flip_sign(w);
-            unroll<Isa::kStep>([&](auto j) __attribute__((always_inline)) {
-              auto v = Isa::mul(Isa::sub(Isa::template column<decltype(j)::value>(w), from), scale);
-              if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16) v = Isa::sub(v, min);
-              put(k - k0 + (u + t) * Isa::kStep + j, part, v);
-            });
-          });
+  for_chunks<kL>(
+      p, block, k0, k1,
+      [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
+        for (int part = 0; part < kParts; ++part) {
+          const int row = part * Isa::kLanes;
+          if constexpr (is_integer(kL.code)) {
+            constexpr int kSteps = unit_steps(kL), kSpanSteps = kSpan / Isa::kStep;
+            for (int u = 0; u < kChunk / Isa::kStep; u += kSteps) {
+              const CodesAt at = unit_at<kL>(codes, u / kSteps);
+              unroll<kSteps>([&](auto t) __attribute__((always_inline)) {
+                const int span = (in_record + (u + t / kSpanSteps * kSpanSteps) * Isa::kStep) / p.span;
+                const auto scale = f.scale(span, row), min = f.min(span, row);
+                auto from = Isa::set1(static_cast<float>(bias));
+                if constexpr (kL.min == Min::kZero) from = Isa::to_f32(f.zero(span, row));
+                auto w = expand<kL.code, decltype(t)::value>(at, part, table);
+                if constexpr (kWide && !Isa::kUnsigned) w = Isa::flip_sign(w);
+                unroll<Isa::kStep>([&](auto j) __attribute__((always_inline)) {
+                  auto v = Isa::mul(Isa::sub(Isa::template column<decltype(j)::value>(w), from), scale);
+                  if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16) v = Isa::sub(v, min);
+                  put(k - k0 + (u + t) * Isa::kStep + j, part, v);
+                });
+              });
+            }
+          } else {
+            for (int u = 0; u < kChunk; u += kFloatUnit) {
+              const auto scale = f.scale((in_record + u) / p.span, row);
+              unroll<kFloatUnit>([&](auto c) __attribute__((always_inline)) {
+                auto v =
+                    float_column<kL, decltype(c)::value>(codes + u / kFloatUnit * kFloatUnitBytes<kL>, part);
+                if constexpr (code_factor(kL.code) != 1.0f) v = Isa::mul(v, Isa::set1(code_factor(kL.code)));
+                if constexpr (kL.scale != Scale::kNone) v = Isa::mul(v, scale);
+                put(k - k0 + u + c, part, v);
+              });
+            }
+          }
         }
-      } else {
-        for (int u = 0; u < kChunk; u += kFloatUnit) {
-          const auto scale = f.scale((in_record + u) / p.span, row);
-          unroll<kFloatUnit>([&](auto c) __attribute__((always_inline)) {
-            auto v = float_column<kL, decltype(c)::value>(codes + u / kFloatUnit * kFloatUnitBytes<kL>, part);
-            if constexpr (code_factor(kL.code) != 1.0f) v = Isa::mul(v, Isa::set1(code_factor(kL.code)));
-            if constexpr (kL.scale != Scale::kNone) v = Isa::mul(v, scale);
-            put(k - k0 + u + c, part, v);
-          });
-        }
-      }
-    }
-  });
+      });
 }
 
 // f32 panel: [column][16 rows]
 template <Layout kL>
-__attribute__((noinline)) void widen_f32(const Packing& p, const uint8_t* block, int k0, int k1, float* panel) {
-  for_values<kL>(p, block, k0, k1, [&](int column, int part, typename Isa::F32 v) __attribute__((always_inline)) {
-    Isa::store(panel + column * kBlockRows + part * Isa::kLanes, v);
-  });
+__attribute__((noinline)) void widen_f32(const Packing& p, const uint8_t* block, int k0, int k1,
+                                         float* panel) {
+  for_values<kL>(p, block, k0, k1,
+                 [&](int column, int part, typename Isa::F32 v) __attribute__((always_inline)) {
+                   Isa::store(panel + column * kBlockRows + part * Isa::kLanes, v);
+                 });
 }
 
-// bf16 panel of E4M3 codes in pairs: a step is looked up (e4m3_bf16) and stands in the panel's order. One scale for all
-// 16 rows (blocks of rows and columns) is folded into the tables, which are built anew when it changes: some 40 operations
-// for 16 x 128 weights. Else the looked-up values, exact in bf16, are scaled row by row. Either way a weight is rounded as
-// through f32: value * scale to f32, then to bf16.
+// bf16 panel of E4M3 codes in pairs: a step is looked up (e4m3_bf16) and stands in the panel's order. One
+// scale for all 16 rows (blocks of rows and columns) is folded into the tables, which are built anew when it
+// changes: some 40 operations for 16 x 128 weights. Else the looked-up values, exact in bf16, are scaled row
+// by row. Either way a weight is rounded as through f32: value * scale to f32, then to bf16.
 template <Layout kL>
 KT_INLINE void widen_pairs(const Packing& p, const uint8_t* block, int k0, int k1, uint8_t* panel) {
   using I = typename Late<Isa, kL.code>::type;
@@ -168,38 +192,42 @@ KT_INLINE void widen_pairs(const Packing& p, const uint8_t* block, int k0, int k
   constexpr int kSpan = code_span(kL), kStepBytes = kBlockRows * 4;
   float folded = 1.0f;
   auto table = I::e4m3_table(folded);
-  for_chunks<kL>(p, block, k0, k1, [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
-    uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows * 2;
-    for (int s = 0; s < kChunk; s += kSpan) {
-      const auto scale = f.scale((in_record + s) / p.span, 0);
-      const bool one = kL.scale == Scale::kF32 && I::all_equal(scale);
-      const float fold = one ? I::max_of(scale) : 1.0f;
-      if (bits_of(fold) != bits_of(folded)) table = I::e4m3_table(folded = fold);
-      const uint8_t* from = codes + s * kBlockRows;
-      typename I::Bytes w[2];
-      if (one) {
-        for (int t = 0; t < kSpan / 4; ++t, from += kStepBytes, to += 2 * kStepBytes) {
-          I::e4m3_bf16(table, I::load_bytes(from), w);
-          I::store_bytes(to, w[0]);
-          I::store_bytes(to + kStepBytes, w[1]);
+  for_chunks<kL>(
+      p, block, k0, k1,
+      [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
+        uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows * 2;
+        for (int s = 0; s < kChunk; s += kSpan) {
+          const auto scale = f.scale((in_record + s) / p.span, 0);
+          const bool one = kL.scale == Scale::kF32 && I::all_equal(scale);
+          const float fold = one ? I::max_of(scale) : 1.0f;
+          if (bits_of(fold) != bits_of(folded)) table = I::e4m3_table(folded = fold);
+          const uint8_t* from = codes + s * kBlockRows;
+          typename I::Bytes w[2];
+          if (one) {
+            for (int t = 0; t < kSpan / 4; ++t, from += kStepBytes, to += 2 * kStepBytes) {
+              I::e4m3_bf16(table, I::load_bytes(from), w);
+              I::store_bytes(to, w[0]);
+              I::store_bytes(to + kStepBytes, w[1]);
+            }
+          } else {
+            for (int t = 0; t < kSpan / 4; ++t, from += kStepBytes) {
+              I::e4m3_bf16(table, I::load_bytes(from), w);
+              unroll<2>([&](auto h) __attribute__((always_inline)) {
+                const typename I::F32 columns[2] = {I::mul(I::template column_bf16<0>(w[h]), scale),
+                                                    I::mul(I::template column_bf16<1>(w[h]), scale)};
+                I::store_bf16_step(to, columns);
+                to += kStepBytes;
+              });
+            }
+          }
         }
-      } else {
-        for (int t = 0; t < kSpan / 4; ++t, from += kStepBytes) {
-          I::e4m3_bf16(table, I::load_bytes(from), w);
-          unroll<2>([&](auto h) __attribute__((always_inline)) {
-            const typename I::F32 columns[2] = {I::mul(I::template column_bf16<0>(w[h]), scale), I::mul(I::template column_bf16<1>(w[h]), scale)};
-            I::store_bf16_step(to, columns);
-            to += kStepBytes;
-          });
-        }
-      }
-    }
-  });
+      });
 }
 
 // bf16 panel in the packed order of bf16 codes, mostly through a strip of f32 columns
 template <Layout kL>
-__attribute__((noinline)) void widen_bf16(const Packing& p, const uint8_t* block, int k0, int k1, uint8_t* panel) {
+__attribute__((noinline)) void widen_bf16(const Packing& p, const uint8_t* block, int k0, int k1,
+                                          uint8_t* panel) {
   using I = typename Late<Isa, kL.code>::type;
   if constexpr (takes_bf16(kL)) {
     widen_pairs<kL>(p, block, k0, k1, panel);
@@ -211,8 +239,10 @@ __attribute__((noinline)) void widen_bf16(const Packing& p, const uint8_t* block
       for (int t = 0; t < kChunk / kStepK; ++t)
         for (int i = 0; i < kParts; ++i) {
           typename Isa::F32 columns[kStepK];
-          for (int j = 0; j < kStepK; ++j) columns[j] = Isa::load(strip + (t * kStepK + j) * kBlockRows + i * Isa::kLanes);
-          I::store_bf16_step(panel + static_cast<int64_t>(k - k0) * kBlockRows * 2 + (t * kParts + i) * kPartBytes, columns);
+          for (int j = 0; j < kStepK; ++j)
+            columns[j] = Isa::load(strip + (t * kStepK + j) * kBlockRows + i * Isa::kLanes);
+          I::store_bf16_step(
+              panel + static_cast<int64_t>(k - k0) * kBlockRows * 2 + (t * kParts + i) * kPartBytes, columns);
         }
     }
   }

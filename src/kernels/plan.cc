@@ -31,8 +31,8 @@ Precision precision_named(std::string_view name) {
 
 std::string Plan::describe() const {
   const char* codes[] = {"s8", "bf16", "f32"};
-  return text("{}, {} activations, {} rows, scale every {}", route, codes[static_cast<int>(acts.code)], acts.rows,
-              acts.scale_span);
+  return text("{}, {} activations, {} rows, scale every {}", route, codes[static_cast<int>(acts.code)],
+              acts.rows, acts.scale_span);
 }
 
 Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
@@ -66,8 +66,9 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
     plan.acts.code = ActCode::kF32;
   }
   plan.acts.rows = static_cast<int>(round_up(m, kernels.tile_rows));
-  plan.scratch_bytes = kPairPanelBytes + 2 * kBlockRows * sizeof(float) +
-                       std::min<size_t>(plan.acts.rows, kManyRows) * kernels.panel_blocks * kBlockRows * sizeof(float);
+  plan.scratch_bytes =
+      kPairPanelBytes + 2 * kBlockRows * sizeof(float) +
+      std::min<size_t>(plan.acts.rows, kManyRows) * kernels.panel_blocks * kBlockRows * sizeof(float);
   return plan;
 }
 
@@ -75,8 +76,8 @@ Plan plan_for(const Kernels& kernels, const Packing& p, Precision precision, int
   const bool integer = is_integer(kLayouts[p.layout].code);
   const bool native = integer ? precision == Precision::kDefault || precision == Precision::kInt8
                               : precision != Precision::kF32;
-  const Route route = native && m <= kernels.few_limit ? Route::kFew
-                      : native && integer              ? Route::kManyS8
+  const Route route = native && m <= kernels.few_limit                              ? Route::kFew
+                      : native && integer                                           ? Route::kManyS8
                       : precision != Precision::kF32 && kernels.many_bf16[p.layout] ? Route::kManyBf16
                                                                                     : Route::kManyF32;
   return plan_route(kernels, p, route, m);

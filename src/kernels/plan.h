@@ -1,5 +1,5 @@
-// Which route a multiplication takes and what memory it needs: decided once per expert and call, from the number of
-// rows, and printable.
+// Which route a multiplication takes and what memory it needs: decided once per expert and call, from the
+// number of rows, and printable.
 #pragma once
 #include <string>
 
@@ -11,10 +11,11 @@ namespace kt {
 enum class Precision : uint8_t { kDefault, kInt8, kBf16, kF32 };
 Precision precision_named(std::string_view name);  // "int8", "bf16", "f32", "default"
 
-inline constexpr int kManyRows = 512;           // rows whose sums `many` keeps in scratch at once
-inline constexpr int kExactK = 512;            // K block of exact s8 panels
-inline constexpr int kFloatK = 512;             // K block of float panels
-inline constexpr int kPairPanelBytes = 2 * kBlockRows * 2048;  // 512 columns of f32, 1024 of anything narrower
+inline constexpr int kManyRows = 512;  // rows whose sums `many` keeps in scratch at once
+inline constexpr int kExactK = 512;    // K block of exact s8 panels
+inline constexpr int kFloatK = 512;    // K block of float panels
+inline constexpr int kPairPanelBytes =
+    2 * kBlockRows * 2048;  // 512 columns of f32, 1024 of anything narrower
 
 enum class Route : uint8_t { kFew, kManyS8, kManyBf16, kManyF32 };
 
@@ -26,13 +27,15 @@ struct Plan {
   std::string describe() const;
 };
 
-// For m >= 1 rows of activations against matrices packed as `packing`. Float weights never take int8 activations:
-// kInt8 means kBf16 for them.
+// For m >= 1 rows of activations against matrices packed as `packing`. Float weights never take int8
+// activations: kInt8 means kBf16 for them.
 Plan plan_for(const Kernels& kernels, const Packing& packing, Precision precision, int m);
-// The plan of one route, whether or not plan_for would take it; multiply is null where the table has no such kernel.
+// The plan of one route, whether or not plan_for would take it; multiply is null where the table has no such
+// kernel.
 Plan plan_route(const Kernels& kernels, const Packing& packing, Route route, int m);
 
-// Bytes of one block of memory that holds activations of this shape, and the pointers into it (64-byte aligned).
+// Bytes of one block of memory that holds activations of this shape, and the pointers into it (64-byte
+// aligned).
 size_t act_bytes(const ActShape& shape);
 Acts acts_in(const ActShape& shape, std::byte* memory);
 

@@ -1,5 +1,5 @@
-// Work on rows of activations: quantising them, the activation between the projections, the weighted sum, and the
-// loops that measure this machine's limits.
+// Work on rows of activations: quantising them, the activation between the projections, the weighted sum, and
+// the loops that measure this machine's limits.
 #pragma once
 #include "kernels/many.inl.h"
 
@@ -21,9 +21,12 @@ KT_INLINE Unit load_unit(const uint8_t* row, int column) {
   Unit u;
   unroll<kParts>([&](auto i) __attribute__((always_inline)) {
     const uint8_t* from = at + i * Isa::kLanes * kSize;
-    if constexpr (kType == Real::kF32) u.v[i] = Isa::load(reinterpret_cast<const float*>(from));
-    else if constexpr (kType == Real::kBf16) u.v[i] = Isa::load_bf16(from);
-    else u.v[i] = Isa::load_f16(from);
+    if constexpr (kType == Real::kF32)
+      u.v[i] = Isa::load(reinterpret_cast<const float*>(from));
+    else if constexpr (kType == Real::kBf16)
+      u.v[i] = Isa::load_bf16(from);
+    else
+      u.v[i] = Isa::load_f16(from);
   });
   return u;
 }
@@ -32,7 +35,9 @@ template <Real kType>
 KT_INLINE Unit load_last_unit(const uint8_t* row, int column, int k) {
   constexpr int kSize = kType == Real::kF32 ? 4 : 2;
   alignas(64) uint8_t tail[kUnit * 4] = {};
-  if (column < k) __builtin_memcpy(tail, row + static_cast<int64_t>(column) * kSize, static_cast<size_t>(k - column) * kSize);
+  if (column < k)
+    __builtin_memcpy(tail, row + static_cast<int64_t>(column) * kSize,
+                     static_cast<size_t>(k - column) * kSize);
   return load_unit<kType>(tail, 0);
 }
 
@@ -64,7 +69,9 @@ KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int 
     const int to = s.k_pad - from < s.scale_span ? s.k_pad : from + s.scale_span;
     F32 top[2] = {Isa::set1(0.0f), Isa::set1(0.0f)};
     const auto raise = [&](const Unit& u) __attribute__((always_inline)) {
-      unroll<kParts>([&](auto i) __attribute__((always_inline)) { top[i % 2] = Isa::max(top[i % 2], Isa::abs(u.v[i])); });
+      unroll<kParts>([&](auto i) __attribute__((always_inline)) {
+        top[i % 2] = Isa::max(top[i % 2], Isa::abs(u.v[i]));
+      });
     };
     int c = from;
     for (; c < to && c < whole; c += kUnit) raise(load_unit<kType>(source, c));
@@ -94,7 +101,8 @@ template <Real kType>
 KT_INLINE void pack_row_float(const Acts& out, int row, const uint8_t* source, int k) {
   const ActShape& s = out.shape;
   const int whole = k / kUnit * kUnit;
-  auto* group = reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad * 2;
+  auto* group =
+      reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad * 2;
   for (int c = 0; c < s.k_pad; c += kUnit) {
     const Unit u = c < whole ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
     if (s.code == ActCode::kF32) {
@@ -115,16 +123,21 @@ __attribute__((noinline)) void pack_rows(const PackActsArgs& args) {
     const int64_t row = i >= args.m ? 0 : args.index ? args.index[i] : i;
     const uint8_t* source = static_cast<const uint8_t*>(args.source) + row * args.stride * kSize;
     const int k = i < args.m ? args.k : 0;  // padding rows are rows without columns
-    if (args.out.shape.code == ActCode::kS8) pack_row_s8<kType>(args.out, i, source, k);
-    else pack_row_float<kType>(args.out, i, source, k);
+    if (args.out.shape.code == ActCode::kS8)
+      pack_row_s8<kType>(args.out, i, source, k);
+    else
+      pack_row_float<kType>(args.out, i, source, k);
   }
 }
 
 void pack_acts(const PackActsArgs& args) noexcept {
   switch (args.type) {
-    case Real::kF32: return pack_rows<Real::kF32>(args);
-    case Real::kBf16: return pack_rows<Real::kBf16>(args);
-    case Real::kF16: return pack_rows<Real::kF16>(args);
+    case Real::kF32:
+      return pack_rows<Real::kF32>(args);
+    case Real::kBf16:
+      return pack_rows<Real::kBf16>(args);
+    case Real::kF16:
+      return pack_rows<Real::kF16>(args);
   }
 }
 
@@ -134,17 +147,23 @@ void copy_acts(const CopyActsArgs& args) noexcept {
   for (int i = 0; i < s.rows; ++i) {
     const bool real = i < args.m;
     const int64_t row = real ? args.index[i] : 0;
-    auto* to = reinterpret_cast<uint8_t*>(args.out.codes) + static_cast<int64_t>(i / s.side * s.side) * s.k_pad + i % s.side * s.step_bytes;
+    auto* to = reinterpret_cast<uint8_t*>(args.out.codes) +
+               static_cast<int64_t>(i / s.side * s.side) * s.k_pad + i % s.side * s.step_bytes;
     const auto* from = reinterpret_cast<const uint8_t*>(args.from.codes) + row * s.k_pad;
     const auto move = [&](auto piece) __attribute__((always_inline)) {
       constexpr int kPiece = decltype(piece)::value;
       alignas(64) const uint8_t zeros[kPiece] = {};
-      for (int b = 0; b < s.k_pad; b += kPiece) __builtin_memcpy(to + static_cast<int64_t>(b) * s.side, real ? from + b : zeros, kPiece);
+      for (int b = 0; b < s.k_pad; b += kPiece)
+        __builtin_memcpy(to + static_cast<int64_t>(b) * s.side, real ? from + b : zeros, kPiece);
     };
-    if (s.side == 1 || s.step_bytes == 64) move(Int<64>{});
-    else move(Int<Isa::kStep>{});
-    for (int64_t j = 0; j < scales; ++j) args.out.scales[i * scales + j] = real ? args.from.scales[row * scales + j] : 0.0f;
-    for (int64_t j = 0; j < sums; ++j) args.out.sums[i * sums + j] = real ? args.from.sums[row * sums + j] : 0;
+    if (s.side == 1 || s.step_bytes == 64)
+      move(Int<64>{});
+    else
+      move(Int<Isa::kStep>{});
+    for (int64_t j = 0; j < scales; ++j)
+      args.out.scales[i * scales + j] = real ? args.from.scales[row * scales + j] : 0.0f;
+    for (int64_t j = 0; j < sums; ++j)
+      args.out.sums[i * sums + j] = real ? args.from.sums[row * sums + j] : 0;
   }
 }
 
@@ -177,7 +196,8 @@ KT_INLINE F32 activation_of(F32 gate, F32 up, const Activation& f) {
       gate = Isa::min(gate, Isa::set1(f.limit));
       up = Isa::max(Isa::min(up, Isa::set1(f.limit)), Isa::set1(-f.limit));
     }
-    if (f.alpha > 0) return Isa::mul(Isa::mul(gate, sigmoid(Isa::mul(gate, Isa::set1(f.alpha)))), Isa::add(up, one));
+    if (f.alpha > 0)
+      return Isa::mul(Isa::mul(gate, sigmoid(Isa::mul(gate, Isa::set1(f.alpha)))), Isa::add(up, one));
     return Isa::mul(Isa::mul(gate, sigmoid(gate)), up);
   }
   if (f.kind == ActivationKind::kGeluTanh) {  // 0.5 (1 + tanh(z)) = sigmoid(2 z)
@@ -187,7 +207,8 @@ KT_INLINE F32 activation_of(F32 gate, F32 up, const Activation& f) {
   }
   alignas(64) float lanes[Isa::kLanes];
   Isa::store(lanes, gate);
-  for (int i = 0; i < Isa::kLanes; ++i) lanes[i] = 0.5f * lanes[i] * (1.0f + __builtin_erff(lanes[i] * 0.70710678f));
+  for (int i = 0; i < Isa::kLanes; ++i)
+    lanes[i] = 0.5f * lanes[i] * (1.0f + __builtin_erff(lanes[i] * 0.70710678f));
   return Isa::mul(Isa::load(lanes), up);
 }
 
@@ -207,7 +228,8 @@ void activate(const ActivateArgs& args) noexcept {
 void add_scaled(float* y, const float* x, float weight, int n) noexcept {
   const F32 w = Isa::set1(weight);
   int i = 0;
-  for (; i + Isa::kLanes <= n; i += Isa::kLanes) Isa::store(y + i, Isa::fma(Isa::load(x + i), w, Isa::load(y + i)));
+  for (; i + Isa::kLanes <= n; i += Isa::kLanes)
+    Isa::store(y + i, Isa::fma(Isa::load(x + i), w, Isa::load(y + i)));
   for (; i < n; ++i) y[i] = __builtin_fmaf(x[i], weight, y[i]);
 }
 
@@ -216,13 +238,18 @@ void store(void* out, Real type, const float* x, int n) noexcept {
   auto* bytes = static_cast<uint8_t*>(out);
   for (; i + Isa::kLanes <= n; i += Isa::kLanes) {
     const F32 v = Isa::load(x + i);
-    if (type == Real::kF32) Isa::store(static_cast<float*>(out) + i, v);
-    else if (type == Real::kBf16) Isa::store_bf16(bytes + 2 * i, v);
-    else Isa::store_f16(bytes + 2 * i, v);
+    if (type == Real::kF32)
+      Isa::store(static_cast<float*>(out) + i, v);
+    else if (type == Real::kBf16)
+      Isa::store_bf16(bytes + 2 * i, v);
+    else
+      Isa::store_f16(bytes + 2 * i, v);
   }
   for (; i < n; ++i) {
-    if (type == Real::kF32) static_cast<float*>(out)[i] = x[i];
-    else put_u16(bytes + 2 * i, type == Real::kBf16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]));
+    if (type == Real::kF32)
+      static_cast<float*>(out)[i] = x[i];
+    else
+      put_u16(bytes + 2 * i, type == Real::kBf16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]));
   }
 }
 
@@ -238,11 +265,15 @@ double peak_s8(int64_t rounds, void* buffer) noexcept {
     typename I::Act a[kA];
     typename I::Acc acc[kW][kA];
     unroll<kW>([&](auto i) __attribute__((always_inline)) { w[i] = I::load_bytes(from + i * kPartBytes); });
-    unroll<kA>([&](auto g) __attribute__((always_inline)) { a[g] = I::load_act(reinterpret_cast<const int8_t*>(from) + g * 64); });
+    unroll<kA>([&](auto g) __attribute__((always_inline)) {
+      a[g] = I::load_act(reinterpret_cast<const int8_t*>(from) + g * 64);
+    });
     unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { acc[at / kA][at % kA] = I::zero_acc(); });
     for (int64_t r = 0; r < rounds; ++r) {
       unroll<kW>([&](auto i) __attribute__((always_inline)) { I::opaque(w[i]); });
-      unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { I::template dot<false>(acc[at / kA][at % kA], w[at / kA], a[at % kA]); });
+      unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
+        I::template dot<false>(acc[at / kA][at % kA], w[at / kA], a[at % kA]);
+      });
     }
     unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
       I::store(static_cast<int32_t*>(buffer) + at * I::kLanes, I::template total<0>(acc[at / kA][at % kA]));
@@ -262,11 +293,15 @@ double peak_bf16(int64_t rounds, void* buffer) noexcept {
     typename I::Act a[kA];
     typename I::AccF acc[kW][kA];
     unroll<kW>([&](auto i) __attribute__((always_inline)) { w[i] = I::load_bytes(from + i * kPartBytes); });
-    unroll<kA>([&](auto g) __attribute__((always_inline)) { a[g] = I::load_act(reinterpret_cast<const int8_t*>(from) + g * 64); });
+    unroll<kA>([&](auto g) __attribute__((always_inline)) {
+      a[g] = I::load_act(reinterpret_cast<const int8_t*>(from) + g * 64);
+    });
     unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { acc[at / kA][at % kA] = I::zero_accf(); });
     for (int64_t r = 0; r < rounds; ++r) {
       unroll<kW>([&](auto i) __attribute__((always_inline)) { I::opaque(w[i]); });
-      unroll<kW * kA>([&](auto at) __attribute__((always_inline)) { I::dot_bf16(acc[at / kA][at % kA], w[at / kA], a[at % kA]); });
+      unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
+        I::dot_bf16(acc[at / kA][at % kA], w[at / kA], a[at % kA]);
+      });
     }
     unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
       I::store(static_cast<float*>(buffer) + at * I::kLanes, I::template total<0>(acc[at / kA][at % kA]));
@@ -282,7 +317,8 @@ double peak_f32(int64_t rounds, void* buffer) noexcept {
   auto* at = static_cast<float*>(buffer);
   F32 acc[kN], w = Isa::load(at), a = Isa::load(at + 16);
   unroll<kN>([&](auto i) __attribute__((always_inline)) { acc[i] = Isa::set1(0.0f); });
-  for (int64_t r = 0; r < rounds; ++r) unroll<kN>([&](auto i) __attribute__((always_inline)) { acc[i] = Isa::fma(w, a, acc[i]); });
+  for (int64_t r = 0; r < rounds; ++r)
+    unroll<kN>([&](auto i) __attribute__((always_inline)) { acc[i] = Isa::fma(w, a, acc[i]); });
   unroll<kN>([&](auto i) __attribute__((always_inline)) { Isa::store(at + i * Isa::kLanes, acc[i]); });
   return 2.0 * static_cast<double>(rounds) * kN * Isa::kLanes;
 }

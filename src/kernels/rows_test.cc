@@ -25,11 +25,14 @@ void put(Real type, std::byte* at, float x) {
     std::memcpy(at, &bits, 2);
   }
 }
-float rounded(Real type, float x) { return type == Real::kF32 ? x : type == Real::kBf16 ? to_f32(to_bf16(x)) : to_f32(to_f16(x)); }
+float rounded(Real type, float x) {
+  return type == Real::kF32 ? x : type == Real::kBf16 ? to_f32(to_bf16(x)) : to_f32(to_f16(x));
+}
 
 // The orders a table asks for: that of `few` and that of `many`.
 std::vector<ActShape> orders(const Kernels& t) {
-  return {ActShape{.side = t.few_side, .step_bytes = t.few_step_bytes}, ActShape{.side = t.many_side, .step_bytes = t.many_step_bytes}};
+  return {ActShape{.side = t.few_side, .step_bytes = t.few_step_bytes},
+          ActShape{.side = t.many_side, .step_bytes = t.many_step_bytes}};
 }
 
 struct PackCase {
@@ -42,13 +45,21 @@ struct PackCase {
 // Source rows end where the page does: a read past the last column faults.
 void check_pack(const Kernels& t, const PackCase& c, const std::vector<float>& rows, int source_rows) {
   const int64_t stride = c.k;
-  Guarded source(static_cast<size_t>(source_rows) * stride * size_of(c.type), size_of(c.type)), memory(act_bytes(c.shape));
+  Guarded source(static_cast<size_t>(source_rows) * stride * size_of(c.type), size_of(c.type)),
+      memory(act_bytes(c.shape));
   std::vector<float> wanted(static_cast<size_t>(c.m) * c.k);
   for (int64_t i = 0; i < source_rows * stride; ++i) put(c.type, source.as() + i * size_of(c.type), rows[i]);
   for (int i = 0; i < c.m; ++i)
-    for (int k = 0; k < c.k; ++k) wanted[i * c.k + k] = rounded(c.type, rows[(c.index ? c.index[i] : i) * stride + k]);
+    for (int k = 0; k < c.k; ++k)
+      wanted[i * c.k + k] = rounded(c.type, rows[(c.index ? c.index[i] : i) * stride + k]);
   const Acts acts = acts_in(c.shape, memory.as());
-  t.pack_acts({.source = source.as(), .type = c.type, .stride = stride, .index = c.index, .m = c.m, .k = c.k, .out = acts});
+  t.pack_acts({.source = source.as(),
+               .type = c.type,
+               .stride = stride,
+               .index = c.index,
+               .m = c.m,
+               .k = c.k,
+               .out = acts});
   ASSERT_TRUE(memory.intact() && source.intact());
   const PlainActs plain = plain_acts(c.shape, wanted, c.m, c.k);
   for (int i = 0; i < c.shape.rows; ++i) {
@@ -59,28 +70,39 @@ void check_pack(const Kernels& t, const PackCase& c, const std::vector<float>& r
     if (c.shape.code != ActCode::kS8) continue;
     for (int s = 0; s < c.shape.scale_spans(); ++s)
       ASSERT_EQ(std::bit_cast<uint32_t>(acts.scales[i * c.shape.scale_spans() + s]),
-                std::bit_cast<uint32_t>(plain.scales[i * c.shape.scale_spans() + s])) << "row " << i << ", scale " << s;
+                std::bit_cast<uint32_t>(plain.scales[i * c.shape.scale_spans() + s]))
+          << "row " << i << ", scale " << s;
     for (int s = 0; s < c.shape.sum_spans(); ++s)
-      ASSERT_EQ(acts.sums[i * c.shape.sum_spans() + s], plain.sums[i * c.shape.sum_spans() + s]) << "row " << i << ", sum " << s;
+      ASSERT_EQ(acts.sums[i * c.shape.sum_spans() + s], plain.sums[i * c.shape.sum_spans() + s])
+          << "row " << i << ", sum " << s;
   }
 }
 
 TEST(PackActs, ByDefinition) {
-  struct Spans { int scale, sum; };
+  struct Spans {
+    int scale, sum;
+  };
   const int32_t index[] = {6, 0, 3, 3, 5};
   for (const Kernels* t : tables_under_test())
     for (const ActCode code : {ActCode::kS8, ActCode::kBf16, ActCode::kF32})
       for (const Real type : kReals)
         for (const int k : {1, 15, 16, 17, 64, 100, 130, 777, 1100}) {
           const int k_pad = (k + 63) / 64 * 64;
-          for (const Spans spans : {Spans{k_pad, k_pad}, Spans{32, 32}, Spans{32, 16}, Spans{128, 128}, Spans{512, 512}})
+          for (const Spans spans :
+               {Spans{k_pad, k_pad}, Spans{32, 32}, Spans{32, 16}, Spans{128, 128}, Spans{512, 512}})
             for (const int32_t* gather : {static_cast<const int32_t*>(nullptr), index}) {
               if (code != ActCode::kS8 && spans.scale != k_pad) continue;
-              SCOPED_TRACE(testing::Message() << t->name << " code " << static_cast<int>(code) << " from " << static_cast<int>(type)
-                                              << ", k " << k << ", spans " << spans.scale << " " << spans.sum);
+              SCOPED_TRACE(testing::Message() << t->name << " code " << static_cast<int>(code) << " from "
+                                              << static_cast<int>(type) << ", k " << k << ", spans "
+                                              << spans.scale << " " << spans.sum);
               for (const ActShape& order : orders(*t)) {
-                const ActShape shape{.code = code, .rows = 16, .k_pad = k_pad, .side = order.side, .step_bytes = order.step_bytes,
-                                     .scale_span = spans.scale, .sum_span = spans.sum};
+                const ActShape shape{.code = code,
+                                     .rows = 16,
+                                     .k_pad = k_pad,
+                                     .side = order.side,
+                                     .step_bytes = order.step_bytes,
+                                     .scale_span = spans.scale,
+                                     .sum_span = spans.sum};
                 check_pack(*t, {shape, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)), 7);
               }
               if (HasFatalFailure()) return;
@@ -105,8 +127,13 @@ TEST(PackActs, SpecialRows) {
     for (const int span : {32, 64}) {
       SCOPED_TRACE(t->name);
       for (const ActShape& order : orders(*t)) {
-        const ActShape shape{.code = ActCode::kS8, .rows = 16, .k_pad = kK, .side = order.side, .step_bytes = order.step_bytes,
-                             .scale_span = span, .sum_span = span};
+        const ActShape shape{.code = ActCode::kS8,
+                             .rows = 16,
+                             .k_pad = kK,
+                             .side = order.side,
+                             .step_bytes = order.step_bytes,
+                             .scale_span = span,
+                             .sum_span = span};
         check_pack(*t, {shape, Real::kF32, 8, kK, nullptr}, rows, 8);
       }
     }
@@ -119,23 +146,26 @@ double reference(double gate, double up, const Activation& f) {
       gate = std::min<double>(gate, f.limit);
       up = std::clamp<double>(up, -f.limit, f.limit);
     }
-    return f.alpha > 0 ? gate * sigmoid(static_cast<double>(f.alpha) * gate) * (up + 1) : gate * sigmoid(gate) * up;
+    return f.alpha > 0 ? gate * sigmoid(static_cast<double>(f.alpha) * gate) * (up + 1)
+                       : gate * sigmoid(gate) * up;
   }
   if (f.kind == ActivationKind::kGeluTanh)  // (1 + tanh z) / 2 is sigmoid(2 z), which does not cancel
     return gate * sigmoid(2 * std::sqrt(2 / std::numbers::pi) * (gate + 0.044715 * gate * gate * gate)) * up;
   return 0.5 * gate * std::erfc(-gate / std::numbers::sqrt2) * up;
 }
 
-// Allowed: 2^-20 of the result (a dozen roundings, exp within 2e-7), and where the exact function dies out below zero:
+// Allowed: 2^-20 of the result (a dozen roundings, exp within 2e-7), and where the exact function dies out
+// below zero:
 //   swiglu: exp stops at 87, so sigmoid is at least 1.6e-38:             1e-37 |gate up|
-//   gelu_tanh: z's relative error 2^-22 is multiplied by |z| <= 87 in exp, relative, only where z < 0: |z| 2^-22
-//   gelu_erf: 1 + erf(x) cancels, absolute 2^-23 each:                    2^-22 |gate up|
+//   gelu_tanh: z's relative error 2^-22 is multiplied by |z| <= 87 in exp, relative, only where z < 0: |z|
+//   2^-22 gelu_erf: 1 + erf(x) cancels, absolute 2^-23 each:                    2^-22 |gate up|
 double allowed(double gate, double up, double result, const Activation& f) {
   if (f.kind == ActivationKind::kSwiGlu && f.alpha > 0) up = std::fabs(up) + 1;
   const double size = std::fabs(gate * up), base = std::fabs(result) * 0x1p-20;
   if (f.kind == ActivationKind::kGeluErf) return base + 0x1p-22 * size + 1e-44;
-  const double slope = f.kind == ActivationKind::kGeluTanh ? 1.6 * std::fabs(gate + 0.044715 * gate * gate * gate)
-                                                           : std::fabs(gate) * std::max(1.0f, f.alpha);
+  const double slope = f.kind == ActivationKind::kGeluTanh
+                           ? 1.6 * std::fabs(gate + 0.044715 * gate * gate * gate)
+                           : std::fabs(gate) * std::max(1.0f, f.alpha);
   return base + std::fabs(result) * std::min(slope, 90.0) * 0x1p-22 + 1e-37 * size + 1e-44;
 }
 
@@ -143,28 +173,40 @@ TEST(Activate, AgainstDouble) {
   constexpr int kPairs = 3, kM = 40;
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  const float marks[] = {0, -0.0f, 1e-30f, -1e-30f, 1, -1, 7, -7, 10, -10, 50, -50, 86, -86, 88, -88, 100, -100, 1e4f, -1e4f};
+  const float marks[] = {0,  -0.0f, 1e-30f, -1e-30f, 1,  -1,  7,   -7,   10,   -10,
+                         50, -50,   86,     -86,     88, -88, 100, -100, 1e4f, -1e4f};
   Guarded gate_up(kM * kPairs * 32 * 4), bias(2 * kPairs * 16 * 4), mid(kM * kPairs * 16 * 4);
-  for (int i = 0; i < kM * kPairs * 32; ++i) gate_up.as<float>()[i] = random() % 3 ? 3 * normal(random) : marks[random() % std::size(marks)];
+  for (int i = 0; i < kM * kPairs * 32; ++i)
+    gate_up.as<float>()[i] = random() % 3 ? 3 * normal(random) : marks[random() % std::size(marks)];
   for (int i = 0; i < 2 * kPairs * 16; ++i) bias.as<float>()[i] = normal(random);
-  const Activation kinds[] = {{ActivationKind::kSwiGlu, 0, 0}, {ActivationKind::kSwiGlu, 7, 0}, {ActivationKind::kSwiGlu, 7, 1.702f},
-                              {ActivationKind::kSwiGlu, 0, 1.702f}, {ActivationKind::kGeluTanh, 0, 0}, {ActivationKind::kGeluErf, 0, 0}};
+  const Activation kinds[] = {{ActivationKind::kSwiGlu, 0, 0},      {ActivationKind::kSwiGlu, 7, 0},
+                              {ActivationKind::kSwiGlu, 7, 1.702f}, {ActivationKind::kSwiGlu, 0, 1.702f},
+                              {ActivationKind::kGeluTanh, 0, 0},    {ActivationKind::kGeluErf, 0, 0}};
   for (const Kernels* t : tables_under_test())
     for (const Activation& f : kinds)
       for (const bool biased : {false, true}) {
         const float* gate_bias = biased ? bias.as<float>() : nullptr;
         const float* up_bias = biased ? bias.as<float>() + kPairs * 16 : nullptr;
         std::fill_n(mid.as<float>(), kM * kPairs * 16, std::numeric_limits<float>::quiet_NaN());
-        t->activate({.gate_up = gate_up.as<float>(), .ld = kPairs * 32, .m = kM, .pairs = kPairs, .gate_bias = gate_bias,
-                     .up_bias = up_bias, .activation = f, .mid = mid.as<float>(), .mid_ld = kPairs * 16});
+        t->activate({.gate_up = gate_up.as<float>(),
+                     .ld = kPairs * 32,
+                     .m = kM,
+                     .pairs = kPairs,
+                     .gate_bias = gate_bias,
+                     .up_bias = up_bias,
+                     .activation = f,
+                     .mid = mid.as<float>(),
+                     .mid_ld = kPairs * 16});
         ASSERT_TRUE(mid.intact());
         for (int i = 0; i < kM; ++i)
           for (int c = 0; c < kPairs * 16; ++c) {
             const float* from = gate_up.as<float>() + i * kPairs * 32 + c / 16 * 32 + c % 16;
-            const float gate = from[0] + (biased ? gate_bias[c] : 0), up = from[16] + (biased ? up_bias[c] : 0);
+            const float gate = from[0] + (biased ? gate_bias[c] : 0),
+                        up = from[16] + (biased ? up_bias[c] : 0);
             const double want = reference(gate, up, f), have = mid.as<float>()[i * kPairs * 16 + c];
             ASSERT_LE(std::fabs(have - want), allowed(gate, up, want, f))
-                << t->name << " kind " << static_cast<int>(f.kind) << ", gate " << gate << ", up " << up << ": " << have << " for " << want;
+                << t->name << " kind " << static_cast<int>(f.kind) << ", gate " << gate << ", up " << up
+                << ": " << have << " for " << want;
           }
       }
 }
@@ -178,19 +220,42 @@ TEST(AddScaled, RoundsOnce) {
       std::copy(x.begin(), x.end(), from.as<float>());
       t->add_scaled(sum.as<float>(), from.as<float>(), 0.3f, n);
       ASSERT_TRUE(sum.intact());
-      for (int i = 0; i < n; ++i) ASSERT_EQ(sum.as<float>()[i], std::fma(x[i], 0.3f, y[i])) << t->name << " " << i << " of " << n;
+      for (int i = 0; i < n; ++i)
+        ASSERT_EQ(sum.as<float>()[i], std::fma(x[i], 0.3f, y[i])) << t->name << " " << i << " of " << n;
     }
 }
 
 // The same bits as formats/floats.h, NaN as any NaN.
 TEST(Store, RoundsHalfToEven) {
-  std::vector<float> numbers = {0, -0.0f, 1, -1, 65504, 65519, 65520, 1e30f, -1e30f, 6e-8f, 3e-8f, 2.98023223877e-8f, 1e-40f, 6.1e-5f, 6.09e-5f,
-                                1.00048828125f, 1.00146484375f, 1.00390625f, 1.01171875f, 3.4028235e38f,
-                                std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-                                std::numeric_limits<float>::quiet_NaN(), std::bit_cast<float>(0x7f800001u)};
+  std::vector<float> numbers = {0,
+                                -0.0f,
+                                1,
+                                -1,
+                                65504,
+                                65519,
+                                65520,
+                                1e30f,
+                                -1e30f,
+                                6e-8f,
+                                3e-8f,
+                                2.98023223877e-8f,
+                                1e-40f,
+                                6.1e-5f,
+                                6.09e-5f,
+                                1.00048828125f,
+                                1.00146484375f,
+                                1.00390625f,
+                                1.01171875f,
+                                3.4028235e38f,
+                                std::numeric_limits<float>::infinity(),
+                                -std::numeric_limits<float>::infinity(),
+                                std::numeric_limits<float>::quiet_NaN(),
+                                std::bit_cast<float>(0x7f800001u)};
   std::mt19937 random(5);
   while (numbers.size() < 5000) numbers.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
-  while (numbers.size() < 10000) numbers.push_back(to_f32(f16{static_cast<uint16_t>(random() & 0x7bff)}) * (1 + static_cast<float>(random() % 9) * 0x1p-12f));
+  while (numbers.size() < 10000)
+    numbers.push_back(to_f32(f16{static_cast<uint16_t>(random() & 0x7bff)}) *
+                      (1 + static_cast<float>(random() % 9) * 0x1p-12f));
   for (const Kernels* t : tables_under_test())
     for (const Real type : kReals)
       for (int from = 0; from < static_cast<int>(numbers.size());) {
@@ -203,13 +268,16 @@ TEST(Store, RoundsHalfToEven) {
           const float x = numbers[from + i];
           uint16_t bits = 0;
           std::memcpy(&bits, out.as() + i * size_of(type), 2);
-          const float have = type == Real::kF32 ? out.as<float>()[i] : type == Real::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
+          const float have = type == Real::kF32    ? out.as<float>()[i]
+                             : type == Real::kBf16 ? to_f32(bf16{bits})
+                                                   : to_f32(f16{bits});
           const float want = rounded(type, x);
           if (std::isnan(want)) {
             ASSERT_TRUE(std::isnan(have)) << t->name << " " << x;
             continue;
           }
-          ASSERT_EQ(std::bit_cast<uint32_t>(have), std::bit_cast<uint32_t>(want)) << t->name << " type " << static_cast<int>(type) << ": " << x;
+          ASSERT_EQ(std::bit_cast<uint32_t>(have), std::bit_cast<uint32_t>(want))
+              << t->name << " type " << static_cast<int>(type) << ": " << x;
         }
         from += std::max(1, n);
       }

@@ -12,9 +12,9 @@ enum class ActCode : uint8_t { kS8, kBf16, kF32 };
 enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activations at the boundary
 
 // Activations of one group of rows in the order the kernels read them.
-//   codes   [rows/side, k_pad/step, side, step]   (step columns: step_bytes / size of a code; kF32: plain rows)
-//   scales  [rows, scale_spans]   value = code * scale                          (kS8 only)
-//   sums    [rows, sum_spans]     sum of the codes over each span of `sum_span`  (kS8 only)
+//   codes   [rows/side, k_pad/step, side, step]   (step columns: step_bytes / size of a code; kF32: plain
+//   rows) scales  [rows, scale_spans]   value = code * scale                          (kS8 only) sums [rows,
+//   sum_spans]     sum of the codes over each span of `sum_span`  (kS8 only)
 // Rows past the real ones and columns past k are zero codes.
 struct ActShape {
   ActCode code = ActCode::kF32;
@@ -44,8 +44,8 @@ struct PackActsArgs {
   Acts out;
 };
 
-// Rows packed once, in plain order (side 1), to the order another shape asks for: out row i is row index[i] of `from`.
-// Both are kS8 with the same k_pad and spans.
+// Rows packed once, in plain order (side 1), to the order another shape asks for: out row i is row index[i]
+// of `from`. Both are kS8 with the same k_pad and spans.
 struct CopyActsArgs {
   Acts from;
   const int32_t* index = nullptr;
@@ -58,7 +58,8 @@ struct MultiplyArgs {
   const Packing* packing = nullptr;
   const std::byte* blocks = nullptr;
   int count = 0;
-  const std::byte* after = nullptr;  // what the caller will read next, to be fetched ahead at the end; may be null
+  const std::byte* after =
+      nullptr;  // what the caller will read next, to be fetched ahead at the end; may be null
   Acts acts;
   int m = 0;
   float* out = nullptr;  // [m, ld]
@@ -91,9 +92,9 @@ struct Kernels {
   Fragment fragment;
   // order of packed kS8 and kBf16 activations (ActShape) for each route
   int few_side, few_step_bytes, many_side, many_step_bytes;
-  int tile_rows;        // `many` works on multiples of this many rows
-  int few_limit;        // `few` is the faster route up to this many rows (measured, bench/)
-  int panel_blocks;     // row blocks `many` widens and multiplies together
+  int tile_rows;                   // `many` works on multiples of this many rows
+  int few_limit;                   // `few` is the faster route up to this many rows (measured, bench/)
+  int panel_blocks;                // row blocks `many` widens and multiplies together
   ActCode float_many;              // activations the float layouts take there
   ActCode few_acts[kLayoutCount];  // and every layout on the route of few rows
   using Multiply = void (*)(const MultiplyArgs&) noexcept;
@@ -116,7 +117,8 @@ struct Kernels {
   uint64_t (*read)(const std::byte* from, size_t bytes) noexcept;
 };
 
-// The best table this CPU runs, or the one KT_ISA (or KT_KERNEL_CPU_VARIANT) names; an Error if the CPU lacks it.
+// The best table this CPU runs, or the one KT_ISA (or KT_KERNEL_CPU_VARIANT) names; an Error if the CPU lacks
+// it.
 const Kernels& kernels();
 // By name, for tests and --isa: an Error listing the known names, or saying which feature the CPU lacks.
 const Kernels& kernels_named(std::string_view name);

@@ -18,7 +18,9 @@ std::vector<std::pair<int, int>> cut(int inter, int unit, int nodes) {
   std::vector<std::pair<int, int>> out;
   const int64_t units = ceil_div(int64_t{inter}, unit);
   for (int i = 0; i < nodes; ++i) {
-    const auto at = [&](int64_t n) { return static_cast<int>(std::min<int64_t>(inter, units * n / nodes * unit)); };
+    const auto at = [&](int64_t n) {
+      return static_cast<int>(std::min<int64_t>(inter, units * n / nodes * unit));
+    };
     out.emplace_back(at(i), at(i + 1));
   }
   return out;
@@ -36,29 +38,36 @@ MatrixView rows_of(const MatrixView& w, int64_t begin, int64_t count) {
   return v;
 }
 
-void check_matrix(const MatrixView& w, const Format& format, int64_t n, int64_t k, int expert, const char* projection) {
+void check_matrix(const MatrixView& w, const Format& format, int64_t n, int64_t k, int expert,
+                  const char* projection) {
   if (w.n != n || w.k != k)
     fail("expert {} {}: expected [{}, {}], got [{}, {}]", expert, projection, n, k, w.n, w.k);
   if (!(w.format == format))
     fail("expert {} {}: expected format {}, got {}", expert, projection, name_of(format), name_of(w.format));
-  const bool complete = w.codes && (w.scales || format.scale == Scale::kNone) && (w.mins || format.min == Min::kNone) &&
-                        (w.supers || format.scale != Scale::kS8F16) && (w.super_mins || format.min != Min::kS8F16);
-  if (!complete) fail("expert {} {}: codes, scales or mins of format {} are missing", expert, projection, name_of(format));
+  const bool complete = w.codes && (w.scales || format.scale == Scale::kNone) &&
+                        (w.mins || format.min == Min::kNone) && (w.supers || format.scale != Scale::kS8F16) &&
+                        (w.super_mins || format.min != Min::kS8F16);
+  if (!complete)
+    fail("expert {} {}: codes, scales or mins of format {} are missing", expert, projection, name_of(format));
 }
 
-void load_bias(std::vector<float>& all, const float* from, int experts, int expert, int64_t width, int64_t begin, int64_t count) {
+void load_bias(std::vector<float>& all, const float* from, int experts, int expert, int64_t width,
+               int64_t begin, int64_t count) {
   if (!from) return;
-  if (all.empty()) all.resize(checked_mul(static_cast<size_t>(experts), static_cast<size_t>(width), "biases"));
+  if (all.empty())
+    all.resize(checked_mul(static_cast<size_t>(experts), static_cast<size_t>(width), "biases"));
   std::copy_n(from + begin, count, all.begin() + expert * width);
 }
 
 }  // namespace
 
-Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspace, ExpertsShape shape, ExpertsOptions options)
+Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspace, ExpertsShape shape,
+                 ExpertsOptions options)
     : state_(std::make_unique<State>()) {
   if (!pool || !workspace) fail("experts: a pool and a workspace are needed");
   if (shape.experts < 1 || shape.hidden < 1 || shape.inter < 1)
-    fail("experts: expected positive sizes, got {} experts, hidden {}, inter {}", shape.experts, shape.hidden, shape.inter);
+    fail("experts: expected positive sizes, got {} experts, hidden {}, inter {}", shape.experts, shape.hidden,
+         shape.inter);
   if (options.max_tokens < 1) fail("experts: max_tokens is {}, expected at least 1", options.max_tokens);
   State& s = *state_;
   s.pool = std::move(pool);
@@ -69,20 +78,23 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
   s.is_loaded.resize(shape.experts);
   check_shape(options.gate_up, shape.inter, shape.hidden, "gate and up");
   check_shape(options.down, shape.hidden, shape.inter, "down");
-  const int unit = std::lcm(std::lcm(kBlockRows, options.gate_up.span.n), column_granularity(options.down, shape.inter));
+  const int unit =
+      std::lcm(std::lcm(kBlockRows, options.gate_up.span.n), column_granularity(options.down, shape.inter));
   for (const auto& [begin, end] : cut(shape.inter, unit, s.pool->nodes())) {
     Shard shard;
     shard.begin = begin;
     shard.end = end;
     if (begin < end) {
-      shard.gate_up = packing_for(options.gate_up, end - begin, shape.hidden, s.kernels->fragment, "gate and up");
+      shard.gate_up =
+          packing_for(options.gate_up, end - begin, shape.hidden, s.kernels->fragment, "gate and up");
       shard.down = packing_for(options.down, shape.hidden, end - begin, s.kernels->fragment, "down");
       shard.pair_bytes = 2 * shard.gate_up.block_bytes;
       shard.gate_up_bytes = shard.gate_up.blocks * shard.pair_bytes;
       shard.expert_bytes = shard.gate_up_bytes + shard.down.bytes();
       const int node = s.pool->memory_node(static_cast<int>(s.shards.size()));
-      shard.memory = Buffer(checked_mul(shard.expert_bytes, static_cast<size_t>(shape.experts), "packed experts"),
-                            {.node = node, .huge = options.huge});
+      shard.memory =
+          Buffer(checked_mul(shard.expert_bytes, static_cast<size_t>(shape.experts), "packed experts"),
+                 {.node = node, .huge = options.huge});
     }
     s.shards.push_back(std::move(shard));
   }
@@ -140,7 +152,9 @@ void Experts::copy(int from, int to) {
 const ExpertsShape& Experts::shape() const { return state_->shape; }
 const ExpertsOptions& Experts::options() const { return state_->options; }
 const Kernels& Experts::kernels() const { return *state_->kernels; }
-bool Experts::loaded(int expert) const { return expert >= 0 && expert < state_->shape.experts && state_->is_loaded[expert]; }
+bool Experts::loaded(int expert) const {
+  return expert >= 0 && expert < state_->shape.experts && state_->is_loaded[expert];
+}
 
 size_t Experts::packed_bytes() const {
   size_t bytes = 0;
@@ -151,7 +165,8 @@ size_t Experts::packed_bytes() const {
 double Experts::stored_bytes_per_expert() const {
   const auto [experts, hidden, inter] = state_->shape;
   const double each = static_cast<double>(hidden) * inter / 8;
-  return each * (2 * stored_bits(state_->options.gate_up, inter, hidden) + stored_bits(state_->options.down, hidden, inter));
+  return each * (2 * stored_bits(state_->options.gate_up, inter, hidden) +
+                 stored_bits(state_->options.down, hidden, inter));
 }
 
 std::string Experts::describe_plan(int rows) const {
@@ -160,7 +175,8 @@ std::string Experts::describe_plan(int rows) const {
     if (shard.begin == shard.end) continue;
     const Plan in = plan_for(*state_->kernels, shard.gate_up, state_->options.precision, std::max(rows, 1));
     const Plan down = plan_for(*state_->kernels, shard.down, state_->options.precision, std::max(rows, 1));
-    out += text("{}inter {}..{}: gate and up {}; down {}", out.empty() ? "" : "\n", shard.begin, shard.end, in.describe(), down.describe());
+    out += text("{}inter {}..{}: gate and up {}; down {}", out.empty() ? "" : "\n", shard.begin, shard.end,
+                in.describe(), down.describe());
   }
   return out;
 }

@@ -2,8 +2,8 @@
 //
 //   out[t] = sum over slots s of weight[t, s] * down( f( gate(in[t]), up(in[t]) ) )     with expert ids[t, s]
 //
-// for routed ids and weights that the caller computed. Which bytes the weights are, which CPU multiplies them and how
-// many NUMA nodes share the work are values chosen at construction.
+// for routed ids and weights that the caller computed. Which bytes the weights are, which CPU multiplies them
+// and how many NUMA nodes share the work are values chosen at construction.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -26,7 +26,7 @@ struct ExpertsOptions {
   Format down;
   Activation activation;
   Precision precision = Precision::kDefault;
-  int max_tokens = 4096;           // of one forward; more is an Error
+  int max_tokens = 4096;             // of one forward; more is an Error
   const Kernels* kernels = nullptr;  // null: kernels()
   HugePages huge = HugePages::kAdvise;
 };
@@ -43,14 +43,15 @@ struct ForwardArgs {
   int tokens = 0, top_k = 0;
   const void* input = nullptr;  // [tokens, hidden]
   Real input_type = Real::kF32;
-  int64_t input_stride = 0;  // elements; 0: hidden
+  int64_t input_stride = 0;        // elements; 0: hidden
   const int32_t* ids = nullptr;    // [tokens, top_k]; ids < 0 or >= experts are skipped
   const int64_t* ids64 = nullptr;  // the same, if the caller has these; exactly one of the two
   const float* weights = nullptr;  // [tokens, top_k]
   void* output = nullptr;          // [tokens, hidden]; tokens without experts become zeros
   Real output_type = Real::kF32;
-  int64_t output_stride = 0;       // elements; 0: hidden
-  const uint8_t* skip = nullptr;   // [experts], nonzero: expert is computed elsewhere; null: none. Read at each call
+  int64_t output_stride = 0;  // elements; 0: hidden
+  const uint8_t* skip =
+      nullptr;  // [experts], nonzero: expert is computed elsewhere; null: none. Read at each call
 };
 
 // Memory that forwards need while they run; layers that never run at the same time share one.
@@ -66,12 +67,13 @@ class Workspace {
   std::unique_ptr<State> state_;
 };
 
-// Weights are cut along `inter` into one shard per node of the pool. Results are bitwise the same for any number of
-// threads at a fixed number of nodes. load() may run on several threads for different experts; forward() calls on one
-// Workspace are serialised.
+// Weights are cut along `inter` into one shard per node of the pool. Results are bitwise the same for any
+// number of threads at a fixed number of nodes. load() may run on several threads for different experts;
+// forward() calls on one Workspace are serialised.
 class Experts {
  public:
-  Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspace, ExpertsShape shape, ExpertsOptions options);
+  Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspace, ExpertsShape shape,
+          ExpertsOptions options);
   ~Experts();
   Experts(Experts&&) noexcept;
 
@@ -84,7 +86,7 @@ class Experts {
   const ExpertsShape& shape() const;
   const ExpertsOptions& options() const;
   const Kernels& kernels() const;
-  size_t packed_bytes() const;           // of all experts
+  size_t packed_bytes() const;             // of all experts
   double stored_bytes_per_expert() const;  // in the checkpoint's own bytes
   bool loaded(int expert) const;
   // The route each expert of a call with this many rows takes, for reports: "few, s8 activations, ...".

@@ -1,14 +1,16 @@
-// The MoE forward, written once: group rows by expert -> quantise each expert's rows -> gate|up for a slice of rows and
-// the activation while both are in cache -> quantise again -> down for a slice of columns, added up over the experts.
+// The MoE forward, written once: group rows by expert -> quantise each expert's rows -> gate|up for a slice
+// of rows and the activation while both are in cache -> quantise again -> down for a slice of columns, added
+// up over the experts.
 //
-// On each node the work is a list of items that workers claim in order. No barrier: an item waits for what it needs,
-// and what it needs was claimed before it, so somebody is at work on it.
+// On each node the work is a list of items that workers claim in order. No barrier: an item waits for what it
+// needs, and what it needs was claimed before it, so somebody is at work on it.
 //   tokens    (rows)            with many tokens: quantise each once
 //   pack      (group, rows)     input rows of a group, quantised, in the kernels' order
 //   gate_up   (group, pairs)    after the group's pack items
 //   requant   (group, rows)     after the group's gate_up items
 //   down      (columns)         over all groups in order, each after its requant items
-// Down items own their output columns and add experts in order, so the result does not depend on who did what.
+// Down items own their output columns and add experts in order, so the result does not depend on who did
+// what.
 #include <algorithm>
 #include <cstring>
 
@@ -20,11 +22,12 @@
 namespace kt {
 namespace {
 
-constexpr int kPackRows = 32;             // rows of a pack or requant item
-constexpr int kSharedTokens = 32;         // from here on tokens are quantised once and copied to their experts
-constexpr size_t kItemBytes = 128 << 10;  // weights of a decode item: long enough to stream, 15 us of a core's share
-constexpr int kTileBytes = 256 << 10;     // sums of a prefill item
-constexpr size_t kAheadBytes = 16 << 10;  // of weights, fetched while an item waits
+constexpr int kPackRows = 32;      // rows of a pack or requant item
+constexpr int kSharedTokens = 32;  // from here on tokens are quantised once and copied to their experts
+constexpr size_t kItemBytes =
+    128 << 10;  // weights of a decode item: long enough to stream, 15 us of a core's share
+constexpr int kTileBytes = 256 << 10;         // sums of a prefill item
+constexpr size_t kAheadBytes = 16 << 10;      // of weights, fetched while an item waits
 constexpr size_t kRowsAheadBytes = 64 << 10;  // of the next group's rows, fetched during a multiplication
 
 enum class Stage : uint8_t { kTokens, kPack, kGateUp, kRequant, kDown };
@@ -41,10 +44,10 @@ struct Group {
 
 // Which rows go to which expert; the same on all nodes.
 struct Routing {
-  std::vector<Group> groups;      // in expert order
-  std::vector<int32_t> token;     // [rows], by group
-  std::vector<float> weight;      // [rows]
-  std::vector<int32_t> count, at; // scratch, [experts]
+  std::vector<Group> groups;       // in expert order
+  std::vector<int32_t> token;      // [rows], by group
+  std::vector<float> weight;       // [rows]
+  std::vector<int32_t> count, at;  // scratch, [experts]
 };
 
 struct Stages {
@@ -64,7 +67,8 @@ struct alignas(64) NodeWork {
   std::vector<Item> items;
   std::vector<Part> parts;
   std::unique_ptr<Stages[]> stages;
-  Acts tokens;  // [tokens]: all input rows quantised once, in plain order; codes null where groups do it themselves
+  Acts tokens;  // [tokens]: all input rows quantised once, in plain order; codes null where groups do it
+                // themselves
   Countdown tokens_left{1};
   Signal tokens_ready;
   size_t stage_capacity = 0;
@@ -119,7 +123,8 @@ namespace {
 template <class T>
 void check_pointer(const T* p, size_t alignment, const char* name) {
   if (!p) fail("forward: {} is null", name);
-  if (reinterpret_cast<uintptr_t>(p) % alignment) fail("forward: {} is not aligned to {} bytes", name, alignment);
+  if (reinterpret_cast<uintptr_t>(p) % alignment)
+    fail("forward: {} is not aligned to {} bytes", name, alignment);
 }
 
 size_t size_of(Real type) { return type == Real::kF32 ? 4 : 2; }
@@ -135,8 +140,10 @@ void check(const ExpertsShape& shape, const ExpertsOptions& options, const Forwa
   check_pointer(a.weights, 4, "weights");
   if (a.ids) check_pointer(a.ids, 4, "ids");
   if (a.ids64) check_pointer(a.ids64, 8, "ids64");
-  if (a.input_stride && a.input_stride < shape.hidden) fail("forward: input stride {} is below hidden {}", a.input_stride, shape.hidden);
-  if (a.output_stride && a.output_stride < shape.hidden) fail("forward: output stride {} is below hidden {}", a.output_stride, shape.hidden);
+  if (a.input_stride && a.input_stride < shape.hidden)
+    fail("forward: input stride {} is below hidden {}", a.input_stride, shape.hidden);
+  if (a.output_stride && a.output_stride < shape.hidden)
+    fail("forward: output stride {} is below hidden {}", a.output_stride, shape.hidden);
 }
 
 void route(const ExpertsShape& shape, const std::vector<uint8_t>& loaded, const ForwardArgs& a, Routing& r) {
@@ -184,8 +191,16 @@ class NodeJob {
     bool direct;  // output is written here; otherwise to work.partial
   };
   explicit NodeJob(const Setting& s)
-      : kernels_(*s.kernels), shape_(*s.shape), options_(*s.options), shard_(*s.shard), args_(*s.args), routing_(*s.routing),
-        work_(*s.work), down_bias_(s.down_bias), memory_node_(s.memory_node), direct_(s.direct) {}
+      : kernels_(*s.kernels),
+        shape_(*s.shape),
+        options_(*s.options),
+        shard_(*s.shard),
+        args_(*s.args),
+        routing_(*s.routing),
+        work_(*s.work),
+        down_bias_(s.down_bias),
+        memory_node_(s.memory_node),
+        direct_(s.direct) {}
 
   const float* partial() const { return work_.partial; }
 
@@ -222,7 +237,8 @@ class NodeJob {
     work_.tile_bytes = round_up(most_rows * widest_ * kBlockRows * sizeof(float), size_t{64});
     const size_t y_bytes = static_cast<size_t>(args_.tokens) * down_blocks_ * kBlockRows * sizeof(float);
     work_.worker_bytes = round_up(work_.multiply_bytes + work_.tile_bytes + y_bytes, size_t{4096}) + 4096;
-    const size_t partial_bytes = direct_ ? 0 : static_cast<size_t>(args_.tokens) * shape_.hidden * sizeof(float);
+    const size_t partial_bytes =
+        direct_ ? 0 : static_cast<size_t>(args_.tokens) * shape_.hidden * sizeof(float);
     const ActShape shared = shared_shape();
     const size_t shared_at = bump.take(shared.rows ? act_bytes(shared) : 0);
     const size_t partial_at = bump.take(partial_bytes), workers_at = bump.take(work_.worker_bytes * workers);
@@ -247,11 +263,21 @@ class NodeJob {
       if (i >= static_cast<int>(work_.items.size())) return;
       const Item& item = work_.items[i];
       switch (item.stage) {
-        case Stage::kTokens: pack_tokens(item); break;
-        case Stage::kPack: pack(item); break;
-        case Stage::kGateUp: gate_up(item, mine); break;
-        case Stage::kRequant: requant(item); break;
-        case Stage::kDown: down(item, mine); break;
+        case Stage::kTokens:
+          pack_tokens(item);
+          break;
+        case Stage::kPack:
+          pack(item);
+          break;
+        case Stage::kGateUp:
+          gate_up(item, mine);
+          break;
+        case Stage::kRequant:
+          requant(item);
+          break;
+        case Stage::kDown:
+          down(item, mine);
+          break;
       }
     }
   }
@@ -282,7 +308,8 @@ class NodeJob {
     if (shared_shape().rows) {
       work_.tokens_ready.reset();
       work_.tokens_left.reset(ceil_div(args_.tokens, kPackRows));
-      for (int t = 0; t < args_.tokens; t += kPackRows) work_.items.push_back({Stage::kTokens, 0, t, std::min(kPackRows, args_.tokens - t)});
+      for (int t = 0; t < args_.tokens; t += kPackRows)
+        work_.items.push_back({Stage::kTokens, 0, t, std::min(kPackRows, args_.tokens - t)});
     }
     const int groups = static_cast<int>(routing_.groups.size());
     const auto row_items = [&](Stage stage, int g) {
@@ -300,24 +327,31 @@ class NodeJob {
     widest_ = down_blocks_;
     for (int g = 0; g < groups; ++g) {
       const bool panels = work_.parts[g].in.scratch_bytes > 0;
-      // A worker that meets a group reads its rows from other cores' caches: the more row blocks it then does, the
-      // better, while the sums stay in its own.
-      const int panel_blocks = panels ? std::max<int>(kernels_.panel_blocks, kTileBytes / (kBlockRows * 4 * routing_.groups[g].m)) : 0;
-      const int pairs = std::max(1, item_blocks(panel_blocks, 2 * groups * shard_.gate_up.blocks, shard_.gate_up.block_bytes, workers) / 2);
+      // A worker that meets a group reads its rows from other cores' caches: the more row blocks it then
+      // does, the better, while the sums stay in its own.
+      const int panel_blocks =
+          panels ? std::max<int>(kernels_.panel_blocks, kTileBytes / (kBlockRows * 4 * routing_.groups[g].m))
+                 : 0;
+      const int pairs = std::max(1, item_blocks(panel_blocks, 2 * groups * shard_.gate_up.blocks,
+                                                shard_.gate_up.block_bytes, workers) /
+                                        2);
       widest_ = std::max<size_t>(widest_, 2 * pairs);
       const int blocks = static_cast<int>(shard_.gate_up.blocks);
-      for (int b = 0; b < blocks; b += pairs) work_.items.push_back({Stage::kGateUp, g, b, std::min(pairs, blocks - b)});
+      for (int b = 0; b < blocks; b += pairs)
+        work_.items.push_back({Stage::kGateUp, g, b, std::min(pairs, blocks - b)});
       work_.stages[g].gate_up_left.reset(ceil_div(blocks, pairs));
     }
     for (int g = 0; g < groups; ++g) work_.stages[g].requant_left.reset(row_items(Stage::kRequant, g));
     const int blocks = static_cast<int>(shard_.down.blocks);
-    for (int b = 0; b < blocks; b += down_blocks_) work_.items.push_back({Stage::kDown, 0, b, std::min(down_blocks_, blocks - b)});
+    for (int b = 0; b < blocks; b += down_blocks_)
+      work_.items.push_back({Stage::kDown, 0, b, std::min(down_blocks_, blocks - b)});
   }
 
-  // Row blocks of one item, out of `all` of the stage: as many as stream well (few rows; panel_blocks is 0) or up to
-  // panel_blocks (many rows), as long as every worker gets a few items.
+  // Row blocks of one item, out of `all` of the stage: as many as stream well (few rows; panel_blocks is 0)
+  // or up to panel_blocks (many rows), as long as every worker gets a few items.
   int item_blocks(int panel_blocks, int64_t all, size_t block_bytes, int workers) const {
-    const int64_t most = panel_blocks ? panel_blocks : std::clamp<int64_t>(kItemBytes / block_bytes, 1, kernels_.panel_blocks);
+    const int64_t most =
+        panel_blocks ? panel_blocks : std::clamp<int64_t>(kItemBytes / block_bytes, 1, kernels_.panel_blocks);
     const int64_t least = panel_blocks ? 2 : 1, items_each = panel_blocks ? 2 : 4;
     const int64_t blocks = std::clamp<int64_t>(all / (items_each * workers), least, std::max(most, least));
     return static_cast<int>(blocks > 1 ? blocks - blocks % 2 : blocks);
@@ -328,10 +362,12 @@ class NodeJob {
     return item.begin + item.count == m ? shape_.rows - item.begin : item.count;
   }
 
-  // Plain order for all tokens when every group wants the same codes and there are enough of them; else no rows.
+  // Plain order for all tokens when every group wants the same codes and there are enough of them; else no
+  // rows.
   ActShape shared_shape() const {
     ActShape s = work_.parts[0].in.acts;
-    bool same = s.code == ActCode::kS8 && args_.tokens >= kSharedTokens && routing_.token.size() >= 2 * static_cast<size_t>(args_.tokens);
+    bool same = s.code == ActCode::kS8 && args_.tokens >= kSharedTokens &&
+                routing_.token.size() >= 2 * static_cast<size_t>(args_.tokens);
     for (const Part& part : work_.parts)
       same = same && part.in.acts.scale_span == s.scale_span && part.in.acts.sum_span == s.sum_span;
     s.rows = same ? args_.tokens : 0;
@@ -340,8 +376,13 @@ class NodeJob {
   }
 
   void pack_tokens(const Item& item) noexcept {
-    const auto* from = static_cast<const std::byte*>(args_.input) + item.begin * input_stride() * size_of(args_.input_type);
-    kernels_.pack_acts({.source = from, .type = args_.input_type, .stride = input_stride(), .m = item.count, .k = shape_.hidden,
+    const auto* from =
+        static_cast<const std::byte*>(args_.input) + item.begin * input_stride() * size_of(args_.input_type);
+    kernels_.pack_acts({.source = from,
+                        .type = args_.input_type,
+                        .stride = input_stride(),
+                        .m = item.count,
+                        .k = shape_.hidden,
                         .out = rows_from(work_.tokens, item.begin, item.count)});
     if (work_.tokens_left.arrive()) work_.tokens_ready.set();
   }
@@ -350,13 +391,19 @@ class NodeJob {
     const Group& group = routing_.groups[item.group];
     const Part& part = work_.parts[item.group];
     const int32_t* index = routing_.token.data() + group.first + item.begin;
-    const Acts out = rows_from(part.in_acts, item.begin, rows_with_padding(item, group.m, part.in_acts.shape));
+    const Acts out =
+        rows_from(part.in_acts, item.begin, rows_with_padding(item, group.m, part.in_acts.shape));
     if (work_.tokens.codes) {
       work_.tokens_ready.wait();
       kernels_.copy_acts({.from = work_.tokens, .index = index, .m = item.count, .out = out});
     } else {
-      kernels_.pack_acts({.source = args_.input, .type = args_.input_type, .stride = input_stride(), .index = index,
-                          .m = item.count, .k = shape_.hidden, .out = out});
+      kernels_.pack_acts({.source = args_.input,
+                          .type = args_.input_type,
+                          .stride = input_stride(),
+                          .index = index,
+                          .m = item.count,
+                          .k = shape_.hidden,
+                          .out = out});
     }
     if (work_.stages[item.group].pack_left.arrive()) work_.stages[item.group].packed.set();
   }
@@ -372,12 +419,27 @@ class NodeJob {
     }
     auto* tile = reinterpret_cast<float*>(mine + work_.multiply_bytes);
     const int64_t ld = 2 * item.count * kBlockRows;
-    part.in.multiply({.packing = &shard_.gate_up, .blocks = blocks, .count = 2 * item.count, .acts = part.in_acts, .m = group.m,
-                      .out = tile, .ld = ld, .scratch = mine});
+    part.in.multiply({.packing = &shard_.gate_up,
+                      .blocks = blocks,
+                      .count = 2 * item.count,
+                      .acts = part.in_acts,
+                      .m = group.m,
+                      .out = tile,
+                      .ld = ld,
+                      .scratch = mine});
     const int64_t column = int64_t{item.begin} * kBlockRows;
-    const auto bias = [&](const std::vector<float>& all) { return all.empty() ? nullptr : all.data() + group.expert * mid_ld() + column; };
-    kernels_.activate({.gate_up = tile, .ld = ld, .m = group.m, .pairs = item.count, .gate_bias = bias(shard_.gate_bias),
-                      .up_bias = bias(shard_.up_bias), .activation = options_.activation, .mid = part.mid + column, .mid_ld = mid_ld()});
+    const auto bias = [&](const std::vector<float>& all) {
+      return all.empty() ? nullptr : all.data() + group.expert * mid_ld() + column;
+    };
+    kernels_.activate({.gate_up = tile,
+                       .ld = ld,
+                       .m = group.m,
+                       .pairs = item.count,
+                       .gate_bias = bias(shard_.gate_bias),
+                       .up_bias = bias(shard_.up_bias),
+                       .activation = options_.activation,
+                       .mid = part.mid + column,
+                       .mid_ld = mid_ld()});
     if (stages.gate_up_left.arrive()) stages.activated.set();
   }
 
@@ -386,9 +448,13 @@ class NodeJob {
     const Part& part = work_.parts[item.group];
     Stages& stages = work_.stages[item.group];
     stages.activated.wait();
-    kernels_.pack_acts({.source = part.mid + item.begin * mid_ld(), .type = Real::kF32, .stride = mid_ld(), .m = item.count,
-                       .k = shard_.end - shard_.begin,
-                       .out = rows_from(part.mid_acts, item.begin, rows_with_padding(item, group.m, part.mid_acts.shape))});
+    kernels_.pack_acts(
+        {.source = part.mid + item.begin * mid_ld(),
+         .type = Real::kF32,
+         .stride = mid_ld(),
+         .m = item.count,
+         .k = shard_.end - shard_.begin,
+         .out = rows_from(part.mid_acts, item.begin, rows_with_padding(item, group.m, part.mid_acts.shape))});
     if (stages.requant_left.arrive()) stages.ready.set();
   }
 
@@ -409,13 +475,24 @@ class NodeJob {
       const std::byte* after = nullptr;
       if (g + 1 < routing_.groups.size()) {
         after = down_blocks(routing_.groups[g + 1].expert, item.begin);
-        // the next group's rows come from other cores' caches: have them on their way while this one is multiplied
+        // the next group's rows come from other cores' caches: have them on their way while this one is
+        // multiplied
         const Acts& next = work_.parts[g + 1].mid_acts;
-        if (panels && work_.stages[g + 1].ready.is_set()) prefetch(next.codes, act_bytes(next.shape), kRowsAheadBytes);
+        if (panels && work_.stages[g + 1].ready.is_set())
+          prefetch(next.codes, act_bytes(next.shape), kRowsAheadBytes);
       }
-      part.down.multiply({.packing = &shard_.down, .blocks = blocks, .count = item.count, .after = after, .acts = part.mid_acts, .m = group.m,
-                          .out = tile, .ld = columns, .scratch = mine});
-      const float* bias = down_bias_ && !down_bias_->empty() ? down_bias_->data() + int64_t{group.expert} * shape_.hidden + first : nullptr;
+      part.down.multiply({.packing = &shard_.down,
+                          .blocks = blocks,
+                          .count = item.count,
+                          .after = after,
+                          .acts = part.mid_acts,
+                          .m = group.m,
+                          .out = tile,
+                          .ld = columns,
+                          .scratch = mine});
+      const float* bias = down_bias_ && !down_bias_->empty()
+                              ? down_bias_->data() + int64_t{group.expert} * shape_.hidden + first
+                              : nullptr;
       const int real = std::min(columns, shape_.hidden - first);
       for (int i = 0; i < group.m; ++i) {
         float* to = y + int64_t{routing_.token[group.first + i]} * columns;
@@ -427,21 +504,26 @@ class NodeJob {
     const int real = std::min(columns, shape_.hidden - first);
     for (int t = 0; t < args_.tokens; ++t) {
       const float* from = y + int64_t{t} * columns;
-      if (direct_) store_output(t, first, from, real);
-      else std::memcpy(work_.partial + int64_t{t} * shape_.hidden + first, from, real * sizeof(float));
+      if (direct_)
+        store_output(t, first, from, real);
+      else
+        std::memcpy(work_.partial + int64_t{t} * shape_.hidden + first, from, real * sizeof(float));
     }
   }
 
   void store_output(int token, int column, const float* from, int n) const noexcept {
     const int64_t stride = args_.output_stride ? args_.output_stride : shape_.hidden;
-    kernels_.store(static_cast<std::byte*>(args_.output) + (token * stride + column) * size_of(args_.output_type), args_.output_type, from, n);
+    kernels_.store(
+        static_cast<std::byte*>(args_.output) + (token * stride + column) * size_of(args_.output_type),
+        args_.output_type, from, n);
   }
 };
 
 void store_zeros(const ExpertsShape& shape, const ForwardArgs& a) {
   const int64_t stride = a.output_stride ? a.output_stride : shape.hidden;
   for (int t = 0; t < a.tokens; ++t)
-    std::memset(static_cast<std::byte*>(a.output) + t * stride * size_of(a.output_type), 0, shape.hidden * size_of(a.output_type));
+    std::memset(static_cast<std::byte*>(a.output) + t * stride * size_of(a.output_type), 0,
+                shape.hidden * size_of(a.output_type));
 }
 
 }  // namespace
@@ -459,14 +541,21 @@ void Experts::forward(const ForwardArgs& args) const {
   while (static_cast<int>(space.nodes.size()) < nodes) space.nodes.push_back(std::make_unique<NodeWork>());
   std::vector<NodeJob> jobs;  // of nodes that have a shard
   std::vector<int> job_of(nodes, -1);
-  const bool direct = std::count_if(s.shards.begin(), s.shards.end(), [](const Shard& x) { return x.begin < x.end; }) == 1;
+  const bool direct =
+      std::count_if(s.shards.begin(), s.shards.end(), [](const Shard& x) { return x.begin < x.end; }) == 1;
   for (int n = 0; n < nodes; ++n) {
     if (s.shards[n].begin == s.shards[n].end) continue;
     job_of[n] = static_cast<int>(jobs.size());
-    jobs.emplace_back(NodeJob::Setting{.kernels = s.kernels, .shape = &s.shape, .options = &s.options, .shard = &s.shards[n],
-                                       .down_bias = jobs.empty() ? &s.down_bias : nullptr, .args = &args,
-                                       .routing = &space.routing, .work = space.nodes[n].get(),
-                                       .memory_node = s.pool->memory_node(n), .direct = direct});
+    jobs.emplace_back(NodeJob::Setting{.kernels = s.kernels,
+                                       .shape = &s.shape,
+                                       .options = &s.options,
+                                       .shard = &s.shards[n],
+                                       .down_bias = jobs.empty() ? &s.down_bias : nullptr,
+                                       .args = &args,
+                                       .routing = &space.routing,
+                                       .work = space.nodes[n].get(),
+                                       .memory_node = s.pool->memory_node(n),
+                                       .direct = direct});
     jobs.back().plan(s.pool->threads(n));
   }
 
@@ -481,9 +570,11 @@ void Experts::forward(const ForwardArgs& args) const {
     for (int t = w.index; t < args.tokens; t += all) {
       const auto part = [&](const NodeJob& job) { return job.partial() + int64_t{t} * s.shape.hidden; };
       std::copy_n(part(jobs[0]), s.shape.hidden, sum.begin());
-      for (size_t j = 1; j < jobs.size(); ++j) s.kernels->add_scaled(sum.data(), part(jobs[j]), 1.0f, s.shape.hidden);
+      for (size_t j = 1; j < jobs.size(); ++j)
+        s.kernels->add_scaled(sum.data(), part(jobs[j]), 1.0f, s.shape.hidden);
       const int64_t stride = args.output_stride ? args.output_stride : s.shape.hidden;
-      s.kernels->store(static_cast<std::byte*>(args.output) + t * stride * size_of(args.output_type), args.output_type, sum.data(), s.shape.hidden);
+      s.kernels->store(static_cast<std::byte*>(args.output) + t * stride * size_of(args.output_type),
+                       args.output_type, sum.data(), s.shape.hidden);
     }
   });
 }

@@ -6,7 +6,8 @@
 
 namespace kt {
 
-// One node's slice [begin, end) of `inter`. An expert is stored as [gate block, up block] pairs, then down blocks.
+// One node's slice [begin, end) of `inter`. An expert is stored as [gate block, up block] pairs, then down
+// blocks.
 struct Shard {
   int begin = 0, end = 0;
   Packing gate_up;  // of gate, and of up
@@ -23,10 +24,10 @@ struct Experts::State {
   ExpertsShape shape;
   ExpertsOptions options;
   const Kernels* kernels = nullptr;
-  std::vector<Shard> shards;      // one per node; begin == end: this node has nothing to do
-  std::vector<float> down_bias;   // [experts, hidden] or empty
-  std::vector<uint8_t> is_loaded; // [experts]
-  std::mutex bias_mutex;          // bias arrays grow with the first expert that has one
+  std::vector<Shard> shards;       // one per node; begin == end: this node has nothing to do
+  std::vector<float> down_bias;    // [experts, hidden] or empty
+  std::vector<uint8_t> is_loaded;  // [experts]
+  std::mutex bias_mutex;           // bias arrays grow with the first expert that has one
 };
 
 }  // namespace kt

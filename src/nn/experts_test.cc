@@ -33,7 +33,8 @@ struct Layer {
     };
     for (int e = 0; e < s.experts; ++e) {
       const size_t size = static_cast<size_t>(s.hidden) * s.inter;
-      const float in = 1 / std::sqrt(static_cast<float>(s.hidden)), out = 1 / std::sqrt(static_cast<float>(s.inter));
+      const float in = 1 / std::sqrt(static_cast<float>(s.hidden)),
+                  out = 1 / std::sqrt(static_cast<float>(s.inter));
       gate.push_back(quantise(f, values(size, in), s.inter, s.hidden));
       up.push_back(quantise(f, values(size, in), s.inter, s.hidden));
       down.push_back(quantise(f, values(size, out), s.hidden, s.inter));
@@ -63,14 +64,20 @@ struct Batch {
   Batch(int t, int k, const ExpertsShape& shape, unsigned seed) : tokens(t), top_k(k) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 1);
-    for (int i = 0; i < t * shape.hidden; ++i) input.push_back(to_f32(to_bf16(normal(random))));  // exact in every type but f16
+    for (int i = 0; i < t * shape.hidden; ++i)
+      input.push_back(to_f32(to_bf16(normal(random))));  // exact in every type but f16
     for (int i = 0; i < t * k; ++i) {
       weights.push_back(std::uniform_real_distribution<float>(0.05f, 0.5f)(random));
       ids.push_back(static_cast<int32_t>(random() % shape.experts));
     }
   }
   ForwardArgs args(void* out) const {
-    return {.tokens = tokens, .top_k = top_k, .input = input.data(), .ids = ids.data(), .weights = weights.data(), .output = out};
+    return {.tokens = tokens,
+            .top_k = top_k,
+            .input = input.data(),
+            .ids = ids.data(),
+            .weights = weights.data(),
+            .output = out};
   }
 };
 
@@ -87,7 +94,8 @@ double activation(double gate, double up, const Activation& f) {
 }
 
 // The definition, in double, on dequantised weights.
-std::vector<double> reference(const Layer& layer, const Batch& batch, const Activation& f, const uint8_t* skip = nullptr) {
+std::vector<double> reference(const Layer& layer, const Batch& batch, const Activation& f,
+                              const uint8_t* skip = nullptr) {
   const auto [experts, hidden, inter] = layer.shape;
   std::vector<double> out(static_cast<size_t>(batch.tokens) * hidden);
   std::vector<float> gate(static_cast<size_t>(hidden) * inter), up(gate.size()), down(gate.size());
@@ -101,7 +109,8 @@ std::vector<double> reference(const Layer& layer, const Batch& batch, const Acti
       const float* x = batch.input.data() + slot / batch.top_k * hidden;
       std::vector<double> mid(inter);
       for (int i = 0; i < inter; ++i) {
-        double g = layer.gate_bias.empty() ? 0 : layer.gate_bias[e][i], u = layer.up_bias.empty() ? 0 : layer.up_bias[e][i];
+        double g = layer.gate_bias.empty() ? 0 : layer.gate_bias[e][i],
+               u = layer.up_bias.empty() ? 0 : layer.up_bias[e][i];
         for (int h = 0; h < hidden; ++h) {
           g += double{x[h]} * gate[static_cast<size_t>(i) * hidden + h];
           u += double{x[h]} * up[static_cast<size_t>(i) * hidden + h];
@@ -147,9 +156,9 @@ std::vector<float> run(const Experts& experts, const Batch& batch, const uint8_t
   return out;
 }
 
-// Relative error of the whole output that the precision of activations and panels may cost. int8 activations carry
-// 1/127/sqrt(12) of their largest value, about 4 standard deviations: 0.9 % a projection, two of them; a rounded
-// panel adds about as much again for each.
+// Relative error of the whole output that the precision of activations and panels may cost. int8 activations
+// carry 1/127/sqrt(12) of their largest value, about 4 standard deviations: 0.9 % a projection, two of them;
+// a rounded panel adds about as much again for each.
 double tolerance(const Format& format, Precision precision) {
   if (precision == Precision::kF32) return 2e-6;
   if (is_integer(format.code)) return 0.03;
@@ -167,7 +176,8 @@ TEST_P(EveryFormat, MatchesDoubleReference) {
       const Experts experts = make(layer, pool_of(2), {.precision = precision});
       EXPECT_LT(relative_error(run(experts, batch), want),
                 tolerance(precision == Precision::kBf16 ? format_named("bf16") : layer.format, precision))
-          << tokens << " tokens, precision " << static_cast<int>(precision) << ", " << experts.describe_plan(tokens);
+          << tokens << " tokens, precision " << static_cast<int>(precision) << ", "
+          << experts.describe_plan(tokens);
     }
   }
 }
@@ -179,7 +189,8 @@ TEST_P(EveryFormat, SameBitsForAnyThreadCount) {
       const Batch batch(tokens, 2, layer.shape, 4);
       const auto want = run(make(layer, pool_of(2, nodes)), batch);
       for (const int threads : {nodes == 1 ? 1 : 2, 3, 5})
-        EXPECT_EQ(run(make(layer, pool_of(threads, nodes)), batch), want) << threads << " threads, " << nodes << " nodes";
+        EXPECT_EQ(run(make(layer, pool_of(threads, nodes)), batch), want)
+            << threads << " threads, " << nodes << " nodes";
     }
   }
 }
@@ -197,7 +208,8 @@ TEST(Experts, OddSizesAndActivations) {
   const Batch batch(11, 2, layer.shape, 6);
   for (const Activation& f : kinds) {
     const Experts experts = make(layer, pool_of(2), {.activation = f, .precision = Precision::kF32});
-    EXPECT_LT(relative_error(run(experts, batch), reference(layer, batch, f)), 3e-6) << static_cast<int>(f.kind) << " " << f.alpha;
+    EXPECT_LT(relative_error(run(experts, batch), reference(layer, batch, f)), 3e-6)
+        << static_cast<int>(f.kind) << " " << f.alpha;
   }
 }
 
@@ -209,7 +221,8 @@ TEST(Experts, ShardsForAnyNodeCount) {
     for (const int nodes : {1, 2, 3, 4, 7}) {  // 7: more nodes than spans of some formats
       const Experts experts = make(layer, pool_of(nodes + 1, nodes), {.precision = Precision::kF32});
       EXPECT_LT(relative_error(run(experts, batch), want), 3e-6) << name << " on " << nodes << " nodes";
-      EXPECT_LT(relative_error(run(make(layer, pool_of(nodes, nodes)), batch), want), tolerance(layer.format, Precision::kDefault));
+      EXPECT_LT(relative_error(run(make(layer, pool_of(nodes, nodes)), batch), want),
+                tolerance(layer.format, Precision::kDefault));
     }
   }
 }
@@ -221,7 +234,8 @@ TEST(Experts, SyntheticTopologies) {
   for (const char* spec : {"pack:2 numa:2 core:2 pu:2", "numa:3 core:1", "numa:1 core:4 pu:1"}) {
     const Topology topology = Topology::synthetic(spec);
     const int nodes = static_cast<int>(topology.nodes.size());
-    const auto pool = std::make_shared<Pool>(PoolOptions{.threads = nodes, .nodes = nodes, .topology = topology});
+    const auto pool =
+        std::make_shared<Pool>(PoolOptions{.threads = nodes, .nodes = nodes, .topology = topology});
     EXPECT_LT(relative_error(run(make(layer, pool), batch), want), 0.03) << spec;
   }
 }
@@ -268,7 +282,8 @@ TEST(Experts, ElementTypesAndStrides) {
         const uint16_t bits = out[t * stride + h];
         const float got = type == Real::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
         // bf16 inputs are the same numbers; f16 keeps 11 bits of numbers that have 8
-        EXPECT_NEAR(got, want[t * 80 + h], std::fabs(want[t * 80 + h]) * (type == Real::kBf16 ? 0x1p-8 : 0x1p-11) + 1e-6);
+        EXPECT_NEAR(got, want[t * 80 + h],
+                    std::fabs(want[t * 80 + h]) * (type == Real::kBf16 ? 0x1p-8 : 0x1p-11) + 1e-6);
       }
       EXPECT_EQ(out[t * stride + 80], 0x1234) << "wrote past the row";
     }
@@ -344,26 +359,32 @@ TEST(Experts, BadInputIsNamed) {
   EXPECT_THAT(with([](ForwardArgs& a) { a.input = nullptr; }), HasSubstr("input is null"));
   EXPECT_THAT(with([](ForwardArgs& a) { a.weights = nullptr; }), HasSubstr("weights is null"));
   EXPECT_THAT(with([](ForwardArgs& a) { a.ids = nullptr; }), HasSubstr("exactly one of ids"));
-  EXPECT_THAT(with([](ForwardArgs& a) { a.output_stride = 63; }), HasSubstr("output stride 63 is below hidden 64"));
-  EXPECT_THAT(with([&](ForwardArgs& a) { a.output = reinterpret_cast<std::byte*>(out.data()) + 2; }), HasSubstr("output is not aligned to 4"));
+  EXPECT_THAT(with([](ForwardArgs& a) { a.output_stride = 63; }),
+              HasSubstr("output stride 63 is below hidden 64"));
+  EXPECT_THAT(with([&](ForwardArgs& a) { a.output = reinterpret_cast<std::byte*>(out.data()) + 2; }),
+              HasSubstr("output is not aligned to 4"));
   EXPECT_EQ(with([](ForwardArgs&) {}), "no error");
 
   ExpertWeights w = layer.weights(0);
   EXPECT_THAT(message_of([&] { experts.load(2, w); }), HasSubstr("expert 2: expected 0 to 1"));
   w.down = w.gate;
-  EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("expert 0 down: expected [64, 128], got [128, 64]"));
+  EXPECT_THAT(message_of([&] { experts.load(0, w); }),
+              HasSubstr("expert 0 down: expected [64, 128], got [128, 64]"));
   const Matrix other = quantise(format_named("bf16"), std::vector<float>(64 * 128), 128, 64);
   w = layer.weights(0);
   w.up = other.view();
-  EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("expert 0 up: expected format int8, got bf16"));
+  EXPECT_THAT(message_of([&] { experts.load(0, w); }),
+              HasSubstr("expert 0 up: expected format int8, got bf16"));
   w = layer.weights(0);
   w.gate.scales = nullptr;
   EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("missing"));
   ExpertsOptions options;
   options.gate_up = options.down = format_named("q4_k");
-  EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options); }), HasSubstr("256"));
+  EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options); }),
+              HasSubstr("256"));
   options.gate_up = options.down = format_named("int8");
-  EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {0, 64, 128}, options); }), HasSubstr("0 experts"));
+  EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {0, 64, 128}, options); }),
+              HasSubstr("0 experts"));
   const Experts empty(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options);
   EXPECT_THAT(message_of([&] { empty.forward(batch.args(out.data())); }), HasSubstr("not loaded"));
 }

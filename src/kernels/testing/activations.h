@@ -23,7 +23,7 @@ inline std::vector<float> random_rows(int m, int64_t k, uint32_t seed) {
 // What pack_acts must make of rows x columns [m, k]: codes in plain order.
 struct PlainActs {
   ActShape shape;
-  std::vector<float> codes;  // [rows, k_pad]; integers with kS8
+  std::vector<float> codes;   // [rows, k_pad]; integers with kS8
   std::vector<float> scales;  // [rows, scale_spans]
   std::vector<int32_t> sums;  // [rows, sum_spans]
   double value(int row, int column) const {
@@ -66,7 +66,8 @@ inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, i
 // The code of (row, column) in the packed order of table `t`.
 inline float packed_act(const Kernels&, const Acts& acts, int row, int column) {
   const ActShape& s = acts.shape;
-  if (s.code == ActCode::kF32) return reinterpret_cast<const float*>(acts.codes)[static_cast<int64_t>(row) * s.k_pad + column];
+  if (s.code == ActCode::kF32)
+    return reinterpret_cast<const float*>(acts.codes)[static_cast<int64_t>(row) * s.k_pad + column];
   const int size = s.code == ActCode::kS8 ? 1 : 2, step = s.step_bytes / size;
   // [rows/side, k_pad/step, side, step]
   const int64_t group = row / s.side, part = column / step;

@@ -10,8 +10,8 @@
 
 namespace kt {
 
-// `size` bytes that end `alignment` bytes or less before a page that may not be touched. What lies around them is
-// filled with a pattern that intact() looks for.
+// `size` bytes that end `alignment` bytes or less before a page that may not be touched. What lies around
+// them is filled with a pattern that intact() looks for.
 class Guarded {
  public:
   explicit Guarded(size_t size, size_t alignment = 64) : size_(size) {
@@ -31,7 +31,9 @@ class Guarded {
   ~Guarded() { munmap(start_, total_); }
 
   template <class T = std::byte>
-  T* as() const { return reinterpret_cast<T*>(data_); }
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
   size_t size() const { return size_; }
   bool intact() const {
     for (const uint8_t* p = start_; p < data_; ++p)

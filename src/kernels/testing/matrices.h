@@ -24,11 +24,16 @@ enum class Scales { kUsual, kTiny, kHuge, kNegative, kDenormal };
 inline float random_factor(std::mt19937& random, Scales kind) {
   const float size = (static_cast<float>(random() % 1000) + 24) / 32768;
   switch (kind) {
-    case Scales::kTiny: return size * 1e-30f;
-    case Scales::kHuge: return size * 1e30f;
-    case Scales::kNegative: return -size;
-    case Scales::kDenormal: return size * 1e-39f;
-    case Scales::kUsual: break;
+    case Scales::kTiny:
+      return size * 1e-30f;
+    case Scales::kHuge:
+      return size * 1e30f;
+    case Scales::kNegative:
+      return -size;
+    case Scales::kDenormal:
+      return size * 1e-39f;
+    case Scales::kUsual:
+      break;
   }
   return random() % 4 ? size : -size;
 }
@@ -36,7 +41,8 @@ inline float random_factor(std::mt19937& random, Scales kind) {
 inline f16 random_half(std::mt19937& random, Scales kind) {
   const float usual = random_factor(random, kind == Scales::kNegative ? kind : Scales::kUsual);
   if (kind == Scales::kHuge) return to_f16(usual * 65536 * 16);
-  if (kind == Scales::kTiny || kind == Scales::kDenormal) return {static_cast<uint16_t>(random() % 1024 | (random() & 1) << 15)};
+  if (kind == Scales::kTiny || kind == Scales::kDenormal)
+    return {static_cast<uint16_t>(random() % 1024 | (random() & 1) << 15)};
   return to_f16(usual);
 }
 
@@ -53,7 +59,10 @@ inline void fill_factors(std::vector<uint8_t>& out, Scale type, std::mt19937& ra
       const f16 f = random_half(random, kind);
       std::memcpy(&out[i], &f, 2);
     } else if (type == Scale::kE8m0) {
-      const int base = kind == Scales::kTiny ? 30 : kind == Scales::kHuge ? 220 : kind == Scales::kDenormal ? 0 : 116;
+      const int base = kind == Scales::kTiny       ? 30
+                       : kind == Scales::kHuge     ? 220
+                       : kind == Scales::kDenormal ? 0
+                                                   : 116;
       out[i] = static_cast<uint8_t>(base + random() % 10);
     } else if (type == Scale::kS8F16) {
       out[i] = static_cast<uint8_t>(random());
@@ -61,8 +70,10 @@ inline void fill_factors(std::vector<uint8_t>& out, Scale type, std::mt19937& ra
   }
 }
 
-// Every code pattern that is a finite number, scales of both signs, mins and zero points as checkpoints have them.
-inline Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint32_t seed, Scales kind = Scales::kUsual) {
+// Every code pattern that is a finite number, scales of both signs, mins and zero points as checkpoints have
+// them.
+inline Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint32_t seed,
+                            Scales kind = Scales::kUsual) {
   std::mt19937 random(seed);
   Matrix out(format, n, k);
   const uint32_t mask = (1u << std::min(8, code_bits(format.code))) - 1;
@@ -85,7 +96,8 @@ inline Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint32_t
   fill_factors(out.scales, format.scale, random, kind);
   fill_factors(out.supers, Scale::kF16, random, kind);
   fill_factors(out.super_mins, Scale::kF16, random, kind);
-  if (format.min == Min::kF16) fill_factors(out.mins, Scale::kF16, random, kind);
+  if (format.min == Min::kF16)
+    fill_factors(out.mins, Scale::kF16, random, kind);
   else
     for (auto& m : out.mins) m = static_cast<uint8_t>(format.min == Min::kZero ? random() % 17 : random());
   return out;

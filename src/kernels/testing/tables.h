@@ -25,11 +25,15 @@ inline bool full_tests() {
 inline const std::vector<const Kernels*>& tables_under_test() {
   static const std::vector<const Kernels*> tables = [] {
     const char* only = std::getenv("KT_TEST_ISA");
-    const auto wanted = [&](std::string_view name) { return !only || !*only || name == only || name == "portable"; };
+    const auto wanted = [&](std::string_view name) {
+      return !only || !*only || name == only || name == "portable";
+    };
     std::vector<const Kernels*> out;
     for (const IsaStatus& isa : isas()) {
-      if (isa.missing) std::printf("[ not run here ] %s: CPU lacks %s\n", isa.table->name, isa.missing);
-      else if (wanted(isa.table->name)) out.push_back(isa.table);
+      if (isa.missing)
+        std::printf("[ not run here ] %s: CPU lacks %s\n", isa.table->name, isa.missing);
+      else if (wanted(isa.table->name))
+        out.push_back(isa.table);
     }
 #ifdef KT_HAS_amx_emulated
     if (wanted(kt_isa_amx_emulated::kTable.name)) out.push_back(&kt_isa_amx_emulated::kTable);
