@@ -109,10 +109,9 @@ struct SpanFactors {
   }
 };
 
-// Fetches the chunk kPrefetch bytes on; past the end of this call's blocks, what the caller reads next. Other
-// workers' blocks lie behind ours: fetching those would cost memory bandwidth twice.
-template <Layout kL>
-KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at) {
+// Fetches the `bytes` that lie kPrefetch bytes behind `at`; past the end of this call's blocks, what the
+// caller reads next. Other workers' blocks lie behind ours: fetching those would cost memory bandwidth twice.
+KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at, int bytes) {
   if constexpr (Isa::kPrefetch > 0) {
     const auto* end = reinterpret_cast<const uint8_t*>(args.blocks) +
                       args.count * static_cast<int64_t>(args.packing->block_bytes);
@@ -121,8 +120,7 @@ KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at) {
       if (!args.after) return;
       ahead = reinterpret_cast<const uint8_t*>(args.after) + (ahead - end);
     }
-    unroll<(chunk_bytes(kL.code) + 63) / 64>(
-        [&](auto i) __attribute__((always_inline)) { Isa::prefetch(ahead + i * 64); });
+    for (int i = 0; i < bytes; i += 64) Isa::prefetch(ahead + i);
   }
 }
 
@@ -218,12 +216,13 @@ struct FewInteger {
     const int spans_per_record = p.record_k / p.span;
     for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
       const SpanFactors<kL> factors(at, spans_per_record);
+      fetch_ahead(args, at, p.header_bytes);
       at += p.header_bytes;
       const int columns = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
       if constexpr (kShort) {
         constexpr int kSpan = span_columns(kL.span), kSteps = kSpan / Isa::kStep;
         for (int c = 0; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
-          fetch_ahead<kL>(args, at);
+          fetch_ahead(args, at, chunk_bytes(kL.code));
           for (int u = 0; u < kChunk; u += kUnitColumns) {
             const CodesAt codes = unit_at<kL>(at, u / kUnitColumns);
             unroll<kUnitColumns / kSpan>([&](auto s) __attribute__((always_inline)) {
@@ -240,7 +239,7 @@ struct FewInteger {
           clear(acc);
           const int end = columns - s < p.span ? columns : s + p.span;
           for (int c = s; c < end; c += kChunk, at += chunk_bytes(kL.code)) {
-            fetch_ahead<kL>(args, at);
+            fetch_ahead(args, at, chunk_bytes(kL.code));
             for (int u = 0; u < kChunk; u += kUnitColumns)
               steps<0, unit_steps(kL)>(acc, unit_at<kL>(at, u / kUnitColumns), k0 + c + u);
           }
@@ -410,13 +409,14 @@ struct FewFloat {
     const int spans_per_record = p.record_k / p.span;
     for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
       const SpanFactors<kL> factors(at, spans_per_record);
+      fetch_ahead(args, at, p.header_bytes);
       at += p.header_bytes;
       const int width = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
       if constexpr (kL.span == SpanLength::kLong) {
         for (int s = 0, span = 0; s < width; s += p.span, ++span) {
           const int end = width - s < p.span ? width : s + p.span;
           for (int c = s; c < end; c += kChunk, at += chunk_bytes(kL.code)) {
-            fetch_ahead<kL>(args, at);
+            fetch_ahead(args, at, chunk_bytes(kL.code));
             for (int u = 0; u < kChunk; u += kFloatUnit)
               columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);
           }
@@ -426,7 +426,7 @@ struct FewFloat {
       } else {
         constexpr int kSpan = span_columns(kL.span);
         for (int c = 0; c < width; c += kChunk, at += chunk_bytes(kL.code)) {
-          fetch_ahead<kL>(args, at);
+          fetch_ahead(args, at, chunk_bytes(kL.code));
           for (int s = 0; s < kChunk; s += kSpan) {
             for (int u = s; u < s + kSpan; u += kFloatUnit)
               columns(at + u / kFloatUnit * kFloatUnitBytes<kL>, k0 + c + u);

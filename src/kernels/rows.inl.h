@@ -230,7 +230,14 @@ void add_scaled(float* y, const float* x, float weight, int n) noexcept {
   int i = 0;
   for (; i + Isa::kLanes <= n; i += Isa::kLanes)
     Isa::store(y + i, Isa::fma(Isa::load(x + i), w, Isa::load(y + i)));
-  for (; i < n; ++i) y[i] = __builtin_fmaf(x[i], weight, y[i]);
+  if (i == n) return;
+  // The rest through copies: a scalar FMA on memory reads past its operand under some emulators.
+  alignas(64) float from[Isa::kLanes] = {}, to[Isa::kLanes] = {};
+  const size_t bytes = static_cast<size_t>(n - i) * sizeof(float);
+  __builtin_memcpy(from, x + i, bytes);
+  __builtin_memcpy(to, y + i, bytes);
+  Isa::store(to, Isa::fma(Isa::load(from), w, Isa::load(to)));
+  __builtin_memcpy(y + i, to, bytes);
 }
 
 void store(void* out, Real type, const float* x, int n) noexcept {
