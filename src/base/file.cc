@@ -85,13 +85,16 @@ void MappedFile::release() noexcept {
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
 }
 
+// Linux reads and writes at most 2 GiB - 4 KiB in one call.
+constexpr size_t kMostAtOnce = size_t{1} << 30;
+
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   // The counter keeps two writers of one path in this process apart, O_EXCL all others.
   static std::atomic<uint64_t> counter{0};
   constexpr int kTries = 100;
   for (int i = 0; i < kTries && fd_ < 0; ++i) {
     temporary_ = text("{}.{}-{}.tmp", path_, getpid(), counter.fetch_add(1, std::memory_order_relaxed));
-    fd_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0 && errno != EEXIST) break;
   }
   if (fd_ < 0) fail_as(kind_of(errno), "{}: cannot create {}: {}", path_, temporary_, reason(errno));
@@ -109,11 +112,10 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
       temporary_(std::exchange(other.temporary_, {})),
       fd_(std::exchange(other.fd_, -1)),
       size_(other.size_),
-      failed_(other.failed_) {}
+      failed_(other.failed_.load()) {}
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
   if (fd_ < 0 || failed_) fail_as(ErrorKind::kInternal, "{}: append after commit or a failed append", path_);
-  constexpr size_t kMostAtOnce = size_t{1} << 30;  // Linux writes at most 2 GiB - 4 KiB in one call
   for (size_t at = 0; at < bytes.size();) {
     const ssize_t wrote = write(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce));
     if (wrote < 0 && errno == EINTR) continue;
@@ -127,6 +129,46 @@ void AtomicFile::append(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::append(std::string_view characters) { append(std::as_bytes(std::span(characters))); }
+
+void AtomicFile::reserve(uint64_t bytes) {
+  KT_CHECK(fd_ >= 0 && size_ == 0, "{}: reserve() comes first", path_);
+  int error = bytes == 0 ? 0 : posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
+  // A file system without allocation still has sizes.
+  if (error == EOPNOTSUPP || error == EINVAL)
+    error = ftruncate(fd_, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  if (error != 0) {
+    failed_ = true;
+    write_failed(path_, bytes, error);
+  }
+  size_ = bytes;
+}
+
+void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
+  KT_CHECK(fd_ >= 0 && offset <= size_ && bytes.size() <= size_ - offset, "{}: {} bytes at {} of {}", path_,
+           bytes.size(), offset, size_);
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t wrote = pwrite(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce),
+                                 static_cast<off_t>(offset + at));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) {
+      failed_ = true;
+      write_failed(path_, size_, wrote < 0 ? errno : ENOSPC);
+    }
+    at += static_cast<size_t>(wrote);
+  }
+}
+
+void AtomicFile::read_at(uint64_t offset, std::span<std::byte> bytes) const {
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t got = pread(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce),
+                              static_cast<off_t>(offset + at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      fail("{}: cannot read back {} bytes at {}: {}", path_, bytes.size(), offset,
+           got < 0 ? reason(errno) : "end of file");
+    at += static_cast<size_t>(got);
+  }
+}
 
 void AtomicFile::commit() {
   if (fd_ < 0 || failed_) fail_as(ErrorKind::kInternal, "{}: commit after commit or a failed append", path_);

@@ -2,6 +2,7 @@
 // reason.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -51,8 +52,15 @@ class AtomicFile {
   // Adds bytes at the end. One system call each, so gather small pieces first.
   void append(std::span<const std::byte> bytes);
   void append(std::string_view characters);
-  uint64_t size() const { return size_; }  // bytes appended so far
+  uint64_t size() const { return size_; }  // bytes appended or reserved so far
   const std::string& path() const { return path_; }
+
+  // The other way to fill a file: reserve its whole size once, before any append(), then write and read
+  // pieces of it in any order, from several threads. The disk space is claimed by reserve() where the file
+  // system can do that.
+  void reserve(uint64_t bytes);
+  void write_at(uint64_t offset, std::span<const std::byte> bytes);
+  void read_at(uint64_t offset, std::span<std::byte> bytes) const;
 
   // fsync, rename, fsync of the folder. At most once; nothing may be appended afterwards.
   void commit();
@@ -64,7 +72,7 @@ class AtomicFile {
   std::string temporary_;  // empty once renamed or removed
   int fd_ = -1;
   uint64_t size_ = 0;
-  bool failed_ = false;
+  std::atomic<bool> failed_ = false;
 };
 
 // An AtomicFile of exactly these bytes, committed.

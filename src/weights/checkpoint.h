@@ -1,0 +1,54 @@
+// A model on disk as one set of named tensors, whatever files hold it: safetensors (one file, shards with an
+// index, or several files without one), GGUF (one file or a split set). Mapped, not read: opening costs
+// headers only.
+#pragma once
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weights/config.h"
+#include "weights/gguf.h"
+#include "weights/safetensors.h"
+#include "weights/tensor.h"
+
+namespace kt {
+
+class Checkpoint {
+ public:
+  // A folder, or one file: .safetensors, .gguf (also any part of a split set), or
+  // model.safetensors.index.json. Errors: missing shards (all named), a tensor in two files, an index that
+  // disagrees with the files, both kinds in one folder, nothing at all.
+  explicit Checkpoint(const std::string& path);
+  ~Checkpoint();
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+
+  const std::string& path() const;    // as given
+  const std::string& folder() const;  // where config.json and tokenizer files are
+  bool is_gguf() const;
+
+  std::span<const Tensor> tensors() const;          // by name, ascending
+  const Tensor* find(std::string_view name) const;  // null if absent
+  const Tensor& at(std::string_view name) const;    // or Error naming checkpoint, tensor and the nearest name
+  std::span<const std::string> files() const;       // paths
+  const Metadata& metadata(int file) const;         // of a safetensors file
+
+  // config.json beside the weights; for GGUF made from its metadata (the same keys). A safetensors file
+  // without one has an empty object.
+  const Json& config_json() const;
+  const ModelConfig& config() const;
+  // GGUF metadata of the first file; empty for safetensors.
+  const GgufHeader& gguf() const;
+
+  // Error(kInput) naming the file if a mapped file was replaced, resized or removed since it was opened.
+  void check_unchanged() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kt
