@@ -23,7 +23,7 @@ using B16 = uint8_t __attribute__((vector_size(16)));
 
 constexpr int64_t kColumnBlock = 3584;  // columns of a K block
 constexpr int kHalf = 1024;             // bytes of 16 rows of a tile
-constexpr int kGroup = 4;               // rows taken together
+constexpr int kGroup = kKtRowGroup;     // rows taken together
 constexpr int kStep = 16;               // columns taken together
 
 constexpr int row_block(int bits) { return bits == 4 ? 128 : 64; }  // N_BLOCK
@@ -339,15 +339,16 @@ KtShape kt_shape(int bits, int64_t n, int64_t k) {
 void kt_quantise_rows(const KtShape& shape, Rounding rounding, int64_t first, int64_t count,
                       const float* values, int64_t stride, std::span<std::byte> packed,
                       std::span<float> scales, WeightError& error, std::string_view name) {
-  KT_CHECK(first >= 0 && count >= 0 && first % kKtRowStep == 0 && first + count <= shape.n &&
-               (count % kKtRowStep == 0 || first + count == shape.n),
+  KT_CHECK(first >= 0 && count >= 0 && first % kGroup == 0 && first + count <= shape.n &&
+               (count % kGroup == 0 || first + count == shape.n),
            "{}: rows {} + {} of {}", name, first, count, shape.n);
   KT_CHECK(packed.size() == shape.weight_bytes && scales.size_bytes() == shape.scale_bytes, "{}: {} and {}",
            name, packed.size(), scales.size());
   const Codes codes = shape.bits == 8                      ? Codes::kInt8
                       : rounding == Rounding::kEstablished ? Codes::kInt4
                                                            : Codes::kInt4Direct;
-  for (int64_t row = 0; row < round_up(count, kKtRowStep); row += kGroup) {
+  const int64_t last = first + count == shape.n ? shape.n_pad : first + count;
+  for (int64_t row = 0; count > 0 && first + row < last; row += kGroup) {
     const int64_t rows = std::clamp<int64_t>(count - row, 0, kGroup);
     const Group group{.codes = codes,
                       .first = first + row,
