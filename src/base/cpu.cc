@@ -122,6 +122,7 @@ void read_features(CpuFacts& facts) {
 
   const Leaf one = cpuid(1), seven = cpuid(7);
   const Leaf seven_one = seven.eax >= 1 ? cpuid(7, 1) : Leaf{};
+  facts.sha256 = bit(seven.ebx, 29) && bit(one.ecx, 19) && bit(one.ecx, 9);  // with SSE4.1 and SSSE3
   const bool avx = ymm && bit(one.ecx, 28);
   facts.fma = avx && bit(one.ecx, 12);
   facts.f16c = avx && bit(one.ecx, 29);
@@ -179,6 +180,7 @@ void read_caches(CpuFacts&) {}  // user code cannot ask an ARM core; sysfs is th
 void read_features(CpuFacts& facts) {
   const uint64_t cap = getauxval(AT_HWCAP), cap2 = getauxval(AT_HWCAP2);
   facts.neon = bit(cap, 1);                  // ASIMD
+  facts.sha256 = bit(cap, 6);                // SHA2
   facts.fp16 = bit(cap, 9) && bit(cap, 10);  // FPHP and ASIMDHP
   facts.dotprod = bit(cap, 20);              // ASIMDDP
   facts.sve = bit(cap, 22);                  // SVE

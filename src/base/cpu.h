@@ -21,6 +21,8 @@ struct CpuFacts {
   // arm64
   bool neon = false, dotprod = false, fp16 = false, fhm = false, i8mm = false, bf16 = false, sve = false;
 
+  bool sha256 = false;  // instructions for SHA-256: SHA extensions on x86-64, sha2 on arm64
+
   size_t l1d = 0, l2 = 0, l3 = 0;  // bytes of the cache that cpu 0 sees at each level; 0 when unknown
 };
 

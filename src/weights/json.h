@@ -12,7 +12,15 @@ using Json = nlohmann::json;
 struct JsonLimits {
   size_t bytes = 100u << 20;
   int depth = 64;
+  size_t values = 8u << 20;  // numbers, strings, arrays, ...: what bounds the memory of the parsed value
 };
+
+// Parses with a handler of nlohmann's SAX interface that stops by throwing Error. The part both readers of
+// untrusted JSON share: syntax errors become Error(kInput) "<name>: ... at byte N".
+void parse_json_into(nlohmann::json_sax<Json>& handler, std::string_view characters, std::string_view name);
+// What the handler's parse_error() does.
+[[noreturn]] void json_syntax_error(size_t position, const nlohmann::detail::exception& error,
+                                    std::string_view name);
 
 // The value, or Error(kInput) "<name>: ... at byte N". Comments, NaN and trailing text are errors.
 Json parse_json(std::string_view characters, std::string_view name, JsonLimits limits = {});

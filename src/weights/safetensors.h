@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +51,7 @@ class SafetensorsWriter {
   std::vector<TensorSpec> tensors_;
   std::vector<uint64_t> starts_;  // [tensors] offset of each in the file
   uint64_t size_ = 0;
+  uint64_t written_ = 0;  // bytes so far, by all threads
   AtomicFile file_;
 };
 
