@@ -40,7 +40,9 @@ Side open_kt_folder(const std::string& path) {
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
     if (!entry.is_regular_file() || entry.path().extension() != ".kt") continue;
     const MappedFile& file = side.files.emplace_back(entry.path().string());
-    Tensor tensor{.name = fs::relative(entry.path(), path).generic_string(), .bytes = file.bytes()};
+    Tensor tensor;
+    tensor.name = fs::relative(entry.path(), path).generic_string();
+    tensor.bytes = file.bytes();
     const bool scales = tensor.name.ends_with("_scale_.kt") && file.size() % 4 == 0;
     tensor.dtype = scales ? Dtype::kF32 : Dtype::kU8;
     tensor.shape = {static_cast<int64_t>(file.size() / (scales ? 4 : 1))};

@@ -9,19 +9,19 @@ namespace kt {
 struct TensorDifference {
   enum class Kind : uint8_t { kOnlyA, kOnlyB, kShape, kType, kValues };
   Kind kind = Kind::kValues;
-  std::string name;      // of the tensor; the path below the folder for .kt files
-  std::string a, b;      // "BF16 [2048, 7168]"; "" where it is missing
-  int64_t elements = 0;  // compared; bytes where the type is not a float
+  std::string name;            // of the tensor; the path below the folder for .kt files
+  std::string a = {}, b = {};  // "BF16 [2048, 7168]"; "" where it is missing
+  int64_t elements = 0;        // compared; bytes where the type is not a float
   int64_t differing = 0;
   double largest = 0;  // difference of two floats; infinite where only one is a number
 };
 
 struct Comparison {
   int64_t tensors_a = 0, tensors_b = 0;
-  int64_t equal = 0;                          // in both, same shape and type, no element beyond the tolerance
-  double largest = 0;                         // over all floats compared, also those within the tolerance
-  uint64_t bytes_compared = 0;                // of both
-  std::vector<TensorDifference> differences;  // by name
+  int64_t equal = 0;            // in both, same shape and type, no element beyond the tolerance
+  double largest = 0;           // over all floats compared, also those within the tolerance
+  uint64_t bytes_compared = 0;  // of both
+  std::vector<TensorDifference> differences = {};  // by name
   bool same() const { return differences.empty(); }
 };
 

@@ -246,7 +246,9 @@ ConversionPlan Planner::plan() {
          source_ || options_.all_linears ? "every matrix is ignored" : "it has no experts");
   add_rest();
 
-  ConversionPlan plan{.input = checkpoint_.path(), .output = options_.output};
+  ConversionPlan plan;
+  plan.input = checkpoint_.path();
+  plan.output = options_.output;
   plan.settings = {{"kind", "compressed-tensors"},
                    {"bits", options_.bits},
                    {"group_size", options_.group_size},
@@ -267,7 +269,7 @@ ConversionPlan Planner::plan() {
   Json config = config_without_quantization(checkpoint_.config_json());
   config["quantization_config"] = quantization_config();
   plan.side_files = side_files(checkpoint_.folder());
-  plan.side_files.push_back({.name = "config.json", .text = config.dump(2) + "\n"});
+  plan.side_files.push_back({"config.json", config.dump(2) + "\n", ""});
   plan.check_source = [&checkpoint = checkpoint_] { checkpoint.check_unchanged(); };
   return plan;
 }

@@ -11,14 +11,14 @@
 namespace kt {
 
 struct CompressedPlanOptions {
-  std::string output;
+  std::string output = {};
   int bits = 4;              // 4 or 8
   int group_size = 128;      // columns of one scale; -1: one for each row
   bool all_linears = false;  // also attention, dense and shared experts; else routed experts only
   // Modules to leave as they are, besides those never quantised (ignore_list.h): "re:REGEX" matched from the
   // start of the module's name, or a name or part of one.
-  std::vector<std::string> ignore;
-  std::string version;
+  std::vector<std::string> ignore = {};
+  std::string version = {};
 };
 
 // Names are the source's own modules with weight_packed, weight_scale and weight_shape; fused experts are

@@ -87,7 +87,8 @@ class Planner {
   Planner(const Checkpoint& checkpoint, const DequantPlanOptions& options)
       : checkpoint_(checkpoint), options_(options), chosen_(chosen_files(checkpoint, options.files)) {
     for (const std::string& path : checkpoint.files()) {
-      ShardPlan shard{.file = file_name(path)};
+      ShardPlan shard;
+      shard.file = file_name(path);
       shard.metadata = {{"format", "pt"}, {"kt.version", options.version}};
       shards_.push_back(std::move(shard));
     }
@@ -162,7 +163,9 @@ ConversionPlan Planner::plan() {
   if (replaced_.empty()) fail("{}: nothing in it is quantised", checkpoint_.path());
   add_rest();
 
-  ConversionPlan plan{.input = checkpoint_.path(), .output = options_.output};
+  ConversionPlan plan;
+  plan.input = checkpoint_.path();
+  plan.output = options_.output;
   plan.settings = {{"kind", "dequant"},
                    {"files", options_.files},
                    {"version", options_.version},
@@ -172,7 +175,7 @@ ConversionPlan Planner::plan() {
   // An index of some files would hide the others from a reader.
   plan.index = options_.files.empty();
   plan.side_files = side_files(checkpoint_.folder());
-  plan.side_files.push_back({.name = "config.json", .text = config().dump(2) + "\n"});
+  plan.side_files.push_back({"config.json", config().dump(2) + "\n", ""});
   plan.check_source = [&checkpoint = checkpoint_] { checkpoint.check_unchanged(); };
   return plan;
 }

@@ -10,10 +10,10 @@
 namespace kt {
 
 struct DequantPlanOptions {
-  std::string output;
-  std::vector<std::string> files;  // only these files of the source, by file name; empty: all
-  std::string config_path;         // config.json to write instead of the checkpoint's own; "": its own
-  std::string version;
+  std::string output = {};
+  std::vector<std::string> files = {};  // only these files of the source, by file name; empty: all
+  std::string config_path = {};         // config.json to write instead of the checkpoint's own; "": its own
+  std::string version = {};
 };
 
 // Output files have the source's names, each with what its source holds: fp8 (blocks, channels), int8,

@@ -30,7 +30,9 @@ void add_linear(std::string_view module, const Named& named, std::vector<Linear>
   for (const std::string_view suffix : kMain) {
     const auto at = std::ranges::find(named, suffix, &Named::value_type::first);
     if (at == named.end()) continue;
-    Linear linear{.module = std::string(module), .main = at->second};
+    Linear linear;
+    linear.module = module;
+    linear.main = at->second;
     linear.quantised = is_quantised(suffix, *linear.main, named.size());
     if (linear.main->shape.size() != 2 || (!linear.quantised && !is_float(linear.main->dtype))) return;
     linear.tensors.push_back(linear.main);

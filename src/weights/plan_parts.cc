@@ -100,8 +100,7 @@ std::vector<SideFile> side_files(const std::string& folder) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, code)) {
     const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file(code) && is_side_file(name))
-      files.push_back({.name = name, .from = entry.path().string()});
+    if (entry.is_regular_file(code) && is_side_file(name)) files.push_back({name, "", entry.path().string()});
   }
   if (code) fail("{}: {}", folder, code.message());
   std::sort(files.begin(), files.end(), [](const SideFile& a, const SideFile& b) { return a.name < b.name; });
