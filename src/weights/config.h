@@ -35,6 +35,7 @@ struct ModelConfig {
   int top_k = 0;
   int dense_first = 0;            // first_k_dense_replace
   int moe_every = 1;              // moe_layer_freq / decoder_sparse_step
+  int moe_phase = 0;              // experts are where (layer + moe_phase) % moe_every == 0
   int mtp_layers = 0;             // num_nextn_predict_layers: stored after `layers`, never converted
   std::vector<int> dense_layers;  // mlp_only_layers, and the zeros of a list-valued moe_layer_freq
   QuantizationConfig quantization;
