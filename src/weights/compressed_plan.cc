@@ -1,0 +1,284 @@
+#include "weights/compressed_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "weights/compressed.h"
+#include "weights/ignore_list.h"
+#include "weights/linears.h"
+#include "weights/plan_parts.h"
+
+namespace kt {
+namespace {
+
+// Quantises the whole matrix into tensors `base` (packed), base + 1 (scales) and base + 2 (shape).
+void write_packed(const StoredMatrix& matrix, const PackedSpec& spec, size_t base, ShardOutput& out,
+                  Scratch& scratch, WeightError& error) {
+  const int64_t step = std::min(rows_at_once(matrix.k), matrix.n);
+  const auto packed_row = static_cast<size_t>(spec.words(matrix.k)) * 4;
+  const auto scale_row = static_cast<size_t>(spec.groups(matrix.k)) * spec.scale_bytes();
+  scratch.values.resize(static_cast<size_t>(step * matrix.k));
+  scratch.packed.resize(static_cast<size_t>(step) * packed_row);
+  scratch.more.resize(static_cast<size_t>(step) * scale_row);
+  for (int64_t first = 0; first < matrix.n; first += step) {
+    const int64_t rows = std::min(step, matrix.n - first);
+    matrix.values(first, rows, scratch.values.data());
+    quantise_packed_rows(spec, rows, matrix.k, scratch.values.data(), matrix.k,
+                         reinterpret_cast<uint32_t*>(scratch.packed.data()), scratch.more.data(), error,
+                         matrix.name, first);
+    const auto at = static_cast<size_t>(first), count = static_cast<size_t>(rows);
+    out.write(base, at * packed_row, std::span(scratch.packed).first(count * packed_row));
+    out.write(base + 1, at * scale_row, std::span(scratch.more).first(count * scale_row));
+  }
+  const int64_t shape[] = {matrix.n, matrix.k};
+  out.write(base + 2, 0, std::as_bytes(std::span(shape)));
+}
+
+uint64_t packing_scratch(int64_t n, int64_t k) {
+  const auto block = static_cast<uint64_t>(std::min(rows_at_once(k), n) * k);
+  // f32 values, codes, scales, the row being rounded, and what values() unpacks for itself.
+  return block * 16 + static_cast<uint64_t>(k) * 8;
+}
+
+uint64_t stored_bytes(const StoredMatrix& matrix) {
+  return static_cast<uint64_t>(stored_bits(matrix.format, matrix.n, matrix.k) *
+                               static_cast<double>(matrix.n) * static_cast<double>(matrix.k) / 8);
+}
+
+class Planner {
+ public:
+  Planner(const Checkpoint& checkpoint, const ExpertSource* source, const CompressedPlanOptions& options)
+      : checkpoint_(checkpoint), source_(source), options_(options), patterns_(options.ignore) {}
+
+  ConversionPlan plan();
+
+ private:
+  PackedSpec spec_for(const StoredMatrix& matrix) const;
+  bool is_expert(std::string_view tensor) const;
+  size_t add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec, int64_t n,
+                    int64_t k);
+  void add_expert(ShardPlan& shard, int layer, int expert, const PackedSpec& spec, bool biased);
+  void add_experts();
+  void add_linears();
+  bool is_target(const Linear& linear) const;
+  void add_rest();
+  Json quantization_config() const;
+
+  const Checkpoint& checkpoint_;
+  const ExpertSource* source_;
+  const CompressedPlanOptions& options_;
+  ModulePatterns patterns_;
+  std::set<std::string, std::less<>> stems_;  // of converted layers: "model.layers.3.mlp"
+  std::map<int, ShardPlan> layers_;           // with something quantised
+  ShardPlan rest_;
+  std::set<const Tensor*> replaced_;  // not to be copied
+  std::vector<std::string> quantised_, kept_;
+};
+
+// The library works in the weight's type. Sources that were quantised already become bf16 first; f32 files of
+// a model declared as something else become that, as they would when loaded.
+PackedSpec Planner::spec_for(const StoredMatrix& matrix) const {
+  const std::string& declared = checkpoint_.config().dtype;
+  Dtype type = Dtype::kBf16;
+  if (matrix.format.code == Code::kF16 && matrix.format.scale == Scale::kNone) type = Dtype::kF16;
+  if (matrix.format.code == Code::kF32 && declared == "float16") type = Dtype::kF16;
+  if (matrix.format.code == Code::kF32 && declared != "float16" && declared != "bfloat16") type = Dtype::kF32;
+  return {options_.bits, options_.group_size == -1 ? 0 : options_.group_size, type};
+}
+
+std::string_view stem_of(std::string_view name) { return name.substr(0, name.find(".experts")); }
+
+// Part of an expert that is converted; those of multi-token-prediction layers are not.
+bool Planner::is_expert(std::string_view tensor) const {
+  return source_ && stems_.contains(stem_of(tensor)) && source_->owns(tensor);
+}
+
+size_t Planner::add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec, int64_t n,
+                           int64_t k) {
+  check_packed(spec, n, k, module);
+  const size_t base = shard.tensors.size();
+  shard.tensors.push_back({module + ".weight_packed", Dtype::kI32, {n, spec.words(k)}});
+  shard.tensors.push_back({module + ".weight_scale", spec.type, {n, spec.groups(k)}});
+  shard.tensors.push_back({module + ".weight_shape", Dtype::kI64, {2}});
+  quantised_.push_back(module);
+  return base;
+}
+
+void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSpec& spec, bool biased) {
+  Piece piece;
+  std::vector<std::pair<Projection, size_t>> packed, biases;
+  for (const Projection projection : kProjections) {
+    const bool down = projection == Projection::kDown;
+    const int64_t n = down ? source_->hidden() : source_->inter();
+    const int64_t k = down ? source_->inter() : source_->hidden();
+    const std::string module = source_->module_name(layer, expert, projection);
+    const auto open = [source = source_, layer, expert, projection] {
+      return source->at(layer, expert, projection);
+    };
+    if (patterns_.match(module)) {
+      const auto matrix = open();
+      add_floats(shard, module + ".weight", spec.type, *matrix, stored_bytes(*matrix), open);
+      kept_.push_back(module);
+    } else {
+      packed.emplace_back(projection, add_packed(shard, module, spec, n, k));
+      piece.scratch_bytes = std::max(piece.scratch_bytes, packing_scratch(n, k));
+      piece.source_bytes += static_cast<uint64_t>(n) * static_cast<uint64_t>(k) * 2;
+    }
+    if (!biased) continue;
+    biases.emplace_back(projection, shard.tensors.size());
+    shard.tensors.push_back({module + ".bias", spec.type, {n}});
+  }
+  piece.run = [=, source = source_](ShardOutput& out, Scratch& scratch, PieceReport& report) {
+    for (const auto& [projection, base] : packed) {
+      WeightError& error = projection == Projection::kGate ? report.gate
+                           : projection == Projection::kUp ? report.up
+                                                           : report.down;
+      write_packed(*source->at(layer, expert, projection), spec, base, out, scratch, error);
+    }
+    for (const auto& [projection, tensor] : biases) {
+      const std::vector<float> values = source->bias(layer, expert, projection).value();
+      scratch.packed.resize(values.size() * spec.scale_bytes());
+      narrow(values, spec.type, scratch.packed.data());
+      out.write(tensor, 0, scratch.packed);
+    }
+  };
+  if (!packed.empty() || !biases.empty()) shard.pieces.push_back(std::move(piece));
+}
+
+void Planner::add_experts() {
+  for (const int layer : source_->layers()) {
+    ShardPlan& shard = layers_[layer];
+    const PackedSpec spec = spec_for(*source_->at(layer, 0, Projection::kGate));
+    const bool biased = source_->bias(layer, 0, Projection::kGate).has_value();
+    for (int expert = 0; expert < source_->experts(); ++expert)
+      add_expert(shard, layer, expert, spec, biased);
+  }
+}
+
+bool Planner::is_target(const Linear& linear) const {
+  if (!options_.all_linears || never_quantised(linear.module) || patterns_.match(linear.module)) return false;
+  const int layers = checkpoint_.config().layers;
+  return layers == 0 || layer_of(linear.module) < layers;
+}
+
+void Planner::add_linears() {
+  size_t widened = 0;
+  for (const Linear& linear :
+       find_linears(checkpoint_, [this](std::string_view tensor) { return is_expert(tensor); })) {
+    const auto open = [&checkpoint = checkpoint_, linear] { return open_linear(checkpoint, linear); };
+    if (is_target(linear)) {
+      const auto matrix = open();
+      const int layer = layer_of(linear.module);
+      ShardPlan& shard = layer < 0 ? rest_ : layers_[layer];
+      const PackedSpec spec = spec_for(*matrix);
+      const size_t base = add_packed(shard, linear.module, spec, matrix->n, matrix->k);
+      shard.pieces.push_back({.source_bytes = linear.bytes(),
+                              .scratch_bytes = packing_scratch(matrix->n, matrix->k),
+                              .run = [=](ShardOutput& out, Scratch& scratch, PieceReport& report) {
+                                write_packed(*open(), spec, base, out, scratch, report.gate);
+                              }});
+    } else {
+      kept_.push_back(linear.module);
+      if (!linear.quantised) continue;
+      add_floats(rest_, linear.module + ".weight", Dtype::kBf16, *open(), linear.bytes(), open);
+      ++widened;
+    }
+    replaced_.insert(linear.tensors.begin(), linear.tensors.end());
+  }
+  if (widened > 0)
+    KT_LOG(LogLevel::kWarning,
+           "{}: {} quantised weights that stay out of this conversion are written as bf16: a model has one "
+           "quantisation",
+           checkpoint_.path(), widened);
+}
+
+void Planner::add_rest() {
+  for (const Tensor& tensor : checkpoint_.tensors())
+    if (!replaced_.contains(&tensor) && !is_expert(tensor.name)) add_copy(rest_, tensor);
+}
+
+Json Planner::quantization_config() const {
+  const bool channel = options_.group_size == -1;
+  const Json weights = {{"num_bits", options_.bits},
+                        {"type", "int"},
+                        {"symmetric", true},
+                        {"strategy", channel ? "channel" : "group"},
+                        {"group_size", channel ? Json() : Json(options_.group_size)},
+                        {"block_structure", nullptr},
+                        {"dynamic", false},
+                        {"actorder", nullptr},
+                        {"observer", "minmax"},
+                        {"observer_kwargs", Json::object()}};
+  const Json group = {{"targets", {"Linear"}},
+                      {"weights", weights},
+                      {"input_activations", nullptr},
+                      {"output_activations", nullptr}};
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "pack-quantized"},
+          {"quantization_status", "compressed"},
+          {"config_groups", {{"group_0", group}}},
+          {"ignore", ignore_entries(kept_, quantised_, checkpoint_.config().layers)},
+          {"kv_cache_scheme", nullptr}};
+}
+
+ConversionPlan Planner::plan() {
+  if (options_.bits != 4 && options_.bits != 8) fail("{} bits: expected 4 or 8", options_.bits);
+  if (options_.group_size != -1 && options_.group_size < 1)
+    fail("group size {}: expected -1 or at least 1", options_.group_size);
+  if (checkpoint_.is_gguf())
+    fail_as(ErrorKind::kUnsupported,
+            "{}: compressed-tensors weights are made from safetensors checkpoints; GGUF has other names for "
+            "the tensors that would be copied",
+            checkpoint_.path());
+  if (source_) {
+    for (const int layer : source_->layers())
+      stems_.emplace(stem_of(source_->module_name(layer, 0, Projection::kGate)));
+    add_experts();
+  }
+  add_linears();
+  if (quantised_.empty())
+    fail("{}: nothing to quantise: {}", checkpoint_.path(),
+         source_ || options_.all_linears ? "every matrix is ignored" : "it has no experts");
+  add_rest();
+
+  ConversionPlan plan;
+  plan.input = checkpoint_.path();
+  plan.output = options_.output;
+  plan.settings = {{"kind", "compressed-tensors"},
+                   {"bits", options_.bits},
+                   {"group_size", options_.group_size},
+                   {"targets", options_.all_linears ? "all" : "experts"},
+                   {"ignore", options_.ignore},
+                   {"version", options_.version},
+                   {"source", source_settings(checkpoint_)}};
+  const size_t total = layers_.size() + (rest_.tensors.empty() ? 0 : 1);
+  const auto take = [&](ShardPlan& shard, int layer) {
+    shard.file = shard_name(plan.shards.size() + 1, total);
+    shard.layer = layer;
+    shard.metadata = {{"format", "pt"}, {"kt.version", options_.version}};
+    plan.shards.push_back(std::move(shard));
+  };
+  for (auto& [layer, shard] : layers_) take(shard, layer);
+  if (!rest_.tensors.empty()) take(rest_, -1);
+
+  Json config = config_without_quantization(checkpoint_.config_json());
+  config["quantization_config"] = quantization_config();
+  plan.side_files = side_files(checkpoint_.folder());
+  plan.side_files.push_back({"config.json", config.dump(2) + "\n", ""});
+  plan.check_source = [&checkpoint = checkpoint_] { checkpoint.check_unchanged(); };
+  return plan;
+}
+
+}  // namespace
+
+ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,
+                               const CompressedPlanOptions& options) {
+  return Planner(checkpoint, source, options).plan();
+}
+
+}  // namespace kt

@@ -1,0 +1,35 @@
+// A checkpoint turned into compressed-tensors "pack-quantized" weights (W4A16, W8A16), round to nearest: what
+// vLLM, SGLang and transformers load, and what the CPU runs as groupwise int4.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "weights/checkpoint.h"
+#include "weights/conversion.h"
+#include "weights/experts.h"
+
+namespace kt {
+
+struct CompressedPlanOptions {
+  std::string output = {};
+  int bits = 4;              // 4 or 8
+  int group_size = 128;      // columns of one scale; -1: one for each row
+  bool all_linears = false;  // also attention, dense and shared experts; else routed experts only
+  // Modules to leave as they are, besides those never quantised (ignore_list.h): "re:REGEX" matched from the
+  // start of the module's name, or a name or part of one.
+  std::vector<std::string> ignore = {};
+  std::string version = {};
+};
+
+// Names are the source's own modules with weight_packed, weight_scale and weight_shape; fused experts are
+// written one by one. Scales have the source's type; where that was quantised, bf16. What is not quantised is
+// copied, but for weights the source itself had quantised: those become bf16, since a model has one
+// quantisation, and a log line says so. One shard for each layer with something quantised, then one with
+// everything else. Checkpoint and source must outlive the plan. `source` may be null with all_linears.
+//
+// Errors: a group size that does not divide some matrix's columns, naming it and sizes that do; nothing to
+// quantise; GGUF sources, whose names no reader of compressed-tensors knows.
+ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,
+                               const CompressedPlanOptions& options);
+
+}  // namespace kt

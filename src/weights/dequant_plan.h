@@ -1,0 +1,28 @@
+// A quantised checkpoint turned back into bf16: every matrix that has scales becomes a plain .weight, and
+// config.json loses its quantization_config. The reverse of nothing: what rounding lost stays lost.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "weights/checkpoint.h"
+#include "weights/conversion.h"
+
+namespace kt {
+
+struct DequantPlanOptions {
+  std::string output = {};
+  std::vector<std::string> files = {};  // only these files of the source, by file name; empty: all
+  std::string config_path = {};         // config.json to write instead of the checkpoint's own; "": its own
+  std::string version = {};
+};
+
+// Output files have the source's names, each with what its source holds: fp8 (blocks, channels), int8,
+// compressed-tensors, GPTQ, AWQ, MXFP4 and MXFP8 weights as bf16 under "<module>.weight", everything else
+// copied; scales, zero points and shapes go. Fused MXFP4 experts ("..._blocks" [E, 2I, H/32, 16]) become
+// [E, H, 2I], as their models want it in bf16. The checkpoint must outlive the plan.
+//
+// Errors: nothing quantised, a file that is not part of the checkpoint, GGUF, fused experts in other
+// quantised types.
+ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptions& options);
+
+}  // namespace kt
