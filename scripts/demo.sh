@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# What this machine can do, and how close the kernels come to it. About a minute.
+# What this machine can do, how close the kernels come to it, and a small trained model converted for the CPU. About a
+# minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kt=${BUILD:-build}/bin/kt
+model=demo/tiny-deepseekv3
+out=${BUILD:-build}/demo
 
 step() { printf '\n$ kt %s\n\n' "$*"; "$kt" "$@"; }
 
@@ -15,4 +18,18 @@ cat <<'TEXT'
 Each row is one Mixture-of-Experts layer of a 30B-A3B model: 128 experts, 8 per token. `of limit` compares its time with
 the best this machine allows, measured between the calls: reading the experts' bytes once, or multiplying at peak.
 More: kt microbench moe --help
+TEXT
+
+step quant $model -o "$out/int8" --method int8 --report --overwrite
+step quant $model -o "$out/int4" --method int4 --report --overwrite
+step quant $model -o "$out/int4-g32" --method int4 --group-size 32 --overwrite
+
+printf '\nThe demo model, a 13 M parameter DeepSeek-V3 that writes stories, and what its three conversions take on disk:\n\n'
+for folder in $model "$out/int8" "$out/int4" "$out/int4-g32"; do
+  printf '  %-28s %6.1f MiB\n' "$folder" "$(du -sb "$folder" | awk '{ print $1 / 1048576 }')"
+done
+cat <<'TEXT'
+
+Experts are rounded; everything else is copied. Per-row int4 is the smallest and loses most; groups of 32 with their own
+scale keep more; int8 is close to the original. More: kt quant --help
 TEXT

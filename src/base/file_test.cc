@@ -5,7 +5,9 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -196,6 +198,28 @@ TEST_F(Files, SmallFiles) {
   write_atomically(at("i"), std::string(10'000, 'y'));
   EXPECT_EQ(read_small_file(at("i"))->size(), 10'000u);
   EXPECT_FALSE(read_small_file("/proc/self/status")->empty());
+}
+
+TEST_F(Files, PiecesInAnyOrder) {
+  AtomicFile file(at("pieces"));
+  file.reserve(6);
+  file.write_at(3, std::as_bytes(std::span(std::string_view("def"))));
+  file.write_at(0, std::as_bytes(std::span(std::string_view("abc"))));
+  std::array<std::byte, 4> middle{};
+  file.read_at(1, middle);
+  EXPECT_EQ(std::memcmp(middle.data(), "bcde", 4), 0);
+  EXPECT_EQ(error_of([&] { file.write_at(4, std::as_bytes(std::span(std::string_view("xyz")))); }).kind(),
+            ErrorKind::kInternal);
+  EXPECT_FALSE(fs::exists(at("pieces")));
+  file.commit();
+  EXPECT_EQ(characters(MappedFile(at("pieces"))), "abcdef");
+}
+
+TEST_F(Files, ReserveMoreThanTheDiskHas) {
+  AtomicFile file(at("big"));
+  const Error error = error_of([&] { file.reserve(uint64_t{1} << 55); });
+  EXPECT_EQ(error.kind(), ErrorKind::kMemory) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr("36028797018963968"));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_version,
     kt::add_doctor,
     kt::add_microbench,
+    kt::add_quant,
 });
 
 constexpr int kInterrupted = 130;
@@ -100,6 +101,7 @@ int main(int argc, char** argv) {
       "Examples:\n"
       "  kt doctor                                     is this machine ready, and what would make it faster\n"
       "  kt microbench moe --shape qwen3-30b           one MoE layer against the machine's limit\n"
+      "  kt quant ./model -o ./model-int4              convert a checkpoint's experts for the CPU\n"
       "  kt version\n\n"
       "Exit codes: 0 done, 2 bad input, 3 not enough memory or disk, 4 unsupported hardware, 5 internal "
       "error,\n"
@@ -111,7 +113,7 @@ int main(int argc, char** argv) {
   } catch (const kt::Error& error) {
     return report(error.kind(), error.what(), debug);
   } catch (const std::bad_alloc&) {
-    return report(kt::ErrorKind::kMemory, "out of memory; try fewer --layers or --experts", debug);
+    return report(kt::ErrorKind::kMemory, "out of memory; try fewer threads, or --max-memory with kt quant", debug);
   } catch (const std::exception& error) {
     return report(kt::ErrorKind::kInternal, error.what(), debug);
   }

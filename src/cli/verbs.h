@@ -14,6 +14,7 @@ struct Invocation {
 void add_version(CLI::App& kt, Invocation& run);
 void add_doctor(CLI::App& kt, Invocation& run);
 void add_microbench(CLI::App& kt, Invocation& run);
+void add_quant(CLI::App& kt, Invocation& run);
 void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 

@@ -1,0 +1,168 @@
+#include "cli/conversion_report.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "cli/report.h"
+
+namespace kt {
+namespace {
+
+constexpr double kSecondsBetweenLines = 5;
+
+struct Unit {
+  std::string_view name;
+  double bytes;
+};
+constexpr Unit kUnits[] = {{"", 1},          {"b", 1},
+                           {"k", 1024},      {"kb", 1e3},
+                           {"kib", 1024},    {"m", 1 << 20},
+                           {"mb", 1e6},      {"mib", 1 << 20},
+                           {"g", 1 << 30},   {"gb", 1e9},
+                           {"gib", 1 << 30}, {"t", 1099511627776.0},
+                           {"tb", 1e12},     {"tib", 1099511627776.0}};
+
+std::string rate(const ConversionProgress& at) {
+  return at.seconds > 0 ? text("{} GB/s", fixed(static_cast<double>(at.source_bytes) / at.seconds * 1e-9, 2))
+                        : "";
+}
+
+std::string remaining(const ConversionProgress& at) {
+  if (at.source_bytes == 0) return "ETA ?";
+  const double left = static_cast<double>(at.source_total - at.source_bytes);
+  return "ETA " + duration(at.seconds * left / static_cast<double>(at.source_bytes));
+}
+
+double done(const ConversionProgress& at) {
+  return at.source_total == 0 ? 1
+                              : static_cast<double>(at.source_bytes) / static_cast<double>(at.source_total);
+}
+
+std::string bar(double fraction) {
+  constexpr int kWidth = 24;
+  const int full = static_cast<int>(fraction * kWidth);
+  return "[" + std::string(static_cast<size_t>(full), '#') +
+         std::string(static_cast<size_t>(kWidth - full), '.') + "]";
+}
+
+std::string words(const ConversionProgress& at) {
+  return text("{}  {} of {} files  {}  {}", percent(done(at)), at.shards_done, at.shards, rate(at),
+              remaining(at));
+}
+
+const WeightError total(const PieceReport& report) {
+  WeightError sum = report.gate;
+  sum.add(report.up);
+  sum.add(report.down);
+  return sum;
+}
+
+}  // namespace
+
+uint64_t parse_bytes(std::string_view words, std::string_view flag) {
+  const std::string copy(words);
+  char* end = nullptr;
+  const double number = std::strtod(copy.c_str(), &end);
+  std::string unit;
+  for (const char* at = end; *at; ++at)
+    if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
+  for (const Unit& known : kUnits) {
+    if (known.name != unit || end == copy.c_str()) continue;
+    const double bytes = number * known.bytes;
+    if (!(bytes >= 1 && bytes < 9e18)) break;
+    return static_cast<uint64_t>(bytes);
+  }
+  fail("{}: expected a size such as 8GiB or 40GB, got '{}'", flag, words);
+}
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<int64_t>(std::llround(std::min(seconds, 1e9)));
+  const auto two = [](int64_t n) { return (n < 10 ? "0" : "") + std::to_string(n); };
+  if (whole < 60) return text("{}s", whole);
+  if (whole < 3600) return text("{}m{}s", whole / 60, two(whole % 60));
+  return text("{}h{}m", whole / 3600, two(whole / 60 % 60));
+}
+
+std::function<void(const ConversionProgress&)> show_progress(bool quiet) {
+  if (quiet) return {};
+  if (::isatty(STDERR_FILENO)) {
+    const auto line = std::make_shared<StatusLine>();
+    return [line](const ConversionProgress& at) { line->show(bar(done(at)) + " " + words(at)); };
+  }
+  const auto last = std::make_shared<double>(0);
+  return [last](const ConversionProgress& at) {
+    if (at.seconds - *last < kSecondsBetweenLines) return;
+    *last = at.seconds;
+    std::fprintf(stderr, "%s\n", words(at).c_str());
+  };
+}
+
+void print_conversion(const ConversionPlan& plan, const ConversionResult& result) {
+  const bool outputs = !result.layers.empty() && result.layers.front().report.output.weights > 0;
+  std::vector<std::string> heads = {"layer", "gate", "up", "down"};
+  if (outputs) heads.push_back("expert output");
+  Table table(heads, 0);
+  WeightError all, all_outputs;
+  for (const LayerQuality& layer : result.layers) {
+    const PieceReport& report = layer.report;
+    std::vector<std::string> row = {std::to_string(layer.layer), percent(report.gate.relative()),
+                                    percent(report.up.relative()), percent(report.down.relative())};
+    if (outputs) row.push_back(percent(report.output.relative()));
+    table.add(row);
+    all.add(total(report));
+    all_outputs.add(report.output);
+  }
+  if (all.weights > 0) {
+    std::printf("relative error (root mean square) of the rounded weights\n\n%s\n", table.str().c_str());
+    std::printf("all layers: %s, largest single error %s\n", percent(all.relative()).c_str(),
+                three_digits(all.largest).c_str());
+  }
+  if (outputs) std::printf("expert outputs on random inputs: %s\n", percent(all_outputs.relative()).c_str());
+  std::printf(
+      "%s: read %s, wrote %s in %s (%s GB/s of source, %s)\n", plan.output.c_str(),
+      human_bytes(result.source_bytes).c_str(), human_bytes(result.written_bytes).c_str(),
+      result.seconds < 10 ? (fixed(result.seconds, 1) + "s").c_str() : duration(result.seconds).c_str(),
+      fixed(static_cast<double>(result.source_bytes) / std::max(result.seconds, 1e-9) * 1e-9, 2).c_str(),
+      counted(result.threads, "thread").c_str());
+  if (result.shards_kept)
+    std::printf("kept %s of an earlier run\n",
+                counted(static_cast<int64_t>(result.shards_kept), "file").c_str());
+  if (result.shards_skipped)
+    std::printf("not complete: %s below --resume-layer are absent; kt quant ... --resume writes them\n",
+                counted(static_cast<int64_t>(result.shards_skipped), "layer").c_str());
+}
+
+nlohmann::ordered_json conversion_json(const ConversionPlan& plan, const ConversionResult& result) {
+  nlohmann::ordered_json out = {{"output", plan.output},
+                                {"seconds", result.seconds},
+                                {"threads", result.threads},
+                                {"source_bytes", result.source_bytes},
+                                {"written_bytes", result.written_bytes},
+                                {"shards_written", result.shards_written},
+                                {"shards_kept", result.shards_kept},
+                                {"shards_skipped", result.shards_skipped}};
+  WeightError all;
+  auto layers = nlohmann::ordered_json::array();
+  for (const LayerQuality& layer : result.layers) {
+    const PieceReport& report = layer.report;
+    nlohmann::ordered_json row = {{"layer", layer.layer},
+                                  {"file", layer.file},
+                                  {"gate", report.gate.relative()},
+                                  {"up", report.up.relative()},
+                                  {"down", report.down.relative()}};
+    if (report.output.weights > 0) row["output"] = report.output.relative();
+    layers.push_back(std::move(row));
+    all.add(total(report));
+  }
+  out["relative_error"] = all.relative();
+  out["largest_error"] = all.largest;
+  out["layers"] = std::move(layers);
+  return out;
+}
+
+}  // namespace kt

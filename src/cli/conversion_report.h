@@ -1,0 +1,27 @@
+// What every converting verb shows: a progress bar or plain lines while it works, a table of figures
+// afterwards. And sizes as people type them.
+#pragma once
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "weights/conversion.h"
+
+namespace kt {
+
+// "8GiB", "40 GB", "512M", "1000": bytes. Error naming `flag` otherwise.
+uint64_t parse_bytes(std::string_view words, std::string_view flag);
+
+// "3m12s", "1h05m", "41s".
+std::string duration(double seconds);
+
+// Standard error: a bar that redraws itself on a terminal; elsewhere a line for what changed, every few
+// seconds. Nothing with `quiet`.
+std::function<void(const ConversionProgress&)> show_progress(bool quiet);
+
+// The result on standard output: per-layer errors, sizes, time and rate; or the same as JSON.
+void print_conversion(const ConversionPlan& plan, const ConversionResult& result);
+nlohmann::ordered_json conversion_json(const ConversionPlan& plan, const ConversionResult& result);
+
+}  // namespace kt

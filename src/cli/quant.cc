@@ -1,0 +1,168 @@
+// kt quant: CPU weights from a checkpoint. Reads flags (also the established spellings), plans, runs,
+// reports; everything about bytes is in weights/.
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/topology.h"
+#include "cli/conversion_report.h"
+#include "cli/quant.h"
+#include "cli/verbs.h"
+#include "weights/checkpoint.h"
+#include "weights/compressed_plan.h"
+#include "weights/experts.h"
+#include "weights/kt_plan.h"
+
+namespace kt {
+namespace {
+
+struct QuantFlags {
+  std::string input, output;
+  std::string method = "int4", input_type = "auto", rounding = "established", calibrate;
+  int group_size = 0, parts = 0;
+  bool no_merge = false, backward = false, report = false, gpu = false, yes = false;
+  RunFlags run;
+};
+
+int numa_nodes() { return std::max(1, static_cast<int>(Topology::discover().nodes.size())); }
+
+void refuse_contradictions(const QuantFlags& flags) {
+  if (!flags.calibrate.empty())
+    fail_as(ErrorKind::kUnsupported,
+            "--calibrate: calibrated int4 is not in this version; leave it out to round to nearest");
+  if (flags.group_size == 0) return;
+  if (flags.method != "int4")
+    fail("--group-size {}: only with --method int4, got {}", flags.group_size, flags.method);
+  if (flags.no_merge || flags.backward || flags.rounding != "established")
+    fail("--group-size {}: {} belongs to weights without groups", flags.group_size,
+         flags.no_merge   ? "--no-merge"
+         : flags.backward ? "--backward"
+                          : "--rounding");
+}
+
+void warn_about_source(const ExpertSource& source, const QuantFlags& flags) {
+  const std::string dialect(source.dialect());
+  const bool rounded = dialect != "bf16" && dialect != "fp16" && dialect != "f32";
+  if (rounded)
+    KT_LOG(LogLevel::kWarning,
+           "the source is {} already: rounding it again to {} costs accuracy; use the original bf16 weights "
+           "if you have them",
+           dialect, flags.method);
+  if (flags.method == "moe_int8")
+    KT_LOG(LogLevel::kWarning, "moe_int8: writing plain int8 weights, which run on every CPU");
+}
+
+ConversionPlan plan_for(const Checkpoint& checkpoint, const ExpertSource& source, const QuantFlags& flags) {
+  if (flags.group_size != 0)
+    return plan_compressed(
+        checkpoint, &source,
+        {.output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()});
+  return plan_kt_weights(checkpoint, source,
+                         {.output = flags.output,
+                          .bits = flags.method == "int4" ? 4 : 8,
+                          .parts = flags.parts > 0 ? flags.parts : numa_nodes(),
+                          .merge = !flags.no_merge,
+                          .backward = flags.backward,
+                          .rounding = flags.rounding == "direct" ? Rounding::kDirect : Rounding::kEstablished,
+                          .report = flags.report,
+                          .version = version()});
+}
+
+void run_quant(const QuantFlags& flags) {
+  refuse_contradictions(flags);
+  if (flags.gpu) KT_LOG(LogLevel::kWarning, "--gpu: not needed, conversion runs on the CPU");
+  const Checkpoint checkpoint(flags.input);
+  const auto source = open_experts(checkpoint, input_type_named(flags.input_type));
+  warn_about_source(*source, flags);
+  convert_and_report(plan_for(checkpoint, *source, flags), flags.run);
+}
+
+}  // namespace
+
+void RunFlags::add_to(CLI::App& verb) {
+  verb.add_option("--cpu-threads,--cpuinfer-threads,--threads", threads,
+                  "Workers; default: one for each core")
+      ->check(positive());
+  verb.add_option("--max-memory", max_memory, "Bound on memory, such as 8GiB; fewer workers run within it");
+  verb.add_flag("--resume", resume, "Go on where an interrupted conversion stopped; same bytes in the end");
+  verb.add_flag("--overwrite", overwrite, "Replace an earlier conversion in the output folder");
+  verb.add_flag("--json", json, "Print JSON");
+}
+
+void convert_and_report(const ConversionPlan& plan, const RunFlags& flags) {
+  ConversionOptions options{.threads = flags.threads,
+                            .resume = flags.resume,
+                            .overwrite = flags.overwrite,
+                            .progress = show_progress(flags.json)};
+  if (flags.resume_layer >= 0) options.resume_layer = flags.resume_layer;
+  if (!flags.max_memory.empty()) options.max_memory = parse_bytes(flags.max_memory, "--max-memory");
+  report_vanishing_input(plan.input);
+  const ConversionResult result = run_conversion(plan, options);
+  options.progress = {};
+  if (flags.json)
+    std::printf("%s\n", conversion_json(plan, result).dump(2).c_str());
+  else
+    print_conversion(plan, result);
+}
+
+void add_quant(CLI::App& kt, Invocation& run) {
+  CLI::App* verb = kt.add_subcommand("quant", "Convert a model's experts to int4 or int8 for the CPU");
+  verb->require_subcommand(0, 1);
+  const auto flags = std::make_shared<QuantFlags>();
+  verb->add_option("MODEL,--input-path", flags->input,
+                   "The checkpoint: a folder, a .safetensors or a .gguf file");
+  verb->add_option("-o,--output", flags->output, "Folder to write");
+  verb->add_option("--method,--quant-method", flags->method, "int4, int8, or moe_int8 (writes int8)")
+      ->check(CLI::IsMember({"int4", "int8", "moe_int8"}))
+      ->capture_default_str();
+  verb->add_option("--input-type", flags->input_type,
+                   "What the source is: auto, bf16, fp16, f32, fp8, int4, gguf")
+      ->capture_default_str();
+  verb->add_option("--group-size", flags->group_size,
+                   "int4 with one scale for each 32, 64 or 128 weights, written as compressed-tensors")
+      ->check(CLI::IsMember({32, 64, 128}));
+  verb->add_option("--numa-nodes,--threadpool-count", flags->parts,
+                   "Parts every expert is cut into; default: this machine's NUMA nodes")
+      ->check(positive());
+  verb->add_flag("--no-merge,--no-merge-safetensor", flags->no_merge,
+                 "Write folders of .kt files instead of safetensors");
+  verb->add_option("--resume-layer", flags->run.resume_layer, "Leave layers below this one alone")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_flag("--backward,--save-backward-weights", flags->backward, "Add transposed copies for training");
+  verb->add_flag("--report", flags->report, "Also measure the error of expert outputs on random inputs");
+  verb->add_option("--rounding", flags->rounding,
+                   "established: int4 as existing files have it; direct: rounded once, a little better")
+      ->check(CLI::IsMember({"established", "direct"}))
+      ->capture_default_str();
+  verb->add_option("--calibrate", flags->calibrate, "Text for calibrated int4 (not in this version)");
+  verb->add_flag("--gpu", flags->gpu, "Accepted; conversion needs no GPU");
+  verb->add_flag("--yes", flags->yes, "Accepted; nothing is asked");
+  flags->run.add_to(*verb);
+  verb->footer(
+      "Examples:\n"
+      "  kt quant ./Qwen3-30B-A3B -o ./Qwen3-30B-A3B-int4 --method int4\n"
+      "  kt quant ./DeepSeek-V3.1 -o ./out --method int8 --numa-nodes 2 --resume\n"
+      "  kt quant ./model -o ./out --group-size 32           int4 of better quality, compressed-tensors "
+      "files\n"
+      "  kt quant ./model -o ./out --no-merge                folders of .kt files; kt quant merge joins "
+      "them\n\n"
+      "Every file appears whole or not at all: after a crash or a full disk repeat the command with "
+      "--resume.\n"
+      "kt_manifest.json in the output lists files, checksums and the error of every layer.");
+  verb->callback([verb, &run, flags] {
+    if (!verb->get_subcommands().empty()) return;
+    if (flags->input.empty()) throw CLI::RequiredError("MODEL");
+    if (flags->output.empty()) throw CLI::RequiredError("--output");
+    run.action = [flags] { run_quant(*flags); };
+  });
+  add_quant_gpu(*verb, run);
+  add_quant_merge(*verb, run);
+  add_quant_compare(*verb, run);
+  add_quant_dequant(*verb, run);
+}
+
+}  // namespace kt

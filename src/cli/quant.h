@@ -1,0 +1,29 @@
+// What `kt quant` and its sub-verbs share.
+#pragma once
+#include <string>
+
+#include "cli/verbs.h"
+#include "weights/conversion.h"
+
+namespace kt {
+
+// Flags of how a conversion runs, the same in every verb that converts.
+struct RunFlags {
+  int threads = 0, resume_layer = -1;
+  std::string max_memory;
+  bool resume = false, overwrite = false, json = false;
+  void add_to(CLI::App& verb);
+};
+
+// Runs the plan with a progress bar and prints the figures.
+void convert_and_report(const ConversionPlan& plan, const RunFlags& flags);
+
+// From now on a mapped input that shrinks ends the program with one line and exit code 2 instead of a SIGBUS.
+void report_vanishing_input(const std::string& input);
+
+void add_quant_gpu(CLI::App& quant, Invocation& run);
+void add_quant_merge(CLI::App& quant, Invocation& run);
+void add_quant_compare(CLI::App& quant, Invocation& run);
+void add_quant_dequant(CLI::App& quant, Invocation& run);
+
+}  // namespace kt

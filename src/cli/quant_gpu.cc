@@ -1,0 +1,95 @@
+// kt quant gpu: weights for the GPU, compressed-tensors W4A16 and W8A16.
+#include <memory>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cli/conversion_report.h"
+#include "cli/quant.h"
+#include "weights/compressed_plan.h"
+
+namespace kt {
+namespace {
+
+struct GpuFlags {
+  std::string input, output;
+  std::string method = "GPTQ", type = "W8A16", targets = "experts";
+  std::optional<int> group_size;
+  std::vector<std::string> ignore;
+  // Calibration; used by GPTQ only.
+  int samples = 512, sequence = 2048, seed = 42;
+  std::string dataset, split, max_gpu_memory;
+  double dampening = 0.1;
+  bool force_cpu = false, trust = false;
+  RunFlags run;
+};
+
+void run_gpu(const GpuFlags& flags) {
+  if (flags.method == "GPTQ")
+    fail_as(ErrorKind::kUnsupported,
+            "--method GPTQ: calibrated weights are not in this version; --method RTN rounds to nearest");
+  if (!flags.max_gpu_memory.empty()) parse_bytes(flags.max_gpu_memory, "--max-gpu-memory");
+  const Checkpoint checkpoint(flags.input);
+  // A dense model has Linears but no experts.
+  std::unique_ptr<ExpertSource> source;
+  try {
+    source = open_experts(checkpoint);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported || flags.targets != "all") throw;
+  }
+  convert_and_report(plan_compressed(checkpoint, source.get(),
+                                     {.output = flags.output,
+                                      .bits = flags.type == "W4A16" ? 4 : 8,
+                                      .group_size = flags.group_size.value_or(128),
+                                      .all_linears = flags.targets == "all",
+                                      .ignore = flags.ignore,
+                                      .version = version()}),
+                     flags.run);
+}
+
+}  // namespace
+
+void add_quant_gpu(CLI::App& quant, Invocation& run) {
+  CLI::App* verb = quant.add_subcommand("gpu", "Convert to W4A16 or W8A16 for the GPU (compressed-tensors)");
+  const auto flags = std::make_shared<GpuFlags>();
+  verb->add_option("MODEL,--model-id", flags->input, "The checkpoint: a folder or a file")->required();
+  verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write")->required();
+  verb->add_option("--method,--quant-method", flags->method,
+                   "RTN: round to nearest; GPTQ: calibrated (not in this version)")
+      ->check(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
+      ->capture_default_str();
+  verb->add_option("--type,--quant-type", flags->type, "Bits of weights and activations")
+      ->check(CLI::IsMember({"W4A16", "W8A16"}, CLI::ignore_case))
+      ->capture_default_str();
+  verb->add_option("--group-size", flags->group_size,
+                   "Weights that share a scale; -1: one for each output; default 128")
+      ->check([](const std::string& words) -> std::string {
+        const int group = std::atoi(words.c_str());
+        return group == -1 || (group > 0 && group % 32 == 0)
+                   ? ""
+                   : "expected -1 or a multiple of 32, got " + words;
+      });
+  verb->add_option("--targets", flags->targets, "experts, or all Linears")
+      ->check(CLI::IsMember({"experts", "all"}))
+      ->capture_default_str();
+  verb->add_option("--ignore,--ignore-patterns", flags->ignore,
+                   "Modules to leave as they are: names, or re:REGEX");
+  verb->add_option("--num-calibration-samples", flags->samples, "GPTQ only")->check(positive());
+  verb->add_option("--max-sequence-length", flags->sequence, "GPTQ only")->check(positive());
+  verb->add_option("--dataset", flags->dataset, "GPTQ only: .jsonl or .txt");
+  verb->add_option("--dataset-split", flags->split, "GPTQ only");
+  verb->add_option("--dampening-frac", flags->dampening, "GPTQ only");
+  verb->add_option("--seed,--random-seed", flags->seed, "GPTQ only");
+  verb->add_option("--max-gpu-memory", flags->max_gpu_memory,
+                   "Accepted; rounding to nearest runs on the CPU");
+  verb->add_option("--max-cpu-memory", flags->run.max_memory, "The same as --max-memory");
+  verb->add_flag("--force-cpu", flags->force_cpu, "Accepted; rounding to nearest runs on the CPU");
+  verb->add_flag("--trust-remote-code", flags->trust, "Accepted; no code of a checkpoint is ever run");
+  flags->run.add_to(*verb);
+  verb->footer(
+      "Examples:\n"
+      "  kt quant gpu ./GLM-4.5-Air -o ./GLM-4.5-Air-W4A16 --method RTN --type W4A16\n"
+      "  kt quant gpu ./model -o ./out --method RTN --type W8A16 --group-size -1 --targets all");
+  verb->callback([&run, flags] { run.action = [flags] { run_gpu(*flags); }; });
+}
+
+}  // namespace kt

@@ -1,0 +1,388 @@
+#include "weights/conversion_output.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <regex>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace kt {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view kManifest = "kt_manifest.json";
+constexpr std::string_view kProgress = ".kt_progress";
+constexpr std::string_view kIndex = "model.safetensors.index.json";
+
+std::string reason(const std::error_code& code) { return code.message(); }
+
+// Disk or quota full is its own kind of failure.
+ErrorKind kind_of(int code) {
+  return code == ENOSPC || code == EDQUOT || code == EFBIG ? ErrorKind::kMemory : ErrorKind::kInput;
+}
+
+void make_folder(const fs::path& path) {
+  std::error_code code;
+  fs::create_directories(path, code);
+  if (code) fail_as(kind_of(code.value()), "{}: cannot create the folder: {}", path.string(), reason(code));
+}
+
+class FileSink : public ShardSink {
+ public:
+  FileSink(const std::string& output, const ShardPlan& shard)
+      : name_(shard.file), writer_(output + "/" + shard.file, shard.tensors, shard.metadata) {}
+  void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) override {
+    writer_.write(tensor, offset, bytes);
+  }
+  std::vector<WrittenFile> digest() override { return {{name_, writer_.size(), writer_.digest()}}; }
+  void commit() override { writer_.commit(); }
+
+ private:
+  std::string name_;
+  SafetensorsWriter writer_;
+};
+
+// A descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A folder of many small files. It is filled under another name, made durable with one sync of the file
+// system (one for each of up to 100,000 files would take hours) and renamed as a whole.
+class FolderSink : public ShardSink {
+ public:
+  FolderSink(const std::string& output, const ShardPlan& shard)
+      : shard_(shard),
+        final_(fs::path(output) / shard.file),
+        filling_(final_.string() + text(".{}-0.tmp", getpid())) {
+    for (const TensorSpec& file : shard.tensors) make_folder(path_of(file).parent_path());
+  }
+  ~FolderSink() override {
+    std::error_code ignored;
+    if (!committed_) fs::remove_all(filling_, ignored);
+  }
+
+  void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) override {
+    const std::string path = path_of(shard_.tensors.at(tensor)).string();
+    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    if (file.get() < 0)
+      fail_as(kind_of(errno), "{}: cannot create: {}", path, std::generic_category().message(errno));
+    for (size_t at = 0; at < bytes.size();) {
+      const ssize_t wrote =
+          pwrite(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(offset + at));
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote <= 0)
+        fail_as(kind_of(wrote < 0 ? errno : ENOSPC), "{}: cannot write {} bytes: {}", path, bytes.size(),
+                std::generic_category().message(wrote < 0 ? errno : ENOSPC));
+      at += static_cast<size_t>(wrote);
+    }
+  }
+
+  std::vector<WrittenFile> digest() override {
+    std::vector<WrittenFile> out;
+    for (const TensorSpec& file : shard_.tensors) {
+      const MappedFile mapped(path_of(file).string());
+      KT_CHECK(mapped.size() == byte_count(file), "{}: {} bytes written, {} planned", file.name,
+               mapped.size(), byte_count(file));
+      Sha256 sum;
+      sum.add(mapped.bytes());
+      out.push_back({file.name, mapped.size(), sum.hex()});
+    }
+    return out;
+  }
+
+  void commit() override {
+    const Descriptor folder(open(filling_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder.get() < 0 || syncfs(folder.get()) != 0)
+      fail_as(kind_of(errno), "{}: cannot sync: {}", filling_.string(),
+              std::generic_category().message(errno));
+    std::error_code code;
+    fs::remove_all(final_, code);
+    if (!code) fs::rename(filling_, final_, code);
+    if (code) fail("{}: cannot replace: {}", final_.string(), reason(code));
+    committed_ = true;
+    const Descriptor parent(open(final_.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (parent.get() >= 0 && fsync(parent.get()) != 0 && errno != EINVAL)
+      fail("{}: cannot sync its folder: {}", final_.string(), std::generic_category().message(errno));
+  }
+
+ private:
+  // A file's name starts with the shard's folder.
+  fs::path path_of(const TensorSpec& file) const {
+    return filling_ / fs::path(file.name).lexically_relative(shard_.file);
+  }
+
+  const ShardPlan& shard_;
+  fs::path final_, filling_;
+  bool committed_ = false;
+};
+
+Json to_json(const WeightError& error) {
+  return {{"signal", error.signal},
+          {"noise", error.noise},
+          {"largest", error.largest},
+          {"weights", error.weights}};
+}
+
+WeightError weight_error(const Json& json) {
+  return {.signal = json.at("signal").get<double>(),
+          .noise = json.at("noise").get<double>(),
+          .largest = json.at("largest").get<double>(),
+          .weights = json.at("weights").get<int64_t>()};
+}
+
+Json to_json(const ShardRecord& record) {
+  Json files = Json::array();
+  for (const WrittenFile& file : record.files)
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
+  const PieceReport& report = record.report;
+  return {{"files", files},
+          {"error",
+           {{"gate", to_json(report.gate)},
+            {"up", to_json(report.up)},
+            {"down", to_json(report.down)},
+            {"output", to_json(report.output)}}}};
+}
+
+// Null if the record is not one: a damaged record only means that its shard is written again.
+std::unique_ptr<ShardRecord> record_from(const Json& json) {
+  auto record = std::make_unique<ShardRecord>();
+  try {
+    for (const Json& file : json.at("files"))
+      record->files.push_back({file.at("name"), file.at("bytes"), file.at("sha256")});
+    const Json& error = json.at("error");
+    record->report = {weight_error(error.at("gate")), weight_error(error.at("up")),
+                      weight_error(error.at("down")), weight_error(error.at("output"))};
+  } catch (const nlohmann::json::exception&) {
+    return nullptr;
+  }
+  return record;
+}
+
+bool sizes_match(const std::string& output, const ShardRecord& record) {
+  return std::all_of(record.files.begin(), record.files.end(), [&](const WrittenFile& file) {
+    std::error_code code;
+    const auto size = fs::file_size(fs::path(output) / file.name, code);
+    return !code && size == file.bytes;
+  });
+}
+
+std::string differences(const Json& before, const Json& now) {
+  std::string out;
+  const auto note = [&](const std::string& key) {
+    const auto show = [&](const Json& json) {
+      const std::string value = json.contains(key) ? json.at(key).dump() : "absent";
+      return value.size() > 60 ? value.substr(0, 57) + "..." : value;
+    };
+    out += text("{}{} {} before, {} now", out.empty() ? "" : "; ", key, show(before), show(now));
+  };
+  for (const auto& [key, value] : before.items())
+    if (!now.contains(key) || now.at(key) != value) note(key);
+  for (const auto& [key, value] : now.items())
+    if (!before.contains(key)) note(key);
+  return out;
+}
+
+std::optional<Json> json_if_there(const std::string& path) {
+  if (!fs::exists(path)) return std::nullopt;
+  return read_json(path, {.bytes = size_t{1} << 30});
+}
+
+}  // namespace
+
+std::unique_ptr<ShardSink> open_shard(const std::string& output, const ShardPlan& shard) {
+  if (shard.folder) return std::make_unique<FolderSink>(output, shard);
+  return std::make_unique<FileSink>(output, shard);
+}
+
+uint64_t shard_bytes(const ShardPlan& shard) {
+  uint64_t bytes = shard.folder ? 0 : safetensors_header(shard.tensors, shard.metadata).size();
+  for (const TensorSpec& tensor : shard.tensors) bytes += byte_count(tensor);
+  return bytes;
+}
+
+OutputRecord::OutputRecord(std::string output, const ConversionPlan& plan, const ConversionOptions& options)
+    : output_(std::move(output)), plan_(plan) {
+  check_resumable(options);
+  make_folder(progress(""));
+  const std::string lock = progress("lock");
+  lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (lock_ < 0)
+    fail_as(kind_of(errno), "{}: cannot create: {}", lock, std::generic_category().message(errno));
+  if (flock(lock_, LOCK_EX | LOCK_NB) != 0)
+    fail("{}: another conversion is writing into this folder; wait for it or choose another --output",
+         output_);
+  if (options.overwrite && !options.resume) clear_for_overwrite();
+  remove_leftovers();
+  records_.resize(plan.shards.size());
+  if (options.resume || options.resume_layer) read_records();
+  write_atomically(progress("settings.json"), plan.settings.dump(1));
+}
+
+OutputRecord::~OutputRecord() {
+  if (lock_ >= 0) close(lock_);
+}
+
+std::string OutputRecord::progress(std::string_view name) const {
+  return text("{}/{}/{}", output_, kProgress, name);
+}
+
+void OutputRecord::check_resumable(const ConversionOptions& options) const {
+  std::error_code code;
+  if (!fs::exists(output_, code)) return;
+  if (!fs::is_directory(output_, code)) fail("{}: the output is a file; expected a folder", output_);
+  std::optional<Json> before = json_if_there(progress("settings.json"));
+  if (!before) {
+    if (const std::optional<Json> manifest = json_if_there(text("{}/{}", output_, kManifest));
+        manifest && manifest->contains("settings"))
+      before = manifest->at("settings");
+  }
+  const bool resume = options.resume || options.resume_layer;
+  if (before && resume && *before != plan_.settings)
+    fail("{}: cannot resume, the conversion there was another one: {}", output_,
+         differences(*before, plan_.settings));
+  if (resume || options.overwrite) return;
+  for (const auto& entry : fs::directory_iterator(output_, code))
+    if (entry.path().filename() != kProgress || before)
+      fail("{}: the output exists ({}); --resume finishes it, --overwrite replaces it", output_,
+           before ? "a conversion" : entry.path().filename().string() + " is there");
+}
+
+// Removes the files of an earlier conversion, and nothing that this program did not write.
+void OutputRecord::clear_for_overwrite() const {
+  static const std::regex kOurs(
+      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_manifest\.json)");
+  static const std::regex kOurFolders(R"(_layer_\d+)");
+  const bool ours = fs::exists(progress("settings.json")) || fs::exists(text("{}/{}", output_, kManifest));
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(output_)) {
+    const std::string name = entry.path().filename().string();
+    const bool folder = entry.is_directory(code);
+    if (ours && std::regex_match(name, folder ? kOurFolders : kOurs)) {
+      fs::remove_all(entry.path(), code);
+      if (code) fail("{}: cannot remove: {}", entry.path().string(), reason(code));
+    } else if (!folder && entry.path().extension() == ".safetensors") {
+      fail("{}: holds {}, which no conversion of this program wrote; choose another --output", output_, name);
+    }
+  }
+  for (const auto& entry : fs::directory_iterator(progress("")))
+    if (entry.path().filename() != "lock") fs::remove_all(entry.path(), code);
+}
+
+// Temporaries of killed runs; the lock says that nobody is using them.
+void OutputRecord::remove_leftovers() const {
+  static const std::regex kTemporary(R"(.*\.\d+-\d+\.tmp)");
+  std::error_code code;
+  for (const fs::path& folder : {fs::path(output_), fs::path(progress(""))})
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (std::regex_match(entry.path().filename().string(), kTemporary)) fs::remove_all(entry.path(), code);
+}
+
+void OutputRecord::read_records() {
+  const std::optional<Json> manifest = json_if_there(text("{}/{}", output_, kManifest));
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const std::string name = plan_.shards[i].file;
+    std::optional<Json> json = json_if_there(progress(name + ".json"));
+    if (!json && manifest && manifest->contains("shards") && manifest->at("shards").contains(name))
+      json = manifest->at("shards").at(name);
+    if (!json) continue;
+    std::unique_ptr<ShardRecord> record = record_from(*json);
+    if (record && sizes_match(output_, *record)) records_[i] = std::move(record);
+  }
+}
+
+const ShardRecord* OutputRecord::finished(size_t shard) const { return records_[shard].get(); }
+
+bool OutputRecord::exists(size_t shard) const {
+  return fs::exists(fs::path(output_) / plan_.shards[shard].file);
+}
+
+void OutputRecord::add(size_t shard, ShardRecord record) {
+  write_atomically(progress(plan_.shards[shard].file + ".json"), to_json(record).dump());
+  records_[shard] = std::make_unique<ShardRecord>(std::move(record));
+}
+
+void OutputRecord::write_index() const {
+  Json map = Json::object();
+  uint64_t total = 0;
+  for (const ShardPlan& shard : plan_.shards)
+    for (const TensorSpec& tensor : shard.tensors) {
+      map[tensor.name] = shard.file;
+      total += byte_count(tensor);
+    }
+  write_atomically(text("{}/{}", output_, kIndex),
+                   Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}}.dump(1));
+}
+
+Json OutputRecord::manifest() const {
+  Json shards = Json::object(), layers = Json::array(), side = Json::array();
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const ShardPlan& shard = plan_.shards[i];
+    if (records_[i]) shards[shard.file] = to_json(*records_[i]);
+    if (shard.layer < 0) continue;
+    Json layer = {{"layer", shard.layer},
+                  {"file", shard.file},
+                  {"state", records_[i] ? "done"
+                            : exists(i) ? "kept"
+                                        : "absent"}};
+    if (records_[i]) {
+      const PieceReport& report = records_[i]->report;
+      Json error = {
+          {"gate", report.gate.relative()}, {"up", report.up.relative()}, {"down", report.down.relative()}};
+      if (report.output.weights > 0) error["output"] = report.output.relative();
+      layer["relative_error"] = std::move(error);
+    }
+    layers.push_back(std::move(layer));
+  }
+  for (const WrittenFile& file : side_)
+    side.push_back({{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
+  return {{"manifest", 1},
+          {"settings", plan_.settings},
+          {"layers", std::move(layers)},
+          {"shards", std::move(shards)},
+          {"files", std::move(side)}};
+}
+
+void OutputRecord::finish() {
+  const bool whole =
+      std::all_of(records_.begin(), records_.end(), [](const auto& record) { return record != nullptr; });
+  if (plan_.index && whole) write_index();
+  for (const SideFile& file : plan_.side_files) {
+    const std::string path = output_ + "/" + file.name;
+    Sha256 sum;
+    uint64_t bytes = 0;
+    const auto put = [&](std::span<const std::byte> contents) {
+      write_atomically(path, contents);
+      sum.add(contents);
+      bytes = contents.size();
+    };
+    if (file.from.empty()) {
+      put(std::as_bytes(std::span(file.text)));
+    } else {
+      put(MappedFile(file.from).bytes());
+    }
+    side_.push_back({file.name, bytes, sum.hex()});
+  }
+  write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));
+  std::error_code ignored;
+  fs::remove_all(progress(""), ignored);
+}
+
+}  // namespace kt

@@ -1,0 +1,268 @@
+#include "weights/conversion.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "base/sha256.h"
+
+namespace kt {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+// A new folder that goes away with the test.
+class Folder {
+ public:
+  Folder()
+      : path_(testing::TempDir() + "kt_conversion_" + std::to_string(getpid()) + "_" +
+              std::to_string(count_++)) {
+    fs::create_directories(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  static inline std::atomic<int> count_{0};
+  std::string path_;
+};
+
+std::map<std::string, std::string> contents(const std::string& folder) {
+  std::map<std::string, std::string> out;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    out[fs::relative(entry.path(), folder)] = std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  return out;
+}
+
+// `layers` shards of `pieces` tensors of 1000 bytes each and a last one without a layer; piece p of layer l
+// writes bytes l
+// * 16 + p. `before` is called by every piece first.
+ConversionPlan small_plan(const std::string& output, int layers, int pieces, bool folder = false,
+                          std::function<void(int layer, int piece)> before = {}) {
+  ConversionPlan plan{.output = output, .settings = {{"method", "test"}, {"layers", layers}}};
+  for (int l = 0; l <= layers; ++l) {
+    ShardPlan shard{
+        .file = folder ? text("_layer_{}", l) : text("model-0000{}-of-0000{}.safetensors", l + 1, layers + 1),
+        .folder = folder,
+        .layer = l < layers ? l : -1};
+    for (int p = 0; p < pieces; ++p) {
+      shard.tensors.push_back(
+          {folder ? text("_layer_{}/_numa_0/{}.kt", l, p) : text("blk.{}.{}", l, p), Dtype::kI8, {1000}});
+      shard.pieces.push_back({.source_bytes = 2000,
+                              .scratch_bytes = 4096,
+                              .run = [=](ShardOutput& out, Scratch& scratch, PieceReport& report) {
+                                if (before) before(l, p);
+                                scratch.packed.assign(500, std::byte(l * 16 + p));
+                                out.write(static_cast<size_t>(p), 500, scratch.packed);
+                                out.write(static_cast<size_t>(p), 0, scratch.packed);
+                                report.gate = {
+                                    .signal = 4.0 + l, .noise = 0.1 * p, .largest = 0.1, .weights = 1000};
+                              }});
+    }
+    plan.shards.push_back(std::move(shard));
+  }
+  plan.index = !folder;
+  plan.side_files = {{"config.json", "{}", ""}};
+  return plan;
+}
+
+std::string error_of(const ConversionPlan& plan, const ConversionOptions& options) {
+  try {
+    run_conversion(plan, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Conversion, WritesShardsIndexSideFilesAndManifest) {
+  const Folder folder;
+  const ConversionPlan plan = small_plan(folder / "out", 3, 4);
+  size_t calls = 0;
+  const ConversionResult result =
+      run_conversion(plan, {.threads = 2, .progress = [&](const ConversionProgress& at) {
+                              ++calls;
+                              EXPECT_EQ(at.source_total, 16u * 2000);
+                            }});
+  EXPECT_EQ(result.shards_written, 4u);
+  EXPECT_EQ(result.source_bytes, 16u * 2000);
+  EXPECT_GE(calls, 1u);
+  ASSERT_EQ(result.layers.size(), 3u);
+  EXPECT_DOUBLE_EQ(result.layers[2].report.gate.signal, 24);
+  auto files = contents(folder / "out");
+  EXPECT_EQ(files.size(), 4u + 3);
+  const std::string& shard = files.at("model-00002-of-00004.safetensors");
+  const SafetensorsHeader header = parse_safetensors(std::as_bytes(std::span(shard)), "shard");
+  ASSERT_EQ(header.tensors.size(), 4u);
+  for (const std::byte b : header.tensors[3].bytes) ASSERT_EQ(b, std::byte(16 + 3));
+  const Json manifest = Json::parse(files.at("kt_manifest.json"));
+  Sha256 sum;
+  sum.add(std::as_bytes(std::span(shard)));
+  EXPECT_EQ(manifest["shards"]["model-00002-of-00004.safetensors"]["files"][0]["sha256"], sum.hex());
+  EXPECT_EQ(manifest["layers"][1]["state"], "done");
+  const Json index = Json::parse(files.at("model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], 16000);
+  EXPECT_EQ(index["weight_map"]["blk.3.0"], "model-00004-of-00004.safetensors");
+}
+
+TEST(Conversion, ResumeGivesTheSameBytesWhereverItStopped) {
+  for (const bool in_folders : {false, true}) {
+    const Folder folder;
+    run_conversion(small_plan(folder / "whole", 3, 4, in_folders), {.threads = 2});
+    const auto expected = contents(folder / "whole");
+    for (int stop = 0; stop < 16; ++stop) {
+      const std::string out = folder / ("out" + std::to_string(stop));
+      std::atomic<int> count = 0;
+      const ConversionPlan broken = small_plan(out, 3, 4, in_folders, [&](int, int) {
+        if (count++ == stop) fail("stopped");
+      });
+      EXPECT_THAT(error_of(broken, {.threads = 2}), HasSubstr("stopped"));
+      EXPECT_FALSE(fs::exists(out + "/kt_manifest.json"));
+      std::atomic<int> again = 0;
+      const ConversionResult result = run_conversion(
+          small_plan(out, 3, 4, in_folders, [&](int, int) { ++again; }), {.threads = 2, .resume = true});
+      EXPECT_EQ(again, 16 - 4 * static_cast<int>(result.shards_kept));
+      EXPECT_EQ(contents(out), expected) << stop;
+      EXPECT_EQ(result.layers.size(), 3u);
+    }
+  }
+}
+
+TEST(Conversion, ResumeOfAFinishedOneDoesNothing) {
+  const Folder folder;
+  run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1});
+  const auto expected = contents(folder / "out");
+  const ConversionResult result =
+      run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1, .resume = true});
+  EXPECT_EQ(result.shards_kept, 3u);
+  EXPECT_EQ(result.shards_written, 0u);
+  EXPECT_EQ(contents(folder / "out"), expected);
+}
+
+TEST(Conversion, AShardOfTheWrongSizeIsWrittenAgain) {
+  const Folder folder;
+  run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1});
+  const auto expected = contents(folder / "out");
+  fs::resize_file(folder / "out/model-00002-of-00003.safetensors", 100);
+  const ConversionResult result =
+      run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1, .resume = true});
+  EXPECT_EQ(result.shards_written, 1u);
+  EXPECT_EQ(contents(folder / "out"), expected);
+}
+
+TEST(Conversion, LeftoversOfKilledRunsGo) {
+  const Folder folder;
+  fs::create_directories(folder / "out/.kt_progress");
+  fs::create_directories(folder / "out/_layer_1.77-0.tmp/_numa_0");
+  std::ofstream(folder / "out/model-00001-of-00003.safetensors.77-3.tmp") << "half";
+  run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1, .resume = true});
+  for (const auto& [name, bytes] : contents(folder / "out"))
+    EXPECT_THAT(name, testing::Not(HasSubstr(".tmp")));
+  EXPECT_FALSE(fs::exists(folder / "out/_layer_1.77-0.tmp"));
+}
+
+TEST(Conversion, ResumeLayerLeavesLowerLayersAlone) {
+  const Folder folder;
+  const ConversionResult result =
+      run_conversion(small_plan(folder / "out", 3, 2), {.threads = 1, .resume_layer = 2});
+  EXPECT_EQ(result.shards_skipped, 2u);
+  EXPECT_EQ(result.shards_written, 2u);
+  EXPECT_FALSE(
+      fs::exists(folder / "out/model.safetensors.index.json"));  // it would name files that are not there
+  const Json manifest = Json::parse(contents(folder / "out").at("kt_manifest.json"));
+  EXPECT_EQ(manifest["layers"][0]["state"], "absent");
+  // The rest later; now the whole is the same as in one go.
+  run_conversion(small_plan(folder / "out", 3, 2), {.threads = 1, .resume = true});
+  run_conversion(small_plan(folder / "whole", 3, 2), {.threads = 1});
+  EXPECT_EQ(contents(folder / "out"), contents(folder / "whole"));
+}
+
+TEST(Conversion, RefusesWhatWouldLoseData) {
+  const Folder folder;
+  run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1});
+  EXPECT_THAT(error_of(small_plan(folder / "out", 2, 2), {}), HasSubstr("--overwrite replaces it"));
+  ConversionPlan other = small_plan(folder / "out", 2, 2);
+  other.settings["method"] = "another";
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("method \"test\" before, \"another\" now"));
+  const ConversionResult replaced =
+      run_conversion(small_plan(folder / "out", 1, 2), {.threads = 1, .overwrite = true});
+  EXPECT_EQ(replaced.shards_written, 2u);
+  EXPECT_FALSE(fs::exists(folder / "out/model-00003-of-00003.safetensors"));
+
+  fs::create_directories(folder / "foreign");
+  std::ofstream(folder / "foreign/weights.safetensors") << "precious";
+  EXPECT_THAT(error_of(small_plan(folder / "foreign", 1, 1), {.overwrite = true}),
+              HasSubstr("weights.safetensors"));
+  EXPECT_EQ(contents(folder / "foreign").at("weights.safetensors"), "precious");
+  std::ofstream(folder / "file") << "x";
+  EXPECT_THAT(error_of(small_plan(folder / "file", 1, 1), {}), HasSubstr("is a file"));
+}
+
+TEST(Conversion, InputAndOutputStayApart) {
+  const Folder folder;
+  fs::create_directories(folder / "in/sub");
+  for (const auto& [in, out, words] : {std::tuple{"in", "in", "same folder"},
+                                       {"in", "in/out", "inside the input"},
+                                       {"in/sub", "in", "contains the input"}}) {
+    ConversionPlan plan = small_plan(folder / out, 1, 1);
+    plan.input = folder / in;
+    EXPECT_THAT(error_of(plan, {}), HasSubstr(words));
+  }
+}
+
+TEST(Conversion, MemoryBoundLimitsWorkers) {
+  const Folder folder;
+  ConversionPlan plan = small_plan(folder / "out", 2, 4);
+  for (ShardPlan& shard : plan.shards)
+    for (Piece& piece : shard.pieces) piece.scratch_bytes = 100u << 20;
+  EXPECT_THAT(error_of(plan, {.threads = 2, .max_memory = 100u << 20}),
+              HasSubstr("one worker needs 164.0 MiB"));
+  EXPECT_FALSE(fs::exists(folder / "out"));
+  EXPECT_EQ(run_conversion(plan, {.threads = 2, .max_memory = 170u << 20}).threads, 1);
+}
+
+TEST(Conversion, TooSmallADiskIsFoundBeforeTheFirstByte) {
+  const Folder folder;
+  ConversionPlan plan = small_plan(folder / "out", 1, 1);
+  plan.shards[0].tensors[0].shape = {int64_t{1} << 60};
+  try {
+    run_conversion(plan, {.threads = 1});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kMemory);
+    EXPECT_THAT(error.what(), HasSubstr("not enough disk"));
+  }
+  EXPECT_FALSE(fs::exists(folder / "out"));
+}
+
+TEST(Conversion, ASourceThatChangesStopsIt) {
+  const Folder folder;
+  ConversionPlan plan = small_plan(folder / "out", 2, 2);
+  plan.check_source = [] { fail("source.safetensors: changed"); };
+  EXPECT_THAT(error_of(plan, {.threads = 1}), HasSubstr("changed"));
+  EXPECT_FALSE(fs::exists(folder / "out/model-00001-of-00003.safetensors"));
+}
+
+TEST(Conversion, OneWriterAtATime) {
+  const Folder folder;
+  const ConversionPlan plan = small_plan(folder / "out", 1, 1, false, [&](int layer, int) {
+    if (layer != 0) return;
+    EXPECT_THAT(error_of(small_plan(folder / "out", 1, 1), {.threads = 1, .resume = true}),
+                HasSubstr("another conversion"));
+  });
+  run_conversion(plan, {.threads = 1});
+}
+
+}  // namespace
+}  // namespace kt
