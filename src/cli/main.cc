@@ -113,7 +113,8 @@ int main(int argc, char** argv) {
   } catch (const kt::Error& error) {
     return report(error.kind(), error.what(), debug);
   } catch (const std::bad_alloc&) {
-    return report(kt::ErrorKind::kMemory, "out of memory; try fewer threads, or --max-memory with kt quant", debug);
+    return report(kt::ErrorKind::kMemory, "out of memory; try fewer threads, or --max-memory with kt quant",
+                  debug);
   } catch (const std::exception& error) {
     return report(kt::ErrorKind::kInternal, error.what(), debug);
   }

@@ -67,9 +67,9 @@ ConversionPlan plan_for(const Checkpoint& checkpoint, const ExpertSource& source
                           .parts = flags.parts > 0 ? flags.parts : numa_nodes(),
                           .merge = !flags.no_merge,
                           .backward = flags.backward,
-                          .rounding = flags.rounding == "direct" ? Rounding::kDirect : Rounding::kEstablished,
                           .report = flags.report,
-                          .version = version()});
+                          .rounding = flags.rounding == "direct" ? Rounding::kDirect : Rounding::kEstablished,
+                          .tool = "kt " + version()});
 }
 
 void run_quant(const QuantFlags& flags) {

@@ -37,6 +37,67 @@ struct DequantFlags {
   RunFlags run;
 };
 
+std::string_view words_for(TensorDifference::Kind kind) {
+  switch (kind) {
+    case TensorDifference::Kind::kOnlyA:
+      return "only in A";
+    case TensorDifference::Kind::kOnlyB:
+      return "only in B";
+    case TensorDifference::Kind::kShape:
+      return "shapes differ";
+    case TensorDifference::Kind::kType:
+      return "types differ";
+    case TensorDifference::Kind::kValues:
+      return "values differ";
+  }
+  return "";
+}
+
+void print_comparison(const Comparison& found, double tolerance) {
+  constexpr size_t kMostRows = 50;
+  Table table({"tensor", "", "A", "B", "differing", "largest"}, 4);
+  for (size_t i = 0; i < std::min(found.differences.size(), kMostRows); ++i) {
+    const TensorDifference& d = found.differences[i];
+    const bool compared = d.elements > 0;
+    table.add({d.name, std::string(words_for(d.kind)), d.a, d.b,
+               compared ? text("{} of {}", d.differing, d.elements) : "",
+               compared ? three_digits(d.largest) : ""});
+  }
+  if (!found.same()) std::printf("%s", table.str().c_str());
+  if (found.differences.size() > kMostRows)
+    std::printf("and %zu more\n", found.differences.size() - kMostRows);
+  std::printf("%s%lld of %lld tensors equal within %s (B has %lld); largest difference %s\n",
+              found.same() ? "" : "\n", static_cast<long long>(found.equal),
+              static_cast<long long>(found.tensors_a), three_digits(tolerance).c_str(),
+              static_cast<long long>(found.tensors_b), three_digits(found.largest).c_str());
+}
+
+nlohmann::ordered_json comparison_json(const Comparison& found) {
+  auto differences = nlohmann::ordered_json::array();
+  for (const TensorDifference& d : found.differences)
+    differences.push_back({{"tensor", d.name},
+                           {"kind", words_for(d.kind)},
+                           {"a", d.a},
+                           {"b", d.b},
+                           {"elements", d.elements},
+                           {"differing", d.differing},
+                           {"largest", d.largest}});
+  return {{"same", found.same()},         {"tensors_a", found.tensors_a},
+          {"tensors_b", found.tensors_b}, {"equal", found.equal},
+          {"largest", found.largest},     {"bytes_compared", found.bytes_compared},
+          {"differences", differences}};
+}
+
+void run_compare(const CompareFlags& flags) {
+  const Comparison found = compare_weights(flags.a, flags.b, flags.tolerance);
+  if (flags.json)
+    std::printf("%s\n", comparison_json(found).dump(2).c_str());
+  else
+    print_comparison(found, flags.tolerance);
+  std::fflush(stdout);
+  if (!found.same()) fail("{} and {} differ in {} tensors", flags.a, flags.b, found.differences.size());
+}
+
 std::string vanished_line;  // written by the handler, so made beforehand
 
 extern "C" void on_bus_error(int) {
@@ -68,10 +129,12 @@ void add_quant_merge(CLI::App& quant, Invocation& run) {
   verb->footer("Example:\n  kt quant merge ./out-kt -o ./out -r ./Qwen3-30B-A3B");
   verb->callback([&run, flags] {
     run.action = [flags] {
-      convert_and_report(
-          plan_merge(flags->input, flags->original,
-                     {.output = flags->output, .max_tensors = flags->max_tensors, .version = version()}),
-          flags->run);
+      convert_and_report(plan_merge({.folder = flags->input,
+                                     .original = flags->original,
+                                     .output = flags->output,
+                                     .max_tensors = flags->max_tensors,
+                                     .tool = "kt " + version()}),
+                         flags->run);
     };
   });
 }
@@ -86,9 +149,7 @@ void add_quant_compare(CLI::App& quant, Invocation& run) {
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
       "Exit code 0 when they agree, 2 when not.\n\nExample:\n  kt quant compare ./a ./b --tolerance 1e-6");
-  verb->callback([&run, flags] {
-    run.action = [flags] { run_compare(flags->a, flags->b, flags->tolerance, flags->json); };
-  });
+  verb->callback([&run, flags] { run.action = [flags] { run_compare(*flags); }; });
 }
 
 void add_quant_dequant(CLI::App& quant, Invocation& run) {
