@@ -5,16 +5,18 @@
 #   make demo       set up, build, look at this machine, a small speed table
 #   make test       what CI runs: native tests, the other architecture under qemu-user, Python tests
 #   make test-all   the full matrix, then ASan + UBSan and TSan builds
+#   make fuzz       every libFuzzer target for FUZZ_SECONDS (60) each; needs clang
 #   make bench      the speed tables of docs/benchmarks.md, a few minutes
 #   make clean
 
 BUILD ?= build
+FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 KT = $(BUILD)/bin/kt
 GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))
 CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: all build setup demo test test-all bench clean
+.PHONY: all build setup demo test test-all fuzz bench clean
 
 all: build
 
@@ -35,10 +37,13 @@ test: setup
 test-all: setup
 	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all
 
+fuzz:
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) JOBS=$(JOBS) scripts/fuzz.sh
+
 bench: build
 	$(KT) microbench roofline
 	$(KT) microbench moe --shape qwen3-30b --tokens 1,4,16,1024 --format int4,int8,fp8,bf16,q4_k,int4_g32
 	$(KT) microbench moe --shape deepseek-v3 --tokens 1,4,16,1024 --format int4,int8,fp8,bf16,q4_k,int4_g32
 
 clean:
-	rm -rf $(BUILD) build-cross build-asan build-tsan
+	rm -rf $(BUILD) build-cross build-asan build-tsan build-fuzz

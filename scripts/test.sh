@@ -107,7 +107,7 @@ cross() {
   configure_and_build build-cross all "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
     { stage_broke cross "the build failed"; return; }
   say "cross tests under qemu-$arch"
-  for name in formats kernels nn; do
+  for name in formats kernels nn weights; do
     # Threads are as many as ever under emulation: that the bits do not depend on them is for the native run.
     GTEST_FILTER='-*SameBitsForAnyThreadCount*' emulated cross "build-cross/src/$name/${name}_test" "${emulator[@]}"
   done
@@ -118,18 +118,21 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  if [ ! -x "$venv/bin/pytest" ]; then
-    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q numpy gguf pytest; } > "$log" 2>&1; then
+  # A folder from before a package was added is made anew.
+  if ! "$venv/bin/python" -c 'import numpy, gguf, safetensors, pytest' 2> /dev/null; then
+    rm -rf "$venv"
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q numpy gguf safetensors pytest; } > "$log" 2>&1; then
       tail -n 3 "$log"
       rm -rf "$venv"
       mkdir -p "$results/python"
       echo 2 > "$results/python/skipped"
-      not_run_here "tests/*_test.py (numpy, gguf and pytest could not be installed)"
+      not_run_here "tests/*_test.py (numpy, gguf, safetensors and pytest could not be installed)"
       return
     fi
   fi
   mkdir -p "$results/python"
-  KT_FORMATS_PROBE=$PWD/$build/src/formats/formats_probe KT_PROGRAM=$PWD/$build/bin/kt \
+  KT_FORMATS_PROBE=$PWD/$build/src/formats/formats_probe KT_WEIGHTS_PROBE=$PWD/$build/src/weights/weights_probe \
+    KT_PROGRAM=$PWD/$build/bin/kt \
     "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
 }
@@ -152,7 +155,7 @@ native
 cross
 python_tests
 if [ $all = yes ]; then
-  sanitized asan build-asan address,undefined "base_test formats_test kernels_test nn_test"
+  sanitized asan build-asan address,undefined "base_test formats_test kernels_test nn_test weights_test"
   sanitized tsan build-tsan thread "base_test nn_test"
 fi
 say "all stages"

@@ -1,0 +1,26 @@
+// Any bytes as a GGUF file: an Error, or metadata and tensors whose bytes all lie in it.
+#include <cstdlib>
+
+#include "base/error.h"
+#include "weights/config.h"
+#include "weights/gguf.h"
+#include "weights/gguf_config.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto file = std::as_bytes(std::span(data, size));
+  try {
+    const kt::GgufHeader header = kt::parse_gguf(file, "input");
+    for (const kt::Tensor& t : header.tensors)
+      if (!t.bytes.empty() &&
+          (t.bytes.data() < file.data() || t.bytes.data() + t.bytes.size() > file.data() + file.size()))
+        std::abort();
+    constexpr uint32_t kStrings = 8;
+    for (const auto& [key, value] : header.metadata)
+      if (const auto* array = std::get_if<kt::GgufArray>(&value);
+          array != nullptr && array->element_type == kStrings && array->strings().size() != array->count)
+        std::abort();
+    kt::read_model_config(kt::gguf_config(header), "input");
+  } catch (const kt::Error&) {
+  }
+  return 0;
+}
