@@ -299,3 +299,34 @@ def test_gguf(tmp_path, kind, merged):
         for expert in range(E):
             ours = np.frombuffer(probe("dequant", path, 1, expert, projection), np.float32)
             np.testing.assert_array_equal(ours.reshape(rows[projection], columns[projection]), values[expert])
+
+
+def test_gguf_one_tensor_an_expert(tmp_path):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    random = np.random.default_rng(10)
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    theirs = {}
+    for expert in range(E):
+        for projection, shape in SHAPES.items():
+            raw = gguf.quants.quantize(random.standard_normal(shape, dtype=np.float32), gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(f"blk.1.ffn_{projection}.{expert}.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            theirs[expert, projection] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for (expert, projection), values in theirs.items():
+        np.testing.assert_array_equal(dequant(path, expert, projection), values)
+
+
+def test_nan_is_named(tmp_path):
+    torch = torch_or_skip()
+    tensors = {name + ".weight": torch.zeros(shape).bfloat16() for _, _, shape, name in modules()}
+    name = "model.layers.1.mlp.experts.1.up_proj"
+    tensors[name + ".weight"][5, 9] = float("nan")
+    save(tmp_path, tensors)
+    done = subprocess.run([PROBE, "dequant", str(tmp_path), "1", "1", "up"], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert f"{name}: the weight of row 5, column 9 is not a finite number" in done.stderr.decode()

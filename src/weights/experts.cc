@@ -174,7 +174,9 @@ void CheckpointExperts::settle_experts() {
   for (const ExpertTensor& entry : tensors_) {
     if (entry.layer != tensors_.front().layer) break;
     const auto& shape = entry.tensor->shape;
-    found = std::max<int64_t>(found, entry.expert >= 0 ? entry.expert + 1 : shape.empty() ? 0 : shape[0]);
+    found = std::max<int64_t>(found, entry.expert >= 0 ? int64_t{entry.expert} + 1
+                                     : shape.empty()   ? 0
+                                                       : shape[0]);
   }
   const int64_t experts = config_.experts > 0 ? config_.experts : found;
   if (experts < 1 || experts > INT32_MAX)
@@ -236,6 +238,9 @@ void CheckpointExperts::check_layer(int layer, const LayerStyle& style) {
         reading.dialect = "gguf";
         reading.type = InputType::kGguf;
       }
+      if (reading.planes.n < 1 || reading.planes.k < 1)
+        fail("{}: expected at least one row and one column, found {}", module.name,
+             describe(*module.tensors.front().tensor));
       if (dialect_.empty()) {
         dialect_ = reading.dialect;
         inter_ = config_.inter > 0 ? config_.inter : reading.planes.n;

@@ -217,6 +217,32 @@ TEST_F(ExpertsTest, Refusals) {
   EXPECT_THAT(error_of(shapes, "{}"), HasSubstr("1.up_proj: expected [10, 24] for the up projection"));
 }
 
+// Sizes and numbers at the edge of what a header can say.
+TEST_F(ExpertsTest, OddSizes) {
+  auto empty = per_expert({0});
+  for (Stored& tensor : empty) tensor = counted(tensor.spec.name, {0, kHidden});
+  EXPECT_THAT(error_of(empty, "{}"), HasSubstr("0.gate_proj: expected at least one row"));
+  const std::string stem = "model.layers.0.mlp.experts.";
+  EXPECT_THAT(
+      error_of({counted(stem + "gate_up_proj", {0, 4, 4}), counted(stem + "down_proj", {0, 4, 2})}, "{}"),
+      HasSubstr("0 experts in layer 0"));
+  EXPECT_THAT(error_of({counted(stem + "2147483647.gate_proj.weight", {1, 1})}, "{}"),
+              HasSubstr("2147483648 experts in layer 0"));
+  EXPECT_THAT(
+      error_of({counted(stem + "gate_up_proj", {2, 4}), counted(stem + "down_proj", {2, 4, 2})}, "{}"),
+      HasSubstr("gate_up_proj: expected 3 dimensions, found BF16 [2, 4]"));
+  auto two = per_expert({0});
+  two.push_back(counted(stem + "gate_up_proj", {2, 20, 24}));
+  EXPECT_THAT(error_of(two, "{}"), HasSubstr("both fused and one by one"));
+  auto names = per_expert({0});
+  names.push_back(counted("layers.0.experts.0.w1.weight", {kInter, kHidden}));
+  EXPECT_THAT(error_of(names, "{}"), HasSubstr("layer 0 has experts under two names"));
+  auto extra = per_expert({0});
+  extra.push_back(counted("mtp.layers.0.mlp.experts.0.gate_proj.weight", {3, 3}));
+  const Checkpoint opened = checkpoint(extra, "{}");
+  EXPECT_TRUE(open_experts(opened)->owns("mtp.layers.0.mlp.experts.0.gate_proj.weight"));
+}
+
 TEST_F(ExpertsTest, TypeAskedFor) {
   EXPECT_EQ(error_of(per_expert({0}), "{}", InputType::kBf16), "no error");
   EXPECT_THAT(error_of(per_expert({0}), "{}", InputType::kFp16),
