@@ -24,6 +24,7 @@ void add_microbench(CLI::App& kt, Invocation& run) {
       "  kt microbench moe --shape qwen3-30b --format all");
   add_microbench_roofline(*verb, run);
   add_microbench_moe(*verb, run);
+  add_microbench_load(*verb, run);
 }
 
 }  // namespace kt

@@ -42,32 +42,76 @@ Places places_of(Code code, int fragment_step_bytes) {
 
 bool adds_128(const Packing& p) { return p.fragment.unsigned_bytes && p.format.code == Code::kI8; }
 
-void pack_codes(const Packing& p, const Places& at, const MatrixView& w, int64_t first_column, int64_t block,
-                int column, std::byte* chunk) {
+// The codes of one row of a chunk, whole chunks of 64 columns, moved a step at a time: a step's codes are one
+// word, and the planes of sub-byte codes are shifts of whole words because no code reaches into the next
+// byte.
+template <typename Word>
+void pack_row(Code code, const uint8_t* codes, int row_at, int step_stride, Word flip, uint8_t* chunk) {
+  constexpr int kWordBytes = sizeof(Word);
+  const int steps = kChunk * packed_code_bytes(code) / kWordBytes;
+  const auto load = [&](int step) {
+    Word word;
+    std::memcpy(&word, codes + step * kWordBytes, kWordBytes);
+    return word;
+  };
+  const Planes bits = planes(code);
+  if (!bits.low) {
+    for (int step = 0; step < steps; ++step) {
+      const Word word = static_cast<Word>(load(step) ^ flip);
+      std::memcpy(chunk + step * step_stride + row_at, &word, kWordBytes);
+    }
+    return;
+  }
+  constexpr Word kOnes = static_cast<Word>(~Word{0}) / 0xFF;  // 0x01 in every byte
+  const auto plane = [&](int width, int drop, uint8_t* out) {
+    const Word mask = static_cast<Word>(kOnes * ((1u << width) - 1));
+    const int sharing = 8 / width;
+    for (int step = 0; step < steps; step += sharing) {
+      Word word = 0;
+      for (int i = 0; i < sharing; ++i)
+        word = static_cast<Word>(word | static_cast<Word>((load(step + i) >> drop & mask) << (i * width)));
+      std::memcpy(out + step / sharing * step_stride + row_at, &word, kWordBytes);
+    }
+  };
+  plane(bits.low, 0, chunk);
+  if (bits.high) plane(bits.high, bits.low, chunk + low_plane_bytes(code));
+}
+
+// Codes in pairs of columns (layout.h): words of two bytes.
+void pack_row_in_pairs(const uint8_t* codes, int row_at, uint8_t* chunk) {
+  for (int k = 0; k < kChunk; k += 2)
+    std::memcpy(chunk + k / 4 * 4 * kBlockRows + k / 2 % 2 * 8 + row_at, codes + k, 2);
+}
+
+void pack_codes(const Packing& p, const MatrixView& w, int64_t first_column, int64_t block, int column,
+                std::byte* chunk) {
   const Code code = p.format.code;
-  std::memset(chunk, 0, chunk_bytes(code));
-  const int size = packed_code_bytes(code);
+  const int size = packed_code_bytes(code), step = step_bytes(code, p.fragment.step_bytes);
   const int columns = static_cast<int>(std::min<int64_t>(kChunk, p.k - column));
   const int64_t rows = std::min<int64_t>(kBlockRows, p.n - block * kBlockRows);
-  const int low_bits = planes(code).low;
-  const uint8_t flip = adds_128(p) ? 0x80 : 0;
+  const uint64_t flip = adds_128(p) ? 0x8080808080808080u : 0;
   auto* out = reinterpret_cast<uint8_t*>(chunk);
-  if (flip) std::memset(out, 0x80, chunk_bytes(code));
+  // Padding: zero codes, which are 0x80 where 128 is added.
+  if (rows < kBlockRows) std::memset(out, flip ? 0x80 : 0, chunk_bytes(code));
   for (int r = 0; r < rows; ++r) {
-    const int row = row_byte(code, p.fragment.step_bytes, r);
     const uint8_t* codes = w.codes + ((block * kBlockRows + r) * w.k + first_column + column) * size;
-    for (int k = 0; k < columns; ++k) {
-      uint8_t* to = out + at.low_byte[k] + row;
-      if (!low_bits) {
-        for (int b = 0; b < size; ++b) to[b] = codes[k * size + b] ^ flip;
-        continue;
-      }
-      const unsigned value = codes[k];
-      *to = static_cast<uint8_t>(*to | (value & ((1u << low_bits) - 1)) << at.low_shift[k]);
-      if (planes(code).high) {
-        uint8_t* high = out + at.high_byte[k] + row;
-        *high = static_cast<uint8_t>(*high | value >> low_bits << at.high_shift[k]);
-      }
+    std::array<uint8_t, kChunk * 4> padded;
+    if (columns < kChunk) {
+      padded.fill(0);
+      std::memcpy(padded.data(), codes, static_cast<size_t>(columns * size));
+      codes = padded.data();
+    }
+    const int row_at = row_byte(code, p.fragment.step_bytes, r), stride = kBlockRows * step;
+    if (in_pairs(code, p.fragment.step_bytes)) {
+      pack_row_in_pairs(codes, row_at, out);
+    } else if (step == 8) {
+      pack_row<uint64_t>(code, codes, row_at, stride, flip, out);
+    } else if (step == 4) {
+      pack_row<uint32_t>(code, codes, row_at, stride, static_cast<uint32_t>(flip), out);
+    } else if (step == 2) {
+      pack_row<uint16_t>(code, codes, row_at, stride, 0, out);
+    } else {
+      pack_row<uint8_t>(code, codes, row_at, stride, 0, out);
     }
   }
 }
@@ -194,13 +238,12 @@ Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& 
 void pack_block(const Packing& p, const MatrixView& w, int64_t first_column, int64_t block, std::byte* out) {
   KT_CHECK(w.format == p.format && w.n == p.n && first_column + p.k <= w.k && block < p.blocks,
            "pack_block: {} x {} at column {} does not fit {}", w.n, w.k, first_column, p.describe());
-  const Places at = places_of(p.format.code, p.fragment.step_bytes);
   for (int column = 0; column < p.k_pad; column += kChunk) {
     if (column % p.record_k == 0) {
       if (p.header_bytes) pack_header(p, w, first_column, block, column, out);
       out += p.header_bytes;
     }
-    pack_codes(p, at, w, first_column, block, column, out);
+    pack_codes(p, w, first_column, block, column, out);
     out += chunk_bytes(p.format.code);
   }
 }

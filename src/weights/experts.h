@@ -35,6 +35,10 @@ class StoredMatrix {
   // The same rows as f32 [count, k], any first and count. The default dequantises rows(); float formats have
   // a fast path.
   virtual void values(int64_t first, int64_t count, float* out) const;
+
+  // Rows worth reading at once. More where the rows of a stored tensor are interleaved, so that whoever walks
+  // a matrix in blocks does not fetch every cache line of it once for every few rows.
+  virtual int64_t rows_at_once() const { return 16; }
 };
 
 // Order of gate and up in fused tensors, and which of [E, 2I, H] and [E, H, 2I] they are, are settled when

@@ -29,12 +29,14 @@ KtShape kt_shape(int bits, int64_t n, int64_t k);
 // Rows a block of work may start at: every block of 32 rows is 32 * k_pad elements of the file, in one or
 // more pieces.
 inline constexpr int kKtRowStep = 32;
+// Rows that are rounded together.
+inline constexpr int kKtRowGroup = 4;
 
-// Quantises rows [first, first + count) of a part into its bytes. first is a multiple of 32; count too,
-// unless the matrix ends there (padding rows are then written as well). values: f32 [count, k] with `stride`
-// elements between rows. `packed` (weight_bytes) and `scales` (n_pad floats) are whole arrays of the part,
-// zero or not; only these rows' bytes are written. Adds what the rounding lost to `error`. Disjoint blocks
-// may run on several threads. A value not finite is an Error naming `name`, row and column.
+// Quantises rows [first, first + count) of a part into its bytes. first is a multiple of kKtRowGroup; count
+// too, unless the matrix ends there (padding rows are then written as well). values: f32 [count, k] with
+// `stride` elements between rows. `packed` (weight_bytes) and `scales` (n_pad floats) are whole arrays of the
+// part, zero or not; only these rows' bytes are written. Adds what the rounding lost to `error`. Disjoint
+// blocks may run on several threads. A value not finite is an Error naming `name`, row and column.
 void kt_quantise_rows(const KtShape& shape, Rounding rounding, int64_t first, int64_t count,
                       const float* values, int64_t stride, std::span<std::byte> packed,
                       std::span<float> scales, WeightError& error, std::string_view name);

@@ -1,0 +1,261 @@
+#include "nn/linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/signal.h"
+
+namespace kt {
+namespace {
+
+constexpr int kPackRows = 32;             // rows of one packing item
+constexpr size_t kItemBytes = 128 << 10;  // weights of an item when there are few rows: long enough to stream
+constexpr int kTileBytes = 256 << 10;     // sums of an item when there are many
+
+// Rows of x in the kernels' order, for all calls that want the same.
+struct Rows {
+  const float* x = nullptr;
+  int64_t stride = 0;
+  int k = 0;
+  ActShape shape;
+  Acts acts;
+  size_t at = 0;  // in the shared memory
+};
+
+struct Item {
+  int call, begin, count;  // row blocks [begin, begin + count) of the node's slice
+};
+
+bool same(const ActShape& a, const ActShape& b) {
+  return a.code == b.code && a.rows == b.rows && a.k_pad == b.k_pad && a.side == b.side &&
+         a.step_bytes == b.step_bytes && a.scale_span == b.scale_span && a.sum_span == b.sum_span;
+}
+
+}  // namespace
+
+Linear::Linear(const Pool& pool, const MatrixView& weights, std::span<const float> bias,
+               LinearOptions options, std::string_view name)
+    : n_(weights.n),
+      k_(weights.k),
+      format_(weights.format),
+      options_(options),
+      bias_(bias.begin(), bias.end()) {
+  if (!options_.kernels) options_.kernels = &kernels();
+  if (!bias.empty() && static_cast<int64_t>(bias.size()) != n_)
+    fail("{}: expected {} biases, got {}", name, n_, bias.size());
+  const Fragment& fragment = options_.kernels->fragment;
+  const int64_t unit =
+      std::max<int64_t>(1, weights.format.span.n / kBlockRows);  // blocks that share scales stay together
+  const int64_t units = ceil_div(ceil_div(n_, kBlockRows), unit);
+  for (int node = 0; node < pool.nodes(); ++node) {
+    Slice slice;
+    const int64_t begin = units * node / pool.nodes() * unit,
+                  end = std::min(units * (node + 1) / pool.nodes() * unit, ceil_div(n_, kBlockRows));
+    slice.first_block = begin;
+    if (begin < end) {
+      // Packed as rows of the whole matrix: blocks of scales that reach over a slice's border keep their
+      // place.
+      slice.packing = packing_for(weights.format, n_, k_, fragment, name);
+      const size_t block = slice.packing.block_bytes;
+      slice.packing.blocks = end - begin;
+      slice.memory = Buffer(checked_mul(block, static_cast<size_t>(end - begin), name),
+                            {.node = pool.memory_node(node), .huge = options_.huge});
+      Packing whole = slice.packing;
+      whole.blocks = ceil_div(n_, kBlockRows);
+      for (int64_t b = begin; b < end; ++b)
+        pack_block(whole, weights, 0, b, slice.memory.data() + static_cast<size_t>(b - begin) * block);
+    }
+    slices_.push_back(std::move(slice));
+  }
+}
+
+size_t Linear::packed_bytes() const {
+  size_t bytes = 0;
+  for (const Slice& slice : slices_) bytes += slice.memory.size();
+  return bytes;
+}
+
+double Linear::stored_bytes() const {
+  return static_cast<double>(n_) * static_cast<double>(k_) / 8 * stored_bits(format_, n_, k_);
+}
+
+struct LinearWork::State {
+  struct alignas(64) Node {
+    std::vector<Item> items;
+    std::atomic<int> next{0};
+    Buffer memory;  // of its workers
+    size_t worker_bytes = 0;
+  };
+  std::shared_ptr<Pool> pool;
+  std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<Plan> plans;   // [calls]
+  std::vector<int> rows_of;  // [calls] into rows
+  std::vector<Rows> rows;
+  Buffer shared;  // packed rows
+  std::atomic<int> next_pack{0};
+  Countdown packs_left{1};
+  Signal packed;
+  int m = 0;
+  std::span<const LinearCall> calls;
+
+  void plan();
+  void list_items();
+  void pack(int item) noexcept;
+  void multiply(const Item& item, int node, std::byte* mine) noexcept;
+  void work(const Worker& worker) noexcept;
+  int row_items() const { return static_cast<int>(ceil_div(m, kPackRows)); }
+};
+
+// Which rows are quantised how, and where they go.
+void LinearWork::State::plan() {
+  plans.clear();
+  rows.clear();
+  rows_of.clear();
+  for (const LinearCall& call : calls) {
+    const auto* slice = &call.linear->slices_.front();
+    for (const auto& s : call.linear->slices_)
+      if (s.memory.size()) slice = &s;
+    plans.push_back(
+        plan_for(*call.linear->options_.kernels, slice->packing, call.linear->options_.precision, m));
+    const ActShape& shape = plans.back().acts;
+    auto at = std::find_if(rows.begin(), rows.end(), [&](const Rows& r) {
+      return r.x == call.x && r.stride == call.x_stride && r.k == call.linear->k() && same(r.shape, shape);
+    });
+    rows_of.push_back(static_cast<int>(at - rows.begin()));
+    if (at == rows.end())
+      rows.push_back({.x = call.x, .stride = call.x_stride, .k = call.linear->k(), .shape = shape, .acts = {}});
+  }
+  size_t bytes = 0;
+  for (Rows& r : rows) {
+    r.at = bytes;
+    bytes += round_up(act_bytes(r.shape), size_t{64});
+  }
+  if (shared.size() < bytes) shared = Buffer(bytes + bytes / 4);
+  for (Rows& r : rows) r.acts = acts_in(r.shape, shared.data() + r.at);
+  next_pack.store(0, std::memory_order_relaxed);
+  packs_left.reset(static_cast<int>(rows.size()) * row_items());
+  packed.reset();
+}
+
+void LinearWork::State::list_items() {
+  for (int n = 0; n < pool->nodes(); ++n) {
+    Node& node = *nodes[static_cast<size_t>(n)];
+    node.items.clear();
+    node.next.store(0, std::memory_order_relaxed);
+    size_t scratch = 0, tile = 0;
+    const int workers = pool->threads(n);
+    for (size_t c = 0; c < calls.size(); ++c) {
+      const Linear::Slice& slice = calls[c].linear->slices_[static_cast<size_t>(n)];
+      if (!slice.memory.size()) continue;
+      const Kernels& kernels = *calls[c].linear->options_.kernels;
+      const bool panels = plans[c].scratch_bytes > 0;
+      const int64_t most =
+          panels ? std::max<int64_t>(kernels.panel_blocks, kTileBytes / (kBlockRows * 4 * int64_t{m}))
+                 : std::clamp<int64_t>(static_cast<int64_t>(kItemBytes / slice.packing.block_bytes), 1,
+                                       kernels.panel_blocks);
+      const int64_t least = panels ? 2 : 1;
+      int64_t blocks = std::clamp<int64_t>(slice.packing.blocks / ((panels ? 2 : 4) * workers), least,
+                                           std::max(most, least));
+      if (blocks > 1) blocks -= blocks % 2;
+      for (int64_t b = 0; b < slice.packing.blocks; b += blocks)
+        node.items.push_back({static_cast<int>(c), static_cast<int>(b),
+                              static_cast<int>(std::min(blocks, slice.packing.blocks - b))});
+      scratch = std::max(scratch, round_up(plans[c].scratch_bytes, size_t{64}));
+      tile =
+          std::max(tile, static_cast<size_t>(m) * static_cast<size_t>(blocks) * kBlockRows * sizeof(float));
+    }
+    node.worker_bytes = round_up(scratch + tile, size_t{4096}) + 4096;
+    const size_t bytes = node.worker_bytes * static_cast<size_t>(workers);
+    if (node.memory.size() < bytes) node.memory = Buffer(bytes + bytes / 4, {.node = pool->memory_node(n)});
+  }
+}
+
+void LinearWork::State::pack(int item) noexcept {
+  const Rows& r = rows[static_cast<size_t>(item / row_items())];
+  const int begin = item % row_items() * kPackRows, count = std::min(kPackRows, m - begin);
+  Acts out = r.acts;
+  const size_t size = r.shape.code == ActCode::kS8 ? 1 : r.shape.code == ActCode::kBf16 ? 2 : 4;
+  out.shape.rows =
+      begin + count == m ? r.shape.rows - begin : count;  // the last item brings the padding along
+  out.codes += static_cast<size_t>(begin) * static_cast<size_t>(r.shape.k_pad) * size;
+  if (out.scales) out.scales += static_cast<size_t>(begin) * static_cast<size_t>(r.shape.scale_spans());
+  if (out.sums) out.sums += static_cast<size_t>(begin) * static_cast<size_t>(r.shape.sum_spans());
+  calls.front().linear->options_.kernels->pack_acts({.source = r.x + begin * r.stride,
+                                                     .type = Real::kF32,
+                                                     .stride = r.stride,
+                                                     .m = count,
+                                                     .k = r.k,
+                                                     .out = out});
+  if (packs_left.arrive()) packed.set();
+}
+
+void LinearWork::State::multiply(const Item& item, int node, std::byte* mine) noexcept {
+  const LinearCall& call = calls[static_cast<size_t>(item.call)];
+  const Linear& linear = *call.linear;
+  const Linear::Slice& slice = linear.slices_[static_cast<size_t>(node)];
+  const Plan& plan = plans[static_cast<size_t>(item.call)];
+  const int64_t first = (slice.first_block + item.begin) * kBlockRows;
+  const int64_t columns = int64_t{item.count} * kBlockRows, real = std::min(columns, linear.n_ - first);
+  // Straight into y where whole blocks fit there.
+  const bool direct = real == columns;
+  auto* tile = reinterpret_cast<float*>(mine + round_up(plan.scratch_bytes, size_t{64}));
+  float* out = direct ? call.y + first : tile;
+  const int64_t ld = direct ? call.y_stride : columns;
+  plan.multiply({.packing = &slice.packing,
+                 .blocks = slice.memory.data() + static_cast<size_t>(item.begin) * slice.packing.block_bytes,
+                 .count = item.count,
+                 .acts = rows[static_cast<size_t>(rows_of[static_cast<size_t>(item.call)])].acts,
+                 .m = m,
+                 .out = out,
+                 .ld = ld,
+                 .scratch = mine});
+  for (int i = 0; i < m; ++i) {
+    float* y = call.y + i * call.y_stride + first;
+    if (!direct) std::memcpy(y, tile + i * ld, static_cast<size_t>(real) * sizeof(float));
+    if (!linear.bias_.empty())
+      linear.options_.kernels->add_scaled(y, linear.bias_.data() + first, 1.0f, static_cast<int>(real));
+  }
+}
+
+void LinearWork::State::work(const Worker& worker) noexcept {
+  const int packs = static_cast<int>(rows.size()) * row_items();
+  for (int i; (i = next_pack.fetch_add(1, std::memory_order_relaxed)) < packs;) pack(i);
+  Node& node = *nodes[static_cast<size_t>(worker.node)];
+  std::byte* mine = node.memory.data() + static_cast<size_t>(worker.rank) * node.worker_bytes;
+  packed.wait();
+  for (int i; (i = node.next.fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(node.items.size());)
+    multiply(node.items[static_cast<size_t>(i)], worker.node, mine);
+}
+
+LinearWork::LinearWork(std::shared_ptr<Pool> pool) : state_(std::make_unique<State>()) {
+  state_->pool = std::move(pool);
+  for (int n = 0; n < state_->pool->nodes(); ++n) state_->nodes.push_back(std::make_unique<State::Node>());
+}
+LinearWork::~LinearWork() = default;
+
+size_t LinearWork::bytes() const {
+  size_t bytes = state_->shared.size();
+  for (const auto& node : state_->nodes) bytes += node->memory.size();
+  return bytes;
+}
+
+void LinearWork::run(int m, std::span<const LinearCall> calls) {
+  if (m == 0 || calls.empty()) return;
+  State& s = *state_;
+  KT_CHECK(m > 0, "{} rows", m);
+  for (const LinearCall& call : calls)
+    KT_CHECK(call.linear && !call.linear->empty() && call.x_stride >= call.linear->k() &&
+                 call.y_stride >= call.linear->n() &&
+                 static_cast<int>(call.linear->slices_.size()) == s.pool->nodes(),
+             "linear: strides {} and {}", call.x_stride, call.y_stride);
+  s.m = m;
+  s.calls = calls;
+  s.plan();
+  s.list_items();
+  s.pool->run([&](const Worker& worker) { s.work(worker); });
+}
+
+}  // namespace kt
