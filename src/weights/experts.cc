@@ -12,6 +12,7 @@
 #include "weights/dialects.h"
 #include "weights/expert_names.h"
 #include "weights/fused.h"
+#include "weights/shown.h"
 
 namespace kt {
 namespace {
@@ -152,7 +153,7 @@ void CheckpointExperts::index() {
     if (name->part != NamedPart::kGateUp) style.names[static_cast<int>(name->part)] = name->projection;
     if (style.fused && style.per_expert)
       fail("{}: layer {} has experts both fused and one by one ({})", checkpoint_.path(), name->layer,
-           tensor.name);
+           shown(tensor.name));
   }
   std::ranges::sort(tensors_, [](const ExpertTensor& a, const ExpertTensor& b) { return key(a) < key(b); });
   if (!tensors_.empty()) return;
@@ -181,11 +182,11 @@ void CheckpointExperts::settle_experts() {
   experts_ = static_cast<int>(experts);
   for (const ExpertTensor& entry : tensors_) {
     if (entry.expert >= experts_)
-      fail("{}: expert {}, but {} has {} experts", entry.tensor->name, entry.expert,
+      fail("{}: expert {}, but {} has {} experts", shown(entry.tensor->name), entry.expert,
            config_.experts > 0 ? "config" : "the first layer", experts_);
     const auto& shape = entry.tensor->shape;
     if (entry.expert < 0 && (shape.empty() || shape[0] != experts_))
-      fail("{}: expected {} experts, found {}", entry.tensor->name, experts_, describe(*entry.tensor));
+      fail("{}: expected {} experts, found {}", shown(entry.tensor->name), experts_, describe(*entry.tensor));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "weights/plane_matrix.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "base/checked.h"
@@ -46,15 +45,18 @@ float widen_scale(Dtype type, const uint8_t* from) {
   return 0;
 }
 
-// As to_f32, without branches so that loops over it vectorise; infinities and NaN come out as large numbers.
-float f16_value(uint16_t bits) {
-  const uint32_t magnitude = bits & 0x7FFFu;
-  const uint32_t normal = (magnitude << 13) + (112u << 23);
-  const uint32_t denormal =
-      std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * (1.0f / (1 << 24)));
-  const uint32_t wide = magnitude < 0x400 ? denormal : normal;
-  return std::bit_cast<float>(wide | (static_cast<uint32_t>(bits & 0x8000u) << 16));
+// As to_f32 and e4m3_to_f32, in arithmetic that vectorises: a denormal is its integer times a power of two,
+// anything else is a shift of the exponent. Infinities and NaN come out as numbers: refuse them first.
+template <int kMantissa, int kBias>
+float widened(uint32_t magnitude, uint32_t sign) {
+  constexpr float kUnit = std::bit_cast<float>(static_cast<uint32_t>(127 + 1 - kBias - kMantissa) << 23);
+  const uint32_t normal = (magnitude << (23 - kMantissa)) + (static_cast<uint32_t>(127 - kBias) << 23);
+  const auto denormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * kUnit);
+  const uint32_t small = 0u - static_cast<uint32_t>(magnitude < (1u << kMantissa));  // a mask
+  return std::bit_cast<float>((denormal & small) | (normal & ~small) | sign);
 }
+float f16_value(uint32_t bits) { return widened<10, 15>(bits & 0x7FFF, (bits & 0x8000) << 16); }
+float e4m3_value(uint32_t code) { return widened<3, 7>(code & 0x7F, (code & 0x80) << 24); }
 
 // Exponent bits of a code; all ones mean it is no finite number. E4M3 has all of its magnitude there.
 constexpr uint32_t exponent_mask(Code code) {
@@ -257,13 +259,6 @@ void read_zeros(const Planes& p, int64_t first, Matrix& out) {
     }
 }
 
-constexpr std::array<float, 256> e4m3_table() {
-  std::array<float, 256> table{};
-  for (int code = 0; code < 256; ++code) table[code] = e4m3_to_f32(static_cast<uint8_t>(code));
-  return table;
-}
-constexpr std::array<float, 256> kE4m3Table = e4m3_table();
-
 // Plain codes [count, k] of a format without scales.
 void widen(Code code, const uint8_t* codes, int64_t count, float* out) {
   switch (code) {
@@ -277,6 +272,10 @@ void widen(Code code, const uint8_t* codes, int64_t count, float* out) {
     default:
       std::memcpy(out, codes, count * sizeof(float));
   }
+}
+
+void widen_e4m3(const uint8_t* __restrict codes, int64_t count, float scale, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = e4m3_value(codes[i]) * scale;
 }
 
 class PlaneMatrix : public StoredMatrix {
@@ -355,7 +354,7 @@ class PlaneMatrix : public StoredMatrix {
       const float scale = widen_scale(p.scale_type, scales + begin / step * p.scale_span_stride);
       if (!is_finite(scale)) not_finite(name, "the scale", row, begin);
       const int64_t end = std::min(begin + step, k);
-      for (int64_t i = begin; i < end; ++i) out[i] = kE4m3Table[codes[i]] * scale;
+      widen_e4m3(codes + begin, end - begin, scale, out + begin);
     }
   }
 
