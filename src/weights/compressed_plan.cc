@@ -65,7 +65,7 @@ class Planner {
   void add_expert(ShardPlan& shard, int layer, int expert, const PackedSpec& spec, bool biased);
   void add_experts();
   void add_linears();
-  bool is_target(const Linear& linear) const;
+  bool is_target(const LinearModule& linear) const;
   void add_rest();
   Json quantization_config() const;
 
@@ -160,7 +160,7 @@ void Planner::add_experts() {
   }
 }
 
-bool Planner::is_target(const Linear& linear) const {
+bool Planner::is_target(const LinearModule& linear) const {
   if (!options_.all_linears || never_quantised(linear.module) || patterns_.match(linear.module)) return false;
   const int layers = checkpoint_.config().layers;
   return layers == 0 || layer_of(linear.module) < layers;
@@ -168,7 +168,7 @@ bool Planner::is_target(const Linear& linear) const {
 
 void Planner::add_linears() {
   size_t widened = 0;
-  for (const Linear& linear :
+  for (const LinearModule& linear :
        find_linears(checkpoint_, [this](std::string_view tensor) { return is_expert(tensor); })) {
     const auto open = [&checkpoint = checkpoint_, linear] { return open_linear(checkpoint, linear); };
     if (is_target(linear)) {

@@ -114,7 +114,7 @@ class Planner {
 };
 
 void Planner::add_linears() {
-  for (const Linear& linear : find_linears(checkpoint_, [](std::string_view) { return false; })) {
+  for (const LinearModule& linear : find_linears(checkpoint_, [](std::string_view) { return false; })) {
     if (!linear.quantised) continue;
     replaced_.insert(linear.tensors.begin(), linear.tensors.end());
     ShardPlan* shard = shard_of(*linear.main);

@@ -26,11 +26,11 @@ bool is_quantised(std::string_view suffix, const Tensor& main, size_t tensors) {
   return (main.dtype == Dtype::kI8 || main.dtype == Dtype::kU8) && tensors > 1;
 }
 
-void add_linear(std::string_view module, const Named& named, std::vector<Linear>& out) {
+void add_linear(std::string_view module, const Named& named, std::vector<LinearModule>& out) {
   for (const std::string_view suffix : kMain) {
     const auto at = std::ranges::find(named, suffix, &Named::value_type::first);
     if (at == named.end()) continue;
-    Linear linear;
+    LinearModule linear;
     linear.module = module;
     linear.main = at->second;
     linear.quantised = is_quantised(suffix, *linear.main, named.size());
@@ -46,13 +46,13 @@ void add_linear(std::string_view module, const Named& named, std::vector<Linear>
 
 }  // namespace
 
-uint64_t Linear::bytes() const {
+uint64_t LinearModule::bytes() const {
   uint64_t sum = 0;
   for (const Tensor* tensor : tensors) sum += tensor->bytes.size();
   return sum;
 }
 
-std::vector<Linear> find_linears(const Checkpoint& checkpoint,
+std::vector<LinearModule> find_linears(const Checkpoint& checkpoint,
                                  const std::function<bool(std::string_view tensor)>& skip) {
   std::map<std::string_view, Named> modules;
   for (const Tensor& tensor : checkpoint.tensors()) {
@@ -64,12 +64,12 @@ std::vector<Linear> find_linears(const Checkpoint& checkpoint,
         std::ranges::find(kBeside, suffix) != std::end(kBeside))
       modules[name.substr(0, dot)].emplace_back(suffix, &tensor);
   }
-  std::vector<Linear> out;
+  std::vector<LinearModule> out;
   for (const auto& [module, named] : modules) add_linear(module, named, out);
   return out;
 }
 
-std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const Linear& linear) {
+std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const LinearModule& linear) {
   std::vector<ExpertTensor> tensors;
   for (const Tensor* tensor : linear.tensors)
     tensors.push_back(

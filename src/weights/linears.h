@@ -13,7 +13,7 @@
 
 namespace kt {
 
-struct Linear {
+struct LinearModule {
   std::string module;                  // without ".weight"
   const Tensor* main = nullptr;        // the codes: .weight, .weight_packed or .qweight
   std::vector<const Tensor*> tensors;  // main and what only its quantisation needs; never the bias
@@ -24,10 +24,10 @@ struct Linear {
 // Every module with a matrix: 2-D .weight of floats (embeddings too: bytes cannot tell), or a quantised
 // weight of any dialect that is not fused over experts; by name, ascending. Tensors for which `skip` is true
 // do not exist.
-std::vector<Linear> find_linears(const Checkpoint& checkpoint,
+std::vector<LinearModule> find_linears(const Checkpoint& checkpoint,
                                  const std::function<bool(std::string_view tensor)>& skip);
 
 // Errors are those of the dialects: scales missing or of the wrong shape, types nobody reads.
-std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const Linear& linear);
+std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const LinearModule& linear);
 
 }  // namespace kt
