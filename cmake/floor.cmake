@@ -1,3 +1,6 @@
+# Designated initialisers leave out what has a default; g++ 12 warns of that in C++ too.
+set(KT_WARNINGS -Wno-missing-field-initializers)
+
 # kt_floor(NAME deps...): one folder of src/ becomes the static library kt_NAME; every x_test.cc beside
 # the sources goes into one test program, NAME_test.
 function(kt_floor name)
@@ -9,6 +12,7 @@ function(kt_floor name)
   add_library(kt_${name} STATIC ${sources})
   target_include_directories(kt_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(kt_${name} PUBLIC Threads::Threads)
+  target_compile_options(kt_${name} PRIVATE ${KT_WARNINGS})
   foreach(dep ${ARGN})
     target_link_libraries(kt_${name} PUBLIC kt_${dep})
   endforeach()
@@ -22,5 +26,6 @@ endfunction()
 function(kt_test name)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE GTest::gmock_main)
+  target_compile_options(${name} PRIVATE ${KT_WARNINGS})
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
