@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "formats/floats.h"
+#include "weights/shown.h"
 
 namespace kt {
 namespace {
@@ -34,8 +34,8 @@ constexpr std::string_view kKnownSuffixes[] = {
 void check_suffixes(const Module& module) {
   for (const ExpertTensor& entry : module.tensors) {
     if (std::ranges::find(kKnownSuffixes, entry.suffix) == std::end(kKnownSuffixes))
-      fail_as(ErrorKind::kUnsupported, "{}: experts with '{}' tensors are not read ({})", entry.tensor->name,
-              entry.suffix, describe(*entry.tensor));
+      fail_as(ErrorKind::kUnsupported, "{}: experts with '{}' tensors are not read ({})",
+              shown(entry.tensor->name), shown(entry.suffix), describe(*entry.tensor));
   }
 }
 
@@ -54,7 +54,7 @@ Reading read_stored(const Module& module) {
     return read_mxfp4(module, blocks, exponents);
   }
   const Slab weight = module.find({"weight", ""});
-  if (!weight) fail("{}: has no weight, only {}", module.name, module.tensors.front().tensor->name);
+  if (!weight) fail("{}: has no weight, only {}", module.name, shown(module.tensors.front().tensor->name));
   if (weight.dtype() == Dtype::kGguf) return read_gguf(module, weight);
   const bool byte = weight.dtype() == Dtype::kI8 || weight.dtype() == Dtype::kU8;
   if (weight.dtype() == Dtype::kF4 || (byte && scale && is_exponent(scale.dtype()))) {

@@ -12,6 +12,7 @@
 #include "weights/dialects.h"
 #include "weights/expert_names.h"
 #include "weights/fused.h"
+#include "weights/shown.h"
 
 namespace kt {
 namespace {
@@ -152,7 +153,7 @@ void CheckpointExperts::index() {
     if (name->part != NamedPart::kGateUp) style.names[static_cast<int>(name->part)] = name->projection;
     if (style.fused && style.per_expert)
       fail("{}: layer {} has experts both fused and one by one ({})", checkpoint_.path(), name->layer,
-           tensor.name);
+           shown(tensor.name));
   }
   std::ranges::sort(tensors_, [](const ExpertTensor& a, const ExpertTensor& b) { return key(a) < key(b); });
   if (!tensors_.empty()) return;
@@ -173,7 +174,9 @@ void CheckpointExperts::settle_experts() {
   for (const ExpertTensor& entry : tensors_) {
     if (entry.layer != tensors_.front().layer) break;
     const auto& shape = entry.tensor->shape;
-    found = std::max<int64_t>(found, entry.expert >= 0 ? entry.expert + 1 : shape.empty() ? 0 : shape[0]);
+    found = std::max<int64_t>(found, entry.expert >= 0 ? int64_t{entry.expert} + 1
+                                     : shape.empty()   ? 0
+                                                       : shape[0]);
   }
   const int64_t experts = config_.experts > 0 ? config_.experts : found;
   if (experts < 1 || experts > INT32_MAX)
@@ -181,11 +184,11 @@ void CheckpointExperts::settle_experts() {
   experts_ = static_cast<int>(experts);
   for (const ExpertTensor& entry : tensors_) {
     if (entry.expert >= experts_)
-      fail("{}: expert {}, but {} has {} experts", entry.tensor->name, entry.expert,
+      fail("{}: expert {}, but {} has {} experts", shown(entry.tensor->name), entry.expert,
            config_.experts > 0 ? "config" : "the first layer", experts_);
     const auto& shape = entry.tensor->shape;
     if (entry.expert < 0 && (shape.empty() || shape[0] != experts_))
-      fail("{}: expected {} experts, found {}", entry.tensor->name, experts_, describe(*entry.tensor));
+      fail("{}: expected {} experts, found {}", shown(entry.tensor->name), experts_, describe(*entry.tensor));
   }
 }
 
@@ -235,6 +238,9 @@ void CheckpointExperts::check_layer(int layer, const LayerStyle& style) {
         reading.dialect = "gguf";
         reading.type = InputType::kGguf;
       }
+      if (reading.planes.n < 1 || reading.planes.k < 1)
+        fail("{}: expected at least one row and one column, found {}", module.name,
+             describe(*module.tensors.front().tensor));
       if (dialect_.empty()) {
         dialect_ = reading.dialect;
         inter_ = config_.inter > 0 ? config_.inter : reading.planes.n;

@@ -2,6 +2,9 @@
 //   weights_probe list PATH   one line a tensor: name, type, shape, sha256 of its bytes, separated by tabs
 //   weights_probe config PATH the config as read, one "key value" a line
 //   weights_probe write FILE  a safetensors file with a tensor of every dtype
+//   weights_probe experts PATH [TYPE]               dialect, sizes and layers of the routed experts
+//   weights_probe dequant PATH LAYER EXPERT PROJ    one projection (gate, up, down) as f32 [n, k], raw
+//   weights_probe bias PATH LAYER EXPERT PROJ       its bias as f32, raw; nothing where it has none
 #include <cstdio>
 #include <exception>
 #include <random>
@@ -10,6 +13,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "weights/checkpoint.h"
+#include "weights/experts.h"
 
 namespace {
 
@@ -62,18 +66,53 @@ void write(const std::string& path) {
   writer.commit();
 }
 
+void experts(const std::string& path, const std::string& type) {
+  const kt::Checkpoint checkpoint(path);
+  const auto source = kt::open_experts(checkpoint, kt::input_type_named(type));
+  std::string layers;
+  for (const int layer : source->layers()) layers += kt::text(" {}", layer);
+  print(kt::text("dialect {}\nexperts {}\nhidden {}\ninter {}\nlayers{}\n", source->dialect(),
+                 source->experts(), source->hidden(), source->inter(), layers));
+}
+
+kt::Projection projection_named(const std::string& name) {
+  for (const kt::Projection projection : kt::kProjections)
+    if (kt::name_of(projection) == name) return projection;
+  kt::fail("projection '{}': expected gate, up or down", name);
+}
+
+void print_floats(const std::vector<float>& values) {
+  if (std::fwrite(values.data(), sizeof(float), values.size(), stdout) != values.size())
+    kt::fail("could not write {} values", values.size());
+}
+
+// arguments: PATH LAYER EXPERT PROJ
+void dequant(char** arguments, bool bias) {
+  const kt::Checkpoint checkpoint(arguments[0]);
+  const auto source = kt::open_experts(checkpoint);
+  const int layer = std::stoi(arguments[1]), expert = std::stoi(arguments[2]);
+  const kt::Projection projection = projection_named(arguments[3]);
+  if (bias) return print_floats(source->bias(layer, expert, projection).value_or(std::vector<float>{}));
+  const auto matrix = source->at(layer, expert, projection);
+  std::vector<float> values(static_cast<size_t>(matrix->n * matrix->k));
+  matrix->values(0, matrix->n, values.data());
+  print_floats(values);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string verb = argc == 3 ? argv[1] : "";
+  const std::string verb = argc >= 3 ? argv[1] : "";
   try {
-    if (verb == "list") return list(argv[2]), 0;
-    if (verb == "config") return config(argv[2]), 0;
-    if (verb == "write") return write(argv[2]), 0;
+    if (verb == "experts" && argc <= 4) return experts(argv[2], argc == 4 ? argv[3] : "auto"), 0;
+    if ((verb == "dequant" || verb == "bias") && argc == 6) return dequant(argv + 2, verb == "bias"), 0;
+    if (argc == 3 && verb == "list") return list(argv[2]), 0;
+    if (argc == 3 && verb == "config") return config(argv[2]), 0;
+    if (argc == 3 && verb == "write") return write(argv[2]), 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "weights_probe: %s\n", error.what());
     return 1;
   }
-  std::fprintf(stderr, "usage: weights_probe list|config|write PATH\n");
+  std::fprintf(stderr, "usage: weights_probe list|config|write|experts|dequant|bias PATH ...\n");
   return 2;
 }
