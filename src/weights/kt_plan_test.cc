@@ -13,10 +13,6 @@
 namespace kt {
 namespace {
 
-using testing::Contains;
-using testing::HasSubstr;
-using testing::Not;
-
 template <class Call>
 std::string error_of(Call call) {
   try {
@@ -202,7 +198,11 @@ TEST(KtPlan, BackwardCopies) {
       checkpoint, *source, {.output = folder / "out", .bits = 8, .parts = 2, .backward = true, .tool = "t"});
   run_tiny_plan(plan);
   const Checkpoint written(folder / "out");
-  const KtModel kt{.bits = 8, .hidden = model.hidden, .inter = model.inter, .parts = 2, .backward = true};
+  KtModel kt;
+  kt.bits = 8;
+  kt.hidden = model.hidden;
+  kt.inter = model.inter;
+  kt.parts = 2;
   for (const Projection projection : kProjections) {
     const bool down = projection == Projection::kDown;
     const int64_t n = down ? model.hidden : model.inter, k = down ? model.inter : model.hidden;
