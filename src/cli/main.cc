@@ -92,6 +92,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
 
 int main(int argc, char** argv) {
   std::signal(SIGINT, on_interrupt);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), reported like a full disk
   CLI::App app{"KT runs Mixture-of-Experts language models whose experts live in CPU memory.", "kt"};
   bool debug = false;
   app.add_flag("--debug", debug, "Log everything; say more about an error");

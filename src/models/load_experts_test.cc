@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <random>
 
+#include "base/text.h"
 #include "weights/compressed_plan.h"
 #include "weights/kt_plan.h"
 

@@ -37,6 +37,13 @@ void check_folders(const std::string& input, const std::string& output) {
   if (inside(from, to)) fail("{}: the output contains the input {}", output, input);
 }
 
+void check_resume_layer(const ConversionPlan& plan, const ConversionOptions& options) {
+  int last = -1;
+  for (const ShardPlan& shard : plan.shards) last = std::max(last, shard.layer);
+  if (options.resume_layer && *options.resume_layer > last)
+    fail("--resume-layer {}: the last layer with experts is {}", *options.resume_layer, last);
+}
+
 // The nearest folder that exists, for asking about the disk.
 fs::path existing_parent(fs::path path) {
   path = fs::absolute(path);
@@ -66,8 +73,9 @@ int workers_for(const ConversionPlan& plan, const ConversionOptions& options) {
     fail_as(ErrorKind::kMemory, "not enough memory: one worker needs {}, {} {}",
             human_bytes(kFixedMemory + largest), human_bytes(bound),
             bound == available ? "are available" : "are allowed by --max-memory");
-  int threads = options.threads;
-  if (threads <= 0) threads = Pool().threads();
+  // More workers than cpus gain nothing; people paste the numbers of bigger machines.
+  const Topology machine = Topology::discover();
+  const int threads = options.threads <= 0 ? machine.cores() : std::min(options.threads, machine.pus());
   return static_cast<int>(std::clamp<uint64_t>(
       (bound - kFixedMemory) / largest, 1,
       std::min<uint64_t>(static_cast<uint64_t>(threads), std::max<uint64_t>(pieces, 1))));
@@ -237,6 +245,7 @@ void Driver::tally(ConversionResult& result) const {
 ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOptions& options) try {
   ConversionResult result;
   check_folders(plan.input, plan.output);
+  check_resume_layer(plan, options);
   result.threads = workers_for(plan, options);
   // Before anything is created: a conversion from nothing that cannot fit leaves no trace.
   const bool fresh = !fs::exists(plan.output);

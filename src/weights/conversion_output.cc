@@ -319,7 +319,7 @@ void OutputRecord::add(size_t shard, ShardRecord record) {
   records_[shard] = std::make_unique<ShardRecord>(std::move(record));
 }
 
-void OutputRecord::write_index() const {
+void OutputRecord::write_index() {
   Json map = Json::object();
   uint64_t total = 0;
   for (const ShardPlan& shard : plan_.shards)
@@ -327,8 +327,9 @@ void OutputRecord::write_index() const {
       map[tensor.name] = shard.file;
       total += byte_count(tensor);
     }
-  write_atomically(text("{}/{}", output_, kIndex),
-                   Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}}.dump(1));
+  const std::string words =
+      Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}}.dump(1);
+  write_side(std::string(kIndex), std::as_bytes(std::span(words)));
 }
 
 Json OutputRecord::manifest() const {
@@ -360,25 +361,23 @@ Json OutputRecord::manifest() const {
           {"files", std::move(side)}};
 }
 
+void OutputRecord::write_side(const std::string& name, std::span<const std::byte> bytes) {
+  write_atomically(output_ + "/" + name, bytes);
+  Sha256 sum;
+  sum.add(bytes);
+  side_.push_back({name, bytes.size(), sum.hex()});
+}
+
 void OutputRecord::finish() {
   const bool whole =
       std::all_of(records_.begin(), records_.end(), [](const auto& record) { return record != nullptr; });
   if (plan_.index && whole) write_index();
   for (const SideFile& file : plan_.side_files) {
-    const std::string path = output_ + "/" + file.name;
-    Sha256 sum;
-    uint64_t bytes = 0;
-    const auto put = [&](std::span<const std::byte> contents) {
-      write_atomically(path, contents);
-      sum.add(contents);
-      bytes = contents.size();
-    };
     if (file.from.empty()) {
-      put(std::as_bytes(std::span(file.text)));
+      write_side(file.name, std::as_bytes(std::span(file.text)));
     } else {
-      put(MappedFile(file.from).bytes());
+      write_side(file.name, MappedFile(file.from).bytes());
     }
-    side_.push_back({file.name, bytes, sum.hex()});
   }
   write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));
   std::error_code ignored;

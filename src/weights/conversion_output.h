@@ -59,7 +59,8 @@ class OutputRecord {
   void read_records();
   std::string progress(std::string_view name) const;
   Json manifest() const;
-  void write_index() const;
+  void write_index();
+  void write_side(const std::string& name, std::span<const std::byte> bytes);
 
   std::string output_;
   const ConversionPlan& plan_;

@@ -212,8 +212,9 @@ Module CheckpointExperts::module_at(int layer, int expert, Projection projection
     }
   }
   if (module.tensors.empty())
-    fail("{}: layer {}: expert {} has no {} projection under {}", checkpoint_.path(), layer, expert,
-         name_of(projection), style.stem);
+    fail("{}: layer {}: expert {} has no {} projection under {}{}", checkpoint_.path(), layer, expert,
+         name_of(projection), style.stem,
+         config_.experts > 0 ? text("; the config says there are {} experts", config_.experts) : "");
   module.name = parse_expert_name(module.tensors.front().tensor->name)->module;
   if (style.fused) module.name += text("[{}]", expert);
   return module;

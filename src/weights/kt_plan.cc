@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "weights/kt_arrays.h"
 #include "weights/kt_expert.h"
 #include "weights/kt_shards.h"
@@ -105,6 +106,12 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
                       .rounding = std::string(name_of(options.rounding)),
                       .source = std::string(source.dialect()),
                       .tool = options.tool};
+  if (kt_padded(model))
+    log_once(LogLevel::kWarning,
+             "hidden {} and inter {} in {} parts do not fill the layout's tiles: padded with zeros and noted "
+             "in the files; "
+             "programs that do not know the note cannot read them",
+             model.hidden, model.inter, model.parts);
   ConversionPlan plan;
   plan.input = checkpoint.folder();
   plan.output = options.output;
