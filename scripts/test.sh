@@ -152,7 +152,7 @@ native
 cross
 python_tests
 if [ $all = yes ]; then
-  sanitized asan build-asan address,undefined "base_test formats_test kernels_test nn_test"
+  sanitized asan build-asan address,undefined "base_test formats_test kernels_test nn_test weights_test"
   sanitized tsan build-tsan thread "base_test nn_test"
 fi
 say "all stages"
