@@ -22,9 +22,9 @@ struct ExpertsShape {
 };
 
 struct ExpertsOptions {
-  Format gate_up;  // of gate and up
-  Format down;
-  Activation activation;
+  Format gate_up = {};  // of gate and up
+  Format down = {};
+  Activation activation = {};
   Precision precision = Precision::kDefault;
   int max_tokens = 4096;             // of one forward; more is an Error
   const Kernels* kernels = nullptr;  // null: kernels()
