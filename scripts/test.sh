@@ -118,17 +118,25 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  # A folder from before a package was added is made anew.
-  if ! "$venv/bin/python" -c 'import numpy, gguf, safetensors, pytest' 2> /dev/null; then
+  # The second list takes a few hundred megabytes; without it the tests that ask those libraries skip, each saying so.
+  # torch without what it depends on, because that would be gigabytes of GPU libraries on some machines.
+  local needed=(numpy gguf safetensors pytest)
+  local oracles=(sympy networkx jinja2 fsspec filelock typing_extensions transformers compressed-tensors accelerate tokenizers)
+  if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"
-    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q numpy gguf safetensors pytest; } > "$log" 2>&1; then
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q "${needed[@]}"; } > "$log" 2>&1; then
       tail -n 3 "$log"
       rm -rf "$venv"
       mkdir -p "$results/python"
       echo 2 > "$results/python/skipped"
-      not_run_here "tests/*_test.py (numpy, gguf, safetensors and pytest could not be installed)"
+      not_run_here "tests/*_test.py (${needed[*]} could not be installed)"
       return
     fi
+    # accelerate and compressed-tensors name torch as something they need, so it comes first.
+    { "$venv/bin/pip" install -q --no-deps torch==2.13.0 && "$venv/bin/pip" install -q --no-deps compressed-tensors accelerate &&
+      "$venv/bin/pip" install -q transformers sympy networkx jinja2 fsspec filelock typing_extensions psutil loguru pydantic; } \
+      >> "$log" 2>&1 || { tail -n 3 "$log"; not_run_here "tests that ask torch, transformers or compressed-tensors"; }
+    echo "${needed[*]} ${oracles[*]}" > "$venv/made"
   fi
   mkdir -p "$results/python"
   KT_FORMATS_PROBE=$PWD/$build/src/formats/formats_probe KT_WEIGHTS_PROBE=$PWD/$build/src/weights/weights_probe \
