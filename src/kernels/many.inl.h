@@ -98,10 +98,10 @@ struct ProductS8 {
   static constexpr int kCodeBytes = 1;
   template <bool kSmall>
   static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride,
-                             int blocks, int k, C* c, int64_t ldc, bool first) {
+                             int blocks, int k, C* c, int64_t ldc, bool first, Ahead& ahead) {
     if constexpr (Late<Isa, kSmall>::type::kTileUnit) {
       Late<Isa, kSmall>::type::tiles_s8(reinterpret_cast<const A*>(a), k_pad, rows, b, block_stride, blocks,
-                                        k, c, ldc, first);
+                                        k, c, ldc, first, ahead);
     } else {
       constexpr int kG = Isa::kTileGroups, kNP = Isa::kTileParts;
       for (int i = 0; i < rows; i += kG * Isa::kTokens)
@@ -126,10 +126,10 @@ struct ProductBf16 {
   static constexpr int kCodeBytes = 2;
   template <bool kAny>
   static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride,
-                             int blocks, int k, C* c, int64_t ldc, bool first) {
+                             int blocks, int k, C* c, int64_t ldc, bool first, Ahead& ahead) {
     if constexpr (Late<Isa, kAny>::type::kTileUnit) {
       Late<Isa, kAny>::type::tiles_bf16(reinterpret_cast<const uint8_t*>(a), k_pad, rows, b, block_stride,
-                                        blocks, k, c, ldc, first);
+                                        blocks, k, c, ldc, first, ahead);
     } else {
       constexpr int kG = Isa::kTileGroups, kNP = Isa::kTileParts;
       for (int i = 0; i < rows; i += kG * Isa::kTokens)
@@ -153,7 +153,7 @@ struct ProductF32 {
   static constexpr int kCodeBytes = 4;
   template <bool>
   static KT_INLINE void pair(const std::byte* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride,
-                             int blocks, int k, C* c, int64_t ldc, bool first) {
+                             int blocks, int k, C* c, int64_t ldc, bool first, Ahead&) {
     constexpr int kM = 4, kNP = kParts < 2 ? kParts : 2;
     for (int i = 0; i < rows; i += kM)
       for (int p = 0; p < blocks * kParts; p += kNP)
@@ -188,6 +188,10 @@ struct PairWork {
   const float* scales;  // [32]: of the rows, or of the rounded panel
   std::byte* sums;      // C: [rows, 32]; kRounded: one tile
   float* out;           // of row 0
+  // what is read next, to be fetched meanwhile: next_bytes of each of two row blocks next_stride apart; or
+  // null
+  const uint8_t* next = nullptr;
+  int64_t next_bytes = 0, next_stride = 0;
 };
 
 // out = (C - bias * sum) * (wscale * ascale), or added to out, for `rows` token rows from `row`
@@ -214,6 +218,16 @@ __attribute__((noinline)) void multiply_pair(const MultiplyArgs& args, const Pai
   using C = typename Product::C;
   const int k_pad = args.packing->k_pad;
   const bool first = kFold == Fold::kRounded || w.k0 == 0, last = w.k1 == k_pad;
+  Ahead ahead;
+  if (w.next) {
+    ahead = {.at = w.next,
+             .end = w.next + w.next_bytes,
+             .second = w.next_stride - w.next_bytes,
+             .bytes = w.next_bytes};
+    const int64_t steps = (w.rows + kRowsAtOnce - 1) / kRowsAtOnce *
+                          (static_cast<int64_t>(w.k1 - w.k0) * Product::kCodeBytes / 64);
+    ahead.lines = static_cast<int>((2 * w.next_bytes / 64 + steps - 1) / steps);
+  }
   for (int i = 0; i < w.rows; i += kRowsAtOnce) {
     const int some = w.rows - i < kRowsAtOnce ? w.rows - i : kRowsAtOnce;
     C* c = reinterpret_cast<C*>(w.sums) + (kFold == Fold::kRounded ? 0 : static_cast<int64_t>(i) * kPairRows);
@@ -221,7 +235,7 @@ __attribute__((noinline)) void multiply_pair(const MultiplyArgs& args, const Pai
                                             static_cast<int64_t>(w.k0) * act_side<Product>()) *
                                                Product::kCodeBytes;
     Product::template pair<kSmall>(a, k_pad, some, w.panel, w.block_stride, w.blocks, w.k1 - w.k0, c,
-                                   kPairRows, first);
+                                   kPairRows, first, ahead);
     if constexpr (kFold == Fold::kRounded) {
       fold_s8(args, w, w.row0 + i, some, c, Isa::kUnsigned ? 128 : 0, w.k0 > 0);
     } else if constexpr (kFold == Fold::kExact) {
@@ -251,6 +265,8 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
   auto* scales = reinterpret_cast<float*>(panel + kPairPanelBytes);
   auto* sums = reinterpret_cast<std::byte*>(scales + kPairRows);
   if constexpr (Isa::kTileUnit) Late<Isa, Product::kCodeBytes>::type::begin_tiles();
+  // Bytes of a row block before column k, roughly: what is fetched ahead need not be exact.
+  const auto piece = [&](int k) { return block_bytes * (k < p.k_pad ? k : p.k_pad) / p.k_pad / 64 * 64; };
   for (int b0 = 0; b0 < args.count; b0 += kNB) {
     const int nb = args.count - b0 < kNB ? args.count - b0 : kNB;
     for (int row0 = 0; row0 < args.m; row0 += kManyRows) {
@@ -279,6 +295,21 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
             if (!direct)
               widen(at + i * block_bytes, k0, k1, panel + i * w.block_stride, scales + i * kBlockRows);
             if (k1 == p.k_pad) row_scales(at + i * block_bytes, scales + i * kBlockRows);
+          }
+          if constexpr (Isa::kTileUnit) {
+            // The piece of weights after this one, unless this pass over the rows is not the one that reads
+            // it.
+            int next_k = k0, next_b = b0 + b + 2;
+            if (b + 2 >= nb) {
+              next_b = k1 == p.k_pad ? b0 + kNB : b0;
+              next_k = k1 == p.k_pad ? 0 : k1;
+            }
+            const bool again = row0 + kManyRows < args.m && k1 == p.k_pad && b + 2 >= nb;
+            w.next_bytes = piece(next_k + k_block) - piece(next_k);
+            w.next_stride = block_bytes;
+            if (!again && (row0 == 0 || next_k == 0))
+              w.next = next_b < args.count ? blocks + next_b * block_bytes + piece(next_k)
+                                           : reinterpret_cast<const uint8_t*>(args.after);
           }
           multiply_pair<Product, kSmall, kFold>(args, w);
         }

@@ -37,7 +37,7 @@ struct TiledIsa : Base {
   // C of kRT x kBT tiles, over k_bytes of K. a_stride: bytes of one whole packed row; b_stride: between blocks.
   template <class Product, int kRT, int kBT>
   static KT_INLINE void block(const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t b_stride, int64_t k_bytes,
-                              typename Product::C* c, int64_t ldc, bool first) {
+                              typename Product::C* c, int64_t ldc, bool first, Ahead& ahead) {
     constexpr int64_t kCBytes = sizeof(typename Product::C);
     Unit unit;
     const auto each = [&](auto&& f) __attribute__((always_inline)) {
@@ -50,6 +50,7 @@ struct TiledIsa : Base {
       else unit.template load<2 * i + j>(c + i * kTileSide * ldc + j * kTileSide, ldc * kCBytes);
     });
     for (int64_t s = 0; s < k_bytes; s += kTileBytes) {
+      ahead.fetch();
       unroll<kBT>([&](auto j) __attribute__((always_inline)) {
         unit.template load<6 + j>(b + j * b_stride + s * kTileSide, kTileBytes);
       });
@@ -67,26 +68,26 @@ struct TiledIsa : Base {
 
   template <class Product>
   static KT_INLINE void tiles(const uint8_t* a, int64_t a_stride, int rows, const uint8_t* b, int64_t b_stride, int blocks,
-                              int64_t k_bytes, typename Product::C* c, int64_t ldc, bool first) {
+                              int64_t k_bytes, typename Product::C* c, int64_t ldc, bool first, Ahead& ahead) {
     for (; rows > 0; rows -= 32, a += 32 * a_stride, c += 32 * ldc) {
       if (rows > kTileSide) {
-        if (blocks == 2) block<Product, 2, 2>(a, a_stride, b, b_stride, k_bytes, c, ldc, first);
-        else block<Product, 2, 1>(a, a_stride, b, b_stride, k_bytes, c, ldc, first);
+        if (blocks == 2) block<Product, 2, 2>(a, a_stride, b, b_stride, k_bytes, c, ldc, first, ahead);
+        else block<Product, 2, 1>(a, a_stride, b, b_stride, k_bytes, c, ldc, first, ahead);
       } else {
-        if (blocks == 2) block<Product, 1, 2>(a, a_stride, b, b_stride, k_bytes, c, ldc, first);
-        else block<Product, 1, 1>(a, a_stride, b, b_stride, k_bytes, c, ldc, first);
+        if (blocks == 2) block<Product, 1, 2>(a, a_stride, b, b_stride, k_bytes, c, ldc, first, ahead);
+        else block<Product, 1, 1>(a, a_stride, b, b_stride, k_bytes, c, ldc, first, ahead);
       }
     }
   }
 
   // C[rows, 16 * blocks] (+)= A[rows, k] * B; rows a multiple of 16, blocks 1 or 2, k a multiple of 64.
   static KT_INLINE void tiles_s8(const int8_t* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride, int blocks,
-                                 int k, int32_t* c, int64_t ldc, bool first) {
-    tiles<S8>(reinterpret_cast<const uint8_t*>(a), k_pad, rows, b, block_stride, blocks, k, c, ldc, first);
+                                 int k, int32_t* c, int64_t ldc, bool first, Ahead& ahead) {
+    tiles<S8>(reinterpret_cast<const uint8_t*>(a), k_pad, rows, b, block_stride, blocks, k, c, ldc, first, ahead);
   }
   static KT_INLINE void tiles_bf16(const uint8_t* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride, int blocks,
-                                   int k, float* c, int64_t ldc, bool first) {
-    tiles<Bf16>(a, 2 * int64_t{k_pad}, rows, b, block_stride, blocks, 2 * int64_t{k}, c, ldc, first);
+                                   int k, float* c, int64_t ldc, bool first, Ahead& ahead) {
+    tiles<Bf16>(a, 2 * int64_t{k_pad}, rows, b, block_stride, blocks, 2 * int64_t{k}, c, ldc, first, ahead);
   }
 
   template <class Product>
