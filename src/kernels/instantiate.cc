@@ -8,7 +8,7 @@ using Isa = KT_ISA_CLASS;
 }
 }  // namespace KT_ISA_NAMESPACE
 
-#include "kernels/rows.inl.h"
+#include "kernels/attend.inl.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
@@ -44,6 +44,7 @@ constexpr kt::Kernels make() {
   t.activate = activate;
   t.add_scaled = add_scaled;
   t.store = store;
+  t.attend = attend;
   t.peak_s8 = peak_s8<Isa>;
   if constexpr (Isa::kBf16Product) t.peak_bf16 = peak_bf16<Isa>;
   t.peak_f32 = peak_f32;

@@ -87,6 +87,29 @@ struct ActivateArgs {
   int64_t mid_ld = 0;
 };
 
+// Softmax attention of a few query rows over one block of keys and values, added to running sums, so that a
+// caller walks any number of blocks in order and divides by `sum` at the end:
+//   s = q . k (q is scaled already); top' = max(top, s); p = e^(s - top'); sum = sum * e^(top - top') + p;
+//   out likewise
+// d and dv are multiples of 16; rows of keys and values are contiguous elements of `type`.
+struct AttendArgs {
+  const float* q = nullptr;  // [rows, q_stride]
+  int64_t q_stride = 0;
+  int rows = 0;
+  const void* k = nullptr;  // [keys, k_stride], d used
+  const void* v = nullptr;  // [keys, v_stride], dv used; may be k
+  Real type = Real::kBf16;
+  int64_t k_stride = 0, v_stride = 0;
+  int keys = 0;
+  const int32_t* begin = nullptr;  // [rows] keys [begin, end) of the block are seen
+  const int32_t* end = nullptr;
+  int d = 0, dv = 0;
+  float* scores = nullptr;  // [rows, keys rounded up to 16], scratch
+  float* top = nullptr;     // [rows], starts at -infinity
+  float* sum = nullptr;     // [rows], starts at 0
+  float* out = nullptr;     // [rows, dv], starts at 0
+};
+
 struct Kernels {
   const char* name;
   Fragment fragment;
@@ -108,6 +131,7 @@ struct Kernels {
   // y[i] += weight * x[i], y[i] = x[i] + y[i] and conversions, n elements
   void (*add_scaled)(float* y, const float* x, float weight, int n) noexcept;
   void (*store)(void* out, Real type, const float* x, int n) noexcept;
+  void (*attend)(const AttendArgs&) noexcept;
   // Native multiply loops with independent accumulators, operands from L1; return operations done (2 per
   // multiply-add). Null when the ISA has no such product.
   double (*peak_s8)(int64_t rounds, void* buffer) noexcept;

@@ -66,6 +66,7 @@ struct Avx512 {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), a.v)};
   }
   static KT_INLINE float max_of(F32 a) { return _mm512_reduce_max_ps(a.v); }
+  static KT_INLINE float sum_of(F32 a) { return _mm512_reduce_add_ps(a.v); }
 
   static KT_INLINE I32 set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static KT_INLINE I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }

@@ -53,6 +53,7 @@ struct Neon {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vcgeq_f32(x, limit)));
   }
   static KT_INLINE float max_of(F32 a) { return vmaxvq_f32(a); }
+  static KT_INLINE float sum_of(F32 a) { return vaddvq_f32(a); }
 
   static KT_INLINE I32 set1(int32_t x) { return vdupq_n_s32(x); }
   static KT_INLINE I32 add(I32 a, I32 b) { return vaddq_s32(a, b); }

@@ -59,6 +59,7 @@ struct Portable {
   static KT_PORTABLE_OP I32 mul(I32 a, I32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] *= b.v[i]; return a; }
   static KT_PORTABLE_OP I32 load(const int32_t* p) { I32 r; std::memcpy(&r, p, sizeof r); return r; }
   static KT_PORTABLE_OP void store(int32_t* p, I32 x) { std::memcpy(p, &x, sizeof x); }
+  static KT_PORTABLE_OP float sum_of(F32 a) { float s = 0; for (int i = 0; i < kLanes; ++i) s += a.v[i]; return s; }
   static KT_PORTABLE_OP int32_t sum_of(I32 a) { int32_t s = 0; for (int i = 0; i < kLanes; ++i) s += a.v[i]; return s; }
   static KT_PORTABLE_OP F32 to_f32(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(a.v[i]); return r; }
   // round half to even; |a| < 2^31
