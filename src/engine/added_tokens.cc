@@ -10,11 +10,11 @@ namespace {
 bool word_before(std::string_view text, size_t at) {
   if (at == 0) return false;
   size_t before = previous_character(text, at);
-  return word_set().contains(next_code_point(text, before));
+  return rust_word_set().contains(next_code_point(text, before));
 }
 
 bool word_after(std::string_view text, size_t at) {
-  return at < text.size() && word_set().contains(next_code_point(text, at));
+  return at < text.size() && rust_word_set().contains(next_code_point(text, at));
 }
 
 size_t before_spaces(std::string_view text, size_t at) {

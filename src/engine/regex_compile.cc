@@ -228,6 +228,8 @@ class Parser {
     return value;
   }
 
+  const CodeSet& words() const { return dialect_ == RegexDialect::kOniguruma ? word_set() : rust_word_set(); }
+
   // After a backslash: a set, or one code point in `code`.
   std::optional<CodeSet> escape(CodePoint& code) {
     ++at_;
@@ -244,9 +246,9 @@ class Parser {
       case 'D':
         return digit_set().inverted();
       case 'w':
-        return word_set();
+        return words();
       case 'W':
-        return word_set().inverted();
+        return words().inverted();
       case 'p':
       case 'P':
         return property(c == 'P');
@@ -332,15 +334,7 @@ class Parser {
     const auto add = [&](const CodeSet& set) {
       ranges.insert(ranges.end(), set.ranges().begin(), set.ranges().end());
     };
-    if (pattern_.substr(at_).starts_with("[:")) {
-      const size_t end = pattern_.find(":]", at_);
-      if (end == std::string_view::npos) bad("missing ':]'");
-      const std::string_view name = pattern_.substr(at_ + 2, end - at_ - 2);
-      const std::optional<CodeSet> set = property_set(name);
-      if (!set) bad(text("a class we do not know, \"{}\",", printable(name)));
-      at_ = end + 2;
-      return add(*set);
-    }
+    if (pattern_.substr(at_).starts_with("[:")) bad("a POSIX bracket");
     if (peek() == '[') return add(bracket());
     CodePoint first = 0;
     if (peek() == '\\') {

@@ -136,6 +136,7 @@ void Tokenizer::index_added() {
     }
     const std::string content = apply_steps(normal_steps_, token.content);
     if (!content.empty()) normal_added_.add(content, token);
+    tokens_[token.id].bytes = bytes_of(content);  // as tokenizers has it
   }
 }
 

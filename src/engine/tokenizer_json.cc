@@ -171,9 +171,9 @@ void read_pre_tokenizer(const At& at, TokenizerParts& parts) {
       parts.word_steps.push_back(
           SplitStep{Regex("\\p{N}"), single ? SplitBehaviour::kIsolated : SplitBehaviour::kContiguous});
     } else if (type == "Punctuation") {
-      parts.word_steps.push_back(SplitStep{Regex("[[:punct:]]"), step.has("behavior")
-                                                                     ? read_behaviour(step["behavior"])
-                                                                     : SplitBehaviour::kIsolated});
+      parts.word_steps.push_back(SplitStep{Regex("[\\p{P}$+<=>^`|~]"), step.has("behavior")
+                                                                           ? read_behaviour(step["behavior"])
+                                                                           : SplitBehaviour::kIsolated});
     } else if (type == "WhitespaceSplit") {
       parts.word_steps.push_back(SplitStep{Regex("\\s"), SplitBehaviour::kRemoved});
     } else if (type == "Whitespace") {

@@ -34,6 +34,12 @@ CodeSet categories_of(std::initializer_list<std::string_view> prefixes) {
   return CodeSet(std::move(all));
 }
 
+// Letters, marks, digits, number letters, connecting punctuation, encircled letters.
+CodeSet word_basis() {
+  return categories_of({"l", "m", "nd", "nl", "pc"})
+      .united(CodeSet({{0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}}));
+}
+
 CodeSet pairs_to_set(std::span<const uint32_t> pairs) {
   std::vector<CodeRange> ranges;
   for (size_t i = 0; i + 1 < pairs.size(); i += 2) ranges.push_back({pairs[i], pairs[i + 1]});
@@ -144,12 +150,6 @@ std::optional<CodeSet> property_set(std::string_view name) {
   if (plain == "any") return CodeSet().inverted();
   if (plain == "lc" || plain == "l&") return categories_of({"lu", "ll", "lt"});
   if (plain == "whitespace" || plain == "space") return whitespace_set();
-  if (plain == "word") return word_set();
-  if (plain == "digit") return digit_set();
-  if (plain == "alnum") return categories_of({"l", "m", "nd"});
-  if (plain == "punct")
-    return categories_of({"p"}).united(
-        CodeSet({{'$', '$'}, {'+', '+'}, {'<', '>'}, {'^', '^'}, {'`', '`'}, {'|', '|'}, {'~', '~'}}));
   if (plain.empty() || plain.size() > 2) return std::nullopt;
   std::vector<CodeRange> ranges = categories(plain);
   if (ranges.empty()) return std::nullopt;
@@ -171,7 +171,13 @@ const CodeSet& whitespace_set() {
 }
 
 const CodeSet& word_set() {
-  static const CodeSet set = categories_of({"l", "m", "n", "pc"});
+  // That the superscripts and fractions of Latin-1 are words, and no others, is Oniguruma's.
+  static const CodeSet set = word_basis().united(CodeSet({{0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}}));
+  return set;
+}
+
+const CodeSet& rust_word_set() {
+  static const CodeSet set = word_basis().united(CodeSet({{0x200C, 0x200D}}));
   return set;
 }
 

@@ -43,14 +43,15 @@ class CodeSet {
   std::array<uint64_t, kMapped / 64> map_{};
 };
 
-// The set of a property by the name in \p{...}: a general category (L, Lu, ...), "LC", "Any", a script (Han,
-// Script=Han, ...), White_Space, Alnum and their like of POSIX. Case, '_', '-' and spaces do not count.
-// nullopt: a name we do not know.
+// The set of a property by the name in \p{...}: a general category (L, Lu, Letter, ...), LC, Any, White_Space
+// or a script (Han, Script=Han, ...). Case, '_', '-' and spaces do not count. nullopt: a name we do not know.
 std::optional<CodeSet> property_set(std::string_view name);
 
 const CodeSet& whitespace_set();  // \s
-const CodeSet& word_set();        // \w: letters, marks, numbers, connecting punctuation
-const CodeSet& digit_set();       // \d: Nd
+// \w: letters, marks, digits, connecting punctuation, and little things on which the two engines differ.
+const CodeSet& word_set();  // Oniguruma's
+const CodeSet& rust_word_set();
+const CodeSet& digit_set();  // \d: Nd
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 // `text` is valid UTF-8; so is the result.

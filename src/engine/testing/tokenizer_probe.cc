@@ -1,5 +1,6 @@
 // For tests/tokenizer_test.py: text on stdin to ids on stdout, and back.
-//   tokenizer_probe FILE encode [--as-text] [--add-special]   ids, one a line
+//   tokenizer_probe FILE encode [--as-text] [--add-special]   ids, a line for each document; a document ends
+//                                                             with the bytes "\xFF<end>\xFF"
 //   tokenizer_probe FILE decode [--keep]                      stdin: ids; stdout: text
 //   tokenizer_probe FILE stream [--keep]                      the same by single tokens
 //   tokenizer_probe FILE speed                                encode MB/s on stderr
@@ -20,9 +21,23 @@ namespace {
 
 std::string read_stdin() { return {std::istreambuf_iterator<char>(std::cin), {}}; }
 
-void print(const std::vector<TokenId>& ids) {
+std::vector<std::string> read_documents() {
+  constexpr std::string_view kEnd = "\xFF<end>\xFF";
+  const std::string all = read_stdin();
+  std::vector<std::string> documents;
+  size_t begin = 0;
+  for (size_t end; (end = all.find(kEnd, begin)) != std::string::npos; begin = end + kEnd.size())
+    documents.push_back(all.substr(begin, end - begin));
+  if (begin < all.size()) documents.push_back(all.substr(begin));
+  return documents;
+}
+
+void encode(const Tokenizer& tokenizer, EncodeOptions options) {
   std::string out;
-  for (TokenId id : ids) out += std::to_string(id) + '\n';
+  for (const std::string& document : read_documents()) {
+    for (TokenId id : tokenizer.encode(document, options)) out += std::to_string(id) + ' ';
+    out += '\n';
+  }
   std::fwrite(out.data(), 1, out.size(), stdout);
 }
 
@@ -46,17 +61,15 @@ int run(const std::vector<std::string>& args) {
   const auto has = [&](std::string_view flag) { return std::ranges::find(args, flag) != args.end(); };
   if (args.size() > 2 && args[1] == "tiktoken") {
     const std::string ranks = read_small_file(args[0]).value_or("");
-    print(Tokenizer::from_tiktoken({.name = args[0], .characters = ranks, .pattern = args[2], .added = {}})
-              .encode(read_stdin()));
+    encode(Tokenizer::from_tiktoken({.name = args[0], .characters = ranks, .pattern = args[2]}), {});
     return 0;
   }
   if (args.size() < 2) fail("usage: tokenizer_probe FILE encode|decode|stream|speed|tiktoken");
   const Tokenizer tokenizer = Tokenizer::from_file(args[0]);
   const SpecialTokens special = has("--keep") ? SpecialTokens::kKeep : SpecialTokens::kSkip;
   if (args[1] == "encode") {
-    print(tokenizer.encode(read_stdin(),
-                           {.special = has("--as-text") ? SpecialText::kAsText : SpecialText::kRecognise,
-                            .add_special = has("--add-special")}));
+    encode(tokenizer, {.special = has("--as-text") ? SpecialText::kAsText : SpecialText::kRecognise,
+                       .add_special = has("--add-special")});
   } else if (args[1] == "decode") {
     std::cout << tokenizer.decode(read_ids(), special);
   } else if (args[1] == "stream") {
