@@ -1,15 +1,15 @@
-// For tests/tokenizer_test.py: text on stdin to ids on stdout, and back.
-//   tokenizer_probe FILE encode [--as-text] [--add-special]   ids, a line for each document; a document ends
-//                                                             with the bytes "\xFF<end>\xFF"
-//   tokenizer_probe FILE decode [--keep]                      stdin: ids; stdout: text
-//   tokenizer_probe FILE stream [--keep]                      the same by single tokens
-//   tokenizer_probe FILE speed                                encode MB/s on stderr
-//   tokenizer_probe RANKS tiktoken PATTERN                    encode by a ranks file
+// For tests/tokenizer_test.py. Documents of text end with the bytes "\xFF<end>\xFF", those of ids with the
+// line.
+//   tokenizer_probe FILE encode [--as-text] [--add-special]   text to ids
+//   tokenizer_probe FILE decode|stream [--keep]               ids to text, at once or by single tokens
+//   tokenizer_probe FILE speed                                MB/s of encoding, on stderr
+//   tokenizer_probe RANKS tiktoken PATTERN                    text to ids by a ranks file
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <iostream>
 #include <iterator>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -19,10 +19,11 @@
 namespace kt {
 namespace {
 
+constexpr std::string_view kEnd = "\xFF<end>\xFF";
+
 std::string read_stdin() { return {std::istreambuf_iterator<char>(std::cin), {}}; }
 
 std::vector<std::string> read_documents() {
-  constexpr std::string_view kEnd = "\xFF<end>\xFF";
   const std::string all = read_stdin();
   std::vector<std::string> documents;
   size_t begin = 0;
@@ -41,10 +42,24 @@ void encode(const Tokenizer& tokenizer, EncodeOptions options) {
   std::fwrite(out.data(), 1, out.size(), stdout);
 }
 
-std::vector<TokenId> read_ids() {
-  std::vector<TokenId> ids;
-  for (TokenId id; std::cin >> id;) ids.push_back(id);
-  return ids;
+std::string streamed(const Tokenizer& tokenizer, std::span<const TokenId> ids, SpecialTokens special) {
+  Detokenizer detokenizer(tokenizer, special);
+  std::string out;
+  for (TokenId id : ids) {
+    const std::string piece = detokenizer.push(id);
+    if (!is_valid_utf8(piece)) fail("token {} split a character", id);
+    out += piece;
+  }
+  return out + detokenizer.flush();
+}
+
+void decode(const Tokenizer& tokenizer, std::string_view mode, SpecialTokens special) {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    const std::vector<TokenId> ids{std::istream_iterator<TokenId>(words), {}};
+    std::cout << (mode == "stream" ? streamed(tokenizer, ids, special) : tokenizer.decode(ids, special))
+              << kEnd;
+  }
 }
 
 // By the CPU's time, which other programs on the machine do not stretch.
@@ -66,20 +81,11 @@ int run(const std::vector<std::string>& args) {
   }
   if (args.size() < 2) fail("usage: tokenizer_probe FILE encode|decode|stream|speed|tiktoken");
   const Tokenizer tokenizer = Tokenizer::from_file(args[0]);
-  const SpecialTokens special = has("--keep") ? SpecialTokens::kKeep : SpecialTokens::kSkip;
   if (args[1] == "encode") {
     encode(tokenizer, {.special = has("--as-text") ? SpecialText::kAsText : SpecialText::kRecognise,
                        .add_special = has("--add-special")});
-  } else if (args[1] == "decode") {
-    std::cout << tokenizer.decode(read_ids(), special);
-  } else if (args[1] == "stream") {
-    Detokenizer detokenizer(tokenizer, special);
-    for (TokenId id : read_ids()) {
-      const std::string piece = detokenizer.push(id);
-      if (!is_valid_utf8(piece)) fail("token {} split a character", id);
-      std::cout << piece;
-    }
-    std::cout << detokenizer.flush();
+  } else if (args[1] == "decode" || args[1] == "stream") {
+    decode(tokenizer, args[1], has("--keep") ? SpecialTokens::kKeep : SpecialTokens::kSkip);
   } else if (args[1] == "speed") {
     speed(tokenizer);
   } else {
