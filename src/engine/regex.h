@@ -97,6 +97,7 @@ class RegexSearch {
   };
   std::optional<size_t> run(uint32_t step, size_t at);
   std::optional<size_t> run_choices(uint32_t step, size_t at, size_t base);
+  bool fails_at_once(uint32_t step, size_t at) const;
   bool loop(uint32_t step, size_t& at);
   bool retry(uint32_t& step, size_t& at, size_t base);
   bool holds(const RegexStep& step, size_t at) const;
