@@ -18,7 +18,7 @@ namespace kt {
 
 enum class SpecialText {
   kRecognise,  // "<|im_end|>" in the text is the token
-  kAsText,     // ... is nine characters; for text that comes from users. Other added tokens are recognised.
+  kAsText,     // ... is ten characters; for text that comes from users. Other added tokens are recognised.
 };
 struct EncodeOptions {
   SpecialText special = SpecialText::kRecognise;
