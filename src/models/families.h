@@ -1,0 +1,13 @@
+// The model families that can run. One file each; the table is in families.cc.
+#pragma once
+#include <string_view>
+
+#include "models/spec.h"
+#include "weights/json.h"
+
+namespace kt {
+
+// The spec of a config.json, or Error(kUnsupported) listing the known architectures. `name` is for messages.
+ModelSpec describe_model(const Json& config, std::string_view name);
+
+}  // namespace kt

@@ -1,0 +1,103 @@
+// What a decoder-only transformer is made of, as values: a family file turns a config into a ModelSpec,
+// transformer.cc builds and runs any of them. No weights, no loops over elements.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kernels/table.h"
+
+namespace kt {
+
+// Rotary positions. Pairs are (i, i + dims / 2), or (2 i, 2 i + 1) where interleaved. Only the first `dims`
+// of a head turn.
+struct RopeSpec {
+  int dims = 0;
+  double theta = 10000;
+  bool interleaved = false;
+  enum class Scaling { kNone, kLinear, kYarn, kLlama3, kDynamic } scaling = Scaling::kNone;
+  double factor = 1;
+  int original_context = 0;                          // yarn, llama3, dynamic
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  bool truncate = true;                              // yarn: correction range rounded to whole dimensions
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  double attention_factor = 1;                       // cosines and sines are multiplied by it
+};
+
+// Grouped-query attention. Names of projections are the layer prefix's ".self_attn.q_proj" ... unless said
+// otherwise.
+struct GqaSpec {
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  bool qkv_bias = false, o_bias = false;
+  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together.
+  enum class Norm { kNone, kHead, kAll } norm = Norm::kNone;
+  bool sinks = false;  // a learned score for each head that has no value
+};
+
+// Multi-head latent attention, run absorbed: the cache holds one vector [kv_rank + rope] for all heads.
+struct MlaSpec {
+  int heads = 0;
+  int q_rank = 0;  // 0: q_proj, without a low-rank step
+  int kv_rank = 0, nope = 0, rope = 0, v = 0;
+  bool bias = false;  // of q_a and kv_a projections, and o
+};
+
+struct RouterSpec {
+  enum class Score { kSoftmax, kSigmoid } score = Score::kSoftmax;
+  bool softmax_of_chosen = false;  // choose by logits, then softmax over the chosen ones
+  bool normalise = false;          // chosen weights are divided by their sum
+  double normalise_floor = 0;      // added to that sum
+  double scale = 1;                // of the weights, last
+  int groups = 1, top_groups = 1;  // experts outside the best groups are not chosen
+  enum class GroupScore { kMax, kTopTwo } group_score = GroupScore::kMax;
+  bool correction_bias = false;  // added to the scores for choosing only
+  bool bias = false;             // of the projection itself
+};
+
+struct MoeSpec {
+  int experts = 0, top_k = 0, inter = 0;
+  RouterSpec router;
+  int shared_inter = 0;      // of the shared expert; 0: none
+  bool shared_gate = false;  // its output is multiplied by sigmoid(gate . x)
+  Activation activation;
+};
+
+// Where tensors are, relative to the layer's prefix, without ".weight". Empty: the layer has none.
+struct LayerNames {
+  std::string input_norm = "input_layernorm", post_norm = "post_attention_layernorm";
+  std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj", o = "self_attn.o_proj";
+  std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", sinks = "self_attn.sinks";
+  std::string q_a = "self_attn.q_a_proj", q_a_norm = "self_attn.q_a_layernorm", q_b = "self_attn.q_b_proj";
+  std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm",
+              kv_b = "self_attn.kv_b_proj";
+  std::string router = "mlp.gate";
+  std::string correction_bias = "mlp.gate.e_score_correction_bias";                // the tensor itself
+  std::string gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";  // of a dense layer
+  std::string shared = "mlp.shared_experts";                                       // ".gate_proj" ... follow
+  std::string shared_gate = "mlp.shared_expert_gate";
+};
+
+struct LayerSpec {
+  bool mla = false;
+  bool moe = false;
+  int window = 0;       // positions a token sees; 0: all
+  int dense_inter = 0;  // of a layer that is not moe
+};
+
+struct ModelSpec {
+  std::string family;  // "qwen3_moe", for reports
+  int hidden = 0, vocab = 0, context = 0;
+  double norm_eps = 1e-6;
+  bool tied_embeddings = false;
+  std::string embedding = "model.embed_tokens", final_norm = "model.norm", head = "lm_head",
+              prefix = "model.layers";
+  RopeSpec rope;
+  double softmax_scale = 0;  // of q . k
+  GqaSpec gqa;
+  MlaSpec mla;
+  MoeSpec moe;
+  Activation activation;  // of dense layers
+  std::vector<LayerSpec> layers;
+  LayerNames names;
+};
+
+}  // namespace kt
