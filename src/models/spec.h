@@ -5,23 +5,10 @@
 #include <vector>
 
 #include "kernels/table.h"
+#include "nn/rope.h"
+#include "nn/router.h"
 
 namespace kt {
-
-// Rotary positions. Pairs are (i, i + dims / 2), or (2 i, 2 i + 1) where interleaved. Only the first `dims`
-// of a head turn.
-struct RopeSpec {
-  int dims = 0;
-  double theta = 10000;
-  bool interleaved = false;
-  enum class Scaling { kNone, kLinear, kYarn, kLlama3, kDynamic } scaling = Scaling::kNone;
-  double factor = 1;
-  int original_context = 0;                          // yarn, llama3, dynamic
-  double beta_fast = 32, beta_slow = 1;              // yarn
-  bool truncate = true;                              // yarn: correction range rounded to whole dimensions
-  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
-  double attention_factor = 1;                       // cosines and sines are multiplied by it
-};
 
 // Grouped-query attention. Names of projections are the layer prefix's ".self_attn.q_proj" ... unless said
 // otherwise.
@@ -39,18 +26,6 @@ struct MlaSpec {
   int q_rank = 0;  // 0: q_proj, without a low-rank step
   int kv_rank = 0, nope = 0, rope = 0, v = 0;
   bool bias = false;  // of q_a and kv_a projections, and o
-};
-
-struct RouterSpec {
-  enum class Score { kSoftmax, kSigmoid } score = Score::kSoftmax;
-  bool softmax_of_chosen = false;  // choose by logits, then softmax over the chosen ones
-  bool normalise = false;          // chosen weights are divided by their sum
-  double normalise_floor = 0;      // added to that sum
-  double scale = 1;                // of the weights, last
-  int groups = 1, top_groups = 1;  // experts outside the best groups are not chosen
-  enum class GroupScore { kMax, kTopTwo } group_score = GroupScore::kMax;
-  bool correction_bias = false;  // added to the scores for choosing only
-  bool bias = false;             // of the projection itself
 };
 
 struct MoeSpec {

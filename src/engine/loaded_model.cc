@@ -1,0 +1,88 @@
+#include "engine/loaded_model.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.h"
+#include "models/families.h"
+#include "weights/requantise.h"
+
+namespace kt {
+namespace {
+
+Json json_or_empty(const std::string& path) {
+  return std::filesystem::exists(path) ? read_json(path) : Json::object();
+}
+
+// eos_token_id of generation_config.json and config.json, a number or a list, and the eos_token of the
+// tokenizer.
+std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& tokenizer_config,
+                                  const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  const auto add = [&](const Json& value) {
+    if (value.is_number_integer()) ids.push_back(value.get<int32_t>());
+  };
+  for (const Json& config :
+       {json_or_empty(checkpoint.folder() + "/generation_config.json"), checkpoint.config_json()}) {
+    const auto found = config.find("eos_token_id");
+    if (found == config.end()) continue;
+    if (found->is_array()) {
+      for (const Json& id : *found) add(id);
+    } else {
+      add(*found);
+    }
+  }
+  if (const auto token = tokenizer_config.find("eos_token"); token != tokenizer_config.end()) {
+    const Json content = token->is_object() ? token->value("content", Json()) : *token;
+    if (content.is_string())
+      if (const auto id = tokenizer.id_of(content.get<std::string>())) ids.push_back(*id);
+  }
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+std::string read_chat_template(const std::string& folder, const Json& tokenizer_config) {
+  if (const auto file = read_small_file(folder + "/chat_template.jinja")) return *file;
+  const auto found = tokenizer_config.find("chat_template");
+  if (found == tokenizer_config.end()) return {};
+  if (found->is_string()) return found->get<std::string>();
+  // A list of named templates: the one called "default".
+  if (found->is_array())
+    for (const Json& entry : *found)
+      if (entry.is_object() && entry.value("name", "") == "default") return entry.value("template", "");
+  return {};
+}
+
+}  // namespace
+
+LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
+    : path_(path),
+      checkpoint_(std::make_unique<Checkpoint>(path)),
+      tokenizer_(Tokenizer::from_file(checkpoint_->folder() + "/tokenizer.json")) {
+  ModelSpec spec = describe_model(checkpoint_->config_json(), path);
+  const bool moe =
+      std::any_of(spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) { return layer.moe; });
+  std::unique_ptr<ExpertSource> source, rounded;
+  if (!options.weights.empty()) {
+    source = open_kt_weights(options.weights);
+  } else if (moe) {
+    source = open_experts(*checkpoint_);
+  }
+  if (source && !options.format.empty()) rounded = requantised(*source, format_named(options.format));
+  const ExpertSource* experts = rounded ? rounded.get() : source.get();
+  if (experts) dialect_ = std::string(experts->dialect());
+  transformer_ = std::make_unique<Transformer>(
+      *checkpoint_, std::move(spec), std::make_shared<Pool>(PoolOptions{.threads = options.threads}),
+      TransformerOptions{.precision = options.precision,
+                         .kv_type = options.kv_type,
+                         .max_tokens = options.max_tokens,
+                         .experts = experts});
+  const Json tokenizer_config = json_or_empty(checkpoint_->folder() + "/tokenizer_config.json");
+  end_ids_ = read_end_ids(*checkpoint_, tokenizer_config, tokenizer_);
+  chat_template_ = read_chat_template(checkpoint_->folder(), tokenizer_config);
+}
+
+LoadedModel::~LoadedModel() = default;
+
+}  // namespace kt

@@ -1,0 +1,46 @@
+// A model folder made ready to run: weights, tokenizer, template and the tokens that end a turn, together.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer.h"
+#include "models/transformer.h"
+
+namespace kt {
+
+struct ModelOptions {
+  std::string
+      weights;  // converted experts (kt weights) to use with the folder's other tensors; empty: its own
+  std::string format;  // experts rounded to this format as they are loaded; empty: as stored
+  Precision precision = Precision::kDefault;
+  Real kv_type = Real::kBf16;
+  int threads = 0;
+  int max_tokens = 512;  // of one step
+};
+
+class LoadedModel {
+ public:
+  // Errors: anything the checkpoint, the config, the tokenizer or the weights are missing, by name.
+  LoadedModel(const std::string& path, const ModelOptions& options);
+  ~LoadedModel();
+
+  const std::string& path() const { return path_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  Transformer& transformer() { return *transformer_; }
+  const ModelSpec& spec() const { return transformer_->spec(); }
+  const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
+  const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none
+  std::string experts_dialect() const { return dialect_; }  // "bf16", "kt-int4", ...; "" for a dense model
+
+ private:
+  std::string path_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  Tokenizer tokenizer_;
+  std::string dialect_;
+  std::unique_ptr<Transformer> transformer_;
+  std::vector<int32_t> end_ids_;
+  std::string chat_template_;
+};
+
+}  // namespace kt

@@ -1,0 +1,262 @@
+#include "models/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "models/transformer_state.h"
+#include "nn/norm.h"
+
+namespace kt {
+namespace {
+
+constexpr int kRowsAtOnce = 4;  // below this many tokens, work on single rows is not worth waking the others
+
+// Calls work(row) for rows [0, n), on all workers where there are enough.
+template <typename Work>
+void for_rows(Pool& pool, int n, const Work& work) {
+  if (n < kRowsAtOnce) {
+    for (int i = 0; i < n; ++i) work(i);
+    return;
+  }
+  pool.run([&](const Worker& worker) {
+    for (int i = worker.index; i < n; i += pool.threads()) work(i);
+  });
+}
+
+}  // namespace
+
+void Transformer::State::run(int m, std::initializer_list<LinearCall> calls) {
+  linears->run(m, {calls.begin(), calls.size()});
+}
+
+void Transformer::State::norm(const std::vector<float>& weight, int tokens) {
+  for_rows(*pool, tokens, [&](int t) {
+    rms_norm(x.data() + int64_t{t} * spec.hidden, weight.data(), spec.norm_eps, spec.hidden,
+             normed.data() + int64_t{t} * spec.hidden);
+  });
+}
+
+void Transformer::State::add(int tokens) {
+  for_rows(*pool, tokens, [&](int t) {
+    kernels->add_scaled(x.data() + int64_t{t} * spec.hidden, out.data() + int64_t{t} * spec.hidden, 1.0f,
+                        spec.hidden);
+  });
+}
+
+void Transformer::State::turn(float* at, int heads_count, int64_t head_stride, int64_t token_stride,
+                              std::span<const AttentionSequence> sequences) {
+  for (const AttentionSequence& sequence : sequences)
+    for_rows(*pool, sequence.count, [&](int t) {
+      rope->turn(at + (sequence.first + t) * token_stride, heads_count, head_stride, sequence.position + t);
+    });
+}
+
+void Transformer::State::attend_gqa(int layer, KvCache& cache, std::span<const AttentionSequence> sequences,
+                                    int tokens) {
+  const GqaSpec& gqa = spec.gqa;
+  const GqaWeights& w = *layers[static_cast<size_t>(layer)].gqa;
+  const int64_t q_width = int64_t{gqa.heads} * gqa.head_dim, kv_width = int64_t{gqa.kv_heads} * gqa.head_dim;
+  run(tokens, {{&w.q, normed.data(), spec.hidden, q.data(), q_width},
+               {&w.k, normed.data(), spec.hidden, k.data(), kv_width},
+               {&w.v, normed.data(), spec.hidden, v.data(), kv_width}});
+  const auto norm_heads = [&](float* row, const std::vector<float>& weight, int count) {
+    if (weight.empty()) return;
+    const bool all = gqa.norm == GqaSpec::Norm::kAll;
+    const int size = all ? count * gqa.head_dim : gqa.head_dim;
+    for (int h = 0; h < (all ? 1 : count); ++h)
+      rms_norm(row + h * size, weight.data(), spec.norm_eps, size, row + h * size);
+  };
+  for_rows(*pool, tokens, [&](int t) {
+    norm_heads(q.data() + t * q_width, w.q_norm, gqa.heads);
+    norm_heads(k.data() + t * kv_width, w.k_norm, gqa.kv_heads);
+  });
+  turn(q.data(), gqa.heads, gqa.head_dim, q_width, sequences);
+  turn(k.data(), gqa.kv_heads, gqa.head_dim, kv_width, sequences);
+  write_cache(cache, *kernels,
+              {.layer = layer,
+               .sequences = sequences,
+               .k = k.data(),
+               .v = v.data(),
+               .k_stride = kv_width,
+               .v_stride = kv_width});
+  attention->run(cache, {.layer = layer,
+                         .sequences = sequences,
+                         .q = q.data(),
+                         .q_stride = q_width,
+                         .heads = gqa.heads,
+                         .scale = static_cast<float>(spec.softmax_scale),
+                         .window = spec.layers[static_cast<size_t>(layer)].window,
+                         .sinks = w.sinks.empty() ? nullptr : w.sinks.data(),
+                         .out = heads.data(),
+                         .out_stride = q_width});
+  run(tokens, {{&w.o, heads.data(), q_width, out.data(), spec.hidden}});
+}
+
+void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const AttentionSequence> sequences,
+                                    int tokens) {
+  const MlaSpec& mla = spec.mla;
+  const MlaWeights& w = *layers[static_cast<size_t>(layer)].mla;
+  const int64_t head = mla.nope + mla.rope, q_width = mla.heads * head, kv_width = mla.kv_rank + mla.rope,
+                absorbed = mla.heads * kv_width, context = int64_t{mla.heads} * mla.kv_rank,
+                out_width = int64_t{mla.heads} * mla.v;
+  if (mla.q_rank > 0) {
+    run(tokens, {{&w.q_a, normed.data(), spec.hidden, v.data(), mla.q_rank},
+                 {&w.kv_a, normed.data(), spec.hidden, k.data(), kv_width}});
+    for_rows(*pool, tokens, [&](int t) {
+      float* row = v.data() + int64_t{t} * mla.q_rank;
+      rms_norm(row, w.q_a_norm.data(), spec.norm_eps, mla.q_rank, row);
+    });
+    run(tokens, {{&w.q_b, v.data(), mla.q_rank, q.data(), q_width}});
+  } else {
+    run(tokens, {{&w.q, normed.data(), spec.hidden, q.data(), q_width},
+                 {&w.kv_a, normed.data(), spec.hidden, k.data(), kv_width}});
+  }
+  for_rows(*pool, tokens, [&](int t) {
+    float* row = k.data() + t * kv_width;
+    rms_norm(row, w.kv_a_norm.data(), spec.norm_eps, mla.kv_rank, row);
+  });
+  turn(q.data() + mla.nope, mla.heads, head, q_width, sequences);
+  turn(k.data() + mla.kv_rank, 1, 0, kv_width, sequences);
+  write_cache(cache, *kernels, {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
+  // q . k = (absorbed q) . (latent): the keys' half of kv_b moves to the side of the query.
+  std::vector<LinearCall> calls;
+  for (int h = 0; h < mla.heads; ++h)
+    calls.push_back({&w.absorb[static_cast<size_t>(h)], q.data() + h * head, q_width,
+                     latent.data() + h * kv_width, absorbed});
+  linears->run(tokens, calls);
+  for_rows(*pool, tokens, [&](int t) {
+    for (int h = 0; h < mla.heads; ++h)
+      std::copy_n(q.data() + t * q_width + h * head + mla.nope, mla.rope,
+                  latent.data() + t * absorbed + h * kv_width + mla.kv_rank);
+  });
+  attention->run(cache, {.layer = layer,
+                         .sequences = sequences,
+                         .q = latent.data(),
+                         .q_stride = absorbed,
+                         .heads = mla.heads,
+                         .scale = static_cast<float>(spec.softmax_scale),
+                         .window = spec.layers[static_cast<size_t>(layer)].window,
+                         .out = heads.data(),
+                         .out_stride = context});
+  calls.clear();
+  for (int h = 0; h < mla.heads; ++h)
+    calls.push_back({&w.expand[static_cast<size_t>(h)], heads.data() + int64_t{h} * mla.kv_rank, context,
+                     q.data() + int64_t{h} * mla.v, out_width});
+  linears->run(tokens, calls);
+  run(tokens, {{&w.o, q.data(), out_width, out.data(), spec.hidden}});
+}
+
+void Transformer::State::route(const LayerWeights& w, int tokens) {
+  const MoeSpec& moe = spec.moe;
+  run(tokens, {{&w.router, normed.data(), spec.hidden, router_logits.data(), moe.experts}});
+  for_rows(*pool, tokens, [&](int t) {
+    choose_experts(moe.router, moe.experts, moe.top_k, router_logits.data() + int64_t{t} * moe.experts,
+                   w.correction.empty() ? nullptr : w.correction.data(), ids.data() + int64_t{t} * moe.top_k,
+                   weights.data() + int64_t{t} * moe.top_k);
+  });
+}
+
+void Transformer::State::feed_forward(int layer, int tokens) {
+  LayerWeights& w = layers[static_cast<size_t>(layer)];
+  if (w.routed) {
+    route(w, tokens);
+    w.routed->forward({.tokens = tokens,
+                       .top_k = spec.moe.top_k,
+                       .input = normed.data(),
+                       .ids = ids.data(),
+                       .weights = weights.data(),
+                       .output = out.data()});
+    add(tokens);
+  }
+  if (!w.dense) return;
+  const float* scale = ones.data();
+  if (!w.shared_gate.empty()) {
+    run(tokens, {{&w.shared_gate, normed.data(), spec.hidden, gate.data(), 1}});
+    for (int t = 0; t < tokens; ++t)
+      gate[static_cast<size_t>(t)] = 1 / (1 + std::exp(-gate[static_cast<size_t>(t)]));
+    scale = gate.data();
+  }
+  w.dense->forward({.tokens = tokens,
+                    .top_k = 1,
+                    .input = normed.data(),
+                    .ids = zeros.data(),
+                    .weights = scale,
+                    .output = out.data()});
+  add(tokens);
+}
+
+Transformer::~Transformer() = default;
+Transformer::Transformer(Transformer&&) noexcept = default;
+
+const ModelSpec& Transformer::spec() const { return state_->spec; }
+
+KvShape Transformer::kv_shape() const {
+  const ModelSpec& spec = state_->spec;
+  KvShape shape{.layers = static_cast<int>(spec.layers.size()), .type = state_->options.kv_type};
+  if (spec.layers.front().mla) {
+    shape.d = spec.mla.kv_rank + spec.mla.rope;
+    shape.dv = spec.mla.kv_rank;
+    shape.shared = true;
+  } else {
+    shape.heads = spec.gqa.kv_heads;
+    shape.d = shape.dv = spec.gqa.head_dim;
+  }
+  return shape;
+}
+
+int64_t Transformer::logit_rows(std::span<const SequenceInput> inputs) {
+  int64_t rows = 0;
+  for (const SequenceInput& input : inputs)
+    rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : input.tokens.empty() ? 0 : 1;
+  return rows;
+}
+
+void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs, float* logits) {
+  State& s = *state_;
+  std::vector<AttentionSequence> sequences;
+  int tokens = 0;
+  for (const SequenceInput& input : inputs) {
+    if (input.tokens.empty()) continue;
+    const int count = static_cast<int>(input.tokens.size());
+    if (input.position < 0 || input.position + count > s.spec.context)
+      fail("positions {} to {}: the model's context is {} tokens", input.position, input.position + count,
+           s.spec.context);
+    if (tokens + count > s.options.max_tokens)
+      fail("{} tokens in one step, at most {} fit", tokens + count, s.options.max_tokens);
+    for (int t = 0; t < count; ++t) {
+      const int32_t id = input.tokens[static_cast<size_t>(t)];
+      if (id < 0 || id >= s.spec.vocab) fail("token {}: the vocabulary has {}", id, s.spec.vocab);
+      s.embedding->values(id, 1, s.x.data() + int64_t{tokens + t} * s.spec.hidden);
+    }
+    sequences.push_back({.first = tokens, .count = count, .position = input.position, .pages = input.pages});
+    tokens += count;
+  }
+  if (tokens == 0) return;
+  for (int layer = 0; layer < static_cast<int>(s.layers.size()); ++layer) {
+    const LayerWeights& w = s.layers[static_cast<size_t>(layer)];
+    s.norm(w.input_norm, tokens);
+    if (w.mla) {
+      s.attend_mla(layer, cache, sequences, tokens);
+    } else {
+      s.attend_gqa(layer, cache, sequences, tokens);
+    }
+    s.add(tokens);
+    s.norm(w.post_norm, tokens);
+    s.feed_forward(layer, tokens);
+  }
+  s.norm(s.final_norm, tokens);
+  // Rows whose logits are wanted move together; the rest of `normed` is not needed any more.
+  int64_t rows = 0;
+  size_t at = 0;
+  for (const SequenceInput& input : inputs) {
+    if (input.tokens.empty()) continue;
+    const AttentionSequence& sequence = sequences[at++];
+    for (int t = input.all_logits ? 0 : sequence.count - 1; t < sequence.count; ++t, ++rows)
+      std::copy_n(s.normed.data() + int64_t{sequence.first + t} * s.spec.hidden, s.spec.hidden,
+                  s.normed.data() + rows * s.spec.hidden);
+  }
+  s.run(static_cast<int>(rows), {{&s.head, s.normed.data(), s.spec.hidden, logits, s.spec.vocab}});
+}
+
+}  // namespace kt

@@ -1,0 +1,59 @@
+// A decoder-only transformer on the CPU, built from a spec and a checkpoint. One forward for every family:
+// new tokens of several sequences in, logits out; keys and values go to a paged cache the caller owns.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/pool.h"
+#include "kernels/plan.h"
+#include "models/spec.h"
+#include "nn/kv_cache.h"
+#include "weights/checkpoint.h"
+#include "weights/experts.h"
+
+namespace kt {
+
+struct TransformerOptions {
+  Precision precision = Precision::kDefault;  // of activations
+  Real kv_type = Real::kBf16;
+  int max_tokens = 512;  // of one forward, all sequences together
+  // Routed experts from here instead of the checkpoint (converted weights); null: the checkpoint's own.
+  const ExpertSource* experts = nullptr;
+};
+
+// New tokens of one sequence, at positions [position, position + tokens.size()).
+struct SequenceInput {
+  std::span<const int32_t> tokens;
+  int position = 0;
+  const int32_t* pages = nullptr;  // of the cache: tokens 0..63, 64..127, ...; enough for the new ones too
+  bool all_logits = false;         // of every new token; else of the last one only
+};
+
+class Transformer {
+ public:
+  // Reads and packs all weights but the embedding, whose rows are read from the checkpoint as tokens need
+  // them: it must outlive this. Errors name the tensor that is missing or has the wrong shape.
+  Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Pool> pool,
+              TransformerOptions options = {});
+  ~Transformer();
+  Transformer(Transformer&&) noexcept;
+
+  const ModelSpec& spec() const;
+  KvShape kv_shape() const;
+  size_t packed_bytes() const;
+
+  // Rows of logits a forward writes for these inputs.
+  static int64_t logit_rows(std::span<const SequenceInput> inputs);
+  // logits: [logit_rows, vocab]. Errors: token ids out of range, more tokens than max_tokens, positions past
+  // the context.
+  void forward(KvCache& cache, std::span<const SequenceInput> inputs, float* logits);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  friend struct TransformerLoader;
+};
+
+}  // namespace kt

@@ -1,0 +1,292 @@
+// From a checkpoint to a Transformer: which tensors a spec asks for, their shapes checked, everything packed.
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "formats/floats.h"
+#include "models/load_experts.h"
+#include "models/transformer_state.h"
+#include "weights/linears.h"
+
+namespace kt {
+namespace {
+
+std::vector<float> to_floats(const Tensor& tensor) {
+  std::vector<float> out(static_cast<size_t>(elements(tensor.shape)));
+  const std::byte* from = tensor.bytes.data();
+  for (size_t i = 0; i < out.size(); ++i) {
+    uint16_t half;
+    if (tensor.dtype == Dtype::kF32) {
+      std::memcpy(&out[i], from + 4 * i, 4);
+    } else {
+      std::memcpy(&half, from + 2 * i, 2);
+      out[i] = tensor.dtype == Dtype::kBf16 ? to_f32(bf16{half}) : to_f32(f16{half});
+    }
+    if (!is_finite(out[i])) fail("{}: element {} is not a finite number", tensor.name, i);
+  }
+  return out;
+}
+
+}  // namespace
+
+struct TransformerLoader {
+  const Checkpoint& checkpoint;
+  Transformer::State& s;
+  const ExpertSource* experts;
+  std::map<std::string, LinearModule, std::less<>> modules;
+  std::string root;  // what stands for the leading "model." of the spec's names
+
+  std::string rooted(const std::string& name) const {
+    return name.starts_with("model.") ? root + name.substr(6) : name;
+  }
+  std::string in_layer(int layer, const std::string& name) const {
+    return text("{}.{}.{}", rooted(s.spec.prefix), layer, name);
+  }
+
+  // Models inside larger ones keep their names behind another prefix.
+  void find_root() {
+    for (const char* candidate : {"model.", "language_model.model.", "model.language_model.", ""}) {
+      root = candidate;
+      if (checkpoint.find(rooted(s.spec.embedding) + ".weight")) return;
+    }
+    root = "model.";
+    checkpoint.at(s.spec.embedding + ".weight");  // says that it is missing
+  }
+
+  std::vector<float> vector(const std::string& name, int64_t size) const {
+    const Tensor& tensor = checkpoint.at(name);
+    const bool readable =
+        tensor.dtype == Dtype::kF32 || tensor.dtype == Dtype::kBf16 || tensor.dtype == Dtype::kF16;
+    if (!readable || elements(tensor.shape) != size)
+      fail("{}: expected {} floats, found {}", name, size, describe(tensor));
+    return to_floats(tensor);
+  }
+
+  std::unique_ptr<StoredMatrix> matrix(const std::string& module, int64_t n, int64_t k) const {
+    const auto found = modules.find(module);
+    if (found == modules.end()) {
+      checkpoint.at(module + ".weight");
+      fail("{}: not a matrix", module);
+    }
+    std::unique_ptr<StoredMatrix> stored = open_linear(checkpoint, found->second);
+    if (stored->n != n || stored->k != k)
+      fail("{}: expected [{}, {}], found [{}, {}]", module, n, k, stored->n, stored->k);
+    return stored;
+  }
+
+  Linear linear(const std::string& module, int64_t n, int64_t k, bool bias = false,
+                std::optional<Precision> precision = {}) const {
+    const Matrix weights = matrix(module, n, k)->matrix();
+    const std::vector<float> biases = bias ? vector(module + ".bias", n) : std::vector<float>{};
+    return {*s.pool,
+            weights.view(),
+            biases,
+            {.precision = precision.value_or(s.options.precision), .kernels = s.kernels},
+            module};
+  }
+
+  // A gated MLP that every token visits, as the only expert of a layer.
+  Experts mlp(const std::string& gate, const std::string& up, const std::string& down, int inter,
+              const Activation& activation) const {
+    const int64_t hidden = s.spec.hidden;
+    const Matrix g = matrix(gate, inter, hidden)->matrix(), u = matrix(up, inter, hidden)->matrix(),
+                 d = matrix(down, hidden, inter)->matrix();
+    Experts out(s.pool, s.workspace, {.experts = 1, .hidden = s.spec.hidden, .inter = inter},
+                {.gate_up = g.format,
+                 .down = d.format,
+                 .activation = activation,
+                 .precision = s.options.precision,
+                 .max_tokens = s.options.max_tokens,
+                 .kernels = s.kernels});
+    out.load(0, {.gate = g.view(), .up = u.view(), .down = d.view()});
+    return out;
+  }
+
+  GqaWeights gqa(int layer) const {
+    const GqaSpec& spec = s.spec.gqa;
+    const LayerNames& names = s.spec.names;
+    const int64_t q = int64_t{spec.heads} * spec.head_dim, kv = int64_t{spec.kv_heads} * spec.head_dim,
+                  hidden = s.spec.hidden;
+    GqaWeights w{.q = linear(in_layer(layer, names.q), q, hidden, spec.qkv_bias),
+                 .k = linear(in_layer(layer, names.k), kv, hidden, spec.qkv_bias),
+                 .v = linear(in_layer(layer, names.v), kv, hidden, spec.qkv_bias),
+                 .o = linear(in_layer(layer, names.o), hidden, q, spec.o_bias)};
+    if (spec.norm != GqaSpec::Norm::kNone) {
+      const bool all = spec.norm == GqaSpec::Norm::kAll;
+      w.q_norm = vector(in_layer(layer, names.q_norm) + ".weight", all ? q : spec.head_dim);
+      w.k_norm = vector(in_layer(layer, names.k_norm) + ".weight", all ? kv : spec.head_dim);
+    }
+    if (spec.sinks) w.sinks = vector(in_layer(layer, names.sinks), spec.heads);
+    return w;
+  }
+
+  MlaWeights mla(int layer) const {
+    const MlaSpec& spec = s.spec.mla;
+    const LayerNames& names = s.spec.names;
+    const int64_t q = int64_t{spec.heads} * (spec.nope + spec.rope), hidden = s.spec.hidden;
+    MlaWeights w;
+    if (spec.q_rank > 0) {
+      w.q_a = linear(in_layer(layer, names.q_a), spec.q_rank, hidden, spec.bias);
+      w.q_a_norm = vector(in_layer(layer, names.q_a_norm) + ".weight", spec.q_rank);
+      w.q_b = linear(in_layer(layer, names.q_b), q, spec.q_rank);
+    } else {
+      w.q = linear(in_layer(layer, names.q), q, hidden);
+    }
+    w.kv_a = linear(in_layer(layer, names.kv_a), spec.kv_rank + spec.rope, hidden, spec.bias);
+    w.kv_a_norm = vector(in_layer(layer, names.kv_a_norm) + ".weight", spec.kv_rank);
+    w.o = linear(in_layer(layer, names.o), hidden, int64_t{spec.heads} * spec.v, spec.bias);
+    split_kv_b(in_layer(layer, names.kv_b), w);
+    return w;
+  }
+
+  // kv_b is [heads, nope + v, kv_rank]: a head's keys go to the query's side transposed, its values after
+  // attention.
+  void split_kv_b(const std::string& name, MlaWeights& w) const {
+    const MlaSpec& spec = s.spec.mla;
+    const int64_t rows = spec.nope + spec.v;
+    const std::unique_ptr<StoredMatrix> stored = matrix(name, spec.heads * rows, spec.kv_rank);
+    const Format format = format_named(s.options.precision == Precision::kF32 ? "f32" : "bf16");
+    std::vector<float> head(static_cast<size_t>(rows * spec.kv_rank)),
+        keys(static_cast<size_t>(spec.nope) * static_cast<size_t>(spec.kv_rank));
+    for (int h = 0; h < spec.heads; ++h) {
+      stored->values(h * rows, rows, head.data());
+      for (int i = 0; i < spec.nope; ++i)
+        for (int j = 0; j < spec.kv_rank; ++j)
+          keys[static_cast<size_t>(j) * static_cast<size_t>(spec.nope) + static_cast<size_t>(i)] =
+              head[static_cast<size_t>(i) * static_cast<size_t>(spec.kv_rank) + static_cast<size_t>(j)];
+      const std::span<const float> values(head.data() + int64_t{spec.nope} * spec.kv_rank,
+                                          static_cast<size_t>(spec.v) * static_cast<size_t>(spec.kv_rank));
+      const LinearOptions options{.precision = s.options.precision, .kernels = s.kernels};
+      w.absorb.emplace_back(*s.pool, quantise(format, keys, spec.kv_rank, spec.nope).view(),
+                            std::span<const float>{}, options, name);
+      w.expand.emplace_back(*s.pool, quantise(format, values, spec.v, spec.kv_rank).view(),
+                            std::span<const float>{}, options, name);
+    }
+  }
+
+  void moe(int layer, LayerWeights& w) const {
+    const MoeSpec& spec = s.spec.moe;
+    const LayerNames& names = s.spec.names;
+    if (!experts) fail("{}: layer {} needs routed experts", checkpoint.path(), layer);
+    if (experts->experts() != spec.experts || experts->hidden() != s.spec.hidden ||
+        experts->inter() != spec.inter)
+      fail("{}: the config has {} experts of {} x {}, the weights {} of {} x {}", checkpoint.path(),
+           spec.experts, s.spec.hidden, spec.inter, experts->experts(), experts->hidden(), experts->inter());
+    // Choosing experts is a comparison of close numbers: always in f32.
+    w.router =
+        linear(in_layer(layer, names.router), spec.experts, s.spec.hidden, spec.router.bias, Precision::kF32);
+    if (spec.router.correction_bias)
+      w.correction = vector(in_layer(layer, names.correction_bias), spec.experts);
+    w.routed.emplace(s.pool, s.workspace, experts_shape(*experts),
+                     experts_options(*experts, layer,
+                                     {.activation = spec.activation,
+                                      .precision = s.options.precision,
+                                      .max_tokens = s.options.max_tokens,
+                                      .kernels = s.kernels}));
+    load_experts(*experts, layer, *s.pool, *w.routed);
+    if (spec.shared_inter > 0) {
+      const std::string shared = in_layer(layer, names.shared);
+      w.dense.emplace(mlp(shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj",
+                          spec.shared_inter, spec.activation));
+      if (spec.shared_gate)
+        w.shared_gate = linear(in_layer(layer, names.shared_gate), 1, s.spec.hidden, false, Precision::kF32);
+    }
+  }
+
+  LayerWeights layer(int i) const {
+    const LayerSpec& spec = s.spec.layers[static_cast<size_t>(i)];
+    const LayerNames& names = s.spec.names;
+    LayerWeights w;
+    w.input_norm = vector(in_layer(i, names.input_norm) + ".weight", s.spec.hidden);
+    w.post_norm = vector(in_layer(i, names.post_norm) + ".weight", s.spec.hidden);
+    if (spec.mla) {
+      w.mla.emplace(mla(i));
+    } else {
+      w.gqa.emplace(gqa(i));
+    }
+    if (spec.moe) {
+      moe(i, w);
+    } else {
+      w.dense.emplace(mlp(in_layer(i, names.gate), in_layer(i, names.up), in_layer(i, names.down),
+                          spec.dense_inter, s.spec.activation));
+    }
+    return w;
+  }
+
+  void buffers() const {
+    const auto tokens = static_cast<size_t>(s.options.max_tokens);
+    const auto size = [&](std::vector<float>& buffer, int64_t width) {
+      buffer.resize(tokens * static_cast<size_t>(width));
+    };
+    const MlaSpec& mla = s.spec.mla;
+    const GqaSpec& gqa = s.spec.gqa;
+    for (std::vector<float>* buffer : {&s.x, &s.normed, &s.out}) size(*buffer, s.spec.hidden);
+    const int64_t kv = int64_t{gqa.kv_heads} * gqa.head_dim, q = int64_t{gqa.heads} * gqa.head_dim;
+    size(s.q, std::max({q, int64_t{mla.heads} * (mla.nope + mla.rope), int64_t{mla.heads} * mla.v}));
+    size(s.k, std::max<int64_t>(kv, mla.kv_rank + mla.rope));
+    size(s.v, std::max<int64_t>(kv, mla.q_rank));
+    size(s.latent, int64_t{mla.heads} * (mla.kv_rank + mla.rope));
+    size(s.heads, std::max(q, int64_t{mla.heads} * mla.kv_rank));
+    size(s.router_logits, s.spec.moe.experts);
+    size(s.weights, s.spec.moe.top_k);
+    s.ids.resize(tokens * static_cast<size_t>(s.spec.moe.top_k));
+    s.zeros.resize(tokens);
+    s.gate.resize(tokens);
+    s.ones.assign(tokens, 1.0f);
+  }
+};
+
+Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Pool> pool,
+                         TransformerOptions options)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.spec = std::move(spec);
+  s.options = options;
+  s.pool = std::move(pool);
+  s.workspace = std::make_shared<Workspace>();
+  s.kernels = &kt::kernels();
+  s.rope = std::make_unique<Rope>(s.spec.rope);
+  s.linears = std::make_unique<LinearWork>(s.pool);
+  s.attention = std::make_unique<AttentionWork>(s.pool, *s.kernels);
+  if (s.spec.layers.empty()) fail("{}: a model without layers", checkpoint.path());
+  const bool moe =
+      std::any_of(s.spec.layers.begin(), s.spec.layers.end(), [](const LayerSpec& l) { return l.moe; });
+  std::unique_ptr<ExpertSource> own;
+  if (moe && !options.experts) own = open_experts(checkpoint);
+  const ExpertSource* experts = options.experts ? options.experts : own.get();
+  s.options.experts = nullptr;  // read now, not kept
+  TransformerLoader loader{checkpoint, s, experts, {}, {}};
+  for (LinearModule& module :
+       find_linears(checkpoint, [&](std::string_view name) { return own && own->owns(name); })) {
+    std::string name = module.module;
+    loader.modules.emplace(std::move(name), std::move(module));
+  }
+  loader.find_root();
+  s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
+  s.final_norm = loader.vector(loader.rooted(s.spec.final_norm) + ".weight", s.spec.hidden);
+  s.head =
+      loader.linear(s.spec.tied_embeddings ? loader.rooted(s.spec.embedding) : loader.rooted(s.spec.head),
+                    s.spec.vocab, s.spec.hidden);
+  for (int i = 0; i < static_cast<int>(s.spec.layers.size()); ++i) s.layers.push_back(loader.layer(i));
+  loader.buffers();
+}
+
+size_t Transformer::packed_bytes() const {
+  size_t bytes = state_->head.packed_bytes();
+  for (const LayerWeights& w : state_->layers) {
+    if (w.routed) bytes += w.routed->packed_bytes();
+    if (w.dense) bytes += w.dense->packed_bytes();
+    if (w.gqa)
+      bytes += w.gqa->q.packed_bytes() + w.gqa->k.packed_bytes() + w.gqa->v.packed_bytes() +
+               w.gqa->o.packed_bytes();
+    if (!w.mla) continue;
+    for (const Linear* linear : {&w.mla->q, &w.mla->q_a, &w.mla->q_b, &w.mla->kv_a, &w.mla->o})
+      bytes += linear->packed_bytes();
+    for (const auto* list : {&w.mla->absorb, &w.mla->expand})
+      for (const Linear& linear : *list) bytes += linear.packed_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace kt

@@ -1,0 +1,77 @@
+#include "nn/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/error.h"
+
+namespace kt {
+namespace {
+
+// YaRN: frequencies that turn often within the original context stay, slow ones are stretched, a ramp lies
+// between.
+void stretch_yarn(const RopeSpec& spec, std::vector<double>& frequencies) {
+  const auto dimension_of = [&](double turns) {
+    return spec.dims * std::log(spec.original_context / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(spec.theta));
+  };
+  double low = dimension_of(spec.beta_fast), high = dimension_of(spec.beta_slow);
+  if (spec.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, spec.dims - 1.0);
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    frequencies[i] = frequencies[i] / spec.factor * ramp + frequencies[i] * (1 - ramp);
+  }
+}
+
+// Llama 3: wavelengths beyond the original context are stretched, short ones stay, with a smooth part
+// between.
+void stretch_llama3(const RopeSpec& spec, std::vector<double>& frequencies) {
+  for (double& f : frequencies) {
+    const double wavelength = 2 * std::numbers::pi / f, turns = spec.original_context / wavelength;
+    if (turns < spec.low_freq_factor) {
+      f /= spec.factor;
+    } else if (turns <= spec.high_freq_factor) {
+      const double smooth = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor);
+      f = (1 - smooth) * f / spec.factor + smooth * f;
+    }
+  }
+}
+
+}  // namespace
+
+Rope::Rope(const RopeSpec& spec) : spec_(spec), frequencies_(static_cast<size_t>(spec.dims / 2)) {
+  if (spec.dims < 0 || spec.dims % 2) fail("rope: expected an even number of dimensions, got {}", spec.dims);
+  for (size_t i = 0; i < frequencies_.size(); ++i)
+    frequencies_[i] = std::pow(spec.theta, -2.0 * static_cast<double>(i) / spec.dims);
+  if (spec.scaling == RopeSpec::Scaling::kLinear)
+    for (double& f : frequencies_) f /= spec.factor;
+  if (spec.scaling == RopeSpec::Scaling::kYarn) stretch_yarn(spec, frequencies_);
+  if (spec.scaling == RopeSpec::Scaling::kLlama3) stretch_llama3(spec, frequencies_);
+}
+
+void Rope::turn(float* x, int heads, int64_t stride, int position) const {
+  const int half = spec_.dims / 2;
+  for (int i = 0; i < half; ++i) {
+    // The reference computes the angle in f32: position * frequency, both rounded.
+    const float angle =
+        static_cast<float>(position) * static_cast<float>(frequencies_[static_cast<size_t>(i)]);
+    const float c = std::cos(angle) * static_cast<float>(spec_.attention_factor),
+                s = std::sin(angle) * static_cast<float>(spec_.attention_factor);
+    const int first = spec_.interleaved ? 2 * i : i, second = spec_.interleaved ? 2 * i + 1 : i + half;
+    for (int h = 0; h < heads; ++h) {
+      float* head = x + h * stride;
+      const float a = head[first], b = head[second];
+      head[first] = a * c - b * s;
+      head[second] = b * c + a * s;
+    }
+  }
+}
+
+}  // namespace kt

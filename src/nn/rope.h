@@ -1,0 +1,38 @@
+// Rotary position embeddings: the frequencies of every scaling people use, and turning heads by them.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace kt {
+
+// Rotary positions. Pairs are (i, i + dims / 2), or (2 i, 2 i + 1) where interleaved. Only the first `dims`
+// of a head turn.
+struct RopeSpec {
+  int dims = 0;
+  double theta = 10000;
+  bool interleaved = false;
+  enum class Scaling { kNone, kLinear, kYarn, kLlama3, kDynamic } scaling = Scaling::kNone;
+  double factor = 1;
+  int original_context = 0;                          // yarn, llama3, dynamic
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  bool truncate = true;                              // yarn: correction range rounded to whole dimensions
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  double attention_factor = 1;                       // cosines and sines are multiplied by it
+};
+
+class Rope {
+ public:
+  // `context`: the longest position the model was trained for (dynamic scaling past it is not applied).
+  explicit Rope(const RopeSpec& spec);
+
+  // Turns `heads` heads of one token in place; head h starts at x + h * stride, its first spec.dims numbers
+  // turn.
+  void turn(float* x, int heads, int64_t stride, int position) const;
+  const RopeSpec& spec() const { return spec_; }
+
+ private:
+  RopeSpec spec_;
+  std::vector<double> frequencies_;  // [dims / 2] radians a position
+};
+
+}  // namespace kt

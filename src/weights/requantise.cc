@@ -1,0 +1,58 @@
+#include "weights/requantise.h"
+
+#include "base/error.h"
+
+namespace kt {
+namespace {
+
+class RoundedMatrix : public StoredMatrix {
+ public:
+  RoundedMatrix(std::unique_ptr<StoredMatrix> from, const Format& to) : from_(std::move(from)) {
+    name = from_->name;
+    format = to;
+    n = from_->n;
+    k = from_->k;
+  }
+  Matrix rows(int64_t first, int64_t count) const override {
+    std::vector<float> values(static_cast<size_t>(count * k));
+    from_->values(first, count, values.data());
+    return quantise(format, values, count, k);
+  }
+
+ private:
+  std::unique_ptr<StoredMatrix> from_;
+};
+
+class RoundedExperts : public ExpertSource {
+ public:
+  RoundedExperts(const ExpertSource& source, const Format& format)
+      : source_(source), format_(format), dialect_(name_of(format)) {}
+  std::string_view dialect() const override { return dialect_; }
+  std::vector<int> layers() const override { return source_.layers(); }
+  int experts() const override { return source_.experts(); }
+  int64_t hidden() const override { return source_.hidden(); }
+  int64_t inter() const override { return source_.inter(); }
+  std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
+    return std::make_unique<RoundedMatrix>(source_.at(layer, expert, projection), format_);
+  }
+  std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
+    return source_.bias(layer, expert, projection);
+  }
+  bool owns(std::string_view tensor) const override { return source_.owns(tensor); }
+  std::string module_name(int layer, int expert, Projection projection) const override {
+    return source_.module_name(layer, expert, projection);
+  }
+
+ private:
+  const ExpertSource& source_;
+  Format format_;
+  std::string dialect_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format) {
+  return std::make_unique<RoundedExperts>(source, format);
+}
+
+}  // namespace kt
