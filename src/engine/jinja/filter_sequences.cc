@@ -126,9 +126,7 @@ Value unique(Interpreter& run, const Value& v, Arguments& arguments) {
       if (seen_text.insert(key.string()).second) out.push_back(item);
     } else if (std::none_of(seen.begin(), seen.end(),
                             [&](const Value& s) { return equals(s, key, meter); })) {
-      if (key.is(Kind::kDict) || (key.is(Kind::kSequence) && key.sequence().kind == SequenceKind::kList)) {
-        meter.fail("unhashable type: '{}'", type_name(key));
-      }
+      require_hashable(key, meter);
       seen.push_back(key);
       out.push_back(item);
     }
@@ -249,6 +247,7 @@ Value map(Interpreter& run, const Value& v, Arguments& arguments) {
   Meter& meter = run.meter();
   const Meter::Level level(meter);
   std::vector<Value> out;
+  if (!truth(v)) return make_iterator({}, meter);
   if (arguments.positional.empty()) {
     Reader in("map", arguments, meter);
     const Value attribute = in.required("attribute");

@@ -38,7 +38,9 @@ class PercentFormat {
       out += d.type == '%' ? "%" : one(d);
       meter_.fits(out.size());
     }
-    if (used_ < values_.size() && !with_.is(Kind::kDict))
+    const bool looked_up = with_.is(Kind::kDict) || with_.is(Kind::kUndefined) ||
+                           type_name(with_) == "list" || type_name(with_) == "range";
+    if (used_ < values_.size() && !looked_up)
       meter_.fail("not all arguments converted during string formatting");
     return out;
   }
@@ -142,6 +144,7 @@ std::string format_percent(const std::string& pattern, const Value& with, Meter&
 std::string format_braces(const std::string& pattern, const Arguments& with, Meter& meter) {
   std::string out;
   size_t automatic = 0;
+  bool numbered = false;
   for (size_t at = 0; at < pattern.size(); ++at) {
     const char c = pattern[at];
     if ((c == '{' || c == '}') && at + 1 < pattern.size() && pattern[at + 1] == c) {
@@ -166,6 +169,9 @@ std::string format_braces(const std::string& pattern, const Arguments& with, Met
     const bool digits = field.find_first_not_of("0123456789") == std::string::npos;
     const Value* value = nullptr;
     if (digits) {
+      numbered |= !field.empty();
+      if (numbered && (field.empty() || automatic))
+        meter.fail("cannot mix automatic and manual field numbering");
       const size_t index = field.empty() ? automatic++ : field.size() > 6 ? SIZE_MAX : std::stoul(field);
       if (index < with.positional.size()) value = &with.positional[index];
     } else {

@@ -86,7 +86,7 @@ Value range(Meter& meter, Arguments& arguments) {
     out.emplace_back(at);
     if (__builtin_add_overflow(at, step, &at)) break;
   }
-  meter.step(static_cast<int64_t>(out.size() / 16));
+  meter.step(static_cast<int64_t>(out.size() / 4));
   std::string label = text("range({}, {}", start, stop) + (step == 1 ? ")" : text(", {})", step));
   return make_sequence(std::move(out), SequenceKind::kRange, meter, std::move(label));
 }

@@ -14,7 +14,7 @@ namespace kt {
 
 struct TemplateBudget {
   int64_t steps = 2'000'000;        // expressions, statements, elements looked at
-  size_t work_bytes = 512u << 20;   // bytes of text and lists read or made, in sum
+  size_t work_bytes = 256u << 20;   // bytes of text and lists read or made, in sum
   size_t output_bytes = 16u << 20;  // of the rendered prompt
   size_t value_bytes = 16u << 20;   // of one string or list
   int64_t range = 100'000;          // elements of one range()

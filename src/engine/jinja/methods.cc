@@ -35,6 +35,7 @@ Value strings(const std::vector<std::string_view>& parts, Meter& meter) {
 // At white space, runs of it counting once; at most `limit` cuts unless negative.
 std::vector<std::string_view> split_space(std::string_view s, int64_t limit, bool from_right, Meter& meter) {
   std::vector<std::string_view> out;
+  const std::string_view whole = s;
   s = strip_space(s, Side::kBoth);
   std::vector<std::pair<size_t, size_t>> gaps;
   for (size_t at = 0; at < s.size();) {
@@ -49,19 +50,21 @@ std::vector<std::string_view> split_space(std::string_view s, int64_t limit, boo
     }
     at += length;
   }
-  if (limit >= 0 && static_cast<int64_t>(gaps.size()) > limit) {
-    if (from_right) {
-      gaps.erase(gaps.begin(), gaps.end() - limit);
-    } else {
-      gaps.resize(static_cast<size_t>(limit));
-    }
-  }
+  const bool cut_short = limit >= 0 && static_cast<int64_t>(gaps.size()) >= limit;
+  if (cut_short && from_right) gaps.erase(gaps.begin(), gaps.end() - limit);
+  if (cut_short && !from_right) gaps.resize(static_cast<size_t>(limit));
   size_t start = 0;
   for (const auto& [first, last] : gaps) {
     out.push_back(s.substr(start, first - start));
     start = last;
   }
   if (!s.empty()) out.push_back(s.substr(start));
+  if (cut_short && !out.empty()) {  // what is left uncut keeps the white space at its far end
+    std::string_view& rest = from_right ? out.front() : out.back();
+    const char* const first = from_right ? whole.data() : rest.data();
+    const char* const last = from_right ? rest.data() + rest.size() : whole.data() + whole.size();
+    rest = std::string_view(first, static_cast<size_t>(last - first));
+  }
   return out;
 }
 
@@ -452,7 +455,7 @@ Value find_method(const Value& of, std::string_view name, Meter&) {
   out->name = found->first;
   out->depth = of.depth();
   out->body = [of, found](Meter& meter, Arguments& arguments) {
-    if (of.is(Kind::kString)) meter.work(of.string().size());
+    if (of.is(Kind::kString)) meter.work(kSearchCost * of.string().size());
     Reader reader(found->first, arguments, meter);
     return found->second(of, reader, meter);
   };

@@ -169,7 +169,7 @@ bool contains(const Value& item, const Value& in, Meter& meter) {
     if (!item.is(Kind::kString)) {
       meter.fail("'in <string>' requires string as left operand, not {}", type_name(item));
     }
-    meter.work(in.string().size());
+    meter.work(kSearchCost * in.string().size());
     return find_bytes(in.string(), item.string()) != std::string_view::npos;
   }
   if (in.is(Kind::kDict)) {
@@ -270,9 +270,9 @@ int64_t slice_bound(const Value& v, int64_t standard, int64_t size, int64_t low,
 
 Value get_slice(const Value& of, const Slice& slice, Meter& meter) {
   require_defined(of, meter);
-  if (!is_indexed(of) && !of.is(Kind::kString)) return no_attribute(of, "slice");
+  if (!is_indexed(of) && !of.is(Kind::kString)) meter.fail("'{}' object cannot be sliced", type_name(of));
   for (const Value* bound : {&slice.start, &slice.stop, &slice.step}) {
-    if (!bound->is_integer() && !bound->is(Kind::kNone)) return no_attribute(of, "slice");
+    if (!bound->is_integer() && !bound->is(Kind::kNone)) meter.fail("slice indices must be integers or None");
   }
   const int64_t step = slice.step.is_integer() ? slice.step.integer() : 1;
   if (step == 0) meter.fail("slice step cannot be zero");

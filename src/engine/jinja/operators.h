@@ -8,6 +8,9 @@
 
 namespace kt::jinja {
 
+// Searching text takes as long as copying it so many times.
+inline constexpr size_t kSearchCost = 4;
+
 // op is one of + - * / // % **.
 Value arithmetic(std::string_view op, const Value& a, const Value& b, Meter& meter);
 Value negate(const Value& v, Meter& meter);

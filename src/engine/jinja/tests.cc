@@ -29,7 +29,7 @@ bool is_float(const Value& v) { return v.is(Kind::kFloat); }
 bool is_numeric(const Value& v) { return v.is_number(); }
 bool is_string(const Value& v) { return v.is(Kind::kString); }
 bool is_mapping(const Value& v) { return v.is(Kind::kDict); }
-bool is_callable(const Value& v) { return v.is(Kind::kCallable); }
+bool is_callable(const Value& v) { return v.is(Kind::kCallable) || v.is(Kind::kUndefined); }
 bool is_escaped(const Value&) { return false; }
 // Has a length and items.
 bool is_sequence(const Value& v) {

@@ -98,14 +98,6 @@ int deeper(int depth, Meter& meter) {
   return depth + 1;
 }
 
-void require_hashable(const Value& key, Meter& meter) {
-  const bool list = key.is(Kind::kSequence) && key.sequence().kind == SequenceKind::kList;
-  if (list || key.is(Kind::kDict)) meter.fail("unhashable type: '{}'", type_name(key));
-  if (key.is(Kind::kSequence) && key.sequence().kind == SequenceKind::kTuple) {
-    for (const Value& item : key.sequence().items) require_hashable(item, meter);
-  }
-}
-
 }  // namespace
 
 Value make_sequence(std::vector<Value> items, SequenceKind kind, Meter& meter, std::string label) {
@@ -393,6 +385,14 @@ std::vector<Value> elements(const Value& v, Meter& meter) {
       return out;
     default:
       meter.fail("'{}' object is not iterable", type_name(v));
+  }
+}
+
+void require_hashable(const Value& key, Meter& meter) {
+  const bool list = key.is(Kind::kSequence) && key.sequence().kind == SequenceKind::kList;
+  if (list || key.is(Kind::kDict)) meter.fail("unhashable type: '{}'", type_name(key));
+  if (key.is(Kind::kSequence) && key.sequence().kind == SequenceKind::kTuple) {
+    for (const Value& item : key.sequence().items) require_hashable(item, meter);
   }
 }
 

@@ -162,6 +162,8 @@ std::string type_name(const Value& v);
 // The elements a loop would see; an Error where the value is not iterable. Empties iterators.
 std::vector<Value> elements(const Value& v, Meter& meter);
 bool is_iterable(const Value& v);
+// Error "unhashable type: 'list'" for what cannot be a key.
+void require_hashable(const Value& key, Meter& meter);
 // Error "'x' is undefined" for what cannot be used.
 void require_defined(const Value& v, Meter& meter);
 
