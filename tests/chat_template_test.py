@@ -8,7 +8,6 @@ import os
 import pathlib
 import random
 import subprocess
-import time
 
 import pytest
 
@@ -134,6 +133,9 @@ CONVERSATIONS = {
     "parts": [SYSTEM, PARTS],
     "ends with assistant": [USER, REASONED],
     "two users": [USER, USER],
+    "one call": [SYSTEM, USER, {**CALL, "tool_calls": CALL["tool_calls"][:1]}, RESULTS[0], ANSWER, USER],
+    "arguments as text": [USER, {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "browser", "arguments": "{\"q\": 1}"}}]}, RESULTS[1]],
     "empty": [],
 }
 OPTIONS = [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "enable_thinking": False},
@@ -482,11 +484,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize("case", range(len(HOSTILE)))
 def test_hostile(probe, case):
-    start = time.monotonic()
     answer = probe(HOSTILE[case], {})
     assert "error" in answer, f"{HOSTILE[case][:100]} gave {str(answer)[:200]}"
     assert "\n" not in answer["error"] and len(answer["error"]) < 400 and " line " in answer["error"]
-    assert time.monotonic() - start < float(os.environ.get("KT_TEST_SECONDS", 1)), HOSTILE[case][:100]
+    assert answer["seconds"] < 1, HOSTILE[case][:100]
 
 
 def test_the_message_of_the_template(probe):

@@ -1,7 +1,7 @@
-// Renders what stands on standard input, for tests/chat_template_test.py. One line of JSON a case:
-// {"template": ..., "variables": {...}, "now": seconds}; one line of JSON an answer: {"output": ...} or
-// {"error": ...}.
-#include <chrono>
+// Renders what stands on standard input, for tests/chat_template_test.py. A case is a line of JSON,
+// {"template": ..., "variables": {...}, "now": seconds}; so is the answer, {"output": ...} or {"error": ...},
+// with "seconds" of CPU time.
+#include <ctime>
 #include <iostream>
 #include <string>
 
@@ -10,7 +10,7 @@
 int main() {
   for (std::string line; std::getline(std::cin, line);) {
     kt::TemplateVariables answer;
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     try {
       const auto input = kt::TemplateVariables::parse(line);
       kt::ChatTemplate chat(input.at("template").get<std::string>(), "probe");
@@ -19,7 +19,7 @@ int main() {
     } catch (const kt::Error& e) {
       answer["error"] = e.what();
     }
-    answer["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    answer["seconds"] = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     std::cout << answer.dump(-1, ' ', false, kt::TemplateVariables::error_handler_t::replace) << std::endl;
   }
 }
