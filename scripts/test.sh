@@ -118,11 +118,12 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  # The second list takes a few hundred megabytes; without it the tests that ask those libraries skip, each saying so.
-  # torch without what it depends on, because that would be gigabytes of GPU libraries on some machines.
-  local needed=(numpy gguf safetensors pytest)
-  local oracles=(sympy networkx jinja2 fsspec filelock typing_extensions transformers compressed-tensors accelerate tokenizers)
-  if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${oracles[*]}" ]; then
+  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken)
+  # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
+  # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
+  local bare=(torch==2.13.0 compressed-tensors accelerate)
+  local oracles=(transformers sympy networkx fsspec filelock typing_extensions psutil loguru pydantic)
+  if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${bare[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"
     if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q "${needed[@]}"; } > "$log" 2>&1; then
       tail -n 3 "$log"
@@ -132,15 +133,18 @@ python_tests() {
       not_run_here "tests/*_test.py (${needed[*]} could not be installed)"
       return
     fi
-    # accelerate and compressed-tensors name torch as something they need, so it comes first.
-    { "$venv/bin/pip" install -q --no-deps torch==2.13.0 && "$venv/bin/pip" install -q --no-deps compressed-tensors accelerate &&
-      "$venv/bin/pip" install -q transformers sympy networkx jinja2 fsspec filelock typing_extensions psutil loguru pydantic; } \
-      >> "$log" 2>&1 || { tail -n 3 "$log"; not_run_here "tests that ask torch, transformers or compressed-tensors"; }
-    echo "${needed[*]} ${oracles[*]}" > "$venv/made"
+    if "$venv/bin/pip" install -q --no-deps "${bare[@]}" >> "$log" 2>&1 && "$venv/bin/pip" install -q "${oracles[@]}" >> "$log" 2>&1; then
+      echo "${needed[*]} ${bare[*]} ${oracles[*]}" > "$venv/made"
+    else
+      tail -n 3 "$log"
+      not_run_here "what asks ${bare[*]} ${oracles[*]} (not installed)"
+    fi
   fi
   mkdir -p "$results/python"
-  KT_FORMATS_PROBE=$PWD/$build/src/formats/formats_probe KT_WEIGHTS_PROBE=$PWD/$build/src/weights/weights_probe \
-    KT_PROGRAM=$PWD/$build/bin/kt \
+  local src=$PWD/$build/src
+  KT_PROGRAM=$PWD/$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
+    KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
+    KT_TEMPLATE_PROBE=$src/engine/template_probe \
     "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
 }
