@@ -25,7 +25,8 @@ struct MlaSpec {
   int heads = 0;
   int q_rank = 0;  // 0: q_proj, without a low-rank step
   int kv_rank = 0, nope = 0, rope = 0, v = 0;
-  bool bias = false;  // of q_a and kv_a projections, and o
+  bool bias = false;       // of q_a and kv_a projections, and o
+  double norm_eps = 1e-6;  // of the norms of q_a and kv_a; the model's own is for the others
 };
 
 struct MoeSpec {

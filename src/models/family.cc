@@ -1,0 +1,239 @@
+#include "models/family.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weights/shown.h"
+
+namespace kt {
+namespace {
+
+Activation read_activation(const ConfigReader& config) {
+  const std::string name = config.string("hidden_act", "silu");
+  if (name == "silu" || name == "swish") return {.kind = ActivationKind::kSwiGlu};
+  if (name == "gelu") return {.kind = ActivationKind::kGeluErf};
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return {.kind = ActivationKind::kGeluTanh};
+  config.unsupported("hidden_act", "silu, gelu, gelu_pytorch_tanh");
+}
+
+// All heads together are a row of a matrix; it has to stay a size like any other.
+void check_row(const ConfigReader& config, int heads, int dims) {
+  if (static_cast<int64_t>(heads) * dims > ConfigReader::kMost)
+    fail("{}: {} heads of {} numbers, at most {} numbers together are read",
+         config.place("num_attention_heads"), heads, dims, ConfigReader::kMost);
+}
+
+// Where rope's values are: both spellings are one object; rope_scaling, where it is more than null, wins.
+std::optional<ConfigReader> rope_object(const ConfigReader& config) {
+  for (const std::string_view key : {"rope_scaling", "rope_parameters"})
+    if (std::optional<ConfigReader> object = config.object(key)) return object;
+  return std::nullopt;
+}
+
+std::string rope_type(const ConfigReader& rope) {
+  return rope.string("rope_type", rope.string("type", "default"));
+}
+
+// Yarn's length factor of attention: 0.1 mscale ln(factor) + 1.
+double yarn_gain(double factor, double mscale) {
+  return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
+}
+
+double positive(const ConfigReader& config, std::string_view key, double value) {
+  if (!(value > 0)) config.wrong(key, "a number above 0");
+  return value;
+}
+
+// The pretraining context: beside rope's object it wins over the one inside.
+int original_context(const ConfigReader& config, const ConfigReader& rope, int context) {
+  constexpr std::string_view kKey = "original_max_position_embeddings";
+  return config.has(kKey) ? config.integer(kKey) : rope.integer(kKey, context, 1);
+}
+
+void read_yarn(const ConfigReader& config, const ConfigReader& rope, ModelSpec& spec) {
+  RopeSpec& out = spec.rope;
+  out.scaling = RopeSpec::Scaling::kYarn;
+  out.original_context = original_context(config, rope, spec.context);
+  out.factor = positive(rope, "factor",
+                        rope.number("factor", static_cast<double>(spec.context) / out.original_context));
+  // 0 stands for the default, as null does.
+  if (const double beta = rope.number("beta_fast", 0)) out.beta_fast = positive(rope, "beta_fast", beta);
+  if (const double beta = rope.number("beta_slow", 0)) out.beta_slow = positive(rope, "beta_slow", beta);
+  out.truncate = rope.boolean("truncate", true);
+  const double mscale = rope.number("mscale", 0), all = rope.number("mscale_all_dim", 0);
+  // mscale counts only next to mscale_all_dim.
+  const double gain = mscale != 0 && all != 0 ? yarn_gain(out.factor, mscale) / yarn_gain(out.factor, all)
+                                              : yarn_gain(out.factor, 1);
+  out.attention_factor = rope.number("attention_factor", gain);
+  // Some configs state the length before stretching.
+  const double stretched = std::min<double>(out.original_context * out.factor, ConfigReader::kMost);
+  spec.context = std::max(spec.context, static_cast<int>(stretched));
+}
+
+void read_llama3(const ConfigReader& config, const ConfigReader& rope, ModelSpec& spec) {
+  RopeSpec& out = spec.rope;
+  out.scaling = RopeSpec::Scaling::kLlama3;
+  out.original_context = original_context(config, rope, spec.context);
+  out.factor = positive(rope, "factor", rope.number("factor"));
+  out.low_freq_factor = positive(rope, "low_freq_factor", rope.number("low_freq_factor"));
+  out.high_freq_factor = positive(rope, "high_freq_factor", rope.number("high_freq_factor"));
+  if (out.high_freq_factor <= out.low_freq_factor)
+    rope.wrong("high_freq_factor", text("more than low_freq_factor, {}", out.low_freq_factor));
+}
+
+}  // namespace
+
+ModelSpec describe_common(const ConfigReader& config, double norm_eps) {
+  ModelSpec spec;
+  spec.hidden = config.known(config.model().hidden, "hidden_size");
+  spec.vocab = config.integer("vocab_size");
+  spec.context = config.integer("max_position_embeddings");
+  spec.norm_eps = config.number("rms_norm_eps", norm_eps);
+  if (spec.norm_eps < 0) config.wrong("rms_norm_eps", "a number of at least 0");
+  spec.tied_embeddings = config.boolean("tie_word_embeddings", false);
+  spec.activation = spec.moe.activation = read_activation(config);
+  spec.layers.resize(static_cast<size_t>(config.known(config.model().layers, "num_hidden_layers")));
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    LayerSpec& layer = spec.layers[i];
+    layer.moe = config.model().is_moe_layer(static_cast<int>(i));
+    if (!layer.moe) layer.dense_inter = config.integer("intermediate_size");
+  }
+  return spec;
+}
+
+void read_gqa(const ConfigReader& config, ModelSpec& spec, int head_dim) {
+  GqaSpec& gqa = spec.gqa;
+  gqa.heads = config.integer("num_attention_heads");
+  gqa.kv_heads = config.integer("num_key_value_heads", gqa.heads, 1);
+  if (gqa.heads % gqa.kv_heads != 0)
+    config.wrong("num_key_value_heads", text("a divisor of num_attention_heads, {}", gqa.heads));
+  gqa.head_dim = config.integer("head_dim", head_dim != 0 ? head_dim : spec.hidden / gqa.heads, 2);
+  if (gqa.head_dim < 2 || gqa.head_dim % 2 != 0)
+    fail("{}: {} numbers a head, expected an even number", config.place("head_dim"), gqa.head_dim);
+  check_row(config, gqa.heads, gqa.head_dim);
+  spec.softmax_scale = 1 / std::sqrt(static_cast<double>(gqa.head_dim));
+}
+
+void read_mla(const ConfigReader& config, ModelSpec& spec) {
+  MlaSpec& mla = spec.mla;
+  mla.heads = config.integer("num_attention_heads");
+  if (config.integer("num_key_value_heads", mla.heads, 1) != mla.heads)
+    config.wrong("num_key_value_heads", text("num_attention_heads, {}", mla.heads));
+  mla.q_rank = config.integer("q_lora_rank", 0);
+  mla.kv_rank = config.integer("kv_lora_rank");
+  mla.nope = config.integer("qk_nope_head_dim");
+  mla.rope = config.integer("qk_rope_head_dim");
+  mla.v = config.integer("v_head_dim");
+  mla.bias = config.boolean("attention_bias", false);
+  check_row(config, mla.heads, mla.nope + std::max(mla.rope, mla.v));
+  for (LayerSpec& layer : spec.layers) layer.mla = true;
+  spec.softmax_scale = 1 / std::sqrt(static_cast<double>(mla.nope + mla.rope));
+}
+
+void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec) {
+  const std::optional<ConfigReader> object = rope_object(config);
+  const ConfigReader& rope = object ? *object : config;
+  for (const std::string_view nested : {"full_attention", "sliding_attention"})
+    if (object && rope.has(nested))
+      fail_as(ErrorKind::kUnsupported, "{}: positions that differ between kinds of layers are not supported",
+              rope.place(nested));
+  RopeSpec& out = spec.rope;
+  out.theta = positive(rope.has("rope_theta") ? rope : config, "rope_theta",
+                       rope.number("rope_theta", config.number("rope_theta", defaults.theta)));
+  const double part =
+      rope.number("partial_rotary_factor", config.number("partial_rotary_factor", defaults.part));
+  out.dims = part > 0 && part <= 1 ? static_cast<int>(defaults.dims * part) : 0;
+  if (out.dims < 2 || out.dims % 2 != 0)
+    fail("{}: {} of {} numbers of a head turn, expected an even number of them",
+         rope.place("partial_rotary_factor"), part * defaults.dims, defaults.dims);
+  const std::string type = object ? rope_type(rope) : "default";
+  if (type == "default") return;
+  if (type == "yarn") return read_yarn(config, rope, spec);
+  if (type == "llama3") return read_llama3(config, rope, spec);
+  out.factor = positive(rope, "factor", rope.number("factor"));
+  if (type == "linear") {
+    out.scaling = RopeSpec::Scaling::kLinear;
+  } else if (type == "dynamic") {
+    out.scaling = RopeSpec::Scaling::kDynamic;
+    out.original_context = spec.context;
+  } else {
+    rope.unsupported(rope.has("rope_type") ? "rope_type" : "type", "default, linear, dynamic, yarn, llama3");
+  }
+}
+
+void scale_softmax_for_rope(const ConfigReader& config, ModelSpec& spec) {
+  const std::optional<ConfigReader> rope = rope_object(config);
+  if (!rope || rope_type(*rope) == "default") return;
+  const double all = rope->number("mscale_all_dim", 0);
+  if (all == 0) return;
+  const double gain = yarn_gain(spec.rope.factor, all);
+  spec.softmax_scale *= gain * gain;
+}
+
+void read_experts(const ConfigReader& config, ExpertKeys keys, ModelSpec& spec) {
+  spec.moe.experts = config.known(config.model().experts, keys.experts);
+  spec.moe.top_k = config.known(config.model().top_k, "num_experts_per_tok");
+  if (spec.moe.top_k > spec.moe.experts)
+    fail("{}: {} of {} experts cannot be chosen", config.place("num_experts_per_tok"), spec.moe.top_k,
+         spec.moe.experts);
+  // model() takes intermediate_size for it, which is the dense layers' here.
+  if (keys.inter == "moe_intermediate_size" && !config.has(keys.inter)) config.missing(keys.inter);
+  spec.moe.inter = config.known(config.model().inter, keys.inter);
+}
+
+void read_groups(const ConfigReader& config, ModelSpec& spec) {
+  RouterSpec& router = spec.moe.router;
+  router.groups = config.integer("n_group", 1, 1);
+  router.top_groups = config.integer("topk_group", 1, 1);
+  if (spec.moe.experts % router.groups != 0)
+    config.wrong("n_group", text("a divisor of the {} experts", spec.moe.experts));
+  if (router.top_groups > router.groups)
+    config.wrong("topk_group", text("at most n_group, {}", router.groups));
+  const int reach = spec.moe.experts / router.groups * router.top_groups;
+  if (spec.moe.top_k > reach)
+    fail("{}: {} experts cannot be chosen, {} groups have {}", config.place("topk_group"), spec.moe.top_k,
+         router.top_groups, reach);
+}
+
+void read_sigmoid_router(const ConfigReader& config, double scale, ModelSpec& spec) {
+  read_groups(config, spec);
+  if (config.string("scoring_func", "sigmoid") != "sigmoid") config.unsupported("scoring_func", "sigmoid");
+  if (config.string("topk_method", "noaux_tc") != "noaux_tc") config.unsupported("topk_method", "noaux_tc");
+  RouterSpec& router = spec.moe.router;
+  router.score = RouterSpec::Score::kSigmoid;
+  router.group_score = RouterSpec::GroupScore::kTopTwo;
+  if (router.groups > 1 && spec.moe.experts / router.groups < 2)
+    config.wrong("n_group", text("groups of at least 2 of the {} experts", spec.moe.experts));
+  router.correction_bias = true;
+  router.normalise = config.boolean("norm_topk_prob", true);
+  router.normalise_floor = 1e-20;
+  router.scale = config.number("routed_scaling_factor", scale);
+}
+
+void read_shared_experts(const ConfigReader& config, ModelSpec& spec) {
+  const int64_t shared = config.integer("n_shared_experts", 0) * static_cast<int64_t>(spec.moe.inter);
+  if (shared > ConfigReader::kMost)
+    config.wrong("n_shared_experts", text("at most {} rows together", ConfigReader::kMost));
+  spec.moe.shared_inter = static_cast<int>(shared);
+}
+
+void refuse_mlp_bias(const ConfigReader& config) {
+  if (config.boolean("mlp_bias", false)) config.unsupported("mlp_bias", "false");
+}
+
+bool read_layer_types(const ConfigReader& config, ModelSpec& spec) {
+  const std::vector<std::string> types = config.strings("layer_types");
+  if (types.empty()) return false;
+  if (types.size() != spec.layers.size())
+    config.wrong("layer_types", text("one string for each of {} layers", spec.layers.size()));
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == "full_attention") continue;
+    if (types[i] != "sliding_attention")
+      fail_as(ErrorKind::kUnsupported, "{}[{}] is {}; supported: full_attention, sliding_attention",
+              config.place("layer_types"), i, shown(types[i]));
+    spec.layers[i].window = config.integer("sliding_window");
+  }
+  return true;
+}
+
+}  // namespace kt

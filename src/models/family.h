@@ -1,0 +1,61 @@
+// What families share: the parts of a ModelSpec read in the words most configs use, and the families
+// themselves. Each describe_* is a file of its own; families.cc has the table.
+#pragma once
+#include <string_view>
+
+#include "models/config_reader.h"
+#include "models/spec.h"
+
+namespace kt {
+
+// Sizes, norms, activation, and layers that are moe where model().is_moe_layer says so.
+ModelSpec describe_common(const ConfigReader& config, double norm_eps);
+
+// heads, kv_heads, head_dim, and the scale of the softmax. Where the config is silent, heads have `head_dim`
+// numbers, or hidden / heads where that is 0.
+void read_gqa(const ConfigReader& config, ModelSpec& spec, int head_dim = 0);
+// Ranks, dimensions and biases; every layer is mla; the scale of the softmax, without the part rope adds.
+void read_mla(const ConfigReader& config, ModelSpec& spec);
+
+// rope_parameters, or the older rope_theta with rope_scaling. `dims` of a head turn where nothing is said of
+// a part of them; `part` is what a config says that is silent about it.
+struct RopeDefaults {
+  int dims = 0;
+  double theta = 10000, part = 1;
+};
+void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec);
+// Multi-head latent attention makes up for the stretched positions in the softmax: the square of
+// 0.1 mscale_all_dim ln(factor) + 1. After read_rope and read_mla.
+void scale_softmax_for_rope(const ConfigReader& config, ModelSpec& spec);
+
+// experts, top_k and inter. The family's words for them are for errors; other spellings are read as well.
+struct ExpertKeys {
+  std::string_view experts, inter = "moe_intermediate_size";
+};
+void read_experts(const ConfigReader& config, ExpertKeys keys, ModelSpec& spec);
+// Groups of experts (n_group, topk_group), 1 where the config is silent. After read_experts.
+void read_groups(const ConfigReader& config, ModelSpec& spec);
+// Sigmoid scores chosen with a correction bias, groups by the sum of their best two: the router of several
+// families. After read_experts.
+void read_sigmoid_router(const ConfigReader& config, double scale, ModelSpec& spec);
+// n_shared_experts of moe_intermediate_size each, stored as one.
+void read_shared_experts(const ConfigReader& config, ModelSpec& spec);
+
+// Refuses biases of dense layers and shared experts (mlp_bias).
+void refuse_mlp_bias(const ConfigReader& config);
+
+// Windows of those layers that layer_types calls sliding_attention; false where the config has none.
+bool read_layer_types(const ConfigReader& config, ModelSpec& spec);
+
+ModelSpec describe_deepseek_v2(const ConfigReader& config);
+ModelSpec describe_deepseek_v3(const ConfigReader& config);
+ModelSpec describe_glm4_moe(const ConfigReader& config);
+ModelSpec describe_gpt_oss(const ConfigReader& config);
+ModelSpec describe_llama(const ConfigReader& config);
+ModelSpec describe_minimax_m2(const ConfigReader& config);
+ModelSpec describe_mixtral(const ConfigReader& config);
+ModelSpec describe_qwen2_moe(const ConfigReader& config);
+ModelSpec describe_qwen3(const ConfigReader& config);
+ModelSpec describe_qwen3_moe(const ConfigReader& config);
+
+}  // namespace kt

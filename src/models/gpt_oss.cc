@@ -1,0 +1,45 @@
+// gpt-oss: biases everywhere, attention sinks, every second layer sees a window, the softmax is over the
+// chosen experts only, and SwiGLU is clamped.
+#include "models/family.h"
+
+namespace kt {
+namespace {
+
+// What a config without a word about positions means.
+void default_rope(ModelSpec& spec) {
+  spec.rope = {.dims = spec.gqa.head_dim,
+               .theta = 150000,
+               .scaling = RopeSpec::Scaling::kYarn,
+               .factor = 32,
+               .original_context = 4096,
+               .truncate = false,
+               .attention_factor = 1.3465735902799727};  // 0.1 ln(32) + 1
+}
+
+}  // namespace
+
+ModelSpec describe_gpt_oss(const ConfigReader& config) {
+  ModelSpec spec = describe_common(config, 1e-5);
+  read_gqa(config, spec, 64);
+  spec.gqa.qkv_bias = spec.gqa.o_bias = config.boolean("attention_bias", true);
+  spec.gqa.sinks = true;
+  if (config.has("rope_parameters") || config.has("rope_scaling")) {
+    read_rope(config, {.dims = spec.gqa.head_dim, .theta = 150000}, spec);
+  } else {
+    default_rope(spec);
+    spec.rope.theta = config.number("rope_theta", spec.rope.theta);
+  }
+  read_experts(config, {.experts = "num_local_experts", .inter = "intermediate_size"}, spec);
+  spec.moe.router.softmax_of_chosen = true;
+  spec.moe.router.bias = true;
+  spec.moe.activation = {.kind = ActivationKind::kSwiGlu,
+                         .limit = static_cast<float>(config.number("swiglu_limit", 7)),
+                         .alpha = static_cast<float>(config.number("swiglu_alpha", 1.702))};
+  spec.names.router = "mlp.router";
+  if (!read_layer_types(config, spec))
+    for (size_t i = 0; i < spec.layers.size(); i += 2)
+      spec.layers[i].window = config.integer("sliding_window", 128, 1);
+  return spec;
+}
+
+}  // namespace kt
