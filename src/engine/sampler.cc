@@ -1,0 +1,223 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+
+namespace kt {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kMostLogprobs = 1000;
+// exp(-60) of 10^6 tokens is below the resolution of a draw, 2^-53: such tokens cannot be drawn, and leaving
+// them out spares their exponentials.
+constexpr double kNegligible = -60;
+
+void check_range(std::string_view name, double value, bool inside, std::string_view range) {
+  if (!inside) fail("{}: expected a number {}, got {}", name, range, value);  // NaN is inside nothing
+}
+
+// The finaliser of splitmix64: a bijection in which every output bit depends on every input bit.
+uint64_t mixed(uint64_t x) {
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+
+// The value of the k-th highest logit.
+float kth_highest(std::span<const float> logits, size_t k, std::vector<float>& scratch) {
+  // A heap of the k best so far: most logits fail the first comparison.
+  if (k <= 256) {
+    scratch.assign(logits.begin(), logits.begin() + static_cast<ptrdiff_t>(k));
+    std::ranges::make_heap(scratch, std::greater<>());
+    for (float logit : logits.subspan(k)) {
+      if (logit <= scratch.front()) continue;
+      std::ranges::pop_heap(scratch, std::greater<>());
+      scratch.back() = logit;
+      std::ranges::push_heap(scratch, std::greater<>());
+    }
+    return scratch.front();
+  }
+  scratch.assign(logits.begin(), logits.end());
+  const auto kth = scratch.begin() + static_cast<ptrdiff_t>(k - 1);
+  std::ranges::nth_element(scratch, kth, std::greater<>());
+  return *kth;
+}
+
+}  // namespace
+
+void check_sampling(const SamplingOptions& options) {
+  const auto within = [](double x, double low, double high) { return x >= low && x <= high; };
+  const double most = std::numeric_limits<double>::max();
+  check_range("temperature", options.temperature, within(options.temperature, 0, most), "of at least 0");
+  check_range("top_k", options.top_k, options.top_k >= -1, "of at least 0, or -1 for all");
+  check_range("top_p", options.top_p, options.top_p > 0 && options.top_p <= 1, "in (0, 1]");
+  check_range("min_p", options.min_p, within(options.min_p, 0, 1), "in [0, 1]");
+  check_range("repetition_penalty", options.repetition_penalty,
+              options.repetition_penalty > 0 && options.repetition_penalty <= most, "above 0");
+  check_range("presence_penalty", options.presence_penalty, within(options.presence_penalty, -2, 2),
+              "in [-2, 2]");
+  check_range("frequency_penalty", options.frequency_penalty, within(options.frequency_penalty, -2, 2),
+              "in [-2, 2]");
+  const int logprobs = options.logprobs.value_or(0);
+  if (logprobs < 0 || logprobs > kMostLogprobs)
+    fail("logprobs: expected a number in [0, {}], got {}", kMostLogprobs, logprobs);
+}
+
+double uniform(uint64_t seed, uint64_t index) {
+  // Two rounds, so that neighbouring seeds are not the same stream shifted.
+  const uint64_t start = mixed(seed + 0x9E3779B97F4A7C15u);
+  const uint64_t bits = mixed(mixed(start + (index + 1) * 0x9E3779B97F4A7C15u) ^ start);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+float highest_logit(std::span<const float> logits) {
+  // Lanes without branches, because this pass over all logits is most of what greedy picking costs.
+  constexpr size_t kLanes = 16;
+  std::array<float, kLanes> lanes;
+  lanes.fill(-kInfinity);
+  std::array<uint32_t, kLanes> strange{};
+  const auto take = [&](size_t lane, float logit) {
+    strange[lane] |= !(logit < kInfinity);
+    lanes[lane] = lanes[lane] < logit ? logit : lanes[lane];
+  };
+  const size_t whole = logits.size() / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) take(lane, logits[i + lane]);
+  for (size_t i = whole; i < logits.size(); ++i) take(i - whole, logits[i]);
+  const float highest = *std::ranges::max_element(lanes);
+  const bool number = std::ranges::count(strange, 0u) == kLanes;
+  if (number && highest > -kInfinity) return highest;
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (!(logits[i] < kInfinity))
+      fail("logits: {} for token {} of {}", std::isnan(logits[i]) ? "NaN" : "+inf", i, logits.size());
+  if (logits.empty()) fail("logits: none");
+  fail("logits: all {} are -inf", logits.size());
+}
+
+double log_sum_exp(std::span<const float> logits, float highest) {
+  double sum = 0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - highest);
+  return highest + std::log(sum);
+}
+
+Sampler::Sampler(const SamplingOptions& options, std::span<const TokenId> prompt) : options_(options) {
+  check_sampling(options);
+  penalises_ =
+      options.repetition_penalty != 1 || options.presence_penalty != 0 || options.frequency_penalty != 0;
+  if (options.repetition_penalty != 1)
+    for (TokenId id : prompt) output_counts_.emplace(id, 0);
+}
+
+SampledToken Sampler::pick(std::span<float> logits) {
+  float highest = highest_logit(logits);
+  SampledToken result;
+  double log_sum = 0;
+  std::vector<float> said;  // a penalty may change the logit of the token that is chosen
+  if (options_.logprobs) {
+    report_logprobs(logits, highest, result.top, log_sum);
+    if (penalises_) said.assign(logits.begin(), logits.end());
+  }
+  if (penalises_) {
+    penalise(logits);
+    highest = highest_logit(logits);  // an extreme penalty may overflow
+  }
+  result.id = options_.temperature == 0
+                  ? static_cast<TokenId>(std::ranges::find(logits, highest) - logits.begin())
+                  : draw(logits, highest);
+  if (options_.logprobs) {
+    const auto index = static_cast<size_t>(result.id);
+    result.logprob = (penalises_ ? said[index] : logits[index]) - log_sum;
+  }
+  ++picked_;
+  if (penalises_) ++output_counts_[result.id];
+  return result;
+}
+
+void Sampler::penalise(std::span<float> logits) const {
+  const auto repetition = static_cast<float>(options_.repetition_penalty);
+  for (const auto& [id, count] : output_counts_) {
+    if (id < 0 || static_cast<size_t>(id) >= logits.size())
+      fail("token {} of the prompt is outside the vocabulary of {}", id, logits.size());
+    float& logit = logits[static_cast<size_t>(id)];
+    logit = logit > 0 ? logit / repetition : logit * repetition;
+    if (count == 0) continue;
+    logit -= static_cast<float>(options_.frequency_penalty * count);
+    logit -= static_cast<float>(options_.presence_penalty);
+  }
+}
+
+// Fills candidates_ with what temperature, top-k and (where it may come early) min-p leave, by rising id.
+void Sampler::collect(std::span<const float> logits, float highest) {
+  float lowest = -kInfinity;  // of the logits that stay
+  if (options_.top_k > 0 && static_cast<size_t>(options_.top_k) < logits.size())
+    lowest = kth_highest(logits, static_cast<size_t>(options_.top_k), scratch_);
+  // Probabilities fall with logits, so the bound of min-p is one of logits. With top-p it waits: what it
+  // takes away would no longer count in the sum of probabilities.
+  double least = kNegligible;
+  if (options_.min_p > 0 && options_.top_p == 1) least = std::max(least, std::log(options_.min_p));
+  candidates_.clear();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] < lowest) continue;
+    const double scaled = (static_cast<double>(logits[i]) - highest) / options_.temperature;
+    if (scaled >= least) candidates_.push_back({static_cast<TokenId>(i), std::exp(scaled)});
+  }
+}
+
+// Keeps the shortest front of the candidates, by falling weight, that holds top_p of the sum.
+void Sampler::keep_top_p() {
+  double sum = 0;
+  for (const Candidate& candidate : candidates_) sum += candidate.weight;
+  const double enough = options_.top_p * sum;
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
+  };
+  // Sorts a growing front only; a peaked distribution is done after the first piece.
+  double held = 0;
+  size_t kept = 0;
+  for (size_t sorted = 0, piece = 64; sorted < candidates_.size() && held < enough; piece *= 8) {
+    const size_t end = std::min(sorted + piece, candidates_.size());
+    const auto at = [&](size_t i) { return candidates_.begin() + static_cast<ptrdiff_t>(i); };
+    if (end < candidates_.size()) std::nth_element(at(sorted), at(end), candidates_.end(), before);
+    std::sort(at(sorted), at(end), before);
+    for (; kept < end && held < enough; ++kept) held += candidates_[kept].weight;
+    sorted = end;
+  }
+  candidates_.resize(std::max<size_t>(kept, 1));
+}
+
+TokenId Sampler::draw(std::span<const float> logits, float highest) {
+  collect(logits, highest);
+  if (options_.top_p < 1) {
+    keep_top_p();
+    // The most probable token weighs 1.
+    if (options_.min_p > 0)
+      std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < options_.min_p; });
+  }
+  double sum = 0;
+  for (const Candidate& candidate : candidates_) sum += candidate.weight;
+  double left = uniform(options_.seed, picked_) * sum;
+  for (const Candidate& candidate : candidates_) {
+    left -= candidate.weight;
+    if (left < 0) return candidate.id;
+  }
+  return candidates_.back().id;  // rounding
+}
+
+void Sampler::report_logprobs(std::span<const float> logits, float highest, std::vector<TokenLogprob>& top,
+                              double& log_sum) {
+  log_sum = log_sum_exp(logits, highest);
+  const size_t count = std::min(static_cast<size_t>(*options_.logprobs), logits.size());
+  if (count == 0) return;
+  const float lowest = kth_highest(logits, count, scratch_);
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (logits[i] >= lowest) top.push_back({static_cast<TokenId>(i), logits[i] - log_sum});
+  std::ranges::stable_sort(top, std::greater<>(), &TokenLogprob::logprob);
+  top.resize(count);
+}
+
+}  // namespace kt
