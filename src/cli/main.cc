@@ -17,6 +17,8 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_version,
     kt::add_doctor,
     kt::add_microbench,
+    kt::add_generate,
+    kt::add_perplexity,
     kt::add_quant,
 });
 

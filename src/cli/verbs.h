@@ -15,6 +15,8 @@ void add_version(CLI::App& kt, Invocation& run);
 void add_doctor(CLI::App& kt, Invocation& run);
 void add_microbench(CLI::App& kt, Invocation& run);
 void add_quant(CLI::App& kt, Invocation& run);
+void add_generate(CLI::App& kt, Invocation& run);
+void add_perplexity(CLI::App& kt, Invocation& run);
 void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 void add_microbench_load(CLI::App& microbench, Invocation& run);

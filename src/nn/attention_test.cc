@@ -1,0 +1,149 @@
+#include "nn/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace kt {
+namespace {
+
+std::vector<float> random_values(size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out(n);
+  for (float& x : out) x = normal(random);
+  return out;
+}
+
+struct Setting {
+  int heads, kv_heads, d, dv, window;
+  bool shared, sinks;
+};
+
+// Sequences of several lengths, some with a past, fed in two steps; every output against the definition in
+// double.
+class Batch {
+ public:
+  Batch(const Setting& setting, int threads)
+      : s_(setting), pool_(std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false})) {
+    KvShape shape{
+        .layers = 2, .heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = Real::kF32};
+    cache_ = std::make_unique<KvCache>(shape, 80);
+    int page = 79;
+    for (const int length : {1, 70, 1300, 200}) {
+      Sequence one{.length = length};
+      for (int i = 0; i < length; i += kPageTokens) one.pages.push_back(page--);
+      const unsigned seed = static_cast<unsigned>(length);
+      one.q = random_values(static_cast<size_t>(length * s_.heads * s_.d), seed);
+      one.k = random_values(static_cast<size_t>(length * s_.kv_heads * s_.d), seed + 1);
+      one.v = random_values(static_cast<size_t>(length * s_.kv_heads * s_.dv), seed + 2);
+      sequences_.push_back(one);
+    }
+    sinks_ = random_values(static_cast<size_t>(s_.heads), 5);
+  }
+
+  // Feeds the tokens from `past` on (everything before is written without being asked about) and returns the
+  // outputs.
+  std::vector<float> run(const std::vector<int>& past) {
+    AttentionWork work(pool_, kernels());
+    for (int step = 0; step < 2; ++step) {
+      std::vector<AttentionSequence> list;
+      std::vector<float> q, k, v;
+      int rows = 0;
+      for (size_t i = 0; i < sequences_.size(); ++i) {
+        const Sequence& one = sequences_[i];
+        const int from = step == 0 ? 0 : past[i], to = step == 0 ? past[i] : one.length;
+        if (from == to) continue;
+        list.push_back({.first = rows, .count = to - from, .position = from, .pages = one.pages.data()});
+        rows += to - from;
+        const auto take = [&](std::vector<float>& all, const std::vector<float>& x, int width) {
+          all.insert(all.end(), x.begin() + int64_t{from} * width, x.begin() + int64_t{to} * width);
+        };
+        take(q, one.q, s_.heads * s_.d);
+        take(k, one.k, s_.kv_heads * s_.d);
+        take(v, one.v, s_.kv_heads * s_.dv);
+      }
+      if (rows == 0) continue;
+      write_cache(*cache_, kernels(),
+                  {.layer = 1,
+                   .sequences = list,
+                   .k = k.data(),
+                   .v = v.data(),
+                   .k_stride = s_.kv_heads * s_.d,
+                   .v_stride = s_.kv_heads * s_.dv});
+      if (step == 0) continue;
+      std::vector<float> out(static_cast<size_t>(rows * s_.heads * s_.dv));
+      work.run(*cache_, {.layer = 1,
+                         .sequences = list,
+                         .q = q.data(),
+                         .q_stride = s_.heads * s_.d,
+                         .heads = s_.heads,
+                         .scale = kScale,
+                         .window = s_.window,
+                         .sinks = s_.sinks ? sinks_.data() : nullptr,
+                         .out = out.data(),
+                         .out_stride = s_.heads * s_.dv});
+      return out;
+    }
+    return {};
+  }
+
+  double expected(size_t sequence, int t, int head, int column) const {
+    const Sequence& one = sequences_[sequence];
+    const int kv = head / (s_.heads / s_.kv_heads);
+    double sum = s_.sinks ? std::exp(static_cast<double>(sinks_[static_cast<size_t>(head)])) : 0, value = 0;
+    for (int j = s_.window ? std::max(0, t - s_.window + 1) : 0; j <= t; ++j) {
+      double score = 0;
+      for (int i = 0; i < s_.d; ++i)
+        score += static_cast<double>(one.q[static_cast<size_t>((t * s_.heads + head) * s_.d + i)]) *
+                 one.k[static_cast<size_t>((j * s_.kv_heads + kv) * s_.d + i)];
+      const double p = std::exp(score * kScale);
+      sum += p;
+      value += p * (s_.shared ? one.k[static_cast<size_t>((j * s_.kv_heads + kv) * s_.d + column)]
+                              : one.v[static_cast<size_t>((j * s_.kv_heads + kv) * s_.dv + column)]);
+    }
+    return value / sum;
+  }
+
+  struct Sequence {
+    int length;
+    std::vector<int32_t> pages = {};
+    std::vector<float> q = {}, k = {}, v = {};
+  };
+  static constexpr float kScale = 0.25f;
+  Setting s_;
+  std::shared_ptr<Pool> pool_;
+  std::unique_ptr<KvCache> cache_;
+  std::vector<Sequence> sequences_;
+  std::vector<float> sinks_;
+};
+
+void check(const Setting& setting) {
+  const std::vector<int> past = {0, 69, 1298, 150};
+  Batch batch(setting, 2);
+  const std::vector<float> out = batch.run(past);
+  size_t at = 0;
+  for (size_t i = 0; i < batch.sequences_.size(); ++i)
+    for (int t = past[i]; t < batch.sequences_[i].length; ++t)
+      for (int h = 0; h < setting.heads; ++h)
+        for (int c = 0; c < setting.dv; ++c, ++at)
+          if (c % 7 == 0) {
+            ASSERT_NEAR(out[at], batch.expected(i, t, h, c), 1e-4)
+                << "sequence " << i << " token " << t << " head " << h;
+          }
+  for (const int threads : {1, 3}) EXPECT_EQ(Batch(setting, threads).run(past), out);
+}
+
+TEST(Attention, GroupedHeads) {
+  check({.heads = 8, .kv_heads = 2, .d = 24, .dv = 24, .window = 0, .shared = false, .sinks = false});
+}
+TEST(Attention, WindowAndSinks) {
+  check({.heads = 4, .kv_heads = 4, .d = 16, .dv = 16, .window = 100, .shared = false, .sinks = true});
+}
+TEST(Attention, OneSharedLatent) {
+  check({.heads = 40, .kv_heads = 1, .d = 40, .dv = 32, .window = 0, .shared = true, .sinks = false});
+}
+
+}  // namespace
+}  // namespace kt
