@@ -1,0 +1,314 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/detokenizer.h"
+#include "engine/stop_matcher.h"
+
+namespace kt {
+
+using Clock = std::chrono::steady_clock;
+
+struct Scheduler::Job {
+  Job(GenerateRequest given, const Tokenizer* tokenizer)
+      : request(std::move(given)),
+        tokens(request.prompt),
+        sampler(request.sampling, request.prompt),
+        stops(request.stop) {
+    if (tokenizer) text.emplace(*tokenizer, request.special);
+  }
+  // Tokens whose keys and values are not in the cache: at least one.
+  int todo() const { return static_cast<int>(tokens.size()) - pages->tokens(); }
+  int output_tokens() const { return static_cast<int>(tokens.size() - request.prompt.size()); }
+
+  RequestId id = 0;
+  GenerateRequest request;
+  std::vector<TokenId> tokens;  // prompt and output
+  Sampler sampler;
+  std::optional<Detokenizer> text;
+  StopMatcher stops;
+  std::optional<SequencePages> pages;  // while running
+  int most_output = 0;
+  std::optional<int> cached_tokens;  // once admitted
+  int chunk = 0;                     // tokens it feeds in this step
+  bool cancelled = false, ended = false;
+  Clock::time_point submitted = Clock::now();
+  std::optional<Clock::time_point> first;  // token
+};
+
+std::string_view name_of(FinishReason reason) {
+  constexpr std::string_view kNames[] = {"stop", "length", "cancelled", "error"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+Scheduler::Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options)
+    : model_(model), tokenizer_(tokenizer), options_(options), pages_(model.cache_pages()) {
+  if (options.sequences < 1) fail("sequences: expected at least 1, got {}", options.sequences);
+  if (options.step_tokens < options.sequences)
+    fail("step_tokens: expected at least one for each of {} sequences, got {}", options.sequences,
+         options.step_tokens);
+}
+
+Scheduler::~Scheduler() = default;
+
+int Scheduler::longest() const {
+  const int64_t room = int64_t{pages_.pages()} * kPageTokens;
+  return static_cast<int>(std::min<int64_t>(model_.context(), room));
+}
+
+void Scheduler::check(const GenerateRequest& request) const {
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  if (length == 0) fail("prompt: empty; expected at least 1 token");
+  if (length >= longest())
+    fail("prompt: {} tokens leave no room for an answer in {} tokens (context {}, KV cache {} pages of {})",
+         length, longest(), model_.context(), pages_.pages(), kPageTokens);
+  for (TokenId id : request.prompt)
+    if (id < 0 || id >= model_.vocabulary())
+      fail("prompt: token {} is outside the vocabulary of {}", id, model_.vocabulary());
+  if (request.max_tokens < 1) fail("max_tokens: expected at least 1, got {}", request.max_tokens);
+  if (!tokenizer_ && !request.stop.empty()) fail("stop: strings need a tokenizer, and there is none");
+  check_sampling(request.sampling);
+  StopMatcher{request.stop};
+}
+
+RequestId Scheduler::submit(GenerateRequest request, RequestId id) {
+  check(request);
+  KT_CHECK(id > last_id_, "request {} after {}", id, last_id_);
+  auto job = std::make_unique<Job>(std::move(request), tokenizer_);
+  job->id = last_id_ = id;
+  job->most_output =
+      std::min(job->request.max_tokens, longest() - static_cast<int>(job->request.prompt.size()));
+  jobs_.emplace(job->id, job.get());
+  waiting_.push_back(std::move(job));
+  return id;
+}
+
+void Scheduler::cancel(RequestId id) {
+  const auto found = jobs_.find(id);
+  if (found != jobs_.end()) found->second->cancelled = true;
+}
+
+void Scheduler::cancel_all() {
+  for (auto& [id, job] : jobs_) job->cancelled = true;
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats stats = counts_;
+  stats.running = static_cast<int>(running_.size());
+  stats.waiting = static_cast<int>(waiting_.size());
+  stats.pages = pages_.pages();
+  stats.pages_held = pages_.held();
+  stats.pages_cached = pages_.cached();
+  return stats;
+}
+
+bool Scheduler::run_once() {
+  end_cancelled();
+  if (idle()) return false;
+  const int budget = plan_running();
+  // Who has just been preempted would only take the pages back.
+  if (reserve_or_preempt()) admit(budget);
+  run_planned();
+  remove_ended();
+  return true;
+}
+
+void Scheduler::end_cancelled() {
+  std::vector<Job*> cancelled;  // callbacks may submit, so nothing is iterated while they run
+  for (const auto& job : running_)
+    if (job->cancelled) cancelled.push_back(job.get());
+  for (const auto& job : waiting_)
+    if (job->cancelled) cancelled.push_back(job.get());
+  for (Job* job : cancelled) finish(*job, {.reason = FinishReason::kCancelled});
+  if (!cancelled.empty()) remove_ended();
+}
+
+// Chooses what running sequences feed; returns how many tokens are left for others. Everyone who is
+// generating comes first, so that long prompts do not stall them.
+int Scheduler::plan_running() {
+  int budget = options_.step_tokens;
+  for (const auto& job : running_) {
+    job->chunk = job->todo() == 1 ? 1 : 0;
+    budget -= job->chunk;
+  }
+  for (const auto& job : running_) {
+    if (job->chunk > 0) continue;
+    job->chunk = std::min(job->todo(), budget);
+    budget -= job->chunk;
+  }
+  return budget;
+}
+
+// Makes room for what was planned, oldest first; false if that cost others their pages.
+bool Scheduler::reserve_or_preempt() {
+  bool all_stay = true;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Job& job = *running_[i];
+    while (i < running_.size() && !job.pages->reserve(job.pages->tokens() + job.chunk)) {
+      preempt_youngest();  // perhaps this one
+      all_stay = false;
+    }
+  }
+  return all_stay;
+}
+
+void Scheduler::preempt_youngest() {
+  KT_CHECK(running_.size() > 1, "one sequence does not fit {} pages", pages_.pages());
+  std::unique_ptr<Job> job = std::move(running_.back());
+  running_.pop_back();
+  job->pages.reset();
+  ++counts_.preemptions;
+  waiting_.push_front(std::move(job));
+}
+
+void Scheduler::admit(int budget) {
+  while (budget > 0 && !waiting_.empty() && running_.size() < static_cast<size_t>(options_.sequences)) {
+    Job& job = *waiting_.front();
+    SequencePages pages = pages_.start(job.tokens);
+    const int cached = pages.tokens();
+    if (begins_like_running(job, cached)) return;
+    if (!pages.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
+    if (static_cast<size_t>(pages_.available()) < running_.size()) return;
+    job.pages = std::move(pages);
+    if (!job.cached_tokens) job.cached_tokens = cached;
+    counts_.tokens_reused += static_cast<uint64_t>(cached);
+    job.chunk = std::min(job.todo(), budget);
+    budget -= job.chunk;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+// Whether a running sequence is about to fill pages that this one could use: then waiting costs a step or
+// two, and not waiting a whole prompt. Several answers to one prompt come this way.
+bool Scheduler::begins_like_running(const Job& job, int cached) const {
+  for (const auto& other : running_) {
+    const auto common = std::ranges::mismatch(other->tokens, job.tokens).in1 - other->tokens.begin();
+    const auto usable = std::min<ptrdiff_t>(common, static_cast<ptrdiff_t>(job.tokens.size()) - 1) /
+                        kPageTokens * kPageTokens;
+    if (usable > cached && usable > other->pages->tokens()) return true;
+  }
+  return false;
+}
+
+void Scheduler::run_planned() {
+  step_.clear();
+  std::vector<Job*> planned;
+  size_t rows = 0;
+  for (const auto& job : running_) {
+    if (job->chunk == 0) continue;
+    const int position = job->pages->tokens();
+    const bool wants = job->chunk == job->todo();
+    const auto tokens = std::span<const TokenId>(job->tokens)
+                            .subspan(static_cast<size_t>(position), static_cast<size_t>(job->chunk));
+    step_.push_back({tokens, position, job->pages->pages(), wants});
+    planned.push_back(job.get());
+    rows += wants;
+    counts_.tokens_fed += tokens.size();
+  }
+  KT_CHECK(!planned.empty(), "{} requests wait and none can run", waiting_.size());
+  ++counts_.steps;
+  const auto vocabulary = static_cast<size_t>(model_.vocabulary());
+  logits_.resize(rows * vocabulary);
+  try {
+    model_.step(step_, logits_);
+  } catch (const std::exception& error) {
+    for (Job* job : planned) finish_with_error(*job, error);
+    return;
+  }
+  size_t row = 0;
+  for (size_t i = 0; i < planned.size(); ++i) {
+    planned[i]->pages->commit(step_[i].tokens);
+    if (!step_[i].wants_logits) continue;
+    const auto logits = std::span(logits_).subspan(row++ * vocabulary, vocabulary);
+    try {
+      take_token(*planned[i], logits);
+    } catch (const std::exception& error) {
+      finish_with_error(*planned[i], error);
+    }
+  }
+}
+
+// Samples and reports one token, and the end where it is one.
+void Scheduler::take_token(Job& job, std::span<float> logits) {
+  const SampledToken token = job.sampler.pick(logits);
+  ++counts_.tokens_sampled;
+  if (!job.first) job.first = Clock::now();
+  job.tokens.push_back(token.id);
+  Finish end;
+  bool ends = true;
+  std::string shown;
+  const auto show = [&](std::string_view text) {
+    StopMatcher::Result result = job.stops.push(text);
+    shown += result.text;
+    end.stop = result.stop;
+  };
+  if (std::ranges::find(job.request.end_tokens, token.id) != job.request.end_tokens.end()) {
+    end.end_token = token.id;
+  } else {
+    if (job.text) show(job.text->push(token.id));
+    ends = end.stop || job.output_tokens() >= job.most_output;
+    if (!end.stop) end.reason = FinishReason::kLength;
+  }
+  if (!ends) {
+    report(job, {.id = job.id, .token = &token, .text = shown});
+    return;
+  }
+  if (!end.stop && job.text) show(job.text->flush());
+  if (!end.stop) shown += job.stops.flush();
+  if (end.stop) end.reason = FinishReason::kStop;
+  finish(job, std::move(end), &token, shown);
+}
+
+bool Scheduler::report(Job& job, const GenerateEvent& event) {
+  if (!job.request.on_event) return true;
+  try {
+    job.request.on_event(event);
+    return true;
+  } catch (...) {
+    job.request.on_event = {};
+    job.cancelled = true;
+    return false;
+  }
+}
+
+void Scheduler::finish(Job& job, Finish finish, const SampledToken* token, std::string_view text) {
+  if (job.ended) return;
+  job.ended = true;
+  const auto seconds = [&](Clock::time_point then) {
+    return std::chrono::duration<double>(then - job.submitted).count();
+  };
+  finish.prompt_tokens = static_cast<int>(job.request.prompt.size());
+  finish.output_tokens = job.output_tokens();
+  finish.cached_tokens = job.cached_tokens.value_or(0);
+  finish.seconds = seconds(Clock::now());
+  if (job.first) finish.seconds_to_first = seconds(*job.first);
+  job.pages.reset();
+  jobs_.erase(job.id);
+  report(job, {.id = job.id, .token = token, .text = text, .finish = &finish});
+  ended_.push_back(job.id);
+}
+
+void Scheduler::finish_with_error(Job& job, const std::exception& error) {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  finish(job, {.reason = FinishReason::kError,
+               .error = error.what(),
+               .error_kind = ours ? ours->kind() : ErrorKind::kInternal});
+}
+
+void Scheduler::fail_all(const std::string& message) {
+  std::vector<Job*> all;
+  for (const auto& [id, job] : jobs_) all.push_back(job);
+  std::ranges::sort(all, {}, &Job::id);
+  for (Job* job : all) finish_with_error(*job, Error(ErrorKind::kInternal, message));
+  remove_ended();
+}
+
+void Scheduler::remove_ended() {
+  const auto ended = [](const std::unique_ptr<Job>& job) { return job->ended; };
+  std::erase_if(running_, ended);
+  std::erase_if(waiting_, ended);
+}
+
+}  // namespace kt

@@ -1,0 +1,138 @@
+// Continuous batching: many requests share the steps of one model. Decides who runs, feeds prompts in chunks
+// between the tokens of others, samples, turns tokens into text and reports. One thread; Engine
+// (engine/engine.h) is the front for many.
+#pragma once
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/kv_pages.h"
+#include "engine/sampler.h"
+#include "engine/step_model.h"
+#include "engine/tokenizer.h"
+
+namespace kt {
+
+using RequestId = uint64_t;  // rising, from 1
+
+enum class FinishReason {
+  kStop,       // an end token or a stop string
+  kLength,     // max_tokens, or the context is full
+  kCancelled,  //
+  kError,
+};
+std::string_view name_of(FinishReason reason);  // "stop", "length", "cancelled", "error"
+
+struct Finish {
+  FinishReason reason = FinishReason::kStop;
+  std::optional<size_t> stop = {};        // which stop string
+  std::optional<TokenId> end_token = {};  // which end token
+  std::string error = {};                 // one line, for kError
+  ErrorKind error_kind = ErrorKind::kInternal;
+  int prompt_tokens = 0, output_tokens = 0;
+  int cached_tokens = 0;                     // of the prompt, found in the cache when it was first admitted
+  double seconds_to_first = 0, seconds = 0;  // since it was submitted
+};
+
+// Views are valid during the call.
+struct GenerateEvent {
+  RequestId id = 0;
+  const SampledToken* token = nullptr;  // null where the end comes without one
+  std::string_view text = {};           // whole characters that became certain; end tokens have none
+  const Finish* finish = nullptr;       // set in the last event of a request, which always comes
+};
+
+struct GenerateRequest {
+  std::vector<TokenId> prompt = {};
+  int max_tokens = 16;  // at least 1; cut to what the context leaves
+  SamplingOptions sampling = {};
+  std::vector<TokenId> end_tokens = {};
+  std::vector<std::string> stop = {};
+  SpecialTokens special = SpecialTokens::kSkip;  // in the text
+  // From the scheduler's thread. If it throws, the request ends and it is not called again.
+  std::function<void(const GenerateEvent&)> on_event = {};
+};
+
+struct SchedulerOptions {
+  int step_tokens = 512;  // fed in one step, prompts and single tokens together
+  int sequences = 64;     // running at once; at most step_tokens
+};
+
+struct SchedulerStats {
+  int running = 0, waiting = 0;
+  int pages = 0, pages_held = 0, pages_cached = 0;
+  uint64_t steps = 0, tokens_fed = 0, tokens_sampled = 0, tokens_reused = 0, preemptions = 0;
+};
+
+// First come, first served: requests are admitted in order, and running ones keep that order. A request is
+// admitted when its prompt fits the free pages and every running one could still grow by a page; how long the
+// answers get nobody knows, and reserving max_tokens for each would leave most of the memory idle. When pages
+// run out all the same, the youngest gives its pages back and goes to the head of the queue, to run again
+// what it had (mostly found in the cache). The oldest always goes on, so all end. Each step feeds one token
+// of everyone who is generating, then prompts, oldest first, up to step_tokens.
+class Scheduler {
+ public:
+  // The model and the tokenizer must outlive it. Without a tokenizer there is no text, and stop strings are
+  // refused.
+  Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options = {});
+  ~Scheduler();
+
+  // Error(kInput) for a prompt that is empty, too long or outside the vocabulary, max_tokens below 1, and bad
+  // sampling options or stop strings. From any thread.
+  void check(const GenerateRequest& request) const;
+  // Checks and queues. May be called from on_event, as may cancel.
+  RequestId submit(GenerateRequest request) { return submit(std::move(request), last_id_ + 1); }
+  RequestId submit(GenerateRequest request, RequestId id);  // higher than all before
+  // Its last event comes with the next run_once. Nothing if it is unknown or has ended.
+  void cancel(RequestId id);
+  void cancel_all();
+
+  // One step of the model, if anything is to do; false if not. Throws only what only we can cause.
+  bool run_once();
+  // Ends all requests with this error.
+  void fail_all(const std::string& message);
+  bool idle() const { return jobs_.empty(); }
+  SchedulerStats stats() const;
+  // Requests that ended since the last call, after their last event.
+  std::vector<RequestId> take_ended() { return std::exchange(ended_, {}); }
+  // Forgets what ended requests left in the cache.
+  void drop_cache() { pages_.drop_cached(); }
+
+ private:
+  struct Job;
+  int longest() const;  // sequence that context and pages allow
+  void end_cancelled();
+  int plan_running();
+  bool reserve_or_preempt();
+  void preempt_youngest();
+  void admit(int budget);
+  bool begins_like_running(const Job& job, int cached) const;
+  void run_planned();
+  void take_token(Job& job, std::span<float> logits);
+  void finish(Job& job, Finish finish, const SampledToken* token = nullptr, std::string_view text = {});
+  void finish_with_error(Job& job, const std::exception& error);
+  bool report(Job& job, const GenerateEvent& event);
+  void remove_ended();
+
+  StepModel& model_;
+  const Tokenizer* tokenizer_;
+  SchedulerOptions options_;
+  KvPages pages_;
+  std::vector<std::unique_ptr<Job>> running_;  // oldest first
+  std::deque<std::unique_ptr<Job>> waiting_;   // oldest first, all younger than the running ones
+  std::unordered_map<RequestId, Job*> jobs_;   // both
+  std::vector<RequestId> ended_;
+  std::vector<StepSequence> step_;
+  std::vector<float> logits_;  // [rows of the step, vocabulary]
+  RequestId last_id_ = 0;
+  SchedulerStats counts_;
+};
+
+}  // namespace kt

@@ -1,0 +1,295 @@
+#include "engine/scheduler.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <random>
+
+#include "engine/detokenizer.h"
+#include "engine/testing/fake_model.h"
+
+namespace kt {
+namespace {
+
+using testing::HasSubstr;
+
+struct Heard {
+  std::vector<TokenId> tokens;
+  std::string text;
+  std::optional<Finish> finish;
+};
+
+GenerateRequest heard_by(Heard& heard, GenerateRequest request) {
+  request.on_event = [&heard](const GenerateEvent& event) {
+    EXPECT_FALSE(heard.finish);
+    if (event.token) heard.tokens.push_back(event.token->id);
+    heard.text += event.text;
+    if (event.finish) heard.finish = *event.finish;
+  };
+  return request;
+}
+
+void run(Scheduler& scheduler) {
+  while (scheduler.run_once()) ASSERT_LT(scheduler.stats().steps, 100000u);
+}
+
+// Prompts with common beginnings, some greedy, some sampled, some with end tokens.
+GenerateRequest random_request(std::mt19937& rng) {
+  GenerateRequest request;
+  const size_t shared = rng() % 4 * 50;
+  for (size_t i = 0; i < shared; ++i) request.prompt.push_back(static_cast<TokenId>(i));
+  for (size_t i = rng() % 60 + 1; i > 0; --i) request.prompt.push_back(static_cast<TokenId>(rng() % 250));
+  request.max_tokens = static_cast<int>(rng() % 100) + 1;
+  request.sampling = {.temperature = rng() % 2 * 0.7, .seed = rng()};
+  if (rng() % 3 == 0) request.sampling.repetition_penalty = 1.3;
+  if (rng() % 3 == 0) request.end_tokens = {7, 19};
+  return request;
+}
+
+struct Setting {
+  int step_tokens, sequences, pages;
+};
+
+TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  for (const Setting& s : {Setting{512, 64, 400}, Setting{1, 1, 16}, Setting{7, 3, 16}, Setting{64, 16, 16},
+                           Setting{33, 33, 40}}) {
+    FakeModel model({.pages = s.pages});
+    Scheduler scheduler(model, &tokenizer, {.step_tokens = s.step_tokens, .sequences = s.sequences});
+    std::mt19937 rng(5);
+    for (int round = 0; round < 2; ++round) {
+      std::vector<GenerateRequest> requests;
+      for (int i = 0; i < 40; ++i) requests.push_back(random_request(rng));
+      std::vector<Heard> heard(requests.size());
+      for (size_t i = 0; i < requests.size(); ++i) scheduler.submit(heard_by(heard[i], requests[i]));
+      run(scheduler);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        ASSERT_TRUE(heard[i].finish);
+        const std::vector<TokenId> expected = plain_generation(model, requests[i]);
+        ASSERT_EQ(heard[i].tokens, expected) << "step_tokens " << s.step_tokens << ", request " << i;
+        EXPECT_EQ(heard[i].finish->output_tokens, static_cast<int>(expected.size()));
+        const bool ended = heard[i].finish->end_token.has_value();
+        EXPECT_EQ(name_of(heard[i].finish->reason), ended ? "stop" : "length");
+        EXPECT_EQ(heard[i].text, tokenizer.decode(std::span(expected).first(expected.size() - ended)));
+      }
+      EXPECT_EQ(scheduler.stats().pages_held, 0);
+      EXPECT_TRUE(scheduler.idle());
+    }
+    EXPECT_LE(model.most_sequences, static_cast<size_t>(s.sequences));
+    EXPECT_GT(scheduler.stats().tokens_reused, 0u);
+  }
+}
+
+TEST(Scheduler, PreemptsTheYoungestAndAllEnd) {
+  FakeModel model({.pages = 16});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 64, .sequences = 16});
+  std::vector<Heard> heard(12);
+  std::vector<GenerateRequest> requests;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < heard.size(); ++i) {
+    GenerateRequest request{.prompt = {static_cast<TokenId>(i)}, .max_tokens = 200};
+    requests.push_back(request);
+    request = heard_by(heard[i], request);
+    request.on_event = [inner = request.on_event, &order, i](const GenerateEvent& event) {
+      inner(event);
+      if (event.finish) order.push_back(i);
+    };
+    scheduler.submit(std::move(request));
+  }
+  run(scheduler);
+  EXPECT_GT(scheduler.stats().preemptions, 0u);
+  for (size_t i = 0; i < heard.size(); ++i) EXPECT_EQ(heard[i].tokens, plain_generation(model, requests[i]));
+  EXPECT_TRUE(std::ranges::is_sorted(order));  // equal work, so first come, first served
+}
+
+// Answers to one prompt wait for its first pages instead of computing them again.
+TEST(Scheduler, EqualPromptsAreComputedOnce) {
+  FakeModel model;
+  Scheduler scheduler(model, nullptr, {.step_tokens = 100, .sequences = 8});
+  GenerateRequest request{.prompt = std::vector<TokenId>(300, 5), .max_tokens = 2};
+  std::vector<Heard> heard(4);
+  for (Heard& h : heard) {
+    request.sampling.seed++;
+    scheduler.submit(heard_by(h, request));
+  }
+  run(scheduler);
+  EXPECT_EQ(scheduler.stats().tokens_reused, 3u * 256);
+  EXPECT_EQ(heard[0].finish->cached_tokens, 0);
+  EXPECT_EQ(heard[3].finish->cached_tokens, 256);
+  EXPECT_EQ(scheduler.stats().tokens_fed, 300u + 3 * 44 + 4);
+}
+
+// Generating goes on while a long prompt is fed in chunks.
+TEST(Scheduler, LongPromptsDoNotStallOthers) {
+  FakeModel model;
+  Scheduler scheduler(model, nullptr, {.step_tokens = 16, .sequences = 4});
+  Heard first, second;
+  scheduler.submit(heard_by(first, {.prompt = {1}, .max_tokens = 100}));
+  scheduler.run_once();
+  scheduler.submit(heard_by(second, {.prompt = std::vector<TokenId>(300, 5), .max_tokens = 1}));
+  for (int step = 0; step < 20; ++step) scheduler.run_once();
+  EXPECT_EQ(first.tokens.size(), 21u);
+  EXPECT_TRUE(second.finish);  // 300 / 15 = 20
+}
+
+TEST(Scheduler, CancelFreesPages) {
+  FakeModel model;
+  Scheduler scheduler(model, nullptr, {.step_tokens = 32, .sequences = 1});
+  Heard running, waiting;
+  const RequestId a =
+      scheduler.submit(heard_by(running, {.prompt = std::vector<TokenId>(200, 1), .max_tokens = 50}));
+  const RequestId b = scheduler.submit(heard_by(waiting, {.prompt = {2}, .max_tokens = 50}));
+  scheduler.run_once();
+  scheduler.run_once();
+  EXPECT_GT(scheduler.stats().pages_held, 0);
+  scheduler.cancel(a);
+  scheduler.cancel(b);
+  scheduler.cancel(999);
+  EXPECT_FALSE(scheduler.run_once());
+  EXPECT_EQ(running.finish->reason, FinishReason::kCancelled);
+  EXPECT_EQ(waiting.finish->reason, FinishReason::kCancelled);
+  EXPECT_EQ(scheduler.stats().pages_held, 0);
+  EXPECT_EQ(scheduler.stats().pages_cached, 1);
+  EXPECT_EQ(scheduler.take_ended(), (std::vector<RequestId>{a, b}));
+}
+
+TEST(Scheduler, ErrorsEndTheirOwnRequest) {
+  FakeModel model({.nan_for = 9, .nan_after = 5, .throw_for = 251});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 32, .sequences = 8});
+  Heard good, bad, thrower;
+  const GenerateRequest plain{.prompt = {1}, .max_tokens = 20, .sampling = {.top_k = 5}};
+  scheduler.submit(heard_by(good, plain));
+  scheduler.submit(heard_by(bad, {.prompt = {9, 1}, .max_tokens = 50, .sampling = {.temperature = 0}}));
+  int calls = 0;
+  scheduler.submit({.prompt = {4}, .max_tokens = 50, .on_event = [&](const GenerateEvent&) {
+                      ++calls;
+                      throw std::runtime_error("callback");
+                    }});
+  for (int i = 0; i < 10; ++i) scheduler.run_once();
+  ASSERT_TRUE(bad.finish);
+  EXPECT_EQ(bad.finish->error, "logits: NaN for token 3 of 256");
+  EXPECT_EQ(bad.tokens.size(), 3u);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(scheduler.stats().running, 1);
+  run(scheduler);
+  EXPECT_EQ(good.tokens, plain_generation(model, plain));
+
+  // A step that throws ends who was in it; the next ones run.
+  scheduler.submit(heard_by(thrower, {.prompt = {251}, .max_tokens = 5}));
+  run(scheduler);
+  EXPECT_EQ(thrower.finish->reason, FinishReason::kError);
+  EXPECT_EQ(thrower.finish->error, "the step broke");
+  Heard again;
+  scheduler.submit(heard_by(again, plain));
+  run(scheduler);
+  EXPECT_EQ(again.tokens, good.tokens);
+  EXPECT_EQ(scheduler.stats().pages_held, 0);
+}
+
+TEST(Scheduler, StopStringsAndWholeCharacters) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  FakeModel model;
+  Scheduler scheduler(model, &tokenizer, {});
+  GenerateRequest request{.prompt = {1, 2}, .max_tokens = 60, .sampling = {.temperature = 0}};
+  const std::string whole = tokenizer.decode(plain_generation(model, request));
+  Heard all;
+  std::vector<std::string> pieces;
+  GenerateRequest plain = heard_by(all, request);
+  plain.on_event = [inner = plain.on_event, &pieces](const GenerateEvent& event) {
+    inner(event);
+    pieces.emplace_back(event.text);
+  };
+  scheduler.submit(std::move(plain));
+  run(scheduler);
+  EXPECT_EQ(all.text, whole);
+  EXPECT_EQ(all.finish->reason, FinishReason::kLength);
+  for (const std::string& piece : pieces) EXPECT_TRUE(is_valid_utf8(piece));
+
+  size_t at = 20, end = 20;
+  while ((whole[at] & 0xC0) == 0x80) ++at;
+  for (end = at + 4; end < whole.size() && (whole[end] & 0xC0) == 0x80;) ++end;
+  Heard stopped;
+  request.stop = {"never to be seen", whole.substr(at, end - at)};
+  scheduler.submit(heard_by(stopped, request));
+  run(scheduler);
+  EXPECT_EQ(stopped.text, whole.substr(0, whole.find(request.stop[1])));
+  EXPECT_EQ(stopped.finish->reason, FinishReason::kStop);
+  EXPECT_EQ(stopped.finish->stop, 1u);
+}
+
+TEST(Scheduler, ContextEndsTheAnswer) {
+  FakeModel model({.context = 100});
+  Scheduler scheduler(model, nullptr, {});
+  Heard heard;
+  scheduler.submit(heard_by(heard, {.prompt = std::vector<TokenId>(90, 1), .max_tokens = 1000}));
+  run(scheduler);
+  EXPECT_EQ(heard.tokens.size(), 10u);
+  EXPECT_EQ(heard.finish->reason, FinishReason::kLength);
+}
+
+TEST(Scheduler, SaysWhatIsWrong) {
+  FakeModel model({.context = 100, .pages = 1});
+  Scheduler scheduler(model, nullptr, {});
+  const auto message_of = [&](GenerateRequest request) -> std::string {
+    try {
+      scheduler.submit(std::move(request));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInput);
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(message_of({}), "prompt: empty; expected at least 1 token");
+  EXPECT_EQ(
+      message_of({.prompt = std::vector<TokenId>(64, 1)}),
+      "prompt: 64 tokens leave no room for an answer in 64 tokens (context 100, KV cache 1 pages of 64)");
+  EXPECT_EQ(message_of({.prompt = {256}}), "prompt: token 256 is outside the vocabulary of 256");
+  EXPECT_EQ(message_of({.prompt = {-1}}), "prompt: token -1 is outside the vocabulary of 256");
+  EXPECT_EQ(message_of({.prompt = {1}, .max_tokens = 0}), "max_tokens: expected at least 1, got 0");
+  EXPECT_THAT(message_of({.prompt = {1}, .sampling = {.top_p = 2}}), HasSubstr("top_p: expected"));
+  EXPECT_THAT(message_of({.prompt = {1}, .stop = {"x"}}), HasSubstr("stop: strings need a tokenizer"));
+  EXPECT_TRUE(scheduler.idle());
+  EXPECT_THROW(Scheduler(model, nullptr, {.step_tokens = 3, .sequences = 4}), Error);
+}
+
+TEST(Scheduler, SoakOfSubmitsAndCancels) {
+  const Tokenizer tokenizer = byte_tokenizer();
+  FakeModel model({.pages = 24, .nan_for = 13, .nan_after = 40});
+  Scheduler scheduler(model, &tokenizer, {.step_tokens = 48, .sequences = 12});
+  std::mt19937 rng(21);
+  std::map<RequestId, std::pair<GenerateRequest, Heard>> all;
+  for (int step = 0; step < 4000; ++step) {
+    if (rng() % 6 == 0 && all.size() < 400) {
+      auto item = std::make_unique<std::pair<GenerateRequest, Heard>>(random_request(rng), Heard{});
+      if (rng() % 8 == 0)
+        item->first.stop = {"a",
+                            "\xC3"
+                            "\xA9"};
+      const RequestId next = all.empty() ? 1 : all.rbegin()->first + 1;
+      auto& [request, heard] = all[next] = std::move(*item);
+      ASSERT_EQ(scheduler.submit(heard_by(heard, request)), next);
+    }
+    if (!all.empty() && rng() % 12 == 0) scheduler.cancel(rng() % all.size() + 1);
+    if (rng() % 200 == 0) scheduler.cancel_all();
+    if (rng() % 100 == 0) scheduler.drop_cache();
+    scheduler.run_once();
+  }
+  run(scheduler);
+  EXPECT_EQ(scheduler.stats().pages_held, 0);
+  std::map<FinishReason, int> reasons;
+  for (const auto& [id, item] : all) {
+    const auto& [request, heard] = item;
+    ASSERT_TRUE(heard.finish);
+    ++reasons[heard.finish->reason];
+    if (heard.finish->reason == FinishReason::kError || request.prompt[0] == 13) continue;
+    const std::vector<TokenId> expected = plain_generation(model, request);
+    ASSERT_LE(heard.tokens.size(), expected.size());
+    EXPECT_TRUE(std::equal(heard.tokens.begin(), heard.tokens.end(), expected.begin())) << id;
+  }
+  EXPECT_GT(reasons[FinishReason::kLength], 20);
+  EXPECT_GT(reasons[FinishReason::kStop], 5);
+  EXPECT_GT(reasons[FinishReason::kCancelled], 20);
+}
+
+}  // namespace
+}  // namespace kt

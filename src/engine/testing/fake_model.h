@@ -1,0 +1,92 @@
+// For tests: a model whose logits are a function of every token before, read back through the pages.
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "engine/kv_pages.h"
+#include "engine/scheduler.h"
+
+namespace kt {
+
+struct FakeModelOptions {
+  int vocabulary = 256, context = 1024, pages = 64;
+  TokenId nan_for = -1;    // a sequence that begins with it gets NaN logits ...
+  size_t nan_after = 0;    // ... once it is so long
+  TokenId throw_for = -1;  // a step with it throws
+};
+
+class FakeModel : public StepModel {
+ public:
+  explicit FakeModel(FakeModelOptions options = {})
+      : options_(options), memory_(static_cast<size_t>(options.pages) * kPageTokens, -1) {}
+  int vocabulary() const override { return options_.vocabulary; }
+  int context() const override { return options_.context; }
+  int cache_pages() const override { return options_.pages; }
+
+  void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
+    size_t row = 0;
+    most_sequences = std::max(most_sequences, sequences.size());
+    for (const StepSequence& sequence : sequences) {
+      const size_t end = static_cast<size_t>(sequence.position) + sequence.tokens.size();
+      if (end > sequence.pages.size() * kPageTokens) throw std::runtime_error("tokens outside pages");
+      for (size_t i = 0; i < sequence.tokens.size(); ++i) {
+        if (sequence.tokens[i] == options_.throw_for) throw std::runtime_error("the step broke");
+        place(sequence, static_cast<size_t>(sequence.position) + i) = sequence.tokens[i];
+      }
+    }
+    for (const StepSequence& sequence : sequences) {
+      if (!sequence.wants_logits) continue;
+      const size_t end = static_cast<size_t>(sequence.position) + sequence.tokens.size();
+      std::vector<TokenId> tokens;
+      for (size_t i = 0; i < end; ++i) tokens.push_back(place(sequence, i));
+      write_logits(tokens, logits.subspan(row++ * width(), width()));
+    }
+    if (row * width() != logits.size()) throw std::runtime_error("rows");
+  }
+
+  void write_logits(std::span<const TokenId> tokens, std::span<float> logits) const {
+    uint64_t hash = 1;
+    for (TokenId id : tokens) hash = (hash ^ static_cast<uint32_t>(id)) * 0x9E3779B97F4A7C15u + 1;
+    for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(4 * uniform(hash, i));
+    if (tokens[0] == options_.nan_for && tokens.size() >= options_.nan_after)
+      logits[3] = std::numeric_limits<float>::quiet_NaN();
+  }
+
+  size_t most_sequences = 0;
+
+ private:
+  size_t width() const { return static_cast<size_t>(options_.vocabulary); }
+  TokenId& place(const StepSequence& sequence, size_t at) {
+    return memory_[static_cast<size_t>(sequence.pages[at / kPageTokens]) * kPageTokens + at % kPageTokens];
+  }
+  FakeModelOptions options_;
+  std::vector<TokenId> memory_;
+};
+
+// What one request alone gives, without pages, batches or chunks.
+inline std::vector<TokenId> plain_generation(const FakeModel& model, const GenerateRequest& request) {
+  Sampler sampler(request.sampling, request.prompt);
+  std::vector<TokenId> tokens = request.prompt, output;
+  std::vector<float> logits(static_cast<size_t>(model.vocabulary()));
+  while (output.size() < static_cast<size_t>(request.max_tokens) &&
+         tokens.size() < static_cast<size_t>(model.context())) {
+    model.write_logits(tokens, logits);
+    output.push_back(sampler.pick(logits).id);
+    tokens.push_back(output.back());
+    if (std::ranges::find(request.end_tokens, output.back()) != request.end_tokens.end()) break;
+  }
+  return output;
+}
+
+// One token for each byte.
+inline Tokenizer byte_tokenizer() {
+  TokenizerParts parts{.name = "bytes"};
+  parts.bpe.bytes = true;
+  parts.decoding.byte_level = true;
+  for (int byte = 0; byte < 256; ++byte)
+    parts.tokens.push_back(spell_bytes(std::string(1, static_cast<char>(byte))));
+  return Tokenizer(std::move(parts));
+}
+
+}  // namespace kt
