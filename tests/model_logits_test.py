@@ -135,8 +135,8 @@ class TestTestItself:
 STORY = (
     "Once upon a time there was a little fox who lived at the edge of a dark wood. Every morning she went down to the "
     "river to drink, and every morning an old heron told her a story about the sea. One day the heron was not there. "
-    "The fox waited until the sun stood high above the trees, then she crossed the water on the stones and followed the "
-    "footprints along the bank. "
+    "The fox waited until the sun stood high above the trees, then she crossed the water on the stones and followed "
+    "the footprints along the bank. "
 )
 
 
