@@ -1,0 +1,436 @@
+// Configs of every family, as published or as transformers writes them, small; and configs that say too
+// little or the wrong thing.
+#include "models/families.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace kt {
+namespace {
+
+constexpr double kTight = 1e-12;
+
+Json with(Json base, const char* changes) {
+  base.merge_patch(Json::parse(changes));  // null removes the key
+  return base;
+}
+
+const Json kAttention = Json::parse(R"({
+  "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 1024, "rms_norm_eps": 0.001})");
+const Json kExperts = with(kAttention, R"({"moe_intermediate_size": 32, "num_experts_per_tok": 3})");
+const Json kLatent = with(kExperts, R"({
+  "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
+  "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1})");
+
+const Json kQwen3Moe =
+    with(kExperts, R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+      "head_dim": 32, "norm_topk_prob": true, "rope_theta": 1000000.0, "rope_scaling": null})");
+const Json kQwen2Moe = with(kExperts, R"({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+      "num_experts": 8, "shared_expert_intermediate_size": 80})");
+const Json kMixtral = with(kAttention, R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+      "num_local_experts": 8, "num_experts_per_tok": 2})");
+const Json kDeepseekV2 = with(kLatent, R"({"architectures": ["DeepseekV2ForCausalLM"],
+      "model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+      "routed_scaling_factor": 16, "scoring_func": "softmax", "rope_theta": 10000,
+      "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707,
+                       "mscale_all_dim": 0.707, "original_max_position_embeddings": 64}})");
+const Json kDeepseekV3 = with(kLatent, R"({"architectures": ["DeepseekV3ForCausalLM"],
+      "model_type": "deepseek_v3", "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 4,
+      "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": true, "rope_interleave": true,
+      "rope_parameters": {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 40, "mscale": 1.0,
+                          "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}})");
+const Json kGlm4Moe = with(kExperts, R"({"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+      "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 2, "head_dim": 32, "n_group": 1,
+      "topk_group": 1, "attention_bias": true, "use_qk_norm": true, "routed_scaling_factor": 2.5,
+      "rope_theta": 1000000, "partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1})");
+const Json kMiniMaxM2 = with(kAttention, R"({"architectures": ["MiniMaxM2ForCausalLM"],
+      "model_type": "minimax_m2", "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32,
+      "rotary_dim": 16, "rope_theta": 5000000, "scoring_func": "sigmoid", "use_qk_norm": true})");
+const Json kGptOss = with(kAttention, R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+      "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32, "sliding_window": 24,
+      "swiglu_limit": 7.0, "rope_theta": 150000,
+      "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                       "truncate": false, "original_max_position_embeddings": 4096}})");
+const Json kQwen3 = with(kAttention, R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})");
+const Json kLlama = with(kAttention, R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+      "tie_word_embeddings": true, "rope_theta": 500000,
+      "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                       "original_max_position_embeddings": 256}})");
+
+const Json* const kAll[] = {&kQwen3Moe, &kQwen2Moe,  &kMixtral, &kDeepseekV2, &kDeepseekV3,
+                            &kGlm4Moe,  &kMiniMaxM2, &kGptOss,  &kQwen3,      &kLlama};
+
+ModelSpec describe(const Json& config) { return describe_model(config, "config.json"); }
+
+// The message of the error, after its kind.
+std::string refusal(const Json& config) {
+  try {
+    describe(config);
+  } catch (const Error& error) {
+    return (error.kind() == ErrorKind::kUnsupported ? "unsupported: " : "") + std::string(error.what());
+  }
+  return "no error";
+}
+
+std::vector<int> windows(const ModelSpec& spec) {
+  std::vector<int> out;
+  for (const LayerSpec& layer : spec.layers) out.push_back(layer.window);
+  return out;
+}
+
+std::vector<int> dense(const ModelSpec& spec) {
+  std::vector<int> out;
+  for (const LayerSpec& layer : spec.layers) out.push_back(layer.moe ? 0 : layer.dense_inter);
+  return out;
+}
+
+TEST(Families, EveryOneReadsItsSizes) {
+  for (const Json* const config : kAll) {
+    const ModelSpec spec = describe(*config);
+    EXPECT_EQ(spec.family, (*config)["model_type"]);
+    EXPECT_EQ(spec.hidden, 64);
+    EXPECT_EQ(spec.vocab, 300);
+    EXPECT_EQ(spec.layers.size(), 4u);
+    EXPECT_EQ(spec.norm_eps, 0.001) << spec.family;
+    EXPECT_EQ(spec.mla.norm_eps, 1e-6) << spec.family;
+    EXPECT_EQ(spec.tied_embeddings, spec.family == "llama");
+    EXPECT_EQ(spec.moe.experts, config->contains("num_experts_per_tok") ? 8 : 0) << spec.family;
+    EXPECT_EQ(spec.layers[0].mla, spec.family.starts_with("deepseek"));
+  }
+}
+
+TEST(Families, Qwen3Moe) {
+  const ModelSpec spec = describe(kQwen3Moe);
+  EXPECT_EQ(spec.gqa.heads, 4);
+  EXPECT_EQ(spec.gqa.kv_heads, 2);
+  EXPECT_EQ(spec.gqa.head_dim, 32);
+  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kHead);
+  EXPECT_FALSE(spec.gqa.qkv_bias || spec.gqa.o_bias || spec.gqa.sinks);
+  EXPECT_NEAR(spec.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  EXPECT_EQ(spec.rope.dims, 32);
+  EXPECT_EQ(spec.rope.theta, 1e6);
+  EXPECT_EQ(spec.rope.scaling, RopeSpec::Scaling::kNone);
+  EXPECT_FALSE(spec.rope.interleaved);
+  EXPECT_EQ(spec.moe.top_k, 3);
+  EXPECT_EQ(spec.moe.inter, 32);
+  EXPECT_EQ(spec.moe.shared_inter, 0);
+  EXPECT_EQ(spec.moe.router.score, RouterSpec::Score::kSoftmax);
+  EXPECT_TRUE(spec.moe.router.normalise);
+  EXPECT_FALSE(spec.moe.router.correction_bias || spec.moe.router.bias);
+  EXPECT_EQ(dense(spec), (std::vector<int>{0, 0, 0, 0}));
+  EXPECT_EQ(windows(spec), (std::vector<int>{0, 0, 0, 0}));
+}
+
+TEST(Families, Qwen3MoeInOtherWords) {
+  // As transformers 5 writes it, inside another model's config, with dense layers, a window and a long
+  // context.
+  const Json text = with(kQwen3Moe, R"({"num_experts": null, "num_local_experts": 8, "rope_theta": null,
+      "rope_scaling": null, "norm_topk_prob": null, "head_dim": null, "mlp_only_layers": [2],
+      "decoder_sparse_step": 2, "use_sliding_window": true, "sliding_window": 24,
+      "max_position_embeddings": 40960, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0,
+      "factor": 4.0, "original_max_position_embeddings": 32768}})");
+  const Json nested = {{"model_type", "seen_and_read"}, {"tie_word_embeddings", true}, {"text_config", text}};
+  const ModelSpec spec = describe(nested);
+  EXPECT_EQ(spec.family, "qwen3_moe");
+  EXPECT_TRUE(spec.tied_embeddings);
+  EXPECT_EQ(spec.moe.experts, 8);
+  EXPECT_EQ(spec.gqa.head_dim, 16);
+  EXPECT_FALSE(spec.moe.router.normalise);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 96, 0}));
+  EXPECT_EQ(windows(spec), (std::vector<int>{24, 24, 24, 24}));
+  EXPECT_EQ(spec.rope.theta, 1e6);
+  EXPECT_EQ(spec.rope.original_context, 32768);
+  EXPECT_NEAR(spec.rope.attention_factor, 0.1 * std::log(4.0) + 1, kTight);
+  EXPECT_EQ(spec.context, 131072);
+}
+
+TEST(Families, Qwen2Moe) {
+  const ModelSpec spec = describe(kQwen2Moe);
+  EXPECT_TRUE(spec.gqa.qkv_bias);
+  EXPECT_FALSE(spec.gqa.o_bias);
+  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(spec.gqa.head_dim, 16);
+  EXPECT_EQ(spec.moe.shared_inter, 80);
+  EXPECT_TRUE(spec.moe.shared_gate);
+  EXPECT_EQ(spec.names.shared, "mlp.shared_expert");
+  EXPECT_EQ(spec.names.shared_gate, "mlp.shared_expert_gate");
+  EXPECT_FALSE(spec.moe.router.normalise);
+  const Json window = with(kQwen2Moe, R"({"use_sliding_window": true, "sliding_window": 24,
+      "max_window_layers": 2, "decoder_sparse_step": 2})");
+  EXPECT_EQ(windows(describe(window)), (std::vector<int>{24, 0, 0, 0}));
+  EXPECT_EQ(dense(describe(window)), (std::vector<int>{96, 0, 96, 0}));
+}
+
+TEST(Families, Mixtral) {
+  const ModelSpec spec = describe(kMixtral);
+  EXPECT_EQ(spec.moe.inter, 96);
+  EXPECT_EQ(spec.moe.top_k, 2);
+  EXPECT_TRUE(spec.moe.router.normalise);
+  EXPECT_EQ(spec.names.router, "block_sparse_moe.gate");
+  EXPECT_EQ(spec.rope.theta, 1e6);
+  EXPECT_EQ(windows(spec), (std::vector<int>{0, 0, 0, 0}));
+  EXPECT_EQ(windows(describe(with(kMixtral, R"({"sliding_window": 24})"))),
+            (std::vector<int>{24, 24, 24, 24}));
+}
+
+TEST(Families, DeepseekV2) {
+  const ModelSpec spec = describe(kDeepseekV2);
+  EXPECT_EQ(spec.mla.heads, 4);
+  EXPECT_EQ(spec.mla.q_rank, 48);
+  EXPECT_EQ(spec.mla.kv_rank, 32);
+  EXPECT_EQ(spec.mla.nope, 24);
+  EXPECT_EQ(spec.mla.rope, 8);
+  EXPECT_EQ(spec.mla.v, 16);
+  EXPECT_TRUE(spec.rope.interleaved);
+  EXPECT_EQ(spec.rope.dims, 8);
+  EXPECT_EQ(spec.rope.factor, 40);
+  EXPECT_EQ(spec.rope.attention_factor, 1);  // mscale over mscale_all_dim
+  const double gain = 0.0707 * std::log(40.0) + 1;
+  EXPECT_NEAR(spec.softmax_scale, gain * gain / std::sqrt(32.0), kTight);
+  EXPECT_EQ(spec.moe.shared_inter, 64);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 0, 0}));
+  const RouterSpec& router = spec.moe.router;
+  EXPECT_EQ(router.score, RouterSpec::Score::kSoftmax);
+  EXPECT_EQ(router.group_score, RouterSpec::GroupScore::kMax);
+  EXPECT_EQ(router.groups, 4);
+  EXPECT_EQ(router.top_groups, 2);
+  EXPECT_EQ(router.scale, 16);
+  EXPECT_FALSE(router.normalise || router.correction_bias);
+}
+
+TEST(Families, DeepseekV2Lite) {
+  const ModelSpec spec = describe(with(kDeepseekV2, R"({"q_lora_rank": null, "topk_method": "greedy",
+      "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0})"));
+  EXPECT_EQ(spec.mla.q_rank, 0);
+  EXPECT_EQ(spec.moe.router.groups, 1);
+  EXPECT_EQ(spec.moe.router.scale, 1);
+}
+
+TEST(Families, DeepseekV3) {
+  const ModelSpec spec = describe(kDeepseekV3);
+  EXPECT_TRUE(spec.rope.interleaved);
+  EXPECT_EQ(spec.rope.theta, 50000);
+  EXPECT_EQ(spec.rope.original_context, 64);
+  EXPECT_EQ(spec.rope.attention_factor, 1);
+  const double gain = 0.1 * std::log(40.0) + 1;
+  EXPECT_NEAR(spec.softmax_scale, gain * gain / std::sqrt(32.0), kTight);
+  EXPECT_EQ(spec.context, 2560);
+  const RouterSpec& router = spec.moe.router;
+  EXPECT_EQ(router.score, RouterSpec::Score::kSigmoid);
+  EXPECT_EQ(router.group_score, RouterSpec::GroupScore::kTopTwo);
+  EXPECT_TRUE(router.correction_bias && router.normalise);
+  EXPECT_EQ(router.normalise_floor, 1e-20);
+  EXPECT_EQ(router.groups, 4);
+  EXPECT_EQ(router.top_groups, 2);
+  EXPECT_EQ(router.scale, 2.5);
+  EXPECT_EQ(spec.names.correction_bias, "mlp.gate.e_score_correction_bias");
+}
+
+TEST(Families, KimiK2IsDeepseekV3) {
+  const ModelSpec spec =
+      describe(with(kDeepseekV3, R"({"model_type": "kimi_k2", "n_group": 1, "topk_group": 1})"));
+  EXPECT_EQ(spec.family, "kimi_k2");
+  EXPECT_EQ(spec.moe.router.groups, 1);
+  EXPECT_TRUE(spec.layers[0].mla);
+  EXPECT_EQ(describe(with(kDeepseekV3, R"({"model_type": null})")).family, "deepseek_v3");
+}
+
+TEST(Families, MscalesThatDiffer) {
+  const ModelSpec apart = describe(with(kDeepseekV3, R"({"rope_parameters": {"mscale_all_dim": 0.5}})"));
+  const double whole = 0.1 * std::log(40.0) + 1, half = 0.05 * std::log(40.0) + 1;
+  EXPECT_NEAR(apart.rope.attention_factor, whole / half, kTight);
+  EXPECT_NEAR(apart.softmax_scale, half * half / std::sqrt(32.0), kTight);
+  // mscale alone counts for nothing, and neither does any of it without scaling.
+  const ModelSpec alone =
+      describe(with(kDeepseekV3, R"({"rope_parameters": {"mscale": 3, "mscale_all_dim": null}})"));
+  EXPECT_NEAR(alone.rope.attention_factor, whole, kTight);
+  EXPECT_NEAR(alone.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  const ModelSpec none = describe(with(kDeepseekV3, R"({"rope_parameters": {"rope_type": "default"}})"));
+  EXPECT_EQ(none.rope.scaling, RopeSpec::Scaling::kNone);
+  EXPECT_EQ(none.rope.attention_factor, 1);
+  EXPECT_NEAR(none.softmax_scale, 1 / std::sqrt(32.0), kTight);
+}
+
+TEST(Families, Glm4Moe) {
+  const ModelSpec spec = describe(kGlm4Moe);
+  EXPECT_TRUE(spec.gqa.qkv_bias);
+  EXPECT_FALSE(spec.gqa.o_bias);
+  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kHead);
+  EXPECT_EQ(spec.rope.dims, 16);
+  EXPECT_FALSE(spec.rope.interleaved);
+  EXPECT_NEAR(spec.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 96, 0, 0}));
+  EXPECT_EQ(spec.moe.shared_inter, 32);
+  EXPECT_TRUE(spec.moe.router.correction_bias && spec.moe.router.normalise);
+  EXPECT_EQ(spec.moe.router.scale, 2.5);
+  EXPECT_EQ(describe(with(kGlm4Moe, R"({"use_qk_norm": false})")).gqa.norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(describe(with(kGlm4Moe, R"({"partial_rotary_factor": null})")).rope.dims, 16);
+  EXPECT_EQ(describe(with(kGlm4Moe, R"({"rope_parameters": {"partial_rotary_factor": 0.25}})")).rope.dims, 8);
+}
+
+TEST(Families, MiniMaxM2) {
+  const ModelSpec spec = describe(kMiniMaxM2);
+  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kAll);
+  EXPECT_EQ(spec.rope.dims, 16);
+  EXPECT_EQ(spec.rope.theta, 5e6);
+  EXPECT_EQ(spec.moe.inter, 96);
+  EXPECT_EQ(spec.moe.router.score, RouterSpec::Score::kSigmoid);
+  EXPECT_TRUE(spec.moe.router.correction_bias && spec.moe.router.normalise);
+  EXPECT_EQ(spec.moe.router.normalise_floor, 0);
+  EXPECT_EQ(spec.names.router, "block_sparse_moe.gate");
+  EXPECT_EQ(spec.names.correction_bias, "block_sparse_moe.e_score_correction_bias");
+}
+
+TEST(Families, GptOss) {
+  const ModelSpec spec = describe(kGptOss);
+  EXPECT_TRUE(spec.gqa.qkv_bias && spec.gqa.o_bias && spec.gqa.sinks);
+  EXPECT_EQ(windows(spec), (std::vector<int>{24, 0, 24, 0}));
+  EXPECT_EQ(spec.rope.theta, 150000);
+  EXPECT_FALSE(spec.rope.truncate);
+  EXPECT_NEAR(spec.rope.attention_factor, 0.1 * std::log(32.0) + 1, kTight);
+  EXPECT_NEAR(spec.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  EXPECT_TRUE(spec.moe.router.softmax_of_chosen && spec.moe.router.bias);
+  EXPECT_FALSE(spec.moe.router.normalise);
+  EXPECT_EQ(spec.moe.activation.limit, 7.0f);
+  EXPECT_EQ(spec.moe.activation.alpha, 1.702f);
+  EXPECT_EQ(spec.names.router, "mlp.router");
+  // What it says by saying nothing.
+  const ModelSpec silent = describe(with(kGptOss, R"({"rope_scaling": null, "layer_types": null})"));
+  EXPECT_EQ(silent.rope.factor, spec.rope.factor);
+  EXPECT_EQ(silent.rope.original_context, spec.rope.original_context);
+  EXPECT_EQ(silent.rope.truncate, spec.rope.truncate);
+  EXPECT_EQ(silent.rope.attention_factor, spec.rope.attention_factor);
+  EXPECT_EQ(windows(silent), windows(spec));
+}
+
+TEST(Families, DenseOnes) {
+  const ModelSpec qwen = describe(kQwen3);
+  EXPECT_EQ(qwen.gqa.head_dim, 128);
+  EXPECT_EQ(qwen.gqa.norm, GqaSpec::Norm::kHead);
+  EXPECT_EQ(dense(qwen), (std::vector<int>{96, 96, 96, 96}));
+  const Json window =
+      with(kQwen3, R"({"use_sliding_window": true, "sliding_window": 24, "max_window_layers": 3})");
+  EXPECT_EQ(windows(describe(window)), (std::vector<int>{0, 0, 0, 24}));
+
+  const ModelSpec llama = describe(kLlama);
+  EXPECT_EQ(llama.gqa.norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(llama.gqa.head_dim, 16);
+  EXPECT_EQ(llama.rope.scaling, RopeSpec::Scaling::kLlama3);
+  EXPECT_EQ(llama.rope.factor, 8);
+  EXPECT_EQ(llama.rope.low_freq_factor, 1);
+  EXPECT_EQ(llama.rope.high_freq_factor, 4);
+  EXPECT_EQ(llama.rope.original_context, 256);
+  EXPECT_EQ(llama.context, 1024);
+  const ModelSpec dynamic = describe(with(kLlama, R"({"rope_scaling": {"rope_type": "dynamic"}})"));
+  EXPECT_EQ(dynamic.rope.scaling, RopeSpec::Scaling::kDynamic);
+  EXPECT_EQ(dynamic.rope.original_context, 1024);
+}
+
+TEST(Families, MissingKeysAreNamed) {
+  const auto check = [](const Json& config, std::initializer_list<const char*> keys) {
+    for (const char* const key : keys) {
+      Json without = config;
+      ASSERT_EQ(without.erase(key), 1u) << key;
+      EXPECT_EQ(refusal(without), text("config.json: {} is missing", key)) << config["model_type"];
+    }
+  };
+  for (const Json* const config : kAll)
+    check(*config, {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                    "max_position_embeddings"});
+  check(kQwen3Moe, {"num_experts", "num_experts_per_tok", "moe_intermediate_size"});
+  check(kQwen2Moe, {"num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"});
+  for (const Json* const config : {&kMixtral, &kGptOss, &kMiniMaxM2})
+    check(*config, {"num_local_experts", "intermediate_size"});
+  for (const Json* const config : {&kDeepseekV2, &kDeepseekV3})
+    check(*config, {"n_routed_experts", "moe_intermediate_size", "kv_lora_rank", "qk_nope_head_dim",
+                    "qk_rope_head_dim", "v_head_dim", "intermediate_size"});
+  check(kGlm4Moe, {"n_routed_experts", "moe_intermediate_size", "intermediate_size"});
+  check(kLlama, {"intermediate_size"});
+  EXPECT_EQ(refusal(with(kLlama, R"({"rope_scaling": {"factor": null}})")),
+            "config.json: rope_scaling.factor is missing");
+  EXPECT_EQ(refusal({{"text_config", with(kQwen3Moe, R"({"vocab_size": null})")}}),
+            "config.json: text_config.vocab_size is missing");
+}
+
+TEST(Families, WrongValuesAreNamed) {
+  const std::pair<const Json*, std::pair<const char*, const char*>> cases[] = {
+      {&kLlama, {R"({"vocab_size": "many"})", R"(vocab_size is "many", expected a whole number)"}},
+      {&kLlama, {R"({"vocab_size": -1})", "vocab_size is -1, expected a whole number from 1"}},
+      {&kLlama, {R"({"vocab_size": 1e99})", "vocab_size is 1e+99, expected a whole number"}},
+      {&kLlama, {R"({"vocab_size": 18446744073709551615})", "vocab_size is 18446744073709551615, expected"}},
+      {&kLlama, {R"({"num_key_value_heads": 3})", "num_key_value_heads is 3, expected a divisor of"}},
+      {&kLlama, {R"({"head_dim": 15})", "head_dim: 15 numbers a head, expected an even number"}},
+      {&kLlama, {R"({"num_attention_heads": 16777216, "head_dim": 1048576})", "16777216 heads of 1048576"}},
+      {&kLlama, {R"({"rms_norm_eps": "small"})", R"(rms_norm_eps is "small", expected a number)"}},
+      {&kLlama, {R"({"rms_norm_eps": -1})", "rms_norm_eps is -1, expected"}},
+      {&kLlama, {R"({"rope_theta": 0})", "rope_theta is 0, expected a number above 0"}},
+      {&kLlama, {R"({"rope_scaling": "yarn"})", R"(rope_scaling is "yarn", expected an object)"}},
+      {&kLlama, {R"({"rope_scaling": {"factor": 0}})", "rope_scaling.factor is 0, expected"}},
+      {&kLlama, {R"({"rope_scaling": {"high_freq_factor": 1}})", "high_freq_factor is 1, expected more"}},
+      {&kLlama, {R"({"num_experts": 4})", "4 experts, but llama is a dense family"}},
+      {&kGlm4Moe, {R"({"partial_rotary_factor": 7})", "partial_rotary_factor: 224 of 32 numbers"}},
+      {&kGlm4Moe, {R"({"attention_bias": 1})", "attention_bias is 1, expected true or false"}},
+      {&kQwen3Moe, {R"({"num_experts_per_tok": 9})", "num_experts_per_tok: 9 of 8 experts"}},
+      {&kDeepseekV3, {R"({"n_group": 3})", "n_group is 3, expected a divisor of the 8 experts"}},
+      {&kDeepseekV3, {R"({"n_group": 8, "topk_group": 4})", "n_group is 8, expected groups of at least 2"}},
+      {&kDeepseekV3, {R"({"topk_group": 5})", "topk_group is 5, expected at most n_group, 4"}},
+      {&kDeepseekV3, {R"({"topk_group": 1})", "topk_group: 3 experts cannot be chosen, 1 groups have 2"}},
+      {&kDeepseekV3, {R"({"n_shared_experts": 16777216})", "n_shared_experts is 16777216, expected at most"}},
+      {&kDeepseekV3, {R"({"qk_rope_head_dim": 7})", "numbers of a head turn, expected an even number"}},
+      {&kGptOss,
+       {R"({"layer_types": ["full_attention"]})", "layer_types is a list of 1, expected one string"}},
+      {&kGptOss, {R"({"layer_types": 3})", "layer_types is 3, expected a list of strings"}},
+      {&kGptOss, {R"({"sliding_window": 0})", "sliding_window is 0, expected a whole number from 1"}},
+  };
+  for (const auto& [config, change] : cases) {
+    const std::string message = refusal(with(*config, change.first));
+    EXPECT_TRUE(message.starts_with("config.json: ")) << message;
+    EXPECT_NE(message.find(change.second), message.npos) << message;
+    EXPECT_EQ(message.find('\n'), message.npos);
+  }
+}
+
+TEST(Families, WhatIsNotComputedIsUnsupported) {
+  const std::pair<const Json*, std::pair<const char*, const char*>> cases[] = {
+      {&kLlama, {R"({"hidden_act": "relu2"})", R"(hidden_act is "relu2"; supported: silu)"}},
+      {&kLlama, {R"({"mlp_bias": true})", "mlp_bias is true; supported: false"}},
+      {&kLlama,
+       {R"({"rope_scaling": {"rope_type": "longrope"}})", R"(rope_scaling.rope_type is "longrope")"}},
+      {&kLlama,
+       {R"({"rope_scaling": {"full_attention": {}}})", "rope_scaling.full_attention: positions that differ"}},
+      {&kDeepseekV2, {R"({"topk_method": "other"})", R"(topk_method is "other"; supported: greedy)"}},
+      {&kDeepseekV2, {R"({"norm_topk_prob": true})", "norm_topk_prob is true; supported: false"}},
+      {&kDeepseekV2, {R"({"scoring_func": "sigmoid"})", R"(scoring_func is "sigmoid"; supported: softmax)"}},
+      {&kDeepseekV3, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
+      {&kMiniMaxM2, {R"({"use_qk_norm": false})", "use_qk_norm is false; supported: true"}},
+      {&kGptOss,
+       {R"({"layer_types": ["a\n", "full_attention", "full_attention", "full_attention"]})",
+        "layer_types[0] is a"}},
+  };
+  for (const auto& [config, change] : cases) {
+    const std::string message = refusal(with(*config, change.first));
+    EXPECT_TRUE(message.starts_with("unsupported: config.json: ")) << message;
+    EXPECT_NE(message.find(change.second), message.npos) << message;
+    EXPECT_EQ(message.find('\n'), message.npos);
+  }
+}
+
+TEST(Families, UnknownArchitecturesListTheKnown) {
+  const std::string message = refusal(with(
+      kLlama, R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba", "rope_scaling": null})"));
+  EXPECT_TRUE(message.starts_with(
+      "unsupported: config.json: architecture MambaForCausalLM (model_type mamba) is not known; known: "))
+      << message;
+  for (const Json* const config : kAll)
+    EXPECT_NE(message.find((*config)["architectures"][0].get<std::string>()), message.npos);
+  EXPECT_NE(refusal(Json::object()).find("architecture (none) (model_type (none))"), std::string::npos);
+  EXPECT_NE(refusal(Json::array()).find("expected a JSON object"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kt

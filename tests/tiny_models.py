@@ -1,0 +1,281 @@
+"""Tiny random checkpoints of every family the engine runs, made by transformers: its configs, its weights, its files.
+
+Numbers are drawn so that every part of a layer can be seen in the logits: norms away from one, biases, correction
+biases and sinks away from zero, embeddings of size one. Everything follows from the seed.
+"""
+
+import pathlib
+
+import torch
+import transformers
+
+VOCAB = 300
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    num_hidden_layers=3,
+    max_position_embeddings=1024,
+    bos_token_id=0,
+    eos_token_id=1,
+    pad_token_id=None,
+    attn_implementation="eager",
+)
+GQA = dict(num_attention_heads=4, num_key_value_heads=2)
+MLA = dict(
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=16,
+    v_head_dim=16,
+)
+# Original contexts are short, so that prompts of 130 tokens reach past them.
+YARN = dict(
+    rope_type="yarn",
+    rope_theta=10000.0,
+    factor=16.0,
+    original_max_position_embeddings=64,
+    beta_fast=32.0,
+    beta_slow=1.0,
+)
+
+
+def _yarn(**more):
+    return dict(YARN, **more)
+
+
+def _rope(**more):
+    return dict(dict(rope_type="default", rope_theta=10000.0), **more)
+
+
+def _deepseek_v2(**more):
+    config = dict(
+        MLA,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=4.0,
+        rope_parameters=_yarn(mscale=0.707, mscale_all_dim=0.707),
+    )
+    return "DeepseekV2", dict(config, **more)
+
+
+def _deepseek_v3(**more):
+    config = dict(
+        MLA,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        num_nextn_predict_layers=0,
+        rope_parameters=_yarn(mscale=1.0, mscale_all_dim=1.0),
+    )
+    return "DeepseekV3", dict(config, **more)
+
+
+def _qwen3_moe(**more):
+    config = dict(
+        GQA,
+        head_dim=32,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        rope_parameters=_rope(rope_theta=1e6),
+    )
+    return "Qwen3Moe", dict(config, **more)
+
+
+def _qwen2_moe(**more):
+    config = dict(
+        GQA,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=80,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=False,
+        rope_parameters=_rope(),
+    )
+    return "Qwen2Moe", dict(config, **more)
+
+
+def _glm4_moe(**more):
+    config = dict(
+        GQA,
+        head_dim=32,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_nextn_predict_layers=0,
+        rope_parameters=_rope(partial_rotary_factor=0.5),
+    )
+    return "Glm4Moe", dict(config, **more)
+
+
+def _qwen3(**more):
+    return "Qwen3", dict(dict(GQA, head_dim=32, intermediate_size=96, rope_parameters=_rope(rope_theta=1e6)), **more)
+
+
+def _llama(**more):
+    llama3 = dict(
+        rope_type="llama3",
+        rope_theta=10000.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=64,
+    )
+    return "Llama", dict(dict(GQA, intermediate_size=96, rope_parameters=llama3), **more)
+
+
+def _mixtral(**more):
+    config = dict(
+        GQA, intermediate_size=48, num_local_experts=8, num_experts_per_tok=2, rope_parameters=_rope(rope_theta=1e6)
+    )
+    return "Mixtral", dict(config, **more)
+
+
+def _minimax_m2(**more):
+    config = dict(
+        GQA,
+        head_dim=32,
+        intermediate_size=48,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        rope_parameters=_rope(rope_theta=5e6, partial_rotary_factor=0.5),
+    )
+    return "MiniMaxM2", dict(config, **more)
+
+
+def _gpt_oss(**more):
+    config = dict(
+        GQA,
+        head_dim=32,
+        intermediate_size=64,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=24,
+        rope_parameters=_yarn(rope_theta=150000.0, truncate=False),
+    )
+    return "GptOss", dict(config, **more)
+
+
+# The family as it is published first, then the other ways its config can turn.
+MODELS = {
+    "qwen3_moe": _qwen3_moe(),
+    "qwen3_moe-some_dense-tied-yarn-not_normalised": _qwen3_moe(
+        mlp_only_layers=[0],
+        tie_word_embeddings=True,
+        norm_topk_prob=False,
+        attention_bias=True,
+        rope_parameters=_yarn(rope_theta=1e6),
+    ),
+    "qwen3_moe-window": _qwen3_moe(use_sliding_window=True, sliding_window=24),
+    "qwen2_moe": _qwen2_moe(),
+    "qwen2_moe-every_second-window": _qwen2_moe(
+        decoder_sparse_step=2, norm_topk_prob=True, use_sliding_window=True, sliding_window=24, max_window_layers=2
+    ),
+    "mixtral": _mixtral(),
+    "mixtral-window": _mixtral(sliding_window=24),
+    "deepseek_v2": _deepseek_v2(),
+    "deepseek_v2-greedy-no_q_rank": _deepseek_v2(
+        q_lora_rank=None,
+        topk_method="greedy",
+        n_group=None,
+        topk_group=None,
+        routed_scaling_factor=1.0,
+        first_k_dense_replace=0,
+    ),
+    "deepseek_v3": _deepseek_v3(),
+    "deepseek_v3-halves-no_yarn": _deepseek_v3(
+        rope_interleave=False,
+        norm_topk_prob=False,
+        n_group=1,
+        topk_group=1,
+        attention_bias=True,
+        rms_norm_eps=1e-3,
+        rope_parameters=_rope(),
+    ),
+    "deepseek_v3-mscale_apart": _deepseek_v3(rope_parameters=_yarn(mscale=1.0, mscale_all_dim=0.5, factor=4.0)),
+    "glm4_moe": _glm4_moe(),
+    "glm4_moe-no_qk_norm-groups": _glm4_moe(use_qk_norm=False, attention_bias=False, n_group=4, topk_group=2),
+    "minimax_m2": _minimax_m2(),
+    "gpt_oss": _gpt_oss(),
+    "gpt_oss-full_first": _gpt_oss(
+        intermediate_size=96, layer_types=["full_attention", "sliding_attention", "full_attention"]
+    ),
+    "qwen3": _qwen3(),
+    "qwen3-tied-window": _qwen3(
+        tie_word_embeddings=True, use_sliding_window=True, sliding_window=24, max_window_layers=1
+    ),
+    "llama": _llama(),
+    "llama-linear-biases": _llama(attention_bias=True, rope_parameters=_rope(rope_type="linear", factor=4.0)),
+    "llama-dynamic": _llama(rope_parameters=_rope(rope_type="dynamic", factor=4.0)),
+}
+
+
+def _draw(name, tensor, generator):
+    """One parameter's or buffer's values; sizes keep activations near one through the layers."""
+    noise = torch.randn(tensor.shape, generator=generator)
+    if "norm" in name:
+        return 1 + 0.2 * noise
+    if "correction_bias" in name:
+        return 0.3 * noise
+    if "sinks" in name or name.endswith("bias"):
+        return 0.5 * noise
+    if "embed_tokens" in name:
+        return noise
+    if "router" in name or name.endswith(".gate.weight"):
+        return noise * 2 / tensor.shape[-1] ** 0.5
+    # gpt-oss alone stores experts as [experts, in, out]; there the two differ by three at most, so either will do.
+    return noise / tensor.shape[-1] ** 0.5
+
+
+def build(key, dtype=torch.float32, seed=1):
+    """The model in float32, its numbers rounded to `dtype` first."""
+    family, overrides = MODELS[key]
+    config = getattr(transformers, family + "Config")(**{**SIZES, **overrides})
+    model = getattr(transformers, family + "ForCausalLM")(config).eval().to(torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.copy_(_draw(name, tensor, generator).to(dtype).to(torch.float32))
+        model.tie_weights()
+    return model
+
+
+def save(model, folder, dtype=torch.float32):
+    """Writes the checkpoint in `dtype`; the model itself is spent."""
+    folder = pathlib.Path(folder)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def logits(model, sequences):
+    """[tokens of all sequences in order, vocabulary], float32, as numpy."""
+    with torch.no_grad():
+        out = [model(torch.tensor([ids]), use_cache=False).logits[0].float() for ids in sequences]
+    return torch.cat(out).numpy()
