@@ -105,7 +105,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
                  {&w.kv_a, normed.data(), spec.hidden, k.data(), kv_width}});
     for_rows(*pool, tokens, [&](int t) {
       float* row = v.data() + int64_t{t} * mla.q_rank;
-      rms_norm(row, w.q_a_norm.data(), spec.norm_eps, mla.q_rank, row);
+      rms_norm(row, w.q_a_norm.data(), mla.norm_eps, mla.q_rank, row);
     });
     run(tokens, {{&w.q_b, v.data(), mla.q_rank, q.data(), q_width}});
   } else {
@@ -114,7 +114,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
   }
   for_rows(*pool, tokens, [&](int t) {
     float* row = k.data() + t * kv_width;
-    rms_norm(row, w.kv_a_norm.data(), spec.norm_eps, mla.kv_rank, row);
+    rms_norm(row, w.kv_a_norm.data(), mla.norm_eps, mla.kv_rank, row);
   });
   turn(q.data() + mla.nope, mla.heads, head, q_width, sequences);
   turn(k.data() + mla.kv_rank, 1, 0, kv_width, sequences);
