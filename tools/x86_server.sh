@@ -30,12 +30,12 @@ command -v ninja > /dev/null && generator=(-G Ninja)
 
 say "build"
 cmake -S . -B "$build" "${generator[@]}" "${compiler[@]}" > "$out/configure.log" 2>&1 || { cat "$out/configure.log"; exit 1; }
-cmake --build "$build" -j "$(nproc)" > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
+cmake --build "$build" -j "$(nproc)" -- -k 0 > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
 kt=$build/bin/kt
 "$kt" version | tee "$out/version.txt"
 
 say "tests"
-for name in base formats kernels nn; do
+for name in base formats kernels nn weights models engine; do
   program=$build/src/$name/${name}_test
   [ -x "$program" ] || continue
   if timeout 150 "$program" --gtest_brief=1 > "$out/${name}_test.log" 2>&1; then result=passed; else result=FAILED; failures=1; fi

@@ -92,7 +92,7 @@ std::vector<int> dense(const ModelSpec& spec) {
 TEST(Families, EveryOneReadsItsSizes) {
   for (const Json* const config : kAll) {
     const ModelSpec spec = describe(*config);
-    EXPECT_EQ(spec.family, (*config)["model_type"]);
+    EXPECT_EQ(spec.family, (*config)["model_type"].get<std::string>());
     EXPECT_EQ(spec.hidden, 64);
     EXPECT_EQ(spec.vocab, 300);
     EXPECT_EQ(spec.layers.size(), 4u);
