@@ -217,6 +217,22 @@ TEST(Sampler, LogprobsAreTheModelsOwn) {
   EXPECT_FALSE(Sampler({}).pick(row).logprob);
 }
 
+// The exponential is our own; each is within 2 units in the last place, and so is their sum.
+TEST(Sampler, LogSumExpAgreesWithTheCLibrary) {
+  for (size_t n : {1, 3, 8, 17, 1000}) {
+    std::vector<float> logits = random_logits(n, 400, static_cast<uint32_t>(n));
+    logits.back() = n > 1 ? -kInf : 5;
+    const float highest = highest_logit(logits);
+    double sum = 0;
+    for (float logit : logits) sum += std::exp(double{logit} - highest);
+    EXPECT_NEAR(log_sum_exp(logits, highest), highest + std::log(sum), 1e-13);
+  }
+  for (int i = 0; i <= 20000; ++i) {  // one at a time: log(1 + e^x) - 0
+    const float x = -static_cast<float>(i) / 500;
+    EXPECT_NEAR(log_sum_exp(std::vector<float>{0, x}, 0), std::log1p(std::exp(double{x})), 3e-16) << x;
+  }
+}
+
 std::string message_of(SamplingOptions options, std::vector<float> logits) {
   try {
     Sampler(options).pick(logits);
