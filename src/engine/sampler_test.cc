@@ -110,6 +110,10 @@ TEST(Sampler, FiltersFollowTheirDefinitions) {
   expect_distribution({.min_p = 0.2, .seed = 6}, logits);
   expect_distribution({.temperature = 1.5, .top_k = 50, .top_p = 0.8, .min_p = 0.3, .seed = 7}, logits);
   expect_distribution({.top_p = 1e-9, .seed = 8}, logits);
+  // min-p keeps the first three; before top-p it would make two of them hold 0.65 of what is left.
+  const std::vector<float> few{std::log(0.4f), std::log(0.2f), std::log(0.15f),
+                               std::log(0.1f), std::log(0.1f), std::log(0.05f)};
+  expect_distribution({.top_p = 0.65, .min_p = 0.3, .seed = 9}, few);
 }
 
 TEST(Sampler, TopKKeepsWhatEqualsTheLast) {
