@@ -230,7 +230,9 @@ void Sampler::keep_top_p() {
   for (const Candidate& candidate : candidates_)
     if (slice_of(candidate) == last) edge.push_back(candidate);
   std::erase_if(candidates_, [&](const Candidate& candidate) { return slice_of(candidate) >= last; });
-  std::ranges::stable_sort(edge, std::greater<>(), &Candidate::scaled);  // lower ids first among equals
+  std::ranges::sort(edge, [](const Candidate& a, const Candidate& b) {
+    return a.scaled != b.scaled ? a.scaled > b.scaled : a.id < b.id;
+  });
   for (const Candidate& candidate : edge) {
     if (held >= enough) break;
     held += candidate.weight;
@@ -264,7 +266,9 @@ void Sampler::report_logprobs(std::span<const float> logits, float highest, std:
   const float lowest = kth_highest(logits, count, scratch_);
   for (size_t i = 0; i < logits.size(); ++i)
     if (logits[i] >= lowest) top.push_back({static_cast<TokenId>(i), logits[i] - log_sum});
-  std::ranges::stable_sort(top, std::greater<>(), &TokenLogprob::logprob);
+  std::ranges::sort(top, [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.id < b.id;
+  });
   top.resize(count);
 }
 

@@ -30,7 +30,8 @@ std::vector<double> exact(const SamplingOptions& options, const std::vector<floa
   for (size_t i = 0; i < n; ++i) p[i] = std::exp((double{logits[i]} - highest) / options.temperature);
   std::vector<size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  std::ranges::sort(order,
+                    [&](size_t a, size_t b) { return std::pair(-logits[a], a) < std::pair(-logits[b], b); });
   const auto normalise = [&] {
     const double sum = std::accumulate(p.begin(), p.end(), 0.0);
     for (double& x : p) x /= sum;
