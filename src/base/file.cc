@@ -201,6 +201,14 @@ void write_atomically(const std::string& path, std::string_view characters) {
   write_atomically(path, std::as_bytes(std::span(characters)));
 }
 
+void will_need(std::span<const std::byte> bytes) noexcept {
+  if (bytes.empty()) return;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+}
+
 std::optional<std::string> read_small_file(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return std::nullopt;

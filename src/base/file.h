@@ -79,6 +79,10 @@ class AtomicFile {
 void write_atomically(const std::string& path, std::span<const std::byte> bytes);
 void write_atomically(const std::string& path, std::string_view characters);
 
+// Asks the kernel to start reading these mapped bytes, without waiting. A hint: whatever happens, nothing
+// fails.
+void will_need(std::span<const std::byte> bytes) noexcept;
+
 // A whole small file as text, or nullopt if it cannot be read. Works for /proc and /sys, whose files have no
 // size.
 std::optional<std::string> read_small_file(const std::string& path);

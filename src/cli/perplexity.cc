@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -16,7 +15,7 @@ namespace {
 
 struct PerplexityFlags {
   ModelFlags model;
-  std::string file, against;
+  std::string file, against, separator = "<|endoftext|>";
   PerplexityOptions options;
   bool json = false;
 };
@@ -36,33 +35,81 @@ std::unique_ptr<LoadedModel> reference_model(const PerplexityFlags& flags) {
                                        options);
 }
 
-void run_perplexity(const PerplexityFlags& flags) {
+// The logits of one window after the other, from a model whose cache holds one.
+class Window {
+ public:
+  Window(LoadedModel& model, const PerplexityOptions& options)
+      : model_(model),
+        cache_(model.transformer().kv_shape(),
+               static_cast<int>((options.context + kPageTokens - 1) / kPageTokens)),
+        logits_(options.chunk * static_cast<size_t>(model.spec().vocab)) {
+    if (options.context > static_cast<size_t>(model.spec().context))
+      fail("--context: {} has a context of {}, got {}", model.path(), model.spec().context, options.context);
+    for (int i = 0; i < cache_.pages(); ++i) pages_.push_back(i);
+  }
+
+  std::span<const float> operator()(std::span<const TokenId> window, size_t first, size_t count) {
+    const SequenceInput input{.tokens = window.subspan(first, count),
+                              .position = static_cast<int>(first),
+                              .pages = pages_.data(),
+                              .all_logits = true};
+    model_.transformer().forward(cache_, {&input, 1}, logits_.data());
+    return std::span(logits_).first(count * static_cast<size_t>(model_.spec().vocab));
+  }
+
+ private:
+  LoadedModel& model_;
+  KvCache cache_;
+  std::vector<int32_t> pages_;
+  std::vector<float> logits_;
+};
+
+std::vector<TokenId> tokens_of(const LoadedModel& model, const PerplexityFlags& flags) {
+  const auto end = model.tokenizer().id_of(flags.separator);
+  if (!end) fail("--separator: '{}' is not a token of {}", flags.separator, model.path());
   const MappedFile file(flags.file);
+  return document_tokens(model.tokenizer(), {reinterpret_cast<const char*>(file.bytes().data()), file.size()},
+                         *end, flags.separator);
+}
+
+Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityFlags& flags) {
+  const std::vector<TokenId> tokens = tokens_of(model, flags);
+  StatusLine status;
+  const auto show = [&](size_t done, size_t all) {
+    status.show(text("{} of {} windows", done, all));
+    return true;
+  };
+  PerplexityOptions options = flags.options;
+  options.on_window = show;
+  Pool pool({.threads = flags.model.threads});
+  Window window(model, options);
+  if (!reference) return {.model = measure_perplexity(tokens, window, options, &pool), .reference = {}};
+  Window other(*reference, options);
+  return measure_divergence(tokens, other, window, options, &pool);
+}
+
+void run_perplexity(const PerplexityFlags& flags) {
   LoadedModel model(flags.model.model, flags.model.options());
   const std::unique_ptr<LoadedModel> reference = reference_model(flags);
-  const std::vector<int32_t> tokens =
-      document_tokens(model.tokenizer(), {reinterpret_cast<const char*>(file.bytes().data()), file.size()},
-                      flags.options.separator);
-  std::optional<StatusLine> status(std::in_place);
-  const PerplexityResult result = measure_perplexity(
-      model, reference.get(), tokens, flags.options,
-      [&](int64_t done, int64_t all) { status->show(text("{} of {} tokens", done, all)); });
-  status.reset();
+  const Divergence found = measure(model, reference.get(), flags);
   if (flags.json) {
-    nlohmann::ordered_json out = {{"perplexity", result.perplexity()},
-                                  {"nll", result.nll},
-                                  {"tokens", result.tokens},
-                                  {"context", flags.options.context},
-                                  {"experts", model.experts_dialect()},
-                                  {"acts", flags.model.acts}};
-    if (reference) out["kl"] = result.mean_kl();
+    nlohmann::ordered_json out = {{"perplexity", found.model.perplexity}, {"nll", found.model.nll},
+                                  {"tokens", found.model.tokens},         {"context", flags.options.context},
+                                  {"experts", model.experts_dialect()},   {"acts", flags.model.acts}};
+    if (reference) {
+      out["reference_perplexity"] = found.reference.perplexity;
+      out["kl"] = found.kl;
+      out["same_top"] = found.same_top;
+    }
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }
-  std::printf("perplexity %s over %lld tokens (%s experts, windows of %d)",
-              fixed(result.perplexity(), 4).c_str(), static_cast<long long>(result.tokens),
-              model.experts_dialect().c_str(), flags.options.context);
-  if (reference) std::printf(", KL %s against %s", fixed(result.mean_kl(), 5).c_str(), flags.against.c_str());
+  std::printf("perplexity %s over %zu tokens (%s experts, windows of %zu)",
+              fixed(found.model.perplexity, 4).c_str(), found.model.tokens, model.experts_dialect().c_str(),
+              flags.options.context);
+  if (reference)
+    std::printf("; KL %s and the same best token %s of the time against %s", fixed(found.kl, 5).c_str(),
+                percent(found.same_top).c_str(), flags.against.c_str());
   std::printf("\n");
 }
 
@@ -76,9 +123,10 @@ void add_perplexity(CLI::App& kt, Invocation& run) {
   verb->add_option("--context", flags->options.context, "Tokens of a window")
       ->check(positive())
       ->capture_default_str();
-  verb->add_option("--max-tokens", flags->options.max_tokens, "Tokens to predict at most; default: all")
+  verb->add_option("--max-tokens", flags->options.most_tokens,
+                   "Tokens to predict at most, in whole windows; default: all")
       ->check(positive());
-  verb->add_option("--separator", flags->options.separator, "Between documents")->capture_default_str();
+  verb->add_option("--separator", flags->separator, "Between documents")->capture_default_str();
   verb->add_option("--kl-against", flags->against,
                    "Also the KL divergence from another model, from a format's name, or from `stored`");
   verb->add_flag("--json", flags->json, "Print JSON");

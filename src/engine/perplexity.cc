@@ -4,106 +4,154 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "engine/sampler.h"
 
 namespace kt {
+
 namespace {
 
-constexpr int kStep = 256;  // tokens of one forward: logits of all of them are kept
+struct Windows {
+  size_t count = 0, length = 0;
+};
 
-// ln of the probabilities of one row of logits, in double.
-void log_softmax(std::span<const float> logits, std::vector<double>& out) {
-  out.assign(logits.begin(), logits.end());
-  const double top = *std::max_element(out.begin(), out.end());
-  double sum = 0;
-  for (const double x : out) sum += std::exp(x - top);
-  const double log_sum = top + std::log(sum);
-  if (!std::isfinite(log_sum)) fail("logits: not finite numbers");
-  for (double& x : out) x -= log_sum;
+Windows windows_of(size_t tokens, const PerplexityOptions& options) {
+  if (tokens < 2) fail("perplexity: expected at least 2 tokens of text, got {}", tokens);
+  if (options.context == 0) fail("context: expected at least 1, got 0");
+  if (options.chunk == 0) fail("chunk: expected at least 1, got 0");
+  size_t targets = tokens - 1;
+  if (options.most_tokens > 0) targets = std::min(targets, options.most_tokens);
+  if (targets < options.context) return {1, targets};
+  return {targets / options.context, options.context};
 }
 
-// A model's cache for one window.
-struct Window {
-  LoadedModel& model;
-  KvCache cache;
-  std::vector<int32_t> pages;
-  std::vector<float> logits;
-
-  Window(LoadedModel& m, int context)
-      : model(m), cache(m.transformer().kv_shape(), (context + kPageTokens - 1) / kPageTokens) {
-    for (int i = 0; i < cache.pages(); ++i) pages.push_back(i);
-    logits.resize(static_cast<size_t>(kStep) * static_cast<size_t>(m.spec().vocab));
-  }
-  void feed(std::span<const int32_t> tokens, int position) {
-    const SequenceInput input{
-        .tokens = tokens, .position = position, .pages = pages.data(), .all_logits = true};
-    model.transformer().forward(cache, {&input, 1}, logits.data());
-  }
-  std::span<const float> row(int i) const {
-    const auto vocab = static_cast<size_t>(model.spec().vocab);
-    return std::span(logits).subspan(static_cast<size_t>(i) * vocab, vocab);
-  }
+// What one position says.
+struct Row {
+  double nll = 0, reference_nll = 0, kl = 0;
+  bool same_top = false;
 };
+
+struct RowLogits {
+  std::span<const float> logits;
+  float highest = 0;
+  double log_sum = 0;
+
+  explicit RowLogits(std::span<const float> row)
+      : logits(row), highest(highest_logit(row)), log_sum(log_sum_exp(row, highest)) {}
+  double nll(TokenId target) const { return log_sum - logits[static_cast<size_t>(target)]; }
+  auto top() const { return std::ranges::find(logits, highest) - logits.begin(); }
+};
+
+// KL(reference || model). A token that the reference excludes adds nothing.
+double divergence(const RowLogits& reference, const RowLogits& model) {
+  double sum = 0;
+  for (size_t i = 0; i < reference.logits.size(); ++i) {
+    const double log_p = reference.logits[i] - reference.log_sum;
+    const double p = std::exp(log_p);
+    if (p > 0) sum += p * (log_p - (model.logits[i] - model.log_sum));
+  }
+  return std::max(sum, 0.0);  // rounding
+}
+
+// The rows of one chunk from one function, of equal length.
+std::span<const float> checked_rows(std::span<const float> logits, size_t rows, size_t& vocabulary) {
+  if (vocabulary == 0) vocabulary = logits.size() / rows;
+  if (logits.empty() || logits.size() != rows * vocabulary)
+    fail("perplexity: expected logits for {} rows of {}, got {} numbers", rows, vocabulary, logits.size());
+  return logits;
+}
+
+// Calls each(row) for all rows, on all workers of the pool if there is one.
+void for_rows(Pool* pool, size_t rows, FunctionRef<void(size_t)> each) {
+  if (!pool) {
+    for (size_t row = 0; row < rows; ++row) each(row);
+    return;
+  }
+  const auto step = static_cast<size_t>(pool->threads());
+  pool->run([&](const Worker& worker) {
+    for (auto row = static_cast<size_t>(worker.index); row < rows; row += step) each(row);
+  });
+}
+
+// The one loop over windows; `reference` may be null.
+Divergence measure(std::span<const TokenId> tokens, WindowLogits model, const WindowLogits* reference,
+                   const PerplexityOptions& options, Pool* pool) {
+  const Windows windows = windows_of(tokens.size(), options);
+  Divergence result;
+  size_t same_top = 0, vocabulary = 0;
+  std::vector<Row> rows;
+  for (size_t w = 0; w < windows.count; ++w) {
+    const auto inputs = tokens.subspan(w * windows.length, windows.length);
+    const auto targets = tokens.subspan(w * windows.length + 1, windows.length);
+    for (size_t first = 0; first < windows.length; first += options.chunk) {
+      const size_t count = std::min(options.chunk, windows.length - first);
+      std::span<const float> expected;
+      if (reference) expected = checked_rows((*reference)(inputs, first, count), count, vocabulary);
+      const auto logits = checked_rows(model(inputs, first, count), count, vocabulary);
+      rows.assign(count, {});
+      for_rows(pool, count, [&](size_t r) {
+        const TokenId target = targets[first + r];
+        const size_t place = w * windows.length + first + r;
+        if (target < 0 || static_cast<size_t>(target) >= vocabulary)
+          fail("perplexity: token {} at {} is outside the vocabulary of {}", target, place + 1, vocabulary);
+        try {
+          const RowLogits here(logits.subspan(r * vocabulary, vocabulary));
+          rows[r].nll = here.nll(target);
+          if (!reference) return;
+          const RowLogits there(expected.subspan(r * vocabulary, vocabulary));
+          rows[r].reference_nll = there.nll(target);
+          rows[r].kl = divergence(there, here);
+          rows[r].same_top = here.top() == there.top();
+        } catch (const Error& error) {
+          fail("perplexity: after token {}: {}", place, error.what());
+        }
+      });
+      for (const Row& row : rows) {
+        result.model.nll += row.nll;
+        result.reference.nll += row.reference_nll;
+        result.kl += row.kl;
+        result.kl_most = std::max(result.kl_most, row.kl);
+        same_top += row.same_top;
+      }
+      result.model.tokens += count;
+    }
+    if (options.on_window && !(*options.on_window)(w + 1, windows.count)) break;
+  }
+  const auto total = static_cast<double>(result.model.tokens);
+  result.reference.tokens = result.model.tokens;
+  for (Perplexity* p : {&result.model, &result.reference}) p->perplexity = std::exp(p->nll / total);
+  result.kl /= total;
+  result.same_top = static_cast<double>(same_top) / total;
+  return result;
+}
 
 }  // namespace
 
-double PerplexityResult::perplexity() const {
-  return tokens > 0 ? std::exp(nll / static_cast<double>(tokens)) : 0;
-}
-double PerplexityResult::mean_kl() const { return tokens > 0 ? kl / static_cast<double>(tokens) : 0; }
-
-std::vector<int32_t> document_tokens(const Tokenizer& tokenizer, std::string_view text,
+std::vector<TokenId> document_tokens(const Tokenizer& tokenizer, std::string_view text, TokenId end,
                                      std::string_view separator) {
-  const auto end = tokenizer.id_of(separator);
-  std::vector<int32_t> out;
-  while (!text.empty()) {
-    const size_t at = text.find(separator);
-    std::string_view document = text.substr(0, at);
-    text = at == std::string_view::npos ? std::string_view{} : text.substr(at + separator.size());
-    while (!document.empty() && document.front() == '\n') document.remove_prefix(1);
-    while (!document.empty() && document.back() == '\n') document.remove_suffix(1);
+  KT_CHECK(!separator.empty());
+  std::vector<TokenId> tokens;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t next = std::min(text.find(separator, begin), text.size());
+    std::string_view document = text.substr(begin, next - begin);
+    begin = next + separator.size();
+    document.remove_prefix(std::min(document.find_first_not_of('\n'), document.size()));
     if (document.empty()) continue;
-    const std::vector<int32_t> ids = tokenizer.encode(document, {.special = SpecialText::kAsText});
-    out.insert(out.end(), ids.begin(), ids.end());
-    if (end) out.push_back(*end);
+    document = document.substr(0, document.find_last_not_of('\n') + 1);
+    const std::vector<TokenId> ids = tokenizer.encode(document);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    tokens.push_back(end);
   }
-  return out;
+  return tokens;
 }
 
-PerplexityResult measure_perplexity(LoadedModel& model, LoadedModel* other,
-                                    const std::vector<int32_t>& tokens, const PerplexityOptions& options,
-                                    const std::function<void(int64_t, int64_t)>& progress) {
-  if (options.context < 1 || options.context > model.spec().context)
-    fail("context: expected 1 to {}, got {}", model.spec().context, options.context);
-  if (tokens.size() < 2) fail("the text has {} tokens; at least 2 are needed", tokens.size());
-  if (other && other->spec().vocab != model.spec().vocab)
-    fail("{} has a vocabulary of {}, {} of {}", model.path(), model.spec().vocab, other->path(),
-         other->spec().vocab);
-  int64_t all = static_cast<int64_t>(tokens.size()) - 1;
-  if (options.max_tokens > 0) all = std::min<int64_t>(all, options.max_tokens);
-  Window window(model, options.context);
-  std::unique_ptr<Window> reference = other ? std::make_unique<Window>(*other, options.context) : nullptr;
-  PerplexityResult result;
-  std::vector<double> ours, theirs;
-  for (int64_t start = 0; start < all; start += options.context) {
-    const int count = static_cast<int>(std::min<int64_t>(options.context, all - start));
-    for (int at = 0; at < count; at += kStep) {
-      const int some = std::min(kStep, count - at);
-      const auto inputs =
-          std::span(tokens).subspan(static_cast<size_t>(start + at), static_cast<size_t>(some));
-      window.feed(inputs, at);
-      if (reference) reference->feed(inputs, at);
-      for (int i = 0; i < some; ++i) {
-        log_softmax(window.row(i), ours);
-        result.nll -= ours[static_cast<size_t>(tokens[static_cast<size_t>(start + at + i + 1)])];
-        if (!reference) continue;
-        log_softmax(reference->row(i), theirs);
-        for (size_t v = 0; v < ours.size(); ++v) result.kl += std::exp(theirs[v]) * (theirs[v] - ours[v]);
-      }
-      result.tokens += some;
-      if (progress) progress(result.tokens, all);
-    }
-  }
-  return result;
+Perplexity measure_perplexity(std::span<const TokenId> tokens, WindowLogits logits,
+                              const PerplexityOptions& options, Pool* pool) {
+  return measure(tokens, logits, nullptr, options, pool).model;
+}
+
+Divergence measure_divergence(std::span<const TokenId> tokens, WindowLogits reference, WindowLogits model,
+                              const PerplexityOptions& options, Pool* pool) {
+  return measure(tokens, model, &reference, options, pool);
 }
 
 }  // namespace kt

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -16,6 +18,7 @@ constexpr int kMostLogprobs = 1000;
 // exp(-60) of 10^6 tokens is below the resolution of a draw, 2^-53: such tokens cannot be drawn, and leaving
 // them out spares their exponentials.
 constexpr double kNegligible = -60;
+constexpr double kLeastExponent = -700;  // of exponential()
 
 void check_range(std::string_view name, double value, bool inside, std::string_view range) {
   if (!inside) fail("{}: expected a number {}, got {}", name, range, value);  // NaN is inside nothing
@@ -26,6 +29,30 @@ uint64_t mixed(uint64_t x) {
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
   x = (x ^ x >> 27) * 0x94D049BB133111EBu;
   return x ^ x >> 31;
+}
+
+// e^x for x in [-700, 0], within 2 units in the last place, in basic arithmetic only: the same bits, and so
+// the same tokens, with every C library and on every machine. e^x = 2^k e^r with |r| <= log(2) / 2; the
+// series to r^12 leaves 2e-16 of it.
+inline double exponential(double x) {
+  constexpr double kShift = 0x1.8p52;  // adding it rounds to an integer
+  const double shifted = x * 0x1.71547652b82fep+0 + kShift;
+  const double k = shifted - kShift;
+  const double r = (x - k * 0x1.62e42fefap-1) - k * 0x1.cf79abc9e3b39p-40;
+  // In pairs of powers: a chain of twelve products would wait for each other.
+  const double r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+  const double low = (1 + r) + r2 * (1.0 / 2 + r * (1.0 / 6));
+  const double middle = (1.0 / 24 + r * (1.0 / 120)) + r2 * (1.0 / 720 + r * (1.0 / 5040));
+  const double high = (1.0 / 40320 + r * (1.0 / 362880)) + r2 * (1.0 / 3628800 + r * (1.0 / 39916800));
+  const double sum = (low + r4 * middle) + r8 * (high + r4 * (1.0 / 479001600));
+  return sum * std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023) << 52);  // k is in low bits
+}
+
+// Lanes of a fixed number, which the compiler turns into vectors.
+constexpr size_t kLanes = 8;
+using Lanes = std::array<double, kLanes>;
+inline void exponentials(Lanes& x) {
+  for (double& lane : x) lane = exponential(lane);
 }
 
 // The value of the k-th highest logit.
@@ -77,20 +104,20 @@ double uniform(uint64_t seed, uint64_t index) {
 
 float highest_logit(std::span<const float> logits) {
   // Lanes without branches, because this pass over all logits is most of what greedy picking costs.
-  constexpr size_t kLanes = 16;
-  std::array<float, kLanes> lanes;
+  constexpr size_t kWide = 16;
+  std::array<float, kWide> lanes;
   lanes.fill(-kInfinity);
-  std::array<uint32_t, kLanes> strange{};
+  std::array<uint32_t, kWide> strange{};
   const auto take = [&](size_t lane, float logit) {
     strange[lane] |= !(logit < kInfinity);
     lanes[lane] = lanes[lane] < logit ? logit : lanes[lane];
   };
-  const size_t whole = logits.size() / kLanes * kLanes;
-  for (size_t i = 0; i < whole; i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) take(lane, logits[i + lane]);
+  const size_t whole = logits.size() / kWide * kWide;
+  for (size_t i = 0; i < whole; i += kWide)
+    for (size_t lane = 0; lane < kWide; ++lane) take(lane, logits[i + lane]);
   for (size_t i = whole; i < logits.size(); ++i) take(i - whole, logits[i]);
   const float highest = *std::ranges::max_element(lanes);
-  const bool number = std::ranges::count(strange, 0u) == kLanes;
+  const bool number = std::ranges::count(strange, 0u) == kWide;
   if (number && highest > -kInfinity) return highest;
   for (size_t i = 0; i < logits.size(); ++i)
     if (!(logits[i] < kInfinity))
@@ -101,7 +128,15 @@ float highest_logit(std::span<const float> logits) {
 
 double log_sum_exp(std::span<const float> logits, float highest) {
   double sum = 0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - highest);
+  for (size_t i = 0; i < logits.size(); i += kLanes) {
+    const size_t count = std::min(kLanes, logits.size() - i);
+    Lanes lanes;
+    lanes.fill(kLeastExponent);
+    for (size_t lane = 0; lane < count; ++lane)
+      lanes[lane] = std::max(static_cast<double>(logits[i + lane]) - highest, kLeastExponent);
+    exponentials(lanes);
+    for (double lane : lanes) sum += lane;
+  }
   return highest + std::log(sum);
 }
 
@@ -160,34 +195,49 @@ void Sampler::collect(std::span<const float> logits, float highest) {
   // takes away would no longer count in the sum of probabilities.
   double least = kNegligible;
   if (options_.min_p > 0 && options_.top_p == 1) least = std::max(least, std::log(options_.min_p));
+  // Most logits fail a comparison with a bound that lies a rounding error too low; the rest is scaled.
+  const double bound = highest + least * options_.temperature * (1 + 1e-9) - 1e-6;
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] < lowest) continue;
+    if (logits[i] < lowest || logits[i] < bound) continue;
     const double scaled = (static_cast<double>(logits[i]) - highest) / options_.temperature;
-    if (scaled >= least) candidates_.push_back({static_cast<TokenId>(i), std::exp(scaled)});
+    if (scaled >= least) candidates_.push_back({static_cast<TokenId>(i), scaled});
+  }
+  for (size_t i = 0; i < candidates_.size(); i += kLanes) {
+    const size_t count = std::min(kLanes, candidates_.size() - i);
+    Lanes lanes{};
+    for (size_t lane = 0; lane < count; ++lane) lanes[lane] = candidates_[i + lane].scaled;
+    exponentials(lanes);
+    for (size_t lane = 0; lane < count; ++lane) candidates_[i + lane].weight = lanes[lane];
   }
 }
 
-// Keeps the shortest front of the candidates, by falling weight, that holds top_p of the sum.
+// Keeps the fewest most probable candidates that hold top_p of the sum. Sums over slices of logits find the
+// slice in which that sum is reached; only its candidates are sorted.
 void Sampler::keep_top_p() {
-  double sum = 0;
-  for (const Candidate& candidate : candidates_) sum += candidate.weight;
-  const double enough = options_.top_p * sum;
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
+  constexpr size_t kSlices = 2048;
+  std::array<double, kSlices> sums{};
+  const auto slice_of = [](const Candidate& candidate) {
+    return std::min(static_cast<size_t>(candidate.scaled * (kSlices / kNegligible)), kSlices - 1);
   };
-  // Sorts a growing front only; a peaked distribution is done after the first piece.
+  for (const Candidate& candidate : candidates_) sums[slice_of(candidate)] += candidate.weight;
+  const double enough = options_.top_p * std::accumulate(sums.begin(), sums.end(), 0.0);
   double held = 0;
-  size_t kept = 0;
-  for (size_t sorted = 0, piece = 64; sorted < candidates_.size() && held < enough; piece *= 8) {
-    const size_t end = std::min(sorted + piece, candidates_.size());
-    const auto at = [&](size_t i) { return candidates_.begin() + static_cast<ptrdiff_t>(i); };
-    if (end < candidates_.size()) std::nth_element(at(sorted), at(end), candidates_.end(), before);
-    std::sort(at(sorted), at(end), before);
-    for (; kept < end && held < enough; ++kept) held += candidates_[kept].weight;
-    sorted = end;
+  size_t last = 0;
+  while (last + 1 < kSlices && held + sums[last] < enough) held += sums[last++];
+
+  std::vector<Candidate> edge;
+  for (const Candidate& candidate : candidates_)
+    if (slice_of(candidate) == last) edge.push_back(candidate);
+  std::erase_if(candidates_, [&](const Candidate& candidate) { return slice_of(candidate) >= last; });
+  std::ranges::sort(edge, [](const Candidate& a, const Candidate& b) {
+    return a.scaled != b.scaled ? a.scaled > b.scaled : a.id < b.id;
+  });
+  for (const Candidate& candidate : edge) {
+    if (held >= enough) break;
+    held += candidate.weight;
+    candidates_.push_back(candidate);
   }
-  candidates_.resize(std::max<size_t>(kept, 1));
 }
 
 TokenId Sampler::draw(std::span<const float> logits, float highest) {
@@ -216,7 +266,9 @@ void Sampler::report_logprobs(std::span<const float> logits, float highest, std:
   const float lowest = kth_highest(logits, count, scratch_);
   for (size_t i = 0; i < logits.size(); ++i)
     if (logits[i] >= lowest) top.push_back({static_cast<TokenId>(i), logits[i] - log_sum});
-  std::ranges::stable_sort(top, std::greater<>(), &TokenLogprob::logprob);
+  std::ranges::sort(top, [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.id < b.id;
+  });
   top.resize(count);
 }
 

@@ -56,15 +56,16 @@ class Sampler {
 
   // The next token; later calls count it as output. `logits` [vocabulary] are scratch afterwards. -inf is a
   // token that cannot come. Error(kInput) in one line, and nothing picked, if a logit is NaN or +inf, or all
-  // are -inf. O(vocabulary), but for top-p with very flat distributions, which sorts.
+  // are -inf. O(vocabulary), but that top-p sorts logits that lie closer together than 0.03 temperatures.
   SampledToken pick(std::span<float> logits);
 
   uint64_t picked() const { return picked_; }
 
  private:
   struct Candidate {
-    TokenId id;
-    double weight;  // probability relative to the most probable token's
+    TokenId id = 0;
+    double scaled = 0;  // logit below the highest, divided by the temperature
+    double weight = 0;  // probability relative to the most probable token's
   };
   void penalise(std::span<float> logits) const;
   TokenId draw(std::span<const float> logits, float highest);

@@ -30,7 +30,8 @@ std::vector<double> exact(const SamplingOptions& options, const std::vector<floa
   for (size_t i = 0; i < n; ++i) p[i] = std::exp((double{logits[i]} - highest) / options.temperature);
   std::vector<size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  std::ranges::sort(order,
+                    [&](size_t a, size_t b) { return std::pair(-logits[a], a) < std::pair(-logits[b], b); });
   const auto normalise = [&] {
     const double sum = std::accumulate(p.begin(), p.end(), 0.0);
     for (double& x : p) x /= sum;
@@ -110,6 +111,10 @@ TEST(Sampler, FiltersFollowTheirDefinitions) {
   expect_distribution({.min_p = 0.2, .seed = 6}, logits);
   expect_distribution({.temperature = 1.5, .top_k = 50, .top_p = 0.8, .min_p = 0.3, .seed = 7}, logits);
   expect_distribution({.top_p = 1e-9, .seed = 8}, logits);
+  // min-p keeps the first three; before top-p it would make two of them hold 0.65 of what is left.
+  const std::vector<float> few{std::log(0.4f), std::log(0.2f), std::log(0.15f),
+                               std::log(0.1f), std::log(0.1f), std::log(0.05f)};
+  expect_distribution({.top_p = 0.65, .min_p = 0.3, .seed = 9}, few);
 }
 
 TEST(Sampler, TopKKeepsWhatEqualsTheLast) {
@@ -215,6 +220,22 @@ TEST(Sampler, LogprobsAreTheModelsOwn) {
   EXPECT_EQ(Sampler({.logprobs = 100}).pick(row).top.size(), 4u);
   row = logits;
   EXPECT_FALSE(Sampler({}).pick(row).logprob);
+}
+
+// The exponential is our own; each is within 2 units in the last place, and so is their sum.
+TEST(Sampler, LogSumExpAgreesWithTheCLibrary) {
+  for (size_t n : {1, 3, 8, 17, 1000}) {
+    std::vector<float> logits = random_logits(n, 400, static_cast<uint32_t>(n));
+    logits.back() = n > 1 ? -kInf : 5;
+    const float highest = highest_logit(logits);
+    double sum = 0;
+    for (float logit : logits) sum += std::exp(double{logit} - highest);
+    EXPECT_NEAR(log_sum_exp(logits, highest), highest + std::log(sum), 1e-13);
+  }
+  for (int i = 0; i <= 20000; ++i) {  // one at a time: log(1 + e^x) - 0
+    const float x = -static_cast<float>(i) / 500;
+    EXPECT_NEAR(log_sum_exp(std::vector<float>{0, x}, 0), std::log1p(std::exp(double{x})), 3e-16) << x;
+  }
 }
 
 std::string message_of(SamplingOptions options, std::vector<float> logits) {

@@ -124,16 +124,12 @@ void Scheduler::end_cancelled() {
   if (!cancelled.empty()) remove_ended();
 }
 
-// Chooses what running sequences feed; returns how many tokens are left for others. Everyone who is
-// generating comes first, so that long prompts do not stall them.
+// Chooses what running sequences feed; returns how many tokens are left for others. Oldest first, which is
+// also those who generate before those whose prompts still run: a prompt leaves room for younger ones only in
+// the step that ends it.
 int Scheduler::plan_running() {
   int budget = options_.step_tokens;
   for (const auto& job : running_) {
-    job->chunk = job->todo() == 1 ? 1 : 0;
-    budget -= job->chunk;
-  }
-  for (const auto& job : running_) {
-    if (job->chunk > 0) continue;
     job->chunk = std::min(job->todo(), budget);
     budget -= job->chunk;
   }

@@ -76,7 +76,7 @@ struct SchedulerStats {
 // answers get nobody knows, and reserving max_tokens for each would leave most of the memory idle. When pages
 // run out all the same, the youngest gives its pages back and goes to the head of the queue, to run again
 // what it had (mostly found in the cache). The oldest always goes on, so all end. Each step feeds one token
-// of everyone who is generating, then prompts, oldest first, up to step_tokens.
+// of everyone who is generating and prompts in chunks, oldest first, up to step_tokens.
 class Scheduler {
  public:
   // The model and the tokenizer must outlive it. Without a tokenizer there is no text, and stop strings are

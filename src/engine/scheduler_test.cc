@@ -105,7 +105,7 @@ TEST(Scheduler, PreemptsTheYoungestAndAllEnd) {
 // Answers to one prompt wait for its first pages instead of computing them again.
 TEST(Scheduler, EqualPromptsAreComputedOnce) {
   FakeModel model;
-  Scheduler scheduler(model, nullptr, {.step_tokens = 100, .sequences = 8});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 2000, .sequences = 8});
   GenerateRequest request{.prompt = std::vector<TokenId>(300, 5), .max_tokens = 2};
   std::vector<Heard> heard(4);
   for (Heard& h : heard) {

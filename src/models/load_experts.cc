@@ -8,9 +8,11 @@ namespace kt {
 namespace {
 
 void load_expert(const ExpertSource& source, int layer, int expert, Experts& into) {
-  const auto matrix = [&](Projection projection) { return source.at(layer, expert, projection)->matrix(); };
-  const Matrix gate = matrix(Projection::kGate), up = matrix(Projection::kUp),
-               down = matrix(Projection::kDown);
+  // Opened together, so that the disk reads the others while one is packed.
+  const auto stored_gate = source.at(layer, expert, Projection::kGate),
+             stored_up = source.at(layer, expert, Projection::kUp),
+             stored_down = source.at(layer, expert, Projection::kDown);
+  const Matrix gate = stored_gate->matrix(), up = stored_up->matrix(), down = stored_down->matrix();
   const auto gate_bias = source.bias(layer, expert, Projection::kGate),
              up_bias = source.bias(layer, expert, Projection::kUp),
              down_bias = source.bias(layer, expert, Projection::kDown);

@@ -26,7 +26,7 @@ Reading read_gguf(const Module& module, const Slab& weight) {
   if (p.k % block != 0)
     fail("{}: {} needs a multiple of {} columns, found {}", weight.name(), name_of(*type), block, p.k);
   p.row_stride = checked_mul(p.k / block, int64_t{gguf_block_bytes(*type)}, weight.name());
-  p.packing = p.format.scale == Scale::kNone ? Packing::kPlain : Packing::kGguf;
+  p.packing = p.format.scale == Scale::kNone ? CodePacking::kPlain : CodePacking::kGguf;
   p.column_stride = code_bytes(p.format.code);
   return out;
 }

@@ -24,7 +24,7 @@ Reading read_mxfp4(const Module& module, const Slab& codes, const Slab& scales) 
   }
   p.n = shape[0];
   if (p.k % 2 != 0) fail("{}: expected an even number of columns, found {}", codes.name(), p.k);
-  p.packing = Packing::kRowNibbles;
+  p.packing = CodePacking::kRowNibbles;
   p.codes = codes.bytes;
   p.row_stride = p.k / 2;
   if (scales.dtype() != Dtype::kU8 && scales.dtype() != Dtype::kE8m0)

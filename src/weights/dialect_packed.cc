@@ -126,7 +126,7 @@ Reading read_gptq(const Module& module, const QTensors& t) {
   if (p.n % per_word != 0)
     fail("{}: expected a multiple of {} columns, found {}", t.weight.name(), per_word,
          shape_text(t.weight.shape));
-  p.packing = Packing::kColumnWords;
+  p.packing = CodePacking::kColumnWords;
   p.codes = t.weight.bytes;
   p.row_stride = p.n * 4;
   p.zero_packing = ZeroPacking::kInOrder;
@@ -144,7 +144,7 @@ Reading read_awq(const Module& module, const QTensors& t) {
   p.format = {.code = Code::kU4, .min = Min::kZero, .span = {}};
   p.n = checked_mul(t.weight.shape[1], int64_t{8}, t.weight.name());
   p.k = t.weight.shape[0];
-  p.packing = Packing::kRowWords;
+  p.packing = CodePacking::kRowWords;
   p.codes = t.weight.bytes;
   p.row_stride = t.weight.shape[1] * 4;
   p.zero_packing = ZeroPacking::kAwqOrder;
@@ -203,7 +203,7 @@ Reading read_compressed(const Module& module) {
   p.k = checked_mul(p.row_stride, int64_t{8 / p.bits}, codes.name());
   const Slab shape = module.find({"weight_shape"});
   if (shape && p.k != module.config->hidden && p.k != module.config->inter) settle_compressed(module, p);
-  p.packing = p.bits == 8 ? Packing::kOffsetByte : Packing::kRowNibbles;
+  p.packing = p.bits == 8 ? CodePacking::kOffsetByte : CodePacking::kRowNibbles;
   p.column_stride = 1;
   p.codes = codes.bytes;
   p.format = {.code = p.bits == 8 ? Code::kI8 : Code::kU4,

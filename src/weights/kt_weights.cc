@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "formats/floats.h"
 #include "weights/experts.h"
 #include "weights/kt_arrays.h"
@@ -45,7 +46,9 @@ class MergedArrays final : public Arrays {
   explicit MergedArrays(const std::string& path) : checkpoint_(path) {}
   const Checkpoint& checkpoint() const { return checkpoint_; }
   std::span<const std::byte> view(const KtName& name, std::vector<std::byte>&) const override {
-    return checkpoint_.at(kt_tensor_name(name)).bytes;
+    const std::span<const std::byte> bytes = checkpoint_.at(kt_tensor_name(name)).bytes;
+    will_need(bytes);  // all of it is read next
+    return bytes;
   }
 
  private:

@@ -53,7 +53,7 @@ uint64_t LinearModule::bytes() const {
 }
 
 std::vector<LinearModule> find_linears(const Checkpoint& checkpoint,
-                                 const std::function<bool(std::string_view tensor)>& skip) {
+                                       const std::function<bool(std::string_view tensor)>& skip) {
   std::map<std::string_view, Named> modules;
   for (const Tensor& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;

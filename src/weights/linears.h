@@ -25,7 +25,7 @@ struct LinearModule {
 // weight of any dialect that is not fused over experts; by name, ascending. Tensors for which `skip` is true
 // do not exist.
 std::vector<LinearModule> find_linears(const Checkpoint& checkpoint,
-                                 const std::function<bool(std::string_view tensor)>& skip);
+                                       const std::function<bool(std::string_view tensor)>& skip);
 
 // Errors are those of the dialects: scales missing or of the wrong shape, types nobody reads.
 std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const LinearModule& linear);

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "formats/floats.h"
 
 namespace kt {
@@ -204,8 +205,8 @@ void unpack_row_words(const Planes& p, int64_t first, int64_t count, uint8_t* ou
 void read_codes(const Planes& p, int64_t first, int64_t count, Matrix& out) {
   uint8_t* codes = out.codes.data();
   switch (p.packing) {
-    case Packing::kPlain:
-    case Packing::kOffsetByte:
+    case CodePacking::kPlain:
+    case CodePacking::kOffsetByte:
       switch (code_bytes(p.format.code)) {
         case 1:
           gather<uint8_t>(p, first, count, codes);
@@ -217,20 +218,20 @@ void read_codes(const Planes& p, int64_t first, int64_t count, Matrix& out) {
           gather<uint32_t>(p, first, count, codes);
       }
       break;
-    case Packing::kRowNibbles:
+    case CodePacking::kRowNibbles:
       unpack_row_nibbles(p, first, count, codes);
       break;
-    case Packing::kColumnWords:
+    case CodePacking::kColumnWords:
       unpack_column_words(p, first, count, codes);
       break;
-    case Packing::kRowWords:
+    case CodePacking::kRowWords:
       unpack_row_words(p, first, count, codes);
       break;
-    case Packing::kGguf:
+    case CodePacking::kGguf:
       KT_CHECK(false, "GGUF blocks hold their scales");
   }
   // An unsigned byte with offset 128 is a two's complement byte with its top bit turned.
-  if (p.packing == Packing::kOffsetByte || (p.packing == Packing::kColumnWords && p.bits == 8))
+  if (p.packing == CodePacking::kOffsetByte || (p.packing == CodePacking::kColumnWords && p.bits == 8))
     for (uint8_t& code : out.codes) code ^= 0x80;
 }
 
@@ -290,6 +291,8 @@ void widen_e4m3(const uint8_t* __restrict codes, int64_t count, float scale, flo
   for (int64_t i = 0; i < count; ++i) out[i] = kE4m3Table[codes[i]] * scale;
 }
 
+constexpr size_t kMostReadAhead = size_t{256} << 20;  // larger ones (embeddings) are read by rows
+
 class PlaneMatrix : public StoredMatrix {
  public:
   PlaneMatrix(std::string source, Planes planes) : planes_(std::move(planes)) {
@@ -297,6 +300,8 @@ class PlaneMatrix : public StoredMatrix {
     format = planes_.format;
     n = planes_.n;
     k = planes_.k;
+    // Whoever opens a matrix reads all of it soon: one large read instead of one for each fault.
+    if (planes_.codes.size() <= kMostReadAhead) will_need(planes_.codes);
   }
 
   Matrix rows(int64_t first, int64_t count) const override {
@@ -304,7 +309,7 @@ class PlaneMatrix : public StoredMatrix {
              first + count, n);
     KT_CHECK(first % format.span.n == 0 && (count % format.span.n == 0 || first + count == n),
              "{}: rows {} to {} cut a block of {}", name, first, first + count, format.span.n);
-    if (planes_.packing == Packing::kGguf) return gguf_rows(first, count);
+    if (planes_.packing == CodePacking::kGguf) return gguf_rows(first, count);
     Matrix out(format, count, k);
     read_codes(planes_, first, count, out);
     if (format.scale != Scale::kNone) read_scales(planes_, first, out);
@@ -318,7 +323,7 @@ class PlaneMatrix : public StoredMatrix {
     KT_CHECK(first >= 0 && count >= 0 && first <= n - count, "{}: rows {} to {} of {}", name, first,
              first + count, n);
     const bool in_order =
-        planes_.packing == Packing::kPlain && planes_.column_stride == code_bytes(format.code);
+        planes_.packing == CodePacking::kPlain && planes_.column_stride == code_bytes(format.code);
     if (in_order && format.scale == Scale::kNone) {
       for (int64_t row = first; row < first + count; ++row) {
         const uint8_t* codes = at(planes_.codes, row * planes_.row_stride);
@@ -327,7 +332,7 @@ class PlaneMatrix : public StoredMatrix {
       }
     } else if (in_order && format.code == Code::kE4m3) {
       for (int64_t row = first; row < first + count; ++row) fp8_row(row, out + (row - first) * k);
-    } else if (planes_.packing == Packing::kPlain && format.scale == Scale::kNone) {
+    } else if (planes_.packing == CodePacking::kPlain && format.scale == Scale::kNone) {
       for (int64_t done = 0; done < count; done += kTile) {
         const int64_t some = std::min(kTile, count - done);
         const Matrix codes = rows(first + done, some);
@@ -395,7 +400,8 @@ int stored_zero(const Planes& p, int64_t row, int64_t span) {
 }
 
 void Planes::select_rows(int64_t first, int64_t step, int64_t count, std::string_view name) {
-  if (packing == Packing::kColumnWords || packing == Packing::kRowWords || zero_packing != ZeroPacking::kNone)
+  if (packing == CodePacking::kColumnWords || packing == CodePacking::kRowWords ||
+      zero_packing != ZeroPacking::kNone)
     fail_as(ErrorKind::kUnsupported, "{}: gate and up fused in one tensor with zero points are not read",
             name);
   if (format.span.n > 1 && (step != 1 || first % format.span.n != 0))
@@ -412,7 +418,7 @@ void Planes::select_rows(int64_t first, int64_t step, int64_t count, std::string
 }
 
 void Planes::transpose() {
-  KT_CHECK(packing == Packing::kPlain && format.scale == Scale::kNone);
+  KT_CHECK(packing == CodePacking::kPlain && format.scale == Scale::kNone);
   std::swap(n, k);
   std::swap(row_stride, column_stride);
 }

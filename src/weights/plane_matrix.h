@@ -14,7 +14,7 @@
 namespace kt {
 
 // How codes of (row, column) lie in Planes::codes.
-enum class Packing : uint8_t {
+enum class CodePacking : uint8_t {
   kPlain,        // whole codes at row * row_stride + column * column_stride
   kOffsetByte,   // the same, code + 128 in a byte
   kRowNibbles,   // two to a byte along a row, the lower column in the low nibble; rows row_stride apart
@@ -36,7 +36,7 @@ enum class ZeroPacking : uint8_t {
 struct Planes {
   Format format;
   int64_t n = 0, k = 0;
-  Packing packing = Packing::kPlain;
+  CodePacking packing = CodePacking::kPlain;
   int bits = 4;  // of a packed integer code
   std::span<const std::byte> codes;
   int64_t row_stride = 0, column_stride = 0;  // bytes
