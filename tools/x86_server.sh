@@ -30,7 +30,7 @@ command -v ninja > /dev/null && generator=(-G Ninja)
 
 say "build"
 cmake -S . -B "$build" "${generator[@]}" "${compiler[@]}" > "$out/configure.log" 2>&1 || { cat "$out/configure.log"; exit 1; }
-cmake --build "$build" -j "$(nproc)" -- -k 0 > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
+cmake --build "$build" -j "$(nproc)" > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
 kt=$build/bin/kt
 "$kt" version | tee "$out/version.txt"
 

@@ -66,6 +66,7 @@ void run_generate(const GenerateFlags& flags) {
     return;
   }
   std::printf("\n");
+  std::fflush(stdout);
   if (flags.stats)
     std::fprintf(stderr, "%zu prompt tokens at %s tokens/s, %zu tokens at %s tokens/s; %s experts\n",
                  done.prompt.size(), three_digits(rate(done.prompt.size(), done.prefill_seconds)).c_str(),
