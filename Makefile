@@ -41,9 +41,7 @@ fuzz:
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) JOBS=$(JOBS) scripts/fuzz.sh
 
 bench: build
-	$(KT) microbench roofline
-	$(KT) microbench moe --shape qwen3-30b --tokens 1,4,16,1024 --format int4,int8,fp8,bf16,q4_k,int4_g32
-	$(KT) microbench moe --shape deepseek-v3 --tokens 1,4,16,1024 --format int4,int8,fp8,bf16,q4_k,int4_g32
+	@BUILD=$(BUILD) bench/tables.sh
 
 clean:
 	rm -rf $(BUILD) build-cross build-asan build-tsan build-fuzz

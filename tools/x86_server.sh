@@ -3,15 +3,17 @@
 # measured here. Needs CMake, g++ >= 12, GoogleTest, CLI11 and nlohmann-json; installs nothing.
 #
 #   tools/x86_server.sh build-test-table [seconds per row, default 1]
+#   tools/x86_server.sh rival [seconds per row, default 1]       after it: the same layers of kt-kernel beside ours
 #
-# Two and a half minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out.
+# Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rival
+# is an unpacked kt-kernel wheel in carry/rival (tools/rival_kt_kernel.py); without one the second mode says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mode=${1:-}
 seconds=${2:-1}
-if [ "$mode" != build-test-table ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0"
+if [ "$mode" != build-test-table ] && [ "$mode" != rival ]; then
+  sed -n '2,9s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 
@@ -20,6 +22,24 @@ build=${BUILD:-build-server}
 mkdir -p "$out"
 failures=0
 say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
+
+if [ "$mode" = rival ]; then
+  kt=$build/bin/kt
+  if [ ! -d carry/rival/kt_kernel ] || [ ! -x "$kt" ]; then
+    echo "rival: needs $kt (build-test-table first) and an unpacked kt-kernel wheel in carry/rival"
+    exit 0
+  fi
+  : > "$out/rival.jsonl"
+  for shape in qwen3-30b deepseek-v3; do
+    "$kt" microbench moe --seconds "$seconds" --json --shape $shape --tokens 1,16,1024 --format int8,int4 > "$out/ours-$shape.json"
+    for method in INT8 INT4; do
+      python3 tools/rival_kt_kernel.py --package carry/rival --shape $shape --method $method --seconds "$seconds" \
+        >> "$out/rival.jsonl" || echo "failed: $shape $method"
+    done
+  done
+  python3 tools/rival_table.py "$out/rival.jsonl" "$out"/ours-*.json
+  exit 0
+fi
 
 compiler=()
 for candidate in g++-13 g++-14 g++-12; do
