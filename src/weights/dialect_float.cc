@@ -9,7 +9,7 @@ namespace {
 
 Reading plain(const Slab& weight, std::string_view dialect, InputType type, Format format) {
   Reading out{.dialect = dialect, .type = type, .planes = {}};
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   p.format = format;
   p.n = weight.shape[0];
   p.k = weight.shape[1];
@@ -20,7 +20,7 @@ Reading plain(const Slab& weight, std::string_view dialect, InputType type, Form
 }
 
 // One scale per row, or one for all rows (stride 0).
-bool per_channel(const Slab& scales, Planes& p) {
+bool per_channel(const Slab& scales, StoredPlanes& p) {
   const auto& shape = scales.shape;
   const bool one = elements(shape) == 1;
   const bool rows = (shape.size() == 1 || (shape.size() == 2 && shape[1] == 1)) && shape[0] == p.n;
@@ -31,7 +31,7 @@ bool per_channel(const Slab& scales, Planes& p) {
   return true;
 }
 
-void scale_grid(const Slab& scales, Planes& p) {
+void scale_grid(const Slab& scales, StoredPlanes& p) {
   p.scale_span_stride = dtype_bits(scales.dtype()) / 8;
   p.scale_row_stride = scales.shape[1] * p.scale_span_stride;
 }
@@ -44,7 +44,7 @@ Reading read_fp8(const Module& module, const Slab& weight) {
             weight.name());
   Reading out =
       plain(weight, "fp8", InputType::kFp8, {.code = Code::kE4m3, .scale = Scale::kF32, .span = {}});
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   p.scales = scales.bytes;
   p.scale_type = scales.dtype();
   const bool exponents = p.scale_type == Dtype::kU8 || p.scale_type == Dtype::kE8m0;

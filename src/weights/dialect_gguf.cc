@@ -16,7 +16,7 @@ Reading read_gguf(const Module& module, const Slab& weight) {
     fail("{}: expected {} dimensions, found {}", weight.name(), module.expert < 0 ? 2 : 3,
          describe(*weight.tensor));
   Reading out{.dialect = "gguf", .type = InputType::kGguf, .planes = {}};
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   p.format = gguf_format(*type);
   p.n = weight.shape[0];
   p.k = weight.shape[1];

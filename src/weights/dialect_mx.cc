@@ -7,7 +7,7 @@ namespace kt {
 
 Reading read_mxfp4(const Module& module, const Slab& codes, const Slab& scales) {
   Reading out{.dialect = "mxfp4", .type = InputType::kInt4, .planes = {}};
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   p.format = {.code = Code::kE2m1, .scale = Scale::kE8m0, .span = {.k = 32}};
   if (module.transposed)
     fail_as(ErrorKind::kUnsupported, "{}: transposed fused MXFP4 experts are not read", codes.name());

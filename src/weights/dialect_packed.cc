@@ -48,7 +48,7 @@ int code_width(const Module& module, const Slab& codes) {
 // Stored group of every column. Formats know spans of consecutive columns: where the order of groups is that
 // of the columns nothing changes; else spans become the longest stretch that never crosses from one group
 // into another (1 for a true activation order), and each names its group. Exact, only larger.
-void apply_group_index(const Slab& index, Planes& p, int64_t groups) {
+void apply_group_index(const Slab& index, StoredPlanes& p, int64_t groups) {
   expect_int32(index, 1);
   expect_shape(index, {p.k});
   const int64_t length = p.format.span.k == 0 ? p.k : p.format.span.k;
@@ -82,7 +82,7 @@ bool all_words(const Slab& slab, uint32_t wanted) {
 uint32_t repeated(uint32_t value, int bits) { return bits == 8 ? value * 0x01010101u : value * 0x11111111u; }
 
 // Every zero is the middle code: a bias instead of zero points.
-void make_symmetric(Planes& p) {
+void make_symmetric(StoredPlanes& p) {
   p.format.min = Min::kNone;
   p.format.bias = p.bits == 8 ? 0 : 8;  // 8-bit codes are read as two's complement
   p.zero_packing = ZeroPacking::kNone;
@@ -102,7 +102,7 @@ QTensors q_tensors(const Module& module) {
   return t;
 }
 
-void q_scales(const Module& module, const QTensors& t, Planes& p) {
+void q_scales(const Module& module, const QTensors& t, StoredPlanes& p) {
   p.format.scale = scale_kind(t.scales);
   p.format.span.k = group_length(module, t.scales, p.k, t.scales.shape[0]);
   p.scales = t.scales.bytes;
@@ -116,7 +116,7 @@ void q_scales(const Module& module, const QTensors& t, Planes& p) {
 
 Reading read_gptq(const Module& module, const QTensors& t) {
   Reading out{.dialect = "gptq", .type = InputType::kInt4, .planes = {}};
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   p.bits = code_width(module, t.weight);
   if (p.bits == 8) out.type = InputType::kAuto;
   const int64_t per_word = 32 / p.bits;
@@ -138,7 +138,7 @@ Reading read_gptq(const Module& module, const QTensors& t) {
 
 Reading read_awq(const Module& module, const QTensors& t) {
   Reading out{.dialect = "awq", .type = InputType::kInt4, .planes = {}};
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   if (code_width(module, t.weight) != 4)
     fail_as(ErrorKind::kUnsupported, "{}: 8-bit AWQ weights are not read", t.weight.name());
   p.format = {.code = Code::kU4, .min = Min::kZero, .span = {}};
@@ -170,7 +170,7 @@ Reading read_qweight(const Module& module) {
 
 void settle_qweight(const Module& module, Reading& reading) {
   const QTensors t = q_tensors(module);
-  Planes& p = reading.planes;
+  StoredPlanes& p = reading.planes;
   if (const Slab index = module.find({"g_idx"}); index && reading.dialect == "gptq")
     apply_group_index(index, p, t.scales.shape[0]);
   else if (module.config->quantization.desc_act && reading.dialect == "gptq")
@@ -187,7 +187,7 @@ void settle_qweight(const Module& module, Reading& reading) {
 Reading read_compressed(const Module& module) {
   const Slab codes = module.find({"weight_packed"}), scales = module.find({"weight_scale"});
   Reading out{.dialect = "compressed-tensors", .type = InputType::kInt4, .planes = {}};
-  Planes& p = out.planes;
+  StoredPlanes& p = out.planes;
   if (!scales) fail("{}: has no weight_scale beside it", codes.name());
   if (module.transposed)
     fail_as(ErrorKind::kUnsupported, "{}: transposed fused packed experts are not read", codes.name());
@@ -230,7 +230,7 @@ Reading read_compressed(const Module& module) {
   return out;
 }
 
-void settle_compressed(const Module& module, Planes& p) {
+void settle_compressed(const Module& module, StoredPlanes& p) {
   if (const Slab shape = module.find({"weight_shape"})) {
     const bool wide = shape.dtype() == Dtype::kI64;
     if (!wide) expect_int32(shape, 1);

@@ -65,7 +65,7 @@ Reading read_stored(const Module& module) {
 }
 
 // The projection's rows of what is stored.
-void choose_rows(const Module& module, Planes& planes) {
+void choose_rows(const Module& module, StoredPlanes& planes) {
   if (module.transposed) planes.transpose();
   if (module.rows == RowChoice::kAll) return;
   if (planes.n % 2 != 0)
@@ -122,7 +122,7 @@ std::optional<std::vector<float>> read_bias(const Module& module) {
   if (!bias) return std::nullopt;
   if (bias.shape.size() != 1)
     fail("{}: expected one value a row, found {}", bias.name(), describe(*bias.tensor));
-  Planes planes;
+  StoredPlanes planes;
   planes.n = bias.shape[0];
   planes.k = 1;
   planes.codes = bias.bytes;

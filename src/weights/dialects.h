@@ -1,5 +1,5 @@
-// From the tensors of one projection of one expert to Planes. One function for each family of dialects; which
-// one applies is told by the suffixes and types that are there, never by a model's name.
+// From the tensors of one projection of one expert to StoredPlanes. One function for each family of dialects;
+// which one applies is told by the suffixes and types that are there, never by a model's name.
 #pragma once
 #include <initializer_list>
 #include <span>
@@ -48,7 +48,7 @@ struct Module {
 struct Reading {
   std::string_view dialect;
   InputType type = InputType::kAuto;  // the option that names it; kAuto: none does
-  Planes planes;
+  StoredPlanes planes;
 };
 
 // Headers only: suffixes, types and shapes checked, no byte of the tensors touched (but for weight_shape
@@ -63,7 +63,7 @@ Reading read_float(const Module& module, const Slab& weight);  // BF16, F16, F32
 Reading read_mxfp4(const Module& module, const Slab& codes, const Slab& scales);
 Reading read_gguf(const Module& module, const Slab& weight);
 Reading read_compressed(const Module& module);  // weight_packed of compressed-tensors
-void settle_compressed(const Module& module, Planes& planes);
+void settle_compressed(const Module& module, StoredPlanes& planes);
 Reading read_qweight(const Module& module);  // GPTQ and AWQ
 void settle_qweight(const Module& module, Reading& reading);
 

@@ -128,7 +128,7 @@ void check_scales(std::string_view name, const MatrixView& w, int64_t first) {
 
 // T values of rows first.. at their strides into [count, k].
 template <class T>
-void gather(const Planes& p, int64_t first, int64_t count, uint8_t* out) {
+void gather(const StoredPlanes& p, int64_t first, int64_t count, uint8_t* out) {
   const uint8_t* source = at(p.codes, first * p.row_stride);
   if (p.column_stride == static_cast<int64_t>(sizeof(T))) {
     for (int64_t row = 0; row < count; ++row)
@@ -158,7 +158,7 @@ void gather(const Planes& p, int64_t first, int64_t count, uint8_t* out) {
   }
 }
 
-void unpack_row_nibbles(const Planes& p, int64_t first, int64_t count, uint8_t* out) {
+void unpack_row_nibbles(const StoredPlanes& p, int64_t first, int64_t count, uint8_t* out) {
   for (int64_t row = 0; row < count; ++row) {
     const uint8_t* from = at(p.codes, (first + row) * p.row_stride);
     uint8_t* to = out + row * p.k;
@@ -170,7 +170,7 @@ void unpack_row_nibbles(const Planes& p, int64_t first, int64_t count, uint8_t* 
   }
 }
 
-void unpack_column_words(const Planes& p, int64_t first, int64_t count, uint8_t* out) {
+void unpack_column_words(const StoredPlanes& p, int64_t first, int64_t count, uint8_t* out) {
   const int64_t per_word = 32 / p.bits;
   const uint32_t mask = (1u << p.bits) - 1;
   for (int64_t row0 = 0; row0 < count; row0 += kTile) {
@@ -186,7 +186,7 @@ void unpack_column_words(const Planes& p, int64_t first, int64_t count, uint8_t*
   }
 }
 
-void unpack_row_words(const Planes& p, int64_t first, int64_t count, uint8_t* out) {
+void unpack_row_words(const StoredPlanes& p, int64_t first, int64_t count, uint8_t* out) {
   for (int64_t row0 = 0; row0 < count; row0 += kTile) {
     const int64_t row1 = std::min(row0 + kTile, count);
     for (int64_t column0 = 0; column0 < p.k; column0 += kTile) {
@@ -202,7 +202,7 @@ void unpack_row_words(const Planes& p, int64_t first, int64_t count, uint8_t* ou
   }
 }
 
-void read_codes(const Planes& p, int64_t first, int64_t count, Matrix& out) {
+void read_codes(const StoredPlanes& p, int64_t first, int64_t count, Matrix& out) {
   uint8_t* codes = out.codes.data();
   switch (p.packing) {
     case CodePacking::kPlain:
@@ -235,7 +235,7 @@ void read_codes(const Planes& p, int64_t first, int64_t count, Matrix& out) {
     for (uint8_t& code : out.codes) code ^= 0x80;
 }
 
-void read_scales(const Planes& p, int64_t first, Matrix& out) {
+void read_scales(const StoredPlanes& p, int64_t first, Matrix& out) {
   const int64_t blocks = ceil_div<int64_t>(out.n, p.format.span.n), columns = spans(p.format, p.k);
   const int bytes = scale_bytes(p.format.scale);
   for (int64_t block = 0; block < blocks; ++block) {
@@ -254,7 +254,7 @@ void read_scales(const Planes& p, int64_t first, Matrix& out) {
   }
 }
 
-void read_zeros(const Planes& p, int64_t first, Matrix& out) {
+void read_zeros(const StoredPlanes& p, int64_t first, Matrix& out) {
   const int64_t columns = spans(p.format, p.k);
   for (int64_t row = 0; row < out.n; ++row)
     for (int64_t span = 0; span < columns; ++span) {
@@ -295,7 +295,7 @@ constexpr size_t kMostReadAhead = size_t{256} << 20;  // larger ones (embeddings
 
 class PlaneMatrix : public StoredMatrix {
  public:
-  PlaneMatrix(std::string source, Planes planes) : planes_(std::move(planes)) {
+  PlaneMatrix(std::string source, StoredPlanes planes) : planes_(std::move(planes)) {
     name = std::move(source);
     format = planes_.format;
     n = planes_.n;
@@ -362,7 +362,7 @@ class PlaneMatrix : public StoredMatrix {
   }
 
   void fp8_row(int64_t row, float* out) const {
-    const Planes& p = planes_;
+    const StoredPlanes& p = planes_;
     const uint8_t* codes = at(p.codes, row * p.row_stride);
     check_codes(name, format.code, codes, row, 1, k);
     const int64_t step = format.span.k == 0 ? k : format.span.k;
@@ -375,12 +375,12 @@ class PlaneMatrix : public StoredMatrix {
     }
   }
 
-  Planes planes_;
+  StoredPlanes planes_;
 };
 
 }  // namespace
 
-int stored_zero(const Planes& p, int64_t row, int64_t span) {
+int stored_zero(const StoredPlanes& p, int64_t row, int64_t span) {
   const auto word = [&](int64_t offset) { return load<uint32_t>(at(p.zeros, offset)); };
   const int64_t per_word = 32 / p.bits;
   const uint32_t mask = (1u << p.bits) - 1;
@@ -399,7 +399,7 @@ int stored_zero(const Planes& p, int64_t row, int64_t span) {
   return 0;
 }
 
-void Planes::select_rows(int64_t first, int64_t step, int64_t count, std::string_view name) {
+void StoredPlanes::select_rows(int64_t first, int64_t step, int64_t count, std::string_view name) {
   if (packing == CodePacking::kColumnWords || packing == CodePacking::kRowWords ||
       zero_packing != ZeroPacking::kNone)
     fail_as(ErrorKind::kUnsupported, "{}: gate and up fused in one tensor with zero points are not read",
@@ -417,13 +417,13 @@ void Planes::select_rows(int64_t first, int64_t step, int64_t count, std::string
   n = count;
 }
 
-void Planes::transpose() {
+void StoredPlanes::transpose() {
   KT_CHECK(packing == CodePacking::kPlain && format.scale == Scale::kNone);
   std::swap(n, k);
   std::swap(row_stride, column_stride);
 }
 
-std::unique_ptr<StoredMatrix> plane_matrix(std::string name, Planes planes) {
+std::unique_ptr<StoredMatrix> plane_matrix(std::string name, StoredPlanes planes) {
   check_shape(planes.format, planes.n, planes.k, name);
   return std::make_unique<PlaneMatrix>(std::move(name), std::move(planes));
 }

@@ -1,5 +1,5 @@
 // One stored matrix as planes of bytes: codes, scales and zero points, each with its own strides and packing,
-// read into plain order. Every dialect is a way to fill in a Planes; reading is written once, here.
+// read into plain order. Every dialect is a way to fill in a StoredPlanes; reading is written once, here.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace kt {
 
-// How codes of (row, column) lie in Planes::codes.
+// How codes of (row, column) lie in StoredPlanes::codes.
 enum class CodePacking : uint8_t {
   kPlain,        // whole codes at row * row_stride + column * column_stride
   kOffsetByte,   // the same, code + 128 in a byte
@@ -33,7 +33,7 @@ enum class ZeroPacking : uint8_t {
   kRowsDown,  // [ceil(n / 8), spans]: compressed-tensors
 };
 
-struct Planes {
+struct StoredPlanes {
   Format format;
   int64_t n = 0, k = 0;
   CodePacking packing = CodePacking::kPlain;
@@ -61,8 +61,8 @@ struct Planes {
 };
 
 // zero(row, span) as stored, without zero_offset.
-int stored_zero(const Planes& planes, int64_t row, int64_t span);
+int stored_zero(const StoredPlanes& planes, int64_t row, int64_t span);
 
-std::unique_ptr<StoredMatrix> plane_matrix(std::string name, Planes planes);
+std::unique_ptr<StoredMatrix> plane_matrix(std::string name, StoredPlanes planes);
 
 }  // namespace kt
