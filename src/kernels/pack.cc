@@ -42,6 +42,24 @@ Places places_of(Code code, int fragment_step_bytes) {
 
 bool adds_128(const Packing& p) { return p.fragment.unsigned_bytes && p.format.code == Code::kI8; }
 
+// One plane of a row of sub-byte codes, kWidth bits from bit `drop` on: 8 / kWidth steps share a word.
+template <typename Word, int kWidth>
+void pack_plane(const uint8_t* codes, int drop, int row_at, uint8_t* out) {
+  constexpr int kWordBytes = sizeof(Word), kSharing = 8 / kWidth, kWords = kChunk / kWordBytes / kSharing;
+  constexpr Word kMask = static_cast<Word>(static_cast<Word>(~Word{0}) / 0xFF * ((1u << kWidth) - 1));
+#pragma GCC unroll 8
+  for (int i = 0; i < kWords; ++i) {
+    Word word = 0;
+#pragma GCC unroll 8
+    for (int j = 0; j < kSharing; ++j) {
+      Word step;
+      std::memcpy(&step, codes + (i * kSharing + j) * kWordBytes, kWordBytes);
+      word = static_cast<Word>(word | static_cast<Word>((step >> drop & kMask) << (j * kWidth)));
+    }
+    std::memcpy(out + i * kBlockRows * kWordBytes + row_at, &word, kWordBytes);
+  }
+}
+
 // The codes of one row of a chunk, whole chunks of 64 columns, moved a step at a time: a step's codes are one
 // word, and the planes of sub-byte codes are shifts of whole words because no code reaches into the next
 // byte.
@@ -62,15 +80,13 @@ void pack_row(Code code, const uint8_t* codes, int row_at, int step_stride, Word
     }
     return;
   }
-  constexpr Word kOnes = static_cast<Word>(~Word{0}) / 0xFF;  // 0x01 in every byte
   const auto plane = [&](int width, int drop, uint8_t* out) {
-    const Word mask = static_cast<Word>(kOnes * ((1u << width) - 1));
-    const int sharing = 8 / width;
-    for (int step = 0; step < steps; step += sharing) {
-      Word word = 0;
-      for (int i = 0; i < sharing; ++i)
-        word = static_cast<Word>(word | static_cast<Word>((load(step + i) >> drop & mask) << (i * width)));
-      std::memcpy(out + step / sharing * step_stride + row_at, &word, kWordBytes);
+    if (width == 4) {
+      pack_plane<Word, 4>(codes, drop, row_at, out);
+    } else if (width == 2) {
+      pack_plane<Word, 2>(codes, drop, row_at, out);
+    } else {
+      pack_plane<Word, 1>(codes, drop, row_at, out);
     }
   };
   plane(bits.low, 0, chunk);
