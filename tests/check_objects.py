@@ -50,7 +50,7 @@ def machine_of(path):
 
 def isa_objects(build):
     """(name, path) of every per-ISA object."""
-    for path in sorted(build.rglob("kt_isa_*.dir/instantiate.cc.o")):
+    for path in sorted(build.rglob("kt_isa_*.dir/instantiate*.cc.o")):
         yield path.parent.name.removeprefix("kt_isa_").removesuffix(".dir"), path
 
 

@@ -3,17 +3,18 @@
 # measured here. Needs CMake, g++ >= 12, GoogleTest, CLI11 and nlohmann-json; installs nothing.
 #
 #   tools/x86_server.sh build-test-table [seconds per row, default 1]
-#   tools/x86_server.sh rival [seconds per row, default 1]       after it: the same layers of kt-kernel beside ours
+#   tools/x86_server.sh rival [seconds per row, default 1]       after it: kt-kernel's layers, llama.cpp's model beside ours
 #
-# Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rival
-# is an unpacked kt-kernel wheel in carry/rival (tools/rival_kt_kernel.py); without one the second mode says so.
+# Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rivals
+# are an unpacked kt-kernel wheel in carry/rival (tools/rival_kt_kernel.py) and the source of llama.cpp in carry/llama.tar.xz;
+# the second mode says which is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mode=${1:-}
 seconds=${2:-1}
 if [ "$mode" != build-test-table ] && [ "$mode" != rival ]; then
-  sed -n '2,9s/^# \{0,1\}//p' "$0"
+  sed -n '2,10s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 
@@ -23,12 +24,8 @@ mkdir -p "$out"
 failures=0
 say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
-if [ "$mode" = rival ]; then
-  kt=$build/bin/kt
-  if [ ! -d carry/rival/kt_kernel ] || [ ! -x "$kt" ]; then
-    echo "rival: needs $kt (build-test-table first) and an unpacked kt-kernel wheel in carry/rival"
-    exit 0
-  fi
+# kt-kernel's MoE layers beside ours.
+rival_layers() {
   : > "$out/rival.jsonl"
   for shape in qwen3-30b deepseek-v3; do
     "$kt" microbench moe --seconds "$seconds" --json --shape $shape --tokens 1,16,1024 --format int8,int4 > "$out/ours-$shape.json"
@@ -38,6 +35,43 @@ if [ "$mode" = rival ]; then
     done
   done
   python3 tools/rival_table.py "$out/rival.jsonl" "$out"/ours-*.json
+}
+
+# llama.cpp's whole model beside ours: one Q4_0 file, the same prompts and batches, each at its best thread count.
+rival_model() {
+  local model=$build/rival.gguf llama=$build/llama
+  say "model and llama.cpp"
+  [ -s "$model" ] || python3 tools/make_gguf.py "$model"
+  if [ ! -x "$llama/bin/llama-bench" ]; then
+    mkdir -p "$llama/src"
+    tar -xJf carry/llama.tar.xz -C "$llama/src"
+    cmake -S "$llama/src" -B "$llama" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
+      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF > "$out/llama-configure.log" 2>&1
+    cmake --build "$llama" -j "$(nproc)" --target llama-bench llama-batched-bench > "$out/llama-build.log" 2>&1 ||
+      { grep -E -A5 error "$out/llama-build.log" | head -40; return 1; }
+  fi
+  say "llama.cpp"
+  for threads in $(($(nproc) / 2)) "$(nproc)"; do
+    "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 1024 -n 64 -r 3 -o json > "$out/llama-$threads.json" 2> "$out/llama-$threads.log"
+    "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$out/llama-deep-$threads.json" 2>> "$out/llama-$threads.log"
+    "$llama/bin/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 128 -ntg 64 -npl 8 --output-format jsonl \
+      > "$out/llama-batch-$threads.jsonl" 2>> "$out/llama-$threads.log"
+  done
+  say "kt"
+  for threads in $(($(nproc) / 2)) $(($(nproc) - 2)) "$(nproc)"; do
+    "$kt" bench "$model" --threads "$threads" --prompt 1024 --batch 1 --tokens 64 --json > "$out/kt-$threads.json"
+    "$kt" bench "$model" --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$out/kt-deep-$threads.json"
+    "$kt" bench "$model" --threads "$threads" --prompt 128 --batch 8 --tokens 64 --json > "$out/kt-batch-$threads.json"
+  done
+  say "table"
+  python3 tools/rival_model_table.py "$out"
+}
+
+if [ "$mode" = rival ]; then
+  kt=$build/bin/kt
+  if [ ! -x "$kt" ]; then echo "rival: needs $kt (build-test-table first)"; exit 0; fi
+  if [ -d carry/rival/kt_kernel ]; then rival_layers; else echo "no kt-kernel wheel in carry/rival: left out"; fi
+  if [ -f carry/llama.tar.xz ]; then rival_model; else echo "no source of llama.cpp in carry/llama.tar.xz: left out"; fi
   exit 0
 fi
 

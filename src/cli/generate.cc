@@ -86,18 +86,22 @@ void ModelFlags::add_to(CLI::App& verb) {
       ->check(CLI::IsMember({"default", "int8", "bf16", "f32"}))
       ->capture_default_str();
   verb.add_option("--kv", kv, "Precision of cached keys and values; f32 with --acts f32")
-      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->check(CLI::IsMember({"bf16", "int8", "f32"}))
       ->capture_default_str();
   verb.add_option("--threads,--cpu-threads", threads, "Workers; default: one for each core")
       ->check(positive());
+  verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
+      ->check(positive())
+      ->capture_default_str();
 }
 
 ModelOptions ModelFlags::options() const {
   return {.weights = weights,
           .format = format,
           .precision = precision_named(acts),
-          .kv_type = kv == "f32" || acts == "f32" ? Real::kF32 : Real::kBf16,
-          .threads = threads};
+          .kv_type = acts == "f32" && kv == "bf16" ? KvType::kF32 : kv_type_named(kv),
+          .threads = threads,
+          .max_tokens = step_tokens};
 }
 
 void add_generate(CLI::App& kt, Invocation& run) {

@@ -9,7 +9,7 @@ namespace kt {
 
 struct ModelFlags {
   std::string model, weights, format, acts = "default", kv = "bf16";
-  int threads = 0;
+  int threads = 0, step_tokens = ModelOptions{}.max_tokens;
   void add_to(CLI::App& verb);
   ModelOptions options() const;
 };

@@ -52,7 +52,7 @@ class Window {
     const SequenceInput input{.tokens = window.subspan(first, count),
                               .position = static_cast<int>(first),
                               .pages = pages_.data(),
-                              .all_logits = true};
+                              .logits = SequenceInput::Logits::kAll};
     model_.transformer().forward(cache_, {&input, 1}, logits_.data());
     return std::span(logits_).first(count * static_cast<size_t>(model_.spec().vocab));
   }

@@ -1,5 +1,4 @@
-// One completion from a loaded model, for programs that run one at a time. Batches of requests are the
-// scheduler's.
+// One completion from a loaded model, for programs that run one at a time.
 #pragma once
 #include <functional>
 #include <string>

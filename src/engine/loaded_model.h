@@ -14,7 +14,7 @@ struct ModelOptions {
       weights;  // converted experts (kt weights) to use with the folder's other tensors; empty: its own
   std::string format;  // experts rounded to this format as they are loaded; empty: as stored
   Precision precision = Precision::kDefault;
-  Real kv_type = Real::kBf16;
+  KvType kv_type = KvType::kBf16;
   int threads = 0;
   int max_tokens = 512;  // of one step
 };

@@ -1,150 +1,259 @@
-// Attention of a few query rows over one block of keys (table.h, AttendArgs), in f32 whatever the cache
-// stores.
+// Attention of query rows over one block of keys and values (table.h, AttendArgs).
 //
-// Scores: 4 rows x 2 keys of independent sums along d, so that every key is widened once for 4 rows. Output:
-// 4 rows x 16 columns of sums along the keys, every value widened once for 4 rows. Both are FMA bound when
-// the block is in L2; one row (decode without grouped heads) is bound by reading the cache. Error: f32 sums
-// of d and `keys` terms.
+// Scores: keys lie across lanes, so a row's sums need no adding across; every word of keys is widened once for
+// several rows. Output: columns lie across lanes, likewise. A sum of products runs over 16 words of K at a time, one
+// partial sum for each number of a word; the partial sums are joined and added to the total. That is what a tile unit
+// does with bf16, whose products are exact in f32: both routes give the same bits, denormals aside. FMA bound when
+// the block is in L2; few rows are bound by reading the cache.
+// Error: f32 sums of d and of kKvBlock terms; kBf16 also rounds p, at most 2^-9 of each.
 #pragma once
-#include "kernels/rows.inl.h"
+#include "kernels/math.inl.h"
+#include "kernels/table.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
 
-inline constexpr int kQueryRows = 4, kKeysAtOnce = 2;
+using kt::AttendArgs;
+using kt::kKvBlock;
+using kt::KvType;
 
-template <Real kType>
-KT_INLINE F32 load_cached(const uint8_t* row, int column) {
-  if constexpr (kType == Real::kF32)
-    return Isa::load(reinterpret_cast<const float*>(row) + column);
-  else if constexpr (kType == Real::kBf16)
-    return Isa::load_bf16(row + 2 * column);
-  else
-    return Isa::load_f16(row + 2 * column);
+inline constexpr int kWordsAtOnce = 16;                       // of K, of one partial sum
+inline constexpr int kVectors = Isa::kLanes == 8 ? 1 : 2;     // side by side: half the registers of AVX2
+constexpr int query_rows(KvType type) { return type == KvType::kS8 ? 2 : 4; }
+inline constexpr int kLeastTileRows = 3;  // fewer are done sooner without tiles
+inline constexpr float kUnseen = -3.0e38f, kSeen = -2.0e38f;
+inline constexpr float kLeastWeight = 0x1p-100f;  // smaller ones count as 0, so that no product is denormal
+
+template <KvType kType>
+KT_INLINE void load_words(const uint8_t* at, F32 (&out)[kt::kv_pack(kType)]) {
+  if constexpr (kType == KvType::kF32) {
+    out[0] = Isa::load(reinterpret_cast<const float*>(at));
+  } else {
+    const I32 words = Isa::load(reinterpret_cast<const int32_t*>(at));
+    if constexpr (kType == KvType::kBf16) {
+      out[0] = Isa::low_bf16(words);
+      out[1] = Isa::high_bf16(words);
+    } else {
+      unroll<4>([&](auto j) __attribute__((always_inline)) { out[j] = Isa::template byte_s8<j>(words); });
+    }
+  }
 }
 
-template <Real kType, int kRows, int kKeys>
-KT_INLINE void score_tile(const AttendArgs& args, int row, int key, int64_t score_stride) {
-  constexpr int kSize = kType == Real::kF32 ? 4 : 2;
-  const float* q = args.q + row * args.q_stride;
-  const auto* k = static_cast<const uint8_t*>(args.k) + key * args.k_stride * kSize;
-  F32 sums[kRows][kKeys];
+// c[r][lane] = sum over `words` words of x[r * x_stride + number] * (numbers of the words at w, w + w_stride, ...), for
+// kV vectors side by side.
+template <KvType kType, int kRows, int kV>
+KT_INLINE void sum_words(const float* x, int64_t x_stride, const uint8_t* w, int64_t w_stride, int words,
+                         F32 (&total)[kRows][kV]) {
+  constexpr int kPack = kt::kv_pack(kType);
   unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-    unroll<kKeys>([&](auto j) __attribute__((always_inline)) { sums[r][j] = Isa::set1(0.0f); });
+    unroll<kV>([&](auto v) __attribute__((always_inline)) { total[r][v] = Isa::set1(0.0f); });
   });
-  for (int c = 0; c < args.d; c += Isa::kLanes) {
-    F32 keys[kKeys];
-    unroll<kKeys>([&](auto j) __attribute__((always_inline)) {
-      keys[j] = load_cached<kType>(k + j * args.k_stride * kSize, c);
-    });
+  for (int first = 0; first < words; first += kWordsAtOnce) {
+    const int last = first + kWordsAtOnce < words ? first + kWordsAtOnce : words;
+    F32 part[kRows][kV][kPack];
     unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-      const F32 x = Isa::load(q + r * args.q_stride + c);
-      unroll<kKeys>([&](auto j)
-                        __attribute__((always_inline)) { sums[r][j] = Isa::fma(x, keys[j], sums[r][j]); });
+      unroll<kV>([&](auto v) __attribute__((always_inline)) {
+        unroll<kPack>([&](auto j) __attribute__((always_inline)) { part[r][v][j] = Isa::set1(0.0f); });
+      });
     });
-  }
-  unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-    unroll<kKeys>([&](auto j) __attribute__((always_inline)) {
-      args.scores[(row + r) * score_stride + key + j] = Isa::sum_of(sums[r][j]);
-    });
-  });
-}
-
-template <Real kType, int kRows>
-KT_INLINE void score_rows(const AttendArgs& args, int row, int64_t score_stride) {
-  int key = 0;
-  for (; key + kKeysAtOnce <= args.keys; key += kKeysAtOnce)
-    score_tile<kType, kRows, kKeysAtOnce>(args, row, key, score_stride);
-  for (; key < args.keys; ++key) score_tile<kType, kRows, 1>(args, row, key, score_stride);
-}
-
-// Turns a row of scores into weights e^(s - top), zeros where a key is not seen, and brings the row's sums up
-// to date.
-KT_INLINE void soften_row(const AttendArgs& args, int row, int64_t score_stride) {
-  float* scores = args.scores + row * score_stride;
-  const int begin = args.begin[row] > 0 ? args.begin[row] : 0,
-            end = args.end[row] < args.keys ? args.end[row] : args.keys;
-  constexpr float kUnseen = -3.0e38f;
-  for (int j = 0; j < begin && j < args.keys; ++j) scores[j] = kUnseen;
-  for (int64_t j = end > 0 ? end : 0; j < score_stride; ++j) scores[j] = kUnseen;
-  if (begin >= end) {
-    for (int64_t j = 0; j < score_stride; ++j) scores[j] = 0;
-    return;
-  }
-  F32 most = Isa::set1(kUnseen);
-  for (int64_t j = 0; j < score_stride; j += Isa::kLanes) most = Isa::max(most, Isa::load(scores + j));
-  const float old = args.top[row], found = Isa::max_of(most), top = old > found ? old : found;
-  F32 sum = Isa::set1(0.0f);
-  for (int64_t j = 0; j < score_stride; j += Isa::kLanes) {
-    const F32 s = Isa::load(scores + j);
-    const F32 p = Isa::zero_below(exp(Isa::sub(s, Isa::set1(top))), s, Isa::set1(-2.0e38f));
-    sum = Isa::add(sum, p);
-    Isa::store(scores + j, p);
-  }
-  args.top[row] = top;
-  if (old == top) {
-    args.sum[row] += Isa::sum_of(sum);
-    return;
-  }
-  alignas(64) float factor[Isa::kLanes];
-  Isa::store(factor, Isa::zero_below(exp(Isa::set1(old - top)), Isa::set1(old), Isa::set1(-2.0e38f)));
-  args.sum[row] = args.sum[row] * factor[0] + Isa::sum_of(sum);
-  float* out = args.out + static_cast<int64_t>(row) * args.dv;
-  const F32 shrink = Isa::set1(factor[0]);
-  for (int c = 0; c < args.dv; c += Isa::kLanes) Isa::store(out + c, Isa::mul(Isa::load(out + c), shrink));
-}
-
-template <Real kType, int kRows>
-KT_INLINE void add_values(const AttendArgs& args, int row, int64_t score_stride) {
-  constexpr int kSize = kType == Real::kF32 ? 4 : 2;
-  for (int c = 0; c < args.dv; c += kUnit) {
-    F32 sums[kRows][kParts];
-    unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-      const float* out = args.out + static_cast<int64_t>(row + r) * args.dv + c;
-      unroll<kParts>([&](auto i)
-                         __attribute__((always_inline)) { sums[r][i] = Isa::load(out + i * Isa::kLanes); });
-    });
-    const auto* v = static_cast<const uint8_t*>(args.v);
-    for (int key = 0; key < args.keys; ++key, v += args.v_stride * kSize) {
-      F32 values[kParts];
-      unroll<kParts>([&](auto i) __attribute__((always_inline)) {
-        values[i] = load_cached<kType>(v, c + i * Isa::kLanes);
+    for (int s = first; s < last; ++s) {
+      F32 numbers[kV][kPack];
+      unroll<kV>([&](auto v) __attribute__((always_inline)) {
+        load_words<kType>(w + s * w_stride + v * Isa::kLanes * 4, numbers[v]);
       });
       unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-        const F32 p = Isa::set1(args.scores[(row + r) * score_stride + key]);
-        unroll<kParts>(
-            [&](auto i) __attribute__((always_inline)) { sums[r][i] = Isa::fma(p, values[i], sums[r][i]); });
+        unroll<kPack>([&](auto j) __attribute__((always_inline)) {
+          const F32 a = Isa::set1(x[r * x_stride + s * kPack + j]);
+          unroll<kV>([&](auto v) __attribute__((always_inline)) {
+            part[r][v][j] = Isa::fma(a, numbers[v][j], part[r][v][j]);
+          });
+        });
       });
     }
     unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-      float* out = args.out + static_cast<int64_t>(row + r) * args.dv + c;
-      unroll<kParts>([&](auto i)
-                         __attribute__((always_inline)) { Isa::store(out + i * Isa::kLanes, sums[r][i]); });
+      unroll<kV>([&](auto v) __attribute__((always_inline)) {
+        F32 joined = part[r][v][0];
+        if constexpr (kPack == 2) joined = Isa::add(joined, part[r][v][1]);
+        if constexpr (kPack == 4)
+          joined = Isa::add(Isa::add(joined, part[r][v][1]), Isa::add(part[r][v][2], part[r][v][3]));
+        total[r][v] = Isa::add(total[r][v], joined);
+      });
     });
   }
 }
 
-template <Real kType>
-__attribute__((noinline)) void attend_rows(const AttendArgs& args) {
-  const int64_t score_stride = (args.keys + kUnit - 1) / kUnit * kUnit;
-  int row = 0;
-  for (; row + kQueryRows <= args.rows; row += kQueryRows)
-    score_rows<kType, kQueryRows>(args, row, score_stride);
-  for (; row < args.rows; ++row) score_rows<kType, 1>(args, row, score_stride);
-  for (row = 0; row < args.rows; ++row) soften_row(args, row, score_stride);
-  for (row = 0; row + kQueryRows <= args.rows; row += kQueryRows)
-    add_values<kType, kQueryRows>(args, row, score_stride);
-  for (; row < args.rows; ++row) add_values<kType, 1>(args, row, score_stride);
+template <KvType kType, int kRows>
+KT_INLINE void score_rows(const AttendArgs& args, int row) {
+  const float* q = args.q + static_cast<int64_t>(row) * args.d;
+  float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock;
+  const auto* k = static_cast<const uint8_t*>(args.k);
+  const int words = args.d / kt::kv_pack(kType);
+  for (int key = 0; key < args.keys; key += kVectors * Isa::kLanes) {
+    F32 sums[kRows][kVectors];
+    sum_words<kType, kRows, kVectors>(q, args.d, k + key * 4, kKvBlock * 4, words, sums);
+    unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+      unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        const int at = key + v * Isa::kLanes;
+        if constexpr (kType == KvType::kS8) sums[r][v] = Isa::mul(sums[r][v], Isa::load(args.k_scales + at));
+        Isa::store(scores + r * kKvBlock + at, sums[r][v]);
+      });
+    });
+  }
 }
 
-void attend(const AttendArgs& args) noexcept {
-  if (args.type == Real::kF32)
-    attend_rows<Real::kF32>(args);
-  else if (args.type == Real::kBf16)
-    attend_rows<Real::kBf16>(args);
-  else
-    attend_rows<Real::kF16>(args);
+// Turns a row of scores into weights e^(s - top), zeros where a key is not seen, and brings the row's sum up to date;
+// what out has to be multiplied with goes to `shrink`. kS8 weights are multiplied with the scales of their values.
+template <KvType kType>
+KT_INLINE void soften_row(const AttendArgs& args, int row) {
+  float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock;
+  const int begin = args.begin[row] > 0 ? args.begin[row] : 0,
+            end = args.end[row] < args.keys ? args.end[row] : args.keys;
+  for (int j = 0; j < begin && j < kKvBlock; ++j) scores[j] = kUnseen;
+  for (int j = end > 0 ? end : 0; j < kKvBlock; ++j) scores[j] = kUnseen;
+  F32 most = Isa::set1(kUnseen);
+  for (int j = 0; j < kKvBlock; j += Isa::kLanes) most = Isa::max(most, Isa::load(scores + j));
+  const float old = args.top[row], found = Isa::max_of(most);
+  const bool blind = begin >= end;
+  const float top = blind || old > found ? old : found;
+  F32 sum = Isa::set1(0.0f);
+  for (int j = 0; j < kKvBlock; j += Isa::kLanes) {
+    const F32 s = Isa::load(scores + j);
+    F32 p = Isa::zero_below(exp(Isa::sub(s, Isa::set1(blind ? 0.0f : top))), s, Isa::set1(kSeen));
+    p = Isa::zero_below(p, p, Isa::set1(kLeastWeight));
+    if constexpr (kType == KvType::kBf16) {
+      auto* rounded = static_cast<uint8_t*>(args.weights) + (static_cast<int64_t>(row) * kKvBlock + j) * 2;
+      Isa::store_bf16(rounded, p);
+      p = Isa::load_bf16(rounded);
+    }
+    sum = Isa::add(sum, p);
+    if constexpr (kType == KvType::kS8) p = Isa::mul(p, Isa::load(args.v_scales + j));
+    Isa::store(scores + j, p);
+  }
+  args.shrink[row] = 1.0f;
+  if (blind) return;
+  args.top[row] = top;
+  if (old != top) {
+    alignas(64) float factor[Isa::kLanes];
+    Isa::store(factor, Isa::zero_below(exp(Isa::set1(old - top)), Isa::set1(old), Isa::set1(kSeen)));
+    args.shrink[row] = factor[0];
+  }
+  args.sum[row] = args.sum[row] * args.shrink[row] + Isa::sum_of(sum);
+}
+
+KT_INLINE void add_to_out(const AttendArgs& args, int row, int column, F32 found) {
+  float* out = args.out + static_cast<int64_t>(row) * args.dv + column;
+  Isa::store(out, Isa::fma(Isa::load(out), Isa::set1(args.shrink[row]), found));
+}
+
+template <KvType kType, int kRows>
+KT_INLINE void add_values(const AttendArgs& args, int row) {
+  constexpr int kPack = kt::kv_pack(kType);
+  const float* p = args.scores + static_cast<int64_t>(row) * kKvBlock;
+  const auto* v = static_cast<const uint8_t*>(args.v);
+  const int words = (args.keys + kPack - 1) / kPack;
+  for (int c = 0; c < args.dv; c += kVectors * Isa::kLanes) {
+    F32 sums[kRows][kVectors];
+    sum_words<kType, kRows, kVectors>(p, kKvBlock, v + c * 4, int64_t{args.v_width} * 4, words, sums);
+    unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+      unroll<kVectors>([&](auto i) __attribute__((always_inline)) {
+        add_to_out(args, row + r, c + i * Isa::kLanes, sums[r][i]);
+      });
+    });
+  }
+}
+
+template <KvType kType>
+__attribute__((noinline)) void attend_rows(const AttendArgs& args) {
+  constexpr int kRows = query_rows(kType);
+  int row = 0;
+  for (; row + kRows <= args.rows; row += kRows) score_rows<kType, kRows>(args, row);
+  for (; row < args.rows; ++row) score_rows<kType, 1>(args, row);
+  for (row = 0; row < args.rows; ++row) soften_row<kType>(args, row);
+  for (row = 0; row + kRows <= args.rows; row += kRows) add_values<kType, kRows>(args, row);
+  for (; row < args.rows; ++row) add_values<kType, 1>(args, row);
+}
+
+// The same with a tile unit; a template, so that it is only looked at where there is one.
+template <class Tiled>
+__attribute__((noinline)) void attend_tiles(const AttendArgs& args) {
+  constexpr int kSide = 16;
+  const auto* q = static_cast<const uint8_t*>(args.q_bf16);
+  const auto* k = static_cast<const uint8_t*>(args.k);
+  const auto* v = static_cast<const uint8_t*>(args.v);
+  const auto* p = static_cast<const uint8_t*>(args.weights);
+  const int64_t q_stride = int64_t{args.d} * 2, p_stride = int64_t{kKvBlock} * 2;
+  const int key_steps = args.d / 32, value_steps = (args.keys + 31) / 32;
+  Tiled::begin_tiles();
+  for (int row = 0; row < args.rows; row += 2 * kSide)
+    for (int key = 0; key < args.keys; key += 2 * kSide) {
+      float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock + key;
+      const uint8_t* from = q + row * q_stride;
+      if (args.rows - row > kSide)
+        Tiled::template plain_block<2, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock);
+      else
+        Tiled::template plain_block<1, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock);
+    }
+  for (int row = 0; row < args.rows; ++row) soften_row<KvType::kBf16>(args, row);
+  alignas(64) float found[2 * kSide][2 * kSide];
+  for (int row = 0; row < args.rows; row += 2 * kSide) {
+    const int rows = args.rows - row < 2 * kSide ? args.rows - row : 2 * kSide;
+    for (int c = 0; c < args.dv; c += 2 * kSide) {
+      const int64_t v_stride = int64_t{args.v_width} * 4;
+      if (rows > kSide)
+        Tiled::template plain_block<2, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps, found[0],
+                                          2 * kSide);
+      else
+        Tiled::template plain_block<1, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps, found[0],
+                                          2 * kSide);
+      for (int r = 0; r < rows; ++r)
+        for (int i = 0; i < 2 * kSide; i += Isa::kLanes) add_to_out(args, row + r, c + i, Isa::load(found[r] + i));
+    }
+  }
+  Tiled::end_tiles();
+}
+
+template <class Any>
+void attend_bf16(const AttendArgs& args) {
+  if constexpr (Any::kTileUnit)
+    if (args.rows >= kLeastTileRows) return attend_tiles<Any>(args);
+  attend_rows<KvType::kBf16>(args);
 }
 
 }  // namespace
+
+void attend(const AttendArgs& args) noexcept {
+  if (args.type == KvType::kF32) {
+    attend_rows<KvType::kF32>(args);
+  } else if (args.type == KvType::kBf16) {
+    attend_bf16<Isa>(args);
+  } else {
+    attend_rows<KvType::kS8>(args);
+  }
+}
+
+void keys_of_values(KvType type, const void* values, int width, void* keys) noexcept {
+  if (type == KvType::kBf16) {
+    // Two keys by two columns: the halves of two neighbouring words change places.
+    const auto* from = static_cast<const uint32_t*>(values);
+    auto* to = static_cast<uint32_t*>(keys);
+    for (int key = 0; key < kKvBlock; key += 2, from += width)
+      for (int c = 0; c < width; c += 2) {
+        const uint32_t x = from[c], y = from[c + 1];
+        uint32_t* out = to + static_cast<int64_t>(c / 2) * kKvBlock + key;
+        out[0] = (x & 0xffff) | y << 16;
+        out[1] = x >> 16 | (y & 0xffff0000u);
+      }
+  } else if (type == KvType::kF32) {
+    const auto* from = static_cast<const uint32_t*>(values);
+    auto* to = static_cast<uint32_t*>(keys);
+    for (int key = 0; key < kKvBlock; ++key, from += width)
+      for (int c = 0; c < width; ++c) to[static_cast<int64_t>(c) * kKvBlock + key] = from[c];
+  } else {
+    const auto* from = static_cast<const uint8_t*>(values);
+    auto* to = static_cast<uint8_t*>(keys);
+    for (int key = 0; key < kKvBlock; ++key)
+      for (int c = 0; c < width; ++c) to[kt::key_place(4, key, c)] = from[kt::value_place(4, width, key, c)];
+  }
+}
+
 }  // namespace KT_ISA_NAMESPACE

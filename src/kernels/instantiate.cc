@@ -1,5 +1,5 @@
 // Compiled once per ISA (isa.cmake gives KT_ISA_HEADER, KT_ISA_CLASS, KT_ISA_NAMESPACE and the flags);
-// exports one table and nothing else.
+// exports one table.
 #include KT_ISA_HEADER
 
 namespace KT_ISA_NAMESPACE {
@@ -8,9 +8,14 @@ using Isa = KT_ISA_CLASS;
 }
 }  // namespace KT_ISA_NAMESPACE
 
-#include "kernels/attend.inl.h"
+#include "kernels/rows.inl.h"
 
 namespace KT_ISA_NAMESPACE {
+
+// Of instantiate_attend.cc.
+void attend(const kt::AttendArgs& args) noexcept;
+void keys_of_values(kt::KvType type, const void* values, int width, void* keys) noexcept;
+
 namespace {
 
 template <int kI>
@@ -45,6 +50,7 @@ constexpr kt::Kernels make() {
   t.add_scaled = add_scaled;
   t.store = store;
   t.attend = attend;
+  t.keys_of_values = keys_of_values;
   t.peak_s8 = peak_s8<Isa>;
   if constexpr (Isa::kBf16Product) t.peak_bf16 = peak_bf16<Isa>;
   t.peak_f32 = peak_f32;

@@ -2,12 +2,11 @@
 // the loops that measure this machine's limits.
 #pragma once
 #include "kernels/many.inl.h"
+#include "kernels/math.inl.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
 
-using F32 = typename Isa::F32;
-using I32 = typename Isa::I32;
 inline constexpr int kUnit = kBlockRows;  // columns handled together: kParts vectors
 
 // Columns [column, column + 16) of a source row.
@@ -165,23 +164,6 @@ void copy_acts(const CopyActsArgs& args) noexcept {
     for (int64_t j = 0; j < sums; ++j)
       args.out.sums[i * sums + j] = real ? args.from.sums[row * sums + j] : 0;
   }
-}
-
-// e^x for |x| <= 87, relative error below 2e-7: 2^n * P(x - n ln 2), P of degree 7.
-KT_INLINE F32 exp(F32 x) {
-  x = Isa::min(Isa::max(x, Isa::set1(-87.0f)), Isa::set1(87.0f));
-  const I32 n = Isa::round(Isa::mul(x, Isa::set1(1.44269504f)));
-  const F32 nf = Isa::to_f32(n);
-  F32 r = Isa::fma(nf, Isa::set1(-0.693359375f), x);
-  r = Isa::fma(nf, Isa::set1(2.12194440e-4f), r);
-  F32 p = Isa::set1(1.9875691500e-4f);
-  p = Isa::fma(p, r, Isa::set1(1.3981999507e-3f));
-  p = Isa::fma(p, r, Isa::set1(8.3334519073e-3f));
-  p = Isa::fma(p, r, Isa::set1(4.1665795894e-2f));
-  p = Isa::fma(p, r, Isa::set1(1.6666665459e-1f));
-  p = Isa::fma(p, r, Isa::set1(5.0000001201e-1f));
-  p = Isa::fma(Isa::mul(p, r), r, r);
-  return Isa::mul(Isa::add(p, Isa::set1(1.0f)), Isa::exp2i(n));
 }
 
 KT_INLINE F32 sigmoid(F32 x) {

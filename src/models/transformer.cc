@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "models/transformer_state.h"
+#include "nn/kv_write.h"
 #include "nn/norm.h"
 
 namespace kt {
@@ -22,6 +23,17 @@ void for_rows(Pool& pool, int n, const Work& work) {
   pool.run([&](const Worker& worker) {
     for (int i = worker.index; i < n; i += pool.threads()) work(i);
   });
+}
+
+// The last so many new tokens of a sequence get logits.
+int logit_tokens(const SequenceInput& input) {
+  const int count = static_cast<int>(input.tokens.size());
+  switch (input.logits) {
+    case SequenceInput::Logits::kNone: return 0;
+    case SequenceInput::Logits::kLast: return std::min(count, 1);
+    case SequenceInput::Logits::kAll: return count;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -73,7 +85,7 @@ void Transformer::State::attend_gqa(int layer, KvCache& cache, std::span<const A
   });
   turn(q.data(), gqa.heads, gqa.head_dim, q_width, sequences);
   turn(k.data(), gqa.kv_heads, gqa.head_dim, kv_width, sequences);
-  write_cache(cache, *kernels,
+  write_cache(cache, *pool, *kernels,
               {.layer = layer,
                .sequences = sequences,
                .k = k.data(),
@@ -118,7 +130,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
   });
   turn(q.data() + mla.nope, mla.heads, head, q_width, sequences);
   turn(k.data() + mla.kv_rank, 1, 0, kv_width, sequences);
-  write_cache(cache, *kernels, {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
+  write_cache(cache, *pool, *kernels, {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
   // q . k = (absorbed q) . (latent): the keys' half of kv_b moves to the side of the query.
   std::vector<LinearCall> calls;
   for (int h = 0; h < mla.heads; ++h)
@@ -190,6 +202,7 @@ Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
 
 const ModelSpec& Transformer::spec() const { return state_->spec; }
+int Transformer::max_tokens() const { return state_->options.max_tokens; }
 
 KvShape Transformer::kv_shape() const {
   const ModelSpec& spec = state_->spec;
@@ -207,8 +220,7 @@ KvShape Transformer::kv_shape() const {
 
 int64_t Transformer::logit_rows(std::span<const SequenceInput> inputs) {
   int64_t rows = 0;
-  for (const SequenceInput& input : inputs)
-    rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : input.tokens.empty() ? 0 : 1;
+  for (const SequenceInput& input : inputs) rows += logit_tokens(input);
   return rows;
 }
 
@@ -245,6 +257,7 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
     s.norm(w.post_norm, tokens);
     s.feed_forward(layer, tokens);
   }
+  if (logit_rows(inputs) == 0) return;
   s.norm(s.final_norm, tokens);
   // Rows whose logits are wanted move together; the rest of `normed` is not needed any more.
   int64_t rows = 0;
@@ -252,7 +265,7 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
   for (const SequenceInput& input : inputs) {
     if (input.tokens.empty()) continue;
     const AttentionSequence& sequence = sequences[at++];
-    for (int t = input.all_logits ? 0 : sequence.count - 1; t < sequence.count; ++t, ++rows)
+    for (int t = sequence.count - logit_tokens(input); t < sequence.count; ++t, ++rows)
       std::copy_n(s.normed.data() + int64_t{sequence.first + t} * s.spec.hidden, s.spec.hidden,
                   s.normed.data() + rows * s.spec.hidden);
   }

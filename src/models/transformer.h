@@ -17,7 +17,7 @@ namespace kt {
 
 struct TransformerOptions {
   Precision precision = Precision::kDefault;  // of activations
-  Real kv_type = Real::kBf16;
+  KvType kv_type = KvType::kBf16;
   int max_tokens = 512;  // of one forward, all sequences together
   // Routed experts from here instead of the checkpoint (converted weights); null: the checkpoint's own.
   const ExpertSource* experts = nullptr;
@@ -28,7 +28,7 @@ struct SequenceInput {
   std::span<const int32_t> tokens;
   int position = 0;
   const int32_t* pages = nullptr;  // of the cache: tokens 0..63, 64..127, ...; enough for the new ones too
-  bool all_logits = false;         // of every new token; else of the last one only
+  enum class Logits { kNone, kLast, kAll } logits = Logits::kLast;  // of which new tokens
 };
 
 class Transformer {
@@ -43,6 +43,7 @@ class Transformer {
   const ModelSpec& spec() const;
   KvShape kv_shape() const;
   size_t packed_bytes() const;
+  int max_tokens() const;  // of one forward
 
   // Rows of logits a forward writes for these inputs.
   static int64_t logit_rows(std::span<const SequenceInput> inputs);

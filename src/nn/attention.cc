@@ -10,55 +10,100 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/signal.h"
+#include "formats/floats.h"
 
 namespace kt {
 namespace {
 
-constexpr int kRows = 32;       // query rows of an item: heads of a group times tokens
+constexpr int kRows = 128;      // query rows of an item: heads of a group times tokens
 constexpr int kMostRows = 256;  // of an item: a group's heads with one token may exceed kRows
-constexpr int kSplitPages =
-    16;  // pages one item walks at most when it has few rows; longer contexts are split and joined
+constexpr int kGroupPages = 4;  // pages summed one after another; groups of them are joined in order
+
+int group_of(int page) { return page / kGroupPages; }
 
 // Tokens [begin, begin + count) of a sequence with the heads that share key head `head`; pages [first, last).
 struct Item {
   int sequence, head, begin, count;
   int first_page, last_page;
-  int join = -1;  // index of the join this split belongs to; -1: the item is the whole
+  int join = -1;  // index of the join this group belongs to; -1: the item is the whole
   int part = 0;   // its number there
 };
 
-// Splits of the same rows, joined in order by the worker that finishes last.
+// Groups of the same rows, joined in order by the worker that finishes last.
 struct Join {
   int parts = 0;
-  size_t at = 0;  // floats into the partial sums: [parts][rows * (2 + dv)]
+  size_t at = 0;  // floats into the partial sums: [parts][sums of the rows]
+};
+
+// What rows have gathered so far.
+struct Sums {
+  float* top;
+  float* sum;
+  float* out;  // [rows, dv]
+
+  static size_t floats(int rows, int dv) { return static_cast<size_t>(rows) * static_cast<size_t>(dv + 2); }
+  static Sums in(float* memory, int rows) { return {memory, memory + rows, memory + 2 * rows}; }
+  void clear(int rows, int dv) const {
+    std::fill_n(top, rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(sum, rows, 0.0f);
+    std::fill_n(out, static_cast<size_t>(rows) * static_cast<size_t>(dv), 0.0f);
+  }
+  // Adds what the same rows gathered behind this.
+  void join(const Sums& next, int rows, int dv) const {
+    for (int r = 0; r < rows; ++r) {
+      if (next.sum[r] == 0) continue;  // saw nothing there
+      const float most = std::max(top[r], next.top[r]);
+      const float mine = sum[r] == 0 ? 0 : std::exp(top[r] - most), its = std::exp(next.top[r] - most);
+      sum[r] = sum[r] * mine + next.sum[r] * its;
+      float* to = out + int64_t{r} * dv;
+      const float* from = next.out + int64_t{r} * dv;
+      for (int i = 0; i < dv; ++i) to[i] = to[i] * mine + from[i] * its;
+      top[r] = most;
+    }
+  }
+};
+
+// Pieces of one worker's memory, each on its own cache lines.
+class Carve {
+ public:
+  explicit Carve(std::byte* memory) : memory_(memory) {}
+  template <typename T>
+  T* take(size_t count) {
+    auto* out = reinterpret_cast<T*>(memory_ + used_);
+    used_ += round_up(count * sizeof(T), size_t{64});
+    return out;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* memory_;
+  size_t used_ = 0;
+};
+
+// Memory of a worker: for `rows` rows over a cache of that shape.
+struct Scratch {
+  float *q, *scores, *shrink, *total, *group;
+  uint16_t *q_bf16, *weights;
+  std::byte* keys;  // a block, for a cache that has only values
+  size_t bytes;
+
+  Scratch(std::byte* memory, const KvShape& shape, int rows) {
+    const size_t tiles = round_up(static_cast<size_t>(rows), size_t{16});
+    const auto d = static_cast<size_t>(shape.d_pad());
+    Carve carve(memory);
+    q = carve.take<float>(static_cast<size_t>(rows) * d);
+    scores = carve.take<float>(tiles * kPageTokens);
+    shrink = carve.take<float>(static_cast<size_t>(rows));
+    total = carve.take<float>(Sums::floats(rows, shape.dv_pad()));
+    group = carve.take<float>(Sums::floats(rows, shape.dv_pad()));
+    q_bf16 = carve.take<uint16_t>(tiles * d);
+    weights = carve.take<uint16_t>(tiles * kPageTokens);
+    keys = carve.take<std::byte>(shape.shared ? shape.block_bytes(shape.d_pad()) : 0);
+    bytes = carve.used();
+  }
 };
 
 }  // namespace
-
-void write_cache(KvCache& cache, const Kernels& kernels, const CacheWrite& args) {
-  const KvShape& shape = cache.shape();
-  const auto put = [&](std::byte* page, int width, int width_pad, int slot, const float* from) {
-    std::byte* to = page + static_cast<size_t>(slot) * static_cast<size_t>(width_pad) * shape.element_bytes();
-    kernels.store(to, shape.type, from, width);
-    if (width < width_pad) {
-      const float zeros[16] = {};
-      kernels.store(to + static_cast<size_t>(width) * shape.element_bytes(), shape.type, zeros,
-                    width_pad - width);
-    }
-  };
-  for (const AttentionSequence& sequence : args.sequences)
-    for (int t = 0; t < sequence.count; ++t) {
-      const int position = sequence.position + t, row = sequence.first + t;
-      const int page = sequence.pages[position / kPageTokens], slot = position % kPageTokens;
-      for (int h = 0; h < shape.heads; ++h) {
-        put(cache.keys(args.layer, page, h), shape.d, shape.d_pad(), slot,
-            args.k + row * args.k_stride + h * shape.d);
-        if (!shape.shared)
-          put(cache.values(args.layer, page, h), shape.dv, shape.dv_pad(), slot,
-              args.v + row * args.v_stride + h * shape.dv);
-      }
-    }
-}
 
 struct AttentionWork::State {
   std::shared_ptr<Pool> pool;
@@ -67,25 +112,21 @@ struct AttentionWork::State {
   std::vector<Join> joins;
   std::vector<std::unique_ptr<Countdown>> left;  // [joins]
   std::vector<float> partial;
-  std::vector<float> memory;  // of the workers
+  Buffer memory;  // of the workers
+  size_t worker_bytes = 0;
   std::atomic<int> next{0};
   const KvCache* cache = nullptr;
   const AttentionArgs* args = nullptr;
 
   int group() const { return args->heads / cache->shape().heads; }
-  size_t worker_floats() const {
-    const KvShape& s = cache->shape();
-    const auto rows = static_cast<size_t>(std::max(kRows, group()));
-    return rows * static_cast<size_t>(s.d_pad() + s.dv_pad() + kPageTokens + 2) + 16;
-  }
-  size_t sums_floats(int rows) const {
-    return static_cast<size_t>(rows) * static_cast<size_t>(cache->shape().dv_pad() + 2);
-  }
+  int most_rows() const { return std::max(kRows / group() * group(), group()); }
 
   void list_items();
-  void attend(const Item& item, float* mine) noexcept;
-  void finish(const Item& item, const float* top, const float* sum, const float* out) noexcept;
-  void join(const Item& item) noexcept;
+  void add_item(Item item, bool split, size_t& partial_floats);
+  void take_queries(const Item& item, int rows, const Scratch& scratch) const noexcept;
+  void add_page(const Item& item, int page, int rows, const Scratch& scratch, const Sums& sums) const noexcept;
+  void attend(const Item& item, std::byte* mine) noexcept;
+  void finish(const Item& item, const Sums& sums) const noexcept;
 };
 
 void AttentionWork::State::list_items() {
@@ -98,137 +139,146 @@ void AttentionWork::State::list_items() {
     for (int begin = 0; begin < sequence.count; begin += tokens_at_once) {
       const int count = std::min(tokens_at_once, sequence.count - begin);
       const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
-      const int first = oldest / kPageTokens;
-      const int last = (sequence.position + begin + count - 1) / kPageTokens + 1;
-      // Prefill has rows enough for every worker; decode over a long context has not. The choice must not
-      // depend on the company, so it looks at this sequence alone.
-      const bool split = sequence.count < tokens_at_once && last - first > kSplitPages;
-      for (int head = 0; head < cache->shape().heads; ++head) {
-        Item item{static_cast<int>(s), head, begin, count, first, last};
-        if (!split) {
-          items.push_back(item);
-          continue;
-        }
-        Join join{static_cast<int>(ceil_div(last - first, kSplitPages)), partial_floats};
-        partial_floats += static_cast<size_t>(join.parts) * sums_floats(count * group());
-        item.join = static_cast<int>(joins.size());
-        for (int part = 0; part < join.parts; ++part) {
-          item.part = part;
-          item.first_page = first + part * kSplitPages;
-          item.last_page = std::min(last, item.first_page + kSplitPages);
-          items.push_back(item);
-        }
-        joins.push_back(join);
-      }
+      // Prefill has rows enough for every worker; decode over a long context has not.
+      const bool split = sequence.count < tokens_at_once;
+      for (int head = 0; head < cache->shape().heads; ++head)
+        add_item({static_cast<int>(s), head, begin, count, oldest / kPageTokens,
+                  (sequence.position + begin + count - 1) / kPageTokens + 1},
+                 split, partial_floats);
     }
   }
   left.clear();
   for (const Join& join : joins) left.push_back(std::make_unique<Countdown>(join.parts));
   partial.resize(partial_floats);
-  memory.resize(worker_floats() * static_cast<size_t>(pool->threads()));
+  worker_bytes = round_up(Scratch(nullptr, cache->shape(), most_rows()).bytes, size_t{4096});
+  const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
+  if (memory.size() < bytes) memory = Buffer(bytes);
   next.store(0, std::memory_order_relaxed);
 }
 
-void AttentionWork::State::attend(const Item& item, float* mine) noexcept {
-  const KvShape& shape = cache->shape();
-  const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
-  const int heads = group(), rows = item.count * heads, d = shape.d_pad(), dv = shape.dv_pad();
-  float* q = mine;
-  float* out = q + static_cast<size_t>(rows) * static_cast<size_t>(d);
-  float* scores = out + static_cast<size_t>(rows) * static_cast<size_t>(dv);
-  float* top = scores + static_cast<size_t>(rows) * kPageTokens;
-  float* sum = top + rows;
-  if (item.join >= 0) {
-    top = partial.data() + joins[static_cast<size_t>(item.join)].at +
-          static_cast<size_t>(item.part) * sums_floats(rows);
-    sum = top + rows;
-    out = sum + rows;
+void AttentionWork::State::add_item(Item item, bool split, size_t& partial_floats) {
+  const int parts = group_of(item.last_page - 1) - group_of(item.first_page) + 1;
+  if (!split || parts == 1) {
+    items.push_back(item);
+    return;
   }
-  for (int r = 0; r < rows; ++r) {
-    const float* from = args->q + (sequence.first + item.begin + r / heads) * args->q_stride +
-                        (item.head * heads + r % heads) * shape.d;
-    float* to = q + static_cast<size_t>(r) * static_cast<size_t>(d);
-    for (int i = 0; i < shape.d; ++i) to[i] = from[i] * args->scale;
-    std::fill(to + shape.d, to + d, 0.0f);
-  }
-  std::fill_n(out, static_cast<size_t>(rows) * static_cast<size_t>(dv), 0.0f);
-  std::fill_n(top, rows, -std::numeric_limits<float>::infinity());
-  std::fill_n(sum, rows, 0.0f);
-  std::array<int32_t, kMostRows> begin, end;
-  for (int page = item.first_page; page < item.last_page; ++page) {
-    const int start = page * kPageTokens;
-    const int seen = std::min(kPageTokens, sequence.position + item.begin + item.count - start);
-    for (int r = 0; r < rows; ++r) {
-      const int position = sequence.position + item.begin + r / heads;
-      begin[static_cast<size_t>(r)] = args->window ? position - args->window + 1 - start : 0;
-      end[static_cast<size_t>(r)] = position + 1 - start;
-    }
-    kernels->attend({.q = q,
-                     .q_stride = d,
-                     .rows = rows,
-                     .k = cache->keys(args->layer, sequence.pages[page], item.head),
-                     .v = cache->values(args->layer, sequence.pages[page], item.head),
-                     .type = shape.type,
-                     .k_stride = d,
-                     .v_stride = shape.shared ? d : dv,
-                     .keys = seen,
-                     .begin = begin.data(),
-                     .end = end.data(),
-                     .d = d,
-                     .dv = dv,
-                     .scores = scores,
-                     .top = top,
-                     .sum = sum,
-                     .out = out});
-  }
-  if (item.join < 0) {
-    finish(item, top, sum, out);
-  } else if (left[static_cast<size_t>(item.join)]->arrive()) {
-    join(item);
+  item.join = static_cast<int>(joins.size());
+  joins.push_back({parts, partial_floats});
+  partial_floats +=
+      static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape().dv_pad());
+  const int first = item.first_page, last = item.last_page;
+  for (item.part = 0; item.part < parts; ++item.part) {
+    const int begin = (group_of(first) + item.part) * kGroupPages;
+    item.first_page = std::max(first, begin);
+    item.last_page = std::min(last, begin + kGroupPages);
+    items.push_back(item);
   }
 }
 
+// The item's queries, scaled and padded; for a bf16 cache rounded likewise.
+void AttentionWork::State::take_queries(const Item& item, int rows, const Scratch& scratch) const noexcept {
+  const KvShape& shape = cache->shape();
+  const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
+  const int heads = group(), d = shape.d_pad();
+  for (int r = 0; r < rows; ++r) {
+    const float* from = args->q + (sequence.first + item.begin + r / heads) * args->q_stride +
+                        (item.head * heads + r % heads) * shape.d;
+    float* to = scratch.q + int64_t{r} * d;
+    for (int i = 0; i < shape.d; ++i) to[i] = from[i] * args->scale;
+    std::fill(to + shape.d, to + d, 0.0f);
+    if (shape.type != KvType::kBf16) continue;
+    uint16_t* rounded = scratch.q_bf16 + int64_t{r} * d;
+    kernels->store(rounded, Real::kBf16, to, d);
+    for (int i = 0; i < d; ++i) to[i] = to_f32(bf16{rounded[i]});
+  }
+}
+
+void AttentionWork::State::add_page(const Item& item, int page, int rows, const Scratch& scratch,
+                                    const Sums& sums) const noexcept {
+  const KvShape& shape = cache->shape();
+  const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
+  const int start = page * kPageTokens, heads = group();
+  std::array<int32_t, kMostRows> begin, end;
+  for (int r = 0; r < rows; ++r) {
+    const int position = sequence.position + item.begin + r / heads;
+    begin[static_cast<size_t>(r)] = args->window ? position - args->window + 1 - start : 0;
+    end[static_cast<size_t>(r)] = position + 1 - start;
+  }
+  const auto scales = [&](const std::byte* block, int columns) {
+    return reinterpret_cast<const float*>(block + static_cast<size_t>(kPageTokens * columns));
+  };
+  const std::byte* values = cache->values(args->layer, sequence.pages[page], item.head);
+  const std::byte* keys = cache->keys(args->layer, sequence.pages[page], item.head);
+  const int v_width = shape.shared ? shape.d_pad() : shape.dv_pad();
+  const float* k_scales = scales(keys, shape.d_pad());
+  if (shape.shared) {
+    kernels->keys_of_values(shape.type, values, v_width, scratch.keys);
+    keys = scratch.keys;
+  }
+  kernels->attend({.type = shape.type,
+                   .rows = rows,
+                   .d = shape.d_pad(),
+                   .dv = shape.dv_pad(),
+                   .q = scratch.q,
+                   .q_bf16 = scratch.q_bf16,
+                   .k = keys,
+                   .v = values,
+                   .v_width = v_width,
+                   .k_scales = k_scales,
+                   .v_scales = scales(values, v_width),
+                   .keys = std::min(kPageTokens, sequence.position + item.begin + item.count - start),
+                   .begin = begin.data(),
+                   .end = end.data(),
+                   .scores = scratch.scores,
+                   .weights = scratch.weights,
+                   .shrink = scratch.shrink,
+                   .top = sums.top,
+                   .sum = sums.sum,
+                   .out = sums.out});
+}
+
+void AttentionWork::State::attend(const Item& item, std::byte* mine) noexcept {
+  const int rows = item.count * group(), dv = cache->shape().dv_pad();
+  const Scratch scratch(mine, cache->shape(), most_rows());
+  const Join* join = item.join < 0 ? nullptr : &joins[static_cast<size_t>(item.join)];
+  const auto part = [&](int i) {
+    return Sums::in(partial.data() + join->at + static_cast<size_t>(i) * Sums::floats(rows, dv), rows);
+  };
+  take_queries(item, rows, scratch);
+  const Sums total = join ? part(item.part) : Sums::in(scratch.total, rows);
+  const int first_group = group_of(item.first_page);
+  for (int g = first_group; g <= group_of(item.last_page - 1); ++g) {
+    const Sums here = g == first_group ? total : Sums::in(scratch.group, rows);
+    here.clear(rows, dv);
+    const int end = std::min(item.last_page, (g + 1) * kGroupPages);
+    for (int page = std::max(item.first_page, g * kGroupPages); page < end; ++page)
+      add_page(item, page, rows, scratch, here);
+    if (g > first_group) total.join(here, rows, dv);
+  }
+  if (join) {
+    if (!left[static_cast<size_t>(item.join)]->arrive()) return;
+    for (int i = 1; i < join->parts; ++i) part(0).join(part(i), rows, dv);
+  }
+  finish(item, join ? part(0) : total);
+}
+
 // Divides by the sums, sinks included, and puts the rows where they belong.
-void AttentionWork::State::finish(const Item& item, const float* top, const float* sum,
-                                  const float* out) noexcept {
+void AttentionWork::State::finish(const Item& item, const Sums& sums) const noexcept {
   const KvShape& shape = cache->shape();
   const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
   const int heads = group();
   for (int r = 0; r < item.count * heads; ++r) {
     const int head = item.head * heads + r % heads;
-    float factor = 1 / sum[r];
+    float factor = 1 / sums.sum[r];
     if (args->sinks) {
-      const float sink = args->sinks[head], most = std::max(top[r], sink);
-      const float shrink = std::exp(top[r] - most);
-      factor = shrink / (sum[r] * shrink + std::exp(sink - most));
+      const float sink = args->sinks[head], most = std::max(sums.top[r], sink);
+      const float shrink = std::exp(sums.top[r] - most);
+      factor = shrink / (sums.sum[r] * shrink + std::exp(sink - most));
     }
-    const float* from = out + static_cast<size_t>(r) * static_cast<size_t>(shape.dv_pad());
+    const float* from = sums.out + static_cast<size_t>(r) * static_cast<size_t>(shape.dv_pad());
     float* to = args->out + (sequence.first + item.begin + r / heads) * args->out_stride + head * shape.dv;
     for (int i = 0; i < shape.dv; ++i) to[i] = from[i] * factor;
   }
-}
-
-// Adds the splits of an item's rows in page order into the first one.
-void AttentionWork::State::join(const Item& item) noexcept {
-  const Join& join = joins[static_cast<size_t>(item.join)];
-  const int rows = item.count * group(), dv = cache->shape().dv_pad();
-  float* all = partial.data() + join.at;
-  for (int r = 0; r < rows; ++r) {
-    float* top = all + r;
-    float* sum = all + rows + r;
-    float* out = all + 2 * rows + r * dv;
-    for (int part = 1; part < join.parts; ++part) {
-      const float* other = all + static_cast<size_t>(part) * sums_floats(rows);
-      const float other_top = other[r], most = std::max(*top, other_top);
-      if (other[rows + r] == 0) continue;  // its keys were all outside the window
-      const float mine = *sum == 0 ? 0 : std::exp(*top - most), its = std::exp(other_top - most);
-      *sum = *sum * mine + other[rows + r] * its;
-      const float* add = other + 2 * rows + r * dv;
-      for (int i = 0; i < dv; ++i) out[i] = out[i] * mine + add[i] * its;
-      *top = most;
-    }
-  }
-  finish(item, all, all + rows, all + 2 * rows);
 }
 
 AttentionWork::AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels)
@@ -249,7 +299,7 @@ void AttentionWork::run(const KvCache& cache, const AttentionArgs& args) {
   s.args = &args;
   s.list_items();
   s.pool->run([&](const Worker& worker) {
-    float* mine = s.memory.data() + static_cast<size_t>(worker.index) * s.worker_floats();
+    std::byte* mine = s.memory.data() + static_cast<size_t>(worker.index) * s.worker_bytes;
     for (int i; (i = s.next.fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(s.items.size());)
       s.attend(s.items[static_cast<size_t>(i)], mine);
   });

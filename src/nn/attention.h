@@ -11,13 +11,6 @@
 
 namespace kt {
 
-// New tokens of one sequence: rows [first, first + count) of the batch, at positions [position, position +
-// count). Their keys and values are in the cache already.
-struct AttentionSequence {
-  int first = 0, count = 0, position = 0;
-  const int32_t* pages = nullptr;  // page of tokens 0..63, 64..127, ...
-};
-
 struct AttentionArgs {
   int layer = 0;
   std::span<const AttentionSequence> sequences;
@@ -31,23 +24,13 @@ struct AttentionArgs {
   int64_t out_stride = 0;
 };
 
-// Writes new keys and values [tokens, heads, d] and [tokens, heads, dv] (f32) into the pages of their
-// sequences.
-struct CacheWrite {
-  int layer = 0;
-  std::span<const AttentionSequence> sequences;
-  const float* k = nullptr;
-  const float* v = nullptr;  // unused where the cache shares them
-  int64_t k_stride = 0, v_stride = 0;
-};
-void write_cache(KvCache& cache, const Kernels& kernels, const CacheWrite& args);
-
-// Results are bitwise the same for any number of threads and any company in the batch: a sequence's keys are
-// summed in page order, in splits of a fixed length.
+// Results are bitwise the same for any number of threads, any company in the batch and any split of a sequence
+// into steps: a row's keys are summed in page order, in groups of pages that lie at fixed places.
 class AttentionWork {
  public:
   AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels);
   ~AttentionWork();
+  // The new tokens' keys and values are in the cache already.
   void run(const KvCache& cache, const AttentionArgs& args);
 
  private:

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <random>
 
+#include "nn/kv_write.h"
+
 namespace kt {
 namespace {
 
@@ -19,6 +21,7 @@ std::vector<float> random_values(size_t n, unsigned seed) {
 struct Setting {
   int heads, kv_heads, d, dv, window;
   bool shared, sinks;
+  KvType type = KvType::kF32;
 };
 
 // Sequences of several lengths, some with a past, fed in two steps; every output against the definition in
@@ -28,7 +31,7 @@ class Batch {
   Batch(const Setting& setting, int threads)
       : s_(setting), pool_(std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false})) {
     KvShape shape{
-        .layers = 2, .heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = Real::kF32};
+        .layers = 2, .heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = s_.type};
     cache_ = std::make_unique<KvCache>(shape, 80);
     int page = 79;
     for (const int length : {1, 70, 1300, 200}) {
@@ -65,7 +68,7 @@ class Batch {
         take(v, one.v, s_.kv_heads * s_.dv);
       }
       if (rows == 0) continue;
-      write_cache(*cache_, kernels(),
+      write_cache(*cache_, *pool_, kernels(),
                   {.layer = 1,
                    .sequences = list,
                    .k = k.data(),
@@ -119,6 +122,10 @@ class Batch {
   std::vector<float> sinks_;
 };
 
+// Random values of deviation 1: bf16 rounds queries, keys and values at 2^-9, and scores of about 6 with them;
+// s8 rounds keys and values at 1 / 254 of the largest of a row, about 3.
+double bound(KvType type) { return type == KvType::kF32 ? 1e-4 : type == KvType::kBf16 ? 0.03 : 0.06; }
+
 void check(const Setting& setting) {
   const std::vector<int> past = {0, 69, 1298, 150};
   Batch batch(setting, 2);
@@ -129,20 +136,57 @@ void check(const Setting& setting) {
       for (int h = 0; h < setting.heads; ++h)
         for (int c = 0; c < setting.dv; ++c, ++at)
           if (c % 7 == 0) {
-            ASSERT_NEAR(out[at], batch.expected(i, t, h, c), 1e-4)
+            ASSERT_NEAR(out[at], batch.expected(i, t, h, c), bound(setting.type))
                 << "sequence " << i << " token " << t << " head " << h;
           }
   for (const int threads : {1, 3}) EXPECT_EQ(Batch(setting, threads).run(past), out);
+  // The same tokens in one step from the beginning: the same bits.
+  const std::vector<float> whole = Batch(setting, 2).run({0, 0, 0, 0});
+  const int64_t width = int64_t{setting.heads} * setting.dv;
+  auto part = out.begin();
+  auto all = whole.begin();
+  for (size_t i = 0; i < batch.sequences_.size(); ++i) {
+    all += past[i] * width;
+    const int64_t count = (batch.sequences_[i].length - past[i]) * width;
+    EXPECT_TRUE(std::equal(part, part + count, all)) << "sequence " << i;
+    part += count;
+    all += count;
+  }
 }
 
-TEST(Attention, GroupedHeads) {
-  check({.heads = 8, .kv_heads = 2, .d = 24, .dv = 24, .window = 0, .shared = false, .sinks = false});
+class Attention : public testing::TestWithParam<KvType> {};
+
+TEST_P(Attention, GroupedHeads) {
+  check({.heads = 8, .kv_heads = 2, .d = 24, .dv = 24, .window = 0, .shared = false, .sinks = false, .type = GetParam()});
 }
-TEST(Attention, WindowAndSinks) {
-  check({.heads = 4, .kv_heads = 4, .d = 16, .dv = 16, .window = 100, .shared = false, .sinks = true});
+TEST_P(Attention, WindowAndSinks) {
+  check({.heads = 4, .kv_heads = 4, .d = 16, .dv = 16, .window = 100, .shared = false, .sinks = true, .type = GetParam()});
 }
-TEST(Attention, OneSharedLatent) {
-  check({.heads = 40, .kv_heads = 1, .d = 40, .dv = 32, .window = 0, .shared = true, .sinks = false});
+TEST_P(Attention, OneSharedLatent) {
+  check({.heads = 40, .kv_heads = 1, .d = 40, .dv = 32, .window = 0, .shared = true, .sinks = false, .type = GetParam()});
+}
+INSTANTIATE_TEST_SUITE_P(Types, Attention, testing::Values(KvType::kF32, KvType::kBf16, KvType::kS8),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+// A page that held something broken is clean for its next owner.
+TEST(KvPagesOfOthers, LeaveNothingBehind) {
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2, .pin = false});
+  for (const KvType type : {KvType::kF32, KvType::kBf16, KvType::kS8}) {
+    KvCache cache({.layers = 1, .heads = 1, .d = 16, .dv = 16, .type = type}, 1);
+    const int32_t page = 0;
+    const std::vector<float> bad(64 * 16, std::nanf("")), good(3 * 16, 0.5f);
+    const auto write = [&](const AttentionSequence& one, const std::vector<float>& rows) {
+      write_cache(cache, *pool, kernels(),
+                  {.layer = 0, .sequences = {&one, 1}, .k = rows.data(), .v = rows.data(), .k_stride = 16, .v_stride = 16});
+    };
+    write({.first = 0, .count = 64, .position = 0, .pages = &page}, bad);
+    const AttentionSequence one{.first = 0, .count = 3, .position = 0, .pages = &page};
+    write(one, good);
+    std::vector<float> out(3 * 16);
+    AttentionWork(pool, kernels())
+        .run(cache, {.layer = 0, .sequences = {&one, 1}, .q = good.data(), .q_stride = 16, .heads = 1, .out = out.data(), .out_stride = 16});
+    for (float x : out) EXPECT_NEAR(x, 0.5f, 0.01f) << name_of(type);
+  }
 }
 
 }  // namespace

@@ -103,6 +103,14 @@ struct Avx2 {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(load_64(p)), 23);
     return {_mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x400000)))};
   }
+  // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
+  static KT_INLINE F32 low_bf16(I32 a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16))}; }
+  static KT_INLINE F32 high_bf16(I32 a) {
+    return {_mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  template <int kJ> static KT_INLINE F32 byte_s8(I32 a) {
+    return {_mm256_cvtepi32_ps(_mm256_srai_epi32(kJ < 3 ? _mm256_slli_epi32(a.v, 24 - 8 * kJ) : a.v, 24))};
+  }
   static KT_INLINE I32 load_s8(const uint8_t* p) { return {_mm256_cvtepi8_epi32(load_64(p))}; }
   static KT_INLINE I32 load_u8(const uint8_t* p) { return {_mm256_cvtepu8_epi32(load_64(p))}; }
   template <bool kHigh> static KT_INLINE F32 load_e2m1(const uint8_t* p) {

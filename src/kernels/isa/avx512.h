@@ -88,6 +88,14 @@ struct Avx512 {
   static KT_INLINE F32 load_bf16(const uint8_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16))};
   }
+  // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
+  static KT_INLINE F32 low_bf16(I32 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
+  static KT_INLINE F32 high_bf16(I32 a) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  template <int kJ> static KT_INLINE F32 byte_s8(I32 a) {
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(kJ < 3 ? _mm512_slli_epi32(a.v, 24 - 8 * kJ) : a.v, 24))};
+  }
   // 2^(b - 127); b = 0 is the f32 denormal 2^-127, bits 0x400000, below every other b << 23
   static KT_INLINE F32 load_e8m0(const uint8_t* p) {
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_128(p)), 23);

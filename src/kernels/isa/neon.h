@@ -74,6 +74,12 @@ struct Neon {
   static KT_INLINE uint8x8_t load4_u8(const uint8_t* p) { uint32_t v; __builtin_memcpy(&v, p, 4); return vreinterpret_u8_u32(vdup_n_u32(v)); }
   static KT_INLINE F32 load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load4_u16(p))); }
   static KT_INLINE F32 load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load4_u16(p), 16)); }
+  // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
+  static KT_INLINE F32 low_bf16(I32 a) { return vreinterpretq_f32_s32(vshlq_n_s32(a, 16)); }
+  static KT_INLINE F32 high_bf16(I32 a) { return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int>(0xffff0000u)))); }
+  template <int kJ> static KT_INLINE F32 byte_s8(I32 a) {
+    return vcvtq_f32_s32(vshrq_n_s32(kJ < 3 ? vshlq_n_s32(a, 24 - 8 * kJ) : a, 24));
+  }
   static KT_INLINE I32 load_s8(const uint8_t* p) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load4_u8(p))))); }
   static KT_INLINE I32 load_u8(const uint8_t* p) { return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load4_u8(p))))); }
   static KT_INLINE F32 load_e8m0(const uint8_t* p) {

@@ -72,6 +72,14 @@ struct Portable {
   static KT_PORTABLE_OP F32 load_f16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = f16_to_f32(u16_at(p + 2 * i)); return r; }
   static KT_PORTABLE_OP F32 load_bf16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(p + 2 * i)} << 16); return r; }
   static KT_PORTABLE_OP F32 load_e8m0(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(p[i] ? uint32_t{p[i]} << 23 : 0x400000u); return r; }
+  // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
+  static KT_PORTABLE_OP F32 low_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) << 16); return r; }
+  static KT_PORTABLE_OP F32 high_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) & 0xffff0000u); return r; }
+  template <int kJ> static KT_PORTABLE_OP F32 byte_s8(I32 a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int8_t>(static_cast<uint32_t>(a.v[i]) >> (8 * kJ)));
+    return r;
+  }
   static KT_PORTABLE_OP I32 load_s8(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int8_t>(p[i]); return r; }
   static KT_PORTABLE_OP I32 load_u8(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = p[i]; return r; }
   // value * 2^-8: what the bits are when they stand in an f16 (code_factor undoes it, once a span)

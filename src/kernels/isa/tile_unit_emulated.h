@@ -43,13 +43,14 @@ struct EmulatedUnit {
     need(true);
     for (int m = 0; m < 16; ++m)
       for (int n = 0; n < 16; ++n) {
-        float sum;
+        float sum, part[2] = {};  // of even and odd columns, joined at the end, as the hardware does
         std::memcpy(&sum, tile[kC][m] + 4 * n, 4);
         for (int k = 0; k < 32; ++k) {
           const float a = float_of(uint32_t{u16_at(tile[kA][m] + 2 * k)} << 16);
           const float b = float_of(uint32_t{u16_at(tile[kB][k / 2] + 4 * n + k % 2 * 2)} << 16);
-          sum += a * b;
+          part[k % 2] += a * b;
         }
+        sum += part[0] + part[1];
         std::memcpy(tile[kC][m] + 4 * n, &sum, 4);
       }
   }

@@ -5,7 +5,8 @@
 // B tile: 16 consecutive steps of a panel block, 16 rows of the matrix x 4 bytes each, as they lie. C tile: 16 tokens
 // x 16 matrix rows of s32 (f32).
 //   s8    C += s8 * u8, exact: 255 * 127 * K < 2^31 for K <= 65,536
-//   bf16  C += bf16 * bf16 in f32, pairs of products added one after another, denormals as zeros
+//   bf16  C += bf16 * bf16 in f32: sums of the even and of the odd columns of a tile, joined, then added to C;
+//         denormals as zeros
 // Two by two C tiles make four products of four loads: the loads (8 cycles each from L1) hide under the products
 // (16 cycles each). Tiles 0-3 are C, 4-5 A, 6-7 B.
 #pragma once
@@ -88,6 +89,33 @@ struct TiledIsa : Base {
   static KT_INLINE void tiles_bf16(const uint8_t* a, int k_pad, int rows, const uint8_t* b, int64_t block_stride, int blocks,
                                    int k, float* c, int64_t ldc, bool first, Ahead& ahead) {
     tiles<Bf16>(a, 2 * int64_t{k_pad}, rows, b, block_stride, blocks, 2 * int64_t{k}, c, ldc, first, ahead);
+  }
+
+  // C[16 * kRT, 16 * kBT] = A * B for bf16 rows as they lie: a_stride bytes between rows of A, b_stride bytes between
+  // pairs of columns, `steps` times 32 columns.
+  template <int kRT, int kBT>
+  static KT_INLINE void plain_block(const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t b_stride, int steps,
+                                    float* c, int64_t ldc) {
+    Unit unit;
+    unroll<kRT>([&](auto i) __attribute__((always_inline)) {
+      unroll<kBT>([&](auto j) __attribute__((always_inline)) { unit.template zero<2 * i + j>(); });
+    });
+    for (int s = 0; s < steps; ++s, a += kTileBytes, b += kTileSide * b_stride) {
+      unroll<kBT>([&](auto j) __attribute__((always_inline)) {
+        unit.template load<6 + j>(b + j * kTileBytes, b_stride);
+      });
+      unroll<kRT>([&](auto i) __attribute__((always_inline)) {
+        unit.template load<4 + i>(a + i * kTileSide * a_stride, a_stride);
+        unroll<kBT>([&](auto j) __attribute__((always_inline)) {
+          Bf16::template dot<2 * i + j, 4 + i, 6 + j>(unit);
+        });
+      });
+    }
+    unroll<kRT>([&](auto i) __attribute__((always_inline)) {
+      unroll<kBT>([&](auto j) __attribute__((always_inline)) {
+        unit.template store<2 * i + j>(c + i * kTileSide * ldc + j * kTileSide, ldc * 4);
+      });
+    });
   }
 
   template <class Product>

@@ -69,7 +69,7 @@ void run(const Flags& flags) {
   Transformer model(checkpoint, describe_model(checkpoint.config_json(), flags.model),
                     std::make_shared<Pool>(PoolOptions{.threads = flags.threads}),
                     {.precision = flags.precision,
-                     .kv_type = flags.precision == Precision::kF32 ? Real::kF32 : Real::kBf16,
+                     .kv_type = flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
                      .max_tokens = static_cast<int>(chunk * sequences.size()),
                      .experts = experts.get()});
   const size_t pages = (longest + kPageTokens - 1) / kPageTokens;
@@ -90,7 +90,7 @@ void run(const Flags& flags) {
       inputs.push_back({.tokens = ids.subspan(at, std::min(chunk, ids.size() - at)),
                         .position = static_cast<int>(at),
                         .pages = tables[s].data(),
-                        .all_logits = true});
+                        .logits = SequenceInput::Logits::kAll});
       who.push_back(s);
     }
     std::vector<float> rows(static_cast<size_t>(Transformer::logit_rows(inputs)) * vocab);

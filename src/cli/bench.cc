@@ -1,0 +1,151 @@
+// kt bench: tokens per second of a whole model, over prompt lengths and batch sizes.
+#include "engine/bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "cli/model_flags.h"
+#include "cli/plot.h"
+#include "cli/report.h"
+#include "engine/transformer_steps.h"
+
+namespace kt {
+namespace {
+
+struct BenchFlags {
+  ModelFlags model;
+  std::vector<int> prompts = {128, 512, 2048}, batches = {1, 4, 16};
+  int output = 32, repeat = 3;
+  std::string plot;
+  bool json = false;
+};
+
+struct Point {
+  BenchCase at;
+  double prefill = 0, decode = 0;  // tokens/s, medians
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+Point measure(Transformer& transformer, const BenchCase& at, int repeat) {
+  const int step = transformer.max_tokens();
+  TransformerSteps steps(transformer, bench_pages(at, step));
+  std::vector<double> prefill, decode;
+  for (int i = 0; i < repeat; ++i) {
+    BenchCase once = at;
+    once.seed = at.seed + static_cast<uint64_t>(i);
+    const BenchResult result = run_bench(steps, once, step);
+    prefill.push_back(at.batch * at.prompt / result.prefill_seconds);
+    decode.push_back(at.batch * at.output / result.decode_seconds);
+  }
+  return {at, median(std::move(prefill)), median(std::move(decode))};
+}
+
+// Lengths that leave no room for the answer are left out, and said so.
+std::vector<BenchCase> cases_of(const BenchFlags& flags, const Transformer& transformer) {
+  std::vector<BenchCase> out;
+  for (int prompt : flags.prompts)
+    for (int batch : flags.batches) {
+      if (batch > transformer.max_tokens())
+        fail("--batch: {} sequences, and a step takes {} tokens; see --chunked-prefill-size", batch,
+             transformer.max_tokens());
+      if (prompt + flags.output >= transformer.spec().context)
+        std::fprintf(stderr, "kt: prompts of %d tokens are left out: the model's context is %d\n", prompt,
+                     transformer.spec().context);
+      else
+        out.push_back({.prompt = prompt, .batch = batch, .output = flags.output});
+    }
+  if (out.empty())
+    fail("--prompt: no length leaves room for {} more tokens in the context of {}", flags.output,
+         transformer.spec().context);
+  return out;
+}
+
+std::vector<Chart> charts_of(const std::vector<Point>& points) {
+  Chart prefill{"Prefill", "prompt tokens", "tokens/s", true, {}}, decode{"Decode", "sequences", "tokens/s", true, {}};
+  const auto put = [](Chart& chart, const std::string& name, double x, double y) {
+    auto at = std::ranges::find(chart.series, name, &Series::name);
+    if (at == chart.series.end()) at = chart.series.insert(at, {name, {}});
+    at->points.emplace_back(x, y);
+  };
+  for (const Point& point : points) {
+    put(prefill, counted(point.at.batch, "sequence"), point.at.prompt, point.prefill);
+    put(decode, text("after {} tokens", point.at.prompt), point.at.batch, point.decode);
+  }
+  return {prefill, decode};
+}
+
+void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<Point>& points) {
+  if (flags.json) {
+    nlohmann::ordered_json out = {{"model", model.path()},
+                                  {"experts", model.experts_dialect()},
+                                  {"acts", flags.model.acts},
+                                  {"output_tokens", flags.output},
+                                  {"points", nlohmann::ordered_json::array()}};
+    for (const Point& point : points)
+      out["points"].push_back({{"prompt", point.at.prompt},
+                               {"batch", point.at.batch},
+                               {"prefill_tokens_per_s", point.prefill},
+                               {"decode_tokens_per_s", point.decode}});
+    std::printf("%s\n", out.dump(2).c_str());
+    return;
+  }
+  Table table({"prompt", "sequences", "prefill tokens/s", "decode tokens/s", "ms/token"}, 0);
+  for (const Point& point : points)
+    table.add({std::to_string(point.at.prompt), std::to_string(point.at.batch), three_digits(point.prefill),
+               three_digits(point.decode), three_digits(1000 * point.at.batch / point.decode)});
+  std::printf("%s", table.str().c_str());
+}
+
+void run(const BenchFlags& flags) {
+  LoadedModel model(flags.model.model, flags.model.options());
+  std::vector<Point> points;
+  StatusLine status;
+  for (const BenchCase& at : cases_of(flags, model.transformer())) {
+    status.show(text("{} x {} tokens", at.batch, at.prompt));
+    points.push_back(measure(model.transformer(), at, flags.repeat));
+  }
+  status.show("");
+  if (!flags.plot.empty()) {
+    AtomicFile file(flags.plot);
+    file.append(svg(charts_of(points)));
+    file.commit();
+  }
+  print(flags, model, points);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& kt, Invocation& invocation) {
+  CLI::App* verb = kt.add_subcommand("bench", "Tokens per second of a model, prefill and decode");
+  const auto flags = std::make_shared<BenchFlags>();
+  flags->model.add_to(*verb);
+  verb->add_option("--prompt", flags->prompts, "Prompt lengths, in tokens")
+      ->delimiter(',')
+      ->check(positive())
+      ->capture_default_str();
+  verb->add_option("--batch", flags->batches, "Sequences at once")
+      ->delimiter(',')
+      ->check(positive())
+      ->capture_default_str();
+  verb->add_option("--tokens", flags->output, "Tokens to generate and time")->check(positive())->capture_default_str();
+  verb->add_option("--repeat", flags->repeat, "The median of so many runs counts")
+      ->check(positive())
+      ->capture_default_str();
+  verb->add_option("--plot", flags->plot, "Draw the figures into this file (SVG)");
+  verb->add_flag("--json", flags->json, "Print JSON");
+  verb->footer(
+      "Examples:\n"
+      "  kt bench ./demo/tiny-deepseekv3 --prompt 128,512 --batch 1,8\n"
+      "  kt bench ./Qwen3-30B-A3B --weights ./Qwen3-30B-A3B-int4 --plot speed.svg --json");
+  verb->callback([&invocation, flags] { invocation.action = [flags] { run(*flags); }; });
+}
+
+}  // namespace kt

@@ -1,0 +1,27 @@
+// Line charts as SVG, for reports: readable in a browser, light or dark, without anything else.
+#pragma once
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kt {
+
+struct Series {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  // x rising
+};
+
+struct Chart {
+  std::string title, x_label, y_label;
+  bool log_x = false;  // x above 0 then
+  std::vector<Series> series;
+};
+
+// The charts side by side in one picture. y axes begin at 0.
+std::string svg(std::span<const Chart> charts);
+
+// The least of 1, 2, 5 times a power of ten that covers [0, most] in at most `steps` steps.
+double tick_step(double most, int steps);
+
+}  // namespace kt

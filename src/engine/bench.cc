@@ -1,0 +1,92 @@
+#include "engine/bench.h"
+
+#include <chrono>
+#include <optional>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace kt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point then) {
+  return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
+// Steps in which sequences that begin with cached pages feed the rest of their prompts.
+int starting_steps(const BenchCase& c, int step_tokens) {
+  return static_cast<int>(ceil_div(int64_t{c.batch} * kPageTokens, int64_t{step_tokens})) + 1;
+}
+
+// One scheduler with the case's prompts, and what became of them.
+class Batch {
+ public:
+  Batch(StepModel& model, const BenchCase& c, int step_tokens)
+      : model_(model), case_(c), scheduler_(model, nullptr, {.step_tokens = step_tokens, .sequences = c.batch}) {}
+
+  void submit(int max_tokens) {
+    started_ = 0;
+    uint64_t draw = 0;
+    for (int s = 0; s < case_.batch; ++s) {
+      GenerateRequest request{.max_tokens = max_tokens};
+      request.sampling.temperature = 0;
+      for (int t = 0; t < case_.prompt; ++t)
+        request.prompt.push_back(static_cast<TokenId>(uniform(case_.seed, draw++) * model_.vocabulary()));
+      request.on_event = [this, first = true](const GenerateEvent& event) mutable {
+        started_ += first && event.token;
+        first = false;
+        if (event.finish && event.finish->reason == FinishReason::kError) failed_ = *event.finish;
+      };
+      scheduler_.submit(std::move(request));
+    }
+  }
+  bool step() {
+    const bool more = scheduler_.run_once();
+    if (failed_) throw Error(failed_->error_kind, failed_->error);
+    return more;
+  }
+  bool all_started() const { return started_ == case_.batch; }
+  void cancel() {
+    scheduler_.cancel_all();
+    while (step()) {
+    }
+  }
+
+ private:
+  StepModel& model_;
+  BenchCase case_;
+  Scheduler scheduler_;
+  int started_ = 0;
+  std::optional<Finish> failed_;
+};
+
+}  // namespace
+
+int bench_pages(const BenchCase& c, int step_tokens) {
+  // One more each: the scheduler admits a sequence only while the others could still grow by a page.
+  const int tokens = c.prompt + c.output + starting_steps(c, step_tokens);
+  return c.batch * (static_cast<int>(ceil_div(tokens, kPageTokens)) + 1);
+}
+
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens) {
+  if (c.output < 1) fail("output: expected at least 1 token, got {}", c.output);
+  Batch batch(model, c, step_tokens);
+  BenchResult out;
+  batch.submit(1);
+  const auto begin = Clock::now();
+  while (batch.step()) {
+  }
+  out.prefill_seconds = seconds_since(begin);
+  // Again, now with the prompts in the cache, for all answers to run side by side.
+  batch.submit(c.output + starting_steps(c, step_tokens));
+  while (!batch.all_started()) batch.step();
+  const auto decode = Clock::now();
+  for (int i = 0; i < c.output; ++i) batch.step();
+  out.decode_seconds = seconds_since(decode);
+  batch.cancel();
+  return out;
+}
+
+}  // namespace kt

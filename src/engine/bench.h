@@ -1,0 +1,28 @@
+// How fast a model answers: a prompt length and a batch size at a time, through the scheduler that serves.
+#pragma once
+#include <cstdint>
+
+#include "engine/scheduler.h"
+
+namespace kt {
+
+struct BenchCase {
+  int prompt = 512;  // tokens of each sequence
+  int batch = 1;     // sequences at once
+  int output = 32;   // tokens timed of each answer
+  uint64_t seed = 1;
+};
+
+struct BenchResult {
+  double prefill_seconds = 0;  // all prompts, nothing else running
+  double decode_seconds = 0;   // `output` steps in which every sequence gets one token and nothing else runs
+};
+
+// Pages the model's cache needs for it.
+int bench_pages(const BenchCase& c, int step_tokens);
+
+// Random prompts without common beginnings; the most probable token each time. Errors: as the scheduler's,
+// for lengths that do not fit the context or the cache.
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens);
+
+}  // namespace kt

@@ -1,0 +1,24 @@
+#include "engine/transformer_steps.h"
+
+#include "base/error.h"
+
+namespace kt {
+
+TransformerSteps::TransformerSteps(Transformer& transformer, int pages)
+    : transformer_(transformer), cache_(transformer.kv_shape(), pages) {}
+
+void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<float> logits) {
+  using Logits = SequenceInput::Logits;
+  inputs_.clear();
+  for (const StepSequence& sequence : sequences)
+    inputs_.push_back({.tokens = sequence.tokens,
+                       .position = sequence.position,
+                       .pages = sequence.pages.data(),
+                       .logits = sequence.wants_logits ? Logits::kLast : Logits::kNone});
+  const auto rows = static_cast<size_t>(Transformer::logit_rows(inputs_));
+  KT_CHECK(logits.size() == rows * static_cast<size_t>(vocabulary()), "{} logits for {} rows", logits.size(),
+           rows);
+  transformer_.forward(cache_, inputs_, logits.data());
+}
+
+}  // namespace kt

@@ -1,0 +1,135 @@
+#include "engine/transformer_steps.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/engine.h"
+#include "engine/loaded_model.h"
+
+namespace kt {
+namespace {
+
+// The demo model, small enough to load for every test.
+LoadedModel demo(Precision precision) {
+  return {KT_DEMO_MODEL,
+          {.precision = precision,
+           .kv_type = precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
+           .threads = 2,
+           .max_tokens = 96}};
+}
+
+std::vector<TokenId> prompt(const LoadedModel& model, int tokens, int seed) {
+  const std::string story =
+      "Once upon a time there was a small boat that wanted to see the sea. The wind was kind and the river "
+      "was long, so the boat began to sing. ";
+  std::vector<TokenId> ids{static_cast<TokenId>(40 + seed)};
+  while (static_cast<int>(ids.size()) < tokens)
+    for (TokenId id : model.tokenizer().encode(story)) ids.push_back(id);
+  ids.resize(static_cast<size_t>(tokens));
+  return ids;
+}
+
+GenerateRequest request(std::vector<TokenId> prompt, int max_tokens) {
+  GenerateRequest out{.prompt = std::move(prompt), .max_tokens = max_tokens};
+  out.sampling.temperature = 0;
+  out.sampling.logprobs = 2;
+  return out;
+}
+
+// All of them at once through one engine.
+std::vector<Generated> run(LoadedModel& model, int pages, const std::vector<GenerateRequest>& requests,
+                           SchedulerStats* stats = nullptr) {
+  TransformerSteps steps(model.transformer(), pages);
+  std::vector<Generated> out(requests.size());
+  {
+    Engine engine(steps, &model.tokenizer(), {.step_tokens = 96, .sequences = 8});
+    for (size_t i = 0; i < requests.size(); ++i) {
+      GenerateRequest copy = requests[i];
+      copy.on_event = [&out, i](const GenerateEvent& event) {
+        if (event.token) out[i].tokens.push_back(*event.token);
+        out[i].text += event.text;
+        if (event.finish) out[i].finish = *event.finish;
+      };
+      engine.submit(std::move(copy));
+    }
+    engine.wait_all();
+    if (stats) *stats = engine.stats();
+  }
+  return out;
+}
+
+// The same tokens with log probabilities within `bound`; from a token on whose two best differ by less than
+// twice the bound the texts may go different ways.
+void expect_same(const Generated& a, const Generated& b, double bound) {
+  ASSERT_EQ(a.finish.reason, FinishReason::kLength) << a.finish.error;
+  ASSERT_EQ(b.finish.reason, FinishReason::kLength) << b.finish.error;
+  for (size_t i = 0; i < std::min(a.tokens.size(), b.tokens.size()); ++i) {
+    const SampledToken &x = a.tokens[i], &y = b.tokens[i];
+    ASSERT_EQ(x.top.size(), 2u);
+    EXPECT_NEAR(x.top[0].logprob, y.top[0].logprob, bound) << "token " << i;
+    if (x.id == y.id) continue;
+    EXPECT_LT(x.top[0].logprob - x.top[1].logprob, 2 * bound) << "token " << i;
+    EXPECT_GT(i, 0u);
+    return;
+  }
+  EXPECT_EQ(a.tokens.size(), b.tokens.size());
+}
+
+constexpr double kF32Bound = 1e-3;    // log probabilities of f32 logits within 1e-4 of about 10
+constexpr double kInt8Bound = 0.125;  // bf16 rounding of other sums, seen through rounded activations
+
+class Steps : public testing::TestWithParam<Precision> {
+ protected:
+  double bound() const { return GetParam() == Precision::kF32 ? kF32Bound : kInt8Bound; }
+};
+
+TEST_P(Steps, CompanyInTheBatchChangesNothing) {
+  LoadedModel model = demo(GetParam());
+  std::vector<GenerateRequest> all;
+  for (int i = 0; i < 7; ++i) all.push_back(request(prompt(model, 1 + i * 31, i), 6 + 5 * i));
+  const auto together = run(model, 64, all);
+  for (size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_same(run(model, 64, {all[i]})[0], together[i], bound());
+  }
+}
+
+TEST_P(Steps, CachedBeginningsChangeNothing) {
+  LoadedModel model = demo(GetParam());
+  TransformerSteps steps(model.transformer(), 32);
+  Engine engine(steps, &model.tokenizer(), {.step_tokens = 96, .sequences = 4});
+  const GenerateRequest one = request(prompt(model, 200, 1), 24);
+  const Generated first = engine.generate(one), second = engine.generate(one);
+  EXPECT_EQ(first.finish.cached_tokens, 0);
+  EXPECT_EQ(second.finish.cached_tokens, 192);
+  expect_same(first, second, bound());
+  engine.drop_cache();
+  EXPECT_EQ(engine.generate(one).finish.cached_tokens, 0);
+}
+
+TEST_P(Steps, PreemptedRequestsGoOnWhereTheyWere) {
+  LoadedModel model = demo(GetParam());
+  std::vector<GenerateRequest> all;
+  for (int i = 0; i < 6; ++i) all.push_back(request(prompt(model, 60, i), 100));
+  SchedulerStats stats;
+  const auto tight = run(model, 8, all, &stats);
+  EXPECT_GT(stats.preemptions, 0u);
+  const auto roomy = run(model, 64, all);
+  for (size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(tight[i].tokens.size(), 100u);
+    expect_same(tight[i], roomy[i], bound());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precisions, Steps, testing::Values(Precision::kF32, Precision::kInt8),
+                         [](const auto& info) { return info.param == Precision::kF32 ? "f32" : "int8"; });
+
+TEST(StepsErrors, CacheThatFitsNoMemoryIsRefused) {
+  LoadedModel model = demo(Precision::kInt8);
+  EXPECT_THROW(TransformerSteps(model.transformer(), 1 << 30), Error);
+}
+
+}  // namespace
+}  // namespace kt
