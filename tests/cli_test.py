@@ -21,7 +21,7 @@ def test_version_lines():
 
 
 @pytest.mark.parametrize("verb", [[], ["version"], ["doctor"], ["microbench"], ["microbench", "moe"],
-                                  ["microbench", "roofline"]])
+                                  ["microbench", "roofline"], ["microbench", "linear"], ["microbench", "attention"]])
 def test_help_has_examples(verb):
     result = kt(*verb, "--help")
     assert result.returncode == 0 and "Examples:" in result.stdout
@@ -33,8 +33,18 @@ def test_help_has_examples(verb):
     (2, ["microbench", "moe", "--tokens", "0"], {}, "kt microbench moe --help"),
     (2, ["microbench", "moe", "--format", "int3"], {}, "int3"),
     (2, ["microbench", "moe", "--experts", "4", "--top-k", "5"], {}, "top-k"),
+    (2, ["microbench", "linear", "--format", "int3"], {}, "int3"),
+    (2, ["microbench", "linear", "--k", "0"], {}, "kt microbench linear --help"),
+    (2, ["microbench", "linear", "--k", "100", "--format", "q4_k"], {}, "100"),
+    (2, ["microbench", "attention", "--heads", "30"], {}, "--kv-heads 4"),
+    (2, ["microbench", "attention", "--mla", "--heads", "512"], {}, "512"),
+    (2, ["microbench", "attention", "--mla", "--kv-heads", "4"], {}, "--mla"),
+    (2, ["microbench", "attention", "--context", "64,1024", "--tokens", "512"], {}, "--context 64"),
+    (2, ["microbench", "attention", "--kv", "int8"], {}, "int8"),
     (2, ["version"], {"KT_ISA": "mmx"}, "mmx"),
     (3, ["microbench", "moe", "--layers", "100000"], {}, "--layers"),
+    (3, ["microbench", "linear", "--copies", "10000000"], {}, "--copies"),
+    (3, ["microbench", "attention", "--layers", "10000000"], {}, "--layers"),
 ])
 def test_errors_are_one_line(code, args, env, words):
     result = kt(*args, **env)
@@ -53,6 +63,47 @@ def test_moe_json():
     for row in rows:
         assert row["us_per_layer"] > 0 and row["gb_per_s"] > 0 and row["tops"] > 0 and row["fraction_of_limit"] > 0
         assert row["limit"]["which"] in ("memory", "multiply") and row["limit"]["us"] > 0 and row["isa"]
+
+
+def limits_hang_together(row):
+    assert row["us"] > 0 and row["us_best"] <= row["us"] and row["gb_per_s"] > 0 and row["fraction_of_limit"] > 0
+    assert row["limit"]["which"] in ("memory", "multiply") and row["limit"]["us"] > 0 and row["isa"]
+    assert row["windows"] >= 3 and row["windows_discarded"] <= row["windows"] and row["noisy"] in (True, False)
+
+
+def test_linear_json():
+    result = kt("microbench", "linear", "--n", "96", "--k", "256", "--tokens", "1,5", "--copies", "3", "--format",
+                "int8,bf16", "--threads", "1", "--seconds", "0.05", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["format"], row["tokens"]) for row in rows] == [("int8", 1), ("int8", 5), ("bf16", 1), ("bf16", 5)]
+    for row in rows:
+        limits_hang_together(row)
+        assert row["operations"] == 2 * 96 * 256 * row["tokens"] and row["tops"] > 0 and row["copies"] == 3
+
+
+def test_attention_json():
+    result = kt("microbench", "attention", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--context", "64,130",
+                "--tokens", "1,60", "--batch", "2", "--layers", "3", "--threads", "1", "--seconds", "0.05", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["context"], row["tokens"]) for row in rows] == [(64, 1), (64, 60), (130, 1), (130, 60)]
+    for row in rows:
+        limits_hang_together(row)
+        seen = sum(range(row["context"] - row["tokens"] + 1, row["context"] + 1))
+        assert row["operations"] == 2 * 2 * 4 * seen * (32 + 32) and row["tflops"] > 0
+        assert row["kv_bytes"] == 2 * row["context"] * 2 * (32 + 32) * 2 and row["layers"] == 3
+        assert row["us_per_1k_context"] == pytest.approx(row["us"] * 1024 / row["context"])
+
+
+def test_latent_attention_json():
+    result = kt("microbench", "attention", "--mla", "--context", "70", "--kv", "f32", "--layers", "2", "--threads", "1",
+                "--seconds", "0.05", "--json")
+    assert result.returncode == 0, result.stderr
+    row = json.loads(result.stdout)
+    limits_hang_together(row)
+    assert (row["heads"], row["kv_heads"], row["d"], row["dv"], row["mla"]) == (16, 1, 576, 512, True)
+    assert row["kv_bytes"] == 70 * 576 * 4 and row["limit"]["product"] == "f32"
 
 
 def test_doctor_json():

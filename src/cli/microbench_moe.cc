@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cli/format_list.h"
+#include "cli/limit_report.h"
 #include "cli/moe_bench.h"
 #include "cli/report.h"
 #include "cli/verbs.h"
@@ -62,42 +64,27 @@ nlohmann::ordered_json json_of(const Row& row, const MoeSetup& setup, const MoeF
   out["us_per_layer_best"] = f.best_seconds * 1e6;
   out["gb_per_s"] = f.bytes / f.seconds / 1e9;
   out["tops"] = f.operations / f.seconds / 1e12;
-  out["limit"] = {{"which", f.memory_bound ? "memory" : "multiply"},
-                  {"us", f.limit_seconds * 1e6},
-                  {"read_gb_per_s", f.read_rate / 1e9},
-                  {"multiply_tops", f.multiply_rate / 1e12},
-                  {"product", product_name(f.product)}};
-  out["fraction_of_limit"] = f.fraction;
-  out["fraction_of_limit_best"] = f.best_fraction;
-  out["fraction_of_limit_p90"] = f.p90_fraction;
+  put_limit(out, f);
   out["experts_hit"] = f.experts_hit;
   out["stored_bytes"] = f.bytes;
   out["weight_bytes"] = row.weight_bytes;
   out["packed_bytes_ratio"] = row.packed_bytes_ratio;
-  out["windows"] = f.windows;
-  out["windows_discarded"] = f.discarded;
-  out["noisy"] = f.noisy;
+  put_windows(out, f);
   out["plan"] = f.plan;
   return out;
 }
 
 void print_heads() {
-  std::printf("%-15s %6s %6s %10s %7s %8s  %-9s %9s %8s %7s %7s %7s %9s\n", "format", "tokens", "layers",
-              "us/layer", "GB/s", "TOPS", "limit", "limit us", "of limit", "best", "p90", "packed",
-              "dropped");
+  std::printf("%-15s %6s %6s %10s %7s %8s  %s %7s %9s\n", "format", "tokens", "layers", "us/layer", "GB/s",
+              "TOPS", limit_heads().c_str(), "packed", "dropped");
 }
 
 void print_row(const Row& row) {
   const MoeFigures& f = row.figures;
-  std::printf("%-15s %6d %6d %10.0f %7.1f %8s  %-9s %9.0f %8s %7s %7s %6.2fx %9s%s\n", row.format.c_str(),
-              row.tokens, row.layers, f.seconds * 1e6, f.bytes / f.seconds / 1e9,
-              three_digits(f.operations / f.seconds / 1e12).c_str(), f.memory_bound ? "memory" : "multiply",
-              f.limit_seconds * 1e6, percent(f.fraction).c_str(), percent(f.best_fraction).c_str(),
-              percent(f.p90_fraction).c_str(), row.packed_bytes_ratio,
-              text("{}/{}", f.discarded, f.windows).c_str(),
-              f.noisy             ? "  noisy: all windows count"
-              : f.fraction > 1.02 ? "  limit measured too low"
-                                  : "");
+  std::printf("%-15s %6d %6d %10.0f %7.1f %8s  %s %6.2fx %9s%s\n", row.format.c_str(), row.tokens, row.layers,
+              f.seconds * 1e6, f.bytes / f.seconds / 1e9,
+              three_digits(f.operations / f.seconds / 1e12).c_str(), limit_cells(f).c_str(),
+              row.packed_bytes_ratio, dropped_cell(f).c_str(), remark(f).c_str());
   std::fflush(stdout);
 }
 
@@ -121,26 +108,10 @@ MoeSetup setup_of(const MoeFlags& flags) {
 }
 
 std::vector<NamedFormat> formats_of(const MoeFlags& flags, const ExpertsShape& shape) {
-  std::vector<NamedFormat> out;
-  for (const std::string& name : flags.formats) {
-    if (name != "all") {
-      const Format format = format_named(name);
-      out.push_back(*std::find_if(kFormats.begin(), kFormats.end(),
-                                  [&](const NamedFormat& f) { return f.format == format; }));
-      out.back().name = name;
-      continue;
-    }
-    for (const NamedFormat& f : kFormats) {
-      try {
-        check_shape(f.format, shape.inter, shape.hidden, "gate and up");
-        check_shape(f.format, shape.hidden, shape.inter, "down");
-        out.push_back(f);
-      } catch (const Error& error) {
-        std::fprintf(stderr, "kt: %s left out: %s\n", std::string(f.name).c_str(), error.what());
-      }
-    }
-  }
-  return out;
+  return listed_formats(flags.formats, [&](const Format& format) {
+    check_shape(format, shape.inter, shape.hidden, "gate and up");
+    check_shape(format, shape.hidden, shape.inter, "down");
+  });
 }
 
 void run_moe(const MoeFlags& flags) {
@@ -176,7 +147,7 @@ void run_moe(const MoeFlags& flags) {
         print_row(row);
     }
   }
-  if (flags.json) std::printf("%s\n", (rows.size() == 1 ? rows[0] : rows).dump(2).c_str());
+  if (flags.json) print_json(rows);
 }
 
 }  // namespace

@@ -1,9 +1,7 @@
 #include "cli/moe_bench.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "base/cpu.h"
@@ -16,31 +14,6 @@ namespace {
 
 constexpr int kDistinctExperts = 2;  // packed from random weights; the others are copies
 constexpr size_t kLeastWeights = 4'000'000'000;
-constexpr int kLeastWindows = 3, kEnoughWindows = 9;
-constexpr double kPatience = 3;           // times the asked seconds, while too few windows were undisturbed
-constexpr double kToleratedShare = 0.01;  // of a long window that may be lost to the host
-constexpr double kBrokenLimit = 1.5;      // times slower than the median limit window
-constexpr double kLongestPeakWindow = 20e-3;
-
-// All items, claimed one by one by the pool's workers.
-void for_each(Pool& pool, size_t items, FunctionRef<void(size_t)> work) {
-  std::atomic<size_t> next{0};
-  pool.run([&](const Worker&) {
-    for (size_t i = next++; i < items; i = next++) work(i);
-  });
-}
-
-void shuffle(std::vector<int>& items, RandomBits& random) {
-  for (size_t i = items.size(); i > 1; --i)
-    std::swap(items[i - 1], items[random.below(static_cast<uint32_t>(i))]);
-}
-
-std::vector<int> shuffled(int count, RandomBits& random) {
-  std::vector<int> out(static_cast<size_t>(count));
-  std::iota(out.begin(), out.end(), 0);
-  shuffle(out, random);
-  return out;
-}
 
 // Cuts a shuffled deck of every layer's experts into hands of top_k, then shuffles the hands of all layers
 // together.
@@ -115,58 +88,6 @@ void forward(const MoeModel& model, const MoeCall& call, CallBuffers& buffers, i
                 .output_type = Real::kBf16});
 }
 
-struct Window {
-  double seconds, bytes, operations, experts_hit;
-  double rate;  // of the alternating limit window: bytes or operations per second
-  bool undisturbed;
-};
-
-MoeFigures summary(const std::vector<Window>& all, bool memory_bound,
-                   const std::vector<double>& other_rates) {
-  // A limit window that a hypervisor took time from shows in no account, and would flatter us.
-  std::vector<double> all_rates;
-  for (const Window& w : all) all_rates.push_back(w.rate);
-  const double least_rate = median(all_rates) / kBrokenLimit;
-  std::vector<Window> kept;
-  for (const Window& w : all)
-    if (w.undisturbed && w.rate >= least_rate) kept.push_back(w);
-  MoeFigures out;
-  out.windows = static_cast<int>(all.size());
-  out.discarded = static_cast<int>(all.size() - kept.size());
-  if (static_cast<int>(kept.size()) < kLeastWindows) {
-    out.noisy = true;
-    kept = all;
-  }
-  const double other = median(other_rates);
-  std::vector<double> seconds, bytes, operations, limits, fractions, rates;
-  int bound_by_memory = 0;
-  for (const Window& w : kept) {
-    const double read = w.bytes / (memory_bound ? w.rate : other),
-                 multiply = w.operations / (memory_bound ? other : w.rate);
-    const double limit = std::max(read, multiply);
-    bound_by_memory += read >= multiply;
-    seconds.push_back(w.seconds);
-    bytes.push_back(w.bytes);
-    operations.push_back(w.operations);
-    rates.push_back(w.rate);
-    limits.push_back(limit);
-    fractions.push_back(limit / w.seconds);
-    out.experts_hit += w.experts_hit / static_cast<double>(kept.size());
-  }
-  out.seconds = median(seconds);
-  out.best_seconds = quantile(seconds, 0);
-  out.bytes = median(bytes);
-  out.operations = median(operations);
-  out.limit_seconds = median(limits);
-  out.memory_bound = 2 * bound_by_memory >= static_cast<int>(kept.size());
-  out.fraction = median(fractions);
-  out.best_fraction = quantile(fractions, 1);
-  out.p90_fraction = quantile(fractions, 0.1);
-  out.read_rate = memory_bound ? median(rates) : other;
-  out.multiply_rate = memory_bound ? other : median(rates);
-  return out;
-}
-
 }  // namespace
 
 MoeModel::MoeModel(const MoeSetup& setup, const Format& format) : setup_(setup), format_(format) {
@@ -199,17 +120,17 @@ void MoeModel::fill() {
   const auto [experts, hidden, inter] = setup_.shape;
   const size_t distinct = static_cast<size_t>(std::min(kDistinctExperts, experts));
   std::vector<Matrix> plain(3 * distinct);  // gate, up, down of each
-  for_each(*setup_.pool, plain.size(), [&](size_t i) {
+  for_each_item(*setup_.pool, plain.size(), [&](size_t i) {
     plain[i] =
         i % 3 == 2 ? random_matrix(format_, hidden, inter, i) : random_matrix(format_, inter, hidden, i);
   });
-  for_each(*setup_.pool, layers_.size() * distinct, [&](size_t i) {
+  for_each_item(*setup_.pool, layers_.size() * distinct, [&](size_t i) {
     const size_t e = i % distinct;
     layers_[i / distinct].load(static_cast<int>(e),
                                {plain[3 * e].view(), plain[3 * e + 1].view(), plain[3 * e + 2].view()});
   });
   const size_t copies = static_cast<size_t>(experts) - distinct;
-  for_each(*setup_.pool, layers_.size() * copies, [&](size_t i) {
+  for_each_item(*setup_.pool, layers_.size() * copies, [&](size_t i) {
     const int to = static_cast<int>(distinct + i % copies);
     layers_[i / copies].copy(to % static_cast<int>(distinct), to);
   });
@@ -246,52 +167,19 @@ MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, i
   const std::vector<MoeCall> calls = deal_calls(setup.shape, setup.top_k, model.layers(), tokens, routing);
   const double operations = 2.0 * 3 * hidden * inter * tokens * setup.top_k;
   const double stored = model.layer(0).stored_bytes_per_expert();
-  const auto bytes_of = [&](const MoeCall& call) { return stored * call.experts_hit; };
-  Multiplier multiplier(setup.pool, *setup.kernels, judging_product(*setup.kernels, model.format()));
-  HostLoss loss(setup.pool);
+  std::vector<LimitCall> limits;
+  for (const MoeCall& call : calls) limits.push_back({stored * call.experts_hit, operations});
   CallBuffers buffers(model, tokens);
 
-  const auto read_rate = [&](double bytes) { return bytes / reader.window(static_cast<size_t>(bytes)); };
-  const auto multiply_rate = [&](double rate) {
-    return multiplier.window(std::min(operations / rate, kLongestPeakWindow));
-  };
-  multiplier.window(kLongestPeakWindow);
-  const double peak = multiplier.window(kLongestPeakWindow);
-  read_rate(bytes_of(calls.front()));
-  forward(model, calls.back(), buffers, tokens);  // grows the workspace
-  const bool memory_bound = bytes_of(calls.front()) / read_rate(bytes_of(calls.front())) >= operations / peak;
-  // The limit that does not bind is looked at now and then; the one that does, before every call.
-  const auto other_rate = [&](double bytes) {
-    return memory_bound ? multiplier.window(5e-3) : read_rate(bytes);
-  };
-
-  std::vector<Window> windows;
-  std::vector<double> other_rates{other_rate(bytes_of(calls.front()))};
-  const double start = now_seconds();
-  int undisturbed = 0;
-  double next_look = start + seconds / 2;
-  for (size_t i = 0;; i = (i + 1) % calls.size()) {
-    const double elapsed = now_seconds() - start;
-    const bool enough = undisturbed >= kEnoughWindows || elapsed >= kPatience * seconds;
-    if (elapsed >= seconds && enough && static_cast<int>(windows.size()) >= kLeastWindows) break;
-    const MoeCall& call = calls[i];
-    if (now_seconds() >= next_look) {
-      other_rates.push_back(other_rate(bytes_of(call)));
-      next_look += seconds / 2;
-    }
-    loss.since_last();
-    const double rate = memory_bound ? read_rate(bytes_of(call)) : multiply_rate(peak);
-    const double lost_before = loss.since_last();
-    const double took = seconds_of([&] { forward(model, call, buffers, tokens); });
-    const double lost = std::max(lost_before, loss.since_last());
-    const bool counts = lost <= std::max(kTolerableLoss, kToleratedShare * took);
-    undisturbed += counts;
-    windows.push_back(
-        {took, bytes_of(call), operations, static_cast<double>(call.experts_hit), rate, counts});
-  }
-  other_rates.push_back(other_rate(bytes_of(calls.front())));
-  MoeFigures out = summary(windows, memory_bound, other_rates);
-  out.product = multiplier.product();
+  MoeFigures out{measure_against_limit({.pool = setup.pool,
+                                        .kernels = setup.kernels,
+                                        .product = judging_product(*setup.kernels, model.format()),
+                                        .reader = &reader,
+                                        .calls = limits,
+                                        .seconds = seconds},
+                                       [&](size_t i) { forward(model, calls[i], buffers, tokens); })};
+  for (const size_t i : out.counted)
+    out.experts_hit += static_cast<double>(calls[i].experts_hit) / static_cast<double>(out.counted.size());
   const double rows = tokens * setup.top_k / std::max(out.experts_hit, 1.0);
   out.plan = model.layer(0).describe_plan(static_cast<int>(std::lround(rows)));
   return out;

@@ -1,11 +1,11 @@
-// One MoE layer against the machine's limit, as docs/benchmarks.md defines it: weights dealt so that no cache
-// holds them, the limit measured in windows between the calls, the figure the median ratio.
+// One MoE layer against the machine's limit: weights dealt so that no cache holds them; the measuring is in
+// limit_bench.h.
 #pragma once
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "cli/measure.h"
+#include "cli/limit_bench.h"
 #include "cli/random_matrix.h"
 #include "nn/experts.h"
 
@@ -56,18 +56,9 @@ struct MoeCall {
 std::vector<MoeCall> deal_calls(const ExpertsShape& shape, int top_k, int layers, int tokens,
                                 Routing routing);
 
-struct MoeFigures {
-  double seconds = 0, best_seconds = 0;  // of a call: the median window, and the shortest
-  double bytes = 0, operations = 0;      // of the median call; bytes as stored in a checkpoint
-  double experts_hit = 0;                // mean
-  double limit_seconds = 0;              // median
-  bool memory_bound = false;
-  double read_rate = 0, multiply_rate = 0;  // medians, per second
-  Product product = Product::kS8;
-  double fraction = 0, best_fraction = 0, p90_fraction = 0;  // p90: nine windows in ten did at least this
-  int windows = 0, discarded = 0;
-  bool noisy = false;  // too few windows were left undisturbed, so all of them count
-  std::string plan;    // route of the mean expert
+struct MoeFigures : LimitFigures {  // bytes as stored in a checkpoint
+  double experts_hit = 0;           // mean
+  std::string plan;                 // route of the mean expert
 };
 
 // Runs for about `seconds`, longer when windows are discarded, and at least three calls.

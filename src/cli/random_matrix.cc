@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "formats/floats.h"
 
@@ -126,6 +127,14 @@ uint64_t RandomBits::next() {
 double RandomBits::uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
 uint32_t RandomBits::below(uint32_t n) { return static_cast<uint32_t>(((next() >> 32) * n) >> 32); }
+
+std::vector<int> shuffled(int count, RandomBits& random) {
+  std::vector<int> out(static_cast<size_t>(count));
+  std::iota(out.begin(), out.end(), 0);
+  for (size_t i = out.size(); i > 1; --i)
+    std::swap(out[i - 1], out[random.below(static_cast<uint32_t>(i))]);
+  return out;
+}
 
 Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint64_t seed) {
   Matrix w(format, n, k);

@@ -3,6 +3,7 @@
 // benchmark.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "formats/matrix.h"
 
@@ -19,6 +20,8 @@ class RandomBits {
  private:
   uint64_t state_;
 };
+
+std::vector<int> shuffled(int count, RandomBits& random);  // 0 .. count-1 in random order
 
 // Values lie within about 0.1 of zero; no NaN, no infinity.
 Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint64_t seed);

@@ -1,0 +1,135 @@
+#include "cli/attention_bench.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "cli/random_matrix.h"
+
+namespace kt {
+namespace {
+
+std::vector<float> random_values(size_t count, uint64_t seed) {
+  RandomBits random(seed);
+  std::vector<float> out(count);
+  for (float& x : out) x = static_cast<float>(2 * random.uniform() - 1);
+  return out;
+}
+
+// Layers of the cache: those asked for, or enough to rotate over.
+int layers_of(const AttentionSetup& setup, size_t layer_bytes, int context) {
+  const uint64_t free = available_memory() / 10 * 9;
+  const size_t layers = setup.shape.layers ? static_cast<size_t>(setup.shape.layers)
+                                           : blocks_that_fit(rotation_bytes(), layer_bytes);
+  if (checked_mul(layers, layer_bytes, "KV cache") > free)
+    fail_as(ErrorKind::kMemory,
+            "{} layers of {} sequences with {} tokens need {}, {} are available: try a shorter --context, a "
+            "smaller --batch or fewer --layers",
+            layers, setup.batch, context, human_bytes(layers * layer_bytes), human_bytes(free));
+  return static_cast<int>(layers);
+}
+
+// Queries and results of one call, and where its tokens are.
+struct CallBuffers {
+  CallBuffers(const AttentionSetup& setup, const std::vector<int32_t>& pages, int context, int tokens)
+      : q(random_values(rows(setup, tokens) * static_cast<size_t>(setup.shape.d), 5)),
+        out(rows(setup, tokens) * static_cast<size_t>(setup.shape.dv)) {
+    const size_t each = pages.size() / static_cast<size_t>(setup.batch);
+    for (int s = 0; s < setup.batch; ++s)
+      sequences.push_back({.first = s * tokens,
+                           .count = tokens,
+                           .position = context - tokens,
+                           .pages = pages.data() + static_cast<size_t>(s) * each});
+  }
+  static size_t rows(const AttentionSetup& setup, int tokens) {
+    return static_cast<size_t>(setup.batch) * static_cast<size_t>(tokens) * static_cast<size_t>(setup.heads);
+  }
+
+  std::vector<float> q, out;
+  std::vector<AttentionSequence> sequences;
+};
+
+}  // namespace
+
+int64_t keys_seen(int context, int tokens, int window) {
+  int64_t seen = 0;
+  for (int position = context - tokens; position < context; ++position)
+    seen += window ? std::min(position + 1, window) : position + 1;
+  return seen;
+}
+
+LimitCall attention_call(const AttentionSetup& setup, int context, int tokens) {
+  const KvShape& shape = setup.shape;
+  const int64_t keys =
+      setup.window ? std::min<int64_t>(context, int64_t{setup.window} + tokens - 1) : context;
+  const double token_bytes = static_cast<double>(shape.heads) * (shape.d + (shape.shared ? 0 : shape.dv)) *
+                             static_cast<double>(shape.element_bytes());
+  return {.bytes = token_bytes * static_cast<double>(keys) * setup.batch,
+          .operations = 2.0 * (shape.d + shape.dv) * setup.heads * setup.batch *
+                        static_cast<double>(keys_seen(context, tokens, setup.window))};
+}
+
+AttentionBench::AttentionBench(const AttentionSetup& setup, int context) : setup_(setup), context_(context) {
+  const int64_t pages = int64_t{setup.batch} * ceil_div(context, kPageTokens);
+  KT_CHECK(pages <= INT32_MAX, "{} pages", pages);
+  KvShape shape = setup.shape;
+  shape.layers = layers_of(
+      setup, checked_mul(static_cast<size_t>(pages), shape.page_bytes(), "KV cache"), context);
+  cache_ = std::make_unique<KvCache>(shape, static_cast<int>(pages));
+  RandomBits random(6);  // pages of a sequence lie anywhere, as after hours of serving
+  pages_ = shuffled(static_cast<int>(pages), random);
+  fill();
+}
+
+// Every page takes a stretch of the same noise from a place of its own: random numbers for gigabytes would
+// take longer than the measuring.
+void AttentionBench::fill() {
+  const KvShape& shape = cache_->shape();
+  constexpr uint32_t kPlaces = 4096;
+  const size_t row = static_cast<size_t>(shape.heads) * static_cast<size_t>(std::max(shape.d, shape.dv));
+  const std::vector<float> noise = random_values(kPageTokens * row + kPlaces, 7);
+  const auto pages = static_cast<size_t>(cache_->pages());
+  for_each_item(*setup_.pool, static_cast<size_t>(shape.layers) * pages, [&](size_t item) {
+    RandomBits random(item);
+    const auto page = static_cast<int32_t>(item % pages);
+    const AttentionSequence whole{.first = 0, .count = kPageTokens, .position = 0, .pages = &page};
+    write_cache(*cache_, *setup_.kernels,
+                {.layer = static_cast<int>(item / pages),
+                 .sequences = {&whole, 1},
+                 .k = noise.data() + random.below(kPlaces),
+                 .v = noise.data() + random.below(kPlaces),
+                 .k_stride = int64_t{shape.heads} * shape.d,
+                 .v_stride = int64_t{shape.heads} * shape.dv});
+  });
+}
+
+LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds) const {
+  KT_CHECK(tokens >= 1 && tokens <= context_, "{} tokens of {}", tokens, context_);
+  const KvShape& shape = cache_->shape();
+  CallBuffers buffers(setup_, pages_, context_, tokens);
+  AttentionWork work(setup_.pool, *setup_.kernels);
+  const bool narrow = shape.type == Real::kBf16 && has_product(*setup_.kernels, Product::kBf16);
+  const std::vector<LimitCall> calls(static_cast<size_t>(shape.layers),
+                                     attention_call(setup_, context_, tokens));
+  return measure_against_limit({.pool = setup_.pool,
+                                .kernels = setup_.kernels,
+                                .product = narrow ? Product::kBf16 : Product::kF32,
+                                .reader = &reader,
+                                .calls = calls,
+                                .seconds = seconds},
+                               [&](size_t layer) {
+                                 work.run(*cache_, {.layer = static_cast<int>(layer),
+                                                    .sequences = buffers.sequences,
+                                                    .q = buffers.q.data(),
+                                                    .q_stride = int64_t{setup_.heads} * shape.d,
+                                                    .heads = setup_.heads,
+                                                    .scale = 1 / std::sqrt(static_cast<float>(shape.d)),
+                                                    .window = setup_.window,
+                                                    .out = buffers.out.data(),
+                                                    .out_stride = int64_t{setup_.heads} * shape.dv});
+                               });
+}
+
+}  // namespace kt

@@ -1,0 +1,50 @@
+// Attention over a cache of random keys and values against the machine's limit: layers take turns, so that no
+// cache of the CPU holds the next one; the measuring is in limit_bench.h.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cli/limit_bench.h"
+#include "nn/attention.h"
+
+namespace kt {
+
+struct AttentionSetup {
+  std::shared_ptr<Pool> pool;
+  const Kernels* kernels = nullptr;
+  int heads = 0;   // of queries; a multiple of the cache's heads
+  KvShape shape;   // layers 0: enough that no cache holds them, as far as memory goes
+  int batch = 1;   // sequences, all alike
+  int window = 0;  // positions a token sees, its own included; 0: all
+};
+
+// Keys that the last `tokens` positions of a context see in all: a token sees itself and what is before it.
+int64_t keys_seen(int context, int tokens, int window);
+// What one call must read and multiply: the keys and values that any of its tokens sees, once for each
+// sequence, in the cache's type and without padding; 2 (d + dv) operations for each query row and key.
+LimitCall attention_call(const AttentionSetup& setup, int context, int tokens);
+
+// A filled cache for one length of context.
+class AttentionBench {
+ public:
+  // Error(kMemory) with the bytes needed and available.
+  AttentionBench(const AttentionSetup& setup, int context);
+
+  int layers() const { return cache_->shape().layers; }
+  size_t bytes() const { return cache_->bytes(); }
+  int context() const { return context_; }
+
+  // New tokens are the last of each sequence: 1 <= tokens <= context.
+  LimitFigures measure(Reader& reader, int tokens, double seconds) const;
+
+ private:
+  void fill();
+
+  AttentionSetup setup_;
+  int context_;
+  std::vector<int32_t> pages_;  // [batch, pages of the context]
+  std::unique_ptr<KvCache> cache_;
+};
+
+}  // namespace kt
