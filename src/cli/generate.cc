@@ -77,7 +77,7 @@ void run_generate(const GenerateFlags& flags) {
 }  // namespace
 
 void ModelFlags::add_to(CLI::App& verb) {
-  verb.add_option("MODEL", model, "The model's folder, as it was published")->required();
+  verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
                   "Converted experts (kt quant) to use instead of the model's own");
   verb.add_option("--format", format,

@@ -12,6 +12,7 @@
 #include "cli/conversion_report.h"
 #include "cli/quant.h"
 #include "cli/verbs.h"
+#include "engine/gguf_vocabulary.h"
 #include "weights/checkpoint.h"
 #include "weights/compressed_plan.h"
 #include "weights/experts.h"
@@ -58,7 +59,7 @@ void warn_about_source(const ExpertSource& source, const QuantFlags& flags) {
 
 ConversionPlan plan_for(const Checkpoint& checkpoint, const ExpertSource& source, const QuantFlags& flags) {
   if (flags.group_size != 0)
-    return plan_compressed(
+    return plan_model(
         checkpoint, &source,
         {.output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()});
   return plan_kt_weights(checkpoint, source,
@@ -82,6 +83,14 @@ void run_quant(const QuantFlags& flags) {
 }
 
 }  // namespace
+
+ConversionPlan plan_model(const Checkpoint& checkpoint, const ExpertSource* source,
+                          const CompressedPlanOptions& options) {
+  ConversionPlan plan = plan_compressed(checkpoint, source, options);
+  if (checkpoint.is_gguf())
+    for (SideFile& file : gguf_tokenizer_files(checkpoint)) plan.side_files.push_back(std::move(file));
+  return plan;
+}
 
 void RunFlags::add_to(CLI::App& verb) {
   verb.add_option("--cpu-threads,--cpuinfer-threads,--threads", threads,

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cli/verbs.h"
+#include "weights/compressed_plan.h"
 #include "weights/conversion.h"
 
 namespace kt {
@@ -14,6 +15,10 @@ struct RunFlags {
   bool resume = false, overwrite = false, json = false;
   void add_to(CLI::App& verb);
 };
+
+// plan_compressed, and for a GGUF source the tokenizer files its metadata holds.
+ConversionPlan plan_model(const Checkpoint& checkpoint, const ExpertSource* source,
+                          const CompressedPlanOptions& options);
 
 // Runs the plan with a progress bar and prints the figures.
 void convert_and_report(const ConversionPlan& plan, const RunFlags& flags);

@@ -36,7 +36,7 @@ void run_gpu(const GpuFlags& flags) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported || flags.targets != "all") throw;
   }
-  convert_and_report(plan_compressed(checkpoint, source.get(),
+  convert_and_report(plan_model(checkpoint, source.get(),
                                      {.output = flags.output,
                                       .bits = flags.type == "W4A16" ? 4 : 8,
                                       .group_size = flags.group_size.value_or(128),

@@ -4,7 +4,9 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "engine/gguf_vocabulary.h"
 #include "models/families.h"
+#include "weights/gguf_config.h"
 #include "weights/requantise.h"
 
 namespace kt {
@@ -22,8 +24,10 @@ std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& toke
   const auto add = [&](const Json& value) {
     if (value.is_number_integer()) ids.push_back(value.get<int32_t>());
   };
-  for (const Json& config :
-       {json_or_empty(checkpoint.folder() + "/generation_config.json"), checkpoint.config_json()}) {
+  const Json generation = checkpoint.is_gguf()
+                              ? Json::object()
+                              : json_or_empty(checkpoint.folder() + "/generation_config.json");
+  for (const Json& config : {generation, checkpoint.config_json()}) {
     const auto found = config.find("eos_token_id");
     if (found == config.end()) continue;
     if (found->is_array()) {
@@ -40,6 +44,11 @@ std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& toke
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
+}
+
+Tokenizer read_tokenizer(const Checkpoint& checkpoint) {
+  if (!checkpoint.is_gguf()) return Tokenizer::from_file(checkpoint.folder() + "/tokenizer.json");
+  return Tokenizer::from_gguf(read_gguf_vocabulary(checkpoint).view());
 }
 
 std::string read_chat_template(const std::string& folder, const Json& tokenizer_config) {
@@ -59,8 +68,8 @@ std::string read_chat_template(const std::string& folder, const Json& tokenizer_
 LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
     : path_(path),
       checkpoint_(std::make_unique<Checkpoint>(path)),
-      tokenizer_(Tokenizer::from_file(checkpoint_->folder() + "/tokenizer.json")) {
-  ModelSpec spec = describe_model(checkpoint_->config_json(), path);
+      tokenizer_(read_tokenizer(*checkpoint_)) {
+  ModelSpec spec = describe_model(*checkpoint_);
   const bool moe =
       std::any_of(spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) { return layer.moe; });
   std::unique_ptr<ExpertSource> source, rounded;
@@ -78,9 +87,13 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
                          .kv_type = options.kv_type,
                          .max_tokens = options.max_tokens,
                          .experts = experts});
-  const Json tokenizer_config = json_or_empty(checkpoint_->folder() + "/tokenizer_config.json");
+  // A GGUF file by itself is the model: what lies beside it may belong to another.
+  const bool gguf = checkpoint_->is_gguf();
+  const Json tokenizer_config =
+      gguf ? Json::object() : json_or_empty(checkpoint_->folder() + "/tokenizer_config.json");
   end_ids_ = read_end_ids(*checkpoint_, tokenizer_config, tokenizer_);
-  chat_template_ = read_chat_template(checkpoint_->folder(), tokenizer_config);
+  chat_template_ = gguf ? std::string(gguf_string(checkpoint_->gguf(), "tokenizer.chat_template"))
+                        : read_chat_template(checkpoint_->folder(), tokenizer_config);
 }
 
 LoadedModel::~LoadedModel() = default;

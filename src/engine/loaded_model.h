@@ -1,4 +1,5 @@
-// A model folder made ready to run: weights, tokenizer, template and the tokens that end a turn, together.
+// A model folder or a GGUF file made ready to run: weights, tokenizer, template and the tokens that end a
+// turn, together.
 #pragma once
 #include <memory>
 #include <string>
@@ -21,7 +22,8 @@ struct ModelOptions {
 
 class LoadedModel {
  public:
-  // Errors: anything the checkpoint, the config, the tokenizer or the weights are missing, by name.
+  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those), whose
+  // config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the tokenizer or the weights are missing, by name.
   LoadedModel(const std::string& path, const ModelOptions& options);
   ~LoadedModel();
 

@@ -106,6 +106,15 @@ std::vector<std::string> ConfigReader::strings(std::string_view key) const {
   return value->get<std::vector<std::string>>();
 }
 
+std::vector<double> ConfigReader::numbers(std::string_view key) const {
+  const Json* const value = find(key).first;
+  if (value == nullptr) return {};
+  if (!value->is_array()) wrong(key, "a list of numbers");
+  for (const Json& each : *value)
+    if (!each.is_number() || !std::isfinite(each.get<double>())) wrong(key, "a list of numbers");
+  return value->get<std::vector<double>>();
+}
+
 std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
   const auto [value, section] = find(key);
   if (value == nullptr) return std::nullopt;

@@ -32,6 +32,7 @@ class ConfigReader {
   bool boolean(std::string_view key, bool fallback) const;
   std::string string(std::string_view key, std::string_view fallback) const;
   std::vector<std::string> strings(std::string_view key) const;  // empty where absent
+  std::vector<double> numbers(std::string_view key) const;       // finite; empty where absent
   // A member that is an object, read by itself alone.
   std::optional<ConfigReader> object(std::string_view key) const;
   // model().experts and the like, which must not be 0; `key` is the family's word for it.

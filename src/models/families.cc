@@ -3,6 +3,8 @@
 #include <array>
 
 #include "models/family.h"
+#include "weights/gguf_config.h"
+#include "weights/gguf_names.h"
 #include "weights/shown.h"
 
 namespace kt {
@@ -55,6 +57,18 @@ ModelSpec describe_model(const Json& json, std::string_view name) {
     if (layer.moe && spec.moe.experts == 0)
       fail("{}: {} experts, but {} is a dense family", name, model.experts, family->model_type);
   return spec;
+}
+
+ModelSpec describe_model(const Checkpoint& checkpoint) {
+  if (checkpoint.is_gguf()) {
+    const std::string_view architecture = gguf_string(checkpoint.gguf(), "general.architecture");
+    const GgufFamily* const family = gguf_family(checkpoint.config().model_type);
+    if (family == nullptr || family->gguf != architecture)
+      fail_as(ErrorKind::kUnsupported, "{}: general.architecture {} is not known; known: {}",
+              checkpoint.path(), architecture.empty() ? "(none)" : shown(architecture),
+              known_gguf_architectures());
+  }
+  return describe_model(checkpoint.config_json(), checkpoint.path());
 }
 
 }  // namespace kt

@@ -3,11 +3,14 @@
 #include <string_view>
 
 #include "models/spec.h"
+#include "weights/checkpoint.h"
 #include "weights/json.h"
 
 namespace kt {
 
 // The spec of a config.json, or Error(kUnsupported) listing the known architectures. `name` is for messages.
 ModelSpec describe_model(const Json& config, std::string_view name);
+// That of a checkpoint; for GGUF files the error lists the architectures as such files call them.
+ModelSpec describe_model(const Checkpoint& checkpoint);
 
 }  // namespace kt

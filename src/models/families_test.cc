@@ -400,7 +400,7 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
       {&kLlama, {R"({"hidden_act": "relu2"})", R"(hidden_act is "relu2"; supported: silu)"}},
       {&kLlama, {R"({"mlp_bias": true})", "mlp_bias is true; supported: false"}},
       {&kLlama,
-       {R"({"rope_scaling": {"rope_type": "longrope"}})", R"(rope_scaling.rope_type is "longrope")"}},
+       {R"({"rope_scaling": {"rope_type": "spiral"}})", R"(rope_scaling.rope_type is "spiral")"}},
       {&kLlama,
        {R"({"rope_scaling": {"full_attention": {}}})", "rope_scaling.full_attention: positions that differ"}},
       {&kDeepseekV2, {R"({"topk_method": "other"})", R"(topk_method is "other"; supported: greedy)"}},
@@ -417,6 +417,35 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
     EXPECT_TRUE(message.starts_with("unsupported: config.json: ")) << message;
     EXPECT_NE(message.find(change.second), message.npos) << message;
     EXPECT_EQ(message.find('\n'), message.npos);
+  }
+}
+
+TEST(Families, FrequenciesDividedOneByOne) {
+  const char* const factors = R"({"rope_scaling": {"rope_type": "longrope", "attention_factor": 1.5, "factor": 1.0,
+      "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5]}, "head_dim": 4})";
+  const ModelSpec spec = describe(with(kLlama, factors));
+  EXPECT_EQ(spec.rope.divisors, (std::vector<double>{1.0, 2.5}));
+  EXPECT_EQ(spec.rope.attention_factor, 1.5);
+  EXPECT_EQ(spec.rope.scaling, RopeSpec::Scaling::kNone);
+  const Rope plain({.dims = 4}), divided({.dims = 4, .divisors = {1.0, 2.5}});
+  float a[4] = {1, 2, 3, 4}, b[4] = {1, 2, 3, 4};
+  plain.turn(a, 1, 4, 2);
+  divided.turn(b, 1, 4, 5);  // the second pair turns as far at 5 as it would at 2
+  EXPECT_FLOAT_EQ(a[1], b[1]);
+  EXPECT_FLOAT_EQ(a[3], b[3]);
+  EXPECT_NE(a[0], b[0]);
+
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"long_factor": [1.0, 3.0]})", "long_factor differs from short_factor"},
+      {R"({"short_factor": [1.0], "long_factor": [1.0]})", "short_factor has 1 numbers, expected 2"},
+      {R"({"short_factor": [0.0, 1.0], "long_factor": [0.0, 1.0]})", "expected numbers above 0"},
+      {R"({"short_factor": 1, "long_factor": 1})", "short_factor is 1, expected a list of numbers"},
+      {R"({"attention_factor": null})", "attention_factor is missing"},
+  };
+  for (const auto& [change, message] : cases) {
+    Json config = with(kLlama, factors);
+    config["rope_scaling"].update(Json::parse(change));
+    EXPECT_NE(refusal(config).find(message), std::string::npos) << refusal(config);
   }
 }
 

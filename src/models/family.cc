@@ -81,6 +81,21 @@ void read_llama3(const ConfigReader& config, const ConfigReader& rope, ModelSpec
     rope.wrong("high_freq_factor", text("more than low_freq_factor, {}", out.low_freq_factor));
 }
 
+// Each frequency divided by a number of its own. Lists that differ would have positions depend on the length
+// of the text.
+void read_longrope(const ConfigReader& rope, ModelSpec& spec) {
+  RopeSpec& out = spec.rope;
+  out.divisors = rope.numbers("short_factor");
+  if (rope.numbers("long_factor") != out.divisors)
+    fail_as(ErrorKind::kUnsupported, "{} differs from short_factor; supported: lists that are equal",
+            rope.place("long_factor"));
+  if (out.divisors.size() != static_cast<size_t>(out.dims / 2))
+    fail("{} has {} numbers, expected {}", rope.place("short_factor"), out.divisors.size(), out.dims / 2);
+  for (const double divisor : out.divisors)
+    if (!(divisor > 0)) rope.wrong("short_factor", "numbers above 0");
+  out.attention_factor = positive(rope, "attention_factor", rope.number("attention_factor"));
+}
+
 }  // namespace
 
 ModelSpec describe_common(const ConfigReader& config, double norm_eps) {
@@ -150,6 +165,7 @@ void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spe
   if (type == "default") return;
   if (type == "yarn") return read_yarn(config, rope, spec);
   if (type == "llama3") return read_llama3(config, rope, spec);
+  if (type == "longrope") return read_longrope(rope, spec);
   out.factor = positive(rope, "factor", rope.number("factor"));
   if (type == "linear") {
     out.scaling = RopeSpec::Scaling::kLinear;
@@ -157,7 +173,7 @@ void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spe
     out.scaling = RopeSpec::Scaling::kDynamic;
     out.original_context = spec.context;
   } else {
-    rope.unsupported(rope.has("rope_type") ? "rope_type" : "type", "default, linear, dynamic, yarn, llama3");
+    rope.unsupported(rope.has("rope_type") ? "rope_type" : "type", "default, linear, dynamic, yarn, llama3, longrope");
   }
 }
 

@@ -1,35 +1,14 @@
 // From a checkpoint to a Transformer: which tensors a spec asks for, their shapes checked, everything packed.
 #include <algorithm>
-#include <cstring>
 #include <map>
 
 #include "base/error.h"
-#include "formats/floats.h"
 #include "models/load_experts.h"
 #include "models/transformer_state.h"
+#include "weights/gguf_names.h"
 #include "weights/linears.h"
 
 namespace kt {
-namespace {
-
-std::vector<float> to_floats(const Tensor& tensor) {
-  std::vector<float> out(static_cast<size_t>(elements(tensor.shape)));
-  const std::byte* from = tensor.bytes.data();
-  for (size_t i = 0; i < out.size(); ++i) {
-    uint16_t half;
-    if (tensor.dtype == Dtype::kF32) {
-      std::memcpy(&out[i], from + 4 * i, 4);
-    } else {
-      std::memcpy(&half, from + 2 * i, 2);
-      out[i] = tensor.dtype == Dtype::kBf16 ? to_f32(bf16{half}) : to_f32(f16{half});
-    }
-    if (!is_finite(out[i])) fail("{}: element {} is not a finite number", tensor.name, i);
-  }
-  return out;
-}
-
-}  // namespace
-
 struct TransformerLoader {
   const Checkpoint& checkpoint;
   Transformer::State& s;
@@ -44,35 +23,36 @@ struct TransformerLoader {
     return text("{}.{}.{}", rooted(s.spec.prefix), layer, name);
   }
 
+  // What the checkpoint calls that tensor.
+  std::string stored(const std::string& name) const { return stored_name(checkpoint, name); }
+
   // Models inside larger ones keep their names behind another prefix.
   void find_root() {
     for (const char* candidate : {"model.", "language_model.model.", "model.language_model.", ""}) {
       root = candidate;
-      if (checkpoint.find(rooted(s.spec.embedding) + ".weight")) return;
+      if (checkpoint.find(stored(rooted(s.spec.embedding) + ".weight"))) return;
     }
     root = "model.";
-    checkpoint.at(s.spec.embedding + ".weight");  // says that it is missing
+    checkpoint.at(stored(s.spec.embedding + ".weight"));  // says that it is missing
   }
 
   std::vector<float> vector(const std::string& name, int64_t size) const {
-    const Tensor& tensor = checkpoint.at(name);
-    const bool readable =
-        tensor.dtype == Dtype::kF32 || tensor.dtype == Dtype::kBf16 || tensor.dtype == Dtype::kF16;
-    if (!readable || elements(tensor.shape) != size)
-      fail("{}: expected {} floats, found {}", name, size, describe(tensor));
-    return to_floats(tensor);
+    std::vector<float> values = read_vector(checkpoint, name);
+    if (static_cast<int64_t>(values.size()) != size)
+      fail("{}: expected {} floats, found {}", stored(name), size, describe(checkpoint.at(stored(name))));
+    return values;
   }
 
   std::unique_ptr<StoredMatrix> matrix(const std::string& module, int64_t n, int64_t k) const {
     const auto found = modules.find(module);
     if (found == modules.end()) {
-      checkpoint.at(module + ".weight");
-      fail("{}: not a matrix", module);
+      const Tensor& tensor = checkpoint.at(stored(module + ".weight"));
+      fail("{}: expected a matrix, found {}", tensor.name, describe(tensor));
     }
-    std::unique_ptr<StoredMatrix> stored = open_linear(checkpoint, found->second);
-    if (stored->n != n || stored->k != k)
-      fail("{}: expected [{}, {}], found [{}, {}]", module, n, k, stored->n, stored->k);
-    return stored;
+    std::unique_ptr<StoredMatrix> opened = open_linear(checkpoint, found->second);
+    if (opened->n != n || opened->k != k)
+      fail("{}: expected [{}, {}], found [{}, {}]", opened->name, n, k, opened->n, opened->k);
+    return opened;
   }
 
   Linear linear(const std::string& module, int64_t n, int64_t k, bool bias = false,

@@ -54,6 +54,10 @@ Rope::Rope(const RopeSpec& spec) : spec_(spec), frequencies_(static_cast<size_t>
     for (double& f : frequencies_) f /= spec.factor;
   if (spec.scaling == RopeSpec::Scaling::kYarn) stretch_yarn(spec, frequencies_);
   if (spec.scaling == RopeSpec::Scaling::kLlama3) stretch_llama3(spec, frequencies_);
+  if (spec.divisors.empty()) return;
+  if (spec.divisors.size() != frequencies_.size())
+    fail("rope: {} divisors for {} frequencies", spec.divisors.size(), frequencies_.size());
+  for (size_t i = 0; i < frequencies_.size(); ++i) frequencies_[i] /= spec.divisors[i];
 }
 
 void Rope::turn(float* x, int heads, int64_t stride, int position) const {

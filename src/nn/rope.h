@@ -18,6 +18,7 @@ struct RopeSpec {
   bool truncate = true;                              // yarn: correction range rounded to whole dimensions
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   double attention_factor = 1;                       // cosines and sines are multiplied by it
+  std::vector<double> divisors = {};                 // [dims / 2] of each frequency; empty: none
 };
 
 class Rope {

@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "weights/checkpoint_files.h"
 #include "weights/gguf_config.h"
+#include "weights/gguf_model.h"
 #include "weights/shown.h"
 
 namespace kt {
@@ -91,6 +92,7 @@ struct Checkpoint::State {
     metadata.resize(found.files.size());
     sort_tensors();
     config_json = gguf_config(gguf);
+    add_gguf_model_facts(gguf, [this](std::string_view name) { return find(name); }, config_json);
     config = read_model_config(config_json, found.files.front());
   }
 

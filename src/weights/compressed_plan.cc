@@ -9,9 +9,12 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/compressed.h"
+#include "weights/gguf_config.h"
+#include "weights/gguf_names.h"
 #include "weights/ignore_list.h"
 #include "weights/linears.h"
 #include "weights/plan_parts.h"
+#include "weights/shown.h"
 
 namespace kt {
 namespace {
@@ -67,6 +70,13 @@ class Planner {
   void add_linears();
   bool is_target(const LinearModule& linear) const;
   void add_rest();
+  // Of a GGUF layer that predicts further tokens: parts of it have no published names.
+  bool is_extra(std::string_view published) const {
+    const int layers = checkpoint_.config().layers;
+    return checkpoint_.is_gguf() && layers > 0 && layer_of(published) >= layers;
+  }
+  void add_gguf_rest();
+  void check_gguf() const;
   Json quantization_config() const;
 
   const Checkpoint& checkpoint_;
@@ -95,7 +105,8 @@ std::string_view stem_of(std::string_view name) { return name.substr(0, name.fin
 
 // Part of an expert that is converted; those of multi-token-prediction layers are not.
 bool Planner::is_expert(std::string_view tensor) const {
-  return source_ && stems_.contains(stem_of(tensor)) && source_->owns(tensor);
+  if (!source_ || !source_->owns(tensor)) return false;
+  return checkpoint_.is_gguf() || stems_.contains(stem_of(tensor));
 }
 
 size_t Planner::add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec, int64_t n,
@@ -166,10 +177,17 @@ bool Planner::is_target(const LinearModule& linear) const {
   return layers == 0 || layer_of(linear.module) < layers;
 }
 
+// What stays as it is: plain floats in their own type, anything else as bf16.
+Dtype kept_type(const StoredMatrix& matrix) {
+  if (matrix.format.scale != Scale::kNone) return Dtype::kBf16;
+  return matrix.format.code == Code::kF32 ? Dtype::kF32 : matrix.format.code == Code::kF16 ? Dtype::kF16 : Dtype::kBf16;
+}
+
 void Planner::add_linears() {
   size_t widened = 0;
   for (const LinearModule& linear :
        find_linears(checkpoint_, [this](std::string_view tensor) { return is_expert(tensor); })) {
+    if (is_extra(linear.module)) continue;
     const auto open = [&checkpoint = checkpoint_, linear] { return open_linear(checkpoint, linear); };
     if (is_target(linear)) {
       const auto matrix = open();
@@ -184,9 +202,11 @@ void Planner::add_linears() {
                               }});
     } else {
       kept_.push_back(linear.module);
-      if (!linear.quantised) continue;
-      add_floats(rest_, linear.module + ".weight", Dtype::kBf16, *open(), linear.bytes(), open);
-      ++widened;
+      if (!linear.quantised && !checkpoint_.is_gguf()) continue;
+      const auto matrix = open();
+      const Dtype type = linear.quantised ? Dtype::kBf16 : kept_type(*matrix);
+      add_floats(rest_, linear.module + ".weight", type, *matrix, linear.bytes(), open);
+      widened += linear.quantised ? 1 : 0;
     }
     replaced_.insert(linear.tensors.begin(), linear.tensors.end());
   }
@@ -197,7 +217,43 @@ void Planner::add_linears() {
            checkpoint_.path(), widened);
 }
 
+// Norms and biases, in f32 as these files have them.
+void Planner::add_gguf_rest() {
+  std::vector<std::string> left_out;
+  for (const Tensor& tensor : checkpoint_.tensors()) {
+    if (replaced_.contains(&tensor) || is_expert(tensor.name) || tensor.name == "rope_freqs.weight") continue;
+    const auto name = published_name(checkpoint_.config().model_type, tensor.name);
+    if (!name || is_extra(*name)) {
+      left_out.push_back(tensor.name);
+      continue;
+    }
+    const size_t index = rest_.tensors.size();
+    rest_.tensors.push_back({*name, Dtype::kF32, tensor.shape});
+    rest_.pieces.push_back({.source_bytes = tensor.bytes.size(),
+                            .scratch_bytes = tensor.bytes.size() * 4,
+                            .run = [&checkpoint = checkpoint_, name = *name, index](
+                                       ShardOutput& out, Scratch&, PieceReport&) {
+                              const std::vector<float> values = read_vector(checkpoint, name);
+                              out.write(index, 0, std::as_bytes(std::span(values)));
+                            }});
+  }
+  if (!left_out.empty())
+    KT_LOG(LogLevel::kWarning, "{}: {} tensors are not written, the published model has none like them: {}",
+           checkpoint_.path(), left_out.size(), shown_list(left_out, 8));
+}
+
+void Planner::check_gguf() const {
+  const std::string_view architecture = gguf_string(checkpoint_.gguf(), "general.architecture");
+  const GgufFamily* const family = gguf_family(checkpoint_.config().model_type);
+  if (family == nullptr || family->gguf != architecture)
+    fail_as(ErrorKind::kUnsupported,
+            "{}: the names that a published checkpoint of architecture {} has are not known; known: {}",
+            checkpoint_.path(), architecture.empty() ? "(none)" : shown(architecture),
+            known_gguf_architectures());
+}
+
 void Planner::add_rest() {
+  if (checkpoint_.is_gguf()) return add_gguf_rest();
   for (const Tensor& tensor : checkpoint_.tensors())
     if (!replaced_.contains(&tensor) && !is_expert(tensor.name)) add_copy(rest_, tensor);
 }
@@ -230,11 +286,7 @@ ConversionPlan Planner::plan() {
   if (options_.bits != 4 && options_.bits != 8) fail("{} bits: expected 4 or 8", options_.bits);
   if (options_.group_size != -1 && options_.group_size < 1)
     fail("group size {}: expected -1 or at least 1", options_.group_size);
-  if (checkpoint_.is_gguf())
-    fail_as(ErrorKind::kUnsupported,
-            "{}: compressed-tensors weights are made from safetensors checkpoints; GGUF has other names for "
-            "the tensors that would be copied",
-            checkpoint_.path());
+  if (checkpoint_.is_gguf()) check_gguf();
   if (source_) {
     for (const int layer : source_->layers())
       stems_.emplace(stem_of(source_->module_name(layer, 0, Projection::kGate)));
@@ -267,8 +319,11 @@ ConversionPlan Planner::plan() {
   if (!rest_.tensors.empty()) take(rest_, -1);
 
   Json config = config_without_quantization(checkpoint_.config_json());
+  if (checkpoint_.is_gguf() && config.contains("num_nextn_predict_layers"))
+    config["num_nextn_predict_layers"] = 0;
   config["quantization_config"] = quantization_config();
-  plan.side_files = side_files(checkpoint_.folder());
+  // What lies beside a GGUF file may belong to anything.
+  if (!checkpoint_.is_gguf()) plan.side_files = side_files(checkpoint_.folder());
   plan.side_files.push_back({"config.json", config.dump(2) + "\n", ""});
   plan.check_source = [&checkpoint = checkpoint_] { checkpoint.check_unchanged(); };
   return plan;

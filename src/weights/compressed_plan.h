@@ -27,8 +27,12 @@ struct CompressedPlanOptions {
 // quantisation, and a log line says so. One shard for each layer with something quantised, then one with
 // everything else. Checkpoint and source must outlive the plan. `source` may be null with all_linears.
 //
+// A GGUF source is written under the names its model was published with, rows in that order, and with the
+// config.json its metadata amounts to; tokenizer files are for the caller to add. A log line names tensors
+// that such a checkpoint has no place for.
+//
 // Errors: a group size that does not divide some matrix's columns, naming it and sizes that do; nothing to
-// quantise; GGUF sources, whose names no reader of compressed-tensors knows.
+// quantise; GGUF files of architectures whose published names are not known.
 ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,
                                const CompressedPlanOptions& options);
 

@@ -4,7 +4,10 @@
 #include <map>
 #include <utility>
 
+#include "base/error.h"
 #include "weights/dialects.h"
+#include "weights/gguf_linears.h"
+#include "weights/gguf_names.h"
 
 namespace kt {
 namespace {
@@ -54,6 +57,7 @@ uint64_t LinearModule::bytes() const {
 
 std::vector<LinearModule> find_linears(const Checkpoint& checkpoint,
                                        const std::function<bool(std::string_view tensor)>& skip) {
+  if (checkpoint.is_gguf()) return find_gguf_linears(checkpoint, skip);
   std::map<std::string_view, Named> modules;
   for (const Tensor& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
@@ -70,12 +74,28 @@ std::vector<LinearModule> find_linears(const Checkpoint& checkpoint,
 }
 
 std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const LinearModule& linear) {
+  if (checkpoint.is_gguf()) return open_gguf_linear(checkpoint, linear);
   std::vector<ExpertTensor> tensors;
   for (const Tensor* tensor : linear.tensors)
     tensors.push_back(
         {.suffix = std::string_view(tensor->name).substr(linear.module.size() + 1), .tensor = tensor});
   const Module module{.name = linear.module, .tensors = tensors, .config = &checkpoint.config()};
   return plane_matrix(linear.module, read_module_bytes(module).planes);
+}
+
+std::vector<float> read_vector(const Checkpoint& checkpoint, std::string_view name) {
+  const Tensor& tensor = checkpoint.at(stored_name(checkpoint, name));
+  if (checkpoint.is_gguf()) return read_gguf_vector(checkpoint, tensor, name);
+  if (!is_float(tensor.dtype))
+    fail("{}: expected F32, F16 or BF16, found {}", tensor.name, describe(tensor));
+  Tensor row = tensor;
+  row.shape = {1, elements(tensor.shape)};
+  std::vector<float> out(static_cast<size_t>(row.shape[1]));
+  if (out.empty()) return out;
+  const ExpertTensor tensors[] = {{.suffix = "weight", .tensor = &row}};
+  const Module module{.name = tensor.name, .tensors = tensors, .config = &checkpoint.config()};
+  plane_matrix(tensor.name, read_module_bytes(module).planes)->values(0, 1, out.data());
+  return out;
 }
 
 }  // namespace kt

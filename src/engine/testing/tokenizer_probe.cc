@@ -4,6 +4,7 @@
 //   tokenizer_probe FILE decode|stream [--keep]               ids to text, at once or by single tokens
 //   tokenizer_probe FILE speed                                MB/s of encoding, on stderr
 //   tokenizer_probe RANKS tiktoken PATTERN                    text to ids by a ranks file
+// FILE is a tokenizer.json or a .gguf file.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -14,6 +15,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "engine/detokenizer.h"
+#include "engine/gguf_vocabulary.h"
 #include "engine/tokenizer.h"
 
 namespace kt {
@@ -72,6 +74,10 @@ void speed(const Tokenizer& tokenizer) {
                static_cast<double>(text.size()) / seconds / 1e6);
 }
 
+Tokenizer from_gguf(const std::string& path) {
+  return Tokenizer::from_gguf(read_gguf_vocabulary(Checkpoint(path)).view());
+}
+
 int run(const std::vector<std::string>& args) {
   const auto has = [&](std::string_view flag) { return std::ranges::find(args, flag) != args.end(); };
   if (args.size() > 2 && args[1] == "tiktoken") {
@@ -80,7 +86,7 @@ int run(const std::vector<std::string>& args) {
     return 0;
   }
   if (args.size() < 2) fail("usage: tokenizer_probe FILE encode|decode|stream|speed|tiktoken");
-  const Tokenizer tokenizer = Tokenizer::from_file(args[0]);
+  const Tokenizer tokenizer = args[0].ends_with(".gguf") ? from_gguf(args[0]) : Tokenizer::from_file(args[0]);
   if (args[1] == "encode") {
     encode(tokenizer, {.special = has("--as-text") ? SpecialText::kAsText : SpecialText::kRecognise,
                        .add_special = has("--add-special")});

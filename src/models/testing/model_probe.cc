@@ -66,7 +66,7 @@ void run(const Flags& flags) {
   const Checkpoint checkpoint(flags.model);
   std::unique_ptr<ExpertSource> experts;
   if (!flags.weights.empty()) experts = open_kt_weights(flags.weights);
-  Transformer model(checkpoint, describe_model(checkpoint.config_json(), flags.model),
+  Transformer model(checkpoint, describe_model(checkpoint),
                     std::make_shared<Pool>(PoolOptions{.threads = flags.threads}),
                     {.precision = flags.precision,
                      .kv_type = flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,

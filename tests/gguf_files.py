@@ -1,0 +1,296 @@
+"""GGUF files of tiny models, written from the checkpoints that transformers saves, as the public converter documents it:
+names, metadata, stacked experts, rows of q and k permuted for llama, kv_b in two halves with that of the keys
+transposed. The numbers as stored are given back, so that a reference can run on exactly them.
+"""
+
+import json
+import pathlib
+import re
+
+import gguf
+import numpy as np
+from safetensors import safe_open
+
+ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
+    "llama": "llama",
+    "minimax_m2": "minimax-m2",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+MODULES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+TENSORS = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+}
+PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+F32 = gguf.GGMLQuantizationType.F32
+
+
+def read_checkpoint(folder):
+    """(config, {name: float32 array}) of a folder of safetensors."""
+    folder = pathlib.Path(folder)
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "np") as file:
+            tensors.update({name: file.get_tensor(name).astype(np.float32) for name in file.keys()})
+    return json.loads((folder / "config.json").read_text()), tensors
+
+
+def encode(values, kind, random):
+    """(bytes as the file has them, the numbers they stand for). What the library cannot quantise becomes random blocks
+    of about the size of the values, with every f16 a small number."""
+    if kind == F32:
+        return values, values
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    if kind.name in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+        raw = gguf.quants.quantize(values, kind)
+    else:
+        raw = random.integers(0, 256, (*values.shape[:-1], values.shape[-1] // block, size), dtype=np.uint8)
+        halves = {"Q4_K": {0: 4.4e-4, 2: 3.3e-3}, "Q6_K": {208: 4.6e-5}}[kind.name]
+        for start, value in halves.items():
+            raw[..., start : start + 2] = np.array([value], "<f2").view(np.uint8)
+        raw = raw.reshape(*values.shape[:-1], -1)
+    return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(values.shape)
+
+
+def permuted(values, heads):
+    """Rows of each head from halves to neighbours."""
+    shape = values.shape
+    return values.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+
+
+class Model:
+    """One model on its way into a file. `kind` gives the type of a matrix by its GGUF name and its columns."""
+
+    def __init__(self, folder, kind=lambda name, columns: F32, *, split_kv_b=True, seed=5):
+        self.config, self.published = read_checkpoint(folder)
+        self.type = self.config["model_type"]
+        self.kind = kind
+        self.split_kv_b = split_kv_b
+        self.random = np.random.default_rng(seed)
+        self.tensors = {}  # GGUF name: (bytes, type)
+        self.rounded = {}  # published name: the numbers that are stored
+        self._convert()
+
+    def put(self, name, values, matrix=True):
+        kind = self.kind(name, values.shape[-1]) if matrix else F32
+        raw, rounded = encode(np.ascontiguousarray(values), kind, self.random)
+        self.tensors[name] = (raw, kind)
+        return rounded
+
+    def _convert(self):
+        stacks = {}
+        for name, values in self.published.items():
+            expert = re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight", name)
+            if expert:
+                layer, number, projection = expert.groups()
+                stacks.setdefault((layer, projection), {})[int(number)] = (name, values)
+            elif ".experts." in name:
+                self._fused(name, values)
+            else:
+                self._other(name, values)
+        for (layer, projection), experts in stacks.items():
+            rounded = self.put(
+                f"blk.{layer}.ffn_{PROJECTIONS[projection]}_exps.weight",
+                np.stack([experts[i][1] for i in range(len(experts))]),
+            )
+            self.rounded.update({name: rounded[i] for i, (name, _) in experts.items()})
+
+    def _fused(self, name, values):
+        """gpt-oss: [experts, in, out], gate and up in turns."""
+        layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\w+)", name).groups()
+        bias = tail.endswith("_bias")
+        suffix = "bias" if bias else "weight"
+        stored = values if bias else values.swapaxes(1, 2)
+        if tail.startswith("down"):
+            rounded = self.put(f"blk.{layer}.ffn_down_exps.{suffix}", stored, not bias)
+        else:
+            rounded = np.empty_like(stored)
+            for first, part in enumerate(("gate", "up")):
+                rounded[:, first::2] = self.put(f"blk.{layer}.ffn_{part}_exps.{suffix}", stored[:, first::2], not bias)
+        self.rounded[name] = rounded if bias else np.ascontiguousarray(rounded.swapaxes(1, 2))
+
+    def _other(self, name, values):
+        found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        prefix, rest = (f"blk.{found[1]}.", found[2]) if found else ("", name)
+        module, _, suffix = rest.rpartition(".")
+        if rest == "self_attn.kv_b_proj.weight" and self.split_kv_b:
+            self.rounded[name] = self._split(prefix, values)
+            return
+        tail = TENSORS.get(rest) or f"{MODULES[module]}.{suffix}"
+        if self.type in ("glm4_moe", "gpt_oss") and module == "post_attention_layernorm":
+            tail = "post_attention_norm.weight"
+        if self.type in ("llama", "mixtral") and module in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = self.config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
+            # Blocks lie along a row, so that rounding and permuting may change places.
+            kind = self.kind(prefix + tail, values.shape[1]) if values.ndim == 2 else F32
+            raw, self.rounded[name] = encode(values, kind, self.random)
+            self.tensors[prefix + tail] = (permuted(raw, heads), kind)
+            return
+        always_f32 = tail in ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+        if tail == "ffn_gate_inp_shexp.weight":
+            self.rounded[name] = self.put(prefix + tail, values[0], False)[None]
+            return
+        self.rounded[name] = self.put(prefix + tail, values, values.ndim == 2 and not always_f32)
+
+    def _split(self, prefix, values):
+        nope, v = self.config["qk_nope_head_dim"], self.config["v_head_dim"]
+        both = values.reshape(-1, nope + v, values.shape[1])
+        keys = self.put(prefix + "attn_k_b.weight", both[:, :nope].swapaxes(1, 2))
+        out = np.empty_like(both)
+        out[:, :nope] = keys.swapaxes(1, 2)
+        out[:, nope:] = self.put(prefix + "attn_v_b.weight", both[:, nope:])
+        return out.reshape(values.shape)
+
+    # --- metadata -----------------------------------------------------------------------------------------------------
+
+    def metadata(self, writer):
+        config, number = self.config, writer.add_uint32
+        arch = ARCHITECTURES[self.type]
+
+        def copy(key, name, add=number):
+            if config.get(name) is not None:
+                add(f"{arch}.{key}", config[name])
+
+        number(f"{arch}.block_count", config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0))
+        copy("context_length", "max_position_embeddings")
+        copy("embedding_length", "hidden_size")
+        copy("feed_forward_length", "intermediate_size")
+        copy("attention.head_count", "num_attention_heads")
+        copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", writer.add_float32)
+        for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+            copy("expert_count", name)
+        copy("expert_used_count", "num_experts_per_tok")
+        copy("expert_group_count", "n_group")
+        copy("expert_group_used_count", "topk_group")
+        copy("expert_feed_forward_length", "moe_intermediate_size")
+        copy("expert_shared_feed_forward_length", "shared_expert_intermediate_size")
+        if self.type in ("minimax_m2", "gpt_oss"):
+            copy("expert_feed_forward_length", "intermediate_size")
+        if self.type == "gpt_oss":
+            copy("attention.sliding_window", "sliding_window")
+        if self.type in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+            copy("expert_shared_count", "n_shared_experts")
+            copy("leading_dense_block_count", "first_k_dense_replace")
+            copy("expert_weights_scale", "routed_scaling_factor", writer.add_float32)
+            if config.get("norm_topk_prob"):
+                copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
+        # What readers of such files take for granted is written only where the model differs.
+        if self.type in ("qwen2_moe", "qwen3_moe") and config["norm_topk_prob"] != (self.type == "qwen3_moe"):
+            copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
+        if self.type in ("deepseek_v3", "glm4_moe", "minimax_m2"):
+            number(f"{arch}.expert_gating_func", 2)
+        if self.type.startswith("deepseek"):
+            self._latent(number, arch, copy)
+        else:
+            self._heads(number, arch, copy)
+        self._rope(writer, arch)
+
+    def _heads(self, number, arch, copy):
+        config = self.config
+        copy("attention.head_count_kv", "num_key_value_heads")
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        if config.get("head_dim"):
+            number(f"{arch}.attention.key_length", head)
+            number(f"{arch}.attention.value_length", head)
+        if self.type in ("glm4_moe", "minimax_m2"):
+            number(f"{arch}.rope.dimension_count", int(head * config["rope_parameters"]["partial_rotary_factor"]))
+        if arch == "llama":
+            number(f"{arch}.rope.dimension_count", head)
+
+    def _latent(self, number, arch, copy):
+        config = self.config
+        rope, nope = config["qk_rope_head_dim"], config["qk_nope_head_dim"]
+        copy("attention.q_lora_rank", "q_lora_rank")
+        copy("attention.kv_lora_rank", "kv_lora_rank")
+        number(f"{arch}.rope.dimension_count", rope)
+        if self.split_kv_b:
+            number(f"{arch}.attention.head_count_kv", 1)
+            number(f"{arch}.attention.key_length", config["kv_lora_rank"] + rope)
+            number(f"{arch}.attention.value_length", config["kv_lora_rank"])
+            number(f"{arch}.attention.key_length_mla", nope + rope)
+            number(f"{arch}.attention.value_length_mla", config["v_head_dim"])
+        else:
+            copy("attention.head_count_kv", "num_attention_heads")
+            number(f"{arch}.attention.key_length", nope + rope)
+            number(f"{arch}.attention.value_length", config["v_head_dim"])
+
+    def _rope(self, writer, arch):
+        rope = self.config["rope_parameters"]
+        writer.add_float32(f"{arch}.rope.freq_base", rope["rope_theta"])
+        kind = rope["rope_type"]
+        if kind in ("linear", "yarn"):
+            writer.add_string(f"{arch}.rope.scaling.type", kind)
+            writer.add_float32(f"{arch}.rope.scaling.factor", rope["factor"])
+        if kind == "yarn":
+            writer.add_uint32(
+                f"{arch}.rope.scaling.original_context_length", rope["original_max_position_embeddings"]
+            )
+            writer.add_float32(f"{arch}.rope.scaling.yarn_beta_fast", rope["beta_fast"])
+            writer.add_float32(f"{arch}.rope.scaling.yarn_beta_slow", rope["beta_slow"])
+            if rope.get("mscale_all_dim"):
+                writer.add_float32(f"{arch}.rope.scaling.yarn_log_multiplier", 0.1 * rope["mscale_all_dim"])
+        if kind == "llama3":
+            self.tensors["rope_freqs.weight"] = (self._llama3(rope), F32)
+
+    def _llama3(self, rope):
+        head = self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
+        frequencies = rope["rope_theta"] ** (-np.arange(0, head, 2) / head)
+        turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+        low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+        smooth = (turns - low) / (high - low)
+        between = 1 / ((1 - smooth) / factor + smooth)
+        return np.where(turns > high, 1, np.where(turns < low, factor, between)).astype(np.float32)
+
+    def write(self, path, more=lambda writer: None, change=lambda tensors: None, split=0):
+        """`more` adds metadata (a tokenizer), `change` takes tensors away or spoils them; split: tensors in a part."""
+        writer = gguf.GGUFWriter(path, ARCHITECTURES[self.type], split_max_tensors=split)
+        self.metadata(writer)
+        more(writer)
+        tensors = dict(self.tensors)
+        change(tensors)
+        for name, (raw, kind) in tensors.items():
+            writer.add_tensor(name, raw, raw_dtype=None if kind == F32 else kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
