@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/random_matrix.h"
+#include "nn/kv_write.h"
 
 namespace kt {
 namespace {
@@ -64,8 +65,7 @@ LimitCall attention_call(const AttentionSetup& setup, int context, int tokens) {
   const KvShape& shape = setup.shape;
   const int64_t keys =
       setup.window ? std::min<int64_t>(context, int64_t{setup.window} + tokens - 1) : context;
-  const double token_bytes = static_cast<double>(shape.heads) * (shape.d + (shape.shared ? 0 : shape.dv)) *
-                             static_cast<double>(shape.element_bytes());
+  const double token_bytes = static_cast<double>(shape.page_bytes()) / kPageTokens;
   return {.bytes = token_bytes * static_cast<double>(keys) * setup.batch,
           .operations = 2.0 * (shape.d + shape.dv) * setup.heads * setup.batch *
                         static_cast<double>(keys_seen(context, tokens, setup.window))};
@@ -91,18 +91,18 @@ void AttentionBench::fill() {
   const size_t row = static_cast<size_t>(shape.heads) * static_cast<size_t>(std::max(shape.d, shape.dv));
   const std::vector<float> noise = random_values(kPageTokens * row + kPlaces, 7);
   const auto pages = static_cast<size_t>(cache_->pages());
-  for_each_item(*setup_.pool, static_cast<size_t>(shape.layers) * pages, [&](size_t item) {
-    RandomBits random(item);
+  RandomBits random(8);
+  for (size_t item = 0; item < static_cast<size_t>(shape.layers) * pages; ++item) {
     const auto page = static_cast<int32_t>(item % pages);
     const AttentionSequence whole{.first = 0, .count = kPageTokens, .position = 0, .pages = &page};
-    write_cache(*cache_, *setup_.kernels,
+    write_cache(*cache_, *setup_.pool, *setup_.kernels,
                 {.layer = static_cast<int>(item / pages),
                  .sequences = {&whole, 1},
                  .k = noise.data() + random.below(kPlaces),
                  .v = noise.data() + random.below(kPlaces),
                  .k_stride = int64_t{shape.heads} * shape.d,
                  .v_stride = int64_t{shape.heads} * shape.dv});
-  });
+  }
 }
 
 LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds) const {
@@ -110,7 +110,7 @@ LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds)
   const KvShape& shape = cache_->shape();
   CallBuffers buffers(setup_, pages_, context_, tokens);
   AttentionWork work(setup_.pool, *setup_.kernels);
-  const bool narrow = shape.type == Real::kBf16 && has_product(*setup_.kernels, Product::kBf16);
+  const bool narrow = shape.type == KvType::kBf16 && has_product(*setup_.kernels, Product::kBf16);
   const std::vector<LimitCall> calls(static_cast<size_t>(shape.layers),
                                      attention_call(setup_, context_, tokens));
   return measure_against_limit({.pool = setup_.pool,

@@ -86,7 +86,7 @@ AttentionSetup setup_of(const AttentionFlags& flags) {
                  .d = flags.mla ? kLatentRank + kLatentRope : flags.head_dim,
                  .dv = flags.mla ? kLatentRank : flags.head_dim,
                  .shared = flags.mla,
-                 .type = flags.kv == "f32" ? Real::kF32 : Real::kBf16};
+                 .type = kv_type_named(flags.kv)};
   setup.batch = flags.batch;
   setup.window = flags.window;
   if (setup.heads % setup.shape.heads != 0)
@@ -162,7 +162,7 @@ void add_flags(CLI::App& verb, AttentionFlags& flags) {
   verb.add_option("--batch", flags.batch, "Sequences of a call")->check(positive())->capture_default_str();
   verb.add_option("--window", flags.window, "Positions a token sees; default: all")->check(positive());
   verb.add_option("--kv", flags.kv, "Type of the cache")
-      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->check(CLI::IsMember({"bf16", "int8", "f32"}))
       ->capture_default_str();
   verb.add_option("--layers", flags.layers, "Layers to rotate over; default: enough that no cache holds them")
       ->check(positive());
