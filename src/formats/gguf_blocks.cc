@@ -155,14 +155,59 @@ void scatter(uint8_t* block, const Place& place, uint32_t value) {
   put(place.high, value >> place.low.width);
 }
 
+// Neighbouring columns whose bits lie in neighbouring bytes: what decoding walks, many at a time.
+struct Strip {
+  int column, byte, count;
+  int shift, width;  // in each byte
+  int up;            // where these bits belong in the code
+};
+
 // The places of a type, laid out for the loops.
 struct Places {
   std::vector<Place> codes, scales, mins;
+  std::vector<Strip> strips;  // of codes
 };
 
-Places places_of(const Layout& layout, const Format& format) {
+std::vector<Strip> strips_of(const std::vector<Place>& codes) {
+  std::vector<Strip> out;
+  const auto add = [&](int column, const Bits& bits, int up) {
+    if (bits.width == 0) return;
+    const auto goes_on = [&](const Strip& s) {
+      return s.column + s.count == column && s.byte + s.count == bits.byte && s.shift == bits.shift &&
+             s.width == bits.width && s.up == up;
+    };
+    const auto found = std::find_if(out.begin(), out.end(), goes_on);
+    if (found != out.end())
+      ++found->count;
+    else
+      out.push_back({column, bits.byte, 1, bits.shift, bits.width, up});
+  };
+  for (int column = 0; column < std::ssize(codes); ++column) {
+    const Place& place = codes[static_cast<size_t>(column)];
+    add(column, place.low, 0);
+    add(column, place.high, place.low.width);
+  }
+  return out;
+}
+
+constexpr int kStripStep = 16;  // columns the compiler makes vectors of
+
+void decode_strip(const Strip& strip, const uint8_t* block, uint8_t* codes) {
+  const uint8_t* from = block + strip.byte;
+  uint8_t* to = codes + strip.column;
+  const auto mask = static_cast<uint8_t>((1u << strip.width) - 1);
+  int i = 0;
+  for (; i + kStripStep <= strip.count; i += kStripStep)
+    for (int j = 0; j < kStripStep; ++j)
+      to[i + j] = static_cast<uint8_t>(to[i + j] | ((from[i + j] >> strip.shift) & mask) << strip.up);
+  for (; i < strip.count; ++i) to[i] = static_cast<uint8_t>(to[i] | ((from[i] >> strip.shift) & mask) << strip.up);
+}
+
+Places make_places(const Layout& layout) {
+  const Format format = format_named(layout.format);
   Places places;
   for (int i = 0; i < layout.size; ++i) places.codes.push_back(place_of_code(layout.type, i));
+  places.strips = strips_of(places.codes);
   if (format.scale == Scale::kS8F16) {
     for (int i = 0; i < layout.size / format.span.k; ++i)
       places.scales.push_back(place_of_scale(layout.type, i));
@@ -173,6 +218,15 @@ Places places_of(const Layout& layout, const Format& format) {
   return places;
 }
 
+const Places& places_of(const Layout& layout) {
+  static const std::vector<Places> all = [] {
+    std::vector<Places> made;
+    for (const Layout& each : kLayouts) made.push_back(make_places(each));
+    return made;
+  }();
+  return all[static_cast<size_t>(&layout - kLayouts.data())];
+}
+
 // Files add a min where a Format subtracts it; the sign bit of an f16 is the top bit of its second byte.
 void negate_f16(uint8_t* bytes) { bytes[1] ^= 0x80; }
 
@@ -180,7 +234,8 @@ void decode_block(const Layout& layout, const Places& places, const uint8_t* blo
                   Matrix& out) {
   const Format& format = out.format;
   uint8_t* codes = out.codes.data() + index * layout.size;
-  for (int i = 0; i < layout.size; ++i) codes[i] = static_cast<uint8_t>(gather(block, places.codes[i]));
+  std::memset(codes, 0, static_cast<size_t>(layout.size));
+  for (const Strip& strip : places.strips) decode_strip(strip, block, codes);
   if (format.code == Code::kE2m1) {
     // The reference has no minus zero among its code values.
     for (int i = 0; i < layout.size; ++i) codes[i] = codes[i] == 8 ? 0 : codes[i];
@@ -293,7 +348,7 @@ Matrix matrix_from_gguf(GgufType type, std::span<const std::byte> rows, int64_t 
     std::memcpy(out.codes.data(), rows.data(), rows.size());
     return out;
   }
-  const Places places = places_of(layout, out.format);
+  const Places& places = places_of(layout);
   const auto* blocks = reinterpret_cast<const uint8_t*>(rows.data());
   for (int64_t i = 0; i < count; ++i) decode_block(layout, places, blocks + i * layout.bytes, i, out);
   return out;
@@ -310,7 +365,7 @@ std::vector<std::byte> gguf_from_matrix(GgufType type, const MatrixView& w, std:
     std::memcpy(out.data(), w.codes, out.size());
     return out;
   }
-  const Places places = places_of(layout, w.format);
+  const Places& places = places_of(layout);
   auto* blocks = reinterpret_cast<uint8_t*>(out.data());
   for (int64_t i = 0; i < count; ++i) encode_block(layout, places, w, i, blocks + i * layout.bytes, name);
   return out;

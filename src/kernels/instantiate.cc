@@ -12,9 +12,7 @@ using Isa = KT_ISA_CLASS;
 
 namespace KT_ISA_NAMESPACE {
 
-// Of instantiate_attend.cc.
-void attend(const kt::AttendArgs& args) noexcept;
-void keys_of_values(kt::KvType type, const void* values, int width, void* keys) noexcept;
+extern const kt::AttentionKernels kAttention;  // instantiate_attention.cc
 
 namespace {
 
@@ -49,8 +47,7 @@ constexpr kt::Kernels make() {
   t.activate = activate;
   t.add_scaled = add_scaled;
   t.store = store;
-  t.attend = attend;
-  t.keys_of_values = keys_of_values;
+  t.attention = &kAttention;
   t.peak_s8 = peak_s8<Isa>;
   if constexpr (Isa::kBf16Product) t.peak_bf16 = peak_bf16<Isa>;
   t.peak_f32 = peak_f32;

@@ -236,11 +236,12 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
            s.spec.context);
     if (tokens + count > s.options.max_tokens)
       fail("{} tokens in one step, at most {} fit", tokens + count, s.options.max_tokens);
-    for (int t = 0; t < count; ++t) {
-      const int32_t id = input.tokens[static_cast<size_t>(t)];
+    for (const int32_t id : input.tokens)
       if (id < 0 || id >= s.spec.vocab) fail("token {}: the vocabulary has {}", id, s.spec.vocab);
-      s.embedding->values(id, 1, s.x.data() + int64_t{tokens + t} * s.spec.hidden);
-    }
+    for_rows(*s.pool, count, [&](int t) {
+      s.embedding->values(input.tokens[static_cast<size_t>(t)], 1,
+                          s.x.data() + int64_t{tokens + t} * s.spec.hidden);
+    });
     sequences.push_back({.first = tokens, .count = count, .position = input.position, .pages = input.pages});
     tokens += count;
   }

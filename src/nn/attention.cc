@@ -10,7 +10,6 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/signal.h"
-#include "formats/floats.h"
 
 namespace kt {
 namespace {
@@ -49,15 +48,13 @@ struct Sums {
     std::fill_n(out, static_cast<size_t>(rows) * static_cast<size_t>(dv), 0.0f);
   }
   // Adds what the same rows gathered behind this.
-  void join(const Sums& next, int rows, int dv) const {
+  void join(const Sums& next, int rows, int dv, const AttentionKernels& kernels) const {
     for (int r = 0; r < rows; ++r) {
       if (next.sum[r] == 0) continue;  // saw nothing there
       const float most = std::max(top[r], next.top[r]);
       const float mine = sum[r] == 0 ? 0 : std::exp(top[r] - most), its = std::exp(next.top[r] - most);
       sum[r] = sum[r] * mine + next.sum[r] * its;
-      float* to = out + int64_t{r} * dv;
-      const float* from = next.out + int64_t{r} * dv;
-      for (int i = 0; i < dv; ++i) to[i] = to[i] * mine + from[i] * its;
+      kernels.join(out + int64_t{r} * dv, mine, next.out + int64_t{r} * dv, its, dv);
       top[r] = most;
     }
   }
@@ -107,7 +104,7 @@ struct Scratch {
 
 struct AttentionWork::State {
   std::shared_ptr<Pool> pool;
-  const Kernels* kernels = nullptr;
+  const AttentionKernels* kernels = nullptr;
   std::vector<Item> items;
   std::vector<Join> joins;
   std::vector<std::unique_ptr<Countdown>> left;  // [joins]
@@ -140,7 +137,7 @@ void AttentionWork::State::list_items() {
       const int count = std::min(tokens_at_once, sequence.count - begin);
       const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
       // Prefill has rows enough for every worker; decode over a long context has not.
-      const bool split = sequence.count < tokens_at_once;
+      const bool split = sequence.count * group() <= kRows;
       for (int head = 0; head < cache->shape().heads; ++head)
         add_item({static_cast<int>(s), head, begin, count, oldest / kPageTokens,
                   (sequence.position + begin + count - 1) / kPageTokens + 1},
@@ -183,13 +180,8 @@ void AttentionWork::State::take_queries(const Item& item, int rows, const Scratc
   for (int r = 0; r < rows; ++r) {
     const float* from = args->q + (sequence.first + item.begin + r / heads) * args->q_stride +
                         (item.head * heads + r % heads) * shape.d;
-    float* to = scratch.q + int64_t{r} * d;
-    for (int i = 0; i < shape.d; ++i) to[i] = from[i] * args->scale;
-    std::fill(to + shape.d, to + d, 0.0f);
-    if (shape.type != KvType::kBf16) continue;
-    uint16_t* rounded = scratch.q_bf16 + int64_t{r} * d;
-    kernels->store(rounded, Real::kBf16, to, d);
-    for (int i = 0; i < d; ++i) to[i] = to_f32(bf16{rounded[i]});
+    kernels->query(shape.type, from, shape.d, args->scale, d, scratch.q + int64_t{r} * d,
+                   scratch.q_bf16 + int64_t{r} * d);
   }
 }
 
@@ -215,6 +207,8 @@ void AttentionWork::State::add_page(const Item& item, int page, int rows, const 
     kernels->keys_of_values(shape.type, values, v_width, scratch.keys);
     keys = scratch.keys;
   }
+  const bool more = page + 1 < item.last_page;
+  const int next = more ? sequence.pages[page + 1] : 0;
   kernels->attend({.type = shape.type,
                    .rows = rows,
                    .d = shape.d_pad(),
@@ -227,6 +221,10 @@ void AttentionWork::State::add_page(const Item& item, int page, int rows, const 
                    .k_scales = k_scales,
                    .v_scales = scales(values, v_width),
                    .keys = std::min(kPageTokens, sequence.position + item.begin + item.count - start),
+                   .next_k = more ? cache->keys(args->layer, next, item.head) : nullptr,
+                   .next_v = more ? cache->values(args->layer, next, item.head) : nullptr,
+                   .next_k_bytes = shape.shared ? 0 : static_cast<int64_t>(shape.block_bytes(shape.d_pad())),
+                   .next_v_bytes = static_cast<int64_t>(shape.block_bytes(v_width)),
                    .begin = begin.data(),
                    .end = end.data(),
                    .scores = scratch.scores,
@@ -253,11 +251,11 @@ void AttentionWork::State::attend(const Item& item, std::byte* mine) noexcept {
     const int end = std::min(item.last_page, (g + 1) * kGroupPages);
     for (int page = std::max(item.first_page, g * kGroupPages); page < end; ++page)
       add_page(item, page, rows, scratch, here);
-    if (g > first_group) total.join(here, rows, dv);
+    if (g > first_group) total.join(here, rows, dv, *kernels);
   }
   if (join) {
     if (!left[static_cast<size_t>(item.join)]->arrive()) return;
-    for (int i = 1; i < join->parts; ++i) part(0).join(part(i), rows, dv);
+    for (int i = 1; i < join->parts; ++i) part(0).join(part(i), rows, dv, *kernels);
   }
   finish(item, join ? part(0) : total);
 }
@@ -284,7 +282,7 @@ void AttentionWork::State::finish(const Item& item, const Sums& sums) const noex
 AttentionWork::AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels)
     : state_(std::make_unique<State>()) {
   state_->pool = std::move(pool);
-  state_->kernels = &kernels;
+  state_->kernels = kernels.attention;
 }
 AttentionWork::~AttentionWork() = default;
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/memory.h"
+#include "kernels/attention.h"
 #include "kernels/table.h"
 
 namespace kt {
@@ -23,7 +24,7 @@ struct KvShape {
 
   int d_pad() const { return (d + kKvColumns - 1) / kKvColumns * kKvColumns; }
   int dv_pad() const { return (dv + kKvColumns - 1) / kKvColumns * kKvColumns; }
-  // Of one head's block (kernels/table.h), scales included.
+  // Of one head's block (kernels/attention.h), scales included.
   size_t block_bytes(int columns) const {
     return static_cast<size_t>(kPageTokens) *
            (static_cast<size_t>(columns) * static_cast<size_t>(kv_bytes(type)) +

@@ -103,6 +103,16 @@ struct Avx2 {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(load_64(p)), 23);
     return {_mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x400000)))};
   }
+  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
+  static KT_INLINE F32 round_bf16(F32 x) {
+    const __m256i u = _mm256_castps_si256(x.v), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    return {_mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  static KT_INLINE void store_high(void* p, F32 x) {
+    const __m256i h = _mm256_srli_epi32(_mm256_castps_si256(x.v), 16);
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+  }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16))}; }
   static KT_INLINE F32 high_bf16(I32 a) {

@@ -88,6 +88,15 @@ struct Avx512 {
   static KT_INLINE F32 load_bf16(const uint8_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16))};
   }
+  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
+  static KT_INLINE F32 round_bf16(F32 x) {
+    const __m512i u = _mm512_castps_si512(x.v), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return {_mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  static KT_INLINE void store_high(void* p, F32 x) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x.v), 16)));
+  }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
   static KT_INLINE F32 high_bf16(I32 a) {

@@ -74,6 +74,15 @@ struct Neon {
   static KT_INLINE uint8x8_t load4_u8(const uint8_t* p) { uint32_t v; __builtin_memcpy(&v, p, 4); return vreinterpret_u8_u32(vdup_n_u32(v)); }
   static KT_INLINE F32 load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load4_u16(p))); }
   static KT_INLINE F32 load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load4_u16(p), 16)); }
+  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
+  static KT_INLINE F32 round_bf16(F32 x) {
+    const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    return vreinterpretq_f32_u32(vandq_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), vdupq_n_u32(0xffff0000u)));
+  }
+  static KT_INLINE void store_high(void* p, F32 x) {
+    const uint16x4_t h = vshrn_n_u32(vreinterpretq_u32_f32(x), 16);
+    __builtin_memcpy(p, &h, 8);
+  }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return vreinterpretq_f32_s32(vshlq_n_s32(a, 16)); }
   static KT_INLINE F32 high_bf16(I32 a) { return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int>(0xffff0000u)))); }

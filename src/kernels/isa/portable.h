@@ -72,6 +72,9 @@ struct Portable {
   static KT_PORTABLE_OP F32 load_f16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = f16_to_f32(u16_at(p + 2 * i)); return r; }
   static KT_PORTABLE_OP F32 load_bf16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(p + 2 * i)} << 16); return r; }
   static KT_PORTABLE_OP F32 load_e8m0(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(p[i] ? uint32_t{p[i]} << 23 : 0x400000u); return r; }
+  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
+  static KT_PORTABLE_OP F32 round_bf16(F32 x) { for (int i = 0; i < kLanes; ++i) { const uint32_t u = bits_of(x.v[i]); x.v[i] = float_of((u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u); } return x; }
+  static KT_PORTABLE_OP void store_high(void* p, F32 x) { for (int i = 0; i < kLanes; ++i) put_u16(static_cast<uint8_t*>(p) + 2 * i, static_cast<uint16_t>(bits_of(x.v[i]) >> 16)); }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_PORTABLE_OP F32 low_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) << 16); return r; }
   static KT_PORTABLE_OP F32 high_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) & 0xffff0000u); return r; }

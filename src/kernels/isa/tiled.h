@@ -95,12 +95,13 @@ struct TiledIsa : Base {
   // pairs of columns, `steps` times 32 columns.
   template <int kRT, int kBT>
   static KT_INLINE void plain_block(const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t b_stride, int steps,
-                                    float* c, int64_t ldc) {
+                                    float* c, int64_t ldc, Ahead& ahead) {
     Unit unit;
     unroll<kRT>([&](auto i) __attribute__((always_inline)) {
       unroll<kBT>([&](auto j) __attribute__((always_inline)) { unit.template zero<2 * i + j>(); });
     });
     for (int s = 0; s < steps; ++s, a += kTileBytes, b += kTileSide * b_stride) {
+      ahead.fetch();
       unroll<kBT>([&](auto j) __attribute__((always_inline)) {
         unit.template load<6 + j>(b + j * kTileBytes, b_stride);
       });

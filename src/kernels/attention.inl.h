@@ -1,4 +1,4 @@
-// Attention of query rows over one block of keys and values (table.h, AttendArgs).
+// Attention of query rows over one block of keys and values (attention.h).
 //
 // Scores: keys lie across lanes, so a row's sums need no adding across; every word of keys is widened once for
 // several rows. Output: columns lie across lanes, likewise. A sum of products runs over 16 words of K at a time, one
@@ -7,8 +7,8 @@
 // the block is in L2; few rows are bound by reading the cache.
 // Error: f32 sums of d and of kKvBlock terms; kBf16 also rounds p, at most 2^-9 of each.
 #pragma once
+#include "kernels/attention.h"
 #include "kernels/math.inl.h"
-#include "kernels/table.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
@@ -21,8 +21,8 @@ inline constexpr int kWordsAtOnce = 16;                       // of K, of one pa
 inline constexpr int kVectors = Isa::kLanes == 8 ? 1 : 2;     // side by side: half the registers of AVX2
 constexpr int query_rows(KvType type) { return type == KvType::kS8 ? 2 : 4; }
 inline constexpr int kLeastTileRows = 3;  // fewer are done sooner without tiles
-inline constexpr float kUnseen = -3.0e38f, kSeen = -2.0e38f;
-inline constexpr float kLeastWeight = 0x1p-100f;  // smaller ones count as 0, so that no product is denormal
+inline constexpr float kUnseen = -3.0e38f;
+inline constexpr float kFarBelow = -69.0f;  // e^this is about 2^-100: what is less counts as 0, so no product is denormal
 
 template <KvType kType>
 KT_INLINE void load_words(const uint8_t* at, F32 (&out)[kt::kv_pack(kType)]) {
@@ -39,17 +39,30 @@ KT_INLINE void load_words(const uint8_t* at, F32 (&out)[kt::kv_pack(kType)]) {
   }
 }
 
+// The next blocks, a few lines at each of `steps` steps.
+KT_INLINE Ahead ahead_of(const AttendArgs& args, int64_t steps) {
+  Ahead ahead;
+  if (!args.next_k) return ahead;
+  ahead.at = static_cast<const uint8_t*>(args.next_k);
+  ahead.end = ahead.at + args.next_k_bytes;
+  ahead.second = static_cast<const uint8_t*>(args.next_v) - ahead.end;
+  ahead.bytes = args.next_v_bytes;
+  ahead.lines = static_cast<int>((args.next_k_bytes + args.next_v_bytes) / 64 / (steps > 0 ? steps : 1)) + 1;
+  return ahead;
+}
+
 // c[r][lane] = sum over `words` words of x[r * x_stride + number] * (numbers of the words at w, w + w_stride, ...), for
 // kV vectors side by side.
 template <KvType kType, int kRows, int kV>
 KT_INLINE void sum_words(const float* x, int64_t x_stride, const uint8_t* w, int64_t w_stride, int words,
-                         F32 (&total)[kRows][kV]) {
+                         F32 (&total)[kRows][kV], Ahead& ahead) {
   constexpr int kPack = kt::kv_pack(kType);
   unroll<kRows>([&](auto r) __attribute__((always_inline)) {
     unroll<kV>([&](auto v) __attribute__((always_inline)) { total[r][v] = Isa::set1(0.0f); });
   });
   for (int first = 0; first < words; first += kWordsAtOnce) {
     const int last = first + kWordsAtOnce < words ? first + kWordsAtOnce : words;
+    ahead.fetch();
     F32 part[kRows][kV][kPack];
     unroll<kRows>([&](auto r) __attribute__((always_inline)) {
       unroll<kV>([&](auto v) __attribute__((always_inline)) {
@@ -83,14 +96,14 @@ KT_INLINE void sum_words(const float* x, int64_t x_stride, const uint8_t* w, int
 }
 
 template <KvType kType, int kRows>
-KT_INLINE void score_rows(const AttendArgs& args, int row) {
+KT_INLINE void score_rows(const AttendArgs& args, int row, Ahead& ahead) {
   const float* q = args.q + static_cast<int64_t>(row) * args.d;
   float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock;
   const auto* k = static_cast<const uint8_t*>(args.k);
   const int words = args.d / kt::kv_pack(kType);
   for (int key = 0; key < args.keys; key += kVectors * Isa::kLanes) {
     F32 sums[kRows][kVectors];
-    sum_words<kType, kRows, kVectors>(q, args.d, k + key * 4, kKvBlock * 4, words, sums);
+    sum_words<kType, kRows, kVectors>(q, args.d, k + key * 4, kKvBlock * 4, words, sums, ahead);
     unroll<kRows>([&](auto r) __attribute__((always_inline)) {
       unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
         const int at = key + v * Isa::kLanes;
@@ -117,13 +130,11 @@ KT_INLINE void soften_row(const AttendArgs& args, int row) {
   const float top = blind || old > found ? old : found;
   F32 sum = Isa::set1(0.0f);
   for (int j = 0; j < kKvBlock; j += Isa::kLanes) {
-    const F32 s = Isa::load(scores + j);
-    F32 p = Isa::zero_below(exp(Isa::sub(s, Isa::set1(blind ? 0.0f : top))), s, Isa::set1(kSeen));
-    p = Isa::zero_below(p, p, Isa::set1(kLeastWeight));
+    const F32 x = Isa::sub(Isa::load(scores + j), Isa::set1(blind ? 0.0f : top));
+    F32 p = Isa::zero_below(exp(x), x, Isa::set1(kFarBelow));
     if constexpr (kType == KvType::kBf16) {
-      auto* rounded = static_cast<uint8_t*>(args.weights) + (static_cast<int64_t>(row) * kKvBlock + j) * 2;
-      Isa::store_bf16(rounded, p);
-      p = Isa::load_bf16(rounded);
+      p = Isa::round_bf16(p);
+      Isa::store_high(static_cast<uint8_t*>(args.weights) + (static_cast<int64_t>(row) * kKvBlock + j) * 2, p);
     }
     sum = Isa::add(sum, p);
     if constexpr (kType == KvType::kS8) p = Isa::mul(p, Isa::load(args.v_scales + j));
@@ -134,7 +145,7 @@ KT_INLINE void soften_row(const AttendArgs& args, int row) {
   args.top[row] = top;
   if (old != top) {
     alignas(64) float factor[Isa::kLanes];
-    Isa::store(factor, Isa::zero_below(exp(Isa::set1(old - top)), Isa::set1(old), Isa::set1(kSeen)));
+    Isa::store(factor, Isa::zero_below(exp(Isa::set1(old - top)), Isa::set1(old - top), Isa::set1(kFarBelow)));
     args.shrink[row] = factor[0];
   }
   args.sum[row] = args.sum[row] * args.shrink[row] + Isa::sum_of(sum);
@@ -146,14 +157,14 @@ KT_INLINE void add_to_out(const AttendArgs& args, int row, int column, F32 found
 }
 
 template <KvType kType, int kRows>
-KT_INLINE void add_values(const AttendArgs& args, int row) {
+KT_INLINE void add_values(const AttendArgs& args, int row, Ahead& ahead) {
   constexpr int kPack = kt::kv_pack(kType);
   const float* p = args.scores + static_cast<int64_t>(row) * kKvBlock;
   const auto* v = static_cast<const uint8_t*>(args.v);
   const int words = (args.keys + kPack - 1) / kPack;
   for (int c = 0; c < args.dv; c += kVectors * Isa::kLanes) {
     F32 sums[kRows][kVectors];
-    sum_words<kType, kRows, kVectors>(p, kKvBlock, v + c * 4, int64_t{args.v_width} * 4, words, sums);
+    sum_words<kType, kRows, kVectors>(p, kKvBlock, v + c * 4, int64_t{args.v_width} * 4, words, sums, ahead);
     unroll<kRows>([&](auto r) __attribute__((always_inline)) {
       unroll<kVectors>([&](auto i) __attribute__((always_inline)) {
         add_to_out(args, row + r, c + i * Isa::kLanes, sums[r][i]);
@@ -164,13 +175,16 @@ KT_INLINE void add_values(const AttendArgs& args, int row) {
 
 template <KvType kType>
 __attribute__((noinline)) void attend_rows(const AttendArgs& args) {
-  constexpr int kRows = query_rows(kType);
+  constexpr int kRows = query_rows(kType), kPack = kt::kv_pack(kType), kWide = kVectors * Isa::kLanes;
+  const int64_t groups = args.rows / kRows + args.rows % kRows;
+  Ahead ahead = ahead_of(args, groups * ((args.keys + kWide - 1) / kWide * (args.d / kPack / kWordsAtOnce) +
+                                         args.dv / kWide * ((args.keys / kPack + kWordsAtOnce) / kWordsAtOnce)));
   int row = 0;
-  for (; row + kRows <= args.rows; row += kRows) score_rows<kType, kRows>(args, row);
-  for (; row < args.rows; ++row) score_rows<kType, 1>(args, row);
+  for (; row + kRows <= args.rows; row += kRows) score_rows<kType, kRows>(args, row, ahead);
+  for (; row < args.rows; ++row) score_rows<kType, 1>(args, row, ahead);
   for (row = 0; row < args.rows; ++row) soften_row<kType>(args, row);
-  for (row = 0; row + kRows <= args.rows; row += kRows) add_values<kType, kRows>(args, row);
-  for (; row < args.rows; ++row) add_values<kType, 1>(args, row);
+  for (row = 0; row + kRows <= args.rows; row += kRows) add_values<kType, kRows>(args, row, ahead);
+  for (; row < args.rows; ++row) add_values<kType, 1>(args, row, ahead);
 }
 
 // The same with a tile unit; a template, so that it is only looked at where there is one.
@@ -183,17 +197,25 @@ __attribute__((noinline)) void attend_tiles(const AttendArgs& args) {
   const auto* p = static_cast<const uint8_t*>(args.weights);
   const int64_t q_stride = int64_t{args.d} * 2, p_stride = int64_t{kKvBlock} * 2;
   const int key_steps = args.d / 32, value_steps = (args.keys + 31) / 32;
+  const int64_t blocks = (args.rows + 2 * kSide - 1) / (2 * kSide);
+  Ahead ahead = ahead_of(args, blocks * ((args.keys + 2 * kSide - 1) / (2 * kSide) * key_steps +
+                                         args.dv / (2 * kSide) * value_steps) + args.rows);
   Tiled::begin_tiles();
   for (int row = 0; row < args.rows; row += 2 * kSide)
     for (int key = 0; key < args.keys; key += 2 * kSide) {
       float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock + key;
       const uint8_t* from = q + row * q_stride;
       if (args.rows - row > kSide)
-        Tiled::template plain_block<2, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock);
+        Tiled::template plain_block<2, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock,
+                                          ahead);
       else
-        Tiled::template plain_block<1, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock);
+        Tiled::template plain_block<1, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock,
+                                          ahead);
     }
-  for (int row = 0; row < args.rows; ++row) soften_row<KvType::kBf16>(args, row);
+  for (int row = 0; row < args.rows; ++row) {
+    ahead.fetch();
+    soften_row<KvType::kBf16>(args, row);
+  }
   alignas(64) float found[2 * kSide][2 * kSide];
   for (int row = 0; row < args.rows; row += 2 * kSide) {
     const int rows = args.rows - row < 2 * kSide ? args.rows - row : 2 * kSide;
@@ -201,10 +223,10 @@ __attribute__((noinline)) void attend_tiles(const AttendArgs& args) {
       const int64_t v_stride = int64_t{args.v_width} * 4;
       if (rows > kSide)
         Tiled::template plain_block<2, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps, found[0],
-                                          2 * kSide);
+                                          2 * kSide, ahead);
       else
         Tiled::template plain_block<1, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps, found[0],
-                                          2 * kSide);
+                                          2 * kSide, ahead);
       for (int r = 0; r < rows; ++r)
         for (int i = 0; i < 2 * kSide; i += Isa::kLanes) add_to_out(args, row + r, c + i, Isa::load(found[r] + i));
     }
@@ -229,6 +251,21 @@ void attend(const AttendArgs& args) noexcept {
   } else {
     attend_rows<KvType::kS8>(args);
   }
+}
+
+void query(KvType type, const float* from, int columns, float scale, int d, float* q, void* q_bf16) noexcept {
+  for (int i = 0; i < columns; ++i) q[i] = from[i] * scale;
+  for (int i = columns; i < d; ++i) q[i] = 0;
+  if (type != KvType::kBf16) return;
+  for (int i = 0; i < d; i += Isa::kLanes) {
+    Isa::store_bf16(static_cast<uint8_t*>(q_bf16) + 2 * i, Isa::load(q + i));
+    Isa::store(q + i, Isa::load_bf16(static_cast<uint8_t*>(q_bf16) + 2 * i));
+  }
+}
+
+void join(float* y, float y_factor, const float* x, float x_factor, int n) noexcept {
+  const F32 a = Isa::set1(y_factor), b = Isa::set1(x_factor);
+  for (int i = 0; i < n; i += Isa::kLanes) Isa::store(y + i, Isa::fma(Isa::load(x + i), b, Isa::mul(Isa::load(y + i), a)));
 }
 
 void keys_of_values(KvType type, const void* values, int width, void* keys) noexcept {

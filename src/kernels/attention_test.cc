@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/attention.h"
 #include "kernels/testing/activations.h"
 #include "kernels/testing/guarded.h"
 #include "kernels/testing/tables.h"
@@ -94,7 +95,7 @@ std::vector<float> attend(const Kernels& t, const Case& c, const Blocks& blocks,
     }
     const std::byte* k = blocks.k.data() + static_cast<size_t>(at / kKvBlock) * blocks.k_bytes;
     const std::byte* v = blocks.v.data() + static_cast<size_t>(at / kKvBlock) * blocks.v_bytes;
-    t.attend({.type = c.type,
+    t.attention->attend({.type = c.type,
               .rows = rows,
               .d = c.d,
               .dv = c.dv,
@@ -178,7 +179,7 @@ TEST(Attend, UnseenBlocksChangeNothing) {
     const auto q = random_rows(2, 32, 1);
     std::vector<float> scores(16 * kKvBlock), top = {3, 4}, sum = {5, 6}, out(64, 1.5f), shrink(2);
     const int32_t begin[] = {0, 9}, end[] = {-3, 20};
-    t->attend({.type = KvType::kF32,
+    t->attention->attend({.type = KvType::kF32,
                .rows = 2,
                .d = 32,
                .dv = 32,
@@ -208,7 +209,7 @@ TEST(Attend, KeysOfValues) {
       std::vector<std::byte> values(kKvBlock * kWidth * size);
       for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::byte>(i * 131 + i / 256);
       Guarded keys(values.size());
-      t->keys_of_values(type, values.data(), kWidth, keys.as());
+      t->attention->keys_of_values(type, values.data(), kWidth, keys.as());
       ASSERT_TRUE(keys.intact()) << t->name;
       for (int key = 0; key < kKvBlock; ++key)
         for (int c = 0; c < kWidth; ++c)
