@@ -17,7 +17,7 @@ struct ModelOptions {
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
   int threads = 0;
-  int max_tokens = 512;  // of one step
+  int max_tokens = 1024;  // of one step
 };
 
 class LoadedModel {
