@@ -1,8 +1,4 @@
-// libFuzzer target: any bytes as a chat template, rendered over a small conversation. Whatever comes is text
-// or an Error.
-//   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -Isrc fuzz/template_fuzz.cc
-//   src/engine/chat_template.cc
-//     src/engine/jinja/*.cc src/base/error.cc src/base/text.cc -o template_fuzz
+// Any bytes as a chat template, rendered over a small conversation: text or an Error.
 #include <cstdint>
 
 #include "engine/chat_template.h"

@@ -37,6 +37,7 @@ for name in "${names[@]}"; do
   for part in "$name" ${name//_/ }; do
     [ -d "fuzz/corpus/$part" ] && seeds+=("fuzz/corpus/$part")
   done
+  [ "$name" = template ] && seeds+=(tests/chat_templates)
   echo "== $name: $seconds s"
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "build-fuzz/fuzz/${name}_fuzz" -max_total_time="$seconds" \
     -rss_limit_mb=512 -timeout=10 -print_final_stats=1 -artifact_prefix="build-fuzz/found/$name-" \

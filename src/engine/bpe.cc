@@ -5,7 +5,7 @@
 #include <queue>
 
 #include "base/text.h"
-#include "engine/utf8.h"
+#include "base/utf8.h"
 
 namespace kt {
 namespace {

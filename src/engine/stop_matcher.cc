@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/utf8.h"
+#include "base/utf8.h"
 
 namespace kt {
 

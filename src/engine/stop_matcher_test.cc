@@ -5,7 +5,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/utf8.h"
+#include "base/utf8.h"
 
 namespace kt {
 namespace {

@@ -7,6 +7,7 @@
 #include "weights/gguf.h"
 #include "weights/safetensors.h"
 #include "weights/testing/files.h"
+#include "weights/yaml.h"
 
 namespace kt {
 namespace {
@@ -15,7 +16,7 @@ using namespace testing_files;
 namespace fs = std::filesystem;
 
 template <typename Read>
-void replay(const char* kind, Read&& read) {
+void replay(const char* kind, Read&& read, std::string_view behind_name = ": ") {
   int files = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(fs::path(KT_FUZZ_CORPUS) / kind)) {
     const std::string path = entry.path().string(), name = entry.path().filename().string();
@@ -27,7 +28,7 @@ void replay(const char* kind, Read&& read) {
       continue;
     }
     ASSERT_TRUE(name.starts_with("bad-")) << path;
-    EXPECT_TRUE(got.starts_with(path + ": ")) << got;
+    EXPECT_TRUE(got.starts_with(path + std::string(behind_name))) << got;
     EXPECT_EQ(got.find('\n'), std::string::npos) << got;
   }
   EXPECT_GE(files, 10);
@@ -50,6 +51,13 @@ TEST(Corpus, Config) {
   replay("config", [](auto bytes, const std::string& name) {
     read_model_config(parse_json(characters(bytes), name), name);
   });
+}
+TEST(Corpus, Yaml) {
+  const auto read = [](auto bytes, const std::string& name) {
+    const Json value = parse_yaml(characters(bytes), name);
+    EXPECT_EQ(parse_yaml(to_yaml(value), "written again"), value) << name;
+  };
+  replay("yaml", read, ":");
 }
 
 }  // namespace

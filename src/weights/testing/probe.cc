@@ -2,18 +2,22 @@
 //   weights_probe list PATH   one line a tensor: name, type, shape, sha256 of its bytes, separated by tabs
 //   weights_probe config PATH the config as read, one "key value" a line
 //   weights_probe write FILE  a safetensors file with a tensor of every dtype
+//   weights_probe yaml FILE...  for each a line: it as JSON, or "error: " and the message
+//   weights_probe rewrite FILE  YAML written again by to_yaml()
 //   weights_probe experts PATH [TYPE]               dialect, sizes and layers of the routed experts
 //   weights_probe dequant PATH LAYER EXPERT PROJ    one projection (gate, up, down) as f32 [n, k], raw
 //   weights_probe bias PATH LAYER EXPERT PROJ       its bias as f32, raw; nothing where it has none
 #include <cstdio>
 #include <exception>
 #include <random>
+#include <span>
 #include <string>
 
 #include "base/error.h"
 #include "base/sha256.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
+#include "weights/yaml.h"
 
 namespace {
 
@@ -75,6 +79,16 @@ void experts(const std::string& path, const std::string& type) {
                  source->experts(), source->hidden(), source->inter(), layers));
 }
 
+void yaml(std::span<char*> paths) {
+  for (const char* path : paths) {
+    try {
+      print(kt::read_yaml(path).dump() + "\n");
+    } catch (const kt::Error& error) {
+      print(kt::text("error: {}\n", error.what()));
+    }
+  }
+}
+
 kt::Projection projection_named(const std::string& name) {
   for (const kt::Projection projection : kt::kProjections)
     if (kt::name_of(projection) == name) return projection;
@@ -106,6 +120,8 @@ int main(int argc, char** argv) {
   try {
     if (verb == "experts" && argc <= 4) return experts(argv[2], argc == 4 ? argv[3] : "auto"), 0;
     if ((verb == "dequant" || verb == "bias") && argc == 6) return dequant(argv + 2, verb == "bias"), 0;
+    if (verb == "yaml") return yaml({argv + 2, argv + argc}), 0;
+    if (argc == 3 && verb == "rewrite") return print(kt::to_yaml(kt::read_yaml(argv[2]))), 0;
     if (argc == 3 && verb == "list") return list(argv[2]), 0;
     if (argc == 3 && verb == "config") return config(argv[2]), 0;
     if (argc == 3 && verb == "write") return write(argv[2]), 0;
@@ -113,6 +129,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "weights_probe: %s\n", error.what());
     return 1;
   }
-  std::fprintf(stderr, "usage: weights_probe list|config|write|experts|dequant|bias PATH ...\n");
+  std::fprintf(stderr, "usage: weights_probe list|config|write|yaml|rewrite|experts|dequant|bias PATH ...\n");
   return 2;
 }
