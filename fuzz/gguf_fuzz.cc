@@ -5,6 +5,7 @@
 #include "weights/config.h"
 #include "weights/gguf.h"
 #include "weights/gguf_config.h"
+#include "weights/gguf_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto file = std::as_bytes(std::span(data, size));
@@ -19,7 +20,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (const auto* array = std::get_if<kt::GgufArray>(&value);
           array != nullptr && array->element_type == kStrings && array->strings().size() != array->count)
         std::abort();
-    kt::read_model_config(kt::gguf_config(header), "input");
+    kt::Json config = kt::gguf_config(header);
+    const auto find = [&](std::string_view name) -> const kt::Tensor* {
+      for (const kt::Tensor& t : header.tensors)
+        if (t.name == name) return &t;
+      return nullptr;
+    };
+    kt::add_gguf_model_facts(header, find, config);
+    kt::read_model_config(config, "input");
   } catch (const kt::Error&) {
   }
   return 0;

@@ -65,12 +65,14 @@ F32 = gguf.GGMLQuantizationType.F32
 
 
 def read_checkpoint(folder):
-    """(config, {name: float32 array}) of a folder of safetensors."""
+    """(config, {name: array, floats as float32}) of a folder of safetensors."""
     folder = pathlib.Path(folder)
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "np") as file:
-            tensors.update({name: file.get_tensor(name).astype(np.float32) for name in file.keys()})
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                tensor = file.get_tensor(name)
+                tensors[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return json.loads((folder / "config.json").read_text()), tensors
 
 

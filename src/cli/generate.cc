@@ -36,8 +36,10 @@ std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& f
   TemplateVariables messages = TemplateVariables::array();
   if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
   messages.push_back({{"role", "user"}, {"content", words}});
-  const std::string rendered = ChatTemplate(model.chat_template(), model.path())
-                                   .render({{"messages", messages}, {"add_generation_prompt", true}});
+  TemplateVariables variables = model.template_tokens();
+  variables["messages"] = messages;
+  variables["add_generation_prompt"] = true;
+  const std::string rendered = ChatTemplate(model.chat_template(), model.path()).render(variables);
   return model.tokenizer().encode(rendered, {.special = SpecialText::kRecognise});
 }
 

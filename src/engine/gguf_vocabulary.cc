@@ -33,7 +33,8 @@ std::vector<std::string> read_strings(const Checkpoint& checkpoint, std::string_
 std::vector<int32_t> read_types(const Checkpoint& checkpoint) {
   const GgufArray* const array = find_array(checkpoint, "token_type");
   if (array == nullptr) return {};
-  if (array->element_type != kI32) fail("{}: {} is not an array of i32", checkpoint.path(), key("token_type"));
+  if (array->element_type != kI32)
+    fail("{}: {} is not an array of i32", checkpoint.path(), key("token_type"));
   std::vector<int32_t> out(array->count);
   if (!out.empty()) std::memcpy(out.data(), array->bytes.data(), out.size() * sizeof(int32_t));
   return out;
@@ -120,7 +121,8 @@ GgufVocabularyArrays read_gguf_vocabulary(const Checkpoint& checkpoint) {
   GgufVocabularyArrays out;
   out.name = checkpoint.path();
   out.model = gguf_string(checkpoint.gguf(), key("model"));
-  if (out.model.empty()) fail("{}: {} is missing: the file has no tokenizer", checkpoint.path(), key("model"));
+  if (out.model.empty())
+    fail("{}: {} is missing: the file has no tokenizer", checkpoint.path(), key("model"));
   out.pre = gguf_string(checkpoint.gguf(), key("pre"));
   if (out.model != "gpt2") return out;  // whose arrays mean other things; who makes a tokenizer refuses it
   out.tokens = read_strings(checkpoint, "tokens");

@@ -16,6 +16,15 @@ Json json_or_empty(const std::string& path) {
   return std::filesystem::exists(path) ? read_json(path) : Json::object();
 }
 
+// The text of a special token in tokenizer_config.json: a string, or an object that holds it.
+std::optional<std::string> token_named(const Json& tokenizer_config, const char* name) {
+  const auto found = tokenizer_config.find(name);
+  if (found == tokenizer_config.end()) return std::nullopt;
+  const Json content = found->is_object() ? found->value("content", Json()) : *found;
+  if (!content.is_string()) return std::nullopt;
+  return content.get<std::string>();
+}
+
 // eos_token_id of generation_config.json and config.json, a number or a list, and the eos_token of the
 // tokenizer.
 std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& tokenizer_config,
@@ -36,11 +45,8 @@ std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& toke
       add(*found);
     }
   }
-  if (const auto token = tokenizer_config.find("eos_token"); token != tokenizer_config.end()) {
-    const Json content = token->is_object() ? token->value("content", Json()) : *token;
-    if (content.is_string())
-      if (const auto id = tokenizer.id_of(content.get<std::string>())) ids.push_back(*id);
-  }
+  if (const auto token = token_named(tokenizer_config, "eos_token"))
+    if (const auto id = tokenizer.id_of(*token)) ids.push_back(*id);
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
@@ -49,6 +55,19 @@ std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& toke
 Tokenizer read_tokenizer(const Checkpoint& checkpoint) {
   if (!checkpoint.is_gguf()) return Tokenizer::from_file(checkpoint.folder() + "/tokenizer.json");
   return Tokenizer::from_gguf(read_gguf_vocabulary(checkpoint).view());
+}
+
+Json read_template_tokens(const Checkpoint& checkpoint, const Json& tokenizer_config,
+                          const Tokenizer& tokenizer) {
+  Json out = Json::object();
+  for (const char* name : {"bos_token", "eos_token"}) {
+    if (const auto token = token_named(tokenizer_config, name)) out[name] = *token;
+    if (!checkpoint.is_gguf()) continue;
+    const auto id = gguf_unsigned(checkpoint.gguf(), text("tokenizer.ggml.{}_id", name));
+    if (!id || *id >= tokenizer.size()) continue;
+    if (const auto token = tokenizer.token_of(static_cast<TokenId>(*id))) out[name] = *token;
+  }
+  return out;
 }
 
 std::string read_chat_template(const std::string& folder, const Json& tokenizer_config) {
@@ -92,6 +111,7 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
   const Json tokenizer_config =
       gguf ? Json::object() : json_or_empty(checkpoint_->folder() + "/tokenizer_config.json");
   end_ids_ = read_end_ids(*checkpoint_, tokenizer_config, tokenizer_);
+  template_tokens_ = read_template_tokens(*checkpoint_, tokenizer_config, tokenizer_);
   chat_template_ = gguf ? std::string(gguf_string(checkpoint_->gguf(), "tokenizer.chat_template"))
                         : read_chat_template(checkpoint_->folder(), tokenizer_config);
 }

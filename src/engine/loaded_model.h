@@ -7,6 +7,7 @@
 
 #include "engine/tokenizer.h"
 #include "models/transformer.h"
+#include "weights/json.h"
 
 namespace kt {
 
@@ -22,8 +23,9 @@ struct ModelOptions {
 
 class LoadedModel {
  public:
-  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those), whose
-  // config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the tokenizer or the weights are missing, by name.
+  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those),
+  // whose config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the
+  // tokenizer or the weights are missing, by name.
   LoadedModel(const std::string& path, const ModelOptions& options);
   ~LoadedModel();
 
@@ -33,6 +35,8 @@ class LoadedModel {
   const ModelSpec& spec() const { return transformer_->spec(); }
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
   const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none
+  // bos_token and eos_token, which templates spell out; without those that the model does not name.
+  const Json& template_tokens() const { return template_tokens_; }
   std::string experts_dialect() const { return dialect_; }  // "bf16", "kt-int4", ...; "" for a dense model
 
  private:
@@ -43,6 +47,7 @@ class LoadedModel {
   std::unique_ptr<Transformer> transformer_;
   std::vector<int32_t> end_ids_;
   std::string chat_template_;
+  Json template_tokens_ = Json::object();
 };
 
 }  // namespace kt

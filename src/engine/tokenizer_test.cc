@@ -203,7 +203,8 @@ TEST(Gguf, WrittenAsTokenizerJson) {
       for (TokenId id = 0; id < 8; ++id) EXPECT_EQ(from.is_special(id), to.is_special(id)) << id;
     }
   }
-  EXPECT_THAT(problem([&] { tokenizer_json_of({.name = "x.gguf", .model = "llama"}); }), HasSubstr("\"llama\""));
+  EXPECT_THAT(problem([&] { tokenizer_json_of({.name = "x.gguf", .model = "llama"}); }),
+              HasSubstr("\"llama\""));
 }
 
 TEST(Gguf, EveryNamedPatternCompiles) {

@@ -421,8 +421,8 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
 }
 
 TEST(Families, FrequenciesDividedOneByOne) {
-  const char* const factors = R"({"rope_scaling": {"rope_type": "longrope", "attention_factor": 1.5, "factor": 1.0,
-      "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5]}, "head_dim": 4})";
+  const char* const factors = R"({"rope_scaling": {"rope_type": "longrope", "attention_factor": 1.5,
+      "factor": 1.0, "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5]}, "head_dim": 4})";
   const ModelSpec spec = describe(with(kLlama, factors));
   EXPECT_EQ(spec.rope.divisors, (std::vector<double>{1.0, 2.5}));
   EXPECT_EQ(spec.rope.attention_factor, 1.5);

@@ -173,7 +173,8 @@ void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spe
     out.scaling = RopeSpec::Scaling::kDynamic;
     out.original_context = spec.context;
   } else {
-    rope.unsupported(rope.has("rope_type") ? "rope_type" : "type", "default, linear, dynamic, yarn, llama3, longrope");
+    rope.unsupported(rope.has("rope_type") ? "rope_type" : "type",
+                     "default, linear, dynamic, yarn, llama3, longrope");
   }
 }
 

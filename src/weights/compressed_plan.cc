@@ -180,7 +180,8 @@ bool Planner::is_target(const LinearModule& linear) const {
 // What stays as it is: plain floats in their own type, anything else as bf16.
 Dtype kept_type(const StoredMatrix& matrix) {
   if (matrix.format.scale != Scale::kNone) return Dtype::kBf16;
-  return matrix.format.code == Code::kF32 ? Dtype::kF32 : matrix.format.code == Code::kF16 ? Dtype::kF16 : Dtype::kBf16;
+  if (matrix.format.code == Code::kF32) return Dtype::kF32;
+  return matrix.format.code == Code::kF16 ? Dtype::kF16 : Dtype::kBf16;
 }
 
 void Planner::add_linears() {

@@ -219,6 +219,12 @@ TEST(Conversion, InputAndOutputStayApart) {
     plan.input = folder / in;
     EXPECT_THAT(error_of(plan, {}), HasSubstr(words));
   }
+  std::ofstream(folder / "in/file.gguf") << "x";
+  ConversionPlan beside = small_plan(folder / "in/out", 1, 1);
+  beside.input = folder / "in/file.gguf";
+  EXPECT_EQ(run_conversion(beside, {}).shards_written, beside.shards.size());
+  beside.output = folder / "in";
+  EXPECT_THAT(error_of(beside, {}), HasSubstr("same folder"));
 }
 
 TEST(Conversion, MemoryBoundLimitsWorkers) {

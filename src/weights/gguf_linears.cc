@@ -92,7 +92,8 @@ class JoinedKvB : public StoredMatrix {
  public:
   JoinedKvB(const Checkpoint& checkpoint, const Tensor& keys, const Tensor& values) {
     name = keys.name;
-    format = format_named("f32");
+    const bool alike = is_plain(keys) && keys.gguf_type == values.gguf_type;
+    format = alike ? gguf_format(*gguf_type(keys.gguf_type)) : format_named("f32");
     if (keys.shape.size() != 3 || values.shape.size() != 3 || keys.shape[0] != values.shape[0] ||
         keys.shape[1] != values.shape[2])
       fail("{}: {} and {} {} are not [heads, rank, keys] and [heads, values, rank]", keys.name,
@@ -146,7 +147,8 @@ int64_t interleaved_heads(const Checkpoint& checkpoint, std::string_view publish
              k = published.find(".self_attn.k_proj") != std::string_view::npos;
   if (family == nullptr || !family->interleaved || (!q && !k)) return 0;
   const Json& config = checkpoint.config_json();
-  const char* key = k && config.contains("num_key_value_heads") ? "num_key_value_heads" : "num_attention_heads";
+  const char* const key =
+      k && config.contains("num_key_value_heads") ? "num_key_value_heads" : "num_attention_heads";
   const Json heads = config.value(key, Json());
   const int64_t count = heads.is_number_integer() ? heads.get<int64_t>() : 0;
   if (count < 1 || rows % count != 0 || rows / count % 2 != 0)
@@ -187,7 +189,8 @@ std::vector<LinearModule> find_gguf_linears(const Checkpoint& checkpoint,
       const auto norm = published_name(type, stem + ".attn_kv_a_norm.weight");
       if (values == nullptr || !norm) continue;
       const std::string layer = norm->substr(0, norm->find(".self_attn."));
-      out.push_back({layer + std::string(kJoined), &tensor, {&tensor, values}, true});
+      const bool quantised = !is_plain(tensor) || !is_plain(*values);
+      out.push_back({layer + std::string(kJoined), &tensor, {&tensor, values}, quantised});
       continue;
     }
     const auto published = published_name(type, name);

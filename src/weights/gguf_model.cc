@@ -80,6 +80,9 @@ class Facts {
 
 void Facts::add_embeddings() {
   config_["tie_word_embeddings"] = find("output.weight") == nullptr;
+  const auto tokens = header_.metadata.find("tokenizer.ggml.tokens");
+  if (tokens != header_.metadata.end())
+    if (const auto* list = std::get_if<GgufArray>(&tokens->second)) add_if_absent("vocab_size", list->count);
   const Tensor* const embedding = find("token_embd.weight");
   if (embedding == nullptr) return;
   // The vocabulary of the token list may be shorter than the rows that models are padded to.
@@ -210,7 +213,8 @@ void Facts::add_router() {
 }
 
 void Facts::add_end_tokens() {
-  if (const auto begin = gguf_unsigned(header_, "tokenizer.ggml.bos_token_id")) config_["bos_token_id"] = *begin;
+  const auto begin = gguf_unsigned(header_, "tokenizer.ggml.bos_token_id");
+  if (begin) config_["bos_token_id"] = *begin;
   std::vector<uint64_t> ends;
   for (const char* name : {"eos", "eot", "eom"}) {
     const auto id = gguf_unsigned(header_, text("tokenizer.ggml.{}_token_id", name));

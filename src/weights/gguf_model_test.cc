@@ -20,7 +20,11 @@ struct Tiny {
   std::vector<Tensor> tensors = {};
 
   Tiny& tensor(std::string name, std::vector<int64_t> shape, uint32_t type = 0) {
-    tensors.push_back({.name = std::move(name), .dtype = Dtype::kGguf, .gguf_type = type, .shape = std::move(shape)});
+    Tensor& made = tensors.emplace_back();
+    made.name = std::move(name);
+    made.dtype = Dtype::kGguf;
+    made.gguf_type = type;
+    made.shape = std::move(shape);
     return *this;
   }
   Json config() const {
@@ -84,7 +88,8 @@ TEST(GgufModel, WhatAbsentKeysMean) {
 
 TEST(GgufModel, TensorsTell) {
   Tiny tiny = deepseek();
-  tiny.tensor("blk.0.ffn_gate.weight", {8, 8}).tensor("blk.1.ffn_gate.weight", {8, 8}).tensor("output.weight", {100, 8});
+  tiny.tensor("blk.0.ffn_gate.weight", {8, 8}).tensor("blk.1.ffn_gate.weight", {8, 8});
+  tiny.tensor("output.weight", {100, 8});
   EXPECT_EQ(tiny.config()["first_k_dense_replace"], 2);
   EXPECT_EQ(tiny.config()["tie_word_embeddings"], false);
   tiny.tensors.erase(tiny.tensors.begin() + 2);
@@ -97,8 +102,8 @@ TEST(GgufModel, Yarn) {
   tiny.file.number("deepseek2.rope.scaling.original_context_length", 4096);
   tiny.file.pair("deepseek2.rope.scaling.yarn_log_multiplier", 6, 0.125f);
   EXPECT_EQ(tiny.config()["rope_scaling"],
-            Json::parse(R"({"rope_type": "yarn", "type": "yarn", "factor": 40.0,
-                            "original_max_position_embeddings": 4096, "mscale": 1.25, "mscale_all_dim": 1.25})"));
+            Json::parse(R"({"rope_type": "yarn", "type": "yarn", "factor": 40.0, "mscale": 1.25,
+                            "mscale_all_dim": 1.25, "original_max_position_embeddings": 4096})"));
 }
 
 TEST(GgufModel, HeadsAndTheirRotation) {

@@ -79,8 +79,9 @@ std::optional<std::string> translate(const std::array<NameRow, kCount>& rows, st
   const bool usual = suffix == ".weight" || suffix == ".bias";
   for (const NameRow& row : rows) {
     if (!row.only.empty() && row.only.find(type) == std::string_view::npos) continue;
-    if (row.*from == name) return std::string(row.*to);
-    if (usual && row.*from == module) return std::string(row.*to) + std::string(suffix);
+    const bool whole = row.gguf.find('.') != std::string_view::npos;  // a tensor, suffix and all
+    if (whole && row.*from == name) return std::string(row.*to);
+    if (!whole && usual && row.*from == module) return std::string(row.*to) + std::string(suffix);
   }
   return std::nullopt;
 }

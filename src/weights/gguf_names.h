@@ -1,5 +1,5 @@
-// The names of a model's tensors in GGUF files and in the checkpoint they were made from: one table, read both
-// ways. Names only; what a conversion does to the numbers is linears.cc's affair.
+// The names of a model's tensors in GGUF files and in the checkpoint they were made from: one table, read
+// both ways. Names only; what a conversion does to the numbers is linears.cc's affair.
 #pragma once
 #include <optional>
 #include <string>
