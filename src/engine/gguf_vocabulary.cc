@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "engine/utf8.h"
+#include "base/utf8.h"
 #include "weights/gguf_config.h"
 
 namespace kt {
