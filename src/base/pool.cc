@@ -33,6 +33,9 @@ constexpr int kFanOut = 4;
 
 constexpr int kMostThreadsPerPu = 4;
 
+// Longer than choosing a token from 100,000 logits takes, or the imbalance of a small task.
+constexpr std::chrono::nanoseconds kBurstSpin{300'000};
+
 // How long the caller spins before it looks whether it keeps a worker from running.
 constexpr std::chrono::nanoseconds kFirstSpin{5'000};
 
@@ -167,6 +170,7 @@ struct Pool::State {
   std::vector<Seat> seats;
   std::vector<Arrivals> arrivals;  // one for each node, so that not all workers meet on one cache line
   std::chrono::nanoseconds spin{};
+  std::atomic<int> bursts{0};
   bool real = false;
 
   std::mutex running;
@@ -191,6 +195,9 @@ struct Pool::State {
   void start_workers();
   void stop() noexcept;
   void start_generation() noexcept;
+  std::chrono::nanoseconds patience() const noexcept {
+    return bursts.load(std::memory_order_relaxed) > 0 && spin.count() > 0 ? kBurstSpin : spin;
+  }
   void wait_for_generation(Seat& seat, uint32_t seen) noexcept;
   void wake_children(int index) noexcept;
   void wait_for_workers() noexcept;
@@ -258,7 +265,7 @@ void Pool::State::start_generation() noexcept {
 
 void Pool::State::wait_for_generation(Seat& seat, uint32_t seen) noexcept {
   const bool in_the_way = sched_getcpu() == caller_cpu.load(std::memory_order_relaxed);
-  const auto budget = in_the_way ? std::chrono::nanoseconds(0) : spin;
+  const auto budget = in_the_way ? std::chrono::nanoseconds(0) : patience();
   if (spin_until([&] { return generation.load(std::memory_order_seq_cst) != seen; }, budget)) return;
   for (;;) {
     seat.parked.store(1, std::memory_order_seq_cst);
@@ -286,7 +293,7 @@ void Pool::State::wait_for_workers() noexcept {
   const bool in_the_way =
       std::any_of(worker_cpus.begin() + 1, worker_cpus.end(),
                   [&](const std::atomic<int>& cpu) { return cpu.load(std::memory_order_relaxed) == here; });
-  done.wait(in_the_way ? std::chrono::nanoseconds(0) : spin - std::min(spin, kFirstSpin));
+  done.wait(in_the_way ? std::chrono::nanoseconds(0) : patience() - std::min(spin, kFirstSpin));
 }
 
 void Pool::State::work(const Worker& who) noexcept {
@@ -332,6 +339,9 @@ void Pool::State::run(const FunctionRef<void(const Worker&)>& wanted) {
   wait_for_workers();
   if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error, nullptr));
 }
+
+Pool::Burst::Burst(Pool& pool) : pool_(pool) { pool_.state_->bursts.fetch_add(1, std::memory_order_relaxed); }
+Pool::Burst::~Burst() { pool_.state_->bursts.fetch_sub(1, std::memory_order_relaxed); }
 
 Pool::Pool(PoolOptions options) {
   if (options.topology.nodes.empty()) options.topology = Topology::discover();

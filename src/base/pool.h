@@ -31,8 +31,8 @@ struct PoolOptions {
 // the real ones, whose cores are dealt round, so code that shards over nodes can be tested on any machine.
 // (Nodes share cpus only when there are more nodes than cores.)
 //
-// Waiting, on both sides, spins for about 30 us and then sleeps in the kernel; with more threads than usable
-// cpus it does not spin at all, and a caller and a worker that find themselves on one cpu do not spin against
+// Waiting, on both sides, spins for about 30 us (more within a Burst) and then sleeps in the kernel; with more
+// threads than usable cpus it does not spin at all, and a caller and a worker that find themselves on one cpu do not spin against
 // each other.
 class Pool {
  public:
@@ -53,6 +53,19 @@ class Pool {
   // after the other. A call from inside a task, of this or any other pool, throws Error(kInternal). Costs
   // about a microsecond when the workers still spin.
   void run(FunctionRef<void(const Worker&)> task);
+
+  // While one of these lives, whoever waits spins for a fraction of a millisecond instead: for callers that run
+  // many short tasks one after another, with a little work of their own between them.
+  class Burst {
+   public:
+    explicit Burst(Pool& pool);
+    ~Burst();
+    Burst(const Burst&) = delete;
+    Burst& operator=(const Burst&) = delete;
+
+   private:
+    Pool& pool_;
+  };
 
   // The cpus this node's workers take, by rank; worker 0's is kept free for the caller. Where the pool pins,
   // the entry is the cpu itself, or one of the node's cpus if the node has more workers than cpus.

@@ -56,12 +56,12 @@ void Transformer::State::add(int tokens) {
   });
 }
 
-void Transformer::State::turn(float* at, int heads_count, int64_t head_stride, int64_t token_stride,
-                              std::span<const AttentionSequence> sequences) {
-  for (const AttentionSequence& sequence : sequences)
-    for_rows(*pool, sequence.count, [&](int t) {
-      rope->turn(at + (sequence.first + t) * token_stride, heads_count, head_stride, sequence.position + t);
-    });
+void Transformer::State::add_and_norm(const std::vector<float>& weight, int tokens) {
+  for_rows(*pool, tokens, [&](int t) {
+    float* row = x.data() + int64_t{t} * spec.hidden;
+    kernels->add_scaled(row, out.data() + int64_t{t} * spec.hidden, 1.0f, spec.hidden);
+    rms_norm(row, weight.data(), spec.norm_eps, spec.hidden, normed.data() + int64_t{t} * spec.hidden);
+  });
 }
 
 void Transformer::State::attend_gqa(int layer, KvCache& cache, std::span<const AttentionSequence> sequences,
@@ -80,11 +80,13 @@ void Transformer::State::attend_gqa(int layer, KvCache& cache, std::span<const A
       rms_norm(row + h * size, weight.data(), spec.norm_eps, size, row + h * size);
   };
   for_rows(*pool, tokens, [&](int t) {
-    norm_heads(q.data() + t * q_width, w.q_norm, gqa.heads);
-    norm_heads(k.data() + t * kv_width, w.k_norm, gqa.kv_heads);
+    float *q_row = q.data() + t * q_width, *k_row = k.data() + t * kv_width;
+    norm_heads(q_row, w.q_norm, gqa.heads);
+    norm_heads(k_row, w.k_norm, gqa.kv_heads);
+    const int position = positions[static_cast<size_t>(t)];
+    rope->turn(q_row, gqa.heads, gqa.head_dim, position);
+    rope->turn(k_row, gqa.kv_heads, gqa.head_dim, position);
   });
-  turn(q.data(), gqa.heads, gqa.head_dim, q_width, sequences);
-  turn(k.data(), gqa.kv_heads, gqa.head_dim, kv_width, sequences);
   write_cache(cache, *pool, *kernels,
               {.layer = layer,
                .sequences = sequences,
@@ -127,9 +129,10 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
   for_rows(*pool, tokens, [&](int t) {
     float* row = k.data() + t * kv_width;
     rms_norm(row, w.kv_a_norm.data(), mla.norm_eps, mla.kv_rank, row);
+    const int position = positions[static_cast<size_t>(t)];
+    rope->turn(q.data() + t * q_width + mla.nope, mla.heads, head, position);
+    rope->turn(row + mla.kv_rank, 1, 0, position);
   });
-  turn(q.data() + mla.nope, mla.heads, head, q_width, sequences);
-  turn(k.data() + mla.kv_rank, 1, 0, kv_width, sequences);
   write_cache(cache, *pool, *kernels, {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
   // q . k = (absorbed q) . (latent): the keys' half of kv_b moves to the side of the query.
   std::vector<LinearCall> calls;
@@ -226,6 +229,7 @@ int64_t Transformer::logit_rows(std::span<const SequenceInput> inputs) {
 
 void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs, float* logits) {
   State& s = *state_;
+  const Pool::Burst burst(*s.pool);
   std::vector<AttentionSequence> sequences;
   int tokens = 0;
   for (const SequenceInput& input : inputs) {
@@ -242,6 +246,7 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
       s.embedding->values(input.tokens[static_cast<size_t>(t)], 1,
                           s.x.data() + int64_t{tokens + t} * s.spec.hidden);
     });
+    for (int t = 0; t < count; ++t) s.positions[static_cast<size_t>(tokens + t)] = input.position + t;
     sequences.push_back({.first = tokens, .count = count, .position = input.position, .pages = input.pages});
     tokens += count;
   }
@@ -254,8 +259,7 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
     } else {
       s.attend_gqa(layer, cache, sequences, tokens);
     }
-    s.add(tokens);
-    s.norm(w.post_norm, tokens);
+    s.add_and_norm(w.post_norm, tokens);
     s.feed_forward(layer, tokens);
   }
   if (logit_rows(inputs) == 0) return;

@@ -212,6 +212,7 @@ struct TransformerLoader {
     size(s.weights, s.spec.moe.top_k);
     s.ids.resize(tokens * static_cast<size_t>(s.spec.moe.top_k));
     s.zeros.resize(tokens);
+    s.positions.resize(tokens);
     s.gate.resize(tokens);
     s.ones.assign(tokens, 1.0f);
   }

@@ -50,17 +50,16 @@ struct Transformer::State {
   // Of one forward, [tokens, ...]; grown once to max_tokens.
   std::vector<float> x, normed, q, k, v, latent, heads, out;
   std::vector<float> router_logits, weights, ones, gate;
-  std::vector<int32_t> ids, zeros;
+  std::vector<int32_t> ids, zeros, positions;
 
   void run(int m, std::initializer_list<LinearCall> calls);
   void attend_gqa(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);
   void attend_mla(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);
   void feed_forward(int layer, int tokens);
   void route(const LayerWeights& weights, int tokens);
-  void norm(const std::vector<float>& weight, int tokens);  // x to normed
-  void add(int tokens);                                     // out to x
-  void turn(float* at, int heads, int64_t head_stride, int64_t token_stride,
-            std::span<const AttentionSequence> sequences);
+  void norm(const std::vector<float>& weight, int tokens);          // x to normed
+  void add(int tokens);                                             // out to x
+  void add_and_norm(const std::vector<float>& weight, int tokens);  // out to x, x to normed
 };
 
 }  // namespace kt

@@ -156,7 +156,7 @@ void LinearWork::State::list_items() {
           panels ? std::max<int64_t>(kernels.panel_blocks, kTileBytes / (kBlockRows * 4 * int64_t{m}))
                  : std::clamp<int64_t>(static_cast<int64_t>(kItemBytes / slice.packing.block_bytes), 1,
                                        kernels.panel_blocks);
-      const int64_t least = panels ? 2 : 1;
+      const int64_t least = panels && m >= kBlockRows ? 2 : 1;
       int64_t blocks = std::clamp<int64_t>(slice.packing.blocks / ((panels ? 2 : 4) * workers), least,
                                            std::max(most, least));
       if (blocks > 1) blocks -= blocks % 2;
