@@ -192,15 +192,18 @@ std::vector<Strip> strips_of(const std::vector<Place>& codes) {
 
 constexpr int kStripStep = 16;  // columns the compiler makes vectors of
 
-void decode_strip(const Strip& strip, const uint8_t* block, uint8_t* codes) {
+void decode_strip(const Strip strip, const uint8_t* block, uint8_t* codes) {
   const uint8_t* from = block + strip.byte;
   uint8_t* to = codes + strip.column;
+  const int shift = strip.shift, up = strip.up;
   const auto mask = static_cast<uint8_t>((1u << strip.width) - 1);
   int i = 0;
-  for (; i + kStripStep <= strip.count; i += kStripStep)
-    for (int j = 0; j < kStripStep; ++j)
-      to[i + j] = static_cast<uint8_t>(to[i + j] | ((from[i + j] >> strip.shift) & mask) << strip.up);
-  for (; i < strip.count; ++i) to[i] = static_cast<uint8_t>(to[i] | ((from[i] >> strip.shift) & mask) << strip.up);
+  for (; i + kStripStep <= strip.count; i += kStripStep) {
+    std::array<uint8_t, kStripStep> part;  // apart from both, so that nothing aliases
+    for (int j = 0; j < kStripStep; ++j) part[j] = static_cast<uint8_t>(((from[i + j] >> shift) & mask) << up);
+    for (int j = 0; j < kStripStep; ++j) to[i + j] |= part[j];
+  }
+  for (; i < strip.count; ++i) to[i] = static_cast<uint8_t>(to[i] | ((from[i] >> shift) & mask) << up);
 }
 
 Places make_places(const Layout& layout) {

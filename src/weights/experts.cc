@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "weights/dialects.h"
 #include "weights/expert_names.h"
@@ -284,9 +285,10 @@ void StoredMatrix::values(int64_t first, int64_t count, float* out) const {
   KT_CHECK(first >= 0 && count >= 0 && first <= n - count, "{}: rows {} to {} of {}", name, first,
            first + count, n);
   const int64_t step = std::max<int64_t>(format.span.n, 64 / format.span.n * format.span.n);
+  const int64_t last = std::min(n, ceil_div(first + count, format.span.n) * format.span.n);
   std::vector<float> beside;
-  for (int64_t begin = first / format.span.n * format.span.n; begin < first + count; begin += step) {
-    const int64_t end = std::min(begin + step, n);
+  for (int64_t begin = first / format.span.n * format.span.n; begin < last; begin += step) {
+    const int64_t end = std::min(begin + step, last);
     const Matrix block = rows(begin, end - begin);
     const int64_t from = std::max(begin, first), to = std::min(end, first + count);
     float* target = out + (from - first) * k;
