@@ -33,7 +33,7 @@ std::vector<float> logits_of(Transformer& model) {
   const std::vector<int32_t> tokens = {5, 100, 900, 17, 3000, 42};
   const int32_t page = 0;
   KvCache cache(model.kv_shape(), 1);
-  const SequenceInput input{.tokens = tokens, .pages = &page, .all_logits = true};
+  const SequenceInput input{.tokens = tokens, .pages = &page, .logits = SequenceInput::Logits::kAll};
   std::vector<float> logits(tokens.size() * static_cast<size_t>(model.spec().vocab));
   model.forward(cache, {&input, 1}, logits.data());
   return logits;
@@ -162,6 +162,14 @@ TEST(Work, IsCountedAsStepsRun) {
   const Work expected = model.decode_work(1, 1);
   EXPECT_NEAR(model.work().bytes, expected.bytes, 1);
   EXPECT_NEAR(model.work().float_operations, expected.float_operations, 1);
+  // Steps without logits count too, but for the head.
+  const Work before = model.work();
+  const SequenceInput silent{
+      .tokens = tokens, .position = 1, .pages = &page, .logits = SequenceInput::Logits::kNone};
+  model.forward(cache, {&silent, 1}, nullptr);
+  Work more = model.work();
+  more -= before;
+  EXPECT_NEAR(more.bytes, model.decode_work(1, 2).bytes - 2.0 * 4096 * 256, 1);
 }
 
 }  // namespace

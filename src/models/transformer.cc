@@ -260,6 +260,7 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
     s.norm(w.post_norm, tokens);
     s.feed_forward(layer, tokens);
   }
+  s.count_step(sequences, tokens, logit_rows(inputs));
   if (logit_rows(inputs) == 0) return;
   s.norm(s.final_norm, tokens);
   // Rows whose logits are wanted move together; the rest of `normed` is not needed any more.
@@ -272,7 +273,6 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
       std::copy_n(s.normed.data() + int64_t{sequence.first + t} * s.spec.hidden, s.spec.hidden,
                   s.normed.data() + rows * s.spec.hidden);
   }
-  s.count_step(sequences, tokens, rows);
   s.run(static_cast<int>(rows), {{&s.head, s.normed.data(), s.spec.hidden, logits, s.spec.vocab}});
 }
 
