@@ -210,6 +210,11 @@ uint64_t total_memory(const std::string& root) {
   return std::min(meminfo_bytes(root, "MemTotal:"), cgroup_limits(root).limit);
 }
 
+uint64_t own_memory(const std::string& root) {
+  const std::string status = read_small_file(root + "/proc/self/status").value_or("");
+  return number_after(status, "RssAnon:").value_or(0) << 10;
+}
+
 std::string huge_page_mode(const std::string& root) {
   const std::string modes = read_small_file(root + "/sys/kernel/mm/transparent_hugepage/enabled")
                                 .value_or("");  // "always [madvise] never"

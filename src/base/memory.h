@@ -76,6 +76,10 @@ uint64_t available_memory(const std::string& root = "");
 // The least of the machine's RAM and the enclosing cgroups' limits.
 uint64_t total_memory(const std::string& root = "");
 
+// Bytes of its own that this process has in RAM now: heap, stacks and Buffers, but no mapped files. 0 where
+// /proc does not say.
+uint64_t own_memory(const std::string& root = "");
+
 // The machine's transparent huge page setting: "always", "madvise", "never", or "unknown".
 std::string huge_page_mode(const std::string& root = "");
 

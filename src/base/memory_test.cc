@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -155,6 +156,19 @@ TEST_F(MemoryFiles, FirstVersionInsideAContainer) {
   put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "400000");  // over, for a moment
   EXPECT_EQ(total_memory(root_), 300000u);
   EXPECT_EQ(available_memory(root_), 0u);
+}
+
+TEST_F(MemoryFiles, OwnMemory) {
+  EXPECT_EQ(own_memory(root_), 0u);
+  put("/proc/self/status", "Name:\tkt\nVmRSS:\t  900 kB\nRssAnon:\t  300 kB\nRssFile:\t  600 kB");
+  EXPECT_EQ(own_memory(root_), 300u << 10);
+}
+
+TEST(Memory, OwnMemoryGrowsWithWhatIsTouched) {
+  const uint64_t before = own_memory();
+  Buffer buffer(size_t{64} << 20);
+  std::memset(buffer.data(), 1, buffer.size());
+  EXPECT_GE(own_memory(), before + (uint64_t{63} << 20));
 }
 
 TEST_F(MemoryFiles, HugePageMode) {

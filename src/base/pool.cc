@@ -368,6 +368,19 @@ int Pool::threads(int node) const { return share_at(state_->shares, node).worker
 
 void Pool::run(FunctionRef<void(const Worker&)> task) { state_->run(task); }
 
+void run_items(Pool& pool, int64_t count, FunctionRef<void(int64_t)> item) {
+  std::atomic<int64_t> next = 0;
+  std::atomic<bool> stop = false;
+  pool.run([&](const Worker&) {
+    try {
+      for (int64_t i; !stop && (i = next.fetch_add(1)) < count;) item(i);
+    } catch (...) {
+      stop = true;
+      throw;
+    }
+  });
+}
+
 std::vector<int> Pool::cpus(int node) const {
   const Share& share = share_at(state_->shares, node);
   std::vector<int> out;

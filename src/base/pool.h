@@ -2,6 +2,7 @@
 // it is. No queue, no futures, no work stealing; dividing the work is the task's business.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -79,5 +80,9 @@ class Pool {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Calls item(i) for every i in [0, count), claimed in order by the pool's workers. The first exception stops
+// the claiming and is rethrown. For items of some length: each costs an atomic add.
+void run_items(Pool& pool, int64_t count, FunctionRef<void(int64_t)> item);
 
 }  // namespace kt

@@ -232,6 +232,27 @@ TEST(Pool, OneOfManyExceptionsReachesTheCaller) {
   expect_all_come(pool);
 }
 
+TEST(RunItems, EachOnce) {
+  Pool pool({.threads = 3, .topology = machine(), .pin = false});
+  for (const int64_t count : {0, 1, 2, 100}) {
+    std::vector<std::atomic<int>> done(static_cast<size_t>(count));
+    run_items(pool, count, [&](int64_t i) { ++done[static_cast<size_t>(i)]; });
+    EXPECT_TRUE(std::ranges::all_of(done, [](const auto& n) { return n == 1; })) << count;
+  }
+}
+
+TEST(RunItems, AnErrorStopsTheClaiming) {
+  Pool pool({.threads = 2, .topology = machine(), .pin = false});
+  std::atomic<int> done = 0;
+  EXPECT_THROW(run_items(pool, 1000000,
+                         [&](int64_t i) {
+                           ++done;
+                           if (i == 5) fail("item {}", i);
+                         }),
+               Error);
+  EXPECT_LT(done, 1000000);
+}
+
 TEST(Pool, NestedRunIsAnError) {
   Pool pool({.threads = 3, .topology = machine()});
   Pool other({.threads = 1, .topology = machine()});

@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "cli/measure.h"
 #include "cli/model_flags.h"
 #include "cli/report.h"
 #include "engine/chat_template.h"
@@ -45,8 +47,69 @@ std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& f
 
 double rate(size_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 
+// How fast a phase was, and how close to what this machine could do at best.
+struct Pace {
+  double tokens_per_s = 0;
+  Limit limit;
+  double fraction = 0;
+};
+
+Pace pace(size_t tokens, double seconds, const Work& work, const Rates& rates) {
+  Pace out{.tokens_per_s = rate(tokens, seconds), .limit = limit_of(work, rates)};
+  if (seconds > 0) out.fraction = out.limit.seconds / seconds;
+  return out;
+}
+
+struct Stats {
+  size_t decoded = 0;
+  double load_seconds = 0, load_bytes_per_s = 0;
+  Roofline roofline;
+  Pace prefill, decode;
+};
+
+Stats stats_of(LoadedModel& model, const Generation& done, int threads) {
+  Stats out{.decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1,
+            .load_seconds = model.load_seconds()};
+  out.load_bytes_per_s = model.transformer().stored_bytes() / out.load_seconds;
+  out.roofline = measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = threads}), kernels());
+  const Rates rates = rates_of(out.roofline);
+  out.prefill = pace(done.prompt.size(), done.prefill_seconds, done.prefill_work, rates);
+  out.decode = pace(out.decoded, done.decode_seconds, done.decode_work, rates);
+  return out;
+}
+
+void print_stats(const Stats& stats, const LoadedModel& model, const Generation& done) {
+  std::fprintf(stderr, "%zu prompt tokens at %s tokens/s, %zu tokens at %s tokens/s; %s experts\n",
+               done.prompt.size(), three_digits(stats.prefill.tokens_per_s).c_str(), done.tokens.size(),
+               three_digits(stats.decode.tokens_per_s).c_str(), model.experts_dialect().c_str());
+  std::fprintf(stderr, "load: %s s, %s GB/s\n", three_digits(stats.load_seconds).c_str(),
+               three_digits(stats.load_bytes_per_s * 1e-9).c_str());
+  const auto line = [](const char* name, const Pace& p) {
+    std::fprintf(stderr, "%s: %s of the limit (%s)\n", name, percent(p.fraction).c_str(), p.limit.which);
+  };
+  line("prefill", stats.prefill);
+  if (stats.decoded > 0) line("decode", stats.decode);
+  std::fprintf(stderr, "limits: reading %s GB/s, multiplying %s TOPS s8\n",
+               three_digits(stats.roofline.read.median * 1e-9).c_str(),
+               three_digits(stats.roofline.s8.median * 1e-12).c_str());
+}
+
+nlohmann::ordered_json json_of(const Stats& stats) {
+  const auto phase = [](const Pace& p) {
+    return nlohmann::ordered_json{
+        {"tokens_per_s", p.tokens_per_s}, {"fraction_of_limit", p.fraction}, {"limit", p.limit.which}};
+  };
+  return {{"load", {{"seconds", stats.load_seconds}, {"gb_per_s", stats.load_bytes_per_s * 1e-9}}},
+          {"prefill", phase(stats.prefill)},
+          {"decode", phase(stats.decode)},
+          {"read_gb_per_s", stats.roofline.read.median * 1e-9},
+          {"s8_tops", stats.roofline.s8.median * 1e-12}};
+}
+
 void run_generate(const GenerateFlags& flags) {
-  LoadedModel model(flags.model.model, flags.model.options());
+  ModelOptions options = flags.model.options();
+  options.use.context = flags.options.max_tokens;  // and the prompt, which the tokenizer has to count first
+  LoadedModel model(flags.model.model, options);
   const auto show = [](std::string_view piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
@@ -54,57 +117,27 @@ void run_generate(const GenerateFlags& flags) {
   std::function<void(std::string_view)> emit;
   if (!flags.json) emit = show;
   const Generation done = generate(model, prompt_ids(model, flags), flags.options, emit);
-  const size_t decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1;
+  std::optional<Stats> stats;
+  if (flags.stats) stats = stats_of(model, done, flags.model.threads);
   if (flags.json) {
-    std::printf("%s\n", nlohmann::ordered_json{{"text", done.text},
-                                               {"tokens", done.tokens},
-                                               {"finish", done.finish},
-                                               {"prompt_tokens", done.prompt.size()},
-                                               {"prefill_tokens_per_s",
-                                                rate(done.prompt.size(), done.prefill_seconds)},
-                                               {"decode_tokens_per_s", rate(decoded, done.decode_seconds)}}
-                            .dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
-                            .c_str());
+    const size_t decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1;
+    nlohmann::ordered_json out = {
+        {"text", done.text},
+        {"tokens", done.tokens},
+        {"finish", done.finish},
+        {"prompt_tokens", done.prompt.size()},
+        {"prefill_tokens_per_s", rate(done.prompt.size(), done.prefill_seconds)},
+        {"decode_tokens_per_s", rate(decoded, done.decode_seconds)}};
+    if (stats) out["stats"] = json_of(*stats);
+    std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     return;
   }
   std::printf("\n");
   std::fflush(stdout);
-  if (flags.stats)
-    std::fprintf(stderr, "%zu prompt tokens at %s tokens/s, %zu tokens at %s tokens/s; %s experts\n",
-                 done.prompt.size(), three_digits(rate(done.prompt.size(), done.prefill_seconds)).c_str(),
-                 done.tokens.size(), three_digits(rate(decoded, done.decode_seconds)).c_str(),
-                 model.experts_dialect().c_str());
+  if (stats) print_stats(*stats, model, done);
 }
 
 }  // namespace
-
-void ModelFlags::add_to(CLI::App& verb) {
-  verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
-  verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
-                  "Converted experts (kt quant) to use instead of the model's own");
-  verb.add_option("--format", format,
-                  "Round the experts to this format as they are loaded: int8, int4, int4_g32, ...");
-  verb.add_option("--acts", acts, "Precision of activations")
-      ->check(CLI::IsMember({"default", "int8", "bf16", "f32"}))
-      ->capture_default_str();
-  verb.add_option("--kv", kv, "Precision of cached keys and values; f32 with --acts f32")
-      ->check(CLI::IsMember({"bf16", "int8", "f32"}))
-      ->capture_default_str();
-  verb.add_option("--threads,--cpu-threads", threads, "Workers; default: one for each core")
-      ->check(positive());
-  verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
-      ->check(positive())
-      ->capture_default_str();
-}
-
-ModelOptions ModelFlags::options() const {
-  return {.weights = weights,
-          .format = format,
-          .precision = precision_named(acts),
-          .kv_type = acts == "f32" && kv == "bf16" ? KvType::kF32 : kv_type_named(kv),
-          .threads = threads,
-          .max_tokens = step_tokens};
-}
 
 void add_generate(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("generate", "Complete a text with a model");
@@ -133,7 +166,8 @@ void add_generate(CLI::App& kt, Invocation& run) {
   verb->add_option("--seed", sampling.seed, "Of the random choices")->capture_default_str();
   verb->add_option("--stop", flags->options.stops, "Stop before this text; may be repeated");
   verb->add_flag("--ignore-eos", flags->options.ignore_end, "Go on past the end of a turn");
-  verb->add_flag("--stats", flags->stats, "Say how fast it was");
+  verb->add_flag("--stats", flags->stats,
+                 "Say how fast it loaded and ran, and how close that is to this machine's limits");
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
       "Examples:\n"

@@ -176,23 +176,63 @@ double HostLoss::since_last() {
   return static_cast<double>(most) * 1e-9;
 }
 
-Roofline measure_roofline(const std::shared_ptr<Pool>& pool, const Kernels& kernels) {
+namespace {
+
+struct Effort {
+  size_t read_bytes, window_bytes;
+  int read_windows, multiply_windows;
+  double multiply_seconds;
+  std::vector<Product> products;
+};
+
+Roofline measure(const std::shared_ptr<Pool>& pool, const Kernels& kernels, const Effort& effort) {
   Roofline out;
   {
-    Reader reader(pool, kernels, read_buffer_bytes());
+    Reader reader(pool, kernels, effort.read_bytes);
     out.read_bytes = reader.size();
-    const size_t bytes = std::min<size_t>(reader.size(), size_t{256} << 20);
-    out.read = peak_of([&] { return static_cast<double>(bytes) / reader.window(bytes); }, 15);
+    const size_t bytes = std::min(reader.size(), effort.window_bytes);
+    out.read =
+        peak_of([&] { return static_cast<double>(bytes) / reader.window(bytes); }, effort.read_windows);
   }
-  const auto multiply = [&](Product product) {
-    if (!has_product(kernels, product)) return Peak{};
+  for (const Product product : effort.products) {
+    if (!has_product(kernels, product)) continue;
     Multiplier multiplier(pool, kernels, product);
-    return peak_of([&] { return multiplier.window(kPeakWindow); }, 11);
-  };
-  out.s8 = multiply(Product::kS8);
-  out.bf16 = multiply(Product::kBf16);
-  out.f32 = multiply(Product::kF32);
+    (product == Product::kS8     ? out.s8
+     : product == Product::kBf16 ? out.bf16
+                                 : out.f32) =
+        peak_of([&] { return multiplier.window(effort.multiply_seconds); }, effort.multiply_windows);
+  }
   return out;
+}
+
+}  // namespace
+
+Roofline measure_roofline(const std::shared_ptr<Pool>& pool, const Kernels& kernels) {
+  return measure(pool, kernels,
+                 {.read_bytes = read_buffer_bytes(),
+                  .window_bytes = size_t{256} << 20,
+                  .read_windows = 15,
+                  .multiply_windows = 11,
+                  .multiply_seconds = kPeakWindow,
+                  .products = {Product::kS8, Product::kBf16, Product::kF32}});
+}
+
+Roofline measure_quickly(const std::shared_ptr<Pool>& pool, const Kernels& kernels) {
+  const size_t wanted = std::max<size_t>(size_t{256} << 20, 4 * cpu().l3);
+  const bool bf16 = has_product(kernels, Product::kBf16);
+  return measure(pool, kernels,
+                 {.read_bytes = std::min(wanted, read_buffer_bytes()),
+                  .window_bytes = size_t{128} << 20,
+                  .read_windows = 7,
+                  .multiply_windows = 5,
+                  .multiply_seconds = kPeakWindow / 2,
+                  .products = {Product::kS8, bf16 ? Product::kBf16 : Product::kF32}});
+}
+
+Rates rates_of(const Roofline& r) {
+  return {.read_bytes = r.read.median,
+          .integer_operations = r.s8.median,
+          .float_operations = r.bf16.best > 0 ? r.bf16.median : r.f32.median};
 }
 
 }  // namespace kt

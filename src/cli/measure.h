@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/pool.h"
 #include "kernels/table.h"
+#include "models/work.h"
 
 namespace kt {
 
@@ -107,5 +108,10 @@ struct Roofline {
 // A second or so of windows. `best` is the machine on its best behaviour, `median` what was there most of the
 // time.
 Roofline measure_roofline(const std::shared_ptr<Pool>& pool, const Kernels& kernels);
+// The same in a few tenths of a second, over a smaller buffer, without the products no format is judged by:
+// for a line beside other figures.
+Roofline measure_quickly(const std::shared_ptr<Pool>& pool, const Kernels& kernels);
+// Medians, by the products that judge integer and float codes.
+Rates rates_of(const Roofline& roofline);
 
 }  // namespace kt

@@ -8,7 +8,7 @@
 namespace kt {
 
 struct ModelFlags {
-  std::string model, weights, format, acts = "default", kv = "bf16";
+  std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory;
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
   void add_to(CLI::App& verb);
   ModelOptions options() const;

@@ -1,6 +1,8 @@
 // kt perplexity: how well a model predicts a text, and what a format costs.
 #include "engine/perplexity.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,6 +28,7 @@ std::unique_ptr<LoadedModel> reference_model(const PerplexityFlags& flags) {
   ModelOptions options = flags.model.options();
   options.weights.clear();
   options.format.clear();
+  options.linear_format.clear();
   for (const NamedFormat& format : kFormats)
     if (format.name == flags.against) {
       options.format = flags.against;
@@ -89,7 +92,9 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
 }
 
 void run_perplexity(const PerplexityFlags& flags) {
-  LoadedModel model(flags.model.model, flags.model.options());
+  ModelOptions options = flags.model.options();
+  options.use.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX));
+  LoadedModel model(flags.model.model, options);
   const std::unique_ptr<LoadedModel> reference = reference_model(flags);
   const Divergence found = measure(model, reference.get(), flags);
   if (flags.json) {

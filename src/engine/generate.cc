@@ -17,6 +17,7 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
   Scheduler scheduler(steps, &model.tokenizer(),
                       {.step_tokens = model.transformer().max_tokens(), .sequences = 1});
   Generation out{.prompt = prompt};
+  const Work before = model.transformer().work();
   Finish finish;
   GenerateRequest request{.prompt = std::move(prompt),
                           .max_tokens = options.max_tokens,
@@ -24,6 +25,10 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
                           .stop = options.stops};
   if (!options.ignore_end) request.end_tokens = model.end_ids();
   request.on_event = [&](const GenerateEvent& event) {
+    if (out.tokens.empty() && event.token) {
+      out.prefill_work = model.transformer().work();
+      out.prefill_work -= before;
+    }
     if (event.token && !(event.finish && event.finish->end_token)) out.tokens.push_back(event.token->id);
     out.text += event.text;
     if (emit && !event.text.empty()) emit(event.text);
@@ -33,6 +38,9 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
   while (scheduler.run_once()) {
   }
   if (finish.reason == FinishReason::kError) throw Error(finish.error_kind, finish.error);
+  out.decode_work = model.transformer().work();
+  out.decode_work -= before;
+  out.decode_work -= out.prefill_work;
   out.finish = name_of(finish.reason);
   out.prefill_seconds = finish.seconds_to_first;
   out.decode_seconds = finish.seconds - finish.seconds_to_first;

@@ -22,6 +22,7 @@ struct Generation {
   std::string text;
   std::string finish;                              // "stop" or "length"
   double prefill_seconds = 0, decode_seconds = 0;  // decode: from the first token to the last
+  Work prefill_work, decode_work;                  // that the model did meanwhile
 };
 
 // `emit` gets the text as it comes, whole characters only. Errors: an empty prompt, a prompt that leaves no

@@ -1,9 +1,13 @@
 #include "engine/loaded_model.h"
 
+#include <malloc.h>
+
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "engine/gguf_vocabulary.h"
 #include "models/families.h"
 #include "weights/gguf_config.h"
@@ -82,12 +86,45 @@ std::string read_chat_template(const std::string& folder, const Json& tokenizer_
   return {};
 }
 
+// What would make the model smaller, as far as the options leave it open.
+std::string advice(const MemoryPlan& plan, const ModelOptions& options) {
+  std::vector<std::string> flags;
+  if (plan.experts > 0 && options.format.empty() && options.weights.empty()) flags.push_back("--format int4");
+  if (plan.linears > plan.peak() / 10 && options.linear_format.empty())
+    flags.push_back("--linear-format int8");
+  if (plan.kv_cache > plan.peak() / 10) flags.push_back("a shorter context");
+  std::string out;
+  for (size_t i = 0; i < flags.size(); ++i)
+    out += (i == 0 ? "; try " : i + 1 < flags.size() ? ", " : " or ") + flags[i];
+  return out;
+}
+
+void check_memory(const std::string& path, const MemoryPlan& plan, uint64_t base,
+                  const ModelOptions& options) {
+  const uint64_t needed = base + plan.peak(), available = base + available_memory();
+  const bool limited = options.max_memory > 0 && options.max_memory < available;
+  const uint64_t most = limited ? options.max_memory : available;
+  if (needed <= most) return;
+  fail_as(ErrorKind::kMemory, "{}: {} of memory needed ({}), {} {}{}", path, human_bytes(needed),
+          largest_parts(plan), human_bytes(most), limited ? "allowed by --max-memory" : "available",
+          advice(plan, options));
+}
+
+// Every worker's heap keeps the pieces it packed from, megabytes that no step asks for in such blocks again.
+void return_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
 LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
     : path_(path),
       checkpoint_(std::make_unique<Checkpoint>(path)),
       tokenizer_(read_tokenizer(*checkpoint_)) {
+  const auto start = std::chrono::steady_clock::now();
+  base_bytes_ = own_memory();
   ModelSpec spec = describe_model(*checkpoint_);
   const bool moe =
       std::any_of(spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) { return layer.moe; });
@@ -100,12 +137,22 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
   if (source && !options.format.empty()) rounded = requantised(*source, format_named(options.format));
   const ExpertSource* experts = rounded ? rounded.get() : source.get();
   if (experts) dialect_ = std::string(experts->dialect());
-  transformer_ = std::make_unique<Transformer>(
-      *checkpoint_, std::move(spec), std::make_shared<Pool>(PoolOptions{.threads = options.threads}),
-      TransformerOptions{.precision = options.precision,
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = options.threads});
+  TransformerOptions how{.precision = options.precision,
                          .kv_type = options.kv_type,
                          .max_tokens = options.max_tokens,
-                         .experts = experts});
+                         .experts = experts,
+                         .sizes_only = true};
+  if (!options.linear_format.empty()) how.linear_format = format_named(options.linear_format);
+  transformer_ = std::make_unique<Transformer>(*checkpoint_, spec, pool, how);
+  if (!options.sizes_only) {
+    check_memory(path, transformer_->memory_plan(options.use), base_bytes_, options);
+    how.sizes_only = false;
+    transformer_.reset();
+    transformer_ = std::make_unique<Transformer>(*checkpoint_, std::move(spec), pool, how);
+    return_free_memory();
+  }
+  load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   // A GGUF file by itself is the model: what lies beside it may belong to another.
   const bool gguf = checkpoint_->is_gguf();
   const Json tokenizer_config =

@@ -15,17 +15,22 @@ struct ModelOptions {
   std::string
       weights;  // converted experts (kt weights) to use with the folder's other tensors; empty: its own
   std::string format;  // experts rounded to this format as they are loaded; empty: as stored
+  std::string linear_format;  // the same for dense matrices (TransformerOptions::linear_format)
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
   int threads = 0;
   int max_tokens = 1024;  // of one step
+  // Loading is refused when the model with this use needs more memory than is available, or than max_memory.
+  MemoryRequest use = {.context = 0};
+  uint64_t max_memory = 0;  // 0: what the machine has
+  bool sizes_only = false;  // read headers only; nothing can run: for memory()
 };
 
 class LoadedModel {
  public:
-  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those),
-  // whose config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the
-  // tokenizer or the weights are missing, by name.
+  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those), whose
+  // config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the tokenizer or
+  // the weights are missing, by name; kMemory, before any weight is read, if it does not fit.
   LoadedModel(const std::string& path, const ModelOptions& options);
   ~LoadedModel();
 
@@ -38,8 +43,13 @@ class LoadedModel {
   // bos_token and eos_token, which templates spell out; without those that the model does not name.
   const Json& template_tokens() const { return template_tokens_; }
   std::string experts_dialect() const { return dialect_; }  // "bf16", "kt-int4", ...; "" for a dense model
+  double load_seconds() const { return load_seconds_; }
+  // What the process had of its own when the headers and the tokenizer were read, before any weight.
+  uint64_t base_bytes() const { return base_bytes_; }
 
  private:
+  double load_seconds_ = 0;
+  uint64_t base_bytes_ = 0;
   std::string path_;
   std::unique_ptr<Checkpoint> checkpoint_;
   Tokenizer tokenizer_;

@@ -1,5 +1,7 @@
 // From experts on disk to experts that run: one layer, all workers.
 #pragma once
+#include <span>
+
 #include "base/pool.h"
 #include "nn/experts.h"
 #include "weights/experts.h"
@@ -10,9 +12,15 @@ namespace kt {
 ExpertsShape experts_shape(const ExpertSource& source);
 ExpertsOptions experts_options(const ExpertSource& source, int layer, ExpertsOptions rest = {});
 
-// Reads, checks and packs every expert of the layer, experts in parallel over the pool's workers. Each worker
-// holds one expert in plain order while it packs it. The first error stops all and is thrown; the layer is
-// then part loaded.
+// A stored matrix for packing in pieces; it must outlive the reader.
+RowReader reader_of(const StoredMatrix& stored);
+
+// Memory that one worker takes while it reads and packs these; matrices of one expert, or a single one.
+size_t loading_bytes(std::span<const StoredMatrix* const> together);
+
+// Reads, checks and packs every expert of the layer on all of the pool's workers. Each worker
+// holds a piece of an expert in plain order while it packs it. The first error stops all and is thrown; the
+// layer is then part loaded.
 void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into);
 
 }  // namespace kt

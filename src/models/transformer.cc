@@ -176,6 +176,7 @@ void Transformer::State::feed_forward(int layer, int tokens) {
   LayerWeights& w = layers[static_cast<size_t>(layer)];
   if (w.routed) {
     route(w, tokens);
+    count_experts(w, tokens);
     w.routed->forward({.tokens = tokens,
                        .top_k = spec.moe.top_k,
                        .input = normed.data(),
@@ -207,9 +208,10 @@ Transformer::Transformer(Transformer&&) noexcept = default;
 const ModelSpec& Transformer::spec() const { return state_->spec; }
 int Transformer::max_tokens() const { return state_->options.max_tokens; }
 
-KvShape Transformer::kv_shape() const {
-  const ModelSpec& spec = state_->spec;
-  KvShape shape{.layers = static_cast<int>(spec.layers.size()), .type = state_->options.kv_type};
+KvShape Transformer::kv_shape() const { return state_->kv_shape(); }
+
+KvShape Transformer::State::kv_shape() const {
+  KvShape shape{.layers = static_cast<int>(spec.layers.size()), .type = options.kv_type};
   if (spec.layers.front().mla) {
     shape.d = spec.mla.kv_rank + spec.mla.rope;
     shape.dv = spec.mla.kv_rank;
@@ -229,6 +231,7 @@ int64_t Transformer::logit_rows(std::span<const SequenceInput> inputs) {
 
 void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs, float* logits) {
   State& s = *state_;
+  KT_CHECK(!s.options.sizes_only, "a model without weights");
   const Pool::Burst burst(*s.pool);
   std::vector<AttentionSequence> sequences;
   int tokens = 0;
@@ -262,6 +265,7 @@ void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs,
     s.add_and_norm(w.post_norm, tokens);
     s.feed_forward(layer, tokens);
   }
+  s.count_step(sequences, tokens, logit_rows(inputs));
   if (logit_rows(inputs) == 0) return;
   s.norm(s.final_norm, tokens);
   // Rows whose logits are wanted move together; the rest of `normed` is not needed any more.

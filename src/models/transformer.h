@@ -3,12 +3,15 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/pool.h"
 #include "kernels/plan.h"
+#include "models/memory_plan.h"
 #include "models/spec.h"
+#include "models/work.h"
 #include "nn/kv_cache.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
@@ -21,6 +24,10 @@ struct TransformerOptions {
   int max_tokens = 512;  // of one forward, all sequences together
   // Routed experts from here instead of the checkpoint (converted weights); null: the checkpoint's own.
   const ExpertSource* experts = nullptr;
+  // Attention projections, dense and shared experts' MLPs and the head are rounded to this format as they are
+  // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
+  std::optional<Format> linear_format = {};
+  bool sizes_only = false;  // nothing but headers is read, and nothing can run: for memory_plan()
 };
 
 // New tokens of one sequence, at positions [position, position + tokens.size()).
@@ -44,6 +51,14 @@ class Transformer {
   KvShape kv_shape() const;
   size_t packed_bytes() const;
   int max_tokens() const;  // of one forward
+  double stored_bytes() const;  // of all that was packed, in the formats' own bytes
+
+  MemoryPlan memory_plan(const MemoryRequest& request) const;
+  // One token for each of `sequences` at the end of a context of that length; experts as if routing were
+  // even.
+  Work decode_work(int sequences, int context) const;
+  // Of all forwards so far, with the experts that tokens really went to.
+  const Work& work() const;
 
   // Rows of logits a forward writes for these inputs.
   static int64_t logit_rows(std::span<const SequenceInput> inputs);

@@ -7,6 +7,7 @@
 #include "models/transformer_state.h"
 #include "weights/gguf_names.h"
 #include "weights/linears.h"
+#include "weights/requantise.h"
 
 namespace kt {
 struct TransformerLoader {
@@ -37,9 +38,16 @@ struct TransformerLoader {
   }
 
   std::vector<float> vector(const std::string& name, int64_t size) const {
+    const auto check = [&](int64_t found) {
+      if (found != size)
+        fail("{}: expected {} floats, found {}", stored(name), size, describe(checkpoint.at(stored(name))));
+    };
+    if (s.options.sizes_only) {
+      check(elements(checkpoint.at(stored(name)).shape));
+      return std::vector<float>(static_cast<size_t>(size));
+    }
     std::vector<float> values = read_vector(checkpoint, name);
-    if (static_cast<int64_t>(values.size()) != size)
-      fail("{}: expected {} floats, found {}", stored(name), size, describe(checkpoint.at(stored(name))));
+    check(static_cast<int64_t>(values.size()));
     return values;
   }
 
@@ -55,31 +63,54 @@ struct TransformerLoader {
     return opened;
   }
 
-  Linear linear(const std::string& module, int64_t n, int64_t k, bool bias = false,
-                std::optional<Precision> precision = {}) const {
-    const Matrix weights = matrix(module, n, k)->matrix();
-    const std::vector<float> biases = bias ? vector(module + ".bias", n) : std::vector<float>{};
-    return {*s.pool,
-            weights.view(),
-            biases,
-            {.precision = precision.value_or(s.options.precision), .kernels = s.kernels},
-            module};
+  // In the format asked for, for matrices whose rounding a user may choose.
+  std::unique_ptr<StoredMatrix> dense_matrix(const std::string& module, int64_t n, int64_t k) const {
+    std::unique_ptr<StoredMatrix> stored = matrix(module, n, k);
+    const auto& format = s.options.linear_format;
+    return format && !(stored->format == *format) ? requantised(std::move(stored), *format)
+                                                  : std::move(stored);
+  }
+
+  void will_load(std::initializer_list<const StoredMatrix*> together) const {
+    s.loading_bytes = std::max(s.loading_bytes, loading_bytes({together.begin(), together.size()}));
+  }
+
+  LinearOptions linear_options(Precision precision) const {
+    return {.precision = precision, .kernels = s.kernels, .sizes_only = s.options.sizes_only};
+  }
+
+  Linear packed(const StoredMatrix& stored, const std::string& module, bool bias, Precision precision) const {
+    const std::vector<float> biases = bias ? vector(module + ".bias", stored.n) : std::vector<float>{};
+    will_load({&stored});
+    return {*s.pool, reader_of(stored), biases, linear_options(precision), module};
+  }
+
+  Linear linear(const std::string& module, int64_t n, int64_t k, bool bias = false) const {
+    return packed(*dense_matrix(module, n, k), module, bias, s.options.precision);
+  }
+
+  // Of scores that are compared or squashed, close numbers all: as stored, and always in f32.
+  Linear exact_linear(const std::string& module, int64_t n, int64_t k, bool bias = false) const {
+    return packed(*matrix(module, n, k), module, bias, Precision::kF32);
   }
 
   // A gated MLP that every token visits, as the only expert of a layer.
   Experts mlp(const std::string& gate, const std::string& up, const std::string& down, int inter,
               const Activation& activation) const {
     const int64_t hidden = s.spec.hidden;
-    const Matrix g = matrix(gate, inter, hidden)->matrix(), u = matrix(up, inter, hidden)->matrix(),
-                 d = matrix(down, hidden, inter)->matrix();
+    const auto g = dense_matrix(gate, inter, hidden), u = dense_matrix(up, inter, hidden),
+               d = dense_matrix(down, hidden, inter);
+    will_load({g.get(), u.get(), d.get()});
     Experts out(s.pool, s.workspace, {.experts = 1, .hidden = s.spec.hidden, .inter = inter},
-                {.gate_up = g.format,
-                 .down = d.format,
+                {.gate_up = g->format,
+                 .down = d->format,
                  .activation = activation,
                  .precision = s.options.precision,
                  .max_tokens = s.options.max_tokens,
-                 .kernels = s.kernels});
-    out.load(0, {.gate = g.view(), .up = u.view(), .down = d.view()});
+                 .kernels = s.kernels,
+                 .sizes_only = s.options.sizes_only});
+    if (!s.options.sizes_only)
+      out.load_together(0, {.gate = reader_of(*g), .up = reader_of(*u), .down = reader_of(*d)});
     return out;
   }
 
@@ -127,9 +158,22 @@ struct TransformerLoader {
     const int64_t rows = spec.nope + spec.v;
     const std::unique_ptr<StoredMatrix> stored = matrix(name, spec.heads * rows, spec.kv_rank);
     const Format format = format_named(s.options.precision == Precision::kF32 ? "f32" : "bf16");
-    std::vector<float> head(static_cast<size_t>(rows * spec.kv_rank)),
-        keys(static_cast<size_t>(spec.nope) * static_cast<size_t>(spec.kv_rank));
-    for (int h = 0; h < spec.heads; ++h) {
+    const LinearOptions options = linear_options(s.options.precision);
+    // A head's values and its transposed keys, and half of them once more in plain order.
+    s.loading_bytes = std::max(s.loading_bytes,
+                               static_cast<size_t>((2 * rows + spec.nope) * spec.kv_rank) * sizeof(float));
+    w.absorb.resize(static_cast<size_t>(spec.heads));
+    w.expand.resize(static_cast<size_t>(spec.heads));
+    const RowReader absorb{.format = format, .n = spec.kv_rank, .k = spec.nope},
+        expand{.format = format, .n = spec.v, .k = spec.kv_rank};
+    if (s.options.sizes_only) {
+      for (Linear& linear : w.absorb) linear = Linear(*s.pool, absorb, {}, options, name);
+      for (Linear& linear : w.expand) linear = Linear(*s.pool, expand, {}, options, name);
+      return;
+    }
+    run_items(*s.pool, spec.heads, [&](int64_t h) {
+      std::vector<float> head(static_cast<size_t>(rows * spec.kv_rank)),
+          keys(static_cast<size_t>(spec.nope) * static_cast<size_t>(spec.kv_rank));
       stored->values(h * rows, rows, head.data());
       for (int i = 0; i < spec.nope; ++i)
         for (int j = 0; j < spec.kv_rank; ++j)
@@ -137,12 +181,24 @@ struct TransformerLoader {
               head[static_cast<size_t>(i) * static_cast<size_t>(spec.kv_rank) + static_cast<size_t>(j)];
       const std::span<const float> values(head.data() + int64_t{spec.nope} * spec.kv_rank,
                                           static_cast<size_t>(spec.v) * static_cast<size_t>(spec.kv_rank));
-      const LinearOptions options{.precision = s.options.precision, .kernels = s.kernels};
-      w.absorb.emplace_back(*s.pool, quantise(format, keys, spec.kv_rank, spec.nope).view(),
-                            std::span<const float>{}, options, name);
-      w.expand.emplace_back(*s.pool, quantise(format, values, spec.v, spec.kv_rank).view(),
-                            std::span<const float>{}, options, name);
-    }
+      const Pool& pool = *s.pool;
+      w.absorb[static_cast<size_t>(h)] =
+          Linear(pool, quantise(format, keys, absorb.n, absorb.k).view(), {}, options, name);
+      w.expand[static_cast<size_t>(h)] =
+          Linear(pool, quantise(format, values, expand.n, expand.k).view(), {}, options, name);
+    });
+  }
+
+  // What reading a layer's experts takes, and biases, which are not packed with them.
+  void size_experts(int layer) const {
+    const auto gate = experts->at(layer, 0, Projection::kGate), up = experts->at(layer, 0, Projection::kUp),
+               down = experts->at(layer, 0, Projection::kDown);
+    will_load({gate.get(), up.get(), down.get()});
+    int64_t floats = 0;
+    for (const Projection projection : kProjections)
+      if (experts->bias(layer, 0, projection))
+        floats += projection == Projection::kDown ? experts->hidden() : experts->inter();
+    s.expert_bias_bytes += static_cast<size_t>(experts->experts() * floats) * sizeof(float);
   }
 
   void moe(int layer, LayerWeights& w) const {
@@ -153,9 +209,7 @@ struct TransformerLoader {
         experts->inter() != spec.inter)
       fail("{}: the config has {} experts of {} x {}, the weights {} of {} x {}", checkpoint.path(),
            spec.experts, s.spec.hidden, spec.inter, experts->experts(), experts->hidden(), experts->inter());
-    // Choosing experts is a comparison of close numbers: always in f32.
-    w.router =
-        linear(in_layer(layer, names.router), spec.experts, s.spec.hidden, spec.router.bias, Precision::kF32);
+    w.router = exact_linear(in_layer(layer, names.router), spec.experts, s.spec.hidden, spec.router.bias);
     if (spec.router.correction_bias)
       w.correction = vector(in_layer(layer, names.correction_bias), spec.experts);
     w.routed.emplace(s.pool, s.workspace, experts_shape(*experts),
@@ -163,14 +217,16 @@ struct TransformerLoader {
                                      {.activation = spec.activation,
                                       .precision = s.options.precision,
                                       .max_tokens = s.options.max_tokens,
-                                      .kernels = s.kernels}));
-    load_experts(*experts, layer, *s.pool, *w.routed);
+                                      .kernels = s.kernels,
+                                      .sizes_only = s.options.sizes_only}));
+    size_experts(layer);
+    if (!s.options.sizes_only) load_experts(*experts, layer, *s.pool, *w.routed);
     if (spec.shared_inter > 0) {
       const std::string shared = in_layer(layer, names.shared);
       w.dense.emplace(mlp(shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj",
                           spec.shared_inter, spec.activation));
       if (spec.shared_gate)
-        w.shared_gate = linear(in_layer(layer, names.shared_gate), 1, s.spec.hidden, false, Precision::kF32);
+        w.shared_gate = exact_linear(in_layer(layer, names.shared_gate), 1, s.spec.hidden);
     }
   }
 
@@ -196,27 +252,39 @@ struct TransformerLoader {
 
   void buffers() const {
     const auto tokens = static_cast<size_t>(s.options.max_tokens);
-    const auto size = [&](std::vector<float>& buffer, int64_t width) {
-      buffer.resize(tokens * static_cast<size_t>(width));
-    };
-    const MlaSpec& mla = s.spec.mla;
-    const GqaSpec& gqa = s.spec.gqa;
-    for (std::vector<float>* buffer : {&s.x, &s.normed, &s.out}) size(*buffer, s.spec.hidden);
-    const int64_t kv = int64_t{gqa.kv_heads} * gqa.head_dim, q = int64_t{gqa.heads} * gqa.head_dim;
-    size(s.q, std::max({q, int64_t{mla.heads} * (mla.nope + mla.rope), int64_t{mla.heads} * mla.v}));
-    size(s.k, std::max<int64_t>(kv, mla.kv_rank + mla.rope));
-    size(s.v, std::max<int64_t>(kv, mla.q_rank));
-    size(s.latent, int64_t{mla.heads} * (mla.kv_rank + mla.rope));
-    size(s.heads, std::max(q, int64_t{mla.heads} * mla.kv_rank));
-    size(s.router_logits, s.spec.moe.experts);
-    size(s.weights, s.spec.moe.top_k);
-    s.ids.resize(tokens * static_cast<size_t>(s.spec.moe.top_k));
-    s.zeros.resize(tokens);
-    s.positions.resize(tokens);
-    s.gate.resize(tokens);
-    s.ones.assign(tokens, 1.0f);
+    for (const auto& [buffer, width] : s.float_buffers())
+      buffer->resize(tokens * static_cast<size_t>(width));
+    for (const auto& [buffer, width] : s.id_buffers()) buffer->resize(tokens * static_cast<size_t>(width));
+    std::fill(s.ones.begin(), s.ones.end(), 1.0f);
   }
 };
+
+std::vector<Transformer::State::FloatBuffer> Transformer::State::float_buffers() {
+  const MlaSpec& mla = spec.mla;
+  const GqaSpec& gqa = spec.gqa;
+  const int64_t kv_width = int64_t{gqa.kv_heads} * gqa.head_dim, q_width = int64_t{gqa.heads} * gqa.head_dim;
+  return {{&x, spec.hidden},
+          {&normed, spec.hidden},
+          {&out, spec.hidden},
+          {&q, std::max({q_width, int64_t{mla.heads} * (mla.nope + mla.rope), int64_t{mla.heads} * mla.v})},
+          {&k, std::max<int64_t>(kv_width, mla.kv_rank + mla.rope)},
+          {&v, std::max<int64_t>(kv_width, mla.q_rank)},
+          {&latent, int64_t{mla.heads} * (mla.kv_rank + mla.rope)},
+          {&heads, std::max(q_width, int64_t{mla.heads} * mla.kv_rank)},
+          {&router_logits, spec.moe.experts},
+          {&weights, spec.moe.top_k},
+          {&gate, 1},
+          {&ones, 1}};
+}
+
+std::vector<Transformer::State::IdBuffer> Transformer::State::id_buffers() {
+  return {{&ids, spec.moe.top_k}, {&zeros, 1}, {&positions, 1}};
+}
+
+uint64_t Transformer::State::embedding_bytes() const {
+  const auto values = static_cast<double>(embedding->n) * static_cast<double>(embedding->k);
+  return static_cast<uint64_t>(values / 8 * stored_bits(embedding->format, embedding->n, embedding->k));
+}
 
 Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Pool> pool,
                          TransformerOptions options)
@@ -250,23 +318,24 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
       loader.linear(s.spec.tied_embeddings ? loader.rooted(s.spec.embedding) : loader.rooted(s.spec.head),
                     s.spec.vocab, s.spec.hidden);
   for (int i = 0; i < static_cast<int>(s.spec.layers.size()); ++i) s.layers.push_back(loader.layer(i));
-  loader.buffers();
+  s.add_dense_work();
+  if (!s.options.sizes_only) loader.buffers();
 }
 
 size_t Transformer::packed_bytes() const {
   size_t bytes = state_->head.packed_bytes();
   for (const LayerWeights& w : state_->layers) {
+    for_each_linear(w, [&](const Linear& linear) { bytes += linear.packed_bytes(); });
     if (w.routed) bytes += w.routed->packed_bytes();
     if (w.dense) bytes += w.dense->packed_bytes();
-    if (w.gqa)
-      bytes += w.gqa->q.packed_bytes() + w.gqa->k.packed_bytes() + w.gqa->v.packed_bytes() +
-               w.gqa->o.packed_bytes();
-    if (!w.mla) continue;
-    for (const Linear* linear : {&w.mla->q, &w.mla->q_a, &w.mla->q_b, &w.mla->kv_a, &w.mla->o})
-      bytes += linear->packed_bytes();
-    for (const auto* list : {&w.mla->absorb, &w.mla->expand})
-      for (const Linear& linear : *list) bytes += linear.packed_bytes();
   }
+  return bytes;
+}
+
+double Transformer::stored_bytes() const {
+  double bytes = state_->dense_work.bytes + state_->head_work.bytes;
+  for (const LayerWeights& w : state_->layers)
+    if (w.routed) bytes += w.routed->stored_bytes_per_expert() * w.routed->shape().experts;
   return bytes;
 }
 

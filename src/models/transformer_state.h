@@ -33,6 +33,22 @@ struct LayerWeights {
   std::vector<float> correction;  // [experts] or empty
 };
 
+// Calls use(linear) for every one the layer has.
+template <typename Use>
+void for_each_linear(const LayerWeights& w, const Use& use) {
+  const auto each = [&](std::initializer_list<const Linear*> linears) {
+    for (const Linear* linear : linears)
+      if (!linear->empty()) use(*linear);
+  };
+  if (w.gqa) each({&w.gqa->q, &w.gqa->k, &w.gqa->v, &w.gqa->o});
+  if (w.mla) {
+    each({&w.mla->q, &w.mla->q_a, &w.mla->q_b, &w.mla->kv_a, &w.mla->o});
+    for (const auto* heads : {&w.mla->absorb, &w.mla->expand})
+      for (const Linear& linear : *heads) use(linear);
+  }
+  each({&w.router, &w.shared_gate});
+}
+
 struct Transformer::State {
   ModelSpec spec;
   TransformerOptions options;
@@ -51,6 +67,33 @@ struct Transformer::State {
   std::vector<float> x, normed, q, k, v, latent, heads, out;
   std::vector<float> router_logits, weights, ones, gate;
   std::vector<int32_t> ids, zeros, positions;
+
+  // The buffers above, each with the numbers it holds for a token.
+  struct FloatBuffer {
+    std::vector<float>* buffer;
+    int64_t width;
+  };
+  std::vector<FloatBuffer> float_buffers();
+  struct IdBuffer {
+    std::vector<int32_t>* buffer;
+    int64_t width;
+  };
+  std::vector<IdBuffer> id_buffers();
+
+  size_t loading_bytes = 0;      // of one worker, the most while weights were read
+  size_t expert_bias_bytes = 0;  // of routed experts
+  uint64_t embedding_bytes() const;
+  KvShape kv_shape() const;
+  // Of a step with one token: every layer's linears and dense MLPs, without routed experts and the head.
+  Work dense_work, head_work;
+  Work total_work;
+  std::vector<uint8_t> hit;  // [experts], scratch of count_experts
+
+  void add_dense_work();
+  Work experts_work(const Experts& experts, double hit_experts, double rows) const;
+  Work attention_work(int layer, int position, int count) const;  // of one sequence
+  void count_experts(const LayerWeights& w, int tokens);          // after route()
+  void count_step(std::span<const AttentionSequence> sequences, int tokens, int64_t logit_rows);
 
   void run(int m, std::initializer_list<LinearCall> calls);
   void attend_gqa(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);

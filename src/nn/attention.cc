@@ -286,6 +286,14 @@ AttentionWork::AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels)
 }
 AttentionWork::~AttentionWork() = default;
 
+size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, int context) const {
+  const auto groups = static_cast<size_t>(ceil_div(ceil_div(context, kPageTokens), kGroupPages));
+  const size_t splits = groups * static_cast<size_t>(sequences) * Sums::floats(heads, shape.dv_pad());
+  const int rows = std::max(kRows, heads / shape.heads);
+  const size_t worker = round_up(Scratch(nullptr, shape, rows).bytes, size_t{4096});
+  return splits * sizeof(float) + worker * static_cast<size_t>(state_->pool->threads());
+}
+
 void AttentionWork::run(const KvCache& cache, const AttentionArgs& args) {
   State& s = *state_;
   const KvShape& shape = cache.shape();

@@ -32,6 +32,8 @@ class AttentionWork {
   ~AttentionWork();
   // The new tokens' keys and values are in the cache already.
   void run(const KvCache& cache, const AttentionArgs& args);
+  // What it takes, at most, when that many sequences have this many keys each.
+  size_t bytes_for(const KvShape& shape, int heads, int sequences, int context) const;
 
  private:
   struct State;

@@ -26,29 +26,44 @@ std::vector<std::pair<int, int>> cut(int inter, int unit, int nodes) {
   return out;
 }
 
-MatrixView rows_of(const MatrixView& w, int64_t begin, int64_t count) {
-  MatrixView v = w;
-  v.n = count;
-  const int64_t s = spans(w.format, w.k), u = supers(w.format, w.k);
-  v.codes += begin * w.k * code_bytes(w.format.code);
-  if (v.scales) v.scales += begin / w.format.span.n * s * scale_bytes(w.format.scale);
-  if (v.mins) v.mins += begin * s * min_bytes(w.format.min);
-  if (v.supers) v.supers += begin * u * 2;
-  if (v.super_mins) v.super_mins += begin * u * 2;
-  return v;
-}
+// One of an expert's matrices, as it came.
+struct Given {
+  const Format& format;
+  int64_t n, k;
+};
 
-void check_matrix(const MatrixView& w, const Format& format, int64_t n, int64_t k, int expert,
+void check_matrix(const Given& w, const Format& format, int64_t n, int64_t k, int expert,
                   const char* projection) {
   if (w.n != n || w.k != k)
     fail("expert {} {}: expected [{}, {}], got [{}, {}]", expert, projection, n, k, w.n, w.k);
   if (!(w.format == format))
     fail("expert {} {}: expected format {}, got {}", expert, projection, name_of(format), name_of(w.format));
+}
+
+void check_complete(const MatrixView& w, int expert, const char* projection) {
+  const Format& format = w.format;
   const bool complete = w.codes && (w.scales || format.scale == Scale::kNone) &&
                         (w.mins || format.min == Min::kNone) && (w.supers || format.scale != Scale::kS8F16) &&
                         (w.super_mins || format.min != Min::kS8F16);
   if (!complete)
     fail("expert {} {}: codes, scales or mins of format {} are missing", expert, projection, name_of(format));
+}
+
+template <typename Weights>
+void check_expert(const Weights& w, const ExpertsShape& shape, const ExpertsOptions& options, int expert) {
+  const auto [experts, hidden, inter] = shape;
+  if (expert < 0 || expert >= experts) fail("expert {}: expected 0 to {}", expert, experts - 1);
+  KT_CHECK(!options.sizes_only, "experts without memory");
+  const auto given = [](const auto& m) { return Given{m.format, m.n, m.k}; };
+  check_matrix(given(w.gate), options.gate_up, inter, hidden, expert, "gate");
+  check_matrix(given(w.up), options.gate_up, inter, hidden, expert, "up");
+  check_matrix(given(w.down), options.down, hidden, inter, expert, "down");
+}
+
+Packing packing_of_piece(Packing packing, int64_t n) {
+  packing.n = n;
+  packing.blocks = ceil_div(n, kBlockRows);
+  return packing;
 }
 
 void load_bias(std::vector<float>& all, const float* from, int experts, int expert, int64_t width,
@@ -91,10 +106,10 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
       shard.pair_bytes = 2 * shard.gate_up.block_bytes;
       shard.gate_up_bytes = shard.gate_up.blocks * shard.pair_bytes;
       shard.expert_bytes = shard.gate_up_bytes + shard.down.bytes();
+      const size_t bytes =
+          checked_mul(shard.expert_bytes, static_cast<size_t>(shape.experts), "packed experts");
       const int node = s.pool->memory_node(static_cast<int>(s.shards.size()));
-      shard.memory =
-          Buffer(checked_mul(shard.expert_bytes, static_cast<size_t>(shape.experts), "packed experts"),
-                 {.node = node, .huge = options.huge});
+      if (!options.sizes_only) shard.memory = Buffer(bytes, {.node = node, .huge = options.huge});
     }
     s.shards.push_back(std::move(shard));
   }
@@ -103,31 +118,73 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
 Experts::~Experts() = default;
 Experts::Experts(Experts&&) noexcept = default;
 
+// Shards begin with a row block of the matrix: every block of a piece lies in one of them.
+void Experts::State::pack_in(int expert, Half half, int64_t first, const MatrixView& piece) {
+  for (Shard& shard : shards) {
+    if (shard.begin == shard.end) continue;
+    const Packing packing = packing_of_piece(shard.gate_up, piece.n);
+    std::byte* to = shard.memory.data() + static_cast<size_t>(expert) * shard.expert_bytes +
+                    (half == Half::kUp ? packing.block_bytes : 0);
+    for (int64_t row = std::max<int64_t>(first, shard.begin);
+         row < std::min<int64_t>(first + piece.n, shard.end); row += kBlockRows)
+      pack_block(packing, piece, 0, (row - first) / kBlockRows,
+                 to + static_cast<size_t>((row - shard.begin) / kBlockRows) * shard.pair_bytes);
+  }
+}
+
+void Experts::State::pack_down(int expert, int64_t first, const MatrixView& piece) {
+  for (Shard& shard : shards) {
+    if (shard.begin == shard.end) continue;
+    const Packing packing = packing_of_piece(shard.down, piece.n);
+    std::byte* to =
+        shard.memory.data() + static_cast<size_t>(expert) * shard.expert_bytes + shard.gate_up_bytes;
+    for (int64_t b = 0; b < packing.blocks; ++b)
+      pack_block(packing, piece, shard.begin, b,
+                 to + static_cast<size_t>(first / kBlockRows + b) * packing.block_bytes);
+  }
+}
+
+void Experts::State::finish_load(int expert, const Biases& biases) {
+  std::lock_guard lock(bias_mutex);
+  for (Shard& shard : shards) {
+    if (shard.begin == shard.end) continue;
+    const int64_t count = shard.end - shard.begin, width = shard.gate_up.blocks * kBlockRows;
+    load_bias(shard.gate_bias, biases.gate, shape.experts, expert, width, shard.begin, count);
+    load_bias(shard.up_bias, biases.up, shape.experts, expert, width, shard.begin, count);
+  }
+  load_bias(down_bias, biases.down, shape.experts, expert, shape.hidden, 0, shape.hidden);
+  is_loaded[expert] = 1;
+}
+
 void Experts::load(int expert, const ExpertWeights& w) {
   State& s = *state_;
-  const auto [experts, hidden, inter] = s.shape;
-  if (expert < 0 || expert >= experts) fail("expert {}: expected 0 to {}", expert, experts - 1);
-  check_matrix(w.gate, s.options.gate_up, inter, hidden, expert, "gate");
-  check_matrix(w.up, s.options.gate_up, inter, hidden, expert, "up");
-  check_matrix(w.down, s.options.down, hidden, inter, expert, "down");
-  for (Shard& shard : s.shards) {
-    if (shard.begin == shard.end) continue;
-    std::byte* to = shard.memory.data() + expert * shard.expert_bytes;
-    const int64_t count = shard.end - shard.begin, width = shard.gate_up.blocks * kBlockRows;
-    const MatrixView gate = rows_of(w.gate, shard.begin, count), up = rows_of(w.up, shard.begin, count);
-    for (int64_t b = 0; b < shard.gate_up.blocks; ++b) {
-      pack_block(shard.gate_up, gate, 0, b, to + b * shard.pair_bytes);
-      pack_block(shard.gate_up, up, 0, b, to + b * shard.pair_bytes + shard.gate_up.block_bytes);
-    }
-    for (int64_t b = 0; b < shard.down.blocks; ++b)
-      pack_block(shard.down, w.down, shard.begin, b, to + shard.gate_up_bytes + b * shard.down.block_bytes);
-    std::lock_guard lock(s.bias_mutex);
-    load_bias(shard.gate_bias, w.gate_bias, experts, expert, width, shard.begin, count);
-    load_bias(shard.up_bias, w.up_bias, experts, expert, width, shard.begin, count);
-  }
-  std::lock_guard lock(s.bias_mutex);
-  load_bias(s.down_bias, w.down_bias, experts, expert, hidden, 0, hidden);
-  s.is_loaded[expert] = 1;
+  check_expert(w, s.shape, s.options, expert);
+  check_complete(w.gate, expert, "gate");
+  check_complete(w.up, expert, "up");
+  check_complete(w.down, expert, "down");
+  s.pack_in(expert, State::Half::kGate, 0, w.gate);
+  s.pack_in(expert, State::Half::kUp, 0, w.up);
+  s.pack_down(expert, 0, w.down);
+  s.finish_load(expert, {w.gate_bias, w.up_bias, w.down_bias});
+}
+
+void Experts::State::load_pieces(int expert, const ExpertRows& w, WalkPieces walk) {
+  check_expert(w, shape, options, expert);
+  walk(w.gate, [&](int64_t first, const MatrixView& piece) { pack_in(expert, Half::kGate, first, piece); });
+  walk(w.up, [&](int64_t first, const MatrixView& piece) { pack_in(expert, Half::kUp, first, piece); });
+  walk(w.down, [&](int64_t first, const MatrixView& piece) { pack_down(expert, first, piece); });
+  finish_load(expert, {w.gate_bias, w.up_bias, w.down_bias});
+}
+
+void Experts::load(int expert, const ExpertRows& w) {
+  state_->load_pieces(expert, w, [](const RowReader& reader, UsePiece use) {
+    for_pieces(reader, 0, reader.n, use);
+  });
+}
+
+void Experts::load_together(int expert, const ExpertRows& w) {
+  state_->load_pieces(expert, w,
+                      [&](const RowReader& reader, UsePiece use) { for_pieces(*state_->pool, reader, use); });
 }
 
 void Experts::copy(int from, int to) {
@@ -156,9 +213,13 @@ bool Experts::loaded(int expert) const {
   return expert >= 0 && expert < state_->shape.experts && state_->is_loaded[expert];
 }
 
+size_t Experts::packed_bytes(int node) const {
+  return state_->shards[static_cast<size_t>(node)].expert_bytes * static_cast<size_t>(state_->shape.experts);
+}
+
 size_t Experts::packed_bytes() const {
   size_t bytes = 0;
-  for (const Shard& shard : state_->shards) bytes += shard.memory.size();
+  for (size_t node = 0; node < state_->shards.size(); ++node) bytes += packed_bytes(static_cast<int>(node));
   return bytes;
 }
 

@@ -14,6 +14,7 @@
 #include "base/pool.h"
 #include "formats/matrix.h"
 #include "kernels/plan.h"
+#include "nn/row_reader.h"
 
 namespace kt {
 
@@ -29,6 +30,7 @@ struct ExpertsOptions {
   int max_tokens = 4096;             // of one forward; more is an Error
   const Kernels* kernels = nullptr;  // null: kernels()
   HugePages huge = HugePages::kAdvise;
+  bool sizes_only = false;  // no memory: for plans, which ask bytes and neither load nor run it
 };
 
 // Plain weights of one expert: gate and up [inter, hidden], down [hidden, inter]; biases may be null.
@@ -37,6 +39,14 @@ struct ExpertWeights {
   const float* gate_bias = nullptr;  // [inter]
   const float* up_bias = nullptr;    // [inter]
   const float* down_bias = nullptr;  // [hidden]
+};
+
+// The same, read in pieces while they are packed.
+struct ExpertRows {
+  RowReader gate, up, down;
+  const float* gate_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
 };
 
 struct ForwardArgs {
@@ -79,6 +89,9 @@ class Experts {
 
   // Packs one expert. Errors name expert and projection, what was expected and what came.
   void load(int expert, const ExpertWeights& weights);
+  void load(int expert, const ExpertRows& weights);
+  // The same on all workers of the pool, for layers of few experts.
+  void load_together(int expert, const ExpertRows& weights);
   // Makes expert `to` a copy of the loaded expert `from`.
   void copy(int from, int to);
   void forward(const ForwardArgs& args) const;
@@ -87,6 +100,9 @@ class Experts {
   const ExpertsOptions& options() const;
   const Kernels& kernels() const;
   size_t packed_bytes() const;             // of all experts
+  size_t packed_bytes(int node) const;     // of its share of all experts
+  // What a forward takes of the workspace when its rows are spread evenly over the experts.
+  size_t forward_bytes(int tokens, int top_k) const;
   double stored_bytes_per_expert() const;  // in the checkpoint's own bytes
   bool loaded(int expert) const;
   // The route each expert of a call with this many rows takes, for reports: "few, s8 activations, ...".

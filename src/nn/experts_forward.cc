@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/signal.h"
 #include "nn/experts_state.h"
+#include "nn/reserve.h"
 
 namespace kt {
 namespace {
@@ -204,8 +205,8 @@ class NodeJob {
 
   const float* partial() const { return work_.partial; }
 
-  // Lists the items and lays out memory, before the workers start.
-  void plan(int workers) {
+  // Lists the items and lays out memory; returns its bytes.
+  size_t lay_out(int workers) {
     const size_t groups = routing_.groups.size();
     work_.parts.resize(groups);
     if (work_.stage_capacity < groups) {
@@ -240,19 +241,28 @@ class NodeJob {
     const size_t partial_bytes =
         direct_ ? 0 : static_cast<size_t>(args_.tokens) * shape_.hidden * sizeof(float);
     const ActShape shared = shared_shape();
-    const size_t shared_at = bump.take(shared.rows ? act_bytes(shared) : 0);
-    const size_t partial_at = bump.take(partial_bytes), workers_at = bump.take(work_.worker_bytes * workers);
-    if (work_.memory.size() < bump.at) work_.memory = Buffer(bump.at + bump.at / 4, {.node = memory_node_});
+    shared_at_ = bump.take(shared.rows ? act_bytes(shared) : 0);
+    partial_at_ = bump.take(partial_bytes);
+    workers_at_ = bump.take(work_.worker_bytes * workers);
+    return bump.at;
+  }
+
+  // Everything ready for the workers.
+  void plan(int workers) {
+    const size_t bytes = lay_out(workers);
+    grow(work_.memory, bytes, {.node = memory_node_});
     std::byte* base = work_.memory.data();
-    for (size_t g = 0; g < groups; ++g) {
+    const std::vector<size_t>& at = places_;
+    for (size_t g = 0; g < routing_.groups.size(); ++g) {
       Part& part = work_.parts[g];
       part.in_acts = acts_in(part.in.acts, base + at[3 * g]);
       part.mid_acts = acts_in(part.down.acts, base + at[3 * g + 1]);
       part.mid = reinterpret_cast<float*>(base + at[3 * g + 2]);
     }
-    work_.tokens = shared.rows ? acts_in(shared, base + shared_at) : Acts{};
-    work_.partial = direct_ ? nullptr : reinterpret_cast<float*>(base + partial_at);
-    work_.worker_memory = base + workers_at;
+    const ActShape shared = shared_shape();
+    work_.tokens = shared.rows ? acts_in(shared, base + shared_at_) : Acts{};
+    work_.partial = direct_ ? nullptr : reinterpret_cast<float*>(base + partial_at_);
+    work_.worker_memory = base + workers_at_;
     work_.next.store(0, std::memory_order_relaxed);
   }
 
@@ -295,7 +305,8 @@ class NodeJob {
   bool direct_;
   int down_blocks_ = 1;
   size_t widest_ = 1;  // row blocks of the widest multiply
-  std::vector<size_t> places_;
+  std::vector<size_t> places_;  // of each group's parts
+  size_t shared_at_ = 0, partial_at_ = 0, workers_at_ = 0;
 
   const std::byte* down_blocks(int expert, int begin) const {
     return shard_.expert(expert) + shard_.gate_up_bytes + begin * shard_.down.block_bytes;
@@ -525,6 +536,23 @@ class NodeJob {
   }
 };
 
+bool on_one_node(const std::vector<Shard>& shards) {
+  return std::count_if(shards.begin(), shards.end(), [](const Shard& s) { return s.begin < s.end; }) == 1;
+}
+
+// Rows spread evenly: the first experts get one more where they do not divide.
+Routing even_routing(int experts, int tokens, int top_k) {
+  Routing routing;
+  const int rows = tokens * top_k, hit = std::min(experts, rows);
+  for (int e = 0, first = 0; e < hit; ++e) {
+    const int m = rows / hit + (e < rows % hit ? 1 : 0);
+    routing.groups.push_back({.expert = e, .m = m, .first = first});
+    first += m;
+  }
+  routing.token.resize(static_cast<size_t>(rows));
+  return routing;
+}
+
 void store_zeros(const ExpertsShape& shape, const ForwardArgs& a) {
   const int64_t stride = a.output_stride ? a.output_stride : shape.hidden;
   for (int t = 0; t < a.tokens; ++t)
@@ -534,8 +562,33 @@ void store_zeros(const ExpertsShape& shape, const ForwardArgs& a) {
 
 }  // namespace
 
+size_t Experts::forward_bytes(int tokens, int top_k) const {
+  const State& s = *state_;
+  const Routing routing = even_routing(s.shape.experts, tokens, top_k);
+  const ForwardArgs args{.tokens = tokens, .top_k = top_k};
+  if (routing.groups.empty()) return 0;
+  size_t bytes = 0;
+  for (int n = 0; n < s.pool->nodes(); ++n) {
+    if (s.shards[n].begin == s.shards[n].end) continue;
+    NodeWork work;
+    NodeJob job({.kernels = s.kernels,
+                 .shape = &s.shape,
+                 .options = &s.options,
+                 .shard = &s.shards[n],
+                 .down_bias = nullptr,
+                 .args = &args,
+                 .routing = &routing,
+                 .work = &work,
+                 .memory_node = -1,
+                 .direct = on_one_node(s.shards)});
+    bytes += with_reserve(job.lay_out(s.pool->threads(n)));
+  }
+  return bytes;
+}
+
 void Experts::forward(const ForwardArgs& args) const {
   const State& s = *state_;
+  KT_CHECK(!s.options.sizes_only, "experts without memory");
   check(s.shape, s.options, args);
   if (args.tokens == 0) return;
   Workspace::State& space = *s.workspace->state_;
@@ -547,8 +600,7 @@ void Experts::forward(const ForwardArgs& args) const {
   while (static_cast<int>(space.nodes.size()) < nodes) space.nodes.push_back(std::make_unique<NodeWork>());
   std::vector<NodeJob> jobs;  // of nodes that have a shard
   std::vector<int> job_of(nodes, -1);
-  const bool direct =
-      std::count_if(s.shards.begin(), s.shards.end(), [](const Shard& x) { return x.begin < x.end; }) == 1;
+  const bool direct = on_one_node(s.shards);
   for (int n = 0; n < nodes; ++n) {
     if (s.shards[n].begin == s.shards[n].end) continue;
     job_of[n] = static_cast<int>(jobs.size());

@@ -28,6 +28,17 @@ struct Experts::State {
   std::vector<float> down_bias;    // [experts, hidden] or empty
   std::vector<uint8_t> is_loaded;  // [experts]
   std::mutex bias_mutex;           // bias arrays grow with the first expert that has one
+
+  // Rows [first, first + piece.n) of one projection, which begin with a row block.
+  enum class Half { kGate, kUp };
+  void pack_in(int expert, Half half, int64_t first, const MatrixView& piece);
+  void pack_down(int expert, int64_t first, const MatrixView& piece);
+  struct Biases {
+    const float *gate, *up, *down;
+  };
+  void finish_load(int expert, const Biases& biases);
+  using WalkPieces = FunctionRef<void(const RowReader&, UsePiece)>;
+  void load_pieces(int expert, const ExpertRows& w, WalkPieces walk);
 };
 
 }  // namespace kt

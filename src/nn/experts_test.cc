@@ -343,6 +343,77 @@ std::string message_of(F&& f) {
   return "no error";
 }
 
+RowReader reader_of(const Matrix& whole) {
+  return {.format = whole.format,
+          .n = whole.n,
+          .k = whole.k,
+          .rows = [&whole](int64_t first, int64_t count) {
+            std::vector<float> values(static_cast<size_t>(whole.n * whole.k));
+            dequantise(whole.view(), values);
+            return quantise(whole.format,
+                            std::span(values).subspan(static_cast<size_t>(first * whole.k),
+                                                      static_cast<size_t>(count * whole.k)),
+                            count, whole.k);
+          }};
+}
+
+// bf16 comes back from its values to the bit, so a reader can be made of them. Rows of several pieces, a last
+// block that is not full, and one, two and three nodes.
+TEST(Experts, LoadedInPiecesTheyAreTheSame) {
+  const Layer layer({.experts = 2, .hidden = 1000, .inter = 330}, format_named("bf16"), 5, true);
+  const Batch batch(3, 2, layer.shape, 6);
+  for (const int nodes : {1, 2, 3}) {
+    const auto pool = std::make_shared<Pool>(
+        PoolOptions{.threads = nodes, .nodes = nodes, .topology = Topology::synthetic("numa:3 core:1"),
+                    .pin = false});
+    const ExpertsOptions options{.gate_up = layer.format, .down = layer.format};
+    const auto workspace = std::make_shared<Workspace>();
+    Experts whole(pool, workspace, layer.shape, options), pieces(pool, workspace, layer.shape, options),
+        together(pool, workspace, layer.shape, options);
+    for (int e = 0; e < 2; ++e) {
+      const ExpertWeights w = layer.weights(e);
+      const ExpertRows rows{.gate = reader_of(layer.gate[e]),
+                            .up = reader_of(layer.up[e]),
+                            .down = reader_of(layer.down[e]),
+                            .gate_bias = w.gate_bias,
+                            .up_bias = w.up_bias,
+                            .down_bias = w.down_bias};
+      whole.load(e, w);
+      pieces.load(e, rows);
+      together.load_together(e, rows);
+    }
+    std::vector<float> y(3 * 1000), z(y.size()), t(y.size());
+    whole.forward(batch.args(y.data()));
+    pieces.forward(batch.args(z.data()));
+    together.forward(batch.args(t.data()));
+    EXPECT_EQ(y, z) << nodes;
+    EXPECT_EQ(y, t) << nodes;
+  }
+}
+
+// What a plan says is what a forward takes when its rows are as even; and a plan needs no memory.
+TEST(Experts, ForwardBytesAreKnownBefore) {
+  const ExpertsShape shape{.experts = 4, .hidden = 256, .inter = 128};
+  const Layer layer(shape, format_named("int8"), 5);
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2, .pin = false});
+  ExpertsOptions options{.gate_up = layer.format, .down = layer.format};
+  for (const int tokens : {1, 2, 64}) {
+    const auto workspace = std::make_shared<Workspace>();
+    Experts experts(pool, workspace, shape, options);
+    for (int e = 0; e < 4; ++e) experts.load(e, layer.weights(e));
+    options.sizes_only = true;
+    const Experts sizes(pool, std::make_shared<Workspace>(), shape, options);
+    options.sizes_only = false;
+    EXPECT_EQ(sizes.packed_bytes(), experts.packed_bytes());
+    Batch batch(tokens, 2, shape, 6);
+    for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = static_cast<int32_t>(i % 4);
+    std::vector<float> out(static_cast<size_t>(tokens) * 256);
+    experts.forward(batch.args(out.data()));
+    EXPECT_EQ(workspace->bytes(), sizes.forward_bytes(tokens, 2)) << tokens;
+    EXPECT_THROW(sizes.forward(batch.args(out.data())), Error);
+  }
+}
+
 TEST(Experts, BadInputIsNamed) {
   const Layer layer({2, 64, 128}, format_named("int8"), 22);
   Experts experts = make(layer, pool_of(1), {.max_tokens = 4});

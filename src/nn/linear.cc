@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/signal.h"
+#include "nn/reserve.h"
 
 namespace kt {
 namespace {
@@ -43,12 +44,30 @@ Linear::Linear(const Pool& pool, const MatrixView& weights, std::span<const floa
       format_(weights.format),
       options_(options),
       bias_(bias.begin(), bias.end()) {
+  lay_out(pool, name);
+  if (!options_.sizes_only) pack(0, weights);
+}
+
+Linear::Linear(Pool& pool, const RowReader& weights, std::span<const float> bias, LinearOptions options,
+               std::string_view name)
+    : n_(weights.n),
+      k_(weights.k),
+      format_(weights.format),
+      options_(options),
+      bias_(bias.begin(), bias.end()) {
+  lay_out(pool, name);
+  if (options_.sizes_only) return;
+  for_pieces(pool, weights, [&](int64_t first, const MatrixView& piece) { pack(first, piece); });
+}
+
+// Which rows each node has, and memory for them.
+void Linear::lay_out(const Pool& pool, std::string_view name) {
   if (!options_.kernels) options_.kernels = &kernels();
-  if (!bias.empty() && static_cast<int64_t>(bias.size()) != n_)
-    fail("{}: expected {} biases, got {}", name, n_, bias.size());
+  if (!bias_.empty() && static_cast<int64_t>(bias_.size()) != n_)
+    fail("{}: expected {} biases, got {}", name, n_, bias_.size());
   const Fragment& fragment = options_.kernels->fragment;
   const int64_t unit =
-      std::max<int64_t>(1, weights.format.span.n / kBlockRows);  // blocks that share scales stay together
+      std::max<int64_t>(1, format_.span.n / kBlockRows);  // blocks that share scales stay together
   const int64_t units = ceil_div(ceil_div(n_, kBlockRows), unit);
   for (int node = 0; node < pool.nodes(); ++node) {
     Slice slice;
@@ -58,23 +77,39 @@ Linear::Linear(const Pool& pool, const MatrixView& weights, std::span<const floa
     if (begin < end) {
       // Packed as rows of the whole matrix: blocks of scales that reach over a slice's border keep their
       // place.
-      slice.packing = packing_for(weights.format, n_, k_, fragment, name);
-      const size_t block = slice.packing.block_bytes;
+      slice.packing = packing_for(format_, n_, k_, fragment, name);
       slice.packing.blocks = end - begin;
-      slice.memory = Buffer(checked_mul(block, static_cast<size_t>(end - begin), name),
-                            {.node = pool.memory_node(node), .huge = options_.huge});
-      Packing whole = slice.packing;
-      whole.blocks = ceil_div(n_, kBlockRows);
-      for (int64_t b = begin; b < end; ++b)
-        pack_block(whole, weights, 0, b, slice.memory.data() + static_cast<size_t>(b - begin) * block);
+      const size_t bytes =
+          checked_mul(slice.packing.block_bytes, static_cast<size_t>(slice.packing.blocks), name);
+      if (!options_.sizes_only)
+        slice.memory = Buffer(bytes, {.node = pool.memory_node(node), .huge = options_.huge});
     }
     slices_.push_back(std::move(slice));
   }
 }
 
+// Rows [first, first + piece.n), which begin with a row block.
+void Linear::pack(int64_t first, const MatrixView& piece) {
+  const int64_t first_block = first / kBlockRows, blocks = ceil_div(piece.n, kBlockRows);
+  for (Slice& slice : slices_) {
+    Packing packing = slice.packing;
+    packing.n = piece.n;
+    packing.blocks = blocks;
+    const int64_t begin = std::max(first_block, slice.first_block),
+                  end = std::min(first_block + blocks, slice.first_block + slice.packing.blocks);
+    for (int64_t b = begin; b < end; ++b)
+      pack_block(packing, piece, 0, b - first_block,
+                 slice.memory.data() + static_cast<size_t>(b - slice.first_block) * packing.block_bytes);
+  }
+}
+
+size_t Linear::packed_bytes(int node) const {
+  return empty() ? 0 : slices_[static_cast<size_t>(node)].packing.bytes();
+}
+
 size_t Linear::packed_bytes() const {
   size_t bytes = 0;
-  for (const Slice& slice : slices_) bytes += slice.memory.size();
+  for (const Slice& slice : slices_) bytes += slice.packing.bytes();
   return bytes;
 }
 
@@ -87,13 +122,14 @@ struct LinearWork::State {
     std::vector<Item> items;
     std::atomic<int> next{0};
     Buffer memory;  // of its workers
-    size_t worker_bytes = 0;
+    size_t worker_bytes = 0, bytes = 0;
   };
   std::shared_ptr<Pool> pool;
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<Plan> plans;   // [calls]
   std::vector<int> rows_of;  // [calls] into rows
   std::vector<Rows> rows;
+  size_t rows_bytes = 0;
   Buffer shared;  // packed rows
   std::atomic<int> next_pack{0};
   Countdown packs_left{1};
@@ -103,6 +139,7 @@ struct LinearWork::State {
 
   void plan();
   void list_items();
+  void allocate();
   void pack(int item) noexcept;
   void multiply(const Item& item, int node, std::byte* mine) noexcept;
   void work(const Worker& worker) noexcept;
@@ -117,7 +154,7 @@ void LinearWork::State::plan() {
   for (const LinearCall& call : calls) {
     const auto* slice = &call.linear->slices_.front();
     for (const auto& s : call.linear->slices_)
-      if (s.memory.size()) slice = &s;
+      if (s.packing.blocks) slice = &s;
     plans.push_back(
         plan_for(*call.linear->options_.kernels, slice->packing, call.linear->options_.precision, m));
     const ActShape& shape = plans.back().acts;
@@ -128,13 +165,11 @@ void LinearWork::State::plan() {
     if (at == rows.end())
       rows.push_back({.x = call.x, .stride = call.x_stride, .k = call.linear->k(), .shape = shape, .acts = {}});
   }
-  size_t bytes = 0;
+  rows_bytes = 0;
   for (Rows& r : rows) {
-    r.at = bytes;
-    bytes += round_up(act_bytes(r.shape), size_t{64});
+    r.at = rows_bytes;
+    rows_bytes += round_up(act_bytes(r.shape), size_t{64});
   }
-  if (shared.size() < bytes) shared = Buffer(bytes + bytes / 4);
-  for (Rows& r : rows) r.acts = acts_in(r.shape, shared.data() + r.at);
   next_pack.store(0, std::memory_order_relaxed);
   packs_left.reset(static_cast<int>(rows.size()) * row_items());
   packed.reset();
@@ -149,7 +184,7 @@ void LinearWork::State::list_items() {
     const int workers = pool->threads(n);
     for (size_t c = 0; c < calls.size(); ++c) {
       const Linear::Slice& slice = calls[c].linear->slices_[static_cast<size_t>(n)];
-      if (!slice.memory.size()) continue;
+      if (!slice.packing.blocks) continue;
       const Kernels& kernels = *calls[c].linear->options_.kernels;
       const bool panels = plans[c].scratch_bytes > 0;
       const int64_t most =
@@ -168,8 +203,16 @@ void LinearWork::State::list_items() {
           std::max(tile, static_cast<size_t>(m) * static_cast<size_t>(blocks) * kBlockRows * sizeof(float));
     }
     node.worker_bytes = round_up(scratch + tile, size_t{4096}) + 4096;
-    const size_t bytes = node.worker_bytes * static_cast<size_t>(workers);
-    if (node.memory.size() < bytes) node.memory = Buffer(bytes + bytes / 4, {.node = pool->memory_node(n)});
+    node.bytes = node.worker_bytes * static_cast<size_t>(workers);
+  }
+}
+
+void LinearWork::State::allocate() {
+  grow(shared, rows_bytes);
+  for (Rows& r : rows) r.acts = acts_in(r.shape, shared.data() + r.at);
+  for (int n = 0; n < pool->nodes(); ++n) {
+    Node& node = *nodes[static_cast<size_t>(n)];
+    grow(node.memory, node.bytes, {.node = pool->memory_node(n)});
   }
 }
 
@@ -242,19 +285,35 @@ size_t LinearWork::bytes() const {
   return bytes;
 }
 
+LinearWork::Bytes LinearWork::bytes_for(int m, std::span<const LinearCall> calls) const {
+  Bytes bytes;
+  if (m == 0 || calls.empty()) return bytes;
+  State s;
+  s.pool = state_->pool;
+  for (size_t n = 0; n < state_->nodes.size(); ++n) s.nodes.push_back(std::make_unique<State::Node>());
+  s.m = m;
+  s.calls = calls;
+  s.plan();
+  s.list_items();
+  bytes.rows = with_reserve(s.rows_bytes);
+  for (const auto& node : s.nodes) bytes.workers += with_reserve(node->bytes);
+  return bytes;
+}
+
 void LinearWork::run(int m, std::span<const LinearCall> calls) {
   if (m == 0 || calls.empty()) return;
   State& s = *state_;
   KT_CHECK(m > 0, "{} rows", m);
   for (const LinearCall& call : calls)
-    KT_CHECK(call.linear && !call.linear->empty() && call.x_stride >= call.linear->k() &&
-                 call.y_stride >= call.linear->n() &&
+    KT_CHECK(call.linear && !call.linear->empty() && !call.linear->options_.sizes_only &&
+                 call.x_stride >= call.linear->k() && call.y_stride >= call.linear->n() &&
                  static_cast<int>(call.linear->slices_.size()) == s.pool->nodes(),
              "linear: strides {} and {}", call.x_stride, call.y_stride);
   s.m = m;
   s.calls = calls;
   s.plan();
   s.list_items();
+  s.allocate();
   s.pool->run([&](const Worker& worker) { s.work(worker); });
 }
 

@@ -10,6 +10,7 @@
 #include "base/pool.h"
 #include "formats/matrix.h"
 #include "kernels/plan.h"
+#include "nn/row_reader.h"
 
 namespace kt {
 
@@ -17,21 +18,27 @@ struct LinearOptions {
   Precision precision = Precision::kDefault;
   const Kernels* kernels = nullptr;  // null: kernels()
   HugePages huge = HugePages::kAdvise;
+  bool sizes_only = false;  // no memory and nothing read: for plans, which ask bytes and cannot run it
 };
 
-// Packed weights [n, k], their rows spread over the pool's nodes. Packing runs on the calling thread.
-// Move-only.
+// Packed weights [n, k], their rows spread over the pool's nodes. Move-only.
 class Linear {
  public:
   Linear() = default;
-  // Errors name `name`. The bias is [n] or empty.
+  // Errors name `name`. The bias is [n] or empty. Packing runs on the calling thread.
   Linear(const Pool& pool, const MatrixView& weights, std::span<const float> bias, LinearOptions options,
+         std::string_view name);
+  // Reads and packs on all workers of the pool; bitwise the same.
+  Linear(Pool& pool, const RowReader& weights, std::span<const float> bias, LinearOptions options,
          std::string_view name);
 
   int n() const { return static_cast<int>(n_); }
   int k() const { return static_cast<int>(k_); }
   bool empty() const { return n_ == 0; }
+  const Format& format() const { return format_; }
   size_t packed_bytes() const;
+  size_t packed_bytes(int node) const;
+  size_t bias_bytes() const { return bias_.size() * sizeof(float); }
   double stored_bytes() const;  // in the checkpoint's own bytes
 
  private:
@@ -41,6 +48,9 @@ class Linear {
     Packing packing;          // of this node's rows
     Buffer memory;
   };
+  void lay_out(const Pool& pool, std::string_view name);
+  void pack(int64_t first, const MatrixView& piece);
+
   int64_t n_ = 0, k_ = 0;
   Format format_;
   LinearOptions options_;
@@ -66,6 +76,13 @@ class LinearWork {
   ~LinearWork();
   void run(int m, std::span<const LinearCall> calls);
   size_t bytes() const;
+
+  // What a step needs of that memory; only which calls have the same x matters of their pointers.
+  struct Bytes {
+    size_t rows = 0;     // quantised rows
+    size_t workers = 0;  // of all of them
+  };
+  Bytes bytes_for(int m, std::span<const LinearCall> calls) const;
 
  private:
   struct State;

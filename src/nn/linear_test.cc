@@ -85,6 +85,95 @@ TEST(Linear, SameBitsForAnyThreadCount) {
   EXPECT_EQ(results[0], results[2]);
 }
 
+RowReader reader_of(const Matrix& whole) {
+  return {.format = whole.format,
+          .n = whole.n,
+          .k = whole.k,
+          .rows = [&whole](int64_t first, int64_t count) {
+            Matrix piece(whole.format, count, whole.k);
+            const auto cut = [&](const std::vector<uint8_t>& from, int64_t rows_together,
+                                 std::vector<uint8_t>& to) {
+              if (to.empty()) return;
+              const auto rows = static_cast<size_t>((whole.n + rows_together - 1) / rows_together);
+              const size_t row = from.size() / rows;
+              std::copy_n(from.begin() + first / rows_together * static_cast<int64_t>(row), to.size(),
+                          to.begin());
+            };
+            cut(whole.codes, 1, piece.codes);
+            cut(whole.scales, whole.format.span.n, piece.scales);
+            cut(whole.mins, 1, piece.mins);
+            cut(whole.supers, 1, piece.supers);
+            cut(whole.super_mins, 1, piece.super_mins);
+            return piece;
+          }};
+}
+
+// Shapes of several pieces and of a part of one; scales that reach over 128 rows; two nodes.
+TEST(Linear, PackedInPiecesItIsTheSame) {
+  const auto pool = std::make_shared<Pool>(
+      PoolOptions{.threads = 3, .nodes = 2, .topology = Topology::synthetic("numa:2 core:2"), .pin = false});
+  LinearWork work(pool);
+  for (const char* format : {"f32", "bf16", "int8", "int4_g32", "int4_g32_zero", "fp8", "q4_k"})
+    for (const int64_t n : {1, 100, 1429}) {
+      const Case c(format, n, 512, 11);
+      const Linear whole(*pool, c.weights.view(), c.bias, {}, "whole"),
+          pieces(*pool, reader_of(c.weights), c.bias, {}, "pieces"),
+          sizes(*pool, {.format = c.weights.format, .n = n, .k = 512}, c.bias, {.sizes_only = true}, "sizes");
+      const std::vector<float> x = random_values(512, 2);
+      std::vector<float> y(static_cast<size_t>(n)), z(static_cast<size_t>(n));
+      const LinearCall calls[] = {{&whole, x.data(), 512, y.data(), n},
+                                  {&pieces, x.data(), 512, z.data(), n}};
+      work.run(1, calls);
+      EXPECT_EQ(y, z) << format << n;
+      EXPECT_EQ(sizes.packed_bytes(), whole.packed_bytes());
+      EXPECT_EQ(whole.packed_bytes(0) + whole.packed_bytes(1), whole.packed_bytes());
+    }
+}
+
+TEST(Linear, PiecesCutAtBlocksOfScales) {
+  RowReader reader{.format = format_named("fp8"), .n = 1000, .k = 4096};
+  EXPECT_EQ(piece_rows(reader), 128);
+  reader.k = 256;
+  EXPECT_EQ(piece_rows(reader) % 128, 0);
+  EXPECT_LE(piece_rows(reader) * 256, 256 << 10);
+  reader.format = format_named("bf16");
+  reader.at_once = 100;
+  reader.k = 1 << 20;
+  EXPECT_EQ(piece_rows(reader), 112);
+}
+
+TEST(Linear, AnErrorWhileReadingIsThrown) {
+  Pool pool({.threads = 2, .pin = false});
+  const RowReader reader{.format = format_named("bf16"),
+                         .n = 4096,
+                         .k = 512,
+                         .rows = [](int64_t first, int64_t count) {
+                           if (first > 0) fail("row {} is bad", first);
+                           return Matrix(format_named("bf16"), count, 512);
+                         }};
+  EXPECT_THROW(Linear(pool, reader, {}, {}, "q_proj"), Error);
+}
+
+// What a plan says is what a run takes.
+TEST(Linear, WorkBytesAreKnownBefore) {
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2, .pin = false});
+  const Case c("int8", 333, 320, 3);
+  const Linear linear(*pool, c.weights.view(), c.bias, {}, "c"),
+      sizes(*pool, {.format = c.weights.format, .n = 333, .k = 320}, c.bias, {.sizes_only = true}, "c");
+  for (const int m : {1, 5, 70}) {
+    LinearWork work(pool);
+    const std::vector<float> x = random_values(static_cast<size_t>(m) * 320, 4);
+    std::vector<float> y(static_cast<size_t>(m) * 333);
+    const LinearCall planned{&sizes, x.data(), 320, nullptr, 333},
+        call{&linear, x.data(), 320, y.data(), 333};
+    const LinearWork::Bytes bytes = work.bytes_for(m, {&planned, 1});
+    EXPECT_EQ(work.bytes(), 0u);
+    work.run(m, {&call, 1});
+    EXPECT_EQ(work.bytes(), bytes.rows + bytes.workers) << m;
+    EXPECT_THROW(work.run(m, {&planned, 1}), Error);
+  }
+}
+
 TEST(Linear, BadBias) {
   const Pool pool({.threads = 1});
   const Case c("bf16", 32, 64, 1);

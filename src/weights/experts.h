@@ -39,6 +39,13 @@ class StoredMatrix {
   // Rows worth reading at once. More where the rows of a stored tensor are interleaved, so that whoever walks
   // a matrix in blocks does not fetch every cache line of it once for every few rows.
   virtual int64_t rows_at_once() const { return 16; }
+
+  // Asks the disk for the whole matrix, without waiting. The first read does it too; opening does not, so
+  // that sizes can be had from headers alone.
+  virtual void read_ahead() const {}
+
+  // Memory that it takes for itself from the first read on; files that are mapped do not count.
+  virtual uint64_t held_bytes() const { return 0; }
 };
 
 // Order of gate and up in fused tensors, and which of [E, 2I, H] and [E, H, 2I] they are, are settled when

@@ -24,7 +24,9 @@ namespace fs = std::filesystem;
 class Arrays {
  public:
   virtual ~Arrays() = default;
+  // The array's bytes, mapped or in `buffer`.
   virtual std::span<const std::byte> view(const KtName& name, std::vector<std::byte>& buffer) const = 0;
+  virtual bool copies() const = 0;  // view() fills the buffer
 };
 
 class FolderArrays final : public Arrays {
@@ -36,6 +38,7 @@ class FolderArrays final : public Arrays {
     folder_.read(name, buffer);
     return buffer;
   }
+  bool copies() const override { return true; }
 
  private:
   KtFolder folder_;
@@ -50,6 +53,7 @@ class MergedArrays final : public Arrays {
     will_need(bytes);  // all of it is read next
     return bytes;
   }
+  bool copies() const override { return false; }
 
  private:
   Checkpoint checkpoint_;
@@ -67,6 +71,14 @@ class KtMatrix final : public StoredMatrix {
     k = down ? model.inter : model.hidden;
     format = format_named(model.bits == 4 ? "int4" : "int8");
     if (down && model.parts > 1) format.span.k = static_cast<int>(shape_.k);
+  }
+
+  void read_ahead() const override {
+    if (!arrays_.copies()) std::call_once(fetched_, [&] { fetch(); });
+  }
+  uint64_t held_bytes() const override {
+    if (!arrays_.copies()) return 0;
+    return static_cast<uint64_t>(n * k) / 8 * static_cast<uint64_t>(model_.bits);
   }
 
   Matrix rows(int64_t first, int64_t count) const override {

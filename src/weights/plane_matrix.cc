@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "base/checked.h"
@@ -300,13 +301,18 @@ class PlaneMatrix : public StoredMatrix {
     format = planes_.format;
     n = planes_.n;
     k = planes_.k;
-    // Whoever opens a matrix reads all of it soon: one large read instead of one for each fault.
+  }
+
+  // Whoever reads some of a matrix reads all of it soon: one large read instead of one for each fault.
+  void read_ahead() const override {
+    if (asked_for_.load(std::memory_order_relaxed) || asked_for_.exchange(true)) return;
     if (planes_.codes.size() <= kMostReadAhead) will_need(planes_.codes);
   }
 
   Matrix rows(int64_t first, int64_t count) const override {
     KT_CHECK(first >= 0 && count >= 1 && first <= n - count, "{}: rows {} to {} of {}", name, first,
              first + count, n);
+    read_ahead();
     KT_CHECK(first % format.span.n == 0 && (count % format.span.n == 0 || first + count == n),
              "{}: rows {} to {} cut a block of {}", name, first, first + count, format.span.n);
     if (planes_.packing == CodePacking::kGguf) return gguf_rows(first, count);
@@ -322,6 +328,7 @@ class PlaneMatrix : public StoredMatrix {
   void values(int64_t first, int64_t count, float* out) const override {
     KT_CHECK(first >= 0 && count >= 0 && first <= n - count, "{}: rows {} to {} of {}", name, first,
              first + count, n);
+    read_ahead();
     const bool in_order =
         planes_.packing == CodePacking::kPlain && planes_.column_stride == code_bytes(format.code);
     if (in_order && format.scale == Scale::kNone) {
@@ -376,6 +383,7 @@ class PlaneMatrix : public StoredMatrix {
   }
 
   StoredPlanes planes_;
+  mutable std::atomic<bool> asked_for_ = false;
 };
 
 }  // namespace

@@ -12,12 +12,16 @@ class RoundedMatrix : public StoredMatrix {
     format = to;
     n = from_->n;
     k = from_->k;
+    check_shape(format, n, k, name);
   }
   Matrix rows(int64_t first, int64_t count) const override {
     std::vector<float> values(static_cast<size_t>(count * k));
     from_->values(first, count, values.data());
     return quantise(format, values, count, k);
   }
+  int64_t rows_at_once() const override { return from_->rows_at_once(); }
+  void read_ahead() const override { from_->read_ahead(); }
+  uint64_t held_bytes() const override { return from_->held_bytes(); }
 
  private:
   std::unique_ptr<StoredMatrix> from_;
@@ -33,7 +37,7 @@ class RoundedExperts : public ExpertSource {
   int64_t hidden() const override { return source_.hidden(); }
   int64_t inter() const override { return source_.inter(); }
   std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
-    return std::make_unique<RoundedMatrix>(source_.at(layer, expert, projection), format_);
+    return requantised(source_.at(layer, expert, projection), format_);
   }
   std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
     return source_.bias(layer, expert, projection);
@@ -53,6 +57,10 @@ class RoundedExperts : public ExpertSource {
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format) {
   return std::make_unique<RoundedExperts>(source, format);
+}
+
+std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format) {
+  return std::make_unique<RoundedMatrix>(std::move(matrix), format);
 }
 
 }  // namespace kt

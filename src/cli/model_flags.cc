@@ -1,0 +1,43 @@
+#include "cli/model_flags.h"
+
+#include "cli/conversion_report.h"
+
+namespace kt {
+
+void ModelFlags::add_to(CLI::App& verb) {
+  verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
+  verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
+                  "Converted experts (kt quant) to use instead of the model's own");
+  verb.add_option("--format", format,
+                  "Round the experts to this format as they are loaded: int8, int4, int4_g32, ...");
+  verb.add_option("--linear-format", linear_format,
+                  "Round attention projections, dense and shared MLPs and the head to this format as they "
+                  "are loaded; routers, norms, the embedding and latent attention's kv_b stay as they are. A "
+                  "matrix that the format's blocks do not divide is an error. Default: as stored");
+  verb.add_option("--acts", acts, "Precision of activations")
+      ->check(CLI::IsMember({"default", "int8", "bf16", "f32"}))
+      ->capture_default_str();
+  verb.add_option("--kv", kv, "Precision of cached keys and values; f32 with --acts f32")
+      ->check(CLI::IsMember({"bf16", "int8", "f32"}))
+      ->capture_default_str();
+  verb.add_option("--threads,--cpu-threads", threads, "Workers; default: one for each core")
+      ->check(positive());
+  verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
+      ->check(positive())
+      ->capture_default_str();
+  verb.add_option("--max-memory", max_memory,
+                  "Refuse a model that needs more, such as 8GiB; default: what is available");
+}
+
+ModelOptions ModelFlags::options() const {
+  return {.weights = weights,
+          .format = format,
+          .linear_format = linear_format,
+          .precision = precision_named(acts),
+          .kv_type = acts == "f32" && kv == "bf16" ? KvType::kF32 : kv_type_named(kv),
+          .threads = threads,
+          .max_tokens = step_tokens,
+          .max_memory = max_memory.empty() ? 0 : parse_bytes(max_memory, "--max-memory")};
+}
+
+}  // namespace kt

@@ -1,0 +1,28 @@
+// What steps must at least read from memory and multiply, for comparing their time with the machine's limits.
+// Weights count once a step in their format's stored bytes, routed experts only where a token went there.
+#pragma once
+
+namespace kt {
+
+struct Work {
+  double bytes = 0;
+  double integer_operations = 0;  // with weights of integer codes; multiply and add are two
+  double float_operations = 0;
+  Work& operator+=(const Work& other);
+  Work& operator-=(const Work& other);
+};
+
+// What a machine can do in a second.
+struct Rates {
+  double read_bytes = 0, integer_operations = 0, float_operations = 0;
+};
+
+// The least time the work can take: the larger of reading and multiplying, as if each ran alone and at its
+// best. A rate of zero is unknown and limits nothing.
+struct Limit {
+  double seconds = 0;
+  const char* which = "memory";  // or "multiply"
+};
+Limit limit_of(const Work& work, const Rates& rates);
+
+}  // namespace kt
