@@ -63,7 +63,8 @@ CASES = {
     "fp8_channels-glm4_moe": Case("glm4_moe", ODD_GQA, lambda: published.Fp8Channels(torch.bfloat16)),
     "fp8_channels-qwen3_moe": Case("qwen3_moe", EVEN_GQA, lambda: published.Fp8Channels(FULL_PRECISION)),
     "int4_g32-experts-deepseek_v3": Case("deepseek_v3", {}, lambda: published.Packed(4, 32, True)),
-    "int4_g32-all-deepseek_v3": Case("deepseek_v3", {**EVEN_MLA, "v_head_dim": 16}, lambda: published.Packed(4, 32, False)),
+    "int4_g32-all-deepseek_v3": Case("deepseek_v3", {**EVEN_MLA, "v_head_dim": 16},
+                                     lambda: published.Packed(4, 32, False)),
     "int4_g128-experts-qwen3_moe": Case("qwen3_moe", EVEN_GQA, lambda: published.Packed(4, 128, True)),
     "int4_g128-all-qwen3_moe": Case("qwen3_moe", EVEN_GQA, lambda: published.Packed(4, 128, False)),
     "int4_g128-all-deepseek_v2": Case("deepseek_v2", EVEN_MLA, lambda: published.Packed(4, 128, False)),
@@ -120,13 +121,13 @@ def test_mxfp4_folder_is_the_published_one(root):
     check(tiny_models.logits(model, prompts[-1:]), expected[-1], 1e-5)
 
 
-# --- converted experts -------------------------------------------------------------------------------------------------
+# --- converted experts -----------------------------------------------------------------------------------------------
 
 # (model, sizes, parts): what the packed layout takes as it is, and what it has to pad.
 CONVERTED = {
     "deepseek_v3": ("deepseek_v3", dict(hidden_size=128, moe_intermediate_size=256), 2),
     "qwen3_moe-padded": ("qwen3_moe", dict(hidden_size=200, moe_intermediate_size=80), 1),
-    "mixtral-padded-parts": ("mixtral", dict(hidden_size=72, intermediate_size=96), 2),
+    "mixtral-padded-parts": ("mixtral", dict(hidden_size=72, intermediate_size=128), 2),
 }
 
 
@@ -189,7 +190,7 @@ class TestConverted:
         assert (merged == probe(original, ids, VOCAB, "--weights", str(apart))).all()
 
 
-# --- rounded activations -------------------------------------------------------------------------------------------------
+# --- rounded activations ---------------------------------------------------------------------------------------------
 
 # Every expert is chosen for every token: which of them are is no matter of rounding then. Factors that make errors of
 # experts larger than all else are left out.
@@ -204,10 +205,10 @@ ALL_CHOSEN = {
     "qwen3_moe": dict(num_experts=4, num_experts_per_tok=4),
 }
 
-# How far logits may be from the float32 ones: the reference itself is run with the same roundings, made in torch at every
-# product, and moves by some distance e (of a position: max|error| / max|logit|; the largest of all positions). Ours are
-# another draw of the same errors. One draw's largest error is near 4.3 standard deviations for 138 * 300 numbers, another's
-# hardly ever below 3.5 or beyond 5.5: quotients up to 1.6. What ours round beside the activations:
+# How far logits may be from the float32 ones: the reference itself is run with the same roundings, made in torch at
+# every product, and moves by some distance e (of a position: max|error| / max|logit|; the largest of all positions).
+# Ours are another draw of the same errors. One draw's largest error is near 4.3 standard deviations for 138 * 300
+# numbers, another's hardly ever below 3.5 or beyond 5.5: quotients up to 1.6. What ours round beside the activations:
 #   bf16  weights with more digits than a bf16 has (fp16, codes times scales): the same 8 bits once more, sqrt(2) e.
 #   int8  grouped weights that meet many rows, to int8 in panels of 512 columns: at most as much as activations are
 #         (their largest number is as far from their mean size), sqrt(2) e.
@@ -226,8 +227,8 @@ def rounded_row(x, acts):
 
 
 class Rounding(torch.overrides.TorchFunctionMode):
-    """Rounds what is multiplied by weights, and keys and values too (they are bf16 in the cache). Where only experts are
-    integers, the other matrices are met by bf16 numbers."""
+    """Rounds what is multiplied by weights, and keys and values too (they are bf16 in the cache). Where only experts
+    are integers, the other matrices are met by bf16 numbers."""
 
     def __init__(self, acts, experts_only):
         super().__init__()
@@ -271,7 +272,8 @@ class TestRoundedActivations:
         case = CASES[name]
         stored, plain = case.build(tmp_path, **ALL_CHOSEN[case.key])
         ids = [prompt(tokens, VOCAB) for tokens in LENGTHS]
-        check_rounded(probe(stored, ids, VOCAB, "--acts", acts), published.load_plain(plain), ids, acts, "experts" in name)
+        model = published.load_plain(plain)
+        check_rounded(probe(stored, ids, VOCAB, "--acts", acts), model, ids, acts, "experts" in name)
 
     @pytest.mark.parametrize("acts", ["bf16", "int8"])
     @converted_cases

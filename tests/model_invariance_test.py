@@ -24,7 +24,8 @@ VOCAB = tiny_models.VOCAB
 BOUND, SUMS_BOUND = 1e-4, 1e-5  # as in model_logits_test.py: against transformers, and against ourselves
 
 # One of each kind of attention, routing and window.
-KEYS = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral-window", "qwen2_moe-every_second-window", "qwen3_moe", "llama"]
+KEYS = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral-window", "qwen2_moe-every_second-window", "qwen3_moe",
+        "llama"]
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +109,10 @@ class TestCompany:
         return dict(zip(order, np.split(rows, ends)))
 
     @pytest.mark.parametrize("cuts", ["1000", "1,2", "30,60"])
-    def test_int8_gives_the_same_bits(self, root, cuts):
+    @pytest.mark.parametrize("bits", [4, 8])
+    def test_int8_gives_the_same_bits(self, root, bits, cuts):
         """One scale a row: products are exact integers, whatever route the number of rows takes."""
-        folder = integers(root, 8, None)
+        folder = integers(root, bits, None)
         options = ("--acts", "int8", "--cuts", cuts)
         first = self.together(folder, (0, 1, 2, 3), *options)
         other = self.together(folder, (3, 2, 0, 1), *options)
@@ -128,7 +130,7 @@ class TestCompany:
             check(other[i], alone, SUMS_BOUND)
 
 
-# --- other spellings ---------------------------------------------------------------------------------------------------
+# --- other spellings -------------------------------------------------------------------------------------------------
 
 
 
@@ -137,9 +139,8 @@ def respelled(folder, change, rename=lambda name: name):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(change(config)))
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    safetensors.torch.save_file(
-        {rename(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    tensors = {rename(name): tensor for name, tensor in tensors.items()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -166,9 +167,9 @@ def kimi_k2(folder):
     old = {key: value for key, value in rope.items() if key not in ("rope_theta", "rope_type")}
 
     def change(config):
-        return dict(without(config, "rope_parameters", "rope_interleave", "head_dim"), model_type="kimi_k2", rope_theta=50000.0,
-                    rope_scaling=dict(old, type="yarn"), scoring_func="sigmoid", topk_method="noaux_tc", seq_aux=True,
-                    moe_layer_freq=1, ep_size=1, aux_loss_alpha=0.001)
+        return dict(without(config, "rope_parameters", "rope_interleave", "head_dim"), model_type="kimi_k2",
+                    rope_theta=50000.0, rope_scaling=dict(old, type="yarn"), scoring_func="sigmoid",
+                    topk_method="noaux_tc", seq_aux=True, moe_layer_freq=1, ep_size=1, aux_loss_alpha=0.001)
 
     return folder, expected, change
 
