@@ -23,13 +23,18 @@ struct GenerateFlags {
 
 std::string prompt_text(const GenerateFlags& flags) {
   if (!flags.file.empty() && !flags.prompt.empty()) fail("-p and -f: give one of them");
-  if (flags.file.empty()) return flags.prompt;
+  if (!flags.system.empty() && !flags.chat) fail("--system: only with --chat");
+  if (flags.file.empty()) {
+    if (flags.prompt.empty()) fail("the prompt is empty; give one with -p TEXT or -f FILE");
+    return flags.prompt;
+  }
   const MappedFile file(flags.file);
+  if (file.size() == 0) fail("{}: the prompt is empty", flags.file);
   return {reinterpret_cast<const char*>(file.bytes().data()), file.size()};
 }
 
-std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& flags) {
-  const std::string words = prompt_text(flags);
+std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& flags,
+                                const std::string& words) {
   if (!flags.chat)
     return model.tokenizer().encode(words, {.special = SpecialText::kRecognise, .add_special = true});
   if (model.chat_template().empty()) fail("--chat: {} has no chat template", model.path());
@@ -38,6 +43,7 @@ std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& f
   messages.push_back({{"role", "user"}, {"content", words}});
   TemplateVariables variables = model.template_tokens();
   variables["messages"] = messages;
+  variables["tools"] = variables["documents"] = nullptr;  // templates ask whether they are none
   variables["add_generation_prompt"] = true;
   const std::string rendered = ChatTemplate(model.chat_template(), model.path()).render(variables);
   return model.tokenizer().encode(rendered, {.special = SpecialText::kRecognise});
@@ -46,6 +52,7 @@ std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& f
 double rate(size_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 
 void run_generate(const GenerateFlags& flags) {
+  const std::string words = prompt_text(flags);  // before what takes minutes
   LoadedModel model(flags.model.model, flags.model.options());
   const auto show = [](std::string_view piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
@@ -53,7 +60,7 @@ void run_generate(const GenerateFlags& flags) {
   };
   std::function<void(std::string_view)> emit;
   if (!flags.json) emit = show;
-  const Generation done = generate(model, prompt_ids(model, flags), flags.options, emit);
+  const Generation done = generate(model, prompt_ids(model, flags, words), flags.options, emit);
   const size_t decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1;
   if (flags.json) {
     std::printf("%s\n", nlohmann::ordered_json{{"text", done.text},
@@ -81,7 +88,7 @@ void run_generate(const GenerateFlags& flags) {
 void ModelFlags::add_to(CLI::App& verb) {
   verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
-                  "Converted experts (kt quant) to use instead of the model's own");
+                  "Experts to use instead of the model's own: what kt quant wrote, or another checkpoint");
   verb.add_option("--format", format,
                   "Round the experts to this format as they are loaded: int8, int4, int4_g32, ...");
   verb.add_option("--acts", acts, "Precision of activations")
