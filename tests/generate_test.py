@@ -113,8 +113,7 @@ class TestGreedy:
         assert complete("-p", PROMPT, "--max-tokens", 20, "--format", "int8")["tokens"] == \
             complete("-p", PROMPT, "--max-tokens", 20, *F32)["tokens"]
 
-    def test_a_prompt_longer_than_one_step(self):
-        """Prompts run 512 tokens at a time."""
+    def test_a_prompt_of_many_pages(self):
         model, tokenizer = reference()
         words = STORIES.read_text()[:3500]
         ids = tokenizer(words, return_tensors="pt")["input_ids"]
