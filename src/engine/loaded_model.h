@@ -35,7 +35,7 @@ class LoadedModel {
   const ModelSpec& spec() const { return transformer_->spec(); }
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
   const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none
-  // bos_token, eos_token and their like, which templates spell out; without those that the model does not name.
+  // bos_token, eos_token and their like, which templates spell out; those that the model names.
   const Json& template_tokens() const { return template_tokens_; }
   std::string experts_dialect() const { return dialect_; }  // "bf16", "kt-int4", ...; "" for a dense model
 
