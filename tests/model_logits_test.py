@@ -2,7 +2,7 @@
 
 KT_MODEL_PROBE names the program model_probe: `model_probe MODEL --acts f32 [--chunk N]` reads token ids from standard
 input, one sequence a line, and writes float32 logits [tokens of all sequences in order, vocabulary]. KT_TEST_DATA,
-where it is set, is the folder with the trained models; KT_TEST_FULL=1 adds prompts of 700 tokens.
+where it is set, is the folder with the trained models; KT_TEST_FULL=1 cuts prompts of 700 tokens too.
 
 Weights are float32 or bf16; activations are float32 in both programs, so that only the order of sums differs. Two
 experts whose scores are equal to the last digits may still change places; a jump at one position of one model that
@@ -12,8 +12,6 @@ another seed (tiny_models.build) does not show is that.
 import functools
 import os
 import pathlib
-import random
-import subprocess
 import sys
 
 import pytest
@@ -24,50 +22,18 @@ import numpy as np  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import tiny_models  # noqa: E402
+from logits import PROBE, check, differences, probe, prompt  # noqa: E402
 
-PROBE = os.environ.get("KT_MODEL_PROBE")
 DATA = os.environ.get("KT_TEST_DATA")
 FULL = os.environ.get("KT_TEST_FULL") == "1"
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 
-LENGTHS = [1, 7, 130] + ([700] if FULL else [])
+LENGTHS = [1, 7, 130, 700]
+LONGEST_CUT = LENGTHS.index(700 if FULL else 130)
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # max|a - b| / max|b| of a position. Sums of float32 in another order differ by about 1e-6; the first bound leaves room
 # for other exponentials and sines, the second for nothing but other sums.
 BOUND, CHUNK_BOUND = 1e-4, 1e-5
-
-
-def prompt(tokens, vocabulary, seed=0):
-    numbers = random.Random(1000 * seed + tokens)
-    return [numbers.randrange(vocabulary) for _ in range(tokens)]
-
-
-def probe(folder, sequences, vocabulary, *options):
-    """Logits [tokens of all sequences, vocabulary]."""
-    lines = "".join(" ".join(map(str, ids)) + "\n" for ids in sequences)
-    done = subprocess.run(
-        [PROBE, str(folder), "--acts", "f32", *options], input=lines.encode(), capture_output=True, timeout=600
-    )
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr.decode(errors='replace')}"
-    rows = sum(map(len, sequences))
-    assert len(done.stdout) == 4 * rows * vocabulary, f"{len(done.stdout)} bytes for {rows} rows of {vocabulary}"
-    return np.frombuffer(done.stdout, "<f4").reshape(rows, vocabulary)
-
-
-def differences(ours, theirs):
-    """max|a - b| / max|b| of each position; anything that is not finite is infinite."""
-    assert ours.shape == theirs.shape
-    error = np.abs(ours - theirs).max(axis=1) / np.abs(theirs).max(axis=1)
-    return np.where(np.isfinite(error), error, np.inf)
-
-
-def check(ours, theirs, bound):
-    error = differences(ours, theirs)
-    worst = int(error.argmax())
-    assert error[worst] <= bound, (
-        f"position {worst} of {len(error)}: {error[worst]:.3g}, allowed {bound:g}; "
-        f"{int((error > bound).sum())} positions are beyond, the first is {int((error > bound).argmax())}"
-    )
 
 
 @functools.lru_cache(maxsize=2)
@@ -107,10 +73,10 @@ class TestTiny:
     @pytest.mark.parametrize("chunk", [1, 7, 64] if FULL else [7, 64])
     def test_in_pieces(self, root, key, dtype, chunk):
         folder, prompts, expected = checkpoint(root, key, dtype)
-        whole = probe(folder, [prompts[-1]], tiny_models.VOCAB)
-        pieces = probe(folder, [prompts[-1]], tiny_models.VOCAB, "--chunk", str(chunk))
+        whole = probe(folder, [prompts[LONGEST_CUT]], tiny_models.VOCAB)
+        pieces = probe(folder, [prompts[LONGEST_CUT]], tiny_models.VOCAB, "--chunk", str(chunk))
         check(pieces, whole, CHUNK_BOUND)
-        check(pieces, expected[-1], BOUND)
+        check(pieces, expected[LONGEST_CUT], BOUND)
 
 
 class TestTestItself:

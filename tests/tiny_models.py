@@ -9,6 +9,7 @@ import pathlib
 import torch
 import transformers
 
+torch.set_num_threads(1)  # matrices this small only make threads wait for each other
 VOCAB = 300
 SIZES = dict(
     vocab_size=VOCAB,
@@ -253,10 +254,10 @@ def _draw(name, tensor, generator):
     return noise / tensor.shape[-1] ** 0.5
 
 
-def build(key, dtype=torch.float32, seed=1):
-    """The model in float32, its numbers rounded to `dtype` first."""
+def build(key, dtype=torch.float32, seed=1, **more):
+    """The model in float32, its numbers rounded to `dtype` first. `more` of the config wins over what MODELS says."""
     family, overrides = MODELS[key]
-    config = getattr(transformers, family + "Config")(**{**SIZES, **overrides})
+    config = getattr(transformers, family + "Config")(**{**SIZES, **overrides, **more})
     model = getattr(transformers, family + "ForCausalLM")(config).eval().to(torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -25,13 +25,18 @@ struct GenerateFlags {
 
 std::string prompt_text(const GenerateFlags& flags) {
   if (!flags.file.empty() && !flags.prompt.empty()) fail("-p and -f: give one of them");
-  if (flags.file.empty()) return flags.prompt;
+  if (!flags.system.empty() && !flags.chat) fail("--system: only with --chat");
+  if (flags.file.empty()) {
+    if (flags.prompt.empty()) fail("the prompt is empty; give one with -p TEXT or -f FILE");
+    return flags.prompt;
+  }
   const MappedFile file(flags.file);
+  if (file.size() == 0) fail("{}: the prompt is empty", flags.file);
   return {reinterpret_cast<const char*>(file.bytes().data()), file.size()};
 }
 
-std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& flags) {
-  const std::string words = prompt_text(flags);
+std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& flags,
+                                const std::string& words) {
   if (!flags.chat)
     return model.tokenizer().encode(words, {.special = SpecialText::kRecognise, .add_special = true});
   if (model.chat_template().empty()) fail("--chat: {} has no chat template", model.path());
@@ -40,6 +45,7 @@ std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& f
   messages.push_back({{"role", "user"}, {"content", words}});
   TemplateVariables variables = model.template_tokens();
   variables["messages"] = messages;
+  variables["tools"] = variables["documents"] = nullptr;  // templates ask whether they are none
   variables["add_generation_prompt"] = true;
   const std::string rendered = ChatTemplate(model.chat_template(), model.path()).render(variables);
   return model.tokenizer().encode(rendered, {.special = SpecialText::kRecognise});
@@ -107,6 +113,7 @@ nlohmann::ordered_json json_of(const Stats& stats) {
 }
 
 void run_generate(const GenerateFlags& flags) {
+  const std::string words = prompt_text(flags);  // before what takes minutes
   ModelOptions options = flags.model.options();
   options.use.context = flags.options.max_tokens;  // and the prompt, which the tokenizer has to count first
   LoadedModel model(flags.model.model, options);
@@ -116,7 +123,7 @@ void run_generate(const GenerateFlags& flags) {
   };
   std::function<void(std::string_view)> emit;
   if (!flags.json) emit = show;
-  const Generation done = generate(model, prompt_ids(model, flags), flags.options, emit);
+  const Generation done = generate(model, prompt_ids(model, flags, words), flags.options, emit);
   std::optional<Stats> stats;
   if (flags.stats) stats = stats_of(model, done, flags.model.threads);
   if (flags.json) {

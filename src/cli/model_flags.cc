@@ -7,7 +7,7 @@ namespace kt {
 void ModelFlags::add_to(CLI::App& verb) {
   verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
-                  "Converted experts (kt quant) to use instead of the model's own");
+                  "Experts to use instead of the model's own: what kt quant wrote, or another checkpoint");
   verb.add_option("--format", format,
                   "Round the experts to this format as they are loaded: int8, int4, int4_g32, ...");
   verb.add_option("--linear-format", linear_format,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -22,20 +23,40 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// A format's name means the same model in that format; "stored" the model as it is on disk.
-std::unique_ptr<LoadedModel> reference_model(const PerplexityFlags& flags) {
-  if (flags.against.empty()) return nullptr;
-  ModelOptions options = flags.model.options();
-  options.weights.clear();
-  options.format.clear();
-  options.linear_format.clear();
-  for (const NamedFormat& format : kFormats)
-    if (format.name == flags.against) {
-      options.format = flags.against;
-      return std::make_unique<LoadedModel>(flags.model.model, options);
-    }
-  return std::make_unique<LoadedModel>(flags.against == "stored" ? flags.model.model : flags.against,
-                                       options);
+// What the divergence is measured from: a format's name means the same model in that format, "stored" the
+// model as it is on disk. Decided before anything is loaded.
+struct Reference {
+  std::string model;  // "": none
+  ModelOptions options;
+};
+
+Reference reference_of(const PerplexityFlags& flags) {
+  if (flags.against.empty()) return {};
+  Reference out{.model = flags.model.model, .options = flags.model.options()};
+  out.options.weights.clear();
+  out.options.format.clear();
+  out.options.linear_format.clear();
+  if (flags.against == "stored") return out;
+  std::string known;
+  for (const NamedFormat& format : kFormats) {
+    known += text(", {}", format.name);
+    if (format.name != flags.against) continue;
+    out.options.format = flags.against;
+    return out;
+  }
+  if (!std::filesystem::exists(flags.against))
+    fail("--kl-against: '{}' is neither a model on disk nor stored{}", flags.against, known);
+  out.model = flags.against;
+  return out;
+}
+
+std::unique_ptr<LoadedModel> load_reference(const Reference& reference, const LoadedModel& model) {
+  if (reference.model.empty()) return nullptr;
+  auto out = std::make_unique<LoadedModel>(reference.model, reference.options);
+  if (out->spec().vocab != model.spec().vocab)
+    fail("--kl-against: {} has a vocabulary of {}, {} of {}", out->path(), out->spec().vocab, model.path(),
+         model.spec().vocab);
+  return out;
 }
 
 // The logits of one window after the other, from a model whose cache holds one.
@@ -43,11 +64,8 @@ class Window {
  public:
   Window(LoadedModel& model, const PerplexityOptions& options)
       : model_(model),
-        cache_(model.transformer().kv_shape(),
-               static_cast<int>((options.context + kPageTokens - 1) / kPageTokens)),
+        cache_(model.transformer().kv_shape(), pages_of(model, options.context)),
         logits_(options.chunk * static_cast<size_t>(model.spec().vocab)) {
-    if (options.context > static_cast<size_t>(model.spec().context))
-      fail("--context: {} has a context of {}, got {}", model.path(), model.spec().context, options.context);
     for (int i = 0; i < cache_.pages(); ++i) pages_.push_back(i);
   }
 
@@ -61,6 +79,12 @@ class Window {
   }
 
  private:
+  static int pages_of(const LoadedModel& model, size_t context) {
+    if (context > static_cast<size_t>(model.spec().context))
+      fail("--context: {} has a context of {}, got {}", model.path(), model.spec().context, context);
+    return static_cast<int>((context + kPageTokens - 1) / kPageTokens);
+  }
+
   LoadedModel& model_;
   KvCache cache_;
   std::vector<int32_t> pages_;
@@ -92,10 +116,11 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
 }
 
 void run_perplexity(const PerplexityFlags& flags) {
+  const Reference against = reference_of(flags);
   ModelOptions options = flags.model.options();
   options.use.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX));
   LoadedModel model(flags.model.model, options);
-  const std::unique_ptr<LoadedModel> reference = reference_model(flags);
+  const std::unique_ptr<LoadedModel> reference = load_reference(against, model);
   const Divergence found = measure(model, reference.get(), flags);
   if (flags.json) {
     nlohmann::ordered_json out = {{"perplexity", found.model.perplexity}, {"nll", found.model.nll},

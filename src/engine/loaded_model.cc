@@ -64,7 +64,7 @@ Tokenizer read_tokenizer(const Checkpoint& checkpoint) {
 Json read_template_tokens(const Checkpoint& checkpoint, const Json& tokenizer_config,
                           const Tokenizer& tokenizer) {
   Json out = Json::object();
-  for (const char* name : {"bos_token", "eos_token"}) {
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
     if (const auto token = token_named(tokenizer_config, name)) out[name] = *token;
     if (!checkpoint.is_gguf()) continue;
     const auto id = gguf_unsigned(checkpoint.gguf(), text("tokenizer.ggml.{}_id", name));
@@ -117,6 +117,20 @@ void return_free_memory() {
 #endif
 }
 
+// Experts from elsewhere have to be this model's.
+void check_weights(const std::string& weights, const ExpertSource& source, const std::string& path,
+                   const ModelSpec& spec) {
+  const MoeSpec& moe = spec.moe;
+  if (source.experts() != moe.experts || source.hidden() != spec.hidden || source.inter() != moe.inter)
+    fail("{}: holds {} experts of {} x {}, {} has {} of {} x {}", weights, source.experts(), source.hidden(),
+         source.inter(), path, moe.experts, spec.hidden, moe.inter);
+  const std::vector<int> layers = source.layers();
+  for (size_t i = 0; i < spec.layers.size(); ++i)
+    if (spec.layers[i].moe && !std::ranges::binary_search(layers, static_cast<int>(i)))
+      fail("{}: has no experts of layer {}, which {} needs; it has {} layers, {} to {}", weights, i, path,
+           layers.size(), layers.front(), layers.back());
+}
+
 }  // namespace
 
 LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
@@ -128,9 +142,18 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
   ModelSpec spec = describe_model(*checkpoint_);
   const bool moe =
       std::any_of(spec.layers.begin(), spec.layers.end(), [](const LayerSpec& layer) { return layer.moe; });
+  for (const auto& [flag, value] : {std::pair("--weights", &options.weights), {"--format", &options.format}})
+    if (!moe && !value->empty()) fail("{} {}: {} has no routed experts", flag, *value, path);
+  std::unique_ptr<Checkpoint> weights;
   std::unique_ptr<ExpertSource> source, rounded;
   if (!options.weights.empty()) {
-    source = open_kt_weights(options.weights);
+    if (is_kt_weights(options.weights)) {
+      source = open_kt_weights(options.weights);
+    } else {
+      weights = std::make_unique<Checkpoint>(options.weights);
+      source = open_experts(*weights);
+    }
+    check_weights(options.weights, *source, path, spec);
   } else if (moe) {
     source = open_experts(*checkpoint_);
   }

@@ -12,8 +12,8 @@
 namespace kt {
 
 struct ModelOptions {
-  std::string
-      weights;  // converted experts (kt weights) to use with the folder's other tensors; empty: its own
+  // Experts to use with the folder's other tensors, converted or of any dialect; empty: its own.
+  std::string weights;
   std::string format;  // experts rounded to this format as they are loaded; empty: as stored
   std::string linear_format;  // the same for dense matrices (TransformerOptions::linear_format)
   Precision precision = Precision::kDefault;
@@ -40,7 +40,7 @@ class LoadedModel {
   const ModelSpec& spec() const { return transformer_->spec(); }
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
   const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none
-  // bos_token and eos_token, which templates spell out; without those that the model does not name.
+  // bos_token, eos_token and their like, which templates spell out; those that the model names.
   const Json& template_tokens() const { return template_tokens_; }
   std::string experts_dialect() const { return dialect_; }  // "bf16", "kt-int4", ...; "" for a dense model
   double load_seconds() const { return load_seconds_; }

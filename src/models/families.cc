@@ -41,6 +41,7 @@ const Family* find(const ModelConfig& model) {
 }  // namespace
 
 ModelSpec describe_model(const Json& json, std::string_view name) {
+  if (json.is_object() && json.empty()) fail("{}: no config.json that says what the model is", name);
   const ConfigReader config(json, name);
   const ModelConfig& model = config.model();
   const Family* const family = find(model);

@@ -37,6 +37,13 @@ struct TransformerLoader {
     checkpoint.at(stored(s.spec.embedding + ".weight"));  // says that it is missing
   }
 
+  // The head stands beside "model.", within a larger model too.
+  std::string head() const {
+    if (s.spec.tied_embeddings) return rooted(s.spec.embedding);
+    const std::string within = "language_model." + s.spec.head;
+    return modules.contains(within) ? within : s.spec.head;
+  }
+
   std::vector<float> vector(const std::string& name, int64_t size) const {
     const auto check = [&](int64_t found) {
       if (found != size)
@@ -314,9 +321,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   loader.find_root();
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
   s.final_norm = loader.vector(loader.rooted(s.spec.final_norm) + ".weight", s.spec.hidden);
-  s.head =
-      loader.linear(s.spec.tied_embeddings ? loader.rooted(s.spec.embedding) : loader.rooted(s.spec.head),
-                    s.spec.vocab, s.spec.hidden);
+  s.head = loader.linear(loader.head(), s.spec.vocab, s.spec.hidden);
   for (int i = 0; i < static_cast<int>(s.spec.layers.size()); ++i) s.layers.push_back(loader.layer(i));
   s.add_dense_work();
   if (!s.options.sizes_only) loader.buffers();

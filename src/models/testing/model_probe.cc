@@ -1,9 +1,11 @@
 // Logits of token sequences, for tests that compare with other programs:
 //
-//   model_probe MODEL [--acts f32|bf16|int8|default] [--chunk N] [--threads N] [--weights KT_WEIGHTS] < ids
+//   model_probe MODEL [--acts f32|bf16|int8|default] [--chunk N | --cuts A,B,...] [--threads N]
+//               [--weights KT_WEIGHTS] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
-// vocab]. All sequences run side by side, N tokens of each in one step (default: all).
+// vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
+// all).
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -20,8 +22,16 @@ namespace {
 struct Flags {
   std::string model, weights;
   Precision precision = Precision::kF32;
+  std::vector<size_t> cuts;  // positions at which a step begins, ascending
   int chunk = 0, threads = 0;
 };
+
+std::vector<size_t> numbers(const std::string& list) {
+  std::istringstream in(list);
+  std::vector<size_t> out;
+  for (std::string word; std::getline(in, word, ',');) out.push_back(std::stoul(word));
+  return out;
+}
 
 Flags parse(int argc, char** argv) {
   Flags flags;
@@ -32,6 +42,8 @@ Flags parse(int argc, char** argv) {
       flags.precision = precision_named(next());
     } else if (word == "--chunk") {
       flags.chunk = std::atoi(next().c_str());
+    } else if (word == "--cuts") {
+      flags.cuts = numbers(next());
     } else if (word == "--threads") {
       flags.threads = std::atoi(next().c_str());
     } else if (word == "--weights") {
@@ -54,6 +66,20 @@ std::vector<std::vector<int32_t>> read_sequences() {
   return out;
 }
 
+// Where steps begin, and the end.
+std::vector<size_t> steps_of(const Flags& flags, size_t longest) {
+  std::vector<size_t> out = {0};
+  const size_t chunk = flags.chunk > 0 ? static_cast<size_t>(flags.chunk) : longest;
+  if (flags.cuts.empty())
+    for (size_t at = chunk; at < longest; at += chunk) out.push_back(at);
+  for (const size_t cut : flags.cuts) {
+    if (cut <= out.back()) fail("--cuts: {} after {}", cut, out.back());
+    if (cut < longest) out.push_back(cut);
+  }
+  out.push_back(longest);
+  return out;
+}
+
 void run(const Flags& flags) {
   const auto sequences = read_sequences();
   size_t longest = 0, total = 0;
@@ -62,7 +88,9 @@ void run(const Flags& flags) {
     total += ids.size();
   }
   if (total == 0) fail("no token ids on standard input");
-  const size_t chunk = flags.chunk > 0 ? static_cast<size_t>(flags.chunk) : longest;
+  const std::vector<size_t> steps = steps_of(flags, longest);
+  size_t widest = 0;
+  for (size_t i = 0; i + 1 < steps.size(); ++i) widest = std::max(widest, steps[i + 1] - steps[i]);
   const Checkpoint checkpoint(flags.model);
   std::unique_ptr<ExpertSource> experts;
   if (!flags.weights.empty()) experts = open_kt_weights(flags.weights);
@@ -70,7 +98,7 @@ void run(const Flags& flags) {
                     std::make_shared<Pool>(PoolOptions{.threads = flags.threads}),
                     {.precision = flags.precision,
                      .kv_type = flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
-                     .max_tokens = static_cast<int>(chunk * sequences.size()),
+                     .max_tokens = static_cast<int>(widest * sequences.size()),
                      .experts = experts.get()});
   const size_t pages = (longest + kPageTokens - 1) / kPageTokens;
   KvCache cache(model.kv_shape(), static_cast<int>(pages * sequences.size()));
@@ -81,13 +109,14 @@ void run(const Flags& flags) {
       tables[s].push_back(static_cast<int32_t>((pages - 1 - p) * sequences.size() + s));
   const auto vocab = static_cast<size_t>(model.spec().vocab);
   std::vector<std::vector<float>> logits(sequences.size());
-  for (size_t at = 0; at < longest; at += chunk) {
+  for (size_t step = 0; step + 1 < steps.size(); ++step) {
+    const size_t at = steps[step], count = steps[step + 1] - at;
     std::vector<SequenceInput> inputs;
     std::vector<size_t> who;
     for (size_t s = 0; s < sequences.size(); ++s) {
       if (at >= sequences[s].size()) continue;
       const std::span<const int32_t> ids(sequences[s]);
-      inputs.push_back({.tokens = ids.subspan(at, std::min(chunk, ids.size() - at)),
+      inputs.push_back({.tokens = ids.subspan(at, std::min(count, ids.size() - at)),
                         .position = static_cast<int>(at),
                         .pages = tables[s].data(),
                         .logits = SequenceInput::Logits::kAll});
@@ -97,10 +126,10 @@ void run(const Flags& flags) {
     model.forward(cache, inputs, rows.data());
     size_t row = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const size_t count = inputs[i].tokens.size() * vocab;
+      const size_t size = inputs[i].tokens.size() * vocab;
       logits[who[i]].insert(logits[who[i]].end(), rows.begin() + static_cast<int64_t>(row),
-                            rows.begin() + static_cast<int64_t>(row + count));
-      row += count;
+                            rows.begin() + static_cast<int64_t>(row + size));
+      row += size;
     }
   }
   for (const auto& rows : logits) std::fwrite(rows.data(), sizeof(float), rows.size(), stdout);

@@ -1,0 +1,43 @@
+"""Logits from the program model_probe, which KT_MODEL_PROBE names, and how they are compared: what the tests of whole
+models share."""
+
+import os
+import random
+import subprocess
+
+import numpy as np
+
+PROBE = os.environ.get("KT_MODEL_PROBE")
+
+
+def prompt(tokens, vocabulary, seed=0):
+    numbers = random.Random(1000 * seed + tokens)
+    return [numbers.randrange(vocabulary) for _ in range(tokens)]
+
+
+def probe(folder, sequences, vocabulary, *options):
+    """Logits [tokens of all sequences, vocabulary]."""
+    lines = "".join(" ".join(map(str, ids)) + "\n" for ids in sequences)
+    done = subprocess.run(
+        [PROBE, str(folder), "--acts", "f32", *options], input=lines.encode(), capture_output=True, timeout=600
+    )
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr.decode(errors='replace')}"
+    rows = sum(map(len, sequences))
+    assert len(done.stdout) == 4 * rows * vocabulary, f"{len(done.stdout)} bytes for {rows} rows of {vocabulary}"
+    return np.frombuffer(done.stdout, "<f4").reshape(rows, vocabulary)
+
+
+def differences(ours, theirs):
+    """max|a - b| / max|b| of each position; anything that is not finite is infinite."""
+    assert ours.shape == theirs.shape
+    error = np.abs(ours - theirs).max(axis=1) / np.abs(theirs).max(axis=1)
+    return np.where(np.isfinite(error), error, np.inf)
+
+
+def check(ours, theirs, bound):
+    error = differences(ours, theirs)
+    worst = int(error.argmax())
+    assert error[worst] <= bound, (
+        f"position {worst} of {len(error)}: {error[worst]:.3g}, allowed {bound:g}; "
+        f"{int((error > bound).sum())} positions are beyond, the first is {int((error > bound).argmax())}"
+    )
