@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "cli/measure.h"
 #include "cli/model_flags.h"
 #include "cli/plot.h"
 #include "cli/report.h"
@@ -26,26 +27,24 @@ struct BenchFlags {
 
 struct Point {
   BenchCase at;
-  double prefill = 0, decode = 0;  // tokens/s, medians
+  double prefill = 0, decode = 0;                    // tokens/s, medians
+  double prefill_fraction = 0, decode_fraction = 0;  // of the machine's limit, medians
 };
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-Point measure(Transformer& transformer, const BenchCase& at, int repeat) {
+Point measure(Transformer& transformer, const Rates& rates, const BenchCase& at, int repeat) {
   const int step = transformer.max_tokens();
   TransformerSteps steps(transformer, bench_pages(at, step));
-  std::vector<double> prefill, decode;
+  std::vector<double> prefill, decode, prefill_fraction, decode_fraction;
   for (int i = 0; i < repeat; ++i) {
     BenchCase once = at;
     once.seed = at.seed + static_cast<uint64_t>(i);
-    const BenchResult result = run_bench(steps, once, step);
+    const BenchResult result = run_bench(steps, once, step, [&] { return transformer.work(); });
     prefill.push_back(at.batch * at.prompt / result.prefill_seconds);
     decode.push_back(at.batch * at.output / result.decode_seconds);
+    prefill_fraction.push_back(limit_of(result.prefill_work, rates).seconds / result.prefill_seconds);
+    decode_fraction.push_back(limit_of(result.decode_work, rates).seconds / result.decode_seconds);
   }
-  return {at, median(std::move(prefill)), median(std::move(decode))};
+  return {at, median(prefill), median(decode), median(prefill_fraction), median(decode_fraction)};
 }
 
 // Lengths that leave no room for the answer are left out, and said so.
@@ -93,24 +92,29 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
       out["points"].push_back({{"prompt", point.at.prompt},
                                {"batch", point.at.batch},
                                {"prefill_tokens_per_s", point.prefill},
-                               {"decode_tokens_per_s", point.decode}});
+                               {"prefill_fraction_of_limit", point.prefill_fraction},
+                               {"decode_tokens_per_s", point.decode},
+                               {"decode_fraction_of_limit", point.decode_fraction}});
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }
-  Table table({"prompt", "sequences", "prefill tokens/s", "decode tokens/s", "ms/token"}, 0);
+  Table table({"prompt", "sequences", "prefill tokens/s", "of limit", "decode tokens/s", "of limit", "ms/token"}, 0);
   for (const Point& point : points)
     table.add({std::to_string(point.at.prompt), std::to_string(point.at.batch), three_digits(point.prefill),
-               three_digits(point.decode), three_digits(1000 * point.at.batch / point.decode)});
+               percent(point.prefill_fraction), three_digits(point.decode), percent(point.decode_fraction),
+               three_digits(1000 * point.at.batch / point.decode)});
   std::printf("%s", table.str().c_str());
 }
 
 void run(const BenchFlags& flags) {
   LoadedModel model(flags.model.model, flags.model.options());
+  const Rates rates =
+      rates_of(measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
   std::vector<Point> points;
   StatusLine status;
   for (const BenchCase& at : cases_of(flags, model.transformer())) {
     status.show(text("{} x {} tokens", at.batch, at.prompt));
-    points.push_back(measure(model.transformer(), at, flags.repeat));
+    points.push_back(measure(model.transformer(), rates, at, flags.repeat));
   }
   status.show("");
   if (!flags.plot.empty()) {

@@ -114,7 +114,7 @@ TEST(AttentionCall, CountsStoredBytesOnceAndCausalOperations) {
   const LimitCall chunk = attention_call(setup, 100, 3);
   EXPECT_EQ(chunk.bytes, decode.bytes);
   EXPECT_EQ(chunk.operations, 2.0 * 2 * 8 * (98 + 99 + 100) * (64 + 64));
-  setup.shape.type = Real::kF32;
+  setup.shape.type = KvType::kF32;
   EXPECT_EQ(attention_call(setup, 100, 3).bytes, 2 * decode.bytes);
   EXPECT_EQ(attention_call(setup, 100, 3).operations, chunk.operations);
 }

@@ -70,21 +70,28 @@ int bench_pages(const BenchCase& c, int step_tokens) {
   return c.batch * (static_cast<int>(ceil_div(tokens, kPageTokens)) + 1);
 }
 
-BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens) {
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens, const std::function<Work()>& work) {
   if (c.output < 1) fail("output: expected at least 1 token, got {}", c.output);
   Batch batch(model, c, step_tokens);
   BenchResult out;
+  const auto so_far = [&] { return work ? work() : Work{}; };
+  Work before = so_far();
   batch.submit(1);
   const auto begin = Clock::now();
   while (batch.step()) {
   }
   out.prefill_seconds = seconds_since(begin);
+  out.prefill_work = so_far();
+  out.prefill_work -= before;
   // Again, now with the prompts in the cache, for all answers to run side by side.
   batch.submit(c.output + starting_steps(c, step_tokens));
   while (!batch.all_started()) batch.step();
+  before = so_far();
   const auto decode = Clock::now();
   for (int i = 0; i < c.output; ++i) batch.step();
   out.decode_seconds = seconds_since(decode);
+  out.decode_work = so_far();
+  out.decode_work -= before;
   batch.cancel();
   return out;
 }

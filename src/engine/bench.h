@@ -1,8 +1,10 @@
 // How fast a model answers: a prompt length and a batch size at a time, through the scheduler that serves.
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "engine/scheduler.h"
+#include "models/work.h"
 
 namespace kt {
 
@@ -16,13 +18,15 @@ struct BenchCase {
 struct BenchResult {
   double prefill_seconds = 0;  // all prompts, nothing else running
   double decode_seconds = 0;   // `output` steps in which every sequence gets one token and nothing else runs
+  Work prefill_work, decode_work;
 };
 
 // Pages the model's cache needs for it.
 int bench_pages(const BenchCase& c, int step_tokens);
 
 // Random prompts without common beginnings; the most probable token each time. Errors: as the scheduler's,
-// for lengths that do not fit the context or the cache.
-BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens);
+// for lengths that do not fit the context or the cache. `work`, if not empty, is what the model has done so far.
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
+                      const std::function<Work()>& work = {});
 
 }  // namespace kt

@@ -1,0 +1,47 @@
+#include "engine/bench.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace kt {
+namespace {
+
+// Counts what it is asked to do; always the same token.
+class CountingModel : public StepModel {
+ public:
+  explicit CountingModel(int pages) : pages_(pages) {}
+  int vocabulary() const override { return 50; }
+  int context() const override { return 1000; }
+  int cache_pages() const override { return pages_; }
+  void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
+    for (const StepSequence& s : sequences) work.bytes += static_cast<double>(s.tokens.size());
+    most = std::max(most, sequences.size());
+    std::fill(logits.begin(), logits.end(), 0.0f);
+  }
+  Work work;
+  size_t most = 0;
+
+ private:
+  int pages_;
+};
+
+TEST(Bench, RunsEveryPromptThenStepsOfAll) {
+  const BenchCase c{.prompt = 100, .batch = 5, .output = 7};
+  CountingModel model(bench_pages(c, 64));
+  const BenchResult result = run_bench(model, c, 64, [&] { return model.work; });
+  EXPECT_EQ(result.prefill_work.bytes, 500);
+  EXPECT_EQ(result.decode_work.bytes, 35);
+  EXPECT_EQ(model.most, 5u);
+  EXPECT_GT(result.prefill_seconds, 0);
+  EXPECT_GT(result.decode_seconds, 0);
+}
+
+TEST(Bench, LengthsThatDoNotFitAreRefused) {
+  CountingModel model(100);
+  EXPECT_THROW(run_bench(model, {.prompt = 1000, .batch = 1, .output = 2}, 64), Error);
+  EXPECT_THROW(run_bench(model, {.prompt = 10, .batch = 1, .output = 0}, 64), Error);
+}
+
+}  // namespace
+}  // namespace kt
