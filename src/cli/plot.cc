@@ -33,6 +33,11 @@ std::string label(double x, double y, const char* anchor, const std::string& wor
               anchor, kind, escaped(words));
 }
 
+// 64, not 64.0: most sweeps run over whole numbers.
+std::string tick_name(double value) {
+  return value == std::floor(value) && std::fabs(value) < 1e6 ? fixed(value, 0) : three_digits(value);
+}
+
 std::string line(double x1, double y1, double x2, double y2, const char* kind) {
   return text("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{}\"/>\n", fixed(x1, 1), fixed(y1, 1),
               fixed(x2, 1), fixed(y2, 1), kind);
@@ -84,15 +89,15 @@ std::string draw(const Chart& chart, double left) {
   const double step = tick_step(axes.y_high, kTicks);
   for (double y = 0; y <= axes.y_high * 1.001; y += step) {
     out += line(left + kLeft, axes.y(y), right, axes.y(y), "grid");
-    out += label(left + kLeft - 6, axes.y(y) + 4, "end", three_digits(y));
+    out += label(left + kLeft - 6, axes.y(y) + 4, "end", tick_name(y));
   }
   for (double x : x_ticks(chart)) {
     out += line(axes.x(x), bottom, axes.x(x), bottom + 4, "axis");
-    out += label(axes.x(x), bottom + 18, "middle", three_digits(x));
+    out += label(axes.x(x), bottom + 18, "middle", tick_name(x));
   }
   out += line(left + kLeft, bottom, right, bottom, "axis");
   out += label((left + kLeft + right) / 2, kHeight - 8, "middle", chart.x_label);
-  out += label(left + kLeft, kTop - 4, "end", chart.y_label);
+  out += label(left + kLeft - 6, kTop - 12, "end", chart.y_label);
   for (size_t i = 0; i < chart.series.size(); ++i) {
     const char* colour = kColours[i % kColours.size()];
     std::string path;
