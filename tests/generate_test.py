@@ -91,9 +91,10 @@ class TestGreedy:
         assert done["finish"] == "length" and len(done["tokens"]) == 5
         assert done["prefill_tokens_per_s"] > 0 and done["decode_tokens_per_s"] > 0
 
-    def test_stats_are_one_line_of_standard_error(self):
+    def test_stats_go_to_standard_error(self):
         done = kt_ok("generate", DEMO, "-p", PROMPT, "--max-tokens", 5, "--stats")
-        (line,) = done.stderr.splitlines()
+        assert done.stdout == complete("-p", PROMPT, "--max-tokens", 5)["text"] + "\n"
+        line = done.stderr.splitlines()[0]
         assert "5 tokens at" in line and "bf16 experts" in line
 
     @pytest.mark.parametrize("threads", [1, 3])

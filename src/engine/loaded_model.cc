@@ -169,7 +169,9 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
   if (!options.linear_format.empty()) how.linear_format = format_named(options.linear_format);
   transformer_ = std::make_unique<Transformer>(*checkpoint_, spec, pool, how);
   if (!options.sizes_only) {
-    check_memory(path, transformer_->memory_plan(options.use), base_bytes_, options);
+    auto use = options.use;
+    use.context = std::min(use.context, spec.context);  // no caller gets further
+    check_memory(path, transformer_->memory_plan(use), base_bytes_, options);
     how.sizes_only = false;
     transformer_.reset();
     transformer_ = std::make_unique<Transformer>(*checkpoint_, std::move(spec), pool, how);
