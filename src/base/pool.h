@@ -32,9 +32,9 @@ struct PoolOptions {
 // the real ones, whose cores are dealt round, so code that shards over nodes can be tested on any machine.
 // (Nodes share cpus only when there are more nodes than cores.)
 //
-// Waiting, on both sides, spins for about 30 us (more within a Burst) and then sleeps in the kernel; with more
-// threads than usable cpus it does not spin at all, and a caller and a worker that find themselves on one cpu do not spin against
-// each other.
+// Waiting, on both sides, spins for about 30 us (more within a Burst) and then sleeps in the kernel; with
+// more threads than usable cpus it does not spin at all, and a caller and a worker that find themselves on
+// one cpu do not spin against each other.
 class Pool {
  public:
   // Error(kInput) for negative numbers, for more nodes than threads, and for more than four threads for each
@@ -55,8 +55,8 @@ class Pool {
   // about a microsecond when the workers still spin.
   void run(FunctionRef<void(const Worker&)> task);
 
-  // While one of these lives, whoever waits spins for a fraction of a millisecond instead: for callers that run
-  // many short tasks one after another, with a little work of their own between them.
+  // While one of these lives, whoever waits spins for a fraction of a millisecond instead: for callers that
+  // run many short tasks one after another, with a little work of their own between them.
   class Burst {
    public:
     explicit Burst(Pool& pool);

@@ -75,8 +75,8 @@ AttentionBench::AttentionBench(const AttentionSetup& setup, int context) : setup
   const int64_t pages = int64_t{setup.batch} * ceil_div(context, kPageTokens);
   KT_CHECK(pages <= INT32_MAX, "{} pages", pages);
   KvShape shape = setup.shape;
-  shape.layers = layers_of(
-      setup, checked_mul(static_cast<size_t>(pages), shape.page_bytes(), "KV cache"), context);
+  shape.layers =
+      layers_of(setup, checked_mul(static_cast<size_t>(pages), shape.page_bytes(), "KV cache"), context);
   cache_ = std::make_unique<KvCache>(shape, static_cast<int>(pages));
   RandomBits random(6);  // pages of a sequence lie anywhere, as after hours of serving
   pages_ = shuffled(static_cast<int>(pages), random);

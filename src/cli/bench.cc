@@ -68,7 +68,8 @@ std::vector<BenchCase> cases_of(const BenchFlags& flags, const Transformer& tran
 }
 
 std::vector<Chart> charts_of(const std::vector<Point>& points) {
-  Chart prefill{"Prefill", "prompt tokens", "tokens/s", true, {}}, decode{"Decode", "sequences", "tokens/s", true, {}};
+  Chart prefill{"Prefill", "prompt tokens", "tokens/s", true, {}},
+      decode{"Decode", "sequences", "tokens/s", true, {}};
   const auto put = [](Chart& chart, const std::string& name, double x, double y) {
     auto at = std::ranges::find(chart.series, name, &Series::name);
     if (at == chart.series.end()) at = chart.series.insert(at, {name, {}});
@@ -98,7 +99,8 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }
-  Table table({"prompt", "sequences", "prefill tokens/s", "of limit", "decode tokens/s", "of limit", "ms/token"}, 0);
+  Table table(
+      {"prompt", "sequences", "prefill tokens/s", "of limit", "decode tokens/s", "of limit", "ms/token"}, 0);
   for (const Point& point : points)
     table.add({std::to_string(point.at.prompt), std::to_string(point.at.batch), three_digits(point.prefill),
                percent(point.prefill_fraction), three_digits(point.decode), percent(point.decode_fraction),
@@ -108,8 +110,8 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
 
 void run(const BenchFlags& flags) {
   LoadedModel model(flags.model.model, flags.model.options());
-  const Rates rates =
-      rates_of(measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
+  const Rates rates = rates_of(
+      measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
   std::vector<Point> points;
   StatusLine status;
   for (const BenchCase& at : cases_of(flags, model.transformer())) {
@@ -139,7 +141,9 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
       ->delimiter(',')
       ->check(positive())
       ->capture_default_str();
-  verb->add_option("--tokens", flags->output, "Tokens to generate and time")->check(positive())->capture_default_str();
+  verb->add_option("--tokens", flags->output, "Tokens to generate and time")
+      ->check(positive())
+      ->capture_default_str();
   verb->add_option("--repeat", flags->repeat, "The median of so many runs counts")
       ->check(positive())
       ->capture_default_str();

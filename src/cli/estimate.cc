@@ -71,10 +71,14 @@ nlohmann::ordered_json json_of(const Estimate& e) {
   nlohmann::ordered_json out;
   out["context"] = e.use.context;
   out["max_running_requests"] = e.use.sequences;
-  out["bytes"] = {{"experts", e.plan.experts},     {"dense", e.plan.linears + e.plan.vectors},
-                  {"kv_cache", e.plan.kv_cache},   {"workspace", e.plan.workspace},
-                  {"loading", e.plan.loading},     {"process", e.process},
-                  {"peak", e.needed()},            {"available", e.available},
+  out["bytes"] = {{"experts", e.plan.experts},
+                  {"dense", e.plan.linears + e.plan.vectors},
+                  {"kv_cache", e.plan.kv_cache},
+                  {"workspace", e.plan.workspace},
+                  {"loading", e.plan.loading},
+                  {"process", e.process},
+                  {"peak", e.needed()},
+                  {"available", e.available},
                   {"embedding_mapped", e.plan.embedding}};
   out["weights_of_node"] = e.plan.weights_of_node;
   out["fits"] = e.fits();

@@ -128,13 +128,12 @@ void run_generate(const GenerateFlags& flags) {
   if (flags.stats) stats = stats_of(model, done, flags.model.threads);
   if (flags.json) {
     const size_t decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1;
-    nlohmann::ordered_json out = {
-        {"text", done.text},
-        {"tokens", done.tokens},
-        {"finish", done.finish},
-        {"prompt_tokens", done.prompt.size()},
-        {"prefill_tokens_per_s", rate(done.prompt.size(), done.prefill_seconds)},
-        {"decode_tokens_per_s", rate(decoded, done.decode_seconds)}};
+    nlohmann::ordered_json out = {{"text", done.text},
+                                  {"tokens", done.tokens},
+                                  {"finish", done.finish},
+                                  {"prompt_tokens", done.prompt.size()},
+                                  {"prefill_tokens_per_s", rate(done.prompt.size(), done.prefill_seconds)},
+                                  {"decode_tokens_per_s", rate(decoded, done.decode_seconds)}};
     if (stats) out["stats"] = json_of(*stats);
     std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     return;

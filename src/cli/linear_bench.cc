@@ -42,20 +42,18 @@ LimitFigures LinearBench::measure(Reader& reader, int tokens, double seconds) co
   const LimitCall each{.bytes = linears_.front().stored_bytes(),
                        .operations = 2.0 * setup_.n * setup_.k * tokens};
   const std::vector<LimitCall> calls(linears_.size(), each);
-  return measure_against_limit({.pool = setup_.pool,
-                                .kernels = setup_.kernels,
-                                .product = judging_product(*setup_.kernels, format_),
-                                .reader = &reader,
-                                .calls = calls,
-                                .seconds = seconds},
-                               [&](size_t i) {
-                                 const LinearCall call{.linear = &linears_[i],
-                                                       .x = x.data(),
-                                                       .x_stride = setup_.k,
-                                                       .y = y.data(),
-                                                       .y_stride = setup_.n};
-                                 work.run(tokens, {&call, 1});
-                               });
+  return measure_against_limit(
+      {.pool = setup_.pool,
+       .kernels = setup_.kernels,
+       .product = judging_product(*setup_.kernels, format_),
+       .reader = &reader,
+       .calls = calls,
+       .seconds = seconds},
+      [&](size_t i) {
+        const LinearCall call{
+            .linear = &linears_[i], .x = x.data(), .x_stride = setup_.k, .y = y.data(), .y_stride = setup_.n};
+        work.run(tokens, {&call, 1});
+      });
 }
 
 }  // namespace kt

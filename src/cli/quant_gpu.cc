@@ -37,12 +37,12 @@ void run_gpu(const GpuFlags& flags) {
     if (error.kind() != ErrorKind::kUnsupported || flags.targets != "all") throw;
   }
   convert_and_report(plan_model(checkpoint, source.get(),
-                                     {.output = flags.output,
-                                      .bits = flags.type == "W4A16" ? 4 : 8,
-                                      .group_size = flags.group_size.value_or(128),
-                                      .all_linears = flags.targets == "all",
-                                      .ignore = flags.ignore,
-                                      .version = version()}),
+                                {.output = flags.output,
+                                 .bits = flags.type == "W4A16" ? 4 : 8,
+                                 .group_size = flags.group_size.value_or(128),
+                                 .all_linears = flags.targets == "all",
+                                 .ignore = flags.ignore,
+                                 .version = version()}),
                      flags.run);
 }
 

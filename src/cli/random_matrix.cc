@@ -131,8 +131,7 @@ uint32_t RandomBits::below(uint32_t n) { return static_cast<uint32_t>(((next() >
 std::vector<int> shuffled(int count, RandomBits& random) {
   std::vector<int> out(static_cast<size_t>(count));
   std::iota(out.begin(), out.end(), 0);
-  for (size_t i = out.size(); i > 1; --i)
-    std::swap(out[i - 1], out[random.below(static_cast<uint32_t>(i))]);
+  for (size_t i = out.size(); i > 1; --i) std::swap(out[i - 1], out[random.below(static_cast<uint32_t>(i))]);
   return out;
 }
 

@@ -24,7 +24,9 @@ int starting_steps(const BenchCase& c, int step_tokens) {
 class Batch {
  public:
   Batch(StepModel& model, const BenchCase& c, int step_tokens)
-      : model_(model), case_(c), scheduler_(model, nullptr, {.step_tokens = step_tokens, .sequences = c.batch}) {}
+      : model_(model),
+        case_(c),
+        scheduler_(model, nullptr, {.step_tokens = step_tokens, .sequences = c.batch}) {}
 
   void submit(int max_tokens) {
     started_ = 0;
@@ -70,7 +72,8 @@ int bench_pages(const BenchCase& c, int step_tokens) {
   return c.batch * (static_cast<int>(ceil_div(tokens, kPageTokens)) + 1);
 }
 
-BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens, const std::function<Work()>& work) {
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
+                      const std::function<Work()>& work) {
   if (c.output < 1) fail("output: expected at least 1 token, got {}", c.output);
   Batch batch(model, c, step_tokens);
   BenchResult out;

@@ -25,7 +25,8 @@ struct BenchResult {
 int bench_pages(const BenchCase& c, int step_tokens);
 
 // Random prompts without common beginnings; the most probable token each time. Errors: as the scheduler's,
-// for lengths that do not fit the context or the cache. `work`, if not empty, is what the model has done so far.
+// for lengths that do not fit the context or the cache. `work`, if not empty, is what the model has done so
+// far.
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
                       const std::function<Work()>& work = {});
 

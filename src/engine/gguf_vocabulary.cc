@@ -62,10 +62,8 @@ Json byte_level(bool trim) {
 Json pre_tokenizer(const NamedSplits& splits) {
   Json steps = Json::array();
   for (const std::string_view pattern : splits.patterns)
-    steps.push_back({{"type", "Split"},
-                     {"pattern", {{"Regex", pattern}}},
-                     {"behavior", "Isolated"},
-                     {"invert", false}});
+    steps.push_back(
+        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
   steps.push_back(byte_level(false));
   return {{"type", "Sequence"}, {"pretokenizers", steps}};
 }

@@ -37,9 +37,8 @@ std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& toke
   const auto add = [&](const Json& value) {
     if (value.is_number_integer()) ids.push_back(value.get<int32_t>());
   };
-  const Json generation = checkpoint.is_gguf()
-                              ? Json::object()
-                              : json_or_empty(checkpoint.folder() + "/generation_config.json");
+  const Json generation =
+      checkpoint.is_gguf() ? Json::object() : json_or_empty(checkpoint.folder() + "/generation_config.json");
   for (const Json& config : {generation, checkpoint.config_json()}) {
     const auto found = config.find("eos_token_id");
     if (found == config.end()) continue;
@@ -134,9 +133,7 @@ void check_weights(const std::string& weights, const ExpertSource& source, const
 }  // namespace
 
 LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
-    : path_(path),
-      checkpoint_(std::make_unique<Checkpoint>(path)),
-      tokenizer_(read_tokenizer(*checkpoint_)) {
+    : path_(path), checkpoint_(std::make_unique<Checkpoint>(path)), tokenizer_(read_tokenizer(*checkpoint_)) {
   const auto start = std::chrono::steady_clock::now();
   base_bytes_ = own_memory();
   ModelSpec spec = describe_model(*checkpoint_);

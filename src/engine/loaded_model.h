@@ -14,7 +14,7 @@ namespace kt {
 struct ModelOptions {
   // Experts to use with the folder's other tensors, converted or of any dialect; empty: its own.
   std::string weights;
-  std::string format;  // experts rounded to this format as they are loaded; empty: as stored
+  std::string format;         // experts rounded to this format as they are loaded; empty: as stored
   std::string linear_format;  // the same for dense matrices (TransformerOptions::linear_format)
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
@@ -28,9 +28,9 @@ struct ModelOptions {
 
 class LoadedModel {
  public:
-  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those), whose
-  // config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the tokenizer or
-  // the weights are missing, by name; kMemory, before any weight is read, if it does not fit.
+  // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those),
+  // whose config, tokenizer and template are its own. Errors: anything the checkpoint, the config, the
+  // tokenizer or the weights are missing, by name; kMemory, before any weight is read, if it does not fit.
   LoadedModel(const std::string& path, const ModelOptions& options);
   ~LoadedModel();
 

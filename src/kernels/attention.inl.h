@@ -1,11 +1,11 @@
 // Attention of query rows over one block of keys and values (attention.h).
 //
-// Scores: keys lie across lanes, so a row's sums need no adding across; every word of keys is widened once for
-// several rows. Output: columns lie across lanes, likewise. A sum of products runs over 16 words of K at a time, one
-// partial sum for each number of a word; the partial sums are joined and added to the total. That is what a tile unit
-// does with bf16, whose products are exact in f32: both routes give the same bits, denormals aside. FMA bound when
-// the block is in L2; few rows are bound by reading the cache.
-// Error: f32 sums of d and of kKvBlock terms; kBf16 also rounds p, at most 2^-9 of each.
+// Scores: keys lie across lanes, so a row's sums need no adding across; every word of keys is widened once
+// for several rows. Output: columns lie across lanes, likewise. A sum of products runs over 16 words of K at
+// a time, one partial sum for each number of a word; the partial sums are joined and added to the total. That
+// is what a tile unit does with bf16, whose products are exact in f32: both routes give the same bits,
+// denormals aside. FMA bound when the block is in L2; few rows are bound by reading the cache. Error: f32
+// sums of d and of kKvBlock terms; kBf16 also rounds p, at most 2^-9 of each.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/math.inl.h"
@@ -17,12 +17,13 @@ using kt::AttendArgs;
 using kt::kKvBlock;
 using kt::KvType;
 
-inline constexpr int kWordsAtOnce = 16;                       // of K, of one partial sum
-inline constexpr int kVectors = Isa::kLanes == 8 ? 1 : 2;     // side by side: half the registers of AVX2
+inline constexpr int kWordsAtOnce = 16;                    // of K, of one partial sum
+inline constexpr int kVectors = Isa::kLanes == 8 ? 1 : 2;  // side by side: half the registers of AVX2
 constexpr int query_rows(KvType type) { return type == KvType::kS8 ? 2 : 4; }
 inline constexpr int kLeastTileRows = 3;  // fewer are done sooner without tiles
 inline constexpr float kUnseen = -3.0e38f;
-inline constexpr float kFarBelow = -69.0f;  // e^this is about 2^-100: what is less counts as 0, so no product is denormal
+inline constexpr float kFarBelow =
+    -69.0f;  // e^this is about 2^-100: what is less counts as 0, so no product is denormal
 
 template <KvType kType>
 KT_INLINE void load_words(const uint8_t* at, F32 (&out)[kt::kv_pack(kType)]) {
@@ -51,8 +52,8 @@ KT_INLINE Ahead ahead_of(const AttendArgs& args, int64_t steps) {
   return ahead;
 }
 
-// c[r][lane] = sum over `words` words of x[r * x_stride + number] * (numbers of the words at w, w + w_stride, ...), for
-// kV vectors side by side.
+// c[r][lane] = sum over `words` words of x[r * x_stride + number] * (numbers of the words at w, w + w_stride,
+// ...), for kV vectors side by side.
 template <KvType kType, int kRows, int kV>
 KT_INLINE void sum_words(const float* x, int64_t x_stride, const uint8_t* w, int64_t w_stride, int words,
                          F32 (&total)[kRows][kV], Ahead& ahead) {
@@ -114,8 +115,9 @@ KT_INLINE void score_rows(const AttendArgs& args, int row, Ahead& ahead) {
   }
 }
 
-// Turns a row of scores into weights e^(s - top), zeros where a key is not seen, and brings the row's sum up to date;
-// what out has to be multiplied with goes to `shrink`. kS8 weights are multiplied with the scales of their values.
+// Turns a row of scores into weights e^(s - top), zeros where a key is not seen, and brings the row's sum up
+// to date; what out has to be multiplied with goes to `shrink`. kS8 weights are multiplied with the scales of
+// their values.
 template <KvType kType>
 KT_INLINE void soften_row(const AttendArgs& args, int row) {
   float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock;
@@ -134,7 +136,8 @@ KT_INLINE void soften_row(const AttendArgs& args, int row) {
     F32 p = Isa::zero_below(exp(x), x, Isa::set1(kFarBelow));
     if constexpr (kType == KvType::kBf16) {
       p = Isa::round_bf16(p);
-      Isa::store_high(static_cast<uint8_t*>(args.weights) + (static_cast<int64_t>(row) * kKvBlock + j) * 2, p);
+      Isa::store_high(static_cast<uint8_t*>(args.weights) + (static_cast<int64_t>(row) * kKvBlock + j) * 2,
+                      p);
     }
     sum = Isa::add(sum, p);
     if constexpr (kType == KvType::kS8) p = Isa::mul(p, Isa::load(args.v_scales + j));
@@ -145,7 +148,8 @@ KT_INLINE void soften_row(const AttendArgs& args, int row) {
   args.top[row] = top;
   if (old != top) {
     alignas(64) float factor[Isa::kLanes];
-    Isa::store(factor, Isa::zero_below(exp(Isa::set1(old - top)), Isa::set1(old - top), Isa::set1(kFarBelow)));
+    Isa::store(factor,
+               Isa::zero_below(exp(Isa::set1(old - top)), Isa::set1(old - top), Isa::set1(kFarBelow)));
     args.shrink[row] = factor[0];
   }
   args.sum[row] = args.sum[row] * args.shrink[row] + Isa::sum_of(sum);
@@ -177,8 +181,9 @@ template <KvType kType>
 __attribute__((noinline)) void attend_rows(const AttendArgs& args) {
   constexpr int kRows = query_rows(kType), kPack = kt::kv_pack(kType), kWide = kVectors * Isa::kLanes;
   const int64_t groups = args.rows / kRows + args.rows % kRows;
-  Ahead ahead = ahead_of(args, groups * ((args.keys + kWide - 1) / kWide * (args.d / kPack / kWordsAtOnce) +
-                                         args.dv / kWide * ((args.keys / kPack + kWordsAtOnce) / kWordsAtOnce)));
+  Ahead ahead =
+      ahead_of(args, groups * ((args.keys + kWide - 1) / kWide * (args.d / kPack / kWordsAtOnce) +
+                               args.dv / kWide * ((args.keys / kPack + kWordsAtOnce) / kWordsAtOnce)));
   int row = 0;
   for (; row + kRows <= args.rows; row += kRows) score_rows<kType, kRows>(args, row, ahead);
   for (; row < args.rows; ++row) score_rows<kType, 1>(args, row, ahead);
@@ -199,18 +204,19 @@ __attribute__((noinline)) void attend_tiles(const AttendArgs& args) {
   const int key_steps = args.d / 32, value_steps = (args.keys + 31) / 32;
   const int64_t blocks = (args.rows + 2 * kSide - 1) / (2 * kSide);
   Ahead ahead = ahead_of(args, blocks * ((args.keys + 2 * kSide - 1) / (2 * kSide) * key_steps +
-                                         args.dv / (2 * kSide) * value_steps) + args.rows);
+                                         args.dv / (2 * kSide) * value_steps) +
+                                   args.rows);
   Tiled::begin_tiles();
   for (int row = 0; row < args.rows; row += 2 * kSide)
     for (int key = 0; key < args.keys; key += 2 * kSide) {
       float* scores = args.scores + static_cast<int64_t>(row) * kKvBlock + key;
       const uint8_t* from = q + row * q_stride;
       if (args.rows - row > kSide)
-        Tiled::template plain_block<2, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock,
-                                          ahead);
+        Tiled::template plain_block<2, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores,
+                                          kKvBlock, ahead);
       else
-        Tiled::template plain_block<1, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores, kKvBlock,
-                                          ahead);
+        Tiled::template plain_block<1, 2>(from, q_stride, k + key * 4, kKvBlock * 4, key_steps, scores,
+                                          kKvBlock, ahead);
     }
   for (int row = 0; row < args.rows; ++row) {
     ahead.fetch();
@@ -222,13 +228,14 @@ __attribute__((noinline)) void attend_tiles(const AttendArgs& args) {
     for (int c = 0; c < args.dv; c += 2 * kSide) {
       const int64_t v_stride = int64_t{args.v_width} * 4;
       if (rows > kSide)
-        Tiled::template plain_block<2, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps, found[0],
-                                          2 * kSide, ahead);
+        Tiled::template plain_block<2, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps,
+                                          found[0], 2 * kSide, ahead);
       else
-        Tiled::template plain_block<1, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps, found[0],
-                                          2 * kSide, ahead);
+        Tiled::template plain_block<1, 2>(p + row * p_stride, p_stride, v + c * 4, v_stride, value_steps,
+                                          found[0], 2 * kSide, ahead);
       for (int r = 0; r < rows; ++r)
-        for (int i = 0; i < 2 * kSide; i += Isa::kLanes) add_to_out(args, row + r, c + i, Isa::load(found[r] + i));
+        for (int i = 0; i < 2 * kSide; i += Isa::kLanes)
+          add_to_out(args, row + r, c + i, Isa::load(found[r] + i));
     }
   }
   Tiled::end_tiles();
@@ -265,7 +272,8 @@ void query(KvType type, const float* from, int columns, float scale, int d, floa
 
 void join(float* y, float y_factor, const float* x, float x_factor, int n) noexcept {
   const F32 a = Isa::set1(y_factor), b = Isa::set1(x_factor);
-  for (int i = 0; i < n; i += Isa::kLanes) Isa::store(y + i, Isa::fma(Isa::load(x + i), b, Isa::mul(Isa::load(y + i), a)));
+  for (int i = 0; i < n; i += Isa::kLanes)
+    Isa::store(y + i, Isa::fma(Isa::load(x + i), b, Isa::mul(Isa::load(y + i), a)));
 }
 
 void keys_of_values(KvType type, const void* values, int width, void* keys) noexcept {

@@ -21,10 +21,12 @@ struct Case {
 // Keys and values in the layout of the cache, and what the numbers became.
 struct Blocks {
   size_t block_bytes(int columns) const {
-    return static_cast<size_t>(kKvBlock * columns * kv_bytes(type) + (type == KvType::kS8 ? kKvBlock * 4 : 0));
+    return static_cast<size_t>(kKvBlock * columns * kv_bytes(type) +
+                               (type == KvType::kS8 ? kKvBlock * 4 : 0));
   }
 
-  Blocks(KvType t, int keys_count, int d, int dv) : type(t), k_bytes(block_bytes(d)), v_bytes(block_bytes(dv)) {
+  Blocks(KvType t, int keys_count, int d, int dv)
+      : type(t), k_bytes(block_bytes(d)), v_bytes(block_bytes(dv)) {
     const size_t blocks = static_cast<size_t>((keys_count + kKvBlock - 1) / kKvBlock);
     k.resize(blocks * k_bytes);
     v.resize(blocks * v_bytes);
@@ -32,7 +34,8 @@ struct Blocks {
     for (int key = 0; key < keys_count; ++key) {
       std::vector<float> row(kv.begin() + key * (d + dv), kv.begin() + (key + 1) * (d + dv));
       for (int i = 0; i < d; ++i) row[i] *= 0.2f;
-      put(k.data() + static_cast<size_t>(key / kKvBlock) * k_bytes, key % kKvBlock, row.data(), d, true, k_values);
+      put(k.data() + static_cast<size_t>(key / kKvBlock) * k_bytes, key % kKvBlock, row.data(), d, true,
+          k_values);
       put(v.data() + static_cast<size_t>(key / kKvBlock) * v_bytes, key % kKvBlock, row.data() + d, dv, false,
           v_values);
     }
@@ -76,11 +79,12 @@ struct Place {
 };
 
 // out / sum of rows [begin, begin + rows), queries of all `c.rows`.
-std::vector<float> attend(const Kernels& t, const Case& c, const Blocks& blocks, const std::vector<float>& q, int begin,
-                          int rows) {
+std::vector<float> attend(const Kernels& t, const Case& c, const Blocks& blocks, const std::vector<float>& q,
+                          int begin, int rows) {
   const Place place{c, c.rows};
   const size_t tiles = static_cast<size_t>((rows + 15) / 16 * 16);
-  Guarded scores(tiles * kKvBlock * 4), weights(tiles * kKvBlock * 2), out(static_cast<size_t>(rows * c.dv) * 4);
+  Guarded scores(tiles * kKvBlock * 4), weights(tiles * kKvBlock * 2),
+      out(static_cast<size_t>(rows * c.dv) * 4);
   std::memset(out.as(), 0, out.size());
   std::vector<uint16_t> q_bf16(tiles * static_cast<size_t>(c.d));
   const float* from = q.data() + begin * c.d;
@@ -96,25 +100,25 @@ std::vector<float> attend(const Kernels& t, const Case& c, const Blocks& blocks,
     const std::byte* k = blocks.k.data() + static_cast<size_t>(at / kKvBlock) * blocks.k_bytes;
     const std::byte* v = blocks.v.data() + static_cast<size_t>(at / kKvBlock) * blocks.v_bytes;
     t.attention->attend({.type = c.type,
-              .rows = rows,
-              .d = c.d,
-              .dv = c.dv,
-              .q = from,
-              .q_bf16 = q_bf16.data(),
-              .k = k,
-              .v = v,
-              .v_width = c.dv,
-              .k_scales = reinterpret_cast<const float*>(k + kKvBlock * c.d),
-              .v_scales = reinterpret_cast<const float*>(v + kKvBlock * c.dv),
-              .keys = std::min(kKvBlock, c.keys - at),
-              .begin = first.data(),
-              .end = last.data(),
-              .scores = scores.as<float>(),
-              .weights = weights.as(),
-              .shrink = shrink.data(),
-              .top = top.data(),
-              .sum = sum.data(),
-              .out = out.as<float>()});
+                         .rows = rows,
+                         .d = c.d,
+                         .dv = c.dv,
+                         .q = from,
+                         .q_bf16 = q_bf16.data(),
+                         .k = k,
+                         .v = v,
+                         .v_width = c.dv,
+                         .k_scales = reinterpret_cast<const float*>(k + kKvBlock * c.d),
+                         .v_scales = reinterpret_cast<const float*>(v + kKvBlock * c.dv),
+                         .keys = std::min(kKvBlock, c.keys - at),
+                         .begin = first.data(),
+                         .end = last.data(),
+                         .scores = scores.as<float>(),
+                         .weights = weights.as(),
+                         .shrink = shrink.data(),
+                         .top = top.data(),
+                         .sum = sum.data(),
+                         .out = out.as<float>()});
   }
   EXPECT_TRUE(out.intact() && scores.intact() && weights.intact()) << t.name;
   std::vector<float> result(out.as<float>(), out.as<float>() + rows * c.dv);
@@ -142,7 +146,8 @@ void check(const Kernels& t, const Case& c) {
     std::vector<double> want(static_cast<size_t>(c.dv)), s(static_cast<size_t>(c.keys));
     double most = -1e300, all = 0;
     for (int j = place.first(r); j <= place.last(r); ++j) {
-      for (int i = 0; i < c.d; ++i) s[j] += static_cast<double>(q[r * c.d + i]) * blocks.k_values[j * c.d + i];
+      for (int i = 0; i < c.d; ++i)
+        s[j] += static_cast<double>(q[r * c.d + i]) * blocks.k_values[j * c.d + i];
       most = std::max(most, s[j]);
     }
     for (int j = place.first(r); j <= place.last(r); ++j) {
@@ -157,7 +162,8 @@ void check(const Kernels& t, const Case& c) {
   // Each row alone, and in company of another size: the same bits.
   for (int r = 0; r < c.rows; ++r) {
     const auto alone = attend(t, c, blocks, q, r, 1);
-    ASSERT_EQ(std::vector<float>(got.begin() + r * c.dv, got.begin() + (r + 1) * c.dv), alone) << t.name << " row " << r;
+    ASSERT_EQ(std::vector<float>(got.begin() + r * c.dv, got.begin() + (r + 1) * c.dv), alone)
+        << t.name << " row " << r;
   }
   const auto half = attend(t, c, blocks, q, c.rows / 2, c.rows - c.rows / 2);
   ASSERT_EQ(std::vector<float>(got.begin() + c.rows / 2 * c.dv, got.end()), half) << t.name;
@@ -166,9 +172,10 @@ void check(const Kernels& t, const Case& c) {
 TEST(Attend, EveryTableAgainstDouble) {
   for (const Kernels* t : tables_under_test())
     for (const KvType type : {KvType::kF32, KvType::kBf16, KvType::kS8})
-      for (const Case& c : {Case{type, 1, 1, 32, 32, 0}, Case{type, 1, 37, 64, 64, 0}, Case{type, 4, 40, 32, 96, 0},
-                            Case{type, 5, 133, 96, 64, 0}, Case{type, 9, 64, 64, 32, 5}, Case{type, 3, 150, 160, 32, 2},
-                            Case{type, 37, 200, 128, 128, 0}})
+      for (const Case& c :
+           {Case{type, 1, 1, 32, 32, 0}, Case{type, 1, 37, 64, 64, 0}, Case{type, 4, 40, 32, 96, 0},
+            Case{type, 5, 133, 96, 64, 0}, Case{type, 9, 64, 64, 32, 5}, Case{type, 3, 150, 160, 32, 2},
+            Case{type, 37, 200, 128, 128, 0}})
         check(*t, c);
 }
 
@@ -180,21 +187,21 @@ TEST(Attend, UnseenBlocksChangeNothing) {
     std::vector<float> scores(16 * kKvBlock), top = {3, 4}, sum = {5, 6}, out(64, 1.5f), shrink(2);
     const int32_t begin[] = {0, 9}, end[] = {-3, 20};
     t->attention->attend({.type = KvType::kF32,
-               .rows = 2,
-               .d = 32,
-               .dv = 32,
-               .q = q.data(),
-               .k = blocks.k.data(),
-               .v = blocks.v.data(),
-               .v_width = 32,
-               .keys = 8,
-               .begin = begin,
-               .end = end,
-               .scores = scores.data(),
-               .shrink = shrink.data(),
-               .top = top.data(),
-               .sum = sum.data(),
-               .out = out.data()});
+                          .rows = 2,
+                          .d = 32,
+                          .dv = 32,
+                          .q = q.data(),
+                          .k = blocks.k.data(),
+                          .v = blocks.v.data(),
+                          .v_width = 32,
+                          .keys = 8,
+                          .begin = begin,
+                          .end = end,
+                          .scores = scores.data(),
+                          .shrink = shrink.data(),
+                          .top = top.data(),
+                          .sum = sum.data(),
+                          .out = out.data()});
     EXPECT_EQ(top, (std::vector<float>{3, 4})) << t->name;
     EXPECT_EQ(sum, (std::vector<float>{5, 6})) << t->name;
     EXPECT_EQ(out, std::vector<float>(64, 1.5f)) << t->name;
@@ -214,7 +221,8 @@ TEST(Attend, KeysOfValues) {
       for (int key = 0; key < kKvBlock; ++key)
         for (int c = 0; c < kWidth; ++c)
           ASSERT_EQ(std::memcmp(keys.as() + static_cast<size_t>(key_place(kv_pack(type), key, c)) * size,
-                                values.data() + static_cast<size_t>(value_place(kv_pack(type), kWidth, key, c)) * size,
+                                values.data() +
+                                    static_cast<size_t>(value_place(kv_pack(type), kWidth, key, c)) * size,
                                 size),
                     0)
               << t->name << " key " << key << " column " << c;

@@ -103,9 +103,9 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
     for (int node = 0; node < s.pool->nodes(); ++node)
       plan.weights_of_node[static_cast<size_t>(node)] += weights.packed_bytes(node);
   };
-  const int tokens = std::max(1, static_cast<int>(std::min<int64_t>(
-                                     std::min(request.step_tokens, s.options.max_tokens),
-                                     int64_t{request.context} * request.sequences)));
+  const int tokens =
+      std::max(1, static_cast<int>(std::min<int64_t>(std::min(request.step_tokens, s.options.max_tokens),
+                                                     int64_t{request.context} * request.sequences)));
   size_t forward = 0;
   add(plan.linears, s.head);
   for (const LayerWeights& w : s.layers) {
@@ -122,10 +122,10 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
   const int64_t pages = ceil_div(int64_t{request.context}, kPageTokens) * request.sequences;
   plan.kv_cache = static_cast<uint64_t>(pages) * static_cast<uint64_t>(kv.layers) * kv.page_bytes();
   const int heads = s.spec.layers.front().mla ? s.spec.mla.heads : s.spec.gqa.heads;
-  plan.workspace = forward + linear_bytes(*s.linears, s.layers, s.head, tokens, request.sequences) +
-                   s.attention->bytes_for(kv, heads, request.sequences, request.context) +
-                   static_cast<uint64_t>(request.sequences) * static_cast<uint64_t>(s.spec.vocab) *
-                       sizeof(float);
+  plan.workspace =
+      forward + linear_bytes(*s.linears, s.layers, s.head, tokens, request.sequences) +
+      s.attention->bytes_for(kv, heads, request.sequences, request.context) +
+      static_cast<uint64_t>(request.sequences) * static_cast<uint64_t>(s.spec.vocab) * sizeof(float);
   int64_t width = 0;
   for (const auto& [buffer, numbers] : s.float_buffers()) width += numbers;
   for (const auto& [buffer, numbers] : s.id_buffers()) width += numbers;

@@ -29,9 +29,12 @@ void for_rows(Pool& pool, int n, const Work& work) {
 int logit_tokens(const SequenceInput& input) {
   const int count = static_cast<int>(input.tokens.size());
   switch (input.logits) {
-    case SequenceInput::Logits::kNone: return 0;
-    case SequenceInput::Logits::kLast: return std::min(count, 1);
-    case SequenceInput::Logits::kAll: return count;
+    case SequenceInput::Logits::kNone:
+      return 0;
+    case SequenceInput::Logits::kLast:
+      return std::min(count, 1);
+    case SequenceInput::Logits::kAll:
+      return count;
   }
   return 0;
 }
@@ -133,7 +136,8 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
     rope->turn(q.data() + t * q_width + mla.nope, mla.heads, head, position);
     rope->turn(row + mla.kv_rank, 1, 0, position);
   });
-  write_cache(cache, *pool, *kernels, {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
+  write_cache(cache, *pool, *kernels,
+              {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
   // q . k = (absorbed q) . (latent): the keys' half of kv_b moves to the side of the query.
   std::vector<LinearCall> calls;
   for (int h = 0; h < mla.heads; ++h)

@@ -167,8 +167,8 @@ struct TransformerLoader {
     const Format format = format_named(s.options.precision == Precision::kF32 ? "f32" : "bf16");
     const LinearOptions options = linear_options(s.options.precision);
     // A head's values and its transposed keys, and half of them once more in plain order.
-    s.loading_bytes = std::max(s.loading_bytes,
-                               static_cast<size_t>((2 * rows + spec.nope) * spec.kv_rank) * sizeof(float));
+    s.loading_bytes =
+        std::max(s.loading_bytes, static_cast<size_t>((2 * rows + spec.nope) * spec.kv_rank) * sizeof(float));
     w.absorb.resize(static_cast<size_t>(spec.heads));
     w.expand.resize(static_cast<size_t>(spec.heads));
     const RowReader absorb{.format = format, .n = spec.kv_rank, .k = spec.nope},
@@ -259,8 +259,7 @@ struct TransformerLoader {
 
   void buffers() const {
     const auto tokens = static_cast<size_t>(s.options.max_tokens);
-    for (const auto& [buffer, width] : s.float_buffers())
-      buffer->resize(tokens * static_cast<size_t>(width));
+    for (const auto& [buffer, width] : s.float_buffers()) buffer->resize(tokens * static_cast<size_t>(width));
     for (const auto& [buffer, width] : s.id_buffers()) buffer->resize(tokens * static_cast<size_t>(width));
     std::fill(s.ones.begin(), s.ones.end(), 1.0f);
   }

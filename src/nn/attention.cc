@@ -121,7 +121,8 @@ struct AttentionWork::State {
   void list_items();
   void add_item(Item item, bool split, size_t& partial_floats);
   void take_queries(const Item& item, int rows, const Scratch& scratch) const noexcept;
-  void add_page(const Item& item, int page, int rows, const Scratch& scratch, const Sums& sums) const noexcept;
+  void add_page(const Item& item, int page, int rows, const Scratch& scratch,
+                const Sums& sums) const noexcept;
   void attend(const Item& item, std::byte* mine) noexcept;
   void finish(const Item& item, const Sums& sums) const noexcept;
 };
@@ -161,8 +162,7 @@ void AttentionWork::State::add_item(Item item, bool split, size_t& partial_float
   }
   item.join = static_cast<int>(joins.size());
   joins.push_back({parts, partial_floats});
-  partial_floats +=
-      static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape().dv_pad());
+  partial_floats += static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape().dv_pad());
   const int first = item.first_page, last = item.last_page;
   for (item.part = 0; item.part < parts; ++item.part) {
     const int begin = (group_of(first) + item.part) * kGroupPages;

@@ -24,8 +24,8 @@ struct AttentionArgs {
   int64_t out_stride = 0;
 };
 
-// Results are bitwise the same for any number of threads, any company in the batch and any split of a sequence
-// into steps: a row's keys are summed in page order, in groups of pages that lie at fixed places.
+// Results are bitwise the same for any number of threads, any company in the batch and any split of a
+// sequence into steps: a row's keys are summed in page order, in groups of pages that lie at fixed places.
 class AttentionWork {
  public:
   AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels);

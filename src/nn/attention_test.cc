@@ -122,8 +122,8 @@ class Batch {
   std::vector<float> sinks_;
 };
 
-// Random values of deviation 1: bf16 rounds queries, keys and values at 2^-9, and scores of about 6 with them;
-// s8 rounds keys and values at 1 / 254 of the largest of a row, about 3.
+// Random values of deviation 1: bf16 rounds queries, keys and values at 2^-9, and scores of about 6 with
+// them; s8 rounds keys and values at 1 / 254 of the largest of a row, about 3.
 double bound(KvType type) { return type == KvType::kF32 ? 1e-4 : type == KvType::kBf16 ? 0.03 : 0.06; }
 
 void check(const Setting& setting) {
@@ -157,13 +157,34 @@ void check(const Setting& setting) {
 class Attention : public testing::TestWithParam<KvType> {};
 
 TEST_P(Attention, GroupedHeads) {
-  check({.heads = 8, .kv_heads = 2, .d = 24, .dv = 24, .window = 0, .shared = false, .sinks = false, .type = GetParam()});
+  check({.heads = 8,
+         .kv_heads = 2,
+         .d = 24,
+         .dv = 24,
+         .window = 0,
+         .shared = false,
+         .sinks = false,
+         .type = GetParam()});
 }
 TEST_P(Attention, WindowAndSinks) {
-  check({.heads = 4, .kv_heads = 4, .d = 16, .dv = 16, .window = 100, .shared = false, .sinks = true, .type = GetParam()});
+  check({.heads = 4,
+         .kv_heads = 4,
+         .d = 16,
+         .dv = 16,
+         .window = 100,
+         .shared = false,
+         .sinks = true,
+         .type = GetParam()});
 }
 TEST_P(Attention, OneSharedLatent) {
-  check({.heads = 40, .kv_heads = 1, .d = 40, .dv = 32, .window = 0, .shared = true, .sinks = false, .type = GetParam()});
+  check({.heads = 40,
+         .kv_heads = 1,
+         .d = 40,
+         .dv = 32,
+         .window = 0,
+         .shared = true,
+         .sinks = false,
+         .type = GetParam()});
 }
 INSTANTIATE_TEST_SUITE_P(Types, Attention, testing::Values(KvType::kF32, KvType::kBf16, KvType::kS8),
                          [](const auto& info) { return std::string(name_of(info.param)); });
@@ -177,14 +198,25 @@ TEST(KvPagesOfOthers, LeaveNothingBehind) {
     const std::vector<float> bad(64 * 16, std::nanf("")), good(3 * 16, 0.5f);
     const auto write = [&](const AttentionSequence& one, const std::vector<float>& rows) {
       write_cache(cache, *pool, kernels(),
-                  {.layer = 0, .sequences = {&one, 1}, .k = rows.data(), .v = rows.data(), .k_stride = 16, .v_stride = 16});
+                  {.layer = 0,
+                   .sequences = {&one, 1},
+                   .k = rows.data(),
+                   .v = rows.data(),
+                   .k_stride = 16,
+                   .v_stride = 16});
     };
     write({.first = 0, .count = 64, .position = 0, .pages = &page}, bad);
     const AttentionSequence one{.first = 0, .count = 3, .position = 0, .pages = &page};
     write(one, good);
     std::vector<float> out(3 * 16);
     AttentionWork(pool, kernels())
-        .run(cache, {.layer = 0, .sequences = {&one, 1}, .q = good.data(), .q_stride = 16, .heads = 1, .out = out.data(), .out_stride = 16});
+        .run(cache, {.layer = 0,
+                     .sequences = {&one, 1},
+                     .q = good.data(),
+                     .q_stride = 16,
+                     .heads = 1,
+                     .out = out.data(),
+                     .out_stride = 16});
     for (float x : out) EXPECT_NEAR(x, 0.5f, 0.01f) << name_of(type);
   }
 }

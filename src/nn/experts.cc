@@ -177,9 +177,8 @@ void Experts::State::load_pieces(int expert, const ExpertRows& w, WalkPieces wal
 }
 
 void Experts::load(int expert, const ExpertRows& w) {
-  state_->load_pieces(expert, w, [](const RowReader& reader, UsePiece use) {
-    for_pieces(reader, 0, reader.n, use);
-  });
+  state_->load_pieces(expert, w,
+                      [](const RowReader& reader, UsePiece use) { for_pieces(reader, 0, reader.n, use); });
 }
 
 void Experts::load_together(int expert, const ExpertRows& w) {

@@ -99,8 +99,8 @@ class Experts {
   const ExpertsShape& shape() const;
   const ExpertsOptions& options() const;
   const Kernels& kernels() const;
-  size_t packed_bytes() const;             // of all experts
-  size_t packed_bytes(int node) const;     // of its share of all experts
+  size_t packed_bytes() const;          // of all experts
+  size_t packed_bytes(int node) const;  // of its share of all experts
   // What a forward takes of the workspace when its rows are spread evenly over the experts.
   size_t forward_bytes(int tokens, int top_k) const;
   double stored_bytes_per_expert() const;  // in the checkpoint's own bytes

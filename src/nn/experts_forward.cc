@@ -304,7 +304,7 @@ class NodeJob {
   int memory_node_;
   bool direct_;
   int down_blocks_ = 1;
-  size_t widest_ = 1;  // row blocks of the widest multiply
+  size_t widest_ = 1;           // row blocks of the widest multiply
   std::vector<size_t> places_;  // of each group's parts
   size_t shared_at_ = 0, partial_at_ = 0, workers_at_ = 0;
 

@@ -344,10 +344,7 @@ std::string message_of(F&& f) {
 }
 
 RowReader reader_of(const Matrix& whole) {
-  return {.format = whole.format,
-          .n = whole.n,
-          .k = whole.k,
-          .rows = [&whole](int64_t first, int64_t count) {
+  return {.format = whole.format, .n = whole.n, .k = whole.k, .rows = [&whole](int64_t first, int64_t count) {
             std::vector<float> values(static_cast<size_t>(whole.n * whole.k));
             dequantise(whole.view(), values);
             return quantise(whole.format,
@@ -363,9 +360,8 @@ TEST(Experts, LoadedInPiecesTheyAreTheSame) {
   const Layer layer({.experts = 2, .hidden = 1000, .inter = 330}, format_named("bf16"), 5, true);
   const Batch batch(3, 2, layer.shape, 6);
   for (const int nodes : {1, 2, 3}) {
-    const auto pool = std::make_shared<Pool>(
-        PoolOptions{.threads = nodes, .nodes = nodes, .topology = Topology::synthetic("numa:3 core:1"),
-                    .pin = false});
+    const auto pool = std::make_shared<Pool>(PoolOptions{
+        .threads = nodes, .nodes = nodes, .topology = Topology::synthetic("numa:3 core:1"), .pin = false});
     const ExpertsOptions options{.gate_up = layer.format, .down = layer.format};
     const auto workspace = std::make_shared<Workspace>();
     Experts whole(pool, workspace, layer.shape, options), pieces(pool, workspace, layer.shape, options),

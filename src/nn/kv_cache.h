@@ -17,9 +17,10 @@ std::string_view name_of(KvType type);
 
 struct KvShape {
   int layers = 0;
-  int heads = 1;        // of keys and values
-  int d = 0, dv = 0;    // of one head; stored padded to multiples of kKvColumns
-  bool shared = false;  // values are the first dv numbers of the keys (latent attention): stored once, as values
+  int heads = 1;      // of keys and values
+  int d = 0, dv = 0;  // of one head; stored padded to multiples of kKvColumns
+  bool shared =
+      false;  // values are the first dv numbers of the keys (latent attention): stored once, as values
   KvType type = KvType::kBf16;
 
   int d_pad() const { return (d + kKvColumns - 1) / kKvColumns * kKvColumns; }

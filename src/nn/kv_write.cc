@@ -49,7 +49,8 @@ class RowCodes {
     scale = most / 127;
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (int i = 0; i < width_; ++i)
-      codes_[static_cast<size_t>(i)] = static_cast<std::byte>(static_cast<int8_t>(std::lrint(row[i] * inverse)));
+      codes_[static_cast<size_t>(i)] =
+          static_cast<std::byte>(static_cast<int8_t>(std::lrint(row[i] * inverse)));
     return codes_.data();
   }
   float scale = 0;  // of the last row
@@ -79,8 +80,8 @@ struct Writer {
     const KvShape& shape = cache.shape();
     const int page = run.sequence->pages[run.begin / kPageTokens];
     if (!shape.shared)
-      put(run, cache.keys(args.layer, page, head), Side::kKeys, shape.d, shape.d_pad(), args.k + head * shape.d,
-          args.k_stride);
+      put(run, cache.keys(args.layer, page, head), Side::kKeys, shape.d, shape.d_pad(),
+          args.k + head * shape.d, args.k_stride);
     std::byte* values = cache.values(args.layer, page, head);
     if (shape.shared)
       put(run, values, Side::kValues, shape.d, shape.d_pad(), args.k + head * shape.d, args.k_stride);

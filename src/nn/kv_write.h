@@ -16,9 +16,9 @@ struct CacheWrite {
   int64_t k_stride = 0, v_stride = 0;
 };
 
-// Whoever writes the first token of a page clears what an earlier owner left there: attention multiplies values
-// that no query sees with zero, and they have to be finite. kS8: each token's numbers of a head are rounded to
-// multiples of their largest magnitude / 127.
+// Whoever writes the first token of a page clears what an earlier owner left there: attention multiplies
+// values that no query sees with zero, and they have to be finite. kS8: each token's numbers of a head are
+// rounded to multiples of their largest magnitude / 127.
 void write_cache(KvCache& cache, Pool& pool, const Kernels& kernels, const CacheWrite& args);
 
 }  // namespace kt

@@ -163,7 +163,8 @@ void LinearWork::State::plan() {
     });
     rows_of.push_back(static_cast<int>(at - rows.begin()));
     if (at == rows.end())
-      rows.push_back({.x = call.x, .stride = call.x_stride, .k = call.linear->k(), .shape = shape, .acts = {}});
+      rows.push_back(
+          {.x = call.x, .stride = call.x_stride, .k = call.linear->k(), .shape = shape, .acts = {}});
   }
   rows_bytes = 0;
   for (Rows& r : rows) {

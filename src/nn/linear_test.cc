@@ -86,10 +86,7 @@ TEST(Linear, SameBitsForAnyThreadCount) {
 }
 
 RowReader reader_of(const Matrix& whole) {
-  return {.format = whole.format,
-          .n = whole.n,
-          .k = whole.k,
-          .rows = [&whole](int64_t first, int64_t count) {
+  return {.format = whole.format, .n = whole.n, .k = whole.k, .rows = [&whole](int64_t first, int64_t count) {
             Matrix piece(whole.format, count, whole.k);
             const auto cut = [&](const std::vector<uint8_t>& from, int64_t rows_together,
                                  std::vector<uint8_t>& to) {
@@ -144,13 +141,11 @@ TEST(Linear, PiecesCutAtBlocksOfScales) {
 
 TEST(Linear, AnErrorWhileReadingIsThrown) {
   Pool pool({.threads = 2, .pin = false});
-  const RowReader reader{.format = format_named("bf16"),
-                         .n = 4096,
-                         .k = 512,
-                         .rows = [](int64_t first, int64_t count) {
-                           if (first > 0) fail("row {} is bad", first);
-                           return Matrix(format_named("bf16"), count, 512);
-                         }};
+  const RowReader reader{
+      .format = format_named("bf16"), .n = 4096, .k = 512, .rows = [](int64_t first, int64_t count) {
+        if (first > 0) fail("row {} is bad", first);
+        return Matrix(format_named("bf16"), count, 512);
+      }};
   EXPECT_THROW(Linear(pool, reader, {}, {}, "q_proj"), Error);
 }
 

@@ -35,9 +35,8 @@ void for_pieces(const RowReader& reader, int64_t begin, int64_t end, UsePiece us
 
 void for_pieces(Pool& pool, const RowReader& reader, UsePiece use) {
   const int64_t step = piece_rows(reader);
-  run_items(pool, ceil_div(reader.n, step), [&](int64_t i) {
-    for_pieces(reader, i * step, std::min((i + 1) * step, reader.n), use);
-  });
+  run_items(pool, ceil_div(reader.n, step),
+            [&](int64_t i) { for_pieces(reader, i * step, std::min((i + 1) * step, reader.n), use); });
 }
 
 }  // namespace kt

@@ -230,13 +230,13 @@ void Planner::add_gguf_rest() {
     }
     const size_t index = rest_.tensors.size();
     rest_.tensors.push_back({*name, Dtype::kF32, tensor.shape});
-    rest_.pieces.push_back({.source_bytes = tensor.bytes.size(),
-                            .scratch_bytes = tensor.bytes.size() * 4,
-                            .run = [&checkpoint = checkpoint_, name = *name, index](
-                                       ShardOutput& out, Scratch&, PieceReport&) {
-                              const std::vector<float> values = read_vector(checkpoint, name);
-                              out.write(index, 0, std::as_bytes(std::span(values)));
-                            }});
+    rest_.pieces.push_back(
+        {.source_bytes = tensor.bytes.size(),
+         .scratch_bytes = tensor.bytes.size() * 4,
+         .run = [&checkpoint = checkpoint_, name = *name, index](ShardOutput& out, Scratch&, PieceReport&) {
+           const std::vector<float> values = read_vector(checkpoint, name);
+           out.write(index, 0, std::as_bytes(std::span(values)));
+         }});
   }
   if (!left_out.empty())
     KT_LOG(LogLevel::kWarning, "{}: {} tensors are not written, the published model has none like them: {}",

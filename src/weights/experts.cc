@@ -98,8 +98,7 @@ class CheckpointExperts : public ExpertSource {
 
   std::string module_name(int layer, int expert, Projection projection) const override {
     const LayerStyle& style = style_of(layer);
-    if (checkpoint_.is_gguf())
-      return published_expert(config_.model_type, layer, expert, projection);
+    if (checkpoint_.is_gguf()) return published_expert(config_.model_type, layer, expert, projection);
     if (style.fused) return text("{}.{}.{}_proj", style.stem, expert, name_of(projection));
     return text("{}.{}.{}", style.stem, expert, style.names[static_cast<int>(projection)]);
   }

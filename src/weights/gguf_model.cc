@@ -207,8 +207,7 @@ void Facts::add_router() {
   const bool normalises = is("qwen3_moe");
   if (!is("mixtral") && !is("gpt_oss")) add_if_absent("norm_topk_prob", normalises);
   if (is("deepseek_v2") || is("deepseek_v3") || is("glm4_moe")) add_if_absent("routed_scaling_factor", 1.0);
-  if (is("deepseek_v2"))
-    config_["topk_method"] = known("n_group") > 1 ? "group_limited_greedy" : "greedy";
+  if (is("deepseek_v2")) config_["topk_method"] = known("n_group") > 1 ? "group_limited_greedy" : "greedy";
   if (is("deepseek_v3")) config_["topk_method"] = "noaux_tc";
 }
 

@@ -39,10 +39,10 @@ TEST(GgufNames, OneTableBothWays) {
 }
 
 TEST(GgufNames, OtherNamesHaveNone) {
-  for (const char* name : {"", ".", "blk.", "blk.3", "blk.3.", "blk.x.attn_q.weight", "blk..attn_q.weight",
-                           "blk.3.attn_q", "blk.3.attn_q.scale", "blk.3.nextn.eh_proj.weight",
-                           "rope_freqs.weight", "blk.3.ffn_gate_exps.weight",
-                           "model.layers.3.self_attn.q_proj.weight"})
+  for (const char* name :
+       {"", ".", "blk.", "blk.3", "blk.3.", "blk.x.attn_q.weight", "blk..attn_q.weight", "blk.3.attn_q",
+        "blk.3.attn_q.scale", "blk.3.nextn.eh_proj.weight", "rope_freqs.weight", "blk.3.ffn_gate_exps.weight",
+        "model.layers.3.self_attn.q_proj.weight"})
     EXPECT_EQ(published_name("qwen3_moe", name), std::nullopt) << name;
   for (const char* name : {"model.layers.3.mlp.experts.0.gate_proj.weight", "model.layers.q.mlp.gate.weight",
                            "blk.3.attn_q.weight", "model.layers.3.mlp.router.weight"})

@@ -86,8 +86,7 @@ std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const Li
 std::vector<float> read_vector(const Checkpoint& checkpoint, std::string_view name) {
   const Tensor& tensor = checkpoint.at(stored_name(checkpoint, name));
   if (checkpoint.is_gguf()) return read_gguf_vector(checkpoint, tensor, name);
-  if (!is_float(tensor.dtype))
-    fail("{}: expected F32, F16 or BF16, found {}", tensor.name, describe(tensor));
+  if (!is_float(tensor.dtype)) fail("{}: expected F32, F16 or BF16, found {}", tensor.name, describe(tensor));
   Tensor row = tensor;
   row.shape = {1, elements(tensor.shape)};
   std::vector<float> out(static_cast<size_t>(row.shape[1]));
