@@ -1,6 +1,7 @@
 #include "engine/bench.h"
 
 #include <chrono>
+#include <limits>
 #include <optional>
 
 #include "base/checked.h"
@@ -14,6 +15,26 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point then) {
   return std::chrono::duration<double>(Clock::now() - then).count();
 }
+
+// A model that says random tokens, at the cost of its own.
+class RandomTokens : public StepModel {
+ public:
+  RandomTokens(StepModel& model, uint64_t seed) : model_(model), seed_(seed) {}
+  int vocabulary() const override { return model_.vocabulary(); }
+  int context() const override { return model_.context(); }
+  int cache_pages() const override { return model_.cache_pages(); }
+  void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
+    model_.step(sequences, logits);
+    const auto width = static_cast<size_t>(vocabulary());
+    for (size_t row = 0; row < logits.size(); row += width)
+      logits[row + static_cast<size_t>(uniform(seed_, drawn_++) * static_cast<double>(width))] =
+          std::numeric_limits<float>::max();
+  }
+
+ private:
+  StepModel& model_;
+  uint64_t seed_, drawn_ = 0;
+};
 
 // Steps in which sequences that begin with cached pages feed the rest of their prompts.
 int starting_steps(const BenchCase& c, int step_tokens) {
@@ -75,7 +96,8 @@ int bench_pages(const BenchCase& c, int step_tokens) {
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
                       const std::function<Work()>& work) {
   if (c.output < 1) fail("output: expected at least 1 token, got {}", c.output);
-  Batch batch(model, c, step_tokens);
+  RandomTokens speaker(model, c.seed + 1);
+  Batch batch(speaker, c, step_tokens);
   BenchResult out;
   const auto so_far = [&] { return work ? work() : Work{}; };
   Work before = so_far();

@@ -24,9 +24,10 @@ struct BenchResult {
 // Pages the model's cache needs for it.
 int bench_pages(const BenchCase& c, int step_tokens);
 
-// Random prompts without common beginnings; the most probable token each time. Errors: as the scheduler's,
-// for lengths that do not fit the context or the cache. `work`, if not empty, is what the model has done so
-// far.
+// Random prompts without common beginnings, and random tokens after them: what a model without a prompt it
+// understands says is soon one token again and again, whose experts a cache holds. Errors: as the
+// scheduler's, for lengths that do not fit the context or the cache. `work`, if not empty, is what the model
+// has done so far.
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
                       const std::function<Work()>& work = {});
 

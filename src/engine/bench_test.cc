@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "base/error.h"
 
 namespace kt {
 namespace {
 
-// Counts what it is asked to do; always the same token.
+// Counts what it is asked to do; likes no token best.
 class CountingModel : public StepModel {
  public:
   explicit CountingModel(int pages) : pages_(pages) {}
@@ -15,12 +17,16 @@ class CountingModel : public StepModel {
   int context() const override { return 1000; }
   int cache_pages() const override { return pages_; }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
-    for (const StepSequence& s : sequences) work.bytes += static_cast<double>(s.tokens.size());
+    for (const StepSequence& s : sequences) {
+      work.bytes += static_cast<double>(s.tokens.size());
+      if (s.tokens.size() == 1) said.insert(s.tokens[0]);
+    }
     most = std::max(most, sequences.size());
     std::fill(logits.begin(), logits.end(), 0.0f);
   }
   Work work;
   size_t most = 0;
+  std::set<TokenId> said;  // fed alone
 
  private:
   int pages_;
@@ -33,6 +39,7 @@ TEST(Bench, RunsEveryPromptThenStepsOfAll) {
   EXPECT_EQ(result.prefill_work.bytes, 500);
   EXPECT_EQ(result.decode_work.bytes, 35);
   EXPECT_EQ(model.most, 5u);
+  EXPECT_GT(model.said.size(), 10u);  // of 50, drawn 35 times
   EXPECT_GT(result.prefill_seconds, 0);
   EXPECT_GT(result.decode_seconds, 0);
 }
