@@ -91,7 +91,13 @@ class CheckpointExperts : public ExpertSource {
   }
 
   std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
-    return read_bias(module_at(layer, expert, projection));
+    const Module module = module_at(layer, expert, projection);
+    auto values = read_bias(module);
+    const int64_t wanted = projection == Projection::kDown ? hidden_ : inter_;
+    if (values && std::ssize(*values) != wanted)
+      fail("{}: expected {} values for the {} projection, found {}", module.find({"bias"}).name(), wanted,
+           name_of(projection), values->size());
+    return values;
   }
 
   bool owns(std::string_view tensor) const override { return parse_expert_name(tensor).has_value(); }
