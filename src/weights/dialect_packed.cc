@@ -246,8 +246,11 @@ void settle_compressed(const Module& module, StoredPlanes& p) {
     p.k = k;
   }
   const Slab index = module.find({"weight_g_idx"});
-  if (index && p.format.scale != Scale::kNone)
-    apply_group_index(index, p, module.find({"weight_scale"}).shape[1]);
+  if (!index || p.format.scale == Scale::kNone) return;
+  expect_int32(index, 1);
+  expect_shape(index, {p.k});
+  if (all_words(index, ~0u)) return;  // -1 everywhere: a place kept for an order that was never made
+  apply_group_index(index, p, module.find({"weight_scale"}).shape[1]);
 }
 
 }  // namespace kt

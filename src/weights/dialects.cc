@@ -39,15 +39,27 @@ void check_suffixes(const Module& module) {
   }
 }
 
+// Only read_compressed knows what to do with an order of columns: anywhere else it would be lost.
+void refuse_order(const Module& module) {
+  if (const Slab order = module.find({"weight_g_idx"}))
+    fail_as(ErrorKind::kUnsupported, "{}: an order of columns is read with packed integers only",
+            order.name());
+}
+
 bool is_exponent(Dtype dtype) { return dtype == Dtype::kU8 || dtype == Dtype::kE8m0; }
 
 Reading read_stored(const Module& module) {
   check_suffixes(module);
-  if (module.find({"qweight"})) return read_qweight(module);
+  if (module.find({"qweight"})) {
+    refuse_order(module);
+    return read_qweight(module);
+  }
   const Slab packed = module.find({"weight_packed"});
   const Slab scale = module.find({"weight_scale", "scale", "weight_scale_inv", "scale_inv"});
-  if (packed && scale && is_exponent(scale.dtype())) return read_mxfp4(module, packed, scale);
-  if (packed) return read_compressed(module);
+  const bool exponents = packed && scale && is_exponent(scale.dtype());
+  if (packed && !exponents) return read_compressed(module);
+  refuse_order(module);
+  if (exponents) return read_mxfp4(module, packed, scale);
   if (const Slab blocks = module.find({"blocks"})) {
     const Slab exponents = module.find({"scales"});
     if (!exponents) fail("{}: has no tensor of scales", blocks.name());
