@@ -78,7 +78,6 @@ Reading read_stored(const Module& module) {
 
 // The projection's rows of what is stored.
 void choose_rows(const Module& module, StoredPlanes& planes) {
-  if (module.transposed) planes.transpose();
   if (module.rows == RowChoice::kAll) return;
   if (planes.n % 2 != 0)
     fail("{}: expected gate and up in as many rows each, found {} rows", module.name, planes.n);
@@ -151,7 +150,6 @@ std::optional<std::vector<float>> read_bias(const Module& module) {
   }
   planes.row_stride = planes.column_stride = code_bytes(planes.format.code);
   Module rows = module;
-  rows.transposed = false;
   rows.name = bias.name();
   choose_rows(rows, planes);
   std::vector<float> values(static_cast<size_t>(planes.n));

@@ -427,6 +427,42 @@ TEST(Dialects, TransposedFused) {
   expect_matrix(*f.open(), inter, hidden, [&](int64_t r, int64_t c) { return stored(c, 2 * r + 1); });
 }
 
+TEST(Dialects, TransposedFp8) {
+  const int64_t experts = 2, inter = 96, hidden = 131, rows = 2 * inter;
+  auto codes = random_bits<uint8_t>(experts * hidden * rows);
+  for (auto& code : codes)
+    if ((code & 0x7F) == 0x7F) code = 0;
+  std::vector<float> grid(experts * 5 * 6), channel(experts * rows);  // blocks of 32 along both sides
+  for (auto* scales : {&grid, &channel})
+    for (float& s : *scales) s = std::ldexp(static_cast<float>(random()() % 1000 + 1), -14);
+  const auto code = [&](int64_t r, int64_t c) { return e4m3_to_f32(codes[(hidden + c) * rows + r]); };
+  for (const bool blocks : {true, false}) {
+    Fixture f;
+    f.config.quantization.block_n = f.config.quantization.block_k = 32;
+    f.add("", Dtype::kE4m3, {experts, hidden, rows}, codes);
+    if (blocks)
+      f.add("scale_inv", Dtype::kF32, {experts, 5, 6}, grid);
+    else
+      f.add("scale", Dtype::kF32, {experts, 1, rows}, channel);
+    f.expert = 1;
+    f.transposed = true;
+    EXPECT_EQ(f.dialect(), blocks ? "fp8" : "fp8-channel");
+    const auto scale = [&](int64_t r, int64_t c) {
+      return blocks ? grid[30 + c / 32 * 6 + r / 32] : channel[rows + r];
+    };
+    f.rows = RowChoice::kSecondHalf;
+    expect_matrix(*f.open(), inter, hidden,
+                  [&](int64_t r, int64_t c) { return code(inter + r, c) * scale(inter + r, c); });
+    f.rows = RowChoice::kOdd;
+    if (blocks) {
+      EXPECT_THAT(error_of([&] { f.open(); }), HasSubstr("rows from 1 by 2 cut scale blocks of 32 rows"));
+    } else {
+      expect_matrix(*f.open(), inter, hidden,
+                    [&](int64_t r, int64_t c) { return code(2 * r + 1, c) * scale(2 * r + 1, c); });
+    }
+  }
+}
+
 TEST(Dialects, Gguf) {
   const int64_t n = 6, k = 64;
   std::vector<float> values(static_cast<size_t>(n * k));

@@ -446,12 +446,6 @@ void StoredPlanes::select_rows(int64_t first, int64_t step, int64_t count, std::
   n = count;
 }
 
-void StoredPlanes::transpose() {
-  KT_CHECK(packing == CodePacking::kPlain && format.scale == Scale::kNone);
-  std::swap(n, k);
-  std::swap(row_stride, column_stride);
-}
-
 std::unique_ptr<StoredMatrix> plane_matrix(std::string name, StoredPlanes planes) {
   check_shape(planes.format, planes.n, planes.k, name);
   return std::make_unique<PlaneMatrix>(std::move(name), std::move(planes));

@@ -56,8 +56,6 @@ struct StoredPlanes {
   // Rows first, first + step, ... of what is stored: how gate and up share a fused tensor. Scales held over
   // several rows allow step 1 and a first row that begins a block.
   void select_rows(int64_t first, int64_t step, int64_t count, std::string_view name);
-  // Columns become rows. Only kPlain codes without scales.
-  void transpose();
 };
 
 // zero(row, span) as stored, without zero_offset.
