@@ -50,9 +50,7 @@ Estimate estimate(const EstimateFlags& flags) {
   options.sizes_only = true;
   LoadedModel model(flags.model.model, options);
   Estimate out;
-  out.use = {.sequences = flags.requests,
-             .context = context_of(flags, model.spec()),
-             .step_tokens = options.max_tokens};
+  out.use = {.sequences = flags.requests, .context = context_of(flags, model.spec())};
   out.plan = model.transformer().memory_plan(out.use);
   out.process = model.base_bytes();
   out.available = available_memory() + out.process;

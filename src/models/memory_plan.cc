@@ -103,9 +103,8 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
     for (int node = 0; node < s.pool->nodes(); ++node)
       plan.weights_of_node[static_cast<size_t>(node)] += weights.packed_bytes(node);
   };
-  const int tokens =
-      std::max(1, static_cast<int>(std::min<int64_t>(std::min(request.step_tokens, s.options.max_tokens),
-                                                     int64_t{request.context} * request.sequences)));
+  const int tokens = static_cast<int>(
+      std::clamp<int64_t>(int64_t{request.context} * request.sequences, 1, int64_t{s.options.max_tokens}));
   size_t forward = 0;
   add(plan.linears, s.head);
   for (const LayerWeights& w : s.layers) {

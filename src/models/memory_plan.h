@@ -8,9 +8,8 @@
 namespace kt {
 
 struct MemoryRequest {
-  int sequences = 1;      // at once
-  int context = 1024;     // tokens of each, prompt and answer
-  int step_tokens = 512;  // of one step, all sequences together; at most the model's max_tokens
+  int sequences = 1;   // at once
+  int context = 1024;  // tokens of each, prompt and answer; a step takes as many as the model's max_tokens
 };
 
 // Bytes.
