@@ -396,8 +396,9 @@ class TestErrors:
         self.refused(path, "architecture mamba is not known", "deepseek2, glm4moe, gpt-oss, llama", "qwen3moe", code=4)
 
     def test_tokenizers_that_are_not_read(self, root, tmp_path):
-        self.refused(self.spoiled(root, tmp_path, model="llama"), 'tokenizer.ggml.model "llama" is not read')
-        self.refused(self.spoiled(root, tmp_path, pre="unheard-of"), 'pre-tokenizer "unheard-of" is not known; known: ')
+        self.refused(self.spoiled(root, tmp_path, model="llama"), 'tokenizer.ggml.model "llama" is not read', code=4)
+        self.refused(self.spoiled(root, tmp_path, pre="unheard-of"), 'pre-tokenizer "unheard-of" is not known; known: ',
+                     code=4)
 
     def test_no_tokenizer(self, root, tmp_path):
         path = gguf_files.Model(published(root, "qwen3")).write(tmp_path / "m.gguf")

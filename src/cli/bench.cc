@@ -55,11 +55,12 @@ std::vector<BenchCase> cases_of(const BenchFlags& flags, const Transformer& tran
       if (batch > transformer.max_tokens())
         fail("--batch: {} sequences, and a step takes {} tokens; see --chunked-prefill-size", batch,
              transformer.max_tokens());
-      if (prompt + flags.output >= transformer.spec().context)
+      const BenchCase at{.prompt = prompt, .batch = batch, .output = flags.output};
+      if (bench_tokens(at, transformer.max_tokens()) >= transformer.spec().context)
         std::fprintf(stderr, "kt: prompts of %d tokens are left out: the model's context is %d\n", prompt,
                      transformer.spec().context);
       else
-        out.push_back({.prompt = prompt, .batch = batch, .output = flags.output});
+        out.push_back(at);
     }
   if (out.empty())
     fail("--prompt: no length leaves room for {} more tokens in the context of {}", flags.output,
@@ -109,7 +110,10 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
 }
 
 void run(const BenchFlags& flags) {
-  LoadedModel model(flags.model.model, flags.model.options());
+  ModelOptions options = flags.model.options();
+  options.use = {.sequences = std::ranges::max(flags.batches),
+                 .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
+  LoadedModel model(flags.model.model, options);
   const Rates rates = rates_of(
       measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
   std::vector<Point> points;

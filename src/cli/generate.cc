@@ -74,8 +74,7 @@ struct Stats {
 };
 
 Stats stats_of(LoadedModel& model, const Generation& done, int threads) {
-  Stats out{.decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1,
-            .load_seconds = model.load_seconds()};
+  Stats out{.decoded = static_cast<size_t>(done.decode_steps), .load_seconds = model.load_seconds()};
   out.load_bytes_per_s = model.transformer().stored_bytes() / out.load_seconds;
   out.roofline = measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = threads}), kernels());
   const Rates rates = rates_of(out.roofline);
@@ -127,7 +126,7 @@ void run_generate(const GenerateFlags& flags) {
   std::optional<Stats> stats;
   if (flags.stats) stats = stats_of(model, done, flags.model.threads);
   if (flags.json) {
-    const size_t decoded = done.tokens.empty() ? 0 : done.tokens.size() - 1;
+    const auto decoded = static_cast<size_t>(done.decode_steps);
     nlohmann::ordered_json out = {{"text", done.text},
                                   {"tokens", done.tokens},
                                   {"finish", done.finish},

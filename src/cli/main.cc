@@ -88,7 +88,8 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   }
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
   run.action();
-  if (std::fflush(stdout) != 0) kt::fail("writing to standard output failed");
+  // A verb that flushed by itself leaves the failure in the stream's state only.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) kt::fail("writing to standard output failed");
   return 0;
 }
 

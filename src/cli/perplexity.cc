@@ -36,6 +36,7 @@ Reference reference_of(const PerplexityFlags& flags) {
   out.options.weights.clear();
   out.options.format.clear();
   out.options.linear_format.clear();
+  out.options.use.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX));
   if (flags.against == "stored") return out;
   std::string known;
   for (const NamedFormat& format : kFormats) {
@@ -108,6 +109,7 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
   };
   PerplexityOptions options = flags.options;
   options.on_window = show;
+  options.chunk = std::min(options.chunk, static_cast<size_t>(model.transformer().max_tokens()));
   Pool pool({.threads = flags.model.threads});
   Window window(model, options);
   if (!reference) return {.model = measure_perplexity(tokens, window, options, &pool), .reference = {}};

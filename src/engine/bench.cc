@@ -1,5 +1,6 @@
 #include "engine/bench.h"
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <optional>
@@ -36,9 +37,11 @@ class RandomTokens : public StepModel {
   uint64_t seed_, drawn_ = 0;
 };
 
-// Steps in which sequences that begin with cached pages feed the rest of their prompts.
+// Steps, at most, in which sequences that begin with cached pages feed the rest of their prompts: those that
+// have started take one token each out of a step, so the last ones have the least.
 int starting_steps(const BenchCase& c, int step_tokens) {
-  return static_cast<int>(ceil_div(int64_t{c.batch} * kPageTokens, int64_t{step_tokens})) + 1;
+  const int least = std::max(1, step_tokens - c.batch + 1);
+  return c.batch * ceil_div(std::min(c.prompt, kPageTokens), least) + 1;
 }
 
 // One scheduler with the case's prompts, and what became of them.
@@ -87,10 +90,13 @@ class Batch {
 
 }  // namespace
 
+int64_t bench_tokens(const BenchCase& c, int step_tokens) {
+  return int64_t{c.prompt} + c.output + starting_steps(c, step_tokens);
+}
+
 int bench_pages(const BenchCase& c, int step_tokens) {
   // One more each: the scheduler admits a sequence only while the others could still grow by a page.
-  const int tokens = c.prompt + c.output + starting_steps(c, step_tokens);
-  return c.batch * (static_cast<int>(ceil_div(tokens, kPageTokens)) + 1);
+  return static_cast<int>(c.batch * (ceil_div(bench_tokens(c, step_tokens), int64_t{kPageTokens}) + 1));
 }
 
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,

@@ -21,7 +21,8 @@ struct BenchResult {
   Work prefill_work, decode_work;
 };
 
-// Pages the model's cache needs for it.
+// Tokens a sequence may grow to, and pages the model's cache needs for all.
+int64_t bench_tokens(const BenchCase& c, int step_tokens);
 int bench_pages(const BenchCase& c, int step_tokens);
 
 // Random prompts without common beginnings, and random tokens after them: what a model without a prompt it

@@ -1,6 +1,8 @@
 #include "engine/generate.h"
 
 #include <algorithm>
+#include <exception>
+#include <optional>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -11,6 +13,9 @@ namespace kt {
 
 Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                     const std::function<void(std::string_view)>& emit) {
+  if (prompt.size() >= static_cast<size_t>(model.spec().context))  // before a cache as large as the context
+    fail("prompt: {} tokens leave no room for an answer in a context of {}", prompt.size(),
+         model.spec().context);
   const auto most = std::min<int64_t>(static_cast<int64_t>(prompt.size()) + std::max(1, options.max_tokens),
                                       model.spec().context);
   TransformerSteps steps(model.transformer(), static_cast<int>(ceil_div(most, int64_t{kPageTokens})));
@@ -18,7 +23,8 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
                       {.step_tokens = model.transformer().max_tokens(), .sequences = 1});
   Generation out{.prompt = prompt};
   const Work before = model.transformer().work();
-  Finish finish;
+  std::optional<Finish> finish;
+  std::exception_ptr thrown;  // by emit; the scheduler ends a request whose caller throws
   GenerateRequest request{.prompt = std::move(prompt),
                           .max_tokens = options.max_tokens,
                           .sampling = options.sampling,
@@ -31,19 +37,28 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
     }
     if (event.token && !(event.finish && event.finish->end_token)) out.tokens.push_back(event.token->id);
     out.text += event.text;
-    if (emit && !event.text.empty()) emit(event.text);
     if (event.finish) finish = *event.finish;
+    if (!emit || event.text.empty()) return;
+    try {
+      emit(event.text);
+    } catch (...) {
+      thrown = std::current_exception();
+      throw;
+    }
   };
   scheduler.submit(std::move(request));
   while (scheduler.run_once()) {
   }
-  if (finish.reason == FinishReason::kError) throw Error(finish.error_kind, finish.error);
+  if (thrown) std::rethrow_exception(thrown);
+  KT_CHECK(finish, "a request without an end");
+  if (finish->reason == FinishReason::kError) throw Error(finish->error_kind, finish->error);
   out.decode_work = model.transformer().work();
   out.decode_work -= before;
   out.decode_work -= out.prefill_work;
-  out.finish = name_of(finish.reason);
-  out.prefill_seconds = finish.seconds_to_first;
-  out.decode_seconds = finish.seconds - finish.seconds_to_first;
+  out.finish = name_of(finish->reason);
+  out.decode_steps = std::max(0, finish->output_tokens - 1);
+  out.prefill_seconds = finish->seconds_to_first;
+  out.decode_seconds = finish->seconds - finish->seconds_to_first;
   return out;
 }
 

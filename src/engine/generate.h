@@ -22,6 +22,7 @@ struct Generation {
   std::string text;
   std::string finish;                              // "stop" or "length"
   double prefill_seconds = 0, decode_seconds = 0;  // decode: from the first token to the last
+  int decode_steps = 0;                            // in that time: a token each, one that ends the turn too
   Work prefill_work, decode_work;                  // that the model did meanwhile
 };
 

@@ -63,10 +63,14 @@ Tokenizer read_tokenizer(const Checkpoint& checkpoint) {
 Json read_template_tokens(const Checkpoint& checkpoint, const Json& tokenizer_config,
                           const Tokenizer& tokenizer) {
   Json out = Json::object();
-  for (const char* name : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
+  constexpr std::pair<const char*, const char*> kNames[] = {{"bos_token", "bos_token_id"},
+                                                            {"eos_token", "eos_token_id"},
+                                                            {"unk_token", "unknown_token_id"},
+                                                            {"pad_token", "padding_token_id"}};
+  for (const auto& [name, gguf_name] : kNames) {
     if (const auto token = token_named(tokenizer_config, name)) out[name] = *token;
     if (!checkpoint.is_gguf()) continue;
-    const auto id = gguf_unsigned(checkpoint.gguf(), text("tokenizer.ggml.{}_id", name));
+    const auto id = gguf_unsigned(checkpoint.gguf(), text("tokenizer.ggml.{}", gguf_name));
     if (!id || *id >= tokenizer.size()) continue;
     if (const auto token = tokenizer.token_of(static_cast<TokenId>(*id))) out[name] = *token;
   }

@@ -85,7 +85,7 @@ NamedSplits splits_of(std::string_view name) {
     if (row.name == name) return row.splits;
     known.append(known.empty() ? "" : ", ").append(row.name);
   }
-  fail("pre-tokenizer \"{}\" is not known; known: {}", printable(name), known);
+  fail_as(ErrorKind::kUnsupported, "pre-tokenizer \"{}\" is not known; known: {}", printable(name), known);
 }
 
 }  // namespace kt

@@ -99,7 +99,8 @@ Tokenizer Tokenizer::from_tiktoken(const TiktokenRanks& source) {
 
 Tokenizer Tokenizer::from_gguf(const GgufVocabulary& source) {
   if (source.model != "gpt2")
-    fail("{}: tokenizer.ggml.model \"{}\" is not read; only \"gpt2\"", source.name, printable(source.model));
+    fail_as(ErrorKind::kUnsupported, "{}: tokenizer.ggml.model \"{}\" is not read; only \"gpt2\"",
+            source.name, printable(source.model));
   if (!source.types.empty() && source.types.size() != source.tokens.size())
     fail("{}: {} tokens, but {} token types", source.name, source.tokens.size(), source.types.size());
   TokenizerParts parts{.name = source.name};
@@ -132,7 +133,7 @@ Tokenizer Tokenizer::from_gguf(const GgufVocabulary& source) {
     for (std::string_view pattern : splits.patterns) parts.word_steps.push_back(SplitStep{Regex(pattern)});
     parts.bpe.ignore_merges = splits.ignore_merges;
   } catch (const Error& error) {
-    fail("{}: {}", source.name, error.what());
+    fail_as(error.kind(), "{}: {}", source.name, error.what());
   }
   if (source.add_bos) parts.prefix.push_back(*source.add_bos);
   if (source.add_eos) parts.suffix.push_back(*source.add_eos);

@@ -5,7 +5,7 @@
 namespace kt {
 
 TransformerSteps::TransformerSteps(Transformer& transformer, int pages)
-    : transformer_(transformer), cache_(transformer.kv_shape(), pages) {}
+    : transformer_(transformer), burst_(transformer.pool()), cache_(transformer.kv_shape(), pages) {}
 
 void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<float> logits) {
   using Logits = SequenceInput::Logits;

@@ -19,6 +19,7 @@ class TransformerSteps final : public StepModel {
 
  private:
   Transformer& transformer_;
+  Pool::Burst burst_;  // the next step comes as soon as tokens are chosen
   KvCache cache_;
   std::vector<SequenceInput> inputs_;  // of one step
 };

@@ -25,8 +25,9 @@ constexpr int64_t value_place(int pack, int width, int key, int column) {
 // blocks in order and divides by `sum` at the end:
 //   s = q . k (q is scaled already); top' = max(top, s); p = e^(s - top'); sum = sum * e^(top - top') + p;
 //   out likewise
-// A row's result does not depend on the other rows of the call, to the bit. Values of keys that no row sees
-// must be finite. With kBf16, q has to be numbers that bf16 holds, and p is rounded to bf16.
+// A row's result does not depend on the other rows of the call, to the bit, as long as all values of the
+// block are finite, those of keys it does not see too: they count with weight 0. Scores that are no numbers
+// give such rows. With kBf16, q has to be numbers that bf16 holds, and p is rounded to bf16.
 struct AttendArgs {
   KvType type = KvType::kBf16;
   int rows = 0, d = 0, dv = 0;

@@ -139,7 +139,7 @@ KT_INLINE void soften_row(const AttendArgs& args, int row) {
       Isa::store_high(static_cast<uint8_t*>(args.weights) + (static_cast<int64_t>(row) * kKvBlock + j) * 2,
                       p);
     }
-    sum = Isa::add(sum, p);
+    sum = Isa::add(sum, Isa::add(p, Isa::sub(x, x)));  // a score that is no number makes the row none
     if constexpr (kType == KvType::kS8) p = Isa::mul(p, Isa::load(args.v_scales + j));
     Isa::store(scores + j, p);
   }

@@ -208,6 +208,18 @@ TEST(Attend, UnseenBlocksChangeNothing) {
   }
 }
 
+// A key that is no number must not be left out, nor make keys visible that are not.
+TEST(Attend, ScoresThatAreNoNumbers) {
+  for (const Kernels* t : tables_under_test())
+    for (const KvType type : {KvType::kF32, KvType::kBf16}) {
+      const Case c{type, 1, 5, 32, 32, 0};
+      Blocks blocks(type, c.keys, c.d, c.dv);
+      const uint32_t nan = 0x7fc00000u, half = 0x7fc07fc0u;
+      std::memcpy(blocks.k.data() + 4 * 2, type == KvType::kF32 ? &nan : &half, 4);  // a word of key 2
+      for (const float x : attend(*t, c, blocks, queries(c), 0, 1)) ASSERT_TRUE(std::isnan(x)) << t->name;
+    }
+}
+
 TEST(Attend, KeysOfValues) {
   constexpr int kWidth = 96;
   for (const Kernels* t : tables_under_test())

@@ -211,6 +211,7 @@ Transformer::Transformer(Transformer&&) noexcept = default;
 
 const ModelSpec& Transformer::spec() const { return state_->spec; }
 int Transformer::max_tokens() const { return state_->options.max_tokens; }
+Pool& Transformer::pool() const { return *state_->pool; }
 
 KvShape Transformer::kv_shape() const { return state_->kv_shape(); }
 

@@ -50,7 +50,8 @@ class Transformer {
   const ModelSpec& spec() const;
   KvShape kv_shape() const;
   size_t packed_bytes() const;
-  int max_tokens() const;       // of one forward
+  int max_tokens() const;  // of one forward
+  Pool& pool() const;
   double stored_bytes() const;  // of all that was packed, in the formats' own bytes
 
   MemoryPlan memory_plan(const MemoryRequest& request) const;

@@ -60,13 +60,13 @@ struct Sums {
   }
 };
 
-// Pieces of one worker's memory, each on its own cache lines.
+// Pieces of one worker's memory, each on its own cache lines; without memory, only their sizes.
 class Carve {
  public:
   explicit Carve(std::byte* memory) : memory_(memory) {}
   template <typename T>
   T* take(size_t count) {
-    auto* out = reinterpret_cast<T*>(memory_ + used_);
+    auto* out = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
     used_ += round_up(count * sizeof(T), size_t{64});
     return out;
   }
@@ -138,7 +138,7 @@ void AttentionWork::State::list_items() {
       const int count = std::min(tokens_at_once, sequence.count - begin);
       const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
       // Prefill has rows enough for every worker; decode over a long context has not.
-      const bool split = sequence.count * group() <= kRows;
+      const bool split = sequence.count == 1;
       for (int head = 0; head < cache->shape().heads; ++head)
         add_item({static_cast<int>(s), head, begin, count, oldest / kPageTokens,
                   (sequence.position + begin + count - 1) / kPageTokens + 1},
@@ -147,7 +147,7 @@ void AttentionWork::State::list_items() {
   }
   left.clear();
   for (const Join& join : joins) left.push_back(std::make_unique<Countdown>(join.parts));
-  partial.resize(partial_floats);
+  if (partial.size() < partial_floats) partial.resize(partial_floats);
   worker_bytes = round_up(Scratch(nullptr, cache->shape(), most_rows()).bytes, size_t{4096});
   const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
   if (memory.size() < bytes) memory = Buffer(bytes);

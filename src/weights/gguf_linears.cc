@@ -185,6 +185,7 @@ std::vector<LinearModule> find_gguf_linears(const Checkpoint& checkpoint,
     if (!name.ends_with(kWeight) || skip(name)) continue;
     if (name.ends_with(kKeys)) {
       const std::string stem = without(name, kKeys);
+      if (checkpoint.find(stem + ".attn_kv_b.weight")) continue;  // a file with both forms: that one serves
       const Tensor* const values = checkpoint.find(stem + std::string(kValues));
       const auto norm = published_name(type, stem + ".attn_kv_a_norm.weight");
       if (values == nullptr || !norm) continue;
@@ -199,9 +200,6 @@ std::vector<LinearModule> find_gguf_linears(const Checkpoint& checkpoint,
     out.push_back({without(*published, kWeight), &tensor, {&tensor}, !is_plain(tensor)});
   }
   std::ranges::sort(out, {}, &LinearModule::module);
-  // A file with both forms of kv_b needs one of them only.
-  const auto twice = std::ranges::unique(out, {}, &LinearModule::module);
-  out.erase(twice.begin(), twice.end());
   return out;
 }
 
