@@ -150,7 +150,7 @@ def test_no_weights_are_read(tmp_path):
 
 @pytest.mark.parametrize("verb", ["estimate", "generate", "perplexity"])
 def test_unknown_linear_format_lists_the_known(verb):
-    more = ["--file", DEMO / "config.json"] if verb == "perplexity" else []
+    more = {"perplexity": ["--file", DEMO / "config.json"], "generate": ["-p", "x"]}.get(verb, [])
     line = refused(2, verb, DEMO, *more, "--linear-format", "int3")
     for name in ("int3", "int8", "int4_g32", "bf16"):
         assert name in line
