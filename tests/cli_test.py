@@ -40,7 +40,7 @@ def test_help_has_examples(verb):
     (2, ["microbench", "attention", "--mla", "--heads", "512"], {}, "512"),
     (2, ["microbench", "attention", "--mla", "--kv-heads", "4"], {}, "--mla"),
     (2, ["microbench", "attention", "--context", "64,1024", "--tokens", "512"], {}, "--context 64"),
-    (2, ["microbench", "attention", "--kv", "int8"], {}, "int8"),
+    (2, ["microbench", "attention", "--kv", "int3"], {}, "int3"),
     (2, ["version"], {"KT_ISA": "mmx"}, "mmx"),
     (3, ["microbench", "moe", "--layers", "100000"], {}, "--layers"),
     (3, ["microbench", "linear", "--copies", "10000000"], {}, "--copies"),
