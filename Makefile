@@ -16,7 +16,7 @@ KT = $(BUILD)/bin/kt
 GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))
 CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: all build setup demo test test-all fuzz bench clean
+.PHONY: all build setup setup-tests demo test test-all fuzz bench clean
 
 all: build
 
@@ -27,14 +27,17 @@ build:
 setup:
 	@scripts/setup.sh
 
+setup-tests:
+	@scripts/setup.sh --tests
+
 demo: setup
 	@$(MAKE) --no-print-directory build
 	@BUILD=$(BUILD) scripts/demo.sh
 
-test: setup
+test: setup-tests
 	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh
 
-test-all: setup
+test-all: setup-tests
 	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all
 
 fuzz:

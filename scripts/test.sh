@@ -118,7 +118,7 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml)
+  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)

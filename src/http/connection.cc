@@ -71,6 +71,9 @@ void IoLoop::feed(Connection& c, std::string_view bytes) {
     const HttpFailure failure = c.parser.failure();
     return refuse(c, failure.status, failure.why);
   }
+  c.share.set(c.parser.request().body.size());
+  if (*bodies_ > options_.max_bodies)
+    return refuse(c, 503, text("the requests that run hold {} bytes already", options_.max_bodies));
   const bool wants_more = c.parser.stage() != Stage::kDone;
   if (*draining_ && (!wants_more || c.parser.awaits_continue()))
     return refuse(c, 503, "the server is shutting down");
@@ -95,7 +98,8 @@ void IoLoop::begin_exchange(Connection& c, std::string_view rest) {
   c.reply_ended = c.continued = false;
   ++busy_;
   set_deadline(c, Clock::time_point::max());
-  dispatch_({.request = c.parser.take(), .exchange = c.exchange});
+  dispatch_(
+      {.request = c.parser.take(), .share = std::exchange(c.share, Share(bodies_)), .exchange = c.exchange});
 }
 
 void IoLoop::end_exchange(Connection& c) {

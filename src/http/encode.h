@@ -13,6 +13,7 @@ struct ReplyForm {
   bool keep_alive = true;
 };
 
+bool may_have_body(int status);  // not 204, 304, 1xx
 // The head and the whole body.
 std::string encode_reply(const HttpReply& reply, const ReplyForm& form);
 // The head of a body that comes in pieces: chunked, or until close for HTTP/1.0.

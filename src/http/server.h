@@ -17,6 +17,7 @@ struct HttpServerOptions {
   int handlers = 2;                // threads
   size_t max_head = 32 << 10;      // bytes of request line and headers; 431 beyond
   size_t max_body = 16 << 20;      // 413 beyond
+  size_t max_bodies = 256 << 20;   // of all requests that arrive or are handled at a time; 503 beyond
   int max_connections = 1024;      // 503 beyond
   // A request must have arrived whole so long after its first byte (408), a stalled client must take some of
   // what waits for it within write_timeout (closed), an idle connection is closed after idle_timeout.
@@ -41,7 +42,8 @@ class Responder {
   void send(std::string piece) const;
   void end() const;
   bool gone() const;  // the client closed the connection, or it was closed on it
-  // Called at most once, on the server's thread, when the client goes before the end; at once if it is gone.
+  // Called at most once, on the server's thread, when the client goes before the end; at once, on this
+  // thread, if it is gone.
   void on_gone(std::function<void()> call) const;
 
  private:
