@@ -17,6 +17,7 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_version,
     kt::add_doctor,
     kt::add_microbench,
+    kt::add_run,
     kt::add_estimate,
     kt::add_generate,
     kt::add_perplexity,

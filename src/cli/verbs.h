@@ -15,6 +15,7 @@ void add_version(CLI::App& kt, Invocation& run);
 void add_doctor(CLI::App& kt, Invocation& run);
 void add_microbench(CLI::App& kt, Invocation& run);
 void add_quant(CLI::App& kt, Invocation& run);
+void add_run(CLI::App& kt, Invocation& run);
 void add_estimate(CLI::App& kt, Invocation& run);
 void add_generate(CLI::App& kt, Invocation& run);
 void add_perplexity(CLI::App& kt, Invocation& run);

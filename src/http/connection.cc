@@ -87,7 +87,8 @@ void IoLoop::feed(Connection& c, std::string_view bytes) {
 void IoLoop::begin_exchange(Connection& c, std::string_view rest) {
   const ReplyForm form{.old_version = c.parser.old_version(),
                        .head_only = c.parser.request().method == "HEAD",
-                       .keep_alive = c.parser.keep_alive()};
+                       .keep_alive = c.parser.keep_alive(),
+                       .always = options_.headers};
   c.exchange = std::make_shared<Exchange>(Exchange::Setup{.connection = c.id,
                                                           .form = form,
                                                           .max_unsent = options_.max_unsent,

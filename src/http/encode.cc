@@ -65,9 +65,13 @@ std::string start_head(const HttpReply& reply, const ReplyForm& form) {
   out += "\r\n";
   append_date(out);
   if (may_have_body(reply.status) && !reply.type.empty()) append_field(out, "Content-Type", reply.type);
-  for (const auto& [name, value] : reply.headers)
-    if (is_token(name) && !is_framing(name) && !same_word(name, "content-type"))
-      append_field(out, name, value);
+  const auto append_all = [&](const HttpHeaders& headers) {
+    for (const auto& [name, value] : headers)
+      if (is_token(name) && !is_framing(name) && !same_word(name, "content-type"))
+        append_field(out, name, value);
+  };
+  if (form.always) append_all(*form.always);
+  append_all(reply.headers);
   if (!form.keep_alive) out += "Connection: close\r\n";
   if (form.keep_alive && form.old_version) out += "Connection: keep-alive\r\n";
   return out;

@@ -234,7 +234,8 @@ HttpReply IoLoop::error_reply(int status, const std::string& why) const {
 void IoLoop::refuse(Connection& c, int status, const std::string& why) {
   const ReplyForm form{.old_version = c.parser.old_version(),
                        .head_only = c.parser.request().method == "HEAD",
-                       .keep_alive = false};
+                       .keep_alive = false,
+                       .always = options_.headers};
   c.out += encode_reply(error_reply(status, why), form);
   c.in.clear();
   c.parser = RequestParser(limits_);

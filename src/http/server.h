@@ -22,7 +22,8 @@ struct HttpServerOptions {
   // A request must have arrived whole so long after its first byte (408), a stalled client must take some of
   // what waits for it within write_timeout (closed), an idle connection is closed after idle_timeout.
   std::chrono::milliseconds request_timeout{30'000}, write_timeout{30'000}, idle_timeout{75'000};
-  size_t max_unsent = 8 << 20;  // bytes that wait for a slow client; closed beyond
+  std::shared_ptr<const HttpHeaders> headers = {};  // sent with every reply
+  size_t max_unsent = 8 << 20;                      // bytes that wait for a slow client; closed beyond
   // Writes the body of a reply that the server itself makes (400, 404 of the parser, 408, 413, 431, 503).
   std::function<HttpReply(int status, const std::string& why)> on_error = {};
 };
