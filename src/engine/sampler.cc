@@ -90,6 +90,9 @@ void check_sampling(const SamplingOptions& options) {
               "in [-2, 2]");
   check_range("frequency_penalty", options.frequency_penalty, within(options.frequency_penalty, -2, 2),
               "in [-2, 2]");
+  for (const auto& [id, bias] : options.logit_bias)
+    if (!within(bias, -100, 100))
+      fail("logit_bias: expected numbers in [-100, 100], got {} for token {}", bias, id);
   const int logprobs = options.logprobs.value_or(0);
   if (logprobs < 0 || logprobs > kMostLogprobs)
     fail("logprobs: expected a number in [0, {}], got {}", kMostLogprobs, logprobs);
@@ -142,8 +145,8 @@ double log_sum_exp(std::span<const float> logits, float highest) {
 
 Sampler::Sampler(const SamplingOptions& options, std::span<const TokenId> prompt) : options_(options) {
   check_sampling(options);
-  penalises_ =
-      options.repetition_penalty != 1 || options.presence_penalty != 0 || options.frequency_penalty != 0;
+  penalises_ = options.repetition_penalty != 1 || options.presence_penalty != 0 ||
+               options.frequency_penalty != 0 || !options.logit_bias.empty();
   if (options.repetition_penalty != 1)
     for (TokenId id : prompt) output_counts_.emplace(id, 0);
 }
@@ -174,6 +177,11 @@ SampledToken Sampler::pick(std::span<float> logits) {
 }
 
 void Sampler::penalise(std::span<float> logits) const {
+  for (const auto& [id, bias] : options_.logit_bias) {
+    if (id < 0 || static_cast<size_t>(id) >= logits.size())
+      fail("logit_bias: token {} is outside the vocabulary of {}", id, logits.size());
+    logits[static_cast<size_t>(id)] += static_cast<float>(bias);
+  }
   const auto repetition = static_cast<float>(options_.repetition_penalty);
   for (const auto& [id, count] : output_counts_) {
     if (id < 0 || static_cast<size_t>(id) >= logits.size())

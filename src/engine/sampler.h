@@ -22,6 +22,8 @@ struct SamplingOptions {
                                   // ones multiplied
   double presence_penalty = 0;    // [-2, 2]: subtracted once for a token in the output
   double frequency_penalty = 0;   // [-2, 2]: subtracted for every time it is there
+  // Added to these tokens' logits before all else, each in [-100, 100].
+  std::vector<std::pair<TokenId, double>> logit_bias = {};
   uint64_t seed = 0;
   std::optional<int> logprobs = {};  // report the chosen token's and those of so many best ones, [0, 1000]
 
