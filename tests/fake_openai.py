@@ -20,8 +20,7 @@ class FakeServer:
         class Handler(_Handler):
             server_state = fake
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self
@@ -29,6 +28,14 @@ class FakeServer:
     def __exit__(self, *_):
         self.server.shutdown()
         self.server.server_close()
+
+
+class _Listener(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, *_):
+        pass  # a client that went away
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
