@@ -19,6 +19,7 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_microbench,
     kt::add_estimate,
     kt::add_generate,
+    kt::add_chat,
     kt::add_perplexity,
     kt::add_bench,
     kt::add_quant,
