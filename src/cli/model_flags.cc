@@ -4,8 +4,22 @@
 
 namespace kt {
 
+CLI::Validator model_name(ResolvedModel* found) {
+  return CLI::Validator(
+      [found](std::string& words) {
+        ResolvedModel model = find_model(words);
+        words = model.path;
+        if (found) *found = std::move(model);
+        return std::string();
+      },
+      "", "model_name");
+}
+
 void ModelFlags::add_to(CLI::App& verb) {
-  verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
+  verb.add_option("MODEL", model,
+                  "The model: its folder as it was published, a .gguf file, or a name of kt model list")
+      ->transform(model_name(&found))
+      ->required();
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
                   "Experts to use instead of the model's own: what kt quant wrote, or another checkpoint");
   verb.add_option("--format", format,
