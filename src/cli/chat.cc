@@ -4,7 +4,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -13,22 +12,24 @@
 #include "cli/chat_backend.h"
 #include "cli/chat_console.h"
 #include "cli/chat_session.h"
+#include "cli/home.h"
 #include "cli/input_history.h"
 #include "cli/line_editor.h"
 #include "cli/model_flags.h"
 #include "cli/report.h"
+#include "cli/settings.h"
 #include "cli/terminal.h"
 
 namespace kt {
 namespace {
 
-constexpr const char* kDefaultUrl = "http://127.0.0.1:30000";
+constexpr int kDefaultPort = 30000;
 constexpr int kDefaultContext = 32768;  // what most conversations stay below; the cache is allocated whole
 
 struct ChatFlags {
   ModelFlags model;  // with a model's path only
   int context = kDefaultContext;
-  ChatServer server{.url = kDefaultUrl};
+  ChatServer server;
   std::string system;
   ChatOptions options;
   bool json = false;
@@ -36,24 +37,36 @@ struct ChatFlags {
 
 enum class Left { kDone, kInterrupted };
 
-// "demo" is the small model that comes with the program, unless a file or folder has that name.
-std::string model_path(const std::string& name) {
-  namespace fs = std::filesystem;
-  std::error_code none;
-  if (name != "demo" || fs::exists(fs::path(name) / "config.json", none)) return name;
-  const fs::path program = fs::read_symlink("/proc/self/exe", none).parent_path();
-  for (const fs::path& folder : {program / "../../demo", program / "../share/kt/demo", fs::path("demo")}) {
-    const fs::path model = (folder / "tiny-deepseekv3").lexically_normal();
-    if (fs::exists(model / "config.json", none)) return model.string();
+// The server of this machine as kt's settings have it.
+std::string local_server(const Settings& settings) {
+  std::string host = settings.text("server.host");
+  if (host == "0.0.0.0" || host == "::" || host.empty()) host = "127.0.0.1";
+  if (host.find(':') != std::string::npos) host = "[" + host + "]";
+  const int64_t port = settings.integer("server.port");
+  return text("http://{}:{}", host, port > 0 ? port : kDefaultPort);
+}
+
+// What the command line leaves open.
+ChatFlags with_settings(ChatFlags flags, const Settings& settings) {
+  if (flags.server.url.empty()) flags.server.url = settings.text("chat.url");
+  if (flags.server.url.empty()) {
+    flags.server.url = local_server(settings);
+    // The key of our own server is for nobody else.
+    if (flags.server.api_key.empty()) flags.server.api_key = settings.text("server.api-key");
   }
-  fail("demo: the demo model is neither beside {} nor in ./demo", program.string());
+  if (flags.system.empty()) flags.system = settings.text("chat.system");
+  ChatOptions& options = flags.options;
+  if (!options.temperature) options.temperature = settings.number("chat.temperature");
+  if (!options.top_p) options.top_p = settings.number("chat.top-p");
+  if (!options.max_tokens) options.max_tokens = static_cast<int>(settings.integer("chat.max-tokens"));
+  return flags;
 }
 
 std::unique_ptr<ChatBackend> backend_of(const ChatFlags& flags) {
   if (flags.model.model.empty()) return server_backend(flags.server);
   StatusLine status;
   if (!flags.json) status.show(text("loading {}", flags.model.model));
-  return model_backend(model_path(flags.model.model), flags.model.options(), flags.context);
+  return model_backend(flags.model.model, flags.model.options(), flags.context);
 }
 
 std::optional<std::string> read_plain_line() {
@@ -122,6 +135,15 @@ void talk_in_plain_lines(ChatConsole& console) {
   }
 }
 
+// "" where there is no place for it.
+std::string history_file() {
+  try {
+    return kt_home() + "/chat_history";
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 // Adds to the history; says once that it cannot be kept.
 void remember(InputHistory& history, const std::string& typed, bool& complained) {
   try {
@@ -133,8 +155,7 @@ void remember(InputHistory& history, const std::string& typed, bool& complained)
 }
 
 Left talk_with_editor(ChatConsole& console, bool colour) {
-  const std::string folder = settings_folder();
-  InputHistory history(folder.empty() ? "" : folder + "/chat_history");
+  InputHistory history(history_file());
   EditorOptions options{.colour = colour,
                         .complete = [&](std::string_view before) { return console.complete(before); },
                         .go_on = unfinished};
@@ -196,7 +217,8 @@ Left talk(const ChatFlags& flags) {
 }
 
 void run_chat(const ChatFlags& flags) {
-  if (talk(flags) == Left::kInterrupted) std::raise(SIGINT);  // ends as every interrupted verb
+  if (talk(with_settings(flags, load_settings())) == Left::kInterrupted)
+    std::raise(SIGINT);  // ends as every interrupted verb
 }
 
 void add_sampling(CLI::App& verb, ChatOptions& options) {
@@ -216,8 +238,10 @@ void add_chat(CLI::App& kt, Invocation& run) {
   const auto flags = std::make_shared<ChatFlags>();
   flags->model.add_to(*verb);
   CLI::Option* const model = verb->get_option("MODEL")->required(false)->description(
-      "A model's folder, a .gguf file or 'demo', to run here; default: talk to a server");
-  verb->add_option("--url", flags->server.url, "The server")->capture_default_str()->excludes(model);
+      "A model to run here: its folder, a .gguf file, or a name of kt model list; default: talk to a server");
+  verb->add_option("--url", flags->server.url,
+                   "The server; default: chat.url of kt config, else the one on this machine")
+      ->excludes(model);
   verb->add_option("--api-key", flags->server.api_key, "The server's key; also from KT_API_KEY")
       ->envname("KT_API_KEY");
   verb->add_option("--model", flags->server.model, "Which of the server's models; default: its first")

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <numeric>
+#include <iterator>
 
 #include "base/error.h"
+#include "cli/home.h"
 #include "cli/report.h"
 #include "cli/terminal_text.h"
 
@@ -20,28 +21,6 @@ std::string_view trimmed(std::string_view words) {
   return words.substr(first, words.find_last_not_of(kSpace) - first + 1);
 }
 
-// Insertions, deletions, replacements and neighbours exchanged, from one word to the other.
-size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) {
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        cost[i][j] = i + j;
-        continue;
-      }
-      const size_t same = a[i - 1] == b[j - 1] ? 0 : 1;
-      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, cost[i - 1][j - 1] + same});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-    }
-  }
-  return cost[a.size()][b.size()];
-}
-
-std::string nearest(std::string_view word, const std::vector<std::string>& known) {
-  return *std::ranges::min_element(known, {}, [&](const std::string& k) { return distance(word, k); });
-}
-
 template <typename T>
 T parsed(std::string_view name, std::string_view words, std::string_view kind) {
   T value{};
@@ -52,7 +31,7 @@ T parsed(std::string_view name, std::string_view words, std::string_view kind) {
 }
 
 // An option that /set knows.
-struct Setting {
+struct OptionRow {
   const char* name;
   void (*set)(ChatOptions&, std::string_view);  // "": to the default
   std::string (*get)(const ChatOptions&);
@@ -71,7 +50,7 @@ void put(std::optional<T>& option, std::string_view words, const auto& parse) {
   option = words.empty() ? std::nullopt : std::optional<T>(parse());
 }
 
-constexpr auto kSettings = std::to_array<Setting>({
+constexpr auto kOptions = std::to_array<OptionRow>({
     {"temperature",
      [](ChatOptions& o, std::string_view w) {
        put(o.temperature, w, [&] { return ranged("temperature", w, 0, 100); });
@@ -97,17 +76,17 @@ constexpr auto kSettings = std::to_array<Setting>({
      [](const ChatOptions& o) { return shown(o.seed); }},
 });
 
-std::vector<std::string> setting_names() {
+std::vector<std::string> option_names() {
   std::vector<std::string> names;
-  for (const Setting& setting : kSettings) names.emplace_back(setting.name);
+  for (const OptionRow& setting : kOptions) names.emplace_back(setting.name);
   return names;
 }
 
-const Setting& setting_named(std::string name) {
+const OptionRow& option_named(std::string name) {
   std::ranges::replace(name, '-', '_');
-  for (const Setting& setting : kSettings)
+  for (const OptionRow& setting : kOptions)
     if (name == setting.name) return setting;
-  fail("/set: no setting {}; the nearest is {}", harmless_line(name), nearest(name, setting_names()));
+  fail("/set: no setting {}; the nearest is {}", harmless_line(name), nearest_name(name, option_names()));
 }
 
 // "first rest of it" cut in two.
@@ -226,7 +205,7 @@ bool ChatConsole::take(const std::string& typed) {
     std::vector<std::string> names;
     for (const Command& command : commands()) names.push_back(command.name);
     fail("no command {}; did you mean {}? A space in front sends it as a message", harmless_line(name),
-         nearest(name, names));
+         nearest_name(name, names));
   } catch (const Error& error) {
     say(text("kt: {}", harmless_line(error.what())));
   }
@@ -306,7 +285,7 @@ void ChatConsole::info(const std::string&) {
     say(line);
   }
   std::string settings = "settings:";
-  for (const Setting& setting : kSettings)
+  for (const OptionRow& setting : kOptions)
     settings += text(" {} {}", setting.name, setting.get(session_.options()));
   say(settings);
 }
@@ -326,11 +305,11 @@ void ChatConsole::load(const std::string& file) {
 void ChatConsole::set(const std::string& words) {
   const auto [name, value] = first_word(words);
   if (name.empty()) {
-    for (const Setting& setting : kSettings)
+    for (const OptionRow& setting : kOptions)
       say(text("{} {}", setting.name, setting.get(session_.options())));
     return;
   }
-  const Setting& setting = setting_named(name);
+  const OptionRow& setting = option_named(name);
   if (!value.empty()) setting.set(session_.options(), value == "default" ? "" : value);
   say(faint(text("{} {}", setting.name, setting.get(session_.options()))));
 }
@@ -338,7 +317,7 @@ void ChatConsole::set(const std::string& words) {
 std::vector<std::string> ChatConsole::complete(std::string_view before) const {
   std::vector<std::string> all, fitting;
   if (before.starts_with("/set ")) {
-    for (const std::string& name : setting_names()) all.push_back("/set " + name);
+    for (const std::string& name : option_names()) all.push_back("/set " + name);
   } else if (before.starts_with('/')) {
     for (const Command& command : commands()) all.push_back(command.name);
   }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -66,17 +65,6 @@ class LockedFile {
 };
 
 }  // namespace
-
-std::string settings_folder() {
-  const auto value = [](const char* name) {
-    const char* const found = std::getenv(name);
-    return std::string(found ? found : "");
-  };
-  if (std::string home = value("KT_HOME"); !home.empty()) return home;
-  if (const std::string config = value("XDG_CONFIG_HOME"); !config.empty()) return config + "/kt";
-  if (const std::string home = value("HOME"); !home.empty()) return home + "/.config/kt";
-  return "";
-}
 
 std::string escape_entry(std::string_view entry) {
   std::string out;

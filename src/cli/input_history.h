@@ -6,9 +6,6 @@
 
 namespace kt {
 
-// $KT_HOME, else $XDG_CONFIG_HOME/kt, else ~/.config/kt; "" where none of them is set.
-std::string settings_folder();
-
 // One entry a line, '\' and line ends escaped; 0600. Several programs may add to one file at once: nothing is
 // lost, and each sees what was there when it began and what it added itself.
 class InputHistory {
