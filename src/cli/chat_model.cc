@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <mutex>
 #include <random>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -15,6 +16,9 @@
 #include "engine/engine.h"
 #include "engine/transformer_steps.h"
 #include "nn/kv_cache.h"
+#include "server/chat_prompt.h"
+#include "server/chat_syntax.h"
+#include "server/prompt_guard.h"
 
 namespace kt {
 namespace {
@@ -79,6 +83,7 @@ class ModelBackend final : public ChatBackend {
       : model_(path, for_context(std::move(options), context)),
         context_(std::min(context, model_.spec().context)),
         template_(checked_template(model_), path),
+        syntax_(chat_syntax_of(model_.chat_template(), model_.tokenizer())),
         steps_(model_.transformer(), ceil_div(context_, kPageTokens)),
         engine_(steps_, &model_.tokenizer(),
                 {.step_tokens = model_.transformer().max_tokens(), .sequences = 1}),
@@ -96,7 +101,13 @@ class ModelBackend final : public ChatBackend {
                     const std::function<void(const ChatPiece&)>& on_piece) override {
     stopped_.store(false);
     const auto mailbox = std::make_shared<Mailbox>();  // outlives an on_piece that throws
-    GenerateRequest request{.prompt = prompt_of(messages),
+    Prompt prompt = prompt_of(messages);
+    ReplyParser parser(syntax_, {.thinking = prompt.thinking});
+    const auto pass_on = [&](const std::vector<ReplyPiece>& pieces) {
+      for (const ReplyPiece& piece : pieces)
+        on_piece({.text = piece.text, .reasoning = piece.kind == ReplyPiece::Kind::kReasoning});
+    };
+    GenerateRequest request{.prompt = std::move(prompt.ids),
                             .max_tokens = options.max_tokens.value_or(context_),
                             .sampling = sampling_of(options),
                             .end_tokens = model_.end_ids()};
@@ -113,8 +124,9 @@ class ModelBackend final : public ChatBackend {
     for (bool ended = false; !ended;) {
       if (stopped_.load()) engine_.cancel(id);
       ended = mailbox->take(text, finish);
-      if (!text.empty()) on_piece({.text = text});
+      pass_on(parser.push(text));
     }
+    pass_on(parser.flush());
     if (finish.reason == FinishReason::kError) throw Error(finish.error_kind, finish.error);
     return {.reason = std::string(name_of(finish.reason)),
             .prompt_tokens = finish.prompt_tokens,
@@ -130,14 +142,22 @@ class ModelBackend final : public ChatBackend {
     return model.chat_template();
   }
 
-  std::vector<TokenId> prompt_of(const std::vector<ChatMessage>& messages) const {
-    TemplateVariables variables = model_.template_tokens();
-    variables["messages"] = TemplateVariables::array();
+  struct Prompt {
+    std::vector<TokenId> ids;
+    bool thinking = false;  // it ends where the model thinks
+  };
+
+  Prompt prompt_of(const std::vector<ChatMessage>& messages) const {
+    OrderedJson list = OrderedJson::array();
     for (const ChatMessage& message : messages)
-      variables["messages"].push_back({{"role", message.role}, {"content", message.content}});
+      list.push_back({{"role", message.role}, {"content", message.content}});
+    TemplateVariables variables = model_.template_tokens();
+    variables["messages"] = template_messages(list, model_.chat_template());
     variables["tools"] = variables["documents"] = nullptr;  // templates ask whether they are none
     variables["add_generation_prompt"] = true;
-    return model_.tokenizer().encode(template_.render(variables), {.special = SpecialText::kRecognise});
+    PromptGuard guard(model_.tokenizer());
+    const std::string rendered = template_.render(guard.protect(variables));
+    return {.ids = guard.encode(rendered), .thinking = prompt_opens_thinking(syntax_, guard.plain(rendered))};
   }
 
   SamplingOptions sampling_of(const ChatOptions& options) const {
@@ -152,6 +172,7 @@ class ModelBackend final : public ChatBackend {
   LoadedModel model_;
   int context_;
   ChatTemplate template_;
+  ChatSyntax syntax_;
   TransformerSteps steps_;
   Engine engine_;
   SamplingOptions sampling_;
