@@ -20,6 +20,7 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_run,
     kt::add_estimate,
     kt::add_generate,
+    kt::add_chat,
     kt::add_perplexity,
     kt::add_bench,
     kt::add_quant,

@@ -18,6 +18,7 @@ void add_quant(CLI::App& kt, Invocation& run);
 void add_run(CLI::App& kt, Invocation& run);
 void add_estimate(CLI::App& kt, Invocation& run);
 void add_generate(CLI::App& kt, Invocation& run);
+void add_chat(CLI::App& kt, Invocation& run);
 void add_perplexity(CLI::App& kt, Invocation& run);
 void add_bench(CLI::App& kt, Invocation& run);
 void add_microbench_roofline(CLI::App& microbench, Invocation& run);
