@@ -128,11 +128,14 @@ class Verifier {
     ConversionProgress at{.shards = sums_.size()};
     for (const Expected& file : sums_) at.source_total += file.bytes;
     size_t wrong = 0;
+    double shown = 0;  // when progress was, in seconds
     for (const Expected& file : sums_) {
       const auto advance = [&](uint64_t bytes) {
         at.source_bytes += bytes;
         at.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        if (options_.progress) options_.progress(at);
+        if (!options_.progress || (at.seconds - shown < 0.1 && at.source_bytes < at.source_total)) return;
+        shown = at.seconds;
+        options_.progress(at);
       };
       if (!attempt(file.path, [&] { check_sum(file, advance); })) ++wrong;
       ++at.shards_done;
