@@ -28,6 +28,7 @@ class SettingsTest : public ::testing::Test {
 };
 
 TEST(Home, FollowsTheVariables) {
+  const std::string home = std::getenv("HOME") ? std::getenv("HOME") : "/";
   ::setenv("KT_HOME", "/a", 1);
   EXPECT_EQ(kt_home(), "/a");
   ::unsetenv("KT_HOME");
@@ -36,6 +37,7 @@ TEST(Home, FollowsTheVariables) {
   ::unsetenv("XDG_CONFIG_HOME");
   ::setenv("HOME", "/c", 1);
   EXPECT_EQ(kt_home(), "/c/.config/kt");
+  ::setenv("HOME", home.c_str(), 1);
 }
 
 TEST(Home, NearestNameCountsSwapsAsOne) {
