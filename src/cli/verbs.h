@@ -21,6 +21,8 @@ void add_generate(CLI::App& kt, Invocation& run);
 void add_chat(CLI::App& kt, Invocation& run);
 void add_perplexity(CLI::App& kt, Invocation& run);
 void add_bench(CLI::App& kt, Invocation& run);
+void add_model(CLI::App& kt, Invocation& run);
+void add_config(CLI::App& kt, Invocation& run);
 void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 void add_microbench_linear(CLI::App& microbench, Invocation& run);
