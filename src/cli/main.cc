@@ -22,6 +22,8 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_perplexity,
     kt::add_bench,
     kt::add_quant,
+    kt::add_help,
+    kt::add_completion,
 });
 
 constexpr int kInterrupted = 130;

@@ -12,6 +12,8 @@ struct Invocation {
 };
 
 void add_version(CLI::App& kt, Invocation& run);
+void add_help(CLI::App& kt, Invocation& run);
+void add_completion(CLI::App& kt, Invocation& run);
 void add_doctor(CLI::App& kt, Invocation& run);
 void add_microbench(CLI::App& kt, Invocation& run);
 void add_quant(CLI::App& kt, Invocation& run);
