@@ -28,6 +28,8 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_quant,
     kt::add_model,
     kt::add_config,
+    kt::add_help,
+    kt::add_completion,
 });
 
 constexpr int kInterrupted = 130;
