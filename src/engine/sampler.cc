@@ -151,7 +151,7 @@ Sampler::Sampler(const SamplingOptions& options, std::span<const TokenId> prompt
     for (TokenId id : prompt) output_counts_.emplace(id, 0);
 }
 
-SampledToken Sampler::pick(std::span<float> logits) {
+SampledToken Sampler::pick(std::span<float> logits, TokenConstraint* constraint) {
   float highest = highest_logit(logits);
   SampledToken result;
   double log_sum = 0;
@@ -160,10 +160,9 @@ SampledToken Sampler::pick(std::span<float> logits) {
     report_logprobs(logits, highest, result.top, log_sum);
     if (penalises_) said.assign(logits.begin(), logits.end());
   }
-  if (penalises_) {
-    penalise(logits);
-    highest = highest_logit(logits);  // an extreme penalty may overflow
-  }
+  if (constraint) constraint->mask(logits);
+  if (penalises_) penalise(logits);
+  if (constraint || penalises_) highest = highest_logit(logits);  // an extreme penalty may overflow
   result.id = options_.temperature == 0
                   ? static_cast<TokenId>(std::ranges::find(logits, highest) - logits.begin())
                   : draw(logits, highest);
