@@ -162,8 +162,8 @@ def vanishing_client(url, kind, rng):
             sock = connect(url)
             sock.sendall(request_bytes("POST", "/v1/completions", b"x" * 4000)[:-2000])
         else:
-            prompt = " ".join(rng.choice(("fox", "tree", "river", "stone")) for _ in range(rng.choice((5, 50, 300))))
-            sock = start_stream(url, 1500, prompt=prompt, n=rng.choice((1, 1, 3)))
+            prompt = " ".join(rng.choice(("fox", "tree", "river", "stone")) for _ in range(rng.choice((5, 50, 200))))
+            sock = start_stream(url, 600, prompt=prompt, n=rng.choice((1, 1, 3)))
             if kind == "in the stream":
                 read_until(sock, b"data:")
                 time.sleep(rng.random() / 5)
@@ -204,7 +204,8 @@ def test_200_clients_that_vanish_leave_nothing_behind(server):
 def test_clients_that_stop_reading_hold_up_nobody(server):
     start = wait_until_quiet(server)
     alone = statistics.median(latency(server.url) for _ in range(5))
-    stalled = [start_stream(server.url, 3000, receive_buffer=2048, logprobs=5) for _ in range(RUNNING // 2)]
+    # Some megabytes each: more than sockets hold.
+    stalled = [start_stream(server.url, 800, receive_buffer=2048, logprobs=20, n=RUNNING // 4) for _ in range(2)]
     try:
         for sock in stalled:
             sock.recv(100)
@@ -212,13 +213,19 @@ def test_clients_that_stop_reading_hold_up_nobody(server):
     finally:
         for sock in stalled:
             sock.close()
-    # They share the machine with four streams, no more.
+    # They share the machine with half as many answers as may run, no more.
     assert beside < 20 * alone + 1, (alone, beside)
     wait_until_quiet(server, start)
 
 
-def test_more_requests_than_run_at_once_all_get_their_answer(server):
-    """Waiting ones come to their turn, and each answer is the one it would get alone."""
+def test_more_requests_than_run_at_once_all_get_their_answer():
+    """Waiting ones come to their turn, and each answer is the one it would get alone: in f32 a batch changes logits by
+    less than 1e-5 of their size, and no two candidates here are that close."""
+    with Server("demo", "--max-running-requests", RUNNING, "--acts", "f32") as server:
+        answers_do_not_depend_on_the_batch(server)
+
+
+def answers_do_not_depend_on_the_batch(server):
     prompts = [f"Once upon a time number {i}" for i in range(3 * RUNNING)]
 
     def text(prompt):
@@ -317,7 +324,7 @@ def test_a_signal_drains(number):
 
 def test_a_second_signal_ends_it_at_once():
     with Server("demo", "--max-running-requests", RUNNING) as server:
-        streams = [start_stream(server.url, 3500, n=2) for _ in range(4)]
+        streams = [start_stream(server.url, 900, n=2) for _ in range(4)]
         for sock in streams:
             read_until(sock, b"data:")
         server.process.send_signal(signal.SIGTERM)

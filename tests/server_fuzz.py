@@ -1,6 +1,6 @@
 """Requests no client should send, and what a server may answer to them. A library: `fuzz()` sends, checks and reports.
 
-The rule: every well-formed HTTP request gets a reply with a status of 2xx, 4xx, 501 or 503; errors have OpenAI's shape;
+The rule: every well-formed HTTP request gets a reply with a status of 2xx, 4xx, 501, 503 or 505 (another version of HTTP); errors have OpenAI's shape;
 what is not HTTP gets such a reply or a closed connection."""
 import collections
 import copy
@@ -42,10 +42,13 @@ class Report:
     abandoned: int = 0  # replies that were still coming after ANSWER_SECONDS; the client hung up
     statuses: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     findings: list = dataclasses.field(default_factory=list)
+    times: list = dataclasses.field(default_factory=list)  # (seconds, case)
 
     def __str__(self):
+        slowest = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(self.times, reverse=True)[:6])
         statuses = ", ".join(f"{status} x {n}" for status, n in sorted(self.statuses.items(), key=str))
-        return f"seed {self.seed}: {self.sent} requests, {self.abandoned} abandoned, {statuses}, {len(self.findings)} findings"
+        return f"seed {self.seed}: {self.sent} requests, {self.abandoned} abandoned, {statuses}, {len(self.findings)} findings; " \
+               f"slowest: {slowest}"
 
 
 class Closed(Exception):
@@ -59,19 +62,39 @@ def connect(url, timeout=ANSWER_SECONDS):
     return sock
 
 
+class _Kept:
+    """A socket's file that outlives the reply read from it: the next reply may be in its buffer already."""
+
+    def __init__(self, sock):
+        self.file = sock.makefile("rb")
+
+    def makefile(self, *_):
+        return self
+
+    def close(self):
+        pass
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def read_replies(sock, method="POST"):
+    """Replies one after the other. Closed if there is no other; TimeoutError if one does not end in time."""
+    kept = _Kept(sock)
+    while True:
+        reply = http.client.HTTPResponse(kept, method=method)
+        try:
+            reply.begin()
+            body = reply.read()
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
+            raise Closed(str(error)) from error
+        except http.client.BadStatusLine as error:
+            raise AssertionError(f"not HTTP: {error}") from error
+        yield Reply(reply.status, {k.lower(): v for k, v in reply.getheaders()}, body)
+
+
 def read_reply(sock, method="POST"):
-    """One reply. Closed if there is none; TimeoutError if it does not end in time."""
-    reply = http.client.HTTPResponse(sock, method=method)
-    try:
-        reply.begin()
-        body = reply.read()
-    except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
-        raise Closed(str(error)) from error
-    except http.client.BadStatusLine as error:
-        raise AssertionError(f"not HTTP: {error}") from error
-    finally:
-        reply.close()
-    return Reply(reply.status, {k.lower(): v for k, v in reply.getheaders()}, body)
+    return next(read_replies(sock, method))
 
 
 def request_bytes(method, path, body=b"", headers=()):
@@ -115,7 +138,7 @@ def events(body):
 def complaint(reply, path=""):
     """What is wrong with a reply; None: nothing."""
     status = reply.status
-    if not (200 <= status < 300 or 400 <= status < 500 or status in (501, 503)):
+    if not (200 <= status < 300 or 400 <= status < 500 or status in (501, 503, 505)):
         return f"status {status}: {reply.body[:300]!r}"
     kind = reply.headers.get("content-type", "")
     try:
@@ -259,20 +282,21 @@ def check_json(url, name, raw, report):
 
 
 def check_raw(url, case, report):
-    """Bytes that are not quite HTTP: replies, if any, are errors or what the case allows, and the connection ends."""
+    """Bytes that are not quite HTTP: replies, if any, are errors or what the case allows."""
     statuses = []
+    least, most = (min(map(len, case.wants)), max(map(len, case.wants))) if case.wants else (0, 1)
     try:
         with connect(url, timeout=5) as sock:
             try:
                 for piece in case.pieces:
                     sock.sendall(piece)
-                if case.half_close:
-                    sock.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-            while len(statuses) < 8:
-                reply = read_reply(sock, case.method)
+            # Patient where a reply must come; where none may, or no other, a moment shows what is wrong.
+            sock.settimeout(ANSWER_SECONDS if least else 1)
+            for reply in read_replies(sock, case.method):
                 statuses.append(reply.status)
+                sock.settimeout(ANSWER_SECONDS if len(statuses) < least else 1 if len(statuses) < most else 0.3)
                 if case.method != "HEAD" and (what := complaint(reply)):
                     return Finding(case.name, what, b"".join(case.pieces))
     except (Closed, TimeoutError, OSError):
@@ -303,11 +327,12 @@ def fuzz(url, seed, seconds, count, threads=3):
                 report.sent += 1
             if kind == "random":
                 name, case = json_case(rng)
-            mine = Report(seed)
+            mine, start = Report(seed), time.monotonic()
             found = check_raw(url, case, mine) if kind == "raw" else check_json(url, name, case, mine)
             with lock:
                 report.statuses.update(mine.statuses)
                 report.abandoned += mine.abandoned
+                report.times.append((time.monotonic() - start, name))
                 if found:
                     report.findings.append(found)
 

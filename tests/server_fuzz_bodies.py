@@ -201,7 +201,6 @@ class RawCase:
     pieces: list
     wants: list = None  # lists of statuses that may come, in order; None: any reply that is in order, or none
     method: str = "POST"
-    half_close: bool = True
 
 
 def raw_cases():
