@@ -37,8 +37,9 @@ def option_names(path):
     """Flags of one help page: each line of a section that starts with one."""
     names = []
     for line in kt(*path, "--help").stdout.splitlines():
-        if re.match(r"  -", line):
-            names += re.findall(r"(?<![\w-])(--?[A-Za-z][\w-]*)", line.split("  ")[1])
+        flags = re.match(r"  ((?:--?[A-Za-z][\w-]*(?:, *)?)+)", line)
+        if flags:
+            names += re.split(r", *", flags[1])
     return names
 
 

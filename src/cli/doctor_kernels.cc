@@ -1,0 +1,143 @@
+// kt doctor on the kernels: which instruction set is used and what a forced one gives away, how fast memory
+// is read, and whether the real kernels compute what the portable ones compute.
+#include <algorithm>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "cli/doctor.h"
+#include "cli/measure.h"
+#include "cli/report.h"
+
+namespace kt {
+namespace {
+
+struct Bandwidths {
+  double huge = 0, ordinary = 0;  // bytes per second
+};
+
+// Windows alternate, so that a disturbance meets both; the best of each is compared.
+Bandwidths measure_bandwidths(const std::shared_ptr<Pool>& pool, size_t bytes) {
+  Reader huge(pool, kernels(), bytes, HugePages::kAdvise), ordinary(pool, kernels(), bytes, HugePages::kNone);
+  const size_t window = std::min<size_t>(huge.size(), size_t{128} << 20);
+  Bandwidths best;
+  for (int i = 0; i < 12; ++i) {
+    best.huge = std::max(best.huge, static_cast<double>(window) / huge.window(window));
+    best.ordinary = std::max(best.ordinary, static_cast<double>(window) / ordinary.window(window));
+  }
+  return best;
+}
+
+void look_at_huge_pages(Diagnosis& d, const std::string& mode, double gain) {
+  d.facts["huge_pages"] = mode;
+  if (mode != "never" && mode != "unknown") {
+    d.findings.push_back(
+        {"huge pages",
+         gain > 0 ? text("{}; reading is {}x as fast as with ordinary pages", mode, fixed(gain, 2)) : mode});
+    return;
+  }
+  d.findings.push_back(
+      {"huge pages", text("transparent huge pages: {}", mode), Level::kWarning,
+       "every 4 KiB of weights needs its own address translation; usually a few percent of the "
+       "read bandwidth",
+       "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"});
+}
+
+// Measures what a forced choice gives away, instead of guessing it.
+std::string cost_of(const Kernels& used, const Kernels& best, const std::shared_ptr<Pool>& pool) {
+  if (!pool) return "slower products (kt doctor without --quick measures how much)";
+  const auto s8 = [&](const Kernels& k) { return Multiplier(pool, k, Product::kS8).window(10e-3) / 1e12; };
+  return text("multiplies at {} instead of {} TOPS (s8)", three_digits(s8(used)), three_digits(s8(best)));
+}
+
+}  // namespace
+
+IsaChoice isa_choice(const Machine& machine) {
+  IsaChoice choice{.all = isas(), .used = &kernels(), .forced_by = {}};
+  for (const char* variable : {"KT_KERNEL_CPU_VARIANT", "KT_ISA"})
+    if (!machine.variable(variable).empty()) choice.forced_by = variable;
+  return choice;
+}
+
+void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Pool>& pool) {
+  const Kernels *best = nullptr, *portable = &kernels_named("portable");
+  std::string lacking;
+  auto table = nlohmann::ordered_json::array();
+  for (const IsaStatus& isa : choice.all) {
+    if (!isa.missing)
+      best = isa.table;
+    else
+      lacking +=
+          text("{}{} (no {})", lacking.empty() ? "; not on this CPU: " : ", ", isa.table->name, isa.missing);
+    table.push_back({{"name", isa.table->name},
+                     {"missing", isa.missing ? nlohmann::ordered_json(isa.missing) : nullptr}});
+  }
+  d.facts["isa"] = {{"used", choice.used->name}, {"best", best->name}, {"all", table}};
+  Finding f{"isa",
+            text("{} in use, the best of {} compiled in{}", choice.used->name, choice.all.size(), lacking)};
+  if (best != choice.used) {
+    f.level = Level::kWarning;
+    f.found =
+        text("{} in use, forced by {}; {} would run here", choice.used->name, choice.forced_by, best->name);
+    f.cost = cost_of(*choice.used, *best, pool);
+    f.fix = "unset " + choice.forced_by;
+  } else if (best == portable) {
+    f.level = Level::kBad;
+    f.cost = "no vector instructions: every product runs in plain C++";
+    f.fix =
+        "run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
+        "-cpu host";
+  }
+  d.findings.push_back(f);
+}
+
+// Read bandwidth, with huge pages and without: their worth is measured, not assumed.
+void look_at_bandwidth(Diagnosis& d, const Machine& machine, const std::shared_ptr<Pool>& pool) {
+  const std::string mode = huge_page_mode(machine.root);
+  if (!pool) return look_at_huge_pages(d, mode, 0);
+  const size_t bytes = read_buffer_bytes() / 2;
+  const Bandwidths best = measure_bandwidths(pool, bytes);
+  const double ordinary = best.ordinary / 1e9, read = std::max(best.huge, best.ordinary) / 1e9;
+  look_at_huge_pages(d, mode, best.huge / best.ordinary);
+  d.facts["read_gb_per_s"] = read;
+  d.facts["read_gb_per_s_ordinary_pages"] = ordinary;
+  d.facts["read_threads"] = pool->threads();
+  d.findings.push_back({"read", text("{} GB/s with {}, over {}", three_digits(read),
+                                     counted(pool->threads(), "thread"), human_bytes(bytes))});
+}
+
+void look_at_kernels(Diagnosis& d, const Kernels& used) {
+  const Kernels& portable = kernels_named("portable");
+  double worst = 0;
+  std::string closest, failed;
+  auto table = nlohmann::ordered_json::array();
+  for (const NamedFormat& named : kFormats) {
+    for (const int rows : {1, 3, used.few_limit + 13}) {
+      const KernelCheck check = check_kernel(used, portable, named.format, rows);
+      d.checks.push_back({named.name, check});
+      const std::string where = text("{} {} with {}", named.name, check.route, counted(rows, "row"));
+      if (!check.ok()) failed += text("{}{}", failed.empty() ? "" : ", ", where);
+      if (check.difference / check.bound > worst) {
+        worst = check.difference / check.bound;
+        closest = where;
+      }
+      table.push_back({{"format", named.name},
+                       {"route", check.route},
+                       {"rows", rows},
+                       {"difference", check.difference},
+                       {"bound", check.bound},
+                       {"ok", check.ok()}});
+    }
+  }
+  d.facts["kernels"] = table;
+  Finding f{"kernels",
+            text("{} computes what portable does: {} formats x 3 row counts", used.name, kFormats.size())};
+  if (!closest.empty()) f.found += text("; closest to its bound: {} ({})", closest, percent(worst));
+  if (!failed.empty()) {
+    f = {"kernels", text("{} disagrees with portable on: {}", used.name, failed), Level::kBad,
+         "wrong results",
+         "KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor --json"};
+  }
+  d.findings.push_back(f);
+}
+
+}  // namespace kt
