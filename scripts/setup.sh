@@ -11,7 +11,7 @@ if ! command -v dpkg-query > /dev/null; then
 fi
 
 packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev
-  python3 python3-venv qemu-user)
+  python3 python3-venv qemu-user tmux)
 case "$(dpkg --print-architecture)" in
   arm64) packages+=(g++-x86-64-linux-gnu) ;;
   amd64) packages+=(g++-aarch64-linux-gnu) ;;

@@ -147,9 +147,9 @@ def scripted():
 
 @pytest.fixture(scope="module")
 def real():
-    if not server_process.can_run():
-        pytest.skip("KT_PROGRAM does not name a kt that can `run`")
-    with server_process.server("--cpu-threads", "2") as process:
+    if not server_process.KT:
+        pytest.skip("KT_PROGRAM does not name the kt program")
+    with server_process.Server("demo", "--cpu-threads", "2") as process:
         yield process
 
 

@@ -1,90 +1,103 @@
-"""A `kt run` process to test against: started on a free port, waited for, and ended with everything it printed."""
-import contextlib
+"""A live server for tests: starts the program, waits until it answers, stops it. KT_PROGRAM names kt."""
 import os
-import queue
+import pathlib
 import re
 import signal
 import subprocess
-import threading
+import tempfile
 import time
 import urllib.error
 import urllib.request
 
 KT = os.environ.get("KT_PROGRAM")
-URL = re.compile(r"http://(?:127\.0\.0\.1|localhost):\d+")
-READY_S = 120
+READY_SECONDS = 120
 
 
-def can_run():
-    """Whether KT_PROGRAM is a kt that knows `run`."""
-    if not KT:
-        return False
-    return subprocess.run([KT, "run", "--help"], capture_output=True, timeout=60).returncode == 0
+class Server:
+    """`kt run ARGS --port 0` as a process. Context manager; `url` without a slash at the end, `pid`, `stderr_path`."""
 
-
-class ServerProcess:
-    """url, process, and output(): all lines so far."""
-
-    def __init__(self, *words, command=("run", "demo", "--port", "0"), env=None):
-        self.lines, self._fresh = [], queue.Queue()
-        self.process = subprocess.Popen([KT, *command, *map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True, errors="replace", env={**os.environ, **(env or {})})
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, *args, program=None, key=None, env=None):
+        args = [str(arg) for arg in args]
+        if "--port" not in args:
+            args += ["--port", "0"]
+        self.key = key
+        self.folder = tempfile.TemporaryDirectory(prefix="kt-server-")
+        self.stdout_path = pathlib.Path(self.folder.name, "stdout")
+        self.stderr_path = pathlib.Path(self.folder.name, "stderr")
+        with open(self.stdout_path, "wb") as out, open(self.stderr_path, "wb") as err:
+            self.process = subprocess.Popen([program or KT, "run", *args], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                            env={**os.environ, "NO_COLOR": "1", **(env or {})})
+        self.pid = self.process.pid
         try:
-            self.url = self._wait_for_url(time.monotonic() + READY_S)
-            self._wait_for_health(time.monotonic() + READY_S)
+            self.url = self._wait_for_url()
+            self._wait_for_health()
         except BaseException:
-            self.stop()
+            self.process.kill()
+            self.process.wait()
             raise
 
-    def _read(self):
-        for line in self.process.stdout:
-            self.lines.append(line)
-            self._fresh.put(line)
-        self._fresh.put(None)
+    def __enter__(self):
+        return self
 
-    def output(self):
-        return "".join(self.lines)
+    def __exit__(self, *_):
+        self.stop()
+        self.folder.cleanup()
 
-    def _wait_for_url(self, until):
-        while time.monotonic() < until:
-            with contextlib.suppress(queue.Empty):
-                line = self._fresh.get(timeout=1)
-                if line is None:
-                    raise AssertionError(f"kt run ended with {self.process.wait()} before it served:\n{self.output()}")
-                if found := URL.search(line):
-                    return found[0]
-        raise AssertionError(f"kt run named no address within {READY_S} s:\n{self.output()}")
+    def said(self):
+        """All it has printed so far."""
+        return "".join(path.read_text(errors="replace") for path in (self.stdout_path, self.stderr_path))
 
-    def _wait_for_health(self, until):
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                with urllib.request.urlopen(self.url + "/health", timeout=5) as reply:
+    def alive(self):
+        return self.process.poll() is None
+
+    def _wait_for_url(self):
+        end = time.monotonic() + READY_SECONDS
+        while time.monotonic() < end:
+            # The line must be whole: the port could still be growing.
+            if found := re.search(r"http://[\d.\[\]:a-z]+:\d+(?=\D)", self.said()):
+                return found[0]
+            if not self.alive():
+                raise RuntimeError(f"kt run ended with {self.process.returncode}: {self.said()[-2000:]}")
+            time.sleep(0.02)
+        raise RuntimeError(f"kt run gave no URL within {READY_SECONDS} s: {self.said()[-2000:]}")
+
+    def _wait_for_health(self):
+        end = time.monotonic() + READY_SECONDS
+        while time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=10) as reply:
                     if reply.status == 200:
                         return
-            assert self.process.poll() is None, f"kt run ended:\n{self.output()}"
-            time.sleep(0.1)
-        raise AssertionError(f"{self.url}/health was not 200 within {READY_S} s:\n{self.output()}")
+            except OSError:
+                pass
+            if not self.alive():
+                raise RuntimeError(f"kt run ended with {self.process.returncode}: {self.said()[-2000:]}")
+            time.sleep(0.02)
+        raise RuntimeError(f"/health did not answer within {READY_SECONDS} s: {self.said()[-2000:]}")
 
-    def stop(self, grace_s=20):
-        """SIGTERM, then SIGKILL. The exit status."""
-        if self.process.poll() is None:
+    def rss(self):
+        """Bytes resident."""
+        for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def metrics(self):
+        """/metrics by name; the names of labelled series keep their labels."""
+        request = urllib.request.Request(self.url + "/metrics")
+        if self.key:
+            request.add_header("Authorization", f"Bearer {self.key}")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        pairs = (line.rsplit(None, 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def stop(self, seconds=30):
+        """SIGTERM, SIGKILL as a last resort. The exit code; negative: the signal that ended it."""
+        if self.alive():
             self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace_s)
-        if self.process.poll() is None:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        status = self.process.wait()
-        self._reader.join(5)
-        self.process.stdout.close()
-        return status
-
-
-@contextlib.contextmanager
-def server(*words, **options):
-    process = ServerProcess(*words, **options)
-    try:
-        yield process
-    finally:
-        process.stop()
+            return self.process.wait()

@@ -4,8 +4,26 @@
 
 namespace kt {
 
+CLI::Validator model_name(ResolvedModel* found) {
+  return CLI::Validator(
+      [found](std::string& words) {
+        ResolvedModel model = find_model(words);
+        words = model.path;
+        if (found) *found = std::move(model);
+        return std::string();
+      },
+      "", "model_name");
+}
+
 void ModelFlags::add_to(CLI::App& verb) {
-  verb.add_option("MODEL", model, "The model's folder as it was published, or a .gguf file")->required();
+  verb.add_option("MODEL", model,
+                  "The model: its folder as it was published, a .gguf file, or a name of kt model list")
+      ->transform(model_name(&found))
+      ->required();
+  add_options(verb);
+}
+
+void ModelFlags::add_options(CLI::App& verb) {
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
                   "Experts to use instead of the model's own: what kt quant wrote, or another checkpoint");
   verb.add_option("--format", format,
@@ -20,7 +38,7 @@ void ModelFlags::add_to(CLI::App& verb) {
   verb.add_option("--kv", kv, "Precision of cached keys and values; f32 with --acts f32")
       ->check(CLI::IsMember({"bf16", "int8", "f32"}))
       ->capture_default_str();
-  verb.add_option("--threads,--cpu-threads", threads, "Workers; default: one for each core")
+  verb.add_option("--threads,--cpu-threads,--kt-cpuinfer", threads, "Workers; default: one for each core")
       ->check(positive());
   verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
       ->check(positive())

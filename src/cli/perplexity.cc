@@ -45,9 +45,10 @@ Reference reference_of(const PerplexityFlags& flags) {
     out.options.format = flags.against;
     return out;
   }
-  if (!std::filesystem::exists(flags.against))
+  const auto model = try_find_model(flags.against);
+  if (!model || !std::filesystem::exists(model->path))
     fail("--kl-against: '{}' is neither a model on disk nor stored{}", flags.against, known);
-  out.model = flags.against;
+  out.model = model->path;
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/topology.h"
 #include "cli/conversion_report.h"
+#include "cli/model_flags.h"
 #include "cli/quant.h"
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
@@ -123,7 +124,8 @@ void add_quant(CLI::App& kt, Invocation& run) {
   verb->require_subcommand(0, 1);
   const auto flags = std::make_shared<QuantFlags>();
   verb->add_option("MODEL,--input-path", flags->input,
-                   "The checkpoint: a folder, a .safetensors or a .gguf file");
+                   "The checkpoint: a folder, a .safetensors or a .gguf file, or a name of kt model list")
+      ->transform(model_name());
   verb->add_option("-o,--output", flags->output, "Folder to write");
   verb->add_option("--method,--quant-method", flags->method, "int4, int8, or moe_int8 (writes int8)")
       ->check(CLI::IsMember({"int4", "int8", "moe_int8"}))

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "cli/conversion_report.h"
+#include "cli/model_flags.h"
 #include "cli/quant.h"
 #include "weights/compressed_plan.h"
 
@@ -51,7 +52,10 @@ void run_gpu(const GpuFlags& flags) {
 void add_quant_gpu(CLI::App& quant, Invocation& run) {
   CLI::App* verb = quant.add_subcommand("gpu", "Convert to W4A16 or W8A16 for the GPU (compressed-tensors)");
   const auto flags = std::make_shared<GpuFlags>();
-  verb->add_option("MODEL,--model-id", flags->input, "The checkpoint: a folder or a file")->required();
+  verb->add_option("MODEL,--model-id", flags->input,
+                   "The checkpoint: a folder or a file, or a name of kt model list")
+      ->transform(model_name())
+      ->required();
   verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write")->required();
   verb->add_option("--method,--quant-method", flags->method,
                    "RTN: round to nearest; GPTQ: calibrated (not in this version)")

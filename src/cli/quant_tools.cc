@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "cli/model_flags.h"
 #include "cli/quant.h"
 #include "cli/report.h"
 #include "weights/checkpoint.h"
@@ -156,6 +157,7 @@ void add_quant_dequant(CLI::App& quant, Invocation& run) {
   CLI::App* verb = quant.add_subcommand("dequant", "Turn an fp8 or int4 checkpoint into bf16");
   const auto flags = std::make_shared<DequantFlags>();
   verb->add_option("MODEL,--model-dir,--input-fp8-hf-path", flags->input, "The quantised checkpoint")
+      ->transform(model_name())
       ->required();
   verb->add_option("-o,--output,--output-dir,--output-bf16-hf-path", flags->output, "Folder to write")
       ->required();

@@ -30,6 +30,7 @@ class Engine {
   // come on the engine's thread, which waits for them: they should be short. on_event may call submit and
   // cancel, but not wait.
   RequestId submit(GenerateRequest request);
+  void check(const GenerateRequest& request) const { scheduler_.check(request); }
   void cancel(RequestId id);  // nothing if it is unknown or has ended
   // Until the request's last event has been delivered. At once for an unknown one.
   void wait(RequestId id);

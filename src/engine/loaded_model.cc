@@ -161,7 +161,7 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
   if (source && !options.format.empty()) rounded = requantised(*source, format_named(options.format));
   const ExpertSource* experts = rounded ? rounded.get() : source.get();
   if (experts) dialect_ = std::string(experts->dialect());
-  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = options.threads});
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = options.threads, .nodes = options.nodes});
   TransformerOptions how{.precision = options.precision,
                          .kv_type = options.kv_type,
                          .max_tokens = options.max_tokens,
@@ -174,6 +174,7 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
     use.context = std::min(use.context, spec.context);  // no caller gets further
     check_memory(path, transformer_->memory_plan(use), base_bytes_, options);
     how.sizes_only = false;
+    how.on_layer = options.on_layer;
     transformer_.reset();
     transformer_ = std::make_unique<Transformer>(*checkpoint_, std::move(spec), pool, how);
     return_free_memory();

@@ -1,6 +1,7 @@
 // A model folder or a GGUF file made ready to run: weights, tokenizer, template and the tokens that end a
 // turn, together.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,10 +20,13 @@ struct ModelOptions {
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
   int threads = 0;
+  int nodes = 0;          // NUMA nodes to shard over; 0: all
   int max_tokens = 1024;  // of one step
   // Loading is refused when the model with this use needs more memory than is available, or than max_memory.
   MemoryRequest use = {.context = 0};
   uint64_t max_memory = 0;  // 0: what the machine has
+  // After each layer that was read, of how many (TransformerOptions::on_layer).
+  std::function<void(int, int)> on_layer = {};
   bool sizes_only = false;  // read headers only; nothing can run: for memory()
 };
 
@@ -37,6 +41,7 @@ class LoadedModel {
   const std::string& path() const { return path_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
   Transformer& transformer() { return *transformer_; }
+  const Transformer& transformer() const { return *transformer_; }
   const ModelSpec& spec() const { return transformer_->spec(); }
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
   const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none

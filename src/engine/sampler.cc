@@ -90,6 +90,9 @@ void check_sampling(const SamplingOptions& options) {
               "in [-2, 2]");
   check_range("frequency_penalty", options.frequency_penalty, within(options.frequency_penalty, -2, 2),
               "in [-2, 2]");
+  for (const auto& [id, bias] : options.logit_bias)
+    if (!within(bias, -100, 100))
+      fail("logit_bias: expected numbers in [-100, 100], got {} for token {}", bias, id);
   const int logprobs = options.logprobs.value_or(0);
   if (logprobs < 0 || logprobs > kMostLogprobs)
     fail("logprobs: expected a number in [0, {}], got {}", kMostLogprobs, logprobs);
@@ -142,13 +145,13 @@ double log_sum_exp(std::span<const float> logits, float highest) {
 
 Sampler::Sampler(const SamplingOptions& options, std::span<const TokenId> prompt) : options_(options) {
   check_sampling(options);
-  penalises_ =
-      options.repetition_penalty != 1 || options.presence_penalty != 0 || options.frequency_penalty != 0;
+  penalises_ = options.repetition_penalty != 1 || options.presence_penalty != 0 ||
+               options.frequency_penalty != 0 || !options.logit_bias.empty();
   if (options.repetition_penalty != 1)
     for (TokenId id : prompt) output_counts_.emplace(id, 0);
 }
 
-SampledToken Sampler::pick(std::span<float> logits) {
+SampledToken Sampler::pick(std::span<float> logits, TokenConstraint* constraint) {
   float highest = highest_logit(logits);
   SampledToken result;
   double log_sum = 0;
@@ -157,10 +160,9 @@ SampledToken Sampler::pick(std::span<float> logits) {
     report_logprobs(logits, highest, result.top, log_sum);
     if (penalises_) said.assign(logits.begin(), logits.end());
   }
-  if (penalises_) {
-    penalise(logits);
-    highest = highest_logit(logits);  // an extreme penalty may overflow
-  }
+  if (constraint) constraint->mask(logits);
+  if (penalises_) penalise(logits);
+  if (constraint || penalises_) highest = highest_logit(logits);  // an extreme penalty may overflow
   result.id = options_.temperature == 0
                   ? static_cast<TokenId>(std::ranges::find(logits, highest) - logits.begin())
                   : draw(logits, highest);
@@ -174,6 +176,11 @@ SampledToken Sampler::pick(std::span<float> logits) {
 }
 
 void Sampler::penalise(std::span<float> logits) const {
+  for (const auto& [id, bias] : options_.logit_bias) {
+    if (id < 0 || static_cast<size_t>(id) >= logits.size())
+      fail("logit_bias: token {} is outside the vocabulary of {}", id, logits.size());
+    logits[static_cast<size_t>(id)] += static_cast<float>(bias);
+  }
   const auto repetition = static_cast<float>(options_.repetition_penalty);
   for (const auto& [id, count] : output_counts_) {
     if (id < 0 || static_cast<size_t>(id) >= logits.size())

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "engine/bpe.h"
+#include "engine/constraint.h"
 
 namespace kt {
 
-// The filters apply in this order: penalties, temperature, top-k, top-p, min-p; the defaults leave all of
-// them out.
+// The filters apply in this order: a constraint's mask, penalties, temperature, top-k, top-p, min-p; the
+// defaults leave all of them out.
 struct SamplingOptions {
   double temperature = 1;         // >= 0; 0: the highest logit, the lowest id among equals
   int top_k = 0;                  // the k highest logits and what equals the last of them; 0 or -1: all
@@ -22,6 +23,8 @@ struct SamplingOptions {
                                   // ones multiplied
   double presence_penalty = 0;    // [-2, 2]: subtracted once for a token in the output
   double frequency_penalty = 0;   // [-2, 2]: subtracted for every time it is there
+  // Added to these tokens' logits before all else, each in [-100, 100].
+  std::vector<std::pair<TokenId, double>> logit_bias = {};
   uint64_t seed = 0;
   std::optional<int> logprobs = {};  // report the chosen token's and those of so many best ones, [0, 1000]
 
@@ -37,7 +40,8 @@ struct TokenLogprob {
 };
 struct SampledToken {
   TokenId id = 0;
-  // Only where asked for. Log-softmax of what the model said: before penalties, temperature and filters, as
+  // Only where asked for. Log-softmax of what the model said: before masks, penalties, temperature and
+  // filters, as
   // vLLM reports by default.
   std::optional<double> logprob = {};
   std::vector<TokenLogprob> top = {};  // most probable first, lower ids first among equals
@@ -57,7 +61,10 @@ class Sampler {
   // The next token; later calls count it as output. `logits` [vocabulary] are scratch afterwards. -inf is a
   // token that cannot come. Error(kInput) in one line, and nothing picked, if a logit is NaN or +inf, or all
   // are -inf. O(vocabulary), but that top-p sorts logits that lie closer together than 0.03 temperatures.
-  SampledToken pick(std::span<float> logits);
+  // A constraint masks the logits once log-probabilities are taken, so these stay what the model said; a
+  // token that stays keeps its logit, so that costs nothing. What it throws comes out, and nothing is picked.
+  // The caller tells it what was chosen.
+  SampledToken pick(std::span<float> logits, TokenConstraint* constraint = nullptr);
 
   uint64_t picked() const { return picked_; }
 

@@ -228,7 +228,9 @@ void Scheduler::run_planned() {
 
 // Samples and reports one token, and the end where it is one.
 void Scheduler::take_token(Job& job, std::span<float> logits) {
-  const SampledToken token = job.sampler.pick(logits);
+  TokenConstraint* constraint = job.request.constraint.get();
+  const SampledToken token = job.sampler.pick(logits, constraint);
+  if (constraint) constraint->accept(token.id);
   ++counts_.tokens_sampled;
   if (!job.first) job.first = Clock::now();
   job.tokens.push_back(token.id);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/constraint.h"
 #include "engine/kv_pages.h"
 #include "engine/sampler.h"
 #include "engine/step_model.h"
@@ -56,6 +57,9 @@ struct GenerateRequest {
   std::vector<TokenId> end_tokens = {};
   std::vector<std::string> stop = {};
   SpecialTokens special = SpecialTokens::kSkip;  // in the text
+  // What the answer is held to, for this request alone; at its beginning. If it throws, the request ends with
+  // that error. It is asked once for each token, in order: preemption feeds tokens again but samples none.
+  std::shared_ptr<TokenConstraint> constraint = {};
   // From the scheduler's thread. If it throws, the request ends and it is not called again.
   std::function<void(const GenerateEvent&)> on_event = {};
 };

@@ -186,6 +186,74 @@ TEST(Scheduler, ErrorsEndTheirOwnRequest) {
   EXPECT_EQ(scheduler.stats().pages_held, 0);
 }
 
+// Token i of the answer leaves remainder i modulo 5; throws at a place that is given.
+class CountingConstraint : public TokenConstraint {
+ public:
+  CountingConstraint(size_t throw_in_mask, size_t throw_in_accept)
+      : throw_in_mask_(throw_in_mask), throw_in_accept_(throw_in_accept) {}
+  void mask(std::span<float> logits) override {
+    if (accepted.size() == throw_in_mask_) fail("answer: no token can come");
+    for (size_t id = 0; id < logits.size(); ++id)
+      if (id % 5 != accepted.size() % 5) logits[id] = -std::numeric_limits<float>::infinity();
+  }
+  void accept(TokenId id) override {
+    if (accepted.size() == throw_in_accept_) throw std::runtime_error("accept broke");
+    accepted.push_back(id);
+  }
+  std::vector<TokenId> accepted;
+
+ private:
+  size_t throw_in_mask_, throw_in_accept_;
+};
+
+TEST(Scheduler, ConstraintsMaskAndSurvivePreemption) {
+  FakeModel model({.pages = 16});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 64, .sequences = 16});
+  std::vector<Heard> heard(12);
+  std::vector<std::shared_ptr<CountingConstraint>> constraints;
+  for (size_t i = 0; i < heard.size(); ++i) {
+    constraints.push_back(std::make_shared<CountingConstraint>(i == 3 ? 20 : 1000, i == 7 ? 30 : 1000));
+    GenerateRequest request{.prompt = {static_cast<TokenId>(i)}, .max_tokens = 200};
+    request.sampling = {.temperature = i % 2 * 0.9, .top_k = 30, .seed = i};
+    if (i % 3 == 0) request.sampling.repetition_penalty = 1.2;
+    if (i != 5) request.constraint = constraints.back();
+    scheduler.submit(heard_by(heard[i], std::move(request)));
+  }
+  run(scheduler);
+  EXPECT_GT(scheduler.stats().preemptions, 0u);
+  for (size_t i = 0; i < heard.size(); ++i) {
+    SCOPED_TRACE(i);
+    ASSERT_TRUE(heard[i].finish);
+    const size_t expected = i == 3 ? 20 : i == 7 ? 30 : 200;
+    EXPECT_EQ(heard[i].tokens.size(), expected);
+    EXPECT_EQ(heard[i].finish->reason, expected == 200 ? FinishReason::kLength : FinishReason::kError);
+    if (i == 5) continue;
+    EXPECT_EQ(constraints[i]->accepted, heard[i].tokens);
+    for (size_t at = 0; at < heard[i].tokens.size(); ++at) EXPECT_EQ(heard[i].tokens[at] % 5, at % 5);
+  }
+  EXPECT_EQ(heard[3].finish->error, "answer: no token can come");
+  EXPECT_EQ(heard[3].finish->error_kind, ErrorKind::kInput);
+  EXPECT_EQ(heard[7].finish->error, "accept broke");
+}
+
+TEST(Scheduler, LogprobsAreThoseBeforeTheMask) {
+  FakeModel model;
+  Scheduler scheduler(model, nullptr, {});
+  std::optional<SampledToken> free, held;
+  GenerateRequest request{.prompt = {1}, .max_tokens = 1, .sampling = {.temperature = 0, .logprobs = 256}};
+  request.on_event = [&](const GenerateEvent& event) { free = *event.token; };
+  scheduler.submit(request);
+  request.constraint = std::make_shared<CountingConstraint>(1000, 1000);
+  request.on_event = [&](const GenerateEvent& event) { held = *event.token; };
+  scheduler.submit(request);
+  run(scheduler);
+  EXPECT_EQ(held->id % 5, 0);
+  const auto found = std::ranges::find(free->top, held->id, &TokenLogprob::id);
+  ASSERT_NE(found, free->top.end());
+  EXPECT_EQ(held->logprob, found->logprob);
+  EXPECT_EQ(held->top[0].id, free->id);
+}
+
 TEST(Scheduler, StopStringsAndWholeCharacters) {
   const Tokenizer tokenizer = byte_tokenizer();
   FakeModel model;

@@ -1,5 +1,7 @@
 #include "engine/transformer_steps.h"
 
+#include <chrono>
+
 #include "base/error.h"
 
 namespace kt {
@@ -18,7 +20,20 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
   const auto rows = static_cast<size_t>(Transformer::logit_rows(inputs_));
   KT_CHECK(logits.size() == rows * static_cast<size_t>(vocabulary()), "{} logits for {} rows", logits.size(),
            rows);
+  const auto start = std::chrono::steady_clock::now();
   transformer_.forward(cache_, inputs_, logits.data());
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const std::lock_guard lock(mutex_);
+  totals_.work = transformer_.work();
+  totals_.seconds += took.count();
+  ++totals_.steps;
+  for (const StepSequence& sequence : sequences)
+    (sequence.tokens.size() > 1 ? totals_.prefill_tokens : totals_.decode_tokens) += sequence.tokens.size();
+}
+
+StepTotals TransformerSteps::totals() const {
+  const std::lock_guard lock(mutex_);
+  return totals_;
 }
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 #include "models/transformer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "base/error.h"
@@ -180,13 +181,15 @@ void Transformer::State::feed_forward(int layer, int tokens) {
   LayerWeights& w = layers[static_cast<size_t>(layer)];
   if (w.routed) {
     route(w, tokens);
-    count_experts(w, tokens);
+    count_experts(layer, tokens);
+    const auto start = std::chrono::steady_clock::now();
     w.routed->forward({.tokens = tokens,
                        .top_k = spec.moe.top_k,
                        .input = normed.data(),
                        .ids = ids.data(),
                        .weights = weights.data(),
                        .output = out.data()});
+    expert_counts->add_time(static_cast<uint64_t>((std::chrono::steady_clock::now() - start).count()));
     add(tokens);
   }
   if (!w.dense) return;

@@ -2,6 +2,7 @@
 // new tokens of several sequences in, logits out; keys and values go to a paged cache the caller owns.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 
 #include "base/pool.h"
 #include "kernels/plan.h"
+#include "models/expert_counts.h"
 #include "models/memory_plan.h"
 #include "models/spec.h"
 #include "models/work.h"
@@ -27,6 +29,8 @@ struct TransformerOptions {
   // Attention projections, dense and shared experts' MLPs and the head are rounded to this format as they are
   // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
   std::optional<Format> linear_format = {};
+  // After each layer that was read: how many, of how many. From the thread that constructs.
+  std::function<void(int, int)> on_layer = {};
   bool sizes_only = false;  // nothing but headers is read, and nothing can run: for memory_plan()
 };
 
@@ -60,6 +64,8 @@ class Transformer {
   Work decode_work(int sequences, int context) const;
   // Of all forwards so far, with the experts that tokens really went to.
   const Work& work() const;
+  // The same choices expert by expert, readable from any thread; null for a dense model.
+  const ExpertCounts* expert_counts() const;
 
   // Rows of logits a forward writes for these inputs.
   static int64_t logit_rows(std::span<const SequenceInput> inputs);

@@ -321,8 +321,12 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
   s.final_norm = loader.vector(loader.rooted(s.spec.final_norm) + ".weight", s.spec.hidden);
   s.head = loader.linear(loader.head(), s.spec.vocab, s.spec.hidden);
-  for (int i = 0; i < static_cast<int>(s.spec.layers.size()); ++i) s.layers.push_back(loader.layer(i));
-  s.add_dense_work();
+  const int layers = static_cast<int>(s.spec.layers.size());
+  for (int i = 0; i < layers; ++i) {
+    s.layers.push_back(loader.layer(i));
+    if (options.on_layer) options.on_layer(i + 1, layers);
+  }
+  s.start_counting();
   if (!s.options.sizes_only) loader.buffers();
 }
 

@@ -87,12 +87,14 @@ struct Transformer::State {
   // Of a step with one token: every layer's linears and dense MLPs, without routed experts and the head.
   Work dense_work, head_work;
   Work total_work;
-  std::vector<uint8_t> hit;  // [experts], scratch of count_experts
+  std::unique_ptr<ExpertCounts> expert_counts;  // null: no layer routes
+  std::vector<size_t> routed_at;                // [layers] index in expert_counts->layers()
+  std::vector<uint8_t> hit;                     // [experts], scratch of count_experts
 
-  void add_dense_work();
+  void start_counting();
   Work experts_work(const Experts& experts, double hit_experts, double rows) const;
   Work attention_work(int layer, int position, int count) const;  // of one sequence
-  void count_experts(const LayerWeights& w, int tokens);          // after route()
+  void count_experts(int layer, int tokens);                      // after route()
   void count_step(std::span<const AttentionSequence> sequences, int tokens, int64_t logit_rows);
 
   void run(int m, std::initializer_list<LinearCall> calls);

@@ -33,7 +33,14 @@ Work Transformer::State::experts_work(const Experts& experts, double hit_experts
   return work;
 }
 
-void Transformer::State::add_dense_work() {
+void Transformer::State::start_counting() {
+  std::vector<int> routing;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    routed_at.push_back(routing.size());
+    if (layers[i].routed) routing.push_back(static_cast<int>(i));
+  }
+  if (!routing.empty())
+    expert_counts = std::make_unique<ExpertCounts>(std::move(routing), spec.moe.experts, spec.moe.top_k);
   for (const LayerWeights& w : layers) {
     for_each_linear(w, [&](const Linear& linear) { dense_work += linear_work(linear); });
     if (w.dense) dense_work += experts_work(*w.dense, 1, 1);
@@ -56,13 +63,14 @@ Work Transformer::State::attention_work(int layer, int position, int count) cons
           .float_operations = 2.0 * count * seen * heads * (shape.d + shape.dv)};
 }
 
-void Transformer::State::count_experts(const LayerWeights& w, int tokens) {
+void Transformer::State::count_experts(int layer, int tokens) {
   hit.assign(static_cast<size_t>(spec.moe.experts), 0);
   const auto slots = static_cast<size_t>(tokens) * static_cast<size_t>(spec.moe.top_k);
   for (size_t i = 0; i < slots; ++i)
     if (ids[i] >= 0) hit[static_cast<size_t>(ids[i])] = 1;
+  expert_counts->add(routed_at[static_cast<size_t>(layer)], std::span(ids).first(slots));
   const auto experts = static_cast<double>(std::count(hit.begin(), hit.end(), 1));
-  total_work += experts_work(*w.routed, experts, static_cast<double>(slots));
+  total_work += experts_work(*layers[static_cast<size_t>(layer)].routed, experts, static_cast<double>(slots));
 }
 
 void Transformer::State::count_step(std::span<const AttentionSequence> sequences, int tokens,
@@ -75,6 +83,7 @@ void Transformer::State::count_step(std::span<const AttentionSequence> sequences
 }
 
 const Work& Transformer::work() const { return state_->total_work; }
+const ExpertCounts* Transformer::expert_counts() const { return state_->expert_counts.get(); }
 
 Work Transformer::decode_work(int sequences, int context) const {
   const State& s = *state_;

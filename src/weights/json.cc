@@ -1,5 +1,6 @@
 #include "weights/json.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -13,8 +14,15 @@ namespace {
 
 // Builds the value while it counts: nlohmann's own builder keeps the last of duplicate keys and goes as deep
 // as the text does.
+template <typename Json>
 class Builder final : public nlohmann::json_sax<Json> {
  public:
+  using number_integer_t = typename Json::number_integer_t;
+  using number_unsigned_t = typename Json::number_unsigned_t;
+  using number_float_t = typename Json::number_float_t;
+  using string_t = typename Json::string_t;
+  using binary_t = typename Json::binary_t;
+
   Builder(Json& root, std::string_view name, JsonLimits limits) : name_(name), limits_(limits), root_(root) {}
 
   bool null() override { return add(nullptr); }
@@ -31,8 +39,9 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool end_array() override { return leave(); }
 
   bool key(string_t& value) override {
-    auto& object = open_.back()->get_ref<Json::object_t&>();
-    const auto [place, is_new] = object.try_emplace(value);
+    auto& object = open_.back()->template get_ref<typename Json::object_t&>();
+    if (object.size() >= limits_.keys) fail("{}: an object of more than {} keys", name_, limits_.keys);
+    const auto [place, is_new] = object.emplace(value, nullptr);
     if (!is_new) fail("{}: duplicate key \"{}\"", name_, shown(value));
     slot_ = &place->second;
     return true;
@@ -55,7 +64,7 @@ class Builder final : public nlohmann::json_sax<Json> {
     if (++values_ > limits_.values) fail("{}: more than {} values", name_, limits_.values);
     if (open_.empty()) return root_ = std::forward<Value>(value);
     if (open_.back()->is_object()) return *slot_ = std::forward<Value>(value);
-    return open_.back()->get_ref<Json::array_t&>().emplace_back(std::forward<Value>(value));
+    return open_.back()->template get_ref<typename Json::array_t&>().emplace_back(std::forward<Value>(value));
   }
 
   bool enter(Json&& container) {
@@ -78,17 +87,8 @@ class Builder final : public nlohmann::json_sax<Json> {
   size_t values_ = 0;
 };
 
-}  // namespace
-
-void json_syntax_error(size_t position, const nlohmann::detail::exception& error, std::string_view name) {
-  // "[json.exception.parse_error.101] parse error at line 1, column 9: syntax error while ...: reason"
-  std::string_view reason = error.what();
-  if (const size_t at = reason.find("] "); at != reason.npos) reason.remove_prefix(at + 2);
-  if (const size_t at = reason.find(": "); at != reason.npos) reason.remove_prefix(at + 2);
-  fail("{}: not JSON at byte {}: {}", name, position, shown(reason));
-}
-
-void parse_json_into(nlohmann::json_sax<Json>& handler, std::string_view characters, std::string_view name) {
+template <typename Json>
+void parse_into(nlohmann::json_sax<Json>& handler, std::string_view characters, std::string_view name) {
   // The lexer takes a zero byte for the end and would accept anything behind it.
   if (const size_t zero = characters.find('\0'); zero != characters.npos)
     fail("{}: not JSON at byte {}: a zero byte", name, zero);
@@ -101,13 +101,37 @@ void parse_json_into(nlohmann::json_sax<Json>& handler, std::string_view charact
   }
 }
 
-Json parse_json(std::string_view characters, std::string_view name, JsonLimits limits) {
+template <typename Json>
+Json parse(std::string_view characters, std::string_view name, JsonLimits limits) {
   if (characters.size() > limits.bytes)
     fail("{}: {} bytes of JSON, at most {} are read", name, characters.size(), limits.bytes);
   Json out;
-  Builder builder(out, name, limits);
-  parse_json_into(builder, characters, name);
+  Builder<Json> builder(out, name, limits);
+  parse_into<Json>(builder, characters, name);
   return out;
+}
+
+}  // namespace
+
+void json_syntax_error(size_t position, const nlohmann::detail::exception& error, std::string_view name) {
+  // "[json.exception.parse_error.101] parse error at line 1, column 9: syntax error while ...: reason"
+  std::string_view reason = error.what();
+  if (const size_t at = reason.find("] "); at != reason.npos) reason.remove_prefix(at + 2);
+  if (const size_t at = reason.find(": "); at != reason.npos) reason.remove_prefix(at + 2);
+  fail("{}: not JSON at byte {}: {}", name, position, shown(reason));
+}
+
+void parse_json_into(nlohmann::json_sax<Json>& handler, std::string_view characters, std::string_view name) {
+  parse_into<Json>(handler, characters, name);
+}
+
+Json parse_json(std::string_view characters, std::string_view name, JsonLimits limits) {
+  return parse<Json>(characters, name, limits);
+}
+
+OrderedJson parse_ordered_json(std::string_view characters, std::string_view name, JsonLimits limits) {
+  limits.keys = std::min(limits.keys, kOrderedKeys);
+  return parse<OrderedJson>(characters, name, limits);
 }
 
 Json read_json(const std::string& path, JsonLimits limits) {

@@ -1,0 +1,27 @@
+// Text as a terminal shows it: how many columns it takes, where one visible character ends, and nothing that
+// the terminal would obey. Knows nothing of terminals' own opinions, which differ on emoji made of several
+// parts.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "base/utf8.h"
+
+namespace kt {
+
+// 0 for combining and formatting characters, 2 for East Asian wide ones and emoji, 1 for all others, control
+// characters too.
+int cell_width(CodePoint code);
+int text_width(std::string_view text);  // the sum over valid UTF-8
+
+// What the eye takes for one character: a code point with the zero-width ones behind it, and what a joiner
+// joins. `text` is valid UTF-8 and `at` is a boundary.
+size_t next_cluster(std::string_view text, size_t at);      // at < text.size()
+size_t previous_cluster(std::string_view text, size_t at);  // at > 0
+
+// Valid UTF-8 without control characters but '\n' and '\t': what others wrote, safe to show.
+std::string harmless(std::string_view text);
+// The same on one line, cut after some 400 bytes.
+std::string harmless_line(std::string_view text);
+
+}  // namespace kt

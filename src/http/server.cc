@@ -1,0 +1,108 @@
+#include "http/server.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "http/exchange.h"
+#include "http/io_loop.h"
+#include "http/socket.h"
+
+namespace kt {
+
+struct HttpServer::State {
+  State(HttpServerOptions options, Listeners listeners, Handler call)
+      : host(options.host),
+        port(listeners.port),
+        handler(std::move(call)),
+        loop(options, std::move(listeners.sockets), [this](HttpJob job) { add(std::move(job)); }) {
+    try {
+      threads.emplace_back([this] { loop.run(); });
+      for (int i = 0; i < std::max(options.handlers, 1); ++i)
+        threads.emplace_back([this] { run_handlers(); });
+    } catch (const std::system_error& e) {
+      stop();
+      fail_as(ErrorKind::kMemory, "cannot start the threads of the server: {}", e.what());
+    }
+  }
+  ~State() { stop(); }
+
+  // The loop's thread goes first: it tells everyone that their clients are gone, and handlers may wait for
+  // that.
+  void stop() {
+    if (threads.empty()) return;
+    loop.mailbox().stop();
+    threads.front().join();
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    awake.notify_all();
+    for (size_t i = 1; i < threads.size(); ++i) threads[i].join();
+  }
+
+  void add(HttpJob job) {
+    {
+      const std::lock_guard lock(mutex);
+      jobs.push_back(std::move(job));
+    }
+    awake.notify_one();
+  }
+
+  void run_handlers() {
+    while (true) {
+      std::unique_lock lock(mutex);
+      awake.wait(lock, [this] { return stopping || !jobs.empty(); });
+      if (stopping) return;
+      const HttpJob job = std::move(jobs.front());
+      jobs.pop_front();
+      lock.unlock();
+      if (!job.exchange->gone()) handle(job);
+    }
+  }
+
+  void handle(const HttpJob& job) const {
+    const Responder responder(std::make_shared<Responder::State>(job.exchange));
+    try {
+      handler(job.request, responder);
+    } catch (const std::exception& e) {
+      job.exchange->fail(e.what());
+    } catch (...) {
+      job.exchange->fail("the handler failed");
+    }
+  }
+
+  const std::string host;
+  const int port;
+  const Handler handler;
+  std::mutex mutex;
+  std::condition_variable awake;
+  std::deque<HttpJob> jobs;  // under mutex
+  bool stopping = false;     // under mutex
+  IoLoop loop;
+  std::vector<std::thread> threads;  // the loop's, then the handlers'
+};
+
+HttpServer::HttpServer(HttpServerOptions options, Handler handler) {
+  Listeners listeners = listen_on(options.host, options.port);
+  state_ = std::make_unique<State>(std::move(options), std::move(listeners), std::move(handler));
+}
+
+HttpServer::~HttpServer() = default;
+
+int HttpServer::port() const { return state_->port; }
+
+std::string HttpServer::url() const {
+  return "http://" + address_text(state_->host.empty() ? "127.0.0.1" : state_->host, state_->port);
+}
+
+void HttpServer::post(std::function<void()> call) { state_->loop.mailbox().post(std::move(call)); }
+void HttpServer::drain() { state_->loop.drain(); }
+bool HttpServer::drained() const { return state_->loop.drained(); }
+int HttpServer::connections() const { return state_->loop.connections(); }
+
+}  // namespace kt

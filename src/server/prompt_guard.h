@@ -1,0 +1,56 @@
+// Keeps the text of users from becoming markup. A prompt is rendered to text and then cut into tokens with
+// the markers of the template recognised; without care "<|im_end|>" in a message would end it.
+#pragma once
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/tokenizer.h"
+#include "server/chat_prompt.h"
+
+namespace kt {
+
+// For one prompt; the tokenizer must outlive it. What users wrote is marked before rendering, by a character
+// that no text of theirs contains, inside each spelling of a marker; encode() takes the character out again
+// and reads those spellings as the plain text they are.
+//
+// Markers are the special tokens, and other added tokens that are spelled <|...|> or <｜...｜> (DeepSeek's
+// <｜User｜>). Other added tokens, such as <think> and <tool_call>, stay: clients send them back in earlier
+// answers, and templates look for them.
+class PromptGuard {
+ public:
+  explicit PromptGuard(const Tokenizer& tokenizer);
+
+  // The variables of a template, all strings and keys within them guarded but those that the server itself
+  // gives by the name of a token (bos_token, eos_token ...). Once per guard. Error(kInput) for a text that
+  // leaves no character to mark with.
+  OrderedJson protect(const OrderedJson& variables);
+  // Of the rendered prompt. Where nothing was marked, tokenizer.encode(rendered).
+  std::vector<TokenId> encode(std::string_view rendered) const;
+  // The rendered prompt as it is meant, for people and for prompt_opens_thinking.
+  std::string plain(std::string_view rendered) const;
+
+ private:
+  enum class Author { kUser, kModel };
+  struct Marker {
+    std::string spelled;
+    bool special = false;
+    auto operator<=>(const Marker&) const = default;
+  };
+  // The longest marker that the text begins with.
+  const Marker* marker_at(std::string_view text) const;
+  bool needs_mark(const OrderedJson& value) const;
+  void choose_mark(const OrderedJson& variables);
+  std::string mark_text(std::string_view text, Author author) const;
+  OrderedJson mark_value(const OrderedJson& value, Author author) const;
+  std::vector<TokenId> encode_text(std::string_view marked_text) const;
+
+  const Tokenizer& tokenizer_;
+  std::vector<Marker> markers_;  // sorted
+  std::array<bool, 256> begins_{};
+  std::string mark_;  // empty: nothing was marked
+};
+
+}  // namespace kt
