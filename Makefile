@@ -7,34 +7,54 @@
 #   make test-all   the full matrix, then ASan + UBSan and TSan builds
 #   make fuzz       every libFuzzer target for FUZZ_SECONDS (60) each; needs clang
 #   make bench      the speed tables of docs/benchmarks.md, a few minutes
+#   make soak       the demo server under mixed clients for SOAK_SECONDS (600): memory, latency, wrong replies
+#   make install    the program, man page, completions and demo under PREFIX (/usr/local); DESTDIR is respected
+#   make package    a .deb and a .tar.gz in $(BUILD)
 #   make clean
 
 BUILD ?= build
+PREFIX ?= /usr/local
+CMAKE_FLAGS ?=
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 600
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 KT = $(BUILD)/bin/kt
 GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))
 CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: all build setup demo test test-all fuzz bench clean
+.PHONY: all build setup setup-tests demo test test-all fuzz bench soak install package program clean
 
 all: build
 
 build:
-	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE)
+	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(CMAKE_FLAGS)
 	@cmake --build $(BUILD) -j $(JOBS)
+
+# What is installed, without the tests.
+program:
+	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(CMAKE_FLAGS)
+	@cmake --build $(BUILD) -j $(JOBS) --target kt_documents
+
+install: program
+	@cmake --install $(BUILD) --prefix $(abspath $(PREFIX))
+
+package: program
+	@cd $(BUILD) && cpack
 
 setup:
 	@scripts/setup.sh
+
+setup-tests:
+	@scripts/setup.sh --tests
 
 demo: setup
 	@$(MAKE) --no-print-directory build
 	@BUILD=$(BUILD) scripts/demo.sh
 
-test: setup
+test: setup-tests
 	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh
 
-test-all: setup
+test-all: setup-tests
 	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all
 
 fuzz:
@@ -42,6 +62,9 @@ fuzz:
 
 bench: build
 	@BUILD=$(BUILD) bench/tables.sh
+
+soak: build
+	@KT_PROGRAM=$(KT) python3 tools/soak.py --seconds $(SOAK_SECONDS) --json $(BUILD)/soak.json
 
 clean:
 	rm -rf $(BUILD) build-cross build-asan build-tsan build-fuzz

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building and testing need, when root; otherwise prints the command. Says nothing
 # when nothing is missing.
+#
+#   scripts/setup.sh [--tests]   --tests: also the browser that the tests of the web page drive
 set -euo pipefail
 
 if ! command -v dpkg-query > /dev/null; then
@@ -14,6 +16,9 @@ case "$(dpkg --print-architecture)" in
   arm64) packages+=(g++-x86-64-linux-gnu) ;;
   amd64) packages+=(g++-aarch64-linux-gnu) ;;
 esac
+
+# Ubuntu has Chromium as a snap only; the tests of the page skip there.
+if [ "${1:-}" = --tests ] && grep -qx 'ID=debian' /etc/os-release; then packages+=(chromium chromium-driver); fi
 
 missing=()
 for package in "${packages[@]}"; do

@@ -118,7 +118,7 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml)
+  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)
@@ -167,8 +167,8 @@ native
 cross
 python_tests
 if [ $all = yes ]; then
-  sanitized asan build-asan address,undefined "base_test formats_test kernels_test nn_test weights_test models_test engine_test"
-  sanitized tsan build-tsan thread "base_test nn_test weights_test models_test engine_test"
+  sanitized asan build-asan address,undefined "base_test http_test formats_test kernels_test nn_test weights_test models_test engine_test server_test"
+  sanitized tsan build-tsan thread "base_test http_test nn_test weights_test models_test engine_test server_test"
 fi
 say "all stages"
 exec python3 scripts/test_totals.py "$results"

@@ -1,4 +1,4 @@
-// kt bench: tokens per second of a whole model, over prompt lengths and batch sizes.
+// kt bench: tokens per second of a whole model, over prompt lengths and batch sizes; or of a running server.
 #include "engine/bench.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "cli/bench_server.h"
 #include "cli/measure.h"
 #include "cli/model_flags.h"
 #include "cli/plot.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct BenchFlags {
   ModelFlags model;
+  ServerBenchFlags server;
   std::vector<int> prompts = {128, 512, 2048}, batches = {1, 4, 16};
   int output = 32, repeat = 3;
   std::string plot;
@@ -137,18 +139,24 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
   CLI::App* verb = kt.add_subcommand("bench", "Tokens per second of a model, prefill and decode");
   const auto flags = std::make_shared<BenchFlags>();
   flags->model.add_to(*verb);
-  verb->add_option("--prompt", flags->prompts, "Prompt lengths, in tokens")
-      ->delimiter(',')
-      ->check(positive())
-      ->capture_default_str();
+  flags->server.add_to(*verb);
+  CLI::Option* model = verb->get_option("MODEL")->required(false)->excludes("--server");
+  CLI::Option* prompt =
+      verb->add_option("--prompt", flags->prompts, "Prompt lengths, in tokens; 512 with --server")
+          ->delimiter(',')
+          ->check(positive())
+          ->capture_default_str();
   verb->add_option("--batch", flags->batches, "Sequences at once")
+      ->excludes("--server")
       ->delimiter(',')
       ->check(positive())
       ->capture_default_str();
-  verb->add_option("--tokens", flags->output, "Tokens to generate and time")
-      ->check(positive())
-      ->capture_default_str();
+  CLI::Option* tokens =
+      verb->add_option("--tokens", flags->output, "Tokens to generate and time; 128 with --server")
+          ->check(positive())
+          ->capture_default_str();
   verb->add_option("--repeat", flags->repeat, "The median of so many runs counts")
+      ->excludes("--server")
       ->check(positive())
       ->capture_default_str();
   verb->add_option("--plot", flags->plot, "Draw the figures into this file (SVG)");
@@ -156,8 +164,20 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
   verb->footer(
       "Examples:\n"
       "  kt bench ./demo/tiny-deepseekv3 --prompt 128,512 --batch 1,8\n"
-      "  kt bench ./Qwen3-30B-A3B --weights ./Qwen3-30B-A3B-int4 --plot speed.svg --json");
-  verb->callback([&invocation, flags] { invocation.action = [flags] { run(*flags); }; });
+      "  kt bench ./Qwen3-30B-A3B --weights ./Qwen3-30B-A3B-int4 --plot speed.svg --json\n"
+      "  kt bench --server http://127.0.0.1:30000 --concurrency 1,8,64 --tokens 128 --plot load.svg");
+  verb->callback([&invocation, flags, model, prompt, tokens] {
+    if (flags->server.url.empty() && model->empty()) throw CLI::RequiredError("MODEL or --server");
+    if (flags->server.url.empty()) {
+      invocation.action = [flags] { run(*flags); };
+      return;
+    }
+    if (prompt->empty()) flags->prompts = {512};
+    if (tokens->empty()) flags->output = 128;
+    invocation.action = [flags] {
+      bench_server(flags->server, {flags->prompts, flags->output, flags->plot, flags->json});
+    };
+  });
 }
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 // The kt program: a row per verb, and how failures end. What a verb does is in its own file.
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -8,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cli/questions.h"
 #include "cli/verbs.h"
 
 namespace {
@@ -17,12 +19,17 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_version,
     kt::add_doctor,
     kt::add_microbench,
+    kt::add_run,
     kt::add_estimate,
     kt::add_generate,
     kt::add_chat,
     kt::add_perplexity,
     kt::add_bench,
     kt::add_quant,
+    kt::add_model,
+    kt::add_config,
+    kt::add_help,
+    kt::add_completion,
 });
 
 constexpr int kInterrupted = 130;
@@ -75,11 +82,22 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
   return kt::text("{}; see {} --help", problem, path);
 }
 
+// The arguments; on a terminal a verb without any asks for them.
+std::vector<std::string> words_of(CLI::App& app, int argc, char** argv) {
+  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  const auto is_named = [&](const CLI::App* verb) { return verb->get_name() == words[0]; };
+  if (words.empty() || app.get_subcommands(is_named).empty() || !kt::can_ask()) return words;
+  kt::Prompts prompts(stdin, stderr);
+  return kt::with_answers(words, prompts);
+}
+
 // Parses, then runs the verb. Help is text on standard output and success; a usage error names the help to
 // read.
 int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, const bool& debug) {
+  std::vector<std::string> words = words_of(app, argc, argv);
+  std::ranges::reverse(words);  // CLI11 takes them from the back
   try {
-    app.parse(argc, argv);
+    app.parse(words);
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::CallForAllHelp& help) {
@@ -119,6 +137,9 @@ int main(int argc, char** argv) {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {
     return report(error.kind(), error.what(), debug);
+  } catch (const kt::PromptEnded&) {
+    std::fprintf(stderr, "kt: interrupted\n");
+    return kInterrupted;
   } catch (const std::bad_alloc&) {
     return report(kt::ErrorKind::kMemory, "out of memory; try fewer threads, or --max-memory with kt quant",
                   debug);

@@ -20,6 +20,10 @@ void ModelFlags::add_to(CLI::App& verb) {
                   "The model: its folder as it was published, a .gguf file, or a name of kt model list")
       ->transform(model_name(&found))
       ->required();
+  add_options(verb);
+}
+
+void ModelFlags::add_options(CLI::App& verb) {
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
                   "Experts to use instead of the model's own: what kt quant wrote, or another checkpoint");
   verb.add_option("--format", format,
@@ -34,7 +38,7 @@ void ModelFlags::add_to(CLI::App& verb) {
   verb.add_option("--kv", kv, "Precision of cached keys and values; f32 with --acts f32")
       ->check(CLI::IsMember({"bf16", "int8", "f32"}))
       ->capture_default_str();
-  verb.add_option("--threads,--cpu-threads", threads, "Workers; default: one for each core")
+  verb.add_option("--threads,--cpu-threads,--kt-cpuinfer", threads, "Workers; default: one for each core")
       ->check(positive());
   verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
       ->check(positive())

@@ -13,7 +13,8 @@ struct ModelFlags {
   ResolvedModel found;
   std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory;
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
-  void add_to(CLI::App& verb);
+  void add_to(CLI::App& verb);       // MODEL and the options
+  void add_options(CLI::App& verb);  // for a verb that takes the model its own way
   ModelOptions options() const;
 };
 

@@ -12,14 +12,19 @@ struct Invocation {
 };
 
 void add_version(CLI::App& kt, Invocation& run);
+void add_help(CLI::App& kt, Invocation& run);
+void add_completion(CLI::App& kt, Invocation& run);
 void add_doctor(CLI::App& kt, Invocation& run);
 void add_microbench(CLI::App& kt, Invocation& run);
 void add_quant(CLI::App& kt, Invocation& run);
+void add_run(CLI::App& kt, Invocation& run);
 void add_estimate(CLI::App& kt, Invocation& run);
 void add_generate(CLI::App& kt, Invocation& run);
 void add_chat(CLI::App& kt, Invocation& run);
 void add_perplexity(CLI::App& kt, Invocation& run);
 void add_bench(CLI::App& kt, Invocation& run);
+void add_model(CLI::App& kt, Invocation& run);
+void add_config(CLI::App& kt, Invocation& run);
 void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 void add_microbench_linear(CLI::App& microbench, Invocation& run);
@@ -29,6 +34,6 @@ void add_microbench_load(CLI::App& microbench, Invocation& run);
 // Accepts numbers above zero; says what came otherwise.
 CLI::Validator positive();
 
-std::string version();  // "0.1.0", or "0.1.0 (3f2a9c1)" when the build knew its commit
+std::string version();  // "0.2.0" at a tag, "0.1.0+g3f2a9c1b0d" without one; see cmake/version.cmake
 
 }  // namespace kt

@@ -7,6 +7,7 @@
 #include "cli/report.h"
 #include "cli/verbs.h"
 #include "kernels/isas.h"
+#include "kt_version.h"
 
 namespace kt {
 namespace {
@@ -21,7 +22,6 @@ void print_version() {
   const Kernels& used = kernels();
   std::printf("Python: n/a\nPlatform: %s\nCUDA: none\n", platform().c_str());
   std::printf("kt-kernel: %s (%s)\nsglang: n/a\n\n", KT_VERSION, used.name);
-  if (*KT_COMMIT) std::printf("commit %s\n\n", KT_COMMIT);
   Table table({"ISA", "here", ""}, 3);
   for (const IsaStatus& isa : isas()) {
     table.add({isa.table->name, isa.missing ? text("lacks {}", isa.missing) : "runs",
@@ -32,7 +32,7 @@ void print_version() {
 
 }  // namespace
 
-std::string version() { return *KT_COMMIT ? text("{} ({})", KT_VERSION, KT_COMMIT) : KT_VERSION; }
+std::string version() { return KT_VERSION; }
 
 void add_version(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("version", "Versions, and the instruction sets this build holds");

@@ -41,6 +41,7 @@ class LoadedModel {
   const std::string& path() const { return path_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
   Transformer& transformer() { return *transformer_; }
+  const Transformer& transformer() const { return *transformer_; }
   const ModelSpec& spec() const { return transformer_->spec(); }
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
   const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none

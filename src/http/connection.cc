@@ -71,6 +71,9 @@ void IoLoop::feed(Connection& c, std::string_view bytes) {
     const HttpFailure failure = c.parser.failure();
     return refuse(c, failure.status, failure.why);
   }
+  c.share.set(c.parser.request().body.size());
+  if (*bodies_ > options_.max_bodies)
+    return refuse(c, 503, text("the requests that run hold {} bytes already", options_.max_bodies));
   const bool wants_more = c.parser.stage() != Stage::kDone;
   if (*draining_ && (!wants_more || c.parser.awaits_continue()))
     return refuse(c, 503, "the server is shutting down");
@@ -84,7 +87,8 @@ void IoLoop::feed(Connection& c, std::string_view bytes) {
 void IoLoop::begin_exchange(Connection& c, std::string_view rest) {
   const ReplyForm form{.old_version = c.parser.old_version(),
                        .head_only = c.parser.request().method == "HEAD",
-                       .keep_alive = c.parser.keep_alive()};
+                       .keep_alive = c.parser.keep_alive(),
+                       .always = options_.headers};
   c.exchange = std::make_shared<Exchange>(Exchange::Setup{.connection = c.id,
                                                           .form = form,
                                                           .max_unsent = options_.max_unsent,
@@ -95,7 +99,8 @@ void IoLoop::begin_exchange(Connection& c, std::string_view rest) {
   c.reply_ended = c.continued = false;
   ++busy_;
   set_deadline(c, Clock::time_point::max());
-  dispatch_({.request = c.parser.take(), .exchange = c.exchange});
+  dispatch_(
+      {.request = c.parser.take(), .share = std::exchange(c.share, Share(bodies_)), .exchange = c.exchange});
 }
 
 void IoLoop::end_exchange(Connection& c) {

@@ -55,8 +55,6 @@ bool is_framing(std::string_view name) {
          same_word(name, "connection");
 }
 
-bool has_body(int status) { return status >= 200 && status != 204 && status != 304; }
-
 // Everything but what says how long the body is, and the empty line.
 std::string start_head(const HttpReply& reply, const ReplyForm& form) {
   std::string out = "HTTP/1.1 ";
@@ -66,10 +64,14 @@ std::string start_head(const HttpReply& reply, const ReplyForm& form) {
   out += reason_of(reply.status);
   out += "\r\n";
   append_date(out);
-  if (has_body(reply.status) && !reply.type.empty()) append_field(out, "Content-Type", reply.type);
-  for (const auto& [name, value] : reply.headers)
-    if (is_token(name) && !is_framing(name) && !same_word(name, "content-type"))
-      append_field(out, name, value);
+  if (may_have_body(reply.status) && !reply.type.empty()) append_field(out, "Content-Type", reply.type);
+  const auto append_all = [&](const HttpHeaders& headers) {
+    for (const auto& [name, value] : headers)
+      if (is_token(name) && !is_framing(name) && !same_word(name, "content-type"))
+        append_field(out, name, value);
+  };
+  if (form.always) append_all(*form.always);
+  append_all(reply.headers);
   if (!form.keep_alive) out += "Connection: close\r\n";
   if (form.keep_alive && form.old_version) out += "Connection: keep-alive\r\n";
   return out;
@@ -82,17 +84,19 @@ bool stays_in_path(char c) {
 
 }  // namespace
 
+bool may_have_body(int status) { return status >= 200 && status != 204 && status != 304; }
+
 std::string encode_reply(const HttpReply& reply, const ReplyForm& form) {
   std::string out = start_head(reply, form);
-  if (has_body(reply.status)) out += text("Content-Length: {}\r\n", reply.body.size());
+  if (may_have_body(reply.status)) out += text("Content-Length: {}\r\n", reply.body.size());
   out += "\r\n";
-  if (has_body(reply.status) && !form.head_only) out += reply.body;
+  if (may_have_body(reply.status) && !form.head_only) out += reply.body;
   return out;
 }
 
 std::string encode_stream_head(const HttpReply& reply, const ReplyForm& form) {
   std::string out = start_head(reply, form);
-  if (has_body(reply.status) && !form.old_version) out += "Transfer-Encoding: chunked\r\n";
+  if (may_have_body(reply.status) && !form.old_version) out += "Transfer-Encoding: chunked\r\n";
   out += "\r\n";
   return out;
 }

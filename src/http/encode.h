@@ -1,5 +1,6 @@
 // Requests and replies as the bytes that go over the wire.
 #pragma once
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -11,8 +12,10 @@ struct ReplyForm {
   bool old_version = false;  // the request was HTTP/1.0
   bool head_only = false;    // the request was HEAD
   bool keep_alive = true;
+  std::shared_ptr<const HttpHeaders> always = {};  // sent with every reply
 };
 
+bool may_have_body(int status);  // not 204, 304, 1xx
 // The head and the whole body.
 std::string encode_reply(const HttpReply& reply, const ReplyForm& form);
 // The head of a body that comes in pieces: chunked, or until close for HTTP/1.0.

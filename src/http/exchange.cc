@@ -76,7 +76,7 @@ ReplyForm Exchange::form_now() {
 }
 
 void Exchange::append(std::string_view piece) {
-  if (setup_.form.head_only) return;
+  if (bare_) return;
   if (setup_.form.old_version) {
     out_ += piece;
   } else {
@@ -111,7 +111,8 @@ void Exchange::start(HttpReply head) {
     if (gone_ || phase_ != Phase::kWaiting) return;
     phase_ = Phase::kStream;
     ReplyForm form = form_now();
-    if (form.old_version && !form.head_only) {
+    bare_ = form.head_only || !may_have_body(head.status);
+    if (form.old_version && !bare_) {
       form.keep_alive = false;  // nothing but the close tells where the body ends
       closes_ = true;
     }
@@ -147,7 +148,7 @@ void Exchange::end() {
     const std::lock_guard lock(mutex_);
     if (gone_ || phase_ != Phase::kStream) return;
     phase_ = Phase::kEnded;
-    if (!setup_.form.old_version && !setup_.form.head_only) out_ += kLastChunk;
+    if (!setup_.form.old_version && !bare_) out_ += kLastChunk;
     dropped = std::exchange(on_gone_, nullptr);
     must_tell = queue();
   }

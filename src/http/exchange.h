@@ -101,6 +101,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::mutex mutex_;
   Phase phase_ = Phase::kWaiting;  // under mutex_, as what follows
   bool queued_ = false, cut_ = false;
+  bool bare_ = false;  // the reply has no body: to HEAD, or 204
   std::string out_;
   std::optional<std::string> failure_;
   std::function<void()> on_gone_;

@@ -178,8 +178,8 @@ void IoLoop::adopt(Fd socket) {
   if (others >= options_.max_connections + kRefused) return;
   set_no_delay(socket.get());
   const uint64_t id = next_id_++;
-  auto made = std::make_unique<Connection>(
-      Connection{.id = id, .socket = std::move(socket), .parser = RequestParser(limits_)});
+  auto made = std::make_unique<Connection>(Connection{
+      .id = id, .socket = std::move(socket), .parser = RequestParser(limits_), .share = Share(bodies_)});
   epoll_event event{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = id}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, made->socket.get(), &event) != 0) return;
   made->interest = event.events;
@@ -234,9 +234,12 @@ HttpReply IoLoop::error_reply(int status, const std::string& why) const {
 void IoLoop::refuse(Connection& c, int status, const std::string& why) {
   const ReplyForm form{.old_version = c.parser.old_version(),
                        .head_only = c.parser.request().method == "HEAD",
-                       .keep_alive = false};
+                       .keep_alive = false,
+                       .always = options_.headers};
   c.out += encode_reply(error_reply(status, why), form);
   c.in.clear();
+  c.parser = RequestParser(limits_);
+  c.share.set(0);
   c.phase = Phase::kFlushing;
   set_deadline(c, Clock::now() + options_.write_timeout);
   flush(c);

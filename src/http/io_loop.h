@@ -17,9 +17,32 @@
 
 namespace kt {
 
+// Bytes that count in a sum while this lives.
+class Share {
+ public:
+  Share() = default;
+  explicit Share(std::shared_ptr<std::atomic<size_t>> sum) : sum_(std::move(sum)) {}
+  Share(Share&& other) noexcept : sum_(std::move(other.sum_)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Share& operator=(Share&& other) noexcept {
+    std::swap(sum_, other.sum_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Share() { set(0); }
+  void set(size_t bytes) {
+    if (sum_ && bytes != bytes_) *sum_ += bytes - bytes_;  // modulo 2^64
+    bytes_ = bytes;
+  }
+
+ private:
+  std::shared_ptr<std::atomic<size_t>> sum_;
+  size_t bytes_ = 0;
+};
+
 // A whole request and the way to answer it.
 struct HttpJob {
   HttpRequest request = {};
+  Share share = {};
   std::shared_ptr<Exchange> exchange = {};
 };
 
@@ -50,6 +73,7 @@ class IoLoop {
     uint64_t id;
     Fd socket;
     RequestParser parser;
+    Share share;  // of bodies_
     Phase phase = Phase::kReading;
     std::string in = {};   // what came after the request that runs
     std::string out = {};  // from out_at on: not yet taken by the kernel
@@ -98,6 +122,7 @@ class IoLoop {
   const std::function<void(HttpJob)> dispatch_;
   const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   const std::shared_ptr<std::atomic<bool>> draining_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<size_t>> bodies_ = std::make_shared<std::atomic<size_t>>(0);
   std::atomic<bool> drain_begun_ = false;
   std::atomic<int> busy_ = 0, connections_ = 0;
 

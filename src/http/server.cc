@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -19,13 +20,21 @@ struct HttpServer::State {
         port(listeners.port),
         handler(std::move(call)),
         loop(options, std::move(listeners.sockets), [this](HttpJob job) { add(std::move(job)); }) {
-    threads.emplace_back([this] { loop.run(); });
-    for (int i = 0; i < std::max(options.handlers, 1); ++i) threads.emplace_back([this] { run_handlers(); });
+    try {
+      threads.emplace_back([this] { loop.run(); });
+      for (int i = 0; i < std::max(options.handlers, 1); ++i)
+        threads.emplace_back([this] { run_handlers(); });
+    } catch (const std::system_error& e) {
+      stop();
+      fail_as(ErrorKind::kMemory, "cannot start the threads of the server: {}", e.what());
+    }
   }
+  ~State() { stop(); }
 
   // The loop's thread goes first: it tells everyone that their clients are gone, and handlers may wait for
   // that.
-  ~State() {
+  void stop() {
+    if (threads.empty()) return;
     loop.mailbox().stop();
     threads.front().join();
     {

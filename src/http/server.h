@@ -17,11 +17,13 @@ struct HttpServerOptions {
   int handlers = 2;                // threads
   size_t max_head = 32 << 10;      // bytes of request line and headers; 431 beyond
   size_t max_body = 16 << 20;      // 413 beyond
+  size_t max_bodies = 256 << 20;   // of all requests that arrive or are handled at a time; 503 beyond
   int max_connections = 1024;      // 503 beyond
   // A request must have arrived whole so long after its first byte (408), a stalled client must take some of
   // what waits for it within write_timeout (closed), an idle connection is closed after idle_timeout.
   std::chrono::milliseconds request_timeout{30'000}, write_timeout{30'000}, idle_timeout{75'000};
-  size_t max_unsent = 8 << 20;  // bytes that wait for a slow client; closed beyond
+  std::shared_ptr<const HttpHeaders> headers = {};  // sent with every reply
+  size_t max_unsent = 8 << 20;                      // bytes that wait for a slow client; closed beyond
   // Writes the body of a reply that the server itself makes (400, 404 of the parser, 408, 413, 431, 503).
   std::function<HttpReply(int status, const std::string& why)> on_error = {};
 };
@@ -41,7 +43,8 @@ class Responder {
   void send(std::string piece) const;
   void end() const;
   bool gone() const;  // the client closed the connection, or it was closed on it
-  // Called at most once, on the server's thread, when the client goes before the end; at once if it is gone.
+  // Called at most once, on the server's thread, when the client goes before the end; at once, on this
+  // thread, if it is gone.
   void on_gone(std::function<void()> call) const;
 
  private:

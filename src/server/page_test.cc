@@ -14,8 +14,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 std::string source_of(std::string_view name) {
-  const std::string here = __FILE__;
-  std::ifstream file(here.substr(0, here.rfind('/')) + "/page/" + std::string(name), std::ios::binary);
+  std::ifstream file(std::string(KT_PAGE_FOLDER "/") + std::string(name), std::ios::binary);
   std::stringstream bytes;
   bytes << file.rdbuf();
   return bytes.str();

@@ -81,5 +81,5 @@ const whole = new Intl.NumberFormat('en');
 export const count = (n) => whole.format(Math.round(n));
 export function rate(n) {
   if (!Number.isFinite(n)) return '–';
-  return n < 10 ? n.toFixed(1) : count(n);
+  return n > 0 && n < 10 ? n.toFixed(1) : count(n);
 }

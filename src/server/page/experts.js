@@ -36,7 +36,7 @@ export class ExpertMap {
   // room: how high the picture may become, in CSS pixels.
   constructor(root, { room, largestCell }) {
     Object.assign(this, { root, room, largestCell, shape: null, shown: null, wanted: null, cursor: null, frame: 0, before: 0 });
-    this.canvas = h('canvas', { tabindex: '0', role: 'application', 'aria-roledescription': 'picture of expert activity' });
+    this.canvas = h('canvas', { tabindex: '0', role: 'application', 'aria-label': 'No activity yet', 'aria-roledescription': 'picture of expert activity' });
     this.readout = h('p', { class: 'readout', 'aria-live': 'polite' });
     this.bar = h('canvas', { class: 'legend-bar', width: '256', height: '1', 'aria-hidden': 'true' });
     this.ticks = h('div', { class: 'legend-ticks', 'aria-hidden': 'true' });
@@ -114,7 +114,7 @@ export class ExpertMap {
     const text = `${columns} experts in each of ${rows} layers, ${experts.top_k} for each token. Hottest: ${this.#name(hot)}. ` +
       `${Math.round((100 * cold) / this.wanted.length)} % of them are cold.`;
     if (this.canvas.getAttribute('aria-label') !== text) this.canvas.setAttribute('aria-label', text);
-    this.idleText = `Hottest: ${this.#name(hot)}`;
+    this.idleText = `hottest: layer ${this.shape.layers[Math.floor(hot / columns)]}, expert ${hot % columns} (${this.wanted[hot].toFixed(1)}×)`;
     // Screen readers hear the cell they asked for, not each change of the hottest one.
     this.readout.setAttribute('aria-live', this.cursor === null ? 'off' : 'polite');
     setText(this.readout, this.cursor === null ? this.idleText : this.#name(this.cursor));
@@ -129,8 +129,8 @@ export class ExpertMap {
   }
 
   #point(event) {
-    const box = this.canvas.getBoundingClientRect(), { left, cell, height } = this.grid;
-    const column = Math.floor((event.clientX - box.left - left) / cell), row = Math.floor((event.clientY - box.top) / height);
+    const box = this.canvas.getBoundingClientRect(), { left, top, cell, height } = this.grid;
+    const column = Math.floor((event.clientX - box.left - left) / cell), row = Math.floor((event.clientY - box.top - top) / height);
     const { rows, columns } = this.shape;
     this.#setCursor(column >= 0 && column < columns && row >= 0 && row < rows ? row * columns + column : null);
   }
@@ -148,16 +148,17 @@ export class ExpertMap {
 
   // Sizes in CSS pixels. Cells that are wide enough keep whole device pixels and a gap.
   #measure(dpr) {
-    const { rows, columns } = this.shape, gutter = 24, width = Math.max(80, this.root.clientWidth);
+    const { rows, columns } = this.shape, gutter = 24, width = Math.max(80, this.filled.clientWidth);
     let cell = Math.min(this.largestCell, (width - gutter) / columns);
     const gap = cell >= 3 ? (cell >= 10 ? 2 : 1) : 0;
     if (gap) cell = Math.floor(cell * dpr) / dpr;
     const height = Math.max(3, Math.round(Math.min(cell >= 6 ? cell : 12, this.room / rows) * dpr) / dpr);
-    return { left: gutter, cell, height, gap, width, total: Math.ceil(height * rows) + 16 };
+    const top = height < 12 ? 5 : 0;  // half a label
+    return { left: gutter, top, cell, height, gap, width, total: Math.ceil(height * rows) + top + 16 };
   }
 
   #draw() {
-    if (!this.shape || this.filled.hidden || !this.root.clientWidth) return;
+    if (!this.shape || this.filled.hidden || !this.filled.clientWidth) return;
     const dpr = devicePixelRatio || 1, grid = (this.grid = this.#measure(dpr)), { canvas } = this;
     const wide = Math.round(grid.width * dpr), high = Math.round(grid.total * dpr);
     if (canvas.width !== wide || canvas.height !== high) {
@@ -175,22 +176,20 @@ export class ExpertMap {
     if (this.cursor !== null) this.#outline(pen);
   }
 
-  #colour(share) { return RAMPS[isDark() ? 'dark' : 'light'][Math.round(position(share) * 255)]; }
-
   #cells(pen) {
-    const { left, cell, height, gap } = this.grid, { columns } = this.shape, colours = RAMPS[isDark() ? 'dark' : 'light'];
+    const { left, top, cell, height, gap } = this.grid, { columns } = this.shape, colours = RAMPS[isDark() ? 'dark' : 'light'];
     const down = height >= 6 ? gap : height >= 4 ? 1 : 0;
     for (let i = 0; i < this.shown.length; ++i) {
       pen.fillStyle = `rgb(${colours[Math.round(position(this.shown[i]) * 255)].join(',')})`;
       pen.beginPath();
-      pen.roundRect(left + (i % columns) * cell, Math.floor(i / columns) * height, cell - gap, height - down, cell >= 10 ? 2.5 : 0);
+      pen.roundRect(left + (i % columns) * cell, top + Math.floor(i / columns) * height, cell - gap, height - down, cell >= 10 ? 2.5 : 0);
       pen.fill();
     }
   }
 
   // Narrow cells: one pixel each, stretched.
   #pixels(pen) {
-    const { left, cell, height } = this.grid, { rows, columns } = this.shape, colours = RAMPS[isDark() ? 'dark' : 'light'];
+    const { left, top, cell, height } = this.grid, { rows, columns } = this.shape, colours = RAMPS[isDark() ? 'dark' : 'light'];
     const image = new ImageData(columns, rows);
     for (let i = 0; i < this.shown.length; ++i) {
       image.data.set(colours[Math.round(position(this.shown[i]) * 255)], 4 * i);
@@ -201,11 +200,11 @@ export class ExpertMap {
     this.small.height = rows;
     this.small.getContext('2d').putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(this.small, left, 0, cell * columns, height * rows);
+    pen.drawImage(this.small, left, top, cell * columns, height * rows);
   }
 
   #labels(pen) {
-    const { left, cell, height } = this.grid, { rows, columns, layers } = this.shape;
+    const { left, top, cell, height } = this.grid, { rows, columns, layers } = this.shape;
     const style = getComputedStyle(this.root);
     pen.fillStyle = style.getPropertyValue('--ink-3');
     pen.font = `10px ${style.fontFamily}`;
@@ -213,16 +212,16 @@ export class ExpertMap {
     pen.textAlign = 'right';
     const every = Math.max(1, Math.ceil(14 / height));
     for (let r = 0; r < rows; ++r) {
-      if (r % every === 0 && (r + every <= rows || r === rows - 1)) pen.fillText(String(layers[r]), left - 7, (r + 0.5) * height);
+      if (r % every === 0 && (r + every <= rows || r === rows - 1)) pen.fillText(String(layers[r]), left - 7, top + (r + 0.5) * height);
     }
-    const bottom = rows * height + 9, each = columns <= 8 ? 1 : 2 ** Math.ceil(Math.log2(columns / 8));
+    const bottom = top + rows * height + 9, each = columns <= 8 ? 1 : 2 ** Math.ceil(Math.log2(columns / 8));
     pen.textAlign = 'center';
     for (let c = 0; c < columns; c += each) pen.fillText(String(c), left + (c + 0.5) * cell, bottom);
   }
 
   #outline(pen) {
-    const { left, cell, height, gap } = this.grid, { columns } = this.shape;
-    const x = left + (this.cursor % columns) * cell, y = Math.floor(this.cursor / columns) * height;
+    const { left, top, cell, height, gap } = this.grid, { columns } = this.shape;
+    const x = left + (this.cursor % columns) * cell, y = top + Math.floor(this.cursor / columns) * height;
     const grow = gap ? 0 : 1.5;
     pen.strokeStyle = getComputedStyle(this.root).getPropertyValue('--ink');
     pen.lineWidth = 2;
@@ -236,7 +235,7 @@ export class ExpertMap {
       pen.fillRect(x, 0, 1, 1);
     }
     this.ticks.replaceChildren(...TICKS.map((share) => {
-      const name = share === 0 ? 'cold' : share === 1 ? 'even' : share === HOTTEST ? `${share}×` : `${share}×`;
+      const name = share === 0 ? 'cold' : share === 1 ? 'even' : `${share}×`;
       const tick = h('span', {}, name);
       tick.style.left = `${100 * position(share)}%`;
       return tick;

@@ -149,7 +149,7 @@ export class Live {
     const whole = number(total) || 1;
     setBar(find('kv-bar'), number(held) / whole, number(cached) / whole);
     setText(find('kv-text'), percent((number(held) + number(cached)) / whole));
-    setText(find('kv-sub'), `${count(number(held))} in use, ${count(number(cached))} kept for reuse, of ${count(number(total))} tokens`);
+    setText(find('kv-sub'), `${count(number(held))} in use, ${count(number(cached))} reusable, of ${count(number(total))}`);
   }
 
   #requests({ running, waiting, max_running: most }) {

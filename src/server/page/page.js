@@ -212,7 +212,7 @@ function onStatus(status) {
   const facts = [status.experts_format && `${status.experts_format} experts`, status.isa && `on ${status.isa}`,
     status.threads && `with ${status.threads} threads`].filter(Boolean).join(' ');
   const room = status.context ? `${count(status.context)} tokens of context` : '';
-  setText(find('empty-facts'), [model, facts, room].filter(Boolean).join(', ') + '.');
+  setText(find('empty-facts'), [facts, room].filter(Boolean).join(', '));
 }
 
 function wire() {

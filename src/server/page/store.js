@@ -46,7 +46,7 @@ export const saveSettings = (settings) => write(SETTINGS, settings);
 
 // --- conversations: {id, title, updated, messages: [{role, content, ...}]}; the list has no messages
 
-const texts = ['content', 'reasoning', 'error', 'note', 'stats'];
+const texts = ['content', 'reasoning', 'error', 'note', 'stats', 'first'];
 
 // Whatever was stored, only the shape that the page draws comes out.
 function tidy(message) {

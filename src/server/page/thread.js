@@ -50,9 +50,10 @@ class AnswerView {
     this.calls = h('div', { class: 'calls' });
     this.error = h('div', { class: 'error', role: 'alert', hidden: true });
     this.stats = h('span', { class: 'stats' });
+    this.first = h('span', { class: 'stats wide-only' });
     const copy = iconButton('copy', 'Copy answer', () => copyText(message.content, copy));
     this.foot = h('div', { class: 'message-foot' }, copy,
-      iconButton('again', 'Answer again', () => actions.regenerate(message)), this.stats);
+      iconButton('again', 'Answer again', () => actions.regenerate(message)), this.stats, this.first);
     this.wait = h('p', { class: 'wait', 'aria-hidden': 'true' }, h('span'), h('span'), h('span'));
     this.node = h('article', { class: 'message answer', 'aria-label': 'Answer' },
       this.thinking.node, this.body, this.calls, this.wait, this.error, this.foot);
@@ -67,8 +68,9 @@ class AnswerView {
     this.markdown.update(message.content);
     this.calls.replaceChildren(...(message.calls ?? []).map(callCard));
     this.wait.hidden = !streaming || Boolean(message.content || message.reasoning || message.calls);
-    this.foot.hidden = streaming;
+    this.foot.hidden = streaming || Boolean(message.error && !message.content);
     setText(this.stats, [message.note, message.stats].filter(Boolean).join(' · '));
+    setText(this.first, message.first ?? '');
     this.error.hidden = !message.error;
     if (message.error) {
       this.error.replaceChildren(h('span', {}, message.error),
@@ -196,7 +198,8 @@ export class Incoming {
     const seconds = (this.last - this.first) / 1000, wait = (this.first - this.began) / 1000;
     if (this.first) {
       const speed = tokens > 1 && seconds > 0 ? [`${rate((tokens - 1) / seconds)} tokens/s`] : [];
-      this.message.stats = [`${count(tokens)} ${tokens === 1 ? 'token' : 'tokens'}`, ...speed, `first after ${wait.toFixed(2)} s`].join(' · ');
+      this.message.stats = [`${count(tokens)} ${tokens === 1 ? 'token' : 'tokens'}`, ...speed].join(' · ');
+      this.message.first = `first after ${wait.toFixed(2)} s`;
     }
     this.view.update(false);
   }

@@ -1,0 +1,32 @@
+// What a model will take of this machine, and the speed it can have at best: computed from headers, shown by
+// kt estimate and by kt run before it loads.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/loaded_model.h"
+
+namespace kt {
+
+struct Estimate {
+  MemoryRequest use;
+  MemoryPlan plan;
+  uint64_t process = 0, available = 0;
+  Work one, all;  // a token of one request, and of each of them
+  Rates rates;
+
+  uint64_t needed() const { return process + plan.peak(); }
+  bool fits() const { return needed() <= available; }
+};
+
+// `model` was opened for its sizes only.
+Estimate estimate_model(const LoadedModel& model, const MemoryRequest& use, uint64_t max_memory,
+                        const Rates& rates);
+// What this machine reads and multiplies with so many threads: a few tenths of a second.
+Rates measured_rates(int threads);
+
+void print_memory(const Estimate& estimate);
+void print_speed(const Estimate& estimate);
+nlohmann::ordered_json json_of(const Estimate& estimate);
+
+}  // namespace kt

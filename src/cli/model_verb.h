@@ -1,0 +1,19 @@
+// What `kt model` and its sub-verbs share.
+#pragma once
+#include <nlohmann/json.hpp>
+
+#include "cli/model_files.h"
+#include "cli/registry.h"
+#include "cli/verbs.h"
+
+namespace kt {
+
+ModelEntry entry_of(const std::string& name, const ModelFiles& files);
+std::string experts_text(int active, int experts);  // "8 of 128"; "-" for a dense model
+// One line of JSON or many; bytes of paths that are no UTF-8 are replaced.
+void print_model_json(const nlohmann::ordered_json& value);
+
+void add_model_scan(CLI::App& model, Invocation& run);
+void add_model_verify(CLI::App& model, Invocation& run);
+
+}  // namespace kt

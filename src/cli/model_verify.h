@@ -1,0 +1,32 @@
+// Whether a model on disk is whole: files, headers, tensors of its architecture, checksums where some are
+// known. Finds as many faults as it can, not the first one only. Reads, never writes.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli/registry.h"
+#include "weights/conversion.h"
+
+namespace kt {
+
+struct VerifyOptions {
+  bool checksums = true;  // read every byte that a checksum is known for
+  std::function<void(const ConversionProgress&)> progress = {};
+};
+
+struct VerifyFault {
+  std::string path, reason;
+};
+
+struct VerifyReport {
+  std::vector<std::string> checks;  // what was looked at, for people
+  std::vector<VerifyFault> faults;
+  uint64_t hashed = 0;  // bytes
+};
+
+// The model and what is linked to it.
+VerifyReport verify_model(const ResolvedModel& model, const VerifyOptions& options);
+
+}  // namespace kt

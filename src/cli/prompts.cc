@@ -1,0 +1,125 @@
+#include "cli/prompts.h"
+
+#include <cerrno>
+#include <charconv>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "base/utf8.h"
+
+namespace kt {
+namespace {
+
+std::string trimmed(const std::string& words) {
+  const size_t first = words.find_first_not_of(" \t\r\n"), last = words.find_last_not_of(" \t\r\n");
+  return first == words.npos ? "" : words.substr(first, last - first + 1);
+}
+
+// The choice meant by these words, or -1.
+int chosen(const std::vector<Prompts::Choice>& choices, const std::string& words) {
+  size_t number = 0;
+  const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), number);
+  for (size_t i = 0; i < choices.size(); ++i)
+    if (choices[i].word == words) return static_cast<int>(i);
+  if (code == std::errc() && end == words.data() + words.size())
+    return number >= 1 && number <= choices.size() ? static_cast<int>(number) - 1 : -1;
+  int found = -1;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (!choices[i].word.starts_with(words)) continue;
+    if (found >= 0) return -1;
+    found = static_cast<int>(i);
+  }
+  return found;
+}
+
+}  // namespace
+
+void Prompts::say(std::string_view line) {
+  std::fprintf(out_, "%.*s\n", static_cast<int>(line.size()), line.data());
+  std::fflush(out_);
+}
+
+std::string Prompts::read_line(std::string_view question, std::string_view standard) {
+  std::string words(question);
+  if (!standard.empty()) words += text(" [{}]", standard);
+  std::fprintf(out_, "%s: ", words.c_str());
+  std::fflush(out_);
+  std::string line;
+  for (;;) {
+    const int c = std::fgetc(in_);
+    if (c == EOF && std::ferror(in_) && errno == EINTR) {
+      std::clearerr(in_);
+      continue;
+    }
+    if (c == EOF) {
+      say("");
+      throw PromptEnded();
+    }
+    if (c == '\n') return trimmed(line);
+    line += static_cast<char>(c);
+  }
+}
+
+std::string Prompts::ask_text(const Text& asked) {
+  for (;;) {
+    std::string answer = read_line(asked.question, asked.standard);
+    if (answer.empty()) answer = asked.standard;
+    if (answer.empty() && asked.optional) return answer;
+    std::string problem = answer.empty() ? "an answer is needed; Ctrl-D ends" : "";
+    if (!is_valid_utf8(answer)) problem = "that is not UTF-8";
+    if (problem.empty() && asked.problem) problem = asked.problem(answer);
+    if (problem.empty()) return answer;
+    say("  " + problem);
+  }
+}
+
+std::string Prompts::ask_choice(const Choices& asked) {
+  size_t width = 0;
+  for (const Choice& choice : asked.choices) width = std::max(width, choice.word.size());
+  for (size_t i = 0; i < asked.choices.size(); ++i) {
+    const Choice& choice = asked.choices[i];
+    const std::string space(choice.help.empty() ? 0 : width - choice.word.size() + 2, ' ');
+    say(text("  {}{}  {}{}{}", i < 9 ? " " : "", i + 1, choice.word, space, choice.help));
+  }
+  const std::string standard =
+      asked.standard >= 0 ? asked.choices.at(static_cast<size_t>(asked.standard)).word : "";
+  const auto problem = [&](const std::string& answer) -> std::string {
+    if (chosen(asked.choices, answer) >= 0) return "";
+    if (asked.free) return asked.problem ? asked.problem(answer) : "";
+    return text("expected a number from 1 to {} or a word of the list, got '{}'", asked.choices.size(),
+                answer);
+  };
+  const std::string answer = ask_text({.question = asked.question, .standard = standard, .problem = problem});
+  const int index = chosen(asked.choices, answer);
+  return index >= 0 ? asked.choices[static_cast<size_t>(index)].word : answer;
+}
+
+int64_t Prompts::ask_number(std::string_view question, int64_t standard, int64_t least, int64_t most) {
+  const auto parse = [](const std::string& words, int64_t& out) {
+    const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), out);
+    return code == std::errc() && end == words.data() + words.size();
+  };
+  const auto problem = [&](const std::string& answer) -> std::string {
+    int64_t number = 0;
+    if (parse(answer, number) && number >= least && number <= most) return "";
+    return text("expected a whole number from {} to {}, got '{}'", least, most, answer);
+  };
+  int64_t out = 0;
+  parse(
+      ask_text({.question = std::string(question), .standard = std::to_string(standard), .problem = problem}),
+      out);
+  return out;
+}
+
+bool Prompts::ask_yes(std::string_view question, bool standard) {
+  const auto problem = [](const std::string& answer) -> std::string {
+    for (const char* word : {"y", "yes", "n", "no", "Y", "N", "Yes", "No"})
+      if (answer == word) return "";
+    return text("expected yes or no, got '{}'", answer);
+  };
+  const std::string answer =
+      ask_text({.question = std::string(question), .standard = standard ? "yes" : "no", .problem = problem});
+  return answer[0] == 'y' || answer[0] == 'Y';
+}
+
+}  // namespace kt

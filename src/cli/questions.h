@@ -1,0 +1,22 @@
+// The interactive mode: a verb called without arguments on a terminal asks for them. One table says what each
+// verb asks; the answers become the arguments that could have been typed, which are shown and then run like
+// any others. With arguments, or without a terminal, nothing is asked.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "cli/prompts.h"
+
+namespace kt {
+
+// Whether standard input and standard error are a terminal.
+bool can_ask();
+
+// `words` are the arguments of kt, such as {"quant"}. If they are exactly a verb of the table, the words with
+// the answers behind them; else as they came. Throws PromptEnded.
+std::vector<std::string> with_answers(const std::vector<std::string>& words, Prompts& prompts);
+
+// "kt quant './a model' -o out", as a shell takes it.
+std::string command_line(const std::vector<std::string>& words);
+
+}  // namespace kt

@@ -1,0 +1,385 @@
+// kt run: the server. Says what it will take, loads, serves until it is told to stop.
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "cli/model_estimate.h"
+#include "cli/model_flags.h"
+#include "cli/report.h"
+#include "cli/settings.h"
+#include "server/server.h"
+
+namespace kt {
+namespace {
+
+constexpr int kUsualRequests = 8;
+constexpr int64_t kUsualTokens = 32768;  // in the cache, if the model's context is no longer
+constexpr int64_t kLeastTokens = 4096;   // before memory is called too small
+constexpr int kInterrupted = 130;
+
+struct RunFlags {
+  ModelFlags model;
+  std::string positional, option;  // the model, either way
+  std::string method, host, api_key, name, chat_template, tool_parser, reasoning_parser, allow_origin;
+  int port = 0, nodes = 0, requests = 0, waiting = ServiceOptions{}.max_waiting;
+  int64_t tokens = 0;
+  double timeout = 0;
+  bool dry_run = false, json = false;
+  std::vector<std::string> foreign;  // flags that were accepted and mean nothing here
+};
+
+// Flags of SGLang launch lines that mean nothing to a server without a GPU, and why.
+struct ForeignFlag {
+  const char* names;
+  bool has_value;
+  const char* note;
+};
+constexpr auto kForeign = std::to_array<ForeignFlag>({
+    {"--mem-fraction-static", true,
+     "memory is planned before loading; see --max-total-tokens and --max-memory"},
+    {"--enable-mixed-chunk", false, "prompts and answers always share steps"},
+    {"--attention-backend", true, "there is one, chosen for this CPU"},
+    {"--tensor-parallel-size,--tp-size,--tp", true, "experts are shared by all NUMA nodes"},
+    {"--trust-remote-code", false, "no code of a checkpoint is ever run"},
+    {"--disable-shared-experts-fusion", false, "shared experts are never fused"},
+    {"--enable-p2p-check", false, "there is no GPU"},
+    {"--kt-num-gpu-experts", true, "there is no GPU: all experts run on the CPU"},
+    {"--kt-gpu-experts-ratio", true, "there is no GPU: all experts run on the CPU"},
+    {"--kt-max-deferred-experts-per-token", true, "there is no GPU to hide experts behind"},
+    {"--kt-gpu-prefill-token-threshold", true, "there is no GPU"},
+    {"--kt-expert-placement-strategy", true, "there is no GPU"},
+    {"--kt-enable-dynamic-expert-update", false, "there is no GPU"},
+    {"--init-expert-location", true, "there is no GPU"},
+});
+
+// --kt-method says what the CPU weights are. With weights of their own it is checked by reading them;
+// without, experts are rounded while they are loaded.
+struct Method {
+  const char *name, *format;
+};
+constexpr auto kMethods = std::to_array<Method>({
+    {"AMXINT4", "int4"},
+    {"AMXINT8", "int8"},
+    {"MOE_INT4", "int4"},
+    {"MOE_INT8", "int8"},
+    {"INT4", "int4"},
+    {"INT8", "int8"},
+    {"RAWINT4", ""},
+    {"FP8", ""},
+    {"FP8_PERCHANNEL", ""},
+    {"BF16", ""},
+    {"LLAMAFILE", ""},
+});
+
+void apply_method(RunFlags& flags) {
+  if (flags.method.empty()) return;
+  std::string upper = flags.method, known;
+  for (char& c : upper) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c;
+  for (const Method& method : kMethods) {
+    known += (known.empty() ? "" : ", ") + std::string(method.name);
+    if (upper != method.name) continue;
+    if (flags.model.weights.empty() && flags.model.format.empty()) flags.model.format = method.format;
+    return;
+  }
+  fail("--kt-method: unknown method '{}': {} are known", flags.method, known);
+}
+
+// What the command line leaves open comes from config.yaml.
+void apply_settings(RunFlags& flags, const CLI::App& verb) {
+  const Settings settings = load_settings();
+  const auto given = [&](const char* name) { return verb.get_option(name)->count() > 0; };
+  if (!given("--host")) flags.host = settings.text("server.host");
+  if (!given("--port")) flags.port = static_cast<int>(settings.integer("server.port"));
+  if (!given("--api-key")) flags.api_key = settings.text("server.api-key");
+  if (!given("--served-model-name")) flags.name = settings.text("server.served-model-name");
+  if (!given("--max-running-requests"))
+    flags.requests = static_cast<int>(settings.integer("server.max-running-requests"));
+  if (!given("--max-total-tokens")) flags.tokens = settings.integer("server.max-total-tokens");
+  if (!given("--cpu-threads")) flags.model.threads = static_cast<int>(settings.integer("run.cpu-threads"));
+  if (!given("--numa-nodes")) flags.nodes = static_cast<int>(settings.integer("run.numa-nodes"));
+  if (!given("--kt-method")) flags.method = settings.text("run.kt-method");
+  if (!given("--chunked-prefill-size"))
+    flags.model.step_tokens = static_cast<int>(settings.integer("run.chunked-prefill-size"));
+  if (!given("--max-memory")) {
+    const Json& most = settings.value("run.max-memory");
+    flags.model.max_memory = most.is_string() ? most.get<std::string>() : "";
+  }
+  if (!given("--kv")) flags.model.kv = settings.text("run.kv");
+  if (!flags.positional.empty() && !flags.option.empty()) fail("MODEL and --model-path: give one of them");
+  std::string wanted = flags.positional.empty() ? flags.option : flags.positional;
+  if (wanted.empty()) wanted = settings.text("run.model");
+  if (wanted.empty())
+    fail("no model; give a folder, a .gguf file or a name of kt model list, such as kt run demo");
+  flags.model.found = find_model(wanted);
+  flags.model.model = flags.model.found.path;
+  if (flags.model.weights.empty() && flags.model.format.empty())
+    flags.model.weights = flags.model.found.weights;
+}
+
+ModelOptions model_options(const RunFlags& flags) {
+  ModelOptions out = flags.model.options();
+  out.nodes = flags.nodes;
+  return out;
+}
+
+std::string served_name(const RunFlags& flags) {
+  if (!flags.name.empty()) return flags.name;
+  if (!flags.model.found.name.empty()) return flags.model.found.name;
+  const std::filesystem::path path = std::filesystem::path(flags.model.model).lexically_normal();
+  const std::string leaf =
+      path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  return leaf.empty() ? flags.model.model : leaf;
+}
+
+// How many requests share how many tokens of cache.
+MemoryRequest planned_use(const RunFlags& flags, const LoadedModel& model, uint64_t max_memory) {
+  const int context = model.spec().context;
+  const int requests =
+      flags.requests > 0 ? flags.requests : std::min(kUsualRequests, flags.model.step_tokens);
+  if (requests > flags.model.step_tokens)
+    fail("--max-running-requests: {} requests, and a step takes {} tokens; see --chunked-prefill-size",
+         requests, flags.model.step_tokens);
+  const auto use = [&](int64_t tokens) {
+    return MemoryRequest{
+        .sequences = requests,
+        .context = static_cast<int>(std::max<int64_t>(1, ceil_div(tokens, int64_t{requests})))};
+  };
+  if (flags.tokens > 0) return use(flags.tokens);
+  int64_t tokens = std::min(int64_t{context} * requests, std::max<int64_t>(context, kUsualTokens));
+  // Half of what the weights leave free, so that the machine stays usable.
+  uint64_t most = available_memory() + model.base_bytes();
+  if (max_memory > 0) most = std::min(most, max_memory);
+  while (tokens > kLeastTokens) {
+    const MemoryPlan plan = model.transformer().memory_plan(use(tokens));
+    const uint64_t others = plan.weights() + plan.workspace + model.base_bytes();
+    if (others + 2 * plan.kv_cache <= most) break;
+    tokens = std::max(kLeastTokens, tokens / 2);
+  }
+  return use(tokens);
+}
+
+ChatSyntax syntax_of(const RunFlags& flags, const std::string& chat_template, const Tokenizer& tokenizer) {
+  ChatSyntax out = chat_syntax_of(chat_template, tokenizer);
+  if (!flags.tool_parser.empty()) out.tools = tool_syntax_named(flags.tool_parser);
+  if (!flags.reasoning_parser.empty()) {
+    const ChatSyntax named = reasoning_syntax_named(flags.reasoning_parser);
+    out.think_begin = named.think_begin;
+    out.think_end = named.think_end;
+  }
+  return out;
+}
+
+std::string template_of(const RunFlags& flags, const LoadedModel& model) {
+  if (flags.chat_template.empty()) return model.chat_template();
+  const auto file = read_small_file(flags.chat_template);
+  if (!file) fail("--chat-template: {} cannot be read", flags.chat_template);
+  return *file;
+}
+
+void print_plan(const RunFlags& flags, const LoadedModel& model, const Estimate& estimate) {
+  const Transformer& transformer = model.transformer();
+  std::printf("%s: %s\n", served_name(flags).c_str(), flags.model.model.c_str());
+  if (!flags.model.weights.empty()) std::printf("experts from %s\n", flags.model.weights.c_str());
+  const std::string experts =
+      model.experts_dialect().empty()
+          ? "a dense model"
+          : text("{} experts of {} a layer, {} for each token", model.experts_dialect(),
+                 model.spec().moe.experts, model.spec().moe.top_k);
+  std::printf("%s; context %d; %s kernels on %s, %s; no GPU is used\n\n", experts.c_str(),
+              model.spec().context, std::string(kernels().name).c_str(),
+              counted(transformer.pool().threads(), "thread").c_str(),
+              counted(transformer.pool().nodes(), "NUMA node").c_str());
+  print_memory(estimate);
+  std::printf("\n");
+  print_speed(estimate);
+  for (const std::string& note : flags.foreign) std::printf("note: %s\n", note.c_str());
+  std::fflush(stdout);
+}
+
+// One line while layers are read: how far, how fast, how long still.
+class LoadProgress {
+ public:
+  explicit LoadProgress(double bytes) : bytes_(bytes) {}
+  void show(int done, int total) {
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    const double share = static_cast<double>(done) / total;
+    constexpr int kWidth = 24;
+    const int filled = static_cast<int>(share * kWidth);
+    std::string bar;
+    for (int i = 0; i < kWidth; ++i) bar += i < filled ? "#" : ".";
+    status_.show(text("loading [{}] layer {} of {}, {} GB/s, {} s left", bar, done, total,
+                      three_digits(bytes_ * share / seconds * 1e-9),
+                      three_digits(seconds / share - seconds)));
+  }
+
+  void end() { status_.show(""); }
+
+ private:
+  double bytes_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  StatusLine status_;
+};
+
+// Signals that ask the server to stop become bytes in a pipe; the second one ends the process at once.
+class StopSignals {
+ public:
+  StopSignals() {
+    if (::pipe2(pipe_, O_CLOEXEC | O_NONBLOCK) != 0) fail_as(ErrorKind::kInternal, "pipe: errno {}", errno);
+    count_ = 0;
+    for (int signal : {SIGINT, SIGTERM}) {
+      struct sigaction action{};
+      action.sa_handler = on_signal;
+      action.sa_flags = SA_RESTART;
+      ::sigaction(signal, &action, nullptr);
+    }
+  }
+  // Waits so long for the first signal.
+  bool wait(int milliseconds) const {
+    pollfd one{pipe_[0], POLLIN, 0};
+    return ::poll(&one, 1, milliseconds) > 0;
+  }
+
+ private:
+  static void on_signal(int) {
+    if (count_ > 0) ::_exit(kInterrupted);
+    count_ = 1;
+    [[maybe_unused]] const auto written = ::write(pipe_[1], "x", 1);
+  }
+  static inline int pipe_[2] = {-1, -1};
+  static inline volatile std::sig_atomic_t count_ = 0;
+};
+
+void serve(Server& server, const StopSignals& stop) {
+  std::printf("ready: %s (the page and the API; Ctrl-C stops)\n", server.url().c_str());
+  std::fflush(stdout);
+  while (!stop.wait(60'000)) {
+  }
+  std::fprintf(stderr, "kt: stopping; answers that run are finished first, a second signal stops at once\n");
+  server.drain();
+  while (!server.drained()) ::usleep(20'000);
+}
+
+void run(RunFlags flags) {
+  apply_method(flags);
+  ModelOptions options = model_options(flags);
+  ModelOptions sizes = options;
+  sizes.sizes_only = true;
+  auto headers = std::make_unique<LoadedModel>(flags.model.model, sizes);
+  options.use = planned_use(flags, *headers, options.max_memory);
+  const std::string chat_template = template_of(flags, *headers);
+  ServiceOptions service{.name = served_name(flags),
+                         .version = version(),
+                         .max_running = options.use.sequences,
+                         .max_waiting = flags.waiting,
+                         .request_timeout_s = flags.timeout,
+                         .syntax = syntax_of(flags, chat_template, headers->tokenizer()),
+                         .chat_template = chat_template};
+  service.pages =
+      options.use.sequences * static_cast<int>(ceil_div(int64_t{options.use.context}, int64_t{kPageTokens}));
+  std::unique_ptr<StopSignals> stop;
+  std::unique_ptr<Server> server;
+  if (!flags.dry_run) {  // a port that is taken is known now, not after minutes of loading
+    server = std::make_unique<Server>(ServerOptions{.http = {.host = flags.host, .port = flags.port},
+                                                    .api_key = flags.api_key,
+                                                    .allow_origin = flags.allow_origin});
+  }
+  service.rates = measured_rates(flags.model.threads);
+  const Estimate estimate = estimate_model(*headers, options.use, options.max_memory, service.rates);
+  if (flags.json)
+    std::printf("%s\n", json_of(estimate).dump(2).c_str());
+  else
+    print_plan(flags, *headers, estimate);
+  if (flags.dry_run) return;
+  LoadProgress progress(headers->transformer().stored_bytes());
+  headers.reset();
+  options.on_layer = [&](int done, int total) { progress.show(done, total); };
+  const auto model = std::make_unique<LoadedModel>(flags.model.model, options);
+  progress.end();
+  std::printf("loaded in %s s\n", three_digits(model->load_seconds()).c_str());
+  stop = std::make_unique<StopSignals>();
+  server->serve(*model, std::move(service));
+  serve(*server, *stop);
+  server.reset();  // before the model
+}
+
+}  // namespace
+
+void add_run(CLI::App& kt, Invocation& invocation) {
+  CLI::App* verb = kt.add_subcommand("run", "Serve a model: OpenAI's API and a web page");
+  const auto flags = std::make_shared<RunFlags>();
+  verb->add_option("MODEL", flags->positional,
+                   "The model: its folder as it was published, a .gguf file, or a name of kt model list");
+  verb->add_option("--model-path,--model", flags->option, "The same");
+  flags->model.add_options(*verb);
+  verb->add_option("--kt-method", flags->method,
+                   "What the CPU weights are: AMXINT4, AMXINT8, RAWINT4, FP8, BF16, LLAMAFILE, ...; without "
+                   "weights of their own, experts are rounded to int4 or int8 while they are loaded");
+  verb->add_option("--numa-nodes,--kt-threadpool-count,--kt-numa-nodes", flags->nodes,
+                   "NUMA nodes to use; default: all")
+      ->check(positive());
+  verb->add_option("--host", flags->host, "Address to listen on; default: 127.0.0.1, this machine only");
+  verb->add_option("--port", flags->port, "Port to listen on; 0: any free one; default: 30000")
+      ->check(CLI::Range(0, 65535));
+  verb->add_option("--api-key", flags->api_key, "Clients must send this key: Authorization: Bearer KEY");
+  verb->add_option("--served-model-name", flags->name, "The model's name in the API; default: its folder's");
+  verb->add_option("--max-running-requests", flags->requests, "Requests at once; others wait; default: 8")
+      ->check(positive());
+  verb->add_option("--max-queued-requests", flags->waiting, "Requests that may wait; more get status 429")
+      ->check(positive())
+      ->capture_default_str();
+  verb->add_option("--max-total-tokens", flags->tokens,
+                   "Tokens of all requests in the KV cache; default: by memory")
+      ->check(positive());
+  verb->add_option("--request-timeout", flags->timeout,
+                   "Seconds after which an answer is cut off; default: never")
+      ->check(positive());
+  verb->add_option("--chat-template", flags->chat_template,
+                   "A file with the chat template; default: the model's");
+  verb->add_option(
+      "--tool-call-parser", flags->tool_parser,
+      "Syntax of tool calls: hermes, qwen, deepseekv3, deepseekv31, none; default: by the template");
+  verb->add_option("--reasoning-parser", flags->reasoning_parser,
+                   "Syntax of thinking: qwen3, deepseek-r1, glm45, none; default: by the template");
+  verb->add_option("--allow-origin", flags->allow_origin,
+                   "Web pages of this origin may use the API too, or * for all; default: only our own page");
+  verb->add_flag("--dry-run", flags->dry_run, "Print the plan and stop");
+  verb->add_flag("--json", flags->json, "Print the plan as JSON");
+  for (const ForeignFlag& foreign : kForeign) {
+    const auto note = [flags, &foreign] {
+      const std::string name = foreign.names;
+      flags->foreign.push_back(text("{} is ignored: {}", name.substr(0, name.find(',')), foreign.note));
+    };
+    if (foreign.has_value)
+      verb->add_option_function<std::string>(foreign.names, [note](const std::string&) { note(); })
+          ->group("");
+    else
+      verb->add_flag_callback(foreign.names, note)->group("");
+  }
+  verb->footer(
+      "What the command line leaves open comes from kt config. Flags of SGLang's launch lines that mean "
+      "nothing\n"
+      "here are accepted with a note.\n\n"
+      "Examples:\n"
+      "  kt run demo                                    a small model that comes with kt\n"
+      "  kt run ./Qwen3-30B-A3B --kt-method AMXINT4     experts rounded to int4 while loading\n"
+      "  kt run ./Qwen3-30B-A3B --weights-path ./Qwen3-30B-A3B-int8 --host 0.0.0.0 --api-key SECRET\n"
+      "  kt run ./model.gguf --max-running-requests 16 --max-total-tokens 65536 --dry-run");
+  verb->callback([&invocation, flags, verb] {
+    apply_settings(*flags, *verb);
+    invocation.action = [flags] { run(*flags); };
+  });
+}
+
+}  // namespace kt

@@ -1,0 +1,98 @@
+#include "engine/grammar/masks.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+namespace kt {
+namespace {
+
+constexpr size_t kMostParts = 8;  // beyond, one walk with all threads is cheaper
+
+}  // namespace
+
+bool TokenBits::none() const {
+  return std::ranges::all_of(words_, [](uint64_t word) { return word == 0; });
+}
+
+void TokenBits::unite(const TokenBits& other) {
+  for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+}
+
+void TokenBits::keep_only(std::span<float> logits) const {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  for (size_t begin = 0; begin < logits.size(); begin += 64) {
+    const uint64_t word = begin / 64 < words_.size() ? words_[begin / 64] : 0;
+    const auto part = logits.subspan(begin, std::min<size_t>(64, logits.size() - begin));
+    if (word == 0) {
+      std::ranges::fill(part, kNever);
+    } else if (word != ~uint64_t{0}) {
+      for (size_t i = 0; i < part.size(); ++i) part[i] = word >> i & 1 ? part[i] : kNever;
+    }
+  }
+}
+
+const TokenBits& Masks::after(ConfigId config) {
+  const auto found = bits_.find(config);
+  if (found != bits_.end()) return found->second;
+  TokenBits bits(trie_.tokenizer->size());
+  add(config, bits);
+  return bits_.emplace(config, std::move(bits)).first->second;
+}
+
+void Masks::forget() {
+  bits_.clear();
+  inside_.clear();
+}
+
+void Masks::add(ConfigId config, TokenBits& out) {
+  std::map<StackId, std::vector<StateId>> parts;
+  for (const Thread& thread : machine_.kernel(config)) parts[thread.stack].push_back(thread.state);
+  if (parts.size() > kMostParts) {
+    walk(0, config, out, nullptr);
+    return;
+  }
+  for (const auto& [stack, states] : parts) {
+    const Inside& part = inside(machine_.local(states, static_cast<int32_t>(trie_.deepest)));
+    out.unite(part.tokens);
+    if (stack == 0 || part.exits.empty()) continue;
+    const ConfigId next = machine_.returned(stack);
+    for (uint32_t node : part.exits) {
+      if (node == 0)
+        add(next, out);
+      else
+        walk(node, next, out, nullptr);
+    }
+  }
+}
+
+const Masks::Inside& Masks::inside(ConfigId local) {
+  const auto found = inside_.find(local);
+  if (found != inside_.end()) return found->second;
+  Inside part{.tokens = TokenBits(trie_.tokenizer->size()), .exits = {}};
+  if (machine_.ends(local)) part.exits.push_back(0);
+  walk(0, local, part.tokens, &part.exits);
+  return inside_.emplace(local, std::move(part)).first->second;
+}
+
+// Adds the tokens below a node that the machine can read from there on; `config` is what it is at the node.
+void Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits) {
+  const auto* nodes = trie_.nodes.data();
+  path_.resize(trie_.deepest + 1);
+  path_[nodes[from].depth] = config;
+  const uint32_t end = nodes[from].after;
+  for (uint32_t at = from + 1; at < end;) {
+    const auto& node = nodes[at];
+    const ConfigId next = machine_.step(path_[node.depth - 1u], node.byte);
+    if (next == 0) {
+      at = node.after;
+      continue;
+    }
+    path_[node.depth] = next;
+    for (uint32_t i = node.tokens; i < nodes[at + 1].tokens; ++i) out.set(trie_.ids[i]);
+    if (exits && nodes[at].after > at + 1 && machine_.ends(next)) exits->push_back(at);
+    ++at;
+  }
+}
+
+}  // namespace kt

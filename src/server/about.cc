@@ -1,0 +1,175 @@
+// What the server says about itself: /v1/models, /kt/status for the page, /metrics for Prometheus; and
+// /v1/embeddings, which it does not have.
+#include <unistd.h>
+
+#include <cstdio>
+#include <ctime>
+
+#include "kernels/table.h"
+#include "server/api_error.h"
+#include "server/endpoints.h"
+#include "server/fields.h"
+#include "server/service.h"
+
+namespace kt {
+namespace {
+
+void reply_json(Service& service, const Responder& responder, const OrderedJson& json) {
+  service.metrics().count_reply(200);
+  responder.reply({.body = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)});
+}
+
+uint64_t resident_bytes() {
+  long pages = 0, resident = 0;
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  if (!file) return 0;
+  if (std::fscanf(file, "%ld %ld", &pages, &resident) != 2) resident = 0;
+  std::fclose(file);
+  return static_cast<uint64_t>(resident) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+double cpu_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+OrderedJson heat_json(Service& service) {
+  const ExpertCounts* counts = service.model().transformer().expert_counts();
+  if (!counts) return nullptr;
+  const ExpertHeat heat = service.monitor().heat();
+  OrderedJson rows = OrderedJson::array();
+  const auto experts = static_cast<size_t>(counts->experts());
+  for (size_t first = 0; first < heat.of_expert.size(); first += experts) {
+    OrderedJson row = OrderedJson::array();
+    for (size_t e = first; e < first + experts; ++e)
+      row.push_back(static_cast<double>(static_cast<int>(heat.of_expert[e] * 100 + 0.5f)) / 100);
+    rows.push_back(std::move(row));
+  }
+  return {{"layers", counts->layers()},
+          {"experts", counts->experts()},
+          {"top_k", counts->top_k()},
+          {"tokens", heat.tokens},
+          {"heat", std::move(rows)}};
+}
+
+OrderedJson model_json(const Service& service) {
+  return {{"id", service.options().name},      {"object", "model"},
+          {"created", service.started()},      {"owned_by", "kt"},
+          {"root", service.options().name},    {"parent", nullptr},
+          {"max_model_len", service.longest()}};
+}
+
+void write_engine(MetricsText& out, Service& service) {
+  const SchedulerStats stats = service.stats();
+  const auto gauge = [&](std::string_view name, std::string_view help, double value) {
+    out.gauge(name, help, value);
+  };
+  gauge("kt_requests_running", "Sequences being generated.", stats.running);
+  gauge("kt_requests_waiting", "Sequences in the queue.", stats.waiting);
+  gauge("kt_kv_pages", "Pages of the KV cache, of 64 tokens.", stats.pages);
+  gauge("kt_kv_pages_held", "Pages that running sequences hold.", stats.pages_held);
+  gauge("kt_kv_pages_cached", "Pages kept for prompts that begin alike.", stats.pages_cached);
+  const auto counter = [&](std::string_view name, std::string_view help, double value) {
+    out.counter(name, help, value);
+  };
+  counter("kt_steps_total", "Steps of the model.", static_cast<double>(stats.steps));
+  counter("kt_tokens_fed_total", "Tokens that went through the model.",
+          static_cast<double>(stats.tokens_fed));
+  counter("kt_tokens_reused_total", "Tokens whose keys and values were found in the cache.",
+          static_cast<double>(stats.tokens_reused));
+  counter("kt_preemptions_total", "Sequences that lost their pages for a while.",
+          static_cast<double>(stats.preemptions));
+}
+
+void write_speed(MetricsText& out, Service& service) {
+  const StepTotals totals = service.totals();
+  const Pace pace = service.monitor().pace();
+  const Rates& rates = service.monitor().rates();
+  out.counter("kt_step_seconds_total", "Time in steps of the model.", totals.seconds);
+  out.counter("kt_step_read_bytes_total", "Bytes that steps had to read from memory.", totals.work.bytes);
+  out.gauge("kt_decode_tokens_per_second", "Tokens generated, over the last second.",
+            pace.decode_tokens_per_s);
+  out.gauge("kt_prefill_tokens_per_second", "Tokens of prompts, over the last second.",
+            pace.prefill_tokens_per_s);
+  out.gauge("kt_read_bytes_per_second", "Reading while steps ran, over the last second.",
+            pace.read_bytes_per_s);
+  out.gauge("kt_roofline_read_bytes_per_second", "Reading that this machine can do.", rates.read_bytes);
+  out.gauge("kt_roofline_fraction", "Least time the steps could take, over what they took.",
+            pace.fraction_of_limit);
+  const ExpertCounts* counts = service.model().transformer().expert_counts();
+  if (!counts) return;
+  uint64_t calls = 0;
+  for (uint64_t count : counts->snapshot()) calls += count;
+  out.head("kt_expert_calls_total", "Rows that routed experts computed, by device.", "counter");
+  out.sample("kt_expert_calls_total", "{device=\"cpu\"}", static_cast<double>(calls));
+  out.head("kt_expert_seconds_total", "Time in routed experts, by device.", "counter");
+  out.sample("kt_expert_seconds_total", "{device=\"cpu\"}", counts->seconds());
+  out.gauge("kt_expert_hit_rate", "Share of expert calls that the GPU's experts served.", 0);
+  out.counter("kt_gpu_wait_seconds_total", "Time that the GPU waited for the CPU's experts.", 0);
+}
+
+}  // namespace
+
+void get_models(Service& service, const HttpRequest& request, Responder responder) {
+  constexpr std::string_view kList = "/v1/models";
+  if (request.path == kList)
+    return reply_json(service, responder, {{"object", "list"}, {"data", {model_json(service)}}});
+  const std::string name = request.path.substr(kList.size() + 1);
+  if (name != service.options().name)
+    throw ApiError(404,
+                   text("no model named {}; this server has {}", shown_value(name), service.options().name),
+                   "model");
+  reply_json(service, responder, model_json(service));
+}
+
+void get_status(Service& service, const HttpRequest&, Responder responder) {
+  const SchedulerStats stats = service.stats();
+  const Pace pace = service.monitor().pace();
+  const Transformer& transformer = service.model().transformer();
+  reply_json(service, responder,
+             {{"model", service.options().name},
+              {"experts_format", service.model().experts_dialect()},
+              {"isa", kernels().name},
+              {"threads", transformer.pool().threads()},
+              {"version", service.options().version},
+              {"uptime_s", service.uptime()},
+              {"context", service.longest()},
+              {"running", stats.running},
+              {"waiting", stats.waiting},
+              {"max_running", service.options().max_running},
+              {"kv_tokens",
+               {{"total", stats.pages * kPageTokens},
+                {"held", stats.pages_held * kPageTokens},
+                {"cached", stats.pages_cached * kPageTokens}}},
+              {"decode_tokens_per_s", pace.decode_tokens_per_s},
+              {"prefill_tokens_per_s", pace.prefill_tokens_per_s},
+              {"fraction_of_limit", pace.fraction_of_limit},
+              {"limit", pace.limit},
+              {"read_gb_per_s", pace.read_bytes_per_s * 1e-9},
+              {"limit_read_gb_per_s", service.monitor().rates().read_bytes * 1e-9},
+              {"tokens_total", stats.tokens_sampled},
+              {"requests_total", service.metrics().requests()},
+              {"experts", heat_json(service)}});
+}
+
+void get_metrics(Service& service, const HttpRequest&, Responder responder) {
+  MetricsText out;
+  service.metrics().write(out);
+  write_engine(out, service);
+  write_speed(out, service);
+  out.gauge("kt_http_connections", "Open connections.", service.connections());
+  out.gauge("process_resident_memory_bytes", "Resident memory.", static_cast<double>(resident_bytes()));
+  out.counter("process_cpu_seconds_total", "Processor time.", cpu_seconds());
+  out.gauge("process_start_time_seconds", "Start, in seconds since 1970.",
+            static_cast<double>(service.started()));
+  service.metrics().count_reply(200);
+  responder.reply({.type = "text/plain; version=0.0.4; charset=utf-8", .body = out.str()});
+}
+
+void post_embeddings(Service& service, const HttpRequest&, Responder) {
+  throw ApiError(404,
+                 text("{} is a model that generates text; it has no embeddings", service.options().name));
+}
+
+}  // namespace kt

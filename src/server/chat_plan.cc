@@ -1,0 +1,105 @@
+#include "server/chat_plan.h"
+
+#include "base/error.h"
+#include "server/api_error.h"
+#include "server/generation.h"
+#include "server/prompt_guard.h"
+#include "server/service.h"
+
+namespace kt {
+namespace {
+
+constexpr int kMostLogprobs = 20;
+
+struct Conversation {
+  OrderedJson messages, tools;  // as the template gets them; tools null: none
+  OrderedJson offered;          // tools the answer may call, for the grammar
+  ToolChoice choice;
+  ChatSyntax syntax;
+};
+
+Conversation read_conversation(Service& service, const OrderedJson& body) {
+  const std::string& source = service.options().chat_template;
+  Conversation out{.syntax = service.options().syntax};
+  const auto messages = body.find("messages");
+  if (messages == body.end()) throw ApiError(400, "messages: expected a list, got nothing", "messages");
+  out.messages = template_messages(*messages, source);
+  out.offered = request_tools(body);
+  out.choice = tool_choice_of(body);
+  if (out.choice.kind == ToolChoice::Kind::kNone) return out;
+  if (template_knows_tools(source) && out.syntax.tools != ToolSyntax::kNone) {
+    out.tools = out.offered;
+    return out;
+  }
+  out.messages = with_tool_prompt(std::move(out.messages), out.offered);
+  out.syntax.tools = ToolSyntax::kHermes;
+  return out;
+}
+
+// The prompt's tokens, and whether it ends inside a thought.
+std::vector<TokenId> render(Service& service, const OrderedJson& body, const Conversation& talk,
+                            ReplyParser::Start& start) {
+  TemplateVariables variables = service.model().template_tokens();
+  variables["documents"] = nullptr;  // templates ask whether it is none
+  variables["add_generation_prompt"] = true;
+  if (const auto more = body.find("chat_template_kwargs"); more != body.end() && !more->is_null()) {
+    if (!more->is_object()) Fields(body).refuse("chat_template_kwargs", "an object");
+    for (const auto& [key, value] : more->items()) variables[key] = value;
+  }
+  variables["messages"] = talk.messages;
+  variables["tools"] = talk.tools;
+  PromptGuard guard(service.tokenizer());
+  const std::string rendered = service.chat_template()->render(guard.protect(variables));
+  start.thinking = prompt_opens_thinking(talk.syntax, guard.plain(rendered));
+  return guard.encode(rendered);
+}
+
+Grammar grammar_of(Service& service, const Fields& body, const Conversation& talk, ReplyParser::Start start) {
+  if (talk.choice.kind == ToolChoice::Kind::kRequired)
+    return tool_call_grammar(talk.syntax, service.tokenizer(), talk.offered, talk.choice, start);
+  Grammar grammar = response_grammar(service, body);
+  // Only what comes after the thought is held to the format.
+  if (grammar && start.thinking)
+    grammar = sequence_grammar(
+        {until_grammar(talk.syntax.think_end), repeat_grammar(literal_grammar("\n"), 0, 2), grammar});
+  return grammar;
+}
+
+}  // namespace
+
+ChatPlan plan_chat(Service& service, const OrderedJson& json) {
+  if (!service.chat_template())
+    throw ApiError(400,
+                   text("{} has no chat template; use /v1/completions, or start with --chat-template FILE",
+                        service.options().name));
+  const Fields body(json);
+  const int64_t n = body.integer("n", 1, service.options().max_answers).value_or(1);
+  GenerateRequest base = read_generation(service, body);
+  auto most = body.integer("max_completion_tokens", 1, INT32_MAX);
+  if (!most) most = body.integer("max_tokens", 1, INT32_MAX);
+  base.max_tokens = static_cast<int>(most.value_or(INT32_MAX));
+  const auto top = body.integer("top_logprobs", 0, kMostLogprobs);
+  const bool logprobs = body.flag("logprobs", false);
+  if (top && !logprobs) body.refuse_as("top_logprobs", "only with \"logprobs\": true");
+  if (logprobs) base.sampling.logprobs = static_cast<int>(top.value_or(0));
+  ChatPlan plan;
+  Grammar grammar;
+  try {
+    const Conversation talk = read_conversation(service, json);
+    plan.syntax = talk.syntax;
+    plan.start.tools = talk.choice.kind != ToolChoice::Kind::kNone;
+    base.prompt = render(service, json, talk, plan.start);
+    grammar = grammar_of(service, body, talk, plan.start);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kInternal) throw;
+    throw ApiError(error.kind() == ErrorKind::kMemory ? 503 : 400, error.what());
+  }
+  // Markers may be special tokens, which the text would leave out.
+  if (plan.start.tools || !plan.syntax.think_end.empty()) base.special = SpecialTokens::kKeep;
+  plan.requests = copies(base, n);
+  if (grammar)
+    for (GenerateRequest& request : plan.requests) request.constraint = service.constraint(grammar);
+  return plan;
+}
+
+}  // namespace kt

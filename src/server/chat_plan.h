@@ -1,0 +1,20 @@
+// From the body of a chat request to what the engine is to run and how its text is read back.
+#pragma once
+#include "engine/scheduler.h"
+#include "server/chat_syntax.h"
+#include "server/fields.h"
+
+namespace kt {
+
+class Service;
+
+struct ChatPlan {
+  std::vector<GenerateRequest> requests;  // n of them, without events
+  ChatSyntax syntax;
+  ReplyParser::Start start;
+};
+
+// ApiError names the field at fault. Anthropic's bodies are translated before.
+ChatPlan plan_chat(Service& service, const OrderedJson& body);
+
+}  // namespace kt

@@ -1,0 +1,20 @@
+// The handlers of the API, one for each path. They parse, submit and return; answers come later through the
+// Responder. ApiError becomes the reply.
+#pragma once
+#include "http/server.h"
+
+namespace kt {
+
+class Service;
+
+void post_chat_completions(Service& service, const HttpRequest& request, Responder responder);
+void post_completions(Service& service, const HttpRequest& request, Responder responder);
+void post_messages(Service& service, const HttpRequest& request, Responder responder);
+void post_embeddings(Service& service, const HttpRequest& request, Responder responder);
+void post_tokenize(Service& service, const HttpRequest& request, Responder responder);
+void post_detokenize(Service& service, const HttpRequest& request, Responder responder);
+void get_models(Service& service, const HttpRequest& request, Responder responder);
+void get_status(Service& service, const HttpRequest& request, Responder responder);
+void get_metrics(Service& service, const HttpRequest& request, Responder responder);
+
+}  // namespace kt

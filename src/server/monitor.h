@@ -1,0 +1,67 @@
+// Watches a running model: how fast it was in the last second, how close to the machine's limit, and which
+// experts its routers choose. A thread of its own looks four times a second; readers get what it saw last.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/transformer_steps.h"
+
+namespace kt {
+
+// Over the last second or so of work; zeros when idle.
+struct Pace {
+  double decode_tokens_per_s = 0, prefill_tokens_per_s = 0;
+  double read_bytes_per_s = 0;   // weights and cache that steps had to read, while they ran
+  double fraction_of_limit = 0;  // least time that work could take, over the time it took
+  const char* limit = "memory";  // or "multiply"
+};
+
+// Recent choices of each expert relative to an even share: 1 is even, 0 cold.
+struct ExpertHeat {
+  std::vector<float> of_expert;  // [layers, experts]
+  uint64_t tokens = 0;           // routed since the start
+};
+
+class Monitor {
+ public:
+  // All must outlive it. on_look is called on its thread each time it looks.
+  Monitor(const TransformerSteps& steps, const ExpertCounts* experts, Rates rates,
+          std::function<void()> on_look = {});
+  ~Monitor();
+  Monitor(const Monitor&) = delete;
+  Monitor& operator=(const Monitor&) = delete;
+
+  Pace pace() const;
+  ExpertHeat heat() const;
+  const Rates& rates() const { return rates_; }
+
+ private:
+  void run();
+  void look();
+  void warm(const std::vector<uint64_t>& counts);
+
+  const TransformerSteps& steps_;
+  const ExpertCounts* experts_;
+  Rates rates_;
+  std::function<void()> on_look_;
+
+  struct Look {
+    double at = 0;
+    StepTotals totals;
+  };
+  std::deque<Look> looks_;         // of the thread, oldest first, about a second
+  std::vector<uint64_t> counted_;  // of the thread: counts at the last look
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable stop_;
+  bool stopping_ = false;
+  Pace pace_;
+  ExpertHeat heat_;
+  std::thread thread_;
+};
+
+}  // namespace kt

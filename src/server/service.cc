@@ -1,0 +1,167 @@
+#include "server/service.h"
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+
+#include "server/answer.h"
+#include "server/api_error.h"
+
+namespace kt {
+namespace {
+
+constexpr size_t kSchemasKept = 16;
+constexpr size_t kSchemaBytes = 256 << 10;  // of one that is remembered
+
+// do_sample, temperature, top_p ... of generation_config.json; a GGUF file has none.
+SamplingOptions sampling_of(const std::string& path) {
+  SamplingOptions out;
+  const std::string file = path + "/generation_config.json";
+  if (!std::filesystem::exists(file)) return out;
+  const Json config = read_json(file);
+  if (!config.is_object()) return out;
+  const auto number = [&](const char* name, double otherwise) {
+    const auto found = config.find(name);
+    return found != config.end() && found->is_number() ? found->get<double>() : otherwise;
+  };
+  if (config.value("do_sample", Json()) == Json(false)) out.temperature = 0;
+  SamplingOptions read = out;
+  read.temperature = number("temperature", out.temperature);
+  read.top_p = number("top_p", out.top_p);
+  read.top_k = static_cast<int>(std::clamp(number("top_k", out.top_k), -1.0, 1e6));
+  read.min_p = number("min_p", out.min_p);
+  read.repetition_penalty = number("repetition_penalty", out.repetition_penalty);
+  check_sampling(read);
+  return read;
+}
+
+}  // namespace
+
+Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(std::function<void()>)> post)
+    : model_(model),
+      options_(std::move(options)),
+      post_(std::move(post)),
+      default_sampling_(sampling_of(model.path())),
+      steps_(model.transformer(), options_.pages),
+      started_(static_cast<int64_t>(std::time(nullptr))),
+      start_(std::chrono::steady_clock::now()) {
+  if (!options_.chat_template.empty()) template_.emplace(options_.chat_template, options_.name);
+  monitor_ = std::make_unique<Monitor>(steps_, model.transformer().expert_counts(), options_.rates,
+                                       [this] { end_overdue(); });
+  engine_ = std::make_unique<Engine>(
+      steps_, &model.tokenizer(),
+      SchedulerOptions{.step_tokens = model.transformer().max_tokens(), .sequences = options_.max_running});
+}
+
+Service::~Service() {
+  monitor_.reset();  // its thread cancels through the engine
+  engine_.reset();
+}
+
+double Service::uptime() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+int Service::longest() const { return std::min(steps_.context(), steps_.cache_pages() * kPageTokens); }
+
+std::shared_ptr<TokenConstraint> Service::constraint(const Grammar& grammar) {
+  const TokenTrie* trie = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!trie_) trie_ = std::make_unique<TokenTrie>(tokenizer());
+    trie = trie_.get();
+  }
+  return constrain(*trie, grammar, model_.end_ids());
+}
+
+Grammar Service::schema_grammar(const OrderedJson& schema) {
+  std::string key = schema.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(schemas_, key, &std::pair<std::string, Grammar>::first);
+    if (found != schemas_.end()) {
+      schemas_.splice(schemas_.begin(), schemas_, found);
+      return found->second;
+    }
+  }
+  Grammar grammar = json_schema_grammar(schema);
+  if (key.size() > kSchemaBytes) return grammar;
+  const std::lock_guard lock(mutex_);
+  schemas_.emplace_front(std::move(key), grammar);
+  if (schemas_.size() > kSchemasKept) schemas_.pop_back();
+  return grammar;
+}
+
+void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests) {
+  if (draining_) throw ApiError(503, "the server is stopping; no new requests");
+  const SchedulerStats now = stats();
+  if (now.waiting + static_cast<int>(requests.size()) > options_.max_waiting)
+    throw ApiError(429, text("{} requests wait already, at most {} may; try again later", now.waiting,
+                             options_.max_waiting));
+  try {
+    for (const GenerateRequest& request : requests) engine_->check(request);
+  } catch (const Error& error) {
+    throw ApiError(400, error.what());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    answers_.emplace(answer.get(), answer);
+  }
+  {
+    const std::lock_guard lock(answer->mutex_);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      // The engine's thread only copies; JSON is made where sockets are written.
+      requests[i].on_event = [this, answer, i](const GenerateEvent& event) {
+        AnswerEvent copy{.text = std::string(event.text)};
+        if (event.token) copy.token = *event.token;
+        if (event.finish) copy.finish = *event.finish;
+        post_([answer, i, copy = std::move(copy)] { answer->take(i, copy); });
+      };
+      answer->ids_.push_back(engine_->submit(std::move(requests[i])));
+    }
+  }
+  answer->responder().on_gone([this, weak = std::weak_ptr(answer)] {
+    if (const auto gone = weak.lock()) cancel(*gone);
+  });
+}
+
+void Service::cancel(Answer& answer) {
+  const std::lock_guard lock(answer.mutex_);
+  if (answer.cancelled_) return;
+  answer.cancelled_ = true;
+  for (RequestId id : answer.ids_) engine_->cancel(id);
+}
+
+bool Service::idle() const {
+  const std::lock_guard lock(mutex_);
+  return answers_.empty();
+}
+
+void Service::forget(const Answer* answer) {
+  const std::lock_guard lock(mutex_);
+  answers_.erase(answer);
+}
+
+// Outside of the lock afterwards: the last owner of an answer calls forget().
+std::vector<std::shared_ptr<Answer>> Service::answers() const {
+  std::vector<std::shared_ptr<Answer>> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, weak] : answers_)
+    if (auto answer = weak.lock()) out.push_back(std::move(answer));
+  return out;
+}
+
+void Service::cancel_all() {
+  for (const auto& answer : answers()) cancel(*answer);
+}
+
+void Service::end_overdue() {
+  const double most = options_.request_timeout_s;
+  if (most <= 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& answer : answers())
+    if (std::chrono::duration<double>(now - answer->started()).count() > most)
+      answer->abort(408, text("the answer took longer than {} s (--request-timeout)", most));
+}
+
+}  // namespace kt
