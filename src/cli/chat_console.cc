@@ -184,7 +184,7 @@ std::string ChatConsole::faint(std::string_view words) const {
 void ChatConsole::greet() const {
   const ChatPlace place = session_.backend().place();
   say(text("{} {}", harmless_line(place.model), faint(text("({})", place.where))));
-  say(faint("/help lists commands; Alt+Enter or \\ at the end starts another line; Ctrl-D leaves"));
+  say(faint("/help lists commands; Alt+Enter or a final \\ adds a line; Ctrl-D leaves"));
 }
 
 bool ChatConsole::take(const std::string& typed) {
