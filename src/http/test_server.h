@@ -20,7 +20,7 @@ namespace kt {
 inline constexpr std::string_view kHello = "GET /hello HTTP/1.1\r\nHost: a\r\n\r\n";
 
 // /hello, /echo (the body), /big?n (n bytes), /throw, /drop, /stream?n (n pieces from another thread),
-// /hold (runs until told, or until its client goes).
+// /hold (answered by `held`), /wait (its handler waits for `released`).
 class HttpServerTest : public testing::Test {
  protected:
   ~HttpServerTest() override {
@@ -46,6 +46,10 @@ class HttpServerTest : public testing::Test {
     if (request.path == "/drop") return;
     if (request.path == "/stream") return stream(to, std::stoi(request.query));
     if (request.path == "/hold") return hold(to);
+    if (request.path == "/wait") {
+      wait_for([&] { return released || to.gone(); });
+      return to.reply({});
+    }
     to.reply({.status = 404, .body = request.method + " " + request.path});
   }
 
@@ -78,6 +82,7 @@ class HttpServerTest : public testing::Test {
   HttpClient client() { return HttpClient(parse_url(server->url())); }
   TestSocket raw() { return TestSocket(server->port()); }
 
+  std::atomic<bool> released = false;
   std::atomic<int> requests = 0, gone = 0, holding = 0;
   std::mutex mutex;
   std::vector<std::thread> threads;

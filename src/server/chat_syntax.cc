@@ -103,4 +103,14 @@ bool prompt_opens_thinking(const ChatSyntax& syntax, std::string_view rendered_p
   return last != std::string_view::npos && rendered_prompt.substr(0, last + 1).ends_with(syntax.think_begin);
 }
 
+SpecialTokens answer_decoding(const ChatSyntax& syntax, const Tokenizer& tokenizer) {
+  const ToolMarkers markers = tool_markers(syntax.tools);
+  for (const std::string_view spelled :
+       {std::string_view(syntax.think_begin), std::string_view(syntax.think_end), markers.section_begin,
+        markers.section_end, markers.call_begin, markers.separator, markers.call_end})
+    if (const auto id = tokenizer.id_of(spelled); id && tokenizer.is_special(*id))
+      return SpecialTokens::kKeep;
+  return SpecialTokens::kSkip;
+}
+
 }  // namespace kt

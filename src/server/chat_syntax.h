@@ -43,6 +43,9 @@ struct ToolMarkers {
 };
 ToolMarkers tool_markers(ToolSyntax syntax);
 
+// How answers are to become text for ReplyParser: kKeep when a marker is a special token.
+SpecialTokens answer_decoding(const ChatSyntax& syntax, const Tokenizer& tokenizer);
+
 struct ReplyPiece {
   enum class Kind {
     kReasoning,  // text that was thought

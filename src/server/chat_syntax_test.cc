@@ -60,6 +60,11 @@ TEST(ChatSyntax, OfOtherTexts) {
                      .added = {{.id = 1, .content = "<think>"}, {.id = 2, .content = "</think>"}}});
   EXPECT_EQ(chat_syntax_of("", thinking).think_end, "</think>");
   EXPECT_EQ(chat_syntax_of("{{ messages }}", thinking), ChatSyntax{});
+  EXPECT_EQ(answer_decoding(chat_syntax_of("", thinking), thinking), SpecialTokens::kSkip);
+  const Tokenizer special(TokenizerParts{
+      .name = "test", .tokens = {"a"}, .added = {{.id = 1, .content = "<tool_call>", .special = true}}});
+  EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kHermes}, special), SpecialTokens::kKeep);
+  EXPECT_EQ(answer_decoding({}, special), SpecialTokens::kSkip);
 }
 
 TEST(ChatSyntax, ByName) {
@@ -172,17 +177,22 @@ TEST(ChatSyntax, ConversationsWithCallsRenderForTheOtherTemplates) {
 
 TEST(ChatSyntax, ToolsWithATemplateThatDoesNotKnowThem) {
   const OrderedJson request = conversation();
-  const std::string source =
+  const std::string chat_ml =
       "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% "
       "endfor %}";
-  ASSERT_FALSE(template_knows_tools(source));
-  const OrderedJson messages =
-      with_tool_prompt(template_messages(request["messages"], source), request_tools(request));
-  const std::string prompt = ChatTemplate(source, "plain").render({{"messages", messages}});
-  EXPECT_THAT(prompt, HasSubstr("Be brief.\n\n# Tools"));
-  const Calls calls =
-      read_calls({.tools = ToolSyntax::kHermes}, prompt.substr(prompt.find("<|im_start|>assistant")));
-  EXPECT_EQ(calls.names, (std::vector<std::string>{"get_weather", "now"}));
+  for (const std::string& source : {chat_ml, template_named("mixtral"), template_named("deepseek_v2")}) {
+    ASSERT_FALSE(template_knows_tools(source));
+    const OrderedJson messages =
+        with_tool_prompt(template_messages(request["messages"], source), request_tools(request));
+    const std::string prompt =
+        ChatTemplate(source, "plain")
+            .render({{"messages", messages}, {"bos_token", "<s>"}, {"eos_token", "</s>"}});
+    EXPECT_THAT(prompt, HasSubstr("Be brief.\n\n# Tools"));
+    const size_t begin = prompt.find("<tool_call>\n{\"name\": \"get_weather\"");
+    ASSERT_NE(begin, std::string::npos) << prompt;
+    const Calls calls = read_calls({.tools = ToolSyntax::kHermes}, prompt.substr(begin));
+    EXPECT_EQ(calls.names, (std::vector<std::string>{"get_weather", "now"}));
+  }
 }
 
 }  // namespace

@@ -105,11 +105,13 @@ bool PromptGuard::needs_mark(const OrderedJson& value) const {
     return false;
   };
   if (value.is_string()) return has_marker(value.get_ref<const std::string&>());
-  if (value.is_array())
-    return std::ranges::any_of(value, [&](const OrderedJson& item) { return needs_mark(item); });
-  if (!value.is_object()) return false;
-  return std::ranges::any_of(
-      value.items(), [&](const auto& item) { return has_marker(item.key()) || needs_mark(item.value()); });
+  if (value.is_object()) {
+    for (const auto& [key, item] : value.items())
+      if (has_marker(key) || needs_mark(item)) return true;
+    return false;
+  }
+  return value.is_array() &&
+         std::ranges::any_of(value, [&](const OrderedJson& item) { return needs_mark(item); });
 }
 
 void PromptGuard::choose_mark(const OrderedJson& variables) {

@@ -1,5 +1,5 @@
 // The list of conversations: choose, rename, export, delete (with a way back).
-import { find, h, icon, iconButton, toast } from './dom.js';
+import { find, h, iconButton, toast } from './dom.js';
 import * as store from './store.js';
 
 export const titleOf = (chat) => chat.title.trim() || 'Untitled';
@@ -27,9 +27,13 @@ export class ChatList {
     this.draw();
   }
 
+  // Draws only what changed, and never under somebody who types a title: focus would be lost.
   draw() {
-    const current = this.hooks.current();
-    const rows = store.listChats().map((chat) => this.#row(chat, chat.id === current));
+    const current = this.hooks.current(), chats = store.listChats();
+    const key = JSON.stringify([current, chats.map(({ id, title }) => [id, title])]);
+    if (key === this.drawn || this.renaming) return;
+    this.drawn = key;
+    const rows = chats.map((chat) => this.#row(chat, chat.id === current));
     this.root.replaceChildren(...(rows.length ? rows : [h('li', { class: 'no-chats' }, 'Nothing yet.')]));
   }
 
@@ -37,7 +41,7 @@ export class ChatList {
     const title = titleOf(chat);
     const open = h('button', { class: 'chat-open', type: 'button', title, 'aria-current': active ? 'true' : undefined,
       onclick: () => this.hooks.open(chat.id) }, title);
-    const row = h('li', { class: active ? 'active' : '' }, open, h('span', { class: 'chat-tools' },
+    const row = h('li', { class: active ? 'active' : '', 'data-id': chat.id }, open, h('span', { class: 'chat-tools' },
       iconButton('edit', `Rename ${title}`, () => this.#rename(chat, row)),
       iconButton('export', `Export ${title}`, () => this.#export(chat.id)),
       iconButton('delete', `Delete ${title}`, () => this.#delete(chat))));
@@ -51,12 +55,15 @@ export class ChatList {
     const end = (keep) => {
       if (over) return;
       over = true;
+      this.renaming = false;
       const title = input.value.trim(), whole = store.loadChat(chat.id);
       if (keep && title && whole) {
         store.saveChat({ ...whole, title });
         this.hooks.renamed(chat.id, title);
       }
+      this.drawn = '';
       this.draw();
+      this.#focus(chat.id);
     };
     input.addEventListener('keydown', (event) => {
       if (event.isComposing) return;
@@ -64,9 +71,16 @@ export class ChatList {
       if (event.key === 'Escape') { event.stopPropagation(); end(false); }
     });
     input.addEventListener('blur', () => end(true));
+    this.renaming = true;
     row.replaceChildren(input);
     input.focus();
     input.select();
+  }
+
+  // The conversation's own button, or the nearest thing to it.
+  #focus(id) {
+    const rows = [...this.root.querySelectorAll('li')];
+    (rows.find((row) => row.dataset.id === id)?.querySelector('.chat-open') ?? find('new-chat')).focus();
   }
 
   #export(id) {
@@ -79,6 +93,7 @@ export class ChatList {
     store.deleteChat(chat.id);
     this.hooks.removed(chat.id);
     this.draw();
+    this.#focus(null);
     toast(`Deleted “${titleOf(chat).slice(0, 40)}”.`, 'Undo', () => { if (whole) store.saveChat(whole); this.draw(); });
   }
 }

@@ -36,7 +36,7 @@ export class ExpertMap {
   // room: how high the picture may become, in CSS pixels.
   constructor(root, { room, largestCell }) {
     Object.assign(this, { root, room, largestCell, shape: null, shown: null, wanted: null, cursor: null, frame: 0, before: 0 });
-    this.canvas = h('canvas', { tabindex: '0', role: 'application', 'aria-roledescription': 'picture of expert activity' });
+    this.canvas = h('canvas', { tabindex: '0', role: 'application', 'aria-label': 'No activity yet', 'aria-roledescription': 'picture of expert activity' });
     this.readout = h('p', { class: 'readout', 'aria-live': 'polite' });
     this.bar = h('canvas', { class: 'legend-bar', width: '256', height: '1', 'aria-hidden': 'true' });
     this.ticks = h('div', { class: 'legend-ticks', 'aria-hidden': 'true' });

@@ -91,7 +91,7 @@ function listAt(lines, i, depth) {
     const blanks = inner.length - Math.max(0, inner.findLastIndex((line) => line !== '')) - 1;
     const text = inner.slice(0, inner.length - blanks);
     const more = at < lines.length && ITEM.test(lines[at]);
-    if (text.includes('') || (blanks && more)) loose = true;
+    if (text.includes('', 1) || (blanks && more)) loose = true;
     items.push(blocksOf(text, depth + 1));
     if (blanks && !more) { at -= blanks; break; }
   }
