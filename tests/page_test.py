@@ -407,6 +407,7 @@ class TestKeyboard:
             .observe(document.getElementById('announce'), {childList: true, characterData: true, subtree: true})""")
         scripted.script = words_of("A short answer.", 2)
         page.ask("Question")
+        wait_for(lambda: page.run("return heard.length"), "the announcement")
         assert page.run("return heard") == ["Answer: A short answer."]
         assert page.run("return document.getElementById('thread').getAttribute('aria-live')") == "off"
 
@@ -543,13 +544,21 @@ class TestTrouble:
         assert page.finished()
         assert len(page.all(".message")) == 2 and len(scripted.requests[-1]["messages"]) == 1
 
+    def test_a_question_without_answer_joins_the_next(self, failing_page, scripted):
+        page, scripted.refuse = failing_page, (503, "busy")
+        page.send("One")
+        page.finished()
+        scripted.refuse = None
+        page.ask("Two")
+        assert scripted.requests[-1]["messages"] == [{"role": "user", "content": "One\n\nTwo"}]
+
     def test_an_answer_that_breaks_off_keeps_what_came(self, failing_page, scripted):
         page, scripted.fail_at = failing_page, 10
         page.send("Question")
         assert page.finished().startswith("Once upon a time")
         assert "closed before" in page.text(".answer .error") or "broke" in page.text(".answer .error")
 
-    def test_an_error_in_the_stream(self, page, scripted):
+    def test_an_answer_that_is_cut_says_so(self, page, scripted):
         scripted.script = []
         scripted.finish = "length"
         page.send("Question")

@@ -184,7 +184,7 @@ std::string ChatConsole::faint(std::string_view words) const {
 void ChatConsole::greet() const {
   const ChatPlace place = session_.backend().place();
   say(text("{} {}", harmless_line(place.model), faint(text("({})", place.where))));
-  say(faint("/help lists commands; Alt+Enter or \\ at the end starts another line; Ctrl-D leaves"));
+  say(faint("/help lists commands; Alt+Enter or a final \\ adds a line; Ctrl-D leaves"));
 }
 
 bool ChatConsole::take(const std::string& typed) {
@@ -227,13 +227,13 @@ void ChatConsole::answer(const std::function<ChatAnswer(const ChatSession::OnPie
 }
 
 void ChatConsole::help(const std::string&) {
-  Table table({}, 2);
-  for (const Command& command : commands())
-    table.add(
-        {text("{}{}{}", command.name, command.argument.empty() ? "" : " ", command.argument), command.what});
-  std::string list = table.str();
-  list.erase(0, list.find('/'));  // the empty row of heads
-  out_(list);
+  const auto row = [](const Command& command) {
+    return std::vector{command.argument.empty() ? command.name : command.name + " " + command.argument,
+                       command.what};
+  };
+  Table table(row(commands().front()), 2);
+  for (size_t i = 1; i < commands().size(); ++i) table.add(row(commands()[i]));
+  out_(table.str());
 }
 
 void ChatConsole::clear(const std::string&) {

@@ -215,13 +215,11 @@ void LineEditor::list(const std::vector<std::string>& candidates) {
   output_ += screen_.leave();
   int column = 0;
   for (const std::string& candidate : candidates) {
-    const int cells = text_width(candidate) + 2;
-    if (column > 0 && column + cells > width_) {
-      output_ += "\r\n";
-      column = 0;
-    }
-    output_ += candidate + "  ";
-    column += cells;
+    const int cells = text_width(candidate);
+    const bool fits = column == 0 || column + 2 + cells <= width_;
+    if (column > 0) output_ += fits ? "  " : "\r\n";
+    output_ += candidate;
+    column = fits && column > 0 ? column + 2 + cells : cells;
   }
   output_ += "\r\n";
 }

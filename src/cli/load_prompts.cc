@@ -68,17 +68,13 @@ std::string LoadPrompts::shared(int words) const {
 }
 
 int LoadPrompts::words_for(int64_t tokens, const CountTokens& count) {
-  constexpr int kRounds = 3;
-  double words = static_cast<double>(tokens);
-  for (int round = 0; round < kRounds; ++round) {
-    LoadPrompts sample(static_cast<uint64_t>(round));
-    const int asked = std::max(1, static_cast<int>(std::lround(words)));
-    const int64_t came = count(sample.next(asked));
-    if (came == tokens) return asked;
-    if (came <= 0) break;
-    words = asked * static_cast<double>(tokens) / static_cast<double>(came);
-  }
-  return std::max(1, static_cast<int>(std::lround(words)));
+  // Over many words, because words differ; one word alone shows what comes on top of them.
+  constexpr int kSample = 2048;
+  const auto one = static_cast<double>(count(LoadPrompts(0).next(1)));
+  const auto many = static_cast<double>(count(LoadPrompts(0).next(kSample)));
+  if (many <= one) return static_cast<int>(std::max<int64_t>(tokens, 1));
+  const double per_word = (many - one) / (kSample - 1);
+  return std::max(1, static_cast<int>(std::lround(1 + (static_cast<double>(tokens) - one) / per_word)));
 }
 
 }  // namespace kt

@@ -16,7 +16,7 @@ class LoadPrompts {
   // The same seed gives the same prompts.
   explicit LoadPrompts(uint64_t seed) : seed_(seed), state_(seed) {}
 
-  // How many words make about `tokens` tokens; asks `count` a few times.
+  // How many words make about `tokens` tokens; asks `count` twice.
   static int words_for(int64_t tokens, const CountTokens& count);
 
   // `words` words, one at least, after `prefix`, which may be empty.

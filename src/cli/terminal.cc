@@ -124,6 +124,7 @@ Terminal::Terminal() : state_(std::make_unique<State>()) {
   // Between lines: no echo and no lines put together by the kernel, but Ctrl-C is a signal.
   state_->waiting = shared.original;
   state_->waiting.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ECHONL | IEXTEN);
+  state_->waiting.c_lflag |= NOFLSH;  // which would else throw away what was typed ahead
   state_->waiting.c_iflag &= ~static_cast<tcflag_t>(ICRNL | INLCR | IGNCR | IXON);
   state_->waiting.c_cc[VMIN] = 1;
   state_->waiting.c_cc[VTIME] = 0;

@@ -58,9 +58,10 @@ export async function copyText(text, button) {
   setTimeout(() => use.setAttribute('href', '#i-copy'), 1400);
 }
 
-// Said once by screen readers, when they are free.
+// Said once by screen readers, when they are free. Emptied first: the same words again would not be heard.
 export function announce(text) {
-  find('announce').textContent = text;
+  find('announce').textContent = '';
+  setTimeout(() => { find('announce').textContent = text; }, 50);
 }
 
 let toastTimer = 0;

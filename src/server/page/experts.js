@@ -10,7 +10,8 @@ const SCALES = {
 const HOTTEST = 8;  // even shares; the end of the scale
 const position = (share) => Math.min(1, Math.log2(1 + Math.max(0, share)) / Math.log2(1 + HOTTEST));
 const TICKS = [0, 1, 3, HOTTEST];
-const GLIDE_MS = 220;
+const MANY = 2000;  // cells that are drawn one by one
+const GLIDE_MS = 220, FRAME_MS = 40;  // a glide needs no more than 25 pictures a second
 
 function channels(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
@@ -26,6 +27,9 @@ function ramp(anchors) {
   return colours;
 }
 const RAMPS = { light: ramp(SCALES.light), dark: ramp(SCALES.dark) };
+const BYTES = Object.fromEntries(Object.entries(RAMPS).map(([name, colours]) =>
+  [name, new Uint8Array(colours.flatMap((rgb) => [...rgb, 255]))]));
+const CSS = Object.fromEntries(Object.entries(RAMPS).map(([name, colours]) => [name, colours.map((rgb) => `rgb(${rgb.join()})`)]));
 
 export function isDark() {
   const { theme } = document.documentElement.dataset;
@@ -41,7 +45,8 @@ export class ExpertMap {
     this.bar = h('canvas', { class: 'legend-bar', width: '256', height: '1', 'aria-hidden': 'true' });
     this.ticks = h('div', { class: 'legend-ticks', 'aria-hidden': 'true' });
     this.empty = h('p', { class: 'note' }, 'No expert activity yet: it appears while the model answers.');
-    this.filled = h('div', { hidden: true }, this.canvas, this.readout, h('div', { class: 'legend' }, this.bar, this.ticks));
+    this.legend = h('div', { class: 'legend' }, this.bar, this.ticks);
+    this.filled = h('div', { hidden: true }, this.canvas, this.readout, this.legend);
     root.append(this.empty, this.filled);
     this.#listen();
     this.#legend();
@@ -73,27 +78,32 @@ export class ExpertMap {
     }
     if (this.shape?.rows !== rows || this.shape?.columns !== columns) this.shown = new Float32Array(rows * columns);
     this.shape = { rows, columns, layers: experts.layers };
-    this.wanted = wanted;
+    this.wanted = wanted;                            // shares
+    this.target = wanted.map((share) => 255 * position(share));  // colours; `shown` glides to them
     this.#describe(experts);
     if (reducedMotion.matches || document.hidden) {
-      this.shown.set(wanted);
+      this.shown.set(this.target);
       this.#draw();
     } else {
-      this.before = performance.now();
+      if (!this.frame) this.before = performance.now();
       this.frame ||= requestAnimationFrame((now) => this.#glide(now));
     }
   }
 
   #glide(now) {
-    const step = 1 - Math.exp(-Math.max(0, now - this.before) / GLIDE_MS), { shown, wanted } = this;
+    if (now - this.before < FRAME_MS) {
+      this.frame = requestAnimationFrame((later) => this.#glide(later));
+      return;
+    }
+    const step = 1 - Math.exp(-Math.max(0, now - this.before) / GLIDE_MS), { shown, target } = this;
     this.before = now;
     let far = 0;
-    for (let i = 0; i < wanted.length; ++i) {
-      shown[i] += (wanted[i] - shown[i]) * step;
-      far = Math.max(far, Math.abs(wanted[i] - shown[i]));
+    for (let i = 0; i < target.length; ++i) {
+      shown[i] += (target[i] - shown[i]) * step;
+      far = Math.max(far, Math.abs(target[i] - shown[i]));
     }
     this.#draw();
-    this.frame = far > 0.01 ? requestAnimationFrame((later) => this.#glide(later)) : 0;
+    this.frame = far > 0.5 ? requestAnimationFrame((later) => this.#glide(later)) : 0;
   }
 
   #hottest() {
@@ -166,41 +176,46 @@ export class ExpertMap {
       canvas.height = high;
       canvas.style.width = `${grid.width}px`;
       canvas.style.height = `${grid.total}px`;
+      this.legend.style.width = `${Math.max(160, grid.cell * this.shape.columns)}px`;
     }
     const pen = canvas.getContext('2d');
     pen.setTransform(dpr, 0, 0, dpr, 0, 0);
     pen.clearRect(0, 0, grid.width, grid.total);
-    if (grid.gap) this.#cells(pen);
+    if (grid.gap && this.shown.length <= MANY) this.#cells(pen);
     else this.#pixels(pen);
     this.#labels(pen);
     if (this.cursor !== null) this.#outline(pen);
   }
 
   #cells(pen) {
-    const { left, top, cell, height, gap } = this.grid, { columns } = this.shape, colours = RAMPS[isDark() ? 'dark' : 'light'];
+    const { left, top, cell, height, gap } = this.grid, { columns } = this.shape, colours = CSS[isDark() ? 'dark' : 'light'];
     const down = height >= 6 ? gap : height >= 4 ? 1 : 0;
     for (let i = 0; i < this.shown.length; ++i) {
-      pen.fillStyle = `rgb(${colours[Math.round(position(this.shown[i]) * 255)].join(',')})`;
+      pen.fillStyle = colours[Math.round(this.shown[i])];
+      const x = left + (i % columns) * cell, y = top + Math.floor(i / columns) * height;
+      if (cell < 10) { pen.fillRect(x, y, cell - gap, height - down); continue; }
       pen.beginPath();
-      pen.roundRect(left + (i % columns) * cell, top + Math.floor(i / columns) * height, cell - gap, height - down, cell >= 10 ? 2.5 : 0);
+      pen.roundRect(x, y, cell - gap, height - down, 2.5);
       pen.fill();
     }
   }
 
-  // Narrow cells: one pixel each, stretched.
+  // Narrow cells, or many: one pixel each, stretched; then the gaps are cut.
   #pixels(pen) {
-    const { left, top, cell, height } = this.grid, { rows, columns } = this.shape, colours = RAMPS[isDark() ? 'dark' : 'light'];
-    const image = new ImageData(columns, rows);
-    for (let i = 0; i < this.shown.length; ++i) {
-      image.data.set(colours[Math.round(position(this.shown[i]) * 255)], 4 * i);
-      image.data[4 * i + 3] = 255;
-    }
+    const { left, top, cell, height, gap } = this.grid, { rows, columns } = this.shape;
+    const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
+    const colours = new Uint32Array(BYTES[isDark() ? 'dark' : 'light'].buffer);
+    for (let i = 0; i < this.shown.length; ++i) pixels[i] = colours[Math.round(this.shown[i])];
     this.small ??= document.createElement('canvas');
     this.small.width = columns;
     this.small.height = rows;
     this.small.getContext('2d').putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(this.small, left, top, cell * columns, height * rows);
+    if (!gap) return;
+    for (let c = 1; c <= columns; ++c) pen.clearRect(left + c * cell - gap, top, gap, height * rows);
+    if (height < 4) return;
+    for (let r = 1; r <= rows; ++r) pen.clearRect(left, top + r * height - gap, cell * columns, gap);
   }
 
   #labels(pen) {
@@ -229,9 +244,9 @@ export class ExpertMap {
   }
 
   #legend() {
-    const pen = this.bar.getContext('2d'), colours = RAMPS[isDark() ? 'dark' : 'light'];
+    const pen = this.bar.getContext('2d'), colours = CSS[isDark() ? 'dark' : 'light'];
     for (let x = 0; x < 256; ++x) {
-      pen.fillStyle = `rgb(${colours[x].join(',')})`;
+      pen.fillStyle = colours[x];
       pen.fillRect(x, 0, 1, 1);
     }
     this.ticks.replaceChildren(...TICKS.map((share) => {

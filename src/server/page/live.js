@@ -138,6 +138,7 @@ export class Live {
   }
 
   #limit(status) {
+    find('limit').hidden = !Number.isFinite(status.fraction_of_limit);
     const fraction = number(status.fraction_of_limit), kind = typeof status.limit === 'string' && status.limit ? `${status.limit} ` : '';
     setBar(find('limit-bar'), fraction);
     setText(find('limit-text'), `${percent(fraction)} of the machine’s ${kind}limit`);

@@ -19,9 +19,16 @@ let storageTold = false;
 
 // --- answering
 
-// What the model is sent: what people see, without thinking, errors and empty answers.
+// What the model is sent: what people see, without thinking, errors and empty answers. Questions that got no answer
+// become one with the next: many templates refuse two in a row.
 function history(messages) {
-  return messages.filter(({ role, content }) => role === 'user' || content).map(({ role, content }) => ({ role, content }));
+  const turns = [];
+  for (const { role, content } of messages) {
+    const last = turns[turns.length - 1];
+    if (role === 'user' && last?.role === 'user') last.content += `\n\n${content}`;
+    else if (role === 'user' || content) turns.push({ role, content });
+  }
+  return turns;
 }
 
 async function modelName() {

@@ -3,6 +3,7 @@ import { copyText, count, h, icon, iconButton, rate, setText } from './dom.js';
 import { MarkdownView } from './markdown.js';
 
 const clock = () => performance.now();
+const FRAME_MS = 33;
 
 // The thinking part of an answer: open while it is all there is, folded once the answer begins, unless the reader
 // chose otherwise.
@@ -66,7 +67,7 @@ class AnswerView {
     this.node.setAttribute('aria-busy', String(streaming));
     this.thinking.update(message, streaming);
     this.markdown.update(message.content);
-    this.calls.replaceChildren(...(message.calls ?? []).map(callCard));
+    if (message.calls) this.calls.replaceChildren(...message.calls.map(callCard));
     this.wait.hidden = !streaming || Boolean(message.content || message.reasoning || message.calls);
     this.foot.hidden = streaming || Boolean(message.error && !message.content);
     setText(this.stats, [message.note, message.stats].filter(Boolean).join(' · '));
@@ -158,10 +159,11 @@ export class Thread {
   }
 }
 
-// One answer as it comes: collects chunks into its message and draws at most once a frame.
+// One answer as it comes: collects chunks into its message and draws them some thirty times a second. The machine
+// that draws is often the one that computes the answer.
 export class Incoming {
   constructor(message, view) {
-    Object.assign(this, { message, view, began: clock(), first: 0, last: 0, pieces: 0, usage: null, frame: 0 });
+    Object.assign(this, { message, view, began: clock(), first: 0, last: 0, pieces: 0, usage: null, timer: 0 });
     view.update(true);
   }
 
@@ -182,7 +184,7 @@ export class Incoming {
       this.first ||= this.last;
       ++this.pieces;
     }
-    this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.view.update(true); });
+    this.timer ||= setTimeout(() => { this.timer = 0; this.view.update(true); }, FRAME_MS);
   }
 
   #call(call) {
@@ -193,7 +195,7 @@ export class Incoming {
   }
 
   finish() {
-    cancelAnimationFrame(this.frame);
+    clearTimeout(this.timer);
     const tokens = this.usage?.completion_tokens ?? this.pieces;
     const seconds = (this.last - this.first) / 1000, wait = (this.first - this.began) / 1000;
     if (this.first) {
