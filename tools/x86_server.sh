@@ -4,6 +4,7 @@
 #
 #   tools/x86_server.sh build-test-table [seconds per row, default 1]
 #   tools/x86_server.sh rival [seconds per row, default 1]       after it: kt-kernel's layers, llama.cpp's model beside ours
+#   tools/x86_server.sh server                                   kt run beside the engine alone and llama.cpp's server
 #
 # Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rivals
 # are an unpacked kt-kernel wheel in carry/rival (tools/rival_kt_kernel.py) and the source of llama.cpp in carry/llama.tar.xz;
@@ -13,8 +14,8 @@ cd "$(dirname "$0")/.."
 
 mode=${1:-}
 seconds=${2:-1}
-if [ "$mode" != build-test-table ] && [ "$mode" != rival ]; then
-  sed -n '2,10s/^# \{0,1\}//p' "$0"
+if [ "$mode" != build-test-table ] && [ "$mode" != rival ] && [ "$mode" != server ]; then
+  sed -n '2,11s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 
@@ -37,19 +38,26 @@ rival_layers() {
   python3 tools/rival_table.py "$out/rival.jsonl" "$out"/ours-*.json
 }
 
+# build_llama TARGETS...: from its source, for this CPU.
+build_llama() {
+  llama=$build/llama
+  if [ ! -d "$llama/src" ]; then
+    mkdir -p "$llama/src"
+    tar -xJf carry/llama.tar.xz -C "$llama/src"
+  fi
+  cmake -S "$llama/src" -B "$llama" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
+    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+    > "$out/llama-configure.log" 2>&1 || { tail -n 20 "$out/llama-configure.log"; return 1; }
+  cmake --build "$llama" -j "$(nproc)" --target "$@" > "$out/llama-build.log" 2>&1 ||
+    { grep -E -A5 'error|No rule' "$out/llama-build.log" | head -40; return 1; }
+}
+
 # llama.cpp's whole model beside ours: one Q4_0 file, the same prompts and batches, each at its best thread count.
 rival_model() {
   local model=$build/rival.gguf llama=$build/llama
   say "model and llama.cpp"
   [ -s "$model" ] || python3 tools/make_gguf.py "$model"
-  if [ ! -x "$llama/bin/llama-bench" ]; then
-    mkdir -p "$llama/src"
-    tar -xJf carry/llama.tar.xz -C "$llama/src"
-    cmake -S "$llama/src" -B "$llama" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
-      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF > "$out/llama-configure.log" 2>&1
-    cmake --build "$llama" -j "$(nproc)" --target llama-bench llama-batched-bench > "$out/llama-build.log" 2>&1 ||
-      { grep -E -A5 error "$out/llama-build.log" | head -40; return 1; }
-  fi
+  [ -x "$llama/bin/llama-bench" ] || build_llama llama-bench llama-batched-bench || return 1
   say "llama.cpp"
   for threads in $(($(nproc) / 2)) "$(nproc)"; do
     "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 1024 -n 64 -r 3 -o json > "$out/llama-$threads.json" 2> "$out/llama-$threads.log"
@@ -75,6 +83,31 @@ if [ "$mode" = rival ]; then
   exit 0
 fi
 
+# The server beside the engine alone, on the demo and on a 30B-shaped model; llama.cpp's server on the second.
+serve() {
+  local model=$build/rival.gguf rival=()
+  say "http and server tests"
+  for name in http server; do
+    timeout 150 "$build/src/$name/${name}_test" --gtest_brief=1 > "$out/${name}_test.log" 2>&1 || { failures=1; tail -n 30 "$out/${name}_test.log"; }
+    tail -n 1 "$out/${name}_test.log"
+  done
+  [ -s "$model" ] || python3 tools/make_gguf.py "$model"
+  if [ -f carry/llama.tar.xz ]; then
+    say "llama.cpp's server"
+    build_llama llama-server && rival=(--llama-server "$build/llama/bin/llama-server")
+  else
+    echo "no source of llama.cpp in carry/llama.tar.xz: left out"
+  fi
+  say "demo"
+  for threads in 2 $(($(nproc) / 2)); do
+    python3 tools/server_speed.py demo/tiny-deepseekv3 --kt "$kt" --threads "$threads" --json "$out/demo-$threads.json" || failures=1
+  done
+  say "30B-shaped model"
+  for threads in $(($(nproc) - 2)) "$(nproc)"; do
+    python3 tools/server_speed.py "$model" --kt "$kt" --threads "$threads" --tokens 128 --rounds 2 "${rival[@]}" --json "$out/model-$threads.json" || failures=1
+  done
+}
+
 compiler=()
 for candidate in g++-13 g++-14 g++-12; do
   command -v "$candidate" > /dev/null && { compiler=("-DCMAKE_CXX_COMPILER=$candidate"); break; }
@@ -87,9 +120,14 @@ cmake -S . -B "$build" "${generator[@]}" "${compiler[@]}" > "$out/configure.log"
 cmake --build "$build" -j "$(nproc)" > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
 kt=$build/bin/kt
 "$kt" version | tee "$out/version.txt"
+if [ "$mode" = server ]; then
+  serve
+  say "done, failures: $failures"
+  exit $failures
+fi
 
 say "tests"
-for name in base formats kernels nn weights models engine; do
+for name in base http formats kernels nn weights models engine server; do
   program=$build/src/$name/${name}_test
   [ -x "$program" ] || continue
   if timeout 150 "$program" --gtest_brief=1 > "$out/${name}_test.log" 2>&1; then result=passed; else result=FAILED; failures=1; fi

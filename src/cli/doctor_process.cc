@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "cli/doctor.h"
 #include "cli/report.h"
+#include "cli/settings.h"
 #include "weights/yaml.h"
 
 namespace kt {
@@ -150,6 +151,7 @@ void look_at_files(Diagnosis& d, const Machine& machine) {
       const Json value = read_yaml(path);
       if (!value.is_object() && !value.is_null())
         fail("{}: expected a mapping of settings, found another kind of YAML", path);
+      if (name == std::string_view("config.yaml") && value.is_object()) Settings(value, path);
       good += text("{}{}", good.empty() ? "" : ", ", name);
     } catch (const Error& problem) {
       bad = true;

@@ -16,7 +16,7 @@ namespace {
 
 struct ModelVerbFlags {
   std::string name, path, weights, gpu;
-  bool json = false, verbose = false;
+  bool json = false, verbose = false, names = false;
 };
 
 // The built-in model first, where it is there.
@@ -56,6 +56,10 @@ std::string with_absence(const std::string& path) {
 
 void list(const ModelVerbFlags& flags) {
   const std::vector<ModelEntry> entries = all_models();
+  if (flags.names) {
+    for (const ModelEntry& entry : entries) std::printf("%s\n", entry.name.c_str());
+    return;
+  }
   if (flags.json) {
     auto out = nlohmann::ordered_json::array();
     for (const ModelEntry& entry : entries) out.push_back(json_of(entry));
@@ -232,6 +236,7 @@ void add_model(CLI::App& kt, Invocation& run) {
   };
   CLI::App* const all = action("list", "The models that have names", list);
   all->add_flag("--json", flags->json, "Print JSON");
+  all->add_flag("--names", flags->names, "Print the names only, one a line");
   all->add_flag("-v,--verbose", flags->verbose, "Also when they were added and what is linked");
   add_model_scan(*verb, run);
   CLI::App* const one = action("add", "Give a model a name, or a named one its weights", add);

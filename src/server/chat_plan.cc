@@ -26,12 +26,13 @@ Conversation read_conversation(Service& service, const OrderedJson& body) {
   out.messages = template_messages(*messages, source);
   out.offered = request_tools(body);
   out.choice = tool_choice_of(body);
-  if (out.choice.kind == ToolChoice::Kind::kNone) return out;
+  const OrderedJson none = OrderedJson::array();
+  const OrderedJson& callable = out.choice.kind == ToolChoice::Kind::kNone ? none : out.offered;
   if (template_knows_tools(source) && out.syntax.tools != ToolSyntax::kNone) {
-    out.tools = out.offered;
+    if (!callable.empty()) out.tools = callable;
     return out;
   }
-  out.messages = with_tool_prompt(std::move(out.messages), out.offered);
+  out.messages = with_tool_prompt(std::move(out.messages), callable);
   out.syntax.tools = ToolSyntax::kHermes;
   return out;
 }
@@ -44,7 +45,8 @@ std::vector<TokenId> render(Service& service, const OrderedJson& body, const Con
   variables["add_generation_prompt"] = true;
   if (const auto more = body.find("chat_template_kwargs"); more != body.end() && !more->is_null()) {
     if (!more->is_object()) Fields(body).refuse("chat_template_kwargs", "an object");
-    for (const auto& [key, value] : more->items()) variables[key] = value;
+    for (const auto& [key, value] : more->items())
+      if (!key.ends_with("_token")) variables[key] = value;  // markers are the model's to name
   }
   variables["messages"] = talk.messages;
   variables["tools"] = talk.tools;
@@ -94,8 +96,8 @@ ChatPlan plan_chat(Service& service, const OrderedJson& json) {
     if (error.kind() == ErrorKind::kInternal) throw;
     throw ApiError(error.kind() == ErrorKind::kMemory ? 503 : 400, error.what());
   }
-  // Markers may be special tokens, which the text would leave out.
-  if (plan.start.tools || !plan.syntax.think_end.empty()) base.special = SpecialTokens::kKeep;
+  if (plan.start.tools || !plan.syntax.think_end.empty())
+    base.special = answer_decoding(plan.syntax, service.tokenizer());
   plan.requests = copies(base, n);
   if (grammar)
     for (GenerateRequest& request : plan.requests) request.constraint = service.constraint(grammar);
