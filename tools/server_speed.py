@@ -19,6 +19,7 @@ import time
 import urllib.request
 
 PROMPT = 64
+ERRORS = 200
 
 
 def output(*command):
@@ -76,10 +77,10 @@ def load(args, url, streams, errors=0):
     return report["points"][0] if "points" in report else report
 
 
-def server_rounds(args, command, url, errors):
+def server_round(args, command, url):
     """Figures of one started server."""
     with Running(command, url):
-        return {"one": load(args, url, 1), "all": load(args, url, args.streams), "errors": load(args, url, args.streams, errors) if errors else None}
+        return {"one": load(args, url, 1), "all": load(args, url, args.streams), "errors": load(args, url, args.streams, ERRORS)}
 
 
 def main():
@@ -98,13 +99,13 @@ def main():
     for _ in range(args.rounds):
         rounds["engine"].append(engine_round(args))
         port = free_port()
-        rounds["kt"].append(server_rounds(args, [args.kt, "run", args.model, "--port", port, "--cpu-threads", args.threads,
+        rounds["kt"].append(server_round(args, [args.kt, "run", args.model, "--port", port, "--cpu-threads", args.threads,
                                                  "--max-running-requests", args.streams, "--max-total-tokens", total],
-                                          f"http://127.0.0.1:{port}", 200))
+                                          f"http://127.0.0.1:{port}"))
     if args.llama_server:
         port = free_port()
-        rounds["llama"].append(server_rounds(args, [args.llama_server, "-m", args.model, "--port", port, "-t", args.threads, "-np",
-                                                    args.streams, "-c", total, "--no-webui"], f"http://127.0.0.1:{port}", 200))
+        rounds["llama"].append(server_round(args, [args.llama_server, "-m", args.model, "--port", port, "-t", args.threads, "-np",
+                                                    args.streams, "-c", total, "--no-webui"], f"http://127.0.0.1:{port}"))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rounds, file, indent=1)
@@ -127,8 +128,8 @@ def report(args, rounds):
             continue
         one = middle(1e3 * r["one"]["tpot_ms"]["p50"] for r in rounds[name])
         every = middle(r["all"]["decode_tokens_per_s"] for r in rounds[name])
-        errors = [r["errors"]["error_ms"] for r in rounds[name] if r["errors"] and r["errors"].get("error_ms")]
-        late = f"{middle(e['p50'] for e in errors):.2f} / {middle(e['p95'] for e in errors):.2f}" if errors else "-"
+        errors = [r["errors"]["errors"]["first_byte_ms"] for r in rounds[name]]
+        late = f"{middle(e['p50'] for e in errors):.2f} / {middle(e['p95'] for e in errors):.2f}"
         over = f"{one - alone:+.0f} us ({100 * (one - alone) / alone:+.1f} %)" if name == "kt" else ""
         share = f"{100 * every / batch:.1f} %" if name == "kt" else ""
         print(f"| {'kt run' if name == 'kt' else 'llama-server'} | {one:.0f} | {over} | {every:.0f} | {share} | {late} |")
