@@ -10,6 +10,7 @@ import pty
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -49,6 +50,23 @@ def link_folder(source, target):
 def copied(source, target):
     shutil.copytree(source, target)
     return target
+
+
+def write_gguf(path, part=1, parts=1):
+    """A file of the right form with one tensor and too little in it to run."""
+    def text(words):
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    numbers = {"block_count": 2, "embedding_length": 64, "expert_count": 16, "expert_used_count": 4,
+               "expert_feed_forward_length": 32}
+    values = [text("general.architecture") + struct.pack("<I", 8) + text("qwen3moe")]
+    values += [text("qwen3moe." + key) + struct.pack("<II", 4, value) for key, value in numbers.items()]
+    if parts > 1:
+        values += [text("split.no") + struct.pack("<IH", 2, part - 1), text("split.count") + struct.pack("<IH", 2, parts),
+                   text("split.tensors.count") + struct.pack("<Ii", 5, parts)]
+    tensor = text(f"blk.{part - 1}.attn_norm.weight") + struct.pack("<IQIQ", 1, 64, 0, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(values)) + b"".join(values) + tensor
+    path.write_bytes(header + bytes(-len(header) % 32) + bytes(256))
 
 
 def listed():
@@ -301,14 +319,20 @@ class TestScan:
         assert model["holds"] == "gpu-weights" and model["runs"]
 
     def test_gguf(self, tmp_path):
-        pytest.importorskip("gguf", reason="gguf is not installed")
-        pytest.importorskip("safetensors", reason="safetensors is not installed")
-        import gguf_files
-        gguf_files.Model(DEMO).write(tmp_path / "Fox-F32.gguf")
-        (model,) = scanned(tmp_path)["models"]
-        assert (model["name"], model["kind"], model["experts"]) == ("fox-f32", "gguf", 16)
-        kt_ok("model", "add", "fox", tmp_path / "Fox-F32.gguf")
+        write_gguf(tmp_path / "Fox-Q8.gguf")
+        for part in (1, 2):
+            write_gguf(tmp_path / f"Owl-{part:05}-of-00002.gguf", part, 2)
+        models = scanned(tmp_path)["models"]
+        assert [(m["name"], m["kind"], m["experts"], m["active"]) for m in models] == [("fox-q8", "gguf", 16, 4),
+                                                                                       ("owl", "gguf", 16, 4)]
+        assert models[1]["path"].endswith("Owl-00001-of-00002.gguf")
+        assert models[1]["size"] == sum(file.stat().st_size for file in tmp_path.glob("Owl*"))
+        kt_ok("model", "add", "fox", tmp_path / "Fox-Q8.gguf")
         assert listed()["fox"]["kind"] == "gguf"
+        (tmp_path / "Owl-00002-of-00002.gguf").unlink()
+        found = scanned(tmp_path)
+        assert [m["status"] for m in found["models"]] == ["not run"]
+        assert "Owl-00002-of-00002.gguf" in found["problems"][0]["reason"]
 
     def test_names_that_are_taken(self, tmp_path):
         root = tmp_path / "root"

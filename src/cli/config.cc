@@ -91,7 +91,8 @@ void reset(const ConfigFlags& flags) {
 
 void init(const ConfigFlags& flags) {
   const std::string path = settings_path();
-  const bool exists = std::filesystem::exists(path);
+  std::error_code code;
+  const bool exists = std::filesystem::exists(path, code);
   if (exists && !flags.yes) fail("{} exists; --yes writes it anew and forgets what is set there", path);
   Json values = Json::object();
   for (const char* name : {"server.host", "server.port", "run.cpu-threads"})
@@ -99,10 +100,10 @@ void init(const ConfigFlags& flags) {
   if (flags.port) values["server.port"] = *flags.port;
   if (flags.threads) values["run.cpu-threads"] = *flags.threads;
   for (const std::string& folder : flags.paths) {
-    if (!std::filesystem::is_directory(folder)) fail("--model-path: {}: no such folder", folder);
+    if (!is_folder(folder)) fail("--model-path: {}: no such folder", folder);
     values["model.paths"].push_back(absolute_path(folder));
   }
-  if (exists) std::filesystem::remove(path);
+  if (exists && !std::filesystem::remove(path, code)) fail("{}: cannot be removed: {}", path, code.message());
   change_settings(values);
   std::printf("%s\n", path.c_str());
 }

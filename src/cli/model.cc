@@ -185,7 +185,7 @@ void info(const ModelVerbFlags& flags) {
 }
 
 void path_add(const ModelVerbFlags& flags) {
-  if (!std::filesystem::is_directory(flags.path)) fail("{}: no such folder", flags.path);
+  if (!is_folder(flags.path)) fail("{}: no such folder", flags.path);
   const std::string path = absolute_path(flags.path);
   if (!add_to_setting("model.paths", path))
     std::fprintf(stderr, "kt: note: %s is in the list\n", path.c_str());

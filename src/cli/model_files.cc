@@ -232,6 +232,11 @@ bool holds_model_files(const std::string& path) {
   return false;
 }
 
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
 std::string absolute_path(const std::string& path) {
   std::error_code code;
   const fs::path absolute = fs::absolute(path, code);

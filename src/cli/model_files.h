@@ -44,6 +44,7 @@ std::optional<ModelFiles> try_inspect_model(const std::string& path);
 // only.
 bool holds_model_files(const std::string& path);
 
+bool is_folder(const std::string& path);  // that can be reached; a link to one counts
 // Absolute, without "." and ".." and without a '/' at its end; links stay as they are.
 std::string absolute_path(const std::string& path);
 

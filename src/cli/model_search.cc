@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <set>
 
@@ -36,7 +35,7 @@ struct Proposal {
 
 std::vector<std::string> roots_of(const ScanFlags& flags) {
   for (const std::string& path : flags.paths)
-    if (!std::filesystem::is_directory(path)) fail("{}: no such folder", path);
+    if (!is_folder(path)) fail("{}: no such folder", path);
   if (!flags.paths.empty()) return flags.paths;
   std::vector<std::string> roots = load_settings().list("model.paths");
   if (roots.empty()) fail("no folders to scan: kt model scan PATH, or kt model path-add PATH once");
