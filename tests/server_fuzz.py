@@ -39,6 +39,7 @@ class Finding:
 class Report:
     seed: int
     sent: int = 0
+    left_out: int = 0  # hand-written cases that a slow machine had no time for
     abandoned: int = 0  # replies that were still coming after ANSWER_SECONDS; the client hung up
     statuses: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     findings: list = dataclasses.field(default_factory=list)
@@ -47,7 +48,7 @@ class Report:
     def __str__(self):
         slowest = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(self.times, reverse=True)[:6])
         statuses = ", ".join(f"{status} x {n}" for status, n in sorted(self.statuses.items(), key=str))
-        return f"seed {self.seed}: {self.sent} requests, {self.abandoned} abandoned, {statuses}, {len(self.findings)} findings; " \
+        return f"seed {self.seed}: {self.sent} requests, {self.left_out} left out, {self.abandoned} abandoned, {statuses}, {len(self.findings)} findings; " \
                f"slowest: {slowest}"
 
 
@@ -310,7 +311,8 @@ def check_raw(url, case, report):
 
 
 def fuzz(url, seed, seconds, count, threads=3):
-    """Sends the hand-written cases once, then mutated ones until `count` of them or `seconds` are over."""
+    """Sends the hand-written cases once (four times `seconds` at most), then mutated ones until there were `count`
+    requests or `seconds` are over."""
     report, lock = Report(seed), threading.Lock()
     fixed = [("json", name, request_bytes("POST", path, data, ["Connection: close"])) for name, path, data in bodies.hostile()]
     fixed += [("raw", case.name, case) for case in bodies.raw_cases()]
@@ -322,7 +324,9 @@ def fuzz(url, seed, seconds, count, threads=3):
         while True:
             with lock:
                 kind, name, case = fixed.pop() if fixed else ("random", "", None)
-                if kind == "random" and (report.sent >= count or time.monotonic() > end):
+                if time.monotonic() > (end if kind == "random" else end + 3 * seconds) or (kind == "random" and report.sent >= count):
+                    report.left_out += len(fixed) + (kind != "random")
+                    fixed.clear()
                     return
                 report.sent += 1
             if kind == "random":
