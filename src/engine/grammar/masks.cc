@@ -8,6 +8,7 @@ namespace kt {
 namespace {
 
 constexpr size_t kMostParts = 8;  // beyond, one walk with all threads is cheaper
+constexpr size_t kMostKept = 96;  // masks of either kind; 20 KB each for 150,000 tokens
 
 }  // namespace
 
@@ -35,6 +36,8 @@ void TokenBits::keep_only(std::span<float> logits) const {
 const TokenBits& Masks::after(ConfigId config) {
   const auto found = bits_.find(config);
   if (found != bits_.end()) return found->second;
+  if (bits_.size() >= kMostKept) bits_.clear();
+  if (inside_.size() >= kMostKept) inside_.clear();
   TokenBits bits(trie_.tokenizer->size());
   add(config, bits);
   return bits_.emplace(config, std::move(bits)).first->second;

@@ -31,11 +31,10 @@ class TokenBits {
 class Masks {
  public:
   Masks(const TokenTrie::State& trie, Machine& machine) : trie_(trie), machine_(machine) {}
-  // Tokens whose bytes lead on. Valid until the next call of forget.
+  // Tokens whose bytes lead on. Valid until the next call.
   const TokenBits& after(ConfigId config);
   // To be called when the machine forgets.
   void forget();
-  size_t kept() const { return bits_.size() + inside_.size(); }
 
  private:
   struct Inside {
