@@ -118,7 +118,7 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium)
+  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)
@@ -144,7 +144,7 @@ python_tests() {
   local src=$PWD/$build/src
   KT_PROGRAM=$PWD/$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
-    KT_TEMPLATE_PROBE=$src/engine/template_probe \
+    KT_TEMPLATE_PROBE=$src/engine/template_probe KT_GRAMMAR_PROBE=$src/engine/grammar_probe \
     "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
 }

@@ -11,7 +11,6 @@ namespace kt {
 namespace {
 
 constexpr size_t kMostKept = 6000;  // sets of threads, between tokens; a kilobyte or two each
-constexpr size_t kMostMasks = 192;  // 20 KB each for 150,000 tokens
 
 // Keys of the objects that are open, for the rule that keys do not repeat: the one thing in JSON that a stack
 // cannot hold. Objects are told apart by how deep they lie.
@@ -97,7 +96,6 @@ class GrammarConstraint : public TokenConstraint {
   }
 
   void mask(std::span<float> logits) override {
-    if (masks_.kept() > kMostMasks) masks_.forget();
     TokenBits bits = masks_.after(now_);
     for (TokenId id : end_tokens_) bits.clear(id);
     if (machine_.rules().has_marks) drop_repeated_keys(bits);

@@ -36,7 +36,8 @@ Machine::Machine(Grammar rules) : rules_(std::move(rules)) {
   frames_.emplace_back();
   configs_.emplace_back();
   configs_[0].closed = true;
-  configs_[0].next = std::make_unique<std::array<int32_t, 256>>();
+  configs_[0].next.fill(0);
+  rows_.push_back(configs_[0].next.data());
   std::vector<Thread> kernel;
   bool returned = false;
   arrive({rules_->start, 0}, kernel, returned);
@@ -71,8 +72,8 @@ ConfigId Machine::config_of(std::vector<Thread> kernel, bool returned) {
   Config& config = configs_.emplace_back();
   config.kernel = std::move(kernel);
   config.returned = returned;
-  config.next = std::make_unique<std::array<int32_t, 256>>();
-  config.next->fill(-1);
+  config.next.fill(-1);
+  rows_.push_back(config.next.data());
   return place->second;
 }
 
@@ -144,7 +145,7 @@ ConfigId Machine::find_step(ConfigId id, uint8_t byte) {
   for (const Move& move : config.moves)
     if (move.low <= byte && byte <= move.high) arrive(move.to, kernel, returned);
   const ConfigId to = config_of(std::move(kernel), returned);
-  return (*configs_[static_cast<size_t>(id)].next)[byte] = to;
+  return rows_[static_cast<size_t>(id)][byte] = to;
 }
 
 ConfigId Machine::step_token(ConfigId id, TokenId token) {
@@ -187,6 +188,7 @@ ConfigId Machine::forget_but(ConfigId id) {
   const std::vector<Thread> kernel = std::move(configs_[static_cast<size_t>(id)].kernel);
   const bool returned = configs_[static_cast<size_t>(id)].returned;
   configs_.resize(1);
+  rows_.resize(1);
   for (auto& ids : ids_) ids.clear();
   frame_ids_.clear();
   frames_.assign(1, Frame{});

@@ -36,7 +36,7 @@ class Machine {
 
   ConfigId start() const { return start_; }
   ConfigId step(ConfigId config, uint8_t byte) {
-    const int32_t known = (*configs_[static_cast<size_t>(config)].next)[byte];
+    const int32_t known = rows_[static_cast<size_t>(config)][byte];
     return known >= 0 ? known : find_step(config, byte);
   }
   // Takes the edges that name the token; 0 if there are none.
@@ -85,7 +85,7 @@ class Machine {
     std::vector<Move> moves;
     std::vector<TokenMove> token_moves;
     std::vector<TokenId> tokens;
-    std::unique_ptr<std::array<int32_t, 256>> next;  // -1: not known yet
+    std::array<int32_t, 256> next;  // by byte; -1: not known yet
   };
   struct Hash {
     size_t operator()(const std::vector<Thread>& threads) const;
@@ -103,6 +103,7 @@ class Machine {
 
   Grammar rules_;
   std::deque<Config> configs_;
+  std::vector<int32_t*> rows_;                                      // their `next`
   std::unordered_map<std::vector<Thread>, ConfigId, Hash> ids_[2];  // by `returned`
   std::vector<Frame> frames_;                                       // [0] is the empty stack
   std::unordered_map<Frame, StackId, Hash> frame_ids_;

@@ -1,6 +1,7 @@
 #include "engine/grammar/masks.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <map>
 
@@ -8,6 +9,8 @@ namespace kt {
 namespace {
 
 constexpr size_t kMostParts = 8;  // beyond, one walk with all threads is cheaper
+constexpr uint32_t kLargeSubtree = 64;
+constexpr size_t kMostKept = 96;  // masks of either kind; 20 KB each for 150,000 tokens
 
 }  // namespace
 
@@ -26,15 +29,20 @@ void TokenBits::keep_only(std::span<float> logits) const {
     const auto part = logits.subspan(begin, std::min<size_t>(64, logits.size() - begin));
     if (word == 0) {
       std::ranges::fill(part, kNever);
-    } else if (word != ~uint64_t{0}) {
-      for (size_t i = 0; i < part.size(); ++i) part[i] = word >> i & 1 ? part[i] : kNever;
+      continue;
     }
+    // Inside a string few are left out: this costs what they are.
+    uint64_t never = ~word;
+    if (part.size() < 64) never &= (uint64_t{1} << part.size()) - 1;
+    for (; never != 0; never &= never - 1) part[static_cast<size_t>(std::countr_zero(never))] = kNever;
   }
 }
 
 const TokenBits& Masks::after(ConfigId config) {
   const auto found = bits_.find(config);
   if (found != bits_.end()) return found->second;
+  if (bits_.size() >= kMostKept) bits_.clear();
+  if (inside_.size() >= kMostKept) inside_.clear();
   TokenBits bits(trie_.tokenizer->size());
   add(config, bits);
   return bits_.emplace(config, std::move(bits)).first->second;
@@ -43,6 +51,7 @@ const TokenBits& Masks::after(ConfigId config) {
 void Masks::forget() {
   bits_.clear();
   inside_.clear();
+  staying_.clear();
 }
 
 void Masks::add(ConfigId config, TokenBits& out) {
@@ -75,6 +84,19 @@ const Masks::Inside& Masks::inside(ConfigId local) {
   return inside_.emplace(local, std::move(part)).first->second;
 }
 
+// The classes of bytes (byte_class) that do not change a set of threads.
+uint16_t Masks::staying(ConfigId config) {
+  const auto [place, is_new] = staying_.emplace(config, uint16_t{0xFFFF});
+  if (!is_new) return place->second;
+  uint16_t classes = 0xFFFF;
+  for (int byte = 0; byte < 256; ++byte) {
+    const auto bit = static_cast<uint16_t>(1u << byte_class(static_cast<uint8_t>(byte)));
+    if ((classes & bit) && machine_.step(config, static_cast<uint8_t>(byte)) != config)
+      classes = static_cast<uint16_t>(classes & ~bit);
+  }
+  return place->second = classes;
+}
+
 // Adds the tokens below a node that the machine can read from there on; `config` is what it is at the node.
 void Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits) {
   const auto* nodes = trie_.nodes.data();
@@ -89,6 +111,13 @@ void Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uin
       continue;
     }
     path_[node.depth] = next;
+    // All bytes below leave the machine where it is, as letters do inside a string.
+    if (node.after - at > kLargeSubtree && (node.below & ~staying(next)) == 0 &&
+        !(exits && machine_.ends(next))) {
+      for (uint32_t i = node.tokens; i < nodes[node.after].tokens; ++i) out.set(trie_.ids[i]);
+      at = node.after;
+      continue;
+    }
     for (uint32_t i = node.tokens; i < nodes[at + 1].tokens; ++i) out.set(trie_.ids[i]);
     if (exits && nodes[at].after > at + 1 && machine_.ends(next)) exits->push_back(at);
     ++at;

@@ -31,11 +31,10 @@ class TokenBits {
 class Masks {
  public:
   Masks(const TokenTrie::State& trie, Machine& machine) : trie_(trie), machine_(machine) {}
-  // Tokens whose bytes lead on. Valid until the next call of forget.
+  // Tokens whose bytes lead on. Valid until the next call.
   const TokenBits& after(ConfigId config);
   // To be called when the machine forgets.
   void forget();
-  size_t kept() const { return bits_.size() + inside_.size(); }
 
  private:
   struct Inside {
@@ -44,12 +43,14 @@ class Masks {
   };
   const Inside& inside(ConfigId local);
   void add(ConfigId config, TokenBits& out);
+  uint16_t staying(ConfigId config);
   void walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits);
 
   const TokenTrie::State& trie_;
   Machine& machine_;
   std::unordered_map<ConfigId, TokenBits> bits_;
   std::unordered_map<ConfigId, Inside> inside_;
+  std::unordered_map<ConfigId, uint16_t> staying_;
   std::vector<ConfigId> path_;  // by depth
 };
 

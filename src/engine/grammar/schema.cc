@@ -307,7 +307,7 @@ StateId SchemaCompiler::object_rule(const Schema& schema, const std::string& pat
 
   const StateId start = builder_.state(), open = builder_.state(), first = builder_.state(),
                 close = builder_.state();
-  builder_.byte(start, open, '{', Mark::kObjectBegin);
+  builder_.byte(start, open, '{', extra != false ? Mark::kObjectBegin : Mark::kNone);
   builder_.call(open, first, json_.space());
   std::vector<StateId> before, after;  // property i and later ones may come; the one before i came
   for (size_t i = 0; i <= properties.size(); ++i) {
@@ -373,6 +373,12 @@ StateId SchemaCompiler::array_rule(const Schema& schema, const std::string& path
 
 }  // namespace
 
-Grammar json_schema_grammar(const nlohmann::ordered_json& schema) { return SchemaCompiler(schema).compile(); }
+Grammar json_schema_grammar(const nlohmann::ordered_json& schema) {
+  try {
+    return SchemaCompiler(schema).compile();
+  } catch (const Schema::exception& error) {  // a value of another type than its keyword's
+    fail("json_schema: malformed: {}", error.what());
+  }
+}
 
 }  // namespace kt

@@ -109,10 +109,11 @@ Schema of_property(const Schema& schema, const std::string& name) {
   return schema.value("additionalProperties", Schema(true));
 }
 
-void merge_properties(const Schema& a, const Schema& b, Schema& out) {
+void merge_properties(const Schema& a, const Schema& b, Schema& out, const std::string& path) {
   Schema properties = Schema::object();
   for (const Schema* side : {&a, &b}) {
     if (!side->contains("properties")) continue;
+    if (!side->at("properties").is_object()) fail("{}.properties: expected an object", path);
     for (const auto& [name, unused] : side->at("properties").items()) {
       if (properties.contains(name)) continue;
       const Schema left = of_property(a, name), right = of_property(b, name);
@@ -206,14 +207,16 @@ Schema merged(const Schema& a, const Schema& b, const std::string& path) {
   if (a == true || b == true) return a == true ? b : a;
   if (a == false || b == false) return false;
   Schema out = constraints_without(a, {"properties", "additionalProperties"});
-  for (const auto& [keyword, value] :
-       constraints_without(b, {"properties", "additionalProperties"}).items()) {
+  const Schema added = constraints_without(b, {"properties", "additionalProperties"});
+  for (const auto& [keyword, value] : added.items()) {
     if (!out.contains(keyword)) {
       out[keyword] = value;
       continue;
     }
     if (out.at(keyword) == value) continue;
     if (keyword == "required") {
+      if (!value.is_array() || !out.at(keyword).is_array())
+        fail("{}.required: expected a list of names", path);
       for (const Schema& name : value)
         if (std::ranges::find(out.at(keyword), name) == out.at(keyword).end())
           out.at(keyword).push_back(name);
@@ -225,7 +228,7 @@ Schema merged(const Schema& a, const Schema& b, const std::string& path) {
       fail("{}.{}: two that differ must both hold; that is not supported", path, keyword);
     }
   }
-  merge_properties(a, b, out);
+  merge_properties(a, b, out, path);
   if (a.contains("type") && b.contains("type")) {
     Schema types = Schema::array();
     const std::set<std::string> left = names_of_types(a, path), right = names_of_types(b, path);

@@ -44,7 +44,7 @@ Decimal decimal_of(const Json& number, const std::string& path) {
   out.fraction = digits.substr(static_cast<size_t>(point));
   out.whole.erase(0, std::min(out.whole.find_first_not_of('0'), out.whole.size()));
   out.fraction.erase(out.fraction.find_last_not_of('0') + 1);
-  if (out.whole.empty()) out.whole = "0";
+  if (out.whole.empty()) out.whole.push_back('0');  // g++ 12 warns of = "0"
   if (out.zero()) out.negative = false;
   return out;
 }

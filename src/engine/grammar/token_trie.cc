@@ -25,8 +25,12 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) {
   std::vector<uint32_t> path{0};  // the nodes of the last token
   state->nodes.emplace_back();
   const auto leave = [&](size_t depth) {
-    for (; path.size() > depth + 1; path.pop_back())
-      state->nodes[path.back()].after = static_cast<uint32_t>(state->nodes.size());
+    for (; path.size() > depth + 1; path.pop_back()) {
+      State::Node& node = state->nodes[path.back()];
+      State::Node& parent = state->nodes[path[path.size() - 2]];
+      node.after = static_cast<uint32_t>(state->nodes.size());
+      parent.below = static_cast<uint16_t>(parent.below | node.below | 1u << byte_class(node.byte));
+    }
   };
   std::string_view last;
   for (const auto& [bytes, id] : sorted) {
