@@ -4,8 +4,12 @@
 
 namespace kt {
 
-Engine::Engine(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options)
-    : scheduler_(model, tokenizer, options), stats_(scheduler_.stats()), thread_([this] { run(); }) {}
+Engine::Engine(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options,
+               std::function<void()> after_step)
+    : scheduler_(model, tokenizer, options),
+      after_step_(std::move(after_step)),
+      stats_(scheduler_.stats()),
+      thread_([this] { run(); }) {}
 
 Engine::~Engine() {
   {
@@ -108,6 +112,7 @@ void Engine::run() {
     } catch (const std::exception& error) {
       scheduler_.fail_all(error.what());  // a bug of ours: those requests end, the engine does not
     }
+    if (after_step_) after_step_();
     {
       const std::lock_guard lock(mutex_);
       for (RequestId id : scheduler_.take_ended()) live_.erase(id);

@@ -20,7 +20,9 @@ struct Generated {
 class Engine {
  public:
   // The model and the tokenizer (or null) must outlive it; only the engine's thread calls the model.
-  Engine(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options = {});
+  // after_step is called on its thread after every step, when the step's events have been delivered.
+  Engine(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options = {},
+         std::function<void()> after_step = {});
   // Cancels what still runs, delivers the last events and waits for them.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -53,6 +55,7 @@ class Engine {
   void take(Inbox inbox, std::vector<RequestId>& ended);
 
   Scheduler scheduler_;  // of thread_, but for check()
+  const std::function<void()> after_step_;
 
   mutable std::mutex mutex_;  // of everything below
   std::condition_variable arrived_, ended_;

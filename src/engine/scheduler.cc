@@ -213,24 +213,46 @@ void Scheduler::run_planned() {
     for (Job* job : planned) finish_with_error(*job, error);
     return;
   }
-  size_t row = 0;
+  picks_.clear();
   for (size_t i = 0; i < planned.size(); ++i) {
     planned[i]->pages->commit(step_[i].tokens);
-    if (!step_[i].wants_logits) continue;
-    const auto logits = std::span(logits_).subspan(row++ * vocabulary, vocabulary);
+    if (step_[i].wants_logits) picks_.push_back({.job = planned[i]});
+  }
+  pick_tokens(rows);
+  for (Pick& pick : picks_) {
     try {
-      take_token(*planned[i], logits);
+      if (pick.error) std::rethrow_exception(pick.error);
+      take_token(*pick.job, pick.token);
     } catch (const std::exception& error) {
-      finish_with_error(*planned[i], error);
+      finish_with_error(*pick.job, error);
     }
   }
 }
 
-// Samples and reports one token, and the end where it is one.
-void Scheduler::take_token(Job& job, std::span<float> logits) {
-  TokenConstraint* constraint = job.request.constraint.get();
-  const SampledToken token = job.sampler.pick(logits, constraint);
-  if (constraint) constraint->accept(token.id);
+// Chooses the next token of every row. Rows know nothing of each other, so that the model's threads may share
+// them; a few small ones are not worth waking anybody.
+void Scheduler::pick_tokens(size_t rows) {
+  const auto vocabulary = static_cast<size_t>(model_.vocabulary());
+  const auto pick = [&](size_t row) {
+    Pick& one = picks_[row];
+    try {
+      TokenConstraint* constraint = one.job->request.constraint.get();
+      one.token = one.job->sampler.pick(std::span(logits_).subspan(row * vocabulary, vocabulary), constraint);
+      if (constraint) constraint->accept(one.token.id);
+    } catch (...) {
+      one.error = std::current_exception();
+    }
+  };
+  constexpr size_t kWorthSharing = 1 << 16;  // logits
+  if (rows > 1 && rows * vocabulary >= kWorthSharing) {
+    model_.spread(rows, pick);
+  } else {
+    for (size_t row = 0; row < rows; ++row) pick(row);
+  }
+}
+
+// Reports one token, and the end where it is one.
+void Scheduler::take_token(Job& job, const SampledToken& token) {
   ++counts_.tokens_sampled;
   if (!job.first) job.first = Clock::now();
   job.tokens.push_back(token.id);

@@ -4,6 +4,7 @@
 #pragma once
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -119,7 +120,8 @@ class Scheduler {
   void admit(int budget);
   bool begins_like_running(const Job& job, int cached) const;
   void run_planned();
-  void take_token(Job& job, std::span<float> logits);
+  void pick_tokens(size_t rows);
+  void take_token(Job& job, const SampledToken& token);
   void finish(Job& job, Finish finish, const SampledToken* token = nullptr, std::string_view text = {});
   void finish_with_error(Job& job, const std::exception& error);
   bool report(Job& job, const GenerateEvent& event);
@@ -135,6 +137,12 @@ class Scheduler {
   std::vector<RequestId> ended_;
   std::vector<StepSequence> step_;
   std::vector<float> logits_;  // [rows of the step, vocabulary]
+  struct Pick {
+    Job* job = nullptr;
+    SampledToken token = {};
+    std::exception_ptr error = {};
+  };
+  std::vector<Pick> picks_;  // [rows of the step]
   RequestId last_id_ = 0;
   SchedulerStats counts_;
 };

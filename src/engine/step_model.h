@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/function_ref.h"
 #include "engine/bpe.h"
 
 namespace kt {
@@ -27,6 +28,11 @@ class StepModel {
   // order: [rows, vocabulary]. Pages that sequences share are only read: new tokens go to pages of their own.
   // An exception ends the sequences of this step, not the program.
   virtual void step(std::span<const StepSequence> sequences, std::span<float> logits) = 0;
+
+  // Calls work(i) for i in [0, n), each once, on the threads that are idle between steps. It must not throw.
+  virtual void spread(size_t n, FunctionRef<void(size_t)> work) {
+    for (size_t i = 0; i < n; ++i) work(i);
+  }
 };
 
 }  // namespace kt

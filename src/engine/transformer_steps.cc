@@ -31,6 +31,13 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
     (sequence.tokens.size() > 1 ? totals_.prefill_tokens : totals_.decode_tokens) += sequence.tokens.size();
 }
 
+void TransformerSteps::spread(size_t n, FunctionRef<void(size_t)> work) {
+  Pool& pool = transformer_.pool();
+  pool.run([&](const Worker& worker) {
+    for (auto i = static_cast<size_t>(worker.index); i < n; i += static_cast<size_t>(pool.threads())) work(i);
+  });
+}
+
 StepTotals TransformerSteps::totals() const {
   const std::lock_guard lock(mutex_);
   return totals_;

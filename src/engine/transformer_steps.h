@@ -26,6 +26,8 @@ class TransformerSteps final : public StepModel {
   int cache_pages() const override { return cache_.pages(); }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override;
 
+  void spread(size_t n, FunctionRef<void(size_t)> work) override;
+
   StepTotals totals() const;  // from any thread
 
  private:

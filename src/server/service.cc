@@ -50,7 +50,8 @@ Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(
                                        [this] { end_overdue(); });
   engine_ = std::make_unique<Engine>(
       steps_, &model.tokenizer(),
-      SchedulerOptions{.step_tokens = model.transformer().max_tokens(), .sequences = options_.max_running});
+      SchedulerOptions{.step_tokens = model.transformer().max_tokens(), .sequences = options_.max_running},
+      [this] { deliver(); });
 }
 
 Service::~Service() {
@@ -115,13 +116,25 @@ void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateReq
         AnswerEvent copy{.text = std::string(event.text)};
         if (event.token) copy.token = *event.token;
         if (event.finish) copy.finish = *event.finish;
-        post_([answer, i, copy = std::move(copy)] { answer->take(i, copy); });
+        brought_.push_back({answer, i, std::move(copy)});
       };
       answer->ids_.push_back(engine_->submit(std::move(requests[i])));
     }
   }
   answer->responder().on_gone([this, weak = std::weak_ptr(answer)] {
     if (const auto gone = weak.lock()) cancel(*gone);
+  });
+}
+
+// One call for all that a step brought: the engine's thread pays for a token what a push_back costs.
+void Service::deliver() {
+  if (brought_.empty()) return;
+  const auto all = std::make_shared<std::vector<Brought>>(std::move(brought_));
+  brought_.clear();
+  brought_.reserve(all->size());
+  post_([all] {
+    for (Brought& one : *all) one.answer->take(one.sequence, std::move(one.event));
+    all->clear();
   });
 }
 

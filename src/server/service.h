@@ -16,6 +16,7 @@
 #include "engine/grammar/grammar.h"
 #include "engine/loaded_model.h"
 #include "engine/transformer_steps.h"
+#include "server/answer.h"
 #include "server/chat_syntax.h"
 #include "server/metrics.h"
 #include "server/monitor.h"
@@ -35,8 +36,6 @@ struct ServiceOptions {
   std::string chat_template = {};         // "": chats are refused
   std::function<int()> connections = {};  // open ones, for the metrics
 };
-
-class Answer;
 
 class Service {
  public:
@@ -79,6 +78,7 @@ class Service {
   friend class Answer;
   std::vector<std::shared_ptr<Answer>> answers() const;
   void forget(const Answer* answer);
+  void deliver();
   void end_overdue();
 
   LoadedModel& model_;
@@ -96,6 +96,14 @@ class Service {
   std::unique_ptr<TokenTrie> trie_;
   std::list<std::pair<std::string, Grammar>> schemas_;  // used last first
   std::unordered_map<const Answer*, std::weak_ptr<Answer>> answers_;
+
+  // What the step that runs has brought so far; of the engine's thread.
+  struct Brought {
+    std::shared_ptr<Answer> answer;
+    size_t sequence = 0;
+    AnswerEvent event;
+  };
+  std::vector<Brought> brought_;
 
   std::unique_ptr<Monitor> monitor_;
   std::unique_ptr<Engine> engine_;  // last: its thread uses what is above
