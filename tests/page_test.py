@@ -544,6 +544,23 @@ class TestTrouble:
         assert page.finished()
         assert len(page.all(".message")) == 2 and len(scripted.requests[-1]["messages"]) == 1
 
+    def test_a_conversation_that_no_longer_fits_goes_on(self, failing_page, scripted):
+        page, scripted.script = failing_page, words_of("Yes.")
+        for question in ("One", "Two", "Three"):
+            page.ask(question)
+        scripted.refuse = (400, "prompt: 1113 tokens leave no room for an answer")
+        page.send("Four")
+        page.finished()
+        scripted.refuse = None
+        page.all(".error button")[1].click()
+        wait_for(lambda: len(scripted.requests) == 5, "it is sent again")
+        assert page.finished() == "Yes."
+        assert [m["content"] for m in scripted.requests[-1]["messages"]] == ["Three", "Yes.", "Four"]
+        assert len(page.all(".question")) == 4 and "no longer sees" in page.text(".forgotten")
+        page.reload()
+        page.ask("Five")
+        assert [m["content"] for m in scripted.requests[-1]["messages"]] == ["Three", "Yes.", "Four", "Yes.", "Five"]
+
     def test_a_question_without_answer_joins_the_next(self, failing_page, scripted):
         page, scripted.refuse = failing_page, (503, "busy")
         page.send("One")

@@ -11,6 +11,7 @@ namespace kt {
 namespace {
 
 constexpr size_t kMostKept = 6000;  // sets of threads, between tokens; a kilobyte or two each
+constexpr size_t kMostWeight = 500'000;
 
 // Keys of the objects that are open, for the rule that keys do not repeat: the one thing in JSON that a stack
 // cannot hold. Objects are told apart by how deep they lie.
@@ -96,6 +97,7 @@ class GrammarConstraint : public TokenConstraint {
   }
 
   void mask(std::span<float> logits) override {
+    machine_.refill();
     TokenBits bits = masks_.after(now_);
     for (TokenId id : end_tokens_) bits.clear(id);
     if (machine_.rules().has_marks) drop_repeated_keys(bits);
@@ -119,7 +121,7 @@ class GrammarConstraint : public TokenConstraint {
     } else {
       read_bytes(id);
     }
-    if (machine_.size() <= kMostKept) return;
+    if (machine_.size() <= kMostKept && machine_.weight() <= kMostWeight) return;
     masks_.forget();
     now_ = machine_.forget_but(now_);
   }

@@ -235,6 +235,8 @@ StateId JsonRules::number() {
 
 StateId JsonRules::key_except(const std::vector<std::string>& names) {
   if (!any_key_) {
+    key_end_ = builder_.state();
+    builder_.ends(*key_end_);
     std::array<StateId, kKeyPlaces> places;
     for (StateId& place : places) place = builder_.state();
     for (int place = 0; place < kKeyPlaces; ++place)
@@ -245,7 +247,7 @@ StateId JsonRules::key_except(const std::vector<std::string>& names) {
           builder_.byte(places[static_cast<size_t>(place)], places[static_cast<size_t>(to)],
                         static_cast<uint8_t>(low), static_cast<uint8_t>(high));
       }
-    builder_.ends(places[kBoundary]);
+    builder_.byte(places[kBoundary], *key_end_, '"', Mark::kKeyEnd);
     any_key_ = places[0];  // the others follow
   }
   if (names.empty()) return *any_key_;
@@ -279,16 +281,15 @@ StateId JsonRules::key_except(const std::vector<std::string>& names) {
       builder_.byte(states[i], stays ? states[child->second] : *any_key_ + to, static_cast<uint8_t>(byte),
                     static_cast<uint8_t>(byte));
     }
-    if (places[i] == kBoundary && !nodes[i].is_name) builder_.ends(states[i]);
+    if (places[i] == kBoundary && !nodes[i].is_name) builder_.byte(states[i], *key_end_, '"', Mark::kKeyEnd);
   }
   return states[0];
 }
 
 StateId JsonRules::free_key(StateId from, StateId key) {
-  const StateId open = builder_.state(), close = builder_.state();
+  const StateId open = builder_.state();
   builder_.byte(from, open, '"', Mark::kKeyBegin);
-  builder_.byte(builder_.after_call(open, key), close, '"', Mark::kKeyEnd);
-  return colon(close);
+  return colon(builder_.after_call(open, key));
 }
 
 StateId JsonRules::object() {

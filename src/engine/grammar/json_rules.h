@@ -32,9 +32,11 @@ class JsonRules {
   StateId number();
   StateId integer();
   StateId space();  // after '{', '[', ','; before '}', ']'
-  // The characters of a key that is none of these, without quotes.
+  // The characters of a key that is none of these, and the closing quote.
   StateId key_except(const std::vector<std::string>& names);
 
+  // One character, or its escape, between two states.
+  void add_character(StateId from, StateId to);
   // ':' and perhaps a blank.
   StateId colon(StateId from);
   // A key that is none of those whose characters `key` refuses, to its ':'; keys of one object do not repeat.
@@ -46,12 +48,11 @@ class JsonRules {
   StateId chain_of_digits(StateId from, StateId to, int least, int most);
   void hex(StateId from, StateId to) { hex(from, to, 0, 15); }
   void hex(StateId from, StateId to, int low, int high);
-  void add_character(StateId from, StateId to);
   void add_utf8(StateId from, StateId to);
 
   RuleBuilder& builder_;
   std::optional<StateId> value_, object_, array_, string_, character_, number_, integer_, space_;
-  std::optional<StateId> any_key_;
+  std::optional<StateId> any_key_, key_end_;
 };
 
 // As JSON spells it with nothing escaped but what must be; with quotes.

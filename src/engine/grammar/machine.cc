@@ -8,8 +8,10 @@ namespace kt {
 namespace {
 
 constexpr size_t kMostThreads = 8192;    // of one set, calls followed
-constexpr size_t kMostConfigs = 60'000;  // between two calls of forget_but
-constexpr int32_t kDeepest = 600;        // calls within each other; some three for each level of JSON
+constexpr size_t kMostConfigs = 30'000;  // between two calls of forget_but
+constexpr size_t kMostWeight = 4'000'000;
+constexpr size_t kMostWork = 60'000'000;  // edges looked at, some tenths of a second
+constexpr int32_t kDeepest = 600;         // calls within each other; some three for each level of JSON
 
 size_t mixed(uint64_t a, uint64_t b) {
   uint64_t x = (a ^ b * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
@@ -68,7 +70,9 @@ ConfigId Machine::config_of(std::vector<Thread> kernel, bool returned) {
   kernel.erase(std::ranges::unique(kernel).begin(), kernel.end());
   const auto [place, is_new] = ids_[returned].emplace(kernel, static_cast<ConfigId>(configs_.size()));
   if (!is_new) return place->second;
-  if (configs_.size() >= kMostConfigs) fail("grammar: too ambiguous; one token has too many readings");
+  weight_ += kernel.size();
+  if (configs_.size() >= kMostConfigs || weight_ > kMostWeight)
+    fail("grammar: too ambiguous; one token has too many readings");
   Config& config = configs_.emplace_back();
   config.kernel = std::move(kernel);
   config.returned = returned;
@@ -116,7 +120,7 @@ void Machine::close(Config& config) {
       const Thread to{edge.target, thread.stack};
       switch (edge.kind) {
         case RuleEdge::Kind::kByte:
-          config.moves.push_back({edge.low, edge.high, edge.mark, to, depth});
+          config.moves.push_back({edge.low, edge.high, edge.mark, to, depth - (edge.mark == Mark::kKeyEnd)});
           config.has_marks |= edge.mark != Mark::kNone;
           break;
         case RuleEdge::Kind::kEmpty:
@@ -135,11 +139,14 @@ void Machine::close(Config& config) {
     }
   }
   for (const TokenMove& move : config.token_moves) config.tokens.push_back(move.id);
+  weight_ += config.moves.size();
   config.closed = true;
 }
 
 ConfigId Machine::find_step(ConfigId id, uint8_t byte) {
   const Config& config = closed(id);
+  work_ += config.moves.size();
+  if (work_ > kMostWork) fail("grammar: too ambiguous; one token takes too long to find");
   std::vector<Thread> kernel;
   bool returned = false;
   for (const Move& move : config.moves)
@@ -206,6 +213,7 @@ ConfigId Machine::forget_but(ConfigId id) {
     moved.push_back(thread);
   }
   start_ = 0;  // gone
+  weight_ = 0;
   return config_of(std::move(moved), returned);
 }
 

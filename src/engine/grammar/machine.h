@@ -59,6 +59,9 @@ class Machine {
   // Forgets all sets but one, whose new number it returns.
   ConfigId forget_but(ConfigId config);
   size_t size() const { return configs_.size(); }
+  size_t weight() const { return weight_; }  // what is kept, in threads
+  // Work is counted from here: what reads on beyond the budget is an Error.
+  void refill() { work_ = 0; }
   const GrammarRules& rules() const { return *rules_; }
 
  private:
@@ -110,6 +113,7 @@ class Machine {
   std::vector<Thread> todo_;              // of close()
   std::unordered_set<uint64_t> visited_;  // of close()
   ConfigId start_ = 0;
+  size_t weight_ = 0, work_ = 0;
 };
 
 }  // namespace kt

@@ -8,9 +8,9 @@
 namespace kt {
 namespace {
 
-constexpr size_t kMostParts = 8;  // beyond, one walk with all threads is cheaper
-constexpr uint32_t kLargeSubtree = 64;
-constexpr size_t kMostKept = 96;  // masks of either kind; 20 KB each for 150,000 tokens
+constexpr size_t kMostParts = 8;       // beyond, one walk with all threads is cheaper
+constexpr uint32_t kLargeSubtree = 4;  // nodes; smaller ones are walked sooner than asked about
+constexpr size_t kMostKept = 96;       // masks of either kind; 20 KB each for 150,000 tokens
 
 }  // namespace
 
@@ -42,7 +42,8 @@ const TokenBits& Masks::after(ConfigId config) {
   const auto found = bits_.find(config);
   if (found != bits_.end()) return found->second;
   if (bits_.size() >= kMostKept) bits_.clear();
-  if (inside_.size() >= kMostKept) inside_.clear();
+  for (auto& kept : inside_)
+    if (kept.size() >= kMostKept) kept.clear();
   TokenBits bits(trie_.tokenizer->size());
   add(config, bits);
   return bits_.emplace(config, std::move(bits)).first->second;
@@ -50,7 +51,7 @@ const TokenBits& Masks::after(ConfigId config) {
 
 void Masks::forget() {
   bits_.clear();
-  inside_.clear();
+  for (auto& kept : inside_) kept.clear();
   staying_.clear();
 }
 
@@ -62,9 +63,10 @@ void Masks::add(ConfigId config, TokenBits& out) {
     return;
   }
   for (const auto& [stack, states] : parts) {
-    const Inside& part = inside(machine_.local(states, static_cast<int32_t>(trie_.deepest)));
+    const ConfigId local = machine_.local(states, static_cast<int32_t>(trie_.deepest));
+    const Inside& part = inside(local, stack != 0);
     out.unite(part.tokens);
-    if (stack == 0 || part.exits.empty()) continue;
+    if (part.exits.empty()) continue;
     const ConfigId next = machine_.returned(stack);
     for (uint32_t node : part.exits) {
       if (node == 0)
@@ -75,26 +77,24 @@ void Masks::add(ConfigId config, TokenBits& out) {
   }
 }
 
-const Masks::Inside& Masks::inside(ConfigId local) {
-  const auto found = inside_.find(local);
-  if (found != inside_.end()) return found->second;
+const Masks::Inside& Masks::inside(ConfigId local, bool wants_exits) {
+  auto& kept = inside_[wants_exits];
+  const auto found = kept.find(local);
+  if (found != kept.end()) return found->second;
   Inside part{.tokens = TokenBits(trie_.tokenizer->size()), .exits = {}};
-  if (machine_.ends(local)) part.exits.push_back(0);
-  walk(0, local, part.tokens, &part.exits);
-  return inside_.emplace(local, std::move(part)).first->second;
+  if (wants_exits && machine_.ends(local)) part.exits.push_back(0);
+  walk(0, local, part.tokens, wants_exits ? &part.exits : nullptr);
+  return kept.emplace(local, std::move(part)).first->second;
 }
 
-// The classes of bytes (byte_class) that do not change a set of threads.
-uint16_t Masks::staying(ConfigId config) {
-  const auto [place, is_new] = staying_.emplace(config, uint16_t{0xFFFF});
-  if (!is_new) return place->second;
-  uint16_t classes = 0xFFFF;
+uint32_t Masks::find_staying(ConfigId config) {
+  uint32_t classes = ~uint32_t{0};
   for (int byte = 0; byte < 256; ++byte) {
-    const auto bit = static_cast<uint16_t>(1u << byte_class(static_cast<uint8_t>(byte)));
-    if ((classes & bit) && machine_.step(config, static_cast<uint8_t>(byte)) != config)
-      classes = static_cast<uint16_t>(classes & ~bit);
+    const uint32_t bit = uint32_t{1} << byte_class(static_cast<uint8_t>(byte));
+    if ((classes & bit) && machine_.step(config, static_cast<uint8_t>(byte)) != config) classes &= ~bit;
   }
-  return place->second = classes;
+  if (staying_.size() < machine_.size()) staying_.resize(machine_.size());
+  return staying_[static_cast<size_t>(config)] = classes;
 }
 
 // Adds the tokens below a node that the machine can read from there on; `config` is what it is at the node.

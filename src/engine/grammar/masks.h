@@ -41,17 +41,22 @@ class Masks {
     TokenBits tokens;             // that end inside, or just where the network may return
     std::vector<uint32_t> exits;  // nodes at which it may return; 0: before any byte
   };
-  const Inside& inside(ConfigId local);
+  const Inside& inside(ConfigId local, bool wants_exits);
   void add(ConfigId config, TokenBits& out);
-  uint16_t staying(ConfigId config);
+  // The classes of bytes (byte_class) that do not change a set of threads.
+  uint32_t staying(ConfigId config) {
+    const auto index = static_cast<size_t>(config);
+    return index < staying_.size() && staying_[index] != 0 ? staying_[index] : find_staying(config);
+  }
+  uint32_t find_staying(ConfigId config);
   void walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits);
 
   const TokenTrie::State& trie_;
   Machine& machine_;
   std::unordered_map<ConfigId, TokenBits> bits_;
-  std::unordered_map<ConfigId, Inside> inside_;
-  std::unordered_map<ConfigId, uint16_t> staying_;
-  std::vector<ConfigId> path_;  // by depth
+  std::unordered_map<ConfigId, Inside> inside_[2];  // without and with exits
+  std::vector<uint32_t> staying_;                   // by config; 0: not known yet, for bit 31 is set
+  std::vector<ConfigId> path_;                      // by depth
 };
 
 }  // namespace kt

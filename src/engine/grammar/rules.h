@@ -13,7 +13,8 @@ namespace kt {
 
 using StateId = int32_t;
 
-// Places in a JSON text that a machine reports, for the rule that keys do not repeat.
+// Places in a JSON text that a machine reports, for the rule that keys do not repeat. Objects and beginnings
+// of keys are marked in the network of the object, the ends of keys in one that it calls.
 enum class Mark : uint8_t { kNone, kObjectBegin, kKeyBegin, kKeyEnd };
 
 struct RuleEdge {

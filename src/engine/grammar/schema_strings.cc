@@ -185,9 +185,13 @@ void add_counted(RuleBuilder& builder, JsonRules& json, int64_t least, int64_t m
   // A character is a byte at least, so it takes so many bytes to see the end of a stretch.
   for (int64_t i = 1; i < least; ++i)
     builder.alike(states[static_cast<size_t>(i)], states[0], static_cast<int32_t>(least - i - 1));
-  for (int64_t i = least + 1; i < most; ++i)
-    builder.alike(states[static_cast<size_t>(i)], states[static_cast<size_t>(least)],
-                  static_cast<int32_t>(most - i - 1));
+  // Between least and most it is like a string without bounds, whose masks cost least.
+  if (most <= least) return;
+  const StateId any = builder.state();
+  json.add_character(any, any);
+  builder.empty(any, to);
+  for (int64_t i = least; i < most; ++i)
+    builder.alike(states[static_cast<size_t>(i)], any, static_cast<int32_t>(most - i - 1));
 }
 
 }  // namespace

@@ -42,14 +42,16 @@ Tokenizer synthetic_tokenizer(size_t size) {
   parts.decoding.byte_level = true;
   for (int byte = 0; byte < 256; ++byte)
     parts.tokens.push_back(spell_bytes(std::string(1, static_cast<char>(byte))));
-  std::vector<std::string> syllables,
-      marks{"\"", "\":", "\",", "\": \"", "{\"", "}", "\\n", "  ", "\n    ", ", \""};
+  std::vector<std::string> latin,
+      other{"\xC3\xA9", "\xE4\xB8\xAD", "\xF0\x9F\x98\x80", "\xD0\xB6", "\xE4\xBD"};
+  const std::vector<std::string> marks{"\"", "\":", "\",", "\": \"", "{\"",
+                                       "}",  "\\n", "  ",  "\n    ", ", \""};
   for (char a : std::string_view("bcdfghklmnprstvwz"))
-    for (char b : std::string_view("aeiou")) syllables.push_back({a, b});
-  for (const char* other : {"\xC3\xA9", "\xE4\xB8\xAD", "\xF0\x9F\x98\x80", "\xE4\xBD", "1", "20", "_"})
-    syllables.push_back(other);
+    for (char b : std::string_view("aeiou")) latin.push_back({a, b});
+  for (unsigned lead = 0xA0; lead < 0xC0; ++lead) other.push_back({'\xE5', static_cast<char>(lead), '\x90'});
   std::unordered_map<std::string, int> known;
   while (parts.tokens.size() < size) {
+    const auto& syllables = rng() % 5 ? latin : other;
     std::string word = rng() % 2 ? " " : "";
     for (size_t i = rng() % 5 + 1; i > 0; --i) word += syllables[rng() % syllables.size()];
     if (rng() % 40 == 0)

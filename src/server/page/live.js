@@ -68,7 +68,7 @@ export class Live {
     } finally {
       this.asking = false;
       const busy = this.hooks.answering() || this.status?.running > 0;
-      this.timer = setTimeout(() => this.poll(), this.gone ? RETRY_MS : busy ? BUSY_MS : IDLE_MS);
+      this.timer = setTimeout(() => this.poll(), this.gone || this.noted ? RETRY_MS : busy ? BUSY_MS : IDLE_MS);
     }
   }
 
@@ -112,6 +112,7 @@ export class Live {
     const note = find('live-note');
     setText(note, text);
     note.hidden = !text;
+    this.noted = Boolean(text);
     find('figures').classList.toggle('stale', Boolean(text));
   }
 
@@ -130,9 +131,9 @@ export class Live {
     this.sparkline.add(speed);
     setText(find('speed'), rate(speed));
     setText(find('pill-speed'), rate(speed));
-    setText(find('prefill'), prefill > 0 ? `reading the prompt at ${rate(prefill)} tokens/s` : '');
     const requests = number(status.requests_total);
-    setText(find('totals'), `${count(number(status.tokens_total))} tokens in ${count(requests)} ${requests === 1 ? 'request' : 'requests'}`);
+    setText(find('totals'), prefill > 0 ? `reading a prompt at ${rate(prefill)} tokens/s`
+      : `${count(number(status.tokens_total))} tokens in ${count(requests)} ${requests === 1 ? 'request' : 'requests'}`);
     this.sparkline.draw(find('spark'));
     this.sparkline.draw(document.querySelector('.spark-mini'));
   }

@@ -64,7 +64,7 @@ function setRunning(value) {
 // meanwhile.
 async function answer() {
   const mine = chat, message = { role: 'assistant', content: '' }, abort = new AbortController();
-  const messages = history(mine.messages);
+  const messages = history(mine.messages.slice(mine.skip));
   mine.messages.push(message);
   const incoming = new Incoming(message, thread.add(message));
   setRunning({ abort, chat: mine });
@@ -80,7 +80,8 @@ async function answer() {
   } catch (error) {
     if (error.name === 'AbortError') message.note = 'stopped';
     else message.error = error instanceof Trouble ? error.message : 'The page could not read the answer.';
-    if (error instanceof Trouble && error.status === 0) live.poll();
+    if (error instanceof Trouble) message.status = error.status;
+    if (message.status === 0) live.poll();
     if (!(error instanceof Trouble) && error.name !== 'AbortError') console.error(error);
   }
   incoming.finish();
@@ -116,11 +117,27 @@ function cutAt(message) {
   const at = chat.messages.indexOf(message);
   if (at < 0 || running) return false;
   chat.messages.length = at;
-  thread.show(chat.messages);
+  if (at < chat.skip) chat.skip = 0;
+  thread.show(chat);
   return true;
 }
 
+// Where the newer half of what is sent begins, or 0 if there is only one question.
+function newerHalf() {
+  const questions = chat.messages.flatMap(({ role }, k) => (role === 'user' && k >= chat.skip ? [k] : []));
+  return questions.length > 1 ? questions[Math.ceil(questions.length / 2)] : 0;
+}
+
 const actions = {
+  canForget: () => newerHalf() > 0,
+  // A conversation that no longer fits: go on with its newer half.
+  forget: (message) => {
+    const skip = newerHalf();
+    if (running || !chat.messages.includes(message)) return;
+    chat.skip = skip;
+    cutAt(message);
+    answer();
+  },
   retry: (message) => { if (cutAt(message)) answer(); },
   regenerate: (message) => { if (cutAt(message)) answer(); },
   edit: (message, text) => { if (cutAt(message)) ask(text); },
@@ -131,7 +148,7 @@ const actions = {
 function openChat(next) {
   if (running) stop();
   chat = next;
-  thread.show(chat.messages);
+  thread.show(chat);
   drawEmpty();
   list.draw();
   title();

@@ -44,7 +44,8 @@ export function loadSettings() {
 }
 export const saveSettings = (settings) => write(SETTINGS, settings);
 
-// --- conversations: {id, title, updated, messages: [{role, content, ...}]}; the list has no messages
+// --- conversations: {id, title, updated, skip, messages: [{role, content, ...}]}; the list has no messages. The first
+// `skip` messages are shown and no longer sent.
 
 const texts = ['content', 'reasoning', 'error', 'note', 'stats', 'first'];
 
@@ -53,7 +54,7 @@ function tidy(message) {
   if (!message || (message.role !== 'user' && message.role !== 'assistant')) return null;
   const clean = { role: message.role, content: '' };
   for (const name of texts) if (typeof message[name] === 'string') clean[name] = message[name];
-  if (Number.isFinite(message.thought_s)) clean.thought_s = message.thought_s;
+  for (const name of ['thought_s', 'status']) if (Number.isFinite(message[name])) clean[name] = message[name];
   if (Array.isArray(message.calls)) {
     clean.calls = message.calls.map((call) => ({ name: String(call?.name ?? ''), arguments: String(call?.arguments ?? '') }));
   }
@@ -70,13 +71,15 @@ export function listChats() {
 
 export function newChat() {
   const id = Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
-  return { id, title: '', updated: Date.now(), messages: [] };
+  return { id, title: '', updated: Date.now(), skip: 0, messages: [] };
 }
 
 export function loadChat(id) {
   const chat = read(CHAT + id, {});
   if (!Array.isArray(chat.messages)) return null;
-  return { id, title: String(chat.title ?? ''), updated: Number(chat.updated) || 0, messages: chat.messages.map(tidy).filter(Boolean) };
+  const messages = chat.messages.map(tidy).filter(Boolean);
+  const skip = Math.max(0, Math.min(messages.length, Math.floor(Number(chat.skip) || 0)));
+  return { id, title: String(chat.title ?? ''), updated: Number(chat.updated) || 0, skip, messages };
 }
 
 // Conversations without a message are not kept. The list is read again first: another tab may have written it.

@@ -41,7 +41,7 @@ function callCard(call) {
     call.arguments ? h('pre', { tabindex: '0' }, h('code', {}, prettyJson(call.arguments))) : null);
 }
 
-// actions: {retry(), regenerate(message), edit(message, text)}
+// actions: {retry(message), regenerate(message), canForget(), forget(message), edit(message, text)}
 class AnswerView {
   constructor(message, actions) {
     this.message = message;
@@ -76,6 +76,9 @@ class AnswerView {
     if (message.error) {
       this.error.replaceChildren(h('span', {}, message.error),
         h('button', { type: 'button', class: 'plain', onclick: () => this.actions.retry(message) }, 'Try again'));
+      if (message.status === 400 && this.actions.canForget()) {
+        this.error.append(h('button', { type: 'button', class: 'plain', onclick: () => this.actions.forget(message) }, 'Leave out older messages'));
+      }
     }
   }
 }
@@ -129,10 +132,13 @@ export class Thread {
     new ResizeObserver(() => { if (this.following) this.#jump(); }).observe(scroller);
   }
 
-  show(messages) {
+  show({ messages, skip }) {
     this.views = [];
     this.root.replaceChildren();
-    for (const message of messages) this.add(message);
+    messages.forEach((message, k) => {
+      if (skip && k === skip) this.root.append(h('p', { class: 'forgotten' }, 'The model no longer sees what is above.'));
+      this.add(message);
+    });
     this.follow();
   }
 
