@@ -13,6 +13,7 @@ Greedy answers are compared in f32: in bf16 a batch may decide between candidate
 KT_PROGRAM names kt; build/bin/kt otherwise."""
 import argparse
 import collections
+import ctypes
 import json
 import os
 import pathlib
@@ -177,6 +178,7 @@ class Soak:
         self.done, self.wrong, self.answers = collections.Counter(), [], {}
         self.first_tokens = []  # (seconds since the start, seconds)
         self.samples = []  # (seconds since the start, bytes)
+        self.loads = []  # (seconds since the start, load average): other people's work on this machine shows here
         self.start = time.monotonic()
 
     def first_token(self, at, seconds):
@@ -222,7 +224,7 @@ def judge_memory(samples):
             "ok": not steady and growth <= ANY_BYTES}
 
 
-def judge_latency(times, seconds):
+def judge_latency(times, loads, seconds):
     """The second minute against the last; of runs under three minutes the second sixth against the last."""
     window = min(60.0, seconds / 6)
     early = [t for at, t in times if window <= at < 2 * window]
@@ -230,8 +232,18 @@ def judge_latency(times, seconds):
     if not early or not late:
         return {"early_ms": None, "late_ms": None, "ok": False}
     before, after = statistics.median(early), statistics.median(late)
-    return {"early_ms": 1000 * before, "late_ms": 1000 * after, "early_p90_ms": 1000 * sorted(early)[len(early) * 9 // 10],
+    load = [statistics.fmean([y for x, y in loads if low <= x < low + window] or [0.0]) for low in (window, seconds - window)]
+    return {"early_load": load[0], "late_load": load[1],
+            "early_ms": 1000 * before, "late_ms": 1000 * after, "early_p90_ms": 1000 * sorted(early)[len(early) * 9 // 10],
             "late_p90_ms": 1000 * sorted(late)[len(late) * 9 // 10], "ok": after <= DRIFT_FACTOR * before + DRIFT_SECONDS}
+
+
+def series(times, step=10):
+    """Medians over every ten seconds, in ms."""
+    bins = collections.defaultdict(list)
+    for at, t in times:
+        bins[int(at // step)].append(t)
+    return [[step * i, round(1000 * statistics.median(bins[i]), 1)] for i in sorted(bins)]
 
 
 def left_over(server, start, seconds=60):
@@ -247,8 +259,23 @@ def left_over(server, start, seconds=60):
         time.sleep(0.5)
 
 
+def touch_cache(url):
+    """Fills the KV cache once. It is reserved from the start but takes memory only where it was used: else the first time
+    that many long requests meet, minutes into the run, would look like growth."""
+    size = strict_json(ask(url, "POST", "/tokenize", {"prompt": "a"}, timeout=TIMEOUT).body).get("max_model_len", 0)
+    if size < 16:
+        return
+    bodies = [{"prompt": [3 + i] * (size - 8), "max_tokens": 4, "ignore_eos": True} for i in range(16)]
+    threads = [threading.Thread(target=ask, args=(url, "POST", "/v1/completions", body), kwargs={"timeout": TIMEOUT}) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def run(server, args):
     soak = Soak(args.long_words)
+    touch_cache(server.url)
     Client(server.url, 0, soak).post("/v1/completions", {"prompt": GREEDY[0], "max_tokens": 4})
     start_metrics = server.metrics()
     soak.start = time.monotonic()
@@ -258,6 +285,7 @@ def run(server, args):
         thread.start()
     while (now := time.monotonic()) < end and server.alive() and any(t.is_alive() for t in threads):
         soak.samples.append((now - soak.start, server.rss()))
+        soak.loads.append((now - soak.start, os.getloadavg()[0]))
         if sys.stderr.isatty():
             print(f"\r{now - soak.start:4.0f} s  {soak.samples[-1][1] / 2**20:7.1f} MiB  {sum(soak.done.values())} requests, "
                   f"{len(soak.wrong)} wrong ", end="", file=sys.stderr, flush=True)
@@ -267,8 +295,9 @@ def run(server, args):
     if sys.stderr.isatty():
         print(file=sys.stderr)
     report = {"seconds": args.seconds, "clients": args.clients, "requests": dict(soak.done), "wrong": soak.wrong, "alive": server.alive(),
-              "memory": judge_memory(soak.samples), "first_token": judge_latency(soak.first_tokens, args.seconds),
+              "memory": judge_memory(soak.samples), "first_token": judge_latency(soak.first_tokens, soak.loads, args.seconds),
               "left_over": left_over(server, start_metrics) if server.alive() else None,
+              "first_token_series_ms": series(soak.first_tokens), "load_series": [[round(x), y] for x, y in soak.loads[::5]],
               "samples_mib": [[round(x, 1), round(y / 2**20, 2)] for x, y in soak.samples]}
     report["exit_code"] = server.stop()
     report["ok"] = bool(report["alive"] and report["exit_code"] == 0 and not report["wrong"] and not report["left_over"]
@@ -278,11 +307,12 @@ def run(server, args):
 
 def table(report):
     def line(name, value, ok):
-        return f"{name:<28}{value:<60}{'ok' if ok else 'FAILED'}"
+        return f"{name:<30}{value:<82}{'ok' if ok else 'FAILED'}"
 
     memory, first = report["memory"], report["first_token"]
     kinds = ", ".join(f"{name} {n}" for name, n in sorted(report["requests"].items()))
-    shown = "no figures" if first["early_ms"] is None else f"{first['early_ms']:.1f} ms in minute 2, {first['late_ms']:.1f} ms in the last"
+    shown = "no figures" if first["early_ms"] is None else \
+        f"{first['early_ms']:.1f} ms in minute 2 (load {first['early_load']:.1f}), {first['late_ms']:.1f} ms in the last (load {first['late_load']:.1f})"
     rows = [f"{sum(report['requests'].values())} requests in {report['seconds']:.0f} s by {report['clients']} clients: {kinds}",
             line("wrong replies", str(len(report["wrong"])), not report["wrong"]),
             line("memory, MiB", f"{memory['start_mib']:.1f} at the start, {memory['end_mib']:.1f} at the end, peak {memory['peak_mib']:.1f}", True),
@@ -294,6 +324,14 @@ def table(report):
     return "\n".join([*rows, *report["wrong"][:10]])
 
 
+def without_huge_pages():
+    """From here on and in what is started. Else the kernel makes a huge page of a sparse heap when it finds the time, and
+    memory rises by up to 2 MiB though nothing was allocated."""
+    set_thp_disable = 41
+    if ctypes.CDLL(None, use_errno=True).prctl(set_thp_disable, 1, 0, 0, 0) != 0:
+        print(f"huge pages stay on: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=600)
@@ -302,6 +340,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="write the report there")
     parser.add_argument("run", nargs="*", help="arguments of kt run; default: demo --max-running-requests 8 --acts f32")
     args = parser.parse_args()
+    without_huge_pages()
     with Server(*(args.run or ["demo", "--max-running-requests", "8", "--acts", "f32"])) as server:
         report = run(server, args)
     print(table(report))

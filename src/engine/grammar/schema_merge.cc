@@ -100,6 +100,22 @@ Schema constants_of(const Schema& schema) {
   return nullptr;
 }
 
+// Types that we write for a schema, and those that are valid against it: without "type", keywords speak of
+// their own types only and let all others through, which we do not write.
+std::set<std::string> types_that_come(const Schema& schema) {
+  const Schema constants = constants_of(schema);
+  if (constants.is_null()) return names_of_types(schema, "json_schema");
+  std::set<std::string> types;
+  for (const Schema& value : constants)
+    types.insert(value.is_number_integer() ? "integer" : value.type_name());  // "number" for others
+  return types;
+}
+
+std::set<std::string> types_that_are_valid(const Schema& schema) {
+  if (schema.contains("type") || !constants_of(schema).is_null()) return types_that_come(schema);
+  return {kTypes.begin(), kTypes.end()};
+}
+
 Schema both(const Schema& a, const Schema& b) { return Schema{{"allOf", Schema::array({a, b})}}; }
 
 // What one schema says of a property that the other names.
@@ -257,15 +273,15 @@ bool disjoint(const Schema& a, const Schema& b) {
   if (!left.is_null() && !right.is_null())
     return std::ranges::none_of(left,
                                 [&](const Schema& v) { return std::ranges::find(right, v) != right.end(); });
-  const std::set<std::string> left_types = names_of_types(a, ""), right_types = names_of_types(b, "");
   bool objects = false, others = false;
-  for (const std::string& type : left_types)
-    for (const std::string& other : right_types) {
-      const bool numbers =
-          (type == "integer" && other == "number") || (type == "number" && other == "integer");
-      objects |= type == other && type == "object";
-      others |= numbers || (type == other && type != "object");
-    }
+  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)})
+    for (const std::string& type : types_that_come(*one))
+      for (const std::string& allowed : types_that_are_valid(*other)) {
+        const bool numbers =
+            (type == "integer" && allowed == "number") || (type == "number" && allowed == "integer");
+        objects |= type == allowed && type == "object";
+        others |= numbers || (type == allowed && type != "object");
+      }
   if (others) return false;
   if (!objects) return true;
   // A key that one requires and the other does not allow, or allows only with other values.
