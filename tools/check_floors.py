@@ -2,7 +2,9 @@
 """Keeps the floors of DESIGN.md true: what a file may include, and where it may ask for the architecture.
 
 A file includes its own folder and lower floors; folders on one floor do not include each other. `#if` on macros of
-the architecture stands in base/cpu.cc and kernels/isa/ only. Prints file:line for every breach; exit status 1 if any.
+the architecture stands in base/cpu.cc and kernels/isa/ only. A type's name is defined once in all of
+src/: two of one name would be merged by the linker into one of them. Prints file:line for every breach; exit status 1
+if any.
 """
 import pathlib
 import re
@@ -15,6 +17,7 @@ INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 CONDITION = re.compile(r"\s*#\s*(?:if|ifdef|ifndef|elif|elifdef|elifndef)\b")
 ARCHITECTURE = re.compile(r"\b(__x86_64__|__i386__|__aarch64__|__arm__|_M_X64|_M_ARM64|__AVX\w*|__SSE\w*|__AMX\w*|"
                           r"__FMA__|__F16C__|__ARM_\w+)\b")
+TYPE = re.compile(r"(?:struct|enum class|enum|class|union)\s+(?:alignas\([^)]*\)\s+)?(\w+)\b(?!::)[^;()]*\{")
 MAY_ASK = ("src/base/cpu.cc", "src/kernels/isa/")
 
 
@@ -50,6 +53,36 @@ def breaches(path, root):
                 yield number, f"asks for {macro[0]}; only {' and '.join(MAY_ASK)} may"
 
 
+def types(path):
+    """(line, name) of every type that the linker sees by that name: not nested (this style does not indent what stands
+    in a namespace), not in an anonymous namespace."""
+    anonymous, space = False, ""
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        if line.startswith("namespace {"):
+            anonymous = True
+        elif line.startswith("}  // namespace") and not line.startswith("}  // namespace kt"):
+            anonymous = False
+        elif found := re.match(r"namespace ([\w:]+) \{", line):
+            space = found[1]
+        elif not anonymous and (found := TYPE.match(line)):
+            yield number, f"{space}::{found[1]}"
+
+
+def repeated_types(files, root):
+    """Test programs link their own folder's tests, and each ISA has a namespace of its own."""
+    first = {}
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        if not name.startswith("src/") or name.startswith("src/kernels/isa/") or ".inl." in name or "/testing/" in name:
+            continue
+        for number, type_name in types(path):
+            if path.stem.endswith("_test"):
+                type_name = f"{path.parent.name}: {type_name}"
+            if type_name in first:
+                yield path, number, f"{type_name} is also defined in {first[type_name]}"
+            first.setdefault(type_name, f"{name}:{number}")
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
     files = [p for top in ("src", "tests", "bench", "fuzz", "python") for p in sorted((root / top).rglob("*"))
@@ -59,6 +92,9 @@ def main():
         for number, message in breaches(path, root):
             print(f"{path.relative_to(root)}:{number}: {message}")
             count += 1
+    for path, number, message in repeated_types(files, root):
+        print(f"{path.relative_to(root)}:{number}: {message}")
+        count += 1
     print(f"{len(files)} files, {count} breaches of the floors")
     return 1 if count or not files else 0
 

@@ -53,6 +53,7 @@ std::vector<TokenId> render(Service& service, const OrderedJson& body, const Con
   PromptGuard guard(service.tokenizer());
   const std::string rendered = service.chat_template()->render(guard.protect(variables));
   start.thinking = prompt_opens_thinking(talk.syntax, guard.plain(rendered));
+  service.check_length(rendered, "messages");
   return guard.encode(rendered);
 }
 

@@ -105,6 +105,7 @@ std::vector<std::vector<TokenId>> read_prompts(const Service& service, const Fie
   constexpr const char* kExpected = "a string, a list of strings, token ids or lists of token ids";
   if (!prompt) body.refuse("prompt", kExpected);
   const auto encode = [&](const OrderedJson& text) {
+    service.check_length(text.get_ref<const std::string&>(), "prompt");
     return service.tokenizer().encode(text.get_ref<const std::string&>(),
                                       {.special = SpecialText::kRecognise, .add_special = true});
   };

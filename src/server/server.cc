@@ -28,6 +28,8 @@ constexpr auto kEndpoints = std::to_array<Endpoint>({
     {"GET", "/metrics", get_metrics},
 });
 
+constexpr size_t kLargeBody = 1 << 20;
+
 bool fits(const Endpoint& endpoint, std::string_view path) {
   if (endpoint.path == path) return true;
   return endpoint.handle == get_models && path.starts_with("/v1/models/");
@@ -81,6 +83,8 @@ std::string key_of(const HttpRequest& request) {
 
 HttpServerOptions http_options(const ServerOptions& options) {
   HttpServerOptions out = options.http;
+  // Many, so that a few that read megabytes of text do not keep a small request waiting.
+  out.handlers = std::max(out.handlers, 16);
   out.on_error = [](int status, const std::string& why) { return error_reply(status, why); };
   if (!options.allow_origin.empty())
     out.headers = std::make_shared<HttpHeaders>(
@@ -185,7 +189,9 @@ void Server::answer(const HttpRequest& request, const Responder& responder) {
     known = true;
     if (endpoint.method != method) continue;
     if (!service) throw ApiError(503, "the model is being loaded; try again later");
-    return endpoint.handle(*service, request, responder);
+    endpoint.handle(*service, request, responder);
+    if (request.body.size() > kLargeBody) service->trim_soon();
+    return;
   }
   if (known) throw ApiError(405, text("{} is not for {}", request.path, request.method));
   throw ApiError(404, text("no such path: {} {}", request.method, shown_value(request.path)));

@@ -1,5 +1,7 @@
 #include "server/service.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
@@ -46,8 +48,10 @@ Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(
       started_(static_cast<int64_t>(std::time(nullptr))),
       start_(std::chrono::steady_clock::now()) {
   if (!options_.chat_template.empty()) template_.emplace(options_.chat_template, options_.name);
+  for (size_t id = 0; id < tokenizer().size(); ++id)
+    longest_token_ = std::max(longest_token_, tokenizer().token_bytes(static_cast<TokenId>(id)).size());
   monitor_ = std::make_unique<Monitor>(steps_, model.transformer().expert_counts(), options_.rates,
-                                       [this] { end_overdue(); });
+                                       [this] { look_after(); });
   engine_ = std::make_unique<Engine>(
       steps_, &model.tokenizer(),
       SchedulerOptions{.step_tokens = model.transformer().max_tokens(), .sequences = options_.max_running},
@@ -64,6 +68,15 @@ double Service::uptime() const {
 }
 
 int Service::longest() const { return std::min(steps_.context(), steps_.cache_pages() * kPageTokens); }
+
+void Service::check_length(std::string_view text, const char* name) const {
+  const size_t most = static_cast<size_t>(longest()) * longest_token_;
+  if (text.size() <= most) return;
+  throw ApiError(400,
+                 kt::text("{}: {} bytes are more than {} tokens can hold; the context has no more", name,
+                          text.size(), longest()),
+                 name);
+}
 
 std::shared_ptr<TokenConstraint> Service::constraint(const Grammar& grammar) {
   const TokenTrie* trie = nullptr;
@@ -166,6 +179,13 @@ std::vector<std::shared_ptr<Answer>> Service::answers() const {
 
 void Service::cancel_all() {
   for (const auto& answer : answers()) cancel(*answer);
+}
+
+void Service::look_after() {
+  end_overdue();
+#ifdef __GLIBC__
+  if (trim_.exchange(false)) ::malloc_trim(0);  // each thread's heap would keep what a large body took
+#endif
 }
 
 void Service::end_overdue() {

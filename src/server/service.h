@@ -55,6 +55,10 @@ class Service {
   double uptime() const;
   int connections() const { return options_.connections ? options_.connections() : 0; }
   int longest() const;  // tokens a sequence may have: the context, or the cache if that is smaller
+  // ApiError(400) for a text that cannot fit however it is cut into tokens; spares cutting it.
+  void check_length(std::string_view text, const char* name) const;
+  // Gives freed memory back to the system before long: after a request that took much.
+  void trim_soon() { trim_ = true; }
 
   // Sampling as the model's generation_config.json has it.
   const SamplingOptions& default_sampling() const { return default_sampling_; }
@@ -79,6 +83,7 @@ class Service {
   std::vector<std::shared_ptr<Answer>> answers() const;
   void forget(const Answer* answer);
   void deliver();
+  void look_after();
   void end_overdue();
 
   LoadedModel& model_;
@@ -90,7 +95,8 @@ class Service {
   RequestMetrics metrics_;
   const int64_t started_;
   const std::chrono::steady_clock::time_point start_;
-  std::atomic<bool> draining_ = false;
+  std::atomic<bool> draining_ = false, trim_ = false;
+  size_t longest_token_ = 1;  // bytes
 
   mutable std::mutex mutex_;  // of what follows
   std::unique_ptr<TokenTrie> trie_;

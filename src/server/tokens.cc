@@ -7,6 +7,11 @@
 #include "server/service.h"
 
 namespace kt {
+namespace {
+
+constexpr size_t kMostText = 4 << 20;  // bytes that /tokenize cuts; a second or so
+
+}  // namespace
 
 // {"prompt" | "content" | "text": "..."} or {"messages": [...]}: the names that vLLM, llama.cpp and others
 // use.
@@ -21,6 +26,8 @@ void post_tokenize(Service& service, const HttpRequest& request, Responder respo
     for (const char* name : {"content", "text"})
       if (!words) words = body.string(name);
     if (!words) body.refuse("prompt", "a string, or \"messages\"");
+    if (words->size() > kMostText)
+      throw ApiError(413, text("prompt: {} bytes, at most {} are taken", words->size(), kMostText), "prompt");
     const bool special = body.flag("add_special_tokens", body.flag("add_special", true));
     ids = service.tokenizer().encode(*words, {.special = SpecialText::kRecognise, .add_special = special});
   }

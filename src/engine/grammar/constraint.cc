@@ -17,7 +17,7 @@ constexpr size_t kMostWeight = 500'000;
 // cannot hold. Objects are told apart by how deep they lie.
 class SeenKeys {
  public:
-  void read(Machine& machine, ConfigId config, uint8_t byte) {
+  void read(GrammarMachine& machine, ConfigId config, uint8_t byte) {
     machine.marks(config, byte, marks_);
     for (auto& [depth, key] : open_) key.push_back(static_cast<char>(byte));
     for (const auto& [mark, depth] : marks_) {
@@ -29,7 +29,7 @@ class SeenKeys {
     }
   }
   // Whether a token completes a key that its object has, in the reading of some thread.
-  bool would_repeat(Machine& machine, ConfigId config, std::string_view bytes) {
+  bool would_repeat(GrammarMachine& machine, ConfigId config, std::string_view bytes) {
     std::vector<std::pair<int32_t, size_t>> begun;       // keys within the token
     std::vector<std::pair<int32_t, std::string>> ended;  // likewise
     std::vector<int32_t> fresh;                          // objects likewise
@@ -148,7 +148,7 @@ class GrammarConstraint : public TokenConstraint {
   }
 
   const TokenTrie::State& trie_;
-  Machine machine_;
+  GrammarMachine machine_;
   Masks masks_;
   ConfigId now_;
   std::vector<TokenId> end_tokens_;  // sorted

@@ -24,17 +24,17 @@ uint64_t key_of(const Thread& thread) {
 
 }  // namespace
 
-size_t Machine::Hash::operator()(const std::vector<Thread>& threads) const {
+size_t GrammarMachine::Hash::operator()(const std::vector<Thread>& threads) const {
   size_t hash = threads.size();
   for (const Thread& thread : threads) hash = mixed(key_of(thread), hash);
   return hash;
 }
 
-size_t Machine::Hash::operator()(const Frame& frame) const {
+size_t GrammarMachine::Hash::operator()(const Frame& frame) const {
   return mixed(key_of({frame.back, frame.below}), 1);
 }
 
-Machine::Machine(Grammar rules) : rules_(std::move(rules)) {
+GrammarMachine::GrammarMachine(Grammar rules) : rules_(std::move(rules)) {
   frames_.emplace_back();
   configs_.emplace_back();
   configs_[0].closed = true;
@@ -46,13 +46,13 @@ Machine::Machine(Grammar rules) : rules_(std::move(rules)) {
   start_ = config_of(std::move(kernel), returned);
 }
 
-bool Machine::pure_end(StateId state) const {
+bool GrammarMachine::pure_end(StateId state) const {
   const RuleState& rule = rules_->states[static_cast<size_t>(state)];
   return rule.ends && rule.count == 0;
 }
 
 // Returns are taken at once where nothing else can be done: the same sets come up more often so.
-void Machine::arrive(Thread thread, std::vector<Thread>& kernel, bool& returned) const {
+void GrammarMachine::arrive(Thread thread, std::vector<Thread>& kernel, bool& returned) const {
   while (pure_end(thread.state)) {
     if (thread.stack == 0) {
       returned = true;
@@ -64,7 +64,7 @@ void Machine::arrive(Thread thread, std::vector<Thread>& kernel, bool& returned)
   kernel.push_back(thread);
 }
 
-ConfigId Machine::config_of(std::vector<Thread> kernel, bool returned) {
+ConfigId GrammarMachine::config_of(std::vector<Thread> kernel, bool returned) {
   if (kernel.empty() && !returned) return 0;
   std::ranges::sort(kernel);
   kernel.erase(std::ranges::unique(kernel).begin(), kernel.end());
@@ -81,7 +81,7 @@ ConfigId Machine::config_of(std::vector<Thread> kernel, bool returned) {
   return place->second;
 }
 
-StackId Machine::pushed(StateId back, StackId below) {
+StackId GrammarMachine::pushed(StateId back, StackId below) {
   const int32_t depth = frames_[static_cast<size_t>(below)].depth + 1;
   const auto [place, is_new] =
       frame_ids_.emplace(Frame{back, below, depth}, static_cast<StackId>(frames_.size()));
@@ -89,14 +89,14 @@ StackId Machine::pushed(StateId back, StackId below) {
   return place->second;
 }
 
-const Machine::Config& Machine::closed(ConfigId id) {
+const GrammarMachine::Config& GrammarMachine::closed(ConfigId id) {
   Config& config = configs_[static_cast<size_t>(id)];
   if (!config.closed) close(config);
   return config;
 }
 
 // Follows empty edges, calls and returns to all bytes that can come.
-void Machine::close(Config& config) {
+void GrammarMachine::close(Config& config) {
   config.ends = config.returned;
   visited_.clear();
   todo_.clear();
@@ -143,7 +143,7 @@ void Machine::close(Config& config) {
   config.closed = true;
 }
 
-ConfigId Machine::find_step(ConfigId id, uint8_t byte) {
+ConfigId GrammarMachine::find_step(ConfigId id, uint8_t byte) {
   const Config& config = closed(id);
   work_ += config.moves.size();
   if (work_ > kMostWork) fail("grammar: too ambiguous; one token takes too long to find");
@@ -155,7 +155,7 @@ ConfigId Machine::find_step(ConfigId id, uint8_t byte) {
   return rows_[static_cast<size_t>(id)][byte] = to;
 }
 
-ConfigId Machine::step_token(ConfigId id, TokenId token) {
+ConfigId GrammarMachine::step_token(ConfigId id, TokenId token) {
   const Config& config = closed(id);
   std::vector<Thread> kernel;
   bool returned = false;
@@ -164,7 +164,7 @@ ConfigId Machine::step_token(ConfigId id, TokenId token) {
   return config_of(std::move(kernel), returned);
 }
 
-void Machine::marks(ConfigId id, uint8_t byte, std::vector<MarkAt>& out) {
+void GrammarMachine::marks(ConfigId id, uint8_t byte, std::vector<MarkAt>& out) {
   out.clear();
   const Config& config = closed(id);
   if (!config.has_marks) return;
@@ -173,7 +173,7 @@ void Machine::marks(ConfigId id, uint8_t byte, std::vector<MarkAt>& out) {
       out.push_back({move.mark, move.depth});
 }
 
-ConfigId Machine::local(std::span<const StateId> states, int32_t longest) {
+ConfigId GrammarMachine::local(std::span<const StateId> states, int32_t longest) {
   std::vector<Thread> kernel;
   for (StateId id : states) {
     const RuleState& state = rules_->states[static_cast<size_t>(id)];
@@ -182,7 +182,7 @@ ConfigId Machine::local(std::span<const StateId> states, int32_t longest) {
   return config_of(std::move(kernel), false);
 }
 
-ConfigId Machine::returned(StackId stack) {
+ConfigId GrammarMachine::returned(StackId stack) {
   const Frame& frame = frames_[static_cast<size_t>(stack)];
   std::vector<Thread> kernel;
   bool returned = false;
@@ -190,7 +190,7 @@ ConfigId Machine::returned(StackId stack) {
   return config_of(std::move(kernel), returned);
 }
 
-ConfigId Machine::forget_but(ConfigId id) {
+ConfigId GrammarMachine::forget_but(ConfigId id) {
   const std::vector<Frame> old = std::move(frames_);
   const std::vector<Thread> kernel = std::move(configs_[static_cast<size_t>(id)].kernel);
   const bool returned = configs_[static_cast<size_t>(id)].returned;

@@ -30,9 +30,9 @@ struct MarkAt {
   int32_t depth = 0;
 };
 
-class Machine {
+class GrammarMachine {
  public:
-  explicit Machine(Grammar rules);
+  explicit GrammarMachine(Grammar rules);
 
   ConfigId start() const { return start_; }
   ConfigId step(ConfigId config, uint8_t byte) {

@@ -30,7 +30,7 @@ class TokenBits {
 // inside a string), and only what leaves it is walked for each of them.
 class Masks {
  public:
-  Masks(const TokenTrie::State& trie, Machine& machine) : trie_(trie), machine_(machine) {}
+  Masks(const TokenTrie::State& trie, GrammarMachine& machine) : trie_(trie), machine_(machine) {}
   // Tokens whose bytes lead on. Valid until the next call.
   const TokenBits& after(ConfigId config);
   // To be called when the machine forgets.
@@ -52,7 +52,7 @@ class Masks {
   void walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits);
 
   const TokenTrie::State& trie_;
-  Machine& machine_;
+  GrammarMachine& machine_;
   std::unordered_map<ConfigId, TokenBits> bits_;
   std::unordered_map<ConfigId, Inside> inside_[2];  // without and with exits
   std::vector<uint32_t> staying_;                   // by config; 0: not known yet, for bit 31 is set

@@ -22,13 +22,13 @@ const TokenTrie& demo_trie() {
   return trie;
 }
 
-bool reads(Machine& machine, ConfigId config, std::string_view bytes) {
+bool reads(GrammarMachine& machine, ConfigId config, std::string_view bytes) {
   for (char c : bytes) config = machine.step(config, static_cast<uint8_t>(c));
   return config != 0;
 }
 
 void compare_along_walk(const Grammar& grammar, unsigned seed) {
-  Machine machine(grammar), plain(grammar);
+  GrammarMachine machine(grammar), plain(grammar);
   Masks masks(demo_trie().state(), machine);
   ConfigId now = machine.start(), reference = plain.start();
   std::mt19937 rng(seed);
@@ -78,7 +78,7 @@ TEST(Masks, AreWhatTheMachineReads) {
 
 // Far from its ends every place in a long string has the same mask, found once.
 TEST(Masks, LongStringsShareThem) {
-  Machine machine(json_schema_grammar(Json::parse(R"({"type": "string", "maxLength": 5000})")));
+  GrammarMachine machine(json_schema_grammar(Json::parse(R"({"type": "string", "maxLength": 5000})")));
   Masks masks(demo_trie().state(), machine);
   ConfigId now = machine.step(machine.start(), '"');
   for (int i = 0; i < 1000; ++i) {
@@ -89,7 +89,7 @@ TEST(Masks, LongStringsShareThem) {
 }
 
 TEST(Masks, ForgettingKeepsTheStack) {
-  Machine machine(json_value_grammar());
+  GrammarMachine machine(json_value_grammar());
   ConfigId now = machine.start();
   const auto read = [&](std::string_view text) {
     for (char c : text) now = machine.step(now, static_cast<uint8_t>(c));
@@ -106,7 +106,7 @@ TEST(Masks, ForgettingKeepsTheStack) {
 
 // An answer cannot nest without end.
 TEST(Masks, NestingEnds) {
-  Machine machine(json_value_grammar());
+  GrammarMachine machine(json_value_grammar());
   ConfigId now = machine.start();
   int depth = 0;
   while (const ConfigId next = machine.step(now, '[')) {
