@@ -5,8 +5,9 @@
                           [--llama-server PROGRAM] [--json FILE]
 
 Rounds alternate: the engine (`kt bench`), then the server (`kt run`, measured by `kt bench --server`), so that a machine
-that slows down slows both. Medians count. Per token: server minus engine with one stream; throughput: server over
-engine with all streams; and the time to the first byte of an error while all streams run.
+that slows down slows both. Medians count. Per token: server minus engine with one stream; throughput: tokens of answers
+per second, prompts read in the same time, server over engine with all streams; and the time to the first byte of an
+error while all streams run.
 """
 import argparse
 import json
@@ -67,7 +68,12 @@ class Running:
 def engine_round(args):
     points = json.loads(output(args.kt, "bench", args.model, "--threads", args.threads, "--prompt", PROMPT, "--batch",
                                f"1,{args.streams}", "--tokens", args.tokens, "--repeat", 1, "--json"))["points"]
-    return {point["batch"]: point["decode_tokens_per_s"] for point in points}
+    return {point["batch"]: {"decode": point["decode_tokens_per_s"], "prefill": point["prefill_tokens_per_s"]} for point in points}
+
+
+def answers_rate(args, figures):
+    """Tokens of answers per second when prompts have to be read as well, as a server's do."""
+    return args.tokens / (PROMPT / figures["prefill"] + args.tokens / figures["decode"])
 
 
 def load(args, url, streams, errors=0):
@@ -117,8 +123,8 @@ def middle(values):
 
 
 def report(args, rounds):
-    alone = middle(1e6 / r[1] for r in rounds["engine"])
-    batch = middle(r[args.streams] for r in rounds["engine"])
+    alone = middle(1e6 / r[1]["decode"] for r in rounds["engine"])
+    batch = middle(answers_rate(args, r[args.streams]) for r in rounds["engine"])
     print(f"{args.model}, {args.threads} threads, {args.streams} streams, {args.tokens} tokens, {args.rounds} rounds")
     print("| | one stream, us/token | over the engine | all streams, tokens/s | of the engine | error p50 / p95 ms |")
     print("|---|---|---|---|---|---|")
@@ -127,7 +133,7 @@ def report(args, rounds):
         if not rounds[name]:
             continue
         one = middle(1e3 * r["one"]["tpot_ms"]["p50"] for r in rounds[name])
-        every = middle(r["all"]["decode_tokens_per_s"] for r in rounds[name])
+        every = middle(r["all"]["output_tokens_per_s"] for r in rounds[name])
         errors = [r["errors"]["errors"]["first_byte_ms"] for r in rounds[name]]
         late = f"{middle(e['p50'] for e in errors):.2f} / {middle(e['p95'] for e in errors):.2f}"
         over = f"{one - alone:+.0f} us ({100 * (one - alone) / alone:+.1f} %)" if name == "kt" else ""
