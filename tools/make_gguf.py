@@ -47,10 +47,13 @@ def byte_letters():
 
 
 def vocabulary(size):
+    """All bytes, then pairs and triples of ASCII letters, so that text of all but the first tokens is always UTF-8; the
+    last token ends."""
     letters = byte_letters()
-    pairs = [(a, b) for a in letters for b in letters][:size - 257]
-    tokens = [*letters, *(a + b for a, b in pairs), "<|end|>"]
-    return tokens, [f"{a} {b}" for a, b in pairs]
+    plain = [chr(b) for b in range(ord("!"), ord("~") + 1)]
+    pairs = [(a, b) for a in plain for b in plain]
+    merges = (pairs + [(a + b, c) for a, b in pairs for c in plain])[:size - 257]
+    return [*letters, *(a + b for a, b in merges), "<|end|>"], [f"{a} {b}" for a, b in merges]
 
 
 def metadata(args):
@@ -111,12 +114,14 @@ def random_blocks(random):
     return blocks.reshape(-1)
 
 
-def write_tensor(out, shape, kind, pool, random):
+def write_tensor(out, shape, kind, pool, random, silent):
+    """The first `silent` bytes are zeros, as are the weights they stand for."""
     if kind == GGML_F32:
         data = np.ones(shape, "<f4") if len(shape) == 1 else random.normal(0, 0.05, shape).astype("<f4")
         out.write(data.tobytes())
         return
-    left = size_of(shape, kind)
+    left = size_of(shape, kind) - silent
+    out.write(bytes(silent))
     while left:
         start = int(random.integers(0, POOL // 2)) * BLOCK_BYTES
         piece = pool[start:start + left]
@@ -143,7 +148,9 @@ def main():
     with open(args.out, "wb") as out:
         out.write(head + bytes(-len(head) % ALIGN))
         for name, shape, kind in infos:
-            write_tensor(out, shape, kind, pool, random)
+            # Tokens of single bytes are never the most probable.
+            silent = 256 * args.hidden // BLOCK * BLOCK_BYTES if name == "output.weight" else 0
+            write_tensor(out, shape, kind, pool, random, silent)
             out.write(bytes(-size_of(shape, kind) % ALIGN))
 
 

@@ -5,9 +5,11 @@
                           [--llama-server PROGRAM] [--json FILE]
 
 Rounds alternate: the engine (`kt bench`), then the server (`kt run`, measured by `kt bench --server`), so that a machine
-that slows down slows both. Medians count. Per token: server minus engine with one stream; throughput: tokens of answers
-per second, prompts read in the same time, server over engine with all streams; and the time to the first byte of an
-error while all streams run.
+that slows down slows both. Medians count. With one stream: the time of a token as a client sees it, and how much of it
+is not the model's steps by the server's own account (requests, sampling, text, JSON, sockets, waking up). `kt bench` draws random
+tokens, a server's greedy answers repeat themselves, so the two times of a token are not subtracted. With all streams:
+tokens of answers per second, prompts read in the same time, server over engine; and the time to the first byte of an
+error meanwhile.
 """
 import argparse
 import json
@@ -20,6 +22,7 @@ import time
 import urllib.request
 
 PROMPT = 64
+SHORT_PROMPT = 4  # its step is hardly longer than a token's
 ERRORS = 200
 
 
@@ -76,17 +79,37 @@ def answers_rate(args, figures):
     return args.tokens / (PROMPT / figures["prefill"] + args.tokens / figures["decode"])
 
 
+def step_seconds(url):
+    """Seconds in steps of the model so far; None from a server that does not say."""
+    try:
+        with urllib.request.urlopen(url + "/metrics", timeout=10) as reply:
+            found = dict(line.split(" ", 1) for line in reply.read().decode().splitlines() if line.startswith("kt_step"))
+        return float(found["kt_step_seconds_total"])
+    except (OSError, KeyError):
+        return None
+
+
+def one_stream(args, url):
+    load(args, url, 1)  # warm
+    before = step_seconds(url)
+    figures = load(args, url, 1)
+    if before is not None:
+        after = step_seconds(url)
+        figures["outside_us"] = 1e6 * (figures["window_s"] - (after - before)) / figures["output_tokens"]
+    return figures
+
+
 def load(args, url, streams, errors=0):
     more = ["--errors", errors] if errors else []
     report = json.loads(output(args.kt, "bench", "--server", url, "--concurrency", streams, "--requests", streams * 2 if streams > 1 else 4,
-                               "--prompt", PROMPT, "--tokens", args.tokens, "--json", *more))
+                               "--prompt", PROMPT if streams > 1 else SHORT_PROMPT, "--tokens", args.tokens, "--warmup", 0, "--json", *more))
     return report["points"][0] if "points" in report else report
 
 
 def server_round(args, command, url):
     """Figures of one started server."""
     with Running(command, url):
-        return {"one": load(args, url, 1), "all": load(args, url, args.streams), "errors": load(args, url, args.streams, ERRORS)}
+        return {"one": one_stream(args, url), "all": load(args, url, args.streams), "errors": load(args, url, args.streams, ERRORS)}
 
 
 def main():
@@ -111,7 +134,7 @@ def main():
     if args.llama_server:
         port = free_port()
         rounds["llama"].append(server_round(args, [args.llama_server, "-m", args.model, "--port", port, "-t", args.threads, "-np",
-                                                    args.streams, "-c", total, "--no-webui"], f"http://127.0.0.1:{port}"))
+                                                    args.streams, "-c", total, "--no-webui", "--skip-chat-parsing"], f"http://127.0.0.1:{port}"))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rounds, file, indent=1)
@@ -126,7 +149,7 @@ def report(args, rounds):
     alone = middle(1e6 / r[1]["decode"] for r in rounds["engine"])
     batch = middle(answers_rate(args, r[args.streams]) for r in rounds["engine"])
     print(f"{args.model}, {args.threads} threads, {args.streams} streams, {args.tokens} tokens, {args.rounds} rounds")
-    print("| | one stream, us/token | over the engine | all streams, tokens/s | of the engine | error p50 / p95 ms |")
+    print("| | one stream, us/token | outside of steps | all streams, tokens/s | of the engine | error p50 / p95 ms |")
     print("|---|---|---|---|---|---|")
     print(f"| engine alone | {alone:.0f} | | {batch:.0f} | | |")
     for name in ("kt", "llama"):
@@ -136,7 +159,8 @@ def report(args, rounds):
         every = middle(r["all"]["output_tokens_per_s"] for r in rounds[name])
         errors = [r["errors"]["errors"]["first_byte_ms"] for r in rounds[name]]
         late = f"{middle(e['p50'] for e in errors):.2f} / {middle(e['p95'] for e in errors):.2f}"
-        over = f"{one - alone:+.0f} us ({100 * (one - alone) / alone:+.1f} %)" if name == "kt" else ""
+        outside = middle(r["one"].get("outside_us", 0) for r in rounds[name])
+        over = f"{outside:.0f} us ({100 * outside / one:.1f} %)" if name == "kt" else ""
         share = f"{100 * every / batch:.1f} %" if name == "kt" else ""
         print(f"| {'kt run' if name == 'kt' else 'llama-server'} | {one:.0f} | {over} | {every:.0f} | {share} | {late} |")
 
