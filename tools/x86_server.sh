@@ -99,11 +99,11 @@ serve() {
     echo "no source of llama.cpp in carry/llama.tar.xz: left out"
   fi
   say "demo"
-  for threads in 2 4 $(($(nproc) / 2)); do
+  for threads in 2 $(($(nproc) / 2)); do
     python3 tools/server_speed.py demo/tiny-deepseekv3 --kt "$kt" --threads "$threads" --json "$out/demo-$threads.json" || failures=1
   done
   say "30B-shaped model"
-  for threads in $(($(nproc) - 4)) $(($(nproc) - 2)); do
+  for threads in $(($(nproc) - 2)); do
     python3 tools/server_speed.py "$model" --kt "$kt" --threads "$threads" --tokens 128 --rounds 2 "${rival[@]}" --json "$out/model-$threads.json" || failures=1
   done
 }
