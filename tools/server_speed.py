@@ -6,7 +6,8 @@
 
 Rounds alternate: the engine (`kt bench`), then the server (`kt run`, measured by `kt bench --server`), so that a machine
 that slows down slows both. Medians count. With one stream: the time of a token as a client sees it, and how much of it
-is not the model's steps by the server's own account (requests, sampling, text, JSON, sockets, waking up). `kt bench` draws random
+is not the model's steps by the server's own account (requests, sampling, text, JSON, sockets, waking up); the engine has
+such time too (sampling, scheduling), and the difference is what serving costs. `kt bench` draws random
 tokens, a server's greedy answers repeat themselves, so the two times of a token are not subtracted. With all streams:
 tokens of answers per second, prompts read in the same time, server over engine; and the time to the first byte of an
 error meanwhile.
@@ -71,7 +72,8 @@ class Running:
 def engine_round(args):
     points = json.loads(output(args.kt, "bench", args.model, "--threads", args.threads, "--prompt", PROMPT, "--batch",
                                f"1,{args.streams}", "--tokens", args.tokens, "--repeat", 1, "--json"))["points"]
-    return {point["batch"]: {"decode": point["decode_tokens_per_s"], "prefill": point["prefill_tokens_per_s"]} for point in points}
+    return {point["batch"]: {"decode": point["decode_tokens_per_s"], "prefill": point["prefill_tokens_per_s"],
+                             "outside_us": point["outside_of_steps_us"]} for point in points}
 
 
 def answers_rate(args, figures):
@@ -151,7 +153,8 @@ def report(args, rounds):
     print(f"{args.model}, {args.threads} threads, {args.streams} streams, {args.tokens} tokens, {args.rounds} rounds")
     print("| | one stream, us/token | outside of steps | all streams, tokens/s | of the engine | error p50 / p95 ms |")
     print("|---|---|---|---|---|---|")
-    print(f"| engine alone | {alone:.0f} | | {batch:.0f} | | |")
+    outside = middle(r[1]["outside_us"] for r in rounds["engine"])
+    print(f"| engine alone | {alone:.0f} | {outside:.0f} us | {batch:.0f} | | |")
     for name in ("kt", "llama"):
         if not rounds[name]:
             continue
@@ -160,7 +163,8 @@ def report(args, rounds):
         errors = [r["errors"]["errors"]["first_byte_ms"] for r in rounds[name]]
         late = f"{middle(e['p50'] for e in errors):.2f} / {middle(e['p95'] for e in errors):.2f}"
         outside = middle(r["one"].get("outside_us", 0) for r in rounds[name])
-        over = f"{outside:.0f} us ({100 * outside / one:.1f} %)" if name == "kt" else ""
+        own = outside - middle(r[1]["outside_us"] for r in rounds["engine"])
+        over = f"{outside:.0f} us; server {own:.0f} us ({100 * own / one:.1f} %)" if name == "kt" else ""
         share = f"{100 * every / batch:.1f} %" if name == "kt" else ""
         print(f"| {'kt run' if name == 'kt' else 'llama-server'} | {one:.0f} | {over} | {every:.0f} | {share} | {late} |")
 

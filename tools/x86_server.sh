@@ -117,7 +117,9 @@ command -v ninja > /dev/null && generator=(-G Ninja)
 
 say "build"
 cmake -S . -B "$build" "${generator[@]}" "${compiler[@]}" > "$out/configure.log" 2>&1 || { cat "$out/configure.log"; exit 1; }
-cmake --build "$build" -j "$(nproc)" > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
+targets=(all)
+[ "$mode" = server ] && targets=(kt http_test server_test)
+cmake --build "$build" -j "$(nproc)" --target "${targets[@]}" > "$out/build.log" 2>&1 || { grep -E -A5 'error|FAILED' "$out/build.log" | head -80; exit 1; }
 kt=$build/bin/kt
 "$kt" version | tee "$out/version.txt"
 if [ "$mode" = server ]; then

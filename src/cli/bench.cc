@@ -31,22 +31,34 @@ struct Point {
   BenchCase at;
   double prefill = 0, decode = 0;                    // tokens/s, medians
   double prefill_fraction = 0, decode_fraction = 0;  // of the machine's limit, medians
+  double outside = 0;  // seconds of a step that are not the model's: choosing tokens, scheduling; median
 };
 
 Point measure(Transformer& transformer, const Rates& rates, const BenchCase& at, int repeat) {
   const int step = transformer.max_tokens();
   TransformerSteps steps(transformer, bench_pages(at, step));
-  std::vector<double> prefill, decode, prefill_fraction, decode_fraction;
+  std::vector<double> prefill, decode, prefill_fraction, decode_fraction, outside;
   for (int i = 0; i < repeat; ++i) {
     BenchCase once = at;
     once.seed = at.seed + static_cast<uint64_t>(i);
-    const BenchResult result = run_bench(steps, once, step, [&] { return transformer.work(); });
+    std::vector<StepTotals> totals;  // at the beginnings and ends of both phases
+    const BenchResult result = run_bench(steps, once, step, [&] {
+      totals.push_back(steps.totals());
+      return transformer.work();
+    });
+    const double in_steps = totals.back().seconds - totals.end()[-2].seconds;
+    outside.push_back((result.decode_seconds - in_steps) / at.output);
     prefill.push_back(at.batch * at.prompt / result.prefill_seconds);
     decode.push_back(at.batch * at.output / result.decode_seconds);
     prefill_fraction.push_back(limit_of(result.prefill_work, rates).seconds / result.prefill_seconds);
     decode_fraction.push_back(limit_of(result.decode_work, rates).seconds / result.decode_seconds);
   }
-  return {at, median(prefill), median(decode), median(prefill_fraction), median(decode_fraction)};
+  return {at,
+          median(prefill),
+          median(decode),
+          median(prefill_fraction),
+          median(decode_fraction),
+          median(outside)};
 }
 
 // Lengths that leave no room for the answer are left out, and said so.
@@ -98,7 +110,8 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
                                {"prefill_tokens_per_s", point.prefill},
                                {"prefill_fraction_of_limit", point.prefill_fraction},
                                {"decode_tokens_per_s", point.decode},
-                               {"decode_fraction_of_limit", point.decode_fraction}});
+                               {"decode_fraction_of_limit", point.decode_fraction},
+                               {"outside_of_steps_us", point.outside * 1e6}});
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }

@@ -37,25 +37,25 @@ GenerateRequest request(std::vector<TokenId> prompt, int max_tokens) {
   return out;
 }
 
-// All of them at once through one engine.
+// All of them at once through one scheduler: without a thread of its own, so that who shares a step with whom
+// does not depend on time.
 std::vector<Generated> run(LoadedModel& model, int pages, const std::vector<GenerateRequest>& requests,
                            SchedulerStats* stats = nullptr) {
   TransformerSteps steps(model.transformer(), pages);
   std::vector<Generated> out(requests.size());
-  {
-    Engine engine(steps, &model.tokenizer(), {.step_tokens = 96, .sequences = 8});
-    for (size_t i = 0; i < requests.size(); ++i) {
-      GenerateRequest copy = requests[i];
-      copy.on_event = [&out, i](const GenerateEvent& event) {
-        if (event.token) out[i].tokens.push_back(*event.token);
-        out[i].text += event.text;
-        if (event.finish) out[i].finish = *event.finish;
-      };
-      engine.submit(std::move(copy));
-    }
-    engine.wait_all();
-    if (stats) *stats = engine.stats();
+  Scheduler scheduler(steps, &model.tokenizer(), {.step_tokens = 96, .sequences = 8});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    GenerateRequest copy = requests[i];
+    copy.on_event = [&out, i](const GenerateEvent& event) {
+      if (event.token) out[i].tokens.push_back(*event.token);
+      out[i].text += event.text;
+      if (event.finish) out[i].finish = *event.finish;
+    };
+    scheduler.submit(std::move(copy));
   }
+  while (scheduler.run_once()) {
+  }
+  if (stats) *stats = scheduler.stats();
   return out;
 }
 
