@@ -43,3 +43,11 @@ for format in bf16 int8 int4_g32 int4; do
   printf '  %-9s ' $format
   "$kt" perplexity $model --file $stories --max-tokens 4096 --format $format --kl-against stored
 done
+
+cat <<TEXT
+
+Now talk to it:
+
+  $kt run demo          a web page and OpenAI's API at http://127.0.0.1:30000
+  $kt chat demo         the same in this terminal
+TEXT
