@@ -7,11 +7,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-build=${BUILD:-build}
+build=$(realpath -m "${BUILD:-build}")
 jobs=${JOBS:-$(nproc)}
 all=no
 [ "${1:-}" = --all ] && all=yes
-results=$PWD/$build/test-results
+results=$build/test-results
 host=$(uname -m)
 
 say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
@@ -141,8 +141,8 @@ python_tests() {
     fi
   fi
   mkdir -p "$results/python"
-  local src=$PWD/$build/src
-  KT_PROGRAM=$PWD/$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
+  local src=$build/src
+  KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
     KT_TEMPLATE_PROBE=$src/engine/template_probe KT_GRAMMAR_PROBE=$src/engine/grammar_probe \
     "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true

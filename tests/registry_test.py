@@ -138,8 +138,11 @@ class TestConfig:
         refused(kt("config", "init"), 2, "--yes", home / "config.yaml")
         assert kt_ok("config", "get", "server.port").stdout == "1234\n"
         assert kt_ok("model", "path-list").stdout == f"{ROOT}\n"
+        refused(kt("config", "init", "--yes", "--cpu-threads", "70000"), 2, "70000")
+        assert kt_ok("config", "get", "server.port").stdout == "1234\n"  # nothing is lost
         kt_ok("config", "init", "--yes")
         assert kt_ok("config", "get", "server.port").stdout == "30000\n"
+        assert kt_ok("model", "path-list").stdout == ""
 
     def test_writers_at_once_lose_nothing(self, tmp_path):
         folders = [tmp_path / f"d{i}" for i in range(12)]

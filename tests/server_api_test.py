@@ -148,7 +148,7 @@ def test_completion_logprobs(client):
     logprobs = reply.choices[0].logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 24
     assert "".join(logprobs.tokens) == reply.choices[0].text
-    assert logprobs.text_offset[:2] == [0, len(logprobs.tokens[0].encode())]
+    assert logprobs.text_offset[:2] == [0, len(logprobs.tokens[0])]
     for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs):
         assert len(top) == 3 and max(top.values()) == pytest.approx(value) and top[token] == pytest.approx(value)
 
@@ -546,6 +546,8 @@ def test_keys():
 def test_foreign_pages_are_kept_out(server):
     assert get(server, "/v1/models", Origin="http://evil.example")[0] == 403
     assert get(server, "/v1/models", Origin=server.url)[0] == 200
+    # A name made to point here is no better, whatever it says in Host.
+    assert get(server, "/v1/models", Origin="http://evil.example", Host="evil.example")[0] == 403
     with Server("demo", "--allow-origin", "https://ui.example") as open_to:
         status, headers, _ = get(open_to, "/v1/models", Origin="https://ui.example")
         assert status == 200 and headers["Access-Control-Allow-Origin"] == "https://ui.example"
@@ -567,8 +569,42 @@ def test_messages(server, client):
     called = other.messages.create(model="demo", messages=STORY, max_tokens=300, tools=tools, 
                                   tool_choice={"type": "any", "disable_parallel_tool_use": True})
     assert called.stop_reason == "tool_use" and called.content[-1].name == "weather" and "place" in called.content[-1].input
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens") as refused:
         other.post("/v1/messages", body={"messages": STORY}, cast_to=object)
+    assert refused.value.body["type"] == "error"
+
+
+def test_messages_in_blocks(server, client):
+    """Contents as the SDK writes them: blocks of text, calls and their results."""
+    anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
+    other = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    text = [{"type": "text", "text": STORY[0]["content"]}]
+    expected = client.chat.completions.create(
+        messages=[{"role": "system", "content": "Be kind."}, STORY[0]], **GREEDY).choices[0].message.content
+    reply = other.messages.create(model="demo", max_tokens=24, system=[{"type": "text", "text": "Be kind."}],
+                                  messages=[{"role": "user", "content": text}], extra_body={"temperature": 0})
+    assert reply.content[0].text == expected
+    tools = [{"name": "weather", "description": "x", "input_schema": {"type": "object"}}]
+    messages = [{"role": "user", "content": text},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "Rome"}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1",
+                                              "content": [{"type": "text", "text": "sunny"}]}]}]
+    assert other.messages.create(model="demo", max_tokens=8, messages=messages, tools=tools).content
+
+
+def test_calls_that_are_cut_off_are_no_calls(client):
+    reply = client.chat.completions.create(model="demo", messages=STORY, tools=TOOLS, tool_choice="required", seed=1, max_tokens=300,
+                                           stop=["days"])
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_many_keys_in_arguments_are_refused_quickly(server):
+    arguments = json.dumps({f"key{i}": 1 for i in range(50000)})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    start = time.monotonic()
+    status, _, body = post(server, "/v1/chat/completions", {
+        "messages": [STORY[0], {"role": "assistant", "content": None, "tool_calls": [call]}], "max_tokens": 2})
+    assert status == 400 and "arguments" in json.loads(body)["error"]["message"] and time.monotonic() - start < 3
 
 
 # The program around it.
@@ -579,6 +615,11 @@ def test_dry_run_and_its_json():
     assert "demo" in text and "tokens/s" in text and "KV cache" in text
     plan = json.loads(kt_ok("run", "demo", "--dry-run", "--json").stdout)
     assert plan["bytes"]["peak"] > 0 and plan["fits"]
+
+
+def test_more_tokens_than_requests_can_use():
+    done = kt_ok("run", "demo", "--max-total-tokens", "1000000000000", "--max-running-requests", "4", "--dry-run", "--json")
+    assert json.loads(done.stdout)["context"] == 1024 and "4096 it is" in done.stderr
 
 
 def test_flags_of_launch_lines():
@@ -599,7 +640,7 @@ def test_flags_of_launch_lines():
     (2, ["run", "demo", "--chat-template", "/no/such"], "/no/such"),
     (2, ["run", "demo", "--tool-call-parser", "klingon"], "klingon"),
     (2, ["run", "demo", "--max-running-requests", "2000"], "2000"),
-    (3, ["run", "demo", "--max-total-tokens", "1000000000000", "--port", "0"], "memory"),
+    (3, ["run", "demo", "--max-memory", "20MiB", "--port", "0"], "memory"),
 ])
 def test_errors_are_one_line(code, args, words):
     result = kt(*args)

@@ -19,6 +19,7 @@
 #include "cli/report.h"
 #include "cli/settings.h"
 #include "cli/terminal.h"
+#include "cli/terminal_text.h"
 
 namespace kt {
 namespace {
@@ -100,12 +101,13 @@ nlohmann::ordered_json json_of(const ChatAnswer& answer, const std::string& mode
 
 // For scripts: every line is a message and nothing is a command, whoever wrote it. The first error ends it.
 void talk_through_pipe(ChatSession& session, bool json) {
+  const bool to_terminal = ::isatty(STDOUT_FILENO) == 1;  // what a model says must not steer it
   while (const std::optional<std::string> line = read_plain_line()) {
     if (line->find_first_not_of(" \t") == std::string::npos) continue;
     bool line_open = false;
     const ChatAnswer answer = session.ask(*line, [&](const ChatPiece& piece) {
       if (json || piece.reasoning) return;
-      write_out(piece.text);
+      write_out(to_terminal ? harmless(piece.text) : piece.text);
       line_open = !piece.text.ends_with('\n');
     });
     if (json) {

@@ -206,7 +206,7 @@ bool ChatConsole::take(const std::string& typed) {
     for (const Command& command : commands()) names.push_back(command.name);
     fail("no command {}; did you mean {}? A space in front sends it as a message", harmless_line(name),
          nearest_name(name, names));
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // of any kind: the conversation goes on
     say(text("kt: {}", harmless_line(error.what())));
   }
   return true;

@@ -105,7 +105,8 @@ void ChatSession::clear() {
 
 void ChatSession::save(const std::string& path) const {
   const std::string file = with_home(path);
-  if (std::filesystem::exists(file)) {
+  std::error_code unknown;  // of a folder that may not be read: writing will say so
+  if (std::filesystem::exists(file, unknown)) {
     try {
       loaded_from(file);
     } catch (const Error&) {

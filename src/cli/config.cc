@@ -103,7 +103,9 @@ void init(const ConfigFlags& flags) {
     if (!is_folder(folder)) fail("--model-path: {}: no such folder", folder);
     values["model.paths"].push_back(absolute_path(folder));
   }
-  if (exists && !std::filesystem::remove(path, code)) fail("{}: cannot be removed: {}", path, code.message());
+  // In one step with the new values: a value that is refused leaves the file as it was.
+  for (const Setting& setting : known_settings())
+    if (!values.contains(setting.name)) values[std::string(setting.name)] = nullptr;
   change_settings(values);
   std::printf("%s\n", path.c_str());
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/report.h"
+#include "cli/settings.h"
 #include "cli/verbs.h"
 
 namespace kt {
@@ -15,7 +16,7 @@ namespace {
 struct DoctorFlags {
   bool json = false, details = false, cpu = false, quick = false;
   std::string disk = ".", root;
-  int port = 30000;
+  int port = 0;  // 0: as kt config has it
 };
 
 Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
@@ -83,10 +84,21 @@ void print_json(const Diagnosis& d) {
   std::printf("%s\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
 }
 
+// Of the settings, as far as they can be read; look_at_files says what is wrong with them.
+int usual_server_port() {
+  constexpr int kUsual = 30000;
+  try {
+    const auto port = static_cast<int>(load_settings().integer("server.port"));
+    return port > 0 ? port : kUsual;
+  } catch (const Error&) {
+    return kUsual;
+  }
+}
+
 void run_doctor(const DoctorFlags& flags) {
   Machine machine = this_machine(flags.root);
   machine.folder = flags.disk;
-  machine.port = flags.port;
+  machine.port = flags.port > 0 ? flags.port : usual_server_port();
   const Diagnosis d = diagnose(machine, flags);
   if (flags.json)
     print_json(d);
@@ -108,9 +120,8 @@ void add_doctor(CLI::App& kt, Invocation& run) {
   verb->add_flag("--quick", flags->quick, "Measure nothing; the kernels are checked all the same");
   verb->add_option("--disk", flags->disk, "Folder of models, to see the disk's space and speed")
       ->capture_default_str();
-  verb->add_option("--port", flags->port, "Port the server would listen on")
-      ->check(CLI::Range(1, 65535))
-      ->capture_default_str();
+  verb->add_option("--port", flags->port, "Port the server would listen on; default: as kt config has it")
+      ->check(CLI::Range(1, 65535));
   verb->add_flag("--details", flags->details, "Print every kernel check");
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->add_option("--root", flags->root, "Folder with another machine's /proc and /sys")->group("");

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/doctor.h"
+#include "cli/registry.h"
 #include "cli/report.h"
 #include "cli/settings.h"
 #include "weights/yaml.h"
@@ -152,6 +153,7 @@ void look_at_files(Diagnosis& d, const Machine& machine) {
       if (!value.is_object() && !value.is_null())
         fail("{}: expected a mapping of settings, found another kind of YAML", path);
       if (name == std::string_view("config.yaml") && value.is_object()) Settings(value, path);
+      if (path == registry_path()) registered_models();
       good += text("{}{}", good.empty() ? "" : ", ", name);
     } catch (const Error& problem) {
       bad = true;

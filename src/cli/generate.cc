@@ -1,6 +1,8 @@
 // kt generate: one completion to standard output.
 #include "engine/generate.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +13,7 @@
 #include "cli/measure.h"
 #include "cli/model_flags.h"
 #include "cli/report.h"
+#include "cli/terminal_text.h"
 #include "engine/chat_template.h"
 
 namespace kt {
@@ -116,8 +119,10 @@ void run_generate(const GenerateFlags& flags) {
   ModelOptions options = flags.model.options();
   options.use.context = flags.options.max_tokens;  // and the prompt, which the tokenizer has to count first
   LoadedModel model(flags.model.model, options);
-  const auto show = [](std::string_view piece) {
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
+  const bool to_terminal = ::isatty(STDOUT_FILENO) == 1;  // what a model says must not steer it
+  const auto show = [to_terminal](std::string_view piece) {
+    const std::string safe = to_terminal ? harmless(piece) : std::string(piece);
+    std::fwrite(safe.data(), 1, safe.size(), stdout);
     std::fflush(stdout);
   };
   std::function<void(std::string_view)> emit;

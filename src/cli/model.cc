@@ -99,10 +99,12 @@ std::string checked_link(const ModelFiles& model, const std::string& path, const
 
 void add(const ModelVerbFlags& flags) {
   check_model_name(flags.name);
-  const ModelFiles files = inspect_model(flags.path);
+  const auto known_as = try_find_model(flags.path);  // another name of a model will do
+  const std::string path = known_as ? known_as->path : flags.path;
+  const ModelFiles files = inspect_model(path);
   if (files.kind == FilesKind::kCpuWeights)
-    fail("{}: holds experts for the CPU only; add the model they were made from, with --weights {}",
-         flags.path, flags.path);
+    fail("{}: holds experts for the CPU only; add the model they were made from, with --weights {}", path,
+         path);
   ModelEntry entry = entry_of(flags.name, files);
   const std::vector<ModelEntry> known = registered_models();
   const auto old = std::ranges::find(known, flags.name, &ModelEntry::name);

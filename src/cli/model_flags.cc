@@ -48,7 +48,8 @@ void ModelFlags::add_options(CLI::App& verb) {
 }
 
 ModelOptions ModelFlags::options() const {
-  return {.weights = weights,
+  // A name's own CPU weights, unless the command line says otherwise.
+  return {.weights = weights.empty() && format.empty() ? found.weights : weights,
           .format = format,
           .linear_format = linear_format,
           .precision = precision_named(acts),

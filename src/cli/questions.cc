@@ -265,6 +265,8 @@ std::string model_problem(const std::string& answer) {
 
 std::string ask_model(Prompts& prompts, std::string_view words) {
   std::vector<Prompts::Choice> names;
+  if (const std::string usual = load_settings().text("run.model"); !usual.empty())
+    names.push_back({usual, "run.model of kt config"});
   names.push_back({std::string(kDemoName), "comes with kt"});
   for (const ModelEntry& entry : registered_models()) names.push_back({entry.name, entry.path});
   return expanded(prompts.ask_choice({.question = text("{}: a number or name of these, or a path", words),

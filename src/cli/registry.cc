@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
 #include "base/error.h"
@@ -33,6 +34,10 @@ T field(const Json& entry, const char* key, const std::string& where) {
   if (kIsText ? !at->is_string() : !at->is_number_unsigned())
     fail("{}: {}: expected {}, found {}", where, key, kIsText ? "text" : "an integer of at least 0",
          json_kind(*at));
+  if constexpr (!kIsText)
+    if (at->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<T>::max()))
+      fail("{}: {}: expected at most {}, found {}", where, key, std::numeric_limits<T>::max(),
+           at->get<uint64_t>());
   return at->get<T>();
 }
 

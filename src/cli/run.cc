@@ -156,7 +156,14 @@ MemoryRequest planned_use(const RunFlags& flags, const LoadedModel& model, uint6
         .sequences = requests,
         .context = static_cast<int>(std::max<int64_t>(1, ceil_div(tokens, int64_t{requests})))};
   };
-  if (flags.tokens > 0) return use(flags.tokens);
+  if (flags.tokens > 0) {
+    const int64_t most = int64_t{context} * requests;
+    if (flags.tokens > most)
+      std::fprintf(
+          stderr, "kt: --max-total-tokens: %lld are more than %d requests of %d tokens can use; %lld it is\n",
+          static_cast<long long>(flags.tokens), requests, context, static_cast<long long>(most));
+    return use(std::min(flags.tokens, most));
+  }
   int64_t tokens = std::min(int64_t{context} * requests, std::max<int64_t>(context, kUsualTokens));
   // Half of what the weights leave free, so that the machine stays usable.
   uint64_t most = available_memory() + model.base_bytes();

@@ -46,9 +46,19 @@ Address address_of(const HttpUrl& url) {
   hints.ai_socktype = SOCK_STREAM;
   const int error = ::getaddrinfo(url.host.c_str(), std::to_string(url.port).c_str(), &hints, &found);
   if (error) fail("{}:{}: {}", url.host, url.port, ::gai_strerror(error));
+  // A name may have addresses where nobody listens, such as ::1 beside 127.0.0.1: the first that connects.
+  const addrinfo* best = found;
+  for (const addrinfo* at = found; found->ai_next && at; at = at->ai_next) {
+    const int probe = ::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
+    const bool connects = probe >= 0 && ::connect(probe, at->ai_addr, at->ai_addrlen) == 0;
+    if (probe >= 0) ::close(probe);
+    if (!connects) continue;
+    best = at;
+    break;
+  }
   Address out;
-  std::memcpy(&out.bytes, found->ai_addr, found->ai_addrlen);
-  out.size = found->ai_addrlen;
+  std::memcpy(&out.bytes, best->ai_addr, best->ai_addrlen);
+  out.size = best->ai_addrlen;
   ::freeaddrinfo(found);
   return out;
 }

@@ -128,6 +128,7 @@ Terminal::Terminal() : state_(std::make_unique<State>()) {
   state_->waiting.c_iflag &= ~static_cast<tcflag_t>(ICRNL | INLCR | IGNCR | IXON);
   state_->waiting.c_cc[VMIN] = 1;
   state_->waiting.c_cc[VTIME] = 0;
+  state_->waiting.c_cc[VSUSP] = _POSIX_VDISABLE;  // a shell would find the terminal without echo
   state_->editing = state_->waiting;
   state_->editing.c_lflag &= ~static_cast<tcflag_t>(ISIG);
   shared.current = state_->waiting;
@@ -154,7 +155,9 @@ Terminal::Size Terminal::size() const {
 void Terminal::suspend() {
   ::tcsetattr(STDIN_FILENO, TCSADRAIN, &shared.original);
   write_quietly(STDOUT_FILENO, kPasteOff);
-  ::raise(SIGTSTP);  // returns after SIGCONT, whose handler set the mode again
+  ::raise(SIGTSTP);  // returns after SIGCONT, or at once where no shell could wake us
+  ::tcsetattr(STDIN_FILENO, TCSADRAIN, &shared.current);
+  write_quietly(STDOUT_FILENO, kPasteOn);
 }
 
 EditEvent Terminal::read_line(LineEditor& editor) {

@@ -75,6 +75,11 @@ Generated Engine::generate(GenerateRequest request) {
   return result;
 }
 
+size_t Engine::live() const {
+  const std::lock_guard lock(mutex_);
+  return live_.size();
+}
+
 SchedulerStats Engine::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;

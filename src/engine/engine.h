@@ -41,6 +41,7 @@ class Engine {
   Generated generate(GenerateRequest request);
 
   SchedulerStats stats() const;  // after the last step
+  size_t live() const;           // requests submitted whose last event has not been delivered
   // Forgets cached beginnings, before the next step.
   void drop_cache();
 

@@ -74,14 +74,17 @@ std::string Answer::stream_error(int status, const std::string& why) const {
   return "data: " + error_body(status, why) + "\n\ndata: [DONE]\n\n";
 }
 
+HttpReply Answer::whole_error(int status, const std::string& why) const { return error_reply(status, why); }
+
 void Answer::refuse(int status, const std::string& why) {
+  if (over_) return;
   over_ = true;
   service_.metrics().count_reply(status);
   if (stream_ && begun_) {
     responder_.send(stream_error(status, why));
     responder_.end();
   } else {
-    responder_.reply(error_reply(status, why));
+    responder_.reply(whole_error(status, why));
   }
   service_.cancel(*this);
 }

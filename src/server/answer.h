@@ -51,6 +51,7 @@ class Answer {
   virtual void event(size_t sequence, const AnswerEvent& event) = 0;
   virtual void end() = 0;
   virtual std::string stream_error(int status, const std::string& why) const;
+  virtual HttpReply whole_error(int status, const std::string& why) const;
 
   bool stream() const { return stream_; }
   size_t sequences() const { return sequences_; }

@@ -32,6 +32,12 @@ std::string error_body(int status, std::string_view message, std::string_view pa
                                                        nlohmann::json::error_handler_t::replace);
 }
 
+std::string messages_error_body(int status, std::string_view message) {
+  const nlohmann::ordered_json out = {{"type", "error"},
+                                      {"error", {{"type", type_of(status)}, {"message", message}}}};
+  return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 HttpReply error_reply(int status, std::string_view message, std::string_view param) {
   return {.status = status, .body = error_body(status, message, param)};
 }

@@ -24,6 +24,8 @@ class ApiError : public std::runtime_error {
 
 // {"error": {"message", "type", "param", "code"}}; the type follows from the status.
 std::string error_body(int status, std::string_view message, std::string_view param = {});
+// {"type": "error", "error": {"type", "message"}}, as Anthropic's clients read it.
+std::string messages_error_body(int status, std::string_view message);
 HttpReply error_reply(int status, std::string_view message, std::string_view param = {});
 
 }  // namespace kt

@@ -55,7 +55,7 @@ class ChatAnswer final : public Answer {
     if (!event.finish) return;
     choice.finish = name_of(event.finish->reason);
     // A call that was cut off is no call.
-    if (choice.parser.calls() > 0 && event.finish->reason == FinishReason::kStop)
+    if (choice.parser.calls() > 0 && !choice.parser.cut_off() && event.finish->reason == FinishReason::kStop)
       choice.finish = "tool_calls";
     if (stream()) send_delta(sequence, "{}");
   }

@@ -63,8 +63,7 @@ Grammar grammar_of(Service& service, const Fields& body, const Conversation& tal
   Grammar grammar = response_grammar(service, body);
   // Only what comes after the thought is held to the format.
   if (grammar && start.thinking)
-    grammar = sequence_grammar(
-        {until_grammar(talk.syntax.think_end), repeat_grammar(literal_grammar("\n"), 0, 2), grammar});
+    grammar = after_thought_grammar(talk.syntax, service.tokenizer(), std::move(grammar));
   return grammar;
 }
 
@@ -99,6 +98,9 @@ ChatPlan plan_chat(Service& service, const OrderedJson& json) {
   }
   if (plan.start.tools || !plan.syntax.think_end.empty())
     base.special = answer_decoding(plan.syntax, service.tokenizer());
+  constexpr size_t kMostStates = 2'000'000;  // of all answers
+  if (grammar && grammar_size(grammar) * static_cast<size_t>(n) > kMostStates)
+    body.refuse_as("n", text("{} answers held to so large a schema take too much memory", n));
   plan.requests = copies(base, n);
   if (grammar)
     for (GenerateRequest& request : plan.requests) request.constraint = service.constraint(grammar);

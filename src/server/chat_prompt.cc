@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 #include "server/json_scanner.h"
 #include "server/template_needs.h"
+#include "weights/json.h"
 
 namespace kt {
 namespace {
@@ -96,7 +97,11 @@ OrderedJson call_arguments(const OrderedJson& given, const std::string& place, A
   const std::string& spelled = given.get_ref<const std::string&>();
   if (spelled.find_first_not_of(" \n\r\t") == std::string::npos)
     return form == ArgumentForm::kText ? OrderedJson("{}") : OrderedJson::object();
-  const OrderedJson parsed = is_json(spelled) ? OrderedJson::parse(spelled, nullptr, false) : OrderedJson();
+  OrderedJson parsed;
+  try {
+    parsed = parse_ordered_json(spelled, place, {.depth = 64, .values = 1u << 20});
+  } catch (const Error&) {
+  }  // said below, with what came
   if (!parsed.is_object())
     fail("{}: expected a JSON object in a string, got \"{}\"", place, printable(spelled));
   return form == ArgumentForm::kText ? given : parsed;

@@ -84,11 +84,15 @@ class ReplyParser {
   std::vector<ReplyPiece> push(std::string_view text);
   std::vector<ReplyPiece> flush();  // the end of the answer
   int calls() const;
+  bool cut_off() const;  // after flush(): the answer ended within a call
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// An answer that comes after the thought which the prompt has opened.
+Grammar after_thought_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, Grammar answer);
 
 // The language of an answer that must call tools (kRequired), in the model's syntax, arguments held to each
 // function's schema; `tools` as template_tools gives them. Thinking comes first: it must end if the prompt

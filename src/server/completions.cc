@@ -1,4 +1,5 @@
 // POST /v1/completions: text goes on where the prompt ends.
+#include <algorithm>
 #include <ctime>
 
 #include "base/error.h"
@@ -32,7 +33,7 @@ class CompletionAnswer final : public Answer {
     std::string text;                // stream: of this event only
     OrderedJson logprobs = nullptr;  // the same
     std::string finish;
-    size_t shown = 0;  // bytes of text so far
+    size_t shown = 0;  // characters of text so far
     bool begun = false;
   };
 
@@ -65,7 +66,8 @@ class CompletionAnswer final : public Answer {
 
   static void add_text(Choice& choice, std::string_view text) {
     choice.text += text;
-    choice.shown += text.size();
+    choice.shown +=
+        static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
   }
 
   void add_logprob(Choice& choice, const SampledToken& token) {

@@ -24,6 +24,8 @@ class Fields {
   explicit Fields(const OrderedJson& object, std::string path = {})
       : object_(object), path_(std::move(path)) {}
 
+  Fields(const OrderedJson&&, std::string = {}) = delete;
+
   const OrderedJson* find(const char* name) const;  // null: absent
   std::optional<double> number(const char* name, double low, double high) const;
   std::optional<int64_t> integer(const char* name, int64_t low, int64_t high) const;

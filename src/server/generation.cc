@@ -88,6 +88,8 @@ std::vector<GenerateRequest> copies(const GenerateRequest& request, int64_t n) {
 }
 
 std::string token_text(const Tokenizer& tokenizer, TokenId id) {
+  if (id < 0 || static_cast<size_t>(id) >= tokenizer.size())
+    return {};  // a row that pads the model's vocabulary
   const TokenId ids[] = {id};
   return tokenizer.decode(ids, SpecialTokens::kKeep);
 }

@@ -21,7 +21,9 @@ std::string text_of(const OrderedJson& content, const std::string& path) {
   if (!content.is_array()) throw ApiError(400, path + ": expected a string or a list of blocks", path);
   std::string out;
   for (const OrderedJson& block : content) {
-    const Fields fields(block.is_object() ? block : OrderedJson::object(), path + ".");
+    if (!block.is_object())
+      throw ApiError(400, text("{}: expected blocks, one is {}", path, shown_value(block)), path);
+    const Fields fields(block, path + ".");
     if (fields.string("type").value_or("") != "text")
       throw ApiError(400, text("{}: only blocks of text can be read, got {}", path, shown_value(block)),
                      path);
@@ -140,15 +142,16 @@ class MessagesAnswer final : public Answer {
     if (!event.finish) return;
     close_block();
     const Finish& finish = *event.finish;
-    message_["stop_reason"] = finish.reason == FinishReason::kLength ? "max_tokens"
-                              : parser_.calls() > 0                  ? "tool_use"
-                              : finish.stop                          ? "stop_sequence"
-                                                                     : "end_turn";
+    message_["stop_reason"] = finish.reason == FinishReason::kLength      ? "max_tokens"
+                              : parser_.calls() > 0 && !parser_.cut_off() ? "tool_use"
+                              : finish.stop                               ? "stop_sequence"
+                                                                          : "end_turn";
     if (finish.stop) message_["stop_sequence"] = stops_[*finish.stop];
   }
 
   void end() override {
-    const OrderedJson usage = {{"input_tokens", this->usage().prompt_tokens},
+    // Tokens from the cache are counted apart.
+    const OrderedJson usage = {{"input_tokens", this->usage().prompt_tokens - this->usage().cached_tokens},
                                {"output_tokens", this->usage().completion_tokens},
                                {"cache_read_input_tokens", this->usage().cached_tokens}};
     message_["usage"] = usage;
@@ -203,7 +206,10 @@ class MessagesAnswer final : public Answer {
                         {{"index", blocks_ - 1}, {"delta", {{"type", type}, {key, piece.text}}}});
     OrderedJson& block = message_["content"].back();
     OrderedJson& into = block[piece.kind == Kind::kArguments ? "input_text" : key];
-    into = into.is_string() ? into.get<std::string>() + piece.text : piece.text;
+    if (into.is_string())
+      into.get_ref<std::string&>() += piece.text;
+    else
+      into = piece.text;
   }
 
   void open_block(ReplyPiece::Kind kind, OrderedJson block) {
@@ -229,9 +235,11 @@ class MessagesAnswer final : public Answer {
     send(text("event: {}\ndata: {}\n\n", name, dumped(out)));
   }
 
-  std::string stream_error(int, const std::string& why) const override {
-    const OrderedJson out = {{"type", "error"}, {"error", {{"type", "api_error"}, {"message", why}}}};
-    return text("event: error\ndata: {}\n\n", dumped(out));
+  std::string stream_error(int status, const std::string& why) const override {
+    return text("event: error\ndata: {}\n\n", messages_error_body(status, why));
+  }
+  HttpReply whole_error(int status, const std::string& why) const override {
+    return {.status = status, .body = messages_error_body(status, why)};
   }
 
   const std::vector<std::string> stops_;

@@ -28,6 +28,7 @@ struct ReplyParser::State {
   bool drop_space = false;  // white space up to the next text is left out
   bool any_content = false;
   int calls = 0;
+  bool cut_off = false;
   std::optional<CallReader> reader;
   std::vector<ReplyPiece> out;
 
@@ -270,6 +271,7 @@ ReplyParser::ReplyParser(ReplyParser&&) noexcept = default;
 ReplyParser& ReplyParser::operator=(ReplyParser&&) noexcept = default;
 
 int ReplyParser::calls() const { return state_->calls; }
+bool ReplyParser::cut_off() const { return state_->cut_off; }
 
 std::vector<ReplyPiece> ReplyParser::push(std::string_view text) {
   state_->input += text;
@@ -284,6 +286,7 @@ std::vector<ReplyPiece> ReplyParser::flush() {
     state.refuse_call();
     state.run();
   }
+  state.cut_off = state.phase == Phase::kCall;
   const std::string left(state.rest());
   switch (state.phase) {
     case Phase::kThoughtStart:

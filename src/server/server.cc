@@ -81,17 +81,27 @@ std::string key_of(const HttpRequest& request) {
   return {};
 }
 
+bool names_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// "localhost" or an address, with or without a port.
+bool is_local_name(std::string_view host) {
+  if (host.starts_with('[')) return true;
+  host = host.substr(0, host.find(':'));
+  return host == "localhost" || host.find_first_not_of("0123456789.") == host.npos;
+}
+
 HttpServerOptions http_options(const ServerOptions& options) {
   HttpServerOptions out = options.http;
   // Many, so that a few that read megabytes of text do not keep a small request waiting.
   out.handlers = std::max(out.handlers, 16);
   out.on_error = [](int status, const std::string& why) { return error_reply(status, why); };
   if (!options.allow_origin.empty())
-    out.headers = std::make_shared<HttpHeaders>(
-        HttpHeaders{{"Access-Control-Allow-Origin", options.allow_origin},
-                    {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
-                    {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key"},
-                    {"Vary", "Origin"}});
+    out.headers =
+        std::make_shared<HttpHeaders>(HttpHeaders{{"Access-Control-Allow-Origin", options.allow_origin},
+                                                  {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
+                                                  {"Vary", "Origin"}});
   return out;
 }
 
@@ -120,7 +130,8 @@ void Server::post(std::function<void()> call) {
 }
 
 void Server::serve(LoadedModel& model, ServiceOptions options) {
-  options.connections = [this] { return http_->connections(); };
+  // The pointer itself is gone first when this ends.
+  options.connections = [http = http_.get()] { return http->connections(); };
   service_ = std::make_unique<Service>(model, std::move(options),
                                        [this](std::function<void()> call) { post(std::move(call)); });
   ready_ = service_.get();
@@ -143,6 +154,9 @@ void Server::check_access(const HttpRequest& request) const {
   const auto origin = request.header("origin");
   if (!origin || options_.allow_origin == "*" || *origin == options_.allow_origin) return;
   const std::string_view host = request.header("host").value_or("");
+  // A name that an attacker made point to this machine is an origin of its own too.
+  if (names_loopback(options_.http.host) && !is_local_name(host))
+    throw ApiError(403, text("pages of {} may not use this server; see --allow-origin", *origin));
   if (*origin != text("http://{}", host) && *origin != text("https://{}", host))
     throw ApiError(403, text("pages of {} may not use this server; see --allow-origin", *origin));
 }
@@ -164,6 +178,10 @@ void Server::handle(const HttpRequest& request, const Responder& responder) {
   } catch (const std::exception& error) {
     reply = error_reply(status, error.what());
   }
+  if (request.path == "/v1/messages") {
+    const OrderedJson body = OrderedJson::parse(reply.body);
+    reply.body = messages_error_body(status, body["error"]["message"].get_ref<const std::string&>());
+  }
   if (status == 401)
     reply.headers.emplace_back("WWW-Authenticate", request.path == "/" ? "Basic realm=\"kt\"" : "Bearer");
   if (status == 500) KT_LOG(LogLevel::kError, "{} {}: {}", request.method, request.path, reply.body);
@@ -178,7 +196,10 @@ void Server::answer(const HttpRequest& request, const Responder& responder) {
     return responder.reply({.body = "{\"status\":\"ok\"}"});
   }
   // A browser asks before it sends a key.
-  if (request.method == "OPTIONS" && !options_.allow_origin.empty()) return responder.reply({.status = 204});
+  if (request.method == "OPTIONS" && !options_.allow_origin.empty()) {
+    const std::string asked(request.header("access-control-request-headers").value_or(""));
+    return responder.reply({.status = 204, .headers = {{"Access-Control-Allow-Headers", asked}}});
+  }
   check_access(request);
   const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if (method == "GET")

@@ -6,6 +6,7 @@
 #include <ctime>
 #include <filesystem>
 
+#include "base/log.h"
 #include "server/answer.h"
 #include "server/api_error.h"
 
@@ -108,10 +109,11 @@ Grammar Service::schema_grammar(const OrderedJson& schema) {
 
 void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests) {
   if (draining_) throw ApiError(503, "the server is stopping; no new requests");
-  const SchedulerStats now = stats();
-  if (now.waiting + static_cast<int>(requests.size()) > options_.max_waiting)
-    throw ApiError(429, text("{} requests wait already, at most {} may; try again later", now.waiting,
-                             options_.max_waiting));
+  const size_t live = engine_->live(),
+               most = static_cast<size_t>(options_.max_running + options_.max_waiting);
+  if (live + requests.size() > most)
+    throw ApiError(429, text("{} more answers besides {}: at most {} run and {} wait; try again later",
+                             requests.size(), live, options_.max_running, options_.max_waiting));
   try {
     for (const GenerateRequest& request : requests) engine_->check(request);
   } catch (const Error& error) {
@@ -146,7 +148,14 @@ void Service::deliver() {
   brought_.clear();
   brought_.reserve(all->size());
   post_([all] {
-    for (Brought& one : *all) one.answer->take(one.sequence, std::move(one.event));
+    for (Brought& one : *all) {
+      try {
+        one.answer->take(one.sequence, std::move(one.event));
+      } catch (const std::exception& error) {  // ends this answer; the others have their events to come
+        KT_LOG(LogLevel::kError, "an answer failed: {}", error.what());
+        one.answer->refuse(500, error.what());
+      }
+    }
     all->clear();
   });
 }

@@ -73,16 +73,25 @@ Grammar arguments_grammar(const OrderedJson& function, size_t index) {
 
 }  // namespace
 
+Grammar after_thought_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, Grammar answer) {
+  const Writer writer{.syntax = syntax, .tokenizer = tokenizer, .markers = tool_markers(syntax.tools)};
+  return sequence_grammar({writer.thought({.thinking = true}), std::move(answer)});
+}
+
 Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, const OrderedJson& tools,
                           const ToolChoice& choice, ReplyParser::Start start) {
   if (syntax.tools == ToolSyntax::kNone) fail("tool_choice: this model has no syntax for calls that we know");
   const Writer writer{.syntax = syntax, .tokenizer = tokenizer, .markers = tool_markers(syntax.tools)};
   std::vector<Grammar> calls;
+  constexpr size_t kMostStates = 300'000;  // as of one schema
+  size_t states = 0;
   for (size_t i = 0; i < tools.size(); ++i) {
     const OrderedJson& function = tools[i]["function"];
     const std::string& name = function["name"].get_ref<const std::string&>();
     if (!choice.name.empty() && choice.name != name) continue;
     calls.push_back(writer.call(name, arguments_grammar(function, i)));
+    if ((states += grammar_size(calls.back())) > kMostStates)
+      fail("tools: their schemas are too large together; tools[{}] is the first too many", i);
   }
   if (calls.empty()) fail("tool_choice: no function \"{}\" among the tools", choice.name);
   Grammar call = calls.size() == 1 ? calls[0] : choice_grammar(std::move(calls));

@@ -158,6 +158,8 @@ class GrammarConstraint : public TokenConstraint {
 
 }  // namespace
 
+size_t grammar_size(const Grammar& grammar) { return grammar->states.size(); }
+
 std::unique_ptr<TokenConstraint> constrain(const TokenTrie& trie, Grammar grammar,
                                            std::span<const TokenId> end_tokens) {
   KT_CHECK(grammar != nullptr);

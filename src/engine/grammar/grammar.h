@@ -35,6 +35,9 @@ Grammar until_grammar(std::string marker);
 // Any text that does not contain `marker`, perhaps empty; ends anywhere. An empty marker: any text.
 Grammar text_without_grammar(std::string marker);
 
+// States of its network: what it takes of memory, some 40 bytes each, for every sequence that is held to it.
+size_t grammar_size(const Grammar& grammar);
+
 // The tokens of a tokenizer ordered for masking. Built once per model (some 100 ms for 150,000 tokens); the
 // tokenizer must outlive it. Immutable, any thread.
 class TokenTrie {
