@@ -33,9 +33,10 @@ std::string error_body(int status, std::string_view message, std::string_view pa
 }
 
 std::string messages_error_body(int status, std::string_view message) {
-  const nlohmann::ordered_json out = {{"type", "error"},
-                                      {"error", {{"type", type_of(status)}, {"message", message}}}};
-  return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const nlohmann::ordered_json error = {
+      {"type", type_of(status)}, {"message", message}, {"param", nullptr}, {"code", status}};
+  return nlohmann::ordered_json{{"type", "error"}, {"error", error}}.dump(
+      -1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 HttpReply error_reply(int status, std::string_view message, std::string_view param) {

@@ -24,7 +24,7 @@ class ApiError : public std::runtime_error {
 
 // {"error": {"message", "type", "param", "code"}}; the type follows from the status.
 std::string error_body(int status, std::string_view message, std::string_view param = {});
-// {"type": "error", "error": {"type", "message"}}, as Anthropic's clients read it.
+// {"type": "error", "error": {...}}: the same for Anthropic's clients, which look at the outer type.
 std::string messages_error_body(int status, std::string_view message);
 HttpReply error_reply(int status, std::string_view message, std::string_view param = {});
 
