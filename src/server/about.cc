@@ -16,7 +16,7 @@ namespace {
 
 void reply_json(Service& service, const Responder& responder, const OrderedJson& json) {
   service.metrics().count_reply(200);
-  responder.reply({.body = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)});
+  responder.reply({.body = json_text(json)});
 }
 
 uint64_t resident_bytes() {

@@ -104,7 +104,7 @@ class ChatAnswer final : public Answer {
   static std::string take_logprobs(Choice& choice) {
     if (choice.logprobs.empty()) return "null";
     const OrderedJson out = {{"content", std::exchange(choice.logprobs, OrderedJson::array())}};
-    return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+    return json_text(out);
   }
 
   void end() override {
@@ -129,8 +129,7 @@ class ChatAnswer final : public Answer {
                                        {"type", "function"},
                                        {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
     return text("{{\"index\":{},\"message\":{},\"logprobs\":{},\"finish_reason\":{}}}", index,
-                message.dump(-1, ' ', false, OrderedJson::error_handler_t::replace), take_logprobs(choice),
-                json_string(choice.finish));
+                json_text(message), take_logprobs(choice), json_string(choice.finish));
   }
 
   const bool usage_wanted_;

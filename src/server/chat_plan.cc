@@ -9,8 +9,6 @@
 namespace kt {
 namespace {
 
-constexpr int kMostLogprobs = 20;
-
 struct Conversation {
   OrderedJson messages, tools;  // as the template gets them; tools null: none
   OrderedJson offered;          // tools the answer may call, for the grammar

@@ -13,7 +13,6 @@ namespace kt {
 namespace {
 
 constexpr int kDefaultTokens = 16;  // as OpenAI has it
-constexpr int kMostLogprobs = 20;
 
 class CompletionAnswer final : public Answer {
  public:
@@ -89,8 +88,7 @@ class CompletionAnswer final : public Answer {
   std::string json_of(size_t index) const {
     const Choice& choice = choices_[index];
     return text("{{\"index\":{},\"text\":{},\"logprobs\":{},\"finish_reason\":{}}}", index,
-                json_string(choice.text),
-                choice.logprobs.dump(-1, ' ', false, OrderedJson::error_handler_t::replace),
+                json_string(choice.text), json_text(choice.logprobs),
                 choice.finish.empty() ? "null" : json_string(choice.finish));
   }
 

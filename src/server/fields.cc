@@ -118,8 +118,10 @@ std::vector<int32_t> Fields::token_ids(const char* name) const {
   return out;
 }
 
-std::string json_string(std::string_view characters) {
-  return OrderedJson(characters).dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+std::string json_text(const OrderedJson& value) {
+  return value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
+
+std::string json_string(std::string_view characters) { return json_text(characters); }
 
 }  // namespace kt

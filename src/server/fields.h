@@ -44,6 +44,8 @@ class Fields {
   std::string path_;
 };
 
+// On one line; bytes that are no UTF-8 become U+FFFD.
+std::string json_text(const OrderedJson& value);
 // The string as JSON, quotes and all; bytes that are no UTF-8 become U+FFFD.
 std::string json_string(std::string_view characters);
 

@@ -29,7 +29,7 @@ std::vector<std::pair<TokenId, double>> read_bias(const Service& service, const 
   if (!bias) return out;
   if (!bias->is_object() || bias->size() > kMostBiases)
     body.refuse("logit_bias", text("an object of at most {} token ids", kMostBiases));
-  const int vocabulary = const_cast<Service&>(service).model().spec().vocab;
+  const int vocabulary = service.model().spec().vocab;
   for (const auto& [key, value] : bias->items()) {
     int id = -1;
     const auto end = std::from_chars(key.data(), key.data() + key.size(), id);
@@ -76,7 +76,7 @@ GenerateRequest read_generation(const Service& service, const Fields& body) {
   sampling.seed = seed ? static_cast<uint64_t>(*seed) : random_seed();
   out.stop = body.strings("stop", kMostStops);
   std::erase(out.stop, "");  // some clients send one
-  if (!body.flag("ignore_eos", false)) out.end_tokens = const_cast<Service&>(service).model().end_ids();
+  if (!body.flag("ignore_eos", false)) out.end_tokens = service.model().end_ids();
   if (!body.flag("skip_special_tokens", true)) out.special = SpecialTokens::kKeep;
   return out;
 }

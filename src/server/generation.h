@@ -8,6 +8,8 @@ namespace kt {
 
 class Service;
 
+inline constexpr int kMostLogprobs = 20;  // alternatives to a token, as OpenAI has it
+
 // temperature, top_p, top_k, min_p, penalties, logit_bias, seed, stop, ignore_eos, skip_special_tokens;
 // defaults are the model's. Without a seed, a random one. The prompt, max_tokens and logprobs are the
 // endpoint's business.

@@ -11,10 +11,6 @@
 namespace kt {
 namespace {
 
-std::string dumped(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
 // Text of a block list or of a string.
 std::string text_of(const OrderedJson& content, const std::string& path) {
   if (content.is_string()) return content.get<std::string>();
@@ -57,7 +53,7 @@ void add_message(OrderedJson& into, const OrderedJson& message, const std::strin
           {{"id", part.string("id").value_or("")},
            {"type", "function"},
            {"function",
-            {{"name", part.string("name").value_or("")}, {"arguments", input ? dumped(*input) : "{}"}}}});
+            {{"name", part.string("name").value_or("")}, {"arguments", input ? json_text(*input) : "{}"}}}});
     } else if (type == "text") {
       words += (words.empty() ? "" : "\n") + part.string("text").value_or("");
     } else if (type != "thinking" && type != "redacted_thinking") {
@@ -158,7 +154,7 @@ class MessagesAnswer final : public Answer {
     if (!stream()) {
       for (OrderedJson& block : message_["content"])
         if (block.contains("input_text")) finish_tool(block);
-      return reply(dumped(message_));
+      return reply(json_text(message_));
     }
     send_named(
         "message_delta",
@@ -232,7 +228,7 @@ class MessagesAnswer final : public Answer {
     if (!stream()) return;
     OrderedJson out = {{"type", name}};
     out.update(data);
-    send(text("event: {}\ndata: {}\n\n", name, dumped(out)));
+    send(text("event: {}\ndata: {}\n\n", name, json_text(out)));
   }
 
   std::string stream_error(int status, const std::string& why) const override {

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "server/answer.h"
 #include "server/api_error.h"
+#include "server/fields.h"
 
 namespace kt {
 namespace {
@@ -90,7 +91,7 @@ std::shared_ptr<TokenConstraint> Service::constraint(const Grammar& grammar) {
 }
 
 Grammar Service::schema_grammar(const OrderedJson& schema) {
-  std::string key = schema.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  std::string key = json_text(schema);
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(schemas_, key, &std::pair<std::string, Grammar>::first);

@@ -45,6 +45,7 @@ class Service {
 
   const ServiceOptions& options() const { return options_; }
   LoadedModel& model() { return model_; }
+  const LoadedModel& model() const { return model_; }
   const Tokenizer& tokenizer() const { return model_.tokenizer(); }
   const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
   RequestMetrics& metrics() { return metrics_; }

@@ -37,7 +37,7 @@ void post_tokenize(Service& service, const HttpRequest& request, Responder respo
     for (TokenId id : ids) out["token_strs"].push_back(service.tokenizer().token_of(id).value_or(""));
   }
   service.metrics().count_reply(200);
-  responder.reply({.body = out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)});
+  responder.reply({.body = json_text(out)});
 }
 
 void post_detokenize(Service& service, const HttpRequest& request, Responder responder) {
@@ -53,7 +53,7 @@ void post_detokenize(Service& service, const HttpRequest& request, Responder res
   }
   const OrderedJson out = {{"prompt", words}, {"content", words}, {"text", words}};
   service.metrics().count_reply(200);
-  responder.reply({.body = out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)});
+  responder.reply({.body = json_text(out)});
 }
 
 }  // namespace kt
