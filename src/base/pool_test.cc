@@ -185,6 +185,14 @@ TEST(Pool, ManyRunsWithPausesThatPark) {
   EXPECT_EQ(sum, 600);
 }
 
+// Short runs meet workers that are just about to sleep: where a wake-up can be lost, this hangs.
+TEST(Pool, NoWakeUpIsLost) {
+  Pool pool({.threads = Topology::discover().pus() + 1});  // more threads than cpus: nobody spins
+  std::atomic<int> sum{0};
+  for (int round = 0; round < 60'000; ++round) pool.run([&](const Worker&) { ++sum; });
+  EXPECT_EQ(sum, 60'000 * pool.threads());
+}
+
 TEST(Pool, SlowWorkersParkTheCaller) {
   Pool pool({.threads = 2, .topology = machine()});
   for (int round = 0; round < 20; ++round) {
