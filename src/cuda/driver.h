@@ -1,0 +1,60 @@
+// What KT needs of CUDA, from the driver library that is found at run time: every build has it and none needs
+// a toolkit. On a machine without the library or without a GPU, cuda_driver() is null and says why; callers
+// ask once and go on with plain memory, without #ifdef.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace kt {
+
+// A stream of the caller's: CUstream of the driver, cudaStream_t of the runtime, `cuda_stream` of torch. Null
+// is the legacy default stream.
+using CudaStream = struct CudaStreamTag*;
+
+// All functions throw Error(kInternal) with CUDA's own name and text of the error and what was asked. They
+// work in the context that is current in the calling thread, as the runtime and torch leave it.
+class CudaDriver {
+ public:
+  virtual ~CudaDriver() = default;
+
+  // Asynchronous, in the stream's order, between any two of device memory, page-locked and ordinary memory.
+  virtual void copy(void* to, const void* from, size_t bytes, CudaStream stream) const = 0;
+  // function(argument) on a thread of the driver, in the stream's order. It must not call CUDA nor throw. In
+  // a captured graph it is called at each replay with the same argument.
+  virtual void call(void (*function)(void*) noexcept, void* argument, CudaStream stream) const = 0;
+  // A number that no other capture of this process has or will have, while the stream is being captured into
+  // a graph; 0 when it is not.
+  virtual uint64_t capture(CudaStream stream) const = 0;
+  virtual void wait(CudaStream stream) const = 0;  // until all of it is done; an Error while capturing
+
+  // Page-locked memory, readable by all devices. Free with `unpin`, not while a stream still uses it.
+  virtual void* pin(size_t bytes) const = 0;
+  virtual void unpin(void* memory) const noexcept = 0;
+};
+
+// Null where there is no driver library or no device. The first call looks, later ones cost nothing.
+const CudaDriver* cuda_driver();
+// One line: "CUDA 13.0, 1 device", or why there is none ("libcuda.so.1 was not found").
+std::string cuda_driver_status();
+
+// Memory that streams copy from and to: page-locked where there is a driver, ordinary where there is none.
+// Zero-filled, aligned to 64, move-only.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(PinnedBuffer&& other) noexcept;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  bool pinned_ = false;
+};
+
+}  // namespace kt

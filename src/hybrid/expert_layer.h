@@ -1,0 +1,115 @@
+// The routed experts of one layer for an engine that is not ours: which of them the CPU computes, from which
+// weights, in which stream's order, and what is put off to the next layer. The arithmetic is nn/experts.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "cuda/driver.h"
+#include "hybrid/cpu_team.h"
+#include "hybrid/weight_method.h"
+#include "nn/experts.h"
+
+namespace kt {
+
+struct ExpertLayerOptions {
+  int layer = 0;
+  ExpertsShape shape = {};
+  int top_k = 0;
+  std::string method = "AMXINT4";
+  std::string weights = {};  // path; needed by load() and where values are saved
+  int max_tokens = 512;      // of one forward; more is an Error
+  int max_deferred = 0;      // experts per token that may be put off to the next layer
+  int group_size = 128;
+  bool zero_point = true;
+  bool save = false;  // load_values() writes kt weights under `weights`
+  Activation activation = {};
+  Precision precision = Precision::kDefault;
+};
+
+// Values of all experts of a layer, row-major; gate and up [experts, inter, hidden], down [experts, hidden,
+// inter].
+struct ExpertValues {
+  const void* gate = nullptr;
+  const void* up = nullptr;
+  const void* down = nullptr;
+  Real type = Real::kBf16;
+};
+
+// One forward. Pointers are to host memory in forward(), to memory of any kind in submit().
+struct LayerCall {
+  int tokens = 0, top_k = 0;
+  const void* input = nullptr;  // [tokens, hidden], rows `input_stride` elements apart (0: hidden)
+  Real input_type = Real::kBf16;
+  int64_t input_stride = 0;
+  const void* ids = nullptr;  // [tokens, top_k] contiguous, int32 or int64
+  bool ids_are_64_bit = false;
+  const float* weights = nullptr;  // [tokens, top_k] contiguous
+};
+
+// Host addresses of one rank's buffers, for write_expert.
+struct ExpertBuffers {
+  void* w13 = nullptr;
+  void* w13_scale = nullptr;
+  void* w2 = nullptr;
+  void* w2_scale = nullptr;
+};
+
+class ExpertLayer {
+ public:
+  ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options);
+  ~ExpertLayer();  // after its work in flight
+
+  // Slot p gets logical expert map[p]; an empty map is 0, 1, 2 ... Errors name map entries and files.
+  void load(std::span<const int64_t> physical_to_logical);
+  void load_values(const ExpertValues& values, std::span<const int64_t> physical_to_logical);
+  bool loaded() const;
+
+  // [experts] bytes, nonzero: computed elsewhere. Read by each forward, replayed ones too; the caller keeps
+  // and may change them at any time. Null: the CPU has all.
+  void set_mask(const uint8_t* mask);
+
+  // At once, on the calling thread and the team's workers. output: [tokens, hidden], type of the input,
+  // contiguous.
+  void forward(const LayerCall& call, void* output);
+
+  // In the order of a stream. When submit() returns, the copies of input, ids and weights to the host are in
+  // the stream; the caller may overwrite them by later work of that stream. sync() makes the stream wait for
+  // the CPU and copy the result to `output` (device memory, contiguous, type of the input). Both may be
+  // captured into a graph; what a graph uses lives until release_buffers(). Errors of the CPU's work are
+  // thrown by a later call of this layer or of check(); the output is then zeros. Needs cuda_driver(). One
+  // submit may be followed by other layers' before its sync.
+  void submit(const LayerCall& call, CudaStream stream);
+  void sync(void* output, int tokens, CudaStream stream);
+
+  // Throws the first error of work in flight since the last call.
+  void check();
+
+  // The weights of a slot, cut for `ranks` tensor-parallel ranks, in the layout that GPU code reads for this
+  // method (docs/python.md has the table). Runs on the team after what was submitted; sync with the team.
+  void submit_write(int expert, std::span<const ExpertBuffers> ranks);
+  size_t w13_bytes(int ranks) const, w13_scale_bytes(int ranks) const, w2_bytes(int ranks) const,
+      w2_scale_bytes(int ranks) const;  // of one expert and rank
+
+  const ExpertLayerOptions& options() const;
+  const Experts& experts() const;
+  CpuTeam& team() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// Which (token, slot) pairs are computed now and which later: the top_k - max_deferred heaviest experts of
+// each token are protected; a pair whose expert is protected by any token of the batch is computed now. ids
+// that are computed now stay in `now` and are -1 in `later`, and the other way round. Ties go to the earlier
+// slot.
+void split_deferred(std::span<const int64_t> ids, std::span<const float> weights, int top_k, int max_deferred,
+                    int experts, std::span<int64_t> now, std::span<int64_t> later);
+
+// Gives back the buffers of streams and captured graphs. Only when no work is in flight and no captured graph
+// will be replayed again.
+void release_buffers();
+
+}  // namespace kt
