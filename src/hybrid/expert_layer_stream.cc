@@ -3,8 +3,9 @@
 //
 // Each stream, and each stream of a capture, has a lane: a few slots of page-locked memory that all layers
 // share. A slot is used again once the result of its last use was asked for in the same lane: the stream's
-// own order then keeps the copies apart. Where work was put off, the team still reads the slot's input after
-// that; the result of any later use of the lane says that it is done, because the team works in order.
+// own order then keeps the copies apart. Where work was put off, the team still writes the slot's deferred
+// sums after that; the result of any later use of the lane says that it is done, because the team works in
+// order.
 //
 // Callbacks run on the driver's threads. They take no lock that is held while the driver is called, and give
 // nothing back: what is done is collected by the calls of layers.
@@ -36,6 +37,9 @@ struct StreamCall {
   size_t output_bytes = 0;
   const float* carry = nullptr;  // [tokens, hidden], to add: what the layer before put off
   float* deferred = nullptr;     // [tokens, hidden], for the next layer; null: nothing is put off
+  // Input and weights for what is put off: a replay overwrites the slot's before that ran.
+  std::vector<std::byte> kept_input;
+  std::vector<float> kept_weights;
   bool failed = false;
   DeferredPairs pairs;
   CpuTeam::Task now, later;
@@ -51,6 +55,10 @@ struct StreamCall {
   void run_now() noexcept {
     failed = false;
     try {
+      if (deferred) {
+        std::memcpy(kept_input.data(), call.input, kept_input.size());
+        std::copy_n(call.weights, kept_weights.size(), kept_weights.begin());
+      }
       layer->run(call, output, carry, deferred ? &pairs : nullptr);
     } catch (...) {
       failed = true;
@@ -61,7 +69,10 @@ struct StreamCall {
 
   void run_later() noexcept {
     try {
-      if (!failed) return layer->run_deferred(call, pairs, deferred);
+      LayerCall again = call;
+      again.input = kept_input.data();
+      again.weights = kept_weights.data();
+      if (!failed) return layer->run_deferred(again, pairs, deferred);
     } catch (...) {
       layer->keep_error(std::current_exception());
     }
@@ -236,6 +247,8 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
   it.output = base + plan.output_at;
   it.output_bytes = plan.input_bytes;
   it.deferred = plan.floats ? slot.deferred.data() : nullptr;
+  if (it.deferred) it.kept_input.resize(plan.input_bytes);
+  if (it.deferred) it.kept_weights.resize(plan.weights_bytes / sizeof(float));
   it.carry = nullptr;
   it.now.ticket = it.later.ticket = 0;  // the last use may have been another team's
   it.waited.store(false, std::memory_order_relaxed);

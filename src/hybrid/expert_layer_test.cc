@@ -220,9 +220,9 @@ TEST(ExpertLayerDeferral, DropsWhatNoLaterLayerOfTheSameTokensTakes) {
 }
 
 TEST(ExpertLayerDeferral, MaskedExpertsAreNotPutOff) {
+  std::vector<uint8_t> mask(8, 1);
   Deferring d;
   const TestBatch a(4, 1);
-  std::vector<uint8_t> mask(8, 1);
   d.first->set_mask(mask.data());
   EXPECT_THAT(forward(*d.first, a.call()), Each(0.0f));
   EXPECT_EQ(forward(*d.last, a.call()), plain_forward(*d.last, a));
