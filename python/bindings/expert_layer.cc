@@ -7,7 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -31,17 +30,6 @@ Real real_of(int type) {
   return static_cast<Real>(type);
 }
 
-// The last mile against numbers that would poison a whole row: a weight that is no number, of a pair that
-// counts.
-template <typename Id>
-void check_weights(const LayerCall& call, int experts) {
-  const auto* ids = static_cast<const Id*>(call.ids);
-  for (int64_t i = 0; i < int64_t{call.tokens} * call.top_k; ++i) {
-    if (std::isnan(call.weights[i]) && ids[i] >= 0 && ids[i] < experts)
-      fail("topk_weights[{}, {}] is NaN (expert {})", i / call.top_k, i % call.top_k, ids[i]);
-  }
-}
-
 class Layer {
  public:
   Layer(const CpuInfer& infer, ExpertLayerOptions options)
@@ -59,8 +47,15 @@ class Layer {
     return *layer_;
   }
 
+  // The layer reads the mask until its end, so its owner lives longer.
+  void set_mask(uintptr_t mask, nb::object owner) {
+    get().set_mask(at<const uint8_t>(mask));
+    mask_owner_ = std::move(owner);
+  }
+
  private:
   Maker maker_;
+  nb::object mask_owner_;
   std::unique_ptr<ExpertLayer> layer_;
 };
 
@@ -81,11 +76,7 @@ void forward(const Layer& self, int tokens, uintptr_t input, int type, int64_t s
              bool wide, uintptr_t weights, uintptr_t output) {
   ExpertLayer& layer = self.get();
   const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
-  without_gil([&] {
-    const int experts = layer.options().shape.experts;
-    wide ? check_weights<int64_t>(call, experts) : check_weights<int32_t>(call, experts);
-    layer.forward(call, at<void>(output));
-  });
+  without_gil([&] { layer.forward(call, at<void>(output)); });
 }
 
 bool submit(const Layer& self, int tokens, uintptr_t input, int type, int64_t stride, uintptr_t ids,
@@ -165,9 +156,8 @@ void add_expert_layer(nb::module_& module) {
           nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("type"), nb::arg("physical_to_logical"),
           "Quantises values at host addresses; type 0 is f32, 1 bf16, 2 f16.")
       .def_prop_ro("loaded", [](const Layer& self) { return self.get().loaded(); })
-      .def(
-          "set_mask", [](const Layer& self, uintptr_t mask) { self.get().set_mask(at<const uint8_t>(mask)); },
-          nb::arg("mask"), "Address of [experts] bytes that outlive the layer; 0: the CPU has all.")
+      .def("set_mask", &Layer::set_mask, nb::arg("mask"), nb::arg("owner").none(),
+           "Address of [experts] bytes that `owner` keeps, read by each forward; 0: the CPU has all.")
       .def("forward", &forward, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
            nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("output"),
            "At once, on host memory.")

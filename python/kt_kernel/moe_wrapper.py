@@ -25,13 +25,12 @@ def _import_torch():
 
 
 class _Captures:
-    """Batch sizes that graphs are or were captured for, and what those graphs still read: process-wide, as graphs are."""
+    """Batch sizes that graphs are or were captured for: process-wide, as graphs are."""
 
     def __init__(self):
         self.lock = threading.Lock()
         self.sizes = []
         self.captured = set()
-        self.masks = {}  # by address; a replayed graph reads the mask of a wrapper that is gone
 
 
 _captures = _Captures()
@@ -113,7 +112,7 @@ class KTMoEWrapper:
             max_deferred=self.max_deferred_experts_per_token, group_size=_whole("group_size", group_size, 0),
             zero_point=bool(zero_point), save=self.cpu_save, swiglu_limit=float(swiglu_limit),
             swiglu_alpha=float(swiglu_alpha), activations=activations)
-        self._layer.set_mask(self._mask.data_ptr())
+        self._layer.set_mask(self._mask.data_ptr(), self._mask)
 
     def __repr__(self):
         return (f"KTMoEWrapper(layer_idx={self.layer_idx}, num_experts={self.num_experts}, "
@@ -280,7 +279,6 @@ class KTMoEWrapper:
             results.captured()
             with _captures.lock:
                 _captures.captured.add(tokens)
-                _captures.masks[self._mask.data_ptr()] = self._mask
         self._streams[stream] = result
 
     def _cpu_result(self, dtype, tokens):
@@ -364,7 +362,6 @@ class KTMoEWrapper:
         """Gives back the buffers of streams and captured graphs. Only when no graph will be replayed again."""
         with _captures.lock:
             _captures.captured.clear()
-            _captures.masks.clear()
         _stream_results.clear()
         kt_kernel_ext.release_buffers()
 

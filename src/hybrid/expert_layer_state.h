@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <vector>
 
 #include "hybrid/expert_layer.h"
@@ -24,6 +25,10 @@ struct ExpertLayer::State {
   const WeightMethod* method = nullptr;
   std::optional<Experts> experts;  // from load() or load_values() on
   std::vector<int64_t> map;        // physical to logical, as loaded
+  // What load() read, kept open for the layers that are loaded next.
+  std::shared_ptr<const ExpertSource> source;
+  // Held shared by whoever uses `experts`, exclusively while another load() replaces them.
+  mutable std::shared_mutex in_use;
 
   std::mutex mask_mutex;          // whoever replaces the mask waits for readers of the old one
   const uint8_t* mask = nullptr;  // [experts] of the caller, or own_mask's
@@ -44,6 +49,10 @@ struct ExpertLayer::State {
 
   void keep_error(std::exception_ptr what) noexcept;
   void throw_error();  // what keep_error() kept first, if anything
+
+  // In the team's order, after what was submitted; returns when it is done. An empty map is 0, 1, 2 ...
+  void replace(Experts loaded, std::span<const int64_t> physical_to_logical,
+               std::shared_ptr<const ExpertSource> from);
 
  private:
   const uint8_t* read_mask(std::vector<uint8_t>& bytes);
