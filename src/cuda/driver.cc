@@ -1,1 +1,166 @@
 #include "cuda/driver.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cuda/driver_library.h"
+
+namespace kt {
+namespace {
+
+// Set in a process that was forked from one which had the driver: its threads and its device memory are the
+// parent's, and the real library crashes or hangs there.
+std::atomic<bool> forked = false;
+
+constexpr const char* kForked =
+    "CUDA was started before fork() and does not work in the child: fork earlier, or start the process anew "
+    "(multiprocessing: the spawn method)";
+
+CudaAddress address_of(const void* memory) {
+  return static_cast<CudaAddress>(reinterpret_cast<uintptr_t>(memory));
+}
+
+// While it lives, this thread may do what a capture under way in any thread forbids, without spoiling it.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const CudaSymbols& symbols) : symbols_(symbols) {
+    exchanged_ = symbols_.exchange_capture_mode(&mode_) == 0;
+  }
+  ~RelaxedCapture() {
+    if (exchanged_) symbols_.exchange_capture_mode(&mode_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaSymbols& symbols_;
+  int mode_ = kCudaCaptureRelaxed;  // then what the thread had
+  bool exchanged_;
+};
+
+class LoadedDriver final : public CudaDriver {
+ public:
+  explicit LoadedDriver(const CudaSymbols& symbols) : symbols_(symbols) {}
+
+  void copy(void* to, const void* from, size_t bytes, CudaStream stream) const override {
+    if (bytes == 0) return;
+    enter(stream);
+    check(symbols_.copy_async(address_of(to), address_of(from), bytes, stream), "copy {} bytes in a stream",
+          bytes);
+  }
+
+  void call(void (*function)(void*) noexcept, void* argument, CudaStream stream) const override {
+    enter(stream);
+    check(symbols_.launch_host_function(stream, function, argument), "call a host function in a stream");
+  }
+
+  uint64_t capture(CudaStream stream) const override {
+    enter(stream);
+    CudaCaptureStatus status = CudaCaptureStatus::kNone;
+    uint64_t id = 0;
+    check(symbols_.capture_info(stream, &status, &id, nullptr, nullptr, nullptr),
+          "tell whether a stream is captured");
+    if (status == CudaCaptureStatus::kNone) return 0;
+    if (status == CudaCaptureStatus::kInvalidated) check(kCudaCaptureInvalidated, "go on with a capture");
+    return id + 1;  // CUDA does not promise that its own numbers start above 0
+  }
+
+  void wait(CudaStream stream) const override {
+    // Asked first, because CUDA's own refusal makes the capture invalid.
+    if (capture(stream) != 0)
+      fail_as(ErrorKind::kInternal, "CUDA cannot wait for a stream while it is captured into a graph");
+    check(symbols_.synchronize(stream), "wait for a stream");
+  }
+
+  void* pin(size_t bytes) const override {
+    if (bytes == 0) return nullptr;
+    enter(nullptr);
+    const RelaxedCapture relaxed(symbols_);
+    void* memory = nullptr;
+    check(symbols_.host_alloc(&memory, bytes, kCudaHostPortable), "lock {} bytes of memory", bytes);
+    return memory;
+  }
+
+  // After a fork the memory is the parent's, at the end of the process the driver's: nothing to give back.
+  void unpin(void* memory) const noexcept override {
+    if (!memory || forked.load(std::memory_order_relaxed)) return;
+    try {
+      enter(nullptr);
+      const RelaxedCapture relaxed(symbols_);
+      const CudaResult result = symbols_.host_free(memory);
+      if (result != kCudaDeinitialized) check(result, "free locked memory");
+    } catch (const std::exception& error) {
+      log_line(LogLevel::kWarning, error.what());
+    }
+  }
+
+ private:
+  template <typename... Args>
+  void check(CudaResult result, const char* asked, const Args&... args) const {
+    if (result == 0) [[likely]]
+      return;
+    const ErrorKind kind = result == kCudaOutOfMemory ? ErrorKind::kMemory : ErrorKind::kInternal;
+    fail_as(kind, "CUDA cannot {}: {}", text(asked, args...), symbols_.describe(result));
+  }
+
+  // Before every call: the process is the one that started CUDA, and the thread has a context.
+  void enter(CudaStream stream) const {
+    if (forked.load(std::memory_order_relaxed)) [[unlikely]]
+      fail_as(ErrorKind::kInternal, "{}", kForked);
+    CudaContext context = nullptr;
+    if (symbols_.current_context(&context) == 0 && context) [[likely]]
+      return;
+    choose_context(stream);
+  }
+
+  // For a thread without a context, for good: the stream's own; without a stream, the context that the
+  // runtime and torch use on device 0, as the runtime does for a thread that has chosen no device.
+  void choose_context(CudaStream stream) const {
+    const RelaxedCapture relaxed(symbols_);
+    CudaContext context = nullptr;
+    if (!stream || symbols_.stream_context(stream, &context) != 0 || !context) context = primary_context();
+    check(symbols_.set_current_context(context), "make a context current");
+  }
+
+  CudaContext primary_context() const {
+    const std::lock_guard lock(mutex_);
+    if (!primary_) check(symbols_.retain_primary_context(&primary_, 0), "get the context of device 0");
+    return primary_;
+  }
+
+  const CudaSymbols symbols_;
+  mutable std::mutex mutex_;
+  mutable CudaContext primary_ = nullptr;  // of device 0; kept to the end of the process
+};
+
+struct Found {
+  CudaLibrary library = open_cuda_library();
+  LoadedDriver driver{library.symbols};
+
+  Found() {
+    if (library.ready)
+      ::pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+  }
+};
+
+// Never destroyed: buffers with static storage are given back through it.
+const Found& found() {
+  static const Found& driver = *std::make_unique<Found>().release();
+  return driver;
+}
+
+}  // namespace
+
+const CudaDriver* cuda_driver() { return found().library.ready ? &found().driver : nullptr; }
+
+std::string cuda_driver_status() {
+  const std::string& status = found().library.status;
+  return forked.load(std::memory_order_relaxed) ? kForked : status;
+}
+
+}  // namespace kt

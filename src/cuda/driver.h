@@ -12,13 +12,17 @@ namespace kt {
 // is the legacy default stream.
 using CudaStream = struct CudaStreamTag*;
 
-// All functions throw Error(kInternal) with CUDA's own name and text of the error and what was asked. They
-// work in the context that is current in the calling thread, as the runtime and torch leave it.
+// All functions throw Error(kInternal), where memory is short Error(kMemory), with CUDA's own name and text
+// of the error and what was asked. They work in the context that is current in the calling thread, as the
+// runtime and torch leave it. A thread without one gets the stream's; without a stream, that of the runtime
+// on device 0. Any thread may call them. In a child forked after the first cuda_driver() they throw, unpin()
+// does nothing.
 class CudaDriver {
  public:
   virtual ~CudaDriver() = default;
 
-  // Asynchronous, in the stream's order, between any two of device memory, page-locked and ordinary memory.
+  // Asynchronous, in the stream's order, between any two of device memory, page-locked and ordinary memory;
+  // no bytes are no copy. With ordinary memory it may wait for the stream, and cannot be captured.
   virtual void copy(void* to, const void* from, size_t bytes, CudaStream stream) const = 0;
   // function(argument) on a thread of the driver, in the stream's order. It must not call CUDA nor throw. In
   // a captured graph it is called at each replay with the same argument.
@@ -28,12 +32,14 @@ class CudaDriver {
   virtual uint64_t capture(CudaStream stream) const = 0;
   virtual void wait(CudaStream stream) const = 0;  // until all of it is done; an Error while capturing
 
-  // Page-locked memory, readable by all devices. Free with `unpin`, not while a stream still uses it.
+  // Page-locked memory, readable by all devices. Free with `unpin`, not while a stream still uses it. Both
+  // may be called while any thread captures any stream.
   virtual void* pin(size_t bytes) const = 0;
   virtual void unpin(void* memory) const noexcept = 0;
 };
 
-// Null where there is no driver library or no device. The first call looks, later ones cost nothing.
+// Null where there is no driver library or no device. The first call looks, later ones cost nothing. The
+// object lives to the end of the process, beyond static destructors.
 const CudaDriver* cuda_driver();
 // One line: "CUDA 13.0, 1 device", or why there is none ("libcuda.so.1 was not found").
 std::string cuda_driver_status();

@@ -14,17 +14,28 @@ namespace kt {
 
 struct CpuTeamOptions {
   int threads = 0;              // 0: one for each core
-  int nodes = 0;                // thread pools; 0: as many as the machine has NUMA nodes
+  int nodes = 0;                // thread pools; 0: as many as the machine has NUMA nodes, or as node_ids has
   std::vector<int> node_ids{};  // the operating system's numbers of the nodes to use; empty: the first ones
   bool operator==(const CpuTeamOptions&) const = default;
 };
 
 // submit() may be called from any thread, callbacks of a CUDA driver included: it takes a lock for a moment,
 // never waits for a task, allocates nothing for a Task that is used again.
+//
+// The team's thread is worker 0 of the pool while a task runs. Other threads may run the pool too (a forward
+// at once); the pool runs one after the other.
+//
+// A team does not survive fork(): in the child its threads are gone. There submit(Task&) does nothing, wait()
+// returns at once, the destructor gives nothing back, and all others throw an Error that says so. shared()
+// makes a new team there.
 class CpuTeam {
  public:
   explicit CpuTeam(const CpuTeamOptions& options);
-  ~CpuTeam();  // after the tasks submitted so far
+  // After the tasks submitted so far. When the last owner is a task of the team itself, at once: the thread
+  // ends by itself after the tasks that are left.
+  ~CpuTeam();
+  CpuTeam(const CpuTeam&) = delete;
+  CpuTeam& operator=(const CpuTeam&) = delete;
 
   // The team of these options, made when nobody has it yet. Teams end with their last user.
   static std::shared_ptr<CpuTeam> shared(const CpuTeamOptions& options);
@@ -35,21 +46,25 @@ class CpuTeam {
     std::function<void()> run;
     uint64_t ticket = 0;  // of the last submit; written by it
     Task* next = nullptr;
+    bool owned = false;  // by the team: set by submit(std::function) alone
   };
 
   uint64_t submit(Task& task) noexcept;         // its ticket: 1, 2, 3 ...
   uint64_t submit(std::function<void()> task);  // owned by the team
   void wait(uint64_t ticket) noexcept;          // until this task and all before it are done
+  bool done(uint64_t ticket) const noexcept;
   void sync(uint64_t allow_pending = 0);     // until at most so many are left; throws what failed first since
   bool failed() const noexcept;              // whether take_error() has something
   std::exception_ptr take_error() noexcept;  // of the first task that failed since the last call, or null
+
+  void check_process() const;  // Error in a process that was forked from the one that made the team
 
   const std::shared_ptr<Pool>& pool() const;
   const std::shared_ptr<Workspace>& workspace() const;
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  // the team's thread has the other
 };
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 #include "models/load_experts.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 
@@ -9,7 +10,9 @@ namespace {
 
 enum class Workers { kCaller, kAll };
 
-void load_expert(const ExpertSource& source, int layer, int expert, Workers workers, Experts& into) {
+// Expert `expert` of the source becomes expert `slot`.
+void load_expert(const ExpertSource& source, int layer, int expert, int slot, Workers workers,
+                 Experts& into) {
   // Opened together, so that the disk reads the others while one is packed.
   const auto gate = source.at(layer, expert, Projection::kGate),
              up = source.at(layer, expert, Projection::kUp),
@@ -28,9 +31,9 @@ void load_expert(const ExpertSource& source, int layer, int expert, Workers work
                         .up_bias = data(up_bias),
                         .down_bias = data(down_bias)};
   if (workers == Workers::kAll) {
-    into.load_together(expert, rows);
+    into.load_together(slot, rows);
   } else {
-    into.load(expert, rows);
+    into.load(slot, rows);
   }
 }
 
@@ -39,6 +42,17 @@ bool loads_together(const ExpertSource& source, int layer, int threads) {
   if (source.experts() >= 8 * threads) return false;
   const auto gate = source.at(layer, 0, Projection::kGate);
   return gate->n / piece_rows(reader_of(*gate)) >= 4 * threads;
+}
+
+void check_map(const ExpertSource& source, int layer, int slots, std::span<const int64_t> map) {
+  const int experts = source.experts();
+  if (map.empty() && experts != slots)
+    fail("layer {}: {} experts to load, the weights have {}", layer, slots, experts);
+  if (!map.empty() && std::ssize(map) != slots)
+    fail("layer {}: a map of {} experts for a layer of {}", layer, map.size(), slots);
+  for (size_t i = 0; i < map.size(); ++i)
+    if (map[i] < 0 || map[i] >= experts)
+      fail("layer {}: entry {} of the expert map is {}, expected 0 to {}", layer, i, map[i], experts - 1);
 }
 
 }  // namespace
@@ -72,15 +86,30 @@ size_t loading_bytes(std::span<const StoredMatrix* const> together) {
   return piece + held;
 }
 
-void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into) {
-  if (loads_together(source, layer, pool.threads())) {
-    for (int expert = 0; expert < source.experts(); ++expert)
-      load_expert(source, layer, expert, Workers::kAll, into);
-    return;
+void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into,
+                  std::span<const int64_t> map) {
+  const int slots = into.shape().experts;
+  check_map(source, layer, slots, map);
+  const auto expert_of = [&](int slot) {
+    return map.empty() ? slot : static_cast<int>(map[static_cast<size_t>(slot)]);
+  };
+  std::vector<int> first(static_cast<size_t>(source.experts()), -1), loads;
+  for (int slot = 0; slot < slots; ++slot) {
+    int& earlier = first[static_cast<size_t>(expert_of(slot))];
+    if (earlier >= 0) continue;
+    earlier = slot;
+    loads.push_back(slot);
   }
-  run_items(pool, source.experts(), [&](int64_t expert) {
-    load_expert(source, layer, static_cast<int>(expert), Workers::kCaller, into);
-  });
+  if (loads_together(source, layer, pool.threads())) {
+    for (const int slot : loads) load_expert(source, layer, expert_of(slot), slot, Workers::kAll, into);
+  } else {
+    run_items(pool, std::ssize(loads), [&](int64_t i) {
+      const int slot = loads[static_cast<size_t>(i)];
+      load_expert(source, layer, expert_of(slot), slot, Workers::kCaller, into);
+    });
+  }
+  for (int slot = 0; slot < slots; ++slot)
+    into.copy(first[static_cast<size_t>(expert_of(slot))], slot);  // nothing, where that is the slot itself
 }
 
 }  // namespace kt

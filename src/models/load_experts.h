@@ -20,7 +20,9 @@ size_t loading_bytes(std::span<const StoredMatrix* const> together);
 
 // Reads, checks and packs every expert of the layer on all of the pool's workers. Each worker
 // holds a piece of an expert in plain order while it packs it. The first error stops all and is thrown; the
-// layer is then part loaded.
-void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into);
+// layer is then part loaded. With a map, expert i of `into` is the source's map[i], which may be there more
+// than once: one number in [0, source.experts()) for each expert of `into`.
+void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into,
+                  std::span<const int64_t> map = {});
 
 }  // namespace kt

@@ -1,0 +1,95 @@
+#include "cuda/driver_library.h"
+
+#include <dlfcn.h>
+
+#include "base/text.h"
+
+namespace kt {
+namespace {
+
+constexpr const char* kLibrary = "libcuda.so.1";
+
+template <typename Function>
+void find(void* library, const char* name, Function*& function, std::string& missing) {
+  function = reinterpret_cast<Function*>(::dlsym(library, name));
+  if (!function) missing += (missing.empty() ? "" : ", ") + std::string(name);
+}
+
+// The names of those that the library lacks, with commas; empty when it has all.
+std::string find_all(void* library, CudaSymbols& s) {
+  std::string missing;
+  find(library, "cuInit", s.init, missing);
+  find(library, "cuDriverGetVersion", s.driver_version, missing);
+  find(library, "cuDeviceGetCount", s.device_count, missing);
+  find(library, "cuGetErrorName", s.error_name, missing);
+  find(library, "cuGetErrorString", s.error_string, missing);
+  find(library, "cuCtxGetCurrent", s.current_context, missing);
+  find(library, "cuCtxSetCurrent", s.set_current_context, missing);
+  find(library, "cuDevicePrimaryCtxRetain", s.retain_primary_context, missing);
+  find(library, "cuStreamGetCtx", s.stream_context, missing);
+  find(library, "cuMemcpyAsync", s.copy_async, missing);
+  find(library, "cuLaunchHostFunc", s.launch_host_function, missing);
+  find(library, "cuStreamGetCaptureInfo_v2", s.capture_info, missing);
+  find(library, "cuThreadExchangeStreamCaptureMode", s.exchange_capture_mode, missing);
+  find(library, "cuStreamSynchronize", s.synchronize, missing);
+  find(library, "cuMemHostAlloc", s.host_alloc, missing);
+  find(library, "cuMemFreeHost", s.host_free, missing);
+  return missing;
+}
+
+std::string why_not_opened() {
+  const char* words = ::dlerror();
+  const std::string why = words ? words : "unknown error";
+  // A library that needs another one which is missing begins with that one's name.
+  const bool absent = why.starts_with(kLibrary) && why.find("No such file") != std::string::npos;
+  return absent ? text("{} was not found", kLibrary) : text("{} cannot be opened: {}", kLibrary, why);
+}
+
+std::string why_not_started(const CudaSymbols& symbols, CudaResult result) {
+  if (result == kCudaNoDevice) return text("no CUDA device: {}", symbols.describe(result));
+  // What a child gets when its parent used CUDA, through whatever library, before the fork.
+  const char* hint =
+      result == kCudaNotInitialized ? "; a process forked from one that uses CUDA cannot use it" : "";
+  return text("cuInit: {}{}", symbols.describe(result), hint);
+}
+
+}  // namespace
+
+std::string CudaSymbols::describe(CudaResult result) const {
+  const char* name = nullptr;
+  const char* words = nullptr;
+  if (!error_name || error_name(result, &name) != 0 || !name) return text("CUDA error {}", result);
+  if (!error_string || error_string(result, &words) != 0 || !words) return name;
+  return text("{} ({})", name, words);
+}
+
+CudaLibrary open_cuda_library() {
+  CudaLibrary library;
+  CudaSymbols& symbols = library.symbols;
+  void* const handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    library.status = why_not_opened();
+    return library;
+  }
+  if (const std::string missing = find_all(handle, symbols); !missing.empty()) {
+    library.status = text("{} lacks {}: the driver is too old", kLibrary, missing);
+    return library;
+  }
+  int version = 0, devices = 0;
+  if (const CudaResult result = symbols.init(0); result != 0) {
+    library.status = why_not_started(symbols, result);
+    return library;
+  }
+  CudaResult result = symbols.driver_version(&version);
+  if (result == 0) result = symbols.device_count(&devices);
+  if (result != 0) {
+    library.status = text("CUDA does not tell its version and devices: {}", symbols.describe(result));
+    return library;
+  }
+  library.ready = devices > 0;
+  library.status = text("CUDA {}.{}, {} {}", version / 1000, version % 1000 / 10,
+                        devices > 0 ? std::to_string(devices) : "no", devices > 1 ? "devices" : "device");
+  return library;
+}
+
+}  // namespace kt

@@ -1,0 +1,57 @@
+// The CUDA driver library: found at run time, its functions by name. Types and numbers are the driver's
+// binary interface, as far as KT uses it. It makes no policy: contexts, forks and errors are driver.cc's.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/driver.h"
+
+namespace kt {
+
+using CudaResult = int;                  // 0: done, else the number of an error
+using CudaDevice = int;                  // 0, 1, 2 ...
+using CudaAddress = unsigned long long;  // of any memory
+using CudaContext = struct CudaContextTag*;
+
+constexpr CudaResult kCudaOutOfMemory = 2, kCudaNotInitialized = 3, kCudaDeinitialized = 4,
+                     kCudaNoDevice = 100, kCudaCaptureInvalidated = 901;
+constexpr unsigned kCudaHostPortable = 1;  // page-locked for all contexts
+constexpr int kCudaCaptureRelaxed = 2;     // of a thread: nothing is forbidden while a stream is captured
+enum class CudaCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
+
+// Names without suffix _ptsz: stream null is the legacy default stream.
+struct CudaSymbols {
+  CudaResult (*init)(unsigned flags) = nullptr;
+  CudaResult (*driver_version)(int* version) = nullptr;  // 13010 for 13.1
+  CudaResult (*device_count)(int* count) = nullptr;
+  CudaResult (*error_name)(CudaResult, const char**) = nullptr;
+  CudaResult (*error_string)(CudaResult, const char**) = nullptr;
+  CudaResult (*current_context)(CudaContext*) = nullptr;
+  CudaResult (*set_current_context)(CudaContext) = nullptr;
+  CudaResult (*retain_primary_context)(CudaContext*, CudaDevice) = nullptr;
+  CudaResult (*stream_context)(CudaStream, CudaContext*) = nullptr;
+  CudaResult (*copy_async)(CudaAddress to, CudaAddress from, size_t bytes, CudaStream) = nullptr;
+  CudaResult (*launch_host_function)(CudaStream, void (*)(void*), void* argument) = nullptr;
+  CudaResult (*capture_info)(CudaStream, CudaCaptureStatus*, uint64_t* id, void** graph, const void** nodes,
+                             size_t* count) = nullptr;  // all but the first two may be null
+  CudaResult (*exchange_capture_mode)(int* mode) = nullptr;
+  CudaResult (*synchronize)(CudaStream) = nullptr;
+  CudaResult (*host_alloc)(void**, size_t bytes, unsigned flags) = nullptr;
+  CudaResult (*host_free)(void*) = nullptr;
+
+  // "CUDA_ERROR_INVALID_VALUE (invalid argument)"; never empty.
+  std::string describe(CudaResult result) const;
+};
+
+struct CudaLibrary {
+  CudaSymbols symbols;
+  bool ready = false;  // initialised, and there is a device
+  std::string status;  // as cuda_driver_status()
+};
+
+// Opens libcuda.so.1, or takes the one that is loaded already, and initialises it. It is never closed: the
+// driver keeps threads of its own.
+CudaLibrary open_cuda_library();
+
+}  // namespace kt

@@ -1,0 +1,302 @@
+#include "hybrid/cpu_team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/park.h"
+
+namespace kt {
+namespace {
+
+// After a task the thread and the pool's workers spin this long for the next one: attention of one layer on a
+// GPU takes less, and waking a pool takes some 50 us.
+constexpr std::chrono::nanoseconds kNextTaskSpin{300'000};
+
+// Forks of this process and its forebears, counted in the child: a team whose number is another one has lost
+// its threads. Asking costs a load, getpid() a system call.
+std::atomic<uint32_t> forks{0};
+
+struct TeamEntry {
+  CpuTeamOptions options;
+  uint32_t forks = 0;
+  std::weak_ptr<CpuTeam> team;
+};
+
+// Never destroyed: teams may outlive static objects.
+struct TeamRegistry {
+  std::mutex mutex;
+  std::vector<TeamEntry> teams;
+};
+
+TeamRegistry& registry() {
+  static TeamRegistry& it = *std::make_unique<TeamRegistry>().release();
+  return it;
+}
+
+// The registry is held over a fork, so that the child finds it whole and unlocked.
+void count_forks() {
+  static const int once = pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                                         [] {
+                                           registry().mutex.unlock();
+                                           forks.fetch_add(1, std::memory_order_relaxed);
+                                         });
+  if (once != 0) fail_as(ErrorKind::kMemory, "cpu team: no memory for a fork handler");
+}
+
+PoolOptions pool_options(const CpuTeamOptions& options) {
+  PoolOptions out{.threads = options.threads, .nodes = options.nodes, .topology = Topology::discover()};
+  if (options.node_ids.empty()) return out;
+  std::string have;
+  for (const Node& node : out.topology.nodes) have += text("{}{}", have.empty() ? "" : ", ", node.id);
+  std::vector<Node> chosen;
+  for (const int id : options.node_ids) {
+    const auto same = [id](const Node& node) { return node.id == id; };
+    const auto found = std::find_if(out.topology.nodes.begin(), out.topology.nodes.end(), same);
+    if (found == out.topology.nodes.end()) fail("cpu team: there is no NUMA node {}; nodes: {}", id, have);
+    if (std::any_of(chosen.begin(), chosen.end(), same)) fail("cpu team: NUMA node {} is named twice", id);
+    chosen.push_back(*found);
+  }
+  out.topology.nodes = std::move(chosen);
+  return out;
+}
+
+}  // namespace
+
+struct CpuTeam::State {
+  std::shared_ptr<Pool> pool;
+  std::shared_ptr<Workspace> workspace = std::make_shared<Workspace>();
+  std::thread thread;
+  const uint32_t made_after_forks = forks.load(std::memory_order_relaxed);
+  std::chrono::nanoseconds next_task_spin{};
+
+  std::mutex mutex;  // of the queue
+  Task* first = nullptr;
+  Task* last = nullptr;
+  std::exception_ptr error;
+
+  std::atomic<uint64_t> submitted{0};  // written under the mutex
+  std::atomic<uint64_t> completed{0};  // tasks in order: the ticket of the last one that is done
+  std::atomic<uint32_t> parked{0};     // 1: the team's thread sleeps on this word, or is about to
+  std::atomic<uint32_t> wakes{0};      // waiters sleep on this word
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> has_error{false};
+  std::atomic<bool> stop_asked{false};
+
+  explicit State(const CpuTeamOptions& options) : pool(std::make_shared<Pool>(pool_options(options))) {
+    // Threads that spin for each other need cpus of their own.
+    if (static_cast<size_t>(pool->threads()) < allowed_cpus().size()) next_task_spin = kNextTaskSpin;
+  }
+  bool forked() const noexcept { return forks.load(std::memory_order_relaxed) != made_after_forks; }
+  uint64_t push(Task& task) noexcept;
+  void wake_thread() noexcept;
+  Task* take() noexcept;
+  Task* wait_for_task(std::optional<Pool::Burst>& burst) noexcept;
+  void run(Task* task) noexcept;
+  void keep_error(std::exception_ptr what) noexcept;
+  void pin() const noexcept;
+  void serve() noexcept;
+};
+
+uint64_t CpuTeam::State::push(Task& task) noexcept {
+  uint64_t ticket = 0;
+  task.next = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    ticket = submitted.load(std::memory_order_relaxed) + 1;
+    task.ticket = ticket;
+    (last ? last->next : first) = &task;
+    last = &task;
+    submitted.exchange(ticket, std::memory_order_seq_cst);
+  }
+  wake_thread();
+  return ticket;
+}
+
+// Together with wait_for_task(): whoever submits writes `submitted` and then looks at `parked`, the thread
+// the other way round, both by read-modify-write operations (see Pool::State::start_generation).
+void CpuTeam::State::wake_thread() noexcept {
+  if (parked.load(std::memory_order_seq_cst) == 0) return;
+  parked.store(0, std::memory_order_relaxed);
+  futex_wake(parked, 1);
+}
+
+CpuTeam::Task* CpuTeam::State::take() noexcept {
+  const std::lock_guard lock(mutex);
+  Task* const task = first;
+  if (!task) return nullptr;
+  first = task->next;
+  if (!first) last = nullptr;
+  return task;
+}
+
+// Null when the team ends. The burst, if any, ends before the thread sleeps.
+CpuTeam::Task* CpuTeam::State::wait_for_task(std::optional<Pool::Burst>& burst) noexcept {
+  const uint64_t seen = completed.load(std::memory_order_relaxed);
+  const auto something = [&] {
+    return submitted.load(std::memory_order_seq_cst) != seen || stop_asked.load(std::memory_order_seq_cst);
+  };
+  if (!spin_until(something, burst ? next_task_spin : std::chrono::nanoseconds(0))) {
+    burst.reset();
+    for (;;) {
+      parked.exchange(1, std::memory_order_seq_cst);
+      if (something()) break;
+      futex_wait(parked, 1);
+    }
+    parked.store(0, std::memory_order_relaxed);
+  }
+  return take();
+}
+
+void CpuTeam::State::keep_error(std::exception_ptr what) noexcept {
+  const std::lock_guard lock(mutex);
+  if (error) return;
+  error = std::move(what);
+  has_error.store(true, std::memory_order_release);
+}
+
+void CpuTeam::State::run(Task* task) noexcept {
+  try {
+    task->run();
+  } catch (...) {
+    keep_error(std::current_exception());
+  }
+  // Before the count: then its owner may destroy the task, and what a function held is given back.
+  if (task->owned) const std::unique_ptr<Task> end(task);
+  completed.fetch_add(1, std::memory_order_seq_cst);
+  wakes.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) > 0) futex_wake(wakes, INT_MAX);
+}
+
+// The pool keeps worker 0's cpu free for whoever calls it; this thread is who mostly does.
+void CpuTeam::State::pin() const noexcept {
+  try {
+    const std::vector<int> cpus = pool->cpus(0);
+    const bool distinct = std::count(cpus.begin(), cpus.end(), cpus.front()) == 1;
+    if (pool->memory_node(0) < 0 || !distinct || cpus.front() >= CPU_SETSIZE) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpus.front(), &set);
+    sched_setaffinity(0, sizeof(set), &set);  // placement is speed, not correctness
+  } catch (...) {
+  }
+}
+
+void CpuTeam::State::serve() noexcept {
+  pthread_setname_np(pthread_self(), "kt-team");
+  pin();
+  std::optional<Pool::Burst> burst;
+  while (Task* const task = wait_for_task(burst)) {
+    if (!burst && next_task_spin.count() > 0) burst.emplace(*pool);
+    run(task);
+  }
+}
+
+CpuTeam::CpuTeam(const CpuTeamOptions& options) {
+  count_forks();
+  state_ = std::make_shared<State>(options);
+  sigset_t all, before;  // signals are for the application's threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    state_->thread = std::thread([state = state_]() mutable {
+      state->serve();
+      state.reset();
+    });
+  } catch (const std::system_error& e) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    fail_as(ErrorKind::kMemory, "cpu team: cannot start its thread: {}", e.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+CpuTeam::~CpuTeam() {
+  State& s = *state_;
+  // The child has no threads to join, and a pool that waits for its workers would wait for ever; the lost
+  // thread's share of the state keeps it.
+  if (s.forked()) return;
+  s.stop_asked.exchange(true, std::memory_order_seq_cst);
+  s.wake_thread();
+  if (s.thread.get_id() == std::this_thread::get_id())
+    s.thread.detach();
+  else
+    s.thread.join();
+}
+
+std::shared_ptr<CpuTeam> CpuTeam::shared(const CpuTeamOptions& options) {
+  count_forks();
+  TeamRegistry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  const uint32_t now = forks.load(std::memory_order_relaxed);
+  std::erase_if(all.teams,
+                [&](const TeamEntry& entry) { return entry.forks != now || entry.team.expired(); });
+  for (const TeamEntry& entry : all.teams)
+    if (entry.options == options)
+      if (std::shared_ptr<CpuTeam> team = entry.team.lock()) return team;
+  auto team = std::make_shared<CpuTeam>(options);
+  all.teams.push_back({options, now, team});
+  return team;
+}
+
+uint64_t CpuTeam::submit(Task& task) noexcept { return state_->forked() ? 0 : state_->push(task); }
+
+uint64_t CpuTeam::submit(std::function<void()> task) {
+  check_process();
+  auto owned = std::make_unique<Task>();
+  owned->run = std::move(task);
+  owned->owned = true;
+  return state_->push(*owned.release());
+}
+
+bool CpuTeam::done(uint64_t ticket) const noexcept {
+  return state_->completed.load(std::memory_order_acquire) >= ticket;
+}
+
+void CpuTeam::wait(uint64_t ticket) noexcept {
+  State& s = *state_;
+  if (s.forked() || spin_until([&] { return done(ticket); }, default_spin_time())) return;
+  s.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t seen = s.wakes.load(std::memory_order_seq_cst);
+    if (s.completed.load(std::memory_order_seq_cst) >= ticket) break;
+    futex_wait(s.wakes, seen);
+  }
+  s.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void CpuTeam::sync(uint64_t allow_pending) {
+  check_process();
+  const uint64_t last = state_->submitted.load(std::memory_order_acquire);
+  if (last > allow_pending) wait(last - allow_pending);
+  if (const std::exception_ptr error = take_error()) std::rethrow_exception(error);
+}
+
+bool CpuTeam::failed() const noexcept { return state_->has_error.load(std::memory_order_acquire); }
+
+std::exception_ptr CpuTeam::take_error() noexcept {
+  if (!failed()) return nullptr;
+  const std::lock_guard lock(state_->mutex);
+  state_->has_error.store(false, std::memory_order_relaxed);
+  return std::exchange(state_->error, nullptr);
+}
+
+void CpuTeam::check_process() const {
+  if (state_->forked())
+    fail("cpu team: it was made before fork(), and its threads are not in this process; make it after");
+}
+
+const std::shared_ptr<Pool>& CpuTeam::pool() const { return state_->pool; }
+const std::shared_ptr<Workspace>& CpuTeam::workspace() const { return state_->workspace; }
+
+}  // namespace kt

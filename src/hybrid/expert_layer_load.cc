@@ -1,0 +1,85 @@
+// Where a layer's weights come from: files under a path, or values in memory.
+#include <algorithm>
+
+#include "base/error.h"
+#include "hybrid/expert_layer_state.h"
+#include "hybrid/expert_values.h"
+#include "models/load_experts.h"
+
+namespace kt {
+namespace {
+
+ExpertsOptions options_for(const ExpertLayerOptions& o) {
+  return {.activation = o.activation, .precision = o.precision, .max_tokens = o.max_tokens};
+}
+
+Experts loaded_from(const ExpertSource& source, const ExpertLayerOptions& o, CpuTeam& team,
+                    std::span<const int64_t> map) {
+  Experts experts(team.pool(), team.workspace(), o.shape, experts_options(source, o.layer, options_for(o)));
+  load_experts(source, o.layer, *team.pool(), experts, map);
+  return experts;
+}
+
+void check_shape_of(const ExpertSource& source, const ExpertLayerOptions& o) {
+  if (source.hidden() != o.shape.hidden || source.inter() != o.shape.inter)
+    fail("layer {}: expected experts of hidden {} and inter {}, {} has hidden {} and inter {}", o.layer,
+         o.shape.hidden, o.shape.inter, o.weights, source.hidden(), source.inter());
+}
+
+// As many parts as pools, or the most below that cut `inter` where kernels can (multiples of 16).
+int parts_to_save(int inter, int nodes) {
+  int parts = nodes;
+  while (parts > 1 && (inter % parts != 0 || inter / parts % 16 != 0)) --parts;
+  return parts;
+}
+
+}  // namespace
+
+// Work in flight on the team is done before its weights go, and what runs at once on other threads too.
+void ExpertLayer::State::replace(Experts loaded, std::span<const int64_t> physical_to_logical,
+                                 std::shared_ptr<const ExpertSource> from) {
+  const uint64_t ticket = team->submit([&] {
+    const std::unique_lock lock(in_use);
+    experts.emplace(std::move(loaded));
+    map.assign(physical_to_logical.begin(), physical_to_logical.end());
+    for (int64_t i = std::ssize(map); i < options.shape.experts; ++i) map.push_back(i);
+    if (from) source = std::move(from);
+  });
+  team->wait(ticket);
+}
+
+void ExpertLayer::load(std::span<const int64_t> physical_to_logical) {
+  State& s = *state_;
+  const ExpertLayerOptions& o = s.options;
+  if (o.weights.empty()) fail("layer {}: no path to load weights from was given", o.layer);
+  std::shared_ptr<const ExpertSource> source = shared_experts(o.weights);
+  check_method(*s.method, *source, o.layer, o.weights);
+  check_shape_of(*source, o);
+  const auto rounded = rounded_for(*s.method, *source, o.layer, o.weights);
+  Experts experts = loaded_from(rounded ? *rounded : *source, o, *s.team, physical_to_logical);
+  s.replace(std::move(experts), physical_to_logical, std::move(source));
+}
+
+void ExpertLayer::load_values(const ExpertValues& values, std::span<const int64_t> physical_to_logical) {
+  State& s = *state_;
+  const ExpertLayerOptions& o = s.options;
+  MethodFormats formats = formats_of(*s.method, o.shape.hidden, o.shape.inter, o.group_size, o.zero_point);
+  const int parts = parts_to_save(o.shape.inter, s.team->pool()->nodes());
+  if (o.save) {
+    if (kt_bits(*s.method) == 0)
+      fail("layer {}: weights of method {} cannot be saved; AMXINT4, AMXINT8, MOE_INT4 and MOE_INT8 can",
+           o.layer, s.method->name);
+    if (o.weights.empty()) fail("layer {}: no path to save weights under was given", o.layer);
+    if (parts > 1) formats.down.span.k = o.shape.inter / parts;  // what is saved is what runs
+  }
+  const auto source = source_of_values(values, o.shape, formats, o.layer);
+  Experts experts = loaded_from(*source, o, *s.team, physical_to_logical);
+  if (o.save) {
+    save_kt_layer(*source, {.folder = o.weights, .bits = kt_bits(*s.method), .parts = parts},
+                  *s.team->pool());
+    forget_experts(o.weights);
+  }
+  s.replace(std::move(experts), physical_to_logical, nullptr);
+}
+
+}  // namespace kt
