@@ -1,7 +1,8 @@
 """Unquantised experts of a safetensors checkpoint, one layer at a time, for formats that are made while loading.
 
-KT itself reads what is stored as the method says. This is for the other case: a bf16 checkpoint that is wanted in
-int4. One layer's values stand in memory at a time, in a buffer that the layers share.
+KT itself reads what is stored as the method says, and rounds floats to int8 and int4 rows on the way. This is for what
+is left: a bf16 checkpoint that is wanted in, say, FP8. One layer's values stand in memory at a time, in a buffer that
+the layers share.
 """
 
 import json
@@ -31,12 +32,6 @@ class FloatExperts:
                 self._fused.setdefault(int(match[1]), {})[match[2]] = (name, file)
         if not self._singles and not self._fused:
             raise ValueError(f"{self.folder}: no experts in its safetensors")
-
-    def dtype(self):
-        """How one of them is stored: "BF16", "F16", "F32", ..."""
-        layer = next(iter((self._singles or self._fused).values()))
-        name, file = next(iter(layer.values()))
-        return self._open(file).get_slice(name).get_dtype()
 
     def layer(self, layer, experts, inter, hidden):
         """gate and up [experts, inter, hidden], down [experts, hidden, inter], bf16. The next call overwrites them."""

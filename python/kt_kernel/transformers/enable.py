@@ -34,7 +34,7 @@ def enable(
         a loaded model: changed in place, its experts are handed over layer by layer and freed.
     weights: where experts are read from, if not from the model's own folder: kt weights, a GGUF file, another folder.
     format: "int4", "int8", "bf16", "fp8", ... or a method of KTMoEWrapper; None: as they are stored (bf16 for a loaded
-        model). From bf16, fp16 or f32 every format that KT can make is made while loading, a layer at a time.
+        model). From bf16, fp16 or f32 the others are made while loading.
     gpu_experts: experts that live on the model's device: a number for each layer, a share (float) of all, or a mask
         bool [layers, experts]. strategy ("uniform", "frequency", "front-loading", "random") and statistics (a table, or a
         .pt or .json file) say which. update_every: forward passes after which they follow live routing.
@@ -120,25 +120,21 @@ def _values_of(module, shape):
 # --- a path ---
 
 
+# Methods for which KT rounds floats itself while it reads them: the values never stand in memory.
+_ROUNDED_BY_KT = ("BF16", "AMXINT4", "AMXINT8", "MOE_INT4", "MOE_INT8")
+
+
 class _Source:
-    """Where experts come from, and whether KT reads them as they are or they are made from floats on the way."""
+    """Where experts come from: read by KT, or, for the other formats made from floats, through FloatExperts."""
 
     def __init__(self, path, format):
-        self.path = path
-        stored = None
-        if format is None or not os.path.isdir(path):
-            stored = stored_method(path)
-        self.method = method_of(format) if format is not None else stored
-        self._floats = self._floats_of(path)
-
-    def _floats_of(self, path):
-        """The reader, where the path holds floats and KT is to have something else."""
-        if not os.path.isdir(path) or not os.path.exists(os.path.join(path, "config.json")):
-            return None
-        if stored_method(path) != "BF16":
-            return None
-        floats = FloatExperts(path)
-        return None if self.method == "BF16" and floats.dtype() == "BF16" else floats
+        self.path, self._floats = path, None
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"weights {path}: no such file or folder")
+        self.method = stored_method(path) if format is None else method_of(format)
+        has_config = os.path.exists(os.path.join(path, "config.json"))
+        if self.method not in _ROUNDED_BY_KT and has_config and stored_method(path) == "BF16":
+            self._floats = FloatExperts(path)
 
     def options(self, options):
         return Options(method=self.method, weights="" if self._floats else self.path, **options)
