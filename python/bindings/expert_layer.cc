@@ -1,0 +1,206 @@
+// ExpertLayer: one layer's experts, with tensors as addresses.
+#include "hybrid/expert_layer.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "bindings/cpu_infer.h"
+
+namespace kt::python {
+namespace {
+
+template <typename T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Real real_of(int type) {
+  if (type < 0 || type > static_cast<int>(Real::kF16))
+    fail("element type {}: expected 0 (f32), 1 (bf16) or 2 (f16)", type);
+  return static_cast<Real>(type);
+}
+
+class Layer {
+ public:
+  Layer(const CpuInfer& infer, ExpertLayerOptions options)
+      : layer_(std::make_unique<ExpertLayer>(infer.team(), std::move(options))) {}
+  // After its work in flight. In a forked child there is nobody to finish it: then it is left alone.
+  ~Layer() {
+    if (!maker_.is_this_process())
+      layer_.release();
+    else
+      without_gil([this] { layer_.reset(); });
+  }
+
+  ExpertLayer& get() const {
+    maker_.check("wrapper");
+    return *layer_;
+  }
+
+  // The layer reads the mask until its end, so its owner lives longer.
+  void set_mask(uintptr_t mask, nb::object owner) {
+    get().set_mask(at<const uint8_t>(mask));
+    mask_owner_ = std::move(owner);
+  }
+
+ private:
+  Maker maker_;
+  nb::object mask_owner_;
+  std::unique_ptr<ExpertLayer> layer_;
+};
+
+// (tokens, input, type, stride, ids, 64-bit ids, weights)
+LayerCall call_of(const ExpertLayer& layer, int tokens, uintptr_t input, int type, int64_t stride,
+                  uintptr_t ids, bool wide, uintptr_t weights) {
+  return {.tokens = tokens,
+          .top_k = layer.options().top_k,
+          .input = at<const void>(input),
+          .input_type = real_of(type),
+          .input_stride = stride,
+          .ids = at<const void>(ids),
+          .ids_are_64_bit = wide,
+          .weights = at<const float>(weights)};
+}
+
+void forward(const Layer& self, int tokens, uintptr_t input, int type, int64_t stride, uintptr_t ids,
+             bool wide, uintptr_t weights, uintptr_t output) {
+  ExpertLayer& layer = self.get();
+  const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
+  without_gil([&] { layer.forward(call, at<void>(output)); });
+}
+
+bool submit(const Layer& self, int tokens, uintptr_t input, int type, int64_t stride, uintptr_t ids,
+            bool wide, uintptr_t weights, uintptr_t stream) {
+  ExpertLayer& layer = self.get();
+  const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
+  return without_gil([&] {
+    layer.submit(call, at<CudaStreamTag>(stream));
+    const CudaDriver* driver = cuda_driver();
+    return driver && driver->capture(at<CudaStreamTag>(stream)) != 0;
+  });
+}
+
+void submit_write(const Layer& self, int expert, const std::vector<uintptr_t>& w13,
+                  const std::vector<uintptr_t>& w13_scale, const std::vector<uintptr_t>& w2,
+                  const std::vector<uintptr_t>& w2_scale) {
+  std::vector<ExpertBuffers> ranks(w13.size());
+  for (const auto* list : {&w13_scale, &w2, &w2_scale})
+    if (list->size() != ranks.size())
+      fail("buffers of {} and {} ranks: expected one address for each rank in every list", ranks.size(),
+           list->size());
+  for (size_t i = 0; i < ranks.size(); ++i)
+    ranks[i] = {at<void>(w13[i]), at<void>(w13_scale[i]), at<void>(w2[i]), at<void>(w2_scale[i])};
+  ExpertLayer& layer = self.get();
+  without_gil([&] { layer.submit_write(expert, ranks); });
+}
+
+void make(Layer* self, const CpuInfer& infer, nb::kwargs given) {
+  ExpertLayerOptions options;
+  const auto take = [&](const char* name, auto& value) {
+    if (given.contains(name)) value = nb::cast<std::decay_t<decltype(value)>>(given[name]);
+  };
+  std::string activations = "default";
+  take("layer", options.layer);
+  take("experts", options.shape.experts);
+  take("hidden", options.shape.hidden);
+  take("inter", options.shape.inter);
+  take("top_k", options.top_k);
+  take("method", options.method);
+  take("weights", options.weights);
+  take("max_tokens", options.max_tokens);
+  take("max_deferred", options.max_deferred);
+  take("group_size", options.group_size);
+  take("zero_point", options.zero_point);
+  take("save", options.save);
+  take("swiglu_limit", options.activation.limit);
+  take("swiglu_alpha", options.activation.alpha);
+  take("activations", activations);
+  options.precision = precision_named(activations);
+  adopt_log_level();
+  without_gil([&] { new (self) Layer(infer, std::move(options)); });
+}
+
+}  // namespace
+
+void add_expert_layer(nb::module_& module) {
+  nb::class_<Layer>(module, "ExpertLayer", "The routed experts of one layer. Addresses are trusted.")
+      .def("__init__", &make, nb::arg("cpu_infer"), nb::arg("options"))
+      .def(
+          "load",
+          [](const Layer& self, const std::vector<int64_t>& map) {
+            ExpertLayer& layer = self.get();
+            adopt_log_level();
+            without_gil([&] { layer.load(map); });
+          },
+          nb::arg("physical_to_logical"), "Reads the weights under the path of the options.")
+      .def(
+          "load_values",
+          [](const Layer& self, uintptr_t gate, uintptr_t up, uintptr_t down, int type,
+             const std::vector<int64_t>& map) {
+            ExpertLayer& layer = self.get();
+            adopt_log_level();
+            const ExpertValues values = {at<const void>(gate), at<const void>(up), at<const void>(down),
+                                         real_of(type)};
+            without_gil([&] { layer.load_values(values, map); });
+          },
+          nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("type"), nb::arg("physical_to_logical"),
+          "Quantises values at host addresses; type 0 is f32, 1 bf16, 2 f16.")
+      .def_prop_ro("loaded", [](const Layer& self) { return self.get().loaded(); })
+      .def("set_mask", &Layer::set_mask, nb::arg("mask"), nb::arg("owner").none(),
+           "Address of [experts] bytes that `owner` keeps, read by each forward; 0: the CPU has all.")
+      .def("forward", &forward, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
+           nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("output"),
+           "At once, on host memory.")
+      .def("submit", &submit, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
+           nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("stream"),
+           "In the order of a CUDA stream; True when the stream is being captured.")
+      .def(
+          "sync",
+          [](const Layer& self, uintptr_t output, int tokens, uintptr_t stream) {
+            ExpertLayer& layer = self.get();
+            without_gil([&] { layer.sync(at<void>(output), tokens, at<CudaStreamTag>(stream)); });
+          },
+          nb::arg("output"), nb::arg("tokens"), nb::arg("stream"),
+          "Makes the stream wait and copy the result.")
+      .def(
+          "check",
+          [](const Layer& self) {
+            ExpertLayer& layer = self.get();
+            without_gil([&] { layer.check(); });
+          },
+          "Raises the first error of work in flight.")
+      .def("submit_write", &submit_write, nb::arg("expert"), nb::arg("w13"), nb::arg("w13_scale"),
+           nb::arg("w2"), nb::arg("w2_scale"),
+           "Weights of a slot into host buffers, one address per rank in each list.")
+      .def(
+          "sync_write",
+          [](const Layer& self) {
+            ExpertLayer& layer = self.get();
+            without_gil([&] { layer.team().sync(); });
+          },
+          "Until all that was submitted is written.")
+      .def(
+          "write_bytes",
+          [](const Layer& self, int ranks) {
+            const ExpertLayer& layer = self.get();
+            return std::tuple(layer.w13_bytes(ranks), layer.w13_scale_bytes(ranks), layer.w2_bytes(ranks),
+                              layer.w2_scale_bytes(ranks));
+          },
+          nb::arg("ranks"), "Bytes of w13, w13 scale, w2 and w2 scale of one expert and rank.")
+      .def_prop_ro("packed_bytes", [](const Layer& self) {
+        const ExpertLayer& layer = self.get();
+        return layer.loaded() ? layer.experts().packed_bytes() : 0;
+      });
+}
+
+}  // namespace kt::python

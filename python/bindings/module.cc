@@ -1,0 +1,62 @@
+// kt_kernel.kt_kernel_ext: the C++ side of the package. Tensors cross as addresses; python/kt_kernel checks
+// what they point to.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "cuda/driver.h"
+#include "hybrid/expert_layer.h"
+#include "hybrid/weight_method.h"
+#include "kernels/isas.h"
+#include "kt_version.h"
+
+namespace kt::python {
+namespace {
+
+std::vector<std::string> methods() {
+  std::vector<std::string> names;
+  for (const WeightMethod& method : weight_methods()) names.emplace_back(method.name);
+  return names;
+}
+
+// (name, the feature this CPU lacks for it or "") of every instruction set of this build, worst first.
+std::vector<std::tuple<std::string, std::string>> all_isas() {
+  std::vector<std::tuple<std::string, std::string>> out;
+  for (const IsaStatus& isa : isas()) out.emplace_back(isa.table->name, isa.missing ? isa.missing : "");
+  return out;
+}
+
+}  // namespace
+}  // namespace kt::python
+
+NB_MODULE(kt_kernel_ext, module) {
+  namespace nb = nanobind;
+  using namespace kt::python;
+  module.doc() = "Experts of Mixture-of-Experts layers on CPUs: the C++ side of kt_kernel.";
+  module.attr("__version__") = KT_VERSION;
+  add_errors(module);
+  add_logging(module);
+  add_cpu_infer(module);
+  add_expert_layer(module);
+  module.def("methods", &methods, "Names of the weight formats that ExpertLayer takes.");
+  module.def("isas", &all_isas,
+             "(name, missing feature or '') of each instruction set of this build, worst first.");
+  module.def(
+      "isa", [] { return std::string(kt::kernels().name); },
+      "The instruction set in use. ValueError or NotImplementedError where KT_ISA or KT_KERNEL_CPU_VARIANT "
+      "names "
+      "one that is not known or not here.");
+  module.def("cuda_status", &kt::cuda_driver_status,
+             "One line: the CUDA driver and its devices, or why there is none. The first call looks.");
+  module.def(
+      "has_cuda", [] { return kt::cuda_driver() != nullptr; },
+      "Whether streams can be given. The first call looks.");
+  module.def(
+      "release_buffers", [] { without_gil([] { kt::release_buffers(); }); },
+      "Gives back the buffers of streams and captured graphs; only when none of them will be used again.");
+}

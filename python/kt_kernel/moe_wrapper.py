@@ -1,0 +1,373 @@
+"""KTMoEWrapper: the routed experts of one layer on the CPU, as SGLang and other engines ask for them.
+
+No arithmetic here. Names and dialects become values of the extension; tensors are checked and cross as addresses.
+"""
+import errno
+import logging
+import os
+import threading
+
+from kt_kernel import _results, kt_kernel_ext
+
+_torch = None  # the module, from the first wrapper on
+_reals = {}  # dtypes of activations: how the extension calls them
+_HALVES = ()  # dtypes of topk_weights that become float32
+
+
+def _import_torch():
+    global _torch, _HALVES
+    if _torch is None:
+        import torch
+        _reals.update({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
+        _HALVES = (torch.bfloat16, torch.float16)
+        _torch = torch
+    return _torch
+
+
+class _Captures:
+    """Batch sizes that graphs are or were captured for: process-wide, as graphs are."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.sizes = []
+        self.captured = set()
+
+
+_captures = _Captures()
+_stream_results = _results.StreamBuffers()
+_large_results = _results.ThreadBuffers()
+
+
+def _whole(name, value, least):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+    value = value.__index__()
+    if value < least:
+        raise ValueError(f"{name} is {value}; expected {least} or more")
+    return value
+
+
+def _shown(tensor):
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+
+
+def _cpu_infer(threads, pools, nodes):
+    """The team of these numbers. More threads than there are cpus would only get in each other's way."""
+    usable = len(os.sched_getaffinity(0))
+    if threads > usable:
+        logging.getLogger("kt_kernel").warning("cpuinfer_threads=%d, but %d cpus are usable: using %d threads", threads,
+                                               usable, max(usable, pools))
+        threads = max(usable, pools)
+    return kt_kernel_ext.CPUInfer(threads, pools, nodes)
+
+
+class KTMoEWrapper:
+    """One layer's routed experts on the CPU.
+
+    All layers may be constructed before any is loaded. ``gpu_experts_mask`` (bool [num_experts], True: computed on the
+    GPU by the caller, skipped here) is one dialect, ``num_gpu_experts=N`` (the first N) the other; an int as mask means
+    the second. ``method`` says how the weights are stored, not which CPU may run them. Calls are thread-safe; results
+    are valid until the next call of the same wrapper on the same thread or stream (see docs/python.md).
+    """
+
+    def __init__(self, layer_idx, num_experts, num_experts_per_tok, hidden_size, moe_intermediate_size,
+                 gpu_experts_mask=None, cpuinfer_threads=0, threadpool_count=0, weight_path=None,
+                 chunked_prefill_size=512, cpu_save=False, max_deferred_experts_per_token=None, method="AMXINT4",
+                 numa_nodes=None, mode="inference", num_gpu_experts=0, lora_rank=16, lora_alpha=32.0, lora_dropout=0.0,
+                 max_cache_depth=1, group_size=128, zero_point=True, full_weight_grad=False, swiglu_limit=0.0,
+                 swiglu_alpha=0.0, *, activations="default"):
+        if mode == "sft":
+            raise NotImplementedError("KTMoEWrapper(mode='sft'): fine-tuning is not in this version; mode='inference' is")
+        if mode != "inference":
+            raise ValueError(f"mode is {mode!r}; expected 'inference' or 'sft'")
+        _import_torch()
+        self.layer_idx = _whole("layer_idx", layer_idx, 0)
+        self.num_experts = _whole("num_experts", num_experts, 1)
+        self.num_experts_per_tok = _whole("num_experts_per_tok", num_experts_per_tok, 1)
+        self.hidden_size = _whole("hidden_size", hidden_size, 1)
+        self.moe_intermediate_size = _whole("moe_intermediate_size", moe_intermediate_size, 1)
+        self.chunked_prefill_size = _whole("chunked_prefill_size", chunked_prefill_size, 1)
+        self.max_deferred_experts_per_token = _whole("max_deferred_experts_per_token",
+                                                     max_deferred_experts_per_token or 0, 0)
+        self.weight_path = None if weight_path is None else os.fspath(weight_path)
+        self.cpu_save = bool(cpu_save)
+        self.method = method
+        if not isinstance(method, str) or method not in kt_kernel_ext.methods():
+            raise ValueError(f"method is {method!r}; expected one of {', '.join(kt_kernel_ext.methods())}")
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts} experts")
+        if self.max_deferred_experts_per_token > self.num_experts_per_tok:
+            raise ValueError(f"max_deferred_experts_per_token is {self.max_deferred_experts_per_token}, "
+                             f"num_experts_per_tok {self.num_experts_per_tok}")
+        self._mask = self._new_mask(gpu_experts_mask, num_gpu_experts)
+        self._local = _results.ThreadBuffers()
+        self._streams = {}  # stream: (tokens, result) of a submit that waits for its sync
+        self.cpu_infer = _cpu_infer(_whole("cpuinfer_threads", cpuinfer_threads, 0),
+                                    _whole("threadpool_count", threadpool_count, 0),
+                                    [_whole("numa_nodes", node, 0) for node in numa_nodes or []])
+        self._layer = kt_kernel_ext.ExpertLayer(
+            self.cpu_infer, layer=self.layer_idx, experts=self.num_experts, hidden=self.hidden_size,
+            inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=method,
+            weights=self.weight_path or "", max_tokens=self.chunked_prefill_size,
+            max_deferred=self.max_deferred_experts_per_token, group_size=_whole("group_size", group_size, 0),
+            zero_point=bool(zero_point), save=self.cpu_save, swiglu_limit=float(swiglu_limit),
+            swiglu_alpha=float(swiglu_alpha), activations=activations)
+        self._layer.set_mask(self._mask.data_ptr(), self._mask)
+
+    def __repr__(self):
+        return (f"KTMoEWrapper(layer_idx={self.layer_idx}, num_experts={self.num_experts}, "
+                f"hidden_size={self.hidden_size}, moe_intermediate_size={self.moe_intermediate_size}, "
+                f"method={self.method!r})")
+
+    # -- which experts the CPU has
+
+    def _new_mask(self, mask, count):
+        torch = _torch
+        count = _whole("num_gpu_experts", count, 0)
+        if mask is not None and not isinstance(mask, torch.Tensor):
+            number = _whole("gpu_experts_mask (a bool tensor or the number of experts)", mask, 0)
+            if count and number and count != number:
+                raise ValueError(f"gpu_experts_mask is {number} and num_gpu_experts {count}")
+            mask, count = None, max(number, count)
+        if mask is None and count > self.num_experts:
+            raise ValueError(f"num_gpu_experts is {count} of {self.num_experts} experts")
+        live = torch.zeros(self.num_experts, dtype=torch.bool, pin_memory=torch.cuda.is_available())
+        if mask is None:
+            live[:count] = True
+        else:
+            live.copy_(self._checked_mask(mask))
+        return live
+
+    def _checked_mask(self, mask):
+        if not isinstance(mask, _torch.Tensor) or mask.dtype != _torch.bool:
+            what = _shown(mask) if isinstance(mask, _torch.Tensor) else type(mask).__name__
+            raise TypeError(f"gpu_experts_mask: expected a bool tensor, got {what}")
+        if tuple(mask.shape) != (self.num_experts,):
+            raise ValueError(f"gpu_experts_mask: expected [{self.num_experts}], got {_shown(mask)}")
+        return mask
+
+    @property
+    def gpu_experts_mask(self):
+        """Live bool tensor [num_experts] in host memory: each forward, replayed ones too, reads what it holds then."""
+        return self._mask
+
+    @gpu_experts_mask.setter
+    def gpu_experts_mask(self, mask):
+        self._mask.copy_(self._checked_mask(mask))
+
+    @property
+    def num_gpu_experts(self):
+        return int(self._mask.sum())
+
+    # -- weights
+
+    def _map(self, given):
+        if given is None:
+            return []
+        given = _torch.as_tensor(given)
+        if given.is_floating_point() or given.dtype == _torch.bool:
+            raise TypeError(f"physical_to_logical_map: expected int64, got {_shown(given)}")
+        if tuple(given.shape) != (self.num_experts,):
+            raise ValueError(f"physical_to_logical_map: expected [{self.num_experts}], got {_shown(given)}")
+        return given.tolist()
+
+    def load_weights(self, physical_to_logical_map=None):
+        """Reads this layer under ``weight_path``; slot p gets logical expert map[p]."""
+        if not self.weight_path:
+            raise ValueError("load_weights: weight_path was not given")
+        if not os.path.exists(self.weight_path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.weight_path)
+        self._layer.load(self._map(physical_to_logical_map))
+
+    def load_weights_from_tensors(self, gate_proj, up_proj, down_proj, physical_to_logical_map=None):
+        """Quantises gate and up [E, I, H] and down [E, H, I] as ``method`` says; the tensors are not kept. Writes them
+        under ``weight_path`` too with ``cpu_save``."""
+        experts, inter, hidden = self.num_experts, self.moe_intermediate_size, self.hidden_size
+        tensors = []
+        for name, tensor, shape in (("gate_proj", gate_proj, (experts, inter, hidden)),
+                                    ("up_proj", up_proj, (experts, inter, hidden)),
+                                    ("down_proj", down_proj, (experts, hidden, inter))):
+            if not isinstance(tensor, _torch.Tensor):
+                raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+            if tensor.dtype not in _reals or tensor.dtype != gate_proj.dtype:
+                raise TypeError(f"{name}: expected float32, bfloat16 or float16, the same for all three, got "
+                                f"{_shown(tensor)}")
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name}: expected {list(shape)}, got {_shown(tensor)}")
+            tensors.append(tensor.detach().cpu().contiguous())
+        self._layer.load_values(*(t.data_ptr() for t in tensors), _reals[gate_proj.dtype],
+                                self._map(physical_to_logical_map))
+
+    # -- forward
+
+    def _bad_input(self, name, tensor, shape, dtypes):
+        """Raises what is wrong with one tensor of a forward."""
+        if not isinstance(tensor, _torch.Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if str(tensor.dtype).removeprefix("torch.") not in dtypes:
+            raise TypeError(f"{name}: expected {' or '.join(dtypes)}, got {_shown(tensor)}")
+        raise ValueError(f"{name}: expected {shape}, got {_shown(tensor)}")
+
+    def _bad_device(self, hidden, ids, weights, stream):
+        if hidden.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"hidden_states: expected a tensor on cpu or cuda, got {_shown(hidden)}")
+        for name, tensor in (("topk_ids", ids), ("topk_weights", weights)):
+            if tensor.device != hidden.device:
+                raise ValueError(f"{name}: expected a tensor on {hidden.device} as hidden_states, got {_shown(tensor)}")
+        raise ValueError(f"cuda_stream is {stream}, but hidden_states are on {hidden.device}")
+
+    def _stream(self, stream, device):
+        if stream is None:
+            return _torch.cuda.current_stream(device).cuda_stream
+        if isinstance(stream, bool) or not isinstance(stream, int):
+            stream = getattr(stream, "cuda_stream", stream)  # a torch.cuda.Stream
+            if isinstance(stream, bool) or not isinstance(stream, int):
+                raise TypeError(f"cuda_stream: expected an int, got {type(stream).__name__}")
+        if stream < 0:
+            raise ValueError(f"cuda_stream is {stream}; expected the handle of a stream")
+        return stream
+
+    def _flat(self, hidden):
+        if not isinstance(hidden, _torch.Tensor) or hidden.dim() == 0 or hidden.shape[-1] != self.hidden_size or \
+                hidden.dtype not in _reals:
+            self._bad_input("hidden_states", hidden, f"[tokens, {self.hidden_size}]",
+                            ("float32", "bfloat16", "float16"))
+        return hidden.reshape(-1, self.hidden_size) if hidden.dim() != 2 else hidden
+
+    def _checked(self, hidden, ids, weights):
+        """The three as the extension takes them, with their number of tokens. Plain attribute reads in the good case:
+        this is a good part of a call's overhead."""
+        torch = _torch
+        hidden = self._flat(hidden)
+        tokens = hidden.shape[0]
+        shape = (tokens, self.num_experts_per_tok)
+        if tokens > self.chunked_prefill_size:
+            raise ValueError(f"hidden_states: {tokens} tokens, chunked_prefill_size is {self.chunked_prefill_size}")
+        if not isinstance(ids, torch.Tensor) or ids.shape != shape or \
+                (ids.dtype is not torch.int64 and ids.dtype is not torch.int32):
+            self._bad_input("topk_ids", ids, list(shape), ("int32", "int64"))
+        if not isinstance(weights, torch.Tensor) or weights.shape != shape or \
+                (weights.dtype is not torch.float32 and weights.dtype not in _HALVES):
+            self._bad_input("topk_weights", weights, list(shape), ("float32", "bfloat16", "float16"))
+        if weights.dtype is not torch.float32:
+            weights = weights.float()
+        stride = hidden.stride()
+        if stride[1] != 1 or stride[0] < self.hidden_size:
+            hidden = hidden.contiguous()
+        return tokens, hidden, ids.contiguous(), weights.contiguous()
+
+    def submit_forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
+        """Starts a forward. CPU tensors: computed here and now. CUDA tensors: by the time this returns, the copies to the
+        host are in the stream, so later work of that stream may overwrite the inputs."""
+        tokens, hidden, ids, weights = self._checked(hidden_states, topk_ids, topk_weights)
+        if hidden.is_cpu and ids.is_cpu and weights.is_cpu and not cuda_stream:
+            result = self._cpu_result(hidden.dtype, tokens)
+            self._layer.forward(tokens, hidden.data_ptr(), _reals[hidden.dtype], hidden.stride(0), ids.data_ptr(),
+                                ids.dtype is _torch.int64, weights.data_ptr(), result.data_ptr())
+            self._local.pending = result
+            return
+        if not hidden.is_cuda or ids.device != hidden.device or weights.device != hidden.device:
+            self._bad_device(hidden, ids, weights, cuda_stream)
+        self._submit_on_stream(tokens, hidden, ids, weights, self._stream(cuda_stream, hidden.device))
+
+    def _submit_on_stream(self, tokens, hidden, ids, weights, stream):
+        results = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, hidden.device, self.layer_idx & 1)
+        result = results.rows(tokens)
+        captured = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], hidden.stride(0),
+                                      ids.data_ptr(), ids.dtype is _torch.int64, weights.data_ptr(), stream)
+        if captured:
+            results.captured()
+            with _captures.lock:
+                _captures.captured.add(tokens)
+        self._streams[stream] = result
+
+    def _cpu_result(self, dtype, tokens):
+        own = tokens * self.hidden_size * dtype.itemsize <= _results.OWN_BYTES
+        buffers = self._local.buffers if own else _large_results.buffers
+        key = dtype if own else (dtype, self.hidden_size, self.layer_idx & 1)
+        found = buffers.get(key)
+        if found is None:
+            found = buffers[key] = _results.ResultBuffer(_torch, self.hidden_size, dtype, "cpu")
+        return found.rows(tokens)
+
+    def sync_forward(self, hidden_states, cuda_stream=None):
+        """The result of the last submit_forward of this thread (CPU) or stream (CUDA), [T, H] in the type and on the
+        device of hidden_states: a buffer that later calls overwrite. CUDA: the stream waits for it, the caller does
+        not."""
+        hidden = self._flat(hidden_states)
+        if hidden.is_cuda:
+            stream = self._stream(cuda_stream, hidden.device)
+            result = self._streams.pop(stream, None)
+        else:
+            stream, result = None, self._local.pending
+            self._local.pending = None
+        if result is None:
+            raise RuntimeError("sync_forward: nothing was submitted by submit_forward, or it was synced before")
+        if result.shape != hidden.shape or result.dtype is not hidden.dtype:
+            raise ValueError(f"sync_forward: hidden_states are {_shown(hidden_states)}, submitted were {_shown(result)}")
+        if stream is not None:
+            self._layer.sync(result.data_ptr(), result.shape[0], stream)
+        return result if hidden_states.dim() == 2 else result.view(hidden_states.shape)
+
+    def forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
+        """submit_forward and sync_forward."""
+        self.submit_forward(hidden_states, topk_ids, topk_weights, cuda_stream)
+        return self.sync_forward(hidden_states, cuda_stream)
+
+    # -- write-back for prefill on the GPU
+
+    def submit_write_weight_scale_to_buffer(self, gpu_tp_count, expert_id, w13_weight_ptrs, w13_scale_ptrs,
+                                            w2_weight_ptrs, w2_scale_ptrs):
+        """Writes the weights of slot ``expert_id``, cut for ``gpu_tp_count`` ranks, to host addresses (one per rank in
+        each list; scales 0 or an empty list where the format has none). docs/python.md has the layouts."""
+        ranks = _whole("gpu_tp_count", gpu_tp_count, 1)
+        expert = _whole("expert_id", expert_id, 0)
+        if expert >= self.num_experts:
+            raise ValueError(f"expert_id is {expert} of {self.num_experts} experts")
+        lists = []
+        for name, given, needed in (("w13_weight_ptrs", w13_weight_ptrs, True), ("w13_scale_ptrs", w13_scale_ptrs, False),
+                                    ("w2_weight_ptrs", w2_weight_ptrs, True), ("w2_scale_ptrs", w2_scale_ptrs, False)):
+            addresses = [_whole(name, address, 1 if needed else 0) for address in given or ()]
+            if not addresses and not needed:
+                addresses = [0] * ranks
+            if len(addresses) != ranks:
+                raise ValueError(f"{name}: expected {ranks} addresses (gpu_tp_count), got {len(addresses)}")
+            lists.append(addresses)
+        self._layer.submit_write(expert, *lists)
+
+    def sync_write_weight_scale_to_buffer(self):
+        """Waits until all that was submitted is written."""
+        self._layer.sync_write()
+
+    # -- process-wide
+
+    @staticmethod
+    def set_capture_batch_sizes(capture_bs):
+        """Batch sizes that CUDA graphs will be captured for. ValueError for a list that leaves out a size that a graph
+        already has: its buffers are in use."""
+        sizes = sorted({_whole("capture_bs", size, 1) for size in capture_bs})
+        with _captures.lock:
+            lost = sorted(_captures.captured.difference(sizes))
+            if lost:
+                raise ValueError(f"set_capture_batch_sizes({sizes}) after graphs were captured for {lost}; "
+                                 "clear_buffer_cache() first, when they are gone")
+            _captures.sizes = sizes
+
+    @staticmethod
+    def get_capture_batch_sizes():
+        return list(_captures.sizes)
+
+    @staticmethod
+    def clear_buffer_cache():
+        """Gives back the buffers of streams and captured graphs. Only when no graph will be replayed again."""
+        with _captures.lock:
+            _captures.captured.clear()
+        _stream_results.clear()
+        kt_kernel_ext.release_buffers()
+
+
+class AMXSFTMoEWrapper:
+    """The name under which fine-tuning engines ask for experts; this version has inference only."""
+
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("AMXSFTMoEWrapper: fine-tuning is not in this version; KTMoEWrapper is for inference")

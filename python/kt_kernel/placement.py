@@ -1,0 +1,306 @@
+"""Which experts live on the GPU, and the counts of activations that decide it.
+
+A placement is a bool CPU tensor [layers, experts], True where the expert is on the GPU: its row l is what
+`KTMoEWrapper(gpu_experts_mask=...)` of layer l takes. Nothing here moves weights.
+
+Statistics are counts of activations, the form SGLang records and reads (`--init-expert-location`):
+
+* ``.pt``: a torch file with a dict whose ``logical_count`` is an integer tensor [buffer, layers, experts]; read with
+  ``weights_only=True``, so that a file cannot run code.
+* ``.json``: an object ``{"logical_count": [[...], ...]}``, nested lists [layers, experts] or
+  [buffer, layers, experts]; other keys are ignored.
+
+The buffer dimension (one row for each recorded step) is summed.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import threading
+
+STRATEGIES = ("uniform", "frequency", "front-loading", "random")
+RANDOM_SEED = 42
+_INT32_MAX = 2**31 - 1
+
+
+def generate_gpu_experts_masks(activation_freq, num_gpu_experts):
+    """The `num_gpu_experts` most used experts of the whole model.
+
+    activation_freq: [layers, experts] counts or frequencies, a tensor or nested lists, on any device.
+    num_gpu_experts: how many of all layers together; clamped to 0 ... layers * experts.
+    Returns a bool CPU tensor [layers, experts]. Of equal counts the lower layer, then the lower expert comes first.
+    """
+    import torch
+
+    table = _table(activation_freq, "activation_freq")
+    count = min(max(_integer(num_gpu_experts, "num_gpu_experts"), 0), table.numel())
+    order = torch.sort(table.reshape(-1), descending=True, stable=True).indices
+    mask = torch.zeros(table.numel(), dtype=torch.bool)
+    mask[order[:count]] = True
+    return mask.reshape(table.shape)
+
+
+def place(strategy, layers, experts, num_gpu_experts, statistics=None, *, moe_layers=None):
+    """The placement of a whole model by one of the strategies of `--kt-expert-placement-strategy`.
+
+    num_gpu_experts: how many experts of all layers together (SGLang's `--kt-num-gpu-experts` is per layer: multiply it);
+    clamped to what the model has.
+    statistics: counts [layers, experts] or [buffer, layers, experts], or the path of a file of them: only "frequency"
+    reads it, and it must be there.
+    moe_layers: the layers that have routed experts; None is all of them. The other rows come out True, as in SGLang, and
+    take no share of num_gpu_experts.
+
+    * uniform: the same number in each layer, its first experts; what does not divide goes to the first layers.
+    * frequency: the most used experts of all layers (`generate_gpu_experts_masks`).
+    * front-loading: whole layers from the first on.
+    * random: any experts of any layers, drawn with a fixed seed: the same in every process.
+
+    Returns a bool CPU tensor [layers, experts].
+    """
+    import torch
+
+    layers = _positive(layers, "layers")
+    experts = _positive(experts, "experts")
+    rows = _moe_rows(moe_layers, layers)
+    count = min(max(_integer(num_gpu_experts, "num_gpu_experts"), 0), len(rows) * experts)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown placement strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+
+    if strategy == "frequency":
+        chosen = generate_gpu_experts_masks(_statistics(statistics, layers, experts)[rows], count)
+    elif strategy == "uniform":
+        share, more = divmod(count, max(len(rows), 1))
+        each = torch.full((len(rows), 1), share)
+        each[:more] += 1
+        chosen = torch.arange(experts)[None, :] < each
+    else:
+        flat = torch.zeros(len(rows) * experts, dtype=torch.bool)
+        if strategy == "random":
+            drawn = torch.randperm(flat.numel(), generator=torch.Generator().manual_seed(RANDOM_SEED))
+            flat[drawn[:count]] = True
+        else:
+            flat[:count] = True
+        chosen = flat.reshape(len(rows), experts)
+
+    mask = torch.ones(layers, experts, dtype=torch.bool)
+    mask[rows] = chosen
+    return mask
+
+
+def read_statistics(path):
+    """The counts [layers, experts] of a file, int64 on the CPU. Raises ValueError naming the file and what is wrong."""
+    import torch
+
+    path = os.fspath(path)
+    kind = _kind(path)
+    try:
+        if kind == "pt":
+            data = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            with open(path, encoding="utf-8") as file:
+                data = json.load(file)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the reader of a damaged file stumbles over
+        raise ValueError(f"{path}: not a readable {kind} file: {_first_line(error)}") from error
+    if isinstance(data, dict):
+        if "logical_count" not in data:
+            raise ValueError(f"{path}: no logical_count; the file has {sorted(map(str, data)) or 'no keys'}")
+        data = data["logical_count"]
+    return _counts(data, path)
+
+
+def write_statistics(path, counts):
+    """Writes counts [layers, experts] or [buffer, layers, experts] as `path` says: .pt (a buffer dimension of 1 is added
+    to a plain table, as SGLang expects; int32, or int64 where a count needs it) or .json. The file appears whole."""
+    import torch
+
+    path = os.fspath(path)
+    kind = _kind(path)
+    counts = _as_counts(counts, "counts")
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        if kind == "pt":
+            narrow = counts.numel() == 0 or int(counts.max()) <= _INT32_MAX
+            table = counts.to(torch.int32 if narrow else torch.int64)
+            torch.save({"logical_count": table[None] if table.dim() == 2 else table}, part)
+        else:
+            with open(part, "w", encoding="utf-8") as file:
+                json.dump({"logical_count": counts.tolist()}, file)
+                file.write("\n")
+        os.replace(part, path)
+    except BaseException:
+        if os.path.exists(part):
+            os.remove(part)
+        raise
+
+
+class ExpertRecorder:
+    """Counts how often each expert of each layer is chosen.
+
+    `add` is cheap and waits for no device: counts are kept where the ids are. Any thread may call any method.
+    """
+
+    def __init__(self, layers, experts):
+        self.layers = _positive(layers, "layers")
+        self.experts = _positive(experts, "experts")
+        self._lock = threading.Lock()
+        self._tables = {}  # device -> [layers, experts + 1]; the last column takes ids of no expert
+
+    def add(self, layer, ids):
+        """Counts the chosen experts `ids` (any shape, integers) of one layer; ids < 0 or >= experts are ignored."""
+        import torch
+
+        layer = _integer(layer, "layer")
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"layer {layer} is not in 0 ... {self.layers - 1}")
+        ids = torch.as_tensor(ids)
+        if ids.numel() == 0:
+            return
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise TypeError(f"ids must be integers, they are {ids.dtype}")
+        flat = ids.detach().reshape(-1).to(torch.int64)
+        flat = torch.where((flat < 0) | (flat >= self.experts), self.experts, flat)
+        with self._lock:
+            table = self._tables.get(ids.device)
+            if table is None:
+                table = torch.zeros(self.layers, self.experts + 1, dtype=torch.int64, device=ids.device)
+                self._tables[ids.device] = table
+            table[layer].index_add_(0, flat, torch.ones_like(flat))
+
+    def counts(self):
+        """What was counted so far: a new int64 CPU tensor [layers, experts]. Waits for the devices that counted."""
+        import torch
+
+        with self._lock:
+            total = torch.zeros(self.layers, self.experts, dtype=torch.int64)
+            for table in self._tables.values():
+                total += table[:, : self.experts].cpu()
+            return total
+
+    def frequencies(self):
+        """Each expert's share of its layer's activations, float64 [layers, experts]; a layer never seen has zeros."""
+        counts = self.counts().double()
+        return counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+
+    def reset(self):
+        """Forgets all counts."""
+        with self._lock:
+            for table in self._tables.values():
+                table.zero_()
+
+    def save(self, path):
+        """Writes the counts as `write_statistics` does: .pt for SGLang and `place`, or .json."""
+        write_statistics(path, self.counts())
+
+
+def _integer(value, name):
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, it is {value}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, it is {value!r}") from None
+
+
+def _positive(value, name):
+    value = _integer(value, name)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, it is {value}")
+    return value
+
+
+def _moe_rows(moe_layers, layers):
+    if moe_layers is None:
+        return list(range(layers))
+    rows = sorted({_integer(layer, "moe_layers") for layer in moe_layers})
+    for layer in rows:
+        if not 0 <= layer < layers:
+            raise ValueError(f"moe_layers has {layer}, the model has layers 0 ... {layers - 1}")
+    return rows
+
+
+def _kind(path):
+    for kind in ("pt", "json"):
+        if path.lower().endswith("." + kind):
+            return kind
+    raise ValueError(f"{path}: activation statistics are .pt or .json files")
+
+
+def _first_line(error):
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _tensor(values, name):
+    import torch
+
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: not a table of numbers: {_first_line(error)}") from error
+    if tensor.is_complex():
+        raise ValueError(f"{name}: expected counts, has {tensor.dtype}")
+    return tensor.detach().cpu()
+
+
+def _check(tensor, name):
+    """No count below zero, no NaN, no infinity."""
+    import torch
+
+    bad = tensor < 0
+    if tensor.is_floating_point():
+        bad |= ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        at = torch.nonzero(bad)[0].tolist()
+        raise ValueError(f"{name}{at}: expected a count, has {tensor[tuple(at)].item()}")
+
+
+def _table(values, name):
+    """[layers, experts] in int64 or float64."""
+    import torch
+
+    tensor = _tensor(values, name)
+    if tensor.dim() != 2:
+        raise ValueError(f"{name}: expected [layers, experts], has shape {list(tensor.shape)}")
+    tensor = tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
+    _check(tensor, name)
+    return tensor
+
+
+def _as_counts(values, name):
+    """Whole counts, 2-D or 3-D, int64."""
+    import torch
+
+    tensor = _tensor(values, name)
+    if tensor.dim() not in (2, 3):
+        raise ValueError(
+            f"{name}: expected logical_count [layers, experts] or [buffer, layers, experts], has shape {list(tensor.shape)}"
+        )
+    _check(tensor, name)
+    whole = tensor.to(torch.int64)
+    if tensor.is_floating_point() and not torch.equal(whole.to(tensor.dtype), tensor):
+        raise ValueError(f"{name}: counts are whole numbers, this is a table of fractions")
+    return whole
+
+
+def _counts(values, name):
+    """[layers, experts], int64, the buffer dimension summed."""
+    counts = _as_counts(values, name)
+    return counts.sum(dim=0) if counts.dim() == 3 else counts
+
+
+def _statistics(statistics, layers, experts):
+    """What "frequency" goes by, [layers, experts]: counts or frequencies."""
+    if statistics is None:
+        raise ValueError('the strategy "frequency" needs statistics: counts [layers, experts] or the path of a file')
+    name = "statistics"
+    if isinstance(statistics, (str, os.PathLike)):
+        name = os.fspath(statistics)
+        statistics = read_statistics(name)
+    tensor = _tensor(statistics, name)
+    table = _table(tensor.sum(dim=0) if tensor.dim() == 3 else tensor, name)
+    if list(table.shape) != [layers, experts]:
+        raise ValueError(f"{name}: has {table.shape[0]} layers of {table.shape[1]} experts, expected {layers} of {experts}")
+    return table
