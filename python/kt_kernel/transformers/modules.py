@@ -1,0 +1,75 @@
+"""Finds the experts modules of transformers models, and says clearly which ones KT cannot stand in for."""
+
+import re
+
+from .experts import KTExperts, Shape
+
+
+def find(model):
+    """{module's name: Shape} of all experts modules, in order of layers. Works on the meta device."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, KTExperts):
+            raise ValueError(f"{name} is on KT already")
+        gate_up, down = (getattr(module, key, None) for key in ("gate_up_proj", "down_proj"))
+        if getattr(gate_up, "ndim", 0) == 3 and getattr(down, "ndim", 0) == 3:
+            found[name] = _shape(model, name, module)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no experts modules (gate_up_proj and down_proj in 3 dimensions)")
+    return dict(sorted(found.items(), key=lambda item: item[1].layer))
+
+
+def _shape(model, name, module):
+    _refuse_others(name, module)
+    experts, two_inter, hidden = module.gate_up_proj.shape
+    if tuple(module.down_proj.shape) != (experts, hidden, two_inter // 2) or two_inter % 2:
+        raise ValueError(
+            f"{name}: gate_up_proj {list(module.gate_up_proj.shape)} and down_proj {list(module.down_proj.shape)} "
+            "do not fit [E, 2I, H] and [E, H, I]"
+        )
+    numbers = re.findall(r"\.(\d+)(?=\.)", f".{name}.")
+    if len(numbers) != 1:
+        raise ValueError(f"{name}: expected one number in it, the layer's")
+    return Shape(int(numbers[0]), experts, _top_k(model), hidden, two_inter // 2)
+
+
+def _refuse_others(name, module):
+    kind = type(module).__name__
+    for flag, expected, what in (
+        ("is_transposed", False, "weights stored as [E, in, out]"),
+        ("has_bias", False, "biases"),
+        ("has_gate", True, "no gate"),
+        ("is_concatenated", True, "gate and up rows interleaved"),
+        ("has_post_expert_norm", False, "a norm after each expert"),
+    ):
+        if getattr(module, flag, expected) != expected:
+            raise ValueError(f"{name} ({kind}): experts with {what} are not supported")
+    activation = getattr(module, "act_fn", None)
+    if activation is not None and type(activation).__name__ not in ("SiLU", "SiLUActivation", "function"):
+        raise ValueError(f"{name} ({kind}): expected silu as activation, it has {type(activation).__name__}")
+    try:
+        from transformers.integrations.moe import _default_apply_gate
+    except ImportError:
+        return
+    own = getattr(type(module), "_apply_gate", _default_apply_gate)
+    if own is not _default_apply_gate:
+        raise ValueError(f"{name} ({kind}): its gate is not silu(gate) * up")
+
+
+def _top_k(model):
+    config = model.config.get_text_config()
+    for key in ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token"):
+        if isinstance(getattr(config, key, None), int):
+            return getattr(config, key)
+    raise ValueError(f"{type(config).__name__} does not say how many experts a token gets (num_experts_per_tok)")
+
+
+def device_of(model, name):
+    """Where the layer of an experts module runs: that of its nearest parameters."""
+    while name:
+        name = name.rpartition(".")[0]
+        parent = model.get_submodule(name)
+        for parameter in parent.parameters():
+            if parameter.device.type != "meta":
+                return parameter.device
+    return model.device

@@ -1,0 +1,109 @@
+"""The hook of from_pretrained: a quantizer named "kt" that swaps the experts modules before weights are read.
+
+A checkpoint that is quantised already (fp8, compressed-tensors) keeps its own quantizer for everything but experts:
+ours holds it and passes all else on to it.
+"""
+
+import copy
+
+from transformers.quantizers import register_quantization_config, register_quantizer
+from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from .experts import KTExperts
+from .modules import find
+
+
+@register_quantization_config("kt")
+class KTQuantizationConfig(QuantizationConfigMixin):
+    """options: experts.Options; inner: the checkpoint's own quantization_config, a dict, or None."""
+
+    def __init__(self, options=None, inner=None, **_):
+        self.quant_method = "kt"
+        self.options, self.inner = options, inner
+
+    def to_dict(self):
+        """What a printed config shows."""
+        out = {"quant_method": "kt"}
+        if self.options is not None:
+            out.update(format=self.options.method, weights=self.options.weights)
+        if self.inner is not None:
+            out["inner"] = copy.deepcopy(self.inner)
+        return out
+
+    def to_diff_dict(self):
+        return self.to_dict()
+
+
+@register_quantizer("kt")
+class KTQuantizer(HfQuantizer):
+    requires_calibration = False
+
+    def __init__(self, quantization_config, **kwargs):
+        super().__init__(quantization_config, **kwargs)
+        if quantization_config.options is None:
+            raise ValueError("models with experts on KT are made by kt_kernel.transformers.enable")
+        self.inner = None
+        if quantization_config.inner is not None:
+            inner = AutoQuantizationConfig.from_dict(copy.deepcopy(quantization_config.inner))
+            self.inner = AutoHfQuantizer.from_config(inner, pre_quantized=True)
+            self.pre_quantized = True
+
+    def preprocess_model(self, model, *args, **kwargs):
+        shapes = find(model)
+        if self.inner is not None:
+            self.inner.preprocess_model(model, *args, **kwargs)
+        else:
+            super().preprocess_model(model, *args, **kwargs)
+        for name, shape in shapes.items():
+            model.set_submodule(name, KTExperts(shape, self.quantization_config.options))
+        # Experts of the checkpoint have no parameter to go to; KT reads them itself.
+        ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+        model._keys_to_ignore_on_load_unexpected = ignored | {r"\.experts\."}
+
+    def postprocess_model(self, model, *args, **kwargs):
+        if self.inner is not None:
+            self.inner.postprocess_model(model, *args, **kwargs)
+        model = super().postprocess_model(model, *args, **kwargs) or model
+        return model
+
+    def is_serializable(self, *args, **kwargs):
+        return False
+
+    @property
+    def is_trainable(self):
+        return False
+
+
+def _passed_on(name):
+    base = getattr(HfQuantizer, name)
+
+    def call(self, *args, **kwargs):
+        return base(self, *args, **kwargs) if self.inner is None else getattr(self.inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def _read_from_inner(name):
+    base = getattr(HfQuantizer, name)
+
+    def read(self):
+        inner = self.__dict__.get("inner")
+        if inner is not None:
+            return getattr(inner, name)
+        return base.__get__(self) if isinstance(base, property) else base
+
+    return property(read)
+
+
+def _pass_on_the_rest():
+    """Every public name of HfQuantizer that KTQuantizer does not define, whichever this version of transformers has."""
+    for name, value in vars(HfQuantizer).items():
+        if name.startswith("_") or name in vars(KTQuantizer) or isinstance(value, (staticmethod, classmethod)):
+            continue
+        setattr(KTQuantizer, name, _passed_on(name) if callable(value) else _read_from_inner(name))
+
+
+_pass_on_the_rest()

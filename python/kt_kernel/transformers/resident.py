@@ -1,0 +1,149 @@
+"""Experts that live on the model's own device, in bf16, and are run there by torch."""
+
+import torch
+from torch.nn import functional
+
+
+def run(weights, hidden, ids, scales):
+    """The weighted sum of these experts' outputs, f32 [tokens, hidden].
+
+    weights: (slots int64 [experts + 1]: slot of an expert or -1, w13 [slots, 2 * inter, hidden],
+    w2 [slots, hidden, inter]); ids int64 [tokens, top_k], anything outside [0, experts) is ignored.
+    """
+    slots, w13, w2 = weights
+    experts = slots.shape[0] - 1
+    outside = (ids < 0) | (ids >= experts)
+    slot = slots[torch.where(outside, experts, ids)]  # [tokens, top_k]
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16:
+        if slot.numel() <= _FEW:
+            return _gathered(w13, w2, hidden, slot, scales)
+        if hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(hidden.device)[0] >= 9:
+            return _grouped(w13, w2, hidden, slot, scales)
+    return _one_by_one(w13, w2, hidden, slot, scales)
+
+
+_FEW = 64  # pairs of token and expert, up to which a copy of each pair's weights costs less than sorting
+
+
+def _swiglu(gate_up):
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _gathered(w13, w2, hidden, slot, scales):
+    """Every pair with its own copy of the weights; nothing waits for the device."""
+    tokens, top_k = slot.shape
+    present = slot >= 0
+    slot = slot.clamp(min=0).reshape(-1)
+    rows = hidden.repeat_interleave(top_k, dim=0).unsqueeze(-1)
+    middle = _swiglu(torch.bmm(w13[slot], rows).squeeze(-1))
+    out = torch.bmm(w2[slot], middle.unsqueeze(-1)).squeeze(-1)
+    out = out.float().reshape(tokens, top_k, -1) * scales.unsqueeze(-1)
+    return torch.where(present.unsqueeze(-1), out, 0).sum(dim=1)
+
+
+def _grouped(w13, w2, hidden, slot, scales):
+    """Pairs sorted by slot, one grouped product for each projection; pairs of other experts come last."""
+    tokens, top_k = slot.shape
+    count = w13.shape[0]
+    key = torch.where(slot < 0, count, slot).reshape(-1)
+    key, order = torch.sort(key, stable=True)
+    ends = torch.searchsorted(key, torch.arange(count, device=key.device), right=True).to(torch.int32)
+    rows = hidden[order // top_k]
+    # Rows past the last group are left as they were by the product: zeros keep them finite.
+    present = (key < count).unsqueeze(-1)
+    middle = torch._grouped_mm(rows, w13.transpose(-2, -1), offs=ends)
+    middle = _swiglu(torch.where(present, middle, 0))
+    out = torch._grouped_mm(middle, w2.transpose(-2, -1), offs=ends)
+    out = torch.where(present, out, 0).float()
+    back = torch.empty_like(out)
+    back[order] = out
+    return (back.reshape(tokens, top_k, -1) * scales.unsqueeze(-1)).sum(dim=1)
+
+
+def _one_by_one(w13, w2, hidden, slot, scales):
+    """An expert at a time. Numbers other than bf16 are multiplied in f32."""
+    kind = torch.bfloat16 if hidden.dtype == torch.bfloat16 else torch.float32
+    out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    for expert in torch.unique(slot).tolist():
+        if expert < 0:
+            continue
+        token, place = torch.where(slot == expert)
+        middle = _swiglu(functional.linear(hidden[token].to(kind), w13[expert].to(kind)))
+        result = functional.linear(middle, w2[expert].to(kind)).float()
+        out.index_add_(0, token, result * scales[token, place, None])
+    return out
+
+
+class WriteBack:
+    """bf16 weights of single experts, out of what a KTMoEWrapper holds in whatever format."""
+
+    def __init__(self, wrapper, method, inter, hidden, group_size, pin):
+        self._wrapper, self._method = wrapper, method
+        self._inter, self._hidden, self._group = inter, hidden, group_size
+        shapes = self._shapes()
+        self._buffers = [
+            None if shape is None else torch.empty(shape[0], dtype=shape[1], pin_memory=pin) for shape in shapes
+        ]
+
+    def read(self, expert):
+        """w13 [2 * inter, hidden] (gate rows, then up rows) and w2 [hidden, inter]; a later call overwrites them."""
+        addresses = [[0 if buffer is None else buffer.data_ptr()] for buffer in self._buffers]
+        self._wrapper.submit_write_weight_scale_to_buffer(1, expert, *addresses)
+        self._wrapper.sync_write_weight_scale_to_buffer()
+        w13, w13_scale, w2, w2_scale = self._buffers
+        return self._values(w13, w13_scale), self._values(w2, w2_scale)
+
+    def _shapes(self):
+        """(shape, dtype) or None of w13, its scales, w2, its scales."""
+        two, hidden, inter = 2 * self._inter, self._hidden, self._inter
+        method = self._method
+        eighth = torch.float8_e4m3fn
+        if method == "FP8":
+            blocks = -(-inter // 128), -(-hidden // 128)
+            scales = ((2 * blocks[0], blocks[1]), (blocks[1], blocks[0]))
+            kinds = eighth, torch.float32
+        elif method == "FP8_PERCHANNEL":
+            scales, kinds = ((two,), (hidden,)), (eighth, torch.float32)
+        elif method == "MXFP8":
+            scales, kinds = ((two, hidden // 32), (hidden, inter // 32)), (eighth, torch.uint8)
+        elif method in ("RAWINT4", "MXFP4"):
+            group = 32 if method == "MXFP4" else self._group
+            scales = ((two, hidden // group), (hidden, inter // group))
+            kinds = torch.uint8, torch.bfloat16
+            return [((two, hidden // 2), kinds[0]), (scales[0], kinds[1]), ((hidden, inter // 2), kinds[0]),
+                    (scales[1], kinds[1])]
+        else:
+            return [((two, hidden), torch.bfloat16), None, ((hidden, inter), torch.bfloat16), None]
+        return [((two, hidden), kinds[0]), (scales[0], kinds[1]), ((hidden, inter), kinds[0]), (scales[1], kinds[1])]
+
+    def _values(self, codes, scales):
+        if scales is None:
+            return codes
+        if self._method in ("RAWINT4", "MXFP4"):
+            codes = _nibbles(codes, self._method)
+        if self._method == "MXFP8":
+            scales = torch.exp2(scales.float() - 127)
+        n, k = codes.shape
+        scales = scales.float()
+        if scales.dim() == 1:
+            scales = scales[:, None]
+        if self._method == "FP8":  # blocks of rows as well; w13 is two matrices of whole blocks each
+            halves = scales.chunk(2) if n == 2 * self._inter and codes is self._buffers[0] else [scales]
+            each = n // len(halves)
+            scales = torch.cat([half.repeat_interleave(128, dim=0)[:each] for half in halves])
+            scales = scales.repeat_interleave(128, dim=1)[:, :k]
+        elif scales.shape[1] > 1:
+            scales = scales.repeat_interleave(k // scales.shape[1], dim=1)
+        return (codes.float() * scales).to(torch.bfloat16)
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def _nibbles(codes, method):
+    """Two values of each byte, the low half first: int4 stored with 8 added, or e2m1."""
+    pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    if method == "MXFP4":
+        return torch.tensor(_E2M1)[pairs.long()]
+    return pairs.to(torch.int8) - 8
