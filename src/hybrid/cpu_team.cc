@@ -91,6 +91,7 @@ struct CpuTeam::State {
   std::atomic<uint32_t> parked{0};     // 1: the team's thread sleeps on this word, or is about to
   std::atomic<uint32_t> wakes{0};      // waiters sleep on this word
   std::atomic<int> sleepers{0};
+  std::atomic<int> thread_cpu{-1};  // where the team's thread was last seen
   std::atomic<bool> has_error{false};
   std::atomic<bool> stop_asked{false};
 
@@ -199,6 +200,7 @@ void CpuTeam::State::serve() noexcept {
   std::optional<Pool::Burst> burst;
   while (Task* const task = wait_for_task(burst)) {
     if (!burst && next_task_spin.count() > 0) burst.emplace(*pool);
+    thread_cpu.store(sched_getcpu(), std::memory_order_relaxed);
     run(task);
   }
 }
@@ -265,7 +267,11 @@ bool CpuTeam::done(uint64_t ticket) const noexcept {
 
 void CpuTeam::wait(uint64_t ticket) noexcept {
   State& s = *state_;
-  if (s.forked() || spin_until([&] { return done(ticket); }, default_spin_time())) return;
+  if (s.forked()) return;
+  // Spinning where the team's thread would run only keeps it from the work.
+  const bool in_the_way = sched_getcpu() == s.thread_cpu.load(std::memory_order_relaxed);
+  const auto spin = in_the_way ? std::chrono::nanoseconds(0) : default_spin_time();
+  if (spin_until([&] { return done(ticket); }, spin)) return;
   s.sleepers.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
     const uint32_t seen = s.wakes.load(std::memory_order_seq_cst);

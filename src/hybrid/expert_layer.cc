@@ -158,7 +158,6 @@ void ExpertLayer::State::forward_adding(ForwardArgs args, const float* carry) co
 }
 
 void ExpertLayer::State::run(const LayerCall& call, void* output, const float* carry, DeferredPairs* pairs) {
-  const std::shared_lock lock(in_use);
   thread_local std::vector<uint8_t> mask_bytes;
   const uint8_t* const skip = read_mask(mask_bytes);
   check_weights(call, skip);
@@ -177,7 +176,6 @@ void ExpertLayer::State::run(const LayerCall& call, void* output, const float* c
 }
 
 void ExpertLayer::State::run_deferred(const LayerCall& call, const DeferredPairs& pairs, float* sums) const {
-  const std::shared_lock lock(in_use);
   ForwardArgs args = forward_args(call, sums, Real::kF32);
   args.ids = nullptr;
   args.ids64 = pairs.later.data();
@@ -238,6 +236,11 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
 }
 
 void ExpertLayer::check() { state_->throw_error(); }
+
+bool ExpertLayer::loaded() const {
+  const std::shared_lock lock(state_->in_use);
+  return state_->experts.has_value();
+}
 
 const ExpertLayerOptions& ExpertLayer::options() const { return state_->options; }
 

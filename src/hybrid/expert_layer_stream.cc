@@ -237,6 +237,7 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
   it.output_bytes = plan.input_bytes;
   it.deferred = plan.floats ? slot.deferred.data() : nullptr;
   it.carry = nullptr;
+  it.now.ticket = it.later.ticket = 0;  // the last use may have been another team's
   it.waited.store(false, std::memory_order_relaxed);
 }
 
