@@ -118,6 +118,22 @@ cross() {
   report_isas build-cross "${emulator[@]}"
 }
 
+# sglang_file WHEEL==VERSION: the path of SGLang's own KT wrapper out of that wheel, fetched once (100 MB) and kept; nothing
+# when that fails: what needs it skips.
+sglang_file() {
+  local folder=$build/sglang/$1 file=sglang/srt/layers/moe/kt_ep_wrapper.py log=$results/sglang-$1.log
+  if [ ! -f "$folder/$file" ]; then
+    mkdir -p "$folder"
+    # One Python file is taken out: any platform's wheel will do.
+    timeout 600 "$build/venv/bin/pip" download -q --no-deps --no-cache-dir -d "$folder/wheel" --only-binary :all: \
+      --python-version 3.11 --platform manylinux_2_34_x86_64 --platform manylinux_2_35_x86_64 "$1" > "$log" 2>&1 &&
+      python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(sys.argv[2], sys.argv[3])' \
+        "$folder"/wheel/*.whl $file "$folder" >> "$log" 2>&1 || true
+    rm -rf "$folder/wheel"
+  fi
+  if [ -f "$folder/$file" ]; then echo "$folder/$file"; else not_run_here "what asks $1 (no such file: $log)" >&2; fi
+}
+
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
@@ -152,7 +168,8 @@ python_tests() {
   local wheel=
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src
-  PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
+  KT_SGLANG=$(sglang_file sglang==0.5.23) KT_SGLANG_KT=$(sglang_file sglang-kt==0.7.2) \
+    PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
     KT_TEMPLATE_PROBE=$src/engine/template_probe KT_GRAMMAR_PROBE=$src/engine/grammar_probe \
     "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true

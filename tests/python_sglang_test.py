@@ -5,6 +5,7 @@ them). What surrounds them is stubbed (sglang_stubs.py): there is no GPU, expert
 is done when a call returns. What is checked is the sum of both halves against torch in f32."""
 import ctypes
 import os
+import sys
 import types
 import uuid
 from multiprocessing import shared_memory
@@ -17,6 +18,7 @@ kt_kernel = pytest.importorskip("kt_kernel", reason="kt_kernel is not built (KT_
 import sglang_stubs as stubs  # noqa: E402
 from sglang_stubs import KINDS, Dispatch, RepackedExperts, RunnerConfig, TopK, TorchExperts, Weights, expert_output  # noqa: E402
 
+torch.set_num_threads(1)  # small matrices
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTER = 3, 8, 4, 256, 256
 CHUNK = 64
 # Bounds on |sum - reference| / |reference|. Numbers in bf16 are off by 2^-9 at most, 0.2 %: the CPU's intermediate, its
@@ -31,10 +33,18 @@ def bound(method):
     return BOUND.get(method, 0.01)
 
 
-@pytest.fixture
-def sglang(monkeypatch):
+@pytest.fixture(scope="module")
+def stubbed():
     state = stubs.Sglang()
-    state.install(monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        state.install(patch)
+        yield state
+
+
+@pytest.fixture
+def sglang(stubbed, monkeypatch):
+    state = stubbed
+    state.reset()
     stubs.install_cuda(monkeypatch)
     affinity = os.sched_getaffinity(0)
     with torch.no_grad():
@@ -43,10 +53,11 @@ def sglang(monkeypatch):
 
 
 def loaded(variable, name):
+    """The module, once for all tests: torch compiles some of its functions."""
     path = os.environ.get(variable)
     if not path or not os.path.exists(path):
         pytest.skip(f"{variable} names no kt_ep_wrapper.py: {path or 'it is not set'}")
-    return stubs.load_wrapper(path, name)
+    return sys.modules.get(name) or stubs.load_wrapper(path, name)
 
 
 @pytest.fixture
@@ -67,6 +78,8 @@ def fork(sglang, monkeypatch):
     yield module
     if module._SHARED_FULL_CONTEXT is not None:
         module._SHARED_FULL_CONTEXT.close()
+    module._SHARED_FULL_CONTEXT = module._SHARED_STAGING_BUFFER = module._KT_GPU_EXPERTS_MASKS = None
+    module._MXFP4_PREFILL_LAYER_REGISTRY.clear()
 
 
 _made = {}

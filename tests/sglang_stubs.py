@@ -259,6 +259,9 @@ class Sglang:
     """What a test sets: the rank, the server's arguments, the map of experts."""
 
     def __init__(self):
+        self.reset()
+
+    def reset(self):
         self.rank, self.ranks = 0, 1
         self.maps = None  # [layers, experts] physical to logical, or None
         self.moe = types.SimpleNamespace()
