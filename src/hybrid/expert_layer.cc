@@ -82,7 +82,10 @@ void check_options(const ExpertLayerOptions& o) {
 size_t size_of_real(Real type) { return type == Real::kF32 ? 4 : 2; }
 
 void ExpertLayer::State::check_call(const LayerCall& call) const {
-  if (!experts) fail("layer {}: no weights are loaded", options.layer);
+  {
+    const std::shared_lock lock(in_use);
+    if (!experts) fail("layer {}: no weights are loaded", options.layer);
+  }
   if (call.tokens < 0 || call.tokens > options.max_tokens)
     fail("layer {}: {} tokens, expected at most {}", options.layer, call.tokens, options.max_tokens);
   if (call.top_k < 1) fail("layer {}: {} experts per token, expected at least 1", options.layer, call.top_k);
@@ -166,6 +169,7 @@ void ExpertLayer::State::run(const LayerCall& call, void* output, const float* c
     args.ids = nullptr;
     args.ids64 = pairs->now.data();
   }
+  const std::shared_lock lock(in_use);
   if (carry)
     forward_adding(args, carry);
   else
@@ -177,6 +181,7 @@ void ExpertLayer::State::run_deferred(const LayerCall& call, const DeferredPairs
   ForwardArgs args = forward_args(call, sums, Real::kF32);
   args.ids = nullptr;
   args.ids64 = pairs.later.data();
+  const std::shared_lock lock(in_use);
   experts->forward(args);
 }
 

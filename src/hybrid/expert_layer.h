@@ -59,19 +59,27 @@ struct ExpertBuffers {
 class ExpertLayer {
  public:
   ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options);
-  ~ExpertLayer();  // after its work in flight
+  // Work in flight goes on: what it needs lives until it is done, with the mask as it is now. Captured graphs
+  // keep it until release_buffers().
+  ~ExpertLayer();
+  ExpertLayer(const ExpertLayer&) = delete;
+  ExpertLayer& operator=(const ExpertLayer&) = delete;
 
   // Slot p gets logical expert map[p]; an empty map is 0, 1, 2 ... Errors name map entries and files.
   void load(std::span<const int64_t> physical_to_logical);
   void load_values(const ExpertValues& values, std::span<const int64_t> physical_to_logical);
   bool loaded() const;
 
-  // [experts] bytes, nonzero: computed elsewhere. Read by each forward, replayed ones too; the caller keeps
-  // and may change them at any time. Null: the CPU has all.
+  // [experts] bytes, nonzero: computed elsewhere. Read by each forward, replayed ones too; the caller may
+  // change them at any time and keeps them until the next set_mask() or the end of the layer. Null: the CPU
+  // has all.
   void set_mask(const uint8_t* mask);
 
-  // At once, on the calling thread and the team's workers. output: [tokens, hidden], type of the input,
-  // contiguous.
+  // At once, on the calling thread and the team's workers; several threads may call. output: [tokens,
+  // hidden], type of the input, contiguous. What is put off is added to the output of the next forward of
+  // this model (the same weights' path) in the same thread, if its layer is a later one and has as many
+  // tokens; else dropped. A NaN weight of a pair that is computed here is an Error; ids that do not exist are
+  // skipped.
   void forward(const LayerCall& call, void* output);
 
   // In the order of a stream. When submit() returns, the copies of input, ids and weights to the host are in
@@ -79,7 +87,9 @@ class ExpertLayer {
   // the CPU and copy the result to `output` (device memory, contiguous, type of the input). Both may be
   // captured into a graph; what a graph uses lives until release_buffers(). Errors of the CPU's work are
   // thrown by a later call of this layer or of check(); the output is then zeros. Needs cuda_driver(). One
-  // submit may be followed by other layers' before its sync.
+  // submit may be followed by other layers' before its sync, which is on the same stream; a second submit of
+  // the same layer gives up the first. Rows of the input stand without gaps. What is put off goes to the next
+  // layer as in forward(), with the stream in place of the thread; a graph decides it when it is captured.
   void submit(const LayerCall& call, CudaStream stream);
   void sync(void* output, int tokens, CudaStream stream);
 
@@ -96,8 +106,9 @@ class ExpertLayer {
   const Experts& experts() const;
   CpuTeam& team() const;
 
+  struct State;  // expert_layer_state.h
+
  private:
-  struct State;
   std::shared_ptr<State> state_;
 };
 

@@ -48,6 +48,11 @@ void ExpertLayer::State::replace(Experts loaded, std::span<const int64_t> physic
   team->wait(ticket);
 }
 
+bool ExpertLayer::loaded() const {
+  const std::shared_lock lock(state_->in_use);
+  return state_->experts.has_value();
+}
+
 void ExpertLayer::load(std::span<const int64_t> physical_to_logical) {
   State& s = *state_;
   const ExpertLayerOptions& o = s.options;

@@ -47,6 +47,10 @@ struct ExpertLayer::State {
   // sums [tokens, hidden] = the experts' sum of the pairs that run() put off.
   void run_deferred(const LayerCall& call, const DeferredPairs& pairs, float* sums) const;
 
+  // In the team's order, after what was submitted; returns when it is done. An empty map is 0, 1, 2 ...
+  void replace(Experts loaded, std::span<const int64_t> physical_to_logical,
+               std::shared_ptr<const ExpertSource> from);
+
   void keep_error(std::exception_ptr what) noexcept;
   void throw_error();  // what keep_error() kept first, if anything
 

@@ -186,6 +186,117 @@ void pack_header(const Packing& p, const MatrixView& w, int64_t first_column, in
   }
 }
 
+// pack_plane backwards: kWidth bits of every code, from bit `drop` of the code on, added to what is there.
+template <typename Word, int kWidth>
+void unpack_plane(const uint8_t* plane, int drop, int row_at, uint8_t* codes) {
+  constexpr int kWordBytes = sizeof(Word), kSharing = 8 / kWidth, kWords = kChunk / kWordBytes / kSharing;
+  constexpr Word kMask = static_cast<Word>(static_cast<Word>(~Word{0}) / 0xFF * ((1u << kWidth) - 1));
+#pragma GCC unroll 8
+  for (int i = 0; i < kWords; ++i) {
+    Word word;
+    std::memcpy(&word, plane + i * kBlockRows * kWordBytes + row_at, kWordBytes);
+#pragma GCC unroll 8
+    for (int j = 0; j < kSharing; ++j) {
+      uint8_t* to = codes + (i * kSharing + j) * kWordBytes;
+      Word step = static_cast<Word>((word >> (j * kWidth) & kMask) << drop);
+      if (drop) {
+        Word low;
+        std::memcpy(&low, to, kWordBytes);
+        step = static_cast<Word>(step | low);
+      }
+      std::memcpy(to, &step, kWordBytes);
+    }
+  }
+}
+
+// pack_row backwards.
+template <typename Word>
+void unpack_row(Code code, const uint8_t* chunk, int row_at, int step_stride, Word flip, uint8_t* codes) {
+  constexpr int kWordBytes = sizeof(Word);
+  const Planes bits = planes(code);
+  if (!bits.low) {
+    const int steps = kChunk * packed_code_bytes(code) / kWordBytes;
+    for (int step = 0; step < steps; ++step) {
+      Word word;
+      std::memcpy(&word, chunk + step * step_stride + row_at, kWordBytes);
+      word = static_cast<Word>(word ^ flip);
+      std::memcpy(codes + step * kWordBytes, &word, kWordBytes);
+    }
+    return;
+  }
+  if (bits.low == 4) {
+    unpack_plane<Word, 4>(chunk, 0, row_at, codes);
+  } else {
+    unpack_plane<Word, 2>(chunk, 0, row_at, codes);
+  }
+  const uint8_t* high = chunk + low_plane_bytes(code);
+  if (bits.high == 2) {
+    unpack_plane<Word, 2>(high, bits.low, row_at, codes);
+  } else if (bits.high == 1) {
+    unpack_plane<Word, 1>(high, bits.low, row_at, codes);
+  }
+}
+
+// The 64 codes of one row of a chunk.
+void unpack_chunk_row(const Packing& p, const uint8_t* chunk, int row, uint8_t* codes) {
+  const Code code = p.format.code;
+  const int step = step_bytes(code, p.fragment.step_bytes), stride = kBlockRows * step;
+  const int row_at = row_byte(code, p.fragment.step_bytes, row);
+  const uint64_t flip = adds_128(p) ? 0x8080808080808080u : 0;
+  if (in_pairs(code, p.fragment.step_bytes)) {
+    for (int k = 0; k < kChunk; k += 2)
+      std::memcpy(codes + k, chunk + k / 4 * 4 * kBlockRows + k / 2 % 2 * 8 + row_at, 2);
+  } else if (step == 8) {
+    unpack_row<uint64_t>(code, chunk, row_at, stride, flip, codes);
+  } else if (step == 4) {
+    unpack_row<uint32_t>(code, chunk, row_at, stride, static_cast<uint32_t>(flip), codes);
+  } else if (step == 2) {
+    unpack_row<uint16_t>(code, chunk, row_at, stride, 0, codes);
+  } else {
+    unpack_row<uint8_t>(code, chunk, row_at, stride, 0, codes);
+  }
+}
+
+// A scale that packing may have widened to f32, back in its own type: exact.
+void store_scale(const std::byte* from, Scale packed, Scale type, uint8_t* to) {
+  if (packed == type) {
+    std::memcpy(to, from, static_cast<size_t>(scale_bytes(type)));
+    return;
+  }
+  float wide;
+  std::memcpy(&wide, from, sizeof wide);
+  const uint16_t bits = type == Scale::kBf16 ? to_bf16(wide).bits : to_f16(wide).bits;
+  std::memcpy(to, &bits, sizeof bits);
+}
+
+// pack_header backwards.
+void unpack_header(const Packing& p, const std::byte* record, int64_t rows, int64_t first_column, int column,
+                   Matrix& out) {
+  const Layout& layout = kLayouts[p.layout];
+  const Header h = header_of(layout, p.record_k / p.span);
+  const int64_t all_spans = spans(out.format, out.k), all_supers = supers(out.format, out.k);
+  const int plain_span = out.format.span.k ? out.format.span.k : static_cast<int>(out.k);
+  const int size = scale_bytes(layout.scale), min_size = min_bytes(layout.min);
+  for (int64_t r = 0; r < rows; ++r) {
+    if (layout.scale == Scale::kS8F16) {
+      const int64_t super = r * all_supers + (first_column + column) / out.format.span.super_k;
+      std::memcpy(out.supers.data() + super * 2, record + h.supers + r * 2, 2);
+      if (layout.min == Min::kS8F16)
+        std::memcpy(out.super_mins.data() + super * 2, record + h.super_mins + r * 2, 2);
+    }
+    for (int s = 0; s < p.record_k / p.span && column + s * p.span < p.k; ++s) {
+      const int64_t at = r * all_spans + (first_column + column + s * p.span) / plain_span;
+      const int from = s * kBlockRows + static_cast<int>(r);
+      if (size)
+        store_scale(record + h.scales + from * size, layout.scale, out.format.scale,
+                    out.scales.data() + at * scale_bytes(out.format.scale));
+      if (min_size)
+        std::memcpy(out.mins.data() + at * min_size, record + h.mins + from * min_size,
+                    static_cast<size_t>(min_size));
+    }
+  }
+}
+
 }  // namespace
 
 std::string Packing::describe() const {
@@ -261,6 +372,35 @@ void pack_block(const Packing& p, const MatrixView& w, int64_t first_column, int
     }
     pack_codes(p, w, first_column, block, column, out);
     out += chunk_bytes(p.format.code);
+  }
+}
+
+Format unpacked_format(const Packing& packing) {
+  Format format = packing.format;
+  format.span.n = 1;
+  return format;
+}
+
+void unpack_block(const Packing& p, const std::byte* block, int64_t rows, int64_t first_column, Matrix& out) {
+  KT_CHECK(
+      out.format == unpacked_format(p) && rows <= kBlockRows && rows <= out.n && first_column + p.k <= out.k,
+      "unpack_block: {} x {} at column {} does not hold {}", out.n, out.k, first_column, p.describe());
+  const Code code = p.format.code;
+  const int size = packed_code_bytes(code);
+  std::array<uint8_t, kChunk * 4> beside;
+  for (int column = 0; column < p.k_pad; column += kChunk) {
+    if (column % p.record_k == 0) {
+      if (p.header_bytes) unpack_header(p, block, rows, first_column, column, out);
+      block += p.header_bytes;
+    }
+    const auto* chunk = reinterpret_cast<const uint8_t*>(block);
+    const auto columns = static_cast<int>(std::min<int64_t>(kChunk, p.k - column));
+    for (int r = 0; r < rows; ++r) {
+      uint8_t* to = out.codes.data() + (r * out.k + first_column + column) * size;
+      unpack_chunk_row(p, chunk, r, columns == kChunk ? to : beside.data());
+      if (columns < kChunk) std::memcpy(to, beside.data(), static_cast<size_t>(columns * size));
+    }
+    block += chunk_bytes(code);
   }
 }
 

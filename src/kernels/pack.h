@@ -39,8 +39,15 @@ int column_granularity(const Format& format, int64_t k);
 void pack_block(const Packing& packing, const MatrixView& w, int64_t first_column, int64_t block,
                 std::byte* out);
 
-// The value at (row, column) of packed blocks, by the definition of the layout: slow, for tests and
-// write-back.
+// The inverse of pack_block: the `rows` (at most 16) rows of a packed block into the first rows of `out`,
+// from its column `first_column` on. out.format is unpacked_format(packing), and first_column what the block
+// was packed with: out gets the same codes, scales and mins.
+void unpack_block(const Packing& packing, const std::byte* block, int64_t rows, int64_t first_column,
+                  Matrix& out);
+// The format that was packed, with the scale of each row apart (span.n = 1).
+Format unpacked_format(const Packing& packing);
+
+// The value at (row, column) of packed blocks, by the definition of the layout: slow, for tests.
 float packed_value(const Packing& packing, const std::byte* blocks, int64_t row, int64_t column);
 
 }  // namespace kt

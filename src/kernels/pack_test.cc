@@ -69,6 +69,49 @@ TEST(Pack, CutsColumns) {
     }
 }
 
+// Codes, scales and mins come back as they were, and nothing else of the plain matrix is written.
+void expect_unpacked(const Packed& packed, const Matrix& w, int64_t first_column) {
+  const Packing& p = packed.packing;
+  for (int64_t block = 0; block < p.blocks; ++block) {
+    const int64_t rows = std::min<int64_t>(kBlockRows, p.n - block * kBlockRows);
+    Matrix out(unpacked_format(p), rows, w.k);
+    std::ranges::fill(out.codes, uint8_t{0xA5});
+    unpack_block(p, packed.memory.as() + static_cast<size_t>(block) * p.block_bytes, rows, first_column, out);
+    const int size = code_bytes(w.format.code);
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t k = 0; k < w.k; ++k) {
+        const bool inside = k >= first_column && k < first_column + p.k;
+        for (int byte = 0; byte < size; ++byte)
+          ASSERT_EQ(out.codes[(row * w.k + k) * size + byte],
+                    inside ? w.codes[((block * kBlockRows + row) * w.k + k) * size + byte] : 0xA5)
+              << p.describe() << " row " << row << ", column " << k;
+        if (!inside) continue;
+        const float want = value_at(w.view(), block * kBlockRows + row, k),
+                    have = value_at(out.view(), row, k);
+        ASSERT_EQ(std::bit_cast<uint32_t>(have), std::bit_cast<uint32_t>(want)) << p.describe();
+      }
+  }
+}
+
+TEST(Pack, UnpacksWhatItPacked) {
+  for (const NamedFormat& named : kFormats)
+    for (const Fragment& fragment : kFragments)
+      for (const int64_t n : {1, 37, 130})
+        for (const int64_t k : {30, 64, 96, 200}) {
+          const Matrix w = random_matrix(named.format, n, fitting_columns(named.format, k), 5);
+          expect_unpacked(Packed(w.view(), fragment), w, 0);
+        }
+}
+
+TEST(Pack, UnpacksCutColumns) {
+  for (const NamedFormat& named : kFormats)
+    for (const Fragment& fragment : kFragments) {
+      const Matrix w = random_matrix(named.format, 18, fitting_columns(named.format, 640), 6);
+      const int cut = column_granularity(named.format, w.k);
+      expect_unpacked(Packed(w.view(), fragment, cut, std::min<int64_t>(cut, w.k - cut)), w, cut);
+    }
+}
+
 TEST(Pack, DescribesItself) {
   const Packing p = packing_for(format_named("int4_g128"), 100, 512, {8, false}, "w");
   EXPECT_THAT(p.describe(), AllOf(HasSubstr("int4_g128"), HasSubstr("100x512"), HasSubstr("span 128")));

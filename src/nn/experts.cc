@@ -205,6 +205,31 @@ void Experts::copy(int from, int to) {
   s.is_loaded[to] = 1;
 }
 
+int64_t Experts::read_block(int expert, ExpertPart part, int64_t block, Matrix& out) const {
+  const State& s = *state_;
+  const bool down = part == ExpertPart::kDown;
+  const int64_t n = down ? s.shape.hidden : s.shape.inter, k = down ? s.shape.inter : s.shape.hidden;
+  const int64_t first = block * kBlockRows, rows = std::min<int64_t>(kBlockRows, n - first);
+  if (!loaded(expert)) fail("expert {} is not loaded", expert);
+  KT_CHECK(block >= 0 && rows > 0, "block {} of {} rows", block, n);
+  Format format = down ? s.options.down : s.options.gate_up;
+  format.span.n = 1;
+  if (!(out.format == format) || out.n != kBlockRows || out.k != k) out = Matrix(format, kBlockRows, k);
+  for (const Shard& shard : s.shards) {
+    if (shard.begin == shard.end) continue;
+    const std::byte* from = shard.expert(expert);
+    if (down) {
+      from += shard.gate_up_bytes + static_cast<size_t>(block) * shard.down.block_bytes;
+      unpack_block(shard.down, from, rows, shard.begin, out);
+    } else if (first >= shard.begin && first < shard.end) {
+      from += static_cast<size_t>((first - shard.begin) / kBlockRows) * shard.pair_bytes;
+      unpack_block(shard.gate_up, from + (part == ExpertPart::kUp ? shard.gate_up.block_bytes : 0), rows, 0,
+                   out);
+    }
+  }
+  return rows;
+}
+
 const ExpertsShape& Experts::shape() const { return state_->shape; }
 const ExpertsOptions& Experts::options() const { return state_->options; }
 const Kernels& Experts::kernels() const { return *state_->kernels; }

@@ -33,6 +33,8 @@ struct ExpertsOptions {
   bool sizes_only = false;  // no memory: for plans, which ask bytes and neither load nor run it
 };
 
+enum class ExpertPart : uint8_t { kGate, kUp, kDown };
+
 // Plain weights of one expert: gate and up [inter, hidden], down [hidden, inter]; biases may be null.
 struct ExpertWeights {
   MatrixView gate, up, down;
@@ -92,6 +94,10 @@ class Experts {
   void load(int expert, const ExpertRows& weights);
   // The same on all workers of the pool, for layers of few experts.
   void load_together(int expert, const ExpertRows& weights);
+  // Rows [16 * block, 16 * block + the result) of a loaded expert's matrix, all columns, into the first rows
+  // of `out`: as they were loaded, but with the scale of each row apart (span.n = 1). `out` is made anew
+  // unless it has 16 rows of that format. Any thread.
+  int64_t read_block(int expert, ExpertPart part, int64_t block, Matrix& out) const;
   // Makes expert `to` a copy of the loaded expert `from`.
   void copy(int from, int to);
   void forward(const ForwardArgs& args) const;

@@ -1,0 +1,110 @@
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "cuda/testing/test_driver.h"
+
+namespace kt::test_driver {
+namespace {
+
+struct Failure {
+  CudaResult result;
+  int skip;  // calls that go well before
+};
+
+// By the name of an entry; guarded by the world's lock.
+std::map<std::string, Failure>& next_failures() {
+  static auto& all = *std::make_unique<std::map<std::string, Failure>>().release();
+  return all;
+}
+
+// KT_TEST_CUDA_FAIL=cuInit=100,cuDeviceGetCount=1: for all calls.
+CudaResult failure_of_environment(const char* name) {
+  const char* const all = std::getenv("KT_TEST_CUDA_FAIL");
+  const std::string list = std::string(",") + (all ? all : "");
+  const size_t at = list.find("," + std::string(name) + "=");
+  return at == std::string::npos ? 0 : std::atoi(list.c_str() + at + std::strlen(name) + 2);
+}
+
+bool is_started = false;
+std::atomic<bool> is_forked = false;
+
+struct Words {
+  CudaResult result;
+  const char* name;
+  const char* words;
+};
+constexpr Words kWords[] = {
+    {0, "CUDA_SUCCESS", "no error"},
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {600, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not ended in the same stream as it began"},
+    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a capture from another thread"},
+};
+
+}  // namespace
+
+thread_local CudaContext current_context = nullptr;
+
+CudaContext primary_context() {
+  static char context;
+  return reinterpret_cast<CudaContext>(&context);
+}
+
+bool forked() { return is_forked.load(std::memory_order_relaxed); }
+
+void started() {
+  if (!is_started)
+    ::pthread_atfork(nullptr, nullptr, [] { is_forked.store(true, std::memory_order_relaxed); });
+  is_started = true;
+}
+
+CudaResult refuse(World& world, const char* name, Needs needs) {
+  if (const CudaResult result = failure_of_environment(name)) return result;
+  if (const auto at = next_failures().find(name); at != next_failures().end() && at->second.skip-- <= 0) {
+    const CudaResult result = at->second.result;
+    next_failures().erase(at);
+    return result;
+  }
+  if (needs != Needs::kNothing && !is_started) return kCudaNotInitialized;
+  if (needs == Needs::kContext && !current_context) return kInvalidContext;
+  return needs == Needs::kContext ? world.broken : 0;
+}
+
+const char* words_of(CudaResult result, bool name) {
+  for (const Words& words : kWords)
+    if (words.result == result) return name ? words.name : words.words;
+  return nullptr;
+}
+
+}  // namespace kt::test_driver
+
+using namespace kt::test_driver;
+
+extern "C" [[gnu::visibility("default")]] void kt_test_cuda_fail(const char* name, int result, int skip) {
+  const Lock lock(World::get().mutex);
+  next_failures()[name] = {result, skip};
+}
+
+extern "C" [[gnu::visibility("default")]] void kt_test_cuda_mend() {
+  const Lock lock(World::get().mutex);
+  next_failures().clear();
+  World::get().broken = 0;
+}

@@ -1,0 +1,93 @@
+#include "cuda/testing/test_memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace kt::test_driver {
+namespace {
+
+struct Block {
+  Place place;
+  size_t bytes;
+  std::byte* touched;  // where the bytes can be read and written
+};
+
+struct Blocks {
+  std::mutex mutex;
+  std::map<const std::byte*, Block> by_address;
+};
+
+Blocks& blocks() {
+  static Blocks& all = *std::make_unique<Blocks>().release();
+  return all;
+}
+
+// The block that holds the address, or the end.
+auto block_at(const std::byte* address) {
+  auto& all = blocks().by_address;
+  auto at = all.upper_bound(address);
+  if (at == all.begin()) return all.end();
+  --at;
+  return address < at->first + at->second.bytes ? at : all.end();
+}
+
+std::byte* map(size_t bytes, int protection, int flags, int file) {
+  void* const address = ::mmap(nullptr, bytes, protection, flags, file, 0);
+  return address == MAP_FAILED ? nullptr : static_cast<std::byte*>(address);
+}
+
+}  // namespace
+
+void* allocate(Place place, size_t bytes) {
+  std::byte* address = nullptr;
+  std::byte* touched = nullptr;
+  if (place == Place::kPinned) {
+    address = touched = map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+  } else {
+    const int file = ::memfd_create("device memory", MFD_CLOEXEC);
+    if (file < 0) return nullptr;
+    if (::ftruncate(file, static_cast<off_t>(bytes)) == 0) {
+      address = map(bytes, PROT_NONE, MAP_SHARED, file);
+      touched = map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file);
+    }
+    ::close(file);
+  }
+  if (!address || !touched) return nullptr;
+  std::memset(touched, 0xA5, bytes);  // CUDA promises no zeros
+  const std::lock_guard lock(blocks().mutex);
+  blocks().by_address[address] = {place, bytes, touched};
+  return address;
+}
+
+bool release(Place place, const void* address) {
+  const std::lock_guard lock(blocks().mutex);
+  const auto at = blocks().by_address.find(static_cast<const std::byte*>(address));
+  if (at == blocks().by_address.end() || at->second.place != place) return false;
+  ::munmap(const_cast<std::byte*>(at->first), at->second.bytes);
+  if (at->second.touched != at->first) ::munmap(at->second.touched, at->second.bytes);
+  blocks().by_address.erase(at);
+  return true;
+}
+
+Place place_of(const void* address) {
+  const std::lock_guard lock(blocks().mutex);
+  const auto at = block_at(static_cast<const std::byte*>(address));
+  return at == blocks().by_address.end() ? Place::kOrdinary : at->second.place;
+}
+
+std::byte* reach(Place place, const void* address, size_t bytes) {
+  const auto* const first = static_cast<const std::byte*>(address);
+  if (place == Place::kOrdinary) return const_cast<std::byte*>(first);
+  const std::lock_guard lock(blocks().mutex);
+  const auto at = block_at(first);
+  if (at == blocks().by_address.end() || at->second.place != place) return nullptr;
+  const size_t offset = first - at->first;
+  return bytes <= at->second.bytes - offset ? at->second.touched + offset : nullptr;
+}
+
+}  // namespace kt::test_driver

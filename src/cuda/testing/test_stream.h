@@ -1,0 +1,114 @@
+// Streams, captures, graphs and events of the test driver. A stream is a thread with a queue. One lock guards
+// all of it: simple, and slow enough not to be mistaken for a GPU. Handles are numbers that are never used
+// again, so that a stale one is found out.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "cuda/driver_library.h"
+
+namespace kt::test_driver {
+
+constexpr CudaResult kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
+                     kIllegalAddress = 700, kNotPermitted = 800, kCaptureUnsupported = 900,
+                     kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureImplicit = 906,
+                     kCaptureWrongThread = 908;
+constexpr int kModeGlobal = 0, kModeRelaxed = 2;
+
+struct Stream;
+struct Event;
+
+using Work = std::function<void()>;  // one node of a graph, or one operation of a stream
+
+// All up to `ticket` of the stream.
+struct Point {
+  std::shared_ptr<Stream> stream = {};
+  uint64_t ticket = 0;
+  bool passed() const;
+};
+
+struct Capture {
+  uint64_t id = 0;
+  int mode = kModeGlobal;
+  std::thread::id thread = {};
+  Stream* origin = nullptr;
+  bool invalid = false;
+  std::vector<Work> nodes = {};     // in the order of recording, which no dependency contradicts
+  std::set<Stream*> unjoined = {};  // streams that joined by an event and whose work nobody of it waits for
+};
+
+struct Item {
+  std::vector<Work> works;
+  std::vector<Point> after;
+};
+
+struct Stream {
+  bool blocking = true;  // against the null stream
+  bool closing = false;
+  std::deque<Item> items = {};
+  uint64_t enqueued = 0, done = 0;
+  std::vector<Point> next_after = {};  // what the next item waits for besides
+  std::shared_ptr<Capture> capture = {};
+};
+
+struct Event {
+  Point point = {};
+  std::shared_ptr<Capture> capture = {};  // recorded in one
+  Stream* stream = nullptr;               // of the capture
+};
+
+struct Graph {
+  std::vector<Work> nodes;
+};
+
+struct Executable {
+  std::vector<Work> nodes;
+  Point last = {};  // launches of one executable follow each other
+};
+
+// All that the lock guards.
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::shared_ptr<Stream> null_stream;
+  std::map<uintptr_t, std::shared_ptr<Stream>> streams;
+  std::map<uintptr_t, std::shared_ptr<Event>> events;
+  std::map<uintptr_t, std::shared_ptr<Graph>> graphs;
+  std::map<uintptr_t, std::shared_ptr<Executable>> executables;
+  std::set<std::shared_ptr<Capture>> captures;
+  uintptr_t last_handle = 0x10000;
+  uint64_t last_capture = 0;
+  CudaResult broken = 0;  // an operation failed: what every later call returns
+
+  static World& get();
+};
+
+extern thread_local bool in_host_function;
+extern thread_local int capture_mode;
+
+std::shared_ptr<Stream> start_stream(World& world, bool blocking);
+
+// The stream of a handle for an operation; an error where there is none, where its capture is invalid, or
+// where the null stream would have to wait for a capture (which makes that invalid).
+CudaResult find_stream(World& world, CudaStream handle, std::shared_ptr<Stream>& stream);
+
+// Into the stream's capture, or to its end. The point is null for a captured one.
+Point append(World& world, const std::shared_ptr<Stream>& stream, std::vector<Work> works,
+             std::vector<Point> after = {});
+
+CudaResult forbid(Stream& stream);     // a call that no captured stream allows; makes the capture invalid
+CudaResult unsafe_call(World& world);  // a call that captures forbid unless the thread's mode is relaxed
+CudaResult begin_capture(World& world, const std::shared_ptr<Stream>& stream, int mode);
+CudaResult end_capture(World& world, const std::shared_ptr<Stream>& stream, std::shared_ptr<Graph>& graph);
+CudaResult record_event(World& world, const std::shared_ptr<Stream>& stream, Event& event);
+CudaResult wait_event(const std::shared_ptr<Stream>& stream, const Event& event);
+
+}  // namespace kt::test_driver

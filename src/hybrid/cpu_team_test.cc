@@ -1,0 +1,196 @@
+#include "hybrid/cpu_team.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "base/error.h"
+#include "base/signal.h"
+
+namespace kt {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& what) {
+  try {
+    what();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CpuTeam, RunsTasksInOrderOnOneThread) {
+  CpuTeam team({.threads = 2});
+  std::vector<int> seen;
+  std::thread::id first;
+  for (int i = 0; i < 500; ++i)
+    EXPECT_EQ(team.submit([&, i] {
+      if (i == 0) first = std::this_thread::get_id();
+      EXPECT_EQ(std::this_thread::get_id(), first);
+      seen.push_back(i);
+    }),
+              static_cast<uint64_t>(i + 1));
+  team.sync();
+  std::vector<int> want(500);
+  std::iota(want.begin(), want.end(), 0);
+  EXPECT_EQ(seen, want);
+  EXPECT_NE(first, std::this_thread::get_id());
+}
+
+TEST(CpuTeam, TasksRunThePool) {
+  CpuTeam team({.threads = 2});
+  std::atomic<int> calls = 0;
+  team.submit([&] { team.pool()->run([&](const Worker&) { ++calls; }); });
+  team.sync();
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(CpuTeam, OneTaskIsUsedAgainAndAgain) {
+  CpuTeam team({.threads = 1});
+  int count = 0;
+  CpuTeam::Task task;
+  task.run = [&] { ++count; };
+  for (uint64_t i = 1; i <= 2000; ++i) {
+    EXPECT_EQ(team.submit(task), i);
+    team.wait(task.ticket);
+    ASSERT_EQ(count, static_cast<int>(i));
+  }
+}
+
+TEST(CpuTeam, ManyThreadsSubmitAndWait) {
+  CpuTeam team({.threads = 2});
+  std::atomic<int> count = 0;
+  int unguarded = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      CpuTeam::Task mine;
+      mine.run = [&] { ++unguarded, ++count; };
+      for (int i = 0; i < 500; ++i) {
+        team.wait(team.submit(mine));
+        EXPECT_TRUE(team.done(mine.ticket));
+        if (i % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // let it go to sleep
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(count, 2000);
+  EXPECT_EQ(unguarded, 2000);
+}
+
+TEST(CpuTeam, SyncAllowsSomeToBePending) {
+  CpuTeam team({.threads = 1});
+  Signal go;
+  std::atomic<int> done = 0;
+  team.submit([&] { ++done; });
+  team.submit([&] {
+    go.wait();
+    ++done;
+  });
+  team.sync(1);
+  EXPECT_EQ(done, 1);
+  team.sync(5);
+  go.set();
+  team.sync();
+  EXPECT_EQ(done, 2);
+}
+
+TEST(CpuTeam, TheFirstErrorIsKeptAndLaterTasksRun) {
+  CpuTeam team({.threads = 1});
+  bool ran = false;
+  team.submit([] { fail("the first {}", 1); });
+  team.submit([] { throw std::runtime_error("the second"); });
+  team.submit([&] { ran = true; });
+  EXPECT_EQ(message_of([&] { team.sync(); }), "the first 1");
+  EXPECT_TRUE(ran);
+  EXPECT_FALSE(team.failed());
+  team.sync();
+  team.submit([] { throw 3; });
+  team.wait(4);
+  EXPECT_TRUE(team.failed());
+  EXPECT_TRUE(team.take_error());
+  EXPECT_FALSE(team.take_error());
+}
+
+TEST(CpuTeam, EndsAfterItsTasks) {
+  int count = 0;
+  {
+    CpuTeam team({.threads = 1});
+    for (int i = 0; i < 100; ++i) team.submit([&] { ++count; });
+  }
+  EXPECT_EQ(count, 100);
+}
+
+TEST(CpuTeam, ItsOwnTaskMayBeTheLastOwner) {
+  Signal let_go, ended;
+  auto team = std::make_shared<CpuTeam>(CpuTeamOptions{.threads = 2});
+  CpuTeam& it = *team;
+  const std::weak_ptr<CpuTeam> watch = team;
+  it.submit([team = std::move(team), &let_go] { let_go.wait(); });
+  it.submit([&] { ended.set(); });
+  let_go.set();
+  ended.wait();
+  EXPECT_TRUE(watch.expired());
+}
+
+TEST(CpuTeam, IsSharedByEqualOptionsWhileSomebodyHasIt) {
+  const auto one = CpuTeam::shared({.threads = 1}), same = CpuTeam::shared({.threads = 1}),
+             other = CpuTeam::shared({.threads = 2});
+  EXPECT_EQ(one, same);
+  EXPECT_NE(one, other);
+}
+
+TEST(CpuTeam, UsesTheNodesThatAreNamed) {
+  const int node = Topology::discover().nodes.front().id;
+  CpuTeam team({.threads = 1, .node_ids = {node}});
+  EXPECT_EQ(team.pool()->nodes(), 1);
+  EXPECT_EQ(team.pool()->memory_node(0), node);
+  EXPECT_THAT(message_of([] { CpuTeam({.node_ids = {4711}}); }),
+              HasSubstr("no NUMA node 4711; nodes: " + std::to_string(node)));
+  EXPECT_THAT(message_of([&] { CpuTeam({.node_ids = {node, node}}); }), HasSubstr("named twice"));
+  EXPECT_EQ(CpuTeam({.threads = 2, .nodes = 2, .node_ids = {node}}).pool()->nodes(), 2);
+}
+
+// In the child: no hang, an Error that says why, and a new team works.
+TEST(CpuTeam, SaysThatItWasMadeBeforeFork) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not allow threads after fork()";
+#endif
+  auto team = CpuTeam::shared({.threads = 2});
+  team->submit([] {});
+  team->sync();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    int wrong = 0;
+    CpuTeam::Task task;
+    if (team->submit(task) != 0) wrong |= 1;
+    team->wait(99);
+    if (message_of([&] { team->sync(); }).find("made before fork") == std::string::npos) wrong |= 2;
+    if (message_of([&] { team->submit([] {}); }).find("made before fork") == std::string::npos) wrong |= 4;
+    const auto fresh = CpuTeam::shared({.threads = 2});
+    if (fresh == team) wrong |= 8;
+    int ran = 0;
+    fresh->submit([&] { ran = 1; });
+    fresh->sync();
+    if (!ran) wrong |= 16;
+    team.reset();
+    _exit(wrong);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  team->submit([] {});
+  team->sync();
+}
+
+}  // namespace
+}  // namespace kt
