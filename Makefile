@@ -67,4 +67,4 @@ soak: build
 	@KT_PROGRAM=$(KT) python3 tools/soak.py --seconds $(SOAK_SECONDS) --json $(BUILD)/soak.json
 
 clean:
-	rm -rf $(BUILD) build-cross build-asan build-tsan build-fuzz
+	rm -rf $(BUILD) build-cross build-asan build-tsan build-fuzz build-wheel*

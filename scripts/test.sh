@@ -121,7 +121,7 @@ cross() {
 python_tests() {
   say "Python tests"
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic)
+  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)
@@ -131,6 +131,7 @@ python_tests() {
     if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q "${needed[@]}"; } > "$log" 2>&1; then
       tail -n 3 "$log"
       rm -rf "$venv"
+      cmake -S . -B "$build" -DKT_PYTHON=OFF > /dev/null 2>&1 || true  # its interpreter is gone
       mkdir -p "$results/python"
       echo 2 > "$results/python/skipped"
       not_run_here "tests/*_test.py (${needed[*]} could not be installed)"
@@ -144,8 +145,14 @@ python_tests() {
     fi
   fi
   mkdir -p "$results/python"
+  # The other Python tests run without the extension too.
+  configure_and_build "$build" kt_kernel_ext -DKT_PYTHON=ON "-DPython_EXECUTABLE=$venv/bin/python" ||
+    stage_broke python "the extension of kt_kernel could not be built"
+  # A wheel compiles everything once more: quick with a compiler cache, which wants a folder as deep as the first.
+  local wheel=
+  if [ $all = yes ] || command -v ccache > /dev/null; then wheel=$PWD/build-wheel; fi
   local src=$build/src
-  KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
+  PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
     KT_TEMPLATE_PROBE=$src/engine/template_probe KT_GRAMMAR_PROBE=$src/engine/grammar_probe \
     "$venv/bin/pytest" -q -p no:cacheprovider -rs --junitxml="$results/python/pytest.xml" tests/*_test.py || true

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -51,16 +52,54 @@ std::function<void()> callable(nb::callable task) {
     delete owned;
   });
   return [shared] {
+    if (!nb::is_alive()) return;
     const nb::gil_scoped_acquire gil;
     (*shared)();
   };
+}
+
+// Teams that may hold tasks of Python; never destroyed.
+struct Teams {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<CpuTeam>> teams;
+};
+
+Teams& all_teams() {
+  static Teams& all = *new Teams;
+  return all;
+}
+
+// Before the interpreter ends: afterwards a task of Python could not run any more.
+void finish_tasks() {
+  without_gil([] {
+    std::vector<std::weak_ptr<CpuTeam>> teams;
+    {
+      const std::lock_guard lock(all_teams().mutex);
+      teams.swap(all_teams().teams);
+    }
+    for (const std::weak_ptr<CpuTeam>& team : teams) try {
+        if (const std::shared_ptr<CpuTeam> alive = team.lock()) alive->sync();
+      } catch (...) {  // nobody is left who would sync
+      }
+  });
+}
+
+void remember(const std::shared_ptr<CpuTeam>& team) {
+  const std::lock_guard lock(all_teams().mutex);
+  auto& teams = all_teams().teams;
+  std::erase_if(teams, [](const auto& old) { return old.expired(); });
+  if (std::none_of(teams.begin(), teams.end(), [&](const auto& old) { return old.lock() == team; }))
+    teams.push_back(team);
 }
 
 }  // namespace
 
 CpuInfer::CpuInfer(const CpuTeamOptions& options) : shared_(std::make_shared<Shared>()) {
   adopt_log_level();
-  without_gil([&] { shared_->team = CpuTeam::shared(options); });
+  without_gil([&] {
+    shared_->team = CpuTeam::shared(options);
+    remember(shared_->team);
+  });
 }
 
 // The last user of a team waits for its tasks, which may be Python's; in a forked child there is nobody to
@@ -153,6 +192,7 @@ nb::object stream_method(nb::handle self, const std::string& name) {
 }  // namespace
 
 void add_cpu_infer(nb::module_& module) {
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&finish_tasks));
   nb::class_<WorkerPoolConfig>(module, "WorkerPoolConfig",
                                "Thread pools: how many, on which NUMA nodes, how large.")
       .def(nb::init<>())

@@ -239,11 +239,6 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
 
 void ExpertLayer::check() { state_->throw_error(); }
 
-bool ExpertLayer::loaded() const {
-  const std::shared_lock lock(state_->in_use);
-  return state_->experts.has_value();
-}
-
 const ExpertLayerOptions& ExpertLayer::options() const { return state_->options; }
 
 const Experts& ExpertLayer::experts() const {

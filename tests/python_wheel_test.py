@@ -1,0 +1,59 @@
+"""The wheel: built from the source folder, installed into an empty environment, used from anywhere. KT_WHEEL_BUILD names a
+folder for the build, which is kept; compiling everything takes minutes without a compiler cache."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = os.environ.get("KT_WHEEL_BUILD")
+pytestmark = pytest.mark.skipif(not FOLDER, reason="KT_WHEEL_BUILD names no folder (compiles everything once more)")
+
+
+def run(*command, **options):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    cache = ["--config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-build-isolation", "--no-deps", "-w", out,
+        f"--config-settings=build-dir={FOLDER}", *cache)
+    return next(out.glob("kt_kernel-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    run(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--no-deps", "--no-index", wheel)
+    return folder / "bin"
+
+
+def test_what_is_in_it(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("kt_kernel/__init__.py", "kt_kernel/py.typed", "kt_kernel/kt_kernel_ext.pyi",
+                   "kt_kernel/transformers/__init__.py"):
+        assert wanted in names
+    assert any(re.fullmatch(r"kt_kernel/kt_kernel_ext\..*so", name) for name in names)
+    assert any(name.endswith("data/scripts/kt") for name in names)
+    strangers = [name for name in names if not re.match(r"kt_kernel(/|-[^/]*\.(dist-info|data)/)", name)]
+    assert not strangers
+
+
+def test_it_works_elsewhere(installed, tmp_path):
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "KT_DEMO_MODEL")}
+    version = run(installed / "python", "-c", "import kt_kernel; print(kt_kernel.__version__, kt_kernel.__cpu_variant__)",
+                  cwd=tmp_path, env=clean).split()[0]
+    assert f"kt-kernel: {version} (" in run(installed / "kt", "version", cwd=tmp_path, env=clean)
+    assert run(installed / "kt", "generate", "demo", "-p", "Once upon a time", "--max-tokens", 4, cwd=tmp_path,
+               env=clean).strip()
