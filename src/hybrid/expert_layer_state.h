@@ -54,10 +54,6 @@ struct ExpertLayer::State {
   void keep_error(std::exception_ptr what) noexcept;
   void throw_error();  // what keep_error() kept first, if anything
 
-  // In the team's order, after what was submitted; returns when it is done. An empty map is 0, 1, 2 ...
-  void replace(Experts loaded, std::span<const int64_t> physical_to_logical,
-               std::shared_ptr<const ExpertSource> from);
-
  private:
   const uint8_t* read_mask(std::vector<uint8_t>& bytes);
   void check_weights(const LayerCall& call, const uint8_t* skip) const;
