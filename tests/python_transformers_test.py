@@ -152,19 +152,17 @@ class TestFormats:
         sizes = dict(hidden_size=256, head_dim=64, intermediate_size=256, moe_intermediate_size=128)
         make = published.Fp8Blocks if name == "fp8" else lambda: published.Packed(4, 32, True)
         stored, plain = published.publish(tiny_models.build("qwen3_moe", **sizes), make(), root / name)
-        expected = logits(published.load_plain(plain))
-        how, bound = dict(PLAIN, activations="f32"), BOUND
-        if name == "fp8":  # without a GPU, transformers makes bf16 of the rest: as far off as its own model, or less
-            how["dtype"] = torch.bfloat16
-            stock = transformers.AutoModelForCausalLM.from_pretrained(stored, dtype=torch.bfloat16)
-            bound = 1.5 * worst(logits(stock).float(), expected)
-        model = kt.enable(stored, **how)
+        model = kt.enable(stored, **dict(PLAIN, activations="f32", dtype=torch.bfloat16)).to(torch.float32)
         assert {m.options.method for m in model.modules() if isinstance(m, kt.KTExperts)} == {
             "FP8" if name == "fp8" else "RAWINT4"}
-        assert worst(logits(model).float(), expected) < bound < 0.1
-        split = kt.enable(stored, gpu_experts=3, **how)
+        # Without a GPU, transformers makes bf16 of what is fp8: the reference gets those numbers, its experts stay.
+        theirs = published.load_plain(plain)
+        missing = theirs.load_state_dict(model.state_dict(), strict=False)
+        assert not missing.unexpected_keys and all(".experts." in key for key in missing.missing_keys)
+        assert worst(logits(model), logits(theirs)) < BOUND
+        split = kt.enable(stored, gpu_experts=3, **dict(PLAIN, activations="f32", dtype=torch.bfloat16)).to(torch.float32)
         # Codes times scales are bf16 on the device: 2^-9 on the two matrices of an expert, three layers.
-        assert worst(logits(split).float(), expected) < bound + ROUNDED
+        assert worst(logits(split), logits(theirs)) < ROUNDED
 
 
 class TestPlacement:
@@ -347,11 +345,15 @@ def test_trained_model(name):
     exact = kt.enable(folder, activations="f32", **PLAIN)
     assert worst(logits(exact, expected.sequences), logits(theirs, expected.sequences)) < BOUND
     assert compared_tokens(exact.generate(ids, **how), expected, 0, BOUND) >= 20
-    # Inputs and middles in bf16, six layers.
+    # Inputs and middles in bf16: two roundings in each of six layers. They know nothing of each other, so their squares
+    # add; twice that for what later layers make of it.
+    bound = 2 * 12**0.5 * 2.0**-9
     rounded = kt.enable(folder, gpu_experts=0.25, **PLAIN)
-    bound = worst(logits(rounded, expected.sequences), logits(theirs, expected.sequences))
-    assert bound < 2 * ROUNDED
-    assert compared_tokens(rounded.generate(ids, **how), expected, 0, 2 * ROUNDED) >= 5
+    ours, right = (logits(model, expected.sequences) for model in (rounded, theirs))
+    assert worst(ours, right) < bound
+    best = right.topk(2).values
+    clear = best[..., 0] - best[..., 1] > 2 * bound * right.abs().amax(-1)
+    assert clear.sum() >= 20 and torch.equal(ours.argmax(-1)[clear], right.argmax(-1)[clear])
 
 
 MEMORY = """
