@@ -25,9 +25,14 @@ def run(*command, **options):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
-    cache = ["--config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    # What a compiler cache may find again: the same compiler under the same name.
+    define = "--config-settings=cmake.define."
+    settings = [f"{define}CMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+    first = pathlib.Path(os.environ.get("KT_PROGRAM", "bin/kt")).parent.parent / "CMakeCache.txt"
+    if first.exists() and (compiler := re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", first.read_text(), re.M)):
+        settings.append(f"{define}CMAKE_CXX_COMPILER={compiler[1]}")
     run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-build-isolation", "--no-deps", "-w", out,
-        f"--config-settings=build-dir={FOLDER}", *cache)
+        f"--config-settings=build-dir={FOLDER}", *settings)
     return next(out.glob("kt_kernel-*.whl"))
 
 
