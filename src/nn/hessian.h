@@ -47,6 +47,7 @@ class Hessian {
   static size_t bytes(int dims);
 
  private:
+  void add(Pool* pool, const HessianRows& rows, Buffer* scratch);
   friend Hessian shrunk(const Hessian& own, const Hessian& prior, double strength);
   int dims_ = 0;
   int64_t rows_ = 0;
