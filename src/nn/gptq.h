@@ -19,7 +19,7 @@ struct GptqOptions {
   // Of the mean of H's diagonal, added to it; raised tenfold on a failed factorisation, up to kMostDamping.
   double damping = 0.01;
   bool act_order = false;  // columns of large H first; groups and their scales stay where they are
-  int block = 128;         // columns between two updates of the rest
+  int block = 64;          // columns between two products with what all columns before them gave up
   // Scales tried for every span, evenly from round-to-nearest's down to least_scale of it, for the least
   // squared error of the span's values, each weighed with G[c,c]^2. 0: round-to-nearest's.
   int scale_steps = 0;
