@@ -59,7 +59,7 @@ class RankUpdate {
  private:
   void stage(const HessianRows& rows, int64_t first, int count, uint16_t* staged, float* weighed) const;
   void place(const uint16_t* staged, int block, int chunk) const;
-  void place_acts(const Eight& rows, int dim, int row) const;
+  void place_acts(const Eight (&x)[8], int dim, int row) const;
   std::byte* worker_memory(int worker) const { return workers_ + worker * worker_bytes_; }
 
   int dims_, sides_;
@@ -137,20 +137,27 @@ void RankUpdate::stage(const HessianRows& rows, int64_t first, int count, uint16
   }
 }
 
-// 8 rows of one dimension as activations.
-void RankUpdate::place_acts(const Eight& rows, int dim, int row) const {
+// 8 rows of X, from `row` on, of 8 dims as activations (table.h, ActShape).
+void RankUpdate::place_acts(const Eight (&x)[8], int dim, int row) const {
+  const int64_t k_pad = shape_.k_pad;
   if (shape_.code == ActCode::kF32) {
-    float* to = reinterpret_cast<float*>(acts_.codes) + int64_t{dim} * shape_.k_pad + row;
-    for (int i = 0; i < 8; ++i) to[i] = to_f32(bf16{rows[i]});
+    float* to = reinterpret_cast<float*>(acts_.codes) + dim * k_pad + row;
+    for (int i = 0; i < 8; ++i, to += k_pad)
+      for (int j = 0; j < 8; ++j) to[j] = to_f32(bf16{x[i][j]});
     return;
   }
-  const int side = shape_.side, step = side == 1 ? shape_.k_pad * 2 : shape_.step_bytes;
-  std::byte* group = acts_.codes + int64_t{dim / side * side} * shape_.k_pad * 2 + int64_t{dim % side} * step;
-  const int piece = std::min(16, step);
-  for (int b = 0; b < 16; b += piece) {
-    const int byte = row * 2 + b;
-    std::memcpy(group + int64_t{byte / step} * step * side + byte % step,
-                reinterpret_cast<const char*>(&rows) + b, static_cast<size_t>(piece));
+  const int side = shape_.side, step = shape_.step_bytes, byte = row * 2;
+  if (side == 1 || step % 16 == 0) {
+    std::byte* to = acts_.codes + (side == 1 ? byte : int64_t{byte / step} * step * side + byte % step);
+    for (int i = 0; i < 8; ++i)
+      std::memcpy(to + (dim + i) / side * side * k_pad * 2 + (dim + i) % side * step, &x[i], 16);
+    return;
+  }
+  for (int i = 0; i < 8; ++i) {
+    std::byte* to = acts_.codes + (dim + i) / side * side * k_pad * 2 + (dim + i) % side * step;
+    for (int b = 0; b < 16; b += 4)
+      std::memcpy(to + int64_t{(byte + b) / step} * step * side + (byte + b) % step,
+                  reinterpret_cast<const char*>(&x[i]) + b, 4);
   }
 }
 
@@ -170,13 +177,11 @@ void RankUpdate::place(const uint16_t* staged, int block, int chunk) const {
           std::memcpy(weights + (row + i) / 2 * 4 * kBlockRows + half * 4, pairs, sizeof(pairs));
         }
       transpose(x);
-      for (int i = 0; i < 8; ++i) {
-        place_acts(x[i], block * kBlockRows + half + i, chunk * kChunk + row);
-        if (step == 8)
-          for (int s = 0; s < 2; ++s)
-            std::memcpy(weights + ((row / 4 + s) * kBlockRows + half + i) * 8,
-                        reinterpret_cast<const char*>(&x[i]) + s * 8, 8);
-      }
+      place_acts(x, block * kBlockRows + half, chunk * kChunk + row);
+      if (step == 8)
+        for (int i = 0; i < 16; ++i)
+          std::memcpy(weights + ((row / 4 + i % 2) * kBlockRows + half + i / 2) * 8,
+                      reinterpret_cast<const char*>(x) + i * 8, 8);
     }
 }
 
