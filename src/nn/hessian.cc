@@ -295,10 +295,6 @@ void Hessian::scale(double factor) {
   mass_ *= factor;
 }
 
-float Hessian::at(int i, int j) const {
-  return data()[static_cast<int64_t>(std::max(i, j)) * dims_ + std::min(i, j)];
-}
-
 double Hessian::mean_diagonal() const {
   double sum = 0;
   for (int i = 0; i < dims_; ++i) sum += static_cast<double>(at(i, i));
@@ -310,6 +306,27 @@ Hessian shrunk(const Hessian& own, const Hessian& prior, double strength) {
   out.add(1, own);
   if (prior.mass() > 0 && strength > 0) out.add(strength / prior.mass(), prior);
   out.rows_ = own.rows();
+  return out;
+}
+
+void Hessian::add_diagonal(double factor, const Hessian& other) {
+  float* sum = sum_.as<float>().data();
+  for (int64_t i = 0; i < dims_; ++i)
+    sum[i * dims_ + i] += static_cast<float>(factor) * other.data()[i * dims_ + i];
+}
+
+Hessian shrunk_to_diagonal(const Hessian& own, double strength) {
+  Hessian out(own.dims());
+  out.add(1, own);
+  if (own.rows() > 0) out.add_diagonal(strength / static_cast<double>(own.rows()), own);
+  return out;
+}
+
+Hessian diagonal_of(const Hessian& own) {
+  Hessian out(own.dims());
+  out.add_diagonal(1, own);
+  out.rows_ = own.rows();
+  out.mass_ = own.mass();
   return out;
 }
 

@@ -149,6 +149,15 @@ TEST(Hessian, SumsScalesAndShrinks) {
     for (int j = 0; j <= i; ++j) ASSERT_NEAR(mixed.at(i, j), few.at(j, i) + 2 * all.at(i, j), 1e-4);
   const Hessian none = shrunk(few, Hessian(dims), 60);
   EXPECT_EQ(none.at(3, 1), few.at(3, 1));
+  const Hessian down = shrunk_to_diagonal(few, 6), alone = diagonal_of(few);
+  EXPECT_EQ(down.rows(), 3);
+  EXPECT_EQ(alone.mass(), 3);
+  for (int i = 0; i < dims; ++i)
+    for (int j = 0; j <= i; ++j) {
+      ASSERT_NEAR(down.at(i, j), few.at(i, j) * (i == j ? 3 : 1), 1e-5);
+      ASSERT_EQ(alone.at(i, j), i == j ? few.at(i, j) : 0);
+    }
+  EXPECT_EQ(shrunk_to_diagonal(Hessian(dims), 6).mean_diagonal(), 0);
   all.scale(0.5);
   EXPECT_EQ(all.mass(), 15);
 }
