@@ -68,6 +68,10 @@ struct ConversionPlan {
   std::vector<ShardPlan> shards;       // names final, in order
   std::vector<SideFile> side_files;    // config.json, tokenizer, ...; copied before the manifest
   bool index = true;                   // write model.safetensors.index.json
+  // Work that pieces depend on: called once, before the first of them, if there is anything left to write. The
+  // folder is for what it wants to keep: there again when an interrupted conversion is resumed, gone at the end
+  // (after side files were copied).
+  std::function<void(const std::string& folder)> prepare;
   std::function<void()> check_source;  // throws if the source changed; called before each shard is committed
 };
 

@@ -244,6 +244,12 @@ std::string OutputRecord::progress(std::string_view name) const {
   return text("{}/{}/{}", output_, kProgress, name);
 }
 
+std::string OutputRecord::work_folder() const {
+  const std::string folder = progress("work");
+  make_folder(folder);
+  return folder;
+}
+
 void OutputRecord::check_resumable(const ConversionOptions& options) const {
   std::error_code code;
   if (!fs::exists(output_, code)) return;
@@ -376,7 +382,8 @@ void OutputRecord::finish() {
     if (file.from.empty()) {
       write_side(file.name, std::as_bytes(std::span(file.text)));
     } else {
-      write_side(file.name, MappedFile(file.from).bytes());
+      // What prepare made is gone once a conversion has ended; its copy is here.
+      write_side(file.name, MappedFile(fs::exists(file.from) ? file.from : output_ + "/" + file.name).bytes());
     }
   }
   write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));
