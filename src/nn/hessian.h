@@ -19,8 +19,9 @@ struct HessianRows {
   const float* weight = nullptr;  // [rows] factors of x^T x, >= 0; null: all 1
 };
 
-// [dims, dims], f32, symmetric. Adding is a symmetric rank-k update on the CPU's matrix units: inputs are
-// rounded to bf16, sums are f32 over at most a few thousand rows and then added to the total.
+// [dims, dims], f32, symmetric. Adding is a symmetric rank-k update on the CPU's matrix units: inputs, times
+// the root of their weight, are rounded to bf16, sums are f32 over at most a few thousand rows and then added
+// to the total.
 class Hessian {
  public:
   explicit Hessian(int dims);
@@ -30,20 +31,32 @@ class Hessian {
   int dims() const { return dims_; }
   int64_t rows() const { return rows_; }  // added so far
   double mass() const { return mass_; }   // sum of their weights
-  // A value not finite is an Error(kInput) that names row and column.
-  void add(Pool& pool, const HessianRows& rows);
+  // A value not finite is an Error(kInput) that names row (its number in x) and column; H is as it was before
+  // the call or before some later rows of it. `scratch` is memory that grows as needed and may be handed to
+  // the next call, of any Hessian: tens of MiB, whose allocation would cost as much as the update. Results
+  // are bitwise the same for any number of threads.
+  void add(Pool& pool, const HessianRows& rows, Buffer* scratch = nullptr);
   // The same on the calling thread, for callers that have an expert for each worker.
-  void add(const HessianRows& rows);
-  void add(double factor, const Hessian& other);  // this += factor * other
-  void scale(double factor);
-  const float* data() const;  // [dims, dims], both triangles filled
+  void add(const HessianRows& rows, Buffer* scratch = nullptr);
+  void add(double factor, const Hessian& other);  // this += factor * other, rows and mass too
+  void scale(double factor);                      // rows stay as they are, mass does not
+  // [dims, dims], of which the lower triangle is filled and the rest is zero: half the traffic of an update.
+  const float* data() const { return sum_.as<float>().data(); }
+  float at(int i, int j) const;  // of either triangle
+  double mean_diagonal() const;
   static size_t bytes(int dims);
 
  private:
+  friend Hessian shrunk(const Hessian& own, const Hessian& prior, double strength);
   int dims_ = 0;
   int64_t rows_ = 0;
   double mass_ = 0;
   Buffer sum_;
 };
+
+// own + strength * prior / prior.mass(): what `strength` more rows would add that are like the prior's on the
+// average. Where an expert saw many rows it is its own; where it saw few it is the layer's. A prior without
+// mass adds nothing. Dims and rows() as own.
+Hessian shrunk(const Hessian& own, const Hessian& prior, double strength);
 
 }  // namespace kt
