@@ -1,5 +1,6 @@
-// A model one layer at a time, over activations that the caller keeps: for work that has to see what goes into
-// a layer's experts and puts others in their place (calibration). Routed experts are the caller's business.
+// A model one layer at a time, over activations that the caller keeps: for work that has to see what goes
+// into a layer's experts and puts others in their place (calibration). Routed experts are the caller's
+// business.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -212,11 +212,7 @@ Format packed_format(const PackedSpec& spec) {
                       : spec.type == Dtype::kF32 ? Scale::kF32
                                                  : Scale::kBf16;
   const bool four = spec.bits == 4;
-  return {four ? Code::kU4 : Code::kI8,
-          four ? 8 : 0,
-          scale,
-          Min::kNone,
-          {.k = static_cast<int>(spec.group)}};
+  return {four ? Code::kU4 : Code::kI8, four ? 8 : 0, scale, Min::kNone, {.k = static_cast<int>(spec.group)}};
 }
 
 Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values,

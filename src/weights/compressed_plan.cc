@@ -168,7 +168,8 @@ void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSp
     shard.tensors.push_back({module + ".bias", spec.type, {n}});
   }
   if (options_.rounded) piece.scratch_bytes = uint64_t(source_->hidden()) * uint64_t(source_->inter()) * 16;
-  piece.run = [=, source = source_, rounded = options_.rounded](ShardOutput& out, Scratch& scratch, PieceReport& report) {
+  piece.run = [=, source = source_, rounded = options_.rounded](ShardOutput& out, Scratch& scratch,
+                                                                PieceReport& report) {
     for (const auto& [projection, base] : packed) {
       WeightError& error = projection == Projection::kGate ? report.gate
                            : projection == Projection::kUp ? report.up

@@ -21,8 +21,8 @@ struct CompressedPlanOptions {
   // start of the module's name, or a name or part of one.
   std::vector<std::string> ignore = {};
   std::string version = {};
-  // How an expert's matrix was rounded, where that was decided elsewhere (calibration), in packed_format; asked
-  // on worker threads while pieces run, after ConversionPlan::prepare. Null: round to nearest here.
+  // How an expert's matrix was rounded, where that was decided elsewhere (calibration), in packed_format;
+  // asked on worker threads while pieces run, after ConversionPlan::prepare. Null: round to nearest here.
   std::function<Matrix(int layer, int expert, Projection projection)> rounded = {};
   Json method = {};  // goes into the settings: what `rounded` depends on
 };

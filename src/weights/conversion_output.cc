@@ -207,6 +207,10 @@ std::optional<Json> json_if_there(const std::string& path) {
 
 }  // namespace
 
+std::string conversion_work_folder(const std::string& output) {
+  return text("{}/{}/work", output, kProgress);
+}
+
 std::unique_ptr<ShardSink> open_shard(const std::string& output, const ShardPlan& shard) {
   if (shard.folder) return std::make_unique<FolderSink>(output, shard);
   return std::make_unique<FileSink>(output, shard);
@@ -245,7 +249,7 @@ std::string OutputRecord::progress(std::string_view name) const {
 }
 
 std::string OutputRecord::work_folder() const {
-  const std::string folder = progress("work");
+  std::string folder = conversion_work_folder(output_);
   make_folder(folder);
   return folder;
 }
@@ -383,7 +387,8 @@ void OutputRecord::finish() {
       write_side(file.name, std::as_bytes(std::span(file.text)));
     } else {
       // What prepare made is gone once a conversion has ended; its copy is here.
-      write_side(file.name, MappedFile(fs::exists(file.from) ? file.from : output_ + "/" + file.name).bytes());
+      write_side(file.name,
+                 MappedFile(fs::exists(file.from) ? file.from : output_ + "/" + file.name).bytes());
     }
   }
   write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));

@@ -40,8 +40,8 @@ void ActivationStore::write(int64_t first, int64_t count, const void* rows) {
     return;
   }
   for (size_t done = 0; done < bytes;) {
-    const ssize_t wrote = pwrite(fd_, static_cast<const std::byte*>(rows) + done, bytes - done,
-                                 static_cast<off_t>(at + done));
+    const ssize_t wrote =
+        pwrite(fd_, static_cast<const std::byte*>(rows) + done, bytes - done, static_cast<off_t>(at + done));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) fail("{}: cannot write activations: {}", path_, std::generic_category().message(errno));
     done += static_cast<size_t>(wrote);

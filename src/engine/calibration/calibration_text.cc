@@ -46,9 +46,10 @@ std::vector<std::string> hub_files(const TextRequest& request) {
   for (const auto& entry : fs::directory_iterator(snapshots, code))
     if (entry.is_directory(code)) revisions.push_back(entry.path());
   if (revisions.empty())
-    fail("--dataset {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl "
-         "or .txt file",
-         request.dataset, snapshots.string());
+    fail(
+        "--dataset {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl "
+        "or .txt file",
+        request.dataset, snapshots.string());
   const auto newest = [](const fs::path& a, const fs::path& b) {
     return std::pair(fs::last_write_time(a), a) < std::pair(fs::last_write_time(b), b);
   };
@@ -82,10 +83,11 @@ std::vector<std::string> dataset_files(const TextRequest& request) {
   }
   if (fs::is_directory(path, code)) fail("--dataset {}: a folder; expected a file", request.dataset);
   if (has_kind(path, {".parquet"}))
-    fail_as(ErrorKind::kUnsupported,
-            "--dataset {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
-            "is installed, or pass a .jsonl or .txt file",
-            request.dataset);
+    fail_as(
+        ErrorKind::kUnsupported,
+        "--dataset {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
+        "is installed, or pass a .jsonl or .txt file",
+        request.dataset);
   if (!has_kind(path, {".jsonl", ".txt"}))
     fail("--dataset {}: expected a .jsonl or .txt file", request.dataset);
   return {request.dataset};
@@ -102,8 +104,7 @@ class Reader {
  public:
   Reader(const TextRequest& request, const LoadedModel& model) : request_(request), model_(model) {
     out_.max_length = std::min(request.max_length, model.spec().context);
-    if (!model.chat_template().empty())
-      template_.emplace(model.chat_template(), model.path());
+    if (!model.chat_template().empty()) template_.emplace(model.chat_template(), model.path());
   }
   CalibrationText read();
 
@@ -125,7 +126,8 @@ class Reader {
 std::vector<size_t> Reader::chosen(size_t count) const {
   std::vector<size_t> numbers(count);
   std::iota(numbers.begin(), numbers.end(), size_t{0});
-  const auto left = static_cast<size_t>(request_.samples) - std::min(out_.samples.size(), static_cast<size_t>(request_.samples));
+  const auto left = static_cast<size_t>(request_.samples) -
+                    std::min(out_.samples.size(), static_cast<size_t>(request_.samples));
   if (count <= left) return numbers;
   std::mt19937_64 random(request_.seed);
   for (size_t i = 0; i < left; ++i) std::swap(numbers[i], numbers[i + random() % (count - i)]);

@@ -10,7 +10,7 @@
 namespace kt {
 namespace {
 
-constexpr int64_t kChunk = 1024;    // rows that go through an expert together
+constexpr int64_t kRowsTogether = 1024;  // rows that go through an expert together
 constexpr size_t kPriorRows = 512;  // of the layer's sample, for what every token would make of this expert
 
 }  // namespace
@@ -49,7 +49,7 @@ ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& sou
       options_(options),
       linears_(pool_),
       inter_pad_((source.inter() + 15) / 16 * 16) {
-  const auto rows = static_cast<size_t>(kChunk), hidden = static_cast<size_t>(source.hidden()),
+  const auto rows = static_cast<size_t>(kRowsTogether), hidden = static_cast<size_t>(source.hidden()),
              inter = static_cast<size_t>(source.inter()), pad = static_cast<size_t>(inter_pad_);
   narrow_.resize(rows * hidden);
   for (auto* buffer : {&x_, &y_, &other_y_}) buffer->resize(rows * hidden);
@@ -61,14 +61,14 @@ ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& sou
 uint64_t ExpertRounder::bytes(int64_t hidden, int64_t inter) {
   const auto h = static_cast<uint64_t>(hidden), i = static_cast<uint64_t>(inter);
   // Values, codes of two ways of rounding, packings of three; moments and factors; rows on their way.
-  return h * i * 3 * (4 + 2 + 6) + 3 * 4 * std::max(h * h, i * i) + 2 * 4 * i * i + kChunk * (h * 14 + i * 24) +
-         (uint64_t{48} << 20);
+  return h * i * 3 * (4 + 2 + 6) + 3 * 4 * std::max(h * h, i * i) + 2 * 4 * i * i +
+         kRowsTogether * (h * 14 + i * 24) + (uint64_t{48} << 20);
 }
 
 template <typename Use>
 void ExpertRounder::for_chunks(const LayerInputs& inputs, std::span<const int32_t> rows, const Use& use) {
-  for (size_t first = 0; first < rows.size(); first += kChunk) {
-    const size_t count = std::min<size_t>(kChunk, rows.size() - first);
+  for (size_t first = 0; first < rows.size(); first += kRowsTogether) {
+    const size_t count = std::min<size_t>(kRowsTogether, rows.size() - first);
     inputs.inputs->gather(rows.subspan(first, count), narrow_.data());
     const size_t values = count * static_cast<size_t>(source_.hidden());
     for (size_t i = 0; i < values; ++i) x_[i] = to_f32(bf16{narrow_[i]});
@@ -143,15 +143,13 @@ Hessian ExpertRounder::middle_moments(const Mlp& mlp, const LayerInputs& inputs,
              .weight = squared.data() + first},
             &scratch_);
   });
-  for_chunks(inputs, inputs.sample.first(std::min(inputs.sample.size(), kPriorRows)),
-             [&](size_t, size_t count) {
-               middle(mlp, static_cast<int>(count), inputs.activation);
-               prior.add({.x = mid_.data(),
-                          .type = Real::kF32,
-                          .stride = inter_pad_,
-                          .rows = static_cast<int64_t>(count)},
-                         &scratch_);
-             });
+  for_chunks(
+      inputs, inputs.sample.first(std::min(inputs.sample.size(), kPriorRows)), [&](size_t, size_t count) {
+        middle(mlp, static_cast<int>(count), inputs.activation);
+        prior.add(
+            {.x = mid_.data(), .type = Real::kF32, .stride = inter_pad_, .rows = static_cast<int64_t>(count)},
+            &scratch_);
+      });
   return shrunk(own, prior, options_.prior_tokens * squares / static_cast<double>(squared.size()));
 }
 

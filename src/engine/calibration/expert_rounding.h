@@ -86,7 +86,7 @@ class ExpertRounder {
   LinearWork linears_;
   Buffer scratch_;
   int64_t inter_pad_;
-  std::vector<uint16_t> narrow_;           // [chunk, hidden] bf16
+  std::vector<uint16_t> narrow_;  // [chunk, hidden] bf16
   std::vector<float> x_, gate_, up_, both_, mid_, y_, other_y_;
 };
 

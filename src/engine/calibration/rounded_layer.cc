@@ -19,7 +19,8 @@ std::vector<uint8_t> packed_codes(const Matrix& matrix) {
 }
 
 Json to_json(const ExpertFigures& f) {
-  return {static_cast<int>(f.by), f.tokens, f.held_out, f.signal, f.rtn_error, f.error, f.damping, f.down_damping};
+  return {static_cast<int>(f.by), f.tokens, f.held_out, f.signal, f.rtn_error, f.error, f.damping,
+          f.down_damping};
 }
 
 ExpertFigures figures_from(const Json& json) {
@@ -76,8 +77,8 @@ Matrix RoundedLayer::at(int expert, Projection projection, const Format& format)
   const auto index = (static_cast<size_t>(expert) * 3 + static_cast<size_t>(projection)) * 2;
   const Tensor &codes = header_.tensors.at(index), &scales = header_.tensors.at(index + 1);
   long long n = 0, k = 0;
-  KT_CHECK(std::sscanf(codes.name.c_str() + codes.name.find(".codes."), ".codes.%lld.%lld", &n, &k) == 2, "{}",
-           codes.name);
+  KT_CHECK(std::sscanf(codes.name.c_str() + codes.name.find(".codes."), ".codes.%lld.%lld", &n, &k) == 2,
+           "{}", codes.name);
   Matrix out(format, n, k);
   const auto* from = reinterpret_cast<const uint8_t*>(codes.bytes.data());
   if (format.code == Code::kU4) {
