@@ -9,12 +9,15 @@
 #include "base/error.h"
 #include "formats/floats.h"
 #include "nn/cholesky.h"
+#include "nn/f32_product.h"
 #include "nn/span_rounding.h"
 
 namespace kt {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 256;
+constexpr int kColumnsAtOnce = 128;     // of a product
+constexpr int kFewColumns = 8;          // below this, loops of our own
 constexpr double kLeastDamping = 1e-4;  // after none
 
 std::vector<int> column_order(const Hessian& hessian, bool act_order) {
@@ -63,8 +66,8 @@ class RowsRounding {
   void run();
 
  private:
-  float* now(int block, int step) { return now_.data() + (int64_t{block} * k_pad_ + step) * kBlockRows; }
-  float* gone(int block, int step) { return gone_.data() + (int64_t{block} * k_pad_ + step) * kBlockRows; }
+  float* now(int block, int step) { return now_ + (int64_t{block} * k_pad_ + step) * kBlockRows; }
+  float* gone(int block, int step) { return gone_ + (int64_t{block} * k_pad_ + step) * kBlockRows; }
   void begin_span(int step);
   void begin_all();
   void push(int from, int to, int first, int last);
@@ -73,8 +76,11 @@ class RowsRounding {
   const GptqFactor& factor_;
   SpanRounding spans_;
   int k_, k_pad_, blocks_;
-  std::vector<float> now_;     // [blocks, k_pad, 16] values with what earlier steps gave up
-  std::vector<float> gone_;    // [blocks, k_pad, 16] value; value - rounded after its step
+  Buffer memory_;
+  float* now_;   // [blocks, k_pad, 16] values with what earlier steps gave up
+  float* gone_;  // [blocks, k_pad, 16] value; value - rounded after its step
+  F32Product product_;
+  std::vector<float> sums_;    // [kColumnsAtOnce, 16 * blocks]
   std::vector<float> weight_;  // [k] of squared errors, by step
 };
 
@@ -85,12 +91,16 @@ RowsRounding::RowsRounding(Matrix& out, const float* values, int64_t first, int6
       k_(static_cast<int>(out.k)),
       k_pad_(round_up(k_, kChunk)),
       blocks_(static_cast<int>(ceil_div(rows, kBlockRows))),
-      now_(static_cast<size_t>(int64_t{blocks_} * k_pad_ * kBlockRows)) {
+      memory_(static_cast<size_t>(int64_t{blocks_} * k_pad_ * kBlockRows) * sizeof(float) * 2),
+      now_(memory_.as<float>().data()),
+      gone_(now_ + int64_t{blocks_} * k_pad_ * kBlockRows),
+      product_(kColumnsAtOnce, k_pad_),
+      sums_(static_cast<size_t>(kColumnsAtOnce * blocks_ * kBlockRows)) {
   for (int64_t r = 0; r < rows; ++r)
     for (int c = 0; c < k_; ++c)
       now(static_cast<int>(r / kBlockRows), c)[r % kBlockRows] =
           values[(first + r) * k_ + factor.order()[static_cast<size_t>(c)]];
-  gone_ = now_;
+  std::copy(now_, gone_, gone_);
   for (int c = 0; c < k_; ++c) {
     const float pivot = factor.lower()[int64_t{c} * k_ + c];
     weight_.push_back(pivot * pivot);
@@ -140,10 +150,31 @@ void RowsRounding::begin_all() {
 
 // What steps [from, to) gave up, to the values of steps [first, last).
 void RowsRounding::push(int from, int to, int first, int last) {
-  if (from == to) return;
+  const int whole = last - first < kFewColumns ? 0 : (to - from) / kChunk * kChunk;
+  for (int c = first; whole && c < last; c += kColumnsAtOnce) {
+    const int columns = std::min(kColumnsAtOnce, last - c);
+    const int64_t width = int64_t{blocks_} * kBlockRows;
+    product_.run({.a = factor_.lower() + int64_t{c} * k_ + from,
+                  .a_stride = k_,
+                  .m = columns,
+                  .k = whole,
+                  .b = gone(0, from),
+                  .b_stride = int64_t{k_pad_} * kBlockRows,
+                  .blocks = blocks_,
+                  .out = sums_.data(),
+                  .out_stride = width});
+    for (int b = 0; b < blocks_; ++b)
+      for (int i = 0; i < columns; ++i) {
+        float* to_values = now(b, c + i);
+        const float* sum = sums_.data() + i * width + b * kBlockRows;
+        for (int r = 0; r < kBlockRows; ++r) to_values[r] += sum[r];
+      }
+  }
+  if (from + whole == to) return;
   for (int b = 0; b < blocks_; ++b)
     for (int c = first; c < last; ++c)
-      add_products(factor_.lower() + int64_t{c} * k_ + from, gone(b, from), to - from, now(b, c));
+      add_products(factor_.lower() + int64_t{c} * k_ + from + whole, gone(b, from + whole), to - from - whole,
+                   now(b, c));
 }
 
 void RowsRounding::round(int step) {

@@ -42,12 +42,18 @@ class Hessian {
   void scale(double factor);                      // rows stay as they are, mass does not
   // [dims, dims], of which the lower triangle is filled and the rest is zero: half the traffic of an update.
   const float* data() const { return sum_.as<float>().data(); }
-  float at(int i, int j) const;  // of either triangle
+  float at(int i, int j) const {  // of either triangle
+    return data()[static_cast<int64_t>(i > j ? i : j) * dims_ + (i > j ? j : i)];
+  }
   double mean_diagonal() const;
   static size_t bytes(int dims);
 
  private:
+  void add(Pool* pool, const HessianRows& rows, Buffer* scratch);
   friend Hessian shrunk(const Hessian& own, const Hessian& prior, double strength);
+  friend Hessian shrunk_to_diagonal(const Hessian& own, double strength);
+  friend Hessian diagonal_of(const Hessian& own);
+  void add_diagonal(double factor, const Hessian& other);
   int dims_ = 0;
   int64_t rows_ = 0;
   double mass_ = 0;
@@ -58,5 +64,11 @@ class Hessian {
 // average. Where an expert saw many rows it is its own; where it saw few it is the layer's. A prior without
 // mass adds nothing. Dims and rows() as own.
 Hessian shrunk(const Hessian& own, const Hessian& prior, double strength);
+// own + strength / own.rows() * its diagonal: trusts what inputs have in common the less the fewer rows it
+// saw. For the inputs of down projections, which mean something else in every expert, so that the layer's are
+// no prior for one expert's. Rows as own; without rows, a copy.
+Hessian shrunk_to_diagonal(const Hessian& own, double strength);
+// The diagonal alone: rounding to nearest, with scales searched for what inputs are large.
+Hessian diagonal_of(const Hessian& own);
 
 }  // namespace kt
