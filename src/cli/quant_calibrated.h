@@ -4,12 +4,13 @@
 
 #include "cli/quant.h"
 #include "engine/calibration/calibration_text.h"
+#include "nn/gptq.h"
 
 namespace kt {
 
 struct CalibrationFlags {
   TextRequest text;
-  double dampening = 0.1;
+  double dampening = CalibrationDefaults{}.gptq.damping;
   void add_to(CLI::App& verb);  // all but the dataset, which verbs spell differently
 };
 

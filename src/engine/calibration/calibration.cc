@@ -216,11 +216,9 @@ void Calibration::round_layer(int layer, const std::string& path) {
   for (size_t row = 0; row < sample_of_.size(); ++row)
     if (!dead_[static_cast<size_t>(sample_of_[row])] && !is_held_out(static_cast<int64_t>(row)))
       sample.push_back(static_cast<int32_t>(row));
-  // Evenly spaced, and shuffled by a stride, so that any beginning of it stands for the whole.
   const size_t step = std::max<size_t>(1, sample.size() / kPriorTokens);
   std::vector<int32_t> spread;
-  for (size_t offset = 0; offset < 16; ++offset)
-    for (size_t i = offset * step; i < sample.size(); i += 16 * step) spread.push_back(sample[i]);
+  for (size_t i = 0; i < sample.size(); i += step) spread.push_back(sample[i]);
   Hessian prior(static_cast<int>(source_.hidden()));
   Buffer scratch;
   for (size_t first = 0; first < spread.size(); first += static_cast<size_t>(batch_tokens_)) {
@@ -230,7 +228,7 @@ void Calibration::round_layer(int layer, const std::string& path) {
               &scratch);
   }
   const LayerInputs inputs{
-      .inputs = normed_.get(), .prior = &prior, .sample = spread, .activation = walk_->spec().moe.activation};
+      .inputs = normed_.get(), .prior = &prior, .activation = walk_->spec().moe.activation};
   std::vector<RoundedExpert> experts(static_cast<size_t>(source_.experts()));
   std::atomic<int> next{0}, finished{0};
   std::exception_ptr error;

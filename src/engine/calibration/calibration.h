@@ -29,7 +29,7 @@ struct CalibrationProgress {
 };
 
 struct CalibrationOptions {
-  RoundingOptions rounding;
+  CalibrationDefaults rounding;
   int threads = 0;
   uint64_t max_memory = 0;                                        // 0: what the machine has
   std::function<void(const CalibrationProgress&)> progress = {};  // from any thread, one at a time

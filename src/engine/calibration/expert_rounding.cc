@@ -11,7 +11,6 @@ namespace kt {
 namespace {
 
 constexpr int64_t kRowsTogether = 1024;  // rows that go through an expert together
-constexpr size_t kPriorRows = 512;  // of the layer's sample, for what every token would make of this expert
 
 }  // namespace
 
@@ -42,7 +41,7 @@ struct ExpertRounder::Original {
 };
 
 ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& source, const PackedSpec& spec,
-                             const RoundingOptions& options)
+                             const CalibrationDefaults& options)
     : pool_(std::move(pool)),
       source_(source),
       spec_(spec),
@@ -119,21 +118,16 @@ Hessian ExpertRounder::input_moments(const LayerInputs& inputs, const RoutedRows
   for_chunks(inputs, train.rows, [&](size_t, size_t count) {
     own.add({.x = narrow_.data(), .type = Real::kBf16, .rows = static_cast<int64_t>(count)}, &scratch_);
   });
-  return shrunk(own, *inputs.prior, options_.prior_tokens);
+  return shrunk(own, *inputs.prior, options_.shrinkage);
 }
 
-// Rows count by the square of their routing weight: that is how their errors enter the layer's output. The
-// prior is what tokens of the whole layer would make of this expert: middles of other experts mean nothing
-// here.
+// Rows count by the square of their routing weight: that is how their errors enter the layer's output.
+// Middles of other experts mean nothing here, so few rows are shrunk to their own diagonal.
 Hessian ExpertRounder::middle_moments(const Mlp& mlp, const LayerInputs& inputs, const RoutedRows& train) {
   const auto dims = static_cast<int>(source_.inter());
-  Hessian own(dims), prior(dims);
-  double squares = 0;
+  Hessian own(dims);
   std::vector<float> squared(train.weights.size());
-  for (size_t i = 0; i < squared.size(); ++i) {
-    squared[i] = train.weights[i] * train.weights[i];
-    squares += static_cast<double>(squared[i]);
-  }
+  for (size_t i = 0; i < squared.size(); ++i) squared[i] = train.weights[i] * train.weights[i];
   for_chunks(inputs, train.rows, [&](size_t first, size_t count) {
     middle(mlp, static_cast<int>(count), inputs.activation);
     own.add({.x = mid_.data(),
@@ -143,14 +137,7 @@ Hessian ExpertRounder::middle_moments(const Mlp& mlp, const LayerInputs& inputs,
              .weight = squared.data() + first},
             &scratch_);
   });
-  for_chunks(
-      inputs, inputs.sample.first(std::min(inputs.sample.size(), kPriorRows)), [&](size_t, size_t count) {
-        middle(mlp, static_cast<int>(count), inputs.activation);
-        prior.add(
-            {.x = mid_.data(), .type = Real::kF32, .stride = inter_pad_, .rows = static_cast<int64_t>(count)},
-            &scratch_);
-      });
-  return shrunk(own, prior, options_.prior_tokens * squares / static_cast<double>(squared.size()));
+  return shrunk_to_diagonal(own, options_.shrinkage);
 }
 
 // False where no damping helps.
@@ -237,7 +224,7 @@ RoundedExpert ExpertRounder::round(int layer, int expert, const LayerInputs& inp
     return std::move(rtn);
   };
   if (train.rows.empty()) return to_nearest(RoundedBy::kNoTokens);
-  const bool few = figures.tokens < options_.least_tokens || held_out.rows.empty();
+  const bool few = figures.tokens < options_.floor || held_out.rows.empty();
   const bool done = !few && calibrate(from, inputs, train, out);
   judge(from, inputs, held_out, rtn, done ? out : rtn, figures);
   if (few) return to_nearest(RoundedBy::kFewTokens);

@@ -17,12 +17,6 @@
 
 namespace kt {
 
-struct RoundingOptions {
-  GptqOptions gptq;
-  double prior_tokens = 256;  // how many rows the layer's average stands for
-  int least_tokens = 32;      // with fewer an expert is rounded to nearest
-};
-
 // Rows of the layer's activations that an expert was sent, and how much each counts there.
 struct RoutedRows {
   std::vector<int32_t> rows;   // ascending
@@ -33,7 +27,6 @@ struct RoutedRows {
 struct LayerInputs {
   const ActivationStore* inputs = nullptr;  // [tokens, hidden] bf16, after the norm
   const Hessian* prior = nullptr;           // of the inputs of all tokens
-  std::span<const int32_t> sample;          // rows that stand for all tokens
   Activation activation;
 };
 
@@ -57,7 +50,7 @@ struct RoundedExpert {
 class ExpertRounder {
  public:
   ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& source, const PackedSpec& spec,
-                const RoundingOptions& options);
+                const CalibrationDefaults& options);
   RoundedExpert round(int layer, int expert, const LayerInputs& inputs, const RoutedRows& train,
                       const RoutedRows& held_out);
   // What one takes while it works, at most.
@@ -82,7 +75,7 @@ class ExpertRounder {
   std::shared_ptr<Pool> pool_;
   const ExpertSource& source_;
   PackedSpec spec_;
-  RoundingOptions options_;
+  CalibrationDefaults options_;
   LinearWork linears_;
   Buffer scratch_;
   int64_t inter_pad_;
