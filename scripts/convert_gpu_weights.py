@@ -1,6 +1,14 @@
 #!/usr/bin/env python3
 """Quantises the experts of a checkpoint for the GPU: `kt quant gpu` under its established name and flags."""
+import json
+import os
+import pathlib
+import sys
+
 import kt_program
+
+COLUMNS = ("messages", "conversations", "text")  # of datasets that kt reads
+DEFAULT = "HuggingFaceH4/ultrachat_200k", "train_sft"
 
 
 def arguments():
@@ -12,7 +20,7 @@ def arguments():
     parser.add_argument("--num_calibration_samples", type=int, help="GPTQ (default: 512)")
     parser.add_argument("--max_sequence_length", type=int, help="GPTQ (default: 2048)")
     parser.add_argument("--dampening_frac", type=float, help="GPTQ (default: 0.1)")
-    parser.add_argument("--dataset", help="GPTQ: calibration text")
+    parser.add_argument("--dataset", help="GPTQ: .jsonl, .txt or .parquet, or a name in the hub cache")
     parser.add_argument("--dataset_split", help="GPTQ")
     parser.add_argument("--force_cpu", action="store_true", help="use no GPU")
     parser.add_argument("--ignore_patterns", nargs="*", help="modules to leave alone (default: kt's list)")
@@ -24,8 +32,71 @@ def arguments():
     return parser.parse_args()
 
 
+def hub_cache():
+    home = os.environ.get("HF_HOME") or pathlib.Path.home() / ".cache" / "huggingface"
+    return pathlib.Path(os.environ.get("HF_HUB_CACHE") or pathlib.Path(home) / "hub")
+
+
+def parquet_files(dataset, split):
+    """The .parquet files a dataset consists of, [] where kt can read it or says itself what is wrong."""
+    path = pathlib.Path(dataset)
+    if path.suffix == ".parquet":
+        return [path] if path.is_file() else []
+    if path.exists() or dataset.count("/") != 1:
+        return []
+    revisions = [entry for entry in (hub_cache() / f"datasets--{dataset.replace('/', '--')}" / "snapshots").glob("*")
+                 if entry.is_dir()]
+    if not revisions:
+        return []
+    newest = max(revisions, key=lambda entry: (entry.stat().st_mtime_ns, str(entry)))
+    files = [file for file in newest.rglob("*") if not split or split in str(file.relative_to(newest))]
+    if any(file.suffix in (".jsonl", ".txt") for file in files):
+        return []
+    return sorted(file for file in files if file.suffix == ".parquet")
+
+
+def as_jsonl(files, dataset, split):
+    """The path of the same rows as .jsonl, kept in the user's cache; None where pyarrow is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        kt_program.note(f"{dataset}: .parquet needs pyarrow, which is not installed: pip install pyarrow")
+        return None
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kt" / "datasets"
+    cache.mkdir(parents=True, exist_ok=True)
+    name = "-".join(part for part in (dataset.strip("/").replace("/", "--"), split) if part)
+    out = cache / f"{name}.jsonl"
+    if out.exists() and out.stat().st_mtime >= max(file.stat().st_mtime for file in files):
+        return out
+    part = out.with_suffix(f".{os.getpid()}.tmp")
+    with part.open("w", encoding="utf-8") as lines:
+        for file in files:
+            table = pyarrow.parquet.ParquetFile(file)
+            known = [column for column in COLUMNS if column in table.schema_arrow.names]
+            if not known:
+                part.unlink()
+                sys.exit(kt_program.fail(f"{file}: columns {', '.join(table.schema_arrow.names)}; "
+                                         f"expected one of {', '.join(COLUMNS)}"))
+            for batch in table.iter_batches(batch_size=1024, columns=known[:1]):
+                for row in batch.to_pylist():
+                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+    part.replace(out)
+    return out
+
+
+def calibration_text(args):
+    """What kt is told of the dataset: (path or name, split), None for its own defaults."""
+    if args.quant_method != "GPTQ":
+        return args.dataset, args.dataset_split
+    dataset, split = (args.dataset, args.dataset_split) if args.dataset else (DEFAULT[0], args.dataset_split or DEFAULT[1])
+    files = parquet_files(dataset, split)
+    converted = as_jsonl(files, dataset, split) if files else None
+    return (str(converted), None) if converted else (args.dataset, args.dataset_split)
+
+
 def main():
     args = arguments()
+    dataset, split = calibration_text(args)
     if args.torch_dtype not in (None, "auto"):
         kt_program.note(f"--torch_dtype {args.torch_dtype} is ignored: what is not quantised keeps the model's own type")
     kt_program.run(
@@ -36,8 +107,8 @@ def main():
             ("--num-calibration-samples", args.num_calibration_samples),
             ("--max-sequence-length", args.max_sequence_length),
             ("--dampening-frac", args.dampening_frac),
-            ("--dataset", args.dataset),
-            ("--dataset-split", args.dataset_split),
+            ("--dataset", dataset),
+            ("--dataset-split", split),
             ("--force-cpu", args.force_cpu),
             ("--ignore", args.ignore_patterns),
             ("--trust-remote-code", args.trust_remote_code),

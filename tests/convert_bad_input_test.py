@@ -216,7 +216,7 @@ def test_model_without_experts(tmp_path, experts):
     (["--max-memory", "much"], 2, ["--max-memory", "much"]),
     (["--max-memory", "1MiB"], 3, ["memory", "1.0 MiB"]),
     (["--resume-layer", "99"], 2, ["99"]),
-    (["--calibrate", "text.txt"], 4, ["--calibrate"]),
+    (["--calibrate", "text.txt"], 2, ["--calibrate", "--group-size"]),
     (["--no-such-flag"], 2, ["--no-such-flag"]),
 ])
 def test_bad_flags(tmp_path, args, code, words):

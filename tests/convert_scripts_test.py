@@ -300,12 +300,45 @@ def test_rtn_commands(models, tmp_path, name, line, bits):
     assert (out / "tokenizer.json").exists()
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A hub cache with the datasets that the guides name, as small files of our own."""
+    cache = tmp_path_factory.mktemp("hub")
+    chat = [{"messages": [{"role": "user", "content": f"Tell me of {n} foxes."},
+                          {"role": "assistant", "content": f"There were {n} foxes in a wood, and they ate {n} plums."}]}
+            for n in range(40)]
+    tales = [{"text": f"The {n} owls of the old tower sang all night and slept all day.", "output": ""} for n in range(40)]
+    for name, split, rows in (("HuggingFaceH4--ultrachat_200k", "train_sft", chat), ("tatsu-lab--alpaca", "train", tales)):
+        folder = cache / f"datasets--{name}" / "snapshots" / "0" / "data"
+        folder.mkdir(parents=True)
+        (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return cache
+
+
 @needs_kt
 @pytest.mark.parametrize("name, line", GPTQ_COMMANDS)
-def test_gptq_commands_are_refused_in_a_sentence(models, tmp_path, name, line):
-    result = run_script("convert_gpu_weights.py", line.format(model=models[name], out=tmp_path / "out").split())
-    checkpoints.refused(result, 4, "GPTQ", "RTN")
-    assert not (tmp_path / "out").exists()
+def test_gptq_commands(models, hub, tmp_path, monkeypatch, name, line):
+    """The guides' models are stood in for by the trained one, but for the architecture that cannot run."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    out = tmp_path / "out"
+    if name == "Qwen3-Next-80B-A3B-Instruct":
+        model = models[name]
+        config = json.loads((model / "config.json").read_text())
+        config |= {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]}
+        changed = tmp_path / "next"
+        shutil.copytree(model, changed)
+        (changed / "config.json").write_text(json.dumps(config))
+        result = run_script("convert_gpu_weights.py", line.format(model=changed, out=out).split())
+        checkpoints.refused(result, 4, "GPTQ", "linear_attention", "RTN")
+        assert not out.exists()
+        return
+    model = checkpoints.trained_model()
+    if model is None:
+        pytest.skip("no trained model")
+    result = run_script("convert_gpu_weights.py", line.format(model=model, out=out).split())
+    assert result.returncode == 0, result.stderr
+    report = json.loads((out / "kt_calibration.json").read_text())
+    assert report["samples"] == 40 and len(report["layers"]) == len(moe_layers(model))
 
 
 @needs_kt

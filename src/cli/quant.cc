@@ -12,6 +12,7 @@
 #include "cli/conversion_report.h"
 #include "cli/model_flags.h"
 #include "cli/quant.h"
+#include "cli/quant_calibrated.h"
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
 #include "weights/checkpoint.h"
@@ -24,7 +25,8 @@ namespace {
 
 struct QuantFlags {
   std::string input, output;
-  std::string method = "int4", input_type = "auto", rounding = "established", calibrate;
+  std::string method = "int4", input_type = "auto", rounding = "established";
+  CalibrationFlags calibration;
   int group_size = 0, parts = 0;
   bool no_merge = false, backward = false, report = false, gpu = false, yes = false;
   RunFlags run;
@@ -33,9 +35,8 @@ struct QuantFlags {
 int numa_nodes() { return std::max(1, static_cast<int>(Topology::discover().nodes.size())); }
 
 void refuse_contradictions(const QuantFlags& flags) {
-  if (!flags.calibrate.empty())
-    fail_as(ErrorKind::kUnsupported,
-            "--calibrate: calibrated int4 is not in this version; leave it out to round to nearest");
+  if (!flags.calibration.text.dataset.empty() && flags.group_size == 0)
+    fail("--calibrate: needs int4 in groups: add --group-size 32, 64 or 128");
   if (flags.group_size == 0) return;
   if (flags.method != "int4")
     fail("--group-size {}: only with --method int4, got {}", flags.group_size, flags.method);
@@ -59,10 +60,6 @@ void warn_about_source(const ExpertSource& source, const QuantFlags& flags) {
 }
 
 ConversionPlan plan_for(const Checkpoint& checkpoint, const ExpertSource& source, const QuantFlags& flags) {
-  if (flags.group_size != 0)
-    return plan_model(
-        checkpoint, &source,
-        {.output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()});
   return plan_kt_weights(checkpoint, source,
                          {.output = flags.output,
                           .bits = flags.method == "int4" ? 4 : 8,
@@ -80,7 +77,12 @@ void run_quant(const QuantFlags& flags) {
   const Checkpoint checkpoint(flags.input);
   const auto source = open_experts(checkpoint, input_type_named(flags.input_type));
   warn_about_source(*source, flags);
-  convert_and_report(plan_for(checkpoint, *source, flags), flags.run);
+  if (flags.group_size == 0) return convert_and_report(plan_for(checkpoint, *source, flags), flags.run);
+  const CompressedPlanOptions grouped{
+      .output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()};
+  if (!flags.calibration.text.dataset.empty())
+    return convert_calibrated(checkpoint, *source, grouped, flags.calibration, flags.run);
+  convert_and_report(plan_model(checkpoint, source.get(), grouped), flags.run);
 }
 
 }  // namespace
@@ -149,7 +151,9 @@ void add_quant(CLI::App& kt, Invocation& run) {
                    "established: int4 as existing files have it; direct: rounded once, a little better")
       ->check(CLI::IsMember({"established", "direct"}))
       ->capture_default_str();
-  verb->add_option("--calibrate", flags->calibrate, "Text for calibrated int4 (not in this version)");
+  verb->add_option("--calibrate", flags->calibration.text.dataset,
+                   "With --group-size: round with regard to this text, .jsonl (text, or messages) or .txt");
+  flags->calibration.add_to(*verb);
   verb->add_flag("--gpu", flags->gpu, "Accepted; conversion needs no GPU");
   verb->add_flag("--yes", flags->yes, "Accepted; nothing is asked");
   flags->run.add_to(*verb);

@@ -6,6 +6,7 @@
 #include "cli/conversion_report.h"
 #include "cli/model_flags.h"
 #include "cli/quant.h"
+#include "cli/quant_calibrated.h"
 #include "weights/compressed_plan.h"
 
 namespace kt {
@@ -16,35 +17,38 @@ struct GpuFlags {
   std::string method = "GPTQ", type = "W8A16", targets = "experts";
   std::optional<int> group_size;
   std::vector<std::string> ignore;
-  // Calibration; used by GPTQ only.
-  int samples = 512, sequence = 2048, seed = 42;
-  std::string dataset, split, max_gpu_memory;
-  double dampening = 0.1;
+  CalibrationFlags calibration;
+  std::string max_gpu_memory;
   bool force_cpu = false, trust = false;
   RunFlags run;
 };
 
-void run_gpu(const GpuFlags& flags) {
-  if (flags.method == "GPTQ")
-    fail_as(ErrorKind::kUnsupported,
-            "--method GPTQ: calibrated weights are not in this version; --method RTN rounds to nearest");
-  if (!flags.max_gpu_memory.empty()) parse_bytes(flags.max_gpu_memory, "--max-gpu-memory");
-  const Checkpoint checkpoint(flags.input);
-  // A dense model has Linears but no experts.
-  std::unique_ptr<ExpertSource> source;
+// A dense model has Linears but no experts.
+std::unique_ptr<ExpertSource> experts_of(const Checkpoint& checkpoint, const GpuFlags& flags) {
   try {
-    source = open_experts(checkpoint);
+    return open_experts(checkpoint);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported || flags.targets != "all") throw;
   }
-  convert_and_report(plan_model(checkpoint, source.get(),
-                                {.output = flags.output,
-                                 .bits = flags.type == "W4A16" ? 4 : 8,
-                                 .group_size = flags.group_size.value_or(128),
-                                 .all_linears = flags.targets == "all",
-                                 .ignore = flags.ignore,
-                                 .version = version()}),
-                     flags.run);
+  return nullptr;
+}
+
+void run_gpu(const GpuFlags& flags) {
+  const bool calibrated = flags.method == "GPTQ";
+  if (!flags.max_gpu_memory.empty()) parse_bytes(flags.max_gpu_memory, "--max-gpu-memory");
+  if (calibrated && flags.targets == "all")
+    fail_as(ErrorKind::kUnsupported,
+            "--targets all: GPTQ calibrates routed experts; --method RTN rounds the rest too");
+  const Checkpoint checkpoint(flags.input);
+  const std::unique_ptr<ExpertSource> source = experts_of(checkpoint, flags);
+  const CompressedPlanOptions options{.output = flags.output,
+                                      .bits = flags.type == "W4A16" ? 4 : 8,
+                                      .group_size = flags.group_size.value_or(128),
+                                      .all_linears = flags.targets == "all",
+                                      .ignore = flags.ignore,
+                                      .version = version()};
+  if (calibrated) return convert_calibrated(checkpoint, *source, options, flags.calibration, flags.run);
+  convert_and_report(plan_model(checkpoint, source.get(), options), flags.run);
 }
 
 }  // namespace
@@ -58,7 +62,7 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
       ->required();
   verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write")->required();
   verb->add_option("--method,--quant-method", flags->method,
-                   "RTN: round to nearest; GPTQ: calibrated (not in this version)")
+                   "GPTQ: calibrated with text; RTN: round to nearest")
       ->check(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
       ->capture_default_str();
   verb->add_option("--type,--quant-type", flags->type, "Bits of weights and activations")
@@ -77,22 +81,25 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
       ->capture_default_str();
   verb->add_option("--ignore,--ignore-patterns", flags->ignore,
                    "Modules to leave as they are: names, or re:REGEX");
-  verb->add_option("--num-calibration-samples", flags->samples, "GPTQ only")->check(positive());
-  verb->add_option("--max-sequence-length", flags->sequence, "GPTQ only")->check(positive());
-  verb->add_option("--dataset", flags->dataset, "GPTQ only: .jsonl or .txt");
-  verb->add_option("--dataset-split", flags->split, "GPTQ only");
-  verb->add_option("--dampening-frac", flags->dampening, "GPTQ only");
-  verb->add_option("--seed,--random-seed", flags->seed, "GPTQ only");
-  verb->add_option("--max-gpu-memory", flags->max_gpu_memory,
-                   "Accepted; rounding to nearest runs on the CPU");
+  flags->calibration.text.dataset = "HuggingFaceH4/ultrachat_200k";
+  flags->calibration.text.split = "train_sft";
+  verb->add_option("--dataset", flags->calibration.text.dataset,
+                   "GPTQ: FILE.jsonl (text, or messages), FILE.txt, or a name in the local hub cache")
+      ->capture_default_str();
+  verb->add_option("--dataset-split", flags->calibration.text.split,
+                   "GPTQ: of a dataset in the hub cache, files whose names have it");
+  flags->calibration.add_to(*verb);
+  verb->add_option("--max-gpu-memory", flags->max_gpu_memory, "Accepted; conversion runs on the CPU");
   verb->add_option("--max-cpu-memory", flags->run.max_memory, "The same as --max-memory");
-  verb->add_flag("--force-cpu", flags->force_cpu, "Accepted; rounding to nearest runs on the CPU");
+  verb->add_flag("--force-cpu", flags->force_cpu, "Accepted; conversion runs on the CPU");
   verb->add_flag("--trust-remote-code", flags->trust, "Accepted; no code of a checkpoint is ever run");
   flags->run.add_to(*verb);
   verb->footer(
       "Examples:\n"
+      "  kt quant gpu ./Qwen3-30B-A3B -o ./Qwen3-30B-A3B-W4A16 --type W4A16 --dataset text.jsonl\n"
       "  kt quant gpu ./GLM-4.5-Air -o ./GLM-4.5-Air-W4A16 --method RTN --type W4A16\n"
-      "  kt quant gpu ./model -o ./out --method RTN --type W8A16 --group-size -1 --targets all");
+      "  kt quant gpu ./model -o ./out --method RTN --type W8A16 --group-size -1 --targets all\n\n"
+      "GPTQ leaves kt_calibration.json and a plot of how many tokens each expert saw beside the weights.");
   verb->callback([&run, flags] { run.action = [flags] { run_gpu(*flags); }; });
 }
 

@@ -192,7 +192,10 @@ void Transformer::State::feed_forward(int layer, int tokens) {
     expert_counts->add_time(static_cast<uint64_t>((std::chrono::steady_clock::now() - start).count()));
     add(tokens);
   }
-  if (!w.dense) return;
+  if (w.dense) dense_feed_forward(w, tokens);
+}
+
+void Transformer::State::dense_feed_forward(const LayerWeights& w, int tokens) {
   const float* scale = ones.data();
   if (!w.shared_gate.empty()) {
     run(tokens, {{&w.shared_gate, normed.data(), spec.hidden, gate.data(), 1}});

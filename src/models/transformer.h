@@ -77,6 +77,7 @@ class Transformer {
   struct State;
   std::unique_ptr<State> state_;
   friend struct TransformerLoader;
+  friend class LayerWalk;
 };
 
 }  // namespace kt

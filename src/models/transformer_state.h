@@ -91,6 +91,8 @@ struct Transformer::State {
   std::vector<size_t> routed_at;                // [layers] index in expert_counts->layers()
   std::vector<uint8_t> hit;                     // [experts], scratch of count_experts
 
+  // What any number of layers needs to run, after spec and options.
+  void prepare(std::shared_ptr<Pool> workers);
   void start_counting();
   Work experts_work(const Experts& experts, double hit_experts, double rows) const;
   Work attention_work(int layer, int position, int count) const;  // of one sequence
@@ -101,6 +103,7 @@ struct Transformer::State {
   void attend_gqa(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);
   void attend_mla(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);
   void feed_forward(int layer, int tokens);
+  void dense_feed_forward(const LayerWeights& w, int tokens);  // normed through the layer's `dense`, to x
   void route(const LayerWeights& weights, int tokens);
   void norm(const std::vector<float>& weight, int tokens);          // x to normed
   void add(int tokens);                                             // out to x

@@ -207,4 +207,66 @@ void quantise_packed_rows(const PackedSpec& spec, int64_t rows, int64_t k, const
   quantise_block<InF32>(spec, block, error, name);
 }
 
+Format packed_format(const PackedSpec& spec) {
+  const Scale scale = spec.type == Dtype::kF16   ? Scale::kF16
+                      : spec.type == Dtype::kF32 ? Scale::kF32
+                                                 : Scale::kBf16;
+  const bool four = spec.bits == 4;
+  return {four ? Code::kU4 : Code::kI8, four ? 8 : 0, scale, Min::kNone, {.k = static_cast<int>(spec.group)}};
+}
+
+Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values,
+                    std::string_view name) {
+  Matrix out(packed_format(spec), n, k);
+  const int64_t words = spec.words(k);
+  std::vector<uint32_t> packed(static_cast<size_t>(words));
+  WeightError ignored;
+  const auto scale_row = static_cast<size_t>(spec.groups(k)) * spec.scale_bytes();
+  for (int64_t row = 0; row < n; ++row) {
+    quantise_packed_rows(
+        spec, 1, k, values + row * k, k, packed.data(),
+        reinterpret_cast<std::byte*>(out.scales.data()) + static_cast<size_t>(row) * scale_row, ignored, name,
+        row);
+    uint8_t* codes = out.codes.data() + row * k;
+    for (int64_t i = 0; i < k; ++i) {
+      const auto at = static_cast<size_t>(i * spec.bits);
+      const uint32_t code = packed[at / 32] >> (at % 32) & ((1u << spec.bits) - 1);
+      codes[i] = static_cast<uint8_t>(spec.bits == 4 ? code : code ^ 0x80);
+    }
+  }
+  return out;
+}
+
+namespace {
+
+template <class T>
+void pack_as(const PackedSpec& spec, const MatrixView& matrix, const float* values, uint32_t* packed,
+             std::byte* scales, WeightError& error) {
+  const int64_t words = spec.words(matrix.k), groups = spec.groups(matrix.k), length = matrix.k / groups;
+  std::vector<uint8_t> codes(static_cast<size_t>(words) * 32 / static_cast<size_t>(spec.bits));
+  for (int64_t row = 0; row < matrix.n; ++row) {
+    const uint8_t* from = matrix.codes + row * matrix.k;
+    for (int64_t i = 0; i < matrix.k; ++i)
+      codes[static_cast<size_t>(i)] = static_cast<uint8_t>(spec.bits == 4 ? from[i] : from[i] ^ 0x80);
+    for (int64_t g = 0; g < groups; ++g) {
+      const float scale = scale_at(matrix, row, g * length);
+      T::store(scale == 0 ? T::kEps : scale,
+               scales + static_cast<size_t>(row * groups + g) * spec.scale_bytes());
+      error.add(group_error(values + row * matrix.k + g * length, length, scale, 1 << (spec.bits - 1),
+                            codes.data() + g * length));
+    }
+    pack_row(codes.data(), words, spec.bits, packed + row * words);
+  }
+}
+
+}  // namespace
+
+void pack_matrix(const PackedSpec& spec, const MatrixView& matrix, const float* values, uint32_t* packed,
+                 std::byte* scales, WeightError& error) {
+  KT_CHECK(matrix.format == packed_format(spec), "a matrix in {}", name_of(matrix.format));
+  if (spec.type == Dtype::kBf16) return pack_as<InBf16>(spec, matrix, values, packed, scales, error);
+  if (spec.type == Dtype::kF16) return pack_as<InF16>(spec, matrix, values, packed, scales, error);
+  pack_as<InF32>(spec, matrix, values, packed, scales, error);
+}
+
 }  // namespace kt

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "formats/matrix.h"
 #include "weights/quality.h"
 #include "weights/tensor.h"
 
@@ -44,5 +45,16 @@ void check_packed(const PackedSpec& spec, int64_t n, int64_t k, std::string_view
 void quantise_packed_rows(const PackedSpec& spec, int64_t rows, int64_t k, const float* values,
                           int64_t stride, uint32_t* packed, std::byte* scales, WeightError& error,
                           std::string_view name, int64_t first = 0);
+
+// The format such weights are read back in: codes of 4 bits with bias 8, or two's complement of 8.
+Format packed_format(const PackedSpec& spec);
+
+// The same rounding, as a matrix in that format, for those who go on working with it.
+Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values, std::string_view name);
+
+// Any matrix in packed_format(spec), however it was rounded, to packed words [n, words(k)] and scales [n,
+// groups(k)]; scales of zero become eps of T, which the library expects. Adds |stored - values| to `error`.
+void pack_matrix(const PackedSpec& spec, const MatrixView& matrix, const float* values, uint32_t* packed,
+                 std::byte* scales, WeightError& error);
 
 }  // namespace kt

@@ -42,6 +42,24 @@ void write_packed(const StoredMatrix& matrix, const PackedSpec& spec, size_t bas
   out.write(base + 2, 0, std::as_bytes(std::span(shape)));
 }
 
+// The same of a matrix that was rounded before, with the error against what the source holds.
+void write_rounded(const StoredMatrix& matrix, const Matrix& rounded, const PackedSpec& spec, size_t base,
+                   ShardOutput& out, Scratch& scratch, WeightError& error) {
+  KT_CHECK(rounded.n == matrix.n && rounded.k == matrix.k, "{}: rounded as [{}, {}]", matrix.name, rounded.n,
+           rounded.k);
+  const auto count = static_cast<size_t>(matrix.n);
+  scratch.values.resize(count * static_cast<size_t>(matrix.k));
+  scratch.packed.resize(count * static_cast<size_t>(spec.words(matrix.k)) * 4);
+  scratch.more.resize(count * static_cast<size_t>(spec.groups(matrix.k)) * spec.scale_bytes());
+  matrix.values(0, matrix.n, scratch.values.data());
+  pack_matrix(spec, rounded.view(), scratch.values.data(), reinterpret_cast<uint32_t*>(scratch.packed.data()),
+              scratch.more.data(), error);
+  out.write(base, 0, scratch.packed);
+  out.write(base + 1, 0, scratch.more);
+  const int64_t shape[] = {matrix.n, matrix.k};
+  out.write(base + 2, 0, std::as_bytes(std::span(shape)));
+}
+
 uint64_t packing_scratch(int64_t n, int64_t k) {
   const auto block = static_cast<uint64_t>(std::min(rows_at_once(k), n) * k);
   // f32 values, codes, scales, the row being rounded, and what values() unpacks for itself.
@@ -92,13 +110,18 @@ class Planner {
 
 // The library works in the weight's type. Sources that were quantised already become bf16 first; f32 files of
 // a model declared as something else become that, as they would when loaded.
-PackedSpec Planner::spec_for(const StoredMatrix& matrix) const {
-  const std::string& declared = checkpoint_.config().dtype;
+PackedSpec spec_of(const Checkpoint& checkpoint, const CompressedPlanOptions& options,
+                   const StoredMatrix& matrix) {
+  const std::string& declared = checkpoint.config().dtype;
   Dtype type = Dtype::kBf16;
   if (matrix.format.code == Code::kF16 && matrix.format.scale == Scale::kNone) type = Dtype::kF16;
   if (matrix.format.code == Code::kF32 && declared == "float16") type = Dtype::kF16;
   if (matrix.format.code == Code::kF32 && declared != "float16" && declared != "bfloat16") type = Dtype::kF32;
-  return {options_.bits, options_.group_size == -1 ? 0 : options_.group_size, type};
+  return {options.bits, options.group_size == -1 ? 0 : options.group_size, type};
+}
+
+PackedSpec Planner::spec_for(const StoredMatrix& matrix) const {
+  return spec_of(checkpoint_, options_, matrix);
 }
 
 std::string_view stem_of(std::string_view name) { return name.substr(0, name.find(".experts")); }
@@ -144,12 +167,19 @@ void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSp
     biases.emplace_back(projection, shard.tensors.size());
     shard.tensors.push_back({module + ".bias", spec.type, {n}});
   }
-  piece.run = [=, source = source_](ShardOutput& out, Scratch& scratch, PieceReport& report) {
+  if (options_.rounded) piece.scratch_bytes = uint64_t(source_->hidden()) * uint64_t(source_->inter()) * 16;
+  piece.run = [=, source = source_, rounded = options_.rounded](ShardOutput& out, Scratch& scratch,
+                                                                PieceReport& report) {
     for (const auto& [projection, base] : packed) {
       WeightError& error = projection == Projection::kGate ? report.gate
                            : projection == Projection::kUp ? report.up
                                                            : report.down;
-      write_packed(*source->at(layer, expert, projection), spec, base, out, scratch, error);
+      const auto matrix = source->at(layer, expert, projection);
+      if (rounded) {
+        write_rounded(*matrix, rounded(layer, expert, projection), spec, base, out, scratch, error);
+      } else {
+        write_packed(*matrix, spec, base, out, scratch, error);
+      }
     }
     for (const auto& [projection, tensor] : biases) {
       const std::vector<float> values = source->bias(layer, expert, projection).value();
@@ -309,6 +339,7 @@ ConversionPlan Planner::plan() {
                    {"ignore", options_.ignore},
                    {"version", options_.version},
                    {"source", source_settings(checkpoint_)}};
+  if (!options_.method.is_null()) plan.settings["method"] = options_.method;
   const size_t total = layers_.size() + (rest_.tensors.empty() ? 0 : 1);
   const auto take = [&](ShardPlan& shard, int layer) {
     shard.file = shard_name(plan.shards.size() + 1, total);
@@ -331,6 +362,17 @@ ConversionPlan Planner::plan() {
 }
 
 }  // namespace
+
+PackedSpec expert_spec(const Checkpoint& checkpoint, const ExpertSource& source,
+                       const CompressedPlanOptions& options, int layer) {
+  return spec_of(checkpoint, options, *source.at(layer, 0, Projection::kGate));
+}
+
+bool expert_ignored(const ExpertSource& source, const CompressedPlanOptions& options, int layer, int expert,
+                    Projection projection) {
+  if (options.ignore.empty()) return false;
+  return ModulePatterns(options.ignore).match(source.module_name(layer, expert, projection));
+}
 
 ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,
                                const CompressedPlanOptions& options) {

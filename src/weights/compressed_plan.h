@@ -1,10 +1,12 @@
-// A checkpoint turned into compressed-tensors "pack-quantized" weights (W4A16, W8A16), round to nearest: what
-// vLLM, SGLang and transformers load, and what the CPU runs as groupwise int4.
+// A checkpoint turned into compressed-tensors "pack-quantized" weights (W4A16, W8A16), round to nearest
+// or as the caller rounded: what vLLM, SGLang and transformers load, and what the CPU runs as groupwise int4.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "weights/checkpoint.h"
+#include "weights/compressed.h"
 #include "weights/conversion.h"
 #include "weights/experts.h"
 
@@ -19,7 +21,18 @@ struct CompressedPlanOptions {
   // start of the module's name, or a name or part of one.
   std::vector<std::string> ignore = {};
   std::string version = {};
+  // How an expert's matrix was rounded, where that was decided elsewhere (calibration), in packed_format;
+  // asked on worker threads while pieces run, after ConversionPlan::prepare. Null: round to nearest here.
+  std::function<Matrix(int layer, int expert, Projection projection)> rounded = {};
+  Json method = {};  // goes into the settings: what `rounded` depends on
 };
+
+// How experts are written: type T of the scales is the source's own, bf16 where that was quantised already.
+PackedSpec expert_spec(const Checkpoint& checkpoint, const ExpertSource& source,
+                       const CompressedPlanOptions& options, int layer);
+// Whether the options leave that expert's matrix as it is.
+bool expert_ignored(const ExpertSource& source, const CompressedPlanOptions& options, int layer, int expert,
+                    Projection projection);
 
 // Names are the source's own modules with weight_packed, weight_scale and weight_shape; fused experts are
 // written one by one. Scales have the source's type; where that was quantised, bf16. What is not quantised is

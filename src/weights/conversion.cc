@@ -99,6 +99,7 @@ class Driver {
 
   void choose_shards(ConversionResult& result);
   uint64_t bytes_to_write() const;
+  bool any_left() const { return !shards_.empty(); }
   void run(int threads);
   void tally(ConversionResult& result) const;
 
@@ -260,6 +261,7 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
   Driver driver(plan, options, record);
   driver.choose_shards(result);
   check_disk(plan.output, driver.bytes_to_write());
+  if (plan.prepare && driver.any_left()) plan.prepare(record.work_folder());
   driver.run(result.threads);
   record.finish();
   driver.tally(result);

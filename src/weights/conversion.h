@@ -65,11 +65,18 @@ struct ConversionPlan {
   std::string input,
       output;     // folders; input is only for messages and the check that neither contains the other
   Json settings;  // what the bytes depend on: method, parts, source files; resume demands equality
-  std::vector<ShardPlan> shards;       // names final, in order
-  std::vector<SideFile> side_files;    // config.json, tokenizer, ...; copied before the manifest
-  bool index = true;                   // write model.safetensors.index.json
+  std::vector<ShardPlan> shards;     // names final, in order
+  std::vector<SideFile> side_files;  // config.json, tokenizer, ...; copied before the manifest
+  bool index = true;                 // write model.safetensors.index.json
+  // Work that pieces depend on: called once, before the first of them, if there is anything left to write.
+  // The folder is for what it wants to keep: there again when an interrupted conversion is resumed, gone at
+  // the end (after side files were copied).
+  std::function<void(const std::string& folder)> prepare;
   std::function<void()> check_source;  // throws if the source changed; called before each shard is committed
 };
+
+// The folder that `prepare` is given: side files may be copied from there.
+std::string conversion_work_folder(const std::string& output);
 
 struct ConversionProgress {
   uint64_t source_bytes = 0, source_total = 0, written_bytes = 0;

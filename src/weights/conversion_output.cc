@@ -207,6 +207,10 @@ std::optional<Json> json_if_there(const std::string& path) {
 
 }  // namespace
 
+std::string conversion_work_folder(const std::string& output) {
+  return text("{}/{}/work", output, kProgress);
+}
+
 std::unique_ptr<ShardSink> open_shard(const std::string& output, const ShardPlan& shard) {
   if (shard.folder) return std::make_unique<FolderSink>(output, shard);
   return std::make_unique<FileSink>(output, shard);
@@ -242,6 +246,12 @@ OutputRecord::~OutputRecord() {
 
 std::string OutputRecord::progress(std::string_view name) const {
   return text("{}/{}/{}", output_, kProgress, name);
+}
+
+std::string OutputRecord::work_folder() const {
+  std::string folder = conversion_work_folder(output_);
+  make_folder(folder);
+  return folder;
 }
 
 void OutputRecord::check_resumable(const ConversionOptions& options) const {
@@ -376,7 +386,9 @@ void OutputRecord::finish() {
     if (file.from.empty()) {
       write_side(file.name, std::as_bytes(std::span(file.text)));
     } else {
-      write_side(file.name, MappedFile(file.from).bytes());
+      // What prepare made is gone once a conversion has ended; its copy is here.
+      write_side(file.name,
+                 MappedFile(fs::exists(file.from) ? file.from : output_ + "/" + file.name).bytes());
     }
   }
   write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));

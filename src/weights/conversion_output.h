@@ -48,6 +48,8 @@ class OutputRecord {
   bool exists(size_t shard) const;
   void add(size_t shard, ShardRecord record);  // any thread
 
+  // For what ConversionPlan::prepare keeps.
+  std::string work_folder() const;
   // The index where the plan wants one and no shard is missing, side files, manifest; then the progress
   // folder goes.
   void finish();

@@ -1,0 +1,181 @@
+#include "cli/quant_calibrated.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/topology.h"
+#include "cli/conversion_report.h"
+#include "cli/plot.h"
+#include "cli/report.h"
+#include "engine/calibration/calibration.h"
+#include "models/families.h"
+
+namespace kt {
+namespace {
+
+constexpr const char *kReport = "kt_calibration.json", *kPlot = "kt_calibration.svg";
+
+// Experts of an architecture that cannot run can still be rounded to nearest.
+void refuse_unknown_layers(const Checkpoint& checkpoint) {
+  try {
+    describe_model(checkpoint);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported) throw;
+    std::set<std::string> types;
+    const Json& config = checkpoint.config_json();
+    if (const auto list = config.find("layer_types"); list != config.end() && list->is_array())
+      for (const Json& type : *list)
+        if (type.is_string() && type != "full_attention" && type != "sliding_attention")
+          types.insert(type.get<std::string>());
+    std::string missing;
+    for (const std::string& type : types) missing += (missing.empty() ? "" : ", ") + type;
+    fail_as(ErrorKind::kUnsupported, "GPTQ has to run the model: {}{}; --method RTN works without",
+            error.what(), missing.empty() ? "" : "; missing layers: " + missing);
+  }
+}
+
+std::function<void(const CalibrationProgress&)> show_calibration(bool quiet) {
+  if (quiet) return {};
+  const auto line = std::make_shared<StatusLine>();
+  const auto last = std::make_shared<double>(0);
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  return [=](const CalibrationProgress& at) {
+    const double part = at.experts > 0 ? static_cast<double>(at.experts_done) / at.experts : 0;
+    const double done = at.layers_done - at.layers_kept + part, all = at.layers - at.layers_kept;
+    const std::string words = text("calibrating layer {} ({} of {}): {} of {} experts  ETA {}", at.layer,
+                                   at.layers_done + 1, at.layers, at.experts_done, at.experts,
+                                   done > 0 ? duration(at.seconds * (all - done) / done) : "?");
+    if (terminal) return line->show(words);
+    if (at.seconds - *last < 5) return;
+    *last = at.seconds;
+    std::fprintf(stderr, "%s\n", words.c_str());
+  };
+}
+
+void print_calibration(const CalibrationReport& report, const CalibrationText& text_of) {
+  if (report.layers.empty()) return;
+  std::printf("calibrated on %lld tokens of %s (%s cut at %d tokens, %s too short), %lld more held out\n\n",
+              static_cast<long long>(report.tokens - report.held_out),
+              counted(static_cast<int64_t>(text_of.samples.size()), "sample").c_str(),
+              std::to_string(text_of.cut).c_str(), text_of.max_length,
+              std::to_string(text_of.too_short).c_str(), static_cast<long long>(report.held_out));
+  Table table({"layer", "tokens an expert, least", "median", "most", "calibrated", "to nearest",
+               "output error RTN", "chosen", "ratio"},
+              0);
+  for (const LayerFigures& layer : report.layers) {
+    std::vector<int64_t> tokens;
+    int64_t calibrated = 0;
+    for (const ExpertFigures& e : layer.experts) {
+      tokens.push_back(e.tokens);
+      calibrated += e.by == RoundedBy::kGptq ? 1 : 0;
+    }
+    std::sort(tokens.begin(), tokens.end());
+    const ExpertFigures total = layer.total();
+    const auto relative = [&](double error) {
+      return total.signal > 0 ? percent(std::sqrt(error / total.signal)) : std::string("-");
+    };
+    table.add({std::to_string(layer.layer), std::to_string(tokens.front()),
+               std::to_string(tokens[tokens.size() / 2]), std::to_string(tokens.back()),
+               std::to_string(calibrated), std::to_string(static_cast<int64_t>(tokens.size()) - calibrated),
+               relative(total.rtn_error), relative(total.error),
+               total.rtn_error > 0 ? fixed(total.error / total.rtn_error, 3) : "-"});
+  }
+  std::printf(
+      "%s\nerrors of expert outputs on held-out tokens, root mean square over their size; ratio of "
+      "squares\n\n",
+      table.str().c_str());
+}
+
+// Tokens of every expert, most first, a line for each layer.
+std::string coverage_plot(const CalibrationReport& report) {
+  Chart chart{.title = "Tokens each expert was calibrated with",
+              .x_label = "experts of a layer, most used first",
+              .y_label = "tokens",
+              .series = {}};
+  for (const LayerFigures& layer : report.layers) {
+    std::vector<int64_t> tokens;
+    for (const ExpertFigures& e : layer.experts) tokens.push_back(e.tokens);
+    std::sort(tokens.rbegin(), tokens.rend());
+    Series series{.name = text("layer {}", layer.layer), .points = {}};
+    for (size_t i = 0; i < tokens.size(); ++i)
+      series.points.emplace_back(static_cast<double>(i + 1), static_cast<double>(tokens[i]));
+    chart.series.push_back(std::move(series));
+  }
+  return svg({&chart, 1});
+}
+
+CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run) {
+  CalibrationOptions out;
+  out.rounding.gptq.damping = flags.dampening;
+  const int pus = Topology::discover().pus();
+  out.threads = std::min(run.threads, pus);
+  if (!run.max_memory.empty()) out.max_memory = parse_bytes(run.max_memory, "--max-memory");
+  out.progress = show_calibration(run.json);
+  return out;
+}
+
+}  // namespace
+
+void CalibrationFlags::add_to(CLI::App& verb) {
+  verb.add_option("--num-calibration-samples", text.samples, "Samples of the text to calibrate with")
+      ->check(positive())
+      ->capture_default_str();
+  verb.add_option("--max-sequence-length", text.max_length, "Tokens of a sample; longer ones are cut")
+      ->check(positive())
+      ->capture_default_str();
+  verb.add_option(
+          "--dampening-frac", dampening,
+          "Added to the diagonal of the moments, as a part of its mean; raised where that is not enough")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str();
+  verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
+      ->capture_default_str();
+}
+
+void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source,
+                        CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run) {
+  refuse_unknown_layers(checkpoint);
+  for (const int layer : source.layers())
+    for (int expert = 0; expert < source.experts(); ++expert)
+      for (const Projection projection : kProjections)
+        if (expert_ignored(source, options, layer, expert, projection))
+          fail_as(ErrorKind::kUnsupported,
+                  "--ignore: matches {}; GPTQ calibrates every expert, RTN can leave some",
+                  source.module_name(layer, expert, projection));
+  const LoadedModel model(checkpoint.path(), {.sizes_only = true});
+  CalibrationText samples = read_calibration_text(flags.text, model);
+  const CalibrationText facts = samples;
+  const PackedSpec packed = expert_spec(checkpoint, source, options, source.layers().front());
+  Calibration calibration(checkpoint, source, model.spec(), std::move(samples), packed,
+                          options_of(flags, run));
+  options.rounded = [&](int layer, int expert, Projection projection) {
+    return calibration.rounded(layer, expert, projection);
+  };
+  options.method = {{"name", "gptq"}, {"dampening", flags.dampening}, {"text", facts.digest}};
+  ConversionPlan plan = plan_model(checkpoint, &source, options);
+  const std::string work = conversion_work_folder(options.output);
+  for (const char* name : {kReport, kPlot}) plan.side_files.push_back({name, "", work + "/" + name});
+  plan.prepare = [&](const std::string& folder) {
+    calibration.run(folder);
+    Json report = calibration.report().json();
+    report["samples"] = facts.samples.size();
+    report["samples_found"] = facts.found;
+    report["samples_cut"] = facts.cut;
+    report["samples_too_short"] = facts.too_short;
+    report["max_length"] = facts.max_length;
+    report["settings"] = options.method;
+    write_atomically(folder + "/" + kReport, report.dump(1));
+    write_atomically(folder + "/" + kPlot, coverage_plot(calibration.report()));
+    if (!run.json) print_calibration(calibration.report(), facts);
+  };
+  convert_and_report(plan, run);
+}
+
+}  // namespace kt

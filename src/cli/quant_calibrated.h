@@ -1,0 +1,22 @@
+// Calibrated conversions: what `kt quant gpu --method GPTQ` and `kt quant --calibrate` share.
+#pragma once
+#include <string>
+
+#include "cli/quant.h"
+#include "engine/calibration/calibration_text.h"
+#include "nn/gptq.h"
+
+namespace kt {
+
+struct CalibrationFlags {
+  TextRequest text;
+  double dampening = CalibrationDefaults{}.gptq.damping;
+  void add_to(CLI::App& verb);  // all but the dataset, which verbs spell differently
+};
+
+// Plans, calibrates, converts and reports. Leaves kt_calibration.json and kt_calibration.svg beside the
+// weights.
+void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source,
+                        CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run);
+
+}  // namespace kt

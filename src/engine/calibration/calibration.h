@@ -1,0 +1,108 @@
+// Calibrated rounding of a model's routed experts, layer by layer: every layer sees what the layers before it
+// really give, rounded ones included. One layer's weights are in memory at a time; activations go to disk
+// past a bound. Finished layers are kept in a folder, so that a run that was interrupted goes on where it
+// was.
+//
+// The interfaces leave room for a GPU: moments and factors are made in ExpertRounder and nowhere else.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/calibration/calibration_text.h"
+#include "engine/calibration/rounded_layer.h"
+#include "models/layer_walk.h"
+#include "weights/json.h"
+
+namespace kt {
+
+struct CalibrationProgress {
+  int layers_done = 0, layers = 0;  // with routed experts
+  int layer = 0;                    // the one at work, by its number in the model
+  int experts_done = 0, experts = 0;
+  int layers_kept = 0;  // of layers_done, from an earlier run
+  double seconds = 0;
+};
+
+struct CalibrationOptions {
+  CalibrationDefaults rounding;
+  int threads = 0;
+  uint64_t max_memory = 0;                                        // 0: what the machine has
+  std::function<void(const CalibrationProgress&)> progress = {};  // from any thread, one at a time
+};
+
+struct LayerFigures {
+  int layer = 0;
+  std::vector<ExpertFigures> experts;
+  ExpertFigures total() const;  // sums; `by` and dampings mean nothing
+};
+
+// What every expert saw and what rounding cost it.
+struct CalibrationReport {
+  std::vector<LayerFigures> layers;
+  int64_t tokens = 0, held_out = 0;
+  std::vector<std::string> dropped;  // samples whose activations were not finite, and where
+  int lanes = 0;                     // experts rounded at the same time
+  bool on_disk = false;              // activations
+  Json json() const;                 // the same for the same bytes: no times, nothing of this machine
+};
+
+class Calibration {
+ public:
+  // Checkpoint and source must outlive this. Errors: an architecture the engine has no layers for
+  // (kUnsupported: which, and that RTN works), a bound on memory below what one expert needs (kMemory).
+  Calibration(const Checkpoint& checkpoint, const ExpertSource& source, ModelSpec spec, CalibrationText text,
+              const PackedSpec& packed, CalibrationOptions options);
+
+  // Rounds every layer that `folder` does not hold yet.
+  void run(const std::string& folder);
+  // After run(), any thread.
+  Matrix rounded(int layer, int expert, Projection projection) const;
+  const CalibrationReport& report() const { return report_; }
+
+ private:
+  struct Batch {
+    int64_t first = 0;         // row of its first token
+    std::vector<int> lengths;  // of its samples
+    size_t sample = 0;         // number of the first of them
+    int tokens() const;
+  };
+  void plan_memory();
+  void make_batches();
+  void embed();
+  void attend(int layer, bool routes);
+  void drop_if_not_finite(const Batch& batch, int layer);
+  void round_layer(int layer, const std::string& path);
+  std::vector<RoutedRows> rows_of(bool held_out) const;  // [experts]
+  void apply(int layer);
+  void tell(int layer, int experts_done);
+  bool is_held_out(int64_t row) const;
+
+  const ExpertSource& source_;
+  CalibrationText text_;
+  PackedSpec packed_;
+  CalibrationOptions options_;
+  std::shared_ptr<Pool> pool_;
+  std::unique_ptr<LayerWalk> walk_;
+  int batch_tokens_ = 0;
+  std::vector<Batch> batches_;
+  std::vector<int> sample_of_;  // [tokens]
+  std::vector<uint8_t> dead_;   // [samples]
+  std::string folder_;
+  std::unique_ptr<ActivationStore> x_, normed_;  // [tokens, hidden] f32 and bf16
+  std::vector<int32_t> ids_;                     // [tokens, top_k]
+  std::vector<float> weights_;
+  std::vector<float> rows_, normed_rows_, out_rows_;  // of one batch
+  std::vector<uint16_t> narrow_;
+  std::map<int, std::unique_ptr<RoundedLayer>> done_;
+  CalibrationReport report_;
+  std::mutex progress_mutex_;
+  CalibrationProgress progress_;
+  double start_ = 0;
+};
+
+}  // namespace kt

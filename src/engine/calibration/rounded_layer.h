@@ -1,0 +1,31 @@
+// The experts of one layer as calibration rounded them, kept on disk until they are written where they
+// belong: what makes an interrupted calibration go on at the layer it was in.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/calibration/expert_rounding.h"
+
+namespace kt {
+
+std::string rounded_layer_path(const std::string& folder, int layer);
+// The file appears whole or not at all.
+void save_rounded_layer(const std::string& path, const std::vector<RoundedExpert>& experts);
+
+class RoundedLayer {
+ public:
+  explicit RoundedLayer(const std::string& path);
+  int experts() const { return static_cast<int>(figures_.size()); }
+  const std::vector<ExpertFigures>& figures() const { return figures_; }
+  // Any thread.
+  Matrix at(int expert, Projection projection, const Format& format) const;
+
+ private:
+  MappedFile file_;
+  SafetensorsHeader header_;
+  std::vector<ExpertFigures> figures_;
+};
+
+}  // namespace kt

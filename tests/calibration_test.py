@@ -1,0 +1,187 @@
+"""`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest on
+text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
+kt; KT_TEST_DATA the folder with models and texts; KT_TEST_FULL runs both models and both kinds of text."""
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+pytest.importorskip("numpy", reason="numpy is not installed")
+import checkpoints  # noqa: E402
+from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
+MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"] if checkpoints.FULL else ["tiny-deepseekv3"]
+TEST_TOKENS = 24576 if checkpoints.FULL else 8192
+
+
+def model_or_skip(name):
+    folder = checkpoints.trained_model(name)
+    if folder is None:
+        pytest.skip(f"no trained model {name}: KT_TEST_DATA does not name the folder with models")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """(a text to calibrate with, the text to test with): the end and the beginning of one book."""
+    path = pathlib.Path(checkpoints.DATA or "", "data", "valid_books.txt")
+    if not path.exists():
+        pytest.skip("valid_books.txt is not there: KT_TEST_DATA does not name the folder with texts")
+    words = path.read_text()
+    folder = tmp_path_factory.mktemp("text")
+    # 25,600 tokens of this vocabulary are less than 120,000 characters.
+    (folder / "calibrate.txt").write_text(words[120000:])
+    return folder / "calibrate.txt", path
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    """A small text of our own, for what needs no quality."""
+    lines = [f"Once upon a time there was a fox who counted to {n}. The fox met an owl, and they shared {n} plums."
+             for n in range(60)]
+    path = tmp_path_factory.mktemp("stories") / "stories.txt"
+    path.write_text("\n<|endoftext|>\n".join(lines))
+    return path
+
+
+def gptq(model, out, dataset, *more):
+    return ["quant", "gpu", str(model), "-o", str(out), "--method", "GPTQ", "--type", "W4A16", "--group-size", "128",
+            "--max-sequence-length", "1024", "--dataset", str(dataset), *more]
+
+
+def measured(model, weights, text):
+    args = ["perplexity", str(model), "--file", str(text), "--max-tokens", str(TEST_TOKENS), "--acts", "bf16",
+            "--kl-against", "stored", "--json"]
+    return json.loads(kt_ok(*args, *(["--weights", str(weights)] if weights else [])).stdout)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_better_than_rounding_to_nearest(book, tmp_path, name):
+    model = model_or_skip(name)
+    calibrate, text = book
+    kt_ok(*gptq(model, tmp_path / "gptq", calibrate))
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "RTN", "--type", "W4A16")
+    ours, nearest = (measured(model, tmp_path / way, text) for way in ("gptq", "rtn"))
+    assert ours["perplexity"] < nearest["perplexity"]
+    assert ours["kl"] <= 0.75 * nearest["kl"], (ours["kl"], nearest["kl"])
+    report = json.loads((tmp_path / "gptq" / "kt_calibration.json").read_text())
+    assert report["tokens"] > report["held_out_tokens"] > 0
+    for layer in report["layers"]:
+        assert layer["error"] <= 0.75 * layer["rtn_error"], (layer["layer"], layer["ratio"])
+        for expert in layer["experts"]:
+            assert expert["error"] <= expert["rtn_error"]
+            assert (expert["method"] == "gptq") == (expert["damping"] > 0 and expert["error"] < expert["rtn_error"])
+
+
+def test_output_is_what_others_load(stories, tmp_path):
+    """The same files as RTN's, names, types and shapes, with other codes; scales in the model's own type."""
+    model = model_or_skip("tiny-deepseekv3")
+    kt_ok(*gptq(model, tmp_path / "gptq", stories))
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "RTN", "--type", "W4A16")
+    ours, nearest = (checkpoints.read_folder(tmp_path / way)[0] for way in ("gptq", "rtn"))
+    assert {name: entry[:2] for name, entry in ours.items()} == {name: entry[:2] for name, entry in nearest.items()}
+    other = {name for name in ours if ours[name][2] != nearest[name][2]}
+    assert other and all(".experts." in name and name.endswith(("weight_packed", "weight_scale")) for name in other)
+    said = [json.loads((tmp_path / way / "config.json").read_text()) for way in ("gptq", "rtn")]
+    assert said[0] == said[1]
+    assert (tmp_path / "gptq" / "kt_calibration.svg").read_text().startswith("<svg")
+
+
+def test_cpu_weights_are_the_same(stories, tmp_path):
+    model = model_or_skip("tiny-deepseekv3")
+    kt_ok(*gptq(model, tmp_path / "gpu", stories))
+    kt_ok("quant", str(model), "-o", str(tmp_path / "cpu"), "--method", "int4", "--group-size", "128",
+          "--calibrate", str(stories), "--max-sequence-length", "1024")
+    assert checkpoints.read_folder(tmp_path / "gpu")[0] == checkpoints.read_folder(tmp_path / "cpu")[0]
+
+
+def test_killed_and_resumed(stories, tmp_path):
+    model = model_or_skip("tiny-deepseekv3")
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    kt_ok(*gptq(model, whole, stories))
+    kept = 0
+    for layers in (1, 3):
+        shutil.rmtree(out, ignore_errors=True)
+        process = subprocess.Popen([checkpoints.KT, *gptq(model, out, stories)], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        work = out / ".kt_progress" / "work"
+        deadline = time.monotonic() + 120
+        while process.poll() is None and len(list(work.glob("layer-*.safetensors"))) < layers:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kept += len(list(work.glob("layer-*.safetensors"))) if work.exists() else 0
+        assert not (out / "kt_manifest.json").exists() or process.returncode == 0
+        refused(kt(*gptq(model, out, stories)), 2, "--resume")
+        kt_ok(*gptq(model, out, stories, "--resume"))
+        assert digests(out) == digests(whole)
+    assert kept > 0
+    refused(kt(*gptq(model, out, stories, "--resume", "--dampening-frac", "0.2")), 2, "dampening")
+
+
+def test_threads_memory_and_disk_change_nothing(stories, tmp_path):
+    model = model_or_skip("tiny-deepseekv3")
+    kt_ok(*gptq(model, tmp_path / "two", stories, "--cpu-threads", "2"))
+    kt_ok(*gptq(model, tmp_path / "one", stories, "--cpu-threads", "1"))
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    refused(kt(*gptq(model, tmp_path / "small", stories, "--max-cpu-memory", "20MiB")), 3, "memory")
+
+
+@pytest.mark.parametrize("name, words, expected", [
+    ("empty.txt", "", ["empty"]),
+    ("short.txt", "A fox.", ["too short", "256"]),
+    ("columns.jsonl", '{"prompt": "a", "answer": "b"}\n' * 9, ["line 1", "answer, prompt", "messages"]),
+    ("broken.jsonl", '{"text": "a"}\nnot json\n', ["line 2", "not JSON"]),
+    ("roles.jsonl", '{"messages": [{"role": "user"}]}\n', ["line 1", "content"]),
+    ("text.csv", "a,b\n", [".jsonl or .txt"]),
+    ("table.parquet", "PAR1", [".parquet", "pyarrow"]),
+])
+def test_bad_texts(tmp_path, name, words, expected):
+    model = model_or_skip("tiny-deepseekv3")
+    (tmp_path / name).write_text(words)
+    result = kt(*gptq(model, tmp_path / "out", tmp_path / name))
+    refused(result, 4 if "parquet" in name else 2, *expected)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_of_the_hub(tmp_path, monkeypatch, stories):
+    model = model_or_skip("tiny-deepseekv3")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    refused(kt(*gptq(model, tmp_path / "out", "nobody/nothing")), 2, "nobody/nothing", "hub cache", ".jsonl")
+    snapshot = tmp_path / "hub" / "datasets--some--tales" / "snapshots" / "abc" / "data"
+    snapshot.mkdir(parents=True)
+    rows = [{"messages": [{"role": "user", "content": f"Tell a tale of {n} foxes."},
+                          {"role": "assistant", "content": f"There were {n} foxes in a wood. They ate {n} plums."}]}
+            for n in range(40)]
+    (snapshot / "train-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (snapshot / "test-0.jsonl").write_text('{"nothing": 1}\n')
+    kt_ok(*gptq(model, tmp_path / "out", "some/tales", "--dataset-split", "train", "--num-calibration-samples", "30"))
+    report = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
+    assert (report["samples"], report["samples_found"]) == (30, 40)
+    refused(kt(*gptq(model, tmp_path / "other", "some/tales", "--dataset-split", "dev")), 2, "dev")
+
+
+def test_long_samples_are_cut_and_counted(tmp_path):
+    model = model_or_skip("tiny-deepseekv3")
+    words = "The fox ran over the hill and under the hedge. " * 400
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": words}) + "\n" for _ in range(3)))
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "out"), "--type", "W8A16", "--dataset",
+          str(tmp_path / "long.jsonl"), "--max-sequence-length", "512")
+    report = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
+    assert report["samples_cut"] == 3 and report["tokens"] == 3 * 512
+    # Three samples of one sentence leave experts without a token: rounded to nearest, said so, and not zero.
+    methods = [expert["method"] for layer in report["layers"] for expert in layer["experts"]]
+    assert any(method.startswith("rtn") for method in methods)
+
+
+def test_options_that_do_not_go_together(tmp_path, stories):
+    model = model_or_skip("tiny-deepseekv3")
+    refused(kt(*gptq(model, tmp_path / "out", stories, "--targets", "all")), 4, "--targets all", "RTN")
+    refused(kt(*gptq(model, tmp_path / "out", stories, "--ignore", "re:.*experts.3.*")), 4, "--ignore", "experts.3")
+    refused(kt("quant", str(model), "-o", str(tmp_path / "out"), "--calibrate", str(stories)), 2, "--group-size")
