@@ -273,7 +273,8 @@ class KTMoEWrapper:
     def _submit_on_stream(self, tokens, hidden, ids, weights, stream):
         results = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, hidden.device, self.layer_idx & 1)
         result = results.rows(tokens)
-        captured = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], hidden.stride(0),
+        hidden = hidden.contiguous()  # one copy to the host; of one row, the stride says nothing
+        captured = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], self.hidden_size,
                                       ids.data_ptr(), ids.dtype is _torch.int64, weights.data_ptr(), stream)
         if captured:
             results.captured()
