@@ -133,6 +133,20 @@ def test_threads_memory_and_disk_change_nothing(stories, tmp_path):
     refused(kt(*gptq(model, tmp_path / "small", stories, "--max-cpu-memory", "20MiB")), 3, "memory")
 
 
+def test_activations_on_disk(book, tmp_path):
+    """The least memory that is enough has no room for activations; the bytes are those of a run with all of it."""
+    model = model_or_skip("tiny-deepseekv3")
+    kt_ok(*gptq(model, tmp_path / "whole", book[0], "--num-calibration-samples", "16"))
+    for mib in range(60, 400, 8):
+        result = kt(*gptq(model, tmp_path / "out", book[0], "--num-calibration-samples", "16", "--max-cpu-memory",
+                          f"{mib}MiB"))
+        if result.returncode == 0:
+            break
+        refused(result, 3, "memory")
+    assert result.returncode == 0 and "activations on disk" in result.stdout
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("name, words, expected", [
     ("empty.txt", "", ["empty"]),
     ("short.txt", "A fox.", ["too short", "256"]),

@@ -61,11 +61,12 @@ std::function<void(const CalibrationProgress&)> show_calibration(bool quiet) {
 
 void print_calibration(const CalibrationReport& report, const CalibrationText& text_of) {
   if (report.layers.empty()) return;
-  std::printf("calibrated on %lld tokens of %s (%s cut at %d tokens, %s too short), %lld more held out\n\n",
+  std::printf("calibrated on %lld tokens of %s (%s cut at %d tokens, %s too short), %lld more held out%s\n\n",
               static_cast<long long>(report.tokens - report.held_out),
               counted(static_cast<int64_t>(text_of.samples.size()), "sample").c_str(),
               std::to_string(text_of.cut).c_str(), text_of.max_length,
-              std::to_string(text_of.too_short).c_str(), static_cast<long long>(report.held_out));
+              std::to_string(text_of.too_short).c_str(), static_cast<long long>(report.held_out),
+              report.on_disk ? "; activations on disk" : "");
   Table table({"layer", "tokens an expert, least", "median", "most", "calibrated", "to nearest",
                "output error RTN", "chosen", "ratio"},
               0);
