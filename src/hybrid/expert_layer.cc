@@ -168,6 +168,7 @@ void ExpertLayer::State::run(const LayerCall& call, void* output, const float* c
     args.ids = nullptr;
     args.ids64 = pairs->now.data();
   }
+  const std::shared_lock lock(in_use);
   if (carry)
     forward_adding(args, carry);
   else
@@ -178,6 +179,7 @@ void ExpertLayer::State::run_deferred(const LayerCall& call, const DeferredPairs
   ForwardArgs args = forward_args(call, sums, Real::kF32);
   args.ids = nullptr;
   args.ids64 = pairs.later.data();
+  const std::shared_lock lock(in_use);
   experts->forward(args);
 }
 
