@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("numpy", reason="numpy is not installed")
 import checkpoints  # noqa: E402
+import logits  # noqa: E402
 from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
@@ -90,6 +91,27 @@ def test_output_is_what_others_load(stories, tmp_path):
     said = [json.loads((tmp_path / way / "config.json").read_text()) for way in ("gptq", "rtn")]
     assert said[0] == said[1]
     assert (tmp_path / "gptq" / "kt_calibration.svg").read_text().startswith("<svg")
+
+
+def test_transformers_and_our_kernels_compute_the_same(stories, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    if not logits.PROBE:
+        pytest.skip("KT_MODEL_PROBE does not name the program")
+    model = model_or_skip("tiny-deepseekv3")
+    kt_ok(*gptq(model, tmp_path / "gptq", stories))
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gptq", dtype=torch.float32,
+                                                                     output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["mismatched_keys"] and not set(info["missing_keys"]) - {"lm_head.weight"}
+    vocabulary = theirs.config.vocab_size
+    ids = logits.prompt(48, vocabulary)
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor([ids])).logits[0].float().numpy()
+    # transformers rounds codes times scales to bf16, 2^-9 of each weight; ours multiplies the codes.
+    logits.check(logits.probe(tmp_path / "gptq", [ids], vocabulary), expected, 1e-2)
+    # And the test can fail: four bits moved the logits by far more than that.
+    moved = logits.differences(logits.probe(model, [ids], vocabulary), expected)
+    assert sorted(moved)[len(moved) // 2] > 3e-2
 
 
 def test_cpu_weights_are_the_same(stories, tmp_path):
