@@ -320,6 +320,8 @@ def refused(kind, words, call):
 def test_bad_constructor_arguments():
     refused(ValueError, "'AMXINT5'.*AMXINT4.*LLAMAFILE", lambda: wrapper("AMXINT5", load=False))
     refused(ValueError, "mode is 'train'", lambda: wrapper(mode="train", load=False))
+    refused(ValueError, f"hidden_size is {2**31}", lambda: wrapper(hidden=2**31, load=False))
+    refused(ValueError, f"layer_idx is {2**40}", lambda: wrapper(layer_idx=2**40, load=False))
     refused(NotImplementedError, "sft", lambda: wrapper(mode="sft", load=False))
     refused(NotImplementedError, "KTMoEWrapper", lambda: kt_kernel.AMXSFTMoEWrapper(0))
     refused(ValueError, "num_experts is 0", lambda: wrapper(num_experts=0, load=False))

@@ -397,3 +397,32 @@ def test_experts_are_never_in_bf16(root):
     # The check sees it when they are: torch has them all. KT's int4 is a quarter, and what else a model needs little.
     assert grown["torch"] > experts, grown
     assert grown["kt"] < 0.5 * experts, grown
+
+
+def test_write_back_follows_the_weights():
+    """Buffers are of the group size that the weights have, whatever the options said; other layouts are refused."""
+    from kt_kernel import KTMoEWrapper
+    from kt_kernel.transformers.resident import WriteBack
+
+    hidden, inter = 256, 128
+    draw = torch.Generator().manual_seed(3)
+    gate, up = (torch.randn(2, inter, hidden, generator=draw).bfloat16() for _ in range(2))
+    down = torch.randn(2, hidden, inter, generator=draw).bfloat16()
+    layer = KTMoEWrapper(0, 2, 1, hidden, inter, cpuinfer_threads=1, threadpool_count=1, method="RAWINT4", group_size=32)
+    layer.load_weights_from_tensors(gate, up, down)
+    w13, w2 = WriteBack(layer, "RAWINT4", inter, hidden, 128, False).read(1)
+    for ours, theirs in ((w13, torch.cat([gate[1], up[1]])), (w2, down[1])):
+        assert ((ours.float() - theirs.float()).norm() / theirs.float().norm()) < 0.15  # int4 in groups of 32
+    with pytest.raises(ValueError, match="w13 of an expert are 32768 bytes in FP8"):
+        WriteBack(layer, "FP8", inter, hidden, 128, False)
+
+
+def test_automatic_updates_leave_the_counts_alone(root):
+    """recorder() counts from the start, whatever follows its counts."""
+    model = kt.enable(folder_of(root, "qwen3_moe"), activations="f32", gpu_experts=2, update_every=2, **PLAIN)
+    ids = torch.tensor([[1, 2, 3]])
+    for _ in range(5):
+        logits(model, ids)
+    counts = kt.recorder(model).counts()
+    layers = int((counts.sum(dim=1) > 0).sum())
+    assert int(counts.sum()) == 5 * 3 * model.config.num_experts_per_tok * layers > 0

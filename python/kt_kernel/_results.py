@@ -2,7 +2,8 @@
 import threading
 
 # CPU results up to this size belong to one wrapper and thread. Larger ones, of prompts, are shared by the layers of a
-# thread, even and odd ones apart: a model of 60 layers would hold gigabytes otherwise.
+# thread, even and odd ones apart: a model of 60 layers would hold gigabytes otherwise. On a GPU, larger ones that no graph
+# captures are new tensors of the stream: engines with a stream for each layer would hold one for each otherwise.
 OWN_BYTES = 1 << 20
 
 
@@ -28,8 +29,10 @@ class ResultBuffer:
         if self._tensor is None or tokens > self._tensor.shape[0]:
             if self._captured:
                 self._kept.append(self._tensor)
+                self._captured = False
             self._views.clear()
-            self._tensor = self._torch.zeros((max(tokens, 1), self._hidden), dtype=self._dtype, device=self._device)
+            capacity = 1 << max(tokens - 1, 0).bit_length()
+            self._tensor = self._torch.zeros((capacity, self._hidden), dtype=self._dtype, device=self._device)
         elif len(self._views) >= 4096:
             self._views.clear()
         view = self._tensor[:tokens]

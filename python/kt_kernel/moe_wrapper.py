@@ -38,12 +38,14 @@ _stream_results = _results.StreamBuffers()
 _large_results = _results.ThreadBuffers()
 
 
-def _whole(name, value, least):
+def _whole(name, value, least, most=2**31 - 1):
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
     value = value.__index__()
     if value < least:
         raise ValueError(f"{name} is {value}; expected {least} or more")
+    if value > most:
+        raise ValueError(f"{name} is {value}; expected {most} or less")
     return value
 
 
@@ -66,8 +68,8 @@ class KTMoEWrapper:
 
     All layers may be constructed before any is loaded. ``gpu_experts_mask`` (bool [num_experts], True: computed on the
     GPU by the caller, skipped here) is one dialect, ``num_gpu_experts=N`` (the first N) the other; an int as mask means
-    the second. ``method`` says how the weights are stored, not which CPU may run them. Calls are thread-safe; results
-    are valid until the next call of the same wrapper on the same thread or stream (see docs/python.md).
+    the second. ``method`` says how the weights are stored, not which CPU may run them. Calls are thread-safe; a result is
+    valid until the next layer but one is called on the same thread or stream (docs/python.md says when it lives longer).
     """
 
     def __init__(self, layer_idx, num_experts, num_experts_per_tok, hidden_size, moe_intermediate_size,
@@ -89,7 +91,7 @@ class KTMoEWrapper:
         self.chunked_prefill_size = _whole("chunked_prefill_size", chunked_prefill_size, 1)
         self.max_deferred_experts_per_token = _whole("max_deferred_experts_per_token",
                                                      max_deferred_experts_per_token or 0, 0)
-        self.weight_path = None if weight_path is None else os.fspath(weight_path)
+        self.weight_path = None if weight_path is None else os.fsdecode(weight_path)
         self.cpu_save = bool(cpu_save)
         self.method = method
         if not isinstance(method, str) or method not in kt_kernel_ext.methods():
@@ -223,7 +225,7 @@ class KTMoEWrapper:
             stream = getattr(stream, "cuda_stream", stream)  # a torch.cuda.Stream
             if isinstance(stream, bool) or not isinstance(stream, int):
                 raise TypeError(f"cuda_stream: expected an int, got {type(stream).__name__}")
-        if stream < 0:
+        if stream < 0 or 2 < stream < 4096 or (stream > 2 and stream % 8):  # 0 to 2 are CUDA's default streams
             raise ValueError(f"cuda_stream is {stream}; expected the handle of a stream")
         return stream
 
@@ -259,6 +261,13 @@ class KTMoEWrapper:
     def submit_forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
         """Starts a forward. CPU tensors: computed here and now. CUDA tensors: by the time this returns, the copies to the
         host are in the stream, so later work of that stream may overwrite the inputs."""
+        if getattr(hidden_states, "is_cuda", False):
+            stream = self._stream(cuda_stream, hidden_states.device)
+            with self._on(stream, hidden_states.device):
+                tokens, hidden, ids, weights = self._checked(hidden_states, topk_ids, topk_weights)
+                if ids.device != hidden.device or weights.device != hidden.device:
+                    self._bad_device(hidden, ids, weights, cuda_stream)
+                return self._submit_on_stream(tokens, hidden, ids, weights, stream)
         tokens, hidden, ids, weights = self._checked(hidden_states, topk_ids, topk_weights)
         if hidden.is_cpu and ids.is_cpu and weights.is_cpu and not cuda_stream:
             result = self._cpu_result(hidden.dtype, tokens)
@@ -266,21 +275,33 @@ class KTMoEWrapper:
                                 ids.dtype is _torch.int64, weights.data_ptr(), result.data_ptr())
             self._local.pending = result
             return
-        if not hidden.is_cuda or ids.device != hidden.device or weights.device != hidden.device:
-            self._bad_device(hidden, ids, weights, cuda_stream)
-        self._submit_on_stream(tokens, hidden, ids, weights, self._stream(cuda_stream, hidden.device))
+        self._bad_device(hidden, ids, weights, cuda_stream)
+
+    def _on(self, stream, device):
+        """Torch's current device and stream are these inside: temporaries are then ordered with the copies, and the driver
+        sees the device that the stream belongs to."""
+        if stream == _torch.cuda.current_stream(device).cuda_stream:
+            return _torch.cuda.device(device)
+        return _torch.cuda.stream(_torch.cuda.ExternalStream(stream, device=device))
 
     def _submit_on_stream(self, tokens, hidden, ids, weights, stream):
-        results = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, hidden.device, self.layer_idx & 1)
-        result = results.rows(tokens)
+        device = hidden.device
         hidden = hidden.contiguous()  # one copy to the host; of one row, the stride says nothing
+        key = (device.index, stream)
+        if tokens * self.hidden_size * hidden.element_size() > _results.OWN_BYTES and \
+                not _torch.cuda.is_current_stream_capturing():
+            results, result = None, _torch.empty_like(hidden)
+        else:
+            results = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, device, self.layer_idx & 1)
+            result = results.rows(tokens)
         captured = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], self.hidden_size,
                                       ids.data_ptr(), ids.dtype is _torch.int64, weights.data_ptr(), stream)
         if captured:
-            results.captured()
+            if results is not None:
+                results.captured()
             with _captures.lock:
                 _captures.captured.add(tokens)
-        self._streams[stream] = result
+        self._streams[key] = result
 
     def _cpu_result(self, dtype, tokens):
         own = tokens * self.hidden_size * dtype.itemsize <= _results.OWN_BYTES
@@ -298,7 +319,7 @@ class KTMoEWrapper:
         hidden = self._flat(hidden_states)
         if hidden.is_cuda:
             stream = self._stream(cuda_stream, hidden.device)
-            result = self._streams.pop(stream, None)
+            result = self._streams.pop((hidden.device.index, stream), None)
         else:
             stream, result = None, self._local.pending
             self._local.pending = None
@@ -307,13 +328,19 @@ class KTMoEWrapper:
         if result.shape != hidden.shape or result.dtype is not hidden.dtype:
             raise ValueError(f"sync_forward: hidden_states are {_shown(hidden_states)}, submitted were {_shown(result)}")
         if stream is not None:
-            self._layer.sync(result.data_ptr(), result.shape[0], stream)
+            with self._on(stream, hidden.device):
+                self._layer.sync(result.data_ptr(), result.shape[0], stream)
         return result if hidden_states.dim() == 2 else result.view(hidden_states.shape)
 
     def forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
         """submit_forward and sync_forward."""
         self.submit_forward(hidden_states, topk_ids, topk_weights, cuda_stream)
         return self.sync_forward(hidden_states, cuda_stream)
+
+    def check(self):
+        """Raises the first error of work that graphs replayed since the last call: a replay itself runs no Python, and
+        gives zeros where the CPU's part failed."""
+        self._layer.check()
 
     # -- write-back for prefill on the GPU
 
@@ -328,7 +355,7 @@ class KTMoEWrapper:
         lists = []
         for name, given, needed in (("w13_weight_ptrs", w13_weight_ptrs, True), ("w13_scale_ptrs", w13_scale_ptrs, False),
                                     ("w2_weight_ptrs", w2_weight_ptrs, True), ("w2_scale_ptrs", w2_scale_ptrs, False)):
-            addresses = [_whole(name, address, 1 if needed else 0) for address in given or ()]
+            addresses = [_whole(name, address, 1 if needed else 0, 2**64 - 1) for address in given or ()]
             if not addresses and not needed:
                 addresses = [0] * ranks
             if len(addresses) != ranks:
@@ -348,7 +375,7 @@ class KTMoEWrapper:
         already has: its buffers are in use."""
         sizes = sorted({_whole("capture_bs", size, 1) for size in capture_bs})
         with _captures.lock:
-            lost = sorted(_captures.captured.difference(sizes))
+            lost = sorted(_captures.captured.intersection(_captures.sizes).difference(sizes))
             if lost:
                 raise ValueError(f"set_capture_batch_sizes({sizes}) after graphs were captured for {lost}; "
                                  "clear_buffer_cache() first, when they are gone")

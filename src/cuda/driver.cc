@@ -70,6 +70,13 @@ class LoadedDriver final : public CudaDriver {
     return id + 1;  // CUDA does not promise that its own numbers start above 0
   }
 
+  const void* context() const override {
+    enter(nullptr);
+    CudaContext context = nullptr;
+    check(symbols_.current_context(&context), "name the current context");
+    return context;
+  }
+
   void wait(CudaStream stream) const override {
     // Asked first, because CUDA's own refusal makes the capture invalid.
     if (capture(stream) != 0)

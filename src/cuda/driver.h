@@ -30,6 +30,8 @@ class CudaDriver {
   // A number that no other capture of this process has or will have, while the stream is being captured into
   // a graph; 0 when it is not.
   virtual uint64_t capture(CudaStream stream) const = 0;
+  // Which context is current in the calling thread: null streams of two devices differ by it only.
+  virtual const void* context() const = 0;
   virtual void wait(CudaStream stream) const = 0;  // until all of it is done; an Error while capturing
 
   // Page-locked memory, readable by all devices. Free with `unpin`, not while a stream still uses it. Both

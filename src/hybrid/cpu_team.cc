@@ -283,6 +283,7 @@ void CpuTeam::wait(uint64_t ticket) noexcept {
 
 void CpuTeam::sync(uint64_t allow_pending) {
   check_process();
+  if (inside()) fail("cpu team: a task of the team cannot wait for the team");
   const uint64_t last = state_->submitted.load(std::memory_order_acquire);
   if (last > allow_pending) wait(last - allow_pending);
   if (const std::exception_ptr error = take_error()) std::rethrow_exception(error);
@@ -296,6 +297,8 @@ std::exception_ptr CpuTeam::take_error() noexcept {
   state_->has_error.store(false, std::memory_order_relaxed);
   return std::exchange(state_->error, nullptr);
 }
+
+bool CpuTeam::inside() const noexcept { return state_->thread.get_id() == std::this_thread::get_id(); }
 
 void CpuTeam::check_process() const {
   if (state_->forked())

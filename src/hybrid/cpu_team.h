@@ -57,7 +57,8 @@ class CpuTeam {
   bool failed() const noexcept;              // whether take_error() has something
   std::exception_ptr take_error() noexcept;  // of the first task that failed since the last call, or null
 
-  void check_process() const;  // Error in a process that was forked from the one that made the team
+  bool inside() const noexcept;  // whether the calling thread is the team's own, in a task
+  void check_process() const;    // Error in a process that was forked from the one that made the team
 
   const std::shared_ptr<Pool>& pool() const;
   const std::shared_ptr<Workspace>& workspace() const;

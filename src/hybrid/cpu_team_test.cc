@@ -52,6 +52,12 @@ TEST(CpuTeam, TasksRunThePool) {
   EXPECT_EQ(calls, 2);
 }
 
+TEST(CpuTeam, ATaskCannotWaitForItsTeam) {
+  CpuTeam team({.threads = 1});
+  team.submit([&] { team.sync(); });
+  EXPECT_THAT(message_of([&] { team.sync(); }), HasSubstr("a task of the team cannot wait for the team"));
+}
+
 TEST(CpuTeam, OneTaskIsUsedAgainAndAgain) {
   CpuTeam team({.threads = 1});
   int count = 0;

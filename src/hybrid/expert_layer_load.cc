@@ -38,6 +38,7 @@ int parts_to_save(int inter, int nodes) {
 // Work in flight on the team is done before its weights go, and what runs at once on other threads too.
 void ExpertLayer::State::replace(Experts loaded, std::span<const int64_t> physical_to_logical,
                                  std::shared_ptr<const ExpertSource> from) {
+  if (team->inside()) fail("layer {}: a task of its team cannot load it", options.layer);
   const uint64_t ticket = team->submit([&] {
     const std::unique_lock lock(in_use);
     experts.emplace(std::move(loaded));

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "base/checked.h"
@@ -27,7 +28,7 @@ namespace {
 using LayerState = ExpertLayer::State;
 
 constexpr size_t kSmallestSlot = 64 << 10;  // bytes
-constexpr size_t kCarriesOfLane = 16;       // models that one stream runs in turn
+constexpr size_t kMostCarries = 64;         // models times threads, and captures that ended with one
 
 // One submit, as the stream's callbacks see it; a captured one is run again by each replay.
 struct StreamCall {
@@ -87,7 +88,9 @@ struct StreamCall {
 void start_work(void* argument) noexcept {
   StreamCall& it = *static_cast<StreamCall*>(argument);
   CpuTeam& team = *it.layer->team;
-  if (it.deferred) team.wait(it.later.ticket);  // of the replay before, when no layer came after this one
+  // Of the replay before: when no layer came after this one, or when nobody asked for its result.
+  if (!team.done(it.now.ticket)) team.wait(it.now.ticket);
+  if (!team.done(it.later.ticket)) team.wait(it.later.ticket);
   team.submit(it.now);
   if (it.deferred) team.submit(it.later);
 }
@@ -111,8 +114,11 @@ struct OpenCall {
   Slot* slot = nullptr;
 };
 
-// What the last layer of a model put off, for its next one.
-struct LaneCarry {
+// What the last layer of a model put off, for its next one, which may be on another stream of the same
+// capture or the same thread. The slot is its lane's.
+struct StreamCarry {
+  uint64_t capture = 0;
+  std::thread::id thread;  // that submitted; of no matter in a capture
   const CpuTeam* team = nullptr;
   std::string weights;
   int hidden = 0, layer = 0, tokens = 0;
@@ -122,16 +128,15 @@ struct LaneCarry {
 struct Lane {
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<OpenCall> open;
-  std::vector<LaneCarry> carries;
   uint64_t submissions = 0, last_synced = 0;
 
   // Room for so many bytes and floats that nothing enqueued before will touch once later work of this lane
   // runs.
-  Slot& slot_for(size_t bytes, size_t floats) {
+  Slot& slot_for(size_t bytes, size_t floats, const std::vector<StreamCarry>& carries) {
     Slot* best = nullptr;
     for (const std::unique_ptr<Slot>& slot : slots) {
       const bool kept = std::any_of(carries.begin(), carries.end(),
-                                    [&](const LaneCarry& carry) { return carry.slot == slot.get(); });
+                                    [&](const StreamCarry& carry) { return carry.slot == slot.get(); });
       const bool read_later = !slot->deferred.empty() && last_synced <= slot->submission;
       if (!slot->synced || kept || (slot->submission > 0 && read_later)) continue;
       if (slot->memory.size() < bytes || slot->deferred.size() < floats) continue;
@@ -144,17 +149,11 @@ struct Lane {
     slots.push_back(std::move(made));
     return *slots.back();
   }
-
-  std::vector<LaneCarry>::iterator carry_of(const LayerState& layer) {
-    return std::find_if(carries.begin(), carries.end(), [&](const LaneCarry& carry) {
-      return carry.team == layer.team.get() && carry.hidden == layer.options.shape.hidden &&
-             carry.weights == layer.options.weights;
-    });
-  }
 };
 
 struct LaneKey {
   uint64_t capture = 0;
+  const void* context = nullptr;  // every device has a null stream
   CudaStream stream = nullptr;
   auto operator<=>(const LaneKey&) const = default;
 };
@@ -162,8 +161,17 @@ struct LaneKey {
 struct Lanes {
   std::mutex mutex;
   std::map<LaneKey, Lane> lanes;
+  std::vector<StreamCarry> carries;
   std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
   std::vector<std::unique_ptr<StreamCall>> flying, idle;
+
+  std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture) {
+    return std::find_if(carries.begin(), carries.end(), [&](const StreamCarry& carry) {
+      return carry.capture == capture && (capture || carry.thread == std::this_thread::get_id()) &&
+             carry.team == layer.team.get() && carry.hidden == layer.options.shape.hidden &&
+             carry.weights == layer.options.weights;
+    });
+  }
 
   // Layers that only finished work still held are added to `ended`, to be destroyed without the lock.
   void collect(std::vector<std::shared_ptr<LayerState>>& ended) {
@@ -255,21 +263,23 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
 }
 
 // Takes what the layer before put off, or drops it, and leaves what this one puts off.
-void hand_on(Lane& lane, StreamCall& it, Slot& slot) {
+void hand_on(Lanes& all, StreamCall& it, Slot& slot, uint64_t capture) {
   const ExpertLayerOptions& options = it.layer->options;
-  if (const auto carry = lane.carry_of(*it.layer); carry != lane.carries.end()) {
+  if (const auto carry = all.carry_of(*it.layer, capture); carry != all.carries.end()) {
     if (carry->layer < options.layer && carry->tokens == it.call.tokens)
       it.carry = carry->slot->deferred.data();
-    lane.carries.erase(carry);
+    all.carries.erase(carry);
   }
   if (!it.deferred) return;
-  if (lane.carries.size() >= kCarriesOfLane) lane.carries.erase(lane.carries.begin());
-  lane.carries.push_back({.team = it.layer->team.get(),
-                          .weights = options.weights,
-                          .hidden = options.shape.hidden,
-                          .layer = options.layer,
-                          .tokens = it.call.tokens,
-                          .slot = &slot});
+  if (all.carries.size() >= kMostCarries) all.carries.erase(all.carries.begin());
+  all.carries.push_back({.capture = capture,
+                         .thread = std::this_thread::get_id(),
+                         .team = it.layer->team.get(),
+                         .weights = options.weights,
+                         .hidden = options.shape.hidden,
+                         .layer = options.layer,
+                         .tokens = it.call.tokens,
+                         .slot = &slot});
 }
 
 }  // namespace
@@ -300,20 +310,20 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   Lanes& all = lanes();
   const std::lock_guard lock(all.mutex);
   const uint64_t capture = driver.capture(stream);
-  Lane& lane = all.lanes[{capture, stream}];
+  Lane& lane = all.lanes[{capture, driver.context(), stream}];
   if (const auto open = open_call_of(lane, s); open != lane.open.end()) {
     enqueue_wait(driver, lane, *open, stream);
     lane.open.erase(open);
   }
   const SlotPlan plan(s, call);
-  Slot& slot = lane.slot_for(plan.bytes, plan.floats);
+  Slot& slot = lane.slot_for(plan.bytes, plan.floats, all.carries);
   std::unique_ptr<StreamCall> made = all.idle_call(capture != 0, ended);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
   driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
   driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
   driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);
-  hand_on(lane, it, slot);
+  hand_on(all, it, slot, capture);
   lane.open.reserve(lane.open.size() + 1);
   (capture ? all.captured : all.flying).push_back(std::move(made));
   slot.submission = ++lane.submissions;
@@ -330,7 +340,7 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   {
     Lanes& all = lanes();
     const std::lock_guard lock(all.mutex);
-    const auto lane = all.lanes.find({driver.capture(stream), stream});
+    const auto lane = all.lanes.find({driver.capture(stream), driver.context(), stream});
     const auto open =
         lane == all.lanes.end() ? std::vector<OpenCall>::iterator() : open_call_of(lane->second, s);
     if (lane == all.lanes.end() || open == lane->second.open.end())
@@ -361,6 +371,8 @@ void release_buffers() {
   for (const std::unique_ptr<StreamCall>& it : calls)
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
   all.idle.clear();
+  std::erase_if(all.carries,
+                [&](const StreamCarry& carry) { return carry.capture != 0 || all.flying.empty(); });
   // What still runs keeps the buffers of all streams; they are given back by the next call.
   for (auto lane = all.lanes.begin(); lane != all.lanes.end();) {
     const bool keep = lane->first.capture == 0 && !all.flying.empty();

@@ -238,6 +238,41 @@ TEST_F(ExpertLayerStream, DefersInGraphs) {
   }
 }
 
+// Engines that give each layer a stream of its own order them by events.
+TEST_F(ExpertLayerStream, DefersToALayerOnAnotherStream) {
+  const TestStream main, side[4];
+  const DeferringModel model(5);
+  const TestEvent events[8];
+  const auto enqueue = [&] {
+    for (size_t i = 0; i < 4; ++i) {
+      events[2 * i].record(main);
+      events[2 * i].hold(side[i]);
+      model.batches[i]->submit(*model.layers[i], side[i]);
+      model.batches[i]->sync(*model.layers[i], side[i]);
+      events[2 * i + 1].record(side[i]);
+      events[2 * i + 1].hold(main);
+    }
+  };
+  for (int i = 0; i < 3; ++i) enqueue();
+  main.wait();
+  model.expect("eager");
+  const TestGraph graph(main, enqueue);
+  for (int i = 0; i < 3; ++i) graph.launch(main);
+  main.wait();
+  model.expect("replay");
+}
+
+TEST_F(ExpertLayerStream, ACapturedSubmitWithoutASyncIsReplayed) {
+  const auto layer = test_layer(stream_team(), {.max_deferred = 1});
+  const TestStream stream;
+  const DeviceBatch batch(TestBatch(4));
+  const TestGraph graph(stream, [&] { batch.submit(*layer, stream); });
+  for (int i = 0; i < 50; ++i) graph.launch(stream);
+  stream.wait();
+  layer->team().sync();
+  layer->check();
+}
+
 TEST_F(ExpertLayerStream, ALayerThatAlwaysDefersIsReplayed) {
   const auto layer = test_layer(stream_team(), {.max_deferred = 2});
   const TestStream stream;

@@ -123,38 +123,43 @@ class KTExperts(torch.nn.Module):
             self.gpu_w13 = self.gpu_w2 = None
             return []
         if self.gpu_w13 is None or self.gpu_w13.device != device or self.gpu_w13.shape[0] != len(wanted):
-            old = self.gpu_w13, self.gpu_w2
             s = self.shape
-            self.gpu_w13 = torch.empty((len(wanted), 2 * s.inter, s.hidden), dtype=torch.bfloat16, device=device)
-            self.gpu_w2 = torch.empty((len(wanted), s.hidden, s.inter), dtype=torch.bfloat16, device=device)
+            w13 = torch.empty((len(wanted), 2 * s.inter, s.hidden), dtype=torch.bfloat16, device=device)
+            w2 = torch.empty((len(wanted), s.hidden, s.inter), dtype=torch.bfloat16, device=device)
             for slot, expert in enumerate(wanted):
                 if expert in here:
-                    self.gpu_w13[slot].copy_(old[0][here[expert]])
-                    self.gpu_w2[slot].copy_(old[1][here[expert]])
+                    w13[slot].copy_(self.gpu_w13[here[expert]])
+                    w2[slot].copy_(self.gpu_w2[here[expert]])
                 else:
-                    self._fetch(expert, slot)
+                    self._fetch(expert, w13[slot], w2[slot])
+            self.gpu_w13, self.gpu_w2 = w13, w2  # only now: an error before leaves the placement as it was
             return wanted
         expert_of = [expert if expert in wanted else None for expert in sorted(here, key=here.get)]
         missing = [expert for expert in wanted if expert not in here]
+        # Experts that leave go back to the CPU first: should a fetch fail, nobody reads a slot half written.
+        for expert in here:
+            if expert not in wanted:
+                self.gpu_slots[expert] = -1
+                self.gpu_experts_mask[expert] = False
         for slot, expert in enumerate(expert_of):
             if expert is None:
                 expert_of[slot] = missing.pop()
-                self._fetch(expert_of[slot], slot)
+                self._fetch(expert_of[slot], self.gpu_w13[slot], self.gpu_w2[slot])
         return expert_of
 
     def _expert_of_slot(self):
         table = self.gpu_slots.tolist()[:-1]
         return sorted((expert for expert, slot in enumerate(table) if slot >= 0), key=lambda expert: table[expert])
 
-    def _fetch(self, expert, slot):
+    def _fetch(self, expert, w13, w2):
         if self._write_back is None:
             s = self.shape
             self._write_back = resident.WriteBack(
-                self.wrapper, self.options.method, s.inter, s.hidden, self.options.group_size, self.gpu_w13.is_cuda
+                self.wrapper, self.options.method, s.inter, s.hidden, self.options.group_size, w13.is_cuda
             )
-        w13, w2 = self._write_back.read(expert)
-        self.gpu_w13[slot].copy_(w13)
-        self.gpu_w2[slot].copy_(w2)
+        gate_up, down = self._write_back.read(expert)
+        w13.copy_(gate_up)
+        w2.copy_(down)
 
     # --- forward ---
 

@@ -112,10 +112,10 @@ def apply_masks(model, masks):
     return moved
 
 
-def update_placement(model, num_gpu_experts=None, *, per_layer=False):
+def update_placement(model, num_gpu_experts=None, *, per_layer=False, counts=None):
     """Moves the experts that live routing used most onto the model's device; their number for each layer on average
     (None: as many as there are now). per_layer: that many in each layer, instead of the busiest of the whole model.
-    Counts are what recorder(model) has seen. Masks change in place. Returns how many experts moved."""
+    Counts are what recorder(model) has seen unless given. Masks change in place. Returns how many experts moved."""
     modules = modules_of(model)
     layers, experts = table_shape(model, modules)
     rows = [module.shape.layer for module in modules.values()]
@@ -123,7 +123,8 @@ def update_placement(model, num_gpu_experts=None, *, per_layer=False):
         total = sum(int(module.gpu_experts_mask.sum()) for module in modules.values())
     else:
         total = how_many(num_gpu_experts, len(rows), experts)
-    counts = recorder(model).counts()
+    if counts is None:
+        counts = recorder(model).counts()
     if int(counts.sum()) == 0:
         return 0  # nothing was seen: no reason to move anything
     if not per_layer:
@@ -142,14 +143,17 @@ class AutoUpdate:
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise ValueError(f"update_every: expected a number of forward passes, got {interval!r}")
         self._interval, self._per_layer, self._passes = interval, per_layer, 0
-        recorder(model)
+        self._seen = recorder(model).counts()
         self._hook = model.register_forward_hook(self._after)
 
     def _after(self, model, inputs, output):
         self._passes += 1
         if self._passes % self._interval == 0:
-            update_placement(model, per_layer=self._per_layer)
-            recorder(model).reset()
+            counts = recorder(model).counts()
+            # Since the last update; all of them if somebody reset the recorder in between.
+            recent = counts - self._seen if bool((counts >= self._seen).all()) else counts
+            update_placement(model, per_layer=self._per_layer, counts=recent)
+            self._seen = counts
 
     def stop(self):
         self._hook.remove()

@@ -1,5 +1,7 @@
 """Experts that live on the model's own device, in bf16, and are run there by torch."""
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -15,7 +17,7 @@ def run(weights, hidden, ids, scales):
     outside = (ids < 0) | (ids >= experts)
     slot = slots[torch.where(outside, experts, ids)]  # [tokens, top_k]
     if hidden.is_cuda and hidden.dtype == torch.bfloat16:
-        if slot.numel() <= _FEW:
+        if slot.numel() <= _FEW and slot.numel() * (w13[0].nbytes + w2[0].nbytes) <= _FEW_BYTES:
             return _gathered(w13, w2, hidden, slot, scales)
         if hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(hidden.device)[0] >= 9:
             return _grouped(w13, w2, hidden, slot, scales)
@@ -23,6 +25,7 @@ def run(weights, hidden, ids, scales):
 
 
 _FEW = 64  # pairs of token and expert, up to which a copy of each pair's weights costs less than sorting
+_FEW_BYTES = 256 << 20  # of those copies
 
 
 def _swiglu(gate_up):
@@ -81,7 +84,7 @@ class WriteBack:
     def __init__(self, wrapper, method, inter, hidden, group_size, pin):
         self._wrapper, self._method = wrapper, method
         self._inter, self._hidden, self._group = inter, hidden, group_size
-        shapes = self._shapes()
+        shapes = self._fitting_shapes()
         self._buffers = [
             None if shape is None else torch.empty(shape[0], dtype=shape[1], pin_memory=pin) for shape in shapes
         ]
@@ -93,6 +96,22 @@ class WriteBack:
         self._wrapper.sync_write_weight_scale_to_buffer()
         w13, w13_scale, w2, w2_scale = self._buffers
         return self._values(w13, w13_scale), self._values(w2, w2_scale)
+
+    def _fitting_shapes(self):
+        """_shapes(), with the group size that the weights really have; what is written must fit exactly."""
+        bytes_of = self._wrapper._layer.write_bytes(1)
+        if self._method == "RAWINT4" and bytes_of[1]:
+            groups = bytes_of[1] // (2 * 2 * self._inter)
+            self._group = self._hidden // groups if groups and self._hidden % groups == 0 else self._group
+        shapes = self._shapes()
+        for name, shape, size in zip(("w13", "w13 scales", "w2", "w2 scales"), shapes, bytes_of):
+            expected = 0 if shape is None else math.prod(shape[0]) * shape[1].itemsize
+            if expected != size:
+                raise ValueError(
+                    f"gpu_experts: {name} of an expert are {size} bytes in {self._method}, this code reads {expected}; "
+                    "keep all experts on the CPU (gpu_experts=None)"
+                )
+        return shapes
 
     def _shapes(self):
         """(shape, dtype) or None of w13, its scales, w2, its scales."""
