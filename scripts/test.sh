@@ -195,8 +195,8 @@ native
 cross
 python_tests
 if [ $all = yes ]; then
-  sanitized asan build-asan address,undefined "base_test http_test formats_test kernels_test nn_test weights_test models_test engine_test server_test"
-  sanitized tsan build-tsan thread "base_test http_test nn_test weights_test models_test engine_test server_test"
+  sanitized asan build-asan address,undefined "base_test http_test formats_test kernels_test nn_test weights_test models_test engine_test server_test cuda_test hybrid_test"
+  sanitized tsan build-tsan thread "base_test http_test nn_test weights_test models_test engine_test server_test cuda_test hybrid_test"
 fi
 say "all stages"
 exec python3 scripts/test_totals.py "$results"
