@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-pytest.importorskip("numpy", reason="numpy is not installed")
+np = pytest.importorskip("numpy", reason="numpy is not installed")
 import checkpoints  # noqa: E402
 import logits  # noqa: E402
 from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
@@ -214,6 +214,49 @@ def test_long_samples_are_cut_and_counted(tmp_path):
     # Three samples of one sentence leave experts without a token: rounded to nearest, said so, and not zero.
     methods = [expert["method"] for layer in report["layers"] for expert in layer["experts"]]
     assert any(method.startswith("rtn") for method in methods)
+
+
+@pytest.fixture(scope="module")
+def half_model(tmp_path_factory):
+    """The trained model in float16."""
+    model = model_or_skip("tiny-deepseekv3")
+    folder = tmp_path_factory.mktemp("half") / "model"
+    shutil.copytree(model, folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
+        tensors = {}
+        for name, (dtype, shape, data) in checkpoints.read_safetensors(path)[0].items():
+            values = np.frombuffer(data, checkpoints.DTYPES[dtype]).reshape(shape)
+            if dtype == "BF16":
+                dtype, values = "F16", checkpoints.from_bf16(values).astype("<f2")
+            tensors[name] = (dtype, values)
+        checkpoints.write_safetensors(path, tensors)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").chmod(0o644)
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16", "torch_dtype": "float16"}))
+    return folder
+
+
+@pytest.mark.parametrize("half, type_and_group", [
+    (False, ["w8a16", "32"]), (True, ["W8A16", "128"]), (True, ["w4a16", "128"]), (True, ["W8A16", "-1"])])
+def test_scales_follow_the_packed_rule(stories, half_model, tmp_path, half, type_and_group):
+    """Every kind of scale and group runs, names in any case, and a scale is round-to-nearest's or down to 0.7 of it."""
+    model = half_model if half else model_or_skip("tiny-deepseekv3")
+    more = ["--type", type_and_group[0], "--group-size", type_and_group[1]]
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "gptq"), "--method", "gptq", "--dataset", str(stories), *more)
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "rtn", *more)
+    said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    assert said["weights"]["num_bits"] == int(type_and_group[0][1])
+    methods = {expert["method"] for layer in json.loads((tmp_path / "gptq" / "kt_calibration.json").read_text())["layers"]
+               for expert in layer["experts"]}
+    assert "gptq" in methods
+    ours, nearest = (checkpoints.read_folder(tmp_path / way)[0] for way in ("gptq", "rtn"))
+    for name in ours:
+        if name.endswith("weight_scale"):
+            assert ours[name][0] == ("F16" if half else "BF16")
+            a, b = (np.frombuffer(each[name][2], "<f2").astype(np.float32) if half else
+                    checkpoints.from_bf16(np.frombuffer(each[name][2], "<u2")) for each in (ours, nearest))
+            assert (a > 0).all() and (a <= b).all() and (a >= 0.69 * b).all(), name
 
 
 def test_options_that_do_not_go_together(tmp_path, stories):

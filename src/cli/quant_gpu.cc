@@ -63,10 +63,10 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
   verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write")->required();
   verb->add_option("--method,--quant-method", flags->method,
                    "GPTQ: calibrated with text; RTN: round to nearest")
-      ->check(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
+      ->transform(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
       ->capture_default_str();
   verb->add_option("--type,--quant-type", flags->type, "Bits of weights and activations")
-      ->check(CLI::IsMember({"W4A16", "W8A16"}, CLI::ignore_case))
+      ->transform(CLI::IsMember({"W4A16", "W8A16"}, CLI::ignore_case))
       ->capture_default_str();
   verb->add_option("--group-size", flags->group_size,
                    "Weights that share a scale; -1: one for each output; default 128")

@@ -264,8 +264,8 @@ void Calibration::apply(int layer) {
   Experts experts(
       pool_, std::make_shared<Workspace>(),
       {.experts = source_.experts(), .hidden = hidden, .inter = static_cast<int>(source_.inter())},
-      {.gate_up = format,
-       .down = format,
+      {.gate_up = RunnableView::format_of(format),
+       .down = RunnableView::format_of(format),
        .activation = walk_->spec().moe.activation,
        .precision = Precision::kBf16,
        .max_tokens = batch_tokens_});
@@ -274,13 +274,14 @@ void Calibration::apply(int layer) {
     const Matrix gate = rounded.at(expert, Projection::kGate, format),
                  up = rounded.at(expert, Projection::kUp, format),
                  down = rounded.at(expert, Projection::kDown, format);
+    const RunnableView gate_view(gate), up_view(up), down_view(down);
     std::optional<std::vector<float>> bias[3];
     for (const Projection projection : kProjections)
       bias[static_cast<size_t>(projection)] = source_.bias(layer, expert, projection);
     const auto at = [&](size_t p) { return bias[p] ? bias[p]->data() : nullptr; };
-    experts.load(expert, ExpertWeights{.gate = gate.view(),
-                                       .up = up.view(),
-                                       .down = down.view(),
+    experts.load(expert, ExpertWeights{.gate = gate_view.view(),
+                                       .up = up_view.view(),
+                                       .down = down_view.view(),
                                        .gate_bias = at(0),
                                        .up_bias = at(1),
                                        .down_bias = at(2)});

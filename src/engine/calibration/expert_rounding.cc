@@ -30,6 +30,23 @@ std::string_view name_of(RoundedBy by) {
   return "";
 }
 
+Format RunnableView::format_of(Format format) {
+  if (format.code == Code::kI8 && format.span.n == 1 &&
+      (format.scale == Scale::kBf16 || format.scale == Scale::kF16))
+    format.scale = Scale::kF32;
+  return format;
+}
+
+RunnableView::RunnableView(const Matrix& matrix) : view_(matrix.view()) {
+  const Format format = format_of(matrix.format);
+  if (format == matrix.format) return;
+  const int64_t across = spans(format, matrix.k), length = format.span.k ? format.span.k : matrix.k;
+  for (int64_t r = 0; r < matrix.n; ++r)
+    for (int64_t s = 0; s < across; ++s) scales_.push_back(scale_at(matrix.view(), r, s * length));
+  view_.format = format;
+  view_.scales = reinterpret_cast<const uint8_t*>(scales_.data());
+}
+
 struct ExpertRounder::Mlp {
   Linear gate, up, down;
 };
@@ -50,6 +67,7 @@ ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& sou
       inter_pad_((source.inter() + 15) / 16 * 16) {
   const auto rows = static_cast<size_t>(kRowsTogether), hidden = static_cast<size_t>(source.hidden()),
              inter = static_cast<size_t>(source.inter()), pad = static_cast<size_t>(inter_pad_);
+  options_.gptq.packed_rule = true;
   narrow_.resize(rows * hidden);
   for (auto* buffer : {&x_, &y_, &other_y_}) buffer->resize(rows * hidden);
   for (auto* buffer : {&gate_, &up_}) buffer->resize(rows * inter);
@@ -106,10 +124,11 @@ ExpertRounder::Mlp ExpertRounder::make_mlp(const Original& from, const Matrix& g
                                            const Matrix* down) const {
   const LinearOptions options{.precision = Precision::kBf16};
   const Pool& pool = *pool_;
-  Mlp out{.gate = Linear(pool, gate.view(), from.bias[0], options, from.stored[0]->name),
-          .up = Linear(pool, up.view(), from.bias[1], options, from.stored[1]->name),
+  const RunnableView gate_view(gate), up_view(up);
+  Mlp out{.gate = Linear(pool, gate_view.view(), from.bias[0], options, from.stored[0]->name),
+          .up = Linear(pool, up_view.view(), from.bias[1], options, from.stored[1]->name),
           .down = {}};
-  if (down) out.down = Linear(pool, down->view(), from.bias[2], options, from.stored[2]->name);
+  if (down) out.down = Linear(pool, RunnableView(*down).view(), from.bias[2], options, from.stored[2]->name);
   return out;
 }
 

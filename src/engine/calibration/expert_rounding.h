@@ -46,6 +46,20 @@ struct RoundedExpert {
   ExpertFigures figures;
 };
 
+// A matrix to compute with, where its own format may have no kernel: 8-bit codes get f32 scales, of the same
+// values. The matrix must outlive it.
+class RunnableView {
+ public:
+  explicit RunnableView(const Matrix& matrix);
+  RunnableView(const RunnableView&) = delete;
+  const MatrixView& view() const { return view_; }
+  static Format format_of(Format format);
+
+ private:
+  std::vector<float> scales_;
+  MatrixView view_;
+};
+
 // Works on one expert after the other with memory of its own; several may work at the same time.
 class ExpertRounder {
  public:
