@@ -164,23 +164,24 @@ bool ExpertRounder::calibrate(const Original& from, const LayerInputs& inputs, c
                               RoundedExpert& out) {
   const Format format = packed_format(spec_);
   const int64_t hidden = source_.hidden(), inter = source_.inter();
-  const auto factor_of = [&](const Hessian& hessian) -> std::optional<GptqFactor> {
+  // Moments that are not finite are as good as none.
+  const auto factor_of = [&](const auto& moments) -> std::optional<GptqFactor> {
     try {
-      return std::optional<GptqFactor>(GptqFactor(hessian, options_.gptq));
+      return std::optional<GptqFactor>(GptqFactor(moments(), options_.gptq));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kInput) throw;
       return std::nullopt;
     }
   };
   {
-    const std::optional<GptqFactor> factor = factor_of(input_moments(inputs, train));
+    const std::optional<GptqFactor> factor = factor_of([&] { return input_moments(inputs, train); });
     if (!factor) return false;
     out.figures.damping = factor->damping();
     out.gate = gptq(format, from.values[0], inter, hidden, *factor);
     out.up = gptq(format, from.values[1], inter, hidden, *factor);
   }
   const Mlp mlp = make_mlp(from, out.gate, out.up, nullptr);
-  const std::optional<GptqFactor> factor = factor_of(middle_moments(mlp, inputs, train));
+  const std::optional<GptqFactor> factor = factor_of([&] { return middle_moments(mlp, inputs, train); });
   if (!factor) return false;
   out.figures.down_damping = factor->damping();
   out.down = gptq(format, from.values[2], hidden, inter, *factor);
@@ -246,8 +247,10 @@ RoundedExpert ExpertRounder::round(int layer, int expert, const LayerInputs& inp
   const bool few = figures.tokens < options_.floor || held_out.rows.empty();
   const bool done = !few && calibrate(from, inputs, train, out);
   judge(from, inputs, held_out, rtn, done ? out : rtn, figures);
+  const bool trial = std::isfinite(figures.signal) && std::isfinite(figures.rtn_error);
+  if (!trial) figures.signal = figures.rtn_error = figures.error = 0;
   if (few) return to_nearest(RoundedBy::kFewTokens);
-  if (!done) return to_nearest(RoundedBy::kSingular);
+  if (!done || !trial) return to_nearest(RoundedBy::kSingular);
   if (figures.error < figures.rtn_error) return out;
   figures.error = figures.rtn_error;
   return to_nearest(RoundedBy::kNotBetter);

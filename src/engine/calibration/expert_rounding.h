@@ -33,7 +33,8 @@ struct LayerInputs {
 enum class RoundedBy : uint8_t { kGptq, kNoTokens, kFewTokens, kNotBetter, kSingular };
 std::string_view name_of(RoundedBy by);  // "gptq", "rtn: no tokens", ...
 
-// Squared errors are sums over held-out rows of (weight * |output - original's output|)^2.
+// Squared errors are sums over held-out rows of (weight * |output - original's output|)^2; all 0 where the
+// original's own outputs are not finite.
 struct ExpertFigures {
   RoundedBy by = RoundedBy::kGptq;
   int64_t tokens = 0, held_out = 0;
