@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Quantises the experts of a checkpoint for the GPU: `kt quant gpu` under its established name and flags."""
+import hashlib
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ def arguments():
     parser.add_argument("--quant_type", choices=["W4A16", "W8A16"], default="W8A16", help="default: W8A16")
     parser.add_argument("--num_calibration_samples", type=int, help="GPTQ (default: 512)")
     parser.add_argument("--max_sequence_length", type=int, help="GPTQ (default: 2048)")
-    parser.add_argument("--dampening_frac", type=float, help="GPTQ (default: 0.1)")
+    parser.add_argument("--dampening_frac", type=float, help="GPTQ (default: 0.5)")
     parser.add_argument("--dataset", help="GPTQ: .jsonl, .txt or .parquet, or a name in the hub cache")
     parser.add_argument("--dataset_split", help="GPTQ")
     parser.add_argument("--force_cpu", action="store_true", help="use no GPU")
@@ -64,31 +65,45 @@ def as_jsonl(files, dataset, split):
         return None
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kt" / "datasets"
     cache.mkdir(parents=True, exist_ok=True)
-    name = "-".join(part for part in (dataset.strip("/").replace("/", "--"), split) if part)
-    out = cache / f"{name}.jsonl"
-    if out.exists() and out.stat().st_mtime >= max(file.stat().st_mtime for file in files):
+    said = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    name = "-".join(part for part in (pathlib.Path(dataset).name, split) if part).replace("/", "-")
+    out = cache / f"{name}-{digest}.jsonl"
+    if out.exists():
         return out
-    part = out.with_suffix(f".{os.getpid()}.tmp")
-    with part.open("w", encoding="utf-8") as lines:
-        for file in files:
-            table = pyarrow.parquet.ParquetFile(file)
-            known = [column for column in COLUMNS if column in table.schema_arrow.names]
-            if not known:
-                part.unlink()
-                sys.exit(kt_program.fail(f"{file}: columns {', '.join(table.schema_arrow.names)}; "
-                                         f"expected one of {', '.join(COLUMNS)}"))
-            for batch in table.iter_batches(batch_size=1024, columns=known[:1]):
-                for row in batch.to_pylist():
-                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-    part.replace(out)
+    part = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    try:
+        with part.open("w", encoding="utf-8") as lines:
+            for file in files:
+                write_rows(pyarrow.parquet, file, lines)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
     return out
+
+
+def write_rows(parquet, file, lines):
+    """The rows of the first column that kt reads; ends with one line where the file has none or is damaged."""
+    try:
+        table = parquet.ParquetFile(file)
+        known = [column for column in COLUMNS if column in table.schema_arrow.names]
+        if not known:
+            sys.exit(kt_program.fail(f"{file}: columns {', '.join(table.schema_arrow.names)}; "
+                                     f"expected one of {', '.join(COLUMNS)}"))
+        for batch in table.iter_batches(batch_size=1024, columns=known[:1]):
+            for row in batch.to_pylist():
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+    except Exception as error:  # pyarrow has many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        sys.exit(kt_program.fail(f"{file}: cannot be converted: {reason}"))
 
 
 def calibration_text(args):
     """What kt is told of the dataset: (path or name, split), None for its own defaults."""
     if args.quant_method != "GPTQ":
         return args.dataset, args.dataset_split
-    dataset, split = (args.dataset, args.dataset_split) if args.dataset else (DEFAULT[0], args.dataset_split or DEFAULT[1])
+    dataset = args.dataset or DEFAULT[0]
+    split = args.dataset_split or (DEFAULT[1] if dataset == DEFAULT[0] else None)
     files = parquet_files(dataset, split)
     converted = as_jsonl(files, dataset, split) if files else None
     return (str(converted), None) if converted else (args.dataset, args.dataset_split)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-pytest.importorskip("numpy", reason="numpy is not installed")
+np = pytest.importorskip("numpy", reason="numpy is not installed")
 import checkpoints  # noqa: E402
 import logits  # noqa: E402
 from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
@@ -216,8 +216,125 @@ def test_long_samples_are_cut_and_counted(tmp_path):
     assert any(method.startswith("rtn") for method in methods)
 
 
+@pytest.fixture(scope="module")
+def half_model(tmp_path_factory):
+    """The trained model in float16."""
+    model = model_or_skip("tiny-deepseekv3")
+    folder = changed(model, tmp_path_factory.mktemp("half") / "model",
+                     lambda name, dtype, values: ("F16", checkpoints.from_bf16(values).astype("<f2"))
+                     if dtype == "BF16" else (dtype, values))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").chmod(0o644)
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16", "torch_dtype": "float16"}))
+    return folder
+
+
+@pytest.mark.parametrize("half, type_and_group", [
+    (False, ["w8a16", "32"]), (True, ["W8A16", "128"]), (True, ["w4a16", "128"]), (True, ["W8A16", "-1"])])
+def test_scales_follow_the_packed_rule(stories, half_model, tmp_path, half, type_and_group):
+    """Every kind of scale and group runs, names in any case, and a scale is round-to-nearest's or down to 0.7 of it."""
+    model = half_model if half else model_or_skip("tiny-deepseekv3")
+    more = ["--type", type_and_group[0], "--group-size", type_and_group[1]]
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "gptq"), "--method", "gptq", "--dataset", str(stories), *more)
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "rtn", *more)
+    said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    assert said["weights"]["num_bits"] == int(type_and_group[0][1])
+    methods = {expert["method"] for layer in json.loads((tmp_path / "gptq" / "kt_calibration.json").read_text())["layers"]
+               for expert in layer["experts"]}
+    assert "gptq" in methods
+    ours, nearest = (checkpoints.read_folder(tmp_path / way)[0] for way in ("gptq", "rtn"))
+    for name in ours:
+        if name.endswith("weight_scale"):
+            assert ours[name][0] == ("F16" if half else "BF16")
+            a, b = (np.frombuffer(each[name][2], "<f2").astype(np.float32) if half else
+                    checkpoints.from_bf16(np.frombuffer(each[name][2], "<u2")) for each in (ours, nearest))
+            assert (a > 0).all() and (a <= b).all() and (a >= 0.69 * b).all(), name
+
+
 def test_options_that_do_not_go_together(tmp_path, stories):
     model = model_or_skip("tiny-deepseekv3")
     refused(kt(*gptq(model, tmp_path / "out", stories, "--targets", "all")), 4, "--targets all", "RTN")
     refused(kt(*gptq(model, tmp_path / "out", stories, "--ignore", "re:.*experts.3.*")), 4, "--ignore", "experts.3")
     refused(kt("quant", str(model), "-o", str(tmp_path / "out"), "--calibrate", str(stories)), 2, "--group-size")
+    cpu = ["quant", str(model), "-o", str(tmp_path / "out"), "--group-size", "32"]
+    refused(kt(*cpu, "--calibrate", ""), 2, "--calibrate")
+    refused(kt(*cpu, "--calibrate", str(tmp_path / "absent.txt")), 2, "--calibrate", "absent.txt")
+    for flag, value in (("--num-calibration-samples", "8"), ("--dampening-frac", "0.1"), ("--seed", "1"),
+                        ("--max-sequence-length", "64")):
+        refused(kt(*cpu, flag, value), 2, flag, "--calibrate")
+    assert not (tmp_path / "out").exists()
+
+
+def changed(model, folder, change):
+    """A copy of a model with other tensors: change(name, dtype, values) -> (dtype, values)."""
+    shutil.copytree(model, folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)
+        tensors = {}
+        for name, (dtype, shape, data) in checkpoints.read_safetensors(path)[0].items():
+            values = np.frombuffer(data, checkpoints.DTYPES[dtype]).reshape(shape)
+            tensors[name] = change(name, dtype, values)
+        checkpoints.write_safetensors(path, tensors)
+    return folder
+
+
+def test_activations_that_overflow_inside_experts(stories, tmp_path):
+    """Such experts are rounded to nearest and said to be; figures stay numbers."""
+    model = changed(model_or_skip("tiny-deepseekv3"), tmp_path / "model", lambda name, dtype, values: (
+        dtype, np.full_like(values, 0x7F61) if ".layers.5.mlp.experts." in name and "up_proj" in name else values))
+    kt_ok(*gptq(model, tmp_path / "out", stories))
+    report = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
+    for layer in report["layers"]:
+        methods = {expert["method"] for expert in layer["experts"]}
+        assert ("rtn: singular" in methods and "gptq" not in methods) if layer["layer"] == 5 else "gptq" in methods
+        for expert in layer["experts"]:
+            assert all(isinstance(expert[key], (int, float)) for key in ("signal", "rtn_error", "error"))
+
+
+def test_what_a_calibration_leaves_is_not_copied_or_left_over(stories, tmp_path):
+    model = model_or_skip("tiny-deepseekv3")
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    for name in ("kt_calibration.json", "kt_calibration.svg"):
+        (folder / name).write_text("an earlier one's")
+    kt_ok(*gptq(folder, tmp_path / "out", stories))
+    assert "an earlier" not in (tmp_path / "out" / "kt_calibration.json").read_text()
+    kt_ok("quant", "gpu", str(folder), "-o", str(tmp_path / "out"), "--method", "RTN", "--overwrite")
+    assert not list((tmp_path / "out").glob("kt_calibration*"))
+
+
+def test_layers_of_other_settings_are_not_reused(stories, tmp_path):
+    model = model_or_skip("tiny-deepseekv3")
+    for way, damping in (("one", "0.5"), ("two", "0.05")):
+        kt_ok(*gptq(model, tmp_path / way, stories, "--dampening-frac", damping))
+    process = subprocess.Popen([checkpoints.KT, *gptq(model, tmp_path / "cut", stories)], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    work = tmp_path / "cut" / ".kt_progress" / "work"
+    while process.poll() is None and not list(work.glob("layer-*.safetensors")):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    layers = list(work.glob("layer-*.safetensors"))
+    assert layers
+    into = tmp_path / "out" / ".kt_progress" / "work"
+    into.mkdir(parents=True)
+    for path in layers:
+        shutil.copy(path, into)
+    (into / "layer-1.safetensors.1-0.tmp").write_text("half")
+    result = kt_ok(*gptq(model, tmp_path / "out", stories, "--dampening-frac", "0.05", "--resume"))
+    assert "other settings" in result.stderr
+    assert digests(tmp_path / "out") == digests(tmp_path / "two") != digests(tmp_path / "one")
+
+
+def test_template_errors_name_the_line(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(model_or_skip("tiny-deepseekv3"), model)
+    for path in (model / "chat_template.jinja", model / "tokenizer_config.json"):
+        if path.exists():
+            path.chmod(0o644)
+    words = "{{ raise_exception('roles have to alternate') }}"
+    (model / "chat_template.jinja").write_text(words)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": words}))
+    (tmp_path / "chat.jsonl").write_text('\n{"messages": [{"role": "user", "content": "a"}]}\n')
+    refused(kt(*gptq(model, tmp_path / "out", tmp_path / "chat.jsonl")), 2, "chat.jsonl line 2", "alternate")

@@ -324,7 +324,8 @@ def test_gptq_commands(models, hub, tmp_path, monkeypatch, name, line):
     if name == "Qwen3-Next-80B-A3B-Instruct":
         model = models[name]
         config = json.loads((model / "config.json").read_text())
-        config |= {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]}
+        config |= {"architectures": ["Qwen3NextForCausalLM"], "full_attention_interval": 4}
+        config.pop("layer_types", None)  # published configurations have none
         changed = tmp_path / "next"
         shutil.copytree(model, changed)
         (changed / "config.json").write_text(json.dumps(config))
@@ -339,6 +340,57 @@ def test_gptq_commands(models, hub, tmp_path, monkeypatch, name, line):
     assert result.returncode == 0, result.stderr
     report = json.loads((out / "kt_calibration.json").read_text())
     assert report["samples"] == 40 and len(report["layers"]) == len(moe_layers(model))
+
+
+READER = """
+import json
+class ParquetFile:
+    def __init__(self, path):
+        words = open(path).read()
+        if not words.startswith("["):
+            raise ValueError("magic bytes not found\\nin the footer")
+        self.rows = json.loads(words)
+        self.schema_arrow = type("Schema", (), {"names": list(self.rows[0])})
+    def iter_batches(self, batch_size, columns):
+        for row in self.rows:
+            if row.get("broken"):
+                raise OSError("a page is damaged")
+            yield type("Batch", (), {"to_pylist": lambda self: [{name: row[name] for name in columns}]})()
+"""
+
+
+def test_parquet(stand_in, tmp_path, monkeypatch):
+    """With a stand-in for pyarrow: files are JSON. Equal names elsewhere or new contents are other texts; a damaged file
+    is one line, and nothing half-written stays."""
+    (tmp_path / "site" / "pyarrow").mkdir(parents=True)
+    (tmp_path / "site" / "pyarrow" / "__init__.py").write_text("")
+    (tmp_path / "site" / "pyarrow" / "parquet.py").write_text(READER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "kt" / "datasets"
+
+    def converted(rows, folder="a"):
+        path = tmp_path / folder / "rows.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(rows if isinstance(rows, str) else json.dumps(rows))
+        result, args = stand_in("convert_gpu_weights.py", f"--model_id m --output_dir o --dataset '{path}'")
+        return result, args and args[args.index("--dataset") + 1]
+
+    texts = []
+    for rows, folder in (([{"text": "one"}], "a"), ([{"text": "two"}], "b"), ([{"text": "three", "id": 3}], "a")):
+        result, path = converted(rows, folder)
+        assert result.returncode == 0, result.stderr
+        with open(path) as lines:
+            texts.append(json.loads(lines.read())["text"])
+    assert texts == ["one", "two", "three"]
+    kept = sorted(cache.iterdir())
+    assert len(kept) == 3
+    for rows, words in (("PAR1", "magic bytes"), ([{"text": "a"}, {"text": "b", "broken": True}], "damaged"),
+                        ([{"prompt": "a"}], "columns prompt")):
+        result, path = converted(rows)
+        line, = result.stderr.splitlines()
+        assert result.returncode == 2 and path is None and words in line and "rows.parquet" in line
+        assert sorted(cache.iterdir()) == kept
 
 
 @needs_kt

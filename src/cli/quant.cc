@@ -151,9 +151,13 @@ void add_quant(CLI::App& kt, Invocation& run) {
                    "established: int4 as existing files have it; direct: rounded once, a little better")
       ->check(CLI::IsMember({"established", "direct"}))
       ->capture_default_str();
-  verb->add_option("--calibrate", flags->calibration.text.dataset,
-                   "With --group-size: round with regard to this text, .jsonl (text, or messages) or .txt");
-  flags->calibration.add_to(*verb);
+  flags->calibration.text.flag = "--calibrate";
+  CLI::Option* calibrate =
+      verb->add_option(
+              "--calibrate", flags->calibration.text.dataset,
+              "With --group-size: round with regard to this text, .jsonl (text, or messages) or .txt")
+          ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); });
+  for (CLI::Option* option : flags->calibration.add_to(*verb)) option->needs(calibrate);
   verb->add_flag("--gpu", flags->gpu, "Accepted; conversion needs no GPU");
   verb->add_flag("--yes", flags->yes, "Accepted; nothing is asked");
   flags->run.add_to(*verb);

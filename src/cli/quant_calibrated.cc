@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "base/topology.h"
 #include "cli/conversion_report.h"
 #include "cli/plot.h"
@@ -34,6 +35,9 @@ void refuse_unknown_layers(const Checkpoint& checkpoint) {
       for (const Json& type : *list)
         if (type.is_string() && type != "full_attention" && type != "sliding_attention")
           types.insert(type.get<std::string>());
+    if (const auto every = config.find("full_attention_interval");
+        !config.contains("layer_types") && every != config.end() && every->is_number_integer() && *every > 1)
+      types.insert("linear_attention");
     std::string missing;
     for (const std::string& type : types) missing += (missing.empty() ? "" : ", ") + type;
     fail_as(ErrorKind::kUnsupported, "GPTQ has to run the model: {}{}; --method RTN works without",
@@ -124,20 +128,21 @@ CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run
 
 }  // namespace
 
-void CalibrationFlags::add_to(CLI::App& verb) {
-  verb.add_option("--num-calibration-samples", text.samples, "Samples of the text to calibrate with")
-      ->check(positive())
-      ->capture_default_str();
-  verb.add_option("--max-sequence-length", text.max_length, "Tokens of a sample; longer ones are cut")
-      ->check(positive())
-      ->capture_default_str();
-  verb.add_option(
-          "--dampening-frac", dampening,
-          "Added to the diagonal of the moments, as a part of its mean; raised where that is not enough")
-      ->check(CLI::Range(0.0, 10.0))
-      ->capture_default_str();
-  verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
-      ->capture_default_str();
+std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
+  return {
+      verb.add_option("--num-calibration-samples", text.samples, "Samples of the text to calibrate with")
+          ->check(positive())
+          ->capture_default_str(),
+      verb.add_option("--max-sequence-length", text.max_length, "Tokens of a sample; longer ones are cut")
+          ->check(positive())
+          ->capture_default_str(),
+      verb.add_option(
+              "--dampening-frac", dampening,
+              "Added to the diagonal of the moments, as a part of its mean; raised where that is not enough")
+          ->check(CLI::Range(0.0, 10.0))
+          ->capture_default_str(),
+      verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
+          ->capture_default_str()};
 }
 
 void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source,
@@ -164,7 +169,10 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source
   const std::string work = conversion_work_folder(options.output);
   for (const char* name : {kReport, kPlot}) plan.side_files.push_back({name, "", work + "/" + name});
   plan.prepare = [&](const std::string& folder) {
-    calibration.run(folder);
+    Sha256 settings;
+    const std::string words = plan.settings.dump();
+    settings.add(std::as_bytes(std::span(words)));
+    calibration.run(folder, settings.hex());
     Json report = calibration.report().json();
     report["samples"] = facts.samples.size();
     report["samples_found"] = facts.found;

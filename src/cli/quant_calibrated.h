@@ -1,6 +1,7 @@
 // Calibrated conversions: what `kt quant gpu --method GPTQ` and `kt quant --calibrate` share.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "cli/quant.h"
 #include "engine/calibration/calibration_text.h"
@@ -11,7 +12,8 @@ namespace kt {
 struct CalibrationFlags {
   TextRequest text;
   double dampening = CalibrationDefaults{}.gptq.damping;
-  void add_to(CLI::App& verb);  // all but the dataset, which verbs spell differently
+  // All but the dataset, which verbs spell differently.
+  std::vector<CLI::Option*> add_to(CLI::App& verb);
 };
 
 // Plans, calibrates, converts and reports. Leaves kt_calibration.json and kt_calibration.svg beside the

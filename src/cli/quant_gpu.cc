@@ -12,6 +12,8 @@
 namespace kt {
 namespace {
 
+constexpr const char *kDefaultDataset = "HuggingFaceH4/ultrachat_200k", *kDefaultSplit = "train_sft";
+
 struct GpuFlags {
   std::string input, output;
   std::string method = "GPTQ", type = "W8A16", targets = "experts";
@@ -47,7 +49,12 @@ void run_gpu(const GpuFlags& flags) {
                                       .all_linears = flags.targets == "all",
                                       .ignore = flags.ignore,
                                       .version = version()};
-  if (calibrated) return convert_calibrated(checkpoint, *source, options, flags.calibration, flags.run);
+  if (calibrated) {
+    CalibrationFlags calibration = flags.calibration;
+    if (calibration.text.split.empty() && calibration.text.dataset == kDefaultDataset)
+      calibration.text.split = kDefaultSplit;
+    return convert_calibrated(checkpoint, *source, options, calibration, flags.run);
+  }
   convert_and_report(plan_model(checkpoint, source.get(), options), flags.run);
 }
 
@@ -63,10 +70,10 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
   verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write")->required();
   verb->add_option("--method,--quant-method", flags->method,
                    "GPTQ: calibrated with text; RTN: round to nearest")
-      ->check(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
+      ->transform(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
       ->capture_default_str();
   verb->add_option("--type,--quant-type", flags->type, "Bits of weights and activations")
-      ->check(CLI::IsMember({"W4A16", "W8A16"}, CLI::ignore_case))
+      ->transform(CLI::IsMember({"W4A16", "W8A16"}, CLI::ignore_case))
       ->capture_default_str();
   verb->add_option("--group-size", flags->group_size,
                    "Weights that share a scale; -1: one for each output; default 128")
@@ -81,13 +88,14 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
       ->capture_default_str();
   verb->add_option("--ignore,--ignore-patterns", flags->ignore,
                    "Modules to leave as they are: names, or re:REGEX");
-  flags->calibration.text.dataset = "HuggingFaceH4/ultrachat_200k";
-  flags->calibration.text.split = "train_sft";
+  flags->calibration.text.dataset = kDefaultDataset;
   verb->add_option("--dataset", flags->calibration.text.dataset,
                    "GPTQ: FILE.jsonl (text, or messages), FILE.txt, or a name in the local hub cache")
       ->capture_default_str();
   verb->add_option("--dataset-split", flags->calibration.text.split,
-                   "GPTQ: of a dataset in the hub cache, files whose names have it");
+                   text("GPTQ: of a dataset in the hub cache, files whose names have it; of the default "
+                        "dataset {}, of others all",
+                        kDefaultSplit));
   flags->calibration.add_to(*verb);
   verb->add_option("--max-gpu-memory", flags->max_gpu_memory, "Accepted; conversion runs on the CPU");
   verb->add_option("--max-cpu-memory", flags->run.max_memory, "The same as --max-memory");

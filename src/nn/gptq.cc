@@ -87,7 +87,7 @@ class RowsRounding {
 RowsRounding::RowsRounding(Matrix& out, const float* values, int64_t first, int64_t rows,
                            const GptqFactor& factor)
     : factor_(factor),
-      spans_(out, first, rows),
+      spans_(out, first, rows, factor.options().packed_rule),
       k_(static_cast<int>(out.k)),
       k_pad_(round_up(k_, kChunk)),
       blocks_(static_cast<int>(ceil_div(rows, kBlockRows))),

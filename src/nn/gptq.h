@@ -25,6 +25,9 @@ struct GptqOptions {
   // super-blocks or scales that are powers of two take round-to-nearest's.
   int scale_steps = 0;
   double least_scale = 0.7;
+  // Whatever the type of scales: largest magnitude / (2^(bits-1) - 1/2), never negative, and all codes of
+  // the type, as compressed-tensors has it. For integers without mins; false: as quantise() does.
+  bool packed_rule = false;
 };
 
 // What measured best for experts, symmetric 4 bits in groups of 128: squared error of experts' outputs on

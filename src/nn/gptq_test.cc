@@ -75,6 +75,34 @@ TEST(Gptq, IsRoundingToNearestWhereInputsAreUnrelated) {
   }
 }
 
+TEST(Gptq, PackedRuleIsTheSameForEveryTypeOfScale) {
+  const auto values = random_values(size_t{19} * 256, 7);
+  const GptqFactor factor(unrelated(256), {.packed_rule = true});
+  for (const Scale scale : {Scale::kF32, Scale::kBf16, Scale::kF16})
+    for (const bool four : {true, false}) {
+      const Format format{
+          four ? Code::kU4 : Code::kI8, four ? 8 : 0, scale, Min::kNone, {.k = four ? 128 : 0}};
+      const Matrix got = gptq(format, values, 19, 256, factor);
+      const float half = four ? 8 : 128, tie = scale == Scale::kBf16 ? 0.01f : 0.002f;
+      const int64_t length = four ? 128 : 256;
+      std::vector<float> back(values.size());
+      dequantise(got.view(), back);
+      for (int64_t at = 0; at < std::ssize(values); at += length) {
+        float largest = 0;
+        for (int64_t i = at; i < at + length; ++i)
+          largest = std::max(largest, std::fabs(values[static_cast<size_t>(i)]));
+        const float found = scale_at(got.view(), at / 256, at % 256);
+        EXPECT_NEAR(found, largest / (half - 0.5f), found * tie) << name_of(format);
+        for (int64_t i = at; i < at + length; ++i) {
+          const float code =
+              std::clamp(std::nearbyint(values[static_cast<size_t>(i)] / found), -half, half - 1);
+          EXPECT_EQ(back[static_cast<size_t>(i)], code * found) << name_of(format) << " " << i;
+        }
+      }
+    }
+  EXPECT_THROW(gptq(format_named("q4_1"), values, 19, 256, factor), Error);
+}
+
 TEST(Gptq, LosesLessThanRoundingToNearestInEveryFormat) {
   const Hessian h = correlated(256, 1500, 2);
   const auto values = random_values(size_t{33} * 256, 5);

@@ -14,6 +14,8 @@ namespace {
 
 constexpr float kToInteger = 12582912;  // 1.5 * 2^23: adding and taking it away rounds half to even
 
+bool is_plain(Scale scale) { return scale == Scale::kF32 || scale == Scale::kBf16 || scale == Scale::kF16; }
+
 bool linear(Code code) { return is_integer(code) && code != Code::kIq4; }
 
 uint8_t nearest_code(Code code, float value) {
@@ -51,13 +53,20 @@ void store_scale(Matrix& out, int64_t at, float scale) {
 
 }  // namespace
 
-SpanRounding::SpanRounding(Matrix& out, int64_t first, int64_t rows)
-    : out_(out), first_(first), rows_(rows), blocks_(static_cast<int>(ceil_div(rows, kBlockRows))) {
+SpanRounding::SpanRounding(Matrix& out, int64_t first, int64_t rows, bool packed_rule)
+    : out_(out),
+      first_(first),
+      rows_(rows),
+      packed_rule_(packed_rule),
+      blocks_(static_cast<int>(ceil_div(rows, kBlockRows))) {
   const Format& format = out.format;
   if (format.scale == Scale::kNone || format.span.n != 1)
     fail_as(ErrorKind::kUnsupported,
             "gptq: {} {}; calibrated rounding takes formats with scales of their own for each row",
             name_of(format), format.scale == Scale::kNone ? "has no scales" : "shares scales among rows");
+  if (packed_rule && (!linear(format.code) || format.min != Min::kNone || !is_plain(format.scale)))
+    fail_as(ErrorKind::kUnsupported, "gptq: {} cannot be rounded by the rule of packed integers",
+            name_of(format));
   span_k_ = format.span.k ? format.span.k : static_cast<int>(out.k);
   step_ = format.scale == Scale::kS8F16 ? format.span.super_k : span_k_;
   lanes_.resize(static_cast<size_t>(spans(format, out.k) * blocks_));
@@ -103,6 +112,12 @@ void SpanRounding::read(int span, int block) {
     l.offset[r] = static_cast<float>(format.bias) + zero;
     if (l.scale[r] == 0) continue;  // all codes are 0
     l.divisor[r] = l.scale[r];
+    if (packed_rule_) {
+      const auto half = static_cast<float>(1 << (code_bits(format.code) - 1));
+      l.lowest[r] = -half;
+      l.highest[r] = half - 1;
+      continue;
+    }
     const bool even = format.code == Code::kI8 || (format.scale == Scale::kF32 && format.bias);
     const float reach = format.code == Code::kI8 ? 127 : static_cast<float>(format.bias - 1);
     l.lowest[r] = even ? -reach : -l.offset[r];
@@ -110,19 +125,42 @@ void SpanRounding::read(int span, int block) {
   }
 }
 
+// The scales of one block of rows by the packed rule: from values as the scales' type has them.
+void SpanRounding::begin_packed(int column, int columns, int block, const float* values) {
+  const Format& format = out_.format;
+  const float half_range = static_cast<float>(1 << (code_bits(format.code) - 1)) - 0.5f;
+  for (int c = 0; c < columns; c += span_k_)
+    for (int r = 0; r < rows_of(block); ++r) {
+      float largest = 0;
+      for (int i = c; i < std::min(c + span_k_, columns); ++i)
+        largest = std::max(largest, std::fabs(values[i * kBlockRows + r]));
+      const int64_t row = first_ + int64_t{block} * kBlockRows + r;
+      store_scale(out_, row * spans(format, out_.k) + (column + c) / span_k_,
+                  as_stored(format.scale, as_stored(format.scale, largest) / half_range));
+    }
+}
+
+// The scales of one block of rows as quantise() finds them.
+void SpanRounding::begin_nearest(int column, int columns, int block, const float* values) {
+  std::vector<float> plain(static_cast<size_t>(kBlockRows * columns));
+  for (int r = 0; r < kBlockRows; ++r)
+    for (int c = 0; c < columns; ++c)
+      plain[static_cast<size_t>(r * columns + c)] = values[c * kBlockRows + r];
+  const int rows = rows_of(block);
+  const Matrix nearest =
+      quantise(out_.format, std::span(plain).first(static_cast<size_t>(rows * columns)), rows, columns);
+  for (int r = 0; r < rows; ++r) store_factors(column, int64_t{block} * kBlockRows + r, nearest);
+}
+
 void SpanRounding::begin(int column, const float* values, int64_t block_stride, const float* weight,
                          const ScaleSearch& wanted) {
   const int columns = static_cast<int>(std::min<int64_t>(step_, out_.k - column));
-  std::vector<float> plain(static_cast<size_t>(kBlockRows * columns));
   for (int b = 0; b < blocks_; ++b) {
     const float* from = values + b * block_stride;
-    for (int r = 0; r < kBlockRows; ++r)
-      for (int c = 0; c < columns; ++c)
-        plain[static_cast<size_t>(r * columns + c)] = from[c * kBlockRows + r];
-    const int rows = rows_of(b);
-    const Matrix nearest =
-        quantise(out_.format, std::span(plain).first(static_cast<size_t>(rows * columns)), rows, columns);
-    for (int r = 0; r < rows; ++r) store_factors(column, int64_t{b} * kBlockRows + r, nearest);
+    if (packed_rule_)
+      begin_packed(column, columns, b, from);
+    else
+      begin_nearest(column, columns, b, from);
     for (int c = 0; c < columns; c += span_k_) {
       const int span = (column + c) / span_k_;
       read(span, b);
@@ -135,9 +173,7 @@ void SpanRounding::begin(int column, const float* values, int64_t block_stride, 
 void SpanRounding::search(int span, int block, const float* values, int columns, const float* weight,
                           const ScaleSearch& wanted) {
   const Format& format = out_.format;
-  const bool plain_scale =
-      format.scale == Scale::kF32 || format.scale == Scale::kBf16 || format.scale == Scale::kF16;
-  if (format.min != Min::kNone || !plain_scale) return;
+  if (format.min != Min::kNone || !is_plain(format.scale)) return;
   Lanes& l = lanes(span, block);
   float best[kBlockRows], best_scale[kBlockRows];
   std::copy_n(l.scale, kBlockRows, best_scale);

@@ -20,8 +20,9 @@ struct ScaleSearch {
 // kBlockRows]; rows past the last are zeros.
 class SpanRounding {
  public:
-  // Error(kUnsupported) if the format has no scales or shares them among rows.
-  SpanRounding(Matrix& out, int64_t first, int64_t rows);
+  // Error(kUnsupported) if the format has no scales or shares them among rows. packed_rule: GptqOptions';
+  // Error(kUnsupported) for a format that has no such rule.
+  SpanRounding(Matrix& out, int64_t first, int64_t rows, bool packed_rule = false);
 
   // Columns whose scales are found together: a span, a super-block or the whole row.
   int step() const { return step_; }
@@ -43,11 +44,14 @@ class SpanRounding {
   int rows_of(int block) const;
   void store_factors(int column, int64_t row, const Matrix& rounded);
   void read(int span, int block);
+  void begin_packed(int column, int columns, int block, const float* values);
+  void begin_nearest(int column, int columns, int block, const float* values);
   void search(int span, int block, const float* values, int columns, const float* weight,
               const ScaleSearch& search);
 
   Matrix& out_;
   int64_t first_, rows_;
+  bool packed_rule_;
   int step_, span_k_, blocks_;
   std::vector<Lanes> lanes_;  // [spans, blocks]
 };

@@ -275,10 +275,11 @@ void OutputRecord::check_resumable(const ConversionOptions& options) const {
            before ? "a conversion" : entry.path().filename().string() + " is there");
 }
 
-// Removes the files of an earlier conversion, and nothing that this program did not write.
+// Removes the files of an earlier conversion, and nothing that this program did not write. What says that
+// they are ours goes last: one that was interrupted can be repeated.
 void OutputRecord::clear_for_overwrite() const {
   static const std::regex kOurs(
-      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_manifest\.json)");
+      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_calibration\.(json|svg))");
   static const std::regex kOurFolders(R"(_layer_\d+)");
   const bool ours = fs::exists(progress("settings.json")) || fs::exists(text("{}/{}", output_, kManifest));
   std::error_code code;
@@ -293,15 +294,21 @@ void OutputRecord::clear_for_overwrite() const {
     }
   }
   for (const auto& entry : fs::directory_iterator(progress("")))
-    if (entry.path().filename() != "lock") fs::remove_all(entry.path(), code);
+    if (entry.path().filename() != "lock" && entry.path().filename() != "settings.json")
+      fs::remove_all(entry.path(), code);
+  for (const std::string& last : {text("{}/{}", output_, kManifest), progress("settings.json")}) {
+    fs::remove(last, code);
+    if (code) fail("{}: cannot remove: {}", last, reason(code));
+  }
 }
 
 // Temporaries of killed runs; the lock says that nobody is using them.
 void OutputRecord::remove_leftovers() const {
   static const std::regex kTemporary(R"(.*\.\d+-\d+\.tmp)");
   std::error_code code;
-  for (const fs::path& folder : {fs::path(output_), fs::path(progress(""))})
-    for (const auto& entry : fs::directory_iterator(folder))
+  for (const fs::path& folder :
+       {fs::path(output_), fs::path(progress("")), fs::path(conversion_work_folder(output_))})
+    for (const auto& entry : fs::directory_iterator(folder, code))
       if (std::regex_match(entry.path().filename().string(), kTemporary)) fs::remove_all(entry.path(), code);
 }
 
@@ -387,8 +394,10 @@ void OutputRecord::finish() {
       write_side(file.name, std::as_bytes(std::span(file.text)));
     } else {
       // What prepare made is gone once a conversion has ended; its copy is here.
-      write_side(file.name,
-                 MappedFile(fs::exists(file.from) ? file.from : output_ + "/" + file.name).bytes());
+      const bool prepared = file.from.starts_with(conversion_work_folder(output_) + "/");
+      write_side(
+          file.name,
+          MappedFile(prepared && !fs::exists(file.from) ? output_ + "/" + file.name : file.from).bytes());
     }
   }
   write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));

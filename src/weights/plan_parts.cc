@@ -23,7 +23,9 @@ bool ends_with(std::string_view name, std::initializer_list<std::string_view> en
 }
 
 bool is_side_file(const std::string& name) {
-  if (name.starts_with(".") || name == "config.json" || name == "kt_manifest.json") return false;
+  if (name.starts_with(".") || name == "config.json" || name == "kt_manifest.json" ||
+      name == "kt_calibration.json" || name == "kt_calibration.svg")
+    return false;
   return !ends_with(name, {".safetensors", ".safetensors.index.json", ".bin.index.json", ".gguf", ".bin",
                            ".pt", ".pth", ".kt", ".h5", ".msgpack", ".onnx", ".part", ".tmp"});
 }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 #include "base/error.h"
@@ -210,7 +211,7 @@ std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
   return out;
 }
 
-void Calibration::round_layer(int layer, const std::string& path) {
+void Calibration::round_layer(int layer, const std::string& path, const std::string& settings) {
   const std::vector<RoutedRows> train = rows_of(false), held_out = rows_of(true);
   std::vector<int32_t> sample;
   for (size_t row = 0; row < sample_of_.size(); ++row)
@@ -240,7 +241,11 @@ void Calibration::round_layer(int layer, const std::string& path) {
                             source_, packed_, options_.rounding);
       for (int e; (e = next++) < source_.experts();) {
         const auto at = static_cast<size_t>(e);
-        experts[at] = rounder.round(layer, e, inputs, train[at], held_out[at]);
+        try {
+          experts[at] = rounder.round(layer, e, inputs, train[at], held_out[at]);
+        } catch (const Error& fault) {
+          fail_as(fault.kind(), "layer {}, expert {}: {}", layer, e, fault.what());
+        }
         tell(layer, ++finished);
       }
     } catch (...) {
@@ -250,10 +255,17 @@ void Calibration::round_layer(int layer, const std::string& path) {
     }
   };
   std::vector<std::thread> lanes;
-  for (int i = 0; i < report_.lanes; ++i) lanes.emplace_back(work);
+  lanes.reserve(static_cast<size_t>(report_.lanes));
+  try {
+    while (static_cast<int>(lanes.size()) < report_.lanes) lanes.emplace_back(work);
+  } catch (const std::system_error& fault) {
+    KT_LOG(LogLevel::kWarning, "layer {}: {} of {} threads, no more could be started: {}", layer,
+           lanes.size(), report_.lanes, fault.what());
+  }
+  if (lanes.empty()) work();
   for (std::thread& lane : lanes) lane.join();
   if (error) std::rethrow_exception(error);
-  save_rounded_layer(path, experts);
+  save_rounded_layer(path, experts, settings);
 }
 
 // What the layer gives with its experts rounded.
@@ -264,8 +276,8 @@ void Calibration::apply(int layer) {
   Experts experts(
       pool_, std::make_shared<Workspace>(),
       {.experts = source_.experts(), .hidden = hidden, .inter = static_cast<int>(source_.inter())},
-      {.gate_up = format,
-       .down = format,
+      {.gate_up = RunnableView::format_of(format),
+       .down = RunnableView::format_of(format),
        .activation = walk_->spec().moe.activation,
        .precision = Precision::kBf16,
        .max_tokens = batch_tokens_});
@@ -274,13 +286,14 @@ void Calibration::apply(int layer) {
     const Matrix gate = rounded.at(expert, Projection::kGate, format),
                  up = rounded.at(expert, Projection::kUp, format),
                  down = rounded.at(expert, Projection::kDown, format);
+    const RunnableView gate_view(gate), up_view(up), down_view(down);
     std::optional<std::vector<float>> bias[3];
     for (const Projection projection : kProjections)
       bias[static_cast<size_t>(projection)] = source_.bias(layer, expert, projection);
     const auto at = [&](size_t p) { return bias[p] ? bias[p]->data() : nullptr; };
-    experts.load(expert, ExpertWeights{.gate = gate.view(),
-                                       .up = up.view(),
-                                       .down = down.view(),
+    experts.load(expert, ExpertWeights{.gate = gate_view.view(),
+                                       .up = up_view.view(),
+                                       .down = down_view.view(),
                                        .gate_bias = at(0),
                                        .up_bias = at(1),
                                        .down_bias = at(2)});
@@ -303,7 +316,7 @@ void Calibration::apply(int layer) {
   }
 }
 
-void Calibration::run(const std::string& folder) {
+void Calibration::run(const std::string& folder, const std::string& settings) {
   const ModelSpec& spec = walk_->spec();
   start_ = now();
   const auto hidden = static_cast<size_t>(spec.hidden), rows = static_cast<size_t>(batch_tokens_);
@@ -322,19 +335,31 @@ void Calibration::run(const std::string& folder) {
     attend(layer, routes);
     if (!routes) continue;
     const std::string path = rounded_layer_path(folder, layer);
-    if (std::filesystem::exists(path)) {
+    std::unique_ptr<RoundedLayer> kept = kept_layer(path, settings);
+    if (kept) {
       ++progress_.layers_kept;
     } else {
       tell(layer, 0);
-      round_layer(layer, path);
+      round_layer(layer, path, settings);
+      kept = std::make_unique<RoundedLayer>(path);
     }
-    done_[layer] = std::make_unique<RoundedLayer>(path);
+    done_[layer] = std::move(kept);
     report_.layers.push_back({layer, done_[layer]->figures()});
     if (layer < routed.back()) apply(layer);
     ++progress_.layers_done;
   }
+  release();
+}
+
+// What only run() needs; the conversion that follows has use for the memory.
+void Calibration::release() {
+  options_.progress = {};
   x_.reset();
   normed_.reset();
+  walk_.reset();
+  for (auto* buffer : {&rows_, &normed_rows_, &out_rows_, &weights_}) *buffer = {};
+  narrow_ = {};
+  ids_ = {};
 }
 
 Matrix Calibration::rounded(int layer, int expert, Projection projection) const {

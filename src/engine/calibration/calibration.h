@@ -58,8 +58,9 @@ class Calibration {
   Calibration(const Checkpoint& checkpoint, const ExpertSource& source, ModelSpec spec, CalibrationText text,
               const PackedSpec& packed, CalibrationOptions options);
 
-  // Rounds every layer that `folder` does not hold yet.
-  void run(const std::string& folder);
+  // Rounds every layer that `folder` does not hold yet, made with the same `settings`, any words that name
+  // them. Once.
+  void run(const std::string& folder, const std::string& settings);
   // After run(), any thread.
   Matrix rounded(int layer, int expert, Projection projection) const;
   const CalibrationReport& report() const { return report_; }
@@ -76,10 +77,11 @@ class Calibration {
   void embed();
   void attend(int layer, bool routes);
   void drop_if_not_finite(const Batch& batch, int layer);
-  void round_layer(int layer, const std::string& path);
+  void round_layer(int layer, const std::string& path, const std::string& settings);
   std::vector<RoutedRows> rows_of(bool held_out) const;  // [experts]
   void apply(int layer);
   void tell(int layer, int experts_done);
+  void release();
   bool is_held_out(int64_t row) const;
 
   const ExpertSource& source_;

@@ -47,9 +47,9 @@ std::vector<std::string> hub_files(const TextRequest& request) {
     if (entry.is_directory(code)) revisions.push_back(entry.path());
   if (revisions.empty())
     fail(
-        "--dataset {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl "
+        "{} {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl "
         "or .txt file",
-        request.dataset, snapshots.string());
+        request.flag, request.dataset, snapshots.string());
   const auto newest = [](const fs::path& a, const fs::path& b) {
     return std::pair(fs::last_write_time(a), a) < std::pair(fs::last_write_time(b), b);
   };
@@ -65,10 +65,10 @@ std::vector<std::string> hub_files(const TextRequest& request) {
   if (!files.empty()) return files;
   if (!others.empty())
     fail_as(ErrorKind::kUnsupported,
-            "--dataset {}: its files are .parquet, which kt does not read; scripts/convert_gpu_weights.py "
+            "{} {}: its files are .parquet, which kt does not read; scripts/convert_gpu_weights.py "
             "converts them where pyarrow is installed, or pass a .jsonl or .txt file",
-            request.dataset);
-  fail("--dataset {}: {} has no .jsonl or .txt file{}", request.dataset, folder.string(),
+            request.flag, request.dataset);
+  fail("{} {}: {} has no .jsonl or .txt file{}", request.flag, request.dataset, folder.string(),
        request.split.empty() ? "" : text(" of split {}", request.split));
 }
 
@@ -79,17 +79,16 @@ std::vector<std::string> dataset_files(const TextRequest& request) {
     const bool hub = std::count(request.dataset.begin(), request.dataset.end(), '/') == 1 &&
                      !has_kind(path, {".jsonl", ".txt", ".json", ".parquet"});
     if (hub) return hub_files(request);
-    fail("--dataset {}: no such file", request.dataset);
+    fail("{} {}: no such file", request.flag, request.dataset);
   }
-  if (fs::is_directory(path, code)) fail("--dataset {}: a folder; expected a file", request.dataset);
+  if (fs::is_directory(path, code)) fail("{} {}: a folder; expected a file", request.flag, request.dataset);
   if (has_kind(path, {".parquet"}))
-    fail_as(
-        ErrorKind::kUnsupported,
-        "--dataset {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
-        "is installed, or pass a .jsonl or .txt file",
-        request.dataset);
+    fail_as(ErrorKind::kUnsupported,
+            "{} {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
+            "is installed, or pass a .jsonl or .txt file",
+            request.flag, request.dataset);
   if (!has_kind(path, {".jsonl", ".txt"}))
-    fail("--dataset {}: expected a .jsonl or .txt file", request.dataset);
+    fail("{} {}: expected a .jsonl or .txt file", request.flag, request.dataset);
   return {request.dataset};
 }
 
@@ -181,7 +180,11 @@ std::string Reader::rendered(const Json& messages, const std::string& where) con
   }
   TemplateVariables variables = {{"messages", list}, {"add_generation_prompt", false}};
   for (const auto& [key, value] : model_.template_tokens().items()) variables[key] = value;
-  return template_->render(variables);
+  try {
+    return template_->render(variables);
+  } catch (const Error& error) {
+    fail_as(error.kind(), "{}: {}", where, error.what());
+  }
 }
 
 std::string Reader::text_of(const Json& line, const std::string& where) const {
@@ -230,10 +233,11 @@ CalibrationText Reader::read() {
       read_lines(path);
     }
   }
-  if (out_.tokens == 0) fail("--dataset {}: empty: no sample of two tokens or more", request_.dataset);
+  if (out_.tokens == 0)
+    fail("{} {}: empty: no sample of two tokens or more", request_.flag, request_.dataset);
   if (out_.tokens < kLeastTokens)
-    fail("--dataset {}: too short: {} tokens, calibration needs at least {}", request_.dataset, out_.tokens,
-         kLeastTokens);
+    fail("{} {}: too short: {} tokens, calibration needs at least {}", request_.flag, request_.dataset,
+         out_.tokens, kLeastTokens);
   Sha256 sum;
   for (const std::vector<TokenId>& sample : out_.samples) {
     const uint64_t length = sample.size();

@@ -9,8 +9,9 @@
 namespace kt {
 
 struct TextRequest {
-  std::string dataset;  // FILE.jsonl, FILE.txt, or a name of the hub: "org/name"
-  std::string split;    // of a hub dataset: part of its files' names; empty: all
+  std::string dataset;             // FILE.jsonl, FILE.txt, or a name of the hub: "org/name"
+  std::string flag = "--dataset";  // what messages call it
+  std::string split;               // of a hub dataset: part of its files' names; empty: all
   int samples = 512;
   int max_length = 2048;  // tokens of a sample; never more than the model's context
   uint64_t seed = 42;     // which samples, where there are more

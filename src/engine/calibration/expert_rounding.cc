@@ -30,6 +30,23 @@ std::string_view name_of(RoundedBy by) {
   return "";
 }
 
+Format RunnableView::format_of(Format format) {
+  if (format.code == Code::kI8 && format.span.n == 1 &&
+      (format.scale == Scale::kBf16 || format.scale == Scale::kF16))
+    format.scale = Scale::kF32;
+  return format;
+}
+
+RunnableView::RunnableView(const Matrix& matrix) : view_(matrix.view()) {
+  const Format format = format_of(matrix.format);
+  if (format == matrix.format) return;
+  const int64_t across = spans(format, matrix.k), length = format.span.k ? format.span.k : matrix.k;
+  for (int64_t r = 0; r < matrix.n; ++r)
+    for (int64_t s = 0; s < across; ++s) scales_.push_back(scale_at(matrix.view(), r, s * length));
+  view_.format = format;
+  view_.scales = reinterpret_cast<const uint8_t*>(scales_.data());
+}
+
 struct ExpertRounder::Mlp {
   Linear gate, up, down;
 };
@@ -50,6 +67,7 @@ ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& sou
       inter_pad_((source.inter() + 15) / 16 * 16) {
   const auto rows = static_cast<size_t>(kRowsTogether), hidden = static_cast<size_t>(source.hidden()),
              inter = static_cast<size_t>(source.inter()), pad = static_cast<size_t>(inter_pad_);
+  options_.gptq.packed_rule = true;
   narrow_.resize(rows * hidden);
   for (auto* buffer : {&x_, &y_, &other_y_}) buffer->resize(rows * hidden);
   for (auto* buffer : {&gate_, &up_}) buffer->resize(rows * inter);
@@ -106,10 +124,11 @@ ExpertRounder::Mlp ExpertRounder::make_mlp(const Original& from, const Matrix& g
                                            const Matrix* down) const {
   const LinearOptions options{.precision = Precision::kBf16};
   const Pool& pool = *pool_;
-  Mlp out{.gate = Linear(pool, gate.view(), from.bias[0], options, from.stored[0]->name),
-          .up = Linear(pool, up.view(), from.bias[1], options, from.stored[1]->name),
+  const RunnableView gate_view(gate), up_view(up);
+  Mlp out{.gate = Linear(pool, gate_view.view(), from.bias[0], options, from.stored[0]->name),
+          .up = Linear(pool, up_view.view(), from.bias[1], options, from.stored[1]->name),
           .down = {}};
-  if (down) out.down = Linear(pool, down->view(), from.bias[2], options, from.stored[2]->name);
+  if (down) out.down = Linear(pool, RunnableView(*down).view(), from.bias[2], options, from.stored[2]->name);
   return out;
 }
 
@@ -145,23 +164,24 @@ bool ExpertRounder::calibrate(const Original& from, const LayerInputs& inputs, c
                               RoundedExpert& out) {
   const Format format = packed_format(spec_);
   const int64_t hidden = source_.hidden(), inter = source_.inter();
-  const auto factor_of = [&](const Hessian& hessian) -> std::optional<GptqFactor> {
+  // Moments that are not finite are as good as none.
+  const auto factor_of = [&](const auto& moments) -> std::optional<GptqFactor> {
     try {
-      return std::optional<GptqFactor>(GptqFactor(hessian, options_.gptq));
+      return std::optional<GptqFactor>(GptqFactor(moments(), options_.gptq));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kInput) throw;
       return std::nullopt;
     }
   };
   {
-    const std::optional<GptqFactor> factor = factor_of(input_moments(inputs, train));
+    const std::optional<GptqFactor> factor = factor_of([&] { return input_moments(inputs, train); });
     if (!factor) return false;
     out.figures.damping = factor->damping();
     out.gate = gptq(format, from.values[0], inter, hidden, *factor);
     out.up = gptq(format, from.values[1], inter, hidden, *factor);
   }
   const Mlp mlp = make_mlp(from, out.gate, out.up, nullptr);
-  const std::optional<GptqFactor> factor = factor_of(middle_moments(mlp, inputs, train));
+  const std::optional<GptqFactor> factor = factor_of([&] { return middle_moments(mlp, inputs, train); });
   if (!factor) return false;
   out.figures.down_damping = factor->damping();
   out.down = gptq(format, from.values[2], hidden, inter, *factor);
@@ -227,8 +247,10 @@ RoundedExpert ExpertRounder::round(int layer, int expert, const LayerInputs& inp
   const bool few = figures.tokens < options_.floor || held_out.rows.empty();
   const bool done = !few && calibrate(from, inputs, train, out);
   judge(from, inputs, held_out, rtn, done ? out : rtn, figures);
+  const bool trial = std::isfinite(figures.signal) && std::isfinite(figures.rtn_error);
+  if (!trial) figures.signal = figures.rtn_error = figures.error = 0;
   if (few) return to_nearest(RoundedBy::kFewTokens);
-  if (!done) return to_nearest(RoundedBy::kSingular);
+  if (!done || !trial) return to_nearest(RoundedBy::kSingular);
   if (figures.error < figures.rtn_error) return out;
   figures.error = figures.rtn_error;
   return to_nearest(RoundedBy::kNotBetter);

@@ -33,7 +33,8 @@ struct LayerInputs {
 enum class RoundedBy : uint8_t { kGptq, kNoTokens, kFewTokens, kNotBetter, kSingular };
 std::string_view name_of(RoundedBy by);  // "gptq", "rtn: no tokens", ...
 
-// Squared errors are sums over held-out rows of (weight * |output - original's output|)^2.
+// Squared errors are sums over held-out rows of (weight * |output - original's output|)^2; all 0 where the
+// original's own outputs are not finite.
 struct ExpertFigures {
   RoundedBy by = RoundedBy::kGptq;
   int64_t tokens = 0, held_out = 0;
@@ -44,6 +45,20 @@ struct ExpertFigures {
 struct RoundedExpert {
   Matrix gate, up, down;
   ExpertFigures figures;
+};
+
+// A matrix to compute with, where its own format may have no kernel: 8-bit codes get f32 scales, of the same
+// values. The matrix must outlive it.
+class RunnableView {
+ public:
+  explicit RunnableView(const Matrix& matrix);
+  RunnableView(const RunnableView&) = delete;
+  const MatrixView& view() const { return view_; }
+  static Format format_of(Format format);
+
+ private:
+  std::vector<float> scales_;
+  MatrixView view_;
 };
 
 // Works on one expert after the other with memory of its own; several may work at the same time.

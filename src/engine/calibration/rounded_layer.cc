@@ -1,8 +1,10 @@
 #include "engine/calibration/rounded_layer.h"
 
 #include <cstring>
+#include <filesystem>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "weights/json.h"
 #include "weights/safetensors.h"
 
@@ -40,7 +42,8 @@ std::string rounded_layer_path(const std::string& folder, int layer) {
   return text("{}/layer-{}.safetensors", folder, layer);
 }
 
-void save_rounded_layer(const std::string& path, const std::vector<RoundedExpert>& experts) {
+void save_rounded_layer(const std::string& path, const std::vector<RoundedExpert>& experts,
+                        const std::string& settings) {
   std::vector<TensorSpec> tensors;
   std::vector<std::vector<uint8_t>> bytes;
   Json figures = Json::array();
@@ -60,7 +63,7 @@ void save_rounded_layer(const std::string& path, const std::vector<RoundedExpert
     }
     figures.push_back(to_json(experts[e].figures));
   }
-  SafetensorsWriter writer(path, tensors, {{"figures", figures.dump()}});
+  SafetensorsWriter writer(path, tensors, {{"figures", figures.dump()}, {"settings", settings}});
   for (size_t i = 0; i < bytes.size(); ++i) writer.write(i, 0, std::as_bytes(std::span(bytes[i])));
   writer.commit();
 }
@@ -71,6 +74,18 @@ RoundedLayer::RoundedLayer(const std::string& path)
   for (const Json& json : figures) figures_.push_back(figures_from(json));
   KT_CHECK(header_.tensors.size() == figures_.size() * 6, "{}: {} tensors of {} experts", path,
            header_.tensors.size(), figures_.size());
+}
+
+std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::string& settings) {
+  if (!std::filesystem::exists(path)) return nullptr;
+  try {
+    auto layer = std::make_unique<RoundedLayer>(path);
+    if (layer->settings() == settings) return layer;
+    KT_LOG(LogLevel::kWarning, "{}: of a calibration with other settings; rounded again", path);
+  } catch (const std::exception& fault) {
+    KT_LOG(LogLevel::kWarning, "{}; rounded again", fault.what());
+  }
+  return nullptr;
 }
 
 Matrix RoundedLayer::at(int expert, Projection projection, const Format& format) const {
