@@ -150,6 +150,26 @@ TEST(Conversion, ResumeOfAFinishedOneDoesNothing) {
   EXPECT_EQ(contents(folder / "out"), expected);
 }
 
+TEST(Conversion, OnlyWhatPrepareMadeIsTakenFromTheOutputAgain) {
+  const Folder folder;
+  const std::string out = folder / "out", source = folder / "vocabulary.json";
+  const auto plan = [&] {
+    ConversionPlan made = small_plan(out, 2, 2);
+    made.side_files.push_back({"report.json", "", conversion_work_folder(out) + "/report.json"});
+    made.side_files.push_back({"vocabulary.json", "", source});
+    made.prepare = [](const std::string& work) { std::ofstream(work + "/report.json") << "figures"; };
+    return made;
+  };
+  std::ofstream(source) << "words";
+  run_conversion(plan(), {.threads = 1});
+  const auto expected = contents(out);
+  EXPECT_EQ(expected.at("report.json"), "figures");
+  run_conversion(plan(), {.threads = 1, .resume = true});
+  EXPECT_EQ(contents(out), expected);
+  fs::remove(source);
+  EXPECT_THAT(error_of(plan(), {.threads = 1, .resume = true}), HasSubstr(source));
+}
+
 TEST(Conversion, AShardOfTheWrongSizeIsWrittenAgain) {
   const Folder folder;
   run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1});

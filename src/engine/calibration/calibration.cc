@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "formats/floats.h"
 #include "nn/experts.h"
+#include "nn/kv_cache.h"
 
 namespace kt {
 namespace {
@@ -25,6 +26,32 @@ constexpr uint64_t kFixedMemory = uint64_t{96} << 20;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Weights of a layer but for its routed experts.
+uint64_t dense_weights(const ModelSpec& spec, const LayerSpec& layer) {
+  const auto u = [](int number) { return static_cast<uint64_t>(number); };
+  const uint64_t h = u(spec.hidden);
+  const uint64_t mlp = 3 * h * u(layer.moe ? spec.moe.shared_inter : layer.dense_inter) +
+                       (layer.moe ? h * u(spec.moe.experts) : 0);
+  if (!layer.mla) return mlp + h * u(spec.gqa.head_dim) * 2 * u(spec.gqa.heads + spec.gqa.kv_heads);
+  const MlaSpec& mla = spec.mla;
+  const uint64_t q = u(mla.heads) * u(mla.nope + mla.rope);
+  return mlp + (mla.q_rank ? u(mla.q_rank) * (h + q) : h * q) + h * u(mla.kv_rank + mla.rope) +
+         u(mla.kv_rank) * u(mla.heads) * u(mla.nope + mla.v) + u(mla.heads) * u(mla.v) * h;
+}
+
+// Keys and values of one token in one layer, bf16, padded.
+uint64_t kv_token_bytes(const ModelSpec& spec, const LayerSpec& layer) {
+  const KvShape shape =
+      layer.mla
+          ? KvShape{.layers = 1,
+                    .heads = 1,
+                    .d = spec.mla.kv_rank + spec.mla.rope,
+                    .dv = spec.mla.kv_rank,
+                    .shared = true}
+          : KvShape{.layers = 1, .heads = spec.gqa.kv_heads, .d = spec.gqa.head_dim, .dv = spec.gqa.head_dim};
+  return shape.page_bytes() / kPageTokens;
 }
 
 }  // namespace
@@ -101,6 +128,19 @@ void Calibration::make_batches() {
 
 bool Calibration::is_held_out(int64_t row) const { return row / kHeldStretch % kHeldEvery == kHeldEvery - 1; }
 
+// What a LayerWalk holds at the layer that takes the most of it: the open layer's weights and a cache for one
+// batch, whose sequences end inside of pages.
+uint64_t Calibration::walk_bytes() const {
+  const ModelSpec& spec = walk_->spec();
+  uint64_t rows = 0, most = 0;
+  for (const Batch& batch : batches_)
+    rows = std::max(rows, static_cast<uint64_t>(batch.tokens()) + kPageTokens * batch.lengths.size());
+  for (const LayerSpec& layer : spec.layers)
+    most = std::max(most,
+                    dense_weights(spec, layer) * packed_.scale_bytes() + rows * kv_token_bytes(spec, layer));
+  return most;
+}
+
 // How many experts are worked on together, and whether activations stay in memory.
 void Calibration::plan_memory() {
   const auto h = static_cast<uint64_t>(source_.hidden()), i = static_cast<uint64_t>(source_.inter()),
@@ -109,7 +149,7 @@ void Calibration::plan_memory() {
   const bool limited = options_.max_memory > 0 && options_.max_memory < available;
   const uint64_t bound = limited ? options_.max_memory : available;
   // A layer's codes as they come out, and once more packed for running it.
-  const uint64_t layer = experts * 3 * h * i * (packed_.bits == 4 ? 10 : 14) / 6 + h * h * 4;
+  const uint64_t layer = experts * 3 * h * i * (packed_.bits == 4 ? 10 : 14) / 6 + walk_bytes();
   const uint64_t fixed = kFixedMemory + own_memory() + layer + static_cast<uint64_t>(batch_tokens_) * h * 40 +
                          tokens * static_cast<uint64_t>(walk_->spec().moe.top_k) * 16;
   const uint64_t each = ExpertRounder::bytes(source_.hidden(), source_.inter()), rows = tokens * h * 6;

@@ -73,6 +73,7 @@ class Calibration {
     int tokens() const;
   };
   void plan_memory();
+  uint64_t walk_bytes() const;
   void make_batches();
   void embed();
   void attend(int layer, bool routes);
