@@ -13,7 +13,7 @@ fi
 packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev python3)
 optional=()
 if [ "${1:-}" = --tests ]; then
-  optional=(python3-venv qemu-user tmux curl procps)
+  optional=(python3-venv python3-dev qemu-user tmux curl procps)
   case "$(dpkg --print-architecture)" in
     arm64) optional+=(g++-x86-64-linux-gnu) ;;
     amd64) optional+=(g++-aarch64-linux-gnu) ;;

@@ -389,6 +389,14 @@ def test_capture_batch_sizes():
     KTMoEWrapper.set_capture_batch_sizes([])
 
 
+def test_check_has_nothing_to_raise():
+    """Errors of replayed graphs are for src/hybrid's tests; here, that asking works before and after a forward."""
+    layer = wrapper()
+    assert layer.check() is None
+    layer.forward(*inputs(2))
+    assert layer.check() is None
+
+
 def test_cpu_infer():
     config = kt_kernel_ext.WorkerPoolConfig()
     config.subpool_count, config.subpool_numa_map, config.subpool_thread_count = 1, [0], [2]
