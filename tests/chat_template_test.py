@@ -12,7 +12,8 @@ import subprocess
 import pytest
 
 PROBE = os.environ.get("KT_TEMPLATE_PROBE")
-pytestmark = pytest.mark.skipif(not PROBE, reason="KT_TEMPLATE_PROBE does not name template_probe")
+pytestmark = [pytest.mark.skipif(not PROBE, reason="KT_TEMPLATE_PROBE does not name template_probe"),
+              pytest.mark.filterwarnings("ignore::SyntaxWarning")]  # of random templates, compiled to Python
 jinja2 = pytest.importorskip("jinja2")
 from jinja2.ext import Extension, loopcontrols  # noqa: E402
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402

@@ -43,6 +43,7 @@ class Page:
 
     def __init__(self, browser):
         self.browser = browser
+        self.errors, self.asked = [], []
 
     def run(self, script, *arguments):
         return self.browser.execute_script(script, *arguments)
@@ -57,6 +58,7 @@ class Page:
         self.browser.get(url + "/icon.svg")
         self.run("localStorage.clear(); sessionStorage.clear()")
         self.logs()
+        self.errors, self.asked = [], []
         self.origin = url
         self.browser.get(url + "/")
         self.ready()
@@ -115,10 +117,12 @@ class Page:
         return self.run("return document.querySelector('#heat canvas').toDataURL()")
 
     def logs(self):
-        """(console lines that are errors, addresses asked for) since the last call."""
+        """(console lines that are errors, addresses asked for) since the last call; `errors` and `asked` have all of them."""
         errors = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
         events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
         asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        self.errors += errors
+        self.asked += asked
         return errors, asked
 
 
@@ -127,7 +131,8 @@ def browser():
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with tempfile.TemporaryDirectory() as folder:
+    # The browser's last helpers may still be writing there when it has quit.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for flag in FLAGS:
             options.add_argument(flag)
         options.add_argument(f"--user-data-dir={folder}")
@@ -160,9 +165,9 @@ def visit(browser, url, may_fail=()):
     yield page
     with contextlib.suppress(Exception):
         page.run("document.getElementById('stop').click()")
-    errors, asked = page.logs()
-    assert [e for e in errors if not any(word in e for word in may_fail)] == []
-    assert asked and [url for url in asked if not url.startswith((page.origin, "data:", "blob:"))] == []
+    page.logs()
+    assert [e for e in page.errors if not any(word in e for word in may_fail)] == []
+    assert page.asked and [url for url in page.asked if not url.startswith((page.origin, "data:", "blob:"))] == []
 
 
 @pytest.fixture
