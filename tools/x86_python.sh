@@ -8,7 +8,8 @@
 # time limit of its own, so that one that hangs leaves the others their time; one that failed can be repeated alone. A short
 # table comes last; table.txt, python.jsonl, timeline.svg and logs.tar.gz go to $OUT, else ./out. Six minutes in all on 16 cores.
 #
-# HYBRID=--dry goes through it on a machine without a GPU. carry/python may hold wheels of nanobind and pytest, used where the machine has none; carry/models a tiny-qwen3moe.tar.xz.
+# carry/python may hold wheels of nanobind and pytest, used where the machine has none; carry/models a tiny-qwen3moe.tar.xz.
+# HYBRID=--dry goes through it on a machine without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +40,7 @@ step() {
     124 | 137) result="FAILED: over $limit s" ;;
     *) result="FAILED: exit status $code" ;;
   esac
-  [ $code -eq 0 ] || { failures=1; echo "-- $name"; grep -v '^{' "$logs/$name.log" | tail -n 25 | cut -c1-300; }
+  [ $code -eq 0 ] || { failures=1; echo "-- $name"; grep -v '^{' "$logs/$name.log" | tail -n 25 | cut -c1-300 || true; }
   summary+=("$(printf '%-12s %-26s %4d s' "$name" "$result" $((SECONDS - began)))")
   echo "${summary[-1]} ($(clock))"
   grep -h '^{' "$logs"/*.log > "$out/python.jsonl" || true
@@ -57,10 +58,12 @@ borrow() {
 
 build() {
   local compiler=() generator=() candidate
-  for candidate in g++-13 g++-14 g++-12; do
-    command -v "$candidate" > /dev/null && { compiler=("-DCMAKE_CXX_COMPILER=$candidate"); break; }
-  done
-  [ -f "$build/CMakeCache.txt" ] || { command -v ninja > /dev/null && generator=(-G Ninja); }
+  if [ ! -f "$build/CMakeCache.txt" ]; then
+    for candidate in g++-13 g++-14 g++-12; do
+      command -v "$candidate" > /dev/null && { compiler=("-DCMAKE_CXX_COMPILER=$candidate"); break; }
+    done
+    command -v ninja > /dev/null && generator=(-G Ninja)
+  fi
   borrow nanobind
   borrow pytest
   export PYTHONPATH=$build/borrowed${PYTHONPATH:+:$PYTHONPATH}

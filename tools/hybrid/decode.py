@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import time
+import traceback
 
 import torch
 
@@ -202,6 +203,18 @@ def place(model, routers, share, experts):
     return float((counts * ~masks).sum() / counts.sum())
 
 
+def of_share(gpu, model, routers, at, shape, steps, share, bytes_each, bandwidth):
+    begin, layers = time.perf_counter(), len(routers)
+    left = place(model, routers, share, shape["experts"])
+    placed = time.perf_counter() - begin
+    limit = left * layers * shape["top_k"] * 3 * shape["hidden"] * shape["inter"] * bytes_each / bandwidth / 1e6
+    found = measured(gpu, model, at, steps)
+    layer = experts_alone(gpu, model, at, steps) if "graph_ms" in found else None
+    return dict(pairs_on_cpu=left, step_ms=found["step_ms"], tokens_s=1e3 / found["step_ms"], gain=None, limit_ms=limit,
+                of_limit=limit / found["step_ms"], layer_us=layer and 1e3 * layer, layer_of_limit=layer and limit / layers / layer,
+                place_s=round(placed, 1), **{key: value for key, value in found.items() if key != "step_ms"})
+
+
 def of_format(gpu, arguments, format, bandwidth):
     from kt_kernel import KTMoEWrapper
 
@@ -212,21 +225,18 @@ def of_format(gpu, arguments, format, bandwidth):
     load = time.perf_counter() - begin
     rows = []
     for share in SHARES:
-        begin = time.perf_counter()
-        left = place(model, routers, share, shape["experts"])
-        placed = time.perf_counter() - begin
-        bytes_read = left * layers * shape["top_k"] * 3 * shape["hidden"] * shape["inter"] * BITS[format] / 8
-        limit = bytes_read / bandwidth / 1e6
-        found = measured(gpu, model, at, steps)
-        layer = experts_alone(gpu, model, at, steps) if "graph_ms" in found else None
-        rows.append(dict(format=format, on_gpu=share, pairs_on_cpu=left, step_ms=found["step_ms"], tokens_s=1e3 / found["step_ms"],
-                         gain=None, limit_ms=limit, of_limit=limit / found["step_ms"], layer_us=layer and 1e3 * layer,
-                         layer_of_limit=layer and limit / layers / layer, **{k: v for k, v in found.items() if k != "step_ms"},
-                         place_s=round(placed, 1), load_s=round(load, 1)))
+        row = dict(format=format, on_gpu=share, load_s=round(load, 1))
+        try:
+            row.update(of_share(gpu, model, routers, at, shape, steps, share, BITS[format] / 8, bandwidth))
+        except Exception as error:  # the other placements still count
+            row["error"] = f"{type(error).__name__}: {error}"[:500]
+            traceback.print_exc()
+        rows.append(row)
         gpu.synchronize()
         KTMoEWrapper.clear_buffer_cache()  # graphs of this placement are gone
     for row in rows:
-        row["gain"] = rows[0]["step_ms"] / row["step_ms"]
+        if "step_ms" in rows[0] and "step_ms" in row:
+            row["gain"] = rows[0]["step_ms"] / row["step_ms"]
     return rows
 
 

@@ -105,7 +105,8 @@ def checkpoints(gpu, arguments, root):
 def stock(gpu, folder, dtype):
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                                              experts_implementation="eager")
     return model.eval().to(gpu.device)
 
 
