@@ -6,7 +6,8 @@
 #
 # Steps: build, doctor, cuda, hybrid, pytest, graph, logits, overlap, speed, decode-int4, decode-int8, decode-bf16. Each has a
 # time limit of its own, so that one that hangs leaves the others their time; one that failed can be repeated alone. A short
-# table comes last; table.txt, python.jsonl, timeline.svg and logs.tar.gz go to $OUT, else ./out. Six minutes in all on 16 cores.
+# table comes last; table.txt, python.jsonl, timeline.svg and logs.tar.gz go to $OUT, else ./out. About ten minutes in all on 16 cores,
+# two of them for the build.
 #
 # carry/python may hold wheels of nanobind and pytest, used where the machine has none; carry/models a tiny-qwen3moe.tar.xz.
 # HYBRID=--dry goes through it on a machine without a GPU.
@@ -102,7 +103,7 @@ python_tests() {
 speed() {
   local method tokens
   for method in AMXINT8 AMXINT4; do
-    "$python" tools/python_speed.py --program "$build/bin/kt" --shape qwen3-30b --method $method --tokens 1,16 --seconds 1 --rounds 3
+    "$python" tools/python_speed.py --program "$build/bin/kt" --shape qwen3-30b --method $method --tokens 1,16 --seconds 0.7 --rounds 3
   done
 }
 
