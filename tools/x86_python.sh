@@ -134,7 +134,7 @@ step cuda 100 bash -c 'real_tests "$build/src/cuda/cuda_test"'
 step hybrid 150 bash -c 'real_tests "$build/src/hybrid/hybrid_test"'
 step graph 90 bash -c 'gpu --parts graph'
 step overlap 90 bash -c 'gpu --parts overlap'
-step logits 150 bash -c 'gpu --parts logits'
+step logits 200 bash -c 'gpu --parts logits'
 step decode-int4 150 bash -c 'gpu --parts decode --formats int4'
 step speed 120 bash -c speed
 step pytest 240 bash -c python_tests

@@ -201,7 +201,7 @@ def compare(gpu, name, folder, prompt):
         generator = torch.Generator().manual_seed(7)
         prompt = torch.randint(3, exact.config.get_text_config().vocab_size, (1, 16 if gpu.dry else 64), generator=generator)
     prompt = prompt.to(gpu.device)
-    ids = generated(exact, prompt, 16 if gpu.dry else 64)[None]
+    ids = generated(exact, prompt, 16 if gpu.dry else 48)[None]
     right, routing = run(exact, ids)
     case = (ids, right, routing, prompt.shape[1])
     del exact
