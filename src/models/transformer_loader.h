@@ -80,7 +80,8 @@ struct TransformerLoader {
     std::unique_ptr<StoredMatrix> opened = open_linear(checkpoint, found->second);
     if (opened->n != n || opened->k != k)
       fail("{}: expected [{}, {}], found [{}, {}]", opened->name, n, k, opened->n, opened->k);
-    return opened;
+    const MatrixRounding& rounding = s.options.linear_rounding;
+    return rounding ? rounding(std::move(opened), module) : std::move(opened);
   }
 
   // In the format asked for, for matrices whose rounding a user may choose.

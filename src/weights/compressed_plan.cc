@@ -201,10 +201,15 @@ void Planner::add_experts() {
   }
 }
 
+bool linear_target(const Checkpoint& checkpoint, const CompressedPlanOptions& options,
+                   const ModulePatterns& ignored, std::string_view module) {
+  if (!options.all_linears || never_quantised(module) || ignored.match(module)) return false;
+  const int layers = checkpoint.config().layers;
+  return layers == 0 || layer_of(module) < layers;
+}
+
 bool Planner::is_target(const LinearModule& linear) const {
-  if (!options_.all_linears || never_quantised(linear.module) || patterns_.match(linear.module)) return false;
-  const int layers = checkpoint_.config().layers;
-  return layers == 0 || layer_of(linear.module) < layers;
+  return linear_target(checkpoint_, options_, patterns_, linear.module);
 }
 
 // What stays as it is: plain floats in their own type, anything else as bf16.
@@ -372,6 +377,23 @@ bool expert_ignored(const ExpertSource& source, const CompressedPlanOptions& opt
                     Projection projection) {
   if (options.ignore.empty()) return false;
   return ModulePatterns(options.ignore).match(source.module_name(layer, expert, projection));
+}
+
+ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options) {
+  const auto ignored = std::make_shared<ModulePatterns>(options.ignore);
+  const auto to_nearest = [&checkpoint, options](std::unique_ptr<StoredMatrix> matrix) {
+    const PackedSpec spec = spec_of(checkpoint, options, *matrix);
+    return requantised(std::move(matrix), spec);
+  };
+  return {.experts =
+              [=](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
+                return ignored->match(module) ? std::move(matrix) : to_nearest(std::move(matrix));
+              },
+          .linears =
+              [=, &checkpoint](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
+                return linear_target(checkpoint, options, *ignored, module) ? to_nearest(std::move(matrix))
+                                                                            : std::move(matrix);
+              }};
 }
 
 ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,

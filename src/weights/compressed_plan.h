@@ -9,6 +9,7 @@
 #include "weights/compressed.h"
 #include "weights/conversion.h"
 #include "weights/experts.h"
+#include "weights/requantise.h"
 
 namespace kt {
 
@@ -33,6 +34,10 @@ PackedSpec expert_spec(const Checkpoint& checkpoint, const ExpertSource& source,
 // Whether the options leave that expert's matrix as it is.
 bool expert_ignored(const ExpertSource& source, const CompressedPlanOptions& options, int layer, int expert,
                     Projection projection);
+
+// What plan_compressed does to every matrix where it rounds to nearest, for doing it while a model is read
+// instead. The checkpoint must outlive it.
+ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options);
 
 // Names are the source's own modules with weight_packed, weight_scale and weight_shape; fused experts are
 // written one by one. Scales have the source's type; where that was quantised, bf16. What is not quantised is
