@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -178,6 +179,13 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
           ->check(CLI::Range(0.0, 10.0))
           ->capture_default_str(),
       verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
+          ->capture_default_str(),
+      verb.add_option("--perplexity", perplexity.file,
+                      "GPTQ: afterwards measure perplexity on this text, and KL from the original, of the "
+                      "original, of rounding to nearest and of what was written")
+          ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); }),
+      verb.add_option("--perplexity-tokens", perplexity.tokens, "Tokens of that text to predict at most")
+          ->check(positive())
           ->capture_default_str()};
 }
 
@@ -187,6 +195,8 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
   const LoadedModel model(checkpoint.path(), {.sizes_only = true});
   CalibrationText samples = read_calibration_text(flags.text, model);
   const CalibrationText facts = samples;
+  std::optional<QuantPerplexity> perplexity;
+  if (!flags.perplexity.file.empty()) perplexity.emplace(flags.perplexity, model, checkpoint, options, run);
   const CompressedTargets targets(checkpoint, source, options);
   Calibration calibration(checkpoint, source, model.spec(), std::move(samples), targets,
                           options_of(flags, run));
@@ -211,7 +221,24 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
     write_atomically(folder + "/" + kPlot, coverage_plot(calibration.report()));
     if (!run.json) print_calibration(calibration.report(), facts);
   };
-  convert_and_report(plan, run);
+  const ConversionResult result = convert(plan, run);
+  const std::string path = options.output + "/" + kReport;
+  Json report = read_json(path, {.bytes = size_t{1} << 30});
+  if (perplexity) {
+    report["perplexity"] = perplexity->measure();
+    replace_side_file(options.output, kReport, report.dump(1));
+  }
+  if (run.json) {
+    nlohmann::ordered_json out = conversion_json(plan, result);
+    out["calibration"] = report;
+    std::printf("%s\n", out.dump(2).c_str());
+    return;
+  }
+  print_conversion(plan, result);
+  if (perplexity) {
+    std::printf("\n");
+    print_perplexities(report.at("perplexity"), flags.perplexity.file);
+  }
 }
 
 }  // namespace kt

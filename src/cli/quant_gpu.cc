@@ -38,6 +38,8 @@ std::unique_ptr<ExpertSource> experts_of(const Checkpoint& checkpoint, const Gpu
 void run_gpu(const GpuFlags& flags) {
   const bool calibrated = flags.method == "GPTQ";
   if (!flags.max_gpu_memory.empty()) parse_bytes(flags.max_gpu_memory, "--max-gpu-memory");
+  if (!calibrated && !flags.calibration.perplexity.file.empty())
+    fail("--perplexity: with --method GPTQ; kt perplexity MODEL --weights OUT measures what RTN wrote");
   const Checkpoint checkpoint(flags.input);
   const std::unique_ptr<ExpertSource> source = experts_of(checkpoint, flags);
   const CompressedPlanOptions options{.output = flags.output,

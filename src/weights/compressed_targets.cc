@@ -7,7 +7,7 @@ CompressedTargets::CompressedTargets(const Checkpoint& checkpoint, const ExpertS
     : checkpoint_(checkpoint), source_(source), options_(options), patterns_(options.ignore) {}
 
 bool CompressedTargets::expert(int layer, int expert, Projection projection) const {
-  return options_.ignore.empty() || !patterns_.match(source_->module_name(layer, expert, projection));
+  return options_.ignore.empty() || this->expert(source_->module_name(layer, expert, projection));
 }
 
 bool CompressedTargets::linear(std::string_view module) const {
@@ -27,6 +27,22 @@ PackedSpec CompressedTargets::spec_of(const StoredMatrix& matrix) const {
 
 PackedSpec CompressedTargets::spec(Dtype type) const {
   return {options_.bits, options_.group_size == -1 ? 0 : options_.group_size, type};
+}
+
+ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options) {
+  const auto targets = std::make_shared<CompressedTargets>(checkpoint, nullptr, options);
+  const auto to_nearest = [targets](std::unique_ptr<StoredMatrix> matrix) {
+    const PackedSpec spec = targets->spec_of(*matrix);
+    return requantised(std::move(matrix), spec);
+  };
+  return {.experts =
+              [=](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
+                return targets->expert(module) ? to_nearest(std::move(matrix)) : std::move(matrix);
+              },
+          .linears =
+              [=](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
+                return targets->linear(module) ? to_nearest(std::move(matrix)) : std::move(matrix);
+              }};
 }
 
 }  // namespace kt

@@ -5,10 +5,11 @@
 
 #include "weights/compressed_plan.h"
 #include "weights/ignore_list.h"
+#include "weights/requantise.h"
 
 namespace kt {
 
-// Checkpoint, source and options must outlive it. Any thread.
+// Checkpoint and source must outlive it. Any thread.
 class CompressedTargets {
  public:
   // Error naming a pattern that is no regular expression.
@@ -16,6 +17,7 @@ class CompressedTargets {
                     const CompressedPlanOptions& options);
 
   bool expert(int layer, int expert, Projection projection) const;
+  bool expert(std::string_view module) const { return !patterns_.match(module); }  // by module_name()
   bool linear(std::string_view module) const;  // outside of routed experts
   PackedSpec spec(Dtype type = Dtype::kBf16) const;
   // The library works in the weight's type. Sources that were quantised already become bf16 first; f32 files
@@ -27,8 +29,12 @@ class CompressedTargets {
  private:
   const Checkpoint& checkpoint_;
   const ExpertSource* source_;
-  const CompressedPlanOptions& options_;
+  const CompressedPlanOptions options_;
   ModulePatterns patterns_;
 };
+
+// What plan_compressed does to every matrix where it rounds to nearest, for doing it while a model is read
+// instead. The checkpoint must outlive it.
+ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options);
 
 }  // namespace kt
