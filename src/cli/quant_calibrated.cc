@@ -18,6 +18,7 @@
 #include "cli/plot.h"
 #include "cli/report.h"
 #include "engine/calibration/calibration.h"
+#include "engine/calibration/calibration_totals.h"
 #include "models/families.h"
 
 namespace kt {
@@ -217,9 +218,12 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
     report["samples_too_short"] = facts.too_short;
     report["max_length"] = facts.max_length;
     report["settings"] = options.method;
+    report["total"] = calibration_totals(report, flags.dampening);
     write_atomically(folder + "/" + kReport, report.dump(1));
     write_atomically(folder + "/" + kPlot, coverage_plot(calibration.report()));
-    if (!run.json) print_calibration(calibration.report(), facts);
+    if (run.json) return;
+    print_calibration(calibration.report(), facts);
+    std::printf("%s\n\n", calibration_summary(report.at("total")).c_str());
   };
   const ConversionResult result = convert(plan, run);
   const std::string path = options.output + "/" + kReport;

@@ -36,9 +36,7 @@ class RoundedMatrix : public StoredMatrix {
 class PackedMatrix : public RoundedMatrix {
  public:
   PackedMatrix(std::unique_ptr<StoredMatrix> from, const PackedSpec& spec)
-      : RoundedMatrix(std::move(from), packed_read_format(packed_format(spec))), spec_(spec) {
-    check_packed(spec, n, k, name);
-  }
+      : RoundedMatrix(std::move(from), packed_read_format(packed_format(spec))), spec_(spec) {}
 
  private:
   Matrix rounded(std::span<const float> values, int64_t first, int64_t count) const override {
@@ -103,7 +101,10 @@ std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, 
 }
 
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const PackedSpec& spec) {
-  return std::make_unique<PackedMatrix>(std::move(matrix), spec);
+  check_packed(spec, matrix->n, matrix->k, matrix->name);
+  PackedSpec settled = spec;
+  if (spec.group == matrix->k) settled.group = 0;  // a group as long as the row is the row, as when read
+  return std::make_unique<PackedMatrix>(std::move(matrix), settled);
 }
 
 }  // namespace kt
