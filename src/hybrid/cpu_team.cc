@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
 #include "base/park.h"
 
 namespace kt {
@@ -36,8 +37,13 @@ struct TeamEntry {
 
 // Never destroyed: teams may outlive static objects.
 struct TeamRegistry {
-  std::mutex mutex;
+  ForkMutex mutex{0};
   std::vector<TeamEntry> teams;
+
+  TeamRegistry() {
+    if (pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); }) != 0)
+      fail_as(ErrorKind::kMemory, "cpu team: no memory for a fork handler");
+  }
 };
 
 TeamRegistry& registry() {
@@ -45,15 +51,7 @@ TeamRegistry& registry() {
   return it;
 }
 
-// The registry is held over a fork, so that the child finds it whole and unlocked.
-void count_forks() {
-  static const int once = pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                                         [] {
-                                           registry().mutex.unlock();
-                                           forks.fetch_add(1, std::memory_order_relaxed);
-                                         });
-  if (once != 0) fail_as(ErrorKind::kMemory, "cpu team: no memory for a fork handler");
-}
+[[maybe_unused]] const TeamRegistry& made_early = registry();  // before threads that fork
 
 PoolOptions pool_options(const CpuTeamOptions& options) {
   PoolOptions out{.threads = options.threads, .nodes = options.nodes, .topology = Topology::discover()};
@@ -206,7 +204,6 @@ void CpuTeam::State::serve() noexcept {
 }
 
 CpuTeam::CpuTeam(const CpuTeamOptions& options) {
-  count_forks();
   state_ = std::make_shared<State>(options);
   sigset_t all, before;  // signals are for the application's threads
   sigfillset(&all);
@@ -237,7 +234,6 @@ CpuTeam::~CpuTeam() {
 }
 
 std::shared_ptr<CpuTeam> CpuTeam::shared(const CpuTeamOptions& options) {
-  count_forks();
   TeamRegistry& all = registry();
   const std::lock_guard lock(all.mutex);
   const uint32_t now = forks.load(std::memory_order_relaxed);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hybrid/expert_layer.h"
+#include "hybrid/layer_model.h"
 
 namespace kt {
 
@@ -23,6 +24,7 @@ struct ExpertLayer::State {
   std::shared_ptr<CpuTeam> team;
   ExpertLayerOptions options;
   const WeightMethod* method = nullptr;
+  LayerSeat seat;
   std::optional<Experts> experts;  // from load() or load_values() on
   std::vector<int64_t> map;        // physical to logical, as loaded
   // What load() read, kept open for the layers that are loaded next.
@@ -37,6 +39,8 @@ struct ExpertLayer::State {
   std::mutex error_mutex;
   std::exception_ptr error;  // of the first work in flight that failed
   std::atomic<bool> has_error = false;
+
+  State(std::shared_ptr<CpuTeam> with, ExpertLayerOptions how);
 
   // Error for what is wrong with a call whatever memory it points to, and before weights are loaded.
   void check_call(const LayerCall& call) const;
@@ -62,5 +66,8 @@ struct ExpertLayer::State {
 };
 
 size_t size_of_real(Real type);
+
+// What a layer put off is dropped: no later layer of its model followed with as many tokens. Logged once.
+void warn_of_dropped(int layer);
 
 }  // namespace kt

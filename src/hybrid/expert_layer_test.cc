@@ -219,6 +219,20 @@ TEST(ExpertLayerDeferral, DropsWhatNoLaterLayerOfTheSameTokensTakes) {
   std::thread([&] { EXPECT_EQ(forward(*d.last, a.call()), plain_forward(*d.last, a)); }).join();
 }
 
+// Both under the same path and with the same hidden size.
+TEST(ExpertLayerDeferral, ModelsThatTakeTurnsLayerByLayerDoNotMix) {
+  Deferring one, other;
+  const TestBatch a(3, 1), b(3, 2);
+  one.split(a, 2);
+  other.split(b, 2);
+  forward(*one.first, a.call());
+  EXPECT_EQ(forward(*other.first, b.call()), plain_forward(*other.first, b, other.now));
+  EXPECT_EQ(forward(*one.last, a.call()),
+            sum_of(plain_forward(*one.last, a), plain_forward(*one.first, a, one.later)));
+  EXPECT_EQ(forward(*other.last, b.call()),
+            sum_of(plain_forward(*other.last, b), plain_forward(*other.first, b, other.later)));
+}
+
 TEST(ExpertLayerDeferral, MaskedExpertsAreNotPutOff) {
   std::vector<uint8_t> mask(8, 1);
   Deferring d;

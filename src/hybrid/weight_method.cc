@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
 #include "base/log.h"
 #include "weights/kt_folder.h"
 #include "weights/kt_names.h"
@@ -140,14 +141,17 @@ std::shared_ptr<const ExpertSource> open_path(const std::string& path) {
 
 // Who has which path open. Entries of paths that nobody uses any more are dropped when another one is opened.
 struct OpenPaths {
-  std::mutex mutex;
+  ForkMutex mutex{4};
   std::map<std::string, std::weak_ptr<const ExpertSource>> sources;
 };
 
+// Never destroyed: layers may be loaded while the process ends.
 OpenPaths& open_paths() {
-  static OpenPaths paths;
+  static OpenPaths& paths = *std::make_unique<OpenPaths>().release();
   return paths;
 }
+
+[[maybe_unused]] const OpenPaths& made_early = open_paths();  // before threads that fork
 
 // One name for one place, however it was spelt.
 std::string key_of(const std::string& path) {
