@@ -2,10 +2,15 @@
 // objects that are never destroyed; whoever holds one must not wait for the thread that forks.
 #pragma once
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 
 namespace kt {
+
+// Forks of this process and its forebears, counted in the child: what was made under another number has lost
+// its threads. A load, where getpid() is a system call.
+uint32_t forks() noexcept;
 
 class ForkMutex {
  public:
@@ -23,6 +28,7 @@ class ForkMutex {
  private:
   static void before_fork();
   static void after_fork();
+  static void in_child();
 
   std::mutex mutex_;
   // A thread that holds the lock may fork by itself (a driver that starts a program): it goes on holding it

@@ -183,22 +183,22 @@ void ExpertLayer::State::run_deferred(const LayerCall& call, const DeferredPairs
   experts->forward(args);
 }
 
-void ExpertLayer::State::keep_error(std::exception_ptr what) noexcept {
-  const std::lock_guard lock(error_mutex);
-  if (error) return;
-  error = std::move(what);
-  has_error.store(true, std::memory_order_release);
+void ExpertLayer::State::Failure::keep(std::exception_ptr what) noexcept {
+  const std::lock_guard lock(mutex);
+  if (first) return;
+  first = std::move(what);
+  any.store(true, std::memory_order_release);
 }
 
-void ExpertLayer::State::throw_error() {
-  if (!has_error.load(std::memory_order_acquire)) return;
-  std::exception_ptr first;
+void ExpertLayer::State::Failure::rethrow() {
+  if (!any.load(std::memory_order_acquire)) return;
+  std::exception_ptr kept;
   {
-    const std::lock_guard lock(error_mutex);
-    has_error.store(false, std::memory_order_relaxed);
-    first = std::exchange(error, nullptr);
+    const std::lock_guard lock(mutex);
+    any.store(false, std::memory_order_relaxed);
+    kept = std::exchange(first, nullptr);
   }
-  if (first) std::rethrow_exception(first);
+  if (kept) std::rethrow_exception(kept);
 }
 
 ExpertLayer::State::State(std::shared_ptr<CpuTeam> with, ExpertLayerOptions how)
@@ -222,7 +222,7 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   State& s = *state_;
   s.team->check_process();
   s.check_call(call);
-  s.throw_error();
+  s.forwards.rethrow();
   if (call.tokens == 0) return;
   if (!output) fail("layer {}: a null address for the output", s.options.layer);
   const std::vector<float> carry = take_carry(s.seat.model(), s.options.layer, call.tokens);
@@ -238,7 +238,7 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   next.sums = std::move(sums);
 }
 
-void ExpertLayer::check() { state_->throw_error(); }
+void ExpertLayer::check() { state_->forwards.rethrow(); }
 
 bool ExpertLayer::loaded() const {
   const std::shared_lock lock(state_->in_use);

@@ -98,8 +98,11 @@ class ExpertLayer {
   void check();
 
   // The weights of a slot, cut for `ranks` tensor-parallel ranks, in the layout that GPU code reads for this
-  // method (docs/python.md has the table). Runs on the team after what was submitted; sync with the team.
+  // method (docs/python.md has the table). Runs on the team after what was submitted. sync_write() waits for
+  // those of this layer and throws the first error of any of them: neither other layers' nor forwards'
+  // errors.
   void submit_write(int expert, std::span<const ExpertBuffers> ranks);
+  void sync_write();
   size_t w13_bytes(int ranks) const, w13_scale_bytes(int ranks) const, w2_bytes(int ranks) const,
       w2_scale_bytes(int ranks) const;  // of one expert and rank
 

@@ -36,9 +36,17 @@ struct ExpertLayer::State {
   const uint8_t* mask = nullptr;  // [experts] of the caller, or own_mask's
   std::vector<uint8_t> own_mask;  // what the mask was when the ExpertLayer ended
 
-  std::mutex error_mutex;
-  std::exception_ptr error;  // of the first work in flight that failed
-  std::atomic<bool> has_error = false;
+  // The first that failed since it was asked for.
+  struct Failure {
+    std::mutex mutex;
+    std::exception_ptr first;
+    std::atomic<bool> any = false;
+
+    void keep(std::exception_ptr what) noexcept;
+    void rethrow();  // what was kept, if anything
+  };
+  Failure forwards, writes;              // of work in flight; of submit_write()
+  std::atomic<uint64_t> last_write = 0;  // its ticket
 
   State(std::shared_ptr<CpuTeam> with, ExpertLayerOptions how);
 
@@ -54,9 +62,6 @@ struct ExpertLayer::State {
   // In the team's order, after what was submitted; returns when it is done. An empty map is 0, 1, 2 ...
   void replace(Experts loaded, std::span<const int64_t> physical_to_logical,
                std::shared_ptr<const ExpertSource> from);
-
-  void keep_error(std::exception_ptr what) noexcept;
-  void throw_error();  // what keep_error() kept first, if anything
 
  private:
   const uint8_t* read_mask(std::vector<uint8_t>& bytes);

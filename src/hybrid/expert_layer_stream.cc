@@ -60,7 +60,6 @@ struct Flying {
 };
 
 struct Streams {
-  ForkMutex mutex{2};
   std::map<PlaceKey, StreamSlots> slots;
   std::vector<OpenCall> open;
   std::vector<StreamCarry> carries;
@@ -135,12 +134,35 @@ struct Streams {
 };
 
 // Never destroyed: at the end of the process streams may still be at work.
-Streams& streams() {
-  static Streams& all = *std::make_unique<Streams>().release();
-  return all;
+struct SharedStreams {
+  ForkMutex mutex{2};
+  std::unique_ptr<Streams> streams = std::make_unique<Streams>();
+  uint32_t made_after_forks = forks();
+};
+
+SharedStreams& shared_streams() {
+  static SharedStreams& it = *std::make_unique<SharedStreams>().release();
+  return it;
 }
 
-[[maybe_unused]] const Streams& made_early = streams();  // before threads that fork
+[[maybe_unused]] const SharedStreams& made_early = shared_streams();  // before threads that fork
+
+// All streams, for one thread while it lives. A forked child has none of its parent's: what those hold is
+// the parent's and is left alone.
+class LockedStreams {
+ public:
+  LockedStreams() : lock_(shared_streams().mutex) {
+    SharedStreams& it = shared_streams();
+    if (it.made_after_forks == forks()) return;
+    static_cast<void>(it.streams.release());
+    it.streams = std::make_unique<Streams>();
+    it.made_after_forks = forks();
+  }
+  Streams& get() const { return *shared_streams().streams; }
+
+ private:
+  std::lock_guard<ForkMutex> lock_;
+};
 
 const CudaDriver& driver_for(const LayerState& layer) {
   const CudaDriver* const driver = cuda_driver();
@@ -262,8 +284,8 @@ ExpertLayer::~ExpertLayer() {
     if (s.mask) s.mask = s.own_mask.data();
   }
   Layers ended;
-  Streams& all = streams();
-  const std::lock_guard lock(all.mutex);
+  const LockedStreams locked;
+  Streams& all = locked.get();
   all.abandon(s);
   all.collect(ended);
 }
@@ -273,14 +295,14 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   s.team->check_process();
   s.check_call(call);
   const CudaDriver& driver = driver_for(s);
-  s.throw_error();
+  s.forwards.rethrow();
   if (call.input_stride != 0 && call.input_stride != s.options.shape.hidden)
     fail("layer {}: rows of the input are {} apart; in a stream they stand without gaps, {}", s.options.layer,
          call.input_stride, s.options.shape.hidden);
   if (call.tokens == 0) return;
   Layers ended;
-  Streams& all = streams();
-  const std::lock_guard lock(all.mutex);
+  const LockedStreams locked;
+  Streams& all = locked.get();
   const uint64_t capture = driver.capture(stream);
   const PlaceKey place{driver.context(), capture};
   if (const auto open = all.open_call(s, place, stream); open != all.open.end())
@@ -317,10 +339,10 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   State& s = *state_;
   s.team->check_process();
   const CudaDriver& driver = driver_for(s);
-  if (tokens == 0) return s.throw_error();
+  if (tokens == 0) return s.forwards.rethrow();
   {
-    Streams& all = streams();
-    const std::lock_guard lock(all.mutex);
+    const LockedStreams locked;
+    Streams& all = locked.get();
     const auto open = all.open_call(s, {driver.context(), driver.capture(stream)}, stream);
     if (open == all.open.end())
       fail("layer {}: nothing was submitted on this stream, or in this capture, that is still to be synced",
@@ -331,16 +353,16 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
     if (!output) fail("layer {}: a null address for the output", s.options.layer);
     enqueue_end(all, driver, OpenCall(*open), output);
   }
-  s.throw_error();
+  s.forwards.rethrow();
 }
 
 void release_buffers() {
   Layers ended;
   std::vector<std::unique_ptr<StreamCall>> calls, idle;
   std::vector<StreamSlots> gone;
-  Streams& all = streams();
   {
-    const std::lock_guard lock(all.mutex);
+    const LockedStreams locked;
+    Streams& all = locked.get();
     all.collect(ended);
     calls.swap(all.captured);
     idle.swap(all.idle);
@@ -359,8 +381,8 @@ void release_buffers() {
 }
 
 size_t held_buffer_bytes() {
-  Streams& all = streams();
-  const std::lock_guard lock(all.mutex);
+  const LockedStreams locked;
+  Streams& all = locked.get();
   size_t sum = 0;
   for (const auto& [place, slots] : all.slots) sum += slots.bytes();
   return sum;

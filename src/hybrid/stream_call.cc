@@ -33,7 +33,7 @@ void StreamCall::run_now() noexcept {
   } catch (...) {
     failed = true;
     std::memset(output, 0, output_bytes);
-    layer->keep_error(std::current_exception());
+    layer->forwards.keep(std::current_exception());
   }
 }
 
@@ -45,7 +45,7 @@ void StreamCall::run_later() noexcept {
     again.weights = kept_weights.data();
     if (!failed) return layer->run_deferred(again, pairs, sums);
   } catch (...) {
-    layer->keep_error(std::current_exception());
+    layer->forwards.keep(std::current_exception());
   }
   std::fill_n(sums, int64_t{call.tokens} * layer->options.shape.hidden, 0.0f);
 }
