@@ -202,14 +202,14 @@ TEST_F(StreamFlight, ErrorsOfReplaysAreThrownByTheNextCallOfTheLayer) {
   const auto error = HasSubstr("layer 4: the weight of token 0, slot 3");
   replay_badly();
   batch.run(*other, stream);
-  EXPECT_THAT(refusal_of([&] { layer->forward(batch.host.call(), out.data()); }), error);
+  EXPECT_THAT(error_of([&] { layer->forward(batch.host.call(), out.data()); }), error);
   replay_badly();
-  EXPECT_THAT(refusal_of([&] { batch.submit(*layer, stream); }), error);
+  EXPECT_THAT(error_of([&] { batch.submit(*layer, stream); }), error);
   replay_badly();
-  EXPECT_THAT(refusal_of([&] { layer->check(); }), error);
+  EXPECT_THAT(error_of([&] { layer->check(); }), error);
   batch.submit(*layer, stream);
   replay_badly();
-  EXPECT_THAT(refusal_of([&] { batch.sync(*layer, stream); }), error);
+  EXPECT_THAT(error_of([&] { batch.sync(*layer, stream); }), error);
   EXPECT_EQ(batch.result(stream), plain_forward(*layer, batch.host)) << "its own work was good";
   graph.launch(stream);
   EXPECT_EQ(captured.result(stream), plain_forward(*layer, captured.host));

@@ -220,7 +220,7 @@ TEST_F(ExpertLayerStream, ErrorsAreZerosAndThrownLater) {
   gate.open();
   EXPECT_THAT(wrong.result(stream), Each(0.0f));
   EXPECT_EQ(right.run(*other, stream), plain_forward(*other, good)) << "another layer goes on";
-  EXPECT_THAT(refusal_of([&] { right.submit(*layer, stream); }),
+  EXPECT_THAT(error_of([&] { right.submit(*layer, stream); }),
               HasSubstr("layer 2: the weight of token 1, slot 1"));
   layer->check();
   EXPECT_EQ(right.run(*layer, stream), plain_forward(*layer, good));
@@ -230,21 +230,21 @@ TEST_F(ExpertLayerStream, RefusesWhatIsWrongWithACall) {
   const auto layer = test_layer(stream_team(), {.layer = 2, .max_tokens = 4});
   const TestStream stream, other;
   const DeviceBatch many(TestBatch(5)), batch(TestBatch(2));
-  EXPECT_EQ(refusal_of([&] { many.submit(*layer, stream); }), "layer 2: 5 tokens, expected at most 4");
-  EXPECT_THAT(refusal_of([&] { batch.sync(*layer, stream); }), HasSubstr("layer 2: nothing was submitted"));
+  EXPECT_EQ(error_of([&] { many.submit(*layer, stream); }), "layer 2: 5 tokens, expected at most 4");
+  EXPECT_THAT(error_of([&] { batch.sync(*layer, stream); }), HasSubstr("layer 2: nothing was submitted"));
   LayerCall call = batch.call();
   call.input_stride = 70;
-  EXPECT_THAT(refusal_of([&] { layer->submit(call, stream); }), HasSubstr("70 apart"));
+  EXPECT_THAT(error_of([&] { layer->submit(call, stream); }), HasSubstr("70 apart"));
   call.tokens = 0;
   call.input_stride = 0;
   layer->submit(call, stream);
   layer->sync(nullptr, 0, stream);
   batch.submit(*layer, stream);
-  EXPECT_THAT(refusal_of([&] { batch.sync(*layer, other); }),
+  EXPECT_THAT(error_of([&] { batch.sync(*layer, other); }),
               HasSubstr("nothing was submitted on this stream"));
-  EXPECT_THAT(refusal_of([&] { layer->sync(batch.output.data(), 1, stream); }),
+  EXPECT_THAT(error_of([&] { layer->sync(batch.output.data(), 1, stream); }),
               HasSubstr("2 tokens were submitted, the result of 1"));
-  EXPECT_THAT(refusal_of([&] { layer->sync(nullptr, 2, stream); }), HasSubstr("null address for the output"));
+  EXPECT_THAT(error_of([&] { layer->sync(nullptr, 2, stream); }), HasSubstr("null address for the output"));
   batch.sync(*layer, stream);
   EXPECT_EQ(batch.result(stream), plain_forward(*layer, batch.host));
 }

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 
 namespace kt {
@@ -17,16 +18,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-template <typename What>
-std::string error_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::shared_ptr<CpuTeam> small_team(int nodes = 1) { return CpuTeam::shared({.threads = 2, .nodes = nodes}); }
 

@@ -96,10 +96,7 @@ class Block {
   void write_codes(int64_t row, int64_t first, int64_t count, std::byte* out) const {
     const int64_t at = row * plain_.k + first;
     if (cut_.kind.code != plain_.format.code) {
-      for (int64_t i = 0; i < count; ++i) {
-        const bf16 value = to_bf16(wide_[static_cast<size_t>(at + i)]);
-        std::memcpy(out + i * 2, &value, sizeof value);
-      }
+      experts_.kernels().store(out, Real::kBf16, wide_.data() + at, static_cast<int>(count));
     } else if (code_bits(cut_.kind.code) == 4) {
       write_nibbles(plain_.codes.data() + at, count, reinterpret_cast<uint8_t*>(out));
     } else {

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 
 namespace kt {
@@ -18,16 +19,6 @@ using ::testing::Ne;
 
 constexpr ExpertsShape kShape{.experts = 2, .hidden = 160, .inter = 1024};
 constexpr int kGroup = 32;
-
-template <typename What>
-std::string error_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Values {
   std::vector<float> gate, up, down;

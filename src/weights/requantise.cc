@@ -29,15 +29,20 @@ class RoundedMatrix : public StoredMatrix {
 
 class RoundedExperts : public ExpertSource {
  public:
-  RoundedExperts(const ExpertSource& source, const Format& format)
-      : source_(source), format_(format), dialect_(name_of(format)) {}
+  RoundedExperts(const ExpertSource& source, const RoundedFormats& formats, std::string_view dialect)
+      : source_(source), formats_(formats), dialect_(dialect) {}
   std::string_view dialect() const override { return dialect_; }
   std::vector<int> layers() const override { return source_.layers(); }
   int experts() const override { return source_.experts(); }
   int64_t hidden() const override { return source_.hidden(); }
   int64_t inter() const override { return source_.inter(); }
   std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
-    return requantised(source_.at(layer, expert, projection), format_);
+    auto matrix = source_.at(layer, expert, projection);
+    const auto& format = projection == Projection::kDown ? formats_.down : formats_.gate_up;
+    if (!format || *format == matrix->format) return matrix;
+    if (formats_.through_bf16 && matrix->format.code != Code::kBf16)
+      matrix = requantised(std::move(matrix), format_named("bf16"));
+    return requantised(std::move(matrix), *format);
   }
   std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
     return source_.bias(layer, expert, projection);
@@ -49,14 +54,19 @@ class RoundedExperts : public ExpertSource {
 
  private:
   const ExpertSource& source_;
-  Format format_;
+  RoundedFormats formats_;
   std::string dialect_;
 };
 
 }  // namespace
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format) {
-  return std::make_unique<RoundedExperts>(source, format);
+  return std::make_unique<RoundedExperts>(source, RoundedFormats{.gate_up = format, .down = format},
+                                          name_of(format));
+}
+
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const RoundedFormats& formats) {
+  return std::make_unique<RoundedExperts>(source, formats, source.dialect());
 }
 
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format) {

@@ -8,20 +8,11 @@
 
 #include "base/error.h"
 #include "base/signal.h"
+#include "base/testing/error_of.h"
 #include "cuda/testing/test_cuda.h"
 #include "hybrid/testing/test_layer.h"
 
 namespace kt {
-
-template <typename What>
-std::string refusal_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 inline std::shared_ptr<CpuTeam> stream_team() { return CpuTeam::shared({.threads = 2}); }
 
