@@ -1,0 +1,40 @@
+#include "engine/calibration/calibration_totals.h"
+
+#include <gtest/gtest.h>
+
+namespace kt {
+namespace {
+
+Json expert(const char* method, int tokens, double rtn, double error, double damping) {
+  return {{"tokens", tokens}, {"held_out", 3},  {"method", method},   {"signal", 10.0},
+          {"rtn_error", rtn}, {"error", error}, {"damping", damping}, {"down_damping", damping / 10}};
+}
+
+TEST(CalibrationTotals, SumsReasonsAndDamping) {
+  const Json report = {{"layers",
+                        {{{"layer", 1}, {"experts", {expert("gptq", 100, 4, 1, 0.5)}}},
+                         {{"layer", 4},
+                          {"experts",
+                           {expert("rtn: few tokens", 7, 2, 2, 0), expert("gptq", 50, 2, 1, 5),
+                            expert("rtn: few tokens", 0, 0, 0, 0)}}}}}};
+  const Json totals = calibration_totals(report, 0.5);
+  EXPECT_EQ(totals.at("experts"), 4);
+  EXPECT_EQ(totals.at("methods"), (Json{{"gptq", 2}, {"rtn: few tokens", 2}}));
+  EXPECT_EQ(totals.at("tokens"), 157);
+  EXPECT_EQ(totals.at("held_out"), 12);
+  EXPECT_DOUBLE_EQ(totals.at("ratio").get<double>(), 0.5);
+  EXPECT_EQ(totals.at("damping_raised"),
+            (Json::array({{{"layer", 4}, {"expert", 1}, {"damping", 5.0}, {"down_damping", 0.5}}})));
+  EXPECT_EQ(calibration_summary(totals),
+            "2 of 4 experts calibrated, 2 rounded to nearest (2 few tokens); damping raised for 1");
+}
+
+TEST(CalibrationTotals, NothingToReport) {
+  const Json totals =
+      calibration_totals({{"layers", {{{"layer", 0}, {"experts", {expert("gptq", 9, 0, 0, 0.5)}}}}}}, 0.5);
+  EXPECT_EQ(totals.at("ratio"), 1);
+  EXPECT_EQ(calibration_summary(totals), "1 of 1 experts calibrated");
+}
+
+}  // namespace
+}  // namespace kt
