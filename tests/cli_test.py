@@ -21,9 +21,9 @@ def test_version_lines():
     assert any(line.split() == ["portable", "runs", "in", "use"] for line in out)
 
 
-@pytest.mark.skipif(not os.environ.get("KT_TEST_CUDA"), reason="KT_TEST_CUDA names no libcuda.so.1 of the tests")
+@pytest.mark.skipif(not os.environ.get("KT_TEST_CUDA"), reason="KT_TEST_CUDA does not name the folder of the test driver")
 def test_version_of_cuda():
-    folder = os.path.dirname(os.environ["KT_TEST_CUDA"])
+    folder = os.environ["KT_TEST_CUDA"]
     assert re.fullmatch(r"CUDA: \d+\.\d+", kt("version", LD_LIBRARY_PATH=folder).stdout.splitlines()[2])
     assert kt("version", LD_LIBRARY_PATH=folder, KT_TEST_CUDA_FAIL="cuDriverGetVersion=1").stdout.splitlines()[2] == "CUDA: none"
 

@@ -2,10 +2,11 @@
 tensors on the device are stand-ins that know an address and a shape.
 
 Everything the wrapper does on a GPU runs as it is, but for torch's own kernels: casts and copies on the device are not here.
-KT_TEST_CUDA names the test driver's libcuda.so.1.
+KT_TEST_CUDA names the folder of the test driver.
 """
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -13,12 +14,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-LIBRARY = os.environ.get("KT_TEST_CUDA")
-pytestmark = pytest.mark.skipif(not LIBRARY, reason="KT_TEST_CUDA names no libcuda.so.1 of the tests")
+LIBRARY = pathlib.Path(os.environ.get("KT_TEST_CUDA", ""), "libcuda.so.1")
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="KT_TEST_CUDA does not name a folder with the test driver")
 
 SETUP = """
 import contextlib, ctypes, os, types, torch
-cuda = ctypes.CDLL(os.environ["KT_TEST_CUDA"])  # before the package looks for a library of this name
+cuda = ctypes.CDLL(os.environ["KT_TEST_CUDA"] + "/libcuda.so.1")  # before the package looks for a library of this name
 
 def call(name, *arguments):
     result = getattr(cuda, name)(*arguments)
