@@ -89,9 +89,10 @@ class RoundedExperts : public ExpertSource {
 }  // namespace
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format) {
-  return requantised(
-      source, [format](auto matrix, auto) { return requantised(std::move(matrix), format); },
-      name_of(format));
+  const auto rounding = [format](std::unique_ptr<StoredMatrix> matrix, std::string_view) {
+    return matrix->format == format ? std::move(matrix) : requantised(std::move(matrix), format);
+  };
+  return requantised(source, rounding, name_of(format));
 }
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRounding rounding,
