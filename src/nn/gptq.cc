@@ -8,8 +8,8 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "formats/floats.h"
+#include "kernels/gram.h"
 #include "nn/cholesky.h"
-#include "nn/f32_product.h"
 #include "nn/span_rounding.h"
 
 namespace kt {
@@ -29,13 +29,31 @@ std::vector<int> column_order(const Hessian& hessian, bool act_order) {
   return order;
 }
 
+// H with both triangles, [n, n]: rows in any order are then read along rows of it.
+Buffer whole(const Hessian& hessian) {
+  constexpr int kSide = 32;
+  const int n = hessian.dims();
+  Buffer out(Hessian::bytes(n));
+  float* to = out.as<float>().data();
+  for (int r = 0; r < n; r += kSide)
+    for (int c = 0; c <= r; c += kSide)
+      for (int i = r; i < std::min(r + kSide, n); ++i) {
+        const float* from = hessian.data() + int64_t{i} * n;
+        const int end = std::min(c + kSide, i + 1);
+        std::copy(from + c, from + end, to + int64_t{i} * n + c);
+        for (int j = c; j < end; ++j) to[int64_t{j} * n + i] = from[j];
+      }
+  return out;
+}
+
 // The lower triangle in that order, `added` on the diagonal; where that leaves nothing, for dead columns,
 // `least` stands there.
 void fill(const Hessian& hessian, std::span<const int> order, float added, float least, float* out) {
   const int n = hessian.dims();
+  const Buffer full = whole(hessian);
   for (int i = 0; i < n; ++i, out += n) {
-    for (int j = 0; j <= i; ++j)
-      out[j] = hessian.at(order[static_cast<size_t>(i)], order[static_cast<size_t>(j)]);
+    const float* from = full.as<float>().data() + int64_t{order[static_cast<size_t>(i)]} * n;
+    for (int j = 0; j <= i; ++j) out[j] = from[order[static_cast<size_t>(j)]];
     out[i] = out[i] + added == 0 ? least : out[i] + added;
   }
 }
@@ -79,7 +97,7 @@ class RowsRounding {
   Buffer memory_;
   float* now_;   // [blocks, k_pad, 16] values with what earlier steps gave up
   float* gone_;  // [blocks, k_pad, 16] value; value - rounded after its step
-  F32Product product_;
+  const GramKernels& products_ = gram_kernels(kernels());
   std::vector<float> sums_;    // [kColumnsAtOnce, 16 * blocks]
   std::vector<float> weight_;  // [k] of squared errors, by step
 };
@@ -94,7 +112,6 @@ RowsRounding::RowsRounding(Matrix& out, const float* values, int64_t first, int6
       memory_(static_cast<size_t>(int64_t{blocks_} * k_pad_ * kBlockRows) * sizeof(float) * 2),
       now_(memory_.as<float>().data()),
       gone_(now_ + int64_t{blocks_} * k_pad_ * kBlockRows),
-      product_(kColumnsAtOnce, k_pad_),
       sums_(static_cast<size_t>(kColumnsAtOnce * blocks_ * kBlockRows)) {
   for (int64_t r = 0; r < rows; ++r)
     for (int c = 0; c < k_; ++c)
@@ -150,19 +167,25 @@ void RowsRounding::begin_all() {
 
 // What steps [from, to) gave up, to the values of steps [first, last).
 void RowsRounding::push(int from, int to, int first, int last) {
-  const int whole = last - first < kFewColumns ? 0 : (to - from) / kChunk * kChunk;
-  for (int c = first; whole && c < last; c += kColumnsAtOnce) {
+  if (from == to) return;
+  if (last - first < kFewColumns) {
+    for (int b = 0; b < blocks_; ++b)
+      for (int c = first; c < last; ++c)
+        add_products(factor_.lower() + int64_t{c} * k_ + from, gone(b, from), to - from, now(b, c));
+    return;
+  }
+  for (int c = first; c < last; c += kColumnsAtOnce) {
     const int columns = std::min(kColumnsAtOnce, last - c);
     const int64_t width = int64_t{blocks_} * kBlockRows;
-    product_.run({.a = factor_.lower() + int64_t{c} * k_ + from,
-                  .a_stride = k_,
-                  .m = columns,
-                  .k = whole,
-                  .b = gone(0, from),
-                  .b_stride = int64_t{k_pad_} * kBlockRows,
-                  .blocks = blocks_,
-                  .out = sums_.data(),
-                  .out_stride = width});
+    products_.product_f32({.a = factor_.lower() + int64_t{c} * k_ + from,
+                           .a_stride = k_,
+                           .m = columns,
+                           .k = to - from,
+                           .b = gone(0, from),
+                           .b_stride = int64_t{k_pad_} * kBlockRows,
+                           .blocks = blocks_,
+                           .out = sums_.data(),
+                           .out_stride = width});
     for (int b = 0; b < blocks_; ++b)
       for (int i = 0; i < columns; ++i) {
         float* to_values = now(b, c + i);
@@ -170,11 +193,6 @@ void RowsRounding::push(int from, int to, int first, int last) {
         for (int r = 0; r < kBlockRows; ++r) to_values[r] += sum[r];
       }
   }
-  if (from + whole == to) return;
-  for (int b = 0; b < blocks_; ++b)
-    for (int c = first; c < last; ++c)
-      add_products(factor_.lower() + int64_t{c} * k_ + from + whole, gone(b, from + whole), to - from - whole,
-                   now(b, c));
 }
 
 void RowsRounding::round(int step) {
