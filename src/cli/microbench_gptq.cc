@@ -18,7 +18,7 @@ namespace {
 struct GptqFlags {
   GptqShape shape{.hidden = 2048, .inter = 768, .experts = 128, .top_k = 8, .tokens = 512 * 2048};
   int threads = 0;
-  int64_t rows = 4096;
+  int64_t rows = 2048;  // as conversions have them (engine/calibration)
   std::string format = "int4_g128";
   double seconds = 2;
   bool json = false;
