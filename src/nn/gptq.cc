@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kRowsAtOnce = 256;
 constexpr int kColumnsAtOnce = 128;     // of a product
 constexpr int kFewColumns = 8;          // below this, loops of our own
+constexpr int kStretch = 16;            // of a block: columns that take the ones before them one by one
 constexpr double kLeastDamping = 1e-4;  // after none
 
 std::vector<int> column_order(const Hessian& hessian, bool act_order) {
@@ -216,9 +217,13 @@ void RowsRounding::run() {
     for (int b0 = begin; b0 < end; b0 += factor_.options().block) {
       const int b1 = std::min(b0 + factor_.options().block, end);
       push(begin, b0, b0, b1);
-      for (int c = b0; c < b1; ++c) {
-        push(b0, c, c, c + 1);
-        round(c);
+      for (int s0 = b0; s0 < b1; s0 += kStretch) {
+        const int s1 = std::min(s0 + kStretch, b1);
+        push(b0, s0, s0, s1);
+        for (int c = s0; c < s1; ++c) {
+          push(s0, c, c, c + 1);
+          round(c);
+        }
       }
     }
   }
