@@ -1,18 +1,45 @@
 // Matrices in another format than the one on disk, rounded as they are read: for trying a format without
 // converting.
 #pragma once
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "formats/format.h"
+#include "weights/compressed.h"
 #include "weights/experts.h"
 
 namespace kt {
 
-// Every matrix of `source` rounded to nearest into `format` (formats/matrix.h, quantise). `source` must
-// outlive it.
+// Every matrix of `source` that has another format rounded to nearest into `format` (formats/matrix.h,
+// quantise), which names the dialect too. `source` must outlive it.
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format);
+
+// The same with formats of their own; what is absent, and what has the format already, is as stored. The
+// dialect is the source's.
+struct RoundedFormats {
+  std::optional<Format> gate_up = {}, down = {};
+  bool through_bf16 = false;  // values become bf16 first, as the converter's are
+};
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const RoundedFormats& formats);
 
 // The same of one matrix. Error(kInput) with its name if its shape cannot have the format.
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format);
+
+// The same as packed weights are rounded (weights/compressed.h): what a checkpoint written and read back has.
+std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const PackedSpec& spec);
+
+// What is done to a matrix as it is read, by the name of its module: gives it back or another in its place.
+using MatrixRounding =
+    std::function<std::unique_ptr<StoredMatrix>(std::unique_ptr<StoredMatrix>, std::string_view module)>;
+struct ModelRounding {
+  MatrixRounding experts, linears;  // null: as stored
+};
+
+// `source` must outlive it.
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRounding rounding,
+                                          std::string dialect);
 
 }  // namespace kt
