@@ -29,7 +29,8 @@ def test_version_of_cuda():
 
 
 @pytest.mark.parametrize("verb", [[], ["version"], ["doctor"], ["microbench"], ["microbench", "moe"],
-                                  ["microbench", "roofline"], ["microbench", "linear"], ["microbench", "attention"]])
+                                  ["microbench", "roofline"], ["microbench", "linear"], ["microbench", "attention"],
+                                  ["microbench", "gptq"]])
 def test_help_has_examples(verb):
     result = kt(*verb, "--help")
     assert result.returncode == 0 and "Examples:" in result.stdout
@@ -43,6 +44,8 @@ def test_help_has_examples(verb):
     (2, ["microbench", "moe", "--experts", "4", "--top-k", "5"], {}, "top-k"),
     (2, ["microbench", "linear", "--format", "int3"], {}, "int3"),
     (2, ["microbench", "linear", "--k", "0"], {}, "kt microbench linear --help"),
+    (2, ["microbench", "gptq", "--rows", "0"], {}, "kt microbench gptq --help"),
+    (2, ["microbench", "gptq", "--experts", "4", "--top-k", "5"], {}, "top-k"),
     (2, ["microbench", "linear", "--k", "100", "--format", "q4_k"], {}, "100"),
     (2, ["microbench", "attention", "--heads", "30"], {}, "--kv-heads 4"),
     (2, ["microbench", "attention", "--mla", "--heads", "512"], {}, "512"),
@@ -126,3 +129,17 @@ def test_roofline_json():
     report = json.loads(kt("microbench", "roofline", "--threads", "1", "--isa", "portable", "--json").stdout)
     assert report["read_gb_per_s"] > 0 and report["s8_tops"] > 0 and report["isa"] == "portable"
     assert "bf16_tflops" in report
+
+
+def test_gptq_layer_is_the_sum_of_its_parts():
+    report = json.loads(kt("microbench", "gptq", "--hidden", "256", "--inter", "128", "--experts", "4", "--top-k", "2",
+                           "--tokens", "4096", "--rows", "256", "--threads", "1", "--seconds", "0.02", "--json").stdout)
+    assert report["threads"] == 1 and len(report["parts"]) == 6
+    for floor in ["moments", "rounding"]:
+        parts = [part for part in report["parts"] if part["floor"] == floor]
+        seconds = sum(part["ms"] / 1e3 * part["times_per_expert"] for part in parts) * report["experts"]
+        assert seconds > 0 and report["layer"][floor + "_seconds"] == pytest.approx(seconds)
+        assert report["layer"][floor + "_floor_seconds"] > 0
+    assert {part["times_per_expert"] for part in report["parts"] if part["floor"] == "moments"} == {8}  # 2,048 rows
+    assert report["memory"]["measured_peak_bytes"] > 2 * 256 * 256 * 4
+    assert report["memory"]["lanes_bytes"] == report["memory"]["expert_bytes"] > 0

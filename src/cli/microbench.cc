@@ -23,11 +23,13 @@ void add_microbench(CLI::App& kt, Invocation& run) {
       "  kt microbench roofline\n"
       "  kt microbench moe --shape qwen3-30b --format all\n"
       "  kt microbench linear --n 4096 --k 2048 --format int8,bf16\n"
-      "  kt microbench attention --context 1024,16384 --tokens 1,512");
+      "  kt microbench attention --context 1024,16384 --tokens 1,512\n"
+      "  kt microbench gptq --threads 1");
   add_microbench_roofline(*verb, run);
   add_microbench_moe(*verb, run);
   add_microbench_linear(*verb, run);
   add_microbench_attention(*verb, run);
+  add_microbench_gptq(*verb, run);
   add_microbench_load(*verb, run);
 }
 

@@ -29,6 +29,7 @@ void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 void add_microbench_linear(CLI::App& microbench, Invocation& run);
 void add_microbench_attention(CLI::App& microbench, Invocation& run);
+void add_microbench_gptq(CLI::App& microbench, Invocation& run);
 void add_microbench_load(CLI::App& microbench, Invocation& run);
 
 // Accepts numbers above zero; says what came otherwise.

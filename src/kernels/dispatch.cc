@@ -7,12 +7,14 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "kernels/gram.h"
 #include "kernels/isas.h"
 #include "kernels/table.h"
 
-#define KT_TABLE(isa)                \
-  namespace kt_isa_##isa {           \
-    extern const kt::Kernels kTable; \
+#define KT_TABLE(isa)                   \
+  namespace kt_isa_##isa {              \
+    extern const kt::Kernels kTable;    \
+    extern const kt::GramKernels kGram; \
   }
 KT_TABLE(portable)
 KT_TABLE(avx2)
@@ -36,6 +38,7 @@ struct Need {
 
 struct Row {
   const Kernels* table;
+  const GramKernels* gram;
   std::vector<Need> needs;
 };
 
@@ -44,7 +47,7 @@ const std::vector<Row>& rows() {
   static const std::vector<Row> all = [] {
     using C = CpuFacts;
     std::vector<Row> r;
-    r.push_back({&kt_isa_portable::kTable, {}});
+    r.push_back({&kt_isa_portable::kTable, &kt_isa_portable::kGram, {}});
     const std::vector<Need> avx2 = {{&C::avx2, "avx2"}, {&C::fma, "fma"}, {&C::f16c, "f16c"}};
     [[maybe_unused]] const auto with = [](std::vector<Need> base, std::initializer_list<Need> more) {
       base.insert(base.end(), more);
@@ -57,19 +60,23 @@ const std::vector<Row>& rows() {
                                     {&C::avx512vl, "avx512vl"}});
     const auto vnni = with(avx512, {{&C::avx512_vnni, "avx512_vnni"}});
     const auto bf16 = with(vnni, {{&C::avx512_vbmi, "avx512_vbmi"}, {&C::avx512_bf16, "avx512_bf16"}});
-    r.push_back({&kt_isa_avx2::kTable, avx2});
-    r.push_back({&kt_isa_avx_vnni::kTable, with(avx2, {{&C::avx_vnni, "avx_vnni"}})});
-    r.push_back({&kt_isa_avx512::kTable, avx512});
-    r.push_back({&kt_isa_avx512_vnni::kTable, vnni});
-    r.push_back({&kt_isa_avx512_bf16::kTable, bf16});
+    r.push_back({&kt_isa_avx2::kTable, &kt_isa_avx2::kGram, avx2});
     r.push_back(
-        {&kt_isa_amx::kTable,
+        {&kt_isa_avx_vnni::kTable, &kt_isa_avx_vnni::kGram, with(avx2, {{&C::avx_vnni, "avx_vnni"}})});
+    r.push_back({&kt_isa_avx512::kTable, &kt_isa_avx512::kGram, avx512});
+    r.push_back({&kt_isa_avx512_vnni::kTable, &kt_isa_avx512_vnni::kGram, vnni});
+    r.push_back({&kt_isa_avx512_bf16::kTable, &kt_isa_avx512_bf16::kGram, bf16});
+    r.push_back(
+        {&kt_isa_amx::kTable, &kt_isa_amx::kGram,
          with(bf16, {{&C::amx_tile, "amx_tile"}, {&C::amx_int8, "amx_int8"}, {&C::amx_bf16, "amx_bf16"}})});
 #endif
 #ifdef KT_HAS_neon
-    r.push_back({&kt_isa_neon::kTable, {{&C::neon, "neon"}}});
-    r.push_back({&kt_isa_neon_dotprod::kTable, {{&C::neon, "neon"}, {&C::dotprod, "dotprod"}}});
+    r.push_back({&kt_isa_neon::kTable, &kt_isa_neon::kGram, {{&C::neon, "neon"}}});
+    r.push_back({&kt_isa_neon_dotprod::kTable,
+                 &kt_isa_neon_dotprod::kGram,
+                 {{&C::neon, "neon"}, {&C::dotprod, "dotprod"}}});
     r.push_back({&kt_isa_neon_i8mm::kTable,
+                 &kt_isa_neon_i8mm::kGram,
                  {{&C::dotprod, "dotprod"},
                   {&C::fp16, "fp16"},
                   {&C::fhm, "fhm"},
@@ -114,6 +121,12 @@ const Kernels& kernels_named(std::string_view name) {
     known += text("{}{}", known.empty() ? "" : ", ", row.table->name);
   }
   fail("unknown ISA '{}': this build knows {}", name, known);
+}
+
+const GramKernels& gram_kernels(const Kernels& table) {
+  for (const Row& row : rows())
+    if (row.table == &table) return *row.gram;
+  KT_CHECK(false, "table {} is none of this build's", table.name);
 }
 
 const Kernels& kernels() {

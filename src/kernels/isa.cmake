@@ -11,7 +11,7 @@ endif()
 # One row per ISA: kt_isa(NAME HEADER CLASS flags...). The order in dispatch.cc decides which is preferred.
 function(kt_isa name header class)
   set(object kt_isa_${name})
-  add_library(${object} OBJECT instantiate.cc instantiate_attention.cc)
+  add_library(${object} OBJECT instantiate.cc instantiate_attention.cc instantiate_gram.cc)
   target_include_directories(${object} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${object} PRIVATE KT_ISA_NAME="${name}" KT_ISA_NAMESPACE=kt_isa_${name}
     KT_ISA_HEADER="kernels/isa/${header}" KT_ISA_CLASS=${class} ${KT_FRAGMENT})
@@ -46,7 +46,7 @@ endif()
 
 # The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels.
 if(KT_TESTS)
-  add_library(kt_isa_amx_emulated OBJECT instantiate.cc instantiate_attention.cc)
+  add_library(kt_isa_amx_emulated OBJECT instantiate.cc instantiate_attention.cc instantiate_gram.cc)
   target_include_directories(kt_isa_amx_emulated PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(kt_isa_amx_emulated PRIVATE KT_ISA_NAME="amx_emulated" KT_ISA_NAMESPACE=kt_isa_amx_emulated
     KT_ISA_HEADER="kernels/isa/amx_emulated.h" KT_ISA_CLASS=AmxEmulated KT_STEP_BYTES=4 KT_UNSIGNED_BYTES=true)

@@ -9,7 +9,7 @@
 
 #include "base/checked.h"
 #include "base/memory.h"
-#include "nn/f32_product.h"
+#include "kernels/gram.h"
 
 namespace kt {
 namespace {
@@ -60,7 +60,6 @@ class Factoring {
       : a_(a),
         n_(n),
         stride_(stride),
-        product_(kTile, kBlock),
         memory_(sizeof(float) * static_cast<size_t>(round_up(n, kTile)) * kBlock * 2 +
                 sizeof(float) * kTile * static_cast<size_t>(std::max(kTile, kBlock))),
         packed_(memory_.as<float>().data()),
@@ -77,7 +76,8 @@ class Factoring {
   float* a_;
   int n_;
   int64_t stride_;
-  F32Product product_;
+  const Kernels& kernels_ = kernels();
+  const GramKernels& products_ = gram_kernels(kernels_);
   Buffer memory_;
   float* packed_;  // [columns / 16, 128, 16] rows of the panel
   float* turned_;  // [columns, 128] the same
@@ -101,15 +101,15 @@ void Factoring::solve(int begin, int end) {
   pack(begin, end);
   for (int c = 0; c < begin; c += kTile) {
     const int columns = std::min(kTile, begin - c);
-    product_.run({.a = diagonal_->upper[0],
-                  .a_stride = kBlock,
-                  .m = end - begin,
-                  .k = kBlock,
-                  .b = packed_ + int64_t{c} * kBlock,
-                  .b_stride = kBlock * kBlockRows,
-                  .blocks = ceil_div(columns, kBlockRows),
-                  .out = sums_,
-                  .out_stride = kTile});
+    products_.product_f32({.a = diagonal_->upper[0],
+                           .a_stride = kBlock,
+                           .m = end - begin,
+                           .k = kBlock,
+                           .b = packed_ + int64_t{c} * kBlock,
+                           .b_stride = kBlock * kBlockRows,
+                           .blocks = ceil_div(columns, kBlockRows),
+                           .out = sums_,
+                           .out_stride = kTile});
     for (int i = begin; i < end; ++i) std::copy_n(sums_ + (i - begin) * kTile, columns, a_ + i * stride_ + c);
   }
   pack(begin, end);
@@ -125,20 +125,19 @@ void Factoring::subtract(int begin) {
   for (int r = 0; r < begin; r += kTile)
     for (int c = 0; c <= r; c += kTile) {
       const int rows = std::min(kTile, begin - r), columns = std::min(kTile, begin - c);
-      product_.run({.a = turned_ + int64_t{r} * kBlock,
-                    .a_stride = kBlock,
-                    .m = rows,
-                    .k = kBlock,
-                    .b = packed_ + int64_t{c} * kBlock,
-                    .b_stride = kBlock * kBlockRows,
-                    .blocks = ceil_div(columns, kBlockRows),
-                    .out = sums_,
-                    .out_stride = kTile});
+      products_.product_f32({.a = turned_ + int64_t{r} * kBlock,
+                             .a_stride = kBlock,
+                             .m = rows,
+                             .k = kBlock,
+                             .b = packed_ + int64_t{c} * kBlock,
+                             .b_stride = kBlock * kBlockRows,
+                             .blocks = ceil_div(columns, kBlockRows),
+                             .out = sums_,
+                             .out_stride = kTile});
       for (int i = 0; i < rows; ++i) {
         float* to = a_ + (r + i) * stride_ + c;
         const float* from = sums_ + i * kTile;
-        const int end = std::min(columns, r + i - c + 1);
-        for (int j = 0; j < end; ++j) to[j] -= from[j];
+        kernels_.add_scaled(to, from, -1, std::min(columns, r + i - c + 1));
       }
     }
 }

@@ -8,8 +8,8 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "formats/floats.h"
+#include "kernels/gram.h"
 #include "nn/cholesky.h"
-#include "nn/f32_product.h"
 #include "nn/span_rounding.h"
 
 namespace kt {
@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kRowsAtOnce = 256;
 constexpr int kColumnsAtOnce = 128;     // of a product
 constexpr int kFewColumns = 8;          // below this, loops of our own
+constexpr int kStretch = 16;            // of a block: columns that take the ones before them one by one
 constexpr double kLeastDamping = 1e-4;  // after none
 
 std::vector<int> column_order(const Hessian& hessian, bool act_order) {
@@ -29,13 +30,31 @@ std::vector<int> column_order(const Hessian& hessian, bool act_order) {
   return order;
 }
 
+// H with both triangles, [n, n]: rows in any order are then read along rows of it. The mirrored half is
+// written a line of 16 at a time, for 8 rows: rows a power of two apart share the few places of a set of L1.
+Buffer whole(const Hessian& hessian) {
+  constexpr int kLine = 16, kLines = 8;
+  const int n = hessian.dims();
+  Buffer out(Hessian::bytes(n));
+  float* to = out.as<float>().data();
+  const float* from = hessian.data();
+  for (int64_t i = 0; i < n; ++i) std::copy_n(from + i * n, i + 1, to + i * n);
+  for (int r = 0; r < n; r += kLine)
+    for (int c = 0; c < std::min(r + kLine, n); c += kLines)
+      for (int64_t j = c; j < std::min(c + kLines, n); ++j)
+        for (int64_t i = std::max<int64_t>(r, j + 1); i < std::min(r + kLine, n); ++i)
+          to[j * n + i] = from[i * n + j];
+  return out;
+}
+
 // The lower triangle in that order, `added` on the diagonal; where that leaves nothing, for dead columns,
 // `least` stands there.
 void fill(const Hessian& hessian, std::span<const int> order, float added, float least, float* out) {
   const int n = hessian.dims();
+  const Buffer full = whole(hessian);
   for (int i = 0; i < n; ++i, out += n) {
-    for (int j = 0; j <= i; ++j)
-      out[j] = hessian.at(order[static_cast<size_t>(i)], order[static_cast<size_t>(j)]);
+    const float* from = full.as<float>().data() + int64_t{order[static_cast<size_t>(i)]} * n;
+    for (int j = 0; j <= i; ++j) out[j] = from[order[static_cast<size_t>(j)]];
     out[i] = out[i] + added == 0 ? least : out[i] + added;
   }
 }
@@ -79,7 +98,7 @@ class RowsRounding {
   Buffer memory_;
   float* now_;   // [blocks, k_pad, 16] values with what earlier steps gave up
   float* gone_;  // [blocks, k_pad, 16] value; value - rounded after its step
-  F32Product product_;
+  const GramKernels& products_ = gram_kernels(kernels());
   std::vector<float> sums_;    // [kColumnsAtOnce, 16 * blocks]
   std::vector<float> weight_;  // [k] of squared errors, by step
 };
@@ -94,7 +113,6 @@ RowsRounding::RowsRounding(Matrix& out, const float* values, int64_t first, int6
       memory_(static_cast<size_t>(int64_t{blocks_} * k_pad_ * kBlockRows) * sizeof(float) * 2),
       now_(memory_.as<float>().data()),
       gone_(now_ + int64_t{blocks_} * k_pad_ * kBlockRows),
-      product_(kColumnsAtOnce, k_pad_),
       sums_(static_cast<size_t>(kColumnsAtOnce * blocks_ * kBlockRows)) {
   for (int64_t r = 0; r < rows; ++r)
     for (int c = 0; c < k_; ++c)
@@ -150,19 +168,25 @@ void RowsRounding::begin_all() {
 
 // What steps [from, to) gave up, to the values of steps [first, last).
 void RowsRounding::push(int from, int to, int first, int last) {
-  const int whole = last - first < kFewColumns ? 0 : (to - from) / kChunk * kChunk;
-  for (int c = first; whole && c < last; c += kColumnsAtOnce) {
+  if (from == to) return;
+  if (last - first < kFewColumns) {
+    for (int b = 0; b < blocks_; ++b)
+      for (int c = first; c < last; ++c)
+        add_products(factor_.lower() + int64_t{c} * k_ + from, gone(b, from), to - from, now(b, c));
+    return;
+  }
+  for (int c = first; c < last; c += kColumnsAtOnce) {
     const int columns = std::min(kColumnsAtOnce, last - c);
     const int64_t width = int64_t{blocks_} * kBlockRows;
-    product_.run({.a = factor_.lower() + int64_t{c} * k_ + from,
-                  .a_stride = k_,
-                  .m = columns,
-                  .k = whole,
-                  .b = gone(0, from),
-                  .b_stride = int64_t{k_pad_} * kBlockRows,
-                  .blocks = blocks_,
-                  .out = sums_.data(),
-                  .out_stride = width});
+    products_.product_f32({.a = factor_.lower() + int64_t{c} * k_ + from,
+                           .a_stride = k_,
+                           .m = columns,
+                           .k = to - from,
+                           .b = gone(0, from),
+                           .b_stride = int64_t{k_pad_} * kBlockRows,
+                           .blocks = blocks_,
+                           .out = sums_.data(),
+                           .out_stride = width});
     for (int b = 0; b < blocks_; ++b)
       for (int i = 0; i < columns; ++i) {
         float* to_values = now(b, c + i);
@@ -170,11 +194,6 @@ void RowsRounding::push(int from, int to, int first, int last) {
         for (int r = 0; r < kBlockRows; ++r) to_values[r] += sum[r];
       }
   }
-  if (from + whole == to) return;
-  for (int b = 0; b < blocks_; ++b)
-    for (int c = first; c < last; ++c)
-      add_products(factor_.lower() + int64_t{c} * k_ + from + whole, gone(b, from + whole), to - from - whole,
-                   now(b, c));
 }
 
 void RowsRounding::round(int step) {
@@ -198,9 +217,13 @@ void RowsRounding::run() {
     for (int b0 = begin; b0 < end; b0 += factor_.options().block) {
       const int b1 = std::min(b0 + factor_.options().block, end);
       push(begin, b0, b0, b1);
-      for (int c = b0; c < b1; ++c) {
-        push(b0, c, c, c + 1);
-        round(c);
+      for (int s0 = b0; s0 < b1; s0 += kStretch) {
+        const int s1 = std::min(s0 + kStretch, b1);
+        push(b0, s0, s0, s1);
+        for (int c = s0; c < s1; ++c) {
+          push(s0, c, c, c + 1);
+          round(c);
+        }
       }
     }
   }

@@ -33,7 +33,7 @@ class Hessian {
   double mass() const { return mass_; }   // sum of their weights
   // A value not finite is an Error(kInput) that names row (its number in x) and column; H is as it was before
   // the call or before some later rows of it. `scratch` is memory that grows as needed and may be handed to
-  // the next call, of any Hessian: tens of MiB, whose allocation would cost as much as the update. Results
+  // the next call, of any Hessian: up to about 20 MiB, whose allocation would cost as much as the update. Results
   // are bitwise the same for any number of threads.
   void add(Pool& pool, const HessianRows& rows, Buffer* scratch = nullptr);
   // The same on the calling thread, for callers that have an expert for each worker.

@@ -33,7 +33,7 @@ uint64_t ExpertRounder::bytes(int64_t hidden, int64_t inter) {
   const auto h = static_cast<uint64_t>(hidden), i = static_cast<uint64_t>(inter);
   // Values, codes of two ways of rounding, packings of three; moments and factors; rows on their way.
   return h * i * 3 * (4 + 2 + 6) + 3 * 4 * std::max(h * h, i * i) + 2 * 4 * i * i +
-         kRowsTogether * (h * 14 + i * 24) + (uint64_t{48} << 20);
+         kRowsTogether * (h * 14 + i * 24) + (uint64_t{24} << 20);
 }
 
 template <typename Use>

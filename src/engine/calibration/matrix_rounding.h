@@ -16,7 +16,9 @@
 
 namespace kt {
 
-inline constexpr int64_t kRowsTogether = 1024;  // rows of activations that are multiplied together
+// Rows of activations that are multiplied together: adding their moments to H costs as much as multiplying
+// 500.
+inline constexpr int64_t kRowsTogether = 2048;
 
 enum class RoundedBy : uint8_t { kGptq, kNoTokens, kFewTokens, kNotBetter, kSingular, kKept };
 std::string_view name_of(RoundedBy by);  // "gptq", "rtn: no tokens", ..., "kept"

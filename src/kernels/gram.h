@@ -1,0 +1,77 @@
+// Kernels of symmetric rank-k updates, H += X^T X, and of the products that are made with H: the order of the
+// packed operand, and the functions every ISA exports, in a table of their own.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/table.h"
+
+namespace kt {
+
+inline constexpr int kGramRows = 512;  // rows of X in a panel: sums stay in registers as long
+inline constexpr int kGramSide = 32;   // columns of a strip; H is made in squares of this side
+inline constexpr int kGramGroup = 32;  // rows are padded with zeros to multiples of this
+
+// Rows of X as the operand of both sides of X^T X. A panel of kGramRows rows: [columns / 16] blocks of [rows
+// in the order of one block of 16 packed weights], that is [rows / step][16 columns][step], where a step is
+// what the ISA's product takes of K: 2 or 4 numbers in bf16, one in f32. Numbers are rounded to bf16 either
+// way. Columns are padded with zeros to multiples of kGramSide.
+struct GramPackArgs {
+  const void* const* rows = nullptr;  // [count] starts of rows of X
+  Real type = Real::kBf16;
+  const float* factors = nullptr;  // [count] of all numbers of a row; null: 1
+  int count = 0;                   // up to kGramGroup; the group is filled up with zeros
+  int columns = 0;
+  int group = 0;               // of the panel
+  std::byte* panel = nullptr;  // 64-byte aligned
+};
+
+// The square of H whose first row and column are strips row0 and column0 (row0 >= column0): what lies on or
+// below the diagonal is added to.
+struct GramArgs {
+  const std::byte* panels = nullptr;  // one after the other
+  int rows = 0;                       // of X; all panels but the last are full
+  int columns = 0;                    // of X, not padded
+  int row0 = 0, row_strips = 0;
+  int column0 = 0, column_strips = 0;
+  float* sums = nullptr;           // [row_strips, column_strips, kGramSide, kGramSide], scratch
+  std::byte* strip = nullptr;      // gram_strip_bytes(), scratch
+  bool fresh = true, fold = true;  // sums start from zero; they are added to `out` at the end
+  float* out = nullptr;            // [columns, ld]
+  int64_t ld = 0;
+};
+
+// out[i, 16 * j + r] = sum over c of a[i, c] * b[j, c, r]: f32, for a right operand in the order of f32
+// weights.
+struct ProductF32Args {
+  const float* a = nullptr;  // [m, k]
+  int64_t a_stride = 0;
+  int m = 0, k = 0;
+  const float* b = nullptr;  // [blocks, k, 16], blocks b_stride floats apart
+  int64_t b_stride = 0;
+  int blocks = 0;
+  float* out = nullptr;  // [m, 16 * blocks]
+  int64_t out_stride = 0;
+};
+inline constexpr int kProductK = 256;  // of K at once: sums wait in `out`
+
+struct GramKernels {
+  int code_bytes;  // of a packed number
+  // False if a number is not finite, or so large that rounding it to bf16 might make it so; the panel's group
+  // is not usable then.
+  bool (*pack)(const GramPackArgs&) noexcept;
+  // A sum runs over the rows in order, in f32, and is then added to `out`: the same bits whatever square it
+  // is computed in and however rows are cut into calls at panels.
+  void (*add)(const GramArgs&) noexcept;
+  // Every sum runs over c in order, whatever else is in the call.
+  void (*product_f32)(const ProductF32Args&) noexcept;
+};
+// Those that belong to a table of kernels() or kernels_named().
+const GramKernels& gram_kernels(const Kernels& table);
+
+constexpr int64_t gram_strip_bytes() { return int64_t{kGramSide} * kGramRows * 2; }
+constexpr int64_t gram_panel_bytes(int columns, int code_bytes) {
+  return (int64_t{columns} + kGramSide - 1) / kGramSide * kGramSide * kGramRows * code_bytes;
+}
+
+}  // namespace kt
