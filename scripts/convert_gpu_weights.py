@@ -23,6 +23,8 @@ def arguments():
     parser.add_argument("--dampening_frac", type=float, help="GPTQ (default: 0.5)")
     parser.add_argument("--dataset", help="GPTQ: .jsonl, .txt or .parquet, or a name in the hub cache")
     parser.add_argument("--dataset_split", help="GPTQ")
+    parser.add_argument("--perplexity", help="GPTQ: a text to measure afterwards: original, RTN and GPTQ")
+    parser.add_argument("--perplexity_tokens", type=int, help="of that text, to predict at most (default: 24576)")
     parser.add_argument("--force_cpu", action="store_true", help="use no GPU")
     parser.add_argument("--ignore_patterns", nargs="*", help="modules to leave alone (default: kt's list)")
     parser.add_argument("--torch_dtype", help="ignored: the model's own type is kept")
@@ -124,6 +126,8 @@ def main():
             ("--dampening-frac", args.dampening_frac),
             ("--dataset", dataset),
             ("--dataset-split", split),
+            ("--perplexity", kt_program.path(args.perplexity) if args.perplexity else None),
+            ("--perplexity-tokens", args.perplexity_tokens),
             ("--force-cpu", args.force_cpu),
             ("--ignore", args.ignore_patterns),
             ("--trust-remote-code", args.trust_remote_code),

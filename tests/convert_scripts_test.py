@@ -68,6 +68,8 @@ TRANSLATIONS = [
      " --dampening_frac 0.05 --dataset d --dataset_split train --random_seed 7",
      "quant gpu m -o o --method GPTQ --type W8A16 --num-calibration-samples 256 --max-sequence-length 1024"
      " --dampening-frac 0.05 --dataset d --dataset-split train --seed 7"),
+    ("convert_gpu_weights.py", "--model_id m --output_dir o --perplexity=-t.txt --perplexity_tokens 4096",
+     "quant gpu m -o o --method GPTQ --type W8A16 --perplexity ./-t.txt --perplexity-tokens 4096"),
     ("check_cpu_features.py", "", "doctor --cpu"),
 ]
 

@@ -53,6 +53,17 @@ def _shown(tensor):
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
+def _pinned_mask(experts):
+    """Page-locked where there is a GPU. A child forked from a process that uses one sees it and cannot use it: there it is
+    ordinary memory."""
+    if _torch.cuda.is_available():
+        try:
+            return _torch.zeros(experts, dtype=_torch.bool, pin_memory=True)
+        except RuntimeError:
+            pass
+    return _torch.zeros(experts, dtype=_torch.bool)
+
+
 def _cpu_infer(threads, pools, nodes):
     """The team of these numbers. More threads than there are cpus would only get in each other's way."""
     usable = len(os.sched_getaffinity(0))
@@ -137,7 +148,7 @@ class KTMoEWrapper:
             mask, count = None, max(number, count)
         if mask is None and count > self.num_experts:
             raise ValueError(f"num_gpu_experts is {count} of {self.num_experts} experts")
-        live = torch.zeros(self.num_experts, dtype=torch.bool, pin_memory=torch.cuda.is_available())
+        live = _pinned_mask(self.num_experts)
         if mask is None:
             live[:count] = True
         else:

@@ -1,6 +1,4 @@
 // kt perplexity: how well a model predicts a text, and what a format costs.
-#include "engine/perplexity.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -9,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "cli/model_flags.h"
 #include "cli/report.h"
+#include "engine/model_perplexity.h"
 
 namespace kt {
 namespace {
@@ -61,61 +59,16 @@ std::unique_ptr<LoadedModel> load_reference(const Reference& reference, const Lo
   return out;
 }
 
-// The logits of one window after the other, from a model whose cache holds one.
-class Window {
- public:
-  Window(LoadedModel& model, const PerplexityOptions& options)
-      : model_(model),
-        cache_(model.transformer().kv_shape(), pages_of(model, options.context)),
-        logits_(options.chunk * static_cast<size_t>(model.spec().vocab)) {
-    for (int i = 0; i < cache_.pages(); ++i) pages_.push_back(i);
-  }
-
-  std::span<const float> operator()(std::span<const TokenId> window, size_t first, size_t count) {
-    const SequenceInput input{.tokens = window.subspan(first, count),
-                              .position = static_cast<int>(first),
-                              .pages = pages_.data(),
-                              .logits = SequenceInput::Logits::kAll};
-    model_.transformer().forward(cache_, {&input, 1}, logits_.data());
-    return std::span(logits_).first(count * static_cast<size_t>(model_.spec().vocab));
-  }
-
- private:
-  static int pages_of(const LoadedModel& model, size_t context) {
-    if (context > static_cast<size_t>(model.spec().context))
-      fail("--context: {} has a context of {}, got {}", model.path(), model.spec().context, context);
-    return static_cast<int>((context + kPageTokens - 1) / kPageTokens);
-  }
-
-  LoadedModel& model_;
-  KvCache cache_;
-  std::vector<int32_t> pages_;
-  std::vector<float> logits_;
-};
-
-std::vector<TokenId> tokens_of(const LoadedModel& model, const PerplexityFlags& flags) {
+Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityFlags& flags) {
   const auto end = model.tokenizer().id_of(flags.separator);
   if (!end) fail("--separator: '{}' is not a token of {}", flags.separator, model.path());
-  const MappedFile file(flags.file);
-  return document_tokens(model.tokenizer(), {reinterpret_cast<const char*>(file.bytes().data()), file.size()},
-                         *end, flags.separator);
-}
-
-Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityFlags& flags) {
-  const std::vector<TokenId> tokens = tokens_of(model, flags);
+  const std::vector<TokenId> tokens = file_tokens(model, flags.file, *end, flags.separator);
   StatusLine status;
-  const auto show = [&](size_t done, size_t all) {
-    status.show(text("{} of {} windows", done, all));
-    return true;
-  };
-  PerplexityOptions options = flags.options;
-  options.on_window = show;
-  options.chunk = std::min(options.chunk, static_cast<size_t>(model.transformer().max_tokens()));
-  Pool pool({.threads = flags.model.threads});
-  Window window(model, options);
-  if (!reference) return {.model = measure_perplexity(tokens, window, options, &pool), .reference = {}};
-  Window other(*reference, options);
-  return measure_divergence(tokens, other, window, options, &pool);
+  return measure_models(
+      tokens, model, reference,
+      {.windows = flags.options, .threads = flags.model.threads, .show = [&](size_t done, size_t all) {
+         status.show(text("{} of {} windows", done, all));
+       }});
 }
 
 void run_perplexity(const PerplexityFlags& flags) {

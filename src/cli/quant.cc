@@ -81,7 +81,7 @@ void run_quant(const QuantFlags& flags) {
   const CompressedPlanOptions grouped{
       .output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()};
   if (!flags.calibration.text.dataset.empty())
-    return convert_calibrated(checkpoint, *source, grouped, flags.calibration, flags.run);
+    return convert_calibrated(checkpoint, source.get(), grouped, flags.calibration, flags.run);
   convert_and_report(plan_model(checkpoint, source.get(), grouped), flags.run);
 }
 
@@ -105,7 +105,7 @@ void RunFlags::add_to(CLI::App& verb) {
   verb.add_flag("--json", json, "Print JSON");
 }
 
-void convert_and_report(const ConversionPlan& plan, const RunFlags& flags) {
+ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
   ConversionOptions options{.threads = flags.threads,
                             .resume = flags.resume,
                             .overwrite = flags.overwrite,
@@ -113,8 +113,11 @@ void convert_and_report(const ConversionPlan& plan, const RunFlags& flags) {
   if (flags.resume_layer >= 0) options.resume_layer = flags.resume_layer;
   if (!flags.max_memory.empty()) options.max_memory = parse_bytes(flags.max_memory, "--max-memory");
   report_vanishing_input(plan.input);
-  const ConversionResult result = run_conversion(plan, options);
-  options.progress = {};
+  return run_conversion(plan, options);
+}
+
+void convert_and_report(const ConversionPlan& plan, const RunFlags& flags) {
+  const ConversionResult result = convert(plan, flags);
   if (flags.json)
     std::printf("%s\n", conversion_json(plan, result).dump(2).c_str());
   else

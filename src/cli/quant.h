@@ -20,7 +20,9 @@ struct RunFlags {
 ConversionPlan plan_model(const Checkpoint& checkpoint, const ExpertSource* source,
                           const CompressedPlanOptions& options);
 
-// Runs the plan with a progress bar and prints the figures.
+// Runs the plan with a progress bar.
+ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags);
+// And prints the figures.
 void convert_and_report(const ConversionPlan& plan, const RunFlags& flags);
 
 // From now on a mapped input that shrinks ends the program with one line and exit code 2 instead of a SIGBUS.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/quant.h"
+#include "cli/quant_perplexity.h"
 #include "engine/calibration/calibration_text.h"
 #include "nn/gptq.h"
 
@@ -11,14 +12,16 @@ namespace kt {
 
 struct CalibrationFlags {
   TextRequest text;
+  PerplexityRequest perplexity;
   double dampening = CalibrationDefaults{}.gptq.damping;
   // All but the dataset, which verbs spell differently.
   std::vector<CLI::Option*> add_to(CLI::App& verb);
 };
 
-// Plans, calibrates, converts and reports. Leaves kt_calibration.json and kt_calibration.svg beside the
-// weights.
-void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source,
+// Plans, calibrates, converts, measures what was asked for and reports. `source` may be null with
+// options.all_linears. Leaves kt_calibration.json, whose content is part of what --json prints, and
+// kt_calibration.svg beside the weights.
+void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source,
                         CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run);
 
 }  // namespace kt

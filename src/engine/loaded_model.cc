@@ -159,6 +159,7 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
     source = open_experts(*checkpoint_);
   }
   if (source && !options.format.empty()) rounded = requantised(*source, format_named(options.format));
+  if (source && options.rounding.experts) rounded = requantised(*source, options.rounding.experts, "rounded");
   const ExpertSource* experts = rounded ? rounded.get() : source.get();
   if (experts) dialect_ = std::string(experts->dialect());
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = options.threads, .nodes = options.nodes});
@@ -166,6 +167,7 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
                          .kv_type = options.kv_type,
                          .max_tokens = options.max_tokens,
                          .experts = experts,
+                         .linear_rounding = options.rounding.linears,
                          .sizes_only = true};
   if (!options.linear_format.empty()) how.linear_format = format_named(options.linear_format);
   transformer_ = std::make_unique<Transformer>(*checkpoint_, spec, pool, how);

@@ -17,6 +17,7 @@ struct ModelOptions {
   std::string weights;
   std::string format;         // experts rounded to this format as they are loaded; empty: as stored
   std::string linear_format;  // the same for dense matrices (TransformerOptions::linear_format)
+  ModelRounding rounding;     // in place of both, where a format's name does not say enough
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
   int threads = 0;

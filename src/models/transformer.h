@@ -17,6 +17,7 @@
 #include "nn/kv_cache.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
+#include "weights/requantise.h"
 
 namespace kt {
 
@@ -29,6 +30,7 @@ struct TransformerOptions {
   // Attention projections, dense and shared experts' MLPs and the head are rounded to this format as they are
   // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
   std::optional<Format> linear_format = {};
+  MatrixRounding linear_rounding = {};  // of any matrix outside of routed experts; null: as stored
   // After each layer that was read: how many, of how many. From the thread that constructs.
   std::function<void(int, int)> on_layer = {};
   bool sizes_only = false;  // nothing but headers is read, and nothing can run: for memory_plan()

@@ -215,8 +215,15 @@ Format packed_format(const PackedSpec& spec) {
   return {four ? Code::kU4 : Code::kI8, four ? 8 : 0, scale, Min::kNone, {.k = static_cast<int>(spec.group)}};
 }
 
-Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values,
-                    std::string_view name) {
+Format packed_read_format(Format format) {
+  const bool narrow = format.scale == Scale::kF16 || format.scale == Scale::kBf16;
+  const bool taken = format.scale == Scale::kBf16 && format.span.k % 64 == 0;
+  if (format.code == Code::kI8 && narrow && !taken) format.scale = Scale::kF32;
+  return format;
+}
+
+Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values, std::string_view name,
+                    int64_t first) {
   Matrix out(packed_format(spec), n, k);
   const int64_t words = spec.words(k);
   std::vector<uint32_t> packed(static_cast<size_t>(words));
@@ -226,7 +233,7 @@ Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* v
     quantise_packed_rows(
         spec, 1, k, values + row * k, k, packed.data(),
         reinterpret_cast<std::byte*>(out.scales.data()) + static_cast<size_t>(row) * scale_row, ignored, name,
-        row);
+        first + row);
     uint8_t* codes = out.codes.data() + row * k;
     for (int64_t i = 0; i < k; ++i) {
       const auto at = static_cast<size_t>(i * spec.bits);

@@ -48,9 +48,14 @@ void quantise_packed_rows(const PackedSpec& spec, int64_t rows, int64_t k, const
 
 // The format such weights are read back in: codes of 4 bits with bias 8, or two's complement of 8.
 Format packed_format(const PackedSpec& spec);
+// The one they are worked with in: 8-bit codes whose 16-bit scales no kernel takes have f32 scales of the
+// same values.
+Format packed_read_format(Format format);
 
 // The same rounding, as a matrix in that format, for those who go on working with it.
-Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values, std::string_view name);
+// `first`: the number of the first row, for messages.
+Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* values, std::string_view name,
+                    int64_t first = 0);
 
 // Any matrix in packed_format(spec), however it was rounded, to packed words [n, words(k)] and scales [n,
 // groups(k)]; scales of zero become eps of T, which the library expects. Adds |stored - values| to `error`.

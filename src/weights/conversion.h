@@ -114,4 +114,8 @@ struct ConversionResult {
 // from those being resumed (which). On a failure later, finished shards stay and can be resumed.
 ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOptions& options);
 
+// Gives a side file of a finished conversion another text, in the manifest too. Interrupted between the two,
+// resuming the conversion makes the manifest right.
+void replace_side_file(const std::string& output, const std::string& name, std::string_view words);
+
 }  // namespace kt

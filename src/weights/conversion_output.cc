@@ -211,6 +211,18 @@ std::string conversion_work_folder(const std::string& output) {
   return text("{}/{}/work", output, kProgress);
 }
 
+void replace_side_file(const std::string& output, const std::string& name, std::string_view words) {
+  const std::string path = text("{}/{}", output, kManifest);
+  Json manifest = read_json(path, {.bytes = size_t{1} << 30});
+  const auto bytes = std::as_bytes(std::span(words));
+  Sha256 sum;
+  sum.add(bytes);
+  for (Json& file : manifest.at("files"))
+    if (file.at("name") == name) file = {{"name", name}, {"bytes", bytes.size()}, {"sha256", sum.hex()}};
+  write_atomically(output + "/" + name, bytes);
+  write_atomically(path, manifest.dump(1));
+}
+
 std::unique_ptr<ShardSink> open_shard(const std::string& output, const ShardPlan& shard) {
   if (shard.folder) return std::make_unique<FolderSink>(output, shard);
   return std::make_unique<FileSink>(output, shard);

@@ -170,6 +170,31 @@ TEST(Conversion, OnlyWhatPrepareMadeIsTakenFromTheOutputAgain) {
   EXPECT_THAT(error_of(plan(), {.threads = 1, .resume = true}), HasSubstr(source));
 }
 
+TEST(Conversion, ASideFileIsReplacedInTheManifestToo) {
+  const Folder folder;
+  const std::string out = folder / "out";
+  const auto plan = [&] {
+    ConversionPlan made = small_plan(out, 2, 2);
+    made.side_files.push_back({"report.json", "", conversion_work_folder(out) + "/report.json"});
+    made.prepare = [](const std::string& work) { std::ofstream(work + "/report.json") << "figures"; };
+    return made;
+  };
+  run_conversion(plan(), {.threads = 1});
+  auto before = contents(out);
+  replace_side_file(out, "report.json", "more figures");
+  auto after = contents(out);
+  EXPECT_EQ(after.at("report.json"), "more figures");
+  // What a resumed conversion finds and records anew is the same.
+  run_conversion(plan(), {.threads = 1, .resume = true});
+  EXPECT_EQ(contents(out), after);
+  EXPECT_NE(before.at("kt_manifest.json"), after.at("kt_manifest.json"));
+  for (const char* name : {"report.json", "kt_manifest.json"}) {
+    before.erase(name);
+    after.erase(name);
+  }
+  EXPECT_EQ(before, after);
+}
+
 TEST(Conversion, AShardOfTheWrongSizeIsWrittenAgain) {
   const Folder folder;
   run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1});

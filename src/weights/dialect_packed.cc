@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "weights/compressed.h"
 #include "weights/dialects.h"
 
 namespace kt {
@@ -214,6 +215,7 @@ Reading read_compressed(const Module& module) {
   expect_shape(scales, {p.n, spans(p.format, p.k)});
   p.scales = scales.bytes;
   p.scale_type = scales.dtype();
+  p.format = packed_read_format(p.format);
   p.scale_span_stride = dtype_bits(p.scale_type) / 8;
   p.scale_row_stride = scales.shape[1] * p.scale_span_stride;
   if (const Slab zeros = module.find({"weight_zero_point"})) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
@@ -11,8 +12,9 @@
 #include "base/file.h"
 #include "formats/floats.h"
 #include "weights/compressed.h"
-#include "weights/compressed_plan.h"
+#include "weights/compressed_targets.h"
 #include "weights/dequant_plan.h"
+#include "weights/linears.h"
 #include "weights/safetensors.h"
 
 namespace kt {
@@ -169,6 +171,52 @@ TEST_F(Plans, CompressedAllLinearsButIgnoredOnes) {
   EXPECT_FALSE(result.find(kept + ".weight_packed"));
   EXPECT_THAT(result.config_json().at("quantization_config").at("ignore").get<std::vector<std::string>>(),
               Contains(kept));
+}
+
+// Rounding while a model is read gives what a conversion writes and its reader finds, matrix by matrix.
+TEST_F(Plans, RoundingWhileReadingIsWhatIsWritten) {
+  const Checkpoint source(model_);
+  const auto experts = open_experts(source);
+  const std::string kept = "layers.1.mlp.experts.1.up_proj";
+  for (const auto& [bits, group] : {std::pair(4, 32), {4, 64}, {8, 32}, {8, 64}, {8, -1}}) {
+    const std::string out = root_ + text("/out-{}-{}", bits, group);
+    const CompressedPlanOptions options{
+        .output = out, .bits = bits, .group_size = group, .all_linears = true, .ignore = {kept}};
+    run_conversion(plan_compressed(source, experts.get(), options), on_threads(1));
+    const ModelRounding rounding = packed_rounding(source, options);
+    const Checkpoint result(out);
+    const auto expect_same = [&](const StoredMatrix& read, const StoredMatrix& rounded, int64_t first) {
+      const int64_t count = read.n - first;
+      if (rounded.name.find(kept) == std::string::npos) {
+        const Matrix want = read.rows(first, count), got = rounded.rows(first, count);
+        EXPECT_EQ(got.format, want.format) << rounded.name;
+        EXPECT_EQ(got.codes, want.codes) << rounded.name;
+        EXPECT_EQ(got.scales, want.scales) << rounded.name;
+      } else {
+        EXPECT_EQ(rounded.format.code, Code::kE4m3);  // as stored
+      }
+    };
+    const auto written = open_experts(result);
+    const auto rounded = requantised(*experts, rounding.experts, "rounded");
+    for (const int expert : {0, 1})
+      for (const Projection projection : kProjections)
+        expect_same(*written->at(1, expert, projection), *rounded->at(1, expert, projection), expert * 16);
+    int linears = 0;
+    const auto stored = find_linears(source, [&](std::string_view name) { return experts->owns(name); });
+    for (const LinearModule& module :
+         find_linears(result, [&](std::string_view name) { return written->owns(name); })) {
+      const auto from = std::find_if(stored.begin(), stored.end(), [&](const LinearModule& other) {
+        return other.module == module.module;
+      });
+      ASSERT_NE(from, stored.end()) << module.module;
+      const auto read = rounding.linears(open_linear(source, *from), module.module);
+      EXPECT_EQ(!(read->format == open_linear(source, *from)->format), module.quantised) << module.module;
+      if (!module.quantised) continue;
+      expect_same(*open_linear(result, module), *read, 0);
+      ++linears;
+    }
+    EXPECT_EQ(linears, 2);
+  }
 }
 
 TEST_F(Plans, CompressedRefusesGroupsThatDoNotDivide) {

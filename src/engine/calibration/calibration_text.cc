@@ -174,7 +174,7 @@ std::string Reader::rendered(const Json& messages, const std::string& where) con
     const char *role = named ? "from" : "role", *content = named ? "value" : "content";
     if (!message.is_object() || !message.contains(role) || !message.at(role).is_string() ||
         !message.contains(content) || !message.at(content).is_string())
-      fail("{}: a message without {} and {}", where, role, content);
+      fail("{}: a message without {} and {}, both strings", where, role, content);
     list.push_back({{"role", role_named(message.at(role).get<std::string>())},
                     {"content", message.at(content).get<std::string>()}});
   }

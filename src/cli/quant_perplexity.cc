@@ -1,0 +1,143 @@
+#include "cli/quant_perplexity.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/sha256.h"
+#include "cli/conversion_report.h"
+#include "cli/report.h"
+#include "engine/model_perplexity.h"
+#include "weights/compressed_targets.h"
+
+namespace kt {
+namespace {
+
+constexpr size_t kContext = 1024;  // kt perplexity's, where the model has as much
+
+// As calibration ends its documents.
+TokenId end_token(const LoadedModel& model, const std::string& file) {
+  if (const auto end = model.tokenizer().id_of("<|endoftext|>")) return *end;
+  if (model.end_ids().empty())
+    fail("--perplexity {}: the tokenizer of {} has no token that ends a text", file, model.path());
+  return model.end_ids().front();
+}
+
+std::vector<TokenId> read_tokens(const PerplexityRequest& request, const LoadedModel& model) {
+  std::error_code code;
+  if (!std::filesystem::is_regular_file(request.file, code))
+    fail("--perplexity {}: no such file", request.file);
+  std::vector<TokenId> tokens = file_tokens(model, request.file, end_token(model, request.file));
+  if (tokens.size() < kLeastPerplexityTokens)
+    fail("--perplexity {}: too short: {} tokens, measuring needs at least {}", request.file, tokens.size(),
+         kLeastPerplexityTokens);
+  // The first token is given, not predicted.
+  tokens.resize(std::min(tokens.size(), request.tokens + 1));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= model.spec().vocab)
+      fail("--perplexity {}: token {} at {} is outside the vocabulary of {}, {}", request.file, tokens[i], i,
+           model.path(), model.spec().vocab);
+  return tokens;
+}
+
+Json to_json(const Perplexity& of) { return {{"perplexity", of.perplexity}, {"nll", of.nll}}; }
+
+Json to_json(const Divergence& found) {
+  Json out = to_json(found.model);
+  out["kl"] = found.kl;
+  out["same_top"] = found.same_top;
+  return out;
+}
+
+}  // namespace
+
+QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedModel& model,
+                                 const Checkpoint& checkpoint, const CompressedPlanOptions& options,
+                                 const RunFlags& run)
+    : model_(checkpoint.path()),
+      file_(request.file),
+      options_(options),
+      to_nearest_(packed_rounding(checkpoint, options)),
+      tokens_(read_tokens(request, model)),
+      most_tokens_(request.tokens),
+      context_(std::min(kContext, static_cast<size_t>(model.spec().context))),
+      threads_(run.threads),
+      quiet_(run.json) {
+  if (run.resume_layer >= 0)
+    fail("--perplexity: measures whole models; --resume-layer {} may leave layers out", run.resume_layer);
+  if (!run.max_memory.empty()) max_memory_ = parse_bytes(run.max_memory, "--max-memory");
+  Sha256 sum;
+  sum.add(std::as_bytes(std::span(tokens_)));
+  digest_ = sum.hex();
+  check_memory();
+}
+
+ModelOptions QuantPerplexity::model_options() const {
+  return {.precision = Precision::kBf16,
+          .threads = threads_,
+          .max_tokens = static_cast<int>(PerplexityOptions{}.chunk),
+          .use = {.context = static_cast<int>(context_)}};
+}
+
+void QuantPerplexity::check_memory() const {
+  ModelOptions original = model_options();
+  original.sizes_only = true;
+  ModelOptions rounded = original;
+  rounded.rounding = to_nearest_;
+  uint64_t needed = own_memory();
+  for (const ModelOptions& options : {original, rounded})
+    needed += LoadedModel(model_, options).transformer().memory_plan(options.use).peak();
+  const uint64_t available = own_memory() + available_memory();
+  const bool limited = max_memory_ > 0 && max_memory_ < available;
+  if (needed > (limited ? max_memory_ : available))
+    fail_as(ErrorKind::kMemory,
+            "--perplexity {}: {} of memory needed for the original and a rounded model at once, {} {}", file_,
+            human_bytes(needed), human_bytes(limited ? max_memory_ : available),
+            limited ? "are allowed" : "are available");
+}
+
+Json QuantPerplexity::measure() const {
+  StatusLine status;
+  LoadedModel original(model_, model_options());
+  const auto against_original = [&](const std::string& path, const ModelOptions& options,
+                                    std::string_view what) {
+    LoadedModel model(path, options);
+    return measure_models(tokens_, model, &original,
+                          {.windows = {.context = context_, .most_tokens = most_tokens_},
+                           .threads = threads_,
+                           .show = [&](size_t done, size_t all) {
+                             if (!quiet_)
+                               status.show(text("perplexity, {}: {} of {} windows", what, done, all));
+                           }});
+  };
+  ModelOptions nearest = model_options(), written = model_options();
+  nearest.rounding = to_nearest_;
+  // Experts alone go with the original's other matrices, which the output has too.
+  if (!options_.all_linears) written.weights = options_.output;
+  const Divergence rtn = against_original(model_, nearest, "RTN"),
+                   gptq = against_original(options_.all_linears ? options_.output : model_, written, "GPTQ");
+  return {
+      {"tokens", gptq.model.tokens},         {"context", context_}, {"acts", "bf16"},       {"text", digest_},
+      {"original", to_json(gptq.reference)}, {"rtn", to_json(rtn)}, {"gptq", to_json(gptq)}};
+}
+
+void print_perplexities(const Json& measured, const std::string& file) {
+  Table table({"", "perplexity", "KL", "same best token"}, 1);
+  for (const auto& [key, name] : {std::pair("original", "original"), {"rtn", "RTN"}, {"gptq", "GPTQ"}}) {
+    const Json& of = measured.at(key);
+    const bool own = of.contains("kl");
+    table.add({name, fixed(of.at("perplexity").get<double>(), 4),
+               own ? fixed(of.at("kl").get<double>(), 5) : "-",
+               own ? percent(of.at("same_top").get<double>()) : "-"});
+  }
+  std::printf(
+      "%s: %lld tokens in windows of %lld, bf16 activations; KL in nats, mean over tokens, from the "
+      "original\n\n%s\n",
+      file.c_str(), static_cast<long long>(measured.at("tokens").get<int64_t>()),
+      static_cast<long long>(measured.at("context").get<int64_t>()), table.str().c_str());
+}
+
+}  // namespace kt

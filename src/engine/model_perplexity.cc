@@ -1,0 +1,68 @@
+#include "engine/model_perplexity.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace kt {
+namespace {
+
+// The logits of one window after the other, from a model whose cache holds one.
+class Window {
+ public:
+  Window(LoadedModel& model, const PerplexityOptions& options)
+      : model_(model),
+        cache_(model.transformer().kv_shape(), pages_of(model, options.context)),
+        logits_(options.chunk * static_cast<size_t>(model.spec().vocab)) {
+    for (int i = 0; i < cache_.pages(); ++i) pages_.push_back(i);
+  }
+
+  std::span<const float> operator()(std::span<const TokenId> window, size_t first, size_t count) {
+    const SequenceInput input{.tokens = window.subspan(first, count),
+                              .position = static_cast<int>(first),
+                              .pages = pages_.data(),
+                              .logits = SequenceInput::Logits::kAll};
+    model_.transformer().forward(cache_, {&input, 1}, logits_.data());
+    return std::span(logits_).first(count * static_cast<size_t>(model_.spec().vocab));
+  }
+
+ private:
+  static int pages_of(const LoadedModel& model, size_t context) {
+    if (context > static_cast<size_t>(model.spec().context))
+      fail("--context: {} has a context of {}, got {}", model.path(), model.spec().context, context);
+    return static_cast<int>((context + kPageTokens - 1) / kPageTokens);
+  }
+
+  LoadedModel& model_;
+  KvCache cache_;
+  std::vector<int32_t> pages_;
+  std::vector<float> logits_;
+};
+
+}  // namespace
+
+std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& path, TokenId end,
+                                 std::string_view separator) {
+  const MappedFile file(path);
+  return document_tokens(model.tokenizer(), {reinterpret_cast<const char*>(file.bytes().data()), file.size()},
+                         end, separator);
+}
+
+Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, LoadedModel* reference,
+                          const MeasureOptions& options) {
+  const auto show = [&](size_t done, size_t all) {
+    if (options.show) options.show(done, all);
+    return true;
+  };
+  PerplexityOptions windows = options.windows;
+  windows.on_window = show;
+  windows.chunk = std::min(windows.chunk, static_cast<size_t>(model.transformer().max_tokens()));
+  Pool pool({.threads = options.threads});
+  Window window(model, windows);
+  if (!reference) return {.model = measure_perplexity(tokens, window, windows, &pool), .reference = {}};
+  Window other(*reference, windows);
+  return measure_divergence(tokens, other, window, windows, &pool);
+}
+
+}  // namespace kt

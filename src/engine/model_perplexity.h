@@ -1,0 +1,28 @@
+// The perplexity of loaded models, and how far one is from another: engine/perplexity.h with logits from
+// transformers and tokens from a file.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "engine/loaded_model.h"
+#include "engine/perplexity.h"
+
+namespace kt {
+
+// document_tokens of a whole file. `end` follows each document.
+std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& path, TokenId end,
+                                 std::string_view separator = "<|endoftext|>");
+
+struct MeasureOptions {
+  PerplexityOptions windows;  // chunk is lowered to what the models take at once; on_window is set by `show`
+  int threads = 0;            // for sums over the vocabulary
+  std::function<void(size_t windows_done, size_t windows)> show = {};
+};
+
+// Of `model`, and where `reference` is not null what lies between the two. Error(kInput) for a window longer
+// than a model's context, and as measure_perplexity.
+Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, LoadedModel* reference,
+                          const MeasureOptions& options);
+
+}  // namespace kt
