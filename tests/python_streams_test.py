@@ -243,9 +243,10 @@ def test_a_wrapper_that_ends_before_its_sync_leaves_nothing():
 for i in range(20):
     w = layer()
     submit(w)
+    queue = w.cpu_infer
     del w
     stream.wait()
-    infer.sync()
+    queue.sync()
     assert kt_kernel_ext.buffer_bytes() <= 128 << 10, (i, kt_kernel_ext.buffer_bytes())
 KTMoEWrapper.clear_buffer_cache()
 assert kt_kernel_ext.buffer_bytes() == 0

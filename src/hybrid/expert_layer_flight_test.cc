@@ -157,6 +157,9 @@ TEST_F(StreamFlight, AnAbandonedSubmitKeepsItsBufferWhileItRuns) {
   stream.wait();
   batch.sync(*layer, other);
   EXPECT_EQ(batch.result(other), plain_forward(*layer, batch.host));
+  team->sync();
+  release_buffers();
+  EXPECT_EQ(held_buffer_bytes(), 0u);
 }
 
 TEST_F(StreamFlight, ModelsThatTakeTurnsLayerByLayerDoNotMix) {

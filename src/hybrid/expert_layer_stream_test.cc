@@ -81,10 +81,10 @@ TEST_F(ExpertLayerStream, SeveralStreamsAndThreads) {
 }
 
 TEST_F(ExpertLayerStream, GraphsReadInputsAndMaskAtEachReplay) {
+  std::vector<uint8_t> mask(8);  // outlives the layer
   const auto layer = test_layer(stream_team());
   const TestStream stream;
   const DeviceBatch batch(TestBatch(5, 1));
-  std::vector<uint8_t> mask(8);
   layer->set_mask(mask.data());
   const TestGraph graph(stream, [&] {
     batch.submit(*layer, stream);

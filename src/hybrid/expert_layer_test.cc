@@ -97,9 +97,9 @@ TEST(ExpertLayer, ReadsTheMaskAtEachForward) {
 
 // The mask may change between the two looks a forward takes at a pair: each result is of one mask or another.
 TEST(ExpertLayer, LivesWithAMaskThatChangesAllTheTime) {
+  std::vector<uint8_t> mask(8);  // outlives the layer
   const auto layer = test_layer(small_team());
   const TestBatch batch(16);
-  std::vector<uint8_t> mask(8);
   layer->set_mask(mask.data());
   std::atomic<bool> stop = false;
   std::thread changes([&] {
@@ -267,9 +267,9 @@ TEST(ExpertLayer, ThrowsInAForkedChild) {
 
 // A figure to look at, not a test: what a layer costs on top of its experts.
 TEST(ExpertLayer, PrintsItsOverhead) {
-  const auto layer = test_layer(CpuTeam::shared({.threads = 1}));
-  std::vector<uint8_t> mask(8, 1);
+  std::vector<uint8_t> mask(8, 1);  // outlives the layer
   mask[0] = 0;
+  const auto layer = test_layer(CpuTeam::shared({.threads = 1}));
   layer->set_mask(mask.data());
   const TestBatch batch(1);
   std::vector<float> out(64);
