@@ -81,7 +81,7 @@ void run_quant(const QuantFlags& flags) {
   const CompressedPlanOptions grouped{
       .output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()};
   if (!flags.calibration.text.dataset.empty())
-    return convert_calibrated(checkpoint, *source, grouped, flags.calibration, flags.run);
+    return convert_calibrated(checkpoint, source.get(), grouped, flags.calibration, flags.run);
   convert_and_report(plan_model(checkpoint, source.get(), grouped), flags.run);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -65,6 +66,36 @@ std::function<void(const CalibrationProgress&)> show_calibration(bool quiet) {
   };
 }
 
+// Matrices of attention, dense MLPs and shared experts, a line for each kind over all layers.
+void print_linears(const CalibrationReport& report) {
+  struct Kind {
+    int64_t matrices = 0, calibrated = 0;
+    double signal = 0, rtn_error = 0, error = 0;
+  };
+  std::map<std::string, Kind> kinds;
+  for (const LayerFigures& layer : report.layers)
+    for (const LinearFigures& linear : layer.linears) {
+      Kind& kind = kinds[linear.module.substr(linear.module.rfind('.') + 1)];
+      ++kind.matrices;
+      kind.calibrated += linear.figures.by == RoundedBy::kGptq ? 1 : 0;
+      kind.signal += linear.figures.signal;
+      kind.rtn_error += linear.figures.rtn_error;
+      kind.error += linear.figures.error;
+    }
+  if (kinds.empty()) return;
+  Table table({"in all layers", "count", "calibrated", "to nearest", "output error RTN", "chosen", "ratio"},
+              0);
+  for (const auto& [name, kind] : kinds) {
+    const auto relative = [&](double error) {
+      return kind.signal > 0 ? percent(std::sqrt(error / kind.signal)) : std::string("-");
+    };
+    table.add({name, std::to_string(kind.matrices), std::to_string(kind.calibrated),
+               std::to_string(kind.matrices - kind.calibrated), relative(kind.rtn_error),
+               relative(kind.error), kind.rtn_error > 0 ? fixed(kind.error / kind.rtn_error, 3) : "-"});
+  }
+  std::printf("%s\n", table.str().c_str());
+}
+
 void print_calibration(const CalibrationReport& report, const CalibrationText& text_of) {
   if (report.layers.empty()) return;
   std::printf("calibrated on %lld tokens of %s (%s cut at %d tokens, %s too short), %lld more held out%s\n\n",
@@ -73,15 +104,19 @@ void print_calibration(const CalibrationReport& report, const CalibrationText& t
               std::to_string(text_of.cut).c_str(), text_of.max_length,
               std::to_string(text_of.too_short).c_str(), static_cast<long long>(report.held_out),
               report.on_disk ? "; activations on disk" : "");
-  Table table({"layer", "tokens an expert, least", "median", "most", "calibrated", "to nearest",
+  Table table({"layer", "tokens an expert, least", "median", "most", "calibrated", "to nearest", "kept",
                "output error RTN", "chosen", "ratio"},
               0);
+  bool experts = false;
   for (const LayerFigures& layer : report.layers) {
+    if (layer.experts.empty()) continue;
+    experts = true;
     std::vector<int64_t> tokens;
-    int64_t calibrated = 0;
+    int64_t calibrated = 0, kept = 0;
     for (const ExpertFigures& e : layer.experts) {
       tokens.push_back(e.tokens);
       calibrated += e.by == RoundedBy::kGptq ? 1 : 0;
+      kept += e.by == RoundedBy::kKept ? 1 : 0;
     }
     std::sort(tokens.begin(), tokens.end());
     const ExpertFigures total = layer.total();
@@ -90,14 +125,14 @@ void print_calibration(const CalibrationReport& report, const CalibrationText& t
     };
     table.add({std::to_string(layer.layer), std::to_string(tokens.front()),
                std::to_string(tokens[tokens.size() / 2]), std::to_string(tokens.back()),
-               std::to_string(calibrated), std::to_string(static_cast<int64_t>(tokens.size()) - calibrated),
+               std::to_string(calibrated),
+               std::to_string(static_cast<int64_t>(tokens.size()) - calibrated - kept), std::to_string(kept),
                relative(total.rtn_error), relative(total.error),
                total.rtn_error > 0 ? fixed(total.error / total.rtn_error, 3) : "-"});
   }
-  std::printf(
-      "%s\nerrors of expert outputs on held-out tokens, root mean square over their size; ratio of "
-      "squares\n\n",
-      table.str().c_str());
+  if (experts) std::printf("%s\n", table.str().c_str());
+  print_linears(report);
+  std::printf("errors of outputs on held-out tokens, root mean square over their size; ratio of squares\n\n");
 }
 
 // Tokens of every expert, most first, a line for each layer.
@@ -107,6 +142,7 @@ std::string coverage_plot(const CalibrationReport& report) {
               .y_label = "tokens",
               .series = {}};
   for (const LayerFigures& layer : report.layers) {
+    if (layer.experts.empty()) continue;
     std::vector<int64_t> tokens;
     for (const ExpertFigures& e : layer.experts) tokens.push_back(e.tokens);
     std::sort(tokens.rbegin(), tokens.rend());
@@ -154,29 +190,21 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
           ->capture_default_str()};
 }
 
-void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source,
+void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source,
                         CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run) {
   refuse_unknown_layers(checkpoint);
-  for (const int layer : source.layers())
-    for (int expert = 0; expert < source.experts(); ++expert)
-      for (const Projection projection : kProjections)
-        if (expert_ignored(source, options, layer, expert, projection))
-          fail_as(ErrorKind::kUnsupported,
-                  "--ignore: matches {}; GPTQ calibrates every expert, RTN can leave some",
-                  source.module_name(layer, expert, projection));
   const LoadedModel model(checkpoint.path(), {.sizes_only = true});
   CalibrationText samples = read_calibration_text(flags.text, model);
   const CalibrationText facts = samples;
   std::optional<QuantPerplexity> perplexity;
-  if (!flags.perplexity.file.empty()) perplexity.emplace(flags.perplexity, model, checkpoint, options, run);
-  const PackedSpec packed = expert_spec(checkpoint, source, options, source.layers().front());
-  Calibration calibration(checkpoint, source, model.spec(), std::move(samples), packed,
+  if (!flags.perplexity.file.empty())
+    perplexity.emplace(flags.perplexity, model, checkpoint, source, options, run);
+  const CompressedTargets targets(checkpoint, source, options);
+  Calibration calibration(checkpoint, source, model.spec(), std::move(samples), targets,
                           options_of(flags, run));
-  options.rounded = [&](int layer, int expert, Projection projection) {
-    return calibration.rounded(layer, expert, projection);
-  };
+  options.rounded = [&](const std::string& module) { return calibration.rounded(module); };
   options.method = {{"name", "gptq"}, {"dampening", flags.dampening}, {"text", facts.digest}};
-  ConversionPlan plan = plan_model(checkpoint, &source, options);
+  ConversionPlan plan = plan_model(checkpoint, source, options);
   const std::string work = conversion_work_folder(options.output);
   for (const char* name : {kReport, kPlot}) plan.side_files.push_back({name, "", work + "/" + name});
   plan.prepare = [&](const std::string& folder) {

@@ -18,9 +18,10 @@ struct CalibrationFlags {
   std::vector<CLI::Option*> add_to(CLI::App& verb);
 };
 
-// Plans, calibrates, converts, measures what was asked for and reports. Leaves kt_calibration.json, whose
-// content is part of what --json prints, and kt_calibration.svg beside the weights.
-void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource& source,
+// Plans, calibrates, converts, measures what was asked for and reports. `source` may be null with
+// options.all_linears. Leaves kt_calibration.json, whose content is part of what --json prints, and
+// kt_calibration.svg beside the weights.
+void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source,
                         CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run);
 
 }  // namespace kt

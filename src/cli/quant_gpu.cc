@@ -40,9 +40,6 @@ void run_gpu(const GpuFlags& flags) {
   if (!flags.max_gpu_memory.empty()) parse_bytes(flags.max_gpu_memory, "--max-gpu-memory");
   if (!calibrated && !flags.calibration.perplexity.file.empty())
     fail("--perplexity: with --method GPTQ; kt perplexity MODEL --weights OUT measures what RTN wrote");
-  if (calibrated && flags.targets == "all")
-    fail_as(ErrorKind::kUnsupported,
-            "--targets all: GPTQ calibrates routed experts; --method RTN rounds the rest too");
   const Checkpoint checkpoint(flags.input);
   const std::unique_ptr<ExpertSource> source = experts_of(checkpoint, flags);
   const CompressedPlanOptions options{.output = flags.output,
@@ -55,7 +52,7 @@ void run_gpu(const GpuFlags& flags) {
     CalibrationFlags calibration = flags.calibration;
     if (calibration.text.split.empty() && calibration.text.dataset == kDefaultDataset)
       calibration.text.split = kDefaultSplit;
-    return convert_calibrated(checkpoint, *source, options, calibration, flags.run);
+    return convert_calibrated(checkpoint, source.get(), options, calibration, flags.run);
   }
   convert_and_report(plan_model(checkpoint, source.get(), options), flags.run);
 }

@@ -1,6 +1,7 @@
 #include "models/layer_walk.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "models/transformer_loader.h"
 
@@ -14,7 +15,7 @@ LayerWalk::LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_p
   s.options = options;
   s.options.experts = nullptr;
   s.prepare(std::move(pool));
-  loader_ = std::make_unique<TransformerLoader>(TransformerLoader{checkpoint, s, nullptr, {}, {}});
+  loader_ = std::make_unique<TransformerLoader>(TransformerLoader{checkpoint, s, nullptr, {}, {}, {}});
   loader_->find_modules(owner);
   s.embedding = loader_->matrix(loader_->rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
   loader_->buffers();
@@ -30,16 +31,57 @@ void LayerWalk::embed(std::span<const int32_t> tokens, float* x) const {
   }
 }
 
-void LayerWalk::open(int layer) {
+std::vector<AttentionStage> LayerWalk::stages(int layer) const {
+  LayerWeights none;
+  if (spec_.layers.at(static_cast<size_t>(layer)).mla) {
+    none.mla.emplace();
+  } else {
+    none.gqa.emplace();
+  }
+  std::vector<AttentionStage> out;
+  for (const AttentionLinear& of : loader_->attention_linears(layer, none)) {
+    if (out.empty() || out.back().input != of.input) out.push_back({of.input, of.k, {}, {}});
+    out.back().modules.push_back(of.module);
+    out.back().n.push_back(of.n);
+  }
+  return out;
+}
+
+std::optional<DenseModules> LayerWalk::dense(int layer) const {
+  std::optional<DenseMlp> of = loader_->dense_mlp(layer, spec_.layers.at(static_cast<size_t>(layer)));
+  if (!of) return std::nullopt;
+  return DenseModules{{of->gate, of->up, of->down}, of->inter, of->activation};
+}
+
+std::unique_ptr<StoredMatrix> LayerWalk::stored(const std::string& module) const {
+  return open_linear(loader_->checkpoint, loader_->modules.at(module));
+}
+
+void LayerWalk::open(int layer, Replace replace) {
   Transformer::State& s = *state_;
   const LayerSpec& of = spec_.layers.at(static_cast<size_t>(layer));
   s.layers.clear();
   s.spec.layers = {of};
+  loader_->replace = std::move(replace);
   s.layers.push_back(loader_->layer(layer, of));
   layer_ = layer;
 }
 
-void LayerWalk::attend(const Rows& rows) {
+void LayerWalk::reload(AttentionInput stage) {
+  LayerWeights& w = state_->layers.at(0);
+  for (const AttentionLinear& of : loader_->attention_linears(layer_, w))
+    if (of.input == stage) loader_->load(of, w);
+}
+
+void LayerWalk::reload_dense() {
+  LayerWeights& w = state_->layers.at(0);
+  const std::optional<DenseMlp> of = loader_->dense_mlp(layer_, state_->spec.layers.at(0));
+  w.dense.reset();
+  if (of) w.dense.emplace(loader_->mlp(*of));
+}
+
+// From rows.x to what the layer's attention gives.
+void LayerWalk::run_attention(const Rows& rows) {
   Transformer::State& s = *state_;
   KT_CHECK(layer_ >= 0, "no layer is open");
   int tokens = 0, pages = 0;
@@ -63,16 +105,39 @@ void LayerWalk::attend(const Rows& rows) {
     sequence.pages = numbers.data() + next;
     next += (sequence.count + kPageTokens - 1) / kPageTokens;
   }
-  const auto values = static_cast<int64_t>(tokens) * spec_.hidden;
-  std::copy_n(rows.x, values, s.x.data());
+  std::copy_n(rows.x, static_cast<int64_t>(tokens) * spec_.hidden, s.x.data());
   const LayerWeights& w = s.layers.front();
-  const Pool::Burst burst(*s.pool);
   s.norm(w.input_norm, tokens);
   if (w.mla) {
     s.attend_mla(0, *cache_, sequences, tokens);
   } else {
     s.attend_gqa(0, *cache_, sequences, tokens);
   }
+}
+
+void LayerWalk::visit(const Rows& rows, AttentionInput stage,
+                      const std::function<void(const float* rows, int64_t stride)>& see) {
+  state_->watch = [&](AttentionInput input, const float* x, int64_t stride) {
+    if (input == stage) see(x, stride);
+    return input == stage;
+  };
+  try {
+    const Pool::Burst burst(*state_->pool);
+    run_attention(rows);
+  } catch (...) {
+    state_->watch = {};
+    throw;
+  }
+  state_->watch = {};
+}
+
+void LayerWalk::attend(const Rows& rows) {
+  Transformer::State& s = *state_;
+  const Pool::Burst burst(*s.pool);
+  run_attention(rows);
+  const LayerWeights& w = s.layers.front();
+  const int tokens = std::accumulate(rows.lengths.begin(), rows.lengths.end(), 0);
+  const auto values = static_cast<int64_t>(tokens) * spec_.hidden;
   s.add_and_norm(w.post_norm, tokens);
   std::copy_n(s.x.data(), values, rows.x);
   std::copy_n(s.normed.data(), values, rows.normed);
@@ -91,6 +156,12 @@ void LayerWalk::add_dense(int tokens, const float* normed, float* x) {
   std::copy_n(x, values, s.x.data());
   s.dense_feed_forward(s.layers.front(), tokens);
   std::copy_n(s.x.data(), values, x);
+}
+
+void LayerWalk::dense_scale(int tokens, const float* normed, float* factors) {
+  Transformer::State& s = *state_;
+  std::copy_n(normed, static_cast<int64_t>(tokens) * spec_.hidden, s.normed.data());
+  std::copy_n(s.dense_scale(s.layers.front(), tokens), tokens, factors);
 }
 
 }  // namespace kt

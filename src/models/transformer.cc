@@ -73,6 +73,7 @@ void Transformer::State::attend_gqa(int layer, KvCache& cache, std::span<const A
   const GqaSpec& gqa = spec.gqa;
   const GqaWeights& w = *layers[static_cast<size_t>(layer)].gqa;
   const int64_t q_width = int64_t{gqa.heads} * gqa.head_dim, kv_width = int64_t{gqa.kv_heads} * gqa.head_dim;
+  if (seen(AttentionInput::kNormed, normed, spec.hidden)) return;
   run(tokens, {{&w.q, normed.data(), spec.hidden, q.data(), q_width},
                {&w.k, normed.data(), spec.hidden, k.data(), kv_width},
                {&w.v, normed.data(), spec.hidden, v.data(), kv_width}});
@@ -108,6 +109,7 @@ void Transformer::State::attend_gqa(int layer, KvCache& cache, std::span<const A
                          .sinks = w.sinks.empty() ? nullptr : w.sinks.data(),
                          .out = heads.data(),
                          .out_stride = q_width});
+  if (seen(AttentionInput::kHeads, heads, q_width)) return;
   run(tokens, {{&w.o, heads.data(), q_width, out.data(), spec.hidden}});
 }
 
@@ -118,6 +120,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
   const int64_t head = mla.nope + mla.rope, q_width = mla.heads * head, kv_width = mla.kv_rank + mla.rope,
                 absorbed = mla.heads * kv_width, context = int64_t{mla.heads} * mla.kv_rank,
                 out_width = int64_t{mla.heads} * mla.v;
+  if (seen(AttentionInput::kNormed, normed, spec.hidden)) return;
   if (mla.q_rank > 0) {
     run(tokens, {{&w.q_a, normed.data(), spec.hidden, v.data(), mla.q_rank},
                  {&w.kv_a, normed.data(), spec.hidden, k.data(), kv_width}});
@@ -125,6 +128,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
       float* row = v.data() + int64_t{t} * mla.q_rank;
       rms_norm(row, w.q_a_norm.data(), mla.norm_eps, mla.q_rank, row);
     });
+    if (seen(AttentionInput::kQueryRank, v, mla.q_rank)) return;
     run(tokens, {{&w.q_b, v.data(), mla.q_rank, q.data(), q_width}});
   } else {
     run(tokens, {{&w.q, normed.data(), spec.hidden, q.data(), q_width},
@@ -137,6 +141,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
     rope->turn(q.data() + t * q_width + mla.nope, mla.heads, head, position);
     rope->turn(row + mla.kv_rank, 1, 0, position);
   });
+  if (seen(AttentionInput::kLatent, k, kv_width)) return;
   write_cache(cache, *pool, *kernels,
               {.layer = layer, .sequences = sequences, .k = k.data(), .k_stride = kv_width});
   // q . k = (absorbed q) . (latent): the keys' half of kv_b moves to the side of the query.
@@ -164,6 +169,7 @@ void Transformer::State::attend_mla(int layer, KvCache& cache, std::span<const A
     calls.push_back({&w.expand[static_cast<size_t>(h)], heads.data() + int64_t{h} * mla.kv_rank, context,
                      q.data() + int64_t{h} * mla.v, out_width});
   linears->run(tokens, calls);
+  if (seen(AttentionInput::kHeads, q, out_width)) return;
   run(tokens, {{&w.o, q.data(), out_width, out.data(), spec.hidden}});
 }
 
@@ -195,19 +201,20 @@ void Transformer::State::feed_forward(int layer, int tokens) {
   if (w.dense) dense_feed_forward(w, tokens);
 }
 
+const float* Transformer::State::dense_scale(const LayerWeights& w, int tokens) {
+  if (w.shared_gate.empty()) return ones.data();
+  run(tokens, {{&w.shared_gate, normed.data(), spec.hidden, gate.data(), 1}});
+  for (int t = 0; t < tokens; ++t)
+    gate[static_cast<size_t>(t)] = 1 / (1 + std::exp(-gate[static_cast<size_t>(t)]));
+  return gate.data();
+}
+
 void Transformer::State::dense_feed_forward(const LayerWeights& w, int tokens) {
-  const float* scale = ones.data();
-  if (!w.shared_gate.empty()) {
-    run(tokens, {{&w.shared_gate, normed.data(), spec.hidden, gate.data(), 1}});
-    for (int t = 0; t < tokens; ++t)
-      gate[static_cast<size_t>(t)] = 1 / (1 + std::exp(-gate[static_cast<size_t>(t)]));
-    scale = gate.data();
-  }
   w.dense->forward({.tokens = tokens,
                     .top_k = 1,
                     .input = normed.data(),
                     .ids = zeros.data(),
-                    .weights = scale,
+                    .weights = dense_scale(w, tokens),
                     .output = out.data()});
   add(tokens);
 }

@@ -13,12 +13,30 @@
 
 namespace kt {
 
+// A matrix of attention, where it goes and what it multiplies.
+struct AttentionLinear {
+  AttentionInput input = AttentionInput::kNormed;
+  std::string module;
+  int64_t n = 0, k = 0;
+  bool bias = false;
+  Linear* into = nullptr;  // null: kv_b, which is run in halves
+};
+
+// A gated MLP that every token visits: a dense layer's own, or the shared expert.
+struct DenseMlp {
+  std::string gate, up, down;  // modules
+  int inter = 0;
+  Activation activation;
+};
+
 struct TransformerLoader {
   const Checkpoint& checkpoint;
   Transformer::State& s;
   const ExpertSource* experts;  // null: routers are read, routed experts are not
   std::map<std::string, LinearModule, std::less<>> modules;
   std::string root;  // what stands for the leading "model." of the spec's names
+  // Matrices of attention and dense MLPs to take instead of the checkpoint's, by module; null: its own.
+  std::function<std::unique_ptr<StoredMatrix>(const std::string& module)> replace = {};
 
   std::string rooted(const std::string& name) const {
     return name.starts_with("model.") ? root + name.substr(6) : name;
@@ -86,6 +104,8 @@ struct TransformerLoader {
 
   // In the format asked for, for matrices whose rounding a user may choose.
   std::unique_ptr<StoredMatrix> dense_matrix(const std::string& module, int64_t n, int64_t k) const {
+    if (replace)
+      if (std::unique_ptr<StoredMatrix> other = replace(module)) return other;
     std::unique_ptr<StoredMatrix> stored = matrix(module, n, k);
     const auto& format = s.options.linear_format;
     return format && !(stored->format == *format) ? requantised(std::move(stored), *format)
@@ -115,17 +135,32 @@ struct TransformerLoader {
     return packed(*matrix(module, n, k), module, bias, Precision::kF32);
   }
 
-  // A gated MLP that every token visits, as the only expert of a layer.
-  Experts mlp(const std::string& gate, const std::string& up, const std::string& down, int inter,
-              const Activation& activation) const {
+  std::optional<DenseMlp> dense_mlp(int layer, const LayerSpec& spec) const {
+    const LayerNames& names = s.spec.names;
+    if (!spec.moe)
+      return DenseMlp{in_layer(layer, names.gate), in_layer(layer, names.up), in_layer(layer, names.down),
+                      spec.dense_inter, s.spec.activation};
+    if (s.spec.moe.shared_inter == 0) return std::nullopt;
+    const std::string shared = in_layer(layer, names.shared);
+    return DenseMlp{shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj",
+                    s.spec.moe.shared_inter, s.spec.moe.activation};
+  }
+
+  // As the only expert of a layer.
+  Experts mlp(const DenseMlp& of) const {
     const int64_t hidden = s.spec.hidden;
-    const auto g = dense_matrix(gate, inter, hidden), u = dense_matrix(up, inter, hidden),
-               d = dense_matrix(down, hidden, inter);
+    auto g = dense_matrix(of.gate, of.inter, hidden), u = dense_matrix(of.up, of.inter, hidden),
+         d = dense_matrix(of.down, hidden, of.inter);
+    if (!(g->format == u->format)) {  // one of them was left as it was when the other was rounded
+      const Format common = format_named("f32");
+      g = requantised(std::move(g), common);
+      u = requantised(std::move(u), common);
+    }
     will_load({g.get(), u.get(), d.get()});
-    Experts out(s.pool, s.workspace, {.experts = 1, .hidden = s.spec.hidden, .inter = inter},
+    Experts out(s.pool, s.workspace, {.experts = 1, .hidden = s.spec.hidden, .inter = of.inter},
                 {.gate_up = g->format,
                  .down = d->format,
-                 .activation = activation,
+                 .activation = of.activation,
                  .precision = s.options.precision,
                  .max_tokens = s.options.max_tokens,
                  .kernels = s.kernels,
@@ -135,41 +170,62 @@ struct TransformerLoader {
     return out;
   }
 
-  GqaWeights gqa(int layer) const {
+  // Of layer number `layer`, into w; in the order of computing.
+  std::vector<AttentionLinear> attention_linears(int layer, LayerWeights& w) const {
+    const LayerNames& names = s.spec.names;
+    const int64_t hidden = s.spec.hidden;
+    using enum AttentionInput;
+    if (w.gqa) {
+      const GqaSpec& spec = s.spec.gqa;
+      const int64_t q = int64_t{spec.heads} * spec.head_dim, kv = int64_t{spec.kv_heads} * spec.head_dim;
+      return {{kNormed, in_layer(layer, names.q), q, hidden, spec.qkv_bias, &w.gqa->q},
+              {kNormed, in_layer(layer, names.k), kv, hidden, spec.qkv_bias, &w.gqa->k},
+              {kNormed, in_layer(layer, names.v), kv, hidden, spec.qkv_bias, &w.gqa->v},
+              {kHeads, in_layer(layer, names.o), hidden, q, spec.o_bias, &w.gqa->o}};
+    }
+    const MlaSpec& spec = s.spec.mla;
+    const int64_t q = int64_t{spec.heads} * (spec.nope + spec.rope), v = int64_t{spec.heads} * spec.v;
+    std::vector<AttentionLinear> out;
+    if (spec.q_rank > 0) {
+      out.push_back({kNormed, in_layer(layer, names.q_a), spec.q_rank, hidden, spec.bias, &w.mla->q_a});
+      out.push_back({kQueryRank, in_layer(layer, names.q_b), q, spec.q_rank, false, &w.mla->q_b});
+    } else {
+      out.push_back({kNormed, in_layer(layer, names.q), q, hidden, false, &w.mla->q});
+    }
+    out.push_back(
+        {kNormed, in_layer(layer, names.kv_a), spec.kv_rank + spec.rope, hidden, spec.bias, &w.mla->kv_a});
+    out.push_back({kLatent, in_layer(layer, names.kv_b), int64_t{spec.heads} * (spec.nope + spec.v),
+                   spec.kv_rank, false, nullptr});
+    out.push_back({kHeads, in_layer(layer, names.o), hidden, v, spec.bias, &w.mla->o});
+    std::ranges::stable_sort(out, {}, &AttentionLinear::input);
+    return out;
+  }
+
+  void load(const AttentionLinear& of, LayerWeights& w) const {
+    if (of.into) {
+      *of.into = linear(of.module, of.n, of.k, of.bias);
+    } else {
+      split_kv_b(of.module, *w.mla);
+    }
+  }
+
+  void gqa_vectors(int layer, GqaWeights& w) const {
     const GqaSpec& spec = s.spec.gqa;
     const LayerNames& names = s.spec.names;
-    const int64_t q = int64_t{spec.heads} * spec.head_dim, kv = int64_t{spec.kv_heads} * spec.head_dim,
-                  hidden = s.spec.hidden;
-    GqaWeights w{.q = linear(in_layer(layer, names.q), q, hidden, spec.qkv_bias),
-                 .k = linear(in_layer(layer, names.k), kv, hidden, spec.qkv_bias),
-                 .v = linear(in_layer(layer, names.v), kv, hidden, spec.qkv_bias),
-                 .o = linear(in_layer(layer, names.o), hidden, q, spec.o_bias)};
+    const int64_t q = int64_t{spec.heads} * spec.head_dim, kv = int64_t{spec.kv_heads} * spec.head_dim;
     if (spec.norm != GqaSpec::Norm::kNone) {
       const bool all = spec.norm == GqaSpec::Norm::kAll;
       w.q_norm = vector(in_layer(layer, names.q_norm) + ".weight", all ? q : spec.head_dim);
       w.k_norm = vector(in_layer(layer, names.k_norm) + ".weight", all ? kv : spec.head_dim);
     }
     if (spec.sinks) w.sinks = vector(in_layer(layer, names.sinks), spec.heads);
-    return w;
   }
 
-  MlaWeights mla(int layer) const {
+  void mla_vectors(int layer, MlaWeights& w) const {
     const MlaSpec& spec = s.spec.mla;
     const LayerNames& names = s.spec.names;
-    const int64_t q = int64_t{spec.heads} * (spec.nope + spec.rope), hidden = s.spec.hidden;
-    MlaWeights w;
-    if (spec.q_rank > 0) {
-      w.q_a = linear(in_layer(layer, names.q_a), spec.q_rank, hidden, spec.bias);
-      w.q_a_norm = vector(in_layer(layer, names.q_a_norm) + ".weight", spec.q_rank);
-      w.q_b = linear(in_layer(layer, names.q_b), q, spec.q_rank);
-    } else {
-      w.q = linear(in_layer(layer, names.q), q, hidden);
-    }
-    w.kv_a = linear(in_layer(layer, names.kv_a), spec.kv_rank + spec.rope, hidden, spec.bias);
+    if (spec.q_rank > 0) w.q_a_norm = vector(in_layer(layer, names.q_a_norm) + ".weight", spec.q_rank);
     w.kv_a_norm = vector(in_layer(layer, names.kv_a_norm) + ".weight", spec.kv_rank);
-    w.o = linear(in_layer(layer, names.o), hidden, int64_t{spec.heads} * spec.v, spec.bias);
-    split_kv_b(in_layer(layer, names.kv_b), w);
-    return w;
   }
 
   // kv_b is [heads, nope + v, kv_rank]: a head's keys go to the query's side transposed, its values after
@@ -177,7 +233,8 @@ struct TransformerLoader {
   void split_kv_b(const std::string& name, MlaWeights& w) const {
     const MlaSpec& spec = s.spec.mla;
     const int64_t rows = spec.nope + spec.v;
-    const std::unique_ptr<StoredMatrix> stored = matrix(name, spec.heads * rows, spec.kv_rank);
+    std::unique_ptr<StoredMatrix> stored = replace ? replace(name) : nullptr;
+    if (!stored) stored = matrix(name, spec.heads * rows, spec.kv_rank);
     const Format format = format_named(s.options.precision == Precision::kF32 ? "f32" : "bf16");
     const LinearOptions options = linear_options(s.options.precision);
     // A head's values and its transposed keys, and half of them once more in plain order.
@@ -246,13 +303,8 @@ struct TransformerLoader {
     if (spec.router.correction_bias)
       w.correction = vector(in_layer(layer, names.correction_bias), spec.experts);
     if (experts) routed(layer, w);
-    if (spec.shared_inter > 0) {
-      const std::string shared = in_layer(layer, names.shared);
-      w.dense.emplace(mlp(shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj",
-                          spec.shared_inter, spec.activation));
-      if (spec.shared_gate)
-        w.shared_gate = exact_linear(in_layer(layer, names.shared_gate), 1, s.spec.hidden);
-    }
+    if (spec.shared_inter > 0 && spec.shared_gate)
+      w.shared_gate = exact_linear(in_layer(layer, names.shared_gate), 1, s.spec.hidden);
   }
 
   // Layer number i of the checkpoint, made as `spec` says.
@@ -262,16 +314,13 @@ struct TransformerLoader {
     w.input_norm = vector(in_layer(i, names.input_norm) + ".weight", s.spec.hidden);
     w.post_norm = vector(in_layer(i, names.post_norm) + ".weight", s.spec.hidden);
     if (spec.mla) {
-      w.mla.emplace(mla(i));
+      mla_vectors(i, w.mla.emplace());
     } else {
-      w.gqa.emplace(gqa(i));
+      gqa_vectors(i, w.gqa.emplace());
     }
-    if (spec.moe) {
-      moe(i, w);
-    } else {
-      w.dense.emplace(mlp(in_layer(i, names.gate), in_layer(i, names.up), in_layer(i, names.down),
-                          spec.dense_inter, s.spec.activation));
-    }
+    for (const AttentionLinear& of : attention_linears(i, w)) load(of, w);
+    if (spec.moe) moe(i, w);
+    if (const std::optional<DenseMlp> of = dense_mlp(i, spec)) w.dense.emplace(mlp(*of));
     return w;
   }
 

@@ -1,5 +1,6 @@
 // What building and running a Transformer share; not for other files.
 #pragma once
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -20,6 +21,14 @@ struct MlaWeights {
   std::vector<float> q_a_norm, kv_a_norm;
   std::vector<Linear> absorb;  // [heads] nope -> kv_rank: keys' half of kv_b, transposed
   std::vector<Linear> expand;  // [heads] kv_rank -> v
+};
+
+// What matrices of attention multiply, in the order of computing.
+enum class AttentionInput : uint8_t {
+  kNormed,     // the layer's input after its norm: q, k, v, and latent attention's first halves
+  kQueryRank,  // latent attention's query between its two halves: q_b
+  kLatent,     // keys and values between theirs: kv_b
+  kHeads,      // what attention gives: o
 };
 
 struct LayerWeights {
@@ -99,11 +108,19 @@ struct Transformer::State {
   void count_experts(int layer, int tokens);                      // after route()
   void count_step(std::span<const AttentionSequence> sequences, int tokens, int64_t logit_rows);
 
+  // Where set, called with what attention's matrices are about to multiply, rows `stride` apart; true: the
+  // rest of attention is left out.
+  std::function<bool(AttentionInput, const float* x, int64_t stride)> watch;
+  bool seen(AttentionInput input, const std::vector<float>& rows, int64_t stride) const {
+    return watch && watch(input, rows.data(), stride);
+  }
+
   void run(int m, std::initializer_list<LinearCall> calls);
   void attend_gqa(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);
   void attend_mla(int layer, KvCache& cache, std::span<const AttentionSequence> sequences, int tokens);
   void feed_forward(int layer, int tokens);
-  void dense_feed_forward(const LayerWeights& w, int tokens);  // normed through the layer's `dense`, to x
+  const float* dense_scale(const LayerWeights& w, int tokens);  // [tokens] factors of what `dense` gives
+  void dense_feed_forward(const LayerWeights& w, int tokens);   // normed through the layer's `dense`, to x
   void route(const LayerWeights& weights, int tokens);
   void norm(const std::vector<float>& weight, int tokens);          // x to normed
   void add(int tokens);                                             // out to x

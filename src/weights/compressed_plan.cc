@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/compressed.h"
+#include "weights/compressed_targets.h"
 #include "weights/gguf_config.h"
 #include "weights/gguf_names.h"
 #include "weights/ignore_list.h"
@@ -66,6 +67,24 @@ uint64_t packing_scratch(int64_t n, int64_t k) {
   return block * 16 + static_cast<uint64_t>(k) * 8;
 }
 
+// Where a module's three tensors begin, and how they are written.
+struct PackedPlace {
+  std::string module;
+  PackedSpec spec;
+  size_t base = 0;
+  std::function<std::optional<Matrix>(const std::string&)> rounded;  // as in CompressedPlanOptions
+
+  void write(const StoredMatrix& matrix, ShardOutput& out, Scratch& scratch, WeightError& error) const {
+    if (const std::optional<Matrix> before = rounded ? rounded(module) : std::nullopt)
+      return write_rounded(matrix, *before, spec, base, out, scratch, error);
+    write_packed(matrix, spec, base, out, scratch, error);
+  }
+  // Of the worker that writes it.
+  uint64_t scratch_bytes(int64_t n, int64_t k) const {
+    return rounded ? static_cast<uint64_t>(n) * static_cast<uint64_t>(k) * 16 : packing_scratch(n, k);
+  }
+};
+
 uint64_t stored_bytes(const StoredMatrix& matrix) {
   return static_cast<uint64_t>(stored_bits(matrix.format, matrix.n, matrix.k) *
                                static_cast<double>(matrix.n) * static_cast<double>(matrix.k) / 8);
@@ -74,19 +93,17 @@ uint64_t stored_bytes(const StoredMatrix& matrix) {
 class Planner {
  public:
   Planner(const Checkpoint& checkpoint, const ExpertSource* source, const CompressedPlanOptions& options)
-      : checkpoint_(checkpoint), source_(source), options_(options), patterns_(options.ignore) {}
+      : checkpoint_(checkpoint), source_(source), options_(options), targets_(checkpoint, source, options) {}
 
   ConversionPlan plan();
 
  private:
-  PackedSpec spec_for(const StoredMatrix& matrix) const;
   bool is_expert(std::string_view tensor) const;
-  size_t add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec, int64_t n,
-                    int64_t k);
+  PackedPlace add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec, int64_t n,
+                         int64_t k);
   void add_expert(ShardPlan& shard, int layer, int expert, const PackedSpec& spec, bool biased);
   void add_experts();
   void add_linears();
-  bool is_target(const LinearModule& linear) const;
   void add_rest();
   // Of a GGUF layer that predicts further tokens: parts of it have no published names.
   bool is_extra(std::string_view published) const {
@@ -100,29 +117,13 @@ class Planner {
   const Checkpoint& checkpoint_;
   const ExpertSource* source_;
   const CompressedPlanOptions& options_;
-  ModulePatterns patterns_;
+  const CompressedTargets targets_;
   std::set<std::string, std::less<>> stems_;  // of converted layers: "model.layers.3.mlp"
   std::map<int, ShardPlan> layers_;           // with something quantised
   ShardPlan rest_;
   std::set<const Tensor*> replaced_;  // not to be copied
   std::vector<std::string> quantised_, kept_;
 };
-
-// The library works in the weight's type. Sources that were quantised already become bf16 first; f32 files of
-// a model declared as something else become that, as they would when loaded.
-PackedSpec spec_of(const Checkpoint& checkpoint, const CompressedPlanOptions& options,
-                   const StoredMatrix& matrix) {
-  const std::string& declared = checkpoint.config().dtype;
-  Dtype type = Dtype::kBf16;
-  if (matrix.format.code == Code::kF16 && matrix.format.scale == Scale::kNone) type = Dtype::kF16;
-  if (matrix.format.code == Code::kF32 && declared == "float16") type = Dtype::kF16;
-  if (matrix.format.code == Code::kF32 && declared != "float16" && declared != "bfloat16") type = Dtype::kF32;
-  return {options.bits, options.group_size == -1 ? 0 : options.group_size, type};
-}
-
-PackedSpec Planner::spec_for(const StoredMatrix& matrix) const {
-  return spec_of(checkpoint_, options_, matrix);
-}
 
 std::string_view stem_of(std::string_view name) { return name.substr(0, name.find(".experts")); }
 
@@ -132,20 +133,21 @@ bool Planner::is_expert(std::string_view tensor) const {
   return checkpoint_.is_gguf() || stems_.contains(stem_of(tensor));
 }
 
-size_t Planner::add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec, int64_t n,
-                           int64_t k) {
+PackedPlace Planner::add_packed(ShardPlan& shard, const std::string& module, const PackedSpec& spec,
+                                int64_t n, int64_t k) {
   check_packed(spec, n, k, module);
   const size_t base = shard.tensors.size();
   shard.tensors.push_back({module + ".weight_packed", Dtype::kI32, {n, spec.words(k)}});
   shard.tensors.push_back({module + ".weight_scale", spec.type, {n, spec.groups(k)}});
   shard.tensors.push_back({module + ".weight_shape", Dtype::kI64, {2}});
   quantised_.push_back(module);
-  return base;
+  return {module, spec, base, options_.rounded};
 }
 
 void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSpec& spec, bool biased) {
   Piece piece;
-  std::vector<std::pair<Projection, size_t>> packed, biases;
+  std::vector<std::pair<Projection, PackedPlace>> packed;
+  std::vector<std::pair<Projection, size_t>> biases;
   for (const Projection projection : kProjections) {
     const bool down = projection == Projection::kDown;
     const int64_t n = down ? source_->hidden() : source_->inter();
@@ -154,32 +156,25 @@ void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSp
     const auto open = [source = source_, layer, expert, projection] {
       return source->at(layer, expert, projection);
     };
-    if (patterns_.match(module)) {
+    if (!targets_.expert(layer, expert, projection)) {
       const auto matrix = open();
       add_floats(shard, module + ".weight", spec.type, *matrix, stored_bytes(*matrix), open);
       kept_.push_back(module);
     } else {
       packed.emplace_back(projection, add_packed(shard, module, spec, n, k));
-      piece.scratch_bytes = std::max(piece.scratch_bytes, packing_scratch(n, k));
+      piece.scratch_bytes = std::max(piece.scratch_bytes, packed.back().second.scratch_bytes(n, k));
       piece.source_bytes += static_cast<uint64_t>(n) * static_cast<uint64_t>(k) * 2;
     }
     if (!biased) continue;
     biases.emplace_back(projection, shard.tensors.size());
     shard.tensors.push_back({module + ".bias", spec.type, {n}});
   }
-  if (options_.rounded) piece.scratch_bytes = uint64_t(source_->hidden()) * uint64_t(source_->inter()) * 16;
-  piece.run = [=, source = source_, rounded = options_.rounded](ShardOutput& out, Scratch& scratch,
-                                                                PieceReport& report) {
-    for (const auto& [projection, base] : packed) {
+  piece.run = [=, source = source_](ShardOutput& out, Scratch& scratch, PieceReport& report) {
+    for (const auto& [projection, place] : packed) {
       WeightError& error = projection == Projection::kGate ? report.gate
                            : projection == Projection::kUp ? report.up
                                                            : report.down;
-      const auto matrix = source->at(layer, expert, projection);
-      if (rounded) {
-        write_rounded(*matrix, rounded(layer, expert, projection), spec, base, out, scratch, error);
-      } else {
-        write_packed(*matrix, spec, base, out, scratch, error);
-      }
+      place.write(*source->at(layer, expert, projection), out, scratch, error);
     }
     for (const auto& [projection, tensor] : biases) {
       const std::vector<float> values = source->bias(layer, expert, projection).value();
@@ -194,22 +189,11 @@ void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSp
 void Planner::add_experts() {
   for (const int layer : source_->layers()) {
     ShardPlan& shard = layers_[layer];
-    const PackedSpec spec = spec_for(*source_->at(layer, 0, Projection::kGate));
+    const PackedSpec spec = targets_.expert_spec(layer);
     const bool biased = source_->bias(layer, 0, Projection::kGate).has_value();
     for (int expert = 0; expert < source_->experts(); ++expert)
       add_expert(shard, layer, expert, spec, biased);
   }
-}
-
-bool linear_target(const Checkpoint& checkpoint, const CompressedPlanOptions& options,
-                   const ModulePatterns& ignored, std::string_view module) {
-  if (!options.all_linears || never_quantised(module) || ignored.match(module)) return false;
-  const int layers = checkpoint.config().layers;
-  return layers == 0 || layer_of(module) < layers;
-}
-
-bool Planner::is_target(const LinearModule& linear) const {
-  return linear_target(checkpoint_, options_, patterns_, linear.module);
 }
 
 // What stays as it is: plain floats in their own type, anything else as bf16.
@@ -225,16 +209,16 @@ void Planner::add_linears() {
        find_linears(checkpoint_, [this](std::string_view tensor) { return is_expert(tensor); })) {
     if (is_extra(linear.module)) continue;
     const auto open = [&checkpoint = checkpoint_, linear] { return open_linear(checkpoint, linear); };
-    if (is_target(linear)) {
+    if (targets_.linear(linear.module)) {
       const auto matrix = open();
       const int layer = layer_of(linear.module);
       ShardPlan& shard = layer < 0 ? rest_ : layers_[layer];
-      const PackedSpec spec = spec_for(*matrix);
-      const size_t base = add_packed(shard, linear.module, spec, matrix->n, matrix->k);
+      const PackedSpec spec = targets_.spec_of(*matrix);
+      const PackedPlace place = add_packed(shard, linear.module, spec, matrix->n, matrix->k);
       shard.pieces.push_back({.source_bytes = linear.bytes(),
-                              .scratch_bytes = packing_scratch(matrix->n, matrix->k),
+                              .scratch_bytes = place.scratch_bytes(matrix->n, matrix->k),
                               .run = [=](ShardOutput& out, Scratch& scratch, PieceReport& report) {
-                                write_packed(*open(), spec, base, out, scratch, report.gate);
+                                place.write(*open(), out, scratch, report.gate);
                               }});
     } else {
       kept_.push_back(linear.module);
@@ -367,34 +351,6 @@ ConversionPlan Planner::plan() {
 }
 
 }  // namespace
-
-PackedSpec expert_spec(const Checkpoint& checkpoint, const ExpertSource& source,
-                       const CompressedPlanOptions& options, int layer) {
-  return spec_of(checkpoint, options, *source.at(layer, 0, Projection::kGate));
-}
-
-bool expert_ignored(const ExpertSource& source, const CompressedPlanOptions& options, int layer, int expert,
-                    Projection projection) {
-  if (options.ignore.empty()) return false;
-  return ModulePatterns(options.ignore).match(source.module_name(layer, expert, projection));
-}
-
-ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options) {
-  const auto ignored = std::make_shared<ModulePatterns>(options.ignore);
-  const auto to_nearest = [&checkpoint, options](std::unique_ptr<StoredMatrix> matrix) {
-    const PackedSpec spec = spec_of(checkpoint, options, *matrix);
-    return requantised(std::move(matrix), spec);
-  };
-  return {.experts =
-              [=](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
-                return ignored->match(module) ? std::move(matrix) : to_nearest(std::move(matrix));
-              },
-          .linears =
-              [=, &checkpoint](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
-                return linear_target(checkpoint, options, *ignored, module) ? to_nearest(std::move(matrix))
-                                                                            : std::move(matrix);
-              }};
-}
 
 ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,
                                const CompressedPlanOptions& options) {

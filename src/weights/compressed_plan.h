@@ -2,6 +2,7 @@
 // or as the caller rounded: what vLLM, SGLang and transformers load, and what the CPU runs as groupwise int4.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,6 @@
 #include "weights/compressed.h"
 #include "weights/conversion.h"
 #include "weights/experts.h"
-#include "weights/requantise.h"
 
 namespace kt {
 
@@ -22,22 +22,12 @@ struct CompressedPlanOptions {
   // start of the module's name, or a name or part of one.
   std::vector<std::string> ignore = {};
   std::string version = {};
-  // How an expert's matrix was rounded, where that was decided elsewhere (calibration), in packed_format;
-  // asked on worker threads while pieces run, after ConversionPlan::prepare. Null: round to nearest here.
-  std::function<Matrix(int layer, int expert, Projection projection)> rounded = {};
+  // How a matrix was rounded, where that was decided elsewhere (calibration), in packed_format; nothing, or
+  // null: round to nearest here. Asked by the module's name on worker threads while pieces run, after
+  // ConversionPlan::prepare.
+  std::function<std::optional<Matrix>(const std::string& module)> rounded = {};
   Json method = {};  // goes into the settings: what `rounded` depends on
 };
-
-// How experts are written: type T of the scales is the source's own, bf16 where that was quantised already.
-PackedSpec expert_spec(const Checkpoint& checkpoint, const ExpertSource& source,
-                       const CompressedPlanOptions& options, int layer);
-// Whether the options leave that expert's matrix as it is.
-bool expert_ignored(const ExpertSource& source, const CompressedPlanOptions& options, int layer, int expert,
-                    Projection projection);
-
-// What plan_compressed does to every matrix where it rounds to nearest, for doing it while a model is read
-// instead. The checkpoint must outlive it.
-ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options);
 
 // Names are the source's own modules with weight_packed, weight_scale and weight_shape; fused experts are
 // written one by one. Scales have the source's type; where that was quantised, bf16. What is not quantised is

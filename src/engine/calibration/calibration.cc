@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <exception>
-#include <filesystem>
 #include <numeric>
-#include <system_error>
-#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "engine/calibration/layer_experts.h"
 #include "formats/floats.h"
-#include "nn/experts.h"
 #include "nn/kv_cache.h"
 
 namespace kt {
@@ -21,7 +17,6 @@ namespace {
 
 // Stretches of tokens, every eighth of which takes no part but in the trial of what came out.
 constexpr int64_t kHeldStretch = 32, kHeldEvery = 8;
-constexpr int64_t kPriorTokens = 8192;  // that stand for all of a layer's
 constexpr uint64_t kFixedMemory = uint64_t{96} << 20;
 
 double now() {
@@ -58,32 +53,26 @@ uint64_t kv_token_bytes(const ModelSpec& spec, const LayerSpec& layer) {
 
 int Calibration::Batch::tokens() const { return std::accumulate(lengths.begin(), lengths.end(), 0); }
 
-ExpertFigures LayerFigures::total() const {
-  ExpertFigures sum;
-  for (const ExpertFigures& e : experts) {
-    sum.tokens += e.tokens;
-    sum.held_out += e.held_out;
-    sum.signal += e.signal;
-    sum.rtn_error += e.rtn_error;
-    sum.error += e.error;
-  }
-  return sum;
+namespace {
+
+Json to_json(const ExpertFigures& f) {
+  return {{"tokens", f.tokens},   {"held_out", f.held_out},        {"method", name_of(f.by)},
+          {"signal", f.signal},   {"rtn_error", f.rtn_error},      {"error", f.error},
+          {"damping", f.damping}, {"down_damping", f.down_damping}};
 }
+
+}  // namespace
 
 Json CalibrationReport::json() const {
   Json out = {{"tokens", tokens}, {"held_out_tokens", held_out}, {"dropped_samples", dropped}};
   Json list = Json::array();
   for (const LayerFigures& layer : layers) {
-    Json experts = Json::array();
-    for (const ExpertFigures& e : layer.experts)
-      experts.push_back({{"tokens", e.tokens},
-                         {"held_out", e.held_out},
-                         {"method", name_of(e.by)},
-                         {"signal", e.signal},
-                         {"rtn_error", e.rtn_error},
-                         {"error", e.error},
-                         {"damping", e.damping},
-                         {"down_damping", e.down_damping}});
+    Json experts = Json::array(), linears = Json::array();
+    for (const ExpertFigures& e : layer.experts) experts.push_back(to_json(e));
+    for (const LinearFigures& linear : layer.linears) {
+      linears.push_back(to_json(linear.figures));
+      linears.back()["module"] = linear.module;
+    }
     const ExpertFigures total = layer.total();
     list.push_back({{"layer", layer.layer},
                     {"signal", total.signal},
@@ -91,22 +80,23 @@ Json CalibrationReport::json() const {
                     {"error", total.error},
                     {"ratio", total.rtn_error > 0 ? total.error / total.rtn_error : 1},
                     {"experts", std::move(experts)}});
+    if (!linears.empty()) list.back()["linears"] = std::move(linears);
   }
   out["layers"] = std::move(list);
   return out;
 }
 
-Calibration::Calibration(const Checkpoint& checkpoint, const ExpertSource& source, ModelSpec spec,
-                         CalibrationText text, const PackedSpec& packed, CalibrationOptions options)
+Calibration::Calibration(const Checkpoint& checkpoint, const ExpertSource* source, ModelSpec spec,
+                         CalibrationText text, const CompressedTargets& targets, CalibrationOptions options)
     : source_(source),
       text_(std::move(text)),
-      packed_(packed),
+      targets_(targets),
       options_(std::move(options)),
       pool_(std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = 1})) {
   batch_tokens_ = std::max(text_.max_length, 2048);
   make_batches();
   walk_ = std::make_unique<LayerWalk>(
-      checkpoint, std::move(spec), pool_, &source,
+      checkpoint, std::move(spec), pool_, source,
       TransformerOptions{.precision = Precision::kBf16, .max_tokens = batch_tokens_});
   report_.tokens = text_.tokens;
   plan_memory();
@@ -128,42 +118,69 @@ void Calibration::make_batches() {
 
 bool Calibration::is_held_out(int64_t row) const { return row / kHeldStretch % kHeldEvery == kHeldEvery - 1; }
 
+bool Calibration::is_trial_row(int64_t row) const {
+  const int64_t number = row / (kHeldStretch * kHeldEvery) * kHeldStretch + row % kHeldStretch;
+  return number % std::max<int64_t>(1, report_.held_out / kTrialTokens) == 0;
+}
+
 // What a LayerWalk holds at the layer that takes the most of it: the open layer's weights and a cache for one
 // batch, whose sequences end inside of pages.
 uint64_t Calibration::walk_bytes() const {
   const ModelSpec& spec = walk_->spec();
+  const uint64_t each =
+      targets_.spec_of(*walk_->stored(walk_->stages(0).front().modules.front())).scale_bytes();
   uint64_t rows = 0, most = 0;
   for (const Batch& batch : batches_)
     rows = std::max(rows, static_cast<uint64_t>(batch.tokens()) + kPageTokens * batch.lengths.size());
-  for (const LayerSpec& layer : spec.layers)
-    most = std::max(most,
-                    dense_weights(spec, layer) * packed_.scale_bytes() + rows * kv_token_bytes(spec, layer));
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    // As they are stored; where they are rounded, their codes too, and once more packed.
+    const int layer = static_cast<int>(i);
+    const bool more = dense_to_round(layer) || !stages_to_round(layer).empty();
+    most = std::max(most, dense_weights(spec, spec.layers[i]) * (each + (more ? 2 : 0)) +
+                              rows * kv_token_bytes(spec, spec.layers[i]));
+  }
+  return most;
+}
+
+// What one expert or matrix takes at most while it is rounded, of those that no other is worked on beside.
+uint64_t Calibration::rounding_bytes() const {
+  uint64_t most = 0;
+  for (int layer = 0; layer < static_cast<int>(walk_->spec().layers.size()); ++layer) {
+    for (const AttentionStage& stage : stages_to_round(layer))
+      most = std::max(most, LinearRounder::bytes(*std::ranges::max_element(stage.n), stage.k,
+                                                 std::min(report_.held_out, 2 * kTrialTokens)));
+    if (dense_to_round(layer))
+      most = std::max(most, ExpertRounder::bytes(walk_->spec().hidden, walk_->dense(layer)->inter));
+  }
   return most;
 }
 
 // How many experts are worked on together, and whether activations stay in memory.
 void Calibration::plan_memory() {
-  const auto h = static_cast<uint64_t>(source_.hidden()), i = static_cast<uint64_t>(source_.inter()),
-             experts = static_cast<uint64_t>(source_.experts()), tokens = static_cast<uint64_t>(text_.tokens);
+  const ModelSpec& spec = walk_->spec();
+  const auto h = static_cast<uint64_t>(spec.hidden), i = static_cast<uint64_t>(spec.moe.inter),
+             all = static_cast<uint64_t>(experts()), tokens = static_cast<uint64_t>(text_.tokens);
   const uint64_t available = own_memory() + available_memory();
   const bool limited = options_.max_memory > 0 && options_.max_memory < available;
   const uint64_t bound = limited ? options_.max_memory : available;
   // A layer's codes as they come out, and once more packed for running it.
-  const uint64_t layer = experts * 3 * h * i * (packed_.bits == 4 ? 10 : 14) / 6 + walk_bytes();
+  const uint64_t layer = all * 3 * h * i * (targets_.spec().bits == 4 ? 10 : 14) / 6 + walk_bytes();
   const uint64_t fixed = kFixedMemory + own_memory() + layer + static_cast<uint64_t>(batch_tokens_) * h * 40 +
-                         tokens * static_cast<uint64_t>(walk_->spec().moe.top_k) * 16;
-  const uint64_t each = ExpertRounder::bytes(source_.hidden(), source_.inter()), rows = tokens * h * 6;
-  if (bound < fixed + each)
+                         tokens * static_cast<uint64_t>(spec.moe.top_k) * 16;
+  const uint64_t each = source_ ? ExpertRounder::bytes(spec.hidden, spec.moe.inter) : 0,
+                 least = fixed + std::max(each, rounding_bytes()), rows = tokens * h * 6;
+  if (bound < least)
     fail_as(ErrorKind::kMemory, "calibration needs {} of memory for a layer and one expert's moments, {} {}",
-            human_bytes(fixed + each), human_bytes(bound), limited ? "are allowed" : "are available");
+            human_bytes(least), human_bytes(bound), limited ? "are allowed" : "are available");
   const auto lanes_in = [&](uint64_t bytes) {
-    return bytes < fixed + each ? 0
-                                : static_cast<int>(std::min<uint64_t>(
-                                      (bytes - fixed) / each, static_cast<uint64_t>(pool_->threads())));
+    if (bytes < least) return 0;
+    return each == 0 ? 1
+                     : static_cast<int>(std::min<uint64_t>((bytes - fixed) / each,
+                                                           static_cast<uint64_t>(pool_->threads())));
   };
   const int with_rows = bound > rows ? lanes_in(bound - rows) : 0;
   report_.on_disk = with_rows == 0 || 2 * with_rows < lanes_in(bound);
-  report_.lanes = std::min(report_.on_disk ? lanes_in(bound) : with_rows, source_.experts());
+  report_.lanes = std::min(report_.on_disk ? lanes_in(bound) : with_rows, std::max(experts(), 1));
 }
 
 void Calibration::tell(int layer, int experts_done) {
@@ -171,7 +188,7 @@ void Calibration::tell(int layer, int experts_done) {
   const std::lock_guard lock(progress_mutex_);
   progress_.layer = layer;
   progress_.experts_done = experts_done;
-  progress_.experts = source_.experts();
+  progress_.experts = experts();
   progress_.seconds = now() - start_;
   options_.progress(progress_);
 }
@@ -214,9 +231,20 @@ void Calibration::drop_if_not_finite(const Batch& batch, int layer) {
         layer);
 }
 
-void Calibration::attend(int layer, bool routes) {
+// A matrix of the open layer as it was rounded; null: it was not.
+std::unique_ptr<StoredMatrix> Calibration::replaced(int layer, const std::string& module) const {
+  if (const auto found = pending_.matrices.find(module); found != pending_.matrices.end())
+    return runnable(found->second, module);
+  const auto done = done_.find(layer);
+  if (done == done_.end() || !done->second) return nullptr;
+  const std::optional<Matrix> matrix = done->second->at(module, targets_.spec());
+  return matrix ? runnable(*matrix, module) : nullptr;
+}
+
+void Calibration::attend(int layer) {
   const int hidden = walk_->spec().hidden, top_k = walk_->spec().moe.top_k;
-  walk_->open(layer);
+  const bool routes = walk_->spec().layers[static_cast<size_t>(layer)].moe,
+             goes_on = routes || dense_to_round(layer);
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
     x_->read(batch.first, tokens, rows_.data());
@@ -226,139 +254,49 @@ void Calibration::attend(int layer, bool routes) {
                    .ids = routes ? ids_.data() + batch.first * top_k : nullptr,
                    .weights = routes ? weights_.data() + batch.first * top_k : nullptr});
     drop_if_not_finite(batch, layer);
-    if (!routes) walk_->add_dense(tokens, normed_rows_.data(), rows_.data());
+    if (!goes_on) walk_->add_dense(tokens, normed_rows_.data(), rows_.data());
     x_->write(batch.first, tokens, rows_.data());
-    if (!routes) continue;
+    if (!goes_on) continue;
     const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(hidden);
     for (size_t i = 0; i < values; ++i) narrow_[i] = to_bf16(normed_rows_[i]).bits;
     normed_->write(batch.first, tokens, narrow_.data());
   }
 }
 
-std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
-  std::vector<RoutedRows> out(static_cast<size_t>(source_.experts()));
-  const auto top_k = static_cast<size_t>(walk_->spec().moe.top_k);
-  for (size_t row = 0; row < sample_of_.size(); ++row) {
-    if (dead_[static_cast<size_t>(sample_of_[row])] || is_held_out(static_cast<int64_t>(row)) != held_out)
-      continue;
-    for (size_t slot = row * top_k; slot < (row + 1) * top_k; ++slot) {
-      if (ids_[slot] < 0 || ids_[slot] >= source_.experts()) continue;
-      RoutedRows& rows = out[static_cast<size_t>(ids_[slot])];
-      rows.rows.push_back(static_cast<int32_t>(row));
-      rows.weights.push_back(weights_[slot]);
-    }
-  }
-  return out;
-}
-
-void Calibration::round_layer(int layer, const std::string& path, const std::string& settings) {
-  const std::vector<RoutedRows> train = rows_of(false), held_out = rows_of(true);
-  std::vector<int32_t> sample;
-  for (size_t row = 0; row < sample_of_.size(); ++row)
-    if (!dead_[static_cast<size_t>(sample_of_[row])] && !is_held_out(static_cast<int64_t>(row)))
-      sample.push_back(static_cast<int32_t>(row));
-  const size_t step = std::max<size_t>(1, sample.size() / kPriorTokens);
-  std::vector<int32_t> spread;
-  for (size_t i = 0; i < sample.size(); i += step) spread.push_back(sample[i]);
-  Hessian prior(static_cast<int>(source_.hidden()));
-  Buffer scratch;
-  for (size_t first = 0; first < spread.size(); first += static_cast<size_t>(batch_tokens_)) {
-    const auto count = std::min(static_cast<size_t>(batch_tokens_), spread.size() - first);
-    normed_->gather(std::span(spread).subspan(first, count), narrow_.data());
-    prior.add(*pool_, {.x = narrow_.data(), .type = Real::kBf16, .rows = static_cast<int64_t>(count)},
-              &scratch);
-  }
-  const LayerInputs inputs{
-      .inputs = normed_.get(), .prior = &prior, .activation = walk_->spec().moe.activation};
-  std::vector<RoundedExpert> experts(static_cast<size_t>(source_.experts()));
-  std::atomic<int> next{0}, finished{0};
-  std::exception_ptr error;
-  std::mutex error_mutex;
-  const auto work = [&] {
-    try {
-      const int threads = std::max(1, pool_->threads() / report_.lanes);
-      ExpertRounder rounder(std::make_shared<Pool>(PoolOptions{.threads = threads, .nodes = 1, .pin = false}),
-                            source_, packed_, options_.rounding);
-      for (int e; (e = next++) < source_.experts();) {
-        const auto at = static_cast<size_t>(e);
-        try {
-          experts[at] = rounder.round(layer, e, inputs, train[at], held_out[at]);
-        } catch (const Error& fault) {
-          fail_as(fault.kind(), "layer {}, expert {}: {}", layer, e, fault.what());
-        }
-        tell(layer, ++finished);
-      }
-    } catch (...) {
-      next = source_.experts();
-      const std::lock_guard lock(error_mutex);
-      if (!error) error = std::current_exception();
-    }
-  };
-  std::vector<std::thread> lanes;
-  lanes.reserve(static_cast<size_t>(report_.lanes));
-  try {
-    while (static_cast<int>(lanes.size()) < report_.lanes) lanes.emplace_back(work);
-  } catch (const std::system_error& fault) {
-    KT_LOG(LogLevel::kWarning, "layer {}: {} of {} threads, no more could be started: {}", layer,
-           lanes.size(), report_.lanes, fault.what());
-  }
-  if (lanes.empty()) work();
-  for (std::thread& lane : lanes) lane.join();
-  if (error) std::rethrow_exception(error);
-  save_rounded_layer(path, experts, settings);
-}
-
-// What the layer gives with its experts rounded.
+// What the layer gives with its matrices rounded.
 void Calibration::apply(int layer) {
-  const int hidden = walk_->spec().hidden, top_k = walk_->spec().moe.top_k;
-  const Format format = packed_format(packed_);
-  const RoundedLayer& rounded = *done_.at(layer);
-  Experts experts(
-      pool_, std::make_shared<Workspace>(),
-      {.experts = source_.experts(), .hidden = hidden, .inter = static_cast<int>(source_.inter())},
-      {.gate_up = RunnableView::format_of(format),
-       .down = RunnableView::format_of(format),
-       .activation = walk_->spec().moe.activation,
-       .precision = Precision::kBf16,
-       .max_tokens = batch_tokens_});
-  run_items(*pool_, source_.experts(), [&](int64_t e) {
-    const int expert = static_cast<int>(e);
-    const Matrix gate = rounded.at(expert, Projection::kGate, format),
-                 up = rounded.at(expert, Projection::kUp, format),
-                 down = rounded.at(expert, Projection::kDown, format);
-    const RunnableView gate_view(gate), up_view(up), down_view(down);
-    std::optional<std::vector<float>> bias[3];
-    for (const Projection projection : kProjections)
-      bias[static_cast<size_t>(projection)] = source_.bias(layer, expert, projection);
-    const auto at = [&](size_t p) { return bias[p] ? bias[p]->data() : nullptr; };
-    experts.load(expert, ExpertWeights{.gate = gate_view.view(),
-                                       .up = up_view.view(),
-                                       .down = down_view.view(),
-                                       .gate_bias = at(0),
-                                       .up_bias = at(1),
-                                       .down_bias = at(2)});
-  });
+  const ModelSpec& spec = walk_->spec();
+  const int hidden = spec.hidden, top_k = spec.moe.top_k;
+  std::optional<LayerExperts> experts;
+  if (spec.layers[static_cast<size_t>(layer)].moe)
+    experts.emplace(
+        pool_, *source_, *done_.at(layer), targets_.expert_spec(layer),
+        ExpertsOptions{
+            .activation = spec.moe.activation, .precision = Precision::kBf16, .max_tokens = batch_tokens_});
+  std::vector<float> more;
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
     const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(hidden);
     x_->read(batch.first, tokens, rows_.data());
     normed_->read(batch.first, tokens, narrow_.data());
     for (size_t i = 0; i < values; ++i) normed_rows_[i] = to_f32(bf16{narrow_[i]});
-    experts.forward({.tokens = tokens,
-                     .top_k = top_k,
-                     .input = normed_rows_.data(),
-                     .ids = ids_.data() + batch.first * top_k,
-                     .weights = weights_.data() + batch.first * top_k,
-                     .output = out_rows_.data()});
-    for (size_t i = 0; i < values; ++i) rows_[i] += out_rows_[i];
+    if (experts) {
+      experts->forward({.tokens = tokens,
+                        .top_k = top_k,
+                        .input = normed_rows_.data(),
+                        .ids = ids_.data() + batch.first * top_k,
+                        .weights = weights_.data() + batch.first * top_k,
+                        .output = out_rows_.data()},
+                       more);
+      for (size_t i = 0; i < values; ++i) rows_[i] += out_rows_[i];
+    }
     walk_->add_dense(tokens, normed_rows_.data(), rows_.data());
     x_->write(batch.first, tokens, rows_.data());
   }
 }
 
-void Calibration::run(const std::string& folder, const std::string& settings) {
+void Calibration::prepare(const std::string& folder) {
   const ModelSpec& spec = walk_->spec();
-  start_ = now();
   const auto hidden = static_cast<size_t>(spec.hidden), rows = static_cast<size_t>(batch_tokens_);
   const auto file = [&](const char* name) { return report_.on_disk ? folder + name : std::string(); };
   x_ = std::make_unique<ActivationStore>(text_.tokens, hidden * sizeof(float), file("/x"));
@@ -367,25 +305,41 @@ void Calibration::run(const std::string& folder, const std::string& settings) {
   narrow_.resize(rows * hidden);
   ids_.resize(static_cast<size_t>(text_.tokens) * static_cast<size_t>(spec.moe.top_k));
   weights_.resize(ids_.size());
-  const std::vector<int> routed = source_.layers();
-  progress_.layers = static_cast<int>(routed.size());
-  embed();
-  for (int layer = 0; layer <= routed.back(); ++layer) {
-    const bool routes = spec.layers.at(static_cast<size_t>(layer)).moe;
-    attend(layer, routes);
-    if (!routes) continue;
-    const std::string path = rounded_layer_path(folder, layer);
-    std::unique_ptr<RoundedLayer> kept = kept_layer(path, settings);
-    if (kept) {
-      ++progress_.layers_kept;
-    } else {
-      tell(layer, 0);
-      round_layer(layer, path, settings);
-      kept = std::make_unique<RoundedLayer>(path);
+}
+
+void Calibration::run(const std::string& folder, const std::string& settings) {
+  start_ = now();
+  prepare(folder);
+  int last = -1;
+  for (int layer = 0; layer < static_cast<int>(walk_->spec().layers.size()); ++layer)
+    if (rounds(layer)) {
+      last = layer;
+      ++progress_.layers;
     }
-    done_[layer] = std::move(kept);
-    report_.layers.push_back({layer, done_[layer]->figures()});
-    if (layer < routed.back()) apply(layer);
+  embed();
+  for (int layer = 0; layer <= last; ++layer) {
+    const bool works = rounds(layer);
+    const std::string path = rounded_layer_path(folder, layer);
+    if (works) done_[layer] = kept_layer(path, settings);
+    const bool kept = works && done_[layer];
+    walk_->open(layer, [this, layer](const std::string& module) { return replaced(layer, module); });
+    if (works && !kept) {
+      tell(layer, 0);
+      pending_.figures.layer = layer;
+      round_attention(layer, pending_);
+    }
+    attend(layer);
+    if (!works) continue;
+    if (!kept) {
+      round_mlps(layer, pending_);
+      save_rounded_layer(path, pending_, settings);
+      done_[layer] = std::make_unique<RoundedLayer>(path);
+      pending_ = {};
+      if (layer < last && dense_to_round(layer)) walk_->reload_dense();
+    }
+    progress_.layers_kept += kept ? 1 : 0;
+    report_.layers.push_back(done_[layer]->figures());
+    if (layer < last) apply(layer);
     ++progress_.layers_done;
   }
   release();
@@ -402,8 +356,11 @@ void Calibration::release() {
   ids_ = {};
 }
 
-Matrix Calibration::rounded(int layer, int expert, Projection projection) const {
-  return done_.at(layer)->at(expert, projection, packed_format(packed_));
+std::optional<Matrix> Calibration::rounded(const std::string& module) const {
+  for (const auto& [layer, done] : done_)
+    if (std::optional<Matrix> matrix = done->at(module, targets_.spec())) return matrix;
+  KT_LOG(LogLevel::kWarning, "{}: no layer that the engine runs has it; rounded to nearest", module);
+  return std::nullopt;
 }
 
 }  // namespace kt

@@ -1,27 +1,32 @@
-// Calibrated rounding of a model's routed experts, layer by layer: every layer sees what the layers before it
-// really give, rounded ones included. One layer's weights are in memory at a time; activations go to disk
-// past a bound. Finished layers are kept in a folder, so that a run that was interrupted goes on where it
-// was.
+// Calibrated rounding of a model's matrices, layer by layer: every layer sees what the layers before it
+// really give, rounded ones included, and so does every step within a layer: attention's inputs, what it
+// gives, experts and MLPs. Which matrices take part is CompressedTargets' business. One layer's weights are
+// in memory at a time; activations go to disk past a bound. Finished layers are kept in a folder, so that a
+// run that was interrupted goes on where it was.
 //
-// The interfaces leave room for a GPU: moments and factors are made in ExpertRounder and nowhere else.
+// The interfaces leave room for a GPU: moments and factors are made in ExpertRounder and LinearRounder and
+// nowhere else.
 #pragma once
 #include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/calibration/calibration_text.h"
+#include "engine/calibration/linear_rounding.h"
 #include "engine/calibration/rounded_layer.h"
 #include "models/layer_walk.h"
+#include "weights/compressed_targets.h"
 #include "weights/json.h"
 
 namespace kt {
 
 struct CalibrationProgress {
-  int layers_done = 0, layers = 0;  // with routed experts
+  int layers_done = 0, layers = 0;  // with something to round
   int layer = 0;                    // the one at work, by its number in the model
   int experts_done = 0, experts = 0;
   int layers_kept = 0;  // of layers_done, from an earlier run
@@ -35,12 +40,6 @@ struct CalibrationOptions {
   std::function<void(const CalibrationProgress&)> progress = {};  // from any thread, one at a time
 };
 
-struct LayerFigures {
-  int layer = 0;
-  std::vector<ExpertFigures> experts;
-  ExpertFigures total() const;  // sums; `by` and dampings mean nothing
-};
-
 // What every expert saw and what rounding cost it.
 struct CalibrationReport {
   std::vector<LayerFigures> layers;
@@ -51,18 +50,21 @@ struct CalibrationReport {
   Json json() const;                 // the same for the same bytes: no times, nothing of this machine
 };
 
+inline constexpr int64_t kTrialTokens = 4096;  // held out, that matrices of attention are tried with
+
 class Calibration {
  public:
-  // Checkpoint and source must outlive this. Errors: an architecture the engine has no layers for
-  // (kUnsupported: which, and that RTN works), a bound on memory below what one expert needs (kMemory).
-  Calibration(const Checkpoint& checkpoint, const ExpertSource& source, ModelSpec spec, CalibrationText text,
-              const PackedSpec& packed, CalibrationOptions options);
+  // Checkpoint, source (null: no routed experts) and targets must outlive this. Errors: a bound on memory
+  // below what one expert or matrix needs (kMemory).
+  Calibration(const Checkpoint& checkpoint, const ExpertSource* source, ModelSpec spec, CalibrationText text,
+              const CompressedTargets& targets, CalibrationOptions options);
 
   // Rounds every layer that `folder` does not hold yet, made with the same `settings`, any words that name
   // them. Once.
   void run(const std::string& folder, const std::string& settings);
   // After run(), any thread.
-  Matrix rounded(int layer, int expert, Projection projection) const;
+  // Nothing for a matrix that it has no place for.
+  std::optional<Matrix> rounded(const std::string& module) const;
   const CalibrationReport& report() const { return report_; }
 
  private:
@@ -72,22 +74,42 @@ class Calibration {
     size_t sample = 0;         // number of the first of them
     int tokens() const;
   };
+  int experts() const { return source_ ? source_->experts() : 0; }
+  // What of a layer takes part.
+  std::vector<AttentionStage> stages_to_round(int layer) const;
+  bool dense_to_round(int layer) const;
+  bool rounds(int layer) const;
+  uint64_t rounding_bytes() const;
   void plan_memory();
   uint64_t walk_bytes() const;
   void make_batches();
+  void prepare(const std::string& folder);
   void embed();
-  void attend(int layer, bool routes);
+  std::unique_ptr<StoredMatrix> replaced(int layer, const std::string& module) const;
+  void attend(int layer);
   void drop_if_not_finite(const Batch& batch, int layer);
-  void round_layer(int layer, const std::string& path, const std::string& settings);
+  void round_attention(int layer, RoundedMatrices& into);
+  void visit(const Batch& batch, AttentionInput stage, int64_t width, LinearRounder& rounder);
+  void round_mlps(int layer, RoundedMatrices& into);
+  void round_experts(int layer, const LayerInputs& inputs, RoundedMatrices& into);
+  void round_dense(int layer, const LayerInputs& inputs, RoundedMatrices& into);
+  OriginalExpert original(int layer, int expert) const;
+  OriginalExpert original(const DenseModules& dense) const;
+  Hessian prior();
   std::vector<RoutedRows> rows_of(bool held_out) const;  // [experts]
+  std::vector<RoutedRows> all_rows(int layer);           // {train, held out}, of the open layer's dense MLP
   void apply(int layer);
   void tell(int layer, int experts_done);
   void release();
   bool is_held_out(int64_t row) const;
+  bool is_trial_row(int64_t row) const;  // of those held out: at most about 2 * kTrialTokens, evenly spread
+  bool is_alive(int64_t row) const {
+    return !dead_[static_cast<size_t>(sample_of_[static_cast<size_t>(row)])];
+  }
 
-  const ExpertSource& source_;
+  const ExpertSource* source_;
   CalibrationText text_;
-  PackedSpec packed_;
+  const CompressedTargets& targets_;
   CalibrationOptions options_;
   std::shared_ptr<Pool> pool_;
   std::unique_ptr<LayerWalk> walk_;
@@ -102,6 +124,7 @@ class Calibration {
   std::vector<float> rows_, normed_rows_, out_rows_;  // of one batch
   std::vector<uint16_t> narrow_;
   std::map<int, std::unique_ptr<RoundedLayer>> done_;
+  RoundedMatrices pending_;  // of the layer at work
   CalibrationReport report_;
   std::mutex progress_mutex_;
   CalibrationProgress progress_;

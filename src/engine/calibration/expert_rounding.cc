@@ -1,76 +1,30 @@
 #include "engine/calibration/expert_rounding.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 
 #include "base/error.h"
 #include "formats/floats.h"
 
 namespace kt {
-namespace {
-
-constexpr int64_t kRowsTogether = 1024;  // rows that go through an expert together
-
-}  // namespace
-
-std::string_view name_of(RoundedBy by) {
-  switch (by) {
-    case RoundedBy::kGptq:
-      return "gptq";
-    case RoundedBy::kNoTokens:
-      return "rtn: no tokens";
-    case RoundedBy::kFewTokens:
-      return "rtn: few tokens";
-    case RoundedBy::kNotBetter:
-      return "rtn: gptq was not better";
-    case RoundedBy::kSingular:
-      return "rtn: singular";
-  }
-  return "";
-}
-
-Format RunnableView::format_of(Format format) {
-  if (format.code == Code::kI8 && format.span.n == 1 &&
-      (format.scale == Scale::kBf16 || format.scale == Scale::kF16))
-    format.scale = Scale::kF32;
-  return format;
-}
-
-RunnableView::RunnableView(const Matrix& matrix) : view_(matrix.view()) {
-  const Format format = format_of(matrix.format);
-  if (format == matrix.format) return;
-  const int64_t across = spans(format, matrix.k), length = format.span.k ? format.span.k : matrix.k;
-  for (int64_t r = 0; r < matrix.n; ++r)
-    for (int64_t s = 0; s < across; ++s) scales_.push_back(scale_at(matrix.view(), r, s * length));
-  view_.format = format;
-  view_.scales = reinterpret_cast<const uint8_t*>(scales_.data());
-}
-
 struct ExpertRounder::Mlp {
   Linear gate, up, down;
 };
 
-struct ExpertRounder::Original {
-  std::unique_ptr<StoredMatrix> stored[3];
-  std::vector<float> values[3];
-  std::vector<float> bias[3];
-};
-
-ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& source, const PackedSpec& spec,
+ExpertRounder::ExpertRounder(std::shared_ptr<Pool> pool, int64_t hidden, int64_t inter,
                              const CalibrationDefaults& options)
     : pool_(std::move(pool)),
-      source_(source),
-      spec_(spec),
+      hidden_(hidden),
+      inter_(inter),
       options_(options),
       linears_(pool_),
-      inter_pad_((source.inter() + 15) / 16 * 16) {
-  const auto rows = static_cast<size_t>(kRowsTogether), hidden = static_cast<size_t>(source.hidden()),
-             inter = static_cast<size_t>(source.inter()), pad = static_cast<size_t>(inter_pad_);
+      inter_pad_((inter + 15) / 16 * 16) {
+  const auto rows = static_cast<size_t>(kRowsTogether), width = static_cast<size_t>(hidden),
+             middle = static_cast<size_t>(inter), pad = static_cast<size_t>(inter_pad_);
   options_.gptq.packed_rule = true;
-  narrow_.resize(rows * hidden);
-  for (auto* buffer : {&x_, &y_, &other_y_}) buffer->resize(rows * hidden);
-  for (auto* buffer : {&gate_, &up_}) buffer->resize(rows * inter);
+  narrow_.resize(rows * width);
+  for (auto* buffer : {&x_, &y_, &other_y_}) buffer->resize(rows * width);
+  for (auto* buffer : {&gate_, &up_}) buffer->resize(rows * middle);
   both_.resize(rows * 2 * pad);
   mid_.resize(rows * pad);
 }
@@ -87,14 +41,14 @@ void ExpertRounder::for_chunks(const LayerInputs& inputs, std::span<const int32_
   for (size_t first = 0; first < rows.size(); first += kRowsTogether) {
     const size_t count = std::min<size_t>(kRowsTogether, rows.size() - first);
     inputs.inputs->gather(rows.subspan(first, count), narrow_.data());
-    const size_t values = count * static_cast<size_t>(source_.hidden());
+    const size_t values = count * static_cast<size_t>(hidden_);
     for (size_t i = 0; i < values; ++i) x_[i] = to_f32(bf16{narrow_[i]});
     use(first, count);
   }
 }
 
 void ExpertRounder::middle(const Mlp& mlp, int rows, const Activation& activation) {
-  const int64_t hidden = source_.hidden(), inter = source_.inter();
+  const int64_t hidden = hidden_, inter = inter_;
   const LinearCall calls[] = {{&mlp.gate, x_.data(), hidden, gate_.data(), inter},
                               {&mlp.up, x_.data(), hidden, up_.data(), inter}};
   linears_.run(rows, calls);
@@ -116,26 +70,29 @@ void ExpertRounder::middle(const Mlp& mlp, int rows, const Activation& activatio
 }
 
 void ExpertRounder::output(const Mlp& mlp, int rows, float* y) {
-  const LinearCall call{&mlp.down, mid_.data(), inter_pad_, y, source_.hidden()};
+  const LinearCall call{&mlp.down, mid_.data(), inter_pad_, y, hidden_};
   linears_.run(rows, {&call, 1});
 }
 
-ExpertRounder::Mlp ExpertRounder::make_mlp(const Original& from, const Matrix& gate, const Matrix& up,
-                                           const Matrix* down) const {
+ExpertRounder::Mlp ExpertRounder::make_mlp(const OriginalExpert& from, const RoundedExpert* rounded,
+                                           Parts parts) const {
   const LinearOptions options{.precision = Precision::kBf16};
-  const Pool& pool = *pool_;
-  const RunnableView gate_view(gate), up_view(up);
-  Mlp out{.gate = Linear(pool, gate_view.view(), from.bias[0], options, from.stored[0]->name),
-          .up = Linear(pool, up_view.view(), from.bias[1], options, from.stored[1]->name),
-          .down = {}};
-  if (down) out.down = Linear(pool, RunnableView(*down).view(), from.bias[2], options, from.stored[2]->name);
-  return out;
+  const auto part = [&](size_t p) {
+    const Pool& pool = *pool_;
+    const std::string& name = from.stored[p]->name;
+    if (rounded && rounded->matrices[p].n > 0)
+      return Linear(pool, RunnableView(rounded->matrices[p]).view(), from.bias[p], options, name);
+    const Matrix own = from.stored[p]->matrix();
+    return Linear(pool, RunnableView(own).view(), from.bias[p], options, name);
+  };
+  return {.gate = part(0), .up = part(1), .down = parts == Parts::kAll ? part(2) : Linear()};
 }
 
 Hessian ExpertRounder::input_moments(const LayerInputs& inputs, const RoutedRows& train) {
-  Hessian own(static_cast<int>(source_.hidden()));
+  Hessian own(static_cast<int>(hidden_));
   for_chunks(inputs, train.rows, [&](size_t, size_t count) {
-    own.add({.x = narrow_.data(), .type = Real::kBf16, .rows = static_cast<int64_t>(count)}, &scratch_);
+    own.add(*pool_, {.x = narrow_.data(), .type = Real::kBf16, .rows = static_cast<int64_t>(count)},
+            &scratch_);
   });
   return shrunk(own, *inputs.prior, options_.shrinkage);
 }
@@ -143,13 +100,14 @@ Hessian ExpertRounder::input_moments(const LayerInputs& inputs, const RoutedRows
 // Rows count by the square of their routing weight: that is how their errors enter the layer's output.
 // Middles of other experts mean nothing here, so few rows are shrunk to their own diagonal.
 Hessian ExpertRounder::middle_moments(const Mlp& mlp, const LayerInputs& inputs, const RoutedRows& train) {
-  const auto dims = static_cast<int>(source_.inter());
+  const auto dims = static_cast<int>(inter_);
   Hessian own(dims);
   std::vector<float> squared(train.weights.size());
   for (size_t i = 0; i < squared.size(); ++i) squared[i] = train.weights[i] * train.weights[i];
   for_chunks(inputs, train.rows, [&](size_t first, size_t count) {
     middle(mlp, static_cast<int>(count), inputs.activation);
-    own.add({.x = mid_.data(),
+    own.add(*pool_,
+            {.x = mid_.data(),
              .type = Real::kF32,
              .stride = inter_pad_,
              .rows = static_cast<int64_t>(count),
@@ -160,100 +118,74 @@ Hessian ExpertRounder::middle_moments(const Mlp& mlp, const LayerInputs& inputs,
 }
 
 // False where no damping helps.
-bool ExpertRounder::calibrate(const Original& from, const LayerInputs& inputs, const RoutedRows& train,
+bool ExpertRounder::calibrate(const OriginalExpert& from, const LayerInputs& inputs, const RoutedRows& train,
                               RoundedExpert& out) {
-  const Format format = packed_format(spec_);
-  const int64_t hidden = source_.hidden(), inter = source_.inter();
-  // Moments that are not finite are as good as none.
-  const auto factor_of = [&](const auto& moments) -> std::optional<GptqFactor> {
-    try {
-      return std::optional<GptqFactor>(GptqFactor(moments(), options_.gptq));
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kInput) throw;
-      return std::nullopt;
-    }
+  const auto round_with = [&](const GptqFactor& factor, size_t p) {
+    const StoredMatrix& stored = *from.stored[p];
+    std::vector<float> values(static_cast<size_t>(stored.n * stored.k));
+    stored.values(0, stored.n, values.data());
+    out.matrices[p] = gptq(*pool_, packed_format(from.spec[p]), values, stored.n, stored.k, factor);
   };
-  {
-    const std::optional<GptqFactor> factor = factor_of([&] { return input_moments(inputs, train); });
+  if (!from.keep[0] || !from.keep[1]) {
+    const std::optional<GptqFactor> factor =
+        factor_of([&] { return input_moments(inputs, train); }, options_.gptq);
     if (!factor) return false;
     out.figures.damping = factor->damping();
-    out.gate = gptq(format, from.values[0], inter, hidden, *factor);
-    out.up = gptq(format, from.values[1], inter, hidden, *factor);
+    for (const size_t p : {size_t{0}, size_t{1}})
+      if (!from.keep[p]) round_with(*factor, p);
   }
-  const Mlp mlp = make_mlp(from, out.gate, out.up, nullptr);
-  const std::optional<GptqFactor> factor = factor_of([&] { return middle_moments(mlp, inputs, train); });
+  if (from.keep[2]) return true;
+  const Mlp mlp = make_mlp(from, &out, Parts::kMiddle);
+  const std::optional<GptqFactor> factor =
+      factor_of([&] { return middle_moments(mlp, inputs, train); }, options_.gptq);
   if (!factor) return false;
   out.figures.down_damping = factor->damping();
-  out.down = gptq(format, from.values[2], hidden, inter, *factor);
+  round_with(*factor, 2);
   return true;
 }
 
-void ExpertRounder::judge(const Original& from, const LayerInputs& inputs, const RoutedRows& held_out,
+void ExpertRounder::judge(const OriginalExpert& from, const LayerInputs& inputs, const RoutedRows& held_out,
                           const RoundedExpert& rtn, const RoundedExpert& other, ExpertFigures& figures) {
-  const Matrix down = from.stored[2]->matrix();
-  const Mlp reference = make_mlp(from, from.stored[0]->matrix(), from.stored[1]->matrix(), &down),
-            nearest = make_mlp(from, rtn.gate, rtn.up, &rtn.down),
-            calibrated = make_mlp(from, other.gate, other.up, &other.down);
-  const auto width = static_cast<size_t>(source_.hidden());
+  const Mlp reference = make_mlp(from, nullptr, Parts::kAll), nearest = make_mlp(from, &rtn, Parts::kAll),
+            calibrated = make_mlp(from, &other, Parts::kAll);
+  const auto width = static_cast<size_t>(hidden_);
   for_chunks(inputs, held_out.rows, [&](size_t first, size_t count) {
     const int rows = static_cast<int>(count);
+    const float* const weights = held_out.weights.data() + first;
     middle(reference, rows, inputs.activation);
     output(reference, rows, y_.data());
-    const auto add = [&](const Mlp* mlp, double& total) {
-      if (mlp) {
-        middle(*mlp, rows, inputs.activation);
-        output(*mlp, rows, other_y_.data());
-      }
-      for (size_t r = 0; r < count; ++r) {
-        double sum = 0;
-        for (size_t c = r * width; c < (r + 1) * width; ++c) {
-          const double off = mlp ? double{other_y_[c]} - double{y_[c]} : double{y_[c]};
-          sum += off * off;
-        }
-        const double weight = held_out.weights[first + r];
-        total += weight * weight * sum;
-      }
+    figures.signal += squared_error(y_.data(), nullptr, count, width, weights);
+    const auto error = [&](const Mlp& mlp) {
+      middle(mlp, rows, inputs.activation);
+      output(mlp, rows, other_y_.data());
+      return squared_error(y_.data(), other_y_.data(), count, width, weights);
     };
-    add(nullptr, figures.signal);
-    add(&nearest, figures.rtn_error);
-    add(&calibrated, figures.error);
+    figures.rtn_error += error(nearest);
+    figures.error += error(calibrated);
   });
 }
 
-RoundedExpert ExpertRounder::round(int layer, int expert, const LayerInputs& inputs, const RoutedRows& train,
-                                   const RoutedRows& held_out) {
-  Original from;
-  RoundedExpert rtn;
-  Matrix* const into[] = {&rtn.gate, &rtn.up, &rtn.down};
-  for (const Projection projection : kProjections) {
-    const auto p = static_cast<size_t>(projection);
-    from.stored[p] = source_.at(layer, expert, projection);
-    const StoredMatrix& stored = *from.stored[p];
-    from.values[p].resize(static_cast<size_t>(stored.n * stored.k));
-    stored.values(0, stored.n, from.values[p].data());
-    if (auto bias = source_.bias(layer, expert, projection)) from.bias[p] = std::move(*bias);
-    *into[p] = round_packed(spec_, stored.n, stored.k, from.values[p].data(), stored.name);
-  }
-  RoundedExpert out;
+RoundedExpert ExpertRounder::round(const OriginalExpert& from, const LayerInputs& inputs,
+                                   const RoutedRows& train, const RoutedRows& held_out) {
+  RoundedExpert rtn, out;
   ExpertFigures& figures = out.figures;
   figures.tokens = static_cast<int64_t>(train.rows.size());
   figures.held_out = static_cast<int64_t>(held_out.rows.size());
-  const auto to_nearest = [&](RoundedBy by) {
-    figures.by = by;
-    rtn.figures = figures;
-    return std::move(rtn);
-  };
-  if (train.rows.empty()) return to_nearest(RoundedBy::kNoTokens);
-  const bool few = figures.tokens < options_.floor || held_out.rows.empty();
-  const bool done = !few && calibrate(from, inputs, train, out);
-  judge(from, inputs, held_out, rtn, done ? out : rtn, figures);
-  const bool trial = std::isfinite(figures.signal) && std::isfinite(figures.rtn_error);
-  if (!trial) figures.signal = figures.rtn_error = figures.error = 0;
-  if (few) return to_nearest(RoundedBy::kFewTokens);
-  if (!done || !trial) return to_nearest(RoundedBy::kSingular);
-  if (figures.error < figures.rtn_error) return out;
-  figures.error = figures.rtn_error;
-  return to_nearest(RoundedBy::kNotBetter);
+  figures.by = RoundedBy::kKept;
+  if (from.keep[0] && from.keep[1] && from.keep[2]) return out;
+  std::vector<float> values;
+  for (size_t p = 0; p < 3; ++p) {
+    const StoredMatrix& stored = *from.stored[p];
+    if (from.keep[p]) continue;
+    values.resize(static_cast<size_t>(stored.n * stored.k));
+    stored.values(0, stored.n, values.data());
+    rtn.matrices[p] = round_packed(from.spec[p], stored.n, stored.k, values.data(), stored.name);
+  }
+  const bool done = !too_few(figures, options_) && calibrate(from, inputs, train, out);
+  if (figures.tokens > 0) judge(from, inputs, held_out, rtn, done ? out : rtn, figures);
+  if (decide(figures, options_, done)) return out;
+  rtn.figures = figures;
+  return rtn;
 }
 
 }  // namespace kt

@@ -1,13 +1,14 @@
 // One expert rounded with what it was really sent: second moments of its inputs, calibrated rounding of gate
-// and up, then of down with what those give, and a trial on tokens that took no part.
+// and up, then of down with what those give, and a trial on tokens that took no part. A dense MLP and a
+// shared expert are experts that every token is sent to.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "engine/calibration/activation_store.h"
+#include "engine/calibration/matrix_rounding.h"
 #include "formats/matrix.h"
 #include "nn/gptq.h"
 #include "nn/hessian.h"
@@ -30,56 +31,40 @@ struct LayerInputs {
   Activation activation;
 };
 
-enum class RoundedBy : uint8_t { kGptq, kNoTokens, kFewTokens, kNotBetter, kSingular };
-std::string_view name_of(RoundedBy by);  // "gptq", "rtn: no tokens", ...
-
-// Squared errors are sums over held-out rows of (weight * |output - original's output|)^2; all 0 where the
-// original's own outputs are not finite.
-struct ExpertFigures {
-  RoundedBy by = RoundedBy::kGptq;
-  int64_t tokens = 0, held_out = 0;
-  double signal = 0, rtn_error = 0, error = 0;  // error: of what was chosen
-  double damping = 0, down_damping = 0;         // that worked; 0 where nothing was factored
+// gate, up and down as they are, by Projection.
+struct OriginalExpert {
+  std::unique_ptr<StoredMatrix> stored[3];
+  std::vector<float> bias[3];  // [n] or empty
+  PackedSpec spec[3];          // how each is rounded
+  bool keep[3] = {};           // stays as it is
 };
 
 struct RoundedExpert {
-  Matrix gate, up, down;
+  Matrix matrices[3];  // gate, up and down; empty: kept
   ExpertFigures figures;
 };
 
-// A matrix to compute with, where its own format may have no kernel: 8-bit codes get f32 scales, of the same
-// values. The matrix must outlive it.
-class RunnableView {
- public:
-  explicit RunnableView(const Matrix& matrix);
-  RunnableView(const RunnableView&) = delete;
-  const MatrixView& view() const { return view_; }
-  static Format format_of(Format format);
-
- private:
-  std::vector<float> scales_;
-  MatrixView view_;
-};
-
-// Works on one expert after the other with memory of its own; several may work at the same time.
+// Works on one expert after the other with memory of its own; several may work at the same time. Results are
+// the same for any number of the pool's threads.
 class ExpertRounder {
  public:
-  ExpertRounder(std::shared_ptr<Pool> pool, const ExpertSource& source, const PackedSpec& spec,
+  ExpertRounder(std::shared_ptr<Pool> pool, int64_t hidden, int64_t inter,
                 const CalibrationDefaults& options);
-  RoundedExpert round(int layer, int expert, const LayerInputs& inputs, const RoutedRows& train,
+  RoundedExpert round(const OriginalExpert& from, const LayerInputs& inputs, const RoutedRows& train,
                       const RoutedRows& held_out);
   // What one takes while it works, at most.
   static uint64_t bytes(int64_t hidden, int64_t inter);
 
  private:
   struct Mlp;  // gate, up and down as they are multiplied
-  struct Original;
-  Mlp make_mlp(const Original& from, const Matrix& gate, const Matrix& up, const Matrix* down) const;
+  enum class Parts : uint8_t { kMiddle, kAll };
+  // Of `rounded`, and of `from` where that is empty or null.
+  Mlp make_mlp(const OriginalExpert& from, const RoundedExpert* rounded, Parts parts) const;
   Hessian input_moments(const LayerInputs& inputs, const RoutedRows& train);
   Hessian middle_moments(const Mlp& mlp, const LayerInputs& inputs, const RoutedRows& train);
-  bool calibrate(const Original& from, const LayerInputs& inputs, const RoutedRows& train,
+  bool calibrate(const OriginalExpert& from, const LayerInputs& inputs, const RoutedRows& train,
                  RoundedExpert& out);
-  void judge(const Original& from, const LayerInputs& inputs, const RoutedRows& held_out,
+  void judge(const OriginalExpert& from, const LayerInputs& inputs, const RoutedRows& held_out,
              const RoundedExpert& rtn, const RoundedExpert& other, ExpertFigures& figures);
   // Calls use(first, count) with x_ holding rows [first, first + count) of `rows` as f32.
   template <typename Use>
@@ -88,8 +73,7 @@ class ExpertRounder {
   void output(const Mlp& mlp, int rows, float* y);                      // mid_ to y
 
   std::shared_ptr<Pool> pool_;
-  const ExpertSource& source_;
-  PackedSpec spec_;
+  int64_t hidden_, inter_;
   CalibrationDefaults options_;
   LinearWork linears_;
   Buffer scratch_;

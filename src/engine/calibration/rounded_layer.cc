@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "weights/json.h"
-#include "weights/safetensors.h"
 
 namespace kt {
 namespace {
@@ -36,44 +35,78 @@ ExpertFigures figures_from(const Json& json) {
           .down_damping = json.at(7)};
 }
 
+Json to_json(const LayerFigures& figures) {
+  Json experts = Json::array(), linears = Json::array();
+  for (const ExpertFigures& f : figures.experts) experts.push_back(to_json(f));
+  for (const LinearFigures& f : figures.linears) linears.push_back({f.module, to_json(f.figures)});
+  return {{"layer", figures.layer}, {"experts", std::move(experts)}, {"linears", std::move(linears)}};
+}
+
+Dtype scale_type(const Format& format) {
+  return format.scale == Scale::kBf16  ? Dtype::kBf16
+         : format.scale == Scale::kF16 ? Dtype::kF16
+                                       : Dtype::kF32;
+}
+
 }  // namespace
+
+ExpertFigures LayerFigures::total() const {
+  ExpertFigures sum;
+  for (const ExpertFigures& e : experts) {
+    sum.tokens += e.tokens;
+    sum.held_out += e.held_out;
+    sum.signal += e.signal;
+    sum.rtn_error += e.rtn_error;
+    sum.error += e.error;
+  }
+  return sum;
+}
 
 std::string rounded_layer_path(const std::string& folder, int layer) {
   return text("{}/layer-{}.safetensors", folder, layer);
 }
 
-void save_rounded_layer(const std::string& path, const std::vector<RoundedExpert>& experts,
-                        const std::string& settings) {
+void save_rounded_layer(const std::string& path, const RoundedMatrices& layer, const std::string& settings) {
   std::vector<TensorSpec> tensors;
-  std::vector<std::vector<uint8_t>> bytes;
-  Json figures = Json::array();
-  for (size_t e = 0; e < experts.size(); ++e) {
-    const Matrix* const matrices[] = {&experts[e].gate, &experts[e].up, &experts[e].down};
-    for (const Projection projection : kProjections) {
-      const Matrix& matrix = *matrices[static_cast<size_t>(projection)];
-      bytes.push_back(packed_codes(matrix));
-      bytes.push_back(matrix.scales);
-      // The shape, then what is stored of it.
-      tensors.push_back({text("{}.{}.codes.{}.{}", e, name_of(projection), matrix.n, matrix.k),
-                         Dtype::kU8,
-                         {static_cast<int64_t>(bytes[bytes.size() - 2].size())}});
-      tensors.push_back({text("{}.{}.scales", e, name_of(projection)),
-                         Dtype::kU8,
-                         {static_cast<int64_t>(matrix.scales.size())}});
-    }
-    figures.push_back(to_json(experts[e].figures));
+  Json shapes = Json::object();
+  for (const auto& [module, matrix] : layer.matrices) {
+    const auto codes = static_cast<int64_t>(matrix.codes.size());
+    const Dtype type = scale_type(matrix.format);
+    tensors.push_back(
+        {module + ".codes", Dtype::kU8, {matrix.format.code == Code::kU4 ? (codes + 1) / 2 : codes}});
+    tensors.push_back(
+        {module + ".scales",
+         type,
+         {static_cast<int64_t>(matrix.scales.size()) * 8 / static_cast<int64_t>(dtype_bits(type))}});
+    shapes[module] = {matrix.n, matrix.k};
   }
-  SafetensorsWriter writer(path, tensors, {{"figures", figures.dump()}, {"settings", settings}});
-  for (size_t i = 0; i < bytes.size(); ++i) writer.write(i, 0, std::as_bytes(std::span(bytes[i])));
+  SafetensorsWriter writer(
+      path, tensors,
+      {{"figures", to_json(layer.figures).dump()}, {"settings", settings}, {"shapes", shapes.dump()}});
+  size_t tensor = 0;
+  for (const auto& [module, matrix] : layer.matrices) {
+    const std::vector<uint8_t> codes = packed_codes(matrix);
+    writer.write(tensor++, 0, std::as_bytes(std::span(codes)));
+    writer.write(tensor++, 0, std::as_bytes(std::span(matrix.scales)));
+  }
   writer.commit();
 }
 
 RoundedLayer::RoundedLayer(const std::string& path)
     : file_(path), header_(parse_safetensors(file_.bytes(), path)) {
   const Json figures = Json::parse(header_.metadata.at("figures"));
-  for (const Json& json : figures) figures_.push_back(figures_from(json));
-  KT_CHECK(header_.tensors.size() == figures_.size() * 6, "{}: {} tensors of {} experts", path,
-           header_.tensors.size(), figures_.size());
+  figures_.layer = figures.at("layer");
+  for (const Json& json : figures.at("experts")) figures_.experts.push_back(figures_from(json));
+  for (const Json& json : figures.at("linears"))
+    figures_.linears.push_back({json.at(0).get<std::string>(), figures_from(json.at(1))});
+  const Json shapes = Json::parse(header_.metadata.at("shapes"));
+  std::map<std::string_view, const Tensor*> named;
+  for (const Tensor& tensor : header_.tensors) named.emplace(tensor.name, &tensor);
+  for (const auto& [module, shape] : shapes.items())
+    places_[module] = {.n = shape.at(0),
+                       .k = shape.at(1),
+                       .codes = named.at(module + ".codes"),
+                       .scales = named.at(module + ".scales")};
 }
 
 std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::string& settings) {
@@ -88,13 +121,16 @@ std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::str
   return nullptr;
 }
 
-Matrix RoundedLayer::at(int expert, Projection projection, const Format& format) const {
-  const auto index = (static_cast<size_t>(expert) * 3 + static_cast<size_t>(projection)) * 2;
-  const Tensor &codes = header_.tensors.at(index), &scales = header_.tensors.at(index + 1);
-  long long n = 0, k = 0;
-  KT_CHECK(std::sscanf(codes.name.c_str() + codes.name.find(".codes."), ".codes.%lld.%lld", &n, &k) == 2,
-           "{}", codes.name);
-  Matrix out(format, n, k);
+std::optional<Matrix> RoundedLayer::at(const std::string& module, PackedSpec spec) const {
+  const auto found = places_.find(module);
+  if (found == places_.end()) return std::nullopt;
+  const Place& place = found->second;
+  const Tensor &codes = *place.codes, &scales = *place.scales;
+  spec.type = scales.dtype;
+  const Format format = packed_format(spec);
+  Matrix out(format, place.n, place.k);
+  const size_t expected = format.code == Code::kU4 ? (out.codes.size() + 1) / 2 : out.codes.size();
+  KT_CHECK(codes.bytes.size() == expected, "{}: {} bytes", codes.name, codes.bytes.size());
   const auto* from = reinterpret_cast<const uint8_t*>(codes.bytes.data());
   if (format.code == Code::kU4) {
     for (size_t i = 0; i < out.codes.size(); ++i)
