@@ -151,7 +151,7 @@ def test_all_linears_and_ignored_layers(model, texts, tmp_path):
         assert figures["perplexity"][key] == {name: want[name] for name in ("perplexity", "nll", "kl", "same_top")}
     assert figures["total"]["methods"]["kept"] == 16
     listed = [linear for layer in figures["layers"] for linear in layer.get("linears", [])]
-    assert figures["total"]["linears"]["matrices"] == len(listed) > 0
+    assert figures["total"]["linears"]["linears"] == len(listed) > 0
     assert sum(figures["total"]["linears"]["methods"].values()) == len(listed)
     refused(kt(*gptq(model, tmp_path / "out", texts[0], "--ignore", "re:.*experts.3.*", *measuring(texts[1]))), 4,
             "--perplexity", "--ignore", "layer 1")

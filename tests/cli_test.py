@@ -1,6 +1,7 @@
 """The kt program from outside: lines and keys people parse, exit codes, one-line errors. KT_PROGRAM names it."""
 import json
 import os
+import re
 import subprocess
 
 import pytest
@@ -18,6 +19,13 @@ def test_version_lines():
     assert [line.split(":")[0] for line in out[:5]] == ["Python", "Platform", "CUDA", "kt-kernel", "sglang"]
     assert out[3].endswith("(portable)")
     assert any(line.split() == ["portable", "runs", "in", "use"] for line in out)
+
+
+@pytest.mark.skipif(not os.environ.get("KT_TEST_CUDA"), reason="KT_TEST_CUDA does not name the folder of the test driver")
+def test_version_of_cuda():
+    folder = os.environ["KT_TEST_CUDA"]
+    assert re.fullmatch(r"CUDA: \d+\.\d+", kt("version", LD_LIBRARY_PATH=folder).stdout.splitlines()[2])
+    assert kt("version", LD_LIBRARY_PATH=folder, KT_TEST_CUDA_FAIL="cuDriverGetVersion=1").stdout.splitlines()[2] == "CUDA: none"
 
 
 @pytest.mark.parametrize("verb", [[], ["version"], ["doctor"], ["microbench"], ["microbench", "moe"],

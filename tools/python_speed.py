@@ -28,8 +28,8 @@ def make_layer(index, shape, method, threads, tokens, on_gpu=0):
     wrapper = KTMoEWrapper(index, experts, top_k, hidden, inter, on_gpu, threads, 1, None, tokens, method=method)
     generator = torch.Generator().manual_seed(index)
 
-    def draw(n, k):
-        return (torch.randn(experts, n, k, generator=generator) * k**-0.5).bfloat16()
+    def draw(n, k):  # the same numbers for all experts, which takes no time; each has memory of its own
+        return (torch.randn(1, n, k, generator=generator) * k**-0.5).bfloat16().repeat(experts, 1, 1)
 
     wrapper.load_weights_from_tensors(draw(inter, hidden), draw(inter, hidden), draw(hidden, inter))
     return wrapper

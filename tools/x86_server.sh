@@ -3,40 +3,34 @@
 # measured here. Needs CMake, g++ >= 12, GoogleTest, CLI11 and nlohmann-json; installs nothing.
 #
 #   tools/x86_server.sh build-test-table [seconds per row, default 1]
-#   tools/x86_server.sh rival [seconds per row, default 1]       after it: kt-kernel's layers, llama.cpp's model beside ours
+#   tools/x86_server.sh rival [seconds per row, default 1]       after it: llama.cpp's model beside ours
 #   tools/x86_server.sh server                                   kt run beside the engine alone and llama.cpp's server
+#   tools/x86_server.sh python [steps, with commas]              kt_kernel beside a GPU: tools/x86_python.sh
+#   tools/x86_server.sh layers [seconds per row, default 0.5]    kt-kernel's MoE layers beside ours; after any other mode
 #
 # Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rivals
-# are an unpacked kt-kernel wheel in carry/rival (tools/rival_kt_kernel.py) and the source of llama.cpp in carry/llama.tar.xz;
-# the second mode says which is not there.
+# are the extension of kt-kernel in carry/rival (tools/rival_layers.sh) and the source of llama.cpp in carry/llama.tar.xz; a
+# mode says which is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mode=${1:-}
 seconds=${2:-1}
-if [ "$mode" != build-test-table ] && [ "$mode" != rival ] && [ "$mode" != server ]; then
-  sed -n '2,11s/^# \{0,1\}//p' "$0"
-  exit 2
-fi
+case $mode in
+  build-test-table | rival | server) ;;
+  python) exec tools/x86_python.sh "${@:2}" ;;
+  layers) exec tools/rival_layers.sh "${@:2}" ;;
+  *)
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
 
 out=${OUT:-$PWD/out}
 build=${BUILD:-build-server}
 mkdir -p "$out"
 failures=0
 say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
-
-# kt-kernel's MoE layers beside ours.
-rival_layers() {
-  : > "$out/rival.jsonl"
-  for shape in qwen3-30b deepseek-v3; do
-    "$kt" microbench moe --seconds "$seconds" --json --shape $shape --tokens 1,16,1024 --format int8,int4 > "$out/ours-$shape.json"
-    for method in INT8 INT4; do
-      python3 tools/rival_kt_kernel.py --package carry/rival --shape $shape --method $method --seconds "$seconds" \
-        >> "$out/rival.jsonl" || echo "failed: $shape $method"
-    done
-  done
-  python3 tools/rival_table.py "$out/rival.jsonl" "$out"/ours-*.json
-}
 
 # build_llama TARGETS...: from its source, for this CPU.
 build_llama() {
@@ -78,7 +72,6 @@ rival_model() {
 if [ "$mode" = rival ]; then
   kt=$build/bin/kt
   if [ ! -x "$kt" ]; then echo "rival: needs $kt (build-test-table first)"; exit 0; fi
-  if [ -d carry/rival/kt_kernel ]; then rival_layers; else echo "no kt-kernel wheel in carry/rival: left out"; fi
   if [ -f carry/llama.tar.xz ]; then rival_model; else echo "no source of llama.cpp in carry/llama.tar.xz: left out"; fi
   exit 0
 fi

@@ -31,7 +31,7 @@ class Maker {
   void check(const char* what) const;  // Error(kInternal) naming the remedy
 
  private:
-  uint64_t forks_;
+  uint32_t forks_;
 };
 
 // work() without the GIL, then the log. All calls that may wait for threads go through here.

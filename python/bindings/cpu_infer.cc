@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
+#include "bindings/stream_task.h"
+#include "bindings/task_gil.h"
 #include "cuda/driver.h"
 
 namespace kt::python {
@@ -44,23 +47,9 @@ CpuTeamOptions options_of(const WorkerPoolConfig& config) {
           .node_ids = nodes};
 }
 
-// A Python callable that any thread may call and any thread may let go.
-std::function<void()> callable(nb::callable task) {
-  const std::shared_ptr<nb::callable> shared(new nb::callable(std::move(task)), [](nb::callable* owned) {
-    if (!nb::is_alive()) return;
-    const nb::gil_scoped_acquire gil;
-    delete owned;
-  });
-  return [shared] {
-    if (!nb::is_alive()) return;
-    const nb::gil_scoped_acquire gil;
-    (*shared)();
-  };
-}
-
 // Teams that may hold tasks of Python; never destroyed.
 struct Teams {
-  std::mutex mutex;
+  ForkMutex mutex{10};
   std::vector<std::weak_ptr<CpuTeam>> teams;
 };
 
@@ -68,6 +57,8 @@ Teams& all_teams() {
   static Teams& all = *new Teams;
   return all;
 }
+
+[[maybe_unused]] const Teams& made_early = all_teams();  // before threads that fork
 
 // Before the interpreter ends: afterwards a task of Python could not run any more.
 void finish_tasks() {
@@ -82,15 +73,39 @@ void finish_tasks() {
       } catch (...) {  // nobody is left who would sync
       }
   });
+  collect_stream_tasks();
+  leave_states_to_the_interpreter();
 }
 
+// The team of another one may end here, after its tasks, which may be Python's: not under the lock.
 void remember(const std::shared_ptr<CpuTeam>& team) {
+  std::vector<std::shared_ptr<CpuTeam>> alive;
   const std::lock_guard lock(all_teams().mutex);
   auto& teams = all_teams().teams;
   std::erase_if(teams, [](const auto& old) { return old.expired(); });
-  if (std::none_of(teams.begin(), teams.end(), [&](const auto& old) { return old.lock() == team; }))
-    teams.push_back(team);
+  for (const std::weak_ptr<CpuTeam>& old : teams) alive.push_back(old.lock());
+  if (std::find(alive.begin(), alive.end(), team) == alive.end()) teams.push_back(team);
 }
+
+// A task that was given by submit(): the callable goes where it was called, under the same GIL.
+struct HostTask {
+  std::shared_ptr<CpuInfer::Shared> shared;
+  nb::callable task;
+
+  void run() {
+    if (!nb::is_alive()) {
+      task.release();
+      return;
+    }
+    const TaskGil gil;
+    try {
+      task();
+    } catch (...) {
+      shared->keep(std::nullopt, std::current_exception());
+    }
+    task.reset();
+  }
+};
 
 }  // namespace
 
@@ -105,77 +120,65 @@ CpuInfer::CpuInfer(const CpuTeamOptions& options) : shared_(std::make_shared<Sha
 // The last user of a team waits for its tasks, which may be Python's; in a forked child there is nobody to
 // wait for.
 CpuInfer::~CpuInfer() {
-  if (!maker_.is_this_process())
+  if (!maker_.is_this_process()) {
     new std::shared_ptr<Shared>(std::move(shared_));
-  else
-    without_gil([this] { shared_.reset(); });
+    return;
+  }
+  collect_stream_tasks();
+  without_gil([this] { shared_.reset(); });
 }
 
-void CpuInfer::Shared::keep(std::exception_ptr thrown) noexcept {
-  const std::lock_guard lock(mutex);
-  if (!error) error = std::move(thrown);
+// A failure that is not kept goes after the lock: it may hold objects of Python.
+void CpuInfer::Shared::keep(std::optional<uintptr_t> stream, std::exception_ptr thrown) noexcept try {
+  const std::lock_guard lock(mutex_);
+  const auto same = [&](const Failure& other) { return other.stream == stream; };
+  if (std::none_of(failures_.begin(), failures_.end(), same))
+    failures_.push_back({stream, std::move(thrown)});
+} catch (...) {
 }
 
-void CpuInfer::Shared::rethrow() {
+void CpuInfer::Shared::rethrow(std::optional<uintptr_t> stream) {
   std::exception_ptr thrown;
   {
-    const std::lock_guard lock(mutex);
-    std::swap(thrown, error);
+    const std::lock_guard lock(mutex_);
+    const auto wanted = [&](const Failure& other) { return !stream || other.stream == stream; };
+    const auto found = std::find_if(failures_.begin(), failures_.end(), wanted);
+    if (found == failures_.end()) return;
+    thrown = std::move(found->thrown);
+    failures_.erase(found);
   }
-  if (thrown) std::rethrow_exception(thrown);
+  std::rethrow_exception(thrown);
 }
 
 void CpuInfer::submit(nb::callable task) const {
   const std::shared_ptr<CpuTeam>& to = team();
-  auto work = callable(std::move(task));
-  without_gil([&] { to->submit(std::move(work)); });
+  collect_stream_tasks();
+  auto work = std::make_shared<HostTask>(shared_, std::move(task));
+  without_gil([&] { to->submit([work] { work->run(); }); });
 }
 
 void CpuInfer::sync(uint64_t allow_pending) const {
   const std::shared_ptr<CpuTeam>& with = team();
   without_gil([&] {
-    with->sync(allow_pending);
-    shared_->rethrow();
+    with->check_outside();
+    with->wait_for_all(allow_pending);
   });
-}
-
-// What a stream calls: once, or at each replay of the graph that captured it. Then nobody can say when the
-// graph is gone, so it stays.
-struct CpuInfer::StreamCall {
-  std::shared_ptr<Shared> shared;
-  std::function<void(Shared&)> work;
-  bool stays = false;
-
-  static void run(void* argument) noexcept {
-    auto* call = static_cast<StreamCall*>(argument);
-    try {
-      call->work(*call->shared);
-    } catch (...) {
-      call->shared->keep(std::current_exception());
-    }
-    if (!call->stays) delete call;
-  }
-};
-
-void CpuInfer::call_on_stream(uintptr_t stream, std::function<void(Shared&)> work) const {
-  const CudaDriver* driver = cuda_driver();
-  if (!driver) fail_as(ErrorKind::kUnsupported, "no CUDA stream can be used: {}", cuda_driver_status());
-  team();
-  without_gil([&] {
-    shared_->rethrow();
-    auto* const handle = reinterpret_cast<CudaStreamTag*>(stream);
-    auto call = std::make_unique<StreamCall>(shared_, std::move(work), driver->capture(handle) != 0);
-    driver->call(&StreamCall::run, call.get(), handle);
-    call.release();
-  });
+  collect_stream_tasks();
+  shared_->rethrow(std::nullopt);
 }
 
 void CpuInfer::submit_on_stream(uintptr_t stream, nb::callable task) const {
-  call_on_stream(stream, [work = callable(std::move(task))](Shared& shared) { shared.team->submit(work); });
+  team();
+  collect_stream_tasks();
+  shared_->rethrow(stream);
+  put_in_stream(shared_, stream, std::move(task), 0);
 }
 
 void CpuInfer::sync_on_stream(uintptr_t stream, uint64_t allow_pending) const {
-  call_on_stream(stream, [allow_pending](Shared& shared) { shared.team->sync(allow_pending); });
+  team();
+  collect_stream_tasks();
+  put_in_stream(shared_, stream, {}, allow_pending);
+  shared_->rethrow(stream);
 }
 
 namespace {
@@ -192,6 +195,7 @@ nb::object stream_method(nb::handle self, const std::string& name) {
 }  // namespace
 
 void add_cpu_infer(nb::module_& module) {
+  remember_interpreter();
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&finish_tasks));
   nb::class_<WorkerPoolConfig>(module, "WorkerPoolConfig",
                                "Thread pools: how many, on which NUMA nodes, how large.")

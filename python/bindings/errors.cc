@@ -1,17 +1,13 @@
 // kt::Error as the exceptions that Python programs expect, and what happens after a fork.
-#include <pthread.h>
-
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
 #include "bindings/bindings.h"
 
 namespace kt::python {
 namespace {
-
-std::atomic<uint64_t> forks = 0;
 
 PyObject* exception_for(const Error& error) {
   switch (error.kind()) {
@@ -33,9 +29,9 @@ PyObject* exception_for(const Error& error) {
 
 }  // namespace
 
-Maker::Maker() : forks_(forks.load(std::memory_order_relaxed)) {}
+Maker::Maker() : forks_(forks()) {}
 
-bool Maker::is_this_process() const { return forks_ == forks.load(std::memory_order_relaxed); }
+bool Maker::is_this_process() const { return forks_ == forks(); }
 
 void Maker::check(const char* what) const {
   if (is_this_process()) return;
@@ -54,7 +50,6 @@ void add_errors(nb::module_&) {
       PyErr_SetString(exception_for(error), error.what());
     }
   });
-  pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 }
 
 }  // namespace kt::python

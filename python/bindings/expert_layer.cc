@@ -117,6 +117,7 @@ void make(Layer* self, const CpuInfer& infer, nb::kwargs given) {
   take("top_k", options.top_k);
   take("method", options.method);
   take("weights", options.weights);
+  take("model", options.model);
   take("max_tokens", options.max_tokens);
   take("max_deferred", options.max_deferred);
   take("group_size", options.group_size);
@@ -186,9 +187,9 @@ void add_expert_layer(nb::module_& module) {
           "sync_write",
           [](const Layer& self) {
             ExpertLayer& layer = self.get();
-            without_gil([&] { layer.team().sync(); });
+            without_gil([&] { layer.sync_write(); });
           },
-          "Until all that was submitted is written.")
+          "Until what this layer was asked to write is written; raises what failed of it.")
       .def(
           "write_bytes",
           [](const Layer& self, int ranks) {

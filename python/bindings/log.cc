@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_mutex.h"
 #include "base/log.h"
 #include "bindings/bindings.h"
 
@@ -25,7 +26,7 @@ struct Line {
 
 struct Waiting {
   std::atomic<bool> any = false;
-  std::mutex mutex;  // guards the two below
+  ForkMutex mutex{13};  // guards the two below
   std::vector<Line> lines;
   size_t dropped = 0;
 };
@@ -35,6 +36,8 @@ Waiting& waiting() {
   static Waiting& all = *new Waiting;
   return all;
 }
+
+[[maybe_unused]] const Waiting& made_early = waiting();  // before threads that fork
 
 void keep(LogLevel level, std::string_view line) {
   Waiting& all = waiting();

@@ -53,6 +53,17 @@ def _shown(tensor):
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
+def _pinned_mask(experts):
+    """Page-locked where there is a GPU. A child forked from a process that uses one sees it and cannot use it: there it is
+    ordinary memory."""
+    if _torch.cuda.is_available():
+        try:
+            return _torch.zeros(experts, dtype=_torch.bool, pin_memory=True)
+        except RuntimeError:
+            pass
+    return _torch.zeros(experts, dtype=_torch.bool)
+
+
 def _cpu_infer(threads, pools, nodes):
     """The team of these numbers. More threads than there are cpus would only get in each other's way."""
     usable = len(os.sched_getaffinity(0))
@@ -68,7 +79,8 @@ class KTMoEWrapper:
 
     All layers may be constructed before any is loaded. ``gpu_experts_mask`` (bool [num_experts], True: computed on the
     GPU by the caller, skipped here) is one dialect, ``num_gpu_experts=N`` (the first N) the other; an int as mask means
-    the second. ``method`` says how the weights are stored, not which CPU may run them. Calls are thread-safe; a result is
+    the second. ``method`` says how the weights are stored, not which CPU may run them. ``model`` names the model for
+    deferral where layers of two models under one path are constructed by turns. Calls are thread-safe; a result is
     valid until the next layer but one is called on the same thread or stream (docs/python.md says when it lives longer).
     """
 
@@ -77,7 +89,7 @@ class KTMoEWrapper:
                  chunked_prefill_size=512, cpu_save=False, max_deferred_experts_per_token=None, method="AMXINT4",
                  numa_nodes=None, mode="inference", num_gpu_experts=0, lora_rank=16, lora_alpha=32.0, lora_dropout=0.0,
                  max_cache_depth=1, group_size=128, zero_point=True, full_weight_grad=False, swiglu_limit=0.0,
-                 swiglu_alpha=0.0, *, activations="default"):
+                 swiglu_alpha=0.0, *, activations="default", model=None):
         if mode == "sft":
             raise NotImplementedError("KTMoEWrapper(mode='sft'): fine-tuning is not in this version; mode='inference' is")
         if mode != "inference":
@@ -92,6 +104,9 @@ class KTMoEWrapper:
         self.max_deferred_experts_per_token = _whole("max_deferred_experts_per_token",
                                                      max_deferred_experts_per_token or 0, 0)
         self.weight_path = None if weight_path is None else os.fsdecode(weight_path)
+        if model is not None and not isinstance(model, str):
+            raise TypeError(f"model: expected a str or None, got {type(model).__name__}")
+        self.model = model
         self.cpu_save = bool(cpu_save)
         self.method = method
         if not isinstance(method, str) or method not in kt_kernel_ext.methods():
@@ -110,7 +125,7 @@ class KTMoEWrapper:
         self._layer = kt_kernel_ext.ExpertLayer(
             self.cpu_infer, layer=self.layer_idx, experts=self.num_experts, hidden=self.hidden_size,
             inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=method,
-            weights=self.weight_path or "", max_tokens=self.chunked_prefill_size,
+            weights=self.weight_path or "", model=self.model or "", max_tokens=self.chunked_prefill_size,
             max_deferred=self.max_deferred_experts_per_token, group_size=_whole("group_size", group_size, 0),
             zero_point=bool(zero_point), save=self.cpu_save, swiglu_limit=float(swiglu_limit),
             swiglu_alpha=float(swiglu_alpha), activations=activations)
@@ -133,7 +148,7 @@ class KTMoEWrapper:
             mask, count = None, max(number, count)
         if mask is None and count > self.num_experts:
             raise ValueError(f"num_gpu_experts is {count} of {self.num_experts} experts")
-        live = torch.zeros(self.num_experts, dtype=torch.bool, pin_memory=torch.cuda.is_available())
+        live = _pinned_mask(self.num_experts)
         if mask is None:
             live[:count] = True
         else:
@@ -339,7 +354,7 @@ class KTMoEWrapper:
 
     def check(self):
         """Raises the first error of work that graphs replayed since the last call: a replay itself runs no Python, and
-        gives zeros where the CPU's part failed."""
+        gives zeros where the CPU's part failed. Every forward, submit and sync of this layer does so too."""
         self._layer.check()
 
     # -- write-back for prefill on the GPU
@@ -364,7 +379,7 @@ class KTMoEWrapper:
         self._layer.submit_write(expert, *lists)
 
     def sync_write_weight_scale_to_buffer(self):
-        """Waits until all that was submitted is written."""
+        """Waits until what this layer was asked to write is written; raises what failed of it."""
         self._layer.sync_write()
 
     # -- process-wide

@@ -14,6 +14,7 @@ class KTMoEWrapper:
     chunked_prefill_size: int
     max_deferred_experts_per_token: int
     weight_path: str | None
+    model: str | None
     cpu_save: bool
     method: str
     cpu_infer: kt_kernel_ext.CPUInfer
@@ -26,7 +27,8 @@ class KTMoEWrapper:
                  numa_nodes: Sequence[int] | None = None, mode: str = "inference", num_gpu_experts: int = 0,
                  lora_rank: int = 16, lora_alpha: float = 32.0, lora_dropout: float = 0.0, max_cache_depth: int = 1,
                  group_size: int = 128, zero_point: bool = True, full_weight_grad: bool = False,
-                 swiglu_limit: float = 0.0, swiglu_alpha: float = 0.0, *, activations: str = "default") -> None: ...
+                 swiglu_limit: float = 0.0, swiglu_alpha: float = 0.0, *, activations: str = "default",
+                 model: str | None = None) -> None: ...
     @property
     def num_gpu_experts(self) -> int: ...
     def load_weights(self, physical_to_logical_map: torch.Tensor | Sequence[int] | None = None) -> None: ...

@@ -7,13 +7,15 @@
 #include <mutex>
 #include <set>
 
+#include "base/fork_mutex.h"
+
 namespace kt {
 
 namespace {
 
 struct Log {
   std::atomic<LogLevel> level;
-  std::mutex mutex;                     // guards the two below
+  ForkMutex mutex{12};                  // guards the two below
   std::shared_ptr<const LogSink> sink;  // null: stderr
   std::set<std::string> seen;           // lines of log_line_once
 
@@ -29,6 +31,8 @@ Log& the_log() {
   static Log& log = *std::make_unique<Log>().release();
   return log;
 }
+
+[[maybe_unused]] const Log& made_early = the_log();  // before threads that fork
 
 void write_to_stderr(LogLevel level, std::string_view line) {
   // One call, so that lines of several threads do not mix.

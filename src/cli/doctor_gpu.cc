@@ -127,7 +127,7 @@ void report_none(Diagnosis& d, const Machine& machine, const std::string& why) {
   if (has_card(machine)) {
     f.level = Level::kWarning;
     f.found = text("an NVIDIA card is here, but {}", why);
-    f.cost = "everything runs on the CPU";
+    f.cost = "kt runs on the CPU anyway; the Python package kt_kernel cannot work beside this card";
     f.fix = "sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all";
   }
   d.findings.push_back(f);
@@ -169,9 +169,11 @@ void look_at_gpu(Diagnosis& d, const Machine& machine) {
   d.facts["cuda"] = {{"driver", driver.version},
                      {"cuda", text("{}.{}", driver.cuda / 1000, driver.cuda % 1000 / 10)},
                      {"gpus", nlohmann::ordered_json::array()}};
-  d.findings.push_back({"cuda", text("driver {}, CUDA {}.{}; this version of kt runs everything on the CPU",
-                                     driver.version.empty() ? "of unknown version" : driver.version,
-                                     driver.cuda / 1000, driver.cuda % 1000 / 10)});
+  d.findings.push_back(
+      {"cuda",
+       text("driver {}, CUDA {}.{}; kt itself runs on the CPU, its Python package kt_kernel beside a GPU",
+            driver.version.empty() ? "of unknown version" : driver.version, driver.cuda / 1000,
+            driver.cuda % 1000 / 10)});
   for (const Gpu& gpu : driver.gpus) report_gpu(d, gpu);
 }
 

@@ -12,6 +12,7 @@
 #include "cli/report.h"
 #include "engine/gguf_vocabulary.h"
 #include "engine/model_perplexity.h"
+#include "weights/compressed_targets.h"
 
 namespace kt {
 namespace {

@@ -40,7 +40,7 @@ struct RunFlags {
   std::vector<std::string> foreign;  // flags that were accepted and mean nothing here
 };
 
-// Flags of SGLang launch lines that mean nothing to a server without a GPU, and why.
+// Flags of SGLang launch lines that mean nothing to a server that uses no GPU, and why.
 struct ForeignFlag {
   const char* names;
   bool has_value;
@@ -54,14 +54,14 @@ constexpr auto kForeign = std::to_array<ForeignFlag>({
     {"--tensor-parallel-size,--tp-size,--tp", true, "experts are shared by all NUMA nodes"},
     {"--trust-remote-code", false, "no code of a checkpoint is ever run"},
     {"--disable-shared-experts-fusion", false, "shared experts are never fused"},
-    {"--enable-p2p-check", false, "there is no GPU"},
-    {"--kt-num-gpu-experts", true, "there is no GPU: all experts run on the CPU"},
-    {"--kt-gpu-experts-ratio", true, "there is no GPU: all experts run on the CPU"},
-    {"--kt-max-deferred-experts-per-token", true, "there is no GPU to hide experts behind"},
-    {"--kt-gpu-prefill-token-threshold", true, "there is no GPU"},
-    {"--kt-expert-placement-strategy", true, "there is no GPU"},
-    {"--kt-enable-dynamic-expert-update", false, "there is no GPU"},
-    {"--init-expert-location", true, "there is no GPU"},
+    {"--enable-p2p-check", false, "kt run uses no GPU"},
+    {"--kt-num-gpu-experts", true, "kt run uses no GPU: all experts run on the CPU"},
+    {"--kt-gpu-experts-ratio", true, "kt run uses no GPU: all experts run on the CPU"},
+    {"--kt-max-deferred-experts-per-token", true, "kt run uses no GPU to hide experts behind"},
+    {"--kt-gpu-prefill-token-threshold", true, "kt run uses no GPU"},
+    {"--kt-expert-placement-strategy", true, "kt run uses no GPU"},
+    {"--kt-enable-dynamic-expert-update", false, "kt run uses no GPU"},
+    {"--init-expert-location", true, "kt run uses no GPU"},
 });
 
 // --kt-method says what the CPU weights are. With weights of their own it is checked by reading them;

@@ -1,4 +1,5 @@
 // kt version: lines people parse, then the ISA table. Names and forms of the first five lines are a promise.
+#include <dlfcn.h>
 #include <sys/utsname.h>
 
 #include <cstdio>
@@ -18,9 +19,19 @@ std::string platform() {
   return text("{}-{}-{}", names.sysname, names.release, names.machine);
 }
 
+// Of the driver's library, "13.0"; "none" where there is none. Asking for it does not start CUDA.
+std::string cuda_version() {
+  void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (!library) return "none";
+  const auto get = reinterpret_cast<int (*)(int*)>(::dlsym(library, "cuDriverGetVersion"));
+  int number = 0;
+  if (!get || get(&number) != 0 || number <= 0) return "none";
+  return text("{}.{}", number / 1000, number % 1000 / 10);
+}
+
 void print_version() {
   const Kernels& used = kernels();
-  std::printf("Python: n/a\nPlatform: %s\nCUDA: none\n", platform().c_str());
+  std::printf("Python: n/a\nPlatform: %s\nCUDA: %s\n", platform().c_str(), cuda_version().c_str());
   std::printf("kt-kernel: %s (%s)\nsglang: n/a\n\n", KT_VERSION, used.name);
   Table table({"ISA", "here", ""}, 3);
   for (const IsaStatus& isa : isas()) {

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
 #include "base/log.h"
 #include "cuda/driver_library.h"
 
@@ -84,6 +85,36 @@ class LoadedDriver final : public CudaDriver {
     check(symbols_.synchronize(stream), "wait for a stream");
   }
 
+  CudaEvent make_event() const override {
+    enter(nullptr);
+    const RelaxedCapture relaxed(symbols_);
+    CudaEvent event = nullptr;
+    check(symbols_.event_create(&event, kCudaEventNoTime), "make an event");
+    return event;
+  }
+
+  void record(CudaEvent event, CudaStream stream) const override {
+    enter(stream);
+    check(symbols_.event_record(event, stream), "record an event in a stream");
+  }
+
+  bool passed(CudaEvent event) const override {
+    enter(nullptr);
+    const RelaxedCapture relaxed(symbols_);
+    const CudaResult result = symbols_.event_query(event);
+    if (result != kCudaNotReady) check(result, "tell whether an event has passed");
+    return result == 0;
+  }
+
+  void hold(CudaStream stream, CudaEvent event) const override {
+    enter(stream);
+    check(symbols_.stream_wait_event(stream, event, 0), "make a stream wait for an event");
+  }
+
+  void end_event(CudaEvent event) const noexcept override {
+    give_back(event, "end an event", [&] { return symbols_.event_destroy(event); });
+  }
+
   void* pin(size_t bytes) const override {
     if (bytes == 0) return nullptr;
     enter(nullptr);
@@ -93,17 +124,8 @@ class LoadedDriver final : public CudaDriver {
     return memory;
   }
 
-  // After a fork the memory is the parent's, at the end of the process the driver's: nothing to give back.
   void unpin(void* memory) const noexcept override {
-    if (!memory || forked.load(std::memory_order_relaxed)) return;
-    try {
-      enter(nullptr);
-      const RelaxedCapture relaxed(symbols_);
-      const CudaResult result = symbols_.host_free(memory);
-      if (result != kCudaDeinitialized) check(result, "free locked memory");
-    } catch (const std::exception& error) {
-      log_line(LogLevel::kWarning, error.what());
-    }
+    give_back(memory, "free locked memory", [&] { return symbols_.host_free(memory); });
   }
 
  private:
@@ -113,6 +135,20 @@ class LoadedDriver final : public CudaDriver {
       return;
     const ErrorKind kind = result == kCudaOutOfMemory ? ErrorKind::kMemory : ErrorKind::kInternal;
     fail_as(kind, "CUDA cannot {}: {}", text(asked, args...), symbols_.describe(result));
+  }
+
+  // After a fork it is the parent's, at the end of the process the driver's: nothing to give back.
+  template <typename Give>
+  void give_back(const void* what, const char* asked, const Give& give) const noexcept {
+    if (!what || forked.load(std::memory_order_relaxed)) return;
+    try {
+      enter(nullptr);
+      const RelaxedCapture relaxed(symbols_);
+      const CudaResult result = give();
+      if (result != kCudaDeinitialized) check(result, asked);
+    } catch (const std::exception& error) {
+      log_line(LogLevel::kWarning, error.what());
+    }
   }
 
   // Before every call: the process is the one that started CUDA, and the thread has a context.
@@ -155,10 +191,27 @@ struct Found {
   }
 };
 
-// Never destroyed: buffers with static storage are given back through it.
+// Never destroyed: buffers with static storage are given back through it. A lock instead of a static's own
+// guard, which a fork would not wait for.
+struct Search {
+  ForkMutex mutex{8};
+  std::atomic<const Found*> found = nullptr;
+};
+
+Search& search() {
+  static Search& it = *std::make_unique<Search>().release();
+  return it;
+}
+
+[[maybe_unused]] const Search& made_early = search();
+
 const Found& found() {
-  static const Found& driver = *std::make_unique<Found>().release();
-  return driver;
+  Search& it = search();
+  if (const Found* const there = it.found.load(std::memory_order_acquire)) return *there;
+  const std::lock_guard lock(it.mutex);
+  if (!it.found.load(std::memory_order_relaxed))
+    it.found.store(std::make_unique<Found>().release(), std::memory_order_release);
+  return *it.found.load(std::memory_order_relaxed);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace kt {
 // A stream of the caller's: CUstream of the driver, cudaStream_t of the runtime, `cuda_stream` of torch. Null
 // is the legacy default stream.
 using CudaStream = struct CudaStreamTag*;
+using CudaEvent = struct CudaEventTag*;
 
 // All functions throw Error(kInternal), where memory is short Error(kMemory), with CUDA's own name and text
 // of the error and what was asked. They work in the context that is current in the calling thread, as the
@@ -33,6 +34,13 @@ class CudaDriver {
   // Which context is current in the calling thread: null streams of two devices differ by it only.
   virtual const void* context() const = 0;
   virtual void wait(CudaStream stream) const = 0;  // until all of it is done; an Error while capturing
+
+  // Places in streams of the current context; StreamMark owns one.
+  virtual CudaEvent make_event() const = 0;
+  virtual void record(CudaEvent event, CudaStream stream) const = 0;
+  virtual bool passed(CudaEvent event) const = 0;  // not for one that was recorded into a capture
+  virtual void hold(CudaStream stream, CudaEvent event) const = 0;  // what follows in it is after the event
+  virtual void end_event(CudaEvent event) const noexcept = 0;       // work that waits for it still does
 
   // Page-locked memory, readable by all devices. Free with `unpin`, not while a stream still uses it. Both
   // may be called while any thread captures any stream.
@@ -63,6 +71,23 @@ class PinnedBuffer {
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   bool pinned_ = false;
+};
+
+// A place in a stream, or in a stream of a capture: then later streams of the same capture can be held, and
+// the graph has the edge. Move-only. Of the context that was current at the first set(). Needs cuda_driver().
+class StreamMark {
+ public:
+  StreamMark() = default;
+  ~StreamMark();
+  StreamMark(StreamMark&& other) noexcept;
+  StreamMark& operator=(StreamMark&& other) noexcept;
+
+  void set(CudaStream stream);  // behind what the stream has now
+  bool passed() const;          // by the stream; true before the first set()
+  void hold(CudaStream stream) const;
+
+ private:
+  CudaEvent event_ = nullptr;
 };
 
 }  // namespace kt

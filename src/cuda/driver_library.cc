@@ -32,6 +32,11 @@ std::string find_all(void* library, CudaSymbols& s) {
   find(library, "cuStreamGetCaptureInfo_v2", s.capture_info, missing);
   find(library, "cuThreadExchangeStreamCaptureMode", s.exchange_capture_mode, missing);
   find(library, "cuStreamSynchronize", s.synchronize, missing);
+  find(library, "cuEventCreate", s.event_create, missing);
+  find(library, "cuEventRecord", s.event_record, missing);
+  find(library, "cuEventQuery", s.event_query, missing);
+  find(library, "cuStreamWaitEvent", s.stream_wait_event, missing);
+  find(library, "cuEventDestroy_v2", s.event_destroy, missing);
   find(library, "cuMemHostAlloc", s.host_alloc, missing);
   find(library, "cuMemFreeHost", s.host_free, missing);
   return missing;

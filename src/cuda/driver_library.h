@@ -15,8 +15,9 @@ using CudaAddress = unsigned long long;  // of any memory
 using CudaContext = struct CudaContextTag*;
 
 constexpr CudaResult kCudaOutOfMemory = 2, kCudaNotInitialized = 3, kCudaDeinitialized = 4,
-                     kCudaNoDevice = 100, kCudaCaptureInvalidated = 901;
+                     kCudaNoDevice = 100, kCudaNotReady = 600, kCudaCaptureInvalidated = 901;
 constexpr unsigned kCudaHostPortable = 1;  // page-locked for all contexts
+constexpr unsigned kCudaEventNoTime = 2;   // cheaper
 constexpr int kCudaCaptureRelaxed = 2;     // of a thread: nothing is forbidden while a stream is captured
 enum class CudaCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
@@ -37,6 +38,11 @@ struct CudaSymbols {
                              size_t* count) = nullptr;  // all but the first two may be null
   CudaResult (*exchange_capture_mode)(int* mode) = nullptr;
   CudaResult (*synchronize)(CudaStream) = nullptr;
+  CudaResult (*event_create)(CudaEvent*, unsigned flags) = nullptr;
+  CudaResult (*event_record)(CudaEvent, CudaStream) = nullptr;
+  CudaResult (*event_query)(CudaEvent) = nullptr;
+  CudaResult (*stream_wait_event)(CudaStream, CudaEvent, unsigned flags) = nullptr;
+  CudaResult (*event_destroy)(CudaEvent) = nullptr;
   CudaResult (*host_alloc)(void**, size_t bytes, unsigned flags) = nullptr;
   CudaResult (*host_free)(void*) = nullptr;
 

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
 #include "base/park.h"
 
 namespace kt {
@@ -24,19 +25,15 @@ namespace {
 // GPU takes less, and waking a pool takes some 50 us.
 constexpr std::chrono::nanoseconds kNextTaskSpin{300'000};
 
-// Forks of this process and its forebears, counted in the child: a team whose number is another one has lost
-// its threads. Asking costs a load, getpid() a system call.
-std::atomic<uint32_t> forks{0};
-
 struct TeamEntry {
   CpuTeamOptions options;
-  uint32_t forks = 0;
+  uint32_t forks = 0;  // when it was made
   std::weak_ptr<CpuTeam> team;
 };
 
 // Never destroyed: teams may outlive static objects.
 struct TeamRegistry {
-  std::mutex mutex;
+  ForkMutex mutex{0};
   std::vector<TeamEntry> teams;
 };
 
@@ -45,15 +42,7 @@ TeamRegistry& registry() {
   return it;
 }
 
-// The registry is held over a fork, so that the child finds it whole and unlocked.
-void count_forks() {
-  static const int once = pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                                         [] {
-                                           registry().mutex.unlock();
-                                           forks.fetch_add(1, std::memory_order_relaxed);
-                                         });
-  if (once != 0) fail_as(ErrorKind::kMemory, "cpu team: no memory for a fork handler");
-}
+[[maybe_unused]] const TeamRegistry& made_early = registry();  // before threads that fork
 
 PoolOptions pool_options(const CpuTeamOptions& options) {
   PoolOptions out{.threads = options.threads, .nodes = options.nodes, .topology = Topology::discover()};
@@ -78,7 +67,7 @@ struct CpuTeam::State {
   std::shared_ptr<Pool> pool;
   std::shared_ptr<Workspace> workspace = std::make_shared<Workspace>();
   std::thread thread;
-  const uint32_t made_after_forks = forks.load(std::memory_order_relaxed);
+  const uint32_t made_after_forks = kt::forks();
   std::chrono::nanoseconds next_task_spin{};
 
   std::mutex mutex;  // of the queue
@@ -99,7 +88,7 @@ struct CpuTeam::State {
     // Threads that spin for each other need cpus of their own.
     if (static_cast<size_t>(pool->threads()) < allowed_cpus().size()) next_task_spin = kNextTaskSpin;
   }
-  bool forked() const noexcept { return forks.load(std::memory_order_relaxed) != made_after_forks; }
+  bool forked() const noexcept { return kt::forks() != made_after_forks; }
   uint64_t push(Task& task) noexcept;
   void wake_thread() noexcept;
   Task* take() noexcept;
@@ -206,7 +195,6 @@ void CpuTeam::State::serve() noexcept {
 }
 
 CpuTeam::CpuTeam(const CpuTeamOptions& options) {
-  count_forks();
   state_ = std::make_shared<State>(options);
   sigset_t all, before;  // signals are for the application's threads
   sigfillset(&all);
@@ -237,10 +225,9 @@ CpuTeam::~CpuTeam() {
 }
 
 std::shared_ptr<CpuTeam> CpuTeam::shared(const CpuTeamOptions& options) {
-  count_forks();
   TeamRegistry& all = registry();
   const std::lock_guard lock(all.mutex);
-  const uint32_t now = forks.load(std::memory_order_relaxed);
+  const uint32_t now = kt::forks();
   std::erase_if(all.teams,
                 [&](const TeamEntry& entry) { return entry.forks != now || entry.team.expired(); });
   for (const TeamEntry& entry : all.teams)
@@ -281,11 +268,14 @@ void CpuTeam::wait(uint64_t ticket) noexcept {
   s.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void CpuTeam::sync(uint64_t allow_pending) {
-  check_process();
-  if (inside()) fail("cpu team: a task of the team cannot wait for the team");
+void CpuTeam::wait_for_all(uint64_t allow_pending) noexcept {
   const uint64_t last = state_->submitted.load(std::memory_order_acquire);
   if (last > allow_pending) wait(last - allow_pending);
+}
+
+void CpuTeam::sync(uint64_t allow_pending) {
+  check_outside();
+  wait_for_all(allow_pending);
   if (const std::exception_ptr error = take_error()) std::rethrow_exception(error);
 }
 
@@ -299,6 +289,11 @@ std::exception_ptr CpuTeam::take_error() noexcept {
 }
 
 bool CpuTeam::inside() const noexcept { return state_->thread.get_id() == std::this_thread::get_id(); }
+
+void CpuTeam::check_outside() const {
+  check_process();
+  if (inside()) fail("cpu team: a task of the team cannot wait for the team");
+}
 
 void CpuTeam::check_process() const {
   if (state_->forked())

@@ -49,15 +49,17 @@ class CpuTeam {
     bool owned = false;  // by the team: set by submit(std::function) alone
   };
 
-  uint64_t submit(Task& task) noexcept;         // its ticket: 1, 2, 3 ...
-  uint64_t submit(std::function<void()> task);  // owned by the team
-  void wait(uint64_t ticket) noexcept;          // until this task and all before it are done
+  uint64_t submit(Task& task) noexcept;                    // its ticket: 1, 2, 3 ...
+  uint64_t submit(std::function<void()> task);             // owned by the team
+  void wait(uint64_t ticket) noexcept;                     // until this task and all before it are done
+  void wait_for_all(uint64_t allow_pending = 0) noexcept;  // until at most so many are left
   bool done(uint64_t ticket) const noexcept;
-  void sync(uint64_t allow_pending = 0);     // until at most so many are left; throws what failed first since
+  void sync(uint64_t allow_pending = 0);     // the same; throws what failed first since
   bool failed() const noexcept;              // whether take_error() has something
   std::exception_ptr take_error() noexcept;  // of the first task that failed since the last call, or null
 
   bool inside() const noexcept;  // whether the calling thread is the team's own, in a task
+  void check_outside() const;    // check_process(), and Error inside
   void check_process() const;    // Error in a process that was forked from the one that made the team
 
   const std::shared_ptr<Pool>& pool() const;

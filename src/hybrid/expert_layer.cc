@@ -17,34 +17,34 @@ constexpr size_t kCarriesKept = 16;  // models that one thread runs in turn
 
 // What a forward at once put off, for the next layer of the same model in the same thread.
 struct ThreadCarry {
-  std::string weights;  // which model
-  int hidden = 0, layer = 0, tokens = 0;
+  uint64_t model = 0;
+  int layer = 0, tokens = 0;
   std::vector<float> sums;  // [tokens, hidden]; empty: taken
 };
 
 thread_local std::vector<ThreadCarry> thread_carries;
 
-ThreadCarry* find_carry(const ExpertLayerOptions& options) {
+ThreadCarry* find_carry(uint64_t model) {
   for (ThreadCarry& carry : thread_carries)
-    if (carry.hidden == options.shape.hidden && carry.weights == options.weights) return &carry;
+    if (carry.model == model) return &carry;
   return nullptr;
 }
 
-ThreadCarry& carry_of(const ExpertLayerOptions& options) {
-  if (ThreadCarry* found = find_carry(options)) return *found;
+ThreadCarry& carry_of(uint64_t model) {
+  if (ThreadCarry* found = find_carry(model)) return *found;
   if (thread_carries.size() >= kCarriesKept) thread_carries.erase(thread_carries.begin());
-  return thread_carries.emplace_back(
-      ThreadCarry{.weights = options.weights, .hidden = options.shape.hidden, .sums = {}});
+  return thread_carries.emplace_back(ThreadCarry{.model = model, .sums = {}});
 }
 
 // What this forward has to add; whatever was put off is taken or dropped.
-std::vector<float> take_carry(const ExpertLayerOptions& options, int tokens) {
+std::vector<float> take_carry(uint64_t model, int layer, int tokens) {
   if (thread_carries.empty()) return {};
-  ThreadCarry* const carry = find_carry(options);
-  if (!carry) return {};
+  ThreadCarry* const carry = find_carry(model);
+  if (!carry || carry->sums.empty()) return {};
   std::vector<float> sums = std::exchange(carry->sums, {});
-  if (carry->layer >= options.layer || carry->tokens != tokens) return {};
-  return sums;
+  if (carry->layer < layer && carry->tokens == tokens) return sums;
+  warn_of_dropped(carry->layer);
+  return {};
 }
 
 int64_t id_at(const LayerCall& call, int64_t i) {
@@ -183,31 +183,34 @@ void ExpertLayer::State::run_deferred(const LayerCall& call, const DeferredPairs
   experts->forward(args);
 }
 
-void ExpertLayer::State::keep_error(std::exception_ptr what) noexcept {
-  const std::lock_guard lock(error_mutex);
-  if (error) return;
-  error = std::move(what);
-  has_error.store(true, std::memory_order_release);
+void ExpertLayer::State::Failure::keep(std::exception_ptr what) noexcept {
+  const std::lock_guard lock(mutex);
+  if (first) return;
+  first = std::move(what);
+  any.store(true, std::memory_order_release);
 }
 
-void ExpertLayer::State::throw_error() {
-  if (!has_error.load(std::memory_order_acquire)) return;
-  std::exception_ptr first;
+void ExpertLayer::State::Failure::rethrow() {
+  if (!any.load(std::memory_order_acquire)) return;
+  std::exception_ptr kept;
   {
-    const std::lock_guard lock(error_mutex);
-    has_error.store(false, std::memory_order_relaxed);
-    first = std::exchange(error, nullptr);
+    const std::lock_guard lock(mutex);
+    any.store(false, std::memory_order_relaxed);
+    kept = std::exchange(first, nullptr);
   }
-  if (first) std::rethrow_exception(first);
+  if (kept) std::rethrow_exception(kept);
 }
 
-ExpertLayer::ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options)
-    : state_(std::make_shared<State>()) {
+ExpertLayer::State::State(std::shared_ptr<CpuTeam> with, ExpertLayerOptions how)
+    : team(std::move(with)),
+      options(std::move(how)),
+      method(&weight_method_named(options.method)),
+      seat(options.model, options.weights, options.shape.hidden, options.layer) {}
+
+ExpertLayer::ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options) {
   if (!team) fail("layer {}: a team is needed", options.layer);
   check_options(options);
-  state_->method = &weight_method_named(options.method);
-  state_->team = std::move(team);
-  state_->options = std::move(options);
+  state_ = std::make_shared<State>(std::move(team), std::move(options));
 }
 
 void ExpertLayer::set_mask(const uint8_t* mask) {
@@ -219,23 +222,23 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   State& s = *state_;
   s.team->check_process();
   s.check_call(call);
-  s.throw_error();
+  s.forwards.rethrow();
   if (call.tokens == 0) return;
   if (!output) fail("layer {}: a null address for the output", s.options.layer);
-  const std::vector<float> carry = take_carry(s.options, call.tokens);
+  const std::vector<float> carry = take_carry(s.seat.model(), s.options.layer, call.tokens);
   const float* const add = carry.empty() ? nullptr : carry.data();
   if (s.options.max_deferred == 0) return s.run(call, output, add, nullptr);
   thread_local DeferredPairs pairs;
   s.run(call, output, add, &pairs);
   std::vector<float> sums(static_cast<size_t>(call.tokens) * static_cast<size_t>(s.options.shape.hidden));
   s.run_deferred(call, pairs, sums.data());
-  ThreadCarry& next = carry_of(s.options);
+  ThreadCarry& next = carry_of(s.seat.model());
   next.layer = s.options.layer;
   next.tokens = call.tokens;
   next.sums = std::move(sums);
 }
 
-void ExpertLayer::check() { state_->throw_error(); }
+void ExpertLayer::check() { state_->forwards.rethrow(); }
 
 bool ExpertLayer::loaded() const {
   const std::shared_lock lock(state_->in_use);

@@ -19,6 +19,7 @@ struct ExpertLayerOptions {
   int top_k = 0;
   std::string method = "AMXINT4";
   std::string weights = {};  // path; needed by load() and where values are saved
+  std::string model = {};    // layers of one name are of one model; empty: as layer_model.h tells
   int max_tokens = 512;      // of one forward; more is an Error
   int max_deferred = 0;      // experts per token that may be put off to the next layer
   int group_size = 128;
@@ -59,8 +60,8 @@ struct ExpertBuffers {
 class ExpertLayer {
  public:
   ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options);
-  // Work in flight goes on: what it needs lives until it is done, with the mask as it is now. Captured graphs
-  // keep it until release_buffers().
+  // Work in flight goes on: what it needs lives until it is done, with the mask as it is now, and is given
+  // back by later calls of other layers or release_buffers(). Captured graphs keep it until the latter.
   ~ExpertLayer();
   ExpertLayer(const ExpertLayer&) = delete;
   ExpertLayer& operator=(const ExpertLayer&) = delete;
@@ -77,8 +78,8 @@ class ExpertLayer {
 
   // At once, on the calling thread and the team's workers; several threads may call. output: [tokens,
   // hidden], type of the input, contiguous. What is put off is added to the output of the next forward of
-  // this model (the same weights' path) in the same thread, if its layer is a later one and has as many
-  // tokens; else dropped. A NaN weight of a pair that is computed here is an Error; ids that do not exist are
+  // this model (layer_model.h) in the same thread, if its layer is a later one and has as many tokens; else
+  // dropped. A NaN weight of a pair that is computed here is an Error; ids that do not exist are
   // skipped.
   void forward(const LayerCall& call, void* output);
 
@@ -97,8 +98,11 @@ class ExpertLayer {
   void check();
 
   // The weights of a slot, cut for `ranks` tensor-parallel ranks, in the layout that GPU code reads for this
-  // method (docs/python.md has the table). Runs on the team after what was submitted; sync with the team.
+  // method (docs/python.md has the table). Runs on the team after what was submitted. sync_write() waits for
+  // those of this layer and throws the first error of any of them: neither other layers' nor forwards'
+  // errors.
   void submit_write(int expert, std::span<const ExpertBuffers> ranks);
+  void sync_write();
   size_t w13_bytes(int ranks) const, w13_scale_bytes(int ranks) const, w2_bytes(int ranks) const,
       w2_scale_bytes(int ranks) const;  // of one expert and rank
 
@@ -122,5 +126,7 @@ void split_deferred(std::span<const int64_t> ids, std::span<const float> weights
 // Gives back the buffers of streams and captured graphs. Only when no work is in flight and no captured graph
 // will be replayed again.
 void release_buffers();
+// Of page-locked memory that streams and captured graphs have.
+size_t held_buffer_bytes();
 
 }  // namespace kt

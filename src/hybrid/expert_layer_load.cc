@@ -39,14 +39,21 @@ int parts_to_save(int inter, int nodes) {
 void ExpertLayer::State::replace(Experts loaded, std::span<const int64_t> physical_to_logical,
                                  std::shared_ptr<const ExpertSource> from) {
   if (team->inside()) fail("layer {}: a task of its team cannot load it", options.layer);
+  std::vector<int64_t> order(physical_to_logical.begin(), physical_to_logical.end());
+  for (int64_t i = std::ssize(order); i < options.shape.experts; ++i) order.push_back(i);
+  std::exception_ptr error;
   const uint64_t ticket = team->submit([&] {
-    const std::unique_lock lock(in_use);
-    experts.emplace(std::move(loaded));
-    map.assign(physical_to_logical.begin(), physical_to_logical.end());
-    for (int64_t i = std::ssize(map); i < options.shape.experts; ++i) map.push_back(i);
-    if (from) source = std::move(from);
+    try {
+      const std::unique_lock lock(in_use);
+      experts.emplace(std::move(loaded));
+      map.swap(order);
+      if (from) source = std::move(from);
+    } catch (...) {
+      error = std::current_exception();
+    }
   });
   team->wait(ticket);
+  if (error) std::rethrow_exception(error);
 }
 
 void ExpertLayer::load(std::span<const int64_t> physical_to_logical) {

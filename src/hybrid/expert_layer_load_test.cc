@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 #include "models/load_experts.h"
 #include "weights/kt_plan.h"
@@ -18,16 +19,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr ExpertsShape kShape{.experts = 4, .hidden = 256, .inter = 128};
-
-template <typename What>
-std::string error_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::shared_ptr<CpuTeam> team_of(int nodes) {
   return CpuTeam::shared({.threads = std::max(2, nodes), .nodes = nodes});

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hybrid/expert_layer.h"
+#include "hybrid/layer_model.h"
 
 namespace kt {
 
@@ -23,6 +24,7 @@ struct ExpertLayer::State {
   std::shared_ptr<CpuTeam> team;
   ExpertLayerOptions options;
   const WeightMethod* method = nullptr;
+  LayerSeat seat;
   std::optional<Experts> experts;  // from load() or load_values() on
   std::vector<int64_t> map;        // physical to logical, as loaded
   // What load() read, kept open for the layers that are loaded next.
@@ -34,9 +36,19 @@ struct ExpertLayer::State {
   const uint8_t* mask = nullptr;  // [experts] of the caller, or own_mask's
   std::vector<uint8_t> own_mask;  // what the mask was when the ExpertLayer ended
 
-  std::mutex error_mutex;
-  std::exception_ptr error;  // of the first work in flight that failed
-  std::atomic<bool> has_error = false;
+  // The first that failed since it was asked for.
+  struct Failure {
+    std::mutex mutex;
+    std::exception_ptr first;
+    std::atomic<bool> any = false;
+
+    void keep(std::exception_ptr what) noexcept;
+    void rethrow();  // what was kept, if anything
+  };
+  Failure forwards, writes;              // of work in flight; of submit_write()
+  std::atomic<uint64_t> last_write = 0;  // its ticket
+
+  State(std::shared_ptr<CpuTeam> with, ExpertLayerOptions how);
 
   // Error for what is wrong with a call whatever memory it points to, and before weights are loaded.
   void check_call(const LayerCall& call) const;
@@ -51,9 +63,6 @@ struct ExpertLayer::State {
   void replace(Experts loaded, std::span<const int64_t> physical_to_logical,
                std::shared_ptr<const ExpertSource> from);
 
-  void keep_error(std::exception_ptr what) noexcept;
-  void throw_error();  // what keep_error() kept first, if anything
-
  private:
   const uint8_t* read_mask(std::vector<uint8_t>& bytes);
   void check_weights(const LayerCall& call, const uint8_t* skip) const;
@@ -62,5 +71,8 @@ struct ExpertLayer::State {
 };
 
 size_t size_of_real(Real type);
+
+// What a layer put off is dropped: no later layer of its model followed with as many tokens. Logged once.
+void warn_of_dropped(int layer);
 
 }  // namespace kt

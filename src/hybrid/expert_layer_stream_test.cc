@@ -7,69 +7,14 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/signal.h"
-#include "cuda/testing/test_cuda.h"
 #include "hybrid/expert_layer.h"
-#include "hybrid/testing/test_layer.h"
+#include "hybrid/testing/device_batch.h"
 
 namespace kt {
 namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-template <typename What>
-std::string refusal_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-std::shared_ptr<CpuTeam> stream_team() { return CpuTeam::shared({.threads = 2}); }
-
-// A batch in device memory with room for its result.
-struct DeviceBatch {
-  TestBatch host;
-  DeviceArray<float> input, weights, output;
-  DeviceArray<int64_t> ids;
-
-  explicit DeviceBatch(const TestBatch& batch)
-      : host(batch), input(batch.input), weights(batch.weights), output(batch.input.size()), ids(batch.ids) {}
-
-  LayerCall call() const {
-    LayerCall call = host.call();
-    call.input = input.data();
-    call.ids = ids.data();
-    call.weights = weights.data();
-    return call;
-  }
-  void submit(ExpertLayer& layer, CudaStream stream) const { layer.submit(call(), stream); }
-  void sync(ExpertLayer& layer, CudaStream stream) const { layer.sync(output.data(), host.tokens, stream); }
-  std::vector<float> run(ExpertLayer& layer, const TestStream& stream) const {
-    submit(layer, stream);
-    sync(layer, stream);
-    return result(stream);
-  }
-  std::vector<float> result(const TestStream& stream) const {
-    stream.wait();
-    return output.read();
-  }
-};
-
-// Keeps a stream from going on until it is opened.
-class Gate {
- public:
-  explicit Gate(CudaStream stream) {
-    cuda_driver()->call([](void* gate) noexcept { static_cast<Gate*>(gate)->open_.wait(); }, this, stream);
-  }
-  void open() { open_.set(); }
-
- private:
-  Signal open_;
-};
 
 class ExpertLayerStream : public ::testing::Test {
  protected:
@@ -180,36 +125,6 @@ TEST_F(ExpertLayerStream, GraphsAndEagerWorkTakeTurns) {
   EXPECT_EQ(c.output.read(), plain_forward(*first, c.host));
 }
 
-// What three layers give, the first two putting off, the pairs cut by the reference split.
-struct DeferringModel {
-  std::vector<std::unique_ptr<ExpertLayer>> layers;
-  std::vector<std::unique_ptr<DeviceBatch>> batches;
-
-  explicit DeferringModel(int tokens) {
-    for (int i = 0; i < 4; ++i) {
-      layers.push_back(test_layer(stream_team(), {.layer = i, .max_deferred = 3 - i}));
-      batches.push_back(std::make_unique<DeviceBatch>(TestBatch(tokens, 20 + static_cast<unsigned>(i))));
-    }
-  }
-  void enqueue(CudaStream stream) const {
-    for (size_t i = 0; i < layers.size(); ++i) {
-      batches[i]->submit(*layers[i], stream);
-      batches[i]->sync(*layers[i], stream);
-    }
-  }
-  void expect(const char* what) const {
-    std::vector<float> carry(batches[0]->host.input.size());
-    for (size_t i = 0; i < layers.size(); ++i) {
-      const TestBatch& host = batches[i]->host;
-      std::vector<int64_t> now(host.ids.size()), later(now);
-      split_deferred(host.ids, host.weights, 4, layers[i]->options().max_deferred, 8, now, later);
-      EXPECT_EQ(batches[i]->output.read(), sum_of(plain_forward(*layers[i], host, now), carry))
-          << what << ", layer " << i;
-      carry = plain_forward(*layers[i], host, later);
-    }
-  }
-};
-
 TEST_F(ExpertLayerStream, DefersToTheNextLayer) {
   const TestStream stream;
   for (const int tokens : {1, 6}) {
@@ -305,7 +220,7 @@ TEST_F(ExpertLayerStream, ErrorsAreZerosAndThrownLater) {
   gate.open();
   EXPECT_THAT(wrong.result(stream), Each(0.0f));
   EXPECT_EQ(right.run(*other, stream), plain_forward(*other, good)) << "another layer goes on";
-  EXPECT_THAT(refusal_of([&] { right.submit(*layer, stream); }),
+  EXPECT_THAT(error_of([&] { right.submit(*layer, stream); }),
               HasSubstr("layer 2: the weight of token 1, slot 1"));
   layer->check();
   EXPECT_EQ(right.run(*layer, stream), plain_forward(*layer, good));
@@ -315,21 +230,21 @@ TEST_F(ExpertLayerStream, RefusesWhatIsWrongWithACall) {
   const auto layer = test_layer(stream_team(), {.layer = 2, .max_tokens = 4});
   const TestStream stream, other;
   const DeviceBatch many(TestBatch(5)), batch(TestBatch(2));
-  EXPECT_EQ(refusal_of([&] { many.submit(*layer, stream); }), "layer 2: 5 tokens, expected at most 4");
-  EXPECT_THAT(refusal_of([&] { batch.sync(*layer, stream); }), HasSubstr("layer 2: nothing was submitted"));
+  EXPECT_EQ(error_of([&] { many.submit(*layer, stream); }), "layer 2: 5 tokens, expected at most 4");
+  EXPECT_THAT(error_of([&] { batch.sync(*layer, stream); }), HasSubstr("layer 2: nothing was submitted"));
   LayerCall call = batch.call();
   call.input_stride = 70;
-  EXPECT_THAT(refusal_of([&] { layer->submit(call, stream); }), HasSubstr("70 apart"));
+  EXPECT_THAT(error_of([&] { layer->submit(call, stream); }), HasSubstr("70 apart"));
   call.tokens = 0;
   call.input_stride = 0;
   layer->submit(call, stream);
   layer->sync(nullptr, 0, stream);
   batch.submit(*layer, stream);
-  EXPECT_THAT(refusal_of([&] { batch.sync(*layer, other); }),
+  EXPECT_THAT(error_of([&] { batch.sync(*layer, other); }),
               HasSubstr("nothing was submitted on this stream"));
-  EXPECT_THAT(refusal_of([&] { layer->sync(batch.output.data(), 1, stream); }),
+  EXPECT_THAT(error_of([&] { layer->sync(batch.output.data(), 1, stream); }),
               HasSubstr("2 tokens were submitted, the result of 1"));
-  EXPECT_THAT(refusal_of([&] { layer->sync(nullptr, 2, stream); }), HasSubstr("null address for the output"));
+  EXPECT_THAT(error_of([&] { layer->sync(nullptr, 2, stream); }), HasSubstr("null address for the output"));
   batch.sync(*layer, stream);
   EXPECT_EQ(batch.result(stream), plain_forward(*layer, batch.host));
 }

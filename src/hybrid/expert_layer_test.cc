@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 
 namespace kt {
@@ -17,16 +18,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-template <typename What>
-std::string error_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::shared_ptr<CpuTeam> small_team(int nodes = 1) { return CpuTeam::shared({.threads = 2, .nodes = nodes}); }
 
@@ -217,6 +208,20 @@ TEST(ExpertLayerDeferral, DropsWhatNoLaterLayerOfTheSameTokensTakes) {
   EXPECT_EQ(forward(*d.first, a.call()), plain_forward(*d.first, a, d.now)) << "a layer before";
   forward(*d.first, a.call());
   std::thread([&] { EXPECT_EQ(forward(*d.last, a.call()), plain_forward(*d.last, a)); }).join();
+}
+
+// Both under the same path and with the same hidden size.
+TEST(ExpertLayerDeferral, ModelsThatTakeTurnsLayerByLayerDoNotMix) {
+  Deferring one, other;
+  const TestBatch a(3, 1), b(3, 2);
+  one.split(a, 2);
+  other.split(b, 2);
+  forward(*one.first, a.call());
+  EXPECT_EQ(forward(*other.first, b.call()), plain_forward(*other.first, b, other.now));
+  EXPECT_EQ(forward(*one.last, a.call()),
+            sum_of(plain_forward(*one.last, a), plain_forward(*one.first, a, one.later)));
+  EXPECT_EQ(forward(*other.last, b.call()),
+            sum_of(plain_forward(*other.last, b), plain_forward(*other.first, b, other.later)));
 }
 
 TEST(ExpertLayerDeferral, MaskedExpertsAreNotPutOff) {

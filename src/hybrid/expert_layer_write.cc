@@ -96,10 +96,7 @@ class Block {
   void write_codes(int64_t row, int64_t first, int64_t count, std::byte* out) const {
     const int64_t at = row * plain_.k + first;
     if (cut_.kind.code != plain_.format.code) {
-      for (int64_t i = 0; i < count; ++i) {
-        const bf16 value = to_bf16(wide_[static_cast<size_t>(at + i)]);
-        std::memcpy(out + i * 2, &value, sizeof value);
-      }
+      experts_.kernels().store(out, Real::kBf16, wide_.data() + at, static_cast<int>(count));
     } else if (code_bits(cut_.kind.code) == 4) {
       write_nibbles(plain_.codes.data() + at, count, reinterpret_cast<uint8_t*>(out));
     } else {
@@ -219,11 +216,27 @@ void ExpertLayer::submit_write(int expert, std::span<const ExpertBuffers> ranks)
       fail("layer {}: expert {}, expected 0 to {}", o.layer, expert, o.shape.experts - 1);
     check_buffers(cut_for(o, *s.method, s.experts, static_cast<int>(ranks.size())), ranks, o.layer);
   }
-  s.team->submit([state = state_, expert, buffers = std::vector(ranks.begin(), ranks.end())] {
-    const std::shared_lock lock(state->in_use);
-    const Cut cut = cut_for(state->options, *state->method, state->experts, static_cast<int>(buffers.size()));
-    write_expert(cut, *state->experts, expert, buffers, *state->team->pool());
-  });
+  const uint64_t ticket =
+      s.team->submit([state = state_, expert, buffers = std::vector(ranks.begin(), ranks.end())] {
+        try {
+          const std::shared_lock lock(state->in_use);
+          const Cut cut =
+              cut_for(state->options, *state->method, state->experts, static_cast<int>(buffers.size()));
+          write_expert(cut, *state->experts, expert, buffers, *state->team->pool());
+        } catch (...) {
+          state->writes.keep(std::current_exception());
+        }
+      });
+  uint64_t last = s.last_write;
+  while (last < ticket && !s.last_write.compare_exchange_weak(last, ticket)) {
+  }
+}
+
+void ExpertLayer::sync_write() {
+  State& s = *state_;
+  s.team->check_outside();
+  s.team->wait(s.last_write);
+  s.writes.rethrow();
 }
 
 size_t ExpertLayer::w13_bytes(int ranks) const {

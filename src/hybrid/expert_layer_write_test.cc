@@ -6,26 +6,19 @@
 #include <bit>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 
 namespace kt {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Ne;
 
 constexpr ExpertsShape kShape{.experts = 2, .hidden = 160, .inter = 1024};
 constexpr int kGroup = 32;
-
-template <typename What>
-std::string error_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Values {
   std::vector<float> gate, up, down;
@@ -97,7 +90,7 @@ void check_ranks(ExpertLayer& layer, const Values& values, int ranks) {
   std::vector<ExpertBuffers> views;
   for (RankBuffers& b : buffers) views.push_back(b.view());
   layer.submit_write(expert, views);
-  layer.team().sync();
+  layer.sync_write();
   const MethodFormats formats = formats_of(weight_method_named(method), hidden, inter, kGroup, true);
   const auto plain = [&](const std::vector<float>& all, const Format& format, int64_t n, int64_t k) {
     return quantise(
@@ -183,6 +176,17 @@ TEST(ExpertWrite, NamesWhatCannotBeCut) {
   EXPECT_THAT(error_of([&] { layer.submit_write(0, {}); }), HasSubstr("0 ranks"));
   const ExpertLayer odd = made("BF16", 1, {.experts = 1, .hidden = 16, .inter = 36});
   EXPECT_THAT(error_of([&] { odd.w2_bytes(8); }), AllOf(HasSubstr("36"), HasSubstr("8 ranks")));
+}
+
+TEST(ExpertWrite, ErrorsOfOtherWorkAreNotItsOwn) {
+  const auto layer = test_layer(CpuTeam::shared({.threads = 2}));
+  std::vector<uint8_t> w13(layer->w13_bytes(1)), w2(layer->w2_bytes(1));
+  const ExpertBuffers view{.w13 = w13.data(), .w2 = w2.data()};
+  layer->team().submit([] { fail("of somebody else"); });
+  layer->submit_write(1, {&view, 1});
+  layer->sync_write();
+  EXPECT_THAT(w2, Contains(Ne(0)));
+  EXPECT_THAT(error_of([&] { layer->team().sync(); }), HasSubstr("of somebody else"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/fork_mutex.h"
 #include "base/log.h"
 #include "weights/kt_folder.h"
 #include "weights/kt_names.h"
@@ -65,40 +66,6 @@ bool rounds_while_loading(const WeightMethod& method, const Stored& stored) {
   return stored.method == "BF16" || stored.method == "FP8" || stored.method == "FP8_PERCHANNEL";
 }
 
-// Experts whose matrices are rounded while they are read.
-class RoundedSource : public ExpertSource {
- public:
-  struct Formats {
-    std::optional<Format> gate_up, down;  // absent: as stored
-    bool through_bf16 = false;
-  };
-  RoundedSource(const ExpertSource& source, const Formats& formats) : source_(source), formats_(formats) {}
-  std::string_view dialect() const override { return source_.dialect(); }
-  std::vector<int> layers() const override { return source_.layers(); }
-  int experts() const override { return source_.experts(); }
-  int64_t hidden() const override { return source_.hidden(); }
-  int64_t inter() const override { return source_.inter(); }
-  std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
-    auto matrix = source_.at(layer, expert, projection);
-    const auto& format = projection == Projection::kDown ? formats_.down : formats_.gate_up;
-    if (!format || *format == matrix->format) return matrix;
-    if (formats_.through_bf16 && matrix->format.code != Code::kBf16)
-      matrix = requantised(std::move(matrix), format_named("bf16"));
-    return requantised(std::move(matrix), *format);
-  }
-  std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
-    return source_.bias(layer, expert, projection);
-  }
-  bool owns(std::string_view tensor) const override { return source_.owns(tensor); }
-  std::string module_name(int layer, int expert, Projection projection) const override {
-    return source_.module_name(layer, expert, projection);
-  }
-
- private:
-  const ExpertSource& source_;
-  Formats formats_;
-};
-
 // One format that holds both: the wider of two floats, the float of one, else q8_0, whose own error is far
 // below that of any narrower format.
 Format common_format(const Format& gate, const Format& up) {
@@ -140,14 +107,17 @@ std::shared_ptr<const ExpertSource> open_path(const std::string& path) {
 
 // Who has which path open. Entries of paths that nobody uses any more are dropped when another one is opened.
 struct OpenPaths {
-  std::mutex mutex;
+  ForkMutex mutex{4};
   std::map<std::string, std::weak_ptr<const ExpertSource>> sources;
 };
 
+// Never destroyed: layers may be loaded while the process ends.
 OpenPaths& open_paths() {
-  static OpenPaths paths;
+  static OpenPaths& paths = *std::make_unique<OpenPaths>().release();
   return paths;
 }
+
+[[maybe_unused]] const OpenPaths& made_early = open_paths();  // before threads that fork
 
 // One name for one place, however it was spelt.
 std::string key_of(const std::string& path) {
@@ -261,8 +231,7 @@ std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const Expe
              "{}: experts stored as {} are rounded to {} each time they are loaded; weights that `kt quant` "
              "converted load faster",
              path, stored.words, name_of(format));
-    return std::make_unique<RoundedSource>(
-        source, RoundedSource::Formats{.gate_up = format, .down = format, .through_bf16 = true});
+    return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
   }
   const Format gate = source.at(layer, 0, Projection::kGate)->format,
                up = source.at(layer, 0, Projection::kUp)->format;
@@ -270,7 +239,7 @@ std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const Expe
   const Format common = common_format(gate, up);
   log_once(LogLevel::kWarning, "{}: layer {} has gate as {} and up as {}: both are rounded to {}", path,
            layer, name_of(gate), name_of(up), name_of(common));
-  return std::make_unique<RoundedSource>(source, RoundedSource::Formats{.gate_up = common, .down = {}});
+  return requantised(source, RoundedFormats{.gate_up = common});
 }
 
 }  // namespace kt

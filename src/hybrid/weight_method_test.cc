@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "weights/kt_plan.h"
 #include "weights/testing/tiny_model.h"
 
@@ -12,16 +13,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-template <typename What>
-std::string error_of(const What& what) {
-  try {
-    what();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(WeightMethod, UnknownNamesGetTheList) {
   EXPECT_EQ(weight_method_named("MXFP4").name, "MXFP4");

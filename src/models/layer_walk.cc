@@ -15,7 +15,7 @@ LayerWalk::LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_p
   s.options = options;
   s.options.experts = nullptr;
   s.prepare(std::move(pool));
-  loader_ = std::make_unique<TransformerLoader>(TransformerLoader{checkpoint, s, nullptr, {}, {}, {}});
+  loader_ = std::make_unique<TransformerLoader>(TransformerLoader{checkpoint, s, nullptr, {}, {}});
   loader_->find_modules(owner);
   s.embedding = loader_->matrix(loader_->rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
   loader_->buffers();
@@ -57,12 +57,12 @@ std::unique_ptr<StoredMatrix> LayerWalk::stored(const std::string& module) const
   return open_linear(loader_->checkpoint, loader_->modules.at(module));
 }
 
-void LayerWalk::open(int layer, Replace replace) {
+void LayerWalk::open(int layer, MatrixRounding rounding) {
   Transformer::State& s = *state_;
   const LayerSpec& of = spec_.layers.at(static_cast<size_t>(layer));
   s.layers.clear();
   s.spec.layers = {of};
-  loader_->replace = std::move(replace);
+  s.options.linear_rounding = std::move(rounding);
   s.layers.push_back(loader_->layer(layer, of));
   layer_ = layer;
 }

@@ -49,11 +49,9 @@ class LayerWalk {
 
   // x: [tokens, hidden]. Error for an id outside of the vocabulary.
   void embed(std::span<const int32_t> tokens, float* x) const;
-  // Matrices to run instead of the checkpoint's, by module; null: the checkpoint's own.
-  using Replace = std::function<std::unique_ptr<StoredMatrix>(const std::string& module)>;
-  // Reads and packs layer `layer` but for its routed experts, and forgets the one before. `replace` is asked
-  // now and by reload...().
-  void open(int layer, Replace replace = {});
+  // Reads and packs layer `layer` but for its routed experts, and forgets the one before. `rounding` may put
+  // other matrices in the place of attention's and of the dense MLP's; it is asked now and by reload...().
+  void open(int layer, MatrixRounding rounding = {});
   // Asks and reads again: matrices that were replaced since.
   void reload(AttentionInput stage);
   void reload_dense();

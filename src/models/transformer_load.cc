@@ -55,7 +55,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   if (moe && !options.experts) own = open_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
   s.options.experts = nullptr;  // read now, not kept
-  TransformerLoader loader{checkpoint, s, experts, {}, {}, {}};
+  TransformerLoader loader{checkpoint, s, experts, {}, {}};
   loader.find_modules(own.get());
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
   s.final_norm = loader.vector(loader.rooted(s.spec.final_norm) + ".weight", s.spec.hidden);

@@ -35,8 +35,6 @@ struct TransformerLoader {
   const ExpertSource* experts;  // null: routers are read, routed experts are not
   std::map<std::string, LinearModule, std::less<>> modules;
   std::string root;  // what stands for the leading "model." of the spec's names
-  // Matrices of attention and dense MLPs to take instead of the checkpoint's, by module; null: its own.
-  std::function<std::unique_ptr<StoredMatrix>(const std::string& module)> replace = {};
 
   std::string rooted(const std::string& name) const {
     return name.starts_with("model.") ? root + name.substr(6) : name;
@@ -104,8 +102,6 @@ struct TransformerLoader {
 
   // In the format asked for, for matrices whose rounding a user may choose.
   std::unique_ptr<StoredMatrix> dense_matrix(const std::string& module, int64_t n, int64_t k) const {
-    if (replace)
-      if (std::unique_ptr<StoredMatrix> other = replace(module)) return other;
     std::unique_ptr<StoredMatrix> stored = matrix(module, n, k);
     const auto& format = s.options.linear_format;
     return format && !(stored->format == *format) ? requantised(std::move(stored), *format)
@@ -233,8 +229,7 @@ struct TransformerLoader {
   void split_kv_b(const std::string& name, MlaWeights& w) const {
     const MlaSpec& spec = s.spec.mla;
     const int64_t rows = spec.nope + spec.v;
-    std::unique_ptr<StoredMatrix> stored = replace ? replace(name) : nullptr;
-    if (!stored) stored = matrix(name, spec.heads * rows, spec.kv_rank);
+    const std::unique_ptr<StoredMatrix> stored = matrix(name, spec.heads * rows, spec.kv_rank);
     const Format format = format_named(s.options.precision == Precision::kF32 ? "f32" : "bf16");
     const LinearOptions options = linear_options(s.options.precision);
     // A head's values and its transposed keys, and half of them once more in plain order.

@@ -5,18 +5,11 @@
 #include <cmath>
 #include <random>
 
+#include "base/testing/random_values.h"
 #include "nn/kv_write.h"
 
 namespace kt {
 namespace {
-
-std::vector<float> random_values(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 struct Setting {
   int heads, kv_heads, d, dv, window;

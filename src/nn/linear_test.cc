@@ -7,17 +7,10 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/testing/random_values.h"
 
 namespace kt {
 namespace {
-
-std::vector<float> random_values(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, 1);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 struct Case {
   Matrix weights;

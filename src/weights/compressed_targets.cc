@@ -7,7 +7,7 @@ CompressedTargets::CompressedTargets(const Checkpoint& checkpoint, const ExpertS
     : checkpoint_(checkpoint), source_(source), options_(options), patterns_(options.ignore) {}
 
 bool CompressedTargets::expert(int layer, int expert, Projection projection) const {
-  return options_.ignore.empty() || !patterns_.match(source_->module_name(layer, expert, projection));
+  return options_.ignore.empty() || this->expert(source_->module_name(layer, expert, projection));
 }
 
 bool CompressedTargets::linear(std::string_view module) const {

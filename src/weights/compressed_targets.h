@@ -9,7 +9,7 @@
 
 namespace kt {
 
-// Checkpoint, source and options must outlive it. Any thread.
+// Checkpoint and source must outlive it. Any thread.
 class CompressedTargets {
  public:
   // Error naming a pattern that is no regular expression.
@@ -29,7 +29,7 @@ class CompressedTargets {
  private:
   const Checkpoint& checkpoint_;
   const ExpertSource* source_;
-  const CompressedPlanOptions& options_;
+  const CompressedPlanOptions options_;
   ModulePatterns patterns_;
 };
 

@@ -56,17 +56,21 @@ class PackedMatrix : public RoundedMatrix {
   PackedSpec spec_;
 };
 
+using ExpertRounding = std::function<std::unique_ptr<StoredMatrix>(std::unique_ptr<StoredMatrix>, Projection,
+                                                                   std::string_view module)>;
+
 class RoundedExperts : public ExpertSource {
  public:
-  RoundedExperts(const ExpertSource& source, MatrixRounding rounding, std::string dialect)
-      : source_(source), rounding_(std::move(rounding)), dialect_(std::move(dialect)) {}
+  RoundedExperts(const ExpertSource& source, ExpertRounding rounding, std::string_view dialect)
+      : source_(source), rounding_(std::move(rounding)), dialect_(dialect) {}
   std::string_view dialect() const override { return dialect_; }
   std::vector<int> layers() const override { return source_.layers(); }
   int experts() const override { return source_.experts(); }
   int64_t hidden() const override { return source_.hidden(); }
   int64_t inter() const override { return source_.inter(); }
   std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
-    return rounding_(source_.at(layer, expert, projection), source_.module_name(layer, expert, projection));
+    return rounding_(source_.at(layer, expert, projection), projection,
+                     source_.module_name(layer, expert, projection));
   }
   std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
     return source_.bias(layer, expert, projection);
@@ -78,7 +82,7 @@ class RoundedExperts : public ExpertSource {
 
  private:
   const ExpertSource& source_;
-  MatrixRounding rounding_;
+  ExpertRounding rounding_;
   std::string dialect_;
 };
 
@@ -86,14 +90,31 @@ class RoundedExperts : public ExpertSource {
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format) {
   const auto rounding = [format](std::unique_ptr<StoredMatrix> matrix, std::string_view) {
-    return requantised(std::move(matrix), format);
+    return matrix->format == format ? std::move(matrix) : requantised(std::move(matrix), format);
   };
   return requantised(source, rounding, name_of(format));
 }
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRounding rounding,
                                           std::string dialect) {
-  return std::make_unique<RoundedExperts>(source, std::move(rounding), std::move(dialect));
+  return std::make_unique<RoundedExperts>(
+      source,
+      [rounding = std::move(rounding)](auto matrix, Projection, std::string_view module) {
+        return rounding(std::move(matrix), module);
+      },
+      dialect);
+}
+
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const RoundedFormats& formats) {
+  const auto rounding = [formats](std::unique_ptr<StoredMatrix> matrix, Projection projection,
+                                  std::string_view) {
+    const auto& format = projection == Projection::kDown ? formats.down : formats.gate_up;
+    if (!format || *format == matrix->format) return matrix;
+    if (formats.through_bf16 && matrix->format.code != Code::kBf16)
+      matrix = requantised(std::move(matrix), format_named("bf16"));
+    return requantised(std::move(matrix), *format);
+  };
+  return std::make_unique<RoundedExperts>(source, rounding, source.dialect());
 }
 
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format) {

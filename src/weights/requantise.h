@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -12,9 +13,17 @@
 
 namespace kt {
 
-// Every matrix of `source` rounded to nearest into `format` (formats/matrix.h, quantise). `source` must
-// outlive it.
+// Every matrix of `source` that has another format rounded to nearest into `format` (formats/matrix.h,
+// quantise), which names the dialect too. `source` must outlive it.
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Format& format);
+
+// The same with formats of their own; what is absent, and what has the format already, is as stored. The
+// dialect is the source's.
+struct RoundedFormats {
+  std::optional<Format> gate_up = {}, down = {};
+  bool through_bf16 = false;  // values become bf16 first, as the converter's are
+};
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const RoundedFormats& formats);
 
 // The same of one matrix. Error(kInput) with its name if its shape cannot have the format.
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format);

@@ -322,7 +322,10 @@ void Calibration::run(const std::string& folder, const std::string& settings) {
     const std::string path = rounded_layer_path(folder, layer);
     if (works) done_[layer] = kept_layer(path, settings);
     const bool kept = works && done_[layer];
-    walk_->open(layer, [this, layer](const std::string& module) { return replaced(layer, module); });
+    walk_->open(layer, [this, layer](std::unique_ptr<StoredMatrix> stored, std::string_view module) {
+      std::unique_ptr<StoredMatrix> rounded = replaced(layer, std::string(module));
+      return rounded ? std::move(rounded) : std::move(stored);
+    });
     if (works && !kept) {
       tell(layer, 0);
       pending_.figures.layer = layer;

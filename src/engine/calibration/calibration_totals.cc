@@ -5,88 +5,83 @@
 #include "base/text.h"
 
 namespace kt {
+
 namespace {
 
-struct Totals {
+// Of the figures under `kind`, "experts" or "linears".
+Json totals_of(const Json& report, const std::string& kind, double damping) {
   std::map<std::string, int64_t> methods;
   int64_t count = 0, tokens = 0, held_out = 0;
   double signal = 0, rtn_error = 0, error = 0;
-
-  void add(const Json& figures) {
-    ++methods[figures.at("method").get<std::string>()];
-    ++count;
-    tokens += figures.at("tokens").get<int64_t>();
-    held_out += figures.at("held_out").get<int64_t>();
-    signal += figures.at("signal").get<double>();
-    rtn_error += figures.at("rtn_error").get<double>();
-    error += figures.at("error").get<double>();
+  Json raised = Json::array();
+  for (const Json& layer : report.at("layers")) {
+    int64_t number = 0;
+    for (const Json& each : layer.value(kind, Json::array())) {
+      ++methods[each.at("method").get<std::string>()];
+      tokens += each.at("tokens").get<int64_t>();
+      held_out += each.at("held_out").get<int64_t>();
+      signal += each.at("signal").get<double>();
+      rtn_error += each.at("rtn_error").get<double>();
+      error += each.at("error").get<double>();
+      const auto used = each.at("damping").get<double>(), down = each.at("down_damping").get<double>();
+      if (used > damping || down > damping) {
+        raised.push_back({{"layer", layer.at("layer")}, {"damping", used}, {"down_damping", down}});
+        if (each.contains("module")) {
+          raised.back()["module"] = each.at("module");
+        } else {
+          raised.back()["expert"] = number;
+        }
+      }
+      ++number;
+    }
+    count += number;
   }
-  Json json(const char* counted) const {
-    return {{counted, count},         {"methods", methods}, {"signal", signal},
-            {"rtn_error", rtn_error}, {"error", error},     {"ratio", rtn_error > 0 ? error / rtn_error : 1}};
-  }
-};
+  return {{kind, count},
+          {"methods", methods},
+          {"tokens", tokens},
+          {"held_out", held_out},
+          {"signal", signal},
+          {"rtn_error", rtn_error},
+          {"error", error},
+          {"ratio", rtn_error > 0 ? error / rtn_error : 1},
+          {"damping_raised", raised}};
+}
 
-// "3 of 9 experts calibrated, 4 rounded to nearest (4 few tokens), 2 kept".
-std::string line_of(const Json& totals, const char* counted) {
+std::string summary_of(const Json& totals, const std::string& kind, std::string_view words) {
   constexpr std::string_view kNearest = "rtn: ";
   std::string reasons;
-  int64_t nearest = 0;
+  int64_t nearest = 0, kept = 0;
   for (const auto& [method, count] : totals.at("methods").items()) {
+    if (method == "kept") kept = count.get<int64_t>();
     if (!method.starts_with(kNearest)) continue;
     nearest += count.get<int64_t>();
     reasons +=
         text("{}{} {}", reasons.empty() ? "" : ", ", count.get<int64_t>(), method.substr(kNearest.size()));
   }
-  std::string out = text("{} of {} {} calibrated", totals.at("methods").value("gptq", int64_t{0}),
-                         totals.at(counted).get<int64_t>(), counted);
+  const auto all = totals.at(kind).get<int64_t>();
+  std::string out = text("{} of {} {} calibrated", all - nearest - kept, all, words);
   if (nearest > 0) out += text(", {} rounded to nearest ({})", nearest, reasons);
-  if (const auto kept = totals.at("methods").value("kept", int64_t{0}); kept > 0)
-    out += text(", {} kept", kept);
+  if (kept > 0) out += text(", {} left as they were", kept);
+  if (const size_t raised = totals.at("damping_raised").size(); raised > 0)
+    out += text("; damping raised for {}", raised);
   return out;
 }
 
 }  // namespace
 
 Json calibration_totals(const Json& report, double damping) {
-  Totals experts, linears;
-  Json raised = Json::array();
-  const auto note = [&](const Json& layer, const Json& figures, Json who) {
-    const auto used = figures.at("damping").get<double>(), down = figures.at("down_damping").get<double>();
-    if (used <= damping && down <= damping) return;
-    who["layer"] = layer.at("layer");
-    who["damping"] = used;
-    who["down_damping"] = down;
-    raised.push_back(std::move(who));
-  };
-  for (const Json& layer : report.at("layers")) {
-    int64_t number = 0;
-    for (const Json& expert : layer.at("experts")) {
-      experts.add(expert);
-      note(layer, expert, {{"expert", number++}});
-    }
-    if (!layer.contains("linears")) continue;
-    for (const Json& linear : layer.at("linears")) {
-      linears.add(linear);
-      note(layer, linear, {{"module", linear.at("module")}});
-    }
-  }
-  Json out = experts.json("experts");
-  out["tokens"] = experts.tokens;
-  out["held_out"] = experts.held_out;
-  out["damping_raised"] = std::move(raised);
-  if (linears.count > 0) out["linears"] = linears.json("matrices");
+  Json out = totals_of(report, "experts", damping);
+  if (Json linears = totals_of(report, "linears", damping); linears.at("linears").get<int64_t>() > 0)
+    out["linears"] = std::move(linears);
   return out;
 }
 
 std::string calibration_summary(const Json& totals) {
-  std::string out;
-  if (totals.at("experts").get<int64_t>() > 0) out = line_of(totals, "experts");
-  if (totals.contains("linears"))
-    out += (out.empty() ? "" : "; ") + line_of(totals.at("linears"), "matrices");
-  if (const size_t raised = totals.at("damping_raised").size(); raised > 0)
-    out += text("; damping raised for {}", raised);
-  return out;
+  const std::string experts = summary_of(totals, "experts", "experts");
+  const auto linears = totals.find("linears");
+  if (linears == totals.end()) return experts;
+  const std::string others = summary_of(*linears, "linears", "matrices and MLPs of every token");
+  return totals.at("experts").get<int64_t>() == 0 ? others : experts + "\n" + others;
 }
 
 }  // namespace kt

@@ -10,8 +10,8 @@ namespace kt {
 // Of CalibrationReport::json(), with the damping that was asked for: {"experts", "methods": {name: experts},
 // "tokens", "held_out", "signal", "rtn_error", "error", "ratio", "damping_raised": [{"layer", "expert",
 // "damping", "down_damping"}]}. Tokens are counted once for every expert they were sent to. Where matrices
-// outside of experts took part, "linears" holds {"matrices", "methods", "signal", "rtn_error", "error",
-// "ratio"} of them, and those of raised damping are in the list by "module".
+// that every token visits were rounded too, "linears" has the same of them, with "linears" instead of
+// "experts" and "module" instead of "expert".
 Json calibration_totals(const Json& report, double damping);
 
 // The same in a line for people; without a word of what did not happen.

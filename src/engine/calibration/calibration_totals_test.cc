@@ -29,25 +29,25 @@ TEST(CalibrationTotals, SumsReasonsAndDamping) {
             "2 of 4 experts calibrated, 2 rounded to nearest (2 few tokens); damping raised for 1");
 }
 
-TEST(CalibrationTotals, MatricesOutsideOfExperts) {
-  Json q = expert("gptq", 9, 2, 1, 0.5), o = expert("rtn: gptq was not better", 9, 2, 2, 5);
-  q["module"] = "q_proj";
-  o["module"] = "o_proj";
-  const Json report = {
-      {"layers",
-       {{{"layer", 0}, {"experts", Json::array()}, {"linears", {q, o}}},
-        {{"layer", 1}, {"experts", {expert("kept", 9, 0, 0, 0), expert("gptq", 9, 1, 0.5, 0.5)}}}}}};
-  const Json totals = calibration_totals(report, 0.5);
+TEST(CalibrationTotals, MatricesOfEveryTokenAndKeptExperts) {
+  Json linear = expert("gptq", 90, 4, 1, 5), nearest = expert("rtn: gptq was not better", 90, 4, 4, 0.5);
+  linear["module"] = "layers.0.o_proj";
+  nearest["module"] = "layers.0.q_proj";
+  const Json layer = {{"layer", 0},
+                      {"experts", {expert("gptq", 9, 2, 1, 0.5), expert("kept", 9, 0, 0, 0)}},
+                      {"linears", {linear, nearest}}};
+  const Json totals = calibration_totals({{"layers", {layer}}}, 0.5), &linears = totals.at("linears");
   EXPECT_EQ(totals.at("experts"), 2);
-  EXPECT_EQ(totals.at("linears").at("matrices"), 2);
-  EXPECT_DOUBLE_EQ(totals.at("linears").at("ratio").get<double>(), 0.75);
-  EXPECT_DOUBLE_EQ(totals.at("ratio").get<double>(), 0.5);
-  EXPECT_EQ(totals.at("damping_raised"),
-            (Json::array({{{"layer", 0}, {"module", "o_proj"}, {"damping", 5.0}, {"down_damping", 0.5}}})));
+  EXPECT_EQ(linears.at("linears"), 2);
+  EXPECT_DOUBLE_EQ(linears.at("ratio").get<double>(), 0.625);
+  EXPECT_EQ(linears.at("damping_raised"),
+            (Json::array(
+                {{{"layer", 0}, {"module", "layers.0.o_proj"}, {"damping", 5.0}, {"down_damping", 0.5}}})));
   EXPECT_EQ(
       calibration_summary(totals),
-      "1 of 2 experts calibrated, 1 kept; 1 of 2 matrices calibrated, 1 rounded to nearest (1 gptq was not "
-      "better); damping raised for 1");
+      "1 of 2 experts calibrated, 1 left as they were\n"
+      "1 of 2 matrices and MLPs of every token calibrated, 1 rounded to nearest (1 gptq was not better); "
+      "damping raised for 1");
 }
 
 TEST(CalibrationTotals, NothingToReport) {

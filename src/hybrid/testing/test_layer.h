@@ -4,20 +4,13 @@
 #include <random>
 #include <vector>
 
+#include "base/testing/random_values.h"
 #include "formats/floats.h"
 #include "hybrid/expert_layer.h"
 
 namespace kt {
 
 inline constexpr ExpertsShape kTestShape{.experts = 8, .hidden = 64, .inter = 96};
-
-inline std::vector<float> random_values(size_t count, unsigned seed, float scale = 1.0f) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, scale);
-  std::vector<float> out(count);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 struct TestLayerOptions {
   int layer = 0, max_deferred = 0, max_tokens = 64;

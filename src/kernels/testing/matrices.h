@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "formats/floats.h"
 #include "formats/matrix.h"
 #include "kernels/pack.h"
@@ -119,15 +120,5 @@ struct Packed {
   }
   Packed(const MatrixView& w, const Fragment& fragment) : Packed(w, fragment, 0, w.k) {}
 };
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 }  // namespace kt

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 
 namespace kt::testing_files {
 
@@ -38,17 +39,6 @@ class TempFolder {
  private:
   std::string path_;
 };
-
-// The message of the Error that the call throws; "no error" if it returns. Other exceptions pass through.
-template <typename Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 inline std::span<const std::byte> bytes_of(std::string_view characters) {
   return std::as_bytes(std::span(characters));

@@ -1,0 +1,84 @@
+#include "hybrid/stream_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace kt {
+namespace {
+
+constexpr size_t kKeptAtRest = 1 << 20;  // bytes
+
+}  // namespace
+
+std::shared_ptr<DeferredSums> DeferredSums::with_room(size_t size, std::shared_ptr<DeferredSums> spare) {
+  if (spare && spare->size >= size) return spare;
+  return std::make_shared<DeferredSums>(
+      DeferredSums{.size = size, .values = std::make_shared_for_overwrite<float[]>(size)});
+}
+
+StreamCall::StreamCall() {
+  now.run = [this] { run_now(); };
+  later.run = [this] { run_later(); };
+}
+
+void StreamCall::run_now() noexcept {
+  failed = false;
+  try {
+    if (deferred) {
+      std::memcpy(kept_input.data(), call.input, kept_input.size());
+      std::copy_n(call.weights, kept_weights.size(), kept_weights.begin());
+    }
+    layer->run(call, output, carry ? carry->values.get() : nullptr, deferred ? &pairs : nullptr);
+  } catch (...) {
+    failed = true;
+    std::memset(output, 0, output_bytes);
+    layer->forwards.keep(std::current_exception());
+  }
+}
+
+void StreamCall::run_later() noexcept {
+  float* const sums = deferred->values.get();
+  try {
+    LayerCall again = call;
+    again.input = kept_input.data();
+    again.weights = kept_weights.data();
+    if (!failed) return layer->run_deferred(again, pairs, sums);
+  } catch (...) {
+    layer->forwards.keep(std::current_exception());
+  }
+  std::fill_n(sums, int64_t{call.tokens} * layer->options.shape.hidden, 0.0f);
+}
+
+bool StreamCall::finished() const noexcept {
+  if (!(abandoned ? started : waited).load(std::memory_order_acquire)) return false;
+  const CpuTeam& team = *layer->team;
+  return team.done(now.ticket) && (!deferred || team.done(later.ticket));
+}
+
+std::shared_ptr<ExpertLayer::State> StreamCall::rest() {
+  carry.reset();
+  deferred.reset();
+  if (kept_input.capacity() > kKeptAtRest) kept_input = {};
+  if (kept_weights.capacity() * sizeof(float) > kKeptAtRest) kept_weights = {};
+  return std::exchange(layer, nullptr);
+}
+
+void StreamCall::start(void* argument) noexcept {
+  StreamCall& it = *static_cast<StreamCall*>(argument);
+  CpuTeam& team = *it.layer->team;
+  // Of the replay before: when no layer came after this one, or when nobody asked for its result.
+  if (!team.done(it.now.ticket)) team.wait(it.now.ticket);
+  if (!team.done(it.later.ticket)) team.wait(it.later.ticket);
+  team.submit(it.now);
+  if (it.deferred) team.submit(it.later);
+  it.started.store(true, std::memory_order_release);
+}
+
+void StreamCall::wait(void* argument) noexcept {
+  StreamCall& it = *static_cast<StreamCall*>(argument);
+  it.layer->team->wait(it.now.ticket);
+  it.waited.store(true, std::memory_order_release);
+}
+
+}  // namespace kt

@@ -1,0 +1,59 @@
+// One submit in a stream, as its callbacks see it. Callbacks run on the driver's threads: they take no lock
+// that is held while the driver is called, and give nothing back.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "hybrid/expert_layer_state.h"
+
+namespace kt {
+
+// What a layer put off: [tokens, hidden] sums for the next layer of its model. The team works in order, so
+// the reader needs no other word that they are written.
+struct DeferredSums {
+  size_t size = 0;
+  std::shared_ptr<float[]> values = {};
+
+  // Room for so many, not filled; `spare` where that is enough.
+  static std::shared_ptr<DeferredSums> with_room(size_t size, std::shared_ptr<DeferredSums> spare);
+};
+
+// A captured one is run again by each replay.
+struct StreamCall {
+  std::shared_ptr<ExpertLayer::State> layer;
+  LayerCall call;  // of the slot's memory
+  std::byte* output = nullptr;
+  size_t output_bytes = 0;
+  std::shared_ptr<const DeferredSums> carry;  // to add: what the layer before put off; or null
+  std::shared_ptr<DeferredSums> deferred;     // for the next layer; null: nothing is put off
+  // Input and weights for what is put off: later work of the stream overwrites the slot's before that ran.
+  std::vector<std::byte> kept_input;
+  std::vector<float> kept_weights;
+  bool failed = false;
+  DeferredPairs pairs;
+  CpuTeam::Task now, later;
+  std::atomic<bool> started = false;  // the stream has given the work to the team
+  std::atomic<bool> waited = false;   // the stream has waited for `now`
+  bool abandoned = false;             // nobody will make the stream wait
+
+  StreamCall();
+  StreamCall(const StreamCall&) = delete;
+  StreamCall& operator=(const StreamCall&) = delete;
+
+  // Neither the stream nor the team will touch it again.
+  bool finished() const noexcept;
+  // Keeps nothing that is large, and no layer: the layer is returned, to be destroyed without a lock.
+  std::shared_ptr<ExpertLayer::State> rest();
+
+  // For the stream; the argument is the StreamCall.
+  static void start(void* argument) noexcept;
+  static void wait(void* argument) noexcept;
+
+ private:
+  void run_now() noexcept;
+  void run_later() noexcept;
+};
+
+}  // namespace kt

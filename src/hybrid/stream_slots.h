@@ -1,0 +1,70 @@
+// Page-locked memory of calls in streams. The streams of a context share it, and so do the streams of a
+// capture, so that an engine with a stream for each layer holds as much as is in flight, not a part for each
+// layer. Not thread-safe.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda/driver.h"
+
+namespace kt {
+
+// One call's input, ids, weights and output.
+struct StreamSlot {
+  PinnedBuffer memory;
+  enum class State {
+    kFree,    // nothing in any stream touches it
+    kOpen,    // a call has it, and its end is not in the stream yet
+    kMarked,  // `end` is behind the last work that touches it
+    kLost,    // work touches it whose end could not be marked
+  } state = State::kFree;
+  CudaStream stream = nullptr;  // of the last use
+  StreamMark end;
+  uint64_t use = 0;  // counts up
+};
+
+class StreamSlots {
+ public:
+  enum class Kind {
+    kEager,  // a slot is used again when its stream has passed it
+    // A replay has no host that could look, so a slot is used again in the same stream, or in another one of
+    // the capture behind an edge of the graph: after kOwnSlots uses, so that branches which run side by side
+    // have room to do so. Slots stay until the end: replays come back to them.
+    kCaptured,
+  };
+  static constexpr size_t kSmallest = 64 << 10;
+  // Beyond so many bytes of a size, and two slots, calls wait in their streams for the oldest call that has
+  // such a slot.
+  static constexpr size_t kEagerBytes = 256 << 20;
+  static constexpr size_t kOwnSlots = 4;
+
+  explicit StreamSlots(Kind kind, size_t most_bytes = kEagerBytes) : kind_(kind), most_bytes_(most_bytes) {}
+
+  // An open slot of at least so many bytes, which the stream may use from here on.
+  StreamSlot& take(size_t bytes, CudaStream stream);
+  // The last work that touches the slot is in the stream. Where that cannot be marked the slot is lost until
+  // the end: never wrong, and rare.
+  void mark(StreamSlot& slot, CudaStream stream) noexcept;
+  // Nothing touches it: no work was enqueued, or all of it is done.
+  static void free(StreamSlot& slot) { slot.state = StreamSlot::State::kFree; }
+
+  size_t bytes() const;
+  size_t count() const { return slots_.size(); }
+  void give_back();  // eager: what is not in use
+
+ private:
+  StreamSlot* in_order(size_t bytes, CudaStream stream);
+  StreamSlot* passed(size_t bytes);
+  StreamSlot* oldest(size_t bytes);
+  bool may_grow(size_t bytes) const;
+  StreamSlot& grow(size_t bytes);
+
+  Kind kind_;
+  size_t most_bytes_;
+  std::vector<std::unique_ptr<StreamSlot>> slots_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace kt

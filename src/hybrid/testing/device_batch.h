@@ -1,0 +1,96 @@
+// Batches in device memory, and models that put off, for tests of layers in streams.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/signal.h"
+#include "base/testing/error_of.h"
+#include "cuda/testing/test_cuda.h"
+#include "hybrid/testing/test_layer.h"
+
+namespace kt {
+
+inline std::shared_ptr<CpuTeam> stream_team() { return CpuTeam::shared({.threads = 2}); }
+
+// A batch in device memory with room for its result.
+struct DeviceBatch {
+  TestBatch host;
+  DeviceArray<float> input, weights, output;
+  DeviceArray<int64_t> ids;
+
+  explicit DeviceBatch(const TestBatch& batch)
+      : host(batch), input(batch.input), weights(batch.weights), output(batch.input.size()), ids(batch.ids) {}
+
+  LayerCall call() const {
+    LayerCall call = host.call();
+    call.input = input.data();
+    call.ids = ids.data();
+    call.weights = weights.data();
+    return call;
+  }
+  void submit(ExpertLayer& layer, CudaStream stream) const { layer.submit(call(), stream); }
+  void sync(ExpertLayer& layer, CudaStream stream) const { layer.sync(output.data(), host.tokens, stream); }
+  std::vector<float> run(ExpertLayer& layer, const TestStream& stream) const {
+    submit(layer, stream);
+    sync(layer, stream);
+    return result(stream);
+  }
+  std::vector<float> result(const TestStream& stream) const {
+    stream.wait();
+    return output.read();
+  }
+};
+
+// Keeps a stream from going on until it is opened.
+class Gate {
+ public:
+  explicit Gate(CudaStream stream) {
+    cuda_driver()->call([](void* gate) noexcept { static_cast<Gate*>(gate)->open_.wait(); }, this, stream);
+  }
+  void open() { open_.set(); }
+
+ private:
+  Signal open_;
+};
+
+// What three layers give, the first two putting off, the pairs cut by the reference split.
+struct DeferringModel {
+  std::vector<std::unique_ptr<ExpertLayer>> layers;
+  std::vector<std::unique_ptr<DeviceBatch>> batches;
+
+  explicit DeferringModel(int tokens) {
+    for (int i = 0; i < 4; ++i) {
+      layers.push_back(test_layer(stream_team(), {.layer = i, .max_deferred = 3 - i}));
+      batches.push_back(std::make_unique<DeviceBatch>(TestBatch(tokens, 20 + static_cast<unsigned>(i))));
+    }
+  }
+  void change_inputs(unsigned seed) const {
+    for (const auto& batch : batches) {
+      batch->host.input = random_values(batch->host.input.size(), seed++);
+      batch->input.write(batch->host.input);
+    }
+  }
+  void enqueue(CudaStream stream) const {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      batches[i]->submit(*layers[i], stream);
+      batches[i]->sync(*layers[i], stream);
+    }
+  }
+  void expect(const char* what) const {
+    std::vector<float> carry(batches[0]->host.input.size());
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const TestBatch& host = batches[i]->host;
+      std::vector<int64_t> now(host.ids.size()), later(now);
+      split_deferred(host.ids, host.weights, 4, layers[i]->options().max_deferred, 8, now, later);
+      EXPECT_EQ(batches[i]->output.read(), sum_of(plain_forward(*layers[i], host, now), carry))
+          << what << ", layer " << i;
+      carry = plain_forward(*layers[i], host, later);
+    }
+  }
+};
+
+}  // namespace kt
