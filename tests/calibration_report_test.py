@@ -139,6 +139,25 @@ def test_other_formats_and_the_cpu(model, texts, tmp_path):
     assert four["perplexity"]["rtn"]["kl"] > found["rtn"]["kl"] and four["total"]["experts"] == 80
 
 
+def test_all_linears_and_ignored_layers(model, texts, tmp_path):
+    """Rounding to nearest while loading covers attention too; experts that a whole layer keeps are kept."""
+    args = ["--group-size", "64", "--targets", "all", "--ignore", r"re:.*layers\.3\.mlp\.experts.*"]
+    said = json.loads(kt_ok(*gptq(model, tmp_path / "gptq", texts[0], *args, *measuring(texts[1]), "--json")).stdout)
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "RTN", "--type", "W4A16", *args)
+    figures = said["calibration"]
+    for key in ("rtn", "gptq"):
+        want = json.loads(kt_ok("perplexity", str(tmp_path / key), "--file", str(texts[1]), "--max-tokens", str(TOKENS),
+                                "--acts", "bf16", "--kl-against", str(model), "--json").stdout)
+        assert figures["perplexity"][key] == {name: want[name] for name in ("perplexity", "nll", "kl", "same_top")}
+    assert figures["total"]["methods"]["kept"] == 16
+    listed = [linear for layer in figures["layers"] for linear in layer.get("linears", [])]
+    assert figures["total"]["linears"]["linears"] == len(listed) > 0
+    assert sum(figures["total"]["linears"]["methods"].values()) == len(listed)
+    refused(kt(*gptq(model, tmp_path / "out", texts[0], "--ignore", "re:.*experts.3.*", *measuring(texts[1]))), 4,
+            "--perplexity", "--ignore", "layer 1")
+    assert not (tmp_path / "out").exists()
+
+
 def test_bad_texts_are_found_before_the_conversion(model, texts, tmp_path):
     out, short = tmp_path / "out", tmp_path / "short.txt"
     short.write_text("A fox.")

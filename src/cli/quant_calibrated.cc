@@ -197,7 +197,8 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
   CalibrationText samples = read_calibration_text(flags.text, model);
   const CalibrationText facts = samples;
   std::optional<QuantPerplexity> perplexity;
-  if (!flags.perplexity.file.empty()) perplexity.emplace(flags.perplexity, model, checkpoint, options, run);
+  if (!flags.perplexity.file.empty())
+    perplexity.emplace(flags.perplexity, model, checkpoint, source, options, run);
   const CompressedTargets targets(checkpoint, source, options);
   Calibration calibration(checkpoint, source, model.spec(), std::move(samples), targets,
                           options_of(flags, run));

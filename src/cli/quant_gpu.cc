@@ -106,7 +106,8 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
       "  kt quant gpu ./Qwen3-30B-A3B -o ./Qwen3-30B-A3B-W4A16 --type W4A16 --dataset text.jsonl\n"
       "  kt quant gpu ./GLM-4.5-Air -o ./GLM-4.5-Air-W4A16 --method RTN --type W4A16\n"
       "  kt quant gpu ./model -o ./out --method RTN --type W8A16 --group-size -1 --targets all\n\n"
-      "GPTQ leaves kt_calibration.json and a plot of how many tokens each expert saw beside the weights.");
+      "GPTQ leaves kt_calibration.json and a plot of how many tokens each expert saw beside the weights;\n"
+      "--perplexity test.txt adds what rounding cost a text, against the original and rounding to nearest.");
   verb->callback([&run, flags] { run.action = [flags] { run_gpu(*flags); }; });
 }
 

@@ -10,6 +10,7 @@
 #include "base/sha256.h"
 #include "cli/conversion_report.h"
 #include "cli/report.h"
+#include "engine/gguf_vocabulary.h"
 #include "engine/model_perplexity.h"
 #include "weights/compressed_targets.h"
 
@@ -55,12 +56,12 @@ Json to_json(const Divergence& found) {
 }  // namespace
 
 QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedModel& model,
-                                 const Checkpoint& checkpoint, const CompressedPlanOptions& options,
-                                 const RunFlags& run)
+                                 const Checkpoint& checkpoint, const ExpertSource* source,
+                                 const CompressedPlanOptions& options, const RunFlags& run)
     : model_(checkpoint.path()),
       file_(request.file),
       options_(options),
-      to_nearest_(packed_rounding(checkpoint, options)),
+      targets_(checkpoint, source, options_),
       tokens_(read_tokens(request, model)),
       most_tokens_(request.tokens),
       context_(std::min(kContext, static_cast<size_t>(model.spec().context))),
@@ -68,6 +69,10 @@ QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedM
       quiet_(run.json) {
   if (run.resume_layer >= 0)
     fail("--perplexity: measures whole models; --resume-layer {} may leave layers out", run.resume_layer);
+  if (source) check_mixtures(*source);
+  if (options.all_linears && checkpoint.is_gguf() && gguf_tokenizer_files(checkpoint).empty())
+    fail_as(ErrorKind::kUnsupported,
+            "--perplexity: the output will have no tokenizer; {} has one that is not written", model.path());
   if (!run.max_memory.empty()) max_memory_ = parse_bytes(run.max_memory, "--max-memory");
   Sha256 sum;
   sum.add(std::as_bytes(std::span(tokens_)));
@@ -82,11 +87,25 @@ ModelOptions QuantPerplexity::model_options() const {
           .use = {.context = static_cast<int>(context_)}};
 }
 
+// Experts of one layer that run together have the same formats.
+void QuantPerplexity::check_mixtures(const ExpertSource& source) const {
+  for (const int layer : source.layers())
+    for (int expert = 0; expert < source.experts(); ++expert)
+      for (const Projection projection : kProjections) {
+        const Projection like = projection == Projection::kDown ? projection : Projection::kGate;
+        if (targets_.expert(layer, expert, projection) != targets_.expert(layer, 0, like))
+          fail_as(ErrorKind::kUnsupported,
+                  "--perplexity: --ignore leaves only some experts of layer {} as they are; such a layer is "
+                  "written, but does not run here",
+                  layer);
+      }
+}
+
 void QuantPerplexity::check_memory() const {
   ModelOptions original = model_options();
   original.sizes_only = true;
   ModelOptions rounded = original;
-  rounded.rounding = to_nearest_;
+  rounded.rounding = packed_rounding(targets_);
   uint64_t needed = own_memory();
   for (const ModelOptions& options : {original, rounded})
     needed += LoadedModel(model_, options).transformer().memory_plan(options.use).peak();
@@ -114,7 +133,7 @@ Json QuantPerplexity::measure() const {
                            }});
   };
   ModelOptions nearest = model_options(), written = model_options();
-  nearest.rounding = to_nearest_;
+  nearest.rounding = packed_rounding(targets_);
   // Experts alone go with the original's other matrices, which the output has too.
   if (!options_.all_linears) written.weights = options_.output;
   const Divergence rtn = against_original(model_, nearest, "RTN"),

@@ -7,6 +7,7 @@
 
 #include "cli/quant.h"
 #include "engine/loaded_model.h"
+#include "weights/compressed_targets.h"
 
 namespace kt {
 
@@ -18,11 +19,12 @@ struct PerplexityRequest {
 class QuantPerplexity {
  public:
   // Everything that can be wrong is an Error now, before a conversion that may take hours: a file that is
-  // missing or has fewer than kLeastPerplexityTokens tokens, tokens outside of the vocabulary, and memory
-  // that does not hold two models at once. `model` is the original's, for its sizes; the checkpoint must
-  // outlive this.
+  // missing or has fewer than kLeastPerplexityTokens tokens, tokens outside of the vocabulary, an output that
+  // cannot be run, and memory that does not hold two models at once. `model` is the original's, for its
+  // sizes; checkpoint and source (null: no experts) must outlive this.
   QuantPerplexity(const PerplexityRequest& request, const LoadedModel& model, const Checkpoint& checkpoint,
-                  const CompressedPlanOptions& options, const RunFlags& run);
+                  const ExpertSource* source, const CompressedPlanOptions& options, const RunFlags& run);
+  QuantPerplexity(const QuantPerplexity&) = delete;
 
   // After the conversion: {"tokens", "context", "acts", "text", "original", "rtn", "gptq"}, the last three
   // with what kt perplexity says of a model. The same for any number of threads.
@@ -30,11 +32,12 @@ class QuantPerplexity {
 
  private:
   ModelOptions model_options() const;
+  void check_mixtures(const ExpertSource& source) const;
   void check_memory() const;
 
   std::string model_, file_;
   CompressedPlanOptions options_;
-  ModelRounding to_nearest_;
+  CompressedTargets targets_;
   std::vector<TokenId> tokens_;
   size_t most_tokens_, context_;
   std::string digest_;

@@ -10,7 +10,6 @@
 #include "weights/compressed.h"
 #include "weights/conversion.h"
 #include "weights/experts.h"
-#include "weights/requantise.h"
 
 namespace kt {
 

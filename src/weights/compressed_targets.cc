@@ -25,24 +25,23 @@ PackedSpec CompressedTargets::spec_of(const StoredMatrix& matrix) const {
   return spec(type);
 }
 
-PackedSpec CompressedTargets::spec(Dtype type) const {
-  return {options_.bits, options_.group_size == -1 ? 0 : options_.group_size, type};
-}
-
-ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options) {
-  const auto targets = std::make_shared<CompressedTargets>(checkpoint, nullptr, options);
-  const auto to_nearest = [targets](std::unique_ptr<StoredMatrix> matrix) {
-    const PackedSpec spec = targets->spec_of(*matrix);
+ModelRounding packed_rounding(const CompressedTargets& targets) {
+  const auto to_nearest = [&targets](std::unique_ptr<StoredMatrix> matrix) {
+    const PackedSpec spec = targets.spec_of(*matrix);
     return requantised(std::move(matrix), spec);
   };
   return {.experts =
-              [=](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
-                return targets->expert(module) ? to_nearest(std::move(matrix)) : std::move(matrix);
+              [=, &targets](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
+                return targets.expert(module) ? to_nearest(std::move(matrix)) : std::move(matrix);
               },
           .linears =
-              [=](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
-                return targets->linear(module) ? to_nearest(std::move(matrix)) : std::move(matrix);
+              [=, &targets](std::unique_ptr<StoredMatrix> matrix, std::string_view module) {
+                return targets.linear(module) ? to_nearest(std::move(matrix)) : std::move(matrix);
               }};
+}
+
+PackedSpec CompressedTargets::spec(Dtype type) const {
+  return {options_.bits, options_.group_size == -1 ? 0 : options_.group_size, type};
 }
 
 }  // namespace kt

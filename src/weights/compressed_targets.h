@@ -17,7 +17,7 @@ class CompressedTargets {
                     const CompressedPlanOptions& options);
 
   bool expert(int layer, int expert, Projection projection) const;
-  bool expert(std::string_view module) const { return !patterns_.match(module); }  // by module_name()
+  bool expert(std::string_view module) const { return !patterns_.match(module); }  // by its name
   bool linear(std::string_view module) const;  // outside of routed experts
   PackedSpec spec(Dtype type = Dtype::kBf16) const;
   // The library works in the weight's type. Sources that were quantised already become bf16 first; f32 files
@@ -33,8 +33,8 @@ class CompressedTargets {
   ModulePatterns patterns_;
 };
 
-// What plan_compressed does to every matrix where it rounds to nearest, for doing it while a model is read
-// instead. The checkpoint must outlive it.
-ModelRounding packed_rounding(const Checkpoint& checkpoint, const CompressedPlanOptions& options);
+// What a conversion that rounds to nearest does to every matrix, for doing it while a model is read instead.
+// The targets must outlive it.
+ModelRounding packed_rounding(const CompressedTargets& targets);
 
 }  // namespace kt

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "formats/floats.h"
 #include "weights/compressed.h"
+#include "weights/compressed_plan.h"
 #include "weights/compressed_targets.h"
 #include "weights/dequant_plan.h"
 #include "weights/linears.h"
@@ -183,7 +184,8 @@ TEST_F(Plans, RoundingWhileReadingIsWhatIsWritten) {
     const CompressedPlanOptions options{
         .output = out, .bits = bits, .group_size = group, .all_linears = true, .ignore = {kept}};
     run_conversion(plan_compressed(source, experts.get(), options), on_threads(1));
-    const ModelRounding rounding = packed_rounding(source, options);
+    const CompressedTargets targets(source, experts.get(), options);
+    const ModelRounding rounding = packed_rounding(targets);
     const Checkpoint result(out);
     const auto expect_same = [&](const StoredMatrix& read, const StoredMatrix& rounded, int64_t first) {
       const int64_t count = read.n - first;
