@@ -8,7 +8,6 @@
 namespace kt {
 namespace {
 
-using testing_files::error_of;
 namespace fs = std::filesystem;
 
 class RegistryTest : public ::testing::Test {
