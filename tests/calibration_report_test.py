@@ -16,6 +16,7 @@ np = pytest.importorskip("numpy", reason="numpy is not installed")
 import checkpoints  # noqa: E402
 import logits  # noqa: E402
 from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
+from packed import dequantised, plain_model  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 SCRIPT = checkpoints.ROOT / "scripts" / "convert_gpu_weights.py"
@@ -291,22 +292,6 @@ def test_samples_that_are_not_finite_are_named(model, tmp_path):
 # --- who else computes with it
 
 
-def dequantised(folder):
-    """{module: f32 [n, k]} of all packed modules, by the format's description alone."""
-    tensors = checkpoints.read_folder(folder)[0]
-    out = {}
-    for name in tensors:
-        if not name.endswith(".weight_packed"):
-            continue
-        module = name.removesuffix(".weight_packed")
-        n, k = np.frombuffer(tensors[f"{module}.weight_shape"][2], "<i8")
-        words = np.frombuffer(tensors[name][2], "<u4").reshape(n, k // 8)
-        codes = (words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32)) & 15).reshape(n, k).astype(np.float32) - 8
-        scales = checkpoints.from_bf16(np.frombuffer(tensors[f"{module}.weight_scale"][2], "<u2")).reshape(n, -1)
-        out[module] = codes * np.repeat(scales, k // scales.shape[1], axis=1)
-    return out
-
-
 # Root mean square error relative to the output's. f32: sums of a few hundred products. bf16: activations lose 2^-9
 # before each of three matrices. int8 in groups: about a 127th of the largest of 32 to 128 numbers, which is three to four
 # times their size, spread evenly over a step: 1 % before each of three matrices, sqrt(3) times that and half as much again.
@@ -354,23 +339,6 @@ def test_kt_kernel_runs_it_as_rawint4(model, texts, tmp_path, group):
                 assert error(got, want[:tokens]) < bound, (layer, precision, tokens)
         # And the test can fail: four bits move the layer by more than any precision.
         assert error(reference(lambda e, p: stored(layer, e, p)), want) > 1.5 * max(PRECISIONS.values())
-
-
-def plain_model(source, folder, weights):
-    """The converted model with these f32 matrices in place of packed ones."""
-    folder.mkdir()
-    for path in source.iterdir():
-        if path.suffix != ".safetensors" and not path.name.endswith("index.json") and path.is_file():
-            shutil.copy(path, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("quantization_config")
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: (dtype, np.frombuffer(data, checkpoints.DTYPES[dtype]).reshape(shape))
-               for name, (dtype, shape, data) in checkpoints.read_folder(source)[0].items()
-               if not name.endswith(("weight_packed", "weight_scale", "weight_shape"))}
-    tensors |= {f"{module}.weight": ("F32", values.astype("<f4")) for module, values in weights.items()}
-    checkpoints.write_safetensors(folder / "model.safetensors", tensors)
-    return folder
 
 
 def test_transformers_computes_the_same_but_for_its_rounding(model, texts, converted, tmp_path):
