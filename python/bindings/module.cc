@@ -59,6 +59,7 @@ NB_MODULE(kt_kernel_ext, module) {
   module.def(
       "release_buffers", [] { without_gil([] { kt::release_buffers(); }); },
       "Gives back the buffers of streams and captured graphs; only when none of them will be used again.");
-  module.def("buffer_bytes", &kt::held_buffer_bytes,
-             "Bytes of page-locked memory that streams and captured graphs have.");
+  module.def(
+      "buffer_bytes", [] { return without_gil([] { return kt::held_buffer_bytes(); }); },
+      "Bytes of page-locked memory that streams and captured graphs have.");
 }

@@ -1,6 +1,7 @@
 #include "bindings/task_gil.h"
 
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 
 #include "base/fork_mutex.h"
@@ -11,7 +12,15 @@ namespace {
 struct Interpreter {
   ForkMutex mutex{14};
   PyInterpreterState* state = nullptr;
+  // Up to 3.12 a child made while a thread's state is on its way into the interpreter's list finds that list
+  // locked for ever. Later ones hold the list's lock over fork() themselves, and ours inside of it would be
+  // taken in the other order.
+  bool guards_forks = true;
   std::atomic<bool> ends = false;
+
+  std::unique_lock<ForkMutex> guard() {
+    return guards_forks ? std::unique_lock(mutex) : std::unique_lock(mutex, std::defer_lock);
+  }
 };
 
 Interpreter& interpreter() {
@@ -27,7 +36,7 @@ struct ThreadState {
 
   PyThreadState* get() {
     if (it) return it;
-    const std::lock_guard lock(interpreter().mutex);
+    const auto lock = interpreter().guard();
     it = PyThreadState_New(interpreter().state);
     return it;
   }
@@ -36,7 +45,7 @@ struct ThreadState {
     PyEval_RestoreThread(it);
     PyThreadState_Clear(it);
     PyEval_SaveThread();
-    const std::lock_guard lock(interpreter().mutex);
+    const auto lock = interpreter().guard();
     PyThreadState_Delete(it);
   }
 };
@@ -49,7 +58,12 @@ TaskGil::TaskGil() { PyEval_RestoreThread(own_state.get()); }
 
 TaskGil::~TaskGil() { PyEval_SaveThread(); }
 
-void remember_interpreter() { interpreter().state = PyInterpreterState_Get(); }
+void remember_interpreter() {
+  interpreter().state = PyInterpreterState_Get();
+  int major = 0, minor = 0;  // of the Python that runs, which is not always the one compiled for
+  if (std::sscanf(Py_GetVersion(), "%d.%d", &major, &minor) == 2)
+    interpreter().guards_forks = major == 3 && minor < 13;
+}
 
 void leave_states_to_the_interpreter() { interpreter().ends = true; }
 

@@ -203,10 +203,21 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
   Calibration calibration(checkpoint, source, model.spec(), std::move(samples), targets,
                           options_of(flags, run));
   options.rounded = [&](const std::string& module) { return calibration.rounded(module); };
-  options.method = {{"name", "gptq"}, {"dampening", flags.dampening}, {"text", facts.digest}};
+  options.method = {{"name", "gptq"},
+                    {"dampening", flags.dampening},
+                    {"max_sequence_length", facts.max_length},  // how rows are summed together
+                    {"text", facts.digest}};
   ConversionPlan plan = plan_model(checkpoint, source, options);
   const std::string work = conversion_work_folder(options.output);
   for (const char* name : {kReport, kPlot}) plan.side_files.push_back({name, "", work + "/" + name});
+  // Layers as they were rounded, until the last file is written; activations where memory is short.
+  for (const ShardPlan& shard : plan.shards)
+    for (const TensorSpec& tensor : shard.tensors)
+      if (tensor.name.ends_with(".weight_packed") || tensor.name.ends_with(".weight_scale"))
+        plan.prepare_bytes += byte_count(tensor);
+  if (calibration.report().on_disk)
+    plan.prepare_bytes +=
+        static_cast<uint64_t>(facts.tokens) * static_cast<uint64_t>(model.spec().hidden) * 6;
   plan.prepare = [&](const std::string& folder) {
     Sha256 settings;
     const std::string words = plan.settings.dump();

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/sha256.h"
+#include "base/topology.h"
 #include "cli/conversion_report.h"
 #include "cli/report.h"
 #include "engine/gguf_vocabulary.h"
@@ -65,7 +66,7 @@ QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedM
       tokens_(read_tokens(request, model)),
       most_tokens_(request.tokens),
       context_(std::min(kContext, static_cast<size_t>(model.spec().context))),
-      threads_(run.threads),
+      threads_(std::min(run.threads, Topology::discover().pus())),
       quiet_(run.json) {
   if (run.resume_layer >= 0)
     fail("--perplexity: measures whole models; --resume-layer {} may leave layers out", run.resume_layer);
@@ -107,8 +108,11 @@ void QuantPerplexity::check_memory() const {
   ModelOptions rounded = original;
   rounded.rounding = packed_rounding(targets_);
   uint64_t needed = own_memory();
-  for (const ModelOptions& options : {original, rounded})
-    needed += LoadedModel(model_, options).transformer().memory_plan(options.use).peak();
+  for (const ModelOptions& options : {original, rounded}) {
+    const LoadedModel model(model_, options);
+    needed += model.transformer().memory_plan(options.use).peak() +
+              PerplexityOptions{}.chunk * static_cast<uint64_t>(model.spec().vocab) * sizeof(float);
+  }
   const uint64_t available = own_memory() + available_memory();
   const bool limited = max_memory_ > 0 && max_memory_ < available;
   if (needed > (limited ? max_memory_ : available))

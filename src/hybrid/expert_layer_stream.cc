@@ -317,10 +317,10 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
   driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
   driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);
-  hand_on(all, it, plan.floats, capture);
   all.open.reserve(all.open.size() + 1);
   all.flying.reserve(all.flying.size() + 1);
   all.captured.reserve(all.captured.size() + 1);
+  hand_on(all, it, plan.floats, capture);
   try {
     driver.call(&StreamCall::start, &it, stream);
   } catch (...) {  // what would never be written is not handed on

@@ -53,13 +53,28 @@ fs::path existing_parent(fs::path path) {
   return path;
 }
 
-void check_disk(const std::string& output, uint64_t needed) {
+// `work`: bytes of a folder that is gone at the end, beside the output's.
+void check_disk(const std::string& output, uint64_t bytes, uint64_t work) {
+  const uint64_t needed = bytes + work;
   struct statvfs facts{};
   if (statvfs(existing_parent(output).c_str(), &facts) != 0) return;  // writing will tell
   const uint64_t free = static_cast<uint64_t>(facts.f_bavail) * facts.f_frsize;
   if (needed > free)
-    fail_as(ErrorKind::kMemory, "{}: not enough disk: the output needs {} ({} bytes), {} ({} bytes) are free",
-            output, human_bytes(needed), needed, human_bytes(free), free);
+    fail_as(ErrorKind::kMemory,
+            "{}: not enough disk: the output needs {} ({} bytes){}, {} ({} bytes) are free", output,
+            human_bytes(bytes), bytes,
+            work == 0 ? std::string() : text(" and the work on it {} ({} bytes)", human_bytes(work), work),
+            human_bytes(free), free);
+}
+
+uint64_t folder_bytes(const std::string& folder) {
+  uint64_t sum = 0;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(folder, code)) {
+    const uint64_t size = entry.is_regular_file(code) ? entry.file_size(code) : 0;
+    sum += code ? 0 : size;
+  }
+  return sum;
 }
 
 int workers_for(const ConversionPlan& plan, const ConversionOptions& options) {
@@ -255,13 +270,16 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
   if (fresh) {
     uint64_t bytes = 0;
     for (const ShardPlan& shard : plan.shards) bytes += shard_bytes(shard);
-    check_disk(plan.output, bytes);
+    check_disk(plan.output, bytes, plan.prepare_bytes);
   }
   OutputRecord record(plan.output, plan, options);
   Driver driver(plan, options, record);
   driver.choose_shards(result);
-  check_disk(plan.output, driver.bytes_to_write());
-  if (plan.prepare && driver.any_left()) plan.prepare(record.work_folder());
+  const bool prepare = plan.prepare && driver.any_left();
+  const uint64_t kept = prepare ? folder_bytes(record.work_folder()) : 0;
+  check_disk(plan.output, driver.bytes_to_write(),
+             prepare && plan.prepare_bytes > kept ? plan.prepare_bytes - kept : 0);
+  if (prepare) plan.prepare(record.work_folder());
   driver.run(result.threads);
   record.finish();
   driver.tally(result);

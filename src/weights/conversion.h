@@ -72,6 +72,7 @@ struct ConversionPlan {
   // The folder is for what it wants to keep: there again when an interrupted conversion is resumed, gone at
   // the end (after side files were copied).
   std::function<void(const std::string& folder)> prepare;
+  uint64_t prepare_bytes = 0;          // of disk that it keeps there at most, beside the output
   std::function<void()> check_source;  // throws if the source changed; called before each shard is committed
 };
 

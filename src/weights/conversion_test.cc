@@ -297,6 +297,19 @@ TEST(Conversion, TooSmallADiskIsFoundBeforeTheFirstByte) {
   EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
+TEST(Conversion, DiskForWhatIsPreparedCountsWhileItIsLeftToDo) {
+  const Folder folder;
+  ConversionPlan plan = small_plan(folder / "out", 2, 2);
+  plan.prepare = [](const std::string&) {};
+  plan.prepare_bytes = uint64_t{1} << 60;
+  EXPECT_THAT(error_of(plan, {.threads = 1}), HasSubstr("the work on it 1.0 EiB"));
+  EXPECT_FALSE(fs::exists(folder / "out"));
+  plan.prepare_bytes = 1;
+  run_conversion(plan, {.threads = 1});
+  plan.prepare_bytes = uint64_t{1} << 60;
+  EXPECT_EQ(run_conversion(plan, {.threads = 1, .resume = true}).shards_written, 0u);
+}
+
 TEST(Conversion, ASourceThatChangesStopsIt) {
   const Folder folder;
   ConversionPlan plan = small_plan(folder / "out", 2, 2);

@@ -15,8 +15,9 @@ LinearRounder::LinearRounder(std::shared_ptr<Pool> pool, int64_t k, const Calibr
 uint64_t LinearRounder::bytes(int64_t n, int64_t k, int64_t held_out) {
   const auto rows = static_cast<uint64_t>(n), width = static_cast<uint64_t>(k),
              held = static_cast<uint64_t>(held_out);
-  // Values, codes of two ways of rounding, packings of three; moments and their factor; rows on their way.
-  return rows * width * (4 + 2 + 6) + 3 * 4 * width * width + held * width * 2 +
+  // Values, codes of two ways of rounding, packings of three; moments, shrunk ones and their factor's two
+  // halves; rows held out, in a vector that grows; rows on their way.
+  return rows * width * (4 + 2 + 6) + 4 * 4 * width * width + 2 * held * width * 2 +
          kRowsTogether * (width * 6 + rows * 8) + (uint64_t{48} << 20);
 }
 

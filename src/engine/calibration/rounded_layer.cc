@@ -116,7 +116,7 @@ std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::str
     if (layer->settings() == settings) return layer;
     KT_LOG(LogLevel::kWarning, "{}: of a calibration with other settings; rounded again", path);
   } catch (const std::exception& fault) {
-    KT_LOG(LogLevel::kWarning, "{}; rounded again", fault.what());
+    KT_LOG(LogLevel::kWarning, "{}: {}; rounded again", path, fault.what());
   }
   return nullptr;
 }
