@@ -30,7 +30,7 @@ build:
 	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(CMAKE_FLAGS)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-# What is installed, without the tests.
+# What is installed, without compiling the tests.
 program:
 	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(CMAKE_FLAGS)
 	@cmake --build $(BUILD) -j $(JOBS) --target kt_documents
@@ -48,7 +48,7 @@ setup-tests:
 	@scripts/setup.sh --tests
 
 demo: setup
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory program
 	@BUILD=$(BUILD) scripts/demo.sh
 
 test: setup-tests
