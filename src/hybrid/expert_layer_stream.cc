@@ -1,5 +1,7 @@
-// A layer's work in the order of a stream: copies into page-locked memory, callbacks that hand the work to
-// the team and wait for it, the copy of the result.
+// A layer's work in the order of a stream. Small calls are posted: the GPU writes them into page-locked
+// memory and a letter into the team's ring, and later waits for a word there. For large ones, and where a GPU
+// cannot do that: copies into page-locked memory, callbacks that hand the work to the team and wait for it,
+// the copy of the result.
 //
 // Memory is of the context (stream_slots.h) or, in a capture, of the capture: replays come back to it. What
 // is done is collected by the calls of layers, never by callbacks.
@@ -13,6 +15,7 @@
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/log.h"
+#include "hybrid/call_ring.h"
 #include "hybrid/expert_layer_state.h"
 #include "hybrid/stream_call.h"
 #include "hybrid/stream_slots.h"
@@ -24,6 +27,9 @@ using LayerState = ExpertLayer::State;
 using Layers = std::vector<std::shared_ptr<LayerState>>;
 
 constexpr size_t kMostCarries = 64;  // models times threads, and captures that ended with one
+
+// Bytes of an input that are posted. One block of threads copies them; above it the copy engines are faster.
+constexpr size_t kMostPosted = 256 << 10;
 
 // Whose memory a call takes. A capture is of one context too.
 struct PlaceKey {
@@ -66,11 +72,32 @@ struct Streams {
   std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
   std::vector<Flying> flying;
   std::vector<std::unique_ptr<StreamCall>> idle;
-  size_t abandoned = 0;  // among `flying`
+  size_t abandoned = 0;                                                 // among `flying`
+  std::map<const void*, std::vector<std::shared_ptr<CallRing>>> rings;  // by context
 
   StreamSlots& slots_of(const PlaceKey& place) {
     const auto kind = place.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager;
     return slots.try_emplace(place, kind).first->second;
+  }
+
+  // By which the context asks the team for work; null where all are taken. One that only this has is of a
+  // team that ended.
+  std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {
+    std::vector<std::shared_ptr<CallRing>>& all = rings[context];
+    const auto lost = [](const std::shared_ptr<CallRing>& ring) { return ring.use_count() == 1; };
+    for (const std::shared_ptr<CallRing>& ring : all)
+      if (ring->team() == team.get() && !lost(ring)) return ring;
+    auto found = std::find_if(all.begin(), all.end(), lost);
+    if (found == all.end()) {
+      if (all.size() == CudaRing::kMost) return nullptr;
+      all.push_back(std::make_shared<CallRing>(static_cast<uint32_t>(all.size()), team.get()));
+      found = std::prev(all.end());
+    } else {
+      std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
+      (*found)->pass_on(team.get());
+    }
+    team->listen(*found);
+    return *found;
   }
 
   std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture) {
@@ -174,6 +201,7 @@ const CudaDriver& driver_for(const LayerState& layer) {
 
 // Places of a call's parts in a slot.
 struct SlotPlan {
+  static constexpr size_t kInputAt = 64;  // the word `busy` stands before
   size_t input_bytes, ids_bytes, weights_bytes;
   size_t ids_at, weights_at, output_at, bytes, floats;
 
@@ -184,11 +212,18 @@ struct SlotPlan {
     input_bytes = tokens * hidden * size_of_real(call.input_type);
     ids_bytes = pairs * (call.ids_are_64_bit ? 8 : 4);
     weights_bytes = pairs * sizeof(float);
-    ids_at = round_up(input_bytes, size_t{64});
+    ids_at = kInputAt + round_up(input_bytes, size_t{64});
     weights_at = ids_at + round_up(ids_bytes, size_t{64});
     output_at = weights_at + round_up(weights_bytes, size_t{64});
     bytes = output_at + input_bytes;
     floats = layer.options.max_deferred > 0 ? tokens * hidden : 0;
+  }
+
+  // Small enough, and in places that CudaDriver::post() takes.
+  bool can_be_posted(const LayerCall& call) const {
+    const auto at = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory); };
+    return input_bytes <= kMostPosted && (input_bytes | at(call.input)) % 16 == 0 &&
+           (at(call.ids) | at(call.weights)) % 4 == 0;
   }
 };
 
@@ -197,11 +232,12 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
   std::byte* const base = slot.memory.data();
   it.layer = std::move(layer);
   it.call = call;
-  it.call.input = base;
+  it.call.input = base + SlotPlan::kInputAt;
   it.call.ids = base + plan.ids_at;
   it.call.weights = reinterpret_cast<const float*>(base + plan.weights_at);
   it.output = base + plan.output_at;
   it.output_bytes = plan.input_bytes;
+  it.busy = reinterpret_cast<uint32_t*>(base);
   if (plan.floats) it.kept_input.resize(plan.input_bytes);
   if (plan.floats) it.kept_weights.resize(plan.weights_bytes / sizeof(float));
   it.now.ticket = it.later.ticket = 0;  // the last use may have been another team's
@@ -256,15 +292,38 @@ class Launch {
   bool kept_ = false;
 };
 
+// Input, ids and weights into the slot, and word to the team.
+void enqueue_start(const CudaDriver& driver, StreamCall& it, const LayerCall& call, const SlotPlan& plan,
+                   std::byte* slot, CudaStream stream) {
+  const CudaPiece input{slot + SlotPlan::kInputAt, call.input, plan.input_bytes};
+  const CudaPiece ids{slot + plan.ids_at, call.ids, plan.ids_bytes};
+  const CudaPiece weights{slot + plan.weights_at, call.weights, plan.weights_bytes};
+  if (it.ring) {
+    driver.post(it.busy, input, ids, weights, it.ring->cuda(), reinterpret_cast<uintptr_t>(&it), stream);
+    it.ring->expect(1);
+    return it.layer->team->nudge();
+  }
+  for (const CudaPiece& piece : {input, ids, weights}) driver.copy(piece.to, piece.from, piece.bytes, stream);
+  driver.call(&StreamCall::start, &it, stream);
+}
+
+// The stream waits for the work. With a piece to fetch, it is fetched too.
+void enqueue_wait(const CudaDriver& driver, StreamCall& it, const CudaPiece& piece, CudaStream stream) {
+  if (it.ring)
+    driver.fetch(it.busy, piece, stream);
+  else
+    driver.call(&StreamCall::wait, &it, stream);
+}
+
 // The stream waits for the work and, with an output, copies the result; then the slot may be used again.
 void enqueue_end(Streams& all, const CudaDriver& driver, const OpenCall& open, void* output) {
-  driver.call(&StreamCall::wait, open.it, open.stream);
+  const bool fetched = open.it->ring && output && reinterpret_cast<uintptr_t>(output) % 16 == 0;
+  const CudaPiece result{output, open.it->output, open.it->output_bytes};
+  enqueue_wait(driver, *open.it, fetched ? result : CudaPiece{}, open.stream);
   const Launch mark_at_the_end(all.slots_of(open.place), *open.slot, open.stream);
   const auto same = [&](const OpenCall& other) { return other.it == open.it; };
-  const std::byte* const from = open.it->output;
-  const size_t bytes = open.it->output_bytes;
   all.open.erase(std::find_if(all.open.begin(), all.open.end(), same));
-  if (output) driver.copy(output, from, bytes, open.stream);
+  if (output && !fetched) driver.copy(output, result.from, result.bytes, open.stream);
 }
 
 }  // namespace
@@ -314,15 +373,14 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   Launch launch(slots, slot, stream);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
-  driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
-  driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
-  driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);
+  it.captured = capture != 0;
+  it.ring = plan.can_be_posted(call) && driver.posts() ? all.ring_of(s.team, place.context) : nullptr;
   all.open.reserve(all.open.size() + 1);
   all.flying.reserve(all.flying.size() + 1);
   all.captured.reserve(all.captured.size() + 1);
   hand_on(all, it, plan.floats, capture);
   try {
-    driver.call(&StreamCall::start, &it, stream);
+    enqueue_start(driver, it, call, plan, slot.memory.data(), stream);
   } catch (...) {  // what would never be written is not handed on
     std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.sums == it.deferred; });
     throw;
@@ -376,8 +434,11 @@ void release_buffers() {
       place = keep ? std::next(place) : all.slots.erase(place);
     }
   }
-  for (const std::unique_ptr<StreamCall>& it : calls)
+  for (const std::unique_ptr<StreamCall>& it : calls) {
+    it->wait_for_ring();
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
+    if (it->ring) it->ring->expect(-1);
+  }
 }
 
 size_t held_buffer_bytes() {
