@@ -260,6 +260,7 @@ class Launch {
 void enqueue_end(Streams& all, const CudaDriver& driver, const OpenCall& open, void* output) {
   driver.call(&StreamCall::wait, open.it, open.stream);
   const Launch mark_at_the_end(all.slots_of(open.place), *open.slot, open.stream);
+  open.it->waits_at_start = false;
   const auto same = [&](const OpenCall& other) { return other.it == open.it; };
   const std::byte* const from = open.it->output;
   const size_t bytes = open.it->output_bytes;
@@ -314,6 +315,7 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   Launch launch(slots, slot, stream);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
+  it.waits_at_start = capture != 0;
   driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
   driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
   driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);

@@ -72,6 +72,7 @@ void StreamCall::start(void* argument) noexcept {
   if (!team.done(it.later.ticket)) team.wait(it.later.ticket);
   team.submit(it.now);
   if (it.deferred) team.submit(it.later);
+  if (it.waits_at_start) team.wait(it.now.ticket);
   it.started.store(true, std::memory_order_release);
 }
 

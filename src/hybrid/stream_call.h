@@ -37,6 +37,9 @@ struct StreamCall {
   std::atomic<bool> started = false;  // the stream has given the work to the team
   std::atomic<bool> waited = false;   // the stream has waited for `now`
   bool abandoned = false;             // nobody will make the stream wait
+  // Of a graph that does not wait for `now`: start() does, or the copies of the next replay would overwrite
+  // what is being read. Settled when the capture ends.
+  bool waits_at_start = false;
 
   StreamCall();
   StreamCall(const StreamCall&) = delete;
