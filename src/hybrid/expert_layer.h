@@ -61,7 +61,8 @@ class ExpertLayer {
  public:
   ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options);
   // Work in flight goes on: what it needs lives until it is done, with the mask as it is now, and is given
-  // back by later calls of other layers or release_buffers(). Captured graphs keep it until the latter.
+  // back by later calls of other layers or release_buffers(). Captured graphs keep it until the latter. In a
+  // forked child all calls throw, and only the memory is given back.
   ~ExpertLayer();
   ExpertLayer(const ExpertLayer&) = delete;
   ExpertLayer& operator=(const ExpertLayer&) = delete;

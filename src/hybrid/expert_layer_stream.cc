@@ -279,7 +279,8 @@ void warn_of_dropped(int layer) {
 ExpertLayer::~ExpertLayer() {
   State& s = *state_;
   s.seat.leave();
-  {
+  // In a forked child nobody runs the layer, and a thread that is not there may have the lock.
+  if (!s.team->forked()) {
     const std::lock_guard lock(s.mask_mutex);
     if (s.mask) s.own_mask.assign(s.mask, s.mask + s.options.shape.experts);
     if (s.mask) s.mask = s.own_mask.data();
