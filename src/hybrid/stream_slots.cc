@@ -45,34 +45,28 @@ StreamSlot* StreamSlots::oldest(size_t bytes) {
 }
 
 bool StreamSlots::may_grow(size_t bytes) const {
-  size_t count = 0, sum = 0;
-  for (const auto& slot : slots_) {
-    if (slot->memory.size() < bytes) continue;
-    ++count;
-    sum += slot->memory.size();
-  }
-  if (kind_ == Kind::kCaptured) return count < kOwnSlots;
-  return count < 2 || sum + bytes <= most_bytes_;
+  const auto large =
+      std::ranges::count_if(slots_, [&](const auto& slot) { return slot->memory.size() >= bytes; });
+  if (kind_ == Kind::kCaptured) return large < ptrdiff_t{kOwnSlots};
+  return large < 2 || this->bytes() + bytes <= most_bytes_;
 }
 
-// What is free is too small, or it would have been taken: where memory is large, it goes first.
 StreamSlot& StreamSlots::grow(size_t bytes) {
-  const size_t wanted = std::bit_ceil(std::max(bytes, kSmallest));
-  if (this->bytes() + wanted > most_bytes_) give_back();
   auto made = std::make_unique<StreamSlot>();
-  made->memory = PinnedBuffer(wanted);
+  made->memory = PinnedBuffer(bytes);
   slots_.push_back(std::move(made));
   return *slots_.back();
 }
 
 StreamSlot& StreamSlots::take(size_t bytes, CudaStream stream) {
+  const size_t wanted = std::bit_ceil(std::max(bytes, kSmallest));
   StreamSlot* slot = in_order(bytes, stream);
   if (!slot) slot = passed(bytes);
-  if (!slot && !may_grow(std::bit_ceil(std::max(bytes, kSmallest)))) {
+  if (!slot && !may_grow(wanted)) {
     slot = oldest(bytes);
     if (slot) slot->end.hold(stream);
   }
-  if (!slot) slot = &grow(bytes);
+  if (!slot) slot = &grow(wanted);
   slot->state = State::kOpen;
   slot->stream = stream;
   slot->use = ++uses_;

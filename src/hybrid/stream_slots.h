@@ -35,14 +35,16 @@ class StreamSlots {
     kCaptured,
   };
   static constexpr size_t kSmallest = 64 << 10;
-  // Beyond so many bytes of a size, and two slots, calls wait in their streams for the oldest call that has
+  // Beyond so many bytes, and two slots of a size, calls wait in their streams for the oldest call that has
   // such a slot.
   static constexpr size_t kEagerBytes = 256 << 20;
   static constexpr size_t kOwnSlots = 4;
 
   explicit StreamSlots(Kind kind, size_t most_bytes = kEagerBytes) : kind_(kind), most_bytes_(most_bytes) {}
 
-  // An open slot of at least so many bytes, which the stream may use from here on.
+  // An open slot of at least so many bytes, which the stream may use from here on. Gives nothing back,
+  // however small what it has: freeing page-locked memory waits for the device, whose work may wait for the
+  // caller.
   StreamSlot& take(size_t bytes, CudaStream stream);
   // The last work that touches the slot is in the stream. Where that cannot be marked the slot is lost until
   // the end: never wrong, and rare.

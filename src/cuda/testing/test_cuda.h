@@ -52,6 +52,10 @@ class TestCuda {
   void fail_next(const char* name, CudaResult result, int skip = 0) const {
     reinterpret_cast<void (*)(const char*, int, int)>(find("kt_test_cuda_fail"))(name, result, skip);
   }
+  // How often that entry was called; 0 on a real driver, which does not count.
+  int calls(const char* name) const {
+    return real() ? 0 : reinterpret_cast<int (*)(const char*)>(find("kt_test_cuda_calls"))(name);
+  }
   void mend() const { reinterpret_cast<void (*)()>(find("kt_test_cuda_mend"))(); }
 
  private:

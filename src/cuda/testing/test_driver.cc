@@ -4,6 +4,7 @@
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error
 //   `result`; kt_test_cuda_mend(): forgets those, and the error of a failed operation;
+//   kt_test_cuda_calls(name): how often that entry was called;
 // and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails.
 #include "cuda/testing/test_driver.h"
 
