@@ -3,6 +3,10 @@
 //
 // Memory is of the context (stream_slots.h) or, in a capture, of the capture: replays come back to it. What
 // is done is collected by the calls of layers, never by callbacks.
+//
+// Two locks. Whoever enqueues has the place's, over calls of the driver: those may wait for the device, and
+// so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
+// under which nobody calls the driver.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -32,9 +36,22 @@ struct PlaceKey {
   auto operator<=>(const PlaceKey&) const = default;
 };
 
+struct Place {
+  explicit Place(const PlaceKey& key)
+      : key(key), slots(key.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager) {}
+
+  const PlaceKey key;
+  std::mutex enqueueing;  // before the streams' lock; guards the next three
+  StreamSlots slots;
+  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
+  bool gone = false;                                  // another one may have the key
+  // Under the streams' lock: of abandoned calls, to be freed by who enqueues next.
+  std::vector<StreamSlot*> returned;
+};
+
 // A submit whose result was not asked for yet.
 struct OpenCall {
-  PlaceKey place;
+  std::shared_ptr<Place> place;
   CudaStream stream = nullptr;
   StreamCall* it = nullptr;
   StreamSlot* slot = nullptr;
@@ -56,21 +73,22 @@ struct StreamCarry {
 
 struct Flying {
   std::unique_ptr<StreamCall> it;
+  std::shared_ptr<Place> place = {};     // of an abandoned one
   StreamSlot* abandoned_slot = nullptr;  // to be freed with the call
 };
 
 struct Streams {
-  std::map<PlaceKey, StreamSlots> slots;
+  std::map<PlaceKey, std::shared_ptr<Place>> places;
   std::vector<OpenCall> open;
   std::vector<StreamCarry> carries;
-  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
   std::vector<Flying> flying;
   std::vector<std::unique_ptr<StreamCall>> idle;
   size_t abandoned = 0;  // among `flying`
 
-  StreamSlots& slots_of(const PlaceKey& place) {
-    const auto kind = place.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager;
-    return slots.try_emplace(place, kind).first->second;
+  std::shared_ptr<Place> place_of(const PlaceKey& key) {
+    std::shared_ptr<Place>& place = places[key];
+    if (!place) place = std::make_shared<Place>(key);
+    return place;
   }
 
   std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture) {
@@ -80,10 +98,9 @@ struct Streams {
     });
   }
 
-  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const PlaceKey& place,
-                                            CudaStream stream) {
+  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place, CudaStream stream) {
     return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
-      return call.place == place && call.stream == stream && call.it->layer.get() == &layer;
+      return call.place.get() == &place && call.stream == stream && call.it->layer.get() == &layer;
     });
   }
 
@@ -95,7 +112,7 @@ struct Streams {
         continue;
       }
       if (StreamSlot* const slot = flying[i].abandoned_slot) {
-        StreamSlots::free(*slot);
+        flying[i].place->returned.push_back(slot);
         --abandoned;
       }
       ended.push_back(flying[i].it->rest());
@@ -123,9 +140,10 @@ struct Streams {
         continue;
       }
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-      if (call.place.capture) continue;  // a replay may still run it
+      if (call.place->key.capture) continue;  // a replay may still run it
       const auto flight = std::find_if(flying.begin(), flying.end(),
                                        [&](const Flying& other) { return other.it.get() == call.it; });
+      flight->place = call.place;
       flight->abandoned_slot = call.slot;
       call.it->abandoned = true;
       ++abandoned;
@@ -162,6 +180,36 @@ class LockedStreams {
 
  private:
   std::lock_guard<ForkMutex> lock_;
+};
+
+// A place for one thread that enqueues.
+class LockedPlace {
+ public:
+  explicit LockedPlace(const PlaceKey& key) {
+    for (;;) {
+      place_ = LockedStreams().get().place_of(key);
+      lock_ = std::unique_lock(place_->enqueueing);
+      if (!place_->gone) break;
+      lock_.unlock();
+    }
+    free_returned();
+  }
+  explicit LockedPlace(std::shared_ptr<Place> place) : place_(std::move(place)), lock_(place_->enqueueing) {
+    free_returned();
+  }
+  Place& operator*() const { return *place_; }
+  Place* operator->() const { return place_.get(); }
+  const std::shared_ptr<Place>& shared() const { return place_; }
+
+  void free_returned() {
+    const LockedStreams locked;
+    for (StreamSlot* const slot : place_->returned) StreamSlots::free(*slot);
+    place_->returned.clear();
+  }
+
+ private:
+  std::shared_ptr<Place> place_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 const CudaDriver& driver_for(const LayerState& layer) {
@@ -256,16 +304,67 @@ class Launch {
   bool kept_ = false;
 };
 
-// The stream waits for the work and, with an output, copies the result; then the slot may be used again.
-void enqueue_end(Streams& all, const CudaDriver& driver, const OpenCall& open, void* output) {
-  driver.call(&StreamCall::wait, open.it, open.stream);
-  const Launch mark_at_the_end(all.slots_of(open.place), *open.slot, open.stream);
-  open.it->waits_at_start = false;
+// Hands the call to the stream. Known before that: afterwards nothing may fail.
+void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<StreamCall> made, OpenCall open,
+                   size_t floats) {
+  StreamCall& it = *made;
+  const CudaStream stream = open.stream;
+  const bool captures = place.key.capture != 0;
+  if (captures) place.captured.push_back(std::move(made));
+  try {
+    {
+      const LockedStreams locked;
+      Streams& all = locked.get();
+      all.open.reserve(all.open.size() + 1);
+      if (!captures) all.flying.push_back({std::move(made)});
+      all.open.push_back(std::move(open));
+      hand_on(all, it, floats, place.key.capture);
+    }
+    driver.call(&StreamCall::start, &it, stream);
+  } catch (...) {
+    const LockedStreams locked;
+    Streams& all = locked.get();
+    std::erase_if(all.open, [&](const OpenCall& other) { return other.it == &it; });
+    // What would never be written is not handed on.
+    if (it.deferred)
+      std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.sums == it.deferred; });
+    if (captures)
+      place.captured.pop_back();
+    else
+      std::erase_if(all.flying, [&](const Flying& other) { return other.it.get() == &it; });
+    throw;
+  }
+}
+
+// The stream waits for the work and, with an output, copies the result; then the slot may be used again. The
+// call may be finished, collected and used again as soon as the stream has what waits for it.
+void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, void* output) {
   const auto same = [&](const OpenCall& other) { return other.it == open.it; };
   const std::byte* const from = open.it->output;
   const size_t bytes = open.it->output_bytes;
-  all.open.erase(std::find_if(all.open.begin(), all.open.end(), same));
+  if (place.key.capture) open.it->waits_at_start = false;  // callbacks read it, but not before a replay
+  {
+    const LockedStreams locked;
+    std::erase_if(locked.get().open, same);
+  }
+  try {
+    driver.call(&StreamCall::wait, open.it, open.stream);
+  } catch (...) {
+    if (place.key.capture) open.it->waits_at_start = true;
+    const LockedStreams locked;
+    locked.get().open.push_back(open);
+    throw;
+  }
+  const Launch mark_at_the_end(place.slots, *open.slot, open.stream);
   if (output) driver.copy(output, from, bytes, open.stream);
+}
+
+// What this layer has open in the stream; its `it` is null where there is nothing.
+OpenCall open_call(const LayerState& layer, const Place& place, CudaStream stream) {
+  const LockedStreams locked;
+  Streams& all = locked.get();
+  const auto open = all.open_call(layer, place, stream);
+  return open == all.open.end() ? OpenCall{} : *open;
 }
 
 }  // namespace
@@ -303,38 +402,20 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
          call.input_stride, s.options.shape.hidden);
   if (call.tokens == 0) return;
   Layers ended;
-  const LockedStreams locked;
-  Streams& all = locked.get();
   const uint64_t capture = driver.capture(stream);
-  const PlaceKey place{driver.context(), capture};
-  if (const auto open = all.open_call(s, place, stream); open != all.open.end())
-    enqueue_end(all, driver, OpenCall(*open), nullptr);
-  std::unique_ptr<StreamCall> made = all.idle_call(capture != 0, ended);
+  const LockedPlace place({driver.context(), capture});
+  if (const OpenCall open = open_call(s, *place, stream); open.it) enqueue_end(driver, *place, open, nullptr);
+  std::unique_ptr<StreamCall> made = LockedStreams().get().idle_call(capture != 0, ended);
   const SlotPlan plan(s, call);
-  StreamSlots& slots = all.slots_of(place);
-  StreamSlot& slot = slots.take(plan.bytes, stream);
-  Launch launch(slots, slot, stream);
+  StreamSlot& slot = place->slots.take(plan.bytes, stream);
+  Launch launch(place->slots, slot, stream);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
   it.waits_at_start = capture != 0;
   driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
   driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
   driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);
-  all.open.reserve(all.open.size() + 1);
-  all.flying.reserve(all.flying.size() + 1);
-  all.captured.reserve(all.captured.size() + 1);
-  hand_on(all, it, plan.floats, capture);
-  try {
-    driver.call(&StreamCall::start, &it, stream);
-  } catch (...) {  // what would never be written is not handed on
-    std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.sums == it.deferred; });
-    throw;
-  }
-  all.open.push_back({place, stream, &it, &slot});
-  if (capture)
-    all.captured.push_back(std::move(made));
-  else
-    all.flying.push_back({std::move(made)});
+  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, &it, &slot}, plan.floats);
   launch.keep();
 }
 
@@ -344,50 +425,66 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   const CudaDriver& driver = driver_for(s);
   if (tokens == 0) return s.forwards.rethrow();
   {
-    const LockedStreams locked;
-    Streams& all = locked.get();
-    const auto open = all.open_call(s, {driver.context(), driver.capture(stream)}, stream);
-    if (open == all.open.end())
+    const uint64_t capture = driver.capture(stream);
+    const LockedPlace place({driver.context(), capture});
+    const OpenCall open = open_call(s, *place, stream);
+    if (!open.it)
       fail("layer {}: nothing was submitted on this stream, or in this capture, that is still to be synced",
            s.options.layer);
-    if (tokens != open->it->call.tokens)
+    if (tokens != open.it->call.tokens)
       fail("layer {}: {} tokens were submitted, the result of {} is asked for", s.options.layer,
-           open->it->call.tokens, tokens);
+           open.it->call.tokens, tokens);
     if (!output) fail("layer {}: a null address for the output", s.options.layer);
-    enqueue_end(all, driver, OpenCall(*open), output);
+    enqueue_end(driver, *place, open, output);
   }
   s.forwards.rethrow();
 }
 
-void release_buffers() {
+namespace {
+
+// What is to be destroyed without a lock.
+struct Released {
   Layers ended;
-  std::vector<std::unique_ptr<StreamCall>> calls, idle;
-  std::vector<StreamSlots> gone;
+  std::vector<std::unique_ptr<StreamCall>> captured, idle;
+  std::vector<std::unique_ptr<StreamSlot>> slots;
+  std::vector<std::shared_ptr<Place>> places;
+};
+
+void release(const std::shared_ptr<Place>& shared, Released& released) {
+  const LockedPlace place(shared);
+  for (auto& slot : place->slots.give_back()) released.slots.push_back(std::move(slot));
+  if (!place->key.capture) return;
+  for (auto& it : place->captured) released.captured.push_back(std::move(it));
+  place->captured.clear();
+  place->gone = true;
+  const LockedStreams locked;
+  Streams& all = locked.get();
+  std::erase_if(all.open, [&](const OpenCall& open) { return open.place == shared; });
+  all.places.erase(place->key);
+}
+
+}  // namespace
+
+void release_buffers() {
+  Released released;
   {
     const LockedStreams locked;
     Streams& all = locked.get();
-    all.collect(ended);
-    calls.swap(all.captured);
-    idle.swap(all.idle);
-    std::erase_if(all.open, [](const OpenCall& open) { return open.place.capture != 0; });
+    all.collect(released.ended);
+    released.idle.swap(all.idle);
     std::erase_if(all.carries,
                   [&](const StreamCarry& carry) { return carry.capture != 0 || all.flying.empty(); });
-    for (auto place = all.slots.begin(); place != all.slots.end();) {
-      place->second.give_back();
-      const bool keep = place->first.capture == 0 && place->second.count() > 0;
-      if (!keep) gone.push_back(std::move(place->second));
-      place = keep ? std::next(place) : all.slots.erase(place);
-    }
+    for (const auto& [key, place] : all.places) released.places.push_back(place);
   }
-  for (const std::unique_ptr<StreamCall>& it : calls)
+  for (const std::shared_ptr<Place>& place : released.places) release(place, released);
+  for (const std::unique_ptr<StreamCall>& it : released.captured)
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
 }
 
 size_t held_buffer_bytes() {
   const LockedStreams locked;
-  Streams& all = locked.get();
   size_t sum = 0;
-  for (const auto& [place, slots] : all.slots) sum += slots.bytes();
+  for (const auto& [key, place] : locked.get().places) sum += place->slots.bytes();
   return sum;
 }
 

@@ -55,6 +55,7 @@ StreamSlot& StreamSlots::grow(size_t bytes) {
   auto made = std::make_unique<StreamSlot>();
   made->memory = PinnedBuffer(bytes);
   slots_.push_back(std::move(made));
+  bytes_ += bytes;
   return *slots_.back();
 }
 
@@ -85,17 +86,22 @@ void StreamSlots::mark(StreamSlot& slot, CudaStream stream) noexcept {
   }
 }
 
-size_t StreamSlots::bytes() const {
-  size_t sum = 0;
-  for (const auto& slot : slots_) sum += slot->memory.size();
-  return sum;
-}
-
-void StreamSlots::give_back() {
-  if (kind_ != Kind::kEager) return;
-  std::erase_if(slots_, [](const auto& slot) {
-    return slot->state == State::kFree || (slot->state == State::kMarked && slot->end.passed());
-  });
+std::vector<std::unique_ptr<StreamSlot>> StreamSlots::give_back() {
+  std::vector<std::unique_ptr<StreamSlot>> given;
+  if (kind_ != Kind::kEager) return given;
+  given.reserve(slots_.size());
+  for (size_t i = 0; i < slots_.size();) {
+    const StreamSlot& slot = *slots_[i];
+    if (slot.state != State::kFree && !(slot.state == State::kMarked && slot.end.passed())) {
+      ++i;
+      continue;
+    }
+    bytes_ -= slot.memory.size();
+    given.push_back(std::move(slots_[i]));
+    slots_[i] = std::move(slots_.back());
+    slots_.pop_back();
+  }
+  return given;
 }
 
 }  // namespace kt

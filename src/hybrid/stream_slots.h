@@ -1,7 +1,8 @@
 // Page-locked memory of calls in streams. The streams of a context share it, and so do the streams of a
 // capture, so that an engine with a stream for each layer holds as much as is in flight, not a part for each
-// layer. Not thread-safe.
+// layer. One thread at a time.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -52,9 +53,10 @@ class StreamSlots {
   // Nothing touches it: no work was enqueued, or all of it is done.
   static void free(StreamSlot& slot) { slot.state = StreamSlot::State::kFree; }
 
-  size_t bytes() const;
+  size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // any thread
   size_t count() const { return slots_.size(); }
-  void give_back();  // eager: what is not in use
+  // Eager: what is not in use, for the caller to destroy where waiting for the device does no harm.
+  std::vector<std::unique_ptr<StreamSlot>> give_back();
 
  private:
   StreamSlot* in_order(size_t bytes, CudaStream stream);
@@ -66,6 +68,7 @@ class StreamSlots {
   Kind kind_;
   size_t most_bytes_;
   std::vector<std::unique_ptr<StreamSlot>> slots_;
+  std::atomic<size_t> bytes_ = 0;
   uint64_t uses_ = 0;
 };
 

@@ -95,6 +95,13 @@ CudaResult refuse(World& world, const char* name, Needs needs) {
   return needs == Needs::kContext ? world.broken : 0;
 }
 
+void wait_for_room(World& world, Lock& lock, const Stream& stream) {
+  const auto room = [&] { return stream.capture || stream.enqueued - stream.done < world.most_queued; };
+  ++world.waiting;
+  world.changed.wait(lock, room);
+  --world.waiting;
+}
+
 const char* words_of(CudaResult result, bool name) {
   for (const Words& words : kWords)
     if (words.result == result) return name ? words.name : words.words;
@@ -114,6 +121,17 @@ extern "C" [[gnu::visibility("default")]] void kt_test_cuda_mend() {
   const Lock lock(World::get().mutex);
   next_failures().clear();
   World::get().broken = 0;
+}
+
+extern "C" [[gnu::visibility("default")]] void kt_test_cuda_limit(uint64_t count) {
+  const Lock lock(World::get().mutex);
+  World::get().most_queued = count;
+  World::get().changed.notify_all();
+}
+
+extern "C" [[gnu::visibility("default")]] int kt_test_cuda_waiting() {
+  const Lock lock(World::get().mutex);
+  return World::get().waiting;
 }
 
 extern "C" [[gnu::visibility("default")]] int kt_test_cuda_calls(const char* name) {
