@@ -369,8 +369,10 @@ void CpuTeam::check_outside() const {
   if (inside()) fail("cpu team: a task of the team cannot wait for the team");
 }
 
+bool CpuTeam::forked() const noexcept { return state_->forked(); }
+
 void CpuTeam::check_process() const {
-  if (state_->forked())
+  if (forked())
     fail("cpu team: it was made before fork(), and its threads are not in this process; make it after");
 }
 

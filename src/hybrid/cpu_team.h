@@ -75,7 +75,8 @@ class CpuTeam {
 
   bool inside() const noexcept;  // whether the calling thread is the team's own, in a task
   void check_outside() const;    // check_process(), and Error inside
-  void check_process() const;    // Error in a process that was forked from the one that made the team
+  bool forked() const noexcept;  // whether this process was forked from the one that made the team
+  void check_process() const;    // Error when forked()
 
   const std::shared_ptr<Pool>& pool() const;
   const std::shared_ptr<Workspace>& workspace() const;

@@ -214,6 +214,7 @@ ExpertLayer::ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions optio
 }
 
 void ExpertLayer::set_mask(const uint8_t* mask) {
+  state_->team->check_process();
   const std::lock_guard lock(state_->mask_mutex);
   state_->mask = mask;
 }
@@ -238,9 +239,13 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   next.sums = std::move(sums);
 }
 
-void ExpertLayer::check() { state_->forwards.rethrow(); }
+void ExpertLayer::check() {
+  state_->team->check_process();
+  state_->forwards.rethrow();
+}
 
 bool ExpertLayer::loaded() const {
+  state_->team->check_process();
   const std::shared_lock lock(state_->in_use);
   return state_->experts.has_value();
 }

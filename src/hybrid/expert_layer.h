@@ -61,7 +61,8 @@ class ExpertLayer {
  public:
   ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options);
   // Work in flight goes on: what it needs lives until it is done, with the mask as it is now, and is given
-  // back by later calls of other layers or release_buffers(). Captured graphs keep it until the latter.
+  // back by later calls of other layers or release_buffers(). Captured graphs keep it until the latter. In a
+  // forked child all calls throw, and only the memory is given back.
   ~ExpertLayer();
   ExpertLayer(const ExpertLayer&) = delete;
   ExpertLayer& operator=(const ExpertLayer&) = delete;
@@ -90,7 +91,9 @@ class ExpertLayer {
   // thrown by a later call of this layer or of check(); the output is then zeros. Needs cuda_driver(). One
   // submit may be followed by other layers' before its sync, which is on the same stream; a second submit of
   // the same layer gives up the first. Rows of the input stand without gaps. What is put off goes to the next
-  // layer as in forward(), by the thread that submits; a graph decides it when it is captured.
+  // layer as in forward(), by the thread that submits; a graph decides it when it is captured. In a graph
+  // that has no sync for it, submit() itself makes the stream wait for the CPU: the next replay copies to the
+  // same memory.
   void submit(const LayerCall& call, CudaStream stream);
   void sync(void* output, int tokens, CudaStream stream);
 

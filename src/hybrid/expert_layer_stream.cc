@@ -5,6 +5,10 @@
 //
 // Memory is of the context (stream_slots.h) or, in a capture, of the capture: replays come back to it. What
 // is done is collected by the calls of layers, never by callbacks.
+//
+// Two locks. Whoever enqueues has the place's, over calls of the driver: those may wait for the device, and
+// so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
+// under which nobody calls the driver.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -38,9 +42,22 @@ struct PlaceKey {
   auto operator<=>(const PlaceKey&) const = default;
 };
 
+struct Place {
+  explicit Place(const PlaceKey& key)
+      : key(key), slots(key.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager) {}
+
+  const PlaceKey key;
+  std::mutex enqueueing;  // before the streams' lock; guards the next three
+  StreamSlots slots;
+  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
+  bool gone = false;                                  // another one may have the key
+  // Under the streams' lock: of abandoned calls, to be freed by who enqueues next.
+  std::vector<StreamSlot*> returned;
+};
+
 // A submit whose result was not asked for yet.
 struct OpenCall {
-  PlaceKey place;
+  std::shared_ptr<Place> place;
   CudaStream stream = nullptr;
   StreamCall* it = nullptr;
   StreamSlot* slot = nullptr;
@@ -62,42 +79,42 @@ struct StreamCarry {
 
 struct Flying {
   std::unique_ptr<StreamCall> it;
+  std::shared_ptr<Place> place = {};     // of an abandoned one
   StreamSlot* abandoned_slot = nullptr;  // to be freed with the call
 };
 
+// By which a context asks teams for work.
+struct Rings {
+  std::vector<std::shared_ptr<CallRing>> all;
+  uint32_t numbers = 0;  // given to rings so far
+
+  // The team's, or one of a team that ended: nobody else has that.
+  std::shared_ptr<CallRing> find(const CpuTeam& team) const {
+    for (const std::shared_ptr<CallRing>& ring : all)
+      if (ring->team() == &team && ring.use_count() > 1) return ring;
+    for (const std::shared_ptr<CallRing>& ring : all) {
+      if (ring.use_count() > 1) continue;
+      std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
+      ring->pass_on(nullptr);
+      return ring;
+    }
+    return nullptr;
+  }
+};
+
 struct Streams {
-  std::map<PlaceKey, StreamSlots> slots;
+  std::map<PlaceKey, std::shared_ptr<Place>> places;
   std::vector<OpenCall> open;
   std::vector<StreamCarry> carries;
-  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
   std::vector<Flying> flying;
   std::vector<std::unique_ptr<StreamCall>> idle;
-  size_t abandoned = 0;                                                 // among `flying`
-  std::map<const void*, std::vector<std::shared_ptr<CallRing>>> rings;  // by context
+  size_t abandoned = 0;                // among `flying`
+  std::map<const void*, Rings> rings;  // by context
 
-  StreamSlots& slots_of(const PlaceKey& place) {
-    const auto kind = place.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager;
-    return slots.try_emplace(place, kind).first->second;
-  }
-
-  // By which the context asks the team for work; null where all are taken. One that only this has is of a
-  // team that ended.
-  std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {
-    std::vector<std::shared_ptr<CallRing>>& all = rings[context];
-    const auto lost = [](const std::shared_ptr<CallRing>& ring) { return ring.use_count() == 1; };
-    for (const std::shared_ptr<CallRing>& ring : all)
-      if (ring->team() == team.get() && !lost(ring)) return ring;
-    auto found = std::find_if(all.begin(), all.end(), lost);
-    if (found == all.end()) {
-      if (all.size() == CudaRing::kMost) return nullptr;
-      all.push_back(std::make_shared<CallRing>(static_cast<uint32_t>(all.size()), team.get()));
-      found = std::prev(all.end());
-    } else {
-      std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
-      (*found)->pass_on(team.get());
-    }
-    team->listen(*found);
-    return *found;
+  std::shared_ptr<Place> place_of(const PlaceKey& key) {
+    std::shared_ptr<Place>& place = places[key];
+    if (!place) place = std::make_shared<Place>(key);
+    return place;
   }
 
   std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture) {
@@ -107,10 +124,9 @@ struct Streams {
     });
   }
 
-  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const PlaceKey& place,
-                                            CudaStream stream) {
+  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place, CudaStream stream) {
     return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
-      return call.place == place && call.stream == stream && call.it->layer.get() == &layer;
+      return call.place.get() == &place && call.stream == stream && call.it->layer.get() == &layer;
     });
   }
 
@@ -122,7 +138,7 @@ struct Streams {
         continue;
       }
       if (StreamSlot* const slot = flying[i].abandoned_slot) {
-        StreamSlots::free(*slot);
+        flying[i].place->returned.push_back(slot);
         --abandoned;
       }
       ended.push_back(flying[i].it->rest());
@@ -150,9 +166,10 @@ struct Streams {
         continue;
       }
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-      if (call.place.capture) continue;  // a replay may still run it
+      if (call.place->key.capture) continue;  // a replay may still run it
       const auto flight = std::find_if(flying.begin(), flying.end(),
                                        [&](const Flying& other) { return other.it.get() == call.it; });
+      flight->place = call.place;
       flight->abandoned_slot = call.slot;
       call.it->abandoned = true;
       ++abandoned;
@@ -189,6 +206,36 @@ class LockedStreams {
 
  private:
   std::lock_guard<ForkMutex> lock_;
+};
+
+// A place for one thread that enqueues.
+class LockedPlace {
+ public:
+  explicit LockedPlace(const PlaceKey& key) {
+    for (;;) {
+      place_ = LockedStreams().get().place_of(key);
+      lock_ = std::unique_lock(place_->enqueueing);
+      if (!place_->gone) break;
+      lock_.unlock();
+    }
+    free_returned();
+  }
+  explicit LockedPlace(std::shared_ptr<Place> place) : place_(std::move(place)), lock_(place_->enqueueing) {
+    free_returned();
+  }
+  Place& operator*() const { return *place_; }
+  Place* operator->() const { return place_.get(); }
+  const std::shared_ptr<Place>& shared() const { return place_; }
+
+  void free_returned() {
+    const LockedStreams locked;
+    for (StreamSlot* const slot : place_->returned) StreamSlots::free(*slot);
+    place_->returned.clear();
+  }
+
+ private:
+  std::shared_ptr<Place> place_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 const CudaDriver& driver_for(const LayerState& layer) {
@@ -241,7 +288,7 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
   if (plan.floats) it.kept_input.resize(plan.input_bytes);
   if (plan.floats) it.kept_weights.resize(plan.weights_bytes / sizeof(float));
   it.now.ticket = it.later.ticket = 0;  // the last use may have been another team's
-  it.abandoned = false;
+  it.abandoned = it.closed = false;
   it.started.store(false, std::memory_order_relaxed);
   it.waited.store(false, std::memory_order_relaxed);
 }
@@ -292,38 +339,118 @@ class Launch {
   bool kept_ = false;
 };
 
-// Input, ids and weights into the slot, and word to the team.
-void enqueue_start(const CudaDriver& driver, StreamCall& it, const LayerCall& call, const SlotPlan& plan,
-                   std::byte* slot, CudaStream stream) {
-  const CudaPiece input{slot + SlotPlan::kInputAt, call.input, plan.input_bytes};
-  const CudaPiece ids{slot + plan.ids_at, call.ids, plan.ids_bytes};
-  const CudaPiece weights{slot + plan.weights_at, call.weights, plan.weights_bytes};
-  if (it.ring) {
-    driver.post(it.busy, input, ids, weights, it.ring->cuda(), reinterpret_cast<uintptr_t>(&it), stream);
-    it.ring->expect(1);
-    return it.layer->team->nudge();
+// Null where the context has no more of them.
+std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {
+  std::shared_ptr<CallRing> ring;
+  uint32_t number = 0;
+  {
+    const LockedStreams locked;
+    Rings& rings = locked.get().rings[context];
+    ring = rings.find(*team);
+    if (ring && ring->team() == team.get()) return ring;
+    if (ring) ring->pass_on(team.get());
+    if (!ring && rings.numbers == CudaRing::kMost) return nullptr;
+    if (!ring) number = rings.numbers++;
+  }
+  if (!ring) {  // its memory comes from the driver, which may wait
+    ring = std::make_shared<CallRing>(number, team.get());
+    LockedStreams().get().rings[context].all.push_back(ring);
+  }
+  team->listen(ring);
+  return ring;
+}
+
+// Input, ids and weights into the slot, and word to the team. The stream may be done with it before this
+// returns.
+void hand_over(const CudaDriver& driver, StreamCall& it, const LayerCall& call, const SlotPlan& plan,
+               CudaStream stream) {
+  const CudaPiece input{const_cast<void*>(it.call.input), call.input, plan.input_bytes};
+  const CudaPiece ids{const_cast<void*>(it.call.ids), call.ids, plan.ids_bytes};
+  const CudaPiece weights{const_cast<float*>(it.call.weights), call.weights, plan.weights_bytes};
+  if (const std::shared_ptr<CallRing> ring = it.ring) {
+    const std::shared_ptr<CpuTeam> team = it.layer->team;
+    ring->expect(1);
+    try {
+      driver.post(it.busy, input, ids, weights, ring->cuda(), reinterpret_cast<uintptr_t>(&it), stream);
+    } catch (...) {
+      ring->expect(-1);
+      throw;
+    }
+    return team->nudge();
   }
   for (const CudaPiece& piece : {input, ids, weights}) driver.copy(piece.to, piece.from, piece.bytes, stream);
   driver.call(&StreamCall::start, &it, stream);
 }
 
-// The stream waits for the work. With a piece to fetch, it is fetched too.
-void enqueue_wait(const CudaDriver& driver, StreamCall& it, const CudaPiece& piece, CudaStream stream) {
-  if (it.ring)
-    driver.fetch(it.busy, piece, stream);
-  else
-    driver.call(&StreamCall::wait, &it, stream);
+// Hands the call to the stream. Known before that: afterwards nothing may fail.
+void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<StreamCall> made, OpenCall open,
+                   const LayerCall& call, const SlotPlan& plan) {
+  StreamCall& it = *made;
+  const CudaStream stream = open.stream;
+  const bool captures = place.key.capture != 0;
+  if (captures) place.captured.push_back(std::move(made));
+  try {
+    {
+      const LockedStreams locked;
+      Streams& all = locked.get();
+      all.open.reserve(all.open.size() + 1);
+      if (!captures) all.flying.push_back({std::move(made)});
+      all.open.push_back(std::move(open));
+      hand_on(all, it, plan.floats, place.key.capture);
+    }
+    hand_over(driver, it, call, plan, stream);
+  } catch (...) {
+    const LockedStreams locked;
+    Streams& all = locked.get();
+    std::erase_if(all.open, [&](const OpenCall& other) { return other.it == &it; });
+    // What would never be written is not handed on.
+    if (it.deferred)
+      std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.sums == it.deferred; });
+    if (captures)
+      place.captured.pop_back();
+    else
+      std::erase_if(all.flying, [&](const Flying& other) { return other.it.get() == &it; });
+    throw;
+  }
 }
 
-// The stream waits for the work and, with an output, copies the result; then the slot may be used again.
-void enqueue_end(Streams& all, const CudaDriver& driver, const OpenCall& open, void* output) {
-  const bool fetched = open.it->ring && output && reinterpret_cast<uintptr_t>(output) % 16 == 0;
-  const CudaPiece result{output, open.it->output, open.it->output_bytes};
-  enqueue_wait(driver, *open.it, fetched ? result : CudaPiece{}, open.stream);
-  const Launch mark_at_the_end(all.slots_of(open.place), *open.slot, open.stream);
+// The stream waits for the work and, with an output, copies the result; then the slot may be used again. The
+// call may be finished, collected and used again as soon as the stream has what waits for it.
+void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, void* output) {
   const auto same = [&](const OpenCall& other) { return other.it == open.it; };
-  all.open.erase(std::find_if(all.open.begin(), all.open.end(), same));
+  const CudaPiece result{output, open.it->output, open.it->output_bytes};
+  const bool posted = open.it->ring != nullptr;
+  const bool fetched = posted && output && reinterpret_cast<uintptr_t>(output) % 16 == 0;
+  const bool waits_at_start = std::exchange(open.it->waits_at_start, false);  // read by replays only
+  {
+    const LockedStreams locked;
+    std::erase_if(locked.get().open, same);
+  }
+  try {
+    if (posted)
+      driver.fetch(open.it->busy, fetched ? result : CudaPiece{}, open.stream);
+    else
+      driver.call(&StreamCall::wait, open.it, open.stream);
+  } catch (...) {
+    open.it->waits_at_start = waits_at_start;
+    const LockedStreams locked;
+    locked.get().open.push_back(open);
+    throw;
+  }
+  if (posted) {
+    const LockedStreams locked;
+    open.it->closed = true;
+  }
+  const Launch mark_at_the_end(place.slots, *open.slot, open.stream);
   if (output && !fetched) driver.copy(output, result.from, result.bytes, open.stream);
+}
+
+// What this layer has open in the stream; its `it` is null where there is nothing.
+OpenCall open_call(const LayerState& layer, const Place& place, CudaStream stream) {
+  const LockedStreams locked;
+  Streams& all = locked.get();
+  const auto open = all.open_call(layer, place, stream);
+  return open == all.open.end() ? OpenCall{} : *open;
 }
 
 }  // namespace
@@ -337,7 +464,8 @@ void warn_of_dropped(int layer) {
 ExpertLayer::~ExpertLayer() {
   State& s = *state_;
   s.seat.leave();
-  {
+  // In a forked child nobody runs the layer, and a thread that is not there may have the lock.
+  if (!s.team->forked()) {
     const std::lock_guard lock(s.mask_mutex);
     if (s.mask) s.own_mask.assign(s.mask, s.mask + s.options.shape.experts);
     if (s.mask) s.mask = s.own_mask.data();
@@ -360,36 +488,19 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
          call.input_stride, s.options.shape.hidden);
   if (call.tokens == 0) return;
   Layers ended;
-  const LockedStreams locked;
-  Streams& all = locked.get();
   const uint64_t capture = driver.capture(stream);
-  const PlaceKey place{driver.context(), capture};
-  if (const auto open = all.open_call(s, place, stream); open != all.open.end())
-    enqueue_end(all, driver, OpenCall(*open), nullptr);
-  std::unique_ptr<StreamCall> made = all.idle_call(capture != 0, ended);
+  const LockedPlace place({driver.context(), capture});
+  if (const OpenCall open = open_call(s, *place, stream); open.it) enqueue_end(driver, *place, open, nullptr);
+  std::unique_ptr<StreamCall> made = LockedStreams().get().idle_call(capture != 0, ended);
   const SlotPlan plan(s, call);
-  StreamSlots& slots = all.slots_of(place);
-  StreamSlot& slot = slots.take(plan.bytes, stream);
-  Launch launch(slots, slot, stream);
+  StreamSlot& slot = place->slots.take(plan.bytes, stream);
+  Launch launch(place->slots, slot, stream);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
   it.captured = capture != 0;
-  it.ring = plan.can_be_posted(call) && driver.posts() ? all.ring_of(s.team, place.context) : nullptr;
-  all.open.reserve(all.open.size() + 1);
-  all.flying.reserve(all.flying.size() + 1);
-  all.captured.reserve(all.captured.size() + 1);
-  hand_on(all, it, plan.floats, capture);
-  try {
-    enqueue_start(driver, it, call, plan, slot.memory.data(), stream);
-  } catch (...) {  // what would never be written is not handed on
-    std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.sums == it.deferred; });
-    throw;
-  }
-  all.open.push_back({place, stream, &it, &slot});
-  if (capture)
-    all.captured.push_back(std::move(made));
-  else
-    all.flying.push_back({std::move(made)});
+  it.ring = plan.can_be_posted(call) && driver.posts() ? ring_of(s.team, place->key.context) : nullptr;
+  it.waits_at_start = it.captured && !it.ring;
+  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, &it, &slot}, call, plan);
   launch.keep();
 }
 
@@ -399,42 +510,59 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   const CudaDriver& driver = driver_for(s);
   if (tokens == 0) return s.forwards.rethrow();
   {
-    const LockedStreams locked;
-    Streams& all = locked.get();
-    const auto open = all.open_call(s, {driver.context(), driver.capture(stream)}, stream);
-    if (open == all.open.end())
+    const uint64_t capture = driver.capture(stream);
+    const LockedPlace place({driver.context(), capture});
+    const OpenCall open = open_call(s, *place, stream);
+    if (!open.it)
       fail("layer {}: nothing was submitted on this stream, or in this capture, that is still to be synced",
            s.options.layer);
-    if (tokens != open->it->call.tokens)
+    if (tokens != open.it->call.tokens)
       fail("layer {}: {} tokens were submitted, the result of {} is asked for", s.options.layer,
-           open->it->call.tokens, tokens);
+           open.it->call.tokens, tokens);
     if (!output) fail("layer {}: a null address for the output", s.options.layer);
-    enqueue_end(all, driver, OpenCall(*open), output);
+    enqueue_end(driver, *place, open, output);
   }
   s.forwards.rethrow();
 }
 
-void release_buffers() {
+namespace {
+
+// What is to be destroyed without a lock.
+struct Released {
   Layers ended;
-  std::vector<std::unique_ptr<StreamCall>> calls, idle;
-  std::vector<StreamSlots> gone;
+  std::vector<std::unique_ptr<StreamCall>> captured, idle;
+  std::vector<std::unique_ptr<StreamSlot>> slots;
+  std::vector<std::shared_ptr<Place>> places;
+};
+
+void release(const std::shared_ptr<Place>& shared, Released& released) {
+  const LockedPlace place(shared);
+  for (auto& slot : place->slots.give_back()) released.slots.push_back(std::move(slot));
+  if (!place->key.capture) return;
+  for (auto& it : place->captured) released.captured.push_back(std::move(it));
+  place->captured.clear();
+  place->gone = true;
+  const LockedStreams locked;
+  Streams& all = locked.get();
+  std::erase_if(all.open, [&](const OpenCall& open) { return open.place == shared; });
+  all.places.erase(place->key);
+}
+
+}  // namespace
+
+void release_buffers() {
+  Released released;
   {
     const LockedStreams locked;
     Streams& all = locked.get();
-    all.collect(ended);
-    calls.swap(all.captured);
-    idle.swap(all.idle);
-    std::erase_if(all.open, [](const OpenCall& open) { return open.place.capture != 0; });
+    all.collect(released.ended);
+    released.idle.swap(all.idle);
     std::erase_if(all.carries,
                   [&](const StreamCarry& carry) { return carry.capture != 0 || all.flying.empty(); });
-    for (auto place = all.slots.begin(); place != all.slots.end();) {
-      place->second.give_back();
-      const bool keep = place->first.capture == 0 && place->second.count() > 0;
-      if (!keep) gone.push_back(std::move(place->second));
-      place = keep ? std::next(place) : all.slots.erase(place);
-    }
+    for (const auto& [key, place] : all.places) released.places.push_back(place);
   }
-  for (const std::unique_ptr<StreamCall>& it : calls) {
+  for (const std::shared_ptr<Place>& place : released.places) release(place, released);
+  for (const std::unique_ptr<StreamCall>& it : released.captured) {
     it->wait_for_ring();
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
     if (it->ring) it->ring->expect(-1);
@@ -443,9 +571,8 @@ void release_buffers() {
 
 size_t held_buffer_bytes() {
   const LockedStreams locked;
-  Streams& all = locked.get();
   size_t sum = 0;
-  for (const auto& [place, slots] : all.slots) sum += slots.bytes();
+  for (const auto& [key, place] : locked.get().places) sum += place->slots.bytes();
   return sum;
 }
 

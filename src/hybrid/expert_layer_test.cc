@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -263,6 +264,41 @@ TEST(ExpertLayer, ThrowsInAForkedChild) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// Whatever another thread of the parent was doing with the layer: here it reads a long mask most of the time.
+TEST(ExpertLayer, EndsInAForkedChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not allow threads after fork()";
+#endif
+  constexpr ExpertsShape kMany{.experts = 4096, .hidden = 32, .inter = 32};
+  const std::vector<uint8_t> mask(kMany.experts);
+  auto layer = test_layer(small_team(), {.shape = kMany});
+  layer->set_mask(mask.data());
+  TestBatch batch(1, 7, kMany);
+  batch.weights[0] = std::nanf("");
+  std::atomic<bool> stop = false;
+  std::thread reads([&] {
+    while (!stop) error_of([&] { forward(*layer, batch.call()); });
+  });
+  int ended = 0;
+  constexpr int kForks = 30;
+  for (int i = 0; i < kForks; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(10);
+      const bool threw =
+          error_of([&] { layer->set_mask(nullptr); }).find("made before fork") != std::string::npos;
+      layer.reset();
+      _exit(threw ? 0 : 1);
+    }
+    int status = 0;
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) break;
+    if (WEXITSTATUS(status) == 0) ++ended;
+  }
+  stop = true;
+  reads.join();
+  EXPECT_EQ(ended, kForks) << "a child hung, or did not throw";
 }
 
 // A figure to look at, not a test: what a layer costs on top of its experts.

@@ -191,6 +191,12 @@ Cut cut_for(const ExpertLayerOptions& o, const WeightMethod& method, const std::
   return cut;
 }
 
+Cut cut_of(const ExpertLayer::State& s, int ranks) {
+  s.team->check_process();
+  const std::shared_lock lock(s.in_use);
+  return cut_for(s.options, *s.method, s.experts, ranks);
+}
+
 void check_buffers(const Cut& cut, std::span<const ExpertBuffers> ranks, int layer) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const ExpertBuffers& to = ranks[rank];
@@ -209,6 +215,7 @@ void check_buffers(const Cut& cut, std::span<const ExpertBuffers> ranks, int lay
 void ExpertLayer::submit_write(int expert, std::span<const ExpertBuffers> ranks) {
   State& s = *state_;
   const ExpertLayerOptions& o = s.options;
+  s.team->check_process();
   {
     const std::shared_lock lock(s.in_use);
     if (!s.experts) fail("layer {}: no weights are loaded", o.layer);
@@ -240,27 +247,23 @@ void ExpertLayer::sync_write() {
 }
 
 size_t ExpertLayer::w13_bytes(int ranks) const {
-  const std::shared_lock lock(state_->in_use);
-  const Cut cut = cut_for(state_->options, *state_->method, state_->experts, ranks);
+  const Cut cut = cut_of(*state_, ranks);
   return static_cast<size_t>(2 * cut.share() * cut.row_bytes(cut.hidden));
 }
 
 size_t ExpertLayer::w13_scale_bytes(int ranks) const {
-  const std::shared_lock lock(state_->in_use);
-  const Cut cut = cut_for(state_->options, *state_->method, state_->experts, ranks);
+  const Cut cut = cut_of(*state_, ranks);
   return static_cast<size_t>(2 * cut.scale_rows(cut.gate_up, cut.share()) *
                              cut.scale_row(cut.gate_up, cut.hidden));
 }
 
 size_t ExpertLayer::w2_bytes(int ranks) const {
-  const std::shared_lock lock(state_->in_use);
-  const Cut cut = cut_for(state_->options, *state_->method, state_->experts, ranks);
+  const Cut cut = cut_of(*state_, ranks);
   return static_cast<size_t>(cut.hidden * cut.row_bytes(cut.share()));
 }
 
 size_t ExpertLayer::w2_scale_bytes(int ranks) const {
-  const std::shared_lock lock(state_->in_use);
-  const Cut cut = cut_for(state_->options, *state_->method, state_->experts, ranks);
+  const Cut cut = cut_of(*state_, ranks);
   return static_cast<size_t>(cut.scale_rows(cut.down, cut.hidden) * cut.scale_row(cut.down, cut.share()));
 }
 

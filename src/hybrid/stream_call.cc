@@ -55,6 +55,7 @@ void StreamCall::run_later() noexcept {
 }
 
 bool StreamCall::finished() const noexcept {
+  if (ring && !abandoned && !closed) return false;
   if (!(abandoned || ring ? started : waited).load(std::memory_order_acquire)) return false;
   const CpuTeam& team = *layer->team;
   return team.done(now.ticket) && (!deferred || team.done(later.ticket));
@@ -86,6 +87,7 @@ void StreamCall::start(void* argument) noexcept {
   team.submit(it.now);
   if (it.deferred) team.submit(it.later);
   if (it.ring && !it.captured) it.ring->expect(-1);
+  if (it.waits_at_start) team.wait(it.now.ticket);
   it.started.store(true, std::memory_order_release);
 }
 

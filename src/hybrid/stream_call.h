@@ -40,7 +40,11 @@ struct StreamCall {
   CpuTeam::Task now, later;
   std::atomic<bool> started = false;  // the stream has given the work to the team
   std::atomic<bool> waited = false;   // the stream has waited for `now`
-  bool abandoned = false;             // nobody will make a host function wait
+  bool abandoned = false;             // nobody will make the stream wait
+  bool closed = false;                // the stream will wait for what the GPU asked for
+  // Of a graph that does not wait for `now`: start() does, or the copies of the next replay would overwrite
+  // what is being read. Settled when the capture ends. What the GPU asks for waits by itself.
+  bool waits_at_start = false;
 
   StreamCall();
   StreamCall(const StreamCall&) = delete;

@@ -45,34 +45,29 @@ StreamSlot* StreamSlots::oldest(size_t bytes) {
 }
 
 bool StreamSlots::may_grow(size_t bytes) const {
-  size_t count = 0, sum = 0;
-  for (const auto& slot : slots_) {
-    if (slot->memory.size() < bytes) continue;
-    ++count;
-    sum += slot->memory.size();
-  }
-  if (kind_ == Kind::kCaptured) return count < kOwnSlots;
-  return count < 2 || sum + bytes <= most_bytes_;
+  const auto large =
+      std::ranges::count_if(slots_, [&](const auto& slot) { return slot->memory.size() >= bytes; });
+  if (kind_ == Kind::kCaptured) return large < ptrdiff_t{kOwnSlots};
+  return large < 2 || this->bytes() + bytes <= most_bytes_;
 }
 
-// What is free is too small, or it would have been taken: where memory is large, it goes first.
 StreamSlot& StreamSlots::grow(size_t bytes) {
-  const size_t wanted = std::bit_ceil(std::max(bytes, kSmallest));
-  if (this->bytes() + wanted > most_bytes_) give_back();
   auto made = std::make_unique<StreamSlot>();
-  made->memory = PinnedBuffer(wanted);
+  made->memory = PinnedBuffer(bytes);
   slots_.push_back(std::move(made));
+  bytes_ += bytes;
   return *slots_.back();
 }
 
 StreamSlot& StreamSlots::take(size_t bytes, CudaStream stream) {
+  const size_t wanted = std::bit_ceil(std::max(bytes, kSmallest));
   StreamSlot* slot = in_order(bytes, stream);
   if (!slot) slot = passed(bytes);
-  if (!slot && !may_grow(std::bit_ceil(std::max(bytes, kSmallest)))) {
+  if (!slot && !may_grow(wanted)) {
     slot = oldest(bytes);
     if (slot) slot->end.hold(stream);
   }
-  if (!slot) slot = &grow(bytes);
+  if (!slot) slot = &grow(wanted);
   slot->state = State::kOpen;
   slot->stream = stream;
   slot->use = ++uses_;
@@ -91,17 +86,22 @@ void StreamSlots::mark(StreamSlot& slot, CudaStream stream) noexcept {
   }
 }
 
-size_t StreamSlots::bytes() const {
-  size_t sum = 0;
-  for (const auto& slot : slots_) sum += slot->memory.size();
-  return sum;
-}
-
-void StreamSlots::give_back() {
-  if (kind_ != Kind::kEager) return;
-  std::erase_if(slots_, [](const auto& slot) {
-    return slot->state == State::kFree || (slot->state == State::kMarked && slot->end.passed());
-  });
+std::vector<std::unique_ptr<StreamSlot>> StreamSlots::give_back() {
+  std::vector<std::unique_ptr<StreamSlot>> given;
+  if (kind_ != Kind::kEager) return given;
+  given.reserve(slots_.size());
+  for (size_t i = 0; i < slots_.size();) {
+    const StreamSlot& slot = *slots_[i];
+    if (slot.state != State::kFree && !(slot.state == State::kMarked && slot.end.passed())) {
+      ++i;
+      continue;
+    }
+    bytes_ -= slot.memory.size();
+    given.push_back(std::move(slots_[i]));
+    slots_[i] = std::move(slots_.back());
+    slots_.pop_back();
+  }
+  return given;
 }
 
 }  // namespace kt

@@ -1,7 +1,8 @@
 // Page-locked memory of calls in streams. The streams of a context share it, and so do the streams of a
 // capture, so that an engine with a stream for each layer holds as much as is in flight, not a part for each
-// layer. Not thread-safe.
+// layer. One thread at a time.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,14 +36,16 @@ class StreamSlots {
     kCaptured,
   };
   static constexpr size_t kSmallest = 64 << 10;
-  // Beyond so many bytes of a size, and two slots, calls wait in their streams for the oldest call that has
+  // Beyond so many bytes, and two slots of a size, calls wait in their streams for the oldest call that has
   // such a slot.
   static constexpr size_t kEagerBytes = 256 << 20;
   static constexpr size_t kOwnSlots = 4;
 
   explicit StreamSlots(Kind kind, size_t most_bytes = kEagerBytes) : kind_(kind), most_bytes_(most_bytes) {}
 
-  // An open slot of at least so many bytes, which the stream may use from here on.
+  // An open slot of at least so many bytes, which the stream may use from here on. Gives nothing back,
+  // however small what it has: freeing page-locked memory waits for the device, whose work may wait for the
+  // caller.
   StreamSlot& take(size_t bytes, CudaStream stream);
   // The last work that touches the slot is in the stream. Where that cannot be marked the slot is lost until
   // the end: never wrong, and rare.
@@ -50,9 +53,10 @@ class StreamSlots {
   // Nothing touches it: no work was enqueued, or all of it is done.
   static void free(StreamSlot& slot) { slot.state = StreamSlot::State::kFree; }
 
-  size_t bytes() const;
+  size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // any thread
   size_t count() const { return slots_.size(); }
-  void give_back();  // eager: what is not in use
+  // Eager: what is not in use, for the caller to destroy where waiting for the device does no harm.
+  std::vector<std::unique_ptr<StreamSlot>> give_back();
 
  private:
   StreamSlot* in_order(size_t bytes, CudaStream stream);
@@ -64,6 +68,7 @@ class StreamSlots {
   Kind kind_;
   size_t most_bytes_;
   std::vector<std::unique_ptr<StreamSlot>> slots_;
+  std::atomic<size_t> bytes_ = 0;
   uint64_t uses_ = 0;
 };
 

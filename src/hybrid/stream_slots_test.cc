@@ -92,22 +92,29 @@ TEST(StreamSlots, GrowsBeyondTheBoundWhereAllAreOpen) {
   EXPECT_EQ(slots.bytes(), 5 * kSlot);
 }
 
-TEST(StreamSlots, SmallOnesGoWhereLargeOnesAreNeeded) {
+// Large ones come on top of the bound, two of a size; what is too small stays.
+TEST(StreamSlots, TakingFreesNothing) {
   StreamSlots slots(StreamSlots::Kind::kEager, 4 * kSlot);
-  const TestStream stream, other;
-  {
-    Gate gate(stream), second(other);
-    use(slots, stream);
-    use(slots, other);
-    gate.open();
-    second.open();
-    stream.wait();
-    other.wait();
-  }
-  use(slots, stream, 4 * kSlot);
+  const std::array<TestStream, 4> streams;
+  const int freed = kTestCuda.calls("cuMemFreeHost");
+  const auto hold_all = [&](size_t bytes) {
+    std::vector<std::unique_ptr<Gate>> gates;
+    for (const TestStream& stream : streams) {
+      gates.push_back(std::make_unique<Gate>(stream));
+      use(slots, stream, bytes);
+    }
+    for (const auto& gate : gates) gate->open();
+    for (const TestStream& stream : streams) stream.wait();
+  };
+  hold_all(kSlot);
   EXPECT_EQ(slots.bytes(), 4 * kSlot);
-  use(slots, stream, 1);
-  EXPECT_EQ(slots.bytes(), 4 * kSlot) << "a large one serves a small call";
+  hold_all(4 * kSlot);
+  EXPECT_EQ(slots.bytes(), (4 + 2 * 4) * kSlot) << "two, and the other streams wait";
+  hold_all(1);
+  EXPECT_EQ(slots.bytes(), (4 + 2 * 4) * kSlot) << "large ones serve small calls";
+  EXPECT_EQ(kTestCuda.calls("cuMemFreeHost"), freed);
+  slots.give_back();
+  EXPECT_EQ(slots.bytes(), 0u);
 }
 
 TEST(StreamSlots, GivesBackWhatIsNotInUse) {

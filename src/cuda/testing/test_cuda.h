@@ -52,6 +52,15 @@ class TestCuda {
   void fail_next(const char* name, CudaResult result, int skip = 0) const {
     reinterpret_cast<void (*)(const char*, int, int)>(find("kt_test_cuda_fail"))(name, result, skip);
   }
+  // How often that entry was called; 0 on a real driver, which does not count.
+  int calls(const char* name) const {
+    return real() ? 0 : reinterpret_cast<int (*)(const char*)>(find("kt_test_cuda_calls"))(name);
+  }
+  // A stream takes so many operations before calls that add one wait. Test driver only, as waiting().
+  void limit(uint64_t count) const {
+    reinterpret_cast<void (*)(uint64_t)>(find("kt_test_cuda_limit"))(count);
+  }
+  int waiting() const { return reinterpret_cast<int (*)()>(find("kt_test_cuda_waiting"))(); }
   void mend() const { reinterpret_cast<void (*)()>(find("kt_test_cuda_mend"))(); }
 
  private:

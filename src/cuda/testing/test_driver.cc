@@ -5,6 +5,9 @@
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error
 //   `result`; kt_test_cuda_mend(): forgets those, and the error of a failed operation;
+//   kt_test_cuda_calls(name): how often that entry was called;
+//   kt_test_cuda_limit(count): a call that adds to a stream with so many operations ahead waits for room, as
+//   the driver's do; kt_test_cuda_waiting(): how many calls do that now;
 // and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails.
 #include "cuda/testing/test_driver.h"
 
@@ -220,11 +223,7 @@ CudaResult cuMemsetD8Async(CudaAddress to, unsigned char value, size_t bytes, Cu
 CudaResult cuLaunchHostFunc(CudaStream handle, void (*function)(void*), void* argument) {
   return stream_entry("cuLaunchHostFunc", handle, [&](World& world, Lock&, const auto& stream) -> CudaResult {
     if (!function) return kInvalidValue;
-    append(world, stream, {[function, argument] {
-             in_host_function = true;
-             function(argument);
-             in_host_function = false;
-           }});
+    append(world, stream, {[function, argument] { run_host_function(function, argument); }});
     return 0;
   });
 }

@@ -29,13 +29,16 @@ CudaResult entry(const char* name, Needs needs, const Body& body) {
   return refused ? refused : body(world, lock);
 }
 
+void wait_for_room(World& world, Lock& lock, const Stream& stream);
+
 // The same for a call on a stream: body(world, lock, stream).
 template <typename Body>
 CudaResult stream_entry(const char* name, CudaStream handle, const Body& body) {
   return entry(name, Needs::kContext, [&](World& world, Lock& lock) {
     std::shared_ptr<Stream> stream;
-    const CudaResult refused = find_stream(world, handle, stream);
-    return refused ? refused : body(world, lock, stream);
+    if (const CudaResult refused = find_stream(world, handle, stream)) return refused;
+    wait_for_room(world, lock, *stream);
+    return body(world, lock, stream);
   });
 }
 

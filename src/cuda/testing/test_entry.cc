@@ -21,6 +21,12 @@ std::map<std::string, Failure>& next_failures() {
   return all;
 }
 
+// Calls of each entry so far; guarded by the world's lock.
+std::map<std::string, int>& counts() {
+  static auto& all = *std::make_unique<std::map<std::string, int>>().release();
+  return all;
+}
+
 // KT_TEST_CUDA_FAIL=cuInit=100,cuDeviceGetCount=1: for all calls.
 CudaResult failure_of_environment(const char* name) {
   const char* const all = std::getenv("KT_TEST_CUDA_FAIL");
@@ -77,6 +83,7 @@ void started() {
 }
 
 CudaResult refuse(World& world, const char* name, Needs needs) {
+  ++counts()[name];
   if (const CudaResult result = failure_of_environment(name)) return result;
   if (const auto at = next_failures().find(name); at != next_failures().end() && at->second.skip-- <= 0) {
     const CudaResult result = at->second.result;
@@ -86,6 +93,13 @@ CudaResult refuse(World& world, const char* name, Needs needs) {
   if (needs != Needs::kNothing && !is_started) return kCudaNotInitialized;
   if (needs == Needs::kContext && !current_context) return kInvalidContext;
   return needs == Needs::kContext ? world.broken : 0;
+}
+
+void wait_for_room(World& world, Lock& lock, const Stream& stream) {
+  const auto room = [&] { return stream.capture || stream.enqueued - stream.done < world.most_queued; };
+  ++world.waiting;
+  world.changed.wait(lock, room);
+  --world.waiting;
 }
 
 const char* words_of(CudaResult result, bool name) {
@@ -107,4 +121,20 @@ extern "C" [[gnu::visibility("default")]] void kt_test_cuda_mend() {
   const Lock lock(World::get().mutex);
   next_failures().clear();
   World::get().broken = 0;
+}
+
+extern "C" [[gnu::visibility("default")]] void kt_test_cuda_limit(uint64_t count) {
+  const Lock lock(World::get().mutex);
+  World::get().most_queued = count;
+  World::get().changed.notify_all();
+}
+
+extern "C" [[gnu::visibility("default")]] int kt_test_cuda_waiting() {
+  const Lock lock(World::get().mutex);
+  return World::get().waiting;
+}
+
+extern "C" [[gnu::visibility("default")]] int kt_test_cuda_calls(const char* name) {
+  const Lock lock(World::get().mutex);
+  return counts()[name];
 }

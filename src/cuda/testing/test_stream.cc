@@ -31,11 +31,51 @@ void run(std::shared_ptr<Stream> stream) {
   }
 }
 
+// Never destroyed: its thread ends with the process.
+struct HostFunctions {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> queue;
+  uint64_t added = 0, done = 0;
+
+  void serve() {
+    in_host_function = true;
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return !queue.empty(); });
+      const Work work = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      work();
+      lock.lock();
+      ++done;
+      changed.notify_all();
+    }
+  }
+  static HostFunctions& get() {
+    static HostFunctions& it = *[] {
+      HostFunctions* const made = std::make_unique<HostFunctions>().release();
+      std::thread([made] { made->serve(); }).detach();
+      return made;
+    }();
+    return it;
+  }
+};
+
 bool null_stream_waits(const World& world) {
   return std::ranges::any_of(world.captures, [](const auto& capture) { return capture->origin->blocking; });
 }
 
 }  // namespace
+
+void run_host_function(void (*function)(void*), void* argument) {
+  HostFunctions& all = HostFunctions::get();
+  std::unique_lock lock(all.mutex);
+  all.queue.emplace_back([=] { function(argument); });
+  const uint64_t mine = ++all.added;
+  all.changed.notify_all();
+  all.changed.wait(lock, [&] { return all.done >= mine; });
+}
 
 World& World::get() {
   static World& world = *std::make_unique<World>().release();

@@ -86,11 +86,15 @@ struct World {
   std::set<std::shared_ptr<Capture>> captures;
   uintptr_t last_handle = 0x10000;
   uint64_t last_capture = 0;
-  CudaResult broken = 0;  // an operation failed: what every later call returns
+  uint64_t most_queued = UINT64_MAX;  // operations of a stream; a call that adds one more waits for room
+  int waiting = 0;                    // calls that do
+  CudaResult broken = 0;              // an operation failed: what every later call returns
 
   static World& get();
 };
 
+// Runs it on the one thread that all host functions run on, as the driver does, and returns when it is done.
+void run_host_function(void (*function)(void*), void* argument);
 extern thread_local bool in_host_function;
 extern thread_local int capture_mode;
 
