@@ -53,6 +53,7 @@ struct Place {
 struct OpenCall {
   std::shared_ptr<Place> place;
   CudaStream stream = nullptr;
+  StreamId id = {};  // of the stream
   StreamCall* it = nullptr;
   StreamSlot* slot = nullptr;
 };
@@ -98,9 +99,10 @@ struct Streams {
     });
   }
 
-  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place, CudaStream stream) {
+  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place,
+                                            const StreamId& stream) {
     return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
-      return call.place.get() == &place && call.stream == stream && call.it->layer.get() == &layer;
+      return call.place.get() == &place && call.id == stream && call.it->layer.get() == &layer;
     });
   }
 
@@ -363,7 +365,7 @@ void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, v
 OpenCall open_call(const LayerState& layer, const Place& place, CudaStream stream) {
   const LockedStreams locked;
   Streams& all = locked.get();
-  const auto open = all.open_call(layer, place, stream);
+  const auto open = all.open_call(layer, place, StreamId(stream));
   return open == all.open.end() ? OpenCall{} : *open;
 }
 
@@ -415,7 +417,8 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
   driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
   driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);
-  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, &it, &slot}, plan.floats);
+  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, StreamId(stream), &it, &slot},
+                plan.floats);
   launch.keep();
 }
 

@@ -11,18 +11,32 @@ namespace {
 
 using State = StreamSlot::State;
 
+constexpr uintptr_t kLegacyStream = 1, kThreadStream = 2;
+
+uint64_t number_of_thread() {
+  static std::atomic<uint64_t> last = 0;
+  thread_local const uint64_t mine = ++last;
+  return mine;
+}
+
 }  // namespace
+
+StreamId::StreamId(CudaStream handle) : handle_(reinterpret_cast<uintptr_t>(handle)) {
+  if (handle_ == kLegacyStream) handle_ = 0;
+  if (handle_ == kThreadStream) thread_ = number_of_thread();
+}
 
 // The slot that this stream used before: its own order keeps the uses apart. The smallest that is enough, so
 // that a large one is there for a large call.
-StreamSlot* StreamSlots::in_order(size_t bytes, CudaStream stream) {
+StreamSlot* StreamSlots::in_order(size_t bytes, CudaStream handle) {
+  const StreamId stream(handle);
   StreamSlot* best = nullptr;
   for (const auto& slot : slots_) {
     if (slot->state != State::kMarked || slot->stream != stream || slot->memory.size() < bytes) continue;
     if (!best || slot->memory.size() < best->memory.size()) best = slot.get();
   }
   // A stream may have ended and another one got its handle.
-  if (best && kind_ == Kind::kEager) best->end.hold(stream);
+  if (best && kind_ == Kind::kEager) best->end.hold(handle);
   return best;
 }
 
@@ -69,7 +83,7 @@ StreamSlot& StreamSlots::take(size_t bytes, CudaStream stream) {
   }
   if (!slot) slot = &grow(wanted);
   slot->state = State::kOpen;
-  slot->stream = stream;
+  slot->stream = StreamId(stream);
   slot->use = ++uses_;
   return *slot;
 }
@@ -79,7 +93,7 @@ void StreamSlots::mark(StreamSlot& slot, CudaStream stream) noexcept {
   try {
     slot.end.set(stream);
     slot.state = State::kMarked;
-    slot.stream = stream;
+    slot.stream = StreamId(stream);
   } catch (const std::exception& error) {
     log_line(LogLevel::kWarning, text("{}: {} of locked memory are not used again", error.what(),
                                       human_bytes(slot.memory.size())));

@@ -12,6 +12,19 @@
 
 namespace kt {
 
+// Which stream a handle means: 1 is another word for the null stream, and 2 is the default stream of the
+// thread that says it, one for each.
+class StreamId {
+ public:
+  StreamId() = default;
+  explicit StreamId(CudaStream handle);
+  bool operator==(const StreamId&) const = default;
+
+ private:
+  uintptr_t handle_ = 0;
+  uint64_t thread_ = 0;  // no other one of this process had or will have the number
+};
+
 // One call's input, ids, weights and output.
 struct StreamSlot {
   PinnedBuffer memory;
@@ -21,7 +34,7 @@ struct StreamSlot {
     kMarked,  // `end` is behind the last work that touches it
     kLost,    // work touches it whose end could not be marked
   } state = State::kFree;
-  CudaStream stream = nullptr;  // of the last use
+  StreamId stream;  // of the last use
   StreamMark end;
   uint64_t use = 0;  // counts up
 };
@@ -59,7 +72,7 @@ class StreamSlots {
   std::vector<std::unique_ptr<StreamSlot>> give_back();
 
  private:
-  StreamSlot* in_order(size_t bytes, CudaStream stream);
+  StreamSlot* in_order(size_t bytes, CudaStream handle);
   StreamSlot* passed(size_t bytes);
   StreamSlot* oldest(size_t bytes);
   bool may_grow(size_t bytes) const;

@@ -87,6 +87,11 @@ CudaResult remove(std::map<uintptr_t, std::shared_ptr<Object>>& objects, const v
   return objects.erase(reinterpret_cast<uintptr_t>(handle)) > 0 ? 0 : kInvalidHandle;
 }
 
+// Not one of the null stream's.
+std::shared_ptr<Stream> stream_of(World& world, CudaStream handle) {
+  return reinterpret_cast<uintptr_t>(handle) == 2 ? thread_stream(world) : object_of(world.streams, handle);
+}
+
 }  // namespace
 }  // namespace kt::test_driver
 
@@ -257,7 +262,7 @@ CudaResult cuStreamDestroy_v2(CudaStream handle) {
 
 CudaResult cuStreamGetCtx(CudaStream handle, CudaContext* context) {
   return entry("cuStreamGetCtx", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
-    if (reinterpret_cast<uintptr_t>(handle) > 1 && !object_of(world.streams, handle)) return kInvalidHandle;
+    if (reinterpret_cast<uintptr_t>(handle) > 2 && !object_of(world.streams, handle)) return kInvalidHandle;
     *context = primary_context();
     return 0;
   });
@@ -286,7 +291,7 @@ CudaResult cuStreamGetCaptureInfo_v2(CudaStream handle, CudaCaptureStatus* statu
     if (reinterpret_cast<uintptr_t>(handle) <= 1) {
       for (const auto& capture : world.captures)
         if (capture->origin->blocking) return kCaptureImplicit;  // asking does no harm
-    } else if (!(stream = object_of(world.streams, handle))) {
+    } else if (!(stream = stream_of(world, handle))) {
       return kInvalidHandle;
     }
     if (graph || nodes || count) return 801;
@@ -319,7 +324,7 @@ CudaResult cuStreamBeginCapture_v2(CudaStream handle, int mode) {
 CudaResult cuStreamEndCapture(CudaStream handle, void** graph) {
   return entry("cuStreamEndCapture", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
     *graph = nullptr;
-    const auto stream = object_of(world.streams, handle);
+    const auto stream = stream_of(world, handle);
     if (!stream) return kInvalidHandle;
     std::shared_ptr<Graph> captured;
     if (const CudaResult result = end_capture(world, stream, captured)) return result;

@@ -31,6 +31,19 @@ void run(std::shared_ptr<Stream> stream) {
   }
 }
 
+struct ThreadStream {
+  std::shared_ptr<Stream> it;
+  uintptr_t handle = 0;
+
+  ~ThreadStream() {
+    if (!it) return;
+    const std::lock_guard lock(World::get().mutex);
+    it->closing = true;
+    World::get().streams.erase(handle);
+    World::get().changed.notify_all();
+  }
+};
+
 // Never destroyed: its thread ends with the process.
 struct HostFunctions {
   std::mutex mutex;
@@ -91,6 +104,16 @@ std::shared_ptr<Stream> start_stream(World&, bool blocking) {
   return stream;
 }
 
+std::shared_ptr<Stream> thread_stream(World& world) {
+  thread_local ThreadStream own;
+  if (!own.it) {
+    own.it = start_stream(world, true);
+    own.handle = world.last_handle += 16;
+    world.streams[own.handle] = own.it;
+  }
+  return own.it;
+}
+
 CudaResult find_stream(World& world, CudaStream handle, std::shared_ptr<Stream>& stream) {
   if (reinterpret_cast<uintptr_t>(handle) <= 1) {
     if (null_stream_waits(world)) {
@@ -101,9 +124,13 @@ CudaResult find_stream(World& world, CudaStream handle, std::shared_ptr<Stream>&
     stream = world.null_stream;
     return 0;
   }
-  const auto at = world.streams.find(reinterpret_cast<uintptr_t>(handle));
-  if (at == world.streams.end()) return kInvalidHandle;
-  stream = at->second;
+  if (reinterpret_cast<uintptr_t>(handle) == 2) {
+    stream = thread_stream(world);
+  } else {
+    const auto at = world.streams.find(reinterpret_cast<uintptr_t>(handle));
+    if (at == world.streams.end()) return kInvalidHandle;
+    stream = at->second;
+  }
   return stream->capture && stream->capture->invalid ? kCudaCaptureInvalidated : 0;
 }
 

@@ -100,6 +100,9 @@ extern thread_local int capture_mode;
 
 std::shared_ptr<Stream> start_stream(World& world, bool blocking);
 
+// Handle 2: the default stream of the calling thread, which lives as long as the thread.
+std::shared_ptr<Stream> thread_stream(World& world);
+
 // The stream of a handle for an operation; an error where there is none, where its capture is invalid, or
 // where the null stream would have to wait for a capture (which makes that invalid).
 CudaResult find_stream(World& world, CudaStream handle, std::shared_ptr<Stream>& stream);
