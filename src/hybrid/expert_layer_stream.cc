@@ -404,6 +404,7 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
          call.input_stride, s.options.shape.hidden);
   if (call.tokens == 0) return;
   Layers ended;
+  const StreamContext within(stream);
   const uint64_t capture = driver.capture(stream);
   const LockedPlace place({driver.context(), capture});
   if (const OpenCall open = open_call(s, *place, stream); open.it) enqueue_end(driver, *place, open, nullptr);
@@ -428,6 +429,7 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   const CudaDriver& driver = driver_for(s);
   if (tokens == 0) return s.forwards.rethrow();
   {
+    const StreamContext within(stream);
     const uint64_t capture = driver.capture(stream);
     const LockedPlace place({driver.context(), capture});
     const OpenCall open = open_call(s, *place, stream);

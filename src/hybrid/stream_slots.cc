@@ -74,6 +74,12 @@ StreamSlot& StreamSlots::grow(size_t bytes) {
 }
 
 StreamSlot& StreamSlots::take(size_t bytes, CudaStream stream) {
+  if (lost_ >= kMostLost)
+    fail_as(
+        ErrorKind::kInternal,
+        "CUDA could not mark the end of {} uses of locked memory, which is lost; release_buffers() gives it "
+        "back when no work is in flight",
+        lost_);
   const size_t wanted = std::bit_ceil(std::max(bytes, kSmallest));
   StreamSlot* slot = in_order(bytes, stream);
   if (!slot) slot = passed(bytes);
@@ -95,6 +101,7 @@ void StreamSlots::mark(StreamSlot& slot, CudaStream stream) noexcept {
     slot.state = State::kMarked;
     slot.stream = StreamId(stream);
   } catch (const std::exception& error) {
+    ++lost_;
     log_line(LogLevel::kWarning, text("{}: {} of locked memory are not used again", error.what(),
                                       human_bytes(slot.memory.size())));
   }
@@ -106,10 +113,11 @@ std::vector<std::unique_ptr<StreamSlot>> StreamSlots::give_back() {
   given.reserve(slots_.size());
   for (size_t i = 0; i < slots_.size();) {
     const StreamSlot& slot = *slots_[i];
-    if (slot.state != State::kFree && !(slot.state == State::kMarked && slot.end.passed())) {
+    if (slot.state == State::kOpen || (slot.state == State::kMarked && !slot.end.passed())) {
       ++i;
       continue;
     }
+    if (slot.state == State::kLost) --lost_;
     bytes_ -= slot.memory.size();
     given.push_back(std::move(slots_[i]));
     slots_[i] = std::move(slots_.back());

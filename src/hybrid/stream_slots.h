@@ -53,6 +53,7 @@ class StreamSlots {
   // such a slot.
   static constexpr size_t kEagerBytes = 256 << 20;
   static constexpr size_t kOwnSlots = 4;
+  static constexpr size_t kMostLost = 16;
 
   explicit StreamSlots(Kind kind, size_t most_bytes = kEagerBytes) : kind_(kind), most_bytes_(most_bytes) {}
 
@@ -61,14 +62,15 @@ class StreamSlots {
   // caller.
   StreamSlot& take(size_t bytes, CudaStream stream);
   // The last work that touches the slot is in the stream. Where that cannot be marked the slot is lost until
-  // the end: never wrong, and rare.
+  // give_back(): never wrong, and rare. After kMostLost, take() throws.
   void mark(StreamSlot& slot, CudaStream stream) noexcept;
   // Nothing touches it: no work was enqueued, or all of it is done.
   static void free(StreamSlot& slot) { slot.state = StreamSlot::State::kFree; }
 
   size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // any thread
   size_t count() const { return slots_.size(); }
-  // Eager: what is not in use, for the caller to destroy where waiting for the device does no harm.
+  // Eager: what is not in use, for the caller to destroy where waiting for the device does no harm. Lost ones
+  // too: only the caller can know that no work is in flight.
   std::vector<std::unique_ptr<StreamSlot>> give_back();
 
  private:
@@ -82,6 +84,7 @@ class StreamSlots {
   size_t most_bytes_;
   std::vector<std::unique_ptr<StreamSlot>> slots_;
   std::atomic<size_t> bytes_ = 0;
+  size_t lost_ = 0;
   uint64_t uses_ = 0;
 };
 

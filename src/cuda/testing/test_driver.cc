@@ -1,5 +1,6 @@
 // A CUDA driver on the CPU, for tests: streams, copies in stream order, host functions, capture and replay of
-// graphs, events, with the driver's own rules about what is forbidden when. No kernels, one context.
+// graphs, events, with the driver's own rules about what is forbidden when. No kernels; contexts share a null
+// stream.
 //
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error
@@ -138,8 +139,9 @@ CudaResult cuCtxGetCurrent(CudaContext* context) {
 }
 
 CudaResult cuCtxSetCurrent(CudaContext context) {
-  return entry("cuCtxSetCurrent", Needs::kStart, [&](World&, Lock&) -> CudaResult {
-    if (context && context != primary_context()) return kInvalidContext;
+  return entry("cuCtxSetCurrent", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (context && context != primary_context() && !object_of(world.contexts, context))
+      return kInvalidContext;
     current_context = context;
     return 0;
   });
@@ -151,6 +153,23 @@ CudaResult cuDevicePrimaryCtxRetain(CudaContext* context, CudaDevice device) {
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
     *context = primary_context();
     return 0;
+  });
+}
+
+// Becomes current, as the driver's.
+CudaResult cuCtxCreate_v2(CudaContext* context, unsigned, CudaDevice device) {
+  return entry("cuCtxCreate_v2", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (device != 0) return 101;
+    *context = current_context = add<CudaContext>(world, world.contexts, std::make_shared<char>());
+    return 0;
+  });
+}
+
+// Of streams that are destroyed.
+CudaResult cuCtxDestroy_v2(CudaContext context) {
+  return entry("cuCtxDestroy_v2", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (current_context == context) current_context = nullptr;
+    return remove(world.contexts, context);
   });
 }
 
@@ -262,9 +281,10 @@ CudaResult cuStreamDestroy_v2(CudaStream handle) {
 
 CudaResult cuStreamGetCtx(CudaStream handle, CudaContext* context) {
   return entry("cuStreamGetCtx", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
-    if (reinterpret_cast<uintptr_t>(handle) > 2 && !object_of(world.streams, handle)) return kInvalidHandle;
-    *context = primary_context();
-    return 0;
+    const auto stream = object_of(world.streams, handle);
+    if (reinterpret_cast<uintptr_t>(handle) > 2 && !stream) return kInvalidHandle;
+    *context = stream ? stream->context : current_context;
+    return *context ? 0 : kInvalidContext;
   });
 }
 
@@ -364,7 +384,9 @@ CudaResult cuGraphExecDestroy(void* handle) {
 
 CudaResult cuEventCreate(void** handle, unsigned) {
   return entry("cuEventCreate", Needs::kContext, [&](World& world, Lock&) {
-    return *handle = add<void*>(world, world.events, std::make_shared<Event>()), 0;
+    return *handle =
+               add<void*>(world, world.events, std::make_shared<Event>(Event{.context = current_context})),
+           0;
   });
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/testing/test_driver.h"
+
 namespace kt::test_driver {
 
 thread_local bool in_host_function = false;
@@ -99,6 +101,7 @@ bool Point::passed() const { return !stream || stream->done >= ticket; }
 
 std::shared_ptr<Stream> start_stream(World&, bool blocking) {
   auto stream = std::make_shared<Stream>();
+  stream->context = current_context;
   stream->blocking = blocking;
   std::thread(run, stream).detach();
   return stream;
@@ -202,7 +205,9 @@ CudaResult end_capture(World& world, const std::shared_ptr<Stream>& stream, std:
 }
 
 CudaResult record_event(World& world, const std::shared_ptr<Stream>& stream, Event& event) {
-  event = {.capture = stream->capture, .stream = stream.get()};
+  const CudaContext context = stream == world.null_stream ? current_context : stream->context;
+  if (event.context != context) return kInvalidHandle;
+  event = {.context = event.context, .capture = stream->capture, .stream = stream.get()};
   if (!stream->capture) event.point = append(world, stream, {});
   return 0;
 }
