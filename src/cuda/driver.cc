@@ -125,6 +125,22 @@ class LoadedDriver final : public CudaDriver {
     launch(post_kernels().fetch, block_for(count), parameters, stream);
   }
 
+  const void* use_context_of(CudaStream stream) const override {
+    // Default streams are those of the current one. Where the driver does not say, the current one must do.
+    if (reinterpret_cast<uintptr_t>(stream) <= kCudaLastDefaultStream) return nullptr;
+    enter(stream);
+    CudaContext before = nullptr, own = nullptr;
+    check(symbols_.current_context(&before), "name the current context");
+    if (symbols_.stream_context(stream, &own) != 0 || !own || own == before) return nullptr;
+    check(symbols_.set_current_context(own), "make a stream's context current");
+    return before;
+  }
+
+  void use_context(const void* context) const noexcept override {
+    // It was current before: the driver has it, unless the caller destroyed it meanwhile.
+    symbols_.set_current_context(static_cast<CudaContext>(const_cast<void*>(context)));
+  }
+
   void wait(CudaStream stream) const override {
     // Asked first, because CUDA's own refusal makes the capture invalid.
     if (capture(stream) != 0)

@@ -49,6 +49,10 @@ class CudaDriver {
   virtual uint64_t capture(CudaStream stream) const = 0;
   // Which context is current in the calling thread: null streams of two devices differ by it only.
   virtual const void* context() const = 0;
+  // Makes the stream's own context current in the calling thread. The one that was, or null where it stays;
+  // use_context() undoes it. StreamContext does both.
+  virtual const void* use_context_of(CudaStream stream) const = 0;
+  virtual void use_context(const void* context) const noexcept = 0;
 
   // The other way to work on the host in a stream's order, with less delay than copies and host functions:
   // the GPU itself writes to page-locked memory that a thread of the host watches, and the other way round.
@@ -100,6 +104,21 @@ class PinnedBuffer {
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   bool pinned_ = false;
+};
+
+// While it lives, the stream's context is current in the thread that made it: events are of one context, and
+// only streams of that can set them. Costs two looks where it is current already. Needs cuda_driver().
+class StreamContext {
+ public:
+  explicit StreamContext(CudaStream stream) : before_(cuda_driver()->use_context_of(stream)) {}
+  ~StreamContext() {
+    if (before_) cuda_driver()->use_context(before_);
+  }
+  StreamContext(const StreamContext&) = delete;
+  StreamContext& operator=(const StreamContext&) = delete;
+
+ private:
+  const void* before_;
 };
 
 // A place in a stream, or in a stream of a capture: then later streams of the same capture can be held, and

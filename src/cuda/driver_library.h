@@ -21,6 +21,7 @@ constexpr CudaResult kCudaOutOfMemory = 2, kCudaNotInitialized = 3, kCudaDeiniti
 constexpr unsigned kCudaHostPortable = 1;  // page-locked for all contexts
 constexpr unsigned kCudaEventNoTime = 2;   // cheaper
 constexpr int kCudaCaptureRelaxed = 2;     // of a thread: nothing is forbidden while a stream is captured
+constexpr uintptr_t kCudaLastDefaultStream = 2;  // handles 0 to 2 are default streams of the current context
 enum class CudaCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
 // Names without suffix _ptsz: stream null is the legacy default stream.

@@ -93,6 +93,8 @@ struct CpuTeam::State {
   std::atomic<bool> has_error{false};
   std::atomic<bool> stop_asked{false};
   std::atomic<uint32_t> nudges{0};
+  std::atomic<uint64_t> looks{0};  // at all sources, in vain, with no task left
+  std::atomic<bool> listens{false};
   bool full = false;  // the pool has every cpu
 
   // The thread's own.
@@ -192,6 +194,7 @@ CpuTeam::Task* CpuTeam::State::wait_for_task(std::optional<Pool::Burst>& burst) 
     const bool ending = stop_asked.load(std::memory_order_seq_cst);
     if (Task* const task = take()) return task;
     if (take_from_sources()) continue;
+    looks.fetch_add(1, std::memory_order_seq_cst);
     if (ending) return nullptr;
     if (const uint32_t now = nudges.load(std::memory_order_seq_cst); now != heard_nudges) {
       heard_nudges = now;
@@ -312,6 +315,7 @@ void CpuTeam::listen(std::shared_ptr<TaskSource> source) {
     const std::lock_guard lock(state_->mutex);
     state_->sources.push_back(std::move(source));
   }
+  state_->listens.store(true, std::memory_order_relaxed);
   nudge();
 }
 
@@ -342,7 +346,19 @@ void CpuTeam::wait(uint64_t ticket) noexcept {
   s.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
+// One look may have begun before the call.
+void CpuTeam::take_what_is_ready() noexcept {
+  State& s = *state_;
+  if (s.forked() || !s.listens.load(std::memory_order_relaxed)) return;
+  const uint64_t before = s.looks.load(std::memory_order_seq_cst);
+  while (s.looks.load(std::memory_order_seq_cst) < before + 2) {
+    nudge();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 void CpuTeam::wait_for_all(uint64_t allow_pending) noexcept {
+  if (allow_pending == 0) take_what_is_ready();
   const uint64_t last = state_->submitted.load(std::memory_order_acquire);
   if (last > allow_pending) wait(last - allow_pending);
 }

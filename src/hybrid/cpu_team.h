@@ -66,8 +66,9 @@ class CpuTeam {
   void listen(std::shared_ptr<TaskSource> source);
   // Something will be ready soon, or expecting() has become true: the thread gets up.
   void nudge() noexcept;
-  void wait(uint64_t ticket) noexcept;                     // until this task and all before it are done
-  void wait_for_all(uint64_t allow_pending = 0) noexcept;  // until at most so many are left
+  void wait(uint64_t ticket) noexcept;  // until this task and all before it are done
+  // Until at most so many are left. What sources have ready counts too, if none may be left.
+  void wait_for_all(uint64_t allow_pending = 0) noexcept;
   bool done(uint64_t ticket) const noexcept;
   void sync(uint64_t allow_pending = 0);     // the same; throws what failed first since
   bool failed() const noexcept;              // whether take_error() has something
@@ -82,6 +83,8 @@ class CpuTeam {
   const std::shared_ptr<Workspace>& workspace() const;
 
  private:
+  void take_what_is_ready() noexcept;
+
   struct State;
   std::shared_ptr<State> state_;  // the team's thread has the other
 };

@@ -89,6 +89,39 @@ TEST_F(StreamFlight, AStreamForEachLayerInACapture) {
   }
 }
 
+// The thread has another context: its events could not be set in the stream, and memory would be lost.
+TEST_F(StreamFlight, AStreamOfAnotherContext) {
+  const TestContext context;
+  const CudaStream stream = context.make_stream();
+  const TestStream own;
+  const auto layer = test_layer(stream_team());
+  const DeviceBatch batch(TestBatch(3));
+  for (int i = 0; i < 5; ++i) {
+    batch.submit(*layer, stream);
+    batch.sync(*layer, stream);
+    kTestCuda.call("cuStreamSynchronize", stream);
+    EXPECT_EQ(batch.output.read(), plain_forward(*layer, batch.host));
+    EXPECT_EQ(batch.run(*layer, own), plain_forward(*layer, batch.host));
+  }
+  EXPECT_EQ(held_buffer_bytes(), 2 * StreamSlots::kSmallest) << "one for each context";
+  {
+    const TestGraph graph(stream, [&] {
+      batch.submit(*layer, stream);
+      batch.sync(*layer, stream);
+    });
+    graph.launch(stream);
+    kTestCuda.call("cuStreamSynchronize", stream);
+    EXPECT_EQ(batch.output.read(), plain_forward(*layer, batch.host));
+  }
+  CudaContext current = nullptr, primary = nullptr;
+  kTestCuda.call("cuCtxGetCurrent", &current);
+  kTestCuda.call("cuDevicePrimaryCtxRetain", &primary, CudaDevice{0});
+  EXPECT_EQ(current, primary) << "the thread's own is current again";
+  release_buffers();
+  EXPECT_EQ(held_buffer_bytes(), 0u);
+  kTestCuda.call("cuStreamDestroy_v2", stream);
+}
+
 // The copies of the failed call may still be on their way when another stream wants memory.
 TEST_F(StreamFlight, AFailedSubmitKeepsItsBufferUntilTheStreamHasPassed) {
   if (TestCuda::real()) GTEST_SKIP() << "a real driver does not fail on demand";

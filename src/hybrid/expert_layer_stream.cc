@@ -59,6 +59,7 @@ struct Place {
 struct OpenCall {
   std::shared_ptr<Place> place;
   CudaStream stream = nullptr;
+  StreamId id = {};  // of the stream
   StreamCall* it = nullptr;
   StreamSlot* slot = nullptr;
 };
@@ -124,9 +125,10 @@ struct Streams {
     });
   }
 
-  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place, CudaStream stream) {
+  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place,
+                                            const StreamId& stream) {
     return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
-      return call.place.get() == &place && call.stream == stream && call.it->layer.get() == &layer;
+      return call.place.get() == &place && call.id == stream && call.it->layer.get() == &layer;
     });
   }
 
@@ -449,7 +451,7 @@ void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, v
 OpenCall open_call(const LayerState& layer, const Place& place, CudaStream stream) {
   const LockedStreams locked;
   Streams& all = locked.get();
-  const auto open = all.open_call(layer, place, stream);
+  const auto open = all.open_call(layer, place, StreamId(stream));
   return open == all.open.end() ? OpenCall{} : *open;
 }
 
@@ -488,6 +490,7 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
          call.input_stride, s.options.shape.hidden);
   if (call.tokens == 0) return;
   Layers ended;
+  const StreamContext within(stream);
   const uint64_t capture = driver.capture(stream);
   const LockedPlace place({driver.context(), capture});
   if (const OpenCall open = open_call(s, *place, stream); open.it) enqueue_end(driver, *place, open, nullptr);
@@ -500,7 +503,8 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   it.captured = capture != 0;
   it.ring = plan.can_be_posted(call) && driver.posts() ? ring_of(s.team, place->key.context) : nullptr;
   it.waits_at_start = it.captured && !it.ring;
-  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, &it, &slot}, call, plan);
+  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, StreamId(stream), &it, &slot}, call,
+                plan);
   launch.keep();
 }
 
@@ -510,6 +514,7 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   const CudaDriver& driver = driver_for(s);
   if (tokens == 0) return s.forwards.rethrow();
   {
+    const StreamContext within(stream);
     const uint64_t capture = driver.capture(stream);
     const LockedPlace place({driver.context(), capture});
     const OpenCall open = open_call(s, *place, stream);

@@ -81,6 +81,35 @@ TEST_F(ExpertLayerStream, SeveralStreamsAndThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Handle 2 is a stream of its own in each thread.
+TEST_F(ExpertLayerStream, DefaultStreamsOfTwoThreads) {
+  auto* const own = reinterpret_cast<CudaStream>(uintptr_t{2});
+  const auto layer = test_layer(stream_team());
+  const DeviceBatch here(TestBatch(2, 1)), there(TestBatch(3, 2));
+  here.submit(*layer, own);
+  std::thread([&] {
+    kTestCuda.use_device();
+    EXPECT_THAT(error_of([&] { here.sync(*layer, own); }), HasSubstr("nothing was submitted on this stream"));
+    there.submit(*layer, own);
+    there.sync(*layer, own);
+    kTestCuda.call("cuStreamSynchronize", own);
+  }).join();
+  here.sync(*layer, own);
+  kTestCuda.call("cuStreamSynchronize", own);
+  EXPECT_EQ(here.output.read(), plain_forward(*layer, here.host));
+  EXPECT_EQ(there.output.read(), plain_forward(*layer, there.host));
+}
+
+TEST_F(ExpertLayerStream, TheNullStreamHasTwoHandles) {
+  auto* const legacy = reinterpret_cast<CudaStream>(uintptr_t{1});
+  const auto layer = test_layer(stream_team());
+  const DeviceBatch batch(TestBatch(2));
+  batch.submit(*layer, nullptr);
+  batch.sync(*layer, legacy);
+  kTestCuda.call("cuStreamSynchronize", legacy);
+  EXPECT_EQ(batch.output.read(), plain_forward(*layer, batch.host));
+}
+
 TEST_F(ExpertLayerStream, GraphsReadInputsAndMaskAtEachReplay) {
   std::vector<uint8_t> mask(8);  // outlives the layer
   const auto layer = test_layer(stream_team());

@@ -12,6 +12,19 @@
 
 namespace kt {
 
+// Which stream a handle means: 1 is another word for the null stream, and 2 is the default stream of the
+// thread that says it, one for each.
+class StreamId {
+ public:
+  StreamId() = default;
+  explicit StreamId(CudaStream handle);
+  bool operator==(const StreamId&) const = default;
+
+ private:
+  uintptr_t handle_ = 0;
+  uint64_t thread_ = 0;  // no other one of this process had or will have the number
+};
+
 // One call's input, ids, weights and output.
 struct StreamSlot {
   PinnedBuffer memory;
@@ -21,7 +34,7 @@ struct StreamSlot {
     kMarked,  // `end` is behind the last work that touches it
     kLost,    // work touches it whose end could not be marked
   } state = State::kFree;
-  CudaStream stream = nullptr;  // of the last use
+  StreamId stream;  // of the last use
   StreamMark end;
   uint64_t use = 0;  // counts up
 };
@@ -40,6 +53,7 @@ class StreamSlots {
   // such a slot.
   static constexpr size_t kEagerBytes = 256 << 20;
   static constexpr size_t kOwnSlots = 4;
+  static constexpr size_t kMostLost = 16;
 
   explicit StreamSlots(Kind kind, size_t most_bytes = kEagerBytes) : kind_(kind), most_bytes_(most_bytes) {}
 
@@ -48,18 +62,19 @@ class StreamSlots {
   // caller.
   StreamSlot& take(size_t bytes, CudaStream stream);
   // The last work that touches the slot is in the stream. Where that cannot be marked the slot is lost until
-  // the end: never wrong, and rare.
+  // give_back(): never wrong, and rare. After kMostLost, take() throws.
   void mark(StreamSlot& slot, CudaStream stream) noexcept;
   // Nothing touches it: no work was enqueued, or all of it is done.
   static void free(StreamSlot& slot) { slot.state = StreamSlot::State::kFree; }
 
   size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }  // any thread
   size_t count() const { return slots_.size(); }
-  // Eager: what is not in use, for the caller to destroy where waiting for the device does no harm.
+  // Eager: what is not in use, for the caller to destroy where waiting for the device does no harm. Lost ones
+  // too: only the caller can know that no work is in flight.
   std::vector<std::unique_ptr<StreamSlot>> give_back();
 
  private:
-  StreamSlot* in_order(size_t bytes, CudaStream stream);
+  StreamSlot* in_order(size_t bytes, CudaStream handle);
   StreamSlot* passed(size_t bytes);
   StreamSlot* oldest(size_t bytes);
   bool may_grow(size_t bytes) const;
@@ -69,6 +84,7 @@ class StreamSlots {
   size_t most_bytes_;
   std::vector<std::unique_ptr<StreamSlot>> slots_;
   std::atomic<size_t> bytes_ = 0;
+  size_t lost_ = 0;
   uint64_t uses_ = 0;
 };
 

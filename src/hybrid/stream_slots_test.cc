@@ -1,6 +1,7 @@
 // On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include "hybrid/stream_slots.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +13,8 @@
 
 namespace kt {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr size_t kSlot = StreamSlots::kSmallest;
 
@@ -143,6 +146,24 @@ TEST(StreamSlots, ALostEndLosesTheSlot) {
   slots.mark(slot, stream);
   kTestCuda.mend();
   EXPECT_NE(&slots.take(kSlot, stream), &slot);
+}
+
+TEST(StreamSlots, LostOnesAreBounded) {
+  if (TestCuda::real()) GTEST_SKIP() << "a real driver does not fail on demand";
+  StreamSlots slots(StreamSlots::Kind::kEager);
+  const TestStream stream;
+  for (size_t i = 0; i < StreamSlots::kMostLost; ++i) {
+    StreamSlot& slot = slots.take(kSlot, stream);
+    kTestCuda.fail_next("cuEventRecord", 1);
+    slots.mark(slot, stream);
+  }
+  kTestCuda.mend();
+  EXPECT_THAT(error_of([&] { slots.take(kSlot, stream); }), HasSubstr("16 uses of locked memory"));
+  EXPECT_EQ(slots.bytes(), StreamSlots::kMostLost * kSlot);
+  stream.wait();
+  slots.give_back();
+  EXPECT_EQ(slots.bytes(), 0u);
+  use(slots, stream);
 }
 
 TEST(StreamSlots, StreamsOfACaptureShareAFew) {

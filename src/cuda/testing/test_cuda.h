@@ -102,6 +102,30 @@ class TestStream {
   CudaStream stream_ = nullptr;
 };
 
+// A second context of device 0, not current.
+class TestContext {
+ public:
+  TestContext() {
+    kTestCuda.call("cuCtxCreate_v2", &context_, 0u, CudaDevice{0});
+    kTestCuda.use_device();
+  }
+  ~TestContext() { kTestCuda.ask("cuCtxDestroy_v2", context_); }
+  TestContext(const TestContext&) = delete;
+  TestContext& operator=(const TestContext&) = delete;
+
+  // A stream of this context; the calling thread's current one stays.
+  CudaStream make_stream() const {
+    CudaStream stream = nullptr;
+    kTestCuda.call("cuCtxSetCurrent", context_);
+    kTestCuda.call("cuStreamCreate", &stream, 1u);
+    kTestCuda.use_device();
+    return stream;
+  }
+
+ private:
+  CudaContext context_ = nullptr;
+};
+
 // Device memory of `size` elements. The address must not be touched by the host.
 template <typename T>
 class DeviceArray {

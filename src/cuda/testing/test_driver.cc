@@ -1,6 +1,6 @@
 // A CUDA driver on the CPU, for tests: streams, copies in stream order, host functions, capture and replay of
-// graphs, events, with the driver's own rules about what is forbidden when. One context; no kernels but KT's
-// own (test_kernels.cc).
+// graphs, events, with the driver's own rules about what is forbidden when. No kernels but KT's own
+// (test_kernels.cc); contexts share a null stream.
 //
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error
@@ -88,6 +88,11 @@ CudaResult remove(std::map<uintptr_t, std::shared_ptr<Object>>& objects, const v
   return objects.erase(reinterpret_cast<uintptr_t>(handle)) > 0 ? 0 : kInvalidHandle;
 }
 
+// Not one of the null stream's.
+std::shared_ptr<Stream> stream_of(World& world, CudaStream handle) {
+  return reinterpret_cast<uintptr_t>(handle) == 2 ? thread_stream(world) : object_of(world.streams, handle);
+}
+
 }  // namespace
 }  // namespace kt::test_driver
 
@@ -134,8 +139,9 @@ CudaResult cuCtxGetCurrent(CudaContext* context) {
 }
 
 CudaResult cuCtxSetCurrent(CudaContext context) {
-  return entry("cuCtxSetCurrent", Needs::kStart, [&](World&, Lock&) -> CudaResult {
-    if (context && context != primary_context()) return kInvalidContext;
+  return entry("cuCtxSetCurrent", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (context && context != primary_context() && !object_of(world.contexts, context))
+      return kInvalidContext;
     current_context = context;
     return 0;
   });
@@ -147,6 +153,23 @@ CudaResult cuDevicePrimaryCtxRetain(CudaContext* context, CudaDevice device) {
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
     *context = primary_context();
     return 0;
+  });
+}
+
+// Becomes current, as the driver's.
+CudaResult cuCtxCreate_v2(CudaContext* context, unsigned, CudaDevice device) {
+  return entry("cuCtxCreate_v2", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (device != 0) return 101;
+    *context = current_context = add<CudaContext>(world, world.contexts, std::make_shared<char>());
+    return 0;
+  });
+}
+
+// Of streams that are destroyed.
+CudaResult cuCtxDestroy_v2(CudaContext context) {
+  return entry("cuCtxDestroy_v2", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (current_context == context) current_context = nullptr;
+    return remove(world.contexts, context);
   });
 }
 
@@ -258,9 +281,10 @@ CudaResult cuStreamDestroy_v2(CudaStream handle) {
 
 CudaResult cuStreamGetCtx(CudaStream handle, CudaContext* context) {
   return entry("cuStreamGetCtx", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
-    if (reinterpret_cast<uintptr_t>(handle) > 1 && !object_of(world.streams, handle)) return kInvalidHandle;
-    *context = primary_context();
-    return 0;
+    const auto stream = object_of(world.streams, handle);
+    if (reinterpret_cast<uintptr_t>(handle) > 2 && !stream) return kInvalidHandle;
+    *context = stream ? stream->context : current_context;
+    return *context ? 0 : kInvalidContext;
   });
 }
 
@@ -287,7 +311,7 @@ CudaResult cuStreamGetCaptureInfo_v2(CudaStream handle, CudaCaptureStatus* statu
     if (reinterpret_cast<uintptr_t>(handle) <= 1) {
       for (const auto& capture : world.captures)
         if (capture->origin->blocking) return kCaptureImplicit;  // asking does no harm
-    } else if (!(stream = object_of(world.streams, handle))) {
+    } else if (!(stream = stream_of(world, handle))) {
       return kInvalidHandle;
     }
     if (graph || nodes || count) return 801;
@@ -320,7 +344,7 @@ CudaResult cuStreamBeginCapture_v2(CudaStream handle, int mode) {
 CudaResult cuStreamEndCapture(CudaStream handle, void** graph) {
   return entry("cuStreamEndCapture", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
     *graph = nullptr;
-    const auto stream = object_of(world.streams, handle);
+    const auto stream = stream_of(world, handle);
     if (!stream) return kInvalidHandle;
     std::shared_ptr<Graph> captured;
     if (const CudaResult result = end_capture(world, stream, captured)) return result;
@@ -360,7 +384,9 @@ CudaResult cuGraphExecDestroy(void* handle) {
 
 CudaResult cuEventCreate(void** handle, unsigned) {
   return entry("cuEventCreate", Needs::kContext, [&](World& world, Lock&) {
-    return *handle = add<void*>(world, world.events, std::make_shared<Event>()), 0;
+    return *handle =
+               add<void*>(world, world.events, std::make_shared<Event>(Event{.context = current_context})),
+           0;
   });
 }
 

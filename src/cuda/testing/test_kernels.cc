@@ -15,7 +15,16 @@ namespace {
 
 constexpr int kNotFound = 500, kNoBinary = 218;
 
-enum class Kernel : uintptr_t { kNone, kPost, kFetch };
+// As a context loaded it.
+struct Module {
+  std::string words;
+  std::atomic<uint32_t> letters[16] = {};
+};
+
+struct Function {
+  Module* module;
+  bool posts;
+};
 
 // An argument of a launch, by its place.
 template <typename T>
@@ -66,16 +75,15 @@ std::atomic_ref<uint32_t> wait_for_zero(CudaAddress busy) {
   return flag;
 }
 
-Work post_of(void** all) {
+Work post_of(Module* module, void** all) {
   const Piece large(all, 1, 16), first(all, 4, 4), second(all, 7, 4);
   const auto busy = argument<CudaAddress>(all, 0), ring = argument<CudaAddress>(all, 10);
   const auto mask = argument<uint32_t>(all, 11), number = argument<uint32_t>(all, 12);
   const auto letter = argument<uint64_t>(all, 13);
   return [=] {
-    static std::atomic<uint32_t> letters[16];
     wait_for_zero(busy).store(1, std::memory_order_relaxed);
     for (const Piece& piece : {large, first, second}) piece.copy();
-    const uint64_t at = letters[number].fetch_add(1, std::memory_order_relaxed) & mask;
+    const uint64_t at = module->letters[number].fetch_add(1, std::memory_order_relaxed) & mask;
     auto* const word = static_cast<uint64_t*>(reached(ring + 8 * at, 8));
     if (word) std::atomic_ref(*word).store(letter, std::memory_order_release);
   };
@@ -103,23 +111,22 @@ CudaResult cuModuleLoadData(CudaModule* module, const void* image) {
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
     const std::string words = static_cast<const char*>(image);
     if (words.find(".version") == std::string::npos) return kNoBinary;
-    static std::string& kept = *std::make_unique<std::string>().release();
-    kept = words;
-    *module = reinterpret_cast<CudaModule>(&kept);
+    Module* const made = std::make_unique<Module>().release();  // to the end of the process
+    made->words = words;
+    *module = reinterpret_cast<CudaModule>(made);
     return 0;
   });
 }
 
 CudaResult cuModuleGetFunction(CudaFunction* function, CudaModule module, const char* name) {
   return entry("cuModuleGetFunction", Needs::kContext, [&](World&, Lock&) -> CudaResult {
-    const auto& words = *reinterpret_cast<const std::string*>(module);
+    auto* const found = reinterpret_cast<Module*>(module);
     const std::string known = name;
-    if (words.find(".entry " + known + "(") == std::string::npos) return kNotFound;
-    const Kernel kernel = known == "kt_post"    ? Kernel::kPost
-                          : known == "kt_fetch" ? Kernel::kFetch
-                                                : Kernel::kNone;
-    *function = reinterpret_cast<CudaFunction>(kernel);
-    return kernel == Kernel::kNone ? kNotFound : 0;
+    if (found->words.find(".entry " + known + "(") == std::string::npos) return kNotFound;
+    if (known != "kt_post" && known != "kt_fetch") return kNotFound;
+    auto made = std::make_unique<Function>(Function{found, known == "kt_post"});
+    *function = reinterpret_cast<CudaFunction>(made.release());
+    return 0;
   });
 }
 
@@ -129,9 +136,9 @@ CudaResult cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_
   return stream_entry("cuLaunchKernel", handle, [&](World& world, Lock&, const auto& stream) -> CudaResult {
     if (grid_x * grid_y * grid_z != 1 || block_y * block_z != 1 || block_x == 0 || block_x > 1024)
       return kInvalidValue;
-    const auto kernel = static_cast<Kernel>(reinterpret_cast<uintptr_t>(function));
-    if (kernel == Kernel::kNone || !parameters) return kInvalidHandle;
-    append(world, stream, {kernel == Kernel::kPost ? post_of(parameters) : fetch_of(parameters)});
+    const auto* const kernel = reinterpret_cast<const Function*>(function);
+    if (!kernel || !parameters) return kInvalidHandle;
+    append(world, stream, {kernel->posts ? post_of(kernel->module, parameters) : fetch_of(parameters)});
     return 0;
   });
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/testing/test_driver.h"
+
 namespace kt::test_driver {
 
 thread_local bool in_host_function = false;
@@ -30,6 +32,19 @@ void run(std::shared_ptr<Stream> stream) {
     world.changed.notify_all();
   }
 }
+
+struct ThreadStream {
+  std::shared_ptr<Stream> it;
+  uintptr_t handle = 0;
+
+  ~ThreadStream() {
+    if (!it) return;
+    const std::lock_guard lock(World::get().mutex);
+    it->closing = true;
+    World::get().streams.erase(handle);
+    World::get().changed.notify_all();
+  }
+};
 
 // Never destroyed: its thread ends with the process.
 struct HostFunctions {
@@ -86,9 +101,20 @@ bool Point::passed() const { return !stream || stream->done >= ticket; }
 
 std::shared_ptr<Stream> start_stream(World&, bool blocking) {
   auto stream = std::make_shared<Stream>();
+  stream->context = current_context;
   stream->blocking = blocking;
   std::thread(run, stream).detach();
   return stream;
+}
+
+std::shared_ptr<Stream> thread_stream(World& world) {
+  thread_local ThreadStream own;
+  if (!own.it) {
+    own.it = start_stream(world, true);
+    own.handle = world.last_handle += 16;
+    world.streams[own.handle] = own.it;
+  }
+  return own.it;
 }
 
 CudaResult find_stream(World& world, CudaStream handle, std::shared_ptr<Stream>& stream) {
@@ -101,9 +127,13 @@ CudaResult find_stream(World& world, CudaStream handle, std::shared_ptr<Stream>&
     stream = world.null_stream;
     return 0;
   }
-  const auto at = world.streams.find(reinterpret_cast<uintptr_t>(handle));
-  if (at == world.streams.end()) return kInvalidHandle;
-  stream = at->second;
+  if (reinterpret_cast<uintptr_t>(handle) == 2) {
+    stream = thread_stream(world);
+  } else {
+    const auto at = world.streams.find(reinterpret_cast<uintptr_t>(handle));
+    if (at == world.streams.end()) return kInvalidHandle;
+    stream = at->second;
+  }
   return stream->capture && stream->capture->invalid ? kCudaCaptureInvalidated : 0;
 }
 
@@ -175,7 +205,9 @@ CudaResult end_capture(World& world, const std::shared_ptr<Stream>& stream, std:
 }
 
 CudaResult record_event(World& world, const std::shared_ptr<Stream>& stream, Event& event) {
-  event = {.capture = stream->capture, .stream = stream.get()};
+  const CudaContext context = stream == world.null_stream ? current_context : stream->context;
+  if (event.context != context) return kInvalidHandle;
+  event = {.context = event.context, .capture = stream->capture, .stream = stream.get()};
   if (!stream->capture) event.point = append(world, stream, {});
   return 0;
 }

@@ -51,6 +51,7 @@ struct Item {
 };
 
 struct Stream {
+  CudaContext context = nullptr;
   bool blocking = true;  // against the null stream
   bool closing = false;
   std::deque<Item> items = {};
@@ -60,6 +61,7 @@ struct Stream {
 };
 
 struct Event {
+  CudaContext context = nullptr;
   Point point = {};
   std::shared_ptr<Capture> capture = {};  // recorded in one
   Stream* stream = nullptr;               // of the capture
@@ -84,6 +86,7 @@ struct World {
   std::map<uintptr_t, std::shared_ptr<Graph>> graphs;
   std::map<uintptr_t, std::shared_ptr<Executable>> executables;
   std::set<std::shared_ptr<Capture>> captures;
+  std::map<uintptr_t, std::shared_ptr<char>> contexts;  // besides the primary one
   uintptr_t last_handle = 0x10000;
   uint64_t last_capture = 0;
   uint64_t most_queued = UINT64_MAX;  // operations of a stream; a call that adds one more waits for room
@@ -98,7 +101,10 @@ void run_host_function(void (*function)(void*), void* argument);
 extern thread_local bool in_host_function;
 extern thread_local int capture_mode;
 
-std::shared_ptr<Stream> start_stream(World& world, bool blocking);
+std::shared_ptr<Stream> start_stream(World& world, bool blocking);  // of the current context
+
+// Handle 2: the default stream of the calling thread, which lives as long as the thread.
+std::shared_ptr<Stream> thread_stream(World& world);
 
 // The stream of a handle for an operation; an error where there is none, where its capture is invalid, or
 // where the null stream would have to wait for a capture (which makes that invalid).
