@@ -269,6 +269,35 @@ assert raised(LookupError, w.cpu_infer.sync) == "of a task"
 """, layers=True)
 
 
+def test_a_task_drops_a_wrapper_while_the_stream_is_full():
+    """The thread that enqueues waits in the driver for the task."""
+    run("""
+import os, time
+w, gone, children = layer(), [layer(1)], []
+def fork():
+    child = os.fork()
+    if child == 0: os._exit(0)
+    children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def drop():
+    while not cuda.kt_test_cuda_waiting(): time.sleep(0.001)
+    gone.clear()
+    gc.collect()
+    fork()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+cuda.kt_test_cuda_limit(ctypes.c_uint64(6))
+w.cpu_infer.submit(drop)
+for _ in range(10):
+    submit(w)
+    sync(w)
+cuda.kt_test_cuda_limit(ctypes.c_uint64(2 ** 64 - 1))
+stream.wait()
+w.cpu_infer.sync()
+assert not gone and children == [0, 0]
+""", layers=True)
+
+
 def test_a_stream_for_each_layer_shares_buffers():
     run("""
 layers, streams = [layer(i) for i in range(10)], [Stream() for _ in range(10)]
