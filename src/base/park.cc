@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/topology.h"
@@ -14,9 +15,10 @@ namespace {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value) noexcept {
+long futex(const std::atomic<uint32_t>& word, int operation, uint32_t value,
+           const timespec* most = nullptr) noexcept {
   return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), operation | FUTEX_PRIVATE_FLAG, value,
-                 nullptr, nullptr, 0);
+                 most, nullptr, 0);
 }
 
 }  // namespace
@@ -34,6 +36,14 @@ std::chrono::nanoseconds default_spin_time() noexcept {
 
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected) noexcept {
   futex(word, FUTEX_WAIT, expected);
+}
+
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
+                std::chrono::nanoseconds most) noexcept {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const timespec time{.tv_sec = static_cast<time_t>(most.count() / kSecond),
+                      .tv_nsec = static_cast<long>(most.count() % kSecond)};
+  futex(word, FUTEX_WAIT, expected, &time);
 }
 
 void futex_wake(const std::atomic<uint32_t>& word, int count) noexcept {

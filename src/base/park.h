@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <thread>
 
 #include "base/cpu.h"
 
@@ -20,13 +21,20 @@ std::chrono::nanoseconds default_spin_time() noexcept;
 
 // Sleeps while word == expected and nobody wakes it. May return early for no reason: call it in a loop.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected) noexcept;
+// The same, at most about so long.
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds most) noexcept;
 
 // Wakes up to `count` threads that sleep on the word.
 void futex_wake(const std::atomic<uint32_t>& word, int count) noexcept;
 
+enum class Spin {
+  kAlone,   // has the cpu for itself
+  kYields,  // gives way to whoever else wants the cpu
+};
+
 // Spins until done() is true, at most about `budget`. Returns the last value of done().
 template <typename Done>
-bool spin_until(Done done, std::chrono::nanoseconds budget) {
+bool spin_until(Done done, std::chrono::nanoseconds budget, Spin how = Spin::kAlone) {
   if (done()) return true;
   if (budget.count() <= 0) return false;
   // The clock costs as much as several looks at the flag, so it is read once in a while; a thread that was
@@ -38,6 +46,7 @@ bool spin_until(Done done, std::chrono::nanoseconds budget) {
       cpu_relax();
       if (done()) return true;
     }
+    if (how == Spin::kYields) std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < deadline);
   return false;
 }

@@ -170,7 +170,7 @@ struct Pool::State {
   std::vector<Seat> seats;
   std::vector<Arrivals> arrivals;  // one for each node, so that not all workers meet on one cache line
   std::chrono::nanoseconds spin{};
-  std::atomic<int> bursts{0};
+  std::atomic<int> bursts{0}, yielding_bursts{0};
   bool real = false;
 
   std::mutex running;
@@ -268,7 +268,8 @@ void Pool::State::start_generation() noexcept {
 void Pool::State::wait_for_generation(Seat& seat, uint32_t seen) noexcept {
   const bool in_the_way = sched_getcpu() == caller_cpu.load(std::memory_order_relaxed);
   const auto budget = in_the_way ? std::chrono::nanoseconds(0) : patience();
-  if (spin_until([&] { return generation.load(std::memory_order_seq_cst) != seen; }, budget)) return;
+  const Spin how = yielding_bursts.load(std::memory_order_relaxed) > 0 ? Spin::kYields : Spin::kAlone;
+  if (spin_until([&] { return generation.load(std::memory_order_seq_cst) != seen; }, budget, how)) return;
   for (;;) {
     seat.parked.exchange(1, std::memory_order_seq_cst);
     if (generation.load(std::memory_order_seq_cst) != seen) break;
@@ -342,8 +343,14 @@ void Pool::State::run(const FunctionRef<void(const Worker&)>& wanted) {
   if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error, nullptr));
 }
 
-Pool::Burst::Burst(Pool& pool) : pool_(pool) { pool_.state_->bursts.fetch_add(1, std::memory_order_relaxed); }
-Pool::Burst::~Burst() { pool_.state_->bursts.fetch_sub(1, std::memory_order_relaxed); }
+Pool::Burst::Burst(Pool& pool, bool yield) : pool_(pool), yield_(yield) {
+  pool_.state_->bursts.fetch_add(1, std::memory_order_relaxed);
+  if (yield_) pool_.state_->yielding_bursts.fetch_add(1, std::memory_order_relaxed);
+}
+Pool::Burst::~Burst() {
+  pool_.state_->bursts.fetch_sub(1, std::memory_order_relaxed);
+  if (yield_) pool_.state_->yielding_bursts.fetch_sub(1, std::memory_order_relaxed);
+}
 
 Pool::Pool(PoolOptions options) {
   if (options.topology.nodes.empty()) options.topology = Topology::discover();

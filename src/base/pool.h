@@ -56,16 +56,19 @@ class Pool {
   void run(FunctionRef<void(const Worker&)> task);
 
   // While one of these lives, whoever waits spins for a fraction of a millisecond instead: for callers that
-  // run many short tasks one after another, with a little work of their own between them.
+  // run many short tasks one after another, with a little work of their own between them. Where the pool has
+  // every cpu and other threads of the process have work of their own meanwhile, workers that `yield` let
+  // them.
   class Burst {
    public:
-    explicit Burst(Pool& pool);
+    explicit Burst(Pool& pool, bool yield = false);
     ~Burst();
     Burst(const Burst&) = delete;
     Burst& operator=(const Burst&) = delete;
 
    private:
     Pool& pool_;
+    bool yield_;
   };
 
   // The cpus this node's workers take, by rank; worker 0's is kept free for the caller. Where the pool pins,

@@ -2,14 +2,19 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/log.h"
 #include "cuda/driver_library.h"
+#include "cuda/post_kernels.h"
 
 namespace kt {
 namespace {
@@ -44,6 +49,25 @@ class RelaxedCapture {
   bool exchanged_;
 };
 
+// Of one context; null where they cannot be had.
+struct PostKernels {
+  CudaFunction post = nullptr, fetch = nullptr;
+};
+
+bool posts_wanted() {
+  static const bool wanted = [] {
+    const char* const words = std::getenv("KT_CUDA_POST");
+    return !words || std::string_view(words) != "0";
+  }();
+  return wanted;
+}
+
+// Threads of a block that copies so many units.
+unsigned block_for(size_t units) {
+  constexpr size_t kWarp = 32, kMost = 1024;
+  return static_cast<unsigned>(std::clamp((units + kWarp - 1) / kWarp * kWarp, kWarp, kMost));
+}
+
 class LoadedDriver final : public CudaDriver {
  public:
   explicit LoadedDriver(const CudaSymbols& symbols) : symbols_(symbols) {}
@@ -76,6 +100,29 @@ class LoadedDriver final : public CudaDriver {
     CudaContext context = nullptr;
     check(symbols_.current_context(&context), "name the current context");
     return context;
+  }
+
+  bool posts() const override { return posts_wanted() && post_kernels().post; }
+
+  void post(uint32_t* busy, const CudaPiece& large, const CudaPiece& first, const CudaPiece& second,
+            const CudaRing& ring, uint64_t letter, CudaStream stream) const override {
+    enter(stream);
+    CudaAddress flag = address_of(busy), words = address_of(ring.words);
+    CudaAddress to[] = {address_of(large.to), address_of(first.to), address_of(second.to)};
+    CudaAddress from[] = {address_of(large.from), address_of(first.from), address_of(second.from)};
+    uint32_t counts[] = {units(large, 16), units(first, 4), units(second, 4)};
+    uint32_t mask = ring.count - 1, number = ring.number;
+    void* parameters[] = {&flag,  &to[0],   &from[0],   &counts[0], &to[1], &from[1], &counts[1],
+                          &to[2], &from[2], &counts[2], &words,     &mask,  &number,  &letter};
+    launch(post_kernels().post, block_for(std::max({counts[0], counts[1], counts[2]})), parameters, stream);
+  }
+
+  void fetch(const uint32_t* busy, const CudaPiece& piece, CudaStream stream) const override {
+    enter(stream);
+    CudaAddress flag = address_of(busy), to = address_of(piece.to), from = address_of(piece.from);
+    uint32_t count = units(piece, 16);
+    void* parameters[] = {&flag, &to, &from, &count};
+    launch(post_kernels().fetch, block_for(count), parameters, stream);
   }
 
   const void* use_context_of(CudaStream stream) const override {
@@ -145,6 +192,42 @@ class LoadedDriver final : public CudaDriver {
   }
 
  private:
+  static uint32_t units(const CudaPiece& piece, size_t unit) {
+    const auto places = reinterpret_cast<uintptr_t>(piece.to) | reinterpret_cast<uintptr_t>(piece.from);
+    if (places % unit || piece.bytes % unit || piece.bytes / unit > UINT32_MAX)
+      fail_as(ErrorKind::kInternal, "CUDA: a piece of {} bytes at {} does not stand at multiples of {}",
+              piece.bytes, piece.from, unit);
+    return static_cast<uint32_t>(piece.bytes / unit);
+  }
+
+  void launch(CudaFunction kernel, unsigned block, void** parameters, CudaStream stream) const {
+    check(symbols_.launch_kernel(kernel, 1, 1, 1, block, 1, 1, 0, stream, parameters, nullptr),
+          "hand work to the host in a stream");
+  }
+
+  // Of the current context.
+  PostKernels post_kernels() const {
+    const auto key = static_cast<CudaContext>(const_cast<void*>(context()));
+    const std::lock_guard lock(mutex_);
+    const auto [at, is_new] = kernels_.try_emplace(key);
+    if (is_new) at->second = load_post_kernels();
+    return at->second;
+  }
+
+  PostKernels load_post_kernels() const {
+    const RelaxedCapture relaxed(symbols_);
+    CudaModule module = nullptr;  // stays as long as the context
+    PostKernels found;
+    CudaResult result = symbols_.load_module(&module, kPostKernels);
+    if (result == 0) result = symbols_.function_of_module(&found.post, module, "kt_post");
+    if (result == 0) result = symbols_.function_of_module(&found.fetch, module, "kt_fetch");
+    if (result == 0) return found;
+    log_line(LogLevel::kInfo,
+             text("CUDA does not take KT's kernels ({}): work is handed over by copies and host functions",
+                  symbols_.describe(result)));
+    return {};
+  }
+
   template <typename... Args>
   void check(CudaResult result, const char* asked, const Args&... args) const {
     if (result == 0) [[likely]]
@@ -195,6 +278,7 @@ class LoadedDriver final : public CudaDriver {
   const CudaSymbols symbols_;
   mutable std::mutex mutex_;
   mutable CudaContext primary_ = nullptr;  // of device 0; kept to the end of the process
+  mutable std::map<CudaContext, PostKernels> kernels_;
 };
 
 struct Found {

@@ -13,6 +13,22 @@ namespace kt {
 using CudaStream = struct CudaStreamTag*;
 using CudaEvent = struct CudaEventTag*;
 
+// A piece of memory on its way.
+struct CudaPiece {
+  void* to = nullptr;
+  const void* from = nullptr;
+  size_t bytes = 0;
+};
+
+// Where the GPU leaves letters for a thread of the host: words in page-locked memory, 0 where nothing is.
+// They are filled one after the other, round and round; the reader sets them to 0.
+struct CudaRing {
+  uint64_t* words = nullptr;
+  uint32_t count = 0;   // a power of 2, more than letters can be on their way
+  uint32_t number = 0;  // of this ring in its context, below kMost: counts its letters
+  static constexpr uint32_t kMost = 16;
+};
+
 // All functions throw Error(kInternal), where memory is short Error(kMemory), with CUDA's own name and text
 // of the error and what was asked. They work in the context that is current in the calling thread, as the
 // runtime and torch leave it. A thread without one gets the stream's; without a stream, that of the runtime
@@ -37,6 +53,19 @@ class CudaDriver {
   // use_context() undoes it. StreamContext does both.
   virtual const void* use_context_of(CudaStream stream) const = 0;
   virtual void use_context(const void* context) const noexcept = 0;
+
+  // The other way to work on the host in a stream's order, with less delay than copies and host functions:
+  // the GPU itself writes to page-locked memory that a thread of the host watches, and the other way round.
+  // `busy` is a word there, 0 at first. False where the GPU or the driver cannot do it, or where the
+  // environment's KT_CUDA_POST is 0. For the current context; the first call loads what it needs.
+  virtual bool posts() const = 0;
+  // Waits for busy == 0, sets it to 1, copies the pieces to page-locked memory, leaves the letter in the
+  // ring. The large piece stands at multiples of 16 bytes and has such a size, small ones at multiples of 4.
+  virtual void post(uint32_t* busy, const CudaPiece& large, const CudaPiece& first, const CudaPiece& second,
+                    const CudaRing& ring, uint64_t letter, CudaStream stream) const = 0;
+  // Waits for busy == 0, then copies from page-locked memory, as a large piece.
+  virtual void fetch(const uint32_t* busy, const CudaPiece& piece, CudaStream stream) const = 0;
+
   virtual void wait(CudaStream stream) const = 0;  // until all of it is done; an Error while capturing
 
   // Places in streams of the current context; StreamMark owns one.

@@ -193,7 +193,7 @@ TEST(CudaAbsenceTest, LibraryByPath) {
 TEST(CudaAbsenceTest, LibraryThatLacksSomething) {
   EXPECT_THAT(probe(folder_of(KT_OLD_CUDA_LIBRARY)),
               AllOf(StartsWith("libcuda.so.1 lacks cuGetErrorName, "), HasSubstr(" cuMemcpyAsync, "),
-                    EndsWith(", cuMemFreeHost: the driver is too old|1")));
+                    EndsWith(", cuLaunchKernel: the driver is too old|1")));
 }
 
 TEST(CudaAbsenceTest, LibraryThatDoesNotStart) {

@@ -13,6 +13,8 @@ using CudaResult = int;                  // 0: done, else the number of an error
 using CudaDevice = int;                  // 0, 1, 2 ...
 using CudaAddress = unsigned long long;  // of any memory
 using CudaContext = struct CudaContextTag*;
+using CudaModule = struct CudaModuleTag*;
+using CudaFunction = struct CudaFunctionTag*;
 
 constexpr CudaResult kCudaOutOfMemory = 2, kCudaNotInitialized = 3, kCudaDeinitialized = 4,
                      kCudaNoDevice = 100, kCudaNotReady = 600, kCudaCaptureInvalidated = 901;
@@ -46,6 +48,11 @@ struct CudaSymbols {
   CudaResult (*event_destroy)(CudaEvent) = nullptr;
   CudaResult (*host_alloc)(void**, size_t bytes, unsigned flags) = nullptr;
   CudaResult (*host_free)(void*) = nullptr;
+  CudaResult (*load_module)(CudaModule*, const void* image) = nullptr;
+  CudaResult (*function_of_module)(CudaFunction*, CudaModule, const char* name) = nullptr;
+  CudaResult (*launch_kernel)(CudaFunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                              unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                              CudaStream, void** parameters, void** extra) = nullptr;
 
   // "CUDA_ERROR_INVALID_VALUE (invalid argument)"; never empty.
   std::string describe(CudaResult result) const;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,6 +25,13 @@ namespace {
 // After a task the thread and the pool's workers spin this long for the next one: attention of one layer on a
 // GPU takes less, and waking a pool takes some 50 us.
 constexpr std::chrono::nanoseconds kNextTaskSpin{300'000};
+
+// How long the thread sleeps before it looks at its sources again: the first layer after a pause comes so
+// much later at most. Each look costs some 3 us.
+std::chrono::nanoseconds nap_after(std::chrono::nanoseconds idle) {
+  using namespace std::chrono_literals;
+  return idle < 50ms ? 20us : idle < 2s ? 250us : 2ms;
+}
 
 struct TeamEntry {
   CpuTeamOptions options;
@@ -74,6 +82,7 @@ struct CpuTeam::State {
   Task* first = nullptr;
   Task* last = nullptr;
   std::exception_ptr error;
+  std::vector<std::shared_ptr<TaskSource>> sources;  // all that listen() named
 
   std::atomic<uint64_t> submitted{0};  // written under the mutex
   std::atomic<uint64_t> completed{0};  // tasks in order: the ticket of the last one that is done
@@ -83,15 +92,28 @@ struct CpuTeam::State {
   std::atomic<int> thread_cpu{-1};  // where the team's thread was last seen
   std::atomic<bool> has_error{false};
   std::atomic<bool> stop_asked{false};
+  std::atomic<uint32_t> nudges{0};
+  std::atomic<uint64_t> looks{0};  // at all sources, in vain, with no task left
+  std::atomic<bool> listens{false};
+  bool full = false;  // the pool has every cpu
+
+  // The thread's own.
+  std::vector<std::shared_ptr<TaskSource>> heard_sources;
+  uint32_t heard_nudges = 0;
 
   explicit State(const CpuTeamOptions& options) : pool(std::make_shared<Pool>(pool_options(options))) {
-    // Threads that spin for each other need cpus of their own.
-    if (static_cast<size_t>(pool->threads()) < allowed_cpus().size()) next_task_spin = kNextTaskSpin;
+    // Threads that spin for each other need cpus of their own; with none to spare they give way.
+    const size_t cpus = allowed_cpus().size(), threads = static_cast<size_t>(pool->threads());
+    full = threads >= cpus;
+    if (threads <= cpus && cpus > 1) next_task_spin = kNextTaskSpin;
   }
   bool forked() const noexcept { return kt::forks() != made_after_forks; }
   uint64_t push(Task& task) noexcept;
   void wake_thread() noexcept;
   Task* take() noexcept;
+  bool something() const noexcept;
+  bool take_from_sources() noexcept;
+  void rest(std::chrono::steady_clock::time_point since) noexcept;
   Task* wait_for_task(std::optional<Pool::Burst>& burst) noexcept;
   void run(Task* task) noexcept;
   void keep_error(std::exception_ptr what) noexcept;
@@ -131,22 +153,60 @@ CpuTeam::Task* CpuTeam::State::take() noexcept {
   return task;
 }
 
-// Null when the team ends. The burst, if any, ends before the thread sleeps.
-CpuTeam::Task* CpuTeam::State::wait_for_task(std::optional<Pool::Burst>& burst) noexcept {
-  const uint64_t seen = completed.load(std::memory_order_relaxed);
-  const auto something = [&] {
-    return submitted.load(std::memory_order_seq_cst) != seen || stop_asked.load(std::memory_order_seq_cst);
-  };
-  if (!spin_until(something, burst ? next_task_spin : std::chrono::nanoseconds(0))) {
-    burst.reset();
-    for (;;) {
-      parked.exchange(1, std::memory_order_seq_cst);
-      if (something()) break;
-      futex_wait(parked, 1);
-    }
-    parked.store(0, std::memory_order_relaxed);
+// Only the thread itself completes tasks: it alone can ask.
+bool CpuTeam::State::something() const noexcept {
+  if (submitted.load(std::memory_order_seq_cst) != completed.load(std::memory_order_relaxed)) return true;
+  if (stop_asked.load(std::memory_order_seq_cst)) return true;
+  if (nudges.load(std::memory_order_seq_cst) != heard_nudges) return true;
+  return std::any_of(heard_sources.begin(), heard_sources.end(), [](const auto& it) { return it->ready(); });
+}
+
+bool CpuTeam::State::take_from_sources() noexcept {
+  bool taken = false;
+  for (const std::shared_ptr<TaskSource>& source : heard_sources) {
+    if (!source->ready()) continue;
+    source->take();
+    taken = true;
   }
-  return take();
+  return taken;
+}
+
+// Sleeps until somebody submits or nudges, with naps while a source may become ready by itself.
+void CpuTeam::State::rest(std::chrono::steady_clock::time_point since) noexcept {
+  parked.exchange(1, std::memory_order_seq_cst);
+  if (!something()) {
+    const bool naps = std::any_of(heard_sources.begin(), heard_sources.end(),
+                                  [](const auto& it) { return it->expecting(); });
+    if (naps)
+      futex_wait(parked, 1, nap_after(std::chrono::steady_clock::now() - since));
+    else
+      futex_wait(parked, 1);
+  }
+  parked.store(0, std::memory_order_relaxed);
+}
+
+// Null when the team ends. The burst, if any, ends before the thread sleeps. What was submitted comes before
+// what sources have: all earlier tasks are done when a source submits.
+CpuTeam::Task* CpuTeam::State::wait_for_task(std::optional<Pool::Burst>& burst) noexcept {
+  const auto since = std::chrono::steady_clock::now();
+  const Spin how = full ? Spin::kYields : Spin::kAlone;
+  for (;;) {
+    const bool ending = stop_asked.load(std::memory_order_seq_cst);
+    if (Task* const task = take()) return task;
+    if (take_from_sources()) continue;
+    looks.fetch_add(1, std::memory_order_seq_cst);
+    if (ending) return nullptr;
+    if (const uint32_t now = nudges.load(std::memory_order_seq_cst); now != heard_nudges) {
+      heard_nudges = now;
+      const std::lock_guard lock(mutex);
+      heard_sources = sources;
+      if (!burst && next_task_spin.count() > 0) burst.emplace(*pool, full);
+    }
+    if (spin_until([&] { return something(); }, burst ? next_task_spin : std::chrono::nanoseconds(0), how))
+      continue;
+    burst.reset();
+    rest(since);
+  }
 }
 
 void CpuTeam::State::keep_error(std::exception_ptr what) noexcept {
@@ -185,10 +245,11 @@ void CpuTeam::State::pin() const noexcept {
 
 void CpuTeam::State::serve() noexcept {
   pthread_setname_np(pthread_self(), "kt-team");
+  prctl(PR_SET_TIMERSLACK, 1'000);  // ns: naps are short
   pin();
   std::optional<Pool::Burst> burst;
   while (Task* const task = wait_for_task(burst)) {
-    if (!burst && next_task_spin.count() > 0) burst.emplace(*pool);
+    if (!burst && next_task_spin.count() > 0) burst.emplace(*pool, full);
     thread_cpu.store(sched_getcpu(), std::memory_order_relaxed);
     run(task);
   }
@@ -248,6 +309,22 @@ uint64_t CpuTeam::submit(std::function<void()> task) {
   return state_->push(*owned.release());
 }
 
+void CpuTeam::listen(std::shared_ptr<TaskSource> source) {
+  check_process();
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->sources.push_back(std::move(source));
+  }
+  state_->listens.store(true, std::memory_order_relaxed);
+  nudge();
+}
+
+void CpuTeam::nudge() noexcept {
+  if (state_->forked()) return;
+  state_->nudges.fetch_add(1, std::memory_order_seq_cst);
+  state_->wake_thread();
+}
+
 bool CpuTeam::done(uint64_t ticket) const noexcept {
   return state_->completed.load(std::memory_order_acquire) >= ticket;
 }
@@ -257,7 +334,8 @@ void CpuTeam::wait(uint64_t ticket) noexcept {
   if (s.forked()) return;
   // Spinning where the team's thread would run only keeps it from the work.
   const bool in_the_way = sched_getcpu() == s.thread_cpu.load(std::memory_order_relaxed);
-  const auto spin = in_the_way ? std::chrono::nanoseconds(0) : default_spin_time();
+  const auto patience = s.full ? default_spin_time() : std::max(default_spin_time(), s.next_task_spin);
+  const auto spin = in_the_way ? std::chrono::nanoseconds(0) : patience;
   if (spin_until([&] { return done(ticket); }, spin)) return;
   s.sleepers.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
@@ -268,7 +346,19 @@ void CpuTeam::wait(uint64_t ticket) noexcept {
   s.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
+// One look may have begun before the call.
+void CpuTeam::take_what_is_ready() noexcept {
+  State& s = *state_;
+  if (s.forked() || !s.listens.load(std::memory_order_relaxed)) return;
+  const uint64_t before = s.looks.load(std::memory_order_seq_cst);
+  while (s.looks.load(std::memory_order_seq_cst) < before + 2) {
+    nudge();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 void CpuTeam::wait_for_all(uint64_t allow_pending) noexcept {
+  if (allow_pending == 0) take_what_is_ready();
   const uint64_t last = state_->submitted.load(std::memory_order_acquire);
   if (last > allow_pending) wait(last - allow_pending);
 }

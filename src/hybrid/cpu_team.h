@@ -19,6 +19,16 @@ struct CpuTeamOptions {
   bool operator==(const CpuTeamOptions&) const = default;
 };
 
+// Work that nobody in this process submits (a GPU asks for it): the team's thread looks for it when it has
+// nothing else to do. All but expecting() are called on that thread.
+class TaskSource {
+ public:
+  virtual ~TaskSource() = default;
+  virtual bool ready() const noexcept = 0;      // there is something to take; asked again and again
+  virtual void take() noexcept = 0;             // submits it to the team
+  virtual bool expecting() const noexcept = 0;  // may become ready without a word to the team
+};
+
 // submit() may be called from any thread, callbacks of a CUDA driver included: it takes a lock for a moment,
 // never waits for a task, allocates nothing for a Task that is used again.
 //
@@ -49,10 +59,16 @@ class CpuTeam {
     bool owned = false;  // by the team: set by submit(std::function) alone
   };
 
-  uint64_t submit(Task& task) noexcept;                    // its ticket: 1, 2, 3 ...
-  uint64_t submit(std::function<void()> task);             // owned by the team
-  void wait(uint64_t ticket) noexcept;                     // until this task and all before it are done
-  void wait_for_all(uint64_t allow_pending = 0) noexcept;  // until at most so many are left
+  uint64_t submit(Task& task) noexcept;         // its ticket: 1, 2, 3 ...
+  uint64_t submit(std::function<void()> task);  // owned by the team
+  // From now on the team takes from it too: between tasks, while it expects something every 20 us at first,
+  // after seconds without work every 2 ms.
+  void listen(std::shared_ptr<TaskSource> source);
+  // Something will be ready soon, or expecting() has become true: the thread gets up.
+  void nudge() noexcept;
+  void wait(uint64_t ticket) noexcept;  // until this task and all before it are done
+  // Until at most so many are left. What sources have ready counts too, if none may be left.
+  void wait_for_all(uint64_t allow_pending = 0) noexcept;
   bool done(uint64_t ticket) const noexcept;
   void sync(uint64_t allow_pending = 0);     // the same; throws what failed first since
   bool failed() const noexcept;              // whether take_error() has something
@@ -67,6 +83,8 @@ class CpuTeam {
   const std::shared_ptr<Workspace>& workspace() const;
 
  private:
+  void take_what_is_ready() noexcept;
+
   struct State;
   std::shared_ptr<State> state_;  // the team's thread has the other
 };

@@ -129,8 +129,8 @@ TEST_F(StreamFlight, AFailedSubmitKeepsItsBufferUntilTheStreamHasPassed) {
   const TestStream stream, other;
   const DeviceBatch bad(TestBatch(3, 1)), good(TestBatch(3, 2));
   Gate gate(stream);
-  for (const char* entry : {"cuMemcpyAsync", "cuLaunchHostFunc"}) {
-    kTestCuda.fail_next(entry, 1, entry[2] == 'M' ? 2 : 0);
+  for (const auto& [entry, skip] : calls_of_a_submit()) {
+    kTestCuda.fail_next(entry, 1, skip);
     EXPECT_THROW(bad.submit(*layer, stream), Error);
     kTestCuda.mend();
     good.submit(*layer, other);
@@ -148,7 +148,7 @@ TEST_F(StreamFlight, WhatAFailedSubmitWouldPutOffIsNotAdded) {
              second = test_layer(stream_team(), {.layer = 1});
   const TestStream stream;
   const DeviceBatch a(TestBatch(3, 1)), b(TestBatch(3, 2));
-  kTestCuda.fail_next("cuLaunchHostFunc", 1);
+  kTestCuda.fail_next(calls_of_a_submit().back().entry, 1);
   EXPECT_THROW(a.submit(*first, stream), Error);
   kTestCuda.mend();
   EXPECT_EQ(b.run(*second, stream), plain_forward(*second, b.host));

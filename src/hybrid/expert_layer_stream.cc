@@ -1,5 +1,7 @@
-// A layer's work in the order of a stream: copies into page-locked memory, callbacks that hand the work to
-// the team and wait for it, the copy of the result.
+// A layer's work in the order of a stream. Small calls are posted: the GPU writes them into page-locked
+// memory and a letter into the team's ring, and later waits for a word there. For large ones, and where a GPU
+// cannot do that: copies into page-locked memory, callbacks that hand the work to the team and wait for it,
+// the copy of the result.
 //
 // Memory is of the context (stream_slots.h) or, in a capture, of the capture: replays come back to it. What
 // is done is collected by the calls of layers, never by callbacks.
@@ -17,6 +19,7 @@
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/log.h"
+#include "hybrid/call_ring.h"
 #include "hybrid/expert_layer_state.h"
 #include "hybrid/stream_call.h"
 #include "hybrid/stream_slots.h"
@@ -28,6 +31,9 @@ using LayerState = ExpertLayer::State;
 using Layers = std::vector<std::shared_ptr<LayerState>>;
 
 constexpr size_t kMostCarries = 64;  // models times threads, and captures that ended with one
+
+// Bytes of an input that are posted. One block of threads copies them; above it the copy engines are faster.
+constexpr size_t kMostPosted = 256 << 10;
 
 // Whose memory a call takes. A capture is of one context too.
 struct PlaceKey {
@@ -78,13 +84,33 @@ struct Flying {
   StreamSlot* abandoned_slot = nullptr;  // to be freed with the call
 };
 
+// By which a context asks teams for work.
+struct Rings {
+  std::vector<std::shared_ptr<CallRing>> all;
+  uint32_t numbers = 0;  // given to rings so far
+
+  // The team's, or one of a team that ended: nobody else has that.
+  std::shared_ptr<CallRing> find(const CpuTeam& team) const {
+    for (const std::shared_ptr<CallRing>& ring : all)
+      if (ring->team() == &team && ring.use_count() > 1) return ring;
+    for (const std::shared_ptr<CallRing>& ring : all) {
+      if (ring.use_count() > 1) continue;
+      std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
+      ring->pass_on(nullptr);
+      return ring;
+    }
+    return nullptr;
+  }
+};
+
 struct Streams {
   std::map<PlaceKey, std::shared_ptr<Place>> places;
   std::vector<OpenCall> open;
   std::vector<StreamCarry> carries;
   std::vector<Flying> flying;
   std::vector<std::unique_ptr<StreamCall>> idle;
-  size_t abandoned = 0;  // among `flying`
+  size_t abandoned = 0;                // among `flying`
+  std::map<const void*, Rings> rings;  // by context
 
   std::shared_ptr<Place> place_of(const PlaceKey& key) {
     std::shared_ptr<Place>& place = places[key];
@@ -224,6 +250,7 @@ const CudaDriver& driver_for(const LayerState& layer) {
 
 // Places of a call's parts in a slot.
 struct SlotPlan {
+  static constexpr size_t kInputAt = 64;  // the word `busy` stands before
   size_t input_bytes, ids_bytes, weights_bytes;
   size_t ids_at, weights_at, output_at, bytes, floats;
 
@@ -234,11 +261,18 @@ struct SlotPlan {
     input_bytes = tokens * hidden * size_of_real(call.input_type);
     ids_bytes = pairs * (call.ids_are_64_bit ? 8 : 4);
     weights_bytes = pairs * sizeof(float);
-    ids_at = round_up(input_bytes, size_t{64});
+    ids_at = kInputAt + round_up(input_bytes, size_t{64});
     weights_at = ids_at + round_up(ids_bytes, size_t{64});
     output_at = weights_at + round_up(weights_bytes, size_t{64});
     bytes = output_at + input_bytes;
     floats = layer.options.max_deferred > 0 ? tokens * hidden : 0;
+  }
+
+  // Small enough, and in places that CudaDriver::post() takes.
+  bool can_be_posted(const LayerCall& call) const {
+    const auto at = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory); };
+    return input_bytes <= kMostPosted && (input_bytes | at(call.input)) % 16 == 0 &&
+           (at(call.ids) | at(call.weights)) % 4 == 0;
   }
 };
 
@@ -247,15 +281,16 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
   std::byte* const base = slot.memory.data();
   it.layer = std::move(layer);
   it.call = call;
-  it.call.input = base;
+  it.call.input = base + SlotPlan::kInputAt;
   it.call.ids = base + plan.ids_at;
   it.call.weights = reinterpret_cast<const float*>(base + plan.weights_at);
   it.output = base + plan.output_at;
   it.output_bytes = plan.input_bytes;
+  it.busy = reinterpret_cast<uint32_t*>(base);
   if (plan.floats) it.kept_input.resize(plan.input_bytes);
   if (plan.floats) it.kept_weights.resize(plan.weights_bytes / sizeof(float));
   it.now.ticket = it.later.ticket = 0;  // the last use may have been another team's
-  it.abandoned = false;
+  it.abandoned = it.closed = false;
   it.started.store(false, std::memory_order_relaxed);
   it.waited.store(false, std::memory_order_relaxed);
 }
@@ -306,9 +341,52 @@ class Launch {
   bool kept_ = false;
 };
 
+// Null where the context has no more of them.
+std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {
+  std::shared_ptr<CallRing> ring;
+  uint32_t number = 0;
+  {
+    const LockedStreams locked;
+    Rings& rings = locked.get().rings[context];
+    ring = rings.find(*team);
+    if (ring && ring->team() == team.get()) return ring;
+    if (ring) ring->pass_on(team.get());
+    if (!ring && rings.numbers == CudaRing::kMost) return nullptr;
+    if (!ring) number = rings.numbers++;
+  }
+  if (!ring) {  // its memory comes from the driver, which may wait
+    ring = std::make_shared<CallRing>(number, team.get());
+    LockedStreams().get().rings[context].all.push_back(ring);
+  }
+  team->listen(ring);
+  return ring;
+}
+
+// Input, ids and weights into the slot, and word to the team. The stream may be done with it before this
+// returns.
+void hand_over(const CudaDriver& driver, StreamCall& it, const LayerCall& call, const SlotPlan& plan,
+               CudaStream stream) {
+  const CudaPiece input{const_cast<void*>(it.call.input), call.input, plan.input_bytes};
+  const CudaPiece ids{const_cast<void*>(it.call.ids), call.ids, plan.ids_bytes};
+  const CudaPiece weights{const_cast<float*>(it.call.weights), call.weights, plan.weights_bytes};
+  if (const std::shared_ptr<CallRing> ring = it.ring) {
+    const std::shared_ptr<CpuTeam> team = it.layer->team;
+    ring->expect(1);
+    try {
+      driver.post(it.busy, input, ids, weights, ring->cuda(), reinterpret_cast<uintptr_t>(&it), stream);
+    } catch (...) {
+      ring->expect(-1);
+      throw;
+    }
+    return team->nudge();
+  }
+  for (const CudaPiece& piece : {input, ids, weights}) driver.copy(piece.to, piece.from, piece.bytes, stream);
+  driver.call(&StreamCall::start, &it, stream);
+}
+
 // Hands the call to the stream. Known before that: afterwards nothing may fail.
 void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<StreamCall> made, OpenCall open,
-                   size_t floats) {
+                   const LayerCall& call, const SlotPlan& plan) {
   StreamCall& it = *made;
   const CudaStream stream = open.stream;
   const bool captures = place.key.capture != 0;
@@ -320,9 +398,9 @@ void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<Strea
       all.open.reserve(all.open.size() + 1);
       if (!captures) all.flying.push_back({std::move(made)});
       all.open.push_back(std::move(open));
-      hand_on(all, it, floats, place.key.capture);
+      hand_on(all, it, plan.floats, place.key.capture);
     }
-    driver.call(&StreamCall::start, &it, stream);
+    hand_over(driver, it, call, plan, stream);
   } catch (...) {
     const LockedStreams locked;
     Streams& all = locked.get();
@@ -342,23 +420,31 @@ void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<Strea
 // call may be finished, collected and used again as soon as the stream has what waits for it.
 void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, void* output) {
   const auto same = [&](const OpenCall& other) { return other.it == open.it; };
-  const std::byte* const from = open.it->output;
-  const size_t bytes = open.it->output_bytes;
-  if (place.key.capture) open.it->waits_at_start = false;  // callbacks read it, but not before a replay
+  const CudaPiece result{output, open.it->output, open.it->output_bytes};
+  const bool posted = open.it->ring != nullptr;
+  const bool fetched = posted && output && reinterpret_cast<uintptr_t>(output) % 16 == 0;
+  const bool waits_at_start = std::exchange(open.it->waits_at_start, false);  // read by replays only
   {
     const LockedStreams locked;
     std::erase_if(locked.get().open, same);
   }
   try {
-    driver.call(&StreamCall::wait, open.it, open.stream);
+    if (posted)
+      driver.fetch(open.it->busy, fetched ? result : CudaPiece{}, open.stream);
+    else
+      driver.call(&StreamCall::wait, open.it, open.stream);
   } catch (...) {
-    if (place.key.capture) open.it->waits_at_start = true;
+    open.it->waits_at_start = waits_at_start;
     const LockedStreams locked;
     locked.get().open.push_back(open);
     throw;
   }
+  if (posted) {
+    const LockedStreams locked;
+    open.it->closed = true;
+  }
   const Launch mark_at_the_end(place.slots, *open.slot, open.stream);
-  if (output) driver.copy(output, from, bytes, open.stream);
+  if (output && !fetched) driver.copy(output, result.from, result.bytes, open.stream);
 }
 
 // What this layer has open in the stream; its `it` is null where there is nothing.
@@ -414,12 +500,11 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   Launch launch(place->slots, slot, stream);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
-  it.waits_at_start = capture != 0;
-  driver.copy(slot.memory.data(), call.input, plan.input_bytes, stream);
-  driver.copy(slot.memory.data() + plan.ids_at, call.ids, plan.ids_bytes, stream);
-  driver.copy(slot.memory.data() + plan.weights_at, call.weights, plan.weights_bytes, stream);
-  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, StreamId(stream), &it, &slot},
-                plan.floats);
+  it.captured = capture != 0;
+  it.ring = plan.can_be_posted(call) && driver.posts() ? ring_of(s.team, place->key.context) : nullptr;
+  it.waits_at_start = it.captured && !it.ring;
+  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, StreamId(stream), &it, &slot}, call,
+                plan);
   launch.keep();
 }
 
@@ -482,8 +567,11 @@ void release_buffers() {
     for (const auto& [key, place] : all.places) released.places.push_back(place);
   }
   for (const std::shared_ptr<Place>& place : released.places) release(place, released);
-  for (const std::unique_ptr<StreamCall>& it : released.captured)
+  for (const std::unique_ptr<StreamCall>& it : released.captured) {
+    it->wait_for_ring();
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
+    if (it->ring) it->ring->expect(-1);
+  }
 }
 
 size_t held_buffer_bytes() {

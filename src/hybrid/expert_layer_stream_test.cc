@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <thread>
 
@@ -303,11 +304,64 @@ TEST_F(ExpertLayerStream, AFailedCopyLeavesNothingBehind) {
   const auto layer = test_layer(stream_team());
   const TestStream stream;
   const DeviceBatch batch(TestBatch(2));
-  for (int skip = 0; skip < 3; ++skip) {
-    kTestCuda.fail_next("cuMemcpyAsync", 1, skip);
+  for (const auto& [entry, skip] : calls_of_a_submit()) {
+    kTestCuda.fail_next(entry, 1, skip);
     EXPECT_THROW(batch.submit(*layer, stream), Error);
     kTestCuda.mend();
     EXPECT_EQ(batch.run(*layer, stream), plain_forward(*layer, batch.host));
+  }
+}
+
+// One stream, small calls posted and large ones copied, results in places that only one of them takes.
+TEST_F(ExpertLayerStream, SmallAndLargeCallsTakeTurns) {
+  const ExpertsShape shape{4, 2048, 32};
+  const auto layer = test_layer(stream_team(), {.shape = shape});
+  const TestStream stream;
+  const DeviceBatch small(TestBatch(2, 1, shape)), large(TestBatch(64, 2, shape));
+  const DeviceArray<float> odd(small.output.size() + 1);
+  const std::vector<float> want = plain_forward(*layer, small.host),
+                           want_large = plain_forward(*layer, large.host);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(small.run(*layer, stream), want);
+    EXPECT_EQ(large.run(*layer, stream), want_large);
+    small.submit(*layer, stream);
+    layer->sync(odd.data() + 1, small.host.tokens, stream);
+    stream.wait();
+    const std::vector<float> found = odd.read();
+    EXPECT_EQ(std::vector(found.begin() + 1, found.end()), want);
+  }
+}
+
+// More teams than a context has rings, at once and after each other.
+TEST_F(ExpertLayerStream, ManyTeams) {
+  const TestStream stream;
+  const DeviceBatch batch(TestBatch(2, 1));
+  std::vector<float> want;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<ExpertLayer>> layers;
+    for (int i = 0; i < 18; ++i) {
+      layers.push_back(test_layer(std::make_shared<CpuTeam>(CpuTeamOptions{.threads = 1})));
+      if (want.empty()) want = plain_forward(*layers.back(), batch.host);
+      EXPECT_EQ(batch.run(*layers.back(), stream), want) << round << " " << i;
+    }
+    for (const auto& layer : layers) EXPECT_EQ(batch.run(*layer, stream), want);
+  }
+}
+
+// The team's thread sleeps meanwhile, and nobody but the GPU wakes it.
+TEST_F(ExpertLayerStream, GraphsAreReplayedAfterAPause) {
+  const auto layer = test_layer(stream_team());
+  const TestStream stream;
+  const DeviceBatch batch(TestBatch(3, 1));
+  const std::vector<float> want = plain_forward(*layer, batch.host);
+  const TestGraph graph(stream, [&] {
+    batch.submit(*layer, stream);
+    batch.sync(*layer, stream);
+  });
+  for (const int pause : {0, 5, 100, 2500}) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    graph.launch(stream);
+    EXPECT_EQ(batch.result(stream), want) << pause;
   }
 }
 

@@ -1,7 +1,10 @@
 #include "hybrid/stream_call.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace kt {
@@ -35,6 +38,7 @@ void StreamCall::run_now() noexcept {
     std::memset(output, 0, output_bytes);
     layer->forwards.keep(std::current_exception());
   }
+  if (ring) std::atomic_ref(*busy).store(0, std::memory_order_release);
 }
 
 void StreamCall::run_later() noexcept {
@@ -51,14 +55,23 @@ void StreamCall::run_later() noexcept {
 }
 
 bool StreamCall::finished() const noexcept {
-  if (!(abandoned ? started : waited).load(std::memory_order_acquire)) return false;
+  if (ring && !abandoned && !closed) return false;
+  if (!(abandoned || ring ? started : waited).load(std::memory_order_acquire)) return false;
   const CpuTeam& team = *layer->team;
   return team.done(now.ticket) && (!deferred || team.done(later.ticket));
+}
+
+void StreamCall::wait_for_ring() noexcept {
+  if (!ring) return;
+  const std::atomic_ref word(*busy);
+  while (word.load(std::memory_order_acquire) != 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 std::shared_ptr<ExpertLayer::State> StreamCall::rest() {
   carry.reset();
   deferred.reset();
+  ring.reset();
   if (kept_input.capacity() > kKeptAtRest) kept_input = {};
   if (kept_weights.capacity() * sizeof(float) > kKeptAtRest) kept_weights = {};
   return std::exchange(layer, nullptr);
@@ -67,11 +80,13 @@ std::shared_ptr<ExpertLayer::State> StreamCall::rest() {
 void StreamCall::start(void* argument) noexcept {
   StreamCall& it = *static_cast<StreamCall*>(argument);
   CpuTeam& team = *it.layer->team;
-  // Of the replay before: when no layer came after this one, or when nobody asked for its result.
+  // Of the replay before: when no layer came after this one, or when nobody asked for its result. A ring is
+  // looked at when all that was submitted is done.
   if (!team.done(it.now.ticket)) team.wait(it.now.ticket);
   if (!team.done(it.later.ticket)) team.wait(it.later.ticket);
   team.submit(it.now);
   if (it.deferred) team.submit(it.later);
+  if (it.ring && !it.captured) it.ring->expect(-1);
   if (it.waits_at_start) team.wait(it.now.ticket);
   it.started.store(true, std::memory_order_release);
 }

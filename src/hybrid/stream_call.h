@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "hybrid/call_ring.h"
 #include "hybrid/expert_layer_state.h"
 
 namespace kt {
@@ -26,6 +27,9 @@ struct StreamCall {
   LayerCall call;  // of the slot's memory
   std::byte* output = nullptr;
   size_t output_bytes = 0;
+  std::shared_ptr<CallRing> ring;  // by which the GPU asks for it; null: a host function does
+  uint32_t* busy = nullptr;        // in the slot: 1 until the output is there, where the GPU asked
+  bool captured = false;
   std::shared_ptr<const DeferredSums> carry;  // to add: what the layer before put off; or null
   std::shared_ptr<DeferredSums> deferred;     // for the next layer; null: nothing is put off
   // Input and weights for what is put off: later work of the stream overwrites the slot's before that ran.
@@ -37,8 +41,9 @@ struct StreamCall {
   std::atomic<bool> started = false;  // the stream has given the work to the team
   std::atomic<bool> waited = false;   // the stream has waited for `now`
   bool abandoned = false;             // nobody will make the stream wait
+  bool closed = false;                // the stream will wait for what the GPU asked for
   // Of a graph that does not wait for `now`: start() does, or the copies of the next replay would overwrite
-  // what is being read. Settled when the capture ends.
+  // what is being read. Settled when the capture ends. What the GPU asks for waits by itself.
   bool waits_at_start = false;
 
   StreamCall();
@@ -47,10 +52,13 @@ struct StreamCall {
 
   // Neither the stream nor the team will touch it again.
   bool finished() const noexcept;
+  // Until the team has taken and answered what the GPU asked for, if it did: a stream that nobody made wait
+  // has passed before.
+  void wait_for_ring() noexcept;
   // Keeps nothing that is large, and no layer: the layer is returned, to be destroyed without a lock.
   std::shared_ptr<ExpertLayer::State> rest();
 
-  // For the stream; the argument is the StreamCall.
+  // For the stream or the ring; the argument is the StreamCall.
   static void start(void* argument) noexcept;
   static void wait(void* argument) noexcept;
 

@@ -146,6 +146,8 @@ class DeviceArray {
   void write(const std::vector<T>& values) const {
     kTestCuda.call("cuMemcpy", address_, static_cast<CudaAddress>(reinterpret_cast<uintptr_t>(values.data())),
                    values.size() * sizeof(T));
+    // From ordinary memory the call may return before the last bytes have arrived.
+    kTestCuda.call("cuStreamSynchronize", CudaStream{nullptr});
   }
   std::vector<T> read() const {
     std::vector<T> values(size_);

@@ -1,6 +1,6 @@
 // A CUDA driver on the CPU, for tests: streams, copies in stream order, host functions, capture and replay of
-// graphs, events, with the driver's own rules about what is forbidden when. No kernels; contexts share a null
-// stream.
+// graphs, events, with the driver's own rules about what is forbidden when. No kernels but KT's own
+// (test_kernels.cc); contexts share a null stream.
 //
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error

@@ -45,6 +45,16 @@ struct DeviceBatch {
   }
 };
 
+// Calls of the driver by which a submit goes into a stream, as fail_next() takes them.
+struct DriverCall {
+  const char* entry;
+  int skip;
+};
+inline std::vector<DriverCall> calls_of_a_submit() {
+  if (cuda_driver()->posts()) return {{"cuLaunchKernel", 0}};
+  return {{"cuMemcpyAsync", 0}, {"cuMemcpyAsync", 1}, {"cuMemcpyAsync", 2}, {"cuLaunchHostFunc", 0}};
+}
+
 // Keeps a stream from going on until it is opened.
 class Gate {
  public:

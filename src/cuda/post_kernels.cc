@@ -1,0 +1,152 @@
+#include "cuda/post_kernels.h"
+
+namespace kt {
+
+// One block each. What a block wrote is behind a fence of the whole system before the host can learn of it:
+// every thread's own, then the block's barrier, then the letter. Words that both sides change are read and
+// written past the caches.
+//
+// kt_post(busy, large to/from/count, small to/from/count, small to/from/count, ring, mask, number, letter):
+// large pieces in units of 16 bytes, small ones of 4.
+// kt_fetch(busy, to, from, count): in units of 16 bytes.
+const char kPostKernels[] = R"(
+.version 6.3
+.target sm_70
+.address_size 64
+
+.global .align 4 .u32 kt_letters[16];
+
+.visible .entry kt_post(
+  .param .u64 busy,
+  .param .u64 large_to, .param .u64 large_from, .param .u32 large_count,
+  .param .u64 first_to, .param .u64 first_from, .param .u32 first_count,
+  .param .u64 second_to, .param .u64 second_from, .param .u32 second_count,
+  .param .u64 ring, .param .u32 mask, .param .u32 number, .param .u64 letter)
+{
+  .reg .pred %other, %end;
+  .reg .u32 %thread, %threads, %count, %at, %word, %a, %b, %c, %d;
+  .reg .u64 %flag, %to, %from, %offset, %target, %source, %base;
+
+  mov.u32 %thread, %tid.x;
+  mov.u32 %threads, %ntid.x;
+  setp.ne.u32 %other, %thread, 0;
+  @%other bra READY;
+  ld.param.u64 %flag, [busy];
+WAIT:
+  ld.acquire.sys.u32 %word, [%flag];
+  setp.eq.u32 %end, %word, 0;
+  @%end bra FREE;
+  nanosleep.u32 100;
+  bra WAIT;
+FREE:
+  mov.u32 %word, 1;
+  st.relaxed.sys.u32 [%flag], %word;
+READY:
+  bar.sync 0;
+
+  ld.param.u64 %to, [large_to];
+  ld.param.u64 %from, [large_from];
+  ld.param.u32 %count, [large_count];
+  mov.u32 %at, %thread;
+LARGE:
+  setp.ge.u32 %end, %at, %count;
+  @%end bra LARGE_END;
+  mul.wide.u32 %offset, %at, 16;
+  add.u64 %target, %to, %offset;
+  add.u64 %source, %from, %offset;
+  ld.v4.u32 {%a, %b, %c, %d}, [%source];
+  st.v4.u32 [%target], {%a, %b, %c, %d};
+  add.u32 %at, %at, %threads;
+  bra LARGE;
+LARGE_END:
+
+  ld.param.u64 %to, [first_to];
+  ld.param.u64 %from, [first_from];
+  ld.param.u32 %count, [first_count];
+  mov.u32 %at, %thread;
+FIRST:
+  setp.ge.u32 %end, %at, %count;
+  @%end bra FIRST_END;
+  mul.wide.u32 %offset, %at, 4;
+  add.u64 %target, %to, %offset;
+  add.u64 %source, %from, %offset;
+  ld.u32 %a, [%source];
+  st.u32 [%target], %a;
+  add.u32 %at, %at, %threads;
+  bra FIRST;
+FIRST_END:
+
+  ld.param.u64 %to, [second_to];
+  ld.param.u64 %from, [second_from];
+  ld.param.u32 %count, [second_count];
+  mov.u32 %at, %thread;
+SECOND:
+  setp.ge.u32 %end, %at, %count;
+  @%end bra SECOND_END;
+  mul.wide.u32 %offset, %at, 4;
+  add.u64 %target, %to, %offset;
+  add.u64 %source, %from, %offset;
+  ld.u32 %a, [%source];
+  st.u32 [%target], %a;
+  add.u32 %at, %at, %threads;
+  bra SECOND;
+SECOND_END:
+
+  membar.sys;
+  bar.sync 0;
+  @%other bra DONE;
+  ld.param.u32 %word, [number];
+  mul.wide.u32 %offset, %word, 4;
+  mov.u64 %base, kt_letters;
+  add.u64 %base, %base, %offset;
+  atom.global.add.u32 %at, [%base], 1;
+  ld.param.u32 %word, [mask];
+  and.b32 %at, %at, %word;
+  mul.wide.u32 %offset, %at, 8;
+  ld.param.u64 %target, [ring];
+  add.u64 %target, %target, %offset;
+  ld.param.u64 %source, [letter];
+  st.release.sys.u64 [%target], %source;
+DONE:
+  ret;
+}
+
+.visible .entry kt_fetch(.param .u64 busy, .param .u64 to, .param .u64 from, .param .u32 count)
+{
+  .reg .pred %other, %end;
+  .reg .u32 %thread, %threads, %number, %at, %word, %a, %b, %c, %d;
+  .reg .u64 %flag, %target, %source, %offset, %base, %origin;
+
+  mov.u32 %thread, %tid.x;
+  mov.u32 %threads, %ntid.x;
+  setp.ne.u32 %other, %thread, 0;
+  @%other bra READY;
+  ld.param.u64 %flag, [busy];
+WAIT:
+  ld.acquire.sys.u32 %word, [%flag];
+  setp.eq.u32 %end, %word, 0;
+  @%end bra READY;
+  nanosleep.u32 100;
+  bra WAIT;
+READY:
+  bar.sync 0;
+  ld.param.u64 %base, [to];
+  ld.param.u64 %origin, [from];
+  ld.param.u32 %number, [count];
+  mov.u32 %at, %thread;
+COPY:
+  setp.ge.u32 %end, %at, %number;
+  @%end bra DONE;
+  mul.wide.u32 %offset, %at, 16;
+  add.u64 %target, %base, %offset;
+  add.u64 %source, %origin, %offset;
+  ld.relaxed.sys.v4.u32 {%a, %b, %c, %d}, [%source];
+  st.v4.u32 [%target], {%a, %b, %c, %d};
+  add.u32 %at, %at, %threads;
+  bra COPY;
+DONE:
+  ret;
+}
+)";
+
+}  // namespace kt

@@ -1,0 +1,146 @@
+// Kernels of the test driver: it cannot run a module's code, so it knows the two kernels of KT by their names
+// and does in a stream's order what they are to do. Whether the code says the same shows on a GPU only.
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "cuda/testing/test_driver.h"
+#include "cuda/testing/test_memory.h"
+
+#pragma GCC visibility push(default)
+
+namespace kt::test_driver {
+namespace {
+
+constexpr int kNotFound = 500, kNoBinary = 218;
+
+// As a context loaded it.
+struct Module {
+  std::string words;
+  std::atomic<uint32_t> letters[16] = {};
+};
+
+struct Function {
+  Module* module;
+  bool posts;
+};
+
+// An argument of a launch, by its place.
+template <typename T>
+T argument(void** all, int place) {
+  T value;
+  std::memcpy(&value, all[place], sizeof(T));
+  return value;
+}
+
+void* memory_at(CudaAddress address, size_t bytes) {
+  const auto* const pointer = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));
+  const Place place = place_of(pointer);
+  return place == Place::kOrdinary ? nullptr : reach(place, pointer, bytes);
+}
+
+// An address that a GPU does not reach ends everything, as there.
+void* reached(CudaAddress address, size_t bytes) {
+  void* const found = memory_at(address, bytes);
+  if (found) return found;
+  const Lock lock(World::get().mutex);
+  World::get().broken = kIllegalAddress;
+  return nullptr;
+}
+
+struct Piece {
+  CudaAddress to, from;
+  uint32_t count;
+  size_t unit;
+
+  Piece(void** all, int place, size_t unit)
+      : to(argument<CudaAddress>(all, place)),
+        from(argument<CudaAddress>(all, place + 1)),
+        count(argument<uint32_t>(all, place + 2)),
+        unit(unit) {}
+  void copy() const {
+    if (count == 0) return;
+    void* const target = reached(to, count * unit);
+    const void* const source = reached(from, count * unit);
+    if (target && source && (to | from) % unit == 0) std::memcpy(target, source, count * unit);
+  }
+};
+
+std::atomic_ref<uint32_t> wait_for_zero(CudaAddress busy) {
+  static uint32_t none = 0;
+  auto* const word = static_cast<uint32_t*>(reached(busy, sizeof(uint32_t)));
+  const std::atomic_ref flag(word ? *word : none);
+  while (flag.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+  return flag;
+}
+
+Work post_of(Module* module, void** all) {
+  const Piece large(all, 1, 16), first(all, 4, 4), second(all, 7, 4);
+  const auto busy = argument<CudaAddress>(all, 0), ring = argument<CudaAddress>(all, 10);
+  const auto mask = argument<uint32_t>(all, 11), number = argument<uint32_t>(all, 12);
+  const auto letter = argument<uint64_t>(all, 13);
+  return [=] {
+    wait_for_zero(busy).store(1, std::memory_order_relaxed);
+    for (const Piece& piece : {large, first, second}) piece.copy();
+    const uint64_t at = module->letters[number].fetch_add(1, std::memory_order_relaxed) & mask;
+    auto* const word = static_cast<uint64_t*>(reached(ring + 8 * at, 8));
+    if (word) std::atomic_ref(*word).store(letter, std::memory_order_release);
+  };
+}
+
+Work fetch_of(void** all) {
+  const auto busy = argument<CudaAddress>(all, 0);
+  const Piece piece(all, 1, 16);
+  return [=] {
+    wait_for_zero(busy);
+    piece.copy();
+  };
+}
+
+}  // namespace
+}  // namespace kt::test_driver
+
+using namespace kt;
+using namespace kt::test_driver;
+
+extern "C" {
+
+CudaResult cuModuleLoadData(CudaModule* module, const void* image) {
+  return entry("cuModuleLoadData", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
+    if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
+    const std::string words = static_cast<const char*>(image);
+    if (words.find(".version") == std::string::npos) return kNoBinary;
+    Module* const made = std::make_unique<Module>().release();  // to the end of the process
+    made->words = words;
+    *module = reinterpret_cast<CudaModule>(made);
+    return 0;
+  });
+}
+
+CudaResult cuModuleGetFunction(CudaFunction* function, CudaModule module, const char* name) {
+  return entry("cuModuleGetFunction", Needs::kContext, [&](World&, Lock&) -> CudaResult {
+    auto* const found = reinterpret_cast<Module*>(module);
+    const std::string known = name;
+    if (found->words.find(".entry " + known + "(") == std::string::npos) return kNotFound;
+    if (known != "kt_post" && known != "kt_fetch") return kNotFound;
+    auto made = std::make_unique<Function>(Function{found, known == "kt_post"});
+    *function = reinterpret_cast<CudaFunction>(made.release());
+    return 0;
+  });
+}
+
+CudaResult cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CudaStream handle,
+                          void** parameters, void**) {
+  return stream_entry("cuLaunchKernel", handle, [&](World& world, Lock&, const auto& stream) -> CudaResult {
+    if (grid_x * grid_y * grid_z != 1 || block_y * block_z != 1 || block_x == 0 || block_x > 1024)
+      return kInvalidValue;
+    const auto* const kernel = reinterpret_cast<const Function*>(function);
+    if (!kernel || !parameters) return kInvalidHandle;
+    append(world, stream, {kernel->posts ? post_of(kernel->module, parameters) : fetch_of(parameters)});
+    return 0;
+  });
+}
+
+}  // extern "C"

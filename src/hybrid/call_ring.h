@@ -1,0 +1,40 @@
+// Letters of a GPU to a team: each names a StreamCall whose input is in its slot. The team's thread takes
+// them.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "cuda/driver.h"
+#include "hybrid/cpu_team.h"
+
+namespace kt {
+
+class CallRing final : public TaskSource {
+ public:
+  // Of the current context, which has no other ring of that number. `team` is the one that listens.
+  CallRing(uint32_t number, const CpuTeam* team);
+
+  const CudaRing& cuda() const { return ring_; }
+  // Calls that may come without a word: those in a stream, and those of a graph as long as it can be
+  // replayed.
+  void expect(int more) noexcept { expected_.fetch_add(more, std::memory_order_seq_cst); }
+
+  bool ready() const noexcept override;
+  void take() noexcept override;
+  bool expecting() const noexcept override { return expected_.load(std::memory_order_seq_cst) > 0; }
+
+  // For the next team, when the one before has ended. Whoever calls it is the only owner.
+  void pass_on(const CpuTeam* team) { team_ = team; }
+  const CpuTeam* team() const { return team_; }
+
+ private:
+  std::atomic_ref<uint64_t> next() const noexcept;
+
+  PinnedBuffer memory_;
+  CudaRing ring_;
+  const CpuTeam* team_;
+  uint64_t taken_ = 0;  // of the team's thread
+  std::atomic<int> expected_{0};
+};
+
+}  // namespace kt
