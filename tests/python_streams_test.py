@@ -77,11 +77,12 @@ def sync(w, on=None): w._layer.sync(OUT, 2, (on or stream).handle)
 """
 
 
-def run(code, layers=False):
+def run(code, layers=False, first=""):
     path = CUDA + ":" + os.environ.get("LD_LIBRARY_PATH", "")
-    done = subprocess.run([sys.executable, "-c", SETUP + (LAYER if layers else "") + code + "\nprint('done')"],
+    done = subprocess.run([sys.executable, "-c", first + SETUP + (LAYER if layers else "") + code + "\nprint('done')"],
                           capture_output=True, text=True, timeout=120, env={**os.environ, "LD_LIBRARY_PATH": path})
     assert done.returncode == 0 and done.stdout.strip().endswith("done"), done.stdout + done.stderr
+    return done.stdout
 
 
 def test_tasks_run_in_the_order_of_the_stream():
@@ -183,6 +184,50 @@ infer.sync()
 """)
 
 
+def test_tasks_after_the_interpreter_began_to_end_are_dropped():
+    """Handlers of atexit that were registered before kt_kernel's run after it."""
+    said = run("""
+ran = []
+infer.submit_with_cuda_stream(stream.handle, lambda: ran.append("in a stream"))
+infer.submit(lambda: __import__("time").sleep(0.3))
+infer.submit(lambda: ran.append("waiting"))
+graph = Graph(stream, lambda: infer.submit_with_cuda_stream(stream.handle, lambda: ran.append("replayed")))
+graph.launch(stream)
+stream.wait()
+infer.submit(lambda: __import__("time").sleep(0.3))
+infer.submit(lambda: ran.append("last"))
+""", first="""
+import atexit
+def late():
+    assert sorted(ran) == ["in a stream", "last", "replayed", "waiting"], ran
+    infer.submit(lambda: ran.append("too late"))
+    infer.submit_with_cuda_stream(stream.handle, lambda: ran.append("too late"))
+    graph.launch(stream)
+    infer.sync_with_cuda_stream(stream.handle)
+    stream.wait()
+    infer.sync()
+    assert len(ran) == 4, ran
+    print("late done")
+atexit.register(late)
+""")
+    assert said.split() == ["done", "late", "done"]
+
+
+def test_a_stream_goes_on_while_the_interpreter_ends():
+    """The stream hands its task over when the interpreter is being taken apart."""
+    run("""
+import os, sys, time
+usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+class Last:
+    def __del__(self, sleep=time.sleep, ends=sys.is_finalizing, leave=os._exit):
+        sleep(1)
+        if not ends(): leave(3)
+sys.last_of_all = Last()
+call("cuLaunchHostFunc", ctypes.c_void_p(stream.handle), usleep, ctypes.c_void_p(500_000))
+infer.submit_with_cuda_stream(stream.handle, lambda leave=os._exit: leave(4))
+""")
+
+
 def test_check_raises_what_a_replay_met():
     run("""
 w, other = layer(3), layer(4)
@@ -221,6 +266,35 @@ w.submit_write_weight_scale_to_buffer(1, 2, [w13.data_ptr()], [0], [w2.data_ptr(
 w.sync_write_weight_scale_to_buffer()
 assert w13.any() and w2.any()
 assert raised(LookupError, w.cpu_infer.sync) == "of a task"
+""", layers=True)
+
+
+def test_a_task_drops_a_wrapper_while_the_stream_is_full():
+    """The thread that enqueues waits in the driver for the task."""
+    run("""
+import os, time
+w, gone, children = layer(), [layer(1)], []
+def fork():
+    child = os.fork()
+    if child == 0: os._exit(0)
+    children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+def drop():
+    while not cuda.kt_test_cuda_waiting(): time.sleep(0.001)
+    gone.clear()
+    gc.collect()
+    fork()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+cuda.kt_test_cuda_limit(ctypes.c_uint64(6))
+w.cpu_infer.submit(drop)
+for _ in range(10):
+    submit(w)
+    sync(w)
+cuda.kt_test_cuda_limit(ctypes.c_uint64(2 ** 64 - 1))
+stream.wait()
+w.cpu_infer.sync()
+assert not gone and children == [0, 0]
 """, layers=True)
 
 

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "bindings/stream_task.h"
+#include "bindings/task_door.h"
 #include "bindings/task_gil.h"
 #include "cuda/driver.h"
 
@@ -60,9 +61,11 @@ Teams& all_teams() {
 
 [[maybe_unused]] const Teams& made_early = all_teams();  // before threads that fork
 
-// Before the interpreter ends: afterwards a task of Python could not run any more.
+// Before the interpreter ends: afterwards a task of Python could not run any more. What streams and threads
+// hand over from here on is dropped.
 void finish_tasks() {
   without_gil([] {
+    TaskDoor::close();
     std::vector<std::weak_ptr<CpuTeam>> teams;
     {
       const std::lock_guard lock(all_teams().mutex);
@@ -93,10 +96,6 @@ struct HostTask {
   nb::callable task;
 
   void run() {
-    if (!nb::is_alive()) {
-      task.release();
-      return;
-    }
     const TaskGil gil;
     try {
       task();
@@ -154,7 +153,7 @@ void CpuInfer::submit(nb::callable task) const {
   const std::shared_ptr<CpuTeam>& to = team();
   collect_stream_tasks();
   auto work = std::make_shared<HostTask>(shared_, std::move(task));
-  without_gil([&] { to->submit([work] { work->run(); }); });
+  without_gil([&] { TaskDoor::pass([&] { to->submit([work] { work->run(); }); }); });
 }
 
 void CpuInfer::sync(uint64_t allow_pending) const {
@@ -220,7 +219,9 @@ void add_cpu_infer(nb::module_& module) {
           [](CpuInfer* self, const WorkerPoolConfig& config) { new (self) CpuInfer(options_of(config)); },
           nb::arg("config"))
       .def("submit", &CpuInfer::submit, nb::arg("task"),
-           "task() on the queue's thread; what it raises is raised by sync.")
+           "task() on the queue's thread; what it raises is raised by sync. When the interpreter ends, tasks "
+           "that "
+           "were submitted before are run first; later ones are dropped.")
       .def("sync", &CpuInfer::sync, nb::arg("allow_n_pending") = 0,
            "Waits until at most so many tasks are left.")
       .def("_submit_on_stream", &CpuInfer::submit_on_stream, nb::arg("stream"), nb::arg("task"))

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/fork_mutex.h"
+#include "bindings/task_door.h"
 #include "bindings/task_gil.h"
 #include "cuda/driver.h"
 
@@ -23,7 +24,6 @@ struct StreamTask {
   std::atomic<bool> called = false;  // by the stream, which will not come back unless it was captured
 
   void run() {
-    if (!nb::is_alive()) return;
     const TaskGil gil;
     try {
       task();
@@ -38,7 +38,7 @@ struct StreamTask {
     CpuTeam& team = *it.shared->team;
     if (it.work.run) {
       if (!team.done(it.work.ticket)) team.wait(it.work.ticket);  // of the replay before
-      team.submit(it.work);
+      TaskDoor::pass([&] { team.submit(it.work); });
     } else {
       team.wait_for_all(it.allow_pending);
     }
