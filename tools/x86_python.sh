@@ -96,7 +96,8 @@ real_tests() {
 }
 
 python_tests() {
-  local files=(tests/python_api_test.py tests/python_placement_test.py tests/python_process_test.py tests/python_transformers_test.py)
+  local files=(tests/python_api_test.py tests/python_placement_test.py tests/python_process_test.py tests/python_transformers_test.py
+    tests/python_fused_test.py)
   "$python" -m pytest -q -p no:cacheprovider -o faulthandler_timeout=60 -rfEs --durations=5 "${files[@]}"
 }
 

@@ -51,6 +51,15 @@ NB_MODULE(kt_kernel_ext, module) {
       "The instruction set in use. ValueError or NotImplementedError where KT_ISA or KT_KERNEL_CPU_VARIANT "
       "names "
       "one that is not known or not here.");
+  module.def(
+      "cuda_prepare",
+      [] {
+        const kt::CudaDriver* const driver = kt::cuda_driver();
+        return driver && driver->posts();
+      },
+      "Loads what calls in streams of the current device need: without it the first of them does, and may "
+      "wait for the "
+      "device. Whether calls are posted to the CPU by the GPU itself.");
   module.def("cuda_status", &kt::cuda_driver_status,
              "One line: the CUDA driver and its devices, or why there is none. The first call looks.");
   module.def(

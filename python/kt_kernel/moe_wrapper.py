@@ -58,7 +58,9 @@ def _pinned_mask(experts):
     ordinary memory."""
     if _torch.cuda.is_available():
         try:
-            return _torch.zeros(experts, dtype=_torch.bool, pin_memory=True)
+            mask = _torch.zeros(experts, dtype=_torch.bool, pin_memory=True)
+            kt_kernel_ext.cuda_prepare()
+            return mask
         except RuntimeError:
             pass
     return _torch.zeros(experts, dtype=_torch.bool)

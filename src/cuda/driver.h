@@ -57,7 +57,8 @@ class CudaDriver {
   // The other way to work on the host in a stream's order, with less delay than copies and host functions:
   // the GPU itself writes to page-locked memory that a thread of the host watches, and the other way round.
   // `busy` is a word there, 0 at first. False where the GPU or the driver cannot do it, or where the
-  // environment's KT_CUDA_POST is 0. For the current context; the first call loads what it needs.
+  // environment's KT_CUDA_POST is 0. For the current context; the first call loads what it needs,
+  // and the driver may wait for all work of the device then.
   virtual bool posts() const = 0;
   // Waits for busy == 0, sets it to 1, copies the pieces to page-locked memory, leaves the letter in the
   // ring. The large piece stands at multiples of 16 bytes and has such a size, small ones at multiples of 4.

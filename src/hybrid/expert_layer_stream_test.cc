@@ -19,6 +19,7 @@ using ::testing::HasSubstr;
 
 class ExpertLayerStream : public ::testing::Test {
  protected:
+  void SetUp() override { cuda_driver()->posts(); }  // loads what it needs, which a gate would hold up
   void TearDown() override { release_buffers(); }
 };
 

@@ -77,6 +77,15 @@ class Layer:
         return self.gpu.capture(call, stream)
 
 
+def by_turns(gpu, calls, rounds=15):
+    """Median ms of each, a few of one and then of the next: what the machine does meanwhile meets all of them."""
+    times = [[] for _ in calls]
+    for _ in range(2 if gpu.dry else rounds):
+        for call, found in zip(calls, times):
+            found.append(wall_ms(gpu, call, repeats=5, warm=2))
+    return [statistics.median(found) for found in times]
+
+
 def rows_of(gpu, layer):
     from .device import Dry
 
@@ -90,7 +99,7 @@ def rows_of(gpu, layer):
         times = 1 if isinstance(gpu, Dry) else min(400, max(1, round((share * cpu - one) / each)))
         gpu_graph, _ = layer.captured(lambda: layer.on_gpu(times))
         both_graph, out = layer.captured(lambda: layer.both(times))
-        alone, together = wall_ms(gpu, gpu_graph.replay, repeats), wall_ms(gpu, both_graph.replay, repeats)
+        cpu, alone, together = by_turns(gpu, [graph.replay for graph in (cpu_graph, gpu_graph, both_graph)])
         eager = layer.both(times)
         gpu.synchronize()
         right = bool(((out - eager).abs().max() <= 1e-2 * eager.abs().max()).item())

@@ -201,7 +201,7 @@ class KTExperts(torch.nn.Module):
                     f"layer {self.shape.layer}: its experts on the device are on {self.gpu_w13.device}, "
                     f"the hidden states on {hidden.device}"
                 )
-            there = resident.run((self.gpu_slots, self.gpu_w13, self.gpu_w2), hidden, ids.long(), scales)
+            there = resident.run((self.gpu_slots, self.gpu_w13, self.gpu_w2), hidden, ids, scales)
         ours = self.wrapper.sync_forward(hidden, stream)
         if there is None:
             return ours.clone()  # the wrapper's buffer is used again by the next call

@@ -1,5 +1,6 @@
 """Experts that live on the model's own device, in bf16, and are run there by torch."""
 
+import logging
 import math
 
 import torch
@@ -10,10 +11,14 @@ def run(weights, hidden, ids, scales):
     """The weighted sum of these experts' outputs, f32 [tokens, hidden].
 
     weights: (slots int64 [experts + 1]: slot of an expert or -1, w13 [slots, 2 * inter, hidden],
-    w2 [slots, hidden, inter]); ids int64 [tokens, top_k], anything outside [0, experts) is ignored.
+    w2 [slots, hidden, inter]); ids int64 or int32 [tokens, top_k], anything outside [0, experts) is ignored.
     """
     slots, w13, w2 = weights
-    experts = slots.shape[0] - 1
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16 and ids.numel() <= _FEW:
+        fused = _fused()
+        if fused is not None:
+            return fused.run(weights, hidden, ids, scales)
+    ids, experts = ids.long(), slots.shape[0] - 1
     outside = (ids < 0) | (ids >= experts)
     slot = slots[torch.where(outside, experts, ids)]  # [tokens, top_k]
     if hidden.is_cuda and hidden.dtype == torch.bfloat16:
@@ -22,6 +27,30 @@ def run(weights, hidden, ids, scales):
         if hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability(hidden.device)[0] >= 9:
             return _grouped(w13, w2, hidden, slot, scales)
     return _one_by_one(w13, w2, hidden, slot, scales)
+
+
+_kernels = []  # the module `fused`, or None where it does not work; asked once
+
+
+def _fused():
+    if not _kernels:
+        _kernels.append(_load_fused())
+    return _kernels[0]
+
+
+def _load_fused():
+    """Compiles for the current device: Triton may be absent, or lack a compiler for its launchers."""
+    try:
+        from . import fused
+
+        table = torch.tensor([0, -1], device="cuda")
+        w13, w2 = (torch.zeros(1, *shape, dtype=torch.bfloat16, device="cuda") for shape in ((32, 16), (16, 16)))
+        fused.run((table, w13, w2), w13[0, :1], table[:1, None], torch.ones(1, 1, device="cuda"))
+        return fused
+    except Exception as error:  # whatever goes wrong inside of a compiler
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s", reason)
+        return None
 
 
 _FEW = 64  # pairs of token and expert, up to which a copy of each pair's weights costs less than sorting
