@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <numeric>
 #include <thread>
 
@@ -196,6 +198,93 @@ TEST(CpuTeam, SaysThatItWasMadeBeforeFork) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
   team->submit([] {});
   team->sync();
+}
+
+// Work that somebody outside asks for, here by a counter.
+class CountingSource final : public TaskSource {
+ public:
+  explicit CountingSource(CpuTeam& team) : team_(team) {
+    task_.run = [this] { ++run; };
+  }
+  bool ready() const noexcept override { return asked.load() != taken_; }
+  void take() noexcept override {
+    ++taken_;
+    team_.submit(task_);
+  }
+  bool expecting() const noexcept override { return expects.load(); }
+
+  std::atomic<int> asked = 0, run = 0;
+  std::atomic<bool> expects = false;
+
+ private:
+  CpuTeam& team_;
+  CpuTeam::Task task_;
+  int taken_ = 0;
+};
+
+void wait_until(const std::function<bool()>& done) {
+  for (int i = 0; i < 10'000 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+TEST(CpuTeam, TakesWhatASourceHasWithoutAWord) {
+  CpuTeam team({.threads = 1});
+  const auto source = std::make_shared<CountingSource>(team);
+  source->expects = true;
+  team.listen(source);
+  for (const int pause : {0, 1, 60, 2100}) {  // ms: spinning, naps of all lengths
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    const int before = source->run;
+    source->asked += 3;
+    wait_until([&] { return source->run == before + 3; });
+    EXPECT_EQ(source->run, before + 3) << pause;
+  }
+}
+
+TEST(CpuTeam, SleepsWhileNothingIsExpected) {
+  CpuTeam team({.threads = 1});
+  const auto source = std::make_shared<CountingSource>(team);
+  team.listen(source);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  source->asked = 1;
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(source->run, 0);
+  team.nudge();
+  wait_until([&] { return source->run == 1; });
+  EXPECT_EQ(source->run, 1);
+}
+
+TEST(CpuTeam, SyncWaitsForWhatASourceHas) {
+  CpuTeam team({.threads = 1});
+  const auto source = std::make_shared<CountingSource>(team);
+  team.listen(source);
+  for (int i = 1; i <= 200; ++i) {
+    source->asked = i;
+    team.sync();
+    ASSERT_EQ(source->run, i);
+  }
+}
+
+TEST(CpuTeam, WhatWasSubmittedComesBeforeWhatASourceHas) {
+  CpuTeam team({.threads = 1});
+  const auto source = std::make_shared<CountingSource>(team);
+  team.listen(source);
+  int seen = -1;
+  team.submit([&] {
+    source->asked = 1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  });
+  team.submit([&] { seen = source->run; });
+  team.sync();
+  EXPECT_EQ(seen, 0);
+  EXPECT_EQ(source->run, 1);
+}
+
+TEST(CpuTeam, LeavesCpusToOthers) {
+  const int cpus = static_cast<int>(allowed_cpus().size());
+  const CpuTeam all({}), most({.spare = 1}), least({.spare = cpus + 3}), asked({.threads = 2, .spare = 1});
+  EXPECT_EQ(most.pool()->threads(), std::max(1, std::min(all.pool()->threads(), cpus - 1)));
+  EXPECT_EQ(least.pool()->threads(), 1);
+  EXPECT_EQ(asked.pool()->threads(), 2);
 }
 
 }  // namespace
