@@ -5,240 +5,22 @@
 //
 // Memory is of the context (stream_slots.h) or, in a capture, of the capture: replays come back to it. What
 // is done is collected by the calls of layers, never by callbacks.
-//
-// Two locks. Whoever enqueues has the place's, over calls of the driver: those may wait for the device, and
-// so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
-// under which nobody calls the driver.
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "base/fork_mutex.h"
 #include "base/log.h"
-#include "hybrid/call_ring.h"
-#include "hybrid/expert_layer_state.h"
-#include "hybrid/stream_call.h"
-#include "hybrid/stream_slots.h"
+#include "hybrid/streams.h"
 
 namespace kt {
 namespace {
-
-using LayerState = ExpertLayer::State;
-using Layers = std::vector<std::shared_ptr<LayerState>>;
 
 constexpr size_t kMostCarries = 64;  // models times threads, and captures that ended with one
 
 // Bytes of an input that are posted. One block of threads copies them; above it the copy engines are faster.
 constexpr size_t kMostPosted = 256 << 10;
-
-// Whose memory a call takes. A capture is of one context too.
-struct PlaceKey {
-  const void* context = nullptr;
-  uint64_t capture = 0;
-  auto operator<=>(const PlaceKey&) const = default;
-};
-
-struct Place {
-  explicit Place(const PlaceKey& key)
-      : key(key), slots(key.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager) {}
-
-  const PlaceKey key;
-  std::mutex enqueueing;  // before the streams' lock; guards the next three
-  StreamSlots slots;
-  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
-  bool gone = false;                                  // another one may have the key
-  // Under the streams' lock: of abandoned calls, to be freed by who enqueues next.
-  std::vector<StreamSlot*> returned;
-};
-
-// A submit whose result was not asked for yet.
-struct OpenCall {
-  std::shared_ptr<Place> place;
-  CudaStream stream = nullptr;
-  StreamId id = {};  // of the stream
-  StreamCall* it = nullptr;
-  StreamSlot* slot = nullptr;
-};
-
-// What the last layer of a model put off, for its next one, which may be on another stream of the same
-// capture or the same thread.
-struct StreamCarry {
-  uint64_t capture = 0;
-  std::thread::id thread;  // that submitted; of no matter in a capture
-  const CpuTeam* team = nullptr;
-  uint64_t model = 0;
-  int layer = 0, tokens = 0;
-  std::shared_ptr<DeferredSums> sums;
-  // What the layer itself added. Its work reads that before any later layer's work puts off something, as the
-  // team works in order: the next layer writes there.
-  std::shared_ptr<DeferredSums> spare;
-};
-
-struct Flying {
-  std::unique_ptr<StreamCall> it;
-  std::shared_ptr<Place> place = {};     // of an abandoned one
-  StreamSlot* abandoned_slot = nullptr;  // to be freed with the call
-};
-
-// By which a context asks teams for work.
-struct Rings {
-  std::vector<std::shared_ptr<CallRing>> all;
-  uint32_t numbers = 0;  // given to rings so far
-
-  // The team's, or one of a team that ended: nobody else has that.
-  std::shared_ptr<CallRing> find(const CpuTeam& team) const {
-    for (const std::shared_ptr<CallRing>& ring : all)
-      if (ring->team() == &team && ring.use_count() > 1) return ring;
-    for (const std::shared_ptr<CallRing>& ring : all) {
-      if (ring.use_count() > 1) continue;
-      std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
-      ring->pass_on(nullptr);
-      return ring;
-    }
-    return nullptr;
-  }
-};
-
-struct Streams {
-  std::map<PlaceKey, std::shared_ptr<Place>> places;
-  std::vector<OpenCall> open;
-  std::vector<StreamCarry> carries;
-  std::vector<Flying> flying;
-  std::vector<std::unique_ptr<StreamCall>> idle;
-  size_t abandoned = 0;                // among `flying`
-  std::map<const void*, Rings> rings;  // by context
-
-  std::shared_ptr<Place> place_of(const PlaceKey& key) {
-    std::shared_ptr<Place>& place = places[key];
-    if (!place) place = std::make_shared<Place>(key);
-    return place;
-  }
-
-  std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture) {
-    return std::find_if(carries.begin(), carries.end(), [&](const StreamCarry& carry) {
-      return carry.capture == capture && (capture || carry.thread == std::this_thread::get_id()) &&
-             carry.team == layer.team.get() && carry.model == layer.seat.model();
-    });
-  }
-
-  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place,
-                                            const StreamId& stream) {
-    return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
-      return call.place.get() == &place && call.id == stream && call.it->layer.get() == &layer;
-    });
-  }
-
-  // Layers that only finished work still held are added to `ended`, to be destroyed without the lock.
-  void collect(Layers& ended) {
-    for (size_t i = 0; i < flying.size();) {
-      if (!flying[i].it->finished()) {
-        ++i;
-        continue;
-      }
-      if (StreamSlot* const slot = flying[i].abandoned_slot) {
-        flying[i].place->returned.push_back(slot);
-        --abandoned;
-      }
-      ended.push_back(flying[i].it->rest());
-      idle.push_back(std::move(flying[i].it));
-      flying[i] = std::move(flying.back());
-      flying.pop_back();
-    }
-  }
-
-  // Not yet among `flying` or `captured`.
-  std::unique_ptr<StreamCall> idle_call(bool captures, Layers& ended) {
-    if (abandoned || (!captures && idle.empty())) collect(ended);
-    if (captures || idle.empty()) return std::make_unique<StreamCall>();
-    std::unique_ptr<StreamCall> it = std::move(idle.back());
-    idle.pop_back();
-    return it;
-  }
-
-  // The layer ended: nobody will ask for the results of its open calls.
-  void abandon(const LayerState& layer) {
-    for (size_t i = 0; i < open.size();) {
-      const OpenCall call = open[i];
-      if (call.it->layer.get() != &layer) {
-        ++i;
-        continue;
-      }
-      open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-      if (call.place->key.capture) continue;  // a replay may still run it
-      const auto flight = std::find_if(flying.begin(), flying.end(),
-                                       [&](const Flying& other) { return other.it.get() == call.it; });
-      flight->place = call.place;
-      flight->abandoned_slot = call.slot;
-      call.it->abandoned = true;
-      ++abandoned;
-    }
-  }
-};
-
-// Never destroyed: at the end of the process streams may still be at work.
-struct SharedStreams {
-  ForkMutex mutex{2};
-  std::unique_ptr<Streams> streams = std::make_unique<Streams>();
-  uint32_t made_after_forks = forks();
-};
-
-SharedStreams& shared_streams() {
-  static SharedStreams& it = *std::make_unique<SharedStreams>().release();
-  return it;
-}
-
-[[maybe_unused]] const SharedStreams& made_early = shared_streams();  // before threads that fork
-
-// All streams, for one thread while it lives. A forked child has none of its parent's: what those hold is
-// the parent's and is left alone.
-class LockedStreams {
- public:
-  LockedStreams() : lock_(shared_streams().mutex) {
-    SharedStreams& it = shared_streams();
-    if (it.made_after_forks == forks()) return;
-    static_cast<void>(it.streams.release());
-    it.streams = std::make_unique<Streams>();
-    it.made_after_forks = forks();
-  }
-  Streams& get() const { return *shared_streams().streams; }
-
- private:
-  std::lock_guard<ForkMutex> lock_;
-};
-
-// A place for one thread that enqueues.
-class LockedPlace {
- public:
-  explicit LockedPlace(const PlaceKey& key) {
-    for (;;) {
-      place_ = LockedStreams().get().place_of(key);
-      lock_ = std::unique_lock(place_->enqueueing);
-      if (!place_->gone) break;
-      lock_.unlock();
-    }
-    free_returned();
-  }
-  explicit LockedPlace(std::shared_ptr<Place> place) : place_(std::move(place)), lock_(place_->enqueueing) {
-    free_returned();
-  }
-  Place& operator*() const { return *place_; }
-  Place* operator->() const { return place_.get(); }
-  const std::shared_ptr<Place>& shared() const { return place_; }
-
-  void free_returned() {
-    const LockedStreams locked;
-    for (StreamSlot* const slot : place_->returned) StreamSlots::free(*slot);
-    place_->returned.clear();
-  }
-
- private:
-  std::shared_ptr<Place> place_;
-  std::unique_lock<std::mutex> lock_;
-};
 
 const CudaDriver& driver_for(const LayerState& layer) {
   const CudaDriver* const driver = cuda_driver();
@@ -340,27 +122,6 @@ class Launch {
   CudaStream stream_;
   bool kept_ = false;
 };
-
-// Null where the context has no more of them.
-std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {
-  std::shared_ptr<CallRing> ring;
-  uint32_t number = 0;
-  {
-    const LockedStreams locked;
-    Rings& rings = locked.get().rings[context];
-    ring = rings.find(*team);
-    if (ring && ring->team() == team.get()) return ring;
-    if (ring) ring->pass_on(team.get());
-    if (!ring && rings.numbers == CudaRing::kMost) return nullptr;
-    if (!ring) number = rings.numbers++;
-  }
-  if (!ring) {  // its memory comes from the driver, which may wait
-    ring = std::make_shared<CallRing>(number, team.get());
-    LockedStreams().get().rings[context].all.push_back(ring);
-  }
-  team->listen(ring);
-  return ring;
-}
 
 // Input, ids and weights into the slot, and word to the team. The stream may be done with it before this
 // returns.

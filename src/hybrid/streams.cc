@@ -1,0 +1,151 @@
+#include "hybrid/streams.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace kt {
+namespace {
+
+// Never destroyed: at the end of the process streams may still be at work.
+struct SharedStreams {
+  ForkMutex mutex{2};
+  std::unique_ptr<Streams> streams = std::make_unique<Streams>();
+  uint32_t made_after_forks = forks();
+};
+
+SharedStreams& shared_streams() {
+  static SharedStreams& it = *std::make_unique<SharedStreams>().release();
+  return it;
+}
+
+[[maybe_unused]] const SharedStreams& made_early = shared_streams();  // before threads that fork
+
+}  // namespace
+
+std::shared_ptr<CallRing> Rings::find(const CpuTeam& team) const {
+  for (const std::shared_ptr<CallRing>& ring : all)
+    if (ring->team() == &team && ring.use_count() > 1) return ring;
+  for (const std::shared_ptr<CallRing>& ring : all) {
+    if (ring.use_count() > 1) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
+    ring->pass_on(nullptr);
+    return ring;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Place> Streams::place_of(const PlaceKey& key) {
+  std::shared_ptr<Place>& place = places[key];
+  if (!place) place = std::make_shared<Place>(key);
+  return place;
+}
+
+std::vector<StreamCarry>::iterator Streams::carry_of(const LayerState& layer, uint64_t capture) {
+  return std::find_if(carries.begin(), carries.end(), [&](const StreamCarry& carry) {
+    return carry.capture == capture && (capture || carry.thread == std::this_thread::get_id()) &&
+           carry.team == layer.team.get() && carry.model == layer.seat.model();
+  });
+}
+
+std::vector<OpenCall>::iterator Streams::open_call(const LayerState& layer, const Place& place,
+                                                   const StreamId& stream) {
+  return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
+    return call.place.get() == &place && call.id == stream && call.it->layer.get() == &layer;
+  });
+}
+
+void Streams::collect(Layers& ended) {
+  for (size_t i = 0; i < flying.size();) {
+    if (!flying[i].it->finished()) {
+      ++i;
+      continue;
+    }
+    if (StreamSlot* const slot = flying[i].abandoned_slot) {
+      flying[i].place->returned.push_back(slot);
+      --abandoned;
+    }
+    ended.push_back(flying[i].it->rest());
+    idle.push_back(std::move(flying[i].it));
+    flying[i] = std::move(flying.back());
+    flying.pop_back();
+  }
+}
+
+std::unique_ptr<StreamCall> Streams::idle_call(bool captures, Layers& ended) {
+  if (abandoned || (!captures && idle.empty())) collect(ended);
+  if (captures || idle.empty()) return std::make_unique<StreamCall>();
+  std::unique_ptr<StreamCall> it = std::move(idle.back());
+  idle.pop_back();
+  return it;
+}
+
+void Streams::abandon(const LayerState& layer) {
+  for (size_t i = 0; i < open.size();) {
+    const OpenCall call = open[i];
+    if (call.it->layer.get() != &layer) {
+      ++i;
+      continue;
+    }
+    open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+    if (call.place->key.capture) continue;  // a replay may still run it
+    const auto flight = std::find_if(flying.begin(), flying.end(),
+                                     [&](const Flying& other) { return other.it.get() == call.it; });
+    flight->place = call.place;
+    flight->abandoned_slot = call.slot;
+    call.it->abandoned = true;
+    ++abandoned;
+  }
+}
+
+LockedStreams::LockedStreams() : lock_(shared_streams().mutex) {
+  SharedStreams& it = shared_streams();
+  if (it.made_after_forks == forks()) return;
+  static_cast<void>(it.streams.release());
+  it.streams = std::make_unique<Streams>();
+  it.made_after_forks = forks();
+}
+
+Streams& LockedStreams::get() const { return *shared_streams().streams; }
+
+LockedPlace::LockedPlace(const PlaceKey& key) {
+  for (;;) {
+    place_ = LockedStreams().get().place_of(key);
+    lock_ = std::unique_lock(place_->enqueueing);
+    if (!place_->gone) break;
+    lock_.unlock();
+  }
+  free_returned();
+}
+
+LockedPlace::LockedPlace(std::shared_ptr<Place> place) : place_(std::move(place)), lock_(place_->enqueueing) {
+  free_returned();
+}
+
+void LockedPlace::free_returned() {
+  const LockedStreams locked;
+  for (StreamSlot* const slot : place_->returned) StreamSlots::free(*slot);
+  place_->returned.clear();
+}
+
+std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {
+  std::shared_ptr<CallRing> ring;
+  uint32_t number = 0;
+  {
+    const LockedStreams locked;
+    Rings& rings = locked.get().rings[context];
+    ring = rings.find(*team);
+    if (ring && ring->team() == team.get()) return ring;
+    if (ring) ring->pass_on(team.get());
+    if (!ring && rings.numbers == CudaRing::kMost) return nullptr;
+    if (!ring) number = rings.numbers++;
+  }
+  if (!ring) {  // its memory comes from the driver, which may wait
+    ring = std::make_shared<CallRing>(number, team.get());
+    LockedStreams().get().rings[context].all.push_back(ring);
+  }
+  team->listen(ring);
+  return ring;
+}
+
+}  // namespace kt

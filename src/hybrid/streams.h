@@ -1,0 +1,133 @@
+// All that is in streams: whose memory calls take, which of them are open, what was put off.
+//
+// Two locks. Whoever enqueues has the place's, over calls of the driver: those may wait for the device, and
+// so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
+// under which nobody calls the driver.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/fork_mutex.h"
+#include "hybrid/call_ring.h"
+#include "hybrid/expert_layer_state.h"
+#include "hybrid/stream_call.h"
+#include "hybrid/stream_slots.h"
+
+namespace kt {
+
+using LayerState = ExpertLayer::State;
+using Layers = std::vector<std::shared_ptr<LayerState>>;
+
+// Whose memory a call takes. A capture is of one context too.
+struct PlaceKey {
+  const void* context = nullptr;
+  uint64_t capture = 0;
+  auto operator<=>(const PlaceKey&) const = default;
+};
+
+struct Place {
+  explicit Place(const PlaceKey& key)
+      : key(key), slots(key.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager) {}
+
+  const PlaceKey key;
+  std::mutex enqueueing;  // before the streams' lock; guards the next three
+  StreamSlots slots;
+  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
+  bool gone = false;                                  // another one may have the key
+  // Under the streams' lock: of abandoned calls, to be freed by who enqueues next.
+  std::vector<StreamSlot*> returned;
+};
+
+// A submit whose result was not asked for yet.
+struct OpenCall {
+  std::shared_ptr<Place> place;
+  CudaStream stream = nullptr;
+  StreamId id = {};  // of the stream
+  StreamCall* it = nullptr;
+  StreamSlot* slot = nullptr;
+};
+
+// What the last layer of a model put off, for its next one, which may be on another stream of the same
+// capture or the same thread.
+struct StreamCarry {
+  uint64_t capture = 0;
+  std::thread::id thread;  // that submitted; of no matter in a capture
+  const CpuTeam* team = nullptr;
+  uint64_t model = 0;
+  int layer = 0, tokens = 0;
+  std::shared_ptr<DeferredSums> sums;
+  // What the layer itself added. Its work reads that before any later layer's work puts off something, as the
+  // team works in order: the next layer writes there.
+  std::shared_ptr<DeferredSums> spare;
+};
+
+struct Flying {
+  std::unique_ptr<StreamCall> it;
+  std::shared_ptr<Place> place = {};     // of an abandoned one
+  StreamSlot* abandoned_slot = nullptr;  // to be freed with the call
+};
+
+// By which a context asks teams for work.
+struct Rings {
+  std::vector<std::shared_ptr<CallRing>> all;
+  uint32_t numbers = 0;  // given to rings so far
+
+  // The team's, or one of a team that ended: nobody else has that.
+  std::shared_ptr<CallRing> find(const CpuTeam& team) const;
+};
+
+struct Streams {
+  std::map<PlaceKey, std::shared_ptr<Place>> places;
+  std::vector<OpenCall> open;
+  std::vector<StreamCarry> carries;
+  std::vector<Flying> flying;
+  std::vector<std::unique_ptr<StreamCall>> idle;
+  size_t abandoned = 0;                // among `flying`
+  std::map<const void*, Rings> rings;  // by context
+
+  std::shared_ptr<Place> place_of(const PlaceKey& key);
+  std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture);
+  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place,
+                                            const StreamId& stream);
+  // Layers that only finished work still held are added to `ended`, to be destroyed without the lock.
+  void collect(Layers& ended);
+  // Not yet among `flying` or `captured`.
+  std::unique_ptr<StreamCall> idle_call(bool captures, Layers& ended);
+  // The layer ended: nobody will ask for the results of its open calls.
+  void abandon(const LayerState& layer);
+};
+
+// All streams, for one thread while it lives. A forked child has none of its parent's: what those hold is
+// the parent's and is left alone.
+class LockedStreams {
+ public:
+  LockedStreams();
+  Streams& get() const;
+
+ private:
+  std::lock_guard<ForkMutex> lock_;
+};
+
+// A place for one thread that enqueues.
+class LockedPlace {
+ public:
+  explicit LockedPlace(const PlaceKey& key);
+  explicit LockedPlace(std::shared_ptr<Place> place);
+  Place& operator*() const { return *place_; }
+  Place* operator->() const { return place_.get(); }
+  const std::shared_ptr<Place>& shared() const { return place_; }
+
+ private:
+  void free_returned();
+
+  std::shared_ptr<Place> place_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+// The ring by which the context asks the team for work, made if need be; null where it has no more of them.
+std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context);
+
+}  // namespace kt
