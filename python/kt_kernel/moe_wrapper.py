@@ -65,13 +65,14 @@ def _pinned_mask(experts):
 
 
 def _cpu_infer(threads, pools, nodes):
-    """The team of these numbers. More threads than there are cpus would only get in each other's way."""
+    """The team of these numbers. More threads than there are cpus would only get in each other's way; without a number, the
+    thread that launches the GPU's work and waits for it keeps a cpu."""
     usable = len(os.sched_getaffinity(0))
     if threads > usable:
         logging.getLogger("kt_kernel").warning("cpuinfer_threads=%d, but %d cpus are usable: using %d threads", threads,
                                                usable, max(usable, pools))
         threads = max(usable, pools)
-    return kt_kernel_ext.CPUInfer(threads, pools, nodes)
+    return kt_kernel_ext.CPUInfer(threads, pools, nodes, int(_torch.cuda.is_available()))
 
 
 class KTMoEWrapper:

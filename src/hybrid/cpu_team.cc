@@ -54,6 +54,10 @@ TeamRegistry& registry() {
 
 PoolOptions pool_options(const CpuTeamOptions& options) {
   PoolOptions out{.threads = options.threads, .nodes = options.nodes, .topology = Topology::discover()};
+  if (options.threads == 0 && options.spare > 0 && options.node_ids.empty()) {
+    const int left = static_cast<int>(allowed_cpus().size()) - options.spare;
+    out.threads = std::max({1, options.nodes, std::min(out.topology.cores(), left)});
+  }
   if (options.node_ids.empty()) return out;
   std::string have;
   for (const Node& node : out.topology.nodes) have += text("{}{}", have.empty() ? "" : ", ", node.id);

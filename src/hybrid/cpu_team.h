@@ -13,7 +13,8 @@
 namespace kt {
 
 struct CpuTeamOptions {
-  int threads = 0;              // 0: one for each core
+  int threads = 0;              // 0: one for each core, but for `spare` of the cpus
+  int spare = 0;                // that others need: a thread that waits for a GPU has its cpu to itself
   int nodes = 0;                // thread pools; 0: as many as the machine has NUMA nodes, or as node_ids has
   std::vector<int> node_ids{};  // the operating system's numbers of the nodes to use; empty: the first ones
   bool operator==(const CpuTeamOptions&) const = default;

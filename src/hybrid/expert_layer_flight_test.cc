@@ -67,6 +67,7 @@ TEST_F(StreamFlight, AStreamForEachLayerHoldsWhatIsInFlight) {
     gate.open();
   }
   model.expect("all in flight");
+  for (const TestStream& stream : model.side) stream.wait();  // the ends of the slots too
   EXPECT_EQ(held_buffer_bytes(), LayersOnStreams::kLayers * StreamSlots::kSmallest);
   release_buffers();
   EXPECT_EQ(held_buffer_bytes(), 0u);

@@ -38,7 +38,7 @@ def enable(
     gpu_experts: experts that live on the model's device: a number for each layer, a share (float) of all, or a mask
         bool [layers, experts]. strategy ("uniform", "frequency", "front-loading", "random") and statistics (a table, or a
         .pt or .json file) say which. update_every: forward passes after which they follow live routing.
-    threads, numa_nodes: of KT; all cores and nodes if None. numa_nodes: how many, or a list of nodes.
+    threads, numa_nodes: of KT; all cores (with a GPU, all cpus but one at most) and nodes if None. numa_nodes: how many, or a list of nodes.
     max_tokens: the most that KT takes in one piece; longer inputs are cut. Buffers are of this size.
     activations: how KT's kernels hold them: "int8", "bf16", "f32", or what suits the format ("default").
     device: where the rest of the model goes. Everything else (dtype, device_map, attn_implementation, ...) is for
