@@ -184,7 +184,9 @@ void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, v
   const CudaPiece result{output, open.it->output, open.it->output_bytes};
   const bool posted = open.it->ring != nullptr;
   const bool fetched = posted && output && reinterpret_cast<uintptr_t>(output) % 16 == 0;
-  const bool waits_at_start = std::exchange(open.it->waits_at_start, false);  // read by replays only
+  // Of a captured call, which no callback reads before a replay.
+  const bool waits_at_start = open.it->waits_at_start;
+  if (waits_at_start) open.it->waits_at_start = false;
   {
     const LockedStreams locked;
     std::erase_if(locked.get().open, same);
@@ -195,7 +197,7 @@ void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, v
     else
       driver.call(&StreamCall::wait, open.it, open.stream);
   } catch (...) {
-    open.it->waits_at_start = waits_at_start;
+    if (waits_at_start) open.it->waits_at_start = true;
     const LockedStreams locked;
     locked.get().open.push_back(open);
     throw;
