@@ -111,6 +111,8 @@ class KTExperts(torch.nn.Module):
         else:
             self.gpu_slots.copy_(table)
         self.gpu_experts_mask.copy_(mask)
+        if self.gpu_w13 is not None:
+            resident.prepare((self.gpu_slots, self.gpu_w13, self.gpu_w2), self.shape.top_k)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

@@ -74,8 +74,9 @@ def run(weights, hidden, ids, scales):
     hidden = hidden.contiguous()
     middle = torch.empty((tokens * top_k, inter), dtype=torch.bfloat16, device=hidden.device)
     out = torch.empty((tokens, width), dtype=torch.float32, device=hidden.device)
-    _middle_kernel[(tokens * top_k, triton.cdiv(inter, ROWS))](
-        hidden, ids, table, w13, middle, experts, top_k, width, inter, ROWS=ROWS, COLUMNS=COLUMNS)
-    _out_kernel[(tokens, triton.cdiv(width, ROWS))](
-        middle, ids, table, scales, w2, out, experts, top_k, width, inter, ROWS=ROWS, COLUMNS=COLUMNS)
+    with torch.cuda.device_of(hidden):
+        _middle_kernel[(tokens * top_k, triton.cdiv(inter, ROWS))](
+            hidden, ids, table, w13, middle, experts, top_k, width, inter, ROWS=ROWS, COLUMNS=COLUMNS)
+        _out_kernel[(tokens, triton.cdiv(width, ROWS))](
+            middle, ids, table, scales, w2, out, experts, top_k, width, inter, ROWS=ROWS, COLUMNS=COLUMNS)
     return out

@@ -15,7 +15,7 @@ def run(weights, hidden, ids, scales):
     """
     slots, w13, w2 = weights
     if hidden.is_cuda and hidden.dtype == torch.bfloat16 and ids.numel() <= _FEW:
-        fused = _fused()
+        fused = _fused(weights, ids.shape[1])
         if fused is not None:
             return fused.run(weights, hidden, ids, scales)
     ids, experts = ids.long(), slots.shape[0] - 1
@@ -29,27 +29,37 @@ def run(weights, hidden, ids, scales):
     return _one_by_one(w13, w2, hidden, slot, scales)
 
 
-_kernels = []  # the module `fused`, or None where it does not work; asked once
+_kernels = {}  # by device and shape: the module `fused`, or None where it does not work
 
 
-def _fused():
-    if not _kernels:
-        _kernels.append(_load_fused())
-    return _kernels[0]
+def prepare(weights, top_k):
+    """Compiles, for weights on a GPU, what run() needs for a few tokens: not while a graph is captured."""
+    if weights[1].is_cuda:
+        _fused(weights, top_k)
 
 
-def _load_fused():
-    """Compiles for the current device: Triton may be absent, or lack a compiler for its launchers."""
+def _fused(weights, top_k):
+    _, w13, w2 = weights
+    key = w13.device, w13.shape[1:], top_k
+    if key not in _kernels and not torch.cuda.is_current_stream_capturing():
+        _kernels[key] = _load_fused(weights, top_k)
+    return _kernels.get(key)
+
+
+def _load_fused(weights, top_k):
+    """Triton may be absent, or lack a compiler for its launchers: one run tells."""
     try:
         from . import fused
 
-        table = torch.tensor([0, -1], device="cuda")
-        w13, w2 = (torch.zeros(1, *shape, dtype=torch.bfloat16, device="cuda") for shape in ((32, 16), (16, 16)))
-        fused.run((table, w13, w2), w13[0, :1], table[:1, None], torch.ones(1, 1, device="cuda"))
+        device, width = weights[1].device, weights[1].shape[2]
+        hidden = torch.zeros((1, width), dtype=torch.bfloat16, device=device)
+        ids = torch.zeros((1, top_k), dtype=torch.int64, device=device)
+        fused.run(weights, hidden, ids, torch.zeros((1, top_k), device=device))
         return fused
     except Exception as error:  # whatever goes wrong inside of a compiler
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s", reason)
+        if None not in _kernels.values():
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s", reason)
         return None
 
 
