@@ -46,8 +46,9 @@ KT_INLINE Ahead ahead_of(const AttendArgs& args, int64_t steps) {
   if (!args.next_k) return ahead;
   ahead.at = static_cast<const uint8_t*>(args.next_k);
   ahead.end = ahead.at + args.next_k_bytes;
-  ahead.second = static_cast<const uint8_t*>(args.next_v) - ahead.end;
+  ahead.stride = static_cast<const uint8_t*>(args.next_v) - ahead.end;
   ahead.bytes = args.next_v_bytes;
+  ahead.more = 1;
   ahead.lines = static_cast<int>((args.next_k_bytes + args.next_v_bytes) / 64 / (steps > 0 ? steps : 1)) + 1;
   return ahead;
 }

@@ -55,21 +55,25 @@ KT_INLINE typename Isa::F32 span_reach(const SpanFactors<kL>& f, int span, int r
   return Isa::max(a, b);
 }
 
+// 64 columns of a whole-row integer format, exactly
+template <Layout kL>
+KT_INLINE void widen_chunk(const uint8_t* codes, uint8_t* to, const typename Isa::Table& table) {
+  for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
+    const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
+    unroll<unit_steps(kL)>([&](auto t) __attribute__((always_inline)) {
+      for (int i = 0; i < kParts; ++i)
+        Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep + i * kPartBytes,
+                         expand<kL.code, decltype(t)::value>(at, i, table));
+    });
+  }
+}
 template <Layout kL>
 __attribute__((noinline)) void widen_exact(const Packing& p, const uint8_t* block, int k0, int k1,
                                            uint8_t* panel) {
   const auto table = iq4_table();
   for_chunks<kL>(p, block, k0, k1,
                  [&](const auto&, const uint8_t* codes, int k, int) __attribute__((always_inline)) {
-                   uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows;
-                   for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
-                     const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
-                     unroll<unit_steps(kL)>([&](auto t) __attribute__((always_inline)) {
-                       for (int i = 0; i < kParts; ++i)
-                         Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep + i * kPartBytes,
-                                          expand<kL.code, decltype(t)::value>(at, i, table));
-                     });
-                   }
+                   widen_chunk<kL>(codes, panel + static_cast<int64_t>(k - k0) * kBlockRows, table);
                  });
 }
 

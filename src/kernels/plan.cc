@@ -67,8 +67,8 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
   }
   plan.acts.rows = static_cast<int>(round_up(m, kernels.tile_rows));
   plan.scratch_bytes =
-      kPairPanelBytes + 2 * kBlockRows * sizeof(float) +
-      std::min<size_t>(plan.acts.rows, kManyRows) * kernels.panel_blocks * kBlockRows * sizeof(float);
+      kPanelBytes + 3 * kBlockRows * sizeof(float) +
+      std::min<size_t>(plan.acts.rows, kManyRows) * (kernels.panel_blocks + 2) * kBlockRows * sizeof(float);
   return plan;
 }
 

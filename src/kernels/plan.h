@@ -14,8 +14,9 @@ Precision precision_named(std::string_view name);  // "int8", "bf16", "f32", "de
 inline constexpr int kManyRows = 512;  // rows whose sums `many` keeps in scratch at once
 inline constexpr int kExactK = 512;    // K block of exact s8 panels
 inline constexpr int kFloatK = 512;    // K block of float panels
-inline constexpr int kPairPanelBytes =
-    2 * kBlockRows * 2048;  // 512 columns of f32, 1024 of anything narrower
+// Three row blocks by 2048 columns of s8 or 1024 of bf16 (tile units), or two by 512 of f32 and anything
+// narrower
+inline constexpr int kPanelBytes = 3 * kBlockRows * 2048;
 
 enum class Route : uint8_t { kFew, kManyS8, kManyBf16, kManyF32 };
 

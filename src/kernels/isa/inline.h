@@ -72,20 +72,42 @@ KT_INLINE float e2m1_to_f32(uint8_t code) {
   return code & 8 ? -values[code & 7] : values[code & 7];
 }
 
-// Bytes to have in L2 by the time the next panel is made or read: two stretches, fetched a few lines at each step of
+// A panel of weights: `blocks` row blocks, `stride` bytes apart. Where a tile unit takes them, step s of K stands at
+// (phase + 1024 * s) & mask of each: a panel made beside the products that take it needs no more than a ring.
+struct Panel {
+  const uint8_t* at = nullptr;
+  int64_t stride = 0;
+  int blocks = 0;
+  int64_t phase = 0, mask = -1;
+};
+
+// Bytes to have in L2 by the time the next panel is made or read: stretches, fetched a few lines at each step of
 // the tile loop, so that memory is read while the tiles multiply.
 struct Ahead {
   const uint8_t* at = nullptr;
   const uint8_t* end = nullptr;
-  int64_t second = 0;  // from the end of the first stretch to the start of the second
-  int64_t bytes = 0;   // of the second; 0 when it is under way
+  int64_t stride = 0;  // from the end of a stretch to the start of the next
+  int64_t bytes = 0;   // of a stretch
+  int more = 0;        // stretches after this one
   int lines = 0;       // a step
   KT_INLINE void fetch() {
     for (int i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
-    if (at >= end && bytes) {
-      at = end + second;
+    turn();
+  }
+  // Four lines whatever `lines` says, and so up to three past a stretch.
+  KT_INLINE void fetch_four() {
+    if (at < end) {
+      unroll<4>([&](auto i) __attribute__((always_inline)) { __builtin_prefetch(at + 64 * i, 0, 2); });
+      at += 256;
+    } else {
+      turn();
+    }
+  }
+  KT_INLINE void turn() {
+    if (at >= end && more) {
+      at = end + stride;
       end = at + bytes;
-      bytes = 0;
+      --more;
     }
   }
 };
