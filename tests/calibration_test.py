@@ -2,8 +2,8 @@
 text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
 kt; KT_TEST_DATA the folder with models and texts; KT_TEST_FULL runs both models and both kinds of text."""
 import json
-import re
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
