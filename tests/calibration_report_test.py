@@ -170,12 +170,32 @@ def test_bad_texts_are_found_before_the_conversion(model, texts, tmp_path):
     refused(run("--perplexity", tmp_path / "empty.txt"), 2, "empty.txt", "too short: 0 tokens")
     refused(run("--perplexity", short), 2, "short.txt", "too short", "256")
     refused(run("--perplexity", texts[1], "--perplexity-tokens", "0"), 2, "--perplexity-tokens")
+    refused(run("--perplexity-tokens", "256"), 2, "--perplexity-tokens", "requires --perplexity")
     refused(run("--perplexity", texts[1], "--method", "RTN"), 2, "--perplexity", "kt perplexity")
     refused(kt("quant", str(model), "-o", str(out), "--group-size", "32", "--perplexity", str(texts[1])), 2,
             "--perplexity", "--calibrate")
     refused(kt("quant", str(model), "-o", str(out), "--group-size", "32", "--calibrate", str(texts[0]), "--perplexity",
                str(texts[1]), "--resume-layer", "2"), 2, "--perplexity", "--resume-layer 2")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_a_conversion_is_reported_where_measuring_fails(model, texts, tmp_path, json_too):
+    folder, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(model, folder)
+    args = gptq(folder, out, texts[0], "--perplexity", texts[1], "--perplexity-tokens", "2000")
+    process = subprocess.Popen([checkpoints.KT, *args, *(["--json"] if json_too else [])], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    while not out.exists() and process.poll() is None:
+        time.sleep(0.001)
+    (folder / "config.json").rename(folder / "gone.json")  # the last of the models to measure is still to be opened
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode != 0 and "config.json" in errors and (out / "config.json").exists()
+    if json_too:
+        found = json.loads(said)
+        assert found["calibration"]["total"]["experts"] == 80 and "perplexity" not in found["calibration"]
+    else:
+        assert str(out) in said and "experts calibrated" in said
 
 
 def test_memory_for_two_models_is_found_before_the_conversion(model, texts, tmp_path):

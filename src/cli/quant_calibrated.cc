@@ -1,6 +1,7 @@
 #include "cli/quant_calibrated.h"
 
 #include <unistd.h>
+#include <exception>
 
 #include <algorithm>
 #include <cstdio>
@@ -167,6 +168,11 @@ CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run
 }  // namespace
 
 std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
+  CLI::Option* const measured =
+      verb.add_option("--perplexity", perplexity.file,
+                      "GPTQ: afterwards measure perplexity on this text, and KL from the original, of the "
+                      "original, of rounding to nearest and of what was written")
+          ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); });
   return {
       verb.add_option("--num-calibration-samples", text.samples, "Samples of the text to calibrate with")
           ->check(positive())
@@ -181,12 +187,10 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
           ->capture_default_str(),
       verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
           ->capture_default_str(),
-      verb.add_option("--perplexity", perplexity.file,
-                      "GPTQ: afterwards measure perplexity on this text, and KL from the original, of the "
-                      "original, of rounding to nearest and of what was written")
-          ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); }),
+      measured,
       verb.add_option("--perplexity-tokens", perplexity.tokens, "Tokens of that text to predict at most")
           ->check(positive())
+          ->needs(measured)
           ->capture_default_str()};
 }
 
@@ -240,21 +244,24 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
   const ConversionResult result = convert(plan, run);
   const std::string path = options.output + "/" + kReport;
   Json report = read_json(path, {.bytes = size_t{1} << 30});
-  if (perplexity) {
-    report["perplexity"] = perplexity->measure();
-    replace_side_file(options.output, kReport, report.dump(1));
-  }
+  if (!run.json) print_conversion(plan, result);
+  // What was converted is there, and said, whatever becomes of measuring it.
+  std::exception_ptr failed;
+  if (perplexity) try {
+      report["perplexity"] = perplexity->measure();
+      replace_side_file(options.output, kReport, report.dump(1));
+    } catch (...) {
+      failed = std::current_exception();
+    }
   if (run.json) {
     nlohmann::ordered_json out = conversion_json(plan, result);
     out["calibration"] = report;
     std::printf("%s\n", out.dump(2).c_str());
-    return;
-  }
-  print_conversion(plan, result);
-  if (perplexity) {
+  } else if (perplexity && !failed) {
     std::printf("\n");
     print_perplexities(report.at("perplexity"), flags.perplexity.file);
   }
+  if (failed) std::rethrow_exception(failed);
 }
 
 }  // namespace kt

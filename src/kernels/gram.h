@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/layout.h"
 #include "kernels/table.h"
 
 namespace kt {
@@ -55,6 +56,34 @@ struct ProductF32Args {
 };
 inline constexpr int kProductK = 256;  // of K at once: sums wait in `out`
 
+// What 16 rows that stand side by side share with the columns of a span: value = code * scale - min for
+// lowest
+// <= code <= highest, and what is stored is code + offset.
+struct RoundingLanes {
+  float scale[kBlockRows], divisor[kBlockRows], min[kBlockRows];
+  float lowest[kBlockRows], highest[kBlockRows], offset[kBlockRows];
+};
+
+// One column of all blocks of 16 rows.
+struct RoundArgs {
+  const RoundingLanes* lanes = nullptr;  // [blocks]
+  const float* values = nullptr;         // [16] of a block, `stride` floats from one block to the next
+  float* rest = nullptr;                 // the same: less what the codes stand for
+  int64_t stride = 0;
+  int blocks = 0;
+  uint8_t* codes = nullptr;  // [blocks, 16]
+};
+
+// Some columns of one block of 16 rows, against scales that may be other than their own.
+struct ScaleErrorArgs {
+  const RoundingLanes* lanes = nullptr;  // of which lowest and highest count
+  const float* scale = nullptr;          // [16], not 0
+  const float* values = nullptr;         // [columns, 16]
+  const float* weight = nullptr;         // [columns]
+  int columns = 0;
+  float* error = nullptr;  // [16]
+};
+
 struct GramKernels {
   int code_bytes;  // of a packed number
   // False if a number is not finite, or so large that rounding it to bf16 might make it so; the panel's group
@@ -65,6 +94,12 @@ struct GramKernels {
   void (*add)(const GramArgs&) noexcept;
   // Every sum runs over c in order, whatever else is in the call.
   void (*product_f32)(const ProductF32Args&) noexcept;
+  // out[b, 16] += sum over i < count, in order, of factors[i] * x[b, i, 16]; blocks `stride` floats apart.
+  void (*add_lanes)(const float* factors, int count, const float* x, float* out, int64_t stride,
+                    int blocks) noexcept;
+  void (*round)(const RoundArgs&) noexcept;
+  // Sums of weight * (value - code * scale)^2, without mins.
+  void (*scale_error)(const ScaleErrorArgs&) noexcept;
 };
 // Those that belong to a table of kernels() or kernels_named().
 const GramKernels& gram_kernels(const Kernels& table);

@@ -4,10 +4,15 @@
 // columns of one row of H are the activations, which a vector ISA broadcasts from the same bytes. A tile unit
 // wants them transposed, 16 columns x 16 words: that is done strip by strip, into 32 KiB that stay in L1 for
 // all squares of the strip, while the other operand streams past L1 from L2 (the loads say so: without, it
-// drives the strip out and halves the speed). Sums wait in L2 between panels, and are fetched ahead.
+// drives the strip out and a fifth of the speed is gone). Sums wait in L2 between panels, and are fetched
+// ahead; a square's are stored between the first products of the next one, for the tile unit waits 200 cycles
+// if they are stored at once.
 //
-// Bound by operations: per strip and panel, 32 KiB are transposed (about 1,600 cycles) for 1,024 cycles a
-// square. Error: f32 sums over the rows, one more rounding into H.
+// On a tile unit a square takes 1,024 cycles a panel, and its operands and sums 0.6 lines of L2 a cycle,
+// nearly all that L2 gives: what comes from L3 (X, panels, H) takes its time beside the products, not behind
+// them. Measured at 2,048 rows of 2,048 columns, in parts of the bf16 peak: products of one square over and
+// over 0.92, with all sums 0.88, with both operands from where they are 0.65, with H 0.57, with packing 0.50.
+// Error: f32 sums over the rows, one more rounding into H.
 #pragma once
 #include "kernels/gram.h"
 #include "kernels/isa/strip.h"
@@ -59,7 +64,6 @@ KT_INLINE void pack_step(const uint8_t* const* rows, const float* factors, int c
 template <Real kType>
 __attribute__((noinline)) bool pack_group(const GramPackArgs& args, uint8_t* panel) {
   constexpr int kStepBytes = kBlockRows * kGramStep * kGramCode;
-  constexpr int kSize = kType == Real::kF32 ? 4 : 2;
   const uint8_t* rows[kGramGroup];
   float factors[kGramGroup];
   for (int t = 0; t < kGramGroup; ++t) {
@@ -70,7 +74,6 @@ __attribute__((noinline)) bool pack_group(const GramPackArgs& args, uint8_t* pan
   Finite finite;
   for (int column = 0; column < args.columns; column += kGramSide, panel += kGramStripStride)
     for (int t = 0; t < kGramGroup; t += kGramStep) {
-      for (int j = 0; j < kGramStep; ++j) __builtin_prefetch(rows[t + j] + column * kSize + 256, 0, 2);
       uint8_t* to = panel + t / kGramStep * kStepBytes;
       pack_step<kType>(rows + t, factors + t, column, args.columns, to, finite);
       pack_step<kType>(rows + t, factors + t, column + kUnit, args.columns, to + kGramBlockBytes, finite);
@@ -89,8 +92,6 @@ __attribute__((noinline)) bool pack_pairs(const GramPackArgs& args, uint8_t* pan
   for (int column = 0; column < args.columns; column += kUnit, panel += kGramBlockBytes)
     for (int t = 0; t < kGramGroup; t += 2) {
       const uint8_t *a = rows[t] + column * 2, *b = rows[t + 1] + column * 2;
-      __builtin_prefetch(a + 256, 0, 2);
-      __builtin_prefetch(b + 256, 0, 2);
       const auto both = pair_rows<I>(a, b);
       I::dot_bf16(sum, both, zero);
       I::store_bytes(panel + t / 2 * kStepBytes, both);
@@ -109,21 +110,6 @@ bool gram_pack(const GramPackArgs& args) noexcept {
       return pack_pairs<I>(args, panel);
   return pack_group<Real::kBf16>(args, panel);
 }
-
-// What a tile unit reads ahead of: the sums of the next square into L1, the next strip and the columns' part
-// of the next panel into L2.
-struct GramAhead {
-  const uint8_t* sums = nullptr;
-  const uint8_t *strip = nullptr, *strip_end = nullptr;
-  const uint8_t *part = nullptr, *part_end = nullptr;
-  KT_INLINE void fetch() {
-    for (int i = 0; i < 4; ++i, sums += 64) __builtin_prefetch(sums, 0, 3);
-    if (strip < strip_end)
-      for (int i = 0; i < 2; ++i, strip += 64) __builtin_prefetch(strip, 0, 2);
-    if (part < part_end)
-      for (int i = 0; i < 2; ++i, part += 64) __builtin_prefetch(part, 0, 2);
-  }
-};
 
 // kG groups of rows of H by kNP parts of columns, from two blocks of a strip each; as dot_tile_bf16 of
 // many.inl.h, but for where the activations lie: a step of K apart is a step of the block.
@@ -213,56 +199,106 @@ KT_INLINE void gram_square(const uint8_t* a, const uint8_t* b, int k, float* sum
     }
 }
 
-// The same for a tile unit: `a` transposed, which L1 holds; b goes past it. Two by two tiles, as tiled.h has
-// it.
+// Squares on a tile unit, two by two tiles as tiled.h has it: `a` transposed, which L1 holds; b goes past it.
 template <class I>
-KT_INLINE void tile_square(const uint8_t* a, const uint8_t* b, int k, float* sums, bool first,
-                           GramAhead& ahead) {
-  constexpr int kTileBytes = 64, kAll = 16 * kTileBytes;
+struct TileSquares {
   decltype(unit_of(I())) unit;
-  const auto each = [&](auto&& f) __attribute__((always_inline)) {
-    unroll<4>([&](auto t) __attribute__((always_inline)) {
-      f(t, sums + t / 2 * kBlockRows * kGramSide + t % 2 * kBlockRows);
-    });
-  };
-  each([&](auto t, float* c) __attribute__((always_inline)) {
-    if (first)
-      unit.template zero<t>();
-    else
-      unit.template load<t>(c, kGramSide * 4);
-  });
-  for (int s = 0; s < k / 32; ++s, a += kAll, b += kAll) {
-    ahead.fetch();
+  float* pending = nullptr;  // where the sums in the tiles belong
+
+  static KT_INLINE float* tile(float* sums, int t) {
+    return sums + t / 2 * kBlockRows * kGramSide + t % 2 * kBlockRows;
+  }
+  KT_INLINE void operands(const uint8_t* a, const uint8_t* b) {
+    constexpr int kTileBytes = 64;
     load_past<6>(unit, b, kTileBytes);
     load_past<7>(unit, b + kGramBlockBytes, kTileBytes);
     unit.template load<4>(a, kTileBytes);
-    unit.template dot_bf16<0, 4, 6>();
-    unit.template dot_bf16<1, 4, 7>();
     unit.template load<5>(a + kGramBlockBytes, kTileBytes);
-    unit.template dot_bf16<2, 5, 6>();
-    unit.template dot_bf16<3, 5, 7>();
   }
-  each([&](auto t, float* c) __attribute__((always_inline)) { unit.template store<t>(c, kGramSide * 4); });
+  // sums [32, 32] (+)= a^T b, in time for the next call or finish(); on the diagonal without the tile above
+  // it. The next 32 x 32 sums in memory are the next call's.
+  template <bool kDiagonal>
+  KT_INLINE void run(const uint8_t* a, const uint8_t* b, int k, float* sums, bool first) {
+    constexpr int kAll = 1024, kLines = 5;  // of 64, in 15 steps
+    const auto* ahead = reinterpret_cast<const uint8_t*>(sums + kGramSide * kGramSide);
+    operands(a, b);
+    unroll<4>([&](auto t) __attribute__((always_inline)) {
+      if (pending) unit.template store<t>(tile(pending, t), kGramSide * 4);
+      if (kDiagonal && t == 1) return;
+      if (first)
+        unit.template zero<t>();
+      else
+        unit.template load<t>(tile(sums, t), kGramSide * 4);
+      unit.template dot_bf16<t, 4 + t / 2, 6 + t % 2>();
+    });
+    pending = sums;
+    for (int s = 1; s < k / 32; ++s) {
+      for (int i = 0; i < kLines; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 3);
+      operands(a + s * kAll, b + s * kAll);
+      unit.template dot_bf16<0, 4, 6>();
+      if constexpr (!kDiagonal) unit.template dot_bf16<1, 4, 7>();
+      unit.template dot_bf16<2, 5, 6>();
+      unit.template dot_bf16<3, 5, 7>();
+    }
+  }
+  KT_INLINE void finish() {
+    if (!pending) return;
+    unroll<4>([&](auto t) __attribute__((always_inline)) {
+      unit.template store<t>(tile(pending, t), kGramSide * 4);
+    });
+  }
+};
+
+// Strips of rows of H, for one panel after the other, by the strips of columns up to the diagonal.
+struct GramStrip {
+  int i = 0;  // of args.row_strips
+  int columns = 0;
+  bool to_diagonal = false;  // the last of the columns
+  int k = 0;
+  const uint8_t *a = nullptr, *b = nullptr;  // the strip; the first of the columns
+  bool first = false;                        // sums start from zero
+};
+template <class F>
+KT_INLINE void each_strip(const GramArgs& args, F&& f) {
+  const int strips = (args.columns + kGramSide - 1) / kGramSide;
+  const auto* panel = reinterpret_cast<const uint8_t*>(args.panels);
+  for (int row = 0; row < args.rows; row += kGramRows, panel += strips * kGramStripStride) {
+    const int left = args.rows - row < kGramRows ? args.rows - row : kGramRows;
+    for (int i = 0; i < args.row_strips; ++i) {
+      const int on_diagonal = args.row0 + i - args.column0 + 1;
+      const int columns = on_diagonal < args.column_strips ? on_diagonal : args.column_strips;
+      if (columns > 0)
+        f(GramStrip{.i = i,
+                    .columns = columns,
+                    .to_diagonal = columns == on_diagonal,
+                    .k = (left + kGramGroup - 1) / kGramGroup * kGramGroup,
+                    .a = panel + (args.row0 + i) * kGramStripStride,
+                    .b = panel + args.column0 * kGramStripStride,
+                    .first = args.fresh && row == 0});
+    }
+  }
 }
 
-// One strip of rows of H by the strips of columns up to `columns`.
 template <class I>
-KT_INLINE void gram_strip(const GramArgs& args, const uint8_t* a, const uint8_t* b, int columns, int k,
-                          float* sums, bool first, GramAhead& ahead) {
-  constexpr int kSquare = kGramSide * kGramSide;
-  if constexpr (I::kTileUnit) {
-    auto* strip = reinterpret_cast<uint8_t*>(args.strip);
+KT_INLINE void gram_tiles(const GramArgs& args, int64_t row_sums) {
+  auto* strip = reinterpret_cast<uint8_t*>(args.strip);
+  I::begin_tiles();
+  TileSquares<I> squares;
+  each_strip(args, [&](const GramStrip& at) __attribute__((always_inline)) {
     for (int block = 0; block < 2; ++block)
-      for (int s = 0; s < k / 32; ++s)
-        transpose_words(a + block * kGramBlockBytes + s * 1024, strip + block * kGramBlockBytes + s * 1024);
-    for (int j = 0; j < columns; ++j) {
-      ahead.sums = reinterpret_cast<const uint8_t*>(sums + (j + 1) * kSquare);
-      tile_square<I>(strip, b + j * kGramStripStride, k, sums + j * kSquare, first, ahead);
-    }
-  } else {
-    for (int j = 0; j < columns; ++j)
-      gram_square<I>(a, b + j * kGramStripStride, k, sums + j * kSquare, first);
-  }
+      for (int s = 0; s < at.k / 32; ++s) {
+        const int64_t to = block * kGramBlockBytes + s * 1024;
+        transpose_words(at.a + to, strip + to);
+      }
+    float* sums = args.sums + at.i * row_sums;
+    const uint8_t* b = at.b;
+    const int full = at.columns - (at.to_diagonal ? 1 : 0);
+    for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide)
+      squares.template run<false>(strip, b, at.k, sums, at.first);
+    if (at.to_diagonal) squares.template run<true>(strip, b, at.k, sums, at.first);
+  });
+  squares.finish();
+  I::end_tiles();
 }
 
 // Sums of one strip of rows into H.
@@ -286,30 +322,16 @@ KT_INLINE void gram_fold(const GramArgs& args, int strip, const float* sums) {
 
 template <class I>
 void gram_add(const GramArgs& args) noexcept {
-  const int strips = (args.columns + kGramSide - 1) / kGramSide;
-  const int64_t panel_bytes = strips * kGramStripStride, row_sums = int64_t{args.column_strips} * 1024;
-  const auto* panel = reinterpret_cast<const uint8_t*>(args.panels);
-  if constexpr (I::kTileUnit) I::begin_tiles();
-  for (int row = 0; row < args.rows; row += kGramRows, panel += panel_bytes) {
-    const int left = args.rows - row < kGramRows ? args.rows - row : kGramRows;
-    const int k = (left + kGramGroup - 1) / kGramGroup * kGramGroup;
-    const uint8_t* b = panel + args.column0 * kGramStripStride;
-    GramAhead ahead;
-    if (row + kGramRows < args.rows) {
-      ahead.part = b + panel_bytes;
-      ahead.part_end = ahead.part + args.column_strips * kGramStripStride;
-    }
-    for (int i = 0; i < args.row_strips; ++i) {
-      const int on_diagonal = args.row0 + i - args.column0 + 1;
-      const int columns = on_diagonal < args.column_strips ? on_diagonal : args.column_strips;
-      if (columns <= 0) continue;
-      const uint8_t* a = panel + (args.row0 + i) * kGramStripStride;
-      ahead.strip = a + kGramStripStride;
-      ahead.strip_end = ahead.strip + (i + 1 < args.row_strips ? kGramStripStride : 0);
-      gram_strip<I>(args, a, b, columns, k, args.sums + i * row_sums, args.fresh && row == 0, ahead);
-    }
-  }
-  if constexpr (I::kTileUnit) I::end_tiles();
+  constexpr int kSquare = kGramSide * kGramSide;
+  const int64_t row_sums = int64_t{args.column_strips} * kSquare;
+  if constexpr (I::kTileUnit)
+    gram_tiles<I>(args, row_sums);
+  else
+    each_strip(args, [&](const GramStrip& at) {
+      for (int j = 0; j < at.columns; ++j)
+        gram_square<I>(at.a, at.b + j * kGramStripStride, at.k, args.sums + at.i * row_sums + j * kSquare,
+                       at.first);
+    });
   if (!args.fold) return;
   for (int i = 0; i < args.row_strips; ++i) gram_fold(args, args.row0 + i, args.sums + i * row_sums);
 }

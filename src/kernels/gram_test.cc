@@ -232,5 +232,73 @@ TEST(Gram, ProductsOfF32) {
   }
 }
 
+// Rounding of 16 rows side by side: the bits of plain arithmetic, number by number, on every table.
+TEST(Gram, LanesAreThoseOfPlainArithmetic) {
+  constexpr int kColumns = 7, kBlocks = 3, kStride = kColumns * kBlockRows + 5;
+  const auto x = random_rows(kBlocks, kStride, 9), start = random_rows(kBlocks, kStride, 10),
+             factors = random_rows(1, kColumns, 11);
+  std::vector<RoundingLanes> lanes(kBlocks);
+  for (int b = 0; b < kBlocks; ++b)
+    for (int r = 0; r < kBlockRows; ++r) {
+      const float scale = 0.03f + 0.01f * static_cast<float>(r + b);
+      lanes[static_cast<size_t>(b)].scale[r] = lanes[static_cast<size_t>(b)].divisor[r] = scale;
+      lanes[static_cast<size_t>(b)].min[r] = r % 2 ? 0.25f : 0.0f;
+      lanes[static_cast<size_t>(b)].lowest[r] = -8;
+      lanes[static_cast<size_t>(b)].highest[r] = 7;
+      lanes[static_cast<size_t>(b)].offset[r] = 8;
+    }
+  const auto nearest = [](const RoundingLanes& l, int r, float wanted) {
+    return std::nearbyint(std::min(std::max(wanted, l.lowest[r]), l.highest[r]));
+  };
+  for (const Kernels* table : tables_under_test()) {
+    SCOPED_TRACE(table->name);
+    const GramKernels& kernels = gram_of(*table);
+    std::vector<float> sums = start, rest = start;
+    std::vector<uint8_t> codes(kBlocks * kBlockRows);
+    kernels.add_lanes(factors.data(), kColumns, x.data(), sums.data(), kStride, kBlocks);
+    kernels.round({.lanes = lanes.data(),
+                   .values = x.data(),
+                   .rest = rest.data(),
+                   .stride = kStride,
+                   .blocks = kBlocks,
+                   .codes = codes.data()});
+    float error[kBlockRows];
+    kernels.scale_error({.lanes = lanes.data(),
+                         .scale = lanes[0].scale,
+                         .values = x.data(),
+                         .weight = factors.data(),
+                         .columns = kColumns,
+                         .error = error});
+    for (int b = 0; b < kBlocks; ++b)
+      for (int i = 0; i < kStride; ++i) {
+        const size_t at = static_cast<size_t>(b * kStride + i);
+        if (i >= kBlockRows) {
+          ASSERT_TRUE(sums[at] == start[at] && rest[at] == start[at]) << b << " " << i;
+          continue;
+        }
+        float sum = 0;
+        for (int c = 0; c < kColumns; ++c) {
+          const float product = factors[static_cast<size_t>(c)] * x[at + static_cast<size_t>(c * kBlockRows)];
+          sum += product;
+        }
+        ASSERT_EQ(sums[at], start[at] + sum) << b << " " << i;
+        const RoundingLanes& l = lanes[static_cast<size_t>(b)];
+        const float code = nearest(l, i, (x[at] + l.min[i]) / l.divisor[i]), value = code * l.scale[i];
+        ASSERT_EQ(codes[static_cast<size_t>(b * kBlockRows + i)], static_cast<uint8_t>(code + 8));
+        ASSERT_EQ(rest[at], start[at] - (value - l.min[i])) << b << " " << i;
+      }
+    for (int r = 0; r < kBlockRows; ++r) {
+      float sum = 0;
+      for (int c = 0; c < kColumns; ++c) {
+        const float value = x[static_cast<size_t>(c * kBlockRows + r)], scale = lanes[0].scale[r];
+        const float rounded = nearest(lanes[0], r, value / scale) * scale, off = value - rounded;
+        const float weighed = factors[static_cast<size_t>(c)] * off, square = weighed * off;
+        sum += square;
+      }
+      ASSERT_EQ(error[r], sum) << r;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kt

@@ -9,10 +9,12 @@ using Isa = KT_ISA_CLASS;
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // the other kernels of rows.inl.h
 #include "kernels/gram.inl.h"
+#include "kernels/lanes.inl.h"
 
 namespace KT_ISA_NAMESPACE {
 
 extern const kt::GramKernels kGram;
-constexpr kt::GramKernels kGram = {kGramCode, gram_pack<Isa>, gram_add<Isa>, product_f32};
+constexpr kt::GramKernels kGram = {kGramCode, gram_pack<Isa>, gram_add<Isa>, product_f32,
+                                   add_lanes, round_lanes,    scale_error};
 
 }  // namespace KT_ISA_NAMESPACE

@@ -283,6 +283,18 @@ TEST(Store, RoundsHalfToEven) {
       }
 }
 
+// The sums of the f32 loop are as many as it counts: none of them is another's.
+TEST(Peak, SumsAreTheirOwn) {
+  for (const Kernels* t : tables_under_test()) {
+    std::vector<float> buffer(16384);
+    for (size_t i = 0; i < buffer.size(); ++i) buffer[i] = static_cast<float>(i + 1) / 1024;
+    const double once = t->peak_f32(1, buffer.data());
+    const auto sums = static_cast<size_t>(once / 2);  // one fused multiply-add each
+    const std::set<float> different(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(sums));
+    EXPECT_EQ(different.size(), sums) << t->name;
+  }
+}
+
 TEST(Peak, CountsWhatItDid) {
   for (const Kernels* t : tables_under_test()) {
     Guarded buffer(65536);

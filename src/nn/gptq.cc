@@ -10,6 +10,7 @@
 #include "formats/floats.h"
 #include "kernels/gram.h"
 #include "nn/cholesky.h"
+#include "nn/reserve.h"
 #include "nn/span_rounding.h"
 
 namespace kt {
@@ -69,19 +70,13 @@ void check(const Hessian& hessian) {
   if (sum == 0) fail("gptq: the Hessian of {} dimensions is zero: no inputs were seen", hessian.dims());
 }
 
-// out[16] += sum over i < count of factors[i] * x[i, 16]
-void add_products(const float* factors, const float* x, int count, float* out) {
-  float sum[kBlockRows] = {};
-  for (int i = 0; i < count; ++i, x += kBlockRows)
-    for (int r = 0; r < kBlockRows; ++r) sum[r] += factors[i] * x[r];
-  for (int r = 0; r < kBlockRows; ++r) out[r] += sum[r];
-}
-
 // Some rows of the matrix, 16 side by side in the order f32 weights are packed in (kernels/layout.h): loops
 // over rows are vectors', and the rounding errors are the operand of a product as they stand.
 class RowsRounding {
  public:
-  RowsRounding(Matrix& out, const float* values, int64_t first, int64_t rows, const GptqFactor& factor);
+  // In memory that grows as needed, for the next rows.
+  RowsRounding(Matrix& out, const float* values, int64_t first, int64_t rows, const GptqFactor& factor,
+               Buffer& memory);
   void run();
 
  private:
@@ -95,31 +90,42 @@ class RowsRounding {
   const GptqFactor& factor_;
   SpanRounding spans_;
   int k_, k_pad_, blocks_;
-  Buffer memory_;
   float* now_;   // [blocks, k_pad, 16] values with what earlier steps gave up
   float* gone_;  // [blocks, k_pad, 16] value; value - rounded after its step
   const GramKernels& products_ = gram_kernels(kernels());
-  std::vector<float> sums_;    // [kColumnsAtOnce, 16 * blocks]
-  std::vector<float> weight_;  // [k] of squared errors, by step
+  std::vector<float> sums_;     // [kColumnsAtOnce, 16 * blocks]
+  std::vector<float> weight_;   // [k] of squared errors, by step
+  std::vector<int> steps_;      // [k] of columns
+  std::vector<uint8_t> codes_;  // [k, blocks, 16] by step
 };
 
 RowsRounding::RowsRounding(Matrix& out, const float* values, int64_t first, int64_t rows,
-                           const GptqFactor& factor)
+                           const GptqFactor& factor, Buffer& memory)
     : factor_(factor),
       spans_(out, first, rows, factor.options().packed_rule),
       k_(static_cast<int>(out.k)),
       k_pad_(round_up(k_, kChunk)),
       blocks_(static_cast<int>(ceil_div(rows, kBlockRows))),
-      memory_(static_cast<size_t>(int64_t{blocks_} * k_pad_ * kBlockRows) * sizeof(float) * 2),
-      now_(memory_.as<float>().data()),
-      gone_(now_ + int64_t{blocks_} * k_pad_ * kBlockRows),
-      sums_(static_cast<size_t>(kColumnsAtOnce * blocks_ * kBlockRows)) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int c = 0; c < k_; ++c)
-      now(static_cast<int>(r / kBlockRows), c)[r % kBlockRows] =
-          values[(first + r) * k_ + factor.order()[static_cast<size_t>(c)]];
-  std::copy(now_, gone_, gone_);
+      sums_(static_cast<size_t>(kColumnsAtOnce * blocks_ * kBlockRows)),
+      steps_(static_cast<size_t>(k_)),
+      codes_(static_cast<size_t>(int64_t{k_} * blocks_ * kBlockRows)) {
+  const int64_t numbers = int64_t{blocks_} * k_pad_ * kBlockRows;
+  grow(memory, static_cast<size_t>(numbers) * sizeof(float) * 2);
+  now_ = memory.as<float>().data();
+  gone_ = now_ + numbers;
+  for (int b = 0; b < blocks_; ++b) {
+    const int some = static_cast<int>(std::min<int64_t>(kBlockRows, rows - int64_t{b} * kBlockRows));
+    const float* from = values + (first + int64_t{b} * kBlockRows) * k_;
+    for (int c = 0; c < k_; ++c) {
+      const int column = factor.order()[static_cast<size_t>(c)];
+      float* to = now(b, c);
+      for (int r = 0; r < kBlockRows; ++r) to[r] = r < some ? from[int64_t{r} * k_ + column] : 0.0f;
+    }
+    std::fill(now(b, k_), now(b, k_pad_), 0.0f);
+  }
+  std::copy_n(now_, numbers, gone_);
   for (int c = 0; c < k_; ++c) {
+    steps_[static_cast<size_t>(factor.order()[static_cast<size_t>(c)])] = c;
     const float pivot = factor.lower()[int64_t{c} * k_ + c];
     weight_.push_back(pivot * pivot);
   }
@@ -139,7 +145,7 @@ void RowsRounding::begin_span(int step) {
       const float* lower = factor_.lower() + int64_t{step + c} * k_ + step;
       std::copy_n(now(b, step + c), kBlockRows, out);
       if (step == 0) continue;
-      add_products(lower, moved.data(), c, out);
+      products_.add_lanes(lower, c, moved.data(), out, 0, 1);
       for (int r = 0; r < kBlockRows; ++r)
         moved[static_cast<size_t>(c * kBlockRows + r)] = gone(b, step + c)[r] - out[r];
     }
@@ -150,13 +156,11 @@ void RowsRounding::begin_span(int step) {
 
 // Scales of all spans from the values in their own order.
 void RowsRounding::begin_all() {
-  std::vector<int> at(static_cast<size_t>(k_));  // step of each column
-  for (int c = 0; c < k_; ++c) at[static_cast<size_t>(factor_.order()[static_cast<size_t>(c)])] = c;
   for (int begin = 0; begin < k_; begin += spans_.step()) {
     const int columns = std::min(spans_.step(), k_ - begin);
     std::vector<float> values(static_cast<size_t>(blocks_ * columns * kBlockRows)), weight;
     for (int c = 0; c < columns; ++c) {
-      const int step = at[static_cast<size_t>(begin + c)];
+      const int step = steps_[static_cast<size_t>(begin + c)];
       weight.push_back(weight_[static_cast<size_t>(step)]);
       for (int b = 0; b < blocks_; ++b)
         std::copy_n(now(b, step), kBlockRows, values.data() + (b * columns + c) * kBlockRows);
@@ -170,9 +174,9 @@ void RowsRounding::begin_all() {
 void RowsRounding::push(int from, int to, int first, int last) {
   if (from == to) return;
   if (last - first < kFewColumns) {
-    for (int b = 0; b < blocks_; ++b)
-      for (int c = first; c < last; ++c)
-        add_products(factor_.lower() + int64_t{c} * k_ + from, gone(b, from), to - from, now(b, c));
+    for (int c = first; c < last; ++c)
+      products_.add_lanes(factor_.lower() + int64_t{c} * k_ + from, to - from, gone(0, from), now(0, c),
+                          int64_t{k_pad_} * kBlockRows, blocks_);
     return;
   }
   for (int c = first; c < last; c += kColumnsAtOnce) {
@@ -197,12 +201,8 @@ void RowsRounding::push(int from, int to, int first, int last) {
 }
 
 void RowsRounding::round(int step) {
-  for (int b = 0; b < blocks_; ++b) {
-    float rounded[kBlockRows];
-    spans_.round(factor_.order()[static_cast<size_t>(step)], b, now(b, step), rounded);
-    float* out = gone(b, step);
-    for (int r = 0; r < kBlockRows; ++r) out[r] -= rounded[r];
-  }
+  spans_.round(factor_.order()[static_cast<size_t>(step)], now(0, step), gone(0, step),
+               int64_t{k_pad_} * kBlockRows, codes_.data() + int64_t{step} * blocks_ * kBlockRows);
 }
 
 void RowsRounding::run() {
@@ -227,6 +227,7 @@ void RowsRounding::run() {
       }
     }
   }
+  spans_.store(codes_.data(), steps_);
 }
 
 }  // namespace
@@ -266,8 +267,9 @@ Matrix gptq(const Format& format, std::span<const float> values, int64_t n, int6
       fail("gptq: the value of row {}, column {} is not a finite number", static_cast<int64_t>(i) / k,
            static_cast<int64_t>(i) % k);
   Matrix out(format, n, k);
+  Buffer memory;
   for (int64_t first = 0; first < n; first += kRowsAtOnce)
-    RowsRounding(out, values.data(), first, std::min(kRowsAtOnce, n - first), factor).run();
+    RowsRounding(out, values.data(), first, std::min(kRowsAtOnce, n - first), factor, memory).run();
   return out;
 }
 

@@ -12,8 +12,6 @@
 namespace kt {
 namespace {
 
-constexpr float kToInteger = 12582912;  // 1.5 * 2^23: adding and taking it away rounds half to even
-
 bool is_plain(Scale scale) { return scale == Scale::kF32 || scale == Scale::kBf16 || scale == Scale::kF16; }
 
 bool linear(Code code) { return is_integer(code) && code != Code::kIq4; }
@@ -170,6 +168,26 @@ void SpanRounding::begin(int column, const float* values, int64_t block_stride, 
   }
 }
 
+// Squared errors of the rows of a block at these scales.
+void SpanRounding::errors(const Lanes& l, const float* scale, const float* values, int columns,
+                          const float* weight, float* error) const {
+  if (linear(out_.format.code)) {
+    kernels_.scale_error({.lanes = &l,
+                          .scale = scale,
+                          .values = values,
+                          .weight = weight,
+                          .columns = columns,
+                          .error = error});
+    return;
+  }
+  std::fill_n(error, kBlockRows, 0.0f);
+  for (int c = 0; c < columns; ++c, values += kBlockRows)
+    for (int r = 0; r < kBlockRows; ++r) {
+      const float off = values[r] - nearest_value(out_.format.code, values[r] / scale[r]) * scale[r];
+      error[r] += weight[c] * off * off;
+    }
+}
+
 void SpanRounding::search(int span, int block, const float* values, int columns, const float* weight,
                           const ScaleSearch& wanted) {
   const Format& format = out_.format;
@@ -180,27 +198,12 @@ void SpanRounding::search(int span, int block, const float* values, int columns,
   std::fill_n(best, kBlockRows, std::numeric_limits<float>::infinity());
   for (int s = 0; s <= wanted.steps; ++s) {
     const double factor = 1 - (1 - wanted.least) * s / wanted.steps;
-    float scale[kBlockRows], divisor[kBlockRows], error[kBlockRows] = {};
+    float scale[kBlockRows], divisor[kBlockRows], error[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) {
       scale[r] = as_stored(format.scale, static_cast<float>(factor * static_cast<double>(l.scale[r])));
       divisor[r] = scale[r] == 0 ? 1 : scale[r];
     }
-    for (int c = 0; c < columns; ++c) {
-      const float* x = values + c * kBlockRows;
-      const float w = weight[c];
-      if (linear(format.code)) {
-        for (int r = 0; r < kBlockRows; ++r) {
-          const float code = std::min(std::max(x[r] / divisor[r], l.lowest[r]), l.highest[r]);
-          const float off = x[r] - (code + kToInteger - kToInteger) * scale[r];
-          error[r] += w * off * off;
-        }
-      } else {
-        for (int r = 0; r < kBlockRows; ++r) {
-          const float off = x[r] - nearest_value(format.code, x[r] / divisor[r]) * scale[r];
-          error[r] += w * off * off;
-        }
-      }
-    }
+    errors(l, divisor, values, columns, weight, error);
     for (int r = 0; r < kBlockRows; ++r)
       if (scale[r] != 0 && error[r] < best[r]) {
         best[r] = error[r];
@@ -215,29 +218,34 @@ void SpanRounding::search(int span, int block, const float* values, int columns,
   }
 }
 
-void SpanRounding::round(int column, int block, const float* values, float* rounded) {
-  const Lanes& l = lanes(column / span_k_, block);
+void SpanRounding::round(int column, const float* values, float* rest, int64_t block_stride, uint8_t* codes) {
+  const int span = column / span_k_;
   const Code code = out_.format.code;
-  uint8_t* codes = out_.codes.data() + (first_ + int64_t{block} * kBlockRows) * out_.k + column;
-  const int rows = rows_of(block);
-  if (!linear(code)) {
-    for (int r = 0; r < rows; ++r) {
-      const uint8_t bits =
-          l.scale[r] == 0 ? (code == Code::kIq4 ? 8 : 0) : nearest_code(code, values[r] / l.divisor[r]);
-      rounded[r] = code_value(code, bits) * l.scale[r];
-      codes[r * out_.k] = bits;
-    }
-    std::fill(rounded + rows, rounded + kBlockRows, 0.0f);
+  if (linear(code)) {
+    kernels_.round({.lanes = &lanes(span, 0),
+                    .values = values,
+                    .rest = rest,
+                    .stride = block_stride,
+                    .blocks = blocks_,
+                    .codes = codes});
     return;
   }
-  int32_t bits[kBlockRows];
-  for (int r = 0; r < kBlockRows; ++r) {
-    const float wanted = (values[r] + l.min[r]) / l.divisor[r];
-    const float number = std::min(std::max(wanted, l.lowest[r]), l.highest[r]) + kToInteger - kToInteger;
-    rounded[r] = number * l.scale[r] - l.min[r];
-    bits[r] = static_cast<int32_t>(number + l.offset[r]);
+  for (int b = 0; b < blocks_; ++b, values += block_stride, rest += block_stride, codes += kBlockRows) {
+    const Lanes& l = lanes(span, b);
+    for (int r = 0; r < rows_of(b); ++r) {
+      codes[r] =
+          l.scale[r] == 0 ? (code == Code::kIq4 ? 8 : 0) : nearest_code(code, values[r] / l.divisor[r]);
+      rest[r] -= code_value(code, codes[r]) * l.scale[r];
+    }
   }
-  for (int r = 0; r < rows; ++r) codes[r * out_.k] = static_cast<uint8_t>(bits[r]);
+}
+
+void SpanRounding::store(const uint8_t* codes, std::span<const int> steps) {
+  const int64_t width = int64_t{blocks_} * kBlockRows;
+  for (int64_t r = 0; r < rows_; ++r) {
+    uint8_t* to = out_.codes.data() + (first_ + r) * out_.k;
+    for (const int step : steps) *to++ = codes[step * width + r];
+  }
 }
 
 }  // namespace kt

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "formats/matrix.h"
-#include "kernels/layout.h"
+#include "kernels/gram.h"
 
 namespace kt {
 
@@ -30,16 +30,15 @@ class SpanRounding {
   // apart. weight: [step] what the squared error of each column counts in a search.
   void begin(int column, const float* values, int64_t block_stride, const float* weight,
              const ScaleSearch& search);
-  // Codes of one column of one block of rows, after begin() of its span; `rounded` is what they stand for.
-  void round(int column, int block, const float* values, float* rounded);
+  // Codes of one column, after begin() of its span: [blocks, kBlockRows], for store(). `rest` loses what they
+  // stand for; blocks of it and of values are block_stride floats apart.
+  void round(int column, const float* values, float* rest, int64_t block_stride, uint8_t* codes);
+  // Codes of all columns into the matrix. steps: [k] where the codes of each column are: [steps, blocks,
+  // kBlockRows].
+  void store(const uint8_t* codes, std::span<const int> steps);
 
  private:
-  // What a span's rows share a column's arithmetic with: value = code * scale - min for lowest <= code <=
-  // highest, and what is stored is code + offset.
-  struct Lanes {
-    float scale[kBlockRows], divisor[kBlockRows], min[kBlockRows];
-    float lowest[kBlockRows], highest[kBlockRows], offset[kBlockRows];
-  };
+  using Lanes = RoundingLanes;
   Lanes& lanes(int span, int block) { return lanes_[static_cast<size_t>(span * blocks_ + block)]; }
   int rows_of(int block) const;
   void store_factors(int column, int64_t row, const Matrix& rounded);
@@ -48,12 +47,15 @@ class SpanRounding {
   void begin_nearest(int column, int columns, int block, const float* values);
   void search(int span, int block, const float* values, int columns, const float* weight,
               const ScaleSearch& search);
+  void errors(const Lanes& l, const float* scale, const float* values, int columns, const float* weight,
+              float* error) const;
 
   Matrix& out_;
   int64_t first_, rows_;
   bool packed_rule_;
   int step_, span_k_, blocks_;
   std::vector<Lanes> lanes_;  // [spans, blocks]
+  const GramKernels& kernels_ = gram_kernels(kernels());
 };
 
 }  // namespace kt

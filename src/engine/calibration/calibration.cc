@@ -142,15 +142,46 @@ uint64_t Calibration::walk_bytes() const {
   return most;
 }
 
-// What one expert or matrix takes at most while it is rounded, of those that no other is worked on beside.
-uint64_t Calibration::rounding_bytes() const {
-  uint64_t most = 0;
+// The expert or matrix that takes the most while it is rounded, of those that no other is worked on beside.
+Calibration::RoundingNeed Calibration::rounding_need() const {
+  RoundingNeed most;
+  const auto add = [&](uint64_t bytes, const std::string& what) {
+    if (bytes > most.bytes) most = {bytes, what};
+  };
   for (int layer = 0; layer < static_cast<int>(walk_->spec().layers.size()); ++layer) {
-    for (const AttentionStage& stage : stages_to_round(layer))
-      most = std::max(most, LinearRounder::bytes(*std::ranges::max_element(stage.n), stage.k,
-                                                 std::min(report_.held_out, 2 * kTrialTokens)));
-    if (dense_to_round(layer))
-      most = std::max(most, ExpertRounder::bytes(walk_->spec().hidden, walk_->dense(layer)->inter));
+    for (const AttentionStage& stage : stages_to_round(layer)) {
+      const auto largest = std::ranges::max_element(stage.n);
+      add(LinearRounder::bytes(*largest, stage.k, std::min(report_.held_out, 2 * kTrialTokens)),
+          stage.modules[static_cast<size_t>(largest - stage.n.begin())]);
+    }
+    if (dense_to_round(layer)) {
+      const DenseModules& dense = *walk_->dense(layer);
+      add(ExpertRounder::bytes(walk_->spec().hidden, dense.inter), dense.modules[2]);
+    }
+  }
+  return most;
+}
+
+// A layer's experts, where they take the most: codes as they come out, and once more packed for running them.
+// Matrices that --ignore leaves run as they are stored; gate and up of which one is rounded, in f32.
+uint64_t Calibration::expert_bytes() const {
+  if (!source_) return 0;
+  const uint64_t each = static_cast<uint64_t>(source_->hidden()) * static_cast<uint64_t>(source_->inter()),
+                 rounded = each * (targets_.spec().bits == 4 ? 10 : 14) / 6;
+  uint64_t most = 0;
+  for (const int layer : source_->layers()) {
+    const uint64_t kept = each * static_cast<uint64_t>(targets_.expert_spec(layer).scale_bytes());
+    uint64_t sum = 0;
+    for (int e = 0; e < source_->experts(); ++e) {
+      bool round[3];
+      for (const Projection projection : kProjections) {
+        const auto p = static_cast<size_t>(projection);
+        round[p] = targets_.expert(layer, e, projection);
+        sum += round[p] ? rounded : kept;
+      }
+      if (round[0] != round[1]) sum += 2 * each * sizeof(float);
+    }
+    most = std::max(most, sum);
   }
   return most;
 }
@@ -158,20 +189,20 @@ uint64_t Calibration::rounding_bytes() const {
 // How many experts are worked on together, and whether activations stay in memory.
 void Calibration::plan_memory() {
   const ModelSpec& spec = walk_->spec();
-  const auto h = static_cast<uint64_t>(spec.hidden), i = static_cast<uint64_t>(spec.moe.inter),
-             all = static_cast<uint64_t>(experts()), tokens = static_cast<uint64_t>(text_.tokens);
+  const auto h = static_cast<uint64_t>(spec.hidden), tokens = static_cast<uint64_t>(text_.tokens);
   const uint64_t available = own_memory() + available_memory();
   const bool limited = options_.max_memory > 0 && options_.max_memory < available;
   const uint64_t bound = limited ? options_.max_memory : available;
-  // A layer's codes as they come out, and once more packed for running it.
-  const uint64_t layer = all * 3 * h * i * (targets_.spec().bits == 4 ? 10 : 14) / 6 + walk_bytes();
+  const uint64_t layer = expert_bytes() + walk_bytes();
   const uint64_t fixed = kFixedMemory + own_memory() + layer + static_cast<uint64_t>(batch_tokens_) * h * 40 +
                          tokens * static_cast<uint64_t>(spec.moe.top_k) * 16;
+  const RoundingNeed alone = rounding_need();
   const uint64_t each = source_ ? ExpertRounder::bytes(spec.hidden, spec.moe.inter) : 0,
-                 least = fixed + std::max(each, rounding_bytes()), rows = tokens * h * 6;
+                 least = fixed + std::max(each, alone.bytes), rows = tokens * h * 6;
   if (bound < least)
-    fail_as(ErrorKind::kMemory, "calibration needs {} of memory for a layer and one expert's moments, {} {}",
-            human_bytes(least), human_bytes(bound), limited ? "are allowed" : "are available");
+    fail_as(ErrorKind::kMemory, "calibration needs {} of memory for a layer and the moments of {}, {} {}",
+            human_bytes(least), each >= alone.bytes ? "one expert" : alone.what, human_bytes(bound),
+            limited ? "are allowed" : "are available");
   const auto lanes_in = [&](uint64_t bytes) {
     if (bytes < least) return 0;
     return each == 0 ? 1

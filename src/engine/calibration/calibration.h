@@ -79,7 +79,12 @@ class Calibration {
   std::vector<AttentionStage> stages_to_round(int layer) const;
   bool dense_to_round(int layer) const;
   bool rounds(int layer) const;
-  uint64_t rounding_bytes() const;
+  struct RoundingNeed {
+    uint64_t bytes = 0;
+    std::string what;
+  };
+  RoundingNeed rounding_need() const;
+  uint64_t expert_bytes() const;
   void plan_memory();
   uint64_t walk_bytes() const;
   void make_batches();
