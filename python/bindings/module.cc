@@ -54,8 +54,10 @@ NB_MODULE(kt_kernel_ext, module) {
   module.def(
       "cuda_prepare",
       [] {
-        const kt::CudaDriver* const driver = kt::cuda_driver();
-        return driver && driver->posts();
+        return kt::python::without_gil([] {
+          const kt::CudaDriver* const driver = kt::cuda_driver();
+          return driver && driver->posts();
+        });
       },
       "Loads what calls in streams of the current device need: without it the first of them does, and may "
       "wait for the "

@@ -59,10 +59,13 @@ def _pinned_mask(experts):
     if _torch.cuda.is_available():
         try:
             mask = _torch.zeros(experts, dtype=_torch.bool, pin_memory=True)
-            kt_kernel_ext.cuda_prepare()
-            return mask
         except RuntimeError:
-            pass
+            return _torch.zeros(experts, dtype=_torch.bool)
+        try:
+            kt_kernel_ext.cuda_prepare()
+        except (RuntimeError, MemoryError):
+            pass  # the first call in a stream says what is wrong
+        return mask
     return _torch.zeros(experts, dtype=_torch.bool)
 
 

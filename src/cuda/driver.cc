@@ -214,8 +214,17 @@ class LoadedDriver final : public CudaDriver {
     return at->second;
   }
 
+  // A GPU that shows a screen kills kernels that wait for seconds, as those may for a slow CPU.
+  bool kernels_may_wait() const {
+    CudaDevice device = 0;
+    int limited = 1;
+    return symbols_.current_device(&device) == 0 &&
+           symbols_.device_attribute(&limited, kCudaKernelTimeLimit, device) == 0 && limited == 0;
+  }
+
   PostKernels load_post_kernels() const {
     const RelaxedCapture relaxed(symbols_);
+    if (!kernels_may_wait()) return {};
     CudaModule module = nullptr;  // stays as long as the context
     PostKernels found;
     CudaResult result = symbols_.load_module(&module, kPostKernels);

@@ -24,6 +24,8 @@ std::string find_all(void* library, CudaSymbols& s) {
   find(library, "cuGetErrorName", s.error_name, missing);
   find(library, "cuGetErrorString", s.error_string, missing);
   find(library, "cuCtxGetCurrent", s.current_context, missing);
+  find(library, "cuCtxGetDevice", s.current_device, missing);
+  find(library, "cuDeviceGetAttribute", s.device_attribute, missing);
   find(library, "cuCtxSetCurrent", s.set_current_context, missing);
   find(library, "cuDevicePrimaryCtxRetain", s.retain_primary_context, missing);
   find(library, "cuStreamGetCtx", s.stream_context, missing);

@@ -22,6 +22,7 @@ constexpr unsigned kCudaHostPortable = 1;  // page-locked for all contexts
 constexpr unsigned kCudaEventNoTime = 2;   // cheaper
 constexpr int kCudaCaptureRelaxed = 2;     // of a thread: nothing is forbidden while a stream is captured
 constexpr uintptr_t kCudaLastDefaultStream = 2;  // handles 0 to 2 are default streams of the current context
+constexpr int kCudaKernelTimeLimit = 17;  // attribute of a device: a kernel that takes seconds is killed
 enum class CudaCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
 // Names without suffix _ptsz: stream null is the legacy default stream.
@@ -32,6 +33,8 @@ struct CudaSymbols {
   CudaResult (*error_name)(CudaResult, const char**) = nullptr;
   CudaResult (*error_string)(CudaResult, const char**) = nullptr;
   CudaResult (*current_context)(CudaContext*) = nullptr;
+  CudaResult (*current_device)(CudaDevice*) = nullptr;
+  CudaResult (*device_attribute)(int* value, int attribute, CudaDevice) = nullptr;
   CudaResult (*set_current_context)(CudaContext) = nullptr;
   CudaResult (*retain_primary_context)(CudaContext*, CudaDevice) = nullptr;
   CudaResult (*stream_context)(CudaStream, CudaContext*) = nullptr;

@@ -10,22 +10,31 @@ constexpr uint32_t kWords = 8192;
 
 }  // namespace
 
-CallRing::CallRing(uint32_t number, const CpuTeam* team)
+CallRing::CallRing(uint32_t number, const std::shared_ptr<CpuTeam>& team)
     : memory_(kWords * sizeof(uint64_t)),
       ring_{.words = reinterpret_cast<uint64_t*>(memory_.data()), .count = kWords, .number = number},
       team_(team) {}
 
-std::atomic_ref<uint64_t> CallRing::next() const noexcept {
-  return std::atomic_ref(ring_.words[taken_ & (kWords - 1)]);
+std::atomic_ref<uint64_t> CallRing::word(uint64_t at) const noexcept {
+  return std::atomic_ref(ring_.words[at & (kWords - 1)]);
 }
 
-bool CallRing::ready() const noexcept { return next().load(std::memory_order_acquire) != 0; }
+bool CallRing::ready() const noexcept {
+  const uint64_t letter = word(taken_.load(std::memory_order_relaxed)).load(std::memory_order_acquire);
+  return letter != 0 && reinterpret_cast<const StreamCall*>(letter)->can_start();
+}
 
 void CallRing::take() noexcept {
-  const uint64_t letter = next().load(std::memory_order_acquire);
-  next().store(0, std::memory_order_relaxed);
-  ++taken_;
-  StreamCall::start(reinterpret_cast<StreamCall*>(letter));
+  const uint64_t at = taken_.load(std::memory_order_relaxed);
+  StreamCall::start(reinterpret_cast<StreamCall*>(word(at).load(std::memory_order_acquire)));
+  word(at).store(0, std::memory_order_relaxed);  // submitted: whoever asks need not count it
+  taken_.store(at + 1, std::memory_order_release);
+}
+
+uint64_t CallRing::asked() const noexcept {
+  uint64_t at = taken();
+  while (word(at).load(std::memory_order_relaxed) != 0) ++at;
+  return at;
 }
 
 }  // namespace kt

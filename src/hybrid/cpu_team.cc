@@ -97,7 +97,6 @@ struct CpuTeam::State {
   std::atomic<bool> has_error{false};
   std::atomic<bool> stop_asked{false};
   std::atomic<uint32_t> nudges{0};
-  std::atomic<uint64_t> looks{0};  // at all sources, in vain, with no task left
   std::atomic<bool> listens{false};
   bool full = false;  // the pool has every cpu
 
@@ -116,7 +115,8 @@ struct CpuTeam::State {
   void wake_thread() noexcept;
   Task* take() noexcept;
   bool something() const noexcept;
-  bool take_from_sources() noexcept;
+  void take_from_sources() noexcept;
+  bool hear() noexcept;
   void rest(std::chrono::steady_clock::time_point since) noexcept;
   Task* wait_for_task(std::optional<Pool::Burst>& burst) noexcept;
   void run(Task* task) noexcept;
@@ -165,14 +165,9 @@ bool CpuTeam::State::something() const noexcept {
   return std::any_of(heard_sources.begin(), heard_sources.end(), [](const auto& it) { return it->ready(); });
 }
 
-bool CpuTeam::State::take_from_sources() noexcept {
-  bool taken = false;
-  for (const std::shared_ptr<TaskSource>& source : heard_sources) {
-    if (!source->ready()) continue;
-    source->take();
-    taken = true;
-  }
-  return taken;
+void CpuTeam::State::take_from_sources() noexcept {
+  for (const std::shared_ptr<TaskSource>& source : heard_sources)
+    while (source->ready()) source->take();
 }
 
 // Sleeps until somebody submits or nudges, with naps while a source may become ready by itself.
@@ -189,23 +184,29 @@ void CpuTeam::State::rest(std::chrono::steady_clock::time_point since) noexcept 
   parked.store(0, std::memory_order_relaxed);
 }
 
-// Null when the team ends. The burst, if any, ends before the thread sleeps. What was submitted comes before
-// what sources have: all earlier tasks are done when a source submits.
+// Whether somebody nudged.
+bool CpuTeam::State::hear() noexcept {
+  const uint32_t now = nudges.load(std::memory_order_seq_cst);
+  if (now == heard_nudges) return false;
+  heard_nudges = now;
+  const std::lock_guard lock(mutex);
+  heard_sources = sources;
+  return true;
+}
+
+// Null when the team ends. The burst, if any, ends before the thread sleeps.
 CpuTeam::Task* CpuTeam::State::wait_for_task(std::optional<Pool::Burst>& burst) noexcept {
-  const auto since = std::chrono::steady_clock::now();
+  auto since = std::chrono::steady_clock::now();
   const Spin how = full ? Spin::kYields : Spin::kAlone;
   for (;;) {
     const bool ending = stop_asked.load(std::memory_order_seq_cst);
-    if (Task* const task = take()) return task;
-    if (take_from_sources()) continue;
-    looks.fetch_add(1, std::memory_order_seq_cst);
-    if (ending) return nullptr;
-    if (const uint32_t now = nudges.load(std::memory_order_seq_cst); now != heard_nudges) {
-      heard_nudges = now;
-      const std::lock_guard lock(mutex);
-      heard_sources = sources;
+    if (hear()) {
+      since = std::chrono::steady_clock::now();
       if (!burst && next_task_spin.count() > 0) burst.emplace(*pool, full);
     }
+    take_from_sources();
+    if (Task* const task = take()) return task;
+    if (ending) return nullptr;
     if (spin_until([&] { return something(); }, burst ? next_task_spin : std::chrono::nanoseconds(0), how))
       continue;
     burst.reset();
@@ -289,7 +290,9 @@ CpuTeam::~CpuTeam() {
     s.thread.join();
 }
 
-std::shared_ptr<CpuTeam> CpuTeam::shared(const CpuTeamOptions& options) {
+std::shared_ptr<CpuTeam> CpuTeam::shared(const CpuTeamOptions& asked) {
+  CpuTeamOptions options = asked;
+  if (options.threads > 0 || !options.node_ids.empty()) options.spare = 0;  // it says nothing there
   TeamRegistry& all = registry();
   const std::lock_guard lock(all.mutex);
   const uint32_t now = kt::forks();
@@ -350,19 +353,25 @@ void CpuTeam::wait(uint64_t ticket) noexcept {
   s.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// One look may have begun before the call.
-void CpuTeam::take_what_is_ready() noexcept {
+void CpuTeam::take_what_is_asked() noexcept {
   State& s = *state_;
   if (s.forked() || !s.listens.load(std::memory_order_relaxed)) return;
-  const uint64_t before = s.looks.load(std::memory_order_seq_cst);
-  while (s.looks.load(std::memory_order_seq_cst) < before + 2) {
-    nudge();
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  std::vector<std::shared_ptr<TaskSource>> sources;
+  {
+    const std::lock_guard lock(s.mutex);
+    sources = s.sources;
+  }
+  for (const std::shared_ptr<TaskSource>& source : sources) {
+    const uint64_t asked = source->asked();
+    while (source->taken() < asked) {
+      nudge();
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 }
 
 void CpuTeam::wait_for_all(uint64_t allow_pending) noexcept {
-  if (allow_pending == 0) take_what_is_ready();
+  take_what_is_asked();
   const uint64_t last = state_->submitted.load(std::memory_order_acquire);
   if (last > allow_pending) wait(last - allow_pending);
 }

@@ -20,14 +20,18 @@ struct CpuTeamOptions {
   bool operator==(const CpuTeamOptions&) const = default;
 };
 
-// Work that nobody in this process submits (a GPU asks for it): the team's thread looks for it when it has
-// nothing else to do. All but expecting() are called on that thread.
+// Work that nobody in this process submits (a GPU asks for it): the team's thread looks for it between tasks.
+// What it takes comes behind what was submitted before.
 class TaskSource {
  public:
   virtual ~TaskSource() = default;
-  virtual bool ready() const noexcept = 0;      // there is something to take; asked again and again
-  virtual void take() noexcept = 0;             // submits it to the team
+  // On the team's thread.
+  virtual bool ready() const noexcept = 0;  // there is something to take; asked again and again
+  virtual void take() noexcept = 0;         // submits it to the team
+  // On any thread.
   virtual bool expecting() const noexcept = 0;  // may become ready without a word to the team
+  virtual uint64_t asked() const noexcept = 0;  // what there was to take so far
+  virtual uint64_t taken() const noexcept = 0;  // of that
 };
 
 // submit() may be called from any thread, callbacks of a CUDA driver included: it takes a lock for a moment,
@@ -68,7 +72,7 @@ class CpuTeam {
   // Something will be ready soon, or expecting() has become true: the thread gets up.
   void nudge() noexcept;
   void wait(uint64_t ticket) noexcept;  // until this task and all before it are done
-  // Until at most so many are left. What sources have ready counts too, if none may be left.
+  // Until at most so many are left. What sources were asked for counts as submitted.
   void wait_for_all(uint64_t allow_pending = 0) noexcept;
   bool done(uint64_t ticket) const noexcept;
   void sync(uint64_t allow_pending = 0);     // the same; throws what failed first since
@@ -84,7 +88,7 @@ class CpuTeam {
   const std::shared_ptr<Workspace>& workspace() const;
 
  private:
-  void take_what_is_ready() noexcept;
+  void take_what_is_asked() noexcept;
 
   struct State;
   std::shared_ptr<State> state_;  // the team's thread has the other

@@ -206,20 +206,22 @@ class CountingSource final : public TaskSource {
   explicit CountingSource(CpuTeam& team) : team_(team) {
     task_.run = [this] { ++run; };
   }
-  bool ready() const noexcept override { return asked.load() != taken_; }
+  bool ready() const noexcept override { return wanted.load() != taken_ && team_.done(task_.ticket); }
   void take() noexcept override {
-    ++taken_;
     team_.submit(task_);
+    ++taken_;
   }
+  uint64_t asked() const noexcept override { return static_cast<uint64_t>(wanted.load()); }
+  uint64_t taken() const noexcept override { return static_cast<uint64_t>(taken_.load()); }
   bool expecting() const noexcept override { return expects.load(); }
 
-  std::atomic<int> asked = 0, run = 0;
+  std::atomic<int> wanted = 0, run = 0;
   std::atomic<bool> expects = false;
 
  private:
   CpuTeam& team_;
   CpuTeam::Task task_;
-  int taken_ = 0;
+  std::atomic<int> taken_ = 0;
 };
 
 void wait_until(const std::function<bool()>& done) {
@@ -234,7 +236,7 @@ TEST(CpuTeam, TakesWhatASourceHasWithoutAWord) {
   for (const int pause : {0, 1, 60, 2100}) {  // ms: spinning, naps of all lengths
     std::this_thread::sleep_for(std::chrono::milliseconds(pause));
     const int before = source->run;
-    source->asked += 3;
+    source->wanted += 3;
     wait_until([&] { return source->run == before + 3; });
     EXPECT_EQ(source->run, before + 3) << pause;
   }
@@ -245,7 +247,7 @@ TEST(CpuTeam, SleepsWhileNothingIsExpected) {
   const auto source = std::make_shared<CountingSource>(team);
   team.listen(source);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  source->asked = 1;
+  source->wanted = 1;
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(source->run, 0);
   team.nudge();
@@ -258,25 +260,30 @@ TEST(CpuTeam, SyncWaitsForWhatASourceHas) {
   const auto source = std::make_shared<CountingSource>(team);
   team.listen(source);
   for (int i = 1; i <= 200; ++i) {
-    source->asked = i;
+    source->wanted = i;
     team.sync();
     ASSERT_EQ(source->run, i);
   }
 }
 
-TEST(CpuTeam, WhatWasSubmittedComesBeforeWhatASourceHas) {
+// In the order in which they came, however much is submitted later.
+TEST(CpuTeam, WhatASourceHasIsInOrder) {
   CpuTeam team({.threads = 1});
   const auto source = std::make_shared<CountingSource>(team);
   team.listen(source);
-  int seen = -1;
+  int before = -1, after = -1;
+  Signal queued;
   team.submit([&] {
-    source->asked = 1;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    queued.wait();
+    source->wanted = 1;
+    team.submit([&] { before = source->run; });
   });
-  team.submit([&] { seen = source->run; });
+  team.submit([&] { team.submit([&] { after = source->run; }); });
+  queued.set();
   team.sync();
-  EXPECT_EQ(seen, 0);
-  EXPECT_EQ(source->run, 1);
+  team.sync();
+  EXPECT_EQ(before, 0);
+  EXPECT_EQ(after, 1);
 }
 
 TEST(CpuTeam, LeavesCpusToOthers) {

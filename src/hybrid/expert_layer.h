@@ -92,8 +92,8 @@ class ExpertLayer {
   // submit may be followed by other layers' before its sync, which is on the same stream (handle 2, the
   // default stream of a thread: in the same thread too); a second submit of the same layer gives up the
   // first. Rows of the input stand without gaps. What is put off goes to the next layer as in forward(), by
-  // the thread that submits; a graph decides it when it is captured. In a graph that has no sync for it,
-  // submit() itself makes the stream wait for the CPU: the next replay copies to the same memory.
+  // the thread that submits; a graph decides it when it is captured. In a graph that has no sync for it
+  // the next replay waits for the CPU: it writes to the same memory.
   void submit(const LayerCall& call, CudaStream stream);
   void sync(void* output, int tokens, CudaStream stream);
 

@@ -61,6 +61,10 @@ bool StreamCall::finished() const noexcept {
   return team.done(now.ticket) && (!deferred || team.done(later.ticket));
 }
 
+bool StreamCall::can_start() const noexcept {
+  return layer->team->done(now.ticket) && layer->team->done(later.ticket);
+}
+
 void StreamCall::wait_for_ring() noexcept {
   if (!ring) return;
   const std::atomic_ref word(*busy);
@@ -80,8 +84,8 @@ std::shared_ptr<ExpertLayer::State> StreamCall::rest() {
 void StreamCall::start(void* argument) noexcept {
   StreamCall& it = *static_cast<StreamCall*>(argument);
   CpuTeam& team = *it.layer->team;
-  // Of the replay before: when no layer came after this one, or when nobody asked for its result. A ring is
-  // looked at when all that was submitted is done.
+  // Of the replay before: when no layer came after this one, or when nobody asked for its result. A ring
+  // starts nothing before.
   if (!team.done(it.now.ticket)) team.wait(it.now.ticket);
   if (!team.done(it.later.ticket)) team.wait(it.later.ticket);
   team.submit(it.now);

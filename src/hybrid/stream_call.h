@@ -52,6 +52,7 @@ struct StreamCall {
 
   // Neither the stream nor the team will touch it again.
   bool finished() const noexcept;
+  bool can_start() const noexcept;  // tasks of the start before are done
   // Until the team has taken and answered what the GPU asked for, if it did: a stream that nobody made wait
   // has passed before.
   void wait_for_ring() noexcept;

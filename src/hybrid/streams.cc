@@ -4,6 +4,9 @@
 #include <atomic>
 #include <utility>
 
+#include "base/error.h"
+#include "base/log.h"
+
 namespace kt {
 namespace {
 
@@ -23,13 +26,13 @@ SharedStreams& shared_streams() {
 
 }  // namespace
 
-std::shared_ptr<CallRing> Rings::find(const CpuTeam& team) const {
+std::shared_ptr<CallRing> Rings::find(const std::shared_ptr<CpuTeam>& team) const {
   for (const std::shared_ptr<CallRing>& ring : all)
-    if (ring->team() == &team && ring.use_count() > 1) return ring;
+    if (ring->is_of(team) && ring.use_count() > 1) return ring;
   for (const std::shared_ptr<CallRing>& ring : all) {
     if (ring.use_count() > 1) continue;
     std::atomic_thread_fence(std::memory_order_acquire);  // what the ended team's thread wrote
-    ring->pass_on(nullptr);
+    ring->pass_on({});
     return ring;
   }
   return nullptr;
@@ -134,14 +137,19 @@ std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const vo
   {
     const LockedStreams locked;
     Rings& rings = locked.get().rings[context];
-    ring = rings.find(*team);
-    if (ring && ring->team() == team.get()) return ring;
-    if (ring) ring->pass_on(team.get());
+    ring = rings.find(team);
+    if (ring && ring->is_of(team)) return ring;
+    if (ring) ring->pass_on(team);
     if (!ring && rings.numbers == CudaRing::kMost) return nullptr;
     if (!ring) number = rings.numbers++;
   }
   if (!ring) {  // its memory comes from the driver, which may wait
-    ring = std::make_shared<CallRing>(number, team.get());
+    try {
+      ring = std::make_shared<CallRing>(number, team);
+    } catch (const Error& error) {  // copies need none
+      log_once(LogLevel::kWarning, "{}: calls are handed over by copies and host functions", error.what());
+      return nullptr;
+    }
     LockedStreams().get().rings[context].all.push_back(ring);
   }
   team->listen(ring);

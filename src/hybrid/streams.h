@@ -76,7 +76,7 @@ struct Rings {
   uint32_t numbers = 0;  // given to rings so far
 
   // The team's, or one of a team that ended: nobody else has that.
-  std::shared_ptr<CallRing> find(const CpuTeam& team) const;
+  std::shared_ptr<CallRing> find(const std::shared_ptr<CpuTeam>& team) const;
 };
 
 struct Streams {

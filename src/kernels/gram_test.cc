@@ -110,7 +110,7 @@ void check(const Gram& gram, const std::vector<float>& x) {
 TEST(Gram, AgainstDouble) {
   for (const Kernels* table : tables_under_test()) {
     SCOPED_TRACE(table->name);
-    for (const auto [rows, columns] :
+    for (const auto& [rows, columns] :
          {std::pair{1, 1}, {31, 17}, {32, 32}, {33, 33}, {513, 48}, {1100, 40}, {64, 96}, {7, 131}}) {
       SCOPED_TRACE(testing::Message() << rows << " rows of " << columns);
       const auto x = random_rows(rows, columns, 3);
@@ -184,7 +184,7 @@ TEST(Gram, SeesWhatIsNotFinite) {
 TEST(Gram, ProductsOfF32) {
   for (const Kernels* table : tables_under_test()) {
     SCOPED_TRACE(table->name);
-    for (const auto [m, k, blocks] :
+    for (const auto& [m, k, blocks] :
          {std::tuple{1, 1, 1}, {7, 64, 2}, {8, 300, 3}, {17, 513, 1}, {64, 128, 5}}) {
       SCOPED_TRACE(testing::Message() << m << " by " << k << ", " << blocks << " blocks");
       const int a_stride = k + 3, out_stride = blocks * 16 + 5;

@@ -53,8 +53,9 @@ def _load_fused(weights, top_k):
 
         device, width = weights[1].device, weights[1].shape[2]
         hidden = torch.zeros((1, width), dtype=torch.bfloat16, device=device)
-        ids = torch.zeros((1, top_k), dtype=torch.int64, device=device)
-        fused.run(weights, hidden, ids, torch.zeros((1, top_k), device=device))
+        for kind in (torch.int64, torch.int32):
+            ids = torch.zeros((1, top_k), dtype=kind, device=device)
+            fused.run(weights, hidden, ids, torch.zeros((1, top_k), device=device))
         return fused
     except Exception as error:  # whatever goes wrong inside of a compiler
         if None not in _kernels.values():

@@ -1,6 +1,7 @@
 // Kernels of the test driver: it cannot run a module's code, so it knows the two kernels of KT by their names
 // and does in a stream's order what they are to do. Whether the code says the same shows on a GPU only.
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -105,6 +106,18 @@ using namespace kt;
 using namespace kt::test_driver;
 
 extern "C" {
+
+CudaResult cuCtxGetDevice(CudaDevice* device) {
+  return entry("cuCtxGetDevice", Needs::kContext, [&](World&, Lock&) { return *device = 0, 0; });
+}
+
+// KT_TEST_CUDA_SCREEN=1: a GPU that shows a screen.
+CudaResult cuDeviceGetAttribute(int* value, int attribute, CudaDevice) {
+  return entry("cuDeviceGetAttribute", Needs::kStart, [&](World&, Lock&) {
+    const char* const screen = std::getenv("KT_TEST_CUDA_SCREEN");
+    return *value = attribute == kCudaKernelTimeLimit && screen && *screen == '1', 0;
+  });
+}
 
 CudaResult cuModuleLoadData(CudaModule* module, const void* image) {
   return entry("cuModuleLoadData", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
