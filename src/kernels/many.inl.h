@@ -54,11 +54,12 @@ constexpr int k_block_of(int k_pad, int plain) {
 template <Layout kL>
 struct Chunks {
   static constexpr bool kBeside = Isa::kTileUnit && kL.code != Code::kI8;
+  static constexpr int kBytes = chunk_bytes(kL.code);  // of a row block's codes
   // Step `chunk` of each row block, from the codes of its first to the ring at `to`.
   static __attribute__((noinline)) void widen(const uint8_t* codes, int64_t stride, int blocks, int chunk,
                                               uint8_t* to, int64_t to_stride) {
     const auto table = iq4_table();
-    codes += static_cast<int64_t>(chunk) * chunk_bytes(kL.code);
+    codes += static_cast<int64_t>(chunk) * kBytes;
     for (int b = 0; b < blocks; ++b) widen_chunk<kL>(codes + b * stride, to + b * to_stride, table);
   }
 };
@@ -249,8 +250,7 @@ KT_INLINE void prepare(const MultiplyArgs& args, const Walk& at, bool direct, ui
     w.panel.at = from + p.header_bytes + static_cast<int64_t>(at.k0) * kBlockRows * Product::kCodeBytes;
     w.panel.stride = block_bytes;
   } else if constexpr (Chunks::kBeside) {
-    w.codes =
-        from + p.header_bytes + static_cast<int64_t>(at.k0 / kChunk) * chunk_bytes(kLayouts[p.layout].code);
+    w.codes = from + p.header_bytes + static_cast<int64_t>(at.k0 / kChunk) * Chunks::kBytes;
     w.code_stride = block_bytes;
     w.ring = memory;
     w.again = w.rows <= kRingRows;
