@@ -59,12 +59,20 @@ inline std::vector<DriverCall> calls_of_a_submit() {
 class Gate {
  public:
   explicit Gate(CudaStream stream) {
-    cuda_driver()->call([](void* gate) noexcept { static_cast<Gate*>(gate)->open_.wait(); }, this, stream);
+    auto held = std::make_unique<std::shared_ptr<Signal>>(open_);
+    cuda_driver()->call(&Gate::hold, held.get(), stream);
+    static_cast<void>(held.release());
   }
-  void open() { open_.set(); }
+  void open() { open_->set(); }
 
  private:
-  Signal open_;
+  // May run after the gate has ended: it was opened by then.
+  static void hold(void* signal) noexcept {
+    const std::unique_ptr<std::shared_ptr<Signal>> held(static_cast<std::shared_ptr<Signal>*>(signal));
+    (*held)->wait();
+  }
+
+  std::shared_ptr<Signal> open_ = std::make_shared<Signal>();
 };
 
 // What three layers give, the first two putting off, the pairs cut by the reference split.
