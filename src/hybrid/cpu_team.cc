@@ -27,7 +27,7 @@ namespace {
 constexpr std::chrono::nanoseconds kNextTaskSpin{300'000};
 
 // How long the thread sleeps before it looks at its sources again: the first layer after a pause comes so
-// much later at most. Each look costs some 3 us.
+// much later at most.
 std::chrono::nanoseconds nap_after(std::chrono::nanoseconds idle) {
   using namespace std::chrono_literals;
   return idle < 50ms ? 20us : idle < 2s ? 250us : 2ms;
