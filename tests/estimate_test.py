@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt 
 
 PROMPT = "Once upon a time there was a little girl who liked to play in the garden with her dog. " * 40
 TOLERANCE = 0.05
-HUGE_PAGE = 2 << 20  # whether the kernel has one to give for the last buffer is luck, and 8 % of a process of 26 MiB
+HUGE_PAGE = 2 << 20  # whether the kernel has one to give for the end of a buffer is luck, and 5 % of a process of 44 MB
 
 
 def kt(*args):
@@ -67,10 +67,21 @@ def generate(model, *flags):
     return peak, report
 
 
+def untouched(said):
+    """Most bytes of the workspace that a run may leave untouched: the reserve that buffers grow into and the rows of
+    experts that were not chosen. Huge pages round that to the ends of the two largest buffers."""
+    try:
+        whole_pages = "[never]" not in pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        whole_pages = False
+    return 2 * HUGE_PAGE if whole_pages else 0.3 * said["bytes"]["workspace"]
+
+
 def check_estimate(model, *flags):
     peak, report = generate(model, *flags)
     said = estimate(model, "--context", report["prompt_tokens"] + len(report["tokens"]), *flags)
-    assert abs(said["bytes"]["peak"] - peak) <= max(TOLERANCE * peak, HUGE_PAGE), (said, peak)
+    over = said["bytes"]["peak"] - peak
+    assert -max(TOLERANCE * peak, HUGE_PAGE) <= over <= max(TOLERANCE * peak, untouched(said)), (over, said, peak)
     return said
 
 
