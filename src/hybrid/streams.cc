@@ -150,7 +150,14 @@ std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const vo
       log_once(LogLevel::kWarning, "{}: calls are handed over by copies and host functions", error.what());
       return nullptr;
     }
-    LockedStreams().get().rings[context].all.push_back(ring);
+    const LockedStreams locked;
+    Rings& rings = locked.get().rings[context];
+    rings.all.push_back(ring);
+    const std::shared_ptr<CallRing> first = rings.find(team);
+    if (first != ring) {  // another thread's was sooner: this one is for the next team
+      ring->pass_on({});
+      return first;
+    }
   }
   team->listen(ring);
   return ring;
