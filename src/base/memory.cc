@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cgroups.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -96,20 +97,12 @@ Limits cgroup_limits(const std::string& root) {
 
   Limits limits;
   const std::string groups = read_small_file(root + "/proc/self/cgroup").value_or("");
-  for (size_t at = 0; at < groups.size();) {  // lines "4:memory:/path" (v1) and "0::/path" (v2)
-    const size_t end = std::min(groups.find('\n', at), groups.size());
-    const std::string line = groups.substr(at, end - at);
-    at = end + 1;
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const std::string path = line.substr(second + 1);
+  for_each_cgroup(groups, [&](const std::string& controllers, const std::string& path) {
     if (controllers.find(",memory,") != std::string::npos) add_limits(limits, v1, path);
-    if (controllers != ",,") continue;
+    if (controllers != ",,") return;
     add_limits(limits, v2, path);
     add_limits(limits, hybrid, path);
-  }
+  });
   return limits;
 }
 

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <set>
 
+#include "base/cgroups.h"
 #include "base/cpu.h"
 #include "base/text.h"
 #include "cli/doctor.h"
@@ -90,20 +91,12 @@ void look_at_smt(Diagnosis& d, const Machine& machine) {
 
 CpuQuota cpu_quota(const Machine& machine) {
   CpuQuota quota;
-  const std::string groups = machine.words_of("/proc/self/cgroup");
-  for (size_t at = 0; at < groups.size();) {  // lines "4:cpu,cpuacct:/path" (v1) and "0::/path" (v2)
-    const size_t end = std::min(groups.find('\n', at), groups.size());
-    const std::string line = groups.substr(at, end - at);
-    at = end + 1;
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const std::string path = line.substr(second + 1);
-    if (controllers.find(",cpu,") != std::string::npos)
-      add_quota(quota, machine, {"/sys/fs/cgroup/cpu", false}, path);
-    if (controllers == ",,") add_quota(quota, machine, {"/sys/fs/cgroup", true}, path);
-  }
+  for_each_cgroup(machine.words_of("/proc/self/cgroup"),
+                  [&](const std::string& controllers, const std::string& path) {
+                    if (controllers.find(",cpu,") != std::string::npos)
+                      add_quota(quota, machine, {"/sys/fs/cgroup/cpu", false}, path);
+                    if (controllers == ",,") add_quota(quota, machine, {"/sys/fs/cgroup", true}, path);
+                  });
   return quota;
 }
 

@@ -2,6 +2,26 @@
 
 namespace kt {
 
+// A loop of the block's threads over %count units of UNIT bytes, from %from to %to.
+#define KT_COPY(LABEL, UNIT, LOAD, STORE, NUMBERS) \
+  "  mov.u32 %at, %thread;\n" LABEL                \
+  ":\n"                                            \
+  "  setp.ge.u32 %end, %at, %count;\n"             \
+  "  @%end bra " LABEL                             \
+  "_END;\n"                                        \
+  "  mul.wide.u32 %offset, %at, " UNIT             \
+  ";\n"                                            \
+  "  add.u64 %target, %to, %offset;\n"             \
+  "  add.u64 %source, %from, %offset;\n"           \
+  "  " LOAD " " NUMBERS                            \
+  ", [%source];\n"                                 \
+  "  " STORE " [%target], " NUMBERS                \
+  ";\n"                                            \
+  "  add.u32 %at, %at, %threads;\n"                \
+  "  bra " LABEL ";\n" LABEL "_END:\n"
+#define KT_COPY_16(LABEL, LOAD) KT_COPY(LABEL, "16", LOAD, "st.v4.u32", "{%a, %b, %c, %d}")
+#define KT_COPY_4(LABEL) KT_COPY(LABEL, "4", "ld.u32", "st.u32", "%a")
+
 // One block each. What a block wrote is behind a fence of the whole system before the host can learn of it:
 // every thread's own, then the block's barrier, then the letter. Words that both sides change are read and
 // written past the caches.
@@ -47,51 +67,18 @@ READY:
   ld.param.u64 %to, [large_to];
   ld.param.u64 %from, [large_from];
   ld.param.u32 %count, [large_count];
-  mov.u32 %at, %thread;
-LARGE:
-  setp.ge.u32 %end, %at, %count;
-  @%end bra LARGE_END;
-  mul.wide.u32 %offset, %at, 16;
-  add.u64 %target, %to, %offset;
-  add.u64 %source, %from, %offset;
-  ld.v4.u32 {%a, %b, %c, %d}, [%source];
-  st.v4.u32 [%target], {%a, %b, %c, %d};
-  add.u32 %at, %at, %threads;
-  bra LARGE;
-LARGE_END:
-
+)" KT_COPY_16("LARGE", "ld.v4.u32")
+    R"(
   ld.param.u64 %to, [first_to];
   ld.param.u64 %from, [first_from];
   ld.param.u32 %count, [first_count];
-  mov.u32 %at, %thread;
-FIRST:
-  setp.ge.u32 %end, %at, %count;
-  @%end bra FIRST_END;
-  mul.wide.u32 %offset, %at, 4;
-  add.u64 %target, %to, %offset;
-  add.u64 %source, %from, %offset;
-  ld.u32 %a, [%source];
-  st.u32 [%target], %a;
-  add.u32 %at, %at, %threads;
-  bra FIRST;
-FIRST_END:
-
+)" KT_COPY_4("FIRST")
+        R"(
   ld.param.u64 %to, [second_to];
   ld.param.u64 %from, [second_from];
   ld.param.u32 %count, [second_count];
-  mov.u32 %at, %thread;
-SECOND:
-  setp.ge.u32 %end, %at, %count;
-  @%end bra SECOND_END;
-  mul.wide.u32 %offset, %at, 4;
-  add.u64 %target, %to, %offset;
-  add.u64 %source, %from, %offset;
-  ld.u32 %a, [%source];
-  st.u32 [%target], %a;
-  add.u32 %at, %at, %threads;
-  bra SECOND;
-SECOND_END:
-
+)" KT_COPY_4("SECOND")
+            R"(
   membar.sys;
   bar.sync 0;
   @%other bra DONE;
@@ -114,8 +101,8 @@ DONE:
 .visible .entry kt_fetch(.param .u64 busy, .param .u64 to, .param .u64 from, .param .u32 count)
 {
   .reg .pred %other, %end;
-  .reg .u32 %thread, %threads, %number, %at, %word, %a, %b, %c, %d;
-  .reg .u64 %flag, %target, %source, %offset, %base, %origin;
+  .reg .u32 %thread, %threads, %count, %at, %word, %a, %b, %c, %d;
+  .reg .u64 %flag, %target, %source, %offset, %to, %from;
 
   mov.u32 %thread, %tid.x;
   mov.u32 %threads, %ntid.x;
@@ -130,23 +117,16 @@ WAIT:
   bra WAIT;
 READY:
   bar.sync 0;
-  ld.param.u64 %base, [to];
-  ld.param.u64 %origin, [from];
-  ld.param.u32 %number, [count];
-  mov.u32 %at, %thread;
-COPY:
-  setp.ge.u32 %end, %at, %number;
-  @%end bra DONE;
-  mul.wide.u32 %offset, %at, 16;
-  add.u64 %target, %base, %offset;
-  add.u64 %source, %origin, %offset;
-  ld.relaxed.sys.v4.u32 {%a, %b, %c, %d}, [%source];
-  st.v4.u32 [%target], {%a, %b, %c, %d};
-  add.u32 %at, %at, %threads;
-  bra COPY;
-DONE:
-  ret;
+  ld.param.u64 %to, [to];
+  ld.param.u64 %from, [from];
+  ld.param.u32 %count, [count];
+)" KT_COPY_16("COPY", "ld.relaxed.sys.v4.u32")
+                R"(  ret;
 }
 )";
+
+#undef KT_COPY
+#undef KT_COPY_16
+#undef KT_COPY_4
 
 }  // namespace kt
