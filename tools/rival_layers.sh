@@ -16,7 +16,7 @@ build=$(realpath -m "${BUILD:-build-server}")
 kt=$build/bin/kt
 python=${PYTHON:-python3}
 cores=$(nproc)
-threads=${THREADS:-$((cores - 4)),$((cores - 2)),$cores}
+threads=${THREADS:-$((cores / 2)),$((cores - 2)),$cores}
 mkdir -p "$out" "$build/ours"
 [ -x "$kt" ] || { echo "layers: needs $kt (another mode builds it)"; exit 1; }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "formats/floats.h"
 
 // Bit-exactness with the reference implementation is tests/formats_gguf_test.py; here are layouts by hand,
@@ -23,16 +24,6 @@ const std::vector<GgufType> kTypes = {
     GgufType::kF32,  GgufType::kF16,   GgufType::kBF16,   GgufType::kQ4_0,  GgufType::kQ4_1, GgufType::kQ5_0,
     GgufType::kQ5_1, GgufType::kQ8_0,  GgufType::kQ2_K,   GgufType::kQ3_K,  GgufType::kQ4_K, GgufType::kQ5_K,
     GgufType::kQ6_K, GgufType::kMXFP4, GgufType::kIQ4_NL, GgufType::kIQ4_XS};
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::span<const std::byte> bytes_of(const std::vector<uint8_t>& bytes) {
   return std::as_bytes(std::span(bytes));

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "formats/floats.h"
 
 namespace kt {
@@ -21,16 +22,6 @@ template <class T>
 void put(std::vector<uint8_t>& bytes, size_t index, T value) {
   ASSERT_LE((index + 1) * sizeof(T), bytes.size());
   std::memcpy(bytes.data() + index * sizeof(T), &value, sizeof(T));
-}
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Random codes, scales, mins: all finite, both signs where the type has them.

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "formats/floats.h"
 #include "formats/matrix.h"
 
@@ -19,16 +20,6 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 float f32_at(const std::vector<uint8_t>& bytes, size_t index) {
   float value;

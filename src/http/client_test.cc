@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "http/socket.h"
 #include "http/test_socket.h"
 
@@ -50,16 +51,6 @@ class Script {
  private:
   std::thread thread_;
 };
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 const std::string kHi = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
 

@@ -8,19 +8,12 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/testing/random_values.h"
 
 namespace kt {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::vector<float> random_values(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, 1);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 // Inputs whose columns move together: each row is a few common parts and some noise.
 Hessian correlated(int dims, int64_t rows, unsigned seed) {

@@ -9,20 +9,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/testing/random_values.h"
 #include "formats/floats.h"
 
 namespace kt {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::vector<float> random_values(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, 1);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 float rounded(float x) { return to_f32(to_bf16(x)); }
 

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "formats/floats.h"
 
 namespace kt {
@@ -54,15 +55,6 @@ struct Fixture {
   }
   std::string dialect() const { return std::string(read_module(module()).dialect); }
 };
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 using Expected = std::function<float(int64_t, int64_t)>;
 

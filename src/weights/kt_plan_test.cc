@@ -7,21 +7,12 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "weights/kt_arrays.h"
 #include "weights/testing/tiny_model.h"
 
 namespace kt {
 namespace {
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Columns [first, first + count) of an f32 matrix, as a stored part sees them.
 std::vector<float> columns(const std::vector<float>& values, int64_t n, int64_t k, int64_t first,

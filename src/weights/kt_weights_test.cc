@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "weights/kt_arrays.h"
 #include "weights/kt_plan.h"
 #include "weights/testing/tiny_model.h"
@@ -18,16 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
-
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 constexpr TinyModel kModel{.hidden = 128, .inter = 64};
 
