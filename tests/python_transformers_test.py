@@ -256,7 +256,8 @@ class TestPlacement:
         assert any(not torch.equal(a, b) for a, b in zip(masks, after))
 
     @pytest.mark.parametrize("bad,error", [(-1, ValueError), (9, ValueError), (1.5, ValueError), (True, TypeError),
-                                           ("all", TypeError), (torch.zeros(2, 8), ValueError)])
+                                           ("all", TypeError), (torch.zeros(2, 8), TypeError),
+                                           (torch.zeros(2, 8, dtype=torch.bool), ValueError)])
     def test_bad_gpu_experts(self, root, bad, error):
         with pytest.raises(error, match="gpu_experts"):
             kt.enable(folder_of(root, "qwen3_moe"), gpu_experts=bad, **PLAIN)

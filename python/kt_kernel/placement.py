@@ -166,7 +166,8 @@ class ExpertRecorder:
         with self._lock:
             table = self._tables.get(ids.device)
             if table is None:
-                table = torch.zeros(self.layers, self.experts + 1, dtype=torch.int64, device=ids.device)
+                with torch.inference_mode(False):  # later calls outside of it change the table too
+                    table = torch.zeros(self.layers, self.experts + 1, dtype=torch.int64, device=ids.device)
                 self._tables[ids.device] = table
             table[layer].index_add_(0, flat, torch.ones_like(flat))
 
@@ -174,8 +175,8 @@ class ExpertRecorder:
         """What was counted so far: a new int64 CPU tensor [layers, experts]. Waits for the devices that counted."""
         import torch
 
-        with self._lock:
-            total = torch.zeros(self.layers, self.experts, dtype=torch.int64)
+        with self._lock, torch.inference_mode(False):
+            total = torch.zeros(self.layers, self.experts, dtype=torch.int64, device="cpu")
             for table in self._tables.values():
                 total += table[:, : self.experts].cpu()
             return total

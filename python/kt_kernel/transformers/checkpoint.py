@@ -37,7 +37,7 @@ class FloatExperts:
         """gate and up [experts, inter, hidden], down [experts, hidden, inter], bf16. The next call overwrites them."""
         shapes = ((experts, inter, hidden), (experts, inter, hidden), (experts, hidden, inter))
         if self._buffers is None or any(b.shape != s for b, s in zip(self._buffers, shapes)):
-            self._buffers = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+            self._buffers = [torch.empty(shape, dtype=torch.bfloat16, device="cpu") for shape in shapes]
         if layer in self._fused:
             self._read_fused(layer, inter)
         else:

@@ -1,33 +1,41 @@
 """enable(): the one call that puts the routed experts of a transformers model on KT."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
+import json
 import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from . import modules, placement
 from .checkpoint import FloatExperts
-from .experts import KTExperts, Options
+from .experts import KTExperts, Options, Shape, plain_tensors
 from .formats import method_of, stored_method
+
+_ACTIVATIONS = ("default", "int8", "bf16", "f32")
 
 
 def enable(
-    model_or_path,
-    weights=None,
-    format=None,
-    gpu_experts=None,
+    model_or_path: Any,
+    weights: str | os.PathLike[str] | None = None,
+    format: str | None = None,
+    gpu_experts: int | float | torch.Tensor | None = None,
     *,
-    strategy=None,
-    statistics=None,
-    update_every=None,
-    threads=None,
-    numa_nodes=None,
-    max_tokens=4096,
-    activations="default",
-    device=None,
-    **from_pretrained,
-):
+    strategy: str | None = None,
+    statistics: Any = None,
+    update_every: int | None = None,
+    threads: int | None = None,
+    numa_nodes: int | Sequence[int] | None = None,
+    max_tokens: int = 4096,
+    activations: str = "default",
+    device: torch.device | str | int | None = None,
+    **from_pretrained: Any,
+) -> Any:
     """A transformers model whose routed experts run on KT; attention, shared experts and all else stay with torch.
 
     model_or_path: a folder or a name on the hub: loaded by AutoModelForCausalLM with its experts never in torch. Or
@@ -44,36 +52,37 @@ def enable(
     device: where the rest of the model goes. Everything else (dtype, device_map, attn_implementation, ...) is for
         from_pretrained.
     """
+    plan = placement.Plan(gpu_experts, strategy, statistics, update_every)
+    if activations not in _ACTIVATIONS:
+        raise ValueError(f"activations: expected one of {', '.join(_ACTIVATIONS)}, got {activations!r}")
     options = dict(
         _threads(threads, numa_nodes), max_tokens=_positive("max_tokens", max_tokens), activations=activations
     )
+    method = None if format is None else method_of(format)
     if isinstance(model_or_path, torch.nn.Module):
         if from_pretrained:
             raise TypeError(f"{', '.join(from_pretrained)}: only for a model that is loaded from a path")
-        model = _enable_loaded(model_or_path, weights, format, options)
+        model, masks = model_or_path, _enable_loaded(model_or_path, weights, method, options, plan)
     else:
-        model = _enable_path(model_or_path, weights, format, options, from_pretrained)
+        model, masks = _enable_path(model_or_path, weights, method, options, plan, from_pretrained)
     if device is not None:
         model.to(device)
-    masks = placement.start_masks(model, gpu_experts, strategy, statistics)
     if masks is not None:
         placement.apply_masks(model, masks)
-    if update_every is not None:
-        if masks is None:
-            raise ValueError("update_every moves experts of the device; gpu_experts says how many, and it is None")
-        model.__dict__["_kt_auto_update"] = placement.AutoUpdate(model, update_every)
-    model.__dict__["save_pretrained"] = _refuse_to_save
+    if plan.update_every is not None:
+        placement.recorder(model)
+        model.__dict__["_kt_auto_update"] = placement.AutoUpdate(model, plan.update_every)
     return model.eval()
 
 
-def _refuse_to_save(*args, **kwargs):
+def _refuse_to_save(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError("save_pretrained: the experts of this model are on KT and not in torch; save the original instead")
 
 
 def _positive(name, value):
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
         raise ValueError(f"{name}: expected a number of at least 1, got {value!r}")
-    return value
+    return value.__index__()
 
 
 def _threads(threads, numa_nodes):
@@ -81,7 +90,7 @@ def _threads(threads, numa_nodes):
     out = dict(threads=0 if threads is None else _positive("threads", threads))
     if numa_nodes is None:
         return out
-    if isinstance(numa_nodes, int):
+    if hasattr(numa_nodes, "__index__"):
         return dict(out, pools=_positive("numa_nodes", numa_nodes))
     nodes = tuple(int(node) for node in numa_nodes)
     return dict(out, pools=_positive("numa_nodes", len(nodes)), numa_nodes=nodes)
@@ -90,31 +99,66 @@ def _threads(threads, numa_nodes):
 # --- a loaded model ---
 
 
-def _enable_loaded(model, weights, format, options):
+def _enable_loaded(model, weights, method, options, plan):
+    """Replaces the model's experts, and gives the masks of the device. All that can be checked is, before the first goes."""
     shapes = modules.find(model)
-    source = None if weights is None else _Source(os.fspath(weights), format)
+    masks = plan.masks(model, shapes.values())
+    source = None if weights is None else _Source(os.fspath(weights), method)
+    if source is None:
+        shared = Options(method=method or "BF16", **options)
+        for name, shape in shapes.items():
+            _check_values(model.get_submodule(name), shape)
+    else:
+        shared = source.options(options)
+    done: list[KTExperts] = []
     for name, shape in shapes.items():
-        old = model.get_submodule(name)
-        if source is None:
-            new = KTExperts(shape, Options(method=method_of(format or "bf16"), **options))
-            new.load(_values_of(old, shape))
-        else:
-            new = KTExperts(shape, source.options(options))
-            source.load(new)
-        model.set_submodule(name, new)
-        del old
-    return model
+        new = KTExperts(shape, shared)
+        try:
+            if source is None:
+                new.load(_values_of(model.get_submodule(name), shape))
+            else:
+                source.load(new)
+        except BaseException as error:
+            _give_up(model, name, done, len(shapes), error)
+            raise
+        model.__dict__["save_pretrained"] = _refuse_to_save
+        modules.replace(model, name, new)
+        done.append(new)
+    return masks
+
+
+def _give_up(model, name, done, count, error):
+    """The experts in `done` are in torch no more: nobody may take the rest for a model. With none done, it is whole."""
+    if not done:
+        return
+    reason = (
+        f"{type(model).__name__} is unusable: enable() failed at {name} after {len(done)} of {count} experts modules had "
+        f"gone to KT ({type(error).__name__}: {error}); load the model again"
+    )
+    for module in done:
+        module.spoil(reason)
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(reason)
+
+    model.__dict__["save_pretrained"] = refuse
+
+
+def _check_values(module, shape):
+    gate_up, down = module.gate_up_proj, module.down_proj
+    for values in (gate_up, down):
+        if not values.is_floating_point() or values.element_size() < 2:
+            raise ValueError(f"layer {shape.layer}: its experts are {values.dtype}; give a path, so that KT reads them")
+        if values.device.type == "meta":
+            raise ValueError(f"layer {shape.layer}: its experts are on the meta device; give a path, so that KT reads them")
 
 
 def _values_of(module, shape):
     """gate, up, down of a stock experts module, on the CPU and contiguous."""
     gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()
-    if not gate_up.is_floating_point() or gate_up.element_size() < 2:
-        raise ValueError(f"layer {shape.layer}: its experts are {gate_up.dtype}; give a path, so that KT reads them")
-    if gate_up.device.type == "meta":
-        raise ValueError(f"layer {shape.layer}: its experts are on the meta device; give a path, so that KT reads them")
     parts = gate_up[:, : shape.inter], gate_up[:, shape.inter :], down
-    return [part.cpu().contiguous() for part in parts]
+    with plain_tensors():
+        return [part.cpu().contiguous() for part in parts]
 
 
 # --- a path ---
@@ -127,11 +171,11 @@ _ROUNDED_BY_KT = ("BF16", "AMXINT4", "AMXINT8", "MOE_INT4", "MOE_INT8")
 class _Source:
     """Where experts come from: read by KT, or, for the other formats made from floats, through FloatExperts."""
 
-    def __init__(self, path, format):
+    def __init__(self, path, method):
         self.path, self._floats = path, None
         if not os.path.exists(path):
             raise FileNotFoundError(f"weights {path}: no such file or folder")
-        self.method = stored_method(path) if format is None else method_of(format)
+        self.method = stored_method(path) if method is None else method
         has_config = os.path.exists(os.path.join(path, "config.json"))
         if self.method not in _ROUNDED_BY_KT and has_config and stored_method(path) == "BF16":
             self._floats = FloatExperts(path)
@@ -141,18 +185,23 @@ class _Source:
 
     def load(self, module):
         s = module.shape
-        module.load(self._floats.layer(s.layer, s.experts, s.inter, s.hidden) if self._floats else None)
+        with plain_tensors():
+            values = self._floats.layer(s.layer, s.experts, s.inter, s.hidden) if self._floats else None
+        module.load(values)
 
 
-def _enable_path(path, weights, format, options, from_pretrained):
+def _enable_path(path, weights, method, options, plan, from_pretrained):
+    """The model of a path with its experts on KT, and the masks of the device."""
     import transformers
 
     from .quantizer import KTQuantizationConfig
 
     if from_pretrained.get("quantization_config") is not None:
         raise TypeError("quantization_config: the experts' is format=, the rest keeps what the checkpoint says")
+    if from_pretrained.pop("output_loading_info", False):
+        raise TypeError("output_loading_info: enable() returns the model alone, and refuses what is not whole")
     folder = _local(path, from_pretrained)
-    source = _Source(os.fspath(weights) if weights is not None else folder, format)
+    source = _Source(os.fspath(weights) if weights is not None else folder, method)
     config = from_pretrained.pop("config", None)
     if config is None:
         trust = {key: from_pretrained[key] for key in ("trust_remote_code",) if key in from_pretrained}
@@ -162,16 +211,36 @@ def _enable_path(path, weights, format, options, from_pretrained):
     shared = source.options(options)
     if inner is not None:
         shared = dataclasses.replace(shared, group_size=_group_size(inner))
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, quantization_config=KTQuantizationConfig(shared, inner), **from_pretrained
+    masks = None
+
+    def found(model: torch.nn.Module, shapes: dict[str, Shape]) -> None:  # before a weight is read
+        nonlocal masks
+        masks = plan.masks(model, shapes.values())
+
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=config, quantization_config=KTQuantizationConfig(shared, inner, found), output_loading_info=True,
+        **from_pretrained,
     )
+    _refuse_missing(folder, info)
     for module in placement.modules_of(model).values():
         source.load(module)
-    return model
+    model.__dict__["save_pretrained"] = _refuse_to_save
+    return model, masks
+
+
+def _refuse_missing(folder, info):
+    """transformers would go on with random numbers for them."""
+    missing = sorted(key for key in info["missing_keys"] if ".experts." not in key)
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise ValueError(
+            f"{folder}: has no {', '.join(missing[:4])}{more}; is it a folder of experts only (kt quant)? Give the original "
+            "checkpoint as path, and this folder as weights="
+        )
 
 
 def _local(path, from_pretrained):
-    """The folder of a model, from the hub where it is none here."""
+    """The folder of a model: here, in the hub's cache, or else from the hub."""
     path = os.fspath(path)
     if os.path.isdir(path):
         return path
@@ -180,9 +249,31 @@ def _local(path, from_pretrained):
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise FileNotFoundError(f"{path}: no such folder, and not a name on the hub")
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    chosen = {key: from_pretrained.pop(key) for key in ("revision", "token", "cache_dir") if key in from_pretrained}
+    names = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+    chosen = {key: from_pretrained.pop(key) for key in names if key in from_pretrained}
+    only_here = chosen.pop("local_files_only", False)
+    if only_here or not chosen.get("force_download"):
+        try:
+            folder = snapshot_download(path, **{**chosen, "force_download": False}, local_files_only=True)
+            if only_here or _whole(folder):
+                return folder
+        except LocalEntryNotFoundError:
+            if only_here:
+                raise
     return snapshot_download(path, **chosen)
+
+
+def _whole(folder):
+    """Whether a folder of the hub's cache has a config and all its safetensors: others may have asked for a part."""
+    folder = pathlib.Path(folder)
+    if not (folder / "config.json").exists():
+        return False
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return (folder / "model.safetensors").exists()
+    return all((folder / file).exists() for file in set(json.loads(index.read_text())["weight_map"].values()))
 
 
 def _take_quantization(config):

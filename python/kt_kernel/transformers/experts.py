@@ -1,6 +1,12 @@
 """The module that stands where a model's experts stood: forward(hidden_states, top_k_index, top_k_weights)."""
 
+from __future__ import annotations
+
+import contextlib
 import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,24 +36,80 @@ class Options:
     activations: str = "default"
 
 
+@contextlib.contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Tensors made inside outlive the call: none of inference mode, and on the CPU where no device is named, whatever the
+    caller's mode and default device."""
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        yield
+
+
+class _Turns:
+    """Many forwards at a time (`with turns:`), or one change (`with turns.change():`). A change lets nobody else in, waits for
+    those inside, and is alone then. Neither nests in the other."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition(threading.Lock())
+        self._inside = self._changes = 0
+
+    def __enter__(self) -> None:
+        with self._free:
+            while self._changes:
+                self._free.wait()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._free:
+            self._inside -= 1
+            if self._changes and not self._inside:
+                self._free.notify_all()
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        with self._free:
+            while self._changes:
+                self._free.wait()
+            self._changes = 1
+            try:
+                while self._inside:
+                    self._free.wait()
+            except BaseException:  # an interrupt
+                self._changes = 0
+                self._free.notify_all()
+                raise
+        try:
+            yield
+        finally:
+            with self._free:
+                self._changes = 0
+                self._free.notify_all()
+
+
 class KTExperts(torch.nn.Module):
     """Routed experts of one layer on KT, some of them, if asked for, on the model's device.
 
-    It has no parameters: state_dict() of a model does not hold its experts. Inference only.
+    It has no parameters: state_dict() of a model does not hold its experts. Inference only. Any thread may call forward()
+    and place() at any time.
     """
 
-    def __init__(self, shape, options):
+    gpu_slots: torch.Tensor | None  # slot of each expert on the device, or -1
+    gpu_w13: torch.Tensor | None
+    gpu_w2: torch.Tensor | None
+
+    def __init__(self, shape: Shape, options: Options) -> None:
         super().__init__()
         self.shape, self.options = shape, options
         # Names that transformers' own experts modules have.
         self.num_experts, self.hidden_dim, self.intermediate_dim = shape.experts, shape.hidden, shape.inter
-        self.wrapper = None
-        self.recorder = None  # a kt_kernel.placement.ExpertRecorder while somebody counts
-        self._write_back = None
+        self.wrapper: Any = None  # a KTMoEWrapper, when loaded
+        self.recorder: Any = None  # a kt_kernel.placement.ExpertRecorder while somebody counts
+        self.unusable: str | None = None  # why, if it is
+        self._write_back: resident.WriteBack | None = None
+        self._turns = _Turns()  # slots, weights and mask change together
         for name in ("gpu_slots", "gpu_w13", "gpu_w2"):
             self.register_buffer(name, None, persistent=False)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         on_device = 0 if self.gpu_w13 is None else self.gpu_w13.shape[0]
         s = self.shape
         return (
@@ -57,53 +119,79 @@ class KTExperts(torch.nn.Module):
 
     # --- weights ---
 
-    def load(self, values=None):
+    def load(self, values: Sequence[torch.Tensor] | None = None) -> None:
         """From the path of the options, or from `values`: gate, up [E, I, H], down [E, H, I]."""
         from kt_kernel import KTMoEWrapper
 
         s, o = self.shape, self.options
-        self.wrapper = KTMoEWrapper(
-            layer_idx=s.layer,
-            num_experts=s.experts,
-            num_experts_per_tok=s.top_k,
-            hidden_size=s.hidden,
-            moe_intermediate_size=s.inter,
-            gpu_experts_mask=torch.zeros(s.experts, dtype=torch.bool),
-            cpuinfer_threads=o.threads,
-            threadpool_count=o.pools,
-            weight_path=o.weights,
-            chunked_prefill_size=o.max_tokens,
-            method=o.method,
-            numa_nodes=None if o.numa_nodes is None else list(o.numa_nodes),
-            group_size=o.group_size,
-            activations=o.activations,
-        )
-        order = torch.arange(s.experts, dtype=torch.int64)
-        if values is None:
-            self.wrapper.load_weights(order)
-        else:
-            self.wrapper.load_weights_from_tensors(*values, order)
+        with plain_tensors():
+            wrapper = KTMoEWrapper(
+                layer_idx=s.layer,
+                num_experts=s.experts,
+                num_experts_per_tok=s.top_k,
+                hidden_size=s.hidden,
+                moe_intermediate_size=s.inter,
+                gpu_experts_mask=torch.zeros(s.experts, dtype=torch.bool, device="cpu"),
+                cpuinfer_threads=o.threads,
+                threadpool_count=o.pools,
+                weight_path=o.weights,
+                chunked_prefill_size=o.max_tokens,
+                method=o.method,
+                numa_nodes=None if o.numa_nodes is None else list(o.numa_nodes),
+                group_size=o.group_size,
+                activations=o.activations,
+            )
+            order = torch.arange(s.experts, dtype=torch.int64, device="cpu")
+            if values is None:
+                wrapper.load_weights(order)
+            else:
+                gate, up, down = values
+                wrapper.load_weights_from_tensors(gate, up, down, order)
+        self.wrapper = wrapper
+
+    def spoil(self, reason: str) -> None:
+        """Gives the weights back; forward() and state_dict(), of models around this too, raise `reason` from now on."""
+        self.unusable = reason
+        self.register_state_dict_pre_hook(_refuse_state)
+        with self._turns.change():
+            self.wrapper = self._write_back = None
+            self.gpu_slots = self.gpu_w13 = self.gpu_w2 = None
 
     # --- which experts are on the device ---
 
     @property
-    def gpu_experts_mask(self):
+    def gpu_experts_mask(self) -> torch.Tensor:
         """bool [experts] on the CPU; change it by place()."""
-        return self.wrapper.gpu_experts_mask
+        mask: torch.Tensor = self.wrapper.gpu_experts_mask
+        return mask
 
-    def place(self, mask, device):
-        """Experts whose mask is True live on `device` from now on; those that already did are not copied again."""
-        mask = mask.to(device="cpu", dtype=torch.bool)
-        if mask.shape != (self.shape.experts,):
+    def place(self, mask: torch.Tensor, device: torch.device | str) -> None:
+        """Experts whose mask is True live on `device` from now on; those that already did are not copied again. Forwards of
+        other threads wait meanwhile, and what they put into streams is done before anything changes."""
+        if mask.dtype != torch.bool or mask.shape != (self.shape.experts,):
             raise ValueError(
-                f"layer {self.shape.layer}: expected a mask of {self.shape.experts} experts, got {list(mask.shape)}"
+                f"layer {self.shape.layer}: expected a bool mask of {self.shape.experts} experts, "
+                f"got {list(mask.shape)} {mask.dtype}"
             )
         device = torch.device(device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # work in flight reads the mask on the CPU, the slots on the device
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        with self._turns.change(), plain_tensors():
+            self._finish_work(device)
+            self._place(mask.cpu(), device)
+            self._finish_work(device)
+
+    def _finish_work(self, device: torch.device) -> None:
+        """Work in flight reads the mask on the CPU, slots and weights on the device."""
+        old = device if self.gpu_w13 is None else self.gpu_w13.device
+        for used in {device, old}:
+            if used.type == "cuda":
+                torch.cuda.synchronize(used)
+
+    def _place(self, mask, device):
         wanted = mask.nonzero().flatten().tolist()
         slots = self._slots(wanted, device)
-        table = torch.full((self.shape.experts + 1,), -1, dtype=torch.int64)
+        table = torch.full((self.shape.experts + 1,), -1, dtype=torch.int64, device="cpu")
         for slot, expert in enumerate(slots):
             table[expert] = slot
         if self.gpu_slots is None or self.gpu_slots.device != device:
@@ -113,14 +201,12 @@ class KTExperts(torch.nn.Module):
         self.gpu_experts_mask.copy_(mask)
         if self.gpu_w13 is not None:
             resident.prepare((self.gpu_slots, self.gpu_w13, self.gpu_w2), self.shape.top_k)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
     def _slots(self, wanted, device):
         """Brings the wanted experts' weights to the device; the expert of each slot."""
         here = {}
         if self.gpu_w13 is not None and self.gpu_w13.device == device:
-            here = {expert: slot for slot, expert in enumerate(self._expert_of_slot())}
+            here = {expert: slot for expert, slot in enumerate(self.gpu_slots.tolist()[:-1]) if slot >= 0}
         if not wanted:
             self.gpu_w13 = self.gpu_w2 = None
             return []
@@ -136,7 +222,9 @@ class KTExperts(torch.nn.Module):
                     self._fetch(expert, w13[slot], w2[slot])
             self.gpu_w13, self.gpu_w2 = w13, w2  # only now: an error before leaves the placement as it was
             return wanted
-        expert_of = [expert if expert in wanted else None for expert in sorted(here, key=here.get)]
+        expert_of = [None] * len(wanted)
+        for expert, slot in here.items():
+            expert_of[slot] = expert if expert in wanted else None
         missing = [expert for expert in wanted if expert not in here]
         # Experts that leave go back to the CPU first: should a fetch fail, nobody reads a slot half written.
         for expert in here:
@@ -148,10 +236,6 @@ class KTExperts(torch.nn.Module):
                 expert_of[slot] = missing.pop()
                 self._fetch(expert_of[slot], self.gpu_w13[slot], self.gpu_w2[slot])
         return expert_of
-
-    def _expert_of_slot(self):
-        table = self.gpu_slots.tolist()[:-1]
-        return sorted((expert for expert, slot in enumerate(table) if slot >= 0), key=lambda expert: table[expert])
 
     def _fetch(self, expert, w13, w2):
         if self._write_back is None:
@@ -165,22 +249,32 @@ class KTExperts(torch.nn.Module):
 
     # --- forward ---
 
-    def forward(self, hidden_states, top_k_index, top_k_weights):
+    @torch.compiler.disable
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """The experts' weighted sum for each token, [tokens, hidden] like hidden_states, a tensor of the caller's own.
+
+        top_k_index, top_k_weights [tokens, top_k]: chosen experts (numbers outside of 0 ... experts - 1 are left out) and
+        their shares. torch.compile leaves this call as it is and compiles what is around it.
+        """
         if self.wrapper is None:
-            raise RuntimeError(f"layer {self.shape.layer}: its experts have no weights yet")
+            raise RuntimeError(self.unusable or f"layer {self.shape.layer}: its experts have no weights yet")
         if torch.is_grad_enabled():
             if self.training:
                 raise RuntimeError(
                     "experts on KT are for inference: call model.eval(), or wrap the call in torch.no_grad()"
                 )
             if hidden_states.requires_grad or top_k_weights.requires_grad:
-                return _NoBackward.apply(self, hidden_states, top_k_index, top_k_weights)
+                out: torch.Tensor = _NoBackward.apply(self, hidden_states, top_k_index, top_k_weights)
+                return out
         return self._forward(hidden_states, top_k_index, top_k_weights)
 
-    def _forward(self, hidden, ids, scales):
+    def _forward(self, hidden: torch.Tensor, ids: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         hidden, ids, scales = hidden.detach(), ids.detach().contiguous(), scales.detach().float().contiguous()
-        if self.recorder is not None:
-            self.recorder.add(self.shape.layer, ids)
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.add(self.shape.layer, ids)
         tokens, step = hidden.shape[0], self.options.max_tokens
         if tokens <= step:
             return self._chunk(hidden, ids, scales)
@@ -190,30 +284,37 @@ class KTExperts(torch.nn.Module):
             out[part] = self._chunk(hidden[part], ids[part], scales[part])
         return out
 
-    def _chunk(self, hidden, ids, scales):
+    def _chunk(self, hidden: torch.Tensor, ids: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """The result is the caller's to keep."""
         if hidden.shape[0] == 0:
             return torch.zeros_like(hidden)
         stream = torch.cuda.current_stream(hidden.device).cuda_stream if hidden.is_cuda else 0
-        self.wrapper.submit_forward(hidden, ids, scales, stream)
-        there = None
-        if self.gpu_w13 is not None:
-            if self.gpu_w13.device != hidden.device:
+        with self._turns:  # KT reads the mask, the device slots and weights: of one placement
+            if self.wrapper is None:
+                raise RuntimeError(self.unusable)
+            if self.gpu_w13 is not None and self.gpu_w13.device != hidden.device:
                 raise RuntimeError(
                     f"layer {self.shape.layer}: its experts on the device are on {self.gpu_w13.device}, "
                     f"the hidden states on {hidden.device}"
                 )
-            there = resident.run((self.gpu_slots, self.gpu_w13, self.gpu_w2), hidden, ids, scales)
-        ours = self.wrapper.sync_forward(hidden, stream)
+            self.wrapper.submit_forward(hidden, ids, scales, stream)
+            there = None
+            if self.gpu_w13 is not None:
+                there = resident.run((self.gpu_slots, self.gpu_w13, self.gpu_w2), hidden, ids, scales)
+            ours: torch.Tensor = self.wrapper.sync_forward(hidden, stream)
         if there is None:
             return ours.clone()  # the wrapper's buffer is used again by the next call
         return there.add_(ours).to(hidden.dtype)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> NoReturn:
         raise TypeError("experts on KT cannot be copied: call kt_kernel.transformers.enable again")
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("experts on KT cannot be pickled: they hold weights outside of torch")
+
+
+def _refuse_state(module: KTExperts, prefix: str, keep_vars: bool) -> NoReturn:
+    raise RuntimeError(module.unusable)
 
 
 class _NoBackward(torch.autograd.Function):

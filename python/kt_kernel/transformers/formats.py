@@ -1,7 +1,12 @@
 """Names of weight formats: what users call them, what KTMoEWrapper calls them, and what a path holds."""
 
+from __future__ import annotations
+
 import json
+import os
 import pathlib
+import re
+from typing import Any
 
 METHODS = (
     "AMXINT4",
@@ -20,7 +25,7 @@ METHODS = (
 _FRIENDLY = {"int4": "AMXINT4", "int8": "AMXINT8", "gptq": "GPTQ_INT4", "gguf": "LLAMAFILE"}
 
 
-def method_of(format):
+def method_of(format: str) -> str:
     """The method's name of a format: "int4" is AMXINT4, "fp8" is FP8. ValueError lists what is known."""
     name = str(format)
     method = _FRIENDLY.get(name.lower(), name.upper())
@@ -30,7 +35,7 @@ def method_of(format):
     return method
 
 
-def stored_method(path):
+def stored_method(path: str | os.PathLike[str]) -> str:
     """The method that reads the experts under `path` as they are stored."""
     path = pathlib.Path(path)
     if not path.exists():
@@ -46,12 +51,55 @@ def stored_method(path):
         return "LLAMAFILE"
     if not any(path.glob("*.safetensors")):
         raise FileNotFoundError(f"weights {path}: no .safetensors, .gguf or _layer_* in it")
+    converted = _of_kt_tensors(path)
+    if converted is not None:
+        return converted
     config = path / "config.json"
     if not config.exists():
         raise ValueError(f"weights {path}: no config.json says how they are stored; say format=\"int4\" or \"int8\"")
     config = json.loads(config.read_text())
     quantization = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
     return _of_quantization(path, quantization) if quantization else "BF16"
+
+
+_KT_GATE = re.compile(r"blk\.\d+\.ffn_gate_exps\.\d+\.numa\.\d+\.weight")
+
+
+def _of_kt_tensors(path: pathlib.Path) -> str | None:
+    """Of a folder that `kt quant` wrote as safetensors, whatever config.json it has from the source; None for others."""
+    from safetensors import safe_open
+
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        named = json.loads(index.read_text())["weight_map"]
+        chosen = [(named[name], name) for name in named if _KT_GATE.fullmatch(name)][:1]
+        files = [path / file for file, _ in chosen]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            gate = next((name for name in tensors.keys() if _KT_GATE.fullmatch(name)), None)
+            if gate is not None:
+                return f"AMXINT{_bits_of_kt_tensor(path, tensors, gate)}"
+    return None
+
+
+def _bits_of_kt_tensor(path: pathlib.Path, tensors: Any, gate: str) -> int:
+    """As the file says, or else by its sizes: a gate projection has a scale for each row, down one for each input of gate."""
+    layout = (tensors.metadata() or {}).get("kt.layout")
+    if layout in ("amx-int4", "amx-int8"):
+        return int(layout[-1])
+    scales = gate.removesuffix("weight") + "scale"
+    try:
+        rows, columns = (
+            tensors.get_slice(name).get_shape()[0] for name in (scales, scales.replace("ffn_gate", "ffn_down"))
+        )
+        eighths = 8 * tensors.get_slice(gate).get_shape()[0] // (rows * columns)
+    except Exception:  # no such tensor, or one of another shape
+        eighths = 0
+    if eighths not in (4, 8):
+        raise ValueError(f'weights {path}: {gate} is neither int4 nor int8 by its size; say format="int4" or "int8"')
+    return eighths
 
 
 def _of_kt_files(path, layer):

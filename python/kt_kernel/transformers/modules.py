@@ -1,22 +1,35 @@
 """Finds the experts modules of transformers models, and says clearly which ones KT cannot stand in for."""
 
+from __future__ import annotations
+
 import re
+
+import torch
 
 from .experts import KTExperts, Shape
 
 
-def find(model):
-    """{module's name: Shape} of all experts modules, in order of layers. Works on the meta device."""
+def find(model: torch.nn.Module) -> dict[str, Shape]:
+    """{module's name: Shape} of all experts modules, in order of layers; of one that several layers share, the first name.
+    Works on the meta device."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, KTExperts):
-            raise ValueError(f"{name} is on KT already")
+            raise ValueError(module.unusable or f"{name} is on KT already")
         gate_up, down = (getattr(module, key, None) for key in ("gate_up_proj", "down_proj"))
         if getattr(gate_up, "ndim", 0) == 3 and getattr(down, "ndim", 0) == 3:
             found[name] = _shape(model, name, module)
     if not found:
         raise ValueError(f"{type(model).__name__} has no experts modules (gate_up_proj and down_proj in 3 dimensions)")
     return dict(sorted(found.items(), key=lambda item: item[1].layer))
+
+
+def replace(model: torch.nn.Module, name: str, new: torch.nn.Module) -> None:
+    """Puts `new` where the module of that name is, under all of its names."""
+    old = model.get_submodule(name)
+    names = [other for other, module in model.named_modules(remove_duplicate=False) if module is old]
+    for other in names:
+        model.set_submodule(other, new)
 
 
 def _shape(model, name, module):
@@ -64,7 +77,7 @@ def _top_k(model):
     raise ValueError(f"{type(config).__name__} does not say how many experts a token gets (num_experts_per_tok)")
 
 
-def device_of(model, name):
+def device_of(model: torch.nn.Module, name: str) -> torch.device:
     """Where the layer of an experts module runs: that of its nearest parameters."""
     while name:
         name = name.rpartition(".")[0]

@@ -5,6 +5,8 @@ ours holds it and passes all else on to it.
 """
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 from transformers.quantizers import register_quantization_config, register_quantizer
 from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
@@ -12,16 +14,17 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .experts import KTExperts
-from .modules import find
+from .modules import find, replace
 
 
 @register_quantization_config("kt")
 class KTQuantizationConfig(QuantizationConfigMixin):
-    """options: experts.Options; inner: the checkpoint's own quantization_config, a dict, or None."""
+    """options: experts.Options; inner: the checkpoint's own quantization_config, a dict, or None; found: called with the
+    model, still without weights, and the shapes of its experts."""
 
-    def __init__(self, options=None, inner=None, **_):
+    def __init__(self, options: Any = None, inner: Any = None, found: Callable[..., None] | None = None, **_: Any) -> None:
         self.quant_method = "kt"
-        self.options, self.inner = options, inner
+        self.options, self.inner, self.found = options, inner, found
 
     def to_dict(self):
         """What a printed config shows."""
@@ -52,12 +55,14 @@ class KTQuantizer(HfQuantizer):
 
     def preprocess_model(self, model, *args, **kwargs):
         shapes = find(model)
+        if self.quantization_config.found is not None:
+            self.quantization_config.found(model, shapes)
         if self.inner is not None:
             self.inner.preprocess_model(model, *args, **kwargs)
         else:
             super().preprocess_model(model, *args, **kwargs)
         for name, shape in shapes.items():
-            model.set_submodule(name, KTExperts(shape, self.quantization_config.options))
+            replace(model, name, KTExperts(shape, self.quantization_config.options))
         # Experts of the checkpoint have no parameter to go to; KT reads them itself.
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         model._keys_to_ignore_on_load_unexpected = ignored | {r"\.experts\."}
@@ -73,6 +78,11 @@ class KTQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self):
+        return False
+
+    @property
+    def is_compileable(self):
+        """generate() with a static cache asks; the experts of each layer would break the graph."""
         return False
 
 

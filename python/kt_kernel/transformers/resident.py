@@ -126,7 +126,8 @@ class WriteBack:
         self._inter, self._hidden, self._group = inter, hidden, group_size
         shapes = self._fitting_shapes()
         self._buffers = [
-            None if shape is None else torch.empty(shape[0], dtype=shape[1], pin_memory=pin) for shape in shapes
+            None if shape is None else torch.empty(shape[0], dtype=shape[1], pin_memory=pin, device="cpu")
+            for shape in shapes
         ]
 
     def read(self, expert):
@@ -204,5 +205,5 @@ def _nibbles(codes, method):
     """Two values of each byte, the low half first: int4 stored with 8 added, or e2m1."""
     pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
     if method == "MXFP4":
-        return torch.tensor(_E2M1)[pairs.long()]
+        return torch.tensor(_E2M1, device="cpu")[pairs.long()]
     return pairs.to(torch.int8) - 8
