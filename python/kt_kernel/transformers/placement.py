@@ -228,11 +228,11 @@ def _mask_or_number(given: Any) -> torch.Tensor | int | float:
     raise TypeError(f"gpu_experts: expected a number for each layer, a share or a mask, got {given!r}")
 
 
-def how_many(gpu_experts: int | float, layers: int, experts: int) -> int:
+def how_many(gpu_experts: int | float, layers: int, experts: int, name: str = "gpu_experts") -> int:
     """Experts of all layers together: an int is a number for each layer, a float a share of all."""
     limit = experts if isinstance(gpu_experts, int) else 1
     if not 0 <= gpu_experts <= limit:
-        raise ValueError(f"gpu_experts: expected 0 to {limit}, got {gpu_experts}")
+        raise ValueError(f"{name}: expected 0 to {limit}, got {gpu_experts}")
     return round(gpu_experts * layers * (1 if isinstance(gpu_experts, int) else experts))
 
 
@@ -287,7 +287,7 @@ def update_placement(
             number = _mask_or_number(num_gpu_experts)
             if isinstance(number, torch.Tensor):
                 raise TypeError(f"num_gpu_experts: expected a number for each layer or a share, got {num_gpu_experts!r}")
-            total = how_many(number, len(rows), experts)
+            total = how_many(number, len(rows), experts, "num_gpu_experts")
         table = _recorder_of(model).counts() if counts is None else _counts_of(counts, layers, experts)
         if not table.any():
             return 0  # nothing was seen: no reason to move anything
