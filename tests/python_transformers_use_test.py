@@ -1,11 +1,11 @@
 """kt_kernel.transformers as it is used: compiled, from several threads, in inference mode, with weights of `kt quant`; and what is
 left after a call that fails. Numbers themselves are the matter of python_transformers_test."""
 
+import inspect
 import os
 import pathlib
 import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -21,6 +21,8 @@ import kt_kernel.transformers as kt  # noqa: E402
 
 KT = os.environ.get("KT_PROGRAM")
 BOUND = 1e-4  # as in python_transformers_test: other orders of sums
+# Experts on the device have bf16 weights too; hidden states are f32 on both sides. A swapped expert shows at once.
+ROUNDED = 2.0**-7
 PLAIN = dict(dtype=torch.float32, attn_implementation="eager", threads=2, activations="f32")
 IDS = torch.tensor([prompt(9, tiny_models.VOCAB, seed) for seed in (0, 1)])
 
@@ -46,6 +48,17 @@ def folder(tmp_path_factory):
     return folder
 
 
+def build_small():
+    return tiny_models.build("qwen3_moe", torch.bfloat16, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "small"
+    tiny_models.save(build_small(), folder, torch.bfloat16)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def right():
     """Pure transformers' logits of IDS."""
@@ -59,23 +72,21 @@ class TestCompile:
         yield
         torch._dynamo.reset()
 
-    @pytest.mark.parametrize("more", [{}, dict(gpu_experts=3), dict(gpu_experts=3, update_every=1)],
-                             ids=["cpu", "split", "update"])
-    def test_forward(self, folder, right, more):
-        model = kt.enable(folder, **more, **PLAIN)
+    def test_forward(self, small):
+        right = logits(build_small())
+        model = kt.enable(small, gpu_experts=3, update_every=1, **PLAIN)
         compiled = torch.compile(model, backend="eager")
         counts = kt.recorder(compiled)
         assert counts is kt.recorder(model)
         for _ in range(2):
             assert worst(logits(compiled), right) < BOUND
-        assert int(counts.counts().sum()) == 2 * IDS.numel() * 3 * model.config.num_experts_per_tok
-        assert kt.update_placement(compiled, 2) > 0 and worst(logits(compiled), right) < BOUND
+        assert int(counts.counts().sum()) == 2 * IDS.numel() * model.config.num_experts_per_tok
+        assert kt.update_placement(compiled, 5) > 0 and worst(logits(compiled), right) < BOUND
 
     @pytest.mark.parametrize("from_path", [True, False])
-    def test_static_cache(self, folder, from_path):
+    def test_static_cache(self, small, from_path):
         """As generate() compiles on a GPU: a model from a path says that it had better not, a loaded one is compiled."""
-        model = kt.enable(folder, **PLAIN) if from_path else kt.enable(
-            tiny_models.build("qwen3_moe", torch.bfloat16), threads=2, activations="f32")
+        model = kt.enable(small, **PLAIN) if from_path else kt.enable(build_small(), threads=2, activations="f32")
         how = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
         expected = model.generate(IDS, **how)
         assert torch.equal(model.generate(IDS, cache_implementation="static", **how), expected)
@@ -152,9 +163,6 @@ class TestThreads:
         module.place(torch.tensor([0, 0, 1, 1, 1, 0, 0, 0], dtype=torch.bool), "cpu")
         assert module.gpu_experts_mask.tolist() == [False, False, True, True, True, False, False, False]
         assert worst(logits(model), right) < ROUNDED
-
-
-ROUNDED = 2.0**-7  # f32 hidden states, bf16 weights on both sides: the device sums in another order, a swapped expert shows at once
 
 
 class TestFailures:
@@ -426,30 +434,19 @@ class TestHub:
         assert [here for _, here, _ in calls] == [True, False]
 
 
-def test_annotations(tmp_path):
-    """A user's script passes mypy --strict."""
-    pytest.importorskip("mypy", reason="mypy is not installed")
-    import kt_kernel
-
-    package = pathlib.Path(kt_kernel.__file__).parent.parent
-    (tmp_path / "user.py").write_text(textwrap.dedent("""
-        import torch
-        import kt_kernel.transformers as kt
-        model = kt.enable("x", format="int4", gpu_experts=2, device="cuda", dtype=torch.bfloat16)
-        counted: kt.Recorder = kt.recorder(model)
-        counted.start().stop().reset()
-        counts: torch.Tensor = counted.counts()
-        counted.save("counts.pt")
-        moved: int = kt.update_placement(model, 4, per_layer=True, counts=counts)
-        name: str = kt.method_of("int4")
-        def masks(module: kt.KTExperts) -> torch.Tensor:
-            module.place(torch.zeros(8, dtype=torch.bool), "cpu")
-            return module.gpu_experts_mask
-    """))
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path),
-                           str(tmp_path / "user.py")], capture_output=True, text=True,
-                          env=dict(os.environ, MYPYPATH=str(package)))
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_annotations():
+    """All that users call says what it takes and gives: type checkers look at nothing else."""
+    calls = {name: getattr(kt, name) for name in kt.__all__ if not isinstance(getattr(kt, name), type)}
+    for kind in (kt.Recorder, kt.KTExperts):
+        calls.update({f"{kind.__name__}.{name}": value for name, value in vars(kind).items()
+                      if inspect.isfunction(value) and (not name.startswith("_") or name == "__init__")})
+    assert {"enable", "recorder", "update_placement", "Recorder.start", "KTExperts.forward"} < set(calls)
+    for name, call in calls.items():
+        signature = inspect.signature(call)
+        assert signature.return_annotation is not inspect.Signature.empty, name
+        for parameter in list(signature.parameters.values())["." in name :]:
+            assert parameter.annotation is not inspect.Parameter.empty, f"{name}: {parameter}"
+        assert name.endswith(("__init__", "extra_repr")) or call.__doc__, name
 
 
 GROWTH = """
@@ -457,7 +454,7 @@ import sys, torch, kt_kernel.transformers as kt
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
-model = kt.enable(sys.argv[1], dtype=torch.float32, threads=2, gpu_experts=2, update_every=8)
+model = kt.enable(sys.argv[1], dtype=torch.float32, threads=2, gpu_experts=2, update_every=50)
 kt.recorder(model)
 torch.set_num_threads(1)
 inputs = [torch.randint(1, 290, (1, tokens)) for tokens in (1, 2, 7)]
@@ -472,8 +469,8 @@ print(resident() - before)
 """
 
 
-def test_does_not_grow(folder):
-    done = subprocess.run([sys.executable, "-c", GROWTH, str(folder)], capture_output=True, text=True)
+def test_does_not_grow(small):
+    done = subprocess.run([sys.executable, "-c", GROWTH, str(small)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # One result that were kept would be 64 floats for each of three layers, 10 tokens in three passes: 5 MB in all.
-    assert int(done.stdout) < 2_000_000, done.stdout
+    # Results that were kept would be 64 floats for 3.3 tokens in each of 2000 passes, 1.7 MB, and tensors around them.
+    assert int(done.stdout) < 1_500_000, done.stdout
