@@ -216,9 +216,10 @@ struct TileSquares {
     unit.template load<5>(a + kGramBlockBytes, kTileBytes);
   }
   // sums [32, 32] (+)= a^T b, in time for the next call or finish(); on the diagonal without the tile above
-  // it. The next 32 x 32 sums in memory are the next call's.
-  template <bool kDiagonal>
-  KT_INLINE void run(const uint8_t* a, const uint8_t* b, int k, float* sums, bool first) {
+  // it. The next 32 x 32 sums in memory are the next call's. beside(s) is called once for every step s, for
+  // what the vector units can do meanwhile.
+  template <bool kDiagonal, class Beside>
+  KT_INLINE void run(const uint8_t* a, const uint8_t* b, int k, float* sums, bool first, Beside&& beside) {
     constexpr int kAll = 1024, kLines = 5;  // of 64, in 15 steps
     const auto* ahead = reinterpret_cast<const uint8_t*>(sums + kGramSide * kGramSide);
     operands(a, b);
@@ -232,11 +233,13 @@ struct TileSquares {
       unit.template dot_bf16<t, 4 + t / 2, 6 + t % 2>();
     });
     pending = sums;
+    beside(0);
     for (int s = 1; s < k / 32; ++s) {
       for (int i = 0; i < kLines; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 3);
       operands(a + s * kAll, b + s * kAll);
       unit.template dot_bf16<0, 4, 6>();
       if constexpr (!kDiagonal) unit.template dot_bf16<1, 4, 7>();
+      beside(s);
       unit.template dot_bf16<2, 5, 6>();
       unit.template dot_bf16<3, 5, 7>();
     }
@@ -256,84 +259,168 @@ struct GramStrip {
   bool to_diagonal = false;  // the last of the columns
   int k = 0;
   const uint8_t *a = nullptr, *b = nullptr;  // the strip; the first of the columns
-  bool first = false;                        // sums start from zero
+  bool first = false, last = false;          // of the panels: sums start from zero; they are complete
 };
-template <class F>
-KT_INLINE void each_strip(const GramArgs& args, F&& f) {
-  const int strips = (args.columns + kGramSide - 1) / kGramSide;
-  const auto* panel = reinterpret_cast<const uint8_t*>(args.panels);
-  for (int row = 0; row < args.rows; row += kGramRows, panel += strips * kGramStripStride) {
-    const int left = args.rows - row < kGramRows ? args.rows - row : kGramRows;
-    for (int i = 0; i < args.row_strips; ++i) {
-      const int on_diagonal = args.row0 + i - args.column0 + 1;
-      const int columns = on_diagonal < args.column_strips ? on_diagonal : args.column_strips;
-      if (columns > 0)
-        f(GramStrip{.i = i,
-                    .columns = columns,
-                    .to_diagonal = columns == on_diagonal,
-                    .k = (left + kGramGroup - 1) / kGramGroup * kGramGroup,
-                    .a = panel + (args.row0 + i) * kGramStripStride,
-                    .b = panel + args.column0 * kGramStripStride,
-                    .first = args.fresh && row == 0});
+KT_INLINE int strips_of(const GramArgs& args) {
+  return (args.rows + kGramRows - 1) / kGramRows * args.row_strips;
+}
+KT_INLINE GramStrip strip_at(const GramArgs& args, int n) {
+  const int strips = (args.columns + kGramSide - 1) / kGramSide, at = n / args.row_strips;
+  const int i = n % args.row_strips, on_diagonal = args.row0 + i - args.column0 + 1;
+  const int left = args.rows - at * kGramRows, rows = left < kGramRows ? left : kGramRows;
+  const auto* panel = reinterpret_cast<const uint8_t*>(args.panels) + at * strips * kGramStripStride;
+  return {.i = i,
+          .columns = on_diagonal < args.column_strips ? on_diagonal : args.column_strips,
+          .to_diagonal = on_diagonal <= args.column_strips,
+          .k = (rows + kGramGroup - 1) / kGramGroup * kGramGroup,
+          .a = panel + (args.row0 + i) * kGramStripStride,
+          .b = panel + args.column0 * kGramStripStride,
+          .first = args.fresh && at == 0,
+          .last = left <= kGramRows};
+}
+
+// Sums of one square of a strip of rows into H: all of it that lies in H and not above the diagonal.
+struct GramFold {
+  const float* sums;
+  float* out;  // of its first row and column
+  int64_t ld;
+  KT_INLINE void row(int r) const {
+    float* to = out + r * ld;
+    for (int c = 0; c < kGramSide; c += Isa::kLanes)
+      Isa::store(to + c, Isa::add(Isa::load(to + c), Isa::load(sums + r * kGramSide + c)));
+  }
+  KT_INLINE void part(int rows, bool diagonal) const {
+    for (int r = 0; r < rows; ++r)
+      if (!diagonal)
+        row(r);
+      else
+        for (int c = 0; c <= r; ++c) out[r * ld + c] += sums[r * kGramSide + c];
+  }
+};
+KT_INLINE GramFold fold_of(const GramArgs& args, int i, int j) {
+  return {.sums = args.sums + (int64_t{i} * args.column_strips + j) * kGramSide * kGramSide,
+          .out = args.out + int64_t{args.row0 + i} * kGramSide * args.ld + (args.column0 + j) * kGramSide,
+          .ld = args.ld};
+}
+KT_INLINE void fold_square(const GramArgs& args, const GramStrip& at, int j) {
+  const int left = args.columns - (args.row0 + at.i) * kGramSide;
+  fold_of(args, at.i, j).part(left < kGramSide ? left : kGramSide, at.to_diagonal && j == at.columns - 1);
+}
+KT_INLINE void fold_strip(const GramArgs& args, const GramStrip& at) {
+  for (int j = 0; j < at.columns; ++j) fold_square(args, at, j);
+}
+
+// What goes on beside the products of a strip: the next strip is transposed, the one after it comes to L2, and in
+// the last panel the strip before is added to H and H's lines for this one come.
+struct BesideStrip {
+  const uint8_t* turn_from = nullptr;
+  uint8_t* turn_to = nullptr;
+  int turned = 0, turns = 0, turns_each = 0;  // quarters of tiles; at a step
+  const uint8_t *fetch = nullptr, *fetch_end = nullptr;
+  int fetch_each = 0;  // lines at a step
+
+  // `steps` of products are there to do it all.
+  void begin_turn(const GramStrip& next, uint8_t* to, int steps) {
+    turn_from = next.a;
+    turn_to = to;
+    turns = 8 * (next.k / 32);
+    turns_each = (turns + steps - 1) / steps;
+  }
+  void begin_fetch(const uint8_t* from, int64_t bytes, int steps) {
+    fetch = from;
+    fetch_end = from + bytes;
+    fetch_each = static_cast<int>((bytes / 64 + steps - 1) / steps);
+  }
+  KT_INLINE void turn(int count) {
+    const int tiles = turns / 8;  // of a block
+    for (; count > 0 && turned < turns; --count, ++turned) {
+      const int tile = turned / 4;
+      const int64_t at = (tile < tiles ? 0 : kGramBlockBytes) + (tile < tiles ? tile : tile - tiles) * 1024;
+      transpose_quarter(turn_from + at, turn_to + at, turned % 4);
     }
   }
+  KT_INLINE void step() {
+    turn(turns_each);
+    for (int i = 0; i < fetch_each && fetch < fetch_end; ++i, fetch += 64) __builtin_prefetch(fetch, 0, 2);
+  }
+};
+
+// One strip by its columns. `before`: the strip whose sums are added to H meanwhile, if any.
+template <class I>
+KT_INLINE void gram_strip(const GramArgs& args, const GramStrip& at, const GramStrip* before,
+                          const uint8_t* strip, TileSquares<I>& squares, BesideStrip& beside) {
+  float* sums = args.sums + int64_t{at.i} * args.column_strips * kGramSide * kGramSide;
+  const uint8_t* b = at.b;
+  const bool fetch_h = args.fold && at.last;
+  const bool whole = at.k == kGramRows;  // 16 steps, two rows of H each
+  const int full = at.columns - (at.to_diagonal ? 1 : 0);
+  for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide) {
+    const bool fold = before && whole && j < before->columns - (before->to_diagonal ? 1 : 0);
+    const GramFold to = fold_of(args, at.i, j), from = fold_of(args, before ? before->i : 0, j);
+    squares.template run<false>(strip, b, at.k, sums, at.first, [&](int s) __attribute__((always_inline)) {
+      beside.step();
+      if (fetch_h)
+        for (int r = 2 * s; r < 2 * s + 2; ++r) {
+          __builtin_prefetch(to.out + r * to.ld, 0, 2);
+          __builtin_prefetch(to.out + r * to.ld + 16, 0, 2);
+        }
+      if (fold) {
+        from.row(2 * s);
+        from.row(2 * s + 1);
+      }
+    });
+    if (before && !fold && j < before->columns) fold_square(args, *before, j);
+  }
+  if (at.to_diagonal)
+    squares.template run<true>(strip, b, at.k, sums, at.first,
+                               [&](int) __attribute__((always_inline)) { beside.step(); });
+  if (before)
+    for (int j = full; j < before->columns; ++j) fold_square(args, *before, j);
 }
 
 template <class I>
-KT_INLINE void gram_tiles(const GramArgs& args, int64_t row_sums) {
-  auto* strip = reinterpret_cast<uint8_t*>(args.strip);
+KT_INLINE void gram_tiles(const GramArgs& args) {
+  uint8_t* strips[2] = {reinterpret_cast<uint8_t*>(args.strip),
+                        reinterpret_cast<uint8_t*>(args.strip) + kGramStripStride};
+  const int count = strips_of(args);
   I::begin_tiles();
   TileSquares<I> squares;
-  each_strip(args, [&](const GramStrip& at) __attribute__((always_inline)) {
-    for (int block = 0; block < 2; ++block)
-      for (int s = 0; s < at.k / 32; ++s) {
-        const int64_t to = block * kGramBlockBytes + s * 1024;
-        transpose_words(at.a + to, strip + to);
-      }
-    float* sums = args.sums + at.i * row_sums;
-    const uint8_t* b = at.b;
-    const int full = at.columns - (at.to_diagonal ? 1 : 0);
-    for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide)
-      squares.template run<false>(strip, b, at.k, sums, at.first);
-    if (at.to_diagonal) squares.template run<true>(strip, b, at.k, sums, at.first);
-  });
+  {
+    BesideStrip start;
+    start.begin_turn(strip_at(args, 0), strips[0], 1);
+    start.step();
+  }
+  GramStrip before;
+  for (int n = 0; n < count; ++n) {
+    const GramStrip at = strip_at(args, n);
+    BesideStrip beside;
+    const int steps = at.columns * (at.k / 32);
+    if (n + 1 < count) beside.begin_turn(strip_at(args, n + 1), strips[(n + 1) % 2], steps);
+    if (n + 2 < count) beside.begin_fetch(strip_at(args, n + 2).a, kGramStripStride, steps);
+    const bool fold = args.fold && at.last && at.i > 0;
+    gram_strip(args, at, fold ? &before : nullptr, strips[n % 2], squares, beside);
+    beside.turn(beside.turns);
+    before = at;
+  }
   squares.finish();
   I::end_tiles();
-}
-
-// Sums of one strip of rows into H.
-KT_INLINE void gram_fold(const GramArgs& args, int strip, const float* sums) {
-  for (int r = 0; r < kGramSide; ++r) {
-    const int row = strip * kGramSide + r;
-    if (row >= args.columns) return;
-    float* to = args.out + row * args.ld;
-    for (int j = 0; j < args.column_strips; ++j) {
-      const int column = (args.column0 + j) * kGramSide, count = row + 1 - column;
-      if (count <= 0) break;
-      const float* from = sums + (j * kGramSide + r) * kGramSide;
-      if (count >= kGramSide)
-        for (int c = 0; c < kGramSide; c += Isa::kLanes)
-          Isa::store(to + column + c, Isa::add(Isa::load(to + column + c), Isa::load(from + c)));
-      else
-        for (int c = 0; c < count; ++c) to[column + c] += from[c];
-    }
-  }
+  if (args.fold) fold_strip(args, before);
 }
 
 template <class I>
 void gram_add(const GramArgs& args) noexcept {
-  constexpr int kSquare = kGramSide * kGramSide;
-  const int64_t row_sums = int64_t{args.column_strips} * kSquare;
-  if constexpr (I::kTileUnit)
-    gram_tiles<I>(args, row_sums);
-  else
-    each_strip(args, [&](const GramStrip& at) {
-      for (int j = 0; j < at.columns; ++j)
-        gram_square<I>(at.a, at.b + j * kGramStripStride, at.k, args.sums + at.i * row_sums + j * kSquare,
-                       at.first);
-    });
-  if (!args.fold) return;
-  for (int i = 0; i < args.row_strips; ++i) gram_fold(args, args.row0 + i, args.sums + i * row_sums);
+  if constexpr (I::kTileUnit) {
+    gram_tiles<I>(args);
+  } else {
+    const int count = strips_of(args);
+    for (int n = 0; n < count; ++n) {
+      const GramStrip at = strip_at(args, n);
+      float* sums = args.sums + int64_t{at.i} * args.column_strips * kGramSide * kGramSide;
+      for (int j = 0; j < at.columns; ++j, sums += kGramSide * kGramSide)
+        gram_square<I>(at.a, at.b + j * kGramStripStride, at.k, sums, at.first);
+      if (args.fold && at.last) fold_strip(args, at);
+    }
+  }
 }
 
 // out[i, 16 * j + r] = sum over c of a[i, c] * b[j, c, r], by panels of K that leave room in L1.
