@@ -104,7 +104,7 @@ struct GramKernels {
 // Those that belong to a table of kernels() or kernels_named().
 const GramKernels& gram_kernels(const Kernels& table);
 
-constexpr int64_t gram_strip_bytes() { return int64_t{kGramSide} * kGramRows * 2 * 2; }  // two, in bf16
+constexpr int64_t gram_strip_bytes() { return int64_t{kGramSide} * kGramRows * 2; }
 constexpr int64_t gram_panel_bytes(int columns, int code_bytes) {
   return (int64_t{columns} + kGramSide - 1) / kGramSide * kGramSide * kGramRows * code_bytes;
 }

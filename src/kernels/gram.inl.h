@@ -59,11 +59,12 @@ KT_INLINE void pack_step(const uint8_t* const* rows, const float* factors, int c
   }
 }
 
-// 32 columns of a group at a time: a line of each row is read once. Rows that are missing are the first one
-// times zero.
+// 32 columns of a group at a time: a line of each row is read once, and asked for two turns before, for 32
+// rows side by side are more than the CPU foresees. Rows that are missing are the first one times zero.
 template <Real kType>
 __attribute__((noinline)) bool pack_group(const GramPackArgs& args, uint8_t* panel) {
   constexpr int kStepBytes = kBlockRows * kGramStep * kGramCode;
+  constexpr int kTurnBytes = kGramSide * (kType == Real::kF32 ? 4 : 2);
   const uint8_t* rows[kGramGroup];
   float factors[kGramGroup];
   for (int t = 0; t < kGramGroup; ++t) {
@@ -74,6 +75,9 @@ __attribute__((noinline)) bool pack_group(const GramPackArgs& args, uint8_t* pan
   Finite finite;
   for (int column = 0; column < args.columns; column += kGramSide, panel += kGramStripStride)
     for (int t = 0; t < kGramGroup; t += kGramStep) {
+      for (int j = 0; j < kGramStep; ++j)
+        for (int line = 0; line < kTurnBytes; line += 64)
+          __builtin_prefetch(rows[t + j] + (column / kGramSide + 2) * kTurnBytes + line, 0, 3);
       uint8_t* to = panel + t / kGramStep * kStepBytes;
       pack_step<kType>(rows + t, factors + t, column, args.columns, to, finite);
       pack_step<kType>(rows + t, factors + t, column + kUnit, args.columns, to + kGramBlockBytes, finite);
@@ -310,96 +314,63 @@ KT_INLINE void fold_strip(const GramArgs& args, const GramStrip& at) {
   for (int j = 0; j < at.columns; ++j) fold_square(args, at, j);
 }
 
-// What goes on beside the products of a strip: the next strip is transposed, the one after it comes to L2, and in
-// the last panel the strip before is added to H and H's lines for this one come.
-struct BesideStrip {
-  const uint8_t* turn_from = nullptr;
-  uint8_t* turn_to = nullptr;
-  int turned = 0, turns = 0, turns_each = 0;  // quarters of tiles; at a step
-  const uint8_t *fetch = nullptr, *fetch_end = nullptr;
-  int fetch_each = 0;  // lines at a step
-
-  // `steps` of products are there to do it all.
-  void begin_turn(const GramStrip& next, uint8_t* to, int steps) {
-    turn_from = next.a;
-    turn_to = to;
-    turns = 8 * (next.k / 32);
-    turns_each = (turns + steps - 1) / steps;
-  }
-  void begin_fetch(const uint8_t* from, int64_t bytes, int steps) {
-    fetch = from;
-    fetch_end = from + bytes;
-    fetch_each = static_cast<int>((bytes / 64 + steps - 1) / steps);
-  }
-  KT_INLINE void turn(int count) {
-    const int tiles = turns / 8;  // of a block
-    for (; count > 0 && turned < turns; --count, ++turned) {
-      const int tile = turned / 4;
-      const int64_t at = (tile < tiles ? 0 : kGramBlockBytes) + (tile < tiles ? tile : tile - tiles) * 1024;
-      transpose_quarter(turn_from + at, turn_to + at, turned % 4);
+// A strip transposed, for L1 to hold.
+KT_INLINE void turn_strip(const GramStrip& at, uint8_t* to) {
+  for (int block = 0; block < 2; ++block)
+    for (int s = 0; s < at.k / 32; ++s) {
+      const int64_t tile = block * kGramBlockBytes + s * 1024;
+      transpose_words(at.a + tile, to + tile);
     }
-  }
+}
+
+// The next strip on its way to L2, some lines at every step of this one's products.
+struct FetchStrip {
+  const uint8_t* at = nullptr;
+  int64_t left = 0;  // lines
+  int64_t each = 0;
+  FetchStrip(const uint8_t* strip, int steps)
+      : at(strip), left(kGramStripStride / 64), each((left + steps - 1) / steps) {}
   KT_INLINE void step() {
-    turn(turns_each);
-    for (int i = 0; i < fetch_each && fetch < fetch_end; ++i, fetch += 64) __builtin_prefetch(fetch, 0, 2);
+    for (int64_t i = 0; i < each && left > 0; ++i, --left, at += 64) __builtin_prefetch(at, 0, 2);
   }
 };
 
-// One strip by its columns. `before`: the strip whose sums are added to H meanwhile, if any.
+// One strip by its columns. `before`: the strip before it, whose sums are added to H between the products.
 template <class I>
-KT_INLINE void gram_strip(const GramArgs& args, const GramStrip& at, const GramStrip* before,
-                          const uint8_t* strip, TileSquares<I>& squares, BesideStrip& beside) {
+KT_INLINE void multiply_strip(const GramArgs& args, const GramStrip& at, const GramStrip* before,
+                              FetchStrip fetch, TileSquares<I>& squares) {
+  const auto* strip = reinterpret_cast<const uint8_t*>(args.strip);
   float* sums = args.sums + int64_t{at.i} * args.column_strips * kGramSide * kGramSide;
   const uint8_t* b = at.b;
-  const bool fetch_h = args.fold && at.last;
-  const bool whole = at.k == kGramRows;  // 16 steps, two rows of H each
   const int full = at.columns - (at.to_diagonal ? 1 : 0);
+  const int folds = before && at.k == kGramRows ? before->columns - (before->to_diagonal ? 1 : 0) : 0;
   for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide) {
-    const bool fold = before && whole && j < before->columns - (before->to_diagonal ? 1 : 0);
-    const GramFold to = fold_of(args, at.i, j), from = fold_of(args, before ? before->i : 0, j);
+    const GramFold fold = fold_of(args, j < folds ? before->i : 0, j);
     squares.template run<false>(strip, b, at.k, sums, at.first, [&](int s) __attribute__((always_inline)) {
-      beside.step();
-      if (fetch_h)
-        for (int r = 2 * s; r < 2 * s + 2; ++r) {
-          __builtin_prefetch(to.out + r * to.ld, 0, 2);
-          __builtin_prefetch(to.out + r * to.ld + 16, 0, 2);
-        }
-      if (fold) {
-        from.row(2 * s);
-        from.row(2 * s + 1);
-      }
+      fetch.step();
+      if (j >= folds) return;
+      fold.row(2 * s);
+      fold.row(2 * s + 1);
     });
-    if (before && !fold && j < before->columns) fold_square(args, *before, j);
   }
   if (at.to_diagonal)
     squares.template run<true>(strip, b, at.k, sums, at.first,
-                               [&](int) __attribute__((always_inline)) { beside.step(); });
+                               [&](int) __attribute__((always_inline)) { fetch.step(); });
   if (before)
-    for (int j = full; j < before->columns; ++j) fold_square(args, *before, j);
+    for (int j = folds; j < before->columns; ++j) fold_square(args, *before, j);
 }
 
 template <class I>
 KT_INLINE void gram_tiles(const GramArgs& args) {
-  uint8_t* strips[2] = {reinterpret_cast<uint8_t*>(args.strip),
-                        reinterpret_cast<uint8_t*>(args.strip) + kGramStripStride};
   const int count = strips_of(args);
   I::begin_tiles();
   TileSquares<I> squares;
-  {
-    BesideStrip start;
-    start.begin_turn(strip_at(args, 0), strips[0], 1);
-    start.step();
-  }
   GramStrip before;
   for (int n = 0; n < count; ++n) {
-    const GramStrip at = strip_at(args, n);
-    BesideStrip beside;
-    const int steps = at.columns * (at.k / 32);
-    if (n + 1 < count) beside.begin_turn(strip_at(args, n + 1), strips[(n + 1) % 2], steps);
-    if (n + 2 < count) beside.begin_fetch(strip_at(args, n + 2).a, kGramStripStride, steps);
-    const bool fold = args.fold && at.last && at.i > 0;
-    gram_strip(args, at, fold ? &before : nullptr, strips[n % 2], squares, beside);
-    beside.turn(beside.turns);
+    const GramStrip at = strip_at(args, n), next = strip_at(args, n + 1 < count ? n + 1 : n);
+    turn_strip(at, reinterpret_cast<uint8_t*>(args.strip));
+    multiply_strip(args, at, args.fold && at.last && at.i > 0 ? &before : nullptr,
+                   FetchStrip(next.a, at.columns * (at.k / 32)), squares);
     before = at;
   }
   squares.finish();
