@@ -9,10 +9,10 @@
 // if they are stored at once.
 //
 // On a tile unit a square takes 1,024 cycles a panel, and its operands and sums 0.6 lines of L2 a cycle,
-// nearly all that L2 gives: what comes from L3 (X, panels, H) takes its time beside the products, not behind
-// them. Measured at 2,048 rows of 2,048 columns, in parts of the bf16 peak: products of one square over and
-// over 0.92, with all sums 0.88, with both operands from where they are 0.65, with H 0.57, with packing 0.50.
-// Error: f32 sums over the rows, one more rounding into H.
+// nearly all that L2 gives; what comes from L3 (X, panels, H) takes its time beside that. So the lines of the
+// next strip are asked for a few at a time between products, and the strip before is added to H there. That
+// much is free; to transpose the next strip, or to pack the next panel, between products makes them wait for
+// longer than either takes by itself. Error: f32 sums over the rows, one more rounding into H.
 #pragma once
 #include "kernels/gram.h"
 #include "kernels/isa/strip.h"
@@ -293,6 +293,10 @@ struct GramFold {
     for (int c = 0; c < kGramSide; c += Isa::kLanes)
       Isa::store(to + c, Isa::add(Isa::load(to + c), Isa::load(sums + r * kGramSide + c)));
   }
+  KT_INLINE void fetch(int first, int rows) const {
+    for (int r = first; r < first + rows; ++r)
+      for (int c = 0; c < kGramSide; c += 16) __builtin_prefetch(out + r * ld + c, 0, 2);
+  }
   KT_INLINE void part(int rows, bool diagonal) const {
     for (int r = 0; r < rows; ++r)
       if (!diagonal)
@@ -336,18 +340,21 @@ struct FetchStrip {
 };
 
 // One strip by its columns. `before`: the strip before it, whose sums are added to H between the products.
+// What of H this one needs is asked for likewise.
 template <class I>
 KT_INLINE void multiply_strip(const GramArgs& args, const GramStrip& at, const GramStrip* before,
                               FetchStrip fetch, TileSquares<I>& squares) {
   const auto* strip = reinterpret_cast<const uint8_t*>(args.strip);
   float* sums = args.sums + int64_t{at.i} * args.column_strips * kGramSide * kGramSide;
   const uint8_t* b = at.b;
+  const bool fetch_h = args.fold && at.last;
   const int full = at.columns - (at.to_diagonal ? 1 : 0);
   const int folds = before && at.k == kGramRows ? before->columns - (before->to_diagonal ? 1 : 0) : 0;
   for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide) {
-    const GramFold fold = fold_of(args, j < folds ? before->i : 0, j);
+    const GramFold fold = fold_of(args, j < folds ? before->i : 0, j), own = fold_of(args, at.i, j);
     squares.template run<false>(strip, b, at.k, sums, at.first, [&](int s) __attribute__((always_inline)) {
       fetch.step();
+      if (fetch_h) own.fetch(2 * s, 2);
       if (j >= folds) return;
       fold.row(2 * s);
       fold.row(2 * s + 1);
