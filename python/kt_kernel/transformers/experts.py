@@ -36,6 +36,11 @@ class Options:
     activations: str = "default"
 
 
+# What KT and torch put into a CUDA stream for one layer stays together, up to the copy of the result: KT's buffers are the
+# stream's, and threads share streams. bf16 models wait for no device inside.
+_enqueuing = threading.Lock()
+
+
 @contextlib.contextmanager
 def plain_tensors() -> Iterator[None]:
     """Tensors made inside outlive the call: none of inference mode, and on the CPU where no device is named, whatever the
@@ -289,7 +294,8 @@ class KTExperts(torch.nn.Module):
         if hidden.shape[0] == 0:
             return torch.zeros_like(hidden)
         stream = torch.cuda.current_stream(hidden.device).cuda_stream if hidden.is_cuda else 0
-        with self._turns:  # KT reads the mask, the device slots and weights: of one placement
+        together = _enqueuing if hidden.is_cuda else contextlib.nullcontext()
+        with self._turns, together:  # KT reads the mask, the device slots and weights: of one placement
             if self.wrapper is None:
                 raise RuntimeError(self.unusable)
             if self.gpu_w13 is not None and self.gpu_w13.device != hidden.device:
@@ -302,9 +308,9 @@ class KTExperts(torch.nn.Module):
             if self.gpu_w13 is not None:
                 there = resident.run((self.gpu_slots, self.gpu_w13, self.gpu_w2), hidden, ids, scales)
             ours: torch.Tensor = self.wrapper.sync_forward(hidden, stream)
-        if there is None:
-            return ours.clone()  # the wrapper's buffer is used again by the next call
-        return there.add_(ours).to(hidden.dtype)
+            if there is None:
+                return ours.clone()  # the wrapper's buffer is used again by the next call
+            return there.add_(ours).to(hidden.dtype)
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise TypeError("experts on KT cannot be copied: call kt_kernel.transformers.enable again")

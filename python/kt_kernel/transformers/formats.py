@@ -57,9 +57,19 @@ def stored_method(path: str | os.PathLike[str]) -> str:
     config = path / "config.json"
     if not config.exists():
         raise ValueError(f"weights {path}: no config.json says how they are stored; say format=\"int4\" or \"int8\"")
-    config = json.loads(config.read_text())
+    config = _read_object(config)
     quantization = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
     return _of_quantization(path, quantization) if quantization else "BF16"
+
+
+def _read_object(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{file}: expected a JSON object")
+    return value
 
 
 _KT_GATE = re.compile(r"blk\.\d+\.ffn_gate_exps\.\d+\.numa\.\d+\.weight")
@@ -71,16 +81,20 @@ def _of_kt_tensors(path: pathlib.Path) -> str | None:
 
     index = path / "model.safetensors.index.json"
     if index.exists():
-        named = json.loads(index.read_text())["weight_map"]
-        chosen = [(named[name], name) for name in named if _KT_GATE.fullmatch(name)][:1]
-        files = [path / file for file, _ in chosen]
+        named = _read_object(index).get("weight_map")
+        if not isinstance(named, dict):
+            raise ValueError(f"{index}: has no weight_map")
+        files = [path / named[name] for name in named if _KT_GATE.fullmatch(name)][:1]
     else:
         files = sorted(path.glob("*.safetensors"))
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            gate = next((name for name in tensors.keys() if _KT_GATE.fullmatch(name)), None)
-            if gate is not None:
-                return f"AMXINT{_bits_of_kt_tensor(path, tensors, gate)}"
+        try:
+            tensors = safe_open(file, framework="pt")
+        except Exception as error:  # safetensors has errors of its own
+            raise ValueError(f"{file}: not a readable safetensors file: {error}") from error
+        gate = next((name for name in tensors.keys() if _KT_GATE.fullmatch(name)), None)
+        if gate is not None:
+            return f"AMXINT{_bits_of_kt_tensor(path, tensors, gate)}"
     return None
 
 
