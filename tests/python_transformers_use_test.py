@@ -387,6 +387,17 @@ class TestConverted:
             save_file(load_file(file), tmp_path / file.name)
         assert stored_method(tmp_path) == f"AMXINT{bits}"
 
+    @pytest.mark.parametrize("name,content", [("model.safetensors.index.json", b"{}"), ("model.safetensors.index.json", b"{"),
+                                              ("config.json", b"[1]"), ("model.safetensors", b"123456789")])
+    def test_damaged_files_are_named(self, folder, tmp_path, name, content):
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        for file in folder.iterdir():
+            (weights / file.name).write_bytes(file.read_bytes())
+        (weights / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"weights/{name}: "):
+            kt.enable(folder, weights=weights, **PLAIN)
+
     @pytest.mark.parametrize("format", [None, "int8"])
     def test_as_a_model(self, converted, format):
         with pytest.raises(ValueError, match=r"int8-1: has no .*model\.layers\.0.*more.*weights="):
