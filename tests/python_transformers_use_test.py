@@ -228,7 +228,18 @@ class TestFailures:
             model.save_pretrained(tmp_path)
         assert worst(logits(model), logits(tiny_models.build("qwen3_moe", torch.bfloat16))) < BOUND
 
-    def test_counts(self, folder, tmp_path):
+    @pytest.mark.parametrize("from_path", [True, False])
+    def test_ways_to_save(self, small, tmp_path, from_path):
+        model = kt.enable(small if from_path else build_small(), threads=2)
+        for call in (lambda: model.save_pretrained(tmp_path), lambda: model.push_to_hub("some/model")):
+            with pytest.raises(ValueError, match="on KT and not in torch"):
+                call()
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            torch.save(model, tmp_path / "model.pt")
+        assert torch.equal(model.state_dict()["lm_head.weight"], model.lm_head.weight)
+        model.config.to_json_string()
+
+    def test_counts(self, folder):
         model = kt.enable(folder, gpu_experts=2, **PLAIN)
         table = [[expert + layer for expert in range(8)] for layer in range(3)]
         assert kt.update_placement(model, 2, counts=table, per_layer=True) == 6

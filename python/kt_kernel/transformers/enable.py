@@ -79,6 +79,11 @@ def _refuse_to_save(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError("save_pretrained: the experts of this model are on KT and not in torch; save the original instead")
 
 
+def _forbid_saving(model, refuse=_refuse_to_save):
+    """push_to_hub would make the repository before it saves."""
+    model.__dict__["save_pretrained"] = model.__dict__["push_to_hub"] = refuse
+
+
 def _positive(name, value):
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
         raise ValueError(f"{name}: expected a number of at least 1, got {value!r}")
@@ -121,7 +126,7 @@ def _enable_loaded(model, weights, method, options, plan):
         except BaseException as error:
             _give_up(model, name, done, len(shapes), error)
             raise
-        model.__dict__["save_pretrained"] = _refuse_to_save
+        _forbid_saving(model)
         modules.replace(model, name, new)
         done.append(new)
     return masks
@@ -141,7 +146,7 @@ def _give_up(model, name, done, count, error):
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(reason)
 
-    model.__dict__["save_pretrained"] = refuse
+    _forbid_saving(model, refuse)
 
 
 def _check_values(module, shape):
@@ -224,7 +229,7 @@ def _enable_path(path, weights, method, options, plan, from_pretrained):
     _refuse_missing(folder, info)
     for module in placement.modules_of(model).values():
         source.load(module)
-    model.__dict__["save_pretrained"] = _refuse_to_save
+    _forbid_saving(model)
     return model, masks
 
 

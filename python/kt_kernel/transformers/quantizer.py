@@ -55,8 +55,9 @@ class KTQuantizer(HfQuantizer):
 
     def preprocess_model(self, model, *args, **kwargs):
         shapes = find(model)
-        if self.quantization_config.found is not None:
-            self.quantization_config.found(model, shapes)
+        found, self.quantization_config.found = self.quantization_config.found, None
+        if found is not None:
+            found(model, shapes)
         if self.inner is not None:
             self.inner.preprocess_model(model, *args, **kwargs)
         else:
