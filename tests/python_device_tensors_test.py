@@ -70,6 +70,9 @@ class DeviceTensor(torch.Tensor):
     def contiguous(self):
         return self
 
+    def detach(self):
+        return DeviceTensor.of(torch.empty(self.shape, dtype=self.dtype), self.address)
+
     def fill(self, values):
         values = values.contiguous()
         call("cuMemcpy", ctypes.c_uint64(self.address), ctypes.c_uint64(values.data_ptr()),

@@ -107,7 +107,9 @@ void submit_write(const Layer& self, int expert, const std::vector<uintptr_t>& w
 void make(Layer* self, const CpuInfer& infer, nb::kwargs given) {
   ExpertLayerOptions options;
   const auto take = [&](const char* name, auto& value) {
-    if (given.contains(name)) value = nb::cast<std::decay_t<decltype(value)>>(given[name]);
+    if (!given.contains(name)) return;
+    if (!nb::try_cast(given[name], value))
+      throw nb::type_error(text("ExpertLayer: {} has a value of a wrong type", name).c_str());
   };
   std::string activations = "default";
   take("layer", options.layer);
