@@ -127,6 +127,10 @@ class Graph:
         graph = ctypes.c_void_p()
         call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
         self.executable = made("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
+        call("cuGraphDestroy", graph)
+
+    def end(self):
+        call("cuGraphExecDestroy", self.executable)
 
     def replay(self, stream):
         call("cuGraphLaunch", self.executable, stream.handle)
@@ -205,6 +209,40 @@ try:
 except ValueError as error:
     assert "[4]" in str(error), error
 """,
+    "graphs_keep_their_buffers": """
+one, stream = layer(), Stream()
+KTMoEWrapper.set_capture_batch_sizes([4])
+graphs = []
+for _ in range(2):
+    host = inputs(4)
+    device = [on_device(value) for value in host]
+    one.forward(*device, stream)
+    stream.synchronize()
+    graphs.append((Graph(stream, lambda: one.forward(*device, stream)), one.forward(*host).clone()))
+held = None
+for graph, right in graphs + graphs:
+    KTMoEWrapper.clear_buffer_cache()
+    assert kt_kernel_ext.buffer_bytes() == (held := held or kt_kernel_ext.buffer_bytes()) > 0
+    one.forward(*[on_device(value) for value in inputs(4)], stream)
+    stream.synchronize()
+    graph.replay(stream)
+    assert torch.equal(graph.result.host(), right)
+graphs[0][0].end()
+KTMoEWrapper.clear_buffer_cache()
+assert 0 < kt_kernel_ext.buffer_bytes() < held
+graphs[1][0].replay(stream)
+assert torch.equal(graphs[1][0].result.host(), graphs[1][1])
+try:
+    KTMoEWrapper.set_capture_batch_sizes([1])
+    raise SystemExit("a captured size was dropped")
+except ValueError as error:
+    assert "[4]" in str(error), error
+graphs[1][0].end()
+KTMoEWrapper.clear_buffer_cache()
+assert kt_kernel_ext.buffer_bytes() == 0
+assert not moe_wrapper._captures._results
+KTMoEWrapper.set_capture_batch_sizes([1])
+""",
     "errors": """
 one, stream = layer(), Stream()
 host = inputs(2)
@@ -232,7 +270,9 @@ KTMoEWrapper.clear_buffer_cache()
 }
 
 
+@pytest.mark.parametrize("posted", ["1", "0"])
 @pytest.mark.parametrize("name", BODIES)
-def test_stream(name):
-    done = subprocess.run([sys.executable, "-c", SETUP + BODIES[name]], capture_output=True, text=True, timeout=120)
+def test_stream(name, posted):
+    done = subprocess.run([sys.executable, "-c", SETUP + BODIES[name]], capture_output=True, text=True, timeout=120,
+                          env=dict(os.environ, KT_CUDA_POST=posted))
     assert done.returncode == 0, done.stdout + done.stderr

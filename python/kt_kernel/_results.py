@@ -15,22 +15,13 @@ class ResultBuffer:
         self._torch, self._hidden, self._dtype, self._device = torch, hidden, dtype, device
         self._tensor = None
         self._views = {}
-        self._captured = False
-        self._kept = []
 
     def rows(self, tokens):
         view = self._views.get(tokens)
         return view if view is not None else self._new_view(tokens)
 
-    def captured(self):
-        """A graph writes here from now on: memory stays when the buffer grows."""
-        self._captured = True
-
     def _new_view(self, tokens):
         if self._tensor is None or tokens > self._tensor.shape[0]:
-            if self._captured:
-                self._kept.append(self._tensor)
-                self._captured = False
             self._views.clear()
             capacity = 1 << max(tokens - 1, 0).bit_length()
             with self._torch.inference_mode(False):  # it outlives such a mode

@@ -43,12 +43,28 @@ def _keep_compilers_out(torch):
 
 
 class _Captures:
-    """Batch sizes that graphs are or were captured for: process-wide, as graphs are."""
+    """Batch sizes that graphs are captured for, and results that those write: process-wide, as graphs are."""
 
     def __init__(self):
         self.lock = threading.Lock()
         self.sizes = []
-        self.captured = set()
+        self._results = {}  # number of a capture: {(tokens, address): result}
+
+    def add(self, capture, tokens, result):
+        with self.lock:
+            self._results.setdefault(capture, {})[tokens, result.data_ptr()] = result
+
+    def batch_sizes(self):
+        return {tokens for results in self._results.values() for tokens, _ in results}
+
+    def clear(self):
+        """Gives back what streams have, and graphs that are gone."""
+        with self.lock:
+            known = set(self._results)  # others may begin meanwhile
+        gone = known.difference(kt_kernel_ext.release_buffers())
+        with self.lock:
+            for capture in gone:
+                self._results.pop(capture, None)
 
 
 _captures = _Captures()
@@ -370,17 +386,14 @@ class KTMoEWrapper:
         key = (device.index, stream)
         if tokens * self.hidden_size * hidden.element_size() > _results.OWN_BYTES and \
                 not _torch.cuda.is_current_stream_capturing():
-            results, result = None, _torch.empty_like(hidden)
+            result = _torch.empty_like(hidden)
         else:
-            results = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, device, self.layer_idx & 1)
-            result = results.rows(tokens)
-        captured = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], self.hidden_size,
+            result = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, device,
+                                        self.layer_idx & 1).rows(tokens)
+        capture = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], self.hidden_size,
                                       ids.data_ptr(), ids.dtype is _torch.int64, weights.data_ptr(), stream)
-        if captured:
-            if results is not None:
-                results.captured()
-            with _captures.lock:
-                _captures.captured.add(tokens)
+        if capture:
+            _captures.add(capture, tokens, result)
         self._streams[key] = result
 
     def _cpu_result(self, dtype, tokens):
@@ -458,7 +471,7 @@ class KTMoEWrapper:
         already has: its buffers are in use."""
         sizes = sorted({_whole("capture_bs", size, 1) for size in capture_bs})
         with _captures.lock:
-            lost = sorted(_captures.captured.intersection(_captures.sizes).difference(sizes))
+            lost = sorted(_captures.batch_sizes().intersection(_captures.sizes).difference(sizes))
             if lost:
                 raise ValueError(f"set_capture_batch_sizes({sizes}) after graphs were captured for {lost}; "
                                  "clear_buffer_cache() first, when they are gone")
@@ -471,11 +484,10 @@ class KTMoEWrapper:
 
     @staticmethod
     def clear_buffer_cache():
-        """Gives back the buffers of streams and captured graphs. Only when no graph will be replayed again."""
-        with _captures.lock:
-            _captures.captured.clear()
+        """Gives back the buffers of streams and of captured graphs that are gone. Graphs that are not keep theirs, until a
+        later call."""
         _stream_results.clear()
-        kt_kernel_ext.release_buffers()
+        _captures.clear()
 
 
 class AMXSFTMoEWrapper:
