@@ -270,9 +270,35 @@ KTMoEWrapper.clear_buffer_cache()
 }
 
 
+SPECIAL = {
+    "graphs_are_not_told_to_end": """
+one, stream = layer(), Stream()
+host = inputs(4)
+device = [on_device(value) for value in host]
+one.forward(*device, stream)
+stream.synchronize()
+graph = Graph(stream, lambda: one.forward(*device, stream))
+KTMoEWrapper.clear_buffer_cache()
+graph.replay(stream)
+assert torch.equal(graph.result.host(), one.forward(*host))
+graph.end()
+KTMoEWrapper.clear_buffer_cache()
+assert kt_kernel_ext.buffer_bytes() > 0
+""",
+}
+
+
 @pytest.mark.parametrize("posted", ["1", "0"])
 @pytest.mark.parametrize("name", BODIES)
 def test_stream(name, posted):
-    done = subprocess.run([sys.executable, "-c", SETUP + BODIES[name]], capture_output=True, text=True, timeout=120,
-                          env=dict(os.environ, KT_CUDA_POST=posted))
+    run(name, KT_CUDA_POST=posted)
+
+
+def test_a_driver_that_does_not_tell_the_end_of_graphs():
+    run("graphs_are_not_told_to_end", KT_TEST_CUDA_FAIL="cuUserObjectCreate=801")
+
+
+def run(name, **env):
+    done = subprocess.run([sys.executable, "-c", SETUP + {**BODIES, **SPECIAL}[name]], capture_output=True, text=True, timeout=120,
+                          env=dict(os.environ, **env))
     assert done.returncode == 0, done.stdout + done.stderr

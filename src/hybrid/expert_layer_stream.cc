@@ -229,14 +229,18 @@ void graph_ended(void* argument) noexcept {
   (*ended)->store(true, std::memory_order_release);
 }
 
-// So that release_buffers() knows.
+// So that release_buffers() knows. Where the driver does not tell, the graph's buffers stay for good.
 void watch_graph(const CudaDriver& driver, Place& place, CudaStream stream) {
   if (place.graph_ended) return;
   auto for_driver = std::make_unique<EndOfGraph>(std::make_shared<std::atomic<bool>>(false));
   EndOfGraph ended = *for_driver;
-  driver.at_end_of_graph(&graph_ended, for_driver.get(), stream);
-  static_cast<void>(for_driver.release());
   place.graph_ended = std::move(ended);
+  try {
+    driver.at_end_of_graph(&graph_ended, for_driver.get(), stream);
+    static_cast<void>(for_driver.release());
+  } catch (const Error& error) {
+    log_once(LogLevel::kWarning, "{}: buffers of captured graphs are not given back", error.what());
+  }
 }
 
 }  // namespace
