@@ -155,7 +155,7 @@ Calibration::RoundingNeed Calibration::rounding_need() const {
           stage.modules[static_cast<size_t>(largest - stage.n.begin())]);
     }
     if (dense_to_round(layer)) {
-      const DenseModules& dense = *walk_->dense(layer);
+      const DenseModules dense = *walk_->dense(layer);
       add(ExpertRounder::bytes(walk_->spec().hidden, dense.inter), dense.modules[2]);
     }
   }
