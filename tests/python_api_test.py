@@ -333,6 +333,19 @@ def test_bad_constructor_arguments():
     refused(TypeError, "gpu_experts_mask.*bool.*float32", lambda: wrapper(gpu_experts_mask=torch.zeros(8), load=False))
     refused(ValueError, "max_deferred_experts_per_token is 4", lambda: wrapper(max_deferred_experts_per_token=4, load=False))
     refused(ValueError, "node 77", lambda: wrapper(numa_nodes=[77], load=False))
+    refused(TypeError, "numa_nodes: expected a list of ints, got int", lambda: wrapper(numa_nodes=1, load=False))
+    refused(TypeError, "numa_nodes: expected an int, got str", lambda: wrapper(numa_nodes="0", load=False))
+    for name in ("swiglu_limit", "swiglu_alpha"):
+        for bad in (float("nan"), float("inf"), -0.5):
+            refused(ValueError, f"{name} is {bad}", lambda: wrapper(**{name: bad}, load=False))
+        refused(TypeError, f"{name}: expected a float, got str", lambda: wrapper(**{name: "seven"}, load=False))
+    refused(TypeError, "activations: expected a str, got int", lambda: wrapper(activations=3, load=False))
+    refused(ValueError, "'int3'", lambda: wrapper(activations="int3", load=False))
+    refused(ValueError, r"weight_path is '\\udcff'; expected text that is UTF-8",
+            lambda: wrapper(weight_path=b"\xff", load=False))
+    refused(TypeError, "model: expected a str, got int", lambda: wrapper(model=3, load=False))
+    refused(TypeError, "ExpertLayer: experts has a value of a wrong type",
+            lambda: kt_kernel_ext.ExpertLayer(kt_kernel_ext.CPUInfer(1), experts="8"))
 
 
 def test_bad_weights(tmp_path):

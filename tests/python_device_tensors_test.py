@@ -70,6 +70,9 @@ class DeviceTensor(torch.Tensor):
     def contiguous(self):
         return self
 
+    def detach(self):
+        return DeviceTensor.of(torch.empty(self.shape, dtype=self.dtype), self.address)
+
     def fill(self, values):
         values = values.contiguous()
         call("cuMemcpy", ctypes.c_uint64(self.address), ctypes.c_uint64(values.data_ptr()),
@@ -124,6 +127,10 @@ class Graph:
         graph = ctypes.c_void_p()
         call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
         self.executable = made("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
+        call("cuGraphDestroy", graph)
+
+    def end(self):
+        call("cuGraphExecDestroy", self.executable)
 
     def replay(self, stream):
         call("cuGraphLaunch", self.executable, stream.handle)
@@ -202,6 +209,40 @@ try:
 except ValueError as error:
     assert "[4]" in str(error), error
 """,
+    "graphs_keep_their_buffers": """
+one, stream = layer(), Stream()
+KTMoEWrapper.set_capture_batch_sizes([4])
+graphs = []
+for _ in range(2):
+    host = inputs(4)
+    device = [on_device(value) for value in host]
+    one.forward(*device, stream)
+    stream.synchronize()
+    graphs.append((Graph(stream, lambda: one.forward(*device, stream)), one.forward(*host).clone()))
+held = None
+for graph, right in graphs + graphs:
+    KTMoEWrapper.clear_buffer_cache()
+    assert kt_kernel_ext.buffer_bytes() == (held := held or kt_kernel_ext.buffer_bytes()) > 0
+    one.forward(*[on_device(value) for value in inputs(4)], stream)
+    stream.synchronize()
+    graph.replay(stream)
+    assert torch.equal(graph.result.host(), right)
+graphs[0][0].end()
+KTMoEWrapper.clear_buffer_cache()
+assert 0 < kt_kernel_ext.buffer_bytes() < held
+graphs[1][0].replay(stream)
+assert torch.equal(graphs[1][0].result.host(), graphs[1][1])
+try:
+    KTMoEWrapper.set_capture_batch_sizes([1])
+    raise SystemExit("a captured size was dropped")
+except ValueError as error:
+    assert "[4]" in str(error), error
+graphs[1][0].end()
+KTMoEWrapper.clear_buffer_cache()
+assert kt_kernel_ext.buffer_bytes() == 0
+assert not moe_wrapper._captures._results
+KTMoEWrapper.set_capture_batch_sizes([1])
+""",
     "errors": """
 one, stream = layer(), Stream()
 host = inputs(2)
@@ -229,7 +270,35 @@ KTMoEWrapper.clear_buffer_cache()
 }
 
 
+SPECIAL = {
+    "graphs_are_not_told_to_end": """
+one, stream = layer(), Stream()
+host = inputs(4)
+device = [on_device(value) for value in host]
+one.forward(*device, stream)
+stream.synchronize()
+graph = Graph(stream, lambda: one.forward(*device, stream))
+KTMoEWrapper.clear_buffer_cache()
+graph.replay(stream)
+assert torch.equal(graph.result.host(), one.forward(*host))
+graph.end()
+KTMoEWrapper.clear_buffer_cache()
+assert kt_kernel_ext.buffer_bytes() > 0
+""",
+}
+
+
+@pytest.mark.parametrize("posted", ["1", "0"])
 @pytest.mark.parametrize("name", BODIES)
-def test_stream(name):
-    done = subprocess.run([sys.executable, "-c", SETUP + BODIES[name]], capture_output=True, text=True, timeout=120)
+def test_stream(name, posted):
+    run(name, KT_CUDA_POST=posted)
+
+
+def test_a_driver_that_does_not_tell_the_end_of_graphs():
+    run("graphs_are_not_told_to_end", KT_TEST_CUDA_FAIL="cuUserObjectCreate=801")
+
+
+def run(name, **env):
+    done = subprocess.run([sys.executable, "-c", SETUP + {**BODIES, **SPECIAL}[name]], capture_output=True, text=True, timeout=120,
+                          env=dict(os.environ, **env))
     assert done.returncode == 0, done.stdout + done.stderr

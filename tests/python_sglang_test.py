@@ -285,6 +285,31 @@ def test_stock_layer_is_the_sum_of_both_halves(stock, sglang, weights, method, g
         assert_close(forward(wrapped, layer, *call), everything(*call, values), bound(method))
 
 
+def test_stock_layers_are_made_on_the_default_device(stock, sglang, weights):
+    """SGLang's loaders construct a model inside `with torch.device("cuda")`; there is none here, so it is another one that is
+    not the host. What the GPU has is not looked at."""
+    sglang.maps = torch.arange(EXPERTS).repeat(LAYERS, 1)
+    held, path = weights("BF16")
+    config = stock.KTConfig(layer_idx=0, num_gpu_experts=3, cpuinfer_threads=2, threadpool_count=1, weight_path=path,
+                            chunked_prefill_size=CHUNK, max_deferred_experts_per_token=None, method="BF16",
+                            num_layers=LAYERS)
+    layer, wrapped = make_layer(0), stock.KTEPWrapperMethod(TorchExperts(held.kind), config)
+    with torch.device("meta"):
+        wrapped.create_weights(layer, EXPERTS, HIDDEN, INTER, torch.bfloat16)
+    wrapped.create_moe_runner(layer, layer.moe_runner_config)
+    wrapped.process_weights_after_loading(layer)
+    check_cpu_half(wrapped, held, [0, 1, 2])
+
+
+def check_cpu_half(wrapped, held, on):
+    """The mask is in host memory, and experts of it are not computed there."""
+    mask = wrapped.wrapper.gpu_experts_mask
+    assert mask.device.type == "cpu" and mask.nonzero().flatten().tolist() == on
+    x, ids, shares = routed(6)
+    expected = pairs(x, ids, shares, held.values[0], ~torch.isin(ids, torch.tensor(on)))
+    assert_close(wrapped.wrapper.forward(x, ids, shares).float(), expected, bound("BF16"))
+
+
 def test_stock_loads_experts_where_the_map_says(stock, sglang, weights):
     order = torch.tensor([3, 0, 7, 1, 6, 2, 5, 4])
     sglang.maps = order.repeat(LAYERS, 1)
@@ -387,6 +412,20 @@ def test_fork_layer_is_the_sum_of_both_halves(fork, sglang, weights, method, on)
         call = routed(tokens, seed=tokens)
         assert_close(forward(wrapped, layer, *call), everything(*call, values), bound(method))
     assert [(index, mask.tolist()) for index, mask in sglang.recorded] == 3 * [(2, [e in on for e in range(EXPERTS)])]
+
+
+def test_fork_layers_are_made_on_the_default_device(fork, weights):
+    held, path = weights("BF16")
+    mask = torch.isin(torch.arange(EXPERTS), torch.tensor([1, 5]))
+    config = fork.KTConfig(layer_idx=0, gpu_experts_mask=mask, cpuinfer_threads=2, threadpool_count=1, weight_path=path,
+                           chunked_prefill_size=CHUNK, max_deferred_experts_per_token=None, method="BF16",
+                           num_layers=LAYERS)
+    layer, wrapped = make_layer(0), fork.KTEPWrapperMethod(TorchExperts(held.kind), config)
+    with torch.device("meta"):
+        wrapped.create_weights(layer, EXPERTS, HIDDEN, INTER, torch.bfloat16)
+    wrapped.create_moe_runner(layer, layer.moe_runner_config)
+    wrapped.process_weights_after_loading(layer)
+    check_cpu_half(wrapped, held, [1, 5])
 
 
 def test_fork_takes_ids_of_64_bits_and_numa_nodes(fork, weights):

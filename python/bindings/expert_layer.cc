@@ -79,14 +79,14 @@ void forward(const Layer& self, int tokens, uintptr_t input, int type, int64_t s
   without_gil([&] { layer.forward(call, at<void>(output)); });
 }
 
-bool submit(const Layer& self, int tokens, uintptr_t input, int type, int64_t stride, uintptr_t ids,
-            bool wide, uintptr_t weights, uintptr_t stream) {
+uint64_t submit(const Layer& self, int tokens, uintptr_t input, int type, int64_t stride, uintptr_t ids,
+                bool wide, uintptr_t weights, uintptr_t stream) {
   ExpertLayer& layer = self.get();
   const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
   return without_gil([&] {
     layer.submit(call, at<CudaStreamTag>(stream));
     const CudaDriver* driver = cuda_driver();
-    return driver && driver->capture(at<CudaStreamTag>(stream)) != 0;
+    return driver ? driver->capture(at<CudaStreamTag>(stream)) : 0;
   });
 }
 
@@ -107,7 +107,9 @@ void submit_write(const Layer& self, int expert, const std::vector<uintptr_t>& w
 void make(Layer* self, const CpuInfer& infer, nb::kwargs given) {
   ExpertLayerOptions options;
   const auto take = [&](const char* name, auto& value) {
-    if (given.contains(name)) value = nb::cast<std::decay_t<decltype(value)>>(given[name]);
+    if (!given.contains(name)) return;
+    if (!nb::try_cast(given[name], value))
+      throw nb::type_error(text("ExpertLayer: {} has a value of a wrong type", name).c_str());
   };
   std::string activations = "default";
   take("layer", options.layer);
@@ -164,7 +166,7 @@ void add_expert_layer(nb::module_& module) {
            "At once, on host memory.")
       .def("submit", &submit, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
            nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("stream"),
-           "In the order of a CUDA stream; True when the stream is being captured.")
+           "In the order of a CUDA stream; the number of the capture that the stream is in, or 0.")
       .def(
           "sync",
           [](const Layer& self, uintptr_t output, int tokens, uintptr_t stream) {

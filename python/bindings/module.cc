@@ -68,8 +68,10 @@ NB_MODULE(kt_kernel_ext, module) {
       "has_cuda", [] { return kt::cuda_driver() != nullptr; },
       "Whether streams can be given. The first call looks.");
   module.def(
-      "release_buffers", [] { without_gil([] { kt::release_buffers(); }); },
-      "Gives back the buffers of streams and captured graphs; only when none of them will be used again.");
+      "release_buffers", [] { return without_gil([] { return kt::release_buffers(); }); },
+      "Gives back the buffers of streams, when no work is in flight, and of captured graphs that are gone. "
+      "The numbers "
+      "of the captures that keep theirs.");
   module.def(
       "buffer_bytes", [] { return without_gil([] { return kt::held_buffer_bytes(); }); },
       "Bytes of page-locked memory that streams and captured graphs have.");

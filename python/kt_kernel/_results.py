@@ -8,34 +8,28 @@ OWN_BYTES = 1 << 20
 
 
 class ResultBuffer:
-    """A tensor [capacity, hidden] and views of its first rows. Grows; views that are out keep the old memory."""
+    """A tensor [capacity, hidden] and views of its first rows. Grows; views that are out keep the old memory. Callers of
+    the package get other tensors of the same memory: they may do to those whatever torch can."""
 
     def __init__(self, torch, hidden, dtype, device):
         self._torch, self._hidden, self._dtype, self._device = torch, hidden, dtype, device
         self._tensor = None
         self._views = {}
-        self._captured = False
-        self._kept = []
 
     def rows(self, tokens):
         view = self._views.get(tokens)
         return view if view is not None else self._new_view(tokens)
 
-    def captured(self):
-        """A graph writes here from now on: memory stays when the buffer grows."""
-        self._captured = True
-
     def _new_view(self, tokens):
         if self._tensor is None or tokens > self._tensor.shape[0]:
-            if self._captured:
-                self._kept.append(self._tensor)
-                self._captured = False
             self._views.clear()
             capacity = 1 << max(tokens - 1, 0).bit_length()
-            self._tensor = self._torch.zeros((capacity, self._hidden), dtype=self._dtype, device=self._device)
+            with self._torch.inference_mode(False):  # it outlives such a mode
+                self._tensor = self._torch.zeros((capacity, self._hidden), dtype=self._dtype, device=self._device)
         elif len(self._views) >= 4096:
             self._views.clear()
-        view = self._tensor[:tokens]
+        with self._torch.inference_mode(False):
+            view = self._tensor[:tokens]
         self._views[tokens] = view
         return view
 

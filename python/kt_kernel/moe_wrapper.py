@@ -4,8 +4,10 @@ No arithmetic here. Names and dialects become values of the extension; tensors a
 """
 import errno
 import logging
+import math
 import os
 import threading
+import types
 
 from kt_kernel import _results, kt_kernel_ext
 
@@ -20,17 +22,49 @@ def _import_torch():
         import torch
         _reals.update({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
         _HALVES = (torch.bfloat16, torch.float16)
+        _keep_compilers_out(torch)
         _torch = torch
     return _torch
 
 
+def _keep_compilers_out(torch):
+    """torch.compile breaks its graph at calls of a wrapper and runs them as they are: addresses cannot be traced. With the
+    public way only where torch lacks the other: it imports all of dynamo, seconds for those who compile nothing."""
+    functions = {name: f for name, f in vars(KTMoEWrapper).items() if isinstance(f, types.FunctionType)}
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:
+        for name, function in functions.items():
+            setattr(KTMoEWrapper, name, torch.compiler.disable(function))
+        return
+    for function in functions.values():
+        function._torchdynamo_disable = True
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
 class _Captures:
-    """Batch sizes that graphs are or were captured for: process-wide, as graphs are."""
+    """Batch sizes that graphs are captured for, and results that those write: process-wide, as graphs are."""
 
     def __init__(self):
         self.lock = threading.Lock()
         self.sizes = []
-        self.captured = set()
+        self._results = {}  # number of a capture: {(tokens, address): result}
+
+    def add(self, capture, tokens, result):
+        with self.lock:
+            self._results.setdefault(capture, {})[tokens, result.data_ptr()] = result
+
+    def batch_sizes(self):
+        return {tokens for results in self._results.values() for tokens, _ in results}
+
+    def clear(self):
+        """Gives back what streams have, and graphs that are gone."""
+        with self.lock:
+            known = set(self._results)  # others may begin meanwhile
+        gone = known.difference(kt_kernel_ext.release_buffers())
+        with self.lock:
+            for capture in gone:
+                self._results.pop(capture, None)
 
 
 _captures = _Captures()
@@ -49,24 +83,61 @@ def _whole(name, value, least, most=2**31 - 1):
     return value
 
 
+def _swiglu(name, value):
+    """A finite number, 0: without."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected a float, got {type(value).__name__}") from None
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} is {number}; expected 0 or a finite number above")
+    return number
+
+
+def _text(name, value):
+    """What the extension takes for a string: UTF-8."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a str, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is {value!r}; expected text that is UTF-8") from None
+    return value
+
+
+def _nodes(given):
+    try:
+        return [_whole("numa_nodes", node, 0) for node in (() if given is None else given)]
+    except TypeError as error:
+        if hasattr(type(given), "__iter__"):
+            raise
+        raise TypeError(f"numa_nodes: expected a list of ints, got {type(given).__name__}") from error
+
+
 def _shown(tensor):
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
+def _with_values(name, tensor):
+    if tensor.device.type == "meta" or tensor.layout is not _torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor with values, got {_shown(tensor)}, {tensor.layout}")
+    return tensor
+
+
 def _pinned_mask(experts):
     """Page-locked where there is a GPU. A child forked from a process that uses one sees it and cannot use it: there it is
-    ordinary memory."""
+    ordinary memory. Never on torch's default device, which is the GPU while engines construct models."""
     if _torch.cuda.is_available():
         try:
-            mask = _torch.zeros(experts, dtype=_torch.bool, pin_memory=True)
+            mask = _torch.zeros(experts, dtype=_torch.bool, device="cpu", pin_memory=True)
         except RuntimeError:
-            return _torch.zeros(experts, dtype=_torch.bool)
+            return _torch.zeros(experts, dtype=_torch.bool, device="cpu")
         try:
             kt_kernel_ext.cuda_prepare()
         except (RuntimeError, MemoryError):
             pass  # the first call in a stream says what is wrong
         return mask
-    return _torch.zeros(experts, dtype=_torch.bool)
+    return _torch.zeros(experts, dtype=_torch.bool, device="cpu")
 
 
 def _cpu_infer(threads, pools, nodes):
@@ -109,10 +180,8 @@ class KTMoEWrapper:
         self.chunked_prefill_size = _whole("chunked_prefill_size", chunked_prefill_size, 1)
         self.max_deferred_experts_per_token = _whole("max_deferred_experts_per_token",
                                                      max_deferred_experts_per_token or 0, 0)
-        self.weight_path = None if weight_path is None else os.fsdecode(weight_path)
-        if model is not None and not isinstance(model, str):
-            raise TypeError(f"model: expected a str or None, got {type(model).__name__}")
-        self.model = model
+        self.weight_path = None if weight_path is None else _text("weight_path", os.fsdecode(weight_path))
+        self.model = None if model is None else _text("model", model)
         self.cpu_save = bool(cpu_save)
         self.method = method
         if not isinstance(method, str) or method not in kt_kernel_ext.methods():
@@ -127,14 +196,15 @@ class KTMoEWrapper:
         self._streams = {}  # stream: (tokens, result) of a submit that waits for its sync
         self.cpu_infer = _cpu_infer(_whole("cpuinfer_threads", cpuinfer_threads, 0),
                                     _whole("threadpool_count", threadpool_count, 0),
-                                    [_whole("numa_nodes", node, 0) for node in numa_nodes or []])
+                                    _nodes(numa_nodes))
         self._layer = kt_kernel_ext.ExpertLayer(
             self.cpu_infer, layer=self.layer_idx, experts=self.num_experts, hidden=self.hidden_size,
             inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=method,
             weights=self.weight_path or "", model=self.model or "", max_tokens=self.chunked_prefill_size,
             max_deferred=self.max_deferred_experts_per_token, group_size=_whole("group_size", group_size, 0),
-            zero_point=bool(zero_point), save=self.cpu_save, swiglu_limit=float(swiglu_limit),
-            swiglu_alpha=float(swiglu_alpha), activations=activations)
+            zero_point=bool(zero_point), save=self.cpu_save,
+            swiglu_limit=_swiglu("swiglu_limit", swiglu_limit), swiglu_alpha=_swiglu("swiglu_alpha", swiglu_alpha),
+            activations=_text("activations", activations))
         self._layer.set_mask(self._mask.data_ptr(), self._mask)
 
     def __repr__(self):
@@ -154,11 +224,12 @@ class KTMoEWrapper:
             mask, count = None, max(number, count)
         if mask is None and count > self.num_experts:
             raise ValueError(f"num_gpu_experts is {count} of {self.num_experts} experts")
-        live = _pinned_mask(self.num_experts)
-        if mask is None:
-            live[:count] = True
-        else:
-            live.copy_(self._checked_mask(mask))
+        with torch.inference_mode(False):  # it outlives such a mode, and is written outside of it
+            live = _pinned_mask(self.num_experts)
+            if mask is None:
+                live[:count] = True
+            else:
+                live.copy_(self._checked_mask(mask))
         return live
 
     def _checked_mask(self, mask):
@@ -167,12 +238,12 @@ class KTMoEWrapper:
             raise TypeError(f"gpu_experts_mask: expected a bool tensor, got {what}")
         if tuple(mask.shape) != (self.num_experts,):
             raise ValueError(f"gpu_experts_mask: expected [{self.num_experts}], got {_shown(mask)}")
-        return mask
+        return _with_values("gpu_experts_mask", mask)
 
     @property
     def gpu_experts_mask(self):
         """Live bool tensor [num_experts] in host memory: each forward, replayed ones too, reads what it holds then."""
-        return self._mask
+        return self._mask.detach()  # the same memory; the layer reads it whatever becomes of this tensor
 
     @gpu_experts_mask.setter
     def gpu_experts_mask(self, mask):
@@ -180,6 +251,7 @@ class KTMoEWrapper:
 
     @property
     def num_gpu_experts(self):
+        """How many experts the mask leaves to the GPU now."""
         return int(self._mask.sum())
 
     # -- weights
@@ -187,12 +259,13 @@ class KTMoEWrapper:
     def _map(self, given):
         if given is None:
             return []
-        given = _torch.as_tensor(given)
-        if given.is_floating_point() or given.dtype == _torch.bool:
+        if not isinstance(given, _torch.Tensor):
+            given = _torch.as_tensor(given, device="cpu")
+        if given.is_floating_point() or given.is_complex() or given.dtype == _torch.bool:
             raise TypeError(f"physical_to_logical_map: expected int64, got {_shown(given)}")
         if tuple(given.shape) != (self.num_experts,):
             raise ValueError(f"physical_to_logical_map: expected [{self.num_experts}], got {_shown(given)}")
-        return given.tolist()
+        return _with_values("physical_to_logical_map", given).tolist()
 
     def load_weights(self, physical_to_logical_map=None):
         """Reads this layer under ``weight_path``; slot p gets logical expert map[p]."""
@@ -217,7 +290,7 @@ class KTMoEWrapper:
                                 f"{_shown(tensor)}")
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name}: expected {list(shape)}, got {_shown(tensor)}")
-            tensors.append(tensor.detach().cpu().contiguous())
+            tensors.append(_with_values(name, tensor).detach().cpu().contiguous().resolve_neg())
         self._layer.load_values(*(t.data_ptr() for t in tensors), _reals[gate_proj.dtype],
                                 self._map(physical_to_logical_map))
 
@@ -277,6 +350,8 @@ class KTMoEWrapper:
         stride = hidden.stride()
         if stride[1] != 1 or stride[0] < self.hidden_size:
             hidden = hidden.contiguous()
+        if hidden.is_neg() or ids.is_neg() or weights.is_neg():  # memory that holds the opposite
+            hidden, ids, weights = hidden.resolve_neg(), ids.resolve_neg(), weights.resolve_neg()
         return tokens, hidden, ids.contiguous(), weights.contiguous()
 
     def submit_forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
@@ -311,17 +386,14 @@ class KTMoEWrapper:
         key = (device.index, stream)
         if tokens * self.hidden_size * hidden.element_size() > _results.OWN_BYTES and \
                 not _torch.cuda.is_current_stream_capturing():
-            results, result = None, _torch.empty_like(hidden)
+            result = _torch.empty_like(hidden)
         else:
-            results = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, device, self.layer_idx & 1)
-            result = results.rows(tokens)
-        captured = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], self.hidden_size,
+            result = _stream_results.of(_torch, stream, self.hidden_size, hidden.dtype, device,
+                                        self.layer_idx & 1).rows(tokens)
+        capture = self._layer.submit(tokens, hidden.data_ptr(), _reals[hidden.dtype], self.hidden_size,
                                       ids.data_ptr(), ids.dtype is _torch.int64, weights.data_ptr(), stream)
-        if captured:
-            if results is not None:
-                results.captured()
-            with _captures.lock:
-                _captures.captured.add(tokens)
+        if capture:
+            _captures.add(capture, tokens, result)
         self._streams[key] = result
 
     def _cpu_result(self, dtype, tokens):
@@ -340,17 +412,20 @@ class KTMoEWrapper:
         hidden = self._flat(hidden_states)
         if hidden.is_cuda:
             stream = self._stream(cuda_stream, hidden.device)
-            result = self._streams.pop((hidden.device.index, stream), None)
+            result = self._streams.get((hidden.device.index, stream))
         else:
             stream, result = None, self._local.pending
-            self._local.pending = None
         if result is None:
             raise RuntimeError("sync_forward: nothing was submitted by submit_forward, or it was synced before")
         if result.shape != hidden.shape or result.dtype is not hidden.dtype:
             raise ValueError(f"sync_forward: hidden_states are {_shown(hidden_states)}, submitted were {_shown(result)}")
-        if stream is not None:
+        if stream is None:
+            self._local.pending = None
+        else:
+            self._streams.pop((hidden.device.index, stream), None)
             with self._on(stream, hidden.device):
                 self._layer.sync(result.data_ptr(), result.shape[0], stream)
+        result = result.detach()  # the same memory; what the caller does to the tensor itself stays his
         return result if hidden_states.dim() == 2 else result.view(hidden_states.shape)
 
     def forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
@@ -396,7 +471,7 @@ class KTMoEWrapper:
         already has: its buffers are in use."""
         sizes = sorted({_whole("capture_bs", size, 1) for size in capture_bs})
         with _captures.lock:
-            lost = sorted(_captures.captured.intersection(_captures.sizes).difference(sizes))
+            lost = sorted(_captures.batch_sizes().intersection(_captures.sizes).difference(sizes))
             if lost:
                 raise ValueError(f"set_capture_batch_sizes({sizes}) after graphs were captured for {lost}; "
                                  "clear_buffer_cache() first, when they are gone")
@@ -404,15 +479,15 @@ class KTMoEWrapper:
 
     @staticmethod
     def get_capture_batch_sizes():
+        """The batch sizes of the last set_capture_batch_sizes, ascending."""
         return list(_captures.sizes)
 
     @staticmethod
     def clear_buffer_cache():
-        """Gives back the buffers of streams and captured graphs. Only when no graph will be replayed again."""
-        with _captures.lock:
-            _captures.captured.clear()
+        """Gives back the buffers of streams and of captured graphs that are gone. Graphs that are not keep theirs, until a
+        later call."""
         _stream_results.clear()
-        kt_kernel_ext.release_buffers()
+        _captures.clear()
 
 
 class AMXSFTMoEWrapper:

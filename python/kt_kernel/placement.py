@@ -19,13 +19,22 @@ import json
 import operator
 import os
 import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, Union
+
+if TYPE_CHECKING:
+    import torch
+
+    Table = Union[torch.Tensor, Sequence[Sequence[float]], Sequence[Sequence[Sequence[float]]]]  # numbers in two or three dimensions
+    Path = Union[str, os.PathLike[str]]
 
 STRATEGIES = ("uniform", "frequency", "front-loading", "random")
 RANDOM_SEED = 42
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 
-def generate_gpu_experts_masks(activation_freq, num_gpu_experts):
+def generate_gpu_experts_masks(activation_freq: Table, num_gpu_experts: SupportsIndex) -> torch.Tensor:
     """The `num_gpu_experts` most used experts of the whole model.
 
     activation_freq: [layers, experts] counts or frequencies, a tensor or nested lists, on any device.
@@ -37,12 +46,13 @@ def generate_gpu_experts_masks(activation_freq, num_gpu_experts):
     table = _table(activation_freq, "activation_freq")
     count = min(max(_integer(num_gpu_experts, "num_gpu_experts"), 0), table.numel())
     order = torch.sort(table.reshape(-1), descending=True, stable=True).indices
-    mask = torch.zeros(table.numel(), dtype=torch.bool)
+    mask = torch.zeros(table.numel(), dtype=torch.bool, device="cpu")
     mask[order[:count]] = True
     return mask.reshape(table.shape)
 
 
-def place(strategy, layers, experts, num_gpu_experts, statistics=None, *, moe_layers=None):
+def place(strategy: str, layers: SupportsIndex, experts: SupportsIndex, num_gpu_experts: SupportsIndex,
+          statistics: Table | Path | None = None, *, moe_layers: Iterable[SupportsIndex] | None = None) -> torch.Tensor:
     """The placement of a whole model by one of the strategies of `--kt-expert-placement-strategy`.
 
     num_gpu_experts: how many experts of all layers together (SGLang's `--kt-num-gpu-experts` is per layer: multiply it);
@@ -72,24 +82,25 @@ def place(strategy, layers, experts, num_gpu_experts, statistics=None, *, moe_la
         chosen = generate_gpu_experts_masks(_statistics(statistics, layers, experts)[rows], count)
     elif strategy == "uniform":
         share, more = divmod(count, max(len(rows), 1))
-        each = torch.full((len(rows), 1), share)
+        each = torch.full((len(rows), 1), share, device="cpu")
         each[:more] += 1
-        chosen = torch.arange(experts)[None, :] < each
+        chosen = torch.arange(experts, device="cpu")[None, :] < each
     else:
-        flat = torch.zeros(len(rows) * experts, dtype=torch.bool)
+        flat = torch.zeros(len(rows) * experts, dtype=torch.bool, device="cpu")
         if strategy == "random":
-            drawn = torch.randperm(flat.numel(), generator=torch.Generator().manual_seed(RANDOM_SEED))
+            draw = torch.Generator("cpu").manual_seed(RANDOM_SEED)
+            drawn = torch.randperm(flat.numel(), generator=draw, device="cpu")
             flat[drawn[:count]] = True
         else:
             flat[:count] = True
         chosen = flat.reshape(len(rows), experts)
 
-    mask = torch.ones(layers, experts, dtype=torch.bool)
+    mask = torch.ones(layers, experts, dtype=torch.bool, device="cpu")
     mask[rows] = chosen
     return mask
 
 
-def read_statistics(path):
+def read_statistics(path: Path) -> torch.Tensor:
     """The counts [layers, experts] of a file, int64 on the CPU. Raises ValueError naming the file and what is wrong."""
     import torch
 
@@ -112,7 +123,7 @@ def read_statistics(path):
     return _counts(data, path)
 
 
-def write_statistics(path, counts):
+def write_statistics(path: Path, counts: Table) -> None:
     """Writes counts [layers, experts] or [buffer, layers, experts] as `path` says: .pt (a buffer dimension of 1 is added
     to a plain table, as SGLang expects; int32, or int64 where a count needs it) or .json. The file appears whole."""
     import torch
@@ -143,20 +154,21 @@ class ExpertRecorder:
     `add` is cheap and waits for no device: counts are kept where the ids are. Any thread may call any method.
     """
 
-    def __init__(self, layers, experts):
+    def __init__(self, layers: SupportsIndex, experts: SupportsIndex) -> None:
         self.layers = _positive(layers, "layers")
         self.experts = _positive(experts, "experts")
         self._lock = threading.Lock()
-        self._tables = {}  # device -> [layers, experts + 1]; the last column takes ids of no expert
+        self._tables: dict[torch.device, torch.Tensor] = {}  # device -> [layers, experts + 1]; the last column takes ids of no expert
 
-    def add(self, layer, ids):
+    def add(self, layer: SupportsIndex, ids: torch.Tensor | Sequence[Any]) -> None:
         """Counts the chosen experts `ids` (any shape, integers) of one layer; ids < 0 or >= experts are ignored."""
         import torch
 
         layer = _integer(layer, "layer")
         if not 0 <= layer < self.layers:
             raise IndexError(f"layer {layer} is not in 0 ... {self.layers - 1}")
-        ids = torch.as_tensor(ids)
+        if not isinstance(ids, torch.Tensor):
+            ids = torch.as_tensor(ids, device="cpu")
         if ids.numel() == 0:
             return
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -171,7 +183,7 @@ class ExpertRecorder:
                 self._tables[ids.device] = table
             table[layer].index_add_(0, flat, torch.ones_like(flat))
 
-    def counts(self):
+    def counts(self) -> torch.Tensor:
         """What was counted so far: a new int64 CPU tensor [layers, experts]. Waits for the devices that counted."""
         import torch
 
@@ -181,23 +193,23 @@ class ExpertRecorder:
                 total += table[:, : self.experts].cpu()
             return total
 
-    def frequencies(self):
+    def frequencies(self) -> torch.Tensor:
         """Each expert's share of its layer's activations, float64 [layers, experts]; a layer never seen has zeros."""
         counts = self.counts().double()
         return counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
 
-    def reset(self):
+    def reset(self) -> None:
         """Forgets all counts."""
         with self._lock:
             for table in self._tables.values():
                 table.zero_()
 
-    def save(self, path):
+    def save(self, path: Path) -> None:
         """Writes the counts as `write_statistics` does: .pt for SGLang and `place`, or .json."""
         write_statistics(path, self.counts())
 
 
-def _integer(value, name):
+def _integer(value: SupportsIndex, name: str) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, it is {value}")
     try:
@@ -206,14 +218,14 @@ def _integer(value, name):
         raise TypeError(f"{name} must be an integer, it is {value!r}") from None
 
 
-def _positive(value, name):
-    value = _integer(value, name)
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, it is {value}")
-    return value
+def _positive(value: SupportsIndex, name: str) -> int:
+    number = _integer(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, it is {number}")
+    return number
 
 
-def _moe_rows(moe_layers, layers):
+def _moe_rows(moe_layers: Iterable[SupportsIndex] | None, layers: int) -> list[int]:
     if moe_layers is None:
         return list(range(layers))
     rows = sorted({_integer(layer, "moe_layers") for layer in moe_layers})
@@ -223,30 +235,59 @@ def _moe_rows(moe_layers, layers):
     return rows
 
 
-def _kind(path):
+def _kind(path: str) -> str:
     for kind in ("pt", "json"):
         if path.lower().endswith("." + kind):
             return kind
     raise ValueError(f"{path}: activation statistics are .pt or .json files")
 
 
-def _first_line(error):
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _tensor(values, name):
+def _tensor(values: Any, name: str) -> torch.Tensor:
+    """A dense tensor on the CPU; unsigned integers become int64, as torch compares no others."""
     import torch
 
     try:
-        tensor = torch.as_tensor(values)
+        tensor = values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name}: not a table of numbers: {_first_line(error)}") from error
-    if tensor.is_complex():
+    if tensor.is_complex() or tensor.is_quantized:
         raise ValueError(f"{name}: expected counts, has {tensor.dtype}")
-    return tensor.detach().cpu()
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor with values, has {tensor.layout} on {tensor.device}")
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return _wide(tensor, name)
+    return tensor
 
 
-def _check(tensor, name):
+def _wide(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Unsigned integers as int64."""
+    import torch
+
+    wide = tensor.to(torch.int64)
+    if bool((wide < 0).any()):
+        at = torch.nonzero(wide < 0)[0].tolist()
+        raise ValueError(f"{name}{at}: expected a count up to {_INT64_MAX}, has {int(wide[tuple(at)]) + 2**64}")
+    return wide
+
+
+def _summed(counts: torch.Tensor, name: str) -> torch.Tensor:
+    """[layers, experts] of [buffer, layers, experts], whose counts may be too many for int64."""
+    total = counts.sum(dim=0)
+    if counts.is_floating_point() or not bool((counts.double().sum(dim=0) >= float(_INT64_MAX)).any()):
+        return total
+    exact = [[sum(column) for column in zip(*rows)] for rows in zip(*counts.tolist())]
+    most = max(max(row) for row in exact)
+    if most > _INT64_MAX:
+        raise ValueError(f"{name}: the counts of an expert add up to {most}, more than {_INT64_MAX}")
+    return total
+
+
+def _check(tensor: torch.Tensor, name: str) -> None:
     """No count below zero, no NaN, no infinity."""
     import torch
 
@@ -258,7 +299,7 @@ def _check(tensor, name):
         raise ValueError(f"{name}{at}: expected a count, has {tensor[tuple(at)].item()}")
 
 
-def _table(values, name):
+def _table(values: Any, name: str) -> torch.Tensor:
     """[layers, experts] in int64 or float64."""
     import torch
 
@@ -270,7 +311,7 @@ def _table(values, name):
     return tensor
 
 
-def _as_counts(values, name):
+def _as_counts(values: Any, name: str) -> torch.Tensor:
     """Whole counts, 2-D or 3-D, int64."""
     import torch
 
@@ -286,13 +327,13 @@ def _as_counts(values, name):
     return whole
 
 
-def _counts(values, name):
+def _counts(values: Any, name: str) -> torch.Tensor:
     """[layers, experts], int64, the buffer dimension summed."""
     counts = _as_counts(values, name)
-    return counts.sum(dim=0) if counts.dim() == 3 else counts
+    return _summed(counts, name) if counts.dim() == 3 else counts
 
 
-def _statistics(statistics, layers, experts):
+def _statistics(statistics: Table | Path | None, layers: int, experts: int) -> torch.Tensor:
     """What "frequency" goes by, [layers, experts]: counts or frequencies."""
     if statistics is None:
         raise ValueError('the strategy "frequency" needs statistics: counts [layers, experts] or the path of a file')
@@ -301,7 +342,10 @@ def _statistics(statistics, layers, experts):
         name = os.fspath(statistics)
         statistics = read_statistics(name)
     tensor = _tensor(statistics, name)
-    table = _table(tensor.sum(dim=0) if tensor.dim() == 3 else tensor, name)
+    if tensor.dim() == 3:
+        _check(tensor, name)
+        tensor = _summed(tensor, name)
+    table = _table(tensor, name)
     if list(table.shape) != [layers, experts]:
         raise ValueError(f"{name}: has {table.shape[0]} layers of {table.shape[1]} experts, expected {layers} of {experts}")
     return table

@@ -95,6 +95,21 @@ class LoadedDriver final : public CudaDriver {
     return id + 1;  // CUDA does not promise that its own numbers start above 0
   }
 
+  void at_end_of_graph(void (*function)(void*) noexcept, void* argument, CudaStream stream) const override {
+    enter(stream);
+    CudaCaptureStatus status = CudaCaptureStatus::kNone;
+    void* graph = nullptr;
+    CudaUserObject object = nullptr;
+    check(symbols_.capture_info(stream, &status, nullptr, &graph, nullptr, nullptr),
+          "name the graph of a stream");
+    if (status != CudaCaptureStatus::kActive || !graph)
+      fail_as(ErrorKind::kInternal, "CUDA cannot name the graph of a stream that is not captured");
+    check(symbols_.user_object_create(&object, argument, function, 1, kCudaUnsyncedEnd),
+          "make what ends with a graph");
+    // Refused, the object is left: its end would call the function.
+    check(symbols_.graph_retain_user_object(graph, object, 1, kCudaMoveReference), "tell the end of a graph");
+  }
+
   const void* context() const override {
     enter(nullptr);
     CudaContext context = nullptr;

@@ -47,6 +47,10 @@ class CudaDriver {
   // A number that no other capture of this process has or will have, while the stream is being captured into
   // a graph; 0 when it is not.
   virtual uint64_t capture(CudaStream stream) const = 0;
+  // function(argument) once, on any thread, some time after the graph that the stream is being captured into
+  // is gone, and with it all that was instantiated from it and their launches: nothing replays it any more.
+  // Then it must not call CUDA nor throw. An Error where the stream is not being captured; then never.
+  virtual void at_end_of_graph(void (*function)(void*) noexcept, void* argument, CudaStream stream) const = 0;
   // Which context is current in the calling thread: null streams of two devices differ by it only.
   virtual const void* context() const = 0;
   // Makes the stream's own context current in the calling thread. The one that was, or null where it stays;

@@ -97,6 +97,21 @@ TEST_F(InjectedErrorTest, ErrorsHaveNamesAndNumbers) {
   EXPECT_EQ(calls, 1);
 }
 
+TEST_F(InjectedErrorTest, ARefusedEndOfAGraphIsAnError) {
+  const TestStream stream;
+  std::atomic<int> ended = 0;
+  for (const char* const name :
+       {"cuStreamGetCaptureInfo_v2", "cuUserObjectCreate", "cuGraphRetainUserObject"}) {
+    const TestGraph graph(stream, [&] {
+      kTestCuda.fail_next(name, 1);
+      EXPECT_THAT(error_of([&] { driver().at_end_of_graph(count, &ended, stream); }).what(),
+                  HasSubstr("CUDA_ERROR_INVALID_VALUE"))
+          << name;
+    });
+  }
+  EXPECT_EQ(ended, 0);
+}
+
 TEST_F(InjectedErrorTest, FailingContextIsAnError) {
   std::thread([&] {
     kTestCuda.fail_next("cuCtxSetCurrent", 201);

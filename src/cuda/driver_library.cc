@@ -32,6 +32,8 @@ std::string find_all(void* library, CudaSymbols& s) {
   find(library, "cuMemcpyAsync", s.copy_async, missing);
   find(library, "cuLaunchHostFunc", s.launch_host_function, missing);
   find(library, "cuStreamGetCaptureInfo_v2", s.capture_info, missing);
+  find(library, "cuUserObjectCreate", s.user_object_create, missing);
+  find(library, "cuGraphRetainUserObject", s.graph_retain_user_object, missing);
   find(library, "cuThreadExchangeStreamCaptureMode", s.exchange_capture_mode, missing);
   find(library, "cuStreamSynchronize", s.synchronize, missing);
   find(library, "cuEventCreate", s.event_create, missing);

@@ -15,12 +15,16 @@ using CudaAddress = unsigned long long;  // of any memory
 using CudaContext = struct CudaContextTag*;
 using CudaModule = struct CudaModuleTag*;
 using CudaFunction = struct CudaFunctionTag*;
+using CudaUserObject = struct CudaUserObjectTag*;
 
 constexpr CudaResult kCudaOutOfMemory = 2, kCudaNotInitialized = 3, kCudaDeinitialized = 4,
                      kCudaNoDevice = 100, kCudaNotReady = 600, kCudaCaptureInvalidated = 901;
 constexpr unsigned kCudaHostPortable = 1;  // page-locked for all contexts
 constexpr unsigned kCudaEventNoTime = 2;   // cheaper
-constexpr int kCudaCaptureRelaxed = 2;     // of a thread: nothing is forbidden while a stream is captured
+constexpr unsigned kCudaUnsyncedEnd =
+    1;  // of a user object: nothing waits for its end, the only kind there is
+constexpr unsigned kCudaMoveReference = 1;  // the graph gets the caller's
+constexpr int kCudaCaptureRelaxed = 2;      // of a thread: nothing is forbidden while a stream is captured
 constexpr uintptr_t kCudaLastDefaultStream = 2;  // handles 0 to 2 are default streams of the current context
 constexpr int kCudaKernelTimeLimit = 17;  // attribute of a device: a kernel that takes seconds is killed
 enum class CudaCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
@@ -42,6 +46,10 @@ struct CudaSymbols {
   CudaResult (*launch_host_function)(CudaStream, void (*)(void*), void* argument) = nullptr;
   CudaResult (*capture_info)(CudaStream, CudaCaptureStatus*, uint64_t* id, void** graph, const void** nodes,
                              size_t* count) = nullptr;  // all but the first two may be null
+  CudaResult (*user_object_create)(CudaUserObject*, void* argument, void (*end)(void*), unsigned references,
+                                   unsigned flags) = nullptr;
+  CudaResult (*graph_retain_user_object)(void* graph, CudaUserObject, unsigned references,
+                                         unsigned flags) = nullptr;
   CudaResult (*exchange_capture_mode)(int* mode) = nullptr;
   CudaResult (*synchronize)(CudaStream) = nullptr;
   CudaResult (*event_create)(CudaEvent*, unsigned flags) = nullptr;

@@ -205,6 +205,37 @@ TEST_F(CudaDriverTest, EveryCaptureHasItsNumber) {
   EXPECT_EQ(std::ranges::adjacent_find(ids), ids.end());
 }
 
+// Until it counts so many; the driver may be late.
+void wait_for(const std::atomic<int>& calls, int wanted) {
+  for (int i = 0; i < 5000 && calls < wanted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+TEST_F(CudaDriverTest, TellsTheEndOfAGraph) {
+  const TestStream stream;
+  StreamGate gate;
+  std::atomic<int> ended = 0, calls = 0;
+  {
+    const TestGraph graph(stream, [&] {
+      driver().at_end_of_graph(count, &ended, stream);
+      driver().call(&StreamGate::hold, &gate, stream);
+      driver().call(count, &calls, stream);
+      driver().at_end_of_graph(count, &ended, stream);
+    });
+    EXPECT_EQ(ended, 0);
+    graph.launch(stream);
+    gate.wait();
+  }
+  EXPECT_EQ(ended, 0) << "it still runs";
+  gate.open = true;
+  driver().wait(stream);
+  wait_for(ended, 2);
+  EXPECT_EQ(ended, 2);
+  EXPECT_EQ(calls, 1);
+  EXPECT_STREQ(error_of([&] { driver().at_end_of_graph(count, &ended, stream); }).what(),
+               "CUDA cannot name the graph of a stream that is not captured");
+  EXPECT_EQ(ended, 2);
+}
+
 TEST_F(CudaDriverTest, StreamsThatJoinACaptureShareItsNumber) {
   const TestStream origin, side;
   const TestEvent fork, join;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cuda/driver.h"
 #include "hybrid/cpu_team.h"
@@ -61,7 +62,7 @@ class ExpertLayer {
  public:
   ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options);
   // Work in flight goes on: what it needs lives until it is done, with the mask as it is now, and is given
-  // back by later calls of other layers or release_buffers(). Captured graphs keep it until the latter. In a
+  // back by later calls of other layers or release_buffers(). Captured graphs keep it while they live. In a
   // forked child all calls throw, and only the memory is given back.
   ~ExpertLayer();
   ExpertLayer(const ExpertLayer&) = delete;
@@ -87,13 +88,13 @@ class ExpertLayer {
   // In the order of a stream. When submit() returns, the copies of input, ids and weights to the host are in
   // the stream; the caller may overwrite them by later work of that stream. sync() makes the stream wait for
   // the CPU and copy the result to `output` (device memory, contiguous, type of the input). Both may be
-  // captured into a graph; what a graph uses lives until release_buffers(). Errors of the CPU's work are
-  // thrown by a later call of this layer or of check(); the output is then zeros. Needs cuda_driver(). One
-  // submit may be followed by other layers' before its sync, which is on the same stream (handle 2, the
-  // default stream of a thread: in the same thread too); a second submit of the same layer gives up the
-  // first. Rows of the input stand without gaps. What is put off goes to the next layer as in forward(), by
-  // the thread that submits; a graph decides it when it is captured. In a graph that has no sync for it
-  // the next replay waits for the CPU: it writes to the same memory.
+  // captured into a graph; what a graph uses lives as long as it, and until the next release_buffers().
+  // Errors of the CPU's work are thrown by a later call of this layer or of check(); the output is then
+  // zeros. Needs cuda_driver(). One submit may be followed by other layers' before its sync, which is on the
+  // same stream (handle 2, the default stream of a thread: in the same thread too); a second submit of the
+  // same layer gives up the first. Rows of the input stand without gaps. What is put off goes to the next
+  // layer as in forward(), by the thread that submits; a graph decides it when it is captured. In a graph
+  // that has no sync for it the next replay waits for the CPU: it writes to the same memory.
   void submit(const LayerCall& call, CudaStream stream);
   void sync(void* output, int tokens, CudaStream stream);
 
@@ -126,9 +127,10 @@ class ExpertLayer {
 void split_deferred(std::span<const int64_t> ids, std::span<const float> weights, int top_k, int max_deferred,
                     int experts, std::span<int64_t> now, std::span<int64_t> later);
 
-// Gives back the buffers of streams and captured graphs. Only when no work is in flight and no captured graph
-// will be replayed again.
-void release_buffers();
+// Gives back the buffers of streams, only when no work is in flight, and of captured graphs that are gone:
+// all that was instantiated from them too. CUDA may say so a little later; a later call gives back the rest.
+// Returns the captures, by the numbers of CudaDriver::capture(), that keep theirs.
+std::vector<uint64_t> release_buffers();
 // Of page-locked memory that streams and captured graphs have.
 size_t held_buffer_bytes();
 

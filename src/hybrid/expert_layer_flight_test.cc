@@ -17,10 +17,10 @@ class StreamFlight : public ::testing::Test {
  protected:
   void SetUp() override {
     cuda_driver()->posts();  // loads what it needs, which a gate would hold up
-    release_buffers();
+    release_all_buffers();
     ASSERT_EQ(held_buffer_bytes(), 0u);
   }
-  void TearDown() override { release_buffers(); }
+  void TearDown() override { release_all_buffers(); }
 };
 
 // Layers that have a stream each, ordered by events, as some engines do.
@@ -70,7 +70,7 @@ TEST_F(StreamFlight, AStreamForEachLayerHoldsWhatIsInFlight) {
   model.expect("all in flight");
   for (const TestStream& stream : model.side) stream.wait();  // the ends of the slots too
   EXPECT_EQ(held_buffer_bytes(), LayersOnStreams::kLayers * StreamSlots::kSmallest);
-  release_buffers();
+  release_all_buffers();
   EXPECT_EQ(held_buffer_bytes(), 0u);
 }
 
@@ -119,7 +119,7 @@ TEST_F(StreamFlight, AStreamOfAnotherContext) {
   kTestCuda.call("cuCtxGetCurrent", &current);
   kTestCuda.call("cuDevicePrimaryCtxRetain", &primary, CudaDevice{0});
   EXPECT_EQ(current, primary) << "the thread's own is current again";
-  release_buffers();
+  release_all_buffers();
   EXPECT_EQ(held_buffer_bytes(), 0u);
   kTestCuda.call("cuStreamDestroy_v2", stream);
 }
@@ -171,7 +171,7 @@ TEST_F(StreamFlight, AnAbandonedSubmitIsGivenBack) {
   }
   EXPECT_LE(held_buffer_bytes(), 2 * StreamSlots::kSmallest);
   team.reset();
-  release_buffers();
+  release_all_buffers();
   EXPECT_TRUE(watch.expired());
   EXPECT_EQ(held_buffer_bytes(), 0u);
 }
@@ -193,7 +193,7 @@ TEST_F(StreamFlight, AnAbandonedSubmitKeepsItsBufferWhileItRuns) {
   batch.sync(*layer, other);
   EXPECT_EQ(batch.result(other), plain_forward(*layer, batch.host));
   team->sync();
-  release_buffers();
+  release_all_buffers();
   EXPECT_EQ(held_buffer_bytes(), 0u);
 }
 

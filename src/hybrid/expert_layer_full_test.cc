@@ -20,13 +20,13 @@ class FullStream : public ::testing::Test {
  protected:
   void SetUp() override {
     if (TestCuda::real()) GTEST_SKIP() << "a real driver takes as much as it does";
-    release_buffers();
+    release_all_buffers();
     kTestCuda.limit(6);
   }
   void TearDown() override {
     if (TestCuda::real()) return;
     kTestCuda.limit(UINT64_MAX);
-    release_buffers();
+    release_all_buffers();
   }
 
   // Runs `what` while another thread waits in the driver for the CPU, which waits for `what`.

@@ -220,6 +220,31 @@ OpenCall open_call(const LayerState& layer, const Place& place, CudaStream strea
 
 }  // namespace
 
+namespace {
+
+using EndOfGraph = std::shared_ptr<std::atomic<bool>>;
+
+void graph_ended(void* argument) noexcept {
+  const std::unique_ptr<EndOfGraph> ended(static_cast<EndOfGraph*>(argument));
+  (*ended)->store(true, std::memory_order_release);
+}
+
+// So that release_buffers() knows. Where the driver does not tell, the graph's buffers stay for good.
+void watch_graph(const CudaDriver& driver, Place& place, CudaStream stream) {
+  if (place.graph_ended) return;
+  auto for_driver = std::make_unique<EndOfGraph>(std::make_shared<std::atomic<bool>>(false));
+  EndOfGraph ended = *for_driver;
+  place.graph_ended = std::move(ended);
+  try {
+    driver.at_end_of_graph(&graph_ended, for_driver.get(), stream);
+    static_cast<void>(for_driver.release());
+  } catch (const Error& error) {
+    log_once(LogLevel::kWarning, "{}: buffers of captured graphs are not given back", error.what());
+  }
+}
+
+}  // namespace
+
 void warn_of_dropped(int layer) {
   log_once(LogLevel::kWarning,
            "layer {}: what it put off is dropped: no later layer of its model came next with as many tokens",
@@ -256,6 +281,7 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   const StreamContext within(stream);
   const uint64_t capture = driver.capture(stream);
   const LockedPlace place({driver.context(), capture});
+  if (capture) watch_graph(driver, *place, stream);
   if (const OpenCall open = open_call(s, *place, stream); open.it) enqueue_end(driver, *place, open, nullptr);
   std::unique_ptr<StreamCall> made = LockedStreams().get().idle_call(capture != 0, ended);
   const SlotPlan plan(s, call);
@@ -303,38 +329,45 @@ struct Released {
   std::vector<std::shared_ptr<Place>> places;
 };
 
-void release(const std::shared_ptr<Place>& shared, Released& released) {
+// False for a capture whose graph may be replayed: that keeps all it has.
+bool release(const std::shared_ptr<Place>& shared, Released& released) {
   const LockedPlace place(shared);
+  if (place->may_be_replayed()) return false;
   for (auto& slot : place->slots.give_back()) released.slots.push_back(std::move(slot));
-  if (!place->key.capture) return;
+  if (!place->key.capture) return true;
   for (auto& it : place->captured) released.captured.push_back(std::move(it));
   place->captured.clear();
   place->gone = true;
   const LockedStreams locked;
   Streams& all = locked.get();
   std::erase_if(all.open, [&](const OpenCall& open) { return open.place == shared; });
+  std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.capture == place->key.capture; });
   all.places.erase(place->key);
+  return true;
 }
 
 }  // namespace
 
-void release_buffers() {
+std::vector<uint64_t> release_buffers() {
   Released released;
+  std::vector<uint64_t> held;
   {
     const LockedStreams locked;
     Streams& all = locked.get();
     all.collect(released.ended);
     released.idle.swap(all.idle);
     std::erase_if(all.carries,
-                  [&](const StreamCarry& carry) { return carry.capture != 0 || all.flying.empty(); });
+                  [&](const StreamCarry& carry) { return carry.capture == 0 && all.flying.empty(); });
     for (const auto& [key, place] : all.places) released.places.push_back(place);
   }
-  for (const std::shared_ptr<Place>& place : released.places) release(place, released);
+  for (const std::shared_ptr<Place>& place : released.places)
+    if (!release(place, released)) held.push_back(place->key.capture);
   for (const std::unique_ptr<StreamCall>& it : released.captured) {
     it->wait_for_ring();
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
     if (it->ring) it->ring->expect(-1);
   }
+  return held;
 }
 
 size_t held_buffer_bytes() {

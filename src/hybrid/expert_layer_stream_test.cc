@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 class ExpertLayerStream : public ::testing::Test {
  protected:
   void SetUp() override { cuda_driver()->posts(); }  // loads what it needs, which a gate would hold up
-  void TearDown() override { release_buffers(); }
+  void TearDown() override { release_all_buffers(); }
 };
 
 TEST_F(ExpertLayerStream, GivesTheBitsOfItsExperts) {
@@ -410,8 +410,52 @@ TEST_F(ExpertLayerStream, TeamsEndWithTheirLayersAndGraphs) {
   layer.reset();
   other.reset();
   EXPECT_FALSE(watch.expired()) << "a captured graph may be replayed";
-  release_buffers();
+  release_all_buffers();
   EXPECT_TRUE(watch.expired());
+}
+
+// Whatever is released meanwhile.
+TEST_F(ExpertLayerStream, GraphsKeepTheirBuffersWhileTheyLive) {
+  const auto layer = test_layer(stream_team());
+  const TestStream stream;
+  const DeviceBatch batch(TestBatch(3));
+  uint64_t number = 0;
+  {
+    const TestGraph graph(stream, [&] {
+      number = cuda_driver()->capture(stream);
+      batch.submit(*layer, stream);
+      batch.sync(*layer, stream);
+    });
+    const size_t bytes = held_buffer_bytes();
+    for (unsigned round = 0; round < 3; ++round) {
+      EXPECT_EQ(release_buffers(), std::vector{number});
+      EXPECT_EQ(held_buffer_bytes(), bytes);
+      TestBatch host = batch.host;
+      host.input = random_values(host.input.size(), 70 + round);
+      batch.input.write(host.input);
+      graph.launch(stream);
+      EXPECT_EQ(batch.result(stream), plain_forward(*layer, host)) << round;
+    }
+  }
+  release_all_buffers();
+  EXPECT_EQ(held_buffer_bytes(), 0u);
+}
+
+// A capture that another thread's release falls into goes on.
+TEST_F(ExpertLayerStream, ReleasesLeaveACaptureUnderWay) {
+  const DeferringModel model(3);
+  const TestStream stream;
+  const TestGraph graph(stream, [&] {
+    for (size_t i = 0; i < model.layers.size(); ++i) {
+      model.batches[i]->submit(*model.layers[i], stream);
+      EXPECT_EQ(release_buffers().size(), 1u);
+      model.batches[i]->sync(*model.layers[i], stream);
+      EXPECT_EQ(release_buffers().size(), 1u);
+    }
+  });
+  graph.launch(stream);
+  stream.wait();
+  model.expect("after releases");
 }
 
 TEST_F(ExpertLayerStream, PrintsItsHostTime) {

@@ -4,6 +4,7 @@
 // so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
 // under which nobody calls the driver.
 #pragma once
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,10 +34,13 @@ struct Place {
       : key(key), slots(key.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager) {}
 
   const PlaceKey key;
-  std::mutex enqueueing;  // before the streams' lock; guards the next three
+  std::mutex enqueueing;  // before the streams' lock; guards the next four
   StreamSlots slots;
-  std::vector<std::unique_ptr<StreamCall>> captured;  // until release_buffers()
-  bool gone = false;                                  // another one may have the key
+  std::vector<std::unique_ptr<StreamCall>> captured;     // until release_buffers() after the graph's end
+  std::shared_ptr<const std::atomic<bool>> graph_ended;  // by the driver; null before the first captured call
+  bool gone = false;                                     // another one may have the key
+
+  bool may_be_replayed() const { return graph_ended && !graph_ended->load(std::memory_order_acquire); }
   // Under the streams' lock: of abandoned calls, to be freed by who enqueues next.
   std::vector<StreamSlot*> returned;
 };

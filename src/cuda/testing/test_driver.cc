@@ -11,6 +11,7 @@
 // and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails.
 #include "cuda/testing/test_driver.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/testing/test_memory.h"
@@ -314,12 +315,35 @@ CudaResult cuStreamGetCaptureInfo_v2(CudaStream handle, CudaCaptureStatus* statu
     } else if (!(stream = stream_of(world, handle))) {
       return kInvalidHandle;
     }
-    if (graph || nodes || count) return 801;
+    if (nodes || count) return 801;
     *status = CudaCaptureStatus::kNone;
     if (!stream || !stream->capture) return 0;
     *status = stream->capture->invalid ? CudaCaptureStatus::kInvalidated : CudaCaptureStatus::kActive;
     if (id) *id = stream->capture->id;
+    if (graph) *graph = stream->capture.get();
     return 0;
+  });
+}
+
+CudaResult cuUserObjectCreate(CudaUserObject* handle, void* argument, void (*end)(void*), unsigned references,
+                              unsigned flags) {
+  return entry("cuUserObjectCreate", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    if (!end || references != 1 || flags != kCudaUnsyncedEnd) return kInvalidValue;
+    *handle = add<CudaUserObject>(world, world.user_objects, std::make_shared<UserObject>(end, argument));
+    return 0;
+  });
+}
+
+// Of a graph that is being captured only.
+CudaResult cuGraphRetainUserObject(void* graph, CudaUserObject handle, unsigned references, unsigned flags) {
+  return entry("cuGraphRetainUserObject", Needs::kStart, [&](World& world, Lock&) -> CudaResult {
+    const auto capture =
+        std::ranges::find(world.captures, graph, [](const auto& it) -> void* { return it.get(); });
+    const auto object = object_of(world.user_objects, handle);
+    if (capture == world.captures.end() || !object || references != 1 || flags != kCudaMoveReference)
+      return kInvalidValue;
+    (*capture)->nodes.emplace_back([object] {});
+    return remove(world.user_objects, handle);
   });
 }
 

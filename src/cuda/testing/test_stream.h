@@ -67,6 +67,16 @@ struct Event {
   Stream* stream = nullptr;               // of the capture
 };
 
+// What a graph holds by a node that does nothing; calls `end` when the last copy of the node is gone.
+struct UserObject {
+  void (*end)(void*);
+  void* argument;
+  UserObject(void (*end)(void*), void* argument) : end(end), argument(argument) {}
+  UserObject(const UserObject&) = delete;
+  UserObject& operator=(const UserObject&) = delete;
+  ~UserObject() { end(argument); }
+};
+
 struct Graph {
   std::vector<Work> nodes;
 };
@@ -85,6 +95,7 @@ struct World {
   std::map<uintptr_t, std::shared_ptr<Event>> events;
   std::map<uintptr_t, std::shared_ptr<Graph>> graphs;
   std::map<uintptr_t, std::shared_ptr<Executable>> executables;
+  std::map<uintptr_t, std::shared_ptr<UserObject>> user_objects;  // that no graph has yet
   std::set<std::shared_ptr<Capture>> captures;
   std::map<uintptr_t, std::shared_ptr<char>> contexts;  // besides the primary one
   uintptr_t last_handle = 0x10000;

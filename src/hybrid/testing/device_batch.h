@@ -2,8 +2,10 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -15,6 +17,12 @@
 namespace kt {
 
 inline std::shared_ptr<CpuTeam> stream_team() { return CpuTeam::shared({.threads = 2}); }
+
+// Those of graphs that are gone too; a real driver takes a moment to say so.
+inline void release_all_buffers() {
+  for (int i = 0; i < 5000 && !release_buffers().empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
 // A batch in device memory with room for its result.
 struct DeviceBatch {
