@@ -155,7 +155,7 @@ Calibration::RoundingNeed Calibration::rounding_need() const {
           stage.modules[static_cast<size_t>(largest - stage.n.begin())]);
     }
     if (dense_to_round(layer)) {
-      const DenseModules& dense = *walk_->dense(layer);
+      const DenseModules dense = *walk_->dense(layer);
       add(ExpertRounder::bytes(walk_->spec().hidden, dense.inter), dense.modules[2]);
     }
   }
@@ -249,7 +249,7 @@ void Calibration::drop_if_not_finite(const Batch& batch, int layer) {
       if (!dead_[batch.sample + s]) {
         dead_[batch.sample + s] = 1;
         report_.dropped.push_back(
-            text("sample {}: activations of layer {} are not finite", batch.sample + s, layer));
+            text("{}: activations of layer {} are not finite", text_.places[batch.sample + s], layer));
         KT_LOG(LogLevel::kWarning, "{}; it takes no further part", report_.dropped.back());
       }
     }
