@@ -53,7 +53,7 @@ std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& pa
   const std::vector<TextFile> files(1, TextFile(path));
   if (dataset_kind(path) == DatasetKind::kRows) {
     const SampleRows rows(model);
-    LineReader lines(files.front());
+    TextLineReader lines(files.front());
     for (TextLine line; out.size() < most && lines.next(line);) {
       const std::vector<TokenId> tokens = rows.tokens(line.words, text("{} line {}", path, line.number));
       if (tokens.empty()) continue;

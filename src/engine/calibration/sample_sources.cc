@@ -24,7 +24,7 @@ class RowSource : public SampleSource {
   RowSource(const DatasetFiles& files, const LoadedModel& model) : files_(opened(files)), rows_(model) {
     TextLine line;
     for (size_t f = 0; f < files_.size(); ++f) {
-      LineReader reader(files_[f]);
+      TextLineReader reader(files_[f]);
       for (size_t i = 0; reader.next(line); ++i, ++count_)
         if (i % kMarkEvery == 0) marks_.push_back({count_, f, line.offset, line.number});
     }
@@ -33,7 +33,7 @@ class RowSource : public SampleSource {
   size_t count() const override { return count_; }
 
   void read(std::span<const size_t> numbers, Visit each) override {
-    std::optional<LineReader> reader;
+    std::optional<TextLineReader> reader;
     TextLine line;
     size_t at = 0, end = 0;  // row that the reader stands at, and the next mark's
     for (const size_t number : numbers) {

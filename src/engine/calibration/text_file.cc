@@ -61,7 +61,7 @@ size_t TextFile::read_at(uint64_t offset, std::span<char> into) const {
   return done;
 }
 
-bool LineReader::refill() {
+bool TextLineReader::refill() {
   buffer_.resize(kLineBuffer);
   buffer_.resize(file_->read_at(next_, buffer_));
   next_ += buffer_.size();
@@ -69,7 +69,7 @@ bool LineReader::refill() {
   return !buffer_.empty();
 }
 
-bool LineReader::next(TextLine& line) {
+bool TextLineReader::next(TextLine& line) {
   for (;;) {
     line.words.clear();
     if (at_ == buffer_.size() && !refill()) return false;

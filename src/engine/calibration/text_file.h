@@ -33,11 +33,11 @@ inline constexpr size_t kLongestLine = size_t{64} << 20;
 
 // The lines that are not blank, one after the other. A longer one than kLongestLine is an Error with its
 // number and size.
-class LineReader {
+class TextLineReader {
  public:
-  explicit LineReader(const TextFile& file) : LineReader(file, file.begin(), 1) {}
+  explicit TextLineReader(const TextFile& file) : TextLineReader(file, file.begin(), 1) {}
   // From the beginning of a line on.
-  LineReader(const TextFile& file, uint64_t offset, size_t number)
+  TextLineReader(const TextFile& file, uint64_t offset, size_t number)
       : file_(&file), next_(offset), number_(number) {}
   bool next(TextLine& line);  // false: there is no more
 
