@@ -58,7 +58,8 @@ report_isas() {
 
 native() {
   say "native build ($host)"
-  configure_and_build "$build" all || { stage_broke native "the build failed"; return; }
+  # The extension comes with the Python tests, when its interpreter is there.
+  configure_and_build "$build" all -DKT_PYTHON=OFF || { stage_broke native "the build failed"; return; }
   say "native tests"
   run_ctest native "$build"
   report_isas "$build"
@@ -134,31 +135,45 @@ sglang_file() {
   if [ -f "$folder/$file" ]; then echo "$folder/$file"; else not_run_here "what asks $1 (no such file: $log)" >&2; fi
 }
 
-python_tests() {
-  say "Python tests"
+# What the Python tests need from PyPI, into $build/venv; runs while the native stage compiles. False when not even the
+# first row of packages can be had.
+python_packages() {
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core)
+  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)
-  local oracles=(transformers sympy networkx fsspec filelock typing_extensions psutil loguru pydantic)
+  local oracles=(transformers pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic)
+  local pip=("$venv/bin/pip" install -q --no-compile)  # most of these modules are never imported
   if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${bare[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"
-    if ! { python3 -m venv "$venv" && "$venv/bin/pip" install -q "${needed[@]}"; } > "$log" 2>&1; then
+    if ! { python3 -m venv "$venv" && "${pip[@]}" "${needed[@]}"; } > "$log" 2>&1; then
       tail -n 3 "$log"
       rm -rf "$venv"
-      cmake -S . -B "$build" -DKT_PYTHON=OFF > /dev/null 2>&1 || true  # its interpreter is gone
-      mkdir -p "$results/python"
-      echo 2 > "$results/python/skipped"
       not_run_here "tests/*_test.py (${needed[*]} could not be installed)"
-      return
+      return 1
     fi
-    if "$venv/bin/pip" install -q --no-deps "${bare[@]}" >> "$log" 2>&1 && "$venv/bin/pip" install -q "${oracles[@]}" >> "$log" 2>&1; then
+    if "${pip[@]}" --no-deps "${bare[@]}" >> "$log" 2>&1 && "${pip[@]}" "${oracles[@]}" >> "$log" 2>&1; then
       echo "${needed[*]} ${bare[*]} ${oracles[*]}" > "$venv/made"
     else
       tail -n 3 "$log"
       not_run_here "what asks ${bare[*]} ${oracles[*]} (not installed)"
     fi
+  fi
+  sglang_file sglang==0.5.23 > "$results/sglang"
+  sglang_file sglang-kt==0.7.2 > "$results/sglang-kt"
+}
+
+python_tests() {
+  say "Python tests"
+  local venv=$build/venv have=yes
+  wait "$packages" || have=no
+  cat "$results/packages.log"
+  if [ $have = no ]; then
+    cmake -S . -B "$build" -DKT_PYTHON=OFF > /dev/null 2>&1 || true  # its interpreter is gone
+    mkdir -p "$results/python"
+    echo 2 > "$results/python/skipped"
+    return
   fi
   mkdir -p "$results/python"
   # The other Python tests run without the extension too.
@@ -168,12 +183,13 @@ python_tests() {
   local wheel=
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src
-  KT_SGLANG=$(sglang_file sglang==0.5.23) KT_SGLANG_KT=$(sglang_file sglang-kt==0.7.2) \
+  # Two files at a time: a test mostly waits for one thread of one program.
+  KT_SGLANG=$(cat "$results/sglang") KT_SGLANG_KT=$(cat "$results/sglang-kt") \
     PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
     KT_TEMPLATE_PROBE=$src/engine/template_probe KT_GRAMMAR_PROBE=$src/engine/grammar_probe \
     KT_GPTQ_PROBE=$src/nn/gptq_probe KT_TEST_CUDA=$src/cuda/testing \
-    timeout "${PYTEST_SECONDS:-3000}" "$venv/bin/pytest" -q -p no:cacheprovider -o faulthandler_timeout=300 -rfEs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
+    timeout "${PYTEST_SECONDS:-3000}" "$venv/bin/pytest" -n 2 --dist loadfile -q -p no:cacheprovider -o faulthandler_timeout=300 -rfEs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
 }
 
@@ -191,6 +207,8 @@ rm -rf "$results"
 mkdir -p "$results"
 [ $all = yes ] && export KT_TEST_FULL=1
 
+python_packages > "$results/packages.log" 2>&1 &
+packages=$!
 native
 cross
 python_tests

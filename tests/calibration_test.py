@@ -1,6 +1,6 @@
 """`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest on
 text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
-kt; KT_TEST_DATA the folder with models and texts; KT_TEST_FULL runs both models and both kinds of text."""
+kt; KT_TEST_DATA the folder with models and texts; KT_TEST_FULL runs both models; calibration_quality_test.py has the bars."""
 import json
 import pathlib
 import re

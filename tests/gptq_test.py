@@ -13,7 +13,8 @@ PROBE = os.environ.get("KT_GPTQ_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_GPTQ_PROBE does not name the gptq_probe program")
 
 # name -> columns of a scale; 0: the row's
-FORMATS = {"int4_g32": 32, "int4_g128": 128, "int4_g128_zero": 128, "int8": 0, "int4": 0}
+FORMATS = {"int4_g32": 32, "int4_g128": 128, "int4_g128_zero": 128, "int8": 0, "int4": 0, "w4a16_g128": 128,
+           "w8a16_g128": 128}
 
 
 def bf16(x):
@@ -34,22 +35,41 @@ def grid(name, w):
         scale = ((high - low).astype(np.float32) / np.float32(15)).astype(np.float16).astype(np.float32)
         zero = np.clip(np.rint(-low / scale), 0, 15)
         return scale, zero, -zero, 15 - zero
-    return bf16(amax.astype(np.float32) / np.float32(7.5)), 0, -8, 7
+    if name == "w8a16_g128":
+        return bf16(bf16(amax) / np.float32(127.5)), 0, -128, 127
+    return bf16((bf16(amax) if name == "w4a16_g128" else amax.astype(np.float32)) / np.float32(7.5)), 0, -8, 7
 
 
-def gptq(name, w, h, damping, act_order):
+def searched(name, w, weight, steps, least):
+    """of the grid's scale and smaller ones, the one with the least weighed squared error"""
+    scale, zero, low, high = grid(name, w)
+    if not steps:
+        return scale, zero, low, high
+    best, chosen = np.full(len(w), np.inf), scale.copy()
+    for step in range(steps + 1):
+        now = bf16(((1 - (1 - least) * step / steps) * scale.astype(np.float64)).astype(np.float32)).astype(np.float64)
+        off = w - np.clip(np.rint(w / now[:, None]), low, high) * now[:, None]
+        error = (off**2 * weight).sum(1)
+        chosen[error < best] = now[error < best]
+        best = np.minimum(best, error)
+    return chosen, zero, low, high
+
+
+def gptq(name, w, h, damping, act_order, steps=0, least=1.0):
     w, h = w.astype(np.float64), h.copy()
     n, k = w.shape
     group = FORMATS[name] or k
     h[np.diag_indices(k)] += damping * np.mean(np.diag(h))
     order = np.argsort(-np.diag(h), kind="stable") if act_order else np.arange(k)
     upper = np.linalg.cholesky(np.linalg.inv(h[order][:, order])).T
-    grids = {g: grid(name, w[:, g:g + group]) for g in range(0, k, group)}
+    weight = np.empty(k)
+    weight[order] = np.diag(upper)**-2.0
+    grids = {g: searched(name, w[:, g:g + group], weight[g:g + group], steps, least) for g in range(0, k, group)}
     now, codes = w[:, order], np.zeros((n, k))
     for i, column in enumerate(order):
         g = column // group * group
         if not act_order and column == g:
-            grids[g] = grid(name, now[:, g:g + group])
+            grids[g] = searched(name, now[:, g:g + group], weight[g:g + group], steps, least)
         scale, zero, low, high = grids[g]
         q = np.clip(np.rint(now[:, i] / scale), low, high)
         error = (now[:, i] - q * scale) / upper[i, i]
@@ -77,7 +97,7 @@ def probe(name, w, x, damping=0.01, act_order=False, steps=0, least=1.0):
 
     h = take("<f4", k, k).astype(np.float64)
     h = np.tril(h) + np.tril(h, -1).T
-    codes = take("i1" if name == "int8" else "u1", n, k).astype(np.float64)
+    codes = take("i1" if name in ("int8", "w8a16_g128") else "u1", n, k).astype(np.float64)
     groups = -(-k // FORMATS[name]) if FORMATS[name] else 1
     if name in ("int8", "int4"):
         scales = take("<f4", n, groups)
@@ -88,7 +108,7 @@ def probe(name, w, x, damping=0.01, act_order=False, steps=0, least=1.0):
     zeros = take("u1", n, groups).astype(np.float64) if name.endswith("_zero") else np.zeros((n, groups))
     used, error = take("<f8", 2)
     assert at == len(raw)
-    if not name.endswith("_zero") and name != "int8":
+    if not name.endswith("_zero") and name not in ("int8", "w8a16_g128"):
         codes = codes - 8
     return dict(h=h, codes=codes, scales=scales, zeros=zeros, damping=used, error=error)
 
@@ -130,6 +150,23 @@ def test_equals_the_reference(name, act_order):
     error = output_error(w.astype(np.float64), values(name, got, 320), h)
     assert abs(error / expected - 1) < 0.01
     assert abs(got["error"] / error - 1) < 1e-3
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize("name", ["w4a16_g128", "w8a16_g128"])
+def test_what_conversions_use_equals_the_reference(name, act_order):
+    """Damping of 0.5 and a search among 13 scales."""
+    w, x = data(45, 384, 700, 5)
+    got = probe(name, w, x, 0.5, act_order, steps=12, least=0.7)
+    h = x.astype(np.float64).T @ x.astype(np.float64)
+    codes, scales, zeros = gptq(name, w, h, 0.5, act_order, steps=12, least=0.7)
+    same = (got["codes"] == codes).all(1)
+    assert same.mean() > 0.8
+    np.testing.assert_array_equal(got["scales"][same], scales[same])
+    reference = dict(codes=codes, scales=scales, zeros=zeros)
+    expected = output_error(w.astype(np.float64), values(name, reference, 384), h)
+    error = output_error(w.astype(np.float64), values(name, got, 384), h)
+    assert abs(error / expected - 1) < 0.01
 
 
 def test_better_than_rounding_to_nearest():

@@ -225,9 +225,9 @@ void run_chat(const ChatFlags& flags) {
 
 void add_sampling(CLI::App& verb, ChatOptions& options) {
   verb.add_option("--temperature", options.temperature, "0: always the most probable token")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(within(0, 100));
   verb.add_option("--top-p", options.top_p, "Choose among the most probable that hold this probability")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(within(0, 1));
   verb.add_option("--top-k", options.top_k, "Choose among the k most probable");
   verb.add_option("--max-tokens", options.max_tokens, "Tokens of an answer at most")->check(positive());
   verb.add_option("--seed", options.seed, "Of the random choices");

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -66,13 +67,13 @@ const WeightError total(const PieceReport& report) {
 
 uint64_t parse_bytes(std::string_view words, std::string_view flag) {
   const std::string copy(words);
-  char* end = nullptr;
-  const double number = std::strtod(copy.c_str(), &end);
+  double number = 0;
+  const auto [end, code] = std::from_chars(copy.data(), copy.data() + copy.size(), number);
   std::string unit;
   for (const char* at = end; *at; ++at)
     if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
   for (const Unit& known : kUnits) {
-    if (known.name != unit || end == copy.c_str()) continue;
+    if (known.name != unit || code != std::errc()) continue;
     const double bytes = number * known.bytes;
     if (!(bytes >= 1 && bytes < 9e18)) break;
     return static_cast<uint64_t>(bytes);

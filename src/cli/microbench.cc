@@ -14,6 +14,15 @@ CLI::Validator positive() {
   return {check, "> 0"};
 }
 
+CLI::Validator within(double least, double most) {
+  const auto check = [=](const std::string& word) -> std::string {
+    double value = 0;
+    if (CLI::detail::lexical_cast(word, value) && value >= least && value <= most) return {};
+    return text("expected a number from {} to {}, got '{}'", least, most, word);
+  };
+  return {check, text("{} to {}", least, most)};
+}
+
 void add_microbench(CLI::App& kt, Invocation& run) {
   CLI::App* verb =
       kt.add_subcommand("microbench", "Speed of the kernels, as fractions of this machine's measured limits");

@@ -40,23 +40,15 @@ void refuse_contradictions(const QuantFlags& flags) {
   if (flags.group_size == 0) return;
   if (flags.method != "int4")
     fail("--group-size {}: only with --method int4, got {}", flags.group_size, flags.method);
-  if (flags.no_merge || flags.backward || flags.rounding != "established")
+  if (flags.no_merge || flags.backward || flags.report || flags.rounding != "established")
     fail("--group-size {}: {} belongs to weights without groups", flags.group_size,
          flags.no_merge   ? "--no-merge"
          : flags.backward ? "--backward"
+         : flags.report   ? "--report"
                           : "--rounding");
-}
-
-void warn_about_source(const ExpertSource& source, const QuantFlags& flags) {
-  const std::string dialect(source.dialect());
-  const bool rounded = dialect != "bf16" && dialect != "fp16" && dialect != "f32";
-  if (rounded)
+  if (flags.parts > 0)
     KT_LOG(LogLevel::kWarning,
-           "the source is {} already: rounding it again to {} costs accuracy; use the original bf16 weights "
-           "if you have them",
-           dialect, flags.method);
-  if (flags.method == "moe_int8")
-    KT_LOG(LogLevel::kWarning, "moe_int8: writing plain int8 weights, which run on every CPU");
+           "--numa-nodes {}: not needed, weights with groups are cut when they are loaded", flags.parts);
 }
 
 ConversionPlan plan_for(const Checkpoint& checkpoint, const ExpertSource& source, const QuantFlags& flags) {
@@ -76,7 +68,9 @@ void run_quant(const QuantFlags& flags) {
   if (flags.gpu) KT_LOG(LogLevel::kWarning, "--gpu: not needed, conversion runs on the CPU");
   const Checkpoint checkpoint(flags.input);
   const auto source = open_experts(checkpoint, input_type_named(flags.input_type));
-  warn_about_source(*source, flags);
+  warn_if_rounded(*source, flags.method);
+  if (flags.method == "moe_int8")
+    KT_LOG(LogLevel::kWarning, "moe_int8: writing plain int8 weights, which run on every CPU");
   if (flags.group_size == 0) return convert_and_report(plan_for(checkpoint, *source, flags), flags.run);
   const CompressedPlanOptions grouped{
       .output = flags.output, .bits = 4, .group_size = flags.group_size, .version = version()};
@@ -86,6 +80,15 @@ void run_quant(const QuantFlags& flags) {
 }
 
 }  // namespace
+
+void warn_if_rounded(const ExpertSource& source, std::string_view to) {
+  const std::string dialect(source.dialect());
+  if (dialect == "bf16" || dialect == "fp16" || dialect == "f32") return;
+  KT_LOG(LogLevel::kWarning,
+         "the source is {} already: rounding it again to {} costs accuracy; use the original bf16 weights "
+         "if you have them",
+         dialect, to);
+}
 
 ConversionPlan plan_model(const Checkpoint& checkpoint, const ExpertSource* source,
                           const CompressedPlanOptions& options) {
@@ -99,11 +102,17 @@ void RunFlags::add_to(CLI::App& verb) {
   verb.add_option("--cpu-threads,--cpuinfer-threads,--threads", threads,
                   "Workers; default: one for each core")
       ->check(positive());
-  verb.add_option("--max-memory", max_memory, "Bound on memory, such as 8GiB; fewer workers run within it");
+  const std::string names = memory_flag == "--max-memory" ? memory_flag : memory_flag + ",--max-memory";
+  verb.add_option(names, max_memory, "Bound on memory, such as 8GiB; fewer workers run within it")
+      ->check([](const std::string& words) -> std::string {
+        return words.empty() ? "expected a size such as 8GiB" : "";
+      });
   verb.add_flag("--resume", resume, "Go on where an interrupted conversion stopped; same bytes in the end");
   verb.add_flag("--overwrite", overwrite, "Replace an earlier conversion in the output folder");
   verb.add_flag("--json", json, "Print JSON");
 }
+
+uint64_t RunFlags::memory() const { return max_memory.empty() ? 0 : parse_bytes(max_memory, memory_flag); }
 
 ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
   ConversionOptions options{.threads = flags.threads,
@@ -111,7 +120,7 @@ ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
                             .overwrite = flags.overwrite,
                             .progress = show_progress(flags.json)};
   if (flags.resume_layer >= 0) options.resume_layer = flags.resume_layer;
-  if (!flags.max_memory.empty()) options.max_memory = parse_bytes(flags.max_memory, "--max-memory");
+  if (flags.memory() > 0) options.max_memory = flags.memory();
   report_vanishing_input(plan.input);
   return run_conversion(plan, options);
 }

@@ -42,10 +42,12 @@ void refuse_unknown_layers(const Checkpoint& checkpoint) {
     if (const auto every = config.find("full_attention_interval");
         !config.contains("layer_types") && every != config.end() && every->is_number_integer() && *every > 1)
       types.insert("linear_attention");
+    if (types.empty()) types.insert("those of model_type " + checkpoint.config().model_type);
     std::string missing;
     for (const std::string& type : types) missing += (missing.empty() ? "" : ", ") + type;
-    fail_as(ErrorKind::kUnsupported, "GPTQ has to run the model: {}{}; --method RTN works without",
-            error.what(), missing.empty() ? "" : "; missing layers: " + missing);
+    fail_as(ErrorKind::kUnsupported,
+            "GPTQ has to run the model: {}; missing layers: {}; --method RTN works without", error.what(),
+            missing);
   }
 }
 
@@ -176,9 +178,10 @@ std::string coverage_plot(const CalibrationReport& report) {
 CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run) {
   CalibrationOptions out;
   out.rounding.gptq.damping = flags.dampening;
+  out.rounding.gptq.act_order = flags.actorder == "static";
   const int pus = Topology::discover().pus();
   out.threads = std::min(run.threads, pus);
-  if (!run.max_memory.empty()) out.max_memory = parse_bytes(run.max_memory, "--max-memory");
+  if (run.memory() > 0) out.max_memory = run.memory();
   out.progress = show_calibration(run.json);
   return out;
 }
@@ -202,9 +205,21 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
       verb.add_option(
               "--dampening-frac", dampening,
               "Added to the diagonal of the moments, as a part of its mean; raised where that is not enough")
-          ->check(CLI::Range(0.0, 10.0))
+          ->check(within(0, 10))
+          ->capture_default_str(),
+      verb.add_option(
+              "--actorder,--activation-order", actorder,
+              "static: columns whose inputs are largest are rounded first, groups stay where they are; "
+              "none: from left to right")
+          ->check(CLI::IsMember({"static", "none"}))
           ->capture_default_str(),
       verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
+          ->check([](const std::string& words) -> std::string {
+            const bool digits = words.find_first_not_of("0123456789") == std::string::npos;
+            return digits && !words.empty() && words.size() < 19
+                       ? ""
+                       : "expected a whole number from 0 to 999999999999999999, got '" + words + "'";
+          })
           ->capture_default_str(),
       measured,
       verb.add_option("--perplexity-tokens", perplexity.tokens, "Tokens of that text to predict at most")
@@ -228,6 +243,7 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
   options.rounded = [&](const std::string& module) { return calibration.rounded(module); };
   options.method = {{"name", "gptq"},
                     {"dampening", flags.dampening},
+                    {"actorder", flags.actorder},
                     {"max_sequence_length", facts.max_length},  // how rows are summed together
                     {"text", facts.digest}};
   ConversionPlan plan = plan_model(checkpoint, source, options);

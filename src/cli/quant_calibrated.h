@@ -14,6 +14,7 @@ struct CalibrationFlags {
   TextRequest text;
   PerplexityRequest perplexity;
   double dampening = CalibrationDefaults{}.gptq.damping;
+  std::string actorder = "static";
   // All but the dataset, which verbs spell differently.
   std::vector<CLI::Option*> add_to(CLI::App& verb);
 };

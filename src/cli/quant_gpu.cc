@@ -42,6 +42,7 @@ void run_gpu(const GpuFlags& flags) {
     fail("--perplexity: with --method GPTQ; kt perplexity MODEL --weights OUT measures what RTN wrote");
   const Checkpoint checkpoint(flags.input);
   const std::unique_ptr<ExpertSource> source = experts_of(checkpoint, flags);
+  if (source) warn_if_rounded(*source, flags.type);
   const CompressedPlanOptions options{.output = flags.output,
                                       .bits = flags.type == "W4A16" ? 4 : 8,
                                       .group_size = flags.group_size.value_or(128),
@@ -64,9 +65,8 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
   const auto flags = std::make_shared<GpuFlags>();
   verb->add_option("MODEL,--model-id", flags->input,
                    "The checkpoint: a folder or a file, or a name of kt model list")
-      ->transform(model_name())
-      ->required();
-  verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write")->required();
+      ->transform(model_name());
+  verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write");
   verb->add_option("--method,--quant-method", flags->method,
                    "GPTQ: calibrated with text; RTN: round to nearest")
       ->transform(CLI::IsMember({"GPTQ", "RTN"}, CLI::ignore_case))
@@ -98,9 +98,9 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
            kDefaultSplit));
   flags->calibration.add_to(*verb);
   verb->add_option("--max-gpu-memory", flags->max_gpu_memory, "Accepted; conversion runs on the CPU");
-  verb->add_option("--max-cpu-memory", flags->run.max_memory, "The same as --max-memory");
   verb->add_flag("--force-cpu", flags->force_cpu, "Accepted; conversion runs on the CPU");
   verb->add_flag("--trust-remote-code", flags->trust, "Accepted; no code of a checkpoint is ever run");
+  flags->run.memory_flag = "--max-cpu-memory";
   flags->run.add_to(*verb);
   verb->footer(
       "Examples:\n"
@@ -109,7 +109,13 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
       "  kt quant gpu ./model -o ./out --method RTN --type W8A16 --group-size -1 --targets all\n\n"
       "GPTQ leaves kt_calibration.json and a plot of how many tokens each expert saw beside the weights;\n"
       "--perplexity test.txt adds what rounding cost a text, against the original and rounding to nearest.");
-  verb->callback([&run, flags] { run.action = [flags] { run_gpu(*flags); }; });
+  verb->callback([&run, flags] {
+    if (flags->input.empty() && !flags->ignore.empty())
+      throw CLI::RequiredError("MODEL (--ignore takes all words that follow it: MODEL comes before it)");
+    if (flags->input.empty()) throw CLI::RequiredError("MODEL");
+    if (flags->output.empty()) throw CLI::RequiredError("--output");
+    run.action = [flags] { run_gpu(*flags); };
+  });
 }
 
 }  // namespace kt

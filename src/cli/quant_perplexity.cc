@@ -69,7 +69,7 @@ QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedM
   if (options.all_linears && checkpoint.is_gguf() && gguf_tokenizer_files(checkpoint).empty())
     fail_as(ErrorKind::kUnsupported,
             "--perplexity: the output will have no tokenizer; {} has one that is not written", model.path());
-  if (!run.max_memory.empty()) max_memory_ = parse_bytes(run.max_memory, "--max-memory");
+  if (run.memory() > 0) max_memory_ = run.memory();
   Sha256 sum;
   sum.add(std::as_bytes(std::span(tokens_)));
   digest_ = sum.hex();

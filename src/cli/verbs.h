@@ -34,6 +34,8 @@ void add_microbench_load(CLI::App& microbench, Invocation& run);
 
 // Accepts numbers above zero; says what came otherwise.
 CLI::Validator positive();
+// Accepts numbers from least to most, so nothing that is no number.
+CLI::Validator within(double least, double most);
 
 std::string version();  // "0.2.0" at a tag, "0.1.0+g3f2a9c1b0d" without one; see cmake/version.cmake
 

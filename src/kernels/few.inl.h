@@ -459,7 +459,8 @@ __attribute__((noinline)) void few_float_pass(const MultiplyArgs& args, int m0) 
   }
 }
 
-// Rows in passes of 8, then one pass of 1, 2, 4 or 8 that covers the rest (padding rows are zeros).
+// Rows in passes of 8, then one pass of 1, 2, 4 or 8 that covers the rest (padding rows are zeros); or each
+// alone.
 template <Layout kL>
 void few(const MultiplyArgs& args) noexcept {
   const auto pass = [&](auto m, int m0) {
@@ -469,14 +470,18 @@ void few(const MultiplyArgs& args) noexcept {
       few_float_pass<kL, decltype(m)::value>(args, m0);
   };
   int m0 = 0;
-  for (; args.m - m0 > 4; m0 += 8) pass(Int<8>{}, m0);
-  const int rest = args.m - m0;
-  if (rest > 2)
-    pass(Int<4>{}, m0);
-  else if (rest == 2)
-    pass(Int<2>{}, m0);
-  else if (rest == 1)
-    pass(Int<1>{}, m0);
+  if constexpr (Isa::kFewPass == 1) {
+    for (; m0 < args.m; ++m0) pass(Int<1>{}, m0);
+  } else {
+    for (; args.m - m0 > 4; m0 += 8) pass(Int<8>{}, m0);
+    const int rest = args.m - m0;
+    if (rest > 2)
+      pass(Int<4>{}, m0);
+    else if (rest == 2)
+      pass(Int<2>{}, m0);
+    else if (rest == 1)
+      pass(Int<1>{}, m0);
+  }
 }
 
 }  // namespace

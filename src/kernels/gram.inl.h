@@ -9,10 +9,10 @@
 // if they are stored at once.
 //
 // On a tile unit a square takes 1,024 cycles a panel, and its operands and sums 0.6 lines of L2 a cycle,
-// nearly all that L2 gives: what comes from L3 (X, panels, H) takes its time beside the products, not behind
-// them. Measured at 2,048 rows of 2,048 columns, in parts of the bf16 peak: products of one square over and
-// over 0.92, with all sums 0.88, with both operands from where they are 0.65, with H 0.57, with packing 0.50.
-// Error: f32 sums over the rows, one more rounding into H.
+// nearly all that L2 gives; what comes from L3 (X, panels, H) takes its time beside that. So the lines of the
+// next strip are asked for a few at a time between products, and the strip before is added to H there. That
+// much is free; to transpose the next strip, or to pack the next panel, between products makes them wait for
+// longer than either takes by itself. Error: f32 sums over the rows, one more rounding into H.
 #pragma once
 #include "kernels/gram.h"
 #include "kernels/isa/strip.h"
@@ -59,11 +59,12 @@ KT_INLINE void pack_step(const uint8_t* const* rows, const float* factors, int c
   }
 }
 
-// 32 columns of a group at a time: a line of each row is read once. Rows that are missing are the first one
-// times zero.
+// 32 columns of a group at a time: a line of each row is read once, and asked for two turns before, for 32
+// rows side by side are more than the CPU foresees. Rows that are missing are the first one times zero.
 template <Real kType>
 __attribute__((noinline)) bool pack_group(const GramPackArgs& args, uint8_t* panel) {
   constexpr int kStepBytes = kBlockRows * kGramStep * kGramCode;
+  constexpr int kTurnBytes = kGramSide * (kType == Real::kF32 ? 4 : 2);
   const uint8_t* rows[kGramGroup];
   float factors[kGramGroup];
   for (int t = 0; t < kGramGroup; ++t) {
@@ -74,6 +75,9 @@ __attribute__((noinline)) bool pack_group(const GramPackArgs& args, uint8_t* pan
   Finite finite;
   for (int column = 0; column < args.columns; column += kGramSide, panel += kGramStripStride)
     for (int t = 0; t < kGramGroup; t += kGramStep) {
+      for (int j = 0; j < kGramStep; ++j)
+        for (int line = 0; line < kTurnBytes; line += 64)
+          __builtin_prefetch(rows[t + j] + (column / kGramSide + 2) * kTurnBytes + line, 0, 3);
       uint8_t* to = panel + t / kGramStep * kStepBytes;
       pack_step<kType>(rows + t, factors + t, column, args.columns, to, finite);
       pack_step<kType>(rows + t, factors + t, column + kUnit, args.columns, to + kGramBlockBytes, finite);
@@ -216,9 +220,10 @@ struct TileSquares {
     unit.template load<5>(a + kGramBlockBytes, kTileBytes);
   }
   // sums [32, 32] (+)= a^T b, in time for the next call or finish(); on the diagonal without the tile above
-  // it. The next 32 x 32 sums in memory are the next call's.
-  template <bool kDiagonal>
-  KT_INLINE void run(const uint8_t* a, const uint8_t* b, int k, float* sums, bool first) {
+  // it. The next 32 x 32 sums in memory are the next call's. beside(s) is called once for every step s, for
+  // what the vector units can do meanwhile.
+  template <bool kDiagonal, class Beside>
+  KT_INLINE void run(const uint8_t* a, const uint8_t* b, int k, float* sums, bool first, Beside&& beside) {
     constexpr int kAll = 1024, kLines = 5;  // of 64, in 15 steps
     const auto* ahead = reinterpret_cast<const uint8_t*>(sums + kGramSide * kGramSide);
     operands(a, b);
@@ -232,11 +237,13 @@ struct TileSquares {
       unit.template dot_bf16<t, 4 + t / 2, 6 + t % 2>();
     });
     pending = sums;
+    beside(0);
     for (int s = 1; s < k / 32; ++s) {
       for (int i = 0; i < kLines; ++i, ahead += 64) __builtin_prefetch(ahead, 0, 3);
       operands(a + s * kAll, b + s * kAll);
       unit.template dot_bf16<0, 4, 6>();
       if constexpr (!kDiagonal) unit.template dot_bf16<1, 4, 7>();
+      beside(s);
       unit.template dot_bf16<2, 5, 6>();
       unit.template dot_bf16<3, 5, 7>();
     }
@@ -256,84 +263,142 @@ struct GramStrip {
   bool to_diagonal = false;  // the last of the columns
   int k = 0;
   const uint8_t *a = nullptr, *b = nullptr;  // the strip; the first of the columns
-  bool first = false;                        // sums start from zero
+  bool first = false, last = false;          // of the panels: sums start from zero; they are complete
 };
-template <class F>
-KT_INLINE void each_strip(const GramArgs& args, F&& f) {
-  const int strips = (args.columns + kGramSide - 1) / kGramSide;
-  const auto* panel = reinterpret_cast<const uint8_t*>(args.panels);
-  for (int row = 0; row < args.rows; row += kGramRows, panel += strips * kGramStripStride) {
-    const int left = args.rows - row < kGramRows ? args.rows - row : kGramRows;
-    for (int i = 0; i < args.row_strips; ++i) {
-      const int on_diagonal = args.row0 + i - args.column0 + 1;
-      const int columns = on_diagonal < args.column_strips ? on_diagonal : args.column_strips;
-      if (columns > 0)
-        f(GramStrip{.i = i,
-                    .columns = columns,
-                    .to_diagonal = columns == on_diagonal,
-                    .k = (left + kGramGroup - 1) / kGramGroup * kGramGroup,
-                    .a = panel + (args.row0 + i) * kGramStripStride,
-                    .b = panel + args.column0 * kGramStripStride,
-                    .first = args.fresh && row == 0});
-    }
+KT_INLINE int strips_of(const GramArgs& args) {
+  return (args.rows + kGramRows - 1) / kGramRows * args.row_strips;
+}
+KT_INLINE GramStrip strip_at(const GramArgs& args, int n) {
+  const int strips = (args.columns + kGramSide - 1) / kGramSide, at = n / args.row_strips;
+  const int i = n % args.row_strips, on_diagonal = args.row0 + i - args.column0 + 1;
+  const int left = args.rows - at * kGramRows, rows = left < kGramRows ? left : kGramRows;
+  const auto* panel = reinterpret_cast<const uint8_t*>(args.panels) + at * strips * kGramStripStride;
+  return {.i = i,
+          .columns = on_diagonal < args.column_strips ? on_diagonal : args.column_strips,
+          .to_diagonal = on_diagonal <= args.column_strips,
+          .k = (rows + kGramGroup - 1) / kGramGroup * kGramGroup,
+          .a = panel + (args.row0 + i) * kGramStripStride,
+          .b = panel + args.column0 * kGramStripStride,
+          .first = args.fresh && at == 0,
+          .last = left <= kGramRows};
+}
+
+// Sums of one square of a strip of rows into H: all of it that lies in H and not above the diagonal.
+struct GramFold {
+  const float* sums;
+  float* out;  // of its first row and column
+  int64_t ld;
+  KT_INLINE void row(int r) const {
+    float* to = out + r * ld;
+    for (int c = 0; c < kGramSide; c += Isa::kLanes)
+      Isa::store(to + c, Isa::add(Isa::load(to + c), Isa::load(sums + r * kGramSide + c)));
   }
+  KT_INLINE void fetch(int first, int rows) const {
+    for (int r = first; r < first + rows; ++r)
+      for (int c = 0; c < kGramSide; c += 16) __builtin_prefetch(out + r * ld + c, 0, 2);
+  }
+  KT_INLINE void part(int rows, bool diagonal) const {
+    for (int r = 0; r < rows; ++r)
+      if (!diagonal)
+        row(r);
+      else
+        for (int c = 0; c <= r; ++c) out[r * ld + c] += sums[r * kGramSide + c];
+  }
+};
+KT_INLINE GramFold fold_of(const GramArgs& args, int i, int j) {
+  return {.sums = args.sums + (int64_t{i} * args.column_strips + j) * kGramSide * kGramSide,
+          .out = args.out + int64_t{args.row0 + i} * kGramSide * args.ld + (args.column0 + j) * kGramSide,
+          .ld = args.ld};
+}
+KT_INLINE void fold_square(const GramArgs& args, const GramStrip& at, int j) {
+  const int left = args.columns - (args.row0 + at.i) * kGramSide;
+  fold_of(args, at.i, j).part(left < kGramSide ? left : kGramSide, at.to_diagonal && j == at.columns - 1);
+}
+KT_INLINE void fold_strip(const GramArgs& args, const GramStrip& at) {
+  for (int j = 0; j < at.columns; ++j) fold_square(args, at, j);
+}
+
+// A strip transposed, for L1 to hold.
+KT_INLINE void turn_strip(const GramStrip& at, uint8_t* to) {
+  for (int block = 0; block < 2; ++block)
+    for (int s = 0; s < at.k / 32; ++s) {
+      const int64_t tile = block * kGramBlockBytes + s * 1024;
+      transpose_words(at.a + tile, to + tile);
+    }
+}
+
+// The next strip on its way to L2, some lines at every step of this one's products.
+struct FetchStrip {
+  const uint8_t* at = nullptr;
+  int64_t left = 0;  // lines
+  int64_t each = 0;
+  FetchStrip(const uint8_t* strip, int steps)
+      : at(strip), left(kGramStripStride / 64), each((left + steps - 1) / steps) {}
+  KT_INLINE void step() {
+    for (int64_t i = 0; i < each && left > 0; ++i, --left, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+// One strip by its columns. `before`: the strip before it, whose sums are added to H between the products.
+// What of H this one needs is asked for likewise.
+template <class I>
+KT_INLINE void multiply_strip(const GramArgs& args, const GramStrip& at, const GramStrip* before,
+                              FetchStrip fetch, TileSquares<I>& squares) {
+  const auto* strip = reinterpret_cast<const uint8_t*>(args.strip);
+  float* sums = args.sums + int64_t{at.i} * args.column_strips * kGramSide * kGramSide;
+  const uint8_t* b = at.b;
+  const bool fetch_h = args.fold && at.last;
+  const int full = at.columns - (at.to_diagonal ? 1 : 0);
+  const int folds = before && at.k == kGramRows ? before->columns - (before->to_diagonal ? 1 : 0) : 0;
+  for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide) {
+    const GramFold fold = fold_of(args, j < folds ? before->i : 0, j), own = fold_of(args, at.i, j);
+    squares.template run<false>(strip, b, at.k, sums, at.first, [&](int s) __attribute__((always_inline)) {
+      fetch.step();
+      if (fetch_h) own.fetch(2 * s, 2);
+      if (j >= folds) return;
+      fold.row(2 * s);
+      fold.row(2 * s + 1);
+    });
+  }
+  if (at.to_diagonal)
+    squares.template run<true>(strip, b, at.k, sums, at.first,
+                               [&](int) __attribute__((always_inline)) { fetch.step(); });
+  if (before)
+    for (int j = folds; j < before->columns; ++j) fold_square(args, *before, j);
 }
 
 template <class I>
-KT_INLINE void gram_tiles(const GramArgs& args, int64_t row_sums) {
-  auto* strip = reinterpret_cast<uint8_t*>(args.strip);
+KT_INLINE void gram_tiles(const GramArgs& args) {
+  const int count = strips_of(args);
   I::begin_tiles();
   TileSquares<I> squares;
-  each_strip(args, [&](const GramStrip& at) __attribute__((always_inline)) {
-    for (int block = 0; block < 2; ++block)
-      for (int s = 0; s < at.k / 32; ++s) {
-        const int64_t to = block * kGramBlockBytes + s * 1024;
-        transpose_words(at.a + to, strip + to);
-      }
-    float* sums = args.sums + at.i * row_sums;
-    const uint8_t* b = at.b;
-    const int full = at.columns - (at.to_diagonal ? 1 : 0);
-    for (int j = 0; j < full; ++j, b += kGramStripStride, sums += kGramSide * kGramSide)
-      squares.template run<false>(strip, b, at.k, sums, at.first);
-    if (at.to_diagonal) squares.template run<true>(strip, b, at.k, sums, at.first);
-  });
+  GramStrip before;
+  for (int n = 0; n < count; ++n) {
+    const GramStrip at = strip_at(args, n), next = strip_at(args, n + 1 < count ? n + 1 : n);
+    turn_strip(at, reinterpret_cast<uint8_t*>(args.strip));
+    multiply_strip(args, at, args.fold && at.last && at.i > 0 ? &before : nullptr,
+                   FetchStrip(next.a, at.columns * (at.k / 32)), squares);
+    before = at;
+  }
   squares.finish();
   I::end_tiles();
-}
-
-// Sums of one strip of rows into H.
-KT_INLINE void gram_fold(const GramArgs& args, int strip, const float* sums) {
-  for (int r = 0; r < kGramSide; ++r) {
-    const int row = strip * kGramSide + r;
-    if (row >= args.columns) return;
-    float* to = args.out + row * args.ld;
-    for (int j = 0; j < args.column_strips; ++j) {
-      const int column = (args.column0 + j) * kGramSide, count = row + 1 - column;
-      if (count <= 0) break;
-      const float* from = sums + (j * kGramSide + r) * kGramSide;
-      if (count >= kGramSide)
-        for (int c = 0; c < kGramSide; c += Isa::kLanes)
-          Isa::store(to + column + c, Isa::add(Isa::load(to + column + c), Isa::load(from + c)));
-      else
-        for (int c = 0; c < count; ++c) to[column + c] += from[c];
-    }
-  }
+  if (args.fold) fold_strip(args, before);
 }
 
 template <class I>
 void gram_add(const GramArgs& args) noexcept {
-  constexpr int kSquare = kGramSide * kGramSide;
-  const int64_t row_sums = int64_t{args.column_strips} * kSquare;
-  if constexpr (I::kTileUnit)
-    gram_tiles<I>(args, row_sums);
-  else
-    each_strip(args, [&](const GramStrip& at) {
-      for (int j = 0; j < at.columns; ++j)
-        gram_square<I>(at.a, at.b + j * kGramStripStride, at.k, args.sums + at.i * row_sums + j * kSquare,
-                       at.first);
-    });
-  if (!args.fold) return;
-  for (int i = 0; i < args.row_strips; ++i) gram_fold(args, args.row0 + i, args.sums + i * row_sums);
+  if constexpr (I::kTileUnit) {
+    gram_tiles<I>(args);
+  } else {
+    const int count = strips_of(args);
+    for (int n = 0; n < count; ++n) {
+      const GramStrip at = strip_at(args, n);
+      float* sums = args.sums + int64_t{at.i} * args.column_strips * kGramSide * kGramSide;
+      for (int j = 0; j < at.columns; ++j, sums += kGramSide * kGramSide)
+        gram_square<I>(at.a, at.b + j * kGramStripStride, at.k, sums, at.first);
+      if (args.fold && at.last) fold_strip(args, at);
+    }
+  }
 }
 
 // out[i, 16 * j + r] = sum over c of a[i, c] * b[j, c, r], by panels of K that leave room in L1.

@@ -97,17 +97,20 @@ TEST(Gptq, PackedRuleIsTheSameForEveryTypeOfScale) {
 }
 
 TEST(Gptq, LosesLessThanRoundingToNearestInEveryFormat) {
-  const Hessian h = correlated(256, 1500, 2);
-  const auto values = random_values(size_t{33} * 256, 5);
+  const int64_t n = 17, k = 256;
+  const Hessian h = correlated(static_cast<int>(k), 1500, 2);
+  const auto values = random_values(static_cast<size_t>(n * k), 5);
+  std::vector<GptqFactor> factors;
+  for (const bool act_order : {false, true})
+    for (const int steps : {0, 8})
+      factors.emplace_back(h, GptqOptions{.act_order = act_order, .scale_steps = steps});
   for (const NamedFormat& named : kFormats) {
     if (named.format.scale == Scale::kNone || named.format.span.n != 1) continue;
-    const double nearest = output_error(values, quantise(named.format, values, 33, 256).view(), h);
-    for (const bool act_order : {false, true})
-      for (const int steps : {0, 8}) {
-        const GptqFactor factor(h, {.act_order = act_order, .scale_steps = steps});
-        const double error = output_error(values, gptq(named.format, values, 33, 256, factor).view(), h);
-        EXPECT_LT(error, 0.7 * nearest) << named.name << " " << act_order << " " << steps;
-      }
+    const double nearest = output_error(values, quantise(named.format, values, n, k).view(), h);
+    for (const GptqFactor& factor : factors) {
+      const double error = output_error(values, gptq(named.format, values, n, k, factor).view(), h);
+      EXPECT_LT(error, 0.7 * nearest) << named.name << " " << &factor - factors.data();
+    }
   }
 }
 

@@ -173,10 +173,10 @@ void quantise_block(const PackedSpec& spec, const Block& block, WeightError& err
   }
 }
 
-// The powers of two from 16 to 1024 that divide k, as text.
+// The customary sizes that divide k, as text.
 std::string dividing_groups(int64_t k) {
   std::string out;
-  for (int64_t group = 16; group <= 1024; group *= 2)
+  for (int64_t group = 32; group <= 128; group *= 2)
     if (k % group == 0) out += text(out.empty() ? "{}" : ", {}", group);
   return out;
 }

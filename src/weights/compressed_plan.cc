@@ -105,6 +105,7 @@ class Planner {
   void add_experts();
   void add_linears();
   void add_rest();
+  void warn_about_ignored() const;
   // Of a GGUF layer that predicts further tokens: parts of it have no published names.
   bool is_extra(std::string_view published) const {
     const int layers = checkpoint_.config().layers;
@@ -123,6 +124,7 @@ class Planner {
   ShardPlan rest_;
   std::set<const Tensor*> replaced_;  // not to be copied
   std::vector<std::string> quantised_, kept_;
+  size_t experts_kept_ = 0, experts_quantised_ = 0;  // their matrices
 };
 
 std::string_view stem_of(std::string_view name) { return name.substr(0, name.find(".experts")); }
@@ -160,7 +162,9 @@ void Planner::add_expert(ShardPlan& shard, int layer, int expert, const PackedSp
       const auto matrix = open();
       add_floats(shard, module + ".weight", spec.type, *matrix, stored_bytes(*matrix), open);
       kept_.push_back(module);
+      ++experts_kept_;
     } else {
+      ++experts_quantised_;
       packed.emplace_back(projection, add_packed(shard, module, spec, n, k));
       piece.scratch_bytes = std::max(piece.scratch_bytes, packed.back().second.scratch_bytes(n, k));
       piece.source_bytes += static_cast<uint64_t>(n) * static_cast<uint64_t>(k) * 2;
@@ -302,6 +306,19 @@ Json Planner::quantization_config() const {
           {"kv_cache_scheme", nullptr}};
 }
 
+void Planner::warn_about_ignored() const {
+  std::vector<std::string> all = quantised_;
+  all.insert(all.end(), kept_.begin(), kept_.end());
+  for (const std::string& pattern : ModulePatterns(options_.ignore).idle(all))
+    KT_LOG(LogLevel::kWarning, "--ignore {}: no module's name has that; one is {}", pattern, all.front());
+  if (experts_kept_ > 0 && experts_quantised_ > 0)
+    KT_LOG(
+        LogLevel::kWarning,
+        "{} of {} matrices of experts stay as they are: transformers loads a model's experts only if all of "
+        "them are quantised or none, kt only if all of a layer are",
+        experts_kept_, experts_kept_ + experts_quantised_);
+}
+
 ConversionPlan Planner::plan() {
   if (options_.bits != 4 && options_.bits != 8) fail("{} bits: expected 4 or 8", options_.bits);
   if (options_.group_size != -1 && options_.group_size < 1)
@@ -317,6 +334,7 @@ ConversionPlan Planner::plan() {
     fail("{}: nothing to quantise: {}", checkpoint_.path(),
          source_ || options_.all_linears ? "every matrix is ignored" : "it has no experts");
   add_rest();
+  warn_about_ignored();
 
   ConversionPlan plan;
   plan.input = checkpoint_.path();

@@ -14,6 +14,7 @@
 #include "weights/expert_names.h"
 #include "weights/fused.h"
 #include "weights/gguf_names.h"
+#include "weights/kt_names.h"
 #include "weights/shown.h"
 
 namespace kt {
@@ -310,6 +311,10 @@ void StoredMatrix::values(int64_t first, int64_t count, float* out) const {
 std::optional<std::vector<float>> ExpertSource::bias(int, int, Projection) const { return std::nullopt; }
 
 std::unique_ptr<ExpertSource> open_experts(const Checkpoint& checkpoint, InputType type) {
+  for (const Tensor& tensor : checkpoint.tensors())
+    if (parse_kt_tensor_name(tensor.name))
+      fail("{}: was converted for the CPU already ({}): give the checkpoint it was made from",
+           checkpoint.path(), shown(tensor.name));
   return std::make_unique<CheckpointExperts>(checkpoint, type);
 }
 

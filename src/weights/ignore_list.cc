@@ -60,25 +60,31 @@ std::string general(std::string_view module) {
 ModulePatterns::ModulePatterns(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     if (pattern.empty()) fail("an empty pattern of modules to ignore");
-    if (!pattern.starts_with("re:")) {
-      parts_.push_back(pattern);
-      continue;
-    }
+    patterns_.push_back({.words = pattern});
+    if (!pattern.starts_with("re:")) continue;
     try {
-      expressions_.emplace_back(pattern.substr(3), std::regex::ECMAScript | std::regex::optimize);
+      patterns_.back().expression.emplace(pattern.substr(3), std::regex::ECMAScript | std::regex::optimize);
     } catch (const std::regex_error& error) {
       fail("{}: not a regular expression: {}", pattern, error.what());
     }
   }
 }
 
+bool ModulePatterns::Pattern::match(std::string_view module) const {
+  if (!expression) return module.find(words) != std::string_view::npos;
+  return std::regex_search(module.begin(), module.end(), *expression, std::regex_constants::match_continuous);
+}
+
 bool ModulePatterns::match(std::string_view module) const {
-  for (const std::string& part : parts_)
-    if (module.find(part) != std::string_view::npos) return true;
-  return std::ranges::any_of(expressions_, [module](const std::regex& expression) {
-    return std::regex_search(module.begin(), module.end(), expression,
-                             std::regex_constants::match_continuous);
-  });
+  return std::ranges::any_of(patterns_, [module](const Pattern& pattern) { return pattern.match(module); });
+}
+
+std::vector<std::string> ModulePatterns::idle(const std::vector<std::string>& modules) const {
+  std::vector<std::string> out;
+  for (const Pattern& pattern : patterns_)
+    if (std::ranges::none_of(modules, [&](const std::string& module) { return pattern.match(module); }))
+      out.push_back(pattern.words);
+  return out;
 }
 
 bool never_quantised(std::string_view module) {

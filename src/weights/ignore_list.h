@@ -1,6 +1,7 @@
 // Which modules a quantisation leaves alone, and how config.json says so: the `ignore` list that
 // compressed_tensors, transformers and vLLM match against the names of their own modules.
 #pragma once
+#include <optional>
 #include <regex>
 #include <string>
 #include <string_view>
@@ -14,10 +15,16 @@ class ModulePatterns {
  public:
   explicit ModulePatterns(const std::vector<std::string>& patterns);
   bool match(std::string_view module) const;
+  // As given, those that match none of the modules.
+  std::vector<std::string> idle(const std::vector<std::string>& modules) const;
 
  private:
-  std::vector<std::regex> expressions_;
-  std::vector<std::string> parts_;
+  struct Pattern {
+    std::string words;  // as given
+    std::optional<std::regex> expression = {};
+    bool match(std::string_view module) const;
+  };
+  std::vector<Pattern> patterns_;
 };
 
 // Never quantised, by the name alone: embeddings, norms, output heads, routers and gates of shared experts,

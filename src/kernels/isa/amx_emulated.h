@@ -11,7 +11,7 @@ struct PortableBf16 : Portable {
   static constexpr bool kBf16Product = true;
   using AccF = F32;
 
-  static KT_INLINE void store_bf16_step(uint8_t* p, const F32 (&columns)[kStep / 2]) {
+  static KT_PORTABLE_OP void store_bf16_step(uint8_t* p, const F32 (&columns)[kStep / 2]) {
     for (int i = 0; i < kLanes; ++i)
       for (int j = 0; j < kStep / 2; ++j) put_u16(p + i * kStep + 2 * j, f32_to_bf16(columns[j].v[i]));
   }
@@ -37,7 +37,7 @@ struct PortableBf16 : Portable {
     return true;
   }
   static KT_INLINE AccF zero_accf() { return {}; }
-  static KT_INLINE void dot_bf16(AccF& acc, Bytes w, Act a) {
+  static KT_PORTABLE_OP void dot_bf16(AccF& acc, Bytes w, Act a) {
     uint8_t act[kStep];
     std::memcpy(act, a.v, kStep);
     for (int i = 0; i < kLanes; ++i)
@@ -48,7 +48,10 @@ struct PortableBf16 : Portable {
   template <int kToken> static KT_INLINE F32 total(const AccF& acc) { F32 r; std::memcpy(&r, &acc, sizeof r); return r; }
 };
 
-struct AmxEmulated : TiledIsa<EmulatedUnit, PortableBf16> {};
+// Compiled for its tile loops: passes of 8, 4 and 2 rows, most of what there is to compile, are those of portable.h.
+struct AmxEmulated : TiledIsa<EmulatedUnit, PortableBf16> {
+  static constexpr int kFewPass = 1;
+};
 
 }  // namespace
 }  // namespace KT_ISA_NAMESPACE

@@ -31,6 +31,7 @@ struct Avx2 {
   static constexpr int kTileGroups = 4, kTileParts = 2;
   static constexpr int kTileRows = kTileGroups * kTokens;
   static constexpr int kFewLimit = 8;
+  static constexpr int kFewPass = 8;
   static constexpr int kPanelBlocks = 8;
   static constexpr int kPrefetch = 1024;
   static constexpr bool kBf16Product = false;

@@ -34,6 +34,7 @@ struct Avx512 {
   static constexpr int kTileGroups = 8, kTileParts = 2;  // parts of two neighbouring row blocks
   static constexpr int kTileRows = kTileGroups * kTokens;
   static constexpr int kFewLimit = 8;
+  static constexpr int kFewPass = 8;
   static constexpr int kPanelBlocks = 16;
   static constexpr int kPrefetch = 4096;
   static constexpr bool kBf16Product = false;

@@ -16,20 +16,23 @@ struct Int {
   constexpr operator int() const { return N; }
 };
 
-// A fold, not a recursion: a chain of always-inline calls is copied once per link, N^2 / 2 bodies in all.
-template <int kFrom, class F, int... kI>
-KT_INLINE void unroll_each(F&& f, std::integer_sequence<int, kI...>) {
-  (f(Int<kFrom + kI>{}), ...);
-}
-template <int kFrom, int kTo, class F>
-KT_INLINE void unroll_from(F&& f) {
-  unroll_each<kFrom>(f, std::make_integer_sequence<int, kTo - kFrom>{});
-}
-// f(Int<0>{}), ..., f(Int<N-1>{}): a loop whose index is a compile-time constant
-template <int N, class F>
-KT_INLINE void unroll(F&& f) {
-  unroll_from<0, N>(f);
-}
+// unroll<N>(f): f(Int<0>{}), ..., f(Int<N-1>{}), a loop whose index is a compile-time constant;
+// unroll_from<A, B> starts at A. An object and a fold, so that one call stands between a loop and its body:
+// g++ copies and cleans up the body once for each always-inline call around it, which is half the time it
+// takes to compile a row.
+template <int kFrom, class Sequence>
+struct Unroll;
+template <int kFrom, int... kI>
+struct Unroll<kFrom, std::integer_sequence<int, kI...>> {
+  template <class F>
+  KT_INLINE void operator()(F&& f) const {
+    (f(Int<kFrom + kI>{}), ...);
+  }
+};
+template <int kFrom, int kTo>
+inline constexpr Unroll<kFrom, std::make_integer_sequence<int, kTo - kFrom>> unroll_from{};
+template <int N>
+inline constexpr Unroll<0, std::make_integer_sequence<int, N>> unroll{};
 
 // T, but known only once the template around it is: members that T lacks are looked up in the branch taken.
 template <class T, auto...>

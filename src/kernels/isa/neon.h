@@ -24,6 +24,7 @@ struct Neon {
   static constexpr int kTileGroups = 4, kTileParts = 2;
   static constexpr int kTileRows = 4;
   static constexpr int kFewLimit = 8;
+  static constexpr int kFewPass = 8;
   static constexpr int kPanelBlocks = 4;
   static constexpr int kPrefetch = 1024;
   static constexpr bool kBf16Product = false;

@@ -23,6 +23,7 @@ struct Portable {
   static constexpr int kTileGroups = 4, kTileParts = 1;
   static constexpr int kTileRows = 4;
   static constexpr int kFewLimit = 8;
+  static constexpr int kFewPass = 8;  // rows `few` takes at once: 8, or 1
   static constexpr int kPanelBlocks = 4;
   static constexpr int kPrefetch = 0;
   static constexpr bool kBf16Product = false;  // has dot_bf16 and store_bf16_step; with steps of 4 bytes, e4m3_bf16 too

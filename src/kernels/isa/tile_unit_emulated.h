@@ -11,25 +11,26 @@ thread_local bool tiles_configured = false;
 struct EmulatedUnit {
   uint8_t tile[8][16][64];
 
+  // Calls, not inlined loops, as in portable.h.
   static KT_INLINE void need(bool state) {
     if (tiles_configured != state) __builtin_trap();
   }
   static KT_INLINE void configure() { need(false); tiles_configured = true; }
   static KT_INLINE void release() { need(true); tiles_configured = false; }
 
-  template <int kTile> KT_INLINE void zero() {
+  template <int kTile> __attribute__((noinline)) void zero() {
     need(true);
     std::memset(tile[kTile], 0, sizeof tile[kTile]);
   }
-  template <int kTile> KT_INLINE void load(const void* from, int64_t stride) {
+  template <int kTile> __attribute__((noinline)) void load(const void* from, int64_t stride) {
     need(true);
     for (int r = 0; r < 16; ++r) std::memcpy(tile[kTile][r], static_cast<const uint8_t*>(from) + r * stride, 64);
   }
-  template <int kTile> KT_INLINE void store(void* to, int64_t stride) {
+  template <int kTile> __attribute__((noinline)) void store(void* to, int64_t stride) {
     need(true);
     for (int r = 0; r < 16; ++r) std::memcpy(static_cast<uint8_t*>(to) + r * stride, tile[kTile][r], 64);
   }
-  template <int kC, int kA, int kB> KT_INLINE void dot_s8() {
+  template <int kC, int kA, int kB> __attribute__((noinline)) void dot_s8() {
     need(true);
     for (int m = 0; m < 16; ++m)
       for (int n = 0; n < 16; ++n) {
@@ -39,7 +40,7 @@ struct EmulatedUnit {
         std::memcpy(tile[kC][m] + 4 * n, &sum, 4);
       }
   }
-  template <int kC, int kA, int kB> KT_INLINE void dot_bf16() {
+  template <int kC, int kA, int kB> __attribute__((noinline)) void dot_bf16() {
     need(true);
     for (int m = 0; m < 16; ++m)
       for (int n = 0; n < 16; ++n) {

@@ -1,5 +1,6 @@
 // gptq_probe: calibrated rounding between two pipes, for tests in other languages.
 //   gptq_probe FORMAT n k rows DAMPING ACT_ORDER SCALE_STEPS LEAST_SCALE
+// FORMAT: a format's name, or w4a16_g128 or w8a16_g128: what compressed-tensors has, by its rule.
 // In: f32 values [n, k], then f32 inputs [rows, k]. Out: f32 H [k, k] (lower triangle), codes, scales and
 // mins (formats/matrix.h), f64 [2]: the damping that worked and output_error().
 #include <time.h>
@@ -29,8 +30,16 @@ void write(const void* data, size_t bytes) {
   if (std::fwrite(data, 1, bytes, stdout) != bytes) kt::fail("could not write {} bytes", bytes);
 }
 
+kt::Format packed(kt::Code code, int bias) {
+  return {code, bias, kt::Scale::kBf16, kt::Min::kNone, {.k = 128}};
+}
+
 void run(char** arguments) {
-  const kt::Format format = kt::format_named(arguments[0]);
+  const std::string_view name = arguments[0];
+  const bool four = name == "w4a16_g128", eight = name == "w8a16_g128";
+  const kt::Format format = four    ? packed(kt::Code::kU4, 8)
+                            : eight ? packed(kt::Code::kI8, 0)
+                                    : kt::format_named(arguments[0]);
   const int64_t n = std::atoll(arguments[1]), k = std::atoll(arguments[2]), rows = std::atoll(arguments[3]);
   const std::vector<float> values = read(n * k), x = read(rows * k);
   kt::Hessian hessian(static_cast<int>(k));
@@ -38,7 +47,8 @@ void run(char** arguments) {
   const kt::GptqFactor factor(hessian, {.damping = std::atof(arguments[4]),
                                         .act_order = std::atoi(arguments[5]) != 0,
                                         .scale_steps = std::atoi(arguments[6]),
-                                        .least_scale = std::atof(arguments[7])});
+                                        .least_scale = std::atof(arguments[7]),
+                                        .packed_rule = four || eight});
   const kt::Matrix out = kt::gptq(format, values, n, k, factor);
   write(hessian.data(), kt::Hessian::bytes(hessian.dims()));
   write(out.codes.data(), out.codes.size());
