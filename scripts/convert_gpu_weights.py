@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
 
 import kt_program
@@ -36,8 +37,23 @@ def arguments():
 
 
 def hub_cache():
-    home = os.environ.get("HF_HOME") or pathlib.Path.home() / ".cache" / "huggingface"
-    return pathlib.Path(os.environ.get("HF_HUB_CACHE") or pathlib.Path(home) / "hub")
+    """The folder of the hub cache, by the variables that huggingface_hub reads, in its order."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return pathlib.Path(os.environ[name]).expanduser()
+    if os.environ.get("HF_HOME"):
+        return pathlib.Path(os.environ["HF_HOME"]).expanduser() / "hub"
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+
+
+def snapshot(dataset):
+    """The folder of a dataset's revision, refs/main's or else the newest, as kt chooses it; None without one."""
+    repository = hub_cache() / f"datasets--{dataset.replace('/', '--')}"
+    main = repository / "refs" / "main"
+    if main.is_file() and (name := main.read_text().strip()) and (repository / "snapshots" / name).is_dir():
+        return repository / "snapshots" / name
+    revisions = [entry for entry in (repository / "snapshots").glob("*") if entry.is_dir()]
+    return max(revisions, key=lambda entry: (entry.stat().st_mtime_ns, str(entry)), default=None)
 
 
 def parquet_files(dataset, split):
@@ -45,17 +61,15 @@ def parquet_files(dataset, split):
     path = pathlib.Path(dataset)
     if path.suffix == ".parquet":
         return [path] if path.is_file() else []
-    if path.exists() or dataset.count("/") != 1:
+    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", dataset, re.ASCII):
         return []
-    revisions = [entry for entry in (hub_cache() / f"datasets--{dataset.replace('/', '--')}" / "snapshots").glob("*")
-                 if entry.is_dir()]
-    if not revisions:
+    folder = snapshot(dataset)
+    word = re.compile(rf"(?<!\w){re.escape(split)}(?!\w)" if split else "", re.ASCII)
+    within = [file.relative_to(folder) for file in folder.rglob("*")] if folder else []
+    found = [file for file in within if word.search(str(file)) and not any(part.startswith(".") for part in file.parts)]
+    if any(file.suffix == ".jsonl" for file in found):
         return []
-    newest = max(revisions, key=lambda entry: (entry.stat().st_mtime_ns, str(entry)))
-    files = [file for file in newest.rglob("*") if not split or split in str(file.relative_to(newest))]
-    if any(file.suffix in (".jsonl", ".txt") for file in files):
-        return []
-    return sorted(file for file in files if file.suffix == ".parquet")
+    return sorted(folder / file for file in found if file.suffix == ".parquet")
 
 
 def as_jsonl(files, dataset, split):

@@ -302,11 +302,74 @@ def test_samples_that_are_not_finite_are_named(model, tmp_path):
     figures = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
     dropped = figures["dropped_samples"]
     assert 0 < len(dropped) < figures["samples"] == len(words) ** 2
-    assert all("layer 2" in line and line in result.stderr for line in dropped)
+    assert all("layer 2" in line and "pairs.jsonl line " in line and line in result.stderr for line in dropped)
     rows = [sum(expert["tokens"] + expert["held_out"] for expert in layer["experts"]) for layer in figures["layers"]]
     assert rows[0] > rows[1] == rows[-1] > 0
     assert figures["layers"][0]["experts"][1]["method"] == "rtn: singular"
     assert "gptq" in {expert["method"] for layer in figures["layers"] for expert in layer["experts"]}
+
+
+# --- the text
+
+
+def rows(first, count):
+    return "".join(json.dumps({"text": f"The fox number {n} met an owl by the river, and they shared {n} plums."}) + "\n"
+                   for n in range(first, first + count))
+
+
+def test_report_names_the_dataset(model, tmp_path, monkeypatch):
+    """Of a snapshot with a licence and several files; a split that a file cannot have is one line."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "datasets--tales" / "snapshots" / "abc"
+    (folder / "train").mkdir(parents=True)
+    (folder / "LICENSE.txt").write_text("Permission is hereby granted. " * 500)
+    for part in range(3):
+        (folder / "train" / f"{part}.jsonl").write_text('{"text": ""}\n' * 30 + rows(40 * part, 40))
+    result = kt_ok(*gptq(model, tmp_path / "out", "tales", "--dataset-split", "train", "--num-calibration-samples", 20))
+    figures = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
+    assert figures["dataset"] == {"name": "tales", "split": "train", "revision": "abc",
+                                  "files": ["train/0.jsonl", "train/1.jsonl", "train/2.jsonl"]}
+    assert (figures["samples"], figures["samples_found"]) == (20, 210) and figures["samples_too_short"] > 0
+    line, = (line for line in result.stdout.splitlines() if line.startswith("tales, train/0.jsonl and 2 more: "))
+    assert f"20 samples of 210 (0 cut at 1024 tokens, {figures['samples_too_short']} passed over: too short)" in line
+    (tmp_path / "own.jsonl").write_text(rows(0, 40))
+    result = kt_ok(*gptq(model, tmp_path / "own", tmp_path / "own.jsonl", "--dataset-split", "train"))
+    line, = (line for line in result.stderr.splitlines() if "--dataset-split" in line)
+    assert "own.jsonl is one file" in line
+    figures = json.loads((tmp_path / "own" / "kt_calibration.json").read_text())
+    assert figures["dataset"] == {"name": str(tmp_path / "own.jsonl"), "files": [str(tmp_path / "own.jsonl")]}
+
+
+def test_rows_are_measured_not_their_json(model, texts, tmp_path):
+    """The same documents as .txt and as .jsonl are the same text, here and in kt perplexity."""
+    documents = [words.strip("\n") for words in texts[1].read_text().split("<|endoftext|>")]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": words}) + "\n" for words in documents))
+    args = ["perplexity", str(model), "--max-tokens", "512", "--json", "--file"]
+    assert kt_ok(*args, str(tmp_path / "test.jsonl")).stdout == kt_ok(*args, str(texts[1])).stdout
+    said = [json.loads(kt_ok(*gptq(model, tmp_path / f"out{i}", texts[0], "--perplexity", text, "--perplexity-tokens", 512,
+                                   "--json")).stdout)["calibration"]["perplexity"]
+            for i, text in enumerate((tmp_path / "test.jsonl", texts[1]))]
+    assert said[0] == said[1] and said[0]["tokens"] == 512
+    (tmp_path / "bad.jsonl").write_text('{"text": "a fox"}\n{"words": 1}\n')
+    refused(kt(*gptq(model, tmp_path / "out", texts[0], "--perplexity", tmp_path / "bad.jsonl")), 2, "bad.jsonl line 2", "words")
+
+
+def test_large_texts_take_little_memory(model, tmp_path):
+    """16 MB of text in one document take no more than as many samples of a short text, but for pieces of it."""
+    line = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2 + "\n"  # many tokens
+    script = "import os, sys; pid = os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]); _, code, use = os.wait4(pid, 0); " \
+             "print(code, use.ru_maxrss >> 10)"
+    peaks = []
+    for lines in (100, 160000):
+        (tmp_path / "text.txt").write_text(line * lines)
+        command = gptq(model, tmp_path / f"out{lines}", tmp_path / "text.txt", "--num-calibration-samples", "4",
+                       "--max-sequence-length", "256")
+        said = subprocess.run([sys.executable, "-c", script, checkpoints.KT, *command], stdout=subprocess.PIPE, text=True,
+                              timeout=300).stdout
+        code, peak = map(int, said.split()[-2:])
+        assert code == 0
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] + 24, peaks
 
 
 # --- who else computes with it

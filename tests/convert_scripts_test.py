@@ -395,6 +395,35 @@ def test_parquet(stand_in, tmp_path, monkeypatch):
         assert sorted(cache.iterdir()) == kept
 
 
+def test_parquet_of_a_snapshot(stand_in, tmp_path, monkeypatch):
+    """The same files as kt would choose: refs/main's, of the split, without a licence in their place; .jsonl goes first."""
+    (tmp_path / "site" / "pyarrow").mkdir(parents=True)
+    (tmp_path / "site" / "pyarrow" / "__init__.py").write_text("")
+    (tmp_path / "site" / "pyarrow" / "parquet.py").write_text(READER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    repository = tmp_path / "huggingface" / "hub" / "datasets--tales"
+    main, other = (repository / "snapshots" / name for name in ("main", "other"))
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("main")
+    for folder in (main, other):
+        (folder / "data").mkdir(parents=True)
+        (folder / "LICENSE.txt").write_text("Permission is hereby granted.")
+        for split in ("train", "train_sft", "constraint"):
+            (folder / "data" / f"{split}-00000.parquet").write_text(json.dumps([{"text": f"{folder.name} {split}"}]))
+
+    def dataset():
+        result, args = stand_in("convert_gpu_weights.py", "--model_id m --output_dir o --dataset tales --dataset_split train")
+        assert result.returncode == 0, result.stderr
+        return args[args.index("--dataset") + 1]
+    with open(dataset()) as lines:
+        assert lines.read() == '{"text": "main train"}\n'
+    (main / "train.jsonl").write_text('{"text": "a"}\n')
+    assert dataset() == "tales"
+
+
 @needs_kt
 def test_merge_and_compare(models, tmp_path):
     model, loose, merged, direct = models["fp16"], *(tmp_path / name for name in ("loose", "merged", "direct"))

@@ -62,7 +62,10 @@ std::unique_ptr<LoadedModel> load_reference(const Reference& reference, const Lo
 Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityFlags& flags) {
   const auto end = model.tokenizer().id_of(flags.separator);
   if (!end) fail("--separator: '{}' is not a token of {}", flags.separator, model.path());
-  const std::vector<TokenId> tokens = file_tokens(model, flags.file, *end, flags.separator);
+  // The first is given, not predicted.
+  const size_t targets = flags.options.most_tokens,
+               most = targets > 0 && targets < SIZE_MAX ? targets + 1 : SIZE_MAX;
+  const std::vector<TokenId> tokens = file_tokens(model, flags.file, *end, flags.separator, most);
   StatusLine status;
   return measure_models(
       tokens, model, reference,
@@ -105,7 +108,10 @@ void add_perplexity(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("perplexity", "How well a model predicts a text");
   const auto flags = std::make_shared<PerplexityFlags>();
   flags->model.add_to(*verb);
-  verb->add_option("--file", flags->file, "The text; documents are separated by <|endoftext|>")->required();
+  verb->add_option(
+          "--file", flags->file,
+          "The text; documents are separated by <|endoftext|>, or, in a .jsonl, rows with text or messages")
+      ->required();
   verb->add_option("--context", flags->options.context, "Tokens of a window")
       ->check(positive())
       ->capture_default_str();

@@ -99,14 +99,32 @@ void print_linears(const CalibrationReport& report) {
   std::printf("%s\n", table.str().c_str());
 }
 
-void print_calibration(const CalibrationReport& report, const CalibrationText& text_of) {
+// What was read: the dataset as it was named, and its files within a snapshot of the hub.
+Json dataset_json(const TextRequest& request, const DatasetFiles& files) {
+  Json out = {{"name", request.dataset}, {"files", files.names}};
+  if (files.revision.empty()) return out;
+  out["revision"] = files.revision;
+  if (!request.split.empty()) out["split"] = request.split;
+  return out;
+}
+
+std::string dataset_words(const TextRequest& request, const DatasetFiles& files) {
+  if (files.revision.empty()) return request.dataset;
+  const size_t more = files.names.size() - 1;
+  return text("{}, {}{}", request.dataset, files.names.front(), more > 0 ? text(" and {} more", more) : "");
+}
+
+void print_calibration(const CalibrationReport& report, const CalibrationText& text_of,
+                       const TextRequest& request) {
   if (report.layers.empty()) return;
-  std::printf("calibrated on %lld tokens of %s (%s cut at %d tokens, %s too short), %lld more held out%s\n\n",
-              static_cast<long long>(report.tokens - report.held_out),
+  std::printf("%s: %s of %lld (%lld cut at %d tokens, %lld passed over: too short)\n",
+              dataset_words(request, text_of.files).c_str(),
               counted(static_cast<int64_t>(text_of.samples.size()), "sample").c_str(),
-              std::to_string(text_of.cut).c_str(), text_of.max_length,
-              std::to_string(text_of.too_short).c_str(), static_cast<long long>(report.held_out),
-              report.on_disk ? "; activations on disk" : "");
+              static_cast<long long>(text_of.found), static_cast<long long>(text_of.cut), text_of.max_length,
+              static_cast<long long>(text_of.too_short));
+  std::printf("calibrated on %lld tokens, %lld more held out%s\n\n",
+              static_cast<long long>(report.tokens - report.held_out),
+              static_cast<long long>(report.held_out), report.on_disk ? "; activations on disk" : "");
   Table table({"layer", "tokens an expert, least", "median", "most", "calibrated", "to nearest", "kept",
                "output error RTN", "chosen", "ratio"},
               0);
@@ -173,7 +191,8 @@ CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run
 std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
   CLI::Option* const measured =
       verb.add_option("--perplexity", perplexity.file,
-                      "GPTQ: afterwards measure perplexity on this text, and KL from the original, of the "
+                      "GPTQ: afterwards measure perplexity on this text, .txt or .jsonl, and KL from the "
+                      "original, of the "
                       "original, of rounding to nearest and of what was written")
           ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); });
   return {
@@ -244,6 +263,7 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
     settings.add(std::as_bytes(std::span(words)));
     calibration.run(folder, settings.hex());
     Json report = calibration.report().json();
+    report["dataset"] = dataset_json(flags.text, facts.files);
     report["samples"] = facts.samples.size();
     report["samples_found"] = facts.found;
     report["samples_cut"] = facts.cut;
@@ -254,7 +274,7 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
     write_atomically(folder + "/" + kReport, report.dump(1));
     write_atomically(folder + "/" + kPlot, coverage_plot(calibration.report()));
     if (run.json) return;
-    print_calibration(calibration.report(), facts);
+    print_calibration(calibration.report(), facts, flags.text);
     std::printf("%s\n\n", calibration_summary(report.at("total")).c_str());
   };
   const ConversionResult result = convert(plan, run);

@@ -91,10 +91,11 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
   verb->add_option("--dataset", flags->calibration.text.dataset,
                    "GPTQ: FILE.jsonl (text, or messages), FILE.txt, or a name in the local hub cache")
       ->capture_default_str();
-  verb->add_option("--dataset-split", flags->calibration.text.split,
-                   text("GPTQ: of a dataset in the hub cache, files whose names have it; of the default "
-                        "dataset {}, of others all",
-                        kDefaultSplit));
+  verb->add_option(
+      "--dataset-split", flags->calibration.text.split,
+      text("GPTQ: of a dataset in the hub cache, files that it names, as train does train-00000.jsonl; "
+           "of the default dataset {}, of others all",
+           kDefaultSplit));
   flags->calibration.add_to(*verb);
   verb->add_option("--max-gpu-memory", flags->max_gpu_memory, "Accepted; conversion runs on the CPU");
   verb->add_flag("--force-cpu", flags->force_cpu, "Accepted; conversion runs on the CPU");

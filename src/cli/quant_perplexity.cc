@@ -11,6 +11,7 @@
 #include "base/topology.h"
 #include "cli/conversion_report.h"
 #include "cli/report.h"
+#include "engine/calibration/sample_rows.h"
 #include "engine/gguf_vocabulary.h"
 #include "engine/model_perplexity.h"
 #include "weights/compressed_targets.h"
@@ -20,23 +21,17 @@ namespace {
 
 constexpr size_t kContext = 1024;  // kt perplexity's, where the model has as much
 
-// As calibration ends its documents.
-TokenId end_token(const LoadedModel& model, const std::string& file) {
-  if (const auto end = model.tokenizer().id_of("<|endoftext|>")) return *end;
-  if (model.end_ids().empty())
-    fail("--perplexity {}: the tokenizer of {} has no token that ends a text", file, model.path());
-  return model.end_ids().front();
-}
-
 std::vector<TokenId> read_tokens(const PerplexityRequest& request, const LoadedModel& model) {
   std::error_code code;
   if (!std::filesystem::is_regular_file(request.file, code))
     fail("--perplexity {}: no such file", request.file);
-  std::vector<TokenId> tokens = file_tokens(model, request.file, end_token(model, request.file));
+  std::vector<TokenId> tokens =
+      file_tokens(model, request.file, document_end(model, "--perplexity " + request.file), "<|endoftext|>",
+                  // The first token is given, not predicted.
+                  std::max(request.tokens + 1, kLeastPerplexityTokens));
   if (tokens.size() < kLeastPerplexityTokens)
     fail("--perplexity {}: too short: {} tokens, measuring needs at least {}", request.file, tokens.size(),
          kLeastPerplexityTokens);
-  // The first token is given, not predicted.
   tokens.resize(std::min(tokens.size(), request.tokens + 1));
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= model.spec().vocab)

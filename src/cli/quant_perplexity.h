@@ -12,7 +12,7 @@
 namespace kt {
 
 struct PerplexityRequest {
-  std::string file;       // documents between <|endoftext|>; empty: nothing is measured
+  std::string file;       // .jsonl, or documents between <|endoftext|>; empty: nothing is measured
   size_t tokens = 24576;  // to predict at most
 };
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/file.h"
+#include "engine/calibration/dataset_files.h"
+#include "engine/calibration/document_tokens.h"
+#include "engine/calibration/sample_rows.h"
 
 namespace kt {
 namespace {
@@ -43,10 +45,27 @@ class Window {
 }  // namespace
 
 std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& path, TokenId end,
-                                 std::string_view separator) {
-  const MappedFile file(path);
-  return document_tokens(model.tokenizer(), {reinterpret_cast<const char*>(file.bytes().data()), file.size()},
-                         end, separator);
+                                 std::string_view separator, size_t most) {
+  std::vector<TokenId> out;
+  const auto add = [&](const std::vector<TokenId>& tokens) {
+    out.insert(out.end(), tokens.begin(), tokens.end());
+  };
+  const std::vector<TextFile> files(1, TextFile(path));
+  if (dataset_kind(path) == DatasetKind::kRows) {
+    const SampleRows rows(model);
+    TextLineReader lines(files.front());
+    for (TextLine line; out.size() < most && lines.next(line);) {
+      const std::vector<TokenId> tokens = rows.tokens(line.words, text("{} line {}", path, line.number));
+      if (tokens.empty()) continue;
+      add(tokens);
+      if (tokens.back() != end) out.push_back(end);
+    }
+  } else {
+    DocumentTokens documents(model.tokenizer(), files, end, separator);
+    while (out.size() < most && documents.next()) add(documents.tokens());
+  }
+  out.resize(std::min(out.size(), most));
+  return out;
 }
 
 Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, LoadedModel* reference,

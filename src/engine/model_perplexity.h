@@ -10,9 +10,10 @@
 
 namespace kt {
 
-// document_tokens of a whole file. `end` follows each document.
+// The first `most` tokens of a file: of .jsonl (and .json) the samples that calibration makes of its rows, of
+// others the documents between separators (DocumentTokens). `end` follows each. Errors: as calibration's.
 std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& path, TokenId end,
-                                 std::string_view separator = "<|endoftext|>");
+                                 std::string_view separator = "<|endoftext|>", size_t most = SIZE_MAX);
 
 struct MeasureOptions {
   PerplexityOptions windows;  // chunk is lowered to what the models take at once; on_window is set by `show`

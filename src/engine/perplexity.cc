@@ -126,24 +126,6 @@ Divergence measure(std::span<const TokenId> tokens, WindowLogits model, const Wi
 
 }  // namespace
 
-std::vector<TokenId> document_tokens(const Tokenizer& tokenizer, std::string_view text, TokenId end,
-                                     std::string_view separator) {
-  KT_CHECK(!separator.empty());
-  std::vector<TokenId> tokens;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t next = std::min(text.find(separator, begin), text.size());
-    std::string_view document = text.substr(begin, next - begin);
-    begin = next + separator.size();
-    document.remove_prefix(std::min(document.find_first_not_of('\n'), document.size()));
-    if (document.empty()) continue;
-    document = document.substr(0, document.find_last_not_of('\n') + 1);
-    const std::vector<TokenId> ids = tokenizer.encode(document);
-    tokens.insert(tokens.end(), ids.begin(), ids.end());
-    tokens.push_back(end);
-  }
-  return tokens;
-}
-
 Perplexity measure_perplexity(std::span<const TokenId> tokens, WindowLogits logits,
                               const PerplexityOptions& options, Pool* pool) {
   return measure(tokens, logits, nullptr, options, pool).model;

@@ -13,12 +13,6 @@
 
 namespace kt {
 
-// The tokens of a text of documents: split at `separator`, newlines stripped at both ends, each document
-// encoded alone and followed by `end`; empty ones are left out. Markup within documents is text to the
-// tokenizer's rules (SpecialText::kRecognise).
-std::vector<TokenId> document_tokens(const Tokenizer& tokenizer, std::string_view text, TokenId end,
-                                     std::string_view separator = "<|endoftext|>");
-
 // Logits [count, vocabulary] of window[first, first + count), each given the window's tokens up to it. Called
 // for rising rows without gaps; first == 0 begins a new window. The view is valid until the next call.
 using WindowLogits =

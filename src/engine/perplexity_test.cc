@@ -15,16 +15,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(DocumentTokens, SplitsStripsAndEnds) {
-  const Tokenizer tokenizer = byte_tokenizer();
-  EXPECT_THAT(document_tokens(tokenizer, "\n\nab\nc\n<|endoftext|>\n<|endoftext|>\n d<|endoftext|>\n", 0),
-              ElementsAre('a', 'b', '\n', 'c', 0, ' ', 'd', 0));
-  EXPECT_THAT(document_tokens(tokenizer, "x", 5), ElementsAre('x', 5));
-  EXPECT_TRUE(document_tokens(tokenizer, "", 0).empty());
-  EXPECT_TRUE(document_tokens(tokenizer, "\n<|endoftext|>", 0).empty());
-  EXPECT_THAT(document_tokens(tokenizer, "a|b", 1, "|"), ElementsAre('a', 1, 'b', 1));
-}
-
 // Every row says: token 0 with 1/2, 1 with 1/4, 2 with 1/4. Remembers what it was asked.
 struct Fixed {
   std::vector<float> row{std::log(2.f), 0, 0};

@@ -249,7 +249,7 @@ void Calibration::drop_if_not_finite(const Batch& batch, int layer) {
       if (!dead_[batch.sample + s]) {
         dead_[batch.sample + s] = 1;
         report_.dropped.push_back(
-            text("sample {}: activations of layer {} are not finite", batch.sample + s, layer));
+            text("{}: activations of layer {} are not finite", text_.places[batch.sample + s], layer));
         KT_LOG(LogLevel::kWarning, "{}; it takes no further part", report_.dropped.back());
       }
     }

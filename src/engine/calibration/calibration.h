@@ -44,7 +44,7 @@ struct CalibrationOptions {
 struct CalibrationReport {
   std::vector<LayerFigures> layers;
   int64_t tokens = 0, held_out = 0;
-  std::vector<std::string> dropped;  // samples whose activations were not finite, and where
+  std::vector<std::string> dropped;  // samples whose activations were not finite: places and layers
   int lanes = 0;                     // experts rounded at the same time
   bool on_disk = false;              // activations
   Json json() const;                 // the same for the same bytes: no times, nothing of this machine

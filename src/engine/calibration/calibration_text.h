@@ -4,14 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "engine/calibration/dataset_files.h"
 #include "engine/loaded_model.h"
 
 namespace kt {
 
-struct TextRequest {
-  std::string dataset;             // FILE.jsonl, FILE.txt, or a name of the hub: "org/name"
-  std::string flag = "--dataset";  // what messages call it
-  std::string split;               // of a hub dataset: part of its files' names; empty: all
+struct TextRequest : DatasetRequest {
   int samples = 512;
   int max_length = 2048;  // tokens of a sample; never more than the model's context
   uint64_t seed = 42;     // which samples, where there are more
@@ -19,7 +17,8 @@ struct TextRequest {
 
 struct CalibrationText {
   std::vector<std::vector<TokenId>> samples;
-  std::vector<std::string> files;  // that were read
+  std::vector<std::string> places;  // of each: "FILE line 3", or "FILE byte 4096" where its document begins
+  DatasetFiles files;               // that were read
   int64_t tokens = 0;
   int64_t found = 0;      // samples there were to choose from
   int64_t cut = 0;        // of those taken, longer than the limit
@@ -30,12 +29,13 @@ struct CalibrationText {
 
 // A line of .jsonl holds "text", or "messages" (role, content) or "conversations" (from, value), which go
 // through the model's chat template; each is a sample. A .txt is documents between <|endoftext|>, cut into
-// samples of max_length together. Which samples are taken depends on the seed only, and they come in the
-// order they have in the file.
+// samples of max_length together. Several files are as one. Samples that are too short are passed over and
+// others taken in their place. Which are taken depends on the seed only, and they come in the order they have
+// in the files. Memory: what is taken, a line, and a piece of a file.
 //
-// Errors, each in a line: a file that is missing, empty, of another kind; a hub name that is not in the cache
-// (says where it looked and what to pass); a line that is no JSON or has none of those columns (names those
-// it has); messages without a chat template; fewer than kLeastTokens tokens in all.
+// Errors, each in a line: as find_dataset; a file that is empty or not UTF-8; a line that is no JSON, too
+// long or has none of those columns (names those it has); messages without a chat template; fewer than
+// kLeastTokens tokens in all.
 inline constexpr int64_t kLeastTokens = 256;
 CalibrationText read_calibration_text(const TextRequest& request, const LoadedModel& model);
 
