@@ -10,29 +10,38 @@ import sys
 import kt_program
 
 COLUMNS = ("messages", "conversations", "text")  # of datasets that kt reads
+UNSUPPORTED = 4  # exit code, as kt's
 DEFAULT = "HuggingFaceH4/ultrachat_200k", "train_sft"
 
 
 def arguments():
     parser = kt_program.parser(__doc__)
-    parser.add_argument("--model_id", required=True, help="folder of the model")
-    parser.add_argument("--output_dir", required=True, help="folder to write")
-    parser.add_argument("--quant_method", choices=["GPTQ", "RTN"], default="GPTQ", help="default: GPTQ")
-    parser.add_argument("--quant_type", choices=["W4A16", "W8A16"], default="W8A16", help="default: W8A16")
-    parser.add_argument("--num_calibration_samples", type=int, help="GPTQ (default: 512)")
-    parser.add_argument("--max_sequence_length", type=int, help="GPTQ (default: 2048)")
-    parser.add_argument("--dampening_frac", type=float, help="GPTQ (default: 0.5)")
-    parser.add_argument("--dataset", help="GPTQ: .jsonl, .txt or .parquet, or a name in the hub cache")
-    parser.add_argument("--dataset_split", help="GPTQ")
-    parser.add_argument("--perplexity", help="GPTQ: a text to measure afterwards: original, RTN and GPTQ")
-    parser.add_argument("--perplexity_tokens", type=int, help="of that text, to predict at most (default: 24576)")
-    parser.add_argument("--force_cpu", action="store_true", help="use no GPU")
-    parser.add_argument("--ignore_patterns", nargs="*", help="modules to leave alone (default: kt's list)")
-    parser.add_argument("--torch_dtype", help="ignored: the model's own type is kept")
-    parser.add_argument("--trust_remote_code", action="store_true", help="accepted; nothing is executed")
-    parser.add_argument("--random_seed", type=int, help="GPTQ (default: 42)")
-    parser.add_argument("--max_gpu_memory", help="such as 40GiB")
-    parser.add_argument("--max_cpu_memory", help="such as 100GiB")
+
+    def add(name, **facts):
+        parser.add_argument(*dict.fromkeys((name, name.replace("_", "-"))), **facts)
+
+    add("--model_id", required=True, help="folder of the model")
+    add("--output_dir", required=True, help="folder to write")
+    add("--quant_method", choices=["GPTQ", "RTN"], default="GPTQ", help="default: GPTQ")
+    add("--quant_type", choices=["W4A16", "W8A16"], default="W8A16", help="default: W8A16")
+    add("--group_size", type=int, help="weights that share a scale; -1: one for each output (default: 128)")
+    add("--targets", choices=["experts", "all"], help="experts (default), or all Linears")
+    add("--num_calibration_samples", type=int, help="GPTQ (default: 512)")
+    add("--max_sequence_length", type=int, help="GPTQ (default: 2048)")
+    add("--dampening_frac", type=float, help="GPTQ (default: 0.5)")
+    add("--dataset", help="GPTQ: .jsonl, .txt or .parquet, or a name in the hub cache")
+    add("--dataset_split", help="GPTQ")
+    add("--perplexity", help="GPTQ: a text to measure afterwards: original, RTN and GPTQ")
+    add("--perplexity_tokens", type=int, help="of that text, to predict at most (default: 24576)")
+    add("--force_cpu", action="store_true", help="use no GPU")
+    add("--ignore_patterns", nargs="*", help="modules to leave alone (default: kt's list)")
+    add("--torch_dtype", help="ignored: the model's own type is kept")
+    add("--trust_remote_code", action="store_true", help="accepted; nothing is executed")
+    add("--random_seed", type=int, help="GPTQ (default: 42)")
+    add("--max_gpu_memory", help="such as 40GiB")
+    add("--max_cpu_memory", help="such as 100GiB")
+    add("--resume", action="store_true", help="go on with a conversion that was interrupted")
+    add("--overwrite", action="store_true", help="replace an output that is there")
     return parser.parse_args()
 
 
@@ -73,12 +82,13 @@ def parquet_files(dataset, split):
 
 
 def as_jsonl(files, dataset, split):
-    """The path of the same rows as .jsonl, kept in the user's cache; None where pyarrow is not installed."""
+    """The path of the same rows as .jsonl, kept in the user's cache; ends with one line where pyarrow is not installed."""
     try:
         import pyarrow.parquet
     except ImportError:
-        kt_program.note(f"{dataset}: .parquet needs pyarrow, which is not installed: pip install pyarrow")
-        return None
+        kt_program.fail(f"{dataset}: .parquet needs pyarrow, which is not installed: pip install pyarrow, or pass a .jsonl "
+                        "or .txt file")
+        sys.exit(UNSUPPORTED)
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kt" / "datasets"
     cache.mkdir(parents=True, exist_ok=True)
     said = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -121,8 +131,7 @@ def calibration_text(args):
     dataset = args.dataset or DEFAULT[0]
     split = args.dataset_split or (DEFAULT[1] if dataset == DEFAULT[0] else None)
     files = parquet_files(dataset, split)
-    converted = as_jsonl(files, dataset, split) if files else None
-    return (str(converted), None) if converted else (args.dataset, args.dataset_split)
+    return (str(as_jsonl(files, dataset, split)), None) if files else (args.dataset, args.dataset_split)
 
 
 def main():
@@ -135,6 +144,8 @@ def main():
         *kt_program.given(
             ("--method", args.quant_method),
             ("--type", args.quant_type),
+            ("--group-size", args.group_size),
+            ("--targets", args.targets),
             ("--num-calibration-samples", args.num_calibration_samples),
             ("--max-sequence-length", args.max_sequence_length),
             ("--dampening-frac", args.dampening_frac),
@@ -147,7 +158,9 @@ def main():
             ("--trust-remote-code", args.trust_remote_code),
             ("--seed", args.random_seed),
             ("--max-gpu-memory", args.max_gpu_memory),
-            ("--max-cpu-memory", args.max_cpu_memory)))
+            ("--max-cpu-memory", args.max_cpu_memory),
+            ("--resume", args.resume),
+            ("--overwrite", args.overwrite)))
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ TRANSLATIONS = [
      " --dampening-frac 0.05 --dataset d --dataset-split train --seed 7"),
     ("convert_gpu_weights.py", "--model_id m --output_dir o --perplexity=-t.txt --perplexity_tokens 4096",
      "quant gpu m -o o --method GPTQ --type W8A16 --perplexity ./-t.txt --perplexity-tokens 4096"),
+    ("convert_gpu_weights.py", "--model_id m --output_dir o --group_size -1 --targets all --resume",
+     "quant gpu m -o o --method GPTQ --type W8A16 --group-size -1 --targets all --resume"),
+    ("convert_gpu_weights.py", "--model-id m --output-dir o --quant-method RTN --group-size 64 --overwrite"
+     " --trust-remote-code --max-cpu-memory 9GiB",
+     "quant gpu m -o o --method RTN --type W8A16 --group-size 64 --trust-remote-code --max-cpu-memory 9GiB --overwrite"),
     ("check_cpu_features.py", "", "doctor --cpu"),
 ]
 
@@ -110,7 +115,7 @@ def test_what_is_ignored_is_said(stand_in, script, line, word):
     ("convert_moe_to_bf16.py", "--model-dir a"),
     ("convert_kimi_k2_fp8_to_bf16_cpu.py", ""),
     ("convert_gpu_weights.py", "--model_id m --output_dir o --quant_method AWQ"),
-    ("convert_gpu_weights.py", "--model-id m --output_dir o"),
+    ("convert_gpu_weights.py", "--model m --output_dir o"),
     ("check_cpu_features.py", "--fast"),
 ])
 def test_usage_errors(stand_in, script, line):
@@ -422,6 +427,17 @@ def test_parquet_of_a_snapshot(stand_in, tmp_path, monkeypatch):
         assert lines.read() == '{"text": "main train"}\n'
     (main / "train.jsonl").write_text('{"text": "a"}\n')
     assert dataset() == "tales"
+
+
+def test_parquet_without_pyarrow_is_one_line(stand_in, tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "pyarrow.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    (tmp_path / "rows.parquet").write_text("PAR1")
+    result, args = stand_in("convert_gpu_weights.py", f"--model_id m --output_dir o --dataset '{tmp_path}/rows.parquet'")
+    line, = result.stderr.splitlines()
+    assert (result.returncode, args) == (4, None)
+    assert "rows.parquet" in line and "pip install pyarrow" in line and ".jsonl" in line and ".py converts" not in line
 
 
 @needs_kt
