@@ -29,14 +29,17 @@ constexpr Unit kUnits[] = {{"", 1},          {"b", 1},
                            {"tb", 1e12},     {"tib", 1099511627776.0}};
 
 std::string rate(const ConversionProgress& at) {
-  return at.seconds > 0 ? text("{} GB/s", fixed(static_cast<double>(at.source_bytes) / at.seconds * 1e-9, 2))
-                        : "";
+  return at.seconds > 0
+             ? text("  {} GB/s", fixed(static_cast<double>(at.source_bytes) / at.seconds * 1e-9, 2))
+             : "";
 }
 
+// Nothing before there is something to go by: the first pieces say little.
 std::string remaining(const ConversionProgress& at) {
-  if (at.source_bytes == 0) return "ETA ?";
+  constexpr double kLeastSeconds = 1;
+  if (at.source_bytes == 0 || at.seconds < kLeastSeconds) return "";
   const double left = static_cast<double>(at.source_total - at.source_bytes);
-  return "ETA " + duration(at.seconds * left / static_cast<double>(at.source_bytes));
+  return "  ETA " + duration(at.seconds * left / static_cast<double>(at.source_bytes));
 }
 
 double done(const ConversionProgress& at) {
@@ -51,11 +54,6 @@ std::string bar(double fraction) {
          std::string(static_cast<size_t>(kWidth - full), '.') + "]";
 }
 
-std::string words(const ConversionProgress& at) {
-  return text("{}  {} of {} files  {}  {}", percent(done(at)), at.shards_done, at.shards, rate(at),
-              remaining(at));
-}
-
 const WeightError total(const PieceReport& report) {
   WeightError sum = report.gate;
   sum.add(report.up);
@@ -64,6 +62,11 @@ const WeightError total(const PieceReport& report) {
 }
 
 }  // namespace
+
+std::string progress_words(const ConversionProgress& at) {
+  return text("{}  {} of {} files{}{}", percent(done(at)), at.shards_done, at.shards, rate(at),
+              remaining(at));
+}
 
 uint64_t parse_bytes(std::string_view words, std::string_view flag) {
   const std::string copy(words);
@@ -93,13 +96,13 @@ std::function<void(const ConversionProgress&)> show_progress(bool quiet) {
   if (quiet) return {};
   if (::isatty(STDERR_FILENO)) {
     const auto line = std::make_shared<StatusLine>();
-    return [line](const ConversionProgress& at) { line->show(bar(done(at)) + " " + words(at)); };
+    return [line](const ConversionProgress& at) { line->show(bar(done(at)) + " " + progress_words(at)); };
   }
   const auto last = std::make_shared<double>(0);
   return [last](const ConversionProgress& at) {
     if (at.seconds - *last < kSecondsBetweenLines) return;
     *last = at.seconds;
-    std::fprintf(stderr, "%s\n", words(at).c_str());
+    std::fprintf(stderr, "%s\n", progress_words(at).c_str());
   };
 }
 
@@ -124,12 +127,18 @@ void print_conversion(const ConversionPlan& plan, const ConversionResult& result
                 three_digits(all.largest).c_str());
   }
   if (outputs) std::printf("expert outputs on random inputs: %s\n", percent(all_outputs.relative()).c_str());
-  std::printf(
-      "%s: read %s, wrote %s in %s (%s GB/s of source, %s)\n", plan.output.c_str(),
-      human_bytes(result.source_bytes).c_str(), human_bytes(result.written_bytes).c_str(),
-      result.seconds < 10 ? (fixed(result.seconds, 1) + "s").c_str() : duration(result.seconds).c_str(),
-      fixed(static_cast<double>(result.source_bytes) / std::max(result.seconds, 1e-9) * 1e-9, 2).c_str(),
-      counted(result.threads, "thread").c_str());
+  const auto shown = [](double seconds) {
+    return seconds < 10 ? fixed(seconds, 1) + "s" : duration(seconds);
+  };
+  const double pieces = std::max(result.seconds - result.prepare_seconds, 1e-9);
+  std::printf("%s: read %s, wrote %s in %s (%s%s GB/s of source, %s)\n", plan.output.c_str(),
+              human_bytes(result.source_bytes).c_str(), human_bytes(result.written_bytes).c_str(),
+              shown(result.seconds).c_str(),
+              plan.prepare && result.prepare_seconds > 0.05
+                  ? ("calibration " + shown(result.prepare_seconds) + "; ").c_str()
+                  : "",
+              fixed(static_cast<double>(result.source_bytes) / pieces * 1e-9, 2).c_str(),
+              counted(result.threads, "thread").c_str());
   if (result.shards_kept)
     std::printf("kept %s of an earlier run\n",
                 counted(static_cast<int64_t>(result.shards_kept), "file").c_str());

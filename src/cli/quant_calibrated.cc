@@ -16,11 +16,13 @@
 #include "base/sha256.h"
 #include "base/topology.h"
 #include "cli/conversion_report.h"
-#include "cli/plot.h"
+#include "cli/coverage_plot.h"
 #include "cli/report.h"
 #include "engine/calibration/calibration.h"
 #include "engine/calibration/calibration_totals.h"
+#include "kernels/table.h"
 #include "models/families.h"
+#include "weights/source_identity.h"
 
 namespace kt {
 namespace {
@@ -156,23 +158,30 @@ void print_calibration(const CalibrationReport& report, const CalibrationText& t
   std::printf("errors of outputs on held-out tokens, root mean square over their size; ratio of squares\n\n");
 }
 
-// Tokens of every expert, most first, a line for each layer.
 std::string coverage_plot(const CalibrationReport& report) {
-  Chart chart{.title = "Tokens each expert was calibrated with",
-              .x_label = "experts of a layer, most used first",
-              .y_label = "tokens",
-              .series = {}};
+  std::vector<CoverageRow> rows;
   for (const LayerFigures& layer : report.layers) {
     if (layer.experts.empty()) continue;
-    std::vector<int64_t> tokens;
-    for (const ExpertFigures& e : layer.experts) tokens.push_back(e.tokens);
-    std::sort(tokens.rbegin(), tokens.rend());
-    Series series{.name = text("layer {}", layer.layer), .points = {}};
-    for (size_t i = 0; i < tokens.size(); ++i)
-      series.points.emplace_back(static_cast<double>(i + 1), static_cast<double>(tokens[i]));
-    chart.series.push_back(std::move(series));
+    CoverageRow& row = rows.emplace_back(CoverageRow{.layer = layer.layer, .cells = {}});
+    for (const ExpertFigures& e : layer.experts)
+      row.cells.push_back(
+          {.tokens = e.tokens, .nearest = e.by != RoundedBy::kGptq && e.by != RoundedBy::kKept});
   }
-  return svg({&chart, 1});
+  return coverage_svg("Tokens each expert was calibrated with", rows);
+}
+
+// What calibration depends on beside the weights, and what to do where other kernels began.
+void add_resume_checks(ConversionPlan& plan, const Checkpoint& checkpoint) {
+  if (!checkpoint.is_gguf())
+    for (const char* name :
+         {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"})
+      plan.settings["contents"][name] = file_digest(checkpoint.folder() + "/" + name);
+  plan.resume_hint = [](const Json& before) {
+    const auto method = before.find("method");
+    const std::string was =
+        method != before.end() && method->is_object() ? method->value("kernels", "") : std::string();
+    return was.empty() || was == kernels().name ? "" : text("KT_ISA={} goes on where it was", was);
+  };
 }
 
 CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run) {
@@ -245,8 +254,10 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
                     {"dampening", flags.dampening},
                     {"actorder", flags.actorder},
                     {"max_sequence_length", facts.max_length},  // how rows are summed together
-                    {"text", facts.digest}};
+                    {"text", facts.digest},
+                    {"kernels", kernels().name}};  // instruction sets differ in the last bits of a sum
   ConversionPlan plan = plan_model(checkpoint, source, options);
+  add_resume_checks(plan, checkpoint);
   const std::string work = conversion_work_folder(options.output);
   for (const char* name : {kReport, kPlot}) plan.side_files.push_back({name, "", work + "/" + name});
   // Layers as they were rounded, until the last file is written; activations where memory is short.

@@ -16,6 +16,7 @@
 #include "weights/linears.h"
 #include "weights/plan_parts.h"
 #include "weights/shown.h"
+#include "weights/source_identity.h"
 
 namespace kt {
 namespace {
@@ -345,7 +346,8 @@ ConversionPlan Planner::plan() {
                    {"targets", options_.all_linears ? "all" : "experts"},
                    {"ignore", options_.ignore},
                    {"version", options_.version},
-                   {"source", source_settings(checkpoint_)}};
+                   {"source", source_settings(checkpoint_)},
+                   {"contents", source_contents(checkpoint_)}};
   if (!options_.method.is_null()) plan.settings["method"] = options_.method;
   const size_t total = layers_.size() + (rest_.tensors.empty() ? 0 : 1);
   const auto take = [&](ShardPlan& shard, int layer) {

@@ -137,7 +137,8 @@ class Driver {
 
   std::mutex progress_mutex_;
   ConversionProgress progress_;
-  Clock::time_point start_ = Clock::now(), shown_{};
+  const Clock::time_point begun_ = Clock::now();
+  Clock::time_point start_ = begun_, shown_{};  // of the pieces
   std::atomic<uint64_t> read_{0};
 };
 
@@ -233,6 +234,7 @@ void Driver::work(const Worker&) {
 }
 
 void Driver::run(int threads) {
+  start_ = Clock::now();
   if (!items_.empty()) {
     Pool pool({.threads = threads});
     pool.run([this](const Worker& worker) { work(worker); });
@@ -250,7 +252,8 @@ void Driver::tally(ConversionResult& result) const {
   result.source_bytes = read_;
   result.written_bytes = progress_.written_bytes;
   result.shards_written = progress_.shards_done;
-  result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  result.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+  result.prepare_seconds = std::chrono::duration<double>(start_ - begun_).count();
   for (size_t i = 0; i < plan_.shards.size(); ++i) {
     const ShardRecord* record = record_.finished(i);
     if (record && plan_.shards[i].layer >= 0)

@@ -64,7 +64,8 @@ struct SideFile {
 struct ConversionPlan {
   std::string input,
       output;     // folders; input is only for messages and the check that neither contains the other
-  Json settings;  // what the bytes depend on: method, parts, source files; resume demands equality
+  Json settings;  // what the bytes depend on: method, parts, source files and, as "contents", what they hold
+                  // (source_identity.h); resume demands equality
   std::vector<ShardPlan> shards;     // names final, in order
   std::vector<SideFile> side_files;  // config.json, tokenizer, ...; copied before the manifest
   bool index = true;                 // write model.safetensors.index.json
@@ -72,7 +73,9 @@ struct ConversionPlan {
   // The folder is for what it wants to keep: there again when an interrupted conversion is resumed, gone at
   // the end (after side files were copied).
   std::function<void(const std::string& folder)> prepare;
-  uint64_t prepare_bytes = 0;          // of disk that it keeps there at most, beside the output
+  uint64_t prepare_bytes = 0;  // of disk that it keeps there at most, beside the output
+  // More words for a conversion that is refused because its settings were others: those before.
+  std::function<std::string(const Json& before)> resume_hint;
   std::function<void()> check_source;  // throws if the source changed; called before each shard is committed
 };
 
@@ -82,8 +85,8 @@ std::string conversion_work_folder(const std::string& output);
 struct ConversionProgress {
   uint64_t source_bytes = 0, source_total = 0, written_bytes = 0;
   size_t shards_done = 0, shards = 0;
-  int layer = -1;  // last one finished
-  double seconds = 0;
+  int layer = -1;      // last one finished
+  double seconds = 0;  // since the first piece; what prepare took is not in it
 };
 
 struct ConversionOptions {
@@ -107,7 +110,7 @@ struct ConversionResult {
   uint64_t source_bytes = 0, written_bytes = 0;  // of this run
   size_t shards_kept = 0, shards_written = 0, shards_skipped = 0;
   int threads = 0;
-  double seconds = 0;
+  double seconds = 0, prepare_seconds = 0;  // of the whole, and of them in ConversionPlan::prepare
 };
 
 // Errors before the first byte: output exists (without resume or overwrite), output inside input or the

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kManifest = "kt_manifest.json";
 constexpr std::string_view kProgress = ".kt_progress";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
+constexpr const char* kContents = "contents";  // source_contents() in a plan's settings
 
 std::string reason(const std::error_code& code) { return code.message(); }
 
@@ -184,25 +185,70 @@ bool sizes_match(const std::string& output, const ShardRecord& record) {
   });
 }
 
-std::string differences(const Json& before, const Json& now) {
-  std::string out;
-  const auto note = [&](const std::string& key) {
-    const auto show = [&](const Json& json) {
-      const std::string value = json.contains(key) ? json.at(key).dump() : "absent";
-      return value.size() > 60 ? value.substr(0, 57) + "..." : value;
-    };
-    out += text("{}{} {} before, {} now", out.empty() ? "" : "; ", key, show(before), show(now));
+// Two values that differ, short: long ones from a little before the place where they do.
+std::string shown_change(const Json* before, const Json* now) {
+  constexpr size_t kMost = 60, kBefore = 12;
+  const auto words = [](const Json* value) { return value ? value->dump() : std::string("absent"); };
+  const std::string a = words(before), b = words(now);
+  const auto differ = static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  const auto shown = [&](const std::string& all) {
+    if (all.size() <= kMost) return all;
+    const size_t from = differ < kMost - kBefore ? 0 : std::min(differ, all.size()) - kBefore;
+    return text("{}{}{}", from > 0 ? "..." : "", all.substr(from, kMost - 6),
+                from + kMost - 6 < all.size() ? "..." : "");
   };
-  for (const auto& [key, value] : before.items())
-    if (!now.contains(key) || now.at(key) != value) note(key);
-  for (const auto& [key, value] : now.items())
-    if (!before.contains(key)) note(key);
-  return out;
+  return text("{} before, {} now", shown(a), shown(b));
 }
 
-std::optional<Json> json_if_there(const std::string& path) {
+// "method.dampening 0.5 before, 0.2 now" for every value that differs, by its place.
+void find_changes(const std::string& place, const Json* before, const Json* now,
+                  std::vector<std::string>& out) {
+  if (before && now && *before == *now) return;
+  if (before && now && before->is_object() && now->is_object()) {
+    const auto in = [](const Json& json, const std::string& key) {
+      const auto found = json.find(key);
+      return found == json.end() ? nullptr : &*found;
+    };
+    Json keys = *before;
+    keys.update(*now);
+    for (const auto& [key, ignored] : keys.items())
+      find_changes(place.empty() ? key : place + "." + key, in(*before, key), in(*now, key), out);
+  } else if (before && now && before->is_array() && now->is_array() && before->size() == now->size()) {
+    for (size_t i = 0; i < now->size(); ++i)
+      find_changes(text("{}[{}]", place, i), &before->at(i), &now->at(i), out);
+  } else {
+    out.push_back(text("{} {}", place, shown_change(before, now)));
+  }
+}
+
+std::string differences(const Json& before, const Json& now) {
+  constexpr size_t kShown = 4;
+  std::vector<std::string> changes;
+  find_changes("", &before, &now, changes);
+  std::string out;
+  for (size_t i = 0; i < std::min(kShown, changes.size()); ++i) out += (i ? "; " : "") + changes[i];
+  return changes.size() > kShown ? text("{}; and {} more", out, changes.size() - kShown) : out;
+}
+
+// Nothing where there is no such file or it is damaged: its shards are written again.
+std::optional<Json> readable_json(const std::string& path) {
   if (!fs::exists(path)) return std::nullopt;
-  return read_json(path, {.bytes = size_t{1} << 30});
+  try {
+    return read_json(path, {.bytes = size_t{1} << 30});
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// A file that only this program writes, and whole.
+Json own_record(const std::string& path) {
+  try {
+    Json json = read_json(path, {.bytes = size_t{1} << 30});
+    if (json.is_object()) return json;
+  } catch (const Error&) {
+  }
+  fail("{}: damaged: the record of the conversion in this folder cannot be read; --overwrite starts it anew",
+       path);
 }
 
 }  // namespace
@@ -270,21 +316,29 @@ void OutputRecord::check_resumable(const ConversionOptions& options) const {
   std::error_code code;
   if (!fs::exists(output_, code)) return;
   if (!fs::is_directory(output_, code)) fail("{}: the output is a file; expected a folder", output_);
-  std::optional<Json> before = json_if_there(progress("settings.json"));
-  if (!before) {
-    if (const std::optional<Json> manifest = json_if_there(text("{}/{}", output_, kManifest));
-        manifest && manifest->contains("settings"))
-      before = manifest->at("settings");
-  }
   const bool resume = options.resume || options.resume_layer;
-  if (before && resume && *before != plan_.settings)
-    fail("{}: cannot resume, the conversion there was another one: {}", output_,
-         differences(*before, plan_.settings));
+  const std::string settings = progress("settings.json"), finished = text("{}/{}", output_, kManifest);
+  const bool before = fs::exists(settings, code) || fs::exists(finished, code);
+  if (before && resume)
+    check_same(fs::exists(settings, code) ? own_record(settings)
+                                          : own_record(finished).value("settings", Json::object()));
   if (resume || options.overwrite) return;
   for (const auto& entry : fs::directory_iterator(output_, code))
     if (entry.path().filename() != kProgress || before)
       fail("{}: the output exists ({}); --resume finishes it, --overwrite replaces it", output_,
            before ? "a conversion" : entry.path().filename().string() + " is there");
+}
+
+void OutputRecord::check_same(const Json& before) const {
+  if (before == plan_.settings) return;
+  if (plan_.settings.contains(kContents) && !before.contains(kContents))
+    fail(
+        "{}: cannot resume, the conversion there is of an older kt, which did not write down what its source "
+        "holds; --overwrite starts it anew",
+        output_);
+  const std::string hint = plan_.resume_hint ? plan_.resume_hint(before) : std::string();
+  fail("{}: cannot resume, the conversion there was another one: {}; {}--overwrite starts it anew", output_,
+       differences(before, plan_.settings), hint.empty() ? "" : hint + ", ");
 }
 
 // Removes the files of an earlier conversion, and nothing that this program did not write. What says that
@@ -325,10 +379,10 @@ void OutputRecord::remove_leftovers() const {
 }
 
 void OutputRecord::read_records() {
-  const std::optional<Json> manifest = json_if_there(text("{}/{}", output_, kManifest));
+  const std::optional<Json> manifest = readable_json(text("{}/{}", output_, kManifest));
   for (size_t i = 0; i < records_.size(); ++i) {
     const std::string name = plan_.shards[i].file;
-    std::optional<Json> json = json_if_there(progress(name + ".json"));
+    std::optional<Json> json = readable_json(progress(name + ".json"));
     if (!json && manifest && manifest->contains("shards") && manifest->at("shards").contains(name))
       json = manifest->at("shards").at(name);
     if (!json) continue;

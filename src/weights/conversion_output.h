@@ -56,6 +56,7 @@ class OutputRecord {
 
  private:
   void check_resumable(const ConversionOptions& options) const;
+  void check_same(const Json& before) const;
   void clear_for_overwrite() const;
   void remove_leftovers() const;
   void read_records();

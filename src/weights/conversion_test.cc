@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "base/error.h"
 #include "base/sha256.h"
@@ -252,6 +253,79 @@ TEST(Conversion, RefusesWhatWouldLoseData) {
   EXPECT_EQ(contents(folder / "foreign").at("weights.safetensors"), "precious");
   std::ofstream(folder / "file") << "x";
   EXPECT_THAT(error_of(small_plan(folder / "file", 1, 1), {}), HasSubstr("is a file"));
+}
+
+TEST(Conversion, ARefusedResumeNamesWhatDiffers) {
+  const Folder folder;
+  const std::string long_name(100, 'a');
+  ConversionPlan plan = small_plan(folder / "out", 1, 1);
+  plan.settings["contents"] = {{"config.json", long_name + "1"}, {"m.gguf", "x"}};
+  plan.settings["method"] = {{"name", "gptq"}, {"seed", 1}, {"text", long_name}, {"ignore", {"a", "b"}}};
+  run_conversion(plan, {.threads = 1});
+  ConversionPlan other = plan;
+  other.settings["method"]["seed"] = 2;
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("one: method.seed 1 before, 2 now; --overwrite"));
+  other.settings["method"]["ignore"][1] = "c";
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("method.ignore[1] \"b\" before, \"c\" now"));
+  // The end of two long values that begin alike.
+  other = plan;
+  other.settings["contents"]["config.json"] = long_name + "2";
+  EXPECT_THAT(error_of(other, {.resume = true}),
+              HasSubstr("contents.config.json ...aaaaaaaaaaaa1\" before, ...aaaaaaaaaaaa2\" now"));
+  other = plan;
+  other.settings["method"].erase("text");
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("before, absent now"));
+  other.resume_hint = [](const Json& before) { return "seed " + before["method"]["seed"].dump() + " helps"; };
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("; seed 1 helps, --overwrite"));
+  for (int i = 0; i < 9; ++i) other.settings[text("more{}", i)] = i;
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("; and 6 more; "));
+}
+
+TEST(Conversion, RecordsThatAreOldOrDamagedAreRefusedInWords) {
+  const Folder folder;
+  run_conversion(small_plan(folder / "old", 1, 1), {.threads = 1});
+  ConversionPlan plan = small_plan(folder / "old", 1, 1);
+  plan.settings["contents"] = {{"config.json", "x"}};
+  EXPECT_THAT(error_of(plan, {.resume = true}), HasSubstr("older kt"));
+
+  const ConversionPlan stopped = small_plan(folder / "out", 2, 1, false, [](int layer, int) {
+    if (layer == 1) fail("stop");
+  });
+  EXPECT_EQ(error_of(stopped, {.threads = 1}), "stop");
+  const std::string record = folder / "out/.kt_progress/model-00001-of-00003.safetensors.json";
+  ASSERT_TRUE(fs::exists(record));
+  std::ofstream(record) << "{\"fil";
+  const ConversionResult result = run_conversion(small_plan(folder / "copy", 2, 1), {.threads = 1});
+  EXPECT_EQ(result.shards_written, 3u);
+  const std::string settings = folder / "out/.kt_progress/settings.json";
+  const std::string whole = contents(folder / "out/.kt_progress").at("settings.json");
+  std::ofstream(settings) << whole.substr(0, whole.size() / 2);
+  const std::string words = error_of(small_plan(folder / "out", 2, 1), {.resume = true});
+  EXPECT_THAT(words, HasSubstr(settings + ": damaged"));
+  EXPECT_THAT(words, HasSubstr("--overwrite"));
+  // With the settings back, a damaged record only means that its shard is written again.
+  std::ofstream(settings) << whole;
+  EXPECT_EQ(run_conversion(small_plan(folder / "out", 2, 1), {.threads = 1, .resume = true}).shards_written,
+            3u);
+  EXPECT_EQ(contents(folder / "out"), contents(folder / "copy"));
+  std::ofstream(folder / "out/kt_manifest.json") << "{";
+  EXPECT_THAT(error_of(small_plan(folder / "out", 2, 1), {.resume = true}),
+              HasSubstr("kt_manifest.json: damaged"));
+  run_conversion(small_plan(folder / "out", 2, 1), {.threads = 1, .overwrite = true});
+  EXPECT_EQ(contents(folder / "out"), contents(folder / "copy"));
+}
+
+TEST(Conversion, TheClockOfProgressStartsAfterPrepare) {
+  const Folder folder;
+  ConversionPlan plan = small_plan(folder / "out", 1, 1);
+  plan.prepare = [](const std::string&) { std::this_thread::sleep_for(std::chrono::milliseconds(1500)); };
+  double seconds = -1;
+  const ConversionResult result = run_conversion(
+      plan, {.threads = 1, .progress = [&](const ConversionProgress& at) { seconds = at.seconds; }});
+  EXPECT_GE(seconds, 0);
+  EXPECT_LT(seconds, 1.4);
+  EXPECT_GE(result.prepare_seconds, 1.5);
+  EXPECT_GE(result.seconds, result.prepare_seconds);
 }
 
 TEST(Conversion, InputAndOutputStayApart) {

@@ -9,6 +9,7 @@
 #include "weights/dialects.h"
 #include "weights/linears.h"
 #include "weights/plan_parts.h"
+#include "weights/source_identity.h"
 
 namespace kt {
 namespace {
@@ -169,7 +170,9 @@ ConversionPlan Planner::plan() {
   plan.settings = {{"kind", "dequant"},
                    {"files", options_.files},
                    {"version", options_.version},
-                   {"source", source_settings(checkpoint_)}};
+                   {"source", source_settings(checkpoint_)},
+                   {"contents", source_contents(checkpoint_)}};
+  if (!options_.config_path.empty()) plan.settings["config"] = file_digest(options_.config_path);
   for (ShardPlan& shard : shards_)
     if (!shard.tensors.empty()) plan.shards.push_back(std::move(shard));
   // An index of some files would hide the others from a reader.

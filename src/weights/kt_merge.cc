@@ -5,11 +5,13 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/sha256.h"
 #include "weights/kt_arrays.h"
 #include "weights/kt_folder.h"
 #include "weights/kt_plan.h"
 #include "weights/kt_shards.h"
 #include "weights/side_files.h"
+#include "weights/source_identity.h"
 
 namespace kt {
 namespace {
@@ -110,6 +112,24 @@ uint64_t fingerprint(std::span<const KtEntry> entries) {
   return hash;
 }
 
+// What arrays hold, as far as a reading of 256 MiB tells: all of them, or some spread over all layers.
+Json contents_of(const Sources& sources) {
+  constexpr uint64_t kMost = uint64_t{256} << 20;
+  const std::span<const KtEntry> entries = sources.folder->entries();
+  uint64_t total = 0;
+  for (const KtEntry& entry : entries) total += entry.bytes;
+  Sha256 sum;
+  std::vector<std::byte> bytes;
+  for (size_t i = 0; i < entries.size(); i += 1 + total / kMost) {
+    bytes.resize(entries[i].bytes);
+    sources.folder->read(entries[i].name, bytes);
+    sum.add(bytes);
+  }
+  Json out = sources.original ? source_contents(*sources.original) : Json::object();
+  out["arrays"] = sum.hex();
+  return out;
+}
+
 std::vector<SideFile> merged_side_files(const KtMergeOptions& options, const Sources& sources) {
   std::vector<SideFile> out = side_files_of(options.folder);
   std::erase_if(out, [](const SideFile& file) { return file.name == kKtFactsFile; });
@@ -163,7 +183,8 @@ ConversionPlan plan_merge(const KtMergeOptions& options) {
                    {"arrays", inventory.layers.size() * static_cast<size_t>(inventory.experts) *
                                   kt_expert_arrays(model, 0, 0).size()},
                    {"fingerprint", fingerprint(sources->folder->entries())},
-                   {"files", sources->original ? source_files(*sources->original) : Json::array()}};
+                   {"files", sources->original ? source_files(*sources->original) : Json::array()},
+                   {"contents", contents_of(*sources)}};
   std::vector<KtName> names;
   for (const KtEntry& entry : sources->folder->entries()) names.push_back(entry.name);
   const size_t layer_arrays = names.size() / inventory.layers.size();

@@ -9,6 +9,7 @@
 #include "weights/kt_expert.h"
 #include "weights/kt_shards.h"
 #include "weights/side_files.h"
+#include "weights/source_identity.h"
 
 namespace kt {
 namespace {
@@ -126,7 +127,8 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
                    {"experts", source.experts()},
                    {"layers", source.layers()},
                    {"tool", model.tool},
-                   {"files", source_files(checkpoint)}};
+                   {"files", source_files(checkpoint)},
+                   {"contents", source_contents(checkpoint)}};
   for (const int layer : source.layers()) plan.shards.push_back(layer_shard(source, model, options, layer));
   plan.side_files = side_files_of(checkpoint.folder());
   add_config(checkpoint, plan.side_files);

@@ -56,9 +56,15 @@ int Calibration::Batch::tokens() const { return std::accumulate(lengths.begin(),
 namespace {
 
 Json to_json(const ExpertFigures& f) {
-  return {{"tokens", f.tokens},   {"held_out", f.held_out},        {"method", name_of(f.by)},
-          {"signal", f.signal},   {"rtn_error", f.rtn_error},      {"error", f.error},
-          {"damping", f.damping}, {"down_damping", f.down_damping}};
+  return {{"tokens", f.tokens},
+          {"held_out", f.held_out},
+          {"method", name_of(f.by)},
+          {"signal", f.signal},
+          {"rtn_error", f.rtn_error},
+          {"gptq_error", f.gptq_error ? Json(*f.gptq_error) : Json()},
+          {"error", f.error},
+          {"damping", f.damping},
+          {"down_damping", f.down_damping}};
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ bool too_few(const ExpertFigures& figures, const CalibrationDefaults& options) {
 bool decide(ExpertFigures& figures, const CalibrationDefaults& options, bool calibrated) {
   const bool trial = std::isfinite(figures.signal) && std::isfinite(figures.rtn_error);
   if (!trial) figures.signal = figures.rtn_error = figures.error = 0;
+  if (calibrated && trial && std::isfinite(figures.error)) figures.gptq_error = figures.error;
   if (figures.tokens == 0) {
     figures.by = RoundedBy::kNoTokens;
   } else if (too_few(figures, options)) {

@@ -29,13 +29,15 @@ struct ExpertFigures {
   RoundedBy by = RoundedBy::kGptq;
   int64_t tokens = 0, held_out = 0;
   double signal = 0, rtn_error = 0, error = 0;  // error: of what was chosen
-  double damping = 0, down_damping = 0;         // that worked; 0 where nothing was factored
+  std::optional<double> gptq_error =
+      {};  // of what calibration gave, chosen or not; none where it gave nothing
+  double damping = 0, down_damping = 0;  // that worked; 0 where nothing was factored
 };
 
 // Enough to go on: fewer tokens than the floor, or none to try the result with, are not.
 bool too_few(const ExpertFigures& figures, const CalibrationDefaults& options);
-// After the trial of what calibration gave, or of nothing where `calibrated` is false: sets `by`, and `error`
-// where rounding to nearest stays. True: take what calibration gave.
+// After the trial of what calibration gave, or of nothing where `calibrated` is false: sets `by` and
+// `gptq_error`, and `error` where rounding to nearest stays. True: take what calibration gave.
 bool decide(ExpertFigures& figures, const CalibrationDefaults& options, bool calibrated);
 
 // sum over rows of (weight * |other - y|)^2; of y itself where `other` is null; weights null: all 1.

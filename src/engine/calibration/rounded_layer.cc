@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "weights/json.h"
 
 namespace kt {
@@ -20,8 +21,15 @@ std::vector<uint8_t> packed_codes(const Matrix& matrix) {
 }
 
 Json to_json(const ExpertFigures& f) {
-  return {static_cast<int>(f.by), f.tokens, f.held_out, f.signal, f.rtn_error, f.error, f.damping,
-          f.down_damping};
+  return {static_cast<int>(f.by),
+          f.tokens,
+          f.held_out,
+          f.signal,
+          f.rtn_error,
+          f.error,
+          f.damping,
+          f.down_damping,
+          f.gptq_error ? Json(*f.gptq_error) : Json()};
 }
 
 ExpertFigures figures_from(const Json& json) {
@@ -31,6 +39,7 @@ ExpertFigures figures_from(const Json& json) {
           .signal = json.at(3),
           .rtn_error = json.at(4),
           .error = json.at(5),
+          .gptq_error = json.at(8).is_null() ? std::nullopt : std::optional(json.at(8).get<double>()),
           .damping = json.at(6),
           .down_damping = json.at(7)};
 }
@@ -41,6 +50,24 @@ Json to_json(const LayerFigures& figures) {
   for (const LinearFigures& f : figures.linears) linears.push_back({f.module, to_json(f.figures)});
   return {{"layer", figures.layer}, {"experts", std::move(experts)}, {"linears", std::move(linears)}};
 }
+
+// Of everything a file of a layer says: its metadata but for the sum itself, then what it holds.
+class LayerSum {
+ public:
+  void add(const Metadata& metadata) {
+    for (const auto& [key, value] : metadata)
+      if (key != kSum) {
+        const std::string line = text("{} {}\n", key, value);
+        add(std::as_bytes(std::span(line)));
+      }
+  }
+  void add(std::span<const std::byte> bytes) { sum_.add(bytes); }
+  std::string hex() { return sum_.hex(); }
+  static constexpr const char* kSum = "sha256";
+
+ private:
+  Sha256 sum_;
+};
 
 Dtype scale_type(const Format& format) {
   return format.scale == Scale::kBf16  ? Dtype::kBf16
@@ -80,9 +107,17 @@ void save_rounded_layer(const std::string& path, const RoundedMatrices& layer, c
          {static_cast<int64_t>(matrix.scales.size()) * 8 / static_cast<int64_t>(dtype_bits(type))}});
     shapes[module] = {matrix.n, matrix.k};
   }
-  SafetensorsWriter writer(
-      path, tensors,
-      {{"figures", to_json(layer.figures).dump()}, {"settings", settings}, {"shapes", shapes.dump()}});
+  Metadata metadata = {
+      {"figures", to_json(layer.figures).dump()}, {"settings", settings}, {"shapes", shapes.dump()}};
+  LayerSum sum;
+  sum.add(metadata);
+  for (const auto& [module, matrix] : layer.matrices) {
+    const std::vector<uint8_t> codes = packed_codes(matrix);
+    sum.add(std::as_bytes(std::span(codes)));
+    sum.add(std::as_bytes(std::span(matrix.scales)));
+  }
+  metadata[LayerSum::kSum] = sum.hex();
+  SafetensorsWriter writer(path, tensors, metadata);
   size_t tensor = 0;
   for (const auto& [module, matrix] : layer.matrices) {
     const std::vector<uint8_t> codes = packed_codes(matrix);
@@ -109,12 +144,27 @@ RoundedLayer::RoundedLayer(const std::string& path)
                        .scales = named.at(module + ".scales")};
 }
 
+bool RoundedLayer::whole() const {
+  const auto said = header_.metadata.find(LayerSum::kSum);
+  if (said == header_.metadata.end()) return false;
+  LayerSum sum;
+  sum.add(header_.metadata);
+  for (const auto& [module, place] : places_) {
+    sum.add(place.codes->bytes);
+    sum.add(place.scales->bytes);
+  }
+  return sum.hex() == said->second;
+}
+
 std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::string& settings) {
   if (!std::filesystem::exists(path)) return nullptr;
   try {
     auto layer = std::make_unique<RoundedLayer>(path);
-    if (layer->settings() == settings) return layer;
-    KT_LOG(LogLevel::kWarning, "{}: of a calibration with other settings; rounded again", path);
+    const bool ours = layer->settings() == settings;
+    if (ours && layer->whole()) return layer;
+    KT_LOG(
+        LogLevel::kWarning, "{}: {}; rounded again", path,
+        ours ? "damaged: its bytes are not those that were written" : "of a calibration with other settings");
   } catch (const std::exception& fault) {
     KT_LOG(LogLevel::kWarning, "{}: {}; rounded again", path, fault.what());
   }

@@ -40,6 +40,7 @@ class RoundedLayer {
   explicit RoundedLayer(const std::string& path);
   const std::string& settings() const { return header_.metadata.at("settings"); }
   const LayerFigures& figures() const { return figures_; }
+  bool whole() const;  // what it says and holds is what was saved, by its checksum; reads all of it
   bool has(const std::string& module) const { return places_.contains(module); }
   // Nothing for a matrix that is not in it. `spec` but for the type of scales, which the file knows. Any
   // thread.
@@ -56,7 +57,8 @@ class RoundedLayer {
   std::map<std::string, Place> places_;
 };
 
-// The layer of an earlier run; null where there is none, it cannot be read, or its settings were others.
+// The layer of an earlier run; null where there is none, it cannot be read, its checksum is wrong,
+// or its settings were others.
 std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::string& settings);
 
 }  // namespace kt

@@ -1,0 +1,22 @@
+#include "cli/conversion_report.h"
+
+#include <gtest/gtest.h>
+
+namespace kt {
+namespace {
+
+TEST(ConversionReport, AnEtaOnlyOnceSomethingWasMeasured) {
+  ConversionProgress at{.source_bytes = 0, .source_total = 4000000000, .shards = 4};
+  EXPECT_EQ(progress_words(at), "0.0%  0 of 4 files");
+  at.seconds = 20;
+  EXPECT_EQ(progress_words(at).find("ETA"), std::string::npos);
+  at.seconds = 0.2;
+  at.source_bytes = 100;  // says nothing about the rest
+  EXPECT_EQ(progress_words(at).find("ETA"), std::string::npos);
+  at = {.source_bytes = 1000000000, .source_total = 4000000000, .shards_done = 1, .shards = 4, .seconds = 50};
+  EXPECT_NE(progress_words(at).find("1 of 4 files  0.02 GB/s  ETA 2m30s"), std::string::npos)
+      << progress_words(at);
+}
+
+}  // namespace
+}  // namespace kt
