@@ -17,7 +17,16 @@ std::vector<CoverageRow> rows(int layers, int experts) {
   return out;
 }
 
-size_t count(const std::string& words, char c) { return static_cast<size_t>(std::ranges::count(words, c)); }
+// Shapes in the paths of that class. (A path may be long, and std::regex recurses for every character.)
+size_t shapes(std::string_view all, const std::string& kind) {
+  const std::string begin = "class=\"" + kind + "\" d=\"";
+  size_t out = 0;
+  for (size_t at = all.find(begin); at != std::string_view::npos; at = all.find(begin, at)) {
+    at += begin.size();
+    out += static_cast<size_t>(std::ranges::count(all.substr(at, all.find('"', at) - at), 'M'));
+  }
+  return out;
+}
 
 struct Picture {
   std::string all;
@@ -32,24 +41,19 @@ Picture drawn(int layers, int experts) {
   EXPECT_TRUE(std::regex_search(out.all, found, std::regex(R"re(viewBox="0 0 (\d+) (\d+)")re")));
   out.width = std::stod(found[1]);
   out.height = std::stod(found[2]);
-  const auto each = [&](const std::regex& pattern, auto use) {
-    for (std::sregex_iterator at(out.all.begin(), out.all.end(), pattern), end; at != end; ++at) use(*at);
-  };
-  each(std::regex(R"re(class="cells" d="([^"]*)")re"),
-       [&](const std::smatch& m) { out.cells += count(m[1], 'M'); });
-  each(std::regex(R"re(class="marks" d="([^"]*)")re"),
-       [&](const std::smatch& m) { out.marks += count(m[1], 'M'); });
-  each(std::regex(R"re(<text x="([^"]*)" y="([^"]*)" text-anchor="(\w+)"[^>]*>([^<]*)<)re"),
-       [&](const std::smatch& m) {
-         const double x = std::stod(m[1]), y = std::stod(m[2]),
-                      wide = 7.0 * static_cast<double>(m[4].length());
-         const double left = m[3] == "start" ? x : m[3] == "end" ? x - wide : x - wide / 2;
-         EXPECT_GE(left, 0) << m[4];
-         EXPECT_LE(left + wide, out.width) << m[4];
-         EXPECT_GT(y, 8) << m[4];
-         EXPECT_LT(y, out.height) << m[4];
-         ++out.labels;
-       });
+  out.cells = shapes(out.all, "cells");
+  out.marks = shapes(out.all, "marks");
+  const std::regex label(R"re(<text x="([^"]*)" y="([^"]*)" text-anchor="(\w+)"[^>]*>([^<]*)<)re");
+  for (std::sregex_iterator at(out.all.begin(), out.all.end(), label), end; at != end; ++at) {
+    const std::smatch& m = *at;
+    const double x = std::stod(m[1]), y = std::stod(m[2]), wide = 7.0 * static_cast<double>(m[4].length());
+    const double left = m[3] == "start" ? x : m[3] == "end" ? x - wide : x - wide / 2;
+    EXPECT_GE(left, 0) << m[4];
+    EXPECT_LE(left + wide, out.width) << m[4];
+    EXPECT_GT(y, 8) << m[4];
+    EXPECT_LT(y, out.height) << m[4];
+    ++out.labels;
+  }
   return out;
 }
 
