@@ -180,13 +180,13 @@ def test_the_plot_has_a_cell_for_every_expert(whole):
         sum(expert["method"].startswith("rtn") for expert in experts)
 
 
-def test_experts_that_were_not_better_show_both_errors(whole):
+def test_errors_of_both_ways(whole):
     report = json.loads((whole / "kt_calibration.json").read_text())
     methods = {}
     for layer in report["layers"]:
         for expert in layer["experts"]:
             methods.setdefault(expert["method"], []).append(expert)
-    assert {"gptq", "rtn: gptq was not better"} <= set(methods)
+    assert {"gptq", "rtn: few tokens"} <= set(methods)
     assert all(e["gptq_error"] == e["error"] < e["rtn_error"] for e in methods["gptq"])
-    assert all(e["gptq_error"] >= e["rtn_error"] == e["error"] for e in methods["rtn: gptq was not better"])
+    assert all(e["gptq_error"] >= e["rtn_error"] == e["error"] for e in methods.get("rtn: gptq was not better", []))
     assert all(e["gptq_error"] is None for method in ("rtn: few tokens", "rtn: no tokens") for e in methods.get(method, []))
