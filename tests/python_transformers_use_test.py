@@ -168,7 +168,7 @@ class TestThreads:
 class TestFailures:
     @pytest.mark.parametrize("bad,error,match", [
         (dict(gpu_experts=99), ValueError, "gpu_experts"),
-        (dict(gpu_experts=torch.rand(3, 8)), TypeError, "gpu_experts.*bool"),
+        (dict(gpu_experts=torch.full((3, 8), 0.5)), TypeError, "gpu_experts.*bool"),
         (dict(gpu_experts=[[1, 0]]), TypeError, "gpu_experts.*bool"),
         (dict(gpu_experts=torch.zeros(4, 8, dtype=torch.bool)), ValueError, r"gpu_experts.*\[3, 8\].*\[4, 8\]"),
         (dict(gpu_experts=2, update_every=0), ValueError, "update_every"),
