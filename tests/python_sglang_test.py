@@ -285,29 +285,29 @@ def test_stock_layer_is_the_sum_of_both_halves(stock, sglang, weights, method, g
         assert_close(forward(wrapped, layer, *call), everything(*call, values), bound(method))
 
 
-def test_stock_layers_are_made_on_the_default_device(stock, sglang, weights):
+def check_made_on_another_device(module, weights, on, **placement):
     """SGLang's loaders construct a model inside `with torch.device("cuda")`; there is none here, so it is another one that is
-    not the host. What the GPU has is not looked at."""
-    sglang.maps = torch.arange(EXPERTS).repeat(LAYERS, 1)
+    not the host: the mask is in host memory all the same, and experts of it are not computed there. What the GPU has is not
+    looked at."""
     held, path = weights("BF16")
-    config = stock.KTConfig(layer_idx=0, num_gpu_experts=3, cpuinfer_threads=2, threadpool_count=1, weight_path=path,
-                            chunked_prefill_size=CHUNK, max_deferred_experts_per_token=None, method="BF16",
-                            num_layers=LAYERS)
-    layer, wrapped = make_layer(0), stock.KTEPWrapperMethod(TorchExperts(held.kind), config)
+    config = module.KTConfig(layer_idx=0, cpuinfer_threads=2, threadpool_count=1, weight_path=path,
+                             chunked_prefill_size=CHUNK, max_deferred_experts_per_token=None, method="BF16",
+                             num_layers=LAYERS, **placement)
+    layer, wrapped = make_layer(0), module.KTEPWrapperMethod(TorchExperts(held.kind), config)
     with torch.device("meta"):
         wrapped.create_weights(layer, EXPERTS, HIDDEN, INTER, torch.bfloat16)
     wrapped.create_moe_runner(layer, layer.moe_runner_config)
     wrapped.process_weights_after_loading(layer)
-    check_cpu_half(wrapped, held, [0, 1, 2])
-
-
-def check_cpu_half(wrapped, held, on):
-    """The mask is in host memory, and experts of it are not computed there."""
     mask = wrapped.wrapper.gpu_experts_mask
     assert mask.device.type == "cpu" and mask.nonzero().flatten().tolist() == on
     x, ids, shares = routed(6)
     expected = pairs(x, ids, shares, held.values[0], ~torch.isin(ids, torch.tensor(on)))
     assert_close(wrapped.wrapper.forward(x, ids, shares).float(), expected, bound("BF16"))
+
+
+def test_stock_layers_are_made_on_the_default_device(stock, sglang, weights):
+    sglang.maps = torch.arange(EXPERTS).repeat(LAYERS, 1)
+    check_made_on_another_device(stock, weights, [0, 1, 2], num_gpu_experts=3)
 
 
 def test_stock_loads_experts_where_the_map_says(stock, sglang, weights):
@@ -415,17 +415,8 @@ def test_fork_layer_is_the_sum_of_both_halves(fork, sglang, weights, method, on)
 
 
 def test_fork_layers_are_made_on_the_default_device(fork, weights):
-    held, path = weights("BF16")
     mask = torch.isin(torch.arange(EXPERTS), torch.tensor([1, 5]))
-    config = fork.KTConfig(layer_idx=0, gpu_experts_mask=mask, cpuinfer_threads=2, threadpool_count=1, weight_path=path,
-                           chunked_prefill_size=CHUNK, max_deferred_experts_per_token=None, method="BF16",
-                           num_layers=LAYERS)
-    layer, wrapped = make_layer(0), fork.KTEPWrapperMethod(TorchExperts(held.kind), config)
-    with torch.device("meta"):
-        wrapped.create_weights(layer, EXPERTS, HIDDEN, INTER, torch.bfloat16)
-    wrapped.create_moe_runner(layer, layer.moe_runner_config)
-    wrapped.process_weights_after_loading(layer)
-    check_cpu_half(wrapped, held, [1, 5])
+    check_made_on_another_device(fork, weights, [1, 5], gpu_experts_mask=mask)
 
 
 def test_fork_takes_ids_of_64_bits_and_numa_nodes(fork, weights):
