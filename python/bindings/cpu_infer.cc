@@ -209,8 +209,7 @@ void add_cpu_infer(nb::module_& module) {
       .def(
           "__init__",
           [](CpuInfer* self, int threads, int pools, const std::vector<int>& numa_nodes, int spare) {
-            new (self)
-                CpuInfer({.threads = threads, .spare = spare, .nodes = pools, .node_ids = numa_nodes});
+            new (self) CpuInfer({.threads = threads, .spare = spare, .nodes = pools, .node_ids = numa_nodes});
           },
           nb::arg("threads"), nb::arg("pools") = 0, nb::arg("numa_nodes") = std::vector<int>(),
           nb::arg("spare") = 0)

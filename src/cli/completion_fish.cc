@@ -23,7 +23,8 @@ std::string value_words(const OptionInfo& option, const CommandInfo& kt) {
   std::string out;
   for (const std::string& choice : option.choices) out += (out.empty() ? "" : " ") + choice;
   if (!out.empty()) return " -x -a " + fish_quoted(out);
-  if (names_model(option) && lists_models(kt)) out = " -a '(type -q kt; and kt model list --names 2> /dev/null)'";
+  if (names_model(option) && lists_models(kt))
+    out = " -a '(type -q kt; and kt model list --names 2> /dev/null)'";
   switch (option.completes) {
     case Completes::kFiles:
       return " -r -F" + out;

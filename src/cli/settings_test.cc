@@ -12,7 +12,6 @@
 namespace kt {
 namespace {
 
-
 // A kt folder of its own for the life of a test.
 class SettingsTest : public ::testing::Test {
  protected:
