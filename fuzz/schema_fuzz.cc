@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/grammar/grammar.h"
+#include "text/grammar/grammar.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Any bytes as a chat template, rendered over a small conversation: text or an Error.
 #include <cstdint>
 
-#include "engine/chat_template.h"
+#include "text/chat_template.h"
 
 namespace {
 

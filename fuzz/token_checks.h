@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/utf8.h"
-#include "engine/detokenizer.h"
-#include "engine/tokenizer.h"
+#include "text/tokenizer/detokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

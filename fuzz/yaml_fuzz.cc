@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "weights/yaml.h"
+#include "text/yaml.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   kt::Json value;

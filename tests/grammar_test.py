@@ -1,6 +1,6 @@
 """What grammars of JSON Schemas let through, against Python's json and PyPI's jsonschema.
 
-KT_GRAMMAR_PROBE names the program grammar_probe (src/engine/testing/grammar_probe.cc). Random walks over the tokens that
+KT_GRAMMAR_PROBE names the program grammar_probe (src/text/testing/grammar_probe.cc). Random walks over the tokens that
 masks leave must end in valid instances; valid instances, printed as Python prints them, must pass token by token; invalid
 ones must not.
 """

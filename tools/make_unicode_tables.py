@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/engine/unicode_tables.inc: what the tokenizer has to know of Unicode, as runs and streams of numbers.
+"""Writes src/text/unicode_tables.inc: what the tokenizer has to know of Unicode, as runs and streams of numbers.
 
 General categories, combining classes and decompositions come from unicodedata; PyPI's unicodedata2 is preferred where
 it is installed, because the regular expressions of PyPI's tokenizers, the reference, know Unicode 16. Scripts come

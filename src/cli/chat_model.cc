@@ -12,13 +12,13 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "cli/chat_backend.h"
-#include "engine/chat_template.h"
 #include "engine/engine.h"
 #include "engine/transformer_steps.h"
 #include "nn/kv_cache.h"
 #include "server/chat_prompt.h"
 #include "server/chat_syntax.h"
 #include "server/prompt_guard.h"
+#include "text/chat_template.h"
 
 namespace kt {
 namespace {

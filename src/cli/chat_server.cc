@@ -8,7 +8,7 @@
 #include "cli/chat_backend.h"
 #include "cli/terminal_text.h"
 #include "http/client.h"
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 namespace {

@@ -15,7 +15,7 @@
 #include "cli/registry.h"
 #include "cli/report.h"
 #include "cli/settings.h"
-#include "weights/yaml.h"
+#include "text/yaml.h"
 
 namespace kt {
 namespace {

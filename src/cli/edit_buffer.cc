@@ -1,7 +1,7 @@
 #include "cli/edit_buffer.h"
 
 #include "cli/terminal_text.h"
-#include "engine/unicode.h"
+#include "text/unicode.h"
 
 namespace kt {
 namespace {

@@ -14,7 +14,7 @@
 #include "cli/model_flags.h"
 #include "cli/report.h"
 #include "cli/terminal_text.h"
-#include "engine/chat_template.h"
+#include "text/chat_template.h"
 
 namespace kt {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "weights/yaml.h"
+#include "text/yaml.h"
 
 namespace kt {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 

@@ -14,11 +14,11 @@
 #include "cli/model_files.h"
 #include "cli/report.h"
 #include "engine/loaded_model.h"
+#include "text/shown.h"
 #include "weights/checkpoint_files.h"
 #include "weights/gguf.h"
 #include "weights/kt_folder.h"
 #include "weights/safetensors.h"
-#include "weights/shown.h"
 
 namespace kt {
 namespace {

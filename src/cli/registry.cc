@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "cli/home.h"
 #include "cli/model_files.h"
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "cli/conversion_report.h"
 #include "cli/home.h"
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

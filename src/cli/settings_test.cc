@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "cli/home.h"
+#include "text/yaml.h"
 #include "weights/testing/files.h"
-#include "weights/yaml.h"
 
 namespace kt {
 namespace {

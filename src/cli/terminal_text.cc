@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "engine/unicode.h"
+#include "text/unicode.h"
 
 namespace kt {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/tokenizer.h"
+#include "text/json.h"
+#include "text/tokenizer/tokenizer.h"
 #include "weights/checkpoint.h"
 #include "weights/conversion.h"
-#include "weights/json.h"
 
 namespace kt {
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/bpe.h"
 #include "nn/kv_cache.h"
+#include "text/tokenizer/bpe.h"
 
 namespace kt {
 

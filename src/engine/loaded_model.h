@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/tokenizer.h"
 #include "models/transformer.h"
-#include "weights/json.h"
+#include "text/json.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

@@ -9,7 +9,7 @@
 
 #include "base/function_ref.h"
 #include "base/pool.h"
-#include "engine/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

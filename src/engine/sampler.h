@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/bpe.h"
-#include "engine/constraint.h"
+#include "text/constraint.h"
+#include "text/tokenizer/bpe.h"
 
 namespace kt {
 

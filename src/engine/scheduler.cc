@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/detokenizer.h"
 #include "engine/stop_matcher.h"
+#include "text/tokenizer/detokenizer.h"
 
 namespace kt {
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/constraint.h"
 #include "engine/kv_pages.h"
 #include "engine/sampler.h"
 #include "engine/step_model.h"
-#include "engine/tokenizer.h"
+#include "text/constraint.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

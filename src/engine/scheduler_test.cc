@@ -5,8 +5,8 @@
 #include <map>
 #include <random>
 
-#include "engine/detokenizer.h"
 #include "engine/testing/fake_model.h"
+#include "text/tokenizer/detokenizer.h"
 
 namespace kt {
 namespace {

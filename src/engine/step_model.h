@@ -4,7 +4,7 @@
 #include <span>
 
 #include "base/function_ref.h"
-#include "engine/bpe.h"
+#include "text/tokenizer/bpe.h"
 
 namespace kt {
 

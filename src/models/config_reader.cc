@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "text/json.h"
 #include "weights/config.h"
-#include "weights/json.h"
 
 namespace kt {
 

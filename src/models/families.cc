@@ -3,9 +3,9 @@
 #include <array>
 
 #include "models/family.h"
+#include "text/shown.h"
 #include "weights/gguf_config.h"
 #include "weights/gguf_names.h"
-#include "weights/shown.h"
 
 namespace kt {
 namespace {

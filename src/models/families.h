@@ -3,8 +3,8 @@
 #include <string_view>
 
 #include "models/spec.h"
+#include "text/json.h"
 #include "weights/checkpoint.h"
-#include "weights/json.h"
 
 namespace kt {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "engine/scheduler.h"
 #include "http/server.h"
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 

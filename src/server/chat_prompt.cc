@@ -8,7 +8,7 @@
 #include "base/utf8.h"
 #include "server/json_scanner.h"
 #include "server/template_needs.h"
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 namespace {

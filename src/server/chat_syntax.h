@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/grammar/grammar.h"
-#include "engine/tokenizer.h"
 #include "server/chat_prompt.h"
+#include "text/grammar/grammar.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

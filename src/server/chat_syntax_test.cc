@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "engine/chat_template.h"
+#include "text/chat_template.h"
 
 namespace kt {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "http/message.h"
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 

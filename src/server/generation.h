@@ -1,8 +1,8 @@
 // The fields that all endpoints which generate text share, as a GenerateRequest.
 #pragma once
-#include "engine/grammar/grammar.h"
 #include "engine/scheduler.h"
 #include "server/fields.h"
+#include "text/grammar/grammar.h"
 
 namespace kt {
 

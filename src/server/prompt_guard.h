@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/tokenizer.h"
 #include "server/chat_prompt.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

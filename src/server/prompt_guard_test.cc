@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
-#include "engine/chat_template.h"
+#include "text/chat_template.h"
 
 namespace kt {
 namespace {

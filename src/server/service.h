@@ -11,15 +11,15 @@
 #include <string>
 #include <unordered_map>
 
-#include "engine/chat_template.h"
 #include "engine/engine.h"
-#include "engine/grammar/grammar.h"
 #include "engine/loaded_model.h"
 #include "engine/transformer_steps.h"
 #include "server/answer.h"
 #include "server/chat_syntax.h"
 #include "server/metrics.h"
 #include "server/monitor.h"
+#include "text/chat_template.h"
+#include "text/grammar/grammar.h"
 
 namespace kt {
 

@@ -9,10 +9,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "text/shown.h"
 #include "weights/checkpoint_files.h"
 #include "weights/gguf_config.h"
 #include "weights/gguf_model.h"
-#include "weights/shown.h"
 
 namespace kt {
 namespace {

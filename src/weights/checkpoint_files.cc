@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "weights/json.h"
-#include "weights/shown.h"
+#include "text/json.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "text/shown.h"
 #include "weights/compressed.h"
 #include "weights/compressed_targets.h"
 #include "weights/gguf_config.h"
@@ -15,7 +16,6 @@
 #include "weights/ignore_list.h"
 #include "weights/linears.h"
 #include "weights/plan_parts.h"
-#include "weights/shown.h"
 #include "weights/source_identity.h"
 
 namespace kt {

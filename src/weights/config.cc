@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

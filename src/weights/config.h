@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 

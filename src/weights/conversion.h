@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "weights/json.h"
+#include "text/json.h"
 #include "weights/quality.h"
 #include "weights/safetensors.h"
 

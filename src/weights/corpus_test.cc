@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
+#include "text/yaml.h"
 #include "weights/config.h"
 #include "weights/gguf.h"
 #include "weights/safetensors.h"
 #include "weights/testing/files.h"
-#include "weights/yaml.h"
 
 namespace kt {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

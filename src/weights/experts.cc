@@ -10,12 +10,12 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "text/shown.h"
 #include "weights/dialects.h"
 #include "weights/expert_names.h"
 #include "weights/fused.h"
 #include "weights/gguf_names.h"
 #include "weights/kt_names.h"
-#include "weights/shown.h"
 
 namespace kt {
 namespace {

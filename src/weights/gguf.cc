@@ -8,7 +8,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/shown.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

@@ -3,8 +3,8 @@
 #include <optional>
 #include <string_view>
 
+#include "text/json.h"
 #include "weights/gguf.h"
-#include "weights/json.h"
 
 namespace kt {
 

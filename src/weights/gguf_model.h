@@ -5,8 +5,8 @@
 #include <functional>
 #include <string_view>
 
+#include "text/json.h"
 #include "weights/gguf.h"
-#include "weights/json.h"
 
 namespace kt {
 

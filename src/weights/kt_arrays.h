@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "weights/json.h"
+#include "text/json.h"
 #include "weights/kt_layout.h"
 #include "weights/kt_names.h"
 #include "weights/safetensors.h"

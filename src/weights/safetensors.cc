@@ -11,8 +11,8 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/sha256.h"
-#include "weights/json.h"
-#include "weights/shown.h"
+#include "text/json.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {

@@ -20,8 +20,8 @@
 #include "engine/calibration/linear_rounding.h"
 #include "engine/calibration/rounded_layer.h"
 #include "models/layer_walk.h"
+#include "text/json.h"
 #include "weights/compressed_targets.h"
-#include "weights/json.h"
 
 namespace kt {
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 

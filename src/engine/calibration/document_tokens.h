@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "engine/calibration/text_file.h"
-#include "engine/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 

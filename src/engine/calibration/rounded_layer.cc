@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/sha256.h"
-#include "weights/json.h"
+#include "text/json.h"
 
 namespace kt {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/chat_template.h"
 #include "engine/loaded_model.h"
+#include "text/chat_template.h"
 
 namespace kt {
 

@@ -14,9 +14,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "engine/detokenizer.h"
 #include "engine/gguf_vocabulary.h"
-#include "engine/tokenizer.h"
+#include "text/tokenizer/detokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 namespace kt {
 namespace {

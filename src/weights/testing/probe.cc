@@ -15,9 +15,9 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
+#include "text/yaml.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
-#include "weights/yaml.h"
 
 namespace {
 

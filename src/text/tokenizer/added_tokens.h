@@ -1,0 +1,53 @@
+// Tokens that are looked for in the text itself, before it is cut into words.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "text/tokenizer/bpe.h"
+
+namespace kt {
+
+struct AddedToken {
+  TokenId id = 0;
+  std::string content = {};
+  bool special = false;      // markup, not text: left out by decode, may be forbidden in encode
+  bool normalized = false;   // looked for after normalisation
+  bool single_word = false;  // not inside a word
+  bool lstrip = false;       // takes the white space before it
+  bool rstrip = false;       // ... after it
+};
+
+// Finds the longest of many strings at the leftmost place. Immutable after the last add().
+class AddedTokenTrie {
+ public:
+  // `content` may differ from the token's own: it may be normalised. Not empty. `token` must outlive the
+  // trie.
+  void add(std::string_view content, const AddedToken& token);
+  bool empty() const { return nodes_.size() <= 1; }
+
+  // Cuts `text` from left to right: text between tokens goes to `between` with its offset, a token to
+  // `found`. `skips` says which matches to pass over, as text.
+  void cut(std::string_view text, FunctionRef<bool(const AddedToken&)> skips,
+           FunctionRef<void(std::string_view, size_t)> between,
+           FunctionRef<void(const AddedToken&)> found) const;
+
+ private:
+  struct Node {
+    std::vector<std::pair<uint8_t, uint32_t>> children;  // sorted by byte
+    const AddedToken* token = nullptr;
+  };
+  struct Match {
+    size_t begin = 0, end = 0;
+    const AddedToken* token = nullptr;
+  };
+  Match next_match(std::string_view text, size_t from) const;
+
+  std::vector<Node> nodes_ = std::vector<Node>(1);
+  std::array<bool, 256> begins_{};  // which bytes a token begins with
+};
+
+}  // namespace kt

@@ -1,0 +1,232 @@
+#include "text/tokenizer/tokenizer.h"
+
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "base/error.h"
+#include "engine/gguf_vocabulary.h"
+#include "text/tokenizer/detokenizer.h"
+
+namespace kt {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Bytes, then what the merges make of them.
+TokenizerParts byte_parts(const std::vector<std::pair<std::string, std::string>>& merges) {
+  TokenizerParts parts{.name = "test"};
+  parts.bpe.bytes = true;
+  parts.decoding.byte_level = true;
+  for (int byte = 0; byte < 256; ++byte)
+    parts.tokens.push_back(spell_bytes(std::string(1, static_cast<char>(byte))));
+  const auto id_of = [&](const std::string& bytes) {
+    const auto found = std::ranges::find(parts.tokens, spell_bytes(bytes));
+    return static_cast<TokenId>(found - parts.tokens.begin());
+  };
+  for (const auto& [left, right] : merges) {
+    const auto rank = static_cast<uint32_t>(parts.merges.size());
+    const TokenId a = id_of(left), b = id_of(right);
+    if (static_cast<size_t>(id_of(left + right)) == parts.tokens.size())
+      parts.tokens.push_back(spell_bytes(left + right));
+    parts.merges.push_back({a, b, id_of(left + right), rank});
+  }
+  return parts;
+}
+
+std::vector<std::string> spelled(const Tokenizer& tokenizer, std::string_view text,
+                                 EncodeOptions options = {}) {
+  std::vector<std::string> out;
+  for (TokenId id : tokenizer.encode(text, options)) out.emplace_back(*tokenizer.token_of(id));
+  return out;
+}
+
+TEST(Bpe, LowestRankThenLeftmost) {
+  const Tokenizer tokenizer(byte_parts({{"b", "c"}, {"a", "b"}, {"a", "a"}, {"ab", "c"}}));
+  EXPECT_THAT(spelled(tokenizer, "abc"), ElementsAre("a", "bc"));
+  EXPECT_THAT(spelled(tokenizer, "aaa"), ElementsAre("aa", "a"));
+  EXPECT_THAT(spelled(tokenizer, "abab"), ElementsAre("ab", "ab"));
+}
+
+// The scan of short words and the heap of long ones are the same function.
+TEST(Bpe, LongWordsMergeAsShortOnes) {
+  std::mt19937 rng(3);
+  const Tokenizer tokenizer(byte_parts({{"a", "b"},
+                                        {"b", "a"},
+                                        {"a", "a"},
+                                        {"ab", "ab"},
+                                        {"aa", "b"},
+                                        {"b", "b"},
+                                        {"ba", "bb"},
+                                        {"abab", "a"}}));
+  // "x" takes part in no merge, so it separates words without the tokenizer knowing.
+  for (int round = 0; round < 200; ++round) {
+    std::string all;
+    std::vector<TokenId> expected;
+    for (int word = 0; word < 10; ++word) {
+      std::string text = "x";
+      for (int i = 0; i < 20; ++i) text += rng() % 2 ? 'a' : 'b';
+      const std::vector<TokenId> ids = tokenizer.encode(text);
+      expected.insert(expected.end(), ids.begin(), ids.end());
+      all += text;
+    }
+    ASSERT_EQ(tokenizer.encode(all), expected);
+  }
+}
+
+TEST(Bpe, IgnoreMerges) {
+  TokenizerParts parts = byte_parts({{"a", "b"}});
+  parts.tokens.push_back("abc");
+  EXPECT_THAT(spelled(Tokenizer(parts), "abc"), ElementsAre("ab", "c"));
+  parts.bpe.ignore_merges = true;
+  EXPECT_THAT(spelled(Tokenizer(parts), "abc"), ElementsAre("abc"));
+}
+
+TEST(AddedTokens, LongestLeftmostAndStripping) {
+  TokenizerParts parts = byte_parts({});
+  parts.added = {{.id = 300, .content = "<a>", .special = true},
+                 {.id = 301, .content = "<a>>"},
+                 {.id = 302, .content = "word", .single_word = true},
+                 {.id = 303, .content = "[s]", .lstrip = true, .rstrip = true}};
+  const Tokenizer tokenizer(parts);
+  EXPECT_EQ(tokenizer.size(), 304u);
+  EXPECT_THAT(tokenizer.encode("<a><a>>"), ElementsAre(300, 301));
+  EXPECT_THAT(spelled(tokenizer, "<a><a>>", {.special = SpecialText::kAsText}),
+              ElementsAre("<", "a", ">", "<a>>"));
+  EXPECT_THAT(spelled(tokenizer, "word,swordx"), ElementsAre("word", ",", "s", "w", "o", "r", "d", "x"));
+  EXPECT_THAT(spelled(tokenizer, "a \n[s]  [s]b"), ElementsAre("a", "[s]", "[s]", "b"));
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{97, 300, 98}), "ab");
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{97, 300, 98}, SpecialTokens::kKeep), "a<a>b");
+}
+
+TEST(Detokenizer, HoldsBackWhatIsNotWhole) {
+  const Tokenizer tokenizer(byte_parts({}));
+  Detokenizer detokenizer(tokenizer);
+  EXPECT_EQ(detokenizer.push(0xE2), "");
+  EXPECT_EQ(detokenizer.push(0x82), "");
+  EXPECT_EQ(detokenizer.push(0xAC), "€");
+  EXPECT_EQ(detokenizer.push(0xF0), "");
+  EXPECT_EQ(detokenizer.push('a'), "\uFFFDa");
+  EXPECT_EQ(detokenizer.push(0xC3), "");
+  EXPECT_EQ(detokenizer.push(5000), "");  // a padded row
+  EXPECT_EQ(detokenizer.flush(), "\uFFFD");
+  EXPECT_EQ(detokenizer.flush(), "");
+}
+
+TEST(Detokenizer, AnyTokensAreValidAndEqualDecode) {
+  const Tokenizer tokenizer(byte_parts({{"\xE2", "\x82"}, {"a", "\xF0"}, {"\x82", "\xAC"}}));
+  std::mt19937 rng(5);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<TokenId> ids;
+    for (int i = 0; i < 30; ++i)
+      ids.push_back(static_cast<TokenId>(rng() % 2 ? rng() % tokenizer.size() : 0x80 + rng() % 128));
+    Detokenizer detokenizer(tokenizer);
+    std::string out, bytes;
+    for (TokenId id : ids) {
+      const std::string piece = detokenizer.push(id);
+      ASSERT_TRUE(is_valid_utf8(piece));
+      out += piece;
+      bytes += tokenizer.token_bytes(id);
+    }
+    out += detokenizer.flush();
+    ASSERT_EQ(out, replace_invalid_utf8(bytes));
+    ASSERT_EQ(out, tokenizer.decode(ids));
+  }
+}
+
+template <typename Make>
+std::string problem(Make make, ErrorKind kind = ErrorKind::kInput) {
+  try {
+    make();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind);
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Tokenizer, IdsOutsideTheVocabulary) {
+  const Tokenizer tokenizer(byte_parts({}));
+  EXPECT_THAT(problem([&] { tokenizer.decode(std::vector<TokenId>{256}); }), HasSubstr("256"));
+  EXPECT_THAT(problem([&] { tokenizer.decode(std::vector<TokenId>{-1}); }), HasSubstr("-1"));
+  EXPECT_FALSE(tokenizer.token_of(-1) || tokenizer.token_of(256) || tokenizer.id_of("nonsense"));
+}
+
+TEST(Gguf, ArraysOfAFile) {
+  const std::vector<std::string> tokens = {"a", "b", "Ġ", "ab", "Ġab", "<|end|>", "1", "2"};
+  const std::vector<std::string> merges = {"a b", "Ġ ab"};
+  const std::vector<int32_t> types = {1, 1, 1, 1, 1, 3, 1, 1};
+  GgufVocabulary source{.name = "x.gguf",
+                        .model = "gpt2",
+                        .pre = "qwen2",
+                        .tokens = tokens,
+                        .merges = merges,
+                        .types = types,
+                        .add_bos = 5};
+  const Tokenizer tokenizer = Tokenizer::from_gguf(source);
+  EXPECT_THAT(tokenizer.encode("ab ab<|end|>12", {.add_special = true}), ElementsAre(5, 3, 4, 5, 6, 7));
+  EXPECT_EQ(tokenizer.decode(std::vector<TokenId>{3, 4, 5}), "ab ab");
+
+  source.pre = "klingon";
+  EXPECT_THAT(problem([&] { Tokenizer::from_gguf(source); }, ErrorKind::kUnsupported),
+              testing::AllOf(HasSubstr("x.gguf"), HasSubstr("klingon"), HasSubstr("llama-bpe")));
+  source.pre = "";
+  source.model = "llama";
+  EXPECT_THAT(problem([&] { Tokenizer::from_gguf(source); }, ErrorKind::kUnsupported),
+              HasSubstr("\"llama\""));
+  source.model = "gpt2";
+  source.types = std::span(types).first(3);
+  EXPECT_THAT(problem([&] { Tokenizer::from_gguf(source); }), HasSubstr("8 tokens, but 3"));
+  source.types = {};
+  const std::vector<std::string> unknown = {"a c"};
+  source.merges = unknown;
+  EXPECT_THAT(problem([&] { Tokenizer::from_gguf(source); }), HasSubstr("\"a c\""));
+}
+
+TEST(Gguf, WrittenAsTokenizerJson) {
+  const std::vector<std::string> tokens = {"a", "b", "Ġ", "ab", "Ġab", "<|begin|>", "<|end|>", "<note>"};
+  const std::vector<std::string> merges = {"a b", "Ġ ab"};
+  const std::vector<int32_t> types = {1, 1, 1, 1, 1, 3, 3, 4};
+  for (const char* pre : {"qwen2", "llama-bpe", "default", "deepseek-v3", "kimi-k2"}) {
+    GgufVocabulary source{
+        .name = "x.gguf", .model = "gpt2", .pre = pre, .tokens = tokens, .merges = merges, .types = types};
+    for (const bool around : {false, true}) {
+      if (around) {
+        source.add_bos = 5;
+        source.add_eos = 6;
+      }
+      const Tokenizer from = Tokenizer::from_gguf(source),
+                      to = Tokenizer::from_json(tokenizer_json_of(source).dump(), "tokenizer.json");
+      const std::string text = "ab ab<|end|> b<note>ab  a";
+      EXPECT_EQ(from.encode(text, {.add_special = true}), to.encode(text, {.add_special = true})) << pre;
+      EXPECT_EQ(from.decode(from.encode(text)), to.decode(to.encode(text)));
+      for (TokenId id = 0; id < 8; ++id) EXPECT_EQ(from.is_special(id), to.is_special(id)) << id;
+    }
+  }
+  EXPECT_THAT(
+      problem([&] { tokenizer_json_of({.name = "x.gguf", .model = "llama"}); }, ErrorKind::kUnsupported),
+      HasSubstr("\"llama\""));
+}
+
+TEST(Gguf, EveryNamedPatternCompiles) {
+  for (const char* name :
+       {"default", "gpt-2", "gpt-4o", "minimax-m2", "qwen2", "deepseek-r1-qwen", "llama-bpe", "llama3",
+        "llama-v3", "chatglm-bpe", "glm4", "kimi-k2", "deepseek-v3", "deepseek-llm", "deepseek-coder"})
+    for (std::string_view pattern : splits_of(name).patterns) EXPECT_NO_THROW(Regex{pattern}) << name;
+}
+
+TEST(Tiktoken, RanksAndErrors) {
+  const auto make = [](std::string_view ranks) {
+    return Tokenizer::from_tiktoken({.name = "r.tiktoken", .characters = ranks, .pattern = "\\w+|\\W+"});
+  };
+  const Tokenizer tokenizer = make("YQ== 0\nYg== 1\nYWI= 2\nYWJi 3\nYmI= 4\n");  // a b ab abb bb
+  EXPECT_THAT(tokenizer.encode("abbabbb"), ElementsAre(3, 3, 1));
+  EXPECT_THAT(tokenizer.encode("abb"), ElementsAre(3));
+  for (const char* ranks : {"", "YQ==", "YQ== x", "YQ= 0", "Y*== 0", "YQ== -1", "YQ== 0\nYg== 0",
+                            "YQ== 0\nYQ== 1", "YQ== 99999999"})
+    EXPECT_THAT(problem([&] { make(ranks); }), HasSubstr("r.tiktoken")) << ranks;
+}
+
+}  // namespace
+}  // namespace kt
