@@ -12,8 +12,8 @@
 #include "cli/measure.h"
 #include "cli/model_flags.h"
 #include "cli/plot.h"
-#include "cli/report.h"
 #include "engine/transformer_steps.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/load_prompts.h"
-#include "cli/report.h"
 #include "cli/server_figures.h"
 #include "cli/stream_event.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -13,13 +13,13 @@
 #include "cli/chat_console.h"
 #include "cli/chat_session.h"
 #include "cli/home.h"
-#include "cli/input_history.h"
-#include "cli/line_editor.h"
 #include "cli/model_flags.h"
-#include "cli/report.h"
 #include "cli/settings.h"
-#include "cli/terminal.h"
-#include "cli/terminal_text.h"
+#include "terminal/input_history.h"
+#include "terminal/line_editor.h"
+#include "terminal/report.h"
+#include "terminal/terminal.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {

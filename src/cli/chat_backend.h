@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/terminal.h"
 #include "engine/loaded_model.h"
+#include "terminal/terminal.h"
 
 namespace kt {
 

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "cli/home.h"
-#include "cli/report.h"
-#include "cli/terminal_text.h"
+#include "terminal/report.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {

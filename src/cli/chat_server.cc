@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "cli/chat_backend.h"
-#include "cli/terminal_text.h"
 #include "http/client.h"
+#include "terminal/terminal_text.h"
 #include "text/json.h"
 
 namespace kt {

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/chat_console.h"
-#include "cli/input_history.h"
+#include "terminal/input_history.h"
 
 namespace kt {
 namespace {

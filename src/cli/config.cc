@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "cli/home.h"
 #include "cli/model_files.h"
-#include "cli/report.h"
 #include "cli/settings.h"
 #include "cli/verbs.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

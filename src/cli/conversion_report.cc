@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

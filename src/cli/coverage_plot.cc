@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 #include "cli/plot.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

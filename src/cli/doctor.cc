@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/report.h"
 #include "cli/settings.h"
 #include "cli/verbs.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/cpu.h"
 #include "base/text.h"
 #include "cli/doctor.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

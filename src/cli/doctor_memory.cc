@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cli/doctor.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

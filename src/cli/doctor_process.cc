@@ -13,8 +13,8 @@
 #include "base/text.h"
 #include "cli/doctor.h"
 #include "cli/registry.h"
-#include "cli/report.h"
 #include "cli/settings.h"
+#include "terminal/report.h"
 #include "text/yaml.h"
 
 namespace kt {

@@ -12,8 +12,8 @@
 #include "base/file.h"
 #include "cli/measure.h"
 #include "cli/model_flags.h"
-#include "cli/report.h"
-#include "cli/terminal_text.h"
+#include "terminal/report.h"
+#include "terminal/terminal_text.h"
 #include "text/chat_template.h"
 
 namespace kt {

@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "base/text.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

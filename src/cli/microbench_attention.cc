@@ -8,8 +8,8 @@
 #include "base/text.h"
 #include "cli/attention_bench.h"
 #include "cli/limit_report.h"
-#include "cli/report.h"
 #include "cli/verbs.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -8,9 +8,9 @@
 #include "base/text.h"
 #include "cli/gptq_bench.h"
 #include "cli/limit_report.h"
-#include "cli/report.h"
 #include "cli/verbs.h"
 #include "engine/calibration/expert_rounding.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/pool.h"
-#include "cli/report.h"
 #include "cli/verbs.h"
 #include "models/load_experts.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -10,8 +10,8 @@
 #include "cli/format_list.h"
 #include "cli/limit_report.h"
 #include "cli/moe_bench.h"
-#include "cli/report.h"
 #include "cli/verbs.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

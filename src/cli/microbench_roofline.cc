@@ -5,9 +5,9 @@
 #include "base/cpu.h"
 #include "base/text.h"
 #include "cli/measure.h"
-#include "cli/report.h"
 #include "cli/verbs.h"
 #include "kernels/table.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "cli/model_scan.h"
 #include "cli/model_verb.h"
-#include "cli/report.h"
 #include "cli/settings.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cli/measure.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

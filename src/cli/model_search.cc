@@ -10,8 +10,8 @@
 #include "cli/model_scan.h"
 #include "cli/model_verb.h"
 #include "cli/model_verify.h"
-#include "cli/report.h"
 #include "cli/settings.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

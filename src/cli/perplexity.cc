@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "cli/model_flags.h"
-#include "cli/report.h"
 #include "engine/model_perplexity.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/text.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

@@ -17,11 +17,11 @@
 #include "base/topology.h"
 #include "cli/conversion_report.h"
 #include "cli/coverage_plot.h"
-#include "cli/report.h"
 #include "engine/calibration/calibration.h"
 #include "engine/calibration/calibration_totals.h"
 #include "kernels/table.h"
 #include "models/families.h"
+#include "terminal/report.h"
 #include "weights/source_identity.h"
 
 namespace kt {

@@ -10,10 +10,10 @@
 #include "base/sha256.h"
 #include "base/topology.h"
 #include "cli/conversion_report.h"
-#include "cli/report.h"
 #include "engine/calibration/sample_rows.h"
 #include "engine/gguf_vocabulary.h"
 #include "engine/model_perplexity.h"
+#include "terminal/report.h"
 #include "weights/compressed_targets.h"
 
 namespace kt {

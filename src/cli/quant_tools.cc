@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "cli/model_flags.h"
 #include "cli/quant.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 #include "weights/checkpoint.h"
 #include "weights/compare.h"
 #include "weights/dequant_plan.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/prompts.h"
+#include "terminal/prompts.h"
 
 namespace kt {
 

@@ -17,9 +17,9 @@
 #include "base/memory.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
-#include "cli/report.h"
 #include "cli/settings.h"
 #include "server/server.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

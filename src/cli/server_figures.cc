@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "cli/measure.h"
-#include "cli/report.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

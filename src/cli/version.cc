@@ -5,10 +5,10 @@
 #include <cstdio>
 
 #include "base/text.h"
-#include "cli/report.h"
 #include "cli/verbs.h"
 #include "kernels/isas.h"
 #include "kt_version.h"
+#include "terminal/report.h"
 
 namespace kt {
 namespace {

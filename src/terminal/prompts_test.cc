@@ -1,4 +1,4 @@
-#include "cli/prompts.h"
+#include "terminal/prompts.h"
 
 #include <gtest/gtest.h>
 

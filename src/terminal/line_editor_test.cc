@@ -1,4 +1,4 @@
-#include "cli/line_editor.h"
+#include "terminal/line_editor.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/utf8.h"
 #include "cli/chat_console.h"
-#include "cli/terminal_text.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {

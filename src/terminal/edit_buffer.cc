@@ -1,6 +1,6 @@
-#include "cli/edit_buffer.h"
+#include "terminal/edit_buffer.h"
 
-#include "cli/terminal_text.h"
+#include "terminal/terminal_text.h"
 #include "text/unicode.h"
 
 namespace kt {

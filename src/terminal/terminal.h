@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/line_editor.h"
+#include "terminal/line_editor.h"
 
 namespace kt {
 

@@ -1,5 +1,5 @@
 // Line editing as a state machine: bytes of a terminal in, bytes for the terminal and events out. No files,
-// no signals, no system calls: cli/terminal.h has those.
+// no signals, no system calls: terminal/terminal.h has those.
 #pragma once
 #include <functional>
 #include <optional>
@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/edit_buffer.h"
-#include "cli/keys.h"
-#include "cli/line_screen.h"
+#include "terminal/edit_buffer.h"
+#include "terminal/keys.h"
+#include "terminal/line_screen.h"
 
 namespace kt {
 

@@ -1,4 +1,4 @@
-#include "cli/input_history.h"
+#include "terminal/input_history.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

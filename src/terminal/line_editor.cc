@@ -1,9 +1,9 @@
-#include "cli/line_editor.h"
+#include "terminal/line_editor.h"
 
 #include <algorithm>
 
 #include "base/text.h"
-#include "cli/terminal_text.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {

@@ -1,10 +1,10 @@
-#include "cli/keys.h"
+#include "terminal/keys.h"
 
 #include <algorithm>
 #include <array>
 
 #include "base/utf8.h"
-#include "cli/terminal_text.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {
