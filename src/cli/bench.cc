@@ -8,10 +8,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "bench/measure.h"
+#include "bench/plot.h"
 #include "cli/bench_server.h"
-#include "cli/measure.h"
 #include "cli/model_flags.h"
-#include "cli/plot.h"
 #include "engine/transformer_steps.h"
 #include "terminal/report.h"
 

@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "cli/load_prompts.h"
-#include "cli/server_figures.h"
-#include "cli/stream_event.h"
+#include "bench/load_prompts.h"
+#include "bench/server_figures.h"
+#include "bench/stream_event.h"
 #include "terminal/report.h"
 
 namespace kt {

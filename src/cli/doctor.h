@@ -13,7 +13,7 @@
 
 #include "base/pool.h"
 #include "base/topology.h"
-#include "cli/kernel_check.h"
+#include "bench/kernel_check.h"
 #include "kernels/isas.h"
 
 namespace kt {

@@ -12,8 +12,8 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "bench/measure.h"
 #include "cli/doctor.h"
-#include "cli/measure.h"
 #include "terminal/report.h"
 
 namespace kt {

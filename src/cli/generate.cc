@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "cli/measure.h"
+#include "bench/measure.h"
 #include "cli/model_flags.h"
 #include "terminal/report.h"
 #include "terminal/terminal_text.h"

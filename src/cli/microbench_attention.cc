@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/attention_bench.h"
-#include "cli/limit_report.h"
+#include "bench/attention_bench.h"
+#include "bench/limit_report.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 

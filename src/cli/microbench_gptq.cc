@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/gptq_bench.h"
-#include "cli/limit_report.h"
+#include "bench/gptq_bench.h"
+#include "bench/limit_report.h"
 #include "cli/verbs.h"
 #include "engine/calibration/expert_rounding.h"
 #include "terminal/report.h"

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "base/text.h"
+#include "bench/limit_report.h"
+#include "bench/linear_bench.h"
 #include "cli/format_list.h"
-#include "cli/limit_report.h"
-#include "cli/linear_bench.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 

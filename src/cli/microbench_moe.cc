@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "bench/limit_report.h"
+#include "bench/moe_bench.h"
 #include "cli/format_list.h"
-#include "cli/limit_report.h"
-#include "cli/moe_bench.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 

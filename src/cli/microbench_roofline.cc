@@ -4,7 +4,7 @@
 
 #include "base/cpu.h"
 #include "base/text.h"
-#include "cli/measure.h"
+#include "bench/measure.h"
 #include "cli/verbs.h"
 #include "kernels/table.h"
 #include "terminal/report.h"

@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
-#include "cli/measure.h"
+#include "bench/measure.h"
 #include "terminal/report.h"
 
 namespace kt {

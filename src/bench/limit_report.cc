@@ -1,4 +1,4 @@
-#include "cli/limit_report.h"
+#include "bench/limit_report.h"
 
 #include <cstdio>
 

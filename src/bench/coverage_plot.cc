@@ -1,11 +1,11 @@
-#include "cli/coverage_plot.h"
+#include "bench/coverage_plot.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "base/text.h"
-#include "cli/plot.h"
+#include "bench/plot.h"
 #include "terminal/report.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "cli/server_load.h"
+#include "bench/server_load.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "cli/measure.h"
-#include "cli/stream_event.h"
+#include "bench/measure.h"
+#include "bench/stream_event.h"
 #include "http/parser.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "cli/coverage_plot.h"
+#include "bench/coverage_plot.h"
 
 #include <gtest/gtest.h>
 

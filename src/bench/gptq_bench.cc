@@ -1,8 +1,8 @@
-#include "cli/gptq_bench.h"
+#include "bench/gptq_bench.h"
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/random_matrix.h"
+#include "bench/random_matrix.h"
 
 namespace kt {
 namespace {

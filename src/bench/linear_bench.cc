@@ -1,11 +1,11 @@
-#include "cli/linear_bench.h"
+#include "bench/linear_bench.h"
 
 #include <algorithm>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/random_matrix.h"
+#include "bench/random_matrix.h"
 
 namespace kt {
 

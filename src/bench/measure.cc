@@ -1,4 +1,4 @@
-#include "cli/measure.h"
+#include "bench/measure.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "cli/limit_bench.h"
+#include "bench/limit_bench.h"
 
 #include <algorithm>
 #include <atomic>

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "cli/measure.h"
+#include "bench/measure.h"
 
 namespace kt {
 

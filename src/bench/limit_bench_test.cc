@@ -1,4 +1,4 @@
-#include "cli/limit_bench.h"
+#include "bench/limit_bench.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <chrono>
 #include <thread>
 
-#include "cli/attention_bench.h"
-#include "cli/linear_bench.h"
+#include "bench/attention_bench.h"
+#include "bench/linear_bench.h"
 
 namespace kt {
 namespace {

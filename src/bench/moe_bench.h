@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/limit_bench.h"
-#include "cli/random_matrix.h"
+#include "bench/limit_bench.h"
+#include "bench/random_matrix.h"
 #include "nn/experts.h"
 
 namespace kt {

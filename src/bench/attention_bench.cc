@@ -1,4 +1,4 @@
-#include "cli/attention_bench.h"
+#include "bench/attention_bench.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/random_matrix.h"
+#include "bench/random_matrix.h"
 #include "nn/kv_write.h"
 
 namespace kt {

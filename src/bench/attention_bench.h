@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "cli/limit_bench.h"
+#include "bench/limit_bench.h"
 #include "nn/attention.h"
 
 namespace kt {

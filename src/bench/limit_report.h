@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cli/limit_bench.h"
+#include "bench/limit_bench.h"
 
 namespace kt {
 

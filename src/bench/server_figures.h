@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/plot.h"
-#include "cli/server_load.h"
+#include "bench/plot.h"
+#include "bench/server_load.h"
 
 namespace kt {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/limit_bench.h"
+#include "bench/limit_bench.h"
 #include "nn/gptq.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "cli/random_matrix.h"
+#include "bench/random_matrix.h"
 
 #include <algorithm>
 #include <bit>

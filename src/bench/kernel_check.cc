@@ -1,11 +1,11 @@
-#include "cli/kernel_check.h"
+#include "bench/kernel_check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "base/memory.h"
-#include "cli/random_matrix.h"
+#include "bench/random_matrix.h"
 
 namespace kt {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/server_figures.h"
+#include "bench/server_figures.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cli/load_prompts.h"
+#include "bench/load_prompts.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cli/stream_event.h"
+#include "bench/stream_event.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "cli/moe_bench.h"
+#include "bench/moe_bench.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "cli/kernel_check.h"
-#include "cli/random_matrix.h"
+#include "bench/kernel_check.h"
+#include "bench/random_matrix.h"
 
 namespace kt {
 namespace {

@@ -1,9 +1,9 @@
-#include "cli/server_figures.h"
+#include "bench/server_figures.h"
 
 #include <algorithm>
 
 #include "base/text.h"
-#include "cli/measure.h"
+#include "bench/measure.h"
 #include "terminal/report.h"
 
 namespace kt {

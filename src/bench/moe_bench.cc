@@ -1,4 +1,4 @@
-#include "cli/moe_bench.h"
+#include "bench/moe_bench.h"
 
 #include <algorithm>
 #include <cmath>

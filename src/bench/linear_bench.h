@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "cli/limit_bench.h"
+#include "bench/limit_bench.h"
 #include "nn/linear.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "cli/server_load.h"
+#include "bench/server_load.h"
 
 #include <gtest/gtest.h>
 
