@@ -1,6 +1,6 @@
 // kt doctor: looks at this machine, runs the real kernels and a bandwidth test, and says for each finding
 // what it costs and the fix to type. What is looked at is in the doctor_*.cc files.
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 
 #include <cstdio>
 

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 #include "terminal/report.h"
 
 namespace kt {

@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "bench/measure.h"
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 #include "terminal/report.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

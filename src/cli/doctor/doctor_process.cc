@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 #include "cli/registry.h"
 #include "cli/settings.h"
 #include "terminal/report.h"

@@ -5,7 +5,7 @@
 #include "base/cgroups.h"
 #include "base/cpu.h"
 #include "base/text.h"
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 #include "terminal/report.h"
 
 namespace kt {

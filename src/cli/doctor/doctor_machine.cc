@@ -8,7 +8,7 @@
 #include "base/cpu.h"
 #include "base/file.h"
 #include "base/text.h"
-#include "cli/doctor.h"
+#include "cli/doctor/doctor.h"
 
 extern "C" char** environ;
 
