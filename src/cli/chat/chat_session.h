@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/chat_backend.h"
+#include "cli/chat/chat_backend.h"
 
 namespace kt {
 

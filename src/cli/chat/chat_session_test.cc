@@ -1,4 +1,4 @@
-#include "cli/chat_session.h"
+#include "cli/chat/chat_session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "cli/chat_console.h"
+#include "cli/chat/chat_console.h"
 #include "terminal/input_history.h"
 
 namespace kt {

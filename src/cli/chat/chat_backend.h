@@ -1,5 +1,5 @@
 // Who answers in a chat: a server, or a model in this process. The conversation itself is the session's
-// (cli/chat_session.h).
+// (cli/chat/chat_session.h).
 #pragma once
 #include <cstdint>
 #include <functional>

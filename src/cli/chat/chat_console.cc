@@ -1,4 +1,4 @@
-#include "cli/chat_console.h"
+#include "cli/chat/chat_console.h"
 
 #include <algorithm>
 #include <array>

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "cli/chat_backend.h"
+#include "cli/chat/chat_backend.h"
 #include "http/client.h"
 #include "terminal/terminal_text.h"
 #include "text/json.h"

@@ -9,9 +9,9 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
-#include "cli/chat_backend.h"
-#include "cli/chat_console.h"
-#include "cli/chat_session.h"
+#include "cli/chat/chat_backend.h"
+#include "cli/chat/chat_console.h"
+#include "cli/chat/chat_session.h"
 #include "cli/home.h"
 #include "cli/model_flags.h"
 #include "cli/settings.h"

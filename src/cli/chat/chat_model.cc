@@ -11,7 +11,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "cli/chat_backend.h"
+#include "cli/chat/chat_backend.h"
 #include "engine/engine.h"
 #include "engine/transformer_steps.h"
 #include "nn/kv_cache.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/chat_session.h"
+#include "cli/chat/chat_session.h"
 
 namespace kt {
 
