@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "cli/home.h"
-#include "cli/model_files.h"
+#include "cli/registry/model_files.h"
 #include "cli/settings.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "cli/registry.h"
+#include "cli/registry/registry.h"
 #include "cli/verbs.h"
 #include "engine/loaded_model.h"
 

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "cli/registry.h"
+#include "cli/registry/registry.h"
 #include "cli/settings.h"
 
 namespace kt {

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "cli/doctor/doctor.h"
-#include "cli/registry.h"
+#include "cli/registry/registry.h"
 #include "cli/settings.h"
 #include "terminal/report.h"
 #include "text/yaml.h"

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "base/error.h"
-#include "cli/model_scan.h"
-#include "cli/model_verb.h"
+#include "cli/registry/model_scan.h"
+#include "cli/registry/model_verb.h"
 #include "cli/settings.h"
 #include "terminal/report.h"
 

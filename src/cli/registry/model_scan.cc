@@ -1,4 +1,4 @@
-#include "cli/model_scan.h"
+#include "cli/registry/model_scan.h"
 
 #include <sys/stat.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/registry.h"
+#include "cli/registry/registry.h"
 #include "weights/conversion.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "cli/model_verify.h"
+#include "cli/registry/model_verify.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/sha256.h"
-#include "cli/model_files.h"
+#include "cli/registry/model_files.h"
 #include "engine/loaded_model.h"
 #include "terminal/report.h"
 #include "text/shown.h"

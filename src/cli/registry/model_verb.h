@@ -2,8 +2,8 @@
 #pragma once
 #include <nlohmann/json.hpp>
 
-#include "cli/model_files.h"
-#include "cli/registry.h"
+#include "cli/registry/model_files.h"
+#include "cli/registry/registry.h"
 #include "cli/verbs.h"
 
 namespace kt {

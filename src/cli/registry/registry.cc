@@ -1,4 +1,4 @@
-#include "cli/registry.h"
+#include "cli/registry/registry.h"
 
 #include <algorithm>
 #include <ctime>
@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "cli/home.h"
-#include "cli/model_files.h"
+#include "cli/registry/model_files.h"
 #include "text/shown.h"
 
 namespace kt {

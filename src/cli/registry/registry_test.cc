@@ -1,4 +1,4 @@
-#include "cli/registry.h"
+#include "cli/registry/registry.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "cli/model_files.h"
+#include "cli/registry/model_files.h"
 
 #include <algorithm>
 #include <filesystem>

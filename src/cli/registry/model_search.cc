@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "cli/conversion_report.h"
-#include "cli/model_scan.h"
-#include "cli/model_verb.h"
-#include "cli/model_verify.h"
+#include "cli/registry/model_scan.h"
+#include "cli/registry/model_verb.h"
+#include "cli/registry/model_verify.h"
 #include "cli/settings.h"
 #include "terminal/report.h"
 

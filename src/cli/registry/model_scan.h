@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_files.h"
+#include "cli/registry/model_files.h"
 
 namespace kt {
 
