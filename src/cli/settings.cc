@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "cli/conversion_report.h"
 #include "cli/home.h"
+#include "cli/quant/conversion_report.h"
 #include "text/shown.h"
 
 namespace kt {

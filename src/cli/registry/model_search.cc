@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "cli/conversion_report.h"
+#include "cli/quant/conversion_report.h"
 #include "cli/registry/model_scan.h"
 #include "cli/registry/model_verb.h"
 #include "cli/registry/model_verify.h"

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "cli/model_flags.h"
-#include "cli/quant.h"
+#include "cli/quant/quant.h"
 #include "terminal/report.h"
 #include "weights/checkpoint.h"
 #include "weights/compare.h"

@@ -1,4 +1,4 @@
-#include "cli/conversion_report.h"
+#include "cli/quant/conversion_report.h"
 
 #include <unistd.h>
 

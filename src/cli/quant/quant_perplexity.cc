@@ -1,4 +1,4 @@
-#include "cli/quant_perplexity.h"
+#include "cli/quant/quant_perplexity.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/sha256.h"
 #include "base/topology.h"
-#include "cli/conversion_report.h"
+#include "cli/quant/conversion_report.h"
 #include "engine/calibration/sample_rows.h"
 #include "engine/gguf_vocabulary.h"
 #include "engine/model_perplexity.h"

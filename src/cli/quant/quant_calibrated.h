@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/quant.h"
-#include "cli/quant_perplexity.h"
+#include "cli/quant/quant.h"
+#include "cli/quant/quant_perplexity.h"
 #include "engine/calibration/calibration_text.h"
 #include "nn/gptq.h"
 

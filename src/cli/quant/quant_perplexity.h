@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/quant.h"
+#include "cli/quant/quant.h"
 #include "engine/loaded_model.h"
 #include "weights/compressed_targets.h"
 

@@ -1,4 +1,4 @@
-#include "cli/quant_calibrated.h"
+#include "cli/quant/quant_calibrated.h"
 
 #include <unistd.h>
 #include <exception>
@@ -16,7 +16,7 @@
 #include "base/sha256.h"
 #include "base/topology.h"
 #include "bench/coverage_plot.h"
-#include "cli/conversion_report.h"
+#include "cli/quant/conversion_report.h"
 #include "engine/calibration/calibration.h"
 #include "engine/calibration/calibration_totals.h"
 #include "kernels/table.h"

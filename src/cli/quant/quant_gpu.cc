@@ -3,10 +3,10 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "cli/conversion_report.h"
 #include "cli/model_flags.h"
-#include "cli/quant.h"
-#include "cli/quant_calibrated.h"
+#include "cli/quant/conversion_report.h"
+#include "cli/quant/quant.h"
+#include "cli/quant/quant_calibrated.h"
 #include "weights/compressed_plan.h"
 
 namespace kt {
