@@ -1,4 +1,4 @@
-#include "cli/bench_server.h"
+#include "cli/bench/bench_server.h"
 
 #include <algorithm>
 #include <cstdio>

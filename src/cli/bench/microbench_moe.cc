@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "bench/limit_report.h"
 #include "bench/moe_bench.h"
-#include "cli/format_list.h"
+#include "cli/bench/format_list.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 

@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "bench/limit_report.h"
 #include "bench/linear_bench.h"
-#include "cli/format_list.h"
+#include "cli/bench/format_list.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 

@@ -1,4 +1,4 @@
-#include "cli/format_list.h"
+#include "cli/bench/format_list.h"
 
 #include <algorithm>
 #include <cstdio>

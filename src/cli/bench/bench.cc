@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "bench/measure.h"
 #include "bench/plot.h"
-#include "cli/bench_server.h"
+#include "cli/bench/bench_server.h"
 #include "cli/model_flags.h"
 #include "engine/transformer_steps.h"
 #include "terminal/report.h"
