@@ -1,7 +1,7 @@
 // The bash script: tables of verbs, options and values by command, and one function that walks the words.
 // Needs bash 4.4 and nothing of the bash-completion package.
 #include "base/text.h"
-#include "cli/completion.h"
+#include "cli/help/completion.h"
 
 namespace kt {
 namespace {

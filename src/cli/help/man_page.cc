@@ -1,4 +1,4 @@
-#include "cli/man_page.h"
+#include "cli/help/man_page.h"
 
 #include <array>
 

@@ -1,6 +1,6 @@
 // The zsh script: one function finds the command the words name, then _arguments completes for it.
 #include "base/text.h"
-#include "cli/completion.h"
+#include "cli/help/completion.h"
 
 namespace kt {
 namespace {

@@ -1,5 +1,5 @@
 // kt completion: prints a shell's completion script; and what the scripts of the three shells share.
-#include "cli/completion.h"
+#include "cli/help/completion.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // The fish script: a function that finds the command the words name, and one `complete` line for each thing.
 #include "base/text.h"
-#include "cli/completion.h"
+#include "cli/help/completion.h"
 
 namespace kt {
 namespace {

@@ -2,8 +2,8 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "cli/command_tree.h"
-#include "cli/man_page.h"
+#include "cli/help/command_tree.h"
+#include "cli/help/man_page.h"
 #include "cli/verbs.h"
 
 namespace kt {

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "cli/command_tree.h"
+#include "cli/help/command_tree.h"
 
 namespace kt {
 

@@ -1,4 +1,4 @@
-#include "cli/command_tree.h"
+#include "cli/help/command_tree.h"
 
 #include "base/error.h"
 
