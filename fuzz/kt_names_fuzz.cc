@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "weights/kt_names.h"
+#include "weights/kt/kt_names.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string name(data, data + size);

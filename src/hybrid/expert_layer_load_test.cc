@@ -9,7 +9,7 @@
 #include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 #include "models/load_experts.h"
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 #include "weights/testing/tiny_model.h"
 
 namespace kt {

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "hybrid/expert_values.h"
-#include "weights/kt_arrays.h"
+#include "weights/kt/kt_arrays.h"
 
 namespace kt {
 namespace {

@@ -10,8 +10,8 @@
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/log.h"
-#include "weights/kt_folder.h"
-#include "weights/kt_names.h"
+#include "weights/kt/kt_folder.h"
+#include "weights/kt/kt_names.h"
 #include "weights/requantise.h"
 
 namespace kt {

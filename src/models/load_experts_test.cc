@@ -11,7 +11,7 @@
 
 #include "base/text.h"
 #include "weights/compressed_plan.h"
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 
 namespace kt {
 namespace {

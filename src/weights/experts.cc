@@ -15,7 +15,7 @@
 #include "weights/expert_names.h"
 #include "weights/fused.h"
 #include "weights/gguf_names.h"
-#include "weights/kt_names.h"
+#include "weights/kt/kt_names.h"
 
 namespace kt {
 namespace {

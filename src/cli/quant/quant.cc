@@ -18,7 +18,7 @@
 #include "weights/checkpoint.h"
 #include "weights/compressed_plan.h"
 #include "weights/experts.h"
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 
 namespace kt {
 namespace {

@@ -15,7 +15,7 @@
 #include "weights/checkpoint.h"
 #include "weights/compare.h"
 #include "weights/dequant_plan.h"
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 
 namespace kt {
 namespace {

@@ -9,8 +9,8 @@
 #include "weights/checkpoint.h"
 #include "weights/checkpoint_files.h"
 #include "weights/experts.h"
-#include "weights/kt_folder.h"
-#include "weights/kt_names.h"
+#include "weights/kt/kt_folder.h"
+#include "weights/kt/kt_names.h"
 #include "weights/safetensors.h"
 
 namespace kt {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "weights/kt_names.h"
+#include "weights/kt/kt_names.h"
 
 namespace kt {
 namespace {

@@ -17,7 +17,7 @@
 #include "text/shown.h"
 #include "weights/checkpoint_files.h"
 #include "weights/gguf.h"
-#include "weights/kt_folder.h"
+#include "weights/kt/kt_folder.h"
 #include "weights/safetensors.h"
 
 namespace kt {

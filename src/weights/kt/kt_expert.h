@@ -5,7 +5,7 @@
 
 #include "weights/conversion.h"
 #include "weights/experts.h"
-#include "weights/kt_arrays.h"
+#include "weights/kt/kt_arrays.h"
 
 namespace kt {
 

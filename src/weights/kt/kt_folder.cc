@@ -1,4 +1,4 @@
-#include "weights/kt_folder.h"
+#include "weights/kt/kt_folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "weights/kt_shards.h"
+#include "weights/kt/kt_shards.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 
 namespace kt {
 namespace {

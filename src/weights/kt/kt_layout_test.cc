@@ -1,4 +1,4 @@
-#include "weights/kt_layout.h"
+#include "weights/kt/kt_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Quantising and unpacking in one pass over groups of four rows: sixteen columns of four rows are a 4 x 4
 // matrix of 32-bit words, which the tile order wants transposed. Vectors are the compiler's generic ones, 16
 // bytes wide, so that the same source is fast on every baseline.
-#include "weights/kt_layout.h"
+#include "weights/kt/kt_layout.h"
 
 #include <algorithm>
 #include <array>

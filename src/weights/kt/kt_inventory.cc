@@ -1,4 +1,4 @@
-#include "weights/kt_inventory.h"
+#include "weights/kt/kt_inventory.h"
 
 #include <algorithm>
 #include <tuple>

@@ -1,4 +1,4 @@
-#include "weights/kt_names.h"
+#include "weights/kt/kt_names.h"
 
 #include <gtest/gtest.h>
 

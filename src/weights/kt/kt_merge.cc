@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "base/sha256.h"
-#include "weights/kt_arrays.h"
-#include "weights/kt_folder.h"
-#include "weights/kt_plan.h"
-#include "weights/kt_shards.h"
+#include "weights/kt/kt_arrays.h"
+#include "weights/kt/kt_folder.h"
+#include "weights/kt/kt_plan.h"
+#include "weights/kt/kt_shards.h"
 #include "weights/side_files.h"
 #include "weights/source_identity.h"
 

@@ -1,4 +1,4 @@
-#include "weights/kt_expert.h"
+#include "weights/kt/kt_expert.h"
 
 #include <algorithm>
 #include <bit>

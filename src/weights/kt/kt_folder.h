@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "weights/kt_inventory.h"
+#include "weights/kt/kt_inventory.h"
 
 namespace kt {
 

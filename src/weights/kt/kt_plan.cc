@@ -1,13 +1,13 @@
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 
 #include <algorithm>
 #include <memory>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "weights/kt_arrays.h"
-#include "weights/kt_expert.h"
-#include "weights/kt_shards.h"
+#include "weights/kt/kt_arrays.h"
+#include "weights/kt/kt_expert.h"
+#include "weights/kt/kt_shards.h"
 #include "weights/side_files.h"
 #include "weights/source_identity.h"
 

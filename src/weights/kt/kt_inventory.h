@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "weights/config.h"
-#include "weights/kt_arrays.h"
+#include "weights/kt/kt_arrays.h"
 
 namespace kt {
 

@@ -6,7 +6,7 @@
 #include "weights/checkpoint.h"
 #include "weights/conversion.h"
 #include "weights/experts.h"
-#include "weights/kt_layout.h"
+#include "weights/kt/kt_layout.h"
 
 namespace kt {
 

@@ -11,9 +11,9 @@
 #include "base/file.h"
 #include "formats/floats.h"
 #include "weights/experts.h"
-#include "weights/kt_arrays.h"
-#include "weights/kt_folder.h"
-#include "weights/kt_inventory.h"
+#include "weights/kt/kt_arrays.h"
+#include "weights/kt/kt_folder.h"
+#include "weights/kt/kt_inventory.h"
 
 namespace kt {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/testing/error_of.h"
-#include "weights/kt_arrays.h"
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_arrays.h"
+#include "weights/kt/kt_plan.h"
 #include "weights/testing/tiny_model.h"
 
 namespace kt {

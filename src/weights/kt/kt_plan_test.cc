@@ -1,4 +1,4 @@
-#include "weights/kt_plan.h"
+#include "weights/kt/kt_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/testing/error_of.h"
-#include "weights/kt_arrays.h"
+#include "weights/kt/kt_arrays.h"
 #include "weights/testing/tiny_model.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "weights/kt_arrays.h"
+#include "weights/kt/kt_arrays.h"
 
 #include "base/error.h"
 #include "base/text.h"

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "text/json.h"
-#include "weights/kt_layout.h"
-#include "weights/kt_names.h"
+#include "weights/kt/kt_layout.h"
+#include "weights/kt/kt_names.h"
 #include "weights/safetensors.h"
 
 namespace kt {
