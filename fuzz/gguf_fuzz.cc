@@ -3,9 +3,9 @@
 
 #include "base/error.h"
 #include "weights/config.h"
-#include "weights/gguf.h"
-#include "weights/gguf_config.h"
-#include "weights/gguf_model.h"
+#include "weights/gguf/gguf.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto file = std::as_bytes(std::span(data, size));

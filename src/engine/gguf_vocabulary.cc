@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/utf8.h"
-#include "weights/gguf_config.h"
+#include "weights/gguf/gguf_config.h"
 
 namespace kt {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "engine/gguf_vocabulary.h"
 #include "models/families.h"
-#include "weights/gguf_config.h"
+#include "weights/gguf/gguf_config.h"
 #include "weights/requantise.h"
 
 namespace kt {

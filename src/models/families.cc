@@ -4,8 +4,8 @@
 
 #include "models/family.h"
 #include "text/shown.h"
-#include "weights/gguf_config.h"
-#include "weights/gguf_names.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_names.h"
 
 namespace kt {
 namespace {

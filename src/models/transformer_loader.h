@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "models/load_experts.h"
 #include "models/transformer_state.h"
-#include "weights/gguf_names.h"
+#include "weights/gguf/gguf_names.h"
 #include "weights/linears.h"
 #include "weights/requantise.h"
 

@@ -11,8 +11,8 @@
 #include "base/file.h"
 #include "text/shown.h"
 #include "weights/checkpoint_files.h"
-#include "weights/gguf_config.h"
-#include "weights/gguf_model.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 namespace {

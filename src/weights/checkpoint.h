@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "weights/config.h"
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 #include "weights/safetensors.h"
 #include "weights/tensor.h"
 

@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "text/yaml.h"
 #include "weights/config.h"
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 #include "weights/safetensors.h"
 #include "weights/testing/files.h"
 

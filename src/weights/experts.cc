@@ -14,7 +14,7 @@
 #include "weights/dialects.h"
 #include "weights/expert_names.h"
 #include "weights/fused.h"
-#include "weights/gguf_names.h"
+#include "weights/gguf/gguf_names.h"
 #include "weights/kt/kt_names.h"
 
 namespace kt {

@@ -1,7 +1,7 @@
 #include "weights/tensor.h"
 
 #include "base/error.h"
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 
 namespace kt {
 namespace {

@@ -16,7 +16,7 @@
 #include "terminal/report.h"
 #include "text/shown.h"
 #include "weights/checkpoint_files.h"
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 #include "weights/kt/kt_folder.h"
 #include "weights/safetensors.h"
 

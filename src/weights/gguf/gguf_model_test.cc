@@ -1,10 +1,10 @@
-#include "weights/gguf_model.h"
+#include "weights/gguf/gguf_model.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "weights/gguf_config.h"
+#include "weights/gguf/gguf_config.h"
 #include "weights/testing/files.h"
 
 namespace kt {

@@ -1,12 +1,12 @@
-#include "weights/gguf_model.h"
+#include "weights/gguf/gguf_model.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/error.h"
-#include "weights/gguf_config.h"
-#include "weights/gguf_names.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_names.h"
 
 namespace kt {
 namespace {

@@ -1,4 +1,4 @@
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "weights/gguf_names.h"
+#include "weights/gguf/gguf_names.h"
 
 #include <array>
 

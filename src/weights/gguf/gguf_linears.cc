@@ -1,11 +1,11 @@
-#include "weights/gguf_linears.h"
+#include "weights/gguf/gguf_linears.h"
 
 #include <algorithm>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "weights/dialects.h"
-#include "weights/gguf_names.h"
+#include "weights/gguf/gguf_names.h"
 
 namespace kt {
 namespace {

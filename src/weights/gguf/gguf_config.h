@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "text/json.h"
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 
 namespace kt {
 

@@ -1,4 +1,4 @@
-#include "weights/gguf_config.h"
+#include "weights/gguf/gguf_config.h"
 
 #include <array>
 #include <cmath>

@@ -1,9 +1,9 @@
-#include "weights/gguf.h"
+#include "weights/gguf/gguf.h"
 
 #include <gmock/gmock.h>
 
 #include "formats/gguf_blocks.h"
-#include "weights/gguf_config.h"
+#include "weights/gguf/gguf_config.h"
 #include "weights/testing/files.h"
 
 namespace kt {
