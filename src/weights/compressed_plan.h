@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "weights/checkpoint.h"
-#include "weights/compressed.h"
 #include "weights/conversion.h"
+#include "weights/dialects/compressed.h"
 #include "weights/experts.h"
 
 namespace kt {

@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 #include "weights/linears.h"
 #include "weights/plan_parts.h"
 #include "weights/source_identity.h"

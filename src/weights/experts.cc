@@ -11,9 +11,9 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "text/shown.h"
-#include "weights/dialects.h"
-#include "weights/expert_names.h"
-#include "weights/fused.h"
+#include "weights/dialects/dialects.h"
+#include "weights/dialects/expert_names.h"
+#include "weights/dialects/fused.h"
 #include "weights/gguf/gguf_names.h"
 #include "weights/kt/kt_names.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 #include "weights/gguf/gguf_linears.h"
 #include "weights/gguf/gguf_names.h"
 

@@ -11,10 +11,10 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "formats/floats.h"
-#include "weights/compressed.h"
 #include "weights/compressed_plan.h"
 #include "weights/compressed_targets.h"
 #include "weights/dequant_plan.h"
+#include "weights/dialects/compressed.h"
 #include "weights/linears.h"
 #include "weights/safetensors.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "formats/format.h"
-#include "weights/compressed.h"
+#include "weights/dialects/compressed.h"
 #include "weights/experts.h"
 
 namespace kt {
@@ -28,7 +28,7 @@ std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Roun
 // The same of one matrix. Error(kInput) with its name if its shape cannot have the format.
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format);
 
-// The same as packed weights are rounded (weights/compressed.h): what a checkpoint written and read back has.
+// The same as packed weights are rounded (weights/dialects/compressed.h): what a checkpoint written and read back has.
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const PackedSpec& spec);
 
 // What is done to a matrix as it is read, by the name of its module: gives it back or another in its place.

@@ -13,7 +13,7 @@
 #include "nn/gptq.h"
 #include "nn/hessian.h"
 #include "nn/linear.h"
-#include "weights/compressed.h"
+#include "weights/dialects/compressed.h"
 #include "weights/experts.h"
 
 namespace kt {

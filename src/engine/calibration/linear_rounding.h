@@ -10,7 +10,7 @@
 #include "engine/calibration/matrix_rounding.h"
 #include "nn/hessian.h"
 #include "nn/linear.h"
-#include "weights/compressed.h"
+#include "weights/dialects/compressed.h"
 
 namespace kt {
 

@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 #include "weights/gguf/gguf_names.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 
 #include <algorithm>
 #include <cstring>

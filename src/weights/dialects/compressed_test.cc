@@ -1,4 +1,4 @@
-#include "weights/compressed.h"
+#include "weights/dialects/compressed.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Every packing against a loop over the definition, on tensors that live in memory.
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

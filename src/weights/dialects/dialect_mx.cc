@@ -1,7 +1,7 @@
 // MXFP4: two 4-bit floats a byte, the even column in the low nibble, one power of two for 32 columns.
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 
 namespace kt {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "weights/checkpoint.h"
+#include "weights/dialects/plane_matrix.h"
 #include "weights/experts.h"
-#include "weights/plane_matrix.h"
 
 namespace kt {
 

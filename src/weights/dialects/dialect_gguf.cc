@@ -1,7 +1,7 @@
 // GGUF expert tensors: blocks with their scales inside, decoded by formats/.
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 
 namespace kt {
 

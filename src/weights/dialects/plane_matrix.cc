@@ -1,4 +1,4 @@
-#include "weights/plane_matrix.h"
+#include "weights/dialects/plane_matrix.h"
 
 #include <algorithm>
 #include <array>

@@ -6,8 +6,8 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/compressed.h"
-#include "weights/dialects.h"
+#include "weights/dialects/compressed.h"
+#include "weights/dialects/dialects.h"
 
 namespace kt {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 
 namespace kt {
 namespace {

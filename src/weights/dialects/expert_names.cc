@@ -1,4 +1,4 @@
-#include "weights/expert_names.h"
+#include "weights/dialects/expert_names.h"
 
 #include <charconv>
 

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "weights/config.h"
-#include "weights/dialects.h"
+#include "weights/dialects/dialects.h"
 
 namespace kt {
 

@@ -1,10 +1,10 @@
-#include "weights/fused.h"
+#include "weights/dialects/fused.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "base/error.h"
-#include "weights/expert_names.h"
+#include "weights/dialects/expert_names.h"
 
 namespace kt {
 namespace {
