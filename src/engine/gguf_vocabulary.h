@@ -7,7 +7,7 @@
 #include "text/json.h"
 #include "text/tokenizer/tokenizer.h"
 #include "weights/checkpoint.h"
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

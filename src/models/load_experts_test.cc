@@ -10,8 +10,8 @@
 #include <random>
 
 #include "base/text.h"
-#include "weights/compressed_plan.h"
 #include "weights/kt/kt_plan.h"
+#include "weights/plans/compressed_plan.h"
 
 namespace kt {
 namespace {

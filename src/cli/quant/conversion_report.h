@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

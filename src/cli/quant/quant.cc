@@ -16,9 +16,9 @@
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
 #include "weights/checkpoint.h"
-#include "weights/compressed_plan.h"
 #include "weights/experts.h"
 #include "weights/kt/kt_plan.h"
+#include "weights/plans/compressed_plan.h"
 
 namespace kt {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "cli/verbs.h"
-#include "weights/compressed_plan.h"
-#include "weights/conversion.h"
+#include "weights/plans/compressed_plan.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

@@ -22,7 +22,7 @@
 #include "kernels/table.h"
 #include "models/families.h"
 #include "terminal/report.h"
-#include "weights/source_identity.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {

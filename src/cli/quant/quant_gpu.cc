@@ -7,7 +7,7 @@
 #include "cli/quant/conversion_report.h"
 #include "cli/quant/quant.h"
 #include "cli/quant/quant_calibrated.h"
-#include "weights/compressed_plan.h"
+#include "weights/plans/compressed_plan.h"
 
 namespace kt {
 namespace {

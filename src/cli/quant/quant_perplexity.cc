@@ -14,7 +14,7 @@
 #include "engine/gguf_vocabulary.h"
 #include "engine/model_perplexity.h"
 #include "terminal/report.h"
-#include "weights/compressed_targets.h"
+#include "weights/plans/compressed_targets.h"
 
 namespace kt {
 namespace {

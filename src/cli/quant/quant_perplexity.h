@@ -7,7 +7,7 @@
 
 #include "cli/quant/quant.h"
 #include "engine/loaded_model.h"
-#include "weights/compressed_targets.h"
+#include "weights/plans/compressed_targets.h"
 
 namespace kt {
 

@@ -14,8 +14,8 @@
 #include "terminal/report.h"
 #include "weights/checkpoint.h"
 #include "weights/compare.h"
-#include "weights/dequant_plan.h"
 #include "weights/kt/kt_plan.h"
+#include "weights/plans/dequant_plan.h"
 
 namespace kt {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/registry/registry.h"
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

@@ -21,7 +21,7 @@
 #include "engine/calibration/rounded_layer.h"
 #include "models/layer_walk.h"
 #include "text/json.h"
-#include "weights/compressed_targets.h"
+#include "weights/plans/compressed_targets.h"
 
 namespace kt {
 

@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "formats/matrix.h"
-#include "weights/quality.h"
+#include "weights/plans/quality.h"
 #include "weights/tensor.h"
 
 namespace kt {

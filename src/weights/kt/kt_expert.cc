@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/function_ref.h"
 #include "formats/floats.h"
-#include "weights/output_probe.h"
+#include "weights/plans/output_probe.h"
 
 namespace kt {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "weights/conversion.h"
 #include "weights/experts.h"
 #include "weights/kt/kt_arrays.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "formats/matrix.h"
-#include "weights/quality.h"
+#include "weights/plans/quality.h"
 
 namespace kt {
 

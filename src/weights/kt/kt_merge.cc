@@ -10,8 +10,8 @@
 #include "weights/kt/kt_folder.h"
 #include "weights/kt/kt_plan.h"
 #include "weights/kt/kt_shards.h"
-#include "weights/side_files.h"
-#include "weights/source_identity.h"
+#include "weights/plans/side_files.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {

@@ -8,8 +8,8 @@
 #include "weights/kt/kt_arrays.h"
 #include "weights/kt/kt_expert.h"
 #include "weights/kt/kt_shards.h"
-#include "weights/side_files.h"
-#include "weights/source_identity.h"
+#include "weights/plans/side_files.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "weights/checkpoint.h"
-#include "weights/conversion.h"
 #include "weights/experts.h"
 #include "weights/kt/kt_layout.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

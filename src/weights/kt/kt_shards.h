@@ -3,8 +3,8 @@
 #include <string>
 
 #include "weights/checkpoint.h"
-#include "weights/conversion.h"
 #include "weights/experts.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

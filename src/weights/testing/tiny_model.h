@@ -14,8 +14,8 @@
 
 #include "base/file.h"
 #include "formats/floats.h"
-#include "weights/conversion.h"
 #include "weights/experts.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

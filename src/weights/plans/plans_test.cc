@@ -11,11 +11,11 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "formats/floats.h"
-#include "weights/compressed_plan.h"
-#include "weights/compressed_targets.h"
-#include "weights/dequant_plan.h"
 #include "weights/dialects/compressed.h"
 #include "weights/linears.h"
+#include "weights/plans/compressed_plan.h"
+#include "weights/plans/compressed_targets.h"
+#include "weights/plans/dequant_plan.h"
 #include "weights/safetensors.h"
 
 namespace kt {

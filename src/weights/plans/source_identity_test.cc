@@ -1,4 +1,4 @@
-#include "weights/source_identity.h"
+#include "weights/plans/source_identity.h"
 
 #include <gtest/gtest.h>
 

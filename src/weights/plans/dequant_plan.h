@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "weights/checkpoint.h"
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

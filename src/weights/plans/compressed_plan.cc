@@ -1,4 +1,4 @@
-#include "weights/compressed_plan.h"
+#include "weights/plans/compressed_plan.h"
 
 #include <algorithm>
 #include <map>
@@ -9,14 +9,14 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "text/shown.h"
-#include "weights/compressed_targets.h"
 #include "weights/dialects/compressed.h"
 #include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_names.h"
-#include "weights/ignore_list.h"
 #include "weights/linears.h"
-#include "weights/plan_parts.h"
-#include "weights/source_identity.h"
+#include "weights/plans/compressed_targets.h"
+#include "weights/plans/ignore_list.h"
+#include "weights/plans/plan_parts.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {

@@ -1,4 +1,4 @@
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 #include <sys/statvfs.h>
 
@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/pool.h"
-#include "weights/conversion_output.h"
+#include "weights/plans/conversion_output.h"
 
 namespace kt {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "weights/checkpoint.h"
-#include "weights/conversion.h"
 #include "weights/dialects/compressed.h"
 #include "weights/experts.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

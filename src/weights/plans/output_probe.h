@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "weights/experts.h"
-#include "weights/quality.h"
+#include "weights/plans/quality.h"
 
 namespace kt {
 

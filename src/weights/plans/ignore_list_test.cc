@@ -1,4 +1,4 @@
-#include "weights/ignore_list.h"
+#include "weights/plans/ignore_list.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

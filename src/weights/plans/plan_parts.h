@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "weights/checkpoint.h"
-#include "weights/conversion.h"
 #include "weights/experts.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

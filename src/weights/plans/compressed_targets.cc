@@ -1,4 +1,4 @@
-#include "weights/compressed_targets.h"
+#include "weights/plans/compressed_targets.h"
 
 namespace kt {
 

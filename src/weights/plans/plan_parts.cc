@@ -1,4 +1,4 @@
-#include "weights/plan_parts.h"
+#include "weights/plans/plan_parts.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "weights/output_probe.h"
+#include "weights/plans/output_probe.h"
 
 #include <cmath>
 #include <random>

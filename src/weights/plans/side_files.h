@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "weights/conversion.h"
+#include "weights/plans/conversion.h"
 
 namespace kt {
 

@@ -1,4 +1,4 @@
-#include "weights/ignore_list.h"
+#include "weights/plans/ignore_list.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "weights/conversion_output.h"
+#include "weights/plans/conversion_output.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

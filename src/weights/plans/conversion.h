@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "text/json.h"
-#include "weights/quality.h"
+#include "weights/plans/quality.h"
 #include "weights/safetensors.h"
 
 namespace kt {

@@ -1,4 +1,4 @@
-#include "weights/side_files.h"
+#include "weights/plans/side_files.h"
 
 #include <algorithm>
 #include <filesystem>

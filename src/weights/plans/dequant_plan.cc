@@ -1,4 +1,4 @@
-#include "weights/dequant_plan.h"
+#include "weights/plans/dequant_plan.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
 #include "weights/linears.h"
-#include "weights/plan_parts.h"
-#include "weights/source_identity.h"
+#include "weights/plans/plan_parts.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {

@@ -3,8 +3,8 @@
 #pragma once
 #include <string_view>
 
-#include "weights/compressed_plan.h"
-#include "weights/ignore_list.h"
+#include "weights/plans/compressed_plan.h"
+#include "weights/plans/ignore_list.h"
 #include "weights/requantise.h"
 
 namespace kt {
