@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "formats/floats.h"
-#include "kernels/layout.h"
+#include "formats/layout.h"
 
 #define KT_ISA_NAMESPACE kt_e4m3_test
 #define KT_STEP_BYTES 4

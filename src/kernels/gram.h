@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/layout.h"
+#include "formats/layout.h"
 #include "kernels/table.h"
 
 namespace kt {

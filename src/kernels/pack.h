@@ -5,8 +5,8 @@
 #include <span>
 #include <string>
 
+#include "formats/layout.h"
 #include "formats/matrix.h"
-#include "kernels/layout.h"
 
 namespace kt {
 

@@ -70,7 +70,7 @@ void check(const Hessian& hessian) {
   if (sum == 0) fail("gptq: the Hessian of {} dimensions is zero: no inputs were seen", hessian.dims());
 }
 
-// Some rows of the matrix, 16 side by side in the order f32 weights are packed in (kernels/layout.h): loops
+// Some rows of the matrix, 16 side by side in the order f32 weights are packed in (formats/layout.h): loops
 // over rows are vectors', and the rounding errors are the operand of a product as they stand.
 class RowsRounding {
  public:

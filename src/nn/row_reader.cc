@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/checked.h"
-#include "kernels/layout.h"
+#include "formats/layout.h"
 
 namespace kt {
 namespace {
