@@ -25,22 +25,30 @@ set(KT_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <c
     <memory> <mutex> <optional> <random> <span> <string> <string_view> <thread> <unordered_map> <vector>)
 # Most files of these read JSON, whose header is as long as half of the others; to a file that does not it costs as much
 # as it saves the others.
-set(KT_JSON_FLOORS weights models hybrid engine server)
+set(KT_JSON_FLOORS text weights models hybrid engine server)
+
+# kt_sources(SOURCES TESTS): what stands in the current folder and in its rooms, one level down. testing/ holds programs
+# and headers of tests, arch/ what only one architecture compiles: both are named by hand.
+function(kt_sources sources tests)
+  file(GLOB all CONFIGURE_DEPENDS *.cc */*.cc)
+  list(FILTER all EXCLUDE REGEX "/(testing|arch)/[^/]*$")
+  set(of_tests ${all})
+  list(FILTER of_tests INCLUDE REGEX "_test.cc$")
+  list(FILTER all EXCLUDE REGEX "_test.cc$")
+  set(${sources} ${all} PARENT_SCOPE)
+  set(${tests} ${of_tests} PARENT_SCOPE)
+endfunction()
 
 # kt_floor(NAME deps...): one folder of src/ becomes the static library kt_NAME; every x_test.cc beside
 # the sources goes into one test program, NAME_test.
 function(kt_floor name)
-  file(GLOB sources CONFIGURE_DEPENDS *.cc)
-  file(GLOB tests CONFIGURE_DEPENDS *_test.cc)
-  if(tests)
-    list(REMOVE_ITEM sources ${tests})
-  endif()
+  kt_sources(sources tests)
   add_library(kt_${name} STATIC ${sources})
   target_include_directories(kt_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(kt_${name} PUBLIC Threads::Threads)
   target_compile_options(kt_${name} PRIVATE ${KT_WARNINGS})
   if(name IN_LIST KT_JSON_FLOORS)
-    kt_precompile(kt_${name} kt_weights ${KT_COMMON_HEADERS} <nlohmann/json.hpp>)
+    kt_precompile(kt_${name} kt_text ${KT_COMMON_HEADERS} <nlohmann/json.hpp>)
   else()
     kt_precompile(kt_${name} kt_base ${KT_COMMON_HEADERS})
   endif()

@@ -187,7 +187,7 @@ python_tests() {
   KT_SGLANG=$(cat "$results/sglang") KT_SGLANG_KT=$(cat "$results/sglang-kt") \
     PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
-    KT_TEMPLATE_PROBE=$src/engine/template_probe KT_GRAMMAR_PROBE=$src/engine/grammar_probe \
+    KT_TEMPLATE_PROBE=$src/text/template_probe KT_GRAMMAR_PROBE=$src/text/grammar_probe \
     KT_GPTQ_PROBE=$src/nn/gptq_probe KT_TEST_CUDA=$src/cuda/testing \
     timeout "${PYTEST_SECONDS:-3000}" "$venv/bin/pytest" -n 2 --dist loadfile -q -p no:cacheprovider -o faulthandler_timeout=300 -rfEs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"

@@ -1,6 +1,6 @@
 #include "cli/model_flags.h"
 
-#include "cli/quant/conversion_report.h"
+#include "terminal/amounts.h"
 
 namespace kt {
 

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "cli/home.h"
-#include "cli/quant/conversion_report.h"
+#include "terminal/amounts.h"
 #include "text/shown.h"
 
 namespace kt {

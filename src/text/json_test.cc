@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "weights/testing/files.h"
+#include "base/testing/error_of.h"
+#include "base/testing/temp_folder.h"
 
 namespace kt {
 namespace {

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "weights/testing/files.h"
+#include "base/testing/error_of.h"
+#include "base/testing/temp_folder.h"
 
 namespace kt {
 namespace {

@@ -1,5 +1,5 @@
 // What every converting verb shows: a progress bar or plain lines while it works, a table of figures
-// afterwards. And sizes as people type them.
+// afterwards.
 #pragma once
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -9,12 +9,6 @@
 #include "weights/plans/conversion.h"
 
 namespace kt {
-
-// "8GiB", "40 GB", "512M", "1000": bytes. Error naming `flag` otherwise.
-uint64_t parse_bytes(std::string_view words, std::string_view flag);
-
-// "3m12s", "1h05m", "41s".
-std::string duration(double seconds);
 
 // "41.2%  3 of 7 files  0.52 GB/s  ETA 3m12s"; no ETA in the first second, which tells nothing.
 std::string progress_words(const ConversionProgress& at);

@@ -15,6 +15,7 @@
 #include "cli/quant/quant_calibrated.h"
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
+#include "terminal/amounts.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 #include "weights/kt/kt_plan.h"

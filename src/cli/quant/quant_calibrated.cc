@@ -21,6 +21,7 @@
 #include "engine/calibration/calibration_totals.h"
 #include "kernels/table.h"
 #include "models/families.h"
+#include "terminal/amounts.h"
 #include "terminal/report.h"
 #include "weights/plans/source_identity.h"
 

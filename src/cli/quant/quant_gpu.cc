@@ -7,6 +7,7 @@
 #include "cli/quant/conversion_report.h"
 #include "cli/quant/quant.h"
 #include "cli/quant/quant_calibrated.h"
+#include "terminal/amounts.h"
 #include "weights/plans/compressed_plan.h"
 
 namespace kt {

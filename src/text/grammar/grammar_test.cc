@@ -7,7 +7,6 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/testing/fake_model.h"
 
 namespace kt {
 namespace {
