@@ -22,8 +22,8 @@ std::vector<float> random_values(size_t count, uint64_t seed) {
 // Layers of the cache: those asked for, or enough to rotate over.
 int layers_of(const AttentionSetup& setup, size_t layer_bytes, int context) {
   const uint64_t free = available_memory() / 10 * 9;
-  const size_t layers = setup.shape.layers ? static_cast<size_t>(setup.shape.layers)
-                                           : blocks_that_fit(rotation_bytes(), layer_bytes);
+  const size_t layers =
+      setup.layers ? static_cast<size_t>(setup.layers) : blocks_that_fit(rotation_bytes(), layer_bytes);
   if (checked_mul(layers, layer_bytes, "KV cache") > free)
     fail_as(ErrorKind::kMemory,
             "{} layers of {} sequences with {} tokens need {}, {} are available: try a shorter --context, a "
@@ -74,10 +74,11 @@ LimitCall attention_call(const AttentionSetup& setup, int context, int tokens) {
 AttentionBench::AttentionBench(const AttentionSetup& setup, int context) : setup_(setup), context_(context) {
   const int64_t pages = int64_t{setup.batch} * ceil_div(context, kPageTokens);
   KT_CHECK(pages <= INT32_MAX, "{} pages", pages);
-  KvShape shape = setup.shape;
-  shape.layers =
-      layers_of(setup, checked_mul(static_cast<size_t>(pages), shape.page_bytes(), "KV cache"), context);
-  cache_ = std::make_unique<KvCache>(shape, static_cast<int>(pages));
+  const int layers = layers_of(
+      setup, checked_mul(static_cast<size_t>(pages), setup.shape.page_bytes(), "KV cache"), context);
+  cache_ = std::make_unique<KvCache>(
+      SequenceShape{.planes = std::vector(static_cast<size_t>(layers), setup.shape), .states = {}},
+      static_cast<int>(pages));
   RandomBits random(6);  // pages of a sequence lie anywhere, as after hours of serving
   pages_ = shuffled(static_cast<int>(pages), random);
   fill();
@@ -86,17 +87,17 @@ AttentionBench::AttentionBench(const AttentionSetup& setup, int context) : setup
 // Every page takes a stretch of the same noise from a place of its own: random numbers for gigabytes would
 // take longer than the measuring.
 void AttentionBench::fill() {
-  const KvShape& shape = cache_->shape();
+  const KvShape& shape = setup_.shape;
   constexpr uint32_t kPlaces = 4096;
   const size_t row = static_cast<size_t>(shape.heads) * static_cast<size_t>(std::max(shape.d, shape.dv));
   const std::vector<float> noise = random_values(kPageTokens * row + kPlaces, 7);
   const auto pages = static_cast<size_t>(cache_->pages());
   RandomBits random(8);
-  for (size_t item = 0; item < static_cast<size_t>(shape.layers) * pages; ++item) {
+  for (size_t item = 0; item < cache_->shape().planes.size() * pages; ++item) {
     const auto page = static_cast<int32_t>(item % pages);
     const AttentionSequence whole{.first = 0, .count = kPageTokens, .position = 0, .pages = &page};
     write_cache(*cache_, *setup_.pool, *setup_.kernels,
-                {.layer = static_cast<int>(item / pages),
+                {.plane = static_cast<int>(item / pages),
                  .sequences = {&whole, 1},
                  .k = noise.data() + random.below(kPlaces),
                  .v = noise.data() + random.below(kPlaces),
@@ -107,12 +108,11 @@ void AttentionBench::fill() {
 
 LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds) const {
   KT_CHECK(tokens >= 1 && tokens <= context_, "{} tokens of {}", tokens, context_);
-  const KvShape& shape = cache_->shape();
+  const KvShape& shape = setup_.shape;
   CallBuffers buffers(setup_, pages_, context_, tokens);
   AttentionWork work(setup_.pool, *setup_.kernels);
   const bool narrow = shape.type == KvType::kBf16 && has_product(*setup_.kernels, Product::kBf16);
-  const std::vector<LimitCall> calls(static_cast<size_t>(shape.layers),
-                                     attention_call(setup_, context_, tokens));
+  const std::vector<LimitCall> calls(cache_->shape().planes.size(), attention_call(setup_, context_, tokens));
   return measure_against_limit({.pool = setup_.pool,
                                 .kernels = setup_.kernels,
                                 .product = narrow ? Product::kBf16 : Product::kF32,
@@ -120,7 +120,7 @@ LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds)
                                 .calls = calls,
                                 .seconds = seconds},
                                [&](size_t layer) {
-                                 work.run(*cache_, {.layer = static_cast<int>(layer),
+                                 work.run(*cache_, {.plane = static_cast<int>(layer),
                                                     .sequences = buffers.sequences,
                                                     .q = buffers.q.data(),
                                                     .q_stride = int64_t{setup_.heads} * shape.d,

@@ -13,8 +13,9 @@ namespace kt {
 struct AttentionSetup {
   std::shared_ptr<Pool> pool;
   const Kernels* kernels = nullptr;
-  int heads = 0;   // of queries; a multiple of the cache's heads
-  KvShape shape;   // layers 0: enough that no cache holds them, as far as memory goes
+  int heads = 0;  // of queries; a multiple of the cache's heads
+  KvShape shape;
+  int layers = 0;  // 0: enough that no cache holds them, as far as memory goes
   int batch = 1;   // sequences, all alike
   int window = 0;  // positions a token sees, its own included; 0: all
 };
@@ -31,7 +32,7 @@ class AttentionBench {
   // Error(kMemory) with the bytes needed and available.
   AttentionBench(const AttentionSetup& setup, int context);
 
-  int layers() const { return cache_->shape().layers; }
+  int layers() const { return static_cast<int>(cache_->shape().planes.size()); }
   size_t bytes() const { return cache_->bytes(); }
   int context() const { return context_; }
 

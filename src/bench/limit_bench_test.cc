@@ -17,7 +17,8 @@ AttentionSetup small_attention() {
   setup.pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
   setup.kernels = &kernels();
   setup.heads = 8;
-  setup.shape = {.layers = 3, .heads = 2, .d = 64, .dv = 64};
+  setup.layers = 3;
+  setup.shape = {.heads = 2, .d = 64, .dv = 64};
   setup.batch = 2;
   return setup;
 }
@@ -134,7 +135,8 @@ TEST(AttentionCall, SharedValuesAreReadWithTheKeys) {
   AttentionSetup setup = small_attention();
   setup.heads = 16;
   setup.batch = 1;
-  setup.shape = {.layers = 1, .heads = 1, .d = 576, .dv = 512, .shared = true};
+  setup.layers = 1;
+  setup.shape = {.heads = 1, .d = 576, .dv = 512, .shared = true};
   EXPECT_EQ(attention_call(setup, 64, 1).bytes, 64.0 * 576 * 2);
   EXPECT_EQ(attention_call(setup, 64, 1).operations, 2.0 * 16 * 64 * (576 + 512));
 }

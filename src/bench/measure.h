@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "base/pool.h"
 #include "kernels/table.h"
-#include "models/work.h"
+#include "nn/work.h"
 
 namespace kt {
 

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "engine/scheduler.h"
-#include "models/work.h"
+#include "nn/work.h"
 
 namespace kt {
 

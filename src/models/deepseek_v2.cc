@@ -7,24 +7,25 @@ namespace kt {
 ModelSpec describe_deepseek_v2(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
   refuse_mlp_bias(config);
-  read_mla(config, spec);
-  read_rope(config, {.dims = spec.mla.rope}, spec);
-  spec.rope.interleaved = true;
-  scale_softmax_for_rope(config, spec);
-  read_experts(config, {.experts = "n_routed_experts"}, spec);
-  read_shared_experts(config, spec);
+  MlaSpec mla = read_mla(config);
+  mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
+  mla.rope.interleaved = true;
+  scale_softmax_for_rope(config, mla);
+  MoeSpec moe = read_experts(config, {.experts = "n_routed_experts"});
+  read_shared_experts(config, moe);
   if (config.string("scoring_func", "softmax") != "softmax") config.unsupported("scoring_func", "softmax");
   // The published code divides by the sum and then does not scale, transformers does neither; no model asks.
   if (config.boolean("norm_topk_prob", false)) config.unsupported("norm_topk_prob", "false");
-  RouterSpec& router = spec.moe.router;
+  RouterSpec& router = moe.router;
   router.scale = config.number("routed_scaling_factor", 1);
   const std::string method = config.string("topk_method", "greedy");
   if (method == "group_limited_greedy") {
-    read_groups(config, spec);
+    read_groups(config, moe);
     router.group_score = RouterSpec::GroupScore::kMax;
   } else if (method != "greedy") {
     config.unsupported("topk_method", "greedy, group_limited_greedy");
   }
+  fill_layers(config, mla, moe, spec);
   return spec;
 }
 

@@ -6,13 +6,14 @@ namespace kt {
 
 ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
-  read_mla(config, spec);
-  read_rope(config, {.dims = spec.mla.rope}, spec);
-  spec.rope.interleaved = config.boolean("rope_interleave", true);
-  scale_softmax_for_rope(config, spec);
-  read_experts(config, {.experts = "n_routed_experts"}, spec);
-  read_sigmoid_router(config, 2.5, spec);
-  read_shared_experts(config, spec);
+  MlaSpec mla = read_mla(config);
+  mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
+  mla.rope.interleaved = config.boolean("rope_interleave", true);
+  scale_softmax_for_rope(config, mla);
+  MoeSpec moe = read_experts(config, {.experts = "n_routed_experts"});
+  read_sigmoid_router(config, 2.5, moe);
+  read_shared_experts(config, moe);
+  fill_layers(config, mla, moe, spec);
   return spec;
 }
 

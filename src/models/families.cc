@@ -54,9 +54,10 @@ ModelSpec describe_model(const Json& json, std::string_view name) {
   }
   ModelSpec spec = family->describe(config);
   spec.family = family->model_type;
-  for (const LayerSpec& layer : spec.layers)
-    if (layer.moe && spec.moe.experts == 0)
-      fail("{}: {} experts, but {} is a dense family", name, model.experts, family->model_type);
+  if (!spec.moe())
+    for (int layer = 0; layer < model.layers; ++layer)
+      if (model.is_moe_layer(layer))
+        fail("{}: {} experts, but {} is a dense family", name, model.experts, family->model_type);
   return spec;
 }
 

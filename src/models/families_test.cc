@@ -77,15 +77,25 @@ std::string refusal(const Json& config) {
   return "no error";
 }
 
+// Of the first layer, and of the first that routes.
+const GqaSpec& gqa(const ModelSpec& spec) { return std::get<GqaSpec>(spec.layers.front().mixer); }
+const MlaSpec& mla(const ModelSpec& spec) { return std::get<MlaSpec>(spec.layers.front().mixer); }
+const MoeSpec& moe(const ModelSpec& spec) { return *spec.moe(); }
+bool is_mla(const ModelSpec& spec) { return std::holds_alternative<MlaSpec>(spec.layers.front().mixer); }
+const RopeSpec& rope(const ModelSpec& spec) { return is_mla(spec) ? mla(spec).rope : gqa(spec).rope; }
+double scale(const ModelSpec& spec) { return is_mla(spec) ? mla(spec).scale : gqa(spec).scale; }
+
 std::vector<int> windows(const ModelSpec& spec) {
   std::vector<int> out;
-  for (const LayerSpec& layer : spec.layers) out.push_back(layer.window);
+  for (const LayerSpec& layer : spec.layers)
+    out.push_back(std::visit([](const auto& mixer) { return mixer.window; }, layer.mixer));
   return out;
 }
 
 std::vector<int> dense(const ModelSpec& spec) {
   std::vector<int> out;
-  for (const LayerSpec& layer : spec.layers) out.push_back(layer.moe ? 0 : layer.dense_inter);
+  for (const LayerSpec& layer : spec.layers)
+    out.push_back(layer.moe() ? 0 : std::get<DenseSpec>(layer.feed_forward).inter);
   return out;
 }
 
@@ -97,31 +107,32 @@ TEST(Families, EveryOneReadsItsSizes) {
     EXPECT_EQ(spec.vocab, 300);
     EXPECT_EQ(spec.layers.size(), 4u);
     EXPECT_EQ(spec.norm_eps, 0.001) << spec.family;
-    EXPECT_EQ(spec.mla.norm_eps, 1e-6) << spec.family;
+    if (is_mla(spec)) EXPECT_EQ(mla(spec).norm_eps, 1e-6) << spec.family;
     EXPECT_EQ(spec.tied_embeddings, spec.family == "llama");
-    EXPECT_EQ(spec.moe.experts, config->contains("num_experts_per_tok") ? 8 : 0) << spec.family;
-    EXPECT_EQ(spec.layers[0].mla, spec.family.starts_with("deepseek"));
+    EXPECT_EQ(spec.moe() ? moe(spec).experts : 0, config->contains("num_experts_per_tok") ? 8 : 0)
+        << spec.family;
+    EXPECT_EQ(is_mla(spec), spec.family.starts_with("deepseek"));
   }
 }
 
 TEST(Families, Qwen3Moe) {
   const ModelSpec spec = describe(kQwen3Moe);
-  EXPECT_EQ(spec.gqa.heads, 4);
-  EXPECT_EQ(spec.gqa.kv_heads, 2);
-  EXPECT_EQ(spec.gqa.head_dim, 32);
-  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kHead);
-  EXPECT_FALSE(spec.gqa.qkv_bias || spec.gqa.o_bias || spec.gqa.sinks);
-  EXPECT_NEAR(spec.softmax_scale, 1 / std::sqrt(32.0), kTight);
-  EXPECT_EQ(spec.rope.dims, 32);
-  EXPECT_EQ(spec.rope.theta, 1e6);
-  EXPECT_EQ(spec.rope.scaling, RopeSpec::Scaling::kNone);
-  EXPECT_FALSE(spec.rope.interleaved);
-  EXPECT_EQ(spec.moe.top_k, 3);
-  EXPECT_EQ(spec.moe.inter, 32);
-  EXPECT_EQ(spec.moe.shared_inter, 0);
-  EXPECT_EQ(spec.moe.router.score, RouterSpec::Score::kSoftmax);
-  EXPECT_TRUE(spec.moe.router.normalise);
-  EXPECT_FALSE(spec.moe.router.correction_bias || spec.moe.router.bias);
+  EXPECT_EQ(gqa(spec).heads, 4);
+  EXPECT_EQ(gqa(spec).kv_heads, 2);
+  EXPECT_EQ(gqa(spec).head_dim, 32);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kHead);
+  EXPECT_FALSE(gqa(spec).qkv_bias || gqa(spec).o_bias || gqa(spec).sinks);
+  EXPECT_NEAR(scale(spec), 1 / std::sqrt(32.0), kTight);
+  EXPECT_EQ(rope(spec).dims, 32);
+  EXPECT_EQ(rope(spec).theta, 1e6);
+  EXPECT_EQ(rope(spec).scaling, RopeSpec::Scaling::kNone);
+  EXPECT_FALSE(rope(spec).interleaved);
+  EXPECT_EQ(moe(spec).top_k, 3);
+  EXPECT_EQ(moe(spec).inter, 32);
+  EXPECT_EQ(moe(spec).shared_inter, 0);
+  EXPECT_EQ(moe(spec).router.score, RouterSpec::Score::kSoftmax);
+  EXPECT_TRUE(moe(spec).router.normalise);
+  EXPECT_FALSE(moe(spec).router.correction_bias || moe(spec).router.bias);
   EXPECT_EQ(dense(spec), (std::vector<int>{0, 0, 0, 0}));
   EXPECT_EQ(windows(spec), (std::vector<int>{0, 0, 0, 0}));
 }
@@ -138,28 +149,28 @@ TEST(Families, Qwen3MoeInOtherWords) {
   const ModelSpec spec = describe(nested);
   EXPECT_EQ(spec.family, "qwen3_moe");
   EXPECT_TRUE(spec.tied_embeddings);
-  EXPECT_EQ(spec.moe.experts, 8);
-  EXPECT_EQ(spec.gqa.head_dim, 16);
-  EXPECT_FALSE(spec.moe.router.normalise);
+  EXPECT_EQ(moe(spec).experts, 8);
+  EXPECT_EQ(gqa(spec).head_dim, 16);
+  EXPECT_FALSE(moe(spec).router.normalise);
   EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 96, 0}));
   EXPECT_EQ(windows(spec), (std::vector<int>{24, 24, 24, 24}));
-  EXPECT_EQ(spec.rope.theta, 1e6);
-  EXPECT_EQ(spec.rope.original_context, 32768);
-  EXPECT_NEAR(spec.rope.attention_factor, 0.1 * std::log(4.0) + 1, kTight);
+  EXPECT_EQ(rope(spec).theta, 1e6);
+  EXPECT_EQ(rope(spec).original_context, 32768);
+  EXPECT_NEAR(rope(spec).attention_factor, 0.1 * std::log(4.0) + 1, kTight);
   EXPECT_EQ(spec.context, 131072);
 }
 
 TEST(Families, Qwen2Moe) {
   const ModelSpec spec = describe(kQwen2Moe);
-  EXPECT_TRUE(spec.gqa.qkv_bias);
-  EXPECT_FALSE(spec.gqa.o_bias);
-  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kNone);
-  EXPECT_EQ(spec.gqa.head_dim, 16);
-  EXPECT_EQ(spec.moe.shared_inter, 80);
-  EXPECT_TRUE(spec.moe.shared_gate);
-  EXPECT_EQ(spec.names.shared, "mlp.shared_expert");
-  EXPECT_EQ(spec.names.shared_gate, "mlp.shared_expert_gate");
-  EXPECT_FALSE(spec.moe.router.normalise);
+  EXPECT_TRUE(gqa(spec).qkv_bias);
+  EXPECT_FALSE(gqa(spec).o_bias);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(gqa(spec).head_dim, 16);
+  EXPECT_EQ(moe(spec).shared_inter, 80);
+  EXPECT_TRUE(moe(spec).shared_gate);
+  EXPECT_EQ(moe(spec).names.shared, "mlp.shared_expert");
+  EXPECT_EQ(moe(spec).names.shared_gate, "mlp.shared_expert_gate");
+  EXPECT_FALSE(moe(spec).router.normalise);
   const Json window = with(kQwen2Moe, R"({"use_sliding_window": true, "sliding_window": 24,
       "max_window_layers": 2, "decoder_sparse_step": 2})");
   EXPECT_EQ(windows(describe(window)), (std::vector<int>{24, 0, 0, 0}));
@@ -168,11 +179,11 @@ TEST(Families, Qwen2Moe) {
 
 TEST(Families, Mixtral) {
   const ModelSpec spec = describe(kMixtral);
-  EXPECT_EQ(spec.moe.inter, 96);
-  EXPECT_EQ(spec.moe.top_k, 2);
-  EXPECT_TRUE(spec.moe.router.normalise);
-  EXPECT_EQ(spec.names.router, "block_sparse_moe.gate");
-  EXPECT_EQ(spec.rope.theta, 1e6);
+  EXPECT_EQ(moe(spec).inter, 96);
+  EXPECT_EQ(moe(spec).top_k, 2);
+  EXPECT_TRUE(moe(spec).router.normalise);
+  EXPECT_EQ(moe(spec).names.router, "block_sparse_moe.gate");
+  EXPECT_EQ(rope(spec).theta, 1e6);
   EXPECT_EQ(windows(spec), (std::vector<int>{0, 0, 0, 0}));
   EXPECT_EQ(windows(describe(with(kMixtral, R"({"sliding_window": 24})"))),
             (std::vector<int>{24, 24, 24, 24}));
@@ -180,21 +191,21 @@ TEST(Families, Mixtral) {
 
 TEST(Families, DeepseekV2) {
   const ModelSpec spec = describe(kDeepseekV2);
-  EXPECT_EQ(spec.mla.heads, 4);
-  EXPECT_EQ(spec.mla.q_rank, 48);
-  EXPECT_EQ(spec.mla.kv_rank, 32);
-  EXPECT_EQ(spec.mla.nope, 24);
-  EXPECT_EQ(spec.mla.rope, 8);
-  EXPECT_EQ(spec.mla.v, 16);
-  EXPECT_TRUE(spec.rope.interleaved);
-  EXPECT_EQ(spec.rope.dims, 8);
-  EXPECT_EQ(spec.rope.factor, 40);
-  EXPECT_EQ(spec.rope.attention_factor, 1);  // mscale over mscale_all_dim
+  EXPECT_EQ(mla(spec).heads, 4);
+  EXPECT_EQ(mla(spec).q_rank, 48);
+  EXPECT_EQ(mla(spec).kv_rank, 32);
+  EXPECT_EQ(mla(spec).nope, 24);
+  EXPECT_EQ(mla(spec).rotated, 8);
+  EXPECT_EQ(mla(spec).v, 16);
+  EXPECT_TRUE(rope(spec).interleaved);
+  EXPECT_EQ(rope(spec).dims, 8);
+  EXPECT_EQ(rope(spec).factor, 40);
+  EXPECT_EQ(rope(spec).attention_factor, 1);  // mscale over mscale_all_dim
   const double gain = 0.0707 * std::log(40.0) + 1;
-  EXPECT_NEAR(spec.softmax_scale, gain * gain / std::sqrt(32.0), kTight);
-  EXPECT_EQ(spec.moe.shared_inter, 64);
+  EXPECT_NEAR(scale(spec), gain * gain / std::sqrt(32.0), kTight);
+  EXPECT_EQ(moe(spec).shared_inter, 64);
   EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 0, 0}));
-  const RouterSpec& router = spec.moe.router;
+  const RouterSpec& router = moe(spec).router;
   EXPECT_EQ(router.score, RouterSpec::Score::kSoftmax);
   EXPECT_EQ(router.group_score, RouterSpec::GroupScore::kMax);
   EXPECT_EQ(router.groups, 4);
@@ -206,21 +217,21 @@ TEST(Families, DeepseekV2) {
 TEST(Families, DeepseekV2Lite) {
   const ModelSpec spec = describe(with(kDeepseekV2, R"({"q_lora_rank": null, "topk_method": "greedy",
       "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0})"));
-  EXPECT_EQ(spec.mla.q_rank, 0);
-  EXPECT_EQ(spec.moe.router.groups, 1);
-  EXPECT_EQ(spec.moe.router.scale, 1);
+  EXPECT_EQ(mla(spec).q_rank, 0);
+  EXPECT_EQ(moe(spec).router.groups, 1);
+  EXPECT_EQ(moe(spec).router.scale, 1);
 }
 
 TEST(Families, DeepseekV3) {
   const ModelSpec spec = describe(kDeepseekV3);
-  EXPECT_TRUE(spec.rope.interleaved);
-  EXPECT_EQ(spec.rope.theta, 50000);
-  EXPECT_EQ(spec.rope.original_context, 64);
-  EXPECT_EQ(spec.rope.attention_factor, 1);
+  EXPECT_TRUE(rope(spec).interleaved);
+  EXPECT_EQ(rope(spec).theta, 50000);
+  EXPECT_EQ(rope(spec).original_context, 64);
+  EXPECT_EQ(rope(spec).attention_factor, 1);
   const double gain = 0.1 * std::log(40.0) + 1;
-  EXPECT_NEAR(spec.softmax_scale, gain * gain / std::sqrt(32.0), kTight);
+  EXPECT_NEAR(scale(spec), gain * gain / std::sqrt(32.0), kTight);
   EXPECT_EQ(spec.context, 2560);
-  const RouterSpec& router = spec.moe.router;
+  const RouterSpec& router = moe(spec).router;
   EXPECT_EQ(router.score, RouterSpec::Score::kSigmoid);
   EXPECT_EQ(router.group_score, RouterSpec::GroupScore::kTopTwo);
   EXPECT_TRUE(router.correction_bias && router.normalise);
@@ -228,107 +239,107 @@ TEST(Families, DeepseekV3) {
   EXPECT_EQ(router.groups, 4);
   EXPECT_EQ(router.top_groups, 2);
   EXPECT_EQ(router.scale, 2.5);
-  EXPECT_EQ(spec.names.correction_bias, "mlp.gate.e_score_correction_bias");
+  EXPECT_EQ(moe(spec).names.correction_bias, "mlp.gate.e_score_correction_bias");
 }
 
 TEST(Families, KimiK2IsDeepseekV3) {
   const ModelSpec spec =
       describe(with(kDeepseekV3, R"({"model_type": "kimi_k2", "n_group": 1, "topk_group": 1})"));
   EXPECT_EQ(spec.family, "kimi_k2");
-  EXPECT_EQ(spec.moe.router.groups, 1);
-  EXPECT_TRUE(spec.layers[0].mla);
+  EXPECT_EQ(moe(spec).router.groups, 1);
+  EXPECT_TRUE(is_mla(spec));
   EXPECT_EQ(describe(with(kDeepseekV3, R"({"model_type": null})")).family, "deepseek_v3");
 }
 
 TEST(Families, MscalesThatDiffer) {
   const ModelSpec apart = describe(with(kDeepseekV3, R"({"rope_parameters": {"mscale_all_dim": 0.5}})"));
   const double whole = 0.1 * std::log(40.0) + 1, half = 0.05 * std::log(40.0) + 1;
-  EXPECT_NEAR(apart.rope.attention_factor, whole / half, kTight);
-  EXPECT_NEAR(apart.softmax_scale, half * half / std::sqrt(32.0), kTight);
+  EXPECT_NEAR(rope(apart).attention_factor, whole / half, kTight);
+  EXPECT_NEAR(scale(apart), half * half / std::sqrt(32.0), kTight);
   // mscale alone counts for nothing, and neither does any of it without scaling.
   const ModelSpec alone =
       describe(with(kDeepseekV3, R"({"rope_parameters": {"mscale": 3, "mscale_all_dim": null}})"));
-  EXPECT_NEAR(alone.rope.attention_factor, whole, kTight);
-  EXPECT_NEAR(alone.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  EXPECT_NEAR(rope(alone).attention_factor, whole, kTight);
+  EXPECT_NEAR(scale(alone), 1 / std::sqrt(32.0), kTight);
   const ModelSpec none = describe(with(kDeepseekV3, R"({"rope_parameters": {"rope_type": "default"}})"));
-  EXPECT_EQ(none.rope.scaling, RopeSpec::Scaling::kNone);
-  EXPECT_EQ(none.rope.attention_factor, 1);
-  EXPECT_NEAR(none.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  EXPECT_EQ(rope(none).scaling, RopeSpec::Scaling::kNone);
+  EXPECT_EQ(rope(none).attention_factor, 1);
+  EXPECT_NEAR(scale(none), 1 / std::sqrt(32.0), kTight);
 }
 
 TEST(Families, Glm4Moe) {
   const ModelSpec spec = describe(kGlm4Moe);
-  EXPECT_TRUE(spec.gqa.qkv_bias);
-  EXPECT_FALSE(spec.gqa.o_bias);
-  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kHead);
-  EXPECT_EQ(spec.rope.dims, 16);
-  EXPECT_FALSE(spec.rope.interleaved);
-  EXPECT_NEAR(spec.softmax_scale, 1 / std::sqrt(32.0), kTight);
+  EXPECT_TRUE(gqa(spec).qkv_bias);
+  EXPECT_FALSE(gqa(spec).o_bias);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kHead);
+  EXPECT_EQ(rope(spec).dims, 16);
+  EXPECT_FALSE(rope(spec).interleaved);
+  EXPECT_NEAR(scale(spec), 1 / std::sqrt(32.0), kTight);
   EXPECT_EQ(dense(spec), (std::vector<int>{96, 96, 0, 0}));
-  EXPECT_EQ(spec.moe.shared_inter, 32);
-  EXPECT_TRUE(spec.moe.router.correction_bias && spec.moe.router.normalise);
-  EXPECT_EQ(spec.moe.router.scale, 2.5);
-  EXPECT_EQ(describe(with(kGlm4Moe, R"({"use_qk_norm": false})")).gqa.norm, GqaSpec::Norm::kNone);
-  EXPECT_EQ(describe(with(kGlm4Moe, R"({"partial_rotary_factor": null})")).rope.dims, 16);
-  EXPECT_EQ(describe(with(kGlm4Moe, R"({"rope_parameters": {"partial_rotary_factor": 0.25}})")).rope.dims, 8);
+  EXPECT_EQ(moe(spec).shared_inter, 32);
+  EXPECT_TRUE(moe(spec).router.correction_bias && moe(spec).router.normalise);
+  EXPECT_EQ(moe(spec).router.scale, 2.5);
+  EXPECT_EQ(gqa(describe(with(kGlm4Moe, R"({"use_qk_norm": false})"))).norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(rope(describe(with(kGlm4Moe, R"({"partial_rotary_factor": null})"))).dims, 16);
+  EXPECT_EQ(rope(describe(with(kGlm4Moe, R"({"rope_parameters": {"partial_rotary_factor": 0.25}})"))).dims, 8);
 }
 
 TEST(Families, MiniMaxM2) {
   const ModelSpec spec = describe(kMiniMaxM2);
-  EXPECT_EQ(spec.gqa.norm, GqaSpec::Norm::kAll);
-  EXPECT_EQ(spec.rope.dims, 16);
-  EXPECT_EQ(spec.rope.theta, 5e6);
-  EXPECT_EQ(spec.moe.inter, 96);
-  EXPECT_EQ(spec.moe.router.score, RouterSpec::Score::kSigmoid);
-  EXPECT_TRUE(spec.moe.router.correction_bias && spec.moe.router.normalise);
-  EXPECT_EQ(spec.moe.router.normalise_floor, 0);
-  EXPECT_EQ(spec.names.router, "block_sparse_moe.gate");
-  EXPECT_EQ(spec.names.correction_bias, "block_sparse_moe.e_score_correction_bias");
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kAll);
+  EXPECT_EQ(rope(spec).dims, 16);
+  EXPECT_EQ(rope(spec).theta, 5e6);
+  EXPECT_EQ(moe(spec).inter, 96);
+  EXPECT_EQ(moe(spec).router.score, RouterSpec::Score::kSigmoid);
+  EXPECT_TRUE(moe(spec).router.correction_bias && moe(spec).router.normalise);
+  EXPECT_EQ(moe(spec).router.normalise_floor, 0);
+  EXPECT_EQ(moe(spec).names.router, "block_sparse_moe.gate");
+  EXPECT_EQ(moe(spec).names.correction_bias, "block_sparse_moe.e_score_correction_bias");
 }
 
 TEST(Families, GptOss) {
   const ModelSpec spec = describe(kGptOss);
-  EXPECT_TRUE(spec.gqa.qkv_bias && spec.gqa.o_bias && spec.gqa.sinks);
+  EXPECT_TRUE(gqa(spec).qkv_bias && gqa(spec).o_bias && gqa(spec).sinks);
   EXPECT_EQ(windows(spec), (std::vector<int>{24, 0, 24, 0}));
-  EXPECT_EQ(spec.rope.theta, 150000);
-  EXPECT_FALSE(spec.rope.truncate);
-  EXPECT_NEAR(spec.rope.attention_factor, 0.1 * std::log(32.0) + 1, kTight);
-  EXPECT_NEAR(spec.softmax_scale, 1 / std::sqrt(32.0), kTight);
-  EXPECT_TRUE(spec.moe.router.softmax_of_chosen && spec.moe.router.bias);
-  EXPECT_FALSE(spec.moe.router.normalise);
-  EXPECT_EQ(spec.moe.activation.limit, 7.0f);
-  EXPECT_EQ(spec.moe.activation.alpha, 1.702f);
-  EXPECT_EQ(spec.names.router, "mlp.router");
+  EXPECT_EQ(rope(spec).theta, 150000);
+  EXPECT_FALSE(rope(spec).truncate);
+  EXPECT_NEAR(rope(spec).attention_factor, 0.1 * std::log(32.0) + 1, kTight);
+  EXPECT_NEAR(scale(spec), 1 / std::sqrt(32.0), kTight);
+  EXPECT_TRUE(moe(spec).router.softmax_of_chosen && moe(spec).router.bias);
+  EXPECT_FALSE(moe(spec).router.normalise);
+  EXPECT_EQ(moe(spec).activation.limit, 7.0f);
+  EXPECT_EQ(moe(spec).activation.alpha, 1.702f);
+  EXPECT_EQ(moe(spec).names.router, "mlp.router");
   // What it says by saying nothing.
   const ModelSpec silent = describe(with(kGptOss, R"({"rope_scaling": null, "layer_types": null})"));
-  EXPECT_EQ(silent.rope.factor, spec.rope.factor);
-  EXPECT_EQ(silent.rope.original_context, spec.rope.original_context);
-  EXPECT_EQ(silent.rope.truncate, spec.rope.truncate);
-  EXPECT_EQ(silent.rope.attention_factor, spec.rope.attention_factor);
+  EXPECT_EQ(rope(silent).factor, rope(spec).factor);
+  EXPECT_EQ(rope(silent).original_context, rope(spec).original_context);
+  EXPECT_EQ(rope(silent).truncate, rope(spec).truncate);
+  EXPECT_EQ(rope(silent).attention_factor, rope(spec).attention_factor);
   EXPECT_EQ(windows(silent), windows(spec));
 }
 
 TEST(Families, DenseOnes) {
   const ModelSpec qwen = describe(kQwen3);
-  EXPECT_EQ(qwen.gqa.head_dim, 128);
-  EXPECT_EQ(qwen.gqa.norm, GqaSpec::Norm::kHead);
+  EXPECT_EQ(gqa(qwen).head_dim, 128);
+  EXPECT_EQ(gqa(qwen).norm, GqaSpec::Norm::kHead);
   EXPECT_EQ(dense(qwen), (std::vector<int>{96, 96, 96, 96}));
   const Json window =
       with(kQwen3, R"({"use_sliding_window": true, "sliding_window": 24, "max_window_layers": 3})");
   EXPECT_EQ(windows(describe(window)), (std::vector<int>{0, 0, 0, 24}));
 
   const ModelSpec llama = describe(kLlama);
-  EXPECT_EQ(llama.gqa.norm, GqaSpec::Norm::kNone);
-  EXPECT_EQ(llama.gqa.head_dim, 16);
-  EXPECT_EQ(llama.rope.scaling, RopeSpec::Scaling::kLlama3);
-  EXPECT_EQ(llama.rope.factor, 8);
-  EXPECT_EQ(llama.rope.low_freq_factor, 1);
-  EXPECT_EQ(llama.rope.high_freq_factor, 4);
-  EXPECT_EQ(llama.rope.original_context, 256);
+  EXPECT_EQ(gqa(llama).norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(gqa(llama).head_dim, 16);
+  EXPECT_EQ(rope(llama).scaling, RopeSpec::Scaling::kLlama3);
+  EXPECT_EQ(rope(llama).factor, 8);
+  EXPECT_EQ(rope(llama).low_freq_factor, 1);
+  EXPECT_EQ(rope(llama).high_freq_factor, 4);
+  EXPECT_EQ(rope(llama).original_context, 256);
   EXPECT_EQ(llama.context, 1024);
   const ModelSpec dynamic = describe(with(kLlama, R"({"rope_scaling": {"rope_type": "dynamic"}})"));
-  EXPECT_EQ(dynamic.rope.scaling, RopeSpec::Scaling::kDynamic);
-  EXPECT_EQ(dynamic.rope.original_context, 1024);
+  EXPECT_EQ(rope(dynamic).scaling, RopeSpec::Scaling::kDynamic);
+  EXPECT_EQ(rope(dynamic).original_context, 1024);
 }
 
 TEST(Families, MissingKeysAreNamed) {
@@ -423,9 +434,9 @@ TEST(Families, FrequenciesDividedOneByOne) {
   const char* const factors = R"({"rope_scaling": {"rope_type": "longrope", "attention_factor": 1.5,
       "factor": 1.0, "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5]}, "head_dim": 4})";
   const ModelSpec spec = describe(with(kLlama, factors));
-  EXPECT_EQ(spec.rope.divisors, (std::vector<double>{1.0, 2.5}));
-  EXPECT_EQ(spec.rope.attention_factor, 1.5);
-  EXPECT_EQ(spec.rope.scaling, RopeSpec::Scaling::kNone);
+  EXPECT_EQ(rope(spec).divisors, (std::vector<double>{1.0, 2.5}));
+  EXPECT_EQ(rope(spec).attention_factor, 1.5);
+  EXPECT_EQ(rope(spec).scaling, RopeSpec::Scaling::kNone);
   const Rope plain({.dims = 4}), divided({.dims = 4, .divisors = {1.0, 2.5}});
   float a[4] = {1, 2, 3, 4}, b[4] = {1, 2, 3, 4};
   plain.turn(a, 1, 4, 2);

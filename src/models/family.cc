@@ -50,8 +50,7 @@ int original_context(const ConfigReader& config, const ConfigReader& rope, int c
   return config.has(kKey) ? config.integer(kKey) : rope.integer(kKey, context, 1);
 }
 
-void read_yarn(const ConfigReader& config, const ConfigReader& rope, ModelSpec& spec) {
-  RopeSpec& out = spec.rope;
+void read_yarn(const ConfigReader& config, const ConfigReader& rope, RopeSpec& out, ModelSpec& spec) {
   out.scaling = RopeSpec::Scaling::kYarn;
   out.original_context = original_context(config, rope, spec.context);
   out.factor = positive(rope, "factor",
@@ -70,10 +69,9 @@ void read_yarn(const ConfigReader& config, const ConfigReader& rope, ModelSpec& 
   spec.context = std::max(spec.context, static_cast<int>(stretched));
 }
 
-void read_llama3(const ConfigReader& config, const ConfigReader& rope, ModelSpec& spec) {
-  RopeSpec& out = spec.rope;
+void read_llama3(const ConfigReader& config, const ConfigReader& rope, int context, RopeSpec& out) {
   out.scaling = RopeSpec::Scaling::kLlama3;
-  out.original_context = original_context(config, rope, spec.context);
+  out.original_context = original_context(config, rope, context);
   out.factor = positive(rope, "factor", rope.number("factor"));
   out.low_freq_factor = positive(rope, "low_freq_factor", rope.number("low_freq_factor"));
   out.high_freq_factor = positive(rope, "high_freq_factor", rope.number("high_freq_factor"));
@@ -83,8 +81,7 @@ void read_llama3(const ConfigReader& config, const ConfigReader& rope, ModelSpec
 
 // Each frequency divided by a number of its own. Lists that differ would have positions depend on the length
 // of the text.
-void read_longrope(const ConfigReader& rope, ModelSpec& spec) {
-  RopeSpec& out = spec.rope;
+void read_longrope(const ConfigReader& rope, RopeSpec& out) {
   out.divisors = rope.numbers("short_factor");
   if (rope.numbers("long_factor") != out.divisors)
     fail_as(ErrorKind::kUnsupported, "{} differs from short_factor; supported: lists that are equal",
@@ -106,18 +103,12 @@ ModelSpec describe_common(const ConfigReader& config, double norm_eps) {
   spec.norm_eps = config.number("rms_norm_eps", norm_eps);
   if (spec.norm_eps < 0) config.wrong("rms_norm_eps", "a number of at least 0");
   spec.tied_embeddings = config.boolean("tie_word_embeddings", false);
-  spec.activation = spec.moe.activation = read_activation(config);
   spec.layers.resize(static_cast<size_t>(config.known(config.model().layers, "num_hidden_layers")));
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    LayerSpec& layer = spec.layers[i];
-    layer.moe = config.model().is_moe_layer(static_cast<int>(i));
-    if (!layer.moe) layer.dense_inter = config.integer("intermediate_size");
-  }
   return spec;
 }
 
-void read_gqa(const ConfigReader& config, ModelSpec& spec, int head_dim) {
-  GqaSpec& gqa = spec.gqa;
+GqaSpec read_gqa(const ConfigReader& config, const ModelSpec& spec, int head_dim) {
+  GqaSpec gqa;
   gqa.heads = config.integer("num_attention_heads");
   gqa.kv_heads = config.integer("num_key_value_heads", gqa.heads, 1);
   if (gqa.heads % gqa.kv_heads != 0)
@@ -126,116 +117,142 @@ void read_gqa(const ConfigReader& config, ModelSpec& spec, int head_dim) {
   if (gqa.head_dim < 2 || gqa.head_dim % 2 != 0)
     fail("{}: {} numbers a head, expected an even number", config.place("head_dim"), gqa.head_dim);
   check_row(config, gqa.heads, gqa.head_dim);
-  spec.softmax_scale = 1 / std::sqrt(static_cast<double>(gqa.head_dim));
+  gqa.scale = 1 / std::sqrt(static_cast<double>(gqa.head_dim));
+  return gqa;
 }
 
-void read_mla(const ConfigReader& config, ModelSpec& spec) {
-  MlaSpec& mla = spec.mla;
+MlaSpec read_mla(const ConfigReader& config) {
+  MlaSpec mla;
   mla.heads = config.integer("num_attention_heads");
   if (config.integer("num_key_value_heads", mla.heads, 1) != mla.heads)
     config.wrong("num_key_value_heads", text("num_attention_heads, {}", mla.heads));
   mla.q_rank = config.integer("q_lora_rank", 0);
   mla.kv_rank = config.integer("kv_lora_rank");
   mla.nope = config.integer("qk_nope_head_dim");
-  mla.rope = config.integer("qk_rope_head_dim");
+  mla.rotated = config.integer("qk_rope_head_dim");
   mla.v = config.integer("v_head_dim");
   mla.bias = config.boolean("attention_bias", false);
-  check_row(config, mla.heads, mla.nope + std::max(mla.rope, mla.v));
-  for (LayerSpec& layer : spec.layers) layer.mla = true;
-  spec.softmax_scale = 1 / std::sqrt(static_cast<double>(mla.nope + mla.rope));
+  check_row(config, mla.heads, mla.nope + std::max(mla.rotated, mla.v));
+  mla.scale = 1 / std::sqrt(static_cast<double>(mla.nope + mla.rotated));
+  return mla;
 }
 
-void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec) {
+RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec) {
   const std::optional<ConfigReader> object = rope_object(config);
   const ConfigReader& rope = object ? *object : config;
   for (const std::string_view nested : {"full_attention", "sliding_attention"})
     if (object && rope.has(nested))
       fail_as(ErrorKind::kUnsupported, "{}: positions that differ between kinds of layers are not supported",
               rope.place(nested));
-  RopeSpec& out = spec.rope;
+  RopeSpec out;
   out.theta = positive(rope.has("rope_theta") ? rope : config, "rope_theta",
                        rope.number("rope_theta", config.number("rope_theta", defaults.theta)));
   const double part =
       rope.number("partial_rotary_factor", config.number("partial_rotary_factor", defaults.part));
   out.dims = part > 0 && part <= 1 ? static_cast<int>(defaults.dims * part) : 0;
   if (out.dims < 2 || out.dims % 2 != 0)
-    fail("{}: {} of {} numbers of a head turn, expected an even number of them",
+    fail("{}: {} of {} numbers of a head are rotated, expected an even number of them",
          rope.place("partial_rotary_factor"), part * defaults.dims, defaults.dims);
   const std::string type = object ? rope_type(rope) : "default";
-  if (type == "default") return;
-  if (type == "yarn") return read_yarn(config, rope, spec);
-  if (type == "llama3") return read_llama3(config, rope, spec);
-  if (type == "longrope") return read_longrope(rope, spec);
-  out.factor = positive(rope, "factor", rope.number("factor"));
-  if (type == "linear") {
+  if (type == "default") return out;
+  if (type == "yarn") {
+    read_yarn(config, rope, out, spec);
+  } else if (type == "llama3") {
+    read_llama3(config, rope, spec.context, out);
+  } else if (type == "longrope") {
+    read_longrope(rope, out);
+  } else if (type == "linear") {
+    out.factor = positive(rope, "factor", rope.number("factor"));
     out.scaling = RopeSpec::Scaling::kLinear;
   } else if (type == "dynamic") {
+    out.factor = positive(rope, "factor", rope.number("factor"));
     out.scaling = RopeSpec::Scaling::kDynamic;
     out.original_context = spec.context;
   } else {
     rope.unsupported(rope.has("rope_type") ? "rope_type" : "type",
                      "default, linear, dynamic, yarn, llama3, longrope");
   }
+  return out;
 }
 
-void scale_softmax_for_rope(const ConfigReader& config, ModelSpec& spec) {
+void scale_softmax_for_rope(const ConfigReader& config, MlaSpec& mla) {
   const std::optional<ConfigReader> rope = rope_object(config);
   if (!rope || rope_type(*rope) == "default") return;
   const double all = rope->number("mscale_all_dim", 0);
   if (all == 0) return;
-  const double gain = yarn_gain(spec.rope.factor, all);
-  spec.softmax_scale *= gain * gain;
+  const double gain = yarn_gain(mla.rope.factor, all);
+  mla.scale *= gain * gain;
 }
 
-void read_experts(const ConfigReader& config, ExpertKeys keys, ModelSpec& spec) {
-  spec.moe.experts = config.known(config.model().experts, keys.experts);
-  spec.moe.top_k = config.known(config.model().top_k, "num_experts_per_tok");
-  if (spec.moe.top_k > spec.moe.experts)
-    fail("{}: {} of {} experts cannot be chosen", config.place("num_experts_per_tok"), spec.moe.top_k,
-         spec.moe.experts);
+MoeSpec read_experts(const ConfigReader& config, ExpertKeys keys) {
+  MoeSpec moe;
+  moe.experts = config.known(config.model().experts, keys.experts);
+  moe.top_k = config.known(config.model().top_k, "num_experts_per_tok");
+  if (moe.top_k > moe.experts)
+    fail("{}: {} of {} experts cannot be chosen", config.place("num_experts_per_tok"), moe.top_k,
+         moe.experts);
   // model() takes intermediate_size for it, which is the dense layers' here.
   if (keys.inter == "moe_intermediate_size" && !config.has(keys.inter)) config.missing(keys.inter);
-  spec.moe.inter = config.known(config.model().inter, keys.inter);
+  moe.inter = config.known(config.model().inter, keys.inter);
+  moe.activation = read_activation(config);
+  return moe;
 }
 
-void read_groups(const ConfigReader& config, ModelSpec& spec) {
-  RouterSpec& router = spec.moe.router;
+void read_groups(const ConfigReader& config, MoeSpec& moe) {
+  RouterSpec& router = moe.router;
   router.groups = config.integer("n_group", 1, 1);
   router.top_groups = config.integer("topk_group", 1, 1);
-  if (spec.moe.experts % router.groups != 0)
-    config.wrong("n_group", text("a divisor of the {} experts", spec.moe.experts));
+  if (moe.experts % router.groups != 0)
+    config.wrong("n_group", text("a divisor of the {} experts", moe.experts));
   if (router.top_groups > router.groups)
     config.wrong("topk_group", text("at most n_group, {}", router.groups));
-  const int reach = spec.moe.experts / router.groups * router.top_groups;
-  if (spec.moe.top_k > reach)
-    fail("{}: {} experts cannot be chosen, {} groups have {}", config.place("topk_group"), spec.moe.top_k,
+  const int reach = moe.experts / router.groups * router.top_groups;
+  if (moe.top_k > reach)
+    fail("{}: {} experts cannot be chosen, {} groups have {}", config.place("topk_group"), moe.top_k,
          router.top_groups, reach);
 }
 
-void read_sigmoid_router(const ConfigReader& config, double scale, ModelSpec& spec) {
-  read_groups(config, spec);
+void read_sigmoid_router(const ConfigReader& config, double scale, MoeSpec& moe) {
+  read_groups(config, moe);
   if (config.string("scoring_func", "sigmoid") != "sigmoid") config.unsupported("scoring_func", "sigmoid");
   if (config.string("topk_method", "noaux_tc") != "noaux_tc") config.unsupported("topk_method", "noaux_tc");
-  RouterSpec& router = spec.moe.router;
+  RouterSpec& router = moe.router;
   router.score = RouterSpec::Score::kSigmoid;
   router.group_score = RouterSpec::GroupScore::kTopTwo;
-  if (router.groups > 1 && spec.moe.experts / router.groups < 2)
-    config.wrong("n_group", text("groups of at least 2 of the {} experts", spec.moe.experts));
+  if (router.groups > 1 && moe.experts / router.groups < 2)
+    config.wrong("n_group", text("groups of at least 2 of the {} experts", moe.experts));
   router.correction_bias = true;
   router.normalise = config.boolean("norm_topk_prob", true);
   router.normalise_floor = 1e-20;
   router.scale = config.number("routed_scaling_factor", scale);
 }
 
-void read_shared_experts(const ConfigReader& config, ModelSpec& spec) {
-  const int64_t shared = config.integer("n_shared_experts", 0) * static_cast<int64_t>(spec.moe.inter);
+void read_shared_experts(const ConfigReader& config, MoeSpec& moe) {
+  const int64_t shared = config.integer("n_shared_experts", 0) * static_cast<int64_t>(moe.inter);
   if (shared > ConfigReader::kMost)
     config.wrong("n_shared_experts", text("at most {} rows together", ConfigReader::kMost));
-  spec.moe.shared_inter = static_cast<int>(shared);
+  moe.shared_inter = static_cast<int>(shared);
 }
 
 void refuse_mlp_bias(const ConfigReader& config) {
   if (config.boolean("mlp_bias", false)) config.unsupported("mlp_bias", "false");
+}
+
+void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::optional<MoeSpec>& moe,
+                 ModelSpec& spec) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    LayerSpec& layer = spec.layers[i];
+    layer.mixer = mixer;
+    if (moe && config.model().is_moe_layer(static_cast<int>(i)))
+      layer.feed_forward = *moe;
+    else
+      layer.feed_forward = DenseSpec{
+          .inter = config.integer("intermediate_size"), .activation = read_activation(config), .names = {}};
+  }
+}
+
+void set_window(LayerSpec& layer, int window) {
+  std::visit([&](auto& mixer) { mixer.window = window; }, layer.mixer);
 }
 
 bool read_layer_types(const ConfigReader& config, ModelSpec& spec) {
@@ -248,7 +265,7 @@ bool read_layer_types(const ConfigReader& config, ModelSpec& spec) {
     if (types[i] != "sliding_attention")
       fail_as(ErrorKind::kUnsupported, "{}[{}] is {}; supported: full_attention, sliding_attention",
               config.place("layer_types"), i, shown(types[i]));
-    spec.layers[i].window = config.integer("sliding_window");
+    set_window(spec.layers[i], config.integer("sliding_window"));
   }
   return true;
 }

@@ -1,6 +1,7 @@
 // What families share: the parts of a ModelSpec read in the words most configs use, and the families
 // themselves. Each describe_* is a file of its own; families.cc has the table.
 #pragma once
+#include <optional>
 #include <string_view>
 
 #include "models/config_reader.h"
@@ -8,42 +9,49 @@
 
 namespace kt {
 
-// Sizes, norms, activation, and layers that are moe where model().is_moe_layer says so.
+// Sizes and norms; as many layers as the config says, whose parts fill_layers() gives.
 ModelSpec describe_common(const ConfigReader& config, double norm_eps);
 
 // heads, kv_heads, head_dim, and the scale of the softmax. Where the config is silent, heads have `head_dim`
 // numbers, or hidden / heads where that is 0.
-void read_gqa(const ConfigReader& config, ModelSpec& spec, int head_dim = 0);
-// Ranks, dimensions and biases; every layer is mla; the scale of the softmax, without the part rope adds.
-void read_mla(const ConfigReader& config, ModelSpec& spec);
+GqaSpec read_gqa(const ConfigReader& config, const ModelSpec& spec, int head_dim = 0);
+// Ranks, dimensions and biases; the scale of the softmax, without the part rope adds.
+MlaSpec read_mla(const ConfigReader& config);
 
-// rope_parameters, or the older rope_theta with rope_scaling. `dims` of a head turn where nothing is said of
-// a part of them; `part` is what a config says that is silent about it.
+// rope_parameters, or the older rope_theta with rope_scaling. `dims` of a head are rotated where nothing is
+// said of a part of them; `part` is what a config says that is silent about it. Where positions are stretched,
+// the spec's context may grow.
 struct RopeDefaults {
   int dims = 0;
   double theta = 10000, part = 1;
 };
-void read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec);
+RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec);
 // Multi-head latent attention makes up for the stretched positions in the softmax: the square of
-// 0.1 mscale_all_dim ln(factor) + 1. After read_rope and read_mla.
-void scale_softmax_for_rope(const ConfigReader& config, ModelSpec& spec);
+// 0.1 mscale_all_dim ln(factor) + 1. After read_rope.
+void scale_softmax_for_rope(const ConfigReader& config, MlaSpec& mla);
 
-// experts, top_k and inter. The family's words for them are for errors; other spellings are read as well.
+// experts, top_k, inter and activation. The family's words for them are for errors; other spellings are read as
+// well.
 struct ExpertKeys {
   std::string_view experts, inter = "moe_intermediate_size";
 };
-void read_experts(const ConfigReader& config, ExpertKeys keys, ModelSpec& spec);
-// Groups of experts (n_group, topk_group), 1 where the config is silent. After read_experts.
-void read_groups(const ConfigReader& config, ModelSpec& spec);
+MoeSpec read_experts(const ConfigReader& config, ExpertKeys keys);
+// Groups of experts (n_group, topk_group), 1 where the config is silent.
+void read_groups(const ConfigReader& config, MoeSpec& moe);
 // Sigmoid scores chosen with a correction bias, groups by the sum of their best two: the router of several
-// families. After read_experts.
-void read_sigmoid_router(const ConfigReader& config, double scale, ModelSpec& spec);
+// families.
+void read_sigmoid_router(const ConfigReader& config, double scale, MoeSpec& moe);
 // n_shared_experts of moe_intermediate_size each, stored as one.
-void read_shared_experts(const ConfigReader& config, ModelSpec& spec);
+void read_shared_experts(const ConfigReader& config, MoeSpec& moe);
 
 // Refuses biases of dense layers and shared experts (mlp_bias).
 void refuse_mlp_bias(const ConfigReader& config);
 
+// Every layer gets this mixer; those that model().is_moe_layer names these experts, the others a dense MLP.
+void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::optional<MoeSpec>& moe,
+                 ModelSpec& spec);
+// After fill_layers.
+void set_window(LayerSpec& layer, int window);
 // Windows of those layers that layer_types calls sliding_attention; false where the config has none.
 bool read_layer_types(const ConfigReader& config, ModelSpec& spec);
 

@@ -6,39 +6,40 @@ namespace kt {
 namespace {
 
 // What a config without a word about positions means.
-void default_rope(ModelSpec& spec) {
-  spec.rope = {.dims = spec.gqa.head_dim,
-               .theta = 150000,
-               .scaling = RopeSpec::Scaling::kYarn,
-               .factor = 32,
-               .original_context = 4096,
-               .truncate = false,
-               .attention_factor = 1.3465735902799727};  // 0.1 ln(32) + 1
+RopeSpec default_rope(int dims) {
+  return {.dims = dims,
+          .theta = 150000,
+          .scaling = RopeSpec::Scaling::kYarn,
+          .factor = 32,
+          .original_context = 4096,
+          .truncate = false,
+          .attention_factor = 1.3465735902799727};  // 0.1 ln(32) + 1
 }
 
 }  // namespace
 
 ModelSpec describe_gpt_oss(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
-  read_gqa(config, spec, 64);
-  spec.gqa.qkv_bias = spec.gqa.o_bias = config.boolean("attention_bias", true);
-  spec.gqa.sinks = true;
+  GqaSpec gqa = read_gqa(config, spec, 64);
+  gqa.qkv_bias = gqa.o_bias = config.boolean("attention_bias", true);
+  gqa.sinks = true;
   if (config.has("rope_parameters") || config.has("rope_scaling")) {
-    read_rope(config, {.dims = spec.gqa.head_dim, .theta = 150000}, spec);
+    gqa.rope = read_rope(config, {.dims = gqa.head_dim, .theta = 150000}, spec);
   } else {
-    default_rope(spec);
-    spec.rope.theta = config.number("rope_theta", spec.rope.theta);
+    gqa.rope = default_rope(gqa.head_dim);
+    gqa.rope.theta = config.number("rope_theta", gqa.rope.theta);
   }
-  read_experts(config, {.experts = "num_local_experts", .inter = "intermediate_size"}, spec);
-  spec.moe.router.softmax_of_chosen = true;
-  spec.moe.router.bias = true;
-  spec.moe.activation = {.kind = ActivationKind::kSwiGlu,
-                         .limit = static_cast<float>(config.number("swiglu_limit", 7)),
-                         .alpha = static_cast<float>(config.number("swiglu_alpha", 1.702))};
-  spec.names.router = "mlp.router";
+  MoeSpec moe = read_experts(config, {.experts = "num_local_experts", .inter = "intermediate_size"});
+  moe.router.softmax_of_chosen = true;
+  moe.router.bias = true;
+  moe.activation = {.kind = ActivationKind::kSwiGlu,
+                    .limit = static_cast<float>(config.number("swiglu_limit", 7)),
+                    .alpha = static_cast<float>(config.number("swiglu_alpha", 1.702))};
+  moe.names.router = "mlp.router";
+  fill_layers(config, gqa, moe, spec);
   if (!read_layer_types(config, spec))
     for (size_t i = 0; i < spec.layers.size(); i += 2)
-      spec.layers[i].window = config.integer("sliding_window", 128, 1);
+      set_window(spec.layers[i], config.integer("sliding_window", 128, 1));
   return spec;
 }
 

@@ -3,165 +3,152 @@
 #include <algorithm>
 #include <numeric>
 
-#include "models/transformer_loader.h"
+#include "base/error.h"
 
 namespace kt {
 
-LayerWalk::LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Pool> pool,
-                     const ExpertSource* owner, const TransformerOptions& options)
-    : spec_(std::move(spec)), state_(std::make_unique<Transformer::State>()) {
-  Transformer::State& s = *state_;
-  s.spec = spec_;
-  s.options = options;
-  s.options.experts = nullptr;
-  s.prepare(std::move(pool));
-  loader_ = std::make_unique<TransformerLoader>(TransformerLoader{checkpoint, s, nullptr, {}, {}});
-  loader_->find_modules(owner);
-  s.embedding = loader_->matrix(loader_->rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
-  loader_->buffers();
+LayerWalk::LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
+                     const ExpertSource* owner, const LoadOptions& options)
+    : spec_(std::move(spec)),
+      ops_(std::move(ops)),
+      loader_(checkpoint, spec_, *ops_, options, owner),
+      x_(ops_->rows("x", spec_.hidden)),
+      normed_(ops_->rows("normed", spec_.hidden)),
+      out_(ops_->rows("out", spec_.hidden)),
+      embedding_(loader_.matrix(loader_.rooted(spec_.embedding), spec_.vocab, spec_.hidden)) {
+  for (int i = 0; i < static_cast<int>(spec_.layers.size()); ++i) layers_.push_back(make(i));
+  ops_->allocate(options.max_tokens);
 }
 
 LayerWalk::~LayerWalk() = default;
+
+std::unique_ptr<Layer> LayerWalk::make(int layer) {
+  return std::make_unique<Layer>(spec_.layers[static_cast<size_t>(layer)],
+                                 LayerPlace{loader_, layer, x_, normed_, out_});
+}
+
+Layer& LayerWalk::open_layer() {
+  KT_CHECK(open_ >= 0, "no layer is open");
+  return *layers_[static_cast<size_t>(open_)];
+}
+
+uint64_t LayerWalk::weights(int layer) const {
+  int64_t sum = 0;
+  for (const Stage& stage : stages(layer))
+    for (const Stage::Matrix& matrix : stage.matrices) sum += matrix.n * stage.k;
+  if (const auto& of = mlp(layer)) sum += 3 * int64_t{of->inter} * spec_.hidden;
+  if (const MoeSpec* moe = at(layer).feed_forward().moe()) sum += int64_t{moe->experts} * spec_.hidden;
+  return static_cast<uint64_t>(sum);
+}
 
 void LayerWalk::embed(std::span<const int32_t> tokens, float* x) const {
   for (size_t t = 0; t < tokens.size(); ++t) {
     if (tokens[t] < 0 || tokens[t] >= spec_.vocab)
       fail("token {}: the vocabulary has {}", tokens[t], spec_.vocab);
-    state_->embedding->values(tokens[t], 1, x + t * static_cast<size_t>(spec_.hidden));
+    embedding_->values(tokens[t], 1, x + t * static_cast<size_t>(spec_.hidden));
   }
-}
-
-std::vector<AttentionStage> LayerWalk::stages(int layer) const {
-  LayerWeights none;
-  if (spec_.layers.at(static_cast<size_t>(layer)).mla) {
-    none.mla.emplace();
-  } else {
-    none.gqa.emplace();
-  }
-  std::vector<AttentionStage> out;
-  for (const AttentionLinear& of : loader_->attention_linears(layer, none)) {
-    if (out.empty() || out.back().input != of.input) out.push_back({of.input, of.k, {}, {}});
-    out.back().modules.push_back(of.module);
-    out.back().n.push_back(of.n);
-  }
-  return out;
-}
-
-std::optional<DenseModules> LayerWalk::dense(int layer) const {
-  std::optional<DenseMlp> of = loader_->dense_mlp(layer, spec_.layers.at(static_cast<size_t>(layer)));
-  if (!of) return std::nullopt;
-  return DenseModules{{of->gate, of->up, of->down}, of->inter, of->activation};
-}
-
-std::unique_ptr<StoredMatrix> LayerWalk::stored(const std::string& module) const {
-  return open_linear(loader_->checkpoint, loader_->modules.at(module));
 }
 
 void LayerWalk::open(int layer, MatrixRounding rounding) {
-  Transformer::State& s = *state_;
-  const LayerSpec& of = spec_.layers.at(static_cast<size_t>(layer));
-  s.layers.clear();
-  s.spec.layers = {of};
-  s.options.linear_rounding = std::move(rounding);
-  s.layers.push_back(loader_->layer(layer, of));
-  layer_ = layer;
+  if (open_ >= 0) layers_[static_cast<size_t>(open_)] = make(open_);
+  open_ = -1;
+  loader_.set_rounding(std::move(rounding));
+  layers_.at(static_cast<size_t>(layer))->load(nullptr);
+  open_ = layer;
 }
 
-void LayerWalk::reload(AttentionInput stage) {
-  LayerWeights& w = state_->layers.at(0);
-  for (const AttentionLinear& of : loader_->attention_linears(layer_, w))
-    if (of.input == stage) loader_->load(of, w);
-}
+void LayerWalk::reload(size_t stage) { open_layer().mixer().load_stage(stage); }
+void LayerWalk::reload_mlp() { open_layer().feed_forward().load_mlp(); }
 
-void LayerWalk::reload_dense() {
-  LayerWeights& w = state_->layers.at(0);
-  const std::optional<DenseMlp> of = loader_->dense_mlp(layer_, state_->spec.layers.at(0));
-  w.dense.reset();
-  if (of) w.dense.emplace(loader_->mlp(*of));
-}
-
-// From rows.x to what the layer's attention gives.
-void LayerWalk::run_attention(const Rows& rows) {
-  Transformer::State& s = *state_;
-  KT_CHECK(layer_ >= 0, "no layer is open");
+void LayerWalk::step(const SequenceRows& rows, const std::function<void(int tokens)>& run) {
   int tokens = 0, pages = 0;
   std::vector<AttentionSequence> sequences;
   for (const int count : rows.lengths) {
     if (count > spec_.context) fail("{} tokens: the model's context is {}", count, spec_.context);
     sequences.push_back({.first = tokens, .count = count, .position = 0});
-    for (int t = 0; t < count; ++t) s.positions.at(static_cast<size_t>(tokens + t)) = t;
     tokens += count;
     pages += (count + kPageTokens - 1) / kPageTokens;
   }
-  KT_CHECK(tokens <= s.options.max_tokens, "{} tokens, at most {} fit", tokens, s.options.max_tokens);
-  std::vector<int32_t> numbers(static_cast<size_t>(pages));
-  for (int i = 0; i < pages; ++i) numbers[static_cast<size_t>(i)] = i;
-  if (!cache_ || cache_->pages() < pages) {
+  KT_CHECK(tokens <= loader_.options().max_tokens, "{} tokens, at most {} fit", tokens,
+           loader_.options().max_tokens);
+  const SequenceShape shape = keeps(open_);
+  const int slots = shape.states.empty() ? 0 : static_cast<int>(sequences.size());
+  if (!cache_ || cache_->pages() < pages || cache_->slots() < slots || !(cache_->shape() == shape)) {
     cache_.reset();
-    cache_ = std::make_unique<KvCache>(s.kv_shape(), pages);
+    cache_ = std::make_unique<KvCache>(shape, pages, slots);
   }
-  int next = 0;
+  std::vector<int32_t> numbers(static_cast<size_t>(pages));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  int next = 0, slot = 0;
   for (AttentionSequence& sequence : sequences) {
     sequence.pages = numbers.data() + next;
     next += (sequence.count + kPageTokens - 1) / kPageTokens;
+    if (slots == 0) continue;
+    cache_->clear_slot(slot);
+    sequence.slot = slot++;
   }
-  std::copy_n(rows.x, static_cast<int64_t>(tokens) * spec_.hidden, s.x.data());
-  const LayerWeights& w = s.layers.front();
-  s.norm(w.input_norm, tokens);
-  if (w.mla) {
-    s.attend_mla(0, *cache_, sequences, tokens);
-  } else {
-    s.attend_gqa(0, *cache_, sequences, tokens);
-  }
+  const StepScope scope(*ops_, {.sequences = sequences, .tokens = tokens, .cache = cache_.get()});
+  ops_->write({rows.x, static_cast<size_t>(tokens) * static_cast<size_t>(spec_.hidden)}, x_);
+  run(tokens);
 }
 
-void LayerWalk::visit(const Rows& rows, AttentionInput stage,
+void LayerWalk::visit(const SequenceRows& rows, size_t stage,
                       const std::function<void(const float* rows, int64_t stride)>& see) {
-  state_->watch = [&](AttentionInput input, const float* x, int64_t stride) {
-    if (input == stage) see(x, stride);
-    return input == stage;
-  };
-  try {
-    const Pool::Burst burst(*state_->pool);
-    run_attention(rows);
-  } catch (...) {
-    state_->watch = {};
-    throw;
-  }
-  state_->watch = {};
+  const Layer& layer = open_layer();
+  step(rows, [&](int tokens) {
+    const auto watch = [&](size_t at) {
+      if (at != stage) return false;
+      const Rows input = stages(open_).at(stage).input;
+      std::vector<float> values(static_cast<size_t>(tokens) * static_cast<size_t>(input.width));
+      ops_->read(input, values);
+      see(values.data(), input.width);
+      return true;
+    };
+    FunctionRef<bool(size_t)> watching(watch);
+    layer.mix(*ops_, {.watch = &watching});
+  });
 }
 
-void LayerWalk::attend(const Rows& rows) {
-  Transformer::State& s = *state_;
-  const Pool::Burst burst(*s.pool);
-  run_attention(rows);
-  const LayerWeights& w = s.layers.front();
-  const int tokens = std::accumulate(rows.lengths.begin(), rows.lengths.end(), 0);
-  const auto values = static_cast<int64_t>(tokens) * spec_.hidden;
-  s.add_and_norm(w.post_norm, tokens);
-  std::copy_n(s.x.data(), values, rows.x);
-  std::copy_n(s.normed.data(), values, rows.normed);
-  if (w.router.empty()) return;
-  s.route(w, tokens);
-  const auto slots = static_cast<int64_t>(tokens) * spec_.moe.top_k;
-  std::copy_n(s.ids.data(), slots, rows.ids);
-  std::copy_n(s.weights.data(), slots, rows.weights);
+void LayerWalk::mix(const SequenceRows& rows) {
+  const Layer& layer = open_layer();
+  step(rows, [&](int tokens) {
+    layer.mix(*ops_, {});
+    layer.after_mixer(*ops_);
+    const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(spec_.hidden);
+    ops_->read(x_, {rows.x, values});
+    ops_->read(normed_, {rows.normed, values});
+    if (!layer.feed_forward().moe()) return;
+    const std::span<const int32_t> ids = layer.feed_forward().route(*ops_);
+    std::ranges::copy(ids, rows.ids);
+    ops_->read(layer.feed_forward().route_weights(), {rows.weights, ids.size()});
+  });
 }
 
-void LayerWalk::add_dense(int tokens, const float* normed, float* x) {
-  Transformer::State& s = *state_;
-  if (!s.layers.front().dense) return;
-  const auto values = static_cast<int64_t>(tokens) * spec_.hidden;
-  std::copy_n(normed, values, s.normed.data());
-  std::copy_n(x, values, s.x.data());
-  s.dense_feed_forward(s.layers.front(), tokens);
-  std::copy_n(s.x.data(), values, x);
+void LayerWalk::step(int tokens, const float* normed, const std::function<void()>& run) {
+  const StepScope scope(*ops_, {.sequences = {}, .tokens = tokens});
+  ops_->write({normed, static_cast<size_t>(tokens) * static_cast<size_t>(spec_.hidden)}, normed_);
+  run();
 }
 
-void LayerWalk::dense_scale(int tokens, const float* normed, float* factors) {
-  Transformer::State& s = *state_;
-  std::copy_n(normed, static_cast<int64_t>(tokens) * spec_.hidden, s.normed.data());
-  std::copy_n(s.dense_scale(s.layers.front(), tokens), tokens, factors);
+void LayerWalk::add_mlp(int tokens, const float* normed, float* x) {
+  const FeedForward& part = open_layer().feed_forward();
+  if (!part.mlp_modules()) return;
+  const std::span<float> values(x, static_cast<size_t>(tokens) * static_cast<size_t>(spec_.hidden));
+  step(tokens, normed, [&] {
+    ops_->write(values, x_);
+    part.run_mlp(*ops_);
+    ops_->read(x_, values);
+  });
+}
+
+void LayerWalk::mlp_factors(int tokens, const float* normed, float* factors) {
+  step(tokens, normed, [&] {
+    const Rows rows = open_layer().feed_forward().mlp_factors(*ops_);
+    if (rows.id < 0)
+      std::fill_n(factors, tokens, 1.0f);
+    else
+      ops_->read(rows, {factors, static_cast<size_t>(tokens)});
+  });
 }
 
 }  // namespace kt

@@ -8,11 +8,9 @@
 namespace kt {
 namespace {
 
-enum class Workers { kCaller, kAll };
-
-// Expert `expert` of the source becomes expert `slot`.
-void load_expert(const ExpertSource& source, int layer, int expert, int slot, Workers workers,
-                 Experts& into) {
+// Expert `expert` of the source, opened for packing.
+void open_expert(const ExpertSource& source, int layer, int expert,
+                 FunctionRef<void(const ExpertRows&)> use) {
   // Opened together, so that the disk reads the others while one is packed.
   const auto gate = source.at(layer, expert, Projection::kGate),
              up = source.at(layer, expert, Projection::kUp),
@@ -24,17 +22,12 @@ void load_expert(const ExpertSource& source, int layer, int expert, int slot, Wo
   const auto data = [](const std::optional<std::vector<float>>& bias) {
     return bias ? bias->data() : nullptr;
   };
-  const ExpertRows rows{.gate = reader_of(*gate),
-                        .up = reader_of(*up),
-                        .down = reader_of(*down),
-                        .gate_bias = data(gate_bias),
-                        .up_bias = data(up_bias),
-                        .down_bias = data(down_bias)};
-  if (workers == Workers::kAll) {
-    into.load_together(slot, rows);
-  } else {
-    into.load(slot, rows);
-  }
+  use({.gate = reader_of(*gate),
+       .up = reader_of(*up),
+       .down = reader_of(*down),
+       .gate_bias = data(gate_bias),
+       .up_bias = data(up_bias),
+       .down_bias = data(down_bias)});
 }
 
 // Many experts go one to a worker. Few large ones would leave workers without: all share each of them.
@@ -86,6 +79,13 @@ size_t loading_bytes(std::span<const StoredMatrix* const> together) {
   return piece + held;
 }
 
+Ops::ExpertsFill fill_of(const ExpertSource& source, int layer, int threads) {
+  return {.load = [&source, layer](
+                      int expert,
+                      FunctionRef<void(const ExpertRows&)> use) { open_expert(source, layer, expert, use); },
+          .together = loads_together(source, layer, threads)};
+}
+
 void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into,
                   std::span<const int64_t> map) {
   const int slots = into.shape().experts;
@@ -101,11 +101,13 @@ void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& in
     loads.push_back(slot);
   }
   if (loads_together(source, layer, pool.threads())) {
-    for (const int slot : loads) load_expert(source, layer, expert_of(slot), slot, Workers::kAll, into);
+    for (const int slot : loads)
+      open_expert(source, layer, expert_of(slot),
+                  [&](const ExpertRows& rows) { into.load_together(slot, rows); });
   } else {
     run_items(pool, std::ssize(loads), [&](int64_t i) {
       const int slot = loads[static_cast<size_t>(i)];
-      load_expert(source, layer, expert_of(slot), slot, Workers::kCaller, into);
+      open_expert(source, layer, expert_of(slot), [&](const ExpertRows& rows) { into.load(slot, rows); });
     });
   }
   for (int slot = 0; slot < slots; ++slot)

@@ -4,6 +4,7 @@
 
 #include "base/pool.h"
 #include "nn/experts.h"
+#include "nn/ops.h"
 #include "weights/experts.h"
 
 namespace kt {
@@ -17,6 +18,9 @@ RowReader reader_of(const StoredMatrix& stored);
 
 // Memory that one worker takes while it reads and packs these; matrices of one expert, or a single one.
 size_t loading_bytes(std::span<const StoredMatrix* const> together);
+
+// How an Ops fills a layer with the source's experts, on so many threads. The source must outlive it.
+Ops::ExpertsFill fill_of(const ExpertSource& source, int layer, int threads);
 
 // Reads, checks and packs every expert of the layer on all of the pool's workers. Each worker
 // holds a piece of an expert in plain order while it packs it. The first error stops all and is thrown; the

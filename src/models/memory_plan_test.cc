@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "models/families.h"
 #include "models/transformer.h"
+#include "nn/cpu_ops.h"
 
 namespace kt {
 namespace {
@@ -25,14 +26,17 @@ struct Demo {
   Checkpoint checkpoint{KT_DEMO_MODEL};
   ModelSpec spec = describe_model(checkpoint.config_json(), KT_DEMO_MODEL);
   Transformer model(TransformerOptions options, int nodes = 1) const {
-    return {checkpoint, spec, pool_of(nodes), options};
+    return {checkpoint, spec, make_cpu_ops(pool_of(nodes)), options};
+  }
+  Transformer sizes(TransformerOptions options = {}, int nodes = 1) const {
+    return {checkpoint, spec, make_cpu_ops(pool_of(nodes), {.sizes_only = true}), options};
   }
 };
 
 std::vector<float> logits_of(Transformer& model) {
   const std::vector<int32_t> tokens = {5, 100, 900, 17, 3000, 42};
   const int32_t page = 0;
-  KvCache cache(model.kv_shape(), 1);
+  KvCache cache(model.keeps(), 1);
   const SequenceInput input{.tokens = tokens, .pages = &page, .logits = SequenceInput::Logits::kAll};
   std::vector<float> logits(tokens.size() * static_cast<size_t>(model.spec().vocab));
   model.forward(cache, {&input, 1}, logits.data());
@@ -52,31 +56,32 @@ TEST(MemoryPlan, IsThatOfTheLoadedModel) {
   const Demo demo;
   const MemoryRequest request{.sequences = 2, .context = 200};
   for (const int nodes : {1, 2}) {
-    const Transformer real = demo.model({}, nodes), sizes = demo.model({.sizes_only = true}, nodes);
-    const MemoryPlan a = real.memory_plan(request), b = sizes.memory_plan(request);
+    const Transformer real = demo.model({}, nodes), sizes = demo.sizes({}, nodes);
+    const MemoryPlan plan = real.memory_plan(request), planned = sizes.memory_plan(request);
+    const PlaceMemory a = plan.host(), b = planned.host();
     EXPECT_EQ(a.experts, b.experts);
     EXPECT_EQ(a.linears, b.linears);
     EXPECT_EQ(a.vectors, b.vectors);
     EXPECT_EQ(a.workspace, b.workspace);
     EXPECT_EQ(a.loading, b.loading);
-    EXPECT_EQ(a.weights_of_node, b.weights_of_node);
+    EXPECT_EQ(plan.weights_of_node(), planned.weights_of_node());
     EXPECT_EQ(a.experts + a.linears, real.packed_bytes());
     uint64_t nodes_sum = 0;
-    for (const uint64_t bytes : a.weights_of_node) nodes_sum += bytes;
+    for (const uint64_t bytes : plan.weights_of_node()) nodes_sum += bytes;
     EXPECT_EQ(nodes_sum, real.packed_bytes());
-    EXPECT_EQ(b.kv_cache, KvCache(real.kv_shape(), 8).bytes());  // 200 tokens are 4 pages
+    EXPECT_EQ(b.kv_cache, KvCache(real.keeps(), 8).bytes());  // 200 tokens are 4 pages
     EXPECT_EQ(real.stored_bytes(), sizes.stored_bytes());
   }
 }
 
 TEST(MemoryPlan, GrowsWithItsUse) {
   const Demo demo;
-  const Transformer sizes = demo.model({.sizes_only = true});
+  const Transformer sizes = demo.sizes();
   const MemoryPlan one = sizes.memory_plan({.context = 64}), two = sizes.memory_plan({.context = 128}),
                    many = sizes.memory_plan({.sequences = 3, .context = 64});
-  EXPECT_EQ(two.kv_cache, 2 * one.kv_cache);
-  EXPECT_EQ(many.kv_cache, 3 * one.kv_cache);
-  EXPECT_GT(many.workspace, one.workspace);
+  EXPECT_EQ(two.host().kv_cache, 2 * one.host().kv_cache);
+  EXPECT_EQ(many.host().kv_cache, 3 * one.host().kv_cache);
+  EXPECT_GT(many.host().workspace, one.host().workspace);
   EXPECT_EQ(one.weights(), many.weights());
   EXPECT_GE(one.peak(), one.running());
   EXPECT_THAT(largest_parts(one, 1), HasSubstr("MiB"));
@@ -84,7 +89,7 @@ TEST(MemoryPlan, GrowsWithItsUse) {
 
 TEST(MemoryPlan, ReadsNoValues) {
   const Demo demo;
-  Transformer sizes = demo.model({.sizes_only = true});
+  Transformer sizes = demo.sizes();
   EXPECT_THROW(logits_of(sizes), Error);
 }
 
@@ -102,7 +107,7 @@ TEST(LinearFormat, Int8IsCloseAndSmaller) {
   const double error = relative_error(logits_of(rounded), expected);
   EXPECT_GT(error, 1e-4);
   EXPECT_LT(error, 0.1);
-  const MemoryPlan before = stored.memory_plan({}), after = rounded.memory_plan({});
+  const PlaceMemory before = stored.memory_plan({}).host(), after = rounded.memory_plan({}).host();
   EXPECT_EQ(after.experts, before.experts);
   EXPECT_LT(after.linears, before.linears * 3 / 4);
   EXPECT_LT(rounded.packed_bytes(), stored.packed_bytes());
@@ -111,7 +116,7 @@ TEST(LinearFormat, Int8IsCloseAndSmaller) {
 TEST(LinearFormat, ShapesThatDoNotFitAreNamed) {
   const Demo demo;  // q_b has 128 columns
   try {
-    demo.model({.linear_format = format_named("q4_k"), .sizes_only = true});
+    demo.sizes({.linear_format = format_named("q4_k")});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInput);
@@ -120,7 +125,7 @@ TEST(LinearFormat, ShapesThatDoNotFitAreNamed) {
 }
 
 TEST(Work, TheSlowerResourceLimits) {
-  const Work work{.bytes = 100, .integer_operations = 40, .float_operations = 30};
+  const Amount work{.bytes = 100, .integer_operations = 40, .float_operations = 30};
   Limit limit = limit_of(work, {.read_bytes = 10, .integer_operations = 20, .float_operations = 10});
   EXPECT_EQ(limit.seconds, 10);
   EXPECT_STREQ(limit.which, "memory");
@@ -134,17 +139,17 @@ TEST(Work, TheSlowerResourceLimits) {
 // one dense layer of 512, five of 16 experts of 128 with top 4 and a shared one, vocabulary 4096; all bf16.
 TEST(Work, OfOneDecodedToken) {
   const Demo demo;
-  const Transformer sizes = demo.model({.sizes_only = true});
+  const Transformer sizes = demo.sizes();
   const double attention = 128 * 256 + 8 * 96 * 128 + 96 * 256 + 256 * 8 * 64 + 8 * (64 + 64) * 64;
   const double dense = 6 * attention + 3.0 * 512 * 256 + 5 * (16 * 256 + 3.0 * 128 * 256) + 4096.0 * 256;
   const double experts = 5 * 4 * 3.0 * 128 * 256;
   const double keys = 6 * 100 * 96;
-  const Work work = sizes.decode_work(1, 100);
+  const Amount work = sizes.decode_work(1, 100).total();
   // Kept by the checkpoint in f32: routers.
   EXPECT_NEAR(work.bytes, 2 * (dense + experts + keys), 5 * 16 * 256 * 2 + 1);
   EXPECT_EQ(work.integer_operations, 0);
   EXPECT_NEAR(work.float_operations, 2 * (dense + experts) + 6 * 2.0 * 100 * 8 * (96 + 64), 1);
-  const Work two = sizes.decode_work(2, 100);
+  const Amount two = sizes.decode_work(2, 100).total();
   EXPECT_NEAR(two.float_operations, 2 * work.float_operations, 1);
   EXPECT_LT(two.bytes, 2 * work.bytes);
 }
@@ -152,16 +157,16 @@ TEST(Work, OfOneDecodedToken) {
 TEST(Work, IsCountedAsStepsRun) {
   const Demo demo;
   Transformer model = demo.model({});
-  EXPECT_EQ(model.work().bytes, 0);
+  EXPECT_EQ(model.work().total().bytes, 0);
   const std::vector<int32_t> tokens = {5};
   const int32_t page = 0;
-  KvCache cache(model.kv_shape(), 1);
+  KvCache cache(model.keeps(), 1);
   const SequenceInput input{.tokens = tokens, .pages = &page};
   std::vector<float> logits(static_cast<size_t>(model.spec().vocab));
   model.forward(cache, {&input, 1}, logits.data());
-  const Work expected = model.decode_work(1, 1);
-  EXPECT_NEAR(model.work().bytes, expected.bytes, 1);
-  EXPECT_NEAR(model.work().float_operations, expected.float_operations, 1);
+  const Amount expected = model.decode_work(1, 1).total();
+  EXPECT_NEAR(model.work().total().bytes, expected.bytes, 1);
+  EXPECT_NEAR(model.work().total().float_operations, expected.float_operations, 1);
   // Steps without logits count too, but for the head.
   const Work before = model.work();
   const SequenceInput silent{
@@ -169,7 +174,7 @@ TEST(Work, IsCountedAsStepsRun) {
   model.forward(cache, {&silent, 1}, nullptr);
   Work more = model.work();
   more -= before;
-  EXPECT_NEAR(more.bytes, model.decode_work(1, 2).bytes - 2.0 * 4096 * 256, 1);
+  EXPECT_NEAR(more.total().bytes, model.decode_work(1, 2).total().bytes - 2.0 * 4096 * 256, 1);
 }
 
 }  // namespace

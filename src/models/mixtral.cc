@@ -5,13 +5,13 @@ namespace kt {
 
 ModelSpec describe_mixtral(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
-  read_gqa(config, spec);
-  read_rope(config, {.dims = spec.gqa.head_dim, .theta = 1e6}, spec);
-  read_experts(config, {.experts = "num_local_experts", .inter = "intermediate_size"}, spec);
-  spec.moe.router.normalise = true;
-  spec.names.router = "block_sparse_moe.gate";
-  if (config.has("sliding_window"))
-    for (LayerSpec& layer : spec.layers) layer.window = config.integer("sliding_window");
+  GqaSpec gqa = read_gqa(config, spec);
+  gqa.rope = read_rope(config, {.dims = gqa.head_dim, .theta = 1e6}, spec);
+  if (config.has("sliding_window")) gqa.window = config.integer("sliding_window");
+  MoeSpec moe = read_experts(config, {.experts = "num_local_experts", .inter = "intermediate_size"});
+  moe.router.normalise = true;
+  moe.names.router = "block_sparse_moe.gate";
+  fill_layers(config, gqa, moe, spec);
   return spec;
 }
 

@@ -5,14 +5,15 @@ namespace kt {
 
 ModelSpec describe_qwen3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
-  read_gqa(config, spec, 128);
-  spec.gqa.qkv_bias = spec.gqa.o_bias = config.boolean("attention_bias", false);
-  spec.gqa.norm = GqaSpec::Norm::kHead;
-  read_rope(config, {.dims = spec.gqa.head_dim}, spec);
+  GqaSpec gqa = read_gqa(config, spec, 128);
+  gqa.qkv_bias = gqa.o_bias = config.boolean("attention_bias", false);
+  gqa.norm = GqaSpec::Norm::kHead;
+  gqa.rope = read_rope(config, {.dims = gqa.head_dim}, spec);
+  fill_layers(config, gqa, std::nullopt, spec);
   if (read_layer_types(config, spec) || !config.boolean("use_sliding_window", false)) return spec;
   // All but the first max_window_layers.
   for (size_t i = static_cast<size_t>(config.integer("max_window_layers", 28)); i < spec.layers.size(); ++i)
-    spec.layers[i].window = config.integer("sliding_window", 4096, 1);
+    set_window(spec.layers[i], config.integer("sliding_window", 4096, 1));
   return spec;
 }
 

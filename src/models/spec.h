@@ -1,7 +1,9 @@
 // What a decoder-only transformer is made of, as values: a family file turns a config into a ModelSpec,
-// transformer.cc builds and runs any of them. No weights, no loops over elements.
+// transformer.cc builds and runs any of them. No weights, no loops over elements. Names of tensors are relative
+// to the layer's prefix, without ".weight".
 #pragma once
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "kernels/table.h"
@@ -10,53 +12,82 @@
 
 namespace kt {
 
-// Grouped-query attention. Names of projections are the layer prefix's ".self_attn.q_proj" ... unless said
-// otherwise.
+// Grouped-query attention.
 struct GqaSpec {
   int heads = 0, kv_heads = 0, head_dim = 0;
   bool qkv_bias = false, o_bias = false;
   // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together.
   enum class Norm { kNone, kHead, kAll } norm = Norm::kNone;
   bool sinks = false;  // a learned score for each head that has no value
+  RopeSpec rope;
+  double scale = 0;  // of q . k
+  int window = 0;    // positions a token sees; 0: all
+  struct Names {
+    std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj",
+                o = "self_attn.o_proj";
+    std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", sinks = "self_attn.sinks";
+  } names;
 };
 
 // Multi-head latent attention, run absorbed: the cache holds one vector [kv_rank + rope] for all heads.
 struct MlaSpec {
   int heads = 0;
   int q_rank = 0;  // 0: q_proj, without a low-rank step
-  int kv_rank = 0, nope = 0, rope = 0, v = 0;
+  int kv_rank = 0, nope = 0, rotated = 0, v = 0;
   bool bias = false;       // of q_a and kv_a projections, and o
   double norm_eps = 1e-6;  // of the norms of q_a and kv_a; the model's own is for the others
+  RopeSpec rope;           // of the `rotated` numbers
+  double scale = 0;        // of q . k
+  int window = 0;          // positions a token sees; 0: all
+  struct Names {
+    std::string q = "self_attn.q_proj", q_a = "self_attn.q_a_proj", q_a_norm = "self_attn.q_a_layernorm",
+                q_b = "self_attn.q_b_proj";
+    std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm",
+                kv_b = "self_attn.kv_b_proj", o = "self_attn.o_proj";
+  } names;
 };
 
+// What mixes tokens in a layer; each kind is a file, models/<kind>_mixer.cc.
+using MixerSpec = std::variant<GqaSpec, MlaSpec>;
+
+// One gated MLP for every token.
+struct DenseSpec {
+  int inter = 0;
+  Activation activation;
+  struct Names {
+    std::string gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";
+  } names;
+};
+
+// Routed experts, and a shared one beside them.
 struct MoeSpec {
   int experts = 0, top_k = 0, inter = 0;
   RouterSpec router;
   int shared_inter = 0;      // of the shared expert; 0: none
   bool shared_gate = false;  // its output is multiplied by sigmoid(gate . x)
   Activation activation;
+  struct Names {
+    std::string router = "mlp.gate";
+    std::string correction_bias = "mlp.gate.e_score_correction_bias";  // the tensor itself
+    std::string shared = "mlp.shared_experts";                         // ".gate_proj" ... follow
+    std::string shared_gate = "mlp.shared_expert_gate";
+  } names;
 };
 
-// Where tensors are, relative to the layer's prefix, without ".weight". Empty: the layer has none.
-struct LayerNames {
-  std::string input_norm = "input_layernorm", post_norm = "post_attention_layernorm";
-  std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj", o = "self_attn.o_proj";
-  std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", sinks = "self_attn.sinks";
-  std::string q_a = "self_attn.q_a_proj", q_a_norm = "self_attn.q_a_layernorm", q_b = "self_attn.q_b_proj";
-  std::string kv_a = "self_attn.kv_a_proj_with_mqa", kv_a_norm = "self_attn.kv_a_layernorm",
-              kv_b = "self_attn.kv_b_proj";
-  std::string router = "mlp.gate";
-  std::string correction_bias = "mlp.gate.e_score_correction_bias";                // the tensor itself
-  std::string gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";  // of a dense layer
-  std::string shared = "mlp.shared_experts";                                       // ".gate_proj" ... follow
-  std::string shared_gate = "mlp.shared_expert_gate";
+using FeedForwardSpec = std::variant<DenseSpec, MoeSpec>;
+
+// How the parts of a layer add to the stream of activations.
+enum class Residual {
+  kPreNorm,  // x += mixer(norm(x)); x += feed_forward(norm(x))
 };
 
 struct LayerSpec {
-  bool mla = false;
-  bool moe = false;
-  int window = 0;       // positions a token sees; 0: all
-  int dense_inter = 0;  // of a layer that is not moe
+  MixerSpec mixer;
+  FeedForwardSpec feed_forward;
+  Residual residual = Residual::kPreNorm;
+  std::string input_norm = "input_layernorm", post_norm = "post_attention_layernorm";
+
+  const MoeSpec* moe() const { return std::get_if<MoeSpec>(&feed_forward); }  // null: a dense layer
 };
 
 struct ModelSpec {
@@ -66,14 +97,14 @@ struct ModelSpec {
   bool tied_embeddings = false;
   std::string embedding = "model.embed_tokens", final_norm = "model.norm", head = "lm_head",
               prefix = "model.layers";
-  RopeSpec rope;
-  double softmax_scale = 0;  // of q . k
-  GqaSpec gqa;
-  MlaSpec mla;
-  MoeSpec moe;
-  Activation activation;  // of dense layers
   std::vector<LayerSpec> layers;
-  LayerNames names;
+
+  // Of the first layer that routes: all that do have as many experts of one size. Null: a dense model.
+  const MoeSpec* moe() const {
+    for (const LayerSpec& layer : layers)
+      if (layer.moe()) return layer.moe();
+    return nullptr;
+  }
 };
 
 }  // namespace kt

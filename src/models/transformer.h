@@ -1,5 +1,6 @@
-// A decoder-only transformer on the CPU, built from a spec and a checkpoint. One forward for every family:
-// new tokens of several sequences in, logits out; keys and values go to a paged cache the caller owns.
+// A decoder-only transformer built from a spec and a checkpoint, run by operations that live in one place. One
+// forward for every family: new tokens of several sequences in, logits out; keys, values and states go to a
+// cache the caller owns.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -8,13 +9,11 @@
 #include <span>
 #include <string>
 
-#include "base/pool.h"
 #include "kernels/plan.h"
 #include "models/expert_counts.h"
 #include "models/memory_plan.h"
 #include "models/spec.h"
-#include "models/work.h"
-#include "nn/kv_cache.h"
+#include "nn/ops.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 #include "weights/requantise.h"
@@ -33,7 +32,6 @@ struct TransformerOptions {
   MatrixRounding linear_rounding = {};  // of any matrix outside of routed experts; null: as stored
   // After each layer that was read: how many, of how many. From the thread that constructs.
   std::function<void(int, int)> on_layer = {};
-  bool sizes_only = false;  // nothing but headers is read, and nothing can run: for memory_plan()
 };
 
 // New tokens of one sequence, at positions [position, position + tokens.size()).
@@ -41,6 +39,7 @@ struct SequenceInput {
   std::span<const int32_t> tokens;
   int position = 0;
   const int32_t* pages = nullptr;  // of the cache: tokens 0..63, 64..127, ...; enough for the new ones too
+  int32_t slot = -1;               // of its state, where the model keeps one
   enum class Logits { kNone, kLast, kAll } logits = Logits::kLast;  // of which new tokens
 };
 
@@ -48,18 +47,20 @@ class Transformer {
  public:
   // Reads and packs all weights but the embedding, whose rows are read from the checkpoint as tokens need
   // them: it must outlive this. Errors name the tensor that is missing or has the wrong shape.
-  Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Pool> pool,
+  // Operations that are for sizes only (CpuOpsOptions::sizes_only) read nothing but headers, and nothing can
+  // run: for memory_plan().
+  Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
               TransformerOptions options = {});
   ~Transformer();
   Transformer(Transformer&&) noexcept;
 
   const ModelSpec& spec() const;
-  KvShape kv_shape() const;
+  const SequenceShape& keeps() const;  // of sequences, layer by layer
   size_t packed_bytes() const;
-  int max_tokens() const;  // of one forward
-  Pool& pool() const;
+  int max_tokens() const;       // of one forward
   double stored_bytes() const;  // of all that was packed, in the formats' own bytes
 
+  // Not beside a forward, as decode_work().
   MemoryPlan memory_plan(const MemoryRequest& request) const;
   // One token for each of `sequences` at the end of a context of that length; experts as if routing were
   // even.
@@ -78,8 +79,6 @@ class Transformer {
  private:
   struct State;
   std::unique_ptr<State> state_;
-  friend struct TransformerLoader;
-  friend class LayerWalk;
 };
 
 }  // namespace kt

@@ -115,7 +115,7 @@ struct AttentionWork::State {
   const KvCache* cache = nullptr;
   const AttentionArgs* args = nullptr;
 
-  int group() const { return args->heads / cache->shape().heads; }
+  int group() const { return args->heads / cache->shape(args->plane).heads; }
   int most_rows() const { return std::max(kRows / group() * group(), group()); }
 
   void list_items();
@@ -139,7 +139,7 @@ void AttentionWork::State::list_items() {
       const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
       // Prefill has rows enough for every worker; decode over a long context has not.
       const bool split = sequence.count == 1;
-      for (int head = 0; head < cache->shape().heads; ++head)
+      for (int head = 0; head < cache->shape(args->plane).heads; ++head)
         add_item({static_cast<int>(s), head, begin, count, oldest / kPageTokens,
                   (sequence.position + begin + count - 1) / kPageTokens + 1},
                  split, partial_floats);
@@ -148,7 +148,7 @@ void AttentionWork::State::list_items() {
   left.clear();
   for (const Join& join : joins) left.push_back(std::make_unique<Countdown>(join.parts));
   if (partial.size() < partial_floats) partial.resize(partial_floats);
-  worker_bytes = round_up(Scratch(nullptr, cache->shape(), most_rows()).bytes, size_t{4096});
+  worker_bytes = round_up(Scratch(nullptr, cache->shape(args->plane), most_rows()).bytes, size_t{4096});
   const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
   if (memory.size() < bytes) memory = Buffer(bytes);
   next.store(0, std::memory_order_relaxed);
@@ -162,7 +162,7 @@ void AttentionWork::State::add_item(Item item, bool split, size_t& partial_float
   }
   item.join = static_cast<int>(joins.size());
   joins.push_back({parts, partial_floats});
-  partial_floats += static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape().dv_pad());
+  partial_floats += static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape(args->plane).dv_pad());
   const int first = item.first_page, last = item.last_page;
   for (item.part = 0; item.part < parts; ++item.part) {
     const int begin = (group_of(first) + item.part) * kGroupPages;
@@ -174,7 +174,7 @@ void AttentionWork::State::add_item(Item item, bool split, size_t& partial_float
 
 // The item's queries, scaled and padded; for a bf16 cache rounded likewise.
 void AttentionWork::State::take_queries(const Item& item, int rows, const Scratch& scratch) const noexcept {
-  const KvShape& shape = cache->shape();
+  const KvShape& shape = cache->shape(args->plane);
   const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
   const int heads = group(), d = shape.d_pad();
   for (int r = 0; r < rows; ++r) {
@@ -187,7 +187,7 @@ void AttentionWork::State::take_queries(const Item& item, int rows, const Scratc
 
 void AttentionWork::State::add_page(const Item& item, int page, int rows, const Scratch& scratch,
                                     const Sums& sums) const noexcept {
-  const KvShape& shape = cache->shape();
+  const KvShape& shape = cache->shape(args->plane);
   const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
   const int start = page * kPageTokens, heads = group();
   std::array<int32_t, kMostRows> begin, end;
@@ -199,8 +199,8 @@ void AttentionWork::State::add_page(const Item& item, int page, int rows, const 
   const auto scales = [&](const std::byte* block, int columns) {
     return reinterpret_cast<const float*>(block + static_cast<size_t>(kPageTokens * columns));
   };
-  const std::byte* values = cache->values(args->layer, sequence.pages[page], item.head);
-  const std::byte* keys = cache->keys(args->layer, sequence.pages[page], item.head);
+  const std::byte* values = cache->values(args->plane, sequence.pages[page], item.head);
+  const std::byte* keys = cache->keys(args->plane, sequence.pages[page], item.head);
   const int v_width = shape.shared ? shape.d_pad() : shape.dv_pad();
   const float* k_scales = scales(keys, shape.d_pad());
   if (shape.shared) {
@@ -221,8 +221,8 @@ void AttentionWork::State::add_page(const Item& item, int page, int rows, const 
                    .k_scales = k_scales,
                    .v_scales = scales(values, v_width),
                    .keys = std::min(kPageTokens, sequence.position + item.begin + item.count - start),
-                   .next_k = more ? cache->keys(args->layer, next, item.head) : nullptr,
-                   .next_v = more ? cache->values(args->layer, next, item.head) : nullptr,
+                   .next_k = more ? cache->keys(args->plane, next, item.head) : nullptr,
+                   .next_v = more ? cache->values(args->plane, next, item.head) : nullptr,
                    .next_k_bytes = shape.shared ? 0 : static_cast<int64_t>(shape.block_bytes(shape.d_pad())),
                    .next_v_bytes = static_cast<int64_t>(shape.block_bytes(v_width)),
                    .begin = begin.data(),
@@ -236,8 +236,8 @@ void AttentionWork::State::add_page(const Item& item, int page, int rows, const 
 }
 
 void AttentionWork::State::attend(const Item& item, std::byte* mine) noexcept {
-  const int rows = item.count * group(), dv = cache->shape().dv_pad();
-  const Scratch scratch(mine, cache->shape(), most_rows());
+  const int rows = item.count * group(), dv = cache->shape(args->plane).dv_pad();
+  const Scratch scratch(mine, cache->shape(args->plane), most_rows());
   const Join* join = item.join < 0 ? nullptr : &joins[static_cast<size_t>(item.join)];
   const auto part = [&](int i) {
     return Sums::in(partial.data() + join->at + static_cast<size_t>(i) * Sums::floats(rows, dv), rows);
@@ -262,7 +262,7 @@ void AttentionWork::State::attend(const Item& item, std::byte* mine) noexcept {
 
 // Divides by the sums, sinks included, and puts the rows where they belong.
 void AttentionWork::State::finish(const Item& item, const Sums& sums) const noexcept {
-  const KvShape& shape = cache->shape();
+  const KvShape& shape = cache->shape(args->plane);
   const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
   const int heads = group();
   for (int r = 0; r < item.count * heads; ++r) {
@@ -296,7 +296,7 @@ size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, 
 
 void AttentionWork::run(const KvCache& cache, const AttentionArgs& args) {
   State& s = *state_;
-  const KvShape& shape = cache.shape();
+  const KvShape& shape = cache.shape(args.plane);
   KT_CHECK(args.heads > 0 && args.heads % shape.heads == 0 && args.heads / shape.heads <= kMostRows,
            "attention: {} heads over {} of the cache", args.heads, shape.heads);
   KT_CHECK(args.q_stride >= args.heads * shape.d && args.out_stride >= args.heads * shape.dv,

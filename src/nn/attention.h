@@ -12,7 +12,7 @@
 namespace kt {
 
 struct AttentionArgs {
-  int layer = 0;
+  int plane = 0;  // of the cache
   std::span<const AttentionSequence> sequences;
   const float* q = nullptr;      // [tokens, heads, d]
   int64_t q_stride = 0;          // between tokens

@@ -24,9 +24,9 @@ class Batch {
  public:
   Batch(const Setting& setting, int threads)
       : s_(setting), pool_(std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false})) {
-    KvShape shape{
-        .layers = 2, .heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = s_.type};
-    cache_ = std::make_unique<KvCache>(shape, 80);
+    const KvShape shape{
+        .heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = s_.type};
+    cache_ = std::make_unique<KvCache>(SequenceShape{.planes = {shape, shape}, .states = {}}, 80);
     int page = 79;
     for (const int length : {1, 70, 1300, 200}) {
       Sequence one{.length = length};
@@ -63,7 +63,7 @@ class Batch {
       }
       if (rows == 0) continue;
       write_cache(*cache_, *pool_, kernels(),
-                  {.layer = 1,
+                  {.plane = 1,
                    .sequences = list,
                    .k = k.data(),
                    .v = v.data(),
@@ -71,7 +71,7 @@ class Batch {
                    .v_stride = s_.kv_heads * s_.dv});
       if (step == 0) continue;
       std::vector<float> out(static_cast<size_t>(rows * s_.heads * s_.dv));
-      work.run(*cache_, {.layer = 1,
+      work.run(*cache_, {.plane = 1,
                          .sequences = list,
                          .q = q.data(),
                          .q_stride = s_.heads * s_.d,
@@ -190,12 +190,12 @@ INSTANTIATE_TEST_SUITE_P(Types, Attention, testing::Values(KvType::kF32, KvType:
 TEST(KvPagesOfOthers, LeaveNothingBehind) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2, .pin = false});
   for (const KvType type : {KvType::kF32, KvType::kBf16, KvType::kS8}) {
-    KvCache cache({.layers = 1, .heads = 1, .d = 16, .dv = 16, .type = type}, 1);
+    KvCache cache({.planes = {{.heads = 1, .d = 16, .dv = 16, .type = type}}, .states = {}}, 1);
     const int32_t page = 0;
     const std::vector<float> bad(64 * 16, std::nanf("")), good(3 * 16, 0.5f);
     const auto write = [&](const AttentionSequence& one, const std::vector<float>& rows) {
       write_cache(cache, *pool, kernels(),
-                  {.layer = 0,
+                  {.plane = 0,
                    .sequences = {&one, 1},
                    .k = rows.data(),
                    .v = rows.data(),
@@ -207,7 +207,7 @@ TEST(KvPagesOfOthers, LeaveNothingBehind) {
     write(one, good);
     std::vector<float> out(3 * 16);
     AttentionWork(pool, kernels())
-        .run(cache, {.layer = 0,
+        .run(cache, {.plane = 0,
                      .sequences = {&one, 1},
                      .q = good.data(),
                      .q_stride = 16,

@@ -1,8 +1,10 @@
-// Keys and values of all layers in pages of tokens, so that sequences grow and share prefixes without copies.
-// Memory only: who owns which page is the engine's business.
+// What a model keeps of its sequences: keys and values of tokens in pages, so that sequences grow and share
+// prefixes without copies, and a state of fixed size for each sequence, where layers are recurrent. Memory
+// only: who owns which page and which slot is the engine's business.
 #pragma once
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "base/memory.h"
 #include "kernels/attention.h"
@@ -15,13 +17,14 @@ inline constexpr int kPageTokens = kKvBlock;
 KvType kv_type_named(std::string_view name);  // "f32", "bf16", "int8"; Error with the list otherwise
 std::string_view name_of(KvType type);
 
+// A plane of the cache: the keys and values of one layer.
 struct KvShape {
-  int layers = 0;
   int heads = 1;      // of keys and values
   int d = 0, dv = 0;  // of one head; stored padded to multiples of kKvColumns
   bool shared =
       false;  // values are the first dv numbers of the keys (latent attention): stored once, as values
   KvType type = KvType::kBf16;
+  bool operator==(const KvShape&) const = default;
 
   int d_pad() const { return (d + kKvColumns - 1) / kKvColumns * kKvColumns; }
   int dv_pad() const { return (dv + kKvColumns - 1) / kKvColumns * kKvColumns; }
@@ -42,26 +45,50 @@ struct KvShape {
 struct AttentionSequence {
   int first = 0, count = 0, position = 0;
   const int32_t* pages = nullptr;  // page of tokens 0..63, 64..127, ...
+  int32_t slot = -1;               // of its state, where the model keeps one
+};
+
+// What the layers of a model keep, in their order. A layer without keys has no plane, one without a state no
+// bytes of a slot.
+struct SequenceShape {
+  std::vector<KvShape> planes;
+  std::vector<size_t> states;  // bytes of one sequence in each layer that has a state
+  bool operator==(const SequenceShape&) const = default;
+
+  size_t page_bytes() const;  // of all planes
+  size_t slot_bytes() const;  // of all states
 };
 
 class KvCache {
  public:
-  // Error(kMemory) with the numbers if the pages do not fit the memory.
-  KvCache(const KvShape& shape, int pages);
-  const KvShape& shape() const { return shape_; }
+  // Error(kMemory) with the numbers if the pages do not fit the memory. What is in a slot before it is cleared
+  // or copied to is anything.
+  KvCache(const SequenceShape& shape, int pages, int slots = 0);
+  const SequenceShape& shape() const { return shape_; }
+  const KvShape& shape(int plane) const { return shape_.planes[static_cast<size_t>(plane)]; }
   int pages() const { return pages_; }
-  size_t bytes() const { return memory_.size(); }
+  int slots() const { return slots_; }
+  size_t bytes() const { return memory_.size() + states_.size(); }
 
-  // A head's block; the same for both where the cache shares them.
-  std::byte* keys(int layer, int page, int head);
-  std::byte* values(int layer, int page, int head);
-  const std::byte* keys(int layer, int page, int head) const;
-  const std::byte* values(int layer, int page, int head) const;
+  // A head's block; the same for both where the plane shares them.
+  std::byte* keys(int plane, int page, int head);
+  std::byte* values(int plane, int page, int head);
+  const std::byte* keys(int plane, int page, int head) const;
+  const std::byte* values(int plane, int page, int head) const;
+
+  // The state of one sequence in the layer whose state is number `state`; aligned to 64 bytes.
+  std::byte* state(int state, int slot);
+  void clear_slot(int slot);         // zeros in every layer
+  void copy_slot(int from, int to);  // every layer's
 
  private:
-  KvShape shape_;
-  int pages_;
-  Buffer memory_;  // [layers, pages, page_bytes]
+  SequenceShape shape_;
+  int pages_, slots_;
+  std::vector<size_t> plane_at_;  // bytes
+  std::vector<size_t> state_at_;  // bytes within a slot
+  size_t slot_bytes_ = 0;
+  Buffer memory_;  // [planes, pages, page_bytes of the plane]
+  Buffer states_;  // [slots, slot_bytes_]
 };
 
 }  // namespace kt

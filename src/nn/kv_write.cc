@@ -77,12 +77,12 @@ struct Writer {
   const CacheWrite& args;
 
   void write(const Run& run, int head) const {
-    const KvShape& shape = cache.shape();
+    const KvShape& shape = cache.shape(args.plane);
     const int page = run.sequence->pages[run.begin / kPageTokens];
     if (!shape.shared)
-      put(run, cache.keys(args.layer, page, head), Side::kKeys, shape.d, shape.d_pad(),
+      put(run, cache.keys(args.plane, page, head), Side::kKeys, shape.d, shape.d_pad(),
           args.k + head * shape.d, args.k_stride);
-    std::byte* values = cache.values(args.layer, page, head);
+    std::byte* values = cache.values(args.plane, page, head);
     if (shape.shared)
       put(run, values, Side::kValues, shape.d, shape.d_pad(), args.k + head * shape.d, args.k_stride);
     else
@@ -91,9 +91,9 @@ struct Writer {
 
   void put(const Run& run, std::byte* block, Side side, int width, int width_pad, const float* rows,
            int64_t stride) const {
-    const KvType type = cache.shape().type;
+    const KvType type = cache.shape(args.plane).type;
     if (side == Side::kValues && run.begin % kPageTokens == 0)
-      std::memset(block, 0, cache.shape().block_bytes(width_pad));
+      std::memset(block, 0, cache.shape(args.plane).block_bytes(width_pad));
     auto* scales = reinterpret_cast<float*>(block + static_cast<size_t>(kPageTokens * width_pad));
     RowCodes codes(kernels, type, width);
     for (int position = run.begin; position < run.end; ++position) {
@@ -116,7 +116,7 @@ struct Writer {
 void write_cache(KvCache& cache, Pool& pool, const Kernels& kernels, const CacheWrite& args) {
   const std::vector<Run> runs = runs_of(args.sequences);
   const Writer writer{cache, kernels, args};
-  const int heads = cache.shape().heads, items = static_cast<int>(runs.size()) * heads;
+  const int heads = cache.shape(args.plane).heads, items = static_cast<int>(runs.size()) * heads;
   const auto item = [&](int i) { writer.write(runs[static_cast<size_t>(i / heads)], i % heads); };
   int tokens = 0;
   for (const Run& run : runs) tokens += run.end - run.begin;

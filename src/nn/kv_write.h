@@ -9,10 +9,10 @@ namespace kt {
 
 // Keys and values [tokens, heads, d] and [tokens, heads, dv] (f32) for the pages of their sequences.
 struct CacheWrite {
-  int layer = 0;
+  int plane = 0;  // of the cache
   std::span<const AttentionSequence> sequences;
   const float* k = nullptr;
-  const float* v = nullptr;  // unused where the cache shares them
+  const float* v = nullptr;  // unused where the plane shares them
   int64_t k_stride = 0, v_stride = 0;
 };
 

@@ -60,20 +60,24 @@ Rope::Rope(const RopeSpec& spec) : spec_(spec), frequencies_(static_cast<size_t>
   for (size_t i = 0; i < frequencies_.size(); ++i) frequencies_[i] /= spec.divisors[i];
 }
 
-void Rope::turn(float* x, int heads, int64_t stride, int position) const {
-  const int half = spec_.dims / 2;
-  for (int i = 0; i < half; ++i) {
+void Rope::angles(int position, float* cosines, float* sines) const {
+  const auto factor = static_cast<float>(spec_.attention_factor);
+  for (size_t i = 0; i < frequencies_.size(); ++i) {
     // The reference computes the angle in f32: position * frequency, both rounded.
-    const float angle =
-        static_cast<float>(position) * static_cast<float>(frequencies_[static_cast<size_t>(i)]);
-    const float c = std::cos(angle) * static_cast<float>(spec_.attention_factor),
-                s = std::sin(angle) * static_cast<float>(spec_.attention_factor);
-    const int first = spec_.interleaved ? 2 * i : i, second = spec_.interleaved ? 2 * i + 1 : i + half;
-    for (int h = 0; h < heads; ++h) {
-      float* head = x + h * stride;
-      const float a = head[first], b = head[second];
-      head[first] = a * c - b * s;
-      head[second] = b * c + a * s;
+    const float angle = static_cast<float>(position) * static_cast<float>(frequencies_[i]);
+    cosines[i] = std::cos(angle) * factor;
+    sines[i] = std::sin(angle) * factor;
+  }
+}
+
+void Rope::rotate(float* x, int heads, int64_t stride, const float* cosines, const float* sines) const {
+  const int half = spec_.dims / 2, step = spec_.interleaved ? 2 : 1, apart = spec_.interleaved ? 1 : half;
+  for (int h = 0; h < heads; ++h) {
+    float* head = x + h * stride;
+    for (int i = 0; i < half; ++i) {
+      const float a = head[step * i], b = head[step * i + apart];
+      head[step * i] = a * cosines[i] - b * sines[i];
+      head[step * i + apart] = b * cosines[i] + a * sines[i];
     }
   }
 }

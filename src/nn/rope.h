@@ -1,4 +1,4 @@
-// Rotary position embeddings: the frequencies of every scaling people use, and turning heads by them.
+// Rotary position embeddings: the frequencies of every scaling people use, and rotating heads by them.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -6,7 +6,7 @@
 namespace kt {
 
 // Rotary positions. Pairs are (i, i + dims / 2), or (2 i, 2 i + 1) where interleaved. Only the first `dims`
-// of a head turn.
+// of a head are rotated.
 struct RopeSpec {
   int dims = 0;
   double theta = 10000;
@@ -19,6 +19,7 @@ struct RopeSpec {
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   double attention_factor = 1;                       // cosines and sines are multiplied by it
   std::vector<double> divisors = {};                 // [dims / 2] of each frequency; empty: none
+  bool operator==(const RopeSpec&) const = default;
 };
 
 class Rope {
@@ -26,9 +27,11 @@ class Rope {
   // `context`: the longest position the model was trained for (dynamic scaling past it is not applied).
   explicit Rope(const RopeSpec& spec);
 
-  // Turns `heads` heads of one token in place; head h starts at x + h * stride, its first spec.dims numbers
-  // turn.
-  void turn(float* x, int heads, int64_t stride, int position) const;
+  // Cosines and sines of one position, [dims / 2] each: a step computes them once for all layers.
+  void angles(int position, float* cosines, float* sines) const;
+  // Rotates `heads` heads of one token in place; head h starts at x + h * stride, its first spec.dims numbers
+  // are rotated.
+  void rotate(float* x, int heads, int64_t stride, const float* cosines, const float* sines) const;
   const RopeSpec& spec() const { return spec_; }
 
  private:

@@ -221,8 +221,24 @@ int bounded(std::optional<int> value, int most, std::string_view what, std::stri
   return value.value_or(0);
 }
 
+// "dense" or "sparse" for every layer: where a config says that, it is all there is to say.
+bool read_mlp_layer_types(const Sections& config, std::string_view name, ModelConfig& out) {
+  const Section* const section = config.having("mlp_layer_types");
+  if (section == nullptr) return false;
+  const std::vector<std::string> types = section->strings("mlp_layer_types");
+  if (static_cast<int>(types.size()) < out.layers)
+    fail("{}: mlp_layer_types has {} entries for {} layers", name, types.size(), out.layers);
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] != "dense" && types[i] != "sparse")
+      fail("{}: mlp_layer_types[{}] is '{}', expected 'dense' or 'sparse'", name, i, shown(types[i]));
+    if (types[i] == "dense") out.dense_layers.push_back(static_cast<int>(i));
+  }
+  return true;
+}
+
 // Which layers have experts, in the ways families say it.
 void read_moe_layers(const Sections& config, std::string_view name, ModelConfig& out) {
+  if (read_mlp_layer_types(config, name, out)) return;
   out.dense_first =
       config.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"}).value_or(0);
   if (const Section* const section = config.having("mlp_only_layers"))

@@ -33,11 +33,12 @@ struct ModelConfig {
   int inter = 0;    // one expert's: moe_intermediate_size, or intermediate_size where that family means it
   int experts = 0;  // num_experts, n_routed_experts, num_local_experts, ...
   int top_k = 0;
-  int dense_first = 0;            // first_k_dense_replace
-  int moe_every = 1;              // moe_layer_freq / decoder_sparse_step
-  int moe_phase = 0;              // experts are where (layer + moe_phase) % moe_every == 0
-  int mtp_layers = 0;             // num_nextn_predict_layers: stored after `layers`, never converted
-  std::vector<int> dense_layers;  // mlp_only_layers, and the zeros of a list-valued moe_layer_freq
+  int dense_first = 0;  // first_k_dense_replace
+  int moe_every = 1;    // moe_layer_freq / decoder_sparse_step
+  int moe_phase = 0;    // experts are where (layer + moe_phase) % moe_every == 0
+  int mtp_layers = 0;   // num_nextn_predict_layers: stored after `layers`, never converted
+  std::vector<int>
+      dense_layers;  // mlp_only_layers, mlp_layer_types, the zeros of a list-valued moe_layer_freq
   QuantizationConfig quantization;
 
   bool is_moe_layer(int layer) const;  // by the config alone

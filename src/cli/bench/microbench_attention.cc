@@ -81,8 +81,8 @@ AttentionSetup setup_of(const AttentionFlags& flags) {
   AttentionSetup setup;
   setup.kernels = flags.isa.empty() ? &kernels() : &kernels_named(flags.isa);
   setup.heads = flags.heads ? flags.heads : flags.mla ? 16 : 32;
-  setup.shape = {.layers = flags.layers,
-                 .heads = flags.mla ? 1 : flags.kv_heads,
+  setup.layers = flags.layers;
+  setup.shape = {.heads = flags.mla ? 1 : flags.kv_heads,
                  .d = flags.mla ? kLatentRank + kLatentRope : flags.head_dim,
                  .dv = flags.mla ? kLatentRank : flags.head_dim,
                  .shared = flags.mla,

@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "engine/calibration/layer_experts.h"
 #include "formats/floats.h"
-#include "nn/kv_cache.h"
+#include "nn/cpu_ops.h"
 
 namespace kt {
 namespace {
@@ -21,32 +21,6 @@ constexpr uint64_t kFixedMemory = uint64_t{96} << 20;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Weights of a layer but for its routed experts.
-uint64_t dense_weights(const ModelSpec& spec, const LayerSpec& layer) {
-  const auto u = [](int number) { return static_cast<uint64_t>(number); };
-  const uint64_t h = u(spec.hidden);
-  const uint64_t mlp = 3 * h * u(layer.moe ? spec.moe.shared_inter : layer.dense_inter) +
-                       (layer.moe ? h * u(spec.moe.experts) : 0);
-  if (!layer.mla) return mlp + h * u(spec.gqa.head_dim) * 2 * u(spec.gqa.heads + spec.gqa.kv_heads);
-  const MlaSpec& mla = spec.mla;
-  const uint64_t q = u(mla.heads) * u(mla.nope + mla.rope);
-  return mlp + (mla.q_rank ? u(mla.q_rank) * (h + q) : h * q) + h * u(mla.kv_rank + mla.rope) +
-         u(mla.kv_rank) * u(mla.heads) * u(mla.nope + mla.v) + u(mla.heads) * u(mla.v) * h;
-}
-
-// Keys and values of one token in one layer, bf16, padded.
-uint64_t kv_token_bytes(const ModelSpec& spec, const LayerSpec& layer) {
-  const KvShape shape =
-      layer.mla
-          ? KvShape{.layers = 1,
-                    .heads = 1,
-                    .d = spec.mla.kv_rank + spec.mla.rope,
-                    .dv = spec.mla.kv_rank,
-                    .shared = true}
-          : KvShape{.layers = 1, .heads = spec.gqa.kv_heads, .d = spec.gqa.head_dim, .dv = spec.gqa.head_dim};
-  return shape.page_bytes() / kPageTokens;
 }
 
 }  // namespace
@@ -101,9 +75,9 @@ Calibration::Calibration(const Checkpoint& checkpoint, const ExpertSource* sourc
       pool_(std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = 1})) {
   batch_tokens_ = std::max(text_.max_length, 2048);
   make_batches();
-  walk_ = std::make_unique<LayerWalk>(
-      checkpoint, std::move(spec), pool_, source,
-      TransformerOptions{.precision = Precision::kBf16, .max_tokens = batch_tokens_});
+  walk_ =
+      std::make_unique<LayerWalk>(checkpoint, std::move(spec), make_cpu_ops(pool_), source,
+                                  LoadOptions{.precision = Precision::kBf16, .max_tokens = batch_tokens_});
   report_.tokens = text_.tokens;
   plan_memory();
 }
@@ -134,7 +108,7 @@ bool Calibration::is_trial_row(int64_t row) const {
 uint64_t Calibration::walk_bytes() const {
   const ModelSpec& spec = walk_->spec();
   const uint64_t each =
-      targets_.spec_of(*walk_->stored(walk_->stages(0).front().modules.front())).scale_bytes();
+      targets_.spec_of(*walk_->stored(walk_->stages(0).front().matrices.front().module)).scale_bytes();
   uint64_t rows = 0, most = 0;
   for (const Batch& batch : batches_)
     rows = std::max(rows, static_cast<uint64_t>(batch.tokens()) + kPageTokens * batch.lengths.size());
@@ -142,8 +116,9 @@ uint64_t Calibration::walk_bytes() const {
     // As they are stored; where they are rounded, their codes too, and once more packed.
     const int layer = static_cast<int>(i);
     const bool more = dense_to_round(layer) || !stages_to_round(layer).empty();
-    most = std::max(most, dense_weights(spec, spec.layers[i]) * (each + (more ? 2 : 0)) +
-                              rows * kv_token_bytes(spec, spec.layers[i]));
+    const SequenceShape keeps = walk_->keeps(layer);
+    most = std::max(most, walk_->weights(layer) * (each + (more ? 2 : 0)) +
+                              rows * (keeps.page_bytes() / kPageTokens + keeps.slot_bytes()));
   }
   return most;
 }
@@ -155,14 +130,13 @@ Calibration::RoundingNeed Calibration::rounding_need() const {
     if (bytes > most.bytes) most = {bytes, what};
   };
   for (int layer = 0; layer < static_cast<int>(walk_->spec().layers.size()); ++layer) {
-    for (const AttentionStage& stage : stages_to_round(layer)) {
-      const auto largest = std::ranges::max_element(stage.n);
-      add(LinearRounder::bytes(*largest, stage.k, std::min(report_.held_out, 2 * kTrialTokens)),
-          stage.modules[static_cast<size_t>(largest - stage.n.begin())]);
-    }
+    for (const StageToRound& stage : stages_to_round(layer))
+      for (const StageToRound::Module& module : stage.modules)
+        add(LinearRounder::bytes(module.n, stage.k, std::min(report_.held_out, 2 * kTrialTokens)),
+            module.name);
     if (dense_to_round(layer)) {
-      const DenseModules dense = *walk_->dense(layer);
-      add(ExpertRounder::bytes(walk_->spec().hidden, dense.inter), dense.modules[2]);
+      const MlpModules& mlp = *walk_->mlp(layer);
+      add(ExpertRounder::bytes(walk_->spec().hidden, mlp.inter), mlp.modules[2]);
     }
   }
   return most;
@@ -201,9 +175,9 @@ void Calibration::plan_memory() {
   const uint64_t bound = limited ? options_.max_memory : available;
   const uint64_t layer = expert_bytes() + walk_bytes();
   const uint64_t fixed = kFixedMemory + own_memory() + layer + static_cast<uint64_t>(batch_tokens_) * h * 40 +
-                         tokens * static_cast<uint64_t>(spec.moe.top_k) * 16;
+                         tokens * static_cast<uint64_t>(top_k()) * 16;
   const RoundingNeed alone = rounding_need();
-  const uint64_t each = source_ ? ExpertRounder::bytes(spec.hidden, spec.moe.inter) : 0,
+  const uint64_t each = source_ ? ExpertRounder::bytes(spec.hidden, spec.moe()->inter) : 0,
                  least = fixed + std::max(each, alone.bytes), rows = tokens * h * 6;
   if (bound < least)
     fail_as(ErrorKind::kMemory, "calibration needs {} of memory for a layer and the moments of {}, {} {}",
@@ -279,19 +253,18 @@ std::unique_ptr<StoredMatrix> Calibration::replaced(int layer, const std::string
 }
 
 void Calibration::attend(int layer) {
-  const int hidden = walk_->spec().hidden, top_k = walk_->spec().moe.top_k;
-  const bool routes = walk_->spec().layers[static_cast<size_t>(layer)].moe,
-             goes_on = routes || dense_to_round(layer);
+  const int hidden = walk_->spec().hidden, top_k = this->top_k();
+  const bool routes = moe(layer) != nullptr, goes_on = routes || dense_to_round(layer);
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
     x_->read(batch.first, tokens, rows_.data());
-    walk_->attend({.lengths = batch.lengths,
-                   .x = rows_.data(),
-                   .normed = normed_rows_.data(),
-                   .ids = routes ? ids_.data() + batch.first * top_k : nullptr,
-                   .weights = routes ? weights_.data() + batch.first * top_k : nullptr});
+    walk_->mix({.lengths = batch.lengths,
+                .x = rows_.data(),
+                .normed = normed_rows_.data(),
+                .ids = routes ? ids_.data() + batch.first * top_k : nullptr,
+                .weights = routes ? weights_.data() + batch.first * top_k : nullptr});
     drop_if_not_finite(batch, layer);
-    if (!goes_on) walk_->add_dense(tokens, normed_rows_.data(), rows_.data());
+    if (!goes_on) walk_->add_mlp(tokens, normed_rows_.data(), rows_.data());
     x_->write(batch.first, tokens, rows_.data());
     if (!goes_on) continue;
     const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(hidden);
@@ -303,13 +276,13 @@ void Calibration::attend(int layer) {
 // What the layer gives with its matrices rounded.
 void Calibration::apply(int layer) {
   const ModelSpec& spec = walk_->spec();
-  const int hidden = spec.hidden, top_k = spec.moe.top_k;
+  const int hidden = spec.hidden, top_k = this->top_k();
   std::optional<LayerExperts> experts;
-  if (spec.layers[static_cast<size_t>(layer)].moe)
+  if (const MoeSpec* of = moe(layer))
     experts.emplace(
         pool_, *source_, *done_.at(layer), targets_.expert_spec(layer),
         ExpertsOptions{
-            .activation = spec.moe.activation, .precision = Precision::kBf16, .max_tokens = batch_tokens_});
+            .activation = of->activation, .precision = Precision::kBf16, .max_tokens = batch_tokens_});
   std::vector<float> more;
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
@@ -327,7 +300,7 @@ void Calibration::apply(int layer) {
                        more);
       for (size_t i = 0; i < values; ++i) rows_[i] += out_rows_[i];
     }
-    walk_->add_dense(tokens, normed_rows_.data(), rows_.data());
+    walk_->add_mlp(tokens, normed_rows_.data(), rows_.data());
     x_->write(batch.first, tokens, rows_.data());
   }
 }
@@ -340,7 +313,7 @@ void Calibration::prepare(const std::string& folder) {
   normed_ = std::make_unique<ActivationStore>(text_.tokens, hidden * sizeof(bf16), file("/normed"));
   for (auto* buffer : {&rows_, &normed_rows_, &out_rows_}) buffer->resize(rows * hidden);
   narrow_.resize(rows * hidden);
-  ids_.resize(static_cast<size_t>(text_.tokens) * static_cast<size_t>(spec.moe.top_k));
+  ids_.resize(static_cast<size_t>(text_.tokens) * static_cast<size_t>(top_k()));
   weights_.resize(ids_.size());
 }
 
@@ -375,7 +348,7 @@ void Calibration::run(const std::string& folder, const std::string& settings) {
       save_rounded_layer(path, pending_, settings);
       done_[layer] = std::make_unique<RoundedLayer>(path);
       pending_ = {};
-      if (layer < last && dense_to_round(layer)) walk_->reload_dense();
+      if (layer < last && dense_to_round(layer)) walk_->reload_mlp();
     }
     progress_.layers_kept += kept ? 1 : 0;
     report_.layers.push_back(done_[layer]->figures());

@@ -75,8 +75,19 @@ class Calibration {
     int tokens() const;
   };
   int experts() const { return source_ ? source_->experts() : 0; }
+  const MoeSpec* moe(int layer) const { return walk_->spec().layers[static_cast<size_t>(layer)].moe(); }
+  int top_k() const { return walk_->spec().moe() ? walk_->spec().moe()->top_k : 0; }
   // What of a layer takes part.
-  std::vector<AttentionStage> stages_to_round(int layer) const;
+  struct StageToRound {
+    size_t number = 0;  // of the mixer's stages
+    int64_t k = 0;
+    struct Module {
+      std::string name;
+      int64_t n = 0;
+    };
+    std::vector<Module> modules;
+  };
+  std::vector<StageToRound> stages_to_round(int layer) const;
   bool dense_to_round(int layer) const;
   bool rounds(int layer) const;
   struct RoundingNeed {
@@ -94,12 +105,12 @@ class Calibration {
   void attend(int layer);
   void drop_if_not_finite(const Batch& batch, int layer);
   void round_attention(int layer, RoundedMatrices& into);
-  void visit(const Batch& batch, AttentionInput stage, int64_t width, LinearRounder& rounder);
+  void visit(const Batch& batch, const StageToRound& stage, LinearRounder& rounder);
   void round_mlps(int layer, RoundedMatrices& into);
   void round_experts(int layer, const LayerInputs& inputs, RoundedMatrices& into);
   void round_dense(int layer, const LayerInputs& inputs, RoundedMatrices& into);
   OriginalExpert original(int layer, int expert) const;
-  OriginalExpert original(const DenseModules& dense) const;
+  OriginalExpert original(const MlpModules& dense) const;
   Hessian prior();
   std::vector<RoutedRows> rows_of(bool held_out) const;  // [experts]
   std::vector<RoutedRows> all_rows(int layer);           // {train, held out}, of the open layer's dense MLP

@@ -16,75 +16,73 @@ constexpr int64_t kPriorTokens = 8192;  // that stand for all of a layer's
 
 }  // namespace
 
-std::vector<AttentionStage> Calibration::stages_to_round(int layer) const {
-  std::vector<AttentionStage> out;
-  for (AttentionStage& stage : walk_->stages(layer)) {
-    AttentionStage mine{stage.input, stage.k, {}, {}};
-    for (size_t i = 0; i < stage.modules.size(); ++i) {
-      if (!targets_.linear(stage.modules[i])) continue;
-      mine.modules.push_back(std::move(stage.modules[i]));
-      mine.n.push_back(stage.n[i]);
-    }
+std::vector<Calibration::StageToRound> Calibration::stages_to_round(int layer) const {
+  std::vector<StageToRound> out;
+  const std::vector<Stage>& stages = walk_->stages(layer);
+  for (size_t i = 0; i < stages.size(); ++i) {
+    StageToRound mine{.number = i, .k = stages[i].k, .modules = {}};
+    for (const Stage::Matrix& matrix : stages[i].matrices)
+      if (targets_.linear(matrix.module)) mine.modules.push_back({matrix.module, matrix.n});
     if (!mine.modules.empty()) out.push_back(std::move(mine));
   }
   return out;
 }
 
 bool Calibration::dense_to_round(int layer) const {
-  const std::optional<DenseModules> dense = walk_->dense(layer);
-  return dense && std::ranges::any_of(dense->modules,
-                                      [&](const std::string& module) { return targets_.linear(module); });
+  const std::optional<MlpModules>& mlp = walk_->mlp(layer);
+  return mlp && std::ranges::any_of(mlp->modules,
+                                    [&](const std::string& module) { return targets_.linear(module); });
 }
 
 bool Calibration::rounds(int layer) const {
-  return walk_->spec().layers[static_cast<size_t>(layer)].moe || dense_to_round(layer) ||
-         !stages_to_round(layer).empty();
+  return moe(layer) || dense_to_round(layer) || !stages_to_round(layer).empty();
 }
 
 // One batch's rows as far as the stage's inputs. Samples that are not finite there take no part; attend()
 // finds the same and says so.
-void Calibration::visit(const Batch& batch, AttentionInput stage, int64_t width, LinearRounder& rounder) {
+void Calibration::visit(const Batch& batch, const StageToRound& stage, LinearRounder& rounder) {
   x_->read(batch.first, batch.tokens(), rows_.data());
-  walk_->visit({.lengths = batch.lengths, .x = rows_.data()}, stage, [&](const float* x, int64_t stride) {
-    std::vector<int32_t> train, held_out;
-    int64_t begin = 0;
-    for (const int length : batch.lengths) {
-      const int64_t end = begin + length;
-      bool usable = is_alive(batch.first + begin);
-      for (int64_t row = begin; usable && row < end; ++row)
-        usable = std::all_of(x + row * stride, x + row * stride + width,
-                             [](float value) { return is_finite(value); });
-      for (int64_t row = begin; usable && row < end; ++row) {
-        if (!is_held_out(batch.first + row)) {
-          train.push_back(static_cast<int32_t>(row));
-        } else if (is_trial_row(batch.first + row)) {
-          held_out.push_back(static_cast<int32_t>(row));
-        }
-      }
-      begin = end;
-    }
-    rounder.add(x, stride, train, held_out);
-  });
+  walk_->visit({.lengths = batch.lengths, .x = rows_.data()}, stage.number,
+               [&](const float* x, int64_t stride) {
+                 std::vector<int32_t> train, held_out;
+                 int64_t begin = 0;
+                 for (const int length : batch.lengths) {
+                   const int64_t end = begin + length;
+                   bool usable = is_alive(batch.first + begin);
+                   for (int64_t row = begin; usable && row < end; ++row)
+                     usable = std::all_of(x + row * stride, x + row * stride + stage.k,
+                                          [](float value) { return is_finite(value); });
+                   for (int64_t row = begin; usable && row < end; ++row) {
+                     if (!is_held_out(batch.first + row)) {
+                       train.push_back(static_cast<int32_t>(row));
+                     } else if (is_trial_row(batch.first + row)) {
+                       held_out.push_back(static_cast<int32_t>(row));
+                     }
+                   }
+                   begin = end;
+                 }
+                 rounder.add(x, stride, train, held_out);
+               });
 }
 
 // Stage by stage: what attention gives is what its rounded projections make of it.
 void Calibration::round_attention(int layer, RoundedMatrices& into) {
-  for (const AttentionStage& stage : stages_to_round(layer)) {
+  for (const StageToRound& stage : stages_to_round(layer)) {
     LinearRounder rounder(pool_, stage.k, options_.rounding);
-    for (const Batch& batch : batches_) visit(batch, stage.input, stage.k, rounder);
-    for (const std::string& module : stage.modules) {
-      const std::unique_ptr<StoredMatrix> stored = walk_->stored(module);
+    for (const Batch& batch : batches_) visit(batch, stage, rounder);
+    for (const StageToRound::Module& module : stage.modules) {
+      const std::unique_ptr<StoredMatrix> stored = walk_->stored(module.name);
       RoundedLinear rounded = rounder.round(*stored, targets_.spec_of(*stored));
-      into.figures.linears.push_back({module, rounded.figures});
-      into.matrices.emplace(module, std::move(rounded.matrix));
+      into.figures.linears.push_back({module.name, rounded.figures});
+      into.matrices.emplace(module.name, std::move(rounded.matrix));
     }
-    walk_->reload(stage.input);
+    walk_->reload(stage.number);
   }
 }
 
 std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
   std::vector<RoutedRows> out(static_cast<size_t>(experts()));
-  const auto top_k = static_cast<size_t>(walk_->spec().moe.top_k);
+  const auto top_k = static_cast<size_t>(top_k());
   for (size_t row = 0; row < sample_of_.size(); ++row) {
     if (!is_alive(static_cast<int64_t>(row)) || is_held_out(static_cast<int64_t>(row)) != held_out) continue;
     for (size_t slot = row * top_k; slot < (row + 1) * top_k; ++slot) {
@@ -100,7 +98,7 @@ std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
 std::vector<RoutedRows> Calibration::all_rows(int layer) {
   std::vector<RoutedRows> out(2);
   const ModelSpec& spec = walk_->spec();
-  const bool gated = spec.layers[static_cast<size_t>(layer)].moe && spec.moe.shared_gate;
+  const bool gated = moe(layer) && moe(layer)->shared_gate;
   std::vector<float> factors(static_cast<size_t>(batch_tokens_), 1.0f);
   for (const Batch& batch : batches_) {
     const int tokens = batch.tokens();
@@ -108,7 +106,7 @@ std::vector<RoutedRows> Calibration::all_rows(int layer) {
       const auto values = static_cast<size_t>(tokens) * static_cast<size_t>(spec.hidden);
       normed_->read(batch.first, tokens, narrow_.data());
       for (size_t i = 0; i < values; ++i) normed_rows_[i] = to_f32(bf16{narrow_[i]});
-      walk_->dense_scale(tokens, normed_rows_.data(), factors.data());
+      walk_->mlp_factors(tokens, normed_rows_.data(), factors.data());
     }
     for (int64_t row = 0; row < tokens; ++row) {
       if (!is_alive(batch.first + row)) continue;
@@ -152,7 +150,7 @@ OriginalExpert Calibration::original(int layer, int expert) const {
   return out;
 }
 
-OriginalExpert Calibration::original(const DenseModules& dense) const {
+OriginalExpert Calibration::original(const MlpModules& dense) const {
   OriginalExpert out;
   for (size_t p = 0; p < 3; ++p) {
     out.stored[p] = walk_->stored(dense.modules[p]);
@@ -211,7 +209,7 @@ void Calibration::round_experts(int layer, const LayerInputs& inputs, RoundedMat
 
 // The MLP that every token visits: an expert of its own, whose figures are its module's.
 void Calibration::round_dense(int layer, const LayerInputs& inputs, RoundedMatrices& into) {
-  const DenseModules dense = walk_->dense(layer).value();
+  const MlpModules& dense = walk_->mlp(layer).value();
   const std::vector<RoutedRows> rows = all_rows(layer);
   LayerInputs own = inputs;
   own.activation = dense.activation;
@@ -223,11 +221,12 @@ void Calibration::round_dense(int layer, const LayerInputs& inputs, RoundedMatri
 }
 
 void Calibration::round_mlps(int layer, RoundedMatrices& into) {
-  const bool routes = walk_->spec().layers[static_cast<size_t>(layer)].moe, dense = dense_to_round(layer);
+  const MoeSpec* routes = moe(layer);
+  const bool dense = dense_to_round(layer);
   if (!routes && !dense) return;
   const Hessian all = prior();
   const LayerInputs inputs{
-      .inputs = normed_.get(), .prior = &all, .activation = walk_->spec().moe.activation};
+      .inputs = normed_.get(), .prior = &all, .activation = routes ? routes->activation : Activation{}};
   if (routes) round_experts(layer, inputs, into);
   if (dense) round_dense(layer, inputs, into);
 }

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "models/families.h"
 #include "models/transformer.h"
+#include "nn/cpu_ops.h"
 
 namespace kt {
 namespace {
@@ -94,14 +95,14 @@ void run(const Flags& flags) {
   const Checkpoint checkpoint(flags.model);
   std::unique_ptr<ExpertSource> experts;
   if (!flags.weights.empty()) experts = open_kt_weights(flags.weights);
-  Transformer model(checkpoint, describe_model(checkpoint),
-                    std::make_shared<Pool>(PoolOptions{.threads = flags.threads}),
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
+  Transformer model(checkpoint, describe_model(checkpoint), make_cpu_ops(pool),
                     {.precision = flags.precision,
                      .kv_type = flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
                      .max_tokens = static_cast<int>(widest * sequences.size()),
                      .experts = experts.get()});
   const size_t pages = (longest + kPageTokens - 1) / kPageTokens;
-  KvCache cache(model.kv_shape(), static_cast<int>(pages * sequences.size()));
+  KvCache cache(model.keeps(), static_cast<int>(pages * sequences.size()));
   std::vector<std::vector<int32_t>> tables(sequences.size());
   // Pages in no particular order, because nothing may depend on it.
   for (size_t s = 0; s < sequences.size(); ++s)

@@ -1,0 +1,104 @@
+#include "models/feed_forward.h"
+
+#include <chrono>
+
+namespace kt {
+namespace {
+
+MlpModules modules_of(const DenseSpec& spec, const LayerPlace& place) {
+  return {.modules = {place.named(spec.names.gate), place.named(spec.names.up), place.named(spec.names.down)},
+          .inter = spec.inter,
+          .activation = spec.activation};
+}
+
+MlpModules shared_modules(const MoeSpec& spec, const LayerPlace& place) {
+  const std::string shared = place.named(spec.names.shared);
+  return {.modules = {shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj"},
+          .inter = spec.shared_inter,
+          .activation = spec.activation};
+}
+
+}  // namespace
+
+FeedForward::FeedForward(const FeedForwardSpec& spec, const LayerPlace& place) : place_(place) {
+  if (const auto* dense = std::get_if<DenseSpec>(&spec)) {
+    mlp_modules_ = modules_of(*dense, place);
+    return;
+  }
+  moe_ = std::get<MoeSpec>(spec);
+  if (moe_->shared_inter > 0) mlp_modules_ = shared_modules(*moe_, place);
+  scores_ = place.ops().rows("scores", moe_->experts);
+  ids_ = place.ops().rows("ids", moe_->top_k);
+  weights_ = place.ops().rows("weights", moe_->top_k);
+  if (moe_->shared_inter > 0 && moe_->shared_gate) factors_ = place.ops().rows("gate", 1);
+}
+
+void FeedForward::load(const ExpertSource* experts) {
+  WeightLoader& loader = place_.loader;
+  if (moe_) {
+    const MoeSpec::Names& names = moe_->names;
+    const int hidden = place_.hidden();
+    router_ = loader.exact_linear(place_.named(names.router), moe_->experts, hidden, moe_->router.bias);
+    if (moe_->router.correction_bias)
+      correction_ = loader.vector(place_.named(names.correction_bias), moe_->experts);
+    if (experts) routed_ = loader.experts(*experts, place_.layer, *moe_);
+    if (factors_.id >= 0) shared_gate_ = loader.exact_linear(place_.named(names.shared_gate), 1, hidden);
+  }
+  load_mlp();
+}
+
+void FeedForward::load_mlp() {
+  mlp_.reset();
+  if (mlp_modules_) mlp_ = place_.loader.mlp(*mlp_modules_);
+}
+
+void FeedForward::for_each(FunctionRef<void(const PlacedWeights&, Kind)> use) const {
+  if (routed_) use(*routed_, Kind::kRouted);
+  for (const PlacedWeights* weights : std::initializer_list<const PlacedWeights*>{
+           router_.get(), shared_gate_.get(), correction_.get(), mlp_.get()})
+    if (weights) use(*weights, Kind::kDense);
+}
+
+std::span<const int32_t> FeedForward::route(Ops& ops) const {
+  return ops.route({.spec = &moe_->router,
+                    .router = router_.get(),
+                    .correction = correction_.get(),
+                    .top_k = moe_->top_k,
+                    .x = place_.normed,
+                    .scores = scores_,
+                    .ids = ids_,
+                    .weights = weights_});
+}
+
+void FeedForward::run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const {
+  if (routed_) {
+    const std::span<const int32_t> ids = route(ops);
+    if (counts) counts->add(routed_layer, ids);
+    const auto start = std::chrono::steady_clock::now();
+    ops.experts({.experts = routed_.get(),
+                 .top_k = moe_->top_k,
+                 .x = place_.normed,
+                 .ids = ids_,
+                 .weights = weights_,
+                 .out = place_.out});
+    if (counts) counts->add_time(static_cast<uint64_t>((std::chrono::steady_clock::now() - start).count()));
+    ops.add(place_.x, place_.out);
+  }
+  run_mlp(ops);
+}
+
+Rows FeedForward::mlp_factors(Ops& ops) const {
+  if (!shared_gate_) return {};
+  const LinearUse gate{.weights = shared_gate_.get(), .x = place_.normed, .y = factors_};
+  ops.linear({&gate, 1});
+  ops.sigmoid(factors_);
+  return factors_;
+}
+
+void FeedForward::run_mlp(Ops& ops) const {
+  if (!mlp_) return;
+  ops.mlp({.mlp = mlp_.get(), .x = place_.normed, .factors = mlp_factors(ops), .out = place_.out});
+  ops.add(place_.x, place_.out);
+}
+
+}  // namespace kt

@@ -1,0 +1,47 @@
+// The part of a layer after the mixer: a gated MLP for every token, or routed experts with a shared one beside
+// them. Adds what it gives to the stream of activations.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "models/expert_counts.h"
+#include "models/mixer.h"
+
+namespace kt {
+
+class FeedForward {
+ public:
+  // Nothing is read yet.
+  FeedForward(const FeedForwardSpec& spec, const LayerPlace& place);
+
+  const MoeSpec* moe() const { return moe_ ? &*moe_ : nullptr; }  // null: a dense layer
+  // Modules of the MLP that every token visits, if there is one.
+  const std::optional<MlpModules>& mlp_modules() const { return mlp_modules_; }
+  // Routed experts only where `experts` is not null.
+  void load(const ExpertSource* experts);
+  void load_mlp();  // it alone; again, where its matrices changed
+  // Every weight it holds; which of them are routed experts.
+  enum class Kind { kRouted, kDense };
+  void for_each(FunctionRef<void(const PlacedWeights&, Kind)> use) const;
+
+  // place.normed through all of it; x += what comes out. `counts` of this model and which of its layers this is.
+  void run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const;
+  // Where the layer routes: experts and weights of place.normed. The ids are valid until the next step.
+  std::span<const int32_t> route(Ops& ops) const;
+  Rows route_weights() const { return weights_; }
+  // The MLP alone, where there is one.
+  void run_mlp(Ops& ops) const;
+  // Factors [tokens, 1] of what the MLP gives; no name: all are 1.
+  Rows mlp_factors(Ops& ops) const;
+
+ private:
+  const LayerPlace place_;
+  std::optional<MoeSpec> moe_;
+  std::optional<MlpModules> mlp_modules_;
+  std::unique_ptr<PlacedLinear> router_, shared_gate_;
+  std::unique_ptr<PlacedVector> correction_;
+  std::unique_ptr<PlacedExperts> routed_, mlp_;
+  Rows scores_, ids_, weights_, factors_;
+};
+
+}  // namespace kt

@@ -1,0 +1,104 @@
+// Grouped-query attention: every few heads of queries share a head of keys and values.
+#include "models/mixer.h"
+
+namespace kt {
+namespace {
+
+class GqaMixer final : public Mixer {
+ public:
+  GqaMixer(const GqaSpec& spec, const LayerPlace& place)
+      : Mixer(place),
+        spec_(spec),
+        rotation_(place.ops().make_rotation(spec.rope)),
+        q_(place.ops().rows("q", int64_t{spec.heads} * spec.head_dim)),
+        k_(place.ops().rows("k", int64_t{spec.kv_heads} * spec.head_dim)),
+        v_(place.ops().rows("v", k_.width)),
+        heads_(place.ops().rows("heads", q_.width)) {
+    const GqaSpec::Names& names = spec.names;
+    Stage in{.input = place.normed, .k = place.hidden(), .matrices = {}};
+    in.matrices.push_back({place.named(names.q), q_.width, spec.qkv_bias});
+    in.matrices.push_back({place.named(names.k), k_.width, spec.qkv_bias});
+    in.matrices.push_back({place.named(names.v), v_.width, spec.qkv_bias});
+    Stage out{.input = heads_, .k = heads_.width, .matrices = {}};
+    out.matrices.push_back({place.named(names.o), place.hidden(), spec.o_bias});
+    stages_.push_back(std::move(in));
+    stages_.push_back(std::move(out));
+  }
+
+  SequenceShape keeps(KvType type) const override {
+    return {.planes = {{.heads = spec_.kv_heads, .d = spec_.head_dim, .dv = spec_.head_dim, .type = type}},
+            .states = {}};
+  }
+
+  void load_vectors() override {
+    const auto vector = [&](const std::string& name, int64_t size) {
+      return place_.loader.vector(place_.named(name), size);
+    };
+    if (spec_.norm != GqaSpec::Norm::kNone) {
+      q_norm_ = vector(spec_.names.q_norm + ".weight", spec_.head_dim * norms(spec_.heads).size);
+      k_norm_ = vector(spec_.names.k_norm + ".weight", spec_.head_dim * norms(spec_.kv_heads).size);
+    }
+    if (spec_.sinks) sinks_ = vector(spec_.names.sinks, spec_.heads);
+  }
+
+  void for_each(FunctionRef<void(const PlacedWeights&)> use) const override {
+    Mixer::for_each(use);
+    for (const PlacedVector* vector : {q_norm_.get(), k_norm_.get(), sinks_.get()})
+      if (vector) use(*vector);
+  }
+
+  void run(Ops& ops, const MixerStep& step) const override {
+    if (step.stops_at(kIn)) return;
+    const LinearUse in[] = {{.weights = weights(kIn, 0), .x = place_.normed, .y = q_},
+                            {.weights = weights(kIn, 1), .x = place_.normed, .y = k_},
+                            {.weights = weights(kIn, 2), .x = place_.normed, .y = v_}};
+    ops.linear(in);
+    ops.rotate_write({.plane = step.plane,
+                      .rotation = rotation_,
+                      .norm_eps = place_.loader.spec().norm_eps,
+                      .q = heads_of(q_, spec_.heads, q_norm_.get()),
+                      .k = heads_of(k_, spec_.kv_heads, k_norm_.get()),
+                      .v = v_});
+    ops.attend({.plane = step.plane,
+                .q = q_,
+                .out = heads_,
+                .heads = spec_.heads,
+                .scale = static_cast<float>(spec_.scale),
+                .window = spec_.window,
+                .sinks = sinks_.get()});
+    if (step.stops_at(kOut)) return;
+    const LinearUse out{.weights = weights(kOut, 0), .x = heads_, .y = place_.out};
+    ops.linear({&out, 1});
+  }
+
+ private:
+  enum : size_t { kIn, kOut };
+
+  // Of so many heads: how many of them one norm covers, and how many norms there are.
+  struct Norms {
+    int size, count;
+  };
+  Norms norms(int heads) const {
+    return spec_.norm == GqaSpec::Norm::kAll ? Norms{heads, 1} : Norms{1, heads};
+  }
+  HeadRows heads_of(Rows rows, int heads, const PlacedVector* norm) const {
+    return {.rows = rows,
+            .heads = heads,
+            .stride = spec_.head_dim,
+            .norm = norm,
+            .norms = norm ? norms(heads).count : 0};
+  }
+
+  const GqaSpec spec_;
+  const int rotation_;
+  const Rows q_, k_, v_, heads_;
+  std::unique_ptr<PlacedVector> q_norm_, k_norm_, sinks_;  // null: none
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_gqa_mixer(const GqaSpec& spec, const LayerPlace& place) {
+  return std::make_unique<GqaMixer>(spec, place);
+}
+
+}  // namespace kt

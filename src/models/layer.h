@@ -1,0 +1,40 @@
+// One layer of a model: norms, a mixer and a feed-forward part. What a Transformer runs and calibration walks
+// through is this.
+#pragma once
+#include <memory>
+
+#include "models/feed_forward.h"
+#include "models/mixer.h"
+
+namespace kt {
+
+class Layer {
+ public:
+  // Layer number `place.layer` of the checkpoint, made as `spec` says. Nothing is read yet.
+  Layer(const LayerSpec& spec, const LayerPlace& place);
+
+  Mixer& mixer() { return *mixer_; }
+  const Mixer& mixer() const { return *mixer_; }
+  FeedForward& feed_forward() { return feed_forward_; }
+  const FeedForward& feed_forward() const { return feed_forward_; }
+
+  // All weights; routed experts only where there is a source of them.
+  void load(const ExpertSource* experts);
+  void for_each(FunctionRef<void(const PlacedWeights&, FeedForward::Kind)> use) const;
+
+  // x through the mixer, to place.out.
+  void mix(Ops& ops, const MixerStep& step) const;
+  // x += what the mixer gave; place.normed for the feed-forward part.
+  void after_mixer(Ops& ops) const;
+  void run(Ops& ops, const MixerStep& step, ExpertCounts* counts, size_t routed_layer) const;
+
+ private:
+  const LayerPlace place_;
+  const std::string input_norm_name_, post_norm_name_;
+  const Residual residual_;
+  std::unique_ptr<PlacedVector> input_norm_, post_norm_;
+  std::unique_ptr<Mixer> mixer_;
+  FeedForward feed_forward_;
+};
+
+}  // namespace kt

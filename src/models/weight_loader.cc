@@ -1,0 +1,163 @@
+#include "models/weight_loader.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "models/load_experts.h"
+#include "weights/gguf/gguf_names.h"
+
+namespace kt {
+
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops, LoadOptions options,
+                           const ExpertSource* routed)
+    : checkpoint_(checkpoint), spec_(spec), ops_(ops), options_(std::move(options)) {
+  for (LinearModule& module :
+       find_linears(checkpoint, [&](std::string_view name) { return routed && routed->owns(name); })) {
+    std::string name = module.module;
+    modules_.emplace(std::move(name), std::move(module));
+  }
+  find_root();
+}
+
+// Models inside larger ones keep their names behind another prefix.
+void WeightLoader::find_root() {
+  for (const char* candidate : {"model.", "language_model.model.", "model.language_model.", ""}) {
+    root_ = candidate;
+    if (checkpoint_.find(stored_name(checkpoint_, rooted(spec_.embedding) + ".weight"))) return;
+  }
+  root_ = "model.";
+  checkpoint_.at(stored_name(checkpoint_, spec_.embedding + ".weight"));  // says that it is missing
+}
+
+std::string WeightLoader::rooted(const std::string& name) const {
+  return name.starts_with("model.") ? root_ + name.substr(6) : name;
+}
+
+std::string WeightLoader::in_layer(int layer, const std::string& name) const {
+  return text("{}.{}.{}", rooted(spec_.prefix), layer, name);
+}
+
+// The head stands beside "model.", within a larger model too.
+std::string WeightLoader::head() const {
+  if (spec_.tied_embeddings) return rooted(spec_.embedding);
+  const std::string within = "language_model." + spec_.head;
+  return modules_.contains(within) ? within : spec_.head;
+}
+
+std::vector<float> WeightLoader::floats(const std::string& tensor, int64_t size) const {
+  const std::string stored = stored_name(checkpoint_, tensor);
+  const auto check = [&](int64_t found) {
+    if (found != size)
+      fail("{}: expected {} floats, found {}", stored, size, describe(checkpoint_.at(stored)));
+  };
+  if (ops_.sizes_only()) {
+    check(elements(checkpoint_.at(stored).shape));
+    return std::vector<float>(static_cast<size_t>(size));
+  }
+  std::vector<float> values = read_vector(checkpoint_, tensor);
+  check(static_cast<int64_t>(values.size()));
+  return values;
+}
+
+std::unique_ptr<PlacedVector> WeightLoader::vector(const std::string& tensor, int64_t size) const {
+  return ops_.make_vector(floats(tensor, size));
+}
+
+std::unique_ptr<StoredMatrix> WeightLoader::stored(const std::string& module) const {
+  return open_linear(checkpoint_, modules_.at(module));
+}
+
+std::unique_ptr<StoredMatrix> WeightLoader::matrix(const std::string& module, int64_t n, int64_t k) const {
+  const auto found = modules_.find(module);
+  if (found == modules_.end()) {
+    const Tensor& tensor = checkpoint_.at(stored_name(checkpoint_, module + ".weight"));
+    fail("{}: expected a matrix, found {}", tensor.name, describe(tensor));
+  }
+  std::unique_ptr<StoredMatrix> opened = open_linear(checkpoint_, found->second);
+  if (opened->n != n || opened->k != k)
+    fail("{}: expected [{}, {}], found [{}, {}]", opened->name, n, k, opened->n, opened->k);
+  const MatrixRounding& rounding = options_.linear_rounding;
+  return rounding ? rounding(std::move(opened), module) : std::move(opened);
+}
+
+// In the format asked for, for matrices whose rounding a user may choose.
+std::unique_ptr<StoredMatrix> WeightLoader::dense_matrix(const std::string& module, int64_t n,
+                                                         int64_t k) const {
+  std::unique_ptr<StoredMatrix> stored = matrix(module, n, k);
+  const auto& format = options_.linear_format;
+  return format && !(stored->format == *format) ? requantised(std::move(stored), *format) : std::move(stored);
+}
+
+void WeightLoader::will_take(size_t bytes) { loading_bytes_ = std::max(loading_bytes_, bytes); }
+
+std::unique_ptr<PlacedLinear> WeightLoader::packed(const StoredMatrix& stored, const std::string& module,
+                                                   bool bias, Precision precision) {
+  const std::vector<float> biases = bias ? floats(module + ".bias", stored.n) : std::vector<float>{};
+  const StoredMatrix* const alone[] = {&stored};
+  will_take(kt::loading_bytes(alone));
+  return ops_.make_linear(reader_of(stored), biases, precision, module);
+}
+
+std::unique_ptr<PlacedLinear> WeightLoader::linear(const std::string& module, int64_t n, int64_t k,
+                                                   bool bias) {
+  return packed(*dense_matrix(module, n, k), module, bias, options_.precision);
+}
+
+std::unique_ptr<PlacedLinear> WeightLoader::exact_linear(const std::string& module, int64_t n, int64_t k,
+                                                         bool bias) {
+  return packed(*matrix(module, n, k), module, bias, Precision::kF32);
+}
+
+// As the only expert of a layer.
+std::unique_ptr<PlacedExperts> WeightLoader::mlp(const MlpModules& of) {
+  const int64_t hidden = spec_.hidden;
+  const auto& [gate, up, down] = of.modules;
+  auto g = dense_matrix(gate, of.inter, hidden), u = dense_matrix(up, of.inter, hidden),
+       d = dense_matrix(down, hidden, of.inter);
+  if (!(g->format == u->format)) {  // one of them was left as it was when the other was rounded
+    const Format common = format_named("f32");
+    g = requantised(std::move(g), common);
+    u = requantised(std::move(u), common);
+  }
+  const StoredMatrix* const together[] = {g.get(), u.get(), d.get()};
+  will_take(kt::loading_bytes(together));
+  const auto load = [&](int, FunctionRef<void(const ExpertRows&)> use) {
+    use({.gate = reader_of(*g), .up = reader_of(*u), .down = reader_of(*d)});
+  };
+  return ops_.make_experts({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
+                           {.gate_up = g->format,
+                            .down = d->format,
+                            .activation = of.activation,
+                            .precision = options_.precision,
+                            .max_tokens = options_.max_tokens},
+                           {.load = load, .together = true});
+}
+
+// What reading a layer's experts takes, and biases, which are not packed with them.
+void WeightLoader::count_experts(const ExpertSource& source, int layer) {
+  const auto gate = source.at(layer, 0, Projection::kGate), up = source.at(layer, 0, Projection::kUp),
+             down = source.at(layer, 0, Projection::kDown);
+  const StoredMatrix* const together[] = {gate.get(), up.get(), down.get()};
+  will_take(kt::loading_bytes(together));
+  int64_t floats = 0;
+  for (const Projection projection : kProjections)
+    if (source.bias(layer, 0, projection))
+      floats += projection == Projection::kDown ? source.hidden() : source.inter();
+  expert_bias_bytes_ += static_cast<size_t>(source.experts() * floats) * sizeof(float);
+}
+
+std::unique_ptr<PlacedExperts> WeightLoader::experts(const ExpertSource& source, int layer,
+                                                     const MoeSpec& moe) {
+  if (source.experts() != moe.experts || source.hidden() != spec_.hidden || source.inter() != moe.inter)
+    fail("{}: the config has {} experts of {} x {}, the weights {} of {} x {}", checkpoint_.path(),
+         moe.experts, spec_.hidden, moe.inter, source.experts(), source.hidden(), source.inter());
+  count_experts(source, layer);
+  return ops_.make_experts(
+      experts_shape(source),
+      experts_options(
+          source, layer,
+          {.activation = moe.activation, .precision = options_.precision, .max_tokens = options_.max_tokens}),
+      fill_of(source, layer, ops_.loading_threads()));
+}
+
+}  // namespace kt

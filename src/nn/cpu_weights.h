@@ -1,0 +1,59 @@
+// Weights that lie in host memory, as cpu_ops.cc makes and reads them; not for other files.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "nn/experts.h"
+#include "nn/linear.h"
+#include "nn/ops.h"
+
+namespace kt {
+
+struct CpuVector final : PlacedVector {
+  std::vector<float> values;
+
+  explicit CpuVector(std::vector<float> from) : values(std::move(from)) {}
+  int64_t size() const override { return std::ssize(values); }
+  size_t packed_bytes() const override { return 0; }
+  size_t packed_bytes(int) const override { return 0; }
+  size_t plain_bytes() const override { return values.size() * sizeof(float); }
+  double stored_bytes() const override { return 0; }
+};
+
+struct CpuLinear final : PlacedLinear {
+  Linear linear;
+
+  explicit CpuLinear(Linear from) : linear(std::move(from)) {}
+  int64_t n() const override { return linear.n(); }
+  int64_t k() const override { return linear.k(); }
+  size_t packed_bytes() const override { return linear.packed_bytes(); }
+  size_t packed_bytes(int node) const override { return linear.packed_bytes(node); }
+  size_t plain_bytes() const override { return linear.bias_bytes(); }
+  double stored_bytes() const override { return linear.stored_bytes(); }
+};
+
+struct CpuExperts final : PlacedExperts {
+  Experts experts;
+
+  explicit CpuExperts(Experts from) : experts(std::move(from)) {}
+  const ExpertsShape& shape() const override { return experts.shape(); }
+  size_t packed_bytes() const override { return experts.packed_bytes(); }
+  size_t packed_bytes(int node) const override { return experts.packed_bytes(node); }
+  size_t plain_bytes() const override { return 0; }
+  double stored_bytes() const override { return experts.stored_bytes_per_expert() * experts.shape().experts; }
+};
+
+inline const std::vector<float>& values_of(const PlacedVector& vector) {
+  return static_cast<const CpuVector&>(vector).values;
+}
+inline const float* values_or_null(const PlacedVector* vector) {
+  return vector ? values_of(*vector).data() : nullptr;
+}
+inline const Linear& linear_of(const PlacedLinear& linear) {
+  return static_cast<const CpuLinear&>(linear).linear;
+}
+inline const Experts& experts_of(const PlacedExperts& experts) {
+  return static_cast<const CpuExperts&>(experts).experts;
+}
+
+}  // namespace kt

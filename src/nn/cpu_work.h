@@ -1,0 +1,18 @@
+// What operations read and multiply, of weights in host memory (work.h).
+#pragma once
+#include "nn/attention.h"
+#include "nn/experts.h"
+#include "nn/linear.h"
+#include "nn/work.h"
+
+namespace kt {
+
+Amount linear_work(const Linear& linear, double rows);
+// `hit` experts get `rows` rows in all.
+Amount experts_work(const Experts& experts, double hit, double rows);
+// Keys and values of every position that some new token sees, once; products of each token with what it sees.
+Amount attention_work(const KvShape& shape, int heads, int window, const AttentionSequence& sequence);
+// How many experts so many tokens hit when routing is even.
+double even_hits(const ExpertsShape& shape, int top_k, int tokens);
+
+}  // namespace kt

@@ -1,0 +1,244 @@
+// What layers are computed with: operations over named rows, and weights that lie where the operations run. A
+// mixer or a feed-forward part is written in these calls once; a CPU and a GPU each implement them
+// (cpu_ops.h). No addresses: what a name stands for is known to the Ops that gave it.
+//
+// Rows of a step are [tokens, width] floats, a row for each new token of all sequences. Operations run in the
+// order they are called in; what one wrote, the next reads. Between begin() and end() only.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "formats/matrix.h"
+#include "kernels/plan.h"
+#include "nn/experts.h"
+#include "nn/kv_cache.h"
+#include "nn/place.h"
+#include "nn/rope.h"
+#include "nn/router.h"
+#include "nn/row_reader.h"
+#include "nn/work.h"
+
+namespace kt {
+
+// A name of rows. Two names of one `id` with different widths are the same memory, used in turn.
+struct Rows {
+  int id = -1;
+  int64_t width = 0;
+};
+
+// The numbers of each row from column `first` on; how many is the operation's affair.
+struct Columns {
+  Rows rows;
+  int64_t first = 0;
+  Columns(Rows all) : rows(all) {}
+  Columns(Rows from, int64_t column) : rows(from), first(column) {}
+};
+
+// Weights in the memory of a place. Made by an Ops and understood by it alone.
+class PlacedWeights {
+ public:
+  virtual ~PlacedWeights() = default;
+  virtual size_t packed_bytes() const = 0;
+  virtual size_t packed_bytes(int node) const = 0;  // its share on a node of the host
+  virtual size_t plain_bytes() const = 0;           // vectors, biases
+  virtual double stored_bytes() const = 0;          // in the checkpoint's own bytes
+};
+
+class PlacedVector : public PlacedWeights {
+ public:
+  virtual int64_t size() const = 0;
+};
+
+class PlacedLinear : public PlacedWeights {
+ public:
+  virtual int64_t n() const = 0;
+  virtual int64_t k() const = 0;
+};
+
+// Gated MLPs that tokens are sent to; one that every token visits is a layer's dense MLP or shared expert.
+class PlacedExperts : public PlacedWeights {
+ public:
+  virtual const ExpertsShape& shape() const = 0;
+};
+
+// Rows of a table, found by number: the embedding.
+struct RowTable {
+  int64_t rows = 0, width = 0;
+  std::function<void(int64_t row, float* to)> read = {};  // from several threads
+};
+
+// y += scale * up(down(x)): a low-rank addition to a linear (LoRA).
+struct Adapter {
+  const PlacedLinear* down = nullptr;  // [rank, k]
+  const PlacedLinear* up = nullptr;    // [n, rank]
+  float scale = 1;
+};
+
+// y = x W^T + b. Uses of one call that read the same x share its quantised rows; none reads another's y.
+struct LinearUse {
+  const PlacedLinear* weights = nullptr;
+  Columns x, y;
+  const Adapter* adapter = nullptr;
+};
+
+// Heads side by side in rows: head h begins at column h * stride.
+struct HeadRows {
+  Rows rows;
+  int heads = 0;
+  int64_t stride = 0;
+  int64_t rotated = 0;  // where in a head the rotated numbers begin
+  // An RMS norm before the rotation over norm->size() numbers at a time, `norms` times side by side from the
+  // row's beginning; null: none.
+  const PlacedVector* norm = nullptr;
+  int norms = 0;
+};
+
+// New queries and keys are normed and rotated in place; keys and values go to their pages of the plane.
+struct RotateWrite {
+  int plane = 0;
+  int rotation = 0;  // of make_rotation()
+  double norm_eps = 0;
+  HeadRows q, k;
+  Rows v = {};  // none where the plane shares keys and values
+};
+
+// Causal softmax attention over a plane (nn/attention.h).
+struct Attend {
+  int plane = 0;
+  Rows q, out;
+  int heads = 0;
+  float scale = 1;
+  int window = 0;
+  const PlacedVector* sinks = nullptr;  // [heads]
+};
+
+// `count` numbers of every head, from columns head * stride on.
+struct CopyHeads {
+  Columns from, to;
+  int64_t from_stride = 0, to_stride = 0;
+  int heads = 0;
+  int64_t count = 0;
+};
+
+// Scores of a router, and the experts it chooses (nn/router.h).
+struct ChooseExperts {
+  const RouterSpec* spec = nullptr;
+  const PlacedLinear* router = nullptr;
+  const PlacedVector* correction = nullptr;  // null: none
+  int top_k = 0;
+  Rows x, scores;     // scores: [tokens, experts]
+  Rows ids, weights;  // [tokens, top_k]; ids are whole numbers
+};
+
+// Experts that tokens were sent to.
+struct RunExperts {
+  const PlacedExperts* experts = nullptr;
+  int top_k = 0;
+  Rows x, ids, weights, out;
+};
+
+// A gated MLP that every token visits; `factors` [tokens, 1] multiply what it gives, where they are named.
+struct RunMlp {
+  const PlacedExperts* mlp = nullptr;
+  Rows x, factors = {}, out;
+};
+
+// A step: new tokens of these sequences, with what the model keeps of them.
+struct StepRows {
+  std::span<const AttentionSequence> sequences;
+  int tokens = 0;
+  KvCache* cache = nullptr;
+};
+
+// What a step takes: the work of it, and memory beyond weights, rows and cache.
+struct StepNeeds {
+  Work work;
+  size_t workspace = 0;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual Place place() const = 0;
+  virtual int nodes() const = 0;        // of the host, whose shares packed_bytes(node) tells
+  virtual bool sizes_only() const = 0;  // weights are laid out but not read, and nothing runs but measure()
+
+  // Weights. Errors name `name`.
+  virtual std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) = 0;
+  // Read in pieces on all threads that load; the bias is [n] or empty.
+  virtual std::unique_ptr<PlacedLinear> make_linear(const RowReader& weights, std::span<const float> bias,
+                                                    Precision precision, std::string_view name) = 0;
+  // A small matrix that is there as a whole; from inside spread() too.
+  virtual std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision precision,
+                                                    std::string_view name) = 0;
+  // `load` is called for every expert, on several threads; where
+  // experts are few and large, for one after the other, and then all threads share each.
+  struct ExpertsFill {
+    std::function<void(int expert, FunctionRef<void(const ExpertRows&)> use)> load;
+    bool together = false;
+  };
+  virtual std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape,
+                                                      const ExpertsOptions& options,
+                                                      const ExpertsFill& fill) = 0;
+  // A kind of rotation; its sines and cosines are computed once a step.
+  virtual int make_rotation(const RopeSpec& spec) = 0;
+  // Rows by name. Of several widths asked for under one name memory has the largest.
+  virtual Rows rows(std::string_view name, int64_t width) = 0;
+  // Memory for all rows asked for so far; before the first step.
+  virtual void allocate(int max_tokens) = 0;
+  // Calls work(i) for i in [0, n) on the threads that load weights, the first error stops all and is thrown.
+  virtual void spread(int64_t n, FunctionRef<void(int64_t)> work) = 0;
+  virtual int loading_threads() const = 0;
+
+  virtual void begin(const StepRows& step) = 0;
+  virtual void end() noexcept = 0;
+  // x[first + i] = table[ids[i]].
+  virtual void embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) = 0;
+  virtual void norm(Rows x, const PlacedVector& weights, double eps, Rows y) = 0;  // y may be x
+  virtual void add(Rows x, Rows y) = 0;                                            // x += y
+  // x += y; out = norm(x).
+  virtual void add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) = 0;
+  virtual void linear(std::span<const LinearUse> uses) = 0;
+  virtual void rotate_write(const RotateWrite& args) = 0;
+  virtual void attend(const Attend& args) = 0;
+  virtual void copy_heads(const CopyHeads& args) = 0;
+  // Ids as they were chosen, [tokens, top_k]; valid until the next step or route().
+  virtual std::span<const int32_t> route(const ChooseExperts& args) = 0;
+  virtual void experts(const RunExperts& args) = 0;
+  virtual void mlp(const RunMlp& args) = 0;
+  virtual void sigmoid(Rows x) = 0;  // in place
+  // Rows whose numbers are `tokens` (ascending) move to the front: x[i] = x[tokens[i]].
+  virtual void pick(Rows x, std::span<const int> tokens) = 0;
+  // The first `count` rows through a linear, to memory of the caller: [count, n].
+  virtual void project(const PlacedLinear& weights, Rows x, int count, float* y) = 0;
+  // Between rows and memory of the caller, [tokens, width].
+  virtual void write(std::span<const float> values, Rows x) = 0;
+  virtual void read(Rows x, std::span<float> values) = 0;
+
+  // What the operations that `run` calls would take for such a step over planes of these shapes. Nothing is
+  // computed, no rows and no cache are needed, and tokens go to experts as if routing were even. Not beside a
+  // step.
+  virtual StepNeeds measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) = 0;
+  virtual size_t row_bytes(int max_tokens) const = 0;  // of all rows asked for so far
+  // Of all steps so far.
+  virtual const Work& work() const = 0;
+};
+
+// A step from here to the end of the scope.
+class StepScope {
+ public:
+  StepScope(Ops& ops, const StepRows& step) : ops_(ops) { ops_.begin(step); }
+  ~StepScope() { ops_.end(); }
+  StepScope(const StepScope&) = delete;
+  StepScope& operator=(const StepScope&) = delete;
+
+ private:
+  Ops& ops_;
+};
+
+}  // namespace kt
