@@ -19,7 +19,7 @@ struct Scheduler::Job {
     if (tokenizer) text.emplace(*tokenizer, request.special);
   }
   // Tokens whose keys and values are not in the cache: at least one.
-  int todo() const { return static_cast<int>(tokens.size()) - pages->tokens(); }
+  int todo() const { return static_cast<int>(tokens.size()) - sequence->tokens(); }
   int output_tokens() const { return static_cast<int>(tokens.size() - request.prompt.size()); }
 
   RequestId id = 0;
@@ -28,7 +28,7 @@ struct Scheduler::Job {
   Sampler sampler;
   std::optional<Detokenizer> text;
   StopMatcher stops;
-  std::optional<SequencePages> pages;  // while running
+  std::optional<StoredSequence> sequence;  // while running
   int most_output = 0;
   std::optional<int> cached_tokens;  // once admitted
   int chunk = 0;                     // tokens it feeds in this step
@@ -43,7 +43,7 @@ std::string_view name_of(FinishReason reason) {
 }
 
 Scheduler::Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options)
-    : model_(model), tokenizer_(tokenizer), options_(options), pages_(model.cache_pages()) {
+    : model_(model), tokenizer_(tokenizer), options_(options), store_({.pages = model.cache_pages()}) {
   if (options.sequences < 1) fail("sequences: expected at least 1, got {}", options.sequences);
   if (options.step_tokens < options.sequences)
     fail("step_tokens: expected at least one for each of {} sequences, got {}", options.sequences,
@@ -53,7 +53,7 @@ Scheduler::Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOpti
 Scheduler::~Scheduler() = default;
 
 int Scheduler::longest() const {
-  const int64_t room = int64_t{pages_.pages()} * kPageTokens;
+  const int64_t room = int64_t{store_.pages()} * kPageTokens;
   return static_cast<int>(std::min<int64_t>(model_.context(), room));
 }
 
@@ -62,7 +62,7 @@ void Scheduler::check(const GenerateRequest& request) const {
   if (length == 0) fail("prompt: empty; expected at least 1 token");
   if (length >= longest())
     fail("prompt: {} tokens leave no room for an answer in {} tokens (context {}, KV cache {} pages of {})",
-         length, longest(), model_.context(), pages_.pages(), kPageTokens);
+         length, longest(), model_.context(), store_.pages(), kPageTokens);
   for (TokenId id : request.prompt)
     if (id < 0 || id >= model_.vocabulary())
       fail("prompt: token {} is outside the vocabulary of {}", id, model_.vocabulary());
@@ -97,9 +97,9 @@ SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = counts_;
   stats.running = static_cast<int>(running_.size());
   stats.waiting = static_cast<int>(waiting_.size());
-  stats.pages = pages_.pages();
-  stats.pages_held = pages_.held();
-  stats.pages_cached = pages_.cached();
+  stats.pages = store_.pages();
+  stats.pages_held = store_.pages_held();
+  stats.pages_cached = store_.pages_cached();
   return stats;
 }
 
@@ -141,7 +141,7 @@ bool Scheduler::reserve_or_preempt() {
   bool all_stay = true;
   for (size_t i = 0; i < running_.size(); ++i) {
     Job& job = *running_[i];
-    while (i < running_.size() && !job.pages->reserve(job.pages->tokens() + job.chunk)) {
+    while (i < running_.size() && !job.sequence->reserve(job.sequence->tokens() + job.chunk)) {
       preempt_youngest();  // perhaps this one
       all_stay = false;
     }
@@ -150,10 +150,10 @@ bool Scheduler::reserve_or_preempt() {
 }
 
 void Scheduler::preempt_youngest() {
-  KT_CHECK(running_.size() > 1, "one sequence does not fit {} pages", pages_.pages());
+  KT_CHECK(running_.size() > 1, "one sequence does not fit {} pages", store_.pages());
   std::unique_ptr<Job> job = std::move(running_.back());
   running_.pop_back();
-  job->pages.reset();
+  job->sequence.reset();
   ++counts_.preemptions;
   waiting_.push_front(std::move(job));
 }
@@ -161,12 +161,12 @@ void Scheduler::preempt_youngest() {
 void Scheduler::admit(int budget) {
   while (budget > 0 && !waiting_.empty() && running_.size() < static_cast<size_t>(options_.sequences)) {
     Job& job = *waiting_.front();
-    SequencePages pages = pages_.start(job.tokens);
-    const int cached = pages.tokens();
+    StoredSequence sequence = store_.start(job.tokens);
+    const int cached = sequence.tokens();
     if (begins_like_running(job, cached)) return;
-    if (!pages.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
-    if (static_cast<size_t>(pages_.available()) < running_.size()) return;
-    job.pages = std::move(pages);
+    if (!sequence.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
+    if (static_cast<size_t>(store_.pages_available()) < running_.size()) return;
+    job.sequence = std::move(sequence);
     if (!job.cached_tokens) job.cached_tokens = cached;
     counts_.tokens_reused += static_cast<uint64_t>(cached);
     job.chunk = std::min(job.todo(), budget);
@@ -183,7 +183,7 @@ bool Scheduler::begins_like_running(const Job& job, int cached) const {
     const auto common = std::ranges::mismatch(other->tokens, job.tokens).in1 - other->tokens.begin();
     const auto usable = std::min<ptrdiff_t>(common, static_cast<ptrdiff_t>(job.tokens.size()) - 1) /
                         kPageTokens * kPageTokens;
-    if (usable > cached && usable > other->pages->tokens()) return true;
+    if (usable > cached && usable > other->sequence->tokens()) return true;
   }
   return false;
 }
@@ -194,11 +194,11 @@ void Scheduler::run_planned() {
   size_t rows = 0;
   for (const auto& job : running_) {
     if (job->chunk == 0) continue;
-    const int position = job->pages->tokens();
+    const int position = job->sequence->tokens();
     const bool wants = job->chunk == job->todo();
     const auto tokens = std::span<const TokenId>(job->tokens)
                             .subspan(static_cast<size_t>(position), static_cast<size_t>(job->chunk));
-    step_.push_back({tokens, position, job->pages->pages(), wants});
+    step_.push_back({tokens, position, job->sequence->pages(), wants});
     planned.push_back(job.get());
     rows += wants;
     counts_.tokens_fed += tokens.size();
@@ -215,7 +215,7 @@ void Scheduler::run_planned() {
   }
   picks_.clear();
   for (size_t i = 0; i < planned.size(); ++i) {
-    planned[i]->pages->commit(step_[i].tokens);
+    planned[i]->sequence->commit(step_[i].tokens);
     if (step_[i].wants_logits) picks_.push_back({.job = planned[i]});
   }
   pick_tokens(rows);
@@ -304,7 +304,7 @@ void Scheduler::finish(Job& job, Finish finish, const SampledToken* token, std::
   finish.cached_tokens = job.cached_tokens.value_or(0);
   finish.seconds = seconds(Clock::now());
   if (job.first) finish.seconds_to_first = seconds(*job.first);
-  job.pages.reset();
+  job.sequence.reset();
   jobs_.erase(job.id);
   report(job, {.id = job.id, .token = token, .text = text, .finish = &finish});
   ended_.push_back(job.id);

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/kv_pages.h"
 #include "engine/sampler.h"
+#include "engine/sequence_store.h"
 #include "engine/step_model.h"
 #include "text/constraint.h"
 #include "text/tokenizer/tokenizer.h"
@@ -108,7 +108,7 @@ class Scheduler {
   // Requests that ended since the last call, after their last event.
   std::vector<RequestId> take_ended() { return std::exchange(ended_, {}); }
   // Forgets what ended requests left in the cache.
-  void drop_cache() { pages_.drop_cached(); }
+  void drop_cache() { store_.drop_cached(); }
 
  private:
   struct Job;
@@ -130,7 +130,7 @@ class Scheduler {
   StepModel& model_;
   const Tokenizer* tokenizer_;
   SchedulerOptions options_;
-  KvPages pages_;
+  SequenceStore store_;
   std::vector<std::unique_ptr<Job>> running_;  // oldest first
   std::deque<std::unique_ptr<Job>> waiting_;   // oldest first, all younger than the running ones
   std::unordered_map<RequestId, Job*> jobs_;   // both

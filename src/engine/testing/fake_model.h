@@ -4,7 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "engine/kv_pages.h"
+#include "engine/sequence_store.h"
 #include "engine/scheduler.h"
 
 namespace kt {

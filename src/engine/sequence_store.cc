@@ -1,4 +1,4 @@
-#include "engine/kv_pages.h"
+#include "engine/sequence_store.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,16 +8,16 @@
 
 namespace kt {
 
-KvPages::KvPages(int pages, int buckets) {
-  if (pages < 1) fail("KV cache: expected at least 1 page, got {}", pages);
-  if (buckets < 0) fail("KV cache: expected at least 0 buckets, got {}", buckets);
-  const auto count = static_cast<size_t>(pages);
+SequenceStore::SequenceStore(StoreSizes sizes) {
+  if (sizes.pages < 1) fail("KV cache: expected at least 1 page, got {}", sizes.pages);
+  if (sizes.buckets < 0) fail("KV cache: expected at least 0 buckets, got {}", sizes.buckets);
+  const auto count = static_cast<size_t>(sizes.pages);
   pages_.resize(count);
-  buckets_.assign(std::bit_ceil(buckets > 0 ? static_cast<size_t>(buckets) : 2 * count), kNone);
-  for (int32_t page = pages - 1; page >= 0; --page) free_.push_back(page);
+  buckets_.assign(std::bit_ceil(sizes.buckets > 0 ? static_cast<size_t>(sizes.buckets) : 2 * count), kNone);
+  for (int32_t page = sizes.pages - 1; page >= 0; --page) free_.push_back(page);
 }
 
-int32_t& KvPages::bucket_of(uint64_t parent, std::span<const TokenId> tokens) {
+int32_t& SequenceStore::bucket_of(uint64_t parent, std::span<const TokenId> tokens) {
   uint64_t hash = (parent + 1) * 0x9E3779B97F4A7C15u;
   for (TokenId id : tokens) {
     hash = (hash ^ static_cast<uint32_t>(id)) * 0xBF58476D1CE4E5B9u;
@@ -26,13 +26,13 @@ int32_t& KvPages::bucket_of(uint64_t parent, std::span<const TokenId> tokens) {
   return buckets_[hash & (buckets_.size() - 1)];
 }
 
-int32_t KvPages::find(uint64_t parent, std::span<const TokenId> tokens) {
+int32_t SequenceStore::find(uint64_t parent, std::span<const TokenId> tokens) {
   for (int32_t page = bucket_of(parent, tokens); page != kNone; page = at(page).next_in_bucket)
     if (at(page).parent == parent && std::ranges::equal(at(page).tokens, tokens)) return page;
   return kNone;
 }
 
-void KvPages::enter(int32_t page, uint64_t parent, std::span<const TokenId> tokens) {
+void SequenceStore::enter(int32_t page, uint64_t parent, std::span<const TokenId> tokens) {
   Page& entry = at(page);
   entry.serial = ++serials_;
   entry.parent = parent;
@@ -41,7 +41,7 @@ void KvPages::enter(int32_t page, uint64_t parent, std::span<const TokenId> toke
   entry.next_in_bucket = std::exchange(first, page);
 }
 
-void KvPages::forget(int32_t page) {
+void SequenceStore::forget(int32_t page) {
   Page& entry = at(page);
   int32_t* link = &bucket_of(entry.parent, entry.tokens);
   while (*link != page) link = &at(*link).next_in_bucket;
@@ -49,7 +49,7 @@ void KvPages::forget(int32_t page) {
   entry.serial = kRoot;
 }
 
-void KvPages::link_newest(int32_t page) {
+void SequenceStore::link_newest(int32_t page) {
   at(page).older = newest_;
   at(page).newer = kNone;
   (newest_ == kNone ? oldest_ : at(newest_).newer) = page;
@@ -57,15 +57,15 @@ void KvPages::link_newest(int32_t page) {
   ++cached_;
 }
 
-void KvPages::unlink(int32_t page) {
+void SequenceStore::unlink(int32_t page) {
   const Page& entry = at(page);
   (entry.older == kNone ? oldest_ : at(entry.older).newer) = entry.newer;
   (entry.newer == kNone ? newest_ : at(entry.newer).older) = entry.older;
   --cached_;
 }
 
-int32_t KvPages::take() {
-  KT_CHECK(available() > 0);
+int32_t SequenceStore::take() {
+  KT_CHECK(pages_available() > 0);
   int32_t page = oldest_;
   if (!free_.empty()) {
     page = free_.back();
@@ -79,13 +79,13 @@ int32_t KvPages::take() {
   return page;
 }
 
-void KvPages::hold(int32_t page) {
+void SequenceStore::hold(int32_t page) {
   if (at(page).holders++ > 0) return;
   unlink(page);
   ++held_;
 }
 
-void KvPages::release(int32_t page) {
+void SequenceStore::release(int32_t page) {
   if (--at(page).holders > 0) return;
   --held_;
   if (at(page).serial != kRoot)
@@ -94,7 +94,7 @@ void KvPages::release(int32_t page) {
     free_.push_back(page);
 }
 
-void KvPages::drop_cached() {
+void SequenceStore::drop_cached() {
   while (oldest_ != kNone) {
     const int32_t page = oldest_;
     unlink(page);
@@ -103,8 +103,8 @@ void KvPages::drop_cached() {
   }
 }
 
-SequencePages KvPages::start(std::span<const TokenId> tokens) {
-  SequencePages sequence(*this);
+StoredSequence SequenceStore::start(std::span<const TokenId> tokens) {
+  StoredSequence sequence(*this);
   uint64_t parent = kRoot;
   for (size_t begin = 0; begin + kPageTokens < tokens.size(); begin += kPageTokens) {
     const int32_t page = find(parent, tokens.subspan(begin, kPageTokens));
@@ -117,13 +117,13 @@ SequencePages KvPages::start(std::span<const TokenId> tokens) {
   return sequence;
 }
 
-SequencePages::SequencePages(SequencePages&& other) noexcept
+StoredSequence::StoredSequence(StoredSequence&& other) noexcept
     : owner_(other.owner_),
       pages_(std::exchange(other.pages_, {})),
       tail_(std::exchange(other.tail_, {})),
       tokens_(std::exchange(other.tokens_, 0)) {}
 
-SequencePages& SequencePages::operator=(SequencePages&& other) noexcept {
+StoredSequence& StoredSequence::operator=(StoredSequence&& other) noexcept {
   if (this == &other) return *this;
   release();
   owner_ = other.owner_;
@@ -133,15 +133,15 @@ SequencePages& SequencePages::operator=(SequencePages&& other) noexcept {
   return *this;
 }
 
-bool SequencePages::reserve(int tokens) {
+bool StoredSequence::reserve(int tokens) {
   const size_t wanted = (static_cast<size_t>(std::max(tokens, 0)) + kPageTokens - 1) / kPageTokens;
   if (wanted <= pages_.size()) return true;
-  if (wanted - pages_.size() > static_cast<size_t>(owner_->available())) return false;
+  if (wanted - pages_.size() > static_cast<size_t>(owner_->pages_available())) return false;
   while (pages_.size() < wanted) pages_.push_back(owner_->take());
   return true;
 }
 
-void SequencePages::commit(std::span<const TokenId> tokens) {
+void StoredSequence::commit(std::span<const TokenId> tokens) {
   KT_CHECK(static_cast<size_t>(tokens_) + tokens.size() <= pages_.size() * kPageTokens,
            "{} tokens behind {} in {} pages", tokens.size(), tokens_, pages_.size());
   while (!tokens.empty()) {
@@ -151,9 +151,9 @@ void SequencePages::commit(std::span<const TokenId> tokens) {
     tokens_ += static_cast<int>(count);
     if (tail_.size() < kPageTokens) return;
     const auto index = static_cast<size_t>(tokens_ / kPageTokens - 1);
-    const uint64_t parent = index == 0 ? KvPages::kRoot : owner_->at(pages_[index - 1]).serial;
+    const uint64_t parent = index == 0 ? SequenceStore::kRoot : owner_->at(pages_[index - 1]).serial;
     const int32_t equal = owner_->find(parent, tail_);
-    if (equal == KvPages::kNone) {
+    if (equal == SequenceStore::kNone) {
       owner_->enter(pages_[index], parent, tail_);
     } else {
       owner_->hold(equal);
@@ -163,8 +163,8 @@ void SequencePages::commit(std::span<const TokenId> tokens) {
   }
 }
 
-SequencePages SequencePages::fork() const {
-  SequencePages other(*owner_);
+StoredSequence StoredSequence::fork() const {
+  StoredSequence other(*owner_);
   const auto full = static_cast<ptrdiff_t>(tokens_ / kPageTokens);
   other.pages_.assign(pages_.begin(), pages_.begin() + full);
   for (int32_t page : other.pages_) owner_->hold(page);
@@ -172,7 +172,7 @@ SequencePages SequencePages::fork() const {
   return other;
 }
 
-void SequencePages::release() {
+void StoredSequence::release() {
   // From the end, so that what continues a page is given away before it.
   while (!pages_.empty()) {
     owner_->release(pages_.back());

@@ -11,31 +11,36 @@
 
 namespace kt {
 
-class SequencePages;
+class StoredSequence;
+
+struct StoreSizes {
+  int pages = 0;
+  int buckets = 0;  // of the table of tokens; 0: as many as serve it well
+};
 
 // A page is free, held by one or more sequences, or cached: full, held by nobody, findable by its tokens and
 // all tokens before them. Cached pages are given away when no page is free, the least recently used first; a
 // page never before those that continue it, for whoever uses those uses it too.
-class KvPages {
+class SequenceStore {
  public:
-  // `buckets` of the table of tokens; 0: as many as serve it well. It must outlive its sequences.
-  explicit KvPages(int pages, int buckets = 0);
-  KvPages(const KvPages&) = delete;
-  KvPages& operator=(const KvPages&) = delete;
+  // It must outlive its sequences.
+  explicit SequenceStore(StoreSizes sizes);
+  SequenceStore(const SequenceStore&) = delete;
+  SequenceStore& operator=(const SequenceStore&) = delete;
 
   int pages() const { return static_cast<int>(pages_.size()); }
-  int held() const { return held_; }
-  int cached() const { return cached_; }
-  int available() const { return pages() - held_; }  // free or cached
+  int pages_held() const { return held_; }
+  int pages_cached() const { return cached_; }
+  int pages_available() const { return pages() - held_; }  // free or cached
 
   // A sequence of these tokens, begun with the longest cached beginning in whole pages, but never all of
   // them: one token at least has to run for its logits. O(pages).
-  SequencePages start(std::span<const TokenId> tokens);
+  StoredSequence start(std::span<const TokenId> tokens);
   // Forgets what is cached; what sequences hold stays theirs and findable.
   void drop_cached();
 
  private:
-  friend class SequencePages;
+  friend class StoredSequence;
   static constexpr int32_t kNone = -1;
   static constexpr uint64_t kRoot = 0;
   struct Page {
@@ -66,11 +71,11 @@ class KvPages {
 };
 
 // The pages of one sequence. Move-only; gives them back at its end.
-class SequencePages {
+class StoredSequence {
  public:
-  SequencePages(SequencePages&& other) noexcept;
-  SequencePages& operator=(SequencePages&& other) noexcept;
-  ~SequencePages() { release(); }
+  StoredSequence(StoredSequence&& other) noexcept;
+  StoredSequence& operator=(StoredSequence&& other) noexcept;
+  ~StoredSequence() { release(); }
 
   // Pages of tokens 0..63, 64..127, ...: valid until the next call that is not const.
   std::span<const int32_t> pages() const { return pages_; }
@@ -85,15 +90,15 @@ class SequencePages {
   void commit(std::span<const TokenId> tokens);
   // Another sequence that holds this one's full pages. What is in a page that is not full it has to run
   // again.
-  SequencePages fork() const;
+  StoredSequence fork() const;
   // Gives all pages back, as the end does; those that are full stay cached.
   void release();
 
  private:
-  friend class KvPages;
-  explicit SequencePages(KvPages& owner) : owner_(&owner) {}
+  friend class SequenceStore;
+  explicit StoredSequence(SequenceStore& owner) : owner_(&owner) {}
 
-  KvPages* owner_;
+  SequenceStore* owner_;
   std::vector<int32_t> pages_;
   std::vector<TokenId> tail_;  // tokens of the page that is not full
   int tokens_ = 0;
