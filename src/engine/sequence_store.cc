@@ -8,13 +8,17 @@
 
 namespace kt {
 
-SequenceStore::SequenceStore(StoreSizes sizes) {
+SequenceStore::SequenceStore(StoreSizes sizes, CopyState copy_state) : copy_state_(std::move(copy_state)) {
   if (sizes.pages < 1) fail("KV cache: expected at least 1 page, got {}", sizes.pages);
   if (sizes.buckets < 0) fail("KV cache: expected at least 0 buckets, got {}", sizes.buckets);
+  if (sizes.slots < 0) fail("states: expected at least 0 slots, got {}", sizes.slots);
+  KT_CHECK(sizes.slots == 0 || copy_state_, "{} slots and no way to copy them", sizes.slots);
   const auto count = static_cast<size_t>(sizes.pages);
   pages_.resize(count);
   buckets_.assign(std::bit_ceil(sizes.buckets > 0 ? static_cast<size_t>(sizes.buckets) : 2 * count), kNone);
   for (int32_t page = sizes.pages - 1; page >= 0; --page) free_.push_back(page);
+  slots_.resize(static_cast<size_t>(sizes.slots));
+  for (int32_t slot = sizes.slots - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
 int32_t& SequenceStore::bucket_of(uint64_t parent, std::span<const TokenId> tokens) {
@@ -47,6 +51,7 @@ void SequenceStore::forget(int32_t page) {
   while (*link != page) link = &at(*link).next_in_bucket;
   *link = entry.next_in_bucket;
   entry.serial = kRoot;
+  if (entry.snapshot != kNone) drop_snapshot(page);
 }
 
 void SequenceStore::link_newest(int32_t page) {
@@ -104,24 +109,65 @@ void SequenceStore::drop_cached() {
 }
 
 StoredSequence SequenceStore::start(std::span<const TokenId> tokens) {
-  StoredSequence sequence(*this);
+  std::vector<int32_t> known;
   uint64_t parent = kRoot;
   for (size_t begin = 0; begin + kPageTokens < tokens.size(); begin += kPageTokens) {
     const int32_t page = find(parent, tokens.subspan(begin, kPageTokens));
     if (page == kNone) break;
-    hold(page);
-    sequence.pages_.push_back(page);
+    known.push_back(page);
     parent = at(page).serial;
   }
-  sequence.tokens_ = static_cast<int>(sequence.pages_.size()) * kPageTokens;
+  return start_behind(known);
+}
+
+StoredSequence SequenceStore::start_behind(std::span<const int32_t> known) {
+  StoredSequence sequence(*this);
+  sequence.known_ = static_cast<int>(known.size()) * kPageTokens;
+  while (has_states() && !known.empty() && at(known.back()).snapshot == kNone)
+    known = known.first(known.size() - 1);
+  for (int32_t page : known) hold(page);
+  sequence.pages_.assign(known.begin(), known.end());
+  sequence.tokens_ = static_cast<int>(known.size()) * kPageTokens;
+  if (sequence.awaits_snapshot()) {
+    Slot& from = slot(at(known.back()).snapshot);
+    ++from.beginners;
+    from.used = ++uses_;
+  }
   return sequence;
 }
 
-StoredSequence::StoredSequence(StoredSequence&& other) noexcept
-    : owner_(other.owner_),
-      pages_(std::exchange(other.pages_, {})),
-      tail_(std::exchange(other.tail_, {})),
-      tokens_(std::exchange(other.tokens_, 0)) {}
+bool SequenceStore::free_a_slot() {
+  if (!free_slots_.empty()) return true;
+  const Slot* oldest = nullptr;
+  for (const Slot& one : slots_)
+    if (one.page != kNone && one.beginners == 0 && (!oldest || one.used < oldest->used)) oldest = &one;
+  if (!oldest) return false;
+  drop_snapshot(oldest->page);
+  return true;
+}
+
+int32_t SequenceStore::take_slot() {
+  const int32_t taken = free_slots_.back();
+  free_slots_.pop_back();
+  return taken;
+}
+
+void SequenceStore::attach(int32_t page, int32_t slot, SnapshotKind kind) {
+  at(page).snapshot = slot;
+  this->slot(slot) = {.page = page, .used = ++uses_, .kind = kind};
+  ++snapshots_;
+}
+
+void SequenceStore::drop_snapshot(int32_t page) {
+  const int32_t dropped = std::exchange(at(page).snapshot, kNone);
+  slot(dropped) = {};
+  free_slots_.push_back(dropped);
+  --snapshots_;
+}
+
+StoredSequence::StoredSequence(StoredSequence&& other) noexcept : owner_(other.owner_) {
+  *this = std::move(other);
+}
 
 StoredSequence& StoredSequence::operator=(StoredSequence&& other) noexcept {
   if (this == &other) return *this;
@@ -130,6 +176,9 @@ StoredSequence& StoredSequence::operator=(StoredSequence&& other) noexcept {
   pages_ = std::exchange(other.pages_, {});
   tail_ = std::exchange(other.tail_, {});
   tokens_ = std::exchange(other.tokens_, 0);
+  known_ = std::exchange(other.known_, 0);
+  slot_ = std::exchange(other.slot_, SequenceStore::kNone);
+  rolling_ = std::exchange(other.rolling_, SequenceStore::kNone);
   return *this;
 }
 
@@ -141,7 +190,28 @@ bool StoredSequence::reserve(int tokens) {
   return true;
 }
 
+bool StoredSequence::begin() {
+  if (!owner_->has_states() || slot_ != SequenceStore::kNone) return true;
+  const int32_t from = tokens_ > 0 ? owner_->at(last_full()).snapshot : SequenceStore::kNone;
+  if (!owner_->free_a_slot()) {
+    // Nothing is left but the snapshot itself: if nobody else waits for it, its slot becomes the sequence's.
+    if (from == SequenceStore::kNone || owner_->slot(from).beginners > 1) return false;
+    owner_->drop_snapshot(last_full());
+    slot_ = owner_->take_slot();
+    KT_CHECK(slot_ == from, "state in slot {}, sequence in {}", from, slot_);
+    return true;
+  }
+  if (from != SequenceStore::kNone) {
+    owner_->copy_state_(from, owner_->free_slots_.back());
+    --owner_->slot(from).beginners;
+    owner_->slot(from).kind = SnapshotKind::kLasting;
+  }
+  slot_ = owner_->take_slot();
+  return true;
+}
+
 void StoredSequence::commit(std::span<const TokenId> tokens) {
+  KT_CHECK(!owner_->has_states() || slot_ != SequenceStore::kNone, "{} tokens before begin()", tokens.size());
   KT_CHECK(static_cast<size_t>(tokens_) + tokens.size() <= pages_.size() * kPageTokens,
            "{} tokens behind {} in {} pages", tokens.size(), tokens_, pages_.size());
   while (!tokens.empty()) {
@@ -163,23 +233,48 @@ void StoredSequence::commit(std::span<const TokenId> tokens) {
   }
 }
 
+bool StoredSequence::snapshot(SnapshotKind kind) {
+  KT_CHECK(slot_ != SequenceStore::kNone && tokens_ > 0 && tail_.empty(),
+           "snapshot of slot {} behind {} tokens", slot_, tokens_);
+  const int32_t page = last_full();
+  if (kind == SnapshotKind::kRolling && rolling_ != page) drop_rolling();
+  if (const int32_t known = owner_->at(page).snapshot; known != SequenceStore::kNone) {
+    owner_->slot(known).used = ++owner_->uses_;
+    if (kind == SnapshotKind::kLasting) owner_->slot(known).kind = kind;
+    return true;
+  }
+  if (!owner_->free_a_slot()) return false;
+  owner_->copy_state_(slot_, owner_->free_slots_.back());
+  owner_->attach(page, owner_->take_slot(), kind);
+  if (kind == SnapshotKind::kRolling) rolling_ = page;
+  return true;
+}
+
+void StoredSequence::drop_rolling() {
+  const int32_t page = std::exchange(rolling_, SequenceStore::kNone);
+  if (page == SequenceStore::kNone || owner_->at(page).snapshot == SequenceStore::kNone) return;
+  const SequenceStore::Slot& slot = owner_->slot(owner_->at(page).snapshot);
+  if (slot.kind == SnapshotKind::kRolling && slot.beginners == 0) owner_->drop_snapshot(page);
+}
+
 StoredSequence StoredSequence::fork() const {
-  StoredSequence other(*owner_);
-  const auto full = static_cast<ptrdiff_t>(tokens_ / kPageTokens);
-  other.pages_.assign(pages_.begin(), pages_.begin() + full);
-  for (int32_t page : other.pages_) owner_->hold(page);
-  other.tokens_ = static_cast<int>(full) * kPageTokens;
-  return other;
+  return owner_->start_behind(pages().first(static_cast<size_t>(tokens_ / kPageTokens)));
 }
 
 void StoredSequence::release() {
+  if (slot_ != SequenceStore::kNone) {
+    owner_->free_slots_.push_back(std::exchange(slot_, SequenceStore::kNone));
+  } else if (awaits_snapshot()) {
+    --owner_->slot(owner_->at(last_full()).snapshot).beginners;
+  }
   // From the end, so that what continues a page is given away before it.
   while (!pages_.empty()) {
     owner_->release(pages_.back());
     pages_.pop_back();
   }
   tail_.clear();
-  tokens_ = 0;
+  tokens_ = known_ = 0;
+  rolling_ = SequenceStore::kNone;
 }
 
 }  // namespace kt
