@@ -24,6 +24,8 @@ class RandomTokens : public StepModel {
   int vocabulary() const override { return model_.vocabulary(); }
   int context() const override { return model_.context(); }
   int cache_pages() const override { return model_.cache_pages(); }
+  int state_slots() const override { return model_.state_slots(); }
+  void copy_state(int from_slot, int to_slot) override { model_.copy_state(from_slot, to_slot); }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
     model_.step(sequences, logits);
     const auto width = static_cast<size_t>(vocabulary());

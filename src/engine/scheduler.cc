@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "engine/stop_matcher.h"
@@ -32,6 +33,7 @@ struct Scheduler::Job {
   int most_output = 0;
   std::optional<int> cached_tokens;  // once admitted
   int chunk = 0;                     // tokens it feeds in this step
+  std::set<int> snapshots;           // positions where one is wanted, whole pages
   bool cancelled = false, ended = false;
   Clock::time_point submitted = Clock::now();
   std::optional<Clock::time_point> first;  // token
@@ -43,11 +45,16 @@ std::string_view name_of(FinishReason reason) {
 }
 
 Scheduler::Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options)
-    : model_(model), tokenizer_(tokenizer), options_(options), store_({.pages = model.cache_pages()}) {
+    : model_(model),
+      tokenizer_(tokenizer),
+      options_(options),
+      store_({.pages = model.cache_pages(), .slots = model.state_slots()},
+             [&model](int from, int to) { model.copy_state(from, to); }) {
   if (options.sequences < 1) fail("sequences: expected at least 1, got {}", options.sequences);
   if (options.step_tokens < options.sequences)
     fail("step_tokens: expected at least one for each of {} sequences, got {}", options.sequences,
          options.step_tokens);
+  if (store_.has_states()) options_.sequences = std::min(options.sequences, store_.slots());
 }
 
 Scheduler::~Scheduler() = default;
@@ -100,6 +107,9 @@ SchedulerStats Scheduler::stats() const {
   stats.pages = store_.pages();
   stats.pages_held = store_.pages_held();
   stats.pages_cached = store_.pages_cached();
+  stats.slots = store_.slots();
+  stats.slots_held = store_.slots_held();
+  stats.snapshots = store_.snapshots();
   return stats;
 }
 
@@ -124,16 +134,55 @@ void Scheduler::end_cancelled() {
   if (!cancelled.empty()) remove_ended();
 }
 
-// Chooses what running sequences feed; returns how many tokens are left for others. Oldest first, which is
-// also those who generate before those whose prompts still run: a prompt leaves room for younger ones only in
-// the step that ends it.
+// Chooses what running sequences feed; returns how many tokens are left for others. Those who generate come
+// first, there is always a token for each, and then prompts, oldest first: one that stops early for a snapshot
+// leaves room for younger ones, who must not starve when it goes on.
 int Scheduler::plan_running() {
   int budget = options_.step_tokens;
-  for (const auto& job : running_) {
-    job->chunk = std::min(job->todo(), budget);
-    budget -= job->chunk;
-  }
+  const auto plan = [&](Job& job) {
+    job.chunk = chunk_of(job, budget);
+    budget -= job.chunk;
+  };
+  for (const auto& job : running_)
+    if (job->todo() == 1) plan(*job);
+  for (const auto& job : running_)
+    if (job->todo() > 1) plan(*job);
   return budget;
+}
+
+// What it feeds next, at most so many tokens: up to where a snapshot is wanted.
+int Scheduler::chunk_of(const Job& job, int budget) const {
+  const int chunk = std::min(job.todo(), budget);
+  if (!store_.has_states()) return chunk;
+  const int position = job.sequence->tokens();
+  int border = (position / kMilestone + 1) * kMilestone;
+  const auto wanted = job.snapshots.upper_bound(position);
+  if (wanted != job.snapshots.end()) border = std::min(border, *wanted);
+  return std::min(chunk, border - position);
+}
+
+// Where a sequence that has just been admitted should leave snapshots for others:
+// - at the last border that leaves a token to run, for the same prompt again and for prompts that continue it:
+//   the next turn of a chat, or another answer;
+// - where the beginning ends that it has in common with one before: if two have it, more will, as with the
+//   instructions that all prompts of an application share. The first to come cannot know where that is.
+//   (A running sequence learns of such a place from those that wait: begins_like_running.)
+// Other borders of the prompt get none that lasts. One rolling snapshot follows it, a milestone at a time, so
+// that preemption, or a client that goes away and comes back, does not cost all of a long prompt; and then,
+// page by page, the answer, which is part of the next turn.
+void Scheduler::want_snapshots(Job& job) {
+  if (!store_.has_states()) return;
+  job.snapshots = {(static_cast<int>(job.tokens.size()) - 1) / kPageTokens * kPageTokens,
+                   job.sequence->known()};
+}
+
+void Scheduler::keep_snapshot(Job& job) {
+  const int position = job.sequence->tokens();
+  if (!store_.has_states() || position % kPageTokens != 0) return;
+  const bool in_prompt = position < static_cast<int>(job.request.prompt.size());
+  const bool wanted = job.snapshots.contains(position);
+  if (!in_prompt || wanted || position % kMilestone == 0)
+    job.sequence->snapshot(in_prompt && wanted ? SnapshotKind::kLasting : SnapshotKind::kRolling);
 }
 
 // Makes room for what was planned, oldest first; false if that cost others their pages.
@@ -166,10 +215,12 @@ void Scheduler::admit(int budget) {
     if (begins_like_running(job, cached)) return;
     if (!sequence.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
     if (static_cast<size_t>(store_.pages_available()) < running_.size()) return;
+    if (!sequence.begin()) return;
     job.sequence = std::move(sequence);
+    want_snapshots(job);
     if (!job.cached_tokens) job.cached_tokens = cached;
     counts_.tokens_reused += static_cast<uint64_t>(cached);
-    job.chunk = std::min(job.todo(), budget);
+    job.chunk = chunk_of(job, budget);
     budget -= job.chunk;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
@@ -177,13 +228,19 @@ void Scheduler::admit(int budget) {
 }
 
 // Whether a running sequence is about to fill pages that this one could use: then waiting costs a step or
-// two, and not waiting a whole prompt. Several answers to one prompt come this way.
-bool Scheduler::begins_like_running(const Job& job, int cached) const {
+// two, and not waiting a whole prompt. Several answers to one prompt come this way. Where the model has states
+// the running one has to stop there for a snapshot.
+bool Scheduler::begins_like_running(const Job& job, int cached) {
   for (const auto& other : running_) {
     const auto common = std::ranges::mismatch(other->tokens, job.tokens).in1 - other->tokens.begin();
     const auto usable = std::min<ptrdiff_t>(common, static_cast<ptrdiff_t>(job.tokens.size()) - 1) /
                         kPageTokens * kPageTokens;
-    if (usable > cached && usable > other->sequence->tokens()) return true;
+    if (usable <= cached || usable <= other->sequence->tokens()) continue;
+    if (store_.has_states()) {
+      other->snapshots.insert(static_cast<int>(usable));
+      other->chunk = chunk_of(*other, other->chunk);
+    }
+    return true;
   }
   return false;
 }
@@ -198,7 +255,11 @@ void Scheduler::run_planned() {
     const bool wants = job->chunk == job->todo();
     const auto tokens = std::span<const TokenId>(job->tokens)
                             .subspan(static_cast<size_t>(position), static_cast<size_t>(job->chunk));
-    step_.push_back({tokens, position, job->sequence->pages(), wants});
+    step_.push_back({.tokens = tokens,
+                     .position = position,
+                     .pages = job->sequence->pages(),
+                     .wants_logits = wants,
+                     .slot = job->sequence->slot()});
     planned.push_back(job.get());
     rows += wants;
     counts_.tokens_fed += tokens.size();
@@ -216,6 +277,7 @@ void Scheduler::run_planned() {
   picks_.clear();
   for (size_t i = 0; i < planned.size(); ++i) {
     planned[i]->sequence->commit(step_[i].tokens);
+    keep_snapshot(*planned[i]);
     if (step_[i].wants_logits) picks_.push_back({.job = planned[i]});
   }
   pick_tokens(rows);
