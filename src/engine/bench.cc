@@ -101,6 +101,12 @@ int bench_pages(const BenchCase& c, int step_tokens) {
   return static_cast<int>(c.batch * (ceil_div(bench_tokens(c, step_tokens), int64_t{kPageTokens}) + 1));
 }
 
+int bench_slots(const BenchCase& c) {
+  // Each runs, finds the snapshot of its prompt, and takes one of its answer without pushing out the prompt of
+  // one that has not started yet.
+  return 3 * c.batch;
+}
+
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
                       const std::function<Work()>& work) {
   if (c.output < 1) fail("output: expected at least 1 token, got {}", c.output);

@@ -54,6 +54,7 @@ Scheduler::Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOpti
   if (options.step_tokens < options.sequences)
     fail("step_tokens: expected at least one for each of {} sequences, got {}", options.sequences,
          options.step_tokens);
+  // More would be refused their slots anyway, but only after they had cost others cached pages.
   if (store_.has_states()) options_.sequences = std::min(options.sequences, store_.slots());
 }
 
