@@ -86,11 +86,14 @@ void check_equal_prompts(int slots) {
   Scheduler scheduler(model, nullptr, {.step_tokens = 2000, .sequences = 8});
   GenerateRequest request{.prompt = std::vector<TokenId>(300, 5), .max_tokens = 2};
   std::vector<Heard> heard(4);
+  std::vector<std::vector<TokenId>> expected;
   for (Heard& h : heard) {
     request.sampling.seed++;
+    expected.push_back(plain_generation(model, request));
     scheduler.submit(heard_by(h, request));
   }
   run(scheduler);
+  for (size_t i = 0; i < heard.size(); ++i) EXPECT_EQ(heard[i].tokens, expected[i]);
   EXPECT_EQ(scheduler.stats().tokens_reused, 3u * 256);
   EXPECT_EQ(heard[0].finish->cached_tokens, 0);
   EXPECT_EQ(heard[3].finish->cached_tokens, 256);
