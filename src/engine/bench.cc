@@ -24,6 +24,8 @@ class RandomTokens : public StepModel {
   int vocabulary() const override { return model_.vocabulary(); }
   int context() const override { return model_.context(); }
   int cache_pages() const override { return model_.cache_pages(); }
+  int state_slots() const override { return model_.state_slots(); }
+  void copy_state(int from_slot, int to_slot) override { model_.copy_state(from_slot, to_slot); }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
     model_.step(sequences, logits);
     const auto width = static_cast<size_t>(vocabulary());
@@ -97,6 +99,12 @@ int64_t bench_tokens(const BenchCase& c, int step_tokens) {
 int bench_pages(const BenchCase& c, int step_tokens) {
   // One more each: the scheduler admits a sequence only while the others could still grow by a page.
   return static_cast<int>(c.batch * (ceil_div(bench_tokens(c, step_tokens), int64_t{kPageTokens}) + 1));
+}
+
+int bench_slots(const BenchCase& c) {
+  // Each runs, finds the snapshot of its prompt, and takes one of its answer without pushing out the prompt of
+  // one that has not started yet.
+  return 3 * c.batch;
 }
 
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,

@@ -21,9 +21,10 @@ struct BenchResult {
   Work prefill_work, decode_work;
 };
 
-// Tokens a sequence may grow to, and pages the model's cache needs for all.
+// Tokens a sequence may grow to; pages the model's cache needs for all, and slots if it has states.
 int64_t bench_tokens(const BenchCase& c, int step_tokens);
 int bench_pages(const BenchCase& c, int step_tokens);
+int bench_slots(const BenchCase& c);
 
 // Random prompts without common beginnings, and random tokens after them: what a model without a prompt it
 // understands says is soon one token again and again, whose experts a cache holds. Errors: as the

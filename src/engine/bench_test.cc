@@ -12,10 +12,12 @@ namespace {
 // Counts what it is asked to do; likes no token best.
 class CountingModel : public StepModel {
  public:
-  explicit CountingModel(int pages) : pages_(pages) {}
+  explicit CountingModel(int pages, int slots = 0) : pages_(pages), slots_(slots) {}
   int vocabulary() const override { return 50; }
   int context() const override { return 1000; }
   int cache_pages() const override { return pages_; }
+  int state_slots() const override { return slots_; }
+  void copy_state(int, int) override { ++copies; }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
     for (const StepSequence& s : sequences) {
       work.bytes += static_cast<double>(s.tokens.size());
@@ -26,10 +28,11 @@ class CountingModel : public StepModel {
   }
   Work work;
   size_t most = 0;
+  int copies = 0;
   std::set<TokenId> said;  // fed alone
 
  private:
-  int pages_;
+  int pages_, slots_;
 };
 
 TEST(Bench, RunsEveryPromptThenStepsOfAll) {
@@ -42,6 +45,17 @@ TEST(Bench, RunsEveryPromptThenStepsOfAll) {
   EXPECT_GT(model.said.size(), 10u);  // of 50, drawn 35 times
   EXPECT_GT(result.prefill_seconds, 0);
   EXPECT_GT(result.decode_seconds, 0);
+}
+
+TEST(Bench, PromptsOfModelsWithStatesAreFoundAgain) {
+  const BenchCase c{.prompt = 300, .batch = 5, .output = 70};
+  CountingModel model(bench_pages(c, 64), bench_slots(c));
+  const BenchResult result = run_bench(model, c, 64, [&] { return model.work; });
+  EXPECT_EQ(result.prefill_work.bytes, 5 * 300);
+  EXPECT_EQ(result.decode_work.bytes, 5 * 70);
+  EXPECT_LT(model.work.bytes, 2 * 5 * 300);  // or the second time it would have run all prompts again
+  EXPECT_EQ(model.most, 5u);
+  EXPECT_GE(model.copies, 5 + 5 + 5);  // each prompt there and back, each answer's page
 }
 
 TEST(Bench, LengthsThatDoNotFitAreRefused) {

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "engine/stop_matcher.h"
@@ -19,7 +20,7 @@ struct Scheduler::Job {
     if (tokenizer) text.emplace(*tokenizer, request.special);
   }
   // Tokens whose keys and values are not in the cache: at least one.
-  int todo() const { return static_cast<int>(tokens.size()) - pages->tokens(); }
+  int todo() const { return static_cast<int>(tokens.size()) - sequence->tokens(); }
   int output_tokens() const { return static_cast<int>(tokens.size() - request.prompt.size()); }
 
   RequestId id = 0;
@@ -28,10 +29,11 @@ struct Scheduler::Job {
   Sampler sampler;
   std::optional<Detokenizer> text;
   StopMatcher stops;
-  std::optional<SequencePages> pages;  // while running
+  std::optional<StoredSequence> sequence;  // while running
   int most_output = 0;
   std::optional<int> cached_tokens;  // once admitted
   int chunk = 0;                     // tokens it feeds in this step
+  std::set<int> snapshots;           // positions where one is wanted, whole pages
   bool cancelled = false, ended = false;
   Clock::time_point submitted = Clock::now();
   std::optional<Clock::time_point> first;  // token
@@ -43,17 +45,23 @@ std::string_view name_of(FinishReason reason) {
 }
 
 Scheduler::Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options)
-    : model_(model), tokenizer_(tokenizer), options_(options), pages_(model.cache_pages()) {
+    : model_(model),
+      tokenizer_(tokenizer),
+      options_(options),
+      store_({.pages = model.cache_pages(), .slots = model.state_slots()},
+             [&model](int from, int to) { model.copy_state(from, to); }) {
   if (options.sequences < 1) fail("sequences: expected at least 1, got {}", options.sequences);
   if (options.step_tokens < options.sequences)
     fail("step_tokens: expected at least one for each of {} sequences, got {}", options.sequences,
          options.step_tokens);
+  // More would be refused their slots anyway, but only after they had cost others cached pages.
+  if (store_.has_states()) options_.sequences = std::min(options.sequences, store_.slots());
 }
 
 Scheduler::~Scheduler() = default;
 
 int Scheduler::longest() const {
-  const int64_t room = int64_t{pages_.pages()} * kPageTokens;
+  const int64_t room = int64_t{store_.pages()} * kPageTokens;
   return static_cast<int>(std::min<int64_t>(model_.context(), room));
 }
 
@@ -62,7 +70,7 @@ void Scheduler::check(const GenerateRequest& request) const {
   if (length == 0) fail("prompt: empty; expected at least 1 token");
   if (length >= longest())
     fail("prompt: {} tokens leave no room for an answer in {} tokens (context {}, KV cache {} pages of {})",
-         length, longest(), model_.context(), pages_.pages(), kPageTokens);
+         length, longest(), model_.context(), store_.pages(), kPageTokens);
   for (TokenId id : request.prompt)
     if (id < 0 || id >= model_.vocabulary())
       fail("prompt: token {} is outside the vocabulary of {}", id, model_.vocabulary());
@@ -97,9 +105,12 @@ SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = counts_;
   stats.running = static_cast<int>(running_.size());
   stats.waiting = static_cast<int>(waiting_.size());
-  stats.pages = pages_.pages();
-  stats.pages_held = pages_.held();
-  stats.pages_cached = pages_.cached();
+  stats.pages = store_.pages();
+  stats.pages_held = store_.pages_held();
+  stats.pages_cached = store_.pages_cached();
+  stats.slots = store_.slots();
+  stats.slots_held = store_.slots_held();
+  stats.snapshots = store_.snapshots();
   return stats;
 }
 
@@ -124,16 +135,55 @@ void Scheduler::end_cancelled() {
   if (!cancelled.empty()) remove_ended();
 }
 
-// Chooses what running sequences feed; returns how many tokens are left for others. Oldest first, which is
-// also those who generate before those whose prompts still run: a prompt leaves room for younger ones only in
-// the step that ends it.
+// Chooses what running sequences feed; returns how many tokens are left for others. Those who generate come
+// first, there is always a token for each, and then prompts, oldest first: one that stops early for a snapshot
+// leaves room for younger ones, who must not starve when it goes on.
 int Scheduler::plan_running() {
   int budget = options_.step_tokens;
-  for (const auto& job : running_) {
-    job->chunk = std::min(job->todo(), budget);
-    budget -= job->chunk;
-  }
+  const auto plan = [&](Job& job) {
+    job.chunk = chunk_of(job, budget);
+    budget -= job.chunk;
+  };
+  for (const auto& job : running_)
+    if (job->todo() == 1) plan(*job);
+  for (const auto& job : running_)
+    if (job->todo() > 1) plan(*job);
   return budget;
+}
+
+// What it feeds next, at most so many tokens: up to where a snapshot is wanted.
+int Scheduler::chunk_of(const Job& job, int budget) const {
+  const int chunk = std::min(job.todo(), budget);
+  if (!store_.has_states()) return chunk;
+  const int position = job.sequence->tokens();
+  int border = (position / kMilestone + 1) * kMilestone;
+  const auto wanted = job.snapshots.upper_bound(position);
+  if (wanted != job.snapshots.end()) border = std::min(border, *wanted);
+  return std::min(chunk, border - position);
+}
+
+// Where a sequence that has just been admitted should leave snapshots for others:
+// - at the last border that leaves a token to run, for the same prompt again and for prompts that continue it:
+//   the next turn of a chat, or another answer;
+// - where the beginning ends that it has in common with one before: if two have it, more will, as with the
+//   instructions that all prompts of an application share. The first to come cannot know where that is.
+//   (A running sequence learns of such a place from those that wait: begins_like_running.)
+// Other borders of the prompt get none that lasts. One rolling snapshot follows it, a milestone at a time, so
+// that preemption, or a client that goes away and comes back, does not cost all of a long prompt; and then,
+// page by page, the answer, which is part of the next turn.
+void Scheduler::want_snapshots(Job& job) {
+  if (!store_.has_states()) return;
+  job.snapshots = {(static_cast<int>(job.tokens.size()) - 1) / kPageTokens * kPageTokens,
+                   job.sequence->known()};
+}
+
+void Scheduler::keep_snapshot(Job& job) {
+  const int position = job.sequence->tokens();
+  if (!store_.has_states() || position % kPageTokens != 0) return;
+  const bool in_prompt = position < static_cast<int>(job.request.prompt.size());
+  const bool wanted = job.snapshots.contains(position);
+  if (!in_prompt || wanted || position % kMilestone == 0)
+    job.sequence->snapshot(in_prompt && wanted ? SnapshotKind::kLasting : SnapshotKind::kRolling);
 }
 
 // Makes room for what was planned, oldest first; false if that cost others their pages.
@@ -141,7 +191,7 @@ bool Scheduler::reserve_or_preempt() {
   bool all_stay = true;
   for (size_t i = 0; i < running_.size(); ++i) {
     Job& job = *running_[i];
-    while (i < running_.size() && !job.pages->reserve(job.pages->tokens() + job.chunk)) {
+    while (i < running_.size() && !job.sequence->reserve(job.sequence->tokens() + job.chunk)) {
       preempt_youngest();  // perhaps this one
       all_stay = false;
     }
@@ -150,10 +200,10 @@ bool Scheduler::reserve_or_preempt() {
 }
 
 void Scheduler::preempt_youngest() {
-  KT_CHECK(running_.size() > 1, "one sequence does not fit {} pages", pages_.pages());
+  KT_CHECK(running_.size() > 1, "one sequence does not fit {} pages", store_.pages());
   std::unique_ptr<Job> job = std::move(running_.back());
   running_.pop_back();
-  job->pages.reset();
+  job->sequence.reset();
   ++counts_.preemptions;
   waiting_.push_front(std::move(job));
 }
@@ -161,15 +211,17 @@ void Scheduler::preempt_youngest() {
 void Scheduler::admit(int budget) {
   while (budget > 0 && !waiting_.empty() && running_.size() < static_cast<size_t>(options_.sequences)) {
     Job& job = *waiting_.front();
-    SequencePages pages = pages_.start(job.tokens);
-    const int cached = pages.tokens();
+    StoredSequence sequence = store_.start(job.tokens);
+    const int cached = sequence.tokens();
     if (begins_like_running(job, cached)) return;
-    if (!pages.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
-    if (static_cast<size_t>(pages_.available()) < running_.size()) return;
-    job.pages = std::move(pages);
+    if (!sequence.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
+    if (static_cast<size_t>(store_.pages_available()) < running_.size()) return;
+    if (!sequence.begin()) return;
+    job.sequence = std::move(sequence);
+    want_snapshots(job);
     if (!job.cached_tokens) job.cached_tokens = cached;
     counts_.tokens_reused += static_cast<uint64_t>(cached);
-    job.chunk = std::min(job.todo(), budget);
+    job.chunk = chunk_of(job, budget);
     budget -= job.chunk;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
@@ -177,13 +229,19 @@ void Scheduler::admit(int budget) {
 }
 
 // Whether a running sequence is about to fill pages that this one could use: then waiting costs a step or
-// two, and not waiting a whole prompt. Several answers to one prompt come this way.
-bool Scheduler::begins_like_running(const Job& job, int cached) const {
+// two, and not waiting a whole prompt. Several answers to one prompt come this way. Where the model has states
+// the running one has to stop there for a snapshot.
+bool Scheduler::begins_like_running(const Job& job, int cached) {
   for (const auto& other : running_) {
     const auto common = std::ranges::mismatch(other->tokens, job.tokens).in1 - other->tokens.begin();
     const auto usable = std::min<ptrdiff_t>(common, static_cast<ptrdiff_t>(job.tokens.size()) - 1) /
                         kPageTokens * kPageTokens;
-    if (usable > cached && usable > other->pages->tokens()) return true;
+    if (usable <= cached || usable <= other->sequence->tokens()) continue;
+    if (store_.has_states()) {
+      other->snapshots.insert(static_cast<int>(usable));
+      other->chunk = chunk_of(*other, other->chunk);
+    }
+    return true;
   }
   return false;
 }
@@ -194,11 +252,15 @@ void Scheduler::run_planned() {
   size_t rows = 0;
   for (const auto& job : running_) {
     if (job->chunk == 0) continue;
-    const int position = job->pages->tokens();
+    const int position = job->sequence->tokens();
     const bool wants = job->chunk == job->todo();
     const auto tokens = std::span<const TokenId>(job->tokens)
                             .subspan(static_cast<size_t>(position), static_cast<size_t>(job->chunk));
-    step_.push_back({tokens, position, job->pages->pages(), wants});
+    step_.push_back({.tokens = tokens,
+                     .position = position,
+                     .pages = job->sequence->pages(),
+                     .wants_logits = wants,
+                     .slot = job->sequence->slot()});
     planned.push_back(job.get());
     rows += wants;
     counts_.tokens_fed += tokens.size();
@@ -215,7 +277,8 @@ void Scheduler::run_planned() {
   }
   picks_.clear();
   for (size_t i = 0; i < planned.size(); ++i) {
-    planned[i]->pages->commit(step_[i].tokens);
+    planned[i]->sequence->commit(step_[i].tokens);
+    keep_snapshot(*planned[i]);
     if (step_[i].wants_logits) picks_.push_back({.job = planned[i]});
   }
   pick_tokens(rows);
@@ -304,7 +367,7 @@ void Scheduler::finish(Job& job, Finish finish, const SampledToken* token, std::
   finish.cached_tokens = job.cached_tokens.value_or(0);
   finish.seconds = seconds(Clock::now());
   if (job.first) finish.seconds_to_first = seconds(*job.first);
-  job.pages.reset();
+  job.sequence.reset();
   jobs_.erase(job.id);
   report(job, {.id = job.id, .token = token, .text = text, .finish = &finish});
   ended_.push_back(job.id);

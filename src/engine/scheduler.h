@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/kv_pages.h"
 #include "engine/sampler.h"
+#include "engine/sequence_store.h"
 #include "engine/step_model.h"
 #include "text/constraint.h"
 #include "text/tokenizer/tokenizer.h"
@@ -67,12 +67,13 @@ struct GenerateRequest {
 
 struct SchedulerOptions {
   int step_tokens = 512;  // fed in one step, prompts and single tokens together
-  int sequences = 64;     // running at once; at most step_tokens
+  int sequences = 64;     // running at once; at most step_tokens, and cut to what the model has slots for
 };
 
 struct SchedulerStats {
   int running = 0, waiting = 0;
   int pages = 0, pages_held = 0, pages_cached = 0;
+  int slots = 0, slots_held = 0, snapshots = 0;  // of states; 0 for models without
   uint64_t steps = 0, tokens_fed = 0, tokens_sampled = 0, tokens_reused = 0, preemptions = 0;
 };
 
@@ -82,6 +83,10 @@ struct SchedulerStats {
 // run out all the same, the youngest gives its pages back and goes to the head of the queue, to run again
 // what it had (mostly found in the cache). The oldest always goes on, so all end. Each step feeds one token
 // of everyone who is generating and prompts in chunks, oldest first, up to step_tokens.
+//
+// Where the model has states, a beginning is known only up to a snapshot (engine/sequence_store.h), and a
+// snapshot can only be taken between steps: chunks end where one is wanted. Each costs a copy and perhaps a
+// step, so they are few; see Scheduler::want_snapshots.
 class Scheduler {
  public:
   // The model and the tokenizer must outlive it. Without a tokenizer there is no text, and stop strings are
@@ -108,17 +113,20 @@ class Scheduler {
   // Requests that ended since the last call, after their last event.
   std::vector<RequestId> take_ended() { return std::exchange(ended_, {}); }
   // Forgets what ended requests left in the cache.
-  void drop_cache() { pages_.drop_cached(); }
+  void drop_cache() { store_.drop_cached(); }
 
  private:
   struct Job;
   int longest() const;  // sequence that context and pages allow
   void end_cancelled();
   int plan_running();
+  int chunk_of(const Job& job, int budget) const;
+  void want_snapshots(Job& job);
+  void keep_snapshot(Job& job);
   bool reserve_or_preempt();
   void preempt_youngest();
   void admit(int budget);
-  bool begins_like_running(const Job& job, int cached) const;
+  bool begins_like_running(const Job& job, int cached);
   void run_planned();
   void pick_tokens(size_t rows);
   void take_token(Job& job, const SampledToken& token);
@@ -127,10 +135,13 @@ class Scheduler {
   bool report(Job& job, const GenerateEvent& event);
   void remove_ended();
 
+  // Tokens between rolling snapshots of a long prompt.
+  static constexpr int kMilestone = 32 * kPageTokens;
+
   StepModel& model_;
   const Tokenizer* tokenizer_;
   SchedulerOptions options_;
-  KvPages pages_;
+  SequenceStore store_;
   std::vector<std::unique_ptr<Job>> running_;  // oldest first
   std::deque<std::unique_ptr<Job>> waiting_;   // oldest first, all younger than the running ones
   std::unordered_map<RequestId, Job*> jobs_;   // both

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <map>
-#include <random>
 
 #include "engine/testing/fake_model.h"
+#include "engine/testing/requests.h"
 #include "text/tokenizer/detokenizer.h"
 
 namespace kt {
@@ -13,48 +13,18 @@ namespace {
 
 using testing::HasSubstr;
 
-struct Heard {
-  std::vector<TokenId> tokens;
-  std::string text;
-  std::optional<Finish> finish;
-};
-
-GenerateRequest heard_by(Heard& heard, GenerateRequest request) {
-  request.on_event = [&heard](const GenerateEvent& event) {
-    EXPECT_FALSE(heard.finish);
-    if (event.token) heard.tokens.push_back(event.token->id);
-    heard.text += event.text;
-    if (event.finish) heard.finish = *event.finish;
-  };
-  return request;
-}
-
-void run(Scheduler& scheduler) {
-  while (scheduler.run_once()) ASSERT_LT(scheduler.stats().steps, 100000u);
-}
-
-// Prompts with common beginnings, some greedy, some sampled, some with end tokens.
-GenerateRequest random_request(std::mt19937& rng) {
-  GenerateRequest request;
-  const size_t shared = rng() % 4 * 50;
-  for (size_t i = 0; i < shared; ++i) request.prompt.push_back(static_cast<TokenId>(i));
-  for (size_t i = rng() % 60 + 1; i > 0; --i) request.prompt.push_back(static_cast<TokenId>(rng() % 250));
-  request.max_tokens = static_cast<int>(rng() % 100) + 1;
-  request.sampling = {.temperature = rng() % 2 * 0.7, .seed = rng()};
-  if (rng() % 3 == 0) request.sampling.repetition_penalty = 1.3;
-  if (rng() % 3 == 0) request.end_tokens = {7, 19};
-  return request;
-}
-
 struct Setting {
-  int step_tokens, sequences, pages;
+  int step_tokens, sequences, pages, slots = 0;
 };
 
 TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
   const Tokenizer tokenizer = byte_tokenizer();
-  for (const Setting& s : {Setting{512, 64, 400}, Setting{1, 1, 16}, Setting{7, 3, 16}, Setting{64, 16, 16},
-                           Setting{33, 33, 40}}) {
-    FakeModel model({.pages = s.pages});
+  for (const Setting& s :
+       {Setting{512, 64, 400}, Setting{1, 1, 16}, Setting{7, 3, 16}, Setting{64, 16, 16}, Setting{33, 33, 40},
+        Setting{512, 64, 400, 200}, Setting{1, 1, 16, 2}, Setting{7, 3, 16, 5}, Setting{64, 16, 16, 16},
+        Setting{64, 16, 16, 60}, Setting{33, 33, 40, 4}}) {
+    SCOPED_TRACE(testing::Message() << "step_tokens " << s.step_tokens << ", slots " << s.slots);
+    FakeModel model({.pages = s.pages, .slots = s.slots});
     Scheduler scheduler(model, &tokenizer, {.step_tokens = s.step_tokens, .sequences = s.sequences});
     std::mt19937 rng(5);
     for (int round = 0; round < 2; ++round) {
@@ -66,13 +36,14 @@ TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
       for (size_t i = 0; i < requests.size(); ++i) {
         ASSERT_TRUE(heard[i].finish);
         const std::vector<TokenId> expected = plain_generation(model, requests[i]);
-        ASSERT_EQ(heard[i].tokens, expected) << "step_tokens " << s.step_tokens << ", request " << i;
+        ASSERT_EQ(heard[i].tokens, expected) << "request " << i;
         EXPECT_EQ(heard[i].finish->output_tokens, static_cast<int>(expected.size()));
         const bool ended = heard[i].finish->end_token.has_value();
         EXPECT_EQ(name_of(heard[i].finish->reason), ended ? "stop" : "length");
         EXPECT_EQ(heard[i].text, tokenizer.decode(std::span(expected).first(expected.size() - ended)));
       }
       EXPECT_EQ(scheduler.stats().pages_held, 0);
+      EXPECT_EQ(scheduler.stats().slots_held, 0);
       EXPECT_TRUE(scheduler.idle());
     }
     EXPECT_LE(model.most_sequences, static_cast<size_t>(s.sequences));
@@ -80,8 +51,8 @@ TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
   }
 }
 
-TEST(Scheduler, PreemptsTheYoungestAndAllEnd) {
-  FakeModel model({.pages = 16});
+void check_preemption(int slots) {
+  FakeModel model({.pages = 16, .slots = slots});
   Scheduler scheduler(model, nullptr, {.step_tokens = 64, .sequences = 16});
   std::vector<Heard> heard(12);
   std::vector<GenerateRequest> requests;
@@ -102,21 +73,36 @@ TEST(Scheduler, PreemptsTheYoungestAndAllEnd) {
   EXPECT_TRUE(std::ranges::is_sorted(order));  // equal work, so first come, first served
 }
 
+TEST(Scheduler, PreemptsTheYoungestAndAllEnd) {
+  for (int slots : {0, 12, 40}) {
+    SCOPED_TRACE(slots);
+    check_preemption(slots);
+  }
+}
+
 // Answers to one prompt wait for its first pages instead of computing them again.
-TEST(Scheduler, EqualPromptsAreComputedOnce) {
-  FakeModel model;
+void check_equal_prompts(int slots) {
+  FakeModel model({.slots = slots});
   Scheduler scheduler(model, nullptr, {.step_tokens = 2000, .sequences = 8});
   GenerateRequest request{.prompt = std::vector<TokenId>(300, 5), .max_tokens = 2};
   std::vector<Heard> heard(4);
+  std::vector<std::vector<TokenId>> expected;
   for (Heard& h : heard) {
     request.sampling.seed++;
+    expected.push_back(plain_generation(model, request));
     scheduler.submit(heard_by(h, request));
   }
   run(scheduler);
+  for (size_t i = 0; i < heard.size(); ++i) EXPECT_EQ(heard[i].tokens, expected[i]);
   EXPECT_EQ(scheduler.stats().tokens_reused, 3u * 256);
   EXPECT_EQ(heard[0].finish->cached_tokens, 0);
   EXPECT_EQ(heard[3].finish->cached_tokens, 256);
   EXPECT_EQ(scheduler.stats().tokens_fed, 300u + 3 * 44 + 4);
+}
+
+TEST(Scheduler, EqualPromptsAreComputedOnce) {
+  check_equal_prompts(0);
+  check_equal_prompts(5);
 }
 
 // Generating goes on while a long prompt is fed in chunks.
@@ -320,9 +306,9 @@ TEST(Scheduler, SaysWhatIsWrong) {
   EXPECT_THROW(Scheduler(model, nullptr, {.step_tokens = 3, .sequences = 4}), Error);
 }
 
-TEST(Scheduler, SoakOfSubmitsAndCancels) {
+void soak_of_submits_and_cancels(int slots) {
   const Tokenizer tokenizer = byte_tokenizer();
-  FakeModel model({.pages = 24, .nan_for = 13, .nan_after = 40});
+  FakeModel model({.pages = 24, .slots = slots, .nan_for = 13, .nan_after = 40});
   Scheduler scheduler(model, &tokenizer, {.step_tokens = 48, .sequences = 12});
   std::mt19937 rng(21);
   std::map<RequestId, std::pair<GenerateRequest, Heard>> all;
@@ -344,6 +330,7 @@ TEST(Scheduler, SoakOfSubmitsAndCancels) {
   }
   run(scheduler);
   EXPECT_EQ(scheduler.stats().pages_held, 0);
+  EXPECT_EQ(scheduler.stats().slots_held, 0);
   std::map<FinishReason, int> reasons;
   for (const auto& [id, item] : all) {
     const auto& [request, heard] = item;
@@ -357,6 +344,14 @@ TEST(Scheduler, SoakOfSubmitsAndCancels) {
   EXPECT_GT(reasons[FinishReason::kLength], 20);
   EXPECT_GT(reasons[FinishReason::kStop], 5);
   EXPECT_GT(reasons[FinishReason::kCancelled], 20);
+  EXPECT_GT(scheduler.stats().tokens_reused, 1000u);
+}
+
+TEST(Scheduler, SoakOfSubmitsAndCancels) {
+  for (int slots : {0, 5, 30}) {
+    SCOPED_TRACE(slots);
+    soak_of_submits_and_cancels(slots);
+  }
 }
 
 }  // namespace

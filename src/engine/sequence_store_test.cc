@@ -1,4 +1,4 @@
-#include "engine/kv_pages.h"
+#include "engine/sequence_store.h"
 
 #include <gtest/gtest.h>
 
@@ -20,99 +20,99 @@ Tokens counted(int count, TokenId first = 0) {
   return tokens;
 }
 
-void fill(SequencePages& sequence, const Tokens& tokens) {
+void fill(StoredSequence& sequence, const Tokens& tokens) {
   ASSERT_TRUE(sequence.reserve(static_cast<int>(tokens.size())));
   sequence.commit(std::span(tokens).subspan(static_cast<size_t>(sequence.tokens())));
 }
 
-TEST(KvPages, ReusesFullPagesOnly) {
-  KvPages pages(10);
+TEST(SequenceStore, ReusesFullPagesOnly) {
+  SequenceStore store({.pages = 10});
   const Tokens tokens = counted(200);
   {
-    SequencePages first = pages.start(tokens);
+    StoredSequence first = store.start(tokens);
     EXPECT_EQ(first.tokens(), 0);
     fill(first, tokens);
-    EXPECT_EQ(pages.held(), 4);
-    SequencePages second = pages.start(tokens);  // while the first runs
+    EXPECT_EQ(store.pages_held(), 4);
+    StoredSequence second = store.start(tokens);  // while the first runs
     EXPECT_EQ(second.tokens(), 192);
     EXPECT_TRUE(std::ranges::equal(second.pages(), first.pages().first(3)));
-    EXPECT_EQ(pages.held(), 4);
+    EXPECT_EQ(store.pages_held(), 4);
   }
-  EXPECT_EQ(pages.held(), 0);
-  EXPECT_EQ(pages.cached(), 3);
-  EXPECT_EQ(pages.start(tokens).tokens(), 192);
+  EXPECT_EQ(store.pages_held(), 0);
+  EXPECT_EQ(store.pages_cached(), 3);
+  EXPECT_EQ(store.start(tokens).tokens(), 192);
   // One token has to run.
-  EXPECT_EQ(pages.start(std::span(tokens).first(192)).tokens(), 128);
-  EXPECT_EQ(pages.start(std::span(tokens).first(193)).tokens(), 192);
-  EXPECT_EQ(pages.start(std::span(tokens).first(64)).tokens(), 0);
-  EXPECT_EQ(pages.start({}).tokens(), 0);
+  EXPECT_EQ(store.start(std::span(tokens).first(192)).tokens(), 128);
+  EXPECT_EQ(store.start(std::span(tokens).first(193)).tokens(), 192);
+  EXPECT_EQ(store.start(std::span(tokens).first(64)).tokens(), 0);
+  EXPECT_EQ(store.start({}).tokens(), 0);
   // The same tokens behind another beginning are another page.
   Tokens other = tokens;
   other[0] = 7;
-  EXPECT_EQ(pages.start(other).tokens(), 0);
-  pages.drop_cached();
-  EXPECT_EQ(pages.cached(), 0);
-  EXPECT_EQ(pages.start(tokens).tokens(), 0);
+  EXPECT_EQ(store.start(other).tokens(), 0);
+  store.drop_cached();
+  EXPECT_EQ(store.pages_cached(), 0);
+  EXPECT_EQ(store.start(tokens).tokens(), 0);
 }
 
-TEST(KvPages, OldestLeavesFirstAndBeginningsLast) {
-  KvPages pages(6);
+TEST(SequenceStore, OldestLeavesFirstAndBeginningsLast) {
+  SequenceStore store({.pages = 6});
   const Tokens a = counted(192), b = counted(192, 1000);
   for (const Tokens& tokens : {a, b}) {
-    SequencePages sequence = pages.start(tokens);
+    StoredSequence sequence = store.start(tokens);
     fill(sequence, tokens);
   }
-  EXPECT_EQ(pages.cached(), 6);
+  EXPECT_EQ(store.pages_cached(), 6);
   {
-    SequencePages touched = pages.start(counted(193));
+    StoredSequence touched = store.start(counted(193));
   }  // a is used later than b now
-  SequencePages other = pages.start(counted(1, 5000));
+  StoredSequence other = store.start(counted(1, 5000));
   ASSERT_TRUE(other.reserve(130));  // 3 pages: all of b
-  EXPECT_EQ(pages.start(counted(193)).tokens(), 192);
-  EXPECT_EQ(pages.start(counted(193, 1000)).tokens(), 0);
+  EXPECT_EQ(store.start(counted(193)).tokens(), 192);
+  EXPECT_EQ(store.start(counted(193, 1000)).tokens(), 0);
   ASSERT_TRUE(other.reserve(4 * 64));
-  EXPECT_EQ(pages.start(counted(193)).tokens(), 128);
+  EXPECT_EQ(store.start(counted(193)).tokens(), 128);
 }
 
-TEST(KvPages, RefusalChangesNothing) {
-  KvPages pages(4);
-  SequencePages a = pages.start({});
+TEST(SequenceStore, RefusalChangesNothing) {
+  SequenceStore store({.pages = 4});
+  StoredSequence a = store.start({});
   ASSERT_TRUE(a.reserve(128));
-  SequencePages b = pages.start({});
+  StoredSequence b = store.start({});
   EXPECT_FALSE(b.reserve(193));
-  EXPECT_EQ(pages.held(), 2);
+  EXPECT_EQ(store.pages_held(), 2);
   EXPECT_TRUE(b.reserve(128));
-  EXPECT_EQ(pages.available(), 0);
+  EXPECT_EQ(store.pages_available(), 0);
   EXPECT_TRUE(b.reserve(128));
   EXPECT_FALSE(a.reserve(129));
   EXPECT_THROW(a.commit(counted(129)), Error);
-  EXPECT_THROW(KvPages(0), Error);
+  EXPECT_THROW(SequenceStore({.pages = 0}), Error);
 }
 
-TEST(KvPages, ForkSharesFullPages) {
-  KvPages pages(4);
+TEST(SequenceStore, ForkSharesFullPages) {
+  SequenceStore store({.pages = 4});
   const Tokens tokens = counted(100);
-  SequencePages parent = pages.start(tokens);
+  StoredSequence parent = store.start(tokens);
   fill(parent, tokens);
-  SequencePages child = parent.fork();
+  StoredSequence child = parent.fork();
   EXPECT_EQ(child.tokens(), 64);
   EXPECT_EQ(child.pages()[0], parent.pages()[0]);
   fill(child, tokens);
   EXPECT_NE(child.pages()[1], parent.pages()[1]);
-  EXPECT_EQ(pages.held(), 3);
+  EXPECT_EQ(store.pages_held(), 3);
   parent.release();
-  EXPECT_EQ(pages.held(), 2);
+  EXPECT_EQ(store.pages_held(), 2);
 }
 
 // Two that fill an equal page at once end up with one.
-TEST(KvPages, EqualPagesBecomeOne) {
-  KvPages pages(4);
+TEST(SequenceStore, EqualPagesBecomeOne) {
+  SequenceStore store({.pages = 4});
   const Tokens tokens = counted(64);
-  SequencePages a = pages.start(tokens), b = pages.start(tokens);
+  StoredSequence a = store.start(tokens), b = store.start(tokens);
   fill(a, tokens);
   fill(b, tokens);
   EXPECT_EQ(a.pages()[0], b.pages()[0]);
-  EXPECT_EQ(pages.held(), 1);
+  EXPECT_EQ(store.pages_held(), 1);
 }
 
 // The same rules over whole beginnings in a map, by search.
@@ -190,18 +190,18 @@ class NaivePages {
 
 struct Pair {
   Tokens tokens;
-  SequencePages real;
+  StoredSequence real;
   NaivePages::Sequence naive;
 };
 
 void check_against_naive(int page_count, int buckets, uint32_t seed) {
   std::mt19937 rng(seed);
-  KvPages pages(page_count, buckets);
+  SequenceStore store({.pages = page_count, .buckets = buckets});
   NaivePages naive(page_count);
   std::list<Pair> live;
   // What the keys and values would be: for each place, the sequence up to it.
   std::vector<uint64_t> memory(static_cast<size_t>(page_count) * 64);
-  const auto place = [](const SequencePages& sequence, size_t i) {
+  const auto place = [](const StoredSequence& sequence, size_t i) {
     return static_cast<size_t>(sequence.pages()[i / 64]) * 64 + i % 64;
   };
   const auto digest = [](uint64_t before, TokenId id) { return (before + id + 1) * 0x9E3779B97F4A7C15u; };
@@ -215,7 +215,7 @@ void check_against_naive(int page_count, int buckets, uint32_t seed) {
     if (live.empty() || action < 2) {
       Tokens tokens;
       grow(tokens, rng() % 300);
-      live.push_back({tokens, pages.start(tokens), naive.start(tokens)});
+      live.push_back({tokens, store.start(tokens), naive.start(tokens)});
       reused += live.back().real.tokens() > 0;
       live.back().tokens.resize(static_cast<size_t>(live.back().real.tokens()));
     } else {
@@ -245,8 +245,8 @@ void check_against_naive(int page_count, int buckets, uint32_t seed) {
         live.erase(pick);
       }
     }
-    ASSERT_EQ(pages.held(), naive.held()) << "step " << step;
-    ASSERT_EQ(pages.cached(), naive.cached()) << "step " << step;
+    ASSERT_EQ(store.pages_held(), naive.held()) << "step " << step;
+    ASSERT_EQ(store.pages_cached(), naive.cached()) << "step " << step;
     for (const Pair& pair : live) {
       ASSERT_EQ(pair.real.tokens(), static_cast<int>(pair.naive.tokens.size()));
       uint64_t value = 0;
@@ -263,10 +263,10 @@ void check_against_naive(int page_count, int buckets, uint32_t seed) {
   EXPECT_GT(reused, 50);
   EXPECT_GT(refused, 0);
   live.clear();
-  EXPECT_EQ(pages.held(), 0);
+  EXPECT_EQ(store.pages_held(), 0);
 }
 
-TEST(KvPages, AgreesWithANaiveOne) {
+TEST(SequenceStore, AgreesWithANaiveOne) {
   check_against_naive(40, 0, 1);
   check_against_naive(20, 0, 2);
   check_against_naive(30, 1, 3);  // everything collides: tokens decide, not hashes
