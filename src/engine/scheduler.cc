@@ -198,7 +198,10 @@ void Scheduler::run_planned() {
     const bool wants = job->chunk == job->todo();
     const auto tokens = std::span<const TokenId>(job->tokens)
                             .subspan(static_cast<size_t>(position), static_cast<size_t>(job->chunk));
-    step_.push_back({tokens, position, job->pages->pages(), wants});
+    step_.push_back({.tokens = tokens,
+                     .position = position,
+                     .pages = job->pages->pages(),
+                     .logits = wants ? StepSequence::Logits::kLast : StepSequence::Logits::kNone});
     planned.push_back(job.get());
     rows += wants;
     counts_.tokens_fed += tokens.size();
@@ -216,7 +219,7 @@ void Scheduler::run_planned() {
   picks_.clear();
   for (size_t i = 0; i < planned.size(); ++i) {
     planned[i]->pages->commit(step_[i].tokens);
-    if (step_[i].wants_logits) picks_.push_back({.job = planned[i]});
+    if (step_[i].logit_rows() > 0) picks_.push_back({.job = planned[i]});
   }
   pick_tokens(rows);
   for (Pick& pick : picks_) {

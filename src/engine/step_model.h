@@ -13,7 +13,9 @@ struct StepSequence {
   std::span<const TokenId> tokens;  // at least one
   int position = 0;                 // of the first; those before are in the cache
   std::span<const int32_t> pages;   // of positions 0..63, 64..127, ...; room for all tokens
-  bool wants_logits = false;        // of the last token
+  enum class Logits { kNone, kLast, kAll } logits = Logits::kNone;  // of which new tokens
+
+  size_t logit_rows() const { return logits == Logits::kAll ? tokens.size() : logits == Logits::kLast; }
 };
 
 class StepModel {

@@ -5,26 +5,43 @@
 #include "base/error.h"
 
 namespace kt {
+namespace {
+
+SequenceInput::Logits logits_of(const StepSequence& sequence) {
+  switch (sequence.logits) {
+    case StepSequence::Logits::kNone:
+      return SequenceInput::Logits::kNone;
+    case StepSequence::Logits::kLast:
+      return SequenceInput::Logits::kLast;
+    case StepSequence::Logits::kAll:
+      return SequenceInput::Logits::kAll;
+  }
+  fail_as(ErrorKind::kInternal, "logits {} of a step", static_cast<int>(sequence.logits));
+}
+
+}  // namespace
 
 TransformerSteps::TransformerSteps(Transformer& transformer, int pages)
     : transformer_(transformer), burst_(transformer.pool()), cache_(transformer.kv_shape(), pages) {}
 
 void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<float> logits) {
-  using Logits = SequenceInput::Logits;
   inputs_.clear();
   for (const StepSequence& sequence : sequences)
     inputs_.push_back({.tokens = sequence.tokens,
                        .position = sequence.position,
                        .pages = sequence.pages.data(),
-                       .logits = sequence.wants_logits ? Logits::kLast : Logits::kNone});
+                       .logits = logits_of(sequence)});
   const auto rows = static_cast<size_t>(Transformer::logit_rows(inputs_));
   KT_CHECK(logits.size() == rows * static_cast<size_t>(vocabulary()), "{} logits for {} rows", logits.size(),
            rows);
+  const Work before = transformer_.work();
   const auto start = std::chrono::steady_clock::now();
   transformer_.forward(cache_, inputs_, logits.data());
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  Work done = transformer_.work();
+  done -= before;
   const std::lock_guard lock(mutex_);
-  totals_.work = transformer_.work();
+  totals_.work += done;
   totals_.seconds += took.count();
   ++totals_.steps;
   for (const StepSequence& sequence : sequences)
