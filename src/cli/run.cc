@@ -309,7 +309,7 @@ void run(RunFlags flags) {
   else
     print_plan(flags, *headers, estimate);
   if (flags.dry_run) return;
-  LoadProgress progress(headers->transformer().stored_bytes());
+  LoadProgress progress(headers->stored_bytes());
   headers.reset();
   options.on_layer = [&](int done, int total) { progress.show(done, total); };
   const auto model = std::make_unique<LoadedModel>(flags.model.model, options);

@@ -7,7 +7,6 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "engine/scheduler.h"
-#include "engine/transformer_steps.h"
 
 namespace kt {
 
@@ -18,11 +17,10 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
          model.spec().context);
   const auto most = std::min<int64_t>(static_cast<int64_t>(prompt.size()) + std::max(1, options.max_tokens),
                                       model.spec().context);
-  TransformerSteps steps(model.transformer(), static_cast<int>(ceil_div(most, int64_t{kPageTokens})));
-  Scheduler scheduler(steps, &model.tokenizer(),
-                      {.step_tokens = model.transformer().max_tokens(), .sequences = 1});
+  const std::unique_ptr<Runner> runner =
+      model.make_runner(static_cast<int>(ceil_div(most, int64_t{kPageTokens})));
+  Scheduler scheduler(*runner, &model.tokenizer(), {.step_tokens = runner->max_tokens(), .sequences = 1});
   Generation out{.prompt = prompt};
-  const Work before = model.transformer().work();
   std::optional<Finish> finish;
   std::exception_ptr thrown;  // by emit; the scheduler ends a request whose caller throws
   GenerateRequest request{.prompt = std::move(prompt),
@@ -31,10 +29,7 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
                           .stop = options.stops};
   if (!options.ignore_end) request.end_tokens = model.end_ids();
   request.on_event = [&](const GenerateEvent& event) {
-    if (out.tokens.empty() && event.token) {
-      out.prefill_work = model.transformer().work();
-      out.prefill_work -= before;
-    }
+    if (out.tokens.empty() && event.token) out.prefill_work = runner->totals().work;
     if (event.token && !(event.finish && event.finish->end_token)) out.tokens.push_back(event.token->id);
     out.text += event.text;
     if (event.finish) finish = *event.finish;
@@ -52,8 +47,7 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
   if (thrown) std::rethrow_exception(thrown);
   KT_CHECK(finish, "a request without an end");
   if (finish->reason == FinishReason::kError) throw Error(finish->error_kind, finish->error);
-  out.decode_work = model.transformer().work();
-  out.decode_work -= before;
+  out.decode_work = runner->totals().work;
   out.decode_work -= out.prefill_work;
   out.finish = name_of(finish->reason);
   out.decode_steps = std::max(0, finish->output_tokens - 1);

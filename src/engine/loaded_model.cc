@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "engine/gguf_vocabulary.h"
+#include "engine/transformer_steps.h"
 #include "models/families.h"
 #include "weights/gguf/gguf_config.h"
 #include "weights/requantise.h"
@@ -193,5 +194,9 @@ LoadedModel::LoadedModel(const std::string& path, const ModelOptions& options)
 }
 
 LoadedModel::~LoadedModel() = default;
+
+std::unique_ptr<Runner> LoadedModel::make_runner(int pages) {
+  return std::make_unique<TransformerSteps>(*transformer_, pages);
+}
 
 }  // namespace kt

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/runner.h"
 #include "models/transformer.h"
 #include "text/json.h"
 #include "text/tokenizer/tokenizer.h"
@@ -41,8 +42,12 @@ class LoadedModel {
 
   const std::string& path() const { return path_; }
   const Tokenizer& tokenizer() const { return tokenizer_; }
-  Transformer& transformer() { return *transformer_; }
   const Transformer& transformer() const { return *transformer_; }
+  // To run it, with a cache of so many pages of kPageTokens. The model must outlive it; steps of two of them
+  // must not overlap. Error(kMemory) if the pages do not fit.
+  std::unique_ptr<Runner> make_runner(int pages);
+  int max_tokens() const { return transformer_->max_tokens(); }         // of one step
+  double stored_bytes() const { return transformer_->stored_bytes(); }  // of weights that were read
   const ModelSpec& spec() const { return transformer_->spec(); }
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
   const std::string& chat_template() const { return chat_template_; }  // "" if the folder has none

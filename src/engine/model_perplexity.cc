@@ -10,23 +10,23 @@
 namespace kt {
 namespace {
 
-// The logits of one window after the other, from a model whose cache holds one.
+// The logits of one window after the other, from a runner whose cache holds one.
 class Window {
  public:
   Window(LoadedModel& model, const PerplexityOptions& options)
-      : model_(model),
-        cache_(model.transformer().kv_shape(), pages_of(model, options.context)),
-        logits_(options.chunk * static_cast<size_t>(model.spec().vocab)) {
-    for (int i = 0; i < cache_.pages(); ++i) pages_.push_back(i);
+      : runner_(model.make_runner(pages_of(model, options.context))),
+        logits_(options.chunk * static_cast<size_t>(runner_->vocabulary())) {
+    for (int i = 0; i < runner_->cache_pages(); ++i) pages_.push_back(i);
   }
 
   std::span<const float> operator()(std::span<const TokenId> window, size_t first, size_t count) {
-    const SequenceInput input{.tokens = window.subspan(first, count),
-                              .position = static_cast<int>(first),
-                              .pages = pages_.data(),
-                              .logits = SequenceInput::Logits::kAll};
-    model_.transformer().forward(cache_, {&input, 1}, logits_.data());
-    return std::span(logits_).first(count * static_cast<size_t>(model_.spec().vocab));
+    const StepSequence sequence{.tokens = window.subspan(first, count),
+                                .position = static_cast<int>(first),
+                                .pages = pages_,
+                                .logits = StepSequence::Logits::kAll};
+    const auto rows = std::span(logits_).first(count * static_cast<size_t>(runner_->vocabulary()));
+    runner_->step({&sequence, 1}, rows);
+    return rows;
   }
 
  private:
@@ -36,8 +36,7 @@ class Window {
     return static_cast<int>((context + kPageTokens - 1) / kPageTokens);
   }
 
-  LoadedModel& model_;
-  KvCache cache_;
+  std::unique_ptr<Runner> runner_;
   std::vector<int32_t> pages_;
   std::vector<float> logits_;
 };
@@ -76,7 +75,7 @@ Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, L
   };
   PerplexityOptions windows = options.windows;
   windows.on_window = show;
-  windows.chunk = std::min(windows.chunk, static_cast<size_t>(model.transformer().max_tokens()));
+  windows.chunk = std::min(windows.chunk, static_cast<size_t>(model.max_tokens()));
   Pool pool({.threads = options.threads});
   Window window(model, windows);
   if (!reference) return {.model = measure_perplexity(tokens, window, windows, &pool), .reference = {}};

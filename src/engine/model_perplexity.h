@@ -1,5 +1,5 @@
 // The perplexity of loaded models, and how far one is from another: engine/perplexity.h with logits from
-// transformers and tokens from a file.
+// their runners and tokens from a file.
 #pragma once
 #include <functional>
 #include <string>

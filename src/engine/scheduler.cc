@@ -259,7 +259,7 @@ void Scheduler::run_planned() {
     step_.push_back({.tokens = tokens,
                      .position = position,
                      .pages = job->sequence->pages(),
-                     .wants_logits = wants,
+                     .logits = wants ? StepSequence::Logits::kLast : StepSequence::Logits::kNone,
                      .slot = job->sequence->slot()});
     planned.push_back(job.get());
     rows += wants;
@@ -279,7 +279,7 @@ void Scheduler::run_planned() {
   for (size_t i = 0; i < planned.size(); ++i) {
     planned[i]->sequence->commit(step_[i].tokens);
     keep_snapshot(*planned[i]);
-    if (step_[i].wants_logits) picks_.push_back({.job = planned[i]});
+    if (step_[i].logit_rows() > 0) picks_.push_back({.job = planned[i]});
   }
   pick_tokens(rows);
   for (Pick& pick : picks_) {

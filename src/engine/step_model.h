@@ -15,9 +15,11 @@ struct StepSequence {
   std::span<const TokenId> tokens;  // at least one
   int position = 0;                 // of the first; those before are in the cache
   std::span<const int32_t> pages;   // of positions 0..63, 64..127, ...; room for all tokens
-  bool wants_logits = false;        // of the last token
+  enum class Logits { kNone, kLast, kAll } logits = Logits::kNone;  // of which new tokens
   // Of its state, and of nobody else's in the step; -1 where the model has no states.
   int slot = -1;
+
+  size_t logit_rows() const { return logits == Logits::kAll ? tokens.size() : logits == Logits::kLast; }
 };
 
 class StepModel {

@@ -5,26 +5,49 @@
 #include "base/error.h"
 
 namespace kt {
+namespace {
 
-TransformerSteps::TransformerSteps(Transformer& transformer, int pages)
-    : transformer_(transformer), burst_(transformer.pool()), cache_(transformer.kv_shape(), pages) {}
+SequenceInput::Logits logits_of(const StepSequence& sequence) {
+  switch (sequence.logits) {
+    case StepSequence::Logits::kNone:
+      return SequenceInput::Logits::kNone;
+    case StepSequence::Logits::kLast:
+      return SequenceInput::Logits::kLast;
+    case StepSequence::Logits::kAll:
+      return SequenceInput::Logits::kAll;
+  }
+  fail_as(ErrorKind::kInternal, "logits {} of a step", static_cast<int>(sequence.logits));
+}
+
+}  // namespace
+
+TransformerSteps::TransformerSteps(Transformer& transformer, std::shared_ptr<Pool> pool, int pages, int slots)
+    : transformer_(transformer),
+      pool_(std::move(pool)),
+      burst_(*pool_),
+      cache_(transformer.keeps(), pages, slots) {}
 
 void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<float> logits) {
-  using Logits = SequenceInput::Logits;
   inputs_.clear();
-  for (const StepSequence& sequence : sequences)
+  for (const StepSequence& sequence : sequences) {
+    if (sequence.slot >= 0 && sequence.position == 0) cache_.clear_slot(sequence.slot);
     inputs_.push_back({.tokens = sequence.tokens,
                        .position = sequence.position,
                        .pages = sequence.pages.data(),
-                       .logits = sequence.wants_logits ? Logits::kLast : Logits::kNone});
+                       .slot = sequence.slot,
+                       .logits = logits_of(sequence)});
+  }
   const auto rows = static_cast<size_t>(Transformer::logit_rows(inputs_));
   KT_CHECK(logits.size() == rows * static_cast<size_t>(vocabulary()), "{} logits for {} rows", logits.size(),
            rows);
+  const Work before = transformer_.work();
   const auto start = std::chrono::steady_clock::now();
   transformer_.forward(cache_, inputs_, logits.data());
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  Work done = transformer_.work();
+  done -= before;
   const std::lock_guard lock(mutex_);
-  totals_.work = transformer_.work();
+  totals_.work += done;
   totals_.seconds += took.count();
   ++totals_.steps;
   for (const StepSequence& sequence : sequences)
@@ -32,9 +55,9 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
 }
 
 void TransformerSteps::spread(size_t n, FunctionRef<void(size_t)> work) {
-  Pool& pool = transformer_.pool();
-  pool.run([&](const Worker& worker) {
-    for (auto i = static_cast<size_t>(worker.index); i < n; i += static_cast<size_t>(pool.threads())) work(i);
+  const auto threads = static_cast<size_t>(pool_->threads());
+  pool_->run([&](const Worker& worker) {
+    for (auto i = static_cast<size_t>(worker.index); i < n; i += threads) work(i);
   });
 }
 

@@ -1,37 +1,35 @@
-// A Transformer with a KV cache of its own, as the scheduler wants it.
+// The runner on the CPU: a Transformer with a KV cache of its own.
 #pragma once
+#include <memory>
 #include <mutex>
 #include <vector>
 
-#include "engine/step_model.h"
+#include "base/pool.h"
+#include "engine/runner.h"
 #include "models/transformer.h"
 
 namespace kt {
 
-// What all steps so far did.
-struct StepTotals {
-  Work work;
-  double seconds = 0;
-  uint64_t steps = 0;
-  uint64_t prefill_tokens = 0, decode_tokens = 0;  // fed: in chunks of several, and one by one
-};
-
-class TransformerSteps final : public StepModel {
+class TransformerSteps final : public Runner {
  public:
-  // The transformer must outlive it. Error(kMemory) if the pages do not fit.
-  TransformerSteps(Transformer& transformer, int pages);
+  // The transformer, which runs on this pool, must outlive it. Error(kMemory) if pages and slots do not fit.
+  TransformerSteps(Transformer& transformer, std::shared_ptr<Pool> pool, int pages, int slots = 0);
 
-  int vocabulary() const override { return transformer_.spec().vocab; }
-  int context() const override { return transformer_.spec().context; }
+  const ModelSpec& spec() const override { return transformer_.spec(); }
+  int max_tokens() const override { return transformer_.max_tokens(); }
+  int threads() const override { return pool_->threads(); }
   int cache_pages() const override { return cache_.pages(); }
+  int state_slots() const override { return cache_.slots(); }
+  void copy_state(int from, int to) override { cache_.copy_slot(from, to); }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override;
-
   void spread(size_t n, FunctionRef<void(size_t)> work) override;
 
-  StepTotals totals() const;  // from any thread
+  StepTotals totals() const override;
+  const ExpertCounts* expert_counts() const override { return transformer_.expert_counts(); }
 
  private:
   Transformer& transformer_;
+  std::shared_ptr<Pool> pool_;
   Pool::Burst burst_;  // the next step comes as soon as tokens are chosen
   KvCache cache_;
   std::vector<SequenceInput> inputs_;  // of one step

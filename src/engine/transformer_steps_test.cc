@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
@@ -41,9 +42,9 @@ GenerateRequest request(std::vector<TokenId> prompt, int max_tokens) {
 // does not depend on time.
 std::vector<Generated> run(LoadedModel& model, int pages, const std::vector<GenerateRequest>& requests,
                            SchedulerStats* stats = nullptr) {
-  TransformerSteps steps(model.transformer(), pages);
+  const auto runner = model.make_runner(pages);
   std::vector<Generated> out(requests.size());
-  Scheduler scheduler(steps, &model.tokenizer(), {.step_tokens = 96, .sequences = 8});
+  Scheduler scheduler(*runner, &model.tokenizer(), {.step_tokens = 96, .sequences = 8});
   for (size_t i = 0; i < requests.size(); ++i) {
     GenerateRequest copy = requests[i];
     copy.on_event = [&out, i](const GenerateEvent& event) {
@@ -97,8 +98,8 @@ TEST_P(Steps, CompanyInTheBatchChangesNothing) {
 
 TEST_P(Steps, CachedBeginningsChangeNothing) {
   LoadedModel model = demo(GetParam());
-  TransformerSteps steps(model.transformer(), 32);
-  Engine engine(steps, &model.tokenizer(), {.step_tokens = 96, .sequences = 4});
+  const auto runner = model.make_runner(32);
+  Engine engine(*runner, &model.tokenizer(), {.step_tokens = 96, .sequences = 4});
   const GenerateRequest one = request(prompt(model, 200, 1), 24);
   const Generated first = engine.generate(one), second = engine.generate(one);
   EXPECT_EQ(first.finish.cached_tokens, 0);
@@ -126,9 +127,53 @@ TEST_P(Steps, PreemptedRequestsGoOnWhereTheyWere) {
 INSTANTIATE_TEST_SUITE_P(Precisions, Steps, testing::Values(Precision::kF32, Precision::kInt8),
                          [](const auto& info) { return info.param == Precision::kF32 ? "f32" : "int8"; });
 
+// One sequence on pages 0, 1, ...; the logits of what is asked for.
+std::vector<float> step(Runner& runner, std::span<const TokenId> tokens, int position,
+                        StepSequence::Logits which) {
+  std::vector<int32_t> pages(static_cast<size_t>(runner.cache_pages()));
+  std::iota(pages.begin(), pages.end(), 0);
+  const StepSequence sequence{.tokens = tokens, .position = position, .pages = pages, .logits = which};
+  std::vector<float> logits(sequence.logit_rows() * static_cast<size_t>(runner.vocabulary()));
+  runner.step({&sequence, 1}, logits);
+  return logits;
+}
+
+TEST(StepsLogits, OfAllTokensAreThoseOfEachAlone) {
+  LoadedModel model = demo(Precision::kF32);
+  const std::vector<TokenId> tokens = prompt(model, 70, 3);
+  const auto runner = model.make_runner(2);
+  const std::vector<float> all = step(*runner, tokens, 0, StepSequence::Logits::kAll);
+  const auto width = static_cast<size_t>(runner->vocabulary());
+  ASSERT_EQ(all.size(), tokens.size() * width);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto one =
+        step(*runner, std::span(tokens).subspan(i, 1), static_cast<int>(i), StepSequence::Logits::kLast);
+    ASSERT_EQ(one.size(), width);
+    for (size_t v = 0; v < width; ++v) ASSERT_NEAR(one[v], all[i * width + v], kF32Bound) << i << " " << v;
+  }
+  EXPECT_TRUE(step(*runner, tokens, 0, StepSequence::Logits::kNone).empty());
+}
+
+TEST(StepsTotals, AreOfOneRunner) {
+  LoadedModel model = demo(Precision::kInt8);
+  const std::vector<TokenId> tokens = prompt(model, 5, 3);
+  const auto first = model.make_runner(1);
+  step(*first, tokens, 0, StepSequence::Logits::kNone);
+  const auto second = model.make_runner(1);
+  EXPECT_EQ(second->totals().work.bytes, 0);
+  step(*second, tokens, 0, StepSequence::Logits::kNone);
+  step(*second, std::span(tokens).first(1), 5, StepSequence::Logits::kLast);
+  EXPECT_EQ(first->totals().steps, 1u);
+  EXPECT_EQ(second->totals().steps, 2u);
+  EXPECT_EQ(second->totals().prefill_tokens, 5u);
+  EXPECT_EQ(second->totals().decode_tokens, 1u);
+  EXPECT_GT(first->totals().work.bytes, 0);
+  EXPECT_GT(second->totals().work.bytes, first->totals().work.bytes);
+}
+
 TEST(StepsErrors, CacheThatFitsNoMemoryIsRefused) {
   LoadedModel model = demo(Precision::kInt8);
-  EXPECT_THROW(TransformerSteps(model.transformer(), 1 << 30), Error);
+  EXPECT_THROW(model.make_runner(1 << 30), Error);
 }
 
 }  // namespace

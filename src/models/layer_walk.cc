@@ -8,7 +8,7 @@
 namespace kt {
 
 LayerWalk::LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
-                     const ExpertSource* owner, const LoadOptions& options)
+                     const ExpertSource* owner, const WeightOptions& options)
     : spec_(std::move(spec)),
       ops_(std::move(ops)),
       loader_(checkpoint, spec_, *ops_, options, owner),

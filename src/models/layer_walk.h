@@ -19,7 +19,7 @@ class LayerWalk {
   // Reads headers only. `owner` says which tensors are routed experts', so that they are left alone; null for
   // a dense model. options.max_tokens bounds one call; checkpoint and owner must outlive this.
   LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops, const ExpertSource* owner,
-            const LoadOptions& options);
+            const WeightOptions& options);
   ~LayerWalk();
 
   const ModelSpec& spec() const { return spec_; }

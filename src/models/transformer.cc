@@ -51,7 +51,7 @@ struct Transformer::State {
   SequenceShape keeps;
   std::unique_ptr<ExpertCounts> expert_counts;  // null: no layer routes
 
-  State(const Checkpoint& checkpoint, ModelSpec of, std::shared_ptr<Ops> with, const LoadOptions& options,
+  State(const Checkpoint& checkpoint, ModelSpec of, std::shared_ptr<Ops> with, const WeightOptions& options,
         const ExpertSource* routed)
       : spec(std::move(of)),
         max_tokens(options.max_tokens),
@@ -131,7 +131,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   std::unique_ptr<ExpertSource> own;
   if (spec.moe() && !options.experts) own = open_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
-  const LoadOptions load{.precision = options.precision,
+  const WeightOptions load{.precision = options.precision,
                          .max_tokens = options.max_tokens,
                          .linear_format = options.linear_format,
                          .linear_rounding = options.linear_rounding};

@@ -8,7 +8,7 @@
 
 namespace kt {
 
-WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops, LoadOptions options,
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops, WeightOptions options,
                            const ExpertSource* routed)
     : checkpoint_(checkpoint), spec_(spec), ops_(ops), options_(std::move(options)) {
   for (LinearModule& module :

@@ -18,7 +18,7 @@
 
 namespace kt {
 
-struct LoadOptions {
+struct WeightOptions {
   Precision precision = Precision::kDefault;  // of activations
   int max_tokens = 512;                       // of one step
   // Matrices that a user may choose the rounding of are rounded to this; none: as stored.
@@ -37,13 +37,13 @@ class WeightLoader {
  public:
   // `routed` says which tensors are routed experts', so that they are left alone; null: none are. The
   // checkpoint, the spec and `ops` must outlive this.
-  WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops, LoadOptions options,
+  WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops, WeightOptions options,
                const ExpertSource* routed);
 
   Ops& ops() const { return ops_; }
   const ModelSpec& spec() const { return spec_; }
   const Checkpoint& checkpoint() const { return checkpoint_; }
-  const LoadOptions& options() const { return options_; }
+  const WeightOptions& options() const { return options_; }
   void set_rounding(MatrixRounding rounding) { options_.linear_rounding = std::move(rounding); }
 
   // Modules by the names the checkpoint has.
@@ -80,7 +80,7 @@ class WeightLoader {
   const Checkpoint& checkpoint_;
   const ModelSpec& spec_;
   Ops& ops_;
-  LoadOptions options_;
+  WeightOptions options_;
   std::map<std::string, LinearModule, std::less<>> modules_;  // every matrix outside routed experts
   std::string root_;  // what stands for the leading "model." of the spec's names
   size_t loading_bytes_ = 0, expert_bias_bytes_ = 0;

@@ -35,7 +35,7 @@ double cpu_seconds() {
 }
 
 OrderedJson heat_json(Service& service) {
-  const ExpertCounts* counts = service.model().transformer().expert_counts();
+  const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return nullptr;
   const ExpertHeat heat = service.monitor().heat();
   OrderedJson rows = OrderedJson::array();
@@ -97,7 +97,7 @@ void write_speed(MetricsText& out, Service& service) {
   out.gauge("kt_roofline_read_bytes_per_second", "Reading that this machine can do.", rates.read_bytes);
   out.gauge("kt_roofline_fraction", "Least time the steps could take, over what they took.",
             pace.fraction_of_limit);
-  const ExpertCounts* counts = service.model().transformer().expert_counts();
+  const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return;
   uint64_t calls = 0;
   for (uint64_t count : counts->snapshot()) calls += count;
@@ -126,12 +126,11 @@ void get_models(Service& service, const HttpRequest& request, Responder responde
 void get_status(Service& service, const HttpRequest&, Responder responder) {
   const SchedulerStats stats = service.stats();
   const Pace pace = service.monitor().pace();
-  const Transformer& transformer = service.model().transformer();
   reply_json(service, responder,
              {{"model", service.options().name},
               {"experts_format", service.model().experts_dialect()},
               {"isa", kernels().name},
-              {"threads", transformer.pool().threads()},
+              {"threads", service.runner().threads()},
               {"version", service.options().version},
               {"uptime_s", service.uptime()},
               {"context", service.longest()},

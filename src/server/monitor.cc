@@ -16,14 +16,13 @@ double now() {
 
 }  // namespace
 
-Monitor::Monitor(const TransformerSteps& steps, const ExpertCounts* experts, Rates rates,
-                 std::function<void()> on_look)
-    : steps_(steps), experts_(experts), rates_(rates), on_look_(std::move(on_look)) {
+Monitor::Monitor(const Runner& runner, Rates rates, std::function<void()> on_look)
+    : runner_(runner), experts_(runner.expert_counts()), rates_(rates), on_look_(std::move(on_look)) {
   if (experts_) {
     counted_ = experts_->snapshot();
     heat_.of_expert.resize(counted_.size());
   }
-  looks_.push_back({now(), steps_.totals()});
+  looks_.push_back({now(), runner_.totals()});
   thread_ = std::thread([this] { run(); });
 }
 
@@ -57,7 +56,7 @@ void Monitor::run() {
 }
 
 void Monitor::look() {
-  looks_.push_back({now(), steps_.totals()});
+  looks_.push_back({now(), runner_.totals()});
   if (looks_.size() > kLooks) looks_.pop_front();
   const Look &old = looks_.front(), &last = looks_.back();
   Pace pace;

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/transformer_steps.h"
+#include "engine/runner.h"
 
 namespace kt {
 
@@ -28,9 +28,8 @@ struct ExpertHeat {
 
 class Monitor {
  public:
-  // All must outlive it. on_look is called on its thread each time it looks.
-  Monitor(const TransformerSteps& steps, const ExpertCounts* experts, Rates rates,
-          std::function<void()> on_look = {});
+  // The runner must outlive it. on_look is called on its thread each time it looks.
+  Monitor(const Runner& runner, Rates rates, std::function<void()> on_look = {});
   ~Monitor();
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
@@ -44,8 +43,8 @@ class Monitor {
   void look();
   void warm(const std::vector<uint64_t>& counts);
 
-  const TransformerSteps& steps_;
-  const ExpertCounts* experts_;
+  const Runner& runner_;
+  const ExpertCounts* experts_;  // the runner's
   Rates rates_;
   std::function<void()> on_look_;
 

@@ -46,17 +46,16 @@ Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(
       options_(std::move(options)),
       post_(std::move(post)),
       default_sampling_(sampling_of(model.path())),
-      steps_(model.transformer(), options_.pages),
+      runner_(model.make_runner(options_.pages)),
       started_(static_cast<int64_t>(std::time(nullptr))),
       start_(std::chrono::steady_clock::now()) {
   if (!options_.chat_template.empty()) template_.emplace(options_.chat_template, options_.name);
   for (size_t id = 0; id < tokenizer().size(); ++id)
     longest_token_ = std::max(longest_token_, tokenizer().token_bytes(static_cast<TokenId>(id)).size());
-  monitor_ = std::make_unique<Monitor>(steps_, model.transformer().expert_counts(), options_.rates,
-                                       [this] { look_after(); });
+  monitor_ = std::make_unique<Monitor>(*runner_, options_.rates, [this] { look_after(); });
   engine_ = std::make_unique<Engine>(
-      steps_, &model.tokenizer(),
-      SchedulerOptions{.step_tokens = model.transformer().max_tokens(), .sequences = options_.max_running},
+      *runner_, &model.tokenizer(),
+      SchedulerOptions{.step_tokens = runner_->max_tokens(), .sequences = options_.max_running},
       [this] { deliver(); });
 }
 
@@ -69,7 +68,7 @@ double Service::uptime() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-int Service::longest() const { return std::min(steps_.context(), steps_.cache_pages() * kPageTokens); }
+int Service::longest() const { return std::min(runner_->context(), runner_->cache_pages() * kPageTokens); }
 
 void Service::check_length(std::string_view text, const char* name) const {
   const size_t most = static_cast<size_t>(longest()) * longest_token_;

@@ -13,7 +13,7 @@
 
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
-#include "engine/transformer_steps.h"
+#include "engine/runner.h"
 #include "server/answer.h"
 #include "server/chat_syntax.h"
 #include "server/metrics.h"
@@ -46,12 +46,13 @@ class Service {
   const ServiceOptions& options() const { return options_; }
   LoadedModel& model() { return model_; }
   const LoadedModel& model() const { return model_; }
+  const Runner& runner() const { return *runner_; }
   const Tokenizer& tokenizer() const { return model_.tokenizer(); }
   const ChatTemplate* chat_template() const { return template_ ? &*template_ : nullptr; }
   RequestMetrics& metrics() { return metrics_; }
   const Monitor& monitor() const { return *monitor_; }
   SchedulerStats stats() const { return engine_->stats(); }
-  StepTotals totals() const { return steps_.totals(); }
+  StepTotals totals() const { return runner_->totals(); }
   int64_t started() const { return started_; }  // seconds since 1970
   double uptime() const;
   int connections() const { return options_.connections ? options_.connections() : 0; }
@@ -92,7 +93,7 @@ class Service {
   std::function<void(std::function<void()>)> post_;
   std::optional<ChatTemplate> template_;
   SamplingOptions default_sampling_;
-  TransformerSteps steps_;
+  std::unique_ptr<Runner> runner_;
   RequestMetrics metrics_;
   const int64_t started_;
   const std::chrono::steady_clock::time_point start_;

@@ -12,7 +12,6 @@
 #include "bench/plot.h"
 #include "cli/bench/bench_server.h"
 #include "cli/model_flags.h"
-#include "engine/transformer_steps.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -34,17 +33,17 @@ struct Point {
   double outside = 0;  // seconds of a step that are not the model's: choosing tokens, scheduling; median
 };
 
-Point measure(Transformer& transformer, const Rates& rates, const BenchCase& at, int repeat) {
-  const int step = transformer.max_tokens();
-  TransformerSteps steps(transformer, bench_pages(at, step));
+Point measure(LoadedModel& model, const Rates& rates, const BenchCase& at, int repeat) {
+  const int step = model.max_tokens();
+  const std::unique_ptr<Runner> runner = model.make_runner(bench_pages(at, step));
   std::vector<double> prefill, decode, prefill_fraction, decode_fraction, outside;
   for (int i = 0; i < repeat; ++i) {
     BenchCase once = at;
     once.seed = at.seed + static_cast<uint64_t>(i);
     std::vector<StepTotals> totals;  // at the beginnings and ends of both phases
-    const BenchResult result = run_bench(steps, once, step, [&] {
-      totals.push_back(steps.totals());
-      return transformer.work();
+    const BenchResult result = run_bench(*runner, once, step, [&] {
+      totals.push_back(runner->totals());
+      return totals.back().work;
     });
     const double in_steps = totals.back().seconds - totals.end()[-2].seconds;
     outside.push_back((result.decode_seconds - in_steps) / at.output);
@@ -62,23 +61,22 @@ Point measure(Transformer& transformer, const Rates& rates, const BenchCase& at,
 }
 
 // Lengths that leave no room for the answer are left out, and said so.
-std::vector<BenchCase> cases_of(const BenchFlags& flags, const Transformer& transformer) {
+std::vector<BenchCase> cases_of(const BenchFlags& flags, const LoadedModel& model) {
+  const int step = model.max_tokens(), context = model.spec().context;
   std::vector<BenchCase> out;
   for (int prompt : flags.prompts)
     for (int batch : flags.batches) {
-      if (batch > transformer.max_tokens())
-        fail("--batch: {} sequences, and a step takes {} tokens; see --chunked-prefill-size", batch,
-             transformer.max_tokens());
+      if (batch > step)
+        fail("--batch: {} sequences, and a step takes {} tokens; see --chunked-prefill-size", batch, step);
       const BenchCase at{.prompt = prompt, .batch = batch, .output = flags.output};
-      if (bench_tokens(at, transformer.max_tokens()) >= transformer.spec().context)
+      if (bench_tokens(at, step) >= context)
         std::fprintf(stderr, "kt: prompts of %d tokens are left out: the model's context is %d\n", prompt,
-                     transformer.spec().context);
+                     context);
       else
         out.push_back(at);
     }
   if (out.empty())
-    fail("--prompt: no length leaves room for {} more tokens in the context of {}", flags.output,
-         transformer.spec().context);
+    fail("--prompt: no length leaves room for {} more tokens in the context of {}", flags.output, context);
   return out;
 }
 
@@ -133,9 +131,9 @@ void run(const BenchFlags& flags) {
       measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
   std::vector<Point> points;
   StatusLine status;
-  for (const BenchCase& at : cases_of(flags, model.transformer())) {
+  for (const BenchCase& at : cases_of(flags, model)) {
     status.show(text("{} x {} tokens", at.batch, at.prompt));
-    points.push_back(measure(model.transformer(), rates, at, flags.repeat));
+    points.push_back(measure(model, rates, at, flags.repeat));
   }
   status.show("");
   if (!flags.plot.empty()) {

@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "cli/chat/chat_backend.h"
 #include "engine/engine.h"
-#include "engine/transformer_steps.h"
 #include "nn/kv_cache.h"
 #include "server/chat_prompt.h"
 #include "server/chat_syntax.h"
@@ -84,9 +83,8 @@ class ModelBackend final : public ChatBackend {
         context_(std::min(context, model_.spec().context)),
         template_(checked_template(model_), path),
         syntax_(chat_syntax_of(model_.chat_template(), model_.tokenizer())),
-        steps_(model_.transformer(), ceil_div(context_, kPageTokens)),
-        engine_(steps_, &model_.tokenizer(),
-                {.step_tokens = model_.transformer().max_tokens(), .sequences = 1}),
+        runner_(model_.make_runner(ceil_div(context_, kPageTokens))),
+        engine_(*runner_, &model_.tokenizer(), {.step_tokens = runner_->max_tokens(), .sequences = 1}),
         sampling_(recommended_sampling(path)) {}
 
   ChatPlace place() const override {
@@ -173,7 +171,7 @@ class ModelBackend final : public ChatBackend {
   int context_;
   ChatTemplate template_;
   ChatSyntax syntax_;
-  TransformerSteps steps_;
+  std::unique_ptr<Runner> runner_;
   Engine engine_;
   SamplingOptions sampling_;
   std::atomic<bool> stopped_ = false;

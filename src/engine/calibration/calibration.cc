@@ -77,7 +77,7 @@ Calibration::Calibration(const Checkpoint& checkpoint, const ExpertSource* sourc
   make_batches();
   walk_ =
       std::make_unique<LayerWalk>(checkpoint, std::move(spec), make_cpu_ops(pool_), source,
-                                  LoadOptions{.precision = Precision::kBf16, .max_tokens = batch_tokens_});
+                                  WeightOptions{.precision = Precision::kBf16, .max_tokens = batch_tokens_});
   report_.tokens = text_.tokens;
   plan_memory();
 }

@@ -50,12 +50,14 @@ class FakeModel : public StepModel {
       }
     }
     for (const StepSequence& sequence : sequences) {
-      if (!sequence.wants_logits) continue;
       const size_t end = static_cast<size_t>(sequence.position) + sequence.tokens.size();
       std::vector<TokenId> tokens;
-      for (size_t i = 0; i < end; ++i) tokens.push_back(place(sequence, i));
-      write_logits(tokens, sequence.slot < 0 ? 0 : state(sequence.slot),
-                   logits.subspan(row++ * width(), width()));
+      for (size_t i = 0; i < end; ++i) {
+        tokens.push_back(place(sequence, i));
+        if (end - i <= sequence.logit_rows())
+          write_logits(tokens, sequence.slot < 0 ? 0 : state(sequence.slot),
+                       logits.subspan(row++ * width(), width()));
+      }
     }
     if (row * width() != logits.size()) throw std::runtime_error("rows");
   }
