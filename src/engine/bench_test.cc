@@ -20,7 +20,7 @@ class CountingModel : public StepModel {
   void copy_state(int, int) override { ++copies; }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override {
     for (const StepSequence& s : sequences) {
-      work.bytes += static_cast<double>(s.tokens.size());
+      work.at(kHost).bytes += static_cast<double>(s.tokens.size());
       if (s.tokens.size() == 1) said.insert(s.tokens[0]);
     }
     most = std::max(most, sequences.size());
@@ -39,8 +39,8 @@ TEST(Bench, RunsEveryPromptThenStepsOfAll) {
   const BenchCase c{.prompt = 100, .batch = 5, .output = 7};
   CountingModel model(bench_pages(c, 64));
   const BenchResult result = run_bench(model, c, 64, [&] { return model.work; });
-  EXPECT_EQ(result.prefill_work.bytes, 500);
-  EXPECT_EQ(result.decode_work.bytes, 35);
+  EXPECT_EQ(result.prefill_work.total().bytes, 500);
+  EXPECT_EQ(result.decode_work.total().bytes, 35);
   EXPECT_EQ(model.most, 5u);
   EXPECT_GT(model.said.size(), 10u);  // of 50, drawn 35 times
   EXPECT_GT(result.prefill_seconds, 0);
@@ -51,9 +51,9 @@ TEST(Bench, PromptsOfModelsWithStatesAreFoundAgain) {
   const BenchCase c{.prompt = 300, .batch = 5, .output = 70};
   CountingModel model(bench_pages(c, 64), bench_slots(c));
   const BenchResult result = run_bench(model, c, 64, [&] { return model.work; });
-  EXPECT_EQ(result.prefill_work.bytes, 5 * 300);
-  EXPECT_EQ(result.decode_work.bytes, 5 * 70);
-  EXPECT_LT(model.work.bytes, 2 * 5 * 300);  // or the second time it would have run all prompts again
+  EXPECT_EQ(result.prefill_work.total().bytes, 5 * 300);
+  EXPECT_EQ(result.decode_work.total().bytes, 5 * 70);
+  EXPECT_LT(model.work.total().bytes, 2 * 5 * 300);  // or the second time it would have run all prompts again
   EXPECT_EQ(model.most, 5u);
   EXPECT_GE(model.copies, 5 + 5 + 5);  // each prompt there and back, each answer's page
 }

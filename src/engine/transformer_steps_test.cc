@@ -160,15 +160,15 @@ TEST(StepsTotals, AreOfOneRunner) {
   const auto first = model.make_runner(1);
   step(*first, tokens, 0, StepSequence::Logits::kNone);
   const auto second = model.make_runner(1);
-  EXPECT_EQ(second->totals().work.bytes, 0);
+  EXPECT_EQ(second->totals().work.total().bytes, 0);
   step(*second, tokens, 0, StepSequence::Logits::kNone);
   step(*second, std::span(tokens).first(1), 5, StepSequence::Logits::kLast);
   EXPECT_EQ(first->totals().steps, 1u);
   EXPECT_EQ(second->totals().steps, 2u);
   EXPECT_EQ(second->totals().prefill_tokens, 5u);
   EXPECT_EQ(second->totals().decode_tokens, 1u);
-  EXPECT_GT(first->totals().work.bytes, 0);
-  EXPECT_GT(second->totals().work.bytes, first->totals().work.bytes);
+  EXPECT_GT(first->totals().work.total().bytes, 0);
+  EXPECT_GT(second->totals().work.total().bytes, first->totals().work.total().bytes);
 }
 
 TEST(StepsErrors, CacheThatFitsNoMemoryIsRefused) {

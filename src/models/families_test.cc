@@ -107,7 +107,7 @@ TEST(Families, EveryOneReadsItsSizes) {
     EXPECT_EQ(spec.vocab, 300);
     EXPECT_EQ(spec.layers.size(), 4u);
     EXPECT_EQ(spec.norm_eps, 0.001) << spec.family;
-    if (is_mla(spec)) EXPECT_EQ(mla(spec).norm_eps, 1e-6) << spec.family;
+    EXPECT_EQ(is_mla(spec) ? mla(spec).norm_eps : 1e-6, 1e-6) << spec.family;
     EXPECT_EQ(spec.tied_embeddings, spec.family == "llama");
     EXPECT_EQ(spec.moe() ? moe(spec).experts : 0, config->contains("num_experts_per_tok") ? 8 : 0)
         << spec.family;
@@ -281,7 +281,8 @@ TEST(Families, Glm4Moe) {
   EXPECT_EQ(moe(spec).router.scale, 2.5);
   EXPECT_EQ(gqa(describe(with(kGlm4Moe, R"({"use_qk_norm": false})"))).norm, GqaSpec::Norm::kNone);
   EXPECT_EQ(rope(describe(with(kGlm4Moe, R"({"partial_rotary_factor": null})"))).dims, 16);
-  EXPECT_EQ(rope(describe(with(kGlm4Moe, R"({"rope_parameters": {"partial_rotary_factor": 0.25}})"))).dims, 8);
+  EXPECT_EQ(rope(describe(with(kGlm4Moe, R"({"rope_parameters": {"partial_rotary_factor": 0.25}})"))).dims,
+            8);
 }
 
 TEST(Families, MiniMaxM2) {
@@ -430,6 +431,19 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
   }
 }
 
+// transformers 5 writes the kind of every layer's MLP instead of a count of dense ones.
+TEST(Families, KindsOfMlpsLayerByLayer) {
+  for (const Json* config : {&kDeepseekV3, &kGlm4Moe, &kDeepseekV2}) {
+    const Json listed = with(*config, R"({"first_k_dense_replace": null,
+        "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]})");
+    EXPECT_EQ(dense(describe(listed)), (std::vector<int>{96, 0, 96, 0}));
+  }
+  EXPECT_EQ(refusal(with(kGlm4Moe, R"({"mlp_layer_types": ["dense", "sparse", "sparse"]})")),
+            "config.json: mlp_layer_types has 3 entries for 4 layers");
+  EXPECT_EQ(refusal(with(kGlm4Moe, R"({"mlp_layer_types": ["dense", "sparse", "moe", "sparse"]})")),
+            "config.json: mlp_layer_types[2] is 'moe', expected 'dense' or 'sparse'");
+}
+
 TEST(Families, FrequenciesDividedOneByOne) {
   const char* const factors = R"({"rope_scaling": {"rope_type": "longrope", "attention_factor": 1.5,
       "factor": 1.0, "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5]}, "head_dim": 4})";
@@ -439,8 +453,13 @@ TEST(Families, FrequenciesDividedOneByOne) {
   EXPECT_EQ(rope(spec).scaling, RopeSpec::Scaling::kNone);
   const Rope plain({.dims = 4}), divided({.dims = 4, .divisors = {1.0, 2.5}});
   float a[4] = {1, 2, 3, 4}, b[4] = {1, 2, 3, 4};
-  plain.turn(a, 1, 4, 2);
-  divided.turn(b, 1, 4, 5);  // the second pair turns as far at 5 as it would at 2
+  const auto rotate = [](const Rope& rope, float* x, int position) {
+    float cosines[2], sines[2];
+    rope.angles(position, cosines, sines);
+    rope.rotate(x, 1, 4, cosines, sines);
+  };
+  rotate(plain, a, 2);
+  rotate(divided, b, 5);  // the second pair is rotated as far at 5 as it would be at 2
   EXPECT_FLOAT_EQ(a[1], b[1]);
   EXPECT_FLOAT_EQ(a[3], b[3]);
   EXPECT_NE(a[0], b[0]);

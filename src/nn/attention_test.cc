@@ -24,8 +24,7 @@ class Batch {
  public:
   Batch(const Setting& setting, int threads)
       : s_(setting), pool_(std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false})) {
-    const KvShape shape{
-        .heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = s_.type};
+    const KvShape shape{.heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = s_.type};
     cache_ = std::make_unique<KvCache>(SequenceShape{.planes = {shape, shape}, .states = {}}, 80);
     int page = 79;
     for (const int length : {1, 70, 1300, 200}) {

@@ -67,7 +67,7 @@ void Monitor::look() {
     const auto rate = [&](uint64_t a, uint64_t b) { return static_cast<double>(a - b) / elapsed; };
     pace.decode_tokens_per_s = rate(last.totals.decode_tokens, old.totals.decode_tokens);
     pace.prefill_tokens_per_s = rate(last.totals.prefill_tokens, old.totals.prefill_tokens);
-    pace.read_bytes_per_s = work.bytes / busy;
+    pace.read_bytes_per_s = work.total().bytes / busy;
     const Limit limit = limit_of(work, rates_);
     pace.fraction_of_limit = limit.seconds / busy;
     pace.limit = limit.which;

@@ -1,0 +1,118 @@
+#include "nn/cpu_ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/testing/random_values.h"
+
+namespace kt {
+namespace {
+
+std::shared_ptr<Pool> pool_of(int threads) {
+  return std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false});
+}
+
+std::unique_ptr<PlacedLinear> linear_of(Ops& ops, const std::vector<float>& values, int64_t n, int64_t k) {
+  return ops.make_linear(quantise(format_named("f32"), values, n, k).view(), Precision::kF32, "w");
+}
+
+// x W^T in double.
+std::vector<double> product(const std::vector<float>& x, const std::vector<float>& w, int m, int64_t n,
+                            int64_t k) {
+  std::vector<double> out(static_cast<size_t>(m * n));
+  for (int i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t c = 0; c < k; ++c)
+        out[static_cast<size_t>(i * n + j)] += static_cast<double>(x[static_cast<size_t>(i * k + c)]) *
+                                               static_cast<double>(w[static_cast<size_t>(j * k + c)]);
+  return out;
+}
+
+// Numbers of size one: sums of up to 64 products of f32 are off by less than 64 * 2^-23 of them.
+constexpr double kClose = 1e-4;
+
+TEST(CpuOps, AnAdapterAddsToItsLinearAlone) {
+  constexpr int kTokens = 5, kRank = 4;
+  constexpr int64_t kIn = 48, kOut = 33;
+  const auto ops = make_cpu_ops(pool_of(2));
+  const std::vector<float> w = random_values(kOut * kIn, 1), other = random_values(kOut * kIn, 2),
+                           a = random_values(kRank * kIn, 3), b = random_values(kOut * kRank, 4),
+                           x = random_values(kTokens * kIn, 5);
+  const auto linear = linear_of(*ops, w, kOut, kIn), plain = linear_of(*ops, other, kOut, kIn),
+             down = linear_of(*ops, a, kRank, kIn), up = linear_of(*ops, b, kOut, kRank);
+  const Rows in = ops->rows("in", kIn), out = ops->rows("out", kOut), beside = ops->rows("beside", kOut);
+  ops->allocate(kTokens);
+  const Adapter adapter{.down = down.get(), .up = up.get(), .scale = 0.5f};
+  const StepScope scope(*ops, {.sequences = {}, .tokens = kTokens});
+  ops->write(x, in);
+  const LinearUse uses[] = {{.weights = linear.get(), .x = in, .y = out, .adapter = &adapter},
+                            {.weights = plain.get(), .x = in, .y = beside}};
+  ops->linear(uses);
+  std::vector<float> y(kTokens * kOut), z(kTokens * kOut);
+  ops->read(out, y);
+  ops->read(beside, z);
+  std::vector<float> low;
+  for (const double value : product(x, a, kTokens, kRank, kIn)) low.push_back(static_cast<float>(value));
+  const auto base = product(x, w, kTokens, kOut, kIn), added = product(low, b, kTokens, kOut, kRank),
+             untouched = product(x, other, kTokens, kOut, kIn);
+  for (size_t i = 0; i < y.size(); ++i) {
+    EXPECT_NEAR(y[i], base[i] + 0.5 * added[i], kClose);
+    EXPECT_NEAR(z[i], untouched[i], kClose);
+  }
+}
+
+// A step's angles are those of its positions, whatever ran before.
+TEST(CpuOps, RotatesByThePositionsOfTheStep) {
+  constexpr int kHeads = 2, kDims = 8;
+  const auto ops = make_cpu_ops(pool_of(1));
+  const KvShape shape{.heads = kHeads, .d = kDims, .dv = kDims, .type = KvType::kF32};
+  const int first = ops->make_rotation({.dims = kDims}), again = ops->make_rotation({.dims = kDims}),
+            other = ops->make_rotation({.dims = kDims, .theta = 100});
+  EXPECT_EQ(first, again);
+  EXPECT_NE(first, other);
+  const Rows q = ops->rows("q", kHeads * kDims), k = ops->rows("k", kHeads * kDims),
+             v = ops->rows("v", kHeads * kDims);
+  ops->allocate(8);
+  KvCache cache({.planes = {shape}, .states = {}}, 2);
+  const int32_t pages[] = {0, 1};
+  const std::vector<float> x = random_values(3 * kHeads * kDims, 9);
+  for (const int position : {0, 7, 61}) {  // the last crosses a page
+    const AttentionSequence sequence{.first = 0, .count = 3, .position = position, .pages = pages};
+    const StepScope scope(*ops, {.sequences = {&sequence, 1}, .tokens = 3, .cache = &cache});
+    for (const Rows rows : {q, k, v}) ops->write(x, rows);
+    const HeadRows queries{.rows = q, .heads = kHeads, .stride = kDims},
+        keys{.rows = k, .heads = kHeads, .stride = kDims};
+    ops->rotate_write({.plane = 0, .rotation = other, .q = queries, .k = keys, .v = v});
+    std::vector<float> rotated(x.size());
+    ops->read(q, rotated);
+    for (size_t t = 0; t < 3; ++t)
+      for (size_t h = 0; h < kHeads; ++h)
+        for (size_t i = 0; i < kDims / 2; ++i) {
+          const size_t at = (t * kHeads + h) * kDims + i;
+          const double angle =
+              (position + static_cast<double>(t)) * std::pow(100.0, -2.0 * static_cast<double>(i) / kDims);
+          EXPECT_NEAR(rotated[at], x[at] * std::cos(angle) - x[at + kDims / 2] * std::sin(angle), 1e-4);
+        }
+  }
+}
+
+TEST(CpuOps, MeasuringRunsNothing) {
+  const auto ops = make_cpu_ops(pool_of(1), {.sizes_only = true});
+  const RowReader shape{.format = format_named("int8"), .n = 64, .k = 32};
+  const auto linear = ops->make_linear(shape, {}, Precision::kDefault, "w");
+  const Rows in = ops->rows("in", 32), out = ops->rows("out", 64);
+  const StepNeeds needs = ops->measure({.sequences = {}, .tokens = 10}, {}, [&] {
+    const LinearUse use{.weights = linear.get(), .x = in, .y = out};
+    ops->linear({&use, 1});
+  });
+  EXPECT_EQ(needs.work.total().integer_operations, 2.0 * 64 * 32 * 10);
+  EXPECT_EQ(needs.work.total().bytes, linear->stored_bytes());
+  EXPECT_GT(needs.workspace, 0u);
+  EXPECT_EQ(ops->work().total().bytes, 0);
+  EXPECT_THROW(ops->begin({}), Error);
+}
+
+}  // namespace
+}  // namespace kt
