@@ -159,6 +159,19 @@ def test_no_weights_are_read(tmp_path):
         assert holes["bytes"][part] == whole["bytes"][part]
 
 
+def test_needs_no_tokenizer(tmp_path):
+    for source in DEMO.iterdir():
+        if not source.name.startswith("tokenizer"):
+            (tmp_path / source.name).symlink_to(source)
+    without, whole = estimate(tmp_path), estimate(DEMO)
+    for part in ("experts", "dense", "kv_cache", "workspace", "loading"):
+        assert without["bytes"][part] == whole["bytes"][part]
+    assert "tokenizer.json" in refused(2, "generate", tmp_path, "-p", "x")
+    (tmp_path / "tokenizer.json").write_text("{")
+    result = kt("estimate", tmp_path, "--bandwidth", 10)
+    assert result.returncode == 0 and "tokenizer.json" in result.stderr  # which is not counted, and said so
+
+
 @pytest.mark.parametrize("verb", ["estimate", "generate", "perplexity"])
 def test_unknown_linear_format_lists_the_known(verb):
     more = {"perplexity": ["--file", DEMO / "config.json"], "generate": ["-p", "x"]}.get(verb, [])

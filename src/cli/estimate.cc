@@ -28,8 +28,8 @@ int context_of(const EstimateFlags& flags, const ModelSpec& spec) {
 
 Estimate estimate(const EstimateFlags& flags) {
   ModelOptions options = flags.model.options();
-  options.sizes_only = true;
-  const LoadedModel model(flags.model.model, options);
+  options.tokenizer = TokenizerNeed::kIfReadable;
+  const OpenedModel model(flags.model.model, options);
   const MemoryRequest use{.sequences = flags.requests, .context = context_of(flags, model.spec())};
   const Rates rates =
       flags.bandwidth > 0 ? Rates{.read_bytes = flags.bandwidth * 1e9} : measured_rates(flags.model.threads);
@@ -65,8 +65,9 @@ void add_estimate(CLI::App& kt, Invocation& run) {
       ->check(positive());
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
-      "Only headers are read. Speed is the limit: weights of one token, and the keys and values of its\n"
-      "context, read once at full bandwidth.\n\n"
+      "Of the weights only headers are read. Speed is the limit: weights of one token, and the keys and "
+      "values\n"
+      "of its context, read once at full bandwidth.\n\n"
       "Examples:\n"
       "  kt estimate ./Qwen3-30B-A3B --format int4 --linear-format int8 --context 32768\n"
       "  kt estimate ./demo/tiny-deepseekv3 --bandwidth 50 --json");

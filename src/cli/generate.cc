@@ -116,9 +116,9 @@ nlohmann::ordered_json json_of(const Stats& stats) {
 
 void run_generate(const GenerateFlags& flags) {
   const std::string words = prompt_text(flags);  // before what takes minutes
-  ModelOptions options = flags.model.options();
-  options.use.context = flags.options.max_tokens;  // and the prompt, which the tokenizer has to count first
-  LoadedModel model(flags.model.model, options);
+  // And the prompt, which the tokenizer has to count first.
+  const MemoryRequest use{.context = flags.options.max_tokens};
+  LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
   const bool to_terminal = ::isatty(STDOUT_FILENO) == 1;  // what a model says must not steer it
   const auto show = [to_terminal](std::string_view piece) {
     const std::string safe = to_terminal ? harmless(piece) : std::string(piece);

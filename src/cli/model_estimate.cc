@@ -26,13 +26,13 @@ void print_nodes(const Estimate& e) {
 
 }  // namespace
 
-Estimate estimate_model(const LoadedModel& model, const MemoryRequest& use, uint64_t max_memory,
+Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
                         const Rates& rates) {
-  Estimate out{.use = use, .plan = model.transformer().memory_plan(use), .process = model.base_bytes()};
+  Estimate out{.use = use, .plan = model.memory_plan(use), .process = model.base_bytes()};
   out.available = available_memory() + out.process;
   if (max_memory > 0) out.available = std::min(out.available, max_memory);
-  out.one = model.transformer().decode_work(1, use.context);
-  out.all = model.transformer().decode_work(use.sequences, use.context);
+  out.one = model.decode_work(1, use.context);
+  out.all = model.decode_work(use.sequences, use.context);
   out.rates = rates;
   return out;
 }

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "engine/loaded_model.h"
+#include "engine/opened_model.h"
 
 namespace kt {
 
@@ -19,8 +19,7 @@ struct Estimate {
   bool fits() const { return needed() <= available; }
 };
 
-// `model` was opened for its sizes only.
-Estimate estimate_model(const LoadedModel& model, const MemoryRequest& use, uint64_t max_memory,
+Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
                         const Rates& rates);
 // What this machine reads and multiplies with so many threads: a few tenths of a second.
 Rates measured_rates(int threads);

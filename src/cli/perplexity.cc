@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "cli/model_flags.h"
@@ -34,7 +35,6 @@ Reference reference_of(const PerplexityFlags& flags) {
   out.options.weights.clear();
   out.options.format.clear();
   out.options.linear_format.clear();
-  out.options.use.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX));
   if (flags.against == "stored") return out;
   std::string known;
   for (const NamedFormat& format : kFormats) {
@@ -50,9 +50,10 @@ Reference reference_of(const PerplexityFlags& flags) {
   return out;
 }
 
-std::unique_ptr<LoadedModel> load_reference(const Reference& reference, const LoadedModel& model) {
-  if (reference.model.empty()) return nullptr;
-  auto out = std::make_unique<LoadedModel>(reference.model, reference.options);
+std::optional<LoadedModel> load_reference(const Reference& reference, const LoadedModel& model,
+                                          const MemoryRequest& use) {
+  if (reference.model.empty()) return std::nullopt;
+  std::optional out = OpenedModel(reference.model, reference.options).load({.use = use});
   if (out->spec().vocab != model.spec().vocab)
     fail("--kl-against: {} has a vocabulary of {}, {} of {}", out->path(), out->spec().vocab, model.path(),
          model.spec().vocab);
@@ -76,11 +77,10 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
 
 void run_perplexity(const PerplexityFlags& flags) {
   const Reference against = reference_of(flags);
-  ModelOptions options = flags.model.options();
-  options.use.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX));
-  LoadedModel model(flags.model.model, options);
-  const std::unique_ptr<LoadedModel> reference = load_reference(against, model);
-  const Divergence found = measure(model, reference.get(), flags);
+  const MemoryRequest use{.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX))};
+  LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
+  std::optional<LoadedModel> reference = load_reference(against, model, use);
+  const Divergence found = measure(model, reference ? &*reference : nullptr, flags);
   if (flags.json) {
     nlohmann::ordered_json out = {{"perplexity", found.model.perplexity}, {"nll", found.model.nll},
                                   {"tokens", found.model.tokens},         {"context", flags.options.context},

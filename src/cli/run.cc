@@ -144,7 +144,7 @@ std::string served_name(const RunFlags& flags) {
 }
 
 // How many requests share how many tokens of cache.
-MemoryRequest planned_use(const RunFlags& flags, const LoadedModel& model, uint64_t max_memory) {
+MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint64_t max_memory) {
   const int context = model.spec().context;
   const int requests =
       flags.requests > 0 ? flags.requests : std::min(kUsualRequests, flags.model.step_tokens);
@@ -169,7 +169,7 @@ MemoryRequest planned_use(const RunFlags& flags, const LoadedModel& model, uint6
   uint64_t most = available_memory() + model.base_bytes();
   if (max_memory > 0) most = std::min(most, max_memory);
   while (tokens > kLeastTokens) {
-    const MemoryPlan plan = model.transformer().memory_plan(use(tokens));
+    const MemoryPlan plan = model.memory_plan(use(tokens));
     const uint64_t others = plan.weights() + plan.workspace + model.base_bytes();
     if (others + 2 * plan.kv_cache <= most) break;
     tokens = std::max(kLeastTokens, tokens / 2);
@@ -188,15 +188,14 @@ ChatSyntax syntax_of(const RunFlags& flags, const std::string& chat_template, co
   return out;
 }
 
-std::string template_of(const RunFlags& flags, const LoadedModel& model) {
+std::string template_of(const RunFlags& flags, const DescribedModel& model) {
   if (flags.chat_template.empty()) return model.chat_template();
   const auto file = read_small_file(flags.chat_template);
   if (!file) fail("--chat-template: {} cannot be read", flags.chat_template);
   return *file;
 }
 
-void print_plan(const RunFlags& flags, const LoadedModel& model, const Estimate& estimate) {
-  const Transformer& transformer = model.transformer();
+void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate& estimate) {
   std::printf("%s: %s\n", served_name(flags).c_str(), flags.model.model.c_str());
   if (!flags.model.weights.empty()) std::printf("experts from %s\n", flags.model.weights.c_str());
   const std::string experts =
@@ -206,8 +205,7 @@ void print_plan(const RunFlags& flags, const LoadedModel& model, const Estimate&
                  model.spec().moe.experts, model.spec().moe.top_k);
   std::printf("%s; context %d; %s kernels on %s, %s; no GPU is used\n\n", experts.c_str(),
               model.spec().context, std::string(kernels().name).c_str(),
-              counted(transformer.pool().threads(), "thread").c_str(),
-              counted(transformer.pool().nodes(), "NUMA node").c_str());
+              counted(model.threads(), "thread").c_str(), counted(model.nodes(), "NUMA node").c_str());
   print_memory(estimate);
   std::printf("\n");
   print_speed(estimate);
@@ -280,21 +278,18 @@ void serve(Server& server, const StopSignals& stop) {
 
 void run(RunFlags flags) {
   apply_method(flags);
-  ModelOptions options = model_options(flags);
-  ModelOptions sizes = options;
-  sizes.sizes_only = true;
-  auto headers = std::make_unique<LoadedModel>(flags.model.model, sizes);
-  options.use = planned_use(flags, *headers, options.max_memory);
-  const std::string chat_template = template_of(flags, *headers);
+  const ModelOptions options = model_options(flags);
+  OpenedModel opened(flags.model.model, options);
+  const MemoryRequest use = planned_use(flags, opened, options.max_memory);
+  const std::string chat_template = template_of(flags, opened);
   ServiceOptions service{.name = served_name(flags),
                          .version = version(),
-                         .max_running = options.use.sequences,
+                         .max_running = use.sequences,
                          .max_waiting = flags.waiting,
                          .request_timeout_s = flags.timeout,
-                         .syntax = syntax_of(flags, chat_template, headers->tokenizer()),
+                         .syntax = syntax_of(flags, chat_template, opened.tokenizer()),
                          .chat_template = chat_template};
-  service.pages =
-      options.use.sequences * static_cast<int>(ceil_div(int64_t{options.use.context}, int64_t{kPageTokens}));
+  service.pages = use.sequences * static_cast<int>(ceil_div(int64_t{use.context}, int64_t{kPageTokens}));
   std::unique_ptr<StopSignals> stop;
   std::unique_ptr<Server> server;
   if (!flags.dry_run) {  // a port that is taken is known now, not after minutes of loading
@@ -303,20 +298,19 @@ void run(RunFlags flags) {
                                                     .allow_origin = flags.allow_origin});
   }
   service.rates = measured_rates(flags.model.threads);
-  const Estimate estimate = estimate_model(*headers, options.use, options.max_memory, service.rates);
+  const Estimate estimate = estimate_model(opened, use, options.max_memory, service.rates);
   if (flags.json)
     std::printf("%s\n", json_of(estimate).dump(2).c_str());
   else
-    print_plan(flags, *headers, estimate);
+    print_plan(flags, opened, estimate);
   if (flags.dry_run) return;
-  LoadProgress progress(headers->stored_bytes());
-  headers.reset();
-  options.on_layer = [&](int done, int total) { progress.show(done, total); };
-  const auto model = std::make_unique<LoadedModel>(flags.model.model, options);
+  LoadProgress progress(opened.stored_bytes());
+  LoadedModel model = std::move(opened).load(
+      {.use = use, .on_layer = [&](int done, int total) { progress.show(done, total); }});
   progress.end();
-  std::printf("loaded in %s s\n", three_digits(model->load_seconds()).c_str());
+  std::printf("loaded in %s s\n", three_digits(model.load_seconds()).c_str());
   stop = std::make_unique<StopSignals>();
-  server->serve(*model, std::move(service));
+  server->serve(model, std::move(service));
   serve(*server, *stop);
   server.reset();  // before the model
 }

@@ -43,7 +43,7 @@ class Window {
 
 }  // namespace
 
-std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& path, TokenId end,
+std::vector<TokenId> file_tokens(const DescribedModel& model, const std::string& path, TokenId end,
                                  std::string_view separator, size_t most) {
   std::vector<TokenId> out;
   const auto add = [&](const std::vector<TokenId>& tokens) {

@@ -12,7 +12,7 @@ namespace kt {
 
 // The first `most` tokens of a file: of .jsonl (and .json) the samples that calibration makes of its rows, of
 // others the documents between separators (DocumentTokens). `end` follows each. Errors: as calibration's.
-std::vector<TokenId> file_tokens(const LoadedModel& model, const std::string& path, TokenId end,
+std::vector<TokenId> file_tokens(const DescribedModel& model, const std::string& path, TokenId end,
                                  std::string_view separator = "<|endoftext|>", size_t most = SIZE_MAX);
 
 struct MeasureOptions {

@@ -13,11 +13,11 @@ namespace {
 
 // The demo model, small enough to load for every test.
 LoadedModel demo(Precision precision) {
-  return {KT_DEMO_MODEL,
-          {.precision = precision,
-           .kv_type = precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
-           .threads = 2,
-           .max_tokens = 96}};
+  return OpenedModel(KT_DEMO_MODEL, {.precision = precision,
+                                     .kv_type = precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
+                                     .threads = 2,
+                                     .max_tokens = 96})
+      .load();
 }
 
 std::vector<TokenId> prompt(const LoadedModel& model, int tokens, int seed) {

@@ -33,7 +33,7 @@ class RunningServer {
     return server.drained();
   }
 
-  LoadedModel model{KT_DEMO_MODEL, {.threads = 2, .max_tokens = 64}};
+  LoadedModel model = OpenedModel(KT_DEMO_MODEL, {.threads = 2, .max_tokens = 64}).load();
   Server server;
 };
 

@@ -123,10 +123,9 @@ void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<
 }
 
 void run(const BenchFlags& flags) {
-  ModelOptions options = flags.model.options();
-  options.use = {.sequences = std::ranges::max(flags.batches),
-                 .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
-  LoadedModel model(flags.model.model, options);
+  const MemoryRequest use{.sequences = std::ranges::max(flags.batches),
+                          .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
+  LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
   const Rates rates = rates_of(
       measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
   std::vector<Point> points;

@@ -24,11 +24,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{20};  // how soon stop() is seen
 
-ModelOptions for_context(ModelOptions options, int context) {
-  options.use = {.sequences = 1, .context = context};
-  return options;
-}
-
 // What the folder recommends, where it says something.
 SamplingOptions recommended_sampling(const std::string& path) {
   SamplingOptions sampling;
@@ -79,7 +74,7 @@ class Mailbox {
 class ModelBackend final : public ChatBackend {
  public:
   ModelBackend(const std::string& path, ModelOptions options, int context)
-      : model_(path, for_context(std::move(options), context)),
+      : model_(OpenedModel(path, std::move(options)).load({.use = {.sequences = 1, .context = context}})),
         context_(std::min(context, model_.spec().context)),
         template_(checked_template(model_), path),
         syntax_(chat_syntax_of(model_.chat_template(), model_.tokenizer())),

@@ -241,7 +241,7 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
 void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source,
                         CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run) {
   refuse_unknown_layers(checkpoint);
-  const LoadedModel model(checkpoint.path(), {.sizes_only = true});
+  const OpenedModel model(checkpoint.path());
   CalibrationText samples = read_calibration_text(flags.text, model);
   const CalibrationText facts = samples;
   std::optional<QuantPerplexity> perplexity;

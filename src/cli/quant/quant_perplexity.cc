@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kContext = 1024;  // kt perplexity's, where the model has as much
 
-std::vector<TokenId> read_tokens(const PerplexityRequest& request, const LoadedModel& model) {
+std::vector<TokenId> read_tokens(const PerplexityRequest& request, const DescribedModel& model) {
   std::error_code code;
   if (!std::filesystem::is_regular_file(request.file, code))
     fail("--perplexity {}: no such file", request.file);
@@ -51,7 +51,7 @@ Json to_json(const Divergence& found) {
 
 }  // namespace
 
-QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedModel& model,
+QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const DescribedModel& model,
                                  const Checkpoint& checkpoint, const ExpertSource* source,
                                  const CompressedPlanOptions& options, const RunFlags& run)
     : model_(checkpoint.path()),
@@ -79,8 +79,7 @@ QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const LoadedM
 ModelOptions QuantPerplexity::model_options() const {
   return {.precision = Precision::kBf16,
           .threads = threads_,
-          .max_tokens = static_cast<int>(PerplexityOptions{}.chunk),
-          .use = {.context = static_cast<int>(context_)}};
+          .max_tokens = static_cast<int>(PerplexityOptions{}.chunk)};
 }
 
 // Experts of one layer that run together have the same formats.
@@ -98,14 +97,12 @@ void QuantPerplexity::check_mixtures(const ExpertSource& source) const {
 }
 
 void QuantPerplexity::check_memory() const {
-  ModelOptions original = model_options();
-  original.sizes_only = true;
-  ModelOptions rounded = original;
+  ModelOptions original = model_options(), rounded = original;
   rounded.rounding = packed_rounding(targets_);
   uint64_t needed = own_memory();
   for (const ModelOptions& options : {original, rounded}) {
-    const LoadedModel model(model_, options);
-    needed += model.transformer().memory_plan(options.use).peak() +
+    const OpenedModel model(model_, options);
+    needed += model.memory_plan(use()).peak() +
               PerplexityOptions{}.chunk * static_cast<uint64_t>(model.spec().vocab) * sizeof(float);
   }
   const uint64_t available = own_memory() + available_memory();
@@ -119,10 +116,11 @@ void QuantPerplexity::check_memory() const {
 
 Json QuantPerplexity::measure() const {
   StatusLine status;
-  LoadedModel original(model_, model_options());
+  const LoadOptions load{.use = use()};
+  LoadedModel original = OpenedModel(model_, model_options()).load(load);
   const auto against_original = [&](const std::string& path, const ModelOptions& options,
                                     std::string_view what) {
-    LoadedModel model(path, options);
+    LoadedModel model = OpenedModel(path, options).load(load);
     return measure_models(tokens_, model, &original,
                           {.windows = {.context = context_, .most_tokens = most_tokens_},
                            .threads = threads_,

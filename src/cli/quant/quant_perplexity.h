@@ -20,9 +20,9 @@ class QuantPerplexity {
  public:
   // Everything that can be wrong is an Error now, before a conversion that may take hours: a file that is
   // missing or has fewer than kLeastPerplexityTokens tokens, tokens outside of the vocabulary, an output that
-  // cannot be run, and memory that does not hold two models at once. `model` is the original's, for its
-  // sizes; checkpoint and source (null: no experts) must outlive this.
-  QuantPerplexity(const PerplexityRequest& request, const LoadedModel& model, const Checkpoint& checkpoint,
+  // cannot be run, and memory that does not hold two models at once. `model` is the original's; checkpoint
+  // and source (null: no experts) must outlive this.
+  QuantPerplexity(const PerplexityRequest& request, const DescribedModel& model, const Checkpoint& checkpoint,
                   const ExpertSource* source, const CompressedPlanOptions& options, const RunFlags& run);
   QuantPerplexity(const QuantPerplexity&) = delete;
 
@@ -32,6 +32,7 @@ class QuantPerplexity {
 
  private:
   ModelOptions model_options() const;
+  MemoryRequest use() const { return {.context = static_cast<int>(context_)}; }
   void check_mixtures(const ExpertSource& source) const;
   void check_memory() const;
 

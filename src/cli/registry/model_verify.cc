@@ -112,7 +112,7 @@ class Verifier {
         return;
       }
       try {
-        const LoadedModel model(path, {.weights = weights, .sizes_only = true});
+        const OpenedModel model(path, {.weights = weights});
         check(weights.empty() ? text("{}: config, tokenizer and all tensors of its architecture", path)
                               : text("{}: all experts of {}", weights, path));
       } catch (const Error& error) {

@@ -52,7 +52,7 @@ std::string digest_of(const CalibrationText& text_of) {
 
 }  // namespace
 
-CalibrationText read_calibration_text(const TextRequest& request, const LoadedModel& model) {
+CalibrationText read_calibration_text(const TextRequest& request, const DescribedModel& model) {
   CalibrationText out;
   out.max_length = std::min(request.max_length, model.spec().context);
   out.files = find_dataset(request);

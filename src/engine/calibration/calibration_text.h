@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/calibration/dataset_files.h"
-#include "engine/loaded_model.h"
+#include "engine/described_model.h"
 
 namespace kt {
 
@@ -37,6 +37,6 @@ struct CalibrationText {
 // long or has none of those columns (names those it has); messages without a chat template; fewer than
 // kLeastTokens tokens in all.
 inline constexpr int64_t kLeastTokens = 256;
-CalibrationText read_calibration_text(const TextRequest& request, const LoadedModel& model);
+CalibrationText read_calibration_text(const TextRequest& request, const DescribedModel& model);
 
 }  // namespace kt

@@ -47,9 +47,9 @@ class CalibrationTextTest : public testing::Test {
     ::unsetenv("HF_HUB_CACHE");
     fs::remove_all(folder_);
   }
-  static const LoadedModel& model() {
-    static const LoadedModel loaded(KT_DEMO_MODEL, {.sizes_only = true});
-    return loaded;
+  static const DescribedModel& model() {
+    static const DescribedModel described(KT_DEMO_MODEL);
+    return described;
   }
   fs::path snapshot(const std::string& name = "org--tales", const std::string& revision = "abc") const {
     return folder_ / "hub" / ("datasets--" + name) / "snapshots" / revision;
@@ -194,7 +194,7 @@ TEST_F(CalibrationTextTest, TextsBeginAsTheTokenizerSays) {
   tokenizer["post_processor"]["special_tokens"]["<|endoftext|>"] = {
       {"id", "<|endoftext|>"}, {"ids", {end}}, {"tokens", {"<|endoftext|>"}}};
   write(with / "tokenizer.json", tokenizer.dump());
-  const LoadedModel changed(with, {.sizes_only = true});
+  const DescribedModel changed(with);
   TextRequest request;
   request.dataset = file("rows.jsonl", rows(0, 40));
   const CalibrationText plain = read(request.dataset, 512), begun = read_calibration_text(request, changed);

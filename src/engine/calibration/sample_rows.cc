@@ -62,7 +62,7 @@ TemplateVariables message_of(const Json& message, const std::string& where) {
 
 }  // namespace
 
-SampleRows::SampleRows(const LoadedModel& model) : model_(model) {
+SampleRows::SampleRows(const DescribedModel& model) : model_(model) {
   const AroundText around = around_text(model.tokenizer());
   around_ = around.before.size() + around.after.size();
   if (!model.chat_template().empty()) template_.emplace(model.chat_template(), model.path());
@@ -107,7 +107,7 @@ std::vector<TokenId> SampleRows::tokens(std::string_view row, const std::string&
        columns.empty() ? "(none)" : printable(columns));
 }
 
-TokenId document_end(const LoadedModel& model, const std::string& path) {
+TokenId document_end(const DescribedModel& model, const std::string& path) {
   if (const auto end = model.tokenizer().id_of("<|endoftext|>")) return *end;
   if (model.end_ids().empty())
     fail("{}: the tokenizer of {} has no token that ends a text", path, model.path());

@@ -21,7 +21,7 @@ std::vector<TextFile> opened(const DatasetFiles& files) {
 
 class RowSource : public SampleSource {
  public:
-  RowSource(const DatasetFiles& files, const LoadedModel& model) : files_(opened(files)), rows_(model) {
+  RowSource(const DatasetFiles& files, const DescribedModel& model) : files_(opened(files)), rows_(model) {
     TextLine line;
     for (size_t f = 0; f < files_.size(); ++f) {
       TextLineReader reader(files_[f]);
@@ -67,7 +67,7 @@ class RowSource : public SampleSource {
 
 class StretchSource : public SampleSource {
  public:
-  StretchSource(const DatasetFiles& files, const LoadedModel& model, size_t length)
+  StretchSource(const DatasetFiles& files, const DescribedModel& model, size_t length)
       : files_(opened(files)),
         length_(length),
         stream_(model.tokenizer(), files_, document_end(model, files.paths.front())) {
@@ -117,7 +117,8 @@ class StretchSource : public SampleSource {
 
 }  // namespace
 
-std::unique_ptr<SampleSource> open_samples(const DatasetFiles& files, const LoadedModel& model, int length) {
+std::unique_ptr<SampleSource> open_samples(const DatasetFiles& files, const DescribedModel& model,
+                                           int length) {
   if (files.kind == DatasetKind::kRows) return std::make_unique<RowSource>(files, model);
   return std::make_unique<StretchSource>(files, model, static_cast<size_t>(length));
 }

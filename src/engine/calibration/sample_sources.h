@@ -8,7 +8,7 @@
 
 #include "base/function_ref.h"
 #include "engine/calibration/dataset_files.h"
-#include "engine/loaded_model.h"
+#include "engine/described_model.h"
 
 namespace kt {
 
@@ -25,7 +25,8 @@ class SampleSource {
 
 // Rows are samples of any length; documents, one after the other, are cut into stretches of `length` tokens.
 // Errors: as SampleRows and TextFile, rows' when they are read.
-std::unique_ptr<SampleSource> open_samples(const DatasetFiles& files, const LoadedModel& model, int length);
+std::unique_ptr<SampleSource> open_samples(const DatasetFiles& files, const DescribedModel& model,
+                                           int length);
 
 // Numbers below count in an order that depends on the seed only. Keeps what was drawn.
 class SampleDraw {

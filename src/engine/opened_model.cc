@@ -1,0 +1,140 @@
+#include "engine/opened_model.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "engine/loaded_model.h"
+#include "models/transformer.h"
+
+namespace kt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point then) {
+  return std::chrono::duration<double>(Clock::now() - then).count();
+}
+
+// What would make the model smaller, as far as the options leave it open.
+std::string advice(const MemoryPlan& plan, const ModelOptions& options) {
+  std::vector<std::string> flags;
+  if (plan.experts > 0 && options.format.empty() && options.weights.empty()) flags.push_back("--format int4");
+  if (plan.linears > plan.peak() / 10 && options.linear_format.empty())
+    flags.push_back("--linear-format int8");
+  if (plan.kv_cache > plan.peak() / 10) flags.push_back("a shorter context");
+  std::string out;
+  for (size_t i = 0; i < flags.size(); ++i)
+    out += (i == 0 ? "; try " : i + 1 < flags.size() ? ", " : " or ") + flags[i];
+  return out;
+}
+
+void check_memory(const std::string& path, const MemoryPlan& plan, uint64_t base,
+                  const ModelOptions& options) {
+  const uint64_t needed = base + plan.peak(), available = base + available_memory();
+  const bool limited = options.max_memory > 0 && options.max_memory < available;
+  const uint64_t most = limited ? options.max_memory : available;
+  if (needed <= most) return;
+  fail_as(ErrorKind::kMemory, "{}: {} of memory needed ({}), {} {}{}", path, human_bytes(needed),
+          largest_parts(plan), human_bytes(most), limited ? "allowed by --max-memory" : "available",
+          advice(plan, options));
+}
+
+// Every worker's heap keeps the pieces it packed from, megabytes that no step asks for in such blocks again.
+void return_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+// Experts from elsewhere have to be this model's.
+void check_weights(const std::string& weights, const ExpertSource& source, const std::string& path,
+                   const ModelSpec& spec) {
+  const MoeSpec& moe = spec.moe;
+  if (source.experts() != moe.experts || source.hidden() != spec.hidden || source.inter() != moe.inter)
+    fail("{}: holds {} experts of {} x {}, {} has {} of {} x {}", weights, source.experts(), source.hidden(),
+         source.inter(), path, moe.experts, spec.hidden, moe.inter);
+  const std::vector<int> layers = source.layers();
+  for (size_t i = 0; i < spec.layers.size(); ++i)
+    if (spec.layers[i].moe && !std::ranges::binary_search(layers, static_cast<int>(i)))
+      fail("{}: has no experts of layer {}, which {} needs; it has {} layers, {} to {}", weights, i, path,
+           layers.size(), layers.front(), layers.back());
+}
+
+}  // namespace
+
+OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
+    : DescribedModel(path, options.tokenizer), options_(std::move(options)) {
+  const auto start = Clock::now();
+  open_source();
+  pool_ = std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = options_.nodes});
+  sizes_ = build({.sizes_only = true});
+  seconds_ = seconds_since(start);
+}
+
+OpenedModel::~OpenedModel() = default;
+
+void OpenedModel::open_source() {
+  const bool moe = std::ranges::any_of(spec().layers, &LayerSpec::moe);
+  for (const auto& [flag, value] :
+       {std::pair("--weights", &options_.weights), {"--format", &options_.format}})
+    if (!moe && !value->empty()) fail("{} {}: {} has no routed experts", flag, *value, path());
+  if (!moe) return;
+  if (options_.weights.empty()) {
+    source_ = open_experts(checkpoint());
+  } else if (is_kt_weights(options_.weights)) {
+    source_ = open_kt_weights(options_.weights);
+  } else {
+    weights_ = std::make_unique<Checkpoint>(options_.weights);
+    source_ = open_experts(*weights_);
+  }
+  if (!options_.weights.empty()) check_weights(options_.weights, *source_, path(), spec());
+  if (!options_.format.empty()) rounded_ = requantised(*source_, format_named(options_.format));
+  if (options_.rounding.experts) rounded_ = requantised(*source_, options_.rounding.experts, "rounded");
+}
+
+// The one place that says what the weights are held in, for plans and for loading alike.
+std::unique_ptr<Transformer> OpenedModel::build(TransformerOptions how) const {
+  how.precision = options_.precision;
+  how.kv_type = options_.kv_type;
+  how.max_tokens = options_.max_tokens;
+  how.experts = experts();
+  how.linear_rounding = options_.rounding.linears;
+  if (!options_.linear_format.empty()) how.linear_format = format_named(options_.linear_format);
+  return std::make_unique<Transformer>(checkpoint(), spec(), pool_, std::move(how));
+}
+
+std::string OpenedModel::experts_dialect() const {
+  return experts() ? std::string(experts()->dialect()) : std::string();
+}
+
+int OpenedModel::threads() const { return pool_->threads(); }
+int OpenedModel::nodes() const { return pool_->nodes(); }
+double OpenedModel::stored_bytes() const { return sizes_->stored_bytes(); }
+
+MemoryPlan OpenedModel::memory_plan(const MemoryRequest& use) const { return sizes_->memory_plan(use); }
+
+Work OpenedModel::decode_work(int sequences, int context) const {
+  return sizes_->decode_work(sequences, context);
+}
+
+LoadedModel OpenedModel::load(const LoadOptions& options) && {
+  const auto start = Clock::now();
+  MemoryRequest use = options.use;
+  use.context = std::min(use.context, spec().context);  // no caller gets further
+  check_memory(path(), memory_plan(use), base_bytes(), options_);
+  std::string dialect = experts_dialect();
+  sizes_.reset();
+  auto transformer = build({.on_layer = options.on_layer});
+  rounded_.reset();
+  source_.reset();
+  weights_.reset();
+  return_free_memory();
+  const double seconds = seconds_ + seconds_since(start);
+  return {static_cast<DescribedModel&&>(*this), std::move(dialect), std::move(transformer), seconds};
+}
+
+}  // namespace kt

@@ -1,0 +1,76 @@
+// A model whose headers were read, and what it would take: the plan of its memory comes first, then load().
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/pool.h"
+#include "engine/described_model.h"
+#include "kernels/plan.h"
+#include "models/memory_plan.h"
+#include "models/work.h"
+#include "nn/kv_cache.h"
+#include "weights/experts.h"
+#include "weights/requantise.h"
+
+namespace kt {
+
+class LoadedModel;
+class Transformer;
+struct TransformerOptions;
+
+// How a model is held and run.
+struct ModelOptions {
+  // Experts to use with the folder's other tensors, converted or of any dialect; empty: its own.
+  std::string weights = {};
+  std::string format = {};         // experts rounded to this format as they are loaded; empty: as stored
+  std::string linear_format = {};  // the same for dense matrices (TransformerOptions::linear_format)
+  ModelRounding rounding = {};     // in place of both, where a format's name does not say enough
+  Precision precision = Precision::kDefault;
+  KvType kv_type = KvType::kBf16;
+  int threads = 0;
+  int nodes = 0;            // NUMA nodes to shard over; 0: all
+  int max_tokens = 1024;    // of one step
+  uint64_t max_memory = 0;  // loading is refused where more is needed; 0: than the machine has
+  TokenizerNeed tokenizer = TokenizerNeed::kNeeded;
+};
+
+struct LoadOptions {
+  // Loading is refused when the model with this use needs more memory than is available, or than
+  // ModelOptions::max_memory.
+  MemoryRequest use = {.context = 0};
+  // After each layer that was read, of how many (TransformerOptions::on_layer).
+  std::function<void(int, int)> on_layer = {};
+};
+
+class OpenedModel : public DescribedModel {
+ public:
+  // Of the weights only headers are read. Errors: as DescribedModel's, and anything the weights are missing,
+  // by name.
+  explicit OpenedModel(const std::string& path, ModelOptions options = {});
+  ~OpenedModel();
+
+  std::string experts_dialect() const;  // "bf16", "kt-int4", ...; "" for a dense model
+  int threads() const;
+  int nodes() const;
+  double stored_bytes() const;  // of what load() will read, in the formats' own bytes
+  MemoryPlan memory_plan(const MemoryRequest& use) const;
+  Work decode_work(int sequences, int context) const;  // as Transformer's
+
+  // Reads the weights; this is no longer of use. Error(kMemory), before any is read, if they do not fit.
+  LoadedModel load(const LoadOptions& options = {}) &&;
+
+ private:
+  void open_source();
+  std::unique_ptr<Transformer> build(TransformerOptions how) const;
+  const ExpertSource* experts() const { return rounded_ ? rounded_.get() : source_.get(); }
+
+  ModelOptions options_;
+  std::unique_ptr<Checkpoint> weights_;             // of ModelOptions::weights, where that is one
+  std::unique_ptr<ExpertSource> source_, rounded_;  // as stored, and as it will be loaded; null: no experts
+  std::shared_ptr<Pool> pool_;
+  std::unique_ptr<Transformer> sizes_;  // no weights: what memory_plan() asks
+  double seconds_ = 0;                  // of opening, without what DescribedModel reads
+};
+
+}  // namespace kt
