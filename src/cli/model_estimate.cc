@@ -16,11 +16,12 @@ double tokens_per_s(const Work& work, int tokens, const Rates& rates) {
 }
 
 void print_nodes(const Estimate& e) {
-  if (e.plan.weights_of_node.size() < 2) return;
+  if (e.plan.weights_of_node().size() < 2) return;
   std::printf("\n");
   Table table({"NUMA node", "weights"}, 1);
-  for (size_t node = 0; node < e.plan.weights_of_node.size(); ++node)
-    table.add({std::to_string(node), human_bytes(e.plan.weights_of_node[node])});
+  const std::vector<uint64_t> nodes = e.plan.weights_of_node();
+  for (size_t node = 0; node < nodes.size(); ++node)
+    table.add({std::to_string(node), human_bytes(nodes[node])});
   std::fputs(table.str().c_str(), stdout);
 }
 
@@ -45,36 +46,39 @@ nlohmann::ordered_json json_of(const Estimate& e) {
   nlohmann::ordered_json out;
   out["context"] = e.use.context;
   out["max_running_requests"] = e.use.sequences;
-  out["bytes"] = {{"experts", e.plan.experts},
-                  {"dense", e.plan.linears + e.plan.vectors},
-                  {"kv_cache", e.plan.kv_cache},
-                  {"workspace", e.plan.workspace},
-                  {"loading", e.plan.loading},
+  const PlaceMemory host = e.plan.host();
+  out["bytes"] = {{"experts", host.experts},
+                  {"dense", host.linears + host.vectors},
+                  {"kv_cache", host.kv_cache},
+                  {"workspace", host.workspace},
+                  {"loading", host.loading},
                   {"process", e.process},
                   {"peak", e.needed()},
                   {"available", e.available},
                   {"embedding_mapped", e.plan.embedding}};
-  out["weights_of_node"] = e.plan.weights_of_node;
+  out["weights_of_node"] = e.plan.weights_of_node();
   out["fits"] = e.fits();
+  const Amount one = e.one.total();
   out["decode"] = {{"tokens_per_s", tokens_per_s(e.one, 1, e.rates)},
                    {"all_requests_tokens_per_s", tokens_per_s(e.all, e.use.sequences, e.rates)},
                    {"limit", limit_of(e.one, e.rates).which},
-                   {"bytes_per_token", e.one.bytes},
-                   {"operations_per_token", e.one.integer_operations + e.one.float_operations},
+                   {"bytes_per_token", one.bytes},
+                   {"operations_per_token", one.integer_operations + one.float_operations},
                    {"read_gb_per_s", e.rates.read_bytes * 1e-9}};
   return out;
 }
 
 void print_memory(const Estimate& e) {
+  const PlaceMemory host = e.plan.host();
   Table table({"memory", ""}, 1);
   const auto add = [&](const std::string& name, uint64_t bytes) { table.add({name, human_bytes(bytes)}); };
-  add("experts", e.plan.experts);
-  add("dense weights", e.plan.linears + e.plan.vectors);
-  add(text("KV cache, {} of {} tokens", counted(e.use.sequences, "request"), e.use.context), e.plan.kv_cache);
-  add("workspace", e.plan.workspace);
+  add("experts", host.experts);
+  add("dense weights", host.linears + host.vectors);
+  add(text("KV cache, {} of {} tokens", counted(e.use.sequences, "request"), e.use.context), host.kv_cache);
+  add("workspace", host.workspace);
   add("the process itself", e.process);
-  if (e.plan.weights() + e.plan.loading > e.plan.running())
-    add("more, while loading", e.plan.weights() + e.plan.loading - e.plan.running());
+  if (e.plan.weights() + host.loading > e.plan.running())
+    add("more, while loading", e.plan.weights() + host.loading - e.plan.running());
   add("in all", e.needed());
   std::fputs(table.str().c_str(), stdout);
   std::printf("%s available: %s\n", human_bytes(e.available).c_str(),
@@ -87,7 +91,7 @@ void print_speed(const Estimate& e) {
   const Limit limit = limit_of(e.one, e.rates);
   std::printf("decode: at most %s tokens/s, limited by %s (%s a token at %s GB/s)\n",
               three_digits(tokens_per_s(e.one, 1, e.rates)).c_str(), limit.which,
-              human_bytes(static_cast<uint64_t>(e.one.bytes)).c_str(),
+              human_bytes(static_cast<uint64_t>(e.one.total().bytes)).c_str(),
               three_digits(e.rates.read_bytes * 1e-9).c_str());
   if (e.use.sequences > 1)
     std::printf("%s together: at most %s tokens/s\n", counted(e.use.sequences, "request").c_str(),

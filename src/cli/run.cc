@@ -170,8 +170,8 @@ MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint6
   if (max_memory > 0) most = std::min(most, max_memory);
   while (tokens > kLeastTokens) {
     const MemoryPlan plan = model.memory_plan(use(tokens));
-    const uint64_t others = plan.weights() + plan.workspace + model.base_bytes();
-    if (others + 2 * plan.kv_cache <= most) break;
+    const uint64_t others = plan.weights() + plan.host().workspace + model.base_bytes();
+    if (others + 2 * plan.host().kv_cache <= most) break;
     tokens = std::max(kLeastTokens, tokens / 2);
   }
   return use(tokens);
@@ -202,7 +202,7 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
       model.experts_dialect().empty()
           ? "a dense model"
           : text("{} experts of {} a layer, {} for each token", model.experts_dialect(),
-                 model.spec().moe.experts, model.spec().moe.top_k);
+                 model.spec().moe()->experts, model.spec().moe()->top_k);
   std::printf("%s; context %d; %s kernels on %s, %s; no GPU is used\n\n", experts.c_str(),
               model.spec().context, std::string(kernels().name).c_str(),
               counted(model.threads(), "thread").c_str(), counted(model.nodes(), "NUMA node").c_str());

@@ -4,10 +4,11 @@
 
 namespace kt {
 
-LoadedModel::LoadedModel(DescribedModel described, std::string dialect,
+LoadedModel::LoadedModel(DescribedModel described, std::string dialect, std::shared_ptr<Pool> pool,
                          std::unique_ptr<Transformer> transformer, double seconds)
     : DescribedModel(std::move(described)),
       dialect_(std::move(dialect)),
+      pool_(std::move(pool)),
       transformer_(std::move(transformer)),
       load_seconds_(seconds) {}
 
@@ -15,7 +16,7 @@ LoadedModel::LoadedModel(LoadedModel&&) noexcept = default;
 LoadedModel::~LoadedModel() = default;
 
 std::unique_ptr<Runner> LoadedModel::make_runner(int pages) {
-  return std::make_unique<TransformerSteps>(*transformer_, pages);
+  return std::make_unique<TransformerSteps>(*transformer_, pool_, pages);
 }
 
 int LoadedModel::max_tokens() const { return transformer_->max_tokens(); }

@@ -24,10 +24,11 @@ class LoadedModel : public DescribedModel {
 
  private:
   friend class OpenedModel;
-  LoadedModel(DescribedModel described, std::string dialect, std::unique_ptr<Transformer> transformer,
-              double seconds);
+  LoadedModel(DescribedModel described, std::string dialect, std::shared_ptr<Pool> pool,
+              std::unique_ptr<Transformer> transformer, double seconds);
 
   std::string dialect_;
+  std::shared_ptr<Pool> pool_;
   std::unique_ptr<Transformer> transformer_;
   double load_seconds_;
 };

@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "engine/loaded_model.h"
 #include "models/transformer.h"
+#include "nn/cpu_ops.h"
 
 namespace kt {
 namespace {
@@ -22,10 +23,11 @@ double seconds_since(Clock::time_point then) {
 // What would make the model smaller, as far as the options leave it open.
 std::string advice(const MemoryPlan& plan, const ModelOptions& options) {
   std::vector<std::string> flags;
-  if (plan.experts > 0 && options.format.empty() && options.weights.empty()) flags.push_back("--format int4");
-  if (plan.linears > plan.peak() / 10 && options.linear_format.empty())
+  const PlaceMemory host = plan.host();
+  if (host.experts > 0 && options.format.empty() && options.weights.empty()) flags.push_back("--format int4");
+  if (host.linears > plan.peak() / 10 && options.linear_format.empty())
     flags.push_back("--linear-format int8");
-  if (plan.kv_cache > plan.peak() / 10) flags.push_back("a shorter context");
+  if (host.kv_cache > plan.peak() / 10) flags.push_back("a shorter context");
   std::string out;
   for (size_t i = 0; i < flags.size(); ++i)
     out += (i == 0 ? "; try " : i + 1 < flags.size() ? ", " : " or ") + flags[i];
@@ -53,13 +55,13 @@ void return_free_memory() {
 // Experts from elsewhere have to be this model's.
 void check_weights(const std::string& weights, const ExpertSource& source, const std::string& path,
                    const ModelSpec& spec) {
-  const MoeSpec& moe = spec.moe;
+  const MoeSpec& moe = *spec.moe();
   if (source.experts() != moe.experts || source.hidden() != spec.hidden || source.inter() != moe.inter)
     fail("{}: holds {} experts of {} x {}, {} has {} of {} x {}", weights, source.experts(), source.hidden(),
          source.inter(), path, moe.experts, spec.hidden, moe.inter);
   const std::vector<int> layers = source.layers();
   for (size_t i = 0; i < spec.layers.size(); ++i)
-    if (spec.layers[i].moe && !std::ranges::binary_search(layers, static_cast<int>(i)))
+    if (spec.layers[i].moe() && !std::ranges::binary_search(layers, static_cast<int>(i)))
       fail("{}: has no experts of layer {}, which {} needs; it has {} layers, {} to {}", weights, i, path,
            layers.size(), layers.front(), layers.back());
 }
@@ -71,14 +73,14 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   const auto start = Clock::now();
   open_source();
   pool_ = std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = options_.nodes});
-  sizes_ = build({.sizes_only = true});
+  sizes_ = build(make_cpu_ops(pool_, {.sizes_only = true}), {});
   seconds_ = seconds_since(start);
 }
 
 OpenedModel::~OpenedModel() = default;
 
 void OpenedModel::open_source() {
-  const bool moe = std::ranges::any_of(spec().layers, &LayerSpec::moe);
+  const bool moe = spec().moe() != nullptr;
   for (const auto& [flag, value] :
        {std::pair("--weights", &options_.weights), {"--format", &options_.format}})
     if (!moe && !value->empty()) fail("{} {}: {} has no routed experts", flag, *value, path());
@@ -97,14 +99,14 @@ void OpenedModel::open_source() {
 }
 
 // The one place that says what the weights are held in, for plans and for loading alike.
-std::unique_ptr<Transformer> OpenedModel::build(TransformerOptions how) const {
+std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, TransformerOptions how) const {
   how.precision = options_.precision;
   how.kv_type = options_.kv_type;
   how.max_tokens = options_.max_tokens;
   how.experts = experts();
   how.linear_rounding = options_.rounding.linears;
   if (!options_.linear_format.empty()) how.linear_format = format_named(options_.linear_format);
-  return std::make_unique<Transformer>(checkpoint(), spec(), pool_, std::move(how));
+  return std::make_unique<Transformer>(checkpoint(), spec(), std::move(ops), std::move(how));
 }
 
 std::string OpenedModel::experts_dialect() const {
@@ -128,13 +130,13 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   check_memory(path(), memory_plan(use), base_bytes(), options_);
   std::string dialect = experts_dialect();
   sizes_.reset();
-  auto transformer = build({.on_layer = options.on_layer});
+  auto transformer = build(make_cpu_ops(pool_), {.on_layer = options.on_layer});
   rounded_.reset();
   source_.reset();
   weights_.reset();
   return_free_memory();
   const double seconds = seconds_ + seconds_since(start);
-  return {static_cast<DescribedModel&&>(*this), std::move(dialect), std::move(transformer), seconds};
+  return {static_cast<DescribedModel&&>(*this), std::move(dialect), pool_, std::move(transformer), seconds};
 }
 
 }  // namespace kt

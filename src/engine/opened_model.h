@@ -8,8 +8,7 @@
 #include "engine/described_model.h"
 #include "kernels/plan.h"
 #include "models/memory_plan.h"
-#include "models/work.h"
-#include "nn/kv_cache.h"
+#include "nn/ops.h"
 #include "weights/experts.h"
 #include "weights/requantise.h"
 
@@ -62,7 +61,7 @@ class OpenedModel : public DescribedModel {
 
  private:
   void open_source();
-  std::unique_ptr<Transformer> build(TransformerOptions how) const;
+  std::unique_ptr<Transformer> build(std::shared_ptr<Ops> ops, TransformerOptions how) const;
   const ExpertSource* experts() const { return rounded_ ? rounded_.get() : source_.get(); }
 
   ModelOptions options_;
