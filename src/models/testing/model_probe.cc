@@ -1,11 +1,13 @@
-// Logits of token sequences, for tests that compare with other programs:
+// Logits of token sequences, for tests that compare with other programs, and with ourselves of another day:
 //
-//   model_probe MODEL [--acts f32|bf16|int8|default] [--chunk N | --cuts A,B,...] [--threads N]
-//               [--weights KT_WEIGHTS] < ids
+//   model_probe MODEL [--acts f32|bf16|int8|default] [--kv f32|bf16|int8] [--chunk N | --cuts A,B,...]
+//               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
 // vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
-// all).
+// all). The cache is f32 with f32 activations and bf16 with others unless --kv says otherwise; --weights,
+// --format and --linear-format are those of kt generate; --shards are slices of every expert, as if there
+// were so many NUMA nodes.
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -21,10 +23,11 @@ namespace kt {
 namespace {
 
 struct Flags {
-  std::string model, weights;
+  std::string model, weights, format, linear_format;
   Precision precision = Precision::kF32;
+  std::optional<KvType> kv;
   std::vector<size_t> cuts;  // positions at which a step begins, ascending
-  int chunk = 0, threads = 0;
+  int chunk = 0, threads = 0, shards = 0;
 };
 
 std::vector<size_t> numbers(const std::string& list) {
@@ -47,8 +50,18 @@ Flags parse(int argc, char** argv) {
       flags.cuts = numbers(next());
     } else if (word == "--threads") {
       flags.threads = std::atoi(next().c_str());
+    } else if (word == "--shards") {
+      flags.shards = std::atoi(next().c_str());
     } else if (word == "--weights") {
       flags.weights = next();
+    } else if (word == "--kv") {
+      flags.kv = kv_type_named(next());
+    } else if (word == "--format") {
+      flags.format = next();
+    } else if (word == "--linear-format") {
+      flags.linear_format = next();
+    } else if (word.starts_with("--")) {
+      fail("{}: no such flag", word);
     } else {
       flags.model = word;
     }
@@ -81,33 +94,59 @@ std::vector<size_t> steps_of(const Flags& flags, size_t longest) {
   return out;
 }
 
+// The model, and what it was read from: the embedding stays there.
+struct Loaded {
+  explicit Loaded(const std::string& path) : checkpoint(path) {}
+  const Checkpoint checkpoint;
+  std::optional<Transformer> model;
+};
+
+std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
+  auto out = std::make_unique<Loaded>(flags.model);
+  std::unique_ptr<Checkpoint> weights;
+  std::unique_ptr<ExpertSource> source, rounded;
+  if (!flags.weights.empty() && is_kt_weights(flags.weights)) {
+    source = open_kt_weights(flags.weights);
+  } else if (!flags.weights.empty()) {
+    weights = std::make_unique<Checkpoint>(flags.weights);
+    source = open_experts(*weights);
+  } else if (!flags.format.empty()) {
+    source = open_experts(out->checkpoint);
+  }
+  if (!flags.format.empty()) rounded = requantised(*source, format_named(flags.format));
+  TransformerOptions options{
+      .precision = flags.precision,
+      .kv_type = flags.kv.value_or(flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16),
+      .max_tokens = static_cast<int>(max_tokens),
+      .experts = rounded ? rounded.get() : source.get()};
+  if (!flags.linear_format.empty()) options.linear_format = format_named(flags.linear_format);
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
+  out->model.emplace(out->checkpoint, describe_model(out->checkpoint), make_cpu_ops(pool), options);
+  return out;
+}
+
+// Each sequence's own pages, in no particular order, because nothing may depend on it.
+std::vector<std::vector<int32_t>> page_tables(size_t sequences, size_t pages) {
+  std::vector<std::vector<int32_t>> out(sequences);
+  for (size_t s = 0; s < sequences; ++s)
+    for (size_t p = 0; p < pages; ++p)
+      out[s].push_back(static_cast<int32_t>((pages - 1 - p) * sequences + s));
+  return out;
+}
+
 void run(const Flags& flags) {
   const auto sequences = read_sequences();
-  size_t longest = 0, total = 0;
-  for (const auto& ids : sequences) {
-    longest = std::max(longest, ids.size());
-    total += ids.size();
-  }
-  if (total == 0) fail("no token ids on standard input");
+  size_t longest = 0;
+  for (const auto& ids : sequences) longest = std::max(longest, ids.size());
+  if (longest == 0) fail("no token ids on standard input");
   const std::vector<size_t> steps = steps_of(flags, longest);
   size_t widest = 0;
   for (size_t i = 0; i + 1 < steps.size(); ++i) widest = std::max(widest, steps[i + 1] - steps[i]);
-  const Checkpoint checkpoint(flags.model);
-  std::unique_ptr<ExpertSource> experts;
-  if (!flags.weights.empty()) experts = open_kt_weights(flags.weights);
-  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
-  Transformer model(checkpoint, describe_model(checkpoint), make_cpu_ops(pool),
-                    {.precision = flags.precision,
-                     .kv_type = flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16,
-                     .max_tokens = static_cast<int>(widest * sequences.size()),
-                     .experts = experts.get()});
+  const std::unique_ptr<Loaded> loaded = load(flags, widest * sequences.size());
+  Transformer& model = *loaded->model;
   const size_t pages = (longest + kPageTokens - 1) / kPageTokens;
   KvCache cache(model.keeps(), static_cast<int>(pages * sequences.size()));
-  std::vector<std::vector<int32_t>> tables(sequences.size());
-  // Pages in no particular order, because nothing may depend on it.
-  for (size_t s = 0; s < sequences.size(); ++s)
-    for (size_t p = 0; p < pages; ++p)
-      tables[s].push_back(static_cast<int32_t>((pages - 1 - p) * sequences.size() + s));
+  const auto tables = page_tables(sequences.size(), pages);
   const auto vocab = static_cast<size_t>(model.spec().vocab);
   std::vector<std::vector<float>> logits(sequences.size());
   for (size_t step = 0; step + 1 < steps.size(); ++step) {
