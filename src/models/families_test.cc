@@ -393,7 +393,7 @@ TEST(Families, WrongValuesAreNamed) {
       {&kDeepseekV3, {R"({"topk_group": 5})", "topk_group is 5, expected at most n_group, 4"}},
       {&kDeepseekV3, {R"({"topk_group": 1})", "topk_group: 3 experts cannot be chosen, 1 groups have 2"}},
       {&kDeepseekV3, {R"({"n_shared_experts": 16777216})", "n_shared_experts is 16777216, expected at most"}},
-      {&kDeepseekV3, {R"({"qk_rope_head_dim": 7})", "numbers of a head turn, expected an even number"}},
+      {&kDeepseekV3, {R"({"qk_rope_head_dim": 7})", "numbers of a head are rotated, expected an even number"}},
       {&kGptOss,
        {R"({"layer_types": ["full_attention"]})", "layer_types is a list of 1, expected one string"}},
       {&kGptOss, {R"({"layer_types": 3})", "layer_types is 3, expected a list of strings"}},

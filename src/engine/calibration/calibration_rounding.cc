@@ -82,7 +82,7 @@ void Calibration::round_attention(int layer, RoundedMatrices& into) {
 
 std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
   std::vector<RoutedRows> out(static_cast<size_t>(experts()));
-  const auto top_k = static_cast<size_t>(top_k());
+  const auto top_k = static_cast<size_t>(this->top_k());
   for (size_t row = 0; row < sample_of_.size(); ++row) {
     if (!is_alive(static_cast<int64_t>(row)) || is_held_out(static_cast<int64_t>(row)) != held_out) continue;
     for (size_t slot = row * top_k; slot < (row + 1) * top_k; ++slot) {

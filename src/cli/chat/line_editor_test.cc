@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/utf8.h"
+#include "cli/chat/chat_console.h"
 #include "terminal/terminal_text.h"
 
 namespace kt {
