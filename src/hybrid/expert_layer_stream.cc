@@ -50,7 +50,7 @@ struct SlotPlan {
     floats = layer.options.max_deferred > 0 ? tokens * hidden : 0;
   }
 
-  // Small enough, and in places that CudaDriver::post() takes.
+  // Small enough, and in memory that CudaDriver::post() takes.
   bool can_be_posted(const LayerCall& call) const {
     const auto at = [](const void* memory) { return reinterpret_cast<uintptr_t>(memory); };
     return input_bytes <= kMostPosted && (input_bytes | at(call.input)) % 16 == 0 &&
@@ -146,12 +146,12 @@ void hand_over(const CudaDriver& driver, StreamCall& it, const LayerCall& call, 
 }
 
 // Hands the call to the stream. Known before that: afterwards nothing may fail.
-void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<StreamCall> made, OpenCall open,
-                   const LayerCall& call, const SlotPlan& plan) {
+void enqueue_start(const CudaDriver& driver, CaptureScope& scope, std::unique_ptr<StreamCall> made,
+                   OpenCall open, const LayerCall& call, const SlotPlan& plan) {
   StreamCall& it = *made;
   const CudaStream stream = open.stream;
-  const bool captures = place.key.capture != 0;
-  if (captures) place.captured.push_back(std::move(made));
+  const bool captures = scope.key.capture != 0;
+  if (captures) scope.captured.push_back(std::move(made));
   try {
     {
       const LockedStreams locked;
@@ -159,7 +159,7 @@ void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<Strea
       all.open.reserve(all.open.size() + 1);
       if (!captures) all.flying.push_back({std::move(made)});
       all.open.push_back(std::move(open));
-      hand_on(all, it, plan.floats, place.key.capture);
+      hand_on(all, it, plan.floats, scope.key.capture);
     }
     hand_over(driver, it, call, plan, stream);
   } catch (...) {
@@ -170,7 +170,7 @@ void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<Strea
     if (it.deferred)
       std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.sums == it.deferred; });
     if (captures)
-      place.captured.pop_back();
+      scope.captured.pop_back();
     else
       std::erase_if(all.flying, [&](const Flying& other) { return other.it.get() == &it; });
     throw;
@@ -179,7 +179,7 @@ void enqueue_start(const CudaDriver& driver, Place& place, std::unique_ptr<Strea
 
 // The stream waits for the work and, with an output, copies the result; then the slot may be used again. The
 // call may be finished, collected and used again as soon as the stream has what waits for it.
-void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, void* output) {
+void enqueue_end(const CudaDriver& driver, CaptureScope& scope, const OpenCall& open, void* output) {
   const auto same = [&](const OpenCall& other) { return other.it == open.it; };
   const CudaPiece result{output, open.it->output, open.it->output_bytes};
   const bool posted = open.it->ring != nullptr;
@@ -206,15 +206,15 @@ void enqueue_end(const CudaDriver& driver, Place& place, const OpenCall& open, v
     const LockedStreams locked;
     open.it->closed = true;
   }
-  const Launch mark_at_the_end(place.slots, *open.slot, open.stream);
+  const Launch mark_at_the_end(scope.slots, *open.slot, open.stream);
   if (output && !fetched) driver.copy(output, result.from, result.bytes, open.stream);
 }
 
 // What this layer has open in the stream; its `it` is null where there is nothing.
-OpenCall open_call(const LayerState& layer, const Place& place, CudaStream stream) {
+OpenCall open_call(const LayerState& layer, const CaptureScope& scope, CudaStream stream) {
   const LockedStreams locked;
   Streams& all = locked.get();
-  const auto open = all.open_call(layer, place, StreamId(stream));
+  const auto open = all.open_call(layer, scope, StreamId(stream));
   return open == all.open.end() ? OpenCall{} : *open;
 }
 
@@ -230,11 +230,11 @@ void graph_ended(void* argument) noexcept {
 }
 
 // So that release_buffers() knows. Where the driver does not tell, the graph's buffers stay for good.
-void watch_graph(const CudaDriver& driver, Place& place, CudaStream stream) {
-  if (place.graph_ended) return;
+void watch_graph(const CudaDriver& driver, CaptureScope& scope, CudaStream stream) {
+  if (scope.graph_ended) return;
   auto for_driver = std::make_unique<EndOfGraph>(std::make_shared<std::atomic<bool>>(false));
   EndOfGraph ended = *for_driver;
-  place.graph_ended = std::move(ended);
+  scope.graph_ended = std::move(ended);
   try {
     driver.at_end_of_graph(&graph_ended, for_driver.get(), stream);
     static_cast<void>(for_driver.release());
@@ -280,19 +280,19 @@ void ExpertLayer::submit(const LayerCall& call, CudaStream stream) {
   Layers ended;
   const StreamContext within(stream);
   const uint64_t capture = driver.capture(stream);
-  const LockedPlace place({driver.context(), capture});
-  if (capture) watch_graph(driver, *place, stream);
-  if (const OpenCall open = open_call(s, *place, stream); open.it) enqueue_end(driver, *place, open, nullptr);
+  const LockedScope scope({driver.context(), capture});
+  if (capture) watch_graph(driver, *scope, stream);
+  if (const OpenCall open = open_call(s, *scope, stream); open.it) enqueue_end(driver, *scope, open, nullptr);
   std::unique_ptr<StreamCall> made = LockedStreams().get().idle_call(capture != 0, ended);
   const SlotPlan plan(s, call);
-  StreamSlot& slot = place->slots.take(plan.bytes, stream);
-  Launch launch(place->slots, slot, stream);
+  StreamSlot& slot = scope->slots.take(plan.bytes, stream);
+  Launch launch(scope->slots, slot, stream);
   StreamCall& it = *made;
   prepare(it, state_, call, plan, slot);
   it.captured = capture != 0;
-  it.ring = plan.can_be_posted(call) && driver.posts() ? ring_of(s.team, place->key.context) : nullptr;
+  it.ring = plan.can_be_posted(call) && driver.posts() ? ring_of(s.team, scope->key.context) : nullptr;
   it.waits_at_start = it.captured && !it.ring;
-  enqueue_start(driver, *place, std::move(made), {place.shared(), stream, StreamId(stream), &it, &slot}, call,
+  enqueue_start(driver, *scope, std::move(made), {scope.shared(), stream, StreamId(stream), &it, &slot}, call,
                 plan);
   launch.keep();
 }
@@ -305,8 +305,8 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
   {
     const StreamContext within(stream);
     const uint64_t capture = driver.capture(stream);
-    const LockedPlace place({driver.context(), capture});
-    const OpenCall open = open_call(s, *place, stream);
+    const LockedScope scope({driver.context(), capture});
+    const OpenCall open = open_call(s, *scope, stream);
     if (!open.it)
       fail("layer {}: nothing was submitted on this stream, or in this capture, that is still to be synced",
            s.options.layer);
@@ -314,7 +314,7 @@ void ExpertLayer::sync(void* output, int tokens, CudaStream stream) {
       fail("layer {}: {} tokens were submitted, the result of {} is asked for", s.options.layer,
            open.it->call.tokens, tokens);
     if (!output) fail("layer {}: a null address for the output", s.options.layer);
-    enqueue_end(driver, *place, open, output);
+    enqueue_end(driver, *scope, open, output);
   }
   s.forwards.rethrow();
 }
@@ -326,23 +326,23 @@ struct Released {
   Layers ended;
   std::vector<std::unique_ptr<StreamCall>> captured, idle;
   std::vector<std::unique_ptr<StreamSlot>> slots;
-  std::vector<std::shared_ptr<Place>> places;
+  std::vector<std::shared_ptr<CaptureScope>> scopes;
 };
 
 // False for a capture whose graph may be replayed: that keeps all it has.
-bool release(const std::shared_ptr<Place>& shared, Released& released) {
-  const LockedPlace place(shared);
-  if (place->may_be_replayed()) return false;
-  for (auto& slot : place->slots.give_back()) released.slots.push_back(std::move(slot));
-  if (!place->key.capture) return true;
-  for (auto& it : place->captured) released.captured.push_back(std::move(it));
-  place->captured.clear();
-  place->gone = true;
+bool release(const std::shared_ptr<CaptureScope>& shared, Released& released) {
+  const LockedScope scope(shared);
+  if (scope->may_be_replayed()) return false;
+  for (auto& slot : scope->slots.give_back()) released.slots.push_back(std::move(slot));
+  if (!scope->key.capture) return true;
+  for (auto& it : scope->captured) released.captured.push_back(std::move(it));
+  scope->captured.clear();
+  scope->gone = true;
   const LockedStreams locked;
   Streams& all = locked.get();
-  std::erase_if(all.open, [&](const OpenCall& open) { return open.place == shared; });
-  std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.capture == place->key.capture; });
-  all.places.erase(place->key);
+  std::erase_if(all.open, [&](const OpenCall& open) { return open.scope == shared; });
+  std::erase_if(all.carries, [&](const StreamCarry& carry) { return carry.capture == scope->key.capture; });
+  all.scopes.erase(scope->key);
   return true;
 }
 
@@ -358,10 +358,10 @@ std::vector<uint64_t> release_buffers() {
     released.idle.swap(all.idle);
     std::erase_if(all.carries,
                   [&](const StreamCarry& carry) { return carry.capture == 0 && all.flying.empty(); });
-    for (const auto& [key, place] : all.places) released.places.push_back(place);
+    for (const auto& [key, scope] : all.scopes) released.scopes.push_back(scope);
   }
-  for (const std::shared_ptr<Place>& place : released.places)
-    if (!release(place, released)) held.push_back(place->key.capture);
+  for (const std::shared_ptr<CaptureScope>& scope : released.scopes)
+    if (!release(scope, released)) held.push_back(scope->key.capture);
   for (const std::unique_ptr<StreamCall>& it : released.captured) {
     it->wait_for_ring();
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
@@ -373,7 +373,7 @@ std::vector<uint64_t> release_buffers() {
 size_t held_buffer_bytes() {
   const LockedStreams locked;
   size_t sum = 0;
-  for (const auto& [key, place] : locked.get().places) sum += place->slots.bytes();
+  for (const auto& [key, scope] : locked.get().scopes) sum += scope->slots.bytes();
   return sum;
 }
 

@@ -38,10 +38,10 @@ std::shared_ptr<CallRing> Rings::find(const std::shared_ptr<CpuTeam>& team) cons
   return nullptr;
 }
 
-std::shared_ptr<Place> Streams::place_of(const PlaceKey& key) {
-  std::shared_ptr<Place>& place = places[key];
-  if (!place) place = std::make_shared<Place>(key);
-  return place;
+std::shared_ptr<CaptureScope> Streams::scope_of(const CaptureKey& key) {
+  std::shared_ptr<CaptureScope>& scope = scopes[key];
+  if (!scope) scope = std::make_shared<CaptureScope>(key);
+  return scope;
 }
 
 std::vector<StreamCarry>::iterator Streams::carry_of(const LayerState& layer, uint64_t capture) {
@@ -51,10 +51,10 @@ std::vector<StreamCarry>::iterator Streams::carry_of(const LayerState& layer, ui
   });
 }
 
-std::vector<OpenCall>::iterator Streams::open_call(const LayerState& layer, const Place& place,
+std::vector<OpenCall>::iterator Streams::open_call(const LayerState& layer, const CaptureScope& scope,
                                                    const StreamId& stream) {
   return std::find_if(open.begin(), open.end(), [&](const OpenCall& call) {
-    return call.place.get() == &place && call.id == stream && call.it->layer.get() == &layer;
+    return call.scope.get() == &scope && call.id == stream && call.it->layer.get() == &layer;
   });
 }
 
@@ -65,7 +65,7 @@ void Streams::collect(Layers& ended) {
       continue;
     }
     if (StreamSlot* const slot = flying[i].abandoned_slot) {
-      flying[i].place->returned.push_back(slot);
+      flying[i].scope->returned.push_back(slot);
       --abandoned;
     }
     ended.push_back(flying[i].it->rest());
@@ -91,10 +91,10 @@ void Streams::abandon(const LayerState& layer) {
       continue;
     }
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
-    if (call.place->key.capture) continue;  // a replay may still run it
+    if (call.scope->key.capture) continue;  // a replay may still run it
     const auto flight = std::find_if(flying.begin(), flying.end(),
                                      [&](const Flying& other) { return other.it.get() == call.it; });
-    flight->place = call.place;
+    flight->scope = call.scope;
     flight->abandoned_slot = call.slot;
     call.it->abandoned = true;
     ++abandoned;
@@ -111,24 +111,25 @@ LockedStreams::LockedStreams() : lock_(shared_streams().mutex) {
 
 Streams& LockedStreams::get() const { return *shared_streams().streams; }
 
-LockedPlace::LockedPlace(const PlaceKey& key) {
+LockedScope::LockedScope(const CaptureKey& key) {
   for (;;) {
-    place_ = LockedStreams().get().place_of(key);
-    lock_ = std::unique_lock(place_->enqueueing);
-    if (!place_->gone) break;
+    scope_ = LockedStreams().get().scope_of(key);
+    lock_ = std::unique_lock(scope_->enqueueing);
+    if (!scope_->gone) break;
     lock_.unlock();
   }
   free_returned();
 }
 
-LockedPlace::LockedPlace(std::shared_ptr<Place> place) : place_(std::move(place)), lock_(place_->enqueueing) {
+LockedScope::LockedScope(std::shared_ptr<CaptureScope> scope)
+    : scope_(std::move(scope)), lock_(scope_->enqueueing) {
   free_returned();
 }
 
-void LockedPlace::free_returned() {
+void LockedScope::free_returned() {
   const LockedStreams locked;
-  for (StreamSlot* const slot : place_->returned) StreamSlots::free(*slot);
-  place_->returned.clear();
+  for (StreamSlot* const slot : scope_->returned) StreamSlots::free(*slot);
+  scope_->returned.clear();
 }
 
 std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context) {

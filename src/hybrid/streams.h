@@ -1,6 +1,6 @@
 // All that is in streams: whose memory calls take, which of them are open, what was put off.
 //
-// Two locks. Whoever enqueues has the place's, over calls of the driver: those may wait for the device, and
+// Two locks. Whoever enqueues has the scope's, over calls of the driver: those may wait for the device, and
 // so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
 // under which nobody calls the driver.
 #pragma once
@@ -23,17 +23,17 @@ using LayerState = ExpertLayer::State;
 using Layers = std::vector<std::shared_ptr<LayerState>>;
 
 // Whose memory a call takes. A capture is of one context too.
-struct PlaceKey {
+struct CaptureKey {
   const void* context = nullptr;
   uint64_t capture = 0;
-  auto operator<=>(const PlaceKey&) const = default;
+  auto operator<=>(const CaptureKey&) const = default;
 };
 
-struct Place {
-  explicit Place(const PlaceKey& key)
+struct CaptureScope {
+  explicit CaptureScope(const CaptureKey& key)
       : key(key), slots(key.capture ? StreamSlots::Kind::kCaptured : StreamSlots::Kind::kEager) {}
 
-  const PlaceKey key;
+  const CaptureKey key;
   std::mutex enqueueing;  // before the streams' lock; guards the next four
   StreamSlots slots;
   std::vector<std::unique_ptr<StreamCall>> captured;     // until release_buffers() after the graph's end
@@ -47,7 +47,7 @@ struct Place {
 
 // A submit whose result was not asked for yet.
 struct OpenCall {
-  std::shared_ptr<Place> place;
+  std::shared_ptr<CaptureScope> scope;
   CudaStream stream = nullptr;
   StreamId id = {};  // of the stream
   StreamCall* it = nullptr;
@@ -70,8 +70,8 @@ struct StreamCarry {
 
 struct Flying {
   std::unique_ptr<StreamCall> it;
-  std::shared_ptr<Place> place = {};     // of an abandoned one
-  StreamSlot* abandoned_slot = nullptr;  // to be freed with the call
+  std::shared_ptr<CaptureScope> scope = {};  // of an abandoned one
+  StreamSlot* abandoned_slot = nullptr;      // to be freed with the call
 };
 
 // By which a context asks teams for work.
@@ -84,7 +84,7 @@ struct Rings {
 };
 
 struct Streams {
-  std::map<PlaceKey, std::shared_ptr<Place>> places;
+  std::map<CaptureKey, std::shared_ptr<CaptureScope>> scopes;
   std::vector<OpenCall> open;
   std::vector<StreamCarry> carries;
   std::vector<Flying> flying;
@@ -92,9 +92,9 @@ struct Streams {
   size_t abandoned = 0;                // among `flying`
   std::map<const void*, Rings> rings;  // by context
 
-  std::shared_ptr<Place> place_of(const PlaceKey& key);
+  std::shared_ptr<CaptureScope> scope_of(const CaptureKey& key);
   std::vector<StreamCarry>::iterator carry_of(const LayerState& layer, uint64_t capture);
-  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const Place& place,
+  std::vector<OpenCall>::iterator open_call(const LayerState& layer, const CaptureScope& scope,
                                             const StreamId& stream);
   // Layers that only finished work still held are added to `ended`, to be destroyed without the lock.
   void collect(Layers& ended);
@@ -115,19 +115,19 @@ class LockedStreams {
   std::lock_guard<ForkMutex> lock_;
 };
 
-// A place for one thread that enqueues.
-class LockedPlace {
+// A scope for one thread that enqueues.
+class LockedScope {
  public:
-  explicit LockedPlace(const PlaceKey& key);
-  explicit LockedPlace(std::shared_ptr<Place> place);
-  Place& operator*() const { return *place_; }
-  Place* operator->() const { return place_.get(); }
-  const std::shared_ptr<Place>& shared() const { return place_; }
+  explicit LockedScope(const CaptureKey& key);
+  explicit LockedScope(std::shared_ptr<CaptureScope> scope);
+  CaptureScope& operator*() const { return *scope_; }
+  CaptureScope* operator->() const { return scope_.get(); }
+  const std::shared_ptr<CaptureScope>& shared() const { return scope_; }
 
  private:
   void free_returned();
 
-  std::shared_ptr<Place> place_;
+  std::shared_ptr<CaptureScope> scope_;
   std::unique_lock<std::mutex> lock_;
 };
 
