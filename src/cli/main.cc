@@ -88,7 +88,7 @@ std::vector<std::string> words_of(CLI::App& app, int argc, char** argv) {
   const auto is_named = [&](const CLI::App* verb) { return verb->get_name() == words[0]; };
   if (words.empty() || app.get_subcommands(is_named).empty() || !kt::can_ask()) return words;
   kt::Prompts prompts(stdin, stderr);
-  return kt::with_answers(words, prompts);
+  return kt::with_answers(app, words, prompts);
 }
 
 // Parses, then runs the verb. Help is text on standard output and success; a usage error names the help to
