@@ -70,7 +70,7 @@ def test_a_model_behind_the_patterns(tmp_path):
 
 def test_patterns_that_match_nothing(tmp_path):
     result = kt_ok(*gpu(tmp_path / "out", *RTN, "--ignore", "nosuchmodule", r"re:.*lm_head"))
-    assert "--ignore nosuchmodule" in result.stderr and "lm_head:" not in result.stderr
+    assert "ignored by nosuchmodule" in result.stderr and "lm_head:" not in result.stderr
 
 
 def test_experts_left_out_are_warned_about(tmp_path):

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cli/help/flag_words.h"
 #include "cli/questions.h"
 #include "cli/verbs.h"
 
@@ -136,7 +137,7 @@ int main(int argc, char** argv) {
   try {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {
-    return report(error.kind(), error.what(), debug);
+    return report(error.kind(), kt::with_flags(error.what(), app).c_str(), debug);
   } catch (const kt::PromptEnded&) {
     std::fprintf(stderr, "kt: interrupted\n");
     return kInterrupted;

@@ -167,7 +167,7 @@ void add_quant(CLI::App& kt, Invocation& run) {
                    "established: int4 as existing files have it; direct: rounded once, a little better")
       ->check(CLI::IsMember({"established", "direct"}))
       ->capture_default_str();
-  flags->calibration.text.flag = "--calibrate";
+  flags->calibration.text.option = "calibrate";
   CLI::Option* calibrate =
       verb->add_option(
               "--calibrate", flags->calibration.text.dataset,
