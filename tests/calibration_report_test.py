@@ -334,7 +334,7 @@ def test_report_names_the_dataset(model, tmp_path, monkeypatch):
     assert f"20 samples of 210 (0 cut at 1024 tokens, {figures['samples_too_short']} passed over: too short)" in line
     (tmp_path / "own.jsonl").write_text(rows(0, 40))
     result = kt_ok(*gptq(model, tmp_path / "own", tmp_path / "own.jsonl", "--dataset-split", "train"))
-    line, = (line for line in result.stderr.splitlines() if "--dataset-split" in line)
+    line, = (line for line in result.stderr.splitlines() if "split train" in line)
     assert "own.jsonl is one file" in line
     figures = json.loads((tmp_path / "own" / "kt_calibration.json").read_text())
     assert figures["dataset"] == {"name": str(tmp_path / "own.jsonl"), "files": [str(tmp_path / "own.jsonl")]}

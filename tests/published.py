@@ -134,6 +134,31 @@ class Packed(Quantised):
         return {part: stored.contiguous() for part, stored in parts.items()}, value.float()
 
 
+class Awq(Quantised):
+    """AWQ's own layout: eight output rows of one input to a word, even ones first; a zero point for each group."""
+
+    experts_only = True
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def __init__(self, group):
+        self.group = group
+        self.quantization = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+
+    def words(self, codes):
+        """int32 [a, n / 8] of [a, n]."""
+        eights = codes.reshape(len(codes), -1, 8)[:, :, self.order].long() << (4 * torch.arange(8))
+        return eights.sum(-1).to(torch.uint32).view(torch.int32)
+
+    def linear(self, tensor, _):
+        groups = tensor.t().unflatten(0, (-1, self.group))  # [k / group, group, n]
+        low, high = groups.amin(1), groups.amax(1)
+        scale = ((high - low) / 15).half()
+        zero = (-low / scale.float()).round().clamp(0, 15)
+        codes = (groups / scale.float()[:, None] + zero[:, None]).round().clamp(0, 15)
+        value = ((codes - zero[:, None]) * scale.float()[:, None]).flatten(0, 1).t().contiguous()
+        return {"qweight": self.words(codes.flatten(0, 1)), "qzeros": self.words(zero), "scales": scale}, value
+
+
 class GptOssMxfp4(Quantised):
     """Experts as gpt-oss publishes them: nibbles of E2M1 in blocks of 32 along the input, an E8M0 scale for each."""
 

@@ -165,6 +165,20 @@ class TestFormats:
         assert worst(logits(split), logits(theirs)) < ROUNDED
 
 
+    def test_awq_experts(self, root):
+        """Stored by AWQ, which has no method of its own; the rest from the plain checkpoint."""
+        import published
+        from kt_kernel.transformers.formats import stored_method
+
+        stored, plain = published.publish(tiny_models.build("qwen3_moe"), published.Awq(32), root / "awq")
+        assert stored_method(stored) == "GPTQ_INT4"
+        model = kt.enable(plain, weights=stored, **dict(PLAIN, activations="f32"))
+        assert {m.options.method for m in model.modules() if isinstance(m, kt.KTExperts)} == {"GPTQ_INT4"}
+        assert worst(logits(model), logits(published.load_plain(plain))) < BOUND
+        with pytest.raises(ValueError, match="RAWINT4.*awq/stored.*int4 in groups of 32 .awq, zero points.*GPTQ_INT4"):
+            kt.enable(plain, weights=stored, format="rawint4", **PLAIN)
+
+
 class TestPlacement:
     @pytest.mark.parametrize("key", ["qwen3_moe", "deepseek_v3"])
     @pytest.mark.parametrize("gpu_experts", [1, 3, 8, 0.5])

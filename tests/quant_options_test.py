@@ -1,10 +1,11 @@
 """Options of `kt quant` and `kt quant gpu`: what is refused, what is warned about. KT_PROGRAM names kt."""
 import json
 
+import numpy as np
 import pytest
 
 import checkpoints
-from checkpoints import digests, kt, kt_ok, refused
+from checkpoints import bf16, digests, from_bf16, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = checkpoints.ROOT / "demo" / "tiny-deepseekv3"
@@ -47,13 +48,29 @@ def test_group_sizes_that_are_offered_are_taken(tmp_path):
             "columns; 32, 64, 128 or -1")
 
 
+def test_groups_of_256(tmp_path):
+    """The sizes that are offered come from the formats; codes and scales against the rule in numpy, to the bit."""
+    assert "{32,64,128,256}" in kt_ok("quant", "--help").stdout
+    refused(kt("quant", DEMO, "-o", tmp_path / "out", "--group-size", "512"), 2, "--group-size", "512", "256")
+    model = checkpoints.Model(tmp_path / "model", hidden=512, inter=256).save()
+    kt_ok("quant", model.folder, "-o", tmp_path / "out", "--group-size", "256")
+    tensors, _ = checkpoints.read_folder(tmp_path / "out")
+    for place, values in model.values.items():
+        groups = values.reshape(len(values), -1, 256)
+        scales = bf16(np.abs(groups).max(2) / np.float32(7.5))
+        quotients = from_bf16(bf16(groups / from_bf16(scales)[..., None]))
+        codes = (np.rint(quotients.clip(-8, 7)) + 8).astype("u1").reshape(len(values), -1)
+        stored = {tail: tensors[f"{model.name(*place)}.{tail}"][2] for tail in ("weight_scale", "weight_packed")}
+        assert stored == {"weight_scale": scales.tobytes(), "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).tobytes()}
+
+
 def test_a_model_behind_the_patterns(tmp_path):
     refused(kt("quant", "gpu", "-o", tmp_path / "out", *RTN, "--ignore", "lm_head", DEMO), 2, "MODEL", "--ignore")
 
 
 def test_patterns_that_match_nothing(tmp_path):
     result = kt_ok(*gpu(tmp_path / "out", *RTN, "--ignore", "nosuchmodule", r"re:.*lm_head"))
-    assert "--ignore nosuchmodule" in result.stderr and "lm_head:" not in result.stderr
+    assert "ignored by nosuchmodule" in result.stderr and "lm_head:" not in result.stderr
 
 
 def test_experts_left_out_are_warned_about(tmp_path):

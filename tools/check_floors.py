@@ -2,7 +2,8 @@
 """Keeps the floors of DESIGN.md true: what a file may include, and where it may ask for the architecture.
 
 A file includes its own folder and lower floors; folders on one floor do not include each other. `#if` on macros of
-the architecture stands in base/cpu.cc and kernels/isa/ only. A type's name is defined once in all of
+the architecture stands in base/cpu.cc and kernels/isa/ only. Below cli/ no string of the product names a --flag: others
+than the program's users read it, and kt turns `words` into flags itself. A type's name is defined once in all of
 src/: two of one name would be merged by the linker into one of them. Prints file:line for every breach; exit status 1
 if any.
 """
@@ -18,6 +19,7 @@ CONDITION = re.compile(r"\s*#\s*(?:if|ifdef|ifndef|elif|elifdef|elifndef)\b")
 ARCHITECTURE = re.compile(r"\b(__x86_64__|__i386__|__aarch64__|__arm__|_M_X64|_M_ARM64|__AVX\w*|__SSE\w*|__AMX\w*|"
                           r"__FMA__|__F16C__|__ARM_\w+)\b")
 TYPE = re.compile(r"(?:struct|enum class|enum|class|union)\s+(?:alignas\([^)]*\)\s+)?(\w+)\b(?!::)[^;()]*\{")
+FLAG = re.compile(r'"(?:[^"\\]|\\.)*(?<![\w-])--[a-z](?:[^"\\]|\\.)*"')
 MAY_ASK = ("src/base/cpu.cc", "src/kernels/isa/")
 
 
@@ -25,6 +27,10 @@ def folder_of(path, root):
     """The floor's folder a file belongs to, or None for what stands above all floors (tests/, python/, fuzz/ ...)."""
     parts = path.relative_to(root).parts
     return parts[1] if parts[0] == "src" and len(parts) > 2 else None
+
+
+def is_product_below_cli(path, folder):
+    return folder not in (None, "cli") and not path.stem.endswith("_test") and path.parent.name != "testing"
 
 
 def breaches(path, root):
@@ -47,6 +53,8 @@ def breaches(path, root):
             elif FLOORS[target] >= FLOORS[folder]:
                 where = "a sibling" if FLOORS[target] == FLOORS[folder] else "a floor above"
                 yield number, f'includes "{found[1]}": {target}/ is {where} of {folder}/'
+        if is_product_below_cli(path, folder) and (found := FLAG.search(line.split("//")[0])):
+            yield number, f"names a flag in {found[0]}; write the option's word in backticks, cli/ shows it as its flag"
         in_condition = bool(CONDITION.match(line)) or in_condition and lines[number - 2].endswith("\\")
         if in_condition and (macro := ARCHITECTURE.search(line)):
             if not name.startswith(MAY_ASK):

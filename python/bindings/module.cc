@@ -11,9 +11,10 @@
 #include "bindings/bindings.h"
 #include "cuda/driver.h"
 #include "hybrid/expert_layer.h"
-#include "hybrid/weight_method.h"
+#include "hybrid/shared_experts.h"
 #include "kernels/isas.h"
 #include "kt_version.h"
+#include "weights/weight_method.h"
 
 namespace kt::python {
 namespace {
@@ -22,6 +23,19 @@ std::vector<std::string> methods() {
   std::vector<std::string> names;
   for (const WeightMethod& method : weight_methods()) names.emplace_back(method.name);
   return names;
+}
+
+std::string method_named(const std::string& name) { return std::string(weight_method_named(name).name); }
+
+std::string stored_method_under(const std::string& path) {
+  return without_gil([&] { return std::string(stored_method(*shared_experts(path)).name); });
+}
+
+bool loads(const std::string& method, const std::string& path) {
+  return without_gil([&] {
+    const auto source = shared_experts(path);
+    return loads_method(weight_method_named(method), *source, source->layers().front());
+  });
 }
 
 // (name, the feature this CPU lacks for it or "") of every instruction set of this build, worst first.
@@ -44,6 +58,17 @@ NB_MODULE(kt_kernel_ext, module) {
   add_cpu_infer(module);
   add_expert_layer(module);
   module.def("methods", &methods, "Names of the weight formats that ExpertLayer takes.");
+  module.def("method_named", &method_named,
+             "The name among methods() that a name, short or long and in any case, stands for. ValueError "
+             "listing them.");
+  module.def(
+      "stored_method", &stored_method_under,
+      "The method that loads the experts under a path as they are stored: a checkpoint's folder, GGUF, "
+      "kt weights.");
+  module.def(
+      "loads", &loads,
+      "Whether ExpertLayer.load takes the experts under a path for this method, as they are or rounded "
+      "while they are read.");
   module.def("isas", &all_isas,
              "(name, missing feature or '') of each instruction set of this build, worst first.");
   module.def(

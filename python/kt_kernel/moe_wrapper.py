@@ -183,9 +183,7 @@ class KTMoEWrapper:
         self.weight_path = None if weight_path is None else _text("weight_path", os.fsdecode(weight_path))
         self.model = None if model is None else _text("model", model)
         self.cpu_save = bool(cpu_save)
-        self.method = method
-        if not isinstance(method, str) or method not in kt_kernel_ext.methods():
-            raise ValueError(f"method is {method!r}; expected one of {', '.join(kt_kernel_ext.methods())}")
+        self.method = kt_kernel_ext.method_named(_text("method", method))
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts} experts")
         if self.max_deferred_experts_per_token > self.num_experts_per_tok:
@@ -199,7 +197,7 @@ class KTMoEWrapper:
                                     _nodes(numa_nodes))
         self._layer = kt_kernel_ext.ExpertLayer(
             self.cpu_infer, layer=self.layer_idx, experts=self.num_experts, hidden=self.hidden_size,
-            inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=method,
+            inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=self.method,
             weights=self.weight_path or "", model=self.model or "", max_tokens=self.chunked_prefill_size,
             max_deferred=self.max_deferred_experts_per_token, group_size=_whole("group_size", group_size, 0),
             zero_point=bool(zero_point), save=self.cpu_save,

@@ -26,8 +26,8 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-// Throws Error(kind) with text(pattern, args...). The message says what was expected, what came, and the
-// name.
+// Throws Error(kind) with text(pattern, args...): what was expected, what came, and the name. An option that
+// would help is named in backticks, `max_memory`: the words of every caller but kt, which shows its flag.
 template <typename... Args>
 [[noreturn, gnu::cold, gnu::noinline]] void fail_as(ErrorKind kind, std::string_view pattern,
                                                     const Args&... args) {

@@ -26,8 +26,8 @@ int layers_of(const AttentionSetup& setup, size_t layer_bytes, int context) {
       setup.layers ? static_cast<size_t>(setup.layers) : blocks_that_fit(rotation_bytes(), layer_bytes);
   if (checked_mul(layers, layer_bytes, "KV cache") > free)
     fail_as(ErrorKind::kMemory,
-            "{} layers of {} sequences with {} tokens need {}, {} are available: try a shorter --context, a "
-            "smaller --batch or fewer --layers",
+            "{} layers of {} sequences with {} tokens need {}, {} are available: try a shorter `context`, a "
+            "smaller `batch` or fewer `layers`",
             layers, setup.batch, context, human_bytes(layers * layer_bytes), human_bytes(free));
   return static_cast<int>(layers);
 }

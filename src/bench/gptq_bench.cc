@@ -56,7 +56,7 @@ GptqBench::GptqBench(const GptqSetup& setup) : setup_(setup) {
                         h * i * 8 + (uint64_t{64} << 20);
   const uint64_t needed = each * static_cast<uint64_t>(setup.pool->threads()), there = available_memory();
   if (needed > there)
-    fail_as(ErrorKind::kMemory, "{} experts at once need {}, {} are available: fewer --threads or --rows",
+    fail_as(ErrorKind::kMemory, "{} experts at once need {}, {} are available: fewer `threads` or `rows`",
             setup.pool->threads(), human_bytes(needed), human_bytes(there));
   experts_.resize(static_cast<size_t>(setup.pool->threads()));
   setup_.pool->run([&](const Worker& worker) {

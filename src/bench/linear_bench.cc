@@ -22,7 +22,7 @@ LinearBench::LinearBench(const LinearSetup& setup, const Format& format) : setup
   const size_t copies =
       setup.copies ? static_cast<size_t>(setup.copies) : blocks_that_fit(rotation_bytes(), each);
   if (checked_mul(copies, each, "linear") > free)
-    fail_as(ErrorKind::kMemory, "{} copies of [{}, {}] in {} need {}, {} are available: try --copies {}",
+    fail_as(ErrorKind::kMemory, "{} copies of [{}, {}] in {} need {}, {} are available: try `copies` {}",
             copies, setup.n, setup.k, name_of(format), human_bytes(copies * each), human_bytes(free),
             std::max<size_t>(free / each, 1));
   linears_.resize(copies);

@@ -108,7 +108,7 @@ MoeModel::MoeModel(const MoeSetup& setup, const Format& format) : setup_(setup),
   }
   if (layers * each > free) {
     fail_as(ErrorKind::kMemory,
-            "{} layers of {} experts in {} need {}, {} are available: try --layers {} or fewer --experts",
+            "{} layers of {} experts in {} need {}, {} are available: try `layers` {} or fewer `experts`",
             layers, setup.shape.experts, name_of(format), human_bytes(layers * each), human_bytes(free),
             std::max<size_t>(free / each, 1));
   }

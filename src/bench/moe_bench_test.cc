@@ -6,6 +6,7 @@
 
 #include "bench/kernel_check.h"
 #include "bench/random_matrix.h"
+#include "formats/known_formats.h"
 
 namespace kt {
 namespace {

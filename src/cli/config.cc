@@ -127,19 +127,19 @@ void add_config(CLI::App& kt, Invocation& run) {
     return add_action(*verb, run, name, help, flags, what);
   };
   action("show", "All keys with values and meaning", show)->add_flag("--json", flags->json, "Print JSON");
-  action("get", "The value of a key", get)->add_option("KEY", flags->key, "Such as server.port")->required();
+  action("get", "The value of a key", get)->add_option("KEY", flags->key, "A key, such as server.port")->required();
   CLI::App* const setting = action("set", "Set a key", set);
-  setting->add_option("KEY", flags->key, "Such as server.port")->required();
+  setting->add_option("KEY", flags->key, "A key, such as server.port")->required();
   setting->add_option("VALUE", flags->value, "Its value")->required();
   CLI::App* const back = action("reset", "Forget the value of a key, or of all", reset);
-  back->add_option("KEY", flags->key, "Such as server.port");
+  back->add_option("KEY", flags->key, "A key, such as server.port");
   back->add_flag("--all", flags->all, "Every key; needs --yes");
   back->add_flag("--yes", flags->yes, "Do it");
   action("path", "Where the settings are",
          [](const ConfigFlags&) { std::printf("%s\n", settings_path().c_str()); });
   CLI::App* const fresh = action("init", "Write a first config.yaml", init);
   fresh->add_option("--model-path", flags->paths, "Folder with models, for kt model scan");
-  fresh->add_option("--port", flags->port, "Of kt run")->check(CLI::Range(0, 65535));
+  fresh->add_option("--port", flags->port, "Port of kt run")->check(CLI::Range(0, 65535));
   fresh->add_option("--cpu-threads", flags->threads, "Workers; 0: one for each core")
       ->check(CLI::NonNegativeNumber);
   fresh->add_flag("--yes", flags->yes, "Replace the one that exists");

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cli/help/flag_words.h"
 #include "cli/questions.h"
 #include "cli/verbs.h"
 
@@ -88,7 +89,7 @@ std::vector<std::string> words_of(CLI::App& app, int argc, char** argv) {
   const auto is_named = [&](const CLI::App* verb) { return verb->get_name() == words[0]; };
   if (words.empty() || app.get_subcommands(is_named).empty() || !kt::can_ask()) return words;
   kt::Prompts prompts(stdin, stderr);
-  return kt::with_answers(words, prompts);
+  return kt::with_answers(app, words, prompts);
 }
 
 // Parses, then runs the verb. Help is text on standard output and success; a usage error names the help to
@@ -136,7 +137,7 @@ int main(int argc, char** argv) {
   try {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {
-    return report(error.kind(), error.what(), debug);
+    return report(error.kind(), kt::with_flags(error.what(), app).c_str(), debug);
   } catch (const kt::PromptEnded&) {
     std::fprintf(stderr, "kt: interrupted\n");
     return kInterrupted;

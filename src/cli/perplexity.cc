@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cli/model_flags.h"
 #include "engine/model_perplexity.h"
+#include "formats/known_formats.h"
 #include "terminal/report.h"
 
 namespace kt {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "cli/help/command_tree.h"
 #include "cli/registry/registry.h"
 #include "cli/settings.h"
 
@@ -18,44 +19,35 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Answers = std::map<std::string, std::string, std::less<>>;  // by the question's id
+using Answers = std::map<std::string, std::string, std::less<>>;  // by the option's name
 
 enum class Ask : uint8_t {
-  kText,
-  kOptional,     // text that may be left out; then its flag is left out as well
-  kMaybeFolder,  // one that exists, or nothing
-  kModel,        // a name from the registry, or a path
-  kNamed,        // a registered name
-  kFile,         // one that exists
-  kFolder,       // one that exists
-  kNew,          // a path to be written
-  kChoice,
-  kKey,  // a setting's name
-  kNumber,
-  kConfirm,  // a flag without a value; "no" ends it all
+  kOption,  // what the option's own checks accept: one of its choices, a number, a text
+  kModel,   // a name from the registry, or a path
+  kNamed,   // a registered name
+  kFile,    // one that exists
+  kFolder,  // one that exists
+  kNew,     // a path to be written
+  kKey,     // a setting's name
+  kAgree,   // a flag without a value; "no" ends it all
 };
 
 struct Question {
-  std::string_view id;  // for defaults of later questions
-  Ask ask = Ask::kText;
-  std::string_view flag;  // "" for an argument without one
-  std::string_view words;
-  std::string_view standard = {};  // as typed; for a choice, one of its words
-  std::string_view choices = {};   // "a|b|c"
-  int64_t least = 0, most = 0;
-  std::string (*made)(const Answers&) = nullptr;  // a default that depends on the machine or on answers
-  bool (*asked)(const Answers&) = nullptr;        // whether the question comes at all; without one, always
+  std::string_view option;  // of the verb: "MODEL", "--output"
+  Ask ask = Ask::kOption;
+  bool needed = false;                                // also where the option may be left out
+  std::string (*standard)(const Answers&) = nullptr;  // in place of the option's own default
+  bool (*asked)(const Answers&) = nullptr;  // whether the question comes at all; without one, always
 };
 
-// A verb that chooses among sub-verbs, or one with questions.
+// A verb with questions; without any it lets choose among its verbs.
 struct Verb {
   std::string_view path;  // "quant gpu"
   std::span<const Question> questions = {};
-  std::string_view menu = {};  // "list: what it does|..."; then the questions of what was chosen
 };
 
 std::string output_name(const Answers& answers, const std::string& suffix) {
-  const auto model = answers.find("model");
+  const auto model = answers.find("MODEL");
   if (model == answers.end()) return "";
   std::string name = model->second;
   if (const auto found = try_find_model(name)) name = found->path;
@@ -65,8 +57,8 @@ std::string output_name(const Answers& answers, const std::string& suffix) {
   return "./" + name + "-" + suffix;
 }
 
-std::string cpu_output(const Answers& answers) { return output_name(answers, answers.at("method")); }
-std::string gpu_output(const Answers& answers) { return output_name(answers, answers.at("type")); }
+std::string cpu_output(const Answers& answers) { return output_name(answers, answers.at("--method")); }
+std::string gpu_output(const Answers& answers) { return output_name(answers, answers.at("--type")); }
 
 std::string this_many_threads(const Answers&) {
   return std::to_string(std::max(1u, std::thread::hardware_concurrency()));
@@ -81,163 +73,96 @@ std::string usual_models(const Answers&) {
   return !folder.empty() && fs::is_directory(folder, ignored) ? folder : "";
 }
 
+bool is_calibrated(const Answers& answers) { return answers.at("--method") == "GPTQ"; }
+
 bool config_exists(const Answers&) {
   std::error_code ignored;
   return fs::exists(settings_path(), ignored);
 }
 
-constexpr Question kModelQuestion{.id = "model", .ask = Ask::kModel, .words = "Model"};
-
+constexpr Question kModelQuestion{.option = "MODEL", .ask = Ask::kModel};
 constexpr Question kQuant[] = {
     kModelQuestion,
-    {.id = "method",
-     .ask = Ask::kChoice,
-     .flag = "--method",
-     .words = "Method",
-     .standard = "int4",
-     .choices = "int4: half the size, a little less exact|int8: close to the original"},
-    {.id = "output", .ask = Ask::kNew, .flag = "--output", .words = "Folder to write", .made = cpu_output},
+    {.option = "--method"},
+    {.option = "--output", .ask = Ask::kNew, .standard = cpu_output},
 };
 constexpr Question kQuantGpu[] = {
     kModelQuestion,
-    {.id = "method",
-     .ask = Ask::kChoice,
-     .flag = "--method",
-     .words = "Method",
-     .standard = "RTN",
-     .choices = "RTN: round to nearest"},
-    {.id = "type",
-     .ask = Ask::kChoice,
-     .flag = "--type",
-     .words = "Bits of weights and activations",
-     .standard = "W4A16",
-     .choices = "W4A16|W8A16"},
-    {.id = "output", .ask = Ask::kNew, .flag = "--output", .words = "Folder to write", .made = gpu_output},
+    {.option = "--method"},
+    {.option = "--type"},
+    {.option = "--dataset", .asked = is_calibrated},
+    {.option = "--output", .ask = Ask::kNew, .standard = gpu_output},
 };
 constexpr Question kGenerate[] = {
-    kModelQuestion,
-    {.id = "prompt", .flag = "--prompt", .words = "Prompt"},
-    {.id = "tokens",
-     .ask = Ask::kNumber,
-     .flag = "--max-tokens",
-     .words = "Tokens to generate at most",
-     .standard = "128",
-     .least = 1,
-     .most = 1 << 20},
-};
+    kModelQuestion, {.option = "--prompt", .needed = true}, {.option = "--max-tokens"}};
 constexpr Question kPerplexity[] = {
-    kModelQuestion,
-    {.id = "file", .ask = Ask::kFile, .flag = "--file", .words = "File with the text"},
-    {.id = "format",
-     .ask = Ask::kOptional,
-     .flag = "--format",
-     .words = "Round the experts to a format (empty: as stored)"},
-};
-constexpr Question kBench[] = {
-    kModelQuestion,
-    {.id = "prompt", .flag = "--prompt", .words = "Prompt lengths, in tokens", .standard = "128,512"},
-    {.id = "batch", .flag = "--batch", .words = "Sequences at once", .standard = "1,4"},
-};
-constexpr Question kEstimate[] = {
-    kModelQuestion,
-    {.id = "context",
-     .ask = Ask::kOptional,
-     .flag = "--context",
-     .words = "Tokens of a request (empty: 4096, or the model's)"},
-    {.id = "format",
-     .ask = Ask::kOptional,
-     .flag = "--format",
-     .words = "Round the experts to a format (empty: as stored)"},
-};
-constexpr Question kRun[] = {
-    kModelQuestion,
-    {.id = "port",
-     .ask = Ask::kNumber,
-     .flag = "--port",
-     .words = "Port",
-     .least = 0,
-     .most = 65535,
-     .made = usual_port},
-};
+    kModelQuestion, {.option = "--file", .ask = Ask::kFile}, {.option = "--format"}};
+constexpr Question kBench[] = {kModelQuestion, {.option = "--prompt"}, {.option = "--batch"}};
+constexpr Question kEstimate[] = {kModelQuestion, {.option = "--context"}, {.option = "--format"}};
+constexpr Question kRun[] = {kModelQuestion, {.option = "--port", .standard = usual_port}};
 constexpr Question kModelAdd[] = {
-    {.id = "name", .words = "Name"},
-    {.id = "path", .ask = Ask::kModel, .words = "Folder or .gguf file"},
-    {.id = "weights", .ask = Ask::kOptional, .flag = "--weights", .words = "CPU weights of it (empty: none)"},
-    {.id = "gpu", .ask = Ask::kOptional, .flag = "--gpu", .words = "GPU weights of it (empty: none)"},
-};
-constexpr Question kNamed[] = {{.id = "model", .ask = Ask::kNamed, .words = "Name"}};
+    {.option = "NAME"}, {.option = "PATH", .ask = Ask::kModel}, {.option = "--weights"}, {.option = "--gpu"}};
+constexpr Question kNamed[] = {{.option = "NAME", .ask = Ask::kNamed}};
 constexpr Question kAnyModel[] = {kModelQuestion};
-constexpr Question kFolder[] = {{.id = "path", .ask = Ask::kFolder, .words = "Folder"}};
-constexpr Question kOldFolder[] = {{.id = "path", .words = "Folder, as kt model path-list has it"}};
-constexpr Question kKey[] = {{.id = "key", .ask = Ask::kKey, .words = "Key"}};
-constexpr Question kKeyValue[] = {kKey[0], {.id = "value", .words = "Value"}};
+constexpr Question kFolder[] = {{.option = "PATH", .ask = Ask::kFolder}};
+constexpr Question kOldFolder[] = {{.option = "PATH"}};
+constexpr Question kKey[] = {{.option = "KEY", .ask = Ask::kKey}};
+constexpr Question kKeyValue[] = {kKey[0], {.option = "VALUE"}};
 constexpr Question kInit[] = {
-    {.id = "yes",
-     .ask = Ask::kConfirm,
-     .flag = "--yes",
-     .words = "There is a config.yaml; write it anew",
-     .standard = "no",
-     .asked = config_exists},
-    {.id = "path",
-     .ask = Ask::kMaybeFolder,
-     .flag = "--model-path",
-     .words = "Folder with your models (empty: none)",
-     .made = usual_models},
-    {.id = "port",
-     .ask = Ask::kNumber,
-     .flag = "--port",
-     .words = "Port of kt run",
-     .standard = "30000",
-     .least = 0,
-     .most = 65535},
-    {.id = "threads",
-     .ask = Ask::kNumber,
-     .flag = "--cpu-threads",
-     .words = "Threads",
-     .least = 0,
-     .most = 65536,
-     .made = this_many_threads},
+    {.option = "--yes", .ask = Ask::kAgree, .asked = config_exists},
+    {.option = "--model-path", .ask = Ask::kFolder, .standard = usual_models},
+    {.option = "--port", .standard = usual_port},
+    {.option = "--cpu-threads", .standard = this_many_threads},
 };
 
 constexpr auto kVerbs = std::to_array<Verb>({
-    {.path = "quant", .questions = kQuant},
-    {.path = "quant gpu", .questions = kQuantGpu},
-    {.path = "generate", .questions = kGenerate},
-    {.path = "perplexity", .questions = kPerplexity},
-    {.path = "bench", .questions = kBench},
-    {.path = "estimate", .questions = kEstimate},
-    {.path = "run", .questions = kRun},
-    {.path = "model",
-     .menu = "list: the models that have names|scan: find models below the folders of path-list|add: give a "
-             "model a "
-             "name|info: what is known about a model|verify: check that a model is whole|remove: forget a "
-             "name; no file is deleted|path-add: add a folder for scan|path-list: those folders|path-remove: "
-             "take one off"},
-    {.path = "model add", .questions = kModelAdd},
-    {.path = "model info", .questions = kAnyModel},
-    {.path = "model verify", .questions = kAnyModel},
-    {.path = "model remove", .questions = kNamed},
-    {.path = "model path-add", .questions = kFolder},
-    {.path = "model path-remove", .questions = kOldFolder},
-    {.path = "config",
-     .menu =
-         "show: all keys and values|get: one value|set: change one|reset: forget one|path: where the file "
-         "is|init: write a first one"},
-    {.path = "config get", .questions = kKey},
-    {.path = "config set", .questions = kKeyValue},
-    {.path = "config reset", .questions = kKey},
-    {.path = "config init", .questions = kInit},
+    {"quant", kQuant},
+    {"quant gpu", kQuantGpu},
+    {"generate", kGenerate},
+    {"perplexity", kPerplexity},
+    {"bench", kBench},
+    {"estimate", kEstimate},
+    {"run", kRun},
+    {"model"},
+    {"model add", kModelAdd},
+    {"model info", kAnyModel},
+    {"model verify", kAnyModel},
+    {"model remove", kNamed},
+    {"model path-add", kFolder},
+    {"model path-remove", kOldFolder},
+    {"config"},
+    {"config get", kKey},
+    {"config set", kKeyValue},
+    {"config reset", kKey},
+    {"config init", kInit},
 });
 
-std::vector<Prompts::Choice> choices_of(std::string_view list) {
-  std::vector<Prompts::Choice> out;
-  while (!list.empty()) {
-    const std::string_view one = list.substr(0, list.find('|'));
-    list.remove_prefix(std::min(one.size() + 1, list.size()));
-    const size_t colon = one.find(": ");
-    const bool helped = colon != one.npos;
-    out.push_back({std::string(one.substr(0, colon)), std::string(helped ? one.substr(colon + 2) : "")});
+// An option as it is asked for.
+struct Asked {
+  std::string words;  // the question
+  std::vector<Prompts::Choice>
+      choices;  // with what the description says of each: "GPTQ: calibrated with text; RTN: ..."
+  std::string standard;
+  bool optional = false;  // an empty answer leaves the option out
+};
+
+Asked asked_of(const OptionInfo& info, const Question& question, const Answers& answers) {
+  Asked out;
+  for (const std::string& choice : info.choices) out.choices.push_back({choice});
+  for (const std::string& clause : clauses(info.description)) {
+    const auto choice = std::ranges::find_if(
+        out.choices, [&](const Prompts::Choice& one) { return clause.starts_with(one.word + ": "); });
+    if (choice != out.choices.end())
+      choice->help = clause.substr(choice->word.size() + 2);
+    else
+      out.words += (out.words.empty() ? "" : "; ") + clause;
   }
+  if (out.words.empty()) out.words = question.option.substr(question.option.find_first_not_of('-'));
+  out.standard = question.standard ? question.standard(answers) : info.preset;
+  if (info.repeats && out.standard.starts_with('[') && out.standard.ends_with(']'))
+    out.standard = out.standard.substr(1, out.standard.size() - 2);  // as CLI11 shows a list
+  out.optional = !info.required && !question.needed && out.standard.empty();
+  if (out.optional) out.words += " (may be left empty)";
   return out;
 }
 
@@ -263,13 +188,13 @@ std::string model_problem(const std::string& answer) {
   }
 }
 
-std::string ask_model(Prompts& prompts, std::string_view words) {
+std::string ask_model(Prompts& prompts) {
   std::vector<Prompts::Choice> names;
   if (const std::string usual = load_settings().text("run.model"); !usual.empty())
     names.push_back({usual, "run.model of kt config"});
   names.push_back({std::string(kDemoName), "comes with kt"});
   for (const ModelEntry& entry : registered_models()) names.push_back({entry.name, entry.path});
-  return expanded(prompts.ask_choice({.question = text("{}: a number or name of these, or a path", words),
+  return expanded(prompts.ask_choice({.question = "Model: a number or name of these, or a path",
                                       .choices = std::move(names),
                                       .standard = 0,
                                       .free = true,
@@ -295,43 +220,64 @@ std::string path_problem(Ask ask, const std::string& given) {
   std::error_code ignored;
   const bool folder = fs::is_directory(answer, ignored), there = fs::exists(answer, ignored);
   if (ask == Ask::kNew) return there && !fs::is_empty(answer, ignored) ? "that exists; choose another" : "";
-  if (ask == Ask::kFolder || ask == Ask::kMaybeFolder) return folder ? "" : "no such folder";
+  if (ask == Ask::kFolder) return folder ? "" : "no such folder";
   return there && !folder ? "" : "no such file";
 }
 
-std::string ask_one(Prompts& prompts, const Question& question, const Answers& answers) {
-  const std::string standard = question.made ? question.made(answers) : std::string(question.standard);
-  const Prompts::Text asked{.question = std::string(question.words), .standard = standard};
+// What the option's own checks say of an answer; empty: nothing.
+std::string option_problem(CLI::Option& option, const OptionInfo& info, const std::string& answer) {
+  const char delimiter = option.get_delimiter();
+  for (std::string piece : delimiter ? CLI::detail::split(answer, delimiter) : std::vector{answer}) {
+    double number = 0;
+    int64_t whole = 0;
+    if ((info.value == "INT" || info.value == "UINT") && !CLI::detail::lexical_cast(piece, whole))
+      return text("expected a whole number, got '{}'", piece);
+    if (info.value == "FLOAT" && !CLI::detail::lexical_cast(piece, number))
+      return text("expected a number, got '{}'", piece);
+    try {
+      for (int i = 0;; ++i)
+        if (std::string problem = (*option.get_validator(i))(piece); !problem.empty()) return problem;
+    } catch (const CLI::OptionNotFound&) {  // there are no more
+    }
+  }
+  return "";
+}
+
+std::string ask_option(Prompts& prompts, CLI::Option& option, const OptionInfo& info, const Asked& asked) {
+  if (!asked.choices.empty())
+    return prompts.ask_choice({.question = asked.words,
+                               .choices = asked.choices,
+                               .standard = index_of(asked.choices, asked.standard)});
+  const std::string answer = prompts.ask_text(
+      {.question = asked.words,
+       .standard = asked.standard,
+       .optional = asked.optional,
+       .problem = [&](const std::string& given) { return option_problem(option, info, given); }});
+  return info.completes == Completes::kNothing ? answer : expanded(answer);
+}
+
+std::string ask_one(Prompts& prompts, CLI::Option& option, const Question& question, const Answers& answers) {
+  const OptionInfo info = describe_option(option);
+  const Asked asked = asked_of(info, question, answers);
   switch (question.ask) {
-    case Ask::kText:
-      return prompts.ask_text(asked);
-    case Ask::kOptional:
-      return expanded(prompts.ask_text({.question = asked.question, .standard = standard, .optional = true}));
+    case Ask::kOption:
+      return ask_option(prompts, option, info, asked);
     case Ask::kModel:
-      return ask_model(prompts, question.words);
+      return ask_model(prompts);
     case Ask::kNamed:
-      return ask_named(prompts, question.words);
+      return ask_named(prompts, asked.words);
     case Ask::kFile:
     case Ask::kFolder:
-    case Ask::kMaybeFolder:
     case Ask::kNew:
       return prompts.ask_text(
-          {.question = asked.question,
-           .standard = standard,
-           .optional = question.ask == Ask::kMaybeFolder,
+          {.question = asked.words,
+           .standard = asked.standard,
+           .optional = asked.optional,
            .problem = [&](const std::string& answer) { return path_problem(question.ask, answer); }});
-    case Ask::kChoice: {
-      const auto choices = choices_of(question.choices);
-      return prompts.ask_choice(
-          {.question = asked.question, .choices = choices, .standard = index_of(choices, standard)});
-    }
     case Ask::kKey:
-      return ask_key(prompts, question.words);
-    case Ask::kNumber:
-      return std::to_string(
-          prompts.ask_number(question.words, std::stoll(standard), question.least, question.most));
-    case Ask::kConfirm:
-      if (!prompts.ask_yes(question.words, standard == "yes")) fail("nothing was changed");
+      return ask_key(prompts, asked.words);
+    case Ask::kAgree:
+      if (!prompts.ask_yes(info.description, false)) fail("nothing was changed");
       return "yes";
   }
   return "";
@@ -343,21 +289,28 @@ std::string joined(const std::vector<std::string>& words) {
   return out;
 }
 
-const Verb* find_verb(const std::vector<std::string>& words) {
+const Verb* verb_asked(const std::vector<std::string>& words) {
   const auto at = std::ranges::find(kVerbs, joined(words), &Verb::path);
   return at == kVerbs.end() ? nullptr : &*at;
 }
 
+std::string ask_verb(Prompts& prompts, const CLI::App& app) {
+  std::vector<Prompts::Choice> choices;
+  for (const CommandInfo& verb : describe_command(app, "").verbs)
+    choices.push_back({verb.name, verb.description});
+  return prompts.ask_choice({.question = "What", .choices = std::move(choices)});
+}
+
 void append_answer(std::vector<std::string>& words, const Question& question, const std::string& answer) {
   if (answer.empty()) return;
-  if (question.ask == Ask::kConfirm) {
-    words.emplace_back(question.flag);
-  } else if (question.flag.empty()) {
+  if (question.ask == Ask::kAgree) {
+    words.emplace_back(question.option);
+  } else if (!question.option.starts_with('-')) {
     words.push_back(answer);
   } else if (answer.starts_with('-')) {  // by itself it would be read as another flag
-    words.push_back(text("{}={}", question.flag, answer));
+    words.push_back(text("{}={}", question.option, answer));
   } else {
-    words.emplace_back(question.flag);
+    words.emplace_back(question.option);
     words.push_back(answer);
   }
 }
@@ -366,20 +319,23 @@ void append_answer(std::vector<std::string>& words, const Question& question, co
 
 bool can_ask() { return ::isatty(STDIN_FILENO) && ::isatty(STDERR_FILENO); }
 
-std::vector<std::string> with_answers(const std::vector<std::string>& words, Prompts& prompts) {
+std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::string>& words,
+                                      Prompts& prompts) {
   std::vector<std::string> out = words;
-  const Verb* verb = find_verb(out);
+  const Verb* verb = verb_asked(out);
   if (!verb) return out;
   prompts.say(text("kt {}; Ctrl-D ends", verb->path));
-  if (!verb->menu.empty()) {
-    out.push_back(prompts.ask_choice({.question = "What", .choices = choices_of(verb->menu)}));
-    verb = find_verb(out);
+  if (verb->questions.empty()) {
+    out.push_back(ask_verb(prompts, find_verb(app, out)));
+    verb = verb_asked(out);
   }
+  CLI::App& asked = find_verb(app, out);
   Answers answers;
   for (const Question& question : verb ? verb->questions : std::span<const Question>()) {
     if (question.asked && !question.asked(answers)) continue;
-    const std::string answer = ask_one(prompts, question, answers);
-    answers.emplace(question.id, answer);
+    CLI::Option& option = *asked.get_option(std::string(question.option));
+    const std::string answer = ask_one(prompts, option, question, answers);
+    answers.emplace(question.option, answer);
     append_answer(out, question, answer);
   }
   prompts.say("$ " + command_line(out));

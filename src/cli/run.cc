@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "cli/method_flag.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
 #include "cli/settings.h"
@@ -64,36 +65,13 @@ constexpr auto kForeign = std::to_array<ForeignFlag>({
     {"--init-expert-location", true, "kt run uses no GPU"},
 });
 
-// --kt-method says what the CPU weights are. With weights of their own it is checked by reading them;
-// without, experts are rounded while they are loaded.
-struct Method {
-  const char *name, *format;
-};
-constexpr auto kMethods = std::to_array<Method>({
-    {"AMXINT4", "int4"},
-    {"AMXINT8", "int8"},
-    {"MOE_INT4", "int4"},
-    {"MOE_INT8", "int8"},
-    {"INT4", "int4"},
-    {"INT8", "int8"},
-    {"RAWINT4", ""},
-    {"FP8", ""},
-    {"FP8_PERCHANNEL", ""},
-    {"BF16", ""},
-    {"LLAMAFILE", ""},
-});
-
+// --kt-method says what the experts' weights are: a contradiction is an error, and methods of converted weights round
+// other experts as they are loaded.
 void apply_method(RunFlags& flags) {
   if (flags.method.empty()) return;
-  std::string upper = flags.method, known;
-  for (char& c : upper) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c;
-  for (const Method& method : kMethods) {
-    known += (known.empty() ? "" : ", ") + std::string(method.name);
-    if (upper != method.name) continue;
-    if (flags.model.weights.empty() && flags.model.format.empty()) flags.model.format = method.format;
-    return;
-  }
-  fail("--kt-method: unknown method '{}': {} are known", flags.method, known);
+  const std::string& path = flags.model.weights.empty() ? flags.model.model : flags.model.weights;
+  const std::string format = checked_method_format(flags.method, path);
+  if (flags.model.format.empty()) flags.model.format = format;
 }
 
 // What the command line leaves open comes from config.yaml.
@@ -325,8 +303,9 @@ void add_run(CLI::App& kt, Invocation& invocation) {
   verb->add_option("--model-path,--model", flags->option, "The same");
   flags->model.add_options(*verb);
   verb->add_option("--kt-method", flags->method,
-                   "What the CPU weights are: AMXINT4, AMXINT8, RAWINT4, FP8, BF16, LLAMAFILE, ...; without "
-                   "weights of their own, experts are rounded to int4 or int8 while they are loaded");
+                   "How the experts' weights are stored; AMXINT4 and AMXINT8, as int4 and int8, also round "
+                   "experts that are not converted while they are loaded")
+      ->transform(weight_method_name());
   verb->add_option("--numa-nodes,--kt-threadpool-count,--kt-numa-nodes", flags->nodes,
                    "NUMA nodes to use; default: all")
       ->check(positive());

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cli/home.h"
+#include "cli/method_flag.h"
 #include "terminal/amounts.h"
 #include "text/shown.h"
 
@@ -28,7 +29,10 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"run.model", SettingType::kText, "", "Model of kt run without one: a name or a path"},
     {"run.cpu-threads", SettingType::kInteger, "0", "Workers; 0: one for each core", 0, 65536},
     {"run.numa-nodes", SettingType::kInteger, "0", "NUMA nodes to use; 0: all", 0, 1024},
-    {"run.kt-method", SettingType::kText, "", "What the CPU weights are, as --kt-method takes it"},
+    {.name = "run.kt-method",
+     .standard = "",
+     .help = "How the experts' weights are stored, as --kt-method takes it",
+     .problem = weight_method_problem},
     {"run.chunked-prefill-size", SettingType::kInteger, "1024", "Tokens of prompts to run at once", 1,
      1 << 20},
     {"run.max-memory", SettingType::kSize, "", "Refuse a model that needs more; empty: what is available"},
@@ -123,6 +127,9 @@ void check_value(const Setting& setting, const Json& value, const std::string& w
   if (!setting.choices.empty() && !is_choice(setting.choices, value.get_ref<const std::string&>()))
     fail("{}: expected one of {}, found '{}'", where, setting.choices,
          shown(value.get_ref<const std::string&>()));
+  if (!setting.problem || value == "") return;
+  const std::string problem = setting.problem(value.get_ref<const std::string&>());
+  if (!problem.empty()) fail("{}: {}", where, problem);
 }
 
 // The file nests one level; {"server.port": 1} of it by full names.

@@ -21,6 +21,8 @@ struct Setting {
   double least = 0, most = 0;     // of a number; without a bound if both are 0
   std::string_view choices = {};  // "a|b|c": nothing else is accepted
   bool secret = false;            // not shown in listings
+  // What is wrong with a text; empty: nothing. Not asked about an empty one.
+  std::string (*problem)(std::string_view words) = nullptr;
 };
 
 std::span<const Setting> known_settings();

@@ -32,7 +32,7 @@ class Window {
  private:
   static int pages_of(const LoadedModel& model, size_t context) {
     if (context > static_cast<size_t>(model.spec().context))
-      fail("--context: {} has a context of {}, got {}", model.path(), model.spec().context, context);
+      fail("`context`: {} has a context of {}, got {}", model.path(), model.spec().context, context);
     return static_cast<int>((context + kPageTokens - 1) / kPageTokens);
   }
 

@@ -1,7 +1,10 @@
 #include "formats/format.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/text.h"
+#include "formats/known_formats.h"
 #include "formats/matrix.h"
 
 namespace kt {
@@ -103,6 +106,16 @@ std::string name_of(const Format& format) {
   if (format.span.k != 0) out += text(" per {} columns", format.span.k);
   if (format.span.n != 1) out += text(" and {} rows", format.span.n);
   if (format.span.super_k != 0) out += text(", super-blocks of {}", format.span.super_k);
+  return out;
+}
+
+std::vector<int> group_sizes(Format like) {
+  std::vector<int> out;
+  for (const NamedFormat& entry : kFormats) {
+    like.span.k = entry.format.span.k;
+    if (like.span.k > 0 && entry.format == like) out.push_back(like.span.k);
+  }
+  std::ranges::sort(out);
   return out;
 }
 

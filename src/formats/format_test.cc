@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "formats/known_formats.h"
 
 namespace kt {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(Format, EveryNameIsFoundAndGivenBack) {
@@ -30,6 +32,13 @@ TEST(Format, AnUnknownNameListsTheKnownOnes) {
 TEST(Format, ANamelessFormatIsDescribed) {
   const Format format{Code::kU4, 8, Scale::kF32, Min::kNone, {.k = 1024}};
   EXPECT_EQ(name_of(format), "u4-8 * f32 per 1024 columns");
+}
+
+TEST(Format, GroupSizesAreThoseOfTheList) {
+  EXPECT_THAT(group_sizes(format_named("int4_g64")), ElementsAre(32, 64, 128, 256));
+  EXPECT_THAT(group_sizes(format_named("int4_g128_zero")), ElementsAre(32, 64, 128, 256));
+  EXPECT_THAT(group_sizes(format_named("int8")), ElementsAre());  // the whole row is no group
+  EXPECT_THAT(group_sizes(format_named("mxfp4")), ElementsAre(32));
 }
 
 TEST(Format, StoredBitsOfLongRowsAreTheListedOnes) {

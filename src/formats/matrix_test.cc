@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/testing/error_of.h"
 #include "formats/floats.h"
+#include "formats/known_formats.h"
 
 namespace kt {
 namespace {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/testing/error_of.h"
 #include "formats/floats.h"
+#include "formats/known_formats.h"
 #include "formats/matrix.h"
 
 namespace kt {

@@ -315,7 +315,7 @@ TEST_F(HttpServerTest, NamesTheAddressItCannotHave) {
   };
   EXPECT_THAT(message({.port = server->port()}),
               testing::AllOf(StartsWith("127.0.0.1:" + std::to_string(server->port())),
-                             HasSubstr("address already in use"), HasSubstr("--port")));
+                             HasSubstr("address already in use"), HasSubstr("`port`")));
   EXPECT_THAT(message({.host = "203.0.113.7"}), HasSubstr("does not have that address"));
   EXPECT_THAT(message({.host = "no such host"}), HasSubstr("there is no host \"no such host\""));
   EXPECT_THAT(message({.port = 70'000}), HasSubstr("0 to 65535"));

@@ -67,9 +67,9 @@ int port_of(int socket) {
 [[noreturn]] void fail_to_listen(const std::string& host, int port, int error) {
   const std::string where = address_text(host, port);
   if (error == EADDRINUSE)
-    fail("{}: address already in use; another server runs there, or choose another port with --port", where);
+    fail("{}: address already in use; another server runs there, or choose another `port`", where);
   if (error == EACCES)
-    fail("{}: permission denied; ports below 1024 are for root, choose another with --port", where);
+    fail("{}: permission denied; ports below 1024 are for root, choose another `port`", where);
   if (error == EADDRNOTAVAIL)
     fail("{}: this machine does not have that address; 127.0.0.1, 0.0.0.0 and :: always work", where);
   fail("{}: cannot listen: {}", where, error_name(error));
@@ -106,7 +106,7 @@ std::string address_text(const std::string& host, int port) {
 }
 
 Listeners listen_on(const std::string& host, int port) {
-  if (port < 0 || port > 65535) fail("--port {}: expected 0 to 65535", port);
+  if (port < 0 || port > 65535) fail("`port` {}: expected 0 to 65535", port);
   const Addresses found = resolve(host, port, AI_PASSIVE);
   const bool only_v6 = found->ai_next != nullptr;
   // A free port on one address may be taken on the next: then another one is drawn.

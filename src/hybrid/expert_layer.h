@@ -9,8 +9,8 @@
 
 #include "cuda/driver.h"
 #include "hybrid/cpu_team.h"
-#include "hybrid/weight_method.h"
 #include "nn/experts.h"
+#include "weights/weight_method.h"
 
 namespace kt {
 

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "hybrid/expert_layer_state.h"
 #include "hybrid/expert_values.h"
+#include "hybrid/shared_experts.h"
 #include "models/load_experts.h"
 
 namespace kt {
@@ -31,6 +32,13 @@ int parts_to_save(int inter, int nodes) {
   int parts = nodes;
   while (parts > 1 && (inter % parts != 0 || inter / parts % 16 != 0)) --parts;
   return parts;
+}
+
+std::string saved_methods() {
+  std::string out;
+  for (const WeightMethod& method : weight_methods())
+    if (method.kt_bits > 0) out += text(out.empty() ? "{}" : ", {}", method.name);
+  return out;
 }
 
 }  // namespace
@@ -74,17 +82,16 @@ void ExpertLayer::load_values(const ExpertValues& values, std::span<const int64_
   MethodFormats formats = formats_of(*s.method, o.shape.hidden, o.shape.inter, o.group_size, o.zero_point);
   const int parts = parts_to_save(o.shape.inter, s.team->pool()->nodes());
   if (o.save) {
-    if (kt_bits(*s.method) == 0)
-      fail("layer {}: weights of method {} cannot be saved; AMXINT4, AMXINT8, MOE_INT4 and MOE_INT8 can",
-           o.layer, s.method->name);
+    if (s.method->kt_bits == 0)
+      fail("layer {}: weights of method {} cannot be saved; those of {} can", o.layer, s.method->name,
+           saved_methods());
     if (o.weights.empty()) fail("layer {}: no path to save weights under was given", o.layer);
     if (parts > 1) formats.down.span.k = o.shape.inter / parts;  // what is saved is what runs
   }
   const auto source = source_of_values(values, o.shape, formats, o.layer);
   Experts experts = loaded_from(*source, o, *s.team, physical_to_logical);
   if (o.save) {
-    save_kt_layer(*source, {.folder = o.weights, .bits = kt_bits(*s.method), .parts = parts},
-                  *s.team->pool());
+    save_kt_layer(*source, {.folder = o.weights, .bits = s.method->kt_bits, .parts = parts}, *s.team->pool());
     forget_experts(o.weights);
   }
   s.replace(std::move(experts), physical_to_logical, nullptr);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/testing/error_of.h"
+#include "hybrid/shared_experts.h"
 #include "hybrid/testing/test_layer.h"
 #include "models/load_experts.h"
 #include "weights/kt/kt_plan.h"

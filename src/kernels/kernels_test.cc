@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "formats/known_formats.h"
 #include "kernels/testing/activations.h"
 #include "kernels/testing/matrices.h"
 #include "kernels/testing/tables.h"

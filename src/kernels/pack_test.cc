@@ -5,6 +5,7 @@
 
 #include <bit>
 
+#include "formats/known_formats.h"
 #include "kernels/testing/matrices.h"
 
 namespace kt {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "formats/floats.h"
+#include "formats/known_formats.h"
 #include "kernels/isas.h"
 
 namespace kt {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/testing/random_values.h"
+#include "formats/known_formats.h"
 
 namespace kt {
 namespace {

@@ -69,9 +69,10 @@ Grammar grammar_of(Service& service, const Fields& body, const Conversation& tal
 
 ChatPlan plan_chat(Service& service, const OrderedJson& json) {
   if (!service.chat_template())
-    throw ApiError(400,
-                   text("{} has no chat template; use /v1/completions, or start with --chat-template FILE",
-                        service.options().name));
+    throw ApiError(
+        400,
+        text("{} has no chat template; use /v1/completions, or start the server with one (chat_template)",
+             service.options().name));
   const Fields body(json);
   const int64_t n = body.integer("n", 1, service.options().max_answers).value_or(1);
   GenerateRequest base = read_generation(service, body);

@@ -156,9 +156,13 @@ void Server::check_access(const HttpRequest& request) const {
   const std::string_view host = request.header("host").value_or("");
   // A name that an attacker made point to this machine is an origin of its own too.
   if (names_loopback(options_.http.host) && !is_local_name(host))
-    throw ApiError(403, text("pages of {} may not use this server; see --allow-origin", *origin));
+    throw ApiError(403, text("pages of {} may not use this server: it allows its own alone, or the origin it "
+                             "was started with (allow_origin)",
+                             *origin));
   if (*origin != text("http://{}", host) && *origin != text("https://{}", host))
-    throw ApiError(403, text("pages of {} may not use this server; see --allow-origin", *origin));
+    throw ApiError(403, text("pages of {} may not use this server: it allows its own alone, or the origin it "
+                             "was started with (allow_origin)",
+                             *origin));
 }
 
 void Server::handle(const HttpRequest& request, const Responder& responder) {

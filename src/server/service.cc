@@ -203,7 +203,9 @@ void Service::end_overdue() {
   const auto now = std::chrono::steady_clock::now();
   for (const auto& answer : answers())
     if (std::chrono::duration<double>(now - answer->started()).count() > most)
-      answer->abort(408, text("the answer took longer than {} s (--request-timeout)", most));
+      answer->abort(
+          408,
+          text("the answer took longer than {} s, the most this server gives one (request_timeout)", most));
 }
 
 }  // namespace kt

@@ -15,6 +15,7 @@
 #include "weights/dialects/expert_names.h"
 #include "weights/dialects/fused.h"
 #include "weights/gguf/gguf_names.h"
+#include "weights/kt/kt_folder.h"
 #include "weights/kt/kt_names.h"
 
 namespace kt {
@@ -263,6 +264,13 @@ void CheckpointExperts::check_layer(int layer, const LayerStyle& style) {
   }
 }
 
+const Tensor* first_kt_tensor(const Checkpoint& checkpoint) {
+  const auto found = std::ranges::find_if(checkpoint.tensors(), [](const Tensor& tensor) {
+    return parse_kt_tensor_name(tensor.name).has_value();
+  });
+  return found == checkpoint.tensors().end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 std::string_view name_of(Projection projection) {
@@ -311,11 +319,22 @@ void StoredMatrix::values(int64_t first, int64_t count, float* out) const {
 std::optional<std::vector<float>> ExpertSource::bias(int, int, Projection) const { return std::nullopt; }
 
 std::unique_ptr<ExpertSource> open_experts(const Checkpoint& checkpoint, InputType type) {
-  for (const Tensor& tensor : checkpoint.tensors())
-    if (parse_kt_tensor_name(tensor.name))
-      fail("{}: was converted for the CPU already ({}): give the checkpoint it was made from",
-           checkpoint.path(), shown(tensor.name));
+  if (const Tensor* const converted = first_kt_tensor(checkpoint))
+    fail("{}: was converted for the CPU already ({}): give the checkpoint it was made from",
+         checkpoint.path(), shown(converted->name));
   return std::make_unique<CheckpointExperts>(checkpoint, type);
+}
+
+std::shared_ptr<const ExpertSource> open_experts(const std::string& path) {
+  struct Opened {
+    Checkpoint checkpoint;
+    std::unique_ptr<ExpertSource> source;
+  };
+  if (has_kt_layers(path)) return open_kt_weights(path);
+  const auto opened = std::make_shared<Opened>(Opened{.checkpoint = Checkpoint(path)});
+  if (!opened->checkpoint.is_gguf() && first_kt_tensor(opened->checkpoint)) return open_kt_weights(path);
+  opened->source = open_experts(opened->checkpoint);
+  return {opened, opened->source.get()};
 }
 
 }  // namespace kt

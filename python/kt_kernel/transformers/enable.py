@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from kt_kernel import kt_kernel_ext
+
 from . import modules, placement
 from .checkpoint import FloatExperts
 from .experts import KTExperts, Options, Shape, plain_tensors
@@ -169,20 +171,13 @@ def _values_of(module, shape):
 # --- a path ---
 
 
-# Methods for which KT rounds floats itself while it reads them: the values never stand in memory.
-_ROUNDED_BY_KT = ("BF16", "AMXINT4", "AMXINT8", "MOE_INT4", "MOE_INT8")
-
-
 class _Source:
     """Where experts come from: read by KT, or, for the other formats made from floats, through FloatExperts."""
 
     def __init__(self, path, method):
-        self.path, self._floats = path, None
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"weights {path}: no such file or folder")
-        self.method = stored_method(path) if method is None else method
-        has_config = os.path.exists(os.path.join(path, "config.json"))
-        if self.method not in _ROUNDED_BY_KT and has_config and stored_method(path) == "BF16":
+        stored = stored_method(path)
+        self.path, self.method, self._floats = path, method or stored, None
+        if stored == "BF16" and not kt_kernel_ext.loads(self.method, path):
             self._floats = FloatExperts(path)
 
     def options(self, options):

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/function_ref.h"
-#include "formats/format.h"
+#include "formats/known_formats.h"
 
 namespace kt {
 

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "bench/measure.h"
 #include "cli/doctor/doctor.h"
+#include "formats/known_formats.h"
 #include "terminal/report.h"
 
 namespace kt {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "formats/known_formats.h"
 #include "kernels/table.h"
 
 namespace kt {

@@ -1,5 +1,7 @@
 #include "cli/help/command_tree.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace kt {
@@ -27,6 +29,8 @@ Completes completion_of(const std::string& type, const std::string& description)
   return Completes::kFiles;
 }
 
+}  // namespace
+
 OptionInfo describe_option(const CLI::Option& option) {
   OptionInfo info{.positional = option.get_positional(),
                   .positional_name = option.get_positional() ? option.get_name(true, false) : "",
@@ -44,8 +48,6 @@ OptionInfo describe_option(const CLI::Option& option) {
   if (info.choices.empty()) info.completes = completion_of(type, info.description);
   return info;
 }
-
-}  // namespace
 
 CommandInfo describe_command(const CLI::App& app, const std::string& path) {
   CommandInfo info{
@@ -76,11 +78,25 @@ const CLI::App& find_verb(const CLI::App& app, const std::vector<std::string>& w
   return *at;
 }
 
+CLI::App& find_verb(CLI::App& app, const std::vector<std::string>& words) {
+  return const_cast<CLI::App&>(find_verb(std::as_const(app), words));
+}
+
 std::vector<const CommandInfo*> all_commands(const CommandInfo& top) {
   std::vector<const CommandInfo*> all = {&top};
   for (const CommandInfo& verb : top.verbs)
     for (const CommandInfo* below : all_commands(verb)) all.push_back(below);
   return all;
+}
+
+std::vector<std::string> clauses(const std::string& words) {
+  std::vector<std::string> found;
+  for (size_t at = 0; at < words.size();) {
+    const size_t end = std::min(words.find("; ", at), words.size());
+    found.push_back(words.substr(at, end - at));
+    at = end + 2;
+  }
+  return found;
 }
 
 std::vector<std::string> paragraphs(const std::string& words) {

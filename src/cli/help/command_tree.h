@@ -28,14 +28,19 @@ struct CommandInfo {
   std::vector<CommandInfo> verbs;
 };
 
+OptionInfo describe_option(const CLI::Option& option);
 // Everything below `app`; `path` is how it is called.
 CommandInfo describe_command(const CLI::App& app, const std::string& path);
 
 // The verb that the words name, from `app` down. Error(kInput) naming the known verbs for an unknown word.
 const CLI::App& find_verb(const CLI::App& app, const std::vector<std::string>& words);
+CLI::App& find_verb(CLI::App& app, const std::vector<std::string>& words);
 
 // This command and all below it, parents first.
 std::vector<const CommandInfo*> all_commands(const CommandInfo& top);
+
+// A description cut at its semicolons: "GPTQ: calibrated with text", "RTN: round to nearest".
+std::vector<std::string> clauses(const std::string& words);
 
 // Text cut at empty lines; no empty pieces.
 std::vector<std::string> paragraphs(const std::string& words);

@@ -37,7 +37,7 @@ int numa_nodes() { return std::max(1, static_cast<int>(Topology::discover().node
 
 void refuse_contradictions(const QuantFlags& flags) {
   if (!flags.calibration.text.dataset.empty() && flags.group_size == 0)
-    fail("--calibrate: needs int4 in groups: add --group-size 32, 64 or 128");
+    fail("--calibrate: needs int4 in groups: add --group-size {}", usual_group_words());
   if (flags.group_size == 0) return;
   if (flags.method != "int4")
     fail("--group-size {}: only with --method int4, got {}", flags.group_size, flags.method);
@@ -142,15 +142,18 @@ void add_quant(CLI::App& kt, Invocation& run) {
                    "The checkpoint: a folder, a .safetensors or a .gguf file, or a name of kt model list")
       ->transform(model_name());
   verb->add_option("-o,--output", flags->output, "Folder to write");
-  verb->add_option("--method,--quant-method", flags->method, "int4, int8, or moe_int8 (writes int8)")
+  verb->add_option(
+          "--method,--quant-method", flags->method,
+          "int4: half the size, a little less exact; int8: close to the original; moe_int8: writes int8")
       ->check(CLI::IsMember({"int4", "int8", "moe_int8"}))
       ->capture_default_str();
   verb->add_option("--input-type", flags->input_type,
                    "What the source is: auto, bf16, fp16, f32, fp8, int4, gguf")
       ->capture_default_str();
-  verb->add_option("--group-size", flags->group_size,
-                   "int4 with one scale for each 32, 64 or 128 weights, written as compressed-tensors")
-      ->check(CLI::IsMember({32, 64, 128}));
+  verb->add_option(
+          "--group-size", flags->group_size,
+          text("int4 with one scale for each {} weights, written as compressed-tensors", usual_group_words()))
+      ->check(CLI::IsMember(usual_group_sizes()));
   verb->add_option("--numa-nodes,--threadpool-count", flags->parts,
                    "Parts every expert is cut into; default: this machine's NUMA nodes")
       ->check(positive());
@@ -164,7 +167,7 @@ void add_quant(CLI::App& kt, Invocation& run) {
                    "established: int4 as existing files have it; direct: rounded once, a little better")
       ->check(CLI::IsMember({"established", "direct"}))
       ->capture_default_str();
-  flags->calibration.text.flag = "--calibrate";
+  flags->calibration.text.option = "calibrate";
   CLI::Option* calibrate =
       verb->add_option(
               "--calibrate", flags->calibration.text.dataset,

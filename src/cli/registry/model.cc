@@ -242,7 +242,7 @@ void add_model(CLI::App& kt, Invocation& run) {
   all->add_flag("-v,--verbose", flags->verbose, "Also when they were added and what is linked");
   add_model_scan(*verb, run);
   CLI::App* const one = action("add", "Give a model a name, or a named one its weights", add);
-  one->add_option("NAME", flags->name, "Letters, digits, '.', '_', '-'")->required();
+  one->add_option("NAME", flags->name, "A name of letters, digits, '.', '_' and '-'")->required();
   one->add_option("PATH", flags->path, "A Hugging Face folder or a .gguf file")->required();
   one->add_option("--weights", flags->weights, "CPU weights of it, as kt quant writes them");
   one->add_option("--gpu", flags->gpu, "GPU weights of it, as kt quant gpu writes them");
@@ -251,14 +251,14 @@ void add_model(CLI::App& kt, Invocation& run) {
   about->add_flag("--json", flags->json, "Print JSON");
   add_model_verify(*verb, run);
   action("remove", "Forget a name; no file is deleted", remove)
-      ->add_option("NAME", flags->name, "As kt model list has it")
+      ->add_option("NAME", flags->name, "A name, as kt model list has it")
       ->required();
   action("path-add", "Add a folder to those that kt model scan looks into", path_add)
       ->add_option("PATH", flags->path, "A folder")
       ->required();
   action("path-list", "Those folders", path_list)->add_flag("--json", flags->json, "Print JSON");
   action("path-remove", "Take a folder off that list", path_remove)
-      ->add_option("PATH", flags->path, "As kt model path-list has it")
+      ->add_option("PATH", flags->path, "A folder, as kt model path-list has it")
       ->required();
   verb->footer(
       "Every verb that takes a MODEL takes a name, or the beginning of one. demo is built in.\n\n"

@@ -63,9 +63,10 @@ CalibrationText read_calibration_text(const TextRequest& request, const Describe
     out.samples.push_back(std::move(sample.tokens));
     out.places.push_back(std::move(sample.place));
   }
-  if (out.tokens == 0) fail("{} {}: empty: no sample of two tokens or more", request.flag, request.dataset);
+  if (out.tokens == 0)
+    fail("`{}` {}: empty: no sample of two tokens or more", request.option, request.dataset);
   if (out.tokens < kLeastTokens)
-    fail("{} {}: too short: {} tokens, calibration needs at least {}", request.flag, request.dataset,
+    fail("`{}` {}: too short: {} tokens, calibration needs at least {}", request.option, request.dataset,
          out.tokens, kLeastTokens);
   out.digest = digest_of(out);
   return out;

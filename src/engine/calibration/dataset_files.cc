@@ -62,9 +62,9 @@ fs::path snapshot_of(const fs::path& repository, const DatasetRequest& request) 
   }
   if (!newest)
     fail(
-        "{} {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl or "
+        "`{}` {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl or "
         ".txt file",
-        request.flag, request.dataset, snapshots.string());
+        request.option, request.dataset, snapshots.string());
   return newest->second;
 }
 
@@ -93,15 +93,15 @@ DatasetFiles hub_files(const DatasetRequest& request) {
   const auto first = std::ranges::find_if(found, [](const auto& names) { return !names.empty(); });
   if (first == found.end()) {
     std::ranges::sort(others);
-    fail("{} {}: {} has no .jsonl or .txt file{}{}", request.flag, request.dataset, folder.string(),
+    fail("`{}` {}: {} has no .jsonl or .txt file{}{}", request.option, request.dataset, folder.string(),
          request.split.empty() ? "" : text(" of split {}", request.split),
          others.empty() ? "" : text("; it has {}", listed(others)));
   }
   if (first == found.begin() + 1)
     fail_as(ErrorKind::kUnsupported,
-            "{} {}: its files are .parquet, which kt does not read; scripts/convert_gpu_weights.py "
+            "`{}` {}: its files are .parquet, which kt does not read; scripts/convert_gpu_weights.py "
             "converts them where pyarrow is installed, or pass a .jsonl or .txt file",
-            request.flag, request.dataset);
+            request.option, request.dataset);
   std::ranges::sort(*first);
   DatasetFiles out{.kind = dataset_kind(first->front()),
                    .paths = {},
@@ -143,20 +143,21 @@ DatasetFiles find_dataset(const DatasetRequest& request) {
   std::error_code code;
   if (!fs::exists(path, code)) {
     if (is_hub_name(request.dataset)) return hub_files(request);
-    fail("{} {}: no such file", request.flag, request.dataset);
+    fail("`{}` {}: no such file", request.option, request.dataset);
   }
-  if (fs::is_directory(path, code)) fail("{} {}: a folder; expected a file", request.flag, request.dataset);
+  if (fs::is_directory(path, code))
+    fail("`{}` {}: a folder; expected a file", request.option, request.dataset);
   const std::string kind = path.extension().string();
   if (kind == ".parquet")
     fail_as(ErrorKind::kUnsupported,
-            "{} {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
+            "`{}` {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
             "is installed, or pass a .jsonl or .txt file",
-            request.flag, request.dataset);
+            request.option, request.dataset);
   if (kind != ".jsonl" && kind != ".json" && kind != ".txt")
-    fail("{} {}: expected a .jsonl or .txt file", request.flag, request.dataset);
+    fail("`{}` {}: expected a .jsonl or .txt file", request.option, request.dataset);
   if (!request.split.empty())
-    KT_LOG(LogLevel::kWarning, "{}-split {}: {} is one file, without splits; all of it counts", request.flag,
-           request.split, request.dataset);
+    KT_LOG(LogLevel::kWarning, "split {}: {} is one file, without splits; all of it counts", request.split,
+           request.dataset);
   return {.kind = dataset_kind(request.dataset),
           .paths = {request.dataset},
           .names = {request.dataset},

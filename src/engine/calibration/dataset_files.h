@@ -8,7 +8,7 @@ namespace kt {
 
 struct DatasetRequest {
   std::string dataset;  // FILE.jsonl, FILE.json (a row a line too), FILE.txt, or a name: "org/name" or "name"
-  std::string flag = "--dataset";  // what messages call it
+  std::string option = "dataset";  // what messages call it
   std::string split;               // of a hub dataset; empty: all
 };
 

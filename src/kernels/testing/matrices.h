@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/testing/error_of.h"
 #include "formats/floats.h"
+#include "formats/known_formats.h"
 #include "formats/matrix.h"
 #include "kernels/pack.h"
 #include "kernels/testing/guarded.h"

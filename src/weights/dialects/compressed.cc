@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "formats/floats.h"
+#include "formats/known_formats.h"
 
 namespace kt {
 namespace {
@@ -173,15 +174,25 @@ void quantise_block(const PackedSpec& spec, const Block& block, WeightError& err
   }
 }
 
-// The customary sizes that divide k, as text.
+// The usual sizes that divide k, as text.
 std::string dividing_groups(int64_t k) {
   std::string out;
-  for (int64_t group = 32; group <= 128; group *= 2)
+  for (const int group : usual_group_sizes())
     if (k % group == 0) out += text(out.empty() ? "{}" : ", {}", group);
   return out;
 }
 
 }  // namespace
+
+std::vector<int> usual_group_sizes() { return group_sizes(packed_format({.bits = 4})); }
+
+std::string usual_group_words() {
+  const std::vector<int> sizes = usual_group_sizes();
+  std::string out;
+  for (size_t i = 0; i < sizes.size(); ++i)
+    out += text("{}{}", i == 0 ? "" : i + 1 < sizes.size() ? ", " : " or ", sizes[i]);
+  return out;
+}
 
 void check_packed(const PackedSpec& spec, int64_t n, int64_t k, std::string_view name) {
   if (spec.bits != 4 && spec.bits != 8) fail("{}: {} bits; packed weights have 4 or 8", name, spec.bits);

@@ -14,7 +14,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/matrix.h"
 #include "weights/plans/quality.h"
@@ -31,6 +33,12 @@ struct PackedSpec {
   int64_t groups(int64_t k) const { return group == 0 ? 1 : k / group; }  // scales of a row
   size_t scale_bytes() const { return static_cast<size_t>(dtype_bits(type)) / 8; }
 };
+
+// The group sizes of int4 that have a name among the formats, ascending: what is offered and advised. Weights are read
+// and written with others too.
+std::vector<int> usual_group_sizes();
+// "32, 64 or 128".
+std::string usual_group_words();
 
 // Error(kInput) naming `name` unless bits, type and group are known ones and group divides k, which the
 // library demands; the message lists group sizes that do.

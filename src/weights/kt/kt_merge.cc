@@ -156,7 +156,7 @@ void check_original(const KtMergeOptions& options, const KtInventory& inventory,
 }  // namespace
 
 ConversionPlan plan_merge(const KtMergeOptions& options) {
-  if (options.max_tensors < 0) fail("--max-tensors {}: expected 1 or more", options.max_tensors);
+  if (options.max_tensors < 0) fail("`max_tensors` {}: expected 1 or more", options.max_tensors);
   const auto sources = std::make_shared<Sources>();
   sources->folder = std::make_unique<KtFolder>(options.folder);
   const KtInventory& inventory = sources->folder->inventory();

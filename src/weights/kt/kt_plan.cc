@@ -32,10 +32,9 @@ void check_source(const ExpertSource& source, const std::string& path) {
     fail_as(ErrorKind::kUnsupported, "{}: no layer with experts", path);
   for (const Projection projection : kProjections) {
     if (source.bias(source.layers().front(), 0, projection))
-      fail_as(
-          ErrorKind::kUnsupported,
-          "{}: experts have biases ({}), which kt weights cannot hold; --group-size writes another format",
-          path, source.module_name(source.layers().front(), 0, projection));
+      fail_as(ErrorKind::kUnsupported,
+              "{}: experts have biases ({}), which kt weights cannot hold; int4 in groups can (`group_size`)",
+              path, source.module_name(source.layers().front(), 0, projection));
   }
 }
 

@@ -311,7 +311,8 @@ void Planner::warn_about_ignored() const {
   std::vector<std::string> all = quantised_;
   all.insert(all.end(), kept_.begin(), kept_.end());
   for (const std::string& pattern : ModulePatterns(options_.ignore).idle(all))
-    KT_LOG(LogLevel::kWarning, "--ignore {}: no module's name has that; one is {}", pattern, all.front());
+    KT_LOG(LogLevel::kWarning, "nothing is ignored by {}: no module's name has that; one is {}", pattern,
+           all.front());
   if (experts_kept_ > 0 && experts_quantised_ > 0)
     KT_LOG(
         LogLevel::kWarning,

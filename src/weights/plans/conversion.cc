@@ -28,7 +28,7 @@ bool inside(const fs::path& inner, const fs::path& outer) {
 }
 
 void check_folders(const std::string& input, const std::string& output) {
-  if (output.empty()) fail("no output folder given; --output names it");
+  if (output.empty()) fail("no folder to write was given; `output` names it");
   if (input.empty()) return;
   fs::path from = fs::weakly_canonical(input), to = fs::weakly_canonical(output);
   if (!fs::is_directory(from)) from = from.parent_path();
@@ -43,7 +43,7 @@ void check_resume_layer(const ConversionPlan& plan, const ConversionOptions& opt
   int last = -1;
   for (const ShardPlan& shard : plan.shards) last = std::max(last, shard.layer);
   if (options.resume_layer && *options.resume_layer > last)
-    fail("--resume-layer {}: the last layer with experts is {}", *options.resume_layer, last);
+    fail("`resume_layer` {}: the last layer with experts is {}", *options.resume_layer, last);
 }
 
 // The nearest folder that exists, for asking about the disk.
@@ -89,7 +89,7 @@ int workers_for(const ConversionPlan& plan, const ConversionOptions& options) {
   if (bound < kFixedMemory + largest)
     fail_as(ErrorKind::kMemory, "not enough memory: one worker needs {}, {} {}",
             human_bytes(kFixedMemory + largest), human_bytes(bound),
-            bound == available ? "are available" : "are allowed by --max-memory");
+            bound == available ? "are available" : "are allowed by `max_memory`");
   // More workers than cpus gain nothing; people paste the numbers of bigger machines.
   const Topology machine = Topology::discover();
   const int threads = options.threads <= 0 ? machine.cores() : std::min(options.threads, machine.pus());

@@ -247,7 +247,7 @@ Json own_record(const std::string& path) {
     if (json.is_object()) return json;
   } catch (const Error&) {
   }
-  fail("{}: damaged: the record of the conversion in this folder cannot be read; --overwrite starts it anew",
+  fail("{}: damaged: the record of the conversion in this folder cannot be read; `overwrite` starts it anew",
        path);
 }
 
@@ -289,7 +289,7 @@ OutputRecord::OutputRecord(std::string output, const ConversionPlan& plan, const
   if (lock_ < 0)
     fail_as(kind_of(errno), "{}: cannot create: {}", lock, std::generic_category().message(errno));
   if (flock(lock_, LOCK_EX | LOCK_NB) != 0)
-    fail("{}: another conversion is writing into this folder; wait for it or choose another --output",
+    fail("{}: another conversion is writing into this folder; wait for it or choose another `output`",
          output_);
   if (options.overwrite && !options.resume) clear_for_overwrite();
   remove_leftovers();
@@ -325,7 +325,7 @@ void OutputRecord::check_resumable(const ConversionOptions& options) const {
   if (resume || options.overwrite) return;
   for (const auto& entry : fs::directory_iterator(output_, code))
     if (entry.path().filename() != kProgress || before)
-      fail("{}: the output exists ({}); --resume finishes it, --overwrite replaces it", output_,
+      fail("{}: the output exists ({}); `resume` finishes it, `overwrite` replaces it", output_,
            before ? "a conversion" : entry.path().filename().string() + " is there");
 }
 
@@ -334,10 +334,10 @@ void OutputRecord::check_same(const Json& before) const {
   if (plan_.settings.contains(kContents) && !before.contains(kContents))
     fail(
         "{}: cannot resume, the conversion there is of an older kt, which did not write down what its source "
-        "holds; --overwrite starts it anew",
+        "holds; `overwrite` starts it anew",
         output_);
   const std::string hint = plan_.resume_hint ? plan_.resume_hint(before) : std::string();
-  fail("{}: cannot resume, the conversion there was another one: {}; {}--overwrite starts it anew", output_,
+  fail("{}: cannot resume, the conversion there was another one: {}; {}`overwrite` starts it anew", output_,
        differences(before, plan_.settings), hint.empty() ? "" : hint + ", ");
 }
 
@@ -356,7 +356,7 @@ void OutputRecord::clear_for_overwrite() const {
       fs::remove_all(entry.path(), code);
       if (code) fail("{}: cannot remove: {}", entry.path().string(), reason(code));
     } else if (!folder && entry.path().extension() == ".safetensors") {
-      fail("{}: holds {}, which no conversion of this program wrote; choose another --output", output_, name);
+      fail("{}: holds {}, which no conversion of this program wrote; choose another `output`", output_, name);
     }
   }
   for (const auto& entry : fs::directory_iterator(progress("")))

@@ -237,7 +237,7 @@ TEST(Conversion, ResumeLayerLeavesLowerLayersAlone) {
 TEST(Conversion, RefusesWhatWouldLoseData) {
   const Folder folder;
   run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1});
-  EXPECT_THAT(error_of(small_plan(folder / "out", 2, 2), {}), HasSubstr("--overwrite replaces it"));
+  EXPECT_THAT(error_of(small_plan(folder / "out", 2, 2), {}), HasSubstr("`overwrite` replaces it"));
   ConversionPlan other = small_plan(folder / "out", 2, 2);
   other.settings["method"] = "another";
   EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("method \"test\" before, \"another\" now"));
@@ -264,7 +264,7 @@ TEST(Conversion, ARefusedResumeNamesWhatDiffers) {
   run_conversion(plan, {.threads = 1});
   ConversionPlan other = plan;
   other.settings["method"]["seed"] = 2;
-  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("one: method.seed 1 before, 2 now; --overwrite"));
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("one: method.seed 1 before, 2 now; `overwrite`"));
   other.settings["method"]["ignore"][1] = "c";
   EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("method.ignore[1] \"b\" before, \"c\" now"));
   // The end of two long values that begin alike.
@@ -276,7 +276,7 @@ TEST(Conversion, ARefusedResumeNamesWhatDiffers) {
   other.settings["method"].erase("text");
   EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("before, absent now"));
   other.resume_hint = [](const Json& before) { return "seed " + before["method"]["seed"].dump() + " helps"; };
-  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("; seed 1 helps, --overwrite"));
+  EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("; seed 1 helps, `overwrite`"));
   for (int i = 0; i < 9; ++i) other.settings[text("more{}", i)] = i;
   EXPECT_THAT(error_of(other, {.resume = true}), HasSubstr("; and 6 more; "));
 }
@@ -302,7 +302,7 @@ TEST(Conversion, RecordsThatAreOldOrDamagedAreRefusedInWords) {
   std::ofstream(settings) << whole.substr(0, whole.size() / 2);
   const std::string words = error_of(small_plan(folder / "out", 2, 1), {.resume = true});
   EXPECT_THAT(words, HasSubstr(settings + ": damaged"));
-  EXPECT_THAT(words, HasSubstr("--overwrite"));
+  EXPECT_THAT(words, HasSubstr("`overwrite`"));
   // With the settings back, a damaged record only means that its shard is written again.
   std::ofstream(settings) << whole;
   EXPECT_EQ(run_conversion(small_plan(folder / "out", 2, 1), {.threads = 1, .resume = true}).shards_written,

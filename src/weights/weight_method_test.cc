@@ -1,4 +1,4 @@
-#include "hybrid/weight_method.h"
+#include "weights/weight_method.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,6 +20,17 @@ TEST(WeightMethod, UnknownNamesGetTheList) {
   for (const WeightMethod& method : weight_methods())
     EXPECT_THAT(error, AllOf(HasSubstr("AMXINT5"), HasSubstr(std::string(method.name))));
   EXPECT_EQ(weight_methods().size(), 12u);
+}
+
+TEST(WeightMethod, KnowsShortNamesInAnyCase) {
+  for (const WeightMethod& method : weight_methods()) {
+    EXPECT_EQ(&weight_method_named(method.name), &method);
+    if (!method.word.empty()) EXPECT_EQ(&weight_method_named(method.word), &method);
+  }
+  EXPECT_EQ(weight_method_named("Int4").name, "AMXINT4");
+  EXPECT_EQ(weight_method_named("fp8_perchannel").name, "FP8_PERCHANNEL");
+  EXPECT_EQ(weight_method_named("GGUF").name, "LLAMAFILE");
+  EXPECT_THROW(weight_method_named(""), Error);
 }
 
 TEST(WeightMethod, FormatsOfValues) {
@@ -54,25 +65,15 @@ class WeightSources : public testing::Test {
     return out;
   }
   static std::string mismatch(const char* method, const std::string& path, int layer = 1) {
-    return error_of([&] { check_method(weight_method_named(method), *shared_experts(path), layer, path); });
+    return error_of([&] { check_method(weight_method_named(method), *open_experts(path), layer, path); });
   }
   TemporaryFolder folder_;
 };
 
-TEST_F(WeightSources, OneOpenSourceForAPath) {
-  const auto a = shared_experts(folder_ / "bf16"),
-             b = shared_experts(folder_ / "../" + folder_.path().substr(folder_.path().rfind('/') + 1) +
-                                "/bf16/");
-  EXPECT_EQ(a.get(), shared_experts(folder_ / "bf16").get());
-  EXPECT_EQ(a->at(1, 0, Projection::kGate)->matrix().codes, b->at(1, 0, Projection::kGate)->matrix().codes);
-  forget_experts(folder_ / "bf16");
-  EXPECT_NE(a.get(), shared_experts(folder_ / "bf16").get());
-}
-
 TEST_F(WeightSources, NamesWhatIsNotThere) {
-  EXPECT_THAT(error_of([&] { shared_experts(folder_ / "none"); }), HasSubstr(folder_ / "none"));
+  EXPECT_THAT(error_of([&] { open_experts(folder_ / "none"); }), HasSubstr(folder_ / "none"));
   std::filesystem::create_directories(folder_ / "empty");
-  EXPECT_THAT(error_of([&] { shared_experts(folder_ / "empty"); }), HasSubstr(folder_ / "empty"));
+  EXPECT_THAT(error_of([&] { open_experts(folder_ / "empty"); }), HasSubstr(folder_ / "empty"));
   EXPECT_THAT(mismatch("BF16", folder_ / "bf16", 0), AllOf(HasSubstr("layer 0"), HasSubstr("from 1 to 2")));
 }
 
@@ -88,7 +89,22 @@ TEST_F(WeightSources, NamesTheMethodThatFits) {
   EXPECT_THAT(mismatch("AMXINT4", int8),
               AllOf(HasSubstr(int8), HasSubstr("int8"), HasSubstr("use method AMXINT8")));
   EXPECT_EQ(mismatch("MOE_INT4", int4), "no error");
-  EXPECT_THAT(mismatch("LLAMAFILE", int4), HasSubstr("use method AMXINT4"));
+  EXPECT_THAT(mismatch("LLAMAFILE", int4),
+              AllOf(HasSubstr("LLAMAFILE"), HasSubstr(int4), HasSubstr("use method AMXINT4")));
+  EXPECT_EQ(stored_method(*open_experts(bf16)).name, "BF16");
+  EXPECT_EQ(stored_method(*open_experts(int8)).name, "AMXINT8");
+  EXPECT_EQ(stored_method(*open_experts(int4)).name, "AMXINT4");
+}
+
+TEST_F(WeightSources, SaysWhatIsRounded) {
+  const auto bf16 = open_experts(folder_ / "bf16"), int8 = open_experts(converted(8, 1, true));
+  const auto rounded = [](const char* method, const ExpertSource& source) {
+    return rounded_format(weight_method_named(method), source, 1);
+  };
+  EXPECT_EQ(rounded("BF16", *bf16), std::nullopt);
+  EXPECT_EQ(rounded("AMXINT8", *int8), std::nullopt);
+  EXPECT_EQ(rounded("MOE_INT8", *bf16), format_named("int8"));
+  EXPECT_EQ(rounded("AMXINT4", *bf16), format_named("int4"));
 }
 
 // Rounding while loading gives what conversion to one part gives.
@@ -96,10 +112,9 @@ TEST_F(WeightSources, RoundsAsTheConverterDoes) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) {
     std::filesystem::remove_all(folder_ / "bf16");
     write_tiny_model({.dtype = dtype}, folder_ / "bf16");
-    forget_experts(folder_ / "bf16");
     for (const int bits : {4, 8}) {
       const std::string out = converted(bits, 1, true);
-      const auto from = shared_experts(folder_ / "bf16"), to = shared_experts(out);
+      const auto from = open_experts(folder_ / "bf16"), to = open_experts(out);
       const WeightMethod& method = weight_method_named(bits == 4 ? "AMXINT4" : "AMXINT8");
       EXPECT_EQ(rounded_for(method, *to, 1, out), nullptr);
       const auto rounded = rounded_for(method, *from, 1, folder_ / "bf16");
@@ -111,7 +126,6 @@ TEST_F(WeightSources, RoundsAsTheConverterDoes) {
         EXPECT_EQ(have.scales, want.scales) << bits;
       }
       std::filesystem::remove_all(out);
-      forget_experts(out);
     }
   }
 }
