@@ -1,10 +1,10 @@
 // What Experts and its forward share; not for other files.
 #pragma once
-#include <atomic>
-
 #include "nn/experts.h"
 
 namespace kt {
+
+constexpr size_t bytes_of(Real type) { return type == Real::kF32 ? 4 : 2; }
 
 // One node's slice [begin, end) of `inter`. An expert is stored as [gate block, up block] pairs, then down
 // blocks.

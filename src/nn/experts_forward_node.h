@@ -1,0 +1,106 @@
+// One node's share of an Experts::forward: its slice of `inter`, all groups. Not for other files than
+// experts_forward.cc.
+//
+//   stage     items            waits for
+//   tokens    rows             -                        with many tokens: each quantised once
+//   pack      group, rows      tokens                   rows of a group, quantised, in the kernels' order
+//   gate_up   group, pairs     pack of the group        products, and the activation while both are in cache
+//   requant   group, rows      gate_up of the group     quantised again
+//   down      columns          requant of each group    products, added up over all groups in order
+//
+// Stages are listed in this order, each for all groups (expert_groups.h: no barrier, no deadlock). Down items
+// own their output columns and add experts in order, so the result does not depend on who did what.
+#pragma once
+#include "nn/expert_groups.h"
+#include "nn/experts_state.h"
+
+namespace kt {
+
+// What a node keeps from call to call, whichever layer runs.
+struct ForwardNode {
+  // A group: plans and places in the node's memory.
+  struct Part {
+    Plan in, down;
+    Acts in_acts, mid_acts;
+    float* mid = nullptr;  // [m, 16 * blocks]
+    size_t in_at = 0, mid_acts_at = 0, mid_at = 0;
+  };
+  WorkList list;
+  NodeMemory memory;
+  std::vector<Part> parts;  // [groups]
+};
+
+// Made, laid out and prepared by the calling thread, run by the node's workers. Views only: what Setting
+// points to outlives it.
+class NodeForward {
+ public:
+  struct Setting {
+    const Kernels* kernels = nullptr;
+    const ExpertsShape* shape = nullptr;
+    const ExpertsOptions* options = nullptr;
+    const Shard* shard = nullptr;
+    const std::vector<float>* down_bias = nullptr;  // null on all nodes but the first
+    const ForwardArgs* args = nullptr;
+    const ExpertRouting* routing = nullptr;  // with one group at least
+    ForwardNode* node = nullptr;
+    int workers = 1;
+    bool direct = true;  // output is written here; otherwise to partial()
+  };
+  explicit NodeForward(const Setting& setting);
+
+  // Lists the items and lays out the node's memory; returns its bytes and takes none.
+  size_t lay_out();
+  // After lay_out(): takes the memory, and workers may run.
+  void prepare(int memory_node);
+  void run(int rank) noexcept;
+
+  const float* partial() const { return partial_; }  // [tokens, hidden], or null where output is direct
+
+ private:
+  enum Stage : int { kTokens, kPack, kGateUp, kRequant, kDown, kStages };
+
+  void plan_groups();
+  void list_items();
+  void list_gate_up(int group);
+  void list_down();
+  void lay_out_workers();
+  ActShape shared_shape() const;
+
+  void pack_tokens(const WorkItem& item) noexcept;
+  void pack(const WorkItem& item) noexcept;
+  void gate_up(const WorkItem& item, std::byte* mine) noexcept;
+  void requant(const WorkItem& item) noexcept;
+  void down(const WorkItem& item, std::byte* mine) noexcept;
+  void add_group(const WorkItem& item, int group, const float* tile, float* y) noexcept;
+  void store(const WorkItem& item, const float* y) noexcept;
+
+  const std::byte* down_blocks(int expert, int begin) const {
+    return shard_.expert(expert) + shard_.gate_up_bytes +
+           static_cast<size_t>(begin) * shard_.down.block_bytes;
+  }
+  int64_t input_stride() const { return args_.input_stride ? args_.input_stride : shape_.hidden; }
+  int64_t mid_ld() const { return shard_.gate_up.blocks * kBlockRows; }
+
+  const Kernels& kernels_;
+  const ExpertsShape& shape_;
+  const ExpertsOptions& options_;
+  const Shard& shard_;
+  const ForwardArgs& args_;
+  const ExpertRouting& routing_;
+  WorkList& list_;
+  NodeMemory& memory_;
+  std::vector<ForwardNode::Part>& parts_;
+  const std::vector<float>* down_bias_;
+  int workers_;
+  bool direct_;
+
+  Acts tokens_;  // [tokens]: input rows quantised once, in plain order; no codes: groups do it themselves
+  float* partial_ = nullptr;
+  int down_blocks_ = 1;  // of an item
+  size_t widest_ = 1;    // row blocks of the widest multiply
+  size_t most_rows_ = 0;
+  size_t multiply_bytes_ = 0, tile_bytes_ = 0;  // the beginnings of a worker's memory
+  size_t tokens_at_ = 0, partial_at_ = 0;
+};
+
+}  // namespace kt
