@@ -24,9 +24,9 @@ double seconds_since(Clock::time_point then) {
 std::string advice(const MemoryPlan& plan, const ModelOptions& options) {
   std::vector<std::string> flags;
   const PlaceMemory host = plan.host();
-  if (host.experts > 0 && options.format.empty() && options.weights.empty()) flags.push_back("--format int4");
+  if (host.experts > 0 && options.format.empty() && options.weights.empty()) flags.push_back("`format` int4");
   if (host.linears > plan.peak() / 10 && options.linear_format.empty())
-    flags.push_back("--linear-format int8");
+    flags.push_back("`linear_format` int8");
   if (host.kv_cache > plan.peak() / 10) flags.push_back("a shorter context");
   std::string out;
   for (size_t i = 0; i < flags.size(); ++i)
@@ -41,7 +41,7 @@ void check_memory(const std::string& path, const MemoryPlan& plan, uint64_t base
   const uint64_t most = limited ? options.max_memory : available;
   if (needed <= most) return;
   fail_as(ErrorKind::kMemory, "{}: {} of memory needed ({}), {} {}{}", path, human_bytes(needed),
-          largest_parts(plan), human_bytes(most), limited ? "allowed by --max-memory" : "available",
+          largest_parts(plan), human_bytes(most), limited ? "allowed by `max_memory`" : "available",
           advice(plan, options));
 }
 
@@ -82,7 +82,7 @@ OpenedModel::~OpenedModel() = default;
 void OpenedModel::open_source() {
   const bool moe = spec().moe() != nullptr;
   for (const auto& [flag, value] :
-       {std::pair("--weights", &options_.weights), {"--format", &options_.format}})
+       {std::pair("`weights`", &options_.weights), {"`format`", &options_.format}})
     if (!moe && !value->empty()) fail("{} {}: {} has no routed experts", flag, *value, path());
   if (!moe) return;
   if (options_.weights.empty()) {
