@@ -45,9 +45,8 @@ FORMATS = ("int8 int4 int4_g32 int4_g64 int4_g128 int4_g32_zero int4_g64_zero in
            "mxfp4 mxfp8 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs").split()
 TRAINED_FORMATS = [name for name in FORMATS if not name.endswith(("_k", "_xs"))]  # small models: rows of 128 columns
 # Sizes that every format's blocks divide, in every matrix.
-WIDE_GQA = dict(hidden_size=256, head_dim=64, intermediate_size=256, moe_intermediate_size=256)
-WIDE_MLA = dict(hidden_size=256, q_lora_rank=256, kv_lora_rank=256, v_head_dim=64, intermediate_size=256,
-                moe_intermediate_size=256)
+SIZES = dict(hidden_size=256, intermediate_size=256, moe_intermediate_size=256)
+WIDE_GQA, WIDE_MLA = dict(SIZES, head_dim=64), dict(SIZES, q_lora_rank=256, kv_lora_rank=256, v_head_dim=64)
 WIDE = {"qwen3_moe": WIDE_GQA, "deepseek_v3": WIDE_MLA, "gpt_oss": WIDE_GQA}
 CONVERSIONS = {"int4": "--method=int4 --numa-nodes=1", "int8": "--method=int8 --numa-nodes=1",
                "int4-two_parts": "--method=int4 --numa-nodes=2", "int4_g32": "--method=int4 --group-size=32"}
@@ -76,7 +75,7 @@ def checkpoints(root):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             model, draft = tiny_models.build(key, torch.bfloat16, **sizes), pathlib.Path(folder, "draft")
-            draft = published.publish(model, how, draft)[0] if how else tiny_models.save(model, draft, torch.bfloat16)
+            draft = published.publish(model, how(), draft)[0] if how else tiny_models.save(model, draft, torch.bfloat16)
             for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
                 shutil.copy(DEMO / name, draft)
             if kind:
@@ -92,13 +91,13 @@ def checkpoints(root):
         **{f"told/{key}": dict(key=key, tokenizer=True, vocab_size=TRAINED_VOCAB) for key in families},
         **{f"gguf/{key}.gguf": dict(key=key, kind=blocks) for key in families},
         "gguf/wide.gguf": dict(key="qwen3_moe", kind=blocks, **WIDE_GQA),
-        "stored/fp16": dict(key="qwen2_moe", how=published.Plain(torch.float16)),
-        "stored/f32": dict(key="glm4_moe", how=published.Plain(torch.float32)),
-        "stored/fp8_blocks": dict(key="deepseek_v3", how=published.Fp8Blocks(), **odd),
-        "stored/fp8_channels": dict(key="qwen3_moe", how=published.Fp8Channels(torch.bfloat16), **WIDE_GQA),
-        "stored/int4_g32": dict(key="deepseek_v3", how=published.Packed(4, 32, False), **WIDE_MLA),
-        "stored/int8": dict(key="qwen3_moe", how=published.Packed(8, None, False), **WIDE_GQA),
-        "stored/mxfp4": dict(key="gpt_oss", how=published.GptOssMxfp4()),
+        "stored/fp16": dict(key="qwen2_moe", how=lambda: published.Plain(torch.float16)),
+        "stored/f32": dict(key="glm4_moe", how=lambda: published.Plain(torch.float32)),
+        "stored/fp8_blocks": dict(key="deepseek_v3", how=lambda: published.Fp8Blocks(), **odd),
+        "stored/fp8_channels": dict(key="qwen3_moe", how=lambda: published.Fp8Channels(torch.bfloat16), **WIDE_GQA),
+        "stored/int4_g32": dict(key="deepseek_v3", how=lambda: published.Packed(4, 32, False), **WIDE_MLA),
+        "stored/int8": dict(key="qwen3_moe", how=lambda: published.Packed(8, None, False), **WIDE_GQA),
+        "stored/mxfp4": dict(key="gpt_oss", how=lambda: published.GptOssMxfp4()),
     }
     for name, how in recipes.items():
         if not (root / name).exists():
@@ -120,8 +119,8 @@ class Case:
 
 def prompt(tokens, vocabulary, seed):
     """Ids that follow from the arguments on any version of Python."""
-    words = (hashlib.sha256(f"{seed} {tokens} {i}".encode()).digest() for i in range(tokens))
-    return [int.from_bytes(word[:4], "little") % vocabulary for word in words]
+    words = (hashlib.sha256(f"{seed} {tokens} {i}".encode()).hexdigest() for i in range(tokens))
+    return " ".join(str(int(word[:8], 16) % vocabulary) for word in words) + "\n"
 
 
 # name: lengths of sequences, and where their steps begin
@@ -139,12 +138,12 @@ def prober(program, label, model, vocab):
     """Makes cases of model_probe for one model."""
     def case(shape="batch", isa="", threads=1, **flags):
         lengths, cuts = PROMPTS[shape]
-        lines = "".join(" ".join(map(str, prompt(tokens, vocab, seed))) + "\n" for seed, tokens in enumerate(lengths))
+        lines = "".join(prompt(tokens, vocab, seed) for seed, tokens in enumerate(lengths))
         words = [word for name, value in flags.items() for word in ("--" + name.replace("_", "-"), value)]
         shown = [f"{name}={pathlib.Path(value).name}" for name, value in [*flags.items(), ("isa", isa)] if value]
-        return Case(" ".join([label, shape, *shown, f"threads={threads}"]),
-                    [program, model, "--threads", threads, *cuts, *words], threads, lines.encode(), isa,
-                    sum(lengths) * vocab)
+        command = [program, model, "--threads", threads, *cuts, *words]
+        name = " ".join([label, shape, *shown, f"threads={threads}"])
+        return Case(name, command, threads, lines.encode(), isa, sum(lengths) * vocab)
     return case
 
 
@@ -152,8 +151,7 @@ def tiny_cases(case):
     for acts in ACTS:
         yield from (case(shape, acts=acts) for shape in ("whole", "chunks", "batch", "decode"))
         yield from (case(acts=acts, threads=2, shards=shards) for shards in ("1", "2"))
-    for acts, kv in (("f32", "int8"), ("bf16", "int8"), ("f32", "bf16"), ("int8", "f32")):
-        yield case(acts=acts, kv=kv)
+    yield from (case(acts=acts, kv=kv) for acts, kv in itertools.product(ACTS, ("f32", "bf16", "int8")))
     yield case("chunks", acts="bf16", kv="int8", threads=2)
 
 
@@ -185,25 +183,21 @@ def trained_cases(case):
 
 
 def logit_cases(program, scratch, models, trained, isas):
+    kinds = {"tiny": tiny_cases, "wide": lambda case: wide_cases(case, isas), "stored": stored_cases,
+             "gguf": stored_cases, "told": lambda case: ()}
     for name, model in models.items():
-        case, kind = prober(program, name, model, TINY_VOCAB), name.split("/")[0]
-        if kind == "tiny":
-            yield from tiny_cases(case)
-        elif kind == "wide":
-            yield from wide_cases(case, isas)
-        elif kind != "told":
-            yield from stored_cases(case)
+        yield from kinds[name.split("/")[0]](prober(program, name, model, TINY_VOCAB))
     for model in trained:
         vocab = json.loads((model / "config.json").read_text())["vocab_size"]
         yield from trained_cases(prober(program, f"trained/{model.name}", model, vocab))
-    for name in CONVERSIONS:
-        case = prober(program, "demo", DEMO, TRAINED_VOCAB)
-        yield from (case(acts=acts, weights=scratch / "quant" / name) for acts in ("default", "f32"))
+    case = prober(program, "demo", DEMO, TRAINED_VOCAB)
+    for name, acts in itertools.product(CONVERSIONS, ("default", "f32")):
+        yield case(acts=acts, weights=scratch / "quant" / name)
     for name in ("RTN", "GPTQ all"):
         yield from stored_cases(prober(program, f"demo {name}", scratch / "quant gpu" / name, TRAINED_VOCAB))
 
 
-def conversion_cases(kt, scratch, models, trained):
+def conversion_cases(kt, scratch, told, trained):
     """They leave folders, some of which are run afterwards."""
     def case(verb, name, model, *words):
         out = scratch / verb / name
@@ -216,12 +210,11 @@ def conversion_cases(kt, scratch, models, trained):
     gptq = ["--type=W4A16", "--dataset", STORIES, "--max-sequence-length=192", "--num-calibration-samples"]
     yield from (case("quant gpu", f"GPTQ {model.name}", model, *gptq, "12", "--group-size", "128") for model in trained)
     yield case("quant gpu", "GPTQ all", DEMO, *gptq, "8", "--group-size", "32", "--targets", "all", "--actorder=none")
-    for name, model in models.items():
-        if name.startswith("told/"):
-            yield case("quant gpu", "GPTQ " + model.name, model, *gptq, "6", "--group-size", "-1", "--targets", "all")
+    for model in told:
+        yield case("quant gpu", f"GPTQ told/{model.name}", model, *gptq, "6", "--group-size=-1", "--targets=all")
 
 
-def engine_cases(kt, models):
+def engine_cases(kt, told):
     def generate(name, model, tokens, *words, threads=1):
         command = [kt, "generate", model, "-p", "Once upon a time there was a little", "--ignore-eos", "--json",
                    "--threads", threads, "--max-tokens", tokens, *words]
@@ -230,13 +223,12 @@ def engine_cases(kt, models):
     yield from (generate("greedy", DEMO, 96, threads=threads) for threads in (1, 2))
     yield generate("chat int4 kv=int8", DEMO, 64, "--chat", "--format", "int4", "--kv", "int8")
     yield generate("chunks f32", DEMO, 32, "--acts", "f32", "--chunked-prefill-size", "5")
-    yield generate("sampled", DEMO, 96, "--temperature", "0.9", "--top-k", "40", "--top-p", "0.95", "--seed", "7",
-                   "--repetition-penalty", "1.1")
-    yield from (generate(name, model, 24) for name, model in models.items() if name.startswith("told/"))
-    perplexity = [kt, "perplexity", DEMO, "--file", STORIES, "--max-tokens", "600", "--threads", "1", "--json",
-                  "--kl-against", "stored"]
-    yield from (Case(f"perplexity {name}", [*perplexity, "--format", name], fields=("perplexity", "nll", "kl"))
-                for name in ("int4", "bf16"))
+    yield generate("sampled", DEMO, 96, "--temperature=0.9", "--top-k=40", "--repetition-penalty=1.1", "--seed=7")
+    yield from (generate(f"told/{model.name}", model, 24) for model in told)
+    for name in ("int4", "bf16"):
+        command = [kt, "perplexity", DEMO, "--file", STORIES, "--max-tokens=600", "--threads=1", "--json",
+                   "--kl-against=stored", "--format", name]
+        yield Case(f"perplexity {name}", command, fields=("perplexity", "nll", "kl"))
 
 
 def output(command, home, isa="", stdin=b""):
@@ -263,28 +255,34 @@ def digest(case, home):
     return hashlib.sha256(out).hexdigest()
 
 
+def content(file):
+    """Its bytes; of safetensors without the metadata, which name the version of the tool."""
+    raw = file.read_bytes()
+    if file.suffix != ".safetensors":
+        return raw
+    end = 8 + int.from_bytes(raw[:8], "little")
+    return json.dumps(json.loads(raw[8:end]) | {"__metadata__": None}, sort_keys=True).encode() + raw[end:]
+
+
 def digest_of_files(path, names="*"):
     files = sorted(filter(pathlib.Path.is_file, path.rglob(names))) if path.is_dir() else [path]
     if not files:
         raise RuntimeError(f"{path} has no {names}")
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+    return hashlib.sha256(b"".join(hashlib.sha256(content(file)).digest() for file in files)).hexdigest()
 
 
-def facts_of(build):
-    """Of the machine and the source: git describes it, with -dirty where files are changed."""
-    lines = (build / "CMakeCache.txt").read_text().splitlines()
-    source = next(line.split("=", 1)[1] for line in lines if line.startswith("CMAKE_HOME_DIRECTORY"))
-    home = pathlib.Path.home()
-    commit = output(["git", "-C", source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"], home)
+def facts_of(kt):
+    """Of the build and the machine; kt's version holds the commit it was built from."""
+    rows = [line.split() for line in output([kt, "version"], pathlib.Path.home()).decode().splitlines()]
     cpu = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-    rows = [line.split() for line in output([build / "bin" / "kt", "version"], home).decode().splitlines()]
-    return {"commit": commit.decode().strip(), "cpu": (cpu or [platform.machine()])[0], "cores": os.cpu_count(),
+    return {"commit": next(row[1] for row in rows if row[:1] == ["kt-kernel:"]),
             "isa": next(row[0] for row in rows if row[-2:] == ["in", "use"]),
-            "other_isas": [row[0] for row in rows if row[1:] == ["runs"]]}
+            "other_isas": [row[0] for row in rows if row[1:] == ["runs"]], "cpu": (cpu or [platform.machine()])[0]}
 
 
 def write(args):
-    start, facts, kt = time.monotonic(), facts_of(args.build), args.build / "bin" / "kt"
+    start, kt = time.monotonic(), args.build / "bin" / "kt"
+    facts = facts_of(kt)
     programs = [path for path in args.build.rglob("model_probe") if path.is_file() and os.access(path, os.X_OK)]
     if len(programs) != 1:
         sys.exit(f"{args.build}: {len(programs)} programs called model_probe; build kt and model_probe")
@@ -300,7 +298,8 @@ def write(args):
                 failed.append(case.name)
                 print(f"FAILED {case.name}: {error}", file=sys.stderr)
 
-        stages = {"conversions": conversion_cases(kt, scratch, models, trained), "engine": engine_cases(kt, models),
+        told = [path for name, path in models.items() if name.startswith("told/")]
+        stages = {"conversions": conversion_cases(kt, scratch, told, trained), "engine": engine_cases(kt, told),
                   "logits": logit_cases(programs[0], scratch, models, trained, facts["other_isas"])}
         for stage, cases in stages.items():
             cases = list(cases)
@@ -382,7 +381,7 @@ def main():
     verbs, folder = parser.add_subparsers(required=True), lambda word: pathlib.Path(word).resolve()
     for run, options in (
         (write, {"--build": dict(type=folder, required=True), "--models": dict(type=folder, required=True),
-                 "--trained": dict(type=folder, nargs="+", default=[]), "--out": dict(default="digests.json")}),
+                 "--trained": dict(type=folder, nargs="+", default=[]), "-o --out": dict(default="digests.json")}),
         (compare, {"old": {}, "new": {}}),
         (times, {"old": dict(type=folder), "new": dict(type=folder), "--again": dict(type=folder),
                  "--model": dict(type=folder, required=True), "--rounds": dict(type=int, default=7),
@@ -391,7 +390,7 @@ def main():
         verb = verbs.add_parser(run.__name__)
         verb.set_defaults(run=run)
         for name, how in options.items():
-            verb.add_argument(*(["-o"] if name == "--out" else []), name, **how)
+            verb.add_argument(*name.split(), **how)
     args = parser.parse_args()
     sys.exit(args.run(args))
 
