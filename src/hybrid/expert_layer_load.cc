@@ -17,7 +17,7 @@ ExpertsOptions options_for(const ExpertLayerOptions& o) {
 Experts loaded_from(const ExpertSource& source, const ExpertLayerOptions& o, CpuTeam& team,
                     std::span<const int64_t> map) {
   Experts experts(team.pool(), team.workspace(), o.shape, experts_options(source, o.layer, options_for(o)));
-  load_experts(source, o.layer, *team.pool(), experts, map);
+  fill_experts(*team.pool(), fill_of(source, o.layer, team.pool()->threads()), experts, map);
   return experts;
 }
 

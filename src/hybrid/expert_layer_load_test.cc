@@ -187,7 +187,7 @@ TEST_F(LoadFiles, AsTheEngineLoads) {
       const auto source = shared_experts(path);
       Experts plain(layer.team().pool(), layer.team().workspace(), kShape,
                     experts_options(*source, 1, {.max_tokens = 512}));
-      load_experts(*source, 1, *layer.team().pool(), plain);
+      fill_experts(*layer.team().pool(), fill_of(*source, 1, layer.team().pool()->threads()), plain);
       EXPECT_EQ(forward(layer.experts()), forward(plain)) << method << " " << nodes;
     }
 }

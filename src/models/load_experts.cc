@@ -30,22 +30,11 @@ void open_expert(const ExpertSource& source, int layer, int expert,
        .down_bias = data(down_bias)});
 }
 
-// Many experts go one to a worker. Few large ones would leave workers without: all share each of them.
+// Few large experts: more pieces of each than workers, fewer experts.
 bool loads_together(const ExpertSource& source, int layer, int threads) {
   if (source.experts() >= 8 * threads) return false;
   const auto gate = source.at(layer, 0, Projection::kGate);
   return gate->n / piece_rows(reader_of(*gate)) >= 4 * threads;
-}
-
-void check_map(const ExpertSource& source, int layer, int slots, std::span<const int64_t> map) {
-  const int experts = source.experts();
-  if (map.empty() && experts != slots)
-    fail("layer {}: {} experts to load, the weights have {}", layer, slots, experts);
-  if (!map.empty() && std::ssize(map) != slots)
-    fail("layer {}: a map of {} experts for a layer of {}", layer, map.size(), slots);
-  for (size_t i = 0; i < map.size(); ++i)
-    if (map[i] < 0 || map[i] >= experts)
-      fail("layer {}: entry {} of the expert map is {}, expected 0 to {}", layer, i, map[i], experts - 1);
 }
 
 }  // namespace
@@ -79,39 +68,13 @@ size_t loading_bytes(std::span<const StoredMatrix* const> together) {
   return piece + held;
 }
 
-Ops::ExpertsFill fill_of(const ExpertSource& source, int layer, int threads) {
-  return {.load = [&source, layer](
+ExpertsFill fill_of(const ExpertSource& source, int layer, int threads) {
+  return {.name = text("layer {}", layer),
+          .experts = source.experts(),
+          .load = [&source, layer](
                       int expert,
                       FunctionRef<void(const ExpertRows&)> use) { open_expert(source, layer, expert, use); },
           .together = loads_together(source, layer, threads)};
-}
-
-void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into,
-                  std::span<const int64_t> map) {
-  const int slots = into.shape().experts;
-  check_map(source, layer, slots, map);
-  const auto expert_of = [&](int slot) {
-    return map.empty() ? slot : static_cast<int>(map[static_cast<size_t>(slot)]);
-  };
-  std::vector<int> first(static_cast<size_t>(source.experts()), -1), loads;
-  for (int slot = 0; slot < slots; ++slot) {
-    int& earlier = first[static_cast<size_t>(expert_of(slot))];
-    if (earlier >= 0) continue;
-    earlier = slot;
-    loads.push_back(slot);
-  }
-  if (loads_together(source, layer, pool.threads())) {
-    for (const int slot : loads)
-      open_expert(source, layer, expert_of(slot),
-                  [&](const ExpertRows& rows) { into.load_together(slot, rows); });
-  } else {
-    run_items(pool, std::ssize(loads), [&](int64_t i) {
-      const int slot = loads[static_cast<size_t>(i)];
-      open_expert(source, layer, expert_of(slot), [&](const ExpertRows& rows) { into.load(slot, rows); });
-    });
-  }
-  for (int slot = 0; slot < slots; ++slot)
-    into.copy(first[static_cast<size_t>(expert_of(slot))], slot);  // nothing, where that is the slot itself
 }
 
 }  // namespace kt

@@ -1,10 +1,8 @@
-// From experts on disk to experts that run: one layer, all workers.
+// From experts on disk to experts that run: what a source has, in the words of nn/.
 #pragma once
 #include <span>
 
-#include "base/pool.h"
-#include "nn/experts.h"
-#include "nn/ops.h"
+#include "nn/fill_experts.h"
 #include "weights/experts.h"
 
 namespace kt {
@@ -19,14 +17,8 @@ RowReader reader_of(const StoredMatrix& stored);
 // Memory that one worker takes while it reads and packs these; matrices of one expert, or a single one.
 size_t loading_bytes(std::span<const StoredMatrix* const> together);
 
-// How an Ops fills a layer with the source's experts, on so many threads. The source must outlive it.
-Ops::ExpertsFill fill_of(const ExpertSource& source, int layer, int threads);
-
-// Reads, checks and packs every expert of the layer on all of the pool's workers. Each worker
-// holds a piece of an expert in plain order while it packs it. The first error stops all and is thrown; the
-// layer is then part loaded. With a map, expert i of `into` is the source's map[i], which may be there more
-// than once: one number in [0, source.experts()) for each expert of `into`.
-void load_experts(const ExpertSource& source, int layer, Pool& pool, Experts& into,
-                  std::span<const int64_t> map = {});
+// How to fill a layer with the source's experts (nn/fill_experts.h), on so many threads. The source must outlive
+// it.
+ExpertsFill fill_of(const ExpertSource& source, int layer, int threads);
 
 }  // namespace kt

@@ -26,7 +26,7 @@ std::vector<float> run(const ExpertSource& source, int nodes) {
                                          .pin = false});
   Experts experts(pool, std::make_shared<Workspace>(), experts_shape(source),
                   experts_options(source, kLayer, {.precision = Precision::kF32}));
-  load_experts(source, kLayer, *pool, experts);
+  fill_experts(*pool, fill_of(source, kLayer, pool->threads()), experts);
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
   std::vector<float> input(static_cast<size_t>(kTokens * source.hidden())), weights(kTokens * kTopK, 0.5f),

@@ -132,9 +132,9 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   if (spec.moe() && !options.experts) own = open_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
   const WeightOptions load{.precision = options.precision,
-                         .max_tokens = options.max_tokens,
-                         .linear_format = options.linear_format,
-                         .linear_rounding = options.linear_rounding};
+                           .max_tokens = options.max_tokens,
+                           .linear_format = options.linear_format,
+                           .linear_rounding = options.linear_rounding};
   state_ = std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, own.get());
   State& s = *state_;
   WeightLoader& loader = s.loader;

@@ -8,8 +8,8 @@
 
 namespace kt {
 
-WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops, WeightOptions options,
-                           const ExpertSource* routed)
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops,
+                           WeightOptions options, const ExpertSource* routed)
     : checkpoint_(checkpoint), spec_(spec), ops_(ops), options_(std::move(options)) {
   for (LinearModule& module :
        find_linears(checkpoint, [&](std::string_view name) { return routed && routed->owns(name); })) {
@@ -130,7 +130,7 @@ std::unique_ptr<PlacedExperts> WeightLoader::mlp(const MlpModules& of) {
                             .activation = of.activation,
                             .precision = options_.precision,
                             .max_tokens = options_.max_tokens},
-                           {.load = load, .together = true});
+                           {.name = gate, .experts = 1, .load = load, .together = true});
 }
 
 // What reading a layer's experts takes, and biases, which are not packed with them.

@@ -155,17 +155,7 @@ std::unique_ptr<PlacedExperts> CpuOps::make_experts(const ExpertsShape& shape, c
   mine.kernels = &kernels_;
   mine.sizes_only = options_.sizes_only;
   auto out = std::make_unique<CpuExperts>(Experts(pool_, workspace_, shape, mine));
-  if (options_.sizes_only) return out;
-  Experts& into = out->experts;
-  if (fill.together) {
-    for (int e = 0; e < shape.experts; ++e)
-      fill.load(e, [&](const ExpertRows& rows) { into.load_together(e, rows); });
-  } else {
-    run_items(*pool_, shape.experts, [&](int64_t i) {
-      const int e = static_cast<int>(i);
-      fill.load(e, [&](const ExpertRows& rows) { into.load(e, rows); });
-    });
-  }
+  if (!options_.sizes_only) fill_experts(*pool_, fill, out->experts);
   return out;
 }
 

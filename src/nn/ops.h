@@ -16,6 +16,7 @@
 #include "formats/matrix.h"
 #include "kernels/plan.h"
 #include "nn/experts.h"
+#include "nn/fill_experts.h"
 #include "nn/kv_cache.h"
 #include "nn/place.h"
 #include "nn/rope.h"
@@ -176,12 +177,6 @@ class Ops {
   // A small matrix that is there as a whole; from inside spread() too.
   virtual std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision precision,
                                                     std::string_view name) = 0;
-  // `load` is called for every expert, on several threads; where
-  // experts are few and large, for one after the other, and then all threads share each.
-  struct ExpertsFill {
-    std::function<void(int expert, FunctionRef<void(const ExpertRows&)> use)> load;
-    bool together = false;
-  };
   virtual std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape,
                                                       const ExpertsOptions& options,
                                                       const ExpertsFill& fill) = 0;

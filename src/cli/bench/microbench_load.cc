@@ -60,10 +60,10 @@ Loaded load_layers(const ExpertSource& source, const std::shared_ptr<Pool>& pool
     if (most > 0 && out.layers == most) break;
     if (!experts) {
       experts.emplace(pool, workspace, experts_shape(source), experts_options(source, layer));
-      load_experts(source, layer, *pool, *experts);  // touches the pages
+      fill_experts(*pool, fill_of(source, layer, pool->threads()), *experts);  // touches the pages
     }
     const auto start = Clock::now();
-    load_experts(source, layer, *pool, *experts);
+    fill_experts(*pool, fill_of(source, layer, pool->threads()), *experts);
     out.seconds += seconds_since(start);
     out.stored_bytes += experts->stored_bytes_per_expert() * source.experts();
     out.packed_bytes += static_cast<double>(experts->packed_bytes());

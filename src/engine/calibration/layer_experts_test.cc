@@ -107,7 +107,7 @@ TEST(LayerExperts, RoundedAndKeptMatricesRunTogether) {
   const Mixed mixed(*source, rounded);
   Experts whole(pool, std::make_shared<Workspace>(), experts_shape(mixed),
                 experts_options(mixed, kLayer, options));
-  load_experts(mixed, kLayer, *pool, whole);
+  fill_experts(*pool, fill_of(mixed, kLayer, pool->threads()), whole);
   args.output = expected.data();
   whole.forward(args);
   // Sums of f32 in another order.
