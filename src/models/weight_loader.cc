@@ -112,20 +112,16 @@ std::unique_ptr<PlacedLinear> WeightLoader::exact_linear(const std::string& modu
 std::unique_ptr<PlacedExperts> WeightLoader::mlp(const MlpModules& of) {
   const int64_t hidden = spec_.hidden;
   const auto& [gate, up, down] = of.modules;
-  auto g = dense_matrix(gate, of.inter, hidden), u = dense_matrix(up, of.inter, hidden),
-       d = dense_matrix(down, hidden, of.inter);
-  if (!(g->format == u->format)) {  // one of them was left as it was when the other was rounded
-    const Format common = format_named("f32");
-    g = requantised(std::move(g), common);
-    u = requantised(std::move(u), common);
-  }
+  const auto g = dense_matrix(gate, of.inter, hidden), u = dense_matrix(up, of.inter, hidden),
+             d = dense_matrix(down, hidden, of.inter);
   const StoredMatrix* const together[] = {g.get(), u.get(), d.get()};
   will_take(kt::loading_bytes(together));
   const auto load = [&](int, FunctionRef<void(const ExpertRows&)> use) {
     use({.gate = reader_of(*g), .up = reader_of(*u), .down = reader_of(*d)});
   };
   return ops_.make_experts({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
-                           {.gate_up = g->format,
+                           {.gate = g->format,
+                            .up = u->format,
                             .down = d->format,
                             .activation = of.activation,
                             .precision = options_.precision,

@@ -20,9 +20,10 @@ Amount linear_work(const Linear& linear, double rows) {
 
 Amount experts_work(const Experts& experts, double hit, double rows) {
   const double each = 2.0 * experts.shape().hidden * experts.shape().inter;
-  Amount work =
-      matrix_work(experts.options().gate_up, hit * experts.stored_bytes_per_expert(), 2 * each * rows);
-  work += matrix_work(experts.options().down, 0, each * rows);
+  const ExpertsOptions& formats = experts.options();
+  Amount work = matrix_work(formats.gate, hit * experts.stored_bytes_per_expert(), each * rows);
+  work += matrix_work(formats.up, 0, each * rows);
+  work += matrix_work(formats.down, 0, each * rows);
   return work;
 }
 

@@ -74,15 +74,6 @@ bool rounds_while_loading(const WeightMethod& method, const Stored& stored) {
   return stored.floats || stored.method == "FP8" || stored.method == "FP8_PERCHANNEL";
 }
 
-// One format that holds both: the wider of two floats, the float of one, else q8_0, whose own error is far
-// below that of any narrower format.
-Format common_format(const Format& gate, const Format& up) {
-  const bool floats[] = {is_float(gate.code), is_float(up.code)};
-  if (floats[0] && floats[1]) return format_named("f32");
-  if (floats[0] || floats[1]) return floats[0] ? gate : up;
-  return format_named("q8_0");
-}
-
 }  // namespace
 
 std::span<const WeightMethod> weight_methods() { return kMethods; }
@@ -151,20 +142,13 @@ std::optional<Format> rounded_format(const WeightMethod& method, const ExpertSou
 
 std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const ExpertSource& source, int layer,
                                           const std::string& path) {
-  if (const std::optional<Format> format = rounded_format(method, source, layer)) {
-    log_once(LogLevel::kWarning,
-             "{}: experts stored as {} are rounded to {} each time they are loaded; weights that `kt quant` "
-             "converted load faster",
-             path, stored_in(source, layer).words, name_of(*format));
-    return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
-  }
-  const Format gate = source.at(layer, 0, Projection::kGate)->format,
-               up = source.at(layer, 0, Projection::kUp)->format;
-  if (gate == up) return nullptr;
-  const Format common = common_format(gate, up);
-  log_once(LogLevel::kWarning, "{}: layer {} has gate as {} and up as {}: both are rounded to {}", path,
-           layer, name_of(gate), name_of(up), name_of(common));
-  return requantised(source, RoundedFormats{.gate_up = common});
+  const std::optional<Format> format = rounded_format(method, source, layer);
+  if (!format) return nullptr;
+  log_once(LogLevel::kWarning,
+           "{}: experts stored as {} are rounded to {} each time they are loaded; weights that `kt quant` "
+           "converted load faster",
+           path, stored_in(source, layer).words, name_of(*format));
+  return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
 }
 
 }  // namespace kt
