@@ -7,6 +7,14 @@
 #include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_model.h"
 
+namespace {
+
+// Architectures of the corpus; families of models/ would bring kernels along, which take long to instrument.
+constexpr kt::GgufFamily kLlama{.gguf = "llama"}, kQwen{.gguf = "qwen3moe"}, kDeepseek{.gguf = "deepseek2"};
+constexpr const kt::GgufFamily* kAll[] = {&kLlama, &kQwen, &kDeepseek};
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto file = std::as_bytes(std::span(data, size));
   try {
@@ -20,13 +28,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (const auto* array = std::get_if<kt::GgufArray>(&value);
           array != nullptr && array->element_type == kStrings && array->strings().size() != array->count)
         std::abort();
-    kt::Json config = kt::gguf_config(header);
+    const kt::GgufFamily* const family = kt::find_gguf_family(kAll, header);
+    kt::Json config = kt::gguf_config(header, family);
     const auto find = [&](std::string_view name) -> const kt::Tensor* {
       for (const kt::Tensor& t : header.tensors)
         if (t.name == name) return &t;
       return nullptr;
     };
-    kt::add_gguf_model_facts(header, find, config);
+    if (family) kt::GgufFacts(header, find, *family, config).add();
     kt::read_model_config(config, "input");
   } catch (const kt::Error&) {
   }

@@ -147,7 +147,7 @@ def test_agrees_with_gguf_on_every_type(tmp_path):
         assert kind == tensor.tensor_type.name and list(shape) == [int(d) for d in tensor.shape][::-1]
         assert digest == hashlib.sha256(np.ascontiguousarray(tensor.data).tobytes()).hexdigest()
     config = dict(line.split(" ", 1) for line in probe("config", path).stdout.splitlines())
-    assert config["model_type"] == "qwen3_moe" and config["layers"] == "4" and config["experts"] == "8"
+    assert config["model_type"] == "qwen3moe" and config["layers"] == "4" and config["experts"] == "8"
     assert config["hidden"] == "256" and config["inter"] == "128" and config["top_k"] == "2"
 
 

@@ -1,6 +1,7 @@
 #include "cli/method_flag.h"
 
 #include "base/error.h"
+#include "models/families.h"
 #include "weights/weight_method.h"
 
 namespace kt {
@@ -29,7 +30,7 @@ CLI::Validator weight_method_name() {
 
 std::string checked_method_format(const std::string& method, const std::string& path) {
   const WeightMethod& wanted = weight_method_named(method);
-  const auto source = open_experts(path);
+  const auto source = open_experts(path, gguf_families());
   std::string format;
   for (const int layer : source->layers()) {
     check_method(wanted, *source, layer, path);

@@ -100,7 +100,7 @@ std::string read_chat_template(const std::string& folder, const Json& tokenizer_
 
 DescribedModel::DescribedModel(const std::string& path, TokenizerNeed need)
     : path_(path),
-      checkpoint_(std::make_unique<Checkpoint>(path)),
+      checkpoint_(std::make_unique<Checkpoint>(path, gguf_families())),
       tokenizer_(read_tokenizer(*checkpoint_, need)),
       base_bytes_(own_memory()),
       spec_(describe_model(*checkpoint_)) {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "engine/loaded_model.h"
+#include "models/families.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
 
@@ -90,7 +91,7 @@ void OpenedModel::open_source() {
   } else if (is_kt_weights(options_.weights)) {
     source_ = open_kt_weights(options_.weights);
   } else {
-    weights_ = std::make_unique<Checkpoint>(options_.weights);
+    weights_ = std::make_unique<Checkpoint>(options_.weights, gguf_families());
     source_ = open_experts(*weights_);
   }
   if (!options_.weights.empty()) check_weights(options_.weights, *source_, path(), spec());

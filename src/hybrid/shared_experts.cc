@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/fork_mutex.h"
+#include "models/families.h"
 
 namespace kt {
 namespace {
@@ -39,7 +40,7 @@ std::shared_ptr<const ExpertSource> shared_experts(const std::string& path) {
   std::lock_guard lock(open.mutex);
   if (const auto found = open.sources.find(key); found != open.sources.end())
     if (auto source = found->second.lock()) return source;
-  auto source = open_experts(path);
+  auto source = open_experts(path, gguf_families());
   std::erase_if(open.sources, [](const auto& entry) { return entry.second.expired(); });
   open.sources[key] = source;
   return source;

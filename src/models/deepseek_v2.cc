@@ -1,6 +1,8 @@
 // DeepSeek-V2 and V2-Lite: latent attention (without a rank for q in Lite), softmax routing, in the large one
 // within the groups whose best expert is best.
 #include "models/family.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -28,5 +30,28 @@ ModelSpec describe_deepseek_v2(const ConfigReader& config) {
   fill_layers(config, mla, moe, spec);
   return spec;
 }
+
+namespace {
+
+void complete_gguf(GgufFacts& facts) {
+  facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
+  facts.add_if_absent("norm_topk_prob", false);
+  facts.add_if_absent("routed_scaling_factor", 1.0);
+  facts.config()["topk_method"] = facts.known("n_group") > 1 ? "group_limited_greedy" : "greedy";
+}
+
+}  // namespace
+
+constinit const GgufFamily kDeepseekV2Gguf = {
+    .gguf = "deepseek2",
+    .model_type = "deepseek_v2",
+    .architecture = "DeepseekV2ForCausalLM",
+    .owns =
+        [](const GgufHeader& header) {
+          return gguf_unsigned(header, "deepseek2.expert_gating_func") != kGgufSigmoid;
+        },
+    .expert_count = "n_routed_experts",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

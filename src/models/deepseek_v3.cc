@@ -1,6 +1,8 @@
 // DeepSeek-V3, R1, and Kimi-K2, which keeps the same architecture: latent attention, sigmoid routing within
 // the best groups, chosen with a correction bias, a shared expert, first layers dense.
 #include "models/family.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -16,5 +18,28 @@ ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   fill_layers(config, mla, moe, spec);
   return spec;
 }
+
+namespace {
+
+void complete_gguf(GgufFacts& facts) {
+  facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
+  facts.add_if_absent("norm_topk_prob", false);
+  facts.add_if_absent("routed_scaling_factor", 1.0);
+  facts.config()["topk_method"] = "noaux_tc";
+}
+
+}  // namespace
+
+constinit const GgufFamily kDeepseekV3Gguf = {
+    .gguf = "deepseek2",
+    .model_type = "deepseek_v3",
+    .architecture = "DeepseekV3ForCausalLM",
+    .owns =
+        [](const GgufHeader& header) {
+          return gguf_unsigned(header, "deepseek2.expert_gating_func") == kGgufSigmoid;
+        },
+    .expert_count = "n_routed_experts",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

@@ -1,11 +1,11 @@
 #include "models/families.h"
 
 #include <array>
+#include <vector>
 
 #include "models/family.h"
 #include "text/shown.h"
 #include "weights/gguf/gguf_config.h"
-#include "weights/gguf/gguf_names.h"
 
 namespace kt {
 namespace {
@@ -13,20 +13,21 @@ namespace {
 struct Family {
   std::string_view architecture, model_type;  // either finds it; the type is the family's name
   ModelSpec (*describe)(const ConfigReader&);
+  const GgufFamily* gguf = nullptr;  // null: such files are those of another row
 };
 
 constexpr auto kFamilies = std::to_array<Family>({
-    {"DeepseekV2ForCausalLM", "deepseek_v2", describe_deepseek_v2},
-    {"DeepseekV3ForCausalLM", "deepseek_v3", describe_deepseek_v3},
+    {"DeepseekV2ForCausalLM", "deepseek_v2", describe_deepseek_v2, &kDeepseekV2Gguf},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", describe_deepseek_v3, &kDeepseekV3Gguf},
     {"KimiK2ForCausalLM", "kimi_k2", describe_deepseek_v3},
-    {"Glm4MoeForCausalLM", "glm4_moe", describe_glm4_moe},
-    {"GptOssForCausalLM", "gpt_oss", describe_gpt_oss},
-    {"LlamaForCausalLM", "llama", describe_llama},
-    {"MiniMaxM2ForCausalLM", "minimax_m2", describe_minimax_m2},
-    {"MixtralForCausalLM", "mixtral", describe_mixtral},
-    {"Qwen2MoeForCausalLM", "qwen2_moe", describe_qwen2_moe},
-    {"Qwen3ForCausalLM", "qwen3", describe_qwen3},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", describe_qwen3_moe},
+    {"Glm4MoeForCausalLM", "glm4_moe", describe_glm4_moe, &kGlm4MoeGguf},
+    {"GptOssForCausalLM", "gpt_oss", describe_gpt_oss, &kGptOssGguf},
+    {"LlamaForCausalLM", "llama", describe_llama, &kLlamaGguf},
+    {"MiniMaxM2ForCausalLM", "minimax_m2", describe_minimax_m2, &kMinimaxM2Gguf},
+    {"MixtralForCausalLM", "mixtral", describe_mixtral, &kMixtralGguf},
+    {"Qwen2MoeForCausalLM", "qwen2_moe", describe_qwen2_moe, &kQwen2MoeGguf},
+    {"Qwen3ForCausalLM", "qwen3", describe_qwen3, &kQwen3Gguf},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", describe_qwen3_moe, &kQwen3MoeGguf},
 });
 
 // The type first: one architecture may serve several, and a config nested in another has only that.
@@ -39,6 +40,16 @@ const Family* find(const ModelConfig& model) {
 }
 
 }  // namespace
+
+GgufFamilies gguf_families() {
+  static const std::vector<const GgufFamily*> families = [] {
+    std::vector<const GgufFamily*> out;
+    for (const Family& family : kFamilies)
+      if (family.gguf) out.push_back(family.gguf);
+    return out;
+  }();
+  return families;
+}
 
 ModelSpec describe_model(const Json& json, std::string_view name) {
   if (json.is_object() && json.empty()) fail("{}: no config.json that says what the model is", name);
@@ -64,11 +75,10 @@ ModelSpec describe_model(const Json& json, std::string_view name) {
 ModelSpec describe_model(const Checkpoint& checkpoint) {
   if (checkpoint.is_gguf()) {
     const std::string_view architecture = gguf_string(checkpoint.gguf(), "general.architecture");
-    const GgufFamily* const family = gguf_family(checkpoint.config().model_type);
-    if (family == nullptr || family->gguf != architecture)
+    if (checkpoint.gguf_family() == nullptr)
       fail_as(ErrorKind::kUnsupported, "{}: general.architecture {} is not known; known: {}",
               checkpoint.path(), architecture.empty() ? "(none)" : shown(architecture),
-              known_gguf_architectures());
+              gguf_architectures(checkpoint.known_families()));
   }
   return describe_model(checkpoint.config_json(), checkpoint.path());
 }

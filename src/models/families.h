@@ -8,6 +8,10 @@
 
 namespace kt {
 
+// What GGUF files of these families have of their own: for Checkpoint and open_experts, which read such
+// files.
+GgufFamilies gguf_families();
+
 // The spec of a config.json, or Error(kUnsupported) listing the known architectures. `name` is for messages.
 ModelSpec describe_model(const Json& config, std::string_view name);
 // That of a checkpoint; for GGUF files the error lists the architectures as such files call them.

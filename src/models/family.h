@@ -1,11 +1,12 @@
 // What families share: the parts of a ModelSpec read in the words most configs use, and the families
-// themselves. Each describe_* is a file of its own; families.cc has the table.
+// themselves. Each describe_* and what its GGUF files have of their own is a file; families.cc has the table.
 #pragma once
 #include <optional>
 #include <string_view>
 
 #include "models/config_reader.h"
 #include "models/spec.h"
+#include "weights/gguf/gguf_family.h"
 
 namespace kt {
 
@@ -65,5 +66,16 @@ ModelSpec describe_mixtral(const ConfigReader& config);
 ModelSpec describe_qwen2_moe(const ConfigReader& config);
 ModelSpec describe_qwen3(const ConfigReader& config);
 ModelSpec describe_qwen3_moe(const ConfigReader& config);
+
+extern const GgufFamily kDeepseekV2Gguf;
+extern const GgufFamily kDeepseekV3Gguf;
+extern const GgufFamily kGlm4MoeGguf;
+extern const GgufFamily kGptOssGguf;
+extern const GgufFamily kLlamaGguf;
+extern const GgufFamily kMinimaxM2Gguf;
+extern const GgufFamily kMixtralGguf;
+extern const GgufFamily kQwen2MoeGguf;
+extern const GgufFamily kQwen3Gguf;
+extern const GgufFamily kQwen3MoeGguf;
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 // GLM-4.5 and 4.6: grouped-query attention of which half of a head is rotated, sigmoid routing with a correction
 // bias, shared experts, first layers dense.
 #include "models/family.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -16,5 +17,27 @@ ModelSpec describe_glm4_moe(const ConfigReader& config) {
   fill_layers(config, gqa, moe, spec);
   return spec;
 }
+
+namespace {
+
+constexpr GgufName kGgufNames[] = {{"post_attention_norm", "post_attention_layernorm"}};
+
+void complete_gguf(GgufFacts& facts) {
+  facts.config()["use_qk_norm"] = facts.find("blk.0.attn_q_norm.weight") != nullptr;
+  facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
+  facts.add_if_absent("norm_topk_prob", false);
+  facts.add_if_absent("routed_scaling_factor", 1.0);
+}
+
+}  // namespace
+
+constinit const GgufFamily kGlm4MoeGguf = {
+    .gguf = "glm4moe",
+    .model_type = "glm4_moe",
+    .architecture = "Glm4MoeForCausalLM",
+    .names = kGgufNames,
+    .expert_count = "n_routed_experts",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 // gpt-oss: biases everywhere, attention sinks, every second layer sees a window, the softmax is over the
 // chosen experts only, and SwiGLU is clamped.
 #include "models/family.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 namespace {
@@ -42,5 +43,30 @@ ModelSpec describe_gpt_oss(const ConfigReader& config) {
       set_window(spec.layers[i], config.integer("sliding_window", 128, 1));
   return spec;
 }
+
+namespace {
+
+constexpr GgufName kGgufNames[] = {{"post_attention_norm", "post_attention_layernorm"},
+                                   {"ffn_gate_inp", "mlp.router"}};
+
+void complete_gguf(GgufFacts& facts) {
+  Json& config = facts.config();
+  // Where config.json is silent about positions, it means what default_rope says.
+  facts.add_if_absent("rope_scaling", Json{{"rope_type", "default"}});
+  if (config["rope_scaling"].value("rope_type", "") == "yarn") config["rope_scaling"]["truncate"] = false;
+  facts.rename_expert_size();
+  facts.add_dense_layers(GgufFacts::DenseLayers::kUnsaid);
+}
+
+}  // namespace
+
+constinit const GgufFamily kGptOssGguf = {
+    .gguf = "gpt-oss",
+    .model_type = "gpt_oss",
+    .architecture = "GptOssForCausalLM",
+    .names = kGgufNames,
+    .expert_count = "num_local_experts",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

@@ -1,5 +1,6 @@
 // Llama 2 and 3, dense.
 #include "models/family.h"
+#include "weights/gguf/gguf_config.h"
 
 namespace kt {
 
@@ -12,5 +13,14 @@ ModelSpec describe_llama(const ConfigReader& config) {
   fill_layers(config, gqa, std::nullopt, spec);
   return spec;
 }
+
+constinit const GgufFamily kLlamaGguf = {
+    .gguf = "llama",
+    .model_type = "llama",
+    .architecture = "LlamaForCausalLM",
+    .owns =
+        [](const GgufHeader& header) { return gguf_unsigned(header, "llama.expert_count").value_or(0) == 0; },
+    .interleaved = true,
+};
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 // MiniMax-M2: norms over all heads' numbers together, a part of each head is rotated, sigmoid routing with a
 // correction bias and no groups.
 #include "models/family.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -20,5 +21,31 @@ ModelSpec describe_minimax_m2(const ConfigReader& config) {
   fill_layers(config, gqa, moe, spec);
   return spec;
 }
+
+namespace {
+
+constexpr GgufName kGgufNames[] = {
+    {"ffn_gate_inp", "block_sparse_moe.gate"},
+    {"exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"},
+};
+
+void complete_gguf(GgufFacts& facts) {
+  facts.rename_expert_size();
+  facts.add_dense_layers(GgufFacts::DenseLayers::kUnsaid);
+  facts.add_if_absent("norm_topk_prob", false);
+}
+
+}  // namespace
+
+constinit const GgufFamily kMinimaxM2Gguf = {
+    .gguf = "minimax-m2",
+    .model_type = "minimax_m2",
+    .architecture = "MiniMaxM2ForCausalLM",
+    .names = kGgufNames,
+    .experts = "block_sparse_moe.experts",
+    .projections = {"w1", "w3", "w2"},
+    .expert_count = "num_local_experts",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

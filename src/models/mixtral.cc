@@ -1,5 +1,7 @@
 // Mixtral: Llama's attention, softmax routing whose chosen weights sum to one.
 #include "models/family.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -14,5 +16,30 @@ ModelSpec describe_mixtral(const ConfigReader& config) {
   fill_layers(config, gqa, moe, spec);
   return spec;
 }
+
+namespace {
+
+constexpr GgufName kGgufNames[] = {{"ffn_gate_inp", "block_sparse_moe.gate"}};
+
+void complete_gguf(GgufFacts& facts) {
+  facts.rename_expert_size();
+  facts.add_dense_layers(GgufFacts::DenseLayers::kUnsaid);
+}
+
+}  // namespace
+
+constinit const GgufFamily kMixtralGguf = {
+    .gguf = "llama",
+    .model_type = "mixtral",
+    .architecture = "MixtralForCausalLM",
+    .owns =
+        [](const GgufHeader& header) { return gguf_unsigned(header, "llama.expert_count").value_or(0) > 0; },
+    .interleaved = true,
+    .names = kGgufNames,
+    .experts = "block_sparse_moe.experts",
+    .projections = {"w1", "w3", "w2"},
+    .expert_count = "num_local_experts",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

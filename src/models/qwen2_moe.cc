@@ -1,6 +1,7 @@
 // Qwen1.5-MoE and Qwen2-MoE: biases of q, k and v, softmax routing, and one shared expert behind a gate of
 // its own.
 #include "models/family.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -22,5 +23,34 @@ ModelSpec describe_qwen2_moe(const ConfigReader& config) {
     set_window(spec.layers[i], config.integer("sliding_window", 4096, 1));
   return spec;
 }
+
+namespace {
+
+constexpr GgufName kGgufNames[] = {
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
+};
+
+void complete_gguf(GgufFacts& facts) {
+  Json& config = facts.config();
+  config["qkv_bias"] = config["attention_bias"];
+  config.erase("attention_bias");
+  const Tensor* const shared = facts.in_any_layer("ffn_gate_shexp.weight");
+  if (shared != nullptr && !shared->shape.empty())
+    facts.add_if_absent("shared_expert_intermediate_size", static_cast<uint64_t>(shared->shape[0]));
+  facts.add_dense_layers(GgufFacts::DenseLayers::kListed);
+  facts.add_if_absent("norm_topk_prob", false);
+}
+
+}  // namespace
+
+constinit const GgufFamily kQwen2MoeGguf = {
+    .gguf = "qwen2moe",
+    .model_type = "qwen2_moe",
+    .architecture = "Qwen2MoeForCausalLM",
+    .names = kGgufNames,
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

@@ -17,4 +17,10 @@ ModelSpec describe_qwen3(const ConfigReader& config) {
   return spec;
 }
 
+constinit const GgufFamily kQwen3Gguf = {
+    .gguf = "qwen3",
+    .model_type = "qwen3",
+    .architecture = "Qwen3ForCausalLM",
+};
+
 }  // namespace kt

@@ -1,5 +1,6 @@
 // Qwen3-MoE: grouped-query attention with norms of each head, softmax routing.
 #include "models/family.h"
+#include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
@@ -16,5 +17,21 @@ ModelSpec describe_qwen3_moe(const ConfigReader& config) {
   fill_layers(config, gqa, moe, spec);
   return spec;
 }
+
+namespace {
+
+void complete_gguf(GgufFacts& facts) {
+  facts.add_dense_layers(GgufFacts::DenseLayers::kListed);
+  facts.add_if_absent("norm_topk_prob", true);
+}
+
+}  // namespace
+
+constinit const GgufFamily kQwen3MoeGguf = {
+    .gguf = "qwen3moe",
+    .model_type = "qwen3_moe",
+    .architecture = "Qwen3MoeForCausalLM",
+    .complete = complete_gguf,
+};
 
 }  // namespace kt

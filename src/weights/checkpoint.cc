@@ -44,6 +44,8 @@ struct Checkpoint::State {
   std::vector<Metadata> metadata;
   std::vector<Tensor> tensors;
   GgufHeader gguf;
+  const GgufFamily* family = nullptr;
+  GgufFamilies families;
   Json config_json = Json::object();
   ModelConfig config;
 
@@ -91,8 +93,10 @@ struct Checkpoint::State {
     gguf = std::move(headers.front());
     metadata.resize(found.files.size());
     sort_tensors();
-    config_json = gguf_config(gguf);
-    add_gguf_model_facts(gguf, [this](std::string_view name) { return find(name); }, config_json);
+    family = find_gguf_family(families, gguf);
+    config_json = gguf_config(gguf, family);
+    if (family)
+      GgufFacts(gguf, [this](std::string_view name) { return find(name); }, *family, config_json).add();
     config = read_model_config(config_json, found.files.front());
   }
 
@@ -206,8 +210,9 @@ struct Checkpoint::State {
   }
 };
 
-Checkpoint::Checkpoint(const std::string& path) : state_(std::make_unique<State>()) {
+Checkpoint::Checkpoint(const std::string& path, GgufFamilies families) : state_(std::make_unique<State>()) {
   state_->path = path;
+  state_->families = families;
   state_->found = checkpoint_files(path);
   if (state_->found.gguf)
     state_->open_gguf();
@@ -228,6 +233,8 @@ std::span<const std::string> Checkpoint::files() const { return state_->found.fi
 const Json& Checkpoint::config_json() const { return state_->config_json; }
 const ModelConfig& Checkpoint::config() const { return state_->config; }
 const GgufHeader& Checkpoint::gguf() const { return state_->gguf; }
+const GgufFamily* Checkpoint::gguf_family() const { return state_->family; }
+GgufFamilies Checkpoint::known_families() const { return state_->families; }
 
 const Tensor& Checkpoint::at(std::string_view name) const {
   if (const Tensor* const tensor = find(name)) return *tensor;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "weights/config.h"
-#include "weights/gguf/gguf.h"
+#include "weights/gguf/gguf_family.h"
 #include "weights/safetensors.h"
 #include "weights/tensor.h"
 
@@ -20,8 +20,10 @@ class Checkpoint {
  public:
   // A folder, or one file: .safetensors, .gguf (also any part of a split set), or
   // model.safetensors.index.json. Errors: missing shards (all named), a tensor in two files, an index that
-  // disagrees with the files, both kinds in one folder, nothing at all.
-  explicit Checkpoint(const std::string& path);
+  // disagrees with the files, both kinds in one folder, nothing at all. `families` are those whose GGUF files
+  // are models (models/families.h); a file of another, or all without them, has the words of its metadata
+  // only.
+  explicit Checkpoint(const std::string& path, GgufFamilies families = {});
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -42,6 +44,8 @@ class Checkpoint {
   const ModelConfig& config() const;
   // GGUF metadata of the first file; empty for safetensors.
   const GgufHeader& gguf() const;
+  const GgufFamily* gguf_family() const;  // null: of none that was handed in, or no GGUF file
+  GgufFamilies known_families() const;    // as handed in
 
   // Error(kInput) naming the file if a mapped file was replaced, resized or removed since it was opened.
   void check_unchanged() const;

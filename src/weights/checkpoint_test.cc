@@ -238,10 +238,17 @@ TEST_F(Checkpoints, GgufSplit) {
     EXPECT_EQ(c.at("a").file, 2);
     EXPECT_EQ(c.at("a").dtype, Dtype::kGguf);
     EXPECT_EQ(c.config().experts, 4);
-    EXPECT_EQ(c.config().model_type, "qwen3_moe");
+    EXPECT_EQ(c.config().model_type, "qwen3moe");
+    EXPECT_EQ(c.gguf_family(), nullptr);
     EXPECT_TRUE(c.gguf().tensors.empty());
     EXPECT_TRUE(c.metadata(2).empty());
   }
+  static constexpr GgufFamily kFamily{.gguf = "qwen3moe", .model_type = "a type", .architecture = "A"};
+  const GgufFamily* const families[] = {&kFamily};
+  const Checkpoint of_a_family(folder_.path(), families);
+  EXPECT_EQ(of_a_family.gguf_family(), &kFamily);
+  EXPECT_EQ(of_a_family.config().model_type, "a type");
+  EXPECT_EQ(of_a_family.config().architecture, "A");
   fs::rename(folder_.at("m-00001-of-00003.gguf"), folder_.at("away"));
   const auto missing = HasSubstr("1 of 3 parts are missing: m-00001-of-00003.gguf");
   EXPECT_THAT(message(), missing);

@@ -106,7 +106,7 @@ class CheckpointExperts : public ExpertSource {
 
   std::string module_name(int layer, int expert, Projection projection) const override {
     const LayerStyle& style = style_of(layer);
-    if (checkpoint_.is_gguf()) return published_expert(config_.model_type, layer, expert, projection);
+    if (checkpoint_.is_gguf()) return published_expert(checkpoint_.gguf_family(), layer, expert, projection);
     if (style.fused) return text("{}.{}.{}_proj", style.stem, expert, name_of(projection));
     return text("{}.{}.{}", style.stem, expert, style.names[static_cast<int>(projection)]);
   }
@@ -325,13 +325,13 @@ std::unique_ptr<ExpertSource> open_experts(const Checkpoint& checkpoint, InputTy
   return std::make_unique<CheckpointExperts>(checkpoint, type);
 }
 
-std::shared_ptr<const ExpertSource> open_experts(const std::string& path) {
+std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFamilies families) {
   struct Opened {
     Checkpoint checkpoint;
     std::unique_ptr<ExpertSource> source;
   };
   if (has_kt_layers(path)) return open_kt_weights(path);
-  const auto opened = std::make_shared<Opened>(Opened{.checkpoint = Checkpoint(path)});
+  const auto opened = std::make_shared<Opened>(Opened{.checkpoint = Checkpoint(path, families)});
   if (!opened->checkpoint.is_gguf() && first_kt_tensor(opened->checkpoint)) return open_kt_weights(path);
   opened->source = open_experts(opened->checkpoint);
   return {opened, opened->source.get()};

@@ -85,7 +85,8 @@ std::unique_ptr<ExpertSource> open_experts(const Checkpoint& checkpoint, InputTy
 std::unique_ptr<ExpertSource> open_kt_weights(const std::string& path);
 bool is_kt_weights(const std::string& path);
 
-// The experts under a path, whatever is there: kt weights, or a checkpoint, which lives as long as the source.
-std::shared_ptr<const ExpertSource> open_experts(const std::string& path);
+// The experts under a path, whatever is there: kt weights, or a checkpoint, which lives as long as the
+// source.
+std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFamilies families = {});
 
 }  // namespace kt

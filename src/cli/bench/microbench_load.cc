@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/pool.h"
 #include "cli/verbs.h"
+#include "models/families.h"
 #include "models/load_experts.h"
 #include "terminal/report.h"
 
@@ -74,14 +75,7 @@ Loaded load_layers(const ExpertSource& source, const std::shared_ptr<Pool>& pool
 
 void run_load(const LoadFlags& flags) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
-  std::optional<Checkpoint> checkpoint;
-  std::unique_ptr<ExpertSource> source;
-  if (is_kt_weights(flags.path)) {
-    source = open_kt_weights(flags.path);
-  } else {
-    checkpoint.emplace(flags.path);
-    source = open_experts(*checkpoint);
-  }
+  const auto source = open_experts(flags.path, gguf_families());
   const double copy = copy_rate(*pool);
   const Loaded loaded = load_layers(*source, pool, flags.layers);
   if (loaded.layers == 0) fail("{}: no layer with experts", flags.path);

@@ -15,6 +15,7 @@
 #include "cli/quant/quant_calibrated.h"
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
+#include "models/families.h"
 #include "terminal/amounts.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
@@ -67,7 +68,7 @@ ConversionPlan plan_for(const Checkpoint& checkpoint, const ExpertSource& source
 void run_quant(const QuantFlags& flags) {
   refuse_contradictions(flags);
   if (flags.gpu) KT_LOG(LogLevel::kWarning, "--gpu: not needed, conversion runs on the CPU");
-  const Checkpoint checkpoint(flags.input);
+  const Checkpoint checkpoint(flags.input, gguf_families());
   const auto source = open_experts(checkpoint, input_type_named(flags.input_type));
   warn_if_rounded(*source, flags.method);
   if (flags.method == "moe_int8")

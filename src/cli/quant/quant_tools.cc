@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "cli/model_flags.h"
 #include "cli/quant/quant.h"
+#include "models/families.h"
 #include "terminal/report.h"
 #include "weights/checkpoint.h"
 #include "weights/compare.h"
@@ -134,7 +135,8 @@ void add_quant_merge(CLI::App& quant, Invocation& run) {
                                      .original = flags->original,
                                      .output = flags->output,
                                      .max_tensors = flags->max_tensors,
-                                     .tool = "kt " + version()}),
+                                     .tool = "kt " + version(),
+                                     .families = gguf_families()}),
                          flags->run);
     };
   });
@@ -167,7 +169,7 @@ void add_quant_dequant(CLI::App& quant, Invocation& run) {
   verb->footer("Example:\n  kt quant dequant ./Kimi-K2-Instruct -o ./Kimi-K2-bf16");
   verb->callback([&run, flags] {
     run.action = [flags] {
-      const Checkpoint checkpoint(flags->input);
+      const Checkpoint checkpoint(flags->input, gguf_families());
       convert_and_report(plan_dequant(checkpoint, {.output = flags->output,
                                                    .files = flags->files,
                                                    .config_path = flags->config,

@@ -145,7 +145,7 @@ void add_files(ModelFiles& out, const std::vector<std::string>& files) {
 
 ModelFiles inspect_gguf(const std::vector<std::string>& files) {
   ModelFiles out{.kind = FilesKind::kGguf, .path = files.front(), .name = proposed_name(files.front())};
-  const Checkpoint checkpoint(files.front());
+  const Checkpoint checkpoint(files.front(), gguf_families());
   read_config(out, checkpoint.config_json(), out.path);
   out.runs = is_runnable(checkpoint.config_json(), out.path);
   out.quantisation = "gguf";

@@ -96,7 +96,7 @@ std::vector<size_t> steps_of(const Flags& flags, size_t longest) {
 
 // The model, and what it was read from: the embedding stays there.
 struct Loaded {
-  explicit Loaded(const std::string& path) : checkpoint(path) {}
+  explicit Loaded(const std::string& path) : checkpoint(path, gguf_families()) {}
   const Checkpoint checkpoint;
   std::optional<Transformer> model;
 };
@@ -108,7 +108,7 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   if (!flags.weights.empty() && is_kt_weights(flags.weights)) {
     source = open_kt_weights(flags.weights);
   } else if (!flags.weights.empty()) {
-    weights = std::make_unique<Checkpoint>(flags.weights);
+    weights = std::make_unique<Checkpoint>(flags.weights, gguf_families());
     source = open_experts(*weights);
   } else if (!flags.format.empty()) {
     source = open_experts(out->checkpoint);

@@ -36,25 +36,16 @@ constexpr auto kKeys = std::to_array<KeyRow>({
     {"interleave_moe_layer_step", "interleave_moe_layer_step"},
 });
 
-struct FamilyRow {
+struct OtherRow {
   std::string_view gguf, json, experts;
 };
-// Architectures whose names differ; others keep theirs.
-constexpr auto kFamilies = std::to_array<FamilyRow>({
-    {"qwen2moe", "qwen2_moe", "num_experts"},
-    {"qwen3moe", "qwen3_moe", "num_experts"},
+// Words of architectures whose experts are read and which are no family here.
+constexpr auto kOthers = std::to_array<OtherRow>({
     {"qwen3next", "qwen3_next", "num_experts"},
     {"qwen3vlmoe", "qwen3_vl_moe", "num_experts"},
-    {"deepseek2", "deepseek_v2", "n_routed_experts"},
-    {"glm4moe", "glm4_moe", "n_routed_experts"},
-    {"gpt-oss", "gpt_oss", "num_local_experts"},
-    {"llama", "mixtral", "num_local_experts"},
     {"llama4", "llama4_text", "num_local_experts"},
-    {"minimax-m2", "minimax_m2", "num_local_experts"},
     {"bailingmoe2", "bailing_moe", "num_experts"},
 });
-
-constexpr uint64_t kSigmoid = 2;  // of expert_gating_func
 
 // Elements of a number array that are all equal, as one value.
 Json uniform(const GgufArray& array) {
@@ -96,7 +87,7 @@ std::string_view gguf_string(const GgufHeader& header, std::string_view key) {
   return value == nullptr ? std::string_view() : *value;
 }
 
-Json gguf_config(const GgufHeader& header) {
+Json gguf_config(const GgufHeader& header, const GgufFamily* family) {
   Json out = Json::object();
   const std::string architecture(gguf_string(header, "general.architecture"));
   if (architecture.empty()) return out;
@@ -109,16 +100,13 @@ Json gguf_config(const GgufHeader& header) {
   }
   const auto experts = gguf_unsigned(header, key("expert_count"));
   const auto gating = gguf_unsigned(header, key("expert_gating_func"));
-  std::string type = architecture, experts_key = "num_experts";
-  for (const FamilyRow& row : kFamilies) {
-    if (row.gguf != architecture || (architecture == "llama" && experts.value_or(0) == 0)) continue;
-    type = row.json;
-    experts_key = row.experts;
-  }
-  if (type == "deepseek_v2" && gating == kSigmoid) type = "deepseek_v3";
+  std::string_view type = architecture, experts_key = "num_experts";
+  for (const OtherRow& row : kOthers)
+    if (row.gguf == architecture) type = row.json, experts_key = row.experts;
+  if (family) type = family->model_type, experts_key = family->expert_count;
   out["model_type"] = type;
-  if (experts) out[experts_key] = *experts;
-  if (gating) out["scoring_func"] = *gating == kSigmoid ? "sigmoid" : "softmax";
+  if (experts) out[std::string(experts_key)] = *experts;
+  if (gating) out["scoring_func"] = *gating == kGgufSigmoid ? "sigmoid" : "softmax";
   // Files count the layers that predict further tokens among their blocks; config.json does not.
   if (const auto blocks = gguf_unsigned(header, key("block_count"))) {
     const uint64_t extra = gguf_unsigned(header, key("nextn_predict_layers")).value_or(0);

@@ -142,7 +142,7 @@ class JoinedKvB : public StoredMatrix {
 
 // Heads whose rows the converter interleaved; 0: rows are in order.
 int64_t interleaved_heads(const Checkpoint& checkpoint, std::string_view published, int64_t rows) {
-  const GgufFamily* const family = gguf_family(checkpoint.config().model_type);
+  const GgufFamily* const family = checkpoint.gguf_family();
   const bool q = published.find(".self_attn.q_proj") != std::string_view::npos,
              k = published.find(".self_attn.k_proj") != std::string_view::npos;
   if (family == nullptr || !family->interleaved || (!q && !k)) return 0;
@@ -178,7 +178,7 @@ std::string without(std::string_view name, std::string_view ending) {
 
 std::vector<LinearModule> find_gguf_linears(const Checkpoint& checkpoint,
                                             const std::function<bool(std::string_view tensor)>& skip) {
-  const std::string& type = checkpoint.config().model_type;
+  const GgufFamily* const family = checkpoint.gguf_family();
   std::vector<LinearModule> out;
   for (const Tensor& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
@@ -187,14 +187,14 @@ std::vector<LinearModule> find_gguf_linears(const Checkpoint& checkpoint,
       const std::string stem = without(name, kKeys);
       if (checkpoint.find(stem + ".attn_kv_b.weight")) continue;  // a file with both forms: that one serves
       const Tensor* const values = checkpoint.find(stem + std::string(kValues));
-      const auto norm = published_name(type, stem + ".attn_kv_a_norm.weight");
+      const auto norm = published_name(family, stem + ".attn_kv_a_norm.weight");
       if (values == nullptr || !norm) continue;
       const std::string layer = norm->substr(0, norm->find(".self_attn."));
       const bool quantised = !is_plain(tensor) || !is_plain(*values);
       out.push_back({layer + std::string(kJoined), &tensor, {&tensor, values}, quantised});
       continue;
     }
-    const auto published = published_name(type, name);
+    const auto published = published_name(family, name);
     const bool row = name.ends_with(kSharedGate) && tensor.shape.size() == 1;
     if (!published || !published->ends_with(kWeight) || (tensor.shape.size() != 2 && !row)) continue;
     out.push_back({without(*published, kWeight), &tensor, {&tensor}, !is_plain(tensor)});

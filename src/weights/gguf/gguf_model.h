@@ -3,17 +3,62 @@
 // where it has a key, else by the tensors that are there, else by what the public converter leaves unsaid.
 #pragma once
 #include <functional>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "text/json.h"
-#include "weights/gguf/gguf.h"
+#include "weights/gguf/gguf_family.h"
 
 namespace kt {
 
 using TensorFinder = std::function<const Tensor*(std::string_view name)>;
 
-// Adds to what gguf_config made. Does nothing for architectures of which there is no gguf_family(). Never
-// fails: a value that cannot be is left for who needs it to refuse.
-void add_gguf_model_facts(const GgufHeader& header, const TensorFinder& find, Json& config);
+// A config.json in the making, from what gguf_config made. Nothing here fails: a value that cannot be is left
+// for who needs it to refuse.
+class GgufFacts {
+ public:
+  GgufFacts(const GgufHeader& header, TensorFinder find, const GgufFamily& family, Json& config)
+      : header_(header), find_(std::move(find)), family_(family), config_(config) {}
+
+  // What all families say, then what this one does.
+  void add();
+
+  // For families.
+  Json& config() { return config_; }
+  const Tensor* find(std::string_view name) const { return find_(name); }
+  const Tensor* in_any_layer(std::string_view tail) const;  // "blk.3." + tail in the first layer that has it
+  uint64_t known(const char* json_key) const;               // a number of the config; 0: none
+  template <typename T>
+  void add_if_absent(const char* json_key, const T& value) {
+    if (!config_.contains(json_key)) config_[json_key] = value;
+  }
+  // Layers with an MLP in place of experts: their number where they come first, as first_k_dense_replace; or
+  // always a list, mlp_only_layers; or no word. What is not in front is a list in any case.
+  enum class DenseLayers : uint8_t { kUnsaid, kCounted, kListed };
+  void add_dense_layers(DenseLayers how);
+  // Families in which every layer has experts say their size in the common word.
+  void rename_expert_size();
+
+ private:
+  std::string key(std::string_view tail) const;
+  std::optional<uint64_t> number(std::string_view tail) const;
+  std::optional<double> real(std::string_view tail) const;
+  uint64_t layers() const;
+
+  void add_embeddings();
+  void add_attention();
+  void add_latent_attention();
+  void add_rope();
+  Json yarn() const;
+  Json rope_factors(const Tensor& tensor) const;
+  void add_end_tokens();
+
+  const GgufHeader& header_;
+  TensorFinder find_;
+  const GgufFamily& family_;
+  Json& config_;
+};
 
 }  // namespace kt

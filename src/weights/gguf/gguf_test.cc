@@ -186,21 +186,21 @@ TEST(GgufConfig, MetadataInTheWordsOfConfigJson) {
   file.number("deepseek2.leading_dense_block_count", 3).number("deepseek2.nextn_predict_layers", 1);
   file.number("deepseek2.expert_gating_func", 2).pair("deepseek2.expert_weights_scale", 6, 2.5f);
   const Json config = gguf_config(parse(file.str()));
-  EXPECT_EQ(config, Json::parse(R"({"model_type":"deepseek_v3","num_hidden_layers":61,"hidden_size":7168,
-    "n_routed_experts":256,"num_experts_per_tok":8,"moe_intermediate_size":2048,"first_k_dense_replace":3,
+  EXPECT_EQ(config, Json::parse(
+                        R"({"model_type":"deepseek2","num_hidden_layers":61,"hidden_size":7168,
+    "num_experts":256,"num_experts_per_tok":8,"moe_intermediate_size":2048,"first_k_dense_replace":3,
     "num_nextn_predict_layers":1,"scoring_func":"sigmoid","routed_scaling_factor":2.5})"));
 }
 
-TEST(GgufConfig, Families) {
+TEST(GgufConfig, WordsOfArchitectures) {
   const auto type_of = [](std::string_view architecture, uint32_t experts) {
     GgufBytes file(0, 2);
     file.pair("general.architecture", architecture)
         .number(std::string(architecture) + ".expert_count", experts);
     return gguf_config(parse(file.str())).dump();
   };
-  EXPECT_EQ(type_of("llama", 8), R"({"model_type":"mixtral","num_local_experts":8})");
   EXPECT_EQ(type_of("llama", 0), R"({"model_type":"llama","num_experts":0})");
-  EXPECT_EQ(type_of("qwen3moe", 4), R"({"model_type":"qwen3_moe","num_experts":4})");
+  EXPECT_EQ(type_of("llama4", 8), R"({"model_type":"llama4_text","num_local_experts":8})");
   EXPECT_EQ(type_of("unheard-of", 4), R"({"model_type":"unheard-of","num_experts":4})");
   EXPECT_EQ(gguf_config(parse(GgufBytes().str())), Json::object());
 }

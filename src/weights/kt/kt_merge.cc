@@ -162,7 +162,7 @@ ConversionPlan plan_merge(const KtMergeOptions& options) {
   const KtInventory& inventory = sources->folder->inventory();
   KtModel model = inventory.model;
   if (!options.original.empty()) {
-    sources->original = std::make_unique<Checkpoint>(options.original);
+    sources->original = std::make_unique<Checkpoint>(options.original, options.families);
     sources->experts = open_experts(*sources->original);
     check_original(options, inventory, *sources->experts);
     if (model.source.empty()) model.source = std::string(sources->experts->dialect());

@@ -32,8 +32,9 @@ struct KtMergeOptions {
   std::string folder;    // of `_layer_*`
   std::string original;  // the model it was made from: other tensors and side files; may be empty
   std::string output;
-  int max_tensors = 0;  // of a shard; 0: one layer a shard, as direct conversion writes
-  std::string tool;     // for folders that do not say who made them
+  int max_tensors = 0;         // of a shard; 0: one layer a shard, as direct conversion writes
+  std::string tool;            // for folders that do not say who made them
+  GgufFamilies families = {};  // for an original of GGUF files
 };
 
 // The files that merged conversion of the same model would have written, byte for byte (where the folder says

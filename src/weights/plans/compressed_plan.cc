@@ -247,7 +247,7 @@ void Planner::add_gguf_rest() {
   std::vector<std::string> left_out;
   for (const Tensor& tensor : checkpoint_.tensors()) {
     if (replaced_.contains(&tensor) || is_expert(tensor.name) || tensor.name == "rope_freqs.weight") continue;
-    const auto name = published_name(checkpoint_.config().model_type, tensor.name);
+    const auto name = published_name(checkpoint_.gguf_family(), tensor.name);
     if (!name || is_extra(*name)) {
       left_out.push_back(tensor.name);
       continue;
@@ -269,12 +269,11 @@ void Planner::add_gguf_rest() {
 
 void Planner::check_gguf() const {
   const std::string_view architecture = gguf_string(checkpoint_.gguf(), "general.architecture");
-  const GgufFamily* const family = gguf_family(checkpoint_.config().model_type);
-  if (family == nullptr || family->gguf != architecture)
+  if (checkpoint_.gguf_family() == nullptr)
     fail_as(ErrorKind::kUnsupported,
             "{}: the names that a published checkpoint of architecture {} has are not known; known: {}",
             checkpoint_.path(), architecture.empty() ? "(none)" : shown(architecture),
-            known_gguf_architectures());
+            gguf_architectures(checkpoint_.known_families()));
 }
 
 void Planner::add_rest() {

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "models/families.h"
 #include "weights/gguf/gguf_config.h"
 #include "weights/testing/files.h"
 
@@ -29,15 +30,14 @@ struct Tiny {
   }
   Json config() const {
     const GgufHeader header = parse_gguf(bytes_of(file.str()), "f");
-    Json out = gguf_config(header);
-    add_gguf_model_facts(
-        header,
-        [this](std::string_view name) -> const Tensor* {
-          for (const Tensor& each : tensors)
-            if (each.name == name) return &each;
-          return nullptr;
-        },
-        out);
+    const GgufFamily* const family = find_gguf_family(gguf_families(), header);
+    Json out = gguf_config(header, family);
+    const auto find = [this](std::string_view name) -> const Tensor* {
+      for (const Tensor& each : tensors)
+        if (each.name == name) return &each;
+      return nullptr;
+    };
+    if (family) GgufFacts(header, find, *family, out).add();
     return out;
   }
 };
@@ -132,6 +132,35 @@ TEST(GgufModel, EndsOfATurn) {
   tiny.file.pair("general.architecture", "qwen3").number("tokenizer.ggml.eos_token_id", 7);
   tiny.file.number("tokenizer.ggml.eot_token_id", 9).number("tokenizer.ggml.eom_token_id", 7);
   EXPECT_EQ(tiny.config()["eos_token_id"], Json({7, 9}));
+}
+
+TEST(GgufModel, MetadataInTheWordsOfConfigJson) {
+  GgufBytes file(0, 10);
+  file.pair("general.architecture", "deepseek2").number("deepseek2.block_count", 62);
+  file.number("deepseek2.embedding_length", 7168).number("deepseek2.expert_count", 256);
+  file.number("deepseek2.expert_used_count", 8).number("deepseek2.expert_feed_forward_length", 2048);
+  file.number("deepseek2.leading_dense_block_count", 3).number("deepseek2.nextn_predict_layers", 1);
+  file.number("deepseek2.expert_gating_func", 2).pair("deepseek2.expert_weights_scale", 6, 2.5f);
+  const GgufHeader header = parse_gguf(bytes_of(file.str()), "f");
+  EXPECT_EQ(gguf_config(header, find_gguf_family(gguf_families(), header)),
+            Json::parse(
+                R"({"model_type":"deepseek_v3","num_hidden_layers":61,"hidden_size":7168,
+    "n_routed_experts":256,"num_experts_per_tok":8,"moe_intermediate_size":2048,"first_k_dense_replace":3,
+    "num_nextn_predict_layers":1,"scoring_func":"sigmoid","routed_scaling_factor":2.5})"));
+}
+
+TEST(GgufModel, FamiliesOfOneArchitecture) {
+  const auto config = [](std::string_view architecture, std::string_view key, uint32_t value) {
+    Tiny tiny{GgufBytes(0, 2)};
+    tiny.file.pair("general.architecture", architecture).number(text("{}.{}", architecture, key), value);
+    return tiny.config();
+  };
+  EXPECT_EQ(config("llama", "expert_count", 8)["model_type"], "mixtral");
+  EXPECT_EQ(config("llama", "expert_count", 8)["num_local_experts"], 8);
+  EXPECT_EQ(config("llama", "expert_count", 0)["model_type"], "llama");
+  EXPECT_EQ(config("qwen3moe", "expert_count", 4)["num_experts"], 4);
+  EXPECT_EQ(config("deepseek2", "expert_gating_func", 1)["model_type"], "deepseek_v2");
+  EXPECT_EQ(config("deepseek2", "expert_gating_func", 2)["model_type"], "deepseek_v3");
 }
 
 TEST(GgufModel, OtherArchitecturesAreLeftAlone) {

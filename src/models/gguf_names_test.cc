@@ -1,10 +1,21 @@
+// What models/<x>.cc say of their GGUF files, through the functions that ask them.
 #include "weights/gguf/gguf_names.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
+#include "models/families.h"
+
 namespace kt {
 namespace {
+
+const GgufFamily* family(std::string_view model_type) {
+  for (const GgufFamily* each : gguf_families())
+    if (each->model_type == model_type) return each;
+  ADD_FAILURE() << model_type;
+  return nullptr;
+}
 
 struct Pair {
   std::string_view type, gguf, published;
@@ -33,8 +44,8 @@ constexpr Pair kPairs[] = {
 
 TEST(GgufNames, OneTableBothWays) {
   for (const Pair& pair : kPairs) {
-    EXPECT_EQ(gguf_name(pair.type, pair.published), pair.gguf) << pair.type;
-    EXPECT_EQ(published_name(pair.type, pair.gguf), pair.published) << pair.type;
+    EXPECT_EQ(gguf_name(family(pair.type), pair.published), pair.gguf) << pair.type;
+    EXPECT_EQ(published_name(family(pair.type), pair.gguf), pair.published) << pair.type;
   }
 }
 
@@ -43,31 +54,44 @@ TEST(GgufNames, OtherNamesHaveNone) {
        {"", ".", "blk.", "blk.3", "blk.3.", "blk.x.attn_q.weight", "blk..attn_q.weight", "blk.3.attn_q",
         "blk.3.attn_q.scale", "blk.3.nextn.eh_proj.weight", "rope_freqs.weight", "blk.3.ffn_gate_exps.weight",
         "model.layers.3.self_attn.q_proj.weight"})
-    EXPECT_EQ(published_name("qwen3_moe", name), std::nullopt) << name;
+    EXPECT_EQ(published_name(family("qwen3_moe"), name), std::nullopt) << name;
   for (const char* name : {"model.layers.3.mlp.experts.0.gate_proj.weight", "model.layers.q.mlp.gate.weight",
                            "blk.3.attn_q.weight", "model.layers.3.mlp.router.weight"})
-    EXPECT_EQ(gguf_name("qwen3_moe", name), std::nullopt) << name;
+    EXPECT_EQ(gguf_name(family("qwen3_moe"), name), std::nullopt) << name;
 }
 
 TEST(GgufNames, Experts) {
-  EXPECT_EQ(published_expert("qwen3_moe", 3, 7, Projection::kGate), "model.layers.3.mlp.experts.7.gate_proj");
-  EXPECT_EQ(published_expert("mixtral", 3, 7, Projection::kGate),
+  EXPECT_EQ(published_expert(family("qwen3_moe"), 3, 7, Projection::kGate),
+            "model.layers.3.mlp.experts.7.gate_proj");
+  EXPECT_EQ(published_expert(family("mixtral"), 3, 7, Projection::kGate),
             "model.layers.3.block_sparse_moe.experts.7.w1");
-  EXPECT_EQ(published_expert("mixtral", 3, 7, Projection::kDown),
+  EXPECT_EQ(published_expert(family("mixtral"), 3, 7, Projection::kDown),
             "model.layers.3.block_sparse_moe.experts.7.w2");
-  EXPECT_EQ(published_expert("minimax_m2", 3, 7, Projection::kUp),
+  EXPECT_EQ(published_expert(family("minimax_m2"), 3, 7, Projection::kUp),
             "model.layers.3.block_sparse_moe.experts.7.w3");
 }
 
-TEST(GgufNames, Families) {
-  EXPECT_EQ(known_gguf_architectures(),
-            "deepseek2, glm4moe, gpt-oss, llama, minimax-m2, qwen2moe, qwen3, qwen3moe");
-  EXPECT_EQ(gguf_family("unheard-of"), nullptr);
-  for (const char* type : {"llama", "mixtral"}) {
-    EXPECT_EQ(gguf_family(type)->gguf, "llama");
-    EXPECT_TRUE(gguf_family(type)->interleaved);
+TEST(GgufNames, UsualOnesWithoutAFamily) {
+  EXPECT_EQ(published_expert(nullptr, 3, 7, Projection::kUp), "model.layers.3.mlp.experts.7.up_proj");
+  EXPECT_EQ(gguf_name(nullptr, "model.layers.3.mlp.gate.weight"), "blk.3.ffn_gate_inp.weight");
+}
+
+TEST(GgufFamilies, OneForEachFile) {
+  EXPECT_EQ(gguf_architectures(gguf_families()),
+            "deepseek2, glm4moe, gpt-oss, llama, minimax-m2, qwen2moe, qwen3, "
+            "qwen3moe");
+  EXPECT_EQ(gguf_architectures({}), "none");
+  for (const GgufFamily* each : gguf_families()) {
+    EXPECT_EQ(each->interleaved, each->gguf == "llama") << each->model_type;
+    const Json config = {{"model_type", each->model_type}, {"architectures", {each->architecture}}};
+    std::string error;
+    try {
+      describe_model(config, "c");
+    } catch (const Error& refused) {
+      error = refused.what();
+    }
+    EXPECT_EQ(error.find("not known"), std::string::npos) << error;  // a family that runs
   }
-  EXPECT_FALSE(gguf_family("deepseek_v3")->interleaved);
 }
 
 }  // namespace
