@@ -5,6 +5,8 @@
 #   make demo       set up, build, look at this machine, a small speed table
 #   make test       what CI runs: native tests, the other architecture under qemu-user, Python tests
 #   make test-all   the full matrix, then ASan + UBSan and TSan builds
+#                   STAGE=cross,python runs those stages of either alone
+#   make format     clang-format over every C++ file that git knows
 #   make fuzz       every libFuzzer target for FUZZ_SECONDS (60) each; needs clang
 #   make bench      the speed tables of docs/benchmarks.md, a few minutes
 #   make soak       the demo server under mixed clients for SOAK_SECONDS (600): memory, latency, wrong replies
@@ -17,12 +19,14 @@ PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
+STAGE ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 KT = $(BUILD)/bin/kt
+STAGES = $(if $(STAGE),--stage $(STAGE))
 GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))
 CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: all build setup setup-tests demo test test-all fuzz bench soak install package program clean
+.PHONY: all build setup setup-tests demo test test-all format fuzz bench soak install package program clean
 
 all: build
 
@@ -52,10 +56,13 @@ demo: setup
 	@BUILD=$(BUILD) scripts/demo.sh
 
 test: setup-tests
-	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh
+	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh $(STAGES)
 
 test-all: setup-tests
-	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all
+	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all $(STAGES)
+
+format:
+	@JOBS=$(JOBS) scripts/format.sh
 
 fuzz:
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) JOBS=$(JOBS) scripts/fuzz.sh

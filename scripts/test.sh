@@ -2,15 +2,33 @@
 # Every test stage, one after the other; a failing stage does not hide the later ones. The last line is the sum over all
 # stages: "N passed, N failed, N skipped".
 #
-#   scripts/test.sh          native; the other architecture under qemu-user; Python
-#   scripts/test.sh --all    the same with the full matrix, then ASan + UBSan and TSan
+#   scripts/test.sh                   native; the other architecture under qemu-user (cross); Python
+#   scripts/test.sh --all             the same with the full matrix, then ASan + UBSan (asan) and TSan (tsan)
+#   scripts/test.sh --stage cross,asan   those alone, of native, cross, python, asan, tsan; also after --all
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=$(realpath -m "${BUILD:-build}")
 jobs=${JOBS:-$(nproc)}
 all=no
-[ "${1:-}" = --all ] && all=yes
+stages=
+known=(native cross python asan tsan)
+while [ $# -gt 0 ]; do
+  case $1 in
+    --all) all=yes ;;
+    --stage) stages=${2:-} && shift ;;
+    *) echo "test.sh: expected --all or --stage NAMES, '$1' came" >&2 && exit 2 ;;
+  esac
+  shift
+done
+if [ -z "$stages" ]; then
+  stages=native,cross,python
+  [ $all = no ] || stages+=,asan,tsan
+fi
+for stage in ${stages//,/ }; do
+  [[ " ${known[*]} " = *" $stage "* ]] || { echo "test.sh: expected stages of ${known[*]}, '$stage' came" >&2 && exit 2; }
+done
+asked() { [[ ",$stages," = *",$1,"* ]]; }
 results=$build/test-results
 host=$(uname -m)
 
@@ -37,13 +55,15 @@ configure_and_build() {
 # One failed test in the sum for a stage that could not even be built.
 stage_broke() { mkdir -p "$results/$1" && echo "$2" > "$results/$1/broken"; echo "FAILED: $1: $2"; }
 
-# run_ctest STAGE DIR CTEST_ARGS...: results go to $results/STAGE; each gtest program leaves its own file there.
+# run_ctest STAGE DIR CTEST_ARGS...: results go to $results/STAGE; each gtest program leaves its own file there. A test
+# that skipped as a whole says why.
 run_ctest() {
   local stage=$1 dir=$2
   shift 2
   mkdir -p "$results/$stage"
   GTEST_BRIEF=1 GTEST_OUTPUT=xml:$results/$stage/gtest/ ctest --test-dir "$dir" --output-on-failure --no-tests=error \
     --output-junit "$results/$stage/ctest.xml" "$@" || true
+  grep -h '^not run here' "$dir/Testing/Temporary/LastTest.log" || true
   [ -f "$results/$stage/ctest.xml" ] || stage_broke "$stage" "ctest wrote no results"
 }
 
@@ -95,7 +115,7 @@ emulated() {
 }
 
 cross() {
-  local arch emulator name
+  local arch emulator name names="base text formats kernels nn weights"
   case $host in
     aarch64) arch=x86_64 ;;
     x86_64) arch=aarch64 ;;
@@ -107,10 +127,10 @@ cross() {
     return
   fi
   say "cross build ($arch)"
-  configure_and_build build-cross "base_test formats_test kernels_test nn_test weights_test isas_probe" "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
+  configure_and_build build-cross "${names// /_test }_test isas_probe" "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
     { stage_broke cross "the build failed"; return; }
   say "cross tests under qemu-$arch"
-  for name in base formats kernels nn weights; do
+  for name in $names; do
     # Threads are as many as ever under emulation: that the bits do not depend on them is for the native run. The
     # emulator shows the host's /proc/cpuinfo, which does not name the emulated CPU.
     GTEST_FILTER='-*SameBitsForAnyThreadCount*:Cpu.EveryTargetHasItsBaseline' emulated cross "build-cross/src/$name/${name}_test" "${emulator[@]}"
@@ -176,6 +196,8 @@ python_tests() {
     return
   fi
   mkdir -p "$results/python"
+  asked native || configure_and_build "$build" "kt_documents python_probes" -DKT_PYTHON=OFF ||
+    { stage_broke python "the build failed"; return; }
   # The other Python tests run without the extension too.
   configure_and_build "$build" kt_kernel_ext -DKT_PYTHON=ON "-DPython_EXECUTABLE=$venv/bin/python" ||
     stage_broke python "the extension of kt_kernel could not be built"
@@ -207,14 +229,16 @@ rm -rf "$results"
 mkdir -p "$results"
 [ $all = yes ] && export KT_TEST_FULL=1
 
-python_packages > "$results/packages.log" 2>&1 &
-packages=$!
-native
-cross
-python_tests
-if [ $all = yes ]; then
-  sanitized asan build-asan address,undefined "base_test http_test formats_test kernels_test nn_test weights_test models_test engine_test server_test cuda_test hybrid_test"
-  sanitized tsan build-tsan thread "base_test http_test nn_test weights_test models_test engine_test server_test cuda_test hybrid_test"
+if asked python; then
+  python_packages > "$results/packages.log" 2>&1 &
+  packages=$!
 fi
-say "all stages"
+asan_tests="base_test text_test http_test terminal_test formats_test kernels_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
+tsan_tests="base_test text_test http_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
+if asked native; then native; fi
+if asked cross; then cross; fi
+if asked python; then python_tests; fi
+if asked asan; then sanitized asan build-asan address,undefined "$asan_tests"; fi
+if asked tsan; then sanitized tsan build-tsan thread "$tsan_tests"; fi
+say "end of ${stages//,/, }"
 exec python3 scripts/test_totals.py "$results"
