@@ -1,6 +1,6 @@
 # The front door of the build; everything real is in CMakeLists.txt and scripts/.
 #
-#   make            build build/bin/kt and the tests
+#   make            build build/bin/kt and the tests; ISAS=avx2 or native compiles fewer instruction sets
 #   make setup      install missing Debian packages (as root) or print the command
 #   make demo       set up, build, look at this machine, a small speed table
 #   make test       what CI runs: native tests, the other architecture under qemu-user, Python tests
@@ -17,13 +17,17 @@
 BUILD ?= build
 PREFIX ?= /usr/local
 CMAKE_FLAGS ?=
+ISAS ?= all
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 STAGE ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 KT = $(BUILD)/bin/kt
 STAGES = $(if $(STAGE),--stage $(STAGE))
-GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))
+FRESH = $(if $(wildcard $(BUILD)/CMakeCache.txt),,yes)
+GENERATOR = $(if $(FRESH),$(if $(shell command -v ninja),-G Ninja))
+DEMO_ISAS = $(if $(filter file,$(origin ISAS)),$(if $(FRESH),native),$(ISAS))
+CONFIGURE = cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(if $(ISAS),-DKT_ISAS=$(ISAS)) $(CMAKE_FLAGS)
 CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 .PHONY: all build setup setup-tests demo test test-all format fuzz bench soak install package program clean
@@ -31,12 +35,12 @@ CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 all: build
 
 build:
-	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(CMAKE_FLAGS)
+	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 # What is installed, without compiling the tests.
 program:
-	@cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(CMAKE_FLAGS)
+	@$(CONFIGURE)
 	@cmake --build $(BUILD) -j $(JOBS) --target kt_documents
 
 install: program
@@ -51,8 +55,10 @@ setup:
 setup-tests:
 	@scripts/setup.sh --tests
 
+# In a fresh folder, what gets there soonest: the best instruction set of this CPU alone, and rooms compiled as one also
+# where there is a compiler cache.
 demo: setup
-	@$(MAKE) --no-print-directory program
+	@$(MAKE) --no-print-directory program ISAS=$(DEMO_ISAS) CMAKE_FLAGS="$(if $(FRESH),-DKT_UNITY=ON) $(CMAKE_FLAGS)"
 	@BUILD=$(BUILD) scripts/demo.sh
 
 test: setup-tests

@@ -27,6 +27,30 @@ set(KT_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <c
 # as it saves the others.
 set(KT_JSON_FLOORS text weights models hybrid engine server)
 
+# Most of compiling a file here is what it takes from headers: a file that sees JSON spends six seconds on that and half a
+# second on itself. So the files of a room are compiled as one. A compiler cache likes small files better.
+if(CMAKE_CXX_COMPILER_LAUNCHER)
+  set(unity OFF)
+else()
+  set(unity ON)
+endif()
+option(KT_UNITY "compile the files of a room together" ${unity})
+
+# kt_rooms_as_one(TARGET sources...)
+function(kt_rooms_as_one target)
+  if(NOT KT_UNITY)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # g++ cannot know that a type with hidden members, defined in an included file, is included once only.
+  target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  foreach(source ${ARGN})
+    get_filename_component(folder ${source} DIRECTORY)
+    get_filename_component(room ${folder} NAME)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${room})
+  endforeach()
+endfunction()
+
 # kt_sources(SOURCES TESTS): what stands in the current folder and in its rooms, one level down. testing/ holds programs
 # and headers of tests, arch/ what only one architecture compiles: both are named by hand.
 function(kt_sources sources tests)
@@ -39,11 +63,17 @@ function(kt_sources sources tests)
   set(${tests} ${of_tests} PARENT_SCOPE)
 endfunction()
 
+# Floors of hot loops, few headers and many constants of one name.
+set(KT_SINGLE_FILES nn hybrid)
+
 # kt_floor(NAME deps...): one folder of src/ becomes the static library kt_NAME; every x_test.cc beside
 # the sources goes into one test program, NAME_test.
 function(kt_floor name)
   kt_sources(sources tests)
   add_library(kt_${name} STATIC ${sources})
+  if(NOT name IN_LIST KT_SINGLE_FILES)
+    kt_rooms_as_one(kt_${name} ${sources})
+  endif()
   target_include_directories(kt_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(kt_${name} PUBLIC Threads::Threads)
   target_compile_options(kt_${name} PRIVATE ${KT_WARNINGS})

@@ -79,7 +79,7 @@ report_isas() {
 native() {
   say "native build ($host)"
   # The extension comes with the Python tests, when its interpreter is there.
-  configure_and_build "$build" all -DKT_PYTHON=OFF || { stage_broke native "the build failed"; return; }
+  configure_and_build "$build" all -DKT_PYTHON=OFF -DKT_ISAS=all || { stage_broke native "the build failed"; return; }
   say "native tests"
   run_ctest native "$build"
   report_isas "$build"
@@ -196,7 +196,7 @@ python_tests() {
     return
   fi
   mkdir -p "$results/python"
-  asked native || configure_and_build "$build" "kt_documents python_probes" -DKT_PYTHON=OFF ||
+  asked native || configure_and_build "$build" "kt_documents python_probes" -DKT_PYTHON=OFF -DKT_ISAS=all ||
     { stage_broke python "the build failed"; return; }
   # The other Python tests run without the extension too.
   configure_and_build "$build" kt_kernel_ext -DKT_PYTHON=ON "-DPython_EXECUTABLE=$venv/bin/python" ||

@@ -39,7 +39,7 @@ std::string filled(const std::string& path, const char* colour, const char* kind
   return path.empty() ? "" : text("<path class=\"{}\" d=\"{}\" fill=\"{}\"/>\n", kind, path, colour);
 }
 
-struct Scale {
+struct ShadeScale {
   int64_t least = 1, most = 1;  // of tokens above 0
 
   size_t shade(int64_t tokens) const {
@@ -60,7 +60,7 @@ struct Scale {
 struct Facts {
   size_t experts = 0, nearest = 0, cells = 0;
   std::vector<int64_t> tokens;  // ascending
-  Scale scale;
+  ShadeScale scale;
 };
 
 Facts facts_of(const std::vector<CoverageRow>& rows) {
@@ -86,7 +86,7 @@ size_t label_step(size_t count, double each, double room) {
 }
 
 // Colour bar, 0, and the mark, below the cells.
-std::string key(const Scale& scale, double top) {
+std::string key(const ShadeScale& scale, double top) {
   constexpr double kWidth = 26, kHeight = 12;
   std::string out = label(kLeft, top, "start", "tokens routed to the expert, logarithmic scale", "axis");
   const double y = top + 10;

@@ -20,6 +20,10 @@ std::string columns(std::string_view which, std::string_view us, std::string_vie
   return out + " " + padded(us, 9) + " " + padded(fraction, 8) + " " + padded(best, 7) + " " + padded(p90, 7);
 }
 
+constexpr double kTolerated = 1.02;  // by which two measurements of one thing differ
+
+std::string share(double fraction) { return fraction > kTolerated ? ">100%" : percent(fraction); }
+
 const char* binding(const LimitFigures& f) { return f.memory_bound ? "memory" : "multiply"; }
 
 }  // namespace
@@ -48,15 +52,21 @@ void print_json(const nlohmann::ordered_json& rows) {
 std::string limit_heads() { return columns("limit", "limit us", "of limit", "best", "p90"); }
 
 std::string limit_cells(const LimitFigures& f) {
-  return columns(binding(f), fixed(f.limit_seconds * 1e6, 0), percent(f.fraction), percent(f.best_fraction),
-                 percent(f.p90_fraction));
+  return columns(binding(f), fixed(f.limit_seconds * 1e6, 0), share(f.fraction), share(f.best_fraction),
+                 share(f.p90_fraction));
+}
+
+bool above_limit(const LimitFigures& f) { return f.best_fraction > kTolerated; }
+
+std::string_view limit_note() {
+  return ">100%: the limit was measured while something else kept the machine busy, and came out too low.";
 }
 
 std::string dropped_cell(const LimitFigures& f) { return text("{}/{}", f.discarded, f.windows); }
 
 std::string remark(const LimitFigures& f) {
   if (f.noisy) return "  noisy: all windows count";
-  return f.fraction > 1.02 ? "  limit measured too low" : "";
+  return f.fraction > kTolerated ? "  limit measured too low" : "";
 }
 
 }  // namespace kt

@@ -3,6 +3,7 @@
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "bench/limit_bench.h"
 
@@ -13,8 +14,12 @@ void put_windows(nlohmann::ordered_json& out, const LimitFigures& f);  // window
 // One object, or an array when there are several rows.
 void print_json(const nlohmann::ordered_json& rows);
 
-std::string limit_heads();                       // limit, limit us, of limit, best, p90
-std::string limit_cells(const LimitFigures& f);  // as wide as the heads
+std::string limit_heads();  // limit, limit us, of limit, best, p90
+// As wide as the heads. Nothing beats the limit: a figure above it is shown as ">100%", and the table ends with
+// limit_note.
+std::string limit_cells(const LimitFigures& f);
+bool above_limit(const LimitFigures& f);  // whether a cell is shown so
+std::string_view limit_note();            // a line that says why
 std::string dropped_cell(const LimitFigures& f);
 std::string remark(const LimitFigures& f);  // after the last column: empty when nothing is wrong
 

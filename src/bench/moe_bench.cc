@@ -63,8 +63,8 @@ void draw_ids(MoeCall& call, const ExpertsShape& shape, int top_k, int tokens, c
 }
 
 // The buffers of a call, made once.
-struct CallBuffers {
-  CallBuffers(const MoeModel& model, int tokens)
+struct MoeBuffers {
+  MoeBuffers(const MoeModel& model, int tokens)
       : input(static_cast<size_t>(tokens) * static_cast<size_t>(model.setup().shape.hidden)),
         output(input.size()),
         weights(static_cast<size_t>(tokens) * static_cast<size_t>(model.setup().top_k),
@@ -76,7 +76,7 @@ struct CallBuffers {
   std::vector<float> weights;
 };
 
-void forward(const MoeModel& model, const MoeCall& call, CallBuffers& buffers, int tokens) {
+void forward(const MoeModel& model, const MoeCall& call, MoeBuffers& buffers, int tokens) {
   model.layer(call.layer)
       .forward({.tokens = tokens,
                 .top_k = model.setup().top_k,
@@ -169,7 +169,7 @@ MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, i
   const double stored = model.layer(0).stored_bytes_per_expert();
   std::vector<LimitCall> limits;
   for (const MoeCall& call : calls) limits.push_back({stored * call.experts_hit, operations});
-  CallBuffers buffers(model, tokens);
+  MoeBuffers buffers(model, tokens);
 
   MoeFigures out{measure_against_limit({.pool = setup.pool,
                                         .kernels = setup.kernels,

@@ -10,7 +10,7 @@
 namespace kt {
 namespace {
 
-constexpr double kWidth = 460, kHeight = 320, kLeft = 62, kRight = 16, kTop = 40, kBottom = 46;
+constexpr double kWidth = 460, kHeight = 320, kChartLeft = 62, kChartRight = 16, kChartTop = 40, kBottom = 46;
 constexpr int kTicks = 5;
 constexpr double kLegendLine = 16;
 constexpr auto kColours =
@@ -32,7 +32,8 @@ std::string escaped(const std::string& words) {
   return out;
 }
 
-std::string label(double x, double y, const char* anchor, const std::string& words, const char* kind = "") {
+std::string chart_text(double x, double y, const char* anchor, const std::string& words,
+                       const char* kind = "") {
   return text("<text x=\"{}\" y=\"{}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n", fixed(x, 1), fixed(y, 1),
               anchor, kind, escaped(words));
 }
@@ -56,9 +57,11 @@ struct Axes {
     const auto scaled = [&](double v) { return log_x ? std::log(v) : v; };
     const double width = scaled(x_high) - scaled(x_low);
     const double part = width > 0 ? (scaled(value) - scaled(x_low)) / width : 0.5;
-    return left + kLeft + part * (kWidth - kLeft - kRight);
+    return left + kChartLeft + part * (kWidth - kChartLeft - kChartRight);
   }
-  double y(double value) const { return kHeight - kBottom - value / y_high * (kHeight - kTop - kBottom); }
+  double y(double value) const {
+    return kHeight - kBottom - value / y_high * (kHeight - kChartTop - kBottom);
+  }
 };
 
 Axes axes_of(const Chart& chart, double left) {
@@ -88,20 +91,20 @@ std::vector<double> x_ticks(const Chart& chart) {
 
 std::string draw(const Chart& chart, double left) {
   const Axes axes = axes_of(chart, left);
-  const double bottom = kHeight - kBottom, right = left + kWidth - kRight;
-  std::string out = label(left + kLeft, 22, "start", chart.title, "title");
+  const double bottom = kHeight - kBottom, right = left + kWidth - kChartRight;
+  std::string out = chart_text(left + kChartLeft, 22, "start", chart.title, "title");
   const double step = tick_step(axes.y_high, kTicks);
   for (double y = 0; y <= axes.y_high * 1.001; y += step) {
-    out += line(left + kLeft, axes.y(y), right, axes.y(y), "grid");
-    out += label(left + kLeft - 6, axes.y(y) + 4, "end", tick_name(y));
+    out += line(left + kChartLeft, axes.y(y), right, axes.y(y), "grid");
+    out += chart_text(left + kChartLeft - 6, axes.y(y) + 4, "end", tick_name(y));
   }
   for (double x : x_ticks(chart)) {
     out += line(axes.x(x), bottom, axes.x(x), bottom + 4, "axis");
-    out += label(axes.x(x), bottom + 18, "middle", tick_name(x));
+    out += chart_text(axes.x(x), bottom + 18, "middle", tick_name(x));
   }
-  out += line(left + kLeft, bottom, right, bottom, "axis");
-  out += label((left + kLeft + right) / 2, kHeight - 8, "middle", chart.x_label);
-  out += label(left + kLeft - 6, kTop - 12, "end", chart.y_label);
+  out += line(left + kChartLeft, bottom, right, bottom, "axis");
+  out += chart_text((left + kChartLeft + right) / 2, kHeight - 8, "middle", chart.x_label);
+  out += chart_text(left + kChartLeft - 6, kChartTop - 12, "end", chart.y_label);
   for (size_t i = 0; i < chart.series.size(); ++i) {
     const char* colour = kColours[i % kColours.size()];
     std::string path;
@@ -112,10 +115,10 @@ std::string draw(const Chart& chart, double left) {
     }
     out += text("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", path, colour);
     if (chart.series.size() < 2) continue;
-    const double y = kTop + 8 + kLegendLine * static_cast<double>(i);
+    const double y = kChartTop + 8 + kLegendLine * static_cast<double>(i);
     out += text("<rect x=\"{}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{}\"/>\n",
-                fixed(left + kLeft + 10, 1), fixed(y - 9, 1), colour);
-    out += label(left + kLeft + 26, y, "start", chart.series[i].name);
+                fixed(left + kChartLeft + 10, 1), fixed(y - 9, 1), colour);
+    out += chart_text(left + kChartLeft + 26, y, "start", chart.series[i].name);
   }
   return out;
 }

@@ -9,7 +9,7 @@
 namespace kt {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Stretch = std::pair<double, double>;
 
 // Seconds covered by at least one of them.
@@ -25,11 +25,11 @@ double covered(std::vector<Stretch> stretches) {
 
 std::string ms(double seconds) { return three_digits(1000 * seconds); }
 
-Json json_of(const Percentiles& at) {
+OrderedJson json_of(const Percentiles& at) {
   return {{"p50", 1000 * at.p50}, {"p90", 1000 * at.p90}, {"p95", 1000 * at.p95}, {"p99", 1000 * at.p99}};
 }
 
-void put(Chart& chart, const std::string& name, double x, double y) {
+void add_point(Chart& chart, const std::string& name, double x, double y) {
   auto at = std::ranges::find(chart.series, name, &Series::name);
   if (at == chart.series.end()) at = chart.series.insert(at, {name, {}});
   at->points.emplace_back(x, y);
@@ -114,25 +114,25 @@ std::string table_of(const std::vector<LevelFigures>& levels) {
   return table.str() + below;
 }
 
-Json json_of(const LevelFigures& at) {
-  Json out = {{"concurrency", at.streams},
-              {"prompt", at.prompt},
-              {"requests", at.ok + at.failed},
-              {"ok", at.ok},
-              {"failed", at.failed},
-              {"failures", at.failures},
-              {"ttft_ms", json_of(at.first_token)},
-              {"tpot_ms", json_of(at.per_token)},
-              {"request_ms", json_of(at.request)},
-              {"inter_token_max_ms", 1000 * at.longest_gap},
-              {"prompt_tokens", at.prompt_tokens},
-              {"output_tokens", at.output_tokens},
-              {"tokens_from", at.counted ? "usage" : "pieces"},
-              {"window_s", at.window},
-              {"output_tokens_per_s", at.output_rate},
-              {"decode_tokens_per_s", at.decode_rate},
-              {"total_tokens_per_s", at.total_rate},
-              {"client_cpu_s", at.client_cpu}};
+OrderedJson json_of(const LevelFigures& at) {
+  OrderedJson out = {{"concurrency", at.streams},
+                     {"prompt", at.prompt},
+                     {"requests", at.ok + at.failed},
+                     {"ok", at.ok},
+                     {"failed", at.failed},
+                     {"failures", at.failures},
+                     {"ttft_ms", json_of(at.first_token)},
+                     {"tpot_ms", json_of(at.per_token)},
+                     {"request_ms", json_of(at.request)},
+                     {"inter_token_max_ms", 1000 * at.longest_gap},
+                     {"prompt_tokens", at.prompt_tokens},
+                     {"output_tokens", at.output_tokens},
+                     {"tokens_from", at.counted ? "usage" : "pieces"},
+                     {"window_s", at.window},
+                     {"output_tokens_per_s", at.output_rate},
+                     {"decode_tokens_per_s", at.decode_rate},
+                     {"total_tokens_per_s", at.total_rate},
+                     {"client_cpu_s", at.client_cpu}};
   if (at.errors)
     out["errors"] = {{"asked", at.errors->asked},
                      {"answered", at.errors->answered},
@@ -149,11 +149,11 @@ std::vector<Chart> charts_of(const std::vector<LevelFigures>& levels) {
   for (const LevelFigures& at : levels) {
     if (at.ok == 0) continue;
     const std::string after = text("after {}", at.prompt);
-    put(rate, text("output, {}", after), at.streams, at.output_rate);
-    put(first, text("p50, {}", after), at.streams, 1000 * at.first_token.p50);
-    put(first, text("p99, {}", after), at.streams, 1000 * at.first_token.p99);
-    put(per_token, text("p50, {}", after), at.streams, 1000 * at.per_token.p50);
-    put(per_token, text("p99, {}", after), at.streams, 1000 * at.per_token.p99);
+    add_point(rate, text("output, {}", after), at.streams, at.output_rate);
+    add_point(first, text("p50, {}", after), at.streams, 1000 * at.first_token.p50);
+    add_point(first, text("p99, {}", after), at.streams, 1000 * at.first_token.p99);
+    add_point(per_token, text("p50, {}", after), at.streams, 1000 * at.per_token.p50);
+    add_point(per_token, text("p99, {}", after), at.streams, 1000 * at.per_token.p99);
   }
   return {rate, first, per_token};
 }

@@ -57,14 +57,14 @@ std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& f
 double rate(size_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 
 // How fast a phase was, and how close to what this machine could do at best.
-struct Pace {
+struct PhasePace {
   double tokens_per_s = 0;
   Limit limit;
   double fraction = 0;
 };
 
-Pace pace(size_t tokens, double seconds, const Work& work, const Rates& rates) {
-  Pace out{.tokens_per_s = rate(tokens, seconds), .limit = limit_of(work, rates)};
+PhasePace pace(size_t tokens, double seconds, const Work& work, const Rates& rates) {
+  PhasePace out{.tokens_per_s = rate(tokens, seconds), .limit = limit_of(work, rates)};
   if (seconds > 0) out.fraction = out.limit.seconds / seconds;
   return out;
 }
@@ -73,7 +73,7 @@ struct Stats {
   size_t decoded = 0;
   double load_seconds = 0, load_bytes_per_s = 0;
   Roofline roofline;
-  Pace prefill, decode;
+  PhasePace prefill, decode;
 };
 
 Stats stats_of(LoadedModel& model, const Generation& done, int threads) {
@@ -92,7 +92,7 @@ void print_stats(const Stats& stats, const LoadedModel& model, const Generation&
                three_digits(stats.decode.tokens_per_s).c_str(), model.experts_dialect().c_str());
   std::fprintf(stderr, "load: %s s, %s GB/s\n", three_digits(stats.load_seconds).c_str(),
                three_digits(stats.load_bytes_per_s * 1e-9).c_str());
-  const auto line = [](const char* name, const Pace& p) {
+  const auto line = [](const char* name, const PhasePace& p) {
     std::fprintf(stderr, "%s: %s of the limit (%s)\n", name, percent(p.fraction).c_str(), p.limit.which);
   };
   line("prefill", stats.prefill);
@@ -103,7 +103,7 @@ void print_stats(const Stats& stats, const LoadedModel& model, const Generation&
 }
 
 nlohmann::ordered_json json_of(const Stats& stats) {
-  const auto phase = [](const Pace& p) {
+  const auto phase = [](const PhasePace& p) {
     return nlohmann::ordered_json{
         {"tokens_per_s", p.tokens_per_s}, {"fraction_of_limit", p.fraction}, {"limit", p.limit.which}};
   };

@@ -34,9 +34,11 @@ void print_version() {
   std::printf("Python: n/a\nPlatform: %s\nCUDA: %s\n", platform().c_str(), cuda_version().c_str());
   std::printf("kt-kernel: %s (%s)\nsglang: n/a\n\n", KT_VERSION, used.name);
   Table table({"ISA", "here", ""}, 3);
-  for (const IsaStatus& isa : isas()) {
-    table.add({isa.table->name, isa.missing ? text("lacks {}", isa.missing) : "runs",
-               isa.table == &used ? "in use" : ""});
+  for (const KnownIsa& isa : known_isas()) {
+    table.add({isa.name, isa.missing ? text("lacks {}", isa.missing) : "runs",
+               isa.table == &used ? "in use"
+               : !isa.table       ? "not compiled in"
+                                  : ""});
   }
   std::fputs(table.str().c_str(), stdout);
 }

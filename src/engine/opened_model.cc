@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point then) {
+double seconds_from(Clock::time_point then) {
   return std::chrono::duration<double>(Clock::now() - then).count();
 }
 
@@ -75,7 +75,7 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   open_source();
   pool_ = std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = options_.nodes});
   sizes_ = build(make_cpu_ops(pool_, {.sizes_only = true}), {});
-  seconds_ = seconds_since(start);
+  seconds_ = seconds_from(start);
 }
 
 OpenedModel::~OpenedModel() = default;
@@ -136,7 +136,7 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   source_.reset();
   weights_.reset();
   return_free_memory();
-  const double seconds = seconds_ + seconds_since(start);
+  const double seconds = seconds_ + seconds_from(start);
   return {static_cast<DescribedModel&&>(*this), std::move(dialect), pool_, std::move(transformer), seconds};
 }
 

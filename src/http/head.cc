@@ -11,8 +11,6 @@ namespace {
 // Chunk extensions mean nothing to us; a line longer than this is somebody wasting our time.
 constexpr size_t kMaxChunkLine = 256;
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
-
 bool is_token_char(char c) {
   if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9')) return true;
   return std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
@@ -34,7 +32,7 @@ std::optional<uint64_t> read_hex(std::string_view digits) {
   if (digits.empty() || digits.size() > 16) return std::nullopt;
   uint64_t value = 0;
   for (const char raw : digits) {
-    const char c = lower(raw);
+    const char c = lower_ascii(raw);
     const bool letter = c >= 'a' && c <= 'f';
     if (!letter && (c < '0' || c > '9')) return std::nullopt;
     value = value << 4 | static_cast<uint64_t>(letter ? c - 'a' + 10 : c - '0');
@@ -44,7 +42,9 @@ std::optional<uint64_t> read_hex(std::string_view digits) {
 
 }  // namespace
 
-bool same_word(std::string_view a, std::string_view b) { return std::ranges::equal(a, b, {}, lower, lower); }
+bool same_word(std::string_view a, std::string_view b) {
+  return std::ranges::equal(a, b, {}, lower_ascii, lower_ascii);
+}
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t");

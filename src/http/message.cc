@@ -3,15 +3,12 @@
 #include <algorithm>
 
 namespace kt {
-namespace {
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
-
-}  // namespace
+char lower_ascii(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
 
 std::optional<std::string_view> find_header(const HttpHeaders& headers, std::string_view name) {
   for (const auto& [key, value] : headers)
-    if (std::ranges::equal(key, name, {}, lower, lower)) return value;
+    if (std::ranges::equal(key, name, {}, lower_ascii, lower_ascii)) return value;
   return std::nullopt;
 }
 

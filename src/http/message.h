@@ -11,6 +11,7 @@ namespace kt {
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 // The first value of that name, whatever its case; nullopt: none.
+char lower_ascii(char c);  // names of headers are compared so
 std::optional<std::string_view> find_header(const HttpHeaders& headers, std::string_view name);
 
 struct HttpRequest {

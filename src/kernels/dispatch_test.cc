@@ -39,6 +39,18 @@ TEST(Dispatch, AnIsaThisCpuLacksNamesTheFeature) {
   }
 }
 
+TEST(Dispatch, AnIsaThatWasLeftOutIsSaidToBe) {
+  for (const KnownIsa& isa : known_isas()) {
+    if (isa.table) {
+      EXPECT_STREQ(isa.table->name, isa.name);
+      continue;
+    }
+    EXPECT_FALSE(builds(isa.name));
+    const std::string error = error_of([&] { kernels_named(isa.name); });
+    EXPECT_THAT(error, HasSubstr(isa.missing ? isa.missing : "left out of this build, which holds portable"));
+  }
+}
+
 TEST(Dispatch, CompatibleNames) {
   struct {
     const char *theirs, *ours;
@@ -48,7 +60,8 @@ TEST(Dispatch, CompatibleNames) {
     if (builds(name.ours))
       EXPECT_THAT(error, AnyOf(StrEq("no error"), HasSubstr("which this CPU does not offer")));
     else
-      EXPECT_THAT(error, HasSubstr("unknown ISA"));
+      EXPECT_THAT(error, AnyOf(HasSubstr("unknown ISA"), HasSubstr("left out of this build"),
+                               HasSubstr("which this CPU does not offer")));
   }
 }
 

@@ -8,6 +8,8 @@ using Isa = KT_ISA_CLASS;
 }
 }  // namespace KT_ISA_NAMESPACE
 
+#pragma GCC diagnostic ignored "-Wunused-function"  // the kernels of the routes
+#include "kernels/routes.inl.h"
 #include "kernels/rows.inl.h"
 
 namespace KT_ISA_NAMESPACE {
@@ -15,19 +17,6 @@ namespace KT_ISA_NAMESPACE {
 extern const kt::AttentionKernels kAttention;  // instantiate_attention.cc
 
 namespace {
-
-template <int kI>
-constexpr void fill(kt::Kernels& t) {
-  if constexpr (kI < kt::kLayoutCount) {
-    constexpr kt::Layout kL = kt::kLayouts[kI];
-    t.few[kI] = few<kL>;
-    t.few_acts[kI] = few_acts(kL);
-    if constexpr (kt::is_integer(kL.code)) t.many_s8[kI] = many_s8<kL>;
-    if constexpr (Isa::kBf16Product) t.many_bf16[kI] = many_bf16<kL>;
-    t.many_f32[kI] = many_f32<kL>;
-    fill<kI + 1>(t);
-  }
-}
 
 constexpr kt::Kernels make() {
   kt::Kernels t{};
@@ -41,7 +30,11 @@ constexpr kt::Kernels make() {
   t.few_limit = Isa::kFewLimit;
   t.panel_blocks = Isa::kPanelBlocks;
   t.float_many = Isa::kBf16Product ? kt::ActCode::kBf16 : kt::ActCode::kF32;
-  fill<0>(t);
+  for (int i = 0; i < kt::kLayoutCount; ++i) t.few_acts[i] = few_acts(kt::kLayouts[i]);
+  t.few = kFew.data();
+  t.many_s8 = kManyS8.data();
+  t.many_bf16 = kManyBf16.data();
+  t.many_f32 = kManyF32.data();
   t.pack_acts = pack_acts;
   t.copy_acts = copy_acts;
   t.activate = activate;

@@ -8,18 +8,38 @@ if(KT_SANITIZE)
     --param=asan-instrumentation-with-call-threshold=0)
 endif()
 
-# One row per ISA: kt_isa(NAME HEADER CLASS flags...). The order in dispatch.cc decides which is preferred.
+set(kt_row_sources instantiate.cc instantiate_few.cc instantiate_many_s8.cc instantiate_many_bf16.cc
+    instantiate_many_f32.cc instantiate_attention.cc instantiate_gram.cc)
+
+# all; native: the best that this CPU runs; or names, as "avx2;amx". portable is always there: it is what the others are
+# held against.
+set(KT_ISAS all CACHE STRING "instruction sets to compile: all, native or a list of names")
+set(isas ${KT_ISAS})
+if("native" IN_LIST isas)
+  include(native_isa.cmake)
+  list(TRANSFORM isas REPLACE "^native$" ${KT_NATIVE_ISA})
+  message(STATUS "instruction sets: ${isas}")
+endif()
+
+# One row per ISA: kt_isa(NAME HEADER CLASS flags...), worst first.
+set(isa_rows "")
+set(known_isas all)
 function(kt_isa name header class)
+  list(APPEND known_isas ${name})
+  set(known_isas ${known_isas} PARENT_SCOPE)
+  if(NOT name STREQUAL "portable" AND NOT "all" IN_LIST isas AND NOT name IN_LIST isas)
+    set(isa_rows "${isa_rows}KT_LEFT_OUT(${name})\n" PARENT_SCOPE)
+    return()
+  endif()
+  set(isa_rows "${isa_rows}KT_COMPILED(${name})\n" PARENT_SCOPE)
   set(object kt_isa_${name})
-  add_library(${object} OBJECT instantiate.cc instantiate_attention.cc instantiate_gram.cc)
+  add_library(${object} OBJECT ${kt_row_sources})
   target_include_directories(${object} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${object} PRIVATE KT_ISA_NAME="${name}" KT_ISA_NAMESPACE=kt_isa_${name}
     KT_ISA_HEADER="kernels/isa/${header}" KT_ISA_CLASS=${class} ${KT_FRAGMENT})
   # -fno-exceptions: no weak reference to a personality routine.
   target_compile_options(${object} PRIVATE ${kt_row_options} -fno-exceptions ${ARGN})
-  set_property(GLOBAL APPEND PROPERTY KT_ISA_OBJECTS ${object})
   target_sources(kt_kernels PRIVATE $<TARGET_OBJECTS:${object}>)
-  target_compile_definitions(kt_kernels PRIVATE KT_HAS_${name})
 endfunction()
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -44,9 +64,17 @@ else()
   kt_isa(neon_i8mm neon.h NeonI8mm ${neon} -march=armv8.2-a+dotprod+fp16+fp16fml+i8mm+bf16)
 endif()
 
+foreach(isa ${isas})
+  if(NOT isa IN_LIST known_isas)
+    message(FATAL_ERROR "KT_ISAS: expected native or some of ${known_isas}, '${isa}' came")
+  endif()
+endforeach()
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/isa/isa_rows.inc CONTENT "${isa_rows}")
+target_include_directories(kt_kernels PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/isa)
+
 # The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels.
 if(KT_TESTS)
-  add_library(kt_isa_amx_emulated OBJECT instantiate.cc instantiate_attention.cc instantiate_gram.cc)
+  add_library(kt_isa_amx_emulated OBJECT ${kt_row_sources})
   target_include_directories(kt_isa_amx_emulated PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(kt_isa_amx_emulated PRIVATE KT_ISA_NAME="amx_emulated" KT_ISA_NAMESPACE=kt_isa_amx_emulated
     KT_ISA_HEADER="kernels/isa/amx_emulated.h" KT_ISA_CLASS=AmxEmulated KT_STEP_BYTES=4 KT_UNSIGNED_BYTES=true)

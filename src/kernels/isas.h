@@ -12,4 +12,12 @@ struct IsaStatus {
 };
 std::vector<IsaStatus> isas();  // from portable to the best
 
+// Every ISA of this CPU family, in the same order, also those that this build leaves out (KT_ISAS of the build).
+struct KnownIsa {
+  const char* name;
+  const Kernels* table;  // null: left out
+  const char* missing;   // as above
+};
+std::vector<KnownIsa> known_isas();
+
 }  // namespace kt

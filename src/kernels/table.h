@@ -100,10 +100,11 @@ struct Kernels {
   ActCode float_many;              // activations the float layouts take there
   ActCode few_acts[kLayoutCount];  // and every layout on the route of few rows
   using Multiply = void (*)(const MultiplyArgs&) noexcept;
-  Multiply few[kLayoutCount];        // activations: few_acts
-  Multiply many_s8[kLayoutCount];    // null for float layouts
-  Multiply many_bf16[kLayoutCount];  // null when the ISA has no bf16 product
-  Multiply many_f32[kLayoutCount];   // the reference: any layout, f32 activations, any m
+  // [kLayoutCount] each
+  const Multiply* few;        // activations: few_acts
+  const Multiply* many_s8;    // null for float layouts
+  const Multiply* many_bf16;  // null when the ISA has no bf16 product
+  const Multiply* many_f32;   // the reference: any layout, f32 activations, any m
   void (*pack_acts)(const PackActsArgs&) noexcept;
   void (*copy_acts)(const CopyActsArgs&) noexcept;
   void (*activate)(const ActivateArgs&) noexcept;

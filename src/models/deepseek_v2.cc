@@ -33,7 +33,7 @@ ModelSpec describe_deepseek_v2(const ConfigReader& config) {
 
 namespace {
 
-void complete_gguf(GgufFacts& facts) {
+void complete_deepseek_v2(GgufFacts& facts) {
   facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
   facts.add_if_absent("norm_topk_prob", false);
   facts.add_if_absent("routed_scaling_factor", 1.0);
@@ -51,7 +51,7 @@ constinit const GgufFamily kDeepseekV2Gguf = {
           return gguf_unsigned(header, "deepseek2.expert_gating_func") != kGgufSigmoid;
         },
     .expert_count = "n_routed_experts",
-    .complete = complete_gguf,
+    .complete = complete_deepseek_v2,
 };
 
 }  // namespace kt

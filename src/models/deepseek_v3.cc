@@ -21,7 +21,7 @@ ModelSpec describe_deepseek_v3(const ConfigReader& config) {
 
 namespace {
 
-void complete_gguf(GgufFacts& facts) {
+void complete_deepseek_v3(GgufFacts& facts) {
   facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
   facts.add_if_absent("norm_topk_prob", false);
   facts.add_if_absent("routed_scaling_factor", 1.0);
@@ -39,7 +39,7 @@ constinit const GgufFamily kDeepseekV3Gguf = {
           return gguf_unsigned(header, "deepseek2.expert_gating_func") == kGgufSigmoid;
         },
     .expert_count = "n_routed_experts",
-    .complete = complete_gguf,
+    .complete = complete_deepseek_v3,
 };
 
 }  // namespace kt

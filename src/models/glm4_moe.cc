@@ -20,9 +20,9 @@ ModelSpec describe_glm4_moe(const ConfigReader& config) {
 
 namespace {
 
-constexpr GgufName kGgufNames[] = {{"post_attention_norm", "post_attention_layernorm"}};
+constexpr GgufName kGlm4MoeNames[] = {{"post_attention_norm", "post_attention_layernorm"}};
 
-void complete_gguf(GgufFacts& facts) {
+void complete_glm4_moe(GgufFacts& facts) {
   facts.config()["use_qk_norm"] = facts.find("blk.0.attn_q_norm.weight") != nullptr;
   facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
   facts.add_if_absent("norm_topk_prob", false);
@@ -35,9 +35,9 @@ constinit const GgufFamily kGlm4MoeGguf = {
     .gguf = "glm4moe",
     .model_type = "glm4_moe",
     .architecture = "Glm4MoeForCausalLM",
-    .names = kGgufNames,
+    .names = kGlm4MoeNames,
     .expert_count = "n_routed_experts",
-    .complete = complete_gguf,
+    .complete = complete_glm4_moe,
 };
 
 }  // namespace kt

@@ -46,10 +46,10 @@ ModelSpec describe_gpt_oss(const ConfigReader& config) {
 
 namespace {
 
-constexpr GgufName kGgufNames[] = {{"post_attention_norm", "post_attention_layernorm"},
-                                   {"ffn_gate_inp", "mlp.router"}};
+constexpr GgufName kGptOssNames[] = {{"post_attention_norm", "post_attention_layernorm"},
+                                     {"ffn_gate_inp", "mlp.router"}};
 
-void complete_gguf(GgufFacts& facts) {
+void complete_gpt_oss(GgufFacts& facts) {
   Json& config = facts.config();
   // Where config.json is silent about positions, it means what default_rope says.
   facts.add_if_absent("rope_scaling", Json{{"rope_type", "default"}});
@@ -64,9 +64,9 @@ constinit const GgufFamily kGptOssGguf = {
     .gguf = "gpt-oss",
     .model_type = "gpt_oss",
     .architecture = "GptOssForCausalLM",
-    .names = kGgufNames,
+    .names = kGptOssNames,
     .expert_count = "num_local_experts",
-    .complete = complete_gguf,
+    .complete = complete_gpt_oss,
 };
 
 }  // namespace kt

@@ -24,12 +24,12 @@ ModelSpec describe_minimax_m2(const ConfigReader& config) {
 
 namespace {
 
-constexpr GgufName kGgufNames[] = {
+constexpr GgufName kMinimaxM2Names[] = {
     {"ffn_gate_inp", "block_sparse_moe.gate"},
     {"exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"},
 };
 
-void complete_gguf(GgufFacts& facts) {
+void complete_minimax_m2(GgufFacts& facts) {
   facts.rename_expert_size();
   facts.add_dense_layers(GgufFacts::DenseLayers::kUnsaid);
   facts.add_if_absent("norm_topk_prob", false);
@@ -41,11 +41,11 @@ constinit const GgufFamily kMinimaxM2Gguf = {
     .gguf = "minimax-m2",
     .model_type = "minimax_m2",
     .architecture = "MiniMaxM2ForCausalLM",
-    .names = kGgufNames,
+    .names = kMinimaxM2Names,
     .experts = "block_sparse_moe.experts",
     .projections = {"w1", "w3", "w2"},
     .expert_count = "num_local_experts",
-    .complete = complete_gguf,
+    .complete = complete_minimax_m2,
 };
 
 }  // namespace kt

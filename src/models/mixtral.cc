@@ -19,9 +19,9 @@ ModelSpec describe_mixtral(const ConfigReader& config) {
 
 namespace {
 
-constexpr GgufName kGgufNames[] = {{"ffn_gate_inp", "block_sparse_moe.gate"}};
+constexpr GgufName kMixtralNames[] = {{"ffn_gate_inp", "block_sparse_moe.gate"}};
 
-void complete_gguf(GgufFacts& facts) {
+void complete_mixtral(GgufFacts& facts) {
   facts.rename_expert_size();
   facts.add_dense_layers(GgufFacts::DenseLayers::kUnsaid);
 }
@@ -35,11 +35,11 @@ constinit const GgufFamily kMixtralGguf = {
     .owns =
         [](const GgufHeader& header) { return gguf_unsigned(header, "llama.expert_count").value_or(0) > 0; },
     .interleaved = true,
-    .names = kGgufNames,
+    .names = kMixtralNames,
     .experts = "block_sparse_moe.experts",
     .projections = {"w1", "w3", "w2"},
     .expert_count = "num_local_experts",
-    .complete = complete_gguf,
+    .complete = complete_mixtral,
 };
 
 }  // namespace kt

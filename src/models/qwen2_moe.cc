@@ -26,13 +26,13 @@ ModelSpec describe_qwen2_moe(const ConfigReader& config) {
 
 namespace {
 
-constexpr GgufName kGgufNames[] = {
+constexpr GgufName kQwen2MoeNames[] = {
     {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
     {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
     {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
 };
 
-void complete_gguf(GgufFacts& facts) {
+void complete_qwen2_moe(GgufFacts& facts) {
   Json& config = facts.config();
   config["qkv_bias"] = config["attention_bias"];
   config.erase("attention_bias");
@@ -49,8 +49,8 @@ constinit const GgufFamily kQwen2MoeGguf = {
     .gguf = "qwen2moe",
     .model_type = "qwen2_moe",
     .architecture = "Qwen2MoeForCausalLM",
-    .names = kGgufNames,
-    .complete = complete_gguf,
+    .names = kQwen2MoeNames,
+    .complete = complete_qwen2_moe,
 };
 
 }  // namespace kt

@@ -20,7 +20,7 @@ ModelSpec describe_qwen3_moe(const ConfigReader& config) {
 
 namespace {
 
-void complete_gguf(GgufFacts& facts) {
+void complete_qwen3_moe(GgufFacts& facts) {
   facts.add_dense_layers(GgufFacts::DenseLayers::kListed);
   facts.add_if_absent("norm_topk_prob", true);
 }
@@ -31,7 +31,7 @@ constinit const GgufFamily kQwen3MoeGguf = {
     .gguf = "qwen3moe",
     .model_type = "qwen3_moe",
     .architecture = "Qwen3MoeForCausalLM",
-    .complete = complete_gguf,
+    .complete = complete_qwen3_moe,
 };
 
 }  // namespace kt

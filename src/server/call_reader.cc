@@ -5,9 +5,7 @@
 namespace kt {
 namespace {
 
-constexpr size_t kLongestName = 512;
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+constexpr size_t kLongestCallName = 512;
 
 std::string trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \n\r\t");
@@ -69,7 +67,7 @@ CallReader::Step CallReader::push(char c) {
     case Phase::kNull:
       return scan(c);
     default:
-      return is_space(c) ? Step::kMore : structural(c);
+      return is_json_space(c) ? Step::kMore : structural(c);
   }
 }
 
@@ -186,7 +184,7 @@ CallReader::Step CallReader::next(char c) {
 }
 
 CallReader::Step CallReader::type(char c) {
-  if (c == '\n' || word_.size() > kLongestName) return Step::kBad;
+  if (c == '\n' || word_.size() > kLongestCallName) return Step::kBad;
   word_ += c;
   const size_t bracket = word_.find('<');
   if (bracket == std::string::npos) return Step::kMore;
@@ -202,7 +200,7 @@ CallReader::Step CallReader::type(char c) {
 }
 
 CallReader::Step CallReader::name_line(char c) {
-  if (c == '<' || word_.size() > kLongestName) return Step::kBad;
+  if (c == '<' || word_.size() > kLongestCallName) return Step::kBad;
   if (c != '\n') {
     word_ += c;
     return Step::kMore;
@@ -216,7 +214,7 @@ CallReader::Step CallReader::name_line(char c) {
 
 CallReader::Step CallReader::fence(char c) {
   constexpr std::string_view kFence = "```json";
-  if (is_space(c) && (word_.empty() || word_ == kFence)) return Step::kMore;
+  if (is_json_space(c) && (word_.empty() || word_ == kFence)) return Step::kMore;
   if (c == '{' && (word_.empty() || word_ == kFence)) {
     start_scan(Phase::kObject, c);
     arguments_begin();
@@ -229,7 +227,7 @@ CallReader::Step CallReader::fence(char c) {
 
 CallReader::Step CallReader::tail(char c) {
   constexpr std::string_view kFence = "```";
-  if (word_.empty() && is_space(c)) return Step::kMore;
+  if (word_.empty() && is_json_space(c)) return Step::kMore;
   word_ += c;
   const bool fence = syntax_ != ToolSyntax::kHermes && !fence_closed_ && word_[0] == '`';
   const std::string_view expected = fence ? kFence : markers_.call_end;
@@ -291,7 +289,7 @@ bool CallReader::end_escape() {
 
 bool CallReader::add_text(std::string_view text) {
   if (!has_arguments_) {
-    if (text.size() == 1 && is_space(text[0])) return true;
+    if (text.size() == 1 && is_json_space(text[0])) return true;
     if (text[0] != '{') return false;
     arguments_begin();
   }

@@ -3,11 +3,12 @@
 namespace kt {
 namespace {
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
 
 }  // namespace
+
+bool is_json_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
 JsonScanner::Step JsonScanner::push(char c) {
   switch (state_) {
@@ -30,7 +31,7 @@ JsonScanner::Step JsonScanner::push(char c) {
 }
 
 JsonScanner::Step JsonScanner::structural(char c) {
-  if (is_space(c)) return Step::kMore;
+  if (is_json_space(c)) return Step::kMore;
   switch (state_) {
     case State::kFirstItem:
       if (c == ']') return close(c);

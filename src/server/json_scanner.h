@@ -7,6 +7,8 @@
 
 namespace kt {
 
+bool is_json_space(char c);
+
 class JsonScanner {
  public:
   static constexpr size_t kDeepest = 256;  // containers within each other

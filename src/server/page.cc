@@ -13,7 +13,7 @@ constexpr std::string_view kPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-std::string_view type_of(std::string_view name) {
+std::string_view mime_type(std::string_view name) {
   if (name.ends_with(".html")) return "text/html; charset=utf-8";
   if (name.ends_with(".css")) return "text/css; charset=utf-8";
   if (name.ends_with(".js")) return "text/javascript; charset=utf-8";
@@ -32,7 +32,7 @@ std::optional<HttpReply> page_reply(const std::string& path) {
   const std::string_view name = name_of(path);
   for (const EmbeddedFile& file : page_files()) {
     if (file.name != name) continue;
-    return HttpReply{.type = std::string(type_of(name)),
+    return HttpReply{.type = std::string(mime_type(name)),
                      .body = std::string(file.bytes),
                      .headers = {{"Cache-Control", "no-cache"},
                                  {"Content-Security-Policy", std::string(kPolicy)},

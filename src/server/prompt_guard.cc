@@ -21,7 +21,7 @@ bool is_bar_marker(std::string_view spelled) {
 }
 
 bool is_token_name(std::string_view key) { return key.ends_with("_token"); }
-bool is_thinking(std::string_view spelled) { return spelled == "<think>" || spelled == "</think>"; }
+bool is_thinking_marker(std::string_view spelled) { return spelled == "<think>" || spelled == "</think>"; }
 
 // "\ufdd0", which a template gets that writes JSON in ASCII.
 std::string escaped(std::string_view mark) {
@@ -132,7 +132,7 @@ std::string PromptGuard::mark_text(std::string_view text, Author author) const {
   size_t done = 0;
   for (size_t at = 0; at < text.size(); ++at) {
     const Marker* marker = marker_at(text.substr(at));
-    if (!marker || (author == Author::kModel && is_thinking(marker->spelled))) continue;
+    if (!marker || (author == Author::kModel && is_thinking_marker(marker->spelled))) continue;
     const size_t inside = at + decode_utf8(text.substr(at)).bytes;
     out.append(text.substr(done, inside - done)).append(mark_);
     done = inside;

@@ -14,9 +14,9 @@ namespace {
 
 // Descends through the text once. Every function that reads a node begins at its first character; those of
 // block style end at the next content of a later line, those of flow style right behind the node.
-class Builder {
+class YamlBuilder {
  public:
-  Builder(YamlText& text, YamlLimits limits) : text_(text), limits_(limits) {}
+  YamlBuilder(YamlText& text, YamlLimits limits) : text_(text), limits_(limits) {}
 
   Json document() {
     text_.next_content();
@@ -53,7 +53,7 @@ class Builder {
   // One level of nesting while it lives.
   class Level {
    public:
-    explicit Level(Builder& builder) : depth_(builder.depth_) {
+    explicit Level(YamlBuilder& builder) : depth_(builder.depth_) {
       if (++depth_ <= builder.limits_.depth) return;
       builder.text_.fail_at(builder.text_.here(),
                             "found a collection inside {} others, expected at most {} levels", depth_ - 1,
@@ -320,7 +320,7 @@ Json parse_yaml(std::string_view characters, std::string_view name, YamlLimits l
     fail("{}:1:1: found {} bytes of YAML, expected at most {}", name, characters.size(), limits.bytes);
   try {
     YamlText text(characters, name);
-    return Builder(text, limits).document();
+    return YamlBuilder(text, limits).document();
   } catch (const std::bad_alloc&) {
     fail_as(ErrorKind::kMemory, "{}: no memory to parse {} bytes of YAML", name, characters.size());
   }

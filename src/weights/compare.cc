@@ -60,7 +60,7 @@ Side open_side(const std::string& path, bool kt_folder) {
   return side;
 }
 
-bool is_float(Dtype dtype) {
+bool is_comparable_float(Dtype dtype) {
   return dtype == Dtype::kBf16 || dtype == Dtype::kF16 || dtype == Dtype::kF32 || dtype == Dtype::kF64 ||
          dtype == Dtype::kE4m3;
 }
@@ -114,7 +114,7 @@ TensorDifference compare_tensors(const Tensor& a, const Tensor& b, double tolera
   if (!same_type) out.kind = TensorDifference::Kind::kType;
   if (a.shape != b.shape) {
     out.kind = TensorDifference::Kind::kShape;
-  } else if (is_float(a.dtype) && is_float(b.dtype)) {
+  } else if (is_comparable_float(a.dtype) && is_comparable_float(b.dtype)) {
     compare_floats(a, b, tolerance, out);
   } else if (same_type && !a.bytes.empty()) {
     compare_bytes(a, b, out);

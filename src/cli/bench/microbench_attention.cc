@@ -120,6 +120,7 @@ void run_attention(const AttentionFlags& flags) {
   }
   Reader reader(setup.pool, *setup.kernels, read_buffer_bytes());
   auto rows = nlohmann::ordered_json::array();
+  bool above = false;
   for (const int context : flags.contexts) {
     std::optional<StatusLine> status(std::in_place);
     status->show(text("filling a cache of {} tokens", context));
@@ -130,13 +131,15 @@ void run_attention(const AttentionFlags& flags) {
       const Row row{context, tokens, bench.layers(), bench.bytes(),
                     bench.measure(reader, tokens, flags.seconds)};
       status.reset();
+      above |= above_limit(row.figures);
       if (flags.json)
         rows.push_back(json_of(row, setup, flags));
       else
         print_row(row);
     }
   }
-  if (flags.json) print_json(rows);
+  if (flags.json) return print_json(rows);
+  if (above) std::printf("\n%s\n", limit_note().data());
 }
 
 void add_flags(CLI::App& verb, AttentionFlags& flags) {

@@ -1,6 +1,7 @@
 // kt microbench gptq: flags, table and JSON; the measuring is in gptq_bench.cc.
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -92,6 +93,7 @@ void print(const GptqSetup& setup, const std::vector<GptqPart>& parts) {
                 f.operations / f.seconds / 1e9, limit_cells(f).c_str(), dropped_cell(f).c_str(),
                 remark(f).c_str());
   }
+  if (std::ranges::any_of(parts, above_limit, &GptqPart::figures)) std::printf("%s\n", limit_note().data());
   const GptqLayer layer = layer_of(setup, parts);
   const GptqMemory memory = memory_of(setup);
   std::printf("\nA layer of %d experts, top-%d, %lld tokens (%.0f rows an expert), %s:\n",

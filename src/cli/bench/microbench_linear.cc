@@ -22,7 +22,7 @@ struct LinearFlags {
   bool json = false;
 };
 
-struct Row {
+struct LinearRow {
   std::string format;
   int tokens = 0, copies = 0;
   size_t weight_bytes = 0;
@@ -30,7 +30,7 @@ struct Row {
   LimitFigures figures;
 };
 
-nlohmann::ordered_json json_of(const Row& row, const LinearSetup& setup, const LinearFlags& flags) {
+nlohmann::ordered_json json_of(const LinearRow& row, const LinearSetup& setup, const LinearFlags& flags) {
   const LimitFigures& f = row.figures;
   nlohmann::ordered_json out;
   out["format"] = row.format;
@@ -54,12 +54,12 @@ nlohmann::ordered_json json_of(const Row& row, const LinearSetup& setup, const L
   return out;
 }
 
-void print_heads() {
+void print_linear_heads() {
   std::printf("%-15s %6s %6s %10s %7s %8s  %s %7s %9s\n", "format", "tokens", "copies", "us", "GB/s", "TOPS",
               limit_heads().c_str(), "packed", "dropped");
 }
 
-void print_row(const Row& row) {
+void print_row(const LinearRow& row) {
   const LimitFigures& f = row.figures;
   std::printf("%-15s %6d %6d %10.0f %7.1f %8s  %s %6.2fx %9s%s\n", row.format.c_str(), row.tokens, row.copies,
               f.seconds * 1e6, f.bytes / f.seconds / 1e9,
@@ -86,10 +86,11 @@ void run_linear(const LinearFlags& flags) {
   if (!flags.json) {
     std::printf("[%d, %d]; %s, %s; %s activations\n\n", setup.n, setup.k, setup.kernels->name,
                 counted(setup.pool->threads(), "thread").c_str(), flags.acts.c_str());
-    print_heads();
+    print_linear_heads();
   }
   Reader reader(setup.pool, *setup.kernels, read_buffer_bytes());
   auto rows = nlohmann::ordered_json::array();
+  bool above = false;
   for (const NamedFormat& format : formats) {
     std::optional<StatusLine> status(std::in_place);
     status->show(text("packing {}", format.name));
@@ -97,20 +98,22 @@ void run_linear(const LinearFlags& flags) {
     for (const int tokens : flags.tokens) {
       if (!status) status.emplace();
       status->show(text("{}, {} tokens", format.name, tokens));
-      const Row row{std::string(format.name),
-                    tokens,
-                    bench.copies(),
-                    bench.bytes(),
-                    bench.packed_bytes_ratio(),
-                    bench.measure(reader, tokens, flags.seconds)};
+      const LinearRow row{std::string(format.name),
+                          tokens,
+                          bench.copies(),
+                          bench.bytes(),
+                          bench.packed_bytes_ratio(),
+                          bench.measure(reader, tokens, flags.seconds)};
       status.reset();
+      above |= above_limit(row.figures);
       if (flags.json)
         rows.push_back(json_of(row, setup, flags));
       else
         print_row(row);
     }
   }
-  if (flags.json) print_json(rows);
+  if (flags.json) return print_json(rows);
+  if (above) std::printf("\n%s\n", limit_note().data());
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ struct MoeFlags {
   bool json = false;
 };
 
-struct Row {
+struct MoeRow {
   std::string format;
   int tokens = 0, layers = 0;
   size_t weight_bytes = 0;
@@ -45,7 +45,7 @@ struct Row {
   MoeFigures figures;
 };
 
-nlohmann::ordered_json json_of(const Row& row, const MoeSetup& setup, const MoeFlags& flags) {
+nlohmann::ordered_json json_of(const MoeRow& row, const MoeSetup& setup, const MoeFlags& flags) {
   const MoeFigures& f = row.figures;
   nlohmann::ordered_json out;
   out["format"] = row.format;
@@ -74,12 +74,12 @@ nlohmann::ordered_json json_of(const Row& row, const MoeSetup& setup, const MoeF
   return out;
 }
 
-void print_heads() {
+void print_moe_heads() {
   std::printf("%-15s %6s %6s %10s %7s %8s  %s %7s %9s\n", "format", "tokens", "layers", "us/layer", "GB/s",
               "TOPS", limit_heads().c_str(), "packed", "dropped");
 }
 
-void print_row(const Row& row) {
+void print_row(const MoeRow& row) {
   const MoeFigures& f = row.figures;
   std::printf("%-15s %6d %6d %10.0f %7.1f %8s  %s %6.2fx %9s%s\n", row.format.c_str(), row.tokens, row.layers,
               f.seconds * 1e6, f.bytes / f.seconds / 1e9,
@@ -123,10 +123,11 @@ void run_moe(const MoeFlags& flags) {
                 setup.shape.experts, setup.shape.hidden, setup.shape.inter, setup.top_k, setup.kernels->name,
                 counted(setup.pool->threads(), "thread").c_str(),
                 counted(setup.pool->nodes(), "shard").c_str(), flags.routing.c_str(), flags.acts.c_str());
-    print_heads();
+    print_moe_heads();
   }
   Reader reader(setup.pool, *setup.kernels, read_buffer_bytes());
   auto rows = nlohmann::ordered_json::array();
+  bool above = false;
   for (const NamedFormat& format : formats) {
     std::optional<StatusLine> status(std::in_place);
     status->show(text("packing {}", format.name));
@@ -134,20 +135,22 @@ void run_moe(const MoeFlags& flags) {
     for (const int tokens : flags.tokens) {
       if (!status) status.emplace();
       status->show(text("{}, {} tokens", format.name, tokens));
-      const Row row{std::string(format.name),
-                    tokens,
-                    model.layers(),
-                    model.bytes(),
-                    model.packed_bytes_ratio(),
-                    measure_moe(model, reader, routing, tokens, flags.seconds)};
+      const MoeRow row{std::string(format.name),
+                       tokens,
+                       model.layers(),
+                       model.bytes(),
+                       model.packed_bytes_ratio(),
+                       measure_moe(model, reader, routing, tokens, flags.seconds)};
       status.reset();
+      above |= above_limit(row.figures);
       if (flags.json)
         rows.push_back(json_of(row, setup, flags));
       else
         print_row(row);
     }
   }
-  if (flags.json) print_json(rows);
+  if (flags.json) return print_json(rows);
+  if (above) std::printf("\n%s\n", limit_note().data());
 }
 
 }  // namespace

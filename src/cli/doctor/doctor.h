@@ -95,7 +95,7 @@ void look_at_memory(Diagnosis& d, const Machine& machine);
 void look_at_numa(Diagnosis& d, const Machine& machine);
 // doctor_kernels.cc. A null pool: nothing is measured.
 struct IsaChoice {
-  std::vector<IsaStatus> all;
+  std::vector<KnownIsa> all;
   const Kernels* used = nullptr;
   std::string forced_by;  // the variable that chose it, or ""
 };

@@ -53,7 +53,7 @@ std::string cost_of(const Kernels& used, const Kernels& best, const std::shared_
 }  // namespace
 
 IsaChoice isa_choice(const Machine& machine) {
-  IsaChoice choice{.all = isas(), .used = &kernels(), .forced_by = {}};
+  IsaChoice choice{.all = known_isas(), .used = &kernels(), .forced_by = {}};
   for (const char* variable : {"KT_KERNEL_CPU_VARIANT", "KT_ISA"})
     if (!machine.variable(variable).empty()) choice.forced_by = variable;
   return choice;
@@ -61,26 +61,38 @@ IsaChoice isa_choice(const Machine& machine) {
 
 void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Pool>& pool) {
   const Kernels *best = nullptr, *portable = &kernels_named("portable");
-  std::string lacking;
+  const KnownIsa* runs = nullptr;  // the best of all, compiled or not
+  std::string lacking, left_out;
+  int compiled = 0;
   auto table = nlohmann::ordered_json::array();
-  for (const IsaStatus& isa : choice.all) {
-    if (!isa.missing)
-      best = isa.table;
+  for (const KnownIsa& isa : choice.all) {
+    if (isa.table) ++compiled;
+    if (isa.missing)
+      lacking += text("{}{} (no {})", lacking.empty() ? "; not on this CPU: " : ", ", isa.name, isa.missing);
+    else if (!isa.table)
+      left_out += text("{}{}", left_out.empty() ? "; left out of this build: " : ", ", isa.name);
     else
-      lacking +=
-          text("{}{} (no {})", lacking.empty() ? "; not on this CPU: " : ", ", isa.table->name, isa.missing);
-    table.push_back({{"name", isa.table->name},
-                     {"missing", isa.missing ? nlohmann::ordered_json(isa.missing) : nullptr}});
+      best = isa.table;
+    if (!isa.missing) runs = &isa;
+    table.push_back({{"name", isa.name},
+                     {"missing", isa.missing ? nlohmann::ordered_json(isa.missing) : nullptr},
+                     {"compiled", isa.table != nullptr}});
   }
   d.facts["isa"] = {{"used", choice.used->name}, {"best", best->name}, {"all", table}};
-  Finding f{"isa",
-            text("{} in use, the best of {} compiled in{}", choice.used->name, choice.all.size(), lacking)};
+  Finding f{"isa", text("{} in use, the best of {} compiled in{}{}", choice.used->name, compiled, left_out,
+                        lacking)};
   if (best != choice.used) {
     f.level = Level::kWarning;
     f.found =
         text("{} in use, forced by {}; {} would run here", choice.used->name, choice.forced_by, best->name);
     f.cost = cost_of(*choice.used, *best, pool);
     f.fix = "unset " + choice.forced_by;
+  } else if (!runs->table) {
+    f.level = Level::kWarning;
+    f.found =
+        text("{} in use; {} would run here and was left out of this build", choice.used->name, runs->name);
+    f.cost = "slower products";
+    f.fix = "make compiles every instruction set (cmake -DKT_ISAS=all)";
   } else if (best == portable) {
     f.level = Level::kBad;
     f.cost = "no vector instructions: every product runs in plain C++";

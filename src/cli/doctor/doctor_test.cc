@@ -178,19 +178,38 @@ TEST_F(Doctor, AmxNeedsANewKernel) {
 
 TEST_F(Doctor, OnlyPortableIsAFailure) {
   const Kernels& portable = kernels_named("portable");
-  IsaChoice choice{.all = isas(), .used = &portable, .forced_by = {}};
-  for (IsaStatus& isa : choice.all) isa.missing = isa.table == &portable ? nullptr : "everything";
+  IsaChoice choice{.all = known_isas(), .used = &portable, .forced_by = {}};
+  for (KnownIsa& isa : choice.all) isa.missing = isa.table == &portable ? nullptr : "everything";
   look_at_isa(d, choice, nullptr);
   EXPECT_EQ(about("isa").level, Level::kBad);
   EXPECT_FALSE(d.healthy());
 }
 
 TEST_F(Doctor, ForcedIsaIsNamed) {
-  IsaChoice choice{.all = isas(), .used = &kernels_named("portable"), .forced_by = "KT_ISA"};
-  for (IsaStatus& isa : choice.all) isa.missing = nullptr;
+  IsaChoice choice{.all = known_isas(), .used = &kernels_named("portable"), .forced_by = "KT_ISA"};
+  for (KnownIsa& isa : choice.all) isa.missing = nullptr;
   look_at_isa(d, choice, nullptr);
   EXPECT_EQ(about("isa").level, Level::kWarning);
   EXPECT_EQ(about("isa").fix, "unset KT_ISA");
+}
+
+TEST_F(Doctor, ABetterIsaThatWasLeftOutIsNamed) {
+  const Kernels* portable = &kernels_named("portable");
+  const IsaChoice choice{.all = {{"portable", portable, nullptr}, {"simd9", nullptr, nullptr}},
+                         .used = portable};
+  look_at_isa(d, choice, nullptr);
+  EXPECT_EQ(about("isa").level, Level::kWarning);
+  EXPECT_THAT(about("isa").found, HasSubstr("simd9 would run here and was left out"));
+  EXPECT_THAT(about("isa").fix, HasSubstr("-DKT_ISAS=all"));
+}
+
+TEST_F(Doctor, IsasThatWereLeftOutAreNamed) {
+  const Kernels* portable = &kernels_named("portable");
+  const IsaChoice choice{
+      .all = {{"portable", portable, "all"}, {"simd8", nullptr, nullptr}, {"simd9", portable, nullptr}},
+      .used = portable};
+  look_at_isa(d, choice, nullptr);
+  EXPECT_THAT(about("isa").found, HasSubstr("the best of 2 compiled in; left out of this build: simd8"));
 }
 
 TEST_F(Doctor, KernelsAreRun) {
@@ -203,7 +222,8 @@ TEST_F(Doctor, KernelsAreRun) {
 // The promise behind the verb: a CPU path that does nothing cannot pass.
 TEST_F(Doctor, KernelsThatDoNothingAreAFailure) {
   Kernels idle = kernels();
-  for (auto& multiply : idle.few) multiply = [](const MultiplyArgs&) noexcept {};
+  const std::vector<Kernels::Multiply> nothing(kLayoutCount, [](const MultiplyArgs&) noexcept {});
+  idle.few = nothing.data();
   look_at_kernels(d, idle);
   EXPECT_EQ(about("kernels").level, Level::kBad);
   EXPECT_THAT(about("kernels").found, HasSubstr("int4 few with 1 row"));

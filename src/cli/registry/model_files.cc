@@ -172,13 +172,6 @@ std::optional<ModelFiles> inspect_safetensors(const std::string& path, const Che
   return out;
 }
 
-std::string lower(std::string_view words) {
-  std::string out(words);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
-
 bool same_shape(const ModelFiles& a, const ModelFiles& b) {
   const auto agree = [](auto x, auto y) { return x == 0 || y == 0 || x == y; };
   return a.experts > 0 && a.experts == b.experts && a.hidden == b.hidden && a.inter == b.inter &&
@@ -186,6 +179,13 @@ bool same_shape(const ModelFiles& a, const ModelFiles& b) {
 }
 
 }  // namespace
+
+std::string lower_case(std::string_view words) {
+  std::string out(words);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
 
 std::string_view name_of(FilesKind kind) {
   switch (kind) {
@@ -248,7 +248,7 @@ std::string absolute_path(const std::string& path) {
 Kinship kinship(const ModelFiles& model, const ModelFiles& weights) {
   if (!same_shape(model, weights)) return Kinship::kNone;
   if (!weights.sources.empty() && weights.sources == model.own) return Kinship::kSource;
-  return lower(weights.name).starts_with(lower(model.name)) ? Kinship::kName : Kinship::kShape;
+  return lower_case(weights.name).starts_with(lower_case(model.name)) ? Kinship::kName : Kinship::kShape;
 }
 
 }  // namespace kt

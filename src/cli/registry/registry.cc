@@ -94,20 +94,13 @@ std::string today() {
   return out;
 }
 
-std::string lower(std::string_view words) {
-  std::string out(words);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
-
 ResolvedModel resolved(const ModelEntry& entry) {
   return {.path = entry.path, .weights = entry.weights, .gpu = entry.gpu, .name = entry.name};
 }
 
 ResolvedModel resolved_demo() { return {.path = demo_path(), .name = std::string(kDemoName)}; }
 
-bool is_there(const std::string& path) {
+bool path_exists(const std::string& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
 }
@@ -115,7 +108,7 @@ bool is_there(const std::string& path) {
 // Of what was typed: the model's own path, as far as it is one.
 bool names_a_path(const std::string& words) {
   if (words.find('/') != words.npos || words == "." || words == "..") return true;
-  return is_there(words) && holds_model_files(words);
+  return path_exists(words) && holds_model_files(words);
 }
 
 std::string known_names(const std::vector<ModelEntry>& entries) {
@@ -126,15 +119,15 @@ std::string known_names(const std::vector<ModelEntry>& entries) {
 
 // A name, as written or in other letters, or the beginning of one.
 std::optional<ResolvedModel> match_name(const std::string& words, const std::vector<ModelEntry>& entries) {
-  const std::string wanted = lower(words);
+  const std::string wanted = lower_case(words);
   for (const ModelEntry& entry : entries)
     if (entry.name == words) return resolved(entry);
   for (const ModelEntry& entry : entries)
-    if (lower(entry.name) == wanted) return resolved(entry);
+    if (lower_case(entry.name) == wanted) return resolved(entry);
   if (wanted == kDemoName) return resolved_demo();
   std::vector<const ModelEntry*> begun;
   for (const ModelEntry& entry : entries)
-    if (lower(entry.name).starts_with(wanted)) begun.push_back(&entry);
+    if (lower_case(entry.name).starts_with(wanted)) begun.push_back(&entry);
   const bool demo = kDemoName.starts_with(wanted);
   if (begun.size() + (demo ? 1 : 0) == 1) return demo ? resolved_demo() : resolved(*begun[0]);
   if (begun.empty()) return std::nullopt;
@@ -165,7 +158,7 @@ void check_model_name(std::string_view name) {
         "'{}' is no name for a model: expected up to 64 letters, digits, '.', '_' and '-', first a letter or "
         "digit",
         shown(name));
-  if (lower(name) == kDemoName) fail("'{}' is the model that comes with kt; choose another name", name);
+  if (lower_case(name) == kDemoName) fail("'{}' is the model that comes with kt; choose another name", name);
 }
 
 void put_models(std::vector<ModelEntry> entries) {
@@ -194,7 +187,7 @@ bool remove_model(std::string_view name) {
 std::string demo_path() {
   constexpr const char* kFolder = "demo/tiny-deepseekv3";
   if (const char* given = std::getenv("KT_DEMO_MODEL"); given && *given) {
-    if (!is_there(std::string(given) + "/config.json"))
+    if (!path_exists(std::string(given) + "/config.json"))
       fail("the demo model: KT_DEMO_MODEL is {}, which has no config.json", given);
     return given;
   }
@@ -205,7 +198,7 @@ std::string demo_path() {
   std::vector<std::string> looked;
   for (const fs::path& root : {here / ".." / "..", here / ".." / "share" / "kt"}) {
     const std::string folder = (root / kFolder).lexically_normal().string();
-    if (is_there(folder + "/config.json")) return folder;
+    if (path_exists(folder + "/config.json")) return folder;
     looked.push_back(folder);
   }
   fail("the demo model is not there; looked in {}; KT_DEMO_MODEL names its folder", shown_list(looked));
@@ -215,7 +208,7 @@ std::optional<ResolvedModel> try_find_model(const std::string& words) {
   if (words.empty()) return std::nullopt;
   if (names_a_path(words)) return ResolvedModel{.path = words};
   if (const auto found = match_name(words, registered_models())) return found;
-  if (is_there(words)) return ResolvedModel{.path = words};
+  if (path_exists(words)) return ResolvedModel{.path = words};
   return std::nullopt;
 }
 

@@ -20,7 +20,7 @@ std::vector<uint8_t> packed_codes(const Matrix& matrix) {
   return out;
 }
 
-Json to_json(const ExpertFigures& f) {
+Json record_of(const ExpertFigures& f) {
   return {static_cast<int>(f.by),
           f.tokens,
           f.held_out,
@@ -44,10 +44,10 @@ ExpertFigures figures_from(const Json& json) {
           .down_damping = json.at(7)};
 }
 
-Json to_json(const LayerFigures& figures) {
+Json record_of(const LayerFigures& figures) {
   Json experts = Json::array(), linears = Json::array();
-  for (const ExpertFigures& f : figures.experts) experts.push_back(to_json(f));
-  for (const LinearFigures& f : figures.linears) linears.push_back({f.module, to_json(f.figures)});
+  for (const ExpertFigures& f : figures.experts) experts.push_back(record_of(f));
+  for (const LinearFigures& f : figures.linears) linears.push_back({f.module, record_of(f.figures)});
   return {{"layer", figures.layer}, {"experts", std::move(experts)}, {"linears", std::move(linears)}};
 }
 
@@ -108,7 +108,7 @@ void save_rounded_layer(const std::string& path, const RoundedMatrices& layer, c
     shapes[module] = {matrix.n, matrix.k};
   }
   Metadata metadata = {
-      {"figures", to_json(layer.figures).dump()}, {"settings", settings}, {"shapes", shapes.dump()}};
+      {"figures", record_of(layer.figures).dump()}, {"settings", settings}, {"shapes", shapes.dump()}};
   LayerSum sum;
   sum.add(metadata);
   for (const auto& [module, matrix] : layer.matrices) {

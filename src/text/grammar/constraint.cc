@@ -10,8 +10,8 @@
 namespace kt {
 namespace {
 
-constexpr size_t kMostKept = 6000;  // sets of threads, between tokens; a kilobyte or two each
-constexpr size_t kMostWeight = 500'000;
+constexpr size_t kMostSets = 6000;  // sets of threads, between tokens; a kilobyte or two each
+constexpr size_t kMostSetWeight = 500'000;
 
 // Keys of the objects that are open, for the rule that keys do not repeat: the one thing in JSON that a stack
 // cannot hold. Objects are told apart by how deep they lie.
@@ -121,7 +121,7 @@ class GrammarConstraint : public TokenConstraint {
     } else {
       read_bytes(id);
     }
-    if (machine_.size() <= kMostKept && machine_.weight() <= kMostWeight) return;
+    if (machine_.size() <= kMostSets && machine_.weight() <= kMostSetWeight) return;
     masks_.forget();
     now_ = machine_.forget_but(now_);
   }

@@ -11,7 +11,7 @@ constexpr size_t kMostThreads = 8192;    // of one set, calls followed
 constexpr size_t kMostConfigs = 30'000;  // between two calls of forget_but
 constexpr size_t kMostWeight = 4'000'000;
 constexpr size_t kMostWork = 60'000'000;  // edges looked at, some tenths of a second
-constexpr int32_t kDeepest = 600;         // calls within each other; some three for each level of JSON
+constexpr int32_t kDeepestCalls = 600;    // calls within each other; some three for each level of JSON
 
 size_t mixed(uint64_t a, uint64_t b) {
   uint64_t x = (a ^ b * 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
@@ -131,7 +131,7 @@ void GrammarMachine::close(Config& config) {
           break;
         case RuleEdge::Kind::kCall:
           // A text that nests deeper than this cannot come.
-          if (depth >= kDeepest) break;
+          if (depth >= kDeepestCalls) break;
           // A call at the very end needs no way back.
           visit({edge.value, pure_end(edge.target) ? thread.stack : pushed(edge.target, thread.stack)});
           break;

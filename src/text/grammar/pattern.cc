@@ -8,9 +8,9 @@
 namespace kt {
 namespace {
 
-constexpr int kMostStates = 30'000;
-constexpr size_t kMostEdges = 200'000, kMostSets = 500;
-constexpr int kDeepest = 50;  // groups within each other
+constexpr int kMostPatternStates = 30'000;
+constexpr size_t kMostPatternEdges = 200'000, kMostPatternSets = 500;
+constexpr int kDeepestGroups = 50;  // groups within each other
 constexpr int64_t kMostRepeats = 10'000;
 
 CodeSet set_of(std::vector<CodeRange> ranges) { return CodeSet(std::move(ranges)); }
@@ -190,7 +190,7 @@ class PatternParser {
         refuse("only (...), (?:...) and (?<name>...) groups are supported; not this");
       }
     }
-    if (++depth_ > kDeepest) refuse("groups nest too far");
+    if (++depth_ > kDeepestGroups) refuse("groups nest too far");
     const Part part = alternatives();
     --depth_;
     if (!take(')')) refuse("a group without its ')'");
@@ -326,20 +326,22 @@ const CodeSet& all_characters() {
 }
 
 int Pattern::state() {
-  if (states >= kMostStates) fail("pattern: too large; expected at most {} states", kMostStates);
+  if (states >= kMostPatternStates)
+    fail("pattern: too large; expected at most {} states", kMostPatternStates);
   return states++;
 }
 
 int Pattern::set(const CodeSet& set) {
   const auto found = std::ranges::find(sets, set);
   if (found != sets.end()) return static_cast<int>(found - sets.begin());
-  if (sets.size() >= kMostSets) fail("pattern: too many different characters and classes");
+  if (sets.size() >= kMostPatternSets) fail("pattern: too many different characters and classes");
   sets.push_back(set);
   return static_cast<int>(sets.size() - 1);
 }
 
 void Pattern::edge(int from, int to, int set) {
-  if (edges.size() >= kMostEdges) fail("pattern: too large; expected at most {} edges", kMostEdges);
+  if (edges.size() >= kMostPatternEdges)
+    fail("pattern: too large; expected at most {} edges", kMostPatternEdges);
   edges.push_back({from, to, set});
 }
 

@@ -13,7 +13,7 @@ namespace kt {
 namespace {
 
 template <class T>
-T load(const Slab& slab, int64_t index) {
+T load_at(const Slab& slab, int64_t index) {
   T value;
   std::memcpy(&value, slab.bytes.data() + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
   return value;
@@ -57,25 +57,26 @@ void apply_group_index(const Slab& index, StoredPlanes& p, int64_t groups) {
   bool in_order = true;
   int64_t stretch = 0;  // the greatest common divisor of the columns where another group begins
   for (int64_t column = 0; column < p.k; ++column) {
-    const auto group = load<int32_t>(index, column);
+    const auto group = load_at<int32_t>(index, column);
     if (group < 0 || group >= groups)
       fail("{}: column {} is in group {}, expected 0 to {}", index.name(), column, group, groups - 1);
     used[group] = true;
     in_order = in_order && group == column / length;
-    if (column > 0 && group != load<int32_t>(index, column - 1)) stretch = std::gcd(stretch, column);
+    if (column > 0 && group != load_at<int32_t>(index, column - 1)) stretch = std::gcd(stretch, column);
   }
   if (in_order) return;
   const auto missing = std::ranges::find(used, false);
   if (missing != used.end())
     fail("{}: no column is in group {} of {}", index.name(), missing - used.begin(), groups);
   p.format.span.k = static_cast<int>(stretch);
-  for (int64_t column = 0; column < p.k; column += stretch) p.groups.push_back(load<int32_t>(index, column));
+  for (int64_t column = 0; column < p.k; column += stretch)
+    p.groups.push_back(load_at<int32_t>(index, column));
 }
 
 bool all_words(const Slab& slab, uint32_t wanted) {
   const int64_t count = std::ssize(slab.bytes) / 4;
   for (int64_t i = 0; i < count; ++i)
-    if (load<uint32_t>(slab, i) != wanted) return false;
+    if (load_at<uint32_t>(slab, i) != wanted) return false;
   return true;
 }
 
@@ -237,8 +238,8 @@ void settle_compressed(const Module& module, StoredPlanes& p) {
     const bool wide = shape.dtype() == Dtype::kI64;
     if (!wide) expect_int32(shape, 1);
     expect_shape(shape, {2});
-    const int64_t n = wide ? load<int64_t>(shape, 0) : load<int32_t>(shape, 0);
-    const int64_t k = wide ? load<int64_t>(shape, 1) : load<int32_t>(shape, 1);
+    const int64_t n = wide ? load_at<int64_t>(shape, 0) : load_at<int32_t>(shape, 0);
+    const int64_t k = wide ? load_at<int64_t>(shape, 1) : load_at<int32_t>(shape, 1);
     const Slab codes = module.find({"weight_packed"});
     const int64_t unit = codes && dtype_bits(codes.dtype()) == 32 ? 32 : 8;
     if (n != p.n || k < 1 || k > INT64_MAX / 16 ||

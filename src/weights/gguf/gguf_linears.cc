@@ -10,7 +10,7 @@
 namespace kt {
 namespace {
 
-constexpr std::string_view kWeight = ".weight", kKeys = ".attn_k_b.weight", kValues = ".attn_v_b.weight",
+constexpr std::string_view kWeight = ".weight", kRowKeys = ".attn_k_b.weight", kValues = ".attn_v_b.weight",
                            kSharedGate = ".ffn_gate_inp_shexp.weight", kJoined = ".self_attn.kv_b_proj";
 
 bool is_plain(const Tensor& tensor) {
@@ -183,8 +183,8 @@ std::vector<LinearModule> find_gguf_linears(const Checkpoint& checkpoint,
   for (const Tensor& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
     if (!name.ends_with(kWeight) || skip(name)) continue;
-    if (name.ends_with(kKeys)) {
-      const std::string stem = without(name, kKeys);
+    if (name.ends_with(kRowKeys)) {
+      const std::string stem = without(name, kRowKeys);
       if (checkpoint.find(stem + ".attn_kv_b.weight")) continue;  // a file with both forms: that one serves
       const Tensor* const values = checkpoint.find(stem + std::string(kValues));
       const auto norm = published_name(family, stem + ".attn_kv_a_norm.weight");

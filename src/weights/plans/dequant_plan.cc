@@ -83,9 +83,9 @@ void add_fused(ShardPlan& shard, const Checkpoint& checkpoint, const Tensor& blo
                             }});
 }
 
-class Planner {
+class DequantPlanner {
  public:
-  Planner(const Checkpoint& checkpoint, const DequantPlanOptions& options)
+  DequantPlanner(const Checkpoint& checkpoint, const DequantPlanOptions& options)
       : checkpoint_(checkpoint), options_(options), chosen_(chosen_files(checkpoint, options.files)) {
     for (const std::string& path : checkpoint.files()) {
       ShardPlan shard;
@@ -114,7 +114,7 @@ class Planner {
   std::set<const Tensor*> replaced_;  // not to be copied
 };
 
-void Planner::add_linears() {
+void DequantPlanner::add_linears() {
   for (const LinearModule& linear : find_linears(checkpoint_, [](std::string_view) { return false; })) {
     if (!linear.quantised) continue;
     replaced_.insert(linear.tensors.begin(), linear.tensors.end());
@@ -125,7 +125,7 @@ void Planner::add_linears() {
   }
 }
 
-void Planner::add_fused_experts() {
+void DequantPlanner::add_fused_experts() {
   for (const Tensor& blocks : checkpoint_.tensors()) {
     if (!blocks.name.ends_with("_blocks")) continue;
     const std::string stem = blocks.name.substr(0, blocks.name.size() - std::string_view("blocks").size());
@@ -136,7 +136,7 @@ void Planner::add_fused_experts() {
   }
 }
 
-void Planner::add_rest() {
+void DequantPlanner::add_rest() {
   for (const Tensor& tensor : checkpoint_.tensors()) {
     ShardPlan* shard = shard_of(tensor);
     if (!shard || replaced_.contains(&tensor)) continue;
@@ -147,7 +147,7 @@ void Planner::add_rest() {
   }
 }
 
-Json Planner::config() const {
+Json DequantPlanner::config() const {
   Json config = config_without_quantization(options_.config_path.empty() ? checkpoint_.config_json()
                                                                          : read_json(options_.config_path));
   for (const char* key : {"torch_dtype", "dtype"})
@@ -155,7 +155,7 @@ Json Planner::config() const {
   return config;
 }
 
-ConversionPlan Planner::plan() {
+ConversionPlan DequantPlanner::plan() {
   if (checkpoint_.is_gguf())
     fail_as(ErrorKind::kUnsupported, "{}: GGUF checkpoints are not dequantised; safetensors ones are",
             checkpoint_.path());
@@ -186,7 +186,7 @@ ConversionPlan Planner::plan() {
 }  // namespace
 
 ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptions& options) {
-  return Planner(checkpoint, options).plan();
+  return DequantPlanner(checkpoint, options).plan();
 }
 
 }  // namespace kt

@@ -22,7 +22,7 @@ bool ends_with(std::string_view name, std::initializer_list<std::string_view> en
                      [name](std::string_view ending) { return name.ends_with(ending); });
 }
 
-bool is_side_file(const std::string& name) {
+bool is_copied_file(const std::string& name) {
   if (name.starts_with(".") || name == "config.json" || name == "kt_manifest.json" ||
       name == "kt_calibration.json" || name == "kt_calibration.svg")
     return false;
@@ -102,7 +102,8 @@ std::vector<SideFile> side_files(const std::string& folder) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, code)) {
     const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file(code) && is_side_file(name)) files.push_back({name, "", entry.path().string()});
+    if (entry.is_regular_file(code) && is_copied_file(name))
+      files.push_back({name, "", entry.path().string()});
   }
   if (code) fail("{}: {}", folder, code.message());
   std::sort(files.begin(), files.end(), [](const SideFile& a, const SideFile& b) { return a.name < b.name; });

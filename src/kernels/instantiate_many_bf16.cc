@@ -1,0 +1,21 @@
+// As instantiate.cc, for the route many_bf16.
+#include KT_ISA_HEADER
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+using Isa = KT_ISA_CLASS;
+}
+}  // namespace KT_ISA_NAMESPACE
+
+#pragma GCC diagnostic ignored "-Wunused-function"  // the kernels of the other routes
+#include "kernels/many.inl.h"
+#include "kernels/routes.inl.h"
+
+namespace KT_ISA_NAMESPACE {
+
+constexpr Route kManyBf16 = route([]<kt::Layout kL>() -> kt::Kernels::Multiply {
+  if constexpr (Isa::kBf16Product) return many_bf16<kL>;
+  return nullptr;
+});
+
+}  // namespace KT_ISA_NAMESPACE
