@@ -127,7 +127,9 @@ void add_config(CLI::App& kt, Invocation& run) {
     return add_action(*verb, run, name, help, flags, what);
   };
   action("show", "All keys with values and meaning", show)->add_flag("--json", flags->json, "Print JSON");
-  action("get", "The value of a key", get)->add_option("KEY", flags->key, "A key, such as server.port")->required();
+  action("get", "The value of a key", get)
+      ->add_option("KEY", flags->key, "A key, such as server.port")
+      ->required();
   CLI::App* const setting = action("set", "Set a key", set);
   setting->add_option("KEY", flags->key, "A key, such as server.port")->required();
   setting->add_option("VALUE", flags->value, "Its value")->required();

@@ -162,7 +162,8 @@ void AttentionWork::State::add_item(Item item, bool split, size_t& partial_float
   }
   item.join = static_cast<int>(joins.size());
   joins.push_back({parts, partial_floats});
-  partial_floats += static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape(args->plane).dv_pad());
+  partial_floats +=
+      static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape(args->plane).dv_pad());
   const int first = item.first_page, last = item.last_page;
   for (item.part = 0; item.part < parts; ++item.part) {
     const int begin = (group_of(first) + item.part) * kGroupPages;

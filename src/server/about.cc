@@ -87,7 +87,8 @@ void write_speed(MetricsText& out, Service& service) {
   const Pace pace = service.monitor().pace();
   const Rates& rates = service.monitor().rates();
   out.counter("kt_step_seconds_total", "Time in steps of the model.", totals.seconds);
-  out.counter("kt_step_read_bytes_total", "Bytes that steps had to read from memory.", totals.work.total().bytes);
+  out.counter("kt_step_read_bytes_total", "Bytes that steps had to read from memory.",
+              totals.work.total().bytes);
   out.gauge("kt_decode_tokens_per_second", "Tokens generated, over the last second.",
             pace.decode_tokens_per_s);
   out.gauge("kt_prefill_tokens_per_second", "Tokens of prompts, over the last second.",

@@ -25,7 +25,9 @@ TEST(WeightMethod, UnknownNamesGetTheList) {
 TEST(WeightMethod, KnowsShortNamesInAnyCase) {
   for (const WeightMethod& method : weight_methods()) {
     EXPECT_EQ(&weight_method_named(method.name), &method);
-    if (!method.word.empty()) EXPECT_EQ(&weight_method_named(method.word), &method);
+    if (!method.word.empty()) {
+      EXPECT_EQ(&weight_method_named(method.word), &method);
+    }
   }
   EXPECT_EQ(weight_method_named("Int4").name, "AMXINT4");
   EXPECT_EQ(weight_method_named("fp8_perchannel").name, "FP8_PERCHANNEL");

@@ -11,11 +11,10 @@
 #include "bench/server_figures.h"
 #include "bench/stream_event.h"
 #include "terminal/report.h"
+#include "text/json.h"
 
 namespace kt {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // The server as it is asked before the measurement: what it serves, how it counts.
 class Asker {
@@ -27,7 +26,7 @@ class Asker {
     const HttpReply reply = ask("GET", "/v1/models", "");
     if (reply.status != 200)
       fail("/v1/models: HTTP {}: {}; --model NAME does without it", reply.status, error_message(reply.body));
-    const Json parsed = Json::parse(reply.body, nullptr, false);
+    const OrderedJson parsed = OrderedJson::parse(reply.body, nullptr, false);
     if (!parsed.is_object() || !parsed.contains("data") || !parsed["data"].is_array() ||
         parsed["data"].empty() || !parsed["data"][0].is_object() || !parsed["data"][0].contains("id") ||
         !parsed["data"][0]["id"].is_string())
@@ -39,9 +38,9 @@ class Asker {
   std::optional<int64_t> count_tokens(const std::string& model, const std::string& prompt) {
     for (; tried_ < 3; ++tried_) {
       static constexpr const char* kNames[] = {"prompt", "content", "text"};
-      const Json body = {{"model", model}, {kNames[tried_], prompt}};
+      const OrderedJson body = {{"model", model}, {kNames[tried_], prompt}};
       const HttpReply reply = ask("POST", "/tokenize", body.dump());
-      const Json parsed = Json::parse(reply.body, nullptr, false);
+      const OrderedJson parsed = OrderedJson::parse(reply.body, nullptr, false);
       if (reply.status == 200 && parsed.is_object() && parsed.contains("tokens") &&
           parsed["tokens"].is_array() && !parsed["tokens"].empty())
         return static_cast<int64_t>(parsed["tokens"].size());
@@ -102,7 +101,7 @@ class ServerBench {
 
 std::string ServerBench::body(int words) {
   const std::string prompt = prompts_.next(words, prefix_);
-  Json out = {{"model", model_}};
+  OrderedJson out = {{"model", model_}};
   if (flags_.api == "chat")
     out["messages"] = {{{"role", "user"}, {"content", prompt}}};
   else
@@ -160,16 +159,16 @@ void print(const ServerBenchFlags& flags, const ServerBenchCase& at, const Serve
     std::printf("%s", table_of(levels).c_str());
     return;
   }
-  Json out = {{"server", flags.url},
-              {"model", bench.model()},
-              {"api", flags.api},
-              {"max_tokens", at.tokens},
-              {"shared_prefix", flags.shared_prefix},
-              {"seed", flags.seed},
-              {"prompts_from", bench.counts() ? "tokenize" : "words"},
-              {"points", Json::array()}};
+  OrderedJson out = {{"server", flags.url},
+                     {"model", bench.model()},
+                     {"api", flags.api},
+                     {"max_tokens", at.tokens},
+                     {"shared_prefix", flags.shared_prefix},
+                     {"seed", flags.seed},
+                     {"prompts_from", bench.counts() ? "tokenize" : "words"},
+                     {"points", OrderedJson::array()}};
   for (const LevelFigures& level : levels) out["points"].push_back(json_of(level));
-  std::printf("%s\n", out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+  std::printf("%s\n", out.dump(2, ' ', false, OrderedJson::error_handler_t::replace).c_str());
 }
 
 }  // namespace
