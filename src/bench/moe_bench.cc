@@ -93,7 +93,7 @@ void forward(const MoeModel& model, const MoeCall& call, CallBuffers& buffers, i
 MoeModel::MoeModel(const MoeSetup& setup, const Format& format) : setup_(setup), format_(format) {
   const auto workspace = std::make_shared<Workspace>();
   ExpertsOptions options;
-  options.gate_up = options.down = format;
+  options.gate = options.up = options.down = format;
   options.precision = setup.precision;
   options.max_tokens = setup.max_tokens;
   options.kernels = setup.kernels;

@@ -73,7 +73,7 @@ TEST(ExpertLoad, ValuesGiveTheBitsOfQuantise) {
       layer.load_values(values.view(), map);
       const MethodFormats f = formats_of(method, kShape.hidden, kShape.inter, 32, true);
       Experts plain(layer.team().pool(), layer.team().workspace(), kShape,
-                    {.gate_up = f.gate_up, .down = f.down, .max_tokens = 512});
+                    {.gate = f.gate_up, .up = f.gate_up, .down = f.down, .max_tokens = 512});
       for (int slot = 0; slot < kShape.experts; ++slot) {
         const int e = static_cast<int>(map[static_cast<size_t>(slot)]);
         const Matrix gate = values.matrix(values.gate, f.gate_up, e, kShape.inter, kShape.hidden),

@@ -1,11 +1,13 @@
 // Layers loaded from files of every dialect, against nn/experts loaded with the matrices that the files were
 // written from. The files are written here, from their definitions.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
-#include <functional>
 #include <map>
 
+#include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 #include "weights/testing/files.h"
 #include "weights/testing/tiny_model.h"
@@ -22,15 +24,15 @@ constexpr const char* kNames[] = {"gate", "up", "down"};
 
 // Matrices of all experts: 3 e + p is projection p of expert e.
 struct StoredExperts {
-  Format gate_up, down;
+  std::array<Format, 3> formats;  // of gate, up and down
   std::vector<Matrix> matrices;
 
-  StoredExperts(const Format& in, const Format& out) : gate_up(in), down(out) {
+  explicit StoredExperts(const std::array<const char*, 3>& names) {
+    for (size_t p = 0; p < 3; ++p) formats[p] = format_named(names[p]);
     for (unsigned i = 0; i < 3 * kShape.experts; ++i) {
       const bool is_down = i % 3 == 2;
       const int64_t n = is_down ? kShape.hidden : kShape.inter, k = is_down ? kShape.inter : kShape.hidden;
-      matrices.push_back(
-          quantise(is_down ? out : in, random_values(static_cast<size_t>(n * k), i, 0.1f), n, k));
+      matrices.push_back(quantise(formats[i % 3], random_values(static_cast<size_t>(n * k), i, 0.1f), n, k));
     }
   }
   const Matrix& at(size_t expert, size_t projection) const { return matrices[3 * expert + projection]; }
@@ -42,7 +44,7 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   std::vector<uint8_t> bytes;
 };
-using Store = std::function<std::vector<StoredTensor>(const Matrix&)>;
+using Store = std::vector<StoredTensor> (*)(const Matrix&);
 
 // Columns 2 i and 2 i + 1 in a byte, the first one low; eight of a row in a little-endian word too.
 std::vector<uint8_t> nibbles(const std::vector<uint8_t>& codes) {
@@ -60,6 +62,9 @@ std::vector<T> transposed(const std::vector<T>& from, int64_t rows, int64_t colu
   return out;
 }
 
+std::vector<StoredTensor> store_bf16(const Matrix& m) {
+  return {{"weight", Dtype::kBf16, {m.n, m.k}, m.codes}};
+}
 std::vector<StoredTensor> store_fp8(const Matrix& m) {
   return {{"weight", Dtype::kE4m3, {m.n, m.k}, m.codes},
           {"weight_scale_inv", Dtype::kF32, {(m.n + 127) / 128, (m.k + 127) / 128}, m.scales}};
@@ -105,14 +110,14 @@ std::vector<StoredTensor> store_gptq(const Matrix& m) {
           {"g_idx", Dtype::kI32, {m.k}, bytes(index)}};
 }
 
-void write_folder(const StoredExperts& experts, const Store& store, const Json& quantization,
+void write_folder(const StoredExperts& experts, const std::array<Store, 3>& stores, const Json& quantization,
                   const std::string& folder) {
   std::filesystem::create_directories(folder);
   std::vector<TensorSpec> specs;
   std::vector<std::vector<uint8_t>> bytes;
   for (size_t e = 0; e < kShape.experts; ++e)
     for (size_t p = 0; p < 3; ++p)
-      for (StoredTensor& tensor : store(experts.at(e, p))) {
+      for (StoredTensor& tensor : stores[p](experts.at(e, p))) {
         specs.push_back(
             {text("model.layers.{}.mlp.experts.{}.{}_proj.{}", kLayer, e, kNames[p], tensor.suffix),
              tensor.dtype, tensor.shape});
@@ -174,13 +179,12 @@ struct GgufType {
   std::string (*blocks)(const Matrix&);
 };
 
-void write_gguf(const StoredExperts& experts, const GgufType& in, const GgufType& out,
-                const std::string& path) {
+void write_gguf(const StoredExperts& experts, const std::array<GgufType, 3>& types, const std::string& path) {
   std::string data;
   uint64_t offsets[3];
   for (size_t p = 0; p < 3; ++p) {
     offsets[p] = data.size();
-    for (size_t e = 0; e < kShape.experts; ++e) data += (p == 2 ? out : in).blocks(experts.at(e, p));
+    for (size_t e = 0; e < kShape.experts; ++e) data += types[p].blocks(experts.at(e, p));
     data.resize((data.size() + 31) / 32 * 32);
   }
   GgufBytes file(3, 6);
@@ -188,9 +192,9 @@ void write_gguf(const StoredExperts& experts, const GgufType& in, const GgufType
   file.number("qwen3moe.embedding_length", kShape.hidden).number("qwen3moe.expert_count", kShape.experts);
   file.number("qwen3moe.expert_used_count", 2).number("qwen3moe.expert_feed_forward_length", kShape.inter);
   constexpr uint64_t kHidden = kShape.hidden, kInter = kShape.inter, kExperts = kShape.experts;
-  file.tensor("blk.1.ffn_gate_exps.weight", {kHidden, kInter, kExperts}, in.number, offsets[0]);
-  file.tensor("blk.1.ffn_up_exps.weight", {kHidden, kInter, kExperts}, in.number, offsets[1]);
-  file.tensor("blk.1.ffn_down_exps.weight", {kInter, kHidden, kExperts}, out.number, offsets[2]);
+  file.tensor("blk.1.ffn_gate_exps.weight", {kHidden, kInter, kExperts}, types[0].number, offsets[0]);
+  file.tensor("blk.1.ffn_up_exps.weight", {kHidden, kInter, kExperts}, types[1].number, offsets[1]);
+  file.tensor("blk.1.ffn_down_exps.weight", {kInter, kHidden, kExperts}, types[2].number, offsets[2]);
   file.data(0).add(data);
   std::ofstream(path, std::ios::binary) << file.str();
 }
@@ -203,8 +207,9 @@ void expect_bits(const char* method, const StoredExperts& stored, const std::str
     ExpertLayer layer(team,
                       {.layer = kLayer, .shape = kShape, .top_k = 4, .method = method, .weights = path});
     layer.load(map);
-    Experts plain(team->pool(), team->workspace(), kShape,
-                  {.gate_up = stored.gate_up, .down = stored.down, .max_tokens = 512});
+    Experts plain(
+        team->pool(), team->workspace(), kShape,
+        {.gate = stored.formats[0], .up = stored.formats[1], .down = stored.formats[2], .max_tokens = 512});
     for (size_t slot = 0; slot < map.size(); ++slot) {
       const auto e = static_cast<size_t>(map[slot]);
       plain.load(static_cast<int>(slot), ExpertWeights{.gate = stored.at(e, 0).view(),
@@ -224,38 +229,92 @@ void expect_bits(const char* method, const StoredExperts& stored, const std::str
   }
 }
 
+// Written back for a GPU as bf16, for one rank: gate above up, and down.
+void expect_bf16_back(const StoredExperts& stored, const std::string& path) {
+  ExpertLayer layer(CpuTeam::shared({.threads = 2}),
+                    {.layer = kLayer, .shape = kShape, .top_k = 4, .method = "LLAMAFILE", .weights = path});
+  layer.load({});
+  const size_t size = static_cast<size_t>(kShape.hidden) * kShape.inter;
+  std::vector<bf16> w13(2 * size), w2(size);
+  ASSERT_EQ(layer.w13_bytes(1), w13.size() * sizeof(bf16));
+  const ExpertBuffers to{.w13 = w13.data(), .w2 = w2.data()};
+  layer.submit_write(2, {&to, 1});
+  layer.sync_write();
+  for (size_t p = 0; p < 3; ++p) {
+    std::vector<float> values(size);
+    dequantise(stored.at(2, p).view(), values);
+    const bf16* const got = p == 2 ? w2.data() : w13.data() + p * size;
+    for (size_t i = 0; i < size; ++i)
+      ASSERT_EQ(got[i].bits, to_bf16(values[i]).bits) << kNames[p] << " element " << i;
+  }
+}
+
 TEST(StoredLoad, Folders) {
   struct Case {
     const char* method;
-    const char* format;
-    Store store;
+    std::array<const char*, 3> formats;
+    std::array<Store, 3> stores;
     const char* quantization = "null";
   };
+  const auto three = [](const auto& one) { return std::array{one, one, one}; };
   const Case cases[] = {
-      {"FP8", "fp8", store_fp8, R"({"quant_method": "fp8", "weight_block_size": [128, 128]})"},
-      {"FP8_PERCHANNEL", "fp8_row", store_fp8_rows},
-      {"MXFP8", "mxfp8", store_mxfp8},
-      {"MXFP4", "mxfp4", store_mxfp4},
-      {"RAWINT4", "int4_g32", store_compressed, R"({"quant_method": "compressed-tensors"})"},
-      {"GPTQ_INT4", "int4_g32_zero", store_gptq,
+      {"FP8", three("fp8"), three(store_fp8), R"({"quant_method": "fp8", "weight_block_size": [128, 128]})"},
+      {"FP8_PERCHANNEL", three("fp8_row"), three(store_fp8_rows)},
+      {"MXFP8", three("mxfp8"), three(store_mxfp8)},
+      {"MXFP4", three("mxfp4"), three(store_mxfp4)},
+      {"RAWINT4", three("int4_g32"), three(store_compressed), R"({"quant_method": "compressed-tensors"})"},
+      {"GPTQ_INT4", three("int4_g32_zero"), three(store_gptq),
        R"({"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": 4, "group_size": 32})"},
+      // what conversions leave when some matrices are named to be kept
+      {"RAWINT4",
+       {"int4_g32", "bf16", "int4_g32"},
+       {store_compressed, store_bf16, store_compressed},
+       R"({"quant_method": "compressed-tensors"})"},
+      {"BF16",
+       {"bf16", "fp8", "bf16"},
+       {store_bf16, store_fp8, store_bf16},
+       R"({"quant_method": "fp8", "weight_block_size": [128, 128]})"},
   };
   for (const Case& c : cases) {
     const TemporaryFolder folder;
-    const StoredExperts experts(format_named(c.format), format_named(c.format));
-    write_folder(experts, c.store, Json::parse(c.quantization), folder / "model");
+    const StoredExperts experts(c.formats);
+    write_folder(experts, c.stores, Json::parse(c.quantization), folder / "model");
     expect_bits(c.method, experts, folder / "model");
   }
+}
+
+// Buffers of codes and scales hold gate and up of one format only.
+TEST(StoredLoad, NamesFormatsThatBuffersCannotHold) {
+  const TemporaryFolder folder;
+  const StoredExperts experts({"int4_g32", "int4_g64", "int4_g32"});
+  const Store narrow = [](const Matrix& m) {
+    std::vector<StoredTensor> tensors = store_compressed(m);
+    tensors[1].shape[1] = m.k / 64;
+    return tensors;
+  };
+  write_folder(experts, {store_compressed, narrow, store_compressed},
+               Json::parse(R"({"quant_method": "compressed-tensors"})"), folder / "model");
+  expect_bits("RAWINT4", experts, folder / "model");
+  ExpertLayer layer(
+      CpuTeam::shared({.threads = 2}),
+      {.layer = kLayer, .shape = kShape, .top_k = 4, .method = "RAWINT4", .weights = folder / "model"});
+  layer.load({});
+  EXPECT_THAT(error_of([&] { layer.w13_scale_bytes(1); }),
+              testing::HasSubstr("RAWINT4 has no buffers for gate as int4_g32 and up as int4_g64"));
 }
 
 TEST(StoredLoad, Gguf) {
   const std::map<std::string, GgufType> types = {
       {"q4_0", {2, q4_0_blocks}}, {"q8_0", {8, q8_0_blocks}}, {"q6_k", {14, q6_k_blocks}}};
-  for (const auto& [in, out] : {std::pair("q4_0", "q4_0"), {"q8_0", "q4_0"}, {"q6_k", "q8_0"}}) {
+  using Names = std::array<const char*, 3>;
+  for (const Names& names :
+       {Names{"q4_0", "q4_0", "q4_0"}, Names{"q8_0", "q8_0", "q4_0"}, Names{"q6_k", "q6_k", "q8_0"},
+        Names{"q4_0", "q6_k", "q8_0"}, Names{"q8_0", "q4_0", "q4_0"}}) {
     const TemporaryFolder folder;
-    const StoredExperts experts(format_named(in), format_named(out));
-    write_gguf(experts, types.at(in), types.at(out), folder / "model.gguf");
+    const StoredExperts experts(names);
+    write_gguf(experts, {types.at(names[0]), types.at(names[1]), types.at(names[2])}, folder / "model.gguf");
     expect_bits("LLAMAFILE", experts, folder / "model.gguf");
+    expect_bf16_back(experts, folder / "model.gguf");
   }
 }
 

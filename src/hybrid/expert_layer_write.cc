@@ -31,7 +31,7 @@ constexpr BufferKind kKinds[] = {
 // How one expert is cut.
 struct Cut {
   BufferKind kind;
-  Format gate_up, down;
+  Format gate, up, down;
   int64_t hidden = 0, inter = 0;
   int ranks = 1;
 
@@ -50,11 +50,14 @@ void check_cut(const Cut& cut, const ExpertLayerOptions& o) {
     fail("layer {}: {} ranks, expected 1, 2, 4 or 8", o.layer, cut.ranks);
   if (cut.inter % cut.ranks != 0) refuse("expected a whole number");
   if (cut.kind.code == Code::kBf16) return;
-  for (const Format& format : {cut.gate_up, cut.down})
+  for (const Format& format : {cut.gate, cut.up, cut.down})
     if (format.code != cut.kind.code || format.scale != cut.kind.scale || format.min != Min::kNone)
       fail_as(ErrorKind::kUnsupported, "layer {}: method {} has no buffers for weights of format {}", o.layer,
               o.method, name_of(format));
-  for (const int step : {cut.gate_up.span.n, cut.down.span.k})
+  if (!(cut.gate == cut.up))  // one buffer holds the scales of both
+    fail_as(ErrorKind::kUnsupported, "layer {}: method {} has no buffers for gate as {} and up as {}",
+            o.layer, o.method, name_of(cut.gate), name_of(cut.up));
+  for (const int step : {cut.gate.span.n, cut.down.span.k})
     if (step > 1 && cut.share() % step != 0) refuse(text("expected a multiple of {}", step));
   if (code_bits(cut.kind.code) == 4 && (cut.share() % 2 != 0 || cut.hidden % 2 != 0))
     refuse(text("two 4-bit codes share a byte, and hidden is {}", cut.hidden));
@@ -121,7 +124,7 @@ class Block {
 void write_in(const Cut& cut, Block& block, ExpertPart part, int64_t index,
               std::span<const ExpertBuffers> ranks) {
   block.read(part, index);
-  const Format& format = cut.gate_up;
+  const Format& format = part == ExpertPart::kUp ? cut.up : cut.gate;
   const int64_t half = part == ExpertPart::kUp ? 1 : 0;
   for (int64_t r = 0; r < block.rows(); ++r) {
     const int64_t row = index * kBlockRows + r, mine = row % cut.share();
@@ -180,11 +183,12 @@ Cut cut_for(const ExpertLayerOptions& o, const WeightMethod& method, const std::
   for (const BufferKind& kind : kKinds)
     if (kind.method == method.name) cut.kind = kind;
   if (experts) {
-    cut.gate_up = experts->options().gate_up;
+    cut.gate = experts->options().gate;
+    cut.up = experts->options().up;
     cut.down = experts->options().down;
   } else {
     const MethodFormats formats = formats_of(method, cut.hidden, cut.inter, o.group_size, o.zero_point);
-    cut.gate_up = formats.gate_up;
+    cut.gate = cut.up = formats.gate_up;
     cut.down = formats.down;
   }
   check_cut(cut, o);
@@ -253,8 +257,7 @@ size_t ExpertLayer::w13_bytes(int ranks) const {
 
 size_t ExpertLayer::w13_scale_bytes(int ranks) const {
   const Cut cut = cut_of(*state_, ranks);
-  return static_cast<size_t>(2 * cut.scale_rows(cut.gate_up, cut.share()) *
-                             cut.scale_row(cut.gate_up, cut.hidden));
+  return static_cast<size_t>(2 * cut.scale_rows(cut.gate, cut.share()) * cut.scale_row(cut.gate, cut.hidden));
 }
 
 size_t ExpertLayer::w2_bytes(int ranks) const {

@@ -66,15 +66,6 @@ bool rounds_while_loading(const WeightMethod& method, const Stored& stored) {
   return stored.method == "BF16" || stored.method == "FP8" || stored.method == "FP8_PERCHANNEL";
 }
 
-// One format that holds both: the wider of two floats, the float of one, else q8_0, whose own error is far
-// below that of any narrower format.
-Format common_format(const Format& gate, const Format& up) {
-  const bool floats[] = {is_float(gate.code), is_float(up.code)};
-  if (floats[0] && floats[1]) return format_named("f32");
-  if (floats[0] || floats[1]) return floats[0] ? gate : up;
-  return format_named("q8_0");
-}
-
 // Experts of a path with what they are read from.
 struct Opened {
   std::optional<Checkpoint> checkpoint;
@@ -225,21 +216,13 @@ void check_method(const WeightMethod& method, const ExpertSource& source, int la
 std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const ExpertSource& source, int layer,
                                           const std::string& path) {
   const Stored stored = stored_in(source, layer);
-  if (!loads_as_stored(method, stored, source)) {
-    const Format format = format_named(kt_bits(method) == 4 ? "int4" : "int8");
-    log_once(LogLevel::kWarning,
-             "{}: experts stored as {} are rounded to {} each time they are loaded; weights that `kt quant` "
-             "converted load faster",
-             path, stored.words, name_of(format));
-    return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
-  }
-  const Format gate = source.at(layer, 0, Projection::kGate)->format,
-               up = source.at(layer, 0, Projection::kUp)->format;
-  if (gate == up) return nullptr;
-  const Format common = common_format(gate, up);
-  log_once(LogLevel::kWarning, "{}: layer {} has gate as {} and up as {}: both are rounded to {}", path,
-           layer, name_of(gate), name_of(up), name_of(common));
-  return requantised(source, RoundedFormats{.gate_up = common});
+  if (loads_as_stored(method, stored, source)) return nullptr;
+  const Format format = format_named(kt_bits(method) == 4 ? "int4" : "int8");
+  log_once(LogLevel::kWarning,
+           "{}: experts stored as {} are rounded to {} each time they are loaded; weights that `kt quant` "
+           "converted load faster",
+           path, stored.words, name_of(format));
+  return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
 }
 
 }  // namespace kt

@@ -43,8 +43,8 @@ void forget_experts(const std::string& path);
 void check_method(const WeightMethod& method, const ExpertSource& source, int layer, const std::string& path);
 
 // After check_method: null where the layer is loaded as it is stored, else a view of the source that rounds
-// while it is read, and a line in the log that says so. Methods of converted weights round other experts as
-// `kt quant` does; gate and up of two formats are brought to one. The source must outlive it.
+// while it is read, and a line in the log that says so: methods of converted weights round other experts as
+// `kt quant` does. The source must outlive it.
 std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const ExpertSource& source, int layer,
                                           const std::string& path);
 

@@ -64,7 +64,8 @@ ExpertsShape experts_shape(const ExpertSource& source) {
 }
 
 ExpertsOptions experts_options(const ExpertSource& source, int layer, ExpertsOptions rest) {
-  rest.gate_up = source.at(layer, 0, Projection::kGate)->format;
+  rest.gate = source.at(layer, 0, Projection::kGate)->format;
+  rest.up = source.at(layer, 0, Projection::kUp)->format;
   rest.down = source.at(layer, 0, Projection::kDown)->format;
   return rest;
 }

@@ -8,7 +8,8 @@
 
 namespace kt {
 
-// Shape and formats of a layer as the source stores it; the rest of the options are the caller's.
+// Shape and formats of a layer as the source stores its first expert; the rest of the options are the
+// caller's. Gate, up and down may differ, experts may not: load_experts() names the first one that does.
 ExpertsShape experts_shape(const ExpertSource& source);
 ExpertsOptions experts_options(const ExpertSource& source, int layer, ExpertsOptions rest = {});
 

@@ -154,7 +154,8 @@ struct TransformerLoader {
     }
     will_load({g.get(), u.get(), d.get()});
     Experts out(s.pool, s.workspace, {.experts = 1, .hidden = s.spec.hidden, .inter = of.inter},
-                {.gate_up = g->format,
+                {.gate = g->format,
+                 .up = u->format,
                  .down = d->format,
                  .activation = of.activation,
                  .precision = s.options.precision,

@@ -27,9 +27,10 @@ Work times(Work work, double tokens) {  // the weights are read once
 
 Work Transformer::State::experts_work(const Experts& experts, double hit_experts, double rows) const {
   const double each = 2.0 * experts.shape().hidden * experts.shape().inter;
-  Work work = matrix_work(experts.options().gate_up, hit_experts * experts.stored_bytes_per_expert(),
-                          2 * each * rows);
-  work += matrix_work(experts.options().down, 0, each * rows);
+  const ExpertsOptions& formats = experts.options();
+  Work work = matrix_work(formats.gate, hit_experts * experts.stored_bytes_per_expert(), each * rows);
+  work += matrix_work(formats.up, 0, each * rows);
+  work += matrix_work(formats.down, 0, each * rows);
   return work;
 }
 

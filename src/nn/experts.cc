@@ -55,8 +55,8 @@ void check_expert(const Weights& w, const ExpertsShape& shape, const ExpertsOpti
   if (expert < 0 || expert >= experts) fail("expert {}: expected 0 to {}", expert, experts - 1);
   KT_CHECK(!options.sizes_only, "experts without memory");
   const auto given = [](const auto& m) { return Given{m.format, m.n, m.k}; };
-  check_matrix(given(w.gate), options.gate_up, inter, hidden, expert, "gate");
-  check_matrix(given(w.up), options.gate_up, inter, hidden, expert, "up");
+  check_matrix(given(w.gate), options.gate, inter, hidden, expert, "gate");
+  check_matrix(given(w.up), options.up, inter, hidden, expert, "up");
   check_matrix(given(w.down), options.down, hidden, inter, expert, "down");
 }
 
@@ -64,6 +64,23 @@ Packing packing_of_piece(Packing packing, int64_t n) {
   packing.n = n;
   packing.blocks = ceil_div(n, kBlockRows);
   return packing;
+}
+
+// Where an expert's blocks stand on a node, and how many bytes they are.
+void lay_out(Shard& shard) {
+  StoredBlocks &gate = shard.gate, &up = shard.up, &down = shard.down;
+  const size_t gate_block = gate.packing.block_bytes, up_block = up.packing.block_bytes;
+  if (shard.paired) {
+    gate.stride = up.stride = gate_block + up_block;
+    up.first = gate_block;
+  } else {
+    gate.stride = gate_block;
+    up.stride = up_block;
+    up.first = gate.packing.bytes();
+  }
+  down.first = gate.packing.bytes() + up.packing.bytes();
+  down.stride = down.packing.block_bytes;
+  shard.expert_bytes = down.first + down.packing.bytes();
 }
 
 void load_bias(std::vector<float>& all, const float* from, int experts, int expert, int64_t width,
@@ -91,21 +108,22 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
   s.options = options;
   s.kernels = options.kernels ? options.kernels : &kt::kernels();
   s.is_loaded.resize(shape.experts);
-  check_shape(options.gate_up, shape.inter, shape.hidden, "gate and up");
+  check_shape(options.gate, shape.inter, shape.hidden, "gate");
+  check_shape(options.up, shape.inter, shape.hidden, "up");
   check_shape(options.down, shape.hidden, shape.inter, "down");
-  const int unit =
-      std::lcm(std::lcm(kBlockRows, options.gate_up.span.n), column_granularity(options.down, shape.inter));
+  const int rows = std::lcm(std::lcm(kBlockRows, options.gate.span.n), options.up.span.n),
+            unit = std::lcm(rows, column_granularity(options.down, shape.inter));
   for (const auto& [begin, end] : cut(shape.inter, unit, s.pool->nodes())) {
     Shard shard;
     shard.begin = begin;
     shard.end = end;
-    if (begin < end) {
-      shard.gate_up =
-          packing_for(options.gate_up, end - begin, shape.hidden, s.kernels->fragment, "gate and up");
-      shard.down = packing_for(options.down, shape.hidden, end - begin, s.kernels->fragment, "down");
-      shard.pair_bytes = 2 * shard.gate_up.block_bytes;
-      shard.gate_up_bytes = shard.gate_up.blocks * shard.pair_bytes;
-      shard.expert_bytes = shard.gate_up_bytes + shard.down.bytes();
+    if (!shard.empty()) {
+      const Fragment& fragment = s.kernels->fragment;
+      shard.gate.packing = packing_for(options.gate, end - begin, shape.hidden, fragment, "gate");
+      shard.up.packing = packing_for(options.up, end - begin, shape.hidden, fragment, "up");
+      shard.down.packing = packing_for(options.down, shape.hidden, end - begin, fragment, "down");
+      shard.paired = options.gate == options.up;
+      lay_out(shard);
       const size_t bytes =
           checked_mul(shard.expert_bytes, static_cast<size_t>(shape.experts), "packed experts");
       const int node = s.pool->memory_node(static_cast<int>(s.shards.size()));
@@ -119,38 +137,35 @@ Experts::~Experts() = default;
 Experts::Experts(Experts&&) noexcept = default;
 
 // Shards begin with a row block of the matrix: every block of a piece lies in one of them.
-void Experts::State::pack_in(int expert, Half half, int64_t first, const MatrixView& piece) {
+void Experts::State::pack_in(int expert, StoredBlocks Shard::* into, int64_t first, const MatrixView& piece) {
   for (Shard& shard : shards) {
-    if (shard.begin == shard.end) continue;
-    const Packing packing = packing_of_piece(shard.gate_up, piece.n);
-    std::byte* to = shard.memory.data() + static_cast<size_t>(expert) * shard.expert_bytes +
-                    (half == Half::kUp ? packing.block_bytes : 0);
+    if (shard.empty()) continue;
+    const StoredBlocks& blocks = shard.*into;
+    const Packing packing = packing_of_piece(blocks.packing, piece.n);
     for (int64_t row = std::max<int64_t>(first, shard.begin);
          row < std::min<int64_t>(first + piece.n, shard.end); row += kBlockRows)
       pack_block(packing, piece, 0, (row - first) / kBlockRows,
-                 to + static_cast<size_t>((row - shard.begin) / kBlockRows) * shard.pair_bytes);
+                 shard.expert(expert) + blocks.at((row - shard.begin) / kBlockRows));
   }
 }
 
 void Experts::State::pack_down(int expert, int64_t first, const MatrixView& piece) {
   for (Shard& shard : shards) {
-    if (shard.begin == shard.end) continue;
-    const Packing packing = packing_of_piece(shard.down, piece.n);
-    std::byte* to =
-        shard.memory.data() + static_cast<size_t>(expert) * shard.expert_bytes + shard.gate_up_bytes;
+    if (shard.empty()) continue;
+    const Packing packing = packing_of_piece(shard.down.packing, piece.n);
     for (int64_t b = 0; b < packing.blocks; ++b)
       pack_block(packing, piece, shard.begin, b,
-                 to + static_cast<size_t>(first / kBlockRows + b) * packing.block_bytes);
+                 shard.expert(expert) + shard.down.at(first / kBlockRows + b));
   }
 }
 
 void Experts::State::finish_load(int expert, const Biases& biases) {
   std::lock_guard lock(bias_mutex);
   for (Shard& shard : shards) {
-    if (shard.begin == shard.end) continue;
-    const int64_t count = shard.end - shard.begin, width = shard.gate_up.blocks * kBlockRows;
-    load_bias(shard.gate_bias, biases.gate, shape.experts, expert, width, shard.begin, count);
-    load_bias(shard.up_bias, biases.up, shape.experts, expert, width, shard.begin, count);
+    if (shard.empty()) continue;
+    const int64_t count = shard.end - shard.begin;
+    load_bias(shard.gate_bias, biases.gate, shape.experts, expert, shard.width(), shard.begin, count);
+    load_bias(shard.up_bias, biases.up, shape.experts, expert, shard.width(), shard.begin, count);
   }
   load_bias(down_bias, biases.down, shape.experts, expert, shape.hidden, 0, shape.hidden);
   is_loaded[expert] = 1;
@@ -162,16 +177,16 @@ void Experts::load(int expert, const ExpertWeights& w) {
   check_complete(w.gate, expert, "gate");
   check_complete(w.up, expert, "up");
   check_complete(w.down, expert, "down");
-  s.pack_in(expert, State::Half::kGate, 0, w.gate);
-  s.pack_in(expert, State::Half::kUp, 0, w.up);
+  s.pack_in(expert, &Shard::gate, 0, w.gate);
+  s.pack_in(expert, &Shard::up, 0, w.up);
   s.pack_down(expert, 0, w.down);
   s.finish_load(expert, {w.gate_bias, w.up_bias, w.down_bias});
 }
 
 void Experts::State::load_pieces(int expert, const ExpertRows& w, WalkPieces walk) {
   check_expert(w, shape, options, expert);
-  walk(w.gate, [&](int64_t first, const MatrixView& piece) { pack_in(expert, Half::kGate, first, piece); });
-  walk(w.up, [&](int64_t first, const MatrixView& piece) { pack_in(expert, Half::kUp, first, piece); });
+  walk(w.gate, [&](int64_t first, const MatrixView& piece) { pack_in(expert, &Shard::gate, first, piece); });
+  walk(w.up, [&](int64_t first, const MatrixView& piece) { pack_in(expert, &Shard::up, first, piece); });
   walk(w.down, [&](int64_t first, const MatrixView& piece) { pack_down(expert, first, piece); });
   finish_load(expert, {w.gate_bias, w.up_bias, w.down_bias});
 }
@@ -197,33 +212,31 @@ void Experts::copy(int from, int to) {
   };
   copy_bias(s.down_bias, s.shape.hidden);
   for (Shard& shard : s.shards) {
-    if (shard.begin == shard.end) continue;
-    std::memcpy(shard.memory.data() + to * shard.expert_bytes, shard.expert(from), shard.expert_bytes);
-    copy_bias(shard.gate_bias, shard.gate_up.blocks * kBlockRows);
-    copy_bias(shard.up_bias, shard.gate_up.blocks * kBlockRows);
+    if (shard.empty()) continue;
+    std::memcpy(shard.expert(to), shard.expert(from), shard.expert_bytes);
+    copy_bias(shard.gate_bias, shard.width());
+    copy_bias(shard.up_bias, shard.width());
   }
   s.is_loaded[to] = 1;
 }
 
 int64_t Experts::read_block(int expert, ExpertPart part, int64_t block, Matrix& out) const {
   const State& s = *state_;
-  const bool down = part == ExpertPart::kDown;
+  const bool down = part == ExpertPart::kDown, up = part == ExpertPart::kUp;
   const int64_t n = down ? s.shape.hidden : s.shape.inter, k = down ? s.shape.inter : s.shape.hidden;
   const int64_t first = block * kBlockRows, rows = std::min<int64_t>(kBlockRows, n - first);
   if (!loaded(expert)) fail("expert {} is not loaded", expert);
   KT_CHECK(block >= 0 && rows > 0, "block {} of {} rows", block, n);
-  Format format = down ? s.options.down : s.options.gate_up;
+  Format format = down ? s.options.down : up ? s.options.up : s.options.gate;
   format.span.n = 1;
   if (!(out.format == format) || out.n != kBlockRows || out.k != k) out = Matrix(format, kBlockRows, k);
   for (const Shard& shard : s.shards) {
-    if (shard.begin == shard.end) continue;
-    const std::byte* from = shard.expert(expert);
+    if (shard.empty()) continue;
     if (down) {
-      from += shard.gate_up_bytes + static_cast<size_t>(block) * shard.down.block_bytes;
-      unpack_block(shard.down, from, rows, shard.begin, out);
+      unpack_block(shard.down.packing, shard.block(expert, shard.down, block), rows, shard.begin, out);
     } else if (first >= shard.begin && first < shard.end) {
-      from += static_cast<size_t>((first - shard.begin) / kBlockRows) * shard.pair_bytes;
-      unpack_block(shard.gate_up, from + (part == ExpertPart::kUp ? shard.gate_up.block_bytes : 0), rows, 0,
+      const StoredBlocks& blocks = up ? shard.up : shard.gate;
+      unpack_block(blocks.packing, shard.block(expert, blocks, (first - shard.begin) / kBlockRows), rows, 0,
                    out);
     }
   }
@@ -250,18 +263,22 @@ size_t Experts::packed_bytes() const {
 double Experts::stored_bytes_per_expert() const {
   const auto [experts, hidden, inter] = state_->shape;
   const double each = static_cast<double>(hidden) * inter / 8;
-  return each * (2 * stored_bits(state_->options.gate_up, inter, hidden) +
-                 stored_bits(state_->options.down, hidden, inter));
+  const ExpertsOptions& formats = state_->options;
+  return each * (stored_bits(formats.gate, inter, hidden) + stored_bits(formats.up, inter, hidden) +
+                 stored_bits(formats.down, hidden, inter));
 }
 
 std::string Experts::describe_plan(int rows) const {
   std::string out;
+  const auto plan = [&](const StoredBlocks& of) {
+    return plan_for(*state_->kernels, of.packing, state_->options.precision, std::max(rows, 1)).describe();
+  };
   for (const Shard& shard : state_->shards) {
-    if (shard.begin == shard.end) continue;
-    const Plan in = plan_for(*state_->kernels, shard.gate_up, state_->options.precision, std::max(rows, 1));
-    const Plan down = plan_for(*state_->kernels, shard.down, state_->options.precision, std::max(rows, 1));
-    out += text("{}inter {}..{}: gate and up {}; down {}", out.empty() ? "" : "\n", shard.begin, shard.end,
-                in.describe(), down.describe());
+    if (shard.empty()) continue;
+    const std::string in = shard.paired ? text("gate and up {}", plan(shard.gate))
+                                        : text("gate {}; up {}", plan(shard.gate), plan(shard.up));
+    out += text("{}inter {}..{}: {}; down {}", out.empty() ? "" : "\n", shard.begin, shard.end, in,
+                plan(shard.down));
   }
   return out;
 }

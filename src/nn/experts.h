@@ -23,8 +23,7 @@ struct ExpertsShape {
 };
 
 struct ExpertsOptions {
-  Format gate_up = {};  // of gate and up
-  Format down = {};
+  Format gate = {}, up = {}, down = {};  // each its own; gate and up of one format are faster
   Activation activation = {};
   Precision precision = Precision::kDefault;
   int max_tokens = 4096;             // of one forward; more is an Error

@@ -53,7 +53,7 @@ void check(const ExpertsShape& shape, const ExpertsOptions& options, const Forwa
 }
 
 bool on_one_node(const std::vector<Shard>& shards) {
-  return std::count_if(shards.begin(), shards.end(), [](const Shard& s) { return s.begin < s.end; }) == 1;
+  return std::count_if(shards.begin(), shards.end(), [](const Shard& s) { return !s.empty(); }) == 1;
 }
 
 std::byte* output_row(const ExpertsShape& shape, const ForwardArgs& a, int token) {
@@ -91,7 +91,7 @@ size_t Experts::forward_bytes(int tokens, int top_k) const {
   if (routing.groups.empty()) return 0;
   size_t bytes = 0;
   for (int n = 0; n < s.pool->nodes(); ++n) {
-    if (s.shards[n].begin == s.shards[n].end) continue;
+    if (s.shards[n].empty()) continue;
     ForwardNode node;
     NodeForward job({.kernels = s.kernels,
                      .shape = &s.shape,
@@ -123,7 +123,7 @@ void Experts::forward(const ForwardArgs& args) const {
   std::vector<int> job_of(nodes, -1);
   const bool direct = on_one_node(s.shards);
   for (int n = 0; n < nodes; ++n) {
-    if (s.shards[n].begin == s.shards[n].end) continue;
+    if (s.shards[n].empty()) continue;
     job_of[n] = static_cast<int>(jobs.size());
     jobs.emplace_back(NodeForward::Setting{.kernels = s.kernels,
                                            .shape = &s.shape,

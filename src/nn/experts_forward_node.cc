@@ -28,6 +28,12 @@ Acts rows_from(const Acts& acts, int row, int rows) {
   return a;
 }
 
+// Whether activations of one shape serve both.
+bool same_rows(const ActShape& a, const ActShape& b) {
+  return a.code == b.code && a.rows == b.rows && a.k_pad == b.k_pad && a.side == b.side &&
+         a.step_bytes == b.step_bytes && a.scale_span == b.scale_span && a.sum_span == b.sum_span;
+}
+
 // Packed rows of an item: the last one of a group brings the padding rows along.
 Acts rows_of(const Acts& acts, const WorkItem& item, int m) {
   return rows_from(acts, item.begin,
@@ -54,10 +60,11 @@ size_t NodeForward::lay_out() {
   memory_.clear();
   plan_groups();
   list_items();
-  const ActShape shared = shared_shape();
-  tokens_at_ = memory_.take(shared.rows ? act_bytes(shared) : 0);
+  for (SharedTokens* tokens : {&gate_tokens_, &up_tokens_})
+    tokens->at = memory_.take(tokens->shape.rows ? act_bytes(tokens->shape) : 0);
   partial_at_ = memory_.take(direct_ ? 0 : static_cast<size_t>(args_.tokens) * shape_.hidden * sizeof(float));
-  tile_bytes_ = round_up(most_rows_ * (widest_ + 1) * kBlockRows * sizeof(float), size_t{64});
+  const size_t rows = most_rows_ + (shard_.paired ? 0 : 1);  // one more to bring gate and up together
+  tile_bytes_ = round_up(rows * (widest_ + 1) * kBlockRows * sizeof(float), size_t{64});
   const size_t y_bytes = static_cast<size_t>(args_.tokens) * down_blocks_ * kBlockRows * sizeof(float);
   memory_.take_for_workers(workers_, multiply_bytes_ + tile_bytes_ + y_bytes);
   return memory_.bytes();
@@ -71,19 +78,29 @@ void NodeForward::plan_groups() {
   for (size_t g = 0; g < groups.size(); ++g) {
     const int m = groups[g].m;
     ForwardNode::Part& part = parts_[g];
-    const bool same = g > 0 && groups[g - 1].m == m;
-    part.in = same ? parts_[g - 1].in : plan_for(kernels_, shard_.gate_up, options_.precision, m);
-    part.down = same ? parts_[g - 1].down : plan_for(kernels_, shard_.down, options_.precision, m);
-    part.in_at = memory_.take(act_bytes(part.in.acts));
-    part.mid_acts_at = memory_.take(act_bytes(part.down.acts));
-    part.mid_at = memory_.take(static_cast<size_t>(m) * mid_ld() * sizeof(float));
+    if (g > 0 && groups[g - 1].m == m) {
+      part = parts_[g - 1];
+    } else {
+      const auto plan = [&](const StoredBlocks& of) {
+        return plan_for(kernels_, of.packing, options_.precision, m);
+      };
+      part.gate.plan = plan(shard_.gate);
+      part.up.plan = shard_.paired ? part.gate.plan : plan(shard_.up);
+      part.down.plan = plan(shard_.down);
+      part.one_input = shard_.paired || same_rows(part.gate.plan.acts, part.up.plan.acts);
+    }
+    part.gate.at = memory_.take(act_bytes(part.gate.plan.acts));
+    part.up.at = part.one_input ? part.gate.at : memory_.take(act_bytes(part.up.plan.acts));
+    part.down.at = memory_.take(act_bytes(part.down.plan.acts));
+    part.mid_at = memory_.take(static_cast<size_t>(m) * shard_.width() * sizeof(float));
     most_rows_ = std::max<size_t>(most_rows_, m);
-    multiply = std::max({multiply, part.in.scratch_bytes, part.down.scratch_bytes});
-    down_bytes += shard_.down.block_bytes;
-    panels |= part.down.scratch_bytes > 0;
+    for (const Product* product : {&part.gate, &part.up, &part.down})
+      multiply = std::max(multiply, product->plan.scratch_bytes);
+    down_bytes += shard_.down.stride;
+    panels |= part.down.plan.scratch_bytes > 0;
   }
   multiply_bytes_ = round_up(multiply, size_t{64});
-  down_blocks_ = blocks_of_item({.all = shard_.down.blocks,
+  down_blocks_ = blocks_of_item({.all = shard_.down.packing.blocks,
                                  .block_bytes = down_bytes,
                                  .workers = workers_,
                                  .panel_blocks = panels ? kernels_.panel_blocks : 0,
@@ -96,7 +113,9 @@ void NodeForward::list_items() {
     for (int g = 0; g < groups; ++g) list_.add_pieces(stage, g, routing_.groups[g].m, kPackRows);
   };
   list_.clear(kStages, groups);
-  if (shared_shape().rows) list_.add_pieces(kTokens, 0, args_.tokens, kPackRows);
+  gate_tokens_.shape = shared_shape(&ForwardNode::Part::gate);
+  up_tokens_.shape = shared_shape(&ForwardNode::Part::up);
+  if (gate_tokens_.shape.rows || up_tokens_.shape.rows) list_.add_pieces(kTokens, 0, args_.tokens, kPackRows);
   rows(kPack);
   widest_ = down_blocks_;
   for (int g = 0; g < groups; ++g) list_gate_up(g);
@@ -107,23 +126,24 @@ void NodeForward::list_items() {
 void NodeForward::list_gate_up(int group) {
   // A worker that meets a group reads its rows from other cores' caches: the more row blocks it then does,
   // the better, while the sums stay in its own.
-  const bool panels = parts_[group].in.scratch_bytes > 0;
+  const Product &gate = parts_[group].gate, &up = parts_[group].up;
+  const bool panels = gate.plan.scratch_bytes > 0 || up.plan.scratch_bytes > 0;
   const int panel_blocks =
       panels ? std::max<int>(kernels_.panel_blocks, kTileBytes / (kBlockRows * 4 * routing_.groups[group].m))
              : 0;
-  const int pairs =
-      std::max(1, blocks_of_item({.all = 2 * std::ssize(routing_.groups) * shard_.gate_up.blocks,
-                                  .block_bytes = shard_.gate_up.block_bytes,
-                                  .workers = workers_,
-                                  .panel_blocks = panel_blocks,
-                                  .stream_blocks = kernels_.panel_blocks}) /
-                      2);
+  const Packing &g = shard_.gate.packing, &u = shard_.up.packing;
+  const int pairs = std::max(1, blocks_of_item({.all = 2 * std::ssize(routing_.groups) * g.blocks,
+                                                .block_bytes = (g.block_bytes + u.block_bytes) / 2,
+                                                .workers = workers_,
+                                                .panel_blocks = panel_blocks,
+                                                .stream_blocks = kernels_.panel_blocks}) /
+                                    2);
   widest_ = std::max<size_t>(widest_, 2 * pairs);
-  list_.add_pieces(kGateUp, group, static_cast<int>(shard_.gate_up.blocks), pairs);
+  list_.add_pieces(kGateUp, group, static_cast<int>(g.blocks), pairs);
 }
 
 void NodeForward::list_down() {
-  const int blocks = static_cast<int>(shard_.down.blocks);
+  const int blocks = static_cast<int>(shard_.down.packing.blocks);
   // The last quarter in halves: with two items a worker, the slowest was 10 to 15 % behind the mean.
   const int tail = down_blocks_ >= 4 ? down_blocks_ / 4 * 2 : down_blocks_;
   for (int b = 0, size = 0; b < blocks; b += size) {
@@ -132,15 +152,21 @@ void NodeForward::list_down() {
   }
 }
 
-// Plain order for all tokens when every group wants the same codes and there are enough of them; else no
-// rows.
-ActShape NodeForward::shared_shape() const {
-  ActShape s = parts_[0].in.acts;
-  bool same = s.code == ActCode::kS8 && args_.tokens >= kSharedTokens &&
-              routing_.token.size() >= 2 * static_cast<size_t>(args_.tokens);
-  for (const ForwardNode::Part& part : parts_)
-    same = same && part.in.acts.scale_span == s.scale_span && part.in.acts.sum_span == s.sum_span;
-  s.rows = same ? args_.tokens : 0;
+// Plain order for all tokens when every group that reads rows for `of` wants the same codes and there are
+// enough of them; else no rows.
+ActShape NodeForward::shared_shape(Product ForwardNode::Part::* of) const {
+  ActShape s;
+  bool any = false,
+       same = args_.tokens >= kSharedTokens && routing_.token.size() >= 2 * static_cast<size_t>(args_.tokens);
+  for (const ForwardNode::Part& part : parts_) {
+    if (of == &ForwardNode::Part::up && part.one_input) continue;
+    const ActShape& acts = (part.*of).plan.acts;
+    if (!any) s = acts;
+    any = true;
+    same =
+        same && acts.code == ActCode::kS8 && acts.scale_span == s.scale_span && acts.sum_span == s.sum_span;
+  }
+  s.rows = any && same ? args_.tokens : 0;
   s.side = 1;
   return s;
 }
@@ -148,12 +174,12 @@ ActShape NodeForward::shared_shape() const {
 void NodeForward::prepare(int memory_node) {
   memory_.allocate(memory_node);
   for (ForwardNode::Part& part : parts_) {
-    part.in_acts = acts_in(part.in.acts, memory_.at(part.in_at));
-    part.mid_acts = acts_in(part.down.acts, memory_.at(part.mid_acts_at));
+    for (Product* product : {&part.gate, &part.up, &part.down})
+      product->acts = acts_in(product->plan.acts, memory_.at(product->at));
     part.mid = reinterpret_cast<float*>(memory_.at(part.mid_at));
   }
-  const ActShape shared = shared_shape();
-  tokens_ = shared.rows ? acts_in(shared, memory_.at(tokens_at_)) : Acts{};
+  for (SharedTokens* tokens : {&gate_tokens_, &up_tokens_})
+    if (tokens->shape.rows) tokens->acts = acts_in(tokens->shape, memory_.at(tokens->at));
   partial_ = direct_ ? nullptr : reinterpret_cast<float*>(memory_.at(partial_at_));
   list_.start();
 }
@@ -181,21 +207,29 @@ void NodeForward::run(int rank) noexcept {
 void NodeForward::pack_tokens(const WorkItem& item) noexcept {
   const auto* from = static_cast<const std::byte*>(args_.input) +
                      item.begin * input_stride() * static_cast<int64_t>(bytes_of(args_.input_type));
-  kernels_.pack_acts({.source = from,
-                      .type = args_.input_type,
-                      .stride = input_stride(),
-                      .m = item.count,
-                      .k = shape_.hidden,
-                      .out = rows_from(tokens_, item.begin, item.count)});
+  for (const SharedTokens* tokens : {&gate_tokens_, &up_tokens_})
+    if (tokens->shape.rows)
+      kernels_.pack_acts({.source = from,
+                          .type = args_.input_type,
+                          .stride = input_stride(),
+                          .m = item.count,
+                          .k = shape_.hidden,
+                          .out = rows_from(tokens->acts, item.begin, item.count)});
 }
 
 void NodeForward::pack(const WorkItem& item) noexcept {
+  const ForwardNode::Part& part = parts_[item.group];
+  pack_rows(item, gate_tokens_, part.gate.acts);
+  if (!part.one_input) pack_rows(item, up_tokens_, part.up.acts);
+}
+
+void NodeForward::pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept {
   const ExpertGroup& group = routing_.groups[item.group];
   const int32_t* index = routing_.tokens_of(group) + item.begin;
-  const Acts out = rows_of(parts_[item.group].in_acts, item, group.m);
-  if (tokens_.codes) {
+  const Acts out = rows_of(acts, item, group.m);
+  if (tokens.shape.rows) {
     list_.wait(item, kTokens, 0);
-    kernels_.copy_acts({.from = tokens_, .index = index, .m = item.count, .out = out});
+    kernels_.copy_acts({.from = tokens.acts, .index = index, .m = item.count, .out = out});
   } else {
     kernels_.pack_acts({.source = args_.input,
                         .type = args_.input_type,
@@ -210,46 +244,80 @@ void NodeForward::pack(const WorkItem& item) noexcept {
 void NodeForward::gate_up(const WorkItem& item, std::byte* mine) noexcept {
   const ExpertGroup& group = routing_.groups[item.group];
   const ForwardNode::Part& part = parts_[item.group];
-  const std::byte* blocks = shard_.expert(group.expert) + item.begin * shard_.pair_bytes;
+  const std::byte *gate = shard_.block(group.expert, shard_.gate, item.begin),
+                  *up = shard_.block(group.expert, shard_.up, item.begin);
   if (!list_.done(kPack, item.group)) {
-    prefetch(blocks, item.count * shard_.pair_bytes, kAheadBytes);
+    prefetch(gate, item.count * shard_.gate.stride, kAheadBytes);
     list_.wait(item, kPack, item.group);
   }
   auto* tile = reinterpret_cast<float*>(mine + multiply_bytes_);
   // A block more than needed: rows a multiple of 4 KiB apart would all fall into the same sets of the caches.
   const int64_t ld = (2 * item.count + 1) * kBlockRows;
-  part.in.multiply({.packing = &shard_.gate_up,
-                    .blocks = blocks,
+  MultiplyArgs args{.packing = &shard_.gate.packing,
+                    .blocks = gate,
                     .count = 2 * item.count,
-                    .acts = part.in_acts,
+                    .acts = part.gate.acts,
                     .m = group.m,
                     .out = tile,
                     .ld = ld,
-                    .scratch = mine});
+                    .scratch = mine};
+  if (!shard_.paired) {
+    args.count = item.count;
+    args.after = up;
+  }
+  part.gate.plan.multiply(args);
+  if (!shard_.paired) {
+    args.packing = &shard_.up.packing;
+    args.blocks = up;
+    args.after = nullptr;
+    args.acts = part.up.acts;
+    args.out = tile + item.count * kBlockRows;
+    part.up.plan.multiply(args);
+  }
   const int64_t column = int64_t{item.begin} * kBlockRows;
   const auto bias = [&](const std::vector<float>& all) {
-    return all.empty() ? nullptr : all.data() + group.expert * mid_ld() + column;
+    return all.empty() ? nullptr : all.data() + group.expert * shard_.width() + column;
   };
-  kernels_.activate({.gate_up = tile,
-                     .ld = ld,
-                     .m = group.m,
-                     .pairs = item.count,
-                     .gate_bias = bias(shard_.gate_bias),
-                     .up_bias = bias(shard_.up_bias),
-                     .activation = options_.activation,
-                     .mid = part.mid + column,
-                     .mid_ld = mid_ld()});
+  const ActivateArgs activate{.gate_up = tile,
+                              .ld = ld,
+                              .m = group.m,
+                              .pairs = item.count,
+                              .gate_bias = bias(shard_.gate_bias),
+                              .up_bias = bias(shard_.up_bias),
+                              .activation = options_.activation,
+                              .mid = part.mid + column,
+                              .mid_ld = shard_.width()};
+  if (shard_.paired)
+    kernels_.activate(activate);
+  else
+    activate_apart(activate, tile + group.m * ld);
+}
+
+// Of a tile whose columns are all of gate, then all of up: brought together a row at a time, in `row`, which
+// stays in the first cache.
+void NodeForward::activate_apart(ActivateArgs args, float* row) noexcept {
+  const float* tile = args.gate_up;
+  const int rows = args.m;
+  args.gate_up = row;
+  args.m = 1;
+  for (int i = 0; i < rows; ++i, tile += args.ld, args.mid += args.mid_ld) {
+    for (int p = 0; p < args.pairs; ++p) {
+      std::copy_n(tile + p * kBlockRows, kBlockRows, row + 2 * p * kBlockRows);
+      std::copy_n(tile + (args.pairs + p) * kBlockRows, kBlockRows, row + (2 * p + 1) * kBlockRows);
+    }
+    kernels_.activate(args);
+  }
 }
 
 void NodeForward::requant(const WorkItem& item) noexcept {
   const ForwardNode::Part& part = parts_[item.group];
   list_.wait(item, kGateUp, item.group);
-  kernels_.pack_acts({.source = part.mid + item.begin * mid_ld(),
+  kernels_.pack_acts({.source = part.mid + item.begin * shard_.width(),
                       .type = Real::kF32,
-                      .stride = mid_ld(),
+                      .stride = shard_.width(),
                       .m = item.count,
                       .k = shard_.end - shard_.begin,
-                      .out = rows_of(part.mid_acts, item, routing_.groups[item.group].m)});
+                      .out = rows_of(part.down.acts, item, routing_.groups[item.group].m)});
 }
 
 void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
@@ -260,29 +328,29 @@ void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
   for (int g = 0; g < groups; ++g) {
     const ExpertGroup& group = routing_.groups[g];
     const ForwardNode::Part& part = parts_[g];
-    const std::byte* blocks = down_blocks(group.expert, item.begin);
+    const std::byte* blocks = shard_.block(group.expert, shard_.down, item.begin);
     if (!list_.done(kRequant, g)) {
-      prefetch(blocks, item.count * shard_.down.block_bytes, kAheadBytes);
+      prefetch(blocks, item.count * shard_.down.stride, kAheadBytes);
       list_.wait(item, kRequant, g);
     }
     const std::byte* after = nullptr;
     if (g + 1 < groups) {
-      after = down_blocks(routing_.groups[g + 1].expert, item.begin);
+      after = shard_.block(routing_.groups[g + 1].expert, shard_.down, item.begin);
       // the next group's rows come from other cores' caches: have them on their way while this one is
       // multiplied
-      const Acts& next = parts_[g + 1].mid_acts;
-      if (part.down.scratch_bytes > 0 && list_.done(kRequant, g + 1))
+      const Acts& next = parts_[g + 1].down.acts;
+      if (part.down.plan.scratch_bytes > 0 && list_.done(kRequant, g + 1))
         prefetch(next.codes, act_bytes(next.shape), kRowsAheadBytes);
     }
-    part.down.multiply({.packing = &shard_.down,
-                        .blocks = blocks,
-                        .count = item.count,
-                        .after = after,
-                        .acts = part.mid_acts,
-                        .m = group.m,
-                        .out = tile,
-                        .ld = columns,
-                        .scratch = mine});
+    part.down.plan.multiply({.packing = &shard_.down.packing,
+                             .blocks = blocks,
+                             .count = item.count,
+                             .after = after,
+                             .acts = part.down.acts,
+                             .m = group.m,
+                             .out = tile,
+                             .ld = columns,
+                             .scratch = mine});
     add_group(item, g, tile, y);
   }
   store(item, y);

@@ -18,12 +18,17 @@ namespace kt {
 
 // What a node keeps from call to call, whichever layer runs.
 struct ForwardNode {
-  // A group: plans and places in the node's memory.
+  // A multiplication of a group: how, with which rows, and where these lie in the node's memory.
+  struct Product {
+    Plan plan;
+    Acts acts;
+    size_t at = 0;
+  };
   struct Part {
-    Plan in, down;
-    Acts in_acts, mid_acts;
-    float* mid = nullptr;  // [m, 16 * blocks]
-    size_t in_at = 0, mid_acts_at = 0, mid_at = 0;
+    Product gate, up, down;
+    bool one_input = true;  // gate and up read the same quantised rows
+    float* mid = nullptr;   // [m, shard.width()]
+    size_t mid_at = 0;
   };
   WorkList list;
   NodeMemory memory;
@@ -57,29 +62,32 @@ class NodeForward {
   const float* partial() const { return partial_; }  // [tokens, hidden], or null where output is direct
 
  private:
+  using Product = ForwardNode::Product;
   enum Stage : int { kTokens, kPack, kGateUp, kRequant, kDown, kStages };
 
   void plan_groups();
   void list_items();
   void list_gate_up(int group);
   void list_down();
-  void lay_out_workers();
-  ActShape shared_shape() const;
+  // Input rows quantised once for all groups, in plain order; no rows: groups do it themselves.
+  struct SharedTokens {
+    ActShape shape;
+    Acts acts;
+    size_t at = 0;
+  };
+  ActShape shared_shape(Product ForwardNode::Part::* of) const;
 
   void pack_tokens(const WorkItem& item) noexcept;
   void pack(const WorkItem& item) noexcept;
+  void pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept;
   void gate_up(const WorkItem& item, std::byte* mine) noexcept;
+  void activate_apart(ActivateArgs args, float* row) noexcept;
   void requant(const WorkItem& item) noexcept;
   void down(const WorkItem& item, std::byte* mine) noexcept;
   void add_group(const WorkItem& item, int group, const float* tile, float* y) noexcept;
   void store(const WorkItem& item, const float* y) noexcept;
 
-  const std::byte* down_blocks(int expert, int begin) const {
-    return shard_.expert(expert) + shard_.gate_up_bytes +
-           static_cast<size_t>(begin) * shard_.down.block_bytes;
-  }
   int64_t input_stride() const { return args_.input_stride ? args_.input_stride : shape_.hidden; }
-  int64_t mid_ld() const { return shard_.gate_up.blocks * kBlockRows; }
 
   const Kernels& kernels_;
   const ExpertsShape& shape_;
@@ -94,13 +102,13 @@ class NodeForward {
   int workers_;
   bool direct_;
 
-  Acts tokens_;  // [tokens]: input rows quantised once, in plain order; no codes: groups do it themselves
+  SharedTokens gate_tokens_, up_tokens_;  // up's: for groups where it reads others than gate
   float* partial_ = nullptr;
   int down_blocks_ = 1;  // of an item
   size_t widest_ = 1;    // row blocks of the widest multiply
   size_t most_rows_ = 0;
   size_t multiply_bytes_ = 0, tile_bytes_ = 0;  // the beginnings of a worker's memory
-  size_t tokens_at_ = 0, partial_at_ = 0;
+  size_t partial_at_ = 0;
 };
 
 }  // namespace kt

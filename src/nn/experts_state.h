@@ -6,16 +6,34 @@ namespace kt {
 
 constexpr size_t bytes_of(Real type) { return type == Real::kF32 ? 4 : 2; }
 
-// One node's slice [begin, end) of `inter`. An expert is stored as [gate block, up block] pairs, then down
-// blocks.
+// The row blocks of one projection within an expert's bytes: block b begins at first + b * stride.
+struct StoredBlocks {
+  Packing packing;
+  size_t first = 0, stride = 0;
+  size_t at(int64_t block) const { return first + static_cast<size_t>(block) * stride; }
+};
+
+// One node's slice [begin, end) of `inter`: gate and up of an expert, then down.
+// Gate and up of one format stand in pairs, gate block, up block, gate block ...: an item of pairs is one
+// stream of bytes and one multiplication. Of two formats, all gate blocks stand before all up blocks: kernels
+// walk blocks of one size that follow each other, so an item is two runs and two multiplications of many
+// blocks each; in pairs it would be one call for every block, which reads all rows again for 16 columns.
 struct Shard {
   int begin = 0, end = 0;
-  Packing gate_up;  // of gate, and of up
-  Packing down;
-  size_t pair_bytes = 0, gate_up_bytes = 0, expert_bytes = 0;
+  StoredBlocks gate, up, down;
+  bool paired = true;
+  size_t expert_bytes = 0;
   Buffer memory;
-  std::vector<float> gate_bias, up_bias;  // [experts, 16 * gate_up.blocks] or empty
+  std::vector<float> gate_bias, up_bias;  // [experts, width()] or empty
+
+  bool empty() const { return begin == end; }
+  int64_t width() const { return gate.packing.blocks * kBlockRows; }  // end - begin, in whole blocks
   const std::byte* expert(int e) const { return memory.data() + static_cast<size_t>(e) * expert_bytes; }
+  std::byte* expert(int e) { return memory.data() + static_cast<size_t>(e) * expert_bytes; }
+  // Block `block` of one of the three.
+  const std::byte* block(int e, const StoredBlocks& of, int64_t block) const {
+    return expert(e) + of.at(block);
+  }
 };
 
 struct Experts::State {
@@ -30,8 +48,7 @@ struct Experts::State {
   std::mutex bias_mutex;           // bias arrays grow with the first expert that has one
 
   // Rows [first, first + piece.n) of one projection, which begin with a row block.
-  enum class Half { kGate, kUp };
-  void pack_in(int expert, Half half, int64_t first, const MatrixView& piece);
+  void pack_in(int expert, StoredBlocks Shard::* into, int64_t first, const MatrixView& piece);
   void pack_down(int expert, int64_t first, const MatrixView& piece);
   struct Biases {
     const float *gate, *up, *down;

@@ -3,167 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-#include <random>
 #include <thread>
 
-#include "base/error.h"
-#include "formats/floats.h"
-#include "kernels/isas.h"
+#include "nn/testing/reference_layer.h"
 
 namespace kt {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Layer {
-  ExpertsShape shape;
-  Format format;
-  std::vector<Matrix> gate, up, down;
-  std::vector<std::vector<float>> gate_bias, up_bias, down_bias;
-
-  Layer(ExpertsShape s, const Format& f, unsigned seed, bool biases = false) : shape(s), format(f) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0, 1);
-    const auto values = [&](size_t n, float scale) {
-      std::vector<float> v(n);
-      for (float& x : v) x = normal(random) * scale;
-      return v;
-    };
-    for (int e = 0; e < s.experts; ++e) {
-      const size_t size = static_cast<size_t>(s.hidden) * s.inter;
-      const float in = 1 / std::sqrt(static_cast<float>(s.hidden)),
-                  out = 1 / std::sqrt(static_cast<float>(s.inter));
-      gate.push_back(quantise(f, values(size, in), s.inter, s.hidden));
-      up.push_back(quantise(f, values(size, in), s.inter, s.hidden));
-      down.push_back(quantise(f, values(size, out), s.hidden, s.inter));
-      if (!biases) continue;
-      gate_bias.push_back(values(s.inter, 0.3f));
-      up_bias.push_back(values(s.inter, 0.3f));
-      down_bias.push_back(values(s.hidden, 0.3f));
-    }
-  }
-
-  ExpertWeights weights(int e) const {
-    ExpertWeights w{.gate = gate[e].view(), .up = up[e].view(), .down = down[e].view()};
-    if (!gate_bias.empty()) {
-      w.gate_bias = gate_bias[e].data();
-      w.up_bias = up_bias[e].data();
-      w.down_bias = down_bias[e].data();
-    }
-    return w;
-  }
-};
-
-struct Batch {
-  int tokens, top_k;
-  std::vector<float> input, weights;
-  std::vector<int32_t> ids;
-
-  Batch(int t, int k, const ExpertsShape& shape, unsigned seed) : tokens(t), top_k(k) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0, 1);
-    for (int i = 0; i < t * shape.hidden; ++i)
-      input.push_back(to_f32(to_bf16(normal(random))));  // exact in every type but f16
-    for (int i = 0; i < t * k; ++i) {
-      weights.push_back(std::uniform_real_distribution<float>(0.05f, 0.5f)(random));
-      ids.push_back(static_cast<int32_t>(random() % shape.experts));
-    }
-  }
-  ForwardArgs args(void* out) const {
-    return {.tokens = tokens,
-            .top_k = top_k,
-            .input = input.data(),
-            .ids = ids.data(),
-            .weights = weights.data(),
-            .output = out};
-  }
-};
-
-double activation(double gate, double up, const Activation& f) {
-  if (f.kind == ActivationKind::kGeluErf) return 0.5 * gate * (1 + std::erf(gate / std::sqrt(2.0))) * up;
-  if (f.kind == ActivationKind::kGeluTanh)
-    return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;
-  if (f.limit > 0) {
-    gate = std::min<double>(gate, f.limit);
-    up = std::clamp<double>(up, -f.limit, f.limit);
-  }
-  if (f.alpha > 0) return gate / (1 + std::exp(-f.alpha * gate)) * (up + 1);
-  return gate / (1 + std::exp(-gate)) * up;
-}
-
-// The definition, in double, on dequantised weights.
-std::vector<double> reference(const Layer& layer, const Batch& batch, const Activation& f,
-                              const uint8_t* skip = nullptr) {
-  const auto [experts, hidden, inter] = layer.shape;
-  std::vector<double> out(static_cast<size_t>(batch.tokens) * hidden);
-  std::vector<float> gate(static_cast<size_t>(hidden) * inter), up(gate.size()), down(gate.size());
-  for (int e = 0; e < experts; ++e) {
-    if (skip && skip[e]) continue;
-    dequantise(layer.gate[e].view(), gate);
-    dequantise(layer.up[e].view(), up);
-    dequantise(layer.down[e].view(), down);
-    for (int slot = 0; slot < batch.tokens * batch.top_k; ++slot) {
-      if (batch.ids[slot] != e) continue;
-      const float* x = batch.input.data() + slot / batch.top_k * hidden;
-      std::vector<double> mid(inter);
-      for (int i = 0; i < inter; ++i) {
-        double g = layer.gate_bias.empty() ? 0 : layer.gate_bias[e][i],
-               u = layer.up_bias.empty() ? 0 : layer.up_bias[e][i];
-        for (int h = 0; h < hidden; ++h) {
-          g += double{x[h]} * gate[static_cast<size_t>(i) * hidden + h];
-          u += double{x[h]} * up[static_cast<size_t>(i) * hidden + h];
-        }
-        mid[i] = activation(g, u, f);
-      }
-      for (int h = 0; h < hidden; ++h) {
-        double y = layer.down_bias.empty() ? 0 : layer.down_bias[e][h];
-        for (int i = 0; i < inter; ++i) y += mid[i] * down[static_cast<size_t>(h) * inter + i];
-        out[static_cast<size_t>(slot / batch.top_k) * hidden + h] += batch.weights[slot] * y;
-      }
-    }
-  }
-  return out;
-}
-
-double relative_error(const std::vector<float>& got, const std::vector<double>& want) {
-  double difference = 0, size = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    difference += (got[i] - want[i]) * (got[i] - want[i]);
-    size += want[i] * want[i];
-    if (!std::isfinite(got[i])) return std::numeric_limits<double>::infinity();
-  }
-  return std::sqrt(difference / size);
-}
-
-std::shared_ptr<Pool> pool_of(int threads, int nodes = 1) {
-  return std::make_shared<Pool>(PoolOptions{.threads = threads, .nodes = nodes});
-}
-
-Experts make(const Layer& layer, std::shared_ptr<Pool> pool, ExpertsOptions options = {}) {
-  options.gate_up = options.down = layer.format;
-  Experts experts(std::move(pool), std::make_shared<Workspace>(), layer.shape, options);
-  for (int e = 0; e < layer.shape.experts; ++e) experts.load(e, layer.weights(e));
-  return experts;
-}
-
-std::vector<float> run(const Experts& experts, const Batch& batch, const uint8_t* skip = nullptr) {
-  std::vector<float> out(static_cast<size_t>(batch.tokens) * experts.shape().hidden, std::nanf(""));
-  ForwardArgs args = batch.args(out.data());
-  args.skip = skip;
-  experts.forward(args);
-  return out;
-}
-
-// Relative error of the whole output that the precision of activations and panels may cost. int8 activations
-// carry 1/127/sqrt(12) of their largest value, about 4 standard deviations: 0.9 % a projection, two of them;
-// a rounded panel adds about as much again for each.
-double tolerance(const Format& format, Precision precision) {
-  if (precision == Precision::kF32) return 2e-6;
-  if (is_integer(format.code)) return 0.03;
-  return 0.008;  // bf16 rounding of activations and of folded scales, 2^-9 each
-}
 
 class EveryFormat : public ::testing::TestWithParam<NamedFormat> {};
 
@@ -313,7 +160,7 @@ TEST(Experts, ManyInstancesShareAWorkspaceAndAPool) {
   const Layer a({3, 64, 128}, format_named("int8"), 18), b({2, 192, 64}, format_named("q8_0"), 19);
   const auto build = [&](const Layer& layer) {
     ExpertsOptions options;
-    options.gate_up = options.down = layer.format;
+    options.gate = options.up = options.down = layer.format;
     Experts e(pool, space, layer.shape, options);
     for (int i = 0; i < layer.shape.experts; ++i) e.load(i, layer.weights(i));
     return e;
@@ -331,16 +178,6 @@ TEST(Experts, ManyInstancesShareAWorkspaceAndAPool) {
   other.join();
   EXPECT_TRUE(same_x);
   EXPECT_TRUE(same_y);
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 RowReader reader_of(const Matrix& whole) {
@@ -362,7 +199,7 @@ TEST(Experts, LoadedInPiecesTheyAreTheSame) {
   for (const int nodes : {1, 2, 3}) {
     const auto pool = std::make_shared<Pool>(PoolOptions{
         .threads = nodes, .nodes = nodes, .topology = Topology::synthetic("numa:3 core:1"), .pin = false});
-    const ExpertsOptions options{.gate_up = layer.format, .down = layer.format};
+    const ExpertsOptions options{.gate = layer.format, .up = layer.format, .down = layer.format};
     const auto workspace = std::make_shared<Workspace>();
     Experts whole(pool, workspace, layer.shape, options), pieces(pool, workspace, layer.shape, options),
         together(pool, workspace, layer.shape, options);
@@ -392,7 +229,7 @@ TEST(Experts, ForwardBytesAreKnownBefore) {
   const ExpertsShape shape{.experts = 4, .hidden = 256, .inter = 128};
   const Layer layer(shape, format_named("int8"), 5);
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2, .pin = false});
-  ExpertsOptions options{.gate_up = layer.format, .down = layer.format};
+  ExpertsOptions options{.gate = layer.format, .up = layer.format, .down = layer.format};
   for (const int tokens : {1, 2, 64}) {
     const auto workspace = std::make_shared<Workspace>();
     Experts experts(pool, workspace, shape, options);
@@ -446,10 +283,10 @@ TEST(Experts, BadInputIsNamed) {
   w.gate.scales = nullptr;
   EXPECT_THAT(message_of([&] { experts.load(0, w); }), HasSubstr("missing"));
   ExpertsOptions options;
-  options.gate_up = options.down = format_named("q4_k");
+  options.gate = options.up = options.down = format_named("q4_k");
   EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options); }),
               HasSubstr("256"));
-  options.gate_up = options.down = format_named("int8");
+  options.gate = options.up = options.down = format_named("int8");
   EXPECT_THAT(message_of([&] { Experts(pool_of(1), std::make_shared<Workspace>(), {0, 64, 128}, options); }),
               HasSubstr("0 experts"));
   const Experts empty(pool_of(1), std::make_shared<Workspace>(), {2, 64, 128}, options);

@@ -69,7 +69,7 @@ LayerExperts::LayerExperts(std::shared_ptr<Pool> pool, const ExpertSource& sourc
   const auto workspace = std::make_shared<Workspace>();
   for (Group& group : groups_) {
     ExpertsOptions options = rest;
-    options.gate_up = group.gate_up;
+    options.gate = options.up = group.gate_up;
     options.down = group.down;
     group.experts = std::make_unique<Experts>(pool, workspace,
                                               ExpertsShape{.experts = static_cast<int>(group.members.size()),
