@@ -41,7 +41,7 @@ configure_and_build() {
   shift 2
   local generator=()
   if [ ! -f "$dir/CMakeCache.txt" ] && command -v ninja > /dev/null; then generator=(-G Ninja); fi
-  if ! cmake -S . -B "$dir" "${generator[@]}" "$@" > "$log.configure.log" 2>&1; then
+  if ! cmake -S . -B "$dir" "${generator[@]}" -DKT_WERROR=ON "$@" > "$log.configure.log" 2>&1; then
     cat "$log.configure.log"
     return 1
   fi
