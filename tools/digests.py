@@ -206,7 +206,7 @@ def conversion_cases(kt, scratch, told, trained):
 
     for name, words in CONVERSIONS.items():
         yield case("quant", name, DEMO, *words.split())
-    yield case("quant gpu", "RTN", DEMO, "--method=RTN", "--type=W8A16", "--targets=all")
+    yield case("quant gpu", "RTN", DEMO, "--method=RTN", "--type=W8A16", "--targets=all", "--group-size=32")
     gptq = ["--type=W4A16", "--dataset", STORIES, "--max-sequence-length=192", "--num-calibration-samples"]
     yield from (case("quant gpu", f"GPTQ {model.name}", model, *gptq, "12", "--group-size", "128") for model in trained)
     yield case("quant gpu", "GPTQ all", DEMO, *gptq, "8", "--group-size", "32", "--targets", "all", "--actorder=none")
