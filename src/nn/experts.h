@@ -50,6 +50,8 @@ struct ExpertRows {
   const float* down_bias = nullptr;
 };
 
+class ExpertAdapter;  // nn/expert_adapter.h
+
 struct ForwardArgs {
   int tokens = 0, top_k = 0;
   const void* input = nullptr;  // [tokens, hidden]
@@ -63,6 +65,7 @@ struct ForwardArgs {
   int64_t output_stride = 0;  // elements; 0: hidden
   const uint8_t* skip =
       nullptr;  // [experts], nonzero: expert is computed elsewhere; null: none. Read at each call
+  const ExpertAdapter* adapter = nullptr;  // adds to the products of this call; null costs nothing
 };
 
 // Memory that forwards need while they run; layers that never run at the same time share one.
@@ -107,7 +110,7 @@ class Experts {
   size_t packed_bytes() const;          // of all experts
   size_t packed_bytes(int node) const;  // of its share of all experts
   // What a forward takes of the workspace when its rows are spread evenly over the experts.
-  size_t forward_bytes(int tokens, int top_k) const;
+  size_t forward_bytes(int tokens, int top_k, const ExpertAdapter* adapter = nullptr) const;
   double stored_bytes_per_expert() const;  // in the checkpoint's own bytes
   bool loaded(int expert) const;
   // The route each expert of a call with this many rows takes, for reports: "few, s8 activations, ...".

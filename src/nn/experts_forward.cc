@@ -84,10 +84,10 @@ void add_nodes(const std::vector<NodeForward>& jobs, const Kernels& kernels, con
 
 }  // namespace
 
-size_t Experts::forward_bytes(int tokens, int top_k) const {
+size_t Experts::forward_bytes(int tokens, int top_k, const ExpertAdapter* adapter) const {
   const State& s = *state_;
   const ExpertRouting routing = even_routing(s.shape.experts, tokens, top_k);
-  const ForwardArgs args{.tokens = tokens, .top_k = top_k};
+  const ForwardArgs args{.tokens = tokens, .top_k = top_k, .adapter = adapter};
   if (routing.groups.empty()) return 0;
   size_t bytes = 0;
   for (int n = 0; n < s.pool->nodes(); ++n) {

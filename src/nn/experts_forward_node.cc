@@ -93,6 +93,8 @@ void NodeForward::plan_groups() {
     part.up.at = part.one_input ? part.gate.at : memory_.take(act_bytes(part.up.plan.acts));
     part.down.at = memory_.take(act_bytes(part.down.plan.acts));
     part.mid_at = memory_.take(static_cast<size_t>(m) * shard_.width() * sizeof(float));
+    part.kept_tokens_at = memory_.take(kept_bytes(ExpertAdapter::Input::kTokens, m));
+    part.kept_mid_at = memory_.take(kept_bytes(ExpertAdapter::Input::kActivated, m));
     most_rows_ = std::max<size_t>(most_rows_, m);
     for (const Product* product : {&part.gate, &part.up, &part.down})
       multiply = std::max(multiply, product->plan.scratch_bytes);
@@ -177,6 +179,8 @@ void NodeForward::prepare(int memory_node) {
     for (Product* product : {&part.gate, &part.up, &part.down})
       product->acts = acts_in(product->plan.acts, memory_.at(product->at));
     part.mid = reinterpret_cast<float*>(memory_.at(part.mid_at));
+    part.kept_tokens = reinterpret_cast<float*>(memory_.at(part.kept_tokens_at));
+    part.kept_mid = reinterpret_cast<float*>(memory_.at(part.kept_mid_at));
   }
   for (SharedTokens* tokens : {&gate_tokens_, &up_tokens_})
     if (tokens->shape.rows) tokens->acts = acts_in(tokens->shape, memory_.at(tokens->at));
@@ -221,6 +225,7 @@ void NodeForward::pack(const WorkItem& item) noexcept {
   const ForwardNode::Part& part = parts_[item.group];
   pack_rows(item, gate_tokens_, part.gate.acts);
   if (!part.one_input) pack_rows(item, up_tokens_, part.up.acts);
+  if (args_.adapter) let_read(item, ExpertAdapter::Input::kTokens);
 }
 
 void NodeForward::pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept {
@@ -243,37 +248,16 @@ void NodeForward::pack_rows(const WorkItem& item, const SharedTokens& tokens, co
 
 void NodeForward::gate_up(const WorkItem& item, std::byte* mine) noexcept {
   const ExpertGroup& group = routing_.groups[item.group];
-  const ForwardNode::Part& part = parts_[item.group];
-  const std::byte *gate = shard_.block(group.expert, shard_.gate, item.begin),
-                  *up = shard_.block(group.expert, shard_.up, item.begin);
   if (!list_.done(kPack, item.group)) {
-    prefetch(gate, item.count * shard_.gate.stride, kAheadBytes);
+    prefetch(shard_.block(group.expert, shard_.gate, item.begin), item.count * shard_.gate.stride,
+             kAheadBytes);
     list_.wait(item, kPack, item.group);
   }
   auto* tile = reinterpret_cast<float*>(mine + multiply_bytes_);
   // A block more than needed: rows a multiple of 4 KiB apart would all fall into the same sets of the caches.
   const int64_t ld = (2 * item.count + 1) * kBlockRows;
-  MultiplyArgs args{.packing = &shard_.gate.packing,
-                    .blocks = gate,
-                    .count = 2 * item.count,
-                    .acts = part.gate.acts,
-                    .m = group.m,
-                    .out = tile,
-                    .ld = ld,
-                    .scratch = mine};
-  if (!shard_.paired) {
-    args.count = item.count;
-    args.after = up;
-  }
-  part.gate.plan.multiply(args);
-  if (!shard_.paired) {
-    args.packing = &shard_.up.packing;
-    args.blocks = up;
-    args.after = nullptr;
-    args.acts = part.up.acts;
-    args.out = tile + item.count * kBlockRows;
-    part.up.plan.multiply(args);
-  }
+  multiply_gate_up(item, tile, ld, mine);
+  if (args_.adapter) let_add(item, tile, ld);
   const int64_t column = int64_t{item.begin} * kBlockRows;
   const auto bias = [&](const std::vector<float>& all) {
     return all.empty() ? nullptr : all.data() + group.expert * shard_.width() + column;
@@ -285,12 +269,37 @@ void NodeForward::gate_up(const WorkItem& item, std::byte* mine) noexcept {
                               .gate_bias = bias(shard_.gate_bias),
                               .up_bias = bias(shard_.up_bias),
                               .activation = options_.activation,
-                              .mid = part.mid + column,
+                              .mid = parts_[item.group].mid + column,
                               .mid_ld = shard_.width()};
   if (shard_.paired)
     kernels_.activate(activate);
   else
     activate_apart(activate, tile + group.m * ld);
+}
+
+// Into tile [m, ld]: gate and up in turns, blocks of 16 columns each; or all of gate, then all of up.
+void NodeForward::multiply_gate_up(const WorkItem& item, float* tile, int64_t ld,
+                                   std::byte* scratch) noexcept {
+  const ExpertGroup& group = routing_.groups[item.group];
+  const ForwardNode::Part& part = parts_[item.group];
+  const std::byte* up = shard_.block(group.expert, shard_.up, item.begin);
+  MultiplyArgs args{.packing = &shard_.gate.packing,
+                    .blocks = shard_.block(group.expert, shard_.gate, item.begin),
+                    .count = shard_.paired ? 2 * item.count : item.count,
+                    .after = shard_.paired ? nullptr : up,
+                    .acts = part.gate.acts,
+                    .m = group.m,
+                    .out = tile,
+                    .ld = ld,
+                    .scratch = scratch};
+  part.gate.plan.multiply(args);
+  if (shard_.paired) return;
+  args.packing = &shard_.up.packing;
+  args.blocks = up;
+  args.after = nullptr;
+  args.acts = part.up.acts;
+  args.out = tile + item.count * kBlockRows;
+  part.up.plan.multiply(args);
 }
 
 // Of a tile whose columns are all of gate, then all of up: brought together a row at a time, in `row`, which
@@ -318,6 +327,7 @@ void NodeForward::requant(const WorkItem& item) noexcept {
                       .m = item.count,
                       .k = shard_.end - shard_.begin,
                       .out = rows_of(part.down.acts, item, routing_.groups[item.group].m)});
+  if (args_.adapter) let_read(item, ExpertAdapter::Input::kActivated);
 }
 
 void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
@@ -351,6 +361,7 @@ void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
                              .out = tile,
                              .ld = columns,
                              .scratch = mine});
+    if (args_.adapter) let_add_down(item, g, tile);
     add_group(item, g, tile, y);
   }
   store(item, y);
@@ -384,6 +395,70 @@ void NodeForward::store(const WorkItem& item, const float* y) noexcept {
     else
       std::memcpy(partial_ + int64_t{t} * shape_.hidden + first, from, real * sizeof(float));
   }
+}
+
+size_t NodeForward::kept_bytes(ExpertAdapter::Input input, int m) const {
+  if (!args_.adapter) return 0;
+  return static_cast<size_t>(m) * static_cast<size_t>(args_.adapter->kept_floats(input)) * sizeof(float);
+}
+
+void NodeForward::let_read(const WorkItem& item, ExpertAdapter::Input input) noexcept {
+  const int floats = args_.adapter->kept_floats(input);
+  if (floats == 0) return;
+  const ExpertGroup& group = routing_.groups[item.group];
+  const ForwardNode::Part& part = parts_[item.group];
+  ExpertAdapter::Rows rows{.input = input,
+                           .expert = group.expert,
+                           .count = item.count,
+                           .columns = shape_.hidden,
+                           .tokens = routing_.tokens_of(group) + item.begin,
+                           .source = args_.input,
+                           .type = args_.input_type,
+                           .stride = input_stride(),
+                           .kept = part.kept_tokens + int64_t{item.begin} * floats};
+  if (input == ExpertAdapter::Input::kActivated) {
+    rows.column = shard_.begin;
+    rows.columns = shard_.end - shard_.begin;
+    rows.source = part.mid + item.begin * shard_.width();
+    rows.type = Real::kF32;
+    rows.stride = shard_.width();
+    rows.kept = part.kept_mid + int64_t{item.begin} * floats;
+  }
+  args_.adapter->read(rows);
+}
+
+void NodeForward::let_add(const WorkItem& item, float* tile, int64_t ld) noexcept {
+  const ExpertGroup& group = routing_.groups[item.group];
+  const int first = shard_.begin + item.begin * kBlockRows;
+  ExpertAdapter::Tile to{.part = ExpertPart::kGate,
+                         .expert = group.expert,
+                         .m = group.m,
+                         .column = first,
+                         .columns = std::min(item.count * kBlockRows, shard_.end - first),
+                         .tokens = routing_.tokens_of(group),
+                         .kept = parts_[item.group].kept_tokens,
+                         .sums = tile,
+                         .ld = ld,
+                         .block_ld = shard_.paired ? 2 * kBlockRows : kBlockRows};
+  args_.adapter->add(to);
+  to.part = ExpertPart::kUp;
+  to.sums += shard_.paired ? kBlockRows : item.count * kBlockRows;
+  args_.adapter->add(to);
+}
+
+void NodeForward::let_add_down(const WorkItem& item, int g, float* tile) noexcept {
+  const ExpertGroup& group = routing_.groups[g];
+  const int columns = item.count * kBlockRows, first = item.begin * kBlockRows;
+  args_.adapter->add({.part = ExpertPart::kDown,
+                      .expert = group.expert,
+                      .m = group.m,
+                      .column = first,
+                      .columns = std::min(columns, shape_.hidden - first),
+                      .tokens = routing_.tokens_of(group),
+                      .kept = parts_[g].kept_mid,
+                      .sums = tile,
+                      .ld = columns,
+                      .block_ld = kBlockRows});
 }
 
 }  // namespace kt

@@ -11,6 +11,7 @@
 // Stages are listed in this order, each for all groups (expert_groups.h: no barrier, no deadlock). Down items
 // own their output columns and add experts in order, so the result does not depend on who did what.
 #pragma once
+#include "nn/expert_adapter.h"
 #include "nn/expert_groups.h"
 #include "nn/experts_state.h"
 
@@ -29,6 +30,8 @@ struct ForwardNode {
     bool one_input = true;  // gate and up read the same quantised rows
     float* mid = nullptr;   // [m, shard.width()]
     size_t mid_at = 0;
+    float *kept_tokens = nullptr, *kept_mid = nullptr;  // [m, floats that an adapter keeps]
+    size_t kept_tokens_at = 0, kept_mid_at = 0;
   };
   WorkList list;
   NodeMemory memory;
@@ -81,11 +84,17 @@ class NodeForward {
   void pack(const WorkItem& item) noexcept;
   void pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept;
   void gate_up(const WorkItem& item, std::byte* mine) noexcept;
+  void multiply_gate_up(const WorkItem& item, float* tile, int64_t ld, std::byte* scratch) noexcept;
   void activate_apart(ActivateArgs args, float* row) noexcept;
   void requant(const WorkItem& item) noexcept;
   void down(const WorkItem& item, std::byte* mine) noexcept;
   void add_group(const WorkItem& item, int group, const float* tile, float* y) noexcept;
   void store(const WorkItem& item, const float* y) noexcept;
+
+  size_t kept_bytes(ExpertAdapter::Input input, int m) const;
+  void let_read(const WorkItem& item, ExpertAdapter::Input input) noexcept;
+  void let_add(const WorkItem& item, float* tile, int64_t ld) noexcept;  // to gate and up
+  void let_add_down(const WorkItem& item, int group, float* tile) noexcept;
 
   int64_t input_stride() const { return args_.input_stride ? args_.input_stride : shape_.hidden; }
 

@@ -1,6 +1,7 @@
 // A small layer of experts, tokens for it, and what it computes by its definition.
 #pragma once
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -96,9 +97,13 @@ inline double activation(double gate, double up, const Activation& f) {
   return gate / (1 + std::exp(-gate)) * up;
 }
 
+// What is done to an expert's dequantised weights before they are used.
+using ChangeWeights = std::function<void(int expert, std::vector<float>& gate, std::vector<float>& up,
+                                         std::vector<float>& down)>;
+
 // The definition, in double, on dequantised weights.
 inline std::vector<double> reference(const Layer& layer, const Batch& batch, const Activation& f,
-                                     const uint8_t* skip = nullptr) {
+                                     const uint8_t* skip = nullptr, const ChangeWeights& change = nullptr) {
   const auto [experts, hidden, inter] = layer.shape;
   std::vector<double> out(static_cast<size_t>(batch.tokens) * hidden);
   std::vector<float> gate(static_cast<size_t>(hidden) * inter), up(gate.size()), down(gate.size());
@@ -107,6 +112,7 @@ inline std::vector<double> reference(const Layer& layer, const Batch& batch, con
     dequantise(layer.gate[e].view(), gate);
     dequantise(layer.up[e].view(), up);
     dequantise(layer.down[e].view(), down);
+    if (change) change(e, gate, up, down);
     for (int slot = 0; slot < batch.tokens * batch.top_k; ++slot) {
       if (batch.ids[slot] != e) continue;
       const float* x = batch.input.data() + slot / batch.top_k * hidden;
