@@ -69,12 +69,13 @@ def generate(model, *flags):
 
 def untouched(said):
     """Most bytes of the workspace that a run may leave untouched: the reserve that buffers grow into and the rows of
-    experts that were not chosen. Huge pages round that to the ends of the two largest buffers."""
+    experts that were not chosen. Huge pages round that to the ends of the three largest buffers: rows of experts, rows
+    of linears, scratch of the workers."""
     try:
         whole_pages = "[never]" not in pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         whole_pages = False
-    return 2 * HUGE_PAGE if whole_pages else 0.3 * said["bytes"]["workspace"]
+    return 3 * HUGE_PAGE if whole_pages else 0.3 * said["bytes"]["workspace"]
 
 
 def check_estimate(model, *flags):
