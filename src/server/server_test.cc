@@ -64,7 +64,8 @@ TEST(ServerTest, MixedClientsAtOnce) {
               body += piece;
               return round != 1 || body.size() < 200;  // the second is left in the middle
             });
-        streamed += body.ends_with("data: [DONE]\n\n");
+        // One that is left may have come whole with the piece that ended it.
+        streamed += round != 1 && body.ends_with("data: [DONE]\n\n");
         refused += client.send(post("/v1/completions", "{")).status == 400;
         client.send({.path = i % 2 ? "/metrics" : "/kt/status"});
         const auto held = client.send(post(
