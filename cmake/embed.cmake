@@ -18,7 +18,10 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
       DEPENDS ${paths} ${KT_EMBED_SCRIPT}
       COMMENT "Embedding ${name}"
       VERBATIM)
-    target_sources(${target} PRIVATE ${out})
+    # Not a source of TARGET itself: its command would wait for all that TARGET links, and TARGET's files for the command.
+    add_library(${name} OBJECT ${out})
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${name}>)
   endfunction()
   return()
 endif()

@@ -63,7 +63,7 @@ function(kt_sources sources tests)
   set(${tests} ${of_tests} PARENT_SCOPE)
 endfunction()
 
-# Floors of hot loops, few headers and many constants of one name.
+# Floors of hot loops, few headers and many constants of one name; their tests are no such thing.
 set(KT_SINGLE_FILES nn hybrid)
 
 # kt_floor(NAME deps...): one folder of src/ becomes the static library kt_NAME; every x_test.cc beside
@@ -98,6 +98,7 @@ set(KT_OPTIMISED_TESTS formats_test kernels_test nn_test weights_test)
 # kt_test(NAME sources...): a GoogleTest program, registered with CTest as one test.
 function(kt_test name)
   add_executable(${name} ${ARGN})
+  kt_rooms_as_one(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE GTest::gmock_main)
   target_compile_options(${name} PRIVATE ${KT_WARNINGS})
   if(name IN_LIST KT_OPTIMISED_TESTS)

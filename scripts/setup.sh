@@ -27,10 +27,14 @@ if [ "${1:-}" = --tests ]; then
   if grep -qx 'ID=debian' /etc/os-release; then optional+=(chromium chromium-driver); fi
 fi
 
-# lacking PACKAGE...: those that are not installed.
+# lacking PACKAGE...: those that are not installed. A tool may have come another way.
 lacking() {
   local package status
   for package in "$@"; do
+    case $package in
+      cmake | g++ | python3) if command -v "$package" > /dev/null; then continue; fi ;;
+      ninja-build) if command -v ninja > /dev/null; then continue; fi ;;
+    esac
     status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null || true)
     [ "$status" = installed ] || echo "$package"
   done

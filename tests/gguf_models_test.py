@@ -67,11 +67,11 @@ def all_of(kind):
     return lambda name, columns: kind if columns % block == 0 else TYPE.F16
 
 
-def mixed(name, columns):
+def mixed(name, columns, wide=("ffn_down", "output.weight", "attn_v")):
     """About what a "medium" file has: more bits for down, output and v."""
     if columns % 32 != 0:
         return TYPE.F16
-    if any(word in name for word in ("ffn_down", "output.weight", "attn_v")):
+    if any(word in name for word in wide):
         return TYPE.Q6_K if columns % 256 == 0 else TYPE.Q8_0
     return TYPE.Q4_K if columns % 256 == 0 else TYPE.Q4_0
 
@@ -225,16 +225,26 @@ class TestLogits:
         check(probe(model.write(tmp_path / "m.gguf")), theirs)
 
     @pytest.mark.parametrize("key", ["qwen3_moe", "llama", "deepseek_v3"])
-    def test_mixed_types(self, key, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("wide", [("ffn_down", "output.weight", "attn_v"), ("ffn_up",), ("ffn_gate",)],
+                             ids=lambda words: words[0])
+    def test_mixed_types(self, key, wide, tmp_path, monkeypatch):
         family, overrides = tiny_models.MODELS[key]
-        wide = dict(overrides, hidden_size=256, intermediate_size=256, moe_intermediate_size=256, num_hidden_layers=2)
-        monkeypatch.setitem(tiny_models.MODELS, "wide", (family, wide))
+        sizes = dict(overrides, hidden_size=256, intermediate_size=256, moe_intermediate_size=256, num_hidden_layers=2)
+        monkeypatch.setitem(tiny_models.MODELS, "wide", (family, sizes))
         folder = tiny_models.save(tiny_models.build("wide"), tmp_path / "published")
-        model = gguf_files.Model(folder, mixed)
-        kinds = {kind for _, kind in model.tensors.values()}
-        assert {TYPE.Q4_K, TYPE.Q6_K, TYPE.F32} <= kinds
-        theirs = reference(save_rounded(folder, model, tmp_path / "rounded"))
-        check(probe(model.write(tmp_path / "m.gguf")), theirs)
+        tokenizer().save(str(folder / "tokenizer.json"))
+        model = gguf_files.Model(folder, functools.partial(mixed, wide=wide))
+        kinds = {name: kind for name, (_, kind) in model.tensors.items()}
+        assert {TYPE.Q4_K, TYPE.Q6_K, TYPE.F32} <= set(kinds.values())
+        gate = [name for name in kinds if ".ffn_gate_exps." in name or ".ffn_gate." in name]
+        apart = [kinds[name] != kinds[name.replace("gate", "up")] for name in gate]
+        assert apart and all(apart) == any(apart) == (wide[0] != "ffn_down")
+        rounded = save_rounded(folder, model, tmp_path / "rounded")
+        path = model.write(tmp_path / "m.gguf", add_tokenizer)
+        check(probe(path), reference(rounded))
+        ours, theirs = (kt_ok("generate", each, "-p", WORDS, "--acts", "f32", "--max-tokens", 8, "--json").stdout
+                        for each in (path, rounded))
+        assert json.loads(ours)["tokens"] == json.loads(theirs)["tokens"]
 
     def test_layers_that_predict_further_tokens_are_left_alone(self, root, tmp_path):
         model = gguf_files.Model(published(root, "glm4_moe"))

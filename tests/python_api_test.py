@@ -82,6 +82,32 @@ def test_every_method_gives_the_layer(method):
         assert error(layer.forward(x, ids, scores, 0), reference(values(), x, ids, scores)) < METHODS[method]
 
 
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0", "Q5_1"), ("BF16", "Q4_1", "F16"), ("Q8_0", "Q8_0", "Q4_0")])
+def test_a_gguf_file_whose_matrices_have_types_of_their_own(kinds, tmp_path):
+    """With f32 activations nothing is rounded but sums: a type brought to another would be seen."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    writer, stored = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3moe"), []
+    writer.add_block_count(1)
+    writer.add_expert_count(EXPERTS)
+    writer.add_embedding_length(HIDDEN)
+    for name, kind, matrix in zip(("gate", "up", "down"), kinds, values()):
+        kind = gguf.GGMLQuantizationType[kind]
+        coded = gguf.quants.quantize(matrix.float().numpy(), kind)
+        stored.append(torch.from_numpy(gguf.quants.dequantize(coded, kind)).reshape(matrix.shape))
+        writer.add_tensor(f"blk.0.ffn_{name}_exps.weight", coded, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    exact, usual = (wrapper("LLAMAFILE", load=False, weight_path=str(tmp_path), activations=acts)
+                    for acts in ("f32", "default"))
+    for layer, bound in ((exact, 3e-6), (usual, 0.03)):  # int8 activations cost about 1 % a projection
+        layer.load_weights(torch.arange(EXPERTS))
+        for tokens in (1, 7, CHUNK):
+            x, ids, scores = inputs(tokens, dtype=torch.float32)
+            assert error(layer.forward(x, ids, scores, 0), reference(stored, x, ids, scores)) < bound
+
+
 def test_methods_are_all_tested():
     assert sorted(METHODS) == sorted(kt_kernel_ext.methods())
 

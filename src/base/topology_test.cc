@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::string error_of(std::string_view spec) {
+std::string spec_error(std::string_view spec) {
   try {
     Topology::synthetic(spec);
   } catch (const Error& e) {
@@ -63,20 +63,20 @@ TEST(SyntheticTopology, NodesOfDifferentSizes) {
 }
 
 TEST(SyntheticTopology, ErrorsNameTheWord) {
-  EXPECT_THAT(error_of(""), HasSubstr("empty"));
-  EXPECT_THAT(error_of("numa:2 cpu:4"), HasSubstr("\"cpu:4\""));
-  EXPECT_THAT(error_of("numa"), HasSubstr("\"numa\""));
-  EXPECT_THAT(error_of("numa: core:1"), HasSubstr("\"numa:\""));
-  EXPECT_THAT(error_of("core:0"), HasSubstr("\"core:0\""));
-  EXPECT_THAT(error_of("core:-1"), HasSubstr("\"core:-1\""));
-  EXPECT_THAT(error_of("core:4x"), HasSubstr("\"core:4x\""));
-  EXPECT_THAT(error_of("core:4,"), HasSubstr("\"core:4,\""));
-  EXPECT_THAT(error_of("core:99999999999999999999"), HasSubstr("core:9999"));
-  EXPECT_THAT(error_of("core:2 numa:2"), HasSubstr("\"numa:2\" cannot stand inside \"core:2\""));
-  EXPECT_THAT(error_of("pu:2 core:2"), HasSubstr("cannot stand inside"));
-  EXPECT_THAT(error_of("pack:2 socket:2"), HasSubstr("\"socket:2\" repeats \"pack:2\""));
-  EXPECT_THAT(error_of("numa:3 core:1,2"), HasSubstr("2 counts for 3 parents"));
-  EXPECT_THAT(error_of("pack:60000 core:60000"), HasSubstr("\"core:60000\""));
+  EXPECT_THAT(spec_error(""), HasSubstr("empty"));
+  EXPECT_THAT(spec_error("numa:2 cpu:4"), HasSubstr("\"cpu:4\""));
+  EXPECT_THAT(spec_error("numa"), HasSubstr("\"numa\""));
+  EXPECT_THAT(spec_error("numa: core:1"), HasSubstr("\"numa:\""));
+  EXPECT_THAT(spec_error("core:0"), HasSubstr("\"core:0\""));
+  EXPECT_THAT(spec_error("core:-1"), HasSubstr("\"core:-1\""));
+  EXPECT_THAT(spec_error("core:4x"), HasSubstr("\"core:4x\""));
+  EXPECT_THAT(spec_error("core:4,"), HasSubstr("\"core:4,\""));
+  EXPECT_THAT(spec_error("core:99999999999999999999"), HasSubstr("core:9999"));
+  EXPECT_THAT(spec_error("core:2 numa:2"), HasSubstr("\"numa:2\" cannot stand inside \"core:2\""));
+  EXPECT_THAT(spec_error("pu:2 core:2"), HasSubstr("cannot stand inside"));
+  EXPECT_THAT(spec_error("pack:2 socket:2"), HasSubstr("\"socket:2\" repeats \"pack:2\""));
+  EXPECT_THAT(spec_error("numa:3 core:1,2"), HasSubstr("2 counts for 3 parents"));
+  EXPECT_THAT(spec_error("pack:60000 core:60000"), HasSubstr("\"core:60000\""));
 }
 
 TEST(CpuList, KernelFormat) {

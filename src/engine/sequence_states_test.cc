@@ -7,19 +7,13 @@
 
 #include "base/error.h"
 #include "engine/sequence_store.h"
+#include "engine/testing/counted_tokens.h"
 
 namespace kt {
 namespace {
 
-using Tokens = std::vector<TokenId>;
 constexpr auto kLasting = SnapshotKind::kLasting;
 constexpr auto kRolling = SnapshotKind::kRolling;
-
-Tokens counted(int count, TokenId first = 0) {
-  Tokens tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back(first + i);
-  return tokens;
-}
 
 uint64_t digest(uint64_t state, std::span<const TokenId> tokens) {
   for (TokenId id : tokens) state = (state + static_cast<uint32_t>(id) + 1) * 0x9E3779B97F4A7C15u;

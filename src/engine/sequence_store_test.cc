@@ -1,4 +1,5 @@
 #include "engine/sequence_store.h"
+#include "engine/testing/counted_tokens.h"
 
 #include <gtest/gtest.h>
 
@@ -11,14 +12,6 @@
 
 namespace kt {
 namespace {
-
-using Tokens = std::vector<TokenId>;
-
-Tokens counted(int count, TokenId first = 0) {
-  Tokens tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back(first + i);
-  return tokens;
-}
 
 void fill(StoredSequence& sequence, const Tokens& tokens) {
   ASSERT_TRUE(sequence.reserve(static_cast<int>(tokens.size())));

@@ -18,7 +18,7 @@ namespace {
 using testing_files::GgufBytes;
 using testing_files::raw;
 
-constexpr ExpertsShape kShape{.experts = 4, .hidden = 256, .inter = 128};
+constexpr ExpertsShape kStoredShape{.experts = 4, .hidden = 256, .inter = 128};
 constexpr int kLayer = 1;
 constexpr const char* kNames[] = {"gate", "up", "down"};
 
@@ -29,9 +29,10 @@ struct StoredExperts {
 
   explicit StoredExperts(const std::array<const char*, 3>& names) {
     for (size_t p = 0; p < 3; ++p) formats[p] = format_named(names[p]);
-    for (unsigned i = 0; i < 3 * kShape.experts; ++i) {
+    for (unsigned i = 0; i < 3 * kStoredShape.experts; ++i) {
       const bool is_down = i % 3 == 2;
-      const int64_t n = is_down ? kShape.hidden : kShape.inter, k = is_down ? kShape.inter : kShape.hidden;
+      const int64_t n = is_down ? kStoredShape.hidden : kStoredShape.inter,
+                    k = is_down ? kStoredShape.inter : kStoredShape.hidden;
       matrices.push_back(quantise(formats[i % 3], random_values(static_cast<size_t>(n * k), i, 0.1f), n, k));
     }
   }
@@ -115,7 +116,7 @@ void write_folder(const StoredExperts& experts, const std::array<Store, 3>& stor
   std::filesystem::create_directories(folder);
   std::vector<TensorSpec> specs;
   std::vector<std::vector<uint8_t>> bytes;
-  for (size_t e = 0; e < kShape.experts; ++e)
+  for (size_t e = 0; e < kStoredShape.experts; ++e)
     for (size_t p = 0; p < 3; ++p)
       for (StoredTensor& tensor : stores[p](experts.at(e, p))) {
         specs.push_back(
@@ -127,9 +128,9 @@ void write_folder(const StoredExperts& experts, const std::array<Store, 3>& stor
   for (size_t i = 0; i < specs.size(); ++i) writer.write(i, 0, std::as_bytes(std::span(bytes[i])));
   writer.commit();
   Json config = {{"model_type", "qwen3_moe"},
-                 {"hidden_size", kShape.hidden},
-                 {"moe_intermediate_size", kShape.inter},
-                 {"num_experts", kShape.experts},
+                 {"hidden_size", kStoredShape.hidden},
+                 {"moe_intermediate_size", kStoredShape.inter},
+                 {"num_experts", kStoredShape.experts},
                  {"num_experts_per_tok", 2},
                  {"num_hidden_layers", 2}};
   if (!quantization.is_null()) config["quantization_config"] = quantization;
@@ -184,14 +185,17 @@ void write_gguf(const StoredExperts& experts, const std::array<GgufType, 3>& typ
   uint64_t offsets[3];
   for (size_t p = 0; p < 3; ++p) {
     offsets[p] = data.size();
-    for (size_t e = 0; e < kShape.experts; ++e) data += types[p].blocks(experts.at(e, p));
+    for (size_t e = 0; e < kStoredShape.experts; ++e) data += types[p].blocks(experts.at(e, p));
     data.resize((data.size() + 31) / 32 * 32);
   }
   GgufBytes file(3, 6);
   file.pair("general.architecture", "qwen3moe").number("qwen3moe.block_count", 2);
-  file.number("qwen3moe.embedding_length", kShape.hidden).number("qwen3moe.expert_count", kShape.experts);
-  file.number("qwen3moe.expert_used_count", 2).number("qwen3moe.expert_feed_forward_length", kShape.inter);
-  constexpr uint64_t kHidden = kShape.hidden, kInter = kShape.inter, kExperts = kShape.experts;
+  file.number("qwen3moe.embedding_length", kStoredShape.hidden)
+      .number("qwen3moe.expert_count", kStoredShape.experts);
+  file.number("qwen3moe.expert_used_count", 2)
+      .number("qwen3moe.expert_feed_forward_length", kStoredShape.inter);
+  constexpr uint64_t kHidden = kStoredShape.hidden, kInter = kStoredShape.inter,
+                     kExperts = kStoredShape.experts;
   file.tensor("blk.1.ffn_gate_exps.weight", {kHidden, kInter, kExperts}, types[0].number, offsets[0]);
   file.tensor("blk.1.ffn_up_exps.weight", {kHidden, kInter, kExperts}, types[1].number, offsets[1]);
   file.tensor("blk.1.ffn_down_exps.weight", {kInter, kHidden, kExperts}, types[2].number, offsets[2]);
@@ -201,14 +205,14 @@ void write_gguf(const StoredExperts& experts, const std::array<GgufType, 3>& typ
 
 void expect_bits(const char* method, const StoredExperts& stored, const std::string& path) {
   const std::vector<int64_t> map = {2, 0, 0, 3};
-  const TestBatch batch(5, 7, kShape);
+  const TestBatch batch(5, 7, kStoredShape);
   for (const int nodes : {1, 2}) {
     const auto team = CpuTeam::shared({.threads = 2, .nodes = nodes});
-    ExpertLayer layer(team,
-                      {.layer = kLayer, .shape = kShape, .top_k = 4, .method = method, .weights = path});
+    ExpertLayer layer(
+        team, {.layer = kLayer, .shape = kStoredShape, .top_k = 4, .method = method, .weights = path});
     layer.load(map);
     Experts plain(
-        team->pool(), team->workspace(), kShape,
+        team->pool(), team->workspace(), kStoredShape,
         {.gate = stored.formats[0], .up = stored.formats[1], .down = stored.formats[2], .max_tokens = 512});
     for (size_t slot = 0; slot < map.size(); ++slot) {
       const auto e = static_cast<size_t>(map[slot]);
@@ -231,10 +235,11 @@ void expect_bits(const char* method, const StoredExperts& stored, const std::str
 
 // Written back for a GPU as bf16, for one rank: gate above up, and down.
 void expect_bf16_back(const StoredExperts& stored, const std::string& path) {
-  ExpertLayer layer(CpuTeam::shared({.threads = 2}),
-                    {.layer = kLayer, .shape = kShape, .top_k = 4, .method = "LLAMAFILE", .weights = path});
+  ExpertLayer layer(
+      CpuTeam::shared({.threads = 2}),
+      {.layer = kLayer, .shape = kStoredShape, .top_k = 4, .method = "LLAMAFILE", .weights = path});
   layer.load({});
-  const size_t size = static_cast<size_t>(kShape.hidden) * kShape.inter;
+  const size_t size = static_cast<size_t>(kStoredShape.hidden) * kStoredShape.inter;
   std::vector<bf16> w13(2 * size), w2(size);
   ASSERT_EQ(layer.w13_bytes(1), w13.size() * sizeof(bf16));
   const ExpertBuffers to{.w13 = w13.data(), .w2 = w2.data()};
@@ -297,7 +302,7 @@ TEST(StoredLoad, NamesFormatsThatBuffersCannotHold) {
   expect_bits("RAWINT4", experts, folder / "model");
   ExpertLayer layer(
       CpuTeam::shared({.threads = 2}),
-      {.layer = kLayer, .shape = kShape, .top_k = 4, .method = "RAWINT4", .weights = folder / "model"});
+      {.layer = kLayer, .shape = kStoredShape, .top_k = 4, .method = "RAWINT4", .weights = folder / "model"});
   layer.load({});
   EXPECT_THAT(error_of([&] { layer.w13_scale_bytes(1); }),
               testing::HasSubstr("RAWINT4 has no buffers for gate as int4_g32 and up as int4_g64"));

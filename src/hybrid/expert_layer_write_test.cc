@@ -17,12 +17,12 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Ne;
 
-constexpr ExpertsShape kShape{.experts = 2, .hidden = 160, .inter = 1024};
+constexpr ExpertsShape kWrittenShape{.experts = 2, .hidden = 160, .inter = 1024};
 constexpr int kGroup = 32;
 
-struct Values {
+struct WrittenValues {
   std::vector<float> gate, up, down;
-  explicit Values(const ExpertsShape& shape) {
+  explicit WrittenValues(const ExpertsShape& shape) {
     const size_t size = static_cast<size_t>(shape.experts * shape.hidden) * static_cast<size_t>(shape.inter);
     gate = random_values(size, 1, 0.1f);
     up = random_values(size, 2, 0.1f);
@@ -31,7 +31,7 @@ struct Values {
   ExpertValues view() const { return {gate.data(), up.data(), down.data(), Real::kF32}; }
 };
 
-ExpertLayer made(const char* method, int nodes, const ExpertsShape& shape) {
+ExpertLayer made_for_writing(const char* method, int nodes, const ExpertsShape& shape) {
   return {CpuTeam::shared({.threads = std::max(2, nodes), .nodes = nodes}),
           {.shape = shape, .top_k = 1, .method = method, .group_size = kGroup, .zero_point = true}};
 }
@@ -82,7 +82,7 @@ struct Reader {
   }
 };
 
-void check_ranks(ExpertLayer& layer, const Values& values, int ranks) {
+void check_ranks(ExpertLayer& layer, const WrittenValues& values, int ranks) {
   const auto [experts, hidden, inter] = layer.options().shape;
   const std::string& method = layer.options().method;
   const int64_t share = inter / ranks, expert = 1, size = int64_t{hidden} * inter;
@@ -125,10 +125,10 @@ void check_ranks(ExpertLayer& layer, const Values& values, int ranks) {
 }
 
 TEST(ExpertWrite, EveryMethodRanksAndNodes) {
-  const Values values(kShape);
+  const WrittenValues values(kWrittenShape);
   for (const WeightMethod& method : weight_methods())
     for (const int nodes : {1, 2, 3}) {
-      ExpertLayer layer = made(std::string(method.name).c_str(), nodes, kShape);
+      ExpertLayer layer = made_for_writing(std::string(method.name).c_str(), nodes, kWrittenShape);
       layer.load_values(values.view(), {});
       for (const int ranks : {1, 2, 4, 8}) check_ranks(layer, values, ranks);
     }
@@ -136,17 +136,18 @@ TEST(ExpertWrite, EveryMethodRanksAndNodes) {
 
 TEST(ExpertWrite, SharesThatAreNoWholeRowBlocks) {
   const ExpertsShape shape{.experts = 2, .hidden = 33, .inter = 104};
-  const Values values(shape);
+  const WrittenValues values(shape);
   for (const char* method : {"BF16", "AMXINT4", "AMXINT8"}) {
-    ExpertLayer layer = made(method, 2, shape);
+    ExpertLayer layer = made_for_writing(method, 2, shape);
     layer.load_values(values.view(), {});
     for (const int ranks : {1, 2, 4, 8}) check_ranks(layer, values, ranks);
   }
 }
 
 TEST(ExpertWrite, SizesOfTheTable) {
-  const ExpertLayer fp8 = made("FP8", 1, kShape), raw = made("RAWINT4", 1, kShape),
-                    mx = made("MXFP8", 1, kShape);
+  const ExpertLayer fp8 = made_for_writing("FP8", 1, kWrittenShape),
+                    raw = made_for_writing("RAWINT4", 1, kWrittenShape),
+                    mx = made_for_writing("MXFP8", 1, kWrittenShape);
   EXPECT_EQ(fp8.w13_bytes(2), 2u * 512 * 160);
   EXPECT_EQ(fp8.w13_scale_bytes(2), 2u * 4 * 2 * 4);
   EXPECT_EQ(fp8.w2_scale_bytes(2), 2u * 4 * 4);
@@ -154,18 +155,18 @@ TEST(ExpertWrite, SizesOfTheTable) {
   EXPECT_EQ(raw.w13_scale_bytes(4), 2u * 256 * 5 * 2);
   EXPECT_EQ(raw.w2_scale_bytes(4), 160u * 8 * 2);
   EXPECT_EQ(mx.w2_scale_bytes(8), 160u * 4);
-  EXPECT_EQ(made("GPTQ_INT4", 1, kShape).w13_bytes(1), 2u * 1024 * 160 * 2);
-  EXPECT_EQ(made("GPTQ_INT4", 1, kShape).w2_scale_bytes(1), 0u);
+  EXPECT_EQ(made_for_writing("GPTQ_INT4", 1, kWrittenShape).w13_bytes(1), 2u * 1024 * 160 * 2);
+  EXPECT_EQ(made_for_writing("GPTQ_INT4", 1, kWrittenShape).w2_scale_bytes(1), 0u);
 }
 
 TEST(ExpertWrite, NamesWhatCannotBeCut) {
   const ExpertsShape shape{.experts = 2, .hidden = 128, .inter = 384};
-  ExpertLayer layer = made("FP8", 1, shape);
+  ExpertLayer layer = made_for_writing("FP8", 1, shape);
   EXPECT_THAT(error_of([&] { layer.w13_bytes(2); }),
               AllOf(HasSubstr("384"), HasSubstr("2 ranks"), HasSubstr("128")));
   EXPECT_THAT(error_of([&] { layer.w13_bytes(3); }), HasSubstr("3 ranks"));
   EXPECT_THAT(error_of([&] { layer.submit_write(0, {}); }), HasSubstr("no weights"));
-  const Values values(shape);
+  const WrittenValues values(shape);
   layer.load_values(values.view(), {});
   RankBuffers buffers(layer, 1);
   ExpertBuffers view = buffers.view();
@@ -174,7 +175,7 @@ TEST(ExpertWrite, NamesWhatCannotBeCut) {
   view.w2_scale = nullptr;
   EXPECT_THAT(error_of([&] { layer.submit_write(0, {&view, 1}); }), HasSubstr("scales of w2"));
   EXPECT_THAT(error_of([&] { layer.submit_write(0, {}); }), HasSubstr("0 ranks"));
-  const ExpertLayer odd = made("BF16", 1, {.experts = 1, .hidden = 16, .inter = 36});
+  const ExpertLayer odd = made_for_writing("BF16", 1, {.experts = 1, .hidden = 16, .inter = 36});
   EXPECT_THAT(error_of([&] { odd.w2_bytes(8); }), AllOf(HasSubstr("36"), HasSubstr("8 ranks")));
 }
 

@@ -95,15 +95,15 @@ const GramKernels& gram_kernels(const Kernels& table) {
 }
 
 const Kernels& kernels() {
-  static const Kernels& chosen = []() -> const Kernels& {
+  static const Kernels* chosen = [] {
     for (const char* variable : {"KT_ISA", "KT_KERNEL_CPU_VARIANT"})
-      if (const char* name = std::getenv(variable); name && *name) return kernels_named(name);
+      if (const char* name = std::getenv(variable); name && *name) return &kernels_named(name);
     const Kernels* best = nullptr;
     for (const Row& row : kRows)
       if (row.table && !missing(row)) best = row.table;
-    return *best;
+    return best;
   }();
-  return chosen;
+  return *chosen;
 }
 
 }  // namespace kt

@@ -83,7 +83,7 @@ TEST(Dispatch, TablesAreComplete) {
     EXPECT_EQ(kManyRows % t.tile_rows, 0) << t.name;
     EXPECT_EQ(t.tile_rows % t.many_side, 0) << t.name;
     for (int i = 0; i < kLayoutCount; ++i) {
-      EXPECT_TRUE(t.few[i] && t.many_f32[i]) << t.name << " " << i;
+      EXPECT_TRUE(t.few(i) && t.many_f32[i]) << t.name << " " << i;
       EXPECT_EQ(t.many_s8[i] != nullptr, is_integer(kLayouts[i].code)) << t.name << " " << i;
       EXPECT_EQ(t.many_bf16[i] != nullptr, t.float_many == ActCode::kBf16) << t.name << " " << i;
     }

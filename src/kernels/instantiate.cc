@@ -31,7 +31,8 @@ constexpr kt::Kernels make() {
   t.panel_blocks = Isa::kPanelBlocks;
   t.float_many = Isa::kBf16Product ? kt::ActCode::kBf16 : kt::ActCode::kF32;
   for (int i = 0; i < kt::kLayoutCount; ++i) t.few_acts[i] = few_acts(kt::kLayouts[i]);
-  t.few = kFew.data();
+  t.few_long = kFewLong.data();
+  t.few_short = kFewShort.data();
   t.many_s8 = kManyS8.data();
   t.many_bf16 = kManyBf16.data();
   t.many_f32 = kManyF32.data();

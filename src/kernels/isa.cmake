@@ -8,8 +8,8 @@ if(KT_SANITIZE)
     --param=asan-instrumentation-with-call-threshold=0)
 endif()
 
-set(kt_row_sources instantiate.cc instantiate_few.cc instantiate_many_s8.cc instantiate_many_bf16.cc
-    instantiate_many_f32.cc instantiate_attention.cc instantiate_gram.cc)
+set(kt_row_sources instantiate.cc instantiate_few_short.cc instantiate_few_long.cc instantiate_many_s8.cc
+    instantiate_many_bf16.cc instantiate_many_f32.cc instantiate_attention.cc instantiate_gram.cc)
 
 # all; native: the best that this CPU runs; or names, as "avx2;amx". portable is always there: it is what the others are
 # held against.
@@ -72,12 +72,14 @@ endforeach()
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/isa/isa_rows.inc CONTENT "${isa_rows}")
 target_include_directories(kt_kernels PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/isa)
 
-# The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels.
-if(KT_TESTS)
+# The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels. Plain C++, so one architecture
+# is enough: a cross build has it compiled and run by the build for the host.
+if(KT_TESTS AND NOT CMAKE_CROSSCOMPILING)
   add_library(kt_isa_amx_emulated OBJECT ${kt_row_sources})
   target_include_directories(kt_isa_amx_emulated PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(kt_isa_amx_emulated PRIVATE KT_ISA_NAME="amx_emulated" KT_ISA_NAMESPACE=kt_isa_amx_emulated
     KT_ISA_HEADER="kernels/isa/amx_emulated.h" KT_ISA_CLASS=AmxEmulated KT_STEP_BYTES=4 KT_UNSIGNED_BYTES=true)
+  target_compile_options(kt_isa_amx_emulated PRIVATE -fno-exceptions)
   if(KT_SANITIZE)
     target_compile_options(kt_isa_amx_emulated PRIVATE ${kt_row_options})
   endif()

@@ -41,7 +41,7 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
   plan.route = kRouteNames[static_cast<int>(route)];
   plan.acts = {.rows = 0, .k_pad = p.k_pad, .scale_span = p.k_pad, .sum_span = p.k_pad};
   if (route == Route::kFew) {
-    plan.multiply = kernels.few[p.layout];
+    plan.multiply = kernels.few(p.layout);
     plan.acts.side = kernels.few_side;
     plan.acts.step_bytes = kernels.few_step_bytes;
     plan.acts.code = kernels.few_acts[p.layout];

@@ -1,5 +1,5 @@
-// The kernels of one route for every layout. Each route has a translation unit of its own (instantiate_few.cc and its
-// neighbours), because one for all of them takes a minute and more to compile.
+// The kernels of one route for every layout. Each route has a translation unit of its own (instantiate_many_s8.cc and
+// its neighbours), the route few two, because one for all of them takes a minute and more to compile.
 #pragma once
 #include <array>
 #include <utility>
@@ -9,7 +9,7 @@
 namespace KT_ISA_NAMESPACE {
 
 using Route = std::array<kt::Kernels::Multiply, kt::kLayoutCount>;
-extern const Route kFew, kManyS8, kManyBf16, kManyF32;
+extern const Route kFewLong, kFewShort, kManyS8, kManyBf16, kManyF32;
 
 namespace {
 

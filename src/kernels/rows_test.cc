@@ -25,7 +25,7 @@ void put(Real type, std::byte* at, float x) {
     std::memcpy(at, &bits, 2);
   }
 }
-float rounded(Real type, float x) {
+float rounded_to(Real type, float x) {
   return type == Real::kF32 ? x : type == Real::kBf16 ? to_f32(to_bf16(x)) : to_f32(to_f16(x));
 }
 
@@ -51,7 +51,7 @@ void check_pack(const Kernels& t, const PackCase& c, const std::vector<float>& r
   for (int64_t i = 0; i < source_rows * stride; ++i) put(c.type, source.as() + i * size_of(c.type), rows[i]);
   for (int i = 0; i < c.m; ++i)
     for (int k = 0; k < c.k; ++k)
-      wanted[i * c.k + k] = rounded(c.type, rows[(c.index ? c.index[i] : i) * stride + k]);
+      wanted[i * c.k + k] = rounded_to(c.type, rows[(c.index ? c.index[i] : i) * stride + k]);
   const Acts acts = acts_in(c.shape, memory.as());
   t.pack_acts({.source = source.as(),
                .type = c.type,
@@ -140,7 +140,7 @@ TEST(PackActs, SpecialRows) {
 }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double reference(double gate, double up, const Activation& f) {
+double activated(double gate, double up, const Activation& f) {
   if (f.kind == ActivationKind::kSwiGlu) {
     if (f.limit > 0) {
       gate = std::min<double>(gate, f.limit);
@@ -203,7 +203,7 @@ TEST(Activate, AgainstDouble) {
             const float* from = gate_up.as<float>() + i * kPairs * 32 + c / 16 * 32 + c % 16;
             const float gate = from[0] + (biased ? gate_bias[c] : 0),
                         up = from[16] + (biased ? up_bias[c] : 0);
-            const double want = reference(gate, up, f), have = mid.as<float>()[i * kPairs * 16 + c];
+            const double want = activated(gate, up, f), have = mid.as<float>()[i * kPairs * 16 + c];
             ASSERT_LE(std::fabs(have - want), allowed(gate, up, want, f))
                 << t->name << " kind " << static_cast<int>(f.kind) << ", gate " << gate << ", up " << up
                 << ": " << have << " for " << want;
@@ -271,7 +271,7 @@ TEST(Store, RoundsHalfToEven) {
           const float have = type == Real::kF32    ? out.as<float>()[i]
                              : type == Real::kBf16 ? to_f32(bf16{bits})
                                                    : to_f32(f16{bits});
-          const float want = rounded(type, x);
+          const float want = rounded_to(type, x);
           if (std::isnan(want)) {
             ASSERT_TRUE(std::isnan(have)) << t->name << " " << x;
             continue;

@@ -101,10 +101,14 @@ struct Kernels {
   ActCode few_acts[kLayoutCount];  // and every layout on the route of few rows
   using Multiply = void (*)(const MultiplyArgs&) noexcept;
   // [kLayoutCount] each
-  const Multiply* few;        // activations: few_acts
+  const Multiply* few_long;   // activations: few_acts; null for layouts with short spans
+  const Multiply* few_short;  // and null for those with long ones
   const Multiply* many_s8;    // null for float layouts
   const Multiply* many_bf16;  // null when the ISA has no bf16 product
   const Multiply* many_f32;   // the reference: any layout, f32 activations, any m
+  Multiply few(int layout) const {
+    return (kLayouts[static_cast<size_t>(layout)].span == SpanLength::kLong ? few_long : few_short)[layout];
+  }
   void (*pack_acts)(const PackActsArgs&) noexcept;
   void (*copy_acts)(const CopyActsArgs&) noexcept;
   void (*activate)(const ActivateArgs&) noexcept;

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "base/text.h"
+#include "models/testing/relative_error.h"
 #include "weights/kt/kt_plan.h"
 #include "weights/plans/compressed_plan.h"
 
@@ -41,15 +42,6 @@ std::vector<float> run(const ExpertSource& source, int nodes) {
                    .weights = weights.data(),
                    .output = output.data()});
   return output;
-}
-
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  double noise = 0, signal = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    noise += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    signal += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(noise / signal);
 }
 
 class LoadExperts : public testing::Test {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "models/families.h"
+#include "models/testing/relative_error.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
 
@@ -41,15 +42,6 @@ std::vector<float> logits_of(Transformer& model) {
   std::vector<float> logits(tokens.size() * static_cast<size_t>(model.spec().vocab));
   model.forward(cache, {&input, 1}, logits.data());
   return logits;
-}
-
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  double noise = 0, signal = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    noise += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    signal += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(noise / signal);
 }
 
 TEST(MemoryPlan, IsThatOfTheLoadedModel) {

@@ -20,9 +20,9 @@ struct Setting {
 
 // Sequences of several lengths, some with a past, fed in two steps; every output against the definition in
 // double.
-class Batch {
+class AttentionBatch {
  public:
-  Batch(const Setting& setting, int threads)
+  AttentionBatch(const Setting& setting, int threads)
       : s_(setting), pool_(std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false})) {
     const KvShape shape{.heads = s_.kv_heads, .d = s_.d, .dv = s_.dv, .shared = s_.shared, .type = s_.type};
     cache_ = std::make_unique<KvCache>(SequenceShape{.planes = {shape, shape}, .states = {}}, 80);
@@ -124,7 +124,7 @@ double bound(KvType type) { return type == KvType::kF32 ? 1e-4 : type == KvType:
 
 void check(const Setting& setting) {
   const std::vector<int> past = {0, 69, 1298, 150};
-  Batch batch(setting, 2);
+  AttentionBatch batch(setting, 2);
   const std::vector<float> out = batch.run(past);
   size_t at = 0;
   for (size_t i = 0; i < batch.sequences_.size(); ++i)
@@ -134,10 +134,10 @@ void check(const Setting& setting) {
           ASSERT_NEAR(out[at++], want, bound(setting.type))
               << "sequence " << i << " token " << t << " head " << h;
         }
-  for (const int threads : {1, 3}) EXPECT_EQ(Batch(setting, threads).run(past), out);
+  for (const int threads : {1, 3}) EXPECT_EQ(AttentionBatch(setting, threads).run(past), out);
   // The same tokens in one step that begins earlier, mostly at the beginning: the same bits.
   const std::vector<int> before = {0, 0, full_tests() ? 0 : 1200, 0};
-  const std::vector<float> whole = Batch(setting, 2).run(before);
+  const std::vector<float> whole = AttentionBatch(setting, 2).run(before);
   const int64_t width = int64_t{setting.heads} * setting.dv;
   auto part = out.begin();
   auto all = whole.begin();

@@ -10,7 +10,7 @@
 namespace kt {
 namespace {
 
-std::shared_ptr<Pool> pool_of(int threads) {
+std::shared_ptr<Pool> cpu_pool(int threads) {
   return std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false});
 }
 
@@ -36,7 +36,7 @@ constexpr double kClose = 1e-4;
 TEST(CpuOps, AnAdapterAddsToItsLinearAlone) {
   constexpr int kTokens = 5, kRank = 4;
   constexpr int64_t kIn = 48, kOut = 33;
-  const auto ops = make_cpu_ops(pool_of(2));
+  const auto ops = make_cpu_ops(cpu_pool(2));
   const std::vector<float> w = random_values(kOut * kIn, 1), other = random_values(kOut * kIn, 2),
                            a = random_values(kRank * kIn, 3), b = random_values(kOut * kRank, 4),
                            x = random_values(kTokens * kIn, 5);
@@ -66,7 +66,7 @@ TEST(CpuOps, AnAdapterAddsToItsLinearAlone) {
 // A step's angles are those of its positions, whatever ran before.
 TEST(CpuOps, RotatesByThePositionsOfTheStep) {
   constexpr int kHeads = 2, kDims = 8;
-  const auto ops = make_cpu_ops(pool_of(1));
+  const auto ops = make_cpu_ops(cpu_pool(1));
   const KvShape shape{.heads = kHeads, .d = kDims, .dv = kDims, .type = KvType::kF32};
   const int first = ops->make_rotation({.dims = kDims}), again = ops->make_rotation({.dims = kDims}),
             other = ops->make_rotation({.dims = kDims, .theta = 100});
@@ -99,7 +99,7 @@ TEST(CpuOps, RotatesByThePositionsOfTheStep) {
 }
 
 TEST(CpuOps, MeasuringRunsNothing) {
-  const auto ops = make_cpu_ops(pool_of(1), {.sizes_only = true});
+  const auto ops = make_cpu_ops(cpu_pool(1), {.sizes_only = true});
   const RowReader shape{.format = format_named("int8"), .n = 64, .k = 32};
   const auto linear = ops->make_linear(shape, {}, Precision::kDefault, "w");
   const Rows in = ops->rows("in", 32), out = ops->rows("out", 64);

@@ -78,7 +78,7 @@ TEST(Linear, SameBitsForAnyThreadCount) {
   EXPECT_EQ(results[0], results[2]);
 }
 
-RowReader reader_of(const Matrix& whole) {
+RowReader pieces_of(const Matrix& whole) {
   return {.format = whole.format, .n = whole.n, .k = whole.k, .rows = [&whole](int64_t first, int64_t count) {
             Matrix piece(whole.format, count, whole.k);
             const auto cut = [&](const std::vector<uint8_t>& from, int64_t rows_together,
@@ -107,7 +107,7 @@ TEST(Linear, PackedInPiecesItIsTheSame) {
     for (const int64_t n : {1, 100, 1429}) {
       const Case c(format, n, 512, 11);
       const Linear whole(*pool, c.weights.view(), c.bias, {}, "whole"),
-          pieces(*pool, reader_of(c.weights), c.bias, {}, "pieces"),
+          pieces(*pool, pieces_of(c.weights), c.bias, {}, "pieces"),
           sizes(*pool, {.format = c.weights.format, .n = n, .k = 512}, c.bias, {.sizes_only = true}, "sizes");
       const std::vector<float> x = random_values(512, 2);
       std::vector<float> y(static_cast<size_t>(n)), z(static_cast<size_t>(n));

@@ -16,8 +16,9 @@ std::string render(std::string source, const TemplateVariables& variables = Temp
 }
 
 // The message of the Error, or "no error: " and the output.
-std::string error_of(std::string source, const TemplateVariables& variables = TemplateVariables::object(),
-                     TemplateBudget budget = {}) {
+std::string template_error(std::string source,
+                           const TemplateVariables& variables = TemplateVariables::object(),
+                           TemplateBudget budget = {}) {
   try {
     return "no error: " + render(std::move(source), variables, budget);
   } catch (const Error& e) {
@@ -51,40 +52,42 @@ TEST(ChatTemplate, SettlesWhiteSpaceAsPublishedTemplatesExpect) {
 }
 
 TEST(ChatTemplate, ErrorsNameTheTemplateAndTheLine) {
-  EXPECT_EQ(error_of("a\n\n{{ 1 + }}"),
+  EXPECT_EQ(template_error("a\n\n{{ 1 + }}"),
             "chat template t line 3: unexpected end of the tag, expected an expression");
-  EXPECT_EQ(error_of("\n{% nosuch %}"), "chat template t line 2: encountered unknown tag 'nosuch'");
-  EXPECT_EQ(error_of("{% include 'x' %}"),
+  EXPECT_EQ(template_error("\n{% nosuch %}"), "chat template t line 2: encountered unknown tag 'nosuch'");
+  EXPECT_EQ(template_error("{% include 'x' %}"),
             "chat template t line 1: tag 'include' is not supported in chat templates");
-  EXPECT_EQ(error_of("\n\n{{ a.b }}"), "chat template t line 3: 'a' is undefined");
-  EXPECT_EQ(error_of("{% if x %}\n"), "chat template t line 1: unexpected end of template, expected endif");
-  EXPECT_EQ(error_of("{{ raise_exception('roles\nmust alternate') }}"),
+  EXPECT_EQ(template_error("\n\n{{ a.b }}"), "chat template t line 3: 'a' is undefined");
+  EXPECT_EQ(template_error("{% if x %}\n"),
+            "chat template t line 1: unexpected end of template, expected endif");
+  EXPECT_EQ(template_error("{{ raise_exception('roles\nmust alternate') }}"),
             "chat template t line 1: roles must alternate");
-  EXPECT_EQ(error_of("x", TemplateVariables::array()),
+  EXPECT_EQ(template_error("x", TemplateVariables::array()),
             "chat template t line 1: variables must be an object, not array");
 }
 
 TEST(ChatTemplate, NothingReachesOutsideTheValues) {
   EXPECT_EQ(render("{{ ''.__class__ }}{{ x.__init__ }}", {{"x", {1}}}), "");
-  EXPECT_NE(error_of("{{ ''.__class__.__mro__ }}").find("no attribute '__class__'"), std::string::npos);
-  EXPECT_NE(error_of("{{ x.append(1) }}", {{"x", {1}}}).find("unsafe"), std::string::npos);
+  EXPECT_NE(template_error("{{ ''.__class__.__mro__ }}").find("no attribute '__class__'"), std::string::npos);
+  EXPECT_NE(template_error("{{ x.append(1) }}", {{"x", {1}}}).find("unsafe"), std::string::npos);
 }
 
 TEST(ChatTemplate, BudgetsEndEveryTemplate) {
   const std::string loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
-  EXPECT_EQ(error_of(loops, TemplateVariables::object(), {.steps = 1000}),
+  EXPECT_EQ(template_error(loops, TemplateVariables::object(), {.steps = 1000}),
             "chat template t line 1: more than 1000 steps");
-  EXPECT_EQ(error_of("{{ 'x' * 10**9 }}"),
+  EXPECT_EQ(template_error("{{ 'x' * 10**9 }}"),
             "chat template t line 1: a value of 953.7 MiB is larger than 16.0 MiB");
-  EXPECT_EQ(error_of("\n{{ range(10**9) }}"), "chat template t line 2: range() of more than 100000 elements");
-  EXPECT_EQ(error_of("{% macro m() %}\n{{ m() }}{% endmacro %}{{ m() }}"),
+  EXPECT_EQ(template_error("\n{{ range(10**9) }}"),
+            "chat template t line 2: range() of more than 100000 elements");
+  EXPECT_EQ(template_error("{% macro m() %}\n{{ m() }}{% endmacro %}{{ m() }}"),
             "chat template t line 2: nested deeper than 600 levels");
-  EXPECT_EQ(
-      error_of("{% for i in range(9) %}abc{% endfor %}", TemplateVariables::object(), {.output_bytes = 20}),
-      "chat template t line 1: output larger than 20 B");
-  EXPECT_EQ(error_of("{{ " + std::string(10000, '(') + " }}"),
+  EXPECT_EQ(template_error("{% for i in range(9) %}abc{% endfor %}", TemplateVariables::object(),
+                           {.output_bytes = 20}),
+            "chat template t line 1: output larger than 20 B");
+  EXPECT_EQ(template_error("{{ " + std::string(10000, '(') + " }}"),
             "chat template t line 1: brackets nested deeper than 200");
-  EXPECT_EQ(error_of(std::string(5u << 20, 'x')),
+  EXPECT_EQ(template_error(std::string(5u << 20, 'x')),
             "chat template t line 1: 5.0 MiB of source is larger than 4.0 MiB");
 }
 

@@ -29,7 +29,7 @@ void expect_all(std::initializer_list<Case> cases) {
   }
 }
 
-std::string message(std::string_view characters, YamlLimits limits = {}) {
+std::string yaml_error(std::string_view characters, YamlLimits limits = {}) {
   return error_of([&] { parse_yaml(characters, "f.yaml", limits); });
 }
 
@@ -40,7 +40,7 @@ struct Refused {
 
 void expect_refused(std::initializer_list<Refused> cases) {
   for (const Refused& c : cases) {
-    const std::string got = message(c.yaml);
+    const std::string got = yaml_error(c.yaml);
     EXPECT_THAT(got, StartsWith(std::string("f.yaml:") + c.message)) << c.yaml;
     EXPECT_THAT(got, HasSubstr(", expected ")) << c.yaml;
     EXPECT_EQ(got.find('\n'), std::string::npos) << c.yaml;
@@ -292,31 +292,31 @@ TEST(ReadYaml, RefusesWhatIsNotYaml) {
       {"\xC3\xA9: \x01", "1:4: found the character of code 1, expected printable text"},
       {"a\xEF\xBF\xBE", "1:2: found the character of code 65534, expected printable text"},
   });
-  EXPECT_EQ(message(std::string_view("a\0b", 3)),
+  EXPECT_EQ(yaml_error(std::string_view("a\0b", 3)),
             "f.yaml:1:2: found the character of code 0, expected printable text");
 }
 
 TEST(ReadYaml, Limits) {
   const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
-  EXPECT_EQ(message(nested(64)), "no error");
-  EXPECT_EQ(message(nested(65)),
+  EXPECT_EQ(yaml_error(nested(64)), "no error");
+  EXPECT_EQ(yaml_error(nested(65)),
             "f.yaml:1:65: found a collection inside 64 others, expected at most 64 levels");
-  EXPECT_THAT(message(std::string(1000000, '[')), HasSubstr("expected at most 64 levels"));
+  EXPECT_THAT(yaml_error(std::string(1000000, '[')), HasSubstr("expected at most 64 levels"));
   std::string dashes;
   for (int i = 0; i < 1000; ++i) dashes += "- ";
-  EXPECT_THAT(message(dashes), HasSubstr("f.yaml:1:129: found a collection inside 64 others"));
-  EXPECT_THAT(message("[[a: 1]]", {.depth = 2}), HasSubstr("inside 2 others"));
-  EXPECT_EQ(message("[1,2,3]", {.bytes = 6}), "f.yaml:1:1: found 7 bytes of YAML, expected at most 6");
-  EXPECT_EQ(message("[1,2,3]", {.values = 3}), "f.yaml:1:6: found value number 4, expected at most 3");
-  EXPECT_EQ(message("- 1\n-\n- 3", {.values = 3}), "f.yaml:3:3: found value number 4, expected at most 3");
-  EXPECT_EQ(message("[1,2,3]", {.values = 4}), "no error");
+  EXPECT_THAT(yaml_error(dashes), HasSubstr("f.yaml:1:129: found a collection inside 64 others"));
+  EXPECT_THAT(yaml_error("[[a: 1]]", {.depth = 2}), HasSubstr("inside 2 others"));
+  EXPECT_EQ(yaml_error("[1,2,3]", {.bytes = 6}), "f.yaml:1:1: found 7 bytes of YAML, expected at most 6");
+  EXPECT_EQ(yaml_error("[1,2,3]", {.values = 3}), "f.yaml:1:6: found value number 4, expected at most 3");
+  EXPECT_EQ(yaml_error("- 1\n-\n- 3", {.values = 3}), "f.yaml:3:3: found value number 4, expected at most 3");
+  EXPECT_EQ(yaml_error("[1,2,3]", {.values = 4}), "no error");
 }
 
 TEST(ReadYaml, LongTokensDoNotFloodTheMessage) {
   const std::string key(1 << 20, 'a');
-  EXPECT_LT(message(key + ": 1\n" + key + ": 2").size(), 400u);
-  EXPECT_LT(message("1" + std::string(1 << 20, '0')).size(), 400u);
-  EXPECT_LT(message("'" + key).size(), 400u);
+  EXPECT_LT(yaml_error(key + ": 1\n" + key + ": 2").size(), 400u);
+  EXPECT_LT(yaml_error("1" + std::string(1 << 20, '0')).size(), 400u);
+  EXPECT_LT(yaml_error("'" + key).size(), 400u);
 }
 
 TEST(ReadYaml, Files) {

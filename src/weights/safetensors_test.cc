@@ -20,11 +20,11 @@ constexpr std::string_view kTwo =
 constexpr std::string_view kTwelve = "0123456789ab";
 
 SafetensorsHeader parse(const std::string& file) { return parse_safetensors(bytes_of(file), "f"); }
-std::string message(const std::string& file) {
+std::string header_error(const std::string& file) {
   return error_of([&] { parse(file); });
 }
 std::string message_of_header(std::string_view header, std::string_view data = kTwelve) {
-  return message(safetensors_file(header, data));
+  return header_error(safetensors_file(header, data));
 }
 std::string entry(std::string_view name, std::string_view dtype, std::string_view shape,
                   std::string_view offsets) {
@@ -55,11 +55,11 @@ TEST(Safetensors, OddButValid) {
 }
 
 TEST(Safetensors, RefusesBadHeaders) {
-  EXPECT_EQ(message("1234567"), "f: 7 bytes, a safetensors file has at least 8");
-  EXPECT_THAT(message(raw(uint64_t{100'000'001}) + "{}"),
+  EXPECT_EQ(header_error("1234567"), "f: 7 bytes, a safetensors file has at least 8");
+  EXPECT_THAT(header_error(raw(uint64_t{100'000'001}) + "{}"),
               HasSubstr("claims 100000001 bytes, at most 100000000"));
-  EXPECT_THAT(message(raw(~uint64_t{0}) + "{}"), HasSubstr("claims 18446744073709551615 bytes"));
-  EXPECT_THAT(message(raw(uint64_t{3}) + "{}"), HasSubstr("claims 3 bytes, 2 follow"));
+  EXPECT_THAT(header_error(raw(~uint64_t{0}) + "{}"), HasSubstr("claims 18446744073709551615 bytes"));
+  EXPECT_THAT(header_error(raw(uint64_t{3}) + "{}"), HasSubstr("claims 3 bytes, 2 follow"));
   EXPECT_THAT(message_of_header(""), HasSubstr("does not start with '{'"));
   EXPECT_THAT(message_of_header(" {}"), HasSubstr("does not start with '{'"));
   EXPECT_THAT(message_of_header("[]"), HasSubstr("does not start with '{'"));
@@ -142,8 +142,8 @@ TEST(Safetensors, RefusesHolesOverlapsAndOpenEnds) {
 TEST(Safetensors, EveryTruncation) {
   const std::string file = safetensors_file(kTwo, kTwelve);
   for (size_t size = 0; size < file.size(); ++size)
-    EXPECT_NE(message(file.substr(0, size)), "no error") << size;
-  EXPECT_NE(message(file + "x"), "no error");
+    EXPECT_NE(header_error(file.substr(0, size)), "no error") << size;
+  EXPECT_NE(header_error(file + "x"), "no error");
 }
 
 // Whatever one wrong bit makes of the header, the parser answers with an Error or with views into the file.

@@ -82,7 +82,8 @@ std::vector<std::string> option_names() {
   return names;
 }
 
-const OptionRow& option_named(std::string name) {
+const OptionRow& option_named(const std::string& given) {
+  std::string name = given;
   std::ranges::replace(name, '-', '_');
   for (const OptionRow& setting : kOptions)
     if (name == setting.name) return setting;

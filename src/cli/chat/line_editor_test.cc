@@ -115,8 +115,8 @@ class Screen {
   std::vector<Row> rows_;
 };
 
-struct Fixture {
-  explicit Fixture(int width = 40, int height = 10, std::vector<std::string> past = {})
+struct EditorFixture {
+  explicit EditorFixture(int width = 40, int height = 10, std::vector<std::string> past = {})
       : history(std::move(past)),
         screen(width, height),
         editor(options(), history),
@@ -156,7 +156,7 @@ struct Fixture {
 };
 
 std::string after(std::string_view keys, std::vector<std::string> history = {}) {
-  Fixture f(40, 10, std::move(history));
+  EditorFixture f(40, 10, std::move(history));
   f.type(keys);
   return f.state();
 }
@@ -228,7 +228,7 @@ TEST(LineEditor, CutAndYank) {
 }
 
 TEST(LineEditor, Events) {
-  Fixture f;
+  EditorFixture f;
   EXPECT_EQ(f.type("\x04"), EditEvent::kEnd);
   f.begin();
   EXPECT_EQ(f.type("x\x03yz"), EditEvent::kInterrupt);
@@ -246,7 +246,7 @@ TEST(LineEditor, Events) {
 }
 
 TEST(LineEditor, EscapeAloneIsDecidedByTime) {
-  Fixture f;
+  EditorFixture f;
   f.type("ab\x1b");
   EXPECT_TRUE(f.editor.undecided());
   f.editor.settle();
@@ -262,14 +262,14 @@ TEST(LineEditor, MultipleLines) {
   EXPECT_EQ(after("one\x1b\rtwo\x01X"), "one\nX|two");
   EXPECT_EQ(after("one\x1b\rtwo\x1b[AX"), "oneX|\ntwo");
   EXPECT_EQ(after("one\x1b\rtwo\x1b[H\x1b[A\x1b[BX"), "one\nX|two");
-  Fixture f;
+  EditorFixture f;
   EXPECT_EQ(f.type("\"\"\"\ra\r\"\"\"\r"), EditEvent::kSubmit);
   EXPECT_EQ(message_of(f.editor.text()), "a");
   EXPECT_EQ(f.screen.text(), "> \"\"\"\n. a\n. \"\"\"\n");
 }
 
 TEST(LineEditor, PasteIsOneText) {
-  Fixture f;
+  EditorFixture f;
   EXPECT_EQ(f.type("x\x1b[200~one\r\ntwo\rthree\n\x1b[31m\ttab"), EditEvent::kNone);
   EXPECT_EQ(f.type("\x1b[20"), EditEvent::kNone);
   EXPECT_EQ(f.type("1~y"), EditEvent::kNone);
@@ -301,7 +301,7 @@ TEST(LineEditor, IncrementalSearch) {
                   "blue",
                   past),
             "|blue bird");
-  Fixture f(40, 10, past);
+  EditorFixture f(40, 10, past);
   f.type(
       "\x12"
       "fox");
@@ -318,13 +318,13 @@ TEST(LineEditor, Completion) {
   EXPECT_EQ(after("/h\t"), "/h|");
   EXPECT_EQ(after("/hi\t"), "/history |");
   EXPECT_EQ(after("hello\t"), "hello|");
-  Fixture f;
+  EditorFixture f;
   f.type("/h\t");
   EXPECT_EQ(f.screen.text(), "> /h\n/help  /history\n> /h\n");
 }
 
 TEST(LineEditor, LongLinesWrap) {
-  Fixture f(20, 6);
+  EditorFixture f(20, 6);
   f.type("0123456789abcdefgh");
   EXPECT_EQ(f.screen.text(), "> 0123456789abcdefgh\n");
   EXPECT_EQ(f.screen.cursor(), (ScreenPlace{1, 0}));
@@ -344,7 +344,7 @@ TEST(LineEditor, LongLinesWrap) {
 }
 
 TEST(LineEditor, TallerThanTheTerminal) {
-  Fixture f(20, 3);
+  EditorFixture f(20, 3);
   f.type("1\x1b\r2\x1b\r3\x1b\r4\x1b\r5");
   EXPECT_EQ(f.screen.text(), ". 3\n. 4\n. 5\n");
   f.type("\x1b[A\x1b[A\x1b[A");
@@ -354,12 +354,12 @@ TEST(LineEditor, TallerThanTheTerminal) {
 }
 
 TEST(LineEditor, ClearScreenAndResize) {
-  Fixture f(20, 6);
+  EditorFixture f(20, 6);
   f.type("old\r");
   f.begin();
   f.type("hello world, hello world\x0c");
   EXPECT_EQ(f.screen.text(), "> hello world, hello\n world\n");
-  Fixture g(40, 6);
+  EditorFixture g(40, 6);
   g.type("hello");
   Screen wide(60, 6);
   wide.write("> hello");
@@ -406,7 +406,7 @@ TEST(LineEditor, RandomKeysLeaveTheRightScreen) {
   std::mt19937 random(7);
   for (int run = 0; run < 150; ++run) {
     const int width = 20 + run % 5, height = 4 + run % 9;
-    Fixture f(width, height, past);
+    EditorFixture f(width, height, past);
     std::string sent;
     for (int i = 0; i < 40; ++i) {
       const std::string& key = keys[random() % keys.size()];
@@ -416,7 +416,7 @@ TEST(LineEditor, RandomKeysLeaveTheRightScreen) {
     }
     if (f.editor.searching()) f.type("\x07"), sent += "\x07";
     f.type("\x0c"), sent += "\x0c";
-    Fixture whole(width, height, past);
+    EditorFixture whole(width, height, past);
     whole.type(sent);
     ASSERT_EQ(f.state(), whole.state());
     TextLayout layout({.prompt = "> ",
@@ -439,7 +439,7 @@ TEST(LineEditor, EveryStepLeavesTheRightScreen) {
   const std::vector<std::string> past = {"short", "two\nlines of history", "日本語日本語日本語日本語"};
   std::mt19937 random(11);
   for (int run = 0; run < 60; ++run) {
-    Fixture f(20, 40, past);
+    EditorFixture f(20, 40, past);
     for (int i = 0; i < 60; ++i) {
       f.type(keys[random() % keys.size()]);
       if (f.editor.searching()) continue;

@@ -223,7 +223,7 @@ TEST_F(Doctor, KernelsAreRun) {
 TEST_F(Doctor, KernelsThatDoNothingAreAFailure) {
   Kernels idle = kernels();
   const std::vector<Kernels::Multiply> nothing(kLayoutCount, [](const MultiplyArgs&) noexcept {});
-  idle.few = nothing.data();
+  idle.few_long = idle.few_short = nothing.data();
   look_at_kernels(d, idle);
   EXPECT_EQ(about("kernels").level, Level::kBad);
   EXPECT_THAT(about("kernels").found, HasSubstr("int4 few with 1 row"));

@@ -10,7 +10,7 @@ namespace kt {
 namespace {
 
 constexpr int64_t kN = 150, kK = 96, kStride = 100, kRows = 600;
-constexpr PackedSpec kSpec{.bits = 4, .group = 32};
+constexpr PackedSpec kLinearSpec{.bits = 4, .group = 32};
 
 struct FloatRows : StoredMatrix {
   explicit FloatRows(const std::vector<float>& values)
@@ -52,7 +52,7 @@ class LinearRounding : public testing::Test {
                           kK, {});
     rounder.add(x_.data(), kStride, train, held_out);
     rounder.add(x_.data(), kStride, {}, {});
-    return rounder.round(FloatRows(weights_), kSpec);
+    return rounder.round(FloatRows(weights_), kLinearSpec);
   }
 
   std::vector<float> x_, weights_;
@@ -88,7 +88,7 @@ TEST_F(LinearRounding, IsBetterThanToNearestAndTheSameOnAnyThreads) {
 }
 
 TEST_F(LinearRounding, WithoutTokensToNearest) {
-  const Matrix nearest = round_packed(kSpec, kN, kK, weights_.data(), "w");
+  const Matrix nearest = round_packed(kLinearSpec, kN, kK, weights_.data(), "w");
   const std::span<const int32_t> few = std::span(train_).first(20);
   const RoundedLinear none = round(1, {}, {}), some = round(1, few, held_out_),
                       untried = round(1, train_, {});

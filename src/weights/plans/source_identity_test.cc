@@ -50,7 +50,7 @@ void change(const std::string& folder, const std::string& tensor, uint64_t first
   file.write(bytes.data(), static_cast<std::streamsize>(count));
 }
 
-Json contents(const std::string& folder, const IdentitySampling& sampling) {
+Json contents_seen(const std::string& folder, const IdentitySampling& sampling) {
   return source_contents(Checkpoint(folder), sampling);
 }
 
@@ -60,36 +60,36 @@ TEST(SourceIdentity, ACopyIsTheSameAndAnyByteOfASmallModelCounts) {
   std::filesystem::copy(folder.at("a"), folder.at("b"));
   std::filesystem::last_write_time(folder.at("b/model.safetensors"), std::filesystem::file_time_type::min());
   for (const IdentitySampling& sampling : {IdentitySampling{}, kSampled})
-    EXPECT_EQ(contents(folder.at("a"), sampling), contents(folder.at("b"), sampling));
+    EXPECT_EQ(contents_seen(folder.at("a"), sampling), contents_seen(folder.at("b"), sampling));
   change(folder.at("b"), "mlp.experts.3.up_proj", 12345, 1);
-  EXPECT_NE(contents(folder.at("a"), {}), contents(folder.at("b"), {}));
+  EXPECT_NE(contents_seen(folder.at("a"), {}), contents_seen(folder.at("b"), {}));
 }
 
 TEST(SourceIdentity, SamplesOfALargeModelSeeEveryTensor) {
   const TempFolder folder;
   write_model(folder.at("model"));
-  Json last = contents(folder.at("model"), kSampled);
+  Json last = contents_seen(folder.at("model"), kSampled);
   for (const char* tensor : {"mlp.experts.0.up_proj", "mlp.experts.5.up_proj", "mlp.experts.7.up_proj"}) {
     change(folder.at("model"), tensor, 0, kBig);
-    const Json now = contents(folder.at("model"), kSampled);
+    const Json now = contents_seen(folder.at("model"), kSampled);
     EXPECT_NE(last, now) << tensor;
     last = now;
   }
   change(folder.at("model"), "mlp.gate", kSmall / 2, 1);
-  EXPECT_NE(last, contents(folder.at("model"), kSampled));
+  EXPECT_NE(last, contents_seen(folder.at("model"), kSampled));
   // Where experts are many, some stand for all; those changed together are still seen.
   const IdentitySampling few{.whole = 0, .expert_tensors = 1};
-  last = contents(folder.at("model"), few);
+  last = contents_seen(folder.at("model"), few);
   for (int e = 0; e < 8; ++e) change(folder.at("model"), text("mlp.experts.{}.up_proj", e), 0, kBig);
-  EXPECT_NE(last, contents(folder.at("model"), few));
+  EXPECT_NE(last, contents_seen(folder.at("model"), few));
 }
 
 TEST(SourceIdentity, TheConfigurationCounts) {
   const TempFolder folder;
   write_model(folder.at("model"));
-  const Json before = contents(folder.at("model"), {});
+  const Json before = contents_seen(folder.at("model"), {});
   folder.put("model/config.json", R"({"rope_theta": 90000})");
-  const Json now = contents(folder.at("model"), {});
+  const Json now = contents_seen(folder.at("model"), {});
   EXPECT_NE(before.at("config.json"), now.at("config.json"));
   EXPECT_EQ(before.at("model.safetensors"), now.at("model.safetensors"));
   std::filesystem::remove(folder.at("model/config.json"));

@@ -1,4 +1,4 @@
-// As instantiate.cc, for the route few.
+// As instantiate.cc, for the route few of layouts with long spans.
 #include KT_ISA_HEADER
 
 namespace KT_ISA_NAMESPACE {
@@ -13,6 +13,9 @@ using Isa = KT_ISA_CLASS;
 
 namespace KT_ISA_NAMESPACE {
 
-constexpr Route kFew = route([]<kt::Layout kL>() -> kt::Kernels::Multiply { return few<kL>; });
+constexpr Route kFewLong = route([]<kt::Layout kL>() -> kt::Kernels::Multiply {
+  if constexpr (kL.span == kt::SpanLength::kLong) return few<kL>;
+  return nullptr;
+});
 
 }  // namespace KT_ISA_NAMESPACE

@@ -1,0 +1,21 @@
+// As instantiate.cc, for the route few of layouts with short spans.
+#include KT_ISA_HEADER
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+using Isa = KT_ISA_CLASS;
+}
+}  // namespace KT_ISA_NAMESPACE
+
+#pragma GCC diagnostic ignored "-Wunused-function"  // the kernels of the other routes
+#include "kernels/few.inl.h"
+#include "kernels/routes.inl.h"
+
+namespace KT_ISA_NAMESPACE {
+
+constexpr Route kFewShort = route([]<kt::Layout kL>() -> kt::Kernels::Multiply {
+  if constexpr (kL.span != kt::SpanLength::kLong) return few<kL>;
+  return nullptr;
+});
+
+}  // namespace KT_ISA_NAMESPACE
