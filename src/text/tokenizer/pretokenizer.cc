@@ -2,19 +2,23 @@
 
 #include <span>
 
+#include "base/error.h"
+
 namespace kt {
 namespace {
 
 using Sink = FunctionRef<void(std::string_view)>;
 
-void replace_all(const ReplaceStep& step, std::string& text) {
+void replace_all(const ReplaceStep& step, std::string& text, const TextBudget& budget) {
   RegexSearch search(step.pattern, text);
   std::string out;
   size_t end = 0;
   while (const std::optional<RegexMatch> match = search.next()) {
+    budget.fits(out.size() + (match->begin - end) + step.content.size());
     out.append(text, end, match->begin - end).append(step.content);
     end = match->end;
   }
+  budget.fits(out.size() + text.size() - end);
   out.append(text, end);
   text = std::move(out);
 }
@@ -130,15 +134,34 @@ void split_from(std::span<const WordStep> steps, std::string_view text, bool at_
 
 }  // namespace
 
-std::string apply_steps(const std::vector<NormalStep>& steps, std::string_view text) {
+void TextBudget::refuse() const {
+  fail("{}: normalizer or decoder make more than {} bytes of a text of {}", whose_, most_, bytes_);
+}
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to,
+                     const TextBudget& budget) {
+  std::string out;
+  size_t end = 0;
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, end)) {
+    budget.fits(out.size() + (at - end) + to.size());
+    out.append(text, end, at - end).append(to);
+    end = at + from.size();
+  }
+  budget.fits(out.size() + text.size() - end);
+  return out.append(text, end);
+}
+
+std::string apply_steps(const std::vector<NormalStep>& steps, std::string_view text, TextBudget& budget) {
   std::string now(text);
   for (const NormalStep& step : steps) {
     if (const auto* form = std::get_if<NormalForm>(&step)) now = normalised(now, *form);
-    if (const auto* replace = std::get_if<ReplaceStep>(&step)) replace_all(*replace, now);
+    if (const auto* replace = std::get_if<ReplaceStep>(&step)) replace_all(*replace, now, budget);
     if (const auto* prepend = std::get_if<PrependStep>(&step); prepend && !now.empty())
       now.insert(0, prepend->content);
     if (const auto* sides = std::get_if<StripStep>(&step)) strip(*sides, now);
+    budget.fits(now.size());
   }
+  budget.pay(now.size());
   return now;
 }
 

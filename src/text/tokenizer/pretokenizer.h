@@ -25,8 +25,36 @@ struct StripStep {
 };
 using NormalStep = std::variant<NormalForm, ReplaceStep, PrependStep, StripStep>;
 
-// `text` is valid UTF-8, as is the result.
-std::string apply_steps(const std::vector<NormalStep>& steps, std::string_view text);
+// What the steps of a file may make of text: each Replace can be a thousandfold, and they multiply.
+class TextBudget {
+ public:
+  // For `bytes` of text: the compatibility forms make at most eleven of one, a space written as one character
+  // three. `whose` outlives it, for the Error.
+  static TextBudget of_text(size_t bytes, std::string_view whose) { return TextBudget(bytes, whose); }
+
+  // Error(kInput) where a text of `made` bytes is more than what is left.
+  void fits(size_t made) const {
+    if (made > left_) [[unlikely]]
+      refuse();
+  }
+  void pay(size_t made) {
+    fits(made);
+    left_ -= made;
+  }
+
+ private:
+  TextBudget(size_t bytes, std::string_view whose)
+      : whose_(whose), bytes_(bytes), most_((size_t{64} << 10) + 16 * bytes), left_(most_) {}
+  [[noreturn]] void refuse() const;
+  std::string_view whose_;
+  size_t bytes_, most_, left_;
+};
+
+// `text` is valid UTF-8, as is the result, for which the budget pays.
+std::string apply_steps(const std::vector<NormalStep>& steps, std::string_view text, TextBudget& budget);
+// `text` with every `from`, which is not empty, as `to`.
+std::string replaced(std::string_view text, std::string_view from, std::string_view to,
+                     const TextBudget& budget);
 
 // What becomes of the matches of a split.
 enum class SplitBehaviour { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };

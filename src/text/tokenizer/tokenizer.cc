@@ -90,7 +90,6 @@ Tokenizer::Tokenizer(TokenizerParts parts)
   for (TokenId id : suffix_)
     if (!token_of(id))
       fail("{}: the post-processor adds token {}, which is not in the vocabulary", parts.name, id);
-  index_added();
 }
 
 void Tokenizer::index_tokens(TokenizerParts& parts) {
@@ -116,42 +115,39 @@ void Tokenizer::index_tokens(TokenizerParts& parts) {
     tokens_[id].exists = true;
     tokens_[id].special |= token.special;
   }
+  size_t spelled_bytes = 0;
+  for (const Token& token : tokens_) spelled_bytes += token.spelled.size();
+  TextBudget budget = TextBudget::of_text(spelled_bytes, parts.name);
   ids_.reserve(tokens_.size());
   for (size_t id = 0; id < tokens_.size(); ++id) {
     Token& token = tokens_[id];
     if (!token.exists) continue;
-    token.bytes = bytes_of(token.spelled);
+    token.bytes = bytes_of(token.spelled, budget);
     const auto [place, is_new] = ids_.emplace(token.spelled, static_cast<TokenId>(id));
     if (!is_new)
       fail("{}: \"{}\" has two ids, {} and {}", parts.name, printable(token.spelled), place->second, id);
   }
   bpe_ = Bpe(std::move(words), parts.merges, parts.bpe);
+  index_added(budget);
 }
 
-void Tokenizer::index_added() {
+void Tokenizer::index_added(TextBudget& budget) {
   for (const AddedToken& token : added_) {
     if (!token.normalized) {
       raw_added_.add(token.content, token);
       continue;
     }
-    const std::string content = apply_steps(normal_steps_, token.content);
+    const std::string content = apply_steps(normal_steps_, token.content, budget);
     if (!content.empty()) normal_added_.add(content, token);
-    tokens_[token.id].bytes = bytes_of(content);  // as tokenizers has it
+    tokens_[token.id].bytes = bytes_of(content, budget);  // as tokenizers has it
   }
 }
 
-std::string Tokenizer::bytes_of(const std::string& spelled) const {
+std::string Tokenizer::bytes_of(const std::string& spelled, TextBudget& budget) const {
   if (decoding_.byte_level) return unspell_bytes(spelled).value_or(spelled);
   std::string now = spelled;
-  for (const auto& [from, to] : decoding_.replacements) {
-    std::string out;
-    size_t end = 0;
-    for (size_t at = now.find(from); at != std::string::npos; at = now.find(from, end)) {
-      out.append(now, end, at - end).append(to);
-      end = at + from.size();
-    }
-    now = out.append(now, end);
-  }
+  for (const auto& [from, to] : decoding_.replacements) now = replaced(now, from, to, budget);
+  budget.pay(now.size());
   return now;
 }
 
@@ -164,6 +160,7 @@ std::vector<TokenId> Tokenizer::encode(std::string_view input, EncodeOptions opt
   std::vector<TokenId> out;
   if (options.add_special) out = prefix_;
   Bpe::Scratch scratch;
+  TextBudget budget = TextBudget::of_text(input.size(), "the tokenizer");
   const auto skips = [&](const AddedToken& token) {
     return token.special && options.special == SpecialText::kAsText;
   };
@@ -173,7 +170,7 @@ std::vector<TokenId> Tokenizer::encode(std::string_view input, EncodeOptions opt
       input, skips,
       [&](std::string_view section, size_t offset) {
         std::string changed;
-        if (!normal_steps_.empty()) section = changed = apply_steps(normal_steps_, section);
+        if (!normal_steps_.empty()) section = changed = apply_steps(normal_steps_, section, budget);
         normal_added_.cut(
             section, skips,
             [&](std::string_view part, size_t at) {

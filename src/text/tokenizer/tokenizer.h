@@ -106,8 +106,8 @@ class Tokenizer {
     bool exists = false, special = false;
   };
   void index_tokens(TokenizerParts& parts);
-  void index_added();
-  std::string bytes_of(const std::string& spelled) const;
+  void index_added(TextBudget& budget);
+  std::string bytes_of(const std::string& spelled, TextBudget& budget) const;
 
   std::vector<Token> tokens_;                          // by id
   std::unordered_map<std::string_view, TokenId> ids_;  // views of tokens_[..].spelled

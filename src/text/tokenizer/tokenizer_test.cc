@@ -152,6 +152,40 @@ TEST(Tokenizer, IdsOutsideTheVocabulary) {
   EXPECT_FALSE(tokenizer.token_of(-1) || tokenizer.token_of(256) || tokenizer.id_of("nonsense"));
 }
 
+// Eight steps that each make a thousand letters of one.
+TEST(Tokenizer, StepsThatMultiplyAreBounded) {
+  const std::string thousand(1000, 'a');
+  TokenizerParts normal = byte_parts({});
+  for (int i = 0; i < 8; ++i) normal.normal_steps.push_back(ReplaceStep{Regex("a"), thousand});
+  const Tokenizer tokenizer(normal);
+  EXPECT_EQ(tokenizer.encode("bcd").size(), 3u);
+  EXPECT_EQ(problem([&] { tokenizer.encode("abc"); }),
+            "the tokenizer: normalizer or decoder make more than 65584 bytes of a text of 3");
+  normal.added.push_back({.id = 256, .content = "<a>", .normalized = true});
+  EXPECT_THAT(problem([&] { Tokenizer{normal}; }), HasSubstr("test: normalizer or decoder make more than"));
+
+  TokenizerParts decoder = byte_parts({});
+  decoder.decoding.byte_level = false;
+  for (int i = 0; i < 8; ++i) decoder.decoding.replacements.emplace_back("a", thousand);
+  EXPECT_THAT(problem([&] { Tokenizer{decoder}; }), HasSubstr("test: normalizer or decoder make more than"));
+  // Many small texts together: each section between added tokens is normalised by itself.
+  TokenizerParts sections = byte_parts({});
+  sections.normal_steps.push_back(PrependStep{thousand});
+  sections.added.push_back({.id = 256, .content = "<|>"});
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "b<|>";
+  EXPECT_THAT(problem([&] { Tokenizer(sections).encode(text); }), HasSubstr("of a text of 400"));
+}
+
+// What the compatibility forms make of their worst character, with every space as three bytes, fits.
+TEST(Tokenizer, HonestStepsFitTheirBudget) {
+  TokenizerParts parts = byte_parts({});
+  parts.normal_steps = {NormalForm::kNfkc, ReplaceStep{Regex(" "), "\u2581"}};
+  std::string text;
+  for (int i = 0; i < 50'000; ++i) text += "\uFDFA";
+  EXPECT_EQ(Tokenizer(parts).encode(text).size(), 50'000u * 39);
+}
+
 TEST(Gguf, ArraysOfAFile) {
   const std::vector<std::string> tokens = {"a", "b", "Ġ", "ab", "Ġab", "<|end|>", "1", "2"};
   const std::vector<std::string> merges = {"a b", "Ġ ab"};
