@@ -1,5 +1,6 @@
 """Options of `kt quant` and `kt quant gpu`: what is refused, what is warned about. KT_PROGRAM names kt."""
 import json
+import os
 
 import numpy as np
 import pytest
@@ -71,6 +72,18 @@ def test_a_model_behind_the_patterns(tmp_path):
 def test_patterns_that_match_nothing(tmp_path):
     result = kt_ok(*gpu(tmp_path / "out", *RTN, "--ignore", "nosuchmodule", r"re:.*lm_head"))
     assert "ignored by nosuchmodule" in result.stderr and "lm_head:" not in result.stderr
+
+
+def test_patterns_are_bounded(tmp_path):
+    for pattern, words in (("re:(.*)*(.*)*z$", "repetition of what may be empty at byte"),
+                           ("re:(.+)+(.+)+z$", "takes more than 200000 steps"),
+                           ("re:" + "(" * 20000, "a pattern of 20000 bytes")):
+        refused(kt(*gpu(tmp_path / "out", *RTN, "--ignore", pattern)), 2, words)
+
+
+def test_an_instruction_set_that_is_none(tmp_path):
+    refused(kt("quant", DEMO, "-o", tmp_path / "out", env=os.environ | {"KT_ISA": "garbage"}), 2, "unknown ISA 'garbage'")
+    assert not (tmp_path / "out").exists()
 
 
 def test_experts_left_out_are_warned_about(tmp_path):

@@ -17,8 +17,14 @@ bool at_word_edge(std::string_view text, size_t at) {
 
 }  // namespace
 
-RegexSearch::RegexSearch(const Regex& regex, std::string_view text)
-    : regex_(regex), text_(text), steps_left_(512 + 256 * text.size()) {}
+RegexSearch::RegexSearch(const Regex& regex, std::string_view text, size_t most_steps)
+    : regex_(regex), text_(text), most_steps_(most_steps), steps_left_(most_steps) {}
+
+std::optional<RegexMatch> RegexSearch::at_start() {
+  const std::optional<size_t> end = run(0, 0);
+  if (!end) return std::nullopt;
+  return RegexMatch{0, *end};
+}
 
 std::optional<RegexMatch> RegexSearch::next() {
   while (next_ <= text_.size()) {
@@ -39,7 +45,7 @@ std::optional<RegexMatch> RegexSearch::next() {
 void RegexSearch::pay(size_t steps) {
   if (steps > steps_left_)
     fail("pattern \"{}\": takes more than {} steps on a text of {} bytes", printable(regex_.pattern()),
-         512 + 256 * text_.size(), text_.size());
+         most_steps_, text_.size());
   steps_left_ -= steps;
 }
 

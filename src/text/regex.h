@@ -1,5 +1,5 @@
 // A small regular-expression matcher over code points, for the patterns by which tokenizers cut text into
-// words. Backtracking, leftmost, first alternative wins, as Oniguruma and Rust's fancy-regex do. It captures
+// words and those by which users name modules. Backtracking, leftmost, first alternative wins, as Oniguruma and Rust's fancy-regex do. It captures
 // nothing, and it is bounded: a search pays for its steps, so no pattern runs away.
 //
 // Understood: literals, '.', [classes] with ranges, negation, nesting and &&, \s \S \d \D \w \W \p{..} \P{..}
@@ -17,10 +17,11 @@
 
 namespace kt {
 
-// Where the two engines that tokenizers were written for disagree. Oniguruma (tokenizer.json): ^ and $ are
-// ends of lines, and {m,n}+ repeats the repetition. Rust (tiktoken): ^ and $ are the ends of the text, and
-// {m,n}+ is possessive.
-enum class RegexDialect { kOniguruma, kRust };
+// Where the engines that patterns were written for disagree. Oniguruma (tokenizer.json): ^ and $ are ends of
+// lines, and {m,n}+ repeats the repetition. Rust (tiktoken): ^ and $ are the ends of the text, and {m,n}+ is
+// possessive. Python (compressed-tensors): as Rust, but $ also stands before a newline that ends the text, \Z
+// does not; '[' and && in a class are characters; (?P<name> ) is a group.
+enum class RegexDialect { kOniguruma, kRust, kPython };
 
 // What a pattern compiles to; for regex_compile.cc and regex.cc.
 struct RegexStep {
@@ -83,9 +84,13 @@ struct RegexMatch {
 // passed over. `text` is valid UTF-8; both arguments must outlive the search.
 class RegexSearch {
  public:
-  RegexSearch(const Regex& regex, std::string_view text);
-  // nullopt at the end. Error(kInput) when the pattern took more steps than 512 + 256 for each byte of text.
+  RegexSearch(const Regex& regex, std::string_view text)
+      : RegexSearch(regex, text, 512 + 256 * text.size()) {}
+  RegexSearch(const Regex& regex, std::string_view text, size_t most_steps);
+  // nullopt at the end. Error(kInput) when the pattern took more than `most_steps`.
   std::optional<RegexMatch> next();
+  // The match that begins with the text, as Python's re.match; looks nowhere else.
+  std::optional<RegexMatch> at_start();
 
  private:
   struct Choice {
@@ -107,7 +112,7 @@ class RegexSearch {
   const Regex& regex_;
   std::string_view text_;
   std::vector<Choice> choices_;
-  size_t steps_left_;
+  size_t most_steps_, steps_left_;
   size_t next_ = 0;
   std::optional<size_t> last_end_;
 };

@@ -162,11 +162,16 @@ class Parser {
     if (take(".")) return set_node(CodeSet({{'\n', '\n'}}).inverted());
     const bool lines = dialect_ == RegexDialect::kOniguruma;
     if (take("^")) return place(lines ? RegexStep::Place::kLineBegin : RegexStep::Place::kTextBegin);
-    if (take("$")) return place(lines ? RegexStep::Place::kLineEnd : RegexStep::Place::kTextEnd);
+    if (take("$"))
+      return place(lines                               ? RegexStep::Place::kLineEnd
+                   : dialect_ == RegexDialect::kPython ? RegexStep::Place::kTextEndOrNewline
+                                                       : RegexStep::Place::kTextEnd);
     if (peek() == '*' || peek() == '+' || peek() == '?') bad("nothing to repeat");
     if (take("\\A")) return place(RegexStep::Place::kTextBegin);
     if (take("\\z")) return place(RegexStep::Place::kTextEnd);
-    if (take("\\Z")) return place(RegexStep::Place::kTextEndOrNewline);
+    if (take("\\Z"))
+      return place(dialect_ == RegexDialect::kPython ? RegexStep::Place::kTextEnd
+                                                     : RegexStep::Place::kTextEndOrNewline);
     if (take("\\b")) return place(RegexStep::Place::kWordEdge);
     if (take("\\B")) return place(RegexStep::Place::kNoWordEdge);
     if (peek() == '\\') {
@@ -196,6 +201,10 @@ class Parser {
       ignore_case_ = true;
     } else if (take("?-i:")) {
       ignore_case_ = false;
+    } else if (dialect_ == RegexDialect::kPython && take("?P<")) {
+      const size_t end = pattern_.find('>', at_);
+      if (end == std::string_view::npos) bad("missing '>'");
+      at_ = end + 1;
     } else if (!take("?:") && peek() == '?') {
       bad("a group of a kind we do not know");
     }
@@ -228,7 +237,11 @@ class Parser {
     return value;
   }
 
-  const CodeSet& words() const { return dialect_ == RegexDialect::kOniguruma ? word_set() : rust_word_set(); }
+  CodeSet words() const {
+    if (dialect_ == RegexDialect::kPython)
+      return property_set("L")->united(*property_set("N")).united(CodeSet({{'_', '_'}}));
+    return dialect_ == RegexDialect::kOniguruma ? word_set() : rust_word_set();
+  }
 
   // After a backslash: a set, or one code point in `code`.
   std::optional<CodeSet> escape(CodePoint& code) {
@@ -317,7 +330,7 @@ class Parser {
     };
     for (bool first = true; first || peek() != ']'; first = false) {
       if (done()) bad("missing ']'");
-      if (take("&&"))
+      if (dialect_ != RegexDialect::kPython && take("&&"))
         close();
       else
         bracket_item(ranges);
@@ -334,8 +347,9 @@ class Parser {
     const auto add = [&](const CodeSet& set) {
       ranges.insert(ranges.end(), set.ranges().begin(), set.ranges().end());
     };
-    if (pattern_.substr(at_).starts_with("[:")) bad("a POSIX bracket");
-    if (peek() == '[') return add(bracket());
+    const bool nests = dialect_ != RegexDialect::kPython;
+    if (nests && pattern_.substr(at_).starts_with("[:")) bad("a POSIX bracket");
+    if (nests && peek() == '[') return add(bracket());
     CodePoint first = 0;
     if (peek() == '\\') {
       if (std::optional<CodeSet> set = escape(first)) return add(*set);
@@ -345,7 +359,7 @@ class Parser {
     CodePoint last = first;
     if (peek() == '-' && at_ + 1 < pattern_.size() && pattern_[at_ + 1] != ']') {
       ++at_;
-      if (peek() == '[') bad("a range that ends in a class");
+      if (nests && peek() == '[') bad("a range that ends in a class");
       if (peek() == '\\') {
         if (escape(last)) bad("a range that ends in a class");
       } else {

@@ -84,6 +84,29 @@ TEST(Regex, Places) {
   EXPECT_THAT(matches("\\b\\w", "ab cd"), ElementsAre("a", "c"));
 }
 
+TEST(Regex, PythonsWays) {
+  const auto python = RegexDialect::kPython;
+  EXPECT_THAT(matches("^a|b$", "ab\nab\n", python), ElementsAre("a", "b"));
+  EXPECT_THAT(matches("b\\Z", "b\n", python), IsEmpty());
+  EXPECT_THAT(matches("[[&&x]+", "a[&x", python), ElementsAre("[&x"));
+  EXPECT_THAT(matches("[[:a]]", ":]a]b", python), ElementsAre(":]", "a]"));
+  EXPECT_THAT(matches("(?P<layer>\\d+)\\.w", "12.w", python), ElementsAre("12.w"));
+  EXPECT_THAT(matches("\\d{1,3}+", "12345", python), ElementsAre("123", "45"));
+  EXPECT_THAT(matches("\\w+", "a_1\u0301 \u00e9", python), ElementsAre("a_1", "\u00e9"));
+}
+
+TEST(Regex, AtTheStartOnly) {
+  const Regex regex("b|ab?");
+  const auto end_of = [&](std::string_view text) {
+    const auto match = RegexSearch(regex, text).at_start();
+    return match ? static_cast<int>(match->end) : -1;
+  };
+  EXPECT_EQ(end_of("abb"), 2);
+  EXPECT_EQ(end_of("ba"), 1);
+  EXPECT_EQ(end_of("cab"), -1);
+  EXPECT_EQ(end_of(""), -1);
+}
+
 TEST(Regex, SyntaxOutsideTheListIsNamedWithItsPlace) {
   EXPECT_THAT(problem("(a)\\1"), HasSubstr("\\1 at byte 3"));
   EXPECT_THAT(problem("a\\p{Klingon}"), HasSubstr("\"Klingon\""));
@@ -106,6 +129,7 @@ TEST(Regex, StepsAreBounded) {
   const std::string text(2000, 'a');
   RegexSearch search(evil, text);
   EXPECT_THROW(search.next(), Error);
+  EXPECT_THROW(RegexSearch(evil, text, 100).at_start(), Error);
 }
 
 // The patterns in use take a few steps for each byte whatever the text is.

@@ -131,6 +131,9 @@ class HeaderHandler final : public nlohmann::json_sax<Json> {
 
   bool key(string_t& value) override {
     if (where_ == Where::kTop) {
+      if (value.size() > kMostTensorName)
+        fail("{}: a tensor's name of {} bytes, at most {} are read: \"{}\"", file_, value.size(),
+             kMostTensorName, shown(value));
       name_ = std::move(value);
       return true;
     }

@@ -175,6 +175,15 @@ TEST(Safetensors, NamesFromFilesStayOnOneLine) {
             300u);
 }
 
+TEST(Safetensors, NamesAreBounded) {
+  const auto with_name = [](size_t length) {
+    return message_of_header("{" + entry(std::string(length, 'n'), "U8", "[12]", "[0,12]") + "}");
+  };
+  EXPECT_EQ(with_name(kMostTensorName), "no error");
+  EXPECT_THAT(with_name(kMostTensorName + 1),
+              HasSubstr("f: a tensor's name of 1025 bytes, at most 1024 are read"));
+}
+
 TEST(SafetensorsWriting, HeaderFillsMultiplesOf64) {
   for (size_t i = 0; i < 70; ++i) {
     const std::string header = safetensors_header({{std::string(i, 'n'), Dtype::kU8, {0}}}, {});

@@ -37,6 +37,10 @@ std::optional<Dtype> dtype_named(std::string_view name);
 std::string_view name_of(Dtype dtype);
 int dtype_bits(Dtype dtype);  // 4 for kF4, 0 for kGguf
 
+// Bytes of a tensor's name; readers refuse longer ones, and what every message and pattern may have to hold
+// stays small. The longest known are below 150.
+constexpr size_t kMostTensorName = 1024;
+
 struct Tensor {
   std::string name;
   Dtype dtype = Dtype::kU8;

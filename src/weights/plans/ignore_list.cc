@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace kt {
 namespace {
@@ -63,16 +64,20 @@ ModulePatterns::ModulePatterns(const std::vector<std::string>& patterns) {
     patterns_.push_back({.words = pattern});
     if (!pattern.starts_with("re:")) continue;
     try {
-      patterns_.back().expression.emplace(pattern.substr(3), std::regex::ECMAScript | std::regex::optimize);
-    } catch (const std::regex_error& error) {
-      fail("{}: not a regular expression: {}", pattern, error.what());
+      patterns_.back().expression.emplace(pattern.substr(3), RegexDialect::kPython);
+    } catch (const Error& error) {
+      fail("{}: not a regular expression that is read: {}", printable(pattern), error.what());
     }
   }
 }
 
 bool ModulePatterns::Pattern::match(std::string_view module) const {
   if (!expression) return module.find(words) != std::string_view::npos;
-  return std::regex_search(module.begin(), module.end(), *expression, std::regex_constants::match_continuous);
+  // Several ".*" in a pattern take a power of the name's length; what people write on names of any model takes
+  // a few thousand steps.
+  constexpr size_t kMostSteps = 200'000;
+  const std::string valid = is_valid_utf8(module) ? "" : replace_invalid_utf8(module);
+  return RegexSearch(*expression, valid.empty() ? module : valid, kMostSteps).at_start().has_value();
 }
 
 bool ModulePatterns::match(std::string_view module) const {

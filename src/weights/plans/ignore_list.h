@@ -2,15 +2,17 @@
 // compressed_tensors, transformers and vLLM match against the names of their own modules.
 #pragma once
 #include <optional>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "text/regex.h"
+
 namespace kt {
 
 // The caller's patterns: "re:REGEX" matched from the start of a module's name, as Python's re.match does, or
-// a name or part of one. Error naming a pattern that is no regular expression.
+// a name or part of one. Error naming a pattern that is no regular expression, or one that takes too many
+// steps on a name.
 class ModulePatterns {
  public:
   explicit ModulePatterns(const std::vector<std::string>& patterns);
@@ -21,7 +23,7 @@ class ModulePatterns {
  private:
   struct Pattern {
     std::string words;  // as given
-    std::optional<std::regex> expression = {};
+    std::optional<Regex> expression = {};
     bool match(std::string_view module) const;
   };
   std::vector<Pattern> patterns_;

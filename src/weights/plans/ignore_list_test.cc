@@ -22,9 +22,33 @@ TEST(IgnoreList, PatternsMatchFromTheStartOrAnywhere) {
     ModulePatterns({"re:*("});
     ADD_FAILURE();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("re:*(: not a regular expression"));
+    EXPECT_THAT(error.what(), HasSubstr("re:*(: not a regular expression that is read: pattern"));
   }
   EXPECT_THROW(ModulePatterns({""}), Error);
+}
+
+// std::regex recursed for each character of a name and for each bracket of a pattern.
+TEST(IgnoreList, LongNamesAndPatternsThatRunAway) {
+  const std::string long_name(60'000, 'a');
+  EXPECT_TRUE(ModulePatterns({"re:.*"}).match(long_name));
+  EXPECT_FALSE(ModulePatterns({"re:.*z$"}).match(long_name));
+  EXPECT_TRUE(ModulePatterns({"re:a"}).match("a\xff\xc0"));
+  const auto problem = [](const std::string& pattern, const std::string& name) -> std::string {
+    try {
+      return ModulePatterns({pattern}).match(name) ? "matched" : "did not match";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  EXPECT_THAT(problem("re:" + std::string(20'000, '('), "a"), HasSubstr("a pattern of 20000 bytes"));
+  EXPECT_THAT(problem("re:" + std::string(2'000, '('), "a"), HasSubstr("nested deeper than"));
+  EXPECT_THAT(problem("re:(.*)*(.*)*z$", "model.layers.0.mlp.gate_proj"),
+              HasSubstr("repetition of what may be empty at byte"));
+  EXPECT_THAT(problem("re:(.+)+(.+)+z$", "model.layers.0.mlp.gate_proj"),
+              HasSubstr("takes more than 200000"));
+  EXPECT_EQ(problem(R"(re:.*layers\..*\.mlp\..*experts.*(gate|up)_proj$)",
+                    "model.language_model.layers.127.mlp.experts.511.gate_up_proj.experts.gate_proj"),
+            "matched");
 }
 
 TEST(IgnoreList, NeverQuantised) {
