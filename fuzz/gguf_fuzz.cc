@@ -28,15 +28,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (const auto* array = std::get_if<kt::GgufArray>(&value);
           array != nullptr && array->element_type == kStrings && array->strings().size() != array->count)
         std::abort();
-    const kt::GgufFamily* const family = kt::find_gguf_family(kAll, header);
-    kt::Json config = kt::gguf_config(header, family);
     const auto find = [&](std::string_view name) -> const kt::Tensor* {
       for (const kt::Tensor& t : header.tensors)
         if (t.name == name) return &t;
       return nullptr;
     };
+    const kt::GgufFamily* const family = kt::find_gguf_family(kAll, header, find);
+    kt::Json config = kt::gguf_config(header, family);
     if (family) kt::GgufFacts(header, find, *family, config).add();
-    kt::read_model_config(config, "input");
+    kt::read_model_config(config, "input", kt::gguf_key_names(header));
   } catch (const kt::Error&) {
   }
   return 0;

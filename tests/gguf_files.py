@@ -107,6 +107,7 @@ class Model:
         self.type = self.config["model_type"]
         self.kind = kind
         self.split_kv_b = split_kv_b
+        self.says_gating = True  # converters leave it out for some newer configs
         self.random = np.random.default_rng(seed)
         self.tensors = {}  # GGUF name: (bytes, type)
         self.rounded = {}  # published name: the numbers that are stored
@@ -218,7 +219,7 @@ class Model:
         # What readers of such files take for granted is written only where the model differs.
         if self.type in ("qwen2_moe", "qwen3_moe") and config["norm_topk_prob"] != (self.type == "qwen3_moe"):
             copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
-        if self.type in ("deepseek_v3", "glm4_moe", "minimax_m2"):
+        if self.type in ("deepseek_v3", "glm4_moe", "minimax_m2") and self.says_gating:
             number(f"{arch}.expert_gating_func", 2)
         if self.type.startswith("deepseek"):
             self._latent(number, arch, copy)

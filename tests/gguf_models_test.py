@@ -246,6 +246,11 @@ class TestLogits:
                         for each in (path, rounded))
         assert json.loads(ours)["tokens"] == json.loads(theirs)["tokens"]
 
+    def test_a_correction_bias_tells_the_scores(self, root, tmp_path):
+        model = gguf_files.Model(published(root, "deepseek_v3"))
+        model.says_gating = False
+        check(probe(model.write(tmp_path / "m.gguf")), expected(root, "deepseek_v3"))
+
     def test_layers_that_predict_further_tokens_are_left_alone(self, root, tmp_path):
         model = gguf_files.Model(published(root, "glm4_moe"))
         model.config["num_nextn_predict_layers"] = 1
@@ -349,6 +354,16 @@ class TestPrograms:
         assert ours["nll"] == pytest.approx(theirs["nll"], rel=1e-5)
         assert ours["experts"] == "gguf"
 
+    def test_perplexity_s_windows_are_no_longer_than_the_context(self, tmp_path):
+        folder = tiny_models.save(tiny_models.build("qwen3", max_position_embeddings=128), tmp_path / "short")
+        tokenizer().save(str(folder / "tokenizer.json"))
+        text = tmp_path / "text.txt"
+        text.write_text(WORDS * 40)
+        flags = ["--file", text, "--max-tokens", 256, "--json"]
+        assert json.loads(kt_ok("perplexity", folder, *flags).stdout)["context"] == 128
+        done = kt("perplexity", folder, *flags, "--context", 256)
+        assert done.returncode == 2 and f"--context: {folder} has a context of 128, got 256" in done.stderr
+
     def test_converted_experts_with_the_file(self, whole, root, tmp_path):
         path, folder = whole
         kt_ok("quant", path, "-o", tmp_path / "int8", "--method", "int8")
@@ -413,6 +428,34 @@ class TestErrors:
     def test_no_tokenizer(self, root, tmp_path):
         path = gguf_files.Model(published(root, "qwen3")).write(tmp_path / "m.gguf")
         self.refused(path, "tokenizer.ggml.model is missing")
+
+    def test_metadata_of_the_wrong_kind(self, root, tmp_path):
+        self.refused(self.spoiled(root, tmp_path, eos=2**32 - 1), str(tmp_path / "m.gguf"),
+                     "tokenizer.ggml.eos_token_id is 4294967295, there are 300 tokens")
+        self.refused(self.spoiled(root, tmp_path, chat=b"\xff"), "m.gguf: tokenizer.chat_template is not UTF-8")
+
+        def spoil(writer, add, key, value):
+            add_tokenizer(writer)
+            getattr(writer, add)(key, value)
+
+        for add, key, value, words in (
+            ("add_float32", "qwen3moe.rope.scaling.factor", float("nan"), "is nan, expected a finite number"),
+            ("add_int32", "qwen3moe.nextn_predict_layers", -1, "is -1, expected a whole number of at least 0"),
+            ("add_string", "qwen3moe.rope.scaling.type", b"yarn\xff", "is not UTF-8"),
+            ("add_string", "split.count", "one", 'is "one", expected a whole number of at least 0'),
+        ):
+            model = gguf_files.Model(published(root, "qwen3_moe"))
+            path = model.write(tmp_path / "m.gguf", functools.partial(spoil, add=add, key=key, value=value))
+            self.refused(path, f"{path}: {key} {words}")
+            for flags in ([], ["gpu", "--method", "RTN", "--type", "W4A16"]):
+                done = kt("quant", *flags, path, "-o", tmp_path / "out", "--group-size", 32)
+                assert done.returncode == 2 and f"{path}: {key} {words}" in done.stderr, done.stderr
+
+    def test_faults_are_told_in_the_words_of_the_file(self, root, tmp_path):
+        model = gguf_files.Model(published(root, "qwen3_moe"))
+        del model.config["num_attention_heads"]
+        path = model.write(tmp_path / "m.gguf", add_tokenizer)
+        self.refused(path, f"{path}: qwen3moe.attention.head_count is missing")
 
     def test_no_chat_template(self, root, tmp_path):
         path = self.spoiled(root, tmp_path, chat=None)
@@ -489,6 +532,22 @@ class TestConversions:
             shutil.copytree(published(root, key), folder)
             (folder / "config.json").write_text(json.dumps(config))
             check(reference(folder), expected(root, key))
+
+    def test_only_what_was_rounded_is_called_so(self, root, tmp_path):
+        for kind in (gguf_files.F32, TYPE.BF16, TYPE.Q8_0):
+            out = tmp_path / kind.name / "out"
+            out.parent.mkdir()
+            done = converted(root, "qwen3_moe", out, "--group-size", 32, kind=all_of(kind))[1]
+            assert ("already" in done.stderr) == (kind == TYPE.Q8_0), done.stderr
+
+    def test_a_chat_template_that_is_not_utf8(self, root, tmp_path):
+        tokens = functools.partial(add_tokenizer, chat=b"\xff")
+        for flags in ((), ("gpu", "--method", "RTN", "--type", "W4A16")):
+            out = tmp_path / ("gpu" if flags else "cpu") / "out"
+            out.parent.mkdir()
+            done = converted(root, "qwen3_moe", out, *flags, "--group-size", 32, tokens=tokens)[1]
+            assert "no tokenizer files are written" in done.stderr
+            assert "tokenizer.chat_template is not UTF-8" in done.stderr
 
     def test_an_unreadable_tokenizer_is_said_not_to_be_written(self, root, tmp_path):
         tokens = functools.partial(add_tokenizer, model="llama")

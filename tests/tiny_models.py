@@ -50,6 +50,12 @@ def _rope(**more):
     return dict(dict(rope_type="default", rope_theta=10000.0), **more)
 
 
+# Without an attention factor, which follows from the contexts.
+def _longrope(**more):
+    factors = [1.0 + 0.25 * i for i in range(8)]
+    return dict(_rope(rope_type="longrope", short_factor=factors, long_factor=factors), **more)
+
+
 def _deepseek_v2(**more):
     config = dict(
         MLA,
@@ -234,6 +240,9 @@ MODELS = {
     "llama": _llama(),
     "llama-linear-biases": _llama(attention_bias=True, rope_parameters=_rope(rope_type="linear", factor=4.0)),
     "llama-dynamic": _llama(rope_parameters=_rope(rope_type="dynamic", factor=4.0)),
+    "llama-longrope": _llama(rope_parameters=_longrope(original_max_position_embeddings=64, factor=16.0)),
+    "llama-longrope_apart": _llama(rope_parameters=_longrope(
+        original_max_position_embeddings=512, long_factor=[4.0 + i for i in range(8)])),
 }
 
 

@@ -77,8 +77,8 @@ Json read_template_tokens(const Checkpoint& checkpoint, const Json& tokenizer_co
   for (const auto& [name, gguf_name] : kNames) {
     if (const auto token = token_named(tokenizer_config, name)) out[name] = *token;
     if (!checkpoint.is_gguf() || !tokenizer) continue;
-    const auto id = gguf_unsigned(checkpoint.gguf(), text("tokenizer.ggml.{}", gguf_name));
-    if (!id || *id >= tokenizer->size()) continue;
+    const auto id = gguf_token_id(checkpoint.gguf(), text("tokenizer.ggml.{}", gguf_name), tokenizer->size());
+    if (!id) continue;
     if (const auto token = tokenizer->token_of(static_cast<TokenId>(*id))) out[name] = *token;
   }
   return out;
@@ -101,9 +101,9 @@ std::string read_chat_template(const std::string& folder, const Json& tokenizer_
 DescribedModel::DescribedModel(const std::string& path, TokenizerNeed need)
     : path_(path),
       checkpoint_(std::make_unique<Checkpoint>(path, gguf_families())),
+      spec_(describe_model(*checkpoint_)),
       tokenizer_(read_tokenizer(*checkpoint_, need)),
-      base_bytes_(own_memory()),
-      spec_(describe_model(*checkpoint_)) {
+      base_bytes_(own_memory()) {
   // A GGUF file by itself is the model: what lies beside it may belong to another.
   const bool gguf = checkpoint_->is_gguf();
   const Json tokenizer_config =

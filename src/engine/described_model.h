@@ -39,9 +39,9 @@ class DescribedModel {
  private:
   std::string path_;
   std::unique_ptr<Checkpoint> checkpoint_;
+  ModelSpec spec_;
   std::optional<Tokenizer> tokenizer_;
   uint64_t base_bytes_ = 0;
-  ModelSpec spec_;
   std::vector<int32_t> end_ids_;
   std::string chat_template_;
   Json template_tokens_ = Json::object();

@@ -19,31 +19,43 @@ const GgufArray* find_array(const Checkpoint& checkpoint, std::string_view tail)
   const auto found = checkpoint.gguf().metadata.find(key(tail));
   if (found == checkpoint.gguf().metadata.end()) return nullptr;
   const auto* const array = std::get_if<GgufArray>(&found->second);
-  if (array == nullptr) fail("{}: {} is not an array", checkpoint.path(), key(tail));
+  if (array == nullptr) fail("{}: {} is not an array", checkpoint.gguf().name, key(tail));
   return array;
 }
 
-std::vector<std::string> read_strings(const Checkpoint& checkpoint, std::string_view tail) {
+// Tables are built of them: no more than the model can have, `tokens` of them.
+std::vector<std::string> read_strings(const Checkpoint& checkpoint, std::string_view tail, uint64_t tokens,
+                                      uint64_t most) {
   const GgufArray* const array = find_array(checkpoint, tail);
-  if (array == nullptr) fail("{}: {} is missing", checkpoint.path(), key(tail));
+  if (array == nullptr) fail("{}: {} is missing", checkpoint.gguf().name, key(tail));
+  if (!array->is_strings()) fail("{}: {} is not an array of strings", checkpoint.gguf().name, key(tail));
+  if (array->count > most)
+    fail("{}: {} has {} entries, at most {} are read of a model with {} tokens", checkpoint.gguf().name,
+         key(tail), array->count, most, tokens);
   const std::vector<std::string_view> views = array->strings();
   return {views.begin(), views.end()};
+}
+
+uint64_t embedding_rows(const Checkpoint& checkpoint) {
+  constexpr uint64_t kMostTokens = 1 << 20;  // where the file has no embedding to tell
+  const Tensor* const embedding = checkpoint.find("token_embd.weight");
+  if (embedding == nullptr || embedding->shape.size() != 2) return kMostTokens;
+  return static_cast<uint64_t>(embedding->shape[0]);
 }
 
 std::vector<int32_t> read_types(const Checkpoint& checkpoint) {
   const GgufArray* const array = find_array(checkpoint, "token_type");
   if (array == nullptr) return {};
   if (array->element_type != kI32)
-    fail("{}: {} is not an array of i32", checkpoint.path(), key("token_type"));
+    fail("{}: {} is not an array of i32", checkpoint.gguf().name, key("token_type"));
   std::vector<int32_t> out(array->count);
   if (!out.empty()) std::memcpy(out.data(), array->bytes.data(), out.size() * sizeof(int32_t));
   return out;
 }
 
 std::optional<TokenId> token_id(const Checkpoint& checkpoint, std::string_view tail, size_t tokens) {
-  const auto id = gguf_unsigned(checkpoint.gguf(), key(tail));
+  const auto id = gguf_token_id(checkpoint.gguf(), key(tail), tokens);
   if (!id) return std::nullopt;
-  if (*id >= tokens) fail("{}: {} is {}, there are {} tokens", checkpoint.path(), key(tail), *id, tokens);
   return static_cast<TokenId>(*id);
 }
 
@@ -51,7 +63,7 @@ bool flag(const Checkpoint& checkpoint, std::string_view tail, bool fallback) {
   const auto found = checkpoint.gguf().metadata.find(key(tail));
   if (found == checkpoint.gguf().metadata.end()) return fallback;
   const auto* const value = std::get_if<bool>(&found->second);
-  if (value == nullptr) fail("{}: {} is not true or false", checkpoint.path(), key(tail));
+  if (value == nullptr) fail("{}: {} is not true or false", checkpoint.gguf().name, key(tail));
   return *value;
 }
 
@@ -117,14 +129,16 @@ GgufVocabulary GgufVocabularyArrays::view() const {
 
 GgufVocabularyArrays read_gguf_vocabulary(const Checkpoint& checkpoint) {
   GgufVocabularyArrays out;
-  out.name = checkpoint.path();
+  out.name = checkpoint.gguf().name;
   out.model = gguf_string(checkpoint.gguf(), key("model"));
   if (out.model.empty())
-    fail("{}: {} is missing: the file has no tokenizer", checkpoint.path(), key("model"));
+    fail("{}: {} is missing: the file has no tokenizer", checkpoint.gguf().name, key("model"));
   out.pre = gguf_string(checkpoint.gguf(), key("pre"));
   if (out.model != "gpt2") return out;  // whose arrays mean other things; who makes a tokenizer refuses it
-  out.tokens = read_strings(checkpoint, "tokens");
-  out.merges = read_strings(checkpoint, "merges");
+  const uint64_t rows = embedding_rows(checkpoint);
+  out.tokens = read_strings(checkpoint, "tokens", rows, rows);
+  // A token may be made in several ways: Llama 3 has 2.2 merges for each.
+  out.merges = read_strings(checkpoint, "merges", rows, 16 * rows);
   out.types = read_types(checkpoint);
   // Readers of such files put the begin in front of Llama 3's texts where nothing is said.
   const bool llama3 = out.pre == "llama-bpe" || out.pre == "llama3" || out.pre == "llama-v3";

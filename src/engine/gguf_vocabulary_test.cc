@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "base/testing/error_of.h"
+#include "weights/testing/files.h"
 
 namespace kt {
 namespace {
@@ -31,6 +32,31 @@ TEST(GgufVocabulary, WrittenAsTokenizerJson) {
   }
   EXPECT_THAT(error_of([&] { tokenizer_json_of({.name = "x.gguf", .model = "llama"}); }),
               HasSubstr("\"llama\""));
+}
+
+// Tables are built of what the file lists: no more than the model has rows for.
+TEST(GgufVocabulary, NoMoreTokensThanRows) {
+  using testing_files::GgufBytes;
+  using testing_files::raw;
+  const testing_files::TempFolder folder;
+  const auto refusal = [&](uint64_t tokens, uint64_t merges) {
+    GgufBytes file(1, 4);
+    file.pair("general.architecture", "llama").pair("tokenizer.ggml.model", "gpt2");
+    const auto list = [&](std::string_view name, uint64_t count, std::string_view word) {
+      std::string bytes = GgufBytes::string(text("tokenizer.ggml.{}", name)) + raw(uint32_t{9}) +
+                          raw(uint32_t{8}) + raw(count);
+      for (uint64_t i = 0; i < count; ++i) bytes += GgufBytes::string(word);
+      file.add(bytes);
+    };
+    list("tokens", tokens, "a");
+    list("merges", merges, "a a");
+    file.tensor("token_embd.weight", {32, 3}, 0, 0).data(3 * 32 * 4);
+    folder.put("m.gguf", file.str());
+    return error_of([&] { read_gguf_vocabulary(Checkpoint(folder.at("m.gguf"), {})); });
+  };
+  EXPECT_EQ(refusal(3, 48), "no error");
+  EXPECT_THAT(refusal(4, 1), HasSubstr("m.gguf: tokenizer.ggml.tokens has 4 entries, at most 3 are read"));
+  EXPECT_THAT(refusal(3, 49), HasSubstr("m.gguf: tokenizer.ggml.merges has 49 entries, at most 48 are read"));
 }
 
 }  // namespace

@@ -15,9 +15,12 @@ std::string brief(const Json& value) {
 
 }  // namespace
 
-ConfigReader::ConfigReader(const Json& config, std::string_view name)
-    : model_(read_model_config(config, name)) {  // which refuses anything but objects on the way down
-  sections_ = {{&config, text("{}: ", name)}};
+ConfigReader::ConfigReader(const Json& config, std::string_view name, KeyNames key_names)
+    : file_(name),
+      key_names_(std::move(key_names)),
+      // Which refuses anything but objects on the way down.
+      model_(read_model_config(config, name, key_names_)) {
+  sections_ = {{&config, ""}};
   for (bool deeper = true; deeper;) {
     deeper = false;
     for (const std::string_view key : {"thinker_config", "text_config", "language_config", "llm_config"}) {
@@ -39,7 +42,8 @@ std::pair<const Json*, const ConfigReader::Section*> ConfigReader::find(std::str
 }
 
 std::string ConfigReader::place(std::string_view key) const {
-  return text("{}{}", find(key).second->path, key);
+  const std::string whole = text("{}{}", find(key).second->path, key);
+  return text("{}: {}", file_, key_names_ ? key_names_(whole) : whole);
 }
 
 void ConfigReader::wrong(std::string_view key, std::string_view expected) const {
@@ -120,6 +124,8 @@ std::optional<ConfigReader> ConfigReader::object(std::string_view key) const {
   if (value == nullptr) return std::nullopt;
   if (!value->is_object()) wrong(key, "an object");
   ConfigReader out;
+  out.file_ = file_;
+  out.key_names_ = key_names_;
   out.sections_ = {{value, text("{}{}.", section->path, key)}};
   return out;
 }

@@ -19,7 +19,7 @@ class ConfigReader {
   static constexpr int kMost = 1 << 24;
 
   // The text model's section first (text_config ...), then those around it, which speak where it is silent.
-  ConfigReader(const Json& config, std::string_view name);
+  ConfigReader(const Json& config, std::string_view name, KeyNames key_names = {});
 
   const ModelConfig& model() const { return model_; }  // what has several spellings: experts, layers, top_k
   bool has(std::string_view key) const { return find(key).first != nullptr; }
@@ -49,10 +49,12 @@ class ConfigReader {
   ConfigReader() = default;
   struct Section {
     const Json* object;
-    std::string path;  // "config.json: text_config."
+    std::string path;  // "text_config."
   };
   std::pair<const Json*, const Section*> find(std::string_view key) const;
 
+  std::string file_;
+  KeyNames key_names_;
   std::vector<Section> sections_;
   ModelConfig model_;
 };

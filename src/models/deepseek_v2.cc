@@ -1,13 +1,13 @@
 // DeepSeek-V2 and V2-Lite: latent attention (without a rank for q in Lite), softmax routing, in the large one
 // within the groups whose best expert is best.
 #include "models/family.h"
-#include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_model.h"
 
 namespace kt {
 
 ModelSpec describe_deepseek_v2(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
+  refuse_moe_layer_freq(config);
   refuse_mlp_bias(config);
   MlaSpec mla = read_mla(config);
   mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
@@ -46,10 +46,8 @@ constinit const GgufFamily kDeepseekV2Gguf = {
     .gguf = "deepseek2",
     .model_type = "deepseek_v2",
     .architecture = "DeepseekV2ForCausalLM",
-    .owns =
-        [](const GgufHeader& header) {
-          return gguf_unsigned(header, "deepseek2.expert_gating_func") != kGgufSigmoid;
-        },
+    .owns = [](const GgufHeader& header,
+               const TensorFinder& find) { return !scores_by_sigmoid(header, find); },
     .expert_count = "n_routed_experts",
     .complete = complete_deepseek_v2,
 };

@@ -1,5 +1,7 @@
 // DeepSeek-V3, R1, and Kimi-K2, which keeps the same architecture: latent attention, sigmoid routing within
 // the best groups, chosen with a correction bias, a shared expert, first layers dense.
+#include <algorithm>
+
 #include "models/family.h"
 #include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_model.h"
@@ -8,6 +10,7 @@ namespace kt {
 
 ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
+  refuse_moe_layer_freq(config);
   MlaSpec mla = read_mla(config);
   mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
   mla.rope.interleaved = config.boolean("rope_interleave", true);
@@ -30,14 +33,21 @@ void complete_deepseek_v3(GgufFacts& facts) {
 
 }  // namespace
 
+bool scores_by_sigmoid(const GgufHeader& header, const TensorFinder& find) {
+  if (const auto gating = gguf_unsigned(header, "deepseek2.expert_gating_func"))
+    return *gating == kGgufSigmoid;
+  constexpr uint64_t kMostLayers = 10000;
+  const uint64_t layers = std::min(gguf_unsigned(header, "deepseek2.block_count").value_or(0), kMostLayers);
+  for (uint64_t i = 0; i < layers; ++i)
+    if (find(text("blk.{}.exp_probs_b.bias", i))) return true;
+  return false;
+}
+
 constinit const GgufFamily kDeepseekV3Gguf = {
     .gguf = "deepseek2",
     .model_type = "deepseek_v3",
     .architecture = "DeepseekV3ForCausalLM",
-    .owns =
-        [](const GgufHeader& header) {
-          return gguf_unsigned(header, "deepseek2.expert_gating_func") == kGgufSigmoid;
-        },
+    .owns = scores_by_sigmoid,
     .expert_count = "n_routed_experts",
     .complete = complete_deepseek_v3,
 };

@@ -51,9 +51,9 @@ GgufFamilies gguf_families() {
   return families;
 }
 
-ModelSpec describe_model(const Json& json, std::string_view name) {
+ModelSpec describe_model(const Json& json, std::string_view name, const KeyNames& key_names) {
   if (json.is_object() && json.empty()) fail("{}: no config.json that says what the model is", name);
-  const ConfigReader config(json, name);
+  const ConfigReader config(json, name, key_names);
   const ModelConfig& model = config.model();
   const Family* const family = find(model);
   if (family == nullptr) {
@@ -73,14 +73,14 @@ ModelSpec describe_model(const Json& json, std::string_view name) {
 }
 
 ModelSpec describe_model(const Checkpoint& checkpoint) {
-  if (checkpoint.is_gguf()) {
-    const std::string_view architecture = gguf_string(checkpoint.gguf(), "general.architecture");
-    if (checkpoint.gguf_family() == nullptr)
-      fail_as(ErrorKind::kUnsupported, "{}: general.architecture {} is not known; known: {}",
-              checkpoint.path(), architecture.empty() ? "(none)" : shown(architecture),
-              gguf_architectures(checkpoint.known_families()));
-  }
-  return describe_model(checkpoint.config_json(), checkpoint.path());
+  if (!checkpoint.is_gguf()) return describe_model(checkpoint.config_json(), checkpoint.path());
+  const GgufHeader& header = checkpoint.gguf();
+  const std::string_view architecture = gguf_string(header, "general.architecture");
+  if (checkpoint.gguf_family() == nullptr)
+    fail_as(ErrorKind::kUnsupported, "{}: general.architecture {} is not known; known: {}", header.name,
+            architecture.empty() ? "(none)" : shown(architecture),
+            gguf_architectures(checkpoint.known_families()));
+  return describe_model(checkpoint.config_json(), header.name, gguf_key_names(header));
 }
 
 }  // namespace kt

@@ -13,7 +13,8 @@ namespace kt {
 GgufFamilies gguf_families();
 
 // The spec of a config.json, or Error(kUnsupported) listing the known architectures. `name` is for messages.
-ModelSpec describe_model(const Json& config, std::string_view name);
+// key_names: see weights/config.h.
+ModelSpec describe_model(const Json& config, std::string_view name, const KeyNames& key_names = {});
 // That of a checkpoint; for GGUF files the error lists the architectures as such files call them.
 ModelSpec describe_model(const Checkpoint& checkpoint);
 

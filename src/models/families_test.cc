@@ -339,8 +339,8 @@ TEST(Families, DenseOnes) {
   EXPECT_EQ(rope(llama).original_context, 256);
   EXPECT_EQ(llama.context, 1024);
   const ModelSpec dynamic = describe(with(kLlama, R"({"rope_scaling": {"rope_type": "dynamic"}})"));
-  EXPECT_EQ(rope(dynamic).scaling, RopeSpec::Scaling::kDynamic);
-  EXPECT_EQ(rope(dynamic).original_context, 1024);
+  EXPECT_EQ(rope(dynamic).scaling, RopeSpec::Scaling::kNone);
+  EXPECT_EQ(dynamic.context, 1024);  // texts that it would stretch positions of do not fit
 }
 
 TEST(Families, MissingKeysAreNamed) {
@@ -416,6 +416,8 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
       {&kLlama,
        {R"({"rope_scaling": {"full_attention": {}}})", "rope_scaling.full_attention: positions that differ"}},
       {&kDeepseekV2, {R"({"topk_method": "other"})", R"(topk_method is "other"; supported: greedy)"}},
+      {&kDeepseekV2, {R"({"moe_layer_freq": 2})", "moe_layer_freq is 2; supported: 1"}},
+      {&kDeepseekV3, {R"({"moe_layer_freq": 2})", "moe_layer_freq is 2; supported: 1"}},
       {&kDeepseekV2, {R"({"norm_topk_prob": true})", "norm_topk_prob is true; supported: false"}},
       {&kDeepseekV2, {R"({"scoring_func": "sigmoid"})", R"(scoring_func is "sigmoid"; supported: softmax)"}},
       {&kDeepseekV3, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
@@ -466,17 +468,34 @@ TEST(Families, FrequenciesDividedOneByOne) {
   EXPECT_NE(a[0], b[0]);
 
   const std::pair<const char*, const char*> cases[] = {
-      {R"({"long_factor": [1.0, 3.0]})", "long_factor differs from short_factor"},
+      {R"({"long_factor": [1.0]})", "long_factor has 1 numbers, short_factor 2"},
       {R"({"short_factor": [1.0], "long_factor": [1.0]})", "short_factor has 1 numbers, expected 2"},
       {R"({"short_factor": [0.0, 1.0], "long_factor": [0.0, 1.0]})", "expected numbers above 0"},
       {R"({"short_factor": 1, "long_factor": 1})", "short_factor is 1, expected a list of numbers"},
-      {R"({"attention_factor": null})", "attention_factor is missing"},
+      {R"({"attention_factor": 0})", "attention_factor is 0, expected a number above 0"},
   };
   for (const auto& [change, message] : cases) {
     Json config = with(kLlama, factors);
     config["rope_scaling"].update(Json::parse(change));
     EXPECT_NE(refusal(config).find(message), std::string::npos) << refusal(config);
   }
+}
+
+// As transformers: lists that differ are of texts up to the original context and of longer ones; the attention
+// factor, where it is not said, follows from how much longer they may be.
+TEST(Families, FrequenciesOfShortTextsEndWithThem) {
+  Json config = with(kLlama, R"({"head_dim": 4, "max_position_embeddings": 1024, "rope_scaling": {
+      "rope_type": "longrope", "original_max_position_embeddings": 256, "short_factor": [1.0, 2.5],
+      "long_factor": [1.0, 4.0]}})");
+  config["rope_scaling"].erase("factor");
+  const ModelSpec spec = describe(config);
+  EXPECT_EQ(rope(spec).divisors, (std::vector<double>{1.0, 2.5}));
+  EXPECT_EQ(spec.context, 256);
+  EXPECT_DOUBLE_EQ(rope(spec).attention_factor, std::sqrt(1 + std::log(4.0) / std::log(256.0)));
+  config["rope_scaling"]["long_factor"] = {1.0, 2.5};
+  EXPECT_EQ(describe(config).context, 1024);
+  config["rope_scaling"]["factor"] = 1.0;
+  EXPECT_EQ(rope(describe(config)).attention_factor, 1.0);
 }
 
 TEST(Families, UnknownArchitecturesListTheKnown) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/log.h"
 #include "text/shown.h"
 
 namespace kt {
@@ -79,18 +80,33 @@ void read_llama3(const ConfigReader& config, const ConfigReader& rope, int conte
     rope.wrong("high_freq_factor", text("more than low_freq_factor, {}", out.low_freq_factor));
 }
 
-// Each frequency divided by a number of its own. Lists that differ would have positions depend on the length
-// of the text.
-void read_longrope(const ConfigReader& rope, RopeSpec& out) {
+// Past that many tokens all positions of a text would be other ones, also those whose keys are in the cache
+// already: no text gets there.
+void end_texts_at(int tokens, const ConfigReader& rope, std::string_view key, ModelSpec& spec) {
+  log_once(LogLevel::kWarning,
+           "{}: positions of texts of more than {} tokens are not computed; texts end there", rope.place(key),
+           tokens);
+  spec.context = std::min(spec.context, tokens);
+}
+
+// Each frequency divided by a number of its own; by another one in texts longer than those of pretraining.
+void read_longrope(const ConfigReader& config, const ConfigReader& rope, RopeSpec& out, ModelSpec& spec) {
   out.divisors = rope.numbers("short_factor");
-  if (rope.numbers("long_factor") != out.divisors)
-    fail_as(ErrorKind::kUnsupported, "{} differs from short_factor; supported: lists that are equal",
-            rope.place("long_factor"));
+  const int original = original_context(config, rope, spec.context);
+  const double factor = rope.number("factor", static_cast<double>(spec.context) / original);
+  const std::vector<double> in_long_texts = rope.numbers("long_factor");
+  if (in_long_texts.size() != out.divisors.size())
+    fail("{} has {} numbers, short_factor {}", rope.place("long_factor"), in_long_texts.size(),
+         out.divisors.size());
+  if (in_long_texts != out.divisors && original < spec.context)
+    end_texts_at(original, rope, "long_factor", spec);
   if (out.divisors.size() != static_cast<size_t>(out.dims / 2))
     fail("{} has {} numbers, expected {}", rope.place("short_factor"), out.divisors.size(), out.dims / 2);
   for (const double divisor : out.divisors)
     if (!(divisor > 0)) rope.wrong("short_factor", "numbers above 0");
-  out.attention_factor = positive(rope, "attention_factor", rope.number("attention_factor"));
+  const bool stretched = factor > 1 && original > 1;
+  const double gain = stretched ? std::sqrt(1 + std::log(factor) / std::log(original)) : 1;
+  out.attention_factor = positive(rope, "attention_factor", rope.number("attention_factor", gain));
 }
 
 }  // namespace
@@ -160,14 +176,14 @@ RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec&
   } else if (type == "llama3") {
     read_llama3(config, rope, spec.context, out);
   } else if (type == "longrope") {
-    read_longrope(rope, out);
+    read_longrope(config, rope, out, spec);
   } else if (type == "linear") {
     out.factor = positive(rope, "factor", rope.number("factor"));
     out.scaling = RopeSpec::Scaling::kLinear;
   } else if (type == "dynamic") {
     out.factor = positive(rope, "factor", rope.number("factor"));
-    out.scaling = RopeSpec::Scaling::kDynamic;
-    out.original_context = spec.context;
+    // Within that context it is no scaling at all.
+    if (out.factor > 1) end_texts_at(spec.context, rope, "factor", spec);
   } else {
     rope.unsupported(rope.has("rope_type") ? "rope_type" : "type",
                      "default, linear, dynamic, yarn, llama3, longrope");
@@ -232,6 +248,10 @@ void read_shared_experts(const ConfigReader& config, MoeSpec& moe) {
   if (shared > ConfigReader::kMost)
     config.wrong("n_shared_experts", text("at most {} rows together", ConfigReader::kMost));
   moe.shared_inter = static_cast<int>(shared);
+}
+
+void refuse_moe_layer_freq(const ConfigReader& config) {
+  if (config.integer("moe_layer_freq", 1) != 1) config.unsupported("moe_layer_freq", "1");
 }
 
 void refuse_mlp_bias(const ConfigReader& config) {

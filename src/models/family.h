@@ -45,6 +45,8 @@ void read_sigmoid_router(const ConfigReader& config, double scale, MoeSpec& moe)
 // n_shared_experts of moe_intermediate_size each, stored as one.
 void read_shared_experts(const ConfigReader& config, MoeSpec& moe);
 
+// Refuses experts in every second layer: the published code has them there, transformers in all.
+void refuse_moe_layer_freq(const ConfigReader& config);
 // Refuses biases of dense layers and shared experts (mlp_bias).
 void refuse_mlp_bias(const ConfigReader& config);
 
@@ -66,6 +68,10 @@ ModelSpec describe_mixtral(const ConfigReader& config);
 ModelSpec describe_qwen2_moe(const ConfigReader& config);
 ModelSpec describe_qwen3(const ConfigReader& config);
 ModelSpec describe_qwen3_moe(const ConfigReader& config);
+
+// Whether a deepseek2 file is of V3's kind. Where it does not say how experts are scored, as files from newer
+// configs, a correction bias does: only sigmoid scores have one.
+bool scores_by_sigmoid(const GgufHeader& header, const TensorFinder& find);
 
 extern const GgufFamily kDeepseekV2Gguf;
 extern const GgufFamily kDeepseekV3Gguf;

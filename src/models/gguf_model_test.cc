@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "models/families.h"
@@ -30,13 +31,13 @@ struct Tiny {
   }
   Json config() const {
     const GgufHeader header = parse_gguf(bytes_of(file.str()), "f");
-    const GgufFamily* const family = find_gguf_family(gguf_families(), header);
-    Json out = gguf_config(header, family);
     const auto find = [this](std::string_view name) -> const Tensor* {
       for (const Tensor& each : tensors)
         if (each.name == name) return &each;
       return nullptr;
     };
+    const GgufFamily* const family = find_gguf_family(gguf_families(), header, find);
+    Json out = gguf_config(header, family);
     if (family) GgufFacts(header, find, *family, out).add();
     return out;
   }
@@ -142,7 +143,8 @@ TEST(GgufModel, MetadataInTheWordsOfConfigJson) {
   file.number("deepseek2.leading_dense_block_count", 3).number("deepseek2.nextn_predict_layers", 1);
   file.number("deepseek2.expert_gating_func", 2).pair("deepseek2.expert_weights_scale", 6, 2.5f);
   const GgufHeader header = parse_gguf(bytes_of(file.str()), "f");
-  EXPECT_EQ(gguf_config(header, find_gguf_family(gguf_families(), header)),
+  const auto no_tensor = [](std::string_view) -> const Tensor* { return nullptr; };
+  EXPECT_EQ(gguf_config(header, find_gguf_family(gguf_families(), header, no_tensor)),
             Json::parse(
                 R"({"model_type":"deepseek_v3","num_hidden_layers":61,"hidden_size":7168,
     "n_routed_experts":256,"num_experts_per_tok":8,"moe_intermediate_size":2048,"first_k_dense_replace":3,
@@ -161,6 +163,86 @@ TEST(GgufModel, FamiliesOfOneArchitecture) {
   EXPECT_EQ(config("qwen3moe", "expert_count", 4)["num_experts"], 4);
   EXPECT_EQ(config("deepseek2", "expert_gating_func", 1)["model_type"], "deepseek_v2");
   EXPECT_EQ(config("deepseek2", "expert_gating_func", 2)["model_type"], "deepseek_v3");
+}
+
+// Files from newer configs say nothing of the scores: a correction bias, in whichever layer, does.
+TEST(GgufModel, ACorrectionBiasMeansSigmoidScores) {
+  const auto type = [](std::string_view tensor) {
+    Tiny tiny{GgufBytes(0, 2)};
+    tiny.file.pair("general.architecture", "deepseek2").number("deepseek2.block_count", 5);
+    tiny.tensor(std::string(tensor), {8});
+    return tiny.config()["model_type"].get<std::string>();
+  };
+  EXPECT_EQ(type("blk.3.exp_probs_b.bias"), "deepseek_v3");
+  EXPECT_EQ(type("blk.5.exp_probs_b.bias"), "deepseek_v2");  // there is no such layer
+  EXPECT_EQ(type("blk.3.ffn_norm.weight"), "deepseek_v2");
+}
+
+// A value of the wrong kind is not a missing one.
+TEST(GgufModel, WrongMetadataIsRefusedByItsKey) {
+  const auto refusal = [](auto add) {
+    Tiny tiny{GgufBytes(0, 3)};
+    tiny.file.pair("general.architecture", "qwen3moe").number("qwen3moe.embedding_length", 64);
+    add(tiny.file);
+    tiny.tensor("token_embd.weight", {100, 64});
+    return error_of([&] { tiny.config(); });
+  };
+  constexpr uint32_t kI32 = 5, kF32 = 6, kBool = 7;
+  const auto with = [&](std::string_view key, uint32_t type, auto value) {
+    return refusal([&](GgufBytes& file) { file.pair(key, type, value); });
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(with("qwen3moe.rope.freq_base", kF32, nan),
+            "f: qwen3moe.rope.freq_base is nan, expected a finite number");
+  EXPECT_EQ(with("qwen3moe.rope.scaling.factor", kF32, std::numeric_limits<float>::infinity()),
+            "f: qwen3moe.rope.scaling.factor is inf, expected a finite number");
+  EXPECT_EQ(with("qwen3moe.attention.key_length", kI32, int32_t{-16}),
+            "f: qwen3moe.attention.key_length is -16, expected a whole number of at least 0");
+  EXPECT_EQ(with("qwen3moe.block_count", kF32, 2.0f),
+            "f: qwen3moe.block_count is 2, expected a whole number of at least 0");
+  EXPECT_EQ(with("qwen3moe.expert_weights_norm", kF32, 1.0f),
+            "f: qwen3moe.expert_weights_norm is 1, expected true or false");
+  EXPECT_EQ(with("qwen3moe.expert_count", kBool, uint8_t{1}),
+            "f: qwen3moe.expert_count is true, expected a whole number of at least 0");
+  EXPECT_EQ(with("tokenizer.ggml.eos_token_id", 4, ~uint32_t{0}),
+            "f: tokenizer.ggml.eos_token_id is 4294967295, there are 100 tokens");
+  EXPECT_EQ(refusal([](GgufBytes& file) { file.pair("qwen3moe.context_length", "long"); }),
+            "f: qwen3moe.context_length is \"long\", expected a whole number of at least 0");
+  EXPECT_EQ(refusal([](GgufBytes& file) { file.number("qwen3moe.rope.scaling.type", 1); }),
+            "f: qwen3moe.rope.scaling.type is 1, expected a string");
+  EXPECT_EQ(refusal([](GgufBytes& file) { file.pair("qwen3moe.rope.scaling.type", "yarn\xff"); }),
+            "f: qwen3moe.rope.scaling.type is not UTF-8");
+  const auto list = [&](uint32_t type, auto... values) {
+    return refusal([&](GgufBytes& file) {
+      file.add(GgufBytes::string("qwen3moe.attention.head_count_kv") + raw(uint32_t{9}) + raw(type) +
+               raw(uint64_t{sizeof...(values)}) + (raw(values) + ...));
+    });
+  };
+  EXPECT_EQ(list(kI32, int32_t{4}, int32_t{4}), "no error");
+  EXPECT_EQ(list(kI32, int32_t{4}, int32_t{2}), "no error");
+  EXPECT_EQ(list(kI32, int32_t{4}, int32_t{-4}),
+            "f: qwen3moe.attention.head_count_kv[1] is -4, expected whole numbers of at least 0");
+  EXPECT_EQ(list(kF32, 1.0f),
+            "f: qwen3moe.attention.head_count_kv is a list of 1, expected whole numbers of at least 0");
+}
+
+// Faults of the config made from a file are told in the file's words.
+TEST(GgufModel, ErrorsNameTheKeysOfTheFile) {
+  GgufBytes file(0, 1);
+  file.pair("general.architecture", "qwen3moe");
+  const GgufHeader header = parse_gguf(bytes_of(file.str()), "f");
+  const auto refusal = [&](const Json& more) {
+    Json config = {{"model_type", "qwen3_moe"},     {"hidden_size", 64},      {"vocab_size", 10},
+                   {"max_position_embeddings", 64}, {"num_hidden_layers", 2}, {"num_attention_heads", 4}};
+    config.merge_patch(more);
+    return error_of([&] { describe_model(config, "f", gguf_key_names(header)); });
+  };
+  EXPECT_EQ(refusal({{"num_hidden_layers", nullptr}}), "f: qwen3moe.block_count is missing");
+  EXPECT_EQ(refusal({{"hidden_size", uint64_t{1} << 40}}),
+            "f: qwen3moe.embedding_length is 1099511627776, expected a whole number from 0 to 2147483647");
+  EXPECT_EQ(refusal({{"num_attention_heads", nullptr}}), "f: qwen3moe.attention.head_count is missing");
+  EXPECT_EQ(refusal({{"rope_scaling", {{"rope_type", "linear"}}}}),
+            "f: qwen3moe.rope.scaling.factor is missing");
 }
 
 TEST(GgufModel, OtherArchitecturesAreLeftAlone) {

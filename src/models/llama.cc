@@ -18,8 +18,8 @@ constinit const GgufFamily kLlamaGguf = {
     .gguf = "llama",
     .model_type = "llama",
     .architecture = "LlamaForCausalLM",
-    .owns =
-        [](const GgufHeader& header) { return gguf_unsigned(header, "llama.expert_count").value_or(0) == 0; },
+    .owns = [](const GgufHeader& header,
+               const TensorFinder&) { return gguf_unsigned(header, "llama.expert_count").value_or(0) == 0; },
     .interleaved = true,
 };
 

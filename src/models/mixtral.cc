@@ -32,8 +32,8 @@ constinit const GgufFamily kMixtralGguf = {
     .gguf = "llama",
     .model_type = "mixtral",
     .architecture = "MixtralForCausalLM",
-    .owns =
-        [](const GgufHeader& header) { return gguf_unsigned(header, "llama.expert_count").value_or(0) > 0; },
+    .owns = [](const GgufHeader& header,
+               const TensorFinder&) { return gguf_unsigned(header, "llama.expert_count").value_or(0) > 0; },
     .interleaved = true,
     .names = kMixtralNames,
     .experts = "block_sparse_moe.experts",

@@ -11,9 +11,9 @@ struct RopeSpec {
   int dims = 0;
   double theta = 10000;
   bool interleaved = false;
-  enum class Scaling { kNone, kLinear, kYarn, kLlama3, kDynamic } scaling = Scaling::kNone;
+  enum class Scaling { kNone, kLinear, kYarn, kLlama3 } scaling = Scaling::kNone;
   double factor = 1;
-  int original_context = 0;                          // yarn, llama3, dynamic
+  int original_context = 0;                          // yarn, llama3
   double beta_fast = 32, beta_slow = 1;              // yarn
   bool truncate = true;                              // yarn: correction range rounded to whole dimensions
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
@@ -24,7 +24,6 @@ struct RopeSpec {
 
 class Rope {
  public:
-  // `context`: the longest position the model was trained for (dynamic scaling past it is not applied).
   explicit Rope(const RopeSpec& spec);
 
   // Cosines and sines of one position, [dims / 2] each: a step computes them once for all layers.

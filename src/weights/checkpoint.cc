@@ -32,8 +32,6 @@ Identity identity_of(const std::string& path) {
           facts.st_mtim.tv_nsec};
 }
 
-constexpr size_t kMostListed = 20;
-
 }  // namespace
 
 struct Checkpoint::State {
@@ -93,11 +91,11 @@ struct Checkpoint::State {
     gguf = std::move(headers.front());
     metadata.resize(found.files.size());
     sort_tensors();
-    family = find_gguf_family(families, gguf);
+    const TensorFinder finder = [this](std::string_view name) { return find(name); };
+    family = find_gguf_family(families, gguf, finder);
     config_json = gguf_config(gguf, family);
-    if (family)
-      GgufFacts(gguf, [this](std::string_view name) { return find(name); }, *family, config_json).add();
-    config = read_model_config(config_json, found.files.front());
+    if (family) GgufFacts(gguf, finder, *family, config_json).add();
+    config = read_model_config(config_json, found.files.front(), gguf_key_names(gguf));
   }
 
   // Vision projectors, importance matrices and adapters lie beside a model and are none.
@@ -188,7 +186,7 @@ struct Checkpoint::State {
     }
     if (!absent.empty())
       fail("{}: {} tensors are not in the files it names: {}", found.index, absent.size(),
-           shown_list(absent, kMostListed));
+           shown_list(absent));
     found.map.clear();
     found.map.shrink_to_fit();
   }

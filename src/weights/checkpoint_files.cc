@@ -134,7 +134,7 @@ CheckpointFiles from_index(const std::string& path) {
 // All parts of the set that `one` belongs to.
 std::vector<std::string> whole_set(const std::string& folder, const Numbered& one, std::string_view end) {
   std::vector<std::string> out, missing;
-  // The number of parts is only a claim of a name: what is missing is listed, never more than a thousand.
+  // The number of parts is only a claim of a name: what is missing is counted, few of it listed.
   for (int i = 1; i <= one.parts; ++i) {
     const std::string name = one.name(i, end);
     if (!fs::exists(join(folder, name))) missing.push_back(name);

@@ -259,6 +259,14 @@ TEST_F(Checkpoints, GgufSplit) {
   EXPECT_THAT(message(), HasSubstr("says it is part 3 of 3, its name says 1 of 3"));
 }
 
+TEST_F(Checkpoints, GgufSplitCountsOfTheWrongKind) {
+  folder_.put("m.gguf", GgufBytes(0, 2).pair("general.architecture", "x").pair("split.count", "3").str());
+  EXPECT_THAT(message(), HasSubstr("m.gguf: split.count is \"3\", expected a whole number of at least 0"));
+  folder_.put("m.gguf",
+              GgufBytes(0, 2).pair("general.architecture", "x").pair("split.no", 5, int32_t{-1}).str());
+  EXPECT_THAT(message(), HasSubstr("m.gguf: split.no is -1, expected"));
+}
+
 TEST_F(Checkpoints, GgufPartsThatLackTensors) {
   folder_.put("m-00001-of-00002.gguf", gguf_part("x", {"a"}, 0, 2, 3).str());
   folder_.put("m-00002-of-00002.gguf", gguf_part("x", {"b"}, 1, 2, 3).str());

@@ -19,9 +19,14 @@ using Spellings = std::initializer_list<std::string_view>;
 // One JSON object with the way to it, for errors; null members are as good as absent.
 class Section {
  public:
-  Section(const Json& object, std::string path) : object_(&object), path_(std::move(path)) {}
+  // `file` and `key_names` outlive it; `path` leads to the object, "text_config.".
+  Section(const Json& object, std::string_view file, std::string path, const KeyNames& key_names)
+      : object_(&object), file_(file), path_(std::move(path)), key_names_(&key_names) {}
 
-  std::string place(std::string_view key) const { return path_ + std::string(key); }
+  std::string place(std::string_view key) const {
+    const std::string whole = path_ + std::string(key);
+    return text("{}: {}", file_, *key_names_ ? (*key_names_)(whole) : whole);
+  }
 
   const Json* find(std::string_view key) const {
     const auto found = object_->find(key);
@@ -36,7 +41,7 @@ class Section {
     const Json* const value = find(key);
     if (value == nullptr) return std::nullopt;
     if (!value->is_object()) wrong(key, "an object");
-    return Section(*value, place(key) + ".");
+    return Section(*value, file_, text("{}{}.", path_, key), *key_names_);
   }
 
   std::string string(std::string_view key) const {
@@ -116,12 +121,14 @@ class Section {
   }
 
   const Json* object_;
+  std::string_view file_;
   std::string path_;
+  const KeyNames* key_names_;
 };
 
 // The text model's section first, then those around it, which speak where it is silent.
-std::vector<Section> sections_of(const Json& config, std::string_view name) {
-  std::vector<Section> out = {Section(config, text("{}: ", name))};
+std::vector<Section> sections_of(const Json& config, std::string_view name, const KeyNames& key_names) {
+  std::vector<Section> out = {Section(config, name, "", key_names)};
   for (bool deeper = true; deeper;) {
     deeper = false;
     for (const std::string_view key : {"thinker_config", "text_config", "language_config", "llm_config"}) {
@@ -273,9 +280,9 @@ bool ModelConfig::is_moe_layer(int layer) const {
          !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
 }
 
-ModelConfig read_model_config(const Json& json, std::string_view name) {
+ModelConfig read_model_config(const Json& json, std::string_view name, const KeyNames& key_names) {
   if (!json.is_object()) fail("{}: expected a JSON object", name);
-  const Sections config(sections_of(json, name));
+  const Sections config(sections_of(json, name, key_names));
   ModelConfig out;
   // The whole model's architecture, but the text model's type.
   const std::vector<std::string> architectures = config.outermost().strings("architectures");

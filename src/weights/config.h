@@ -2,6 +2,7 @@
 // needs; the engine reads the rest from the JSON itself.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,9 +45,12 @@ struct ModelConfig {
   bool is_moe_layer(int layer) const;  // by the config alone
 };
 
+// What errors call a key, "rope_scaling.factor": its name where the config was made from; empty: by itself.
+using KeyNames = std::function<std::string(std::string_view key)>;
+
 // Reads every spelling, also nested (text_config, language_config, llm_config, thinker_config.text_config). A
 // key with a value of the wrong kind, negative, or disagreeing with its other spelling is an Error naming
 // file and key.
-ModelConfig read_model_config(const Json& config, std::string_view name);
+ModelConfig read_model_config(const Json& config, std::string_view name, const KeyNames& key_names = {});
 
 }  // namespace kt

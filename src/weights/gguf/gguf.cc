@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "text/shown.h"
 
 namespace kt {
@@ -16,7 +17,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "numbers are read as they lie in the file");
 
 constexpr uint32_t kMostDimensions = 4;
-constexpr uint64_t kMostName = 65535;  // bytes of a key or of a tensor's name
+constexpr uint64_t kMostKey = 65535;  // bytes
 constexpr uint64_t kDefaultAlignment = 32;
 // Least bytes of an entry: lengths, numbers and types without a single character.
 constexpr uint64_t kLeastPair = 8 + 4 + 1, kLeastTensor = 8 + 4 + 4 + 8;
@@ -195,7 +196,9 @@ Entry read_entry(Cursor& cursor, std::string_view file, uint64_t alignment) {
   Entry out;
   Tensor& tensor = out.tensor;
   tensor.dtype = Dtype::kGguf;
-  tensor.name = cursor.string("a tensor's name", kMostName);
+  tensor.name = cursor.string("a tensor's name", kMostTensorName);
+  if (!is_valid_utf8(tensor.name))
+    fail("{}: the name of a tensor is not UTF-8: \"{}\"", file, shown(tensor.name));
   const auto dimensions = cursor.number<uint32_t>(tensor.name);
   if (dimensions > kMostDimensions)
     fail("{}: {}: {} dimensions, at most {} are read", file, shown(tensor.name), dimensions, kMostDimensions);
@@ -257,8 +260,21 @@ void read_start(Cursor& cursor, GgufHeader& out, std::string_view name) {
 
 }  // namespace
 
+bool GgufArray::is_strings() const { return element_type == kString; }
+
+std::optional<int64_t> GgufArray::whole(uint64_t i) const {
+  const size_t size = value_bytes(element_type);
+  if (size == 0 || element_type == kF32 || element_type == kF64 || element_type == kBool) return std::nullopt;
+  Cursor cursor(bytes.subspan(i * size, size), "GGUF array");
+  const GgufValue value = read_value(cursor, element_type, "GGUF array", "an element");
+  if (const auto* const number = std::get_if<int64_t>(&value)) return *number;
+  const uint64_t number = std::get<uint64_t>(value);
+  if (number > INT64_MAX) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
 std::vector<std::string_view> GgufArray::strings() const {
-  if (element_type != kString) fail("GGUF array of type {}, expected strings", element_type);
+  if (!is_strings()) fail("GGUF array of type {}, expected strings", element_type);
   std::vector<std::string_view> out;
   out.reserve(count);
   Cursor cursor(bytes, "GGUF array");
@@ -268,6 +284,7 @@ std::vector<std::string_view> GgufArray::strings() const {
 
 GgufHeader parse_gguf(std::span<const std::byte> file, std::string_view name) {
   GgufHeader out;
+  out.name = name;
   Cursor cursor(file, name);
   read_start(cursor, out, name);
   const auto tensors = cursor.number<uint64_t>("the number of tensors");
@@ -276,7 +293,9 @@ GgufHeader parse_gguf(std::span<const std::byte> file, std::string_view name) {
     fail("{}: {} metadata keys and {} tensors cannot be in the {} bytes left", name, pairs, tensors,
          cursor.left());
   for (uint64_t i = 0; i < pairs; ++i) {
-    const std::string_view key = cursor.string("a metadata key", kMostName);
+    const std::string_view key = cursor.string("a metadata key", kMostKey);
+    if (key.empty()) fail("{}: metadata key {} is empty", name, i);
+    if (!is_valid_utf8(key)) fail("{}: metadata key {} is not UTF-8: \"{}\"", name, i, shown(key));
     const auto type = cursor.number<uint32_t>(key);
     if (!out.metadata.emplace(key, read_value(cursor, type, name, key)).second)
       fail("{}: duplicate key \"{}\"", name, shown(key));

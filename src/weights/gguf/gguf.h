@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,11 +20,15 @@ struct GgufArray {
   uint64_t count = 0;
   std::span<const std::byte>
       bytes;  // numbers: count * size, unaligned. Strings: length (u64), characters, ...
+  bool is_strings() const;
   std::vector<std::string_view> strings() const;  // of a string array; Error for any other
+  // Element i where the elements are whole numbers of 64 bits with a sign; nothing otherwise. i < count.
+  std::optional<int64_t> whole(uint64_t i) const;
 };
 using GgufValue = std::variant<bool, uint64_t, int64_t, double, std::string_view, GgufArray>;
 
 struct GgufHeader {
+  std::string name;  // of the file, for errors
   uint32_t version = 0;
   std::map<std::string, GgufValue, std::less<>> metadata;  // views into `file`
   std::vector<Tensor> tensors;                             // shape outermost first (the file has it reversed)

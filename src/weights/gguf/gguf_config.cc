@@ -1,14 +1,20 @@
 #include "weights/gguf/gguf_config.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+
+#include "base/error.h"
+#include "base/utf8.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {
 
 struct KeyRow {
+  enum class Kind : uint8_t { kCount, kReal, kFlag };
   std::string_view gguf, json;
+  Kind kind = Kind::kCount;
 };
 // Behind "<architecture>.".
 constexpr auto kKeys = std::to_array<KeyRow>({
@@ -18,22 +24,47 @@ constexpr auto kKeys = std::to_array<KeyRow>({
     {"vocab_size", "vocab_size"},
     {"attention.head_count", "num_attention_heads"},
     {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
+    {"attention.layer_norm_rms_epsilon", "rms_norm_eps", KeyRow::Kind::kReal},
     {"attention.q_lora_rank", "q_lora_rank"},
     {"attention.kv_lora_rank", "kv_lora_rank"},
     {"attention.sliding_window", "sliding_window"},
-    {"rope.freq_base", "rope_theta"},
+    {"rope.freq_base", "rope_theta", KeyRow::Kind::kReal},
     {"expert_used_count", "num_experts_per_tok"},
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_shared_count", "n_shared_experts"},
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size"},
-    {"expert_weights_scale", "routed_scaling_factor"},
-    {"expert_weights_norm", "norm_topk_prob"},
+    {"expert_weights_scale", "routed_scaling_factor", KeyRow::Kind::kReal},
+    {"expert_weights_norm", "norm_topk_prob", KeyRow::Kind::kFlag},
     {"expert_group_count", "n_group"},
     {"expert_group_used_count", "topk_group"},
     {"leading_dense_block_count", "first_k_dense_replace"},
     {"nextn_predict_layers", "num_nextn_predict_layers"},
     {"interleave_moe_layer_step", "interleave_moe_layer_step"},
+});
+
+// What gguf_model.cc makes of other keys; for errors.
+constexpr auto kDerivedKeys = std::to_array<KeyRow>({
+    {"block_count", "num_hidden_layers"},
+    {"expert_count", "num_experts"},
+    {"expert_count", "n_routed_experts"},
+    {"expert_count", "num_local_experts"},
+    {"expert_gating_func", "scoring_func"},
+    {"attention.key_length", "head_dim"},
+    {"attention.key_length_mla", "qk_nope_head_dim"},
+    {"attention.value_length_mla", "v_head_dim"},
+    {"rope.dimension_count", "qk_rope_head_dim"},
+    {"rope.dimension_count", "partial_rotary_factor"},
+    {"rope.scaling.type", "rope_scaling.rope_type"},
+    {"rope.scaling.factor", "rope_scaling.factor"},
+    {"rope.scaling.original_context_length", "rope_scaling.original_max_position_embeddings"},
+    {"rope.scaling.yarn_beta_fast", "rope_scaling.beta_fast"},
+    {"rope.scaling.yarn_beta_slow", "rope_scaling.beta_slow"},
+    {"rope.scaling.yarn_attn_factor", "rope_scaling.attention_factor"},
+    {"rope.scaling.yarn_log_multiplier", "rope_scaling.mscale_all_dim"},
+});
+constexpr auto kTensorsOf = std::to_array<KeyRow>({
+    {"rope_freqs.weight", "rope_scaling.short_factor"},
+    {"rope_freqs.weight", "rope_scaling.long_factor"},
 });
 
 struct OtherRow {
@@ -47,44 +78,102 @@ constexpr auto kOthers = std::to_array<OtherRow>({
     {"bailingmoe2", "bailing_moe", "num_experts"},
 });
 
-// Elements of a number array that are all equal, as one value.
-Json uniform(const GgufArray& array) {
-  const size_t size = array.count == 0 ? 0 : array.bytes.size() / array.count;
-  if (size == 0 || array.bytes.size() != size * array.count) return nullptr;
-  for (uint64_t i = 1; i < array.count; ++i)
-    if (std::memcmp(array.bytes.data(), array.bytes.data() + i * size, size) != 0) return nullptr;
-  constexpr uint32_t kU32 = 4, kI32 = 5;
-  if (array.element_type != kU32 && array.element_type != kI32) return nullptr;
-  int32_t value = 0;
-  std::memcpy(&value, array.bytes.data(), sizeof value);
-  return value >= 0 ? Json(value) : Json(nullptr);
+std::string value_text(const GgufValue& value) {
+  if (const auto* const array = std::get_if<GgufArray>(&value)) return text("a list of {}", array->count);
+  if (const auto* const words = std::get_if<std::string_view>(&value)) return text("\"{}\"", shown(*words));
+  if (const auto* const number = std::get_if<uint64_t>(&value)) return text("{}", *number);
+  if (const auto* const number = std::get_if<int64_t>(&value)) return text("{}", *number);
+  if (const auto* const number = std::get_if<double>(&value)) return text("{}", *number);
+  return std::get<bool>(value) ? "true" : "false";
 }
 
-struct ToJson {
-  Json operator()(bool value) const { return value; }
-  Json operator()(uint64_t value) const { return value; }
-  Json operator()(int64_t value) const { return value; }
-  Json operator()(double value) const { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-  Json operator()(std::string_view value) const { return value; }
-  Json operator()(const GgufArray& value) const { return uniform(value); }
-};
+[[noreturn]] void refuse_value(const GgufHeader& header, std::string_view key, std::string_view expected) {
+  fail("{}: {} is {}, expected {}", header.name, shown(key), value_text(header.metadata.find(key)->second),
+       expected);
+}
+
+const GgufValue* find_value(const GgufHeader& header, std::string_view key) {
+  const auto found = header.metadata.find(key);
+  return found == header.metadata.end() ? nullptr : &found->second;
+}
+
+// Elements of a number array that are all equal, as one value; null where they are not.
+Json uniform(const GgufHeader& header, std::string_view key, const GgufArray& array) {
+  constexpr std::string_view kExpected = "whole numbers of at least 0";
+  std::optional<int64_t> first;
+  bool equal = true;
+  for (uint64_t i = 0; i < array.count; ++i) {
+    const std::optional<int64_t> value = array.whole(i);
+    if (!value) refuse_value(header, key, kExpected);
+    if (*value < 0) fail("{}: {}[{}] is {}, expected {}", header.name, shown(key), i, *value, kExpected);
+    if (first && *first != *value) equal = false;
+    first = value;
+  }
+  return first && equal ? Json(*first) : Json(nullptr);
+}
+
+Json value_of(const GgufHeader& header, const std::string& key, KeyRow::Kind kind) {
+  const GgufValue* const value = find_value(header, key);
+  if (value == nullptr) return nullptr;
+  switch (kind) {
+    case KeyRow::Kind::kCount:
+      if (const auto* const array = std::get_if<GgufArray>(value)) return uniform(header, key, *array);
+      return *gguf_unsigned(header, key);
+    case KeyRow::Kind::kReal:
+      return *gguf_real(header, key);
+    case KeyRow::Kind::kFlag:
+      if (const auto* const flag = std::get_if<bool>(value)) return *flag;
+      refuse_value(header, key, "true or false");
+  }
+  return nullptr;
+}
 
 }  // namespace
 
 std::optional<uint64_t> gguf_unsigned(const GgufHeader& header, std::string_view key) {
-  const auto found = header.metadata.find(key);
-  if (found == header.metadata.end()) return std::nullopt;
-  if (const auto* value = std::get_if<uint64_t>(&found->second)) return *value;
-  const auto* value = std::get_if<int64_t>(&found->second);
-  if (value == nullptr || *value < 0) return std::nullopt;
+  const GgufValue* const found = find_value(header, key);
+  if (found == nullptr) return std::nullopt;
+  if (const auto* const value = std::get_if<uint64_t>(found); value && *value <= INT64_MAX) return *value;
+  const auto* const value = std::get_if<int64_t>(found);
+  if (value == nullptr || *value < 0) refuse_value(header, key, "a whole number of at least 0");
   return static_cast<uint64_t>(*value);
 }
 
+std::optional<double> gguf_real(const GgufHeader& header, std::string_view key) {
+  const GgufValue* const found = find_value(header, key);
+  if (found == nullptr) return std::nullopt;
+  if (const auto* const value = std::get_if<uint64_t>(found)) return static_cast<double>(*value);
+  if (const auto* const value = std::get_if<int64_t>(found)) return static_cast<double>(*value);
+  const auto* const value = std::get_if<double>(found);
+  if (value == nullptr || !std::isfinite(*value)) refuse_value(header, key, "a finite number");
+  return *value;
+}
+
 std::string_view gguf_string(const GgufHeader& header, std::string_view key) {
-  const auto found = header.metadata.find(key);
-  if (found == header.metadata.end()) return {};
-  const auto* const value = std::get_if<std::string_view>(&found->second);
-  return value == nullptr ? std::string_view() : *value;
+  const GgufValue* const found = find_value(header, key);
+  if (found == nullptr) return {};
+  const auto* const value = std::get_if<std::string_view>(found);
+  if (value == nullptr) refuse_value(header, key, "a string");
+  if (!is_valid_utf8(*value)) fail("{}: {} is not UTF-8", header.name, shown(key));
+  return *value;
+}
+
+std::optional<uint64_t> gguf_token_id(const GgufHeader& header, std::string_view key, uint64_t tokens) {
+  const auto id = gguf_unsigned(header, key);
+  if (id && *id >= tokens) fail("{}: {} is {}, there are {} tokens", header.name, shown(key), *id, tokens);
+  return id;
+}
+
+KeyNames gguf_key_names(const GgufHeader& header) {
+  return [architecture = std::string(gguf_string(header, "general.architecture"))](std::string_view key) {
+    const auto found = std::ranges::find(kTensorsOf, key, &KeyRow::json);
+    if (found != kTensorsOf.end()) return std::string(found->gguf);
+    for (const KeyRow& row : kKeys)
+      if (row.json == key) return text("{}.{}", architecture, row.gguf);
+    for (const KeyRow& row : kDerivedKeys)
+      if (row.json == key) return text("{}.{}", architecture, row.gguf);
+    return std::string(key);
+  };
 }
 
 Json gguf_config(const GgufHeader& header, const GgufFamily* family) {
@@ -93,9 +182,7 @@ Json gguf_config(const GgufHeader& header, const GgufFamily* family) {
   if (architecture.empty()) return out;
   const auto key = [&](std::string_view tail) { return architecture + "." + std::string(tail); };
   for (const KeyRow& row : kKeys) {
-    const auto found = header.metadata.find(key(row.gguf));
-    if (found == header.metadata.end()) continue;
-    Json value = std::visit(ToJson(), found->second);
+    Json value = value_of(header, key(row.gguf), row.kind);
     if (!value.is_null()) out[std::string(row.json)] = std::move(value);
   }
   const auto experts = gguf_unsigned(header, key("expert_count"));

@@ -4,20 +4,28 @@
 #include <string_view>
 
 #include "text/json.h"
+#include "weights/config.h"
 #include "weights/gguf/gguf_family.h"
 
 namespace kt {
 
 // Keys that the metadata has, under the names the family uses in config.json; values that are lists, one
 // number a layer, are taken where all are equal and left out otherwise. An empty object without
-// general.architecture. Without a family, model_type is the file's own word.
+// general.architecture. Without a family, model_type is the file's own word. Error naming the file and its key
+// for a value of the wrong kind, negative or not finite.
 Json gguf_config(const GgufHeader& header, const GgufFamily* family = nullptr);
 
 inline constexpr uint64_t kGgufSigmoid = 2;  // of expert_gating_func
 
-// A number of the metadata, whatever its type in the file; nothing if absent or not a whole number >= 0.
+// The file's own words for keys of that config, for errors: "qwen3moe.block_count" for "num_hidden_layers".
+KeyNames gguf_key_names(const GgufHeader& header);
+
+// Values of the metadata, whatever their type in the file; nothing where absent. Error naming the file and the
+// key for one that is not a whole number from 0 to INT64_MAX, not a finite number, not UTF-8.
 std::optional<uint64_t> gguf_unsigned(const GgufHeader& header, std::string_view key);
-// A string of the metadata; empty if absent or not a string.
-std::string_view gguf_string(const GgufHeader& header, std::string_view key);
+std::optional<double> gguf_real(const GgufHeader& header, std::string_view key);
+std::string_view gguf_string(const GgufHeader& header, std::string_view key);  // empty where absent
+// A token's id: one below `tokens`.
+std::optional<uint64_t> gguf_token_id(const GgufHeader& header, std::string_view key, uint64_t tokens);
 
 }  // namespace kt

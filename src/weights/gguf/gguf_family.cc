@@ -8,10 +8,11 @@
 
 namespace kt {
 
-const GgufFamily* find_gguf_family(GgufFamilies families, const GgufHeader& header) {
+const GgufFamily* find_gguf_family(GgufFamilies families, const GgufHeader& header,
+                                   const TensorFinder& find) {
   const std::string_view architecture = gguf_string(header, "general.architecture");
   for (const GgufFamily* const family : families)
-    if (family->gguf == architecture && (!family->owns || family->owns(header))) return family;
+    if (family->gguf == architecture && (!family->owns || family->owns(header, find))) return family;
   return nullptr;
 }
 

@@ -3,6 +3,7 @@
 // checkpoint hands the list down. A file of none of them is tensors and metadata, not a model.
 #pragma once
 #include <array>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 namespace kt {
 
 class GgufFacts;  // gguf_model.h
+using TensorFinder = std::function<const Tensor*(std::string_view name)>;
 
 // Modules of a layer, to which ".weight" or ".bias" is added; or whole tensors, where the ends differ.
 struct GgufName {
@@ -23,7 +25,7 @@ struct GgufFamily {
   std::string_view model_type;    // of config.json
   std::string_view architecture;  // of config.json
   // Where several families share a general.architecture: whether a file is of this one.
-  bool (*owns)(const GgufHeader&) = nullptr;
+  bool (*owns)(const GgufHeader&, const TensorFinder&) = nullptr;
   bool interleaved = false;              // rows of q and k are stored for rotation of neighbours
   std::span<const GgufName> names = {};  // that are not the usual ones of gguf_names.cc
   // Published names of an expert: "model.layers.3." + "mlp.experts" + ".7." + "gate_proj".
@@ -35,8 +37,8 @@ struct GgufFamily {
 };
 using GgufFamilies = std::span<const GgufFamily* const>;
 
-// The family of a file, or null.
-const GgufFamily* find_gguf_family(GgufFamilies families, const GgufHeader& header);
+// The family of a file with these tensors, or null.
+const GgufFamily* find_gguf_family(GgufFamilies families, const GgufHeader& header, const TensorFinder& find);
 std::string gguf_architectures(GgufFamilies families);  // "deepseek2, glm4moe, ..."
 
 }  // namespace kt

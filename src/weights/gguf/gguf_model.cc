@@ -37,13 +37,7 @@ std::optional<uint64_t> GgufFacts::number(std::string_view tail) const {
   return gguf_unsigned(header_, key(tail));
 }
 
-std::optional<double> GgufFacts::real(std::string_view tail) const {
-  const auto found = header_.metadata.find(key(tail));
-  if (found == header_.metadata.end()) return std::nullopt;
-  if (const auto* value = std::get_if<double>(&found->second)) return *value;
-  if (const auto whole = number(tail)) return static_cast<double>(*whole);
-  return std::nullopt;
-}
+std::optional<double> GgufFacts::real(std::string_view tail) const { return gguf_real(header_, key(tail)); }
 
 uint64_t GgufFacts::known(const char* json_key) const {
   const auto found = config_.find(json_key);
@@ -168,11 +162,12 @@ void GgufFacts::rename_expert_size() {
 }
 
 void GgufFacts::add_end_tokens() {
-  const auto begin = gguf_unsigned(header_, "tokenizer.ggml.bos_token_id");
+  const uint64_t tokens = known("vocab_size") > 0 ? known("vocab_size") : INT32_MAX;
+  const auto begin = gguf_token_id(header_, "tokenizer.ggml.bos_token_id", tokens);
   if (begin) config_["bos_token_id"] = *begin;
   std::vector<uint64_t> ends;
   for (const char* name : {"eos", "eot", "eom"}) {
-    const auto id = gguf_unsigned(header_, text("tokenizer.ggml.{}_token_id", name));
+    const auto id = gguf_token_id(header_, text("tokenizer.ggml.{}_token_id", name), tokens);
     if (id && std::ranges::find(ends, *id) == ends.end()) ends.push_back(*id);
   }
   if (!ends.empty()) config_["eos_token_id"] = ends;

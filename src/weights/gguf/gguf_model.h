@@ -2,7 +2,6 @@
 // model: dimensions of heads, rotation, biases, tied embeddings, tokens that end a turn. Told by metadata
 // where it has a key, else by the tensors that are there, else by what the public converter leaves unsaid.
 #pragma once
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,10 +12,8 @@
 
 namespace kt {
 
-using TensorFinder = std::function<const Tensor*(std::string_view name)>;
-
-// A config.json in the making, from what gguf_config made. Nothing here fails: a value that cannot be is left
-// for who needs it to refuse.
+// A config.json in the making, from what gguf_config made. Metadata of the wrong kind is an Error naming the
+// file and its key; sizes that cannot be are left for who needs them to refuse.
 class GgufFacts {
  public:
   GgufFacts(const GgufHeader& header, TensorFinder find, const GgufFamily& family, Json& config)

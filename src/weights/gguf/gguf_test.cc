@@ -123,6 +123,26 @@ TEST(Gguf, RefusesBadMetadata) {
   EXPECT_THAT(message(GgufBytes(0, 1).pair("general.alignment", "8")), HasSubstr("not an unsigned number"));
 }
 
+TEST(Gguf, RefusesKeysThatAreNone) {
+  EXPECT_EQ(message(GgufBytes(0, 2).number("a", 1).number("", 1)), "f: metadata key 1 is empty");
+  EXPECT_THAT(message(GgufBytes(0, 1).number("a\xc3", 1)), HasSubstr("f: metadata key 0 is not UTF-8"));
+}
+
+TEST(Gguf, ValuesOfTheWrongKindAreNoMissingOnes) {
+  GgufBytes file(0, 4);
+  file.number("n", 3).pair("i", 5, int32_t{-1}).pair("s", "word").pair("bad", "w\xff");
+  const GgufHeader h = parse(file.str());
+  EXPECT_EQ(gguf_unsigned(h, "n"), 3u);
+  EXPECT_EQ(gguf_real(h, "i"), -1.0);
+  EXPECT_EQ(gguf_unsigned(h, "absent"), std::nullopt);
+  EXPECT_EQ(error_of([&] { gguf_unsigned(h, "i"); }), "f: i is -1, expected a whole number of at least 0");
+  EXPECT_EQ(error_of([&] { gguf_unsigned(h, "s"); }),
+            "f: s is \"word\", expected a whole number of at least 0");
+  EXPECT_EQ(error_of([&] { gguf_string(h, "n"); }), "f: n is 3, expected a string");
+  EXPECT_EQ(error_of([&] { gguf_string(h, "bad"); }), "f: bad is not UTF-8");
+  EXPECT_EQ(error_of([&] { gguf_token_id(h, "n", 3); }), "f: n is 3, there are 3 tokens");
+}
+
 TEST(Gguf, RefusesBadTensors) {
   const auto one = [](std::initializer_list<uint64_t> dimensions, uint32_t type, uint64_t offset) {
     return message(GgufBytes(1, 0).tensor("t", dimensions, type, offset).data(128));
@@ -146,6 +166,13 @@ TEST(Gguf, RefusesBadTensors) {
             "f: two tensors of the name t");
   EXPECT_EQ(message(GgufBytes(2, 0).tensor("t", {9}, 0, 0).tensor("u", {1}, 0, 32).data(64)),
             "f: u begins at byte 32 of the data, inside t, which ends at 36");
+  const auto named = [](std::string_view name) {
+    return message(GgufBytes(1, 0).tensor(name, {1}, 0, 0).data(64));
+  };
+  EXPECT_EQ(named(std::string(kMostTensorName, 'n')), "no error");
+  EXPECT_THAT(named(std::string(kMostTensorName + 1, 'n')),
+              HasSubstr("f: a tensor's name of 1025 characters at byte"));
+  EXPECT_THAT(named("t\xff"), HasSubstr("f: the name of a tensor is not UTF-8"));
 }
 
 TEST(Gguf, OwnAlignment) {
