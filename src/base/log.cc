@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/fork_mutex.h"
+#include "base/utf8.h"
 
 namespace kt {
 
@@ -82,10 +83,11 @@ void log_line(LogLevel level, std::string_view line) noexcept {
       const std::lock_guard lock(log.mutex);
       sink = log.sink;
     }
+    const std::string shown = message_line(line);
     if (sink)
-      (*sink)(level, line);
+      (*sink)(level, shown);
     else
-      write_to_stderr(level, line);
+      write_to_stderr(level, shown);
   } catch (...) {
     // A log line that cannot be delivered is lost; failing the work it describes would be worse.
   }

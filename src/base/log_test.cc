@@ -47,6 +47,14 @@ TEST_F(Log, OnceIsOncePerText) {
   EXPECT_THAT(lines_, ElementsAre("warning: log_test: path 0", "warning: log_test: path 1"));
 }
 
+TEST_F(Log, LinesAreHarmless) {
+  set_log_level(LogLevel::kWarning);
+  KT_LOG(LogLevel::kWarning, "{}", "\x1b]0;title\x07\n");
+  EXPECT_THAT(lines_, ElementsAre("warning: \\x1b]0;title\\x07\\x0a"));
+  KT_LOG(LogLevel::kWarning, "{}", std::string(1'000'000, 'x'));
+  EXPECT_LT(lines_.back().size(), 3100u);
+}
+
 TEST_F(Log, SinkMayThrowAndMayLog) {
   set_log_level(LogLevel::kWarning);
   int depth = 0;

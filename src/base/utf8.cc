@@ -66,19 +66,50 @@ std::string replace_invalid_utf8(std::string_view bytes) {
   return out;
 }
 
-std::string printable(std::string_view untrusted) {
-  constexpr size_t kMost = 100;
-  std::string out;
-  for (char c : replace_invalid_utf8(untrusted.substr(0, kMost))) {
-    const auto byte = static_cast<uint8_t>(c);
-    if (byte >= 0x20 && byte != 0x7F) {
-      out.push_back(c);
-      continue;
-    }
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    out.append("\\x").append(1, kDigits[byte >> 4]).append(1, kDigits[byte & 15]);
+namespace {
+
+void append_printable(std::string& out, std::string_view bytes) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  while (!bytes.empty()) {
+    const Utf8Step step = decode_utf8(bytes);
+    if (!step.valid)
+      out.append(kReplacement);
+    else if (is_control(step.code))
+      out.append("\\x").append(1, kDigits[step.code >> 4]).append(1, kDigits[step.code & 15]);
+    else
+      out.append(bytes.substr(0, step.bytes));
+    bytes.remove_prefix(step.bytes);
   }
-  return untrusted.size() > kMost ? out + "..." : out;
+}
+
+// Whether a character of valid text goes on there.
+bool goes_on(std::string_view bytes, size_t at) {
+  return at < bytes.size() && (static_cast<uint8_t>(bytes[at]) & 0xC0) == 0x80;
+}
+
+}  // namespace
+
+std::string printable(std::string_view untrusted, size_t most) {
+  std::string out;
+  append_printable(out, untrusted.substr(0, most));
+  return untrusted.size() > most ? out + "..." : out;
+}
+
+std::string one_line(std::string_view words, size_t most) {
+  std::string out;
+  if (words.size() <= most) return append_printable(out, words), out;
+  size_t head = most / 3 * 2, tail = words.size() - most / 3;
+  for (int i = 0; i < 3 && goes_on(words, head); ++i) --head;
+  for (int i = 0; i < 3 && goes_on(words, tail); ++i) ++tail;
+  append_printable(out, words.substr(0, head));
+  out += " ... ";
+  append_printable(out, words.substr(tail));
+  return out;
+}
+
+std::string message_line(std::string_view message) {
+  constexpr size_t kMost = 3000;
+  return one_line(message, kMost);
 }
 
 }  // namespace kt

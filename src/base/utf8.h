@@ -47,7 +47,14 @@ bool is_valid_utf8(std::string_view bytes);
 // The text with every invalid sequence replaced by U+FFFD, as Python's bytes.decode("utf-8", "replace") does.
 std::string replace_invalid_utf8(std::string_view bytes);
 
-// For one line of an error: control characters as "\x0a", invalid bytes as U+FFFD, cut after some 100 bytes.
-std::string printable(std::string_view untrusted);
+// What a terminal obeys instead of showing: C0, DEL and C1.
+constexpr bool is_control(CodePoint code) { return code < 0x20 || (code >= 0x7F && code < 0xA0); }
+
+// Both for one line of an error or a log: control characters as "\x0a", invalid bytes as U+FFFD. More than `most`
+// bytes are cut: behind them, as a name is; or in the middle, since the end of a message says what to do.
+std::string printable(std::string_view untrusted, size_t most = 100);
+std::string one_line(std::string_view words, size_t most);
+// What people read of an error or a log: no more of it than they will.
+std::string message_line(std::string_view message);
 
 }  // namespace kt

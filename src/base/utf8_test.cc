@@ -32,5 +32,19 @@ TEST(Utf8, PrintableIsOneShortLine) {
   EXPECT_LT(printable(std::string(5000, '\n')).size(), 500u);
 }
 
+TEST(Utf8, OneLineIsCutInTheMiddleBetweenCharacters) {
+  EXPECT_EQ(one_line("abc", 3), "abc");
+  EXPECT_EQ(one_line("0123456789", 9), "012345 ... 789");
+  std::string many;
+  for (int i = 0; i < 100; ++i) many += "\u6f22";
+  for (size_t most = 30; most < 40; ++most) {
+    const std::string cut = one_line(many, most);
+    EXPECT_EQ(cut.find("\uFFFD"), std::string::npos) << most;
+    EXPECT_LE(cut.size(), most + 5);
+  }
+  EXPECT_EQ(printable("\xc2\x9b\u00a0", 100), "\\x9b\u00a0");
+  EXPECT_EQ(printable("abcdef", 3), "abc...");
+}
+
 }  // namespace
 }  // namespace kt

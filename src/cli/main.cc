@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "cli/help/flag_words.h"
 #include "cli/questions.h"
 #include "cli/verbs.h"
@@ -55,9 +56,9 @@ const char* kind_name(kt::ErrorKind kind) {
   return "unknown";
 }
 
-int report(kt::ErrorKind kind, const char* message, bool debug) {
+int report(kt::ErrorKind kind, std::string_view message, bool debug) {
   std::fflush(stdout);
-  std::fprintf(stderr, "kt: %s\n", message);
+  std::fprintf(stderr, "kt: %s\n", kt::message_line(message).c_str());
   if (debug) {
     std::fprintf(stderr, "kt: error kind %s, exit code %d, version %s\n", kind_name(kind),
                  static_cast<int>(kind), kt::version().c_str());
@@ -104,7 +105,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   } catch (const CLI::CallForAllHelp& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return report(kt::ErrorKind::kInput, usage_error(app, error).c_str(), debug);
+    return report(kt::ErrorKind::kInput, usage_error(app, error), debug);
   }
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
   run.action();
@@ -137,7 +138,7 @@ int main(int argc, char** argv) {
   try {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {
-    return report(error.kind(), kt::with_flags(error.what(), app).c_str(), debug);
+    return report(error.kind(), kt::with_flags(error.what(), app), debug);
   } catch (const kt::PromptEnded&) {
     std::fprintf(stderr, "kt: interrupted\n");
     return kInterrupted;

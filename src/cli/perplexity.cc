@@ -20,6 +20,7 @@ struct PerplexityFlags {
   ModelFlags model;
   std::string file, against, separator = "<|endoftext|>";
   PerplexityOptions options;
+  int context = 0;  // 0: that of the options, or the model's where it is shorter
   bool json = false;
 };
 
@@ -76,10 +77,16 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
        }});
 }
 
-void run_perplexity(const PerplexityFlags& flags) {
+void run_perplexity(PerplexityFlags flags) {
   const Reference against = reference_of(flags);
-  const MemoryRequest use{.context = static_cast<int>(std::min<size_t>(flags.options.context, INT32_MAX))};
-  LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
+  OpenedModel opened(flags.model.model, flags.model.options());
+  const int context = opened.spec().context;
+  if (flags.context > context)
+    fail("--context: {} has a context of {}, got {}", flags.model.model, context, flags.context);
+  flags.options.context = flags.context > 0 ? static_cast<size_t>(flags.context)
+                                            : std::min(flags.options.context, static_cast<size_t>(context));
+  const MemoryRequest use{.context = static_cast<int>(flags.options.context)};
+  LoadedModel model = std::move(opened).load({.use = use});
   std::optional<LoadedModel> reference = load_reference(against, model, use);
   const Divergence found = measure(model, reference ? &*reference : nullptr, flags);
   if (flags.json) {
@@ -113,9 +120,10 @@ void add_perplexity(CLI::App& kt, Invocation& run) {
           "--file", flags->file,
           "The text; documents are separated by <|endoftext|>, or, in a .jsonl, rows with text or messages")
       ->required();
-  verb->add_option("--context", flags->options.context, "Tokens of a window")
-      ->check(positive())
-      ->capture_default_str();
+  verb->add_option(
+          "--context", flags->context,
+          text("Tokens of a window; default: {}, or the model's context if shorter", flags->options.context))
+      ->check(positive());
   verb->add_option("--max-tokens", flags->options.most_tokens,
                    "Tokens to predict at most, in whole windows; default: all")
       ->check(positive());

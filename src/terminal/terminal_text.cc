@@ -84,8 +84,7 @@ std::string harmless(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < valid.size();) {
     const CodePoint code = next_code_point(valid, at);
-    const bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
-    if (!control || code == '\n' || code == '\t') append_utf8(out, code);
+    if (!is_control(code) || code == '\n' || code == '\t') append_utf8(out, code);
   }
   return out;
 }

@@ -6,9 +6,9 @@
 
 namespace kt {
 
-// The text with control characters as "\x0a" and at most 200 characters of it, then "...".
+// printable(), of at most 200 bytes.
 std::string shown(std::string_view untrusted);
 // "a, b, c": each shown; after `most` of them " and 17 more".
-std::string shown_list(std::span<const std::string> names, size_t most = 1000);
+std::string shown_list(std::span<const std::string> names, size_t most = 20);
 
 }  // namespace kt

@@ -15,6 +15,7 @@
 #include "cli/quant/quant_calibrated.h"
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
+#include "kernels/table.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
 #include "weights/checkpoint.h"
@@ -81,11 +82,22 @@ void run_quant(const QuantFlags& flags) {
   convert_and_report(plan_model(checkpoint, source.get(), grouped), flags.run);
 }
 
+// GGUF files hold what their maker chose, unrounded weights too.
+bool holds_plain_floats(const ExpertSource& source) {
+  for (const int layer : source.layers())
+    for (const Projection projection : kProjections) {
+      const Code code = source.at(layer, 0, projection)->format.code;
+      if (code != Code::kF32 && code != Code::kF16 && code != Code::kBf16) return false;
+    }
+  return true;
+}
+
 }  // namespace
 
 void warn_if_rounded(const ExpertSource& source, std::string_view to) {
   const std::string dialect(source.dialect());
   if (dialect == "bf16" || dialect == "fp16" || dialect == "f32") return;
+  if (dialect == "gguf" && holds_plain_floats(source)) return;
   KT_LOG(LogLevel::kWarning,
          "the source is {} already: rounding it again to {} costs accuracy; use the original bf16 weights "
          "if you have them",
@@ -117,6 +129,7 @@ void RunFlags::add_to(CLI::App& verb) {
 uint64_t RunFlags::memory() const { return max_memory.empty() ? 0 : parse_bytes(max_memory, memory_flag); }
 
 ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
+  kernels();  // a KT_ISA that is none is refused here as by every other verb
   ConversionOptions options{.threads = flags.threads,
                             .resume = flags.resume,
                             .overwrite = flags.overwrite,

@@ -114,7 +114,7 @@ bool names_a_path(const std::string& words) {
 std::string known_names(const std::vector<ModelEntry>& entries) {
   std::vector<std::string> names{std::string(kDemoName)};
   for (const ModelEntry& entry : entries) names.push_back(entry.name);
-  return shown_list(names, 20);
+  return shown_list(names);
 }
 
 // A name, as written or in other letters, or the beginning of one.
@@ -134,7 +134,7 @@ std::optional<ResolvedModel> match_name(const std::string& words, const std::vec
   std::vector<std::string> names;
   if (demo) names.emplace_back(kDemoName);
   for (const ModelEntry* entry : begun) names.push_back(entry->name);
-  fail("'{}' begins {} names: {}; type more of one", shown(words), names.size(), shown_list(names, 20));
+  fail("'{}' begins {} names: {}; type more of one", shown(words), names.size(), shown_list(names));
 }
 
 }  // namespace
