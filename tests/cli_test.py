@@ -56,13 +56,29 @@ def test_help_has_examples(verb):
     (3, ["microbench", "moe", "--layers", "100000"], {}, "--layers"),
     (3, ["microbench", "linear", "--copies", "10000000"], {}, "--copies"),
     (3, ["microbench", "attention", "--layers", "10000000"], {}, "--layers"),
+    (2, ["microbench", "gptq", "--rows", str(2**62)], {}, f"--rows: expected a number from 1 to {2**24}, got '{2**62}'"),
+    (2, ["microbench", "gptq", "--hidden", str(2**31 - 1)], {}, "--hidden: expected a number from 1 to 1048576"),
+    (3, ["microbench", "gptq", "--rows", str(2**24), "--hidden", str(2**20)], {}, "--rows"),
+    (2, ["microbench", "attention", "--batch", str(10**9)], {}, "--batch: expected a number from 1 to 65536"),
+    (3, ["microbench", "attention", "--batch", "65536", "--context", str(2**24)], {}, "--batch"),
+    (3, ["microbench", "attention", "--batch", "65536", "--context", "64", "--heads", "8192", "--tokens", "64",
+         "--head-dim", "32", "--kv-heads", "32", "--layers", "1"], {}, "are available: try"),
+    (2, ["microbench", "moe", "--experts", str(2**31 - 1)], {}, "--experts: expected a number from 1 to 65536"),
+    (2, ["microbench", "moe", "--hidden", str(2**31 - 1)], {}, "--hidden: expected a number from 1 to 1048576"),
+    (3, ["microbench", "moe", "--experts", "65536", "--hidden", str(2**20), "--inter", str(2**20)], {}, "--experts"),
+    (2, ["microbench", "linear", "--n", str(2**31 - 1)], {}, "--n: expected a number from 1 to 1048576"),
+    (3, ["microbench", "linear", "--n", str(2**20), "--k", str(2**20)], {}, "--n"),
+    (2, ["estimate", "model", "--max-running-requests", str(10**9)], {}, "--max-running-requests: expected"),
+    (2, ["estimate", "no\x1b[31m such\x9b\u0085"], {}, "\\x1b[31m such"),
+    (2, ["microbench", "gptq", "--rows", "7" * 100000], {}, "77 ... 77"),
+    (2, ["\x1b]0;title\x07"], {}, "\\x1b]0;title\\x07"),
 ])
 def test_errors_are_one_line(code, args, env, words):
     result = kt(*args, **env)
     assert result.returncode == code
     line, = result.stderr.splitlines()
     assert line.startswith("kt: ") and words in line
-    assert "\033" not in result.stderr
+    assert len(line) < 3500 and not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
 
 
 def test_moe_json():

@@ -73,7 +73,14 @@ LimitCall attention_call(const AttentionSetup& setup, int context, int tokens) {
 
 AttentionBench::AttentionBench(const AttentionSetup& setup, int context) : setup_(setup), context_(context) {
   const int64_t pages = int64_t{setup.batch} * ceil_div(context, kPageTokens);
-  KT_CHECK(pages <= INT32_MAX, "{} pages", pages);
+  if (pages > INT32_MAX)
+    fail_as(ErrorKind::kMemory,
+            "{} sequences of {} tokens have {} pages, at most {} are counted: try a shorter `context` or a "
+            "smaller `batch`",
+            setup.batch, context, pages, INT32_MAX);
+  check_available(static_cast<double>(pages) * static_cast<double>(setup.shape.page_bytes()),
+                  text("a layer of {} sequences with {} tokens", setup.batch, context),
+                  "try a shorter `context` or a smaller `batch`");
   const int layers = layers_of(
       setup, checked_mul(static_cast<size_t>(pages), setup.shape.page_bytes(), "KV cache"), context);
   cache_ = std::make_unique<KvCache>(
@@ -109,6 +116,9 @@ void AttentionBench::fill() {
 LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds) const {
   KT_CHECK(tokens >= 1 && tokens <= context_, "{} tokens of {}", tokens, context_);
   const KvShape& shape = setup_.shape;
+  check_available(4.0 * setup_.batch * tokens * setup_.heads * (shape.d + shape.dv),
+                  text("queries and results of {} tokens of {} sequences", tokens, setup_.batch),
+                  "try fewer `tokens` or a smaller `batch`");
   CallBuffers buffers(setup_, pages_, context_, tokens);
   AttentionWork work(setup_.pool, *setup_.kernels);
   const bool narrow = shape.type == KvType::kBf16 && has_product(*setup_.kernels, Product::kBf16);

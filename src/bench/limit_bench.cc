@@ -115,6 +115,14 @@ LimitFigures summary(const LimitBench& bench, const std::vector<Window>& all, bo
 
 size_t rotation_bytes() { return std::max(kLeastRotation, 2 * cpu().l3); }
 
+void check_available(double bytes, std::string_view what, std::string_view advice) {
+  const uint64_t free = available_memory() / 10 * 9;
+  if (bytes <= static_cast<double>(free)) return;
+  constexpr double kMostShown = 1e19;  // below 2^64
+  fail_as(ErrorKind::kMemory, "{} need {}, {} are available: {}", what,
+          human_bytes(static_cast<uint64_t>(std::min(bytes, kMostShown))), human_bytes(free), advice);
+}
+
 size_t blocks_that_fit(size_t wanted, size_t each) {
   const uint64_t free = available_memory() / 10 * 9;
   return std::clamp<size_t>(ceil_div(wanted, each), 1, std::max<size_t>(free / each, 1));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "bench/measure.h"
@@ -17,6 +18,9 @@ size_t rotation_bytes();
 // How many blocks of `each` bytes hold `wanted` bytes: at least one, at most what nine tenths of the free
 // memory take.
 size_t blocks_that_fit(size_t wanted, size_t each);
+// Error(kMemory) "<what> need 3.0 TiB, 1.2 GiB are available: <advice>" where nine tenths of what is free are
+// less. In double: sizes may be any that the flags allow.
+void check_available(double bytes, std::string_view what, std::string_view advice);
 
 // All items, claimed one by one by the pool's workers: to fill what the calls rotate over.
 void for_each_item(Pool& pool, size_t items, FunctionRef<void(size_t)> work);

@@ -11,6 +11,9 @@ namespace kt {
 
 LinearBench::LinearBench(const LinearSetup& setup, const Format& format) : setup_(setup), format_(format) {
   check_shape(format, setup.n, setup.k, "linear");
+  check_available(2.0 * setup.n * setup.k * stored_bits(format, setup.n, setup.k) / 8,  // plain and packed
+                  text("two of [{}, {}] in {}", setup.n, setup.k, name_of(format)),
+                  "try a smaller `n` or `k`");
   const Matrix plain = random_matrix(format, setup.n, setup.k, 1);
   const auto packed = [&] {
     return Linear(*setup.pool, plain.view(), {}, {.precision = setup.precision, .kernels = setup.kernels},
@@ -34,6 +37,8 @@ double LinearBench::packed_bytes_ratio() const {
 }
 
 LimitFigures LinearBench::measure(Reader& reader, int tokens, double seconds) const {
+  check_available(4.0 * tokens * (static_cast<double>(setup_.k) + setup_.n),
+                  text("rows of {} tokens", tokens), "try fewer `tokens`");
   std::vector<float> x(static_cast<size_t>(tokens) * static_cast<size_t>(setup_.k)),
       y(static_cast<size_t>(tokens) * static_cast<size_t>(setup_.n));
   RandomBits random(3);

@@ -99,6 +99,14 @@ MoeModel::MoeModel(const MoeSetup& setup, const Format& format) : setup_(setup),
   options.kernels = setup.kernels;
   // Pages are taken when written, so what is free is asked before and counted here.
   const uint64_t free = available_memory() / 10 * 9;
+  const auto [experts, hidden, inter] = setup.shape;
+  // Before one is made: what is noted of each expert takes memory too.
+  const double expert_bytes = 3.0 * hidden * inter * stored_bits(format, inter, hidden) / 8;
+  check_available(
+      expert_bytes * experts + 4.0 * setup.max_tokens * (static_cast<double>(hidden) + setup.top_k),
+      text("{} experts of [{}, {}] in {} and a call of {} tokens", experts, inter, hidden, name_of(format),
+           setup.max_tokens),
+      "try fewer `experts` or `tokens`");
   layers_.emplace_back(setup.pool, workspace, setup.shape, options);
   const size_t each = layers_.front().packed_bytes();
   size_t layers = static_cast<size_t>(setup.layers);

@@ -58,7 +58,7 @@ void add_estimate(CLI::App& kt, Invocation& run) {
                    "Tokens of a request, prompt and answer; default: 4096, or the model's context if shorter")
       ->check(positive());
   verb->add_option("--max-running-requests", flags->requests, "Requests at once")
-      ->check(positive())
+      ->check(within(1, kMostSequences))
       ->capture_default_str();
   verb->add_option("--bandwidth", flags->bandwidth,
                    "GB/s this machine reads from memory; default: measured, which takes a second")

@@ -308,7 +308,7 @@ void add_run(CLI::App& kt, Invocation& invocation) {
       ->transform(weight_method_name());
   verb->add_option("--numa-nodes,--kt-threadpool-count,--kt-numa-nodes", flags->nodes,
                    "NUMA nodes to use; default: all")
-      ->check(positive());
+      ->check(within(1, kMostSequences));
   verb->add_option("--host", flags->host, "Address to listen on; default: 127.0.0.1, this machine only");
   verb->add_option("--port", flags->port, "Port to listen on; 0: any free one; default: 30000")
       ->check(CLI::Range(0, 65535));

@@ -36,6 +36,11 @@ void add_microbench_load(CLI::App& microbench, Invocation& run);
 CLI::Validator positive();
 // Accepts numbers from least to most, so nothing that is no number.
 CLI::Validator within(double least, double most);
+// Sizes that flags take: above those of any model, and small enough that products of them fit 64 bits. What
+// they need of memory is for who takes it to refuse.
+constexpr double kMostWidth = 1 << 20, kMostExperts = 1 << 16, kMostTopK = 1 << 10, kMostHeads = 1 << 14,
+                 kMostHeadWidth = 1 << 16, kMostLayers = 1 << 24, kMostTokens = 1 << 24,
+                 kMostSequences = 1 << 16;
 
 std::string version();  // "0.2.0" at a tag, "0.1.0+g3f2a9c1b0d" without one; see cmake/version.cmake
 

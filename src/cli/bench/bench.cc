@@ -159,7 +159,7 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
   verb->add_option("--batch", flags->batches, "Sequences at once")
       ->excludes("--server")
       ->delimiter(',')
-      ->check(positive())
+      ->check(within(1, kMostSequences))
       ->capture_default_str();
   CLI::Option* tokens =
       verb->add_option("--tokens", flags->output, "Tokens to generate and time; 128 with --server")

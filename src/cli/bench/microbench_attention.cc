@@ -143,12 +143,13 @@ void run_attention(const AttentionFlags& flags) {
 }
 
 void add_flags(CLI::App& verb, AttentionFlags& flags) {
-  verb.add_option("--heads", flags.heads, "Query heads; default: 32, or 16 with --mla")->check(positive());
+  verb.add_option("--heads", flags.heads, "Query heads; default: 32, or 16 with --mla")
+      ->check(within(1, kMostHeads));
   const auto kv_heads = verb.add_option("--kv-heads", flags.kv_heads, "Heads of keys and values")
-                            ->check(positive())
+                            ->check(within(1, kMostHeads))
                             ->capture_default_str();
   const auto head_dim = verb.add_option("--head-dim", flags.head_dim, "Width of a head")
-                            ->check(positive())
+                            ->check(within(1, kMostHeadWidth))
                             ->capture_default_str();
   verb.add_flag("--mla", flags.mla,
                 text("Latent attention: one shared head of {} + {} numbers", kLatentRank, kLatentRope))
@@ -156,19 +157,22 @@ void add_flags(CLI::App& verb, AttentionFlags& flags) {
       ->excludes(head_dim);
   verb.add_option("--context", flags.contexts, "Tokens of a sequence; a list measures each")
       ->delimiter(',')
-      ->check(positive())
+      ->check(within(1, kMostTokens))
       ->capture_default_str();
   verb.add_option("--tokens", flags.tokens, "New tokens at the end of the context; a list measures each")
       ->delimiter(',')
-      ->check(positive())
+      ->check(within(1, kMostTokens))
       ->capture_default_str();
-  verb.add_option("--batch", flags.batch, "Sequences of a call")->check(positive())->capture_default_str();
-  verb.add_option("--window", flags.window, "Positions a token sees; default: all")->check(positive());
+  verb.add_option("--batch", flags.batch, "Sequences of a call")
+      ->check(within(1, kMostSequences))
+      ->capture_default_str();
+  verb.add_option("--window", flags.window, "Positions a token sees; default: all")
+      ->check(within(1, kMostTokens));
   verb.add_option("--kv", flags.kv, "Type of the cache")
       ->check(CLI::IsMember({"bf16", "int8", "f32"}))
       ->capture_default_str();
   verb.add_option("--layers", flags.layers, "Layers to rotate over; default: enough that no cache holds them")
-      ->check(positive());
+      ->check(within(1, kMostLayers));
   verb.add_option("--threads", flags.threads, "Workers; default: one for each core")->check(positive());
   verb.add_option("--isa", flags.isa, "Instruction set (see kt version); default: the best here");
   verb.add_option("--seconds", flags.seconds, "Time to measure each row for")

@@ -149,16 +149,19 @@ void add_microbench_gptq(CLI::App& microbench, Invocation& run) {
       "gptq", "Calibrated rounding of experts: time of a layer against its floors, and memory");
   const auto flags = std::make_shared<GptqFlags>();
   GptqShape& shape = flags->shape;
-  const auto number = [&](const char* name, auto& into, const char* what) {
-    verb->add_option(name, into, what)->check(positive())->capture_default_str();
+  const auto number = [&](const char* name, auto& into, double most, const char* what) {
+    verb->add_option(name, into, what)->check(within(1, most))->capture_default_str();
   };
-  number("--hidden", shape.hidden, "Width of the model");
-  number("--inter", shape.inter, "Width inside an expert");
-  number("--experts", shape.experts, "Experts of the layer");
-  number("--top-k", shape.top_k, "Experts each token goes to");
-  number("--tokens", shape.tokens, "Tokens of the calibration text");
-  number("--rows", flags->rows, "Rows of one measured update of the moments");
-  number("--seconds", flags->seconds, "Time to measure each part for");
+  constexpr double kMostText = 1e12;
+  number("--hidden", shape.hidden, kMostWidth, "Width of the model");
+  number("--inter", shape.inter, kMostWidth, "Width inside an expert");
+  number("--experts", shape.experts, kMostExperts, "Experts of the layer");
+  number("--top-k", shape.top_k, kMostTopK, "Experts each token goes to");
+  number("--tokens", shape.tokens, kMostText, "Tokens of the calibration text");
+  number("--rows", flags->rows, kMostTokens, "Rows of one measured update of the moments");
+  verb->add_option("--seconds", flags->seconds, "Time to measure each part for")
+      ->check(positive())
+      ->capture_default_str();
   verb->add_option("--threads", flags->threads, "Workers; default: one for each core")->check(positive());
   verb->add_option("--format", flags->format, "Format that is rounded to")->capture_default_str();
   verb->add_flag("--json", flags->json, "Print JSON: one object");

@@ -122,18 +122,18 @@ void add_microbench_linear(CLI::App& microbench, Invocation& run) {
   CLI::App* verb =
       microbench.add_subcommand("linear", "One dense linear layer: time, and its fraction of the limit");
   const auto flags = std::make_shared<LinearFlags>();
-  verb->add_option("--n", flags->n, "Outputs")->check(positive())->capture_default_str();
-  verb->add_option("--k", flags->k, "Inputs")->check(positive())->capture_default_str();
+  verb->add_option("--n", flags->n, "Outputs")->check(within(1, kMostWidth))->capture_default_str();
+  verb->add_option("--k", flags->k, "Inputs")->check(within(1, kMostWidth))->capture_default_str();
   verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
       ->delimiter(',')
-      ->check(positive())
+      ->check(within(1, kMostTokens))
       ->capture_default_str();
   verb->add_option("--format", flags->formats, "Weight formats, or all")
       ->delimiter(',')
       ->capture_default_str();
   verb->add_option("--copies", flags->copies,
                    "Copies to rotate over; default: enough that no cache holds them")
-      ->check(positive());
+      ->check(within(1, kMostLayers));
   verb->add_option("--threads", flags->threads, "Workers; default: one for each core")->check(positive());
   verb->add_option("--isa", flags->isa, "Instruction set (see kt version); default: the best here");
   verb->add_option("--acts", flags->acts, "Precision of activations")

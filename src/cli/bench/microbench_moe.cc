@@ -164,17 +164,17 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
   verb->add_option("--shape", flags->shape, "Sizes by name; the four flags below override")
       ->check(CLI::IsMember(shapes))
       ->capture_default_str();
-  verb->add_option("--experts", flags->experts, "Experts of a layer")->check(positive());
-  verb->add_option("--hidden", flags->hidden, "Width of the model")->check(positive());
-  verb->add_option("--inter", flags->inter, "Width inside an expert")->check(positive());
-  verb->add_option("--top-k", flags->top_k, "Experts each token goes to")->check(positive());
+  verb->add_option("--experts", flags->experts, "Experts of a layer")->check(within(1, kMostExperts));
+  verb->add_option("--hidden", flags->hidden, "Width of the model")->check(within(1, kMostWidth));
+  verb->add_option("--inter", flags->inter, "Width inside an expert")->check(within(1, kMostWidth));
+  verb->add_option("--top-k", flags->top_k, "Experts each token goes to")->check(within(1, kMostTopK));
   verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
       ->delimiter(',')
-      ->check(positive())
+      ->check(within(1, kMostTokens))
       ->capture_default_str();
   verb->add_option("--layers", flags->layers,
                    "Layers to rotate over; default: enough that no cache holds them")
-      ->check(positive());
+      ->check(within(1, kMostLayers));
   verb->add_option("--format", flags->formats, "Weight formats, or all")
       ->delimiter(',')
       ->capture_default_str();
