@@ -241,8 +241,9 @@ MODELS = {
     "llama-linear-biases": _llama(attention_bias=True, rope_parameters=_rope(rope_type="linear", factor=4.0)),
     "llama-dynamic": _llama(rope_parameters=_rope(rope_type="dynamic", factor=4.0)),
     "llama-longrope": _llama(rope_parameters=_longrope(original_max_position_embeddings=64, factor=16.0)),
+    # No prompt is longer: past the original context positions are others, and no text gets there.
     "llama-longrope_apart": _llama(rope_parameters=_longrope(
-        original_max_position_embeddings=512, long_factor=[4.0 + i for i in range(8)])),
+        original_max_position_embeddings=800, long_factor=[4.0 + i for i in range(8)])),
 }
 
 
