@@ -68,7 +68,7 @@ def test_help_has_examples(verb):
     (3, ["microbench", "moe", "--experts", "65536", "--hidden", str(2**20), "--inter", str(2**20)], {}, "--experts"),
     (2, ["microbench", "linear", "--n", str(2**31 - 1)], {}, "--n: expected a number from 1 to 1048576"),
     (3, ["microbench", "linear", "--n", str(2**20), "--k", str(2**20)], {}, "--n"),
-    (2, ["estimate", "model", "--max-running-requests", str(10**9)], {}, "--max-running-requests: expected"),
+    (2, ["estimate", "demo", "--max-running-requests", str(10**9)], {}, "--max-running-requests: expected"),
     (2, ["estimate", "no\x1b[31m such\x9b\u0085"], {}, "\\x1b[31m such"),
     (2, ["microbench", "gptq", "--rows", "7" * 100000], {}, "77 ... 77"),
     (2, ["\x1b]0;title\x07"], {}, "\\x1b]0;title\\x07"),
