@@ -50,6 +50,7 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
   totals_.work += done;
   totals_.seconds += took.count();
   ++totals_.steps;
+  totals_.parts = transformer_.parts();
   for (const StepSequence& sequence : sequences)
     (sequence.tokens.size() > 1 ? totals_.prefill_tokens : totals_.decode_tokens) += sequence.tokens.size();
 }

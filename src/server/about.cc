@@ -50,6 +50,8 @@ OrderedJson heat_json(Service& service) {
           {"experts", counts->experts()},
           {"top_k", counts->top_k()},
           {"tokens", heat.tokens},
+          {"used", service.monitor().experts_used().distinct},
+          {"busiest_share", service.monitor().experts_used().busiest},
           {"heat", std::move(rows)}};
 }
 
@@ -98,8 +100,15 @@ void write_speed(MetricsText& out, Service& service) {
   out.gauge("kt_roofline_read_bytes_per_second", "Reading that this machine can do.", rates.read_bytes);
   out.gauge("kt_roofline_fraction", "Least time the steps could take, over what they took.",
             pace.fraction_of_limit);
+  out.head("kt_step_part_seconds_total", "Time in steps, by operation.", "counter");
+  for (const StepPart& part : totals.parts)
+    out.sample("kt_step_part_seconds_total", text("{{part=\"{}\"}}", part.name), part.seconds);
   const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return;
+  const ExpertUse use = service.monitor().experts_used();
+  out.gauge("kt_experts_used", "Distinct experts of a layer, on average, over the last seconds.",
+            use.distinct);
+  out.gauge("kt_experts_busiest_share", "Share of the eight busiest experts of a layer.", use.busiest);
   uint64_t calls = 0;
   for (uint64_t count : counts->snapshot()) calls += count;
   out.head("kt_expert_calls_total", "Rows that routed experts computed, by device.", "counter");
