@@ -315,6 +315,20 @@ def test_output_that_exists(tmp_path):
     assert (foreign / "notes.txt").read_text() == (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--overwrite"]], ids=["new", "resume", "overwrite"])
+@pytest.mark.parametrize("mode", ["merged", "folders"])
+def test_a_link_in_the_output_leads_nowhere(tmp_path, mode, more):
+    """What lies behind .kt_progress was emptied once, with exit code 0."""
+    model, out, precious = Model(tmp_path / "in").save(), tmp_path / "out", tmp_path / "precious"
+    out.mkdir()
+    precious.mkdir()
+    (precious / "letter").write_text("mine")
+    (out / ".kt_progress").symlink_to(precious)
+    refused(kt(*command(model.folder, out, mode, *more)), 2, out / ".kt_progress", "symbolic link")
+    assert digests(precious).keys() == {"letter"} and (precious / "letter").read_text() == "mine"
+    assert os.listdir(out) == [".kt_progress"]
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 def peak_anonymous(args):

@@ -20,21 +20,6 @@ namespace {
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-// Closes on the way out, so that errors between open and the end need no care.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -50,6 +35,24 @@ ErrorKind kind_of(int code) {
 }
 
 }  // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this == &other) return *this;
+  if (fd_ >= 0) close(fd_);
+  fd_ = std::exchange(other.fd_, -1);
+  return *this;
+}
+
+void refuse_link(const std::string& path) {
+  struct stat facts{};
+  if (lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode))
+    fail("{}: a symbolic link; nothing is written or removed behind one: remove it or choose another folder",
+         path);
+}
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));

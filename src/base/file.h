@@ -9,8 +9,27 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace kt {
+
+// An open file that closes itself. Move-only; -1: none.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+// Error(kInput) naming `path` if a symbolic link stands there: for names that are written or removed, where a
+// link would lead out of the folder that was meant. Absent is fine.
+void refuse_link(const std::string& path);
 
 // A regular file mapped read-only for the life of the object. Pages are read when touched; truncating the
 // file meanwhile makes touching them a SIGBUS, so replace files (AtomicFile), never rewrite them. Move-only.

@@ -218,6 +218,46 @@ TEST(Conversion, LeftoversOfKilledRunsGo) {
   EXPECT_FALSE(fs::exists(folder / "out/_layer_1.77-0.tmp"));
 }
 
+// Whatever of the output is a link to somewhere else, that place keeps what it has.
+TEST(Conversion, ALinkInPlaceOfOurFilesIsRefusedByName) {
+  const Folder folder;
+  fs::create_directories(folder / "precious/work");
+  for (const char* name : {"settings.json", "lock", "a.77-3.tmp", "work/b.77-3.tmp", "letter"})
+    std::ofstream(folder / ("precious/" + std::string(name))) << "mine";
+  const auto before = contents(folder / "precious");
+  const struct {
+    const char *place, *to;
+  } kLinks[] = {{".kt_progress", "precious"},
+                {".kt_progress/lock", "precious/letter"},
+                {".kt_progress/work", "precious/work"},
+                {"_layer_1", "precious"},
+                {"_layer_0/_numa_0", "precious"},
+                {"_layer_1.77-0.tmp", "precious"},
+                {"model-00002-of-00003.safetensors", "precious/letter"},
+                {"config.json", "precious/letter"},
+                {"kt_manifest.json", "precious/letter"}};
+  for (const auto& [place, to] : kLinks)
+    for (const bool in_folders : {false, true})
+      for (const bool overwrite : {false, true}) {
+        const std::string out = folder / "out", link = out + "/" + place;
+        fs::create_directories(fs::path(link).parent_path());
+        fs::create_symlink(folder / to, link);
+        EXPECT_EQ(error_of(small_plan(out, 2, 2, in_folders),
+                           {.threads = 1, .resume = !overwrite, .overwrite = overwrite})
+                      .substr(0, link.size() + 17),
+                  link + ": a symbolic link")
+            << place;
+        EXPECT_TRUE(fs::is_symlink(link)) << place;
+        EXPECT_EQ(contents(folder / "precious"), before) << place;
+        fs::remove_all(out);
+      }
+  // One that is nobody's stays and is no hindrance.
+  fs::create_directories(folder / "out");
+  fs::create_symlink(folder / "precious", folder / "out/notes");
+  run_conversion(small_plan(folder / "out", 2, 2), {.threads = 1, .overwrite = true});
+  EXPECT_EQ(contents(folder / "precious"), before);
+}
+
 TEST(Conversion, ResumeLayerLeavesLowerLayersAlone) {
   const Folder folder;
   const ConversionResult result =
