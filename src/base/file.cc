@@ -30,6 +30,33 @@ ErrorKind kind_of(int code) {
   return code == ENOSPC || code == EDQUOT || code == EFBIG ? ErrorKind::kMemory : ErrorKind::kInput;
 }
 
+ErrorKind read_kind(int code) { return code == ENOMEM ? ErrorKind::kMemory : ErrorKind::kInput; }
+
+std::string_view words_for(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+// Neither waits for the other end of a FIFO nor makes a terminal ours.
+Descriptor open_without_waiting(const std::string& path) {
+  return Descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+}
+
+// Reads to the end, or one byte more than `most`. -1, or what went wrong.
+int read_to(const Descriptor& file, size_t most, std::string& out) {
+  char chunk[4096];
+  while (out.size() <= most) {
+    const ssize_t got = read(file.get(), chunk, std::min(sizeof chunk, most + 1 - out.size()));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) break;
+    out.append(chunk, static_cast<size_t>(got));
+  }
+  return -1;
+}
+
 [[noreturn]] void write_failed(const std::string& path, uint64_t wanted, int code) {
   fail_as(kind_of(code), "{}: cannot write {} bytes: {}", path, wanted, reason(code));
 }
@@ -47,6 +74,18 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   return *this;
 }
 
+Descriptor open_regular(const std::string& path) {
+  Descriptor file = open_without_waiting(path);
+  // A socket cannot be opened at all.
+  if (file.get() < 0 && errno != ENXIO) fail_as(read_kind(errno), "{}: cannot open: {}", path, reason(errno));
+  struct stat facts{};
+  if ((file.get() < 0 ? stat(path.c_str(), &facts) : fstat(file.get(), &facts)) != 0)
+    fail("{}: cannot stat: {}", path, reason(errno));
+  if (!S_ISREG(facts.st_mode)) fail("{}: expected a regular file, got {}", path, words_for(facts.st_mode));
+  if (file.get() < 0) fail("{}: cannot open: {}", path, reason(ENXIO));
+  return file;
+}
+
 void refuse_link(const std::string& path) {
   struct stat facts{};
   if (lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode))
@@ -55,16 +94,13 @@ void refuse_link(const std::string& path) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) fail("{}: cannot open: {}", path, reason(errno));
+  const Descriptor file = open_regular(path);
   struct stat facts{};
   if (fstat(file.get(), &facts) != 0) fail("{}: cannot stat: {}", path, reason(errno));
-  if (!S_ISREG(facts.st_mode))
-    fail("{}: expected a regular file{}", path, S_ISDIR(facts.st_mode) ? ", got a folder" : "");
   size_ = static_cast<size_t>(facts.st_size);
   if (size_ == 0) return;
   void* const got = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (got == MAP_FAILED) fail("{}: cannot map {} bytes: {}", path, size_, reason(errno));
+  if (got == MAP_FAILED) fail_as(read_kind(errno), "{}: cannot map {} bytes: {}", path, size_, reason(errno));
   data_ = static_cast<const std::byte*>(got);
 }
 
@@ -212,18 +248,21 @@ void will_need(std::span<const std::byte> bytes) noexcept {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
 }
 
-std::optional<std::string> read_small_file(const std::string& path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return std::nullopt;
+std::string read_file(const std::string& path, size_t most) {
+  const Descriptor file = open_regular(path);
   std::string out;
-  char chunk[4096];
-  for (;;) {
-    const ssize_t got = read(file.get(), chunk, sizeof chunk);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return std::nullopt;
-    if (got == 0) return out;
-    out.append(chunk, static_cast<size_t>(got));
-  }
+  if (const int code = read_to(file, most, out); code >= 0) fail("{}: cannot read: {}", path, reason(code));
+  if (out.size() > most) fail("{}: larger than {} bytes, the most that is read of it", path, most);
+  return out;
+}
+
+std::optional<std::string> read_small_file(const std::string& path) {
+  const Descriptor file = open_without_waiting(path);
+  struct stat facts{};
+  if (file.get() < 0 || fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  std::string out;
+  if (read_to(file, kSmallFile, out) >= 0 || out.size() > kSmallFile) return std::nullopt;
+  return out;
 }
 
 }  // namespace kt

@@ -27,6 +27,10 @@ class Descriptor {
   int fd_ = -1;
 };
 
+// Opens a regular file to read. Error(kInput) naming the path if it is missing, unreadable or something else: a
+// FIFO or a device is refused, never waited for. What reads files by a name from outside opens them here.
+Descriptor open_regular(const std::string& path);
+
 // Error(kInput) naming `path` if a symbolic link stands there: for names that are written or removed, where a
 // link would lead out of the folder that was meant. Absent is fine.
 void refuse_link(const std::string& path);
@@ -36,7 +40,8 @@ void refuse_link(const std::string& path);
 class MappedFile {
  public:
   MappedFile() = default;
-  explicit MappedFile(const std::string& path);  // Error(kInput) if missing, unreadable or not a regular file
+  explicit MappedFile(
+      const std::string& path);  // as open_regular(); Error(kMemory) if there is no room for it
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -102,8 +107,12 @@ void write_atomically(const std::string& path, std::string_view characters);
 // fails.
 void will_need(std::span<const std::byte> bytes) noexcept;
 
-// A whole small file as text, or nullopt if it cannot be read. Works for /proc and /sys, whose files have no
-// size.
+// A whole regular file of at most `most` bytes as text. Error(kInput) naming it otherwise.
+std::string read_file(const std::string& path, size_t most);
+
+// The same of a small one, or nullopt if it cannot be read or is larger than kSmallFile. Works for /proc and
+// /sys, whose files have no size.
+inline constexpr size_t kSmallFile = size_t{64} << 20;
 std::optional<std::string> read_small_file(const std::string& path);
 
 }  // namespace kt

@@ -1,6 +1,5 @@
 #include "weights/kt/kt_folder.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -103,11 +102,10 @@ void KtFolder::read(const KtName& name, std::span<std::byte> out) const {
   const uint64_t size = bytes(name);
   KT_CHECK(out.size() == size, "{}: {} bytes for {}", kt_tensor_name(name), out.size(), size);
   const std::string path = path_ + "/" + kt_file_name(name, inventory_.model.bits, size);
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) fail("{}: {}", path, std::strerror(errno));
+  const Descriptor file = open_regular(path);
   struct stat status{};
   if (::fstat(file.get(), &status) != 0) fail("{}: {}", path, std::strerror(errno));
-  if (!S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) != size)
+  if (static_cast<uint64_t>(status.st_size) != size)
     fail("{}: expected {} bytes, it has {} now", path, size, status.st_size);
   for (size_t at = 0; at < out.size();) {
     const ssize_t got = ::pread(file.get(), out.data() + at, out.size() - at, static_cast<off_t>(at));
