@@ -74,6 +74,13 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   return *this;
 }
 
+bool may_write_again(std::span<const std::byte> rest, bool& touched) noexcept {
+  if (errno == EINTR) return true;
+  if (errno != EFAULT || std::exchange(touched, true)) return false;
+  touch_pages(rest);
+  return true;
+}
+
 Descriptor open_regular(const std::string& path) {
   Descriptor file = open_without_waiting(path);
   // A socket cannot be opened at all.
@@ -102,6 +109,12 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   void* const got = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (got == MAP_FAILED) fail_as(read_kind(errno), "{}: cannot map {} bytes: {}", path, size_, reason(errno));
   data_ = static_cast<const std::byte*>(got);
+  try {
+    watch_ = MappingWatch(bytes(), path);
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 MappedFile::~MappedFile() { release(); }
@@ -109,7 +122,8 @@ MappedFile::~MappedFile() { release(); }
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      watch_(std::move(other.watch_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   if (this == &other) return *this;
@@ -117,10 +131,12 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   path_ = std::move(other.path_);
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
+  watch_ = std::move(other.watch_);
   return *this;
 }
 
 void MappedFile::release() noexcept {
+  watch_ = MappingWatch();
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
 }
 
@@ -155,9 +171,10 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
   if (fd_ < 0 || failed_) fail_as(ErrorKind::kInternal, "{}: append after commit or a failed append", path_);
+  bool touched = false;
   for (size_t at = 0; at < bytes.size();) {
     const ssize_t wrote = write(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce));
-    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && may_write_again(bytes.subspan(at), touched)) continue;
     if (wrote <= 0) {
       failed_ = true;
       write_failed(path_, size_ + bytes.size(), wrote < 0 ? errno : ENOSPC);
@@ -185,10 +202,11 @@ void AtomicFile::reserve(uint64_t bytes) {
 void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   KT_CHECK(fd_ >= 0 && offset <= size_ && bytes.size() <= size_ - offset, "{}: {} bytes at {} of {}", path_,
            bytes.size(), offset, size_);
+  bool touched = false;
   for (size_t at = 0; at < bytes.size();) {
     const ssize_t wrote = pwrite(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce),
                                  static_cast<off_t>(offset + at));
-    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && may_write_again(bytes.subspan(at), touched)) continue;
     if (wrote <= 0) {
       failed_ = true;
       write_failed(path_, size_, wrote < 0 ? errno : ENOSPC);

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/mapped_faults.h"
+
 namespace kt {
 
 // An open file that closes itself. Move-only; -1: none.
@@ -35,8 +37,9 @@ Descriptor open_regular(const std::string& path);
 // link would lead out of the folder that was meant. Absent is fine.
 void refuse_link(const std::string& path);
 
-// A regular file mapped read-only for the life of the object. Pages are read when touched; truncating the
-// file meanwhile makes touching them a SIGBUS, so replace files (AtomicFile), never rewrite them. Move-only.
+// A regular file mapped read-only for the life of the object. Pages are read when touched; where the file has
+// become shorter meanwhile they are zeros, and mapped_faults.h knows. Replace files (AtomicFile), never rewrite
+// them. Move-only.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -56,6 +59,7 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  MappingWatch watch_;
 };
 
 // Writes a new file, or a new version of one, so that other programs and crashes see the old bytes or all of
@@ -102,6 +106,10 @@ class AtomicFile {
 // An AtomicFile of exactly these bytes, committed.
 void write_atomically(const std::string& path, std::span<const std::byte> bytes);
 void write_atomically(const std::string& path, std::string_view characters);
+
+// After a write that failed, by errno: whether to try once more. Bytes of a mapped file that has become shorter
+// are the zeros that reading them would give (mapped_faults.h); `touched`: that was tried.
+bool may_write_again(std::span<const std::byte> rest, bool& touched) noexcept;
 
 // Asks the kernel to start reading these mapped bytes, without waiting. A hint: whatever happens, nothing
 // fails.

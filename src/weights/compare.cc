@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/mapped_faults.h"
 #include "base/pool.h"
 #include "formats/floats.h"
 #include "weights/checkpoint.h"
@@ -165,6 +166,7 @@ Comparison compare_weights(const std::string& a, const std::string& b, double to
   pool.run([&](const Worker&) {
     for (size_t i = next++; i < pairs.size(); i = next++) found[i] = compare_pair(pairs[i], tolerance);
   });
+  check_mapped_files();
 
   Comparison out{.tensors_a = static_cast<int64_t>(left.tensors.size()),
                  .tensors_b = static_cast<int64_t>(right.tensors.size())};

@@ -1,8 +1,5 @@
 // kt quant merge | compare | dequant: what people do with converted weights and with sources that are
 // quantised already.
-#include <unistd.h>
-
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -100,22 +97,7 @@ void run_compare(const CompareFlags& flags) {
   if (!found.same()) fail("{} and {} differ in {} tensors", flags.a, flags.b, found.differences.size());
 }
 
-std::string vanished_line;  // written by the handler, so made beforehand
-
-extern "C" void on_bus_error(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, vanished_line.data(), vanished_line.size());
-  ::_exit(static_cast<int>(ErrorKind::kInput));
-}
-
 }  // namespace
-
-void report_vanishing_input(const std::string& input) {
-  vanished_line = text(
-      "kt: {}: a file shrank while it was read, or its disk failed; finished files are kept, --resume goes "
-      "on\n",
-      input);
-  std::signal(SIGBUS, on_bus_error);
-}
 
 void add_quant_merge(CLI::App& quant, Invocation& run) {
   CLI::App* verb = quant.add_subcommand("merge", "Join a folder of .kt files into safetensors");

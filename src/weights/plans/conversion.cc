@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/mapped_faults.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "weights/plans/conversion_output.h"
@@ -186,6 +187,7 @@ void Driver::finish_shard(OpenShard& shard) {
     record.report.output.add(piece.output);
   }
   record.files = shard.sink->digest();
+  check_mapped_files();
   if (plan_.check_source) plan_.check_source();
   record_.add(shard.number, std::move(record));
   shard.sink->commit();

@@ -54,10 +54,11 @@ class FolderSink : public ShardSink {
     const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (file.get() < 0)
       fail_as(write_error_kind(errno), "{}: cannot create: {}", path, std::generic_category().message(errno));
+    bool touched = false;
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t wrote =
           pwrite(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(offset + at));
-      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote < 0 && may_write_again(bytes.subspan(at), touched)) continue;
       if (wrote <= 0)
         fail_as(write_error_kind(wrote < 0 ? errno : ENOSPC), "{}: cannot write {} bytes: {}", path,
                 bytes.size(), std::generic_category().message(wrote < 0 ? errno : ENOSPC));
