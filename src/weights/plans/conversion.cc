@@ -278,6 +278,15 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
     check_disk(plan.output, bytes, plan.prepare_bytes);
   }
   OutputRecord record(plan.output, plan, options);
+  record.check_finished(result.threads, [&, start = Clock::now(), shown = Clock::time_point()](
+                                            uint64_t read, uint64_t total) mutable {
+    const auto now = Clock::now();
+    if (!options.progress || now - shown < std::chrono::milliseconds(100)) return;
+    shown = now;
+    options.progress({.checked_bytes = read,
+                      .check_total = total,
+                      .seconds = std::chrono::duration<double>(now - start).count()});
+  });
   Driver driver(plan, options, record);
   driver.choose_shards(result);
   const bool prepare = plan.prepare && driver.any_left();

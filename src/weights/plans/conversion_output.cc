@@ -6,14 +6,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <mutex>
 #include <regex>
 #include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
+#include "base/pool.h"
 #include "base/sha256.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {
@@ -315,6 +320,37 @@ void OutputRecord::read_records() {
     std::unique_ptr<ShardRecord> record = record_from(*json);
     if (record && sizes_match(output_, *record)) records_[i] = std::move(record);
   }
+}
+
+void OutputRecord::check_finished(int threads, const std::function<void(uint64_t, uint64_t)>& read) {
+  std::vector<size_t> shards;
+  uint64_t total = 0, done = 0;
+  for (size_t i = 0; i < records_.size(); ++i) {
+    if (!records_[i]) continue;
+    shards.push_back(i);
+    for (const WrittenFile& file : records_[i]->files) total += file.bytes;
+  }
+  if (shards.empty()) return;
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  Pool pool({.threads = std::min(threads, static_cast<int>(shards.size()))});
+  pool.run([&](const Worker&) {
+    for (size_t at = next++; at < shards.size(); at = next++) {
+      std::unique_ptr<ShardRecord>& record = records_[shards[at]];
+      const WrittenFile* changed = nullptr;
+      for (const WrittenFile& file : record->files) {
+        if (file_digest(text("{}/{}", output_, file.name)) != file.sha256) changed = &file;
+        const std::lock_guard lock(mutex);
+        done += file.bytes;
+        if (read) read(done, total);
+        if (changed) break;
+      }
+      if (!changed) continue;
+      KT_LOG(LogLevel::kWarning, "{}/{}: not what was written there; it is written again", output_,
+             changed->name);
+      record.reset();
+    }
+  });
 }
 
 const ShardRecord* OutputRecord::finished(size_t shard) const { return records_[shard].get(); }

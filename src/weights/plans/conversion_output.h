@@ -1,6 +1,7 @@
 // The output folder's own record of a conversion: what is finished, and what of an earlier one may go. Nothing
 // outside of the folder is written or removed. Used by conversion.cc alone.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,9 @@ class OutputRecord {
   ~OutputRecord();
   OutputRecord(const OutputRecord&) = delete;
 
+  // Reads the files of shards that an earlier run finished and forgets those that do not have their recorded
+  // sums: they are written again. `read` is told how many bytes were, from one thread at a time.
+  void check_finished(int threads, const std::function<void(uint64_t read, uint64_t total)>& read);
   // The record of a shard that an earlier run finished and whose files have the recorded sizes; null
   // otherwise.
   const ShardRecord* finished(size_t shard) const;

@@ -207,6 +207,41 @@ TEST(Conversion, AShardOfTheWrongSizeIsWrittenAgain) {
   EXPECT_EQ(contents(folder / "out"), expected);
 }
 
+// The promise of resuming is the same bytes, whatever a disk, a copy or an editor did meanwhile.
+TEST(Conversion, AShardWhoseBytesChangedIsWrittenAgain) {
+  for (const bool in_folders : {false, true})
+    for (const bool finished : {false, true}) {
+      const Folder folder;
+      run_conversion(small_plan(folder / "whole", 2, 2, in_folders), {.threads = 1});
+      const auto expected = contents(folder / "whole");
+      const std::string out = folder / "out";
+      if (finished) {
+        run_conversion(small_plan(out, 2, 2, in_folders), {.threads = 1});
+      } else {
+        EXPECT_EQ(error_of(small_plan(out, 2, 2, in_folders,
+                                      [](int layer, int) {
+                                        if (layer == 2) fail("stopped");
+                                      }),
+                           {.threads = 1}),
+                  "stopped");
+      }
+      const std::string spoilt =
+          out + (in_folders ? "/_layer_1/_numa_0/0.kt" : "/model-00002-of-00003.safetensors");
+      const auto time = fs::last_write_time(spoilt);
+      {
+        std::fstream file(spoilt, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(-3, std::ios::end);
+        file.put('!');
+      }
+      fs::last_write_time(spoilt, time);  // sizes and times say nothing
+      const ConversionResult result =
+          run_conversion(small_plan(out, 2, 2, in_folders), {.threads = 2, .resume = true});
+      EXPECT_EQ(result.shards_kept, finished ? 2u : 1u);
+      EXPECT_EQ(result.shards_written, finished ? 1u : 2u);
+      EXPECT_EQ(contents(out), expected);
+    }
+}
+
 TEST(Conversion, LeftoversOfKilledRunsGo) {
   const Folder folder;
   fs::create_directories(folder / "out/.kt_progress");
