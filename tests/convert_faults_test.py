@@ -306,6 +306,10 @@ def test_output_that_exists(tmp_path):
     kt_ok("quant", model.folder, "-o", out, "--method", "int4", "--overwrite")
     kt_ok("quant", model.folder, "-o", tmp_path / "fresh", "--method", "int4")
     assert digests(out) == digests(tmp_path / "fresh")
+    folders = tmp_path / "folders"  # whose kt_weights.json said "int8" beside other files once
+    kt_ok("quant", model.folder, "-o", folders, "--method", "int8", "--no-merge")
+    kt_ok("quant", model.folder, "-o", folders, "--method", "int4", "--overwrite")
+    assert digests(folders) == digests(tmp_path / "fresh")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "notes.txt").write_text("mine")

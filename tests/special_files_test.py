@@ -128,3 +128,11 @@ def test_no_address_space_is_a_lack_of_memory(tmp_path):
                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)))
     assert result.returncode == 3, result.stderr
     assert str(path) in error_line(result.stderr)
+
+
+def test_weights_one_level_down_are_named(model):
+    """`kt generate /` took whatever lay there, and said nothing."""
+    result = kt("generate", model.parent, "-p", "a", "--max-tokens", "1")
+    assert result.returncode == 0, result.stderr
+    line, = result.stderr.splitlines()
+    assert line.startswith("kt warning: ") and str(model / "model.safetensors.index.json") in line

@@ -32,7 +32,7 @@ constexpr const char* kContents = "contents";  // source_contents() in a plan's 
 // Names in an output folder, by what this program gives them.
 const std::regex& file_names() {
   static const std::regex names(
-      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_calibration\.(json|svg))");
+      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_calibration\.(json|svg)|kt_weights\.json)");
   return names;
 }
 
@@ -290,12 +290,33 @@ void OutputRecord::clear_for_overwrite() const {
       fail("{}: holds {}, which no conversion of this program wrote; choose another `output`", output_, name);
     }
   }
+  remove_side_files();
   for (const auto& entry : fs::directory_iterator(progress_folder()))
     if (entry.path().filename() != "lock" && entry.path().filename() != "settings.json")
       fs::remove_all(entry.path(), code);
   for (const std::string& last : {text("{}/{}", output_, kManifest), progress("settings.json")}) {
     fs::remove(last, code);
     if (code) fail("{}: cannot remove: {}", last, reason(code));
+  }
+}
+
+// Those that the manifest names and that are still what was written: the next conversion may have others.
+void OutputRecord::remove_side_files() const {
+  const std::optional<Json> manifest = readable_json(text("{}/{}", output_, kManifest));
+  if (!manifest || !manifest->is_object()) return;
+  const Json files = manifest->value("files", Json::array());
+  for (const Json& file : files) {
+    const auto word = [&](const char* key) {
+      return file.is_object() && file.contains(key) && file.at(key).is_string()
+                 ? file.at(key).get<std::string>()
+                 : std::string();
+    };
+    const std::string name = word("name"), path = text("{}/{}", output_, name);
+    std::error_code code;
+    if (name.empty() || name.find('/') != name.npos || !fs::is_regular_file(path, code)) continue;
+    if (file_digest(path) != word("sha256")) continue;
+    fs::remove(path, code);
+    if (code) fail("{}: cannot remove: {}", path, reason(code));
   }
 }
 

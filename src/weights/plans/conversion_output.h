@@ -49,6 +49,7 @@ class OutputRecord {
   void check_resumable(const ConversionOptions& options) const;
   void check_same(const Json& before) const;
   void clear_for_overwrite() const;
+  void remove_side_files() const;
   void remove_leftovers() const;
   void read_records();
   std::string progress_folder() const;

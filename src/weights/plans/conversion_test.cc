@@ -330,6 +330,22 @@ TEST(Conversion, RefusesWhatWouldLoseData) {
   EXPECT_THAT(error_of(small_plan(folder / "file", 1, 1), {}), HasSubstr("is a file"));
 }
 
+TEST(Conversion, OverwritingTakesTheOtherFilesToo) {
+  const Folder folder;
+  ConversionPlan first = small_plan(folder / "out", 1, 1, true);
+  for (const char* name : {"kt_weights.json", "tokenizer.json", "vocab.json", "merges.txt"})
+    first.side_files.push_back({name, text("of the first: {}", name), ""});
+  run_conversion(first, {.threads = 1});
+  std::ofstream(folder / "out/vocab.json") << "mine by now";
+  std::ofstream(folder / "out/notes.txt") << "mine";
+  run_conversion(small_plan(folder / "out", 1, 1), {.threads = 1, .overwrite = true});
+  auto left = contents(folder / "out");
+  EXPECT_EQ(left.extract("vocab.json").mapped(), "mine by now");
+  EXPECT_EQ(left.extract("notes.txt").mapped(), "mine");
+  run_conversion(small_plan(folder / "fresh", 1, 1), {.threads = 1});
+  EXPECT_EQ(left, contents(folder / "fresh"));
+}
+
 TEST(Conversion, ARefusedResumeNamesWhatDiffers) {
   const Folder folder;
   const std::string long_name(100, 'a');
