@@ -46,12 +46,10 @@ def test_a_fifo_in_a_model(model, name):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", SHARD])
-@pytest.mark.parametrize("verb", [["quant"], ["quant", "dequant"], ["quant", "compare", DEMO]], ids=" ".join)
+@pytest.mark.parametrize("verb", ["quant", "quant dequant", "quant compare"])
 def test_a_fifo_in_a_source(model, tmp_path, verb, name):
-    if verb[-1] is DEMO and name == "config.json":
-        pytest.skip("comparing looks at tensors only")
-    more = [] if verb[-1] is DEMO else ["-o", tmp_path / "out"]
-    refused(kt(*verb, fifo(model / name).parent, *more), 2, model / name, "a FIFO")
+    more = [DEMO] if verb == "quant compare" else ["-o", tmp_path / "out"]
+    refused(kt(*verb.split(), fifo(model / name).parent, *more), 2, model / name, "a FIFO")
 
 
 def test_a_fifo_for_a_gguf_file(tmp_path):
@@ -96,7 +94,7 @@ def test_scanning_past_fifos(tmp_path):
     assert "a FIFO" in said and str(paths[2]) in said, said
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "/dev/tty", "fifo", "socket", "folder"])
+@pytest.mark.parametrize("path", ["/dev/zero", "fifo", "socket", "folder"])
 def test_a_chat_template_that_is_no_file(model, tmp_path, path):
     if path == "fifo":
         path = fifo(tmp_path / "t.jinja")
@@ -106,9 +104,7 @@ def test_a_chat_template_that_is_no_file(model, tmp_path, path):
         path = tmp_path / "s"
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
-    result = kt("run", model, "--chat-template", path, "--dry-run")
-    line = refused(result, 2, "--chat-template", path)
-    assert "regular file" in line or path == "/dev/tty"  # which a process without a terminal cannot open
+    refused(kt("run", model, "--chat-template", path, "--dry-run"), 2, "--chat-template", path, "regular file")
 
 
 def test_a_chat_template_without_end(model, tmp_path):

@@ -90,6 +90,7 @@ double value_of(Dtype dtype, const std::byte* bytes, int64_t index) {
 
 void compare_floats(const Tensor& a, const Tensor& b, double tolerance, TensorDifference& out) {
   out.elements = elements(a.shape);
+  out.floats = true;
   if (a.dtype == b.dtype && std::ranges::equal(a.bytes, b.bytes)) return;
   for (int64_t i = 0; i < out.elements; ++i) {
     const double x = value_of(a.dtype, a.bytes.data(), i), y = value_of(b.dtype, b.bytes.data(), i);
