@@ -125,7 +125,7 @@ ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
   if (flags.memory() > 0) options.max_memory = flags.memory();
   try {
     return run_conversion(plan, options);
-  } catch (const Error& error) {
+  } catch (const Error&) {
     // Whatever came of the zeros in place of what was to be read.
     const auto broken = first_broken_mapping();
     if (!broken) throw;

@@ -80,7 +80,8 @@ class Scanner {
     std::error_code code;
     const fs::path to = fs::canonical(link, code);
     const auto holds = [&](const fs::path& root) {
-      return !root.empty() && std::ranges::mismatch(root, to).in1 == root.end();
+      return !root.empty() &&
+             std::mismatch(root.begin(), root.end(), to.begin(), to.end()).first == root.end();
     };
     if (code || std::ranges::any_of(roots_, holds)) return false;
     problem(link.string(), text("a link out of what is scanned, to {}: scan that too", to.string()));
