@@ -306,6 +306,10 @@ def test_output_that_exists(tmp_path):
     kt_ok("quant", model.folder, "-o", out, "--method", "int4", "--overwrite")
     kt_ok("quant", model.folder, "-o", tmp_path / "fresh", "--method", "int4")
     assert digests(out) == digests(tmp_path / "fresh")
+    folders = tmp_path / "folders"  # whose kt_weights.json said "int8" beside other files once
+    kt_ok("quant", model.folder, "-o", folders, "--method", "int8", "--no-merge")
+    kt_ok("quant", model.folder, "-o", folders, "--method", "int4", "--overwrite")
+    assert digests(folders) == digests(tmp_path / "fresh")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "notes.txt").write_text("mine")
@@ -313,6 +317,20 @@ def test_output_that_exists(tmp_path):
     (tmp_path / "file").write_text("mine")
     refused(kt("quant", model.folder, "-o", tmp_path / "file", "--overwrite"), 2, tmp_path / "file")
     assert (foreign / "notes.txt").read_text() == (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--overwrite"]], ids=["new", "resume", "overwrite"])
+@pytest.mark.parametrize("mode", ["merged", "folders"])
+def test_a_link_in_the_output_leads_nowhere(tmp_path, mode, more):
+    """What lies behind .kt_progress was emptied once, with exit code 0."""
+    model, out, precious = Model(tmp_path / "in").save(), tmp_path / "out", tmp_path / "precious"
+    out.mkdir()
+    precious.mkdir()
+    (precious / "letter").write_text("mine")
+    (out / ".kt_progress").symlink_to(precious)
+    refused(kt(*command(model.folder, out, mode, *more)), 2, out / ".kt_progress", "symbolic link")
+    assert digests(precious).keys() == {"letter"} and (precious / "letter").read_text() == "mine"
+    assert os.listdir(out) == [".kt_progress"]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

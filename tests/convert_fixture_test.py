@@ -275,6 +275,36 @@ def test_compare_sees_one_changed_byte(converted, tmp_path):
     assert "blk.1." in result.stdout + result.stderr
 
 
+def test_what_compare_says_is_true(tmp_path):
+    """It said "largest 0" of bytes that differ, and "within 0.0000" of a tolerance of 1e-6."""
+    for side, move in (("a", 0), ("b", 1)):
+        (tmp_path / side).mkdir()
+        checkpoints.write_safetensors(tmp_path / side / "model.safetensors", {
+            "codes": ("U8", np.full(64, 7 + move, "u1")), "plain": ("F32", np.full(8, 1e-5 * move, "<f4"))})
+    result = kt("quant", "compare", tmp_path / "a", tmp_path / "b", "--tolerance", "1e-6")
+    assert result.returncode == 2
+    codes, plain = (next(line for line in result.stdout.splitlines() if line.startswith(name)) for name in ("codes", "plain"))
+    assert "64 of 64 bytes" in codes and codes.split()[-1] == "-"
+    assert "8 of 8" in plain and plain.split()[-1] == "1e-05"
+    last = result.stdout.splitlines()[-1]
+    assert "equal within 1e-06" in last and "largest difference 1e-05" in last and "64 bytes" in last
+    said = json.loads(kt("quant", "compare", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert [row["largest"] is None for row in said["differences"]] == [True, False]
+    same = kt("quant", "compare", tmp_path / "a", tmp_path / "a")
+    assert same.returncode == 0 and same.stdout.splitlines()[-1].endswith("largest difference 0")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_merged_weights_are_known_as_such(tmp_path, bits):
+    """They are quantised, and converted experts are in them; both were denied."""
+    model, out = checkpoints.Model(tmp_path / "in").save(), tmp_path / "out"
+    kt_ok("quant", model.folder, "-o", out, "--method", f"int{bits}")
+    line = checkpoints.refused(kt("quant", "dequant", out, "-o", tmp_path / "d"), 2, out)
+    assert "converted for the CPU already" in line and "nothing in it is quantised" not in line
+    line = checkpoints.refused(kt("quant", "merge", out, "-o", tmp_path / "m"), 2, out)
+    assert "merged already" in line and "no converted experts" not in line
+
+
 @needs_model
 @pytest.mark.parametrize("parts", [1, 2])
 def test_any_number_of_threads_gives_the_same_folder(converted, tmp_path, parts):

@@ -370,11 +370,18 @@ class TestScan:
         (tmp_path / "again").symlink_to(tmp_path / "a")
         assert len(scanned(tmp_path)["models"]) == 1
 
-    def test_links_to_folders_elsewhere_are_followed(self, tmp_path):
-        link_folder(DEMO, tmp_path / "far" / "fox")
-        (tmp_path / "near").mkdir()
-        (tmp_path / "near" / "fox").symlink_to(tmp_path / "far" / "fox")
-        assert [m["path"] for m in scanned(tmp_path / "near")["models"]] == [str(tmp_path / "near" / "fox")]
+    def test_links_to_folders_elsewhere_are_named(self, tmp_path):
+        near, far = tmp_path / "near", tmp_path / "far"
+        link_folder(DEMO, far / "fox")
+        link_folder(DEMO, near / "own")
+        (near / "away").symlink_to(far)
+        (near / "nearby").symlink_to(near / "own")
+        found = scanned(near)
+        assert [m["path"] for m in found["models"]] == [str(near / "nearby")]  # one of its two names
+        (problem,) = found["problems"]
+        assert problem["path"] == str(near / "away") and str(far) in problem["reason"]
+        both = json.loads(kt_ok("model", "scan", near, far, "--json").stdout)
+        assert len(both["models"]) == 2 and not both["problems"]
 
     def test_what_is_broken_or_closed_is_reported(self, tmp_path):
         root = tmp_path / "root"

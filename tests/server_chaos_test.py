@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -351,3 +352,24 @@ def test_two_servers_on_one_port_is_one_line_and_exit_code_2(server):
     assert result.returncode == 2
     line = result.stderr.splitlines()[-1]
     assert line.startswith("kt: ") and port in line
+
+
+def test_a_model_file_that_shrinks_under_a_server(tmp_path):
+    """Rows of the embedding are read from the file as tokens need them: a download over it was the end of the server."""
+    model = tmp_path / "model"
+    shutil.copytree(pathlib.Path(__file__).parent.parent / "demo" / "tiny-deepseekv3", model)
+    prompt = {"prompt": "Once upon a time there was a little fox", "max_tokens": 24}
+    with Server(model) as running:
+        answer_of(running.url)
+        for shard in model.glob("*.safetensors"):
+            os.truncate(shard, 4096)
+        for _ in range(3):
+            reply = ask(running.url, "POST", "/v1/completions", prompt, timeout=60)
+            assert reply.status == 503, reply
+            assert str(model) in strict_json(reply.body)["error"]["message"]
+        health = ask(running.url, "GET", "/health", timeout=60)
+        assert health.status == 503 and str(model) in health.body.decode()
+        assert ask(running.url, "GET", "/metrics", timeout=60).status == 200
+        assert running.alive(), running.said()[-3000:]
+        assert str(model) in running.stderr_path.read_text()
+        assert running.stop() == 2  # and says why

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mapped_faults.h"
 #include "cli/help/flag_words.h"
 #include "cli/questions.h"
 #include "cli/verbs.h"
@@ -108,6 +109,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   }
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
   run.action();
+  if (const auto broken = kt::first_broken_mapping()) kt::fail("{}", *broken);
   // A verb that flushed by itself leaves the failure in the stream's state only.
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) kt::fail("writing to standard output failed");
   return 0;
@@ -137,7 +139,11 @@ int main(int argc, char** argv) {
   try {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {
-    return report(error.kind(), kt::with_flags(error.what(), app).c_str(), debug);
+    // Where a file that was read has lost its end, anything else that is wrong comes of that.
+    const auto broken = kt::first_broken_mapping();
+    const std::string words =
+        broken && !std::string_view(error.what()).starts_with(*broken) ? *broken : error.what();
+    return report(broken ? kt::ErrorKind::kInput : error.kind(), kt::with_flags(words, app).c_str(), debug);
   } catch (const kt::PromptEnded&) {
     std::fprintf(stderr, "kt: interrupted\n");
     return kInterrupted;

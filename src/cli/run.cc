@@ -168,9 +168,12 @@ ChatSyntax syntax_of(const RunFlags& flags, const std::string& chat_template, co
 
 std::string template_of(const RunFlags& flags, const DescribedModel& model) {
   if (flags.chat_template.empty()) return model.chat_template();
-  const auto file = read_small_file(flags.chat_template);
-  if (!file) fail("--chat-template: {} cannot be read", flags.chat_template);
-  return *file;
+  constexpr size_t kMostTemplate = size_t{16} << 20;
+  try {
+    return read_file(flags.chat_template, kMostTemplate);
+  } catch (const Error& error) {
+    throw Error(error.kind(), text("--chat-template: {}", error.what()));
+  }
 }
 
 void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate& estimate) {

@@ -197,6 +197,7 @@ void Server::answer(const HttpRequest& request, const Responder& responder) {
   Service* service = ready_;
   if (request.path == "/health" || request.path == "/healthz") {
     if (!service) throw ApiError(503, "the model is being loaded");
+    Service::check_model();
     return responder.reply({.body = "{\"status\":\"ok\"}"});
   }
   // A browser asks before it sends a key.

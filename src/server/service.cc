@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "base/mapped_faults.h"
 #include "server/answer.h"
 #include "server/api_error.h"
 #include "server/fields.h"
@@ -107,8 +108,20 @@ Grammar Service::schema_grammar(const OrderedJson& schema) {
   return grammar;
 }
 
+std::optional<std::string> Service::model_fault() {
+  const auto broken = broken_mapping();
+  if (!broken) return std::nullopt;
+  log_once(LogLevel::kError, "{}; requests are refused until the server is started again", *broken);
+  return "a file of the model has changed: " + *broken;
+}
+
+void Service::check_model() {
+  if (const auto fault = model_fault()) throw ApiError(503, *fault);
+}
+
 void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests) {
   if (draining_) throw ApiError(503, "the server is stopping; no new requests");
+  check_model();
   const size_t live = engine_->live(),
                most = static_cast<size_t>(options_.max_running + options_.max_waiting);
   if (live + requests.size() > most)
