@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import select
 import shutil
 import signal
@@ -400,6 +401,16 @@ class TestScan:
         if os.geteuid() != 0:
             assert "closed" in problems
         closed.chmod(0o700)
+
+    def test_two_streams_in_one_place_do_not_mix(self, tmp_path):
+        """What is left out is said on stderr; lines of stdout, longer together than a block of it, stay whole."""
+        for i in range(40):
+            link_folder(DEMO, tmp_path / f"good-{i:02}-{'x' * 60}")
+            (link_folder(DEMO, tmp_path / f"broken-{i:02}") / "model-00002-of-00002.safetensors").unlink()
+        done = subprocess.run([KT, "model", "scan", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        left_out = [line for line in done.stdout.splitlines() if "left out" in line]
+        assert done.returncode == 0 and len(left_out) == 40
+        assert all(re.fullmatch(r"kt: left out: \S+/broken-\d\d: .*", line) for line in left_out)
 
     def test_an_architecture_that_does_not_run(self, tmp_path):
         model = copied(DEMO, tmp_path / "bert")

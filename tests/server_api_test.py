@@ -6,6 +6,7 @@ KT_PROGRAM names kt."""
 import json
 import math
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -99,7 +100,8 @@ def test_metrics_can_be_parsed(server, client):
         names.add(name.split("{")[0])
     assert {"kt_requests_running", "kt_generated_tokens_total", "kt_time_to_first_token_seconds_bucket",
             "kt_expert_calls_total", "kt_expert_hit_rate", "kt_expert_seconds_total", "kt_gpu_wait_seconds_total",
-            "kt_read_bytes_per_second", "kt_roofline_fraction", "process_resident_memory_bytes"} <= names
+            "kt_read_bytes_per_second", "kt_roofline_fraction", "process_resident_memory_bytes", "kt_state_slots",
+            "kt_state_slots_held", "kt_state_snapshots"} <= names
 
 
 def test_status_for_the_page(server, client):
@@ -151,6 +153,48 @@ def test_completion_logprobs(client):
     assert logprobs.text_offset[:2] == [0, len(logprobs.tokens[0])]
     for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs):
         assert len(top) == 3 and max(top.values()) == pytest.approx(value) and top[token] == pytest.approx(value)
+
+
+def score(server, prompt, **fields):
+    status, _, reply = post(server, "/v1/completions", {"prompt": prompt, "temperature": 0, "logprobs": 1, "echo": True, **fields})
+    assert status == 200, reply
+    return json.loads(reply)
+
+
+def test_echo_with_logprobs(server):
+    """What evaluations ask: the probability of a text, with one token behind it or none."""
+    plain = {"prompt": "Once upon a time", "temperature": 0, "logprobs": 1, "max_tokens": 40, "ignore_eos": True}
+    said = json.loads(post(server, "/v1/completions", plain)[2])["choices"][0]
+    ids = json.loads(post(server, "/tokenize", {"prompt": "Once upon a time"})[2])["tokens"]
+    ids += json.loads(post(server, "/tokenize", {"prompt": said["text"], "add_special_tokens": False})[2])["tokens"]
+    alone = score(server, ids, max_tokens=0)
+    choice, logprobs = alone["choices"][0], alone["choices"][0]["logprobs"]
+    assert alone["usage"]["completion_tokens"] == 0 and choice["finish_reason"] == "length"
+    assert choice["text"] == "Once upon a time" + said["text"] == "".join(logprobs["tokens"])[-len(choice["text"]):]
+    assert {len(row) for row in logprobs.values()} == {len(ids)}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    offsets = logprobs["text_offset"]
+    assert offsets == sorted(offsets) and offsets[-1] + len(logprobs["tokens"][-1]) == len(choice["text"])
+    # The model's own greedy words are the most probable ones, and as probable as when they were chosen.
+    values, tops = logprobs["token_logprobs"][-40:], logprobs["top_logprobs"][-40:]
+    assert [max(top.values()) for top in tops] == values
+    assert values == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-3)
+    assert sum(score(server, ids[:1] + ids[:0:-1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"][1:]) < sum(values) - 10
+    # With a token behind it, as lm-evaluation-harness sends it; again, now that the prompt is in the cache; and as a text.
+    for prompt in (ids, [ids], ids, "Once upon a time" + said["text"]):
+        more = score(server, prompt, max_tokens=1, seed=1234)["choices"][0]["logprobs"]
+        assert len(more["tokens"]) == len(ids) + 1
+        assert more["token_logprobs"][1:-1] == pytest.approx(logprobs["token_logprobs"][1:], abs=1e-3)
+    assert score(server, ids[:1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"] == [None]
+    assert post(server, "/v1/completions", {"prompt": "x", "max_tokens": 0})[0] == 400
+
+
+def test_seeds_at_both_ends(server):
+    for seed in (2**63 - 1, -2**63, 0, -1):
+        assert post(server, "/v1/completions", {"prompt": "Once", "max_tokens": 1, "seed": seed})[0] == 200, seed
+    for seed in (2**63, -2**63 - 1):
+        status, _, reply = post(server, "/v1/completions", {"prompt": "Once", "max_tokens": 1, "seed": seed})
+        assert status == 400 and b"[-9223372036854775808, 9223372036854775807]" in reply
 
 
 def test_seed_repeats_and_n_differs(client):
@@ -357,9 +401,9 @@ def test_tool_choice_required(tool_server):
         assert reply.choices[0].finish_reason == "tool_calls"
         call, = reply.choices[0].message.tool_calls
         check_call(call)
-    named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "news"}}, seed=1,
-                                           parallel_tool_calls=False, **request)
-    for call in named.choices[0].message.tool_calls:
+    for seed in range(3):
+        named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "news"}}, seed=seed, **request)
+        call, = named.choices[0].message.tool_calls
         check_call(call, ("news",))
 
 
@@ -498,7 +542,7 @@ def test_disconnect_frees_the_slot(server):
     request = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 900, "stream": True, "ignore_eos": True}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(request) + request)
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(request) + request)
         assert raw.recv(100).startswith(b"HTTP/1.1 200")
         assert running(server) == 1
     end = time.monotonic() + 5
@@ -620,6 +664,14 @@ def test_dry_run_and_its_json():
 def test_more_tokens_than_requests_can_use():
     done = kt_ok("run", "demo", "--max-total-tokens", "1000000000000", "--max-running-requests", "4", "--dry-run", "--json")
     assert json.loads(done.stdout)["context"] == 1024 and "4096 it is" in done.stderr
+
+
+def test_more_pools_than_numa_nodes_are_called_pools():
+    nodes = len(list(pathlib.Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    text = kt_ok("run", "demo", "--dry-run", "--cpu-threads", str(nodes + 1), "--numa-nodes", str(nodes + 1)).stdout
+    assert f"{nodes + 1} thread pools on {nodes} NUMA node" in text and f"{nodes + 1} NUMA nodes" not in text
+    assert re.search(r"^thread pool +weights$", text, re.M) and not re.search(r"^NUMA node +weights$", text, re.M)
+    assert "1 NUMA node;" in kt_ok("run", "demo", "--dry-run", "--numa-nodes", "1").stdout
 
 
 def test_flags_of_launch_lines():

@@ -135,7 +135,7 @@ def test_slow_loris_does_not_delay_others(server):
         for sock in heads:
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nX: ")
         for sock in bodies:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n{")
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{")
         threads = [threading.Thread(target=drip, args=args) for args in ((heads, stop, b"x"), (bodies, stop, b" "))]
         for thread in threads:
             thread.start()
@@ -275,7 +275,7 @@ def test_key_guards_every_endpoint_but_health():
         assert key not in server.said()
         # A body without the key is refused before it is read.
         with connect(server.url) as sock:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
             assert read_reply(sock).status == 401
 
 

@@ -125,6 +125,9 @@ int main(int argc, char** argv) {
   app.add_flag("--debug", debug, "Log everything; say more about an error");
   app.require_subcommand(1);
   app.fallthrough();
+  kt::Invocation run;
+  for (const AddVerb add : kVerbs) add(app, run);
+  // Last: a verb that is added takes over what the program has, and the program's examples are none of its own.
   app.footer(
       "Examples:\n"
       "  kt doctor                                     is this machine ready, and what would make it faster\n"
@@ -134,8 +137,6 @@ int main(int argc, char** argv) {
       "Exit codes: 0 done, 2 bad input, 3 not enough memory or disk, 4 unsupported hardware, 5 internal "
       "error,\n"
       "130 interrupted.");
-  kt::Invocation run;
-  for (const AddVerb add : kVerbs) add(app, run);
   try {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {

@@ -72,6 +72,9 @@ void write_engine(MetricsText& out, Service& service) {
   gauge("kt_kv_pages", "Pages of the KV cache, of 64 tokens.", stats.pages);
   gauge("kt_kv_pages_held", "Pages that running sequences hold.", stats.pages_held);
   gauge("kt_kv_pages_cached", "Pages kept for prompts that begin alike.", stats.pages_cached);
+  gauge("kt_state_slots", "Slots for states of recurrent layers; 0: the model has none.", stats.slots);
+  gauge("kt_state_slots_held", "Slots that running sequences hold.", stats.slots_held);
+  gauge("kt_state_snapshots", "Slots with a state kept for prompts that begin alike.", stats.snapshots);
   const auto counter = [&](std::string_view name, std::string_view help, double value) {
     out.counter(name, help, value);
   };
@@ -121,7 +124,7 @@ void write_speed(MetricsText& out, Service& service) {
 
 }  // namespace
 
-void get_models(Service& service, const HttpRequest& request, Responder responder) {
+void get_models(Service& service, HttpRequest& request, Responder responder) {
   constexpr std::string_view kList = "/v1/models";
   if (request.path == kList)
     return reply_json(service, responder, {{"object", "list"}, {"data", {model_json(service)}}});
@@ -133,7 +136,7 @@ void get_models(Service& service, const HttpRequest& request, Responder responde
   reply_json(service, responder, model_json(service));
 }
 
-void get_status(Service& service, const HttpRequest&, Responder responder) {
+void get_status(Service& service, HttpRequest&, Responder responder) {
   const SchedulerStats stats = service.stats();
   const Pace pace = service.monitor().pace();
   reply_json(service, responder,
@@ -162,7 +165,7 @@ void get_status(Service& service, const HttpRequest&, Responder responder) {
               {"experts", heat_json(service)}});
 }
 
-void get_metrics(Service& service, const HttpRequest&, Responder responder) {
+void get_metrics(Service& service, HttpRequest&, Responder responder) {
   MetricsText out;
   service.metrics().write(out);
   write_engine(out, service);
@@ -176,7 +179,7 @@ void get_metrics(Service& service, const HttpRequest&, Responder responder) {
   responder.reply({.type = "text/plain; version=0.0.4; charset=utf-8", .body = out.str()});
 }
 
-void post_embeddings(Service& service, const HttpRequest&, Responder) {
+void post_embeddings(Service& service, HttpRequest&, Responder) {
   throw ApiError(404,
                  text("{} is a model that generates text; it has no embeddings", service.options().name));
 }

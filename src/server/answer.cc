@@ -106,8 +106,10 @@ void Answer::take(size_t sequence, AnswerEvent event) {
     return fault ? refuse(503, *fault) : refuse(status_of(event.finish->error_kind), event.finish->error);
   }
   if (event.finish && event.finish->reason == FinishReason::kCancelled) {
-    int status = 503;
-    std::string why = "the server is stopping";
+    // Nobody reads a reply to a client that left; it is counted apart.
+    const bool left = responder_.gone();
+    int status = left ? kClientLeft : 503;
+    std::string why = left ? "the client left" : "the server is stopping";
     {
       const std::lock_guard lock(mutex_);
       if (abort_status_ != 0) {

@@ -144,6 +144,7 @@ void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateReq
         AnswerEvent copy{.text = std::string(event.text)};
         if (event.token) copy.token = *event.token;
         if (event.finish) copy.finish = *event.finish;
+        copy.prompt.assign(event.prompt.begin(), event.prompt.end());
         brought_.push_back({answer, i, std::move(copy)});
       };
       answer->ids_.push_back(engine_->submit(std::move(requests[i])));
@@ -206,7 +207,10 @@ void Service::cancel_all() {
 void Service::look_after() {
   end_overdue();
 #ifdef __GLIBC__
-  if (trim_.exchange(false)) ::malloc_trim(0);  // each thread's heap would keep what a large body took
+  if (int left = trims_; left > 0) {
+    ::malloc_trim(0);  // each thread's heap would keep what a large body took
+    trims_.compare_exchange_strong(left, left - 1);
+  }
 #endif
 }
 
