@@ -1,6 +1,5 @@
 """`--resume` of calibrated conversions goes on with the same model, the same kernels and whole files, or refuses in one
-line: weights and configurations changed in place, other instruction sets, damaged records. KT_PROGRAM names kt;
-KT_TEST_DATA the folder with models."""
+line: weights and configurations changed in place, other instruction sets, damaged records. KT_PROGRAM names kt."""
 import json
 import os
 import shutil
@@ -21,10 +20,7 @@ pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A copy of a trained model, to change and to change back."""
-    folder = checkpoints.trained_model("tiny-deepseekv3")
-    if folder is None:
-        pytest.skip("no trained model: KT_TEST_DATA does not name the folder with models")
-    return writable(folder, tmp_path_factory.mktemp("model") / "model")
+    return writable(checkpoints.trained_model(), tmp_path_factory.mktemp("model") / "model")
 
 
 def writable(model, folder):

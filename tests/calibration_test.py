@@ -1,8 +1,8 @@
 """`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest on
 text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
-kt; KT_TEST_DATA the folder with models and texts; KT_TEST_FULL runs both models; calibration_quality_test.py has the bars."""
+kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL runs both models;
+calibration_quality_test.py has the bars."""
 import json
-import pathlib
 import re
 import shutil
 import signal
@@ -24,21 +24,13 @@ TEST_TOKENS = 24576 if checkpoints.FULL else 8192
 def model_or_skip(name):
     folder = checkpoints.trained_model(name)
     if folder is None:
-        pytest.skip(f"no trained model {name}: KT_TEST_DATA does not name the folder with models")
+        pytest.skip(f"{name} (42 MiB) is not in the tree, and KT_TEST_DATA names no folder with it")
     return folder
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory):
-    """(a text to calibrate with, the text to test with): the end and the beginning of one book."""
-    path = pathlib.Path(checkpoints.DATA or "", "data", "valid_books.txt")
-    if not path.exists():
-        pytest.skip("valid_books.txt is not there: KT_TEST_DATA does not name the folder with texts")
-    words = path.read_text()
-    folder = tmp_path_factory.mktemp("text")
-    # 25,600 tokens of this vocabulary are less than 120,000 characters.
-    (folder / "calibrate.txt").write_text(words[120000:])
-    return folder / "calibrate.txt", path
+def texts(tmp_path_factory):
+    return checkpoints.long_texts(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +55,9 @@ def measured(model, weights, text):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_better_than_rounding_to_nearest(book, tmp_path, name):
+def test_better_than_rounding_to_nearest(texts, tmp_path, name):
     model = model_or_skip(name)
-    calibrate, text = book
+    calibrate, text = texts
     kt_ok(*gptq(model, tmp_path / "gptq", calibrate))
     kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "RTN", "--type", "W4A16")
     ours, nearest = (measured(model, tmp_path / way, text) for way in ("gptq", "rtn"))

@@ -2,6 +2,7 @@
 conversion share. The quantiser and the packing here are written from the file format alone, in numpy."""
 import hashlib
 import json
+import lzma
 import os
 import pathlib
 import struct
@@ -12,6 +13,7 @@ import numpy as np
 KT = os.environ.get("KT_PROGRAM")
 DATA = os.environ.get("KT_TEST_DATA")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+FIXTURES = ROOT / "tests" / "fixtures"
 FULL = bool(os.environ.get("KT_TEST_FULL"))
 PROJECTIONS = ("gate", "up", "down")
 DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1", "I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
@@ -23,6 +25,24 @@ def trained_model(name="tiny-deepseekv3"):
         if (folder / "config.json").exists():
             return folder
     return None
+
+
+def fixture_text(name):
+    """The words of a compressed text of tests/fixtures."""
+    return lzma.decompress((FIXTURES / f"{name}.xz").read_bytes()).decode()
+
+
+def long_texts(folder):
+    """(a text to calibrate with, a text to test with): the end and the beginning of one book where KT_TEST_DATA has it, else
+    stories. `folder` takes the first."""
+    book = pathlib.Path(DATA or "", "data", "valid_books.txt")
+    calibrate = pathlib.Path(folder, "calibrate.txt")
+    if book.exists():
+        # 25,600 tokens of the trained models' vocabulary are less than 120,000 characters.
+        calibrate.write_text(book.read_text()[120000:])
+        return calibrate, book
+    calibrate.write_text(fixture_text("stories.txt"))
+    return calibrate, ROOT / "demo" / "stories.txt"
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
