@@ -3,9 +3,6 @@ line: weights and configurations changed in place, other instruction sets, damag
 import json
 import os
 import shutil
-import signal
-import subprocess
-import time
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -49,20 +46,9 @@ def work(out):
 
 
 def killed(arguments, out):
-    """Starts kt and kills it once a layer or two are kept; what was kept."""
-    for _ in range(5):
-        shutil.rmtree(out, ignore_errors=True)
-        process = subprocess.Popen([checkpoints.KT, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and len(list(work(out).glob("layer-*.safetensors"))) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if kept := sorted(work(out).glob("layer-*.safetensors")):
-            return kept
-    raise AssertionError("no run could be killed before it had ended")
+    """kt killed once two layers are kept."""
+    checkpoints.kt_killed("rename 2 layer-", *arguments)
+    assert len(list(work(out).glob("layer-*.safetensors"))) == 2
 
 
 @pytest.fixture(scope="module")
