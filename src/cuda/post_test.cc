@@ -133,6 +133,39 @@ TEST_F(PostTest, IsReplayed) {
   }
 }
 
+// Launches of a graph that waits for the host: how many a driver takes before it keeps the caller waiting is
+// its own affair, told here for graphs whose end is watched and for others. All are done in the end.
+TEST_F(PostTest, TakesLaunchesAheadOrKeepsThemWaiting) {
+  constexpr int kLaunches = 50;
+  for (const bool watched : {false, true}) {
+    std::atomic<int> ended = 0, launched = 0;
+    {
+      const TestGraph graph(stream, [&] {
+        if (watched) driver().at_end_of_graph(count, &ended, stream);
+        post(1, {}, {}, {});
+      });
+      std::thread launches([&] {
+        kTestCuda.use_device();
+        for (; launched < kLaunches; ++launched) graph.launch(stream);
+      });
+      for (int seen = -1, still = 0; still < 20 && launched < kLaunches; ++still) {
+        if (seen != launched) still = 0;
+        seen = launched;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      std::printf("  %d launches of %d were taken ahead, the end of the graph %s\n", launched.load(),
+                  kLaunches, watched ? "watched" : "not watched");
+      for (int i = 0; i < kLaunches; ++i) {
+        EXPECT_EQ(next_letter(), 1u);
+        busy().store(0, std::memory_order_release);
+      }
+      launches.join();
+      stream.wait();
+    }
+    EXPECT_EQ(launched, kLaunches);
+  }
+}
+
 TEST_F(PostTest, RefusesPiecesInOddPlaces) {
   const DeviceArray<uint32_t> from(8);
   EXPECT_THAT(error_of([&] { post(1, {slot.data() + 64, from.data() + 1, 16}, {}, {}); }).what(),
