@@ -529,7 +529,7 @@ def converse(words, answers, **env):
     if pid == 0:
         os.environ.update(env)
         os.execv(KT, [KT, *map(str, words)])
-    shown, answers, seen, end = "", list(answers), 0, time.monotonic() + 60
+    shown, answers, seen, end = "", list(answers), 0, time.monotonic() + 300
     while time.monotonic() < end:
         if not select.select([fd], [], [], 1)[0]:
             continue
