@@ -63,13 +63,14 @@ int read_to(const Descriptor& file, size_t most, std::string& out) {
 
 }  // namespace
 
-Descriptor::~Descriptor() {
+void Descriptor::reset() {
   if (fd_ >= 0) close(fd_);
+  fd_ = -1;
 }
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   if (this == &other) return *this;
-  if (fd_ >= 0) close(fd_);
+  reset();
   fd_ = std::exchange(other.fd_, -1);
   return *this;
 }

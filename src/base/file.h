@@ -15,15 +15,17 @@
 
 namespace kt {
 
-// An open file that closes itself. Move-only; -1: none.
+// An open file or socket that closes itself. Move-only; -1: none.
 class Descriptor {
  public:
   Descriptor() = default;
   explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor();
+  ~Descriptor() { reset(); }
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept;
+  void reset();
   int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
 
  private:
   int fd_ = -1;
