@@ -34,13 +34,15 @@ say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); 
 
 # build_llama TARGETS...: from its source, for this CPU.
 build_llama() {
+  local server=OFF
+  [[ " $* " = *" llama-server "* ]] && server=ON
   llama=$build/llama
   if [ ! -d "$llama/src" ]; then
     mkdir -p "$llama/src"
     tar -xJf carry/llama.tar.xz -C "$llama/src"
   fi
   cmake -S "$llama/src" -B "$llama" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
-    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=$server -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
     > "$out/llama-configure.log" 2>&1 || { tail -n 20 "$out/llama-configure.log"; return 1; }
   cmake --build "$llama" -j "$(nproc)" --target "$@" > "$out/llama-build.log" 2>&1 ||
     { grep -E -A5 'error|No rule' "$out/llama-build.log" | head -40; return 1; }

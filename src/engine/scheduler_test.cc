@@ -293,7 +293,9 @@ void expect_scores(const FakeModel& model, const GenerateRequest& request,
     ASSERT_EQ(got[i - 1].id, request.prompt[i]) << i;
     ASSERT_EQ(got[i - 1].logprob, expected.logprob) << i;
     ASSERT_EQ(got[i - 1].top.size(), static_cast<size_t>(*request.prompt_logprobs));
-    if (!expected.top.empty()) ASSERT_EQ(got[i - 1].top[0].id, expected.top[0].id) << i;
+    if (!expected.top.empty()) {
+      ASSERT_EQ(got[i - 1].top[0].id, expected.top[0].id) << i;
+    }
   }
 }
 
@@ -318,11 +320,14 @@ TEST(Scheduler, ScoresPrompts) {
     SCOPED_TRACE(i);
     EXPECT_EQ(heard[i].tokens, plain_generation(model, requests[i]));
     EXPECT_EQ(heard[i].finish->output_tokens, static_cast<int>(heard[i].tokens.size()));
-    if (requests[i].max_tokens == 0) EXPECT_EQ(heard[i].finish->reason, FinishReason::kLength);
-    if (!requests[i].prompt_logprobs || requests[i].prompt.size() == 1)
+    if (requests[i].max_tokens == 0) {
+      EXPECT_EQ(heard[i].finish->reason, FinishReason::kLength);
+    }
+    if (!requests[i].prompt_logprobs || requests[i].prompt.size() == 1) {
       EXPECT_TRUE(heard[i].prompt.empty());
-    else
+    } else {
       expect_scores(model, requests[i], heard[i].prompt);
+    }
   }
 }
 

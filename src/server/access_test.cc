@@ -43,7 +43,7 @@ TEST(AccessTest, TheMachinesOwnNameAndThoseGiven) {
   char name[256] = {};
   ASSERT_EQ(::gethostname(name, sizeof name - 1), 0);
   const Access access({.allow_hosts = {"Models.example", "kt.lan:8080"}});
-  for (const std::string host :
+  for (const std::string& host :
        {std::string(name), std::string("models.EXAMPLE:30000"), std::string("kt.lan")})
     EXPECT_EQ(status_for(access, {{"Host", host}}), 200) << host;
   EXPECT_EQ(status_for(access, {{"Host", "other.example"}}), 403);
