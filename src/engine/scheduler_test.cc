@@ -299,14 +299,15 @@ void expect_scores(const FakeModel& model, const GenerateRequest& request,
   }
 }
 
-// In company, in pieces, behind what the cache knows, and preempted: 16 pages are too few for all.
+// In company, in pieces, behind what the cache knows, and preempted: 8 pages are too few for all.
 TEST(Scheduler, ScoresPrompts) {
-  FakeModel model({.pages = 16});
+  FakeModel model({.pages = 8});
   Scheduler scheduler(model, nullptr, {.step_tokens = 100, .sequences = 8});
   std::mt19937 rng(3);
   std::vector<GenerateRequest> requests;
   for (int i = 0; i < 24; ++i) {
     requests.push_back(random_request(rng));
+    if (i % 3 != 0) requests.back().max_tokens = 250;
     if (i % 3 == 2) continue;
     requests.back().prompt_logprobs = i % 5;
     if (i % 3 == 0) requests.back().max_tokens = i % 2;

@@ -67,10 +67,11 @@ std::string lower_name(std::string_view name) {
   return out;
 }
 
-// The name or address in "name", "name:port", "[::1]:port".
+// The name or address in "name", "name:port", "[::1]:port"; what has no such form is left whole, and no name of ours.
 std::string_view without_port(std::string_view host) {
-  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
-  return host.substr(0, host.find(':'));
+  if (!host.starts_with('[')) return host.substr(0, host.find(':'));
+  const size_t end = host.find("]:");
+  return end == host.npos ? host : host.substr(0, end + 1);
 }
 
 bool is_address(const std::string& name) {
