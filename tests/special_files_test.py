@@ -70,7 +70,7 @@ def test_a_fifo_for_a_text(model, tmp_path, ending):
     path = fifo(tmp_path / f"text.{ending}")
     refused(kt("quant", model, "-o", tmp_path / "out", "--group-size", "32", "--calibrate", path), 2, path, "a FIFO")
     if ending == "txt":
-        refused(kt("perplexity", model, path), 2, path, "a FIFO")
+        refused(kt("perplexity", model, "--file", path), 2, path, "a FIFO")
         refused(kt("generate", model, "-f", path), 2, path, "a FIFO")
 
 
@@ -78,8 +78,8 @@ def test_a_fifo_for_a_text(model, tmp_path, ending):
 def test_a_fifo_for_settings(home, name):
     home.mkdir()
     path = fifo(home / name)
-    for args in {"config.yaml": (["config", "show"], ["config", "set", "run.port", "8080"]),
-                 "models.yaml": (["model", "list"], ["model", "add", "demo", DEMO])}[name]:
+    for args in {"config.yaml": (["config", "show"], ["config", "set", "server.port", "8080"]),
+                 "models.yaml": (["model", "list"], ["model", "add", "fox", DEMO])}[name]:
         refused(kt(*args), 2, path, "a FIFO")
 
 

@@ -44,7 +44,7 @@ struct WatchState {
 };
 
 WatchState& watch_state() {
-  static WatchState& state = *new WatchState;
+  static WatchState& state = *std::make_unique<WatchState>().release();  // for ever: see ForkMutex
   return state;
 }
 

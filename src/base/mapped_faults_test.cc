@@ -10,6 +10,7 @@
 #include <atomic>
 #include <csignal>
 #include <filesystem>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
