@@ -11,9 +11,8 @@
 namespace kt {
 namespace {
 
-// The highest depth, which no lock of the library has.
 ForkMutex& test_mutex() {
-  static ForkMutex& mutex = *std::make_unique<ForkMutex>(ForkMutex::kDepths - 1).release();
+  static ForkMutex& mutex = *std::make_unique<ForkMutex>(ForkLock::kOfATest).release();
   return mutex;
 }
 
@@ -62,11 +61,10 @@ TEST(ForkMutex, AThreadMayForkWhileItHoldsIt) {
   EXPECT_EQ(status, 0);
 }
 
-TEST(ForkMutex, EveryDepthHasOneLock) {
+TEST(ForkMutex, EveryLockIsMadeOnce) {
   test_mutex();
-  EXPECT_THROW(ForkMutex(ForkMutex::kDepths - 1), Error);
-  EXPECT_THROW(ForkMutex(ForkMutex::kDepths), Error);
-  EXPECT_THROW(ForkMutex(-1), Error);
+  EXPECT_THROW(ForkMutex(ForkLock::kOfATest), Error);
+  EXPECT_THROW(ForkMutex(static_cast<ForkLock>(ForkMutex::kLocks)), Error);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ uintptr_t page_bytes = 4096;
 static_assert(std::atomic<uintptr_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
 struct WatchState {
-  ForkMutex mutex{10};
+  ForkMutex mutex{ForkLock::kMappedFiles};
   size_t made = 0;
   std::vector<Range*> unused;  // has room for all that were made
   std::string first;           // that was broken and is unmapped by now

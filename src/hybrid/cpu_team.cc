@@ -41,7 +41,7 @@ struct TeamEntry {
 
 // Never destroyed: teams may outlive static objects.
 struct TeamRegistry {
-  ForkMutex mutex{0};
+  ForkMutex mutex{ForkLock::kCpuTeams};
   std::vector<TeamEntry> teams;
 };
 
