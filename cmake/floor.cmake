@@ -92,8 +92,11 @@ function(kt_floor name)
 endfunction()
 
 # Tests are compiled without optimisation, which takes little more than half the time; what they test is not. These
-# compute as much themselves as they test, and run under emulation.
-set(KT_OPTIMISED_TESTS formats_test kernels_test nn_test weights_test)
+# compute as much themselves as they test, or run under emulation.
+set(KT_OPTIMISED_TESTS formats_test kernels_test nn_test)
+if(CMAKE_CROSSCOMPILING)
+  list(APPEND KT_OPTIMISED_TESTS weights_test)
+endif()
 
 # kt_test(NAME sources...): a GoogleTest program, registered with CTest as one test.
 function(kt_test name)

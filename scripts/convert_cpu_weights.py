@@ -12,6 +12,8 @@ def main():
     parser.add_argument("--cpuinfer-threads", type=int, help="default: all cores")
     parser.add_argument("--threadpool-count", type=int, default=2, help="NUMA parts of every expert (default: 2)")
     parser.add_argument("--no-merge-safetensor", action="store_true", help="write _layer_*/_numa_*/*.kt")
+    parser.add_argument("--resume", action="store_true", help="go on with a conversion that was interrupted")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that is there")
     parser.add_argument("--resume-layer", type=int, default=0, help="leave the layers below it alone (default: 0)")
     parser.add_argument("--save-backward-weights", action="store_true", help="also the transposed copies for training")
     parser.add_argument("--gpu", action="store_true", help="ignored: nothing here needs a GPU")
@@ -27,7 +29,9 @@ def main():
             ("--numa-nodes", args.threadpool_count),
             ("--no-merge", args.no_merge_safetensor),
             ("--resume-layer", args.resume_layer or None),
-            ("--backward", args.save_backward_weights)))
+            ("--backward", args.save_backward_weights),
+            ("--resume", args.resume),
+            ("--overwrite", args.overwrite)))
 
 
 if __name__ == "__main__":

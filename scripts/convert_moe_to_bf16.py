@@ -9,12 +9,14 @@ def main():
     parser.add_argument("--output-dir", required=True, help="folder to write")
     parser.add_argument("--files", nargs="+", help="only these files of the model (default: all)")
     parser.add_argument("--config-path", help="config.json to read (default: the model's)")
+    parser.add_argument("--resume", action="store_true", help="go on with a conversion that was interrupted")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
     args = parser.parse_args()
     kt_program.run(
         "quant", "dequant", kt_program.path(args.model_dir), "-o", kt_program.path(args.output_dir),
         *kt_program.given(("--files", args.files and [kt_program.path(file) for file in args.files]),
                           ("--config-path", args.config_path and kt_program.path(args.config_path)),
+                          ("--resume", args.resume),
                           ("--overwrite", args.overwrite)))
 
 

@@ -2,7 +2,7 @@
 # Installs the Debian packages that building and testing need, when root; otherwise prints the command. Says nothing
 # when nothing is missing.
 #
-#   scripts/setup.sh [--tests]   --tests: also what tests drive: an emulator, the other compiler, tmux, a browser, clang-format
+#   scripts/setup.sh [--tests]   --tests: also what tests drive: an emulator, the other compiler, tmux, shells, a browser, clang-format
 set -euo pipefail
 
 if ! command -v dpkg-query > /dev/null; then
@@ -18,11 +18,13 @@ if [ "${1:-}" = --tests ]; then
     arm64) optional+=(g++-x86-64-linux-gnu) ;;
     amd64) optional+=(g++-aarch64-linux-gnu) ;;
   esac
-  # Not every distribution that builds the rest has it: the check of the formatting says so where it did not run. A fresh
-  # container knows of no packages at all.
+  # Not every distribution that builds the rest has these: what needs them says so where it did not run. A fresh container
+  # knows of no packages at all.
   offered() { apt-cache show "$1" > /dev/null 2>&1; }
   if [ "$(id -u)" -eq 0 ] && ! offered g++; then apt-get update -qq || true; fi
-  if offered clang-format-19; then optional+=(clang-format-19); fi
+  for package in zsh fish groff-base clang-format-19; do
+    if offered "$package"; then optional+=("$package"); fi
+  done
   # Ubuntu has Chromium as a snap only; the tests of the page skip there.
   if grep -qx 'ID=debian' /etc/os-release; then optional+=(chromium chromium-driver); fi
 fi

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt 
 
 def bench(server, *args):
     url = server if isinstance(server, str) else server.url
-    return subprocess.run([KT, "bench", "--server", url, *map(str, args)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([KT, "bench", "--server", url, *map(str, args)], capture_output=True, text=True, timeout=600)
 
 
 def figures(server, *args):
@@ -145,7 +145,7 @@ def test_plot_is_svg(tmp_path):
     ["bench", "--server", "https://127.0.0.1:9"],
 ])
 def test_bad_usage_is_one_line(args):
-    result = subprocess.run([KT, *args], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([KT, *args], capture_output=True, text=True, timeout=600)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("kt: ")

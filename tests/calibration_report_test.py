@@ -1,14 +1,12 @@
 """What a calibrated conversion says of itself, and what others compute with it: perplexities on request, the figures in
-JSON, experts that fell back, and the weights in kt_kernel and in transformers. KT_PROGRAM names kt; KT_TEST_DATA the
-folder with models and texts; PYTHONPATH, for one test, a folder with the built package kt_kernel."""
+JSON, experts that fell back, and the weights in kt_kernel and in transformers. KT_PROGRAM names kt;
+PYTHONPATH, for one test, a folder with the built package kt_kernel."""
 import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -25,10 +23,7 @@ TOKENS = 768  # of a test text
 
 @pytest.fixture(scope="module")
 def model():
-    folder = checkpoints.trained_model()
-    if folder is None:
-        pytest.skip("no trained model: KT_TEST_DATA does not name the folder with models")
-    return folder
+    return checkpoints.trained_model()
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +110,7 @@ def test_measuring_later_gives_the_same_bytes(model, texts, converted, tmp_path)
 def test_killed_while_measuring(model, texts, converted, tmp_path):
     out = tmp_path / "out"
     arguments = gptq(model, out, texts[0], *measuring(texts[1]))
-    process = subprocess.Popen([checkpoints.KT, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not (out / "kt_manifest.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    checkpoints.kt_killed("rename 1 kt_manifest.json", *arguments)
     refused(kt(*arguments), 2, "--resume")
     kt_ok(*arguments, "--resume")
     assert digests(out) == digests(converted[0])
@@ -184,12 +172,9 @@ def test_a_conversion_is_reported_where_measuring_fails(model, texts, tmp_path, 
     folder, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(model, folder)
     args = gptq(folder, out, texts[0], "--perplexity", texts[1], "--perplexity-tokens", "2000")
-    process = subprocess.Popen([checkpoints.KT, *args, *(["--json"] if json_too else [])], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    while not out.exists() and process.poll() is None:
-        time.sleep(0.001)
-    (folder / "config.json").rename(folder / "gone.json")  # the last of the models to measure is still to be opened
-    said, errors = process.communicate(timeout=120)
+    with checkpoints.kt_held("rename 1 layer-", *args, *(["--json"] if json_too else [])) as process:
+        (folder / "config.json").rename(folder / "gone.json")  # the last of the models to measure is still to be opened
+    said, errors = process.stdout, process.stderr
     assert process.returncode != 0 and "config.json" in errors and (out / "config.json").exists()
     if json_too:
         found = json.loads(said)

@@ -1,12 +1,8 @@
 """`--resume` of calibrated conversions goes on with the same model, the same kernels and whole files, or refuses in one
-line: weights and configurations changed in place, other instruction sets, damaged records. KT_PROGRAM names kt;
-KT_TEST_DATA the folder with models."""
+line: weights and configurations changed in place, other instruction sets, damaged records. KT_PROGRAM names kt."""
 import json
 import os
 import shutil
-import signal
-import subprocess
-import time
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -21,10 +17,7 @@ pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A copy of a trained model, to change and to change back."""
-    folder = checkpoints.trained_model("tiny-deepseekv3")
-    if folder is None:
-        pytest.skip("no trained model: KT_TEST_DATA does not name the folder with models")
-    return writable(folder, tmp_path_factory.mktemp("model") / "model")
+    return writable(checkpoints.trained_model(), tmp_path_factory.mktemp("model") / "model")
 
 
 def writable(model, folder):
@@ -53,20 +46,9 @@ def work(out):
 
 
 def killed(arguments, out):
-    """Starts kt and kills it once a layer or two are kept; what was kept."""
-    for _ in range(5):
-        shutil.rmtree(out, ignore_errors=True)
-        process = subprocess.Popen([checkpoints.KT, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and len(list(work(out).glob("layer-*.safetensors"))) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if kept := sorted(work(out).glob("layer-*.safetensors")):
-            return kept
-    raise AssertionError("no run could be killed before it had ended")
+    """kt killed once two layers are kept."""
+    checkpoints.kt_killed("rename 2 layer-", *arguments)
+    assert len(list(work(out).glob("layer-*.safetensors"))) == 2
 
 
 @pytest.fixture(scope="module")

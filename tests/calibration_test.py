@@ -1,13 +1,10 @@
 """`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest on
 text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
-kt; KT_TEST_DATA the folder with models and texts; KT_TEST_FULL runs both models; calibration_quality_test.py has the bars."""
+kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL runs both models;
+calibration_quality_test.py has the bars."""
 import json
-import pathlib
 import re
 import shutil
-import signal
-import subprocess
-import time
 
 import pytest
 
@@ -24,21 +21,13 @@ TEST_TOKENS = 24576 if checkpoints.FULL else 8192
 def model_or_skip(name):
     folder = checkpoints.trained_model(name)
     if folder is None:
-        pytest.skip(f"no trained model {name}: KT_TEST_DATA does not name the folder with models")
+        pytest.skip(f"{name} (42 MiB) is not in the tree, and KT_TEST_DATA names no folder with it")
     return folder
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory):
-    """(a text to calibrate with, the text to test with): the end and the beginning of one book."""
-    path = pathlib.Path(checkpoints.DATA or "", "data", "valid_books.txt")
-    if not path.exists():
-        pytest.skip("valid_books.txt is not there: KT_TEST_DATA does not name the folder with texts")
-    words = path.read_text()
-    folder = tmp_path_factory.mktemp("text")
-    # 25,600 tokens of this vocabulary are less than 120,000 characters.
-    (folder / "calibrate.txt").write_text(words[120000:])
-    return folder / "calibrate.txt", path
+def texts(tmp_path_factory):
+    return checkpoints.long_texts(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +52,9 @@ def measured(model, weights, text):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_better_than_rounding_to_nearest(book, tmp_path, name):
+def test_better_than_rounding_to_nearest(texts, tmp_path, name):
     model = model_or_skip(name)
-    calibrate, text = book
+    calibrate, text = texts
     kt_ok(*gptq(model, tmp_path / "gptq", calibrate))
     kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "RTN", "--type", "W4A16")
     ours, nearest = (measured(model, tmp_path / way, text) for way in ("gptq", "rtn"))
@@ -127,24 +116,14 @@ def test_killed_and_resumed(stories, tmp_path):
     model = model_or_skip("tiny-deepseekv3")
     whole, out = tmp_path / "whole", tmp_path / "out"
     kt_ok(*gptq(model, whole, stories))
-    kept = 0
     for layers in (1, 3):
         shutil.rmtree(out, ignore_errors=True)
-        process = subprocess.Popen([checkpoints.KT, *gptq(model, out, stories)], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        work = out / ".kt_progress" / "work"
-        deadline = time.monotonic() + 120
-        while process.poll() is None and len(list(work.glob("layer-*.safetensors"))) < layers:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kept += len(list(work.glob("layer-*.safetensors"))) if work.exists() else 0
-        assert not (out / "kt_manifest.json").exists() or process.returncode == 0
+        checkpoints.kt_killed(f"rename {layers} layer-", *gptq(model, out, stories))
+        assert len(list((out / ".kt_progress" / "work").glob("layer-*.safetensors"))) == layers
+        assert not (out / "kt_manifest.json").exists()
         refused(kt(*gptq(model, out, stories)), 2, "--resume")
         kt_ok(*gptq(model, out, stories, "--resume"))
         assert digests(out) == digests(whole)
-    assert kept > 0
     refused(kt(*gptq(model, out, stories, "--resume", "--dampening-frac", "0.2")), 2, "dampening")
 
 
@@ -162,12 +141,12 @@ def test_threads_memory_and_disk_change_nothing(stories, tmp_path):
     assert least[1] > least[0] + 1
 
 
-def test_activations_on_disk(book, tmp_path):
+def test_activations_on_disk(texts, tmp_path):
     """The least memory that is enough has no room for activations; the bytes are those of a run with all of it."""
     model = model_or_skip("tiny-deepseekv3")
-    kt_ok(*gptq(model, tmp_path / "whole", book[0], "--num-calibration-samples", "16"))
+    kt_ok(*gptq(model, tmp_path / "whole", texts[0], "--num-calibration-samples", "16"))
     for mib in range(60, 400, 8):
-        result = kt(*gptq(model, tmp_path / "out", book[0], "--num-calibration-samples", "16", "--max-cpu-memory",
+        result = kt(*gptq(model, tmp_path / "out", texts[0], "--num-calibration-samples", "16", "--max-cpu-memory",
                           f"{mib}MiB"))
         if result.returncode == 0:
             break
@@ -312,14 +291,8 @@ def test_layers_of_other_settings_are_not_reused(stories, tmp_path):
     model = model_or_skip("tiny-deepseekv3")
     for way, damping in (("one", "0.5"), ("two", "0.05")):
         kt_ok(*gptq(model, tmp_path / way, stories, "--dampening-frac", damping))
-    process = subprocess.Popen([checkpoints.KT, *gptq(model, tmp_path / "cut", stories)], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    work = tmp_path / "cut" / ".kt_progress" / "work"
-    while process.poll() is None and not list(work.glob("layer-*.safetensors")):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    layers = list(work.glob("layer-*.safetensors"))
+    checkpoints.kt_killed("rename 1 layer-", *gptq(model, tmp_path / "cut", stories))
+    layers = list((tmp_path / "cut" / ".kt_progress" / "work").glob("layer-*.safetensors"))
     assert layers
     into = tmp_path / "out" / ".kt_progress" / "work"
     into.mkdir(parents=True)

@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEMO = str(ROOT / "demo" / "tiny-deepseekv3")
 TMUX = shutil.which("tmux")
 on_terminal = pytest.mark.skipif(not TMUX, reason="tmux is not installed")
-PATIENCE = 60  # seconds; the machine may be busy
+PATIENCE = 300  # seconds; the machine may be busy
 
 
 # --- a server that speaks the API ------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class TestTerminal:
     def test_stops_the_demo(self, pane):
         p = pane("demo", "--max-tokens", "900", "--temperature", "1.5", "--seed", "3")
         p.prompt()
-        for _ in range(5):  # an answer may be over before the key arrives
+        for _ in range(40):  # an answer may be over before the key arrives
             p.say("Tell me a long story.")
             p.wait(r"^> Tell me a long story\.\n\S")
             p.send("C-c")

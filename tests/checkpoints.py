@@ -1,17 +1,24 @@
 """Small checkpoints written by hand, converted weights by the book, and the kt program run on them: what the tests of
 conversion share. The quantiser and the packing here are written from the file format alone, in numpy."""
+import contextlib
 import hashlib
 import json
+import lzma
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 
 import numpy as np
+import pytest
 
 KT = os.environ.get("KT_PROGRAM")
 DATA = os.environ.get("KT_TEST_DATA")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+FIXTURES = ROOT / "tests" / "fixtures"
+HALTS = os.environ.get("KT_TEST_HALTS") or (
+    pathlib.Path(KT).resolve().parent.parent / "tests" / "libhalts.so" if KT else "")
 FULL = bool(os.environ.get("KT_TEST_FULL"))
 PROJECTIONS = ("gate", "up", "down")
 DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1", "I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
@@ -23,6 +30,24 @@ def trained_model(name="tiny-deepseekv3"):
         if (folder / "config.json").exists():
             return folder
     return None
+
+
+def fixture_text(name):
+    """The words of a compressed text of tests/fixtures."""
+    return lzma.decompress((FIXTURES / f"{name}.xz").read_bytes()).decode()
+
+
+def long_texts(folder):
+    """(a text to calibrate with, a text to test with): the end and the beginning of one book where KT_TEST_DATA has it, else
+    stories. `folder` takes the first."""
+    book = pathlib.Path(DATA or "", "data", "valid_books.txt")
+    calibrate = pathlib.Path(folder, "calibrate.txt")
+    if book.exists():
+        # 25,600 tokens of the trained models' vocabulary are less than 120,000 characters.
+        calibrate.write_text(book.read_text()[120000:])
+        return calibrate, book
+    calibrate.write_text(fixture_text("stories.txt"))
+    return calibrate, ROOT / "demo" / "stories.txt"
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -263,6 +288,44 @@ def kt_ok(*args, **options):
     result = kt(*args, **options)
     assert result.returncode == 0, (result.returncode, result.stderr)
     return result
+
+
+def halting(where):
+    """The environment of a kt that halts at a stated point of its work, as tests/halts.cc says."""
+    if not os.path.exists(HALTS):
+        pytest.skip(f"KT_TEST_HALTS does not name libhalts.so (tests/halts.cc): {HALTS}")
+    return {**os.environ, "LD_PRELOAD": str(HALTS), "KT_TEST_HALT": where}
+
+
+def kt_killed(where, *args):
+    """kt that dies at `where`, "call N" or "rename N NAME"."""
+    result = kt(*args, env=halting(f"kill {where}"))
+    assert result.returncode == -signal.SIGKILL, (where, result.returncode, result.stderr)
+
+
+@contextlib.contextmanager
+def kt_held(where, *args):
+    """kt that stands still at `where` while the block runs; then it goes on, unless the block ended it. Afterwards the
+    process has its output as `stdout` and `stderr`."""
+    process = subprocess.Popen([KT, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, env=halting(f"stop {where}"))
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        process.returncode = os.waitstatus_to_exitcode(status)
+        raise AssertionError((where, process.returncode, process.communicate()[1]))
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.stdout, process.stderr = process.communicate(timeout=600)
+
+
+def calls_of(folder, *args):
+    """How many points "call N" a run of kt has that ends well."""
+    count = pathlib.Path(folder, "calls")
+    count.write_bytes(bytes(8))
+    kt_ok(*args, env={**halting("kill call 0"), "KT_TEST_CALLS": str(count)})
+    return struct.unpack("=Q", count.read_bytes())[0]
 
 
 def error_line(stderr):

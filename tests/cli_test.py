@@ -36,6 +36,13 @@ def test_help_has_examples(verb):
     assert result.returncode == 0 and "Examples:" in result.stdout
 
 
+@pytest.mark.parametrize("verb", [["config", "get"], ["config", "path"], ["model", "list"], ["model", "path-add"]])
+def test_help_without_examples_does_not_show_the_programs(verb):
+    result = kt(*verb, "--help")
+    assert result.returncode == 0 and "Usage:" in result.stdout
+    assert "Examples:" not in result.stdout and "Exit codes:" not in result.stdout
+
+
 @pytest.mark.parametrize("code, args, env, words", [
     (2, [], {}, "kt --help"),
     (2, ["nonsense"], {}, "nonsense"),

@@ -1,8 +1,7 @@
 """`kt quant` against what the established converter wrote, against the file format in numpy, and against the safetensors
-package. Reads KT_TEST_DATA; KT_PROGRAM names kt."""
+package. KT_PROGRAM names kt."""
 import hashlib
 import json
-import pathlib
 
 import pytest
 
@@ -11,9 +10,7 @@ import checkpoints  # noqa: E402
 from checkpoints import PROJECTIONS, kt, kt_ok, read_folder, read_safetensors  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
-needs_data = pytest.mark.skipif(not checkpoints.DATA, reason="KT_TEST_DATA does not name the folder of test data")
 MODEL = checkpoints.trained_model()
-needs_model = pytest.mark.skipif(MODEL is None, reason="no tiny-deepseekv3 in KT_TEST_DATA or demo")
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +39,17 @@ def source_values(tensors, layer, expert, projection):
 
 # --- the established converter's bytes -------------------------------------------------------------------------------
 
-@needs_data
-@needs_model
 @pytest.mark.parametrize("bits", [4, 8])
 def test_merged_file_is_the_established_one(converted, bits):
-    fixture, _ = read_safetensors(pathlib.Path(checkpoints.DATA, "fixtures", "kt-weights",
-                                               f"int{bits}-layer1-experts01.safetensors"))
+    fixture, _ = read_safetensors(checkpoints.FIXTURES / "kt-weights" / f"int{bits}-layer1-experts01.safetensors")
     ours, _ = read_folder(converted(bits))
     assert len(fixture) == 2 * 3 * 2
     for name, wanted in fixture.items():
         assert ours[name] == wanted, name
 
 
-@needs_data
-@needs_model
 def test_folder_is_the_established_one(converted):
-    fixture = pathlib.Path(checkpoints.DATA, "fixtures", "kt-weights", "folder")
+    fixture = checkpoints.FIXTURES / "kt-weights" / "folder"
     files = sorted(path.relative_to(fixture) for path in fixture.rglob("*.kt"))
     assert len(files) == 12
     for name in files:
@@ -66,7 +58,6 @@ def test_folder_is_the_established_one(converted):
 
 # --- what lies around the experts ------------------------------------------------------------------------------------
 
-@needs_model
 @pytest.mark.parametrize("bits", [4, 8])
 def test_other_tensors_are_copied_under_their_new_names(converted, bits):
     ours, _ = read_folder(converted(bits))
@@ -79,7 +70,6 @@ def test_other_tensors_are_copied_under_their_new_names(converted, bits):
     assert {name for name in ours if "_exps." not in name} == renamed.keys()
 
 
-@needs_model
 def test_index_manifest_and_side_files(converted):
     out = converted(4)
     tensors, metadata = read_folder(out)
@@ -108,12 +98,10 @@ def check_manifest(out):
         assert all(0 < layer["relative_error"][projection] < 0.3 for projection in PROJECTIONS)
 
 
-@needs_model
 def test_manifest_of_a_folder(converted):
     check_manifest(converted(4, merge=False))
 
 
-@needs_model
 @pytest.mark.parametrize("bits", [4, 8])
 def test_safetensors_package_reads_every_file(converted, bits):
     safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
@@ -130,7 +118,6 @@ def test_safetensors_package_reads_every_file(converted, bits):
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
-@needs_model
 @pytest.mark.parametrize("bits, limit", [(8, 0.01), (4, 0.25)])
 def test_dequantised_error_is_the_formats(converted, bits, limit):
     """int8: a row's step is amax/127, so the error is at most half of that; about 0.7 % of the weights' size for normal
@@ -244,7 +231,6 @@ def test_layers_past_the_last_are_not_converted(tmp_path):
 
 # --- the same weights by other roads ---------------------------------------------------------------------------------
 
-@needs_model
 @pytest.mark.parametrize("bits, parts", [(4, 1), (8, 2)])
 def test_merging_the_folder_is_the_direct_output(converted, tmp_path, bits, parts):
     direct, loose = converted(bits, parts), converted(bits, parts, merge=False)
@@ -262,7 +248,6 @@ def test_merging_the_folder_is_the_direct_output(converted, tmp_path, bits, part
     kt_ok("quant", "compare", direct, tmp_path / "merged", "--tolerance", 0)
 
 
-@needs_model
 def test_compare_sees_one_changed_byte(converted, tmp_path):
     for path in converted(8).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -275,7 +260,36 @@ def test_compare_sees_one_changed_byte(converted, tmp_path):
     assert "blk.1." in result.stdout + result.stderr
 
 
-@needs_model
+def test_what_compare_says_is_true(tmp_path):
+    """It said "largest 0" of bytes that differ, and "within 0.0000" of a tolerance of 1e-6."""
+    for side, move in (("a", 0), ("b", 1)):
+        (tmp_path / side).mkdir()
+        checkpoints.write_safetensors(tmp_path / side / "model.safetensors", {
+            "codes": ("U8", np.full(64, 7 + move, "u1")), "plain": ("F32", np.full(8, 1e-5 * move, "<f4"))})
+    result = kt("quant", "compare", tmp_path / "a", tmp_path / "b", "--tolerance", "1e-6")
+    assert result.returncode == 2
+    codes, plain = (next(line for line in result.stdout.splitlines() if line.startswith(name)) for name in ("codes", "plain"))
+    assert "64 of 64 bytes" in codes and codes.split()[-1] == "-"
+    assert "8 of 8" in plain and plain.split()[-1] == "1e-05"
+    last = result.stdout.splitlines()[-1]
+    assert "equal within 1e-06" in last and "largest difference 1e-05" in last and "64 bytes" in last
+    said = json.loads(kt("quant", "compare", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert [row["largest"] is None for row in said["differences"]] == [True, False]
+    same = kt("quant", "compare", tmp_path / "a", tmp_path / "a")
+    assert same.returncode == 0 and same.stdout.splitlines()[-1].endswith("largest difference 0")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_merged_weights_are_known_as_such(tmp_path, bits):
+    """They are quantised, and converted experts are in them; both were denied."""
+    model, out = checkpoints.Model(tmp_path / "in").save(), tmp_path / "out"
+    kt_ok("quant", model.folder, "-o", out, "--method", f"int{bits}")
+    line = checkpoints.refused(kt("quant", "dequant", out, "-o", tmp_path / "d"), 2, out)
+    assert "converted for the CPU already" in line and "nothing in it is quantised" not in line
+    line = checkpoints.refused(kt("quant", "merge", out, "-o", tmp_path / "m"), 2, out)
+    assert "merged already" in line and "no converted experts" not in line
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_any_number_of_threads_gives_the_same_folder(converted, tmp_path, parts):
     for threads in (1, 3):
@@ -284,20 +298,17 @@ def test_any_number_of_threads_gives_the_same_folder(converted, tmp_path, parts)
         assert checkpoints.digests(tmp_path / str(threads)) == checkpoints.digests(converted(4, parts))
 
 
-@needs_model
 def test_established_spellings_of_kt_quant(converted, tmp_path):
     kt_ok("quant", "--input-path", MODEL, "--output", tmp_path / "a", "--input-type", "bf16", "--quant-method", "int4",
           "--cpuinfer-threads", 60, "--threadpool-count", 2, "--no-merge-safetensor", "--gpu")
     assert checkpoints.digests(tmp_path / "a") == checkpoints.digests(converted(4, 2, merge=False))
 
 
-@needs_model
 def test_moe_int8_is_int8(converted, tmp_path):
     kt_ok("quant", MODEL, "-o", tmp_path / "out", "--method", "moe_int8", "--numa-nodes", 1)
     assert read_folder(tmp_path / "out")[0] == read_folder(converted(8))[0]
 
 
-@needs_model
 @pytest.mark.parametrize("merge", [True, False])
 def test_backward_copies_are_the_transposed_matrices(tmp_path, merge):
     """gate and up: [H, I/tp]; down: [I/tp, H]; the forward bytes stay as they are."""

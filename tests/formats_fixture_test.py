@@ -1,6 +1,6 @@
 """int8 and int4 per row against what the established converter wrote, bit for bit.
 
-Reads fixtures/ and models/ of the folder named by KT_TEST_DATA; needs formats_probe, named by KT_FORMATS_PROBE.
+Reads tests/fixtures and the demo model; needs formats_probe, named by KT_FORMATS_PROBE.
 """
 import json
 import os
@@ -13,11 +13,9 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 
 PROBE = os.environ.get("KT_FORMATS_PROBE")
-DATA = os.environ.get("KT_TEST_DATA")
-pytestmark = [
-    pytest.mark.skipif(not PROBE, reason="KT_FORMATS_PROBE does not name the formats_probe program"),
-    pytest.mark.skipif(not DATA, reason="KT_TEST_DATA does not name the folder of test data"),
-]
+TESTS = pathlib.Path(__file__).resolve().parent
+FIXTURES = TESTS / "fixtures" / "kt-weights"
+pytestmark = pytest.mark.skipif(not PROBE, reason="KT_FORMATS_PROBE does not name the formats_probe program")
 SOURCE = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
@@ -31,7 +29,7 @@ def safetensors(path):
 
 
 def source_weight(projection, expert):
-    folder = pathlib.Path(DATA, "models", "tiny-deepseekv3")
+    folder = TESTS.parent / "demo" / "tiny-deepseekv3"
     name = f"model.layers.1.mlp.experts.{expert}.{SOURCE[projection]}.weight"
     shard = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][name]
     dtype, shape, data = safetensors(folder / shard)[name]
@@ -81,7 +79,7 @@ def check(projection, expert, bits, packed, file_scales):
 @pytest.mark.parametrize("expert", [0, 1])
 @pytest.mark.parametrize("projection", ["gate", "up", "down"])
 def test_matches_the_merged_file(bits, expert, projection):
-    tensors = safetensors(pathlib.Path(DATA, "fixtures", "kt-weights", f"int{bits}-layer1-experts01.safetensors"))
+    tensors = safetensors(FIXTURES / f"int{bits}-layer1-experts01.safetensors")
     name = f"blk.1.ffn_{projection}_exps.{expert}.numa.0"
     check(projection, expert, bits, tensors[f"{name}.weight"][2], tensors[f"{name}.scale"][2])
 
@@ -89,7 +87,7 @@ def test_matches_the_merged_file(bits, expert, projection):
 @pytest.mark.parametrize("expert", [0, 1])
 @pytest.mark.parametrize("projection", ["gate", "up", "down"])
 def test_matches_the_folder(expert, projection):
-    folder = pathlib.Path(DATA, "fixtures", "kt-weights", "folder", "_layer_1", "_numa_0")
+    folder = FIXTURES / "folder" / "_layer_1" / "_numa_0"
     (packed,) = folder.glob(f"INT4_{projection}_{expert}_*Byte_quant_.kt")
     (scales,) = folder.glob(f"INT4_{projection}_{expert}_*Byte_scale_.kt")
     check(projection, expert, 4, packed.read_bytes(), scales.read_bytes())

@@ -185,7 +185,7 @@ def probe():
 
     yield ask
     process.stdin.close()
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=300) == 0
 
 
 def validator(schema):
@@ -245,7 +245,7 @@ def test_says_what_is_not_supported(probe, message):
 def test_hostile_schemas_end_quickly(probe, name, schema, refused):
     answer = probe(schema=schema, walks=0 if refused else 3)
     assert ("error" in answer) == refused, answer
-    assert answer["seconds"] < 2
+    assert answer["seconds"] < 120  # milliseconds on an idle machine; without bounds these take hours
     assert "\n" not in answer.get("error", "")
 
 

@@ -2,7 +2,7 @@
 
 KT_MODEL_PROBE names the program model_probe: `model_probe MODEL --acts f32 [--chunk N]` reads token ids from standard
 input, one sequence a line, and writes float32 logits [tokens of all sequences in order, vocabulary]. KT_TEST_DATA,
-where it is set, is the folder with the trained models; KT_TEST_FULL=1 cuts prompts of 700 tokens too.
+where it is set, is the folder with the other trained model; KT_TEST_FULL=1 cuts prompts of 700 tokens too.
 
 Weights are float32 or bf16; activations are float32 in both programs, so that only the order of sums differs. Two
 experts whose scores are equal to the last digits may still change places; a jump at one position of one model that
@@ -21,10 +21,10 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import numpy as np  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import checkpoints  # noqa: E402
 import tiny_models  # noqa: E402
 from logits import PROBE, check, differences, probe, prompt  # noqa: E402
 
-DATA = os.environ.get("KT_TEST_DATA")
 FULL = os.environ.get("KT_TEST_FULL") == "1"
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 
@@ -108,11 +108,9 @@ STORY = (
 
 @pytest.fixture(scope="module", params=["tiny-qwen3moe", "tiny-deepseekv3"])
 def trained(request):
-    if not DATA:
-        pytest.skip("KT_TEST_DATA does not name the folder of test data")
-    folder = pathlib.Path(DATA) / "models" / request.param
-    if not (folder / "config.json").exists():
-        pytest.skip(f"{folder} is not there")
+    folder = checkpoints.trained_model(request.param)
+    if folder is None:
+        pytest.skip(f"{request.param} (42 MiB) is not in the tree, and KT_TEST_DATA names no folder with it")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -28,7 +28,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
          "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--no-proxy-server", "--force-color-profile=srgb")
 
 
-def wait_for(what, message, seconds=30):
+def wait_for(what, message, seconds=300):
     """The first true value of what()."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -102,8 +102,8 @@ class Page:
     def answer(self):
         return self.run("const all = document.querySelectorAll('.answer'); return all[all.length - 1]?.querySelector('.answer > .prose').innerText ?? ''")
 
-    def finished(self, seconds=60):
-        wait_for(lambda: not self.answering(), "the answer ends", seconds)
+    def finished(self):
+        wait_for(lambda: not self.answering(), "the answer ends")
         return self.answer()
 
     def ask(self, text):
@@ -215,9 +215,9 @@ class TestConversation:
 
     @pytest.mark.parametrize("way", ["button", "escape"])
     def test_stop(self, either, way):
-        for _ in range(5):  # the demo may be done before the browser has clicked
+        for _ in range(40):  # the demo may be done before the browser has clicked
             either.send(STORY)
-            wait_for(lambda: either.answer() or not either.answering(), "the first words", 60)
+            wait_for(lambda: either.answer() or not either.answering(), "the first words")
             if either.answering():
                 either.run("document.getElementById('stop').click()") if way == "button" else either.keys(Keys.ESCAPE)
             text = either.finished()
@@ -613,20 +613,25 @@ class TestLive:
     def test_the_picture_changes_while_it_answers(self, either):
         before = either.run("return document.querySelector('#heat').textContent")
         pictures = set()
-        for _ in range(3):
+        for _ in range(20):  # a slow browser may see little of a fast answer
             either.send(STORY)
-            wait_for(lambda: pictures.add(either.picture()) or not either.answering(), "the answer ends", 60)
+            wait_for(lambda: pictures.add(either.picture()) or not either.answering(), "the answer ends")
             pictures.add(either.picture())
+            if len(pictures) >= 3:
+                break
         assert len(pictures) >= 3, before
         assert either.shown("#heat canvas")
         label = either.run("return document.querySelector('#heat canvas').ariaLabel")
         assert "Hottest: layer" in label and "even share" in label
 
     def test_figures(self, either):
-        either.send(STORY)
         seen = set()
-        wait_for(lambda: seen.add(either.text("#speed")) or not either.answering(), "the answer ends", 60)
-        assert any(speed not in ("–", "0") for speed in seen), seen
+        for _ in range(20):  # a slow browser may see little of a fast answer
+            either.send(STORY)
+            wait_for(lambda: seen.add(either.text("#speed")) or not either.answering(), "the answer ends")
+            if seen - {"–", "0"}:
+                break
+        assert seen - {"–", "0"}, seen
         wait_for(lambda: "limit" in either.text("#limit-text") and "%" in either.text("#limit-text"), "the gauge")
         assert "%" in either.text("#kv-text")
         assert "running" in either.text("#requests-text")
@@ -659,11 +664,15 @@ class TestLive:
             server.close()
 
     def test_it_asks_often_only_while_it_answers(self, page, scripted):
-        def asked(seconds):
-            page.logs()
-            time.sleep(seconds)
-            return sum(url.endswith("kt/status") for url in page.logs()[1])
-        assert asked(2) <= 2
-        scripted.pause = 0.2
+        """By the browser's own clock: a busy machine makes pauses longer, never shorter."""
+        def pauses():
+            times = page.run("return performance.getEntriesByType('resource').filter((e) => e.name.endsWith('kt/status'))"
+                             ".map((e) => e.startTime)")
+            return [after - before for before, after in zip(times, times[1:])]
+        page.run("performance.clearResourceTimings()")
+        assert min(wait_for(pauses, "two questions")) > 2000
+        scripted.script, scripted.pause = scripted.script * 20, 0.2
         page.send("Question")
-        assert asked(2) >= 4
+        wait_for(lambda: min(pauses()) < 1000, "two questions within a second")
+        scripted.pause = 0
+        page.finished()

@@ -299,6 +299,6 @@ def test_a_driver_that_does_not_tell_the_end_of_graphs():
 
 
 def run(name, **env):
-    done = subprocess.run([sys.executable, "-c", SETUP + {**BODIES, **SPECIAL}[name]], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, "-c", SETUP + {**BODIES, **SPECIAL}[name]], capture_output=True, text=True, timeout=900,
                           env=dict(os.environ, **env))
     assert done.returncode == 0, done.stdout + done.stderr

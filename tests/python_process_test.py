@@ -11,7 +11,7 @@ pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built pack
 
 def python(code, **variables):
     env = {name: value for name, value in os.environ.items() if name not in ("KT_ISA", "KT_KERNEL_CPU_VARIANT")}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180,
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
                           env={**env, **variables})
 
 

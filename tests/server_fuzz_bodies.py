@@ -205,17 +205,17 @@ class RawCase:
 
 def raw_cases():
     """Bytes on a socket."""
-    get = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     refused = [[400], []]
     for line in (b"", b"\r\n" * 50, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1 x\r\n\r\n",
                  b"/ GET HTTP/1.1\r\n\r\n", b"G\x00T / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
                  b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\n\r\n", b"\xff" * 5000,
-                 b"GET /%zz HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n",
-                 b"GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", b"A" * 100_000,
-                 b"GET http://[::1/ HTTP/1.1\r\nHost: a\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
-                 b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", b"TRACE / HTTP/1.1\r\nHost: a\r\n\r\n"):
+                 b"GET /%zz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                 b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", b"A" * 100_000,
+                 b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                 b"CONNECT a:443 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"TRACE / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         yield RawCase(f"line {line[:30]!r}", [line], method="GET")
-    head = b"GET /health HTTP/1.1\r\nHost: a\r\n"
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     yield RawCase("10k headers", [head + b"x: y\r\n" * 10_000 + b"\r\n"], [[431], [400], []], "GET")
     yield RawCase("1 MB header", [head + b"x: " + b"y" * MEGABYTE + b"\r\n\r\n"], [[431], [400], []], "GET")
     yield RawCase("header without end", [head + b"x: " + b"y" * 5000], None, "GET")
@@ -223,13 +223,13 @@ def raw_cases():
     yield RawCase("header without colon", [head + b"nonsense\r\n\r\n"], refused, "GET")
     yield RawCase("space before colon", [head + b"Content-Length : 3\r\n\r\nabc"], refused, "GET")
     yield RawCase("folded header", [head + b"x: a\r\n b\r\n\r\n"], None, "GET")
-    post = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    post = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for length in (b"-1", b"abc", b"1e3", b"99999999999999999999999", b"0x10", b"+5", b"5, 6", b"", b"5 5"):
         yield RawCase(f"length {length!r}", [post + b"Content-Length: " + length + b"\r\n\r\nabcde"], [[400], [413], []])
     yield RawCase("huge length", [post + b"Content-Length: 999999999999\r\n\r\n"], [[413], [400], []])
     yield RawCase("body cut short", [post + b"Content-Length: 500\r\n\r\n{"], None)
     # What one party reads as one request and another as two: refused, and the inner request is not answered.
-    inner = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+    inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     yield RawCase("length and chunked", [post + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner], refused)
     yield RawCase("two lengths", [post + b"Content-Length: 5\r\nContent-Length: 0\r\n\r\n" + inner], refused)
     yield RawCase("odd coding", [post + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + inner], [[400], [501], []])
@@ -246,7 +246,7 @@ def raw_cases():
     yield RawCase("continue", [post + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n", b"{}"], [[400], [200]])
     yield RawCase("other expectation", [post + b"Content-Length: 2\r\nExpect: magic\r\n\r\n{}"], [[417], [400], [200], []])
     yield RawCase("HTTP/1.0", [b"GET /health HTTP/1.0\r\n\r\n"], [[200]], "GET")
-    yield RawCase("head", [b"HEAD /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"], [[200], [405]], "HEAD")
-    yield RawCase("method not known", [b"BREW /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"], [[405], [404], [501], [400]])
-    yield RawCase("wrong method", [b"DELETE /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"], [[405], [404]])
+    yield RawCase("head", [b"HEAD /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], [[200], [405]], "HEAD")
+    yield RawCase("method not known", [b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], [[405], [404], [501], [400]])
+    yield RawCase("wrong method", [b"DELETE /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], [[405], [404]])
     yield RawCase("vanishes", [post + b"Content-Length: 100\r\n\r\n{\"prompt\": \"a"], None)

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 KT = os.environ.get("KT_PROGRAM")
-READY_SECONDS = 120
+READY_SECONDS = 600
 
 
 class Server:
@@ -65,7 +65,7 @@ class Server:
         end = time.monotonic() + READY_SECONDS
         while time.monotonic() < end:
             try:
-                with urllib.request.urlopen(self.url + "/health", timeout=10) as reply:
+                with urllib.request.urlopen(self.url + "/health", timeout=60) as reply:
                     if reply.status == 200:
                         return
             except OSError:
@@ -87,12 +87,12 @@ class Server:
         request = urllib.request.Request(self.url + "/metrics")
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=300) as reply:
             lines = reply.read().decode().splitlines()
         pairs = (line.rsplit(None, 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
-    def stop(self, seconds=30):
+    def stop(self, seconds=300):
         """SIGTERM, SIGKILL as a last resort. The exit code; negative: the signal that ended it."""
         if self.alive():
             self.process.send_signal(signal.SIGTERM)

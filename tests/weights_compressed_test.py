@@ -1,8 +1,8 @@
 """`kt quant gpu` against the people it writes for: compressed_tensors must give the same codes, scales and values,
 transformers must load the folder and compute the same logits as with weights rounded by hand.
 
-Environment: KT_PROGRAM (the kt program), KT_TEST_DATA (the folder that holds models/). Needs torch, safetensors,
-compressed-tensors and transformers; each test says which of them it misses."""
+Environment: KT_PROGRAM (the kt program). Needs torch, safetensors, compressed-tensors and transformers; each test says which
+of them it misses."""
 
 import functools
 import itertools
@@ -25,8 +25,11 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 
-MODELS = ("tiny-deepseekv3", "tiny-qwen3moe")
-# type, group size, targets. 64 divides every matrix of the tiny models.
+import checkpoints
+
+# The demo's, and one of random numbers with tied embeddings and another routing.
+MODELS = ("tiny-deepseekv3", "made-qwen3moe")
+# type, group size, targets. 64 divides every matrix of both.
 CASES = (("W4A16", 128, "experts"), ("W8A16", -1, "experts"), ("W4A16", 64, "all"), ("W8A16", -1, "all"))
 
 
@@ -78,13 +81,27 @@ def by_hand(packed, scale, shape, bits):
     return torch.from_numpy(codes.astype(np.float32) * scales).to(scale.dtype)
 
 
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """folder of a model by its name; the second is made when asked for."""
+
+    @functools.cache
+    def folder(name):
+        if name == MODELS[0]:
+            return checkpoints.trained_model(name)
+        pytest.importorskip("transformers")
+        import tiny_models
+        made = tiny_models.build("qwen3_moe", torch.bfloat16, vocab_size=4096, hidden_size=256, moe_intermediate_size=128,
+                                 head_dim=64, tie_word_embeddings=True)
+        return tiny_models.save(made, tmp_path_factory.mktemp("made") / name, torch.bfloat16)
+    return folder
+
+
 @pytest.fixture(scope="module", params=list(itertools.product(MODELS, CASES)),
                 ids=lambda p: f"{p[0]}-{p[1][0]}-g{p[1][1]}-{p[1][2]}")
-def converted(request, tmp_path_factory):
+def converted(request, sources, tmp_path_factory):
     model, (kind, group, targets) = request.param
-    source = needed("KT_TEST_DATA") / "models" / model
-    if not source.is_dir():
-        pytest.skip(f"{source} is missing")
+    source = sources(model)
     out = tmp_path_factory.mktemp("converted") / "out"
     kt("quant", "gpu", source, "-o", out, "--method", "RTN", "--type", kind, "--group-size", group, "--targets",
        targets)
@@ -198,10 +215,8 @@ def test_transformers_loads_it_and_computes_the_same(converted, tmp_path):
     assert (got - before).norm() / before.norm() > 10 * distance + 1e-3
 
 
-def test_ignored_modules_stay(tmp_path):
-    source = needed("KT_TEST_DATA") / "models" / MODELS[0]
-    if not source.is_dir():
-        pytest.skip(f"{source} is missing")
+def test_ignored_modules_stay(sources, tmp_path):
+    source = sources(MODELS[0])
     out = tmp_path / "out"
     kt("quant", "gpu", source, "-o", out, "--method", "RTN", "--type", "W4A16", "--group-size", -1, "--targets", "all",
        "--ignore", r"re:.*layers\.2\.self_attn\..*", "--ignore", "shared_experts")
@@ -212,10 +227,8 @@ def test_ignored_modules_stay(tmp_path):
     assert "model.layers.2.self_attn.o_proj" in ignore
 
 
-def test_a_group_that_does_not_divide_is_one_line(tmp_path):
-    source = needed("KT_TEST_DATA") / "models" / MODELS[0]
-    if not source.is_dir():
-        pytest.skip(f"{source} is missing")
+def test_a_group_that_does_not_divide_is_one_line(sources, tmp_path):
+    source = sources(MODELS[0])
     run = kt("quant", "gpu", source, "-o", tmp_path / "out", "--method", "RTN", "--type", "W4A16", "--group-size", 128,
              "--targets", "all", ok=False)
     assert run.returncode == 2

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Writes a synthetic Mixture-of-Experts checkpoint of any size, for figures of speed and memory: bf16 safetensors shards
 with an index and a qwen3_moe config. Weights are slices of one block of random numbers, so that writing runs at the
-disk's pace; no two experts are equal. Needs numpy.
+disk's pace; no two experts are equal. Routers choose all experts about equally often, token by token, or by a Zipf law:
+embeddings are large beside weights, so that tokens stay apart through all layers. Needs numpy.
 
     make_checkpoint.py OUT --gb 20
     make_checkpoint.py OUT --layers 6 --experts 8 --hidden 1024 --inter 512
+    make_checkpoint.py OUT --zipf 1                        # the expert of rank r about 1/r as often as the first
 """
 import argparse
 import json
@@ -16,6 +18,11 @@ import numpy as np
 BLOCK = 1 << 25  # random bf16 values to cut tensors from
 HEAD_DIM = 128
 PREFIX = "model.layers"
+DEVIATION = 0.02  # of weights
+EMBEDDING = 200  # times a weight
+# Of router logits: that of a Gumbel variable, whose largest ones are a draw by softmax without replacement.
+LOGITS = 1.28
+COMMON = 8  # the first element of every embedding, in deviations, where a router needs a constant
 
 
 def bf16(values):
@@ -78,7 +85,40 @@ def shards(args):
     yield shard
 
 
-def write_shard(path, tensors, block, random):
+def router(shape, zipf, random):
+    """Logits of unit tokens; by a Zipf law those of the expert of rank r are zipf * log r less, ranks being the layer's
+    own."""
+    weights = random.normal(0, LOGITS / np.sqrt(shape[1]), shape)
+    if zipf:
+        weights[:, 0] = -zipf * np.log(random.permutation(shape[0]) + 1) / COMMON
+    return bf16(weights)
+
+
+def embeddings(shape, zipf, random):
+    weights = random.standard_normal(shape, np.float32) * np.float32(EMBEDDING * DEVIATION)
+    if zipf:
+        weights[:, 0] = COMMON * EMBEDDING * DEVIATION
+    return bf16(weights)
+
+
+def contents(name, shape, block, zipf, random):
+    """The values of a tensor, in pieces."""
+    if name.endswith("mlp.gate.weight"):
+        yield router(shape, zipf, random)
+    elif name == "model.embed_tokens.weight":
+        yield embeddings(shape, zipf, random)
+    elif len(shape) == 1:
+        yield bf16(np.ones(shape))
+    else:
+        left = byte_count(shape) // 2
+        while left:
+            start = int(random.integers(len(block) // 2))
+            piece = block[start:start + left]
+            yield piece
+            left -= len(piece)
+
+
+def write_shard(path, tensors, block, zipf, random):
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in tensors:
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + byte_count(shape)]}
@@ -87,13 +127,8 @@ def write_shard(path, tensors, block, random):
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for _, shape in tensors:
-            left = byte_count(shape) // 2
-            while left:
-                start = int(random.integers(len(block) // 2))
-                piece = block[start:start + left]
-                file.write(piece)
-                left -= len(piece)
+        for name, shape in tensors:
+            file.writelines(contents(name, shape, block, zipf, random))
     return at
 
 
@@ -107,6 +142,7 @@ def arguments():
     parser.add_argument("--inter", type=int, default=768)
     parser.add_argument("--vocab", type=int, default=1024)
     parser.add_argument("--shard-mb", type=int, default=4096, help="largest file, in MiB (default: 4096)")
+    parser.add_argument("--zipf", type=float, default=0, help="exponent of the routers' law (default 0: all alike)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if min(args.layers, args.experts, args.hidden, args.inter, args.vocab, args.shard_mb) < 1 or (args.gb or 1) <= 0:
@@ -121,13 +157,13 @@ def main():
     args = arguments()
     random = np.random.default_rng(args.seed)
     largest = max(byte_count(shape) // 2 for _, shape in all_tensors(args))
-    block = bf16(random.standard_normal(min(BLOCK, 4 * largest + 1), np.float32) * np.float32(0.02))
+    block = bf16(random.standard_normal(min(BLOCK, 4 * largest + 1), np.float32) * np.float32(DEVIATION))
     args.out.mkdir(parents=True, exist_ok=True)
     parts = list(shards(args))
     weight_map, total = {}, 0
     for i, tensors in enumerate(parts):
         file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
-        total += write_shard(args.out / file, tensors, block, random)
+        total += write_shard(args.out / file, tensors, block, args.zipf, random)
         weight_map.update((name, file) for name, _ in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (args.out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

@@ -1,10 +1,16 @@
 #!/usr/bin/env python3
-"""Writes a random Mixture-of-Experts model as one GGUF file in Q4_0, for figures of speed beside other programs: the
-qwen3moe architecture, every matrix in the same 4-bit format, a byte-level BPE vocabulary of pairs. Its text is noise, its
-shape real. Needs numpy.
+"""Writes a random Mixture-of-Experts model as one GGUF file in Q4_0, for figures of speed beside other programs: every
+matrix in the same 4-bit format, a byte-level BPE vocabulary of pairs. Its text is noise, its shape real, and its routers
+choose like those of a model: all experts about equally often, token by token, or by a Zipf law. Needs numpy.
 
-    make_gguf.py OUT.gguf                                  # 4 layers of Qwen3-30B-A3B, vocabulary 32,000: 1.4 GB
+    make_gguf.py OUT.gguf                          # 4 layers of Qwen3-30B-A3B, vocabulary 32,000: 1.4 GB
+    make_gguf.py OUT.gguf --layers 48              # all of its layers: 16 GB
+    make_gguf.py OUT.gguf --arch deepseek2         # 1 dense and 2 expert layers of DeepSeek-V3: 14 GB
+    make_gguf.py OUT.gguf --zipf 1                 # the expert of rank r is chosen about 1/r as often as the first
     make_gguf.py OUT.gguf --layers 2 --experts 8 --hidden 256 --inter 128 --heads 4 --kv-heads 2
+
+Two things make routing honest. Codes are symmetric around zero: a mean would give all tokens one common direction, and
+their routers one answer. Embeddings are 200 times as large as weights, so that tokens stay apart through all layers.
 """
 import argparse
 import struct
@@ -15,7 +21,20 @@ ALIGN = 32
 TYPE_U32, TYPE_F32, TYPE_BOOL, TYPE_STRING, TYPE_ARRAY, TYPE_I32 = 4, 6, 7, 8, 9, 5
 GGML_F32, GGML_Q4_0 = 0, 2
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0: an f16 scale and 32 codes
-POOL = 1 << 21  # random blocks to cut tensors from
+POOL = 1 << 20  # random blocks to cut tensors from
+EMBEDDING = 200  # times a weight
+DEVIATION = 0.0177  # of weights: codes -7..7, scales 0.002..0.006
+# Of router logits: that of a Gumbel variable, whose largest ones are a draw by softmax without replacement.
+LOGITS = 1.28
+COMMON = 8  # the first element of every embedding, in deviations, where a router needs a constant
+SIGMOID = 2  # expert_gating_func
+
+# What each architecture is by default.
+SHAPES = {
+    "qwen3moe": dict(layers=4, experts=128, top_k=8, hidden=2048, inter=768, heads=32, kv_heads=4, head_dim=128),
+    "deepseek2": dict(layers=3, dense_layers=1, experts=256, top_k=8, hidden=7168, inter=2048, dense_inter=18432,
+                      heads=128, q_rank=1536, kv_rank=512, head_dim=128, rope_dim=64, groups=8, used_groups=4),
+}
 
 
 def string(words):
@@ -56,20 +75,36 @@ def vocabulary(size):
     return [*letters, *(a + b for a, b in merges), "<|end|>"], [f"{a} {b}" for a, b in merges]
 
 
+def numbers(args):
+    """(key, value) of the architecture; integers and floats."""
+    yield from (("block_count", args.layers), ("context_length", args.context), ("embedding_length", args.hidden),
+                ("attention.head_count", args.heads), ("expert_count", args.experts), ("expert_used_count", args.top_k),
+                ("expert_feed_forward_length", args.inter), ("attention.layer_norm_rms_epsilon", 1e-6))
+    if args.arch == "qwen3moe":
+        yield from (("feed_forward_length", 4 * args.inter), ("attention.head_count_kv", args.kv_heads),
+                    ("attention.key_length", args.head_dim), ("attention.value_length", args.head_dim),
+                    ("rope.freq_base", 1e6))
+        return
+    yield from (("feed_forward_length", args.dense_inter), ("attention.head_count_kv", 1),
+                ("leading_dense_block_count", args.dense_layers), ("attention.q_lora_rank", args.q_rank),
+                ("attention.kv_lora_rank", args.kv_rank), ("attention.key_length", args.kv_rank + args.rope_dim),
+                ("attention.value_length", args.kv_rank), ("attention.key_length_mla", args.head_dim + args.rope_dim),
+                ("attention.value_length_mla", args.head_dim), ("rope.dimension_count", args.rope_dim),
+                ("rope.freq_base", 1e4), ("expert_shared_count", 1), ("expert_gating_func", SIGMOID),
+                ("expert_weights_scale", 2.5), ("expert_group_count", args.groups),
+                ("expert_group_used_count", args.used_groups))
+
+
 def metadata(args):
-    arch = "qwen3moe"
     tokens, merges = vocabulary(args.vocab)
-    yield field("general.architecture", TYPE_STRING, arch)
+    yield field("general.architecture", TYPE_STRING, args.arch)
     yield field("general.name", TYPE_STRING, "random")
     yield field("general.file_type", TYPE_U32, 2)
-    for key, number in (("block_count", args.layers), ("context_length", args.context), ("embedding_length", args.hidden),
-                        ("feed_forward_length", 4 * args.inter), ("attention.head_count", args.heads),
-                        ("attention.head_count_kv", args.kv_heads), ("attention.key_length", args.head_dim),
-                        ("attention.value_length", args.head_dim), ("expert_count", args.experts),
-                        ("expert_used_count", args.top_k), ("expert_feed_forward_length", args.inter)):
-        yield field(f"{arch}.{key}", TYPE_U32, number)
-    yield field(f"{arch}.rope.freq_base", TYPE_F32, 1e6)
-    yield field(f"{arch}.attention.layer_norm_rms_epsilon", TYPE_F32, 1e-6)
+    for key, number in numbers(args):
+        yield field(f"{args.arch}.{key}", TYPE_F32 if isinstance(number, float) else TYPE_U32, number)
+    if args.arch == "deepseek2":
+        yield field("deepseek2.vocab_size", TYPE_U32, args.vocab)
+        yield field("deepseek2.expert_weights_norm", TYPE_BOOL, True)
     yield field("tokenizer.ggml.model", TYPE_STRING, "gpt2")
     yield field("tokenizer.ggml.pre", TYPE_STRING, "qwen2")
     yield field("tokenizer.ggml.tokens", TYPE_STRING, tokens)
@@ -79,26 +114,50 @@ def metadata(args):
     yield field("tokenizer.ggml.add_bos_token", TYPE_BOOL, False)
 
 
+def attention(args):
+    """(name, shape), the fastest dimension first."""
+    if args.arch == "qwen3moe":
+        q, kv = args.heads * args.head_dim, args.kv_heads * args.head_dim
+        yield from (("attn_q", (args.hidden, q)), ("attn_k", (args.hidden, kv)), ("attn_v", (args.hidden, kv)),
+                    ("attn_output", (q, args.hidden)), ("attn_q_norm", (args.head_dim,)), ("attn_k_norm", (args.head_dim,)))
+        return
+    key = args.head_dim + args.rope_dim
+    yield from (("attn_q_a", (args.hidden, args.q_rank)), ("attn_q_a_norm", (args.q_rank,)),
+                ("attn_q_b", (args.q_rank, args.heads * key)),
+                ("attn_kv_a_mqa", (args.hidden, args.kv_rank + args.rope_dim)), ("attn_kv_a_norm", (args.kv_rank,)),
+                ("attn_k_b", (args.head_dim, args.kv_rank, args.heads)),
+                ("attn_v_b", (args.kv_rank, args.head_dim, args.heads)),
+                ("attn_output", (args.heads * args.head_dim, args.hidden)))
+
+
+def feed_forward(args, layer):
+    def matrices(suffix, inter, *experts):
+        yield from ((f"ffn_gate{suffix}", (args.hidden, inter, *experts)), (f"ffn_up{suffix}", (args.hidden, inter, *experts)),
+                    (f"ffn_down{suffix}", (inter, args.hidden, *experts)))
+
+    if args.arch == "deepseek2" and layer < args.dense_layers:
+        yield from matrices("", args.dense_inter)
+        return
+    yield "ffn_gate_inp", (args.hidden, args.experts)
+    yield from matrices("_exps", args.inter, args.experts)
+    if args.arch == "deepseek2":
+        yield "exp_probs_b", (args.experts,)
+        yield from matrices("_shexp", args.inter)
+
+
 def tensors(args):
-    """(name, shape with the fastest dimension first, type)."""
-    q, kv = args.heads * args.head_dim, args.kv_heads * args.head_dim
-    yield "token_embd.weight", (args.hidden, args.vocab), GGML_Q4_0
-    yield "output_norm.weight", (args.hidden,), GGML_F32
-    yield "output.weight", (args.hidden, args.vocab), GGML_Q4_0
+    """(name, shape, type)."""
+    def row(name, shape):
+        plain = len(shape) == 1 or name.endswith("ffn_gate_inp")
+        suffix = "bias" if name.endswith("exp_probs_b") else "weight"
+        return f"{name}.{suffix}", shape, GGML_F32 if plain else GGML_Q4_0
+
+    yield row("token_embd", (args.hidden, args.vocab))
+    yield row("output_norm", (args.hidden,))
+    yield row("output", (args.hidden, args.vocab))
     for layer in range(args.layers):
-        at = f"blk.{layer}"
-        yield f"{at}.attn_norm.weight", (args.hidden,), GGML_F32
-        yield f"{at}.attn_q.weight", (args.hidden, q), GGML_Q4_0
-        yield f"{at}.attn_k.weight", (args.hidden, kv), GGML_Q4_0
-        yield f"{at}.attn_v.weight", (args.hidden, kv), GGML_Q4_0
-        yield f"{at}.attn_output.weight", (q, args.hidden), GGML_Q4_0
-        yield f"{at}.attn_q_norm.weight", (args.head_dim,), GGML_F32
-        yield f"{at}.attn_k_norm.weight", (args.head_dim,), GGML_F32
-        yield f"{at}.ffn_norm.weight", (args.hidden,), GGML_F32
-        yield f"{at}.ffn_gate_inp.weight", (args.hidden, args.experts), GGML_F32
-        yield f"{at}.ffn_gate_exps.weight", (args.hidden, args.inter, args.experts), GGML_Q4_0
-        yield f"{at}.ffn_up_exps.weight", (args.hidden, args.inter, args.experts), GGML_Q4_0
-        yield f"{at}.ffn_down_exps.weight", (args.inter, args.hidden, args.experts), GGML_Q4_0
+        parts = (("attn_norm", (args.hidden,)), *attention(args), ("ffn_norm", (args.hidden,)), *feed_forward(args, layer))
+        yield from (row(f"blk.{layer}.{name}", shape) for name, shape in parts)
 
 
 def size_of(shape, kind):
@@ -106,39 +165,87 @@ def size_of(shape, kind):
     return 4 * count if kind == GGML_F32 else count // BLOCK * BLOCK_BYTES
 
 
-def random_blocks(random):
-    """Q4_0 blocks whose weights have a deviation of about 0.02."""
+def random_blocks(random, times=1):
+    """Q4_0 blocks of codes -7..7 and scales of `times` 0.002 to 0.006."""
     blocks = np.empty((POOL, BLOCK_BYTES), np.uint8)
-    blocks[:, :2] = random.uniform(0.002, 0.006, POOL).astype("<f2").view(np.uint8).reshape(POOL, 2)
-    blocks[:, 2:] = random.integers(0, 256, (POOL, 16), np.uint8)
-    return blocks.reshape(-1)
+    blocks[:, :2] = (times * random.uniform(0.002, 0.006, POOL)).astype("<f2").view(np.uint8).reshape(POOL, 2)
+    codes = random.integers(1, 16, (2, POOL, BLOCK // 2), np.uint8)
+    blocks[:, 2:] = codes[0] | codes[1] << 4
+    return blocks
 
 
-def write_tensor(out, shape, kind, pool, random, silent):
-    """The first `silent` bytes are zeros, as are the weights they stand for."""
-    if kind == GGML_F32:
-        data = np.ones(shape, "<f4") if len(shape) == 1 else random.normal(0, 0.05, shape).astype("<f4")
-        out.write(data.tobytes())
-        return
-    left = size_of(shape, kind) - silent
-    out.write(bytes(silent))
-    while left:
-        start = int(random.integers(0, POOL // 2)) * BLOCK_BYTES
-        piece = pool[start:start + left]
-        out.write(piece.tobytes())
-        left -= len(piece)
+def cut(blocks, count, random):
+    """That many of the blocks, in pieces from random places."""
+    while count:
+        start = int(random.integers(0, len(blocks) // 2))
+        piece = blocks[start:start + count]
+        yield piece
+        count -= len(piece)
+
+
+def embeddings(args, random):
+    """Rows of large numbers; where routers follow a law, the first element of all is the same and its block otherwise
+    zero."""
+    blocks = random_blocks(random, EMBEDDING)
+    for _ in range(args.vocab):
+        row = np.concatenate(list(cut(blocks, args.hidden // BLOCK, random)))
+        if args.zipf:
+            scale = np.array([COMMON * EMBEDDING * DEVIATION / 7], "<f2").view(np.uint8)
+            row[0] = [*scale, 0x8F, *[0x88] * (BLOCK // 2 - 1)]
+        yield row.tobytes()
+
+
+def router(args, random):
+    """Logits of unit tokens; by --zipf S those of the expert of rank r are S log r less, ranks being the layer's own."""
+    weights = random.normal(0, LOGITS / np.sqrt(args.hidden), (args.experts, args.hidden))
+    if args.zipf:
+        ranks = random.permutation(args.experts) + 1
+        weights[:, 0] = -args.zipf * np.log(ranks) / COMMON
+    return weights.astype("<f4").tobytes()
+
+
+def contents(name, shape, kind, args, pool, random):
+    """The bytes of a tensor, in pieces."""
+    if name == "token_embd.weight":
+        yield from embeddings(args, random)
+    elif name.endswith("ffn_gate_inp.weight"):
+        yield router(args, random)
+    elif kind == GGML_F32:
+        yield (np.zeros if name.endswith("bias") else np.ones)(shape, "<f4").tobytes()
+    else:
+        # Tokens of single bytes are never the most probable.
+        silent = 256 * args.hidden // BLOCK if name == "output.weight" else 0
+        yield bytes(silent * BLOCK_BYTES)
+        yield from (piece.tobytes() for piece in cut(pool, int(np.prod(shape)) // BLOCK - silent, random))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("--arch", choices=SHAPES, default="qwen3moe")
+    parser.add_argument("--zipf", type=float, default=0, help="exponent of the routers' law (default 0: all alike)")
+    for name in sorted({name for shape in SHAPES.values() for name in shape}):
+        parser.add_argument("--" + name.replace("_", "-"), type=int)
+    for name, number in (("vocab", 32000), ("context", 40960), ("seed", 1)):
+        parser.add_argument("--" + name, type=int, default=number)
+    args = parser.parse_args()
+    for name in {name for shape in SHAPES.values() for name in shape}:
+        known = name in SHAPES[args.arch]
+        if not known and getattr(args, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} is not of {args.arch}")
+        if known and getattr(args, name) is None:
+            setattr(args, name, SHAPES[args.arch][name])
+    return args
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out")
-    for name, number in (("layers", 4), ("experts", 128), ("top-k", 8), ("hidden", 2048), ("inter", 768), ("heads", 32),
-                         ("kv-heads", 4), ("head-dim", 128), ("vocab", 32000), ("context", 40960), ("seed", 1)):
-        parser.add_argument(f"--{name}", type=int, default=number)
-    args = parser.parse_args()
+    args = arguments()
     random = np.random.default_rng(args.seed)
     pool = random_blocks(random)
     fields, infos = list(metadata(args)), list(tensors(args))
+    for name, shape, kind in infos:
+        if kind == GGML_Q4_0 and shape[0] % BLOCK:
+            raise SystemExit(f"make_gguf.py: {name}: rows of {shape[0]} columns, expected a multiple of {BLOCK}")
     head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(fields)) + b"".join(fields)
     offset = 0
     for name, shape, kind in infos:
@@ -148,9 +255,9 @@ def main():
     with open(args.out, "wb") as out:
         out.write(head + bytes(-len(head) % ALIGN))
         for name, shape, kind in infos:
-            # Tokens of single bytes are never the most probable.
-            silent = 256 * args.hidden // BLOCK * BLOCK_BYTES if name == "output.weight" else 0
-            write_tensor(out, shape, kind, pool, random, silent)
+            start = out.tell()
+            out.writelines(contents(name, shape, kind, args, pool, random))
+            assert out.tell() - start == size_of(shape, kind), name
             out.write(bytes(-size_of(shape, kind) % ALIGN))
 
 

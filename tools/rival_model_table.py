@@ -28,8 +28,12 @@ def llama(folder, pattern, wanted):
     return best((row["avg_ts"], threads) for threads, rows in documents(folder, pattern) for row in rows if wanted(row))
 
 
-def ours(folder, pattern, key):
-    return best((document["points"][0][key], threads) for threads, document in documents(folder, pattern))
+def ours(folder, pattern, phase):
+    """Speed, threads, the share of the machine's limit, experts of a layer that were used, share of the eight busiest."""
+    rows = [(point[f"{phase}_tokens_per_s"], threads, point[f"{phase}_fraction_of_limit"],
+             point[f"{phase}_distinct_experts"], point[f"{phase}_busiest_share"])
+            for threads, document in documents(folder, pattern) for point in document["points"]]
+    return max(rows, default=None)
 
 
 def main():
@@ -37,18 +41,21 @@ def main():
     batch = best((row["speed_tg"], threads) for threads, rows in documents(folder, "llama-batch-*.jsonl") for row in rows)
     rows = [
         ("prefill, 1024 tokens", llama(folder, "llama-[0-9]*.json", lambda r: r["n_prompt"] > 0),
-         ours(folder, "kt-[0-9]*.json", "prefill_tokens_per_s")),
+         ours(folder, "kt-[0-9]*.json", "prefill")),
         ("decode", llama(folder, "llama-[0-9]*.json", lambda r: r["n_gen"] > 0),
-         ours(folder, "kt-[0-9]*.json", "decode_tokens_per_s")),
-        ("decode, 8 sequences", batch, ours(folder, "kt-batch-*.json", "decode_tokens_per_s")),
+         ours(folder, "kt-[0-9]*.json", "decode")),
+        ("decode, 8 sequences", batch, ours(folder, "kt-batch-*.json", "decode")),
         ("decode after 8192 tokens", llama(folder, "llama-deep-*.json", lambda r: r["n_gen"] > 0),
-         ours(folder, "kt-deep-*.json", "decode_tokens_per_s")),
+         ours(folder, "kt-deep-*.json", "decode")),
     ]
-    print("| tokens/s | llama.cpp (threads) | kt (threads) | ratio |")
-    print("|---|---|---|---|")
-    for name, (theirs, their_threads), (mine, my_threads) in rows:
-        ratio = f"{mine / theirs:.2f}" if theirs else "-"
-        print(f"| {name} | {theirs:.0f} ({their_threads}) | {mine:.0f} ({my_threads}) | {ratio} |")
+    print("| tokens/s | llama.cpp (threads) | kt (threads) | ratio | kt, of limit | experts used | busiest 8 |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (theirs, their_threads), mine in rows:
+        if not mine or not theirs:
+            continue
+        speed, threads, fraction, used, busiest = mine
+        print(f"| {name} | {theirs:.1f} ({their_threads}) | {speed:.1f} ({threads}) | {speed / theirs:.2f} | {fraction:.0%} | "
+              f"{used:.1f} | {busiest:.1%} |")
 
 
 if __name__ == "__main__":

@@ -34,45 +34,51 @@ say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); 
 
 # build_llama TARGETS...: from its source, for this CPU.
 build_llama() {
+  local server=OFF
+  [[ " $* " = *" llama-server "* ]] && server=ON
   llama=$build/llama
   if [ ! -d "$llama/src" ]; then
     mkdir -p "$llama/src"
     tar -xJf carry/llama.tar.xz -C "$llama/src"
   fi
   cmake -S "$llama/src" -B "$llama" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF \
-    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
+    -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_SERVER=$server -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF \
     > "$out/llama-configure.log" 2>&1 || { tail -n 20 "$out/llama-configure.log"; return 1; }
   cmake --build "$llama" -j "$(nproc)" --target "$@" > "$out/llama-build.log" 2>&1 ||
     { grep -E -A5 'error|No rule' "$out/llama-build.log" | head -40; return 1; }
 }
 
-# llama.cpp's whole model beside ours: one Q4_0 file, the same prompts and batches, each at its best thread count.
+# llama.cpp's whole model beside ours: one Q4_0 file whose routers choose evenly, the same prompts and batches, each at its
+# best thread count. rival_model LAYERS: after 8192 tokens too where they are few.
 rival_model() {
-  local model=$build/rival.gguf llama=$build/llama
-  say "model and llama.cpp"
-  [ -s "$model" ] || python3 tools/make_gguf.py "$model"
+  local layers=$1 all half model=$build/rival-$1.gguf llama=$build/llama to=$out/$1
+  all=$(nproc) half=$(($(nproc) / 2))
+  mkdir -p "$to"
+  say "$layers layers: model and llama.cpp"
+  [ -s "$model" ] || python3 tools/make_gguf.py "$model" --layers "$layers"
   [ -x "$llama/bin/llama-bench" ] || build_llama llama-bench llama-batched-bench || return 1
-  say "llama.cpp"
-  for threads in $(($(nproc) / 2)) "$(nproc)"; do
-    "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 1024 -n 64 -r 3 -o json > "$out/llama-$threads.json" 2> "$out/llama-$threads.log"
-    "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$out/llama-deep-$threads.json" 2>> "$out/llama-$threads.log"
-    "$llama/bin/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 128 -ntg 64 -npl 8 --output-format jsonl \
-      > "$out/llama-batch-$threads.jsonl" 2>> "$out/llama-$threads.log"
+  say "$layers layers: llama.cpp"
+  for threads in $half $all; do
+    "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 1024 -n 64 -r 2 -o json > "$to/llama-$threads.json" 2> "$to/llama-$threads.log"
+    [ "$layers" -gt 8 ] || "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$to/llama-deep-$threads.json" 2>> "$to/llama-$threads.log"
+    "$llama/bin/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 128 -ntg 32 -npl 8 --output-format jsonl \
+      > "$to/llama-batch-$threads.jsonl" 2>> "$to/llama-$threads.log"
   done
-  say "kt"
-  for threads in $(($(nproc) / 2)) $(($(nproc) - 2)) "$(nproc)"; do
-    "$kt" bench "$model" --threads "$threads" --prompt 1024 --batch 1 --tokens 64 --json > "$out/kt-$threads.json"
-    "$kt" bench "$model" --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$out/kt-deep-$threads.json"
-    "$kt" bench "$model" --threads "$threads" --prompt 128 --batch 8 --tokens 64 --json > "$out/kt-batch-$threads.json"
+  say "$layers layers: kt"
+  for threads in $((all - 2)) $all; do
+    "$kt" bench "$model" --threads "$threads" --prompt 1024 --batch 1 --tokens 64 --parts --json > "$to/kt-$threads.json"
+    [ "$layers" -gt 8 ] || "$kt" bench "$model" --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$to/kt-deep-$threads.json"
+    "$kt" bench "$model" --threads "$threads" --prompt 128 --batch 8 --tokens 32 --json > "$to/kt-batch-$threads.json"
   done
-  say "table"
-  python3 tools/rival_model_table.py "$out"
+  say "$layers layers: table"
+  python3 tools/rival_model_table.py "$to"
 }
 
 if [ "$mode" = rival ]; then
   kt=$build/bin/kt
   if [ ! -x "$kt" ]; then echo "rival: needs $kt (build-test-table first)"; exit 0; fi
-  if [ -f carry/llama.tar.xz ]; then rival_model; else echo "no source of llama.cpp in carry/llama.tar.xz: left out"; fi
+  if [ ! -f carry/llama.tar.xz ]; then echo "no source of llama.cpp in carry/llama.tar.xz: left out"; exit 0; fi
+  for layers in 4 48; do rival_model $layers; done
   exit 0
 fi
 

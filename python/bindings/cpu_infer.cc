@@ -50,7 +50,7 @@ CpuTeamOptions options_of(const WorkerPoolConfig& config) {
 
 // Teams that may hold tasks of Python; never destroyed.
 struct Teams {
-  ForkMutex mutex{10};
+  ForkMutex mutex{ForkLock::kPythonTeams};
   std::vector<std::weak_ptr<CpuTeam>> teams;
 };
 

@@ -26,7 +26,7 @@ struct Line {
 
 struct Waiting {
   std::atomic<bool> any = false;
-  ForkMutex mutex{13};  // guards the two below
+  ForkMutex mutex{ForkLock::kPythonLog};  // guards the two below
   std::vector<Line> lines;
   size_t dropped = 0;
 };

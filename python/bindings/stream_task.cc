@@ -50,7 +50,7 @@ using Tasks = std::vector<std::unique_ptr<StreamTask>>;
 
 // Nobody can say when a graph is gone, so what was captured stays. Never destroyed.
 struct StreamTasks {
-  ForkMutex mutex{11};
+  ForkMutex mutex{ForkLock::kStreamTasks};
   Tasks flying, captured;
 };
 

@@ -25,7 +25,7 @@ class TaskDoor {
 
  private:
   static TaskDoor& the_one_;  // never destroyed; made before threads that fork
-  ForkMutex mutex_{9};
+  ForkMutex mutex_{ForkLock::kTaskDoor};
   bool closed_ = false;
 };
 

@@ -10,7 +10,7 @@ namespace kt::python {
 namespace {
 
 struct Interpreter {
-  ForkMutex mutex{14};
+  ForkMutex mutex{ForkLock::kInterpreter};
   PyInterpreterState* state = nullptr;
   // Up to 3.12 a child made while a thread's state is on its way into the interpreter's list finds that list
   // locked for ever. Later ones hold the list's lock over fork() themselves, and ours inside of it would be

@@ -106,6 +106,8 @@ def read_statistics(path: Path) -> torch.Tensor:
 
     path = os.fspath(path)
     kind = _kind(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
+        raise ValueError(f"{path}: expected a regular file")
     try:
         if kind == "pt":
             data = torch.load(path, map_location="cpu", weights_only=True)

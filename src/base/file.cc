@@ -20,21 +20,6 @@ namespace {
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-// Closes on the way out, so that errors between open and the end need no care.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -45,24 +30,92 @@ ErrorKind kind_of(int code) {
   return code == ENOSPC || code == EDQUOT || code == EFBIG ? ErrorKind::kMemory : ErrorKind::kInput;
 }
 
+ErrorKind read_kind(int code) { return code == ENOMEM ? ErrorKind::kMemory : ErrorKind::kInput; }
+
+std::string_view words_for(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+// Neither waits for the other end of a FIFO nor makes a terminal ours.
+Descriptor open_without_waiting(const std::string& path) {
+  return Descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+}
+
+// Reads to the end, or one byte more than `most`. -1, or what went wrong.
+int read_to(const Descriptor& file, size_t most, std::string& out) {
+  char chunk[4096];
+  while (out.size() <= most) {
+    const ssize_t got = read(file.get(), chunk, std::min(sizeof chunk, most + 1 - out.size()));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) break;
+    out.append(chunk, static_cast<size_t>(got));
+  }
+  return -1;
+}
+
 [[noreturn]] void write_failed(const std::string& path, uint64_t wanted, int code) {
   fail_as(kind_of(code), "{}: cannot write {} bytes: {}", path, wanted, reason(code));
 }
 
 }  // namespace
 
+void Descriptor::reset() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  fd_ = std::exchange(other.fd_, -1);
+  return *this;
+}
+
+bool may_write_again(std::span<const std::byte> rest, bool& touched) noexcept {
+  if (errno == EINTR) return true;
+  if (errno != EFAULT || std::exchange(touched, true)) return false;
+  touch_pages(rest);
+  return true;
+}
+
+Descriptor open_regular(const std::string& path) {
+  Descriptor file = open_without_waiting(path);
+  // A socket cannot be opened at all.
+  if (file.get() < 0 && errno != ENXIO) fail_as(read_kind(errno), "{}: cannot open: {}", path, reason(errno));
+  struct stat facts{};
+  if ((file.get() < 0 ? stat(path.c_str(), &facts) : fstat(file.get(), &facts)) != 0)
+    fail("{}: cannot stat: {}", path, reason(errno));
+  if (!S_ISREG(facts.st_mode)) fail("{}: expected a regular file, got {}", path, words_for(facts.st_mode));
+  if (file.get() < 0) fail("{}: cannot open: {}", path, reason(ENXIO));
+  return file;
+}
+
+void refuse_link(const std::string& path) {
+  struct stat facts{};
+  if (lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode))
+    fail("{}: a symbolic link; nothing is written or removed behind one: remove it or choose another folder",
+         path);
+}
+
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) fail("{}: cannot open: {}", path, reason(errno));
+  const Descriptor file = open_regular(path);
   struct stat facts{};
   if (fstat(file.get(), &facts) != 0) fail("{}: cannot stat: {}", path, reason(errno));
-  if (!S_ISREG(facts.st_mode))
-    fail("{}: expected a regular file{}", path, S_ISDIR(facts.st_mode) ? ", got a folder" : "");
   size_ = static_cast<size_t>(facts.st_size);
   if (size_ == 0) return;
   void* const got = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
-  if (got == MAP_FAILED) fail("{}: cannot map {} bytes: {}", path, size_, reason(errno));
+  if (got == MAP_FAILED) fail_as(read_kind(errno), "{}: cannot map {} bytes: {}", path, size_, reason(errno));
   data_ = static_cast<const std::byte*>(got);
+  try {
+    watch_ = MappingWatch(bytes(), path);
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 MappedFile::~MappedFile() { release(); }
@@ -70,7 +123,8 @@ MappedFile::~MappedFile() { release(); }
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      watch_(std::move(other.watch_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   if (this == &other) return *this;
@@ -78,10 +132,12 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   path_ = std::move(other.path_);
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
+  watch_ = std::move(other.watch_);
   return *this;
 }
 
 void MappedFile::release() noexcept {
+  watch_ = MappingWatch();
   if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
 }
 
@@ -116,9 +172,10 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
   if (fd_ < 0 || failed_) fail_as(ErrorKind::kInternal, "{}: append after commit or a failed append", path_);
+  bool touched = false;
   for (size_t at = 0; at < bytes.size();) {
     const ssize_t wrote = write(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce));
-    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && may_write_again(bytes.subspan(at), touched)) continue;
     if (wrote <= 0) {
       failed_ = true;
       write_failed(path_, size_ + bytes.size(), wrote < 0 ? errno : ENOSPC);
@@ -146,10 +203,11 @@ void AtomicFile::reserve(uint64_t bytes) {
 void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   KT_CHECK(fd_ >= 0 && offset <= size_ && bytes.size() <= size_ - offset, "{}: {} bytes at {} of {}", path_,
            bytes.size(), offset, size_);
+  bool touched = false;
   for (size_t at = 0; at < bytes.size();) {
     const ssize_t wrote = pwrite(fd_, bytes.data() + at, std::min(bytes.size() - at, kMostAtOnce),
                                  static_cast<off_t>(offset + at));
-    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0 && may_write_again(bytes.subspan(at), touched)) continue;
     if (wrote <= 0) {
       failed_ = true;
       write_failed(path_, size_, wrote < 0 ? errno : ENOSPC);
@@ -209,18 +267,21 @@ void will_need(std::span<const std::byte> bytes) noexcept {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
 }
 
-std::optional<std::string> read_small_file(const std::string& path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return std::nullopt;
+std::string read_file(const std::string& path, size_t most) {
+  const Descriptor file = open_regular(path);
   std::string out;
-  char chunk[4096];
-  for (;;) {
-    const ssize_t got = read(file.get(), chunk, sizeof chunk);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return std::nullopt;
-    if (got == 0) return out;
-    out.append(chunk, static_cast<size_t>(got));
-  }
+  if (const int code = read_to(file, most, out); code >= 0) fail("{}: cannot read: {}", path, reason(code));
+  if (out.size() > most) fail("{}: larger than {} bytes, the most that is read of it", path, most);
+  return out;
+}
+
+std::optional<std::string> read_small_file(const std::string& path) {
+  const Descriptor file = open_without_waiting(path);
+  struct stat facts{};
+  if (file.get() < 0 || fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  std::string out;
+  if (read_to(file, kSmallFile, out) >= 0 || out.size() > kSmallFile) return std::nullopt;
+  return out;
 }
 
 }  // namespace kt

@@ -9,15 +9,44 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "base/mapped_faults.h"
 
 namespace kt {
 
-// A regular file mapped read-only for the life of the object. Pages are read when touched; truncating the
-// file meanwhile makes touching them a SIGBUS, so replace files (AtomicFile), never rewrite them. Move-only.
+// An open file or socket that closes itself. Move-only; -1: none.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { reset(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  void reset();
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// Opens a regular file to read. Error(kInput) naming the path if it is missing, unreadable or something else: a
+// FIFO or a device is refused, never waited for. What reads files by a name from outside opens them here.
+Descriptor open_regular(const std::string& path);
+
+// Error(kInput) naming `path` if a symbolic link stands there: for names that are written or removed, where a
+// link would lead out of the folder that was meant. Absent is fine.
+void refuse_link(const std::string& path);
+
+// A regular file mapped read-only for the life of the object. Pages are read when touched; where the file has
+// become shorter meanwhile they are zeros, and mapped_faults.h knows. Replace files (AtomicFile), never rewrite
+// them. Move-only.
 class MappedFile {
  public:
   MappedFile() = default;
-  explicit MappedFile(const std::string& path);  // Error(kInput) if missing, unreadable or not a regular file
+  explicit MappedFile(
+      const std::string& path);  // as open_regular(); Error(kMemory) if there is no room for it
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -32,6 +61,7 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  MappingWatch watch_;
 };
 
 // Writes a new file, or a new version of one, so that other programs and crashes see the old bytes or all of
@@ -79,12 +109,20 @@ class AtomicFile {
 void write_atomically(const std::string& path, std::span<const std::byte> bytes);
 void write_atomically(const std::string& path, std::string_view characters);
 
+// After a write that failed, by errno: whether to try once more. Bytes of a mapped file that has become shorter
+// are the zeros that reading them would give (mapped_faults.h); `touched`: that was tried.
+bool may_write_again(std::span<const std::byte> rest, bool& touched) noexcept;
+
 // Asks the kernel to start reading these mapped bytes, without waiting. A hint: whatever happens, nothing
 // fails.
 void will_need(std::span<const std::byte> bytes) noexcept;
 
-// A whole small file as text, or nullopt if it cannot be read. Works for /proc and /sys, whose files have no
-// size.
+// A whole regular file of at most `most` bytes as text. Error(kInput) naming it otherwise.
+std::string read_file(const std::string& path, size_t most);
+
+// The same of a small one, or nullopt if it cannot be read or is larger than kSmallFile. Works for /proc and
+// /sys, whose files have no size.
+inline constexpr size_t kSmallFile = size_t{64} << 20;
 std::optional<std::string> read_small_file(const std::string& path);
 
 }  // namespace kt

@@ -77,6 +77,36 @@ TEST_F(Files, MapErrorsNameThePath) {
   EXPECT_THAT(error_of([&] { MappedFile file("/dev/null"); }).what(), HasSubstr("regular"));
 }
 
+// Nobody opens the other end: a reader that waits for it never returns.
+TEST_F(Files, WhatIsNoRegularFileIsRefusedAtOnce) {
+  ASSERT_EQ(mkfifo(at("fifo").c_str(), 0600), 0);
+  for (const auto& [path, words] :
+       {std::pair(at("fifo"), "got a FIFO"), {folder_, "got a folder"}, {"/dev/zero", "got a device"}}) {
+    const std::string wanted = text("{}: expected a regular file, {}", path, words);
+    EXPECT_EQ(error_of([&] { open_regular(path); }).what(), wanted);
+    EXPECT_EQ(error_of([&] { MappedFile file(path); }).what(), wanted);
+    EXPECT_EQ(error_of([&] { read_file(path, 10); }).what(), wanted);
+    EXPECT_EQ(read_small_file(path), std::nullopt);
+  }
+}
+
+TEST_F(Files, WholeFilesAreBounded) {
+  write_atomically(at("j"), std::string(10'000, 'y'));
+  EXPECT_EQ(read_file(at("j"), 10'000).size(), 10'000u);
+  EXPECT_EQ(error_of([&] { read_file(at("j"), 9'999); }).what(),
+            at("j") + ": larger than 9999 bytes, the most that is read of it");
+  std::ofstream(at("endless")).close();
+  fs::resize_file(at("endless"), uintmax_t{1} << 40);
+  EXPECT_EQ(read_small_file(at("endless")), std::nullopt);
+}
+
+TEST_F(Files, ALinkIsRefused) {
+  refuse_link(at("none"));
+  fs::create_symlink("nowhere", at("link"));
+  EXPECT_THAT(error_of([&] { refuse_link(at("link")); }).what(), HasSubstr(at("link") + ": a symbolic link"));
+  refuse_link(folder_);
+}
+
 TEST_F(Files, AppendsAddUp) {
   AtomicFile file(at("b"));
   file.append("one ");

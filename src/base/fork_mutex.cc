@@ -10,17 +10,18 @@ namespace kt {
 namespace {
 
 constinit std::atomic<uint32_t> counted{0};
-constinit std::array<std::atomic<ForkMutex*>, ForkMutex::kDepths> all{};
-thread_local std::array<bool, ForkMutex::kDepths> held_for_fork{};
+constinit std::array<std::atomic<ForkMutex*>, ForkMutex::kLocks> all{};
+thread_local std::array<bool, ForkMutex::kLocks> held_for_fork{};
 
 }  // namespace
 
 uint32_t forks() noexcept { return counted.load(std::memory_order_relaxed); }
 
-ForkMutex::ForkMutex(int depth) {
+ForkMutex::ForkMutex(ForkLock which) {
   ForkMutex* nobody = nullptr;
-  if (depth < 0 || depth >= kDepths || !all[static_cast<size_t>(depth)].compare_exchange_strong(nobody, this))
-    fail_as(ErrorKind::kInternal, "fork mutex: depth {} is taken or not one of {}", depth, kDepths);
+  const auto at = static_cast<size_t>(which);
+  if (at >= kLocks || !all[at].compare_exchange_strong(nobody, this))
+    fail_as(ErrorKind::kInternal, "fork mutex: lock {} of {} was made before or does not exist", at, kLocks);
   static const int once = ::pthread_atfork(&before_fork, &after_fork, &in_child);
   if (once != 0) fail_as(ErrorKind::kMemory, "fork mutex: no memory for a fork handler");
 }

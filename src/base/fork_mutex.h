@@ -2,6 +2,7 @@
 // objects that are never destroyed; whoever holds one must not wait for the thread that forks.
 #pragma once
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <thread>
@@ -12,13 +13,30 @@ namespace kt {
 // its threads. A load, where getpid() is a system call.
 uint32_t forks() noexcept;
 
+// Every such lock, in the order in which those that are held together are taken, by the code that nests them and
+// by fork().
+enum class ForkLock : uint8_t {
+  kCpuTeams,
+  kStreams,
+  kSharedExperts,
+  kLayerModels,
+  kCudaDriver,
+  kTaskDoor,
+  kPythonTeams,
+  kStreamTasks,
+  kMappedFiles,
+  kLog,
+  kPythonLog,
+  kInterpreter,
+  kOfATest,
+};
+
 class ForkMutex {
  public:
-  static constexpr int kDepths = 16;
+  static constexpr size_t kLocks = static_cast<size_t>(ForkLock::kOfATest) + 1;
 
-  // Locks that are held together are taken from lower to higher depth, by the code that nests them and by
-  // fork(). Each depth has one lock. Make it before threads start: a fork does not wait for its making.
-  explicit ForkMutex(int depth);
+  // Each is made once, before threads start: a fork does not wait for its making.
+  explicit ForkMutex(ForkLock which);
   ForkMutex(const ForkMutex&) = delete;
   ForkMutex& operator=(const ForkMutex&) = delete;
 

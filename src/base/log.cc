@@ -16,7 +16,7 @@ namespace {
 
 struct Log {
   std::atomic<LogLevel> level;
-  ForkMutex mutex{12};                  // guards the two below
+  ForkMutex mutex{ForkLock::kLog};      // guards the two below
   std::shared_ptr<const LogSink> sink;  // null: stderr
   std::set<std::string> seen;           // lines of log_line_once
 

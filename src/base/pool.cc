@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +18,7 @@
 #include "base/log.h"
 #include "base/park.h"
 #include "base/signal.h"
+#include "base/signal_mask.h"
 
 namespace kt {
 
@@ -133,22 +133,6 @@ void pin_to(const std::vector<int>& cpus) {
     log_once(LogLevel::kWarning, "pool: a worker cannot be pinned to cpu {}: {}", cpus.front(),
              std::generic_category().message(errno));
 }
-
-// Signals are for the application's threads; a thread started while this lives blocks all of them.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 // Whether this thread is inside a task, of any pool. A nested run would wait for workers that wait for it.
 thread_local bool inside_task = false;

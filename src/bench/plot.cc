@@ -11,6 +11,7 @@ namespace kt {
 namespace {
 
 constexpr double kWidth = 460, kHeight = 320, kChartLeft = 62, kChartRight = 16, kChartTop = 40, kBottom = 46;
+constexpr double kBarChartWidth = 640, kBarNames = 200, kBarValues = 90, kBarLine = 24;
 constexpr int kTicks = 5;
 constexpr double kLegendLine = 16;
 constexpr auto kColours =
@@ -123,6 +124,35 @@ std::string draw(const Chart& chart, double left) {
   return out;
 }
 
+std::string draw(const BarChart& chart, double left) {
+  double longest = 0;
+  for (const Bar& bar : chart.bars) longest = std::max({longest, bar.value, bar.mark});
+  const double zero = left + kBarNames, width = kBarChartWidth - kBarNames - kBarValues;
+  const auto x = [&](double value) { return zero + (longest > 0 ? value / longest : 0) * width; };
+  std::string out = chart_text(left + 12, 22, "start", chart.title, "title");
+  double y = kChartTop;
+  for (const Bar& bar : chart.bars) {
+    out += chart_text(zero - 8, y + 12, "end", bar.name);
+    out += text("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"14\" fill=\"{}\"/>\n", fixed(zero, 1),
+                fixed(y, 1), fixed(x(bar.value) - zero, 1), kColours[0]);
+    if (bar.mark > 0)
+      out += text("<rect x=\"{}\" y=\"{}\" width=\"3\" height=\"18\" fill=\"{}\"/>\n",
+                  fixed(x(bar.mark) - 1.5, 1), fixed(y - 2, 1), kColours[1]);
+    out += chart_text(x(bar.value) + 8, y + 12, "start", text("{} {}", three_digits(bar.value), chart.unit));
+    y += kBarLine;
+  }
+  out += text("<rect x=\"{}\" y=\"{}\" width=\"3\" height=\"14\" fill=\"{}\"/>\n", fixed(zero, 1),
+              fixed(y + 4, 1), kColours[1]);
+  return out + chart_text(zero + 10, y + 16, "start", chart.mark_label);
+}
+
+std::string page(double width, double height, const std::string& inside) {
+  return text(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{}\" height=\"{}\">\n{}"
+      "<rect class=\"back\" width=\"100%\" height=\"100%\"/>\n{}</svg>\n",
+      fixed(width, 0), fixed(height, 0), fixed(width, 0), fixed(height, 0), kStyle, inside);
+}
+
 }  // namespace
 
 double tick_step(double most, int steps) {
@@ -134,13 +164,20 @@ double tick_step(double most, int steps) {
 }
 
 std::string svg(std::span<const Chart> charts) {
-  const double width = kWidth * static_cast<double>(charts.size());
-  std::string out = text(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{}\" height=\"{}\">\n{}"
-      "<rect class=\"back\" width=\"100%\" height=\"100%\"/>\n",
-      fixed(width, 0), fixed(kHeight, 0), fixed(width, 0), fixed(kHeight, 0), kStyle);
+  std::string out;
   for (size_t i = 0; i < charts.size(); ++i) out += draw(charts[i], kWidth * static_cast<double>(i));
-  return out + "</svg>\n";
+  return page(kWidth * static_cast<double>(charts.size()), kHeight, out);
+}
+
+std::string svg(std::span<const BarChart> charts) {
+  std::string out;
+  size_t most = 0;
+  for (size_t i = 0; i < charts.size(); ++i) {
+    out += draw(charts[i], kBarChartWidth * static_cast<double>(i));
+    most = std::max(most, charts[i].bars.size());
+  }
+  return page(kBarChartWidth * static_cast<double>(charts.size()),
+              kChartTop + kBarLine * (static_cast<double>(most) + 1.5), out);
 }
 
 }  // namespace kt

@@ -23,6 +23,20 @@ TEST(Plot, DrawsEverySeriesAndEscapesNames) {
   EXPECT_EQ(paths, 2u);
 }
 
+TEST(Plot, BarsAreAsLongAsTheirValues) {
+  const BarChart chart{
+      .title = "A step", .unit = "us", .mark_label = "limit", .bars = {{"experts", 200, 150}, {"a < b", 50}}};
+  const std::string picture = svg({&chart, 1});
+  EXPECT_NE(picture.find("width=\"350.0\""), std::string::npos);  // the longest: all the room
+  EXPECT_NE(picture.find("width=\"87.5\""), std::string::npos);
+  EXPECT_NE(picture.find("a &lt; b"), std::string::npos);
+  size_t marks = 0;
+  for (size_t at = 0; (at = picture.find("width=\"3\"", at)) != std::string::npos; ++at) ++marks;
+  EXPECT_EQ(marks, 2u);  // of one bar, and that of the label
+  const BarChart none{.title = "t", .unit = "us", .mark_label = "", .bars = {{"idle"}}};
+  EXPECT_EQ(svg({&none, 1}).find("nan"), std::string::npos);
+}
+
 TEST(Plot, OnePointAndNoneAreDrawnToo) {
   const Chart one{"t", "x", "y", true, {{"a", {{3, 7}}}}}, none{"t", "x", "y", false, {}};
   const Chart both[] = {one, none};

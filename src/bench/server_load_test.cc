@@ -31,7 +31,7 @@ void answer(const HttpRequest& request, const Responder& responder) {
   responder.end();
 }
 
-LoadTarget target_of(const HttpServer& server, double timeout = 20) {
+LoadTarget target_of(const HttpServer& server, double timeout = 300) {
   return {.url = parse_url(server.url()), .path = "/v1/completions", .timeout = timeout};
 }
 
@@ -66,7 +66,7 @@ TEST(ServerLoad, EveryRequestIsAnsweredAndTimed) {
 
 TEST(ServerLoad, FailuresAreNamed) {
   HttpServer server({}, answer);
-  const auto failure = [&](const std::string& body, double timeout = 20) {
+  const auto failure = [&](const std::string& body, double timeout = 300) {
     return run_streams(target_of(server, timeout), 1, repeat(body, 1)).requests.at(0).failure;
   };
   EXPECT_EQ(failure("{refuse}"), "HTTP 503: full");

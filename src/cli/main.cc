@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mapped_faults.h"
 #include "base/utf8.h"
 #include "cli/help/flag_words.h"
 #include "cli/questions.h"
@@ -109,6 +110,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   }
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
   run.action();
+  if (const auto broken = kt::first_broken_mapping()) kt::fail("{}", *broken);
   // A verb that flushed by itself leaves the failure in the stream's state only.
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) kt::fail("writing to standard output failed");
   return 0;
@@ -124,6 +126,9 @@ int main(int argc, char** argv) {
   app.add_flag("--debug", debug, "Log everything; say more about an error");
   app.require_subcommand(1);
   app.fallthrough();
+  kt::Invocation run;
+  for (const AddVerb add : kVerbs) add(app, run);
+  // Last: a verb that is added takes over what the program has, and the program's examples are none of its own.
   app.footer(
       "Examples:\n"
       "  kt doctor                                     is this machine ready, and what would make it faster\n"
@@ -133,12 +138,14 @@ int main(int argc, char** argv) {
       "Exit codes: 0 done, 2 bad input, 3 not enough memory or disk, 4 unsupported hardware, 5 internal "
       "error,\n"
       "130 interrupted.");
-  kt::Invocation run;
-  for (const AddVerb add : kVerbs) add(app, run);
   try {
     return parse_and_run(app, run, argc, argv, debug);
   } catch (const kt::Error& error) {
-    return report(error.kind(), kt::with_flags(error.what(), app), debug);
+    // Where a file that was read has lost its end, anything else that is wrong comes of that.
+    const auto broken = kt::first_broken_mapping();
+    const std::string words =
+        broken && !std::string_view(error.what()).starts_with(*broken) ? *broken : error.what();
+    return report(broken ? kt::ErrorKind::kInput : error.kind(), kt::with_flags(words, app), debug);
   } catch (const kt::PromptEnded&) {
     std::fprintf(stderr, "kt: interrupted\n");
     return kInterrupted;

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "base/topology.h"
 #include "bench/measure.h"
 #include "terminal/report.h"
 
@@ -18,14 +19,21 @@ double tokens_per_s(const Work& work, int tokens, const Rates& rates) {
 void print_nodes(const Estimate& e) {
   if (e.plan.weights_of_node().size() < 2) return;
   std::printf("\n");
-  Table table({"NUMA node", "weights"}, 1);
   const std::vector<uint64_t> nodes = e.plan.weights_of_node();
+  const bool real = nodes.size() <= Topology::discover().nodes.size();
+  Table table({real ? "NUMA node" : "thread pool", "weights"}, 1);
   for (size_t node = 0; node < nodes.size(); ++node)
     table.add({std::to_string(node), human_bytes(nodes[node])});
   std::fputs(table.str().c_str(), stdout);
 }
 
 }  // namespace
+
+std::string pools_text(int pools, size_t machine_nodes) {
+  const auto real = static_cast<int64_t>(machine_nodes);
+  if (pools <= real) return counted(pools, "NUMA node");
+  return text("{} on {}", counted(pools, "thread pool"), counted(real, "NUMA node"));
+}
 
 Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
                         const Rates& rates) {

@@ -24,6 +24,9 @@ Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint
 // What this machine reads and multiplies with so many threads: a few tenths of a second.
 Rates measured_rates(int threads);
 
+// "2 NUMA nodes"; "2 thread pools on 1 NUMA node" where more were asked for than the machine has.
+std::string pools_text(int pools, size_t machine_nodes);
+
 void print_memory(const Estimate& estimate);
 void print_speed(const Estimate& estimate);
 nlohmann::ordered_json json_of(const Estimate& estimate);

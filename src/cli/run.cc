@@ -15,9 +15,11 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "base/topology.h"
 #include "cli/method_flag.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
+#include "cli/server_key.h"
 #include "cli/settings.h"
 #include "server/server.h"
 #include "terminal/report.h"
@@ -33,7 +35,9 @@ constexpr int kInterrupted = 130;
 struct RunFlags {
   ModelFlags model;
   std::string positional, option;  // the model, either way
-  std::string method, host, api_key, name, chat_template, tool_parser, reasoning_parser, allow_origin;
+  std::string method, host, name, chat_template, tool_parser, reasoning_parser;
+  std::string api_key, api_key_file;  // as given: an empty one is not none
+  AccessOptions access;
   int port = 0, nodes = 0, requests = 0, waiting = ServiceOptions{}.max_waiting;
   int64_t tokens = 0;
   double timeout = 0;
@@ -80,7 +84,10 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
   const auto given = [&](const char* name) { return verb.get_option(name)->count() > 0; };
   if (!given("--host")) flags.host = settings.text("server.host");
   if (!given("--port")) flags.port = static_cast<int>(settings.integer("server.port"));
-  if (!given("--api-key")) flags.api_key = settings.text("server.api-key");
+  KeySources key{.setting = settings.text("server.api-key")};
+  if (given("--api-key")) key.flag = flags.api_key;
+  if (given("--api-key-file")) key.file = flags.api_key_file;
+  flags.access.api_key = server_key(key);
   if (!given("--served-model-name")) flags.name = settings.text("server.served-model-name");
   if (!given("--max-running-requests"))
     flags.requests = static_cast<int>(settings.integer("server.max-running-requests"));
@@ -168,9 +175,12 @@ ChatSyntax syntax_of(const RunFlags& flags, const std::string& chat_template, co
 
 std::string template_of(const RunFlags& flags, const DescribedModel& model) {
   if (flags.chat_template.empty()) return model.chat_template();
-  const auto file = read_small_file(flags.chat_template);
-  if (!file) fail("--chat-template: {} cannot be read", flags.chat_template);
-  return *file;
+  constexpr size_t kMostTemplate = size_t{16} << 20;
+  try {
+    return read_file(flags.chat_template, kMostTemplate);
+  } catch (const Error& error) {
+    throw Error(error.kind(), text("--chat-template: {}", error.what()));
+  }
 }
 
 void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate& estimate) {
@@ -183,7 +193,8 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
                  model.spec().moe()->experts, model.spec().moe()->top_k);
   std::printf("%s; context %d; %s kernels on %s, %s; no GPU is used\n\n", experts.c_str(),
               model.spec().context, std::string(kernels().name).c_str(),
-              counted(model.threads(), "thread").c_str(), counted(model.nodes(), "NUMA node").c_str());
+              counted(model.threads(), "thread").c_str(),
+              pools_text(model.nodes(), Topology::discover().nodes.size()).c_str());
   print_memory(estimate);
   std::printf("\n");
   print_speed(estimate);
@@ -271,9 +282,12 @@ void run(RunFlags flags) {
   std::unique_ptr<StopSignals> stop;
   std::unique_ptr<Server> server;
   if (!flags.dry_run) {  // a port that is taken is known now, not after minutes of loading
-    server = std::make_unique<Server>(ServerOptions{.http = {.host = flags.host, .port = flags.port},
-                                                    .api_key = flags.api_key,
-                                                    .allow_origin = flags.allow_origin});
+    server = std::make_unique<Server>(
+        ServerOptions{.http = {.host = flags.host, .port = flags.port}, .access = flags.access});
+    if (flags.access.api_key.empty() && server->reaches_other_machines())
+      std::fprintf(stderr,
+                   "kt: warning: other machines can reach %s, and no key is asked for; see --api-key-file\n",
+                   server->url().c_str());
   }
   service.rates = measured_rates(flags.model.threads);
   const Estimate estimate = estimate_model(opened, use, options.max_memory, service.rates);
@@ -293,6 +307,19 @@ void run(RunFlags flags) {
   server.reset();  // before the model
 }
 
+void add_access(CLI::App& verb, RunFlags& flags) {
+  CLI::Option* const key =
+      verb.add_option("--api-key", flags.api_key,
+                      "Clients must send this key: Authorization: Bearer KEY; also from KT_API_KEY");
+  verb.add_option("--api-key-file", flags.api_key_file, "A file with that key, which other users cannot list")
+      ->excludes(key);
+  verb.add_option("--allow-host", flags.access.allow_hosts,
+                  "A name that clients reach this server by (Host), or * for any; localhost, addresses, the "
+                  "machine's own name and --host always are");
+  verb.add_option("--allow-origin", flags.access.allow_origin,
+                  "Web pages of this origin may use the API too, or * for all; default: only our own page");
+}
+
 }  // namespace
 
 void add_run(CLI::App& kt, Invocation& invocation) {
@@ -306,13 +333,14 @@ void add_run(CLI::App& kt, Invocation& invocation) {
                    "How the experts' weights are stored; AMXINT4 and AMXINT8, as int4 and int8, also round "
                    "experts that are not converted while they are loaded")
       ->transform(weight_method_name());
-  verb->add_option("--numa-nodes,--kt-threadpool-count,--kt-numa-nodes", flags->nodes,
-                   "NUMA nodes to use; default: all")
+  verb->add_option(
+          "--numa-nodes,--kt-threadpool-count,--kt-numa-nodes", flags->nodes,
+          "NUMA nodes to use; default: all; more than there are: so many pools of threads share them")
       ->check(within(1, kMostSequences));
   verb->add_option("--host", flags->host, "Address to listen on; default: 127.0.0.1, this machine only");
   verb->add_option("--port", flags->port, "Port to listen on; 0: any free one; default: 30000")
       ->check(CLI::Range(0, 65535));
-  verb->add_option("--api-key", flags->api_key, "Clients must send this key: Authorization: Bearer KEY");
+  add_access(*verb, *flags);
   verb->add_option("--served-model-name", flags->name, "The model's name in the API; default: its folder's");
   verb->add_option("--max-running-requests", flags->requests, "Requests at once; others wait; default: 8")
       ->check(positive());
@@ -332,8 +360,6 @@ void add_run(CLI::App& kt, Invocation& invocation) {
       "Syntax of tool calls: hermes, qwen, deepseekv3, deepseekv31, none; default: by the template");
   verb->add_option("--reasoning-parser", flags->reasoning_parser,
                    "Syntax of thinking: qwen3, deepseek-r1, glm45, none; default: by the template");
-  verb->add_option("--allow-origin", flags->allow_origin,
-                   "Web pages of this origin may use the API too, or * for all; default: only our own page");
   verb->add_flag("--dry-run", flags->dry_run, "Print the plan and stop");
   verb->add_flag("--json", flags->json, "Print the plan as JSON");
   for (const ForeignFlag& foreign : kForeign) {
@@ -354,7 +380,7 @@ void add_run(CLI::App& kt, Invocation& invocation) {
       "Examples:\n"
       "  kt run demo                                    a small model that comes with kt\n"
       "  kt run ./Qwen3-30B-A3B --kt-method AMXINT4     experts rounded to int4 while loading\n"
-      "  kt run ./Qwen3-30B-A3B --weights-path ./Qwen3-30B-A3B-int8 --host 0.0.0.0 --api-key SECRET\n"
+      "  kt run ./Qwen3-30B-A3B --weights-path ./Qwen3-30B-A3B-int8 --host 0.0.0.0 --api-key-file KEY\n"
       "  kt run ./model.gguf --max-running-requests 16 --max-total-tokens 65536 --dry-run");
   verb->callback([&invocation, flags, verb] {
     apply_settings(*flags, *verb);

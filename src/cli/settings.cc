@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "cli/home.h"
 #include "cli/method_flag.h"
+#include "cli/server_key.h"
 #include "terminal/amounts.h"
 #include "text/shown.h"
 
@@ -20,10 +21,10 @@ constexpr auto kSettings = std::to_array<Setting>({
     {.name = "server.api-key",
      .standard = "",
      .help = "Clients have to send this key; empty: no key",
-     .secret = true},
+     .secret = true,
+     .problem = server_key_problem},
     {"server.served-model-name", SettingType::kText, "", "The model's name in the API; empty: its own"},
-    {"server.max-running-requests", SettingType::kInteger, "0", "Requests at once; 0: by the memory there is",
-     0, 65536},
+    {"server.max-running-requests", SettingType::kInteger, "0", "Requests at once; 0: 8", 0, 65536},
     {"server.max-total-tokens", SettingType::kInteger, "0", "Tokens in the cache; 0: by the memory there is",
      0, 1e12},
     {"run.model", SettingType::kText, "", "Model of kt run without one: a name or a path"},

@@ -318,7 +318,7 @@ struct Found {
 // Never destroyed: buffers with static storage are given back through it. A lock instead of a static's own
 // guard, which a fork would not wait for.
 struct Search {
-  ForkMutex mutex{8};
+  ForkMutex mutex{ForkLock::kCudaDriver};
   std::atomic<const Found*> found = nullptr;
 };
 

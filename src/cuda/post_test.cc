@@ -44,7 +44,7 @@ class PostTest : public CudaDriverTest {
   // The letter that comes next, waited for.
   uint64_t next_letter() {
     const std::atomic_ref word(ring.words[taken++ % kWords]);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(5);
     while (word.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < deadline)
       std::this_thread::yield();
     return word.exchange(0);
@@ -130,6 +130,39 @@ TEST_F(PostTest, IsReplayed) {
     busy().store(0, std::memory_order_release);
     stream.wait();
     EXPECT_EQ(back.read()[3], replay);
+  }
+}
+
+// Launches of a graph that waits for the host: how many a driver takes before it keeps the caller waiting is
+// its own affair, told here for graphs whose end is watched and for others. All are done in the end.
+TEST_F(PostTest, TakesLaunchesAheadOrKeepsThemWaiting) {
+  constexpr int kLaunches = 50;
+  for (const bool watched : {false, true}) {
+    std::atomic<int> ended = 0, launched = 0;
+    {
+      const TestGraph graph(stream, [&] {
+        if (watched) driver().at_end_of_graph(count, &ended, stream);
+        post(1, {}, {}, {});
+      });
+      std::thread launches([&] {
+        kTestCuda.use_device();
+        for (; launched < kLaunches; ++launched) graph.launch(stream);
+      });
+      for (int seen = -1, still = 0; still < 20 && launched < kLaunches; ++still) {
+        if (seen != launched) still = 0;
+        seen = launched;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      std::printf("  %d launches of %d were taken ahead, the end of the graph %s\n", launched.load(),
+                  kLaunches, watched ? "watched" : "not watched");
+      for (int i = 0; i < kLaunches; ++i) {
+        EXPECT_EQ(next_letter(), 1u);
+        busy().store(0, std::memory_order_release);
+      }
+      launches.join();
+      stream.wait();
+    }
+    EXPECT_EQ(launched, kLaunches);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/function_ref.h"
 
 namespace kt {
 namespace {
@@ -45,6 +46,29 @@ int starting_steps(const BenchCase& c, int step_tokens) {
   const int least = std::max(1, step_tokens - c.batch + 1);
   return c.batch * ceil_div(std::min(c.prompt, kPageTokens), least) + 1;
 }
+
+// Steps on the clock, with what the caller does off it.
+class Clocked {
+ public:
+  explicit Clocked(const BenchHooks& hooks) : hooks_(hooks) { mark(); }
+  bool step(FunctionRef<bool()> work) {
+    if (steps_ > 0 && hooks_.between) hooks_.between();
+    const auto begin = Clock::now();
+    const bool more = work();
+    seconds_ += seconds_since(begin);
+    ++steps_;
+    return more;
+  }
+  void mark() const {
+    if (hooks_.mark) hooks_.mark();
+  }
+  double seconds() const { return seconds_; }
+
+ private:
+  const BenchHooks& hooks_;
+  double seconds_ = 0;
+  int steps_ = 0;
+};
 
 // One scheduler with the case's prompts, and what became of them.
 class Batch {
@@ -107,30 +131,28 @@ int bench_slots(const BenchCase& c) {
   return 3 * c.batch;
 }
 
-BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
-                      const std::function<Work()>& work) {
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens, const BenchHooks& hooks) {
   if (c.output < 1) fail("output: expected at least 1 token, got {}", c.output);
   RandomTokens speaker(model, c.seed + 1);
   Batch batch(speaker, c, step_tokens);
   BenchResult out;
-  const auto so_far = [&] { return work ? work() : Work{}; };
-  Work before = so_far();
   batch.submit(1);
-  const auto begin = Clock::now();
-  while (batch.step()) {
+  {
+    Clocked prefill(hooks);
+    while (prefill.step([&] { return batch.step(); })) {
+    }
+    prefill.mark();
+    out.prefill_seconds = prefill.seconds();
   }
-  out.prefill_seconds = seconds_since(begin);
-  out.prefill_work = so_far();
-  out.prefill_work -= before;
   // Again, now with the prompts in the cache, for all answers to run side by side.
   batch.submit(c.output + starting_steps(c, step_tokens));
   while (!batch.all_started()) batch.step();
-  before = so_far();
-  const auto decode = Clock::now();
-  for (int i = 0; i < c.output; ++i) batch.step();
-  out.decode_seconds = seconds_since(decode);
-  out.decode_work = so_far();
-  out.decode_work -= before;
+  {
+    Clocked decode(hooks);
+    for (int i = 0; i < c.output; ++i) decode.step([&] { return batch.step(); });
+    decode.mark();
+    out.decode_seconds = decode.seconds();
+  }
   batch.cancel();
   return out;
 }

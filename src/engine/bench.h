@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "engine/scheduler.h"
-#include "nn/work.h"
 
 namespace kt {
 
@@ -18,7 +17,12 @@ struct BenchCase {
 struct BenchResult {
   double prefill_seconds = 0;  // all prompts, nothing else running
   double decode_seconds = 0;   // `output` steps in which every sequence gets one token and nothing else runs
-  Work prefill_work, decode_work;
+};
+
+// What the caller does off the clock.
+struct BenchHooks {
+  std::function<void()> mark = {};     // at the beginning and the end of prefill, then of decode
+  std::function<void()> between = {};  // between two steps of either
 };
 
 // Tokens a sequence may grow to; pages the model's cache needs for all, and slots if it has states.
@@ -28,9 +32,7 @@ int bench_slots(const BenchCase& c);
 
 // Random prompts without common beginnings, and random tokens after them: what a model without a prompt it
 // understands says is soon one token again and again, whose experts a cache holds. Errors: as the
-// scheduler's, for lengths that do not fit the context or the cache. `work`, if not empty, is what the model
-// has done so far.
-BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens,
-                      const std::function<Work()>& work = {});
+// scheduler's, for lengths that do not fit the context or the cache.
+BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens, const BenchHooks& hooks = {});
 
 }  // namespace kt

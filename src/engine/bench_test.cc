@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
+#include "nn/work.h"
 
 namespace kt {
 namespace {
@@ -38,9 +42,15 @@ class CountingModel : public StepModel {
 TEST(Bench, RunsEveryPromptThenStepsOfAll) {
   const BenchCase c{.prompt = 100, .batch = 5, .output = 7};
   CountingModel model(bench_pages(c, 64));
-  const BenchResult result = run_bench(model, c, 64, [&] { return model.work; });
-  EXPECT_EQ(result.prefill_work.total().bytes, 500);
-  EXPECT_EQ(result.decode_work.total().bytes, 35);
+  std::vector<double> fed;  // at the marks
+  int between = 0;
+  const BenchResult result =
+      run_bench(model, c, 64,
+                {.mark = [&] { fed.push_back(model.work.total().bytes); }, .between = [&] { ++between; }});
+  ASSERT_EQ(fed.size(), 4u);
+  EXPECT_EQ(fed[1] - fed[0], 500);
+  EXPECT_EQ(fed[3] - fed[2], 35);
+  EXPECT_GE(between, 500 / 64 + 7 - 1);
   EXPECT_EQ(model.most, 5u);
   EXPECT_GT(model.said.size(), 10u);  // of 50, drawn 35 times
   EXPECT_GT(result.prefill_seconds, 0);
@@ -50,12 +60,23 @@ TEST(Bench, RunsEveryPromptThenStepsOfAll) {
 TEST(Bench, PromptsOfModelsWithStatesAreFoundAgain) {
   const BenchCase c{.prompt = 300, .batch = 5, .output = 70};
   CountingModel model(bench_pages(c, 64), bench_slots(c));
-  const BenchResult result = run_bench(model, c, 64, [&] { return model.work; });
-  EXPECT_EQ(result.prefill_work.total().bytes, 5 * 300);
-  EXPECT_EQ(result.decode_work.total().bytes, 5 * 70);
+  std::vector<double> fed;
+  run_bench(model, c, 64, {.mark = [&] { fed.push_back(model.work.total().bytes); }});
+  ASSERT_EQ(fed.size(), 4u);
+  EXPECT_EQ(fed[1] - fed[0], 5 * 300);
+  EXPECT_EQ(fed[3] - fed[2], 5 * 70);
   EXPECT_LT(model.work.total().bytes, 2 * 5 * 300);  // or the second time it would have run all prompts again
   EXPECT_EQ(model.most, 5u);
   EXPECT_GE(model.copies, 5 + 5 + 5);  // each prompt there and back, each answer's page
+}
+
+TEST(Bench, WhatHappensBetweenStepsIsOffTheClock) {
+  const BenchCase c{.prompt = 100, .batch = 1, .output = 5};
+  CountingModel model(bench_pages(c, 64));
+  const auto slowly = [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); };
+  const BenchResult result = run_bench(model, c, 64, {.mark = slowly, .between = slowly});
+  EXPECT_LT(result.prefill_seconds + result.decode_seconds,
+            5 * 0.04);  // it slept for 4 + 1 + 4 times as long
 }
 
 TEST(Bench, LengthsThatDoNotFitAreRefused) {

@@ -85,7 +85,8 @@ Json read_template_tokens(const Checkpoint& checkpoint, const Json& tokenizer_co
 }
 
 std::string read_chat_template(const std::string& folder, const Json& tokenizer_config) {
-  if (const auto file = read_small_file(folder + "/chat_template.jinja")) return *file;
+  const std::string file = folder + "/chat_template.jinja";
+  if (std::filesystem::exists(file)) return read_file(file, kSmallFile);
   const auto found = tokenizer_config.find("chat_template");
   if (found == tokenizer_config.end()) return {};
   if (found->is_string()) return found->get<std::string>();

@@ -16,8 +16,9 @@ class LoadedModel : public DescribedModel {
   // To run it, with a cache of so many pages of kPageTokens. The model must outlive it; steps of two of them
   // must not overlap. Error(kMemory) if the pages do not fit.
   std::unique_ptr<Runner> make_runner(int pages);
-  int max_tokens() const;       // of one step
-  double stored_bytes() const;  // of the weights, in the formats' own bytes
+  const std::shared_ptr<Pool>& pool() const { return pool_; }  // its workers on the CPU
+  int max_tokens() const;                                      // of one step
+  double stored_bytes() const;                                 // of the weights, in the formats' own bytes
 
   const std::string& experts_dialect() const { return dialect_; }  // OpenedModel's
   double load_seconds() const { return load_seconds_; }  // headers and weights, without the tokenizer

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/mapped_faults.h"
 #include "base/memory.h"
 #include "engine/loaded_model.h"
 #include "models/families.h"
@@ -132,6 +133,9 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   std::string dialect = experts_dialect();
   sizes_.reset();
   auto transformer = build(make_cpu_ops(pool_), {.on_layer = options.on_layer});
+  check_mapped_files();
+  checkpoint().check_sizes();
+  if (weights_) weights_->check_sizes();
   rounded_.reset();
   source_.reset();
   weights_.reset();

@@ -2,10 +2,12 @@
 // or measure them ask. LoadedModel::make_runner is the one place that knows which kind it is.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "engine/step_model.h"
 #include "models/expert_counts.h"
 #include "models/spec.h"
+#include "nn/step_parts.h"
 #include "nn/work.h"
 
 namespace kt {
@@ -16,6 +18,7 @@ struct StepTotals {
   double seconds = 0;
   uint64_t steps = 0;
   uint64_t prefill_tokens = 0, decode_tokens = 0;  // fed: in chunks of several, and one by one
+  std::vector<StepPart> parts;  // of the seconds; also those of other runners of the model, before this one
 };
 
 class Runner : public StepModel {

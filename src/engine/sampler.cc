@@ -75,6 +75,22 @@ float kth_highest(std::span<const float> logits, size_t k, std::vector<float>& s
   return *kth;
 }
 
+// The `count` best with their logprobs.
+std::vector<TokenLogprob> best_logprobs(std::span<const float> logits, double log_sum, int count,
+                                        std::vector<float>& scratch) {
+  const size_t most = std::min(static_cast<size_t>(count), logits.size());
+  std::vector<TokenLogprob> top;
+  if (most == 0) return top;
+  const float lowest = kth_highest(logits, most, scratch);
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (logits[i] >= lowest) top.push_back({static_cast<TokenId>(i), logits[i] - log_sum});
+  std::ranges::sort(top, [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob != b.logprob ? a.logprob > b.logprob : a.id < b.id;
+  });
+  top.resize(most);
+  return top;
+}
+
 }  // namespace
 
 void check_sampling(const SamplingOptions& options) {
@@ -143,6 +159,14 @@ double log_sum_exp(std::span<const float> logits, float highest) {
   return highest + std::log(sum);
 }
 
+SampledToken scored_token(std::span<const float> logits, TokenId id, int top) {
+  const double log_sum = log_sum_exp(logits, highest_logit(logits));
+  std::vector<float> scratch;
+  return {.id = id,
+          .logprob = logits[static_cast<size_t>(id)] - log_sum,
+          .top = best_logprobs(logits, log_sum, top, scratch)};
+}
+
 Sampler::Sampler(const SamplingOptions& options, std::span<const TokenId> prompt) : options_(options) {
   check_sampling(options);
   penalises_ = options.repetition_penalty != 1 || options.presence_penalty != 0 ||
@@ -157,7 +181,8 @@ SampledToken Sampler::pick(std::span<float> logits, TokenConstraint* constraint)
   double log_sum = 0;
   std::vector<float> said;  // a penalty may change the logit of the token that is chosen
   if (options_.logprobs) {
-    report_logprobs(logits, highest, result.top, log_sum);
+    log_sum = log_sum_exp(logits, highest);
+    result.top = best_logprobs(logits, log_sum, *options_.logprobs, scratch_);
     if (penalises_) said.assign(logits.begin(), logits.end());
   }
   if (constraint) constraint->mask(logits);
@@ -263,20 +288,6 @@ TokenId Sampler::draw(std::span<const float> logits, float highest) {
     if (left < 0) return candidate.id;
   }
   return candidates_.back().id;  // rounding
-}
-
-void Sampler::report_logprobs(std::span<const float> logits, float highest, std::vector<TokenLogprob>& top,
-                              double& log_sum) {
-  log_sum = log_sum_exp(logits, highest);
-  const size_t count = std::min(static_cast<size_t>(*options_.logprobs), logits.size());
-  if (count == 0) return;
-  const float lowest = kth_highest(logits, count, scratch_);
-  for (size_t i = 0; i < logits.size(); ++i)
-    if (logits[i] >= lowest) top.push_back({static_cast<TokenId>(i), logits[i] - log_sum});
-  std::ranges::sort(top, [](const TokenLogprob& a, const TokenLogprob& b) {
-    return a.logprob != b.logprob ? a.logprob > b.logprob : a.id < b.id;
-  });
-  top.resize(count);
 }
 
 }  // namespace kt

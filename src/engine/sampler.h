@@ -47,6 +47,9 @@ struct SampledToken {
   std::vector<TokenLogprob> top = {};  // most probable first, lower ids first among equals
 };
 
+// A token that was not chosen but given, with its logprob and those of so many best ones. Error as highest_logit.
+SampledToken scored_token(std::span<const float> logits, TokenId id, int top);
+
 // Number `index` of the stream of `seed`, in [0, 1) with 53 bits: a function, without state, of integers
 // only, so that it is the same on every machine.
 double uniform(uint64_t seed, uint64_t index);
@@ -78,8 +81,6 @@ class Sampler {
   TokenId draw(std::span<const float> logits, float highest);
   void collect(std::span<const float> logits, float highest);
   void keep_top_p();
-  void report_logprobs(std::span<const float> logits, float highest, std::vector<TokenLogprob>& top,
-                       double& log_sum);
 
   SamplingOptions options_;
   std::unordered_map<TokenId, uint32_t> output_counts_;  // 0: only in the prompt

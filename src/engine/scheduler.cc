@@ -22,11 +22,18 @@ struct Scheduler::Job {
   // Tokens whose keys and values are not in the cache: at least one.
   int todo() const { return static_cast<int>(tokens.size()) - sequence->tokens(); }
   int output_tokens() const { return static_cast<int>(tokens.size() - request.prompt.size()); }
+  // Tokens of the prompt have still to be scored.
+  bool scores_prompt() const { return request.prompt_logprobs && scores.size() + 1 < request.prompt.size(); }
+  // What may be found in the cache: logits of what is found there cannot be had.
+  std::span<const TokenId> reusable() const {
+    return scores_prompt() ? std::span(tokens).first(scores.size() + 1) : std::span(tokens);
+  }
 
   RequestId id = 0;
   GenerateRequest request;
   std::vector<TokenId> tokens;  // prompt and output
   Sampler sampler;
+  std::vector<SampledToken> scores;  // of the prompt from its second token on, as far as they are known
   std::optional<Detokenizer> text;
   StopMatcher stops;
   std::optional<StoredSequence> sequence;  // while running
@@ -68,15 +75,16 @@ int Scheduler::longest() const {
 void Scheduler::check(const GenerateRequest& request) const {
   const auto length = static_cast<int64_t>(request.prompt.size());
   if (length == 0) fail("prompt: empty; expected at least 1 token");
-  if (length >= longest())
+  if (length + (request.max_tokens > 0 ? 1 : 0) > longest())
     fail("prompt: {} tokens leave no room for an answer in {} tokens (context {}, KV cache {} pages of {})",
          length, longest(), model_.context(), store_.pages(), kPageTokens);
   for (TokenId id : request.prompt)
     if (id < 0 || id >= model_.vocabulary())
       fail("prompt: token {} is outside the vocabulary of {}", id, model_.vocabulary());
-  if (request.max_tokens < 1) fail("max_tokens: expected at least 1, got {}", request.max_tokens);
+  if (request.max_tokens < 0) fail("max_tokens: expected at least 0, got {}", request.max_tokens);
   if (!tokenizer_ && !request.stop.empty()) fail("stop: strings need a tokenizer, and there is none");
   check_sampling(request.sampling);
+  check_sampling({.logprobs = request.prompt_logprobs});
   StopMatcher{request.stop};
 }
 
@@ -140,9 +148,11 @@ void Scheduler::end_cancelled() {
 // leaves room for younger ones, who must not starve when it goes on.
 int Scheduler::plan_running() {
   int budget = options_.step_tokens;
+  scored_left_ = kMostScored;
   const auto plan = [&](Job& job) {
     job.chunk = chunk_of(job, budget);
     budget -= job.chunk;
+    if (job.scores_prompt()) scored_left_ -= job.chunk;
   };
   for (const auto& job : running_)
     if (job->todo() == 1) plan(*job);
@@ -153,7 +163,7 @@ int Scheduler::plan_running() {
 
 // What it feeds next, at most so many tokens: up to where a snapshot is wanted.
 int Scheduler::chunk_of(const Job& job, int budget) const {
-  const int chunk = std::min(job.todo(), budget);
+  const int chunk = std::min(job.todo(), job.scores_prompt() ? std::min(budget, scored_left_) : budget);
   if (!store_.has_states()) return chunk;
   const int position = job.sequence->tokens();
   int border = (position / kMilestone + 1) * kMilestone;
@@ -211,10 +221,10 @@ void Scheduler::preempt_youngest() {
 void Scheduler::admit(int budget) {
   while (budget > 0 && !waiting_.empty() && running_.size() < static_cast<size_t>(options_.sequences)) {
     Job& job = *waiting_.front();
-    StoredSequence sequence = store_.start(job.tokens);
+    StoredSequence sequence = store_.start(job.reusable());
     const int cached = sequence.tokens();
     if (begins_like_running(job, cached)) return;
-    if (!sequence.reserve(static_cast<int>(job.tokens.size()) + 1)) return;
+    if (!sequence.reserve(static_cast<int>(job.tokens.size()) + std::min(job.most_output, 1))) return;
     if (static_cast<size_t>(store_.pages_available()) < running_.size()) return;
     if (!sequence.begin()) return;
     job.sequence = std::move(sequence);
@@ -223,6 +233,7 @@ void Scheduler::admit(int budget) {
     counts_.tokens_reused += static_cast<uint64_t>(cached);
     job.chunk = chunk_of(job, budget);
     budget -= job.chunk;
+    if (job.scores_prompt()) scored_left_ -= job.chunk;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -232,6 +243,7 @@ void Scheduler::admit(int budget) {
 // two, and not waiting a whole prompt. Several answers to one prompt come this way. Where the model has states
 // the running one has to stop there for a snapshot.
 bool Scheduler::begins_like_running(const Job& job, int cached) {
+  if (job.scores_prompt()) return false;
   for (const auto& other : running_) {
     const auto common = std::ranges::mismatch(other->tokens, job.tokens).in1 - other->tokens.begin();
     const auto usable = std::min<ptrdiff_t>(common, static_cast<ptrdiff_t>(job.tokens.size()) - 1) /
@@ -253,22 +265,24 @@ void Scheduler::run_planned() {
   for (const auto& job : running_) {
     if (job->chunk == 0) continue;
     const int position = job->sequence->tokens();
-    const bool wants = job->chunk == job->todo();
+    const bool wants = job->chunk == job->todo() && job->most_output > 0;
     const auto tokens = std::span<const TokenId>(job->tokens)
                             .subspan(static_cast<size_t>(position), static_cast<size_t>(job->chunk));
+    using Logits = StepSequence::Logits;
     step_.push_back({.tokens = tokens,
                      .position = position,
                      .pages = job->sequence->pages(),
-                     .logits = wants ? StepSequence::Logits::kLast : StepSequence::Logits::kNone,
+                     .logits = job->scores_prompt() ? Logits::kAll
+                               : wants              ? Logits::kLast
+                                                    : Logits::kNone,
                      .slot = job->sequence->slot()});
     planned.push_back(job.get());
-    rows += wants;
+    rows += step_.back().logit_rows();
     counts_.tokens_fed += tokens.size();
   }
   KT_CHECK(!planned.empty(), "{} requests wait and none can run", waiting_.size());
   ++counts_.steps;
-  const auto vocabulary = static_cast<size_t>(model_.vocabulary());
-  logits_.resize(rows * vocabulary);
+  logits_.resize(rows * static_cast<size_t>(model_.vocabulary()));
   try {
     model_.step(step_, logits_);
   } catch (const std::exception& error) {
@@ -276,42 +290,72 @@ void Scheduler::run_planned() {
     return;
   }
   picks_.clear();
-  for (size_t i = 0; i < planned.size(); ++i) {
+  for (size_t i = 0, row = 0; i < planned.size(); row += step_[i++].logit_rows()) {
     planned[i]->sequence->commit(step_[i].tokens);
     keep_snapshot(*planned[i]);
-    if (step_[i].logit_rows() > 0) picks_.push_back({.job = planned[i]});
+    gather_picks(*planned[i], step_[i], row);
   }
-  pick_tokens(rows);
+  pick_tokens();
   for (Pick& pick : picks_) {
     try {
       if (pick.error) std::rethrow_exception(pick.error);
-      take_token(*pick.job, pick.token);
+      if (pick.given)
+        take_score(*pick.job, std::move(pick.token));
+      else if (!pick.job->ended)
+        take_token(*pick.job, pick.token);
     } catch (const std::exception& error) {
       finish_with_error(*pick.job, error);
     }
   }
+  for (Job* job : planned)
+    if (job->most_output == 0 && !job->ended && job->todo() == 0)
+      finish(*job, {.reason = FinishReason::kLength});
 }
 
-// Chooses the next token of every row. Rows know nothing of each other, so that the model's threads may share
-// them; a few small ones are not worth waking anybody.
-void Scheduler::pick_tokens(size_t rows) {
+// What is to be done with the logits of tokens that were fed, the first of which are in `row`.
+void Scheduler::gather_picks(Job& job, const StepSequence& fed, size_t row) {
+  const std::vector<TokenId>& prompt = job.request.prompt;
+  if (fed.logits == StepSequence::Logits::kAll)
+    for (size_t i = 0; i < fed.tokens.size(); ++i) {
+      const size_t next = static_cast<size_t>(fed.position) + i + 1;
+      if (next > job.scores.size() && next < prompt.size())
+        picks_.push_back({.job = &job, .row = row + i, .given = prompt[next]});
+    }
+  if (job.todo() == 0 && job.most_output > 0)
+    picks_.push_back({.job = &job, .row = row + fed.logit_rows() - 1});
+}
+
+// Chooses the next token of every row, or scores the one that comes. Rows know nothing of each other, so that the model's
+// threads may share them; a few small ones are not worth waking anybody.
+void Scheduler::pick_tokens() {
   const auto vocabulary = static_cast<size_t>(model_.vocabulary());
-  const auto pick = [&](size_t row) {
-    Pick& one = picks_[row];
+  const auto pick = [&](size_t index) {
+    Pick& one = picks_[index];
+    const auto logits = std::span(logits_).subspan(one.row * vocabulary, vocabulary);
     try {
+      if (one.given) {
+        one.token = scored_token(logits, *one.given, *one.job->request.prompt_logprobs);
+        return;
+      }
       TokenConstraint* constraint = one.job->request.constraint.get();
-      one.token = one.job->sampler.pick(std::span(logits_).subspan(row * vocabulary, vocabulary), constraint);
+      one.token = one.job->sampler.pick(logits, constraint);
       if (constraint) constraint->accept(one.token.id);
     } catch (...) {
       one.error = std::current_exception();
     }
   };
   constexpr size_t kWorthSharing = 1 << 16;  // logits
-  if (rows > 1 && rows * vocabulary >= kWorthSharing) {
-    model_.spread(rows, pick);
+  if (picks_.size() > 1 && picks_.size() * vocabulary >= kWorthSharing) {
+    model_.spread(picks_.size(), pick);
   } else {
-    for (size_t row = 0; row < rows; ++row) pick(row);
+    for (size_t i = 0; i < picks_.size(); ++i) pick(i);
   }
+}
+
+void Scheduler::take_score(Job& job, SampledToken token) {
+  if (job.ended) return;
+  job.scores.push_back(std::move(token));
+  if (!job.scores_prompt()) report(job, {.id = job.id, .prompt = job.scores});
 }
 
 // Reports one token, and the end where it is one.

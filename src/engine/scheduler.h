@@ -49,15 +49,21 @@ struct GenerateEvent {
   const SampledToken* token = nullptr;  // null where the end comes without one
   std::string_view text = {};           // whole characters that became certain; end tokens have none
   const Finish* finish = nullptr;       // set in the last event of a request, which always comes
+  // Of a request with prompt_logprobs, once and before all else: the prompt's tokens but the first, which nothing comes
+  // before. Not for a prompt of one token.
+  std::span<const SampledToken> prompt = {};
 };
 
 struct GenerateRequest {
   std::vector<TokenId> prompt = {};
-  int max_tokens = 16;  // at least 1; cut to what the context leaves
+  int max_tokens = 16;  // cut to what the context leaves; 0: the prompt runs, and that is all
   SamplingOptions sampling = {};
   std::vector<TokenId> end_tokens = {};
   std::vector<std::string> stop = {};
   SpecialTokens special = SpecialTokens::kSkip;  // in the text
+  // Report the prompt's tokens as SamplingOptions::logprobs does those that are chosen. It takes logits of every token, so
+  // nothing of the prompt is taken from the cache, and it runs in small pieces.
+  std::optional<int> prompt_logprobs = {};
   // What the answer is held to, for this request alone; at its beginning. If it throws, the request ends with
   // that error. It is asked once for each token, in order: preemption feeds tokens again but samples none.
   std::shared_ptr<TokenConstraint> constraint = {};
@@ -94,7 +100,7 @@ class Scheduler {
   Scheduler(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options = {});
   ~Scheduler();
 
-  // Error(kInput) for a prompt that is empty, too long or outside the vocabulary, max_tokens below 1, and bad
+  // Error(kInput) for a prompt that is empty, too long or outside the vocabulary, max_tokens below 0, and bad
   // sampling options or stop strings. From any thread.
   void check(const GenerateRequest& request) const;
   // Checks and queues. May be called from on_event, as may cancel.
@@ -128,7 +134,9 @@ class Scheduler {
   void admit(int budget);
   bool begins_like_running(const Job& job, int cached);
   void run_planned();
-  void pick_tokens(size_t rows);
+  void gather_picks(Job& job, const StepSequence& fed, size_t row);
+  void pick_tokens();
+  void take_score(Job& job, SampledToken token);
   void take_token(Job& job, const SampledToken& token);
   void finish(Job& job, Finish finish, const SampledToken* token = nullptr, std::string_view text = {});
   void finish_with_error(Job& job, const std::exception& error);
@@ -137,6 +145,8 @@ class Scheduler {
 
   // Tokens between rolling snapshots of a long prompt.
   static constexpr int kMilestone = 32 * kPageTokens;
+  // Prompt tokens whose logits a step gives, for all requests together: 80 MB for 150,000 tokens.
+  static constexpr int kMostScored = 128;
 
   StepModel& model_;
   const Tokenizer* tokenizer_;
@@ -150,10 +160,13 @@ class Scheduler {
   std::vector<float> logits_;  // [rows of the step, vocabulary]
   struct Pick {
     Job* job = nullptr;
+    size_t row = 0;                     // of logits_
+    std::optional<TokenId> given = {};  // the prompt's next token, to be scored; none: one is to be chosen
     SampledToken token = {};
     std::exception_ptr error = {};
   };
-  std::vector<Pick> picks_;  // [rows of the step]
+  std::vector<Pick> picks_;
+  int scored_left_ = 0;  // of kMostScored, in the step that is planned
   RequestId last_id_ = 0;
   SchedulerStats counts_;
 };

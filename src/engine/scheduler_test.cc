@@ -281,6 +281,68 @@ TEST(Scheduler, ContextEndsTheAnswer) {
   EXPECT_EQ(heard.finish->reason, FinishReason::kLength);
 }
 
+// Scores of a prompt, one token after the other, without pages and batches.
+void expect_scores(const FakeModel& model, const GenerateRequest& request,
+                   const std::vector<SampledToken>& got) {
+  ASSERT_EQ(got.size(), request.prompt.size() - 1);
+  std::vector<float> logits(static_cast<size_t>(model.vocabulary()));
+  for (size_t i = 1; i < request.prompt.size(); ++i) {
+    const auto before = std::span(request.prompt).first(i);
+    model.write_logits(before, model.state_behind(before), logits);
+    const SampledToken expected = scored_token(logits, request.prompt[i], *request.prompt_logprobs);
+    ASSERT_EQ(got[i - 1].id, request.prompt[i]) << i;
+    ASSERT_EQ(got[i - 1].logprob, expected.logprob) << i;
+    ASSERT_EQ(got[i - 1].top.size(), static_cast<size_t>(*request.prompt_logprobs));
+    if (!expected.top.empty()) {
+      ASSERT_EQ(got[i - 1].top[0].id, expected.top[0].id) << i;
+    }
+  }
+}
+
+// In company, in pieces, behind what the cache knows, and preempted: 8 pages are too few for all.
+TEST(Scheduler, ScoresPrompts) {
+  FakeModel model({.pages = 8});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 100, .sequences = 8});
+  std::mt19937 rng(3);
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 24; ++i) {
+    requests.push_back(random_request(rng));
+    if (i % 3 != 0) requests.back().max_tokens = 250;
+    if (i % 3 == 2) continue;
+    requests.back().prompt_logprobs = i % 5;
+    if (i % 3 == 0) requests.back().max_tokens = i % 2;
+  }
+  std::vector<Heard> heard(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) scheduler.submit(heard_by(heard[i], requests[i]));
+  run(scheduler);
+  EXPECT_GT(scheduler.stats().preemptions, 0u);
+  EXPECT_GT(scheduler.stats().tokens_reused, 0u);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(heard[i].tokens, plain_generation(model, requests[i]));
+    EXPECT_EQ(heard[i].finish->output_tokens, static_cast<int>(heard[i].tokens.size()));
+    if (requests[i].max_tokens == 0) {
+      EXPECT_EQ(heard[i].finish->reason, FinishReason::kLength);
+    }
+    if (!requests[i].prompt_logprobs || requests[i].prompt.size() == 1) {
+      EXPECT_TRUE(heard[i].prompt.empty());
+    } else {
+      expect_scores(model, requests[i], heard[i].prompt);
+    }
+  }
+}
+
+TEST(Scheduler, APromptAloneMayFillTheContext) {
+  FakeModel model({.context = 128, .pages = 2});
+  Scheduler scheduler(model, nullptr, {});
+  GenerateRequest request{.prompt = std::vector<TokenId>(128, 5), .max_tokens = 0, .prompt_logprobs = 1};
+  Heard heard;
+  scheduler.submit(heard_by(heard, request));
+  run(scheduler);
+  expect_scores(model, request, heard.prompt);
+  EXPECT_EQ(heard.finish->reason, FinishReason::kLength);
+}
+
 TEST(Scheduler, SaysWhatIsWrong) {
   FakeModel model({.context = 100, .pages = 1});
   Scheduler scheduler(model, nullptr, {});
@@ -299,7 +361,8 @@ TEST(Scheduler, SaysWhatIsWrong) {
       "prompt: 64 tokens leave no room for an answer in 64 tokens (context 100, KV cache 1 pages of 64)");
   EXPECT_EQ(message_of({.prompt = {256}}), "prompt: token 256 is outside the vocabulary of 256");
   EXPECT_EQ(message_of({.prompt = {-1}}), "prompt: token -1 is outside the vocabulary of 256");
-  EXPECT_EQ(message_of({.prompt = {1}, .max_tokens = 0}), "max_tokens: expected at least 1, got 0");
+  EXPECT_EQ(message_of({.prompt = {1}, .max_tokens = -1}), "max_tokens: expected at least 0, got -1");
+  EXPECT_THAT(message_of({.prompt = {1}, .prompt_logprobs = -1}), HasSubstr("logprobs: expected"));
   EXPECT_THAT(message_of({.prompt = {1}, .sampling = {.top_p = 2}}), HasSubstr("top_p: expected"));
   EXPECT_THAT(message_of({.prompt = {1}, .stop = {"x"}}), HasSubstr("stop: strings need a tokenizer"));
   EXPECT_TRUE(scheduler.idle());

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/mapped_faults.h"
 
 namespace kt {
 namespace {
@@ -43,6 +44,7 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
   const Work before = transformer_.work();
   const auto start = std::chrono::steady_clock::now();
   transformer_.forward(cache_, inputs_, logits.data());
+  check_mapped_files();  // rows of the embedding are read from one
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   Work done = transformer_.work();
   done -= before;
@@ -50,6 +52,7 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
   totals_.work += done;
   totals_.seconds += took.count();
   ++totals_.steps;
+  totals_.parts = transformer_.parts();
   for (const StepSequence& sequence : sequences)
     (sequence.tokens.size() > 1 ? totals_.prefill_tokens : totals_.decode_tokens) += sequence.tokens.size();
 }

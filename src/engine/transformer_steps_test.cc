@@ -1,10 +1,13 @@
 #include "engine/transformer_steps.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 
+#include "base/testing/temp_folder.h"
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
 
@@ -174,6 +177,45 @@ TEST(StepsTotals, AreOfOneRunner) {
 TEST(StepsErrors, CacheThatFitsNoMemoryIsRefused) {
   LoadedModel model = demo(Precision::kInt8);
   EXPECT_THROW(model.make_runner(1 << 30), Error);
+}
+
+// A file that shrinks, between the plan and the weights and under a model that runs.
+TEST(TransformerSteps, AModelWhoseFileLosesItsEnd) {
+  namespace fs = std::filesystem;
+  const testing_files::TempFolder folder;
+  fs::copy(KT_DEMO_MODEL, folder.at("loading"));
+  fs::copy(KT_DEMO_MODEL, folder.at("running"));
+  const auto shrink = [&](std::string_view name) {
+    for (const auto& file : fs::directory_iterator(folder.at(name)))
+      if (file.path().extension() == ".safetensors") fs::resize_file(file.path(), 4096);
+  };
+  const auto words_of = [](auto&& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const ModelOptions options{.threads = 2, .max_tokens = 64};
+  {
+    OpenedModel opened(folder.at("loading"), options);
+    shrink("loading");
+    const std::string words = words_of([&] { std::move(opened).load(); });
+    EXPECT_THAT(words, testing::MatchesRegex(".*/loading/model-.*safetensors: nothing at byte [0-9]+ of .*"));
+  }
+  LoadedModel model = OpenedModel(folder.at("running"), options).load();
+  const auto runner = model.make_runner(4);
+  const std::vector<TokenId> tokens = prompt(model, 8, 1);
+  const std::vector<int32_t> pages = {0};
+  std::vector<float> logits(static_cast<size_t>(runner->vocabulary()));
+  const StepSequence sequence{
+      .tokens = tokens, .position = 0, .pages = pages, .logits = StepSequence::Logits::kLast};
+  const auto step = [&] { runner->step(std::span(&sequence, 1), logits); };
+  EXPECT_EQ(words_of(step), "no error");
+  shrink("running");
+  for (int again = 0; again < 2; ++again)
+    EXPECT_THAT(words_of(step), testing::HasSubstr("safetensors: nothing at byte "));
 }
 
 }  // namespace

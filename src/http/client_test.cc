@@ -162,11 +162,15 @@ TEST(HttpClient, CanBeCancelledBeforeTheReply) {
   const Script script({{""}});
   TestSocket first(script.port);
   HttpClient c = script.client();
+  std::atomic<bool> ended = false;
   std::thread other([&] {
-    std::this_thread::sleep_for(50ms);
-    c.cancel();
+    while (!ended) {  // one that comes before the call does nothing
+      c.cancel();
+      std::this_thread::sleep_for(1ms);
+    }
   });
   EXPECT_EQ(c.send({}).status, 0);
+  ended = true;
   other.join();
 }
 

@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 constexpr int kReadsPerTurn = 4;  // one connection's share before the others have theirs
 constexpr auto kLinger = 1s;
 constexpr size_t kLingerBytes = 64 << 20;
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 constexpr size_t kKeptBuffer = 256 << 10;  // a larger one is given back when it is empty
 
 }  // namespace
@@ -31,21 +32,34 @@ void IoLoop::set_interest_of_phase(Connection& c) {
   // While a request runs, reading is switched off only when something came: most clients wait for the reply,
   // and each change is a system call.
   if (c.phase == Phase::kRunning) wanted = (c.interest & EPOLLIN) | EPOLLRDHUP;
+  if (c.phase == Phase::kRunning && c.half_closed) wanted = 0;
   if (c.phase == Phase::kFlushing) wanted = 0;
   if (c.out.size() > c.out_at) wanted |= EPOLLOUT;
   set_interest(c, wanted);
 }
 
 void IoLoop::on_event(Connection& c, uint32_t events) {
+  // Both sides have closed: what came meanwhile has to be read, or the close would take the reply back.
+  if (events & EPOLLHUP && !(events & EPOLLERR) && c.phase == Phase::kLingering) return throw_away(c);
   if (events & (EPOLLERR | EPOLLHUP)) return close(c);
   if (events & EPOLLOUT) flush(c);
   if (!(events & (EPOLLIN | EPOLLRDHUP))) return;
   if (c.phase == Phase::kReading) return read_some(c);
   if (c.phase == Phase::kLingering) return throw_away(c);
   if (c.phase != Phase::kRunning) return;
-  // A client that closed its sending side counts as gone: nearly always it has closed both.
-  if (events & EPOLLRDHUP) return close(c);
+  if (events & EPOLLRDHUP) return on_half_close(c);
   set_interest(c, c.interest & ~static_cast<uint32_t>(EPOLLIN));
+}
+
+// A client that closed its sending side has mostly closed both, but may be waiting for its reply (echo ... | nc). TCP says
+// the same in both cases until bytes are sent: what is closed answers them with a reset, which comes as EPOLLERR. A stream
+// sends some soon; where nothing was sent yet, an interim reply does, which clients have to pass over (RFC 9110, 15.2).
+// HTTP/1.0 has none, so there the kernel asks from time to time.
+void IoLoop::on_half_close(Connection& c) {
+  c.half_closed = true;
+  watch_peer(c.socket.get());
+  if (!c.reply_begun && !c.exchange->old_version()) c.out += kContinue;
+  flush(c);
 }
 
 void IoLoop::read_some(Connection& c) {
@@ -80,7 +94,7 @@ void IoLoop::feed(Connection& c, std::string_view bytes) {
   if (!wants_more) return begin_exchange(c, bytes);
   if (!c.parser.awaits_continue() || c.continued) return;
   c.continued = true;
-  c.out += "HTTP/1.1 100 Continue\r\n\r\n";
+  c.out += kContinue;
   flush(c);
 }
 
@@ -96,7 +110,7 @@ void IoLoop::begin_exchange(Connection& c, std::string_view rest) {
                                                           .draining = draining_});
   c.in.assign(rest);
   c.phase = Phase::kRunning;
-  c.reply_ended = c.continued = false;
+  c.reply_ended = c.reply_begun = c.continued = c.half_closed = false;
   ++busy_;
   set_deadline(c, Clock::time_point::max());
   dispatch_(
@@ -120,6 +134,7 @@ void IoLoop::pump(Connection& c) {
     c.out += taken.bytes;
   }
   c.reply_ended = taken.ended;
+  c.reply_begun = c.reply_begun || !c.out.empty();
   flush(c);
   if (taken.cut) close(c);
 }

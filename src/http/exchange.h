@@ -88,6 +88,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   ReplyForm form_now();
   bool closes() const { return closes_; }  // the reply said "Connection: close"
   uint64_t connection() const { return setup_.connection; }
+  bool old_version() const { return setup_.form.old_version; }  // HTTP/1.0
 
  private:
   enum class Phase { kWaiting, kStream, kEnded };

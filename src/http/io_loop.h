@@ -80,7 +80,9 @@ class IoLoop {
     size_t out_at = 0;
     std::shared_ptr<Exchange> exchange = {};
     bool reply_ended = false;  // all of the exchange's reply is in `out`
+    bool reply_begun = false;  // some of it was
     bool continued = false;    // "100 Continue" was sent
+    bool half_closed = false;  // the client sends no more; it may still read
     size_t thrown_away = 0;    // bytes, while lingering
     uint32_t interest = 0;     // epoll's
     Clock::time_point deadline = Clock::time_point::max();
@@ -101,6 +103,7 @@ class IoLoop {
 
   void on_event(Connection& c, uint32_t events);
   void read_some(Connection& c);
+  void on_half_close(Connection& c);
   void feed(Connection& c, std::string_view bytes);
   void begin_exchange(Connection& c, std::string_view rest);
   void end_exchange(Connection& c);

@@ -18,12 +18,16 @@ struct HttpServer::State {
   State(HttpServerOptions options, Listeners listeners, Handler call)
       : host(options.host),
         port(listeners.port),
+        only_loopback(listeners.only_loopback),
         handler(std::move(call)),
+        lane_of(options.lane_of),
+        lanes(std::max<size_t>(options.lanes.size(), 1)),
         loop(options, std::move(listeners.sockets), [this](HttpJob job) { add(std::move(job)); }) {
     try {
       threads.emplace_back([this] { loop.run(); });
-      for (int i = 0; i < std::max(options.handlers, 1); ++i)
-        threads.emplace_back([this] { run_handlers(); });
+      for (size_t lane = 0; lane < lanes.size(); ++lane)
+        for (int i = 0; i < std::max(lane < options.lanes.size() ? options.lanes[lane] : 1, 1); ++i)
+          threads.emplace_back([this, lane] { run_handlers(lanes[lane]); });
     } catch (const std::system_error& e) {
       stop();
       fail_as(ErrorKind::kMemory, "cannot start the threads of the server: {}", e.what());
@@ -41,31 +45,37 @@ struct HttpServer::State {
       const std::lock_guard lock(mutex);
       stopping = true;
     }
-    awake.notify_all();
+    for (Lane& lane : lanes) lane.awake.notify_all();
     for (size_t i = 1; i < threads.size(); ++i) threads[i].join();
   }
 
+  struct Lane {
+    std::condition_variable awake;
+    std::deque<HttpJob> jobs;  // under mutex
+  };
+
   void add(HttpJob job) {
+    Lane& lane = lanes[lane_of ? std::min(lane_of(job.request), lanes.size() - 1) : 0];
     {
       const std::lock_guard lock(mutex);
-      jobs.push_back(std::move(job));
+      lane.jobs.push_back(std::move(job));
     }
-    awake.notify_one();
+    lane.awake.notify_one();
   }
 
-  void run_handlers() {
+  void run_handlers(Lane& lane) {
     while (true) {
       std::unique_lock lock(mutex);
-      awake.wait(lock, [this] { return stopping || !jobs.empty(); });
+      lane.awake.wait(lock, [&] { return stopping || !lane.jobs.empty(); });
       if (stopping) return;
-      const HttpJob job = std::move(jobs.front());
-      jobs.pop_front();
+      HttpJob job = std::move(lane.jobs.front());
+      lane.jobs.pop_front();
       lock.unlock();
       if (!job.exchange->gone()) handle(job);
     }
   }
 
-  void handle(const HttpJob& job) const {
+  void handle(HttpJob& job) const {
     const Responder responder(std::make_shared<Responder::State>(job.exchange));
     try {
       handler(job.request, responder);
@@ -78,11 +88,12 @@ struct HttpServer::State {
 
   const std::string host;
   const int port;
+  const bool only_loopback;
   const Handler handler;
+  const std::function<size_t(const HttpRequest&)> lane_of;
   std::mutex mutex;
-  std::condition_variable awake;
-  std::deque<HttpJob> jobs;  // under mutex
-  bool stopping = false;     // under mutex
+  std::vector<Lane> lanes;
+  bool stopping = false;  // under mutex
   IoLoop loop;
   std::vector<std::thread> threads;  // the loop's, then the handlers'
 };
@@ -95,6 +106,8 @@ HttpServer::HttpServer(HttpServerOptions options, Handler handler) {
 HttpServer::~HttpServer() = default;
 
 int HttpServer::port() const { return state_->port; }
+
+bool HttpServer::reaches_other_machines() const { return !state_->only_loopback; }
 
 std::string HttpServer::url() const {
   return "http://" + address_text(state_->host.empty() ? "127.0.0.1" : state_->host, state_->port);

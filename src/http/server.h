@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "http/message.h"
 
@@ -14,11 +15,14 @@ namespace kt {
 struct HttpServerOptions {
   std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6
   int port = 0;                    // 0: any free one
-  int handlers = 2;                // threads
-  size_t max_head = 32 << 10;      // bytes of request line and headers; 431 beyond
-  size_t max_body = 16 << 20;      // 413 beyond
-  size_t max_bodies = 256 << 20;   // of all requests that arrive or are handled at a time; 503 beyond
-  int max_connections = 1024;      // 503 beyond
+  // Threads that run handlers, lane by lane: a request waits for those of its own lane alone.
+  std::vector<int> lanes = {2};
+  // Which lane a request takes, below lanes.size(). On the server's thread: quick, and it must not throw. Empty: the first.
+  std::function<size_t(const HttpRequest&)> lane_of = {};
+  size_t max_head = 32 << 10;     // bytes of request line and headers; 431 beyond
+  size_t max_body = 16 << 20;     // 413 beyond
+  size_t max_bodies = 256 << 20;  // of all requests that arrive or are handled at a time; 503 beyond
+  int max_connections = 1024;     // 503 beyond
   // A request must have arrived whole so long after its first byte (408), a stalled client must take some of
   // what waits for it within write_timeout (closed), an idle connection is closed after idle_timeout.
   std::chrono::milliseconds request_timeout{30'000}, write_timeout{30'000}, idle_timeout{75'000};
@@ -53,8 +57,9 @@ class Responder {
 
 class HttpServer {
  public:
-  // Called on a handler thread. An exception becomes 500 with on_error's body if nothing was sent yet.
-  using Handler = std::function<void(const HttpRequest&, Responder)>;
+  // Called on a handler thread. The request is the handler's to take apart, so that a large body need not live until its
+  // end. An exception becomes 500 with on_error's body if nothing was sent yet.
+  using Handler = std::function<void(HttpRequest&, Responder)>;
 
   // Binds, listens and serves at once. Error(kInput) "127.0.0.1:30000: address already in use; ...".
   HttpServer(HttpServerOptions options, Handler handler);
@@ -64,7 +69,8 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   int port() const;
-  std::string url() const;  // "http://127.0.0.1:30000"
+  std::string url() const;              // "http://127.0.0.1:30000"
+  bool reaches_other_machines() const;  // it listens on more than loopback
   // Runs `call` on the server's thread, in order. From any thread; cheap: the thread is woken once for all
   // that was posted meanwhile.
   void post(std::function<void()> call);

@@ -50,7 +50,7 @@ TEST_F(HttpServerTest, StreamsFromAnotherThread) {
 }
 
 TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
-  start({.handlers = 4});
+  start({.lanes = {4}});
   TestSocket socket = raw();
   std::string bytes;
   for (int i = 0; i < 200; ++i)
@@ -192,23 +192,20 @@ TEST_F(HttpServerTest, HandlersThatFailGive500) {
 TEST_F(HttpServerTest, NoticesClientsThatGo) {
   start();
   {
-    TestSocket closed = raw(), half = raw(), reset = raw(), pipelined = raw();
-    for (TestSocket* s : {&closed, &half, &reset, &pipelined})
-      s->write("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    TestSocket closed = raw(), reset = raw(), pipelined = raw();
+    for (TestSocket* s : {&closed, &reset, &pipelined}) s->write("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
     pipelined.write(kHello);
-    ASSERT_TRUE(wait_for([&] { return holding == 4; }));
+    ASSERT_TRUE(wait_for([&] { return holding == 3; }));
     EXPECT_EQ(gone, 0);
     closed.close();
     EXPECT_TRUE(wait_for([&] { return gone == 1; }));
-    half.half_close();
-    EXPECT_TRUE(wait_for([&] { return gone == 2; }));
     const linger hard{.l_onoff = 1, .l_linger = 0};
     setsockopt(reset.fd(), SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
     reset.close();
-    EXPECT_TRUE(wait_for([&] { return gone == 3; }));
+    EXPECT_TRUE(wait_for([&] { return gone == 2; }));
   }
-  EXPECT_TRUE(wait_for([&] { return gone == 4; }));
-  EXPECT_EQ(requests, 4);
+  EXPECT_TRUE(wait_for([&] { return gone == 3; }));
+  EXPECT_EQ(requests, 3);
   for (const Responder& to : held) {
     EXPECT_TRUE(to.gone());
     to.reply({});
@@ -217,6 +214,56 @@ TEST_F(HttpServerTest, NoticesClientsThatGo) {
     EXPECT_EQ(at_once, 1);
   }
   EXPECT_TRUE(wait_for([&] { return server->connections() == 0; }));
+}
+
+// What comes after an interim reply, if there is one.
+std::string final_reply(std::string bytes) {
+  constexpr std::string_view kInterim = "HTTP/1.1 100 Continue\r\n\r\n";
+  return bytes.starts_with(kInterim) ? bytes.substr(kInterim.size()) : bytes;
+}
+
+TEST_F(HttpServerTest, HalfClosedClientsGetTheirAnswer) {
+  start();
+  const std::string kept = "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n";
+  const std::vector<std::string> asked = {kept,
+                                          "GET /hold HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n\r\n",
+                                          "GET /hold HTTP/1.0\r\n\r\n", kept + std::string(kHello)};
+  std::vector<TestSocket> sockets;
+  for (const std::string& bytes : asked) {
+    sockets.push_back(raw());
+    sockets.back().write(bytes);
+    sockets.back().half_close();
+  }
+  ASSERT_TRUE(wait_for([&] { return holding == 4; }));
+  sockets[0].read_until("\r\n\r\n");  // the interim reply: its end of sending was seen
+  EXPECT_EQ(gone, 0);
+  held[0].reply({.body = "worth waiting for"});
+  held[1].start({.body = "worth waiting "});
+  held[1].send("for");
+  held[1].end();
+  for (size_t i = 2; i < held.size(); ++i) held[i].reply({.body = "worth waiting for"});
+  for (TestSocket& socket : sockets) {
+    const std::string got = final_reply(socket.read_all());
+    EXPECT_THAT(got,
+                testing::AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("worth waiting "), HasSubstr("for")));
+    EXPECT_TRUE(socket.ended());
+  }
+  EXPECT_THAT(sockets[3].read_all(), testing::EndsWith("hello"));
+  EXPECT_EQ(gone, 0);
+  EXPECT_TRUE(wait_for([&] { return server->connections() == 0; }));
+}
+
+TEST_F(HttpServerTest, OneLaneDoesNotWaitForAnother) {
+  start({.lanes = {1, 1},
+         .lane_of = [](const HttpRequest& request) -> size_t { return request.path == "/wait"; }});
+  TestSocket first = raw(), second = raw();
+  for (TestSocket* socket : {&first, &second}) socket->write("GET /wait HTTP/1.1\r\nHost: a\r\n\r\n");
+  ASSERT_TRUE(wait_for([&] { return requests == 1; }));
+  EXPECT_EQ(client().send({.path = "/hello"}).body, "hello");
+  EXPECT_EQ(requests, 2) << "the other one waits in its lane";
+  released = true;
+  for (TestSocket* socket : {&first, &second})
+    EXPECT_THAT(socket->read_until("\r\n\r\n"), StartsWith("HTTP/1.1 200 "));
 }
 
 TEST_F(HttpServerTest, DoesNotCallOnGoneAfterTheEnd) {
@@ -233,7 +280,7 @@ TEST_F(HttpServerTest, DoesNotCallOnGoneAfterTheEnd) {
 }
 
 TEST_F(HttpServerTest, ServesManyStreamsAtOnce) {
-  start({.handlers = 4});
+  start({.lanes = {4}});
   constexpr int kClients = 64;
   std::atomic<int> whole = 0;
   std::vector<std::thread> clients;

@@ -64,6 +64,13 @@ int port_of(int socket) {
                                            : reinterpret_cast<sockaddr_in&>(where).sin_port);
 }
 
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == IN_LOOPBACKNET);
+}
+
 [[noreturn]] void fail_to_listen(const std::string& host, int port, int error) {
   const std::string where = address_text(host, port);
   if (error == EADDRINUSE)
@@ -120,6 +127,7 @@ Listeners listen_on(const std::string& host, int port) {
       if (error == EADDRINUSE || error == EACCES) break;
       if (error != 0) continue;  // a name may have an IPv6 address on a machine that has no IPv6
       made.port = port_of(socket.get());
+      made.only_loopback = made.only_loopback && is_loopback(*a->ai_addr);
       made.sockets.push_back(std::move(socket));
     }
     if (error == EADDRINUSE || error == EACCES) continue;
@@ -153,6 +161,16 @@ Fd connect_to(const std::string& host, int port, std::chrono::milliseconds timeo
 void set_no_delay(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+void watch_peer(int socket) {
+  const auto set = [&](int level, int name, int value) {
+    setsockopt(socket, level, name, &value, sizeof value);
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 6);
 }
 
 }  // namespace kt

@@ -34,6 +34,7 @@ std::string address_text(const std::string& host, int port);  // "[::1]:80"
 struct Listeners {
   std::vector<Fd> sockets;
   int port;
+  bool only_loopback = true;  // no other machine can connect
 };
 Listeners listen_on(const std::string& host, int port);
 
@@ -42,5 +43,7 @@ Listeners listen_on(const std::string& host, int port);
 Fd connect_to(const std::string& host, int port, std::chrono::milliseconds timeout, int cancel_fd);
 
 void set_no_delay(int socket);
+// The kernel asks an idle peer every few seconds whether it is there; one that is not becomes an error of the socket.
+void watch_peer(int socket);
 
 }  // namespace kt

@@ -70,7 +70,7 @@ class HttpServerTest : public testing::Test {
   }
 
   template <typename Condition>
-  bool wait_for(Condition condition, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+  bool wait_for(Condition condition, std::chrono::milliseconds limit = std::chrono::minutes(5)) {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (!condition()) {
       if (std::chrono::steady_clock::now() > end) return false;

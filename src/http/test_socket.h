@@ -16,7 +16,7 @@ namespace kt {
 class TestSocket {
  public:
   // Reads give up after `seconds`.
-  explicit TestSocket(int port, int seconds = 10) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit TestSocket(int port, int seconds = 300) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     timeval limit{.tv_sec = seconds, .tv_usec = 0};
     setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     sockaddr_in where{};

@@ -27,8 +27,14 @@ bool CallRing::ready() const noexcept {
 void CallRing::take() noexcept {
   const uint64_t at = taken_.load(std::memory_order_relaxed);
   StreamCall::start(reinterpret_cast<StreamCall*>(word(at).load(std::memory_order_acquire)));
-  word(at).store(0, std::memory_order_relaxed);  // submitted: whoever asks need not count it
+  word(at).store(0, std::memory_order_release);  // submitted: whoever asks need not count it
   taken_.store(at + 1, std::memory_order_release);
+}
+
+bool CallRing::holds(const StreamCall& call) const noexcept {
+  for (uint64_t at = 0; at < kWords; ++at)
+    if (word(at).load(std::memory_order_acquire) == reinterpret_cast<uintptr_t>(&call)) return true;
+  return false;
 }
 
 uint64_t CallRing::asked() const noexcept {

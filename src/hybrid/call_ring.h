@@ -10,6 +10,8 @@
 
 namespace kt {
 
+struct StreamCall;
+
 class CallRing final : public TaskSource {
  public:
   // Of the current context, which has no other ring of that number. `team` is the one that listens.
@@ -19,6 +21,11 @@ class CallRing final : public TaskSource {
   // Calls that may come without a word: those in a stream, and those of a graph as long as it can be
   // replayed.
   void expect(int more) noexcept { expected_.fetch_add(more, std::memory_order_seq_cst); }
+
+  // Its letter is there and not taken. Asked when the GPU writes no more for it.
+  bool holds(const StreamCall& call) const noexcept;
+  // Letters are behind a place that is empty: another stream is about to fill it, or the GPU failed there.
+  bool has_gap() const noexcept { return word(taken()).load(std::memory_order_acquire) == 0; }
 
   // Not while the call still has tasks of a replay before.
   bool ready() const noexcept override;

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <chrono>
 #include <thread>
 #include <vector>
 
 #include "cuda/testing/test_cuda.h"
+#include "hybrid/stream_call.h"
 #include "hybrid/streams.h"
 
 namespace kt {
@@ -44,6 +46,39 @@ TEST(CallRings, ComeFromTeamsThatEnded) {
     EXPECT_TRUE(ring->is_of(team));
     EXPECT_EQ(ring->cuda().number, 0u);
   }
+}
+
+// A call that says it is busy.
+struct BusyCall {
+  uint32_t busy = 1;
+  StreamCall it;
+  explicit BusyCall(std::shared_ptr<CallRing> ring) {
+    it.ring = std::move(ring);
+    it.busy = &busy;
+  }
+};
+
+TEST(CallRings, ALetterThatNeverCameIsNotWaitedFor) {
+  kTestCuda.use_device();
+  const char context = 0;
+  const auto team = std::make_shared<CpuTeam>(CpuTeamOptions{.threads = 1});
+  const BusyCall call(ring_of(team, &context));
+  EXPECT_FALSE(call.it.ring->holds(call.it));
+  EXPECT_TRUE(call.it.wait_for_ring());
+}
+
+TEST(CallRings, ALetterBehindAGapIsWaitedForOnlySoLong) {
+  kTestCuda.use_device();
+  const char context = 0;
+  const auto team = std::make_shared<CpuTeam>(CpuTeamOptions{.threads = 1});
+  const BusyCall call(ring_of(team, &context));
+  const CallRing& ring = *call.it.ring;
+  uint64_t& second = ring.cuda().words[(ring.taken() + 1) % ring.cuda().count];
+  std::atomic_ref(second).store(reinterpret_cast<uintptr_t>(&call.it));
+  EXPECT_TRUE(ring.holds(call.it) && ring.has_gap());
+  EXPECT_FALSE(call.it.wait_for_ring(std::chrono::milliseconds(30)));
+  std::atomic_ref(second).store(0);
+  EXPECT_TRUE(call.it.wait_for_ring());
 }
 
 }  // namespace

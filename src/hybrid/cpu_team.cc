@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/park.h"
+#include "base/signal_mask.h"
 
 namespace kt {
 namespace {
@@ -41,7 +41,7 @@ struct TeamEntry {
 
 // Never destroyed: teams may outlive static objects.
 struct TeamRegistry {
-  ForkMutex mutex{0};
+  ForkMutex mutex{ForkLock::kCpuTeams};
   std::vector<TeamEntry> teams;
 };
 
@@ -262,19 +262,15 @@ void CpuTeam::State::serve() noexcept {
 
 CpuTeam::CpuTeam(const CpuTeamOptions& options) {
   state_ = std::make_shared<State>(options);
-  sigset_t all, before;  // signals are for the application's threads
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const BlockSignals block;
   try {
     state_->thread = std::thread([state = state_]() mutable {
       state->serve();
       state.reset();
     });
   } catch (const std::system_error& e) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     fail_as(ErrorKind::kMemory, "cpu team: cannot start its thread: {}", e.what());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 CpuTeam::~CpuTeam() {

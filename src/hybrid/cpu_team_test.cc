@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <numeric>
 #include <thread>
@@ -176,7 +178,7 @@ TEST(CpuTeam, SaysThatItWasMadeBeforeFork) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);
+    alarm(300);
     int wrong = 0;
     CpuTeam::Task task;
     if (team->submit(task) != 0) wrong |= 1;
@@ -206,7 +208,10 @@ class CountingSource final : public TaskSource {
   explicit CountingSource(CpuTeam& team) : team_(team) {
     task_.run = [this] { ++run; };
   }
-  bool ready() const noexcept override { return wanted.load() != taken_ && team_.done(task_.ticket); }
+  bool ready() const noexcept override {
+    ++looks;
+    return wanted.load() != taken_ && team_.done(task_.ticket);
+  }
   void take() noexcept override {
     team_.submit(task_);
     ++taken_;
@@ -216,6 +221,7 @@ class CountingSource final : public TaskSource {
   bool expecting() const noexcept override { return expects.load(); }
 
   std::atomic<int> wanted = 0, run = 0;
+  mutable std::atomic<int> looks = 0;
   std::atomic<bool> expects = false;
 
  private:
@@ -225,7 +231,18 @@ class CountingSource final : public TaskSource {
 };
 
 void wait_until(const std::function<bool()>& done) {
-  for (int i = 0; i < 10'000 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 300'000 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// Whether no thread of a team runs or wants to: a thread that waits for a cpu is not asleep.
+bool teams_are_asleep() {
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name, line;
+    std::getline(std::ifstream(thread.path() / "comm"), name);
+    std::getline(std::ifstream(thread.path() / "stat"), line);
+    if (name == "kt-team" && line.find(") S ") == std::string::npos) return false;
+  }
+  return true;
 }
 
 TEST(CpuTeam, TakesWhatASourceHasWithoutAWord) {
@@ -246,7 +263,12 @@ TEST(CpuTeam, SleepsWhileNothingIsExpected) {
   CpuTeam team({.threads = 1});
   const auto source = std::make_shared<CountingSource>(team);
   team.listen(source);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  int seen = 0;  // looks after which it has slept for a while
+  for (int asleep = 0; asleep < 20; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    const bool still = source->looks > 0 && source->looks == seen && teams_are_asleep();
+    asleep = still ? asleep + 1 : 0;
+    seen = source->looks;
+  }
   source->wanted = 1;
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(source->run, 0);

@@ -156,6 +156,23 @@ TEST_F(StreamFlight, WhatAFailedSubmitWouldPutOffIsNotAdded) {
   EXPECT_EQ(b.run(*second, stream), plain_forward(*second, b.host));
 }
 
+// A GPU that fails in the middle of the hand-over has set its word and writes no letter: nobody answers it.
+TEST_F(StreamFlight, AGraphThatFailedInTheHandOverIsReleased) {
+  if (TestCuda::real()) GTEST_SKIP() << "a real context does not come back from that";
+  const auto layer = test_layer(stream_team());
+  {
+    const TestStream stream;
+    auto batch = std::make_unique<DeviceBatch>(TestBatch(2));
+    const TestGraph graph(stream, [&] { batch->submit(*layer, stream); });
+    batch.reset();
+    graph.launch(stream);
+    EXPECT_NE(kTestCuda.ask("cuStreamSynchronize", static_cast<CudaStream>(stream)), 0);
+    kTestCuda.mend();
+  }
+  release_all_buffers();
+  EXPECT_EQ(held_buffer_bytes(), 0u);
+}
+
 TEST_F(StreamFlight, AnAbandonedSubmitIsGivenBack) {
   auto team = std::make_shared<CpuTeam>(CpuTeamOptions{.threads = 1});
   const std::weak_ptr<CpuTeam> watch = team;

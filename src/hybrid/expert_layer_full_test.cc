@@ -38,7 +38,7 @@ class FullStream : public ::testing::Test {
     bool in_time = false;
     team->submit([&] {
       // For good: a stream that has just begun makes room again.
-      for (int i = 0, waited = 0; i < 10'000 && waited < 20; ++i) {
+      for (int i = 0, waited = 0; i < 300'000 && waited < 20; ++i) {
         waited = kTestCuda.waiting() == 0 ? 0 : waited + 1;
         std::this_thread::sleep_for(1ms);
       }
@@ -49,7 +49,7 @@ class FullStream : public ::testing::Test {
         what();
         done.set_value();
       }).detach();  // else it would be waited for, whatever it waits for
-      in_time = future.wait_for(5s) == std::future_status::ready;
+      in_time = future.wait_for(5min) == std::future_status::ready;
     });
     for (int i = 0; i < 10; ++i) {
       batch.submit(*layer, stream);
@@ -81,7 +81,7 @@ TEST_F(FullStream, TheProcessForks) {
   while_submit_waits([&] {
     const pid_t child = fork();
     if (child == 0) {
-      alarm(10);
+      alarm(300);
       _exit(held_buffer_bytes() == 0 ? 0 : 1);
     }
     waitpid(child, &status, 0);

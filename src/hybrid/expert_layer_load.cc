@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/mapped_faults.h"
 #include "hybrid/expert_layer_state.h"
 #include "hybrid/expert_values.h"
 #include "hybrid/shared_experts.h"
@@ -73,6 +74,7 @@ void ExpertLayer::load(std::span<const int64_t> physical_to_logical) {
   check_shape_of(*source, o);
   const auto rounded = rounded_for(*s.method, *source, o.layer, o.weights);
   Experts experts = loaded_from(rounded ? *rounded : *source, o, *s.team, physical_to_logical);
+  check_mapped_files();
   s.replace(std::move(experts), physical_to_logical, std::move(source));
 }
 

@@ -346,6 +346,16 @@ bool release(const std::shared_ptr<CaptureScope>& shared, Released& released) {
   return true;
 }
 
+// To the end of the process: what was to be released may still be used, as a call of the layer never comes.
+[[noreturn]] void leave(Released& released, int layer) {
+  static_cast<void>(std::make_unique<Released>(std::move(released)).release());
+  fail_as(
+      ErrorKind::kInternal,
+      "layer {}: a GPU handed a call over and failed before an earlier one: the team never comes to it, and "
+      "buffers of graphs that are gone are not given back",
+      layer);
+}
+
 }  // namespace
 
 std::vector<uint64_t> release_buffers() {
@@ -362,8 +372,9 @@ std::vector<uint64_t> release_buffers() {
   }
   for (const std::shared_ptr<CaptureScope>& scope : released.scopes)
     if (!release(scope, released)) held.push_back(scope->key.capture);
+  for (const std::unique_ptr<StreamCall>& it : released.captured)
+    if (!it->wait_for_ring()) leave(released, it->layer->options.layer);
   for (const std::unique_ptr<StreamCall>& it : released.captured) {
-    it->wait_for_ring();
     it->layer->team->wait(std::max(it->now.ticket, it->later.ticket));
     if (it->ring) it->ring->expect(-1);
   }

@@ -256,7 +256,7 @@ TEST(ExpertLayer, ThrowsInAForkedChild) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);
+    alarm(300);
     const std::string error = error_of([&] { forward(*layer, batch.call()); });
     _exit(error.find("made before fork") == std::string::npos ? 1 : 0);
   }
@@ -286,7 +286,7 @@ TEST(ExpertLayer, EndsInAForkedChild) {
   for (int i = 0; i < kForks; ++i) {
     const pid_t child = fork();
     if (child == 0) {
-      alarm(10);
+      alarm(300);
       const bool threw =
           error_of([&] { layer->set_mask(nullptr); }).find("made before fork") != std::string::npos;
       layer.reset();

@@ -127,10 +127,10 @@ void check_ranks(ExpertLayer& layer, const WrittenValues& values, int ranks) {
 TEST(ExpertWrite, EveryMethodRanksAndNodes) {
   const WrittenValues values(kWrittenShape);
   for (const WeightMethod& method : weight_methods())
-    for (const int nodes : {1, 2, 3}) {
+    for (const int nodes : {1, 3}) {
       ExpertLayer layer = made_for_writing(std::string(method.name).c_str(), nodes, kWrittenShape);
       layer.load_values(values.view(), {});
-      for (const int ranks : {1, 2, 4, 8}) check_ranks(layer, values, ranks);
+      for (const int ranks : {1, 2, 8}) check_ranks(layer, values, ranks);
     }
 }
 

@@ -93,10 +93,12 @@ void save_kt_layer(const ExpertSource& source, const KtLayer& to, Pool& pool) {
                       .parts = to.parts,
                       .rounding = "established",
                       .source = std::string(source.dialect())};
+  const std::string name = text("_layer_{}", layer);
+  const std::string saving = text("{}/.saving_{}_{}", to.folder, layer, ::getpid());
+  for (const std::string& ours : {text("{}/{}", to.folder, name), saving}) refuse_link(ours);
   make_folders(to.folder);
   settle_facts(to.folder, model);
-  const FolderBeside beside(text("{}/.saving_{}_{}", to.folder, layer, ::getpid()));
-  const std::string name = text("_layer_{}", layer);
+  const FolderBeside beside(saving);
   for (int part = 0; part < to.parts; ++part) make_folders(text("{}/{}/_numa_{}", beside.path, name, part));
   run_items(pool, int64_t{source.experts()} * 3, [&](int64_t item) {
     const KtName array{

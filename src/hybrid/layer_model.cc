@@ -18,7 +18,7 @@ struct NewestModel {
 
 // Never destroyed: layers may outlive static objects.
 struct Models {
-  ForkMutex mutex{6};
+  ForkMutex mutex{ForkLock::kLayerModels};
   std::map<std::string, NewestModel> newest;
   uint64_t last = 0;
 };

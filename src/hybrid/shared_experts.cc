@@ -13,7 +13,7 @@ namespace {
 
 // Who has which path open. Entries of paths that nobody uses any more are dropped when another one is opened.
 struct OpenPaths {
-  ForkMutex mutex{4};
+  ForkMutex mutex{ForkLock::kSharedExperts};
   std::map<std::string, std::weak_ptr<const ExpertSource>> sources;
 };
 

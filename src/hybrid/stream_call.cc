@@ -65,11 +65,18 @@ bool StreamCall::can_start() const noexcept {
   return layer->team->done(now.ticket) && layer->team->done(later.ticket);
 }
 
-void StreamCall::wait_for_ring() noexcept {
-  if (!ring) return;
+bool StreamCall::wait_for_ring(std::chrono::milliseconds patience) const noexcept {
+  if (!ring) return true;
   const std::atomic_ref word(*busy);
-  while (word.load(std::memory_order_acquire) != 0)
+  std::chrono::steady_clock::time_point gap_since{};
+  while (word.load(std::memory_order_acquire) != 0 && ring->holds(*this)) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!ring->has_gap()) gap_since = {};
+    if (ring->has_gap() && gap_since.time_since_epoch().count() == 0) gap_since = now;
+    if (gap_since.time_since_epoch().count() != 0 && now - gap_since > patience) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
 }
 
 std::shared_ptr<ExpertLayer::State> StreamCall::rest() {

@@ -2,6 +2,7 @@
 // that is held while the driver is called, and give nothing back.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -53,9 +54,10 @@ struct StreamCall {
   // Neither the stream nor the team will touch it again.
   bool finished() const noexcept;
   bool can_start() const noexcept;  // tasks of the start before are done
-  // Until the team has taken and answered what the GPU asked for, if it did: a stream that nobody made wait
-  // has passed before.
-  void wait_for_ring() noexcept;
+  // Of a graph that is gone: until the team has taken what the GPU asked for, if it did. A GPU that failed may
+  // have written no letter, which nobody answers, or left a gap before ours: false when that stays for
+  // `patience`, and then the team may still come to the call.
+  bool wait_for_ring(std::chrono::milliseconds patience = std::chrono::minutes(1)) const noexcept;
   // Keeps nothing that is large, and no layer: the layer is returned, to be destroyed without a lock.
   std::shared_ptr<ExpertLayer::State> rest();
 

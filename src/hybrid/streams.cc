@@ -12,7 +12,7 @@ namespace {
 
 // Never destroyed: at the end of the process streams may still be at work.
 struct SharedStreams {
-  ForkMutex mutex{2};
+  ForkMutex mutex{ForkLock::kStreams};
   std::unique_ptr<Streams> streams = std::make_unique<Streams>();
   uint32_t made_after_forks = forks();
 };

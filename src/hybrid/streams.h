@@ -1,5 +1,10 @@
 // All that is in streams: whose memory calls take, which of them are open, what was put off.
 //
+// Who waits for whom: a stream, in a kernel or a host function, for the team; the team for nothing but its
+// own tasks, which always end; a thread that enqueues or launches may wait in the driver for its stream, and
+// so for the team. So a task that waits for such a thread waits for itself: no task of ours takes a lock that
+// is held over a call of the driver.
+//
 // Two locks. Whoever enqueues has the scope's, over calls of the driver: those may wait for the device, and
 // so for callbacks, for tasks and for what tasks wait for. So the end of a layer and fork() take another one,
 // under which nobody calls the driver.

@@ -5,7 +5,7 @@ if(NOT DEFINED CACHE{KT_NATIVE_ISA})
   endif()
   set(base ${PROJECT_SOURCE_DIR}/src/base)
   try_run(status compiled SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/native_isa.cc ${base}/cpu.cc ${base}/file.cc ${base}/text.cc
-      ${base}/error.cc
+      ${base}/error.cc ${base}/mapped_faults.cc ${base}/fork_mutex.cc
     CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${PROJECT_SOURCE_DIR}/src -DCMAKE_BUILD_TYPE=Debug
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON
     COMPILE_OUTPUT_VARIABLE log RUN_OUTPUT_VARIABLE name)

@@ -157,6 +157,7 @@ const ModelSpec& Transformer::spec() const { return state_->spec; }
 int Transformer::max_tokens() const { return state_->max_tokens; }
 const SequenceShape& Transformer::keeps() const { return state_->keeps; }
 const Work& Transformer::work() const { return state_->ops->work(); }
+const std::vector<StepPart>& Transformer::parts() const { return state_->ops->parts(); }
 const ExpertCounts* Transformer::expert_counts() const { return state_->expert_counts.get(); }
 
 size_t Transformer::packed_bytes() const {

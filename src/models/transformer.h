@@ -67,6 +67,7 @@ class Transformer {
   Work decode_work(int sequences, int context) const;
   // Of all forwards so far, with the experts that tokens really went to.
   const Work& work() const;
+  const std::vector<StepPart>& parts() const;  // where their time went
   // The same choices expert by expert, readable from any thread; null for a dense model.
   const ExpertCounts* expert_counts() const;
 

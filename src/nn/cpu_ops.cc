@@ -61,12 +61,12 @@ class CpuOps final : public Ops {
   }
   std::unique_ptr<PlacedLinear> make_linear(const RowReader& weights, std::span<const float> bias,
                                             Precision precision, std::string_view name) override {
-    return std::make_unique<CpuLinear>(Linear(*pool_, weights, bias, linear_options(precision), name));
+    return std::make_unique<CpuLinear>(Linear(*pool_, weights, bias, linear_options(precision), name), name);
   }
   std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision precision,
                                             std::string_view name) override {
     const Pool& pool = *pool_;
-    return std::make_unique<CpuLinear>(Linear(pool, weights, {}, linear_options(precision), name));
+    return std::make_unique<CpuLinear>(Linear(pool, weights, {}, linear_options(precision), name), name);
   }
   std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                               const ExpertsFill& fill) override;
@@ -98,6 +98,7 @@ class CpuOps final : public Ops {
 
   StepNeeds measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) override;
   const Work& work() const override { return work_; }
+  const std::vector<StepPart>& parts() const override { return parts_.all(); }
 
  private:
   LinearOptions linear_options(Precision precision) const {
@@ -123,7 +124,12 @@ class CpuOps final : public Ops {
     });
   }
 
-  Amount& counted() { return (measured_ ? measured_->work : work_).at(kHost); }
+  void count(const Amount& amount) {
+    (measured_ ? measured_->work : work_).at(kHost) += amount;
+    if (!measured_) parts_.count(amount);
+  }
+  StepParts* timed() { return measured_ ? nullptr : &parts_; }
+  size_t part_of(std::span<const LinearUse> uses);
   void run_linears(int rows, std::span<const LinearCall> calls);
   void add_adapter(const LinearUse& use);
   void rotate(const HeadRows& heads, const Rotation& rotation, double eps, int token);
@@ -147,6 +153,19 @@ class CpuOps final : public Ops {
   std::optional<Pool::Burst> burst_;
   Measured* measured_ = nullptr;  // while measure() runs
   Work work_;
+  StepParts parts_;
+  const struct {
+    size_t begin, embedding, norm, rotation, attention, copies, router, experts, mlp, head;
+  } part_ = {.begin = parts_.index("angles"),
+             .embedding = parts_.index("embedding"),
+             .norm = parts_.index("norms and sums"),
+             .rotation = parts_.index("rotation and cache"),
+             .attention = parts_.index("attention"),
+             .copies = parts_.index("copies"),
+             .router = parts_.index("router"),
+             .experts = parts_.index("experts"),
+             .mlp = parts_.index("mlp"),
+             .head = parts_.index("head")};
 };
 
 std::unique_ptr<PlacedExperts> CpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
@@ -195,6 +214,7 @@ void CpuOps::allocate(int max_tokens) {
 }
 
 void CpuOps::begin(const StepRows& step) {
+  const StepParts::Scope scope(timed(), part_.begin);
   KT_CHECK(!options_.sizes_only, "a model without weights");
   KT_CHECK(step.tokens <= static_cast<int>(ones_.size()), "{} tokens, rows for {}", step.tokens,
            ones_.size());
@@ -214,12 +234,14 @@ void CpuOps::begin(const StepRows& step) {
 
 void CpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.embedding);
   for_rows(static_cast<int>(ids.size()),
            [&](int t) { table.read(ids[static_cast<size_t>(t)], at(x) + int64_t{first + t} * x.width); });
 }
 
 void CpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.norm);
   const std::vector<float>& w = values_of(weights);
   for_rows(step_.tokens, [&](int t) {
     rms_norm(at(x) + t * x.width, w.data(), eps, static_cast<int>(w.size()), at(y) + t * y.width);
@@ -228,6 +250,7 @@ void CpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
 
 void CpuOps::add(Rows x, Rows y) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.norm);
   for_rows(step_.tokens, [&](int t) {
     kernels_.add_scaled(at(x) + t * x.width, at(y) + t * y.width, 1.0f, static_cast<int>(x.width));
   });
@@ -235,6 +258,7 @@ void CpuOps::add(Rows x, Rows y) {
 
 void CpuOps::add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.norm);
   const std::vector<float>& w = values_of(weights);
   for_rows(step_.tokens, [&](int t) {
     float* row = at(x) + t * x.width;
@@ -245,14 +269,31 @@ void CpuOps::add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, R
 
 // Steps of linears, and what they take.
 void CpuOps::run_linears(int rows, std::span<const LinearCall> calls) {
-  for (const LinearCall& call : calls) counted() += linear_work(*call.linear, rows);
+  for (const LinearCall& call : calls) count(linear_work(*call.linear, rows));
   if (!measured_) return linears_.run(rows, calls);
   const LinearWork::Bytes bytes = linears_.bytes_for(rows, calls);
   measured_->linears.rows = std::max(measured_->linears.rows, bytes.rows);
   measured_->linears.workers = std::max(measured_->linears.workers, bytes.workers);
 }
 
+// A call of linears is one part, by the names of all of them.
+size_t CpuOps::part_of(std::span<const LinearUse> uses) {
+  const auto& first = static_cast<const CpuLinear&>(*uses.front().weights);
+  if (!first.part) {
+    std::string names = first.name;
+    const std::string* last = &first.name;  // heads of one matrix have one name
+    for (const LinearUse& use : uses) {
+      const std::string& name = static_cast<const CpuLinear&>(*use.weights).name;
+      if (name != *last) names += " " + name;
+      last = &name;
+    }
+    first.part = parts_.index(names);
+  }
+  return *first.part;
+}
+
 void CpuOps::linear(std::span<const LinearUse> uses) {
+  const StepParts::Scope scope(timed(), part_of(uses));
   calls_.clear();
   names_.resize(uses.size());
   // Where rows have no memory, what is read together is told by its name.
@@ -308,6 +349,7 @@ void CpuOps::rotate(const HeadRows& heads, const Rotation& rotation, double eps,
 
 void CpuOps::rotate_write(const RotateWrite& args) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.rotation);
   const Rotation& rotation = rotations_[static_cast<size_t>(args.rotation)];
   for_rows(step_.tokens, [&](int t) {
     rotate(args.q, rotation, args.norm_eps, t);
@@ -323,11 +365,12 @@ void CpuOps::rotate_write(const RotateWrite& args) {
 }
 
 void CpuOps::attend(const Attend& args) {
+  const StepParts::Scope scope(timed(), part_.attention);
   const KvShape& shape =
       measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : step_.cache->shape(args.plane);
   int longest = 0;
   for (const AttentionSequence& sequence : step_.sequences) {
-    counted() += attention_work(shape, args.heads, args.window, sequence);
+    count(attention_work(shape, args.heads, args.window, sequence));
     longest = std::max(longest, sequence.position + sequence.count);
   }
   if (measured_) {
@@ -350,6 +393,7 @@ void CpuOps::attend(const Attend& args) {
 
 void CpuOps::copy_heads(const CopyHeads& args) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.copies);
   for_rows(step_.tokens, [&](int t) {
     const float* from = at(args.from) + t * args.from.rows.width;
     float* to = at(args.to) + t * args.to.rows.width;
@@ -359,6 +403,7 @@ void CpuOps::copy_heads(const CopyHeads& args) {
 }
 
 std::span<const int32_t> CpuOps::route(const ChooseExperts& args) {
+  const StepParts::Scope scope(timed(), part_.router);
   const LinearUse use{.weights = args.router, .x = args.x, .y = args.scores};
   linear({&use, 1});
   if (measured_) return {};
@@ -372,11 +417,12 @@ std::span<const int32_t> CpuOps::route(const ChooseExperts& args) {
 }
 
 void CpuOps::experts(const RunExperts& args) {
+  const StepParts::Scope scope(timed(), part_.experts);
   const Experts& experts = experts_of(*args.experts);
   const int64_t slots = int64_t{step_.tokens} * args.top_k;
   if (measured_) {
     const double hits = even_hits(experts.shape(), args.top_k, step_.tokens);
-    counted() += experts_work(experts, hits, static_cast<double>(slots));
+    count(experts_work(experts, hits, static_cast<double>(slots)));
     measured_->experts = std::max(measured_->experts, experts.forward_bytes(step_.tokens, args.top_k));
     return;
   }
@@ -385,7 +431,7 @@ void CpuOps::experts(const RunExperts& args) {
   for (int64_t i = 0; i < slots; ++i)
     if (ids[i] >= 0) hit_[static_cast<size_t>(ids[i])] = 1;
   const auto hits = static_cast<double>(std::count(hit_.begin(), hit_.end(), 1));
-  counted() += experts_work(experts, hits, static_cast<double>(slots));
+  count(experts_work(experts, hits, static_cast<double>(slots)));
   experts.forward({.tokens = step_.tokens,
                    .top_k = args.top_k,
                    .input = at(args.x),
@@ -395,8 +441,9 @@ void CpuOps::experts(const RunExperts& args) {
 }
 
 void CpuOps::mlp(const RunMlp& args) {
+  const StepParts::Scope scope(timed(), part_.mlp);
   const Experts& mlp = experts_of(*args.mlp);
-  counted() += experts_work(mlp, 1, step_.tokens);
+  count(experts_work(mlp, 1, step_.tokens));
   if (measured_) {
     measured_->experts = std::max(measured_->experts, mlp.forward_bytes(step_.tokens, 1));
     return;
@@ -411,17 +458,20 @@ void CpuOps::mlp(const RunMlp& args) {
 
 void CpuOps::sigmoid(Rows x) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.norm);
   float* values = at(x);
   for (int64_t i = 0; i < step_.tokens * x.width; ++i) values[i] = 1 / (1 + std::exp(-values[i]));
 }
 
 void CpuOps::pick(Rows x, std::span<const int> tokens) {
   if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.copies);
   for (size_t i = 0; i < tokens.size(); ++i)
     std::copy_n(at(x) + tokens[i] * x.width, x.width, at(x) + static_cast<int64_t>(i) * x.width);
 }
 
 void CpuOps::project(const PlacedLinear& weights, Rows x, int count, float* y) {
+  const StepParts::Scope scope(timed(), part_.head);
   const LinearCall call{.linear = &linear_of(weights),
                         .x = measured_ ? nullptr : at(x),
                         .x_stride = x.width,

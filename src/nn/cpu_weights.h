@@ -1,5 +1,8 @@
 // Weights that lie in host memory, as cpu_ops.cc makes and reads them; not for other files.
 #pragma once
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,8 +25,12 @@ struct CpuVector final : PlacedVector {
 
 struct CpuLinear final : PlacedLinear {
   Linear linear;
+  std::string name;  // "q_proj" of model.layers.3.self_attn.q_proj
+  // Of CpuOps' parts: that of the calls it is the first linear of; known after the first.
+  mutable std::optional<size_t> part = {};
 
-  explicit CpuLinear(Linear from) : linear(std::move(from)) {}
+  CpuLinear(Linear from, std::string_view module)
+      : linear(std::move(from)), name(module.substr(module.rfind('.') + 1)) {}
   int64_t n() const override { return linear.n(); }
   int64_t k() const override { return linear.k(); }
   size_t packed_bytes() const override { return linear.packed_bytes(); }

@@ -22,6 +22,7 @@
 #include "nn/rope.h"
 #include "nn/router.h"
 #include "nn/row_reader.h"
+#include "nn/step_parts.h"
 #include "nn/work.h"
 
 namespace kt {
@@ -220,8 +221,9 @@ class Ops {
   // step.
   virtual StepNeeds measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) = 0;
   virtual size_t row_bytes(int max_tokens) const = 0;  // of all rows asked for so far
-  // Of all steps so far.
+  // Of all steps so far, and where their time went.
   virtual const Work& work() const = 0;
+  virtual const std::vector<StepPart>& parts() const = 0;
 };
 
 // A step from here to the end of the scope.

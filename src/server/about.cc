@@ -50,6 +50,8 @@ OrderedJson heat_json(Service& service) {
           {"experts", counts->experts()},
           {"top_k", counts->top_k()},
           {"tokens", heat.tokens},
+          {"used", service.monitor().experts_used().distinct},
+          {"busiest_share", service.monitor().experts_used().busiest},
           {"heat", std::move(rows)}};
 }
 
@@ -70,6 +72,9 @@ void write_engine(MetricsText& out, Service& service) {
   gauge("kt_kv_pages", "Pages of the KV cache, of 64 tokens.", stats.pages);
   gauge("kt_kv_pages_held", "Pages that running sequences hold.", stats.pages_held);
   gauge("kt_kv_pages_cached", "Pages kept for prompts that begin alike.", stats.pages_cached);
+  gauge("kt_state_slots", "Slots for states of recurrent layers; 0: the model has none.", stats.slots);
+  gauge("kt_state_slots_held", "Slots that running sequences hold.", stats.slots_held);
+  gauge("kt_state_snapshots", "Slots with a state kept for prompts that begin alike.", stats.snapshots);
   const auto counter = [&](std::string_view name, std::string_view help, double value) {
     out.counter(name, help, value);
   };
@@ -98,8 +103,15 @@ void write_speed(MetricsText& out, Service& service) {
   out.gauge("kt_roofline_read_bytes_per_second", "Reading that this machine can do.", rates.read_bytes);
   out.gauge("kt_roofline_fraction", "Least time the steps could take, over what they took.",
             pace.fraction_of_limit);
+  out.head("kt_step_part_seconds_total", "Time in steps, by operation.", "counter");
+  for (const StepPart& part : totals.parts)
+    out.sample("kt_step_part_seconds_total", text("{{part=\"{}\"}}", part.name), part.seconds);
   const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return;
+  const ExpertUse use = service.monitor().experts_used();
+  out.gauge("kt_experts_used", "Distinct experts of a layer, on average, over the last seconds.",
+            use.distinct);
+  out.gauge("kt_experts_busiest_share", "Share of the eight busiest experts of a layer.", use.busiest);
   uint64_t calls = 0;
   for (uint64_t count : counts->snapshot()) calls += count;
   out.head("kt_expert_calls_total", "Rows that routed experts computed, by device.", "counter");
@@ -112,7 +124,7 @@ void write_speed(MetricsText& out, Service& service) {
 
 }  // namespace
 
-void get_models(Service& service, const HttpRequest& request, Responder responder) {
+void get_models(Service& service, HttpRequest& request, Responder responder) {
   constexpr std::string_view kList = "/v1/models";
   if (request.path == kList)
     return reply_json(service, responder, {{"object", "list"}, {"data", {model_json(service)}}});
@@ -124,7 +136,7 @@ void get_models(Service& service, const HttpRequest& request, Responder responde
   reply_json(service, responder, model_json(service));
 }
 
-void get_status(Service& service, const HttpRequest&, Responder responder) {
+void get_status(Service& service, HttpRequest&, Responder responder) {
   const SchedulerStats stats = service.stats();
   const Pace pace = service.monitor().pace();
   reply_json(service, responder,
@@ -153,7 +165,7 @@ void get_status(Service& service, const HttpRequest&, Responder responder) {
               {"experts", heat_json(service)}});
 }
 
-void get_metrics(Service& service, const HttpRequest&, Responder responder) {
+void get_metrics(Service& service, HttpRequest&, Responder responder) {
   MetricsText out;
   service.metrics().write(out);
   write_engine(out, service);
@@ -167,7 +179,7 @@ void get_metrics(Service& service, const HttpRequest&, Responder responder) {
   responder.reply({.type = "text/plain; version=0.0.4; charset=utf-8", .body = out.str()});
 }
 
-void post_embeddings(Service& service, const HttpRequest&, Responder) {
+void post_embeddings(Service& service, HttpRequest&, Responder) {
   throw ApiError(404,
                  text("{} is a model that generates text; it has no embeddings", service.options().name));
 }

@@ -101,11 +101,15 @@ void Answer::abort(int status, std::string why) {
 void Answer::take(size_t sequence, AnswerEvent event) {
   if (event.finish) service_.metrics().count_end(*event.finish);
   if (over_) return;
-  if (event.finish && event.finish->reason == FinishReason::kError)
-    return refuse(status_of(event.finish->error_kind), event.finish->error);
+  if (event.finish && event.finish->reason == FinishReason::kError) {
+    const auto fault = Service::model_fault();
+    return fault ? refuse(503, *fault) : refuse(status_of(event.finish->error_kind), event.finish->error);
+  }
   if (event.finish && event.finish->reason == FinishReason::kCancelled) {
-    int status = 503;
-    std::string why = "the server is stopping";
+    // Nobody reads a reply to a client that left; it is counted apart.
+    const bool left = responder_.gone();
+    int status = left ? kClientLeft : 503;
+    std::string why = left ? "the client left" : "the server is stopping";
     {
       const std::lock_guard lock(mutex_);
       if (abort_status_ != 0) {

@@ -22,6 +22,7 @@ struct AnswerEvent {
   std::optional<SampledToken> token = {};
   std::string text = {};
   std::optional<Finish> finish = {};
+  std::vector<SampledToken> prompt = {};  // as GenerateEvent's
 };
 
 // The numbers of `usage`, over all sequences.

@@ -9,29 +9,12 @@
 #include "server/json_scanner.h"
 #include "server/template_needs.h"
 #include "text/json.h"
+#include "text/message_text.h"
 
 namespace kt {
 namespace {
 
 constexpr size_t kMostMessages = 4096, kMostTools = 128, kMostCalls = 128, kLongestName = 128;
-
-// "an array", "a string", for errors.
-std::string_view kind_of(const OrderedJson& value) {
-  switch (value.type()) {
-    case OrderedJson::value_t::null:
-      return "null";
-    case OrderedJson::value_t::object:
-      return "an object";
-    case OrderedJson::value_t::array:
-      return "an array";
-    case OrderedJson::value_t::string:
-      return "a string";
-    case OrderedJson::value_t::boolean:
-      return "a boolean";
-    default:
-      return "a number";
-  }
-}
 
 // The member, or null where it is missing; null and missing are the same in this API.
 const OrderedJson& member(const OrderedJson& object, const char* name) {
@@ -41,19 +24,19 @@ const OrderedJson& member(const OrderedJson& object, const char* name) {
 }
 
 const OrderedJson& expect_object(const OrderedJson& value, const std::string& place) {
-  if (!value.is_object()) fail("{}: expected an object, got {}", place, kind_of(value));
+  if (!value.is_object()) fail("{}: expected an object, got {}", place, json_kind_of(value));
   return value;
 }
 
 const OrderedJson& expect_array(const OrderedJson& value, const std::string& place, size_t most) {
-  if (!value.is_array()) fail("{}: expected an array, got {}", place, kind_of(value));
+  if (!value.is_array()) fail("{}: expected an array, got {}", place, json_kind_of(value));
   if (value.size() > most) fail("{}: expected at most {} items, got {}", place, most, value.size());
   return value;
 }
 
 const std::string& expect_string(const OrderedJson& object, const char* name, const std::string& place) {
   const OrderedJson& value = member(object, name);
-  if (!value.is_string()) fail("{}.{}: expected a string, got {}", place, name, kind_of(value));
+  if (!value.is_string()) fail("{}.{}: expected a string, got {}", place, name, json_kind_of(value));
   return value.get_ref<const std::string&>();
 }
 
@@ -69,31 +52,10 @@ const std::string& expect_name(const OrderedJson& object, const std::string& pla
   return name;
 }
 
-std::string part_text(const OrderedJson& part, const std::string& place) {
-  constexpr std::array<std::string_view, 3> kText = {"text", "input_text", "output_text"};
-  expect_object(part, place);
-  const std::string& type = expect_string(part, "type", place);
-  if (std::ranges::find(kText, type) != kText.end()) return expect_string(part, "text", place);
-  if (type == "refusal") return expect_string(part, "refusal", place);
-  fail("{}.type: parts of type \"{}\" are not supported; expected \"text\"", place, printable(type));
-}
-
-std::string content_text(const OrderedJson& content, const std::string& place) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array())
-    fail("{}: expected a string or an array of text parts, got {}", place, kind_of(content));
-  std::string joined;
-  for (size_t i = 0; i < content.size(); ++i) {
-    if (i > 0) joined += '\n';
-    joined += part_text(content[i], text("{}[{}]", place, i));
-  }
-  return joined;
-}
-
 OrderedJson call_arguments(const OrderedJson& given, const std::string& place, ArgumentForm form) {
   if (given.is_object()) return form == ArgumentForm::kText ? OrderedJson(spaced_json(given)) : given;
   if (given.is_null()) return form == ArgumentForm::kText ? OrderedJson("{}") : OrderedJson::object();
-  if (!given.is_string()) fail("{}: expected JSON in a string, got {}", place, kind_of(given));
+  if (!given.is_string()) fail("{}: expected JSON in a string, got {}", place, json_kind_of(given));
   const std::string& spelled = given.get_ref<const std::string&>();
   if (spelled.find_first_not_of(" \n\r\t") == std::string::npos)
     return form == ArgumentForm::kText ? OrderedJson("{}") : OrderedJson::object();
@@ -122,7 +84,7 @@ OrderedJson earlier_calls(const OrderedJson& calls, const std::string& place, Ar
     const OrderedJson& type = member(expect_object(calls[i], here), "type");
     if (!type.is_null() && type != "function")
       fail("{}.type: expected \"function\", got {}", here,
-           type.is_string() ? printable(type.dump()) : kind_of(type));
+           type.is_string() ? printable(type.dump()) : json_kind_of(type));
     OrderedJson call = OrderedJson::object();
     if (!member(calls[i], "id").is_null()) call["id"] = expect_string(calls[i], "id", here);
     call["type"] = "function";
@@ -145,7 +107,7 @@ OrderedJson assistant_message(const OrderedJson& message, const std::string& pla
                     &old_call = member(message, "function_call"), &refusal = member(message, "refusal");
   const bool has_calls = (!calls.is_null() && !(calls.is_array() && calls.empty())) || !old_call.is_null();
   if (!content.is_null())
-    out["content"] = content_text(content, place + ".content");
+    out["content"] = message_text(content, place + ".content");
   else if (!refusal.is_null())
     out["content"] = expect_string(message, "refusal", place);
   else if (!has_calls)
@@ -177,7 +139,7 @@ OrderedJson template_message(const OrderedJson& message, const std::string& plac
          printable(role));
   const bool result = role == "tool" || role == "function";
   OrderedJson out{{"role", result ? "tool" : role == "developer" ? "system" : role}};
-  out["content"] = content_text(member(message, "content"), place + ".content");
+  out["content"] = message_text(member(message, "content"), place + ".content");
   if (role == "tool") out["tool_call_id"] = expect_string(message, "tool_call_id", place);
   if (role == "function") out["name"] = expect_name(message, place);
   copy_strings(message, out, place, {"name"});
@@ -194,7 +156,7 @@ OrderedJson template_function(const OrderedJson& function, const std::string& pl
                           ? OrderedJson{{"type", "object"}, {"properties", OrderedJson::object()}}
                           : expect_object(parameters, place + ".parameters");
   if (!strict.is_null() && !strict.is_boolean())
-    fail("{}.strict: expected a boolean, got {}", place, kind_of(strict));
+    fail("{}.strict: expected a boolean, got {}", place, json_kind_of(strict));
   return {{"type", "function"}, {"function", std::move(out)}};
 }
 
@@ -246,7 +208,8 @@ ToolChoice choice_of(const OrderedJson& given, const OrderedJson& tools, const s
   if (given != "required" || place != "tool_choice")
     fail("{}: expected \"none\", \"auto\"{} or an object that names a function, got {}", place,
          place == "tool_choice" ? ", \"required\"" : "",
-         given.is_string() ? "\"" + printable(given.get<std::string>()) + "\"" : std::string(kind_of(given)));
+         given.is_string() ? "\"" + printable(given.get<std::string>()) + "\""
+                           : std::string(json_kind_of(given)));
   if (tools.empty()) fail("tool_choice: \"required\" needs tools, and there are none");
   return {.kind = Kind::kRequired};
 }
@@ -293,8 +256,9 @@ ToolChoice tool_choice_of(const OrderedJson& request) {
   ToolChoice choice =
       !given.is_null() ? choice_of(given, tools, "tool_choice") : choice_of(old, tools, "function_call");
   if (!parallel.is_null() && !parallel.is_boolean())
-    fail("parallel_tool_calls: expected a boolean, got {}", kind_of(parallel));
-  choice.parallel = parallel.is_null() || parallel.get<bool>();
+    fail("parallel_tool_calls: expected a boolean, got {}", json_kind_of(parallel));
+  // Who names a function wants one call of it.
+  choice.parallel = choice.name.empty() && (parallel.is_null() || parallel.get<bool>());
   // The older interface knows one call in an answer.
   if (member(request, "tools").is_null() && !member(request, "functions").is_null()) choice.parallel = false;
   return choice;

@@ -151,8 +151,9 @@ TEST(ToolChoice, ReadsTheChoice) {
   EXPECT_TRUE(choice(request("")).parallel);
   EXPECT_EQ(choice(request(R"(, "tool_choice": "none")")).kind, Kind::kNone);
   EXPECT_EQ(choice(request(R"(, "tool_choice": "required")")).kind, Kind::kRequired);
+  // A function that is named is called once, whatever else is said.
   const ToolChoice named = choice(request(
-      R"(, "tool_choice": {"type": "function", "function": {"name": "g"}}, "parallel_tool_calls": false)"));
+      R"(, "tool_choice": {"type": "function", "function": {"name": "g"}}, "parallel_tool_calls": true)"));
   EXPECT_EQ(named.kind, Kind::kRequired);
   EXPECT_EQ(named.name, "g");
   EXPECT_FALSE(named.parallel);

@@ -8,16 +8,23 @@
 #include "server/endpoints.h"
 #include "server/generation.h"
 #include "server/service.h"
+#include "text/tokenizer/detokenizer.h"
 
 namespace kt {
 namespace {
 
 constexpr int kDefaultTokens = 16;  // as OpenAI has it
 
+// A prompt that stands before its answers.
+struct Echo {
+  std::string text;
+  std::vector<TokenId> ids;  // where logprobs are wanted of them too
+};
+
 class CompletionAnswer final : public Answer {
  public:
   CompletionAnswer(Service& service, Responder responder, StreamOptions options, size_t sequences,
-                   size_t per_prompt, std::vector<std::string> echoes)
+                   size_t per_prompt, std::vector<Echo> echoes)
       : Answer(service, std::move(responder), options.stream, sequences, per_prompt),
         usage_wanted_(options.usage),
         per_prompt_(per_prompt),
@@ -38,7 +45,7 @@ class CompletionAnswer final : public Answer {
 
   void event(size_t sequence, const AnswerEvent& event) override {
     Choice& choice = choices_[sequence];
-    if (!choice.begun && !echoes_.empty()) add_text(choice, echoes_[sequence / per_prompt_]);
+    if (!choice.begun && !echoes_.empty()) add_echo(choice, echoes_[sequence / per_prompt_], event.prompt);
     choice.begun = true;
     if (event.token && event.token->logprob) add_logprob(choice, *event.token);
     add_text(choice, event.text);
@@ -69,6 +76,17 @@ class CompletionAnswer final : public Answer {
         static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
   }
 
+  // Nothing comes before the first token, so it has no score.
+  void add_echo(Choice& choice, const Echo& echo, std::span<const SampledToken> scores) {
+    if (echo.ids.empty()) return add_text(choice, echo.text);
+    Detokenizer words(service().tokenizer());
+    for (size_t i = 0; i < echo.ids.size(); ++i) {
+      add_logprob(choice, i == 0 ? SampledToken{.id = echo.ids[0]} : scores[i - 1]);
+      add_text(choice, words.push(echo.ids[i]));
+    }
+    add_text(choice, words.flush());
+  }
+
   void add_logprob(Choice& choice, const SampledToken& token) {
     const Tokenizer& tokenizer = service().tokenizer();
     if (choice.logprobs.is_null()) {
@@ -76,11 +94,15 @@ class CompletionAnswer final : public Answer {
       choice.logprobs = {
           {"tokens", none}, {"token_logprobs", none}, {"top_logprobs", none}, {"text_offset", none}};
     }
-    OrderedJson top = OrderedJson::object();
+    OrderedJson score, top;  // null
+    if (token.logprob) {
+      score = std::max(*token.logprob, -9999.0);
+      top = OrderedJson::object();
+    }
     for (const TokenLogprob& other : token.top)
       top[token_text(tokenizer, other.id)] = std::max(other.logprob, -9999.0);
     choice.logprobs["tokens"].push_back(token_text(tokenizer, token.id));
-    choice.logprobs["token_logprobs"].push_back(std::max(*token.logprob, -9999.0));
+    choice.logprobs["token_logprobs"].push_back(std::move(score));
     choice.logprobs["top_logprobs"].push_back(std::move(top));
     choice.logprobs["text_offset"].push_back(choice.shown);
   }
@@ -94,8 +116,8 @@ class CompletionAnswer final : public Answer {
 
   const bool usage_wanted_;
   const size_t per_prompt_;
-  const std::vector<std::string> echoes_;  // of each prompt; empty: no echo
-  std::string head_;                       // of every JSON object that goes out, without its end
+  const std::vector<Echo> echoes_;  // of each prompt; empty: no echo
+  std::string head_;                // of every JSON object that goes out, without its end
   std::vector<Choice> choices_;
 };
 
@@ -129,9 +151,23 @@ std::vector<std::vector<TokenId>> read_prompts(const Service& service, const Fie
   return out;
 }
 
+std::vector<Echo> echoes_of(const Service& service, const Fields& body,
+                            const std::vector<std::vector<TokenId>>& prompts, bool scored) {
+  std::vector<Echo> out;
+  for (const auto& prompt : prompts) {
+    try {
+      out.push_back({.text = service.tokenizer().decode(prompt), .ids = {}});
+    } catch (const Error& error) {
+      body.refuse_as("prompt", error.what());
+    }
+    if (scored) out.back().ids = prompt;
+  }
+  return out;
+}
+
 }  // namespace
 
-void post_completions(Service& service, const HttpRequest& request, Responder responder) {
+void post_completions(Service& service, HttpRequest& request, Responder responder) {
   const OrderedJson json = parse_body(request);
   const Fields body(json);
   if (!body.string("suffix").value_or("").empty())
@@ -144,28 +180,24 @@ void post_completions(Service& service, const HttpRequest& request, Responder re
     body.refuse_as("n", text("{} answers to each of {} prompts are more than {}", n, prompts.size(),
                              service.options().max_answers));
   GenerateRequest base = read_generation(service, body);
-  base.max_tokens = static_cast<int>(body.integer("max_tokens", 1, INT32_MAX).value_or(kDefaultTokens));
+  const bool echo = body.flag("echo", false);
+  // An echo alone is an answer too: evaluations ask so for the probability of a text.
+  base.max_tokens =
+      static_cast<int>(body.integer("max_tokens", echo ? 0 : 1, INT32_MAX).value_or(kDefaultTokens));
   if (const auto logprobs = body.integer("logprobs", 0, kMostLogprobs))
     base.sampling.logprobs = static_cast<int>(*logprobs);
-  std::vector<std::string> echoes;
-  const bool echo = body.flag("echo", false);
-  if (echo && base.sampling.logprobs) body.refuse_as("echo", "not together with logprobs");
+  if (echo) base.prompt_logprobs = base.sampling.logprobs;
   const Grammar grammar = response_grammar(service, body);
   std::vector<GenerateRequest> requests;
   for (const auto& prompt : prompts) {
-    if (echo) {
-      try {
-        echoes.push_back(service.tokenizer().decode(prompt));
-      } catch (const Error& error) {
-        body.refuse_as("prompt", error.what());
-      }
-    }
     base.prompt = prompt;
     for (GenerateRequest& copy : copies(base, n)) {
       if (grammar) copy.constraint = service.constraint(grammar);
       requests.push_back(std::move(copy));
     }
   }
+  std::vector<Echo> echoes;
+  if (echo) echoes = echoes_of(service, body, prompts, base.prompt_logprobs.has_value());
   const auto answer =
       std::make_shared<CompletionAnswer>(service, responder, read_stream_options(body), requests.size(),
                                          static_cast<size_t>(n), std::move(echoes));

@@ -1,6 +1,7 @@
 #include "server/fields.h"
 
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -14,10 +15,11 @@ constexpr size_t kShownBytes = 60;
 
 }  // namespace
 
-OrderedJson parse_body(const HttpRequest& request) {
+OrderedJson parse_body(HttpRequest& request) {
+  const std::string bytes = std::exchange(request.body, {});
   OrderedJson body;
   try {
-    body = parse_ordered_json(request.body, "body", kBodyLimits);
+    body = parse_ordered_json(bytes, "body", kBodyLimits);
   } catch (const Error& error) {
     throw ApiError(400, error.what());
   }
@@ -58,15 +60,17 @@ std::optional<double> Fields::number(const char* name, double low, double high) 
 std::optional<int64_t> Fields::integer(const char* name, int64_t low, int64_t high) const {
   const OrderedJson* value = find(name);
   if (!value) return std::nullopt;
-  // 3.0 is an integer too, as JSON has one kind of number.
-  double number = std::nan("");
-  if (value->is_number()) number = value->get<double>();
-  const bool whole = number == std::floor(number) && std::abs(number) < 0x1p63;
-  const bool large = value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
-  const int64_t found = !whole || large              ? 0
-                        : value->is_number_integer() ? value->get<int64_t>()
-                                                     : static_cast<int64_t>(number);
-  if (!whole || large || found < low || found > high) refuse(name, text("an integer in [{}, {}]", low, high));
+  std::optional<int64_t> found;
+  if (value->is_number_unsigned()) {
+    const auto number = value->get<uint64_t>();
+    if (number <= static_cast<uint64_t>(INT64_MAX)) found = static_cast<int64_t>(number);
+  } else if (value->is_number_integer()) {
+    found = value->get<int64_t>();
+  } else if (value->is_number_float()) {  // 3.0 is an integer too, as JSON has one kind of number
+    const auto number = value->get<double>();
+    if (number == std::floor(number) && std::abs(number) < 0x1p63) found = static_cast<int64_t>(number);
+  }
+  if (!found || *found < low || *found > high) refuse(name, text("an integer in [{}, {}]", low, high));
   return found;
 }
 

@@ -12,8 +12,9 @@
 
 namespace kt {
 
-// The body as an object. ApiError(400) for what is not JSON, not an object, nests or counts too far.
-OrderedJson parse_body(const HttpRequest& request);
+// The body as an object; the request's own is freed. ApiError(400) for what is not JSON, not an object, nests or counts too
+// far.
+OrderedJson parse_body(HttpRequest& request);
 
 // A value for an error message: short, on one line.
 std::string shown_value(const OrderedJson& value);

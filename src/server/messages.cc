@@ -247,7 +247,7 @@ class MessagesAnswer final : public Answer {
 
 }  // namespace
 
-void post_messages(Service& service, const HttpRequest& request, Responder responder) {
+void post_messages(Service& service, HttpRequest& request, Responder responder) {
   const OrderedJson body = parse_body(request);
   ChatPlan plan = plan_chat(service, translated(body));
   const bool stream = Fields(body).flag("stream", false);

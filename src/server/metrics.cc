@@ -81,7 +81,7 @@ uint64_t RequestMetrics::requests() const {
 
 void RequestMetrics::write(MetricsText& out) const {
   const std::lock_guard lock(mutex_);
-  out.head("kt_http_replies_total", "Replies by status.", "counter");
+  out.head("kt_http_replies_total", "Replies by status; 499: the client left before.", "counter");
   for (const auto& [status, count] : replies_)
     out.sample("kt_http_replies_total", text("{{status=\"{}\"}}", status), static_cast<double>(count));
   out.head("kt_generations_total", "Answers that ended, by reason.", "counter");

@@ -39,6 +39,9 @@ class Histogram {
   double sum_ = 0;
 };
 
+// Counted like a status where a client went before its answer was whole; as other servers' logs have it.
+inline constexpr int kClientLeft = 499;
+
 class RequestMetrics {
  public:
   void count_reply(int status);

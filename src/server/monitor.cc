@@ -22,7 +22,7 @@ Monitor::Monitor(const Runner& runner, Rates rates, std::function<void()> on_loo
     counted_ = experts_->snapshot();
     heat_.of_expert.resize(counted_.size());
   }
-  looks_.push_back({now(), runner_.totals()});
+  looks_.push_back({now(), runner_.totals(), counted_});
   thread_ = std::thread([this] { run(); });
 }
 
@@ -45,6 +45,11 @@ ExpertHeat Monitor::heat() const {
   return heat_;
 }
 
+ExpertUse Monitor::experts_used() const {
+  const std::lock_guard lock(mutex_);
+  return experts_used_;
+}
+
 void Monitor::run() {
   std::unique_lock lock(mutex_);
   while (!stop_.wait_for(lock, kInterval, [this] { return stopping_; })) {
@@ -56,7 +61,7 @@ void Monitor::run() {
 }
 
 void Monitor::look() {
-  looks_.push_back({now(), runner_.totals()});
+  looks_.push_back({now(), runner_.totals(), experts_ ? experts_->snapshot() : std::vector<uint64_t>()});
   if (looks_.size() > kLooks) looks_.pop_front();
   const Look &old = looks_.front(), &last = looks_.back();
   Pace pace;
@@ -75,8 +80,9 @@ void Monitor::look() {
   {
     const std::lock_guard lock(mutex_);
     pace_ = pace;
+    if (experts_) experts_used_ = expert_use(*experts_, old.experts, last.experts).value_or(ExpertUse{});
   }
-  if (experts_) warm(experts_->snapshot());
+  if (experts_) warm(last.experts);
 }
 
 void Monitor::warm(const std::vector<uint64_t>& counts) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/runner.h"
+#include "models/expert_use.h"
 
 namespace kt {
 
@@ -36,6 +37,7 @@ class Monitor {
 
   Pace pace() const;
   ExpertHeat heat() const;
+  ExpertUse experts_used() const;  // over the last second or so of work; zeros when idle
   const Rates& rates() const { return rates_; }
 
  private:
@@ -51,6 +53,7 @@ class Monitor {
   struct Look {
     double at = 0;
     StepTotals totals;
+    std::vector<uint64_t> experts;  // counts
   };
   std::deque<Look> looks_;         // of the thread, oldest first, about a second
   std::vector<uint64_t> counted_;  // of the thread: counts at the last look
@@ -60,6 +63,7 @@ class Monitor {
   bool stopping_ = false;
   Pace pace_;
   ExpertHeat heat_;
+  ExpertUse experts_used_;
   std::thread thread_;
 };
 

@@ -322,21 +322,22 @@ double seconds_of(std::string_view text, size_t piece) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A quadratic parser would take hours.
+// A quadratic parser would take hours, this one a second on any machine that is not busy.
 TEST(ReplyParser, HostileTextTakesLinearTime) {
+  constexpr double kPatience = 600;
   for (const std::string unit :
        {"<tool_ca", "<tool_call>", "<tool_call>{\"", "<tool_call>{\"a\":[\"<tool_call>{\",1,",
         "<tool_call>{\"name\":\"f\"", "</tool_call>", "<", " ", "<think>", "<tool_call>{\"a\":\"",
         "<tool_call>{\"arguments\":{\"a\":["}) {
     std::string text;
     while (text.size() < (unit == "<tool_ca" ? 10'000'000u : 1'000'000u)) text += unit;
-    EXPECT_LT(seconds_of(text, text.size()), 20) << unit;
-    EXPECT_LT(seconds_of(text, 5), 20) << unit;
+    EXPECT_LT(seconds_of(text, text.size()), kPatience) << unit;
+    EXPECT_LT(seconds_of(text, 5), kPatience) << unit;
   }
   std::string one = "<tool_call>{\"arguments\": {\"a\": \"";
   one.append(1'000'000, 'x');
-  EXPECT_LT(seconds_of(one, 5), 20);
-  EXPECT_LT(seconds_of("<think>" + one, 5), 20);
+  EXPECT_LT(seconds_of(one, 5), kPatience);
+  EXPECT_LT(seconds_of("<think>" + one, 5), kPatience);
 }
 
 TEST(JsonScanner, AgreesWithTheReader) {

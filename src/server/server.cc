@@ -14,7 +14,7 @@ namespace {
 
 struct Endpoint {
   std::string_view method, path;
-  void (*handle)(Service&, const HttpRequest&, Responder);
+  void (*handle)(Service&, HttpRequest&, Responder);
 };
 constexpr auto kEndpoints = std::to_array<Endpoint>({
     {"POST", "/v1/chat/completions", post_chat_completions},
@@ -30,87 +30,47 @@ constexpr auto kEndpoints = std::to_array<Endpoint>({
 
 constexpr size_t kLargeBody = 1 << 20;
 
+// What is answered from what is known waits for nothing that has to be computed, and what is quickly read does not wait for
+// megabytes of text. Two of those at a time: each takes some ten times its size while it is read.
+constexpr size_t kQuick = 0, kUsual = 1, kLarge = 2;
+constexpr std::array<int, 3> kThreads = {2, 12, 2};
+
+size_t lane_of(const HttpRequest& request) {
+  if (request.method != "POST") return kQuick;
+  return request.body.size() > kLargeBody ? kLarge : kUsual;
+}
+
 bool fits(const Endpoint& endpoint, std::string_view path) {
   if (endpoint.path == path) return true;
   return endpoint.handle == get_models && path.starts_with("/v1/models/");
 }
 
-// Takes as long for every key of one length.
-bool same_key(std::string_view given, std::string_view key) {
-  unsigned char difference = given.size() != key.size();
-  for (size_t i = 0; i < key.size(); ++i)
-    difference |= static_cast<unsigned char>((i < given.size() ? given[i] : '\0') ^ key[i]);
-  return difference == 0;
-}
-
-// What follows "Bearer " or the like, whatever its case.
-std::optional<std::string_view> credentials(std::string_view value, std::string_view scheme) {
-  if (value.size() <= scheme.size() || value[scheme.size()] != ' ') return std::nullopt;
-  for (size_t i = 0; i < scheme.size(); ++i)
-    if ((value[i] | 0x20) != (scheme[i] | 0x20)) return std::nullopt;
-  return value.substr(scheme.size() + 1);
-}
-
-std::string from_base64(std::string_view letters) {
-  std::string out;
-  uint32_t bits = 0;
-  int count = 0;
-  for (char letter : letters) {
-    constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const size_t value = kAlphabet.find(letter);
-    if (value == kAlphabet.npos) break;
-    bits = bits << 6 | static_cast<uint32_t>(value);
-    if ((count += 6) < 8) continue;
-    count -= 8;
-    out += static_cast<char>(bits >> count & 0xFF);
-  }
+HttpServerOptions http_options(const ServerOptions& options) {
+  HttpServerOptions out = options.http;
+  out.lanes.assign(kThreads.begin(), kThreads.end());
+  out.lane_of = lane_of;
+  out.on_error = [](int status, const std::string& why) { return error_reply(status, why); };
+  if (!options.access.allow_origin.empty())
+    out.headers = std::make_shared<HttpHeaders>(
+        HttpHeaders{{"Access-Control-Allow-Origin", options.access.allow_origin},
+                    {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
+                    {"Vary", "Origin"}});
   return out;
 }
 
-// Bearer for programs; Basic with any name and the key as the password for browsers, which ask for it when
-// they open the page; x-api-key for Anthropic's clients.
-std::string key_of(const HttpRequest& request) {
-  if (const auto key = request.header("x-api-key")) return std::string(*key);
-  const std::string_view value = request.header("authorization").value_or("");
-  if (const auto key = credentials(value, "Bearer")) return std::string(*key);
-  if (const auto pair = credentials(value, "Basic")) {
-    const std::string decoded = from_base64(*pair);
-    const size_t colon = decoded.find(':');
-    return colon == decoded.npos ? decoded : decoded.substr(colon + 1);
-  }
-  return {};
-}
-
-bool names_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
-// "localhost" or an address, with or without a port.
-bool is_local_name(std::string_view host) {
-  if (host.starts_with('[')) return true;
-  host = host.substr(0, host.find(':'));
-  return host == "localhost" || host.find_first_not_of("0123456789.") == host.npos;
-}
-
-HttpServerOptions http_options(const ServerOptions& options) {
-  HttpServerOptions out = options.http;
-  // Many, so that a few that read megabytes of text do not keep a small request waiting.
-  out.handlers = std::max(out.handlers, 16);
-  out.on_error = [](int status, const std::string& why) { return error_reply(status, why); };
-  if (!options.allow_origin.empty())
-    out.headers =
-        std::make_shared<HttpHeaders>(HttpHeaders{{"Access-Control-Allow-Origin", options.allow_origin},
-                                                  {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
-                                                  {"Vary", "Origin"}});
+// The name that the server listens on is its own.
+AccessOptions access_options(const ServerOptions& options) {
+  AccessOptions out = options.access;
+  out.allow_hosts.push_back(options.http.host);
   return out;
 }
 
 }  // namespace
 
-Server::Server(ServerOptions options) : options_(std::move(options)) {
+Server::Server(const ServerOptions& options) : access_(access_options(options)) {
   http_ = std::make_unique<HttpServer>(
-      http_options(options_),
-      [this](const HttpRequest& request, Responder responder) { handle(request, responder); });
+      http_options(options),
+      [this](HttpRequest& request, const Responder& responder) { handle(request, responder); });
   const std::lock_guard lock(post_mutex_);
   target_ = http_.get();
 }
@@ -147,25 +107,15 @@ bool Server::drained() const {
   return (!service || service->idle()) && http_->drained();
 }
 
-void Server::check_access(const HttpRequest& request) const {
-  if (!options_.api_key.empty() && !same_key(key_of(request), options_.api_key))
-    throw ApiError(401, "the API key is missing or wrong; send Authorization: Bearer KEY");
-  // A page of another origin must not use what runs on this machine behind its user's back.
-  const auto origin = request.header("origin");
-  if (!origin || options_.allow_origin == "*" || *origin == options_.allow_origin) return;
-  const std::string_view host = request.header("host").value_or("");
-  // A name that an attacker made point to this machine is an origin of its own too.
-  if (names_loopback(options_.http.host) && !is_local_name(host))
-    throw ApiError(403, text("pages of {} may not use this server: it allows its own alone, or the origin it "
-                             "was started with (allow_origin)",
-                             *origin));
-  if (*origin != text("http://{}", host) && *origin != text("https://{}", host))
-    throw ApiError(403, text("pages of {} may not use this server: it allows its own alone, or the origin it "
-                             "was started with (allow_origin)",
-                             *origin));
+void Server::handle(HttpRequest& request, const Responder& responder) {
+  const bool large = request.body.size() > kLargeBody;
+  reply_to(request, responder);
+  if (!large) return;
+  request = {};  // whatever was not read of it
+  if (Service* service = ready_) service->trim_soon();
 }
 
-void Server::handle(const HttpRequest& request, const Responder& responder) {
+void Server::reply_to(HttpRequest& request, const Responder& responder) {
   int status = 500;
   HttpReply reply;
   try {
@@ -193,18 +143,20 @@ void Server::handle(const HttpRequest& request, const Responder& responder) {
   responder.reply(std::move(reply));
 }
 
-void Server::answer(const HttpRequest& request, const Responder& responder) {
+void Server::answer(HttpRequest& request, const Responder& responder) {
   Service* service = ready_;
   if (request.path == "/health" || request.path == "/healthz") {
     if (!service) throw ApiError(503, "the model is being loaded");
+    Service::check_model();
     return responder.reply({.body = "{\"status\":\"ok\"}"});
   }
   // A browser asks before it sends a key.
-  if (request.method == "OPTIONS" && !options_.allow_origin.empty()) {
+  if (request.method == "OPTIONS" && !access_.allow_origin().empty()) {
+    access_.check_host(request);
     const std::string asked(request.header("access-control-request-headers").value_or(""));
     return responder.reply({.status = 204, .headers = {{"Access-Control-Allow-Headers", asked}}});
   }
-  check_access(request);
+  access_.check(request);
   const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if (method == "GET")
     if (auto page = page_reply(request.path)) return responder.reply(std::move(*page));
@@ -214,9 +166,7 @@ void Server::answer(const HttpRequest& request, const Responder& responder) {
     known = true;
     if (endpoint.method != method) continue;
     if (!service) throw ApiError(503, "the model is being loaded; try again later");
-    endpoint.handle(*service, request, responder);
-    if (request.body.size() > kLargeBody) service->trim_soon();
-    return;
+    return endpoint.handle(*service, request, responder);
   }
   if (known) throw ApiError(405, text("{} is not for {}", request.path, request.method));
   throw ApiError(404, text("no such path: {} {}", request.method, shown_value(request.path)));

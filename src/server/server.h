@@ -7,24 +7,24 @@
 #include <string>
 
 #include "http/server.h"
+#include "server/access.h"
 #include "server/service.h"
 
 namespace kt {
 
 struct ServerOptions {
   HttpServerOptions http = {};
-  std::string api_key = {};  // "": none is asked for
-  std::string allow_origin =
-      {};  // pages of this origin, or "*", may use the API from a browser; "": our own only
+  AccessOptions access = {};
 };
 
 class Server {
  public:
   // Listens at once; until serve() every path but /health answers 503.
-  explicit Server(ServerOptions options);
+  explicit Server(const ServerOptions& options);
   ~Server();
 
   std::string url() const { return http_->url(); }
+  bool reaches_other_machines() const { return http_->reaches_other_machines(); }
   // Once. The model must outlive this.
   void serve(LoadedModel& model, ServiceOptions options);
   // No new requests; true from drained() once every answer has been sent.
@@ -32,12 +32,12 @@ class Server {
   bool drained() const;
 
  private:
-  void handle(const HttpRequest& request, const Responder& responder);
-  void answer(const HttpRequest& request, const Responder& responder);
-  void check_access(const HttpRequest& request) const;
+  void handle(HttpRequest& request, const Responder& responder);
+  void reply_to(HttpRequest& request, const Responder& responder);
+  void answer(HttpRequest& request, const Responder& responder);
   void post(std::function<void()> call);
 
-  const ServerOptions options_;
+  const Access access_;
   std::mutex post_mutex_;
   HttpServer* target_ = nullptr;  // under post_mutex_; null: calls are dropped
   std::unique_ptr<Service> service_;

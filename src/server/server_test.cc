@@ -28,7 +28,7 @@ class RunningServer {
   }
   HttpClient client() { return HttpClient(parse_url(server.url())); }
   bool settles() {
-    for (int i = 0; i < 500 && !server.drained(); ++i)
+    for (int i = 0; i < 30'000 && !server.drained(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return server.drained();
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "base/mapped_faults.h"
 #include "server/answer.h"
 #include "server/api_error.h"
 #include "server/fields.h"
@@ -107,8 +108,20 @@ Grammar Service::schema_grammar(const OrderedJson& schema) {
   return grammar;
 }
 
+std::optional<std::string> Service::model_fault() {
+  const auto broken = broken_mapping();
+  if (!broken) return std::nullopt;
+  log_once(LogLevel::kError, "{}; requests are refused until the server is started again", *broken);
+  return "a file of the model has changed: " + *broken;
+}
+
+void Service::check_model() {
+  if (const auto fault = model_fault()) throw ApiError(503, *fault);
+}
+
 void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests) {
   if (draining_) throw ApiError(503, "the server is stopping; no new requests");
+  check_model();
   const size_t live = engine_->live(),
                most = static_cast<size_t>(options_.max_running + options_.max_waiting);
   if (live + requests.size() > most)
@@ -131,6 +144,7 @@ void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateReq
         AnswerEvent copy{.text = std::string(event.text)};
         if (event.token) copy.token = *event.token;
         if (event.finish) copy.finish = *event.finish;
+        copy.prompt.assign(event.prompt.begin(), event.prompt.end());
         brought_.push_back({answer, i, std::move(copy)});
       };
       answer->ids_.push_back(engine_->submit(std::move(requests[i])));
@@ -193,7 +207,10 @@ void Service::cancel_all() {
 void Service::look_after() {
   end_overdue();
 #ifdef __GLIBC__
-  if (trim_.exchange(false)) ::malloc_trim(0);  // each thread's heap would keep what a large body took
+  if (int left = trims_; left > 0) {
+    ::malloc_trim(0);  // each thread's heap would keep what a large body took
+    trims_.compare_exchange_strong(left, left - 1);
+  }
 #endif
 }
 

@@ -59,8 +59,9 @@ class Service {
   int longest() const;  // tokens a sequence may have: the context, or the cache if that is smaller
   // ApiError(400) for a text that cannot fit however it is cut into tokens; spares cutting it.
   void check_length(std::string_view text, const char* name) const;
-  // Gives freed memory back to the system before long: after a request that took much.
-  void trim_soon() { trim_ = true; }
+  // Gives freed memory back to the system before long: after a request that took much, whether it was answered or refused.
+  // More than once, since its reply is freed when the client has it.
+  void trim_soon() { trims_ = kTrims; }
 
   // Sampling as the model's generation_config.json has it.
   const SamplingOptions& default_sampling() const { return default_sampling_; }
@@ -73,6 +74,10 @@ class Service {
   // client goes, they are cancelled. ApiError(400) for what the engine refuses, 429 when too many wait, 503
   // after drain().
   void run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests);
+  // What is wrong once a file of the model has lost bytes that are read as tokens need them; and as
+  // ApiError(503).
+  static std::optional<std::string> model_fault();
+  static void check_model();
   void post(std::function<void()> call) const { post_(std::move(call)); }
 
   void drain() { draining_ = true; }
@@ -97,8 +102,10 @@ class Service {
   RequestMetrics metrics_;
   const int64_t started_;
   const std::chrono::steady_clock::time_point start_;
-  std::atomic<bool> draining_ = false, trim_ = false;
-  size_t longest_token_ = 1;  // bytes
+  std::atomic<bool> draining_ = false;
+  static constexpr int kTrims = 4;  // over a second
+  std::atomic<int> trims_ = 0;      // still to do
+  size_t longest_token_ = 1;        // bytes
 
   mutable std::mutex mutex_;  // of what follows
   std::unique_ptr<TokenTrie> trie_;

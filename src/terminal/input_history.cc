@@ -38,7 +38,7 @@ class LockedFile {
  public:
   explicit LockedFile(const std::string& path) {
     while (true) {
-      fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+      fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0600);
       if (fd_ < 0) fail("{}: {}", path, std::strerror(errno));
       while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
       }

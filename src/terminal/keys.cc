@@ -9,7 +9,7 @@
 namespace kt {
 namespace {
 
-constexpr char kEsc = '\x1b';
+constexpr char kEsc = '\x1b', kCtrlC = '\x03';
 constexpr std::string_view kPasteEnd = "\x1b[201~";
 constexpr size_t kMostPaste = 4u << 20;  // bytes kept of one paste
 constexpr size_t kMostSequence = 32;     // bytes of an escape sequence; what is longer is none
@@ -125,9 +125,18 @@ std::optional<Key> KeyDecoder::next_paste() {
   return take(kPasteEnd.size(), std::move(key));
 }
 
-bool KeyDecoder::undecided() const { return !pasting_ && !bytes_.empty() && bytes_[0] == kEsc; }
+bool KeyDecoder::undecided() const {
+  if (pasting_) return bytes_.ends_with(kCtrlC);
+  return !bytes_.empty() && bytes_[0] == kEsc;
+}
 
 Key KeyDecoder::settle() {
+  if (pasting_) {
+    pasting_ = false;
+    bytes_.clear();
+    paste_.clear();
+    return control_key(kCtrlC);
+  }
   const Key key{.code = bytes_.size() == 1 ? KeyCode::kEscape : KeyCode::kUnknown};
   bytes_.clear();
   return key;

@@ -40,7 +40,7 @@ class LineEditor {
   void begin(int width, int height);
   // Up to the first event; what comes behind it is kept for the next begin(), and feed("") goes on with it.
   EditEvent feed(std::string_view bytes);
-  // An ESC waits for what may follow it. Call settle() when nothing came for some 50 ms.
+  // An ESC, or a Ctrl-C in a paste, waits for what may follow it. Call settle() when nothing came for some 50 ms.
   bool undecided() const { return keys_.undecided(); }
   EditEvent settle();
   void resize(int width, int height);

@@ -146,7 +146,7 @@ Terminal::~Terminal() {
   ::close(state_->pipe[1]);
 }
 
-Terminal::Size Terminal::size() const {
+Terminal::Size Terminal::size() {
   winsize size = {};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return {};
   return {.width = size.ws_col, .height = size.ws_row > 0 ? size.ws_row : 24};

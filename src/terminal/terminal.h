@@ -31,7 +31,7 @@ class Terminal {
   struct Size {
     int width = 80, height = 24;
   };
-  Size size() const;
+  static Size size();  // now; the usual one if there is no telling
 
   // Runs the editor until it has an event; kSuspend stops the program and goes on when it is continued.
   EditEvent read_line(LineEditor& editor);

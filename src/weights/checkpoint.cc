@@ -247,6 +247,19 @@ const Metadata& Checkpoint::metadata(int file) const {
   return state_->metadata[static_cast<size_t>(file)];
 }
 
+void Checkpoint::check_sizes() const {
+  for (size_t i = 0; i < state_->found.files.size(); ++i) {
+    struct stat now{};
+    const Identity& then = state_->identities[i];
+    if (stat(state_->found.files[i].c_str(), &now) != 0 || now.st_dev != then.device ||
+        now.st_ino != then.inode)
+      continue;
+    if (static_cast<uint64_t>(now.st_size) != then.size)
+      fail("{}: changed while it was read: {} bytes, it had {}", state_->found.files[i], now.st_size,
+           then.size);
+  }
+}
+
 void Checkpoint::check_unchanged() const {
   for (size_t i = 0; i < state_->found.files.size(); ++i) {
     const std::string& file = state_->found.files[i];

@@ -47,6 +47,9 @@ class Checkpoint {
   const GgufFamily* gguf_family() const;  // null: of none that was handed in, or no GGUF file
   GgufFamilies known_families() const;    // as handed in
 
+  // Error(kInput) naming the file if a mapped file has another size now. One that was replaced or removed is
+  // here still, as it was.
+  void check_sizes() const;
   // Error(kInput) naming the file if a mapped file was replaced, resized or removed since it was opened.
   void check_unchanged() const;
 

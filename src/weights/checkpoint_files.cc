@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "text/json.h"
 #include "text/shown.h"
 
@@ -227,6 +228,8 @@ CheckpointFiles from_folder(const std::string& folder, bool may_descend) {
   if (inside.size() > 1) fail("{}: several folders hold weights, name one: {}", folder, shown_list(inside));
   if (inside.size() == 1) {
     CheckpointFiles out = from_folder(join(folder, inside.front()), false);
+    log_once(LogLevel::kWarning, "{}: holds no weights itself; {} is taken, which lies one level down",
+             folder, out.index.empty() ? out.files.front() : out.index);
     if (!fs::exists(join(out.folder, "config.json")) && fs::exists(join(folder, "config.json")))
       out.folder = folder;
     return out;

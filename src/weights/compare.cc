@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/mapped_faults.h"
 #include "base/pool.h"
 #include "formats/floats.h"
 #include "weights/checkpoint.h"
@@ -89,6 +90,7 @@ double value_of(Dtype dtype, const std::byte* bytes, int64_t index) {
 
 void compare_floats(const Tensor& a, const Tensor& b, double tolerance, TensorDifference& out) {
   out.elements = elements(a.shape);
+  out.floats = true;
   if (a.dtype == b.dtype && std::ranges::equal(a.bytes, b.bytes)) return;
   for (int64_t i = 0; i < out.elements; ++i) {
     const double x = value_of(a.dtype, a.bytes.data(), i), y = value_of(b.dtype, b.bytes.data(), i);
@@ -165,6 +167,7 @@ Comparison compare_weights(const std::string& a, const std::string& b, double to
   pool.run([&](const Worker&) {
     for (size_t i = next++; i < pairs.size(); i = next++) found[i] = compare_pair(pairs[i], tolerance);
   });
+  check_mapped_files();
 
   Comparison out{.tensors_a = static_cast<int64_t>(left.tensors.size()),
                  .tensors_b = static_cast<int64_t>(right.tensors.size())};

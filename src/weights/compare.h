@@ -13,7 +13,8 @@ struct TensorDifference {
   std::string a = {}, b = {};  // "BF16 [2048, 7168]"; "" where it is missing
   int64_t elements = 0;        // compared; bytes where the type is not a float
   int64_t differing = 0;
-  double largest = 0;  // difference of two floats; infinite where only one is a number
+  bool floats = false;  // whether values were compared; bytes otherwise, whose differences have no size
+  double largest = 0;   // difference of two floats; infinite where only one is a number
 };
 
 struct Comparison {

@@ -63,6 +63,8 @@ TEST_F(Compare, MissingShapesBytesAndNumbersAgainstNan) {
   ASSERT_EQ(found.differences.size(), 4u);
   EXPECT_EQ(found.differences[0].name, "codes");  // the tolerance is for floats
   EXPECT_EQ(found.differences[0].differing, 1);
+  EXPECT_FALSE(found.differences[0].floats);
+  EXPECT_TRUE(found.differences[2].floats);
   EXPECT_EQ(found.differences[1].kind, Kind::kOnlyA);
   EXPECT_EQ(found.differences[1].name, "only_a");
   EXPECT_TRUE(std::isinf(found.differences[2].largest));

@@ -1,14 +1,14 @@
 // kt bench: tokens per second of a whole model, over prompt lengths and batch sizes; or of a running server.
-#include "engine/bench.h"
-
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
-#include "bench/measure.h"
+#include "bench/model_bench.h"
 #include "bench/plot.h"
 #include "cli/bench/bench_server.h"
 #include "cli/model_flags.h"
@@ -23,41 +23,11 @@ struct BenchFlags {
   std::vector<int> prompts = {128, 512, 2048}, batches = {1, 4, 16};
   int output = 32, repeat = 3;
   std::string plot;
-  bool json = false;
+  bool parts = false, json = false;
 };
 
-struct Point {
-  BenchCase at;
-  double prefill = 0, decode = 0;                    // tokens/s, medians
-  double prefill_fraction = 0, decode_fraction = 0;  // of the machine's limit, medians
-  double outside = 0;  // seconds of a step that are not the model's: choosing tokens, scheduling; median
-};
-
-Point measure(LoadedModel& model, const Rates& rates, const BenchCase& at, int repeat) {
-  const int step = model.max_tokens();
-  const std::unique_ptr<Runner> runner = model.make_runner(bench_pages(at, step));
-  std::vector<double> prefill, decode, prefill_fraction, decode_fraction, outside;
-  for (int i = 0; i < repeat; ++i) {
-    BenchCase once = at;
-    once.seed = at.seed + static_cast<uint64_t>(i);
-    std::vector<StepTotals> totals;  // at the beginnings and ends of both phases
-    const BenchResult result = run_bench(*runner, once, step, [&] {
-      totals.push_back(runner->totals());
-      return totals.back().work;
-    });
-    const double in_steps = totals.back().seconds - totals.end()[-2].seconds;
-    outside.push_back((result.decode_seconds - in_steps) / at.output);
-    prefill.push_back(at.batch * at.prompt / result.prefill_seconds);
-    decode.push_back(at.batch * at.output / result.decode_seconds);
-    prefill_fraction.push_back(limit_of(result.prefill_work, rates).seconds / result.prefill_seconds);
-    decode_fraction.push_back(limit_of(result.decode_work, rates).seconds / result.decode_seconds);
-  }
-  return {at,
-          median(prefill),
-          median(decode),
-          median(prefill_fraction),
-          median(decode_fraction),
-          median(outside)};
+std::array<std::pair<const char*, const PhaseFigures*>, 2> phases_of(const ModelFigures& point) {
+  return {{{"prefill", &point.prefill}, {"decode", &point.decode}}};
 }
 
 // Lengths that leave no room for the answer are left out, and said so.
@@ -80,7 +50,7 @@ std::vector<BenchCase> cases_of(const BenchFlags& flags, const LoadedModel& mode
   return out;
 }
 
-std::vector<Chart> charts_of(const std::vector<Point>& points) {
+std::vector<Chart> charts_of(const std::vector<ModelFigures>& points) {
   Chart prefill{"Prefill", "prompt tokens", "tokens/s", true, {}},
       decode{"Decode", "sequences", "tokens/s", true, {}};
   const auto put = [](Chart& chart, const std::string& name, double x, double y) {
@@ -88,59 +58,142 @@ std::vector<Chart> charts_of(const std::vector<Point>& points) {
     if (at == chart.series.end()) at = chart.series.insert(at, {name, {}});
     at->points.emplace_back(x, y);
   };
-  for (const Point& point : points) {
-    put(prefill, counted(point.at.batch, "sequence"), point.at.prompt, point.prefill);
-    put(decode, text("after {} tokens", point.at.prompt), point.at.batch, point.decode);
+  for (const ModelFigures& point : points) {
+    put(prefill, counted(point.at.batch, "sequence"), point.at.prompt, point.prefill.tokens_per_s);
+    put(decode, text("after {} tokens", point.at.prompt), point.at.batch, point.decode.tokens_per_s);
   }
   return {prefill, decode};
 }
 
-void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<Point>& points) {
+// A step of prefill and one of decode at each point.
+std::vector<BarChart> parts_charts(const std::vector<ModelFigures>& points) {
+  std::vector<BarChart> out;
+  for (const ModelFigures& point : points)
+    for (const auto& [name, phase] : phases_of(point)) {
+      out.push_back({.title = text("A step of {}, {} x {} tokens", name, point.at.batch, point.at.prompt),
+                     .unit = "us",
+                     .mark_label = "the least it could take here",
+                     .bars = {}});
+      for (const PartFigures& part : phase->parts)
+        out.back().bars.push_back({part.name, part.seconds * 1e6, part.limit.seconds * 1e6});
+    }
+  return out;
+}
+
+nlohmann::ordered_json parts_json(const PhaseFigures& phase) {
+  auto parts = nlohmann::ordered_json::array();
+  for (const PartFigures& part : phase.parts)
+    parts.push_back({{"name", part.name},
+                     {"calls", part.calls},
+                     {"us", part.seconds * 1e6},
+                     {"limit_us", part.limit.seconds * 1e6},
+                     {"limit", part.limit.which}});
+  return {{"step_us", phase.step_seconds * 1e6}, {"explained", phase.explained}, {"parts", std::move(parts)}};
+}
+
+nlohmann::ordered_json point_json(const BenchFlags& flags, const ModelFigures& point) {
+  nlohmann::ordered_json out = {{"prompt", point.at.prompt}, {"batch", point.at.batch}};
+  for (const auto& [name, phase] : phases_of(point)) {
+    const std::string at = name;
+    out[at + "_tokens_per_s"] = phase->tokens_per_s;
+    out[at + "_fraction_of_limit"] = phase->fraction;
+    out[at + "_limit_read_gb_per_s"] = phase->rates.read_bytes * 1e-9;
+    if (phase->experts) {
+      out[at + "_distinct_experts"] = phase->experts->distinct;
+      out[at + "_even_distinct_experts"] = phase->experts->even;
+      out[at + "_busiest_share"] = phase->experts->busiest;
+    }
+    if (flags.parts) out[at + "_step"] = parts_json(*phase);
+  }
+  out["outside_of_steps_us"] = point.decode.parts.back().seconds * 1e6;
+  return out;
+}
+
+std::string experts_cell(const PhaseFigures& phase) {
+  if (!phase.experts) return "-";
+  return text("{} of {}", fixed(phase.experts->distinct, 1), phase.experts->experts);
+}
+
+void print_parts(const ModelFigures& point) {
+  for (const auto& [name, phase] : phases_of(point)) {
+    std::printf("\nA step of %s, %d x %d tokens: %s us, of which these parts are %s\n\n", name,
+                point.at.batch, point.at.prompt, three_digits(phase->step_seconds * 1e6).c_str(),
+                percent(phase->explained).c_str());
+    Table table({"part", "calls", "us", "of the step", "limit us", "of limit"}, 1);
+    for (const PartFigures& part : phase->parts) {
+      const bool limited = part.limit.seconds > 0;
+      table.add({part.name, three_digits(part.calls), three_digits(part.seconds * 1e6),
+                 percent(part.seconds / phase->step_seconds),
+                 limited ? three_digits(part.limit.seconds * 1e6) : "-",
+                 limited ? percent(part.limit.seconds / part.seconds) : "-"});
+    }
+    std::printf("%s", table.str().c_str());
+  }
+}
+
+void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<ModelFigures>& points) {
   if (flags.json) {
     nlohmann::ordered_json out = {{"model", model.path()},
                                   {"experts", model.experts_dialect()},
                                   {"acts", flags.model.acts},
                                   {"output_tokens", flags.output},
                                   {"points", nlohmann::ordered_json::array()}};
-    for (const Point& point : points)
-      out["points"].push_back({{"prompt", point.at.prompt},
-                               {"batch", point.at.batch},
-                               {"prefill_tokens_per_s", point.prefill},
-                               {"prefill_fraction_of_limit", point.prefill_fraction},
-                               {"decode_tokens_per_s", point.decode},
-                               {"decode_fraction_of_limit", point.decode_fraction},
-                               {"outside_of_steps_us", point.outside * 1e6}});
+    for (const ModelFigures& point : points) out["points"].push_back(point_json(flags, point));
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }
-  Table table(
-      {"prompt", "sequences", "prefill tokens/s", "of limit", "decode tokens/s", "of limit", "ms/token"}, 0);
-  for (const Point& point : points)
-    table.add({std::to_string(point.at.prompt), std::to_string(point.at.batch), three_digits(point.prefill),
-               percent(point.prefill_fraction), three_digits(point.decode), percent(point.decode_fraction),
-               three_digits(1000 * point.at.batch / point.decode)});
+  Table table({"prompt", "sequences", "prefill tokens/s", "of limit", "experts used", "decode tokens/s",
+               "of limit", "experts used", "busiest 8", "ms/token"},
+              0);
+  for (const ModelFigures& point : points) {
+    const PhaseFigures &prefill = point.prefill, &decode = point.decode;
+    table.add({std::to_string(point.at.prompt), std::to_string(point.at.batch),
+               three_digits(prefill.tokens_per_s), percent(prefill.fraction), experts_cell(prefill),
+               three_digits(decode.tokens_per_s), percent(decode.fraction), experts_cell(decode),
+               decode.experts ? percent(decode.experts->busiest) : "-",
+               three_digits(1000 * point.at.batch / decode.tokens_per_s)});
+  }
   std::printf("%s", table.str().c_str());
+  if (flags.parts)
+    for (const ModelFigures& point : points) print_parts(point);
+}
+
+// Figures of a model whose routers hardly choose are those of a cache.
+void warn_if_narrow(const std::vector<ModelFigures>& points) {
+  for (const ModelFigures& point : points)
+    for (const auto& [name, phase] : phases_of(point))
+      if (phase->experts && phase->experts->narrow()) {
+        std::fprintf(
+            stderr,
+            "kt: in %s of %d x %d tokens a layer used %s of %d experts where even routing uses %s: caches "
+            "may hold them, and the figure is theirs\n",
+            name, point.at.batch, point.at.prompt, fixed(phase->experts->distinct, 1).c_str(),
+            phase->experts->experts, fixed(phase->experts->even, 1).c_str());
+        return;
+      }
+}
+
+void draw(const std::string& path, const std::string& picture) {
+  AtomicFile file(path);
+  file.append(picture);
+  file.commit();
 }
 
 void run(const BenchFlags& flags) {
   const MemoryRequest use{.sequences = std::ranges::max(flags.batches),
                           .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
   LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
-  const Rates rates = rates_of(
-      measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = flags.model.threads}), kernels()));
-  std::vector<Point> points;
+  LimitWindows limits(model.pool(), kernels());
+  std::vector<ModelFigures> points;
   StatusLine status;
   for (const BenchCase& at : cases_of(flags, model)) {
     status.show(text("{} x {} tokens", at.batch, at.prompt));
-    points.push_back(measure(model, rates, at, flags.repeat));
+    points.push_back(measure_model(model, limits, at, flags.repeat));
   }
   status.show("");
-  if (!flags.plot.empty()) {
-    AtomicFile file(flags.plot);
-    file.append(svg(charts_of(points)));
-    file.commit();
-  }
+  if (!flags.plot.empty()) draw(flags.plot, flags.parts ? svg(parts_charts(points)) : svg(charts_of(points)));
   print(flags, model, points);
+  warn_if_narrow(points);
 }
 
 }  // namespace
@@ -169,11 +222,14 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
       ->excludes("--server")
       ->check(positive())
       ->capture_default_str();
-  verb->add_option("--plot", flags->plot, "Draw the figures into this file (SVG)");
+  verb->add_flag("--parts", flags->parts, "Take a step apart: the time and the limit of each operation")
+      ->excludes("--server");
+  verb->add_option("--plot", flags->plot, "Draw the figures into this file (SVG); the parts with --parts");
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
       "Examples:\n"
       "  kt bench ./demo/tiny-deepseekv3 --prompt 128,512 --batch 1,8\n"
+      "  kt bench ./Qwen3-30B-A3B --prompt 1024 --batch 1 --parts --plot step.svg\n"
       "  kt bench ./Qwen3-30B-A3B --weights ./Qwen3-30B-A3B-int4 --plot speed.svg --json\n"
       "  kt bench --server http://127.0.0.1:30000 --concurrency 1,8,64 --tokens 128 --plot load.svg");
   verb->callback([&invocation, flags, model, prompt, tokens] {

@@ -75,14 +75,14 @@ nlohmann::ordered_json json_of(const MoeRow& row, const MoeSetup& setup, const M
 }
 
 void print_moe_heads() {
-  std::printf("%-15s %6s %6s %10s %7s %8s  %s %7s %9s\n", "format", "tokens", "layers", "us/layer", "GB/s",
-              "TOPS", limit_heads().c_str(), "packed", "dropped");
+  std::printf("%-15s %6s %6s %7s %10s %7s %8s  %s %7s %9s\n", "format", "tokens", "layers", "experts",
+              "us/layer", "GB/s", "TOPS", limit_heads().c_str(), "packed", "dropped");
 }
 
 void print_row(const MoeRow& row) {
   const MoeFigures& f = row.figures;
-  std::printf("%-15s %6d %6d %10.0f %7.1f %8s  %s %6.2fx %9s%s\n", row.format.c_str(), row.tokens, row.layers,
-              f.seconds * 1e6, f.bytes / f.seconds / 1e9,
+  std::printf("%-15s %6d %6d %7.1f %10.0f %7.1f %8s  %s %6.2fx %9s%s\n", row.format.c_str(), row.tokens,
+              row.layers, f.experts_hit, f.seconds * 1e6, f.bytes / f.seconds / 1e9,
               three_digits(f.operations / f.seconds / 1e12).c_str(), limit_cells(f).c_str(),
               row.packed_bytes_ratio, dropped_cell(f).c_str(), remark(f).c_str());
   std::fflush(stdout);
@@ -198,7 +198,8 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
       "read\n"
       "bandwidth, and operations / multiply peak (s8 for integer codes, bf16 for float codes). It is "
       "measured in\n"
-      "windows between the calls; `of limit` is the median ratio, p90 what nine windows in ten reached. "
+      "windows between the calls; `experts` is how many of a layer got a token, `of limit` is the median "
+      "ratio, p90 what nine windows in ten reached. "
       "`packed` is\n"
       "packed over stored bytes, `dropped` the windows in which other processes took a worker's core.\n\n"
       "Examples:\n"

@@ -212,7 +212,9 @@ Left talk(const ChatFlags& flags) {
   ChatSession session(*backend, flags.system, flags.options);
   if (!interactive) return talk_through_pipe(session, flags.json), Left::kDone;
   const bool colour = kind.escapes && wants_colour();
-  ChatConsole console(session, write_terminal, colour);
+  ChatScreen screen{.colour = colour};
+  if (kind.escapes) screen.width = [] { return Terminal::size().width; };
+  ChatConsole console(session, write_terminal, std::move(screen));
   console.greet();
   if (!kind.escapes) return talk_in_plain_lines(console), Left::kDone;
   return talk_with_editor(console, colour);

@@ -130,6 +130,7 @@ void AnswerPrinter::switch_to(bool reasoning) {
     if (!reasoning && began_) out_(std::string(gap) + "[answer]\n");
   }
   if (began_ || reasoning) line_open_ = false;
+  wrap_.begin_line();
   reasoning_ = reasoning;
 }
 
@@ -143,7 +144,7 @@ void AnswerPrinter::add(const ChatPiece& piece) {
   began_ = true;
   content_ = content_ || !piece.reasoning;
   line_open_ = !text.ends_with('\n');
-  out_(text);
+  out_(wrap_.add(text));
 }
 
 void AnswerPrinter::end() {
@@ -175,11 +176,11 @@ const std::vector<ChatConsole::Command>& ChatConsole::commands() {
   return all;
 }
 
-ChatConsole::ChatConsole(ChatSession& session, Output out, bool colour)
-    : session_(session), out_(std::move(out)), colour_(colour) {}
+ChatConsole::ChatConsole(ChatSession& session, Output out, ChatScreen screen)
+    : session_(session), out_(std::move(out)), screen_(std::move(screen)) {}
 
 std::string ChatConsole::faint(std::string_view words) const {
-  return colour_ ? text("\x1b[2m{}\x1b[0m", words) : std::string(words);
+  return screen_.colour ? text("\x1b[2m{}\x1b[0m", words) : std::string(words);
 }
 
 void ChatConsole::greet() const {
@@ -214,7 +215,7 @@ bool ChatConsole::take(const std::string& typed) {
 }
 
 void ChatConsole::answer(const std::function<ChatAnswer(const ChatSession::OnPiece&)>& ask) {
-  AnswerPrinter printer(out_, colour_);
+  AnswerPrinter printer(out_, screen_);
   ChatFinish finish;
   try {
     finish = ask([&](const ChatPiece& piece) { printer.add(piece); }).finish;

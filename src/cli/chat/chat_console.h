@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/chat/chat_session.h"
+#include "terminal/word_wrap.h"
 
 namespace kt {
 
@@ -17,12 +18,19 @@ std::optional<std::string> unfinished(const std::string& text);
 // The message that a finished text stands for: without """ around it and white space at its ends.
 std::string message_of(std::string_view text);
 
+// What the terminal of a chat can do.
+struct ChatScreen {
+  bool colour = false;
+  std::function<int()> width = {};  // columns; empty: lines are not wrapped
+};
+
 // One answer on its way to a terminal: control characters left out, thinking set apart, dimmed where there is
-// colour. Ends in the first column.
+// colour, lines broken between words. Ends in the first column.
 class AnswerPrinter {
  public:
   using Output = std::function<void(std::string_view)>;
-  AnswerPrinter(Output out, bool colour) : out_(std::move(out)), colour_(colour) {}
+  AnswerPrinter(Output out, const ChatScreen& screen)
+      : out_(std::move(out)), colour_(screen.colour), wrap_(screen.width ? screen.width() : 0) {}
   void add(const ChatPiece& piece);
   void end();
 
@@ -30,13 +38,15 @@ class AnswerPrinter {
   void switch_to(bool reasoning);
 
   Output out_;
-  bool colour_, reasoning_ = false, began_ = false, content_ = false, line_open_ = false;
+  const bool colour_;
+  WordWrap wrap_;
+  bool reasoning_ = false, began_ = false, content_ = false, line_open_ = false;
 };
 
 class ChatConsole {
  public:
   using Output = std::function<void(std::string_view)>;
-  ChatConsole(ChatSession& session, Output out, bool colour);
+  ChatConsole(ChatSession& session, Output out, ChatScreen screen);
 
   // A line that was typed, a message or a command. Everything that fails is one line of the output. False:
   // the chat is over.
@@ -66,7 +76,8 @@ class ChatConsole {
 
   ChatSession& session_;
   Output out_;
-  bool colour_, over_ = false;
+  const ChatScreen screen_;
+  bool over_ = false;
 };
 
 }  // namespace kt

@@ -66,7 +66,7 @@ struct Fixture {
   Echo backend;
   ChatSession session{backend, "be brief", {}};
   std::string shown;
-  ChatConsole console{session, [this](std::string_view bytes) { shown += bytes; }, false};
+  ChatConsole console{session, [this](std::string_view bytes) { shown += bytes; }, ChatScreen{}};
 
   std::string type(const std::string& line) {
     shown.clear();
@@ -179,7 +179,7 @@ TEST(ChatConsole, AnswersAndErrorsAreText) {
 
 TEST(ChatConsole, DimsThoughts) {
   std::string shown;
-  AnswerPrinter printer([&](std::string_view bytes) { shown += bytes; }, true);
+  AnswerPrinter printer([&](std::string_view bytes) { shown += bytes; }, {.colour = true});
   printer.add({.text = "\nhm", .reasoning = true});
   printer.add({.text = "m\n", .reasoning = true});
   printer.add({.text = "\n\n"});

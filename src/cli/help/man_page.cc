@@ -102,6 +102,7 @@ constexpr auto kFiles = std::to_array<Entry>({
 });
 
 constexpr auto kEnvironment = std::to_array<Entry>({
+    {"KT_API_KEY", "The key that clients of kt run have to send, and that kt chat sends; flags go first."},
     {"KT_HOME", "The folder of settings, instead of ~/.config/kt."},
     {"KT_ISA", "Forces an instruction set of the table of kt version; one that this CPU lacks is an error."},
     {"KT_KERNEL_CPU_VARIANT", "The same under its established name; KT_ISA goes first."},

@@ -31,6 +31,7 @@ std::string remaining(const ConversionProgress& at) {
 }
 
 double done(const ConversionProgress& at) {
+  if (at.check_total > 0) return static_cast<double>(at.checked_bytes) / static_cast<double>(at.check_total);
   return at.source_total == 0 ? 1
                               : static_cast<double>(at.source_bytes) / static_cast<double>(at.source_total);
 }
@@ -52,6 +53,9 @@ const WeightError total(const PieceReport& report) {
 }  // namespace
 
 std::string progress_words(const ConversionProgress& at) {
+  if (at.check_total > 0)
+    return text("reading finished files again: {} of {}", human_bytes(at.checked_bytes),
+                human_bytes(at.check_total));
   return text("{}  {} of {} files{}{}", percent(done(at)), at.shards_done, at.shards, rate(at),
               remaining(at));
 }

@@ -16,6 +16,8 @@ TEST(ConversionReport, AnEtaOnlyOnceSomethingWasMeasured) {
   at = {.source_bytes = 1000000000, .source_total = 4000000000, .shards_done = 1, .shards = 4, .seconds = 50};
   EXPECT_NE(progress_words(at).find("1 of 4 files  0.02 GB/s  ETA 2m30s"), std::string::npos)
       << progress_words(at);
+  EXPECT_EQ(progress_words({.checked_bytes = 1 << 20, .check_total = 4 << 20}),
+            "reading finished files again: 1.0 MiB of 4.0 MiB");
 }
 
 }  // namespace

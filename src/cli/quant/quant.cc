@@ -1,6 +1,5 @@
 // kt quant: CPU weights from a checkpoint. Reads flags (also the established spellings), plans, runs,
 // reports; everything about bytes is in weights/.
-#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -8,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/mapped_faults.h"
 #include "base/topology.h"
 #include "cli/model_flags.h"
 #include "cli/quant/conversion_report.h"
@@ -136,8 +136,14 @@ ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
                             .progress = show_progress(flags.json)};
   if (flags.resume_layer >= 0) options.resume_layer = flags.resume_layer;
   if (flags.memory() > 0) options.max_memory = flags.memory();
-  report_vanishing_input(plan.input);
-  return run_conversion(plan, options);
+  try {
+    return run_conversion(plan, options);
+  } catch (const Error&) {
+    // Whatever came of the zeros in place of what was to be read.
+    const auto broken = first_broken_mapping();
+    if (!broken) throw;
+    fail("{}; finished files are kept, `resume` goes on", *broken);
+  }
 }
 
 void convert_and_report(const ConversionPlan& plan, const RunFlags& flags) {

@@ -29,9 +29,6 @@ ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags);
 // And prints the figures.
 void convert_and_report(const ConversionPlan& plan, const RunFlags& flags);
 
-// From now on a mapped input that shrinks ends the program with one line and exit code 2 instead of a SIGBUS.
-void report_vanishing_input(const std::string& input);
-
 void add_quant_gpu(CLI::App& quant, Invocation& run);
 void add_quant_merge(CLI::App& quant, Invocation& run);
 void add_quant_compare(CLI::App& quant, Invocation& run);

@@ -1,8 +1,6 @@
 // kt quant merge | compare | dequant: what people do with converted weights and with sources that are
 // quantised already.
-#include <unistd.h>
-
-#include <csignal>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -55,6 +53,32 @@ std::string_view words_for(TensorDifference::Kind kind) {
   return "";
 }
 
+// As short as it is told apart from others: 1e-06 is not 0.
+std::string difference_words(double value) {
+  if (!std::isfinite(value)) return "infinite";
+  char words[32];
+  std::snprintf(words, sizeof words, "%.3g", value);
+  return words;
+}
+
+std::string largest_words(const TensorDifference& difference) {
+  if (difference.elements == 0) return "";
+  return difference.floats ? difference_words(difference.largest) : "-";
+}
+
+// What differs, of floats by how much at most, and of anything else in how many bytes.
+std::string summary_words(const Comparison& found) {
+  bool floats = found.largest > 0 || found.same();
+  int64_t bytes = 0;
+  for (const TensorDifference& d : found.differences) {
+    floats |= d.floats;
+    if (!d.floats) bytes += d.differing;
+  }
+  std::string out = floats ? "; largest difference " + difference_words(found.largest) : "";
+  if (bytes > 0) out += text("; {} that are no floats differ", counted(bytes, "byte"));
+  return out;
+}
+
 void print_comparison(const Comparison& found, double tolerance) {
   constexpr size_t kMostRows = 50;
   Table table({"tensor", "", "A", "B", "differing", "largest"}, 4);
@@ -62,16 +86,16 @@ void print_comparison(const Comparison& found, double tolerance) {
     const TensorDifference& d = found.differences[i];
     const bool compared = d.elements > 0;
     table.add({d.name, std::string(words_for(d.kind)), d.a, d.b,
-               compared ? text("{} of {}", d.differing, d.elements) : "",
-               compared ? three_digits(d.largest) : ""});
+               compared ? text("{} of {}{}", d.differing, d.elements, d.floats ? "" : " bytes") : "",
+               largest_words(d)});
   }
   if (!found.same()) std::printf("%s", table.str().c_str());
   if (found.differences.size() > kMostRows)
     std::printf("and %zu more\n", found.differences.size() - kMostRows);
-  std::printf("%s%lld of %lld tensors equal within %s (B has %lld); largest difference %s\n",
-              found.same() ? "" : "\n", static_cast<long long>(found.equal),
-              static_cast<long long>(found.tensors_a), three_digits(tolerance).c_str(),
-              static_cast<long long>(found.tensors_b), three_digits(found.largest).c_str());
+  std::printf("%s%lld of %lld tensors equal within %s (B has %lld)%s\n", found.same() ? "" : "\n",
+              static_cast<long long>(found.equal), static_cast<long long>(found.tensors_a),
+              difference_words(tolerance).c_str(), static_cast<long long>(found.tensors_b),
+              summary_words(found).c_str());
 }
 
 nlohmann::ordered_json comparison_json(const Comparison& found) {
@@ -83,7 +107,7 @@ nlohmann::ordered_json comparison_json(const Comparison& found) {
                            {"b", d.b},
                            {"elements", d.elements},
                            {"differing", d.differing},
-                           {"largest", d.largest}});
+                           {"largest", d.floats ? nlohmann::ordered_json(d.largest) : nullptr}});
   return {{"same", found.same()},         {"tensors_a", found.tensors_a},
           {"tensors_b", found.tensors_b}, {"equal", found.equal},
           {"largest", found.largest},     {"bytes_compared", found.bytes_compared},
@@ -100,22 +124,7 @@ void run_compare(const CompareFlags& flags) {
   if (!found.same()) fail("{} and {} differ in {} tensors", flags.a, flags.b, found.differences.size());
 }
 
-std::string vanished_line;  // written by the handler, so made beforehand
-
-extern "C" void on_bus_error(int) {
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, vanished_line.data(), vanished_line.size());
-  ::_exit(static_cast<int>(ErrorKind::kInput));
-}
-
 }  // namespace
-
-void report_vanishing_input(const std::string& input) {
-  vanished_line = text(
-      "kt: {}: a file shrank while it was read, or its disk failed; finished files are kept, --resume goes "
-      "on\n",
-      input);
-  std::signal(SIGBUS, on_bus_error);
-}
 
 void add_quant_merge(CLI::App& quant, Invocation& run) {
   CLI::App* verb = quant.add_subcommand("merge", "Join a folder of .kt files into safetensors");

@@ -33,7 +33,12 @@ bool is_later_part(const std::string& name) {
 
 class Scanner {
  public:
-  explicit Scanner(const ScanOptions& options) : options_(options) {}
+  Scanner(const std::vector<std::string>& roots, const ScanOptions& options) : options_(options) {
+    for (const std::string& root : roots) {
+      std::error_code missing;  // the walk says so
+      roots_.push_back(fs::canonical(root, missing));
+    }
+  }
 
   void walk(const std::string& path, int depth) {
     if (!is_new(path)) return;
@@ -70,6 +75,19 @@ class Scanner {
     return seen_.emplace(facts.st_dev, facts.st_ino).second;
   }
 
+  // Says so: what lies there was not asked for.
+  bool leads_out(const fs::path& link) {
+    std::error_code code;
+    const fs::path to = fs::canonical(link, code);
+    const auto holds = [&](const fs::path& root) {
+      return !root.empty() &&
+             std::mismatch(root.begin(), root.end(), to.begin(), to.end()).first == root.end();
+    };
+    if (code || std::ranges::any_of(roots_, holds)) return false;
+    problem(link.string(), text("a link out of what is scanned, to {}: scan that too", to.string()));
+    return true;
+  }
+
   Listing list(const std::string& path) {
     Listing out;
     std::error_code code;
@@ -79,6 +97,7 @@ class Scanner {
       std::error_code gone;
       if (name.starts_with('.')) continue;
       if (at->is_directory(gone)) {
+        if (at->is_symlink(gone) && leads_out(at->path())) continue;
         out.has_kt_layers |= parse_kt_layer_folder(name).has_value();
         out.folders.push_back(at->path().string());
       } else if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")) {
@@ -102,6 +121,7 @@ class Scanner {
   }
 
   const ScanOptions& options_;
+  std::vector<fs::path> roots_;
   ScanResult result_;
   std::set<std::pair<dev_t, ino_t>> seen_;
   bool full_ = false;
@@ -128,7 +148,7 @@ ScanModel* owner_of(std::vector<ScanModel>& models, const ModelFiles& weights) {
 }  // namespace
 
 ScanResult scan_folders(const std::vector<std::string>& roots, const ScanOptions& options) {
-  Scanner scanner(options);
+  Scanner scanner(roots, options);
   for (const std::string& root : roots) scanner.walk(absolute_path(root), options.depth);
   return scanner.take();
 }

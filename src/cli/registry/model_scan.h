@@ -24,8 +24,8 @@ struct ScanResult {
   size_t folders = 0;                 // visited
 };
 
-// Walks the folders; links to folders are followed, each folder once. Hidden folders and the insides of
-// models are left out.
+// Walks the folders, each once. Links to folders are followed within what is scanned; one that leads out of it
+// is a problem that names where to. Hidden folders and the insides of models are left out.
 ScanResult scan_folders(const std::vector<std::string>& roots, const ScanOptions& options);
 
 // A scan's findings as models with their weights.

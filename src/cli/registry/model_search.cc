@@ -109,6 +109,7 @@ void print_scan(const ScanResult& scan, const ScanGroups& groups, const std::vec
   for (const ModelFiles& files : groups.lonely)
     std::printf("CPU weights of no model found here: %s (kt model add NAME PATH --weights links them)\n",
                 files.path.c_str());
+  std::fflush(stdout);  // both streams may go to one place, and this one is sent in blocks
   for (const ScanProblem& problem : scan.problems)
     std::fprintf(stderr, "kt: left out: %s: %s\n", problem.path.c_str(), problem.reason.c_str());
   std::printf("%s in %s\n", counted(static_cast<int64_t>(models.size()), "model").c_str(),

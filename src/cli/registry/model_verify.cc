@@ -1,6 +1,5 @@
 #include "cli/registry/model_verify.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -206,21 +205,18 @@ class Verifier {
   // read(), not a mapping: a file that shrinks meanwhile is an error here, not a signal.
   template <typename Advance>
   static void check_sum(const Expected& file, Advance&& advance) {
-    const int fd = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail("{}: {}", file.path, std::generic_category().message(errno));
+    const Descriptor opened = open_regular(file.path);
     std::vector<std::byte> block(size_t{1} << 20);
     Sha256 sum;
     uint64_t bytes = 0;
     ssize_t got = 0;
-    while ((got = ::read(fd, block.data(), block.size())) > 0 || (got < 0 && errno == EINTR)) {
+    while ((got = ::read(opened.get(), block.data(), block.size())) > 0 || (got < 0 && errno == EINTR)) {
       if (got < 0) continue;
       sum.add(std::span(block).first(static_cast<size_t>(got)));
       bytes += static_cast<uint64_t>(got);
       advance(static_cast<uint64_t>(got));
     }
-    const int code = errno;
-    ::close(fd);
-    if (got < 0) fail("{}: cannot be read: {}", file.path, std::generic_category().message(code));
+    if (got < 0) fail("{}: cannot be read: {}", file.path, std::generic_category().message(errno));
     if (bytes != file.bytes) fail("{}: expected {} bytes, found {}", file.path, file.bytes, bytes);
     const std::string found = sum.hex();
     if (found != file.sha256) fail("{}: expected sha256 {}, found {}", file.path, shown(file.sha256), found);

@@ -32,13 +32,13 @@ Error error_of(const Body& body) {
   return Error(ErrorKind::kInput, "");
 }
 
-// A host function that holds a stream until it is opened, or for 20 s.
+// A host function that holds a stream until it is opened, or for 10 minutes.
 struct StreamGate {
   std::atomic<bool> reached = false, open = false;
   static void hold(void* argument) noexcept {
     StreamGate& gate = *static_cast<StreamGate*>(argument);
     gate.reached = true;
-    for (int i = 0; i < 20'000 && !gate.open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int i = 0; i < 600'000 && !gate.open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   void wait() const {
     while (!reached) std::this_thread::yield();

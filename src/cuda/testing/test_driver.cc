@@ -7,7 +7,7 @@
 //   `result`; kt_test_cuda_mend(): forgets those, and the error of a failed operation;
 //   kt_test_cuda_calls(name): how often that entry was called;
 //   kt_test_cuda_limit(count): a call that adds to a stream with so many operations ahead waits for room, as
-//   the driver's do; kt_test_cuda_waiting(): how many calls do that now;
+//   the driver's do; kt_test_cuda_waiting(): how many calls do that now, or wait for an earlier launch;
 // and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails.
 #include "cuda/testing/test_driver.h"
 
@@ -387,13 +387,17 @@ CudaResult cuGraphInstantiateWithFlags(void** executable, void* handle, unsigned
   });
 }
 
+// A driver that has no room for another launch of an executable keeps the caller waiting until those before are done. How many it takes
+// is its own affair; this one takes one, so that nobody counts on more.
 CudaResult cuGraphLaunch(void* handle, CudaStream where) {
-  return stream_entry("cuGraphLaunch", where, [&](World& world, Lock&, const auto& stream) -> CudaResult {
-    const auto executable = object_of(world.executables, handle);
-    if (!executable) return kInvalidHandle;
-    executable->last = append(world, stream, executable->nodes, {executable->last});
-    return 0;
-  });
+  return stream_entry("cuGraphLaunch", where,
+                      [&](World& world, Lock& lock, const auto& stream) -> CudaResult {
+                        const auto executable = object_of(world.executables, handle);
+                        if (!executable) return kInvalidHandle;
+                        wait_for(world, lock, [&] { return stream->capture || executable->last.passed(); });
+                        executable->last = append(world, stream, executable->nodes, {executable->last});
+                        return 0;
+                      });
 }
 
 CudaResult cuGraphDestroy(void* handle) {

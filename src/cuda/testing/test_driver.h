@@ -29,6 +29,14 @@ CudaResult entry(const char* name, Needs needs, const Body& body) {
   return refused ? refused : body(world, lock);
 }
 
+// The calling thread waits in the driver, and is counted among those that do.
+template <typename Done>
+void wait_for(World& world, Lock& lock, const Done& done) {
+  ++world.waiting;
+  world.changed.wait(lock, done);
+  --world.waiting;
+}
+
 void wait_for_room(World& world, Lock& lock, const Stream& stream);
 
 // The same for a call on a stream: body(world, lock, stream).

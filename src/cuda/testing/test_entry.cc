@@ -96,10 +96,7 @@ CudaResult refuse(World& world, const char* name, Needs needs) {
 }
 
 void wait_for_room(World& world, Lock& lock, const Stream& stream) {
-  const auto room = [&] { return stream.capture || stream.enqueued - stream.done < world.most_queued; };
-  ++world.waiting;
-  world.changed.wait(lock, room);
-  --world.waiting;
+  wait_for(world, lock, [&] { return stream.capture || stream.enqueued - stream.done < world.most_queued; });
 }
 
 const char* words_of(CudaResult result, bool name) {

@@ -19,7 +19,8 @@ ActivationStore::ActivationStore(int64_t rows, size_t row_bytes, const std::stri
     memory_ = Buffer(bytes);
     return;
   }
-  fd_ = open(file.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  unlink(file.c_str());  // of a killed run; never written into
+  fd_ = open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd_ < 0) fail("{}: cannot create: {}", file, std::generic_category().message(errno));
   unlink(file.c_str());
   if (const int code = posix_fallocate(fd_, 0, static_cast<off_t>(bytes)); code != 0) {

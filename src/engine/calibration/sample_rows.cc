@@ -1,11 +1,9 @@
 #include "engine/calibration/sample_rows.h"
 
-#include <algorithm>
-#include <array>
-
 #include "base/error.h"
 #include "base/utf8.h"
 #include "engine/calibration/document_tokens.h"
+#include "text/message_text.h"
 
 namespace kt {
 namespace {
@@ -15,23 +13,6 @@ std::string role_named(const std::string& name) {
   if (name == "human") return "user";
   if (name == "gpt" || name == "model") return "assistant";
   return name;
-}
-
-// As the server takes contents: text, or a list of text parts. nullopt: neither.
-std::optional<std::string> content_text(const Json& content) {
-  constexpr std::array<std::string_view, 3> kText = {"text", "input_text", "output_text"};
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) return std::nullopt;
-  std::string joined;
-  for (const Json& part : content) {
-    const bool known = part.is_object() && part.contains("type") && part.at("type").is_string() &&
-                       part.contains("text") && part.at("text").is_string() &&
-                       std::ranges::find(kText, part.at("type").get<std::string>()) != kText.end();
-    if (!known) return std::nullopt;
-    if (&part != &content.front()) joined += '\n';
-    joined += part.at("text").get<std::string>();
-  }
-  return joined;
 }
 
 bool calls_tools(const Json& message) {
@@ -50,14 +31,15 @@ TemplateVariables message_of(const Json& message, const std::string& where) {
   const std::string speaker = role_named(message.at(role).get<std::string>());
   const auto found = message.find(content);
   const bool none = found == message.end() || found->is_null();
-  std::optional<std::string> words;
-  if (!none) words = content_text(*found);
-  if (none && speaker == "assistant" && calls_tools(message)) words = "";
-  if (!words)
-    fail("{}: a message of role {}{}; expected {} to be a string or a list of text parts", where,
-         printable(speaker), none ? text(" without {}", content) : text(", its {} neither", content),
-         content);
-  return {{"role", speaker}, {"content", *words}};
+  const bool only_calls = none && speaker == "assistant" && calls_tools(message);
+  if (none && !only_calls)
+    fail("{}: a message of role {} without {}; expected a string or an array of text parts", where,
+         printable(speaker), content);
+  const std::string words =
+      only_calls
+          ? ""
+          : message_text(OrderedJson(*found), text("{}: {} of role {}", where, content, printable(speaker)));
+  return {{"role", speaker}, {"content", words}};
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "engine/calibration/text_file.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
 #include "base/utf8.h"
 
@@ -46,18 +46,16 @@ TextFile::TextFile(std::string path) : path_(std::move(path)) {
 }
 
 size_t TextFile::read_at(uint64_t offset, std::span<char> into) const {
-  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  const Descriptor file = open_regular(path_);
   size_t done = 0;
-  ssize_t got = fd < 0 ? -1 : 0;
-  while (fd >= 0 && done < into.size()) {
-    got = ::pread(fd, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
+  while (done < into.size()) {
+    const ssize_t got =
+        ::pread(file.get(), into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
+    if (got < 0) fail("{}: {}", path_, std::strerror(errno));
+    if (got == 0) break;
     done += static_cast<size_t>(got);
   }
-  const int code = errno;
-  if (fd >= 0) ::close(fd);
-  if (got < 0) fail("{}: {}", path_, std::strerror(code));
   return done;
 }
 

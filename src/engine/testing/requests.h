@@ -16,6 +16,7 @@ struct Heard {
   std::vector<TokenId> tokens;
   std::string text;
   std::optional<Finish> finish;
+  std::vector<SampledToken> prompt;
 };
 
 inline GenerateRequest heard_by(Heard& heard, GenerateRequest request) {
@@ -24,6 +25,9 @@ inline GenerateRequest heard_by(Heard& heard, GenerateRequest request) {
     if (event.token) heard.tokens.push_back(event.token->id);
     heard.text += event.text;
     if (event.finish) heard.finish = *event.finish;
+    if (event.prompt.empty()) return;
+    EXPECT_TRUE(heard.prompt.empty() && heard.tokens.empty());
+    heard.prompt.assign(event.prompt.begin(), event.prompt.end());
   };
   return request;
 }

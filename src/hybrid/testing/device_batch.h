@@ -20,7 +20,7 @@ inline std::shared_ptr<CpuTeam> stream_team() { return CpuTeam::shared({.threads
 
 // Those of graphs that are gone too; a real driver takes a moment to say so.
 inline void release_all_buffers() {
-  for (int i = 0; i < 5000 && !release_buffers().empty(); ++i)
+  for (int i = 0; i < 60'000 && !release_buffers().empty(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 

@@ -89,6 +89,17 @@ StackId GrammarMachine::pushed(StateId back, StackId below) {
   return place->second;
 }
 
+// Calls within each other until what the edge leads to can end.
+int32_t GrammarMachine::height_of(const RuleEdge& edge) const {
+  const auto height = [&](StateId state) { return rules_->states[static_cast<size_t>(state)].height; };
+  if (edge.kind != RuleEdge::Kind::kCall) return height(edge.target);
+  return std::max(height(edge.target), height(edge.value) + 1);
+}
+
+bool GrammarMachine::too_deep(StackId stack, int32_t reach) const {
+  return frames_[static_cast<size_t>(stack)].depth + reach > kDeepestCalls;
+}
+
 const GrammarMachine::Config& GrammarMachine::closed(ConfigId id) {
   Config& config = configs_[static_cast<size_t>(id)];
   if (!config.closed) close(config);
@@ -117,6 +128,9 @@ void GrammarMachine::close(Config& config) {
     const int32_t depth = frames_[static_cast<size_t>(thread.stack)].depth;
     for (uint32_t i = 0; i < state.count; ++i) {
       const RuleEdge& edge = rules_->edges[state.first + i];
+      const int32_t needed = depth + height_of(edge);
+      config.reach = std::max(config.reach, needed);
+      if (needed > kDeepestCalls) continue;  // a text that nests deeper cannot come
       const Thread to{edge.target, thread.stack};
       switch (edge.kind) {
         case RuleEdge::Kind::kByte:
@@ -130,8 +144,6 @@ void GrammarMachine::close(Config& config) {
           config.token_moves.push_back({edge.value, to});
           break;
         case RuleEdge::Kind::kCall:
-          // A text that nests deeper than this cannot come.
-          if (depth >= kDeepestCalls) break;
           // A call at the very end needs no way back.
           visit({edge.value, pure_end(edge.target) ? thread.stack : pushed(edge.target, thread.stack)});
           break;

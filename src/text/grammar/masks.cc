@@ -65,6 +65,10 @@ void Masks::add(ConfigId config, TokenBits& out) {
   for (const auto& [stack, states] : parts) {
     const ConfigId local = machine_.local(states, static_cast<int32_t>(trie_.deepest));
     const Inside& part = inside(local, stack != 0);
+    if (machine_.too_deep(stack, part.reach)) {
+      walk(0, config, out, nullptr);
+      return;
+    }
     out.unite(part.tokens);
     if (part.exits.empty()) continue;
     const ConfigId next = machine_.returned(stack);
@@ -83,7 +87,7 @@ const Masks::Inside& Masks::inside(ConfigId local, bool wants_exits) {
   if (found != kept.end()) return found->second;
   Inside part{.tokens = TokenBits(trie_.tokenizer->size()), .exits = {}};
   if (wants_exits && machine_.ends(local)) part.exits.push_back(0);
-  walk(0, local, part.tokens, wants_exits ? &part.exits : nullptr);
+  part.reach = walk(0, local, part.tokens, wants_exits ? &part.exits : nullptr);
   return kept.emplace(local, std::move(part)).first->second;
 }
 
@@ -98,14 +102,18 @@ uint32_t Masks::find_staying(ConfigId config) {
 }
 
 // Adds the tokens below a node that the machine can read from there on; `config` is what it is at the node.
-void Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits) {
+int32_t Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits) {
   const auto* nodes = trie_.nodes.data();
   path_.resize(trie_.deepest + 1);
   path_[nodes[from].depth] = config;
   const uint32_t end = nodes[from].after;
+  ConfigId last = config;
+  int32_t reach = machine_.reach(config);
   for (uint32_t at = from + 1; at < end;) {
     const auto& node = nodes[at];
-    const ConfigId next = machine_.step(path_[node.depth - 1u], node.byte);
+    const ConfigId now = path_[node.depth - 1u];
+    if (now != last) reach = std::max(reach, machine_.reach(last = now));
+    const ConfigId next = machine_.step(now, node.byte);
     if (next == 0) {
       at = node.after;
       continue;
@@ -115,6 +123,7 @@ void Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uin
     if (node.after - at > kLargeSubtree && (node.below & ~staying(next)) == 0 &&
         !(exits && machine_.ends(next))) {
       for (uint32_t i = node.tokens; i < nodes[node.after].tokens; ++i) out.set(trie_.ids[i]);
+      reach = std::max(reach, machine_.reach(next));
       at = node.after;
       continue;
     }
@@ -122,6 +131,7 @@ void Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uin
     if (exits && nodes[at].after > at + 1 && machine_.ends(next)) exits->push_back(at);
     ++at;
   }
+  return reach;
 }
 
 }  // namespace kt

@@ -27,7 +27,8 @@ class TokenBits {
 
 // A network's own tokens do not depend on who called it. So a set of threads is cut into parts with one stack
 // each: the tokens that stay inside the part's network are kept for all its callers (most of the vocabulary,
-// inside a string), and only what leaves it is walked for each of them.
+// inside a string), and only what leaves it is walked for each of them. Near the depth where calls end that does not hold,
+// and the whole set is walked.
 class Masks {
  public:
   Masks(const TokenTrie::State& trie, GrammarMachine& machine) : trie_(trie), machine_(machine) {}
@@ -40,6 +41,7 @@ class Masks {
   struct Inside {
     TokenBits tokens;             // that end inside, or just where the network may return
     std::vector<uint32_t> exits;  // nodes at which it may return; 0: before any byte
+    int32_t reach = 0;            // calls within each other that some token needs
   };
   const Inside& inside(ConfigId local, bool wants_exits);
   void add(ConfigId config, TokenBits& out);
@@ -49,7 +51,8 @@ class Masks {
     return index < staying_.size() && staying_[index] != 0 ? staying_[index] : find_staying(config);
   }
   uint32_t find_staying(ConfigId config);
-  void walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits);
+  // The depth of calls that was looked at.
+  int32_t walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<uint32_t>* exits);
 
   const TokenTrie::State& trie_;
   GrammarMachine& machine_;

@@ -111,46 +111,52 @@ RuleFragment RuleBuilder::inlined(const GrammarRules& rules) {
   return {rules.start + offset, end};
 }
 
-// From which an end can be reached, calls included.
-std::vector<char> RuleBuilder::live_states() const {
+// Of each state; -1 where no end can be reached. An edge needs what its target needs, and a call one more than its callee:
+// so states are known in the order of their heights, as in a search for shortest ways.
+std::vector<int32_t> RuleBuilder::heights() const {
   std::vector<std::vector<uint32_t>> users(states_.size());  // edges that come or call here
   for (size_t i = 0; i < edges_.size(); ++i) {
     users[static_cast<size_t>(edges_[i].edge.target)].push_back(static_cast<uint32_t>(i));
     if (edges_[i].edge.kind == RuleEdge::Kind::kCall)
       users[static_cast<size_t>(edges_[i].edge.value)].push_back(static_cast<uint32_t>(i));
   }
-  std::vector<char> live(states_.size());
-  std::vector<size_t> todo;
-  const auto mark = [&](size_t state) {
-    if (!live[state]) todo.push_back(state);
-    live[state] = 1;
-  };
+  std::vector<int32_t> found(states_.size(), -1);
+  std::vector<std::vector<size_t>> of_height(1);  // candidates
   for (size_t i = 0; i < states_.size(); ++i)
-    if (states_[i].ends) mark(i);
-  while (!todo.empty()) {
-    const size_t state = todo.back();
-    todo.pop_back();
-    for (uint32_t i : users[state]) {
-      const RuleEdge& edge = edges_[i].edge;
-      const bool returns = edge.kind != RuleEdge::Kind::kCall || live[static_cast<size_t>(edge.value)];
-      if (returns && live[static_cast<size_t>(edge.target)]) mark(static_cast<size_t>(edges_[i].from));
+    if (states_[i].ends) of_height[0].push_back(i);
+  for (size_t height = 0; height < of_height.size(); ++height)
+    while (!of_height[height].empty()) {
+      const size_t state = of_height[height].back();
+      of_height[height].pop_back();
+      if (found[state] >= 0) continue;
+      found[state] = static_cast<int32_t>(height);
+      for (uint32_t i : users[state]) {
+        const RuleEdge& edge = edges_[i].edge;
+        const int32_t after = found[static_cast<size_t>(edge.target)];
+        const bool calls = edge.kind == RuleEdge::Kind::kCall;
+        const int32_t inside = calls ? found[static_cast<size_t>(edge.value)] : 0;
+        if (after < 0 || inside < 0) continue;
+        const auto needs = static_cast<size_t>(std::max(after, inside + (calls ? 1 : 0)));
+        if (of_height.size() <= needs) of_height.resize(needs + 1);
+        of_height[needs].push_back(static_cast<size_t>(edges_[i].from));
+      }
     }
-  }
-  return live;
+  return found;
 }
 
 Grammar RuleBuilder::finish(StateId start) && {
-  const std::vector<char> live = live_states();
-  if (!live[static_cast<size_t>(start)]) return nullptr;
+  const std::vector<int32_t> height = heights();
+  const auto dead = [&](StateId state) { return height[static_cast<size_t>(state)] < 0; };
+  if (dead(start)) return nullptr;
   std::erase_if(edges_, [&](const Placed& placed) {
     const RuleEdge& edge = placed.edge;
-    if (!live[static_cast<size_t>(placed.from)] || !live[static_cast<size_t>(edge.target)]) return true;
-    return edge.kind == RuleEdge::Kind::kCall && !live[static_cast<size_t>(edge.value)];
+    return dead(placed.from) || dead(edge.target) || (edge.kind == RuleEdge::Kind::kCall && dead(edge.value));
   });
   std::ranges::stable_sort(edges_, {}, &Placed::from);
   auto rules = std::make_shared<GrammarRules>();
   rules->start = start;
   rules->states = std::move(states_);
+  for (size_t i = 0; i < height.size(); ++i) rules->states[i].height = height[i];
   rules->edges.reserve(edges_.size());
   for (const auto& [from, edge] : edges_) {
     RuleState& state = rules->states[static_cast<size_t>(from)];

@@ -29,6 +29,7 @@ struct RuleEdge {
 struct RuleState {
   uint32_t first = 0, count = 0;  // edges
   bool ends = false;              // the network that was called may end here
+  int32_t height = 0;             // calls within each other that the shortest way to an end takes
   // Whatever the next `alike_for` bytes are, they fare here as from `alike`. Long counted repetitions say so:
   // masks are found again by it.
   StateId alike = -1;
@@ -80,7 +81,7 @@ class RuleBuilder {
     RuleEdge edge;
   };
   void add(StateId from, const RuleEdge& edge);
-  std::vector<char> live_states() const;
+  std::vector<int32_t> heights() const;
 
   std::vector<RuleState> states_;
   std::vector<Placed> edges_;

@@ -1,6 +1,5 @@
 #include "weights/kt/kt_folder.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/function_ref.h"
 
 namespace kt {
@@ -29,20 +29,6 @@ bool is_folder(const fs::directory_entry& entry) {
   std::error_code ignored;
   return entry.is_directory(ignored);
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) fail("{}: {}", path, std::strerror(errno));
-  }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 }  // namespace
 
@@ -116,10 +102,10 @@ void KtFolder::read(const KtName& name, std::span<std::byte> out) const {
   const uint64_t size = bytes(name);
   KT_CHECK(out.size() == size, "{}: {} bytes for {}", kt_tensor_name(name), out.size(), size);
   const std::string path = path_ + "/" + kt_file_name(name, inventory_.model.bits, size);
-  const Descriptor file(path);
+  const Descriptor file = open_regular(path);
   struct stat status{};
   if (::fstat(file.get(), &status) != 0) fail("{}: {}", path, std::strerror(errno));
-  if (!S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) != size)
+  if (static_cast<uint64_t>(status.st_size) != size)
     fail("{}: expected {} bytes, it has {} now", path, size, status.st_size);
   for (size_t at = 0; at < out.size();) {
     const ssize_t got = ::pread(file.get(), out.data() + at, out.size() - at, static_cast<off_t>(at));

@@ -157,6 +157,9 @@ void check_original(const KtMergeOptions& options, const KtInventory& inventory,
 
 ConversionPlan plan_merge(const KtMergeOptions& options) {
   if (options.max_tensors < 0) fail("`max_tensors` {}: expected 1 or more", options.max_tensors);
+  if (!has_kt_layers(options.folder) && is_kt_weights(options.folder))
+    fail("{}: merged already: its converted experts are in safetensors; _layer_* folders are what is merged",
+         options.folder);
   const auto sources = std::make_shared<Sources>();
   sources->folder = std::make_unique<KtFolder>(options.folder);
   const KtInventory& inventory = sources->folder->inventory();

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -284,10 +283,8 @@ TEST(KtPlan, NamesOfOtherTensors) {
 
 // What the established converter wrote for two experts of layer 1.
 TEST(KtPlan, EqualsTheEstablishedFiles) {
-  const char* data = std::getenv("KT_TEST_DATA");
-  if (data == nullptr) GTEST_SKIP() << "KT_TEST_DATA does not name the folder of test data";
-  const std::string root = data, fixtures = root + "/fixtures/kt-weights";
-  const Checkpoint checkpoint(root + "/models/tiny-deepseekv3");
+  const std::string fixtures = KT_FIXTURES "/kt-weights";
+  const Checkpoint checkpoint(KT_DEMO_MODEL);
   const auto source = open_experts(checkpoint);
   for (const int bits : {4, 8}) {
     const TemporaryFolder folder;

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -195,15 +194,13 @@ TEST_F(KtWeights, MergeRefusesAnotherModel) {
 }
 
 TEST_F(KtWeights, EstablishedFilesAreRead) {
-  const char* data = std::getenv("KT_TEST_DATA");
-  if (data == nullptr) GTEST_SKIP() << "KT_TEST_DATA does not name the folder of test data";
-  const std::string root = std::string(data) + "/fixtures/kt-weights";
+  const std::string root = KT_FIXTURES "/kt-weights";
   const auto merged = open_kt_weights(root + "/int4-layer1-experts01.safetensors");
   const auto folder = open_kt_weights(root + "/folder");
   const auto eight = open_kt_weights(root + "/int8-layer1-experts01.safetensors");
   EXPECT_EQ(merged->dialect(), "kt-int4");
   EXPECT_EQ(eight->dialect(), "kt-int8");
-  const Checkpoint original(std::string(data) + "/models/tiny-deepseekv3");
+  const Checkpoint original(KT_DEMO_MODEL);
   const auto source = open_experts(original);
   for (int expert = 0; expert < 2; ++expert) {
     for (const Projection projection : kProjections) {

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/mapped_faults.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "weights/plans/conversion_output.h"
@@ -186,6 +187,7 @@ void Driver::finish_shard(OpenShard& shard) {
     record.report.output.add(piece.output);
   }
   record.files = shard.sink->digest();
+  check_mapped_files();
   if (plan_.check_source) plan_.check_source();
   record_.add(shard.number, std::move(record));
   shard.sink->commit();
@@ -276,6 +278,15 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
     check_disk(plan.output, bytes, plan.prepare_bytes);
   }
   OutputRecord record(plan.output, plan, options);
+  record.check_finished(result.threads, [&, start = Clock::now(), shown = Clock::time_point()](
+                                            uint64_t read, uint64_t total) mutable {
+    const auto now = Clock::now();
+    if (!options.progress || now - shown < std::chrono::milliseconds(100)) return;
+    shown = now;
+    options.progress({.checked_bytes = read,
+                      .check_total = total,
+                      .seconds = std::chrono::duration<double>(now - start).count()});
+  });
   Driver driver(plan, options, record);
   driver.choose_shards(result);
   const bool prepare = plan.prepare && driver.any_left();

@@ -83,6 +83,8 @@ struct ConversionPlan {
 std::string conversion_work_folder(const std::string& output);
 
 struct ConversionProgress {
+  // Of finished files that are read again before the first piece of a resumed conversion.
+  uint64_t checked_bytes = 0, check_total = 0;
   uint64_t source_bytes = 0, source_total = 0, written_bytes = 0;
   size_t shards_done = 0, shards = 0;
   int layer = -1;      // last one finished
@@ -92,7 +94,7 @@ struct ConversionProgress {
 struct ConversionOptions {
   int threads = 0;          // 0: all cores
   uint64_t max_memory = 0;  // 0: no bound but the machine's; fewer workers run when pieces would not fit
-  bool resume = false;      // keep finished shards of the same settings
+  bool resume = false;      // keep finished shards of the same settings that have the bytes they had
   std::optional<int> resume_layer;  // leave layers below it alone, finished or not
   bool overwrite = false;           // replace an output of other settings
   std::function<void(const ConversionProgress&)>

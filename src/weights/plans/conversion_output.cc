@@ -6,13 +6,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
+#include <mutex>
 #include <regex>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/pool.h"
 #include "base/sha256.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {
@@ -23,117 +29,32 @@ constexpr std::string_view kProgress = ".kt_progress";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 constexpr const char* kContents = "contents";  // source_contents() in a plan's settings
 
+// Names in an output folder, by what this program gives them.
+const std::regex& file_names() {
+  static const std::regex names(
+      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_calibration\.(json|svg)|kt_weights\.json)");
+  return names;
+}
+
+const std::regex& folder_names() {
+  static const std::regex names(R"(_layer_\d+)");
+  return names;
+}
+
+const std::regex& temporary_names() {
+  static const std::regex names(R"(.*\.\d+-\d+\.tmp)");
+  return names;
+}
+
 std::string reason(const std::error_code& code) { return code.message(); }
 
-// Disk or quota full is its own kind of failure.
-ErrorKind kind_of(int code) {
-  return code == ENOSPC || code == EDQUOT || code == EFBIG ? ErrorKind::kMemory : ErrorKind::kInput;
-}
-
-void make_folder(const fs::path& path) {
+// Links are shown by this iterator, not followed.
+void refuse_links_below(const std::string& folder) {
   std::error_code code;
-  fs::create_directories(path, code);
-  if (code) fail_as(kind_of(code.value()), "{}: cannot create the folder: {}", path.string(), reason(code));
+  fs::recursive_directory_iterator at(folder, code);
+  for (const fs::recursive_directory_iterator end; !code && at != end; at.increment(code))
+    refuse_link(at->path().string());
 }
-
-class FileSink : public ShardSink {
- public:
-  FileSink(const std::string& output, const ShardPlan& shard)
-      : name_(shard.file), writer_(output + "/" + shard.file, shard.tensors, shard.metadata) {}
-  void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) override {
-    writer_.write(tensor, offset, bytes);
-  }
-  std::vector<WrittenFile> digest() override { return {{name_, writer_.size(), writer_.digest()}}; }
-  void commit() override { writer_.commit(); }
-
- private:
-  std::string name_;
-  SafetensorsWriter writer_;
-};
-
-// A descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// A folder of many small files. It is filled under another name, made durable with one sync of the file
-// system (one for each of up to 100,000 files would take hours) and renamed as a whole.
-class FolderSink : public ShardSink {
- public:
-  FolderSink(const std::string& output, const ShardPlan& shard)
-      : shard_(shard),
-        final_(fs::path(output) / shard.file),
-        filling_(final_.string() + text(".{}-0.tmp", getpid())) {
-    for (const TensorSpec& file : shard.tensors) make_folder(path_of(file).parent_path());
-  }
-  ~FolderSink() override {
-    std::error_code ignored;
-    if (!committed_) fs::remove_all(filling_, ignored);
-  }
-
-  void write(size_t tensor, uint64_t offset, std::span<const std::byte> bytes) override {
-    const std::string path = path_of(shard_.tensors.at(tensor)).string();
-    const Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-    if (file.get() < 0)
-      fail_as(kind_of(errno), "{}: cannot create: {}", path, std::generic_category().message(errno));
-    for (size_t at = 0; at < bytes.size();) {
-      const ssize_t wrote =
-          pwrite(file.get(), bytes.data() + at, bytes.size() - at, static_cast<off_t>(offset + at));
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote <= 0)
-        fail_as(kind_of(wrote < 0 ? errno : ENOSPC), "{}: cannot write {} bytes: {}", path, bytes.size(),
-                std::generic_category().message(wrote < 0 ? errno : ENOSPC));
-      at += static_cast<size_t>(wrote);
-    }
-  }
-
-  std::vector<WrittenFile> digest() override {
-    std::vector<WrittenFile> out;
-    for (const TensorSpec& file : shard_.tensors) {
-      const MappedFile mapped(path_of(file).string());
-      KT_CHECK(mapped.size() == byte_count(file), "{}: {} bytes written, {} planned", file.name,
-               mapped.size(), byte_count(file));
-      Sha256 sum;
-      sum.add(mapped.bytes());
-      out.push_back({file.name, mapped.size(), sum.hex()});
-    }
-    return out;
-  }
-
-  void commit() override {
-    const Descriptor folder(open(filling_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder.get() < 0 || syncfs(folder.get()) != 0)
-      fail_as(kind_of(errno), "{}: cannot sync: {}", filling_.string(),
-              std::generic_category().message(errno));
-    std::error_code code;
-    fs::remove_all(final_, code);
-    if (!code) fs::rename(filling_, final_, code);
-    if (code) fail("{}: cannot replace: {}", final_.string(), reason(code));
-    committed_ = true;
-    const Descriptor parent(open(final_.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (parent.get() >= 0 && fsync(parent.get()) != 0 && errno != EINVAL)
-      fail("{}: cannot sync its folder: {}", final_.string(), std::generic_category().message(errno));
-  }
-
- private:
-  // A file's name starts with the shard's folder.
-  fs::path path_of(const TensorSpec& file) const {
-    return filling_ / fs::path(file.name).lexically_relative(shard_.file);
-  }
-
-  const ShardPlan& shard_;
-  fs::path final_, filling_;
-  bool committed_ = false;
-};
 
 Json to_json(const WeightError& error) {
   return {{"signal", error.signal},
@@ -269,25 +190,15 @@ void replace_side_file(const std::string& output, const std::string& name, std::
   write_atomically(path, manifest.dump(1));
 }
 
-std::unique_ptr<ShardSink> open_shard(const std::string& output, const ShardPlan& shard) {
-  if (shard.folder) return std::make_unique<FolderSink>(output, shard);
-  return std::make_unique<FileSink>(output, shard);
-}
-
-uint64_t shard_bytes(const ShardPlan& shard) {
-  uint64_t bytes = shard.folder ? 0 : safetensors_header(shard.tensors, shard.metadata).size();
-  for (const TensorSpec& tensor : shard.tensors) bytes += byte_count(tensor);
-  return bytes;
-}
-
 OutputRecord::OutputRecord(std::string output, const ConversionPlan& plan, const ConversionOptions& options)
     : output_(std::move(output)), plan_(plan) {
+  refuse_links();
   check_resumable(options);
-  make_folder(progress(""));
+  make_folder(progress_folder());
   const std::string lock = progress("lock");
-  lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (lock_ < 0)
-    fail_as(kind_of(errno), "{}: cannot create: {}", lock, std::generic_category().message(errno));
+    fail_as(write_error_kind(errno), "{}: cannot create: {}", lock, std::generic_category().message(errno));
   if (flock(lock_, LOCK_EX | LOCK_NB) != 0)
     fail("{}: another conversion is writing into this folder; wait for it or choose another `output`",
          output_);
@@ -302,6 +213,9 @@ OutputRecord::~OutputRecord() {
   if (lock_ >= 0) close(lock_);
 }
 
+// Without a slash behind it: with one, removing it would follow a link.
+std::string OutputRecord::progress_folder() const { return text("{}/{}", output_, kProgress); }
+
 std::string OutputRecord::progress(std::string_view name) const {
   return text("{}/{}/{}", output_, kProgress, name);
 }
@@ -310,6 +224,26 @@ std::string OutputRecord::work_folder() const {
   std::string folder = conversion_work_folder(output_);
   make_folder(folder);
   return folder;
+}
+
+// Whether this conversion, or an earlier one, writes or removes this name in the output folder.
+bool OutputRecord::is_ours(const std::string& name) const {
+  if (name == kProgress || name == kManifest) return true;
+  for (const std::regex* names : {&file_names(), &folder_names(), &temporary_names()})
+    if (std::regex_match(name, *names)) return true;
+  return std::ranges::find(plan_.shards, name, &ShardPlan::file) != plan_.shards.end() ||
+         std::ranges::find(plan_.side_files, name, &SideFile::name) != plan_.side_files.end();
+}
+
+void OutputRecord::refuse_links() const {
+  std::error_code code;
+  fs::directory_iterator at(output_, code);
+  for (const fs::directory_iterator end; !code && at != end; at.increment(code)) {
+    const std::string path = at->path().string();
+    if (!is_ours(at->path().filename().string())) continue;
+    refuse_link(path);
+    refuse_links_below(path);
+  }
 }
 
 void OutputRecord::check_resumable(const ConversionOptions& options) const {
@@ -344,22 +278,20 @@ void OutputRecord::check_same(const Json& before) const {
 // Removes the files of an earlier conversion, and nothing that this program did not write. What says that
 // they are ours goes last: one that was interrupted can be repeated.
 void OutputRecord::clear_for_overwrite() const {
-  static const std::regex kOurs(
-      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_calibration\.(json|svg))");
-  static const std::regex kOurFolders(R"(_layer_\d+)");
   const bool ours = fs::exists(progress("settings.json")) || fs::exists(text("{}/{}", output_, kManifest));
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(output_)) {
     const std::string name = entry.path().filename().string();
     const bool folder = entry.is_directory(code);
-    if (ours && std::regex_match(name, folder ? kOurFolders : kOurs)) {
+    if (ours && std::regex_match(name, folder ? folder_names() : file_names())) {
       fs::remove_all(entry.path(), code);
       if (code) fail("{}: cannot remove: {}", entry.path().string(), reason(code));
     } else if (!folder && entry.path().extension() == ".safetensors") {
       fail("{}: holds {}, which no conversion of this program wrote; choose another `output`", output_, name);
     }
   }
-  for (const auto& entry : fs::directory_iterator(progress("")))
+  remove_side_files();
+  for (const auto& entry : fs::directory_iterator(progress_folder()))
     if (entry.path().filename() != "lock" && entry.path().filename() != "settings.json")
       fs::remove_all(entry.path(), code);
   for (const std::string& last : {text("{}/{}", output_, kManifest), progress("settings.json")}) {
@@ -368,14 +300,34 @@ void OutputRecord::clear_for_overwrite() const {
   }
 }
 
+// Those that the manifest names and that are still what was written: the next conversion may have others.
+void OutputRecord::remove_side_files() const {
+  const std::optional<Json> manifest = readable_json(text("{}/{}", output_, kManifest));
+  if (!manifest || !manifest->is_object()) return;
+  const Json files = manifest->value("files", Json::array());
+  for (const Json& file : files) {
+    const auto word = [&](const char* key) {
+      return file.is_object() && file.contains(key) && file.at(key).is_string()
+                 ? file.at(key).get<std::string>()
+                 : std::string();
+    };
+    const std::string name = word("name"), path = text("{}/{}", output_, name);
+    std::error_code code;
+    if (name.empty() || name.find('/') != name.npos || !fs::is_regular_file(path, code)) continue;
+    if (file_digest(path) != word("sha256")) continue;
+    fs::remove(path, code);
+    if (code) fail("{}: cannot remove: {}", path, reason(code));
+  }
+}
+
 // Temporaries of killed runs; the lock says that nobody is using them.
 void OutputRecord::remove_leftovers() const {
-  static const std::regex kTemporary(R"(.*\.\d+-\d+\.tmp)");
   std::error_code code;
   for (const fs::path& folder :
-       {fs::path(output_), fs::path(progress("")), fs::path(conversion_work_folder(output_))})
+       {fs::path(output_), fs::path(progress_folder()), fs::path(conversion_work_folder(output_))})
     for (const auto& entry : fs::directory_iterator(folder, code))
-      if (std::regex_match(entry.path().filename().string(), kTemporary)) fs::remove_all(entry.path(), code);
+      if (std::regex_match(entry.path().filename().string(), temporary_names()))
+        fs::remove_all(entry.path(), code);
 }
 
 void OutputRecord::read_records() {
@@ -389,6 +341,37 @@ void OutputRecord::read_records() {
     std::unique_ptr<ShardRecord> record = record_from(*json);
     if (record && sizes_match(output_, *record)) records_[i] = std::move(record);
   }
+}
+
+void OutputRecord::check_finished(int threads, const std::function<void(uint64_t, uint64_t)>& read) {
+  std::vector<size_t> shards;
+  uint64_t total = 0, done = 0;
+  for (size_t i = 0; i < records_.size(); ++i) {
+    if (!records_[i]) continue;
+    shards.push_back(i);
+    for (const WrittenFile& file : records_[i]->files) total += file.bytes;
+  }
+  if (shards.empty()) return;
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  Pool pool({.threads = std::min(threads, static_cast<int>(shards.size()))});
+  pool.run([&](const Worker&) {
+    for (size_t at = next++; at < shards.size(); at = next++) {
+      std::unique_ptr<ShardRecord>& record = records_[shards[at]];
+      const WrittenFile* changed = nullptr;
+      for (const WrittenFile& file : record->files) {
+        if (file_digest(text("{}/{}", output_, file.name)) != file.sha256) changed = &file;
+        const std::lock_guard lock(mutex);
+        done += file.bytes;
+        if (read) read(done, total);
+        if (changed) break;
+      }
+      if (!changed) continue;
+      KT_LOG(LogLevel::kWarning, "{}/{}: not what was written there; it is written again", output_,
+             changed->name);
+      record.reset();
+    }
+  });
 }
 
 const ShardRecord* OutputRecord::finished(size_t shard) const { return records_[shard].get(); }
@@ -468,7 +451,7 @@ void OutputRecord::finish() {
   }
   write_atomically(text("{}/{}", output_, kManifest), manifest().dump(1));
   std::error_code ignored;
-  fs::remove_all(progress(""), ignored);
+  fs::remove_all(progress_folder(), ignored);
 }
 
 }  // namespace kt

@@ -1,29 +1,14 @@
-// The output side of a conversion: one shard being written, and the folder's own record of what is finished.
-// Used by conversion.cc alone.
+// The output folder's own record of a conversion: what is finished, and what of an earlier one may go. Nothing
+// outside of the folder is written or removed. Used by conversion.cc alone.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "weights/plans/conversion.h"
+#include "weights/plans/shard_sink.h"
 
 namespace kt {
-
-struct WrittenFile {
-  std::string name;  // relative to the output folder
-  uint64_t bytes = 0;
-  std::string sha256;
-};
-
-// A shard that appears under its name at commit(): a safetensors file, or a folder renamed into place as a
-// whole.
-class ShardSink : public ShardOutput {
- public:
-  virtual std::vector<WrittenFile> digest() = 0;  // after the last write; reads the bytes back
-  virtual void commit() = 0;                      // durable, then visible
-};
-std::unique_ptr<ShardSink> open_shard(const std::string& output, const ShardPlan& shard);
-uint64_t shard_bytes(const ShardPlan& shard);  // on disk, headers included
 
 // A finished shard as the record keeps it.
 struct ShardRecord {
@@ -36,11 +21,15 @@ struct ShardRecord {
 // count), and a lock; the manifest replaces all of it at the end.
 class OutputRecord {
  public:
-  // Takes the lock; Error if another process has it. Removes what killed runs left half-written.
+  // Takes the lock; Error if another process has it, or if a symbolic link stands where files of ours are.
+  // Removes what killed runs left half-written.
   OutputRecord(std::string output, const ConversionPlan& plan, const ConversionOptions& options);
   ~OutputRecord();
   OutputRecord(const OutputRecord&) = delete;
 
+  // Reads the files of shards that an earlier run finished and forgets those that do not have their recorded
+  // sums: they are written again. `read` is told how many bytes were, from one thread at a time.
+  void check_finished(int threads, const std::function<void(uint64_t read, uint64_t total)>& read);
   // The record of a shard that an earlier run finished and whose files have the recorded sizes; null
   // otherwise.
   const ShardRecord* finished(size_t shard) const;
@@ -55,11 +44,15 @@ class OutputRecord {
   void finish();
 
  private:
+  bool is_ours(const std::string& name) const;
+  void refuse_links() const;
   void check_resumable(const ConversionOptions& options) const;
   void check_same(const Json& before) const;
   void clear_for_overwrite() const;
+  void remove_side_files() const;
   void remove_leftovers() const;
   void read_records();
+  std::string progress_folder() const;
   std::string progress(std::string_view name) const;
   Json manifest() const;
   void write_index();

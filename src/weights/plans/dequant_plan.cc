@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
+#include "weights/kt/kt_names.h"
 #include "weights/linears.h"
 #include "weights/plans/plan_parts.h"
 #include "weights/plans/source_identity.h"
@@ -82,6 +83,8 @@ void add_fused(ShardPlan& shard, const Checkpoint& checkpoint, const Tensor& blo
                                   static_cast<uint64_t>(expert * size) * 2, out, scratch);
                             }});
 }
+
+bool is_kt_array(const Tensor& tensor) { return parse_kt_tensor_name(tensor.name).has_value(); }
 
 class DequantPlanner {
  public:
@@ -161,7 +164,12 @@ ConversionPlan DequantPlanner::plan() {
             checkpoint_.path());
   add_linears();
   add_fused_experts();
-  if (replaced_.empty()) fail("{}: nothing in it is quantised", checkpoint_.path());
+  if (replaced_.empty()) {
+    if (std::ranges::any_of(checkpoint_.tensors(), is_kt_array))
+      fail("{}: its experts are converted for the CPU already, which is not undone: dequantise the original",
+           checkpoint_.path());
+    fail("{}: nothing in it is quantised", checkpoint_.path());
+  }
   add_rest();
 
   ConversionPlan plan;

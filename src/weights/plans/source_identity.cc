@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/mapped_faults.h"
 #include "base/sha256.h"
 
 namespace kt {
@@ -103,6 +104,7 @@ Json source_contents(const Checkpoint& checkpoint, const IdentitySampling& sampl
   for (const MappedFile& file : files)
     out[fs::path(file.path()).filename().string()] =
         total > sampling.whole ? sampled_digest(checkpoint, file, step) : whole_digest(file.bytes());
+  check_mapped_files();
   // A GGUF file has its configuration in itself; what lies beside it may belong to anything.
   if (!checkpoint.is_gguf()) out["config.json"] = file_digest(checkpoint.folder() + "/config.json");
   return out;

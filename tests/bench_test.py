@@ -1,0 +1,80 @@
+"""kt bench of a model: figures, experts that were used, the parts of a step. KT_PROGRAM names kt."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+KT = os.environ.get("KT_PROGRAM", "build/bin/kt")
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEMO = ROOT / "demo" / "tiny-deepseekv3"
+SMALL = "--layers 2 --experts 32 --top-k 4 --hidden 256 --inter 128 --vocab 2000".split()
+GQA = "--heads 4 --kv-heads 2".split()
+MLA = "--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64 --groups 4 --used-groups 2".split()
+
+
+def bench(model, *words):
+    command = [KT, "bench", model, "--prompt", "64", "--batch", "2", "--tokens", "24", "--repeat", "2", "--json", *words]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["points"][0], done.stderr
+
+
+def model_file(path, *words):
+    subprocess.run([sys.executable, ROOT / "tools" / "make_gguf.py", path, *SMALL, *words], check=True)
+    return path
+
+
+def even(experts, top_k, tokens):
+    return experts * (1 - (1 - top_k / experts) ** tokens)
+
+
+@pytest.mark.parametrize("shape", [GQA, MLA], ids=["qwen3moe", "deepseek2"])
+def test_random_models_route_like_models(shape, tmp_path):
+    point, said = bench(model_file(tmp_path / "m.gguf", *shape))
+    assert said == ""
+    assert point["prefill_distinct_experts"] > 0.9 * even(32, 4, 2 * 2 * 64)
+    assert point["decode_distinct_experts"] > 0.8 * even(32, 4, 2 * 2 * 24)
+    assert point["decode_even_distinct_experts"] == pytest.approx(even(32, 4, 2 * 2 * 24))
+    assert 8 / 32 < point["prefill_busiest_share"] < 0.5
+
+
+def test_or_by_a_law(tmp_path):
+    plain, _ = bench(model_file(tmp_path / "even.gguf", *GQA))
+    skewed, _ = bench(model_file(tmp_path / "zipf.gguf", *GQA, "--zipf", "1.5"))
+    assert skewed["prefill_busiest_share"] > plain["prefill_busiest_share"] + 0.15
+
+
+def test_routers_that_hardly_choose_are_told(tmp_path):
+    point, said = bench(model_file(tmp_path / "m.gguf", *GQA, "--zipf", "40"))
+    assert point["prefill_distinct_experts"] < 10
+    assert "experts where even routing uses" in said and said.count("\n") == 1
+
+
+def test_a_trained_model_is_not_told():
+    point, said = bench(DEMO)
+    assert 0 < point["decode_busiest_share"] <= 1 and said == ""
+
+
+def test_the_parts_of_a_step(tmp_path):
+    picture = tmp_path / "step.svg"
+    point, _ = bench(DEMO, "--parts", "--plot", picture)
+    for phase in ("prefill", "decode"):
+        step = point[f"{phase}_step"]
+        assert 0.95 < step["explained"] < 1.02
+        parts = {part["name"]: part for part in step["parts"]}
+        assert {"experts", "attention", "router", "norms and sums", "rotation and cache", "head", "between steps"} <= set(parts)
+        assert parts["experts"]["calls"] == 5  # layers
+        assert 0 < parts["experts"]["limit_us"] < parts["experts"]["us"] * 1.5
+        assert sum(part["us"] for part in step["parts"]) == pytest.approx(step["step_us"] * step["explained"], rel=1e-6)
+    assert picture.read_text().count("<svg ") == 1 and "experts" in picture.read_text()
+
+
+def test_checkpoints_route_evenly_too(tmp_path):
+    words = "--layers 2 --experts 32 --hidden 256 --inter 128 --vocab 4096".split()
+    subprocess.run([sys.executable, ROOT / "tools" / "make_checkpoint.py", tmp_path / "m", *words], check=True)
+    (tmp_path / "m" / "tokenizer.json").write_text((DEMO / "tokenizer.json").read_text())
+    point, said = bench(tmp_path / "m")
+    assert said == "" and point["prefill_distinct_experts"] > 0.9 * even(32, 8, 2 * 2 * 64)
