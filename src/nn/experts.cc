@@ -111,9 +111,12 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
   check_shape(options.gate, shape.inter, shape.hidden, "gate");
   check_shape(options.up, shape.inter, shape.hidden, "up");
   check_shape(options.down, shape.hidden, shape.inter, "down");
+  s.padding = padded_parts(options, shape.inter);
+  const Format packed_down = s.padding.down(options.down);
+  const int width = static_cast<int>(s.padding.width());
   const int rows = std::lcm(std::lcm(kBlockRows, options.gate.span.n), options.up.span.n),
-            unit = std::lcm(rows, column_granularity(options.down, shape.inter));
-  for (const auto& [begin, end] : cut(shape.inter, unit, s.pool->nodes())) {
+            unit = std::lcm(rows, column_granularity(packed_down, width));
+  for (const auto& [begin, end] : cut(width, unit, s.pool->nodes())) {
     Shard shard;
     shard.begin = begin;
     shard.end = end;
@@ -121,7 +124,7 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
       const Fragment& fragment = s.kernels->fragment;
       shard.gate.packing = packing_for(options.gate, end - begin, shape.hidden, fragment, "gate");
       shard.up.packing = packing_for(options.up, end - begin, shape.hidden, fragment, "up");
-      shard.down.packing = packing_for(options.down, shape.hidden, end - begin, fragment, "down");
+      shard.down.packing = packing_for(packed_down, shape.hidden, end - begin, fragment, "down");
       shard.paired = options.gate == options.up;
       lay_out(shard);
       const size_t bytes =
@@ -160,12 +163,20 @@ void Experts::State::pack_down(int expert, int64_t first, const MatrixView& piec
 }
 
 void Experts::State::finish_load(int expert, const Biases& biases) {
+  std::vector<float> wide_gate, wide_up;
+  const float *gate = biases.gate, *up = biases.up;
+  if (padding) {
+    wide_gate = padding.wide_bias(gate);
+    wide_up = padding.wide_bias(up);
+    gate = gate ? wide_gate.data() : nullptr;
+    up = up ? wide_up.data() : nullptr;
+  }
   std::lock_guard lock(bias_mutex);
   for (Shard& shard : shards) {
     if (shard.empty()) continue;
     const int64_t count = shard.end - shard.begin;
-    load_bias(shard.gate_bias, biases.gate, shape.experts, expert, shard.width(), shard.begin, count);
-    load_bias(shard.up_bias, biases.up, shape.experts, expert, shard.width(), shard.begin, count);
+    load_bias(shard.gate_bias, gate, shape.experts, expert, shard.width(), shard.begin, count);
+    load_bias(shard.up_bias, up, shape.experts, expert, shard.width(), shard.begin, count);
   }
   load_bias(down_bias, biases.down, shape.experts, expert, shape.hidden, 0, shape.hidden);
   is_loaded[expert] = 1;
@@ -177,6 +188,15 @@ void Experts::load(int expert, const ExpertWeights& w) {
   check_complete(w.gate, expert, "gate");
   check_complete(w.up, expert, "up");
   check_complete(w.down, expert, "down");
+  if (s.padding) {
+    load(expert, ExpertRows{.gate = reader_of_rows(w.gate),
+                            .up = reader_of_rows(w.up),
+                            .down = reader_of_rows(w.down),
+                            .gate_bias = w.gate_bias,
+                            .up_bias = w.up_bias,
+                            .down_bias = w.down_bias});
+    return;
+  }
   s.pack_in(expert, &Shard::gate, 0, w.gate);
   s.pack_in(expert, &Shard::up, 0, w.up);
   s.pack_down(expert, 0, w.down);
@@ -185,9 +205,14 @@ void Experts::load(int expert, const ExpertWeights& w) {
 
 void Experts::State::load_pieces(int expert, const ExpertRows& w, WalkPieces walk) {
   check_expert(w, shape, options, expert);
-  walk(w.gate, [&](int64_t first, const MatrixView& piece) { pack_in(expert, &Shard::gate, first, piece); });
-  walk(w.up, [&](int64_t first, const MatrixView& piece) { pack_in(expert, &Shard::up, first, piece); });
-  walk(w.down, [&](int64_t first, const MatrixView& piece) { pack_down(expert, first, piece); });
+  const auto walk_in = [&](const RowReader& reader, StoredBlocks Shard::* into) {
+    walk(padding ? padding.wide_rows(reader) : reader,
+         [&](int64_t first, const MatrixView& piece) { pack_in(expert, into, first, piece); });
+  };
+  walk_in(w.gate, &Shard::gate);
+  walk_in(w.up, &Shard::up);
+  walk(padding ? padding.wide_columns(w.down) : w.down,
+       [&](int64_t first, const MatrixView& piece) { pack_down(expert, first, piece); });
   finish_load(expert, {w.gate_bias, w.up_bias, w.down_bias});
 }
 
@@ -230,17 +255,37 @@ int64_t Experts::read_block(int expert, ExpertPart part, int64_t block, Matrix& 
   Format format = down ? s.options.down : up ? s.options.up : s.options.gate;
   format.span.n = 1;
   if (!(out.format == format) || out.n != kBlockRows || out.k != k) out = Matrix(format, kBlockRows, k);
-  for (const Shard& shard : s.shards) {
+  if (!s.padding) {
+    s.read_packed(expert, part, block, rows, out);
+  } else if (down) {
+    Matrix wide(s.padding.down(format), kBlockRows, s.padding.width());
+    s.read_packed(expert, part, block, rows, wide);
+    s.padding.narrow_columns(wide, rows, out);
+  } else {
+    Matrix wide(format, kBlockRows, k);
+    int64_t read = -1;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t at = s.padding.at(first + row);
+      if (at / kBlockRows != read) s.read_packed(expert, part, read = at / kBlockRows, kBlockRows, wide);
+      PaddedParts::narrow_row(wide, at % kBlockRows, out, row);
+    }
+  }
+  return rows;
+}
+
+void Experts::State::read_packed(int expert, ExpertPart part, int64_t block, int64_t rows,
+                                 Matrix& out) const {
+  const int64_t first = block * kBlockRows;
+  for (const Shard& shard : shards) {
     if (shard.empty()) continue;
-    if (down) {
+    if (part == ExpertPart::kDown) {
       unpack_block(shard.down.packing, shard.block(expert, shard.down, block), rows, shard.begin, out);
     } else if (first >= shard.begin && first < shard.end) {
-      const StoredBlocks& blocks = up ? shard.up : shard.gate;
+      const StoredBlocks& blocks = part == ExpertPart::kUp ? shard.up : shard.gate;
       unpack_block(blocks.packing, shard.block(expert, blocks, (first - shard.begin) / kBlockRows), rows, 0,
                    out);
     }
   }
-  return rows;
 }
 
 const ExpertsShape& Experts::shape() const { return state_->shape; }

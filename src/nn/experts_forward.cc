@@ -111,6 +111,9 @@ void Experts::forward(const ForwardArgs& args) const {
   const State& s = *state_;
   KT_CHECK(!s.options.sizes_only, "experts without memory");
   check(s.shape, s.options, args);
+  if (args.adapter && s.padding)  // it would be told columns of what is packed
+    fail("forward: no adapter can be added to experts whose down has a scale for every {} columns",
+         s.padding.part);
   if (args.tokens == 0) return;
   Workspace::State& space = *s.workspace->state_;
   std::lock_guard lock(space.mutex);

@@ -1,6 +1,7 @@
 // What Experts and its forward share; not for other files.
 #pragma once
 #include "nn/experts.h"
+#include "nn/padded_parts.h"
 
 namespace kt {
 
@@ -13,7 +14,7 @@ struct StoredBlocks {
   size_t at(int64_t block) const { return first + static_cast<size_t>(block) * stride; }
 };
 
-// One node's slice [begin, end) of `inter`: gate and up of an expert, then down.
+// One node's slice [begin, end) of `inter`, as wide as it is packed: gate and up of an expert, then down.
 // Gate and up of one format stand in pairs, gate block, up block, gate block ...: an item of pairs is one
 // stream of bytes and one multiplication. Of two formats, all gate blocks stand before all up blocks: kernels
 // walk blocks of one size that follow each other, so an item is two runs and two multiplications of many
@@ -41,6 +42,7 @@ struct Experts::State {
   std::shared_ptr<Workspace> workspace;
   ExpertsShape shape;
   ExpertsOptions options;
+  PaddedParts padding;  // what is packed and multiplied is wider than `shape`
   const Kernels* kernels = nullptr;
   std::vector<Shard> shards;       // one per node; begin == end: this node has nothing to do
   std::vector<float> down_bias;    // [experts, hidden] or empty
@@ -56,6 +58,8 @@ struct Experts::State {
   void finish_load(int expert, const Biases& biases);
   using WalkPieces = FunctionRef<void(const RowReader&, UsePiece)>;
   void load_pieces(int expert, const ExpertRows& w, WalkPieces walk);
+  // Experts::read_block of what is packed.
+  void read_packed(int expert, ExpertPart part, int64_t block, int64_t rows, Matrix& out) const;
 };
 
 }  // namespace kt
