@@ -62,6 +62,8 @@ CASES = {
     "fp8_blocks-minimax_m2": Case("minimax_m2", dict(hidden_size=192, intermediate_size=160), published.Fp8Blocks),
     "fp8_channels-glm4_moe": Case("glm4_moe", ODD_GQA, lambda: published.Fp8Channels(torch.bfloat16)),
     "fp8_channels-qwen3_moe": Case("qwen3_moe", EVEN_GQA, lambda: published.Fp8Channels(FULL_PRECISION)),
+    "fp8_static-deepseek_v3": Case("deepseek_v3", ODD_MLA, published.Fp8Static),
+    "fp8_static-qwen3_moe": Case("qwen3_moe", {}, published.Fp8Static),
     "int4_g32-experts-deepseek_v3": Case("deepseek_v3", {}, lambda: published.Packed(4, 32, True)),
     "int4_g32-all-deepseek_v3": Case("deepseek_v3", {**EVEN_MLA, "v_head_dim": 16},
                                      lambda: published.Packed(4, 32, False)),
@@ -128,6 +130,11 @@ CONVERTED = {
     "deepseek_v3": ("deepseek_v3", dict(hidden_size=128, moe_intermediate_size=256), 2),
     "qwen3_moe-padded": ("qwen3_moe", dict(hidden_size=200, moe_intermediate_size=80), 1),
     "mixtral-padded-parts": ("mixtral", dict(hidden_size=72, intermediate_size=128), 2),
+    # A scale for 176, 16, 192 and 25 columns: DeepSeek-V2-Lite's experts for eight nodes, and sizes that nobody has.
+    "deepseek_v2-parts-of-176": ("deepseek_v2", dict(hidden_size=72, moe_intermediate_size=1408), 8),
+    "qwen3_moe-parts-of-16": ("qwen3_moe", dict(hidden_size=72, moe_intermediate_size=176), 11),
+    "glm4_moe-parts-of-192": ("glm4_moe", dict(hidden_size=72, moe_intermediate_size=768), 4),
+    "mixtral-parts-of-25": ("mixtral", dict(hidden_size=72, intermediate_size=100), 4),
 }
 
 

@@ -98,6 +98,17 @@ class Fp8Channels(Quantised):
         return {"weight": codes, "weight_scale": scale}, codes.float() * scale.float()
 
 
+class Fp8Static(Quantised):
+    """E4M3 codes with one scale a matrix, a scalar, and one for what it reads: transformers' own static scheme. The second
+    is for multiplications in fp8, which nobody here does."""
+    quantization = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+
+    def linear(self, tensor, draw):
+        scale = tensor.abs().max() / 448 * (1 + torch.rand((), generator=draw))
+        codes = (tensor / scale).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.02)}, codes.float() * scale
+
+
 class Packed(Quantised):
     """compressed-tensors pack-quantized, written by that library: 4 or 8 bits, groups along a row or whole rows."""
 

@@ -28,6 +28,7 @@ constexpr std::string_view kKnownSuffixes[] = {
     "bias",
     "weight_zero_point",
     "input_scale",
+    "activation_scale",
     "input_zero_point",
 };
 
