@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import sys
 
 import kt_program
@@ -45,40 +44,10 @@ def arguments():
     return parser.parse_args()
 
 
-def hub_cache():
-    """The folder of the hub cache, by the variables that huggingface_hub reads, in its order."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(name):
-            return pathlib.Path(os.environ[name]).expanduser()
-    if os.environ.get("HF_HOME"):
-        return pathlib.Path(os.environ["HF_HOME"]).expanduser() / "hub"
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
-
-
-def snapshot(dataset):
-    """The folder of a dataset's revision, refs/main's or else the newest, as kt chooses it; None without one."""
-    repository = hub_cache() / f"datasets--{dataset.replace('/', '--')}"
-    main = repository / "refs" / "main"
-    if main.is_file() and (name := main.read_text().strip()) and (repository / "snapshots" / name).is_dir():
-        return repository / "snapshots" / name
-    revisions = [entry for entry in (repository / "snapshots").glob("*") if entry.is_dir()]
-    return max(revisions, key=lambda entry: (entry.stat().st_mtime_ns, str(entry)), default=None)
-
-
 def parquet_files(dataset, split):
     """The .parquet files a dataset consists of, [] where kt can read it or says itself what is wrong."""
-    path = pathlib.Path(dataset)
-    if path.suffix == ".parquet":
-        return [path] if path.is_file() else []
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", dataset, re.ASCII):
-        return []
-    folder = snapshot(dataset)
-    word = re.compile(rf"(?<!\w){re.escape(split)}(?!\w)" if split else "", re.ASCII)
-    within = [file.relative_to(folder) for file in folder.rglob("*")] if folder else []
-    found = [file for file in within if word.search(str(file)) and not any(part.startswith(".") for part in file.parts)]
-    if any(file.suffix == ".jsonl" for file in found):
-        return []
-    return sorted(folder / file for file in found if file.suffix == ".parquet")
+    said = kt_program.ask("quant", "dataset", kt_program.path(dataset), *kt_program.given(("--split", split)))
+    return [pathlib.Path(line) for line in said or [] if line.endswith(".parquet")]
 
 
 def as_jsonl(files, dataset, split):

@@ -3,6 +3,7 @@ import argparse
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 
 
@@ -46,11 +47,26 @@ def find():
     return str(built) if os.access(built, os.X_OK) else shutil.which("kt")
 
 
-def run(*words):
-    """Replaces this process by kt; its exit code is ours."""
+def found():
+    """What find() gives; ends this process where there is none."""
     program = find()
     if not program:
         sys.exit(fail("the kt program was not found: build it with `make`, or name it in KT_PROGRAM, or put it on PATH"))
+    return program
+
+
+def ask(*words):
+    """The lines that kt prints; None where it fails, whose words are not shown."""
+    try:
+        done = subprocess.run([found(), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.splitlines() if done.returncode == 0 else None
+
+
+def run(*words):
+    """Replaces this process by kt; its exit code is ours."""
+    program = found()
     sys.stdout.flush()
     sys.stderr.flush()
     try:

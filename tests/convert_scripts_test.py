@@ -25,9 +25,11 @@ def run_script(name, args, cwd=None, **env):
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A program that writes its arguments down, one a line, and ends with the code in STAND_IN_CODE."""
+    """A program that writes its arguments down, one a line, and ends with the code in STAND_IN_CODE. What files a dataset has
+    is for kt to say."""
     program = tmp_path / "stand-in"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$STAND_IN_ARGS"\nexit ${STAND_IN_CODE:-0}\n')
+    program.write_text(f'#!/bin/sh\n[ "$1 $2" != "quant dataset" ] || exec "{checkpoints.KT}" "$@"\n'
+                       'printf "%s\\n" "$@" > "$STAND_IN_ARGS"\nexit ${STAND_IN_CODE:-0}\n')
     program.chmod(0o755)
 
     def call(script, line, code=0):
@@ -376,6 +378,7 @@ class ParquetFile:
 """
 
 
+@needs_kt
 def test_parquet(stand_in, tmp_path, monkeypatch):
     """With a stand-in for pyarrow: files are JSON. Equal names elsewhere or new contents are other texts; a damaged file
     is one line, and nothing half-written stays."""
@@ -410,6 +413,7 @@ def test_parquet(stand_in, tmp_path, monkeypatch):
         assert sorted(cache.iterdir()) == kept
 
 
+@needs_kt
 def test_parquet_of_a_snapshot(stand_in, tmp_path, monkeypatch):
     """The same files as kt would choose: refs/main's, of the split, without a licence in their place; .jsonl goes first."""
     (tmp_path / "site" / "pyarrow").mkdir(parents=True)
@@ -439,6 +443,7 @@ def test_parquet_of_a_snapshot(stand_in, tmp_path, monkeypatch):
     assert dataset() == "tales"
 
 
+@needs_kt
 def test_parquet_without_pyarrow_is_one_line(stand_in, tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "pyarrow.py").write_text("raise ImportError('not here')")

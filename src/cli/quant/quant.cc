@@ -218,6 +218,7 @@ void add_quant(CLI::App& kt, Invocation& run) {
   add_quant_merge(*verb, run);
   add_quant_compare(*verb, run);
   add_quant_dequant(*verb, run);
+  add_quant_dataset(*verb, run);
 }
 
 }  // namespace kt

@@ -33,5 +33,6 @@ void add_quant_gpu(CLI::App& quant, Invocation& run);
 void add_quant_merge(CLI::App& quant, Invocation& run);
 void add_quant_compare(CLI::App& quant, Invocation& run);
 void add_quant_dequant(CLI::App& quant, Invocation& run);
+void add_quant_dataset(CLI::App& quant, Invocation& run);
 
 }  // namespace kt

@@ -1,5 +1,5 @@
-// kt quant merge | compare | dequant: what people do with converted weights and with sources that are
-// quantised already.
+// kt quant merge | compare | dequant | dataset: what people do with converted weights, with sources that are
+// quantised already and with texts for calibration.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "cli/model_flags.h"
 #include "cli/quant/quant.h"
+#include "engine/calibration/dataset_files.h"
+#include "engine/gguf_vocabulary.h"
 #include "models/families.h"
 #include "terminal/report.h"
 #include "weights/checkpoint.h"
@@ -165,7 +167,7 @@ void add_quant_compare(CLI::App& quant, Invocation& run) {
 }
 
 void add_quant_dequant(CLI::App& quant, Invocation& run) {
-  CLI::App* verb = quant.add_subcommand("dequant", "Turn an fp8 or int4 checkpoint into bf16");
+  CLI::App* verb = quant.add_subcommand("dequant", "Turn an fp8, int4 or GGUF checkpoint into bf16");
   const auto flags = std::make_shared<DequantFlags>();
   verb->add_option("MODEL,--model-dir,--input-fp8-hf-path", flags->input, "The quantised checkpoint")
       ->transform(model_name())
@@ -179,11 +181,28 @@ void add_quant_dequant(CLI::App& quant, Invocation& run) {
   verb->callback([&run, flags] {
     run.action = [flags] {
       const Checkpoint checkpoint(flags->input, gguf_families());
-      convert_and_report(plan_dequant(checkpoint, {.output = flags->output,
-                                                   .files = flags->files,
-                                                   .config_path = flags->config,
-                                                   .version = version()}),
-                         flags->run);
+      ConversionPlan plan = plan_dequant(checkpoint, {.output = flags->output,
+                                                      .files = flags->files,
+                                                      .config_path = flags->config,
+                                                      .version = version()});
+      if (checkpoint.is_gguf())
+        for (SideFile& file : gguf_tokenizer_files(checkpoint)) plan.side_files.push_back(std::move(file));
+      convert_and_report(plan, flags->run);
+    };
+  });
+}
+
+void add_quant_dataset(CLI::App& quant, Invocation& run) {
+  CLI::App* verb =
+      quant.add_subcommand("dataset", "List the files that a dataset for calibration consists of");
+  const auto request = std::make_shared<DatasetRequest>(DatasetRequest{.option = "NAME", .parquet = true});
+  verb->add_option("NAME", request->dataset, "A file, or a name in the hub cache: org/name or name")
+      ->required();
+  verb->add_option("--split", request->split, "Of a name: the part whose files are meant");
+  verb->footer("Example:\n  kt quant dataset HuggingFaceH4/ultrachat_200k --split train_sft");
+  verb->callback([&run, request] {
+    run.action = [request] {
+      for (const std::string& path : find_dataset(*request).paths) std::printf("%s\n", path.c_str());
     };
   });
 }

@@ -97,7 +97,7 @@ DatasetFiles hub_files(const DatasetRequest& request) {
          request.split.empty() ? "" : text(" of split {}", request.split),
          others.empty() ? "" : text("; it has {}", listed(others)));
   }
-  if (first == found.begin() + 1)
+  if (first == found.begin() + 1 && !request.parquet)
     fail_as(ErrorKind::kUnsupported,
             "`{}` {}: its files are .parquet, which kt does not read; scripts/convert_gpu_weights.py "
             "converts them where pyarrow is installed, or pass a .jsonl or .txt file",
@@ -135,6 +135,7 @@ std::string hub_cache_folder() {
 
 DatasetKind dataset_kind(const std::string& path) {
   const std::string kind = fs::path(path).extension().string();
+  if (kind == ".parquet") return DatasetKind::kTables;
   return kind == ".jsonl" || kind == ".json" ? DatasetKind::kRows : DatasetKind::kDocuments;
 }
 
@@ -148,12 +149,12 @@ DatasetFiles find_dataset(const DatasetRequest& request) {
   if (fs::is_directory(path, code))
     fail("`{}` {}: a folder; expected a file", request.option, request.dataset);
   const std::string kind = path.extension().string();
-  if (kind == ".parquet")
+  if (kind == ".parquet" && !request.parquet)
     fail_as(ErrorKind::kUnsupported,
             "`{}` {}: kt does not read .parquet; scripts/convert_gpu_weights.py converts it where pyarrow "
             "is installed, or pass a .jsonl or .txt file",
             request.option, request.dataset);
-  if (kind != ".jsonl" && kind != ".json" && kind != ".txt")
+  if (kind != ".jsonl" && kind != ".json" && kind != ".txt" && kind != ".parquet")
     fail("`{}` {}: expected a .jsonl or .txt file", request.option, request.dataset);
   if (!request.split.empty())
     KT_LOG(LogLevel::kWarning, "split {}: {} is one file, without splits; all of it counts", request.split,

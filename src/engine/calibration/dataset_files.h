@@ -10,9 +10,14 @@ struct DatasetRequest {
   std::string dataset;  // FILE.jsonl, FILE.json (a row a line too), FILE.txt, or a name: "org/name" or "name"
   std::string option = "dataset";  // what messages call it
   std::string split;               // of a hub dataset; empty: all
+  bool parquet = false;            // .parquet files are found too, for a reader of their own
 };
 
-enum class DatasetKind { kRows, kDocuments };  // JSON, a line each; text between separators
+enum class DatasetKind {
+  kRows,
+  kDocuments,
+  kTables
+};  // JSON, a line each; text between separators; .parquet
 
 struct DatasetFiles {
   DatasetKind kind = DatasetKind::kRows;
@@ -30,7 +35,7 @@ struct DatasetFiles {
 // that is not in the cache (says where it looked and what to pass), a split that no file has (lists files).
 DatasetFiles find_dataset(const DatasetRequest& request);
 
-// By its name's end: .jsonl and .json are rows.
+// By its name's end: .jsonl and .json are rows, .parquet are tables.
 DatasetKind dataset_kind(const std::string& path);
 
 // The folder of the hub cache, by the variables that huggingface_hub reads, in its order.

@@ -8,9 +8,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "text/shown.h"
 #include "weights/dialects/compressed.h"
-#include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_names.h"
 #include "weights/linears.h"
 #include "weights/plans/compressed_targets.h"
@@ -107,13 +105,6 @@ class Planner {
   void add_linears();
   void add_rest();
   void warn_about_ignored() const;
-  // Of a GGUF layer that predicts further tokens: parts of it have no published names.
-  bool is_extra(std::string_view published) const {
-    const int layers = checkpoint_.config().layers;
-    return checkpoint_.is_gguf() && layers > 0 && layer_of(published) >= layers;
-  }
-  void add_gguf_rest();
-  void check_gguf() const;
   Json quantization_config() const;
 
   const Checkpoint& checkpoint_;
@@ -201,18 +192,11 @@ void Planner::add_experts() {
   }
 }
 
-// What stays as it is: plain floats in their own type, anything else as bf16.
-Dtype kept_type(const StoredMatrix& matrix) {
-  if (matrix.format.scale != Scale::kNone) return Dtype::kBf16;
-  if (matrix.format.code == Code::kF32) return Dtype::kF32;
-  return matrix.format.code == Code::kF16 ? Dtype::kF16 : Dtype::kBf16;
-}
-
 void Planner::add_linears() {
   size_t widened = 0;
   for (const LinearModule& linear :
        find_linears(checkpoint_, [this](std::string_view tensor) { return is_expert(tensor); })) {
-    if (is_extra(linear.module)) continue;
+    if (is_extra_layer(checkpoint_, linear.module)) continue;
     const auto open = [&checkpoint = checkpoint_, linear] { return open_linear(checkpoint, linear); };
     if (targets_.linear(linear.module)) {
       const auto matrix = open();
@@ -242,42 +226,11 @@ void Planner::add_linears() {
            checkpoint_.path(), widened);
 }
 
-// Norms and biases, in f32 as these files have them.
-void Planner::add_gguf_rest() {
-  std::vector<std::string> left_out;
-  for (const Tensor& tensor : checkpoint_.tensors()) {
-    if (replaced_.contains(&tensor) || is_expert(tensor.name) || tensor.name == "rope_freqs.weight") continue;
-    const auto name = published_name(checkpoint_.gguf_family(), tensor.name);
-    if (!name || is_extra(*name)) {
-      left_out.push_back(tensor.name);
-      continue;
-    }
-    const size_t index = rest_.tensors.size();
-    rest_.tensors.push_back({*name, Dtype::kF32, tensor.shape});
-    rest_.pieces.push_back(
-        {.source_bytes = tensor.bytes.size(),
-         .scratch_bytes = tensor.bytes.size() * 4,
-         .run = [&checkpoint = checkpoint_, name = *name, index](ShardOutput& out, Scratch&, PieceReport&) {
-           const std::vector<float> values = read_vector(checkpoint, name);
-           out.write(index, 0, std::as_bytes(std::span(values)));
-         }});
-  }
-  if (!left_out.empty())
-    KT_LOG(LogLevel::kWarning, "{}: {} tensors are not written, the published model has none like them: {}",
-           checkpoint_.path(), left_out.size(), shown_list(left_out, 8));
-}
-
-void Planner::check_gguf() const {
-  const std::string_view architecture = gguf_string(checkpoint_.gguf(), "general.architecture");
-  if (checkpoint_.gguf_family() == nullptr)
-    fail_as(ErrorKind::kUnsupported,
-            "{}: the names that a published checkpoint of architecture {} has are not known; known: {}",
-            checkpoint_.path(), architecture.empty() ? "(none)" : shown(architecture),
-            gguf_architectures(checkpoint_.known_families()));
-}
-
 void Planner::add_rest() {
-  if (checkpoint_.is_gguf()) return add_gguf_rest();
+  if (checkpoint_.is_gguf())
+    return add_gguf_rest(rest_, checkpoint_, [this](const Tensor& tensor) {
+      return replaced_.contains(&tensor) || is_expert(tensor.name);
+    });
   for (const Tensor& tensor : checkpoint_.tensors())
     if (!replaced_.contains(&tensor) && !is_expert(tensor.name)) add_copy(rest_, tensor);
 }
@@ -324,7 +277,7 @@ ConversionPlan Planner::plan() {
   if (options_.bits != 4 && options_.bits != 8) fail("{} bits: expected 4 or 8", options_.bits);
   if (options_.group_size != -1 && options_.group_size < 1)
     fail("group size {}: expected -1 or at least 1", options_.group_size);
-  if (checkpoint_.is_gguf()) check_gguf();
+  check_published_names(checkpoint_);
   if (source_) {
     for (const int layer : source_->layers())
       stems_.emplace(stem_of(source_->module_name(layer, 0, Projection::kGate)));

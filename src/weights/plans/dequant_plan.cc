@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
+#include "weights/experts.h"
 #include "weights/kt/kt_names.h"
 #include "weights/linears.h"
 #include "weights/plans/plan_parts.h"
@@ -86,6 +87,32 @@ void add_fused(ShardPlan& shard, const Checkpoint& checkpoint, const Tensor& blo
 
 bool is_kt_array(const Tensor& tensor) { return parse_kt_tensor_name(tensor.name).has_value(); }
 
+Json config_for(const Checkpoint& checkpoint, const DequantPlanOptions& options) {
+  Json config = config_without_quantization(options.config_path.empty() ? checkpoint.config_json()
+                                                                        : read_json(options.config_path));
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (config.contains(key)) config[key] = "bfloat16";
+  if (checkpoint.is_gguf() && config.contains("num_nextn_predict_layers"))
+    config["num_nextn_predict_layers"] = 0;
+  return config;
+}
+
+// All but the shards and what lies beside the source.
+ConversionPlan begin_plan(const Checkpoint& checkpoint, const DequantPlanOptions& options) {
+  ConversionPlan plan;
+  plan.input = checkpoint.path();
+  plan.output = options.output;
+  plan.settings = {{"kind", "dequant"},
+                   {"files", options.files},
+                   {"version", options.version},
+                   {"source", source_settings(checkpoint)},
+                   {"contents", source_contents(checkpoint)}};
+  if (!options.config_path.empty()) plan.settings["config"] = file_digest(options.config_path);
+  plan.side_files.push_back({"config.json", config_for(checkpoint, options).dump(2) + "\n", ""});
+  plan.check_source = [&checkpoint] { checkpoint.check_unchanged(); };
+  return plan;
+}
+
 class DequantPlanner {
  public:
   DequantPlanner(const Checkpoint& checkpoint, const DequantPlanOptions& options)
@@ -108,7 +135,6 @@ class DequantPlanner {
   void add_linears();
   void add_fused_experts();
   void add_rest();
-  Json config() const;
 
   const Checkpoint& checkpoint_;
   const DequantPlanOptions& options_;
@@ -150,18 +176,7 @@ void DequantPlanner::add_rest() {
   }
 }
 
-Json DequantPlanner::config() const {
-  Json config = config_without_quantization(options_.config_path.empty() ? checkpoint_.config_json()
-                                                                         : read_json(options_.config_path));
-  for (const char* key : {"torch_dtype", "dtype"})
-    if (config.contains(key)) config[key] = "bfloat16";
-  return config;
-}
-
 ConversionPlan DequantPlanner::plan() {
-  if (checkpoint_.is_gguf())
-    fail_as(ErrorKind::kUnsupported, "{}: GGUF checkpoints are not dequantised; safetensors ones are",
-            checkpoint_.path());
   add_linears();
   add_fused_experts();
   if (replaced_.empty()) {
@@ -172,28 +187,85 @@ ConversionPlan DequantPlanner::plan() {
   }
   add_rest();
 
-  ConversionPlan plan;
-  plan.input = checkpoint_.path();
-  plan.output = options_.output;
-  plan.settings = {{"kind", "dequant"},
-                   {"files", options_.files},
-                   {"version", options_.version},
-                   {"source", source_settings(checkpoint_)},
-                   {"contents", source_contents(checkpoint_)}};
-  if (!options_.config_path.empty()) plan.settings["config"] = file_digest(options_.config_path);
+  ConversionPlan plan = begin_plan(checkpoint_, options_);
   for (ShardPlan& shard : shards_)
     if (!shard.tensors.empty()) plan.shards.push_back(std::move(shard));
   // An index of some files would hide the others from a reader.
   plan.index = options_.files.empty();
-  plan.side_files = side_files(checkpoint_.folder());
-  plan.side_files.push_back({"config.json", config().dump(2) + "\n", ""});
-  plan.check_source = [&checkpoint = checkpoint_] { checkpoint.check_unchanged(); };
+  for (SideFile& file : side_files(checkpoint_.folder())) plan.side_files.push_back(std::move(file));
+  return plan;
+}
+
+// --- GGUF ---
+
+std::shared_ptr<const ExpertSource> experts_in(const Checkpoint& checkpoint) {
+  if (checkpoint.config().experts == 0) return nullptr;
+  return open_experts(checkpoint);
+}
+
+void add_gguf_expert(ShardPlan& shard, const std::shared_ptr<const ExpertSource>& source, int layer,
+                     int expert) {
+  for (const Projection projection : kProjections) {
+    const std::string module = source->module_name(layer, expert, projection);
+    const auto open = [source, layer, expert, projection] { return source->at(layer, expert, projection); };
+    const auto matrix = open();
+    add_floats(shard, module + ".weight", kept_type(*matrix), *matrix,
+               static_cast<uint64_t>(matrix->n * matrix->k), open);
+    const auto bias = source->bias(layer, expert, projection);
+    if (!bias) continue;
+    const size_t index = shard.tensors.size();
+    shard.tensors.push_back({module + ".bias", Dtype::kF32, {matrix->n}});
+    shard.pieces.push_back(
+        {.source_bytes = bias->size() * 4,
+         .scratch_bytes = bias->size() * 4,
+         .run = [source, layer, expert, projection, index](ShardOutput& out, Scratch&, PieceReport&) {
+           const std::vector<float> values = source->bias(layer, expert, projection).value();
+           out.write(index, 0, std::as_bytes(std::span(values)));
+         }});
+  }
+}
+
+ConversionPlan plan_gguf(const Checkpoint& checkpoint, const DequantPlanOptions& options) {
+  if (!options.files.empty())
+    fail("{}: a GGUF checkpoint is dequantised as a whole, not {}", checkpoint.path(), options.files.front());
+  check_published_names(checkpoint);
+  const std::shared_ptr<const ExpertSource> source = experts_in(checkpoint);
+  const auto is_expert = [&](std::string_view tensor) { return source && source->owns(tensor); };
+  std::vector<ShardPlan> shards;
+  if (source)
+    for (const int layer : source->layers()) {
+      ShardPlan& shard = shards.emplace_back();
+      shard.layer = layer;
+      for (int expert = 0; expert < source->experts(); ++expert)
+        add_gguf_expert(shard, source, layer, expert);
+    }
+  ShardPlan rest;
+  rest.layer = -1;
+  std::set<const Tensor*> replaced;
+  for (const LinearModule& linear : find_linears(checkpoint, is_expert)) {
+    if (is_extra_layer(checkpoint, linear.module)) continue;
+    const auto open = [&checkpoint, linear] { return open_linear(checkpoint, linear); };
+    const auto matrix = open();
+    add_floats(rest, linear.module + ".weight", kept_type(*matrix), *matrix, linear.bytes(), open);
+    replaced.insert(linear.tensors.begin(), linear.tensors.end());
+  }
+  add_gguf_rest(rest, checkpoint,
+                [&](const Tensor& tensor) { return replaced.contains(&tensor) || is_expert(tensor.name); });
+  shards.push_back(std::move(rest));
+
+  ConversionPlan plan = begin_plan(checkpoint, options);
+  for (ShardPlan& shard : shards) {
+    shard.file = shard_name(plan.shards.size() + 1, shards.size());
+    shard.metadata = {{"format", "pt"}, {"kt.version", options.version}};
+    plan.shards.push_back(std::move(shard));
+  }
   return plan;
 }
 
 }  // namespace
 
 ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptions& options) {
+  if (checkpoint.is_gguf()) return plan_gguf(checkpoint, options);
   return DequantPlanner(checkpoint, options).plan();
 }
 

@@ -21,8 +21,11 @@ struct DequantPlanOptions {
 // copied; scales, zero points and shapes go. Fused MXFP4 experts ("..._blocks" [E, 2I, H/32, 16]) become
 // [E, H, 2I], as their models want it in bf16. The checkpoint must outlive the plan.
 //
-// Errors: nothing quantised, a file that is not part of the checkpoint, GGUF, fused experts in other
-// quantised types.
+// A GGUF source is written as by plan_compressed (compressed_plan.h): published names and row order, a file for each
+// layer with experts and one for the rest, config.json from its metadata; tokenizer files are for the caller to add.
+//
+// Errors: nothing quantised, a file that is not part of the checkpoint, some files of a GGUF, fused experts in
+// other quantised types.
 ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptions& options);
 
 }  // namespace kt

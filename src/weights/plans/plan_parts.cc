@@ -6,7 +6,13 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "formats/floats.h"
+#include "text/shown.h"
+#include "weights/gguf/gguf_config.h"
+#include "weights/gguf/gguf_names.h"
+#include "weights/linears.h"
+#include "weights/plans/ignore_list.h"
 
 namespace kt {
 namespace {
@@ -95,6 +101,50 @@ void add_floats(ShardPlan& shard, std::string name, Dtype type, const StoredMatr
        .run = [index, type, open = std::move(open)](ShardOutput& out, Scratch& scratch, PieceReport&) {
          write_floats(*open(), type, index, out, scratch);
        }});
+}
+
+Dtype kept_type(const StoredMatrix& matrix) {
+  if (matrix.format.scale != Scale::kNone) return Dtype::kBf16;
+  if (matrix.format.code == Code::kF32) return Dtype::kF32;
+  return matrix.format.code == Code::kF16 ? Dtype::kF16 : Dtype::kBf16;
+}
+
+void check_published_names(const Checkpoint& checkpoint) {
+  if (!checkpoint.is_gguf() || checkpoint.gguf_family() != nullptr) return;
+  const std::string_view architecture = gguf_string(checkpoint.gguf(), "general.architecture");
+  fail_as(ErrorKind::kUnsupported,
+          "{}: the names that a published checkpoint of architecture {} has are not known; known: {}",
+          checkpoint.path(), architecture.empty() ? "(none)" : shown(architecture),
+          gguf_architectures(checkpoint.known_families()));
+}
+
+bool is_extra_layer(const Checkpoint& checkpoint, std::string_view published) {
+  const int layers = checkpoint.config().layers;
+  return checkpoint.is_gguf() && layers > 0 && layer_of(published) >= layers;
+}
+
+void add_gguf_rest(ShardPlan& shard, const Checkpoint& checkpoint, FunctionRef<bool(const Tensor&)> taken) {
+  std::vector<std::string> left_out;
+  for (const Tensor& tensor : checkpoint.tensors()) {
+    if (taken(tensor) || tensor.name == "rope_freqs.weight") continue;
+    const auto name = published_name(checkpoint.gguf_family(), tensor.name);
+    if (!name || is_extra_layer(checkpoint, *name)) {
+      left_out.push_back(tensor.name);
+      continue;
+    }
+    const size_t index = shard.tensors.size();
+    shard.tensors.push_back({*name, Dtype::kF32, tensor.shape});
+    shard.pieces.push_back(
+        {.source_bytes = tensor.bytes.size(),
+         .scratch_bytes = tensor.bytes.size() * 4,
+         .run = [&checkpoint, name = *name, index](ShardOutput& out, Scratch&, PieceReport&) {
+           const std::vector<float> values = read_vector(checkpoint, name);
+           out.write(index, 0, std::as_bytes(std::span(values)));
+         }});
+  }
+  if (!left_out.empty())
+    KT_LOG(LogLevel::kWarning, "{}: {} tensors are not written, the published model has none like them: {}",
+           checkpoint.path(), left_out.size(), shown_list(left_out, 8));
 }
 
 std::vector<SideFile> side_files(const std::string& folder) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 #include "weights/plans/conversion.h"
@@ -31,6 +32,17 @@ void add_floats(ShardPlan& shard, std::string name, Dtype type, const StoredMatr
 void write_floats(const StoredMatrix& matrix, Dtype type, size_t tensor, ShardOutput& out, Scratch& scratch);
 // f32 to `type`, appended to nothing: out has count * size bytes.
 void narrow(std::span<const float> values, Dtype type, std::byte* out);
+
+// What keeps its values: plain floats in their own type, anything else as bf16.
+Dtype kept_type(const StoredMatrix& matrix);
+
+// GGUF files are written under the names their models were published with. Error where those are not known.
+void check_published_names(const Checkpoint& checkpoint);
+// Of a GGUF layer that predicts further tokens: parts of it have no published names.
+bool is_extra_layer(const Checkpoint& checkpoint, std::string_view published);
+// Norms and biases: all that `taken` leaves, in f32 as these files have them. A log line names tensors that have no
+// published name.
+void add_gguf_rest(ShardPlan& shard, const Checkpoint& checkpoint, FunctionRef<bool(const Tensor&)> taken);
 
 // Rows of k columns read at a time: about 4 MiB of f32, at least 1.
 int64_t rows_at_once(int64_t k);
