@@ -193,18 +193,31 @@ class TestFailures:
         with pytest.raises(error, match=match):
             kt.enable(folder, **bad)
 
-    @pytest.mark.parametrize("layer", [0, 1])
-    def test_a_layer_that_fails(self, right, tmp_path, layer):
+    @pytest.mark.parametrize("layer", [0, 1, 2])
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    def test_a_value_that_is_not_finite(self, right, layer, value):
+        """Found before the first layer goes: the model stays what it was."""
         model = tiny_models.build("qwen3_moe", torch.bfloat16)
         values = model.model.layers[layer].mlp.experts.down_proj.data
         kept = values[3, 2, 1].clone()
-        values[3, 2, 1] = float("nan")
-        with pytest.raises(ValueError, match=f"layer {layer} expert 3 down"):
+        values[3, 2, 1] = value
+        with pytest.raises(ValueError, match=f"layer {layer} expert 3 down.*finite"):
             kt.enable(model, threads=2)
-        if layer == 0:  # nothing was lost yet
-            values[3, 2, 1] = kept
-            assert torch.equal(logits(model), right)
-            return
+        values[3, 2, 1] = kept
+        assert torch.equal(logits(model), right)
+
+    def test_a_layer_that_fails(self, tmp_path, monkeypatch):
+        """Where nobody could know before."""
+        model = tiny_models.build("qwen3_moe", torch.bfloat16)
+        load = kt.KTExperts.load
+
+        def fails(self, values):
+            if self.shape.layer == 1:
+                raise ValueError("not a finite number")
+            load(self, values)
+        monkeypatch.setattr(kt.KTExperts, "load", fails)
+        with pytest.raises(ValueError, match="finite"):
+            kt.enable(model, threads=2)
         for call in (lambda: model(IDS), lambda: model.model(IDS), model.state_dict, model.model.state_dict,
                      lambda: model.save_pretrained(tmp_path), lambda: model.model.save_pretrained(tmp_path),
                      lambda: kt.recorder(model), lambda: kt.update_placement(model)):
@@ -484,9 +497,9 @@ def run(times):
     with torch.no_grad():
         for at in range(times):
             model(inputs[at % 3])
-run(300)
+run(100)
 before = resident()
-run(2000)
+run(800)
 print(resident() - before)
 """
 
@@ -494,5 +507,5 @@ print(resident() - before)
 def test_does_not_grow(small):
     done = subprocess.run([sys.executable, "-c", GROWTH, str(small)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # Results that were kept would be 64 floats for 3.3 tokens in each of 2000 passes, 1.7 MB, and tensors around them.
-    assert int(done.stdout) < 1_500_000, done.stdout
+    # Results that were kept would be 64 floats for 3.3 tokens in each of 800 passes, 0.7 MB, and tensors around them.
+    assert int(done.stdout) < 600_000, done.stdout

@@ -158,6 +158,12 @@ def _check_values(module, shape):
             raise ValueError(f"layer {shape.layer}: its experts are {values.dtype}; give a path, so that KT reads them")
         if values.device.type == "meta":
             raise ValueError(f"layer {shape.layer}: its experts are on the meta device; give a path, so that KT reads them")
+    # What KT would refuse after earlier layers had gone. One expert at a time: the answer is as large as a quarter of it.
+    parts = ("gate", gate_up[:, : shape.inter]), ("up", gate_up[:, shape.inter :]), ("down", down)
+    for expert in range(shape.experts):
+        for name, values in parts:
+            if not torch.isfinite(values[expert]).all():
+                raise ValueError(f"layer {shape.layer} expert {expert} {name}: a value is not a finite number")
 
 
 def _values_of(module, shape):
