@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 import shutil
 import sys
 
@@ -96,6 +97,8 @@ class TestGreedy:
         assert done.stdout == complete("-p", PROMPT, "--max-tokens", 5)["text"] + "\n"
         line = done.stderr.splitlines()[0]
         assert "5 tokens at" in line and "bf16 experts" in line
+        assert re.fullmatch(r"a layer used \d+\.\d of 16 experts, the busiest 8 for \d+(\.\d+)?% of all choices",
+                            done.stderr.splitlines()[1])
 
     @pytest.mark.parametrize("threads", [1, 3])
     def test_threads_change_nothing(self, threads):
@@ -465,10 +468,10 @@ class TestBadModels:
         refused(go(copy), 2, "model-00002-of-00002.safetensors", copy)
 
     def test_missing_files(self, copy):
-        (copy / "config.json").unlink()
-        refused(go(copy), 2, copy, "no config.json")
         (copy / "tokenizer.json").unlink()
         refused(go(copy), 2, copy / "tokenizer.json")
+        (copy / "config.json").unlink()
+        refused(go(copy), 2, copy, "no config.json")
 
     def test_missing_model(self, tmp_path):
         refused(go(tmp_path / "none"), 2, tmp_path / "none")

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "bench/measure.h"
+#include "cli/experts_text.h"
 #include "cli/model_flags.h"
 #include "terminal/report.h"
 #include "terminal/terminal_text.h"
@@ -87,9 +88,12 @@ Stats stats_of(LoadedModel& model, const Generation& done, int threads) {
 }
 
 void print_stats(const Stats& stats, const LoadedModel& model, const Generation& done) {
-  std::fprintf(stderr, "%zu prompt tokens at %s tokens/s, %zu tokens at %s tokens/s; %s experts\n",
-               done.prompt.size(), three_digits(stats.prefill.tokens_per_s).c_str(), done.tokens.size(),
-               three_digits(stats.decode.tokens_per_s).c_str(), model.experts_dialect().c_str());
+  std::fprintf(
+      stderr, "%zu prompt tokens at %s tokens/s, %zu tokens at %s tokens/s; %s\n", done.prompt.size(),
+      three_digits(stats.prefill.tokens_per_s).c_str(), done.tokens.size(),
+      three_digits(stats.decode.tokens_per_s).c_str(),
+      model.experts_dialect().empty() ? "a dense model" : (model.experts_dialect() + " experts").c_str());
+  if (done.experts) std::fprintf(stderr, "%s\n", experts_text(*done.experts).c_str());
   std::fprintf(stderr, "load: %s s, %s GB/s\n", three_digits(stats.load_seconds).c_str(),
                three_digits(stats.load_bytes_per_s * 1e-9).c_str());
   const auto line = [](const char* name, const PhasePace& p) {

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/topology.h"
+#include "cli/experts_text.h"
 #include "cli/method_flag.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
@@ -263,6 +264,8 @@ void serve(Server& server, const StopSignals& stop) {
   std::fprintf(stderr, "kt: stopping; answers that run are finished first, a second signal stops at once\n");
   server.drain();
   while (!server.drained()) ::usleep(20'000);
+  if (const auto use = server.experts_used())
+    std::printf("served %s tokens; %s\n", fixed(use->tokens, 0).c_str(), experts_text(*use).c_str());
 }
 
 void run(RunFlags flags) {

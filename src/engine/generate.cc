@@ -49,6 +49,7 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
   if (finish->reason == FinishReason::kError) throw Error(finish->error_kind, finish->error);
   out.decode_work = runner->totals().work;
   out.decode_work -= out.prefill_work;
+  if (const ExpertCounts* counts = runner->expert_counts()) out.experts = expert_use(*counts);
   out.finish = name_of(finish->reason);
   out.decode_steps = std::max(0, finish->output_tokens - 1);
   out.prefill_seconds = finish->seconds_to_first;

@@ -1,12 +1,14 @@
 // One completion from a loaded model, for programs that run one at a time.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/loaded_model.h"
 #include "engine/sampler.h"
+#include "models/expert_use.h"
 
 namespace kt {
 
@@ -24,6 +26,7 @@ struct Generation {
   double prefill_seconds = 0, decode_seconds = 0;  // decode: from the first token to the last
   int decode_steps = 0;                            // in that time: a token each, one that ends the turn too
   Work prefill_work, decode_work;                  // that the model did meanwhile
+  std::optional<ExpertUse> experts = {};           // none: no layer routes
 };
 
 // `emit` gets the text as it comes, whole characters only. Errors: an empty prompt, a prompt that leaves no

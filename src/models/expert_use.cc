@@ -34,4 +34,9 @@ std::optional<ExpertUse> expert_use(const ExpertCounts& counts, std::span<const 
   return use;
 }
 
+std::optional<ExpertUse> expert_use(const ExpertCounts& counts) {
+  const std::vector<uint64_t> all = counts.snapshot();
+  return expert_use(counts, std::vector<uint64_t>(all.size()), all);
+}
+
 }  // namespace kt

@@ -26,5 +26,7 @@ struct ExpertUse {
 // Of what was counted between two snapshots; nothing where no token was routed.
 std::optional<ExpertUse> expert_use(const ExpertCounts& counts, std::span<const uint64_t> before,
                                     std::span<const uint64_t> after);
+// Of all that was counted.
+std::optional<ExpertUse> expert_use(const ExpertCounts& counts);
 
 }  // namespace kt

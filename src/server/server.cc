@@ -107,6 +107,13 @@ bool Server::drained() const {
   return (!service || service->idle()) && http_->drained();
 }
 
+std::optional<ExpertUse> Server::experts_used() const {
+  const Service* service = ready_;
+  const ExpertCounts* counts = service ? service->runner().expert_counts() : nullptr;
+  if (!counts) return {};
+  return expert_use(*counts);
+}
+
 void Server::handle(HttpRequest& request, const Responder& responder) {
   const bool large = request.body.size() > kLargeBody;
   reply_to(request, responder);

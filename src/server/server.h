@@ -4,9 +4,11 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "http/server.h"
+#include "models/expert_use.h"
 #include "server/access.h"
 #include "server/service.h"
 
@@ -30,6 +32,8 @@ class Server {
   // No new requests; true from drained() once every answer has been sent.
   void drain();
   bool drained() const;
+  // By all that was served so far; none: nothing was, or no layer routes.
+  std::optional<ExpertUse> experts_used() const;
 
  private:
   void handle(HttpRequest& request, const Responder& responder);

@@ -11,6 +11,7 @@
 #include "bench/model_bench.h"
 #include "bench/plot.h"
 #include "cli/bench/bench_server.h"
+#include "cli/experts_text.h"
 #include "cli/model_flags.h"
 #include "terminal/report.h"
 
@@ -110,8 +111,7 @@ nlohmann::ordered_json point_json(const BenchFlags& flags, const ModelFigures& p
 }
 
 std::string experts_cell(const PhaseFigures& phase) {
-  if (!phase.experts) return "-";
-  return text("{} of {}", fixed(phase.experts->distinct, 1), phase.experts->experts);
+  return phase.experts ? experts_used_text(*phase.experts) : "-";
 }
 
 void print_parts(const ModelFigures& point) {
