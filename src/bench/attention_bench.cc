@@ -113,12 +113,16 @@ void AttentionBench::fill() {
   }
 }
 
+void check_attention_call(const AttentionSetup& setup, int tokens) {
+  check_available(4.0 * setup.batch * tokens * setup.heads * (setup.shape.d + setup.shape.dv),
+                  text("queries and results of {} tokens of {} sequences", tokens, setup.batch),
+                  "try fewer `tokens` or a smaller `batch`");
+}
+
 LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds) const {
   KT_CHECK(tokens >= 1 && tokens <= context_, "{} tokens of {}", tokens, context_);
   const KvShape& shape = setup_.shape;
-  check_available(4.0 * setup_.batch * tokens * setup_.heads * (shape.d + shape.dv),
-                  text("queries and results of {} tokens of {} sequences", tokens, setup_.batch),
-                  "try fewer `tokens` or a smaller `batch`");
+  check_attention_call(setup_, tokens);
   CallBuffers buffers(setup_, pages_, context_, tokens);
   AttentionWork work(setup_.pool, *setup_.kernels);
   const bool narrow = shape.type == KvType::kBf16 && has_product(*setup_.kernels, Product::kBf16);

@@ -20,7 +20,7 @@ struct PerplexityFlags {
   ModelFlags model;
   std::string file, against, separator = "<|endoftext|>";
   PerplexityOptions options;
-  int context = 0;  // 0: that of the options, or the model's where it is shorter
+  int64_t context = 0;  // 0: that of the options, or the model's where it is shorter
   bool json = false;
 };
 

@@ -114,6 +114,7 @@ void print_setup(const AttentionSetup& setup, const AttentionFlags& flags) {
 
 void run_attention(const AttentionFlags& flags) {
   const AttentionSetup setup = setup_of(flags);
+  for (const int tokens : flags.tokens) check_attention_call(setup, tokens);
   if (!flags.json) {
     print_setup(setup, flags);
     print_heads();
