@@ -25,18 +25,29 @@ KILLS = 30 if checkpoints.FULL else 8
 MODES = {"merged": ["--method", "int4", "--numa-nodes", "2"],
          "folders": ["--method", "int8", "--numa-nodes", "1", "--no-merge"],
          "groups": ["--group-size", "64"]}
-LAYERS, EXPERTS, HIDDEN, INTER = 6, 8, 1024, 512
+LAYERS, EXPERTS = 6, 8
+
+
+def make_model(folder, hidden, inter):
+    """A file for each layer."""
+    layer = EXPERTS * 3 * hidden * inter * 2 / 1e6  # MB
+    subprocess.run([sys.executable, checkpoints.ROOT / "tools" / "make_checkpoint.py", folder, "--layers", str(LAYERS),
+                    "--experts", str(EXPERTS), "--hidden", str(hidden), "--inter", str(inter), "--shard-mb",
+                    str(int(layer) + 1)], check=True, stdout=subprocess.DEVNULL)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
-    """About 180 MB in a file for each layer."""
-    folder = tmp_path_factory.mktemp("generated") / "model"
-    subprocess.run([sys.executable, checkpoints.ROOT / "tools" / "make_checkpoint.py", folder, "--layers", str(LAYERS),
-                    "--experts", str(EXPERTS), "--hidden", str(HIDDEN), "--inter", str(INTER), "--shard-mb", "26"],
-                   check=True, stdout=subprocess.DEVNULL)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
+    """About 40 MB."""
+    return make_model(tmp_path_factory.mktemp("generated") / "model", 512, 256)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """About 180 MB."""
+    return make_model(tmp_path_factory.mktemp("large") / "model", 1024, 512)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +224,7 @@ def mounted(at, size):
 
 
 def test_disk_too_small_is_found_before_the_first_byte(generated, tmp_path):
-    with mounted(tmp_path / "disk", 8 << 20) as disk:
+    with mounted(tmp_path / "disk", 4 << 20) as disk:
         line = refused(kt(*command(generated, disk / "out", "merged")), 3, disk / "out", "disk")
         assert len(re.findall(r"\d+", line.replace(str(disk), ""))) >= 2, "needed and free"
         assert not list(disk.iterdir())
@@ -221,7 +232,7 @@ def test_disk_too_small_is_found_before_the_first_byte(generated, tmp_path):
 
 @pytest.mark.parametrize("mode", ["merged", "folders"])
 def test_disk_that_fills_up_then_resume(generated, whole, tmp_path, mode):
-    with mounted(tmp_path / "disk", 400 << 20) as disk:
+    with mounted(tmp_path / "disk", 100 << 20) as disk:
         out, filler = disk / "out", disk / "filler"
         with held_midway(command(generated, out, mode)) as process:
             with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -237,7 +248,7 @@ def test_disk_that_fills_up_then_resume(generated, whole, tmp_path, mode):
 
 @pytest.mark.parametrize("mode", ["merged", "folders"])
 def test_limit_on_file_sizes(generated, whole, tmp_path, mode):
-    limit = 100_000  # below a projection of an expert
+    limit = 20_000  # below a projection of an expert
     result = kt(*command(generated, tmp_path / "out", mode),
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     refused(result, 3, tmp_path / "out")
@@ -321,10 +332,10 @@ def peak_anonymous(args):
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="no /proc/PID/smaps_rollup here")
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("threads", [1, 4])
-def test_anonymous_memory_is_bounded(generated, tmp_path, mode, threads):
+def test_anonymous_memory_is_bounded(large, tmp_path, mode, threads):
     """256 MiB and two experts' working set a thread: f32 values, codes and what is packed."""
-    expert = 3 * HIDDEN * INTER * (4 + 1 + 1)
-    args = command(generated, tmp_path / "out", mode)
+    expert = 3 * 1024 * 512 * (4 + 1 + 1)
+    args = command(large, tmp_path / "out", mode)
     args[args.index("--cpu-threads") + 1] = str(threads)
     result, peak = peak_anonymous(args)
     assert result.returncode == 0, result.stderr
@@ -332,8 +343,8 @@ def test_anonymous_memory_is_bounded(generated, tmp_path, mode, threads):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="no /proc/PID/smaps_rollup here")
-def test_max_memory_is_kept(generated, tmp_path):
+def test_max_memory_is_kept(large, tmp_path):
     limit = 96
-    result, peak = peak_anonymous(command(generated, tmp_path / "out", "merged", "--max-memory", f"{limit}MiB"))
+    result, peak = peak_anonymous(command(large, tmp_path / "out", "merged", "--max-memory", f"{limit}MiB"))
     assert result.returncode == 0, result.stderr
     assert 0 < peak <= limit << 20
