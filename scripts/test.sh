@@ -125,9 +125,9 @@ emulated() {
 not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:MixedExperts.*:Pack.*:NormalForms.AreStable:Cpu.EveryTargetHasItsBaseline'
 
 cross() {
-  # Kernels, and what is nearest to an architecture; reading weights, which is not, in the full matrix.
-  local arch emulator name names="base text formats kernels nn"
-  [ $all = no ] || names+=" weights"
+  # Kernels, and what is nearest to an architecture; text and reading weights, which are not, in the full matrix.
+  local arch emulator name names="base formats kernels nn"
+  [ $all = no ] || names+=" text weights"
   case $host in
     aarch64) arch=x86_64 ;;
     x86_64) arch=aarch64 ;;
