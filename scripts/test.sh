@@ -122,7 +122,7 @@ emulated() {
 
 # How work is cut into pieces, packed and dealt to threads does not depend on the architecture: that is for the native run.
 # The emulator shows the host's /proc/cpuinfo, which does not name the emulated CPU.
-not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:MixedExperts.*:Pack.*:NormalForms.AreStable:Cpu.EveryTargetHasItsBaseline'
+not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:*Mixed.*:MixedExperts.*:Pack.*:*PaddedExperts*:NormalForms.AreStable:Cpu.EveryTargetHasItsBaseline'
 
 cross() {
   # Kernels, and what is nearest to an architecture; text and reading weights, which are not, in the full matrix.
