@@ -215,8 +215,8 @@ python_tests() {
   local wheel=
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src
-  # Two files at a time: a test mostly waits for one thread of one program.
-  KT_SGLANG=$(cat "$results/sglang") KT_SGLANG_KT=$(cat "$results/sglang-kt") \
+  # Two files at a time: a test mostly waits for one thread of one program. torch's threads would wait for each other, busily.
+  OMP_NUM_THREADS=1 KT_SGLANG=$(cat "$results/sglang") KT_SGLANG_KT=$(cat "$results/sglang-kt") \
     PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
     KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
     KT_TEMPLATE_PROBE=$src/text/template_probe KT_GRAMMAR_PROBE=$src/text/grammar_probe \

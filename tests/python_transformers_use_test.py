@@ -489,7 +489,7 @@ import sys, torch, kt_kernel.transformers as kt
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
-model = kt.enable(sys.argv[1], dtype=torch.float32, threads=2, gpu_experts=2, update_every=50)
+model = kt.enable(sys.argv[1], dtype=torch.float32, threads=1, gpu_experts=2, update_every=50)
 kt.recorder(model)
 torch.set_num_threads(1)
 inputs = [torch.randint(1, 290, (1, tokens)) for tokens in (1, 2, 7)]
