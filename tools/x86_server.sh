@@ -3,7 +3,7 @@
 # measured here. Needs CMake, g++ >= 12, GoogleTest, CLI11 and nlohmann-json; installs nothing.
 #
 #   tools/x86_server.sh build-test-table [seconds per row, default 1]
-#   tools/x86_server.sh rival [seconds per row, default 1]       after it: llama.cpp's model beside ours
+#   tools/x86_server.sh rival [models, default 4,48,deepseek2]   after it: llama.cpp's models beside ours
 #   tools/x86_server.sh server                                   kt run beside the engine alone and llama.cpp's server
 #   tools/x86_server.sh python [steps, with commas]              kt_kernel beside a GPU: tools/x86_python.sh
 #   tools/x86_server.sh layers [seconds per row, default 0.5]    kt-kernel's MoE layers beside ours; after any other mode
@@ -48,29 +48,30 @@ build_llama() {
     { grep -E -A5 'error|No rule' "$out/llama-build.log" | head -40; return 1; }
 }
 
-# llama.cpp's whole model beside ours: one Q4_0 file whose routers choose evenly, the same prompts and batches, each at its
-# best thread count. rival_model LAYERS: after 8192 tokens too where they are few.
+# llama.cpp's whole models beside ours: one Q4_0 file whose routers choose evenly, the same prompts and batches, each at its
+# best thread count. rival_model NAME: layers of Qwen3-30B-A3B, or deepseek2; after 8192 tokens too with 4 layers.
 rival_model() {
-  local layers=$1 all half model=$build/rival-$1.gguf llama=$build/llama to=$out/$1
+  local name=$1 all half model=$build/rival-$1.gguf llama=$build/llama to=$out/$1 shape=(--layers "$1")
+  [ "$name" = deepseek2 ] && shape=(--arch deepseek2)
   all=$(nproc) half=$(($(nproc) / 2))
   mkdir -p "$to"
-  say "$layers layers: model and llama.cpp"
-  [ -s "$model" ] || python3 tools/make_gguf.py "$model" --layers "$layers"
+  say "$name: model and llama.cpp"
+  [ -s "$model" ] || python3 tools/make_gguf.py "$model" "${shape[@]}"
   [ -x "$llama/bin/llama-bench" ] || build_llama llama-bench llama-batched-bench || return 1
-  say "$layers layers: llama.cpp"
+  say "$name: llama.cpp"
   for threads in $half $all; do
     "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 1024 -n 64 -r 2 -o json > "$to/llama-$threads.json" 2> "$to/llama-$threads.log"
-    [ "$layers" -gt 8 ] || "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$to/llama-deep-$threads.json" 2>> "$to/llama-$threads.log"
+    [ "$name" != 4 ] || "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$to/llama-deep-$threads.json" 2>> "$to/llama-$threads.log"
     "$llama/bin/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 128 -ntg 32 -npl 8 --output-format jsonl \
       > "$to/llama-batch-$threads.jsonl" 2>> "$to/llama-$threads.log"
   done
-  say "$layers layers: kt"
+  say "$name: kt"
   for threads in $((all - 2)) $all; do
     "$kt" bench "$model" --threads "$threads" --prompt 1024 --batch 1 --tokens 64 --parts --json > "$to/kt-$threads.json"
-    [ "$layers" -gt 8 ] || "$kt" bench "$model" --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$to/kt-deep-$threads.json"
+    [ "$name" != 4 ] || "$kt" bench "$model" --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$to/kt-deep-$threads.json"
     "$kt" bench "$model" --threads "$threads" --prompt 128 --batch 8 --tokens 32 --json > "$to/kt-batch-$threads.json"
   done
-  say "$layers layers: table"
+  say "$name: table"
   python3 tools/rival_model_table.py "$to"
 }
 
@@ -78,7 +79,8 @@ if [ "$mode" = rival ]; then
   kt=$build/bin/kt
   if [ ! -x "$kt" ]; then echo "rival: needs $kt (build-test-table first)"; exit 0; fi
   if [ ! -f carry/llama.tar.xz ]; then echo "no source of llama.cpp in carry/llama.tar.xz: left out"; exit 0; fi
-  for layers in 4 48; do rival_model $layers; done
+  models=${2:-4,48,deepseek2}
+  for name in ${models//,/ }; do rival_model "$name"; done
   exit 0
 fi
 

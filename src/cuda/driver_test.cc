@@ -205,12 +205,6 @@ TEST_F(CudaDriverTest, EveryCaptureHasItsNumber) {
   EXPECT_EQ(std::ranges::adjacent_find(ids), ids.end());
 }
 
-// Until it counts so many; the driver may be late.
-void wait_for(const std::atomic<int>& calls, int wanted) {
-  for (int i = 0; i < 300'000 && calls < wanted; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
 TEST_F(CudaDriverTest, TellsTheEndOfAGraph) {
   const TestStream stream;
   StreamGate gate;

@@ -163,6 +163,9 @@ TEST_F(PostTest, TakesLaunchesAheadOrKeepsThemWaiting) {
       stream.wait();
     }
     EXPECT_EQ(launched, kLaunches);
+    // A driver tells the end of a graph when it likes: `ended` is there until then.
+    wait_for(ended, watched ? 1 : 0);
+    EXPECT_EQ(ended, watched ? 1 : 0);
   }
 }
 

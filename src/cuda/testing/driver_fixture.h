@@ -47,6 +47,12 @@ struct StreamGate {
 
 inline void count(void* argument) noexcept { ++*static_cast<std::atomic<int>*>(argument); }
 
+// Until it counts so many; the driver may be late.
+inline void wait_for(const std::atomic<int>& calls, int wanted) {
+  for (int i = 0; i < 300'000 && calls < wanted; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 class CudaDriverTest : public testing::Test {
  protected:
   void SetUp() override {
