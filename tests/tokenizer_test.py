@@ -259,7 +259,7 @@ def compare(tokenizer, path, docs, add_special=False):
     return got
 
 
-def trained(pre_tokenizer, normalizer=None, byte_level=True):
+def trained(pre_tokenizer, normalizer=None, byte_level=True, added=ADDED):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizer
@@ -270,7 +270,7 @@ def trained(pre_tokenizer, normalizer=None, byte_level=True):
     )
     tokenizer.train_from_iterator(TRAINING, trainer)
     if byte_level:
-        tokenizer.add_tokens(ADDED)
+        tokenizer.add_tokens(added)
     return tokenizer
 
 
@@ -297,6 +297,66 @@ def test_family(family, tmp_path):
     )
     # The lazy patterns are quadratic in long words, for which ours stop; see test_budget.
     compare(tokenizer, path, TEXTS[:-3] if family == "lazy" else TEXTS)
+
+
+# How the models' own tokenizer.json split, by the names that GGUF files have for it.
+def digits():
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+
+
+def gpt2():
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+TEKKEN = (
+    cased_words().replace(CONTRACTIONS + "?", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+NAMED = {
+    **dict.fromkeys(["gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion"], gpt2),
+    **dict.fromkeys(["smollm", "starcoder", "refact", "codeshell", "minerva-7b"], digits),
+    **dict.fromkeys(["gpt-4o", "llama4", "kanana2", "minimax-m2"], PATTERNS["o200k"]),
+    **dict.fromkeys(["qwen2", "deepseek-r1-qwen", "megrez", "kormo"], PATTERNS["qwen2"]),
+    **dict.fromkeys(["llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0"], PATTERNS["llama3"]),
+    **dict.fromkeys(["smaug-bpe", "glm4", "chatglm-bpe"], PATTERNS["llama3"]),
+    **dict.fromkeys(["deepseek-v3", "joyai-llm"], PATTERNS["deepseek-v3"]),
+    "kimi-k2": PATTERNS["kimi-k2"],
+    "qwen35": PATTERNS["qwen-marks"],
+    "tekken": [TEKKEN],
+    "minicpm5": [r"\p{N}{1,3}", CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+" + TAIL],
+    "seed-coder": [
+        CONTRACTIONS
+        + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+}
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "tekken", "minicpm5"}  # ignore_merges
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_in_gguf(name, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    splits = NAMED[name]
+    pre_tokenizer = splits() if callable(splits) else byte_level(splits)
+    tokenizer, _ = saved(trained(pre_tokenizer, added=[]), tmp_path, ignore_merges=name in WHOLE_WORDS)
+    said = json.loads(tokenizer.to_str())
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    types = [1] * len(tokens)
+    for added in said["added_tokens"]:
+        types[added["id"]] = 3 if added["special"] else 4
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", name)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in said["model"]["merges"]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    docs = TEXTS[:-3]
+    expected = [e.ids for e in tokenizer.encode_batch_fast([doc.decode("utf-8", "replace") for doc in docs])]
+    assert encoded(tmp_path / "x.gguf", docs) == expected
 
 
 def test_budget(tmp_path):

@@ -71,7 +71,10 @@ KernelCheck check_kernel(const Kernels& kernels, const Kernels& portable, const 
   // The same route and activations on both sides where portable has them; it has no bf16 product and takes
   // f32.
   const std::string_view taken = plan.route;
-  const Route route = taken == "few" ? Route::kFew : taken == "many_s8" ? Route::kManyS8 : Route::kManyF32;
+  const Route route = taken == "few"          ? Route::kFew
+                      : taken == "many_spans" ? Route::kManySpans
+                      : taken == "many_s8"    ? Route::kManyS8
+                                              : Route::kManyF32;
   const Plan reference = plan_route(portable, plain, route, rows);
   const auto ours = multiply(kernels, plan, packing, in, rows);
   const auto theirs = multiply(portable, reference, plain, in, rows);

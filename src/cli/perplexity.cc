@@ -24,8 +24,9 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// What the divergence is measured from: a format's name means the same model in that format, "stored" the
-// model as it is on disk. Decided before anything is loaded.
+// What the divergence is measured from: "f32" means the same weights and cache in f32 arithmetic (what the
+// activations cost), a format's name the same model in that format, "stored" the model as it is on disk.
+// Decided before anything is loaded.
 struct Reference {
   std::string model;  // "": none
   ModelOptions options;
@@ -34,12 +35,17 @@ struct Reference {
 Reference reference_of(const PerplexityFlags& flags) {
   if (flags.against.empty()) return {};
   Reference out{.model = flags.model.model, .options = flags.model.options()};
+  if (flags.against == "f32") {
+    out.options.precision = Precision::kF32;
+    return out;
+  }
   out.options.weights.clear();
   out.options.format.clear();
   out.options.linear_format.clear();
   if (flags.against == "stored") return out;
   std::string known;
   for (const NamedFormat& format : kFormats) {
+    if (format.name == "f32") continue;
     known += text(", {}", format.name);
     if (format.name != flags.against) continue;
     out.options.format = flags.against;
@@ -47,7 +53,7 @@ Reference reference_of(const PerplexityFlags& flags) {
   }
   const auto model = try_find_model(flags.against);
   if (!model || !std::filesystem::exists(model->path))
-    fail("--kl-against: '{}' is neither a model on disk nor stored{}", flags.against, known);
+    fail("--kl-against: '{}' is neither a model on disk nor f32, stored{}", flags.against, known);
   out.model = model->path;
   return out;
 }
@@ -101,8 +107,9 @@ void run_perplexity(PerplexityFlags flags) {
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }
-  std::printf("perplexity %s over %zu tokens (%s experts, windows of %zu)",
-              fixed(found.model.perplexity, 4).c_str(), found.model.tokens, model.experts_dialect().c_str(),
+  const std::string dialect = model.experts_dialect();  // "": a dense model
+  std::printf("perplexity %s over %zu tokens (%s%swindows of %zu)", fixed(found.model.perplexity, 4).c_str(),
+              found.model.tokens, dialect.c_str(), dialect.empty() ? "" : " experts, ",
               flags.options.context);
   if (reference)
     std::printf("; KL %s and the same best token %s of the time against %s", fixed(found.kl, 5).c_str(),
@@ -128,12 +135,15 @@ void add_perplexity(CLI::App& kt, Invocation& run) {
                    "Tokens to predict at most, in whole windows; default: all")
       ->check(positive());
   verb->add_option("--separator", flags->separator, "Between documents")->capture_default_str();
-  verb->add_option("--kl-against", flags->against,
-                   "Also the KL divergence from another model, from a format's name, or from `stored`");
+  verb->add_option(
+      "--kl-against", flags->against,
+      "Also the KL divergence: from f32 (the same weights in f32 arithmetic: what the activations cost), "
+      "from `stored`, from a format's name, or from another model");
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
       "Examples:\n"
       "  kt perplexity ./demo/tiny-deepseekv3 --file text.txt --format int4 --kl-against stored\n"
+      "  kt perplexity ./Qwen3-30B-A3B --file text.txt --max-tokens 4096 --kl-against f32\n"
       "  kt perplexity ./Qwen3-30B-A3B --weights ./Qwen3-30B-A3B-int4 --file text.txt --max-tokens 10000");
   verb->callback([&run, flags] { run.action = [flags] { run_perplexity(*flags); }; });
 }

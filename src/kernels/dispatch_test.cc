@@ -84,7 +84,7 @@ TEST(Dispatch, TablesAreComplete) {
     EXPECT_EQ(t.tile_rows % t.many_side, 0) << t.name;
     for (int i = 0; i < kLayoutCount; ++i) {
       EXPECT_TRUE(t.few(i) && t.many_f32[i]) << t.name << " " << i;
-      EXPECT_EQ(t.many_s8[i] != nullptr, is_integer(kLayouts[i].code)) << t.name << " " << i;
+      EXPECT_EQ(t.many_s8[i] || t.many_spans[i], is_integer(kLayouts[i].code)) << t.name << " " << i;
       EXPECT_EQ(t.many_bf16[i] != nullptr, t.float_many == ActCode::kBf16) << t.name << " " << i;
     }
   }
@@ -97,7 +97,7 @@ TEST(Plan, FollowsRowsAndPrecision) {
         plan_for(t, packing_for(format_named(format), 64, 1024, t.fragment, "w"), precision, m).route);
   };
   EXPECT_EQ(route("int8", Precision::kDefault, 1), "few");
-  EXPECT_EQ(route("int8", Precision::kInt8, t.few_limit + 1), "many_s8");
+  EXPECT_EQ(route("int8", Precision::kInt8, t.few_limit + 1), t.many_spans[0] ? "many_spans" : "many_s8");
   EXPECT_EQ(route("int8", Precision::kF32, 1), "many_f32");
   EXPECT_EQ(route("int8", Precision::kBf16, 1), t.many_bf16[0] ? "many_bf16" : "many_f32");
   EXPECT_EQ(route("bf16", Precision::kInt8, 1), "few");

@@ -2,10 +2,10 @@
 //
 // Integer layouts, per row r and token i, over spans s:
 //   out = sum_s  wscale * ascale * (sum_k code * a  -  bias * asum)  -  min * ascale * asum
-// where a are s8 codes and asum their sum over the span: the bias leaves the inner loop, and the integer part
-// is exact, so the result does not depend on how many rows are computed together.
-// Overflow: |code| <= 255, |a| <= 127, so int32 holds spans of up to 66,000 columns; packing refuses longer
-// ones. Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at
+// where a are s8 codes, ascale is theirs and asum their sum over the span: the bias leaves the inner loop, and
+// the integer part is exact, so the result does not depend on how many rows are computed together. A span is
+// that of the weights, but no longer than kActSpan: activations have outliers, and one scale for a whole row
+// would leave the others few bits. Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at
 // the span's end. Where there is a bf16 product and E4M3 codes stand in pairs, they meet bf16 activations: 3
 // bits of fraction times 7 make products exact in f32, so K columns round K times as with f32 activations,
 // which keep 16 bits more.
@@ -20,6 +20,11 @@ using namespace kt;
 
 inline constexpr int kParts = kBlockRows / Isa::kLanes;
 inline constexpr int kPartBytes = Isa::kLanes * Isa::kStep;
+
+// Columns between two scalings of integer sums.
+constexpr int fold_span(const Layout& layout) {
+  return layout.span == SpanLength::kLong ? kActSpan : span_columns(layout.span);
+}
 
 constexpr bool small_codes(Code code) { return code != Code::kI8 && code != Code::kIq4; }
 
@@ -128,7 +133,7 @@ KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at, int byte
 template <Layout kL, int kM, int kPP>
 struct FewInteger {
   static constexpr int kGroups = (kM + Isa::kTokens - 1) / Isa::kTokens;
-  static constexpr bool kShort = kL.span != SpanLength::kLong;
+  static constexpr int kSpan = fold_span(kL);
   static constexpr int kUnitColumns = unit_steps(kL) * Isa::kStep;
   // Independent sums where there would be too few to hide the dot product's latency; integers add up the
   // same.
@@ -178,11 +183,11 @@ struct FewInteger {
     });
   }
 
-  // total += scaled acc of the span `span` of the record, which starts at column `column`
+  // total += scaled acc of kSpan columns from `column`, in the span `span` of the record
   KT_INLINE void finish(const Acc (&acc)[kChains][kPP][kGroups], const SpanFactors<kL>& factors, int span,
                         int column) {
     const ActShape& s = args.acts.shape;
-    const int64_t scale_at = column / s.scale_span, sum_at = column / s.sum_span;
+    const int64_t scale_at = column / kActSpan, sum_at = column / kSpan;
     unroll<kPP>([&](auto i) __attribute__((always_inline)) {
       const int row = (p0 + i) * Isa::kLanes;
       const F32 w = factors.scale(span, row);
@@ -213,37 +218,28 @@ struct FewInteger {
   }
 
   KT_INLINE void walk(const uint8_t* at) {
+    constexpr int kPiece = kUnitColumns > kSpan ? kUnitColumns : kSpan, kSteps = kSpan / Isa::kStep;
     const int spans_per_record = p.record_k / p.span;
     for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
       const SpanFactors<kL> factors(at, spans_per_record);
       fetch_ahead(args, at, p.header_bytes);
       at += p.header_bytes;
       const int columns = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
-      if constexpr (kShort) {
-        constexpr int kSpan = span_columns(kL.span), kSteps = kSpan / Isa::kStep;
-        for (int c = 0; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
-          fetch_ahead(args, at, chunk_bytes(kL.code));
-          for (int u = 0; u < kChunk; u += kUnitColumns) {
-            const CodesAt codes = unit_at<kL>(at, u / kUnitColumns);
-            unroll<kUnitColumns / kSpan>([&](auto s) __attribute__((always_inline)) {
-              Acc acc[kChains][kPP][kGroups];
-              clear(acc);
-              steps<s * kSteps, (s + 1) * kSteps>(acc, codes, k0 + c + u);
-              finish(acc, factors, (c + u) / kSpan + s, k0 + c + u + s * kSpan);
-            });
-          }
-        }
-      } else {
-        for (int s = 0; s < columns; s += p.span) {
-          Acc acc[kChains][kPP][kGroups];
-          clear(acc);
-          const int end = columns - s < p.span ? columns : s + p.span;
-          for (int c = s; c < end; c += kChunk, at += chunk_bytes(kL.code)) {
-            fetch_ahead(args, at, chunk_bytes(kL.code));
-            for (int u = 0; u < kChunk; u += kUnitColumns)
-              steps<0, unit_steps(kL)>(acc, unit_at<kL>(at, u / kUnitColumns), k0 + c + u);
-          }
-          finish(acc, factors, s / p.span, k0 + s);
+      for (int c = 0, span = 0, next = p.span; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
+        fetch_ahead(args, at, chunk_bytes(kL.code));
+        if (kL.span == SpanLength::kLong && c == next) ++span, next += p.span;
+        for (int u = 0; u < kChunk; u += kPiece) {
+          unroll<kPiece / kSpan>([&](auto s) __attribute__((always_inline)) {
+            Acc acc[kChains][kPP][kGroups];
+            clear(acc);
+            if constexpr (kUnitColumns >= kSpan)
+              steps<s * kSteps, (s + 1) * kSteps>(acc, unit_at<kL>(at, u / kUnitColumns), k0 + c + u);
+            else
+              for (int v = u; v < u + kSpan; v += kUnitColumns)
+                steps<0, unit_steps(kL)>(acc, unit_at<kL>(at, v / kUnitColumns), k0 + c + v);
+            finish(acc, factors, kL.span == SpanLength::kLong ? span : (c + u) / kSpan + s,
+                   k0 + c + u + s * kSpan);
+          });
         }
       }
     }

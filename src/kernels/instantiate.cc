@@ -33,6 +33,7 @@ constexpr kt::Kernels make() {
   for (int i = 0; i < kt::kLayoutCount; ++i) t.few_acts[i] = few_acts(kt::kLayouts[i]);
   t.few_long = kFewLong.data();
   t.few_short = kFewShort.data();
+  t.many_spans = kManySpans.data();
   t.many_s8 = kManyS8.data();
   t.many_bf16 = kManyBf16.data();
   t.many_f32 = kManyF32.data();

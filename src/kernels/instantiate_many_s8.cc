@@ -14,7 +14,7 @@ using Isa = KT_ISA_CLASS;
 namespace KT_ISA_NAMESPACE {
 
 constexpr Route kManyS8 = route([]<kt::Layout kL>() -> kt::Kernels::Multiply {
-  if constexpr (kt::is_integer(kL.code)) return many_s8<kL>;
+  if constexpr (kt::is_integer(kL.code) && Isa::kRoundedPanels) return many_s8<kL>;
   return nullptr;
 });
 

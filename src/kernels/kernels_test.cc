@@ -17,7 +17,8 @@
 namespace kt {
 namespace {
 
-constexpr Route kRoutes[] = {Route::kFew, Route::kManyS8, Route::kManyBf16, Route::kManyF32};
+constexpr Route kRoutes[] = {Route::kFew, Route::kManySpans, Route::kManyS8, Route::kManyBf16,
+                             Route::kManyF32};
 constexpr double kUlp = 0x1p-24;  // relative error of one rounding to f32
 
 bool is_exact(const Packing& p) {
@@ -61,8 +62,8 @@ struct Reference {
 };
 
 // How far a result may be from the sum in double; T = sum |a| * size, u = 2^-24.
-//   few, many_s8 of whole rows: the integer sums are exact. wscale * ascale and the sum's conversion are
-//   rounded,
+//   few, many_spans, many_s8 of whole rows: the integer sums are exact. wscale * ascale and the sum's
+//   conversion are rounded,
 //     then one fma a span (two with a min) adds a partial sum below T: (fmas + 4) u T. value_at rounds twice:
 //     2 u T.
 //   many_s8 of spans: the bound of panel.inl.h, 0.76 D |a| for each weight, and the f32 part as above over
@@ -84,11 +85,12 @@ double tolerance_of(const Packing& p, Route route, ActCode acts, double size, do
   if (route == Route::kManyBf16)
     return tiny + size * (4 * kUlp * k + (p.format.code == Code::kBf16 ? 0 : 0x1.01p-8));
   if (route == Route::kManyF32 || !integer) return tiny + size * kUlp * (k + 4);
-  if (route == Route::kManyS8 && !is_exact(p)) {
+  if (route == Route::kManyS8 && is_exact(p)) return tiny + size * kUlp * 7;
+  if (route == Route::kManyS8) {
     const double panels = std::ceil(k / 512);
     return tiny + panel_error + panel_size * kUlp * (panels + 4) + size * 2 * kUlp;
   }
-  const double fmas = std::ceil(k / p.span) * (p.format.min == Min::kNone ? 1 : 2);
+  const double fmas = std::ceil(k / std::min(p.span, kActSpan)) * (p.format.min == Min::kNone ? 1 : 2);
   return tiny + size * kUlp * (fmas + 6);
 }
 
@@ -209,11 +211,11 @@ void check_matrix(const Matrix& matrix, const std::vector<float>& rows, const To
     auto& at = packed[t->fragment.step_bytes];
     if (!at) at = std::make_unique<Packed>(matrix.view(), t->fragment);
   }
-  std::vector<float> few_of_rows;  // of the largest m, to compare many_s8 with
+  std::vector<float> few_of_rows;  // of the largest m, to compare many_spans with
   for (const Route route : kRoutes) {
     const Packing& p = packed[tables_under_test()[0]->fragment.step_bytes]->packing;
     const bool integer = is_integer(p);
-    if (route == Route::kManyS8 && !integer) continue;
+    if ((route == Route::kManyS8 || route == Route::kManySpans) && !integer) continue;
     const auto& ms = route == Route::kFew ? tokens.few : tokens.many;
     const int most = *std::max_element(ms.begin(), ms.end());
     std::map<ActCode, Reference> wants;  // tables differ in the activations they take
@@ -236,7 +238,7 @@ void check_matrix(const Matrix& matrix, const std::vector<float>& rows, const To
           EXPECT_TRUE(same_bits(have, first)) << what << ", against portable";
         }
         if (route == Route::kFew && integer && few_of_rows.empty()) few_of_rows = have;
-        if (route == Route::kManyS8 && is_exact(p)) {
+        if (route == Route::kManySpans) {
           EXPECT_TRUE(same_bits(have, few_of_rows)) << what << ", against few";
         }
         EXPECT_TRUE(w.memory.intact());

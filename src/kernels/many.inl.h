@@ -32,7 +32,7 @@ inline constexpr int kPanelWidth = Isa::kTileUnit ? 3 : 2;                // row
 inline constexpr int kPanelRows = kPanelWidth * kBlockRows;               // and its output columns
 inline constexpr int kRowsAtOnce = Isa::kTileUnit ? 32 : Isa::kTileRows;  // token rows of one tile loop
 
-enum class Fold : uint8_t { kExact, kRounded, kFloat };
+enum class Fold : uint8_t { kExact, kRounded, kFloat, kSpans };
 
 // Row blocks of the next panel out of `left`: a single one last would waste half the loads.
 constexpr int panel_width(int left) {
@@ -74,6 +74,7 @@ inline constexpr int kChunksAhead = 2;              // of the product that takes
 // One panel by the columns [k0, k1).
 struct PanelWork {
   Panel panel;
+  const uint8_t* block;  // the first of its row blocks, packed
   int k0, k1;
   int row0, rows;
   const float* scales;  // [kPanelRows]: of the rows, or of the rounded panel
@@ -288,6 +289,8 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
         for (at.b = 0; at.b < at.nb; at.b += at.blocks) {
           at.blocks = panel_width(at.nb - at.b);
           PanelWork w{.panel = {},
+                      .block = reinterpret_cast<const uint8_t*>(args.blocks) +
+                               (at.b0 + at.b) * static_cast<int64_t>(p.block_bytes),
                       .k0 = at.k0,
                       .k1 = at.k1,
                       .row0 = at.row0,
@@ -298,11 +301,12 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
           prepare<Product, Chunks>(args, at, direct, memory, scales, widen, w);
           if (at.k1 == p.k_pad)
             for (int i = 0; i < at.blocks; ++i)
-              row_scales(reinterpret_cast<const uint8_t*>(args.blocks) +
-                             (at.b0 + at.b + i) * static_cast<int64_t>(p.block_bytes),
-                         scales + i * kBlockRows);
+              row_scales(w.block + i * static_cast<int64_t>(p.block_bytes), scales + i * kBlockRows);
           if constexpr (Isa::kTileUnit) fetch_next(args, at, w);
-          multiply_panel<Product, kSmall, kFold, Chunks>(args, w);
+          if constexpr (kFold == Fold::kSpans)
+            Product::multiply(args, w);
+          else
+            multiply_panel<Product, kSmall, kFold, Chunks>(args, w);
           if (wait) c += int64_t{rows} * kPanelRows * 4;
         }
       }

@@ -15,7 +15,7 @@ int padded_rows(int m) {
   return m - last + (last > 4 ? 8 : last > 2 ? 4 : last);
 }
 
-constexpr const char* kRouteNames[] = {"few", "many_s8", "many_bf16", "many_f32"};
+constexpr const char* kRouteNames[] = {"few", "many_spans", "many_s8", "many_bf16", "many_f32"};
 
 size_t code_size(ActCode code) { return code == ActCode::kS8 ? 1 : code == ActCode::kBf16 ? 2 : 4; }
 
@@ -45,14 +45,19 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
     plan.acts.side = kernels.few_side;
     plan.acts.step_bytes = kernels.few_step_bytes;
     plan.acts.code = kernels.few_acts[p.layout];
-    plan.acts.sum_span = p.span;
-    plan.acts.scale_span = std::max(p.span, std::min(32, p.k_pad));
+    plan.acts.scale_span = kActSpan;
+    plan.acts.sum_span = std::min(p.span, kActSpan);
     plan.acts.rows = static_cast<int>(round_up(padded_rows(m), kernels.few_side));
     return plan;
   }
   plan.acts.side = kernels.many_side;
   plan.acts.step_bytes = kernels.many_step_bytes;
-  if (route == Route::kManyS8) {
+  if (route == Route::kManySpans) {
+    plan.multiply = kernels.many_spans[p.layout];
+    plan.acts.code = ActCode::kS8;
+    plan.acts.scale_span = kActSpan;
+    plan.acts.sum_span = std::min(p.span, kActSpan);
+  } else if (route == Route::kManyS8) {
     plan.multiply = kernels.many_s8[p.layout];
     plan.acts.code = ActCode::kS8;
     // whole-row integer layouts stay exact; the others are rounded again in panels of 512 columns
@@ -77,6 +82,7 @@ Plan plan_for(const Kernels& kernels, const Packing& p, Precision precision, int
   const bool native = integer ? precision == Precision::kDefault || precision == Precision::kInt8
                               : precision != Precision::kF32;
   const Route route = native && m <= kernels.few_limit                              ? Route::kFew
+                      : native && integer && kernels.many_spans[p.layout]           ? Route::kManySpans
                       : native && integer                                           ? Route::kManyS8
                       : precision != Precision::kF32 && kernels.many_bf16[p.layout] ? Route::kManyBf16
                                                                                     : Route::kManyF32;

@@ -18,10 +18,10 @@ inline constexpr int kFloatK = 512;    // K block of float panels
 // narrower
 inline constexpr int kPanelBytes = 3 * kBlockRows * 2048;
 
-enum class Route : uint8_t { kFew, kManyS8, kManyBf16, kManyF32 };
+enum class Route : uint8_t { kFew, kManySpans, kManyS8, kManyBf16, kManyF32 };
 
 struct Plan {
-  const char* route = "";  // "few", "many_s8", "many_bf16" or "many_f32"
+  const char* route = "";  // "few", "many_spans", "many_s8", "many_bf16" or "many_f32"
   Kernels::Multiply multiply = nullptr;
   ActShape acts;
   size_t scratch_bytes = 0;

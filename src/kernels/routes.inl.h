@@ -9,7 +9,7 @@
 namespace KT_ISA_NAMESPACE {
 
 using Route = std::array<kt::Kernels::Multiply, kt::kLayoutCount>;
-extern const Route kFewLong, kFewShort, kManyS8, kManyBf16, kManyF32;
+extern const Route kFewLong, kFewShort, kManySpans, kManyS8, kManyBf16, kManyF32;
 
 namespace {
 

@@ -16,6 +16,8 @@ enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activation
 //   rows) scales  [rows, scale_spans]   value = code * scale                          (kS8 only) sums [rows,
 //   sum_spans]     sum of the codes over each span of `sum_span`  (kS8 only)
 // Rows past the real ones and columns past k are zero codes.
+inline constexpr int kActSpan =
+    32;  // columns of one scale where sums are scaled as they grow: few, many_spans
 struct ActShape {
   ActCode code = ActCode::kF32;
   int rows = 0;  // padded: see padded_rows
@@ -101,11 +103,12 @@ struct Kernels {
   ActCode few_acts[kLayoutCount];  // and every layout on the route of few rows
   using Multiply = void (*)(const MultiplyArgs&) noexcept;
   // [kLayoutCount] each
-  const Multiply* few_long;   // activations: few_acts; null for layouts with short spans
-  const Multiply* few_short;  // and null for those with long ones
-  const Multiply* many_s8;    // null for float layouts
-  const Multiply* many_bf16;  // null when the ISA has no bf16 product
-  const Multiply* many_f32;   // the reference: any layout, f32 activations, any m
+  const Multiply* few_long;    // activations: few_acts; null for layouts with short spans
+  const Multiply* few_short;   // and null for those with long ones
+  const Multiply* many_spans;  // null for float layouts, and where there is a tile unit
+  const Multiply* many_s8;     // null for float layouts, and where there is none (portable has both)
+  const Multiply* many_bf16;   // null when the ISA has no bf16 product
+  const Multiply* many_f32;    // the reference: any layout, f32 activations, any m
   Multiply few(int layout) const {
     return (kLayouts[static_cast<size_t>(layout)].span == SpanLength::kLong ? few_long : few_short)[layout];
   }

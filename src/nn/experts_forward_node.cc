@@ -34,6 +34,12 @@ bool same_rows(const ActShape& a, const ActShape& b) {
          a.step_bytes == b.step_bytes && a.scale_span == b.scale_span && a.sum_span == b.sum_span;
 }
 
+// Whether the codes, scales and sums of a row are the same in both, whatever their order.
+bool same_codes(const ActShape& a, const ActShape& b) {
+  return a.code == ActCode::kS8 && b.code == ActCode::kS8 && a.k_pad == b.k_pad &&
+         a.scale_span == b.scale_span && a.sum_span == b.sum_span;
+}
+
 // Packed rows of an item: the last one of a group brings the padding rows along.
 Acts rows_of(const Acts& acts, const WorkItem& item, int m) {
   return rows_from(acts, item.begin,
@@ -154,21 +160,22 @@ void NodeForward::list_down() {
   }
 }
 
-// Plain order for all tokens when every group that reads rows for `of` wants the same codes and there are
-// enough of them; else no rows.
+// The codes that the largest group that reads rows for `of` wants, in plain order for all tokens, when there are enough of them; else
+// no rows. Groups that want others pack for themselves: with a tile unit, those of few rows.
 ActShape NodeForward::shared_shape(Product ForwardNode::Part::* of) const {
   ActShape s;
-  bool any = false,
-       same = args_.tokens >= kSharedTokens && routing_.token.size() >= 2 * static_cast<size_t>(args_.tokens);
+  const auto reads = [&](const ForwardNode::Part& part) {
+    return of == &ForwardNode::Part::gate || !part.one_input;
+  };
   for (const ForwardNode::Part& part : parts_) {
-    if (of == &ForwardNode::Part::up && part.one_input) continue;
     const ActShape& acts = (part.*of).plan.acts;
-    if (!any) s = acts;
-    any = true;
-    same =
-        same && acts.code == ActCode::kS8 && acts.scale_span == s.scale_span && acts.sum_span == s.sum_span;
+    if (reads(part) && acts.code == ActCode::kS8 && acts.rows > s.rows) s = acts;
   }
-  s.rows = any && same ? args_.tokens : 0;
+  size_t rows = 0;
+  for (size_t g = 0; g < parts_.size(); ++g)
+    if (reads(parts_[g]) && same_codes((parts_[g].*of).plan.acts, s))
+      rows += static_cast<size_t>(routing_.groups[g].m);
+  s.rows = args_.tokens >= kSharedTokens && rows >= 2 * static_cast<size_t>(args_.tokens) ? args_.tokens : 0;
   s.side = 1;
   return s;
 }
@@ -232,7 +239,7 @@ void NodeForward::pack_rows(const WorkItem& item, const SharedTokens& tokens, co
   const ExpertGroup& group = routing_.groups[item.group];
   const int32_t* index = routing_.tokens_of(group) + item.begin;
   const Acts out = rows_of(acts, item, group.m);
-  if (tokens.shape.rows) {
+  if (tokens.shape.rows && same_codes(tokens.shape, acts.shape)) {
     list_.wait(item, kTokens, 0);
     kernels_.copy_acts({.from = tokens.acts, .index = index, .m = item.count, .out = out});
   } else {

@@ -36,6 +36,7 @@ struct Avx2 {
   static constexpr int kPrefetch = 1024;
   static constexpr bool kBf16Product = false;
   static constexpr bool kTileUnit = false;
+  static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;
 
   struct F32 { __m256 v; };

@@ -39,6 +39,7 @@ struct Avx512 {
   static constexpr int kPrefetch = 4096;
   static constexpr bool kBf16Product = false;
   static constexpr bool kTileUnit = false;
+  static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;
 
   struct F32 { __m512 v; };

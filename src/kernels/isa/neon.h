@@ -29,6 +29,7 @@ struct Neon {
   static constexpr int kPrefetch = 1024;
   static constexpr bool kBf16Product = false;
   static constexpr bool kTileUnit = false;
+  static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 3, kPeakActs = 3;
 
   using F32 = float32x4_t;

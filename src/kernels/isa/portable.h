@@ -28,6 +28,7 @@ struct Portable {
   static constexpr int kPrefetch = 0;
   static constexpr bool kBf16Product = false;  // has dot_bf16 and store_bf16_step; with steps of 4 bytes, e4m3_bf16 too
   static constexpr bool kTileUnit = false;     // has tiles_s8 and tiles_bf16
+  static constexpr bool kRoundedPanels = true;  // has many_s8, for tile units to be held against
   static constexpr int kPeakWeights = 1, kPeakActs = 4;
 
   struct F32 { float v[kLanes]; };

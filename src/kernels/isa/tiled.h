@@ -19,6 +19,7 @@ namespace {
 template <class Unit, class Base>
 struct TiledIsa : Base {
   static constexpr bool kTileUnit = true;
+  static constexpr bool kRoundedPanels = true;
   static constexpr int kTileRows = 16;
   static constexpr int kTileSide = 16;   // tokens and matrix rows of a C tile
   static constexpr int kTileBytes = 64;  // of K, per row of A

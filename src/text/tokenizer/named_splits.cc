@@ -16,6 +16,16 @@ constexpr std::string_view kQwen2 =
     KT_CONTRACTIONS R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3 = KT_CONTRACTIONS
     R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen35 = KT_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kMiniCpm5 =
+    KT_CONTRACTIONS R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kSeedCoder =
+    KT_CONTRACTIONS R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTekken =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kO200k =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)" KT_CONTRACTIONS
     "?"
@@ -54,20 +64,42 @@ struct Row {
 
 const std::vector<Row>& rows() {
   static const NamedSplits deepseek{{R"(\p{N}{1,3})", R"([一-龥\u3040-ゟ゠-ヿ]+)", kDeepSeekWords}};
+  static const NamedSplits digits{{R"(\p{N})", kGpt2Pattern}};  // each digit alone
   static const std::vector<Row> table = {
       {"default", {{R"([\p{P}\$\+<=>\^~\|]+)", kGpt2Pattern, R"(\p{N}+)", "[0-9][0-9][0-9]"}}},
       {"gpt-2", {{kGpt2Pattern}}},
+      {"a.x-4.0", {{kGpt2Pattern}}},
+      {"gigachat", {{kGpt2Pattern}}},
+      {"mellum", {{kGpt2Pattern}}},
+      {"trillion", {{kGpt2Pattern}}},
+      {"smollm", digits},
+      {"starcoder", digits},
+      {"refact", digits},
+      {"codeshell", digits},
+      {"minerva-7b", digits},
       {"gpt-4o", {{kO200k}}},
+      {"llama4", {{kO200k}}},
+      {"kanana2", {{kO200k}}},
       {"minimax-m2", {{kO200k}}},
       {"qwen2", {{kQwen2}}},
       {"deepseek-r1-qwen", {{kQwen2}}},
+      {"megrez", {{kQwen2}}},
+      {"kormo", {{kQwen2}}},
+      {"qwen35", {{kQwen35}}},
+      {"seed-coder", {{kSeedCoder}}},
+      {"tekken", {{kTekken}, true}},
+      {"minicpm5", {{R"(\p{N}{1,3})", kMiniCpm5}, true}},
       {"llama-bpe", {{kLlama3}, true}},
+      {"falcon3", {{kLlama3}, true}},
+      {"midm-2.0", {{kLlama3}, true}},
+      {"smaug-bpe", {{kLlama3}}},
       {"llama3", {{kLlama3}, true}},
       {"llama-v3", {{kLlama3}, true}},
       {"chatglm-bpe", {{kLlama3}}},
       {"glm4", {{kLlama3}}},
       {"kimi-k2", {{kKimiK2}}},
       {"deepseek-v3", deepseek},
+      {"joyai-llm", deepseek},
       {"deepseek-llm",
        {{R"([\r\n])", kCasedLetters, R"(\s?[!-/:-~！-／：-～‘-‟\u3000-。]+)", R"(\s+$)",
          R"([一-龥ࠀ-一가-\uD7FF]+)", R"(\p{N}+)"}}},
@@ -78,6 +110,12 @@ const std::vector<Row>& rows() {
 }
 
 }  // namespace
+
+std::vector<std::string_view> split_names() {
+  std::vector<std::string_view> out;
+  for (const Row& row : rows()) out.push_back(row.name);
+  return out;
+}
 
 NamedSplits splits_of(std::string_view name) {
   std::string known;

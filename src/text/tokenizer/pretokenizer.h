@@ -88,5 +88,6 @@ struct NamedSplits {
   bool ignore_merges = false;              // a word that is a token is that token
 };
 NamedSplits splits_of(std::string_view name);
+std::vector<std::string_view> split_names();
 
 }  // namespace kt
