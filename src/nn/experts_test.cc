@@ -145,13 +145,20 @@ TEST(Experts, TokenCounts) {
   const Batch many(600, 2, layer.shape, 17);
   const auto all = run(experts, many);
   EXPECT_LT(relative_error(all, reference(layer, many, {})), 0.03);
-  // int4 per row is exact in integers: a token's result does not depend on the batch around it
+  // A token's result does not depend on the batch around it, but for a tile unit, which rounds tokens otherwise
+  // where they are many.
+  const bool same = kernels().many_spans[packing_for(layer.format, 64, 64, kernels().fragment, "w").layout];
   for (const int t : {0, 299, 599}) {
     Batch one(1, 2, layer.shape, 0);
     one.input.assign(many.input.begin() + t * 64, many.input.begin() + (t + 1) * 64);
     one.ids.assign(many.ids.begin() + t * 2, many.ids.begin() + t * 2 + 2);
     one.weights.assign(many.weights.begin() + t * 2, many.weights.begin() + t * 2 + 2);
-    EXPECT_EQ(run(experts, one), std::vector<float>(all.begin() + t * 64, all.begin() + (t + 1) * 64));
+    const std::vector<float> alone = run(experts, one),
+                             among(all.begin() + t * 64, all.begin() + (t + 1) * 64);
+    if (same)
+      EXPECT_EQ(alone, among);
+    else
+      EXPECT_LT(relative_error(alone, std::vector<double>(among.begin(), among.end())), 0.03);
   }
 }
 
