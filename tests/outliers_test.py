@@ -51,7 +51,7 @@ def outliers(request, tmp_path_factory):
 @pytest.mark.parametrize("name", FORMATS)
 def test_prompts_cost_what_single_tokens_cost(outliers, name):
     _, model = outliers
-    options = ["--context", "128", "--max-tokens", "128", "--format", name, "--linear-format", name]
+    options = ["--context", "64", "--max-tokens", "64", "--format", name, "--linear-format", name]
     prompts = measured(model, *options, "--kl-against", "f32")
     single = measured(model, *options, "--kl-against", "f32", "--chunked-prefill-size", "1")
     # One scale for a row or for 512 columns costs ten times as much.
