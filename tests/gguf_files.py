@@ -297,3 +297,17 @@ class Model:
         writer.write_tensors_to_file()
         writer.close()
         return path
+
+
+def add_vocabulary(writer, tokenizer, pre, model="gpt2"):
+    """What a file has of a byte-level BPE of PyPI's tokenizers."""
+    said = json.loads(tokenizer.to_str())
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    types = [1] * len(tokens)
+    for added in said["added_tokens"]:
+        types[added["id"]] = 3 if added["special"] else 4
+    writer.add_string("tokenizer.ggml.model", model)
+    writer.add_string("tokenizer.ggml.pre", pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in said["model"]["merges"]])

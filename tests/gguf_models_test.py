@@ -168,17 +168,7 @@ def tokenizer():
 
 
 def add_tokenizer(writer, pre="qwen2", model="gpt2", bos=False, chat=QUESTION, eos=None, eot=None):
-    said = json.loads(tokenizer().to_str())
-    tokens = [token for token, _ in sorted(tokenizer().get_vocab().items(), key=lambda item: item[1])]
-    types = [1] * len(tokens)
-    for added in said["added_tokens"]:
-        types[added["id"]] = 3 if added["special"] else 4
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in said["model"]["merges"]]
-    writer.add_string("tokenizer.ggml.model", model)
-    writer.add_string("tokenizer.ggml.pre", pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    gguf_files.add_vocabulary(writer, tokenizer(), pre, model)
     writer.add_uint32("tokenizer.ggml.bos_token_id", tokenizer().token_to_id("<|endoftext|>"))
     writer.add_uint32("tokenizer.ggml.eos_token_id", tokenizer().token_to_id("<|endoftext|>") if eos is None else eos)
     writer.add_uint32("tokenizer.ggml.eot_token_id", tokenizer().token_to_id("<|end|>") if eot is None else eot)

@@ -4,18 +4,18 @@ single tokens, whole rows of weights as little as groups. Such models are made o
 import functools
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = os.environ.get("KT_PROGRAM")
-DATA = os.environ.get("KT_TEST_DATA")
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="KT_PROGRAM does not name kt")
-TEXT = ROOT / "demo/stories.txt"
+sys.path.insert(0, os.path.dirname(__file__))
+from checkpoints import DATA, KT, ROOT, kt_ok, trained_model  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
+TEXT = ROOT / "demo" / "stories.txt"
 FORMATS = ["int8", "int4", "int4_g32", "int4_g128"]
+MODELS = ["tiny-deepseekv3", *(["tiny-qwen3moe"] if DATA else [])]
 # Tile units multiply whole rows of codes, and round activations once a row: what is said here is not true of them.
 TILES = {"amx"}
 
@@ -23,29 +23,22 @@ TILES = {"amx"}
 @functools.cache
 def vector_isa():
     """The best instruction set here that has no tile unit."""
-    lines = subprocess.run([PROGRAM, "version"], check=True, capture_output=True, text=True).stdout.splitlines()
-    rows = [line.split() for line in lines[lines.index(next(line for line in lines if line.startswith("ISA "))) + 1 :]]
+    lines = kt_ok("version").stdout.splitlines()
+    rows = [line.split() for line in lines[1 + next(i for i, line in enumerate(lines) if line.startswith("ISA ")) :]]
     return [row[0] for row in rows if row[1] == "runs" and row[0] not in TILES][-1]
 
 
 def measured(model, *options):
-    command = [PROGRAM, "perplexity", str(model), "--file", str(TEXT), "--json", "--threads", "2", *options]
     env = {**os.environ, "KT_ISA": vector_isa()}
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout)
+    return json.loads(kt_ok("perplexity", model, "--file", TEXT, "--json", "--threads", 2, *options, env=env).stdout)
 
 
-def models():
-    yield "demo", ROOT / "demo/tiny-deepseekv3"
-    if DATA:
-        yield "qwen3moe", pathlib.Path(DATA) / "models/tiny-qwen3moe"
-
-
-@pytest.fixture(scope="module", params=[model for _, model in models()], ids=[name for name, _ in models()])
+@pytest.fixture(scope="module", params=MODELS)
 def outliers(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("outliers") / "model"
-    command = [sys.executable, ROOT / "tools/make_outliers.py", request.param, out, "--channels", "1"]
+    model, out = trained_model(request.param), tmp_path_factory.mktemp("outliers") / "model"
+    command = [sys.executable, ROOT / "tools/make_outliers.py", model, out, "--channels", "1"]
     subprocess.run(command, check=True, capture_output=True)
-    return request.param, out
+    return model, out
 
 
 @pytest.mark.parametrize("name", FORMATS)

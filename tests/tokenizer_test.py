@@ -335,21 +335,12 @@ WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "tekken
 
 @pytest.mark.parametrize("name", NAMED)
 def test_named_in_gguf(name, tmp_path):
-    gguf = pytest.importorskip("gguf")
+    gguf_files = pytest.importorskip("gguf_files", reason="gguf is not installed")
     splits = NAMED[name]
     pre_tokenizer = splits() if callable(splits) else byte_level(splits)
     tokenizer, _ = saved(trained(pre_tokenizer, added=[], size=800), tmp_path, ignore_merges=name in WHOLE_WORDS)
-    said = json.loads(tokenizer.to_str())
-    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
-    types = [1] * len(tokens)
-    for added in said["added_tokens"]:
-        types[added["id"]] = 3 if added["special"] else 4
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_string("tokenizer.ggml.model", "gpt2")
-    writer.add_string("tokenizer.ggml.pre", name)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([" ".join(merge) for merge in said["model"]["merges"]])
+    writer = gguf_files.gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    gguf_files.add_vocabulary(writer, tokenizer, name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

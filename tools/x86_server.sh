@@ -3,7 +3,7 @@
 # measured here. Needs CMake, g++ >= 12, GoogleTest, CLI11 and nlohmann-json; installs nothing.
 #
 #   tools/x86_server.sh build-test-table [seconds per row, default 1]
-#   tools/x86_server.sh rival [models, default 4,48,deepseek2]   after it: llama.cpp's models beside ours
+#   tools/x86_server.sh rival [models, default 4,48; deepseek2]   after it: llama.cpp's models beside ours
 #   tools/x86_server.sh server                                   kt run beside the engine alone and llama.cpp's server
 #   tools/x86_server.sh python [steps, with commas]              kt_kernel beside a GPU: tools/x86_python.sh
 #   tools/x86_server.sh layers [seconds per row, default 0.5]    kt-kernel's MoE layers beside ours; after any other mode
@@ -51,9 +51,8 @@ build_llama() {
 # llama.cpp's whole models beside ours: one Q4_0 file whose routers choose evenly, the same prompts and batches, each at its
 # best thread count. rival_model NAME: layers of Qwen3-30B-A3B, or deepseek2; after 8192 tokens too with 4 layers.
 rival_model() {
-  local name=$1 all half model=$build/rival-$1.gguf llama=$build/llama to=$out/$1 shape=(--layers "$1") places=()
-  # Its tile unit's buffers refuse matrices of single heads, and then it ends itself: these stay where they are read.
-  [ "$name" = deepseek2 ] && shape=(--arch deepseek2) places=(-ot 'attn_[kv]_b=CPU')
+  local name=$1 all half model=$build/rival-$1.gguf llama=$build/llama to=$out/$1 shape=(--layers "$1")
+  [ "$name" != deepseek2 ] || shape=(--arch deepseek2)
   all=$(nproc) half=$(($(nproc) / 2))
   mkdir -p "$to"
   say "$name: model and llama.cpp"
@@ -61,9 +60,9 @@ rival_model() {
   [ -x "$llama/bin/llama-bench" ] || build_llama llama-bench llama-batched-bench || return 1
   say "$name: llama.cpp"
   for threads in $half $all; do
-    "$llama/bin/llama-bench" -m "$model" "${places[@]}" -t "$threads" -p 1024 -n 64 -r 2 -o json > "$to/llama-$threads.json" 2> "$to/llama-$threads.log"
-    [ "$name" != 4 ] || "$llama/bin/llama-bench" -m "$model" "${places[@]}" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$to/llama-deep-$threads.json" 2>> "$to/llama-$threads.log"
-    "$llama/bin/llama-batched-bench" -m "$model" "${places[@]}" -t "$threads" -c 4096 -npp 128 -ntg 32 -npl 8 --output-format jsonl \
+    "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 1024 -n 64 -r 2 -o json > "$to/llama-$threads.json" 2> "$to/llama-$threads.log"
+    [ "$name" != 4 ] || "$llama/bin/llama-bench" -m "$model" -t "$threads" -p 0 -n 32 -d 8192 -r 2 -o json > "$to/llama-deep-$threads.json" 2>> "$to/llama-$threads.log"
+    "$llama/bin/llama-batched-bench" -m "$model" -t "$threads" -c 4096 -npp 128 -ntg 32 -npl 8 --output-format jsonl \
       > "$to/llama-batch-$threads.jsonl" 2>> "$to/llama-$threads.log"
   done
   say "$name: kt"
@@ -80,7 +79,7 @@ if [ "$mode" = rival ]; then
   kt=$build/bin/kt
   if [ ! -x "$kt" ]; then echo "rival: needs $kt (build-test-table first)"; exit 0; fi
   if [ ! -f carry/llama.tar.xz ]; then echo "no source of llama.cpp in carry/llama.tar.xz: left out"; exit 0; fi
-  models=${2:-4,48,deepseek2}
+  models=${2:-4,48}
   for name in ${models//,/ }; do rival_model "$name"; done
   exit 0
 fi

@@ -160,8 +160,8 @@ void NodeForward::list_down() {
   }
 }
 
-// The codes that the largest group that reads rows for `of` wants, in plain order for all tokens, when there are enough of them; else
-// no rows. Groups that want others pack for themselves: with a tile unit, those of few rows.
+// The codes that the largest group that reads rows for `of` wants, in plain order for all tokens, when enough
+// rows want them; else no rows. Groups that want others pack for themselves: with a tile unit, those of few.
 ActShape NodeForward::shared_shape(Product ForwardNode::Part::* of) const {
   ActShape s;
   const auto reads = [&](const ForwardNode::Part& part) {
