@@ -390,6 +390,18 @@ class TestErrors:
         path = self.spoiled(root, tmp_path, key, lambda tensors: tensors.pop(name))
         self.refused(path, str(path), name)
 
+    def test_tensors_nobody_reads(self, root, tmp_path):
+        """A model without them would be another one; biases of zero and layers for further tokens are idle."""
+        def path_with(name, value):
+            row = (np.full(64, value, np.float32), gguf_files.F32)
+            return self.spoiled(root, tmp_path, change=lambda tensors: tensors.update({name: row}))
+
+        for name, value in (("blk.1.attn_gate.weight", 1), ("blk.1.attn_output.bias", 1), ("blk.0.attn_q.bias2", 0)):
+            self.refused(path_with(name, value), "1 tensor", name, "m.gguf")
+        for name, value in (("blk.1.attn_output.bias", 0), ("blk.97.nextn.eh_proj.weight", 1)):
+            done = kt("generate", path_with(name, value), "-p", "a", "--max-tokens", 1)
+            assert done.returncode == 0, done.stderr
+
     def test_missing_experts(self, root, tmp_path):
         path = self.spoiled(root, tmp_path, change=lambda tensors: tensors.pop("blk.1.ffn_up_exps.weight"))
         self.refused(path, "layer 1", "up projection", "blk.1")

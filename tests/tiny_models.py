@@ -238,7 +238,7 @@ MODELS = {
         tie_word_embeddings=True, use_sliding_window=True, sliding_window=24, max_window_layers=1
     ),
     "llama": _llama(),
-    "llama-linear-biases": _llama(attention_bias=True, rope_parameters=_rope(rope_type="linear", factor=4.0)),
+    "llama-linear-biases": _llama(attention_bias=True, mlp_bias=True, rope_parameters=_rope(rope_type="linear", factor=4.0)),
     "llama-dynamic": _llama(rope_parameters=_rope(rope_type="dynamic", factor=4.0)),
     "llama-longrope": _llama(rope_parameters=_longrope(original_max_position_embeddings=64, factor=16.0)),
     # No prompt is longer: past the original context positions are others, and no text gets there.

@@ -114,6 +114,12 @@ def _nodes(given):
         raise TypeError(f"numa_nodes: expected a list of ints, got {type(given).__name__}") from error
 
 
+def _one_of(mapping, mapping_cpu):
+    if mapping is not None and mapping_cpu is not None:
+        raise TypeError("physical_to_logical_map and physical_to_logical_map_cpu are two names of one argument; got both")
+    return mapping if mapping_cpu is None else mapping_cpu
+
+
 def _shown(tensor):
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
@@ -192,7 +198,7 @@ class KTMoEWrapper:
         self._mask = self._new_mask(gpu_experts_mask, num_gpu_experts)
         self._local = _results.ThreadBuffers()
         self._streams = {}  # stream: (tokens, result) of a submit that waits for its sync
-        self.cpu_infer = _cpu_infer(_whole("cpuinfer_threads", cpuinfer_threads, 0),
+        self.cpu_infer = _cpu_infer(_whole("cpuinfer_threads", cpuinfer_threads or 0, 0),
                                     _whole("threadpool_count", threadpool_count, 0),
                                     _nodes(numa_nodes))
         self._layer = kt_kernel_ext.ExpertLayer(
@@ -252,6 +258,18 @@ class KTMoEWrapper:
         """How many experts the mask leaves to the GPU now."""
         return int(self._mask.sum())
 
+    def select_deferred_experts(self, expert_ids, expert_scores, protected_k):
+        """(ids to compute now, ids to put off): -1 where the other has it. An expert that is among the protected_k heaviest of
+        any token is computed now for all."""
+        torch = _torch
+        protected = max(0, min(_whole("protected_k", protected_k, 0), expert_ids.shape[-1]))
+        now = torch.zeros(self.num_experts, dtype=torch.bool, device=expert_ids.device)
+        heaviest = torch.topk(expert_scores, protected, dim=-1).indices
+        chosen = torch.gather(expert_ids, -1, heaviest).reshape(-1)
+        now[chosen[chosen >= 0]] = True
+        kept = now[expert_ids.clamp(min=0)] & (expert_ids >= 0)
+        return expert_ids.masked_fill(~kept, -1), expert_ids.masked_fill(kept, -1)
+
     # -- weights
 
     def _map(self, given):
@@ -265,17 +283,20 @@ class KTMoEWrapper:
             raise ValueError(f"physical_to_logical_map: expected [{self.num_experts}], got {_shown(given)}")
         return _with_values("physical_to_logical_map", given).tolist()
 
-    def load_weights(self, physical_to_logical_map=None):
-        """Reads this layer under ``weight_path``; slot p gets logical expert map[p]."""
+    def load_weights(self, physical_to_logical_map=None, *, physical_to_logical_map_cpu=None):
+        """Reads this layer under ``weight_path``; slot p gets logical expert map[p]. Both names mean the same."""
+        physical_to_logical_map = _one_of(physical_to_logical_map, physical_to_logical_map_cpu)
         if not self.weight_path:
             raise ValueError("load_weights: weight_path was not given")
         if not os.path.exists(self.weight_path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.weight_path)
         self._layer.load(self._map(physical_to_logical_map))
 
-    def load_weights_from_tensors(self, gate_proj, up_proj, down_proj, physical_to_logical_map=None):
+    def load_weights_from_tensors(self, gate_proj, up_proj, down_proj, physical_to_logical_map=None, *,
+                                  physical_to_logical_map_cpu=None):
         """Quantises gate and up [E, I, H] and down [E, H, I] as ``method`` says; the tensors are not kept. Writes them
         under ``weight_path`` too with ``cpu_save``."""
+        physical_to_logical_map = _one_of(physical_to_logical_map, physical_to_logical_map_cpu)
         experts, inter, hidden = self.num_experts, self.moe_intermediate_size, self.hidden_size
         tensors = []
         for name, tensor, shape in (("gate_proj", gate_proj, (experts, inter, hidden)),

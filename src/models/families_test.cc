@@ -411,7 +411,6 @@ TEST(Families, WrongValuesAreNamed) {
 TEST(Families, WhatIsNotComputedIsUnsupported) {
   const std::pair<const Json*, std::pair<const char*, const char*>> cases[] = {
       {&kLlama, {R"({"hidden_act": "relu2"})", R"(hidden_act is "relu2"; supported: silu)"}},
-      {&kLlama, {R"({"mlp_bias": true})", "mlp_bias is true; supported: false"}},
       {&kLlama, {R"({"rope_scaling": {"rope_type": "spiral"}})", R"(rope_scaling.rope_type is "spiral")"}},
       {&kLlama,
        {R"({"rope_scaling": {"full_attention": {}}})", "rope_scaling.full_attention: positions that differ"}},

@@ -8,7 +8,8 @@ namespace {
 MlpModules modules_of(const DenseSpec& spec, const LayerPlace& place) {
   return {.modules = {place.named(spec.names.gate), place.named(spec.names.up), place.named(spec.names.down)},
           .inter = spec.inter,
-          .activation = spec.activation};
+          .activation = spec.activation,
+          .bias = spec.bias};
 }
 
 MlpModules shared_modules(const MoeSpec& spec, const LayerPlace& place) {

@@ -54,6 +54,7 @@ using MixerSpec = std::variant<GqaSpec, MlaSpec>;
 struct DenseSpec {
   int inter = 0;
   Activation activation;
+  bool bias = false;  // of all three matrices
   struct Names {
     std::string gate = "mlp.gate_proj", up = "mlp.up_proj", down = "mlp.down_proj";
   } names;

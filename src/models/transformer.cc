@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "models/layer.h"
+#include "models/unread_tensors.h"
 #include "models/weight_loader.h"
 
 namespace kt {
@@ -43,6 +44,7 @@ struct Transformer::State {
   const int max_tokens;
   std::shared_ptr<Ops> ops;
   WeightLoader loader;
+  IdleTensors idle;
   Rows x, normed, out;
   std::unique_ptr<StoredMatrix> embedding;  // rows are read as tokens need them
   std::unique_ptr<PlacedVector> final_norm;
@@ -147,6 +149,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
     s.layers[static_cast<size_t>(i)].layer.load(experts);
     if (options.on_layer) options.on_layer(i + 1, layers);
   }
+  s.idle = idle_tensors(checkpoint, s.spec, loader.read(), own.get(), loader.root());
   if (!s.ops->sizes_only()) s.ops->allocate(options.max_tokens);
 }
 
@@ -154,6 +157,7 @@ Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
 
 const ModelSpec& Transformer::spec() const { return state_->spec; }
+const IdleTensors& Transformer::idle() const { return state_->idle; }
 int Transformer::max_tokens() const { return state_->max_tokens; }
 const SequenceShape& Transformer::keeps() const { return state_->keeps; }
 const Work& Transformer::work() const { return state_->ops->work(); }

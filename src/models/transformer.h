@@ -13,6 +13,7 @@
 #include "models/expert_counts.h"
 #include "models/memory_plan.h"
 #include "models/spec.h"
+#include "models/unread_tensors.h"
 #include "nn/ops.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
@@ -55,6 +56,7 @@ class Transformer {
   Transformer(Transformer&&) noexcept;
 
   const ModelSpec& spec() const;
+  const IdleTensors& idle() const;     // of the checkpoint
   const SequenceShape& keeps() const;  // of sequences, layer by layer
   size_t packed_bytes() const;
   int max_tokens() const;       // of one forward

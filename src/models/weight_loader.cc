@@ -46,6 +46,7 @@ std::string WeightLoader::head() const {
 
 std::vector<float> WeightLoader::floats(const std::string& tensor, int64_t size) const {
   const std::string stored = stored_name(checkpoint_, tensor);
+  read_.insert(stored);
   const auto check = [&](int64_t found) {
     if (found != size)
       fail("{}: expected {} floats, found {}", stored, size, describe(checkpoint_.at(stored)));
@@ -64,7 +65,9 @@ std::unique_ptr<PlacedVector> WeightLoader::vector(const std::string& tensor, in
 }
 
 std::unique_ptr<StoredMatrix> WeightLoader::stored(const std::string& module) const {
-  return open_linear(checkpoint_, modules_.at(module));
+  const LinearModule& found = modules_.at(module);
+  for (const Tensor* tensor : found.tensors) read_.insert(tensor->name);
+  return open_linear(checkpoint_, found);
 }
 
 std::unique_ptr<StoredMatrix> WeightLoader::matrix(const std::string& module, int64_t n, int64_t k) const {
@@ -73,6 +76,7 @@ std::unique_ptr<StoredMatrix> WeightLoader::matrix(const std::string& module, in
     const Tensor& tensor = checkpoint_.at(stored_name(checkpoint_, module + ".weight"));
     fail("{}: expected a matrix, found {}", tensor.name, describe(tensor));
   }
+  for (const Tensor* tensor : found->second.tensors) read_.insert(tensor->name);
   std::unique_ptr<StoredMatrix> opened = open_linear(checkpoint_, found->second);
   if (opened->n != n || opened->k != k)
     fail("{}: expected [{}, {}], found [{}, {}]", opened->name, n, k, opened->n, opened->k);
@@ -116,8 +120,21 @@ std::unique_ptr<PlacedExperts> WeightLoader::mlp(const MlpModules& of) {
              d = dense_matrix(down, hidden, of.inter);
   const StoredMatrix* const together[] = {g.get(), u.get(), d.get()};
   will_take(kt::loading_bytes(together));
+  std::vector<float> gate_bias, up_bias, down_bias;
+  if (of.bias) {
+    gate_bias = floats(gate + ".bias", of.inter);
+    up_bias = floats(up + ".bias", of.inter);
+    down_bias = floats(down + ".bias", hidden);
+    expert_bias_bytes_ += static_cast<size_t>(2 * of.inter + hidden) * sizeof(float);
+  }
+  const auto data = [](const std::vector<float>& bias) { return bias.empty() ? nullptr : bias.data(); };
   const auto load = [&](int, FunctionRef<void(const ExpertRows&)> use) {
-    use({.gate = reader_of(*g), .up = reader_of(*u), .down = reader_of(*d)});
+    use({.gate = reader_of(*g),
+         .up = reader_of(*u),
+         .down = reader_of(*d),
+         .gate_bias = data(gate_bias),
+         .up_bias = data(up_bias),
+         .down_bias = data(down_bias)});
   };
   return ops_.make_experts({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
                            {.gate = g->format,

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,7 @@ struct MlpModules {
   std::array<std::string, 3> modules;  // gate, up, down
   int inter = 0;
   Activation activation;
+  bool bias = false;
 };
 
 class WeightLoader {
@@ -64,6 +66,10 @@ class WeightLoader {
   // A matrix as the checkpoint has it, whatever rounding was asked for.
   std::unique_ptr<StoredMatrix> stored(const std::string& module) const;
 
+  // Names of all tensors that were read, as stored, but those of routed experts.
+  const std::set<std::string>& read() const { return read_; }
+  const std::string& root() const { return root_; }
+
   // The most that one worker took, or would take, while weights were read.
   size_t loading_bytes() const { return loading_bytes_; }
   void will_take(size_t bytes);
@@ -83,6 +89,7 @@ class WeightLoader {
   WeightOptions options_;
   std::map<std::string, LinearModule, std::less<>> modules_;  // every matrix outside routed experts
   std::string root_;  // what stands for the leading "model." of the spec's names
+  mutable std::set<std::string> read_;
   size_t loading_bytes_ = 0, expert_bias_bytes_ = 0;
 };
 

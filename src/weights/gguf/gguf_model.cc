@@ -80,6 +80,7 @@ void GgufFacts::add_attention() {
   }
   const bool bias = find("blk.0.attn_q.bias") != nullptr;
   config_["attention_bias"] = bias;
+  if (find("blk.0.ffn_gate.bias") != nullptr) config_["mlp_bias"] = true;
 }
 
 // Files of the absorbed form count one head of keys and give the dimensions of a real head apart.
