@@ -1,7 +1,6 @@
 """What rounding activations costs a model with outlier channels, by `kt perplexity --kl-against f32`: prompts as little as
 single tokens, whole rows of weights as little as groups. Such models are made of the demo model and of a test model
 (tools/make_outliers.py): the same function in exact arithmetic, a few channels up to 256 times as large."""
-import functools
 import json
 import os
 import subprocess
@@ -16,21 +15,9 @@ pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt 
 TEXT = ROOT / "demo" / "stories.txt"
 FORMATS = ["int8", "int4", "int4_g32", "int4_g128"]
 MODELS = ["tiny-deepseekv3", *(["tiny-qwen3moe"] if DATA else [])]
-# Tile units multiply whole rows of codes, and round activations once a row: what is said here is not true of them.
-TILES = {"amx"}
-
-
-@functools.cache
-def vector_isa():
-    """The best instruction set here that has no tile unit."""
-    lines = kt_ok("version").stdout.splitlines()
-    rows = [line.split() for line in lines[1 + next(i for i, line in enumerate(lines) if line.startswith("ISA ")) :]]
-    return [row[0] for row in rows if row[1] == "runs" and row[0] not in TILES][-1]
-
 
 def measured(model, *options):
-    env = {**os.environ, "KT_ISA": vector_isa()}
-    return json.loads(kt_ok("perplexity", model, "--file", TEXT, "--json", "--threads", 2, *options, env=env).stdout)
+    return json.loads(kt_ok("perplexity", model, "--file", TEXT, "--json", "--threads", 2, *options).stdout)
 
 
 @pytest.fixture(scope="module", params=MODELS)

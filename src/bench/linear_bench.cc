@@ -42,7 +42,7 @@ LimitFigures LinearBench::measure(Reader& reader, int tokens, double seconds) co
   std::vector<float> x(static_cast<size_t>(tokens) * static_cast<size_t>(setup_.k)),
       y(static_cast<size_t>(tokens) * static_cast<size_t>(setup_.n));
   RandomBits random(3);
-  for (float& value : x) value = static_cast<float>(2 * random.uniform() - 1);
+  for (float& value : x) value = random_activation(random);
   LinearWork work(setup_.pool);
   const LimitCall each{.bytes = linears_.front().stored_bytes(),
                        .operations = 2.0 * setup_.n * setup_.k * tokens};

@@ -70,7 +70,7 @@ struct MoeBuffers {
         weights(static_cast<size_t>(tokens) * static_cast<size_t>(model.setup().top_k),
                 1.0f / static_cast<float>(model.setup().top_k)) {
     RandomBits random(3);
-    for (bf16& x : input) x = to_bf16(static_cast<float>(2 * random.uniform() - 1));
+    for (bf16& x : input) x = to_bf16(random_activation(random));
   }
   std::vector<bf16> input, output;
   std::vector<float> weights;

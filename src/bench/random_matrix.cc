@@ -135,6 +135,11 @@ std::vector<int> shuffled(int count, RandomBits& random) {
   return out;
 }
 
+float random_activation(RandomBits& random) {
+  const auto x = static_cast<float>(2 * random.uniform() - 1);
+  return random.below(256) ? x : 20 * x;
+}
+
 Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint64_t seed) {
   Matrix w(format, n, k);
   RandomBits random(seed);

@@ -23,6 +23,9 @@ class RandomBits {
 
 std::vector<int> shuffled(int count, RandomBits& random);  // 0 .. count-1 in random order
 
+// A number of an activation: within 1 of zero, but one in 256 within 20, as large models' activations have outliers.
+float random_activation(RandomBits& random);
+
 // Values lie within about 0.1 of zero; no NaN, no infinity.
 Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint64_t seed);
 

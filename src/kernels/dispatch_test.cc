@@ -93,8 +93,8 @@ TEST(Dispatch, TablesAreComplete) {
 TEST(Plan, FollowsRowsAndPrecision) {
   const Kernels& t = *tables_under_test()[0];
   const auto route = [&](const char* format, Precision precision, int m) {
-    return std::string(
-        plan_for(t, packing_for(format_named(format), 64, 1024, t.fragment, "w"), precision, m).route);
+    return std::string(name_of(
+        plan_for(t, packing_for(format_named(format), 64, 1024, t.fragment, "w"), precision, m).route));
   };
   EXPECT_EQ(route("int8", Precision::kDefault, 1), "few");
   EXPECT_EQ(route("int8", Precision::kInt8, t.few_limit + 1), t.many_spans[0] ? "many_spans" : "many_s8");
@@ -105,6 +105,24 @@ TEST(Plan, FollowsRowsAndPrecision) {
   const Plan plan =
       plan_for(t, packing_for(format_named("q4_k"), 64, 1024, t.fragment, "w"), Precision::kDefault, 3);
   EXPECT_THAT(plan.describe(), AllOf(HasSubstr("few"), HasSubstr("s8"), HasSubstr("32")));
+}
+
+// What a tile unit takes for many rows: whole rows in bytes, spans in bf16, and in bytes on request.
+TEST(Plan, OfATileUnit) {
+  for (const Kernels* t : tables_under_test()) {
+    if (t->many_spans[0]) continue;
+    const auto plan = [&](const char* format, Precision precision) {
+      return plan_for(*t, packing_for(format_named(format), 64, 1024, t->fragment, "w"), precision,
+                      t->few_limit + 1);
+    };
+    EXPECT_THAT(plan("int4", Precision::kDefault).describe(),
+                AllOf(HasSubstr("many_s8"), HasSubstr("far codes")));
+    EXPECT_FALSE(plan("int4", Precision::kInt8).acts.far);
+    EXPECT_EQ(plan("q4_k", Precision::kDefault).route, Route::kManyBf16);
+    EXPECT_THAT(plan("q4_k", Precision::kInt8).describe(),
+                AllOf(HasSubstr("many_s8"), HasSubstr("every 512")));
+    EXPECT_EQ(plan("q4_k", Precision::kF32).route, Route::kManyF32);
+  }
 }
 
 TEST(Plan, NamesPrecisions) {

@@ -1,14 +1,7 @@
 // Compiled once per ISA (isa.cmake gives KT_ISA_HEADER, KT_ISA_CLASS, KT_ISA_NAMESPACE and the flags);
 // exports one table.
-#include KT_ISA_HEADER
+#include "kernels/instantiate.h"
 
-namespace KT_ISA_NAMESPACE {
-namespace {
-using Isa = KT_ISA_CLASS;
-}
-}  // namespace KT_ISA_NAMESPACE
-
-#pragma GCC diagnostic ignored "-Wunused-function"  // the kernels of the routes
 #include "kernels/routes.inl.h"
 #include "kernels/rows.inl.h"
 

@@ -1,13 +1,6 @@
 // As instantiate.cc, for symmetric updates and products of f32.
-#include KT_ISA_HEADER
+#include "kernels/instantiate.h"
 
-namespace KT_ISA_NAMESPACE {
-namespace {
-using Isa = KT_ISA_CLASS;
-}
-}  // namespace KT_ISA_NAMESPACE
-
-#pragma GCC diagnostic ignored "-Wunused-function"  // the other kernels of rows.inl.h
 #include "kernels/gram.inl.h"
 #include "kernels/lanes.inl.h"
 

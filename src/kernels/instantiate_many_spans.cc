@@ -1,13 +1,6 @@
 // As instantiate.cc, for the route many_spans.
-#include KT_ISA_HEADER
+#include "kernels/instantiate.h"
 
-namespace KT_ISA_NAMESPACE {
-namespace {
-using Isa = KT_ISA_CLASS;
-}
-}  // namespace KT_ISA_NAMESPACE
-
-#pragma GCC diagnostic ignored "-Wunused-function"  // the kernels of the other routes
 #include "kernels/routes.inl.h"
 #include "kernels/spans.inl.h"
 

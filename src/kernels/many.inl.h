@@ -12,6 +12,8 @@
 // are of three row blocks and as much of K as they hold, mostly all: then no sums wait, and the order is
 // panel > tile of rows. Whole-row formats are widened beside the first tile of rows.
 #pragma once
+#include <type_traits>
+
 #include "kernels/panel.inl.h"
 #include "kernels/plan.h"
 #include "kernels/products.inl.h"
@@ -91,9 +93,63 @@ struct PanelWork {
   bool again = false;  // for every tile of rows: the panel is a ring
 };
 
+struct Nothing {};
+
+// Sums of the far codes' high bytes (table.h), beside those of the low ones.
+struct HighSums {
+  alignas(64) int32_t sum[kRowsAtOnce][kPanelRows];
+  // The lists of rows that stand side by side, from the first column of the panel on.
+  const int32_t* start[kRowsAtOnce / kManySide];
+  const FarCode* codes[kRowsAtOnce / kManySide];
+
+  // For `rows` rows of the work from row `row` on; false: none of them has far codes here.
+  KT_INLINE bool begin(const Acts& acts, const PanelWork& w, int row, int rows) {
+    bool any = false;
+    for (int g = 0; acts.far && g < rows / kManySide; ++g) {
+      const FarCodes far = acts.far_of(w.row0 + row + g * kManySide);
+      start[g] = far.start + w.k0 / kChunk;
+      codes[g] = far.codes;
+      any |= start[g][(w.k1 - w.k0) / kChunk] != start[g][0];
+    }
+    if (any) __builtin_memset(sum, 0, static_cast<size_t>(rows) * sizeof(sum[0]));
+    return any;
+  }
+
+  // Step s of the panel, for group `group` of the rows.
+  template <bool kSmall>
+  KT_INLINE void add(const Panel& panel, int s, int group) {
+    using I = typename Late<Isa, kSmall>::type;
+    const uint8_t* from = panel.at + ((panel.phase + int64_t{s} * kStepBytes) & panel.mask);
+    for (int i = start[group][s]; i < start[group][s + 1]; ++i) {
+      const FarCode& code = codes[group][i];
+      constexpr int kFours = Isa::kStep / 4;  // of a step
+      const uint64_t bytes = uint64_t{code.high} << (code.four % kFours * 32);
+      const auto x = Isa::load_act(reinterpret_cast<const int8_t*>(&bytes));
+      const uint8_t* w = from + code.four / kFours * kPartBytes;
+      int32_t* to = sum[group * kManySide + code.row];
+      unroll<kPanelWidth>([&](auto b) __attribute__((always_inline)) {
+        if (b >= panel.blocks) return;
+        auto acc = I::acc_of(I::load(to + b * kBlockRows));
+        I::template dot<kSmall>(acc, I::load_bytes(w + b * panel.stride), x);
+        I::store(to + b * kBlockRows, I::template total<0>(acc));
+      });
+    }
+  }
+
+  KT_INLINE typename Isa::I32 at(int row, int column) const {
+    return Isa::mul(Isa::load(sum[row] + column), Isa::set1(int32_t{256}));
+  }
+  // To sums that wait until all of K is there.
+  KT_INLINE void add_to(int32_t* c, int rows, int columns) const {
+    for (int i = 0; i < rows; ++i, c += kPanelRows)
+      for (int j = 0; j < columns; j += Isa::kLanes) Isa::store(c + j, Isa::add(Isa::load(c + j), at(i, j)));
+  }
+};
+
 // A tile of sums on its way to the output: s8: (C - bias * sum) * (wscale * ascale), or added to it.
 struct Folding {
   const void* c = nullptr;  // [rows, kPanelRows]
+  const HighSums* high = nullptr;
   int rows = 0, columns = 0, bias = 0;
   bool add = false;
   const float* scales = nullptr;
@@ -104,6 +160,7 @@ struct Folding {
   int64_t ld = 0;
 };
 
+template <bool kHigh>
 KT_INLINE void fold_s8(const Folding& f) {
   const auto* c = static_cast<const int32_t*>(f.c);
   const float *row_scale = f.row_scales, *const scales = f.scales;
@@ -115,7 +172,9 @@ KT_INLINE void fold_s8(const Folding& f) {
     row_scale += f.scale_step;
     row_sum += f.sum_step;
     for (int j = 0; j < f.columns; j += Isa::kLanes) {
-      const auto x = Isa::to_f32(Isa::sub(Isa::load(c + j), shift));
+      auto whole = Isa::sub(Isa::load(c + j), shift);
+      if constexpr (kHigh) whole = Isa::add(whole, f.high->at(i, j));
+      const auto x = Isa::to_f32(whole);
       const auto scale = Isa::mul(Isa::load(scales + j), a);
       // not mul: few starts from +0 as well, and 0 * -scale must not become -0 here alone
       Isa::store(to + j, Isa::fma(x, scale, f.add ? Isa::load(to + j) : Isa::set1(0.0f)));
@@ -180,8 +239,12 @@ __attribute__((noinline)) void multiply_panel(const MultiplyArgs& args, const Pa
   const int64_t visits = int64_t{steps} * ((w.rows + kRowsAtOnce - 1) / kRowsAtOnce);
   const int quads = static_cast<int>((w.next_blocks * w.next_bytes / 256 + visits - 1) / visits);  // a step
   Panel panel = w.panel;
+  constexpr bool kHigh = kFold == Fold::kExact;
+  std::conditional_t<kHigh, HighSums, Nothing> high;
   for (int i = 0; i < w.rows; i += kRowsAtOnce) {
     const int some = w.rows - i < kRowsAtOnce ? w.rows - i : kRowsAtOnce;
+    bool any = false;  // far codes
+    if constexpr (kHigh) any = high.begin(args.acts, w, i, some);
     const int slots = some / 16 * panel.blocks;  // of beside, a step
     C* c = reinterpret_cast<C*>(w.sums) + (waits ? static_cast<int64_t>(i) * kPanelRows : 0);
     const std::byte* a = args.acts.codes + (static_cast<int64_t>(w.row0 + i) * k_pad +
@@ -195,14 +258,30 @@ __attribute__((noinline)) void multiply_panel(const MultiplyArgs& args, const Pa
                                         if ((i == 0 || w.again) && slot.value == 0)
                                           widen_ahead<Chunks>(w, panel, s, steps);
                                       }
+                                      if constexpr (kHigh && Isa::kTileUnit) {
+                                        if (any && slot.value == 0) high.template add<kSmall>(panel, s, 0);
+                                        if (any && slot.value == panel.blocks)
+                                          high.template add<kSmall>(panel, s, 1);
+                                      }
                                     });
+    if constexpr (kHigh && !Isa::kTileUnit)
+      for (int g = 0; any && g < some / kManySide; ++g)
+        for (int s = 0; s < steps; ++s) high.template add<kSmall>(panel, s, g);
     if constexpr (Chunks::kBeside) panel.phase += w.again ? steps * kStepBytes : 0;
-    if (kFold != Fold::kRounded && !last) continue;
-    const Folding folding = folding_of<Product, kFold>(args, w, w.row0 + i, some, c);
+    if (kFold != Fold::kRounded && !last) {
+      if constexpr (kHigh) {
+        if (any) high.add_to(c, some, panel.blocks * kBlockRows);
+      }
+      continue;
+    }
+    Folding folding = folding_of<Product, kFold>(args, w, w.row0 + i, some, c);
+    if constexpr (kHigh) folding.high = any ? &high : nullptr;
     if constexpr (kFold == Fold::kFloat)
       fold_f32(folding);
+    else if (any)
+      fold_s8<true>(folding);
     else
-      fold_s8(folding);
+      fold_s8<false>(folding);
   }
 }
 

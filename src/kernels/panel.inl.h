@@ -8,7 +8,7 @@
 //                                             unsigned)
 // all modulo 2^16. Error of one weight: 1/2 from the rounding, |code - bias| / 512 <= 1/4 from S, 1/512 from
 // C, so under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128. bf16 and f32 panels hold (code - bias) *
-// scale - min, rounded once.
+// scale - min, rounded to f32, then to bf16.
 #pragma once
 #include "kernels/few.inl.h"
 
@@ -228,14 +228,57 @@ KT_INLINE void widen_pairs(const Packing& p, const uint8_t* block, int k0, int k
       });
 }
 
-// bf16 panel in the packed order of bf16 codes, mostly through a strip of f32 columns
+// bf16 panel of integer codes in steps of four columns. A code stands in the top bits of the fraction of a number
+// whose exponent makes it kAbove + code, so that a shift and a mask make a column, and one fma takes kAbove and the
+// bias away and scales it; then the weight is rounded to bf16.
+template <Layout kL>
+KT_INLINE void widen_codes(const Packing& p, const uint8_t* block, int k0, int k1, uint8_t* panel) {
+  using I = typename Late<Isa, kL.code>::type;
+  static_assert(kParts == 1 && I::kStep == 4);
+  constexpr int kBits = small_codes(kL.code) ? 7 : 8, kStepBytes = kBlockRows * 4;
+  constexpr int kSteps = unit_steps(kL), kSpanSteps = code_span(kL) / 4;
+  constexpr int kSome = kSpanSteps < kSteps ? kSpanSteps : kSteps;  // steps of a unit with one scale
+  const auto table = iq4_table();
+  for_chunks<kL>(
+      p, block, k0, k1,
+      [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
+        uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows * 2;
+        for (int u = 0; u < kChunk / 4; u += kSteps) {
+          const CodesAt at = unit_at<kL>(codes, u / kSteps);
+          unroll<kSteps / kSome>([&](auto s) __attribute__((always_inline)) {
+            const int span = (in_record + (u + s * kSome) * 4) / p.span;
+            const auto scale = f.scale(span, 0);
+            auto from = I::set1(static_cast<float>(-(1 << kBits) - p.bias));
+            if constexpr (kL.min == Min::kZero)
+              from = I::sub(I::set1(static_cast<float>(-(1 << kBits))), I::to_f32(f.zero(span, 0)));
+            auto start = I::mul(from, scale);
+            if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16) start = I::sub(start, f.min(span, 0));
+            constexpr int kFirst = decltype(s)::value * kSome;
+            unroll_from<kFirst, kFirst + kSome>([&](auto t) __attribute__((always_inline)) {
+              const auto w = expand<kL.code, decltype(t)::value>(at, 0, table);
+              unroll<2>([&](auto h) __attribute__((always_inline)) {
+                constexpr int kJ = 2 * decltype(h)::value;
+                const typename I::F32 columns[2] = {
+                    I::fma(I::template column_above<kJ, kBits>(w), scale, start),
+                    I::fma(I::template column_above<kJ + 1, kBits>(w), scale, start)};
+                I::store_bf16_step(to + ((u + t) * 2 + h) * kStepBytes, columns);
+              });
+            });
+          });
+        }
+      });
+}
+
+// bf16 panel in the packed order of bf16 codes
 template <Layout kL>
 __attribute__((noinline)) void widen_bf16(const Packing& p, const uint8_t* block, int k0, int k1,
                                           uint8_t* panel) {
   using I = typename Late<Isa, kL.code>::type;
   if constexpr (takes_bf16(kL)) {
     widen_pairs<kL>(p, block, k0, k1, panel);
-  } else if constexpr (I::kBf16Product) {
+  } else if constexpr (I::kBf16Product && is_integer(kL.code) && I::kStep == 4) {
+    widen_codes<kL>(p, block, k0, k1, panel);
+  } else if constexpr (I::kBf16Product) {  // through a strip of f32 columns
     constexpr int kStepK = Isa::kStep / 2;
     alignas(64) float strip[kChunk * kBlockRows];
     for (int k = k0; k < k1; k += kChunk) {

@@ -15,7 +15,11 @@ int padded_rows(int m) {
   return m - last + (last > 4 ? 8 : last > 2 ? 4 : last);
 }
 
-constexpr const char* kRouteNames[] = {"few", "many_spans", "many_s8", "many_bf16", "many_f32"};
+// Integer codes with one scale a row, which sums of whole rows need.
+bool whole_rows(const Packing& p) {
+  const Layout& layout = kLayouts[p.layout];
+  return layout.span == SpanLength::kLong && layout.min == Min::kNone && p.span == p.k_pad;
+}
 
 size_t code_size(ActCode code) { return code == ActCode::kS8 ? 1 : code == ActCode::kBf16 ? 2 : 4; }
 
@@ -29,24 +33,30 @@ Precision precision_named(std::string_view name) {
   fail("unknown activation precision '{}': int8, bf16, f32 and default are known", name);
 }
 
+const char* name_of(Route route) {
+  constexpr const char* kNames[] = {"few", "many_spans", "many_s8", "many_bf16", "many_f32"};
+  return kNames[static_cast<int>(route)];
+}
+
 std::string Plan::describe() const {
   const char* codes[] = {"s8", "bf16", "f32"};
-  return text("{}, {} activations, {} rows, scale every {}", route, codes[static_cast<int>(acts.code)],
-              acts.rows, acts.scale_span);
+  return text("{}, {} activations, {} rows, scale every {}{}", name_of(route),
+              codes[static_cast<int>(acts.code)], acts.rows, acts.scale_span, acts.far ? ", far codes" : "");
 }
 
 Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
-  const Layout& layout = kLayouts[p.layout];
   Plan plan;
-  plan.route = kRouteNames[static_cast<int>(route)];
-  plan.acts = {.rows = 0, .k_pad = p.k_pad, .scale_span = p.k_pad, .sum_span = p.k_pad};
+  plan.route = route;
+  plan.acts = {.k_pad = p.k_pad, .scale_span = p.k_pad, .sum_span = p.k_pad};
+  if (route == Route::kFew || route == Route::kManySpans) {
+    plan.acts.scale_span = kActSpan;
+    plan.acts.sum_span = std::min(p.span, kActSpan);
+  }
   if (route == Route::kFew) {
     plan.multiply = kernels.few(p.layout);
     plan.acts.side = kernels.few_side;
     plan.acts.step_bytes = kernels.few_step_bytes;
     plan.acts.code = kernels.few_acts[p.layout];
-    plan.acts.scale_span = kActSpan;
-    plan.acts.sum_span = std::min(p.span, kActSpan);
     plan.acts.rows = static_cast<int>(round_up(padded_rows(m), kernels.few_side));
     return plan;
   }
@@ -55,13 +65,13 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
   if (route == Route::kManySpans) {
     plan.multiply = kernels.many_spans[p.layout];
     plan.acts.code = ActCode::kS8;
-    plan.acts.scale_span = kActSpan;
-    plan.acts.sum_span = std::min(p.span, kActSpan);
   } else if (route == Route::kManyS8) {
     plan.multiply = kernels.many_s8[p.layout];
     plan.acts.code = ActCode::kS8;
     // whole-row integer layouts stay exact; the others are rounded again in panels of 512 columns
-    if (p.span != p.k_pad || layout.min != Min::kNone || layout.span != SpanLength::kLong)
+    if (whole_rows(p))
+      plan.acts.far = true;
+    else
       plan.acts.scale_span = plan.acts.sum_span = 512;
   } else if (route == Route::kManyBf16) {
     plan.multiply = kernels.many_bf16[p.layout];
@@ -81,12 +91,17 @@ Plan plan_for(const Kernels& kernels, const Packing& p, Precision precision, int
   const bool integer = is_integer(kLayouts[p.layout].code);
   const bool native = integer ? precision == Precision::kDefault || precision == Precision::kInt8
                               : precision != Precision::kF32;
-  const Route route = native && m <= kernels.few_limit                              ? Route::kFew
-                      : native && integer && kernels.many_spans[p.layout]           ? Route::kManySpans
-                      : native && integer                                           ? Route::kManyS8
-                      : precision != Precision::kF32 && kernels.many_bf16[p.layout] ? Route::kManyBf16
-                                                                                    : Route::kManyF32;
-  return plan_route(kernels, p, route, m);
+  if (native && m <= kernels.few_limit) return plan_route(kernels, p, Route::kFew, m);
+  if (native && integer && kernels.many_spans[p.layout]) return plan_route(kernels, p, Route::kManySpans, m);
+  // A tile unit: whole rows in bytes, with far codes; spans in bf16. Plain bytes are faster and cost perplexity where
+  // activations have outliers: on request alone.
+  if (native && integer && kernels.many_s8[p.layout] && (whole_rows(p) || precision == Precision::kInt8)) {
+    Plan plan = plan_route(kernels, p, Route::kManyS8, m);
+    plan.acts.far &= precision != Precision::kInt8;
+    return plan;
+  }
+  const bool bf16 = precision != Precision::kF32 && kernels.many_bf16[p.layout];
+  return plan_route(kernels, p, bf16 ? Route::kManyBf16 : Route::kManyF32, m);
 }
 
 size_t act_bytes(const ActShape& s) {
@@ -94,8 +109,20 @@ size_t act_bytes(const ActShape& s) {
   if (s.code == ActCode::kS8) {
     bytes += round_up(static_cast<size_t>(s.rows) * s.scale_spans() * sizeof(float), size_t{64});
     bytes += round_up(static_cast<size_t>(s.rows) * s.sum_spans() * sizeof(int32_t), size_t{64});
+    bytes += static_cast<size_t>(s.rows / s.side) * s.far_bytes();
   }
   return bytes;
+}
+
+Acts rows_from(const Acts& acts, int row, int rows) {
+  const ActShape& s = acts.shape;
+  Acts a = acts;
+  a.shape.rows = rows;
+  a.codes += static_cast<size_t>(row) * s.k_pad * code_size(s.code);
+  if (a.scales) a.scales += static_cast<size_t>(row) * s.scale_spans();
+  if (a.sums) a.sums += static_cast<size_t>(row) * s.sum_spans();
+  if (a.far) a.far += static_cast<size_t>(row / s.side) * s.far_bytes();
+  return a;
 }
 
 Acts acts_in(const ActShape& s, std::byte* memory) {
@@ -105,6 +132,8 @@ Acts acts_in(const ActShape& s, std::byte* memory) {
     a.scales = reinterpret_cast<float*>(memory);
     memory += round_up(static_cast<size_t>(s.rows) * s.scale_spans() * sizeof(float), size_t{64});
     a.sums = reinterpret_cast<int32_t*>(memory);
+    memory += round_up(static_cast<size_t>(s.rows) * s.sum_spans() * sizeof(int32_t), size_t{64});
+    if (s.far) a.far = memory;
   }
   return a;
 }

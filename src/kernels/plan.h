@@ -20,8 +20,10 @@ inline constexpr int kPanelBytes = 3 * kBlockRows * 2048;
 
 enum class Route : uint8_t { kFew, kManySpans, kManyS8, kManyBf16, kManyF32 };
 
+const char* name_of(Route route);  // "few", "many_spans", "many_s8", "many_bf16" or "many_f32"
+
 struct Plan {
-  const char* route = "";  // "few", "many_spans", "many_s8", "many_bf16" or "many_f32"
+  Route route = Route::kFew;
   Kernels::Multiply multiply = nullptr;
   ActShape acts;
   size_t scratch_bytes = 0;
@@ -39,5 +41,7 @@ Plan plan_route(const Kernels& kernels, const Packing& packing, Route route, int
 // aligned).
 size_t act_bytes(const ActShape& shape);
 Acts acts_in(const ActShape& shape, std::byte* memory);
+// `rows` of them from row `row` on, a multiple of `side`.
+Acts rows_from(const Acts& acts, int row, int rows);
 
 }  // namespace kt

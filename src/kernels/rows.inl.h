@@ -96,6 +96,84 @@ KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int 
   }
 }
 
+// 16 codes of one row: their low bytes to their places, their high bytes, if any is not zero, to the list. Numbers
+// that are not finite have codes beyond any high byte: the list ends where it is full.
+template <Real kType>
+KT_INLINE void put_far(const Acts& out, uint8_t* group, int in_group, int column, I32 q, FarCode* list,
+                       int& count) {
+  alignas(16) int8_t low[kUnit];
+  Isa::store_s8(low, q);
+  uint32_t beyond = Late<Isa, kType>::type::beyond_s8(q);
+  place<1>(out, group, in_group, column, reinterpret_cast<const uint8_t*>(low));
+  if (!beyond) return;
+  alignas(64) int32_t codes[kUnit];
+  Isa::store(codes, q);
+  for (; beyond && count < out.shape.far_most(); beyond &= beyond - 1) {
+    const int at = __builtin_ctz(beyond), c = column + at;
+    list[count++] = {.row = static_cast<uint16_t>(in_group),
+                     .four = static_cast<uint16_t>(c % kChunk / 4),
+                     .high = static_cast<uint32_t>((codes[at] - low[at]) >> 8 & 255) << (c % 4 * 8)};
+  }
+}
+
+// The scale of a row with far codes (table.h). Sizes are added by lane, lanes in order: the same bits everywhere.
+template <Real kType>
+KT_INLINE float far_scale(const uint8_t* source, int k) {
+  static_assert(Late<Isa, kType>::type::kLanes == kUnit);
+  F32 top = Isa::set1(0.0f), sum = top;
+  for (int c = 0; c < k; c += kUnit) {
+    const Unit u = c + kUnit <= k ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
+    const F32 size = Isa::abs(u.v[0]);
+    top = Isa::max(top, size);
+    sum = Isa::add(sum, size);
+  }
+  alignas(64) float lanes[Isa::kLanes];
+  Isa::store(lanes, sum);
+  float near = 0;
+  for (const float lane : lanes) near += lane;
+  near *= kNear / static_cast<float>(k > 0 ? k : 1);
+  const float largest = Isa::max_of(top);
+  const float d = (near < largest ? near : largest) * (1.0f / 127), least = largest * (1.0f / kFarthest);
+  return d < least ? least : d;
+}
+
+// `side` rows from row `row` on, column by column, so that the list of their far codes is in order.
+template <Real kType>
+__attribute__((noinline)) void pack_far_rows(const PackActsArgs& args, int row) {
+  const ActShape& s = args.out.shape;
+  constexpr int kMostSide = 16;
+  const uint8_t* source[kMostSide];
+  int k[kMostSide];
+  F32 inverse[kMostSide];
+  I32 sum[kMostSide];
+  for (int i = 0; i < s.side; ++i) {
+    const bool real = row + i < args.m;
+    const int64_t from = !real ? 0 : args.index ? args.index[row + i] : row + i;
+    source[i] = static_cast<const uint8_t*>(args.source) + from * args.stride * (kType == Real::kF32 ? 4 : 2);
+    k[i] = real ? args.k : 0;
+    const float d = far_scale<kType>(source[i], k[i]);
+    inverse[i] = Isa::set1(d > 0x1p-120f ? 1.0f / d : 0.0f);
+    args.out.scales[row + i] = d > 0x1p-120f ? d : 0.0f;
+    sum[i] = Isa::set1(int32_t{0});
+  }
+  auto* group = reinterpret_cast<uint8_t*>(args.out.codes) + static_cast<int64_t>(row) * s.k_pad;
+  const FarCodes far = args.out.far_of(row);
+  int count = 0;
+  for (int chunk = 0; chunk < s.k_pad; chunk += kChunk) {
+    far.start[chunk / kChunk] = count;
+    for (int i = 0; i < s.side; ++i)
+      for (int c = chunk; c < chunk + kChunk; c += kUnit) {
+        const Unit u =
+            c + kUnit <= k[i] ? load_unit<kType>(source[i], c) : load_last_unit<kType>(source[i], c, k[i]);
+        const I32 q = Isa::round(Isa::mul(u.v[0], inverse[i]));
+        sum[i] = Isa::add(sum[i], q);
+        put_far<kType>(args.out, group, i, c, q, far.codes, count);
+      }
+  }
+  far.start[s.k_pad / kChunk] = count;
+  for (int i = 0; i < s.side; ++i) args.out.sums[row + i] = Isa::sum_of(sum[i]);
+}
+
 template <Real kType>
 KT_INLINE void pack_row_float(const Acts& out, int row, const uint8_t* source, int k) {
   const ActShape& s = out.shape;
@@ -118,6 +196,11 @@ KT_INLINE void pack_row_float(const Acts& out, int row, const uint8_t* source, i
 template <Real kType>
 __attribute__((noinline)) void pack_rows(const PackActsArgs& args) {
   constexpr int kSize = kType == Real::kF32 ? 4 : 2;
+  if constexpr (Late<Isa, kType>::type::kRoundedPanels) {
+    for (int i = 0; args.out.shape.far && i < args.out.shape.rows; i += args.out.shape.side)
+      pack_far_rows<kType>(args, i);
+    if (args.out.shape.far) return;
+  }
   for (int i = 0; i < args.out.shape.rows; ++i) {
     const int64_t row = i >= args.m ? 0 : args.index ? args.index[i] : i;
     const uint8_t* source = static_cast<const uint8_t*>(args.source) + row * args.stride * kSize;
@@ -138,6 +221,24 @@ void pack_acts(const PackActsArgs& args) noexcept {
     case Real::kF16:
       return pack_rows<Real::kF16>(args);
   }
+}
+
+// The far codes of `side` rows from row `row` on, one list of the lists of single rows.
+KT_INLINE void copy_far(const CopyActsArgs& args, int row) {
+  const ActShape& s = args.out.shape;
+  const FarCodes to = args.out.far_of(row);
+  int count = 0;
+  for (int chunk = 0; chunk < s.k_pad / kChunk; ++chunk) {
+    to.start[chunk] = count;
+    for (int i = 0; i < s.side && row + i < args.m; ++i) {
+      const FarCodes from = args.from.far_of(args.index[row + i]);
+      for (int j = from.start[chunk]; j < from.start[chunk + 1]; ++j) {
+        to.codes[count] = from.codes[j];
+        to.codes[count++].row = static_cast<uint16_t>(i);
+      }
+    }
+  }
+  to.start[s.k_pad / kChunk] = count;
 }
 
 void copy_acts(const CopyActsArgs& args) noexcept {
@@ -163,6 +264,7 @@ void copy_acts(const CopyActsArgs& args) noexcept {
       args.out.scales[i * scales + j] = real ? args.from.scales[row * scales + j] : 0.0f;
     for (int64_t j = 0; j < sums; ++j)
       args.out.sums[i * sums + j] = real ? args.from.sums[row * sums + j] : 0;
+    if (s.far && i % s.side == 0) copy_far(args, i);
   }
 }
 

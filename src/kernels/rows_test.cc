@@ -104,6 +104,10 @@ TEST(PackActs, ByDefinition) {
                                      .scale_span = spans.scale,
                                      .sum_span = spans.sum};
                 check_pack(*t, {shape, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)), 7);
+                if (code != ActCode::kS8 || spans.sum != k_pad || !t->many_s8[0]) continue;
+                ActShape far = shape;
+                far.far = true;
+                check_pack(*t, {far, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)), 7);
               }
               if (HasFatalFailure()) return;
             }
@@ -135,7 +139,81 @@ TEST(PackActs, SpecialRows) {
                              .scale_span = span,
                              .sum_span = span};
         check_pack(*t, {shape, Real::kF32, 8, kK, nullptr}, rows, 8);
+        if (span != kK || !t->many_s8[0]) continue;
+        ActShape far = shape;
+        far.far = true;
+        check_pack(*t, {far, Real::kF32, 8, kK, nullptr}, rows, 8);
       }
+    }
+}
+
+// Rows packed one by one and copied to where they stand side by side are what packing them there gives.
+TEST(CopyActs, FarCodes) {
+  constexpr int kK = 1100, kRows = 32, kM = 19;
+  const std::vector<float> rows = random_rows(kRows, kK, 5);
+  int32_t index[kM];
+  for (int i = 0; i < kM; ++i) index[i] = (i * 7 + 3) % kRows;
+  for (const Kernels* t : tables_under_test()) {
+    if (!t->many_s8[0]) continue;
+    const ActShape there{.code = ActCode::kS8,
+                         .rows = kRows,
+                         .k_pad = 1152,
+                         .side = t->many_side,
+                         .step_bytes = t->many_step_bytes,
+                         .scale_span = 1152,
+                         .sum_span = 1152,
+                         .far = true};
+    ActShape one = there;
+    one.side = 1;
+    Guarded plain(act_bytes(one)), copied(act_bytes(there)), direct(act_bytes(there));
+    const Acts from = acts_in(one, plain.as()), to = acts_in(there, copied.as()),
+               want = acts_in(there, direct.as());
+    t->pack_acts({.source = rows.data(), .type = Real::kF32, .stride = kK, .m = kRows, .k = kK, .out = from});
+    t->copy_acts({.from = from, .index = index, .m = kM, .out = to});
+    t->pack_acts({.source = rows.data(),
+                  .type = Real::kF32,
+                  .stride = kK,
+                  .index = index,
+                  .m = kM,
+                  .k = kK,
+                  .out = want});
+    ASSERT_TRUE(plain.intact() && copied.intact() && direct.intact());
+    for (int i = 0; i < kRows; ++i) {
+      EXPECT_EQ(to.scales[i], want.scales[i]);
+      EXPECT_EQ(to.sums[i], want.sums[i]);
+      for (int k = 0; k < one.k_pad; ++k)
+        ASSERT_EQ(packed_act(*t, to, i, k), packed_act(*t, want, i, k))
+            << t->name << " row " << i << " column " << k;
+    }
+  }
+}
+
+// Numbers that are not finite, and rows of nothing else, write no more than they may.
+TEST(PackActs, NotFinite) {
+  constexpr int kK = 256;
+  std::vector<float> rows(16 * kK, std::numeric_limits<float>::quiet_NaN());
+  for (int i = 1; i < 16; ++i)
+    for (int c = 0; c < kK; ++c)
+      rows[i * kK + c] = c % i ? static_cast<float>(c) : std::numeric_limits<float>::infinity();
+  for (const Kernels* t : tables_under_test())
+    for (const bool far : {false, true}) {
+      if (far && !t->many_s8[0]) continue;
+      const ActShape shape{.code = ActCode::kS8,
+                           .rows = 16,
+                           .k_pad = kK,
+                           .side = t->many_side,
+                           .step_bytes = t->many_step_bytes,
+                           .scale_span = kK,
+                           .sum_span = kK,
+                           .far = far};
+      Guarded memory(act_bytes(shape));
+      t->pack_acts({.source = rows.data(),
+                    .type = Real::kF32,
+                    .stride = kK,
+                    .m = 16,
+                    .k = kK,
+                    .out = acts_in(shape, memory.as())});
+      EXPECT_TRUE(memory.intact()) << t->name;
     }
 }
 

@@ -15,9 +15,28 @@ enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activation
 //   codes   [rows/side, k_pad/step, side, step]   (step columns: step_bytes / size of a code; kF32: plain
 //   rows) scales  [rows, scale_spans]   value = code * scale                          (kS8 only) sums [rows,
 //   sum_spans]     sum of the codes over each span of `sum_span`  (kS8 only)
+//   far     lists of high bytes (kS8 with `far` only)
 // Rows past the real ones and columns past k are zero codes.
 inline constexpr int kActSpan =
     32;  // columns of one scale where sums are scaled as they grow: few, many_spans
+
+// One scale for a whole row, where sums of whole rows are taken: the row's largest number is often many times its
+// mean size, and a scale for it would leave the others few bits. So the scale is that of kNear times the mean size,
+// a code is its low byte, and the high bytes that are not zero are listed: fewer than one in kNear columns.
+//   code = low + 256 * high,  scale = max(min(largest, kNear * mean) / 127, largest / kFarthest)
+inline constexpr float kNear = 9;
+inline constexpr float kFarthest = 127 * 256 + 127;
+struct FarCode {
+  uint16_t row;   // of the `side` rows that stand side by side
+  uint16_t four;  // columns [4 four, 4 four + 4) of the 64
+  uint32_t high;  // one byte each, the first in the low bits; one of them is not zero
+};
+// The list of `side` rows: start[i] is the first of columns [64 i, 64 i + 64), start[k_pad / 64] the end.
+struct FarCodes {
+  int32_t* start = nullptr;
+  FarCode* codes = nullptr;
+};
+
 struct ActShape {
   ActCode code = ActCode::kF32;
   int rows = 0;  // padded: see padded_rows
@@ -25,14 +44,30 @@ struct ActShape {
   int side = 1;        // rows that stand side by side
   int step_bytes = 0;  // of one row before the next one's
   int scale_span = 0, sum_span = 0;
+  bool far = false;  // high bytes are listed; scale_span is k_pad
+  bool operator==(const ActShape&) const = default;
   int scale_spans() const { return (k_pad + scale_span - 1) / scale_span; }
   int sum_spans() const { return (k_pad + sum_span - 1) / sum_span; }
+  // Of `side` rows' far codes: how many there may be, and bytes of the whole list.
+  int far_most() const { return side * (k_pad / static_cast<int>(kNear) + 1); }
+  size_t far_bytes() const {
+    return far ? (static_cast<size_t>(k_pad / kChunk + 1) * 4 +
+                  static_cast<size_t>(far_most()) * sizeof(FarCode) + 63) /
+                     64 * 64
+               : 0;
+  }
 };
 struct Acts {
   ActShape shape;
   std::byte* codes = nullptr;
   float* scales = nullptr;
   int32_t* sums = nullptr;
+  std::byte* far = nullptr;  // [rows / side, far_bytes]
+  FarCodes far_of(int row) const {
+    std::byte* at = far + static_cast<size_t>(row / shape.side) * shape.far_bytes();
+    return {reinterpret_cast<int32_t*>(at),
+            reinterpret_cast<FarCode*>(at + static_cast<size_t>(shape.k_pad / kChunk + 1) * 4)};
+  }
 };
 
 // Rows of the input to quantise: row i is source row (index ? index[i] : i).

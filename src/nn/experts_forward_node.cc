@@ -18,26 +18,10 @@ void prefetch(const std::byte* from, size_t bytes, size_t most) {
   for (size_t i = 0; i < std::min(bytes, most); i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-Acts rows_from(const Acts& acts, int row, int rows) {
-  Acts a = acts;
-  const size_t size = acts.shape.code == ActCode::kS8 ? 1 : acts.shape.code == ActCode::kBf16 ? 2 : 4;
-  a.shape.rows = rows;
-  a.codes += static_cast<size_t>(row) * acts.shape.k_pad * size;
-  if (acts.scales) a.scales += static_cast<size_t>(row) * acts.shape.scale_spans();
-  if (acts.sums) a.sums += static_cast<size_t>(row) * acts.shape.sum_spans();
-  return a;
-}
-
-// Whether activations of one shape serve both.
-bool same_rows(const ActShape& a, const ActShape& b) {
-  return a.code == b.code && a.rows == b.rows && a.k_pad == b.k_pad && a.side == b.side &&
-         a.step_bytes == b.step_bytes && a.scale_span == b.scale_span && a.sum_span == b.sum_span;
-}
-
 // Whether the codes, scales and sums of a row are the same in both, whatever their order.
 bool same_codes(const ActShape& a, const ActShape& b) {
   return a.code == ActCode::kS8 && b.code == ActCode::kS8 && a.k_pad == b.k_pad &&
-         a.scale_span == b.scale_span && a.sum_span == b.sum_span;
+         a.scale_span == b.scale_span && a.sum_span == b.sum_span && a.far == b.far;
 }
 
 // Packed rows of an item: the last one of a group brings the padding rows along.
@@ -93,7 +77,7 @@ void NodeForward::plan_groups() {
       part.gate.plan = plan(shard_.gate);
       part.up.plan = shard_.paired ? part.gate.plan : plan(shard_.up);
       part.down.plan = plan(shard_.down);
-      part.one_input = shard_.paired || same_rows(part.gate.plan.acts, part.up.plan.acts);
+      part.one_input = shard_.paired || part.gate.plan.acts == part.up.plan.acts;
     }
     part.gate.at = memory_.take(act_bytes(part.gate.plan.acts));
     part.up.at = part.one_input ? part.gate.at : memory_.take(act_bytes(part.up.plan.acts));

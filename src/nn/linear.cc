@@ -30,11 +30,6 @@ struct Item {
   int call, begin, count;  // row blocks [begin, begin + count) of the node's slice
 };
 
-bool same(const ActShape& a, const ActShape& b) {
-  return a.code == b.code && a.rows == b.rows && a.k_pad == b.k_pad && a.side == b.side &&
-         a.step_bytes == b.step_bytes && a.scale_span == b.scale_span && a.sum_span == b.sum_span;
-}
-
 }  // namespace
 
 Linear::Linear(const Pool& pool, const MatrixView& weights, std::span<const float> bias,
@@ -159,7 +154,7 @@ void LinearWork::State::plan() {
         plan_for(*call.linear->options_.kernels, slice->packing, call.linear->options_.precision, m));
     const ActShape& shape = plans.back().acts;
     auto at = std::find_if(rows.begin(), rows.end(), [&](const Rows& r) {
-      return r.x == call.x && r.stride == call.x_stride && r.k == call.linear->k() && same(r.shape, shape);
+      return r.x == call.x && r.stride == call.x_stride && r.k == call.linear->k() && r.shape == shape;
     });
     rows_of.push_back(static_cast<int>(at - rows.begin()));
     if (at == rows.end())
@@ -220,13 +215,8 @@ void LinearWork::State::allocate() {
 void LinearWork::State::pack(int item) noexcept {
   const Rows& r = rows[static_cast<size_t>(item / row_items())];
   const int begin = item % row_items() * kPackRows, count = std::min(kPackRows, m - begin);
-  Acts out = r.acts;
-  const size_t size = r.shape.code == ActCode::kS8 ? 1 : r.shape.code == ActCode::kBf16 ? 2 : 4;
-  out.shape.rows =
-      begin + count == m ? r.shape.rows - begin : count;  // the last item brings the padding along
-  out.codes += static_cast<size_t>(begin) * static_cast<size_t>(r.shape.k_pad) * size;
-  if (out.scales) out.scales += static_cast<size_t>(begin) * static_cast<size_t>(r.shape.scale_spans());
-  if (out.sums) out.sums += static_cast<size_t>(begin) * static_cast<size_t>(r.shape.sum_spans());
+  // the last item brings the padding along
+  const Acts out = rows_from(r.acts, begin, begin + count == m ? r.shape.rows - begin : count);
   calls.front().linear->options_.kernels->pack_acts({.source = r.x + begin * r.stride,
                                                      .type = Real::kF32,
                                                      .stride = r.stride,

@@ -11,6 +11,11 @@ struct PortableBf16 : Portable {
   static constexpr bool kBf16Product = true;
   using AccF = F32;
 
+  template <int kJ, int kBits> static KT_PORTABLE_OP F32 column_above(Bytes a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>((1 << kBits) + a.v[i * kStep + kJ]);
+    return r;
+  }
   static KT_PORTABLE_OP void store_bf16_step(uint8_t* p, const F32 (&columns)[kStep / 2]) {
     for (int i = 0; i < kLanes; ++i)
       for (int j = 0; j < kStep / 2; ++j) put_u16(p + i * kStep + 2 * j, f32_to_bf16(columns[j].v[i]));

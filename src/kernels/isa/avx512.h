@@ -85,6 +85,10 @@ struct Avx512 {
   static KT_INLINE void store_s8(int8_t* p, I32 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
   }
+  // Bit i: lane i is no s8.
+  static KT_INLINE uint32_t beyond_s8(I32 x) {
+    return _mm512_cmpgt_epu32_mask(_mm512_add_epi32(x.v, _mm512_set1_epi32(128)), _mm512_set1_epi32(255));
+  }
 
   static KT_INLINE F32 load_f16(const uint8_t* p) { return {_mm512_cvtph_ps(load_256(p))}; }
   static KT_INLINE F32 load_bf16(const uint8_t* p) {
@@ -176,6 +180,7 @@ struct Avx512 {
   }
 
   static KT_INLINE Acc zero_acc() { return {_mm512_setzero_si512()}; }
+  static KT_INLINE Acc acc_of(I32 x) { return x; }
   static KT_INLINE Act load_act(const int8_t* p) {
     int32_t four;
     __builtin_memcpy(&four, p, 4);
@@ -251,6 +256,16 @@ struct Avx512Bf16 : Avx512Vnni {
   static KT_INLINE bool all_equal(F32 a) {
     const __m512i x = _mm512_castps_si512(a.v);
     return _mm512_cmpneq_epi32_mask(x, _mm512_broadcastd_epi32(_mm512_castsi512_si128(x))) == 0;
+  }
+
+  // 2^kBits + byte kJ of each lane, which is below that: the byte becomes the top of the fraction.
+  template <int kJ, int kBits> static KT_INLINE F32 column_above(Bytes a) {
+    constexpr int kShift = 23 - kBits - 8 * kJ;
+    __m512i x = a.v;
+    if constexpr (kShift > 0) x = _mm512_slli_epi32(x, kShift);
+    if constexpr (kShift < 0) x = _mm512_srli_epi32(x, -kShift);
+    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(x, _mm512_set1_epi32(((1 << kBits) - 1) << (23 - kBits)),
+                                                          _mm512_set1_epi32((127 + kBits) << 23), 0xea))};  // (a & b) | c
   }
 
   // The conversions take denormals as zeros; otherwise round half to even, as everywhere.

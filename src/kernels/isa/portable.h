@@ -70,6 +70,8 @@ struct Portable {
   static KT_PORTABLE_OP F32 exp2i(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i] + 127) << 23); return r; }
   // low byte of each lane to kLanes consecutive bytes
   static KT_PORTABLE_OP void store_s8(int8_t* p, I32 x) { for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(x.v[i]); }
+  // Bit i: lane i is no s8.
+  static KT_PORTABLE_OP uint32_t beyond_s8(I32 x) { uint32_t r = 0; for (int i = 0; i < kLanes; ++i) r |= uint32_t{x.v[i] < -128 || x.v[i] > 127} << i; return r; }
 
   static KT_PORTABLE_OP F32 load_f16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = f16_to_f32(u16_at(p + 2 * i)); return r; }
   static KT_PORTABLE_OP F32 load_bf16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(p + 2 * i)} << 16); return r; }
@@ -125,6 +127,7 @@ struct Portable {
   }
 
   static KT_PORTABLE_OP Acc zero_acc() { Acc r{}; return r; }
+  static KT_PORTABLE_OP Acc acc_of(I32 x) { Acc r; std::memcpy(r.v, x.v, sizeof r.v); return r; }
   static KT_PORTABLE_OP Act load_act(const int8_t* p) { Act r; std::memcpy(&r, p, sizeof r); return r; }
   // acc[row] += sum over the step of weight * activation; kSmall promises weights below 64
   template <bool kSmall> static KT_PORTABLE_OP void dot(Acc& acc, Bytes w, Act a) {

@@ -33,6 +33,15 @@ struct PlainActs {
   }
 };
 
+// The scale of a row with far codes.
+inline float far_scale(const float* row, int64_t k, float largest) {
+  float lanes[kBlockRows] = {}, mean = 0;
+  for (int64_t c = 0; c < k; ++c) lanes[c % kBlockRows] += std::fabs(row[c]);
+  for (const float lane : lanes) mean += lane;
+  mean *= kNear / static_cast<float>(std::max<int64_t>(k, 1));
+  return std::max(std::min(mean, largest) * (1.0f / 127), largest * (1.0f / kFarthest));
+}
+
 inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, int m, int64_t k) {
   PlainActs out;
   out.shape = s;
@@ -52,6 +61,7 @@ inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, i
       float amax = 0;
       for (int c = from; c < to; ++c) amax = std::max(amax, std::fabs(codes[c]));
       float d = amax * (1.0f / 127);
+      if (s.far) d = far_scale(codes, i < m ? k : 0, amax);
       if (!(d > 0x1p-120f)) d = 0;
       const float inverse = d > 0 ? 1.0f / d : 0.0f;
       for (int c = from; c < to; ++c) codes[c] = std::nearbyint(codes[c] * inverse);
@@ -63,6 +73,19 @@ inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, i
   return out;
 }
 
+// What the list of far codes says of (row, column).
+inline int far_part(const Acts& acts, int row, int column) {
+  if (!acts.shape.far) return 0;
+  const FarCodes far = acts.far_of(row);
+  int sum = 0;
+  for (int i = far.start[column / kChunk]; i < far.start[column / kChunk + 1]; ++i) {
+    const FarCode& code = far.codes[i];
+    if (code.row == row % acts.shape.side && code.four == column % kChunk / 4)
+      sum += 256 * static_cast<int8_t>(code.high >> (column % 4 * 8));
+  }
+  return sum;
+}
+
 // The code of (row, column) in the packed order of table `t`.
 inline float packed_act(const Kernels&, const Acts& acts, int row, int column) {
   const ActShape& s = acts.shape;
@@ -72,7 +95,8 @@ inline float packed_act(const Kernels&, const Acts& acts, int row, int column) {
   // [rows/side, k_pad/step, side, step]
   const int64_t group = row / s.side, part = column / step;
   const int64_t at = ((group * (s.k_pad / step) + part) * s.side + row % s.side) * step + column % step;
-  if (size == 1) return static_cast<float>(reinterpret_cast<const int8_t*>(acts.codes)[at]);
+  if (size == 1)
+    return static_cast<float>(reinterpret_cast<const int8_t*>(acts.codes)[at] + far_part(acts, row, column));
   bf16 code;
   std::memcpy(&code, acts.codes + at * 2, 2);
   return to_f32(code);
