@@ -359,6 +359,19 @@ def test_incremental_adds_to_the_output(infer):
     assert error(out, before.double() + reference(layer.values, x, ids, scores)) < FLOATS
 
 
+def test_what_a_wrapper_puts_off_is_not_taken_here(infer):
+    """Same hidden size, no path, a later layer, in the same thread: but no layer of the wrapper's model."""
+    wrapper = kt_kernel.KTMoEWrapper(0, EXPERTS, TOP_K, HIDDEN, INTER, cpuinfer_threads=2, chunked_prefill_size=MOST,
+                                     max_deferred_experts_per_token=1, method="BF16")
+    wrapper.load_weights_from_tensors(*matrices())
+    x, ids, scores = inputs(1)
+    layer = Layer(infer, "AMXBF16_MOE", layer_idx=1)
+    out, tokens = torch.empty_like(x), torch.tensor([1], dtype=torch.int32)
+    wrapper.forward(x, ids, scores)
+    layer.moe.forward(tokens.data_ptr(), TOP_K, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
+    assert error(out, reference(layer.values, x, ids, scores)) < FLOATS
+
+
 def test_fewer_experts_of_a_token_and_swiglu(infer):
     layer = Layer(infer, "AMXBF16_MOE")
     x, ids, scores = inputs(5, top_k=1)

@@ -144,6 +144,7 @@ class MoE_Interface:
             config.pool, layer=config.layer_idx, experts=config.expert_num, hidden=config.hidden_size,
             inter=config.intermediate_size, top_k=config.num_experts_per_tok, method=self._method,
             weights=config.path if files else "", save=bool(config.save),
+            model=__name__,  # or what a wrapper puts off might be taken here
             max_tokens=max(config.max_len, config.group_max_len) or 2**31 - 1, group_size=self._group_size(config),
             zero_point=not self._takes_codes or bool(config.quant_config.zero_point), swiglu_limit=config.swiglu_limit,
             swiglu_alpha=config.swiglu_alpha)
