@@ -489,8 +489,12 @@ def test_bad_weights(infer):
     config.quant_config.group_size = 64
     refused(ValueError, "AVX2FP8_MOE: quant_config.group_size is 64; expected 128",
             lambda: kt_kernel_ext.moe.AVX2FP8_MOE(config))
+    config.quant_config.bits = 4
+    refused(ValueError, "AVX2FP8_MOE: quant_config.bits is 4; expected 8", lambda: kt_kernel_ext.moe.AVX2FP8_MOE(config))
     config = Layer(infer, "AVX2GPTQInt4_MOE").config
-    config.quant_config.zero_point = True
+    config.up_zero = 8
+    refused(NotImplementedError, "MOEConfig.up_zero: zero points", lambda: kt_kernel_ext.moe.AVX2GPTQInt4_MOE(config))
+    config.up_zero, config.quant_config.zero_point = 0, True
     infer.submit(kt_kernel_ext.moe.AVX2GPTQInt4_MOE(config).load_weights_task())
     refused(NotImplementedError, "zero points", infer.sync)
     config = Layer(infer, "AMXBF16_MOE").config

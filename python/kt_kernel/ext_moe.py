@@ -51,6 +51,8 @@ _INSTEAD = {
 }
 _PROJECTIONS = ("gate", "up", "down")
 _GROUPS = {"FP8": 128, "MXFP4": 32, "MXFP8": 32}  # columns of a scale, where a method has one choice
+_BITS = {"RAWINT4": 4, "GPTQ_INT4": 4, "MXFP4": 4, "AMXINT4": 4, "MOE_INT4": 4, "AMXINT8": 8, "MOE_INT8": 8, "FP8": 8,
+         "FP8_PERCHANNEL": 8, "MXFP8": 8, "BF16": 16}
 _USUAL_GROUP = 128  # where values are rounded and quant_config.group_size says nothing
 _HIDDEN_TYPES = {0: 0, 1: 2, 30: 1}  # GGUF's numbers of float32, float16 and bfloat16: ExpertLayer's
 _BF16 = 1
@@ -167,15 +169,20 @@ class MoE_Interface:
                                           "expert: weights are not cut by NUMA node before they are loaded")
             if not listed and not getattr(config, f"{projection}_proj"):
                 raise ValueError(f"{field}_proj is null")
+            if getattr(config, f"{projection}_zero") or getattr(config, f"{projection}_zeros"):
+                raise NotImplementedError(f"{field}_zero: zero points are not read here; KTMoEWrapper loads checkpoints with "
+                                          "them")
             if not self._takes_codes and getattr(config, f"{projection}_scale"):
                 raise NotImplementedError(f"{field}_scale: expected bf16 values without scales; KTMoEWrapper loads quantised "
                                           "checkpoints")
 
     def _group_size(self, config):
-        given, only = config.quant_config.group_size, _GROUPS.get(self._method)
-        if only and given not in (0, only):
-            raise ValueError(f"{type(self).__name__}: quant_config.group_size is {given}; expected {only}")
-        return given if given or self._takes_codes and not only else only or _USUAL_GROUP
+        quant, only, bits = config.quant_config, _GROUPS.get(self._method), _BITS.get(self._method)
+        if bits and quant.bits not in (0, bits):
+            raise ValueError(f"{type(self).__name__}: quant_config.bits is {quant.bits}; expected {bits}")
+        if only and quant.group_size not in (0, only):
+            raise ValueError(f"{type(self).__name__}: quant_config.group_size is {quant.group_size}; expected {only}")
+        return only or quant.group_size or (0 if self._takes_codes else _USUAL_GROUP)
 
     def _hidden_type(self, config):
         if self._method != "LLAMAFILE":
