@@ -225,6 +225,19 @@ def test_positional_order():
     assert (layer.max_deferred_experts_per_token, layer.method, layer.num_gpu_experts) == (1, "AMXINT8", 0)
 
 
+def test_words_for_the_default():
+    """What SGLang gives where its user said nothing."""
+    x, ids, scores = inputs(CHUNK + 9)
+    for words in (dict(cpuinfer_threads=None, chunked_prefill_size=None), dict(cpuinfer_threads=0, chunked_prefill_size=-1)):
+        layer = wrapper(**words)
+        assert layer.cpu_infer.threads >= 1 and layer.chunked_prefill_size == 2**31 - 1
+        assert error(layer.forward(x, ids, scores), reference(values(), x, ids, scores)) < METHODS["BF16"]
+    for bad in (0, -2):
+        refused(ValueError, f"chunked_prefill_size is {bad}", lambda: wrapper(chunked_prefill_size=bad, load=False))
+    refused(TypeError, "chunked_prefill_size: expected an int, got float",
+            lambda: wrapper(chunked_prefill_size=2.5, load=False))
+
+
 def test_the_mask_is_live(bf16):
     layer = wrapper()
     x, ids, scores = inputs(6)
@@ -243,8 +256,15 @@ def test_expert_maps(bf16):
     x, ids, scores = inputs(5)
     order = torch.tensor([3, 1, 0, 7, 6, 2, 5, 4])
     moved = wrapper(load=False)
-    moved.load_weights_from_tensors(*values(), order)
-    assert torch.equal(moved.forward(x, torch.argsort(order)[ids], scores), bf16.forward(x, ids, scores))
+    want = bf16.forward(x, ids, scores).clone()
+    for given in (dict(physical_to_logical_map=order), dict(physical_to_logical_map_cpu=order)):  # two names of one
+        moved.load_weights_from_tensors(*values(), **given)
+        assert torch.equal(moved.forward(x, torch.argsort(order)[ids], scores), want)
+        moved.load_weights_from_tensors(*values())
+    refused(TypeError, "two names of one argument; got both",
+            lambda: moved.load_weights_from_tensors(*values(), order, physical_to_logical_map_cpu=order))
+    refused(TypeError, "two names of one argument; got both",
+            lambda: moved.load_weights(order, physical_to_logical_map_cpu=order))
 
 
 # --- deferral
@@ -266,6 +286,23 @@ def test_deferral_moves_pairs_to_the_next_layer():
         assert error(last.forward(y, ids, scores), want) < METHODS["BF16"]
     alone = wrapper(layer_idx=1, seed=4, weight_path="elsewhere")
     assert error(alone.forward(y, ids, scores), want) > 5 * METHODS["BF16"]  # or the test says nothing
+
+
+def test_select_deferred_experts(bf16):
+    """As test_deferral_moves_pairs_to_the_next_layer has it, for engines that split the pairs themselves."""
+    ids = torch.tensor([[0, 1, 2], [1, 3, 4]])
+    scores = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.3]])
+    none = torch.full_like(ids, -1)
+    for protected, later in ((2, [[-1, -1, 2], [-1, -1, -1]]), (1, [[-1, 1, 2], [1, -1, 4]]), (0, ids.tolist()),
+                             (3, none.tolist()), (9, none.tolist())):
+        now, put_off = bf16.select_deferred_experts(ids, scores, protected)
+        assert put_off.tolist() == later and now.dtype == put_off.dtype == ids.dtype
+        assert torch.equal(torch.where(now >= 0, now, put_off), ids) and not ((now >= 0) & (put_off >= 0)).any()
+    padded = torch.tensor([[-1, 5, 6]])  # slots without an expert stay so, however heavy they are
+    now, put_off = bf16.select_deferred_experts(padded, torch.tensor([[0.9, 0.5, 0.4]]), 2)
+    assert now.tolist() == [[-1, 5, -1]] and put_off.tolist() == [[-1, -1, 6]]
+    refused(ValueError, "protected_k is -1", lambda: bf16.select_deferred_experts(ids, scores, -1))
+    refused(TypeError, "protected_k: expected an int", lambda: bf16.select_deferred_experts(ids, scores, 1.5))
 
 
 # --- weights

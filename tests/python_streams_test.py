@@ -170,6 +170,36 @@ assert raised(LookupError, infer.sync) == "of a task"
 """)
 
 
+def test_tasks_of_low_level_layers_in_streams_and_graphs():
+    run("""
+import torch
+torch.manual_seed(0)
+weights = [torch.randn(4, 64, 64).bfloat16() * 0.1 for _ in range(3)]
+config = kt_kernel_ext.moe.MOEConfig(4, 2, 64, 64)
+config.pool, config.max_len = infer.backend_, 8
+config.gate_proj, config.up_proj, config.down_proj = (w.data_ptr() for w in weights)
+moe = kt_kernel_ext.moe.AMXBF16_MOE(config)
+infer.submit_with_cuda_stream(stream.handle, moe.load_weights_task())
+tokens, ids, scores = torch.tensor([2], dtype=torch.int32), torch.tensor([[0, 3], [1, 2]]), torch.ones(2, 2)
+x, out = torch.randn(2, 64).bfloat16(), torch.zeros(2, 64).bfloat16()
+def task(): return moe.forward_task(tokens.data_ptr(), 2, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
+def record():
+    infer.submit_with_cuda_stream(stream.handle, task())
+    infer.sync_with_cuda_stream(stream.handle)
+record()
+stream.wait()
+want = out.clone()
+assert want.abs().sum() > 0
+graph = Graph(stream, record)
+for count in (2, 1, 2):
+    out.zero_()
+    tokens[0] = count
+    graph.launch(stream)
+    stream.wait()
+    assert torch.equal(out[:count], want[:count]) and not out[count:].any()
+""")
+
+
 def test_tasks_and_their_queue_may_end_before_the_stream():
     run("""
 import time

@@ -48,7 +48,7 @@ def installed(wheel, tmp_path_factory):
 
 def test_what_is_in_it(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("kt_kernel/__init__.py", "kt_kernel/py.typed", "kt_kernel/kt_kernel_ext.pyi",
+    for wanted in ("kt_kernel/__init__.py", "kt_kernel/py.typed", "kt_kernel/kt_kernel_ext.pyi", "kt_kernel/ext_moe.py",
                    "kt_kernel/transformers/__init__.py"):
         assert wanted in names
     assert any(re.fullmatch(r"kt_kernel/kt_kernel_ext\..*so", name) for name in names)

@@ -14,6 +14,8 @@
 
 #include "base/error.h"
 #include "base/fork_mutex.h"
+#include "base/log.h"
+#include "base/topology.h"
 #include "bindings/stream_task.h"
 #include "bindings/task_door.h"
 #include "bindings/task_gil.h"
@@ -43,9 +45,23 @@ CpuTeamOptions options_of(const WorkerPoolConfig& config) {
         "for each "
         "pool (one more for some is fine)",
         *least, *most);
-  return {.threads = std::accumulate(threads.begin(), threads.end(), 0),
-          .nodes = config.subpool_count,
-          .node_ids = nodes};
+  CpuTeamOptions options{.threads = std::accumulate(threads.begin(), threads.end(), 0),
+                         .nodes = config.subpool_count};
+  for (const int node : nodes)  // pools on one node share its cores
+    if (std::find(options.node_ids.begin(), options.node_ids.end(), node) == options.node_ids.end())
+      options.node_ids.push_back(node);
+  return options;
+}
+
+// More threads than there are cpus would only get in each other's way.
+CpuTeamOptions cut_to_cpus(CpuTeamOptions options) {
+  const auto usable = static_cast<int>(allowed_cpus().size());
+  const int most = std::max({usable, options.nodes, static_cast<int>(options.node_ids.size())});
+  if (options.threads <= most) return options;
+  log_once(LogLevel::kWarning, "{} threads were asked for, but {} cpus are usable: using {} threads",
+           options.threads, usable, most);
+  options.threads = most;
+  return options;
 }
 
 // Teams that may hold tasks of Python; never destroyed.
@@ -111,7 +127,7 @@ struct HostTask {
 CpuInfer::CpuInfer(const CpuTeamOptions& options) : shared_(std::make_shared<Shared>()) {
   adopt_log_level();
   without_gil([&] {
-    shared_->team = CpuTeam::shared(options);
+    shared_->team = CpuTeam::shared(cut_to_cpus(options));
     remember(shared_->team);
   });
 }
@@ -226,6 +242,8 @@ void add_cpu_infer(nb::module_& module) {
       .def("_submit_on_stream", &CpuInfer::submit_on_stream, nb::arg("stream"), nb::arg("task"))
       .def("_sync_on_stream", &CpuInfer::sync_on_stream, nb::arg("stream"), nb::arg("allow_n_pending") = 0)
       .def("__getattr__", &stream_method, nb::arg("name"))
+      .def_prop_ro(
+          "backend_", [](nb::object self) { return self; }, "What MOEConfig.pool takes: itself.")
       .def_prop_ro("threads", [](const CpuInfer& self) { return self.team()->pool()->threads(); })
       .def_prop_ro("pools", [](const CpuInfer& self) { return self.team()->pool()->nodes(); });
 }

@@ -79,6 +79,40 @@ void forward(const Layer& self, int tokens, uintptr_t input, int type, int64_t s
   without_gil([&] { layer.forward(call, at<void>(output)); });
 }
 
+// As tasks of kt_kernel_ext.moe ask for it: the number of tokens stands in memory until the task runs, ids
+// have 64 bits, rows have no gaps.
+void forward_at(const Layer& self, uintptr_t tokens, int top_k, uintptr_t ids, uintptr_t weights,
+                uintptr_t input, int type, uintptr_t output, bool adds) {
+  ExpertLayer& layer = self.get();
+  if (!tokens) fail("layer {}: a null address for the number of tokens", layer.options().layer);
+  LayerCall call = call_of(layer, *at<const int32_t>(tokens), input, type, 0, ids, true, weights);
+  call.top_k = top_k;
+  call.adds = adds;
+  without_gil([&] { layer.forward(call, at<void>(output)); });
+}
+
+using Addresses = std::vector<uintptr_t>;
+
+// Each list is gate, up, down.
+void load_codes(const Layer& self, const std::vector<Addresses>& codes, const std::vector<Addresses>& scales,
+                const std::vector<uint32_t>& gguf_types, const std::vector<int64_t>& map) {
+  if (codes.size() != 3 || scales.size() != 3 || gguf_types.size() != 3)
+    fail("codes, scales and types of {}, {} and {} projections: expected 3 of each", codes.size(),
+         scales.size(), gguf_types.size());
+  const auto pointers = [](const Addresses& addresses) {
+    std::vector<const void*> out;
+    for (const uintptr_t address : addresses) out.push_back(at<const void>(address));
+    return out;
+  };
+  const auto side = [&](size_t i) {
+    return ExpertCodes::Side{
+        .codes = pointers(codes[i]), .scales = pointers(scales[i]), .gguf_type = gguf_types[i]};
+  };
+  ExpertLayer& layer = self.get();
+  adopt_log_level();
+  without_gil([&] { layer.load_codes({.gate = side(0), .up = side(1), .down = side(2)}, map); });
+}
+
 uint64_t submit(const Layer& self, int tokens, uintptr_t input, int type, int64_t stride, uintptr_t ids,
                 bool wide, uintptr_t weights, uintptr_t stream) {
   ExpertLayer& layer = self.get();
@@ -158,12 +192,21 @@ void add_expert_layer(nb::module_& module) {
           },
           nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("type"), nb::arg("physical_to_logical"),
           "Quantises values at host addresses; type 0 is f32, 1 bf16, 2 f16.")
+      .def(
+          "load_codes", &load_codes, nb::arg("codes"), nb::arg("scales"), nb::arg("gguf_types"),
+          nb::arg("physical_to_logical"),
+          "Weights as checkpoints of the method store them, at host addresses: one for each expert, in lists "
+          "for gate, up and down.")
       .def_prop_ro("loaded", [](const Layer& self) { return self.get().loaded(); })
       .def("set_mask", &Layer::set_mask, nb::arg("mask"), nb::arg("owner").none(),
            "Address of [experts] bytes that `owner` keeps, read by each forward; 0: the CPU has all.")
       .def("forward", &forward, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
            nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("output"),
            "At once, on host memory.")
+      .def("forward_at", &forward_at, nb::arg("tokens"), nb::arg("top_k"), nb::arg("ids"), nb::arg("weights"),
+           nb::arg("input"), nb::arg("type"), nb::arg("output"), nb::arg("adds"),
+           "The same with the number of tokens, an int32, at an address, and 64-bit ids; `adds` to what the "
+           "output holds.")
       .def("submit", &submit, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
            nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("stream"),
            "In the order of a CUDA stream; the number of the capture that the stream is in, or 0.")

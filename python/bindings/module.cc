@@ -100,4 +100,10 @@ NB_MODULE(kt_kernel_ext, module) {
   module.def(
       "buffer_bytes", [] { return without_gil([] { return kt::held_buffer_bytes(); }); },
       "Bytes of page-locked memory that streams and captured graphs have.");
+  // Parts that are Python's own (moe), and words for those that are not here: kt_kernel/ext_parts.py. Last,
+  // because a def asks for the name's value first.
+  module.attr("__path__") = nb::list();
+  module.def("__getattr__", [](const std::string& name) {
+    return nb::module_::import_("kt_kernel.ext_parts").attr("part")(name);
+  });
 }

@@ -7,10 +7,10 @@
 everything is looked up on first use.
 """
 import importlib as _importlib
-import importlib.abc as _abc
 import os as _os
 import sys as _sys
-from importlib.util import spec_from_loader as _spec_from_loader
+
+from kt_kernel.ext_parts import Finder as _Finder
 
 __all__ = ["KTMoEWrapper", "AMXSFTMoEWrapper", "generate_gpu_experts_masks", "kt_kernel_ext", "__version__",
            "__cpu_variant__"]
@@ -43,22 +43,7 @@ def __getattr__(name):
     return value
 
 
-class _Extension(_abc.MetaPathFinder, _abc.Loader):
-    """`import kt_kernel_ext` gives this package's extension, as for people whose extension lies beside the package."""
-
-    def find_spec(self, name, path=None, target=None):
-        return _spec_from_loader(name, self) if name == "kt_kernel_ext" and path is None else None
-
-    def create_module(self, spec):
-        module = _importlib.import_module(f"{__name__}.kt_kernel_ext")
-        self.spec = module.__spec__
-        return module
-
-    def exec_module(self, module):
-        module.__spec__ = self.spec
-
-
-_sys.meta_path.append(_Extension())
+_sys.meta_path.append(_Finder())
 
 
 def __dir__():

@@ -3,7 +3,6 @@
 No arithmetic here. Names and dialects become values of the extension; tensors are checked and cross as addresses.
 """
 import errno
-import logging
 import math
 import os
 import threading
@@ -146,17 +145,6 @@ def _pinned_mask(experts):
     return _torch.zeros(experts, dtype=_torch.bool, device="cpu")
 
 
-def _cpu_infer(threads, pools, nodes):
-    """The team of these numbers. More threads than there are cpus would only get in each other's way; without a number, the
-    thread that launches the GPU's work and waits for it keeps a cpu."""
-    usable = len(os.sched_getaffinity(0))
-    if threads > usable:
-        logging.getLogger("kt_kernel").warning("cpuinfer_threads=%d, but %d cpus are usable: using %d threads", threads,
-                                               usable, max(usable, pools))
-        threads = max(usable, pools)
-    return kt_kernel_ext.CPUInfer(threads, pools, nodes, int(_torch.cuda.is_available()))
-
-
 class KTMoEWrapper:
     """One layer's routed experts on the CPU.
 
@@ -183,7 +171,9 @@ class KTMoEWrapper:
         self.num_experts_per_tok = _whole("num_experts_per_tok", num_experts_per_tok, 1)
         self.hidden_size = _whole("hidden_size", hidden_size, 1)
         self.moe_intermediate_size = _whole("moe_intermediate_size", moe_intermediate_size, 1)
-        self.chunked_prefill_size = _whole("chunked_prefill_size", chunked_prefill_size, 1)
+        # -1 and None are SGLang's words for prompts that are not cut; memory grows with the calls, not with this.
+        unlimited = chunked_prefill_size is None or chunked_prefill_size == -1
+        self.chunked_prefill_size = _whole("chunked_prefill_size", 2**31 - 1 if unlimited else chunked_prefill_size, 1)
         self.max_deferred_experts_per_token = _whole("max_deferred_experts_per_token",
                                                      max_deferred_experts_per_token or 0, 0)
         self.weight_path = None if weight_path is None else _text("weight_path", os.fsdecode(weight_path))
@@ -198,9 +188,10 @@ class KTMoEWrapper:
         self._mask = self._new_mask(gpu_experts_mask, num_gpu_experts)
         self._local = _results.ThreadBuffers()
         self._streams = {}  # stream: (tokens, result) of a submit that waits for its sync
-        self.cpu_infer = _cpu_infer(_whole("cpuinfer_threads", cpuinfer_threads or 0, 0),
-                                    _whole("threadpool_count", threadpool_count, 0),
-                                    _nodes(numa_nodes))
+        # Without a number, the thread that launches the GPU's work and waits for it keeps a cpu.
+        self.cpu_infer = kt_kernel_ext.CPUInfer(_whole("cpuinfer_threads", cpuinfer_threads or 0, 0),
+                                                _whole("threadpool_count", threadpool_count, 0),
+                                                _nodes(numa_nodes), int(_torch.cuda.is_available()))
         self._layer = kt_kernel_ext.ExpertLayer(
             self.cpu_infer, layer=self.layer_idx, experts=self.num_experts, hidden=self.hidden_size,
             inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=self.method,

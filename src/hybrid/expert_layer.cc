@@ -2,11 +2,13 @@
 #include "hybrid/expert_layer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "formats/floats.h"
 #include "hybrid/expert_layer_state.h"
 
 namespace kt {
@@ -63,6 +65,19 @@ ForwardArgs forward_args(const LayerCall& call, void* output, Real output_type) 
           .weights = call.weights,
           .output = output,
           .output_type = output_type};
+}
+
+// What the output holds, added to what was put off (nothing: zeros).
+void add_output(const void* output, Real type, size_t count, std::vector<float>& carry) {
+  carry.resize(count);
+  const auto* const from = static_cast<const std::byte*>(output);
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits = 0;  // little end first
+    std::memcpy(&bits, from + i * size_of_real(type), size_of_real(type));
+    carry[i] += type == Real::kF32    ? std::bit_cast<float>(bits)
+                : type == Real::kBf16 ? to_f32(bf16{static_cast<uint16_t>(bits)})
+                                      : to_f32(f16{static_cast<uint16_t>(bits)});
+  }
 }
 
 void check_options(const ExpertLayerOptions& o) {
@@ -226,12 +241,14 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   s.forwards.rethrow();
   if (call.tokens == 0) return;
   if (!output) fail("layer {}: a null address for the output", s.options.layer);
-  const std::vector<float> carry = take_carry(s.seat.model(), s.options.layer, call.tokens);
+  std::vector<float> carry = take_carry(s.seat.model(), s.options.layer, call.tokens);
+  const size_t count = static_cast<size_t>(call.tokens) * static_cast<size_t>(s.options.shape.hidden);
+  if (call.adds) add_output(output, call.input_type, count, carry);
   const float* const add = carry.empty() ? nullptr : carry.data();
   if (s.options.max_deferred == 0) return s.run(call, output, add, nullptr);
   thread_local DeferredPairs pairs;
   s.run(call, output, add, &pairs);
-  std::vector<float> sums(static_cast<size_t>(call.tokens) * static_cast<size_t>(s.options.shape.hidden));
+  std::vector<float> sums(count);
   s.run_deferred(call, pairs, sums.data());
   ThreadCarry& next = carry_of(s.seat.model());
   next.layer = s.options.layer;

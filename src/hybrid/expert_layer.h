@@ -39,6 +39,16 @@ struct ExpertValues {
   Real type = Real::kBf16;
 };
 
+// Weights of all experts as checkpoints store them (expert_codes.h has the layouts): host addresses, one
+// for each expert, or one for all of them where they stand one after the other.
+struct ExpertCodes {
+  struct Side {
+    std::vector<const void*> codes = {}, scales = {};  // scales: empty where the method has none
+    uint32_t gguf_type = 0;  // with LLAMAFILE: the number that GGUF has for the type
+  };
+  Side gate, up, down;
+};
+
 // One forward. Pointers are to host memory in forward(), to memory of any kind in submit().
 struct LayerCall {
   int tokens = 0, top_k = 0;
@@ -48,6 +58,7 @@ struct LayerCall {
   const void* ids = nullptr;  // [tokens, top_k] contiguous, int32 or int64
   bool ids_are_64_bit = false;
   const float* weights = nullptr;  // [tokens, top_k] contiguous
+  bool adds = false;               // forward() alone: to what the output holds
 };
 
 // Host addresses of one rank's buffers, for write_expert.
@@ -68,9 +79,11 @@ class ExpertLayer {
   ExpertLayer(const ExpertLayer&) = delete;
   ExpertLayer& operator=(const ExpertLayer&) = delete;
 
-  // Slot p gets logical expert map[p]; an empty map is 0, 1, 2 ... Errors name map entries and files.
+  // Slot p gets logical expert map[p]; an empty map is 0, 1, 2 ... Errors name map entries and files. Replaces
+  // weights after what was submitted, in a task of the team at once.
   void load(std::span<const int64_t> physical_to_logical);
   void load_values(const ExpertValues& values, std::span<const int64_t> physical_to_logical);
+  void load_codes(const ExpertCodes& codes, std::span<const int64_t> physical_to_logical);
   bool loaded() const;
 
   // [experts] bytes, nonzero: computed elsewhere. Read by each forward, replayed ones too; the caller may
@@ -102,9 +115,9 @@ class ExpertLayer {
   void check();
 
   // The weights of a slot, cut for `ranks` tensor-parallel ranks, in the layout that GPU code reads for this
-  // method (docs/python.md has the table). Runs on the team after what was submitted. sync_write() waits for
-  // those of this layer and throws the first error of any of them: neither other layers' nor forwards'
-  // errors.
+  // method (docs/python.md has the table). Runs on the team after what was submitted; in a task
+  // of the team at once, and its errors are thrown there. sync_write() waits for those of this layer and throws
+  // the first error of any of them: neither other layers' nor forwards' errors.
   void submit_write(int expert, std::span<const ExpertBuffers> ranks);
   void sync_write();
   size_t w13_bytes(int ranks) const, w13_scale_bytes(int ranks) const, w2_bytes(int ranks) const,

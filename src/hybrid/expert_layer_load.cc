@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/mapped_faults.h"
+#include "hybrid/expert_codes.h"
 #include "hybrid/expert_layer_state.h"
 #include "hybrid/expert_values.h"
 #include "hybrid/shared_experts.h"
@@ -47,16 +48,19 @@ std::string saved_methods() {
 // Work in flight on the team is done before its weights go, and what runs at once on other threads too.
 void ExpertLayer::State::replace(Experts loaded, std::span<const int64_t> physical_to_logical,
                                  std::shared_ptr<const ExpertSource> from) {
-  if (team->inside()) fail("layer {}: a task of its team cannot load it", options.layer);
   std::vector<int64_t> order(physical_to_logical.begin(), physical_to_logical.end());
   for (int64_t i = std::ssize(order); i < options.shape.experts; ++i) order.push_back(i);
+  const auto swap = [&] {
+    const std::unique_lock lock(in_use);
+    experts.emplace(std::move(loaded));
+    map.swap(order);
+    if (from) source = std::move(from);
+  };
+  if (team->inside()) return swap();
   std::exception_ptr error;
   const uint64_t ticket = team->submit([&] {
     try {
-      const std::unique_lock lock(in_use);
-      experts.emplace(std::move(loaded));
-      map.swap(order);
-      if (from) source = std::move(from);
+      swap();
     } catch (...) {
       error = std::current_exception();
     }
@@ -97,6 +101,12 @@ void ExpertLayer::load_values(const ExpertValues& values, std::span<const int64_
     forget_experts(o.weights);
   }
   s.replace(std::move(experts), physical_to_logical, nullptr);
+}
+
+void ExpertLayer::load_codes(const ExpertCodes& codes, std::span<const int64_t> physical_to_logical) {
+  State& s = *state_;
+  const auto source = source_of_codes(codes, s.options, *s.method);
+  s.replace(loaded_from(*source, s.options, *s.team, physical_to_logical), physical_to_logical, nullptr);
 }
 
 }  // namespace kt

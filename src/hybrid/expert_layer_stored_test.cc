@@ -175,12 +175,13 @@ std::string q6_k_blocks(const Matrix& m) {
   return out;
 }
 
-struct GgufType {
+struct BlockWriter {
   uint32_t number;
   std::string (*blocks)(const Matrix&);
 };
 
-void write_gguf(const StoredExperts& experts, const std::array<GgufType, 3>& types, const std::string& path) {
+void write_gguf(const StoredExperts& experts, const std::array<BlockWriter, 3>& types,
+                const std::string& path) {
   std::string data;
   uint64_t offsets[3];
   for (size_t p = 0; p < 3; ++p) {
@@ -309,7 +310,7 @@ TEST(StoredLoad, NamesFormatsThatBuffersCannotHold) {
 }
 
 TEST(StoredLoad, Gguf) {
-  const std::map<std::string, GgufType> types = {
+  const std::map<std::string, BlockWriter> types = {
       {"q4_0", {2, q4_0_blocks}}, {"q8_0", {8, q8_0_blocks}}, {"q6_k", {14, q6_k_blocks}}};
   using Names = std::array<const char*, 3>;
   for (const Names& names :

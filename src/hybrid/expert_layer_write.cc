@@ -214,6 +214,12 @@ void check_buffers(const Cut& cut, std::span<const ExpertBuffers> ranks, int lay
   }
 }
 
+void write_now(const ExpertLayer::State& s, int expert, std::span<const ExpertBuffers> ranks) {
+  const std::shared_lock lock(s.in_use);
+  const Cut cut = cut_for(s.options, *s.method, s.experts, static_cast<int>(ranks.size()));
+  write_expert(cut, *s.experts, expert, ranks, *s.team->pool());
+}
+
 }  // namespace
 
 void ExpertLayer::submit_write(int expert, std::span<const ExpertBuffers> ranks) {
@@ -227,13 +233,11 @@ void ExpertLayer::submit_write(int expert, std::span<const ExpertBuffers> ranks)
       fail("layer {}: expert {}, expected 0 to {}", o.layer, expert, o.shape.experts - 1);
     check_buffers(cut_for(o, *s.method, s.experts, static_cast<int>(ranks.size())), ranks, o.layer);
   }
+  if (s.team->inside()) return write_now(s, expert, ranks);
   const uint64_t ticket =
       s.team->submit([state = state_, expert, buffers = std::vector(ranks.begin(), ranks.end())] {
         try {
-          const std::shared_lock lock(state->in_use);
-          const Cut cut =
-              cut_for(state->options, *state->method, state->experts, static_cast<int>(buffers.size()));
-          write_expert(cut, *state->experts, expert, buffers, *state->team->pool());
+          write_now(*state, expert, buffers);
         } catch (...) {
           state->writes.keep(std::current_exception());
         }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "formats/floats.h"
+#include "hybrid/layer_source.h"
 
 namespace kt {
 namespace {
@@ -62,37 +63,27 @@ class ValueMatrix final : public StoredMatrix {
   Real type_;
 };
 
-class ValueSource final : public ExpertSource {
+class ValueSource final : public LayerSource {
  public:
   ValueSource(const ExpertValues& values, const ExpertsShape& shape, const MethodFormats& formats, int layer)
-      : values_(values), shape_(shape), formats_(formats), layer_(layer) {
+      : LayerSource(shape, layer), values_(values), formats_(formats) {
     if (!values.gate || !values.up || !values.down) fail("layer {}: gate, up or down is missing", layer);
   }
   std::string_view dialect() const override {
     return values_.type == Real::kF32 ? "f32" : values_.type == Real::kF16 ? "fp16" : "bf16";
   }
-  std::vector<int> layers() const override { return {layer_}; }
-  int experts() const override { return shape_.experts; }
-  int64_t hidden() const override { return shape_.hidden; }
-  int64_t inter() const override { return shape_.inter; }
   std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
     const bool down = projection == Projection::kDown;
     const void* all = down ? values_.down : projection == Projection::kUp ? values_.up : values_.gate;
-    const int64_t n = down ? hidden() : inter(), k = down ? inter() : hidden();
+    const auto [n, k] = shape_of(projection);
     return std::make_unique<ValueMatrix>(
         module_name(layer, expert, projection), down ? formats_.down : formats_.gate_up, n, k,
         static_cast<const std::byte*>(all) + expert * n * k * size_of(values_.type), values_.type);
   }
-  bool owns(std::string_view) const override { return false; }
-  std::string module_name(int layer, int expert, Projection projection) const override {
-    return text("layer {} expert {} {}", layer, expert, name_of(projection));
-  }
 
  private:
   ExpertValues values_;
-  ExpertsShape shape_;
   MethodFormats formats_;
-  int layer_;
 };
 
 }  // namespace
