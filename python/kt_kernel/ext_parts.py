@@ -8,9 +8,9 @@ _EXTENSION = "kt_kernel.kt_kernel_ext"
 _PARTS = {"moe": "kt_kernel.ext_moe"}
 # What of that extension is not here, and what does its work.
 _INSTEAD = {
-    "mla": "attention is the engine's (SGLang, transformers); `kt serve` runs whole models on the CPU",
-    "linear": "dense layers are the engine's (torch.nn.Linear); `kt serve` runs whole models on the CPU",
-    "mlp": "dense layers are the engine's (torch.nn.Linear); `kt serve` runs whole models on the CPU",
+    "mla": "attention is the engine's (SGLang, transformers); `kt run` runs whole models on the CPU",
+    "linear": "dense layers are the engine's (torch.nn.Linear); `kt run` runs whole models on the CPU",
+    "mlp": "dense layers are the engine's (torch.nn.Linear); `kt run` runs whole models on the CPU",
     "gate": "route with torch (softmax or sigmoid, topk) and give ids and weights to KTMoEWrapper.forward",
     "kvcache": "the cache is the engine's; numbers of GGUF types are in gguf.GGMLQuantizationType",
     "utils": "gguf.quants.quantize and dequantize turn values into GGUF blocks and back",
