@@ -216,11 +216,13 @@ python_tests() {
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src
   # Two files at a time: a test mostly waits for one thread of one program. torch's threads would wait for each other, busily.
-  OMP_NUM_THREADS=1 KT_SGLANG=$(cat "$results/sglang") KT_SGLANG_KT=$(cat "$results/sglang-kt") \
-    PYTHONPATH=$build/python KT_WHEEL_BUILD=$wheel KT_PROGRAM=$build/bin/kt KT_FORMATS_PROBE=$src/formats/formats_probe KT_WEIGHTS_PROBE=$src/weights/weights_probe \
-    KT_MODEL_PROBE=$src/models/model_probe KT_TOKENIZER_PROBE=$src/engine/tokenizer_probe \
-    KT_TEMPLATE_PROBE=$src/text/template_probe KT_GRAMMAR_PROBE=$src/text/grammar_probe \
-    KT_GPTQ_PROBE=$src/nn/gptq_probe KT_TEST_CUDA=$src/cuda/testing KT_TEST_HALTS=$build/tests/libhalts.so \
+  # Modules are compiled once and kept here, also where the environment says otherwise: importing torch takes half as
+  # long, and dozens of tests are processes of their own.
+  env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$build/pycache" OMP_NUM_THREADS=1 KT_SGLANG="$(cat "$results/sglang")" KT_SGLANG_KT="$(cat "$results/sglang-kt")" \
+    PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
+    KT_MODEL_PROBE="$src/models/model_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
+    KT_TEMPLATE_PROBE="$src/text/template_probe" KT_GRAMMAR_PROBE="$src/text/grammar_probe" \
+    KT_GPTQ_PROBE="$src/nn/gptq_probe" KT_TEST_CUDA="$src/cuda/testing" KT_TEST_HALTS="$build/tests/libhalts.so" \
     timeout "${PYTEST_SECONDS:-14400}" "$venv/bin/pytest" -n 2 --dist loadfile -q -p no:cacheprovider -o faulthandler_timeout=300 --durations=20 -rfEs --junitxml="$results/python/pytest.xml" tests/*_test.py || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
 }
