@@ -421,8 +421,8 @@ class TestErrors:
             save_file({name: np.full(64, value, np.float32)}, folder / "more.safetensors", metadata={"format": "pt"})
             return folder
 
-        name = "model.layers.1.self_attn.g_proj.weight"
-        self.refused(folder_with(name, 1), "1 tensor", name, "has no use for")
+        for name in ("model.layers.1.self_attn.g_proj.weight", "model.layers.1.mlp.experts.scale"):
+            self.refused(folder_with(name, 1), "1 tensor", name, "has no use for")
         folder = folder_with("model.layers.3.eh_proj.weight", 1)
         story = tmp_path / "story.txt"
         story.write_text(WORDS * 3)

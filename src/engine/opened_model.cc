@@ -109,6 +109,7 @@ std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, Transf
   how.kv_type = options_.kv_type;
   how.max_tokens = options_.max_tokens;
   how.experts = experts();
+  if (options_.weights.empty()) how.own_experts = source_.get();
   how.linear_rounding = options_.rounding.linears;
   if (!options_.linear_format.empty()) how.linear_format = format_named(options_.linear_format);
   return std::make_unique<Transformer>(checkpoint(), spec(), std::move(ops), std::move(how));
