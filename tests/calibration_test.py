@@ -1,7 +1,7 @@
 """`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest on
 text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
-kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL runs both models;
-calibration_quality_test.py has the bars."""
+kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL measures both models, which
+calibration_targets_test.py does for one with all its matrices; calibration_quality_test.py has the bars."""
 import json
 import re
 import shutil
@@ -14,8 +14,8 @@ import logits  # noqa: E402
 from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
-MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"] if checkpoints.FULL else ["tiny-deepseekv3"]
-TEST_TOKENS = 24576 if checkpoints.FULL else 4096
+MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"]
+TEST_TOKENS = 24576
 
 
 def model_or_skip(name):
@@ -49,12 +49,21 @@ def gptq(model, out, dataset, *more):
             "--max-sequence-length", "1024", "--dataset", str(dataset), *more]
 
 
+@pytest.fixture(scope="module")
+def plain(stories, tmp_path_factory):
+    """The demo model, calibrated with the stories, for tests that only look at it."""
+    out = tmp_path_factory.mktemp("plain") / "gptq"
+    kt_ok(*gptq(model_or_skip("tiny-deepseekv3"), out, stories, "--cpu-threads", "2"))
+    return out
+
+
 def measured(model, weights, text):
     args = ["perplexity", str(model), "--file", str(text), "--max-tokens", str(TEST_TOKENS), "--acts", "bf16",
             "--kl-against", "stored", "--json"]
     return json.loads(kt_ok(*args, *(["--weights", str(weights)] if weights else [])).stdout)
 
 
+@pytest.mark.skipif(not checkpoints.FULL, reason="KT_TEST_FULL is not set")
 @pytest.mark.parametrize("name", MODELS)
 def test_better_than_rounding_to_nearest(texts, tmp_path, name):
     model = model_or_skip(name)
@@ -73,28 +82,26 @@ def test_better_than_rounding_to_nearest(texts, tmp_path, name):
             assert (expert["method"] == "gptq") == (expert["damping"] > 0 and expert["error"] < expert["rtn_error"])
 
 
-def test_output_is_what_others_load(stories, tmp_path):
+def test_output_is_what_others_load(plain, tmp_path):
     """The same files as RTN's, names, types and shapes, with other codes; scales in the model's own type."""
     model = model_or_skip("tiny-deepseekv3")
-    kt_ok(*gptq(model, tmp_path / "gptq", stories))
     kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "RTN", "--type", "W4A16")
-    ours, nearest = (checkpoints.read_folder(tmp_path / way)[0] for way in ("gptq", "rtn"))
+    ours, nearest = (checkpoints.read_folder(way)[0] for way in (plain, tmp_path / "rtn"))
     assert {name: entry[:2] for name, entry in ours.items()} == {name: entry[:2] for name, entry in nearest.items()}
     other = {name for name in ours if ours[name][2] != nearest[name][2]}
     assert other and all(".experts." in name and name.endswith(("weight_packed", "weight_scale")) for name in other)
-    said = [json.loads((tmp_path / way / "config.json").read_text()) for way in ("gptq", "rtn")]
+    said = [json.loads((way / "config.json").read_text()) for way in (plain, tmp_path / "rtn")]
     assert said[0] == said[1]
-    assert (tmp_path / "gptq" / "kt_calibration.svg").read_text().startswith("<svg")
+    assert (plain / "kt_calibration.svg").read_text().startswith("<svg")
 
 
-def test_transformers_and_our_kernels_compute_the_same(stories, tmp_path):
+def test_transformers_and_our_kernels_compute_the_same(plain):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors")
     if not logits.PROBE:
         pytest.skip("KT_MODEL_PROBE does not name the program")
     model = model_or_skip("tiny-deepseekv3")
-    kt_ok(*gptq(model, tmp_path / "gptq", stories))
-    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gptq", dtype=torch.float32,
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32,
                                                                      output_loading_info=True)
     assert not info["unexpected_keys"] and not info["mismatched_keys"] and not set(info["missing_keys"]) - {"lm_head.weight"}
     vocabulary = theirs.config.vocab_size
@@ -102,40 +109,36 @@ def test_transformers_and_our_kernels_compute_the_same(stories, tmp_path):
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor([ids])).logits[0].float().numpy()
     # transformers rounds codes times scales to bf16, 2^-9 of each weight; ours multiplies the codes.
-    logits.check(logits.probe(tmp_path / "gptq", [ids], vocabulary), expected, 1e-2)
+    logits.check(logits.probe(plain, [ids], vocabulary), expected, 1e-2)
     # And the test can fail: four bits moved the logits by far more than that.
     moved = logits.differences(logits.probe(model, [ids], vocabulary), expected)
     assert sorted(moved)[len(moved) // 2] > 3e-2
 
 
-def test_cpu_weights_are_the_same(stories, tmp_path):
+def test_cpu_weights_are_the_same(stories, plain, tmp_path):
     model = model_or_skip("tiny-deepseekv3")
-    kt_ok(*gptq(model, tmp_path / "gpu", stories))
     kt_ok("quant", str(model), "-o", str(tmp_path / "cpu"), "--method", "int4", "--group-size", "128",
           "--calibrate", str(stories), "--max-sequence-length", "1024")
-    assert checkpoints.read_folder(tmp_path / "gpu")[0] == checkpoints.read_folder(tmp_path / "cpu")[0]
+    assert checkpoints.read_folder(plain)[0] == checkpoints.read_folder(tmp_path / "cpu")[0]
 
 
-def test_killed_and_resumed(stories, tmp_path):
-    model = model_or_skip("tiny-deepseekv3")
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    kt_ok(*gptq(model, whole, stories))
-    for layers in (1, 3):
+def test_killed_and_resumed(stories, plain, tmp_path):
+    model, out = model_or_skip("tiny-deepseekv3"), tmp_path / "out"
+    for layers in (1, 3) if checkpoints.FULL else (1,):
         shutil.rmtree(out, ignore_errors=True)
         checkpoints.kt_killed(f"rename {layers} layer-", *gptq(model, out, stories))
         assert len(list((out / ".kt_progress" / "work").glob("layer-*.safetensors"))) == layers
         assert not (out / "kt_manifest.json").exists()
         refused(kt(*gptq(model, out, stories)), 2, "--resume")
         kt_ok(*gptq(model, out, stories, "--resume"))
-        assert digests(out) == digests(whole)
+        assert digests(out) == digests(plain)
     refused(kt(*gptq(model, out, stories, "--resume", "--dampening-frac", "0.2")), 2, "dampening")
 
 
-def test_threads_memory_and_disk_change_nothing(stories, tmp_path):
+def test_threads_memory_and_disk_change_nothing(stories, plain, tmp_path):
     model = model_or_skip("tiny-deepseekv3")
-    kt_ok(*gptq(model, tmp_path / "two", stories, "--cpu-threads", "2"))
     kt_ok(*gptq(model, tmp_path / "one", stories, "--cpu-threads", "1"))
-    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    assert digests(tmp_path / "one") == digests(plain)
     least = []
     # Where --ignore leaves one of gate and up, both run in f32.
     for more in ((), ("--ignore", "re:.*experts.*gate_proj")):
@@ -148,7 +151,7 @@ def test_threads_memory_and_disk_change_nothing(stories, tmp_path):
 def test_activations_on_disk(texts, tmp_path):
     """The least memory that is enough has no room for activations; the bytes are those of a run with all of it."""
     model = model_or_skip("tiny-deepseekv3")
-    more = ["--num-calibration-samples", "8"]
+    more = ["--num-calibration-samples", "3"]
     kt_ok(*gptq(model, tmp_path / "whole", texts[0], *more))
     line = refused(kt(*gptq(model, tmp_path / "out", texts[0], *more, "--max-cpu-memory", "20MiB")), 3, "memory")
     least = int(float(re.search(r"needs ([0-9.]+) MiB", line)[1]))

@@ -271,6 +271,16 @@ class Model:
             writer.add_float32(f"{arch}.rope.scaling.yarn_beta_slow", rope["beta_slow"])
             if rope.get("mscale_all_dim"):
                 writer.add_float32(f"{arch}.rope.scaling.yarn_log_multiplier", 0.1 * rope["mscale_all_dim"])
+        if kind == "longrope":
+            writer.add_string(f"{arch}.rope.scaling.type", kind)
+            writer.add_uint32(
+                f"{arch}.rope.scaling.original_context_length", rope["original_max_position_embeddings"]
+            )
+            if rope.get("attention_factor"):
+                writer.add_float32(f"{arch}.rope.scaling.attn_factor", rope["attention_factor"])
+            for length in ("short", "long"):
+                factors = np.array(rope[f"{length}_factor"], np.float32)
+                self.tensors[f"rope_factors_{length}.weight"] = (factors, F32)
         if kind == "llama3":
             self.tensors["rope_freqs.weight"] = (self._llama3(rope), F32)
 

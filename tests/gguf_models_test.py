@@ -53,6 +53,8 @@ MODELS = [
     "qwen3",
     "llama",
     "llama-linear-biases",
+    "llama-longrope",
+    "llama-longrope_apart",
 ]
 FAMILIES = [key for key in MODELS if "-" not in key]
 QUESTION = (
@@ -323,6 +325,11 @@ class TestPrograms:
         rendered = "<|endoftext|><|user|>Be brief.<|end|><|user|>Why?<|end|><|bot|>"
         assert ours["prompt_tokens"] == len(tokenizer().encode(rendered).ids)
 
+    def test_stats_name_what_ran(self, root, whole):
+        for model, words in ((published(root, "llama"), "; a dense model"), (whole[0], "; gguf experts")):
+            done = kt_ok("generate", model, "-p", "a", "--max-tokens", 2, "--stats")
+            assert done.stderr.splitlines()[0].endswith(words), done.stderr
+
     def test_generation_ends_at_either_end(self, root, tmp_path):
         def run(**ends):
             path = gguf_files.Model(published(root, "qwen3")).write(
@@ -398,9 +405,35 @@ class TestErrors:
 
         for name, value in (("blk.1.attn_gate.weight", 1), ("blk.1.attn_output.bias", 1), ("blk.0.attn_q.bias2", 0)):
             self.refused(path_with(name, value), "1 tensor", name, "m.gguf")
-        for name, value in (("blk.1.attn_output.bias", 0), ("blk.97.nextn.eh_proj.weight", 1)):
-            done = kt("generate", path_with(name, value), "-p", "a", "--max-tokens", 1)
+        for name, value, why in (("blk.1.attn_output.bias", 0, "biases of zero"),
+                                 ("blk.97.nextn.eh_proj.weight", 1, "layers for further tokens")):
+            path = path_with(name, value)
+            for verb in (["generate", path, "-p", "a", "--max-tokens", 1], ["estimate", path, "--bandwidth", 10]):
+                done = kt(*verb)
+                assert done.returncode == 0, done.stderr
+                assert done.stderr == f"kt warning: {path}: 1 tensor not used: {why} ({name})\n"
+
+    def test_tensors_of_a_folder_nobody_reads(self, root, tmp_path):
+        """The same of safetensors; what is idle is said once, also where the model is opened twice."""
+        def folder_with(name, value):
+            folder = tmp_path / name
+            shutil.copytree(published(root, "qwen3_moe"), folder)
+            save_file({name: np.full(64, value, np.float32)}, folder / "more.safetensors", metadata={"format": "pt"})
+            return folder
+
+        for name in ("model.layers.1.self_attn.g_proj.weight", "model.layers.1.mlp.experts.scale"):
+            self.refused(folder_with(name, 1), "1 tensor", name, "has no use for")
+        folder = folder_with("model.layers.3.eh_proj.weight", 1)
+        story = tmp_path / "story.txt"
+        story.write_text(WORDS * 3)
+        said = f"kt warning: {folder}: 1 tensor not used: layers for further tokens (model.layers.3.eh_proj.weight)"
+        for verb in (["generate", folder, "-p", "a", "--max-tokens", 1],
+                     ["perplexity", folder, "--file", story, "--context", 16, "--kl-against", "f32"],
+                     ["bench", folder, "--prompt", 8, "--batch", 1, "--tokens", 2, "--repeat", 1],
+                     ["run", folder, "--dry-run"]):
+            done = kt(*verb)
             assert done.returncode == 0, done.stderr
+            assert [line for line in done.stderr.splitlines() if "not used" in line] == [said], verb[0]
 
     def test_missing_experts(self, root, tmp_path):
         path = self.spoiled(root, tmp_path, change=lambda tensors: tensors.pop("blk.1.ffn_up_exps.weight"))

@@ -36,7 +36,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 BOUND, CHUNK_BOUND = 1e-4, 1e-5
 
 
-@functools.lru_cache(maxsize=2)
+@functools.cache
 def checkpoint(root, key, dtype):
     """The folder of a tiny model, its prompts, and transformers' logits of each prompt by itself."""
     model = tiny_models.build(key, DTYPES[dtype])
@@ -50,7 +50,6 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
-# Grouped by model, so that each is built once.
 models = pytest.mark.parametrize("key,dtype", [(key, dtype) for key in tiny_models.MODELS for dtype in DTYPES])
 
 

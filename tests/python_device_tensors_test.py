@@ -7,13 +7,15 @@ KT_TEST_CUDA names the folder of the test driver.
 
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import torch_processes  # noqa: E402
+
 LIBRARY = pathlib.Path(os.environ.get("KT_TEST_CUDA", ""), "libcuda.so.1")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="KT_TEST_CUDA does not name a folder with the test driver")
 
@@ -299,6 +301,5 @@ def test_a_driver_that_does_not_tell_the_end_of_graphs():
 
 
 def run(name, **env):
-    done = subprocess.run([sys.executable, "-c", SETUP + {**BODIES, **SPECIAL}[name]], capture_output=True, text=True, timeout=900,
-                          env=dict(os.environ, **env))
+    done = torch_processes.run(SETUP + {**BODIES, **SPECIAL}[name], **env)
     assert done.returncode == 0, done.stdout + done.stderr

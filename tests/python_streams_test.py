@@ -8,6 +8,9 @@ import sys
 import pytest
 
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import torch_processes  # noqa: E402
+
 CUDA = os.environ.get("KT_TEST_CUDA", "")
 pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists(),
                                 reason="KT_TEST_CUDA does not name a folder with the test driver")
@@ -79,8 +82,12 @@ def sync(w, on=None): w._layer.sync(OUT, 2, (on or stream).handle)
 
 def run(code, layers=False, first=""):
     path = CUDA + ":" + os.environ.get("LD_LIBRARY_PATH", "")
-    done = subprocess.run([sys.executable, "-c", first + SETUP + (LAYER if layers else "") + code + "\nprint('done')"],
-                          capture_output=True, text=True, timeout=900, env={**os.environ, "LD_LIBRARY_PATH": path})
+    code = first + SETUP + (LAYER if layers else "") + code + "\nprint('done')"
+    if layers:
+        done = torch_processes.run(code, path)
+    else:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900,
+                              env={**os.environ, "LD_LIBRARY_PATH": path})
     assert done.returncode == 0 and done.stdout.strip().endswith("done"), done.stdout + done.stderr
     return done.stdout
 

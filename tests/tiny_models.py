@@ -50,7 +50,7 @@ def _rope(**more):
     return dict(dict(rope_type="default", rope_theta=10000.0), **more)
 
 
-# Without an attention factor, which follows from the contexts.
+# Where it has no attention factor, that follows from the contexts.
 def _longrope(**more):
     factors = [1.0 + 0.25 * i for i in range(8)]
     return dict(_rope(rope_type="longrope", short_factor=factors, long_factor=factors), **more)
@@ -243,7 +243,7 @@ MODELS = {
     "llama-longrope": _llama(rope_parameters=_longrope(original_max_position_embeddings=64, factor=16.0)),
     # No prompt is longer: past the original context positions are others, and no text gets there.
     "llama-longrope_apart": _llama(rope_parameters=_longrope(
-        original_max_position_embeddings=800, long_factor=[4.0 + i for i in range(8)])),
+        original_max_position_embeddings=800, long_factor=[4.0 + i for i in range(8)], attention_factor=1.5)),
 }
 
 

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/mapped_faults.h"
 #include "base/memory.h"
 #include "engine/loaded_model.h"
@@ -76,6 +77,8 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   open_source();
   pool_ = std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = options_.nodes});
   sizes_ = build(make_cpu_ops(pool_, {.sizes_only = true}), {});
+  if (const std::string idle = sizes_->idle().describe(); !idle.empty())
+    log_once(LogLevel::kWarning, "{}: {}", this->path(), idle);
   seconds_ = seconds_from(start);
 }
 
@@ -106,6 +109,7 @@ std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, Transf
   how.kv_type = options_.kv_type;
   how.max_tokens = options_.max_tokens;
   how.experts = experts();
+  if (options_.weights.empty()) how.own_experts = source_.get();
   how.linear_rounding = options_.rounding.linears;
   if (!options_.linear_format.empty()) how.linear_format = format_named(options_.linear_format);
   return std::make_unique<Transformer>(checkpoint(), spec(), std::move(ops), std::move(how));

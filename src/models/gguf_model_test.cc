@@ -107,6 +107,41 @@ TEST(GgufModel, Yarn) {
                             "mscale_all_dim": 1.25, "original_max_position_embeddings": 4096})"));
 }
 
+// As transformers' config has them; the attention factor, where a file does not say it, is for the reader.
+TEST(GgufModel, LongRope) {
+  const auto rope = [](const std::vector<const char*>& tensors, auto more, uint64_t pairs,
+                       uint32_t type = 0) {
+    static const float kDivisors[] = {1.0f, 2.5f};
+    Tiny tiny{GgufBytes(0, 2 + pairs)};
+    tiny.file.pair("general.architecture", "llama").number("llama.context_length", 1024);
+    more(tiny.file);
+    for (const char* name : tensors) {
+      tiny.tensor(name, {2}, type);
+      tiny.tensors.back().bytes = std::as_bytes(std::span(kDivisors));
+    }
+    return tiny.config()["rope_scaling"];
+  };
+  const auto nothing = [](GgufBytes&) {};
+  const std::vector<const char*> both = {"rope_factors_short.weight", "rope_factors_long.weight"};
+  EXPECT_EQ(rope(both, nothing, 0), Json::parse(R"({"rope_type": "longrope", "type": "longrope",
+      "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5]})"));
+  const auto said = [](GgufBytes& file) {
+    file.pair("llama.rope.scaling.type", "longrope").pair("llama.rope.scaling.attn_factor", 6, 1.25f);
+    file.number("llama.rope.scaling.original_context_length", 256);
+  };
+  EXPECT_EQ(rope(both, said, 3), Json::parse(R"({"rope_type": "longrope", "type": "longrope",
+      "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5], "original_max_position_embeddings": 256,
+      "attention_factor": 1.25})"));
+  // Llama 3's are for texts of any length, whatever else is said.
+  EXPECT_EQ(rope({"rope_freqs.weight"}, said, 3), Json::parse(R"({"rope_type": "longrope", "type": "longrope",
+      "short_factor": [1.0, 2.5], "long_factor": [1.0, 2.5], "original_max_position_embeddings": 1024,
+      "factor": 1.0, "attention_factor": 1.0})"));
+  EXPECT_FALSE(rope({"rope_factors_short.weight"}, nothing, 0).contains("long_factor"));
+  EXPECT_EQ(rope({}, said, 3)["rope_type"], "longrope");
+  EXPECT_EQ(error_of([&] { rope(both, nothing, 0, 1); }),
+            "f: rope_factors_short.weight is F16, expected F32");
+}
+
 TEST(GgufModel, HeadsAndTheirRotation) {
   const auto config = [](std::string_view architecture, uint32_t head, uint32_t turning) {
     Tiny tiny{GgufBytes(0, 3 + (head > 0) + (turning > 0))};
@@ -243,6 +278,8 @@ TEST(GgufModel, ErrorsNameTheKeysOfTheFile) {
   EXPECT_EQ(refusal({{"num_attention_heads", nullptr}}), "f: qwen3moe.attention.head_count is missing");
   EXPECT_EQ(refusal({{"rope_scaling", {{"rope_type", "linear"}}}}),
             "f: qwen3moe.rope.scaling.factor is missing");
+  EXPECT_EQ(refusal({{"rope_scaling", {{"rope_type", "longrope"}}}}),
+            "f: rope_factors_short.weight has 0 numbers, expected 8");
 }
 
 TEST(GgufModel, OtherArchitecturesAreLeftAlone) {

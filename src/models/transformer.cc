@@ -133,11 +133,12 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   std::unique_ptr<ExpertSource> own;
   if (spec.moe() && !options.experts) own = open_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
+  const ExpertSource* routed = options.experts ? options.own_experts : own.get();
   const WeightOptions load{.precision = options.precision,
                            .max_tokens = options.max_tokens,
                            .linear_format = options.linear_format,
                            .linear_rounding = options.linear_rounding};
-  state_ = std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, own.get());
+  state_ = std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, routed);
   State& s = *state_;
   WeightLoader& loader = s.loader;
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
@@ -149,7 +150,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
     s.layers[static_cast<size_t>(i)].layer.load(experts);
     if (options.on_layer) options.on_layer(i + 1, layers);
   }
-  s.idle = idle_tensors(checkpoint, s.spec, loader.read(), own.get(), loader.root());
+  s.idle = idle_tensors(checkpoint, s.spec, loader.read(), routed, loader.root());
   if (!s.ops->sizes_only()) s.ops->allocate(options.max_tokens);
 }
 

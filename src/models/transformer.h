@@ -27,6 +27,8 @@ struct TransformerOptions {
   int max_tokens = 512;  // of one forward, all sequences together
   // Routed experts from here instead of the checkpoint (converted weights); null: the checkpoint's own.
   const ExpertSource* experts = nullptr;
+  // With `experts`: the checkpoint's own, who say which of its tensors are theirs; null: names like theirs do.
+  const ExpertSource* own_experts = nullptr;
   // Attention projections, dense and shared experts' MLPs and the head are rounded to this format as they are
   // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
   std::optional<Format> linear_format = {};

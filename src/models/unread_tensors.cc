@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/utf8.h"
+#include "weights/gguf/gguf_config.h"
 #include "weights/linears.h"
 
 namespace kt {
@@ -64,8 +65,7 @@ const char* why_idle(const Checkpoint& checkpoint, const ModelSpec& spec, const 
   if (spec.tied_embeddings && (name == "output.weight" || name.ends_with("lm_head.weight"))) return kTied;
   if (ends_with_any(name, {".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale", ".attn_scale"}))
     return kCacheScales;
-  if (ends_with_any(
-          name, {"rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".attn_rot_embd", "rope_freqs.weight"}))
+  if (ends_with_any(name, {"rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", ".attn_rot_embd"}))
     return kAngles;
   return is_zero_bias(checkpoint, tensor) ? kZeroBiases : nullptr;
 }
@@ -76,21 +76,27 @@ std::string IdleTensors::describe() const {
   if (count == 0) return "";
   std::string kinds;
   for (const std::string& one : why) kinds += (kinds.empty() ? "" : "; ") + one;
-  return text("{} idle: {}", of_tensors(count), kinds);
+  return text("{} not used: {}", of_tensors(count), kinds);
 }
 
 IdleTensors idle_tensors(const Checkpoint& checkpoint, const ModelSpec& spec,
                          const std::set<std::string>& read, const ExpertSource* routed,
                          const std::string& root) {
   IdleTensors out;
-  std::map<std::string_view, std::string> kinds;
+  struct Kind {
+    std::string first;
+    size_t count = 0;
+  };
+  std::map<std::string_view, Kind> kinds;
   std::vector<std::string> unknown;
   for (const Tensor& tensor : checkpoint.tensors()) {
     if (read.contains(tensor.name)) continue;
+    if (checkpoint.is_gguf() && is_gguf_config_tensor(tensor.name)) continue;
     if (routed ? routed->owns(tensor.name) : has_any(tensor.name, {".experts.", "_exps."})) continue;
     if (const char* why = why_idle(checkpoint, spec, tensor, root)) {
       ++out.count;
-      kinds.emplace(why, tensor.name);
+      Kind& kind = kinds[why];
+      if (kind.count++ == 0) kind.first = printable(tensor.name);
     } else {
       unknown.push_back(tensor.name);
     }
@@ -102,8 +108,9 @@ IdleTensors idle_tensors(const Checkpoint& checkpoint, const ModelSpec& spec,
     fail("{}: {} that this kind of model has no use for: {}{}; what it computes without them would be wrong",
          checkpoint.path(), of_tensors(unknown.size()), named, unknown.size() > kMostNamed ? ", ..." : "");
   }
-  for (const auto& [why, first] : kinds)
-    out.why.push_back(text("{} ({}{})", why, first, out.count > 1 ? " ..." : ""));
+  for (const auto& [why, kind] : kinds)
+    out.why.push_back(
+        text("{} ({}{})", why, kind.first, kind.count > 1 ? text(" and {} more", kind.count - 1) : ""));
   return out;
 }
 

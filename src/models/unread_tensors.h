@@ -12,8 +12,9 @@ namespace kt {
 
 struct IdleTensors {
   size_t count = 0;
-  std::vector<std::string>
-      why;  // each kind once, with its first tensor: "layers for further tokens (model.layers.61...)"
+  // Each kind once, with its first tensor: "layers for further tokens (model.layers.61.eh_proj.weight and 13
+  // more)".
+  std::vector<std::string> why;
   std::string describe() const;  // one line; "": none
 };
 

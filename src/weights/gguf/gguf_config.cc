@@ -62,10 +62,12 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"rope.scaling.yarn_attn_factor", "rope_scaling.attention_factor"},
     {"rope.scaling.yarn_log_multiplier", "rope_scaling.mscale_all_dim"},
 });
+// Tensors that gguf_model.cc takes into the config; rope_freqs stands for both lists.
 constexpr auto kTensorsOf = std::to_array<KeyRow>({
-    {"rope_freqs.weight", "rope_scaling.short_factor"},
-    {"rope_freqs.weight", "rope_scaling.long_factor"},
+    {"rope_factors_short.weight", "rope_scaling.short_factor"},
+    {"rope_factors_long.weight", "rope_scaling.long_factor"},
 });
+constexpr std::string_view kOneTensorOf = "rope_freqs.weight";
 
 struct OtherRow {
   std::string_view gguf, json, experts;
@@ -164,16 +166,22 @@ std::optional<uint64_t> gguf_token_id(const GgufHeader& header, std::string_view
   return id;
 }
 
+bool is_gguf_config_tensor(std::string_view name) {
+  return name == kOneTensorOf || std::ranges::find(kTensorsOf, name, &KeyRow::gguf) != kTensorsOf.end();
+}
+
 KeyNames gguf_key_names(const GgufHeader& header) {
-  return [architecture = std::string(gguf_string(header, "general.architecture"))](std::string_view key) {
-    const auto found = std::ranges::find(kTensorsOf, key, &KeyRow::json);
-    if (found != kTensorsOf.end()) return std::string(found->gguf);
-    for (const KeyRow& row : kKeys)
-      if (row.json == key) return text("{}.{}", architecture, row.gguf);
-    for (const KeyRow& row : kDerivedKeys)
-      if (row.json == key) return text("{}.{}", architecture, row.gguf);
-    return std::string(key);
-  };
+  const bool one = std::ranges::find(header.tensors, kOneTensorOf, &Tensor::name) != header.tensors.end();
+  return
+      [architecture = std::string(gguf_string(header, "general.architecture")), one](std::string_view key) {
+        const auto found = std::ranges::find(kTensorsOf, key, &KeyRow::json);
+        if (found != kTensorsOf.end()) return std::string(one ? kOneTensorOf : found->gguf);
+        for (const KeyRow& row : kKeys)
+          if (row.json == key) return text("{}.{}", architecture, row.gguf);
+        for (const KeyRow& row : kDerivedKeys)
+          if (row.json == key) return text("{}.{}", architecture, row.gguf);
+        return std::string(key);
+      };
 }
 
 Json gguf_config(const GgufHeader& header, const GgufFamily* family) {

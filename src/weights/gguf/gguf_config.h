@@ -20,6 +20,9 @@ inline constexpr uint64_t kGgufSigmoid = 2;  // of expert_gating_func
 // The file's own words for keys of that config, for errors: "qwen3moe.block_count" for "num_hidden_layers".
 KeyNames gguf_key_names(const GgufHeader& header);
 
+// Whether what this tensor says is part of the config: numbers that frequencies are divided by.
+bool is_gguf_config_tensor(std::string_view name);
+
 // Values of the metadata, whatever their type in the file; nothing where absent. Error naming the file and the
 // key for one that is not a whole number from 0 to INT64_MAX, not a finite number, not UTF-8.
 std::optional<uint64_t> gguf_unsigned(const GgufHeader& header, std::string_view key);

@@ -115,27 +115,38 @@ Json GgufFacts::yarn() const {
   return rope;
 }
 
-// Llama 3 stores what each frequency is divided by; config.json can say that with lists for short and long
-// texts that are the same.
-Json GgufFacts::rope_factors(const Tensor& tensor) const {
+std::vector<float> GgufFacts::rope_factors(const Tensor& tensor) const {
+  if (tensor.gguf_type != kTypeF32)
+    fail("{}: {} is {}, expected F32", header_.name, tensor.name, gguf_type_text(tensor.gguf_type));
   std::vector<float> values(tensor.bytes.size() / sizeof(float));
   if (!values.empty()) std::memcpy(values.data(), tensor.bytes.data(), values.size() * sizeof(float));
-  return {{"rope_type", "longrope"},
-          {"type", "longrope"},
-          {"factor", 1.0},
-          {"attention_factor", 1.0},
-          {"original_max_position_embeddings", config_.value("max_position_embeddings", Json())},
-          {"short_factor", values},
-          {"long_factor", values}};
+  return values;
+}
+
+// What each frequency is divided by, in short texts and in long ones; null: for the reader to miss. Without an
+// attention factor it computes one from both contexts.
+Json GgufFacts::longrope(const Tensor* in_short_texts, const Tensor* in_long_texts) const {
+  Json rope = {{"rope_type", "longrope"}, {"type", "longrope"}};
+  if (in_short_texts) rope["short_factor"] = rope_factors(*in_short_texts);
+  if (in_long_texts) rope["long_factor"] = rope_factors(*in_long_texts);
+  if (const auto original = number("rope.scaling.original_context_length"))
+    rope["original_max_position_embeddings"] = *original;
+  if (const auto gain = real("rope.scaling.attn_factor")) rope["attention_factor"] = *gain;
+  return rope;
 }
 
 void GgufFacts::add_rope() {
   add_if_absent("rope_theta", 10000.0);
   const std::string_view type = gguf_string(header_, key("rope.scaling.type"));
   const auto factor = real("rope.scaling.factor") ? real("rope.scaling.factor") : real("rope.scale_linear");
-  const Tensor* const factors = find("rope_freqs.weight");
-  if (factors != nullptr && factors->gguf_type == kTypeF32) {
-    config_["rope_scaling"] = rope_factors(*factors);
+  const Tensor *const in_short = find("rope_factors_short.weight"), *const in_long =
+                                                                        find("rope_factors_long.weight");
+  if (const Tensor* const in_any = find("rope_freqs.weight")) {
+    Json& rope = config_["rope_scaling"] = longrope(in_any, in_any);
+    rope["factor"] = rope["attention_factor"] = 1.0;
+    rope["original_max_position_embeddings"] = config_.value("max_position_embeddings", Json());
+  } else if (in_short || in_long || type == "longrope") {
+    config_["rope_scaling"] = longrope(in_short, in_long);
   } else if (type == "yarn") {
     config_["rope_scaling"] = yarn();
   } else if ((type == "linear" || type.empty()) && factor.value_or(1) != 1) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "text/json.h"
 #include "weights/gguf/gguf_family.h"
@@ -49,7 +50,8 @@ class GgufFacts {
   void add_latent_attention();
   void add_rope();
   Json yarn() const;
-  Json rope_factors(const Tensor& tensor) const;
+  std::vector<float> rope_factors(const Tensor& tensor) const;
+  Json longrope(const Tensor* in_short_texts, const Tensor* in_long_texts) const;
   void add_end_tokens();
 
   const GgufHeader& header_;

@@ -126,7 +126,7 @@ bool is_extra_layer(const Checkpoint& checkpoint, std::string_view published) {
 void add_gguf_rest(ShardPlan& shard, const Checkpoint& checkpoint, FunctionRef<bool(const Tensor&)> taken) {
   std::vector<std::string> left_out;
   for (const Tensor& tensor : checkpoint.tensors()) {
-    if (taken(tensor) || tensor.name == "rope_freqs.weight") continue;
+    if (taken(tensor) || is_gguf_config_tensor(tensor.name)) continue;
     const auto name = published_name(checkpoint.gguf_family(), tensor.name);
     if (!name || is_extra_layer(checkpoint, *name)) {
       left_out.push_back(tensor.name);
