@@ -12,10 +12,10 @@ enum class ActCode : uint8_t { kS8, kBf16, kF32 };
 enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activations at the boundary
 
 // Activations of one group of rows in the order the kernels read them.
-//   codes   [rows/side, k_pad/step, side, step]   (step columns: step_bytes / size of a code; kF32: plain
-//   rows) scales  [rows, scale_spans]   value = code * scale                          (kS8 only) sums [rows,
-//   sum_spans]     sum of the codes over each span of `sum_span`  (kS8 only)
-//   far     lists of high bytes (kS8 with `far` only)
+//   codes   [rows/side, k_pad/step, side, step]   step columns: step_bytes / size of a code; kF32: plain rows
+//   scales  [rows, scale_spans]   value = code * scale                       (kS8 only)
+//   sums    [rows, sum_spans]     of the codes over each span of `sum_span`  (kS8 only)
+//   far     [rows/side]           lists of high bytes                        (kS8 with `far` only)
 // Rows past the real ones and columns past k are zero codes.
 inline constexpr int kActSpan =
     32;  // columns of one scale where sums are scaled as they grow: few, many_spans
