@@ -325,6 +325,17 @@ class TestPrograms:
         rendered = "<|endoftext|><|user|>Be brief.<|end|><|user|>Why?<|end|><|bot|>"
         assert ours["prompt_tokens"] == len(tokenizer().encode(rendered).ids)
 
+    def test_converted_experts_run_with_the_file_they_name(self, whole, tmp_path):
+        """Nothing but experts is written of such a file, merged or not."""
+        path, out = tmp_path / "m.gguf", tmp_path / "out"
+        shutil.copy(whole[0], path)
+        kt_ok("quant", path, "-o", out, "--method", "int8", "--numa-nodes", 1)
+        run = lambda *words: json.loads(kt_ok("generate", *words, "-p", WORDS, "--max-tokens", 8, "--json").stdout)["tokens"]  # noqa: E731
+        assert run(out) == run(path, "--weights", out)
+        path.rename(tmp_path / "elsewhere.gguf")
+        gone = kt("generate", out, "-p", WORDS)
+        assert gone.returncode == 2 and f"{path}, is not there" in gone.stderr and f"--weights {out}" in gone.stderr
+
     def test_stats_name_what_ran(self, root, whole):
         for model, words in ((published(root, "llama"), "; a dense model"), (whole[0], "; gguf experts")):
             done = kt_ok("generate", model, "-p", "a", "--max-tokens", 2, "--stats")

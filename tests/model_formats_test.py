@@ -185,6 +185,8 @@ class TestConverted:
         ids = [prompt(tokens, VOCAB) for tokens in LENGTHS]
         expected = tiny_models.logits(model, ids)
         check(probe(original, ids, VOCAB, "--weights", str(weights)), expected, BOUND)
+        # The output by itself is the same model, its other tensors too.
+        assert (probe(weights, ids, VOCAB) == probe(original, ids, VOCAB, "--weights", str(weights))).all()
         # And it is these weights that are used: the original's own give other logits.
         assert differences(probe(original, ids, VOCAB), expected).max() > 10 * BOUND
 
@@ -195,6 +197,33 @@ class TestConverted:
         ids = [prompt(7, VOCAB)]
         merged = probe(original, ids, VOCAB, "--weights", str(weights))
         assert (merged == probe(original, ids, VOCAB, "--weights", str(apart))).all()
+        assert (merged == probe(apart, ids, VOCAB)).all()  # which opens the original for the rest
+
+    @pytest.mark.parametrize("name", ["fp8_blocks-deepseek_v3", "int4_g32-all-mixtral"])
+    def test_formats_of_the_rest(self, root, name):
+        """Scales of matrices outside the experts come along under their new names."""
+        original = CASES[name].build(root / f"rest-{name}")[0]
+        out = convert(original, root / f"rest-{name}-int8", 8, 1)
+        ids = [prompt(7, VOCAB)]
+        expected = probe(original, ids, VOCAB, "--weights", str(out))
+        original.rename(f"{original}-moved")
+        assert (probe(out, ids, VOCAB) == expected).all()
+
+    @pytest.mark.parametrize("root_name", ["language_model.model.", "model.language_model.", ""])
+    def test_prefixes(self, root, root_name):
+        """Models inside larger ones keep their names behind another prefix, of which converting takes a part."""
+        original, _, _ = converted(root, "qwen3_moe-padded", 8)
+        tensors = safetensors.torch.load_file(original / "model.safetensors")
+        folder = root / f"prefix-{root_name}"
+        folder.mkdir()
+        head = "language_model." if root_name.startswith("language_model.") else ""
+        safetensors.torch.save_file(
+            {root_name + n[6:] if n.startswith("model.") else head + n: t for n, t in tensors.items()},
+            folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text((original / "config.json").read_text())
+        out = convert(folder, root / f"prefix-{root_name}-int8", 8, 1)
+        ids = [prompt(7, VOCAB)]
+        assert (probe(out, ids, VOCAB) == probe(folder, ids, VOCAB, "--weights", str(out))).all()
 
 
 # --- rounded activations ---------------------------------------------------------------------------------------------

@@ -187,6 +187,8 @@ std::string template_of(const RunFlags& flags, const DescribedModel& model) {
 void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate& estimate) {
   std::printf("%s: %s\n", served_name(flags).c_str(), flags.model.model.c_str());
   if (!flags.model.weights.empty()) std::printf("experts from %s\n", flags.model.weights.c_str());
+  if (!model.experts_path().empty())
+    std::printf("all but the experts from %s\n", model.checkpoint().path().c_str());
   const std::string experts =
       model.experts_dialect().empty()
           ? "a dense model"

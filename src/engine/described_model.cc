@@ -100,8 +100,12 @@ std::string read_chat_template(const std::string& folder, const Json& tokenizer_
 }  // namespace
 
 DescribedModel::DescribedModel(const std::string& path, TokenizerNeed need)
+    : DescribedModel(path, open_model_parts(path, gguf_families()), need) {}
+
+DescribedModel::DescribedModel(const std::string& path, ModelParts parts, TokenizerNeed need)
     : path_(path),
-      checkpoint_(std::make_unique<Checkpoint>(path, gguf_families())),
+      experts_path_(std::move(parts.experts)),
+      checkpoint_(std::move(parts.checkpoint)),
       spec_(describe_model(*checkpoint_)),
       tokenizer_(read_tokenizer(*checkpoint_, need)),
       base_bytes_(own_memory()) {

@@ -10,6 +10,7 @@
 #include "text/json.h"
 #include "text/tokenizer/tokenizer.h"
 #include "weights/checkpoint.h"
+#include "weights/kt/kt_origin.h"
 
 namespace kt {
 
@@ -21,12 +22,14 @@ enum class TokenizerNeed : uint8_t {
 class DescribedModel {
  public:
   // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those),
-  // whose config, tokenizer and template are its own. Errors: anything the checkpoint, the config or the
+  // whose config, tokenizer and template are its own; or what kt quant wrote, by itself. Errors: anything the checkpoint, the config or the
   // tokenizer are missing, by name; kUnsupported for architectures that do not run.
   explicit DescribedModel(const std::string& path, TokenizerNeed need = TokenizerNeed::kNeeded);
 
   const std::string& path() const { return path_; }
+  // Of another path where the one given has converted experts only: the model they were made from.
   const Checkpoint& checkpoint() const { return *checkpoint_; }
+  const std::string& experts_path() const { return experts_path_; }  // those experts; "" otherwise
   const ModelSpec& spec() const { return spec_; }
   const Tokenizer& tokenizer() const;                                  // KT_CHECKed: there is one
   const std::vector<int32_t>& end_ids() const { return end_ids_; }     // generation stops at any of these
@@ -37,7 +40,9 @@ class DescribedModel {
   uint64_t base_bytes() const { return base_bytes_; }
 
  private:
-  std::string path_;
+  DescribedModel(const std::string& path, ModelParts parts, TokenizerNeed need);
+
+  std::string path_, experts_path_;
   std::unique_ptr<Checkpoint> checkpoint_;
   ModelSpec spec_;
   std::optional<Tokenizer> tokenizer_;

@@ -74,6 +74,7 @@ void check_weights(const std::string& weights, const ExpertSource& source, const
 OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
     : DescribedModel(path, options.tokenizer), options_(std::move(options)) {
   const auto start = Clock::now();
+  if (options_.weights.empty()) options_.weights = experts_path();
   open_source();
   pool_ = std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = options_.nodes});
   sizes_ = build(make_cpu_ops(pool_, {.sizes_only = true}), {});
@@ -91,14 +92,15 @@ void OpenedModel::open_source() {
     if (!moe && !value->empty()) fail("{} {}: {} has no routed experts", flag, *value, path());
   if (!moe) return;
   if (options_.weights.empty()) {
-    source_ = open_experts(checkpoint());
+    source_ = open_own_experts(checkpoint());
   } else if (is_kt_weights(options_.weights)) {
     source_ = open_kt_weights(options_.weights);
   } else {
     weights_ = std::make_unique<Checkpoint>(options_.weights, gguf_families());
     source_ = open_experts(*weights_);
   }
-  if (!options_.weights.empty()) check_weights(options_.weights, *source_, path(), spec());
+  if (!options_.weights.empty() || checkpoint().has_kt_experts())
+    check_weights(options_.weights.empty() ? path() : options_.weights, *source_, path(), spec());
   if (!options_.format.empty()) rounded_ = requantised(*source_, format_named(options_.format));
   if (options_.rounding.experts) rounded_ = requantised(*source_, options_.rounding.experts, "rounded");
 }

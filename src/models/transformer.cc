@@ -131,7 +131,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
                          TransformerOptions options) {
   if (spec.layers.empty()) fail("{}: a model without layers", checkpoint.path());
   std::unique_ptr<ExpertSource> own;
-  if (spec.moe() && !options.experts) own = open_experts(checkpoint);
+  if (spec.moe() && !options.experts) own = open_own_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
   const ExpertSource* routed = options.experts ? options.own_experts : own.get();
   const WeightOptions load{.precision = options.precision,

@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "weights/gguf/gguf_config.h"
 #include "weights/linears.h"
+#include "weights/stored_names.h"
 
 namespace kt {
 namespace {
@@ -57,7 +58,7 @@ const char* why_idle(const Checkpoint& checkpoint, const ModelSpec& spec, const 
                      const std::string& root) {
   const std::string_view name = tensor.name;
   const int layers = static_cast<int>(spec.layers.size());
-  for (const std::string& prefix : {root + "layers.", std::string("blk.")})
+  for (const std::string& prefix : {stored_name(checkpoint, root + "layers."), std::string("blk.")})
     if (const auto layer = layer_of(name, prefix); layer && *layer >= layers) return kFurtherTokens;
   if (name.starts_with("mtp.") || has_any(name, {".mtp.", ".nextn."})) return kFurtherTokens;
   if (has_any(name, {"visual.", "vision_", "vision.", "audio_", "multi_modal_projector.", "mm_projector."}))

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "models/load_experts.h"
-#include "weights/gguf/gguf_names.h"
+#include "weights/stored_names.h"
 
 namespace kt {
 
@@ -23,10 +23,23 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, 
 void WeightLoader::find_root() {
   for (const char* candidate : {"model.", "language_model.model.", "model.language_model.", ""}) {
     root_ = candidate;
-    if (checkpoint_.find(stored_name(checkpoint_, rooted(spec_.embedding) + ".weight"))) return;
+    if (!checkpoint_.find(stored_name(checkpoint_, rooted(spec_.embedding) + ".weight"))) continue;
+    // Beside converted experts a "model." may have gone from the embedding's name: layers tell.
+    if (!checkpoint_.has_kt_experts() || has_layers()) return;
   }
   root_ = "model.";
   checkpoint_.at(stored_name(checkpoint_, spec_.embedding + ".weight"));  // says that it is missing
+}
+
+bool WeightLoader::has_layers() const {
+  const std::string first = linear_name(checkpoint_, in_layer(0, ""));
+  const auto found = modules_.lower_bound(first);
+  return found != modules_.end() && found->first.starts_with(first);
+}
+
+const LinearModule* WeightLoader::find_module(const std::string& module) const {
+  const auto found = modules_.find(linear_name(checkpoint_, module));
+  return found == modules_.end() ? nullptr : &found->second;
 }
 
 std::string WeightLoader::rooted(const std::string& name) const {
@@ -41,7 +54,7 @@ std::string WeightLoader::in_layer(int layer, const std::string& name) const {
 std::string WeightLoader::head() const {
   if (spec_.tied_embeddings) return rooted(spec_.embedding);
   const std::string within = "language_model." + spec_.head;
-  return modules_.contains(within) ? within : spec_.head;
+  return find_module(within) ? within : spec_.head;
 }
 
 std::vector<float> WeightLoader::floats(const std::string& tensor, int64_t size) const {
@@ -65,19 +78,20 @@ std::unique_ptr<PlacedVector> WeightLoader::vector(const std::string& tensor, in
 }
 
 std::unique_ptr<StoredMatrix> WeightLoader::stored(const std::string& module) const {
-  const LinearModule& found = modules_.at(module);
-  for (const Tensor* tensor : found.tensors) read_.insert(tensor->name);
-  return open_linear(checkpoint_, found);
+  const LinearModule* const found = find_module(module);
+  KT_CHECK(found, "{}: no module {}", checkpoint_.path(), module);
+  for (const Tensor* tensor : found->tensors) read_.insert(tensor->name);
+  return open_linear(checkpoint_, *found);
 }
 
 std::unique_ptr<StoredMatrix> WeightLoader::matrix(const std::string& module, int64_t n, int64_t k) const {
-  const auto found = modules_.find(module);
-  if (found == modules_.end()) {
+  const LinearModule* const found = find_module(module);
+  if (found == nullptr) {
     const Tensor& tensor = checkpoint_.at(stored_name(checkpoint_, module + ".weight"));
     fail("{}: expected a matrix, found {}", tensor.name, describe(tensor));
   }
-  for (const Tensor* tensor : found->second.tensors) read_.insert(tensor->name);
-  std::unique_ptr<StoredMatrix> opened = open_linear(checkpoint_, found->second);
+  for (const Tensor* tensor : found->tensors) read_.insert(tensor->name);
+  std::unique_ptr<StoredMatrix> opened = open_linear(checkpoint_, *found);
   if (opened->n != n || opened->k != k)
     fail("{}: expected [{}, {}], found [{}, {}]", opened->name, n, k, opened->n, opened->k);
   const MatrixRounding& rounding = options_.linear_rounding;

@@ -77,6 +77,8 @@ class WeightLoader {
 
  private:
   void find_root();
+  bool has_layers() const;
+  const LinearModule* find_module(const std::string& module) const;  // null: there is none
   std::unique_ptr<StoredMatrix> dense_matrix(const std::string& module, int64_t n, int64_t k) const;
   std::vector<float> floats(const std::string& tensor, int64_t size) const;
   std::unique_ptr<PlacedLinear> packed(const StoredMatrix& stored, const std::string& module, bool bias,

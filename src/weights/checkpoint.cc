@@ -13,6 +13,7 @@
 #include "weights/checkpoint_files.h"
 #include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_model.h"
+#include "weights/kt/kt_names.h"
 
 namespace kt {
 namespace {
@@ -41,6 +42,7 @@ struct Checkpoint::State {
   std::vector<Identity> identities;
   std::vector<Metadata> metadata;
   std::vector<Tensor> tensors;
+  bool kt_experts = false;
   GgufHeader gguf;
   const GgufFamily* family = nullptr;
   GgufFamilies families;
@@ -72,6 +74,8 @@ struct Checkpoint::State {
     }
     sort_tensors();
     check_index();
+    kt_experts = std::ranges::any_of(
+        tensors, [](const Tensor& t) { return parse_kt_tensor_name(t.name).has_value(); });
     const std::string config_path = (std::filesystem::path(found.folder) / "config.json").string();
     std::error_code ignored;
     if (std::filesystem::exists(config_path, ignored)) config_json = read_json(config_path);
@@ -225,6 +229,7 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 const std::string& Checkpoint::path() const { return state_->path; }
 const std::string& Checkpoint::folder() const { return state_->found.folder; }
 bool Checkpoint::is_gguf() const { return state_->found.gguf; }
+bool Checkpoint::has_kt_experts() const { return state_->kt_experts; }
 std::span<const Tensor> Checkpoint::tensors() const { return state_->tensors; }
 const Tensor* Checkpoint::find(std::string_view name) const { return state_->find(name); }
 std::span<const std::string> Checkpoint::files() const { return state_->found.files; }

@@ -31,6 +31,8 @@ class Checkpoint {
   const std::string& path() const;    // as given
   const std::string& folder() const;  // where config.json and tokenizer files are
   bool is_gguf() const;
+  // Converted ones (kt_names.h) are in it: then the other tensors have the names that these files give them.
+  bool has_kt_experts() const;
 
   std::span<const Tensor> tensors() const;          // by name, ascending
   const Tensor* find(std::string_view name) const;  // null if absent

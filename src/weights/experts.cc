@@ -325,6 +325,10 @@ std::unique_ptr<ExpertSource> open_experts(const Checkpoint& checkpoint, InputTy
   return std::make_unique<CheckpointExperts>(checkpoint, type);
 }
 
+std::unique_ptr<ExpertSource> open_own_experts(const Checkpoint& checkpoint) {
+  return checkpoint.has_kt_experts() ? open_kt_weights(checkpoint.path()) : open_experts(checkpoint);
+}
+
 std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFamilies families) {
   struct Opened {
     Checkpoint checkpoint;
@@ -332,7 +336,7 @@ std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFa
   };
   if (has_kt_layers(path)) return open_kt_weights(path);
   const auto opened = std::make_shared<Opened>(Opened{.checkpoint = Checkpoint(path, families)});
-  if (!opened->checkpoint.is_gguf() && first_kt_tensor(opened->checkpoint)) return open_kt_weights(path);
+  if (opened->checkpoint.has_kt_experts()) return open_kt_weights(path);
   opened->source = open_experts(opened->checkpoint);
   return {opened, opened->source.get()};
 }

@@ -85,6 +85,9 @@ std::unique_ptr<ExpertSource> open_experts(const Checkpoint& checkpoint, InputTy
 std::unique_ptr<ExpertSource> open_kt_weights(const std::string& path);
 bool is_kt_weights(const std::string& path);
 
+// Those that stand in a model's own files, to run it: as open_experts(), and converted ones too.
+std::unique_ptr<ExpertSource> open_own_experts(const Checkpoint& checkpoint);
+
 // The experts under a path, whatever is there: kt weights, or a checkpoint, which lives as long as the
 // source.
 std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFamilies families = {});

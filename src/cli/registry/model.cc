@@ -9,7 +9,9 @@
 #include "cli/registry/model_scan.h"
 #include "cli/registry/model_verb.h"
 #include "cli/settings.h"
+#include "models/families.h"
 #include "terminal/report.h"
+#include "weights/kt/kt_origin.h"
 
 namespace kt {
 namespace {
@@ -102,9 +104,9 @@ void add(const ModelVerbFlags& flags) {
   const auto known_as = try_find_model(flags.path);  // another name of a model will do
   const std::string path = known_as ? known_as->path : flags.path;
   const ModelFiles files = inspect_model(path);
-  if (files.kind == FilesKind::kCpuWeights)
-    fail("{}: holds experts for the CPU only; add the model they were made from, with --weights {}", path,
-         path);
+  const bool converted = files.kind == FilesKind::kCpuWeights;
+  if (converted)
+    open_model_parts(path, gguf_families());  // says what it lacks where it does not run by itself
   ModelEntry entry = entry_of(flags.name, files);
   const std::vector<ModelEntry> known = registered_models();
   const auto old = std::ranges::find(known, flags.name, &ModelEntry::name);
@@ -120,7 +122,7 @@ void add(const ModelVerbFlags& flags) {
   if (!flags.gpu.empty()) entry.gpu = checked_link(files, flags.gpu, "--gpu");
   put_models({entry});
   std::printf("%s: %s\n", entry.name.c_str(), entry.path.c_str());
-  if (!files.runs)
+  if (!files.runs && !converted)
     std::fprintf(stderr,
                  "kt: note: %s is not an architecture that this version runs; kt quant may convert it\n",
                  files.architecture.c_str());

@@ -18,6 +18,7 @@
 #include "models/families.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
+#include "weights/kt/kt_origin.h"
 
 namespace kt {
 namespace {
@@ -96,22 +97,24 @@ std::vector<size_t> steps_of(const Flags& flags, size_t longest) {
 
 // The model, and what it was read from: the embedding stays there.
 struct Loaded {
-  explicit Loaded(const std::string& path) : checkpoint(path, gguf_families()) {}
-  const Checkpoint checkpoint;
+  explicit Loaded(const std::string& path) : parts(open_model_parts(path, gguf_families())) {}
+  const ModelParts parts;
   std::optional<Transformer> model;
 };
 
 std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   auto out = std::make_unique<Loaded>(flags.model);
+  const Checkpoint& checkpoint = *out->parts.checkpoint;
+  const std::string& experts = flags.weights.empty() ? out->parts.experts : flags.weights;
   std::unique_ptr<Checkpoint> weights;
   std::unique_ptr<ExpertSource> source, rounded;
-  if (!flags.weights.empty() && is_kt_weights(flags.weights)) {
-    source = open_kt_weights(flags.weights);
-  } else if (!flags.weights.empty()) {
-    weights = std::make_unique<Checkpoint>(flags.weights, gguf_families());
+  if (!experts.empty() && is_kt_weights(experts)) {
+    source = open_kt_weights(experts);
+  } else if (!experts.empty()) {
+    weights = std::make_unique<Checkpoint>(experts, gguf_families());
     source = open_experts(*weights);
   } else if (!flags.format.empty()) {
-    source = open_experts(out->checkpoint);
+    source = open_own_experts(checkpoint);
   }
   if (!flags.format.empty()) rounded = requantised(*source, format_named(flags.format));
   TransformerOptions options{
@@ -121,7 +124,7 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
       .experts = rounded ? rounded.get() : source.get()};
   if (!flags.linear_format.empty()) options.linear_format = format_named(flags.linear_format);
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
-  out->model.emplace(out->checkpoint, describe_model(out->checkpoint), make_cpu_ops(pool), options);
+  out->model.emplace(checkpoint, describe_model(checkpoint), make_cpu_ops(pool), options);
   return out;
 }
 

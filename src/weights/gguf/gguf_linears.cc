@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
 #include "weights/gguf/gguf_names.h"
+#include "weights/stored_names.h"
 
 namespace kt {
 namespace {

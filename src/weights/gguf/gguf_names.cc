@@ -95,9 +95,4 @@ std::string published_expert(const GgufFamily* family, int layer, int expert, Pr
               names.projections[static_cast<size_t>(projection)]);
 }
 
-std::string stored_name(const Checkpoint& checkpoint, std::string_view published) {
-  if (!checkpoint.is_gguf()) return std::string(published);
-  return gguf_name(checkpoint.gguf_family(), published).value_or(std::string(published));
-}
-
 }  // namespace kt

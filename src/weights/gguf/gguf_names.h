@@ -21,7 +21,4 @@ std::optional<std::string> published_name(const GgufFamily* family, std::string_
 // "model.layers.3.mlp.experts.7.gate_proj", or as the family spells it.
 std::string published_expert(const GgufFamily* family, int layer, int expert, Projection projection);
 
-// What the checkpoint calls a tensor that is asked for by its published name: the same but in GGUF files.
-std::string stored_name(const Checkpoint& checkpoint, std::string_view published);
-
 }  // namespace kt

@@ -44,7 +44,8 @@ Metadata kt_metadata(const KtModel& model, const std::vector<KtName>& arrays);
 
 // The same facts for a `.kt` folder, whose files have no place for them.
 inline constexpr std::string_view kKtFactsFile = "kt_weights.json";
-std::string kt_facts(const KtModel& model);
+// `origin`, where experts stand without the rest of their model: kt_origin.h.
+std::string kt_facts(const KtModel& model, const Json& origin = {});
 // Error naming `file` for anything but what kt_facts() writes.
 KtModel parse_kt_facts(const Json& json, std::string_view file);
 

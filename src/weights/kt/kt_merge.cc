@@ -8,6 +8,7 @@
 #include "base/sha256.h"
 #include "weights/kt/kt_arrays.h"
 #include "weights/kt/kt_folder.h"
+#include "weights/kt/kt_origin.h"
 #include "weights/kt/kt_plan.h"
 #include "weights/kt/kt_shards.h"
 #include "weights/plans/side_files.h"
@@ -143,6 +144,15 @@ std::vector<SideFile> merged_side_files(const KtMergeOptions& options, const Sou
   return files;
 }
 
+// Without other tensors: whose experts these are, as conversion says it or the folder does.
+void add_origin(const KtMergeOptions& options, const Sources& sources, const KtModel& model,
+                std::vector<SideFile>& files) {
+  const Json origin = sources.original ? kt_origin(*sources.original, options.output)
+                                       : moved_origin(kt_origin_in(options.folder), options.output);
+  if (!origin.is_null())
+    files.push_back({.name = std::string(kKtFactsFile), .text = kt_facts(model, origin), .from = {}});
+}
+
 void check_original(const KtMergeOptions& options, const KtInventory& inventory,
                     const ExpertSource& experts) {
   const KtModel& model = inventory.model;
@@ -195,6 +205,7 @@ ConversionPlan plan_merge(const KtMergeOptions& options) {
   for (size_t first = 0; first < names.size(); first += most)
     plan.shards.push_back(
         array_shard(sources, model, std::span(names).subspan(first, std::min(most, names.size() - first))));
+  const size_t experts_shards = plan.shards.size();
   if (sources->original) {
     for (ShardPlan& shard :
          cut_others(*sources->original, *sources->experts, static_cast<size_t>(options.max_tensors))) {
@@ -204,6 +215,7 @@ ConversionPlan plan_merge(const KtMergeOptions& options) {
   }
   name_shards(plan);
   plan.side_files = merged_side_files(options, *sources);
+  if (plan.shards.size() == experts_shards) add_origin(options, *sources, model, plan.side_files);
   plan.check_source = [sources] {
     if (sources->original) sources->original->check_unchanged();
   };

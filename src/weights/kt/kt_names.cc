@@ -111,4 +111,13 @@ std::optional<KtFileName> parse_kt_file_name(std::string_view name) {
   return out;
 }
 
+std::string kt_other_name(std::string_view name) {
+  constexpr std::string_view kLayers = "model.layers.", kModel = "model.";
+  for (size_t at = 0; (at = name.find(kLayers, at)) != std::string_view::npos; ++at) {
+    if (at != 0 && name[at - 1] != '.') continue;
+    return std::string(name.substr(0, at)) + "blk." + std::string(name.substr(at + kLayers.size()));
+  }
+  return std::string(name.starts_with(kModel) ? name.substr(kModel.size()) : name);
+}
+
 }  // namespace kt

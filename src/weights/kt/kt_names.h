@@ -45,4 +45,8 @@ struct KtFileName {
 };
 std::optional<KtFileName> parse_kt_file_name(std::string_view name);
 
+// The name a tensor that belongs to no expert has in merged files: "model.layers." becomes "blk.", a leading
+// "model." goes. Of a module's name likewise, and of a name that has it already nothing changes.
+std::string kt_other_name(std::string_view name);
+
 }  // namespace kt

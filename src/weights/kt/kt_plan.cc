@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "weights/kt/kt_arrays.h"
 #include "weights/kt/kt_expert.h"
+#include "weights/kt/kt_origin.h"
 #include "weights/kt/kt_shards.h"
 #include "weights/plans/side_files.h"
 #include "weights/plans/source_identity.h"
@@ -132,14 +133,18 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
   plan.side_files = side_files_of(checkpoint.folder());
   add_config(checkpoint, plan.side_files);
   plan.index = options.merge;
+  bool whole = false;
   if (options.merge) {
     ShardPlan others = other_tensors(checkpoint, source);
     others.metadata = kt_metadata(model, {});
-    if (!others.tensors.empty()) plan.shards.push_back(std::move(others));
+    whole = !others.tensors.empty();
+    if (whole) plan.shards.push_back(std::move(others));
     name_shards(plan);
-  } else {
-    plan.side_files.push_back({.name = std::string(kKtFactsFile), .text = kt_facts(model), .from = {}});
   }
+  if (!whole)
+    plan.side_files.push_back({.name = std::string(kKtFactsFile),
+                               .text = kt_facts(model, kt_origin(checkpoint, options.output)),
+                               .from = {}});
   plan.check_source = [&checkpoint] { checkpoint.check_unchanged(); };
   return plan;
 }

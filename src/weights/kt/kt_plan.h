@@ -22,7 +22,8 @@ struct KtPlanOptions {
 };
 
 // One MoE layer a shard in layer order, one piece an expert. Merged output has the other tensors in its last
-// shard, renamed; tensors of a GGUF file are left out, because safetensors has no name for their types. The
+// shard, renamed; tensors of a GGUF file are left out, because safetensors has no name for their types.
+// Experts without other tensors have kt_weights.json beside them, which names the checkpoint (kt_origin.h). The
 // checkpoint and the source must outlive the plan. Errors: parts that do not divide, experts with biases
 // (kt weights have no place for them), two tensors that would get one name.
 ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource& source,
@@ -40,9 +41,5 @@ struct KtMergeOptions {
 // The files that merged conversion of the same model would have written, byte for byte (where the folder says
 // how it was made: kt_arrays.h). With max_tensors, the same tensors in the same order in shards of that many.
 ConversionPlan plan_merge(const KtMergeOptions& options);
-
-// The name a tensor that belongs to no expert has in kt weights: "model.layers." becomes "blk.", a leading
-// "model." goes.
-std::string kt_other_name(std::string_view name);
 
 }  // namespace kt

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/testing/error_of.h"
 #include "weights/kt/kt_arrays.h"
+#include "weights/kt/kt_names.h"
 #include "weights/testing/tiny_model.h"
 
 namespace kt {

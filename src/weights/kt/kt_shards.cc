@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "weights/kt/kt_plan.h"
+#include "weights/kt/kt_names.h"
 
 namespace kt {
 namespace {
@@ -34,15 +34,6 @@ void add_copies(const Tensor& tensor, size_t index, ShardPlan& shard) {
 
 std::string shard_file_name(size_t number, size_t total) {
   return text("model-{}-of-{}.safetensors", five_digits(number), five_digits(total));
-}
-
-std::string kt_other_name(std::string_view name) {
-  constexpr std::string_view kLayers = "model.layers.", kModel = "model.";
-  for (size_t at = 0; (at = name.find(kLayers, at)) != std::string_view::npos; ++at) {
-    if (at != 0 && name[at - 1] != '.') continue;
-    return std::string(name.substr(0, at)) + "blk." + std::string(name.substr(at + kLayers.size()));
-  }
-  return std::string(name.starts_with(kModel) ? name.substr(kModel.size()) : name);
 }
 
 ShardPlan other_tensors(const Checkpoint& checkpoint, const ExpertSource& source) {

@@ -1,0 +1,115 @@
+"""Doors that lead on: what `kt quant` wrote runs by itself, by every verb that takes a model, and says in one line what
+is missing where it does not.
+
+KT_PROGRAM names kt."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from checkpoints import KT, ROOT, kt, kt_ok, refused  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
+DEMO, STORIES = ROOT / "demo" / "tiny-deepseekv3", ROOT / "demo" / "stories.txt"
+PROMPT = ("-p", "Once upon a time", "--max-tokens", "12", "--json")
+
+
+def tokens(*words):
+    return json.loads(kt_ok("generate", *words, *PROMPT).stdout)["tokens"]
+
+
+def perplexity(*words):
+    return json.loads(kt_ok("perplexity", *words, "--file", STORIES, "--context", 64, "--max-tokens", 128, "--json").stdout)["perplexity"]
+
+
+# --- converted folders -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """source/, whole/ and apart/ (--no-merge), side by side."""
+    root = tmp_path_factory.mktemp("doors")
+    shutil.copytree(DEMO, root / "source")
+    kt_ok("quant", root / "source", "-o", root / "whole", "--numa-nodes", 1)
+    kt_ok("quant", root / "source", "-o", root / "apart", "--numa-nodes", 1, "--no-merge")
+    return root
+
+
+@pytest.fixture
+def moved(here, tmp_path):
+    """The outputs with nothing of their source: links, so that the folders are others."""
+    for name in ("whole", "apart"):
+        shutil.copytree(here / name, tmp_path / "tree" / name)
+    return tmp_path / "tree"
+
+
+@pytest.mark.parametrize("name", ["whole", "apart"])
+def test_an_output_runs_by_itself(here, name):
+    out, given = here / name, (here / "source", "--weights", here / name)
+    assert tokens(out) == tokens(*given) != tokens(here / "source")
+    assert perplexity(out) == perplexity(*given)
+    alone, both = (json.loads(kt_ok("estimate", *words, "--bandwidth", 10, "--json").stdout) for words in ((out,), given))
+    assert alone["decode"] == both["decode"]
+    for part in ("experts", "dense", "kv_cache", "workspace"):
+        assert alone["bytes"][part] == both["bytes"][part] > 0
+    plan = kt_ok("run", out, "--dry-run").stdout
+    assert "kt-int4 experts" in plan and ("all but the experts from" in plan) == (name == "apart")
+    kt_ok("bench", out, "--prompt", 4, "--tokens", 2, "--batch", 1, "--json")
+    chat = subprocess.run([KT, "chat", out, "--max-tokens", "4", "--json"], input="Hello\n", capture_output=True, text=True)
+    assert chat.returncode == 0 and json.loads(chat.stdout)
+
+
+def test_the_whole_one_needs_no_source(moved):
+    assert tokens(moved / "whole")
+    assert kt_ok("run", moved / "whole", "--dry-run", "--kt-method", "AMXINT4").stdout
+
+
+def test_a_source_that_is_gone(moved):
+    facts = moved / "apart" / "kt_weights.json"
+    known = json.loads(facts.read_text())
+    gone = str(moved.parent / "gone" / "model")
+    known["origin"]["path"] = gone
+    known["origin"]["relative"] = "../../gone/model"
+    facts.write_text(json.dumps(known))
+    out = moved / "apart"
+    for verb in (("run",), ("generate", *PROMPT), ("estimate",)):
+        refused(kt(verb[0], out, *verb[1:]), 2, f"{out}: holds converted experts only", f"{gone}, is not there", f"--weights {out}")
+    assert tokens(DEMO, "--weights", out)  # as the line says
+
+
+def test_a_source_beside_it_is_found_by_the_way_there(here, moved):
+    facts = moved / "apart" / "kt_weights.json"
+    known = json.loads(facts.read_text())
+    known["origin"]["path"] = "/no/such/place"
+    facts.write_text(json.dumps(known))
+    refused(kt("estimate", moved / "apart"), 2, "/no/such/place, is not there")
+    shutil.copytree(here / "source", moved / "source")
+    assert tokens(moved / "apart") == tokens(here / "apart")
+
+
+def test_a_source_that_changed(here, moved):
+    shutil.copytree(here / "source", moved / "source")
+    facts = moved / "apart" / "kt_weights.json"
+    known = json.loads(facts.read_text())
+    known["origin"]["path"] = str(moved / "source")
+    facts.write_text(json.dumps(known))
+    config = json.loads((moved / "source" / "config.json").read_text())
+    (moved / "source" / "config.json").write_text(json.dumps({**config, "rope_theta": 20000}))
+    refused(kt("generate", moved / "apart", *PROMPT), 2, f"{moved / 'source'}, has changed: config.json holds something else",
+            f"--weights {moved / 'apart'}")
+
+
+def test_outputs_of_earlier_versions(moved):
+    """Those that are whole run; those without a word of their source say so."""
+    assert not (moved / "whole" / "kt_weights.json").exists()
+    facts = moved / "apart" / "kt_weights.json"
+    known = json.loads(facts.read_text())
+    del known["origin"]
+    facts.write_text(json.dumps(known))
+    refused(kt("run", moved / "apart"), 2, "does not name the model they were made from", f"--weights {moved / 'apart'}")
+    assert tokens(DEMO, "--weights", moved / "apart") == tokens(moved / "whole")
