@@ -1,9 +1,10 @@
 """Doors that lead on: what `kt quant` wrote runs by itself, by every verb that takes a model, and says in one line what
-is missing where it does not.
+is missing where it does not; threads and NUMA nodes of launch lines made for larger machines.
 
 KT_PROGRAM names kt."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -113,3 +114,55 @@ def test_outputs_of_earlier_versions(moved):
     facts.write_text(json.dumps(known))
     refused(kt("run", moved / "apart"), 2, "does not name the model they were made from", f"--weights {moved / 'apart'}")
     assert tokens(DEMO, "--weights", moved / "apart") == tokens(moved / "whole")
+
+
+# --- threads and nodes -----------------------------------------------------------------------------------------------
+
+USABLE = len(os.sched_getaffinity(0))
+CUT = f"{USABLE + 6400} threads were asked for, but {USABLE} cpus are usable: using {USABLE} threads"
+
+
+@pytest.mark.parametrize("words", [
+    ("run", DEMO, "--dry-run"), ("generate", DEMO, *PROMPT), ("estimate", DEMO, "--bandwidth", 9),
+    ("perplexity", DEMO, "--file", STORIES, "--context", 32, "--max-tokens", 32),
+    ("bench", DEMO, "--prompt", 4, "--tokens", 2, "--batch", 1), ("chat", DEMO, "--max-tokens", 2),
+    ("microbench", "roofline", "--isa", "portable"), ("quant",)], ids=lambda words: words[0])
+def test_more_threads_than_cpus_are_cut_with_a_line(words, tmp_path):
+    flag = "--threads" if words[0] in ("microbench", "quant") else "--kt-cpuinfer"
+    if words[0] == "quant":
+        words = ("quant", DEMO, "-o", tmp_path / "out", "--numa-nodes", 1)
+    done = kt_ok(*words, flag, USABLE + 6400)
+    assert done.stderr.count(CUT) == 1, done.stderr
+    assert f"{USABLE + 6400} threads" not in done.stdout
+
+
+def test_the_documents_launch_line():
+    """On one CPU too, where there are more pools than that."""
+    words = ("run", "--model", DEMO, "--kt-method", "BF16", "--kt-cpuinfer", 6400, "--kt-threadpool-count", 2, "--dry-run")
+    assert "threads, 2 thread pools on 1 NUMA node" in kt_ok(*words).stdout or USABLE > 2
+    one = subprocess.run(["taskset", "-c", str(min(os.sched_getaffinity(0))), KT, *map(str, words)], capture_output=True, text=True)
+    assert one.returncode == 0 and "2 threads, 2 thread pools on 1 NUMA node" in one.stdout, one.stderr
+
+
+def nodes():
+    """Of this machine that have CPUs of ours."""
+    found = []
+    for folder in pathlib.Path("/sys/devices/system/node").glob("node[0-9]*"):
+        ranges = [r.split("-") for r in (folder / "cpulist").read_text().strip().split(",") if r]
+        if any(int(r[0]) <= cpu <= int(r[-1]) for r in ranges for cpu in os.sched_getaffinity(0)):
+            found.append(int(folder.name[4:]))
+    return sorted(found) or [0]
+
+
+def test_nodes_by_their_numbers():
+    first, known = nodes()[0], ", ".join(map(str, nodes()))
+    plan = ("run", "--dry-run", "--kt-numa-nodes")
+    for words in ([f"{first}", DEMO], [f"{first}", "--", DEMO], [f"{first}", "--kt-cpuinfer", 1, DEMO]):
+        assert f", NUMA node {first}; " in kt_ok(*plan, *words).stdout
+    twice = kt_ok(*plan, first, first, "--model", DEMO).stdout
+    assert f"2 thread pools on NUMA node {first}; " in twice
+    for bad in ("711", f"{first},711", f"{first}-711"):
+        line = refused(kt(*plan, bad, "--model", DEMO), 2, "--kt-numa-nodes: there is no NUMA node", f"nodes: {known}")
+        assert "711" in line or "-" in bad
+    refused(kt(*plan, "0;1", "--model", DEMO), 2, "--kt-numa-nodes: '0;1': expected numbers of NUMA nodes such as 0,2 or 0-3")
+    refused(kt(*plan, f"{first},{first}", "--kt-threadpool-count", 1, "--model", DEMO), 2, "2 nodes are named for 1 pools")

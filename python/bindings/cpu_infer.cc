@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/log.h"
@@ -53,14 +54,9 @@ CpuTeamOptions options_of(const WorkerPoolConfig& config) {
   return options;
 }
 
-// More threads than there are cpus would only get in each other's way.
 CpuTeamOptions cut_to_cpus(CpuTeamOptions options) {
-  const auto usable = static_cast<int>(allowed_cpus().size());
-  const int most = std::max({usable, options.nodes, static_cast<int>(options.node_ids.size())});
-  if (options.threads <= most) return options;
-  log_once(LogLevel::kWarning, "{} threads were asked for, but {} cpus are usable: using {} threads",
-           options.threads, usable, most);
-  options.threads = most;
+  const int nodes = std::max(options.nodes, static_cast<int>(options.node_ids.size()));
+  options.threads = fitted({.threads = options.threads, .nodes = nodes}).threads;
   return options;
 }
 

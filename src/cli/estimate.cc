@@ -32,7 +32,7 @@ Estimate estimate(const EstimateFlags& flags) {
   const OpenedModel model(flags.model.model, options);
   const MemoryRequest use{.sequences = flags.requests, .context = context_of(flags, model.spec())};
   const Rates rates =
-      flags.bandwidth > 0 ? Rates{.read_bytes = flags.bandwidth * 1e9} : measured_rates(flags.model.threads);
+      flags.bandwidth > 0 ? Rates{.read_bytes = flags.bandwidth * 1e9} : measured_rates(options.threads);
   return estimate_model(model, use, options.max_memory, rates);
 }
 

@@ -1,5 +1,6 @@
 // kt generate: one completion to standard output.
 #include "engine/generate.h"
+#include "base/cpu_choice.h"
 
 #include <unistd.h>
 
@@ -80,7 +81,7 @@ struct Stats {
 Stats stats_of(LoadedModel& model, const Generation& done, int threads) {
   Stats out{.decoded = static_cast<size_t>(done.decode_steps), .load_seconds = model.load_seconds()};
   out.load_bytes_per_s = model.stored_bytes() / out.load_seconds;
-  out.roofline = measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = threads}), kernels());
+  out.roofline = measure_quickly(std::make_shared<Pool>(fitted({.threads = threads})), kernels());
   const Rates rates = rates_of(out.roofline);
   out.prefill = pace(done.prompt.size(), done.prefill_seconds, done.prefill_work, rates);
   out.decode = pace(out.decoded, done.decode_seconds, done.decode_work, rates);

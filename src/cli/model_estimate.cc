@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/cpu_choice.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "base/topology.h"
@@ -16,23 +17,31 @@ double tokens_per_s(const Work& work, int tokens, const Rates& rates) {
   return tokens / limit_of(work, rates).seconds;
 }
 
+size_t nodes_there(const std::vector<int>& chosen) {
+  return chosen.empty() ? Topology::discover().nodes.size() : chosen.size();
+}
+
 void print_nodes(const Estimate& e) {
   if (e.plan.weights_of_node().size() < 2) return;
   std::printf("\n");
   const std::vector<uint64_t> nodes = e.plan.weights_of_node();
-  const bool real = nodes.size() <= Topology::discover().nodes.size();
+  const bool real = nodes.size() <= nodes_there(e.node_ids);
   Table table({real ? "NUMA node" : "thread pool", "weights"}, 1);
   for (size_t node = 0; node < nodes.size(); ++node)
-    table.add({std::to_string(node), human_bytes(nodes[node])});
+    table.add({std::to_string(real && !e.node_ids.empty() ? e.node_ids[node] : static_cast<int>(node)),
+               human_bytes(nodes[node])});
   std::fputs(table.str().c_str(), stdout);
 }
 
 }  // namespace
 
-std::string pools_text(int pools, size_t machine_nodes) {
-  const auto real = static_cast<int64_t>(machine_nodes);
-  if (pools <= real) return counted(pools, "NUMA node");
-  return text("{} on {}", counted(pools, "thread pool"), counted(real, "NUMA node"));
+std::string pools_text(int pools, const std::vector<int>& node_ids) {
+  std::string named;
+  for (const int id : node_ids) named += text("{}{}", named.empty() ? "" : ", ", id);
+  if (!named.empty()) named = text("NUMA node{} {}", node_ids.size() == 1 ? "" : "s", named);
+  const auto real = static_cast<int64_t>(nodes_there(node_ids));
+  if (pools <= real) return named.empty() ? counted(pools, "NUMA node") : named;
+  return text("{} on {}", counted(pools, "thread pool"), named.empty() ? counted(real, "NUMA node") : named);
 }
 
 Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
@@ -47,7 +56,7 @@ Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint
 }
 
 Rates measured_rates(int threads) {
-  return rates_of(measure_quickly(std::make_shared<Pool>(PoolOptions{.threads = threads}), kernels()));
+  return rates_of(measure_quickly(std::make_shared<Pool>(fitted({.threads = threads})), kernels()));
 }
 
 nlohmann::ordered_json json_of(const Estimate& e) {

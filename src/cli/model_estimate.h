@@ -3,6 +3,7 @@
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "engine/opened_model.h"
 
@@ -14,6 +15,7 @@ struct Estimate {
   uint64_t process = 0, available = 0;
   Work one, all;  // a token of one request, and of each of them
   Rates rates;
+  std::vector<int> node_ids = {};  // numbers of the NUMA nodes, where some were chosen
 
   uint64_t needed() const { return process + plan.peak(); }
   bool fits() const { return needed() <= available; }
@@ -24,8 +26,9 @@ Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint
 // What this machine reads and multiplies with so many threads: a few tenths of a second.
 Rates measured_rates(int threads);
 
-// "2 NUMA nodes"; "2 thread pools on 1 NUMA node" where more were asked for than the machine has.
-std::string pools_text(int pools, size_t machine_nodes);
+// "2 NUMA nodes", or "NUMA nodes 0, 2" where they were chosen; "2 thread pools on 1 NUMA node" where more were
+// asked for than there are.
+std::string pools_text(int pools, const std::vector<int>& node_ids);
 
 void print_memory(const Estimate& estimate);
 void print_speed(const Estimate& estimate);

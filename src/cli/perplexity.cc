@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "cli/model_flags.h"
 #include "engine/model_perplexity.h"
@@ -78,9 +79,9 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
   StatusLine status;
   return measure_models(
       tokens, model, reference,
-      {.windows = flags.options, .threads = flags.model.threads, .show = [&](size_t done, size_t all) {
-         status.show(text("{} of {} windows", done, all));
-       }});
+      {.windows = flags.options,
+       .threads = fitted({.threads = flags.model.threads}).threads,
+       .show = [&](size_t done, size_t all) { status.show(text("{} of {} windows", done, all)); }});
 }
 
 void run_perplexity(PerplexityFlags flags) {

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "base/checked.h"
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
@@ -43,6 +44,8 @@ struct RunFlags {
   int64_t tokens = 0;
   double timeout = 0;
   bool dry_run = false, json = false;
+  std::vector<std::string> node_words;  // of --kt-numa-nodes
+  std::vector<int> node_ids;
   std::vector<std::string> foreign;  // flags that were accepted and mean nothing here
 };
 
@@ -79,6 +82,26 @@ void apply_method(RunFlags& flags) {
   if (flags.model.format.empty()) flags.model.format = format;
 }
 
+// Numbers of nodes: "0,2", or "0 1" as several words, behind which the model may stand.
+void read_node_ids(RunFlags& flags) {
+  std::vector<std::string>& words = flags.node_words;
+  const auto is_model = [](const std::string& word) {
+    return word.find_first_not_of("0123456789,- ") != std::string::npos;
+  };
+  if (words.size() > 1 && is_model(words.back()) && flags.positional.empty()) {
+    flags.positional = words.back();
+    words.pop_back();
+  }
+  if (words.empty()) return;
+  try {
+    const NodeChoice choice = choose_nodes(words, flags.nodes, Topology::discover());
+    flags.node_ids = choice.ids;
+    flags.nodes = choice.pools;
+  } catch (const Error& error) {
+    throw Error(error.kind(), text("--kt-numa-nodes: {}", error.what()));
+  }
+}
+
 // What the command line leaves open comes from config.yaml.
 void apply_settings(RunFlags& flags, const CLI::App& verb) {
   const Settings settings = load_settings();
@@ -94,7 +117,8 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
     flags.requests = static_cast<int>(settings.integer("server.max-running-requests"));
   if (!given("--max-total-tokens")) flags.tokens = settings.integer("server.max-total-tokens");
   if (!given("--cpu-threads")) flags.model.threads = static_cast<int>(settings.integer("run.cpu-threads"));
-  if (!given("--numa-nodes")) flags.nodes = static_cast<int>(settings.integer("run.numa-nodes"));
+  if (!given("--numa-nodes") && !given("--kt-numa-nodes"))
+    flags.nodes = static_cast<int>(settings.integer("run.numa-nodes"));
   if (!given("--kt-method")) flags.method = settings.text("run.kt-method");
   if (!given("--chunked-prefill-size"))
     flags.model.step_tokens = static_cast<int>(settings.integer("run.chunked-prefill-size"));
@@ -103,6 +127,7 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
     flags.model.max_memory = most.is_string() ? most.get<std::string>() : "";
   }
   if (!given("--kv")) flags.model.kv = settings.text("run.kv");
+  read_node_ids(flags);
   if (!flags.positional.empty() && !flags.option.empty()) fail("MODEL and --model-path: give one of them");
   std::string wanted = flags.positional.empty() ? flags.option : flags.positional;
   if (wanted.empty()) wanted = settings.text("run.model");
@@ -117,6 +142,7 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
 ModelOptions model_options(const RunFlags& flags) {
   ModelOptions out = flags.model.options();
   out.nodes = flags.nodes;
+  out.node_ids = flags.node_ids;
   return out;
 }
 
@@ -196,8 +222,7 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
                  model.spec().moe()->experts, model.spec().moe()->top_k);
   std::printf("%s; context %d; %s kernels on %s, %s; no GPU is used\n\n", experts.c_str(),
               model.spec().context, std::string(kernels().name).c_str(),
-              counted(model.threads(), "thread").c_str(),
-              pools_text(model.nodes(), Topology::discover().nodes.size()).c_str());
+              counted(model.threads(), "thread").c_str(), pools_text(model.nodes(), flags.node_ids).c_str());
   print_memory(estimate);
   std::printf("\n");
   print_speed(estimate);
@@ -294,8 +319,9 @@ void run(RunFlags flags) {
                    "kt: warning: other machines can reach %s, and no key is asked for; see --api-key-file\n",
                    server->url().c_str());
   }
-  service.rates = measured_rates(flags.model.threads);
-  const Estimate estimate = estimate_model(opened, use, options.max_memory, service.rates);
+  service.rates = measured_rates(options.threads);
+  Estimate estimate = estimate_model(opened, use, options.max_memory, service.rates);
+  estimate.node_ids = flags.node_ids;
   if (flags.json)
     std::printf("%s\n", json_of(estimate).dump(2).c_str());
   else
@@ -339,9 +365,11 @@ void add_run(CLI::App& kt, Invocation& invocation) {
                    "experts that are not converted while they are loaded")
       ->transform(weight_method_name());
   verb->add_option(
-          "--numa-nodes,--kt-threadpool-count,--kt-numa-nodes", flags->nodes,
+          "--numa-nodes,--kt-threadpool-count", flags->nodes,
           "NUMA nodes to use; default: all; more than there are: so many pools of threads share them")
       ->check(within(1, kMostSequences));
+  verb->add_option("--kt-numa-nodes", flags->node_words,
+                   "Which NUMA nodes to use, by their numbers, such as 0,2; default: the first ones");
   verb->add_option("--host", flags->host, "Address to listen on; default: 127.0.0.1, this machine only");
   verb->add_option("--port", flags->port, "Port to listen on; 0: any free one; default: 30000")
       ->check(CLI::Range(0, 65535));

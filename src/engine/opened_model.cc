@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_faults.h"
@@ -69,6 +70,12 @@ void check_weights(const std::string& weights, const ExpertSource& source, const
            layers.size(), layers.front(), layers.back());
 }
 
+PoolOptions pool_options(const ModelOptions& options) {
+  PoolOptions out{.threads = options.threads, .nodes = options.nodes};
+  if (!options.node_ids.empty()) out.topology = chosen_nodes(Topology::discover(), options.node_ids);
+  return fitted(std::move(out));
+}
+
 }  // namespace
 
 OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
@@ -76,7 +83,7 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   const auto start = Clock::now();
   if (options_.weights.empty()) options_.weights = experts_path();
   open_source();
-  pool_ = std::make_shared<Pool>(PoolOptions{.threads = options_.threads, .nodes = options_.nodes});
+  pool_ = std::make_shared<Pool>(pool_options(options_));
   sizes_ = build(make_cpu_ops(pool_, {.sizes_only = true}), {});
   if (const std::string idle = sizes_->idle().describe(); !idle.empty())
     log_once(LogLevel::kWarning, "{}: {}", this->path(), idle);

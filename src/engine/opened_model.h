@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/pool.h"
 #include "engine/described_model.h"
@@ -27,10 +28,11 @@ struct ModelOptions {
   ModelRounding rounding = {};     // in place of both, where a format's name does not say enough
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
-  int threads = 0;
-  int nodes = 0;            // NUMA nodes to shard over; 0: all
-  int max_tokens = 1024;    // of one step
-  uint64_t max_memory = 0;  // loading is refused where more is needed; 0: than the machine has
+  int threads = 0;                 // cut to the cpus there are
+  int nodes = 0;                   // NUMA nodes to shard over; 0: all
+  std::vector<int> node_ids = {};  // the operating system's numbers of those to use; empty: the first ones
+  int max_tokens = 1024;           // of one step
+  uint64_t max_memory = 0;         // loading is refused where more is needed; 0: than the machine has
   TokenizerNeed tokenizer = TokenizerNeed::kNeeded;
 };
 

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/fork_mutex.h"
 #include "base/park.h"
@@ -59,17 +60,11 @@ PoolOptions pool_options(const CpuTeamOptions& options) {
     out.threads = std::max({1, options.nodes, std::min(out.topology.cores(), left)});
   }
   if (options.node_ids.empty()) return out;
-  std::string have;
-  for (const Node& node : out.topology.nodes) have += text("{}{}", have.empty() ? "" : ", ", node.id);
-  std::vector<Node> chosen;
-  for (const int id : options.node_ids) {
-    const auto same = [id](const Node& node) { return node.id == id; };
-    const auto found = std::find_if(out.topology.nodes.begin(), out.topology.nodes.end(), same);
-    if (found == out.topology.nodes.end()) fail("cpu team: there is no NUMA node {}; nodes: {}", id, have);
-    if (std::any_of(chosen.begin(), chosen.end(), same)) fail("cpu team: NUMA node {} is named twice", id);
-    chosen.push_back(*found);
-  }
-  out.topology.nodes = std::move(chosen);
+  for (size_t i = 0; i < options.node_ids.size(); ++i)
+    if (std::find(options.node_ids.begin(), options.node_ids.begin() + static_cast<ptrdiff_t>(i),
+                  options.node_ids[i]) != options.node_ids.begin() + static_cast<ptrdiff_t>(i))
+      fail("cpu team: NUMA node {} is named twice", options.node_ids[i]);
+  out.topology = chosen_nodes(out.topology, options.node_ids);
   return out;
 }
 

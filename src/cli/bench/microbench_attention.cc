@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "bench/attention_bench.h"
@@ -98,7 +99,7 @@ AttentionSetup setup_of(const AttentionFlags& flags) {
   for (const int tokens : flags.tokens)
     if (tokens > shortest)
       fail("--tokens {} is more than --context {}: new tokens are the last of the context", tokens, shortest);
-  setup.pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
+  setup.pool = std::make_shared<Pool>(fitted({.threads = flags.threads}));
   return setup;
 }
 

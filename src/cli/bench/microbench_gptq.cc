@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "bench/gptq_bench.h"
@@ -125,7 +126,7 @@ void run_gptq(const GptqFlags& flags) {
     fail("--top-k {} is more than the {} experts", setup.shape.top_k, setup.shape.experts);
   check_shape(setup.format, setup.shape.inter, setup.shape.hidden, "gate and up");
   check_shape(setup.format, setup.shape.hidden, setup.shape.inter, "down");
-  setup.pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
+  setup.pool = std::make_shared<Pool>(fitted({.threads = flags.threads}));
   if (!flags.json)
     std::printf("hidden %d, inter %d, %s; %s, %s; %lld rows an update\n\n", setup.shape.hidden,
                 setup.shape.inter, flags.format.c_str(), setup.kernels->name,

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/cpu_choice.h"
 #include "base/text.h"
 #include "bench/limit_report.h"
 #include "bench/linear_bench.h"
@@ -75,7 +76,7 @@ LinearSetup setup_of(const LinearFlags& flags) {
   setup.k = flags.k;
   setup.copies = flags.copies;
   setup.precision = precision_named(flags.acts);
-  setup.pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
+  setup.pool = std::make_shared<Pool>(fitted({.threads = flags.threads}));
   return setup;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/pool.h"
@@ -74,7 +75,7 @@ Loaded load_layers(const ExpertSource& source, const std::shared_ptr<Pool>& pool
 }
 
 void run_load(const LoadFlags& flags) {
-  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
+  const auto pool = std::make_shared<Pool>(fitted({.threads = flags.threads}));
   const auto source = open_experts(flags.path, gguf_families());
   const double copy = copy_rate(*pool);
   const Loaded loaded = load_layers(*source, pool, flags.layers);

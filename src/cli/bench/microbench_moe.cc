@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "bench/limit_report.h"
@@ -103,7 +104,7 @@ MoeSetup setup_of(const MoeFlags& flags) {
   setup.precision = precision_named(flags.acts);
   if (setup.top_k > setup.shape.experts)
     fail("--top-k {} is more than the {} experts", setup.top_k, setup.shape.experts);
-  setup.pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
+  setup.pool = std::make_shared<Pool>(fitted({.threads = flags.threads, .nodes = flags.shards}));
   return setup;
 }
 

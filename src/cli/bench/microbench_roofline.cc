@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/cpu.h"
+#include "base/cpu_choice.h"
 #include "base/text.h"
 #include "bench/measure.h"
 #include "cli/verbs.h"
@@ -55,7 +56,7 @@ void print_table(const Roofline& r, const Kernels& kernels, int threads) {
 
 void run_roofline(const RooflineFlags& flags) {
   const Kernels& used = flags.isa.empty() ? kernels() : kernels_named(flags.isa);
-  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads});
+  const auto pool = std::make_shared<Pool>(fitted({.threads = flags.threads}));
   const Roofline r = measure_roofline(pool, used);
   if (flags.json)
     std::printf("%s\n", json_of(r, used, pool->threads()).dump(2).c_str());

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_faults.h"
@@ -130,7 +131,7 @@ uint64_t RunFlags::memory() const { return max_memory.empty() ? 0 : parse_bytes(
 
 ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
   kernels();  // a KT_ISA that is none is refused here as by every other verb
-  ConversionOptions options{.threads = flags.threads,
+  ConversionOptions options{.threads = fitted({.threads = flags.threads}).threads,
                             .resume = flags.resume,
                             .overwrite = flags.overwrite,
                             .progress = show_progress(flags.json)};

@@ -10,11 +10,11 @@
 #include <optional>
 #include <set>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/sha256.h"
-#include "base/topology.h"
 #include "bench/coverage_plot.h"
 #include "cli/quant/conversion_report.h"
 #include "engine/calibration/calibration.h"
@@ -189,8 +189,7 @@ CalibrationOptions options_of(const CalibrationFlags& flags, const RunFlags& run
   CalibrationOptions out;
   out.rounding.gptq.damping = flags.dampening;
   out.rounding.gptq.act_order = flags.actorder == "static";
-  const int pus = Topology::discover().pus();
-  out.threads = std::min(run.threads, pus);
+  out.threads = fitted({.threads = run.threads}).threads;
   if (run.memory() > 0) out.max_memory = run.memory();
   out.progress = show_calibration(run.json);
   return out;

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/cpu_choice.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/sha256.h"
-#include "base/topology.h"
 #include "cli/quant/conversion_report.h"
 #include "engine/calibration/sample_rows.h"
 #include "engine/gguf_vocabulary.h"
@@ -61,7 +61,7 @@ QuantPerplexity::QuantPerplexity(const PerplexityRequest& request, const Describ
       tokens_(read_tokens(request, model)),
       most_tokens_(request.tokens),
       context_(std::min(kContext, static_cast<size_t>(model.spec().context))),
-      threads_(std::min(run.threads, Topology::discover().pus())),
+      threads_(fitted({.threads = run.threads}).threads),
       quiet_(run.json) {
   if (run.resume_layer >= 0)
     fail("--perplexity: measures whole models; --resume-layer {} may leave layers out", run.resume_layer);
