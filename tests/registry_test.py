@@ -249,8 +249,16 @@ class TestRegistry:
     def test_what_is_no_model_is_refused(self, tmp_path, shelf):
         refused(kt("model", "add", "x", tmp_path), 2, str(tmp_path))
         refused(kt("model", "add", "x", tmp_path / "nowhere"), 2, "no such")
-        refused(kt("model", "add", "x", shelf / "kt"), 2, "--weights")
+        old = copied(shelf / "kt", tmp_path / "old")  # experts that do not say whose they are
+        (old / "kt_weights.json").unlink()
+        refused(kt("model", "add", "x", old), 2, "does not name the model", f"--weights {old}")
         refused(kt("model", "remove", "x"), 2, "no model named 'x'")
+
+    @pytest.mark.parametrize("name", ["int4", "kt"])
+    def test_converted_models_have_names_too(self, shelf, name):
+        assert kt_ok("model", "add", "small", shelf / name).stderr == ""
+        assert "kt-int4 experts" in kt_ok("run", "small", "--dry-run").stdout
+        kt_ok("model", "verify", "small", "--quick")
 
     def test_weights_of_another_model_are_refused(self, tmp_path, shelf):
         other = copied(DEMO, tmp_path / "other")

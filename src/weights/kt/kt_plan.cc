@@ -114,7 +114,7 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
              "programs that do not know the note cannot read them",
              model.hidden, model.inter, model.parts);
   ConversionPlan plan;
-  plan.input = checkpoint.folder();
+  plan.input = checkpoint.path();
   plan.output = options.output;
   plan.settings = {{"output", options.merge ? "kt" : "kt-folder"},
                    {"bits", model.bits},
