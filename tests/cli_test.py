@@ -44,7 +44,6 @@ def test_help_without_examples_does_not_show_the_programs(verb):
 
 
 @pytest.mark.parametrize("code, args, env, words", [
-    (2, [], {}, "kt --help"),
     (2, ["nonsense"], {}, "nonsense"),
     (2, ["microbench", "moe", "--tokens", "0"], {}, "kt microbench moe --help"),
     (2, ["microbench", "moe", "--format", "int3"], {}, "int3"),

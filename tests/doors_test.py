@@ -1,14 +1,21 @@
 """Doors that lead on: what `kt quant` wrote runs by itself, by every verb that takes a model, and says in one line what
-is missing where it does not; threads and NUMA nodes of launch lines made for larger machines.
+is missing where it does not; threads and NUMA nodes of launch lines made for larger machines; the page that `kt` alone
+shows.
 
 KT_PROGRAM names kt."""
 
+import fcntl
 import json
 import os
 import pathlib
+import pty
+import re
+import shlex
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -166,3 +173,61 @@ def test_nodes_by_their_numbers():
         assert "711" in line or "-" in bad
     refused(kt(*plan, "0;1", "--model", DEMO), 2, "--kt-numa-nodes: '0;1': expected numbers of NUMA nodes such as 0,2 or 0-3")
     refused(kt(*plan, f"{first},{first}", "--kt-threadpool-count", 1, "--model", DEMO), 2, "2 nodes are named for 1 pools")
+
+
+# --- the first page, and what comes next -----------------------------------------------------------------------------
+
+
+def on_terminal(*words, width=80, **env):
+    """What kt shows on a terminal of so many columns, standard error too."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    process = subprocess.Popen([KT, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+                               env={**os.environ, "NO_COLOR": "1", **{key: str(value) for key, value in env.items()}})
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        shown += data
+    os.close(ours)
+    assert process.wait(600) == 0, shown
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture
+def home(tmp_path):
+    """kt's own folder, with nothing in it."""
+    return {"KT_HOME": tmp_path / "home"}
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_first_page(home, here, width):
+    shown = on_terminal(width=width, **home)
+    assert max(map(len, shown.splitlines())) <= width
+    for words in ("CPU ", "kernels", "RAM ", "available", "GPU ", "Models", "demo", "Try", "kt chat demo", "kt run demo", "kt doctor"):
+        assert words in shown, shown
+    kt_ok("model", "add", "a-much-longer-name-of-mine", here / "source", env={**os.environ, "KT_HOME": str(home["KT_HOME"])})
+    shown = on_terminal(width=width, **home)
+    assert "a-much-longer-name-of-mine" in shown and max(map(len, shown.splitlines())) <= width
+
+
+def test_its_commands_work_as_they_stand(home):
+    """Those that end by themselves; chat reads its end, run only plans."""
+    shown = on_terminal(**home)
+    commands = re.findall(r"^  (kt [a-z]+ ?[a-z-]*)  ", shown, re.MULTILINE)
+    assert len(commands) == 3, shown
+    for command in commands:
+        words = shlex.split(command)[1:] + (["--dry-run"] if " run " in command else ["--quick"] if "doctor" in command else [])
+        done = kt(*words, env={**os.environ, "KT_HOME": str(home["KT_HOME"])})
+        assert done.returncode == 0 or (words[0] == "doctor" and done.returncode == 4), (command, done.stderr)
+
+
+def test_help_where_nobody_looks(home):
+    env = {**os.environ, "KT_HOME": str(home["KT_HOME"])}
+    alone, asked = kt(env=env), kt("--help", env=env)
+    assert alone.returncode == 0 and alone.stdout == asked.stdout and "Examples:" in alone.stdout and alone.stderr == ""

@@ -11,9 +11,11 @@
 #include "base/log.h"
 #include "base/mapped_faults.h"
 #include "base/utf8.h"
+#include "cli/first_page.h"
 #include "cli/help/flag_words.h"
 #include "cli/questions.h"
 #include "cli/verbs.h"
+#include "terminal/terminal.h"
 
 namespace {
 
@@ -94,13 +96,26 @@ std::vector<std::string> words_of(CLI::App& app, int argc, char** argv) {
   return kt::with_answers(app, words, prompts);
 }
 
+// A verb that flushed by itself leaves the failure in the stream's state only.
+int end_of_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) kt::fail("writing to standard output failed");
+  return 0;
+}
+
 // Parses, then runs the verb. Help is text on standard output and success; a usage error names the help to
 // read.
 int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, const bool& debug) {
-  std::vector<std::string> words = words_of(app, argc, argv);
-  std::ranges::reverse(words);  // CLI11 takes them from the back
+  if (argc <= 1) {
+    if (kt::terminal_kind().interactive)
+      kt::print_first_page();
+    else
+      std::fputs(app.help().c_str(), stdout);
+    return end_of_output();
+  }
+  const std::vector<std::string> words = words_of(app, argc, argv);
+  std::vector<std::string> reversed(words.rbegin(), words.rend());  // CLI11 takes them from the back
   try {
-    app.parse(words);
+    app.parse(reversed);
   } catch (const CLI::CallForHelp& help) {
     return app.exit(help);
   } catch (const CLI::CallForAllHelp& help) {
@@ -111,9 +126,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
   run.action();
   if (const auto broken = kt::first_broken_mapping()) kt::fail("{}", *broken);
-  // A verb that flushed by itself leaves the failure in the stream's state only.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) kt::fail("writing to standard output failed");
-  return 0;
+  return end_of_output();
 }
 
 }  // namespace
