@@ -1,6 +1,6 @@
 """Doors that lead on: what `kt quant` wrote runs by itself, by every verb that takes a model, and says in one line what
 is missing where it does not; threads and NUMA nodes of launch lines made for larger machines; the page that `kt` alone
-shows.
+shows, and the next command that each verb names.
 
 KT_PROGRAM names kt."""
 
@@ -231,3 +231,34 @@ def test_help_where_nobody_looks(home):
     env = {**os.environ, "KT_HOME": str(home["KT_HOME"])}
     alone, asked = kt(env=env), kt("--help", env=env)
     assert alone.returncode == 0 and alone.stdout == asked.stdout and "Examples:" in alone.stdout and alone.stderr == ""
+
+
+def last_line(*words, **env):
+    return kt_ok(*words, env={**os.environ, **{key: str(value) for key, value in env.items()}}).stdout.splitlines()[-1]
+
+
+def test_the_last_line_names_the_next_command(home, here, tmp_path):
+    out, source = tmp_path / "an output", here / "source"
+    assert last_line("quant", source, "-o", out, "--numa-nodes", 1, **home) == f"next: kt run '{out}'"
+    assert last_line("model", "add", "mine", source, **home) == "next: kt run mine"
+    assert last_line("estimate", "mine", "--bandwidth", 9, "--format", "int8", **home) == "next: kt run mine --format int8"
+    assert last_line("estimate", source, "--bandwidth", 9, "--max-memory", "1MiB", **home) == f"next: kt estimate {source} --format int4"
+    assert last_line("run", "mine", "--dry-run", **home) == "next: kt run mine"
+    assert last_line("bench", "mine", "--prompt", 4, "--tokens", 2, "--batch", 1, **home) == "next: kt run mine"
+    assert last_line("perplexity", "mine", "--file", STORIES, "--context", 32, "--max-tokens", 32, **home) == "next: kt run mine"
+    assert last_line("model", "verify", "mine", "--quick", **home) == "next: kt run mine"
+    assert last_line("model", "remove", "mine", **home) == "next: kt model list"
+    assert last_line("microbench", "roofline", "--isa", "portable", **home) == "next: kt microbench moe"
+
+
+def test_what_programs_read_stays_as_it_was(home, here):
+    """Nothing behind JSON, lists and completions, but on a terminal, and there beside them."""
+    env = {**os.environ, "KT_HOME": str(home["KT_HOME"])}
+    for words in (("estimate", "demo", "--bandwidth", 9, "--json"), ("model", "list", "--json"), ("model", "list", "--names"),
+                  ("model", "list"), ("config", "path"), ("config", "get", "server.port"), ("version",),
+                  ("generate", "demo", "-p", "a", "--max-tokens", 2)):
+        done = kt_ok(*words, env=env)
+        assert "next:" not in done.stdout + done.stderr
+    assert on_terminal("generate", "demo", "-p", "a", "--max-tokens", 2, **home).endswith("\nnext: kt chat demo\n")
+    assert on_terminal("version", **home).endswith("\nnext: kt doctor\n")
+    assert "next:" not in on_terminal("model", "list", "--names", **home)

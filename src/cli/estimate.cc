@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
+#include "cli/questions.h"
 
 namespace kt {
 namespace {
@@ -36,8 +37,22 @@ Estimate estimate(const EstimateFlags& flags) {
   return estimate_model(model, use, options.max_memory, rates);
 }
 
-void run_estimate(const EstimateFlags& flags) {
+// What makes a model that does not fit smaller, as long as there is something left.
+NextStep smaller(const EstimateFlags& flags, const Estimate& found) {
+  const ModelFlags& model = flags.model;
+  std::vector<std::string> words = {"estimate", model.found.name.empty() ? model.model : model.found.name};
+  if (model.format.empty() && model.weights.empty() && found.plan.host().experts > 0)
+    words.insert(words.end(), {"--format", "int4"});
+  else if (model.linear_format.empty())
+    words.insert(words.end(), {"--linear-format", "int8"});
+  else
+    return {};
+  return {.line = NextLine::kReport, .command = command_line(words)};
+}
+
+void run_estimate(const EstimateFlags& flags, Invocation& run) {
   const Estimate found = estimate(flags);
+  if (!found.fits()) run.next = flags.json ? NextStep{} : smaller(flags, found);
   if (flags.json) {
     std::printf("%s\n", json_of(found).dump(2).c_str());
     return;
@@ -71,7 +86,7 @@ void add_estimate(CLI::App& kt, Invocation& run) {
       "Examples:\n"
       "  kt estimate ./Qwen3-30B-A3B --format int4 --linear-format int8 --context 32768\n"
       "  kt estimate ./demo/tiny-deepseekv3 --bandwidth 50 --json");
-  verb->callback([&run, flags] { run.action = [flags] { run_estimate(*flags); }; });
+  verb->callback([&run, flags] { run.action = [flags, &run] { run_estimate(*flags, run); }; });
 }
 
 }  // namespace kt

@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "cli/first_page.h"
 #include "cli/help/flag_words.h"
+#include "cli/next_step.h"
 #include "cli/questions.h"
 #include "cli/verbs.h"
 #include "terminal/terminal.h"
@@ -126,6 +127,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
   run.action();
   if (const auto broken = kt::first_broken_mapping()) kt::fail("{}", *broken);
+  kt::print_next(run.next ? *run.next : kt::next_step(app, words));
   return end_of_output();
 }
 

@@ -21,6 +21,7 @@
 #include "cli/method_flag.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
+#include "cli/questions.h"
 #include "cli/server_key.h"
 #include "cli/settings.h"
 #include "server/server.h"
@@ -285,6 +286,7 @@ class StopSignals {
 
 void serve(Server& server, const StopSignals& stop) {
   std::printf("ready: %s (the page and the API; Ctrl-C stops)\n", server.url().c_str());
+  print_next({.line = NextLine::kReport, .command = command_line({"chat", "--url", server.url()})});
   std::fflush(stdout);
   while (!stop.wait(60'000)) {
   }

@@ -2,13 +2,18 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <optional>
 #include <string>
+
+#include "cli/next_step.h"
 
 namespace kt {
 
 // Filled while the command line is parsed, read afterwards by main.
 struct Invocation {
   std::function<void()> action;  // of the verb that was named; reports to standard output, throws on failure
+  // What comes after it, where that depends on what it found; else the table of next_step.cc says.
+  std::optional<NextStep> next;
 };
 
 void add_version(CLI::App& kt, Invocation& run);
