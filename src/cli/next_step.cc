@@ -38,7 +38,7 @@ constexpr auto kNext = std::to_array<NextRow>({
     {"run", "run --model {--model-path} [--weights] [--format] [--linear-format]"},
     {"bench", "run {MODEL} [--weights] [--format] [--linear-format]"},
     {"bench", "chat --url {--server}"},
-    {"perplexity", "run {MODEL} [--weights] [--format] [--linear-format]"},
+    {"perplexity", "run {MODEL} [--weights] [--format] [--linear-format]", kBeside},
     {"generate", "chat {MODEL} [--weights] [--format] [--linear-format]", kBeside},
     {"chat", "run {MODEL} [--weights] [--format] [--linear-format]", kBeside},
     {"microbench roofline", "microbench moe"},

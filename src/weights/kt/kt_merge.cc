@@ -147,8 +147,7 @@ std::vector<SideFile> merged_side_files(const KtMergeOptions& options, const Sou
 // Without other tensors: whose experts these are, as conversion says it or the folder does.
 void add_origin(const KtMergeOptions& options, const Sources& sources, const KtModel& model,
                 std::vector<SideFile>& files) {
-  const Json origin = sources.original ? kt_origin(*sources.original, options.output)
-                                       : moved_origin(kt_origin_in(options.folder), options.output);
+  const Json origin = sources.original ? kt_origin(*sources.original) : kt_origin_in(options.folder);
   if (!origin.is_null())
     files.push_back({.name = std::string(kKtFactsFile), .text = kt_facts(model, origin), .from = {}});
 }

@@ -69,11 +69,11 @@ std::string change_since(const Json& origin, const Checkpoint& now) {
   return "";
 }
 
-// Where the model was, and where it is seen from here, as far as something is there.
-std::vector<std::string> candidates(const Json& origin, const std::string& path) {
-  std::vector<std::string> out = {words_in(origin, "path")};
-  if (const std::string way = words_in(origin, "relative"); !way.empty())
-    out.push_back(absolute(folder_of(path) + "/" + way));
+// Where the model was, and one of its name beside the experts, whose folders may have been moved together; as far as
+// something is there.
+std::vector<std::string> candidates(const std::string& origin, const std::string& path) {
+  const fs::path beside = fs::path(absolute(folder_of(path))).parent_path() / fs::path(origin).filename();
+  std::vector<std::string> out = {origin, beside.string()};
   std::error_code ignored;
   std::erase_if(out, [&](const std::string& one) { return !fs::exists(one, ignored); });
   return out;
@@ -88,7 +88,7 @@ std::unique_ptr<Checkpoint> open_origin(const std::string& path, GgufFamilies fa
         "conversions do; give that model, and `weights` {}",
         path, path);
   std::string changed;
-  for (const std::string& candidate : candidates(origin, path)) {
+  for (const std::string& candidate : candidates(first, path)) {
     auto checkpoint = std::make_unique<Checkpoint>(candidate, families);
     const std::string change = change_since(origin, *checkpoint);
     if (change.empty()) return checkpoint;
@@ -102,11 +102,10 @@ std::unique_ptr<Checkpoint> open_origin(const std::string& path, GgufFamilies fa
 
 }  // namespace
 
-Json kt_origin(const Checkpoint& checkpoint, const std::string& output) {
-  return moved_origin({{"path", absolute(checkpoint.path())},
-                       {"files", source_files(checkpoint)},
-                       {"contents", source_contents(checkpoint, kLittle)}},
-                      output);
+Json kt_origin(const Checkpoint& checkpoint) {
+  return {{"path", absolute(checkpoint.path())},
+          {"files", source_files(checkpoint)},
+          {"contents", source_contents(checkpoint, kLittle)}};
 }
 
 Json kt_origin_in(const std::string& path) {
@@ -118,13 +117,6 @@ Json kt_origin_in(const std::string& path) {
   if (!facts.is_object() || found == facts.end()) return Json();
   if (!found->is_object()) fail("{}: \"origin\" is not an object", file);
   return *found;
-}
-
-Json moved_origin(Json origin, const std::string& output) {
-  if (origin.is_object())
-    origin["relative"] =
-        fs::path(words_in(origin, "path")).lexically_relative(absolute(output)).generic_string();
-  return origin;
 }
 
 ModelParts open_model_parts(const std::string& path, GgufFamilies families) {

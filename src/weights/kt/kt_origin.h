@@ -9,14 +9,12 @@
 
 namespace kt {
 
-// "origin" of kt_weights.json: the checkpoint's path, absolute and as seen from the output folder (trees are
-// moved as a whole), and what tells it from another one: files with their sizes, and what they hold. Of large
-// ones little is read, and of experts next to nothing: those are not needed again.
-Json kt_origin(const Checkpoint& checkpoint, const std::string& output);
+// "origin" of kt_weights.json: the checkpoint's absolute path, and what tells it from another one: files with their
+// sizes, and what they hold. Of large ones little is read, and of experts next to nothing: those are not needed again.
+// Nothing of where the output is: one conversion has the same bytes anywhere.
+Json kt_origin(const Checkpoint& checkpoint);
 // What an output says of its own, for another one that is made of it; null where it says nothing.
 Json kt_origin_in(const std::string& path);
-// The same model as seen from another output folder.
-Json moved_origin(Json origin, const std::string& output);
 
 // A model that runs: its tensors, and where its experts are.
 struct ModelParts {
@@ -25,7 +23,7 @@ struct ModelParts {
 };
 
 // A folder or a file of any kind that Checkpoint opens; kt weights without other tensors come with the
-// checkpoint they were made from. One line naming both where that does not say which it was, is not there any
+// checkpoint they were made from: where it was, or one of that name beside them. One line naming both where that does not say which it was, is not there any
 // more, or has changed.
 ModelParts open_model_parts(const std::string& path, GgufFamilies families = {});
 

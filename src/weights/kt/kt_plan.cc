@@ -143,7 +143,7 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
   }
   if (!whole)
     plan.side_files.push_back({.name = std::string(kKtFactsFile),
-                               .text = kt_facts(model, kt_origin(checkpoint, options.output)),
+                               .text = kt_facts(model, kt_origin(checkpoint)),
                                .from = {}});
   plan.check_source = [&checkpoint] { checkpoint.check_unchanged(); };
   return plan;
