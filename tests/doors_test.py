@@ -16,10 +16,12 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import server_process  # noqa: E402
 from checkpoints import KT, ROOT, kt, kt_ok, refused  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
@@ -247,6 +249,17 @@ def test_the_last_line_names_the_next_command(home, here, tmp_path):
     assert last_line("model", "verify", "mine", "--quick", **home) == "next: kt run mine"
     assert last_line("model", "remove", "mine", **home) == "next: kt model list"
     assert last_line("microbench", "roofline", "--isa", "portable", **home) == "next: kt microbench moe"
+
+
+def test_a_server_names_the_chat_when_it_is_ready(here):
+    with server_process.Server(here / "whole") as server:
+        end = time.monotonic() + 60
+        while "next: " not in server.said() and time.monotonic() < end:
+            time.sleep(0.02)
+        lines = server.stdout_path.read_text().splitlines()
+        assert lines[-2].startswith("ready: ") and lines[-1] == f"next: kt chat --url {server.url}"
+        chat = subprocess.run([KT, *shlex.split(lines[-1])[2:], "--max-tokens", "4", "--json"], input="Hello\n", capture_output=True, text=True)
+        assert chat.returncode == 0 and json.loads(chat.stdout), chat.stderr
 
 
 def test_what_programs_read_stays_as_it_was(home, here):

@@ -284,9 +284,10 @@ class StopSignals {
   static inline volatile std::sig_atomic_t count_ = 0;
 };
 
-void serve(Server& server, const StopSignals& stop) {
+void serve(Server& server, const StopSignals& stop, const RunFlags& flags) {
   std::printf("ready: %s (the page and the API; Ctrl-C stops)\n", server.url().c_str());
-  print_next({.line = NextLine::kReport, .command = command_line({"chat", "--url", server.url()})});
+  if (!flags.json)
+    print_next({.line = NextLine::kReport, .command = command_line({"chat", "--url", server.url()})});
   std::fflush(stdout);
   while (!stop.wait(60'000)) {
   }
@@ -336,7 +337,7 @@ void run(RunFlags flags) {
   std::printf("loaded in %s s\n", three_digits(model.load_seconds()).c_str());
   stop = std::make_unique<StopSignals>();
   server->serve(model, std::move(service));
-  serve(*server, *stop);
+  serve(*server, *stop, flags);
   server.reset();  // before the model
 }
 
