@@ -1,4 +1,5 @@
 #include "engine/calibration/calibration_text.h"
+#include "hub/cache.h"
 
 #include <gmock/gmock.h>
 
