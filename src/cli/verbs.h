@@ -3,11 +3,14 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace kt {
 
 // Filled while the command line is parsed, read afterwards by main.
 struct Invocation {
+  std::vector<std::function<void()>>
+      before;                    // run before the action, once the whole command line is known to be right
   std::function<void()> action;  // of the verb that was named; reports to standard output, throws on failure
 };
 
