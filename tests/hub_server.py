@@ -53,7 +53,7 @@ class Hub:
         self.repos, self.requests, self.page = {}, [], 1000
         self.broken, self.failing = collections.Counter(), collections.Counter()
         self.wrong, self.no_ranges = set(), set()
-        self.slow = 0
+        self.slow, self.failure = 0, 503
         self.redirect_to = None  # an address instead of the other server
         self.gate = None  # called with (path, start) before bytes are sent
         self.lock = threading.Lock()
@@ -75,7 +75,7 @@ class Hub:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return server
 
     def close(self):
@@ -190,7 +190,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             broken = hub.broken[path] > 0 and self.command == "GET"
             hub.broken[path] -= broken
         if failing:
-            return self.answer(503)
+            return self.answer(hub.failure, fields={"Retry-After": "0"})
         if path in hub.wrong:
             data = bytes(b ^ 1 for b in data)
         start, end, status = 0, len(data), 200

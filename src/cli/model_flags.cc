@@ -23,7 +23,7 @@ CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, co
       return std::string();
     }
     run.before.emplace_back([argument, own, download, model] {
-      fetch_model(*model, {.agreed = *download, .use = argument.use});
+      fetch_model(*model, {.agreed = *download, .use = argument.use ? argument.use() : ModelUse::kRun});
       *argument.path = model->path;
       if (argument.found) *argument.found = *model;
     });

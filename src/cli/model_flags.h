@@ -1,5 +1,6 @@
 // Flags of every verb that runs a model.
 #pragma once
+#include <functional>
 #include <string>
 
 #include "cli/registry/fetch_model.h"
@@ -25,9 +26,9 @@ struct ModelFlags {
 // `found` must live as long as the option.
 struct ModelArgument {
   std::string* path = nullptr;
-  ResolvedModel* found = nullptr;  // may be null
-  ModelUse use = ModelUse::kRun;
-  bool* download = nullptr;  // gets --download, where the verb has more to fetch
+  ResolvedModel* found = nullptr;      // may be null
+  std::function<ModelUse()> use = {};  // asked once all flags are known; without it kRun
+  bool* download = nullptr;            // gets --download, where the verb has more to fetch
 };
 CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, const ModelArgument& argument);
 // --download alone, for a verb that takes the model its own way.

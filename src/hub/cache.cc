@@ -94,7 +94,12 @@ std::optional<CachedRepo> find_modelscope(const RepoId& repo, const std::string&
   return std::nullopt;
 }
 
-bool is_snapshot(const fs::path& folder) { return folder.parent_path().filename() == "snapshots"; }
+// Of the hub's layout; a folder of one's own may lie in one called so, too.
+bool is_snapshot(const fs::path& folder) {
+  const std::string repository = folder.parent_path().parent_path().filename().string();
+  return folder.parent_path().filename() == "snapshots" &&
+         (repository.starts_with("models--") || repository.starts_with("datasets--"));
+}
 
 fs::path normal(const std::string& folder) {
   std::error_code code;

@@ -32,11 +32,12 @@ uint64_t bytes_missing(const Store& store, std::span<const TransferJob> jobs, ui
   return out;
 }
 
-// Files that are not there, those of the same bytes together.
-std::vector<TransferJob> jobs_of(const Store& store, std::span<const HubFile> files) {
+// Those of the files that `is_there` does not know, the same bytes together.
+std::vector<TransferJob> jobs_of(const Store& store, std::span<const HubFile> files,
+                                 const std::function<bool(const HubFile&)>& is_there) {
   std::map<std::string, TransferJob> by_sum;
   for (const HubFile& file : files) {
-    if (store.has(file)) continue;
+    if (is_there(file)) continue;
     TransferJob& job =
         by_sum.try_emplace(store.part_path(file), TransferJob{.file = file, .paths = {}}).first->second;
     if (job.file.size != file.size) fail("{} and {}: one sum and two sizes", job.file.path, file.path);
@@ -99,7 +100,8 @@ uint64_t Download::bytes() const {
 
 uint64_t Download::bytes_to_fetch() const {
   const Store store(listing_, request_.source, request_.folder);
-  return bytes_missing(store, jobs_of(store, choice_.wanted), request_.piece);
+  const auto seems = [&](const HubFile& file) { return store.seems_to_have(file); };
+  return bytes_missing(store, jobs_of(store, choice_.wanted, seems), request_.piece);
 }
 
 std::string Download::read(const std::string& path) {
@@ -115,7 +117,8 @@ DownloadResult Download::run() {
       request_.note(text("another download of {} is under way; waiting for it", listing_.repo.str()));
   });
   Store store(listing_, request_.source, request_.folder);  // whoever held the lock may have brought it all
-  std::vector<TransferJob> jobs = jobs_of(store, choice_.wanted);
+  std::vector<TransferJob> jobs =
+      jobs_of(store, choice_.wanted, [&](const HubFile& file) { return store.has(file); });
   write_record(folder_, record_of(listing_, request_.source, choice_.wanted, folder_));
   std::erase_if(jobs, [&](const TransferJob& job) {
     bool adopted = true;

@@ -54,7 +54,7 @@ class Download {
   const RepoListing& listing() const { return listing_; }
   const FileChoice& choice() const { return choice_; }
   uint64_t bytes() const;           // of all wanted files
-  uint64_t bytes_to_fetch() const;  // of those that are not here yet
+  uint64_t bytes_to_fetch() const;  // of those that are not here yet, judged by their sizes
   const std::string& folder() const { return folder_; }
   // A small file that is wanted, before the others: config.json. "" if the repository has none.
   std::string read(const std::string& path);

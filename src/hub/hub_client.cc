@@ -73,7 +73,10 @@ std::string next_of(const std::string& link) {
 
 bool is_passing(int status) { return status == 408 || status == 429 || status >= 500; }
 
-std::chrono::milliseconds pause_after(int failures) {
+std::chrono::milliseconds pause_after(int failures, const WebHead& head) {
+  const std::string asked = head.field("retry-after");
+  if (!asked.empty() && asked.size() < 6 && asked.find_first_not_of("0123456789") == asked.npos)
+    return std::chrono::seconds(std::min(300, std::stoi(asked)));
   return std::chrono::milliseconds(std::min(8000, 200 << std::min(failures, 6)));
 }
 
@@ -169,7 +172,7 @@ HubClient::Got HubClient::get(const std::string& first, const RepoId& repo, cons
     if (++failures == kTries || answer.hopeless)
       fail("{}: {} cannot be asked: {}", repo.str(), endpoint_,
            answer.problem.empty() ? text("it answered {}", answer.head.status) : answer.problem);
-    std::this_thread::sleep_for(pause_after(failures));
+    std::this_thread::sleep_for(pause_after(failures, answer.head));
   }
 }
 
@@ -198,9 +201,9 @@ RepoListing HubClient::list(const RepoId& repo, const std::string& revision) {
     if (page == kMostPages || out.files.size() > kMostFiles) fail("{}: the listing does not end", repo.str());
     const Got got = get(url, repo, revision, kLargestListing);
     for (HubFile& file : files_of_tree(got.body, endpoint_)) out.files.push_back(std::move(file));
-    if (!got.next.empty() && origin_of(got.next) != origin_of(endpoint_))
-      fail("{}: the listing goes on at another server, {}", repo.str(), shown(origin_of(got.next)));
-    url = got.next;
+    // A mirror may pass on the address of what it mirrors: the rest is asked of who was asked first.
+    const size_t path = got.next.find('/', got.next.find("://") + 3);
+    url = got.next.empty() || path == got.next.npos ? "" : origin_of(endpoint_) + got.next.substr(path);
   }
   std::ranges::sort(out.files, {}, &HubFile::path);
   return out;

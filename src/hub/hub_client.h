@@ -57,8 +57,9 @@ class HubClient {
   Web web_;
 };
 
-// Whether trying again may help, and after how long.
+// Whether trying again may help.
 bool is_passing(int status);  // 408, 429 and what a server says of itself
-std::chrono::milliseconds pause_after(int failures);
+// How long to wait: what the server asks for (at most five minutes), else longer each time.
+std::chrono::milliseconds pause_after(int failures, const WebHead& head);
 
 }  // namespace kt

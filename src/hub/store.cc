@@ -73,6 +73,8 @@ bool Store::has(const HubFile& file) const {
   return wrong_bytes(path.string(), file).empty();
 }
 
+bool Store::seems_to_have(const HubFile& file) const { return is_whole(fs::path(folder_) / file.path, file); }
+
 bool Store::adopt(const HubFile& file) {
   if (!is_cache()) return false;
   const fs::path blob = fs::path(blobs_) / file.sum();

@@ -17,8 +17,10 @@ class Store {
   const std::string& state() const { return state_; }    // kt's own: lock, record, parts
   std::string part_path(const HubFile& file) const;
 
-  // Whether the file is there under its name. One in a plain folder that no record vouches for is read.
+  // Whether the file is there under its name. One in a plain folder that no record vouches for is read: that takes as
+  // long as its bytes, and seems_to_have() goes by its size.
   bool has(const HubFile& file) const;
+  bool seems_to_have(const HubFile& file) const;
   // Gives a blob that another revision brought its name here, where there is one.
   bool adopt(const HubFile& file);
 

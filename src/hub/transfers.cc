@@ -265,8 +265,9 @@ class Transfers {
            listing_.repo.str(), job.what.file.path, reason, fetch.failures);
     fetch.hops = 0;
     fetch.misfit.clear();
-    fetch.due = Clock::now() + (fetch.received > fetch.at_start ? std::chrono::milliseconds(0)
-                                                                : pause_after(fetch.failures - 1));
+    fetch.due =
+        Clock::now() + (fetch.received > fetch.at_start ? std::chrono::milliseconds(0)
+                                                        : pause_after(fetch.failures - 1, answer.head));
     waiting_.push_back(std::move(fetch));
   }
 

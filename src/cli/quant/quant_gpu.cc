@@ -68,8 +68,10 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
   CLI::Option* const input =
       verb->add_option("MODEL,--model-id", flags->input,
                        "The checkpoint: a folder or a file, a name of kt model list, or ORG/REPO of a hub");
+  // What calibrates runs the model.
+  const auto use = [flags] { return flags->method == "GPTQ" ? ModelUse::kRun : ModelUse::kConvert; };
   take_model(*verb, run, input,
-             {.path = &flags->input, .use = ModelUse::kConvert, .download = &flags->calibration.download});
+             {.path = &flags->input, .use = use, .download = &flags->calibration.download});
   verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write");
   verb->add_option("--method,--quant-method", flags->method,
                    "GPTQ: calibrated with text; RTN: round to nearest")

@@ -172,7 +172,7 @@ void add_quant_dequant(CLI::App& quant, Invocation& run) {
   CLI::Option* const input =
       verb->add_option("MODEL,--model-dir,--input-fp8-hf-path", flags->input, "The quantised checkpoint")
           ->required();
-  take_model(*verb, run, input, {.path = &flags->input, .use = ModelUse::kConvert});
+  take_model(*verb, run, input, {.path = &flags->input, .use = [] { return ModelUse::kConvert; }});
   verb->add_option("-o,--output,--output-dir,--output-bf16-hf-path", flags->output, "Folder to write")
       ->required();
   verb->add_option("--files", flags->files, "Only these files of the checkpoint")->delimiter(',');

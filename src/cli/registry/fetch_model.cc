@@ -10,6 +10,7 @@
 #include "cli/questions.h"
 #include "cli/registry/aliases.h"
 #include "cli/settings.h"
+#include "hub/download.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
 #include "terminal/report.h"

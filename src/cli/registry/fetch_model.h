@@ -1,11 +1,14 @@
 // Models and datasets that were named and are not on this disk: offered for download, never fetched silently.
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "cli/registry/registry.h"
-#include "hub/download.h"
 
 namespace kt {
+
+struct DownloadProgress;
 
 enum class ModelUse : uint8_t {
   kRun,      // a family that does not run here is refused before anything is fetched

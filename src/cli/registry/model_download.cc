@@ -8,6 +8,7 @@
 #include "cli/registry/aliases.h"
 #include "cli/registry/fetch_model.h"
 #include "cli/registry/model_verb.h"
+#include "hub/download.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
 #include "terminal/report.h"

@@ -13,6 +13,8 @@
 #include "cli/registry/model_verb.h"
 #include "cli/registry/model_verify.h"
 #include "cli/settings.h"
+#include "hub/cache.h"
+#include "hub/hub_client.h"
 #include "terminal/report.h"
 
 namespace kt {
