@@ -25,7 +25,7 @@ set(KT_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <c
     <memory> <mutex> <optional> <random> <span> <string> <string_view> <thread> <unordered_map> <vector>)
 # Most files of these read JSON, whose header is as long as half of the others; to a file that does not it costs as much
 # as it saves the others.
-set(KT_JSON_FLOORS text weights models hybrid engine server)
+set(KT_JSON_FLOORS text hub weights models hybrid engine server)
 
 # Most of compiling a file here is what it takes from headers: a file that sees JSON spends six seconds on that and half a
 # second on itself. So the files of a room are compiled as one. A compiler cache likes small files better.
@@ -52,10 +52,11 @@ function(kt_rooms_as_one target)
 endfunction()
 
 # kt_sources(SOURCES TESTS): what stands in the current folder and in its rooms, one level down. testing/ holds programs
-# and headers of tests, arch/ what only one architecture compiles: both are named by hand.
+# and headers of tests, arch/ what only one architecture compiles, backend/ what a library has to be found for: all named by
+# hand.
 function(kt_sources sources tests)
   file(GLOB all CONFIGURE_DEPENDS *.cc */*.cc)
-  list(FILTER all EXCLUDE REGEX "/(testing|arch)/[^/]*$")
+  list(FILTER all EXCLUDE REGEX "/(testing|arch|backend)/[^/]*$")
   set(of_tests ${all})
   list(FILTER of_tests INCLUDE REGEX "_test.cc$")
   list(FILTER all EXCLUDE REGEX "_test.cc$")

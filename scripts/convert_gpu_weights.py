@@ -8,7 +8,8 @@ import sys
 
 import kt_program
 
-COLUMNS = ("messages", "conversations", "text")  # of datasets that kt reads
+COLUMNS = ("messages", "conversations", "text")  # of datasets that kt reads, one of them
+ASKED = ("instruction", "input", "output")  # or these together, the second where there is one
 UNSUPPORTED = 4  # exit code, as kt's
 DEFAULT = "HuggingFaceH4/ultrachat_200k", "train_sft"
 
@@ -39,14 +40,16 @@ def arguments():
     add("--random_seed", type=int, help="GPTQ (default: 42)")
     add("--max_gpu_memory", help="such as 40GiB")
     add("--max_cpu_memory", help="such as 100GiB")
+    add("--download", action="store_true", help="download a model or dataset of the hub that is not on this disk")
     add("--resume", action="store_true", help="go on with a conversion that was interrupted")
     add("--overwrite", action="store_true", help="replace an output that is there")
     return parser.parse_args()
 
 
-def parquet_files(dataset, split):
+def parquet_files(dataset, split, download):
     """The .parquet files a dataset consists of, [] where kt can read it or says itself what is wrong."""
-    said = kt_program.ask("quant", "dataset", kt_program.path(dataset), *kt_program.given(("--split", split)))
+    said = kt_program.ask("quant", "dataset", kt_program.path(dataset),
+                          *kt_program.given(("--split", split), ("--download", download)))
     return [pathlib.Path(line) for line in said or [] if line.endswith(".parquet")]
 
 
@@ -81,11 +84,14 @@ def write_rows(parquet, file, lines):
     """The rows of the first column that kt reads; ends with one line where the file has none or is damaged."""
     try:
         table = parquet.ParquetFile(file)
-        known = [column for column in COLUMNS if column in table.schema_arrow.names]
+        names = table.schema_arrow.names
+        known = [column for column in COLUMNS if column in names][:1]
+        if not known and "instruction" in names and "output" in names:
+            known = [column for column in ASKED if column in names]
         if not known:
             sys.exit(kt_program.fail(f"{file}: columns {', '.join(table.schema_arrow.names)}; "
-                                     f"expected one of {', '.join(COLUMNS)}"))
-        for batch in table.iter_batches(batch_size=1024, columns=known[:1]):
+                                     f"expected one of {', '.join(COLUMNS)}, or {' and '.join(ASKED[::2])}"))
+        for batch in table.iter_batches(batch_size=1024, columns=known):
             for row in batch.to_pylist():
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
     except Exception as error:  # pyarrow has many kinds
@@ -99,7 +105,7 @@ def calibration_text(args):
         return args.dataset, args.dataset_split
     dataset = args.dataset or DEFAULT[0]
     split = args.dataset_split or (DEFAULT[1] if dataset == DEFAULT[0] else None)
-    files = parquet_files(dataset, split)
+    files = parquet_files(dataset, split, args.download)
     return (str(as_jsonl(files, dataset, split)), None) if files else (args.dataset, args.dataset_split)
 
 
@@ -128,6 +134,7 @@ def main():
             ("--seed", args.random_seed),
             ("--max-gpu-memory", args.max_gpu_memory),
             ("--max-cpu-memory", args.max_cpu_memory),
+            ("--download", args.download),
             ("--resume", args.resume),
             ("--overwrite", args.overwrite)))
 

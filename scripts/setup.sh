@@ -6,14 +6,14 @@
 set -euo pipefail
 
 if ! command -v dpkg-query > /dev/null; then
-  echo "setup: not a Debian system; needed are CMake >= 3.25, g++ >= 12, GoogleTest, CLI11, nlohmann-json, Python 3, qemu-user"
+  echo "setup: not a Debian system; needed are CMake >= 3.25, g++ >= 12, GoogleTest, CLI11, nlohmann-json, libcurl, Python 3, qemu-user"
   exit 0
 fi
 
 packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev python3)
-optional=()
+optional=(libcurl4-openssl-dev)  # downloads; without it kt says so
 if [ "${1:-}" = --tests ]; then
-  optional=(python3-venv python3-dev qemu-user tmux curl procps)
+  optional+=(python3-venv python3-dev qemu-user tmux curl procps)
   case "$(dpkg --print-architecture)" in
     arm64) optional+=(g++-x86-64-linux-gnu) ;;
     amd64) optional+=(g++-aarch64-linux-gnu) ;;

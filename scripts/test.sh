@@ -177,7 +177,7 @@ python_packages() {
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)
-  local oracles=(transformers pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic)
+  local oracles=(transformers huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic)
   local pip=("$venv/bin/pip" install -q --no-compile)  # most of these modules are never imported
   if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${bare[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"
@@ -255,8 +255,8 @@ if asked python; then
   python_packages > "$results/packages.log" 2>&1 &
   packages=$!
 fi
-asan_tests="base_test text_test http_test terminal_test formats_test kernels_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
-tsan_tests="base_test text_test http_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
+asan_tests="base_test text_test http_test hub_test terminal_test formats_test kernels_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
+tsan_tests="base_test text_test http_test hub_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
 if asked native; then native; fi
 if asked cross; then cross; fi
 if asked python; then python_tests; fi

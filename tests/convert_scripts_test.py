@@ -403,8 +403,12 @@ def test_parquet(stand_in, tmp_path, monkeypatch):
         with open(path) as lines:
             texts.append(json.loads(lines.read())["text"])
     assert texts == ["one", "two", "three"]
+    asked = {"instruction": "Tell.", "input": "", "output": "Once.", "id": 1}
+    result, path = converted([asked], "c")
+    with open(path) as lines:
+        assert json.loads(lines.read()) == {name: asked[name] for name in ("instruction", "input", "output")}
     kept = sorted(cache.iterdir())
-    assert len(kept) == 3
+    assert len(kept) == 4
     for rows, words in (("PAR1", "magic bytes"), ([{"text": "a"}, {"text": "b", "broken": True}], "damaged"),
                         ([{"prompt": "a"}], "columns prompt")):
         result, path = converted(rows)

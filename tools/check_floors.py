@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-FLOORS = {"base": 0, "formats": 1, "http": 1, "text": 1, "kernels": 2, "cuda": 2, "terminal": 2, "weights": 3, "nn": 3,
+FLOORS = {"base": 0, "formats": 1, "http": 1, "text": 1, "kernels": 2, "cuda": 2, "terminal": 2, "hub": 2, "weights": 3, "nn": 3,
           "models": 4, "engine": 5, "hybrid": 5, "server": 6, "bench": 6, "cli": 7}
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".cpp", ".hpp"}
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')

@@ -68,7 +68,7 @@ void add_estimate(CLI::App& kt, Invocation& run) {
   CLI::App* verb =
       kt.add_subcommand("estimate", "Memory and the best possible speed of a model, without loading it");
   const auto flags = std::make_shared<EstimateFlags>();
-  flags->model.add_to(*verb);
+  flags->model.add_to(*verb, run);
   verb->add_option("--context", flags->context,
                    "Tokens of a request, prompt and answer; default: 4096, or the model's context if shorter")
       ->check(positive());

@@ -157,7 +157,7 @@ void run_generate(const GenerateFlags& flags) {
 void add_generate(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("generate", "Complete a text with a model");
   const auto flags = std::make_shared<GenerateFlags>();
-  flags->model.add_to(*verb);
+  flags->model.add_to(*verb, run);
   verb->add_option("-p,--prompt", flags->prompt, "The text to go on from");
   verb->add_option("-f,--file", flags->file, "A file with it");
   verb->add_flag("--chat", flags->chat, "The text is a message; put the model's chat template around it");

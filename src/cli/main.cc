@@ -125,6 +125,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
     return report(kt::ErrorKind::kInput, usage_error(app, error), debug);
   }
   if (debug) kt::set_log_level(kt::LogLevel::kDebug);
+  for (const auto& step : run.before) step();
   run.action();
   if (const auto broken = kt::first_broken_mapping()) kt::fail("{}", *broken);
   kt::print_next(run.next ? *run.next : kt::next_step(app, words));

@@ -1,24 +1,39 @@
 #include "cli/model_flags.h"
 
+#include <memory>
+
 #include "terminal/amounts.h"
 
 namespace kt {
 
-CLI::Validator model_name(ResolvedModel* found) {
-  return CLI::Validator(
-      [found](std::string& words) {
-        ResolvedModel model = find_model(words);
-        words = model.path;
-        if (found) *found = std::move(model);
-        return std::string();
-      },
-      "", "model_name");
+void add_download_flag(CLI::App& verb, bool& download) {
+  verb.add_flag("--download", download,
+                "Download a model that is named and not on this disk, without a question");
 }
 
-void ModelFlags::add_to(CLI::App& verb) {
-  verb.add_option("MODEL", model,
-                  "The model: its folder as it was published, a .gguf file, or a name of kt model list")
-      ->transform(model_name(&found))
+CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, const ModelArgument& argument) {
+  const auto own = std::make_shared<bool>(false);
+  bool* const download = argument.download ? argument.download : own.get();
+  add_download_flag(verb, *download);
+  const auto look_up = [&run, argument, own, download](std::string& words) {
+    const auto model = std::make_shared<ResolvedModel>(named_model(words));
+    if (argument.found) *argument.found = *model;
+    if (!model->absent) {
+      words = model->path;
+      return std::string();
+    }
+    run.before.emplace_back([argument, own, download, model] {
+      fetch_model(*model, {.agreed = *download, .use = argument.use ? argument.use() : ModelUse::kRun});
+      *argument.path = model->path;
+      if (argument.found) *argument.found = *model;
+    });
+    return std::string();
+  };
+  return option->transform(CLI::Validator(look_up, "", "model_name"));
+}
+
+void ModelFlags::add_to(CLI::App& verb, Invocation& run) {
+  take_model(verb, run, verb.add_option("MODEL", model, kModelHelp), {.path = &model, .found = &found})
       ->required();
   add_options(verb);
 }

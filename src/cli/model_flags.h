@@ -1,7 +1,9 @@
 // Flags of every verb that runs a model.
 #pragma once
+#include <functional>
 #include <string>
 
+#include "cli/registry/fetch_model.h"
 #include "cli/registry/registry.h"
 #include "cli/verbs.h"
 #include "engine/loaded_model.h"
@@ -13,14 +15,27 @@ struct ModelFlags {
   ResolvedModel found;
   std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory;
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
-  void add_to(CLI::App& verb);       // MODEL and the options
-  void add_options(CLI::App& verb);  // for a verb that takes the model its own way
+  void add_to(CLI::App& verb, Invocation& run);  // MODEL and the options
+  void add_options(CLI::App& verb);              // for a verb that takes the model its own way
   ModelOptions options() const;
 };
 
-// For an option that takes a model: a registered name becomes its path while the command line is read. Error
-// listing the known names for a word that is neither. `found`, if not null, gets all of the answer and must
-// live as long as the option.
-CLI::Validator model_name(ResolvedModel* found = nullptr);
+// Makes `option` of a verb take a model by any name (registry.h) and adds --download. `path`, which the option fills,
+// and what is `found` are those of a model on this disk when the verb's action runs: one that is not is downloaded
+// before that, if the user agrees. Error while the command line is read for a word that means nothing. `path` and
+// `found` must live as long as the option.
+struct ModelArgument {
+  std::string* path = nullptr;
+  ResolvedModel* found = nullptr;      // may be null
+  std::function<ModelUse()> use = {};  // asked once all flags are known; without it kRun
+  bool* download = nullptr;            // gets --download, where the verb has more to fetch
+};
+CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, const ModelArgument& argument);
+// --download alone, for a verb that takes the model its own way.
+void add_download_flag(CLI::App& verb, bool& download);
+
+inline constexpr const char* kModelHelp =
+    "The model: its folder as it was published, a .gguf file, a name of kt model list, or "
+    "ORG/REPO[:FILE.gguf] of a hub";
 
 }  // namespace kt

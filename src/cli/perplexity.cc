@@ -123,7 +123,7 @@ void run_perplexity(PerplexityFlags flags) {
 void add_perplexity(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("perplexity", "How well a model predicts a text");
   const auto flags = std::make_shared<PerplexityFlags>();
-  flags->model.add_to(*verb);
+  flags->model.add_to(*verb, run);
   verb->add_option(
           "--file", flags->file,
           "The text; documents are separated by <|endoftext|>, or, in a .jsonl, rows with text or messages")

@@ -50,7 +50,8 @@ std::string output_name(const Answers& answers, const std::string& suffix) {
   const auto model = answers.find("MODEL");
   if (model == answers.end()) return "";
   std::string name = model->second;
-  if (const auto found = try_find_model(name)) name = found->path;
+  // A folder of a cache is called by a commit.
+  if (const auto found = try_find_model(name)) name = found->repo.empty() ? found->path : found->repo;
   while (name.size() > 1 && name.ends_with('/')) name.pop_back();
   name = fs::path(name).filename().string();
   if (name.ends_with(".gguf")) name.resize(name.size() - 5);
@@ -180,6 +181,8 @@ std::string expanded(const std::string& path) {
 // What is wrong with a model's name or path; "" if nothing.
 std::string model_problem(const std::string& answer) {
   try {
+    const auto located = locate_model(expanded(answer));
+    if (located && located->absent) return "";  // offered for download, which is another question
     const std::string path = resolve_model(expanded(answer));
     std::error_code ignored;
     return fs::exists(path, ignored) ? "" : path + ": no such file or folder";

@@ -44,7 +44,7 @@ struct RunFlags {
   int port = 0, nodes = 0, requests = 0, waiting = ServiceOptions{}.max_waiting;
   int64_t tokens = 0;
   double timeout = 0;
-  bool dry_run = false, json = false;
+  bool dry_run = false, json = false, download = false;
   std::vector<std::string> node_words;  // of --kt-numa-nodes
   std::vector<int> node_ids;
   std::vector<std::string> foreign;  // flags that were accepted and mean nothing here
@@ -134,7 +134,8 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
   if (wanted.empty()) wanted = settings.text("run.model");
   if (wanted.empty())
     fail("no model; give a folder, a .gguf file or a name of kt model list, such as kt run demo");
-  flags.model.found = find_model(wanted);
+  flags.model.found = named_model(wanted);
+  fetch_model(flags.model.found, {.agreed = flags.download});
   flags.model.model = flags.model.found.path;
   if (flags.model.weights.empty() && flags.model.format.empty())
     flags.model.weights = flags.model.found.weights;
@@ -150,6 +151,8 @@ ModelOptions model_options(const RunFlags& flags) {
 std::string served_name(const RunFlags& flags) {
   if (!flags.name.empty()) return flags.name;
   if (!flags.model.found.name.empty()) return flags.model.found.name;
+  if (!flags.model.found.repo.empty())
+    return flags.model.found.repo;  // its folder in a cache is called by a commit
   const std::filesystem::path path = std::filesystem::path(flags.model.model).lexically_normal();
   const std::string leaf =
       path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
@@ -359,10 +362,10 @@ void add_access(CLI::App& verb, RunFlags& flags) {
 void add_run(CLI::App& kt, Invocation& invocation) {
   CLI::App* verb = kt.add_subcommand("run", "Serve a model: OpenAI's API and a web page");
   const auto flags = std::make_shared<RunFlags>();
-  verb->add_option("MODEL", flags->positional,
-                   "The model: its folder as it was published, a .gguf file, or a name of kt model list");
+  verb->add_option("MODEL", flags->positional, kModelHelp);
   verb->add_option("--model-path,--model", flags->option, "The same");
   flags->model.add_options(*verb);
+  add_download_flag(*verb, flags->download);
   verb->add_option("--kt-method", flags->method,
                    "How the experts' weights are stored; AMXINT4 and AMXINT8, as int4 and int8, also round "
                    "experts that are not converted while they are loaded")

@@ -48,6 +48,10 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"chat.top-p", SettingType::kNumber, "1", "Choose among the most probable that hold this probability", 0,
      1},
     {"chat.max-tokens", SettingType::kInteger, "1024", "Tokens of an answer at most", 1, 1 << 24},
+    {.name = "model.source",
+     .standard = "hf",
+     .help = "Hub that models are downloaded from",
+     .choices = "hf|modelscope"},
     {"model.paths", SettingType::kList, "", "Folders that kt model scan looks into; kt model path-add"},
 });
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/next_step.h"
 
@@ -11,6 +12,8 @@ namespace kt {
 
 // Filled while the command line is parsed, read afterwards by main.
 struct Invocation {
+  std::vector<std::function<void()>>
+      before;                    // run before the action, once the whole command line is known to be right
   std::function<void()> action;  // of the verb that was named; reports to standard output, throws on failure
   // What comes after it, where that depends on what it found; else the table of next_step.cc says.
   std::optional<NextStep> next;

@@ -1,5 +1,6 @@
 #include "models/families.h"
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -49,6 +50,10 @@ GgufFamilies gguf_families() {
     return out;
   }();
   return families;
+}
+
+bool runs_family(std::string_view model_type) {
+  return std::ranges::find(kFamilies, model_type, &Family::model_type) != kFamilies.end();
 }
 
 ModelSpec describe_model(const Json& json, std::string_view name, const KeyNames& key_names) {

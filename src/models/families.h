@@ -12,6 +12,9 @@ namespace kt {
 // files.
 GgufFamilies gguf_families();
 
+// Whether a family of that model_type can run.
+bool runs_family(std::string_view model_type);
+
 // The spec of a config.json, or Error(kUnsupported) listing the known architectures. `name` is for messages.
 // key_names: see weights/config.h.
 ModelSpec describe_model(const Json& config, std::string_view name, const KeyNames& key_names = {});

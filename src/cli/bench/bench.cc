@@ -201,7 +201,7 @@ void run(const BenchFlags& flags) {
 void add_bench(CLI::App& kt, Invocation& invocation) {
   CLI::App* verb = kt.add_subcommand("bench", "Tokens per second of a model, prefill and decode");
   const auto flags = std::make_shared<BenchFlags>();
-  flags->model.add_to(*verb);
+  flags->model.add_to(*verb, invocation);
   flags->server.add_to(*verb);
   CLI::Option* model = verb->get_option("MODEL")->required(false)->excludes("--server");
   CLI::Option* prompt =

@@ -240,7 +240,7 @@ void add_sampling(CLI::App& verb, ChatOptions& options) {
 void add_chat(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("chat", "Talk to a running server, or to a model in this process");
   const auto flags = std::make_shared<ChatFlags>();
-  flags->model.add_to(*verb);
+  flags->model.add_to(*verb, run);
   CLI::Option* const model = verb->get_option("MODEL")->required(false)->description(
       "A model to run here: its folder, a .gguf file, or a name of kt model list; default: talk to a server");
   verb->add_option("--url", flags->server.url,

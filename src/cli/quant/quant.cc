@@ -159,9 +159,15 @@ void add_quant(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("quant", "Convert a model's experts to int4 or int8 for the CPU");
   verb->require_subcommand(0, 1);
   const auto flags = std::make_shared<QuantFlags>();
-  verb->add_option("MODEL,--input-path", flags->input,
-                   "The checkpoint: a folder, a .safetensors or a .gguf file, or a name of kt model list")
-      ->transform(model_name());
+  CLI::Option* const input = verb->add_option("MODEL,--input-path", flags->input,
+                                              "The checkpoint: a folder, a .safetensors or a .gguf file, a "
+                                              "name of kt model list, or ORG/REPO of a hub");
+  // What calibrates runs the model.
+  const auto use = [flags] {
+    return flags->calibration.text.dataset.empty() ? ModelUse::kConvert : ModelUse::kRun;
+  };
+  take_model(*verb, run, input,
+             {.path = &flags->input, .use = use, .download = &flags->calibration.download});
   verb->add_option("-o,--output", flags->output, "Folder to write");
   verb->add_option(
           "--method,--quant-method", flags->method,

@@ -17,6 +17,7 @@
 #include "base/sha256.h"
 #include "bench/coverage_plot.h"
 #include "cli/quant/conversion_report.h"
+#include "cli/registry/fetch_model.h"
 #include "engine/calibration/calibration.h"
 #include "engine/calibration/calibration_totals.h"
 #include "kernels/table.h"
@@ -240,6 +241,7 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
 void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source,
                         CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run) {
   refuse_unknown_layers(checkpoint);
+  fetch_dataset(flags.text.dataset, {.agreed = flags.download});
   const OpenedModel model(checkpoint.path());
   CalibrationText samples = read_calibration_text(flags.text, model);
   const CalibrationText facts = samples;

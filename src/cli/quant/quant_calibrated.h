@@ -15,6 +15,7 @@ struct CalibrationFlags {
   PerplexityRequest perplexity;
   double dampening = CalibrationDefaults{}.gptq.damping;
   std::string actorder = "static";
+  bool download = false;  // --download: of a dataset that is not here
   // All but the dataset, which verbs spell differently.
   std::vector<CLI::Option*> add_to(CLI::App& verb);
 };

@@ -65,9 +65,13 @@ void run_gpu(const GpuFlags& flags) {
 void add_quant_gpu(CLI::App& quant, Invocation& run) {
   CLI::App* verb = quant.add_subcommand("gpu", "Convert to W4A16 or W8A16 for the GPU (compressed-tensors)");
   const auto flags = std::make_shared<GpuFlags>();
-  verb->add_option("MODEL,--model-id", flags->input,
-                   "The checkpoint: a folder or a file, or a name of kt model list")
-      ->transform(model_name());
+  CLI::Option* const input =
+      verb->add_option("MODEL,--model-id", flags->input,
+                       "The checkpoint: a folder or a file, a name of kt model list, or ORG/REPO of a hub");
+  // What calibrates runs the model.
+  const auto use = [flags] { return flags->method == "GPTQ" ? ModelUse::kRun : ModelUse::kConvert; };
+  take_model(*verb, run, input,
+             {.path = &flags->input, .use = use, .download = &flags->calibration.download});
   verb->add_option("-o,--output,--output-dir", flags->output, "Folder to write");
   verb->add_option("--method,--quant-method", flags->method,
                    "GPTQ: calibrated with text; RTN: round to nearest")
@@ -91,7 +95,7 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
                    "Modules to leave as they are: names, or re:REGEX");
   flags->calibration.text.dataset = kDefaultDataset;
   verb->add_option("--dataset", flags->calibration.text.dataset,
-                   "GPTQ: FILE.jsonl (text, or messages), FILE.txt, or a name in the local hub cache")
+                   "GPTQ: FILE.jsonl (text, or messages), FILE.txt, or ORG/NAME of the hub")
       ->capture_default_str();
   verb->add_option(
       "--dataset-split", flags->calibration.text.split,

@@ -169,9 +169,10 @@ void add_quant_compare(CLI::App& quant, Invocation& run) {
 void add_quant_dequant(CLI::App& quant, Invocation& run) {
   CLI::App* verb = quant.add_subcommand("dequant", "Turn an fp8, int4 or GGUF checkpoint into bf16");
   const auto flags = std::make_shared<DequantFlags>();
-  verb->add_option("MODEL,--model-dir,--input-fp8-hf-path", flags->input, "The quantised checkpoint")
-      ->transform(model_name())
-      ->required();
+  CLI::Option* const input =
+      verb->add_option("MODEL,--model-dir,--input-fp8-hf-path", flags->input, "The quantised checkpoint")
+          ->required();
+  take_model(*verb, run, input, {.path = &flags->input, .use = [] { return ModelUse::kConvert; }});
   verb->add_option("-o,--output,--output-dir,--output-bf16-hf-path", flags->output, "Folder to write")
       ->required();
   verb->add_option("--files", flags->files, "Only these files of the checkpoint")->delimiter(',');
@@ -199,9 +200,12 @@ void add_quant_dataset(CLI::App& quant, Invocation& run) {
   verb->add_option("NAME", request->dataset, "A file, or a name in the hub cache: org/name or name")
       ->required();
   verb->add_option("--split", request->split, "Of a name: the part whose files are meant");
+  const auto download = std::make_shared<bool>(false);
+  verb->add_flag("--download", *download, "Download a dataset of the hub that is not on this disk");
   verb->footer("Example:\n  kt quant dataset HuggingFaceH4/ultrachat_200k --split train_sft");
-  verb->callback([&run, request] {
-    run.action = [request] {
+  verb->callback([&run, request, download] {
+    run.action = [request, download] {
+      fetch_dataset(request->dataset, {.agreed = *download});
       for (const std::string& path : find_dataset(*request).paths) std::printf("%s\n", path.c_str());
     };
   });

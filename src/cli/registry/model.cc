@@ -9,6 +9,7 @@
 #include "cli/registry/model_scan.h"
 #include "cli/registry/model_verb.h"
 #include "cli/settings.h"
+#include "hub/cache.h"
 #include "models/families.h"
 #include "terminal/report.h"
 #include "weights/kt/kt_origin.h"
@@ -18,7 +19,7 @@ namespace {
 
 struct ModelVerbFlags {
   std::string name, path, weights, gpu;
-  bool json = false, verbose = false, names = false;
+  bool json = false, verbose = false, names = false, moe = false;
 };
 
 // The built-in model first, where it is there.
@@ -42,8 +43,10 @@ nlohmann::ordered_json json_of(const ModelEntry& entry) {
                                 {"kind", entry.kind},    {"architecture", entry.architecture},
                                 {"size", entry.size},    {"experts", entry.experts},
                                 {"active", entry.active}};
-  for (const auto& [key, value] :
-       {std::pair("weights", &entry.weights), {"gpu", &entry.gpu}, {"added", &entry.added}}) {
+  for (const auto& [key, value] : {std::pair("weights", &entry.weights),
+                                   {"gpu", &entry.gpu},
+                                   {"repo", &entry.repo},
+                                   {"added", &entry.added}}) {
     out[key] = nullptr;
     if (!value->empty()) out[key] = *value;
   }
@@ -57,7 +60,8 @@ std::string with_absence(const std::string& path) {
 }
 
 void list(const ModelVerbFlags& flags) {
-  const std::vector<ModelEntry> entries = all_models();
+  std::vector<ModelEntry> entries = all_models();
+  if (flags.moe) std::erase_if(entries, [](const ModelEntry& entry) { return entry.experts == 0; });
   if (flags.names) {
     for (const ModelEntry& entry : entries) std::printf("%s\n", entry.name.c_str());
     return;
@@ -89,16 +93,6 @@ void list(const ModelVerbFlags& flags) {
   std::fputs(table.str().c_str(), stdout);
 }
 
-// A link must be of this model: others would load and answer nonsense.
-std::string checked_link(const ModelFiles& model, const std::string& path, const char* flag) {
-  const ModelFiles weights = inspect_model(path);
-  if (kinship(model, weights) == Kinship::kNone)
-    fail("{} {}: has {} experts of {} x {} in {} layers ({}), {} has {} of {} x {} in {} ({})", flag, path,
-         weights.experts, weights.hidden, weights.inter, weights.layers, weights.architecture, model.path,
-         model.experts, model.hidden, model.inter, model.layers, model.architecture);
-  return weights.path;
-}
-
 void add(const ModelVerbFlags& flags) {
   check_model_name(flags.name);
   const auto known_as = try_find_model(flags.path);  // another name of a model will do
@@ -116,6 +110,7 @@ void add(const ModelVerbFlags& flags) {
   if (old != known.end()) {
     entry.weights = old->weights;
     entry.gpu = old->gpu;
+    entry.repo = old->repo;
     entry.added = old->added;
   }
   if (!flags.weights.empty()) entry.weights = checked_link(files, flags.weights, "--weights");
@@ -182,6 +177,7 @@ void info(const ModelVerbFlags& flags) {
                       : "none: a dense model");
   line("CPU weights", with_absence(entry.weights));
   line("GPU weights", with_absence(entry.gpu));
+  line("repository", entry.repo.empty() ? repo_of_folder(files.path) : entry.repo);
   line("added", entry.added);
   if (files.kind != FilesKind::kCpuWeights)
     line("runs", files.runs ? "yes" : "no: not an architecture of this version");
@@ -220,6 +216,15 @@ ModelEntry entry_of(const std::string& name, const ModelFiles& files) {
           .active = files.active};
 }
 
+std::string checked_link(const ModelFiles& model, const std::string& path, const char* flag) {
+  const ModelFiles weights = inspect_model(path);
+  if (kinship(model, weights) == Kinship::kNone)
+    fail("{} {}: has {} experts of {} x {} in {} layers ({}), {} has {} of {} x {} in {} ({})", flag, path,
+         weights.experts, weights.hidden, weights.inter, weights.layers, weights.architecture, model.path,
+         model.experts, model.hidden, model.inter, model.layers, model.architecture);
+  return weights.path;
+}
+
 std::string experts_text(int active, int experts) {
   if (experts == 0) return "-";
   return active > 0 ? text("{} of {}", active, experts) : std::to_string(experts);
@@ -241,6 +246,7 @@ void add_model(CLI::App& kt, Invocation& run) {
   CLI::App* const all = action("list", "The models that have names", list);
   all->add_flag("--json", flags->json, "Print JSON");
   all->add_flag("--names", flags->names, "Print the names only, one a line");
+  all->add_flag("--moe", flags->moe, "Only those with experts");
   all->add_flag("-v,--verbose", flags->verbose, "Also when they were added and what is linked");
   add_model_scan(*verb, run);
   CLI::App* const one = action("add", "Give a model a name, or a named one its weights", add);
@@ -251,6 +257,8 @@ void add_model(CLI::App& kt, Invocation& run) {
   CLI::App* const about = action("info", "What is known about a model", info);
   about->add_option("MODEL", flags->name, "A name, or a path")->required();
   about->add_flag("--json", flags->json, "Print JSON");
+  add_model_download(*verb, run);
+  add_model_edit(*verb, run);
   add_model_verify(*verb, run);
   action("remove", "Forget a name; no file is deleted", remove)
       ->add_option("NAME", flags->name, "A name, as kt model list has it")
@@ -267,6 +275,7 @@ void add_model(CLI::App& kt, Invocation& run) {
       "Examples:\n"
       "  kt model add qwen3 /data/Qwen3-30B-A3B --weights /data/Qwen3-30B-A3B-int4\n"
       "  kt model path-add /data && kt model scan --add\n"
+      "  kt model download Qwen/Qwen3-30B-A3B\n"
       "  kt model list\n"
       "  kt model verify qwen3");
 }

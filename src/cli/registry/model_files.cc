@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "hub/cache.h"
 #include "models/families.h"
 #include "weights/checkpoint.h"
 #include "weights/checkpoint_files.h"
@@ -203,6 +204,7 @@ std::string_view name_of(FilesKind kind) {
 
 std::optional<ModelFiles> try_inspect_model(const std::string& given) {
   const std::string path = absolute_path(given);
+  refuse_unfinished(path);
   try {
     if (fs::is_directory(path) && has_kt_layers(path)) return inspect_kt_folder(path);
     const CheckpointFiles files = checkpoint_files(path);

@@ -2,15 +2,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <set>
 
 #include "base/error.h"
 #include "cli/quant/conversion_report.h"
+#include "cli/registry/fetch_model.h"
 #include "cli/registry/model_scan.h"
 #include "cli/registry/model_verb.h"
 #include "cli/registry/model_verify.h"
 #include "cli/settings.h"
+#include "hub/cache.h"
+#include "hub/hub_client.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -148,14 +152,31 @@ void run_scan(const ScanFlags& flags) {
 
 struct VerifyFlags {
   std::string model;
-  bool json = false, quick = false;
+  bool json = false, quick = false, hub = false;
 };
+
+// Of the commit that a snapshot is called by, or that a download recorded; else of the newest.
+std::vector<HubFile> listed_by_hub(const ResolvedModel& model, const std::string& folder) {
+  const auto record = read_record(folder);
+  const std::string name = record               ? record->repo.str()
+                           : model.repo.empty() ? repo_of_folder(folder)
+                                                : model.repo;
+  const auto repo = parse_repo(name);
+  if (!repo)
+    fail("{}: nothing says which repository it came from; kt model edit NAME --repo ORG/REPO does", folder);
+  const HubSource source = record ? record->source : usual_source();
+  std::string revision = record ? record->commit : std::filesystem::path(folder).filename().string();
+  if (!record && !is_hex(revision, 40)) revision = source == HubSource::kModelScope ? "master" : "main";
+  return HubClient(source).list(*repo, revision).files;
+}
 
 void run_verify(const VerifyFlags& flags) {
   const ResolvedModel model = find_model(flags.model);
   VerifyReport report;
   {
-    const VerifyOptions options{.checksums = !flags.quick, .progress = show_progress(flags.json)};
+    VerifyOptions options{.checksums = !flags.quick, .progress = show_progress(flags.json)};
+    if (flags.hub)
+      options.hub_listing = [&](const std::string& folder) { return listed_by_hub(model, folder); };
     report = verify_model(model, options);
   }
   if (flags.json) {
@@ -202,11 +223,12 @@ void add_model_verify(CLI::App& model, Invocation& run) {
   verb->add_option("MODEL", flags->model, "A name, or a path; a name's linked weights are checked too")
       ->required();
   verb->add_flag("--quick", flags->quick, "Sizes and headers only, no checksums");
+  verb->add_flag("--hub", flags->hub, "Ask the hub for sizes and sums, also where none were stored");
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
-      "Files, headers, every tensor of the architecture; sha256 where kt_manifest.json or a cache of the "
-      "hub\n"
-      "knows it. Exit code 2 with a list if anything is wrong.\n\n"
+      "Files, headers, every tensor of the architecture; sums where kt_manifest.json or the hub's "
+      "listing\n"
+      "knows them. Exit code 2 with a list if anything is wrong.\n\n"
       "Example:\n  kt model verify qwen3");
   verb->callback([&run, flags] { run.action = [flags] { run_verify(*flags); }; });
 }

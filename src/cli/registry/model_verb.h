@@ -9,11 +9,16 @@
 namespace kt {
 
 ModelEntry entry_of(const std::string& name, const ModelFiles& files);
+// The path of weights that a model is to be linked to. Error unless they are of this model: others would load and answer
+// nonsense. `flag` is what the error calls them.
+std::string checked_link(const ModelFiles& model, const std::string& path, const char* flag);
 std::string experts_text(int active, int experts);  // "8 of 128"; "-" for a dense model
 // One line of JSON or many; bytes of paths that are no UTF-8 are replaced.
 void print_model_json(const nlohmann::ordered_json& value);
 
 void add_model_scan(CLI::App& model, Invocation& run);
+void add_model_edit(CLI::App& model, Invocation& run);
+void add_model_download(CLI::App& model, Invocation& run);
 void add_model_verify(CLI::App& model, Invocation& run);
 
 }  // namespace kt

@@ -1,7 +1,5 @@
 #include "cli/registry/model_verify.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -9,9 +7,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/sha256.h"
 #include "cli/registry/model_files.h"
 #include "engine/loaded_model.h"
+#include "hub/cache.h"
+#include "hub/part_file.h"
 #include "terminal/report.h"
 #include "text/shown.h"
 #include "weights/checkpoint_files.h"
@@ -27,13 +26,8 @@ namespace fs = std::filesystem;
 // A file and what it should hash to.
 struct Expected {
   std::string path;
-  uint64_t bytes = 0;
-  std::string sha256;
+  HubFile file;  // its size and sum
 };
-
-bool is_sha256(std::string_view word) {
-  return word.size() == 64 && word.find_first_not_of("0123456789abcdef") == word.npos;
-}
 
 // Sums of kt_manifest.json: shards and the files beside them.
 std::vector<Expected> manifest_sums(const std::string& folder) {
@@ -50,7 +44,8 @@ std::vector<Expected> manifest_sums(const std::string& folder) {
     const bool climbs = std::ranges::any_of(name, [](const fs::path& part) { return part == ".."; });
     if (name.empty() || name.is_absolute() || climbs)
       fail("{}: the file \"{}\" is not below its folder", path, shown(name.string()));
-    out.push_back({(fs::path(folder) / name).string(), file["bytes"], file["sha256"]});
+    out.push_back({(fs::path(folder) / name).string(),
+                   {.path = name.string(), .size = file["bytes"], .sha256 = file["sha256"]}});
   };
   if (!manifest.is_object()) fail("{}: expected a mapping", path);
   for (const Json& shard : manifest.value("shards", Json::object()))
@@ -60,14 +55,16 @@ std::vector<Expected> manifest_sums(const std::string& folder) {
   return out;
 }
 
-// In a cache of the hub a large file is a link to one that is named by its sum.
-std::optional<Expected> hub_sum(const std::string& file) {
+// In a cache of the hub a file is a link to one that is named by its sum.
+std::optional<Expected> blob_sum(const fs::path& path) {
   std::error_code code;
-  if (!fs::is_symlink(file, code)) return std::nullopt;
-  const std::string sum = fs::read_symlink(file, code).filename().string();
-  if (code || !is_sha256(sum)) return std::nullopt;
-  const uintmax_t bytes = fs::file_size(file, code);
-  return code ? std::nullopt : std::optional(Expected{file, bytes, sum});
+  if (!fs::is_symlink(path, code)) return std::nullopt;
+  HubFile file{.path = path.filename().string(), .size = fs::file_size(path, code)};
+  if (code) return std::nullopt;
+  const std::string sum = fs::read_symlink(path, code).filename().string();
+  if (is_hex(sum, 64)) file.sha256 = sum;
+  if (is_hex(sum, 40)) file.git_sha1 = sum;
+  return file.sum().empty() ? std::nullopt : std::optional(Expected{path.string(), std::move(file)});
 }
 
 class Verifier {
@@ -95,9 +92,9 @@ class Verifier {
     for (const std::string& file : files) attempt(file, [&] { check_header(file); });
     check(text("{}: {}, sizes and headers", path, counted(static_cast<int64_t>(files.size()), "file")));
     if (report_.faults.size() == before) attempt(path, [&] { const Checkpoint all(path); });
-    remember_sums(fs::is_directory(path, code) ? path : fs::path(path).parent_path().string());
-    for (const std::string& file : files)
-      if (const auto sum = hub_sum(file)) sums_.push_back(*sum);
+    const std::string folder = fs::is_directory(path, code) ? path : fs::path(path).parent_path().string();
+    remember_sums(folder);
+    remember_hub_sums(path, folder);
     return report_.faults.size() == before;
   }
 
@@ -125,7 +122,7 @@ class Verifier {
     if (!options_.checksums || sums_.empty()) return;
     const auto start = std::chrono::steady_clock::now();
     ConversionProgress at{.shards = sums_.size()};
-    for (const Expected& file : sums_) at.source_total += file.bytes;
+    for (const Expected& file : sums_) at.source_total += file.file.size;
     size_t wrong = 0;
     double shown = 0;  // when progress was, in seconds
     for (const Expected& file : sums_) {
@@ -202,24 +199,39 @@ class Verifier {
     });
   }
 
-  // read(), not a mapping: a file that shrinks meanwhile is an error here, not a signal.
+  // What the hub lists: as it says now where asked, else as it did when the files came; else by the names of blobs.
+  void remember_hub_sums(const std::string& path, const std::string& folder) {
+    attempt(folder, [&] {
+      const bool alone = path != folder;
+      const auto is_meant = [&](const std::string& file) { return !alone || file == path; };
+      const std::vector<HubFile> listed =
+          options_.hub_listing ? options_.hub_listing(folder) : known_sums(folder);
+      size_t count = 0;
+      std::error_code code;
+      for (const HubFile& file : listed) {
+        const std::string at = (fs::path(folder) / file.path).string();
+        // The hub has more than what was fetched.
+        if (!is_meant(at) || (options_.hub_listing && !fs::exists(at, code))) continue;
+        sums_.push_back({at, file});
+        ++count;
+      }
+      for (fs::directory_iterator at(folder, code), end; listed.empty() && !code && at != end;
+           at.increment(code))
+        if (const auto sum = blob_sum(at->path()); sum && is_meant(at->path().string())) {
+          sums_.push_back(*sum);
+          ++count;
+        }
+      if (count > 0)
+        check(text("{}: sums of the hub for {}{}", folder, counted(static_cast<int64_t>(count), "file"),
+                   options_.hub_listing ? ", asked now" : ""));
+    });
+  }
+
+  // Reads: a file that shrinks meanwhile is an error here, not a signal.
   template <typename Advance>
   static void check_sum(const Expected& file, Advance&& advance) {
-    const Descriptor opened = open_regular(file.path);
-    std::vector<std::byte> block(size_t{1} << 20);
-    Sha256 sum;
-    uint64_t bytes = 0;
-    ssize_t got = 0;
-    while ((got = ::read(opened.get(), block.data(), block.size())) > 0 || (got < 0 && errno == EINTR)) {
-      if (got < 0) continue;
-      sum.add(std::span(block).first(static_cast<size_t>(got)));
-      bytes += static_cast<uint64_t>(got);
-      advance(static_cast<uint64_t>(got));
-    }
-    if (got < 0) fail("{}: cannot be read: {}", file.path, std::generic_category().message(errno));
-    if (bytes != file.bytes) fail("{}: expected {} bytes, found {}", file.path, file.bytes, bytes);
-    const std::string found = sum.hex();
-    if (found != file.sha256) fail("{}: expected sha256 {}, found {}", file.path, shown(file.sha256), found);
+    const std::string wrong = wrong_bytes(file.path, file.file, advance);
+    if (!wrong.empty()) fail("{}: {}", file.path, wrong);
   }
 
   const VerifyOptions& options_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/registry/registry.h"
+#include "hub/repository.h"
 #include "weights/plans/conversion.h"
 
 namespace kt {
@@ -14,6 +15,8 @@ namespace kt {
 struct VerifyOptions {
   bool checksums = true;  // read every byte that a checksum is known for
   std::function<void(const ConversionProgress&)> progress = {};
+  // Files and sums of a folder as the hub lists them now; without it, those that were stored with the files.
+  std::function<std::vector<HubFile>(const std::string& folder)> hub_listing = {};
 };
 
 struct VerifyFault {

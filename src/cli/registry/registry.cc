@@ -23,7 +23,7 @@ constexpr std::string_view kHeading =
     "# deletes no weights.\n";
 
 const std::vector<std::string> kEntryKeys = {"path",   "kind",    "architecture", "size", "experts",
-                                             "active", "weights", "gpu",          "added"};
+                                             "active", "weights", "gpu",          "repo", "added"};
 
 // A value of an entry, or Error saying what was expected. Absent is empty.
 template <typename T>
@@ -57,6 +57,7 @@ ModelEntry entry_from(const std::string& name, const Json& value, const std::str
                  .active = field<int>(value, "active", where),
                  .weights = field<std::string>(value, "weights", where),
                  .gpu = field<std::string>(value, "gpu", where),
+                 .repo = field<std::string>(value, "repo", where),
                  .added = field<std::string>(value, "added", where)};
   if (out.path.empty()) fail("{}: path: expected the model's folder or file, found nothing", where);
   if (out.kind.empty()) out.kind = out.path.ends_with(".gguf") ? "gguf" : "folder";
@@ -65,8 +66,10 @@ ModelEntry entry_from(const std::string& name, const Json& value, const std::str
 
 Json to_json(const ModelEntry& entry) {
   Json out = {{"path", entry.path}, {"kind", entry.kind}, {"size", entry.size}, {"added", entry.added}};
-  for (const auto& [key, value] :
-       {std::pair("architecture", &entry.architecture), {"weights", &entry.weights}, {"gpu", &entry.gpu}})
+  for (const auto& [key, value] : {std::pair("architecture", &entry.architecture),
+                                   {"weights", &entry.weights},
+                                   {"gpu", &entry.gpu},
+                                   {"repo", &entry.repo}})
     if (!value->empty()) out[key] = *value;
   if (entry.experts > 0) out["experts"] = entry.experts;
   if (entry.active > 0) out["active"] = entry.active;
@@ -94,47 +97,9 @@ std::string today() {
   return out;
 }
 
-ResolvedModel resolved(const ModelEntry& entry) {
-  return {.path = entry.path, .weights = entry.weights, .gpu = entry.gpu, .name = entry.name};
-}
-
-ResolvedModel resolved_demo() { return {.path = demo_path(), .name = std::string(kDemoName)}; }
-
 bool path_exists(const std::string& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
-}
-
-// Of what was typed: the model's own path, as far as it is one.
-bool names_a_path(const std::string& words) {
-  if (words.find('/') != words.npos || words == "." || words == "..") return true;
-  return path_exists(words) && holds_model_files(words);
-}
-
-std::string known_names(const std::vector<ModelEntry>& entries) {
-  std::vector<std::string> names{std::string(kDemoName)};
-  for (const ModelEntry& entry : entries) names.push_back(entry.name);
-  return shown_list(names);
-}
-
-// A name, as written or in other letters, or the beginning of one.
-std::optional<ResolvedModel> match_name(const std::string& words, const std::vector<ModelEntry>& entries) {
-  const std::string wanted = lower_case(words);
-  for (const ModelEntry& entry : entries)
-    if (entry.name == words) return resolved(entry);
-  for (const ModelEntry& entry : entries)
-    if (lower_case(entry.name) == wanted) return resolved(entry);
-  if (wanted == kDemoName) return resolved_demo();
-  std::vector<const ModelEntry*> begun;
-  for (const ModelEntry& entry : entries)
-    if (lower_case(entry.name).starts_with(wanted)) begun.push_back(&entry);
-  const bool demo = kDemoName.starts_with(wanted);
-  if (begun.size() + (demo ? 1 : 0) == 1) return demo ? resolved_demo() : resolved(*begun[0]);
-  if (begun.empty()) return std::nullopt;
-  std::vector<std::string> names;
-  if (demo) names.emplace_back(kDemoName);
-  for (const ModelEntry* entry : begun) names.push_back(entry->name);
-  fail("'{}' begins {} names: {}; type more of one", shown(words), names.size(), shown_list(names));
 }
 
 }  // namespace
@@ -203,21 +168,5 @@ std::string demo_path() {
   }
   fail("the demo model is not there; looked in {}; KT_DEMO_MODEL names its folder", shown_list(looked));
 }
-
-std::optional<ResolvedModel> try_find_model(const std::string& words) {
-  if (words.empty()) return std::nullopt;
-  if (names_a_path(words)) return ResolvedModel{.path = words};
-  if (const auto found = match_name(words, registered_models())) return found;
-  if (path_exists(words)) return ResolvedModel{.path = words};
-  return std::nullopt;
-}
-
-ResolvedModel find_model(const std::string& words) {
-  if (const auto found = try_find_model(words)) return *found;
-  fail("no model named '{}': known are {}; a path must exist; kt model add NAME PATH gives one a name",
-       shown(words), known_names(registered_models()));
-}
-
-std::string resolve_model(const std::string& words) { return find_model(words).path; }
 
 }  // namespace kt

@@ -1,4 +1,5 @@
 #include "engine/calibration/calibration_text.h"
+#include "hub/cache.h"
 
 #include <gmock/gmock.h>
 
@@ -257,6 +258,21 @@ TEST_F(CalibrationTextTest, ContentsOfMessages) {
                               R"({"role": "user", "content": 3})"})
     EXPECT_THAT(said_of(message),
                 AllOf(HasSubstr("m.jsonl line 2"), HasSubstr("role "), HasSubstr("content")));
+}
+
+TEST_F(CalibrationTextTest, QuestionsAndAnswersInColumns) {
+  const std::string columns =
+      R"({"instruction": "Name a bird.", "input": "Of the night.", "output": "An owl."}
+{"instruction": "Name a fox.", "input": "", "output": "Reynard."}
+)";
+  const std::string messages =
+      R"({"messages": [{"role": "user", "content": "Name a bird.\n\nOf the night."}, {"role": "assistant", "content": "An owl."}]}
+{"messages": [{"role": "user", "content": "Name a fox."}, {"role": "assistant", "content": "Reynard."}]}
+)";
+  EXPECT_EQ(read(file("columns.jsonl", rows(0, 20) + columns), 50).digest,
+            read(file("messages.jsonl", rows(0, 20) + messages), 50).digest);
+  EXPECT_THAT(refusal(file("bad.jsonl", rows(0, 1) + R"({"instruction": 3, "output": "x"})")),
+              AllOf(HasSubstr("bad.jsonl line 2"), HasSubstr("instruction is not a string")));
 }
 
 TEST_F(CalibrationTextTest, LongLinesAreNamedWithTheirSize) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -11,16 +10,12 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "hub/cache.h"
 
 namespace kt {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
@@ -62,8 +57,8 @@ fs::path snapshot_of(const fs::path& repository, const DatasetRequest& request) 
   }
   if (!newest)
     fail(
-        "`{}` {}: not a file, and not in the local hub cache ({}); nothing is downloaded: pass a .jsonl or "
-        ".txt file",
+        "`{}` {}: not a file, and not in the local hub cache ({}); `download` fetches it, or pass a "
+        ".jsonl or .txt file",
         request.option, request.dataset, snapshots.string());
   return newest->second;
 }
@@ -121,17 +116,6 @@ bool is_hub_name(const std::string& name) {
 }
 
 }  // namespace
-
-std::string hub_cache_folder() {
-  const auto expanded = [](const std::string& path) {
-    return path == "~" || path.starts_with("~/") ? variable("HOME") + path.substr(1) : path;
-  };
-  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
-    if (const std::string cache = variable(name); !cache.empty()) return expanded(cache);
-  if (const std::string home = variable("HF_HOME"); !home.empty()) return expanded(home) + "/hub";
-  const std::string caches = variable("XDG_CACHE_HOME");
-  return (caches.empty() ? variable("HOME") + "/.cache" : expanded(caches)) + "/huggingface/hub";
-}
 
 DatasetKind dataset_kind(const std::string& path) {
   const std::string kind = fs::path(path).extension().string();

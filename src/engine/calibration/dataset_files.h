@@ -38,7 +38,4 @@ DatasetFiles find_dataset(const DatasetRequest& request);
 // By its name's end: .jsonl and .json are rows, .parquet are tables.
 DatasetKind dataset_kind(const std::string& path);
 
-// The folder of the hub cache, by the variables that huggingface_hub reads, in its order.
-std::string hub_cache_folder();
-
 }  // namespace kt

@@ -42,6 +42,21 @@ TemplateVariables message_of(const Json& message, const std::string& where) {
   return {{"role", speaker}, {"content", words}};
 }
 
+// {"instruction", "input", "output"}, as a question and its answer; null for other rows.
+Json instruction_messages(const Json& row, const std::string& where) {
+  if (!row.contains("instruction") || !row.contains("output")) return nullptr;
+  const auto words = [&](const char* key) {
+    const auto found = row.find(key);
+    if (found == row.end() || found->is_null()) return std::string();
+    if (!found->is_string()) fail("{}: {} is not a string", where, key);
+    return found->get<std::string>();
+  };
+  const std::string input = words("input");
+  return Json::array(
+      {{{"role", "user"}, {"content", words("instruction") + (input.empty() ? "" : "\n\n" + input)}},
+       {{"role", "assistant"}, {"content", words("output")}}});
+}
+
 }  // namespace
 
 SampleRows::SampleRows(const DescribedModel& model) : model_(model) {
@@ -83,9 +98,17 @@ std::vector<TokenId> SampleRows::tokens(std::string_view row, const std::string&
         model_.tokenizer().encode(found->get_ref<const std::string&>(), {.add_special = true});
     return tokens.size() < around_ + 2 ? std::vector<TokenId>() : tokens;
   }
+  if (const Json asked = instruction_messages(line, where); !asked.is_null()) {
+    // A base model has no template; the words are the same.
+    const std::string words = template_ ? rendered(asked, where)
+                                        : text("{}\n\n{}", asked[0]["content"].get<std::string>(),
+                                               asked[1]["content"].get<std::string>());
+    std::vector<TokenId> tokens = model_.tokenizer().encode(words, {.add_special = !template_.has_value()});
+    return tokens.size() < (template_ ? 2 : around_ + 2) ? std::vector<TokenId>() : tokens;
+  }
   std::string columns;
   for (const auto& [key, value] : line.items()) columns += text("{}{}", columns.empty() ? "" : ", ", key);
-  fail("{}: columns {}; expected text, messages or conversations", where,
+  fail("{}: columns {}; expected text, messages, conversations, or instruction and output", where,
        columns.empty() ? "(none)" : printable(columns));
 }
 
