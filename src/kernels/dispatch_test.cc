@@ -104,7 +104,7 @@ TEST(Plan, FollowsRowsAndPrecision) {
   EXPECT_EQ(route("bf16", Precision::kF32, 1), "many_f32");
   const Plan plan =
       plan_for(t, packing_for(format_named("q4_k"), 64, 1024, t.fragment, "w"), Precision::kDefault, 3);
-  EXPECT_THAT(plan.describe(), AllOf(HasSubstr("few"), HasSubstr("s8"), HasSubstr("32")));
+  EXPECT_THAT(plan.describe(), AllOf(HasSubstr("few"), HasSubstr("s8"), HasSubstr("16")));
 }
 
 // What a tile unit takes for many rows: whole rows in bytes, spans in bf16, and in bytes on request.

@@ -1,16 +1,20 @@
 // Few rows (1 to 8 a pass): codes are expanded in registers and every span is scaled exactly.
 //
-// Integer layouts, per row r and token i, over spans s:
-//   out = sum_s  wscale * ascale * (sum_k code * a  -  bias * asum)  -  min * ascale * asum
-// where a are s8 codes, ascale is theirs and asum their sum over the span: the bias leaves the inner loop, and
-// the integer part is exact, so the result does not depend on how many rows are computed together. A span is
-// that of the weights, but no longer than kActSpan: activations have outliers, and one scale for a whole row
+// Integer layouts, per row r and token i, over spans s of the weights and steps of kActSpan columns t in them:
+//   out = sum_s  wscale * sum_t ascale * (sum_k code * a  -  bias * asum)  -  min * sum_t ascale * asum
+// where a are s8 codes, ascale is theirs and asum their sum: sums of whole numbers start from what the bias takes and
+// are exact, so the result does not depend on how many rows are computed together. A zero point is a min, times
+// wscale. The sum over t is scaled where the span ends and at every kExactK columns, which is where many_spans puts
+// its sums down. Activations have outliers, and one scale for a whole row
 // would leave the others few bits. Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at
 // the span's end. Where there is a bf16 product and E4M3 codes stand in pairs, they meet bf16 activations: 3
 // bits of fraction times 7 make products exact in f32, so K columns round K times as with f32 activations,
 // which keep 16 bits more.
 #pragma once
+#include <type_traits>
+
 #include "kernels/isa/inline.h"
+#include "kernels/plan.h"
 #include "kernels/table.h"
 
 namespace KT_ISA_NAMESPACE {
@@ -20,11 +24,6 @@ using namespace kt;
 
 inline constexpr int kParts = kBlockRows / Isa::kLanes;
 inline constexpr int kPartBytes = Isa::kLanes * Isa::kStep;
-
-// Columns between two scalings of integer sums.
-constexpr int fold_span(const Layout& layout) {
-  return layout.span == SpanLength::kLong ? kActSpan : span_columns(layout.span);
-}
 
 constexpr bool small_codes(Code code) { return code != Code::kI8 && code != Code::kIq4; }
 
@@ -114,6 +113,17 @@ struct SpanFactors {
   }
 };
 
+// What a span takes for each unit of its values' sum.
+template <Layout kL>
+KT_INLINE typename Isa::F32 min_of(const SpanFactors<kL>& factors, int span, int row) {
+  if constexpr (kL.min == Min::kZero)
+    return Isa::mul(factors.scale(span, row), Isa::to_f32(factors.zero(span, row)));
+  else
+    return factors.min(span, row);
+}
+// Whether sums of products are 32-bit numbers of one row of activations each, which may start from any number.
+constexpr bool starts_from_sums() { return std::is_same_v<typename Isa::Acc, typename Isa::I32>; }
+
 // Fetches the `bytes` that lie kPrefetch bytes behind `at`; past the end of this call's blocks, what the
 // caller reads next. Other workers' blocks lie behind ours: fetching those would cost memory bandwidth twice.
 KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at, int bytes) {
@@ -133,7 +143,10 @@ KT_INLINE void fetch_ahead(const MultiplyArgs& args, const uint8_t* at, int byte
 template <Layout kL, int kM, int kPP>
 struct FewInteger {
   static constexpr int kGroups = (kM + Isa::kTokens - 1) / Isa::kTokens;
-  static constexpr int kSpan = fold_span(kL);
+  static constexpr bool kLong = kL.span == SpanLength::kLong;
+  static constexpr int kSpan = kLong ? kChunk : span_columns(kL.span);  // columns that share a weight's scale
+  // Sums start from what the bias takes.
+  static constexpr bool kStarts = kL.min == Min::kNone && starts_from_sums();
   static constexpr int kUnitColumns = unit_steps(kL) * Isa::kStep;
   // Independent sums where there would be too few to hide the dot product's latency; integers add up the
   // same.
@@ -145,10 +158,15 @@ struct FewInteger {
   const Packing& p = *args.packing;
   const int m0, p0;
   const typename Isa::Table table = iq4_table();
-  F32 total[kPP][kM];
+  const ActShape& s = args.acts.shape;
+  const int64_t beside = s.scale_step(m0);  // rows whose scales and sums stand side by side
+  const float* scales = args.acts.scales + s.scale_at(m0, s.scale_spans());
+  const int64_t first_sum = s.scale_at(m0, s.sum_spans());
+  F32 total[kPP][kM], part[kPP][kM];  // part: of a span of the weights, before its scale
 
-  KT_INLINE FewInteger(const MultiplyArgs& a, int row, int part) : args(a), m0(row), p0(part) {
-    each_sum([&](auto i, auto j) __attribute__((always_inline)) { total[i][j] = Isa::set1(0.0f); });
+  KT_INLINE FewInteger(const MultiplyArgs& a, int row, int first_part) : args(a), m0(row), p0(first_part) {
+    each_sum([&](auto i, auto j)
+                 __attribute__((always_inline)) { total[i][j] = part[i][j] = Isa::set1(0.0f); });
   }
   template <class F>
   static KT_INLINE void each_sum(F&& f) {
@@ -183,63 +201,93 @@ struct FewInteger {
     });
   }
 
-  // total += scaled acc of kSpan columns from `column`, in the span `span` of the record
-  KT_INLINE void finish(const Acc (&acc)[kChains][kPP][kGroups], const SpanFactors<kL>& factors, int span,
-                        int column) {
-    const ActShape& s = args.acts.shape;
-    const int64_t scale_at = column / kActSpan, sum_at = column / kSpan;
-    unroll<kPP>([&](auto i) __attribute__((always_inline)) {
-      const int row = (p0 + i) * Isa::kLanes;
-      const F32 w = factors.scale(span, row);
-      unroll<kM>([&](auto j) __attribute__((always_inline)) {
-        const int token = m0 + j;
-        const float a = args.acts.scales[token * static_cast<int64_t>(s.scale_spans()) + scale_at];
-        const int32_t sum = args.acts.sums[token * static_cast<int64_t>(s.sum_spans()) + sum_at];
-        auto dot = Isa::template total<j % Isa::kTokens>(acc[0][i][j / Isa::kTokens]);
-        if constexpr (kChains == 2)
-          dot = Isa::add(dot, Isa::template total<j % Isa::kTokens>(acc[1][i][j / Isa::kTokens]));
-        if constexpr (kL.min == Min::kZero) {
-          dot = Isa::sub(dot, Isa::mul(factors.zero(span, row), Isa::set1(sum)));
-        } else {
-          dot = Isa::sub(dot, Isa::set1(static_cast<int32_t>(p.bias * sum)));
-        }
-        total[i][j] = Isa::fma(Isa::to_f32(dot), Isa::mul(w, Isa::set1(a)), total[i][j]);
-        if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16)
-          total[i][j] =
-              Isa::fma(factors.min(span, row), Isa::set1(-a * static_cast<float>(sum)), total[i][j]);
+  KT_INLINE void start(Acc (&acc)[kChains][kPP][kGroups], int64_t at) const {
+    unroll<kChains>([&](auto c) __attribute__((always_inline)) {
+      each_acc([&](auto i, auto g) __attribute__((always_inline)) {
+        if constexpr (kStarts && c == 0)
+          acc[c][i][g] = Isa::set1(args.acts.sums[first_sum + at * beside + g]);
+        else
+          acc[c][i][g] = Isa::zero_acc();
       });
     });
   }
 
-  static KT_INLINE void clear(Acc (&acc)[kChains][kPP][kGroups]) {
-    unroll<kChains>([&](auto c) __attribute__((always_inline)) {
-      each_acc([&](auto i, auto g) __attribute__((always_inline)) { acc[c][i][g] = Isa::zero_acc(); });
+  // part += acc of kActSpan columns, the `at`th of the row
+  KT_INLINE void fold(const Acc (&acc)[kChains][kPP][kGroups], int64_t at) {
+    each_sum([&](auto i, auto j) __attribute__((always_inline)) {
+      auto dot = Isa::template total<j % Isa::kTokens>(acc[0][i][j / Isa::kTokens]);
+      if constexpr (kChains == 2)
+        dot = Isa::add(dot, Isa::template total<j % Isa::kTokens>(acc[1][i][j / Isa::kTokens]));
+      if constexpr (kL.min == Min::kNone && !kStarts)
+        dot = Isa::add(dot, Isa::set1(args.acts.sums[first_sum + at * beside + j]));
+      part[i][j] = Isa::fma(Isa::to_f32(dot), Isa::set1(scales[at * beside + j]), part[i][j]);
     });
   }
 
+  // total += part, scaled as span `span` of the record is
+  KT_INLINE void finish(const SpanFactors<kL>& factors, int span) {
+    unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+      const F32 w = factors.scale(span, (p0 + i) * Isa::kLanes);
+      unroll<kM>([&](auto j) __attribute__((always_inline)) {
+        total[i][j] = Isa::fma(part[i][j], w, total[i][j]);
+        part[i][j] = Isa::set1(0.0f);
+      });
+    });
+  }
+  // The mins of span `span` of the record, the `at`th of the row.
+  KT_INLINE void take_mins(const SpanFactors<kL>& factors, int span, int64_t at) {
+    if constexpr (kL.min != Min::kNone)
+      unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+        const F32 min = min_of<kL>(factors, span, (p0 + i) * Isa::kLanes);
+        unroll<kM>([&](auto j) __attribute__((always_inline)) {
+          total[i][j] = Isa::fma(min, Isa::set1(-args.acts.values[first_sum + at * beside + j]), total[i][j]);
+        });
+      });
+  }
+
+  // part += columns [u, u + kActSpan) of a chunk that begins at `column`
+  template <int kFrom>
+  KT_INLINE void step_span(const uint8_t* chunk, int u, int column) {
+    constexpr int kSteps = kActSpan / Isa::kStep;
+    const int64_t at = (column + u) / kActSpan;
+    Acc acc[kChains][kPP][kGroups];
+    start(acc, at);
+    if constexpr (kUnitColumns >= kActSpan)
+      steps<kFrom, kFrom + kSteps>(acc, unit_at<kL>(chunk, u / kUnitColumns),
+                                   column + u / kUnitColumns * kUnitColumns);
+    else
+      unroll<kActSpan / kUnitColumns>([&](auto v) __attribute__((always_inline)) {
+        steps<0, unit_steps(kL)>(acc, unit_at<kL>(chunk, u / kUnitColumns + v),
+                                 column + u + v * kUnitColumns);
+      });
+    fold(acc, at);
+  }
+
   KT_INLINE void walk(const uint8_t* at) {
-    constexpr int kPiece = kUnitColumns > kSpan ? kUnitColumns : kSpan, kSteps = kSpan / Isa::kStep;
+    constexpr int kPiece = kUnitColumns > kActSpan ? kUnitColumns : kActSpan;
+    static_assert(kPiece % kActSpan == 0 && kChunk % kPiece == 0);
     const int spans_per_record = p.record_k / p.span;
+    int64_t row_span = 0;  // spans of the row that have ended
     for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
       const SpanFactors<kL> factors(at, spans_per_record);
       fetch_ahead(args, at, p.header_bytes);
       at += p.header_bytes;
       const int columns = p.k_pad - k0 < p.record_k ? p.k_pad - k0 : p.record_k;
-      for (int c = 0, span = 0, next = p.span; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
+      int span = 0;
+      for (int c = 0, next = p.span; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
         fetch_ahead(args, at, chunk_bytes(kL.code));
-        if (kL.span == SpanLength::kLong && c == next) ++span, next += p.span;
-        for (int u = 0; u < kChunk; u += kPiece) {
-          unroll<kPiece / kSpan>([&](auto s) __attribute__((always_inline)) {
-            Acc acc[kChains][kPP][kGroups];
-            clear(acc);
-            if constexpr (kUnitColumns >= kSpan)
-              steps<s * kSteps, (s + 1) * kSteps>(acc, unit_at<kL>(at, u / kUnitColumns), k0 + c + u);
-            else
-              for (int v = u; v < u + kSpan; v += kUnitColumns)
-                steps<0, unit_steps(kL)>(acc, unit_at<kL>(at, v / kUnitColumns), k0 + c + v);
-            finish(acc, factors, kL.span == SpanLength::kLong ? span : (c + u) / kSpan + s,
-                   k0 + c + u + s * kSpan);
+        for (int u = 0; u < kChunk; u += kPiece)
+          unroll<kPiece / kActSpan>([&](auto s) __attribute__((always_inline)) {
+            step_span<s * kActSpan / Isa::kStep>(at, u + s * kActSpan, k0 + c);
+            if constexpr (!kLong && (kSpan == kActSpan || s % 2 == 1)) {
+              finish(factors, span);
+              take_mins(factors, span++, row_span++);
+            }
           });
+        if constexpr (kLong) {
+          const bool ends = c + kChunk == next || c + kChunk == columns;
+          if (ends || (k0 + c + kChunk) % kExactK == 0) finish(factors, span);
+          if (ends) take_mins(factors, span++, row_span++), next += p.span;
         }
       }
     }

@@ -62,10 +62,9 @@ struct Reference {
 };
 
 // How far a result may be from the sum in double; T = sum |a| * size, u = 2^-24.
-//   few, many_spans, many_s8 of whole rows: the integer sums are exact. wscale * ascale and the sum's
-//   conversion are rounded,
-//     then one fma a span (two with a min) adds a partial sum below T: (fmas + 4) u T. value_at rounds twice:
-//     2 u T.
+//   few, many_spans, many_s8 of whole rows: the integer sums are exact; their conversion is rounded, then one fma
+//     for each scale of the activations and one for each span of the weights (two with a min, whose sum of values
+//     is rounded as often) adds a partial sum below T: (fmas + 4) u T. value_at rounds twice: 2 u T.
 //   many_s8 of spans: the bound of panel.inl.h, 0.76 D |a| for each weight, and the f32 part as above over
 //   sums of
 //     |a| * 128 D. Rows whose D is below 2^-118 become zero: 127 D |a|.
@@ -90,7 +89,8 @@ double tolerance_of(const Packing& p, Route route, ActCode acts, double size, do
     const double panels = std::ceil(k / 512);
     return tiny + panel_error + panel_size * kUlp * (panels + 4) + size * 2 * kUlp;
   }
-  const double fmas = std::ceil(k / std::min(p.span, kActSpan)) * (p.format.min == Min::kNone ? 1 : 2);
+  const double fmas = std::ceil(k / kActSpan) +
+                      std::ceil(k / std::min(p.span, kExactK)) * (p.format.min == Min::kNone ? 1 : 2);
   return tiny + size * kUlp * (fmas + 6);
 }
 

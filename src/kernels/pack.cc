@@ -316,8 +316,8 @@ Packing packing_for(const Format& format, int64_t n, int64_t k, const Fragment& 
   if (k > (1 << 24) || n > (int64_t{1} << 31)) fail("{}: {} x {} is larger than any layer", name, n, k);
   Packing p{.format = format, .fragment = fragment, .n = n, .k = k};
   p.k_pad = static_cast<int>(round_up(k, kChunk));
-  if (format.min == Min::kZero && format.bias)
-    fail("{}: a bias of {} besides zero points", name, format.bias);
+  if (format.min != Min::kNone && format.bias)
+    fail("{}: a bias of {} besides mins or zero points", name, format.bias);
   // One f32 scale a row where a span is the whole row and there is such a layout; the format's own otherwise.
   Layout want{format.code, format.scale == Scale::kNone ? Scale::kNone : Scale::kF32, format.min,
               SpanLength::kLong};

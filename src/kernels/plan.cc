@@ -49,11 +49,17 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
   plan.route = route;
   plan.acts = {.k_pad = p.k_pad, .scale_span = p.k_pad, .sum_span = p.k_pad};
   if (route == Route::kFew || route == Route::kManySpans) {
-    plan.acts.scale_span = kActSpan;
-    plan.acts.sum_span = std::min(p.span, kActSpan);
+    plan.acts.scale_span = plan.acts.sum_span = kActSpan;
+    plan.acts.sum_factor = -p.bias;
+    if (p.format.min != Min::kNone) {
+      plan.acts.sums = SumKind::kValues;
+      plan.acts.sum_span = std::min(p.span, p.k_pad);
+      plan.acts.sum_factor = 1;
+    }
   }
   if (route == Route::kFew) {
     plan.multiply = kernels.few(p.layout);
+    plan.acts.beside = true;
     plan.acts.side = kernels.few_side;
     plan.acts.step_bytes = kernels.few_step_bytes;
     plan.acts.code = kernels.few_acts[p.layout];
@@ -121,6 +127,7 @@ Acts rows_from(const Acts& acts, int row, int rows) {
   a.codes += static_cast<size_t>(row) * s.k_pad * code_size(s.code);
   if (a.scales) a.scales += static_cast<size_t>(row) * s.scale_spans();
   if (a.sums) a.sums += static_cast<size_t>(row) * s.sum_spans();
+  if (a.values) a.values += static_cast<size_t>(row) * s.sum_spans();
   if (a.far) a.far += static_cast<size_t>(row / s.side) * s.far_bytes();
   return a;
 }
@@ -131,7 +138,10 @@ Acts acts_in(const ActShape& s, std::byte* memory) {
     memory += round_up(static_cast<size_t>(s.rows) * s.k_pad, size_t{64});
     a.scales = reinterpret_cast<float*>(memory);
     memory += round_up(static_cast<size_t>(s.rows) * s.scale_spans() * sizeof(float), size_t{64});
-    a.sums = reinterpret_cast<int32_t*>(memory);
+    if (s.sums == SumKind::kCodes)
+      a.sums = reinterpret_cast<int32_t*>(memory);
+    else
+      a.values = reinterpret_cast<float*>(memory);
     memory += round_up(static_cast<size_t>(s.rows) * s.sum_spans() * sizeof(int32_t), size_t{64});
     if (s.far) a.far = memory;
   }

@@ -58,12 +58,14 @@ KT_INLINE void place(const Acts& out, uint8_t* group, int in_group, int column, 
 template <Real kType>
 KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int k) {
   const ActShape& s = out.shape;
-  float* scales = out.scales + row * static_cast<int64_t>(s.scale_spans());
-  int32_t* sums = out.sums + row * static_cast<int64_t>(s.sum_spans());
+  const int step = s.scale_step(row);
+  float* scales = out.scales + s.scale_at(row, s.scale_spans());
+  int64_t sum_at = s.scale_at(row, s.sum_spans());
   auto* group = reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad;
   const int whole = k / kUnit * kUnit;  // columns in full units
   I32 sum = Isa::set1(int32_t{0});
-  int sum_end = s.sum_span < s.k_pad ? s.sum_span : s.k_pad, sum_at = 0;
+  float value = 0;  // of sums that were scaled already
+  int sum_end = s.sum_span < s.k_pad ? s.sum_span : s.k_pad;
   for (int from = 0, span = 0; from < s.k_pad; from += s.scale_span, ++span) {
     const int to = s.k_pad - from < s.scale_span ? s.k_pad : from + s.scale_span;
     F32 top[2] = {Isa::set1(0.0f), Isa::set1(0.0f)};
@@ -77,7 +79,7 @@ KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int 
     if (c < to && c < k) raise(load_last_unit<kType>(source, c, k));
     const float d = Isa::max_of(Isa::max(top[0], top[1])) * (1.0f / 127);
     const F32 inverse = Isa::set1(d > 0x1p-120f ? 1.0f / d : 0.0f);
-    scales[span] = d > 0x1p-120f ? d : 0.0f;
+    scales[span * step] = d > 0x1p-120f ? d : 0.0f;
     for (c = from; c < to; c += kUnit) {
       const Unit u = c < whole ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
       alignas(16) int8_t codes[kUnit];
@@ -87,9 +89,19 @@ KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int 
         Isa::store_s8(codes + i * Isa::kLanes, q);
       });
       place<1>(out, group, row % s.side, c, reinterpret_cast<const uint8_t*>(codes));
-      if (c + kUnit == sum_end) {
-        sums[sum_at++] = Isa::sum_of(sum);
+      const bool ends = c + kUnit == sum_end;
+      if (s.sums == SumKind::kValues && (ends || c + kUnit == to)) {
+        value += scales[span * step] * static_cast<float>(Isa::sum_of(sum));
         sum = Isa::set1(int32_t{0});
+      }
+      if (ends) {
+        if (s.sums == SumKind::kValues)
+          out.values[sum_at] = value;
+        else
+          out.sums[sum_at] = s.sum_factor * Isa::sum_of(sum);
+        sum_at += step;
+        sum = Isa::set1(int32_t{0});
+        value = 0;
         sum_end = s.k_pad - sum_end < s.sum_span ? s.k_pad : sum_end + s.sum_span;
       }
     }
@@ -243,7 +255,6 @@ KT_INLINE void copy_far(const CopyActsArgs& args, int row) {
 
 void copy_acts(const CopyActsArgs& args) noexcept {
   const ActShape& s = args.out.shape;
-  const int64_t scales = s.scale_spans(), sums = s.sum_spans();
   for (int i = 0; i < s.rows; ++i) {
     const bool real = i < args.m;
     const int64_t row = real ? args.index[i] : 0;
@@ -260,10 +271,17 @@ void copy_acts(const CopyActsArgs& args) noexcept {
       move(Int<64>{});
     else
       move(Int<Isa::kStep>{});
-    for (int64_t j = 0; j < scales; ++j)
-      args.out.scales[i * scales + j] = real ? args.from.scales[row * scales + j] : 0.0f;
-    for (int64_t j = 0; j < sums; ++j)
-      args.out.sums[i * sums + j] = real ? args.from.sums[row * sums + j] : 0;
+    const int step = s.scale_step(i);
+    float* scales = args.out.scales + s.scale_at(i, s.scale_spans());
+    for (int j = 0; j < s.scale_spans(); ++j)
+      scales[j * step] = real ? args.from.scales[row * s.scale_spans() + j] : 0.0f;
+    const int64_t sums = s.scale_at(i, s.sum_spans());
+    if (s.sums == SumKind::kCodes)
+      for (int j = 0; j < s.sum_spans(); ++j)
+        args.out.sums[sums + j * step] = real ? args.from.sums[row * s.sum_spans() + j] : 0;
+    else
+      for (int j = 0; j < s.sum_spans(); ++j)
+        args.out.values[sums + j * step] = real ? args.from.values[row * s.sum_spans() + j] : 0.0f;
     if (s.far && i % s.side == 0) copy_far(args, i);
   }
 }

@@ -69,12 +69,18 @@ void check_pack(const Kernels& t, const PackCase& c, const std::vector<float>& r
     }
     if (c.shape.code != ActCode::kS8) continue;
     for (int s = 0; s < c.shape.scale_spans(); ++s)
-      ASSERT_EQ(std::bit_cast<uint32_t>(acts.scales[i * c.shape.scale_spans() + s]),
+      ASSERT_EQ(std::bit_cast<uint32_t>(
+                    acts.scales[c.shape.scale_at(i, c.shape.scale_spans()) + s * c.shape.scale_step(i)]),
                 std::bit_cast<uint32_t>(plain.scales[i * c.shape.scale_spans() + s]))
           << "row " << i << ", scale " << s;
-    for (int s = 0; s < c.shape.sum_spans(); ++s)
-      ASSERT_EQ(acts.sums[i * c.shape.sum_spans() + s], plain.sums[i * c.shape.sum_spans() + s])
-          << "row " << i << ", sum " << s;
+    for (int s = 0; s < c.shape.sum_spans(); ++s) {
+      const int at = i * c.shape.sum_spans() + s;
+      const int64_t there = c.shape.scale_at(i, c.shape.sum_spans()) + s * c.shape.scale_step(i);
+      if (c.shape.sums == SumKind::kCodes)
+        ASSERT_EQ(acts.sums[there], plain.sums[at]) << "row " << i << ", sum " << s;
+      else
+        ASSERT_EQ(acts.values[there], plain.values[at]) << "row " << i << ", sum " << s;
+    }
   }
 }
 
@@ -88,8 +94,8 @@ TEST(PackActs, ByDefinition) {
       for (const Real type : kReals)
         for (const int k : {1, 15, 16, 17, 64, 100, 130, 777, 1100}) {
           const int k_pad = (k + 63) / 64 * 64;
-          for (const Spans spans :
-               {Spans{k_pad, k_pad}, Spans{32, 32}, Spans{32, 16}, Spans{128, 128}, Spans{512, 512}})
+          for (const Spans spans : {Spans{k_pad, k_pad}, Spans{16, 16}, Spans{16, 64}, Spans{32, 16},
+                                    Spans{128, 128}, Spans{512, 512}})
             for (const int32_t* gather : {static_cast<const int32_t*>(nullptr), index}) {
               if (code != ActCode::kS8 && spans.scale != k_pad) continue;
               SCOPED_TRACE(testing::Message() << t->name << " code " << static_cast<int>(code) << " from "
@@ -104,7 +110,15 @@ TEST(PackActs, ByDefinition) {
                                      .scale_span = spans.scale,
                                      .sum_span = spans.sum};
                 check_pack(*t, {shape, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)), 7);
-                if (code != ActCode::kS8 || spans.sum != k_pad || !t->many_s8[0]) continue;
+                ActShape changed = shape;
+                changed.sum_factor = -8, changed.beside = true;
+                if (12 % order.side == 0) changed.rows = 12;  // a last group of four
+                check_pack(*t, {changed, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)), 7);
+                changed.sums = SumKind::kValues, changed.sum_factor = 1;
+                if (code == ActCode::kS8)
+                  check_pack(*t, {changed, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)),
+                             7);
+                if (code != ActCode::kS8 || spans.scale != k_pad || !t->many_s8[0]) continue;
                 ActShape far = shape;
                 far.far = true;
                 check_pack(*t, {far, type, 5, k, gather}, random_rows(7, k, static_cast<uint32_t>(k)), 7);

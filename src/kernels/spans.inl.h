@@ -1,10 +1,9 @@
 // Many rows, exactly: what `few` computes, to the bit, for any number of rows. Codes are widened into a panel as they
-// are, and sums of whole numbers are scaled after every span of columns, by the weights' scale and the activations'.
-// Scaling takes three or four operations for the eight products of 32 columns and four bytes a step; with panels
-// rounded to one scale for 512 columns, which would save them, models with outlier channels lose 3 % of perplexity.
+// are, and sums of whole numbers are scaled after every kActSpan columns by the activations' scale, and those sums by
+// the weights' where a span of theirs ends. That takes two operations for the four products of 16 columns and four
+// bytes a step; with panels rounded to one scale for 512 columns, which would save them, models with outlier channels
+// lose 3 % of perplexity.
 #pragma once
-#include <type_traits>
-
 #include "kernels/many.inl.h"
 
 namespace KT_ISA_NAMESPACE {
@@ -13,20 +12,21 @@ namespace {
 template <Layout kL>
 struct ProductSpans {
   static constexpr int kCodeBytes = 1;
-  static constexpr int kSpan = fold_span(kL), kSpans = kExactK / kSpan;
-  static constexpr bool kMins = kL.min == Min::kF16 || kL.min == Min::kS8F16;
-  static constexpr bool kZeros = kL.min == Min::kZero;
-  // Sums start from what the bias takes.
-  static constexpr bool kStarts = !kZeros && std::is_same_v<typename Isa::Acc, typename Isa::I32>;
+  static constexpr bool kLong = kL.span == SpanLength::kLong;
+  // Columns of a piece, all of one span of the weights, and steps of activations' scales in it.
+  static constexpr int kPiece = kLong ? kChunk : span_columns(kL.span), kPieces = kExactK / kPiece;
+  static constexpr int kFolds = kPiece / kActSpan, kScales = kExactK / kActSpan;
+  static constexpr bool kMins = kL.min != Min::kNone;
+  static constexpr bool kStarts = !kMins && starts_from_sums();
   // Half of what a tile of plain products takes: sums of whole numbers and their totals share the registers.
   static constexpr int kGroups = Isa::kTileGroups / 2, kRows = kGroups * Isa::kTokens;
   using F32 = typename Isa::F32;
 
-  // Of the spans of a panel, for its rows.
+  // Of the pieces of a panel, for its rows.
   struct alignas(64) Factors {
-    float scale[kSpans][kPanelRows];
-    float min[kMins ? kSpans : 1][kPanelRows];
-    int32_t zero[kZeros ? kSpans : 1][kPanelRows];
+    float scale[kPieces][kPanelRows];
+    float min[kMins ? kPieces : 1][kPanelRows];
+    bool ends[kPieces];  // of a span of the weights, which takes its min there
   };
   static_assert(kPanelRows * kExactK + sizeof(Factors) <= kPanelBytes);
 
@@ -34,50 +34,55 @@ struct ProductSpans {
     for (int b = 0; b < w.panel.blocks; ++b) {
       int at = 0;
       for_chunks<kL>(p, w.block + b * static_cast<int64_t>(p.block_bytes), w.k0, w.k1,
-                     [&](const auto& f, const uint8_t*, int, int in_record) __attribute__((always_inline)) {
-                       for (int s = 0; s < kChunk; s += kSpan, ++at)
+                     [&](const auto& f, const uint8_t*, int k, int in_record) __attribute__((always_inline)) {
+                       for (int s = 0; s < kChunk; s += kPiece, ++at) {
+                         const int span = (in_record + s) / p.span, end = in_record + s + kPiece;
+                         to.ends[at] = !kLong || end % p.span == 0 || k + kChunk == p.k_pad;
                          for (int i = 0; i < kParts; ++i) {
-                           const int span = (in_record + s) / p.span, row = i * Isa::kLanes;
-                           const int column = b * kBlockRows + row;
+                           const int row = i * Isa::kLanes, column = b * kBlockRows + row;
                            Isa::store(to.scale[at] + column, f.scale(span, row));
-                           if constexpr (kMins) Isa::store(to.min[at] + column, f.min(span, row));
-                           if constexpr (kZeros) Isa::store(to.zero[at] + column, f.zero(span, row));
+                           if constexpr (kMins) Isa::store(to.min[at] + column, min_of<kL>(f, span, row));
                          }
+                       }
                      });
     }
   }
 
-  // Of kRows rows of activations, by span: their scale, and what a span's sum of codes takes from the products.
+  // Of kRows rows of activations: scales and sums by kActSpan columns, sums of values by pieces that end a span.
   struct Tokens {
-    float scale[kRows][kSpans];
-    int32_t sum[kRows][kSpans];            // times - bias, where that is one for all rows
-    float min[kRows][kMins ? kSpans : 1];  // - scale * sum
+    float scale[kRows][kScales];
+    int32_t sum[kRows][kMins ? 1 : kScales];
+    float value[kRows][kMins ? kPieces : 1];  // negative
   };
-  static KT_INLINE void read(const MultiplyArgs& args, int row, int k0, int spans, Tokens& to) {
+  static KT_INLINE void read(const MultiplyArgs& args, int row, const PanelWork& w, Tokens& to) {
     const ActShape& s = args.acts.shape;
-    const int bias = args.packing->bias;
+    const int scales = (w.k1 - w.k0) / kActSpan, pieces = (w.k1 - w.k0) / kPiece;
     for (int j = 0; j < kRows; ++j) {
-      const float* scale = args.acts.scales + static_cast<int64_t>(row + j) * s.scale_spans() + k0 / kActSpan;
-      const int32_t* sum = args.acts.sums + static_cast<int64_t>(row + j) * s.sum_spans() + k0 / kSpan;
-      for (int i = 0; i < spans; ++i) {
-        to.scale[j][i] = scale[i * kSpan / kActSpan];
-        to.sum[j][i] = kZeros ? sum[i] : -bias * sum[i];
-        if constexpr (kMins) to.min[j][i] = -to.scale[j][i] * static_cast<float>(sum[i]);
-      }
+      const float* scale =
+          args.acts.scales + static_cast<int64_t>(row + j) * s.scale_spans() + w.k0 / kActSpan;
+      const int64_t sums = static_cast<int64_t>(row + j) * s.sum_spans();
+      for (int i = 0; i < scales; ++i) to.scale[j][i] = scale[i];
+      if constexpr (kMins)
+        for (int i = 0; i < pieces; ++i)
+          to.value[j][i] = -args.acts.values[sums + (w.k0 + i * kPiece) / s.sum_span];
+      else
+        for (int i = 0; i < scales; ++i) to.sum[j][i] = args.acts.sums[sums + w.k0 / kActSpan + i];
     }
   }
 
-  // c [kRows, kNP parts] (+)= one tile over `spans` spans; the order of operations is that of FewInteger::finish.
+  // c [kRows, kNP parts] (+)= one tile over `pieces` pieces; the order of operations is that of FewInteger.
   template <int kNP>
-  static KT_INLINE void tile(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride,
-                             int spans, const Tokens& tokens, const Factors& factors, int column, float* c,
-                             bool first) {
-    F32 total[kNP][kRows];
-    unroll<kNP * kRows>([&](auto at) __attribute__((always_inline)) {
-      constexpr int i = at / kRows, j = at % kRows;
-      total[i][j] = first ? Isa::set1(0.0f) : Isa::load(c + j * kPanelRows + i * Isa::kLanes);
-    });
-    for (int s = 0; s < spans; ++s) {
+  struct Tile {
+    F32 total[kNP][kRows], part[kNP][kRows];
+    template <class F>
+    static KT_INLINE void each(F&& f) {
+      unroll<kNP * kRows>([&](auto at)
+                              __attribute__((always_inline)) { f(Int<at / kRows>{}, Int<at % kRows>{}); });
+    }
+    // part += kActSpan columns from column k of the panel on
+    KT_INLINE void fold(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride, int k,
+                        const Tokens& tokens) {
+      const int s = k / kActSpan;
       typename Isa::Acc acc[kNP][kGroups];
       unroll<kNP * kGroups>([&](auto at) __attribute__((always_inline)) {
         if constexpr (kStarts)
@@ -85,49 +90,75 @@ struct ProductSpans {
         else
           acc[at / kGroups][at % kGroups] = Isa::zero_acc();
       });
-      for (int k = s * kSpan; k < (s + 1) * kSpan; k += Isa::kStep) {
+      unroll<kActSpan / Isa::kStep>([&](auto t) __attribute__((always_inline)) {
         typename Isa::Bytes w[kNP];
+        const int column = k + t * Isa::kStep;
         unroll<kNP>([&](auto i) __attribute__((always_inline)) {
-          w[i] = Isa::load_bytes(b + i / kParts * block_stride + k * kBlockRows + i % kParts * kPartBytes);
+          w[i] =
+              Isa::load_bytes(b + i / kParts * block_stride + column * kBlockRows + i % kParts * kPartBytes);
         });
         unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
-          const auto x = Isa::load_act(a + g * a_stride + k * Isa::kActRows);
+          const auto x = Isa::load_act(a + g * a_stride + column * Isa::kActRows);
           unroll<kNP>([&](auto i) __attribute__((always_inline)) {
             Isa::template dot<small_codes(kL.code)>(acc[i][g], w[i], x);
           });
         });
-      }
+      });
+      each([&](auto i, auto j) __attribute__((always_inline)) {
+        auto dot = Isa::template total<j % Isa::kTokens>(acc[i][j / Isa::kTokens]);
+        if constexpr (!kMins && !kStarts) dot = Isa::add(dot, Isa::set1(tokens.sum[j][s]));
+        part[i][j] = Isa::fma(Isa::to_f32(dot), Isa::set1(tokens.scale[j][s]), part[i][j]);
+      });
+    }
+    KT_INLINE void finish(const Factors& factors, int piece, int column) {
       unroll<kNP>([&](auto i) __attribute__((always_inline)) {
-        const int at = column + i * Isa::kLanes;
-        const F32 scale = Isa::load(factors.scale[s] + at);
+        const F32 scale = Isa::load(factors.scale[piece] + column + i * Isa::kLanes);
         unroll<kRows>([&](auto j) __attribute__((always_inline)) {
-          auto dot = Isa::template total<j % Isa::kTokens>(acc[i][j / Isa::kTokens]);
-          if constexpr (kZeros)
-            dot = Isa::sub(dot, Isa::mul(Isa::load(factors.zero[s] + at), Isa::set1(tokens.sum[j][s])));
-          else if constexpr (!kStarts)
-            dot = Isa::add(dot, Isa::set1(tokens.sum[j][s]));
-          total[i][j] =
-              Isa::fma(Isa::to_f32(dot), Isa::mul(scale, Isa::set1(tokens.scale[j][s])), total[i][j]);
-          if constexpr (kMins)
-            total[i][j] = Isa::fma(Isa::load(factors.min[s] + at), Isa::set1(tokens.min[j][s]), total[i][j]);
+          total[i][j] = Isa::fma(part[i][j], scale, total[i][j]);
+          part[i][j] = Isa::set1(0.0f);
         });
       });
     }
-    unroll<kNP * kRows>([&](auto at) __attribute__((always_inline)) {
-      constexpr int i = at / kRows, j = at % kRows;
-      Isa::store(c + j * kPanelRows + i * Isa::kLanes, total[i][j]);
+    KT_INLINE void take_mins(const Factors& factors, const Tokens& tokens, int piece, int column) {
+      if constexpr (kMins)
+        unroll<kNP>([&](auto i) __attribute__((always_inline)) {
+          const F32 min = Isa::load(factors.min[piece] + column + i * Isa::kLanes);
+          unroll<kRows>([&](auto j) __attribute__((always_inline)) {
+            total[i][j] = Isa::fma(min, Isa::set1(tokens.value[j][piece]), total[i][j]);
+          });
+        });
+    }
+  };
+  template <int kNP>
+  static KT_INLINE void tile(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t block_stride,
+                             int pieces, const Tokens& tokens, const Factors& factors, int column, float* c,
+                             bool first) {
+    Tile<kNP> t;
+    t.each([&](auto i, auto j) __attribute__((always_inline)) {
+      t.total[i][j] = first ? Isa::set1(0.0f) : Isa::load(c + j * kPanelRows + i * Isa::kLanes);
+      t.part[i][j] = Isa::set1(0.0f);
+    });
+    for (int piece = 0; piece < pieces; ++piece) {
+      for (int k = piece * kPiece; k < (piece + 1) * kPiece; k += kActSpan)
+        t.fold(a, a_stride, b, block_stride, k, tokens);
+      const bool ends = factors.ends[piece];
+      if (!kLong || ends || piece + 1 == pieces) t.finish(factors, piece, column);
+      if (kMins && ends) t.take_mins(factors, tokens, piece, column);
+    }
+    t.each([&](auto i, auto j) __attribute__((always_inline)) {
+      Isa::store(c + j * kPanelRows + i * Isa::kLanes, t.total[i][j]);
     });
   }
 
   static __attribute__((noinline)) void multiply(const MultiplyArgs& args, const PanelWork& w) {
     constexpr int kNP = Isa::kTileParts;
-    const int k_pad = args.packing->k_pad, spans = (w.k1 - w.k0) / kSpan;
+    const int k_pad = args.packing->k_pad, pieces = (w.k1 - w.k0) / kPiece;
     const bool first = w.k0 == 0, last = w.k1 == k_pad;
     auto& factors = *reinterpret_cast<Factors*>(args.scratch + kPanelRows * kExactK);
     read(*args.packing, w, factors);
     for (int i = 0; i < w.rows; i += kRows) {
       Tokens tokens;
-      read(args, w.row0 + i, w.k0, spans, tokens);
+      read(args, w.row0 + i, w, tokens);
       float* c =
           reinterpret_cast<float*>(w.sums) + (first && last ? 0 : static_cast<int64_t>(i) * kPanelRows);
       const auto* a = reinterpret_cast<const int8_t*>(args.acts.codes) +
@@ -136,10 +167,10 @@ struct ProductSpans {
       for (int p = 0; p < w.panel.blocks * kParts; p += kNP) {
         const uint8_t* b = w.panel.at + p / kParts * w.panel.stride + p % kParts * kPartBytes;
         if (kNP > kParts && w.panel.blocks == 1)
-          tile < kNP<kParts ? kNP : kParts>(a, a_stride, b, w.panel.stride, spans, tokens, factors,
+          tile < kNP<kParts ? kNP : kParts>(a, a_stride, b, w.panel.stride, pieces, tokens, factors,
                                             p * Isa::kLanes, c + p * Isa::kLanes, first);
         else
-          tile<kNP>(a, a_stride, b, w.panel.stride, spans, tokens, factors, p * Isa::kLanes,
+          tile<kNP>(a, a_stride, b, w.panel.stride, pieces, tokens, factors, p * Isa::kLanes,
                     c + p * Isa::kLanes, first);
       }
       if (last)

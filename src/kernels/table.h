@@ -14,11 +14,15 @@ enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activation
 // Activations of one group of rows in the order the kernels read them.
 //   codes   [rows/side, k_pad/step, side, step]   step columns: step_bytes / size of a code; kF32: plain rows
 //   scales  [rows, scale_spans]   value = code * scale                       (kS8 only)
-//   sums    [rows, sum_spans]     of the codes over each span of `sum_span`  (kS8 only)
+//   sums    [rows, sum_spans]     of the codes over each span of `sum_span`, times sum_factor  (kS8 only), or
+//   values  [rows, sum_spans]     of the values there, as SumKind says
 //   far     [rows/side]           lists of high bytes                        (kS8 with `far` only)
 // Rows past the real ones and columns past k are zero codes.
 inline constexpr int kActSpan =
-    32;  // columns of one scale where sums are scaled as they grow: few, many_spans
+    16;  // columns of one scale where sums are scaled as they grow: few, many_spans
+// What a product takes from the activations beside their codes: the bias of all weights times the sum of the codes,
+// exactly, or the mins or zero points of a span times the sum of the values.
+enum class SumKind : uint8_t { kCodes, kValues };
 
 // One scale for a whole row, where sums of whole rows are taken: the row's largest number is often many times its
 // mean size, and a scale for it would leave the others few bits. So the scale is that of kNear times the mean size,
@@ -44,10 +48,18 @@ struct ActShape {
   int side = 1;        // rows that stand side by side
   int step_bytes = 0;  // of one row before the next one's
   int scale_span = 0, sum_span = 0;
-  bool far = false;  // high bytes are listed; scale_span is k_pad
+  SumKind sums = SumKind::kCodes;
+  int sum_factor = 1;
+  bool beside = false;  // scales and sums as [rows / 8, spans, 8], the last group as wide as it is
+  bool far = false;     // high bytes are listed; scale_span is k_pad
   bool operator==(const ActShape&) const = default;
   int scale_spans() const { return (k_pad + scale_span - 1) / scale_span; }
   int sum_spans() const { return (k_pad + sum_span - 1) / sum_span; }
+  // Where the first of `spans` scales or sums of a row stands, and how far the next one is.
+  int scale_step(int row) const { return !beside ? 1 : rows - row / 8 * 8 < 8 ? rows - row / 8 * 8 : 8; }
+  int64_t scale_at(int row, int spans) const {
+    return beside ? int64_t{row} / 8 * 8 * spans + row % 8 : int64_t{row} * spans;
+  }
   // Of `side` rows' far codes: how many there may be, and bytes of the whole list.
   int far_most() const { return side * (k_pad / static_cast<int>(kNear) + 1); }
   size_t far_bytes() const {
@@ -61,7 +73,8 @@ struct Acts {
   ActShape shape;
   std::byte* codes = nullptr;
   float* scales = nullptr;
-  int32_t* sums = nullptr;
+  int32_t* sums = nullptr;  // one of the two, as shape.sums says
+  float* values = nullptr;
   std::byte* far = nullptr;  // [rows / side, far_bytes]
   FarCodes far_of(int row) const {
     std::byte* at = far + static_cast<size_t>(row / shape.side) * shape.far_bytes();
@@ -81,7 +94,7 @@ struct PackActsArgs {
   Acts out;
 };
 
-// Rows packed once, in plain order (side 1), to the order another shape asks for: out row i is row index[i]
+// Rows packed once, in plain order (side 1, nothing beside), to the order another shape asks for: out row i is row index[i]
 // of `from`. Both are kS8 with the same k_pad and spans.
 struct CopyActsArgs {
   Acts from;

@@ -21,7 +21,8 @@ void prefetch(const std::byte* from, size_t bytes, size_t most) {
 // Whether the codes, scales and sums of a row are the same in both, whatever their order.
 bool same_codes(const ActShape& a, const ActShape& b) {
   return a.code == ActCode::kS8 && b.code == ActCode::kS8 && a.k_pad == b.k_pad &&
-         a.scale_span == b.scale_span && a.sum_span == b.sum_span && a.far == b.far;
+         a.scale_span == b.scale_span && a.sum_span == b.sum_span && a.sums == b.sums &&
+         a.sum_factor == b.sum_factor && a.far == b.far;
 }
 
 // Packed rows of an item: the last one of a group brings the padding rows along.
@@ -161,6 +162,7 @@ ActShape NodeForward::shared_shape(Product ForwardNode::Part::* of) const {
       rows += static_cast<size_t>(routing_.groups[g].m);
   s.rows = args_.tokens >= kSharedTokens && rows >= 2 * static_cast<size_t>(args_.tokens) ? args_.tokens : 0;
   s.side = 1;
+  s.beside = false;
   return s;
 }
 

@@ -25,7 +25,8 @@ struct PlainActs {
   ActShape shape;
   std::vector<float> codes;   // [rows, k_pad]; integers with kS8
   std::vector<float> scales;  // [rows, scale_spans]
-  std::vector<int32_t> sums;  // [rows, sum_spans]
+  std::vector<int32_t> sums;  // [rows, sum_spans], or
+  std::vector<float> values;
   double value(int row, int column) const {
     const double code = codes[static_cast<size_t>(row) * shape.k_pad + column];
     if (shape.code != ActCode::kS8) return code;
@@ -54,6 +55,7 @@ inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, i
   if (s.code != ActCode::kS8) return out;
   out.scales.resize(static_cast<size_t>(s.rows) * s.scale_spans());
   out.sums.resize(static_cast<size_t>(s.rows) * s.sum_spans());
+  out.values.resize(out.sums.size());
   for (int i = 0; i < s.rows; ++i) {
     float* codes = out.codes.data() + static_cast<size_t>(i) * s.k_pad;
     for (int from = 0; from < s.k_pad; from += s.scale_span) {
@@ -68,7 +70,16 @@ inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, i
       out.scales[static_cast<size_t>(i) * s.scale_spans() + from / s.scale_span] = d;
     }
     for (int c = 0; c < s.k_pad; ++c)
-      out.sums[static_cast<size_t>(i) * s.sum_spans() + c / s.sum_span] += static_cast<int32_t>(codes[c]);
+      out.sums[static_cast<size_t>(i) * s.sum_spans() + c / s.sum_span] +=
+          s.sum_factor * static_cast<int32_t>(codes[c]);
+    if (s.sums == SumKind::kCodes) continue;
+    const int step = std::min(s.scale_span, s.sum_span);
+    for (int from = 0; from < s.k_pad; from += step) {
+      float sum = 0;
+      for (int c = from; c < std::min(s.k_pad, from + step); ++c) sum += codes[c];
+      out.values[static_cast<size_t>(i) * s.sum_spans() + from / s.sum_span] +=
+          out.scales[static_cast<size_t>(i) * s.scale_spans() + from / s.scale_span] * sum;
+    }
   }
   return out;
 }
