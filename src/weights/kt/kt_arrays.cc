@@ -100,10 +100,10 @@ Metadata kt_metadata(const KtModel& model, const std::vector<KtName>& arrays) {
 
 std::string kt_facts(const KtModel& model, const Json& origin) {
   Json json = {{"format", kVersion},         {"layout", layout_of(model.bits)},
-                     {"bits", model.bits},         {"hidden", model.hidden},
-                     {"inter", model.inter},       {"parts", model.parts},
-                     {"backward", model.backward}, {"rounding", model.rounding},
-                     {"source", model.source},     {"tool", model.tool}};
+               {"bits", model.bits},         {"hidden", model.hidden},
+               {"inter", model.inter},       {"parts", model.parts},
+               {"backward", model.backward}, {"rounding", model.rounding},
+               {"source", model.source},     {"tool", model.tool}};
   if (!origin.is_null()) json["origin"] = origin;
   return json.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }

@@ -142,9 +142,8 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
     name_shards(plan);
   }
   if (!whole)
-    plan.side_files.push_back({.name = std::string(kKtFactsFile),
-                               .text = kt_facts(model, kt_origin(checkpoint)),
-                               .from = {}});
+    plan.side_files.push_back(
+        {.name = std::string(kKtFactsFile), .text = kt_facts(model, kt_origin(checkpoint)), .from = {}});
   plan.check_source = [&checkpoint] { checkpoint.check_unchanged(); };
   return plan;
 }
