@@ -65,8 +65,9 @@ TEST(NextStep, EveryVerbHasOne) {
   const auto all = [](CLI::App* verb) { return verb->get_subcommands([](CLI::App*) { return true; }); };
   for (CLI::App* verb : all(&app)) {
     const bool acts = verb->get_name() == "quant" || all(verb).empty();
-    if (!acts) continue;
-    EXPECT_TRUE(has_next_step(verb->get_name())) << verb->get_name();
+    if (acts) {
+      EXPECT_TRUE(has_next_step(verb->get_name())) << verb->get_name();
+    }
     for (CLI::App* below : all(verb))
       EXPECT_TRUE(has_next_step(verb->get_name() + " " + below->get_name()))
           << verb->get_name() << " " << below->get_name();
