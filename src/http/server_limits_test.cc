@@ -141,8 +141,8 @@ TEST_F(HttpServerLimits, Survives200ClientsThatVanish) {
     if (i % 4 == 2) socket.write(kHello);
     if (i % 4 == 3) socket.write("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
   }
-  EXPECT_TRUE(wait_for([&] { return server->connections() == 0; }));
-  EXPECT_EQ(gone, holding);
+  // a handler may still be on its way to a client that has left
+  EXPECT_TRUE(wait_for([&] { return server->connections() == 0 && gone == holding; }));
   EXPECT_EQ(client().send({.path = "/hello"}).body, "hello");
 }
 
