@@ -28,7 +28,7 @@ enum class SumKind : uint8_t { kCodes, kValues };
 // mean size, and a scale for it would leave the others few bits. So the scale is that of kNear times the mean size,
 // a code is its low byte, and the high bytes that are not zero are listed: fewer than one in kNear columns.
 //   code = low + 256 * high,  scale = max(min(largest, kNear * mean) / 127, largest / kFarthest)
-inline constexpr float kNear = 9;
+inline constexpr float kNear = 7;
 inline constexpr float kFarthest = 127 * 256 + 127;
 struct FarCode {
   uint16_t row;   // of the `side` rows that stand side by side
