@@ -4,8 +4,12 @@ KT_PROGRAM names kt."""
 import http.client
 import os
 import pathlib
+import pty
+import re
+import signal
 import socket
 import sys
+import time
 import urllib.parse
 
 import pytest
@@ -62,11 +66,88 @@ def test_open_to_all_without_a_key_is_said_in_one_line():
 
 
 def test_a_key_from_a_file(tmp_path):
-    (tmp_path / "key").write_text("sesame\n")
+    (tmp_path / "key").write_text("# of the team\nsesame\n\nopen\n")
+    (tmp_path / "key").chmod(0o600)
     with Server("demo", "--host", "0.0.0.0", "--api-key-file", tmp_path / "key", key="sesame") as server:
         assert "warning" not in server.said() and "sesame" not in server.said()
         assert ask(server, "/v1/models")[0] == 401
         check_hosts(server, "sesame")
+        assert ask(server, "/v1/models", key="open")[0] == 200 and ask(server, "/v1/models", key="# of the team")[0] == 401
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_keys_are_read_again(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    keys.chmod(0o644)
+    with Server("demo", "--api-key-file", keys, key="old") as server:
+        warning, = (line for line in server.stderr_path.read_text().splitlines() if "warning" in line)
+        assert f"every user of this machine can read {keys}" in warning
+        keys.write_text("new\n")
+        keys.chmod(0o600)
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: f"read {keys} again" in server.said())
+        assert ask(server, "/v1/models", key="new")[0] == 200 and ask(server, "/v1/models", key="old")[0] == 401
+        keys.write_text("# nobody\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "goes on" in server.said())
+        assert ask(server, "/v1/models", key="new")[0] == 200 and ask(server, "/v1/models")[0] == 401
+        said = server.said()
+        assert said.count("warning") == 2 and "the key is blank" in said
+
+
+def test_a_terminal_that_goes_takes_its_server_along(tmp_path):
+    """The same signal as for reading files again."""
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(KT, [KT, "run", "demo", "--port", "0", "--api-key-file", str(keys)])
+    said = b""
+    while b"ready: " not in said:
+        said += os.read(terminal, 65536)
+    os.kill(pid, signal.SIGHUP)
+    while b"again" not in said:  # it still is there
+        said += os.read(terminal, 65536)
+    os.close(terminal)
+    end = time.monotonic() + 60
+    while (ended := os.waitpid(pid, os.WNOHANG)[0]) == 0 and time.monotonic() < end:
+        time.sleep(0.02)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert ended
+
+
+def test_reload_without_files_says_so():
+    with Server("demo") as server:
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "no keys or certificates to read again" in server.said())
+        assert ask(server, "/v1/models")[0] == 200
+
+
+def test_requests_are_logged_without_their_contents(tmp_path):
+    with Server("demo", "--log-requests", "--api-key", "sesame", key="sesame") as server:
+        assert ask(server, "/v1/completions", body=WRITE["/v1/completions"], key="sesame")[0] == 200
+        assert ask(server, "/v1/models?token=sesame&q=Once")[0] == 401
+        assert ask(server, "/a%0a2026%20b", key="sesame")[0] == 404
+        with socket.create_connection(("127.0.0.1", urllib.parse.urlsplit(server.url).port)) as broken:
+            broken.sendall(b"nonsense\r\n\r\n")
+            assert b" 400 " in broken.recv(1000)
+        wait_for(lambda: server.stderr_path.read_text().count(" tokens=") >= 5)
+        lines = [line for line in server.stderr_path.read_text().splitlines() if " /health " not in line]
+    pattern = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ 127\.0\.0\.1:\d+ (\S+) (\S+) (\d{3}) tokens=(\S+) ms=\d+\.\d")
+    logged = [pattern.fullmatch(line).groups() for line in lines if " tokens=" in line]
+    prompt = int(logged[0][3].split("+")[0])
+    assert prompt > 0 and logged[0] == ("POST", "/v1/completions", "200", f"{prompt}+1")
+    assert logged[1:] == [("GET", "/v1/models", "401", "-"), ("GET", "/a\\x0a2026%20b", "404", "-"), ("-", "-", "400", "-")]
+    assert "sesame" not in "".join(lines) and "Once" not in "".join(lines)
 
 
 def test_a_key_from_the_environment():
@@ -79,6 +160,11 @@ def test_a_key_from_the_environment():
     (["--api-key", ""], "--api-key: the key is blank"),
     (["--api-key", "  "], "--api-key: the key is blank"),
     (["--api-key-file", "/no/such"], "/no/such cannot be read"),
+    (["--api-key-file", ""], "--api-key-file: no file is named"),
+    (["--api-key", "k" * 5000], "--api-key: a key of 5000 characters: at most 4096 can be sent"),
+    # What an unset variable leaves must not serve without what was asked for.
+    (["--ssl-certfile", "", "--ssl-keyfile", ""], "--ssl-certfile: no file is named"),
+    (["--host", ""], "--host: no address; 127.0.0.1 is this machine alone"),
 ])
 def test_blank_keys(args, words):
     result = kt("run", "demo", "--dry-run", *args)
@@ -90,6 +176,21 @@ def test_blank_keys(args, words):
 def test_a_blank_key_in_the_environment():
     result = kt("run", "demo", "--dry-run", env={**os.environ, "KT_API_KEY": ""})
     assert result.returncode == 2 and "KT_API_KEY: the key is blank" in result.stderr
+
+
+def test_a_host_that_is_none_in_the_settings(tmp_path):
+    home = {**os.environ, "KT_HOME": str(tmp_path)}
+    assert kt("config", "set", "server.host", "", env=home).returncode == 0
+    result = kt("run", "demo", "--dry-run", env=home)
+    assert result.returncode == 2 and "server.host: no address" in result.stderr
+    assert kt("run", "demo", "--dry-run", "--host", "127.0.0.1", env=home).returncode == 0
+
+
+def test_a_file_of_keys_that_begins_with_a_mark(tmp_path):
+    (tmp_path / "key").write_bytes(b"\xef\xbb\xbf# of an editor\nsesame\n")
+    with Server("demo", "--api-key-file", tmp_path / "key", key="sesame") as server:
+        assert ask(server, "/v1/models", key="sesame")[0] == 200
+        assert ask(server, "/v1/models", key="# of an editor")[0] == 401
 
 
 def test_a_blank_key_in_a_file(tmp_path):

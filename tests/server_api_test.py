@@ -620,6 +620,9 @@ def test_messages(server, client):
     called = other.messages.create(model="demo", messages=STORY, max_tokens=300, tools=tools, 
                                   tool_choice={"type": "any", "disable_parallel_tool_use": True})
     assert called.stop_reason == "tool_use" and called.content[-1].name == "weather" and "place" in called.content[-1].input
+    for tool, why in (({"type": "web_search_20250305", "name": "web_search"}, "tools.type"), ({"name": "f"}, "input_schema")):
+        with pytest.raises(anthropic.BadRequestError, match=why):
+            other.messages.create(model="demo", messages=STORY, max_tokens=8, tools=[tool])
     with pytest.raises(anthropic.BadRequestError, match="max_tokens") as refused:
         other.post("/v1/messages", body={"messages": STORY}, cast_to=object)
     assert refused.value.body["type"] == "error"

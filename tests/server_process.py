@@ -3,6 +3,7 @@ import os
 import pathlib
 import re
 import signal
+import ssl
 import subprocess
 import tempfile
 import time
@@ -14,13 +15,15 @@ READY_SECONDS = 600
 
 
 class Server:
-    """`kt run ARGS --port 0` as a process. Context manager; `url` without a slash at the end, `pid`, `stderr_path`."""
+    """`kt run ARGS --port 0` as a process. Context manager; `url` without a slash at the end, `pid`, `stderr_path`.
+    `ca` is a file with the certificate that a server over TLS shows; without `healthy` only its address is waited for."""
 
-    def __init__(self, *args, program=None, key=None, env=None):
+    def __init__(self, *args, program=None, key=None, env=None, ca=None, healthy=True):
         args = [str(arg) for arg in args]
         if "--port" not in args:
             args += ["--port", "0"]
         self.key = key
+        self.tls = ssl.create_default_context(cafile=str(ca)) if ca else None
         self.folder = tempfile.TemporaryDirectory(prefix="kt-server-")
         self.stdout_path = pathlib.Path(self.folder.name, "stdout")
         self.stderr_path = pathlib.Path(self.folder.name, "stderr")
@@ -30,7 +33,8 @@ class Server:
         self.pid = self.process.pid
         try:
             self.url = self._wait_for_url()
-            self._wait_for_health()
+            if healthy:
+                self._wait_for_health()
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -54,7 +58,7 @@ class Server:
         end = time.monotonic() + READY_SECONDS
         while time.monotonic() < end:
             # The line must be whole: the port could still be growing.
-            if found := re.search(r"http://[\d.\[\]:a-z]+:\d+(?=\D)", self.said()):
+            if found := re.search(r"https?://[\d.\[\]:a-z]+:\d+(?=\D)", self.said()):
                 return found[0]
             if not self.alive():
                 raise RuntimeError(f"kt run ended with {self.process.returncode}: {self.said()[-2000:]}")
@@ -65,7 +69,7 @@ class Server:
         end = time.monotonic() + READY_SECONDS
         while time.monotonic() < end:
             try:
-                with urllib.request.urlopen(self.url + "/health", timeout=60) as reply:
+                with urllib.request.urlopen(self.url + "/health", timeout=60, context=self.tls) as reply:
                     if reply.status == 200:
                         return
             except OSError:
@@ -87,7 +91,7 @@ class Server:
         request = urllib.request.Request(self.url + "/metrics")
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
-        with urllib.request.urlopen(request, timeout=300) as reply:
+        with urllib.request.urlopen(request, timeout=300, context=self.tls) as reply:
             lines = reply.read().decode().splitlines()
         pairs = (line.rsplit(None, 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}

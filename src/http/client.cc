@@ -38,16 +38,17 @@ int read_port(std::string_view digits, std::string_view url) {
 
 HttpUrl parse_url(std::string_view url) {
   std::string_view rest = url;
+  HttpUrl out;
   if (const size_t scheme = rest.find("://"); scheme != std::string_view::npos) {
-    if (same_word(rest.substr(0, scheme), "https"))
-      fail("\"{}\": https is not supported; expected http://host:port", url);
-    if (!same_word(rest.substr(0, scheme), "http")) fail("\"{}\": expected http://host:port", url);
+    out.secure = same_word(rest.substr(0, scheme), "https");
+    if (!out.secure && !same_word(rest.substr(0, scheme), "http"))
+      fail("\"{}\": expected http://host:port or https://host:port", url);
+    if (out.secure) out.port = 443;
     rest.remove_prefix(scheme + 3);
   }
   const auto is_odd = [](char c) { return c <= ' ' || c >= 0x7f; };
   if (rest.find_first_of("?#@\\") != std::string_view::npos || std::ranges::any_of(rest, is_odd))
     fail("\"{}\": expected http://host:port/path and nothing else", url);
-  HttpUrl out;
   const size_t slash = std::min(rest.find('/'), rest.size());
   out.path = rest.substr(slash);
   while (out.path.ends_with('/')) out.path.pop_back();
@@ -72,26 +73,40 @@ struct HttpClient::State {
   // kStale: a connection kept from before was closed, and nothing of the reply had come.
   enum class End { kWhole, kStopped, kStale };
 
+  using Clock = std::chrono::steady_clock;
+
   State(HttpUrl to, HttpClientOptions with)
-      : url(std::move(to)), options(with), cancel_event(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      : url(std::move(to)),
+        options(std::move(with)),
+        trust(url.secure && !options.trust ? std::make_shared<TlsTrust>() : options.trust),
+        cancel_event(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     if (!cancel_event) fail_as(ErrorKind::kUnsupported, "eventfd: {}", error_name(errno));
   }
 
-  std::string name() const { return "http://" + address_text(url.host, url.port); }
+  std::string name() const {
+    return (url.secure ? "https://" : "http://") + address_text(url.host, url.port);
+  }
   HttpReply call(const HttpRequest& request, const OnData* on_data);
   bool open();
+  bool shake_hands();
+  void close();
   End talk(std::string_view bytes, ReplyReader& reader, std::string& body, const OnData* on_data);
-  short wait(short events);
+  short wait(short events, std::chrono::milliseconds most);
   bool write_some(std::string_view& bytes);
   bool read_some(ReplyReader& reader, std::string& body);
+  void end_of_connection(ReplyReader& reader) const;
 
   const HttpUrl url;
   const HttpClientOptions options;
+  const std::shared_ptr<const TlsTrust> trust;
   const Fd cancel_event;
   Fd socket;
-  bool kept = false;      // the socket has served a request already
-  bool answered = false;  // bytes of the reply that is waited for have come
-  bool excess = false;    // and more than the reply
+  std::unique_ptr<TlsSession> tls;  // on the socket; null: none
+  std::string sealed;               // what goes over the wire with it
+  std::string plain;                // what came over it
+  bool kept = false;                // the socket has served a request already
+  bool answered = false;            // bytes of the reply that is waited for have come
+  bool excess = false;              // and more than the reply
 };
 
 HttpReply HttpClient::State::call(const HttpRequest& request, const OnData* on_data) {
@@ -108,11 +123,11 @@ HttpReply HttpClient::State::call(const HttpRequest& request, const OnData* on_d
     try {
       end = talk(bytes, reader, body, on_data);
     } catch (...) {
-      socket.reset();  // the rest of the reply would be read as the next one
+      close();  // the rest of the reply would be read as the next one
       throw;
     }
     kept = end == End::kWhole && reader.keep_alive() && !excess;
-    if (!kept) socket.reset();
+    if (!kept) close();
     if (end == End::kStale) continue;
     using Stage = ReplyReader::Stage;
     const bool has_head = reader.stage() == Stage::kBody || reader.stage() == Stage::kDone;
@@ -128,7 +143,7 @@ bool HttpClient::State::open() {
     // Anything to read now, before a request, is the end of the connection or the beginning of nonsense.
     pollfd look{socket.get(), POLLIN | POLLRDHUP, 0};
     if (poll(&look, 1, 0) == 0) return true;
-    socket.reset();
+    close();
   }
   kept = false;
   try {
@@ -136,7 +151,60 @@ bool HttpClient::State::open() {
   } catch (const Error& e) {
     fail("{}: {}", name(), e.what());
   }
-  return static_cast<bool>(socket);
+  if (!socket || !url.secure) return static_cast<bool>(socket);
+  try {
+    tls = trust->session(url.host);
+    if (shake_hands()) return true;
+  } catch (...) {
+    close();
+    throw;
+  }
+  close();
+  return false;
+}
+
+// False if it was cancelled.
+bool HttpClient::State::shake_hands() {
+  const Clock::time_point deadline = Clock::now() + options.connect_timeout;
+  sealed.clear();
+  plain.clear();
+  tls->receive({}, plain, sealed);
+  std::string_view bytes = sealed;
+  while (!tls->open()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0)
+      fail("{}: no TLS connection within {} ms", name(), options.connect_timeout.count());
+    const short ready = wait(bytes.empty() ? POLLIN : POLLIN | POLLOUT, left);
+    if (ready == 0) return false;
+    if (ready & POLLOUT && !bytes.empty() && !write_some(bytes)) bytes = {};
+    if (!(ready & ~POLLOUT)) continue;
+    std::array<char, 16 << 10> buffer;
+    const ssize_t n = recv(socket.get(), buffer.data(), buffer.size(), 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    if (n <= 0) fail("{}: the connection was closed in the middle of the TLS handshake", name());
+    std::string more(bytes);
+    tls->receive({buffer.data(), static_cast<size_t>(n)}, plain, more);
+    sealed = std::move(more);
+    bytes = sealed;
+    if (tls->failure().empty()) continue;
+    write_some(bytes);  // an alert: the server may want to know
+    fail("{}: {}", name(), tls->failure());
+  }
+  while (!bytes.empty()) {  // the last of the handshake
+    if (wait(POLLOUT, options.connect_timeout) == 0) return false;
+    if (!write_some(bytes)) break;
+  }
+  return true;
+}
+
+void HttpClient::State::close() {
+  if (tls && socket) {
+    std::string wire;
+    tls->end(wire);
+    if (!wire.empty()) ::send(socket.get(), wire.data(), wire.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  tls.reset();
+  socket.reset();
 }
 
 HttpClient::State::End HttpClient::State::talk(std::string_view bytes, ReplyReader& reader, std::string& body,
@@ -144,13 +212,23 @@ HttpClient::State::End HttpClient::State::talk(std::string_view bytes, ReplyRead
   using Stage = ReplyReader::Stage;
   answered = excess = false;
   bool broken = false;
+  sealed.clear();
+  if (tls) {
+    tls->seal(bytes, sealed);
+    bytes = sealed;
+  }
   while (true) {
-    const short ready = wait(bytes.empty() || broken ? POLLIN : POLLIN | POLLOUT);
+    const short ready = wait(bytes.empty() || broken ? POLLIN : POLLIN | POLLOUT, options.read_timeout);
     if (ready == 0) return End::kStopped;
     // A server may refuse a request before it has read all of it; its reply counts, not the failed write.
     if (ready & POLLOUT && !bytes.empty() && !write_some(bytes)) broken = true;
     if (!(ready & ~POLLOUT)) continue;
+    const size_t to_send = bytes.size(), before = sealed.size();
     if (!read_some(reader, body) && !answered && kept) return End::kStale;
+    if (tls && sealed.size() > before) {  // TLS has an answer of its own to what came
+      sealed.erase(0, before - to_send);
+      bytes = sealed;
+    }
     if (reader.stage() == Stage::kFailed) fail("{}: {}", name(), reader.failure().why);
     const bool in_pieces =
         on_data != nullptr && reader.reply().status / 100 == 2 && reader.stage() != Stage::kHead;
@@ -165,14 +243,14 @@ HttpClient::State::End HttpClient::State::talk(std::string_view bytes, ReplyRead
 }
 
 // What of `events` the socket is ready for; 0 if the call was cancelled.
-short HttpClient::State::wait(short events) {
+short HttpClient::State::wait(short events, std::chrono::milliseconds most) {
   std::array<pollfd, 2> both = {pollfd{socket.get(), events, 0}, pollfd{cancel_event.get(), POLLIN, 0}};
-  const auto timeout = std::min<int64_t>(options.read_timeout.count(), 1 << 30);
+  const auto timeout = std::min<int64_t>(most.count(), 1 << 30);
   while (true) {
     const int n = poll(both.data(), both.size(), static_cast<int>(timeout));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail("{}: {}", name(), error_name(errno));
-    if (n == 0) fail("{}: no answer within {} ms", name(), options.read_timeout.count());
+    if (n == 0) fail("{}: no answer within {} ms", name(), most.count());
     if (both[1].revents != 0) return 0;
     return both[0].revents;
   }
@@ -191,18 +269,34 @@ bool HttpClient::State::read_some(ReplyReader& reader, std::string& body) {
   const ssize_t n = recv(socket.get(), buffer.data(), buffer.size(), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (n <= 0) {
-    reader.close();
+    end_of_connection(reader);
     return false;
   }
-  answered = true;
   std::string_view bytes(buffer.data(), static_cast<size_t>(n));
+  if (tls) {
+    plain.clear();
+    tls->receive(bytes, plain, sealed);
+    if (!tls->failure().empty()) fail("{}: {}", name(), tls->failure());
+    bytes = plain;
+  }
+  answered = answered || !bytes.empty();
   reader.push(bytes, body);
   excess = !bytes.empty();
-  return true;
+  if (!tls || !tls->ended() || reader.stage() == ReplyReader::Stage::kDone) return true;
+  end_of_connection(reader);
+  return false;
+}
+
+// A body that ends with its connection is whole only if TLS says that this is its end: anyone may cut a connection.
+void HttpClient::State::end_of_connection(ReplyReader& reader) const {
+  const bool was_done = reader.stage() == ReplyReader::Stage::kDone;
+  reader.close();
+  if (tls && !tls->ended() && !was_done && reader.stage() == ReplyReader::Stage::kDone)
+    fail("{}: the connection was cut in the middle of a reply", name());
 }
 
 HttpClient::HttpClient(HttpUrl url, HttpClientOptions options)
-    : state_(std::make_unique<State>(std::move(url), options)) {}
+    : state_(std::make_unique<State>(std::move(url), std::move(options))) {}
 HttpClient::~HttpClient() = default;
 HttpClient::HttpClient(HttpClient&&) noexcept = default;
 

@@ -69,7 +69,9 @@ TEST(ParseUrl, ReadsParts) {
                           "a:b", "http://a:99999999999999999999", "http://[::1", "http://[::1]x",
                           "http://u@a", "http://a/?b", "http://a b"})
     EXPECT_THAT(error_of([&] { parse_url(url); }), HasSubstr("\"" + std::string(url) + "\"")) << url;
-  EXPECT_THAT(error_of([] { parse_url("https://a"); }), HasSubstr("https is not supported"));
+  EXPECT_EQ(parts("https://a/v1"), "a|443|/v1");
+  EXPECT_TRUE(parse_url("HTTPS://a:8").secure);
+  EXPECT_FALSE(parse_url("a:443").secure);
 }
 
 TEST(HttpClient, ReadsBodiesOfEveryLength) {

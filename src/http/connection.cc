@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "http/io_loop.h"
 
@@ -17,6 +18,8 @@ constexpr auto kLinger = 1s;
 constexpr size_t kLingerBytes = 64 << 20;
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 constexpr size_t kKeptBuffer = 256 << 10;  // a larger one is given back when it is empty
+constexpr size_t kMostUnasked =
+    256 << 10;  // bytes that a TLS session may want sent before there is a request
 
 }  // namespace
 
@@ -58,7 +61,7 @@ void IoLoop::on_event(Connection& c, uint32_t events) {
 void IoLoop::on_half_close(Connection& c) {
   c.half_closed = true;
   watch_peer(c.socket.get());
-  if (!c.reply_begun && !c.exchange->old_version()) c.out += kContinue;
+  if (!c.reply_begun && !c.exchange->old_version()) put(c, std::string(kContinue));
   flush(c);
 }
 
@@ -66,7 +69,7 @@ void IoLoop::read_some(Connection& c) {
   for (int i = 0; i < kReadsPerTurn && c.phase == Phase::kReading; ++i) {
     const ssize_t n = recv(c.socket.get(), buffer_.data(), buffer_.size(), 0);
     if (n > 0) {
-      feed(c, {buffer_.data(), static_cast<size_t>(n)});
+      take(c, {buffer_.data(), static_cast<size_t>(n)});
       if (static_cast<size_t>(n) < buffer_.size()) return;
       continue;
     }
@@ -76,10 +79,67 @@ void IoLoop::read_some(Connection& c) {
   }
 }
 
+void IoLoop::take(Connection& c, std::string_view wire) {
+  if (!c.tls) return feed(c, wire);
+  if (!take_tls(c, wire)) return;
+  feed(c, plain_);
+  if (c.phase == Phase::kReading && c.tls->ended()) close(c);
+}
+
+// What the bytes mean, into plain_; false where they were the connection's end.
+bool IoLoop::take_tls(Connection& c, std::string_view wire) {
+  if (!std::exchange(c.greeted, true)) {
+    set_deadline(c, Clock::now() + options_.request_timeout);
+    // No handshake begins with a letter, and every request does.
+    if (wire.front() >= 'A' && wire.front() <= 'Z') {
+      c.tls.reset();
+      refuse(c, 400,
+             "this port speaks HTTPS, and the request came without: its address begins with https://");
+      return false;
+    }
+  }
+  const bool was_open = c.tls->open();
+  plain_.clear();
+  c.tls->receive(wire, plain_, c.out);
+  if (!c.tls->failure().empty()) {  // an alert says why, and nothing else can be said
+    c.phase = Phase::kFlushing;
+    set_deadline(c, Clock::now() + options_.write_timeout);
+    flush(c);
+    return false;
+  }
+  if (!was_open && c.tls->open()) {
+    set_deadline(c, Clock::now() + options_.idle_timeout);
+    if (!c.refusal.empty()) {
+      refuse(c, 503, c.refusal);
+      return false;
+    }
+  }
+  if (c.out.size() - c.out_at > kMostUnasked) {  // it asks for more and more answers of TLS, and reads none
+    close(c);
+    return false;
+  }
+  if (!c.out.empty()) flush(c);
+  return c.phase == Phase::kReading;
+}
+
+// Bytes that are meant, to be sent.
+void IoLoop::put(Connection& c, std::string bytes) {
+  if (c.tls) {
+    c.tls->seal(bytes, c.out);
+  } else if (c.out.empty()) {
+    c.out = std::move(bytes);
+  } else {
+    c.out += bytes;
+  }
+}
+
 void IoLoop::feed(Connection& c, std::string_view bytes) {
   using Stage = RequestParser::Stage;
   if (bytes.empty()) return;
-  if (c.parser.stage() == Stage::kIdle) set_deadline(c, Clock::now() + options_.request_timeout);
+  if (c.parser.stage() == Stage::kIdle) {
+    c.since = Clock::now();
+    set_deadline(c, c.since + options_.request_timeout);
+  }
   c.parser.push(bytes);
   if (c.parser.stage() == Stage::kFailed) {
     const HttpFailure failure = c.parser.failure();
@@ -94,7 +154,7 @@ void IoLoop::feed(Connection& c, std::string_view bytes) {
   if (!wants_more) return begin_exchange(c, bytes);
   if (!c.parser.awaits_continue() || c.continued) return;
   c.continued = true;
-  c.out += kContinue;
+  put(c, std::string(kContinue));
   flush(c);
 }
 
@@ -112,14 +172,39 @@ void IoLoop::begin_exchange(Connection& c, std::string_view rest) {
   c.phase = Phase::kRunning;
   c.reply_ended = c.reply_begun = c.continued = c.half_closed = false;
   ++busy_;
+  begin_record(c);
   set_deadline(c, Clock::time_point::max());
   dispatch_(
       {.request = c.parser.take(), .share = std::exchange(c.share, Share(bodies_)), .exchange = c.exchange});
 }
 
-void IoLoop::end_exchange(Connection& c) {
+void IoLoop::end_exchange(Connection& c, Reply reply) {
+  if (options_.on_done) {
+    c.record.status = c.exchange->status();
+    c.record.note = c.exchange->take_note();
+    end_record(c, reply);
+  }
   c.exchange.reset();
   --busy_;
+}
+
+void IoLoop::begin_record(Connection& c) {
+  if (!options_.on_done) return;
+  c.record = {.client = c.socket ? peer_text(c.socket.get()) : "-",
+              .method = c.parser.request().method,
+              .path = c.parser.request().path};
+}
+
+void IoLoop::end_record(Connection& c, Reply reply) {
+  if (!options_.on_done) return;
+  const bool timed = c.since != Clock::time_point{};
+  c.record.whole = reply == Reply::kWhole;
+  c.record.seconds = timed ? std::chrono::duration<double>(Clock::now() - c.since).count() : 0;
+  try {
+    options_.on_done(c.record);
+  } catch (const std::exception& e) {
+    KT_LOG(LogLevel::kError, "http: what is told of requests failed: {}", e.what());
+  }
 }
 
 void IoLoop::pump(Connection& c) {
@@ -128,15 +213,13 @@ void IoLoop::pump(Connection& c) {
     taken.bytes = encode_reply(error_reply(500, *taken.failure), c.exchange->form_now());
     taken.ended = true;
   }
-  if (c.out.empty()) {
-    c.out = std::move(taken.bytes);
-  } else {
-    c.out += taken.bytes;
-  }
+  put(c, std::move(taken.bytes));
   c.reply_ended = taken.ended;
   c.reply_begun = c.reply_begun || !c.out.empty();
   flush(c);
-  if (taken.cut) close(c);
+  if (!taken.cut) return;
+  c.tls.reset();  // an end without its word for it, so that nobody takes the reply for whole
+  close(c);
 }
 
 void IoLoop::flush(Connection& c) {
@@ -175,7 +258,7 @@ void IoLoop::on_flushed(Connection& c) {
   set_deadline(c, Clock::time_point::max());
   if (!c.reply_ended) return;
   const bool closes = c.exchange->closes();
-  end_exchange(c);
+  end_exchange(c, Reply::kWhole);
   if (closes) return linger(c);
   if (*draining_) return close(c);
   c.phase = Phase::kReading;
@@ -184,7 +267,16 @@ void IoLoop::on_flushed(Connection& c) {
   feed(c, next);
 }
 
+// TLS's word for the end. Where the kernel has no room for so few bytes, nobody reads.
+void IoLoop::say_end(Connection& c) {
+  if (!c.tls) return;
+  std::string wire;
+  c.tls->end(wire);
+  if (!wire.empty()) send(c.socket.get(), wire.data(), wire.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 void IoLoop::linger(Connection& c) {
+  say_end(c);
   shutdown(c.socket.get(), SHUT_WR);
   c.phase = Phase::kLingering;
   set_deadline(c, Clock::now() + kLinger);

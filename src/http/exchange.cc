@@ -97,6 +97,7 @@ void Exchange::reply(HttpReply reply) {
     const std::lock_guard lock(mutex_);
     if (gone_ || phase_ != Phase::kWaiting) return;
     phase_ = Phase::kEnded;
+    status_ = reply.status;
     out_ = encode_reply(reply, form_now());
     dropped = std::exchange(on_gone_, nullptr);
     must_tell = queue();
@@ -110,6 +111,7 @@ void Exchange::start(HttpReply head) {
     const std::lock_guard lock(mutex_);
     if (gone_ || phase_ != Phase::kWaiting) return;
     phase_ = Phase::kStream;
+    status_ = head.status;
     ReplyForm form = form_now();
     bare_ = form.head_only || !may_have_body(head.status);
     if (form.old_version && !bare_) {
@@ -163,6 +165,7 @@ void Exchange::fail(std::string why) {
     if (gone_ || phase_ == Phase::kEnded) return;
     if (phase_ == Phase::kWaiting) {
       failure_ = std::move(why);
+      status_ = 500;
     } else {
       cut_ = true;
     }
@@ -180,6 +183,16 @@ void Exchange::on_gone(std::function<void()> call) {
     if (!gone_) return;
   }
   call();
+}
+
+void Exchange::note(std::string words) {
+  const std::lock_guard lock(mutex_);
+  note_ = std::move(words);
+}
+
+std::string Exchange::take_note() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(note_, {});
 }
 
 Exchange::Taken Exchange::take() {
@@ -214,6 +227,7 @@ void Responder::reply(HttpReply reply) const { state_->exchange->reply(std::move
 void Responder::start(HttpReply head) const { state_->exchange->start(std::move(head)); }
 void Responder::send(std::string piece) const { state_->exchange->send(std::move(piece)); }
 void Responder::end() const { state_->exchange->end(); }
+void Responder::note(std::string words) const { state_->exchange->note(std::move(words)); }
 bool Responder::gone() const { return state_->exchange->gone(); }
 void Responder::on_gone(std::function<void()> call) const { state_->exchange->on_gone(std::move(call)); }
 

@@ -72,6 +72,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void end();
   // No more will come. 500 and `why` if nothing was sent, else the connection is closed.
   void fail(std::string why);
+  void note(std::string words);
   bool gone() const { return gone_; }
   void on_gone(std::function<void()> call);
 
@@ -86,6 +87,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void mark_gone();                                     // calls what on_gone() was given
   // For a reply that begins now; closes() follows it.
   ReplyForm form_now();
+  int status() const { return status_; }  // of the reply; 0: none yet
+  std::string take_note();
   bool closes() const { return closes_; }  // the reply said "Connection: close"
   uint64_t connection() const { return setup_.connection; }
   bool old_version() const { return setup_.form.old_version; }  // HTTP/1.0
@@ -99,11 +102,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const Setup setup_;
   std::atomic<bool> gone_ = false, closes_ = false;
   std::atomic<size_t> waiting_ = 0;
+  std::atomic<int> status_ = 0;
   std::mutex mutex_;
   Phase phase_ = Phase::kWaiting;  // under mutex_, as what follows
   bool queued_ = false, cut_ = false;
   bool bare_ = false;  // the reply has no body: to HEAD, or 204
-  std::string out_;
+  std::string out_, note_;
   std::optional<std::string> failure_;
   std::function<void()> on_gone_;
 };

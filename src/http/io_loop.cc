@@ -183,13 +183,21 @@ void IoLoop::adopt(Fd socket) {
   epoll_event event{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = id}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, made->socket.get(), &event) != 0) return;
   made->interest = event.events;
+  if (options_.tls) made->tls = options_.tls->session();
   Connection& c = *all_.emplace(id, std::move(made)).first->second;
   connections_ = others + 1;
   set_deadline(c, Clock::now() + options_.idle_timeout);
+  std::string refusal;
   if (*draining_) {
-    refuse(c, 503, "the server is shutting down");
+    refusal = "the server is shutting down";
   } else if (others >= options_.max_connections) {
-    refuse(c, 503, text("there are {} connections already", others));
+    refusal = text("there are {} connections already", others);
+  }
+  if (refusal.empty()) return;
+  if (c.tls) {
+    c.refusal = std::move(refusal);  // for after the handshake
+  } else {
+    refuse(c, 503, refusal);
   }
 }
 
@@ -205,12 +213,14 @@ void IoLoop::drain() {
 
 void IoLoop::close(Connection& c) {
   if (c.phase == Phase::kClosed) return;
+  // Nothing is said where a reply is cut off: nobody shall take it for whole.
+  if (c.out.empty() && !c.exchange && c.phase != Phase::kLingering) say_end(c);
   c.phase = Phase::kClosed;
   c.socket.reset();
   closed_.push_back(c.id);
   if (c.exchange) {
     c.exchange->mark_gone();
-    end_exchange(c);
+    end_exchange(c, Reply::kCut);
   }
 }
 
@@ -236,7 +246,11 @@ void IoLoop::refuse(Connection& c, int status, const std::string& why) {
                        .head_only = c.parser.request().method == "HEAD",
                        .keep_alive = false,
                        .always = options_.headers};
-  c.out += encode_reply(error_reply(status, why), form);
+  begin_record(c);
+  if (c.parser.request().headers.empty()) c.record.method = c.record.path = {};  // nothing was read yet
+  c.record.status = status;
+  end_record(c, Reply::kWhole);
+  put(c, encode_reply(error_reply(status, why), form));
   c.in.clear();
   c.parser = RequestParser(limits_);
   c.share.set(0);

@@ -76,16 +76,21 @@ class IoLoop {
     Share share;  // of bodies_
     Phase phase = Phase::kReading;
     std::string in = {};   // what came after the request that runs
-    std::string out = {};  // from out_at on: not yet taken by the kernel
+    std::string out = {};  // bytes of the wire; from out_at on: not yet taken by the kernel
     size_t out_at = 0;
     std::shared_ptr<Exchange> exchange = {};
-    bool reply_ended = false;  // all of the exchange's reply is in `out`
-    bool reply_begun = false;  // some of it was
-    bool continued = false;    // "100 Continue" was sent
-    bool half_closed = false;  // the client sends no more; it may still read
-    size_t thrown_away = 0;    // bytes, while lingering
-    uint32_t interest = 0;     // epoll's
+    bool reply_ended = false;              // all of the exchange's reply is in `out`
+    bool reply_begun = false;              // some of it was
+    bool continued = false;                // "100 Continue" was sent
+    bool half_closed = false;              // the client sends no more; it may still read
+    size_t thrown_away = 0;                // bytes, while lingering
+    uint32_t interest = 0;                 // epoll's
+    std::unique_ptr<TlsSession> tls = {};  // `out` is what it has sealed; null: plain
+    bool greeted = false;                  // bytes of the handshake have come
+    std::string refusal = {};              // what a client that came in vain is told once it can be
     Clock::time_point deadline = Clock::time_point::max();
+    HttpRecord record = {};        // of the request that runs, where somebody wants it
+    Clock::time_point since = {};  // its first byte
   };
 
   void turn();
@@ -103,17 +108,24 @@ class IoLoop {
 
   void on_event(Connection& c, uint32_t events);
   void read_some(Connection& c);
+  void take(Connection& c, std::string_view wire);
+  bool take_tls(Connection& c, std::string_view wire);
   void on_half_close(Connection& c);
   void feed(Connection& c, std::string_view bytes);
   void begin_exchange(Connection& c, std::string_view rest);
-  void end_exchange(Connection& c);
+  enum class Reply { kWhole, kCut };
+  void end_exchange(Connection& c, Reply reply);
+  void begin_record(Connection& c);
+  void end_record(Connection& c, Reply reply);
   void pump(Connection& c);
+  void put(Connection& c, std::string bytes);
   // An error as the last reply.
   void refuse(Connection& c, int status, const std::string& why);
   HttpReply error_reply(int status, const std::string& why) const;
   void flush(Connection& c);
   void on_flushed(Connection& c);
   void linger(Connection& c);
+  static void say_end(Connection& c);
   void throw_away(Connection& c);
   void close(Connection& c);
   void free_closed();
@@ -137,6 +149,7 @@ class IoLoop {
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> all_;
   std::vector<uint64_t> closed_;
   std::vector<char> buffer_;
+  std::string plain_;  // what bytes of the wire meant
 };
 
 }  // namespace kt

@@ -19,6 +19,7 @@ struct HttpServer::State {
       : host(options.host),
         port(listeners.port),
         only_loopback(listeners.only_loopback),
+        scheme(options.tls ? "https://" : "http://"),
         handler(std::move(call)),
         lane_of(options.lane_of),
         lanes(std::max<size_t>(options.lanes.size(), 1)),
@@ -89,6 +90,7 @@ struct HttpServer::State {
   const std::string host;
   const int port;
   const bool only_loopback;
+  const std::string scheme;
   const Handler handler;
   const std::function<size_t(const HttpRequest&)> lane_of;
   std::mutex mutex;
@@ -110,7 +112,7 @@ int HttpServer::port() const { return state_->port; }
 bool HttpServer::reaches_other_machines() const { return !state_->only_loopback; }
 
 std::string HttpServer::url() const {
-  return "http://" + address_text(state_->host.empty() ? "127.0.0.1" : state_->host, state_->port);
+  return state_->scheme + address_text(state_->host.empty() ? "127.0.0.1" : state_->host, state_->port);
 }
 
 void HttpServer::post(std::function<void()> call) { state_->loop.mailbox().post(std::move(call)); }

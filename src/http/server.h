@@ -1,4 +1,4 @@
-// An HTTP/1.1 server over TCP: one thread reads and writes all sockets, a few others run the handlers. Knows
+// An HTTP/1.1 server over TCP, or over TLS on it: one thread reads and writes all sockets, a few others run the handlers. Knows
 // nothing of what is served. Whatever bytes come, a client gets a reply or a closed connection, and nobody
 // else notices.
 #pragma once
@@ -9,12 +9,24 @@
 #include <vector>
 
 #include "http/message.h"
+#include "http/tls.h"
 
 namespace kt {
 
+// One request and what became of it.
+struct HttpRecord {
+  std::string client = {};             // "127.0.0.1:51234"
+  std::string method = {}, path = {};  // "": nothing that could be read
+  int status = 0;                      // 0: none was sent
+  bool whole = false;                  // the reply was; else the client went, or it was cut off
+  double seconds = 0;                  // from the request's first byte to the reply's last
+  std::string note = {};               // Responder::note
+};
+
 struct HttpServerOptions {
-  std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6
-  int port = 0;                    // 0: any free one
+  std::string host = "127.0.0.1";             // a name or an address, IPv4 or IPv6
+  int port = 0;                               // 0: any free one
+  std::shared_ptr<const TlsServer> tls = {};  // https; empty: http
   // Threads that run handlers, lane by lane: a request waits for those of its own lane alone.
   std::vector<int> lanes = {2};
   // Which lane a request takes, below lanes.size(). On the server's thread: quick, and it must not throw. Empty: the first.
@@ -23,11 +35,12 @@ struct HttpServerOptions {
   size_t max_body = 16 << 20;     // 413 beyond
   size_t max_bodies = 256 << 20;  // of all requests that arrive or are handled at a time; 503 beyond
   int max_connections = 1024;     // 503 beyond
-  // A request must have arrived whole so long after its first byte (408), a stalled client must take some of
+  // A request must have arrived whole so long after its first byte (408), and so must a TLS handshake (closed); a stalled client must take some of
   // what waits for it within write_timeout (closed), an idle connection is closed after idle_timeout.
   std::chrono::milliseconds request_timeout{30'000}, write_timeout{30'000}, idle_timeout{75'000};
-  std::shared_ptr<const HttpHeaders> headers = {};  // sent with every reply
-  size_t max_unsent = 8 << 20;                      // bytes that wait for a slow client; closed beyond
+  std::shared_ptr<const HttpHeaders> headers = {};      // sent with every reply
+  size_t max_unsent = 8 << 20;                          // bytes that wait for a slow client; closed beyond
+  std::function<void(const HttpRecord&)> on_done = {};  // of every request, on the server's thread: quick
   // Writes the body of a reply that the server itself makes (400, 404 of the parser, 408, 413, 431, 503).
   std::function<HttpReply(int status, const std::string& why)> on_error = {};
 };
@@ -46,7 +59,8 @@ class Responder {
   void start(HttpReply head) const;
   void send(std::string piece) const;
   void end() const;
-  bool gone() const;  // the client closed the connection, or it was closed on it
+  void note(std::string words) const;  // for HttpRecord; the last one counts
+  bool gone() const;                   // the client closed the connection, or it was closed on it
   // Called at most once, on the server's thread, when the client goes before the end; at once, on this
   // thread, if it is gone.
   void on_gone(std::function<void()> call) const;
@@ -69,7 +83,7 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   int port() const;
-  std::string url() const;              // "http://127.0.0.1:30000"
+  std::string url() const;              // "http://127.0.0.1:30000"; https with TLS
   bool reaches_other_machines() const;  // it listens on more than loopback
   // Runs `call` on the server's thread, in order. From any thread; cheap: the thread is woken once for all
   // that was posted meanwhile.

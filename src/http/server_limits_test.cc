@@ -106,6 +106,45 @@ TEST_F(HttpServerLimits, BoundsTheSumOfBodies) {
     }));
 }
 
+TEST_F(HttpServerLimits, TellsWhatBecameOfEveryRequest) {
+  std::mutex records_mutex;
+  std::vector<HttpRecord> records;
+  const auto told = [&] {
+    const std::lock_guard lock(records_mutex);
+    return records.size();
+  };
+  start({.on_done = [&](const HttpRecord& record) {
+    const std::lock_guard lock(records_mutex);
+    records.push_back(record);
+  }});
+  HttpClient c = client();
+  c.send({.path = "/hello", .query = "secret"});
+  c.send({.method = "POST", .path = "/nothing"});
+  c.send({.path = "/throw"});
+  TestSocket leaves = raw(), broken = raw();
+  leaves.write("GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+  ASSERT_TRUE(wait_for([&] { return holding == 1; }));
+  held[0].note("noted");
+  leaves.close();
+  ASSERT_TRUE(wait_for([&] { return told() == 4; }));
+  broken.write("nonsense\r\n\r\n");
+  broken.read_all();
+  ASSERT_TRUE(wait_for([&] { return told() == 5; }));
+  const auto words = [](const HttpRecord& r) {
+    return text("{} {} {} {} {}", r.method, r.path, r.status, r.whole ? "whole" : "cut", r.note);
+  };
+  EXPECT_EQ(words(records[0]), "GET /hello 200 whole ");
+  EXPECT_EQ(words(records[1]), "POST /nothing 404 whole ");
+  EXPECT_EQ(words(records[2]), "GET /throw 500 whole ");
+  EXPECT_EQ(words(records[3]), "GET /hold 0 cut noted");
+  EXPECT_EQ(words(records[4]), "  400 whole ");
+  for (const HttpRecord& record : records) {
+    EXPECT_THAT(record.client, StartsWith("127.0.0.1:"));
+    EXPECT_GE(record.seconds, 0);
+    EXPECT_LT(record.seconds, 300);
+  }
+}
+
 TEST_F(HttpServerLimits, Drains) {
   start();
   TestSocket running = raw(), idle = raw(), partial = raw();

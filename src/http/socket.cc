@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <system_error>
@@ -110,6 +111,19 @@ std::string error_name(int number) { return std::generic_category().message(numb
 
 std::string address_text(const std::string& host, int port) {
   return host.find(':') == std::string::npos ? text("{}:{}", host, port) : text("[{}]:{}", host, port);
+}
+
+std::string peer_text(int socket) {
+  sockaddr_storage where{};
+  socklen_t size = sizeof where;
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  auto* const address = reinterpret_cast<sockaddr*>(&where);
+  if (getpeername(socket, address, &size) != 0 ||
+      getnameinfo(address, size, host.data(), host.size(), port.data(), port.size(),
+                  NI_NUMERICHOST | NI_NUMERICSERV))
+    return "-";
+  return address_text(host.data(), std::atoi(port.data()));
 }
 
 Listeners listen_on(const std::string& host, int port) {

@@ -28,6 +28,7 @@ class Fd {
 
 std::string error_name(int number);                           // of errno, in no locale
 std::string address_text(const std::string& host, int port);  // "[::1]:80"
+std::string peer_text(int socket);                            // the other side's address so; "-" if unknown
 
 // Non-blocking sockets that listen on every address of the host, all on one port. Error(kInput) that names
 // the address.

@@ -101,7 +101,11 @@ uint64_t Download::bytes() const {
 uint64_t Download::bytes_to_fetch() const {
   const Store store(listing_, request_.source, request_.folder);
   const auto seems = [&](const HubFile& file) { return store.seems_to_have(file); };
-  return bytes_missing(store, jobs_of(store, choice_.wanted, seems), request_.piece);
+  const std::vector<TransferJob> jobs = jobs_of(store, choice_.wanted, seems);
+  if (!request_.fresh) return bytes_missing(store, jobs, request_.piece);
+  uint64_t out = 0;
+  for (const TransferJob& job : jobs) out += job.file.size;
+  return out;
 }
 
 std::string Download::read(const std::string& path) {
@@ -129,6 +133,9 @@ DownloadResult Download::run() {
     }
     return adopted;
   });
+  if (request_.fresh)
+    for (const TransferJob& job : jobs)
+      PartFile(store.part_path(job.file), job.file.size, request_.piece).discard();
   const uint64_t missing = bytes_missing(store, jobs, request_.piece), free = free_bytes(folder_);
   if (missing > free)
     fail_as(ErrorKind::kMemory,

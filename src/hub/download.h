@@ -29,6 +29,7 @@ struct DownloadRequest {
   std::string folder;                // plain files there; "": the cache of the source
   uint64_t piece = uint64_t{16} << 20;
   int connections = 8;
+  bool fresh = false;  // parts of files that an earlier run left are thrown away
   std::function<void(const DownloadProgress&)> progress = {};
   std::function<void(const std::string&)> note = {};
 };

@@ -64,7 +64,7 @@ TEST(AccessTest, PagesOfOtherOrigins) {
 }
 
 TEST(AccessTest, TheKeyComesFirst) {
-  const Access access({.api_key = "sesame"});
+  const Access access({.api_keys = {"sesame"}});
   EXPECT_EQ(status_for(access, {{"Host", "evil.example"}}), 401);
   EXPECT_EQ(status_for(access, {{"Host", "evil.example"}, {"Authorization", "Bearer sesame"}}), 403);
   EXPECT_EQ(status_for(access, {{"Host", "localhost"}, {"Authorization", "bearer sesame"}}), 200);

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "base/text.h"
 #include "server/api_error.h"
 #include "server/service.h"
 
@@ -138,6 +139,7 @@ void Answer::take(size_t sequence, AnswerEvent event) {
   this->event(sequence, event);
   if (!event.finish || ++ended_ < sequences_) return;
   over_ = true;
+  responder_.note(text("{}+{}", usage_.prompt_tokens, usage_.completion_tokens));
   end();
   if (stream_) responder_.end();
 }

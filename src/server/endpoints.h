@@ -9,6 +9,8 @@ class Service;
 
 void post_chat_completions(Service& service, HttpRequest& request, Responder responder);
 void post_completions(Service& service, HttpRequest& request, Responder responder);
+void post_responses(Service& service, HttpRequest& request, Responder responder);
+void post_count_tokens(Service& service, HttpRequest& request, Responder responder);
 void post_messages(Service& service, HttpRequest& request, Responder responder);
 void post_embeddings(Service& service, HttpRequest& request, Responder responder);
 void post_tokenize(Service& service, HttpRequest& request, Responder responder);

@@ -1,5 +1,5 @@
-// POST /v1/messages, as Anthropic's clients speak: the request is translated into a chat request, the answer
-// comes in blocks.
+// POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients speak: the request is translated into a chat
+// request, the answer comes in blocks.
 #include "base/error.h"
 #include "server/answer.h"
 #include "server/api_error.h"
@@ -74,6 +74,10 @@ OrderedJson tools_of(const Fields& body) {
   for (const OrderedJson& tool : *tools) {
     if (!tool.is_object()) body.refuse_as("tools", "expected objects, one is " + shown_value(tool));
     const Fields fields(tool, "tools.");
+    // Tools that Anthropic's own servers run have types of their own, and no schema.
+    if (const std::string type = fields.string("type").value_or("custom"); type != "custom")
+      fields.refuse("type", "custom: tools that a server runs are not here");
+    if (!fields.find("input_schema")) fields.refuse("input_schema", "a JSON schema");
     OrderedJson function = {{"name", fields.string("name").value_or("")},
                             {"description", fields.string("description").value_or("")}};
     if (const OrderedJson* schema = fields.find("input_schema")) function["parameters"] = *schema;
@@ -82,15 +86,10 @@ OrderedJson tools_of(const Fields& body) {
   return out;
 }
 
-// Their request as a chat request.
-OrderedJson translated(const OrderedJson& json) {
-  const Fields body(json);
+// What of their request makes the prompt, as a chat request.
+OrderedJson translated_prompt(const Fields& body) {
   OrderedJson out = OrderedJson::object();
-  for (const char* name : {"temperature", "top_p", "top_k", "chat_template_kwargs", "seed"})
-    if (const OrderedJson* value = body.find(name)) out[name] = *value;
-  if (!body.find("max_tokens")) body.refuse("max_tokens", "a number of tokens");
-  out["max_tokens"] = *body.find("max_tokens");
-  if (const OrderedJson* stops = body.find("stop_sequences")) out["stop"] = *stops;
+  if (const OrderedJson* value = body.find("chat_template_kwargs")) out["chat_template_kwargs"] = *value;
   out["messages"] = OrderedJson::array();
   if (const OrderedJson* system = body.find("system"))
     out["messages"].push_back({{"role", "system"}, {"content", text_of(*system, "system")}});
@@ -108,6 +107,18 @@ OrderedJson translated(const OrderedJson& json) {
       out["tool_choice"] = type == "any" ? "required" : type;
     out["parallel_tool_calls"] = !choice->flag("disable_parallel_tool_use", false);
   }
+  return out;
+}
+
+// Their request as a chat request.
+OrderedJson translated(const OrderedJson& json) {
+  const Fields body(json);
+  if (!body.find("max_tokens")) body.refuse("max_tokens", "a number of tokens");
+  OrderedJson out = translated_prompt(body);
+  out["max_tokens"] = *body.find("max_tokens");
+  for (const char* name : {"temperature", "top_p", "top_k", "seed"})
+    if (const OrderedJson* value = body.find(name)) out[name] = *value;
+  if (const OrderedJson* stops = body.find("stop_sequences")) out["stop"] = *stops;
   return out;
 }
 
@@ -253,6 +264,14 @@ void post_messages(Service& service, HttpRequest& request, Responder responder) 
   const bool stream = Fields(body).flag("stream", false);
   const auto answer = std::make_shared<MessagesAnswer>(service, responder, stream, plan);
   service.run(answer, std::move(plan.requests));
+}
+
+void post_count_tokens(Service& service, HttpRequest& request, Responder responder) {
+  const OrderedJson body = parse_body(request);
+  const ChatPlan plan = plan_chat(service, translated_prompt(Fields(body)));
+  const OrderedJson out = {{"input_tokens", plan.requests.front().prompt.size()}};
+  service.metrics().count_reply(200);
+  responder.reply({.body = json_text(out)});
 }
 
 }  // namespace kt

@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <array>
+#include <ctime>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -8,6 +9,7 @@
 #include "server/endpoints.h"
 #include "server/fields.h"
 #include "server/page.h"
+#include "server/request_log.h"
 
 namespace kt {
 namespace {
@@ -19,7 +21,9 @@ struct Endpoint {
 constexpr auto kEndpoints = std::to_array<Endpoint>({
     {"POST", "/v1/chat/completions", post_chat_completions},
     {"POST", "/v1/completions", post_completions},
+    {"POST", "/v1/responses", post_responses},
     {"POST", "/v1/messages", post_messages},
+    {"POST", "/v1/messages/count_tokens", post_count_tokens},
     {"POST", "/v1/embeddings", post_embeddings},
     {"GET", "/v1/models", get_models},
     {"POST", "/tokenize", post_tokenize},
@@ -49,6 +53,10 @@ HttpServerOptions http_options(const ServerOptions& options) {
   HttpServerOptions out = options.http;
   out.lanes.assign(kThreads.begin(), kThreads.end());
   out.lane_of = lane_of;
+  if (options.log)
+    out.on_done = [log = options.log](const HttpRecord& record) {
+      log(request_line(record, std::time(nullptr)));
+    };
   out.on_error = [](int status, const std::string& why) { return error_reply(status, why); };
   if (!options.access.allow_origin.empty())
     out.headers = std::make_shared<HttpHeaders>(
@@ -139,7 +147,7 @@ void Server::reply_to(HttpRequest& request, const Responder& responder) {
   } catch (const std::exception& error) {
     reply = error_reply(status, error.what());
   }
-  if (request.path == "/v1/messages") {
+  if (request.path.starts_with("/v1/messages")) {
     const OrderedJson body = OrderedJson::parse(reply.body);
     reply.body = messages_error_body(status, body["error"]["message"].get_ref<const std::string&>());
   }

@@ -2,10 +2,12 @@
 // minutes of loading and clients that come early are told to wait.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "http/server.h"
 #include "models/expert_use.h"
@@ -17,6 +19,8 @@ namespace kt {
 struct ServerOptions {
   HttpServerOptions http = {};
   AccessOptions access = {};
+  // A line for every request, without an end of line; on the server's thread, so it must be quick. See request_line.
+  std::function<void(const std::string&)> log = {};
 };
 
 class Server {
@@ -27,6 +31,7 @@ class Server {
 
   std::string url() const { return http_->url(); }
   bool reaches_other_machines() const { return http_->reaches_other_machines(); }
+  void set_api_keys(std::vector<std::string> keys) { access_.set_keys(std::move(keys)); }
   // Once. The model must outlive this.
   void serve(LoadedModel& model, ServiceOptions options);
   // No new requests; true from drained() once every answer has been sent.
@@ -41,7 +46,7 @@ class Server {
   void answer(HttpRequest& request, const Responder& responder);
   void post(std::function<void()> call);
 
-  const Access access_;
+  Access access_;
   std::mutex post_mutex_;
   HttpServer* target_ = nullptr;  // under post_mutex_; null: calls are dropped
   std::unique_ptr<Service> service_;
