@@ -12,6 +12,7 @@
 #   make soak       the demo server under mixed clients for SOAK_SECONDS (600): memory, latency, wrong replies
 #   make install    the program, man page, completions and demo under PREFIX (/usr/local); DESTDIR is respected
 #   make package    a .deb and a .tar.gz in $(BUILD)
+#   make wheel      a wheel of kt-kernel (the Python package and the program) in dist/; make sdist: its sources
 #   make clean
 
 BUILD ?= build
@@ -28,9 +29,10 @@ FRESH = $(if $(wildcard $(BUILD)/CMakeCache.txt),,yes)
 GENERATOR = $(if $(FRESH),$(if $(shell command -v ninja),-G Ninja))
 DEMO_ISAS = $(if $(filter file,$(origin ISAS)),$(if $(FRESH),native),$(ISAS))
 CONFIGURE = cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(if $(ISAS),-DKT_ISAS=$(ISAS)) $(CMAKE_FLAGS)
-CCACHE = $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+# A folder that was configured keeps its way to compile.
+CCACHE = $(if $(FRESH),$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache))
 
-.PHONY: all build setup setup-tests demo test test-all format fuzz bench soak install package program clean
+.PHONY: all build setup setup-tests demo test test-all format fuzz bench soak install package wheel sdist program clean
 
 all: build
 
@@ -48,6 +50,12 @@ install: program
 
 package: program
 	@cd $(BUILD) && cpack
+
+wheel:
+	@JOBS=$(JOBS) scripts/wheel.sh
+
+sdist:
+	@scripts/wheel.sh --sdist
 
 setup:
 	@scripts/setup.sh

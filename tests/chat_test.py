@@ -7,8 +7,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,13 +18,11 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from server_process import KT, Server  # noqa: E402
+from tmux_pane import PATIENCE, TMUX, Pane, on_terminal  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEMO = str(ROOT / "demo" / "tiny-deepseekv3")
-TMUX = shutil.which("tmux")
-on_terminal = pytest.mark.skipif(not TMUX, reason="tmux is not installed")
-PATIENCE = 300  # seconds; the machine may be busy
 
 
 # --- a server that speaks the API ------------------------------------------------------------------------------------
@@ -227,66 +223,12 @@ def test_the_real_server_answers_as_the_model_in_this_process(tmp_path):
 
 # --- on a terminal ---------------------------------------------------------------------------------------------------
 
-class Pane:
-    """kt chat in a tmux session of its own."""
-    count = 0
-
-    def __init__(self, folder, *args, width=80, height=24, term="tmux-256color", env=None):
-        Pane.count += 1
-        self.socket = f"kt-chat-{os.getpid()}-{Pane.count}"
-        words = " ".join(map(shlex.quote, [KT, "chat", *map(str, args)]))
-        settings = {"KT_HOME": folder, "TERM": term, "NO_COLOR": "", **(env or {})}
-        shown = " ".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
-        # cat keeps the screen; stty says whether the terminal was given back; Ctrl-C is not for the shell.
-        script = f"trap : INT; env {shown} {words}; echo \"exit code $?\"; stty -a | grep -o ' -\\?echo '; exec cat"
-        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), "sh", "-c", script)
-
-    def tmux(self, *args):
-        return subprocess.run([TMUX, "-u", "-L", self.socket, *args], check=True, capture_output=True, text=True).stdout
-
-    def send(self, *keys):
-        self.tmux("send-keys", *keys)
-
-    def type(self, words):
-        self.tmux("send-keys", "-l", words)
-
-    def say(self, words):
-        self.type(words)
-        self.send("Enter")
-
-    def text(self):
-        return self.tmux("capture-pane", "-p")
-
-    def everything(self):
-        return self.tmux("capture-pane", "-p", "-J", "-S", "-")
-
-    def wait(self, pattern, times=1):
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            text = self.everything()
-            if len(re.findall(pattern, text, re.MULTILINE)) >= times:
-                return text
-            time.sleep(0.05)
-        pytest.fail(f"{pattern!r} did not appear {times} times; the screen is\n{self.everything()}")
-
-    def prompt(self):
-        """Waits until the last line that is not blank is an empty prompt."""
-        return self.wait(r"^>\s*\Z")
-
-    def ended(self, code):
-        self.wait(rf"^exit code {code}$")
-        self.wait(r"^ echo $")
-
-    def close(self):
-        subprocess.run([TMUX, "-L", self.socket, "kill-server"], capture_output=True)
-
-
 @pytest.fixture
 def pane(tmp_path):
     opened = []
 
     def open_pane(*args, **more):
-        opened.append(Pane(tmp_path, *args, **more))
+        opened.append(Pane(tmp_path, "chat", *args, **more))
         return opened[-1]
 
     yield open_pane

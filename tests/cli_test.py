@@ -37,10 +37,10 @@ def test_help_has_examples(verb):
 
 
 @pytest.mark.parametrize("verb", [["config", "get"], ["config", "path"], ["model", "list"], ["model", "path-add"]])
-def test_help_without_examples_does_not_show_the_programs(verb):
+def test_help_of_a_verb_does_not_show_the_programs(verb):
     result = kt(*verb, "--help")
     assert result.returncode == 0 and "Usage:" in result.stdout
-    assert "Examples:" not in result.stdout and "Exit codes:" not in result.stdout
+    assert "kt doctor" not in result.stdout and "Exit codes:" not in result.stdout
 
 
 @pytest.mark.parametrize("code, args, env, words", [
@@ -49,10 +49,10 @@ def test_help_without_examples_does_not_show_the_programs(verb):
     (2, ["microbench", "moe", "--format", "int3"], {}, "int3"),
     (2, ["microbench", "moe", "--experts", "4", "--top-k", "5"], {}, "top-k"),
     (2, ["microbench", "linear", "--format", "int3"], {}, "int3"),
-    (2, ["microbench", "linear", "--k", "0"], {}, "kt microbench linear --help"),
+    (2, ["microbench", "linear", "--inputs", "0"], {}, "kt microbench linear --help"),
     (2, ["microbench", "gptq", "--rows", "0"], {}, "kt microbench gptq --help"),
     (2, ["microbench", "gptq", "--experts", "4", "--top-k", "5"], {}, "top-k"),
-    (2, ["microbench", "linear", "--k", "100", "--format", "q4_k"], {}, "100"),
+    (2, ["microbench", "linear", "--inputs", "100", "--format", "q4_k"], {}, "100"),
     (2, ["microbench", "attention", "--heads", "30"], {}, "--kv-heads 4"),
     (2, ["microbench", "attention", "--mla", "--heads", "512"], {}, "512"),
     (2, ["microbench", "attention", "--mla", "--kv-heads", "4"], {}, "--mla"),
@@ -72,8 +72,8 @@ def test_help_without_examples_does_not_show_the_programs(verb):
     (2, ["microbench", "moe", "--experts", str(2**31 - 1)], {}, "--experts: expected a number from 1 to 65536"),
     (2, ["microbench", "moe", "--hidden", str(2**31 - 1)], {}, "--hidden: expected a number from 1 to 1048576"),
     (3, ["microbench", "moe", "--experts", "65536", "--hidden", str(2**20), "--inter", str(2**20)], {}, "--experts"),
-    (2, ["microbench", "linear", "--n", str(2**31 - 1)], {}, "--n: expected a number from 1 to 1048576"),
-    (3, ["microbench", "linear", "--n", str(2**20), "--k", str(2**20)], {}, "--n"),
+    (2, ["microbench", "linear", "--outputs", str(2**31 - 1)], {}, "--outputs: expected a number from 1 to 1048576"),
+    (3, ["microbench", "linear", "--outputs", str(2**20), "--inputs", str(2**20)], {}, "--outputs"),
     (2, ["estimate", "demo", "--max-running-requests", str(10**9)], {}, "--max-running-requests: expected"),
     (2, ["estimate", "no\x1b[31m such\x9b\u0085"], {}, "\\x1b[31m such"),
     (2, ["microbench", "gptq", "--rows", "7" * 100000], {}, "77 ... 77"),
@@ -105,7 +105,7 @@ def limits_hang_together(row):
 
 
 def test_linear_json():
-    result = kt("microbench", "linear", "--n", "96", "--k", "256", "--tokens", "1,5", "--copies", "3", "--format",
+    result = kt("microbench", "linear", "--outputs", "96", "--inputs", "256", "--tokens", "1,5", "--copies", "3", "--format",
                 "int8,bf16", "--threads", "1", "--seconds", "0.05", "--json")
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout)
@@ -113,6 +113,23 @@ def test_linear_json():
     for row in rows:
         limits_hang_together(row)
         assert row["operations"] == 2 * 96 * 256 * row["tokens"] and row["tops"] > 0 and row["copies"] == 3
+
+
+def test_figures_go_where_a_path_leads(tmp_path):
+    measure = ["microbench", "linear", "--outputs", "96", "--inputs", "256", "--copies", "2", "--format", "int8", "--tokens",
+               "1", "--threads", "1", "-n", "1", "-w", "1", "-o"]
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        assert kt(*measure, str(pipe)).returncode == 0
+        assert json.loads(reader.communicate()[0])["format"] == "int8" and pipe.is_fifo()
+    file.write_text("old")
+    link.symlink_to(file)
+    assert kt(*measure, str(link)).returncode == 0
+    assert link.is_symlink() and json.loads(file.read_text())["format"] == "int8"
+    for nowhere, why in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.json", "there is no folder"), ("", "found none")):
+        result = kt(*measure, str(nowhere))
+        assert result.returncode == 2 and result.stdout == "" and "--output" in result.stderr and why in result.stderr
 
 
 def test_attention_json():

@@ -71,6 +71,7 @@ def test_man_page_holds_everything(commands):
     plain = re.sub(r"\\f[BIR]|\\&", "", page)
     for roff, word in ("\\-", "-"), ("\\(aq", "'"), ("\\(ga", "`"), ("\\(ti", "~"), ("\\(ha", "^"), ("\\e", "\\"):
         plain = plain.replace(roff, word)
+    words = " ".join(plain.split())
     for title in ("NAME", "SYNOPSIS", "DESCRIPTION", "VERBS", "EXIT STATUS", "FILES", "ENVIRONMENT", "EXAMPLES"):
         assert f"\n.SH {title}\n" in plain
     for path, flags in commands.items():
@@ -80,8 +81,10 @@ def test_man_page_holds_everything(commands):
         section = plain[start:re.compile(r"^\.S[SH] ", re.M).search(plain, start + 4).start()]
         for flag in flags:
             assert re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", section), (path, flag)
-        for line in kt(*path, "--help").stdout.partition("Examples:\n")[2].split("\n\n")[0].splitlines():
-            assert line.strip() in plain, line
+        # Help breaks examples at its width, the page leaves that to whoever shows it.
+        examples = kt(*path, "--help").stdout.partition("Examples:\n")[2].split("\n\n")[0].replace(" \\\n", " ")
+        for example in re.split(r"\n(?= {2}\S)", examples):
+            assert " ".join(example.split()) in words, example
     for code in ("0 done", "2 bad input", "3 not enough memory", "4 unsupported", "5 internal", "130"):
         assert code in plain
 

@@ -1,5 +1,5 @@
-"""The established conversion scripts: their flags as kt gets them (with a stand-in for kt), and every command of the
-guides people follow, run on small models. KT_PROGRAM names kt; without it only the translation is tested."""
+"""The established conversion scripts: their flags as kt gets them (with a stand-in for kt), and what they do with small models.
+The guides' own commands are in documents_test.py. KT_PROGRAM names kt; without it only the translation is tested."""
 import json
 import os
 import shlex
@@ -174,28 +174,21 @@ def test_where_kt_is_looked_for(tmp_path):
     assert wrong.returncode == 2 and "absent" in line
 
 
-# --- the commands of the guides --------------------------------------------------------------------------------------
+# --- on models -------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders by the names the guides' paths have."""
     at = tmp_path_factory.mktemp("models")
 
     def made(name, **options):
         return checkpoints.Model(at / name, **options).save().folder
 
-    trained = checkpoints.trained_model()
-    plain = made("plain")
     return {
-        "bf16": trained or plain,
+        "bf16": checkpoints.trained_model() or made("plain"),
         "fp16": made("fp16", kind="fp16"),
-        "fp8": made("fp8", kind="fp8", hidden=256),
         "14 layers": made("deep", layers=14, experts=2),
-        "DeepSeek-V3.1": made("DeepSeek-V3.1", kind="fp8", hidden=256, model_type="deepseek_v3"),
-        "DeepSeek-R1-0528-BF16": made("DeepSeek-R1-0528-BF16", hidden=256, model_type="deepseek_v3"),
         "Qwen3-Next-80B-A3B-Instruct": made("Qwen3-Next-80B-A3B-Instruct", model_type="qwen3_next"),
         "Qwen3-30B-A3B": made("Qwen3-30B-A3B"),
-        "GLM-4.5-Air": made("GLM-4.5-Air", model_type="glm4_moe"),
     }
 
 
@@ -242,28 +235,15 @@ def check_folder(model, out, first=0, method="INT4", parts=2):
 
 CPU = "--input-path {model} --output {out} "
 LOW_MEMORY = "--input-type bf16 --quant-method int4 --no-merge-safetensor "
-CPU_COMMANDS = [
-    ("bf16", CPU + "--input-type bf16 --quant-method int4", check_merged),
-    ("fp16", CPU + "--input-type fp16 --quant-method int8", check_merged),
-    ("fp8", CPU + "--input-type fp8 --quant-method int4", check_merged),
-    ("bf16", CPU + "--input-type bf16 --quant-method int8", check_merged),
-    ("bf16", CPU + "--input-type bf16 --quant-method moe_int8", check_merged),
-    ("bf16", CPU + LOW_MEMORY, check_folder),
-    ("14 layers", CPU + LOW_MEMORY + "--resume-layer 12", lambda model, out: check_folder(model, out, 12)),
-    ("DeepSeek-V3.1", CPU + "--input-type fp8 --quant-method int4 --cpuinfer-threads 60 --threadpool-count 2",
-     check_merged),
-    ("Qwen3-Next-80B-A3B-Instruct", CPU + LOW_MEMORY + "--cpuinfer-threads 60 --threadpool-count 2", check_folder),
-    ("Qwen3-30B-A3B", CPU + "--input-type bf16 --quant-method int8", check_merged),
-]
 
 
 @needs_kt
-@pytest.mark.parametrize("name, line, check", CPU_COMMANDS)
-def test_cpu_commands(models, tmp_path, name, line, check):
+def test_moe_int8(models, tmp_path):
     out = tmp_path / "out"
-    result = run_script("convert_cpu_weights.py", line.format(model=models[name], out=out).split())
+    line = CPU + "--input-type bf16 --quant-method moe_int8"
+    result = run_script("convert_cpu_weights.py", line.format(model=models["bf16"], out=out).split())
     assert result.returncode == 0, result.stderr
-    check(models[name], out)
+    check_merged(models["bf16"], out)
 
 
 @needs_kt
@@ -282,83 +262,38 @@ def test_low_memory_run_continued_at_a_layer(models, tmp_path):
 
 
 GPU = "--model_id {model} --output_dir {out} "
-CALIBRATION = "--num_calibration_samples 512 --max_sequence_length 2048 "
-RTN_COMMANDS = [
-    ("bf16", GPU + "--quant_method RTN --quant_type W4A16", 4),
-    ("bf16", GPU + "--quant_method RTN --quant_type W8A16", 8),
-    ("DeepSeek-R1-0528-BF16", GPU + "--quant_method RTN --quant_type W4A16 --max_gpu_memory 70GiB --trust_remote_code", 4),
-]
-GPTQ_COMMANDS = [
-    ("bf16", GPU + "--quant_method GPTQ --quant_type W4A16"),
-    ("bf16", GPU + "--quant_method GPTQ --quant_type W4A16 " + CALIBRATION
-     + "--dataset HuggingFaceH4/ultrachat_200k --dataset_split train_sft"),
-    ("bf16", GPU + "--quant_method GPTQ --quant_type W4A16 --max_gpu_memory 40GiB"),
-    ("Qwen3-Next-80B-A3B-Instruct", GPU + "--quant_method GPTQ --quant_type W4A16 " + CALIBRATION
-     + "--max_gpu_memory 40GiB --trust_remote_code"),
-    ("GLM-4.5-Air", GPU + "--quant_method GPTQ --quant_type W8A16 --dataset tatsu-lab/alpaca --dataset_split train"
-     " --num_calibration_samples 256 --max_gpu_memory 40GiB --trust_remote_code"),
-]
 
 
 @needs_kt
-@pytest.mark.parametrize("name, line, bits", RTN_COMMANDS)
-def test_rtn_commands(models, tmp_path, name, line, bits):
-    model, out = models[name], tmp_path / "out"
-    result = run_script("convert_gpu_weights.py", line.format(model=model, out=out).split())
+def test_rtn_w8a16(models, tmp_path):
+    model, out = models["bf16"], tmp_path / "out"
+    result = run_script("convert_gpu_weights.py", (GPU + "--quant_method RTN --quant_type W8A16").format(model=model, out=out).split())
     assert result.returncode == 0, result.stderr
     said = json.loads((out / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == "compressed-tensors" and said["format"] == "pack-quantized"
-    assert said["config_groups"]["group_0"]["weights"]["num_bits"] == bits
+    assert said["config_groups"]["group_0"]["weights"]["num_bits"] == 8
     tensors, _ = checkpoints.read_folder(out)
     layer = moe_layers(model)[0]
     for projection in checkpoints.PROJECTIONS:
         at = f"model.layers.{layer}.mlp.experts.0.{projection}_proj"
         rows, cols = np.frombuffer(tensors[f"{at}.weight_shape"][2], "<i8")
-        assert tensors[f"{at}.weight_packed"][:2] == ("I32", [rows, cols * bits // 32])
+        assert tensors[f"{at}.weight_packed"][:2] == ("I32", [rows, cols * 8 // 32])
         assert f"{at}.weight_scale" in tensors and f"{at}.weight" not in tensors
     assert (out / "tokenizer.json").exists()
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """A hub cache with the datasets that the guides name, as small files of our own."""
-    cache = tmp_path_factory.mktemp("hub")
-    chat = [{"messages": [{"role": "user", "content": f"Tell me of {n} foxes."},
-                          {"role": "assistant", "content": f"There were {n} foxes in a wood, and they ate {n} plums."}]}
-            for n in range(40)]
-    tales = [{"text": f"The {n} owls of the old tower sang all night and slept all day.", "output": ""} for n in range(40)]
-    for name, split, rows in (("HuggingFaceH4--ultrachat_200k", "train_sft", chat), ("tatsu-lab--alpaca", "train", tales)):
-        folder = cache / f"datasets--{name}" / "snapshots" / "0" / "data"
-        folder.mkdir(parents=True)
-        (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return cache
-
-
 @needs_kt
-@pytest.mark.parametrize("name, line", GPTQ_COMMANDS)
-def test_gptq_commands(models, hub, tmp_path, monkeypatch, name, line):
-    """The guides' models are stood in for by the trained one, but for the architecture that cannot run."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
-    out = tmp_path / "out"
-    if name == "Qwen3-Next-80B-A3B-Instruct":
-        model = models[name]
-        config = json.loads((model / "config.json").read_text())
-        config |= {"architectures": ["Qwen3NextForCausalLM"], "full_attention_interval": 4}
-        config.pop("layer_types", None)  # published configurations have none
-        changed = tmp_path / "next"
-        shutil.copytree(model, changed)
-        (changed / "config.json").write_text(json.dumps(config))
-        result = run_script("convert_gpu_weights.py", line.format(model=changed, out=out).split())
-        checkpoints.refused(result, 4, "GPTQ", "linear_attention", "RTN")
-        assert not out.exists()
-        return
-    model = checkpoints.trained_model()
-    if model is None:
-        pytest.skip("no trained model")
-    result = run_script("convert_gpu_weights.py", line.format(model=model, out=out).split())
-    assert result.returncode == 0, result.stderr
-    report = json.loads((out / "kt_calibration.json").read_text())
-    assert report["samples"] == 40 and len(report["layers"]) == len(moe_layers(model))
+def test_gptq_of_what_does_not_run_is_refused(models, tmp_path):
+    changed, out = tmp_path / "next", tmp_path / "out"
+    shutil.copytree(models["Qwen3-Next-80B-A3B-Instruct"], changed)
+    config = json.loads((changed / "config.json").read_text())
+    config |= {"architectures": ["Qwen3NextForCausalLM"], "full_attention_interval": 4}
+    config.pop("layer_types", None)  # published configurations have none
+    (changed / "config.json").write_text(json.dumps(config))
+    line = GPU + "--quant_method GPTQ --quant_type W4A16 --max_gpu_memory 40GiB --trust_remote_code"
+    result = run_script("convert_gpu_weights.py", line.format(model=changed, out=out).split())
+    checkpoints.refused(result, 4, "GPTQ", "linear_attention", "RTN")
+    assert not out.exists()
 
 
 READER = """

@@ -2,8 +2,10 @@
 KT_PROGRAM names the program."""
 import json
 import os
+import platform
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -59,7 +61,7 @@ def test_everything_is_looked_at(tmp_path):
     found = sound(report("--disk", str(tmp_path), KT_HOME=str(tmp_path)))
     assert {finding["topic"] for finding in found["findings"]} >= {
         "cpu", "caches", "frequency", "isa", "memory", "swap", "numa", "huge pages", "read", "kernels", "disk",
-        "disk read", "cuda", "port", "files", "limits", "environment"}
+        "disk read", "cuda", "python", "port", "files", "limits", "environment"}
     assert found["read_gb_per_s"] > 0 and found["kernels"] and all(check["ok"] for check in found["kernels"])
     assert found["disk"]["path"] == str(tmp_path) and found["disk"]["free_bytes"] > 0
     assert found["limits"]["open_files"] is None or found["limits"]["open_files"] > 0
@@ -158,3 +160,90 @@ def test_bad_words(args):
 def test_a_folder_that_is_not_there(tmp_path):
     found = sound(report("--quick", "--disk", str(tmp_path / "none")))
     assert about(found, "disk")[0]["level"] == "warning"
+
+
+# ---- the Python on PATH
+
+KERNEL = "__version__, __cpu_variant__ = '{version}', 'avx2'\nclass KTMoEWrapper: pass\n"
+SGLANG = """print("noise")
+try:
+    from kt_kernel import KTMoEWrapper
+    KTRANSFORMERS_AVAILABLE = True
+except ImportError:
+    KTRANSFORMERS_AVAILABLE = False
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Stand-ins for packages by the paths of their files; gives the report on the Python that finds them."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "python3"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+
+    def look(files, *args):
+        for path, words in files.items():
+            file = tmp_path / "site" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(words)
+        for folder in (tmp_path / "site").rglob("*"):
+            if folder.is_dir():
+                (folder / "__init__.py").touch()
+        found = sound(report("--disk", str(tmp_path), *args, KT_HOME=str(tmp_path), PYTHONPATH=str(tmp_path / "site"),
+                             PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}"))
+        assert found["python"]["program"] == str(program) and found["python"]["version"] == platform.python_version()
+        return found
+    return look
+
+
+def own_version():
+    return report("--quick", "--cpu")["version"]
+
+
+def test_python_with_everything(python):
+    found = python({"kt_kernel/__init__.py": KERNEL.format(version=own_version()),
+                    "torch.py": "__version__ = '2.13.0'\nclass version: cuda = None\nclass cuda: is_available = lambda: False",
+                    "sglang/srt/layers/moe/kt_ep_wrapper.py": SGLANG})
+    assert found["python"]["kt_kernel"] | {"version": own_version(), "isa": "avx2", "imported": True} == found["python"]["kt_kernel"]
+    assert about(found, "kt_kernel")[0]["level"] == "ok" and "(avx2)" in about(found, "kt_kernel")[0]["found"]
+    assert "2.13.0, built without CUDA" in about(found, "torch")[0]["found"]
+    assert about(found, "sglang")[0]["level"] == "ok" and "its kt support loads" in about(found, "sglang")[0]["found"]
+
+
+WRAPPER = "sglang/srt/layers/moe/kt_ep_wrapper.py"
+
+
+@pytest.mark.parametrize("files, wanted", [
+    ({"kt_kernel.py": "raise ImportError('libx.so.1:\\n  not found')", "torch.py": "raise OSError('libcudart.so.13: cannot open')",
+      WRAPPER: "import no_such_module"},
+     {"kt_kernel": "cannot be imported: ImportError: libx.so.1: not found", "torch": "OSError: libcudart.so.13",
+      "sglang": "does not load: ModuleNotFoundError: No module named 'no_such_module'"}),
+    ({"kt_kernel.py": "import os; os.abort()"}, {"kt_kernel": "Python ended with signal 6"}),
+    ({"kt_kernel.py": "import sys; sys.exit('no')", "sglang/srt/layers/moe/other.py": ""},
+     {"kt_kernel": "SystemExit: no", "sglang": "this SGLang has no sglang.srt.layers.moe.kt_ep_wrapper"}),
+    ({"kt_kernel.py": "def __getattr__(name): raise ValueError('KT_ISA=x: unknown')"}, {"kt_kernel": "ValueError: KT_ISA=x: unknown"}),
+    # Another version, and one that lacks what SGLang wants.
+    ({"kt_kernel.py": "__version__, __cpu_variant__ = '0.7.2', 'amx'", WRAPPER: SGLANG},
+     {"kt_kernel": "0.7.2 (amx); this kt is ", "sglang": "does not load: ImportError: cannot import name 'KTMoEWrapper'"}),
+])
+def test_python_with_something_broken(python, files, wanted):
+    found = python(files)
+    for topic, said in wanted.items():
+        finding, = about(found, topic)
+        assert finding["level"] == "warning" and said in finding["found"] and "\n" not in finding["found"]
+
+
+def test_quick_imports_nothing(python):
+    found = python({"kt_kernel.py": "raise ImportError('asked')", "sglang/__init__.py": "raise ImportError('asked')"}, "--quick")
+    assert all(finding["level"] == "ok" for topic in ("kt_kernel", "sglang") for finding in about(found, topic))
+
+
+def test_no_python_on_path(tmp_path):
+    found = sound(report("--quick", PATH=str(tmp_path)))
+    finding, = about(found, "python")
+    assert found["python"] is None and finding["level"] == "ok" and "none on PATH" in finding["found"]
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    finding, = about(sound(report("--quick", PATH=str(tmp_path))), "python")
+    assert finding["level"] == "warning" and "does not work" in finding["found"]

@@ -393,7 +393,7 @@ class TestDownload:
         hub.repos["fox/den"] = Repo(files)
         (home / "own").mkdir()
         (home / "own" / "config.json").write_bytes(b" " * len(files["config.json"]))  # the right size and other bytes
-        download("fox/den", "--local-dir", home / "own")
+        download("fox/den", "-d", home / "own", "--repo-type", "huggingface")
         del files[".cache/kt/download.json"]
         same_files(home / "own", files)
         assert not (home.parent / "hf" / "hub").exists()
@@ -403,7 +403,7 @@ class TestDownload:
 
     def test_modelscope(self, hub, home):
         hub.repos["fox/den-1.5"] = Repo(demo_files())
-        download("fox/den-1.5", "--source", "modelscope")
+        download("fox/den-1.5", "-t", "modelscope", "-y")
         same_files(home / "ms" / "models" / "fox" / "den-1___5", demo_files())
         kt_ok("generate", "fox/den-1.5", *WORDS)
         assert "no such repository" in download("fox/cave", "--source", "modelscope", code=2)
@@ -511,8 +511,10 @@ def test_thirty_kills(hub, home, where):
 
 
 @downloads
-def test_what_came_is_not_fetched_again(hub):
-    """Held at the server after so many pieces, killed, and gone on with: each piece crosses the network once."""
+@pytest.mark.parametrize("flag", [[], ["--resume"], ["--no-resume"]], ids=" ".join)
+def test_what_came_is_not_fetched_again(hub, flag):
+    """Held at the server after so many pieces, killed, and gone on with: each piece crosses the network once, unless the
+    user wants it otherwise."""
     data = made(640_000, 22)
     hub.repos["fox/den"] = Repo({"model.safetensors": data})
     held, enough = threading.Event(), threading.Event()
@@ -532,8 +534,8 @@ def test_what_came_is_not_fetched_again(hub):
     process.wait()
     held.set()
     hub.gate = None
-    report = download("fox/den", "--piece-size", "16KiB", "--connections", "1")
-    assert report["fetched"] == len(data) - 20 * 16384
+    report = download("fox/den", "--piece-size", "16KiB", "--connections", "1", *flag)
+    assert report["fetched"] == len(data) - (0 if flag == ["--no-resume"] else 20 * 16384)
     assert pathlib.Path(report["path"], "model.safetensors").read_bytes() == data
 
 

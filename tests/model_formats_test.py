@@ -136,6 +136,10 @@ CONVERTED = {
     "glm4_moe-parts-of-192": ("glm4_moe", dict(hidden_size=72, moe_intermediate_size=768), 4),
     "mixtral-parts-of-25": ("mixtral", dict(hidden_size=72, intermediate_size=100), 4),
 }
+if checkpoints.FULL:
+    for size, counts in ((1408, (2, 4, 11)), (768, (2, 8)), (2048, (2, 4, 8)), (99, (3, 11)), (110, (2, 11))):
+        for count in counts:
+            CONVERTED[f"qwen3_moe-{size}-in-{count}"] = ("qwen3_moe", dict(hidden_size=72, moe_intermediate_size=size), count)
 
 
 def convert(folder, out, bits, parts, *more):

@@ -19,7 +19,7 @@ FILES = ["bin/kt", "share/man/man1/kt.1", "share/bash-completion/completions/kt"
          "share/fish/vendor_completions.d/kt.fish", "share/kt/demo/stories.txt",
          "share/kt/demo/tiny-deepseekv3/config.json", "share/kt/demo/tiny-deepseekv3/tokenizer.json",
          "share/kt/demo/tiny-deepseekv3/model-00001-of-00002.safetensors", "share/doc/kt/README.md",
-         "share/doc/kt/LICENSE"]
+         "share/doc/kt/LICENSE", "lib/systemd/system/kt.service", "lib/sysusers.d/kt.conf"]
 
 
 def run(*command, **options):
@@ -43,9 +43,24 @@ def version_of(program, **options):
 def test_files(prefix):
     found = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()}
     assert set(FILES) <= found
-    strangers = {name for name in found if not name.startswith(("bin/kt", "share/"))}
+    strangers = {name for name in found if not name.startswith(("bin/kt", "share/"))} - set(FILES)
     assert not strangers
     assert os.access(prefix / "bin/kt", os.X_OK)
+
+
+def test_unit(prefix, tmp_path):
+    """Whole, hardened, and enabled by nobody."""
+    unit = (prefix / "lib/systemd/system/kt.service").read_text()
+    for line in ("NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "SystemCallFilter=@system-service", "User=kt",
+                 "ExecStart=kt run $KT_RUN", "ExecReload=kill -HUP $MAINPID"):
+        assert f"\n{line}\n" in unit
+    assert not list(prefix.rglob("*.wants"))
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed: the unit was only read")
+    # The program and its user are not on this machine.
+    (tmp_path / "kt.service").write_text(unit.replace("ExecStart=kt", f"ExecStart={prefix}/bin/kt"))
+    checked = run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", tmp_path / "kt.service")
+    assert checked.returncode == 0 and "kt.service:" not in checked.stderr, checked.stderr
 
 
 def test_installed_program_works_elsewhere(prefix, tmp_path):
@@ -151,38 +166,96 @@ def test_tgz(packages, tmp_path):
 
 # ---- install.sh
 
-def install_sh(tmp_path, *words, **variables):
-    """install.sh with a make that prints what it was asked for."""
+def install_sh(tmp_path, *words, python=None, **variables):
+    """install.sh with a make and a cmake that print what they were asked for, and perhaps another python3."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
-    (tools / "make").write_text('#!/bin/sh\necho "make $*"\n')
-    (tools / "make").chmod(0o755)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CPUINFER_")}
-    return run(ROOT / "install.sh", *words, env={**env, "PATH": f"{tools}:{env['PATH']}", **variables}, cwd=tmp_path)
+    for name, script in {"make": 'echo "make $*"', "cmake": 'echo "cmake $*" >&2', **({"python3": python} if python else {})}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CPUINFER_") and name not in ("PREFIX", "BUILD")}
+    return run(ROOT / "install.sh", *words, stdin=subprocess.DEVNULL, cwd=tmp_path,
+               env={**env, "PATH": f"{tools}:{env['PATH']}", "PREFIX": str(tmp_path / "usr"), **variables})
 
 
-def test_install_sh_builds(tmp_path):
-    result = install_sh(tmp_path, "build", "--manual", CPUINFER_PARALLEL="3", CPUINFER_BUILD_TYPE="Debug")
-    assert result.returncode == 0 and result.stderr == ""
-    line = result.stdout.splitlines()[0]
-    assert "program" in line and "JOBS=3" in line and "-DCMAKE_BUILD_TYPE=Debug" in line
+def python_that_is(version, owner, lacks=""):
+    """Answers install.sh's questions; does nothing else."""
+    return f'echo "{version} {owner} {lacks}"'
 
 
-def test_install_sh_ignores_isa_choices_with_a_note(tmp_path):
-    result = install_sh(tmp_path, "build", CPUINFER_CPU_INSTRUCT="AVX512", CPUINFER_ENABLE_AMX="ON", CPUINFER_USE_CUDA="1")
-    assert result.returncode == 0
-    notes = result.stderr.splitlines()
-    assert len(notes) == 3 and all(line.startswith("install.sh: note: CPUINFER_") for line in notes)
-    assert sum("all instruction sets are in one library" in line for line in notes) == 2
+def test_install_sh_says_first_what_it_will_do(tmp_path):
+    result = install_sh(tmp_path, "--dry-run", python=python_that_is("3.11.2", "pip"), CPUINFER_PARALLEL="3")
+    first, packages, program, package = result.stdout.splitlines()
+    assert result.returncode == 0 and first == "install.sh: this will be done:"
+    assert packages.startswith("  packages ") and f"build with 3 jobs, then {tmp_path}/usr/bin/kt" in program
+    assert f"kt_kernel into Python 3.11.2, {tmp_path}/tools/python3" in package
+    result = install_sh(tmp_path, "build", "--dry-run", python=python_that_is("3.11.2", "system"))
+    assert "packages" not in result.stdout and f"kt_kernel into {tmp_path}/usr/share/kt/python" in result.stdout
+    result = install_sh(tmp_path, "deps", "--dry-run")
+    assert len(result.stdout.splitlines()) == 2
+    result = install_sh(tmp_path, "deps", "build", "--no-python", "--dry-run")
+    assert "packages" in result.stdout and "program" in result.stdout
+    result = install_sh(tmp_path, "build", "--no-python", "--dry-run", "--prefix", "here")  # of whoever calls it
+    assert f"then {tmp_path}/here/bin/kt" in result.stdout
+    result = install_sh(tmp_path, "build", "--dry-run", "--no-python", "--prefix", tmp_path / "other")
+    assert f"{tmp_path}/other/bin/kt" in result.stdout and "--no-python" in result.stdout
+    assert not (tmp_path / "usr").exists()
 
 
-@pytest.mark.parametrize("words, variables", [(["nonsense"], {}), (["--manual"], {}), (["deps", "--manual"], {}),
-                                              (["build"], {"CPUINFER_PARALLEL": "many"})])
+# What the documents have people type and set.
+@pytest.mark.parametrize("variables, notes", [
+    ({}, 0),
+    ({"CPUINFER_CPU_INSTRUCT": "AVX512", "CPUINFER_ENABLE_AMX": "OFF"}, 2),
+    ({"CPUINFER_CPU_INSTRUCT": "AVX2", "CPUINFER_ENABLE_AMX": "OFF"}, 2),
+    ({"CPUINFER_CPU_INSTRUCT": "FANCY", "CPUINFER_ENABLE_AMX": "OFF"}, 2),
+    ({"CPUINFER_CPU_INSTRUCT": "NATIVE", "CPUINFER_ENABLE_AMX": "ON"}, 2),
+    ({"CPUINFER_ENABLE_AVX512_VNNI": "OFF", "CPUINFER_ENABLE_AVX512_BF16": "OFF"}, 2),
+    ({"CPUINFER_BUILD_TYPE": "Debug", "CPUINFER_VERBOSE": "1"}, 0),
+    ({"CPUINFER_USE_CUDA": "1"}, 1),
+])
+@pytest.mark.parametrize("words", [["build"], ["build", "--manual"]])
+def test_install_sh_builds(tmp_path, words, variables, notes):
+    result = install_sh(tmp_path, *words, "--no-python", CPUINFER_PARALLEL="3", **variables)
+    assert result.returncode == 0, result.stderr
+    made, = [line for line in result.stdout.splitlines() if line.startswith("make ")]
+    assert " program " in made and "JOBS=3" in made and ("-DCMAKE_BUILD_TYPE=Debug" in made) == ("CPUINFER_BUILD_TYPE" in variables)
+    said = result.stderr.splitlines()
+    assert f"cmake --install build --prefix {tmp_path}/usr" in said
+    about = [line for line in said if line.startswith("install.sh: note: CPUINFER_")]
+    assert len(about) == notes
+    assert sum("all instruction sets are in one library" in line for line in about) == (notes if notes == 2 else 0)
+    assert f"install.sh: installed {tmp_path}/usr/bin/kt" in result.stdout and "kt doctor" in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words, variables", [(["nonsense"], {}), (["--manual"], {}), (["deps", "--manual"], {}), (["--prefix"], {}),
+                                              (["build"], {"CPUINFER_PARALLEL": "many"}),
+                                              (["build", "--python", "/nonexistent/python"], {}),
+                                              (["build", "--prefix", "/dev/null/kt"], {})])
 def test_install_sh_bad_words(tmp_path, words, variables):
     result = install_sh(tmp_path, *words, **variables)
-    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1 and "make" not in result.stdout
+
+
+@pytest.mark.parametrize("python, said", [(python_that_is("3.9.2", "pip"), "3.10 or newer"),
+                                          (python_that_is("3.11.2", "pip", "headers"), "lacks its headers"),
+                                          (python_that_is("3.11.2", "system", "headers,venv"), "lacks its headers and venv"),
+                                          ("exit 1", "does not run")])
+def test_install_sh_names_what_the_python_lacks(tmp_path, python, said):
+    result = install_sh(tmp_path, "build", python=python)
+    line, = result.stderr.splitlines()
+    assert result.returncode == 2 and said in line and "--no-python" in line and "make" not in result.stdout
 
 
 def test_install_sh_help(tmp_path):
     result = install_sh(tmp_path, "--help")
     assert result.returncode == 0 and "CPUINFER_PARALLEL" in result.stdout and "#" not in result.stdout
+    for word in ("deps", "build [--manual]", "--prefix", "--python", "--no-python", "--dry-run", "--yes"):
+        assert word in result.stdout
+
+
+def test_setup_lists_what_is_missing():
+    if not shutil.which("dpkg-query"):
+        pytest.skip("no dpkg-query: not a Debian system")
+    listed = run(ROOT / "scripts/setup.sh", "--list", "no-such-package-of-debian")
+    assert listed.returncode == 0 and "no-such-package-of-debian" in listed.stdout.splitlines()
+    assert run(ROOT / "scripts/setup.sh", "--nonsense").returncode == 2

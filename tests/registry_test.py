@@ -119,7 +119,7 @@ class TestConfig:
         (["set", "run.max-memory", "8 elephants"], ["run.max-memory", "8GiB"]),
         (["set", "run.kv", "int3"], ["bf16|int8|f32"]),
         (["set", "model.paths", "/a"], ["path-add"]),
-        (["reset"], ["KEY", "--all"]),
+        (["reset"], ["KEY", "--yes"]),
         (["reset", "--all"], ["--yes"]),
     ])
     def test_mistakes(self, words, expected):
@@ -602,5 +602,5 @@ class TestQuestions:
         assert code == 0 and "\033" not in shown
 
     def test_with_arguments_it_never_asks(self):
-        shown, code = converse(["quant", "demo"], [])
-        assert code == 2 and "--output is required" in shown
+        shown, code = converse(["quant", "--method", "int8"], [])
+        assert code == 2 and "MODEL is required" in shown

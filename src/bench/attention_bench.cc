@@ -119,7 +119,7 @@ void check_attention_call(const AttentionSetup& setup, int tokens) {
                   "try fewer `tokens` or a smaller `batch`");
 }
 
-LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds) const {
+LimitFigures AttentionBench::measure(Reader& reader, int tokens, const MeasureFor& time) const {
   KT_CHECK(tokens >= 1 && tokens <= context_, "{} tokens of {}", tokens, context_);
   const KvShape& shape = setup_.shape;
   check_attention_call(setup_, tokens);
@@ -132,7 +132,7 @@ LimitFigures AttentionBench::measure(Reader& reader, int tokens, double seconds)
                                 .product = narrow ? Product::kBf16 : Product::kF32,
                                 .reader = &reader,
                                 .calls = calls,
-                                .seconds = seconds},
+                                .time = time},
                                [&](size_t layer) {
                                  work.run(*cache_, {.plane = static_cast<int>(layer),
                                                     .sequences = buffers.sequences,

@@ -41,7 +41,7 @@ class AttentionBench {
   int context() const { return context_; }
 
   // New tokens are the last of each sequence: 1 <= tokens <= context.
-  LimitFigures measure(Reader& reader, int tokens, double seconds) const;
+  LimitFigures measure(Reader& reader, int tokens, const MeasureFor& time) const;
 
  private:
   void fill();

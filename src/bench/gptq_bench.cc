@@ -76,7 +76,7 @@ GptqPart GptqBench::measure(GptqPart part, Product product, LimitCall call, Func
                          .product = product,
                          .reader = reader_.get(),
                          .calls = {&call, 1},
-                         .seconds = setup_.seconds};
+                         .time = {.seconds = setup_.seconds}};
   part.figures = measure_against_limit(bench, [&](size_t) {
     setup_.pool->run([&](const Worker& worker) { work(*experts_[static_cast<size_t>(worker.index)]); });
   });

@@ -139,22 +139,25 @@ LimitFigures measure_against_limit(const LimitBench& bench, FunctionRef<void(siz
   KT_CHECK(!bench.calls.empty() && bench.reader && bench.kernels, "{} calls", bench.calls.size());
   Limits limits(bench);
   HostLoss loss(bench.pool);
-  run(bench.calls.size() - 1);
+  const size_t count = bench.calls.size(), warmup = static_cast<size_t>(std::max(bench.time.warmup, 1));
+  for (size_t i = warmup; i > 0; --i) run((count - 1) - (i - 1) % count);
 
   std::vector<Window> windows;
   // The limit that does not bind is looked at now and then; the one that does, before every call.
   std::vector<double> other_rates{limits.other_rate(bench.calls.front())};
-  const double start = now_seconds();
+  const double start = now_seconds(), seconds = bench.time.seconds;
+  const auto wanted = static_cast<size_t>(bench.time.iterations);
   int undisturbed = 0;
-  double next_look = start + bench.seconds / 2;
+  double next_look = start + seconds / 2;
   for (size_t i = 0;; i = (i + 1) % bench.calls.size()) {
     const double elapsed = now_seconds() - start;
-    const bool enough = undisturbed >= kEnoughWindows || elapsed >= kPatience * bench.seconds;
-    if (elapsed >= bench.seconds && enough && static_cast<int>(windows.size()) >= kLeastWindows) break;
+    const bool enough = undisturbed >= kEnoughWindows || elapsed >= kPatience * seconds;
+    const bool by_time = elapsed >= seconds && enough && static_cast<int>(windows.size()) >= kLeastWindows;
+    if (wanted > 0 ? windows.size() >= wanted : by_time) break;
     const LimitCall& call = bench.calls[i];
     if (now_seconds() >= next_look) {
       other_rates.push_back(limits.other_rate(call));
-      next_look += bench.seconds / 2;
+      next_look += seconds / 2;
     }
     loss.since_last();
     const double rate = limits.binding_rate(call);

@@ -30,13 +30,19 @@ struct LimitCall {
   double bytes = 0, operations = 0;
 };
 
+struct MeasureFor {
+  double seconds = 1;  // longer when windows are discarded, and at least three calls
+  int iterations = 0;  // so many calls instead; 0: by time
+  int warmup = 1;      // calls before the clock starts; at least one, to grow memory
+};
+
 struct LimitBench {
   std::shared_ptr<Pool> pool;  // of the work; limits are measured with the same workers
   const Kernels* kernels = nullptr;
   Product product = Product::kS8;    // by which operations are judged
   Reader* reader = nullptr;          // of the same pool
   std::span<const LimitCall> calls;  // not empty; repeated in this order
-  double seconds = 1;                // longer when windows are discarded, and at least three calls
+  MeasureFor time;
 };
 
 struct LimitFigures {
@@ -52,7 +58,7 @@ struct LimitFigures {
   std::vector<size_t> counted;  // the calls of the windows that count, by index
 };
 
-// `run` makes the call of that index; the last one runs once before the clock starts, to grow memory.
+// `run` makes the call of that index; the last ones run before the clock starts.
 LimitFigures measure_against_limit(const LimitBench& bench, FunctionRef<void(size_t)> run);
 
 }  // namespace kt

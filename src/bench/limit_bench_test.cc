@@ -43,7 +43,7 @@ TEST(LimitBench, RotatesOverItsCallsAndTakesTheLargerLimit) {
                                                 .product = Product::kF32,
                                                 .reader = &reader,
                                                 .calls = calls,
-                                                .seconds = 0.02},
+                                                .time = {.seconds = 0.02}},
                                                [&](size_t i) {
                                                  order.push_back(i);
                                                  std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -68,10 +68,26 @@ TEST(LimitBench, MultiplyingBindsWhereLittleIsRead) {
                                                 .product = Product::kF32,
                                                 .reader = &reader,
                                                 .calls = calls,
-                                                .seconds = 0.02},
+                                                .time = {.seconds = 0.02}},
                                                [](size_t) {});
   EXPECT_FALSE(f.memory_bound);
   EXPECT_GT(f.fraction, 1);  // nothing was done
+}
+
+TEST(LimitBench, SoManyCallsAsWereAskedFor) {
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
+  Reader reader(pool, kernels(), 8 << 20);
+  const std::vector<LimitCall> calls{{1e6, 1e3}, {1e6, 1e3}};
+  std::vector<size_t> order;
+  const LimitFigures f = measure_against_limit({.pool = pool,
+                                                .kernels = &kernels(),
+                                                .product = Product::kF32,
+                                                .reader = &reader,
+                                                .calls = calls,
+                                                .time = {.iterations = 5, .warmup = 3}},
+                                               [&](size_t i) { order.push_back(i); });
+  EXPECT_EQ(f.windows, 5);
+  EXPECT_EQ(order, (std::vector<size_t>{1, 0, 1, 0, 1, 0, 1, 0}));
 }
 
 TEST(LimitBench, ItemsAreEachDoneOnce) {
@@ -148,7 +164,7 @@ TEST(AttentionBench, MeasuresDecodeAndChunks) {
   EXPECT_EQ(bench.bytes(), 3u * 2 * 4 * setup.shape.page_bytes());
   Reader reader(setup.pool, *setup.kernels, 8 << 20);
   for (const int tokens : {1, 70, 200}) {
-    const LimitFigures f = bench.measure(reader, tokens, 0.03);
+    const LimitFigures f = bench.measure(reader, tokens, {.seconds = 0.03});
     expect_sound(f);
     EXPECT_EQ(f.bytes, attention_call(setup, 200, tokens).bytes);
     EXPECT_EQ(f.operations, attention_call(setup, 200, tokens).operations);
@@ -167,7 +183,7 @@ TEST(LinearBench, MeasuresCopies) {
   EXPECT_GE(bench.packed_bytes_ratio(), 0.9);
   Reader reader(setup.pool, *setup.kernels, 8 << 20);
   for (const int tokens : {1, 33}) {
-    const LimitFigures f = bench.measure(reader, tokens, 0.03);
+    const LimitFigures f = bench.measure(reader, tokens, {.seconds = 0.03});
     expect_sound(f);
     EXPECT_EQ(f.operations, 2.0 * 96 * 256 * tokens);
     EXPECT_EQ(f.product, Product::kS8);

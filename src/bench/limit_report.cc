@@ -45,10 +45,6 @@ void put_windows(nlohmann::ordered_json& out, const LimitFigures& f) {
   out["noisy"] = f.noisy;
 }
 
-void print_json(const nlohmann::ordered_json& rows) {
-  std::printf("%s\n", (rows.size() == 1 ? rows[0] : rows).dump(2).c_str());
-}
-
 std::string limit_heads() { return columns("limit", "limit us", "of limit", "best", "p90"); }
 
 std::string limit_cells(const LimitFigures& f) {

@@ -11,8 +11,6 @@ namespace kt {
 
 void put_limit(nlohmann::ordered_json& out, const LimitFigures& f);    // limit, fraction_of_limit, ...
 void put_windows(nlohmann::ordered_json& out, const LimitFigures& f);  // windows, windows_discarded, noisy
-// One object, or an array when there are several rows.
-void print_json(const nlohmann::ordered_json& rows);
 
 std::string limit_heads();  // limit, limit us, of limit, best, p90
 // As wide as the heads. Nothing beats the limit: a figure above it is shown as ">100%", and the table ends with

@@ -13,7 +13,7 @@ LinearBench::LinearBench(const LinearSetup& setup, const Format& format) : setup
   check_shape(format, setup.n, setup.k, "linear");
   check_available(2.0 * setup.n * setup.k * stored_bits(format, setup.n, setup.k) / 8,  // plain and packed
                   text("two of [{}, {}] in {}", setup.n, setup.k, name_of(format)),
-                  "try a smaller `n` or `k`");
+                  "try smaller `outputs` or `inputs`");
   const Matrix plain = random_matrix(format, setup.n, setup.k, 1);
   const auto packed = [&] {
     return Linear(*setup.pool, plain.view(), {}, {.precision = setup.precision, .kernels = setup.kernels},
@@ -36,7 +36,7 @@ double LinearBench::packed_bytes_ratio() const {
   return static_cast<double>(linears_.front().packed_bytes()) / linears_.front().stored_bytes();
 }
 
-LimitFigures LinearBench::measure(Reader& reader, int tokens, double seconds) const {
+LimitFigures LinearBench::measure(Reader& reader, int tokens, const MeasureFor& time) const {
   check_available(4.0 * tokens * (static_cast<double>(setup_.k) + setup_.n),
                   text("rows of {} tokens", tokens), "try fewer `tokens`");
   std::vector<float> x(static_cast<size_t>(tokens) * static_cast<size_t>(setup_.k)),
@@ -53,7 +53,7 @@ LimitFigures LinearBench::measure(Reader& reader, int tokens, double seconds) co
        .product = judging_product(*setup_.kernels, format_),
        .reader = &reader,
        .calls = calls,
-       .seconds = seconds},
+       .time = time},
       [&](size_t i) {
         const LinearCall call{
             .linear = &linears_[i], .x = x.data(), .x_stride = setup_.k, .y = y.data(), .y_stride = setup_.n};

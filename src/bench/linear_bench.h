@@ -28,7 +28,7 @@ class LinearBench {
   double packed_bytes_ratio() const;  // packed over stored
 
   // Bytes are those stored in a checkpoint, operations 2 n k for each token.
-  LimitFigures measure(Reader& reader, int tokens, double seconds) const;
+  LimitFigures measure(Reader& reader, int tokens, const MeasureFor& time) const;
 
  private:
   LinearSetup setup_;

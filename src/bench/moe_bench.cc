@@ -169,7 +169,8 @@ std::vector<MoeCall> deal_calls(const ExpertsShape& shape, int top_k, int layers
   return calls;
 }
 
-MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, int tokens, double seconds) {
+MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, int tokens,
+                       const MeasureFor& time) {
   const MoeSetup& setup = model.setup();
   const auto [experts, hidden, inter] = setup.shape;
   const std::vector<MoeCall> calls = deal_calls(setup.shape, setup.top_k, model.layers(), tokens, routing);
@@ -184,7 +185,7 @@ MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, i
                                         .product = judging_product(*setup.kernels, model.format()),
                                         .reader = &reader,
                                         .calls = limits,
-                                        .seconds = seconds},
+                                        .time = time},
                                        [&](size_t i) { forward(model, calls[i], buffers, tokens); })};
   for (const size_t i : out.counted)
     out.experts_hit += static_cast<double>(calls[i].experts_hit) / static_cast<double>(out.counted.size());

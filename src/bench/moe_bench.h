@@ -61,7 +61,7 @@ struct MoeFigures : LimitFigures {  // bytes as stored in a checkpoint
   std::string plan;                 // route of the mean expert
 };
 
-// Runs for about `seconds`, longer when windows are discarded, and at least three calls.
-MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, int tokens, double seconds);
+MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, int tokens,
+                       const MeasureFor& time);
 
 }  // namespace kt

@@ -76,7 +76,7 @@ TEST(MeasureMoe, FiguresHangTogether) {
   EXPECT_GE(model.packed_bytes_ratio(), 0.9);
   Reader reader(setup.pool, *setup.kernels, 8 << 20);
   for (const int tokens : {1, 3}) {
-    const MoeFigures f = measure_moe(model, reader, Routing::kUniform, tokens, 0.05);
+    const MoeFigures f = measure_moe(model, reader, Routing::kUniform, tokens, {.seconds = 0.05});
     EXPECT_GE(f.windows, 3);
     EXPECT_GT(f.seconds, 0);
     EXPECT_EQ(f.operations, 6.0 * 256 * 128 * 2 * tokens);

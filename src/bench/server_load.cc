@@ -67,14 +67,17 @@ Address address_of(const HttpUrl& url) {
 // One client: a connection, and the request that runs on it.
 struct Client {
   Descriptor socket;
-  std::string out;  // head and body of the request
-  size_t sent = 0;
+  std::unique_ptr<TlsSession> tls;  // on the socket; null: none
+  std::string request;              // head and body
+  std::string out;                  // bytes of the wire
+  size_t sent = 0;                  // of those
   ReplyReader reader{kReplyLimits, "POST"};
   SseReader events;
   std::string body;  // what came and is not read yet; all of it when it is no stream
   StreamOutcome outcome;
   bool running = false, wants_out = false, is_probe = false;
   bool fresh = false;     // the connection was made for this request
+  bool asked = false;     // the request is in `out`
   bool finished = false;  // [DONE] came
   double first_byte = 0;
 
@@ -92,7 +95,10 @@ struct Client {
 class Loop {
  public:
   explicit Loop(const LoadTarget& target)
-      : target_(target), address_(address_of(target.url)), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+      : target_(target),
+        trust_(target.url.secure && !target.trust ? std::make_shared<TlsTrust>() : target.trust),
+        address_(address_of(target.url)),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
     KT_CHECK(epoll_, "epoll_create1: {}", std::strerror(errno));
   }
 
@@ -108,8 +114,10 @@ class Loop {
 
  private:
   void open(Client& client);
+  void ask(Client& client);
   void write(Client& client);
   void read(Client& client);
+  bool read_tls(Client& client, std::string_view& bytes);
   void closed(Client& client);
   void take_events(Client& client, double now);
   void end(Client& client, std::string failure);
@@ -117,9 +125,11 @@ class Loop {
   void check_deadlines(double now);
 
   const LoadTarget& target_;
+  const std::shared_ptr<const TlsTrust> trust_;
   Address address_;
   Descriptor epoll_;
   std::array<char, 64 << 10> buffer_{};
+  std::string plain_;  // what bytes of the wire meant
   double next_look_ = 0;
   bool stopped_ = false;
 };
@@ -141,19 +151,38 @@ void Loop::open(Client& client) {
   const int made =
       ::connect(client.socket.get(), reinterpret_cast<const sockaddr*>(&address_.bytes), address_.size);
   if (made != 0 && errno != EINPROGRESS) return end(client, text("connect: {}", std::strerror(errno)));
+  client.tls.reset();
+  client.out.clear();
+  client.sent = 0;
+  client.asked = false;
+  if (target_.url.secure) {
+    client.tls = trust_->session(target_.url.host);
+    client.tls->receive({}, plain_, client.out);
+  } else {
+    ask(client);
+  }
   client.wants_out = true;
   watch(client, EPOLL_CTL_ADD);
+}
+
+void Loop::ask(Client& client) {
+  client.asked = true;
+  if (client.tls)
+    client.tls->seal(client.request, client.out);
+  else
+    client.out = client.request;
 }
 
 void Loop::begin(Client& client, std::string_view body) {
   const HttpUrl& url = target_.url;
   const std::string host = url.host.find(':') == std::string::npos ? url.host : text("[{}]", url.host);
-  client.out =
+  client.request =
       text("POST {}{} HTTP/1.1\r\nHost: {}:{}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
            url.path, target_.path, host, url.port, body.size());
-  if (!target_.api_key.empty()) client.out += text("Authorization: Bearer {}\r\n", target_.api_key);
-  client.out += client.is_probe ? "Connection: close\r\n\r\n" : "Accept: text/event-stream\r\n\r\n";
-  client.out += body;
+  if (!target_.api_key.empty()) client.request += text("Authorization: Bearer {}\r\n", target_.api_key);
+  client.request += client.is_probe ? "Connection: close\r\n\r\n" : "Accept: text/event-stream\r\n\r\n";
+  client.request += body;
+  client.out.clear();
   client.sent = 0;
   client.reader = ReplyReader(kReplyLimits, "POST");
   client.events = {};
@@ -164,6 +193,7 @@ void Loop::begin(Client& client, std::string_view body) {
   client.first_byte = 0;
   if (!client.socket) return open(client);
   client.fresh = false;
+  ask(client);
   write(client);
 }
 
@@ -197,24 +227,41 @@ void Loop::read(Client& client) {
   if (n < 0 && client.fresh && client.sent == 0)
     return end(client, text("connect: {}", std::strerror(errno)));
   if (n <= 0) return closed(client);
+  std::string_view bytes(buffer_.data(), static_cast<size_t>(n));
+  if (client.tls && !read_tls(client, bytes)) return;
   const double now = now_seconds();
   if (client.first_byte == 0) {
     client.first_byte = now;
     if (on_first_byte) on_first_byte(client);
   }
-  std::string_view bytes(buffer_.data(), static_cast<size_t>(n));
   client.reader.push(bytes, client.body);
   if (client.streams()) take_events(client, now);
   if (client.reader.stage() == ReplyReader::Stage::kDone && !bytes.empty())
     return end(client, "bytes after the end of the reply");
-  if (client.ended()) end(client, client.reader.failure().why);
+  if (client.ended()) return end(client, client.reader.failure().why);
+  if (client.tls && client.tls->ended()) closed(client);
+}
+
+// Makes of bytes of the wire what they mean; false where that is nothing to read now.
+bool Loop::read_tls(Client& client, std::string_view& bytes) {
+  plain_.clear();
+  client.tls->receive(bytes, plain_, client.out);
+  if (!client.tls->failure().empty()) {
+    end(client, client.tls->failure());
+    return false;
+  }
+  if (client.tls->open() && !client.asked) ask(client);
+  if (client.sent < client.out.size()) write(client);
+  bytes = plain_;
+  if (!client.running) return false;
+  if (bytes.empty() && client.tls->ended()) closed(client);
+  return !bytes.empty();
 }
 
 void Loop::closed(Client& client) {
   // A kept connection that the server closed meanwhile: the request never ran.
   if (!client.fresh && client.first_byte == 0) {
     client.socket.reset();
-    client.sent = 0;
     return open(client);
   }
   client.reader.close();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +16,10 @@ namespace kt {
 
 struct LoadTarget {
   HttpUrl url;
-  std::string path;          // appended to the URL's: "/v1/completions"
-  std::string api_key = {};  // sent as a bearer token; empty: none
-  double timeout = 600;      // seconds that one request may take
+  std::string path;                            // appended to the URL's: "/v1/completions"
+  std::string api_key = {};                    // sent as a bearer token; empty: none
+  double timeout = 600;                        // seconds that one request may take
+  std::shared_ptr<const TlsTrust> trust = {};  // for https; empty: the system's
 };
 
 // One streamed request. Times are seconds of the steady clock; `start` is before connecting or sending.
@@ -40,7 +42,8 @@ struct StreamsResult {
 using NextBody = std::function<std::optional<std::string>()>;
 
 // Sends all that `next` gives, `streams` at a time; a stream's connection is kept for its next request.
-// Failures are outcomes. Error(kInput) if the host's name has no address.
+// Failures are outcomes. Error(kInput) if the host's name has no address, Error(kUnsupported) for https in a build
+// without TLS.
 StreamsResult run_streams(const LoadTarget& target, int streams, const NextBody& next);
 
 struct ProbeResult {

@@ -11,6 +11,7 @@
 #include "cli/registry/model_files.h"
 #include "cli/settings.h"
 #include "cli/verbs.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -42,9 +43,14 @@ Json shown_value(const Setting& setting, const Settings& settings) {
 
 void show(const ConfigFlags& flags) {
   const Settings settings = load_settings();
+  if (!flags.key.empty()) setting_named(flags.key);  // or says which there are
+  const auto is_shown = [&](const Setting& setting) {
+    return flags.key.empty() || setting.name == flags.key;
+  };
   if (flags.json) {
     nlohmann::ordered_json out = nlohmann::ordered_json::object();
     for (const Setting& setting : known_settings()) {
+      if (!is_shown(setting)) continue;
       const std::string name(setting.name);
       out[name] = {
           {"value", shown_value(setting, settings)}, {"set", settings.is_set(name)}, {"help", setting.help}};
@@ -54,6 +60,7 @@ void show(const ConfigFlags& flags) {
   }
   Table table({"key", "value", "", "meaning"}, 4);
   for (const Setting& setting : known_settings()) {
+    if (!is_shown(setting)) continue;
     std::string value = words_of(shown_value(setting, settings));
     std::ranges::replace(value, '\n', ' ');
     if (value.size() > 40) value = value.substr(0, 37) + "...";
@@ -71,18 +78,19 @@ void get(const ConfigFlags& flags) {
 void set(const ConfigFlags& flags) {
   const Setting& setting = setting_named(flags.key);
   if (setting.type == SettingType::kList)
-    fail("{} is a list: kt model path-add PATH and kt model path-remove PATH change it", flags.key);
+    fail(tr("{} is a list: kt model path-add PATH and kt model path-remove PATH change it"), flags.key);
   change_settings({{flags.key, setting_from_words(setting, flags.value)}});
 }
 
 void reset(const ConfigFlags& flags) {
-  if (flags.all != flags.key.empty())
-    fail("reset: expected a KEY or --all, {}", flags.all ? "got both" : "got neither");
-  if (!flags.all) {
+  const bool all = flags.all || (flags.key.empty() && flags.yes);
+  if (all != flags.key.empty())
+    fail("reset: expected a KEY, or --yes for all, {}", all ? "got both" : "got neither");
+  if (!all) {
     setting_named(flags.key);
     return change_settings({{flags.key, nullptr}});
   }
-  if (!flags.yes) fail("reset --all forgets every setting in {}; add --yes to do it", settings_path());
+  if (!flags.yes) fail(tr("reset --all forgets every setting in {}; add --yes to do it"), settings_path());
   // Also where the file cannot be read: this is the way out.
   std::error_code code;
   std::filesystem::remove(settings_path(), code);
@@ -93,7 +101,7 @@ void init(const ConfigFlags& flags) {
   const std::string path = settings_path();
   std::error_code code;
   const bool exists = std::filesystem::exists(path, code);
-  if (exists && !flags.yes) fail("{} exists; --yes writes it anew and forgets what is set there", path);
+  if (exists && !flags.yes) fail(tr("{} exists; --yes writes it anew and forgets what is set there"), path);
   Json values = Json::object();
   for (const char* name : {"server.host", "server.port", "run.cpu-threads"})
     values[name] = setting_from_words(setting_named(name), setting_named(name).standard);
@@ -126,25 +134,33 @@ void add_config(CLI::App& kt, Invocation& run) {
   const auto action = [&](const char* name, const char* help, void (*what)(const ConfigFlags&)) {
     return add_action(*verb, run, name, help, flags, what);
   };
-  action("show", "All keys with values and meaning", show)->add_flag("--json", flags->json, "Print JSON");
-  action("get", "The value of a key", get)
-      ->add_option("KEY", flags->key, "A key, such as server.port")
-      ->required();
+  CLI::App* const shown = action("show", "Keys with values and meaning", show);
+  shown->add_option("KEY", flags->key, "A key, such as server.port; default: all");
+  shown->add_flag("--json", flags->json, "Print JSON");
+  shown->footer("Examples:\n  kt config show\n  kt config show server.port");
+  CLI::App* const one = action("get", "The value of a key", get);
+  one->add_option("KEY", flags->key, "A key, such as server.port")->required();
+  one->footer("Example:\n  kt config get server.port");
   CLI::App* const setting = action("set", "Set a key", set);
   setting->add_option("KEY", flags->key, "A key, such as server.port")->required();
   setting->add_option("VALUE", flags->value, "Its value")->required();
+  setting->footer("Example:\n  kt config set server.port 8080");
   CLI::App* const back = action("reset", "Forget the value of a key, or of all", reset);
   back->add_option("KEY", flags->key, "A key, such as server.port");
   back->add_flag("--all", flags->all, "Every key; needs --yes");
-  back->add_flag("--yes", flags->yes, "Do it");
-  action("path", "Where the settings are",
-         [](const ConfigFlags&) { std::printf("%s\n", settings_path().c_str()); });
+  back->add_flag("-y,--yes", flags->yes, "Do it; without a KEY, for every key");
+  back->footer(
+      "Examples:\n  kt config reset server.port\n  kt config reset --yes          forgets every setting");
+  action("path", "Where the settings are", [](const ConfigFlags&) {
+    std::printf("%s\n", settings_path().c_str());
+  })->footer("Example:\n  kt config path");
   CLI::App* const fresh = action("init", "Write a first config.yaml", init);
   fresh->add_option("--model-path", flags->paths, "Folder with models, for kt model scan");
   fresh->add_option("--port", flags->port, "Port of kt run")->check(CLI::Range(0, 65535));
   fresh->add_option("--cpu-threads", flags->threads, "Workers; 0: one for each core")
       ->check(CLI::NonNegativeNumber);
-  fresh->add_flag("--yes", flags->yes, "Replace the one that exists");
+  fresh->add_flag("-y,--yes", flags->yes, "Replace the one that exists");
+  fresh->footer("Example:\n  kt config init --model-path /data/models --port 8080");
   verb->footer(
       "The file is config.yaml in $KT_HOME, $XDG_CONFIG_HOME/kt or ~/.config/kt. Flags win over it.\n\n"
       "Examples:\n"

@@ -13,6 +13,7 @@
 #include "cli/registry/model_verb.h"
 #include "cli/verbs.h"
 #include "kernels/table.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "terminal/terminal.h"
 #include "terminal/terminal_text.h"
@@ -22,55 +23,25 @@ namespace {
 
 constexpr size_t kMostModels = 6;
 
-// Words in lines of `width` columns, the first behind `lead` and the others below its end. A word that is wider than a
-// line has one to itself.
-std::string wrapped(const std::string& lead, const std::string& words, int width) {
-  const int indent = text_width(lead);
-  std::string out = lead;
-  int column = indent;
-  for (size_t at = 0; at < words.size();) {
-    const size_t end = std::min(words.find(' ', at), words.size());
-    const std::string word = words.substr(at, end - at);
-    at = end + 1;
-    if (word.empty()) continue;
-    const int cells = text_width(word);
-    if (column > indent && column + 1 + cells > width) {
-      out += "\n" + std::string(static_cast<size_t>(indent), ' ');
-      column = indent;
-    }
-    if (column > indent) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += cells;
-  }
-  return out + "\n";
-}
-
-std::string padded_to(const std::string& words, int width) {
-  return words + std::string(static_cast<size_t>(std::max(0, width - text_width(words))), ' ');
-}
-
 std::string cpu_words() {
   const Topology topology = Topology::discover();
   const std::string model = harmless_line(cpu().model);
   const std::string nodes =
-      topology.nodes.size() > 1 ? text(" on {} NUMA nodes", topology.nodes.size()) : std::string();
-  return text("{}{}{}{}, {} kernels", model, model.empty() ? "" : ", ", counted(topology.cores(), "core"),
-              nodes, kernels().name);
+      topology.nodes.size() > 1 ? text(tr(" on {} NUMA nodes"), topology.nodes.size()) : std::string();
+  return text(tr("{}{}{}{}, {} kernels"), model, model.empty() ? "" : ", ",
+              tr_counted(topology.cores(), "{} core", "{} cores"), nodes, kernels().name);
 }
 
 std::string gpu_words() {
   Diagnosis found;
   look_at_gpu(found, this_machine(""));
   const auto cuda = found.facts.find("cuda");
-  if (cuda == found.facts.end() || !cuda->is_object()) return "none: everything runs on the CPU";
+  if (cuda == found.facts.end() || !cuda->is_object()) return tr("none: everything runs on the CPU");
   std::string out;
   for (const auto& gpu : cuda->at("gpus"))
     out += text("{}{}, {}", out.empty() ? "" : "; ", harmless_line(gpu.at("name").get<std::string>()),
                 human_bytes(gpu.at("total_bytes").get<uint64_t>()));
-  return out + " (for the Python package; kt itself runs on the CPU)";
+  return out + tr(" (for the Python package; kt itself runs on the CPU)");
 }
 
 bool runs_here(const ModelEntry& entry) {
@@ -100,7 +71,7 @@ std::vector<ModelEntry> models_here() {
 }
 
 std::string model_words(const ModelEntry& entry) {
-  if (entry.name == kDemoName) return text("{}, comes with kt", human_bytes(entry.size));
+  if (entry.name == kDemoName) return text(tr("{}, comes with kt"), human_bytes(entry.size));
   return text("{}{}{}", human_bytes(entry.size), entry.architecture.empty() ? "" : ", ",
               harmless_line(entry.architecture));
 }
@@ -117,24 +88,26 @@ std::vector<FirstPage::Step> first_steps(const std::vector<KnownModel>& models, 
     if (model.bytes > memory && (!large || model.bytes < large->bytes)) large = &model;
   std::vector<FirstPage::Step> out;
   if (best) {
-    out.push_back({command_line({"chat", best->name}), "talk to it here"});
-    out.push_back({command_line({"run", best->name}), "serve it: OpenAI's API and a web page"});
+    out.push_back({command_line({"chat", best->name}), tr("talk to it here")});
+    out.push_back({command_line({"run", best->name}), tr("serve it: OpenAI's API and a web page")});
   }
-  if (large) out.push_back({command_line({"estimate", large->name}), "what it would take of this machine"});
-  const FirstPage::Step more[] = {{"kt doctor", "is this machine ready, and what would make it faster"},
-                                  {"kt model scan . --add", "register models below this folder"},
-                                  {"kt --help", "all verbs"}};
+  if (large)
+    out.push_back({command_line({"estimate", large->name}), tr("what it would take of this machine")});
+  const FirstPage::Step more[] = {
+      {"kt doctor", tr_later("is this machine ready, and what would make it faster")},
+      {"kt model scan . --add", tr_later("register models below this folder")},
+      {"kt --help", tr_later("all verbs")}};
   for (const FirstPage::Step& step : more)
-    if (out.size() < 3) out.push_back(step);
+    if (out.size() < 3) out.push_back({step.command, tr(step.why)});
   return out;
 }
 
 FirstPage first_page() {
   FirstPage page{.version = version()};
-  page.machine = {
-      {"CPU", cpu_words()},
-      {"RAM", text("{} available of {}", human_bytes(available_memory()), human_bytes(total_memory()))},
-      {"GPU", gpu_words()}};
+  page.machine = {{tr("CPU"), cpu_words()},
+                  {tr("RAM"), text(tr("{} available of {}"), human_bytes(available_memory()),
+                                   human_bytes(total_memory()))},
+                  {tr("GPU"), gpu_words()}};
   std::vector<KnownModel> known;
   for (const ModelEntry& entry : models_here()) {
     if (page.models.size() < kMostModels)
@@ -150,24 +123,29 @@ FirstPage first_page() {
 std::string shown_page(const FirstPage& page, int width) {
   constexpr int kNarrow = 60;  // below, what a command does stands under it
   std::string out =
-      wrapped("", text("kt {}: Mixture-of-Experts models on this machine", page.version), width);
+      wrapped("", text(tr("kt {}: Mixture-of-Experts models on this machine"), page.version), width);
   out += "\n";
+  int topics = 0;
+  for (const FirstPage::Fact& fact : page.machine) topics = std::max(topics, text_width(fact.topic));
   for (const FirstPage::Fact& fact : page.machine)
-    out += wrapped(padded_to(fact.topic, 6), fact.words, width);
-  out += "\nModels\n";
+    out += wrapped(padded_to(fact.topic, topics + 3), fact.words, width);
+  out += "\n" + tr("Models") + "\n";
   int names = 0, commands = 0;
   for (const FirstPage::Model& model : page.models) names = std::max(names, text_width(model.name));
   for (const FirstPage::Step& step : page.steps) commands = std::max(commands, text_width(step.command));
   for (const FirstPage::Model& model : page.models)
     out += width < kNarrow ? "  " + model.name + "\n" + wrapped("      ", model.words, width)
                            : wrapped("  " + padded_to(model.name, names + 2), model.words, width);
-  if (page.models.empty()) out += wrapped("  ", "none yet; kt model --help says how they get names", width);
-  if (page.more_models > 0) out += wrapped("  ", text("and {} more: kt model list", page.more_models), width);
-  out += "\nTry\n";
+  if (page.models.empty())
+    out += wrapped("  ", tr("none yet; kt model --help says how they get names"), width);
+  if (page.more_models > 0)
+    out += wrapped("  ", text(tr("and {} more: kt model list"), page.more_models), width);
+  out += "\n" + tr("Try") + "\n";
   for (const FirstPage::Step& step : page.steps)
     out += width < kNarrow ? "  " + step.command + "\n" + wrapped("      ", step.why, width)
                            : wrapped("  " + padded_to(step.command, commands + 2), step.why, width);
-  return out + "\n" + wrapped("", "kt --help lists all verbs; kt VERB --help has examples of each.", width);
+  return out + "\n" +
+         wrapped("", tr("kt --help lists all verbs; kt VERB --help has examples of each."), width);
 }
 
 void print_first_page() { std::fputs(shown_page(first_page(), Terminal::size().width).c_str(), stdout); }

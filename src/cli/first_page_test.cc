@@ -4,6 +4,7 @@
 
 #include <sstream>
 
+#include "cli/chinese_words.h"
 #include "terminal/terminal_text.h"
 
 namespace kt {
@@ -49,6 +50,18 @@ TEST(FirstPage, KeepsWithinItsColumns) {
   for (const int width : {40, 59, 60, 80, 200})
     for (const std::string& line : lines_of(shown_page(made_page(), width)))
       EXPECT_LE(text_width(line), width) << line;
+}
+
+TEST(FirstPage, KeepsWithinItsColumnsInChinese) {
+  speak(chinese_words());
+  FirstPage page = made_page();
+  page.machine = first_page().machine;
+  for (const int width : {40, 59, 60, 80, 200})
+    for (const std::string& line : lines_of(shown_page(page, width)))
+      EXPECT_LE(text_width(line), width) << line;
+  EXPECT_THAT(shown_page(page, 80), HasSubstr("\n试试\n  kt chat qwen3-30b  在这里与它对话\n"));
+  EXPECT_THAT(shown_page(page, 40), HasSubstr("\n  kt run qwen3-30b\n      启动服务：OpenAI API 和网页\n"));
+  speak({});
 }
 
 TEST(FirstPage, SideBySideWhereThereIsRoom) {

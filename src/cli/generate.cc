@@ -14,6 +14,7 @@
 #include "bench/measure.h"
 #include "cli/experts_text.h"
 #include "cli/model_flags.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "terminal/terminal_text.h"
 #include "text/chat_template.h"
@@ -29,10 +30,10 @@ struct GenerateFlags {
 };
 
 std::string prompt_text(const GenerateFlags& flags) {
-  if (!flags.file.empty() && !flags.prompt.empty()) fail("-p and -f: give one of them");
-  if (!flags.system.empty() && !flags.chat) fail("--system: only with --chat");
+  if (!flags.file.empty() && !flags.prompt.empty()) fail(tr("-p and -f: give one of them"));
+  if (!flags.system.empty() && !flags.chat) fail(tr("--system: only with --chat"));
   if (flags.file.empty()) {
-    if (flags.prompt.empty()) fail("the prompt is empty; give one with -p TEXT or -f FILE");
+    if (flags.prompt.empty()) fail(tr("the prompt is empty; give one with -p TEXT or -f FILE"));
     return flags.prompt;
   }
   const MappedFile file(flags.file);

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "terminal/language.h"
 #include "text/yaml.h"
 
 namespace kt {
@@ -52,7 +53,7 @@ class FileLock {
 void make_home(const std::string& folder) {
   std::error_code code;
   const bool made = fs::create_directories(folder, code);
-  if (code) fail("{}: cannot create the folder: {}; KT_HOME names another", folder, code.message());
+  if (code) fail(tr("{}: cannot create the folder: {}; KT_HOME names another"), folder, code.message());
   if (made) ::chmod(folder.c_str(), S_IRWXU);
 }
 
@@ -71,7 +72,7 @@ std::string kt_home() {
   std::string home = variable("HOME");
   if (home.empty())
     if (const passwd* user = ::getpwuid(::getuid())) home = user->pw_dir ? user->pw_dir : "";
-  if (home.empty()) fail("no folder for kt's files: set KT_HOME, XDG_CONFIG_HOME or HOME");
+  if (home.empty()) fail(tr("no folder for kt's files: set KT_HOME, XDG_CONFIG_HOME or HOME"));
   return home + "/.config/kt";
 }
 

@@ -16,6 +16,7 @@ CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, co
   bool* const download = argument.download ? argument.download : own.get();
   add_download_flag(verb, *download);
   const auto look_up = [&run, argument, own, download](std::string& words) {
+    if (argument.is_other && argument.is_other(words)) return std::string();
     const auto model = std::make_shared<ResolvedModel>(named_model(words));
     if (argument.found) *argument.found = *model;
     if (!model->absent) {

@@ -26,9 +26,10 @@ struct ModelFlags {
 // `found` must live as long as the option.
 struct ModelArgument {
   std::string* path = nullptr;
-  ResolvedModel* found = nullptr;      // may be null
-  std::function<ModelUse()> use = {};  // asked once all flags are known; without it kRun
-  bool* download = nullptr;            // gets --download, where the verb has more to fetch
+  ResolvedModel* found = nullptr;                  // may be null
+  std::function<ModelUse()> use = {};              // asked once all flags are known; without it kRun
+  bool* download = nullptr;                        // gets --download, where the verb has more to fetch
+  bool (*is_other)(const std::string&) = nullptr;  // words that are no model's and stay as they are
 };
 CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, const ModelArgument& argument);
 // --download alone, for a verb that takes the model its own way.

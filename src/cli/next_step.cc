@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cli/questions.h"
 #include "cli/registry/registry.h"
+#include "terminal/language.h"
 
 namespace kt {
 namespace {
@@ -38,6 +39,7 @@ constexpr auto kNext = std::to_array<NextRow>({
     {"run", "run --model {--model-path} [--weights] [--format] [--linear-format]"},
     {"bench", "run {MODEL} [--weights] [--format] [--linear-format]"},
     {"bench", "chat --url {--server}"},
+    {"bench", "run {--model} [--weights] [--format] [--linear-format]"},
     {"perplexity", "run {MODEL} [--weights] [--format] [--linear-format]", kBeside},
     {"generate", "chat {MODEL} [--weights] [--format] [--linear-format]", kBeside},
     {"chat", "run {MODEL} [--weights] [--format] [--linear-format]", kBeside},
@@ -45,6 +47,7 @@ constexpr auto kNext = std::to_array<NextRow>({
     {"microbench moe", "bench demo"},
     {"microbench linear", "microbench moe"},
     {"microbench attention", "bench demo"},
+    {"microbench mla", "bench demo"},
     {"microbench gptq", "bench demo"},
     {"microbench load", "run {PATH}"},
     {"doctor", "chat demo"},
@@ -55,6 +58,12 @@ constexpr auto kNext = std::to_array<NextRow>({
     {"model edit", "model info {NAME}"},
     {"model link", "model list"},
     {"model unlink", "model list"},
+    {"model link-cpu", "run {MODEL}"},
+    {"model unlink-cpu", "model list"},
+    {"model refresh", "model list", kBeside},
+    {"model verify-all", "model list", kBeside},
+    {"model auto-repo", "model list", kBeside},
+    {"model clear-cache", "model list", kBeside},
     {"model info", "estimate {MODEL}", kBeside},
     {"model verify", "run {MODEL}"},
     {"model remove", "model list"},
@@ -151,7 +160,7 @@ void print_next(const NextStep& step) {
   std::fflush(stdout);
   const bool beside = step.line == NextLine::kTerminal;
   if (beside && (::isatty(STDOUT_FILENO) != 1 || ::isatty(STDERR_FILENO) != 1)) return;
-  std::fprintf(beside ? stderr : stdout, "next: %s\n", step.command.c_str());
+  std::fprintf(beside ? stderr : stdout, "%s\n", text(tr("next: {}"), step.command).c_str());
 }
 
 }  // namespace kt

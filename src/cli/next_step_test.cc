@@ -54,15 +54,37 @@ TEST(NextStep, StaysOutOfWhatProgramsRead) {
   EXPECT_EQ(after({"generate", "./m"}).line, NextLine::kTerminal);
 }
 
-// A verb that is added needs a row, or a reason.
-TEST(NextStep, EveryVerbHasOne) {
-  CLI::App app;
-  Invocation run;
+void add_every_verb(CLI::App& app, Invocation& run) {
   for (const auto add :
        {add_version, add_doctor, add_microbench, add_run, add_estimate, add_generate, add_chat,
         add_perplexity, add_bench, add_quant, add_model, add_config, add_help, add_completion})
     add(app, run);
-  const auto all = [](CLI::App* verb) { return verb->get_subcommands([](CLI::App*) { return true; }); };
+}
+
+std::vector<CLI::App*> all(CLI::App* verb) {
+  return verb->get_subcommands([](CLI::App*) { return true; });
+}
+
+// CLI11 from 2.4 on takes --n and -n for one name and ends the program where both are added; earlier ones do not.
+void expect_no_long_name_of_one_letter(CLI::App* verb) {
+  for (const CLI::Option* option : verb->get_options())
+    for (const std::string& name : option->get_lnames())
+      EXPECT_GT(name.size(), 1u) << verb->get_name() << " --" << name;
+  for (CLI::App* below : all(verb)) expect_no_long_name_of_one_letter(below);
+}
+
+TEST(Verbs, NoLongNameHasOneLetter) {
+  CLI::App app;
+  Invocation run;
+  add_every_verb(app, run);
+  expect_no_long_name_of_one_letter(&app);
+}
+
+// A verb that is added needs a row, or a reason.
+TEST(NextStep, EveryVerbHasOne) {
+  CLI::App app;
+  Invocation run;
+  add_every_verb(app, run);
   for (CLI::App* verb : all(&app)) {
     const bool acts = verb->get_name() == "quant" || all(verb).empty();
     if (acts) {

@@ -11,8 +11,10 @@
 
 #include "base/error.h"
 #include "cli/help/command_tree.h"
+#include "cli/quant/quantise.h"
 #include "cli/registry/registry.h"
 #include "cli/settings.h"
+#include "terminal/language.h"
 
 namespace kt {
 namespace {
@@ -49,13 +51,8 @@ struct Verb {
 std::string output_name(const Answers& answers, const std::string& suffix) {
   const auto model = answers.find("MODEL");
   if (model == answers.end()) return "";
-  std::string name = model->second;
-  // A folder of a cache is called by a commit.
-  if (const auto found = try_find_model(name)) name = found->repo.empty() ? found->path : found->repo;
-  while (name.size() > 1 && name.ends_with('/')) name.pop_back();
-  name = fs::path(name).filename().string();
-  if (name.ends_with(".gguf")) name.resize(name.size() - 5);
-  return "./" + name + "-" + suffix;
+  const auto found = try_find_model(model->second);
+  return default_output(found ? found->path : model->second, suffix);
 }
 
 std::string cpu_output(const Answers& answers) { return output_name(answers, answers.at("--method")); }
@@ -147,23 +144,23 @@ struct Asked {
   bool optional = false;  // an empty answer leaves the option out
 };
 
+std::string_view bare_name(std::string_view option) { return option.substr(option.find_first_not_of('-')); }
+
 Asked asked_of(const OptionInfo& info, const Question& question, const Answers& answers) {
   Asked out;
+  out.standard = question.standard ? question.standard(answers) : info.preset;
   for (const std::string& choice : info.choices) out.choices.push_back({choice});
   for (const std::string& clause : clauses(info.description)) {
     const auto choice = std::ranges::find_if(
         out.choices, [&](const Prompts::Choice& one) { return clause.starts_with(one.word + ": "); });
     if (choice != out.choices.end())
-      choice->help = clause.substr(choice->word.size() + 2);
-    else
-      out.words += (out.words.empty() ? "" : "; ") + clause;
+      choice->help = tr(clause.substr(choice->word.size() + 2));
+    else if (out.standard.empty() || !clause.starts_with("default: "))  // it stands behind the question
+      out.words += (out.words.empty() ? "" : tr("; ")) + tr(clause);
   }
-  if (out.words.empty()) out.words = question.option.substr(question.option.find_first_not_of('-'));
-  out.standard = question.standard ? question.standard(answers) : info.preset;
-  if (info.repeats && out.standard.starts_with('[') && out.standard.ends_with(']'))
-    out.standard = out.standard.substr(1, out.standard.size() - 2);  // as CLI11 shows a list
+  if (out.words.empty()) out.words = tr(bare_name(question.option));
   out.optional = !info.required && !question.needed && out.standard.empty();
-  if (out.optional) out.words += " (may be left empty)";
+  if (out.optional) out.words += tr(" (may be left empty)");
   return out;
 }
 
@@ -185,7 +182,7 @@ std::string model_problem(const std::string& answer) {
     if (located && located->absent) return "";  // offered for download, which is another question
     const std::string path = resolve_model(expanded(answer));
     std::error_code ignored;
-    return fs::exists(path, ignored) ? "" : path + ": no such file or folder";
+    return fs::exists(path, ignored) ? "" : text(tr("{}: no such file or folder"), path);
   } catch (const Error& error) {
     return error.what();
   }
@@ -194,10 +191,10 @@ std::string model_problem(const std::string& answer) {
 std::string ask_model(Prompts& prompts) {
   std::vector<Prompts::Choice> names;
   if (const std::string usual = load_settings().text("run.model"); !usual.empty())
-    names.push_back({usual, "run.model of kt config"});
-  names.push_back({std::string(kDemoName), "comes with kt"});
+    names.push_back({usual, tr("run.model of kt config")});
+  names.push_back({std::string(kDemoName), tr("comes with kt")});
   for (const ModelEntry& entry : registered_models()) names.push_back({entry.name, entry.path});
-  return expanded(prompts.ask_choice({.question = "Model: a number or name of these, or a path",
+  return expanded(prompts.ask_choice({.question = tr("Model: a number or name of these, or a path"),
                                       .choices = std::move(names),
                                       .standard = 0,
                                       .free = true,
@@ -207,14 +204,14 @@ std::string ask_model(Prompts& prompts) {
 std::string ask_named(Prompts& prompts, std::string_view words) {
   std::vector<Prompts::Choice> names;
   for (const ModelEntry& entry : registered_models()) names.push_back({entry.name, entry.path});
-  if (names.empty()) fail("no model is registered yet: kt model add NAME PATH");
+  if (names.empty()) fail(tr("no model is registered yet: kt model add NAME PATH"));
   return prompts.ask_choice({.question = std::string(words), .choices = std::move(names)});
 }
 
 std::string ask_key(Prompts& prompts, std::string_view words) {
   std::vector<Prompts::Choice> keys;
   for (const Setting& setting : known_settings())
-    keys.push_back({std::string(setting.name), std::string(setting.help)});
+    keys.push_back({std::string(setting.name), tr(setting.help)});
   return prompts.ask_choice({.question = std::string(words), .choices = std::move(keys)});
 }
 
@@ -222,9 +219,18 @@ std::string path_problem(Ask ask, const std::string& given) {
   const std::string answer = expanded(given);
   std::error_code ignored;
   const bool folder = fs::is_directory(answer, ignored), there = fs::exists(answer, ignored);
-  if (ask == Ask::kNew) return there && !fs::is_empty(answer, ignored) ? "that exists; choose another" : "";
-  if (ask == Ask::kFolder) return folder ? "" : "no such folder";
-  return there && !folder ? "" : "no such file";
+  if (ask == Ask::kNew)
+    return there && !fs::is_empty(answer, ignored) ? tr("that exists; choose another") : "";
+  if (ask == Ask::kFolder) return folder ? "" : tr("no such folder");
+  return there && !folder ? "" : tr("no such file");
+}
+
+// The parser's own "Value 70000 not in range [0 - 65535]" in our words; other checks have them.
+std::string validator_words(const std::string& problem, const std::string& answer) {
+  constexpr std::string_view kRange = " not in range ";
+  const size_t at = problem.find(kRange);
+  if (at == problem.npos) return problem;
+  return text(tr("expected a number of {}, got '{}'"), problem.substr(at + kRange.size()), answer);
 }
 
 // What the option's own checks say of an answer; empty: nothing.
@@ -234,12 +240,13 @@ std::string option_problem(CLI::Option& option, const OptionInfo& info, const st
     double number = 0;
     int64_t whole = 0;
     if ((info.value == "INT" || info.value == "UINT") && !CLI::detail::lexical_cast(piece, whole))
-      return text("expected a whole number, got '{}'", piece);
+      return text(tr("expected a whole number, got '{}'"), piece);
     if (info.value == "FLOAT" && !CLI::detail::lexical_cast(piece, number))
-      return text("expected a number, got '{}'", piece);
+      return text(tr("expected a number, got '{}'"), piece);
     try {
       for (int i = 0;; ++i)
-        if (std::string problem = (*option.get_validator(i))(piece); !problem.empty()) return problem;
+        if (std::string problem = (*option.get_validator(i))(piece); !problem.empty())
+          return validator_words(problem, piece);
     } catch (const CLI::OptionNotFound&) {  // there are no more
     }
   }
@@ -280,7 +287,7 @@ std::string ask_one(Prompts& prompts, CLI::Option& option, const Question& quest
     case Ask::kKey:
       return ask_key(prompts, asked.words);
     case Ask::kAgree:
-      if (!prompts.ask_yes(info.description, false)) fail("nothing was changed");
+      if (!prompts.ask_yes(tr(info.description), false)) fail(tr("nothing was changed"));
       return "yes";
   }
   return "";
@@ -300,8 +307,8 @@ const Verb* verb_asked(const std::vector<std::string>& words) {
 std::string ask_verb(Prompts& prompts, const CLI::App& app) {
   std::vector<Prompts::Choice> choices;
   for (const CommandInfo& verb : describe_command(app, "").verbs)
-    choices.push_back({verb.name, verb.description});
-  return prompts.ask_choice({.question = "What", .choices = std::move(choices)});
+    choices.push_back({verb.name, tr(verb.description)});
+  return prompts.ask_choice({.question = tr("What"), .choices = std::move(choices)});
 }
 
 void append_answer(std::vector<std::string>& words, const Question& question, const std::string& answer) {
@@ -327,7 +334,7 @@ std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::stri
   std::vector<std::string> out = words;
   const Verb* verb = verb_asked(out);
   if (!verb) return out;
-  prompts.say(text("kt {}; Ctrl-D ends", verb->path));
+  prompts.say(text(tr("kt {}; Ctrl-D ends"), verb->path));
   if (verb->questions.empty()) {
     out.push_back(ask_verb(prompts, find_verb(app, out)));
     verb = verb_asked(out);
@@ -342,6 +349,31 @@ std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::stri
     append_answer(out, question, answer);
   }
   prompts.say("$ " + command_line(out));
+  return out;
+}
+
+std::vector<std::string> asked_words(CLI::App& app) {
+  std::vector<std::string> out;
+  for (const Setting& setting : known_settings()) out.emplace_back(setting.help);
+  for (const Verb& verb : kVerbs) {
+    CLI::App& at = find_verb(app, CLI::detail::split(std::string(verb.path), ' '));
+    if (verb.questions.empty())
+      for (const CommandInfo& below : describe_command(at, "").verbs) out.push_back(below.description);
+    for (const Question& question : verb.questions) {
+      if (question.ask == Ask::kModel) continue;  // words of its own
+      const OptionInfo info = describe_option(*at.get_option(std::string(question.option)));
+      const size_t before = out.size();
+      bool named = false;
+      for (const std::string& clause : clauses(info.description)) {
+        const auto choice = std::ranges::find_if(
+            info.choices, [&](const std::string& one) { return clause.starts_with(one + ": "); });
+        if (clause.starts_with("default: ") && !info.preset.empty()) continue;
+        named = named || choice == info.choices.end();
+        out.push_back(choice == info.choices.end() ? clause : clause.substr(choice->size() + 2));
+      }
+      if (out.size() == before || !named) out.emplace_back(bare_name(question.option));
+    }
+  }
   return out;
 }
 

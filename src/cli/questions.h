@@ -18,6 +18,9 @@ bool can_ask();
 // they come back with the answers behind them; else as they are. Throws PromptEnded.
 std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::string>& words, Prompts& prompts);
 
+// What these questions may show of options, verbs and settings, in English: all that a translation must have.
+std::vector<std::string> asked_words(CLI::App& app);
+
 // "kt quant './a model' -o out", as a shell takes it.
 std::string command_line(const std::vector<std::string>& words);
 

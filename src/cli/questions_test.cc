@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/testing/temp_folder.h"
+#include "cli/chinese_words.h"
 #include "cli/help/command_tree.h"
 #include "cli/verbs.h"
 #include "terminal/testing/typed.h"
@@ -78,6 +79,20 @@ TEST_F(Questions, ChecksAreTheFlagsOwn) {
     EXPECT_NE(typed.shown().find(line), std::string::npos) << typed.shown();
   Typed port(model + "\n70000\n8080\n");
   EXPECT_EQ(asked({"run"}, port), (std::vector<std::string>{"run", model, "--port", "8080"}));
+}
+
+TEST_F(Questions, AnswersMeanTheSameInChinese) {
+  const std::string model = a_model();
+  const std::string answers = model + "\n\n\ntext.jsonl\nout\n";
+  Typed english(answers), chinese(answers);
+  const auto first = asked({"quant", "gpu"}, english);
+  speak(chinese_words());
+  const auto second = asked({"quant", "gpu"}, chinese);
+  speak({});
+  EXPECT_EQ(first, second);
+  for (const char* line :
+       {"GPTQ  用文本校准\n", "RTN   就近舍入\n", "方法 [GPTQ]: ", "权重和激活的位数", "要写入的目录"})
+    EXPECT_NE(chinese.shown().find(line), std::string::npos) << chinese.shown();
 }
 
 TEST_F(Questions, MenusGoOnWithWhatWasChosen) {

@@ -1,13 +1,8 @@
 // kt run: the server. Says what it will take, loads, serves until it is told to stop.
-#include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 
@@ -18,13 +13,20 @@
 #include "base/memory.h"
 #include "base/topology.h"
 #include "cli/experts_text.h"
+#include "cli/load_progress.h"
 #include "cli/method_flag.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
+#include "cli/quant/quantise.h"
 #include "cli/questions.h"
+#include "cli/saved_runs.h"
+#include "cli/server_files.h"
 #include "cli/server_key.h"
+#include "cli/server_signals.h"
 #include "cli/settings.h"
+#include "cli/sglang_flags.h"
 #include "server/server.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -33,7 +35,11 @@ namespace {
 constexpr int kUsualRequests = 8;
 constexpr int64_t kUsualTokens = 32768;  // in the cache, if the model's context is no longer
 constexpr int64_t kLeastTokens = 4096;   // before memory is called too small
-constexpr int kInterrupted = 130;
+
+struct IgnoredFlag {
+  std::string flag;
+  Words values;
+};
 
 struct RunFlags {
   ModelFlags model;
@@ -41,38 +47,19 @@ struct RunFlags {
   std::string method, host, name, chat_template, tool_parser, reasoning_parser;
   std::string api_key, api_key_file;  // as given: an empty one is not none
   AccessOptions access;
+  TlsFiles tls;
+  bool log_requests = false;
   int port = 0, nodes = 0, requests = 0, waiting = ServiceOptions{}.max_waiting;
   int64_t tokens = 0;
   double timeout = 0;
-  bool dry_run = false, json = false, download = false;
-  std::vector<std::string> node_words;  // of --kt-numa-nodes
-  std::vector<int> node_ids;
-  std::vector<std::string> foreign;  // flags that were accepted and mean nothing here
+  bool dry_run = false, json = false, download = false, quantize = false, strict = false;
+  std::string save, forget;                  // names of saved runs
+  std::vector<std::string> node_words;       // of --kt-numa-nodes
+  std::vector<int> node_ids, pools;          // pools: of --numa-nodes, one number or several
+  std::vector<IgnoredFlag> ignored;          // flags that were accepted and mean nothing here
+  std::vector<const CLI::Option*> accepted;  // options that mean nothing yet
+  int unused = 0;                            // their values
 };
-
-// Flags of SGLang launch lines that mean nothing to a server that uses no GPU, and why.
-struct ForeignFlag {
-  const char* names;
-  bool has_value;
-  const char* note;
-};
-constexpr auto kForeign = std::to_array<ForeignFlag>({
-    {"--mem-fraction-static", true,
-     "memory is planned before loading; see --max-total-tokens and --max-memory"},
-    {"--enable-mixed-chunk", false, "prompts and answers always share steps"},
-    {"--attention-backend", true, "there is one, chosen for this CPU"},
-    {"--tensor-parallel-size,--tp-size,--tp", true, "experts are shared by all NUMA nodes"},
-    {"--trust-remote-code", false, "no code of a checkpoint is ever run"},
-    {"--disable-shared-experts-fusion", false, "shared experts are never fused"},
-    {"--enable-p2p-check", false, "kt run uses no GPU"},
-    {"--kt-num-gpu-experts", true, "kt run uses no GPU: all experts run on the CPU"},
-    {"--kt-gpu-experts-ratio", true, "kt run uses no GPU: all experts run on the CPU"},
-    {"--kt-max-deferred-experts-per-token", true, "kt run uses no GPU to hide experts behind"},
-    {"--kt-gpu-prefill-token-threshold", true, "kt run uses no GPU"},
-    {"--kt-expert-placement-strategy", true, "kt run uses no GPU"},
-    {"--kt-enable-dynamic-expert-update", false, "kt run uses no GPU"},
-    {"--init-expert-location", true, "kt run uses no GPU"},
-});
 
 // --kt-method says what the experts' weights are: a contradiction is an error, and methods of converted weights round
 // other experts as they are loaded.
@@ -83,13 +70,24 @@ void apply_method(RunFlags& flags) {
   if (flags.model.format.empty()) flags.model.format = format;
 }
 
+// A word that is no number and no list of them.
+bool may_be_model(const std::string& word) {
+  return word.find_first_not_of("0123456789,.- ") != std::string::npos;
+}
+
 // Numbers of nodes: "0,2", or "0 1" as several words, behind which the model may stand.
 void read_node_ids(RunFlags& flags) {
   std::vector<std::string>& words = flags.node_words;
-  const auto is_model = [](const std::string& word) {
-    return word.find_first_not_of("0123456789,- ") != std::string::npos;
-  };
-  if (words.size() > 1 && is_model(words.back()) && flags.positional.empty()) {
+  // One number says how many, several say which.
+  if (flags.pools.size() == 1) flags.nodes = flags.pools[0];
+  if (flags.pools.size() == 1 && flags.nodes == 0)
+    fail(tr("--numa-nodes 0: expected how many; which ones, where it is given several times"));
+  if (flags.pools.size() > 1) {
+    if (!words.empty())
+      fail("--numa-nodes {} {} ...: --kt-numa-nodes says which nodes, too", flags.pools[0], flags.pools[1]);
+    for (const int node : flags.pools) words.push_back(std::to_string(node));
+  }
+  if (words.size() > 1 && may_be_model(words.back()) && flags.positional.empty()) {
     flags.positional = words.back();
     words.pop_back();
   }
@@ -99,8 +97,15 @@ void read_node_ids(RunFlags& flags) {
     flags.node_ids = choice.ids;
     flags.nodes = choice.pools;
   } catch (const Error& error) {
-    throw Error(error.kind(), text("--kt-numa-nodes: {}", error.what()));
+    throw Error(error.kind(), text("--{}numa-nodes: {}", flags.pools.size() > 1 ? "" : "kt-", error.what()));
   }
+}
+
+[[noreturn]] void refuse_without_model(const RunFlags& flags) {
+  for (const IgnoredFlag& one : flags.ignored)
+    if (one.values.size() > 1 || (one.values.size() == 1 && may_be_model(one.values[0])))
+      fail(tr("no model: {} has taken {}; put the model before it"), one.flag, one.values.back());
+  fail(tr("no model; give a folder, a .gguf file or a name of kt model list, such as kt run demo"));
 }
 
 // What the command line leaves open comes from config.yaml.
@@ -108,11 +113,17 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
   const Settings settings = load_settings();
   const auto given = [&](const char* name) { return verb.get_option(name)->count() > 0; };
   if (!given("--host")) flags.host = settings.text("server.host");
+  if (flags.host.empty())
+    fail(tr("{}: no address; 127.0.0.1 is this machine alone, 0.0.0.0 every network it is in"),
+         given("--host") ? "--host" : "server.host");
+  for (const char* const file : {"--ssl-certfile", "--ssl-keyfile", "--api-key-file"})
+    if (given(file) && verb.get_option(file)->as<std::string>().empty())
+      fail(tr("{}: no file is named"), file);
   if (!given("--port")) flags.port = static_cast<int>(settings.integer("server.port"));
   KeySources key{.setting = settings.text("server.api-key")};
   if (given("--api-key")) key.flag = flags.api_key;
   if (given("--api-key-file")) key.file = flags.api_key_file;
-  flags.access.api_key = server_key(key);
+  flags.access.api_keys = server_keys(key);
   if (!given("--served-model-name")) flags.name = settings.text("server.served-model-name");
   if (!given("--max-running-requests"))
     flags.requests = static_cast<int>(settings.integer("server.max-running-requests"));
@@ -129,11 +140,11 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
   }
   if (!given("--kv")) flags.model.kv = settings.text("run.kv");
   read_node_ids(flags);
-  if (!flags.positional.empty() && !flags.option.empty()) fail("MODEL and --model-path: give one of them");
+  if (!flags.positional.empty() && !flags.option.empty())
+    fail(tr("MODEL and --model-path: give one of them"));
   std::string wanted = flags.positional.empty() ? flags.option : flags.positional;
   if (wanted.empty()) wanted = settings.text("run.model");
-  if (wanted.empty())
-    fail("no model; give a folder, a .gguf file or a name of kt model list, such as kt run demo");
+  if (wanted.empty()) refuse_without_model(flags);
   flags.model.found = named_model(wanted);
   fetch_model(flags.model.found, {.agreed = flags.download});
   flags.model.model = flags.model.found.path;
@@ -165,7 +176,7 @@ MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint6
   const int requests =
       flags.requests > 0 ? flags.requests : std::min(kUsualRequests, flags.model.step_tokens);
   if (requests > flags.model.step_tokens)
-    fail("--max-running-requests: {} requests, and a step takes {} tokens; see --chunked-prefill-size",
+    fail(tr("--max-running-requests: {} requests, and a step takes {} tokens; see --chunked-prefill-size"),
          requests, flags.model.step_tokens);
   const auto use = [&](int64_t tokens) {
     return MemoryRequest{
@@ -230,62 +241,69 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
   print_memory(estimate);
   std::printf("\n");
   print_speed(estimate);
-  for (const std::string& note : flags.foreign) std::printf("note: %s\n", note.c_str());
   std::fflush(stdout);
 }
 
-// One line while layers are read: how far, how fast, how long still.
-class LoadProgress {
- public:
-  explicit LoadProgress(double bytes) : bytes_(bytes) {}
-  void show(int done, int total) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    const double share = static_cast<double>(done) / total;
-    constexpr int kWidth = 24;
-    const int filled = static_cast<int>(share * kWidth);
-    std::string bar;
-    for (int i = 0; i < kWidth; ++i) bar += i < filled ? "#" : ".";
-    status_.show(text("loading [{}] layer {} of {}, {} GB/s, {} s left", bar, done, total,
-                      three_digits(bytes_ * share / seconds * 1e-9),
-                      three_digits(seconds / share - seconds)));
-  }
+// Those that were typed, as they were typed: of SGLang's table, and options of ours that mean nothing yet.
+std::vector<IgnoredFlag> ignored_flags(const CLI::App& kt, const Words& words,
+                                       const std::vector<const CLI::Option*>& accepted) {
+  std::vector<IgnoredFlag> out;
+  for (const WordGroup& group : told_apart(kt, words).groups)
+    if (group.foreign || std::ranges::find(accepted, group.option) != accepted.end())
+      out.push_back({.flag = group.flag,
+                     .values = Words(words.begin() + static_cast<ptrdiff_t>(group.begin) + 1,
+                                     words.begin() + static_cast<ptrdiff_t>(group.end))});
+  return out;
+}
 
-  void end() { status_.show(""); }
+std::string ignored_names(const std::vector<IgnoredFlag>& ignored) {
+  std::string out;
+  for (const IgnoredFlag& one : ignored) out += (out.empty() ? "" : ", ") + one.flag;
+  return out;
+}
 
- private:
-  double bytes_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  StatusLine status_;
-};
+// All of them in one line, then why, where that is not plain. Beside the plan, of which programs read the JSON.
+void print_ignored(const RunFlags& flags) {
+  if (flags.ignored.empty()) return;
+  std::FILE* const out = flags.json ? stderr : stdout;
+  std::fprintf(out, "note: ignored, for they mean nothing here: %s\n", ignored_names(flags.ignored).c_str());
+  for (const IgnoredFlag& one : flags.ignored)
+    if (const std::string_view why = reason_to_ignore(one.flag); !why.empty())
+      std::fprintf(out, "note: %s is ignored: %s\n", one.flag.c_str(), std::string(why).c_str());
+  std::fflush(out);
+}
 
-// Signals that ask the server to stop become bytes in a pipe; the second one ends the process at once.
-class StopSignals {
- public:
-  StopSignals() {
-    if (::pipe2(pipe_, O_CLOEXEC | O_NONBLOCK) != 0) fail_as(ErrorKind::kInternal, "pipe: errno {}", errno);
-    count_ = 0;
-    for (int signal : {SIGINT, SIGTERM}) {
-      struct sigaction action{};
-      action.sa_handler = on_signal;
-      action.sa_flags = SA_RESTART;
-      ::sigaction(signal, &action, nullptr);
-    }
+// --quantize: what kt quant writes of the model, made once and used from then on.
+void apply_quantize(RunFlags& flags) {
+  if (!flags.quantize) return;
+  if (!flags.model.weights.empty()) {
+    std::fprintf(stderr, "kt: note: --quantize: %s uses %s already\n", flags.model.found.name.c_str(),
+                 flags.model.weights.c_str());
+    return;
   }
-  // Waits so long for the first signal.
-  bool wait(int milliseconds) const {
-    pollfd one{pipe_[0], POLLIN, 0};
-    return ::poll(&one, 1, milliseconds) > 0;
+  if (is_converted(flags.model.model)) {
+    std::fprintf(stderr, "kt: note: --quantize: %s is what kt quant writes\n", flags.model.model.c_str());
+    return;
   }
-
- private:
-  static void on_signal(int) {
-    if (count_ > 0) ::_exit(kInterrupted);
-    count_ = 1;
-    [[maybe_unused]] const auto written = ::write(pipe_[1], "x", 1);
+  const std::string method = flags.method == "AMXINT8" || flags.method == "MOE_INT8" ? "int8" : "int4";
+  const std::string output = default_output(flags.model.model, method);
+  if (flags.dry_run && !is_converted(output)) {
+    std::fprintf(stderr, "kt: note: --quantize writes %s first; the plan is that of rounding while loading\n",
+                 output.c_str());
+    flags.model.format = method;
+    return;
   }
-  static inline int pipe_[2] = {-1, -1};
-  static inline volatile std::sig_atomic_t count_ = 0;
-};
+  if (is_converted(output) && !was_made_of(output, flags.model.model))
+    fail(tr("--quantize: {} was not made of {}; kt quant -o writes to another folder, and --weights uses it"),
+         output, flags.model.model);
+  if (!is_converted(output))
+    quantise({.model = flags.model.model,
+              .output = output,
+              .method = method,
+              .threads = flags.model.threads,
+              .quiet = flags.json});
+  flags.model.weights = output;
+}
 
 void serve(Server& server, const StopSignals& stop, const RunFlags& flags) {
   std::printf("ready: %s (the page and the API; Ctrl-C stops)\n", server.url().c_str());
@@ -302,6 +320,7 @@ void serve(Server& server, const StopSignals& stop, const RunFlags& flags) {
 }
 
 void run(RunFlags flags) {
+  apply_quantize(flags);
   apply_method(flags);
   const ModelOptions options = model_options(flags);
   OpenedModel opened(flags.model.model, options);
@@ -315,12 +334,17 @@ void run(RunFlags flags) {
                          .syntax = syntax_of(flags, chat_template, opened.tokenizer()),
                          .chat_template = chat_template};
   service.pages = use.sequences * static_cast<int>(ceil_div(int64_t{use.context}, int64_t{kPageTokens}));
+  ServerFiles files({.api_keys = flags.api_key_file, .tls = flags.tls});
   std::unique_ptr<StopSignals> stop;
   std::unique_ptr<Server> server;
-  if (!flags.dry_run) {  // a port that is taken is known now, not after minutes of loading
+  std::unique_ptr<ReloadOnHangup> reload;  // before the server
+  if (!flags.dry_run) {                    // a port that is taken is known now, not after minutes of loading
     server = std::make_unique<Server>(
-        ServerOptions{.http = {.host = flags.host, .port = flags.port}, .access = flags.access});
-    if (flags.access.api_key.empty() && server->reaches_other_machines())
+        ServerOptions{.http = {.host = flags.host, .port = flags.port, .tls = files.tls()},
+                      .access = flags.access,
+                      .log = flags.log_requests ? print_request : nullptr});
+    reload = std::make_unique<ReloadOnHangup>(files, *server);
+    if (flags.access.api_keys.empty() && server->reaches_other_machines())
       std::fprintf(stderr,
                    "kt: warning: other machines can reach %s, and no key is asked for; see --api-key-file\n",
                    server->url().c_str());
@@ -332,6 +356,7 @@ void run(RunFlags flags) {
     std::printf("%s\n", json_of(estimate).dump(2).c_str());
   else
     print_plan(flags, opened, estimate);
+  print_ignored(flags);
   if (flags.dry_run) return;
   LoadProgress progress(opened.stored_bytes());
   LoadedModel model = std::move(opened).load(
@@ -341,6 +366,7 @@ void run(RunFlags flags) {
   stop = std::make_unique<StopSignals>();
   server->serve(model, std::move(service));
   serve(*server, *stop, flags);
+  reload.reset();
   server.reset();  // before the model
 }
 
@@ -348,13 +374,44 @@ void add_access(CLI::App& verb, RunFlags& flags) {
   CLI::Option* const key =
       verb.add_option("--api-key", flags.api_key,
                       "Clients must send this key: Authorization: Bearer KEY; also from KT_API_KEY");
-  verb.add_option("--api-key-file", flags.api_key_file, "A file with that key, which other users cannot list")
+  verb.add_option("--api-key-file", flags.api_key_file,
+                  "A file of keys, one a line, of which clients must send one; read again on SIGHUP")
       ->excludes(key);
+  CLI::Option* const certificate =
+      verb.add_option("--ssl-certfile", flags.tls.certificate,
+                      "Serve https with this certificate (PEM); read again on SIGHUP");
+  CLI::Option* const secret = verb.add_option("--ssl-keyfile", flags.tls.key, "The certificate's key (PEM)");
+  certificate->needs(secret);
+  secret->needs(certificate);
+  verb.add_flag(
+      "--log-requests", flags.log_requests,
+      "Print a line for every request: time, client, method, path, status, tokens, ms; no contents");
   verb.add_option("--allow-host", flags.access.allow_hosts,
                   "A name that clients reach this server by (Host), or * for any; localhost, addresses, the "
                   "machine's own name and --host always are");
   verb.add_option("--allow-origin", flags.access.allow_origin,
                   "Web pages of this origin may use the API too, or * for all; default: only our own page");
+}
+
+// Flags of the established kt and of its documents' launch lines.
+void add_established(CLI::App& verb, RunFlags& flags) {
+  verb.add_flag("-q,--quantize", flags.quantize,
+                "Convert the experts first, as kt quant does (int4; int8 with --kt-method AMXINT8), unless "
+                "that was "
+                "done; then run those")
+      ->excludes("--weights")
+      ->excludes("--format");
+  const auto accepted = [&](const char* names, const char* help) {
+    flags.accepted.push_back(verb.add_option(names, flags.unused, help));
+  };
+  accepted("--tensor-parallel-size,--tp-size,--tp", "Accepted: experts are shared by all NUMA nodes");
+  accepted("--gpu-experts,--kt-num-gpu-experts",
+           "Experts of each layer on the GPU. Accepted: this version uses no GPU");
+  accepted("--kt-gpu-prefill-threshold,--kt-gpu-prefill-token-threshold",
+           "Tokens from which prompts run on the GPU. Accepted: this version uses no GPU");
+  verb.add_flag("--strict", flags.strict, "Refuse flags that mean nothing here instead of noting them");
+  verb.add_option("--save", flags.save, "Keep this command line under a name; kt run @NAME runs it again");
+  verb.add_option("--forget", flags.forget, "Forget the command line of that name, and run nothing");
 }
 
 }  // namespace
@@ -371,13 +428,15 @@ void add_run(CLI::App& kt, Invocation& invocation) {
                    "experts that are not converted while they are loaded")
       ->transform(weight_method_name());
   verb->add_option(
-          "--numa-nodes,--kt-threadpool-count", flags->nodes,
-          "NUMA nodes to use; default: all; more than there are: so many pools of threads share them")
-      ->check(within(1, kMostSequences));
+          "--numa-nodes,--kt-threadpool-count", flags->pools,
+          "NUMA nodes to use; default: all; more than there are: so many pools of threads share them; "
+          "repeated, the numbers of the nodes")
+      ->allow_extra_args(false)
+      ->check(within(0, kMostSequences));
   verb->add_option("--kt-numa-nodes", flags->node_words,
                    "Which NUMA nodes to use, by their numbers, such as 0,2; default: the first ones");
-  verb->add_option("--host", flags->host, "Address to listen on; default: 127.0.0.1, this machine only");
-  verb->add_option("--port", flags->port, "Port to listen on; 0: any free one; default: 30000")
+  verb->add_option("-H,--host", flags->host, "Address to listen on; default: 127.0.0.1, this machine only");
+  verb->add_option("-p,--port", flags->port, "Port to listen on; 0: any free one; default: 30000")
       ->check(CLI::Range(0, 65535));
   add_access(*verb, *flags);
   verb->add_option("--served-model-name", flags->name, "The model's name in the API; default: its folder's");
@@ -401,27 +460,32 @@ void add_run(CLI::App& kt, Invocation& invocation) {
                    "Syntax of thinking: qwen3, deepseek-r1, glm45, none; default: by the template");
   verb->add_flag("--dry-run", flags->dry_run, "Print the plan and stop");
   verb->add_flag("--json", flags->json, "Print the plan as JSON");
-  for (const ForeignFlag& foreign : kForeign) {
-    const auto note = [flags, &foreign] {
-      const std::string name = foreign.names;
-      flags->foreign.push_back(text("{} is ignored: {}", name.substr(0, name.find(',')), foreign.note));
-    };
-    if (foreign.has_value)
-      verb->add_option_function<std::string>(foreign.names, [note](const std::string&) { note(); })
-          ->group("");
-    else
-      verb->add_flag_callback(foreign.names, note)->group("");
-  }
+  add_established(*verb, *flags);
   verb->footer(
-      "What the command line leaves open comes from kt config. Flags of SGLang's launch lines that mean "
-      "nothing\n"
-      "here are accepted with a note.\n\n"
+      "What the command line leaves open comes from kt config. Flags of SGLang's server that mean nothing "
+      "here are "
+      "accepted with a note, or refused with --strict.\n\n"
       "Examples:\n"
       "  kt run demo                                    a small model that comes with kt\n"
       "  kt run ./Qwen3-30B-A3B --kt-method AMXINT4     experts rounded to int4 while loading\n"
       "  kt run ./Qwen3-30B-A3B --weights-path ./Qwen3-30B-A3B-int8 --host 0.0.0.0 --api-key-file KEY\n"
-      "  kt run ./model.gguf --max-running-requests 16 --max-total-tokens 65536 --dry-run");
-  verb->callback([&invocation, flags, verb] {
+      "  kt run ./model.gguf --max-running-requests 16 --max-total-tokens 65536 --dry-run\n"
+      "  kt run m2 --port 8080 --save small             keep it as small\n"
+      "  kt run @small --port 8081                      the same on another port");
+  verb->callback([&kt, &invocation, flags, verb] {
+    if (verb->get_option("--forget")->count() > 0) {
+      invocation.action = [flags] { forget_run(flags->forget); };
+      return;
+    }
+    flags->ignored = ignored_flags(kt, invocation.words, flags->accepted);
+    if (flags->strict && !flags->ignored.empty())
+      fail("--strict: these flags mean nothing here: {}", ignored_names(flags->ignored));
+    if (verb->get_option("--save")->count() > 0)
+      invocation.before.emplace_back([&kt, &invocation, flags] {
+        save_run(kt, flags->save, invocation.words);
+        std::fprintf(stderr, "note: saved as %s; kt run @%s runs it\n", flags->save.c_str(),
+                     flags->save.c_str());
+      });
     apply_settings(*flags, *verb);
     invocation.action = [flags] { run(*flags); };
   });

@@ -1,8 +1,9 @@
-// The key that clients of kt run have to send, from wherever it stands.
+// The keys of which clients of kt run have to send one, from wherever they stand.
 #pragma once
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kt {
 
@@ -15,8 +16,12 @@ struct KeySources {
 // What is wrong with a key; empty: nothing.
 std::string server_key_problem(std::string_view key);
 
-// The first of: flag, file (its one line), KT_API_KEY, setting. "" if there is none: no key is asked for. A source that
-// is given but blank is an Error, since whoever gave it does not want a server without a key.
-std::string server_key(const KeySources& sources);
+// Those of a file: one a line, blanks around it left out; blank lines and those that begin with # say nothing. Error that
+// names the file, and the line at fault; also if there is none.
+std::vector<std::string> keys_in_file(const std::string& path);
+
+// The first of: flag, file, KT_API_KEY, setting. None: no key is asked for. A source that is given but blank is an Error,
+// since whoever gave it does not want a server without a key.
+std::vector<std::string> server_keys(const KeySources& sources);
 
 }  // namespace kt

@@ -12,7 +12,10 @@
 namespace kt {
 namespace {
 
+using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::StartsWith;
 
 class ServerKeyTest : public testing::Test {
@@ -25,7 +28,7 @@ class ServerKeyTest : public testing::Test {
   void write(const std::string& bytes) const { std::ofstream(path) << bytes; }
   static std::string complaint(const KeySources& sources) {
     try {
-      return "no error, but " + server_key(sources);
+      return "no error, but " + testing::PrintToString(server_keys(sources));
     } catch (const Error& error) {
       return error.what();
     }
@@ -35,13 +38,13 @@ class ServerKeyTest : public testing::Test {
 };
 
 TEST_F(ServerKeyTest, TheNearestSourceCounts) {
-  EXPECT_EQ(server_key({}), "");
-  EXPECT_EQ(server_key({.setting = "set"}), "set");
+  EXPECT_THAT(server_keys({}), IsEmpty());
+  EXPECT_THAT(server_keys({.setting = "set"}), ElementsAre("set"));
   ::setenv("KT_API_KEY", "variable", 1);
-  EXPECT_EQ(server_key({.setting = "set"}), "variable");
+  EXPECT_THAT(server_keys({.setting = "set"}), ElementsAre("variable"));
   write("  in a file \r\n");
-  EXPECT_EQ(server_key({.file = path, .setting = "set"}), "in a file");
-  EXPECT_EQ(server_key({.flag = "flag", .file = path, .setting = "set"}), "flag");
+  EXPECT_THAT(server_keys({.file = path, .setting = "set"}), ElementsAre("in a file"));
+  EXPECT_THAT(server_keys({.flag = "flag", .file = path, .setting = "set"}), ElementsAre("flag"));
 }
 
 TEST_F(ServerKeyTest, BlankKeysAreNoKeys) {
@@ -55,11 +58,18 @@ TEST_F(ServerKeyTest, BlankKeysAreNoKeys) {
   }
 }
 
+TEST_F(ServerKeyTest, OneALine) {
+  write("# of the team\nfirst\r\n\n   second key  \n\t# gone: third\nfourth#4");
+  EXPECT_THAT(keys_in_file(path), ElementsAre("first", "second key", "fourth#4"));
+  write("# all gone\n");
+  EXPECT_THAT(complaint({.file = path}), HasSubstr("blank"));
+}
+
 TEST_F(ServerKeyTest, KeysThatNoClientCouldSend) {
   EXPECT_THAT(complaint({.flag = " a"}), HasSubstr("begins or ends"));
   EXPECT_THAT(complaint({.flag = "a\nb"}), HasSubstr("one line"));
-  write("one\ntwo\n");
-  EXPECT_THAT(complaint({.file = path}), HasSubstr("one line"));
+  write("one\nt\x01wo\n");
+  EXPECT_THAT(complaint({.file = path}), AllOf(HasSubstr(path + ":2: "), HasSubstr("one line")));
   EXPECT_THAT(complaint({.file = "/no/such/file"}), HasSubstr("/no/such/file cannot be read"));
   EXPECT_EQ(server_key_problem("s3cret key"), "");
 }

@@ -10,12 +10,17 @@
 #include "cli/method_flag.h"
 #include "cli/server_key.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
 #include "text/shown.h"
 
 namespace kt {
 namespace {
 
 constexpr auto kSettings = std::to_array<Setting>({
+    {.name = "general.language",
+     .standard = "auto",
+     .help = "Language of what kt says to people; auto: as the locale has it",
+     .choices = "auto|en|zh"},
     {"server.host", SettingType::kText, "127.0.0.1", "Address that kt run listens on"},
     {"server.port", SettingType::kInteger, "30000", "Its port; 0: any free one", 0, 65535},
     {.name = "server.api-key",
@@ -64,15 +69,15 @@ constexpr std::string_view kHeading =
 std::string_view type_name(SettingType type) {
   switch (type) {
     case SettingType::kText:
-      return "text";
+      return tr_later("text");
     case SettingType::kInteger:
-      return "an integer";
+      return tr_later("an integer");
     case SettingType::kNumber:
-      return "a number";
+      return tr_later("a number");
     case SettingType::kSize:
-      return "a size such as 8GiB";
+      return tr_later("a size such as 8GiB");
     case SettingType::kList:
-      return "a list of texts";
+      return tr_later("a list of texts");
   }
   return "";
 }
@@ -124,13 +129,13 @@ void check_value(const Setting& setting, const Json& value, const std::string& w
   if (value.is_number() && (setting.least != 0 || setting.most != 0)) {
     const double number = value.get<double>();
     if (!(number >= setting.least && number <= setting.most))
-      fail("{}: expected {} from {} to {}, found {}", where, type_name(setting.type), setting.least,
+      fail(tr("{}: expected {} from {} to {}, found {}"), where, tr(type_name(setting.type)), setting.least,
            setting.most, number);
   }
   if (setting.type == SettingType::kSize && !value.get_ref<const std::string&>().empty())
     parse_bytes(value.get_ref<const std::string&>(), where);
   if (!setting.choices.empty() && !is_choice(setting.choices, value.get_ref<const std::string&>()))
-    fail("{}: expected one of {}, found '{}'", where, setting.choices,
+    fail(tr("{}: expected one of {}, found '{}'"), where, setting.choices,
          shown(value.get_ref<const std::string&>()));
   if (!setting.problem || value == "") return;
   const std::string problem = setting.problem(value.get_ref<const std::string&>());
@@ -141,7 +146,8 @@ void check_value(const Setting& setting, const Json& value, const std::string& w
 Json flattened(const Json& mapping, const std::string& path) {
   Json out = Json::object();
   const auto unknown = [&](const std::string& name) {
-    fail("{}: unknown key '{}'; the nearest known one is {}", path, shown(name), nearest_name(name, names()));
+    fail(tr("{}: unknown key '{}'; the nearest known one is {}"), path, shown(name),
+         nearest_name(name, names()));
   };
   for (const auto& [section, keys] : mapping.items()) {
     const bool is_section =
@@ -187,7 +193,7 @@ Json number_from(const Setting& setting, std::string_view words) {
   Number number{};
   const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), number);
   if (code != std::errc() || end != words.data() + words.size())
-    fail("{}: expected {}, got '{}'", setting.name, type_name(setting.type), shown(words));
+    fail(tr("{}: expected {}, got '{}'"), setting.name, tr(type_name(setting.type)), shown(words));
   return number;
 }
 
@@ -198,7 +204,7 @@ std::span<const Setting> known_settings() { return kSettings; }
 const Setting& setting_named(std::string_view name) {
   const Setting* found = find_setting(name);
   if (!found)
-    fail("unknown key '{}'; the nearest known one is {}; kt config show lists them", shown(name),
+    fail(tr("unknown key '{}'; the nearest known one is {}; kt config show lists them"), shown(name),
          nearest_name(name, names()));
   return *found;
 }

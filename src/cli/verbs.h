@@ -6,12 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_words.h"
 #include "cli/next_step.h"
 
 namespace kt {
 
 // Filled while the command line is parsed, read afterwards by main.
 struct Invocation {
+  Words words;  // from main: the arguments, saved ones in place of their name; also those that are not parsed
   std::vector<std::function<void()>>
       before;                    // run before the action, once the whole command line is known to be right
   std::function<void()> action;  // of the verb that was named; reports to standard output, throws on failure
@@ -37,6 +39,7 @@ void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 void add_microbench_linear(CLI::App& microbench, Invocation& run);
 void add_microbench_attention(CLI::App& microbench, Invocation& run);
+void add_microbench_mla(CLI::App& microbench, Invocation& run);
 void add_microbench_gptq(CLI::App& microbench, Invocation& run);
 void add_microbench_load(CLI::App& microbench, Invocation& run);
 

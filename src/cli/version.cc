@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/text.h"
+#include "cli/python_facts.h"
 #include "cli/verbs.h"
 #include "kernels/isas.h"
 #include "kt_version.h"
@@ -29,10 +30,26 @@ std::string cuda_version() {
   return text("{}.{}", number / 1000, number % 1000 / 10);
 }
 
-void print_version() {
+// What Python there is takes a process to know: asked for only with --verbose.
+struct VersionFlags {
+  bool verbose = false;
+};
+
+void print_version(const VersionFlags& flags) {
   const Kernels& used = kernels();
-  std::printf("Python: n/a\nPlatform: %s\nCUDA: %s\n", platform().c_str(), cuda_version().c_str());
-  std::printf("kt-kernel: %s (%s)\nsglang: n/a\n\n", KT_VERSION, used.name);
+  PythonFacts python;
+  if (flags.verbose) python = python_on_path({.path = folders_of_path()});
+  const auto known = [](const std::string& version) { return version.empty() ? "n/a" : version.c_str(); };
+  std::printf("Python: %s\nPlatform: %s\nCUDA: %s\n", known(python.version), platform().c_str(),
+              cuda_version().c_str());
+  std::printf("kt-kernel: %s (%s)\nsglang: %s\n\n", KT_VERSION, used.name, known(python.packages["sglang"]));
+  if (flags.verbose) {
+    Table packages({"python", python.problem.empty() ? python.program : python.problem}, 2);
+    const std::string absent = python.problem.empty() ? "not installed" : "n/a";
+    for (const char* const name : {"kt_kernel", "torch", "transformers", "sglang"})
+      packages.add({name, python.packages[name].empty() ? absent : python.packages[name]});
+    std::printf("%s\n", packages.str().c_str());
+  }
   Table table({"ISA", "here", ""}, 3);
   for (const KnownIsa& isa : known_isas()) {
     table.add({isa.name, isa.missing ? text("lacks {}", isa.missing) : "runs",
@@ -49,8 +66,15 @@ std::string version() { return KT_VERSION; }
 
 void add_version(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("version", "Versions, and the instruction sets this build holds");
-  verb->footer("Examples:\n  kt version\n  KT_ISA=portable kt version     the one in use is portable then");
-  verb->callback([&run] { run.action = print_version; });
+  const auto flags = std::make_shared<VersionFlags>();
+  verb->add_flag("-v,--verbose", flags->verbose,
+                 "Also those of kt_kernel, torch, transformers and sglang, as the Python on PATH has them");
+  verb->footer(
+      "Examples:\n"
+      "  kt version\n"
+      "  kt version --verbose\n"
+      "  KT_ISA=portable kt version     the one in use is portable then");
+  verb->callback([&run, flags] { run.action = [flags] { print_version(*flags); }; });
 }
 
 }  // namespace kt

@@ -1,11 +1,16 @@
 #include "terminal/prompts.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <charconv>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "base/utf8.h"
+#include "terminal/language.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {
@@ -13,6 +18,19 @@ namespace {
 std::string trimmed(const std::string& words) {
   const size_t first = words.find_first_not_of(" \t\r\n"), last = words.find_last_not_of(" \t\r\n");
   return first == words.npos ? "" : words.substr(first, last - first + 1);
+}
+
+// Columns of the terminal behind a stream; 0 where there is none.
+int columns_of(std::FILE* out) {
+  winsize size = {};
+  return ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+// Names and paths among the words may be any bytes.
+std::string one_or_more_lines(const std::string& lead, std::string_view words, int width) {
+  std::string lines = wrapped(lead, harmless(words), width);
+  lines.pop_back();  // say() ends the last one
+  return lines;
 }
 
 // The choice meant by these words, or -1.
@@ -42,7 +60,9 @@ void Prompts::say(std::string_view line) {
 std::string Prompts::read_line(std::string_view question, std::string_view standard) {
   std::string words(question);
   if (!standard.empty()) words += text(" [{}]", standard);
-  std::fprintf(out_, "%s: ", words.c_str());
+  words += ':';
+  words = one_or_more_lines("", words, columns_of(out_) - 1);
+  std::fprintf(out_, "%s ", words.c_str());
   std::fflush(out_);
   std::string line;
   for (;;) {
@@ -65,28 +85,37 @@ std::string Prompts::ask_text(const Text& asked) {
     std::string answer = read_line(asked.question, asked.standard);
     if (answer.empty()) answer = asked.standard;
     if (answer.empty() && asked.optional) return answer;
-    std::string problem = answer.empty() ? "an answer is needed; Ctrl-D ends" : "";
-    if (!is_valid_utf8(answer)) problem = "that is not UTF-8";
+    std::string problem = answer.empty() ? tr("an answer is needed; Ctrl-D ends") : "";
+    if (!is_valid_utf8(answer)) problem = tr("that is not UTF-8");
     if (problem.empty() && asked.problem) problem = asked.problem(answer);
     if (problem.empty()) return answer;
-    say("  " + problem);
+    say(one_or_more_lines("  ", problem, columns_of(out_)));
   }
 }
 
 std::string Prompts::ask_choice(const Choices& asked) {
-  size_t width = 0;
-  for (const Choice& choice : asked.choices) width = std::max(width, choice.word.size());
+  const int width = columns_of(out_);
+  int widest = 0;
+  for (const Choice& choice : asked.choices) widest = std::max(widest, text_width(harmless(choice.word)));
   for (size_t i = 0; i < asked.choices.size(); ++i) {
     const Choice& choice = asked.choices[i];
-    const std::string space(choice.help.empty() ? 0 : width - choice.word.size() + 2, ' ');
-    say(text("  {}{}  {}{}{}", i < 9 ? " " : "", i + 1, choice.word, space, choice.help));
+    const std::string word = text("  {}{}  {}", i < 9 ? " " : "", i + 1, harmless(choice.word));
+    const std::string lead = padded_to(word, 6 + widest + 2);
+    if (choice.help.empty()) {
+      say(word);
+    } else if (width > 0 && text_width(lead) > width / 2) {  // too narrow for two columns
+      say(word);
+      say(one_or_more_lines("          ", choice.help, width));
+    } else {
+      say(one_or_more_lines(lead, choice.help, width));
+    }
   }
   const std::string standard =
       asked.standard >= 0 ? asked.choices.at(static_cast<size_t>(asked.standard)).word : "";
   const auto problem = [&](const std::string& answer) -> std::string {
     if (chosen(asked.choices, answer) >= 0) return "";
     if (asked.free) return asked.problem ? asked.problem(answer) : "";
-    return text("expected a number from 1 to {} or a word of the list, got '{}'", asked.choices.size(),
+    return text(tr("expected a number from 1 to {} or a word of the list, got '{}'"), asked.choices.size(),
                 answer);
   };
   const std::string answer = ask_text({.question = asked.question, .standard = standard, .problem = problem});
@@ -102,7 +131,7 @@ int64_t Prompts::ask_number(std::string_view question, int64_t standard, int64_t
   const auto problem = [&](const std::string& answer) -> std::string {
     int64_t number = 0;
     if (parse(answer, number) && number >= least && number <= most) return "";
-    return text("expected a whole number from {} to {}, got '{}'", least, most, answer);
+    return text(tr("expected a whole number from {} to {}, got '{}'"), least, most, answer);
   };
   int64_t out = 0;
   parse(
@@ -113,13 +142,13 @@ int64_t Prompts::ask_number(std::string_view question, int64_t standard, int64_t
 
 bool Prompts::ask_yes(std::string_view question, bool standard) {
   const auto problem = [](const std::string& answer) -> std::string {
-    for (const char* word : {"y", "yes", "n", "no", "Y", "N", "Yes", "No"})
+    for (const char* word : {"y", "yes", "n", "no", "Y", "N", "Yes", "No", "是", "否"})
       if (answer == word) return "";
-    return text("expected yes or no, got '{}'", answer);
+    return text(tr("expected yes or no, got '{}'"), answer);
   };
   const std::string answer =
       ask_text({.question = std::string(question), .standard = standard ? "yes" : "no", .problem = problem});
-  return answer[0] == 'y' || answer[0] == 'Y';
+  return answer[0] == 'y' || answer[0] == 'Y' || answer == "是";
 }
 
 }  // namespace kt

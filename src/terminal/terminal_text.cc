@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "text/unicode.h"
 
@@ -42,6 +43,41 @@ const CodeSet& zero_width() {
 
 CodePoint code_at(std::string_view text, size_t at) { return next_code_point(text, at); }
 
+// A line may end between two pieces.
+struct Piece {
+  std::string_view words;
+  bool spaced = false;  // a space stands before it where they share a line
+};
+
+constexpr std::u32string_view kClosing = U"、。，．：；！？）》」』】〕”’…％", kOpening = U"（《「『【〔“‘";
+
+bool is_one_of(std::u32string_view set, CodePoint code) {
+  return set.find(static_cast<char32_t>(code)) != set.npos;
+}
+
+bool breaks_between(CodePoint before, CodePoint after) {
+  if (before == ' ' || after == ' ') return true;
+  if (cell_width(before) < 2 && cell_width(after) < 2) return false;
+  return !is_one_of(kClosing, after) && !is_one_of(kOpening, before) && cell_width(after) > 0;
+}
+
+std::vector<Piece> pieces_of(std::string_view words) {
+  std::vector<Piece> out;
+  CodePoint before = ' ';
+  for (size_t at = 0; at < words.size();) {
+    const size_t from = at;
+    const CodePoint code = next_code_point(words, at);
+    if (code != ' ') {
+      if (breaks_between(before, code))
+        out.push_back({words.substr(from, at - from), before == ' ' && !out.empty()});
+      else
+        out.back().words = {out.back().words.data(), out.back().words.size() + at - from};
+    }
+    before = code;
+  }
+  return out;
+}
+
 }  // namespace
 
 int cell_width(CodePoint code) {
@@ -77,6 +113,30 @@ size_t previous_cluster(std::string_view text, size_t at) {
     at = before;
   }
   return at;
+}
+
+std::string padded_to(const std::string& words, int width) {
+  return words + std::string(static_cast<size_t>(std::max(0, width - text_width(words))), ' ');
+}
+
+std::string wrapped(const std::string& lead, std::string_view words, int width) {
+  if (width <= 0) return lead + std::string(words) + "\n";
+  const int indent = text_width(lead);
+  std::string out = lead;
+  int column = indent;
+  for (const Piece& piece : pieces_of(words)) {
+    const int cells = text_width(piece.words), space = piece.spaced ? 1 : 0;
+    if (column > indent && column + space + cells > width) {
+      out += "\n" + std::string(static_cast<size_t>(indent), ' ');
+      column = indent;
+    } else if (piece.spaced) {
+      out += ' ';
+      ++column;
+    }
+    out += piece.words;
+    column += cells;
+  }
+  return out + "\n";
 }
 
 std::string harmless(std::string_view text) {

@@ -11,8 +11,10 @@
 #include "bench/model_bench.h"
 #include "bench/plot.h"
 #include "cli/bench/bench_server.h"
+#include "cli/bench/measure_flags.h"
 #include "cli/experts_text.h"
 #include "cli/model_flags.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -23,7 +25,7 @@ struct BenchFlags {
   ServerBenchFlags server;
   std::vector<int> prompts = {128, 512, 2048}, batches = {1, 4, 16};
   int output = 32, repeat = 3;
-  std::string plot;
+  std::string plot, file, type = "inference";
   bool parts = false, json = false;
 };
 
@@ -38,7 +40,8 @@ std::vector<BenchCase> cases_of(const BenchFlags& flags, const LoadedModel& mode
   for (int prompt : flags.prompts)
     for (int batch : flags.batches) {
       if (batch > step)
-        fail("--batch: {} sequences, and a step takes {} tokens; see --chunked-prefill-size", batch, step);
+        fail(tr("--batch: {} sequences, and a step takes {} tokens; see --chunked-prefill-size"), batch,
+             step);
       const BenchCase at{.prompt = prompt, .batch = batch, .output = flags.output};
       if (bench_tokens(at, step) >= context)
         std::fprintf(stderr, "kt: prompts of %d tokens are left out: the model's context is %d\n", prompt,
@@ -132,15 +135,16 @@ void print_parts(const ModelFigures& point) {
 }
 
 void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<ModelFigures>& points) {
-  if (flags.json) {
+  if (flags.json || !flags.file.empty()) {
     nlohmann::ordered_json out = {{"model", model.path()},
                                   {"experts", model.experts_dialect()},
                                   {"acts", flags.model.acts},
                                   {"output_tokens", flags.output},
                                   {"points", nlohmann::ordered_json::array()}};
     for (const ModelFigures& point : points) out["points"].push_back(point_json(flags, point));
-    std::printf("%s\n", out.dump(2).c_str());
-    return;
+    if (!flags.file.empty()) write_figures(flags.file, out);
+    if (flags.json) std::printf("%s\n", out.dump(2).c_str());
+    if (flags.json) return;
   }
   Table table({"prompt", "sequences", "prefill tokens/s", "of limit", "experts used", "decode tokens/s",
                "of limit", "experts used", "busiest 8", "ms/token"},
@@ -173,12 +177,6 @@ void warn_if_narrow(const std::vector<ModelFigures>& points) {
       }
 }
 
-void draw(const std::string& path, const std::string& picture) {
-  AtomicFile file(path);
-  file.append(picture);
-  file.commit();
-}
-
 void run(const BenchFlags& flags) {
   const MemoryRequest use{.sequences = std::ranges::max(flags.batches),
                           .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
@@ -191,9 +189,22 @@ void run(const BenchFlags& flags) {
     points.push_back(measure_model(model, limits, at, flags.repeat));
   }
   status.show("");
-  if (!flags.plot.empty()) draw(flags.plot, flags.parts ? svg(parts_charts(points)) : svg(charts_of(points)));
+  if (!flags.plot.empty())
+    write_out(flags.plot, flags.parts ? svg(parts_charts(points)) : svg(charts_of(points)));
   print(flags, model, points);
   warn_if_narrow(points);
+}
+
+// The model by -m instead of by a word alone.
+void take_by_flag(BenchFlags& flags, const CLI::App& verb, Invocation& invocation) {
+  if (!flags.model.model.empty()) fail(tr("MODEL and --model: give one of them"));
+  const auto model = std::make_shared<ResolvedModel>(named_model(flags.server.model));
+  const bool agreed = verb.get_option("--download")->count() > 0;
+  invocation.before.emplace_back([&flags, model, agreed] {
+    fetch_model(*model, {.agreed = agreed});
+    flags.model.found = *model;
+    flags.model.model = model->path;
+  });
 }
 
 }  // namespace
@@ -218,30 +229,43 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
       verb->add_option("--tokens", flags->output, "Tokens to generate and time; 128 with --server")
           ->check(positive())
           ->capture_default_str();
-  verb->add_option("--repeat", flags->repeat, "The median of so many runs counts")
+  verb->add_option("-n,--repeat,--iterations", flags->repeat, "The median of so many runs counts")
       ->excludes("--server")
       ->check(positive())
       ->capture_default_str();
   verb->add_flag("--parts", flags->parts, "Take a step apart: the time and the limit of each operation")
       ->excludes("--server");
   verb->add_option("--plot", flags->plot, "Draw the figures into this file (SVG); the parts with --parts");
+  verb->add_option(
+          "-t,--type", flags->type,
+          "inference: of the model; all: and of the parts of a step; moe, mla, linear, attention: of that "
+          "kernel, as kt microbench")
+      ->check(CLI::IsMember({"inference", "all", "moe", "mla", "linear", "attention"}))
+      ->excludes("--server")
+      ->capture_default_str();
+  verb->add_option("-o,--output", flags->file, "Also write the figures to this file, as JSON")
+      ->check(writable());
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
       "Examples:\n"
       "  kt bench ./demo/tiny-deepseekv3 --prompt 128,512 --batch 1,8\n"
       "  kt bench ./Qwen3-30B-A3B --prompt 1024 --batch 1 --parts --plot step.svg\n"
       "  kt bench ./Qwen3-30B-A3B --weights ./Qwen3-30B-A3B-int4 --plot speed.svg --json\n"
+      "  kt bench -m demo -t all -n 5 -o figures.json\n"
       "  kt bench --server http://127.0.0.1:30000 --concurrency 1,8,64 --tokens 128 --plot load.svg");
-  verb->callback([&invocation, flags, model, prompt, tokens] {
-    if (flags->server.url.empty() && model->empty()) throw CLI::RequiredError("MODEL or --server");
+  verb->callback([&invocation, flags, verb, model, prompt, tokens] {
+    if (flags->server.url.empty() && model->empty() && flags->server.model.empty())
+      throw CLI::RequiredError("MODEL or --server");
+    if (flags->type == "all") flags->parts = true;
     if (flags->server.url.empty()) {
+      if (!flags->server.model.empty()) take_by_flag(*flags, *verb, invocation);
       invocation.action = [flags] { run(*flags); };
       return;
     }
     if (prompt->empty()) flags->prompts = {512};
     if (tokens->empty()) flags->output = 128;
     invocation.action = [flags] {
-      bench_server(flags->server, {flags->prompts, flags->output, flags->plot, flags->json});
+      bench_server(flags->server, {flags->prompts, flags->output, flags->plot, flags->file, flags->json});
     };
   });
 }

@@ -6,10 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "bench/load_prompts.h"
 #include "bench/server_figures.h"
 #include "bench/stream_event.h"
+#include "cli/bench/measure_flags.h"
+#include "cli/server_trust.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "text/json.h"
 
@@ -19,18 +21,20 @@ namespace {
 // The server as it is asked before the measurement: what it serves, how it counts.
 class Asker {
  public:
-  Asker(const HttpUrl& url, std::string api_key)
-      : client_(url, {.read_timeout = std::chrono::milliseconds(60'000)}), key_(std::move(api_key)) {}
+  explicit Asker(const LoadTarget& target)
+      : client_(target.url, {.read_timeout = std::chrono::milliseconds(60'000), .trust = target.trust}),
+        key_(target.api_key) {}
 
   std::string first_model() {
     const HttpReply reply = ask("GET", "/v1/models", "");
     if (reply.status != 200)
-      fail("/v1/models: HTTP {}: {}; --model NAME does without it", reply.status, error_message(reply.body));
+      fail(tr("/v1/models: HTTP {}: {}; --model NAME does without it"), reply.status,
+           error_message(reply.body));
     const OrderedJson parsed = OrderedJson::parse(reply.body, nullptr, false);
     if (!parsed.is_object() || !parsed.contains("data") || !parsed["data"].is_array() ||
         parsed["data"].empty() || !parsed["data"][0].is_object() || !parsed["data"][0].contains("id") ||
         !parsed["data"][0]["id"].is_string())
-      fail("/v1/models: no model in the reply; --model NAME does without it");
+      fail(tr("/v1/models: no model in the reply; --model NAME does without it"));
     return parsed["data"][0]["id"].get<std::string>();
   }
 
@@ -66,8 +70,12 @@ class ServerBench {
   ServerBench(const ServerBenchFlags& flags, const ServerBenchCase& at)
       : flags_(flags),
         case_(at),
-        target_{.url = parse_url(flags.url), .path = {}, .api_key = flags.api_key, .timeout = flags.timeout},
-        asker_(target_.url, flags.api_key),
+        target_{.url = parse_url(flags.url),
+                .path = {},
+                .api_key = flags.api_key,
+                .timeout = flags.timeout,
+                .trust = trust_of(flags.ca_file)},
+        asker_(target_),
         model_(flags.model.empty() ? asker_.first_model() : flags.model),
         prompts_(flags.seed) {
     target_.path = flags.api == "chat" ? "/v1/chat/completions" : "/v1/completions";
@@ -155,10 +163,8 @@ std::vector<LevelFigures> ServerBench::run() {
 
 void print(const ServerBenchFlags& flags, const ServerBenchCase& at, const ServerBench& bench,
            const std::vector<LevelFigures>& levels) {
-  if (!at.json) {
-    std::printf("%s", table_of(levels).c_str());
-    return;
-  }
+  if (!at.json) std::printf("%s", table_of(levels).c_str());
+  if (!at.json && at.file.empty()) return;
   OrderedJson out = {{"server", flags.url},
                      {"model", bench.model()},
                      {"api", flags.api},
@@ -168,14 +174,17 @@ void print(const ServerBenchFlags& flags, const ServerBenchCase& at, const Serve
                      {"prompts_from", bench.counts() ? "tokenize" : "words"},
                      {"points", OrderedJson::array()}};
   for (const LevelFigures& level : levels) out["points"].push_back(json_of(level));
-  std::printf("%s\n", out.dump(2, ' ', false, OrderedJson::error_handler_t::replace).c_str());
+  const std::string words = out.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  if (!at.file.empty()) write_out(at.file, words);
+  if (at.json) std::printf("%s", words.c_str());
 }
 
 }  // namespace
 
 void ServerBenchFlags::add_to(CLI::App& verb) {
   CLI::Option* server = verb.add_option(
-      "--server", url, "Measure this running server, http://HOST:PORT, instead of a model in this process");
+      "--server", url,
+      "Measure this running server, http://HOST:PORT or https://..., instead of a model in this process");
   const auto add = [&](const char* name, auto& value, const char* words) {
     return verb.add_option(name, value, words)->needs(server);
   };
@@ -186,7 +195,9 @@ void ServerBenchFlags::add_to(CLI::App& verb) {
   add("--requests", requests, "Requests for each point; default: 4 for each stream")->check(positive());
   add("--api", api, "Which endpoint")->check(CLI::IsMember({"completions", "chat"}))->capture_default_str();
   add("--api-key", api_key, "The server's key");
-  add("--model", model, "The model's name in requests; default: the first of /v1/models");
+  add("--ca-file", ca_file, kCaFileHelp)->check(CLI::ExistingFile);
+  verb.add_option("-m,--model", model,
+                  "MODEL; with --server its name in requests, by default the first of /v1/models");
   add("--shared-prefix", shared_prefix, "Tokens at the beginning that all prompts share; default: none")
       ->check(positive());
   add("--seed", seed, "Of the prompts")->capture_default_str();
@@ -202,11 +213,7 @@ void ServerBenchFlags::add_to(CLI::App& verb) {
 void bench_server(const ServerBenchFlags& flags, const ServerBenchCase& at) {
   ServerBench bench(flags, at);
   const std::vector<LevelFigures> levels = bench.run();
-  if (!at.plot.empty()) {
-    AtomicFile file(at.plot);
-    file.append(svg(charts_of(levels)));
-    file.commit();
-  }
+  if (!at.plot.empty()) write_out(at.plot, svg(charts_of(levels)));
   print(flags, at, bench, levels);
   if (std::ranges::any_of(levels, [](const LevelFigures& level) { return level.ok > 0; })) return;
   const auto& failures = levels.front().failures;

@@ -10,7 +10,7 @@ namespace kt {
 
 struct ServerBenchFlags {
   std::string url;  // empty: not asked for
-  std::string api = "completions", api_key, model;
+  std::string api = "completions", api_key, model, ca_file;
   std::vector<int> concurrency = {1, 4, 16, 64};
   int requests = 0, shared_prefix = 0, warmup = 2, errors = 0;
   uint64_t seed = 1;
@@ -22,7 +22,7 @@ struct ServerBenchFlags {
 struct ServerBenchCase {
   std::vector<int> prompts;
   int tokens = 0;
-  std::string plot;
+  std::string plot, file;  // file: of the JSON
   bool json = false;
 };
 

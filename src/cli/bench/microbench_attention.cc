@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "bench/attention_bench.h"
 #include "bench/limit_report.h"
+#include "cli/bench/measure_flags.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
@@ -21,10 +22,10 @@ constexpr int kMostGroup = 256;                     // query heads of one key he
 struct AttentionFlags {
   int heads = 0;  // 0: 32, or 16 of latent attention
   int kv_heads = 4, head_dim = 128, batch = 1, window = 0, layers = 0, threads = 0;
-  bool mla = false, json = false;
+  bool mla = false;
+  MeasureFlags measure;
   std::vector<int> contexts = {1024, 8192, 16384}, tokens = {1};
   std::string kv = "bf16", isa;
-  double seconds = 2;
 };
 
 struct Row {
@@ -116,7 +117,7 @@ void print_setup(const AttentionSetup& setup, const AttentionFlags& flags) {
 void run_attention(const AttentionFlags& flags) {
   const AttentionSetup setup = setup_of(flags);
   for (const int tokens : flags.tokens) check_attention_call(setup, tokens);
-  if (!flags.json) {
+  if (!flags.measure.json) {
     print_setup(setup, flags);
     print_heads();
   }
@@ -131,33 +132,35 @@ void run_attention(const AttentionFlags& flags) {
       if (!status) status.emplace();
       status->show(text("context {}, {} tokens", context, tokens));
       const Row row{context, tokens, bench.layers(), bench.bytes(),
-                    bench.measure(reader, tokens, flags.seconds)};
+                    bench.measure(reader, tokens, flags.measure.time)};
       status.reset();
       above |= above_limit(row.figures);
-      if (flags.json)
-        rows.push_back(json_of(row, setup, flags));
-      else
-        print_row(row);
+      rows.push_back(json_of(row, setup, flags));
+      if (!flags.measure.json) print_row(row);
     }
   }
-  if (flags.json) return print_json(rows);
-  if (above) std::printf("\n%s\n", limit_note().data());
+  flags.measure.report(rows);
+  if (above && !flags.measure.json) std::printf("\n%s\n", limit_note().data());
 }
 
 void add_flags(CLI::App& verb, AttentionFlags& flags) {
-  verb.add_option("--heads", flags.heads, "Query heads; default: 32, or 16 with --mla")
+  verb.add_option("--heads", flags.heads,
+                  flags.mla ? "Query heads; default: 16" : "Query heads; default: 32, or 16 with --mla")
       ->check(within(1, kMostHeads));
-  const auto kv_heads = verb.add_option("--kv-heads", flags.kv_heads, "Heads of keys and values")
-                            ->check(within(1, kMostHeads))
-                            ->capture_default_str();
-  const auto head_dim = verb.add_option("--head-dim", flags.head_dim, "Width of a head")
-                            ->check(within(1, kMostHeadWidth))
-                            ->capture_default_str();
-  verb.add_flag("--mla", flags.mla,
-                text("Latent attention: one shared head of {} + {} numbers", kLatentRank, kLatentRope))
-      ->excludes(kv_heads)
-      ->excludes(head_dim);
-  verb.add_option("--context", flags.contexts, "Tokens of a sequence; a list measures each")
+  if (!flags.mla) {
+    const auto kv_heads = verb.add_option("--kv-heads", flags.kv_heads, "Heads of keys and values")
+                              ->check(within(1, kMostHeads))
+                              ->capture_default_str();
+    const auto head_dim = verb.add_option("--head-dim", flags.head_dim, "Width of a head")
+                              ->check(within(1, kMostHeadWidth))
+                              ->capture_default_str();
+    verb.add_flag("--mla", flags.mla,
+                  text("Latent attention: one shared head of {} + {} numbers; the same as kt microbench mla",
+                       kLatentRank, kLatentRope))
+        ->excludes(kv_heads)
+        ->excludes(head_dim);
+  }
+  verb.add_option("-s,--context,--seq-len", flags.contexts, "Tokens of a sequence; a list measures each")
       ->delimiter(',')
       ->check(within(1, kMostTokens))
       ->capture_default_str();
@@ -165,7 +168,7 @@ void add_flags(CLI::App& verb, AttentionFlags& flags) {
       ->delimiter(',')
       ->check(within(1, kMostTokens))
       ->capture_default_str();
-  verb.add_option("--batch", flags.batch, "Sequences of a call")
+  verb.add_option("-b,--batch,--batch-size", flags.batch, "Sequences of a call")
       ->check(within(1, kMostSequences))
       ->capture_default_str();
   verb.add_option("--window", flags.window, "Positions a token sees; default: all")
@@ -177,10 +180,7 @@ void add_flags(CLI::App& verb, AttentionFlags& flags) {
       ->check(within(1, kMostLayers));
   verb.add_option("--threads", flags.threads, "Workers; default: one for each core")->check(positive());
   verb.add_option("--isa", flags.isa, "Instruction set (see kt version); default: the best here");
-  verb.add_option("--seconds", flags.seconds, "Time to measure each row for")
-      ->check(positive())
-      ->capture_default_str();
-  verb.add_flag("--json", flags.json, "Print JSON: one object, or an array when several rows were asked for");
+  flags.measure.add_to(verb);
 }
 
 }  // namespace
@@ -199,6 +199,21 @@ void add_microbench_attention(CLI::App& microbench, Invocation& run) {
       "  kt microbench attention --context 1024,8192,16384\n"
       "  kt microbench attention --context 8192 --tokens 1,512 --batch 4\n"
       "  kt microbench attention --mla --heads 128 --context 4096 --kv bf16 --json");
+  verb->callback([&run, flags] { run.action = [flags] { run_attention(*flags); }; });
+}
+
+void add_microbench_mla(CLI::App& microbench, Invocation& run) {
+  CLI::App* verb = microbench.add_subcommand(
+      "mla",
+      text("Latent attention of one layer: one shared head of {} + {} numbers", kLatentRank, kLatentRope));
+  const auto flags = std::make_shared<AttentionFlags>();
+  flags->mla = true;
+  add_flags(*verb, *flags);
+  verb->footer(
+      "As kt microbench attention --mla, whose page says what the limit is.\n\n"
+      "Examples:\n"
+      "  kt microbench mla -b 1 -s 8192\n"
+      "  kt microbench mla --heads 128 -s 4096 -n 50 -w 5 -o mla.json");
   verb->callback([&run, flags] { run.action = [flags] { run_attention(*flags); }; });
 }
 

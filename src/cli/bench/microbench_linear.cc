@@ -8,6 +8,7 @@
 #include "bench/limit_report.h"
 #include "bench/linear_bench.h"
 #include "cli/bench/format_list.h"
+#include "cli/bench/measure_flags.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
@@ -19,8 +20,8 @@ struct LinearFlags {
   std::vector<int> tokens = {1, 16};
   std::vector<std::string> formats = {"int8", "bf16"};
   std::string isa, acts = "default";
-  double seconds = 2;
-  bool json = false;
+  BatchFlags batch;
+  MeasureFlags measure;
 };
 
 struct LinearRow {
@@ -84,7 +85,7 @@ void run_linear(const LinearFlags& flags) {
   const LinearSetup setup = setup_of(flags);
   const std::vector<NamedFormat> formats = listed_formats(
       flags.formats, [&](const Format& format) { check_shape(format, setup.n, setup.k, "linear"); });
-  if (!flags.json) {
+  if (!flags.measure.json) {
     std::printf("[%d, %d]; %s, %s; %s activations\n\n", setup.n, setup.k, setup.kernels->name,
                 counted(setup.pool->threads(), "thread").c_str(), flags.acts.c_str());
     print_linear_heads();
@@ -104,17 +105,15 @@ void run_linear(const LinearFlags& flags) {
                           bench.copies(),
                           bench.bytes(),
                           bench.packed_bytes_ratio(),
-                          bench.measure(reader, tokens, flags.seconds)};
+                          bench.measure(reader, tokens, flags.measure.time)};
       status.reset();
       above |= above_limit(row.figures);
-      if (flags.json)
-        rows.push_back(json_of(row, setup, flags));
-      else
-        print_row(row);
+      rows.push_back(json_of(row, setup, flags));
+      if (!flags.measure.json) print_row(row);
     }
   }
-  if (flags.json) return print_json(rows);
-  if (above) std::printf("\n%s\n", limit_note().data());
+  flags.measure.report(rows);
+  if (above && !flags.measure.json) std::printf("\n%s\n", limit_note().data());
 }
 
 }  // namespace
@@ -123,12 +122,13 @@ void add_microbench_linear(CLI::App& microbench, Invocation& run) {
   CLI::App* verb =
       microbench.add_subcommand("linear", "One dense linear layer: time, and its fraction of the limit");
   const auto flags = std::make_shared<LinearFlags>();
-  verb->add_option("--n", flags->n, "Outputs")->check(within(1, kMostWidth))->capture_default_str();
-  verb->add_option("--k", flags->k, "Inputs")->check(within(1, kMostWidth))->capture_default_str();
-  verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
-      ->delimiter(',')
-      ->check(within(1, kMostTokens))
-      ->capture_default_str();
+  verb->add_option("--outputs", flags->n, "Outputs")->check(within(1, kMostWidth))->capture_default_str();
+  verb->add_option("--inputs", flags->k, "Inputs")->check(within(1, kMostWidth))->capture_default_str();
+  CLI::Option* const tokens =
+      verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
+          ->delimiter(',')
+          ->check(within(1, kMostTokens))
+          ->capture_default_str();
   verb->add_option("--format", flags->formats, "Weight formats, or all")
       ->delimiter(',')
       ->capture_default_str();
@@ -140,19 +140,20 @@ void add_microbench_linear(CLI::App& microbench, Invocation& run) {
   verb->add_option("--acts", flags->acts, "Precision of activations")
       ->check(CLI::IsMember({"default", "int8", "bf16", "f32"}))
       ->capture_default_str();
-  verb->add_option("--seconds", flags->seconds, "Time to measure each row for")
-      ->check(positive())
-      ->capture_default_str();
-  verb->add_flag("--json", flags->json,
-                 "Print JSON: one object, or an array when several rows were asked for");
+  flags->batch.add_to(*verb, tokens);
+  flags->measure.add_to(*verb);
   verb->footer(
       "The limit of a call is the larger of two times: the stored bytes of the weights / read bandwidth,\n"
-      "and 2 n k operations for each token / multiply peak (s8 for integer codes, bf16 for float codes).\n\n"
+      "and 2 x outputs x inputs operations for each token / multiply peak (s8 for integer codes, bf16 for "
+      "float codes).\n\n"
       "Examples:\n"
-      "  kt microbench linear --n 4096 --k 2048 --tokens 1,16,512 --format int8,bf16\n"
-      "  kt microbench linear --n 151936 --k 2048 --tokens 1 --format q6_k\n"
+      "  kt microbench linear --outputs 4096 --inputs 2048 --tokens 1,16,512 --format int8,bf16\n"
+      "  kt microbench linear --outputs 151936 --inputs 2048 --tokens 1 --format q6_k\n"
       "  kt microbench linear --tokens 8 --format all --json");
-  verb->callback([&run, flags] { run.action = [flags] { run_linear(*flags); }; });
+  verb->callback([&run, flags] {
+    flags->batch.apply(flags->tokens);
+    run.action = [flags] { run_linear(*flags); };
+  });
 }
 
 }  // namespace kt

@@ -11,6 +11,7 @@
 #include "bench/limit_report.h"
 #include "bench/moe_bench.h"
 #include "cli/bench/format_list.h"
+#include "cli/bench/measure_flags.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
@@ -34,8 +35,8 @@ struct MoeFlags {
   int layers = 0, threads = 0, shards = 0;
   std::vector<std::string> formats = {"int4", "int8"};
   std::string isa, routing = "uniform", acts = "default";
-  double seconds = 2;
-  bool json = false;
+  BatchFlags batch;
+  MeasureFlags measure;
 };
 
 struct MoeRow {
@@ -119,7 +120,7 @@ void run_moe(const MoeFlags& flags) {
   const MoeSetup setup = setup_of(flags);
   const std::vector<NamedFormat> formats = formats_of(flags, setup.shape);
   const Routing routing = flags.routing == "zipf" ? Routing::kZipf : Routing::kUniform;
-  if (!flags.json) {
+  if (!flags.measure.json) {
     std::printf("%d experts, hidden %d, inter %d, top-%d; %s, %s, %s; %s routing, %s activations\n\n",
                 setup.shape.experts, setup.shape.hidden, setup.shape.inter, setup.top_k, setup.kernels->name,
                 counted(setup.pool->threads(), "thread").c_str(),
@@ -141,17 +142,15 @@ void run_moe(const MoeFlags& flags) {
                        model.layers(),
                        model.bytes(),
                        model.packed_bytes_ratio(),
-                       measure_moe(model, reader, routing, tokens, flags.seconds)};
+                       measure_moe(model, reader, routing, tokens, flags.measure.time)};
       status.reset();
       above |= above_limit(row.figures);
-      if (flags.json)
-        rows.push_back(json_of(row, setup, flags));
-      else
-        print_row(row);
+      rows.push_back(json_of(row, setup, flags));
+      if (!flags.measure.json) print_row(row);
     }
   }
-  if (flags.json) return print_json(rows);
-  if (above) std::printf("\n%s\n", limit_note().data());
+  flags.measure.report(rows);
+  if (above && !flags.measure.json) std::printf("\n%s\n", limit_note().data());
 }
 
 }  // namespace
@@ -169,10 +168,11 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
   verb->add_option("--hidden", flags->hidden, "Width of the model")->check(within(1, kMostWidth));
   verb->add_option("--inter", flags->inter, "Width inside an expert")->check(within(1, kMostWidth));
   verb->add_option("--top-k", flags->top_k, "Experts each token goes to")->check(within(1, kMostTopK));
-  verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
-      ->delimiter(',')
-      ->check(within(1, kMostTokens))
-      ->capture_default_str();
+  CLI::Option* const tokens =
+      verb->add_option("--tokens", flags->tokens, "Tokens of a call; a list measures each")
+          ->delimiter(',')
+          ->check(within(1, kMostTokens))
+          ->capture_default_str();
   verb->add_option("--layers", flags->layers,
                    "Layers to rotate over; default: enough that no cache holds them")
       ->check(within(1, kMostLayers));
@@ -189,11 +189,8 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
   verb->add_option("--acts", flags->acts, "Precision of activations")
       ->check(CLI::IsMember({"default", "int8", "bf16", "f32"}))
       ->capture_default_str();
-  verb->add_option("--seconds", flags->seconds, "Time to measure each row for")
-      ->check(positive())
-      ->capture_default_str();
-  verb->add_flag("--json", flags->json,
-                 "Print JSON: one object, or an array when several rows were asked for");
+  flags->batch.add_to(*verb, tokens);
+  flags->measure.add_to(*verb);
   verb->footer(
       "The limit of a call is the larger of two times: the stored bytes of the experts that got a token / "
       "read\n"
@@ -207,7 +204,10 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
       "  kt microbench moe --shape qwen3-30b --tokens 1,16,1024 --format int4,int8\n"
       "  kt microbench moe --shape deepseek-v3 --tokens 1 --format all\n"
       "  kt microbench moe --experts 64 --hidden 1024 --inter 512 --top-k 4 --tokens 8 --format q4_k --json");
-  verb->callback([&run, flags] { run.action = [flags] { run_moe(*flags); }; });
+  verb->callback([&run, flags] {
+    flags->batch.apply(flags->tokens);
+    run.action = [flags] { run_moe(*flags); };
+  });
 }
 
 }  // namespace kt

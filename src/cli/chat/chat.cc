@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/utf8.h"
@@ -14,8 +15,10 @@
 #include "cli/chat/chat_session.h"
 #include "cli/home.h"
 #include "cli/model_flags.h"
+#include "cli/server_trust.h"
 #include "cli/settings.h"
 #include "terminal/input_history.h"
+#include "terminal/language.h"
 #include "terminal/line_editor.h"
 #include "terminal/report.h"
 #include "terminal/terminal.h"
@@ -31,24 +34,33 @@ struct ChatFlags {
   ModelFlags model;  // with a model's path only
   int context = kDefaultContext;
   ChatServer server;
-  std::string system;
+  std::string host;  // with `port`, in place of the server's URL
+  int port = 0;
+  std::string system, history_file;
   ChatOptions options;
-  bool json = false;
+  bool json = false, keep_history = true, stream = true;
 };
 
 enum class Left { kDone, kInterrupted };
 
+std::string url_of(std::string host, int64_t port) {
+  if (host == "0.0.0.0" || host == "::" || host.empty()) host = "127.0.0.1";
+  if (host.find(':') != std::string::npos && !host.starts_with('[')) host = "[" + host + "]";
+  return text("http://{}:{}", host, port > 0 ? port : kDefaultPort);
+}
+
 // The server of this machine as kt's settings have it.
 std::string local_server(const Settings& settings) {
-  std::string host = settings.text("server.host");
-  if (host == "0.0.0.0" || host == "::" || host.empty()) host = "127.0.0.1";
-  if (host.find(':') != std::string::npos) host = "[" + host + "]";
-  const int64_t port = settings.integer("server.port");
-  return text("http://{}:{}", host, port > 0 ? port : kDefaultPort);
+  return url_of(settings.text("server.host"), settings.integer("server.port"));
 }
 
 // What the command line leaves open.
 ChatFlags with_settings(ChatFlags flags, const Settings& settings) {
+  const bool local = flags.host.empty() && flags.port > 0;
+  if (local || !flags.host.empty())
+    flags.server.url = url_of(local ? settings.text("server.host") : flags.host,
+                              flags.port > 0 ? flags.port : settings.integer("server.port"));
+  if (local && flags.server.api_key.empty()) flags.server.api_key = settings.text("server.api-key");
   if (flags.server.url.empty()) flags.server.url = settings.text("chat.url");
   if (flags.server.url.empty()) {
     flags.server.url = local_server(settings);
@@ -99,8 +111,30 @@ nlohmann::ordered_json json_of(const ChatAnswer& answer, const std::string& mode
   return out;
 }
 
+// --history-file: the conversation so far, after every answer.
+class ConversationFile {
+ public:
+  explicit ConversationFile(std::string path) : path_(std::move(path)) {}
+  void keep(const ChatSession& session) const {
+    if (!path_.empty() && !session.messages().empty()) session.save(path_);
+  }
+  // On a terminal the talk goes on where it cannot be kept, which is said once.
+  void keep_or_complain(const ChatSession& session) {
+    try {
+      keep(session);
+    } catch (const Error& error) {
+      if (!complained_) write_terminal(text("kt: the conversation is not kept: {}\n", error.what()));
+      complained_ = true;
+    }
+  }
+
+ private:
+  std::string path_;
+  bool complained_ = false;
+};
+
 // For scripts: every line is a message and nothing is a command, whoever wrote it. The first error ends it.
-void talk_through_pipe(ChatSession& session, bool json) {
+void talk_through_pipe(ChatSession& session, bool json, const ConversationFile& file) {
   const bool to_terminal = ::isatty(STDOUT_FILENO) == 1;  // what a model says must not steer it
   while (const std::optional<std::string> line = read_plain_line()) {
     if (line->find_first_not_of(" \t") == std::string::npos) continue;
@@ -117,11 +151,12 @@ void talk_through_pipe(ChatSession& session, bool json) {
       write_out("\n");
     }
     if (std::ferror(stdout)) return;  // main reports it
+    file.keep(session);
   }
 }
 
 // A terminal that obeys no escape sequences: its own line editing, our multi-line rules.
-void talk_in_plain_lines(ChatConsole& console) {
+void talk_in_plain_lines(ChatConsole& console, const std::function<void()>& keep) {
   while (true) {
     write_out("> ");
     std::optional<std::string> typed = read_plain_line();
@@ -134,6 +169,7 @@ void talk_in_plain_lines(ChatConsole& console) {
     }
     if (!typed) return write_out("\n");
     if (!console.take(*typed)) return;
+    keep();
   }
 }
 
@@ -156,9 +192,15 @@ void remember(InputHistory& history, const std::string& typed, bool& complained)
   }
 }
 
-Left talk_with_editor(ChatConsole& console, bool colour) {
-  InputHistory history(history_file());
-  EditorOptions options{.colour = colour,
+struct EditorUse {
+  bool colour = false;
+  std::string history;         // file of what was typed; "": none
+  std::function<void()> keep;  // called after each answer
+};
+
+Left talk_with_editor(ChatConsole& console, const EditorUse& use) {
+  InputHistory history(use.history);
+  EditorOptions options{.colour = use.colour,
                         .complete = [&](std::string_view before) { return console.complete(before); },
                         .go_on = unfinished};
   LineEditor editor(std::move(options), history.entries());
@@ -180,6 +222,7 @@ Left talk_with_editor(ChatConsole& console, bool colour) {
     const std::string typed = editor.text();
     remember(history, typed, complained);
     if (!console.take(typed)) return Left::kDone;
+    use.keep();
   }
 }
 
@@ -199,6 +242,27 @@ class StoppableBackend final : public ChatBackend {
   std::unique_ptr<ChatBackend> backend_;
 };
 
+// --no-stream: an answer comes when it is whole, its thinking before it.
+class WholeAnswers final : public ChatBackend {
+ public:
+  explicit WholeAnswers(std::unique_ptr<ChatBackend> backend) : backend_(std::move(backend)) {}
+  ChatPlace place() const override { return backend_->place(); }
+  void stop() noexcept override { backend_->stop(); }
+  ChatFinish stream(const std::vector<ChatMessage>& messages, const ChatOptions& options,
+                    const std::function<void(const ChatPiece&)>& on_piece) override {
+    std::string thought, answer;
+    const ChatFinish finish = backend_->stream(messages, options, [&](const ChatPiece& piece) {
+      (piece.reasoning ? thought : answer) += piece.text;
+    });
+    if (!thought.empty()) on_piece({.text = thought, .reasoning = true});
+    if (!answer.empty()) on_piece({.text = answer});
+    return finish;
+  }
+
+ private:
+  std::unique_ptr<ChatBackend> backend_;
+};
+
 bool wants_colour() {
   const char* const no = std::getenv("NO_COLOR");
   return !(no && *no);
@@ -209,24 +273,33 @@ Left talk(const ChatFlags& flags) {
   const bool interactive = kind.interactive && !flags.json;
   std::unique_ptr<ChatBackend> backend = backend_of(flags);
   if (interactive) backend = std::make_unique<StoppableBackend>(std::move(backend));
+  if (!flags.stream) backend = std::make_unique<WholeAnswers>(std::move(backend));
   ChatSession session(*backend, flags.system, flags.options);
-  if (!interactive) return talk_through_pipe(session, flags.json), Left::kDone;
+  ConversationFile file(flags.history_file);
+  if (!interactive) return talk_through_pipe(session, flags.json, file), Left::kDone;
   const bool colour = kind.escapes && wants_colour();
   ChatScreen screen{.colour = colour};
   if (kind.escapes) screen.width = [] { return Terminal::size().width; };
   ChatConsole console(session, write_terminal, std::move(screen));
   console.greet();
-  if (!kind.escapes) return talk_in_plain_lines(console), Left::kDone;
-  return talk_with_editor(console, colour);
+  const auto keep = [&] { file.keep_or_complain(session); };
+  if (!kind.escapes) return talk_in_plain_lines(console, keep), Left::kDone;
+  return talk_with_editor(
+      console, {.colour = colour, .history = flags.keep_history ? history_file() : "", .keep = keep});
 }
 
-void run_chat(const ChatFlags& flags) {
+bool is_url(const std::string& words) {
+  return words.starts_with("http://") || words.starts_with("https://");
+}
+
+void run_chat(ChatFlags flags) {
+  if (is_url(flags.model.model)) flags.server.url = std::exchange(flags.model.model, {});
   if (talk(with_settings(flags, load_settings())) == Left::kInterrupted)
     std::raise(SIGINT);  // ends as every interrupted verb
 }
 
 void add_sampling(CLI::App& verb, ChatOptions& options) {
-  verb.add_option("--temperature", options.temperature, "0: always the most probable token")
+  verb.add_option("-t,--temperature", options.temperature, "0: always the most probable token")
       ->check(within(0, 100));
   verb.add_option("--top-p", options.top_p, "Choose among the most probable that hold this probability")
       ->check(within(0, 1));
@@ -240,17 +313,36 @@ void add_sampling(CLI::App& verb, ChatOptions& options) {
 void add_chat(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("chat", "Talk to a running server, or to a model in this process");
   const auto flags = std::make_shared<ChatFlags>();
-  flags->model.add_to(*verb, run);
-  CLI::Option* const model = verb->get_option("MODEL")->required(false)->description(
-      "A model to run here: its folder, a .gguf file, or a name of kt model list; default: talk to a server");
-  verb->add_option("--url", flags->server.url,
-                   "The server; default: chat.url of kt config, else the one on this machine")
-      ->excludes(model);
+  CLI::Option* const model = take_model(
+      *verb, run,
+      verb->add_option(
+          "MODEL", flags->model.model,
+          "A model to run here: its folder, a .gguf file, or a name of kt model list; or the URL of a "
+          "server; default: talk to a server"),
+      {.path = &flags->model.model, .found = &flags->model.found, .is_other = is_url});
+  flags->model.add_options(*verb);
+  CLI::Option* const url =
+      verb->add_option("--url", flags->server.url,
+                       "The server; default: chat.url of kt config, else the one on this machine")
+          ->excludes(model);
+  verb->add_option("-H,--host", flags->host, "The server's address, with --port in place of --url")
+      ->excludes(model)
+      ->excludes(url);
+  verb->add_option("-p,--port", flags->port, "Its port; default: server.port of kt config")
+      ->check(CLI::Range(1, 65535))
+      ->excludes(model)
+      ->excludes(url);
   verb->add_option("--api-key", flags->server.api_key, "The server's key; also from KT_API_KEY")
       ->envname("KT_API_KEY");
-  verb->add_option("--model", flags->server.model, "Which of the server's models; default: its first")
-      ->excludes(model);
-  verb->add_option("--system", flags->system, "System message");
+  verb->add_option("--ca-file", flags->server.ca_file, kCaFileHelp)->check(CLI::ExistingFile);
+  verb->add_option("-m,--model", flags->server.model, "Which of the server's models; default: its first");
+  verb->add_option("-s,--system", flags->system, "System message");
+  verb->add_option("--history-file", flags->history_file,
+                   "Keep the conversation in this file, as /save writes it, after every answer");
+  verb->add_flag("--save-history,!--no-save-history", flags->keep_history,
+                 "Whether lines that are typed are kept for the next time (--no-save-history: not)");
+  verb->add_flag("--stream,!--no-stream", flags->stream,
+                 "Whether an answer is shown as it comes (--no-stream: when it is whole)");
   add_sampling(*verb, flags->options);
   verb->add_option("--max-total-tokens", flags->context, "Tokens of a conversation with a model run here")
       ->check(positive())
@@ -260,10 +352,18 @@ void add_chat(CLI::App& kt, Invocation& run) {
       "Examples:\n"
       "  kt chat                                       with the server on this machine\n"
       "  kt chat --url http://server:30000 --system 'Answer in one sentence.'\n"
+      "  kt chat https://models.example --api-key KEY\n"
+      "  kt chat -H server -p 8080 -m qwen3 -t 0.2 -s 'Answer in one sentence.' --history-file talk.json\n"
       "  kt chat demo                                  with the small model that comes with kt\n"
       "  echo 'Why is the sky blue?' | kt chat         a line is a message; answers on standard output\n\n"
       "On a terminal, /help lists the commands. Ctrl-C stops an answer, Ctrl-D leaves.");
-  verb->callback([&run, flags] { run.action = [flags] { run_chat(*flags); }; });
+  verb->callback([&run, flags] {
+    if (!flags->keep_history && !flags->history_file.empty())
+      fail(tr("--no-save-history and --history-file: give one of them"));
+    if (!flags->server.model.empty() && !flags->model.model.empty() && !is_url(flags->model.model))
+      fail(tr("MODEL and --model: a model that runs here is no server's; give one of them"));
+    run.action = [flags] { run_chat(*flags); };
+  });
 }
 
 }  // namespace kt

@@ -56,7 +56,8 @@ class ChatBackend : public OnInterrupt::Stoppable {
 
 struct ChatServer {
   std::string url, api_key;
-  std::string model;  // "": the first that the server names
+  std::string model;         // "": the first that the server names
+  std::string ca_file = {};  // of an https server
 };
 // Asks the server which models it has. Error(kInput) in one line if it is not there or refuses.
 std::unique_ptr<ChatBackend> server_backend(const ChatServer& server);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cli/home.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "terminal/terminal_text.h"
 
@@ -87,7 +88,7 @@ const OptionRow& option_named(const std::string& given) {
   std::ranges::replace(name, '-', '_');
   for (const OptionRow& setting : kOptions)
     if (name == setting.name) return setting;
-  fail("/set: no setting {}; the nearest is {}", harmless_line(name), nearest_name(name, option_names()));
+  fail(tr("/set: no setting {}; the nearest is {}"), harmless_line(name), nearest_name(name, option_names()));
 }
 
 // "first rest of it" cut in two.
@@ -161,17 +162,18 @@ struct ChatConsole::Command {
 const std::vector<ChatConsole::Command>& ChatConsole::commands() {
   using C = ChatConsole;
   static const std::vector<Command> all = {
-      {"/help", "", "this list", &C::help},
-      {"/clear", "", "start the conversation over; the system message stays", &C::clear},
-      {"/retry", "", "another answer to the last message", &C::retry},
-      {"/history", "", "the conversation so far", &C::history},
-      {"/system", "[TEXT]", "show or set the system message; \"\" removes it", &C::system},
-      {"/info", "", "model, context used, speed of the last answer, settings", &C::info},
-      {"/save", "FILE", "write the conversation as JSON", &C::save},
-      {"/load", "FILE", "go on with a saved one", &C::load},
-      {"/set", "NAME VALUE", "temperature, top_p, top_k, max_tokens, seed; \"default\" as value", &C::set},
-      {"/quit", "", "leave; also /exit and Ctrl-D", &C::quit},
-      {"/exit", "", "leave", &C::quit},
+      {"/help", "", tr_later("this list"), &C::help},
+      {"/clear", "", tr_later("start the conversation over; the system message stays"), &C::clear},
+      {"/retry", "", tr_later("another answer to the last message"), &C::retry},
+      {"/history", "", tr_later("the conversation so far"), &C::history},
+      {"/system", "[TEXT]", tr_later("show or set the system message; \"\" removes it"), &C::system},
+      {"/info", "", tr_later("model, context used, speed of the last answer, settings"), &C::info},
+      {"/save", "FILE", tr_later("write the conversation as JSON"), &C::save},
+      {"/load", "FILE", tr_later("go on with a saved one"), &C::load},
+      {"/set", "NAME VALUE", tr_later("temperature, top_p, top_k, max_tokens, seed; \"default\" as value"),
+       &C::set},
+      {"/quit", "", tr_later("leave; also /exit and Ctrl-D"), &C::quit},
+      {"/exit", "", tr_later("leave"), &C::quit},
   };
   return all;
 }
@@ -186,7 +188,11 @@ std::string ChatConsole::faint(std::string_view words) const {
 void ChatConsole::greet() const {
   const ChatPlace place = session_.backend().place();
   say(text("{} {}", harmless_line(place.model), faint(text("({})", place.where))));
-  say(faint("/help lists commands; Alt+Enter or a final \\ adds a line; Ctrl-D leaves"));
+  std::string keys =
+      wrapped("", tr("/help lists commands; Alt+Enter or a final \\ adds a line; Ctrl-D leaves"),
+              screen_.width ? screen_.width() : 0);
+  keys.pop_back();
+  say(faint(keys));
 }
 
 bool ChatConsole::take(const std::string& typed) {
@@ -206,7 +212,7 @@ bool ChatConsole::take(const std::string& typed) {
     }
     std::vector<std::string> names;
     for (const Command& command : commands()) names.push_back(command.name);
-    fail("no command {}; did you mean {}? A space in front sends it as a message", harmless_line(name),
+    fail(tr("no command {}; did you mean {}? A space in front sends it as a message"), harmless_line(name),
          nearest_name(name, names));
   } catch (const std::exception& error) {  // of any kind: the conversation goes on
     say(text("kt: {}", harmless_line(error.what())));
@@ -224,23 +230,24 @@ void ChatConsole::answer(const std::function<ChatAnswer(const ChatSession::OnPie
     throw;
   }
   printer.end();
-  if (finish.reason == "cancelled") say(faint("(stopped)"));
-  if (finish.reason == "length") say(faint("(cut: max_tokens, or the context is full)"));
+  if (finish.reason == "cancelled") say(faint(tr("(stopped)")));
+  if (finish.reason == "length") say(faint(tr("(cut: max_tokens, or the context is full)")));
 }
 
 void ChatConsole::help(const std::string&) {
-  const auto row = [](const Command& command) {
-    return std::vector{command.argument.empty() ? command.name : command.name + " " + command.argument,
-                       command.what};
+  const auto called = [](const Command& command) {
+    return command.argument.empty() ? command.name : command.name + " " + command.argument;
   };
-  Table table(row(commands().front()), 2);
-  for (size_t i = 1; i < commands().size(); ++i) table.add(row(commands()[i]));
-  out_(table.str());
+  int widest = 0;
+  for (const Command& command : commands()) widest = std::max(widest, text_width(called(command)));
+  for (const Command& command : commands())
+    out_(wrapped(padded_to(called(command), widest + 2), tr(command.what),
+                 screen_.width ? screen_.width() : 0));
 }
 
 void ChatConsole::clear(const std::string&) {
   session_.clear();
-  say(faint("the conversation is empty"));
+  say(faint(tr("the conversation is empty")));
 }
 
 void ChatConsole::retry(const std::string&) {
@@ -248,10 +255,10 @@ void ChatConsole::retry(const std::string&) {
 }
 
 void ChatConsole::history(const std::string&) {
-  if (session_.messages().empty()) return say(faint("nothing was said yet"));
-  if (!session_.system().empty()) say(faint("system: ") + harmless(session_.system()));
+  if (session_.messages().empty()) return say(faint(tr("nothing was said yet")));
+  if (!session_.system().empty()) say(faint(tr("system: ")) + harmless(session_.system()));
   for (const ChatMessage& message : session_.messages())
-    say(faint(message.role == "user" ? "you: " : "model: ") + harmless(trimmed(message.content)));
+    say(faint(message.role == "user" ? tr("you: ") : tr("model: ")) + harmless(trimmed(message.content)));
 }
 
 void ChatConsole::system(const std::string& words) {
@@ -260,48 +267,49 @@ void ChatConsole::system(const std::string& words) {
   } else if (!words.empty()) {
     session_.set_system(words);
   }
-  say(session_.system().empty() ? faint("no system message") : "system: " + harmless(session_.system()));
+  say(session_.system().empty() ? faint(tr("no system message"))
+                                : tr("system: ") + harmless(session_.system()));
 }
 
 void ChatConsole::info(const std::string&) {
   const ChatPlace place = session_.backend().place();
-  say(text("model:    {}, {}", harmless_line(place.model), place.where));
-  say(text("messages: {}", session_.messages().size()));
+  say(text(tr("model:    {}, {}"), harmless_line(place.model), place.where));
+  say(text(tr("messages: {}"), session_.messages().size()));
   const std::optional<ChatFinish>& last = session_.last();
   const bool counted = last && last->prompt_tokens && last->output_tokens;
   const int used = counted ? *last->prompt_tokens + *last->output_tokens : 0;
   if (place.context && (counted || !last))
-    say(text("context:  {} of {} tokens, {}", used, *place.context,
+    say(text(tr("context:  {} of {} tokens, {}"), used, *place.context,
              percent(static_cast<double>(used) / std::max(1, *place.context))));
   else if (counted)
-    say(text("context:  {} tokens", used));
+    say(text(tr("context:  {} tokens"), used));
   if (last) {
-    std::string line = text("answer:   {} s, the first token after {} s", fixed(last->seconds, 2),
+    std::string line = text(tr("answer:   {} s, the first token after {} s"), fixed(last->seconds, 2),
                             fixed(last->seconds_to_first, 2));
     const double decoding = last->seconds - last->seconds_to_first;
     if (counted && *last->output_tokens > 1 && decoding > 0)
-      line += text(", {} tokens at {} tokens/s", *last->output_tokens,
+      line += text(tr(", {} tokens at {} tokens/s"), *last->output_tokens,
                    three_digits((*last->output_tokens - 1) / decoding));
     if (last->cached_tokens && last->prompt_tokens)
-      line += text(", {} of {} prompt tokens from the cache", *last->cached_tokens, *last->prompt_tokens);
+      line += text(tr(", {} of {} prompt tokens from the cache"), *last->cached_tokens, *last->prompt_tokens);
     say(line);
   }
-  std::string settings = "settings:";
+  std::string settings = tr("settings:");
   for (const OptionRow& setting : kOptions)
     settings += text(" {} {}", setting.name, setting.get(session_.options()));
   say(settings);
 }
 
 void ChatConsole::save(const std::string& file) {
-  if (file.empty()) fail("/save: name a file");
+  if (file.empty()) fail(tr("/save: name a file"));
   session_.save(file);
-  say(faint(text("{} messages are in {}", session_.messages().size(), file)));
+  say(faint(text(tr("{} messages are in {}"), session_.messages().size(), file)));
 }
 
 void ChatConsole::load(const std::string& file) {
-  if (file.empty()) fail("/load: name a file");
+  if (file.empty()) fail(tr("/load: name a file"));
   session_.load(file);
-  say(faint(text("{} messages from {}", session_.messages().size(), file)));
+  say(faint(text(tr("{} messages from {}"), session_.messages().size(), file)));
 }
 
 void ChatConsole::set(const std::string& words) {

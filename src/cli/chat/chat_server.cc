@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "cli/chat/chat_backend.h"
+#include "cli/server_trust.h"
 #include "http/client.h"
+#include "terminal/language.h"
 #include "terminal/terminal_text.h"
 #include "text/json.h"
 
@@ -128,7 +130,9 @@ class StreamedAnswer {
 class ServerBackend final : public ChatBackend {
  public:
   explicit ServerBackend(const ChatServer& server)
-      : where_(trimmed_url(server.url)), key_(server.api_key), client_(parse_url(where_)) {
+      : where_(trimmed_url(server.url)),
+        key_(server.api_key),
+        client_(parse_url(where_), {.trust = trust_of(server.ca_file)}) {
     place_ = {.model = server.model, .where = where_};
     ask_for_models();
   }
@@ -179,7 +183,7 @@ class ServerBackend final : public ChatBackend {
 
   void check(const HttpReply& reply) const {
     if (reply.status >= 200 && reply.status < 300) return;
-    const char* const advice = reply.status == 401 && key_.empty() ? "; give --api-key" : "";
+    const std::string advice = reply.status == 401 && key_.empty() ? tr("; give --api-key") : "";
     fail("{}: {} {}: {}{}", where_, reply.status, reason_of(reply.status), complaint(reply.body), advice);
   }
 
@@ -187,7 +191,9 @@ class ServerBackend final : public ChatBackend {
     try {
       return client_.send(request_to("GET", "/v1/models"));
     } catch (const Error& error) {
-      fail_as(error.kind(), "{}; kt run MODEL starts a server, kt chat MODEL needs none", error.what());
+      // There is a server, and nobody knows whose.
+      if (std::string_view(error.what()).find("certificate") != std::string_view::npos) throw;
+      fail_as(error.kind(), tr("{}; kt run MODEL starts a server, kt chat MODEL needs none"), error.what());
     }
   }
 
@@ -205,7 +211,7 @@ class ServerBackend final : public ChatBackend {
       if (place_.model.empty()) place_.model = id;
       if (id == place_.model) place_.context = number_at(model, "max_model_len");
     }
-    if (place_.model.empty()) fail("{}: the server names no model; give one with --model", where_);
+    if (place_.model.empty()) fail(tr("{}: the server names no model; give one with --model"), where_);
   }
 
   std::string where_, key_;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "terminal/language.h"
 
 namespace kt {
 namespace {
@@ -110,7 +111,7 @@ void ChatSession::save(const std::string& path) const {
     try {
       loaded_from(file);
     } catch (const Error&) {
-      fail("{}: exists and is no conversation; give another name", file);
+      fail(tr("{}: exists and is no conversation; give another name"), file);
     }
   }
   nlohmann::ordered_json out = {{"model", backend_.place().model},

@@ -8,7 +8,10 @@
 #include "base/text.h"
 #include "cli/settings.h"
 #include "cli/verbs.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
+#include "terminal/terminal.h"
+#include "terminal/terminal_text.h"
 
 namespace kt {
 namespace {
@@ -30,14 +33,16 @@ Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
   look_at_amx(d, machine);
   look_at_memory(d, machine);
   look_at_numa(d, machine);
-  status.show("measuring the read bandwidth");
+  status.show(tr("measuring the read bandwidth"));
   look_at_bandwidth(d, machine, pool);
-  status.show("running the kernels");
+  status.show(tr("running the kernels"));
   look_at_kernels(d, kernels());
   if (flags.cpu) return d;
-  status.show("reading from the disk");
+  status.show(tr("reading from the disk"));
   look_at_disk(d, machine, flags.quick ? DiskTest::kSkip : DiskTest::kRead);
   look_at_gpu(d, machine);
+  status.show("asking Python");
+  look_at_python(d, machine, flags.quick ? PythonTest::kSkip : PythonTest::kImport);
   look_at_port(d, machine);
   look_at_files(d, machine);
   look_at_limits(d, machine);
@@ -45,17 +50,26 @@ Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
   return d;
 }
 
+void print_finding(const Finding& f, int width) {
+  constexpr int kNarrow = 60;  // below, what was found stands under its topic
+  const Ink ink = f.level == Level::kOk ? Ink::kGood : f.level == Level::kWarning ? Ink::kWarning : Ink::kBad;
+  const std::string level = tr(level_name(f.level));
+  const std::string head =
+      padded_to(tr(f.topic), 12) + " " + inked(ink, level) + padded_to(level, 9).substr(level.size());
+  const std::string indent(width > 0 && width < kNarrow ? 4 : 22, ' ');
+  const std::string found = wrapped(indent, harmless(f.found), width);
+  if (indent.size() == 4)
+    std::printf("%s\n%s", head.c_str(), found.c_str());
+  else
+    std::printf("%s%s", head.c_str(), found.c_str() + indent.size());
+  if (!f.cost.empty()) std::fputs(wrapped(indent + tr("cost: "), harmless(f.cost), width).c_str(), stdout);
+  // One line, however long: it is there to be copied.
+  if (!f.fix.empty()) std::printf("%s%s%s\n", indent.c_str(), tr("fix:  ").c_str(), f.fix.c_str());
+}
+
 void print(const Diagnosis& d, bool details) {
-  for (const Finding& f : d.findings) {
-    const Ink ink = f.level == Level::kOk        ? Ink::kGood
-                    : f.level == Level::kWarning ? Ink::kWarning
-                                                 : Ink::kBad;
-    const std::string level = level_name(f.level);
-    std::printf("%-12s %s%*s %s\n", f.topic.c_str(), inked(ink, level).c_str(),
-                8 - static_cast<int>(level.size()), "", f.found.c_str());
-    if (!f.cost.empty()) std::printf("%22scost: %s\n", "", f.cost.c_str());
-    if (!f.fix.empty()) std::printf("%22sfix:  %s\n", "", f.fix.c_str());
-  }
+  const int width = terminal_kind().interactive ? Terminal::size().width : 0;
+  for (const Finding& f : d.findings) print_finding(f, width);
   if (!details) return;
   std::printf("\n");
   Table table({"format", "route", "rows", "difference", "bound", ""}, 2);
@@ -107,8 +121,8 @@ void run_doctor(const DoctorFlags& flags) {
   if (d.healthy()) return;
   std::string topics;
   for (const Finding& f : d.findings)
-    if (f.level == Level::kBad) topics += (topics.empty() ? "" : ", ") + f.topic;
-  fail_as(ErrorKind::kUnsupported, "this machine does not run kt well: {}", topics);
+    if (f.level == Level::kBad) topics += (topics.empty() ? "" : ", ") + tr(f.topic);
+  fail_as(ErrorKind::kUnsupported, tr("this machine does not run kt well: {}"), topics);
 }
 
 }  // namespace
@@ -117,12 +131,12 @@ void add_doctor(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("doctor", "Is this machine ready, and what would make it faster");
   const auto flags = std::make_shared<DoctorFlags>();
   verb->add_flag("--cpu", flags->cpu, "Look at the CPU, its kernels and memory only");
-  verb->add_flag("--quick", flags->quick, "Measure nothing; the kernels are checked all the same");
+  verb->add_flag("--quick", flags->quick, "Measure and import nothing; the kernels are checked all the same");
   verb->add_option("--disk", flags->disk, "Folder of models, to see the disk's space and speed")
       ->capture_default_str();
   verb->add_option("--port", flags->port, "Port the server would listen on; default: as kt config has it")
       ->check(CLI::Range(1, 65535));
-  verb->add_flag("--details", flags->details, "Print every kernel check");
+  verb->add_flag("-v,--verbose,--details", flags->details, "Print every kernel check");
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->add_option("--root", flags->root, "Folder with another machine's /proc and /sys")->group("");
   verb->footer(

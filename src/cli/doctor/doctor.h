@@ -2,6 +2,7 @@
 // so that tests can show it another one. Each look_at_ function adds what it found; none throws for an odd
 // machine.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -63,6 +64,7 @@ struct Machine {
   int port = 30000;
   ProcessLimits limits;
   std::vector<std::string> environment;  // "NAME=value"
+  std::chrono::milliseconds python_patience{60000};
   std::string cuda_library = "libcuda.so.1", nvml_library = "libnvidia-ml.so.1";
 
   // The value of an environment variable; "" when it is empty or not set.
@@ -109,6 +111,9 @@ enum class DiskTest { kRead, kSkip };
 void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test);
 // doctor_gpu.cc
 void look_at_gpu(Diagnosis& d, const Machine& machine);
+// doctor_python.cc
+enum class PythonTest { kImport, kSkip };
+void look_at_python(Diagnosis& d, const Machine& machine, PythonTest test);
 // doctor_process.cc
 void look_at_port(Diagnosis& d, const Machine& machine);
 void look_at_files(Diagnosis& d, const Machine& machine);

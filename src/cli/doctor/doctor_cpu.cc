@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/text.h"
 #include "cli/doctor/doctor.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -57,13 +58,14 @@ void look_at_quota(Diagnosis& d, const Machine& machine) {
                           {"throttled_seconds", quota.throttled}};
   const int cores = machine.topology.cores();
   if (quota.cores == 0 || quota.cores >= cores) return;
-  Finding f{"cpu quota",
-            text("this container may use {} of {}", fixed(quota.cores, 1), counted(cores, "core")),
+  Finding f{tr_later("cpu quota"),
+            text(tr("this container may use {} of {}"), fixed(quota.cores, 1),
+                 tr_counted(cores, "{} core", "{} cores")),
             Level::kWarning};
-  f.cost = text("with one worker for each core all of them are stopped {} of the time",
+  f.cost = text(tr("with one worker for each core all of them are stopped {} of the time"),
                 percent(1 - quota.cores / cores));
-  if (quota.throttled > 0) f.cost += text("; held back for {} s so far", fixed(quota.throttled, 1));
-  f.fix = text("start the container with --cpus={}, or run kt with --cpu-threads {}", cores,
+  if (quota.throttled > 0) f.cost += text(tr("; held back for {} s so far"), fixed(quota.throttled, 1));
+  f.fix = text(tr("start the container with --cpus={}, or run kt with --cpu-threads {}"), cores,
                std::max(1, static_cast<int>(quota.cores)));
   d.findings.push_back(f);
 }
@@ -72,10 +74,11 @@ void look_at_load(Diagnosis& d, const Machine& machine) {
   d.facts["load"] = machine.load;
   const int pus = machine.topology.pus();
   if (machine.load < 0.5 * pus) return;
-  d.findings.push_back(
-      {"load",
-       text("{} runnable threads in the last minute on {}", fixed(machine.load, 1), counted(pus, "PU")),
-       Level::kWarning, "what is measured here is what was left over", "stop other work, see: top"});
+  d.findings.push_back({tr_later("load"),
+                        text(tr("{} runnable threads in the last minute on {}"), fixed(machine.load, 1),
+                             tr_counted(pus, "{} PU", "{} PUs")),
+                        Level::kWarning, tr("what is measured here is what was left over"),
+                        tr("stop other work, see: top")});
 }
 
 void look_at_smt(Diagnosis& d, const Machine& machine) {
@@ -83,8 +86,9 @@ void look_at_smt(Diagnosis& d, const Machine& machine) {
   const int cores = machine.topology.cores(), pus = machine.topology.pus();
   d.facts["smt"] = {{"control", control}, {"pus_per_core", cores > 0 ? 1.0 * pus / cores : 0}};
   if (pus > cores)
-    d.findings.push_back({"smt", text("{} hardware threads a core; kt starts one worker for each core",
-                                      fixed(1.0 * pus / cores, pus % cores ? 1 : 0))});
+    d.findings.push_back(
+        {tr_later("smt"), text(tr("{} hardware threads a core; kt starts one worker for each core"),
+                               fixed(1.0 * pus / cores, pus % cores ? 1 : 0))});
 }
 
 }  // namespace
@@ -103,20 +107,21 @@ CpuQuota cpu_quota(const Machine& machine) {
 void look_at_cpu(Diagnosis& d, const Machine& machine) {
   const CpuFacts& c = cpu();
   const Topology& topology = machine.topology;
-  const std::string name = c.model.empty() ? c.vendor.empty() ? "unknown CPU" : c.vendor : c.model;
-  Finding f{"cpu",
-            text("{}; {}, {}, {}", name, counted(topology.cores(), "core"), counted(topology.pus(), "PU"),
-                 counted(static_cast<int64_t>(topology.nodes.size()), "NUMA node"))};
+  const std::string name = c.model.empty() ? c.vendor.empty() ? tr("unknown CPU") : c.vendor : c.model;
+  Finding f{tr_later("cpu"),
+            text(tr("{}; {}, {}, {}"), name, tr_counted(topology.cores(), "{} core", "{} cores"),
+                 tr_counted(topology.pus(), "{} PU", "{} PUs"),
+                 tr_counted(static_cast<int64_t>(topology.nodes.size()), "{} NUMA node", "{} NUMA nodes"))};
   if (topology.pus() < machine.pus_online) {
     f.level = Level::kWarning;
-    f.found += text("; the machine has {} PUs online", machine.pus_online);
-    f.cost = text("{} of the machine is not used: it is outside the affinity mask",
+    f.found += text(tr("; the machine has {} PUs online"), machine.pus_online);
+    f.cost = text(tr("{} of the machine is not used: it is outside the affinity mask"),
                   percent(1 - 1.0 * topology.pus() / static_cast<double>(machine.pus_online)));
-    f.fix = "start kt without taskset, or widen the container's cpuset";
+    f.fix = tr("start kt without taskset, or widen the container's cpuset");
   }
   d.findings.push_back(f);
-  d.findings.push_back({"caches", text("L1d {}, L2 {}, last level {}", human_bytes(c.l1d), human_bytes(c.l2),
-                                       human_bytes(c.l3))});
+  d.findings.push_back({tr_later("caches"), text(tr("L1d {}, L2 {}, last level {}"), human_bytes(c.l1d),
+                                                 human_bytes(c.l2), human_bytes(c.l3))});
   d.facts["cpu"] = {{"model", name},
                     {"cores", topology.cores()},
                     {"pus", topology.pus()},
@@ -144,7 +149,7 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
   if (governors.empty()) {
     d.facts["frequency"] = nullptr;
     d.findings.push_back(
-        {"frequency", "not visible here (a virtual machine or a container); the host decides"});
+        {tr_later("frequency"), tr("not visible here (a virtual machine or a container); the host decides")});
     return;
   }
   const auto ghz = [&](const char* file) {
@@ -162,15 +167,16 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
                           {"rated_ghz", rated},
                           {"allowed_ghz", allowed},
                           {"turbo", !no_turbo}};
-  Finding f{"frequency", text("governor {} ({}), up to {} GHz", names, driver, three_digits(allowed))};
+  Finding f{tr_later("frequency"),
+            text(tr("governor {} ({}), up to {} GHz"), names, driver, three_digits(allowed))};
   // The pstate drivers' powersave goes up with the work; everybody else's stays at the bottom.
   if (governors.contains("powersave") && driver.find("pstate") == std::string::npos) {
     f.level = Level::kWarning;
-    f.cost = text("cores stay at {} of {} GHz", three_digits(least), three_digits(rated));
+    f.cost = text(tr("cores stay at {} of {} GHz"), three_digits(least), three_digits(rated));
     f.fix = text("echo performance | sudo tee {}/cpu*/cpufreq/scaling_governor", kCpus);
   } else if (rated > 0 && allowed < 0.95 * rated) {
     f.level = Level::kWarning;
-    f.cost = text("the clock is held at {} of the {} GHz it could have", percent(allowed / rated),
+    f.cost = text(tr("the clock is held at {} of the {} GHz it could have"), percent(allowed / rated),
                   three_digits(rated));
     f.fix = text("echo {} | sudo tee {}/cpu*/cpufreq/scaling_max_freq",
                  machine.words_of(folder + "cpuinfo_max_freq"), kCpus);
@@ -178,7 +184,8 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
   d.findings.push_back(f);
   if (!no_turbo) return;
   const bool intel = !machine.words_of(std::string(kCpus) + "/intel_pstate/no_turbo").empty();
-  d.findings.push_back({"turbo", "switched off", Level::kWarning, "cores never go above their base clock",
+  d.findings.push_back({tr_later("turbo"), tr("switched off"), Level::kWarning,
+                        tr("cores never go above their base clock"),
                         intel ? text("echo 0 | sudo tee {}/intel_pstate/no_turbo", kCpus)
                               : text("echo 1 | sudo tee {}/cpufreq/boost", kCpus)});
 }
@@ -190,13 +197,13 @@ void look_at_amx(Diagnosis& d, const Machine& machine) {
   const bool known = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   const bool old = known && (major < 5 || (major == 5 && minor < 16));
   d.findings.push_back(
-      {"amx",
-       old ? text("this CPU has AMX; Linux {} is too old to let a process use it", release)
-           : text("this CPU has AMX; the kernel (Linux {}) does not let this process use it", release),
-       Level::kWarning, "prefill runs on AVX-512 instead of the tile unit",
-       old ? "boot Linux 5.16 or later: sudo apt-get install linux-image-$(dpkg --print-architecture)"
-           : "use a container runtime whose seccomp profile allows arch_prctl: docker run --security-opt "
-             "seccomp=unconfined"});
+      {tr_later("amx"),
+       old ? text(tr("this CPU has AMX; Linux {} is too old to let a process use it"), release)
+           : text(tr("this CPU has AMX; the kernel (Linux {}) does not let this process use it"), release),
+       Level::kWarning, tr("prefill runs on AVX-512 instead of the tile unit"),
+       old ? tr("boot Linux 5.16 or later: sudo apt-get install linux-image-$(dpkg --print-architecture)")
+           : tr("use a container runtime whose seccomp profile allows arch_prctl: docker run --security-opt "
+                "seccomp=unconfined")});
 }
 
 }  // namespace kt

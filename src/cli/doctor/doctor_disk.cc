@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "bench/measure.h"
 #include "cli/doctor/doctor.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -115,23 +116,23 @@ ReadRate measure_read(const LargeFile& file) {
 void look_at_read_speed(Diagnosis& d, const std::string& folder) {
   const LargeFile file = largest_file(folder);
   if (file.bytes < kTestFile) {
-    d.findings.push_back(
-        {"disk read", text("not measured: no file of {} or more in {}; name a model's folder: kt "
-                           "doctor --disk DIR",
-                           human_bytes(kTestFile), folder)});
+    d.findings.push_back({tr_later("disk read"),
+                          text(tr("not measured: no file of {} or more in {}; name a model's folder: kt "
+                                  "doctor --disk DIR"),
+                               human_bytes(kTestFile), folder)});
     return;
   }
   const ReadRate rate = measure_read(file);
   const double gb = rate.bytes_per_second / 1e9;
   d.facts["disk"]["read_gb_per_s"] = gb;
   d.facts["disk"]["read_direct"] = rate.direct;
-  Finding f{"disk read", text("{} GB/s, {} of {}{}", three_digits(gb), human_bytes(rate.bytes), file.path,
-                              rate.direct ? "" : " (perhaps from the cache)")};
+  Finding f{tr_later("disk read"), text(tr("{} GB/s, {} of {}{}"), three_digits(gb), human_bytes(rate.bytes),
+                                        file.path, rate.direct ? "" : tr(" (perhaps from the cache)"))};
   constexpr double kSlow = 0.5;  // GB/s: SATA's end; below it a disk or a network is the wait at every start
   if (gb < kSlow) {
     f.level = Level::kWarning;
-    f.cost = text("a model of 30 GB takes {} s to load the first time", gb > 0 ? fixed(30 / gb, 0) : "?");
-    f.fix = "copy models to a local NVMe disk";
+    f.cost = text(tr("a model of 30 GB takes {} s to load the first time"), gb > 0 ? fixed(30 / gb, 0) : "?");
+    f.fix = tr("copy models to a local NVMe disk");
   }
   d.findings.push_back(f);
 }
@@ -142,9 +143,9 @@ void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test) {
   struct statvfs facts{};
   if (::statvfs(machine.folder.c_str(), &facts) != 0) {
     d.facts["disk"] = {{"path", machine.folder}};
-    d.findings.push_back({"disk", text("{}: {}", machine.folder, std::strerror(errno)), Level::kWarning,
-                          "nothing is known about the disk",
-                          "kt doctor --disk DIR with a folder that exists"});
+    d.findings.push_back({tr_later("disk"), text("{}: {}", machine.folder, std::strerror(errno)),
+                          Level::kWarning, tr("nothing is known about the disk"),
+                          tr("kt doctor --disk DIR with a folder that exists")});
     return;
   }
   const uint64_t unused = uint64_t{facts.f_bavail} * facts.f_frsize,
@@ -153,12 +154,13 @@ void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test) {
                      {"file_system", file_system(machine.folder)},
                      {"free_bytes", unused},
                      {"total_bytes", total}};
-  Finding f{"disk", text("{} of {} free at {} ({})", human_bytes(unused), human_bytes(total), machine.folder,
-                         file_system(machine.folder))};
+  Finding f{tr_later("disk"), text(tr("{} of {} free at {} ({})"), human_bytes(unused), human_bytes(total),
+                                   machine.folder, file_system(machine.folder))};
   if (unused < kLittleSpace) {
     f.level = Level::kWarning;
-    f.cost = text("conversions above {} are refused", human_bytes(unused));
-    f.fix = "free some space, see: du -xh --max-depth=1 . | sort -h; or name another disk with --disk DIR";
+    f.cost = text(tr("conversions above {} are refused"), human_bytes(unused));
+    f.fix =
+        tr("free some space, see: du -xh --max-depth=1 . | sort -h; or name another disk with --disk DIR");
   }
   d.findings.push_back(f);
   if (test == DiskTest::kRead) look_at_read_speed(d, machine.folder);

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "cli/doctor/doctor.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -123,27 +124,27 @@ bool has_card(const Machine& machine) {
 
 void report_none(Diagnosis& d, const Machine& machine, const std::string& why) {
   d.facts["cuda"] = nullptr;
-  Finding f{"cuda", "no GPU: everything runs on the CPU"};
+  Finding f{tr_later("cuda"), tr("no GPU: everything runs on the CPU")};
   if (has_card(machine)) {
     f.level = Level::kWarning;
-    f.found = text("an NVIDIA card is here, but {}", why);
-    f.cost = "kt runs on the CPU anyway; the Python package kt_kernel cannot work beside this card";
-    f.fix = "sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all";
+    f.found = text(tr("an NVIDIA card is here, but {}"), why);
+    f.cost = tr("kt runs on the CPU anyway; the Python package kt_kernel cannot work beside this card");
+    f.fix = tr("sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all");
   }
   d.findings.push_back(f);
 }
 
 void report_gpu(Diagnosis& d, const Gpu& gpu) {
-  Finding f{"gpu", text("{}, {}", gpu.name, human_bytes(gpu.total))};
-  if (gpu.unused > 0) f.found += text(" ({} free)", human_bytes(gpu.unused));
-  f.found += text(", compute capability {}.{}", gpu.major, gpu.minor);
-  if (gpu.width > 0) f.found += text(", PCIe {} x{}", gpu.generation, gpu.width);
+  Finding f{tr_later("gpu"), text("{}, {}", gpu.name, human_bytes(gpu.total))};
+  if (gpu.unused > 0) f.found += text(tr(" ({} free)"), human_bytes(gpu.unused));
+  f.found += text(tr(", compute capability {}.{}"), gpu.major, gpu.minor);
+  if (gpu.width > 0) f.found += text(tr(", PCIe {} x{}"), gpu.generation, gpu.width);
   // The generation drops when the card idles, the width does not.
   if (gpu.width > 0 && gpu.width < gpu.width_most) {
     f.level = Level::kWarning;
-    f.cost = text("{} of {} PCIe lanes: copies run at {} of their speed", gpu.width, gpu.width_most,
+    f.cost = text(tr("{} of {} PCIe lanes: copies run at {} of their speed"), gpu.width, gpu.width_most,
                   percent(1.0 * gpu.width / gpu.width_most));
-    f.fix = "put the card into a slot with all lanes; sudo lspci -vv shows LnkSta";
+    f.fix = tr("put the card into a slot with all lanes; sudo lspci -vv shows LnkSta");
   }
   d.findings.push_back(f);
   d.facts["cuda"]["gpus"].push_back({{"name", gpu.name},
@@ -160,19 +161,19 @@ void report_gpu(Diagnosis& d, const Gpu& gpu) {
 
 void look_at_gpu(Diagnosis& d, const Machine& machine) {
   const Library cuda(machine.cuda_library), nvml(machine.nvml_library);
-  if (!cuda) return report_none(d, machine, "its driver is not installed (no libcuda.so.1)");
+  if (!cuda) return report_none(d, machine, tr("its driver is not installed (no libcuda.so.1)"));
   Driver driver;
   ask_cuda(driver, cuda);
   if (nvml) ask_nvml(driver, nvml);
   if (driver.failure != 0 || driver.gpus.empty())
-    return report_none(d, machine, text("the driver does not start (cuInit: {})", driver.failure));
+    return report_none(d, machine, text(tr("the driver does not start (cuInit: {})"), driver.failure));
   d.facts["cuda"] = {{"driver", driver.version},
                      {"cuda", text("{}.{}", driver.cuda / 1000, driver.cuda % 1000 / 10)},
                      {"gpus", nlohmann::ordered_json::array()}};
   d.findings.push_back(
-      {"cuda",
-       text("driver {}, CUDA {}.{}; kt itself runs on the CPU, its Python package kt_kernel beside a GPU",
-            driver.version.empty() ? "of unknown version" : driver.version, driver.cuda / 1000,
+      {tr_later("cuda"),
+       text(tr("driver {}, CUDA {}.{}; kt itself runs on the CPU, its Python package kt_kernel beside a GPU"),
+            driver.version.empty() ? tr("of unknown version") : driver.version, driver.cuda / 1000,
             driver.cuda % 1000 / 10)});
   for (const Gpu& gpu : driver.gpus) report_gpu(d, gpu);
 }

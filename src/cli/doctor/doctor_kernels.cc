@@ -7,6 +7,7 @@
 #include "bench/measure.h"
 #include "cli/doctor/doctor.h"
 #include "formats/known_formats.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -32,22 +33,23 @@ void look_at_huge_pages(Diagnosis& d, const std::string& mode, double gain) {
   d.facts["huge_pages"] = mode;
   if (mode != "never" && mode != "unknown") {
     d.findings.push_back(
-        {"huge pages",
-         gain > 0 ? text("{}; reading is {}x as fast as with ordinary pages", mode, fixed(gain, 2)) : mode});
+        {tr_later("huge pages"),
+         gain > 0 ? text(tr("{}; reading is {}x as fast as with ordinary pages"), mode, fixed(gain, 2))
+                  : mode});
     return;
   }
   d.findings.push_back(
-      {"huge pages", text("transparent huge pages: {}", mode), Level::kWarning,
-       "every 4 KiB of weights needs its own address translation; usually a few percent of the "
-       "read bandwidth",
+      {tr_later("huge pages"), text(tr("transparent huge pages: {}"), mode), Level::kWarning,
+       tr("every 4 KiB of weights needs its own address translation; usually a few percent of the "
+          "read bandwidth"),
        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"});
 }
 
 // Measures what a forced choice gives away, instead of guessing it.
 std::string cost_of(const Kernels& used, const Kernels& best, const std::shared_ptr<Pool>& pool) {
-  if (!pool) return "slower products (kt doctor without --quick measures how much)";
+  if (!pool) return tr("slower products (kt doctor without --quick measures how much)");
   const auto s8 = [&](const Kernels& k) { return Multiplier(pool, k, Product::kS8).window(10e-3) / 1e12; };
-  return text("multiplies at {} instead of {} TOPS (s8)", three_digits(s8(used)), three_digits(s8(best)));
+  return text(tr("multiplies at {} instead of {} TOPS (s8)"), three_digits(s8(used)), three_digits(s8(best)));
 }
 
 }  // namespace
@@ -68,9 +70,10 @@ void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Po
   for (const KnownIsa& isa : choice.all) {
     if (isa.table) ++compiled;
     if (isa.missing)
-      lacking += text("{}{} (no {})", lacking.empty() ? "; not on this CPU: " : ", ", isa.name, isa.missing);
+      lacking += text(tr("{}{} (no {})"), lacking.empty() ? tr("; not on this CPU: ") : tr(", "), isa.name,
+                      isa.missing);
     else if (!isa.table)
-      left_out += text("{}{}", left_out.empty() ? "; left out of this build: " : ", ", isa.name);
+      left_out += text("{}{}", left_out.empty() ? tr("; left out of this build: ") : tr(", "), isa.name);
     else
       best = isa.table;
     if (!isa.missing) runs = &isa;
@@ -79,26 +82,26 @@ void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Po
                      {"compiled", isa.table != nullptr}});
   }
   d.facts["isa"] = {{"used", choice.used->name}, {"best", best->name}, {"all", table}};
-  Finding f{"isa", text("{} in use, the best of {} compiled in{}{}", choice.used->name, compiled, left_out,
-                        lacking)};
+  Finding f{tr_later("isa"), text(tr("{} in use, the best of {} compiled in{}{}"), choice.used->name,
+                                  compiled, left_out, lacking)};
   if (best != choice.used) {
     f.level = Level::kWarning;
-    f.found =
-        text("{} in use, forced by {}; {} would run here", choice.used->name, choice.forced_by, best->name);
+    f.found = text(tr("{} in use, forced by {}; {} would run here"), choice.used->name, choice.forced_by,
+                   best->name);
     f.cost = cost_of(*choice.used, *best, pool);
     f.fix = "unset " + choice.forced_by;
   } else if (!runs->table) {
     f.level = Level::kWarning;
-    f.found =
-        text("{} in use; {} would run here and was left out of this build", choice.used->name, runs->name);
-    f.cost = "slower products";
-    f.fix = "make compiles every instruction set (cmake -DKT_ISAS=all)";
+    f.found = text(tr("{} in use; {} would run here and was left out of this build"), choice.used->name,
+                   runs->name);
+    f.cost = tr("slower products");
+    f.fix = tr("make compiles every instruction set (cmake -DKT_ISAS=all)");
   } else if (best == portable) {
     f.level = Level::kBad;
-    f.cost = "no vector instructions: every product runs in plain C++";
+    f.cost = tr("no vector instructions: every product runs in plain C++");
     f.fix =
-        "run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
-        "-cpu host";
+        tr("run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
+           "-cpu host");
   }
   d.findings.push_back(f);
 }
@@ -114,8 +117,9 @@ void look_at_bandwidth(Diagnosis& d, const Machine& machine, const std::shared_p
   d.facts["read_gb_per_s"] = read;
   d.facts["read_gb_per_s_ordinary_pages"] = ordinary;
   d.facts["read_threads"] = pool->threads();
-  d.findings.push_back({"read", text("{} GB/s with {}, over {}", three_digits(read),
-                                     counted(pool->threads(), "thread"), human_bytes(bytes))});
+  d.findings.push_back(
+      {tr_later("read"), text(tr("{} GB/s with {}, over {}"), three_digits(read),
+                              tr_counted(pool->threads(), "{} thread", "{} threads"), human_bytes(bytes))});
 }
 
 void look_at_kernels(Diagnosis& d, const Kernels& used) {
@@ -127,7 +131,8 @@ void look_at_kernels(Diagnosis& d, const Kernels& used) {
     for (const int rows : {1, 3, used.few_limit + 13}) {
       const KernelCheck check = check_kernel(used, portable, named.format, rows);
       d.checks.push_back({named.name, check});
-      const std::string where = text("{} {} with {}", named.name, check.route, counted(rows, "row"));
+      const std::string where =
+          text(tr("{} {} with {}"), named.name, check.route, tr_counted(rows, "{} row", "{} rows"));
       if (!check.ok()) failed += text("{}{}", failed.empty() ? "" : ", ", where);
       if (check.difference / check.bound > worst) {
         worst = check.difference / check.bound;
@@ -142,13 +147,14 @@ void look_at_kernels(Diagnosis& d, const Kernels& used) {
     }
   }
   d.facts["kernels"] = table;
-  Finding f{"kernels",
-            text("{} computes what portable does: {} formats x 3 row counts", used.name, kFormats.size())};
-  if (!closest.empty()) f.found += text("; closest to its bound: {} ({})", closest, percent(worst));
+  Finding f{tr_later("kernels"), text(tr("{} computes what portable does: {} formats x 3 row counts"),
+                                      used.name, kFormats.size())};
+  if (!closest.empty()) f.found += text(tr("; closest to its bound: {} ({})"), closest, percent(worst));
   if (!failed.empty()) {
-    f = {"kernels", text("{} disagrees with portable on: {}", used.name, failed), Level::kBad,
-         "wrong results",
-         "KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor --json"};
+    f = {
+        tr_later("kernels"), text(tr("{} disagrees with portable on: {}"), used.name, failed), Level::kBad,
+        tr("wrong results"),
+        tr("KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor --json")};
   }
   d.findings.push_back(f);
 }

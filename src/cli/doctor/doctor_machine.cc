@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/doctor/doctor.h"
+#include "terminal/language.h"
 
 extern "C" char** environ;
 
@@ -32,7 +33,9 @@ std::string home_of(const Machine& machine) {
 }  // namespace
 
 const char* level_name(Level level) {
-  return level == Level::kOk ? "ok" : level == Level::kWarning ? "warning" : "FAIL";
+  return level == Level::kOk        ? tr_later("ok")
+         : level == Level::kWarning ? tr_later("warning")
+                                    : tr_later("FAIL");
 }
 
 bool Diagnosis::healthy() const {

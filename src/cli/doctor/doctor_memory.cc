@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cli/doctor/doctor.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -17,15 +18,15 @@ void look_at_swap(Diagnosis& d, const std::string& info, uint64_t total) {
   d.facts["memory"]["swap_bytes"] = swap;
   d.facts["memory"]["swap_used_bytes"] = swap - std::min(swap, unused);
   if (swap == 0) {
-    d.findings.push_back({"swap", "none"});
+    d.findings.push_back({tr_later("swap"), tr("none")});
     return;
   }
   const uint64_t used = swap - std::min(swap, unused);
-  Finding f{"swap", text("{} of {} used", human_bytes(used), human_bytes(swap))};
+  Finding f{tr_later("swap"), text(tr("{} of {} used"), human_bytes(used), human_bytes(swap))};
   if (used > total / 10) {
     f.level = Level::kWarning;
-    f.cost = "weights that were swapped out come back from disk, a page at a time";
-    f.fix = "stop other programs, then: sudo swapoff -a && sudo swapon -a";
+    f.cost = tr("weights that were swapped out come back from disk, a page at a time");
+    f.fix = tr("stop other programs, then: sudo swapoff -a && sudo swapon -a");
   }
   d.findings.push_back(f);
 }
@@ -36,11 +37,11 @@ void look_at_overcommit(Diagnosis& d, const Machine& machine, const std::string&
   if (mode != "2") return;
   const uint64_t limit = number_in(info, "CommitLimit", 0) << 10;
   const uint64_t promised = number_in(info, "Committed_AS", 0) << 10;
-  d.findings.push_back({"overcommit",
-                        text("strict (vm.overcommit_memory=2): {} of {} are promised already",
+  d.findings.push_back({tr_later("overcommit"),
+                        text(tr("strict (vm.overcommit_memory=2): {} of {} are promised already"),
                              human_bytes(promised), human_bytes(limit)),
                         Level::kWarning,
-                        text("packed weights above {} are refused, whatever is free",
+                        text(tr("packed weights above {} are refused, whatever is free"),
                              human_bytes(limit - std::min(limit, promised))),
                         "sudo sysctl vm.overcommit_memory=0"});
 }
@@ -51,8 +52,9 @@ void look_at_reserved_pages(Diagnosis& d, const std::string& info, uint64_t tota
   d.facts["memory"]["reserved_huge_page_bytes"] = reserved;
   if (reserved <= total / 20) return;
   d.findings.push_back(
-      {"reserved", text("{} lie in the pool of reserved huge pages, unused", human_bytes(reserved)),
-       Level::kWarning, text("kt uses transparent huge pages; {} are lost to models", human_bytes(reserved)),
+      {tr_later("reserved"),
+       text(tr("{} lie in the pool of reserved huge pages, unused"), human_bytes(reserved)), Level::kWarning,
+       text(tr("kt uses transparent huge pages; {} are lost to models"), human_bytes(reserved)),
        "sudo sysctl vm.nr_hugepages=0"});
 }
 
@@ -81,12 +83,13 @@ std::vector<NodeMemory> read_nodes(const Machine& machine) {
 
 // Every expert is cut into one slice a node, so the node with the least memory decides.
 Finding balance_finding(const std::vector<NodeMemory>& nodes) {
-  Finding f{"numa", text("{} nodes:", nodes.size())};
+  Finding f{tr_later("numa"), text(tr("{} nodes:"), nodes.size())};
   uint64_t least = UINT64_MAX, most = 0;
   std::string without;
   for (const NodeMemory& node : nodes) {
-    f.found += text("{} node {} {} ({} free), {}", &node == &nodes.front() ? "" : ";", node.id,
-                    human_bytes(node.total), human_bytes(node.unused), counted(node.cpus, "PU"));
+    f.found +=
+        text(tr("{} node {} {} ({} free), {}"), &node == &nodes.front() ? "" : ";", node.id,
+             human_bytes(node.total), human_bytes(node.unused), tr_counted(node.cpus, "{} PU", "{} PUs"));
     if (node.cpus == 0) continue;  // memory on a card: nothing is placed there
     least = std::min(least, node.total);
     most = std::max(most, node.total);
@@ -94,14 +97,14 @@ Finding balance_finding(const std::vector<NodeMemory>& nodes) {
   }
   if (!without.empty()) {
     f.level = Level::kWarning;
-    f.cost = text("node {} has cores but no memory: they read every weight from another node", without);
-    f.fix = text("put memory modules into that socket, or leave it out: numactl --cpunodebind=N kt ...");
+    f.cost = text(tr("node {} has cores but no memory: they read every weight from another node"), without);
+    f.fix = text(tr("put memory modules into that socket, or leave it out: numactl --cpunodebind=N kt ..."));
   } else if (least < most / 2) {
     f.level = Level::kWarning;
     f.cost =
-        text("each node holds the same share of a model: above {} on a node the rest is read from others",
+        text(tr("each node holds the same share of a model: above {} on a node the rest is read from others"),
              human_bytes(least));
-    f.fix = "spread the memory modules evenly over the sockets; numactl --hardware shows them";
+    f.fix = tr("spread the memory modules evenly over the sockets; numactl --hardware shows them");
   }
   return f;
 }
@@ -112,27 +115,27 @@ void look_at_memory(Diagnosis& d, const Machine& machine) {
   const uint64_t total = total_memory(machine.root), available = available_memory(machine.root);
   const std::string info = machine.words_of("/proc/meminfo");
   const uint64_t installed = number_in(info, "MemTotal", total >> 10) << 10;
-  Finding f{"memory", text("{} of {} available", human_bytes(available), human_bytes(total))};
+  Finding f{tr_later("memory"), text(tr("{} of {} available"), human_bytes(available), human_bytes(total))};
   if (available < kLeast) {
     f.level = Level::kBad;
-    f.cost = "hardly any model loads";
-    f.fix = "stop other programs, see: ps aux --sort=-rss | head";
+    f.cost = tr("hardly any model loads");
+    f.fix = tr("stop other programs, see: ps aux --sort=-rss | head");
   } else if (available < total / 4) {
     f.level = Level::kWarning;
-    f.cost = text("models above {} do not fit", human_bytes(available));
-    f.fix = "stop other programs, see: ps aux --sort=-rss | head";
+    f.cost = text(tr("models above {} do not fit"), human_bytes(available));
+    f.fix = tr("stop other programs, see: ps aux --sort=-rss | head");
   }
   d.findings.push_back(f);
   d.facts["memory"] = {
       {"total_bytes", total}, {"available_bytes", available}, {"installed_bytes", installed}};
   if (total < installed) {
     d.findings.push_back(
-        {"memory limit",
-         text("a cgroup allows {} of the machine's {}", human_bytes(total), human_bytes(installed)),
-         Level::kWarning, text("models above {} do not fit", human_bytes(total)),
-         text(
-             "start the container with --memory={}g, or: sudo systemctl set-property UNIT MemoryMax=infinity",
-             installed >> 30)});
+        {tr_later("memory limit"),
+         text(tr("a cgroup allows {} of the machine's {}"), human_bytes(total), human_bytes(installed)),
+         Level::kWarning, text(tr("models above {} do not fit"), human_bytes(total)),
+         text(tr("start the container with --memory={}g, or: sudo systemctl set-property UNIT "
+                 "MemoryMax=infinity"),
+              installed >> 30)});
   }
   look_at_swap(d, info, total);
   look_at_overcommit(d, machine, info);
@@ -148,15 +151,16 @@ void look_at_numa(Diagnosis& d, const Machine& machine) {
         {{"node", node.id}, {"pus", node.cpus}, {"total_bytes", node.total}, {"free_bytes", node.unused}});
   d.facts["numa"] = {{"nodes", facts}, {"balancing", balancing}};
   if (nodes.size() < 2) {
-    d.findings.push_back({"numa", "one node: all memory is equally near"});
+    d.findings.push_back({tr_later("numa"), tr("one node: all memory is equally near")});
     return;
   }
   d.findings.push_back(balance_finding(nodes));
   if (!balancing.empty() && balancing != "0") {
     d.findings.push_back(
-        {"numa", text("automatic balancing is on (kernel.numa_balancing={})", balancing), Level::kWarning,
-         "kt places weights itself; the kernel takes faults on them to watch who reads, and may "
-         "move them away",
+        {tr_later("numa"), text(tr("automatic balancing is on (kernel.numa_balancing={})"), balancing),
+         Level::kWarning,
+         tr("kt places weights itself; the kernel takes faults on them to watch who reads, and may "
+            "move them away"),
          "sudo sysctl kernel.numa_balancing=0"});
   }
 }

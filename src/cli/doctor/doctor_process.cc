@@ -14,6 +14,7 @@
 #include "cli/doctor/doctor.h"
 #include "cli/registry/registry.h"
 #include "cli/settings.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "text/yaml.h"
 
@@ -78,7 +79,7 @@ std::string holder_of(const Machine& machine, const std::string& inode) {
 }
 
 std::string limit_words(uint64_t bytes) {
-  return bytes == ProcessLimits::kUnlimited ? "unlimited" : human_bytes(bytes);
+  return bytes == ProcessLimits::kUnlimited ? tr("unlimited") : human_bytes(bytes);
 }
 
 enum class Effect { kNone, kChanges, kSlows };
@@ -92,24 +93,27 @@ struct KnownVariable {
 // Variables that change what kt does, or that people set for other programs and expect to. KT_ISA and its
 // alias have a finding of their own.
 constexpr auto kVariables = std::to_array<KnownVariable>({
-    {"KT_ISA", Effect::kChanges, "forces an instruction set"},
-    {"KT_KERNEL_CPU_VARIANT", Effect::kChanges, "forces an instruction set"},
-    {"KT_HOME", Effect::kChanges, "kt's folder of settings"},
-    {"KT_LOG_LEVEL", Effect::kChanges, "what is logged"},
-    {"KT_DEMO_MODEL", Effect::kChanges, "the folder of the model called demo"},
-    {"NO_COLOR", Effect::kChanges, "no colours"},
-    {"OMP_", Effect::kNone, "no effect: kt has threads of its own, see --cpu-threads"},
-    {"GOMP_", Effect::kNone, "no effect: kt has threads of its own"},
-    {"KMP_", Effect::kNone, "no effect: kt has threads of its own"},
-    {"MKL_", Effect::kNone, "no effect: kt has kernels of its own"},
-    {"OPENBLAS_", Effect::kNone, "no effect: kt has kernels of its own"},
-    {"CUDA_VISIBLE_DEVICES", Effect::kChanges, "the GPUs that programs see"},
-    {"LD_PRELOAD", Effect::kChanges, "a library is loaded into kt before its own"},
-    {"GLIBC_TUNABLES", Effect::kChanges, "settings of the C library"},
-    {"MALLOC_ARENA_MAX", Effect::kChanges, "heaps of the C library; large buffers are not from there"},
-    {"MALLOC_PERTURB_", Effect::kSlows, "every heap block is filled when it is taken and when it is freed"},
-    {"MALLOC_CHECK_", Effect::kSlows, "every heap block is checked"},
-    {"MALLOC_", Effect::kChanges, "settings of the C library's heap"},
+    {"KT_ISA", Effect::kChanges, tr_later("forces an instruction set")},
+    {"KT_KERNEL_CPU_VARIANT", Effect::kChanges, tr_later("forces an instruction set")},
+    {"KT_HOME", Effect::kChanges, tr_later("kt's folder of settings")},
+    {"KT_LANG", Effect::kChanges, tr_later("the language of what kt says")},
+    {"KT_LOG_LEVEL", Effect::kChanges, tr_later("what is logged")},
+    {"KT_DEMO_MODEL", Effect::kChanges, tr_later("the folder of the model called demo")},
+    {"NO_COLOR", Effect::kChanges, tr_later("no colours")},
+    {"OMP_", Effect::kNone, tr_later("no effect: kt has threads of its own, see --cpu-threads")},
+    {"GOMP_", Effect::kNone, tr_later("no effect: kt has threads of its own")},
+    {"KMP_", Effect::kNone, tr_later("no effect: kt has threads of its own")},
+    {"MKL_", Effect::kNone, tr_later("no effect: kt has kernels of its own")},
+    {"OPENBLAS_", Effect::kNone, tr_later("no effect: kt has kernels of its own")},
+    {"CUDA_VISIBLE_DEVICES", Effect::kChanges, tr_later("the GPUs that programs see")},
+    {"LD_PRELOAD", Effect::kChanges, tr_later("a library is loaded into kt before its own")},
+    {"GLIBC_TUNABLES", Effect::kChanges, tr_later("settings of the C library")},
+    {"MALLOC_ARENA_MAX", Effect::kChanges,
+     tr_later("heaps of the C library; large buffers are not from there")},
+    {"MALLOC_PERTURB_", Effect::kSlows,
+     tr_later("every heap block is filled when it is taken and when it is freed")},
+    {"MALLOC_CHECK_", Effect::kSlows, tr_later("every heap block is checked")},
+    {"MALLOC_", Effect::kChanges, tr_later("settings of the C library's heap")},
 });
 
 const KnownVariable* known_variable(std::string_view name) {
@@ -124,22 +128,25 @@ void look_at_port(Diagnosis& d, const Machine& machine) {
   const bool unused = can_bind(machine.port);
   d.facts["port"] = {{"number", machine.port}, {"free", unused}};
   if (unused) {
-    d.findings.push_back({"port", text("{} is free for kt run", machine.port)});
+    d.findings.push_back({tr_later("port"), text(tr("{} is free for kt run"), machine.port)});
     return;
   }
   const std::string holder = holder_of(machine, listening_inode(machine, machine.port));
   d.facts["port"]["holder"] = holder;
-  d.findings.push_back({"port", text("{} is taken{}", machine.port, holder.empty() ? "" : " by " + holder),
-                        Level::kWarning, "kt run does not start on its usual port",
-                        text("kt run --port {}; ss -ltnp shows who listens", machine.port + 1)});
+  d.findings.push_back(
+      {tr_later("port"),
+       text(tr("{} is taken{}"), machine.port, holder.empty() ? "" : text(tr(" by {}"), holder)),
+       Level::kWarning, tr("kt run does not start on its usual port"),
+       text(tr("kt run --port {}; ss -ltnp shows who listens"), machine.port + 1)});
 }
 
 void look_at_files(Diagnosis& d, const Machine& machine) {
   namespace fs = std::filesystem;
   d.facts["home"] = machine.home;
   if (machine.home.empty()) {
-    d.findings.push_back({"files", "neither KT_HOME nor XDG_CONFIG_HOME nor HOME is set", Level::kWarning,
-                          "settings and names of models are not kept", "export KT_HOME=$PWD/kt-home"});
+    d.findings.push_back({tr_later("files"), tr("neither KT_HOME nor XDG_CONFIG_HOME nor HOME is set"),
+                          Level::kWarning, tr("settings and names of models are not kept"),
+                          "export KT_HOME=$PWD/kt-home"});
     return;
   }
   std::string good;
@@ -157,13 +164,15 @@ void look_at_files(Diagnosis& d, const Machine& machine) {
       good += text("{}{}", good.empty() ? "" : ", ", name);
     } catch (const Error& problem) {
       bad = true;
-      d.findings.push_back({"files", problem.what(), Level::kBad, "verbs that read it refuse to run",
-                            text("correct the line, or start afresh: mv {} {}.old", path, path)});
+      d.findings.push_back({tr_later("files"), problem.what(), Level::kBad,
+                            tr("verbs that read it refuse to run"),
+                            text(tr("correct the line, or start afresh: mv {} {}.old"), path, path)});
     }
   }
   if (!bad)
-    d.findings.push_back({"files", good.empty() ? text("no settings in {}: defaults are used", machine.home)
-                                                : text("{} in {}", good, machine.home)});
+    d.findings.push_back(
+        {tr_later("files"), good.empty() ? text(tr("no settings in {}: defaults are used"), machine.home)
+                                         : text(tr("{} in {}"), good, machine.home)});
 }
 
 void look_at_limits(Diagnosis& d, const Machine& machine) {
@@ -178,18 +187,19 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
                        {"address_space_bytes", fact(limits.address_space)},
                        {"data_bytes", fact(limits.data)},
                        {"file_bytes", fact(limits.file_size)}};
-  Finding files{"limits",
-                text("{} open files, {} locked memory (kt locks none)",
-                     limits.files == ProcessLimits::kUnlimited ? "unlimited" : std::to_string(limits.files),
-                     limit_words(limits.locked))};
+  Finding files{
+      tr_later("limits"),
+      text(tr("{} open files, {} locked memory (kt locks none)"),
+           limits.files == ProcessLimits::kUnlimited ? tr("unlimited") : std::to_string(limits.files),
+           limit_words(limits.locked))};
   if (limits.files < kWanted) {
     files.level = Level::kWarning;
-    files.cost = text("the server takes up to 1024 connections; beyond about {} new ones are refused",
+    files.cost = text(tr("the server takes up to 1024 connections; beyond about {} new ones are refused"),
                       limits.files - std::min<uint64_t>(limits.files, 64));
     files.fix = limits.files_most >= kWanted
                     ? "ulimit -n 4096"
-                    : "as root: echo '* - nofile 4096' >> /etc/security/limits.conf, then log "
-                      "in again";
+                    : tr("as root: echo '* - nofile 4096' >> /etc/security/limits.conf, then log "
+                         "in again");
   }
   d.findings.push_back(files);
   struct Bound {
@@ -197,12 +207,15 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
     uint64_t bytes;
   };
   for (const Bound& bound :
-       {Bound{"address space", "-v", "weights are mapped: models above it do not load", limits.address_space},
-        Bound{"data size", "-d", "packed weights above it are refused", limits.data},
-        Bound{"file size", "-f", "kt quant cannot write larger files", limits.file_size}}) {
+       {Bound{tr_later("address space"), "-v", tr_later("weights are mapped: models above it do not load"),
+              limits.address_space},
+        Bound{tr_later("data size"), "-d", tr_later("packed weights above it are refused"), limits.data},
+        Bound{tr_later("file size"), "-f", tr_later("kt quant cannot write larger files"),
+              limits.file_size}}) {
     if (bound.bytes == ProcessLimits::kUnlimited) continue;
-    d.findings.push_back({"limits", text("{} is limited to {}", bound.name, human_bytes(bound.bytes)),
-                          Level::kWarning, bound.cost, text("ulimit {} unlimited", bound.flag)});
+    d.findings.push_back({tr_later("limits"),
+                          text(tr("{} is limited to {}"), tr(bound.name), human_bytes(bound.bytes)),
+                          Level::kWarning, tr(bound.cost), text("ulimit {} unlimited", bound.flag)});
   }
 }
 
@@ -216,12 +229,13 @@ void look_at_environment(Diagnosis& d, const Machine& machine) {
     d.facts["environment"][name] = machine.variable(name);
     if (known->effect == Effect::kSlows) {
       d.findings.push_back(
-          {"environment", entry, Level::kWarning, std::string(known->what), "unset " + name});
+          {tr_later("environment"), entry, Level::kWarning, tr(known->what), "unset " + name});
       continue;
     }
-    harmless += text("{}{} ({})", harmless.empty() ? "" : "; ", entry, known->what);
+    harmless += text(tr("{}{} ({})"), harmless.empty() ? "" : tr("; "), entry, tr(known->what));
   }
-  d.findings.push_back({"environment", harmless.empty() ? "no variable changes what kt does" : harmless});
+  d.findings.push_back(
+      {tr_later("environment"), harmless.empty() ? tr("no variable changes what kt does") : harmless});
 }
 
 }  // namespace kt

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "terminal/language.h"
 
 namespace kt {
 namespace {
@@ -31,6 +32,17 @@ Completes completion_of(const std::string& type, const std::string& description)
 
 }  // namespace
 
+std::string plain_type(const OptionInfo& option) {
+  constexpr size_t kFewChoices = 24;  // columns
+  std::string choices;
+  for (const std::string& choice : option.choices) choices += (choices.empty() ? "" : "|") + choice;
+  if (!choices.empty()) return choices.size() <= kFewChoices ? choices : "NAME";
+  if (option.value == "INT" || option.value == "UINT") return "N";
+  if (option.value == "FLOAT") return "NUMBER";
+  if (option.completes == Completes::kFolders) return "FOLDER";
+  return option.value;
+}
+
 OptionInfo describe_option(const CLI::Option& option) {
   OptionInfo info{.positional = option.get_positional(),
                   .positional_name = option.get_positional() ? option.get_name(true, false) : "",
@@ -38,6 +50,8 @@ OptionInfo describe_option(const CLI::Option& option) {
                   .preset = option.get_default_str(),
                   .required = option.get_required(),
                   .repeats = option.get_expected_max() > 1};
+  if (info.repeats && info.preset.starts_with('[') && info.preset.ends_with(']'))  // as CLI11 has a list
+    info.preset = info.preset.substr(1, info.preset.size() - 2);
   for (const std::string& name : option.get_snames()) info.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) info.names.push_back("--" + name);
   if (option.get_type_size_max() == 0 || option.get_expected_max() == 0) return info;
@@ -50,8 +64,11 @@ OptionInfo describe_option(const CLI::Option& option) {
 }
 
 CommandInfo describe_command(const CLI::App& app, const std::string& path) {
-  CommandInfo info{
-      .name = app.get_name(), .path = path, .description = app.get_description(), .footer = app.get_footer()};
+  CommandInfo info{.name = app.get_name(),
+                   .path = path,
+                   .description = app.get_description(),
+                   .footer = app.get_footer(),
+                   .needs_verb = app.get_require_subcommand_min() > 0};
   for (const CLI::Option* option : app.get_options())
     if (!option->get_group().empty()) info.options.push_back(describe_option(*option));
   for (const CLI::App* verb : app.get_subcommands({}))
@@ -71,7 +88,7 @@ const CLI::App& find_verb(const CLI::App& app, const std::vector<std::string>& w
       known += (known.empty() ? "" : ", ") + verb->get_name();
     }
     if (!next && known.empty()) fail("'{}' has no verbs of its own, '{}' came", path, word);
-    if (!next) fail("unknown verb '{} {}': {} are known", path, word, known);
+    if (!next) fail(tr("unknown verb '{} {}': {} are known"), path, word, known);
     at = next;
     path += " " + word;
   }

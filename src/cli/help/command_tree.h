@@ -16,7 +16,7 @@ struct OptionInfo {
   std::string value;                 // "TEXT", "INT"; empty for a flag without a value
   std::vector<std::string> choices;  // what the value is checked against; empty: anything
   Completes completes = Completes::kNothing;
-  std::string description, preset;  // preset: the default, as text
+  std::string description, preset;  // preset: the default, as text; "1,16" of a list
   bool required = false, repeats = false;
 };
 
@@ -26,7 +26,11 @@ struct CommandInfo {
   std::string description, footer;
   std::vector<OptionInfo> options;  // flags and positionals in the order of --help; hidden ones are left out
   std::vector<CommandInfo> verbs;
+  bool needs_verb = false;  // one of them has to be named
 };
+
+// The value of an option for people: "N", "NUMBER", "FOLDER", "TEXT"; its choices "a|b" where they are few, else "NAME".
+std::string plain_type(const OptionInfo& option);
 
 OptionInfo describe_option(const CLI::Option& option);
 // Everything below `app`; `path` is how it is called.

@@ -5,6 +5,7 @@
 #include "cli/help/command_tree.h"
 #include "cli/help/man_page.h"
 #include "cli/verbs.h"
+#include "terminal/language.h"
 
 namespace kt {
 namespace {
@@ -16,7 +17,7 @@ struct HelpFlags {
 
 void print_help(const CLI::App& kt, const HelpFlags& flags) {
   if (flags.man) {
-    if (!flags.verbs.empty()) fail("the man page is one for all verbs: kt help --man");
+    if (!flags.verbs.empty()) fail(tr("the man page is one for all verbs: kt help --man"));
     std::fputs(man_page(describe_command(kt, kt.get_name()), version()).c_str(), stdout);
     return;
   }

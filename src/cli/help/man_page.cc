@@ -45,7 +45,7 @@ std::string option_heading(const OptionInfo& option) {
   if (option.positional) out = "\\fI" + roff(option.positional_name) + "\\fR";
   for (const std::string& name : option.names) out += (out.empty() ? "\\fB" : ", \\fB") + roff(name) + "\\fR";
   if (option.value.empty() || option.names.empty()) return out;
-  return out + " \\fI" + roff(option.value) + "\\fR";
+  return out + " \\fI" + roff(plain_type(option)) + "\\fR";
 }
 
 std::string option_text(const OptionInfo& option) {
@@ -69,7 +69,7 @@ std::string synopsis(const CommandInfo& command) {
     if (option.positional)
       out += text("{}\\fI{}\\fR{}{}\n", option.required ? "" : "[", roff(option.positional_name),
                   option.repeats ? " ..." : "", option.required ? "" : "]");
-  if (!command.verbs.empty()) out += "[\\fIVERB\\fR]\n";
+  if (!command.verbs.empty()) out += command.needs_verb ? "\\fIVERB\\fR\n" : "[\\fIVERB\\fR]\n";
   return out;
 }
 

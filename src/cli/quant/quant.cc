@@ -1,6 +1,7 @@
 // kt quant: CPU weights from a checkpoint. Reads flags (also the established spellings), plans, runs,
 // reports; everything about bytes is in weights/.
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,15 +15,22 @@
 #include "cli/quant/conversion_report.h"
 #include "cli/quant/quant.h"
 #include "cli/quant/quant_calibrated.h"
+#include "cli/quant/quantise.h"
+#include "cli/questions.h"
+#include "cli/registry/model_files.h"
 #include "cli/verbs.h"
 #include "engine/gguf_vocabulary.h"
+#include "hub/cache.h"
 #include "kernels/table.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
+#include "text/json.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 #include "weights/kt/kt_plan.h"
 #include "weights/plans/compressed_plan.h"
+#include "weights/plans/source_identity.h"
 
 namespace kt {
 namespace {
@@ -40,10 +48,10 @@ int numa_nodes() { return std::max(1, static_cast<int>(Topology::discover().node
 
 void refuse_contradictions(const QuantFlags& flags) {
   if (!flags.calibration.text.dataset.empty() && flags.group_size == 0)
-    fail("--calibrate: needs int4 in groups: add --group-size {}", usual_group_words());
+    fail(tr("--calibrate: needs int4 in groups: add --group-size {}"), usual_group_words());
   if (flags.group_size == 0) return;
   if (flags.method != "int4")
-    fail("--group-size {}: only with --method int4, got {}", flags.group_size, flags.method);
+    fail(tr("--group-size {}: only with --method int4, got {}"), flags.group_size, flags.method);
   if (flags.no_merge || flags.backward || flags.report || flags.rounding != "established")
     fail("--group-size {}: {} belongs to weights without groups", flags.group_size,
          flags.no_merge   ? "--no-merge"
@@ -83,6 +91,14 @@ void run_quant(const QuantFlags& flags) {
   convert_and_report(plan_model(checkpoint, source.get(), grouped), flags.run);
 }
 
+// Where no output was named. The next command is known then, though no option says it.
+void name_output(QuantFlags& flags, Invocation& run) {
+  const std::string groups = flags.group_size > 0 ? text("-g{}", flags.group_size) : "";
+  flags.output = default_output(flags.input, (flags.method == "moe_int8" ? "int8" : flags.method) + groups);
+  if (!flags.run.json && flags.run.resume_layer < 0)
+    run.next = NextStep{.line = NextLine::kReport, .command = command_line({"run", flags.output})};
+}
+
 // GGUF files hold what their maker chose, unrounded weights too.
 bool holds_plain_floats(const ExpertSource& source) {
   for (const int layer : source.layers())
@@ -111,6 +127,41 @@ ConversionPlan plan_model(const Checkpoint& checkpoint, const ExpertSource* sour
   if (checkpoint.is_gguf())
     for (SideFile& file : gguf_tokenizer_files(checkpoint)) plan.side_files.push_back(std::move(file));
   return plan;
+}
+
+std::string default_output(const std::string& model, const std::string& suffix) {
+  std::string name = repo_of_folder(model);  // a folder of a cache is called by a commit
+  if (name.empty() || model.ends_with(".gguf")) name = absolute_path(model);
+  name = std::filesystem::path(name).filename().string();
+  if (name.ends_with(".gguf")) name.resize(name.size() - 5);
+  return "./" + name + "-" + suffix;
+}
+
+bool is_converted(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path + "/kt_manifest.json", ignored) && is_kt_weights(path);
+}
+
+bool was_made_of(const std::string& output, const std::string& model) {
+  const Json manifest = read_json(output + "/kt_manifest.json", {.bytes = size_t{1} << 30});
+  const Json settings = manifest.is_object() ? manifest.value("settings", Json::object()) : Json::object();
+  const Checkpoint checkpoint(model, gguf_families());
+  return settings.is_object() && settings.value("contents", Json()) == source_contents(checkpoint);
+}
+
+void quantise(const QuantiseRequest& request) {
+  QuantFlags flags;
+  flags.output = request.output;
+  flags.method = request.method;
+  flags.run.threads = request.threads;
+  flags.run.resume = is_folder(request.output);
+  flags.run.json = request.quiet;
+  const Checkpoint checkpoint(request.model, gguf_families());
+  const auto source = open_experts(checkpoint);
+  warn_if_rounded(*source, flags.method);
+  const ConversionPlan plan = plan_for(checkpoint, *source, flags);
+  const ConversionResult result = convert(plan, flags.run);
+  if (!request.quiet) print_conversion(plan, result);
 }
 
 void RunFlags::add_to(CLI::App& verb) {
@@ -143,7 +194,7 @@ ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
     // Whatever came of the zeros in place of what was to be read.
     const auto broken = first_broken_mapping();
     if (!broken) throw;
-    fail("{}; finished files are kept, `resume` goes on", *broken);
+    fail(tr("{}; finished files are kept, `resume` goes on"), *broken);
   }
 }
 
@@ -168,13 +219,14 @@ void add_quant(CLI::App& kt, Invocation& run) {
   };
   take_model(*verb, run, input,
              {.path = &flags->input, .use = use, .download = &flags->calibration.download});
-  verb->add_option("-o,--output", flags->output, "Folder to write");
+  verb->add_option("-o,--output", flags->output,
+                   "Folder to write; default: the model's name and the method, here");
   verb->add_option(
-          "--method,--quant-method", flags->method,
+          "-m,--method,--quant-method", flags->method,
           "int4: half the size, a little less exact; int8: close to the original; moe_int8: writes int8")
       ->check(CLI::IsMember({"int4", "int8", "moe_int8"}))
       ->capture_default_str();
-  verb->add_option("--input-type", flags->input_type,
+  verb->add_option("-i,--input-type", flags->input_type,
                    "What the source is: auto, bf16, fp16, f32, fp8, int4, gguf")
       ->capture_default_str();
   verb->add_option(
@@ -202,11 +254,12 @@ void add_quant(CLI::App& kt, Invocation& run) {
           ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); });
   for (CLI::Option* option : flags->calibration.add_to(*verb)) option->needs(calibrate);
   verb->add_flag("--gpu", flags->gpu, "Accepted; conversion needs no GPU");
-  verb->add_flag("--yes", flags->yes, "Accepted; nothing is asked");
+  verb->add_flag("-y,--yes", flags->yes, "Accepted; nothing is asked");
   flags->run.add_to(*verb);
   verb->footer(
       "Examples:\n"
-      "  kt quant ./Qwen3-30B-A3B -o ./Qwen3-30B-A3B-int4 --method int4\n"
+      "  kt quant ./Qwen3-30B-A3B                            writes ./Qwen3-30B-A3B-int4\n"
+      "  kt quant ./Qwen3-30B-A3B -o ./out -m int8 -i bf16 -y\n"
       "  kt quant ./DeepSeek-V3.1 -o ./out --method int8 --numa-nodes 2 --resume\n"
       "  kt quant ./model -o ./out --group-size 32           int4 of better quality, compressed-tensors "
       "files\n"
@@ -218,8 +271,10 @@ void add_quant(CLI::App& kt, Invocation& run) {
   verb->callback([verb, &run, flags] {
     if (!verb->get_subcommands().empty()) return;
     if (flags->input.empty()) throw CLI::RequiredError("MODEL");
-    if (flags->output.empty()) throw CLI::RequiredError("--output");
-    run.action = [flags] { run_quant(*flags); };
+    run.action = [&run, flags] {
+      if (flags->output.empty()) name_output(*flags, run);
+      run_quant(*flags);
+    };
   });
   add_quant_gpu(*verb, run);
   add_quant_merge(*verb, run);

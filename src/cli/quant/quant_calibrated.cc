@@ -23,6 +23,7 @@
 #include "kernels/table.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "weights/plans/source_identity.h"
 
@@ -50,7 +51,7 @@ void refuse_unknown_layers(const Checkpoint& checkpoint) {
     std::string missing;
     for (const std::string& type : types) missing += (missing.empty() ? "" : ", ") + type;
     fail_as(ErrorKind::kUnsupported,
-            "GPTQ has to run the model: {}; missing layers: {}; --method RTN works without", error.what(),
+            tr("GPTQ has to run the model: {}; missing layers: {}; --method RTN works without"), error.what(),
             missing);
   }
 }

@@ -9,6 +9,7 @@
 #include "cli/quant/quant_calibrated.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
 #include "weights/plans/compressed_plan.h"
 
 namespace kt {
@@ -41,7 +42,7 @@ void run_gpu(const GpuFlags& flags) {
   const bool calibrated = flags.method == "GPTQ";
   if (!flags.max_gpu_memory.empty()) parse_bytes(flags.max_gpu_memory, "--max-gpu-memory");
   if (!calibrated && !flags.calibration.perplexity.file.empty())
-    fail("--perplexity: with --method GPTQ; kt perplexity MODEL --weights OUT measures what RTN wrote");
+    fail(tr("--perplexity: with --method GPTQ; kt perplexity MODEL --weights OUT measures what RTN wrote"));
   const Checkpoint checkpoint(flags.input, gguf_families());
   const std::unique_ptr<ExpertSource> source = experts_of(checkpoint, flags);
   if (source) warn_if_rounded(*source, flags.type);

@@ -13,6 +13,7 @@
 #include "hub/download.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "text/json.h"
 #include "text/shown.h"
@@ -33,7 +34,7 @@ std::string download_words(const DownloadProgress& at) {
 bool agrees(const Download& download, const std::string& name, const FetchConsent& consent) {
   if (consent.agreed) return true;
   Prompts prompts(stdin, stderr);
-  return prompts.ask_yes(text("{} is not on this disk. Download {} to {}", name,
+  return prompts.ask_yes(text(tr("{} is not on this disk. Download {} to {}"), name,
                               human_bytes(download.bytes_to_fetch()), download.folder()),
                          false);
 }
@@ -45,7 +46,7 @@ void refuse_what_cannot_run(Download& download, const std::string& name) {
   try {
     describe_model(parse_json(config, name + ": config.json"), name);
   } catch (const Error& error) {
-    fail_as(error.kind(), "{}; nothing was downloaded", error.what());
+    fail_as(error.kind(), tr("{}; nothing was downloaded"), error.what());
   }
 }
 
@@ -79,7 +80,7 @@ ResolvedModel named_model(const std::string& words) {
 void fetch_model(ResolvedModel& model, const FetchConsent& consent) {
   if (!model.absent) return;
   if (consent.use == ModelUse::kRun) refuse_unknown_family(model);
-  if (!consent.agreed && !can_ask()) refuse_absent(model, "--download with this command or ");
+  if (!consent.agreed && !can_ask()) refuse_absent(model, tr("--download with this command or "));
   const ModelReference wanted = *model.absent;
   Download download({.repo = wanted.repo,
                      .source = usual_source(),
@@ -90,7 +91,7 @@ void fetch_model(ResolvedModel& model, const FetchConsent& consent) {
                      .progress = show_download(false),
                      .note = note_on_stderr});
   if (consent.use == ModelUse::kRun) refuse_what_cannot_run(download, wanted.str());
-  if (!agrees(download, wanted.str(), consent)) fail("{} was not downloaded", wanted.str());
+  if (!agrees(download, wanted.str(), consent)) fail(tr("{} was not downloaded"), wanted.str());
   const DownloadResult result = download.run();
   note_on_stderr(text("{}: {} downloaded to {}", wanted.str(), human_bytes(result.fetched), result.path));
   model.path = result.path;
@@ -113,7 +114,7 @@ void fetch_dataset(const std::string& name, const FetchConsent& consent) {
                      .folder = {},
                      .progress = show_download(false),
                      .note = note_on_stderr});
-  if (!agrees(download, "The dataset " + name, consent)) fail("{} was not downloaded", name);
+  if (!agrees(download, "The dataset " + name, consent)) fail(tr("{} was not downloaded"), name);
   download.run();
 }
 

@@ -8,6 +8,7 @@
 #include "cli/registry/registry.h"
 #include "hub/cache.h"
 #include "models/families.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "text/shown.h"
 #include "weights/checkpoint_files.h"
@@ -58,7 +59,7 @@ std::optional<ResolvedModel> match_beginning(const std::string& words,
   std::vector<std::string> names;
   if (demo) names.emplace_back(kDemoName);
   for (const ModelEntry* entry : begun) names.push_back(entry->name);
-  fail("'{}' begins {} names: {}; type more of one", shown(words), names.size(), shown_list(names));
+  fail(tr("'{}' begins {} names: {}; type more of one"), shown(words), names.size(), shown_list(names));
 }
 
 std::optional<ResolvedModel> match_repo(const ModelReference& reference,
@@ -74,7 +75,7 @@ std::optional<ResolvedModel> match_repo(const ModelReference& reference,
     found = &entry;
   }
   if (names.size() > 1)
-    fail("{} is {} registered models: {}; name one of them", reference.str(), names.size(),
+    fail(tr("{} is {} registered models: {}; name one of them"), reference.str(), names.size(),
          shown_list(names));
   return found ? std::optional(resolved(*found)) : std::nullopt;
 }
@@ -114,15 +115,16 @@ void check_whole(const std::string& path, const ModelReference& reference, const
     for (const std::string& file : files.files)
       if (!is_path(file)) fail("{}: missing", file);
   } catch (const Error& error) {
-    fail("{} is in the cache, but not whole: {}{}; kt model download {} completes it", reference.str(),
-         error.what(), cached.unfinished_by_others ? "; another program has not finished, or not yet" : "",
+    fail(tr("{} is in the cache, but not whole: {}{}; kt model download {} completes it"), reference.str(),
+         error.what(),
+         cached.unfinished_by_others ? tr("; another program has not finished, or not yet") : "",
          reference.str());
   }
   if (!files.unrelated) return;
   std::vector<std::string> names;
   for (const std::string& file : files.files)
     names.push_back(fs::path(file).lexically_relative(path).string());
-  fail("{} holds several models; name one, as {}:{}: {}", reference.str(), reference.str(), names.front(),
+  fail(tr("{} holds several models; name one, as {}:{}: {}"), reference.str(), reference.str(), names.front(),
        shown_list(names));
 }
 
@@ -184,11 +186,10 @@ void refuse_unknown_family(const ResolvedModel& model) {
 void refuse_absent(const ResolvedModel& model, std::string_view way) {
   refuse_unknown_family(model);
   const std::string name = model.absent->str();
-  fail(
-      "{}: no such file or folder, not registered, and not in the caches of hubs ({}, {}): {}kt model "
-      "download {} fetches "
-      "it{}",
-      name, hub_cache_folder(), modelscope_cache_folder(), way, name, published_size(model.alias));
+  fail(tr("{}: no such file or folder, not registered, and not in the caches of hubs ({}, {}): {}kt model "
+          "download {} fetches "
+          "it{}"),
+       name, hub_cache_folder(), modelscope_cache_folder(), way, name, published_size(model.alias));
 }
 
 std::optional<ResolvedModel> try_find_model(const std::string& words) {
@@ -201,9 +202,9 @@ ResolvedModel find_model(const std::string& words) {
   if (found && found->absent) refuse_absent(*found, "");
   if (found) return *found;
   fail(
-      "no model named '{}': known are {}; a path must exist; kt model add NAME PATH gives one a name, and "
-      "ORG/REPO "
-      "means one of a hub",
+      tr("no model named '{}': known are {}; a path must exist; kt model add NAME PATH gives one a name, and "
+         "ORG/REPO "
+         "means one of a hub"),
       shown(words), known_names(registered_models()));
 }
 

@@ -11,6 +11,7 @@
 #include "cli/settings.h"
 #include "hub/cache.h"
 #include "models/families.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "weights/kt/kt_origin.h"
 
@@ -19,7 +20,7 @@ namespace {
 
 struct ModelVerbFlags {
   std::string name, path, weights, gpu;
-  bool json = false, verbose = false, names = false, moe = false;
+  bool json = false, verbose = false, names = false, moe = false, no_moe = false, accepted = false;
 };
 
 // The built-in model first, where it is there.
@@ -73,6 +74,8 @@ void list(const ModelVerbFlags& flags) {
   }
   std::vector<std::string> heads = {"name", "kind", "architecture", "size", "experts", "linked", "path"};
   if (flags.verbose) heads.insert(heads.end(), {"added", "CPU weights", "GPU weights"});
+  constexpr int kExpertsColumn = 4;
+  if (flags.no_moe) heads.erase(heads.begin() + kExpertsColumn);
   Table table(heads, static_cast<int>(heads.size()));
   for (const ModelEntry& entry : entries) {
     const std::string linked = entry.weights.empty() ? entry.gpu.empty() ? "-" : "GPU"
@@ -88,12 +91,18 @@ void list(const ModelVerbFlags& flags) {
     if (flags.verbose)
       row.insert(row.end(), {entry.added.empty() ? "built in" : entry.added, with_absence(entry.weights),
                              with_absence(entry.gpu)});
+    if (flags.no_moe) row.erase(row.begin() + kExpertsColumn);
     table.add(std::move(row));
   }
   std::fputs(table.str().c_str(), stdout);
 }
 
-void add(const ModelVerbFlags& flags) {
+// One word is the path, and the name is its own.
+void add(ModelVerbFlags flags) {
+  if (flags.path.empty()) {
+    flags.path = flags.name;
+    flags.name = inspect_model(flags.path).name;
+  }
   check_model_name(flags.name);
   const auto known_as = try_find_model(flags.path);  // another name of a model will do
   const std::string path = known_as ? known_as->path : flags.path;
@@ -105,7 +114,7 @@ void add(const ModelVerbFlags& flags) {
   const std::vector<ModelEntry> known = registered_models();
   const auto old = std::ranges::find(known, flags.name, &ModelEntry::name);
   if (old != known.end() && old->path != entry.path)
-    fail("{} is {} already; kt model remove {} first, or choose another name", flags.name, old->path,
+    fail(tr("{} is {} already; kt model remove {} first, or choose another name"), flags.name, old->path,
          flags.name);
   if (old != known.end()) {
     entry.weights = old->weights;
@@ -201,7 +210,7 @@ void path_remove(const ModelVerbFlags& flags) {
   if (remove_from_setting("model.paths", flags.path) ||
       remove_from_setting("model.paths", absolute_path(flags.path)))
     return;
-  fail("{}: not in the list; kt model path-list shows it", flags.path);
+  fail(tr("{}: not in the list; kt model path-list shows it"), flags.path);
 }
 
 }  // namespace
@@ -238,7 +247,7 @@ void add_model(CLI::App& kt, Invocation& run) {
   CLI::App* verb = kt.add_subcommand("model", "Names of local models, and their weights");
   verb->require_subcommand(1);
   const auto flags = std::make_shared<ModelVerbFlags>();
-  const auto action = [&](const char* name, const char* help, void (*what)(const ModelVerbFlags&)) {
+  const auto action = [&](const char* name, const char* help, auto what) {
     CLI::App* const out = verb->add_subcommand(name, help);
     out->callback([&run, flags, what] { run.action = [flags, what] { what(*flags); }; });
     return out;
@@ -247,29 +256,42 @@ void add_model(CLI::App& kt, Invocation& run) {
   all->add_flag("--json", flags->json, "Print JSON");
   all->add_flag("--names", flags->names, "Print the names only, one a line");
   all->add_flag("--moe", flags->moe, "Only those with experts");
+  all->add_flag("--no-moe", flags->no_moe, "Without the column of experts");
   all->add_flag("-v,--verbose", flags->verbose, "Also when they were added and what is linked");
+  all->add_flag("--all,--no-cache", flags->accepted,
+                "Accepted: all are listed, and nothing of them is cached");
+  all->footer("Examples:\n  kt model list\n  kt model list --moe --verbose");
   add_model_scan(*verb, run);
   CLI::App* const one = action("add", "Give a model a name, or a named one its weights", add);
-  one->add_option("NAME", flags->name, "A name of letters, digits, '.', '_' and '-'")->required();
-  one->add_option("PATH", flags->path, "A Hugging Face folder or a .gguf file")->required();
+  one->add_option("NAME", flags->name, "A name of letters, digits, '.', '_' and '-'; or the path alone")
+      ->required();
+  one->add_option("PATH", flags->path, "A Hugging Face folder or a .gguf file");
   one->add_option("--weights", flags->weights, "CPU weights of it, as kt quant writes them");
   one->add_option("--gpu", flags->gpu, "GPU weights of it, as kt quant gpu writes them");
+  one->footer(
+      "Examples:\n  kt model add qwen3 /data/Qwen3-30B-A3B\n  kt model add /data/Qwen3-30B-A3B       under "
+      "its folder's name");
   CLI::App* const about = action("info", "What is known about a model", info);
   about->add_option("MODEL", flags->name, "A name, or a path")->required();
   about->add_flag("--json", flags->json, "Print JSON");
+  about->footer("Example:\n  kt model info qwen3");
   add_model_download(*verb, run);
   add_model_edit(*verb, run);
   add_model_verify(*verb, run);
-  action("remove", "Forget a name; no file is deleted", remove)
-      ->add_option("NAME", flags->name, "A name, as kt model list has it")
-      ->required();
-  action("path-add", "Add a folder to those that kt model scan looks into", path_add)
-      ->add_option("PATH", flags->path, "A folder")
-      ->required();
-  action("path-list", "Those folders", path_list)->add_flag("--json", flags->json, "Print JSON");
-  action("path-remove", "Take a folder off that list", path_remove)
-      ->add_option("PATH", flags->path, "A folder, as kt model path-list has it")
-      ->required();
+  add_model_upkeep(*verb, run);
+  CLI::App* const forget = action("remove", "Forget a name; no file is deleted", remove);
+  forget->add_option("NAME", flags->name, "A name, as kt model list has it")->required();
+  forget->add_flag("-y,--yes", flags->accepted, "Accepted; nothing is asked");
+  forget->footer("Example:\n  kt model remove qwen3");
+  CLI::App* const more = action("path-add", "Add a folder to those that kt model scan looks into", path_add);
+  more->add_option("PATH", flags->path, "A folder")->required();
+  more->footer("Example:\n  kt model path-add /data/models");
+  CLI::App* const folders = action("path-list", "Those folders", path_list);
+  folders->add_flag("--json", flags->json, "Print JSON");
+  folders->footer("Example:\n  kt model path-list");
+  CLI::App* const less = action("path-remove", "Take a folder off that list", path_remove);
+  less->add_option("PATH", flags->path, "A folder, as kt model path-list has it")->required();
+  less->footer("Example:\n  kt model path-remove /data/models");
   verb->footer(
       "Every verb that takes a MODEL takes a name, or the beginning of one. demo is built in.\n\n"
       "Examples:\n"

@@ -11,6 +11,7 @@
 #include "hub/download.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
 #include "text/shown.h"
 
@@ -21,18 +22,19 @@ struct DownloadFlags {
   std::string repo, source, revision, folder, piece = "16MiB";
   std::vector<std::string> include;
   int connections = 8;
-  bool json = false, dataset = false;
+  bool json = false, dataset = false, resume = true, yes = false;
 };
 
 ModelReference reference_of(const DownloadFlags& flags) {
   if (flags.dataset) {
     if (const auto repo = parse_repo(flags.repo, RepoKind::kDataset)) return {.repo = *repo, .file = {}};
-    fail("'{}' is no dataset of a hub: expected ORG/NAME or NAME", shown(flags.repo));
+    fail(tr("'{}' is no dataset of a hub: expected ORG/NAME or NAME"), shown(flags.repo));
   }
   if (const auto reference = parse_model_reference(flags.repo)) return *reference;
   const ModelAlias* const alias = find_alias(flags.repo);
   if (!alias)
-    fail("'{}' is no repository of a hub: expected ORG/REPO, ORG/REPO:FILE.gguf, or a short name such as {}",
+    fail(tr("'{}' is no repository of a hub: expected ORG/REPO, ORG/REPO:FILE.gguf, or a short name such as "
+            "{}"),
          shown(flags.repo), known_aliases().front().names);
   if (!runs_family(alias->type))
     std::fprintf(stderr, "note: %s is of family %s, which this version does not run\n",
@@ -96,7 +98,7 @@ void print_download(const DownloadFlags& flags, const ModelReference& reference,
 void run_download(const DownloadFlags& flags) {
   const ModelReference reference = reference_of(flags);
   if (flags.dataset && source_of(flags) == HubSource::kModelScope)
-    fail("--dataset: datasets are downloaded from the hub alone; --source hf");
+    fail(tr("--dataset: datasets are downloaded from the hub alone; --source hf"));
   Download download(
       {.repo = reference.repo,
        .source = source_of(flags),
@@ -106,6 +108,7 @@ void run_download(const DownloadFlags& flags) {
        .folder = flags.folder.empty() ? "" : absolute_path(flags.folder),
        .piece = parse_bytes(flags.piece, "--piece-size"),
        .connections = flags.connections,
+       .fresh = !flags.resume,
        .progress = show_download(flags.json),
        .note = [](const std::string& line) { std::fprintf(stderr, "note: %s\n", line.c_str()); }});
   const RepoListing& listing = download.listing();
@@ -124,13 +127,17 @@ void add_model_download(CLI::App& model, Invocation& run) {
   CLI::App* const verb = model.add_subcommand("download", "Fetch a model from a hub, or go on fetching it");
   const auto flags = std::make_shared<DownloadFlags>();
   verb->add_option("REPO", flags->repo, "ORG/REPO, ORG/REPO:FILE.gguf, or a short name")->required();
-  verb->add_option("--source", flags->source, "Which hub; default: model.source of kt config")
-      ->check(CLI::IsMember({"hf", "modelscope"}));
+  verb->add_option("-t,--source,--repo-type", flags->source, "Which hub; default: model.source of kt config")
+      ->check(CLI::IsMember({"hf", "huggingface", "modelscope"}));
   verb->add_option("--revision", flags->revision, "A branch, a tag or a commit; default: main");
   verb->add_option("--include", flags->include, "Only files that match, such as '*.json'; may be repeated")
       ->allow_extra_args(false);
-  verb->add_option("--local-dir", flags->folder,
+  verb->add_option("-d,--local-dir", flags->folder,
                    "Write plain files there; default: the cache that the hub's tools use");
+  verb->add_flag(
+      "--resume,!--no-resume", flags->resume,
+      "Whether to go on where an earlier download of it stopped (--no-resume: from the first byte)");
+  verb->add_flag("-y,--yes", flags->yes, "Accepted; nothing is asked");
   verb->add_flag("--dataset", flags->dataset, "REPO is a dataset");
   verb->add_option("--connections", flags->connections, "Connections at once")
       ->check(within(1, 64))
@@ -156,7 +163,7 @@ void add_model_download(CLI::App& model, Invocation& run) {
       "\nExamples:\n"
       "  kt model download Qwen/Qwen3-30B-A3B\n"
       "  kt model download Qwen/Qwen3-30B-A3B-GGUF:Qwen3-30B-A3B-Q4_K_M.gguf --local-dir /data/qwen3\n"
-      "  kt model download m2 --source modelscope\n"
+      "  kt model download m2 -t modelscope -d ./m2\n"
       "  kt model download HuggingFaceH4/ultrachat_200k --dataset");
   verb->callback([&run, flags] { run.action = [flags] { run_download(*flags); }; });
 }

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "hub/cache.h"
 #include "models/families.h"
+#include "terminal/language.h"
 #include "weights/checkpoint.h"
 #include "weights/checkpoint_files.h"
 #include "weights/experts.h"
@@ -210,7 +211,7 @@ std::optional<ModelFiles> try_inspect_model(const std::string& given) {
     const CheckpointFiles files = checkpoint_files(path);
     if (files.files.empty()) return std::nullopt;
     if (!files.gguf) return inspect_safetensors(path, files);
-    if (files.unrelated) fail("{}: holds several .gguf models; name one file", path);
+    if (files.unrelated) fail(tr("{}: holds several .gguf models; name one file"), path);
     return inspect_gguf(files.files);
   } catch (const fs::filesystem_error& error) {
     fail("{}: cannot be read: {}", path, error.code().message());

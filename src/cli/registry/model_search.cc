@@ -15,7 +15,9 @@
 #include "cli/settings.h"
 #include "hub/cache.h"
 #include "hub/hub_client.h"
+#include "terminal/language.h"
 #include "terminal/report.h"
+#include "text/shown.h"
 
 namespace kt {
 namespace {
@@ -23,6 +25,8 @@ namespace {
 struct ScanFlags {
   std::vector<std::string> paths;
   bool json = false, add = false;
+  double least_gb = 0;
+  int depth = ScanOptions{}.depth;
 };
 
 // A finding as the registry sees it.
@@ -42,7 +46,7 @@ std::vector<std::string> roots_of(const ScanFlags& flags) {
     if (!is_folder(path)) fail("{}: no such folder", path);
   if (!flags.paths.empty()) return flags.paths;
   std::vector<std::string> roots = load_settings().list("model.paths");
-  if (roots.empty()) fail("no folders to scan: kt model scan PATH, or kt model path-add PATH once");
+  if (roots.empty()) fail(tr("no folders to scan: kt model scan PATH, or kt model path-add PATH once"));
   return roots;
 }
 
@@ -123,15 +127,18 @@ void print_scan(const ScanResult& scan, const ScanGroups& groups, const std::vec
 void run_scan(const ScanFlags& flags) {
   StatusLine status;
   auto last = std::chrono::steady_clock::now();
-  ScanOptions options;
+  ScanOptions options{.depth = flags.depth};
   options.progress = [&](size_t folders, size_t found) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last < std::chrono::milliseconds(100)) return;
     last = now;
     status.show(text("{} folders, {} found", folders, found));
   };
-  const ScanResult scan = scan_folders(roots_of(flags), options);
+  ScanResult scan = scan_folders(roots_of(flags), options);
   status.show("");
+  std::erase_if(scan.found, [&](const ModelFiles& files) {
+    return static_cast<double>(files.bytes) < flags.least_gb * 1e9;
+  });
   const ScanGroups groups = group_findings(scan.found);
   const std::vector<Proposal> models = proposals_of(groups);
   std::vector<ModelEntry> fresh;
@@ -152,7 +159,7 @@ void run_scan(const ScanFlags& flags) {
 
 struct VerifyFlags {
   std::string model;
-  bool json = false, quick = false, hub = false;
+  bool json = false, quick = false, hub = false, verbose = false;
 };
 
 // Of the commit that a snapshot is called by, or that a download recorded; else of the newest.
@@ -163,40 +170,87 @@ std::vector<HubFile> listed_by_hub(const ResolvedModel& model, const std::string
                                                 : model.repo;
   const auto repo = parse_repo(name);
   if (!repo)
-    fail("{}: nothing says which repository it came from; kt model edit NAME --repo ORG/REPO does", folder);
+    fail(tr("{}: nothing says which repository it came from; kt model edit NAME --repo ORG/REPO does"),
+         folder);
   const HubSource source = record ? record->source : usual_source();
   std::string revision = record ? record->commit : std::filesystem::path(folder).filename().string();
   if (!record && !is_hex(revision, 40)) revision = source == HubSource::kModelScope ? "master" : "main";
   return HubClient(source).list(*repo, revision).files;
 }
 
+VerifyReport verified(const ResolvedModel& model, const VerifyFlags& flags) {
+  VerifyOptions options{.checksums = !flags.quick, .progress = show_progress(flags.json)};
+  if (flags.hub)
+    options.hub_listing = [&](const std::string& folder) { return listed_by_hub(model, folder); };
+  return verify_model(model, options);
+}
+
+nlohmann::ordered_json verify_json(const std::string& name, const std::string& path,
+                                   const VerifyReport& report) {
+  nlohmann::ordered_json out = {{"model", name},
+                                {"path", path},
+                                {"ok", report.faults.empty()},
+                                {"checks", report.checks},
+                                {"hashed_bytes", report.hashed},
+                                {"faults", nlohmann::ordered_json::array()}};
+  for (const VerifyFault& fault : report.faults)
+    out["faults"].push_back({{"path", fault.path}, {"reason", fault.reason}});
+  return out;
+}
+
+void print_verified(const VerifyReport& report, const VerifyFlags& flags) {
+  for (const std::string& line : report.checks) std::printf("checked  %s\n", line.c_str());
+  if (flags.verbose)
+    for (const std::string& line : report.sums) std::printf("right    %s\n", line.c_str());
+  for (const VerifyFault& fault : report.faults)
+    std::printf("%s  %s: %s\n", inked(Ink::kBad, "fault").c_str(), fault.path.c_str(), fault.reason.c_str());
+  if (report.faults.empty()) std::printf("%s\n", inked(Ink::kGood, "whole").c_str());
+  std::fflush(stdout);
+}
+
 void run_verify(const VerifyFlags& flags) {
   const ResolvedModel model = find_model(flags.model);
-  VerifyReport report;
-  {
-    VerifyOptions options{.checksums = !flags.quick, .progress = show_progress(flags.json)};
-    if (flags.hub)
-      options.hub_listing = [&](const std::string& folder) { return listed_by_hub(model, folder); };
-    report = verify_model(model, options);
-  }
-  if (flags.json) {
-    nlohmann::ordered_json out = {
-        {"model", flags.model},          {"path", model.path},
-        {"ok", report.faults.empty()},   {"checks", report.checks},
-        {"hashed_bytes", report.hashed}, {"faults", nlohmann::ordered_json::array()}};
-    for (const VerifyFault& fault : report.faults)
-      out["faults"].push_back({{"path", fault.path}, {"reason", fault.reason}});
-    print_model_json(out);
-  } else {
-    for (const std::string& line : report.checks) std::printf("checked  %s\n", line.c_str());
-    for (const VerifyFault& fault : report.faults)
-      std::printf("%s  %s: %s\n", inked(Ink::kBad, "fault").c_str(), fault.path.c_str(),
-                  fault.reason.c_str());
-    if (report.faults.empty()) std::printf("%s\n", inked(Ink::kGood, "whole").c_str());
-  }
+  const VerifyReport report = verified(model, flags);
+  if (flags.json)
+    print_model_json(verify_json(flags.model, model.path, report));
+  else
+    print_verified(report, flags);
   std::fflush(stdout);
   if (!report.faults.empty())
     fail("{}: {}", flags.model, counted(static_cast<int64_t>(report.faults.size()), "fault"));
+}
+
+void run_verify_all(const VerifyFlags& flags) {
+  const std::vector<ModelEntry> entries = registered_models();
+  auto out = nlohmann::ordered_json::array();
+  std::vector<std::string> broken;
+  for (const ModelEntry& entry : entries) {
+    const ResolvedModel model{.path = entry.path,
+                              .weights = entry.weights,
+                              .gpu = entry.gpu,
+                              .name = entry.name,
+                              .repo = entry.repo};
+    if (!flags.json) std::printf("%s\n", entry.name.c_str());
+    const VerifyReport report = verified(model, flags);
+    if (flags.json)
+      out.push_back(verify_json(entry.name, entry.path, report));
+    else
+      print_verified(report, flags);
+    if (!report.faults.empty()) broken.push_back(entry.name);
+  }
+  if (flags.json) print_model_json(out);
+  if (!flags.json && entries.empty()) std::printf("no model is registered yet\n");
+  std::fflush(stdout);
+  if (!broken.empty())
+    fail("{} of {} have faults: {}", broken.size(), counted(static_cast<int64_t>(entries.size()), "model"),
+         shown_list(broken));
+}
+
+void add_verify_flags(CLI::App& verb, VerifyFlags& flags) {
+  verb.add_flag("--quick", flags.quick, "Sizes and headers only, no checksums");
+  verb.add_flag("--hub", flags.hub, "Ask the hub for sizes and sums, also where none were stored");
+  verb.add_flag("-v,--verbose", flags.verbose, "Also list each file whose sum was right");
+  verb.add_flag("--json", flags.json, "Print JSON");
 }
 
 }  // namespace
@@ -206,6 +260,11 @@ void add_model_scan(CLI::App& model, Invocation& run) {
   const auto flags = std::make_shared<ScanFlags>();
   verb->add_option("PATH", flags->paths, "Folders; default: those of kt model path-list");
   verb->add_flag("--add", flags->add, "Register what is new");
+  verb->add_option("--min-size", flags->least_gb, "Leave out models of fewer GB (10^9 bytes)")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--max-depth", flags->depth, "Folders below the ones given to look into")
+      ->check(within(0, 64))
+      ->capture_default_str();
   verb->add_flag("--json", flags->json, "Print JSON");
   verb->footer(
       "Finds Hugging Face folders, .gguf files, CPU weights (kt quant) and GPU weights "
@@ -213,7 +272,7 @@ void add_model_scan(CLI::App& model, Invocation& run) {
       "Weights are linked to a model of the same architecture and sizes if their manifest lists its files, "
       "or\n"
       "their name begins with its name.\n\n"
-      "Example:\n  kt model scan /data --add");
+      "Example:\n  kt model scan /data --add --min-size 2");
   verb->callback([&run, flags] { run.action = [flags] { run_scan(*flags); }; });
 }
 
@@ -222,15 +281,18 @@ void add_model_verify(CLI::App& model, Invocation& run) {
   const auto flags = std::make_shared<VerifyFlags>();
   verb->add_option("MODEL", flags->model, "A name, or a path; a name's linked weights are checked too")
       ->required();
-  verb->add_flag("--quick", flags->quick, "Sizes and headers only, no checksums");
-  verb->add_flag("--hub", flags->hub, "Ask the hub for sizes and sums, also where none were stored");
-  verb->add_flag("--json", flags->json, "Print JSON");
+  add_verify_flags(*verb, *flags);
   verb->footer(
       "Files, headers, every tensor of the architecture; sums where kt_manifest.json or the hub's "
       "listing\n"
       "knows them. Exit code 2 with a list if anything is wrong.\n\n"
       "Example:\n  kt model verify qwen3");
   verb->callback([&run, flags] { run.action = [flags] { run_verify(*flags); }; });
+  CLI::App* const all = model.add_subcommand("verify-all", "Check that every registered model is whole");
+  add_verify_flags(*all, *flags);
+  all->footer(
+      "Goes on after a fault. Exit code 2 if any model has one.\n\nExample:\n  kt model verify-all --quick");
+  all->callback([&run, flags] { run.action = [flags] { run_verify_all(*flags); }; });
 }
 
 }  // namespace kt

@@ -16,9 +16,13 @@ std::string experts_text(int active, int experts);  // "8 of 128"; "-" for a den
 // One line of JSON or many; bytes of paths that are no UTF-8 are replaced.
 void print_model_json(const nlohmann::ordered_json& value);
 
+// The registered model of this name; Error naming those that there are.
+ModelEntry entry_named(const std::string& name);
+
 void add_model_scan(CLI::App& model, Invocation& run);
 void add_model_edit(CLI::App& model, Invocation& run);
 void add_model_download(CLI::App& model, Invocation& run);
-void add_model_verify(CLI::App& model, Invocation& run);
+void add_model_verify(CLI::App& model, Invocation& run);  // and verify-all
+void add_model_upkeep(CLI::App& model, Invocation& run);
 
 }  // namespace kt

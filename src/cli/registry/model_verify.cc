@@ -133,7 +133,10 @@ class Verifier {
         shown = at.seconds;
         options_.progress(at);
       };
-      if (!attempt(file.path, [&] { check_sum(file, advance); })) ++wrong;
+      if (attempt(file.path, [&] { check_sum(file, advance); }))
+        report_.sums.push_back(text("{}  {}", file.file.sum(), file.path));
+      else
+        ++wrong;
       ++at.shards_done;
     }
     report_.hashed = at.source_bytes;

@@ -25,6 +25,7 @@ struct VerifyFault {
 
 struct VerifyReport {
   std::vector<std::string> checks;  // what was looked at, for people
+  std::vector<std::string> sums;    // a line for each file whose sum is right
   std::vector<VerifyFault> faults;
   uint64_t hashed = 0;  // bytes
 };

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cli/home.h"
 #include "cli/registry/model_files.h"
+#include "terminal/language.h"
 #include "text/shown.h"
 
 namespace kt {
@@ -46,7 +47,7 @@ ModelEntry entry_from(const std::string& name, const Json& value, const std::str
   if (!value.is_object()) fail("{}: expected a mapping of keys to values, found {}", where, json_kind(value));
   for (const auto& [key, ignored] : value.items())
     if (std::ranges::find(kEntryKeys, key) == kEntryKeys.end())
-      fail("{}: unknown key '{}'; the nearest known one is {}", where, shown(key),
+      fail(tr("{}: unknown key '{}'; the nearest known one is {}"), where, shown(key),
            nearest_name(key, kEntryKeys));
   ModelEntry out{.name = name,
                  .path = field<std::string>(value, "path", where),
@@ -119,11 +120,12 @@ void check_model_name(std::string_view name) {
   const bool fits = !name.empty() && name.size() <= 64 && std::ranges::all_of(name, is_inner) &&
                     name[0] != '.' && name[0] != '_' && name[0] != '-';
   if (!fits)
-    fail(
-        "'{}' is no name for a model: expected up to 64 letters, digits, '.', '_' and '-', first a letter or "
-        "digit",
-        shown(name));
-  if (lower_case(name) == kDemoName) fail("'{}' is the model that comes with kt; choose another name", name);
+    fail(tr("'{}' is no name for a model: expected up to 64 letters, digits, '.', '_' and '-', first a "
+            "letter or "
+            "digit"),
+         shown(name));
+  if (lower_case(name) == kDemoName)
+    fail(tr("'{}' is the model that comes with kt; choose another name"), name);
 }
 
 void put_models(std::vector<ModelEntry> entries) {
@@ -158,7 +160,7 @@ std::string demo_path() {
   }
   std::error_code code;
   const fs::path program = fs::read_symlink("/proc/self/exe", code);
-  if (code) fail("the demo model: cannot tell where kt is ({}); set KT_DEMO_MODEL", code.message());
+  if (code) fail(tr("the demo model: cannot tell where kt is ({}); set KT_DEMO_MODEL"), code.message());
   const fs::path here = program.parent_path();
   std::vector<std::string> looked;
   for (const fs::path& root : {here / ".." / "..", here / ".." / "share" / "kt"}) {
@@ -166,7 +168,7 @@ std::string demo_path() {
     if (path_exists(folder + "/config.json")) return folder;
     looked.push_back(folder);
   }
-  fail("the demo model is not there; looked in {}; KT_DEMO_MODEL names its folder", shown_list(looked));
+  fail(tr("the demo model is not there; looked in {}; KT_DEMO_MODEL names its folder"), shown_list(looked));
 }
 
 }  // namespace kt

@@ -65,7 +65,8 @@ std::string change_since(const Json& origin, const Checkpoint& now) {
     return text("{} files where there were {}", files.size(), before.size());
   }
   for (const auto& [file, sum] : contents.items())
-    if (words_in(then, file.c_str()) != sum) return text("{} holds something else", shown(file));
+    if (words_in(then, file.c_str()) != sum.get<std::string>())
+      return text("{} holds something else", shown(file));
   return "";
 }
 

@@ -1,0 +1,11 @@
+// All that kt says to people, in Chinese: the one table behind tr().
+#pragma once
+#include <span>
+
+#include "terminal/language.h"
+
+namespace kt {
+
+std::span<const Translation> chinese_words();
+
+}  // namespace kt

@@ -1,0 +1,25 @@
+#include "terminal/language.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+
+namespace kt {
+namespace {
+
+std::span<const Translation> spoken;
+
+}  // namespace
+
+void speak(std::span<const Translation> table) { spoken = table; }
+
+std::string tr(std::string_view english) {
+  const auto at = std::ranges::find(spoken, english, &Translation::english);
+  return std::string(at == spoken.end() ? english : at->other);
+}
+
+std::string tr_counted(int64_t n, std::string_view one, std::string_view many) {
+  return text(tr(n == 1 ? one : many), n);
+}
+
+}  // namespace kt
