@@ -85,17 +85,19 @@ report_isas() {
 
 native() {
   say "native build ($host)"
+  # A CPU without i8mm can still run the row compiled for it, emulated.
+  local emulate_i8mm=no also=
+  if [ "$host" = aarch64 ] && ! grep -qw i8mm /proc/cpuinfo && command -v qemu-aarch64 > /dev/null; then
+    emulate_i8mm=yes also=';neon_i8mm'
+  fi
   # The extension comes with the Python tests, when its interpreter is there.
-  configure_and_build "$build" all -DKT_PYTHON=OFF -DKT_ISAS=$isas || { stage_broke native "the build failed"; return; }
+  configure_and_build "$build" all -DKT_PYTHON=OFF "-DKT_ISAS=$isas$also" || { stage_broke native "the build failed"; return; }
   say "native tests"
   run_ctest native "$build" -j "$jobs"
   report_isas "$build"
-  # A CPU without i8mm can still run the row compiled for it, emulated.
-  if [ "$host" = aarch64 ] && ! grep -qw i8mm /proc/cpuinfo; then
-    if command -v qemu-aarch64 > /dev/null; then
-      say "native build, neon_i8mm under qemu-aarch64"
-      KT_TEST_ISA=neon_i8mm emulated native_i8mm "$build/src/kernels/kernels_test" qemu-aarch64 -cpu max -L /
-    fi
+  if [ $emulate_i8mm = yes ]; then
+    say "native build, neon_i8mm under qemu-aarch64"
+    KT_TEST_ISA=neon_i8mm emulated native_i8mm "$build/src/kernels/kernels_test" qemu-aarch64 -cpu max -L /
   fi
 }
 
@@ -131,11 +133,12 @@ not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:*Mixed.*:Mixed
 
 cross() {
   # Kernels, and what is nearest to an architecture; text and reading weights, which are not, in the full matrix.
-  local arch emulator name names="base formats kernels nn"
+  # Of the rows of instruction sets those that the emulator runs are compiled, the others parsed.
+  local arch runs emulator name names="base formats kernels nn"
   [ $all = no ] || names+=" text weights"
   case $host in
-    aarch64) arch=x86_64 ;;
-    x86_64) arch=aarch64 ;;
+    aarch64) arch=x86_64 runs='avx2' ;;
+    x86_64) arch=aarch64 runs='neon;neon_dotprod;neon_i8mm' ;;
     *) not_run_here "no cross build is known for $host"; return ;;
   esac
   emulator=(qemu-$arch -cpu max -L "/usr/$arch-linux-gnu")
@@ -144,7 +147,7 @@ cross() {
     return
   fi
   say "cross build ($arch)"
-  configure_and_build build-cross "${names// /_test }_test isas_probe" "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
+  configure_and_build build-cross "${names// /_test }_test isas_probe" -DKT_ISAS=$isas "-DKT_NATIVE_ISAS=$runs" "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
     { stage_broke cross "the build failed"; return; }
   say "cross tests under qemu-$arch"
   for name in $names; do

@@ -76,6 +76,16 @@ def methods_of(report):
     return {layer["layer"]: {expert["method"] for expert in layer["experts"]} for layer in report["layers"]}
 
 
+def unpack(model):
+    """compressed-tensors unpacks at the first call, experts into bf16: then activations would be rounded too, and CPUs
+    without such products take a minute for a thousand tokens."""
+    import torch
+    with torch.no_grad():
+        model.eval()(torch.tensor([[1]]))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+
+
 @pytest.fixture(scope="module")
 def everything(calibrate, tmp_path_factory):
     """{model: folder with all of it calibrated}, made when asked for."""
@@ -145,9 +155,7 @@ def test_transformers_and_our_kernels_compute_the_same(everything, name, tmp_pat
     vocabulary = theirs.config.vocab_size
     ids = logits.prompt(48, vocabulary)
     with torch.no_grad():
-        theirs.eval()(torch.tensor([ids]))  # unpacks
-        for parameter in theirs.parameters():
-            parameter.data = parameter.data.float()  # so that activations are not rounded
+        unpack(theirs)
         expected = theirs(torch.tensor([ids])).logits[0].float().numpy()
     weights = dequantised(out)
     have = {}
@@ -177,6 +185,7 @@ def test_figures_are_those_of_transformers_modules(calibrate, name, tmp_path):
     original, rounded = (transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
                                                                            attn_implementation="eager").eval()
                          for folder in (model, out))
+    unpack(rounded)
     ids = transformers.AutoTokenizer.from_pretrained(model)(words)["input_ids"][:1024]
     assert len(ids) == report["tokens"] == 1024
     held_out = [row for row in range(1024) if row // 32 % 8 == 7]

@@ -24,25 +24,25 @@ if("native" IN_LIST isas OR "runnable" IN_LIST isas)
   message(STATUS "instruction sets: ${isas}")
 endif()
 
-# Every file of a row that is left out, checked as far as a compiler does before it makes code: a tenth of the time.
+# A row that is left out, its files as one, checked as far as a compiler does before it makes code: a tenth of the time.
+set(parsed_row ${CMAKE_CURRENT_BINARY_DIR}/parsed/row.cc)
+list(TRANSFORM kt_row_sources REPLACE "(.+)" "#include \"kernels/\\1\"\n" OUTPUT_VARIABLE includes)
+string(JOIN "" includes ${includes})
+file(CONFIGURE OUTPUT ${parsed_row} CONTENT "${includes}" @ONLY)
 function(kt_parse_row name definitions options)
   get_directory_property(all COMPILE_OPTIONS)
   if(KT_WERROR)
     list(APPEND all -Werror)
   endif()
   list(TRANSFORM definitions PREPEND -D)
-  set(stamps "")
-  foreach(source ${kt_row_sources})
-    set(stamp ${CMAKE_CURRENT_BINARY_DIR}/parsed/${name}_${source})
-    add_custom_command(OUTPUT ${stamp}
-      COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 ${all} ${options} ${definitions} -I${PROJECT_SOURCE_DIR}/src -fsyntax-only
-        -MD -MF ${stamp}.d -MT ${stamp} ${CMAKE_CURRENT_SOURCE_DIR}/${source}
-      COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
-      DEPENDS ${source} DEPFILE ${stamp}.d COMMENT "Parsing ${source} for ${name}" VERBATIM)
-    list(APPEND stamps ${stamp})
-  endforeach()
-  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/parsed)
-  add_custom_target(kt_isa_${name}_parsed ALL DEPENDS ${stamps})
+  set(stamp ${CMAKE_CURRENT_BINARY_DIR}/parsed/${name})
+  add_custom_command(OUTPUT ${stamp}
+    COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 ${all} ${options} ${definitions} -I${PROJECT_SOURCE_DIR}/src -fsyntax-only
+      -MD -MF ${stamp}.d -MT ${stamp} ${parsed_row}
+    COMMAND ${CMAKE_COMMAND} -E touch ${stamp}
+    DEPENDS ${parsed_row} ${kt_row_sources} DEPFILE ${stamp}.d COMMENT "Parsing the row of ${name}" VERBATIM)
+  add_custom_target(kt_isa_${name}_parsed ALL DEPENDS ${stamp})
+  add_dependencies(kt_kernels kt_isa_${name}_parsed)
 endfunction()
 
 # One row per ISA: kt_isa(NAME HEADER CLASS flags...), worst first.

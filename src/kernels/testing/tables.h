@@ -1,6 +1,7 @@
 // Which kernel tables a test runs, and how much of it. KT_TEST_ISA=<name> keeps that table and portable;
 // KT_TEST_FULL=1 runs every shape.
 #pragma once
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -38,6 +39,11 @@ inline const std::vector<const Kernels*>& tables_under_test() {
 #ifdef KT_HAS_amx_emulated
     if (wanted(kt_isa_amx_emulated::kTable.name)) out.push_back(&kt_isa_amx_emulated::kTable);
 #endif
+    // A run that asks for one table and gets another proves nothing.
+    if (only && *only && std::ranges::find(out, std::string_view(only), &Kernels::name) == out.end()) {
+      std::printf("KT_TEST_ISA=%s names no table that is compiled and runs here\n", only);
+      std::exit(1);
+    }
     for (const Kernels* table : out) std::printf("[ runs here     ] %s\n", table->name);
     std::fflush(stdout);
     return out;
