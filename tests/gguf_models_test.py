@@ -467,7 +467,8 @@ class TestErrors:
         self.refused(path, "architecture mamba is not known", "deepseek2, glm4moe, gpt-oss, llama", "qwen3moe", code=4)
 
     def test_tokenizers_that_are_not_read(self, root, tmp_path):
-        self.refused(self.spoiled(root, tmp_path, model="llama"), 'tokenizer.ggml.model "llama" is not read', code=4)
+        self.refused(self.spoiled(root, tmp_path, model="t5"), 'tokenizer.ggml.model "t5" is not read', code=4)
+        self.refused(self.spoiled(root, tmp_path, model="llama"), "tokenizer.ggml.scores is missing")
         self.refused(self.spoiled(root, tmp_path, pre="unheard-of"), 'pre-tokenizer "unheard-of" is not known; known: ',
                      code=4)
 
@@ -621,9 +622,9 @@ class TestConversions:
             assert "tokenizer.chat_template is not UTF-8" in done.stderr
 
     def test_an_unreadable_tokenizer_is_said_not_to_be_written(self, root, tmp_path):
-        tokens = functools.partial(add_tokenizer, model="llama")
+        tokens = functools.partial(add_tokenizer, model="t5")
         done = converted(root, "qwen2_moe", tmp_path / "out", "--group-size", 32, tokens=tokens)[1]
-        assert "no tokenizer files are written" in done.stderr and 'model "llama" is not read' in done.stderr
+        assert "no tokenizer files are written" in done.stderr and 'model "t5" is not read' in done.stderr
         assert not (tmp_path / "out" / "tokenizer.json").exists()
 
     def test_unknown_architecture(self, tmp_path):

@@ -316,14 +316,28 @@ def gpt2():
 TEKKEN = (
     cased_words().replace(CONTRACTIONS + "?", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 NAMED = {
-    **dict.fromkeys(["gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion"], gpt2),
-    **dict.fromkeys(["smollm", "starcoder", "refact", "codeshell", "minerva-7b"], digits),
+    **dict.fromkeys(["gpt-2", "a.x-4.0", "gigachat", "mellum", "trillion", "exaone4"], gpt2),
+    **dict.fromkeys(["smollm", "starcoder", "refact", "codeshell", "minerva-7b", "exaone", "mellum2"], digits),
     **dict.fromkeys(["gpt-4o", "llama4", "kanana2", "minimax-m2"], PATTERNS["o200k"]),
     **dict.fromkeys(["qwen2", "deepseek-r1-qwen", "megrez", "kormo"], PATTERNS["qwen2"]),
-    **dict.fromkeys(["llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0"], PATTERNS["llama3"]),
+    **dict.fromkeys(["grok-2", "hunyuan", "solar-open"], PATTERNS["qwen2"]),
+    **dict.fromkeys(["llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "lfm2"], PATTERNS["llama3"]),
     **dict.fromkeys(["smaug-bpe", "glm4", "chatglm-bpe"], PATTERNS["llama3"]),
-    **dict.fromkeys(["deepseek-v3", "joyai-llm"], PATTERNS["deepseek-v3"]),
+    **dict.fromkeys(["deepseek-v3", "joyai-llm", "hunyuan-dense", "hy_v4"], PATTERNS["deepseek-v3"]),
+    **dict.fromkeys(["bailingmoe", "bailingmoe2", "llada-moe"], [BAILING]),
+    "laguna": ["[^\n]+|[\n]+", *PATTERNS["qwen2"]],
+    "exaone-moe": [
+        CONTRACTIONS
+        + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    # Digits in threes from the end of their run; scripts without spaces; then as DeepSeek.
+    "afmoe": [
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        "[一-\u9fff㐀-\u4dbf豈-\ufaff\u3040-ゟ゠-ヿ･-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+",
+        PATTERNS["deepseek-v3"][2],
+    ],
     "kimi-k2": PATTERNS["kimi-k2"],
     "qwen35": PATTERNS["qwen-marks"],
     "tekken": [TEKKEN],
@@ -333,7 +347,7 @@ NAMED = {
         + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
     ],
 }
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "tekken", "minicpm5"}  # ignore_merges
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "lfm2", "tekken", "minicpm5"}  # ignore_merges
 
 
 @functools.lru_cache

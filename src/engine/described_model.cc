@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "engine/folder_tokenizer.h"
 #include "engine/gguf_vocabulary.h"
 #include "models/families.h"
 #include "weights/gguf/gguf_config.h"
@@ -55,11 +56,10 @@ std::vector<int32_t> read_end_ids(const Checkpoint& checkpoint, const Json& toke
 
 std::optional<Tokenizer> read_tokenizer(const Checkpoint& checkpoint, TokenizerNeed need) {
   const bool optional = need == TokenizerNeed::kIfReadable;
-  const std::string file = checkpoint.folder() + "/tokenizer.json";
-  if (optional && !checkpoint.is_gguf() && !std::filesystem::exists(file)) return std::nullopt;
+  if (optional && !checkpoint.is_gguf() && !tokenizer_file_of(checkpoint.folder())) return std::nullopt;
   try {
     return checkpoint.is_gguf() ? Tokenizer::from_gguf(read_gguf_vocabulary(checkpoint).view())
-                                : Tokenizer::from_file(file);
+                                : read_folder_tokenizer(checkpoint.folder());
   } catch (const Error& error) {
     if (!optional) throw;
     KT_LOG(LogLevel::kWarning, "the tokenizer's memory is not counted: {}", error.what());

@@ -1,5 +1,6 @@
 #include "engine/gguf_vocabulary.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -10,8 +11,10 @@
 namespace kt {
 namespace {
 
-constexpr uint32_t kI32 = 5;  // GGUF value type
-constexpr int32_t kControl = 3, kUserDefined = 4;
+constexpr uint32_t kI32 = 5, kF32 = 6;  // GGUF value types
+constexpr int32_t kUnknown = 2;         // token type
+// What readers take for the begin and the end of SentencePiece's texts where a file does not say.
+constexpr TokenId kPieceBegin = 1, kPieceEnd = 2, kNone = -1;
 
 std::string key(std::string_view tail) { return text("tokenizer.ggml.{}", tail); }
 
@@ -53,10 +56,38 @@ std::vector<int32_t> read_types(const Checkpoint& checkpoint) {
   return out;
 }
 
+std::vector<float> read_scores(const Checkpoint& checkpoint) {
+  const GgufArray* const array = find_array(checkpoint, "scores");
+  if (array == nullptr)
+    fail("{}: {} is missing, by which the pieces of \"llama\" merge", checkpoint.gguf().name, key("scores"));
+  if (array->element_type != kF32 && array->element_type != kI32)
+    fail("{}: {} is not an array of f32", checkpoint.gguf().name, key("scores"));
+  std::vector<float> out(array->count);
+  for (size_t i = 0; i < out.size(); ++i) {
+    int32_t whole = 0;
+    const std::byte* const at = array->bytes.data() + i * sizeof(float);
+    if (array->element_type == kI32) {
+      std::memcpy(&whole, at, sizeof(whole));
+      out[i] = static_cast<float>(whole);
+    } else {
+      std::memcpy(&out[i], at, sizeof(float));
+    }
+  }
+  return out;
+}
+
 std::optional<TokenId> token_id(const Checkpoint& checkpoint, std::string_view tail, size_t tokens) {
   const auto id = gguf_token_id(checkpoint.gguf(), key(tail), tokens);
   if (!id) return std::nullopt;
   return static_cast<TokenId>(*id);
+}
+
+// ... or, where the file does not name one, `otherwise`, unless that is none or past the tokens.
+std::optional<TokenId> token_or(const Checkpoint& checkpoint, std::string_view tail, size_t tokens,
+                                TokenId otherwise) {
+  if (const auto id = token_id(checkpoint, tail, tokens)) return id;
+  if (otherwise < 0 || static_cast<size_t>(otherwise) >= tokens) return std::nullopt;
+  return otherwise;
 }
 
 bool flag(const Checkpoint& checkpoint, std::string_view tail, bool fallback) {
@@ -67,53 +98,6 @@ bool flag(const Checkpoint& checkpoint, std::string_view tail, bool fallback) {
   return *value;
 }
 
-Json byte_level(bool trim) {
-  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", trim}, {"use_regex", false}};
-}
-
-Json pre_tokenizer(const NamedSplits& splits) {
-  Json steps = Json::array();
-  for (const std::string_view pattern : splits.patterns)
-    steps.push_back(
-        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
-  steps.push_back(byte_level(false));
-  return {{"type", "Sequence"}, {"pretokenizers", steps}};
-}
-
-// Puts the begin and end of a text around where the file asks for them.
-Json post_processor(const GgufVocabulary& vocabulary) {
-  if (!vocabulary.add_bos && !vocabulary.add_eos) return byte_level(false);
-  Json single = Json::array(), special = Json::object();
-  const auto add = [&](std::optional<TokenId> id) {
-    if (!id) return;
-    const std::string& token = vocabulary.tokens[static_cast<size_t>(*id)];
-    single.push_back({{"SpecialToken", {{"id", token}, {"type_id", 0}}}});
-    special[token] = {{"id", token}, {"ids", {*id}}, {"tokens", {token}}};
-  };
-  add(vocabulary.add_bos);
-  single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
-  Json pair = single;
-  pair.push_back({{"Sequence", {{"id", "B"}, {"type_id", 1}}}});
-  add(vocabulary.add_eos);
-  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", special}};
-}
-
-Json added_tokens(const GgufVocabulary& vocabulary) {
-  Json out = Json::array();
-  for (size_t i = 0; i < vocabulary.types.size(); ++i) {
-    const int32_t type = vocabulary.types[i];
-    if (type != kControl && type != kUserDefined) continue;
-    out.push_back({{"id", i},
-                   {"content", vocabulary.tokens[i]},
-                   {"single_word", false},
-                   {"lstrip", false},
-                   {"rstrip", false},
-                   {"normalized", false},
-                   {"special", type == kControl}});
-  }
-  return out;
-}
-
 }  // namespace
 
 GgufVocabulary GgufVocabularyArrays::view() const {
@@ -122,9 +106,13 @@ GgufVocabulary GgufVocabularyArrays::view() const {
           .pre = pre,
           .tokens = tokens,
           .merges = merges,
+          .scores = scores,
           .types = types,
           .add_bos = add_bos,
-          .add_eos = add_eos};
+          .add_eos = add_eos,
+          .unknown = unknown,
+          .add_prefix = add_prefix,
+          .collapse_spaces = collapse_spaces};
 }
 
 GgufVocabularyArrays read_gguf_vocabulary(const Checkpoint& checkpoint) {
@@ -134,46 +122,31 @@ GgufVocabularyArrays read_gguf_vocabulary(const Checkpoint& checkpoint) {
   if (out.model.empty())
     fail("{}: {} is missing: the file has no tokenizer", checkpoint.gguf().name, key("model"));
   out.pre = gguf_string(checkpoint.gguf(), key("pre"));
-  if (out.model != "gpt2") return out;  // whose arrays mean other things; who makes a tokenizer refuses it
+  const bool pieces = out.model == "llama";
+  // Of others the arrays mean other things; who makes a tokenizer refuses them.
+  if (!pieces && out.model != "gpt2" && out.model != "gemma4") return out;
   const uint64_t rows = embedding_rows(checkpoint);
   out.tokens = read_strings(checkpoint, "tokens", rows, rows);
   // A token may be made in several ways: Llama 3 has 2.2 merges for each.
-  out.merges = read_strings(checkpoint, "merges", rows, 16 * rows);
+  if (!pieces) out.merges = read_strings(checkpoint, "merges", rows, 16 * rows);
+  if (pieces) out.scores = read_scores(checkpoint);
   out.types = read_types(checkpoint);
-  // Readers of such files put the begin in front of Llama 3's texts where nothing is said.
-  const bool llama3 = out.pre == "llama-bpe" || out.pre == "llama3" || out.pre == "llama-v3";
-  if (flag(checkpoint, "add_bos_token", llama3))
-    out.add_bos = token_id(checkpoint, "bos_token_id", out.tokens.size());
+  out.add_prefix = flag(checkpoint, "add_space_prefix", true);
+  out.collapse_spaces = flag(checkpoint, "remove_extra_whitespaces", false);
+  const size_t count = out.tokens.size();
+  out.unknown = token_id(checkpoint, "unknown_token_id", count);
+  if (!out.unknown && out.types.size() == count)
+    if (const auto found = std::ranges::find(out.types, kUnknown); found != out.types.end())
+      out.unknown = static_cast<TokenId>(found - out.types.begin());
+  // Where nothing is said, readers of such files put a begin before the texts of some tokenizers; and gemma4's files
+  // say wrongly that there is none.
+  const NamedSplits* const splits = find_splits(split_name(out.view()));
+  const bool begins = pieces || (splits && splits->add_bos);
+  if (out.model == "gemma4" || flag(checkpoint, "add_bos_token", begins))
+    out.add_bos = token_or(checkpoint, "bos_token_id", count, pieces ? kPieceBegin : kNone);
   if (flag(checkpoint, "add_eos_token", false))
-    out.add_eos = token_id(checkpoint, "eos_token_id", out.tokens.size());
+    out.add_eos = token_or(checkpoint, "eos_token_id", count, pieces ? kPieceEnd : kNone);
   return out;
-}
-
-Json tokenizer_json_of(const GgufVocabulary& vocabulary) {
-  Tokenizer::from_gguf(vocabulary);  // refuses what is not read
-  const NamedSplits splits = splits_of(vocabulary.pre.empty() ? "default" : vocabulary.pre);
-  Json ids = Json::object(), merges = Json::array();
-  for (size_t i = 0; i < vocabulary.tokens.size(); ++i) ids[vocabulary.tokens[i]] = i;
-  for (const std::string& merge : vocabulary.merges) merges.push_back(merge);
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", added_tokens(vocabulary)},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", pre_tokenizer(splits)},
-          {"post_processor", post_processor(vocabulary)},
-          {"decoder", byte_level(true)},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", splits.ignore_merges},
-            {"vocab", ids},
-            {"merges", merges}}}};
 }
 
 Json tokenizer_config_of(const Checkpoint& checkpoint, const GgufVocabulary& vocabulary) {

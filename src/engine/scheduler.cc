@@ -17,7 +17,7 @@ struct Scheduler::Job {
         tokens(request.prompt),
         sampler(request.sampling, request.prompt),
         stops(request.stop) {
-    if (tokenizer) text.emplace(*tokenizer, request.special);
+    if (tokenizer) text.emplace(*tokenizer, request.special, TextPlace::kMiddle);
   }
   // Tokens whose keys and values are not in the cache: at least one.
   int todo() const { return static_cast<int>(tokens.size()) - sequence->tokens(); }

@@ -20,6 +20,7 @@
 #include "cli/registry/fetch_model.h"
 #include "engine/calibration/calibration.h"
 #include "engine/calibration/calibration_totals.h"
+#include "engine/folder_tokenizer.h"
 #include "kernels/table.h"
 #include "models/families.h"
 #include "terminal/amounts.h"
@@ -175,10 +176,16 @@ std::string coverage_plot(const CalibrationReport& report) {
 
 // What calibration depends on beside the weights, and what to do where other kernels began.
 void add_resume_checks(ConversionPlan& plan, const Checkpoint& checkpoint) {
-  if (!checkpoint.is_gguf())
+  if (!checkpoint.is_gguf()) {
+    const auto add = [&](const char* name) {
+      plan.settings["contents"][name] = file_digest(checkpoint.folder() + "/" + name);
+    };
     for (const char* name :
          {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"})
-      plan.settings["contents"][name] = file_digest(checkpoint.folder() + "/" + name);
+      add(name);
+    const std::optional<std::string> tokenizer = tokenizer_file_of(checkpoint.folder());
+    if (tokenizer && tokenizer->ends_with(".model")) add("tokenizer.model");
+  }
   plan.resume_hint = [](const Json& before) {
     const auto method = before.find("method");
     const std::string was =

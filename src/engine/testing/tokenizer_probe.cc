@@ -4,16 +4,19 @@
 //   tokenizer_probe FILE decode|stream [--keep]               ids to text, at once or by single tokens
 //   tokenizer_probe FILE speed                                MB/s of encoding, on stderr
 //   tokenizer_probe RANKS tiktoken PATTERN                    text to ids by a ranks file
-// FILE is a tokenizer.json or a .gguf file.
+//   tokenizer_probe FILE json                                 a .gguf file's tokenizer as tokenizer.json
+// FILE is a tokenizer.json, a .gguf file, or a folder with a tokenizer.json or a tokenizer.model.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "engine/folder_tokenizer.h"
 #include "engine/gguf_vocabulary.h"
 #include "text/tokenizer/detokenizer.h"
 #include "text/tokenizer/tokenizer.h"
@@ -74,8 +77,9 @@ void speed(const Tokenizer& tokenizer) {
                static_cast<double>(text.size()) / seconds / 1e6);
 }
 
-Tokenizer from_gguf(const std::string& path) {
-  return Tokenizer::from_gguf(read_gguf_vocabulary(Checkpoint(path)).view());
+Tokenizer open_tokenizer(const std::string& path) {
+  if (path.ends_with(".gguf")) return Tokenizer::from_gguf(read_gguf_vocabulary(Checkpoint(path)).view());
+  return std::filesystem::is_directory(path) ? read_folder_tokenizer(path) : Tokenizer::from_file(path);
 }
 
 int run(const std::vector<std::string>& args) {
@@ -85,8 +89,12 @@ int run(const std::vector<std::string>& args) {
     encode(Tokenizer::from_tiktoken({.name = args[0], .characters = ranks, .pattern = args[2]}), {});
     return 0;
   }
+  if (args.size() == 2 && args[1] == "json") {
+    std::cout << tokenizer_json_of(read_gguf_vocabulary(Checkpoint(args[0])).view()).dump();
+    return 0;
+  }
   if (args.size() < 2) fail("usage: tokenizer_probe FILE encode|decode|stream|speed|tiktoken");
-  const Tokenizer tokenizer = args[0].ends_with(".gguf") ? from_gguf(args[0]) : Tokenizer::from_file(args[0]);
+  const Tokenizer tokenizer = open_tokenizer(args[0]);
   if (args[1] == "encode") {
     encode(tokenizer, {.special = has("--as-text") ? SpecialText::kAsText : SpecialText::kRecognise,
                        .add_special = has("--add-special")});

@@ -15,7 +15,8 @@ struct AddedToken {
   TokenId id = 0;
   std::string content = {};
   bool special = false;      // markup, not text: left out by decode, may be forbidden in encode
-  bool normalized = false;   // looked for after normalisation
+  bool normalized = false;   // looked for after normalisation, in its own normal form
+  bool as_spelled = false;   // ... or, if normalized, as it is spelled
   bool single_word = false;  // not inside a word
   bool lstrip = false;       // takes the white space before it
   bool rstrip = false;       // ... after it

@@ -29,18 +29,62 @@ std::string byte_name(int byte) {
 
 }  // namespace
 
-Bpe::Bpe(std::unordered_map<std::string, TokenId> ids, const std::vector<Merge>& merges, BpeOptions options)
-    : ids_(std::move(ids)), options_(options) {
+Bpe::Bpe(BpeParts parts)
+    : ids_(std::move(parts.ids)),
+      nameless_(std::move(parts.nameless)),
+      first_nameless_(parts.first_nameless),
+      options_(parts.options) {
   for (int byte = 0; byte < 256; ++byte)
     byte_ids_[byte] =
         id_of(options_.bytes ? std::string(1, static_cast<char>(byte)) : byte_name(byte)).value_or(-1);
-  slots_.resize(std::bit_ceil(2 * merges.size() + 2));
-  for (const Merge& merge : merges) {
+  for (size_t i = 0; i < nameless_.size(); ++i)
+    ids_.emplace(nameless_[i], first_nameless_ + static_cast<TokenId>(i));
+  for (const TokenId id : parts.unused) {
+    if (static_cast<size_t>(id) >= unused_.size()) unused_.resize(static_cast<size_t>(id) + 1);
+    unused_[static_cast<size_t>(id)] = true;
+  }
+  slots_.resize(std::bit_ceil(2 * parts.merges.size() + 2));
+  for (const Merge& merge : parts.merges) {
     const uint64_t pair = pair_key(merge.left, merge.right);
     size_t at = pair_hash(pair) & (slots_.size() - 1);
     while (slots_[at].pair != kFree && slots_[at].pair != pair) at = (at + 1) & (slots_.size() - 1);
     slots_[at] = {pair, merge.rank, merge.result};  // of a repeated merge the last counts, as in tokenizers
   }
+  // Whole words count where a word may be a token, and where the history of merges does.
+  if (!options_.bytes && !options_.ignore_merges && unused_.empty()) index_joints(parts.merges);
+}
+
+void Bpe::index_joints(const std::vector<Merge>& merges) {
+  struct Ends {
+    CodePoint first = 0, last = 0;
+  };
+  std::vector<Ends> ends(static_cast<size_t>(first_nameless_) + nameless_.size());  // by symbol
+  std::vector<CodeRange> characters;
+  for (const auto& [text, id] : ids_) {
+    if (text.empty()) continue;
+    size_t at = 0;
+    const CodePoint first = next_code_point(text, at);
+    if (at == text.size() && id < first_nameless_) characters.push_back({first, first});
+    at = previous_character(text, text.size());
+    ends[static_cast<size_t>(id)] = {first, next_code_point(text, at)};
+  }
+  characters_ = CodeSet(std::move(characters));
+  joints_.assign(std::bit_ceil(2 * merges.size() + 2), kFree);
+  for (const Merge& merge : merges) {
+    const Ends left = ends[static_cast<size_t>(merge.left)], right = ends[static_cast<size_t>(merge.right)];
+    const uint64_t joint = uint64_t{left.last} << 32 | right.first;
+    size_t at = pair_hash(joint) & (joints_.size() - 1);
+    while (joints_[at] != kFree && joints_[at] != joint) at = (at + 1) & (joints_.size() - 1);
+    joints_[at] = joint;
+  }
+}
+
+bool Bpe::may_join(CodePoint left, CodePoint right) const {
+  const uint64_t joint = uint64_t{left} << 32 | right;
+  size_t at = pair_hash(joint) & (joints_.size() - 1);
+  for (; joints_[at] != kFree; at = (at + 1) & (joints_.size() - 1))
+    if (joints_[at] == joint) return true;
+  return !characters_.contains(left) && !characters_.contains(right);  // may share one unknown token
 }
 
 const Bpe::Slot* Bpe::find(TokenId left, TokenId right) const {
@@ -75,15 +119,20 @@ void Bpe::first_symbols(std::string_view word, std::vector<TokenId>& out) const 
       unknown_open = false;
       continue;
     }
-    const auto has_token = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)] >= 0; };
-    if (options_.byte_fallback && std::ranges::all_of(character, has_token)) {
-      for (char c : character) out.push_back(byte_ids_[static_cast<uint8_t>(c)]);
+    if (append_bytes(character, out)) {
       unknown_open = false;
       continue;
     }
     if (options_.unknown && !(unknown_open && options_.fuse_unknown)) out.push_back(*options_.unknown);
     unknown_open = options_.unknown.has_value();
   }
+}
+
+bool Bpe::append_bytes(std::string_view character, std::vector<TokenId>& out) const {
+  const auto has_token = [&](char c) { return byte_ids_[static_cast<uint8_t>(c)] >= 0; };
+  if (!options_.byte_fallback || !std::ranges::all_of(character, has_token)) return false;
+  for (char c : character) out.push_back(byte_ids_[static_cast<uint8_t>(c)]);
+  return true;
 }
 
 void Bpe::merge_few(Scratch& scratch) const {
@@ -107,7 +156,7 @@ void Bpe::merge_few(Scratch& scratch) const {
   }
 }
 
-void Bpe::merge_many(std::vector<TokenId>& symbols) const {
+Bpe::Halves Bpe::merge_many(std::vector<TokenId>& symbols) const {
   struct Candidate {
     uint32_t rank;
     uint32_t at;
@@ -120,10 +169,14 @@ void Bpe::merge_many(std::vector<TokenId>& symbols) const {
   std::vector<uint32_t> next(count), previous(count);
   for (uint32_t i = 0; i < count; ++i) next[i] = i + 1, previous[i] = i - 1;
   std::priority_queue<Candidate> queue;
+  Halves halves;
   const auto offer = [&](uint32_t at) {
     if (at >= count || next[at] >= count) return;
-    if (const Slot* slot = find(symbols[at], symbols[next[at]]))
-      queue.push({slot->rank, at, symbols[at], symbols[next[at]]});
+    const Slot* const slot = find(symbols[at], symbols[next[at]]);
+    if (slot == nullptr) return;
+    queue.push({slot->rank, at, symbols[at], symbols[next[at]]});
+    if (static_cast<size_t>(slot->result) < unused_.size() && unused_[static_cast<size_t>(slot->result)])
+      halves[slot->result] = {symbols[at], symbols[next[at]]};
   };
   for (uint32_t i = 0; i < count; ++i) offer(i);
   while (!queue.empty()) {
@@ -140,10 +193,62 @@ void Bpe::merge_many(std::vector<TokenId>& symbols) const {
     offer(best.at);
   }
   std::erase(symbols, -1);
+  return halves;
+}
+
+void Bpe::take_apart(const Halves& halves, std::vector<TokenId>& symbols) const {
+  std::vector<TokenId> out, todo;
+  for (const TokenId symbol : symbols) {
+    todo.assign(1, symbol);
+    while (!todo.empty()) {
+      const TokenId id = todo.back();
+      todo.pop_back();
+      const auto found = halves.find(id);
+      if (found == halves.end()) {
+        out.push_back(id);
+      } else {
+        todo.push_back(found->second.second);
+        todo.push_back(found->second.first);
+      }
+    }
+  }
+  symbols = std::move(out);
+}
+
+void Bpe::leave_nameless(std::vector<TokenId>& symbols) const {
+  std::vector<TokenId> out;
+  for (TokenId id : symbols) {
+    if (id >= first_nameless_) {
+      if (append_bytes(nameless_[static_cast<size_t>(id - first_nameless_)], out) || !options_.unknown)
+        continue;
+      id = *options_.unknown;
+    }
+    const bool joins = options_.fuse_unknown && id == options_.unknown && !out.empty() && out.back() == id;
+    if (!joins) out.push_back(id);
+  }
+  symbols = std::move(out);
 }
 
 void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& out) const {
-  const bool caches = word.size() <= kLongestCached;
+  if (joints_.empty() || word.size() <= kLongestCached) return encode_part(word, scratch, out);
+  // Where no token reaches across, merges on either side do not see each other: parts are words of their own,
+  // short ones, which repeat. A text that nothing else cuts would be one long word.
+  size_t begin = 0, at = 0;
+  CodePoint left = next_code_point(word, at);
+  while (at < word.size()) {
+    const size_t joint = at;
+    const CodePoint right = next_code_point(word, at);
+    if (!may_join(left, right)) {
+      encode_part(word.substr(begin, joint - begin), scratch, out);
+      begin = joint;
+    }
+    left = right;
+  }
+  encode_part(word.substr(begin), scratch, out);
+}
+
+void Bpe::encode_part(std::string_view word, Scratch& scratch, std::vector<TokenId>& out) const {
+  const bool caches = word.size() <= kLongestCached && unused_.empty();
   if (caches) {
     if (const auto found = scratch.words_.find(word); found != scratch.words_.end()) {
       const auto begin = scratch.cached_.begin() + found->second.begin;
@@ -157,10 +262,12 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& 
     scratch.symbols_.assign(1, *whole);
   } else {
     first_symbols(word, scratch.symbols_);
-    if (scratch.symbols_.size() <= kFew)
+    if (scratch.symbols_.size() <= kFew && unused_.empty()) {
       merge_few(scratch);
-    else
-      merge_many(scratch.symbols_);
+    } else if (const Halves halves = merge_many(scratch.symbols_); !halves.empty()) {
+      take_apart(halves, scratch.symbols_);
+    }
+    if (!nameless_.empty()) leave_nameless(scratch.symbols_);
   }
   out.insert(out.end(), scratch.symbols_.begin(), scratch.symbols_.end());
   if (!caches || scratch.words_.size() >= kMostCached) return;

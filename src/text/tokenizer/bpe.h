@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "text/unicode.h"
+
 namespace kt {
 
 using TokenId = int32_t;
@@ -26,12 +28,23 @@ struct BpeOptions {
   std::optional<TokenId> unknown = {};  // without it, unknown characters are left out
 };
 
+struct BpeParts {
+  std::unordered_map<std::string, TokenId> ids = {};  // of what a word consists of, bytes or UTF-8
+  std::vector<Merge> merges = {};
+  BpeOptions options = {};
+  // Characters without a token that merges name all the same, by ids from `first_nameless` on, which is above
+  // all tokens. What is left of one is as any other character without a token.
+  std::vector<std::string> nameless = {};
+  TokenId first_nameless = 0;
+  // Tokens that only lead to others: what is left of one stands for the two it could last have been made of.
+  std::vector<TokenId> unused = {};
+};
+
 // Immutable; any number of threads may encode, each with its own scratch.
 class Bpe {
  public:
   Bpe() = default;
-  // `ids` maps what a word consists of (bytes, or UTF-8) to tokens.
-  Bpe(std::unordered_map<std::string, TokenId> ids, const std::vector<Merge>& merges, BpeOptions options);
+  explicit Bpe(BpeParts parts);
 
   // The buffers and the cache of words of one caller.
   class Scratch {
@@ -61,15 +74,31 @@ class Bpe {
   };
   static constexpr uint64_t kFree = ~uint64_t{0};
 
+  // What unused tokens were last offered as.
+  using Halves = std::unordered_map<TokenId, std::pair<TokenId, TokenId>>;
+
+  void index_joints(const std::vector<Merge>& merges);
+  bool may_join(CodePoint left, CodePoint right) const;
+  void encode_part(std::string_view word, Scratch& scratch, std::vector<TokenId>& out) const;
   const Slot* find(TokenId left, TokenId right) const;
   void first_symbols(std::string_view word, std::vector<TokenId>& out) const;
+  bool append_bytes(std::string_view character, std::vector<TokenId>& out) const;
   void merge_few(Scratch& scratch) const;
-  void merge_many(std::vector<TokenId>& symbols) const;
+  Halves merge_many(std::vector<TokenId>& symbols) const;
+  void take_apart(const Halves& halves, std::vector<TokenId>& symbols) const;
+  void leave_nameless(std::vector<TokenId>& symbols) const;
   std::optional<TokenId> id_of(std::string_view part) const;
 
   std::unordered_map<std::string, TokenId> ids_;
   std::array<TokenId, 256> byte_ids_{};  // with options.bytes, of the byte; else of "<0x..>"; -1: none
   std::vector<Slot> slots_;              // open addressing, a power of two
+  // Which two characters may come to stand side by side within a token, open addressing; and which characters
+  // are tokens. Empty where words are not cut.
+  std::vector<uint64_t> joints_;
+  CodeSet characters_;
+  std::vector<std::string> nameless_;
+  TokenId first_nameless_ = 0;
+  std::vector<bool> unused_;  // by token; empty: none is
   BpeOptions options_;
 };
 

@@ -2,8 +2,15 @@
 
 namespace kt {
 
-Detokenizer::Detokenizer(const Tokenizer& tokenizer, SpecialTokens special)
-    : tokenizer_(&tokenizer), special_(special), strip_left_(tokenizer.decoding().strip_count) {}
+Detokenizer::Detokenizer(const Tokenizer& tokenizer, SpecialTokens special, TextPlace place)
+    : tokenizer_(&tokenizer), special_(special), place_(place) {
+  begin();
+}
+
+void Detokenizer::begin() {
+  first_ = place_ == TextPlace::kBegin;
+  strip_left_ = first_ ? tokenizer_->decoding().strip_count : 0;
+}
 
 std::string Detokenizer::push(TokenId id) {
   if (special_ == SpecialTokens::kSkip && tokenizer_->is_special(id)) return {};
@@ -36,8 +43,7 @@ std::string Detokenizer::push(TokenId id) {
 
 std::string Detokenizer::flush() {
   std::string out = complete(true);
-  first_ = true;
-  strip_left_ = tokenizer_->decoding().strip_count;
+  begin();
   return out;
 }
 

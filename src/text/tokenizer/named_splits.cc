@@ -39,7 +39,11 @@ constexpr std::string_view kKimiK2 =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*)" KT_CONTRACTIONS
     "?"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kExaoneMoe = KT_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)";
 #undef KT_CONTRACTIONS
+constexpr std::string_view kBailing =
+    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
 constexpr std::string_view kDeepSeekWords =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -57,6 +61,14 @@ constexpr std::string_view kCasedLetters =
     R"(\uFB13-\uFB17\uFF21-\uFF3A\uFF41-\uFF5A\x{10400}-\x{1044F}\x{104B0}-\x{104D3})"
     R"(\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}]+)";
 
+// Runs of digits in threes from their end: first whatever is more than threes.
+constexpr std::string_view kDigitRun = R"(\p{N}+)", kThrees = R"(\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)|\p{N}{3})";
+// Scripts without spaces between words: Han, kana, radicals, Thai, Lao, Khmer, Burmese, Hangul.
+constexpr std::string_view kUnspaced =
+    R"([\u4E00-\u9FFF\u3400-\u4DBF\uF900-\uFAFF\u3040-\u309F\u30A0-\u30FF\uFF65-\uFF9F\u2F00-\u2FDF)"
+    R"(\u0E40-\u0E7F\u0E80-\u0EFF\u1780-\u17FF\u1000-\u109F\uAA60-\uAA7F\uA9E0-\uA9FF\uAC00-\uD7AF\u1100-\u11FF]+)";
+constexpr std::string_view kLines = R"([^\n]+|[\n]+)";
+
 struct Row {
   std::string_view name;
   NamedSplits splits;
@@ -65,6 +77,7 @@ struct Row {
 const std::vector<Row>& rows() {
   static const NamedSplits deepseek{{R"(\p{N}{1,3})", R"([一-龥\u3040-ゟ゠-ヿ]+)", kDeepSeekWords}};
   static const NamedSplits digits{{R"(\p{N})", kGpt2Pattern}};  // each digit alone
+  static const NamedSplits llama3{.patterns = {kLlama3}, .ignore_merges = true, .add_bos = true};
   static const std::vector<Row> table = {
       {"default", {{R"([\p{P}\$\+<=>\^~\|]+)", kGpt2Pattern, R"(\p{N}+)", "[0-9][0-9][0-9]"}}},
       {"gpt-2", {{kGpt2Pattern}}},
@@ -72,11 +85,14 @@ const std::vector<Row>& rows() {
       {"gigachat", {{kGpt2Pattern}}},
       {"mellum", {{kGpt2Pattern}}},
       {"trillion", {{kGpt2Pattern}}},
+      {"exaone4", {{kGpt2Pattern}}},
       {"smollm", digits},
       {"starcoder", digits},
       {"refact", digits},
       {"codeshell", digits},
       {"minerva-7b", digits},
+      {"exaone", digits},
+      {"mellum2", digits},
       {"gpt-4o", {{kO200k}}},
       {"llama4", {{kO200k}}},
       {"kanana2", {{kO200k}}},
@@ -85,21 +101,34 @@ const std::vector<Row>& rows() {
       {"deepseek-r1-qwen", {{kQwen2}}},
       {"megrez", {{kQwen2}}},
       {"kormo", {{kQwen2}}},
+      {"grok-2", {{kQwen2}}},
+      {"hunyuan", {{kQwen2}}},
+      {"solar-open", {{kQwen2}}},
+      {"laguna", {{kLines, kQwen2}}},
       {"qwen35", {{kQwen35}}},
       {"seed-coder", {{kSeedCoder}}},
-      {"tekken", {{kTekken}, true}},
+      {"tekken", {.patterns = {kTekken}, .ignore_merges = true, .add_bos = true}},
       {"minicpm5", {{R"(\p{N}{1,3})", kMiniCpm5}, true}},
-      {"llama-bpe", {{kLlama3}, true}},
-      {"falcon3", {{kLlama3}, true}},
-      {"midm-2.0", {{kLlama3}, true}},
+      {"llama-bpe", llama3},
+      {"falcon3", llama3},
+      {"midm-2.0", llama3},
+      {"lfm2", llama3},
       {"smaug-bpe", {{kLlama3}}},
-      {"llama3", {{kLlama3}, true}},
-      {"llama-v3", {{kLlama3}, true}},
+      {"llama3", llama3},
+      {"llama-v3", llama3},
       {"chatglm-bpe", {{kLlama3}}},
       {"glm4", {{kLlama3}}},
       {"kimi-k2", {{kKimiK2}}},
       {"deepseek-v3", deepseek},
       {"joyai-llm", deepseek},
+      {"hunyuan-dense", deepseek},
+      {"hy_v4", deepseek},
+      {"afmoe", {{kDigitRun, kThrees, kUnspaced, kDeepSeekWords}}},
+      {"bailingmoe", {{kBailing}}},
+      {"bailingmoe2", {{kBailing}}},
+      {"llada-moe", {{kBailing}}},
+      {"exaone-moe", {{kExaoneMoe}}},
+      {"gemma4", {.patterns = {kLines}, .add_bos = true, .escaped = true}},
       {"deepseek-llm",
        {{R"([\r\n])", kCasedLetters, R"(\s?[!-/:-~！-／：-～‘-‟\u3000-。]+)", R"(\s+$)",
          R"([一-龥ࠀ-一가-\uD7FF]+)", R"(\p{N}+)"}}},
@@ -117,12 +146,16 @@ std::vector<std::string_view> split_names() {
   return out;
 }
 
+const NamedSplits* find_splits(std::string_view name) {
+  for (const Row& row : rows())
+    if (row.name == name) return &row.splits;
+  return nullptr;
+}
+
 NamedSplits splits_of(std::string_view name) {
+  if (const NamedSplits* const found = find_splits(name)) return *found;
   std::string known;
-  for (const Row& row : rows()) {
-    if (row.name == name) return row.splits;
-    known.append(known.empty() ? "" : ", ").append(row.name);
-  }
+  for (const Row& row : rows()) known.append(known.empty() ? "" : ", ").append(row.name);
   fail_as(ErrorKind::kUnsupported, "pre-tokenizer \"{}\" is not known; known: {}", printable(name), known);
 }
 

@@ -86,8 +86,11 @@ extern const std::string_view kGpt2Pattern;
 struct NamedSplits {
   std::vector<std::string_view> patterns;  // in the order they apply
   bool ignore_merges = false;              // a word that is a token is that token
+  bool add_bos = false;                    // texts begin with the begin token where the file does not say
+  bool escaped = false;                    // tokens are UTF-8 with U+2581 for spaces, and "<0x0A>" for bytes
 };
 NamedSplits splits_of(std::string_view name);
+const NamedSplits* find_splits(std::string_view name);  // null for others
 std::vector<std::string_view> split_names();
 
 }  // namespace kt

@@ -68,6 +68,17 @@ std::optional<std::string> unspell_bytes(std::string_view text) {
   return out;
 }
 
+std::optional<uint8_t> spelled_byte(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return std::nullopt;
+  int value = 0;
+  for (char c : token.substr(3, 2)) {
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (digit < 0) return std::nullopt;
+    value = value * 16 + digit;
+  }
+  return static_cast<uint8_t>(value);
+}
+
 Tokenizer::Tokenizer(TokenizerParts parts)
     : added_(parts.added),
       normal_steps_(std::move(parts.normal_steps)),
@@ -78,8 +89,11 @@ Tokenizer::Tokenizer(TokenizerParts parts)
   check_added(parts);
   const auto count = static_cast<TokenId>(parts.tokens.size());
   const auto known = [&](TokenId id) { return id >= 0 && id < count && parts.tokens[id]; };
+  const auto half = [&](TokenId id) {
+    return known(id) || (id >= count && static_cast<size_t>(id - count) < parts.nameless.size());
+  };
   for (const Merge& merge : parts.merges)
-    KT_CHECK(known(merge.left) && known(merge.right) && known(merge.result), "{}: merge of unknown ids",
+    KT_CHECK(half(merge.left) && half(merge.right) && known(merge.result), "{}: merge of unknown ids",
              parts.name);
   if (parts.bpe.unknown && !known(*parts.bpe.unknown))
     fail("{}: no token {}, the unknown one", parts.name, *parts.bpe.unknown);
@@ -93,6 +107,7 @@ Tokenizer::Tokenizer(TokenizerParts parts)
 }
 
 void Tokenizer::index_tokens(TokenizerParts& parts) {
+  const auto count = static_cast<TokenId>(parts.tokens.size());
   std::unordered_map<std::string, TokenId> words;  // by what a word consists of
   words.reserve(parts.tokens.size());
   tokens_.resize(parts.tokens.size());
@@ -127,7 +142,12 @@ void Tokenizer::index_tokens(TokenizerParts& parts) {
     if (!is_new)
       fail("{}: \"{}\" has two ids, {} and {}", parts.name, printable(token.spelled), place->second, id);
   }
-  bpe_ = Bpe(std::move(words), parts.merges, parts.bpe);
+  bpe_ = Bpe({.ids = std::move(words),
+              .merges = std::move(parts.merges),
+              .options = parts.bpe,
+              .nameless = std::move(parts.nameless),
+              .first_nameless = count,
+              .unused = std::move(parts.unused)});
   index_added(budget);
 }
 
@@ -137,7 +157,8 @@ void Tokenizer::index_added(TextBudget& budget) {
       raw_added_.add(token.content, token);
       continue;
     }
-    const std::string content = apply_steps(normal_steps_, token.content, budget);
+    const std::string content =
+        token.as_spelled ? token.content : apply_steps(normal_steps_, token.content, budget);
     if (!content.empty()) normal_added_.add(content, token);
     tokens_[token.id].bytes = bytes_of(content, budget);  // as tokenizers has it
   }
@@ -145,6 +166,8 @@ void Tokenizer::index_added(TextBudget& budget) {
 
 std::string Tokenizer::bytes_of(const std::string& spelled, TextBudget& budget) const {
   if (decoding_.byte_level) return unspell_bytes(spelled).value_or(spelled);
+  if (decoding_.byte_fallback)
+    if (const auto byte = spelled_byte(spelled)) return std::string(1, static_cast<char>(*byte));
   std::string now = spelled;
   for (const auto& [from, to] : decoding_.replacements) now = replaced(now, from, to, budget);
   budget.pay(now.size());
@@ -215,15 +238,7 @@ bool Tokenizer::is_special(TokenId id) const {
 
 std::optional<uint8_t> Tokenizer::byte_of(TokenId id) const {
   const std::optional<std::string_view> spelled = token_of(id);
-  if (!spelled || spelled->size() != 6 || !spelled->starts_with("<0x") || !spelled->ends_with('>'))
-    return std::nullopt;
-  int value = 0;
-  for (char c : spelled->substr(3, 2)) {
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-    if (digit < 0) return std::nullopt;
-    value = value * 16 + digit;
-  }
-  return static_cast<uint8_t>(value);
+  return spelled ? spelled_byte(*spelled) : std::nullopt;
 }
 
 }  // namespace kt

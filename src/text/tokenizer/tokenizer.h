@@ -1,5 +1,6 @@
 // Text to token ids and back, as the model was trained: byte-pair encoding from tokenizer.json, from a
-// tiktoken file or from the arrays of a GGUF file. The reference is PyPI's tokenizers; ids are equal to its.
+// tiktoken file, from SentencePiece's tokenizer.model or from the arrays of a GGUF file. The references are
+// PyPI's tokenizers and sentencepiece; ids are equal to theirs.
 // It does not know chat templates, stop strings or which token ends a turn.
 #pragma once
 #include <memory>
@@ -36,11 +37,13 @@ struct Decoding {
   uint32_t strip_count = 0;        // ... up to so many times
 };
 
-// What the readers of the three sources produce. `merges` name ids of `tokens`.
+// What the readers of the sources produce. `merges` name ids of `tokens`, and behind those `nameless`.
 struct TokenizerParts {
   std::string name = {};                                // of the file, for errors
   std::vector<std::optional<std::string>> tokens = {};  // by id, in the alphabet of the file
   std::vector<Merge> merges = {};
+  std::vector<std::string> nameless = {};  // as in BpeParts
+  std::vector<TokenId> unused = {};        // as in BpeParts
   BpeOptions bpe = {};
   std::vector<AddedToken> added = {};
   std::vector<NormalStep> normal_steps = {};
@@ -52,14 +55,20 @@ struct TokenizerParts {
 // A vocabulary as GGUF files hold it (tokenizer.ggml.*).
 struct GgufVocabulary {
   std::string name = {};                     // of the file, for errors
-  std::string model = {};                    // tokenizer.ggml.model; only "gpt2" is read
+  std::string model = {};                    // tokenizer.ggml.model: "gpt2", "llama" or "gemma4"
   std::string pre = {};                      // tokenizer.ggml.pre; empty: "default"
   std::span<const std::string> tokens = {};  // by id
-  std::span<const std::string> merges = {};  // "left right"
+  std::span<const std::string> merges = {};  // "left right"; not of "llama"
+  std::span<const float> scores = {};        // of "llama"
   std::span<const int32_t> types =
       {};  // 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; or empty
   std::optional<TokenId> add_bos = {}, add_eos = {};  // put around by add_special
+  std::optional<TokenId> unknown = {};                // for what is no token; not of byte-level ones
+  bool add_prefix = true, collapse_spaces = false;    // of "llama", as in PieceVocabulary
 };
+
+// The name of its splits in named_splits.cc.
+std::string_view split_name(const GgufVocabulary& vocabulary);
 
 // The ranks file of tiktoken, with what it does not say.
 struct TiktokenRanks {
@@ -67,6 +76,12 @@ struct TiktokenRanks {
   std::string_view characters = {};  // lines "base64 rank"
   std::string_view pattern = {};     // in Rust's dialect
   std::vector<AddedToken> added = {};
+};
+
+// What the configuration beside a tokenizer.model says.
+struct SentencePieceExtras {
+  std::vector<AddedToken> added = {};  // beside its own control pieces
+  bool add_bos = true, add_eos = false;
 };
 
 // Immutable and move-only; any number of threads may use it.
@@ -77,6 +92,8 @@ class Tokenizer {
   static Tokenizer from_json(std::string_view characters, std::string_view name);
   static Tokenizer from_tiktoken(const TiktokenRanks& ranks);
   static Tokenizer from_gguf(const GgufVocabulary& vocabulary);
+  static Tokenizer from_sentencepiece(std::string_view bytes, std::string_view name,
+                                      const SentencePieceExtras& extras = {});  // a tokenizer.model
   explicit Tokenizer(TokenizerParts parts);
   Tokenizer(Tokenizer&&) = default;
   Tokenizer& operator=(Tokenizer&&) = default;
@@ -89,7 +106,7 @@ class Tokenizer {
 
   // One more than the highest id. A model's vocabulary may be padded beyond.
   size_t size() const { return tokens_.size(); }
-  // The bytes a token stands for within a text; may be part of a character. Empty: no such token.
+  // The bytes a token stands for in the middle of a text; may be part of a character. Empty: no such token.
   std::string_view token_bytes(TokenId id) const;
   // As the file spells it ("Ġthe"); nullopt: no such token.
   std::optional<std::string_view> token_of(TokenId id) const;
@@ -125,5 +142,7 @@ class Tokenizer {
 std::string spell_bytes(std::string_view bytes);
 // The way back; nullopt when a character stands for no byte.
 std::optional<std::string> unspell_bytes(std::string_view spelled);
+// The byte of a token that is spelled "<0x0A>".
+std::optional<uint8_t> spelled_byte(std::string_view token);
 
 }  // namespace kt

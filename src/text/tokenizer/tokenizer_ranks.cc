@@ -1,4 +1,4 @@
-// The two sources beside tokenizer.json: ranks files of tiktoken, and the arrays of GGUF files.
+// Ranks files of tiktoken, as TokenizerParts.
 #include <algorithm>
 #include <charconv>
 
@@ -94,49 +94,6 @@ Tokenizer Tokenizer::from_tiktoken(const TiktokenRanks& source) {
   } catch (const Error& error) {
     fail("{}: {}", source.name, error.what());
   }
-  return Tokenizer(std::move(parts));
-}
-
-Tokenizer Tokenizer::from_gguf(const GgufVocabulary& source) {
-  if (source.model != "gpt2")
-    fail_as(ErrorKind::kUnsupported, "{}: tokenizer.ggml.model \"{}\" is not read; only \"gpt2\"",
-            source.name, printable(source.model));
-  if (!source.types.empty() && source.types.size() != source.tokens.size())
-    fail("{}: {} tokens, but {} token types", source.name, source.tokens.size(), source.types.size());
-  TokenizerParts parts{.name = source.name};
-  parts.bpe.bytes = true;
-  parts.decoding.byte_level = true;
-  std::unordered_map<std::string_view, TokenId> ids;
-  for (size_t i = 0; i < source.tokens.size(); ++i) {
-    const auto id = static_cast<TokenId>(i);
-    const int32_t type = source.types.empty() ? 1 : source.types[i];
-    if (type < 1 || type > 6) fail("{}: token {} has type {}; expected 1 to 6", source.name, i, type);
-    const auto [place, is_new] = ids.emplace(source.tokens[i], id);
-    if (!is_new)
-      fail("{}: \"{}\" has two ids, {} and {}", source.name, printable(source.tokens[i]), place->second, i);
-    parts.tokens.emplace_back(source.tokens[i]);
-    if (type == 3 || type == 4)
-      parts.added.push_back({.id = id, .content = source.tokens[i], .special = type == 3});
-  }
-  for (const std::string& merge : source.merges) {
-    const auto rank = static_cast<uint32_t>(parts.merges.size());
-    const size_t space = std::min(merge.find(' ', 1), merge.size());
-    const std::string left = merge.substr(0, space), right = merge.substr(std::min(space + 1, merge.size()));
-    const auto a = ids.find(left), b = ids.find(right), c = ids.find(left + right);
-    if (a == ids.end() || b == ids.end() || c == ids.end())
-      fail("{}: merge {}, \"{}\", names a token that is not in the vocabulary", source.name, rank,
-           printable(merge));
-    parts.merges.push_back({a->second, b->second, c->second, rank});
-  }
-  try {
-    const NamedSplits splits = splits_of(source.pre.empty() ? "default" : source.pre);
-    for (std::string_view pattern : splits.patterns) parts.word_steps.push_back(SplitStep{Regex(pattern)});
-    parts.bpe.ignore_merges = splits.ignore_merges;
-  } catch (const Error& error) {
-    fail_as(error.kind(), "{}: {}", source.name, error.what());
-  }
-  if (source.add_bos) parts.prefix.push_back(*source.add_bos);
-  if (source.add_eos) parts.suffix.push_back(*source.add_eos);
   return Tokenizer(std::move(parts));
 }
 
