@@ -113,7 +113,7 @@ RECIPES = {
             ("", "IQ4_XS"),
         ],
         "narrow": {"IQ4_XS": "IQ4_NL", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
-        "has": {"IQ4_XS", "IQ4_NL", "Q5_1", "Q6_K", "F32"},
+        "has": {"IQ4_XS", "IQ4_NL", "Q6_K", "F32"},
     },
     "UD-Q2_K_XL": {
         "rows": [
@@ -128,7 +128,7 @@ RECIPES = {
             ("", "Q4_K"),
         ],
         "narrow": {"Q2_K": "Q4_0", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
-        "has": {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "Q5_0", "F32"},
+        "has": {"Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_NL", "Q5_0", "F32"},
     },
 }
 

@@ -121,10 +121,7 @@ def save_rounded(source, model, folder):
 
 def reference(folder):
     """transformers' logits from a folder, in float32."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    return tiny_models.logits(model, PROMPTS)
+    return tiny_models.logits(tiny_models.load(folder).eval(), PROMPTS)
 
 
 @pytest.fixture(scope="module")

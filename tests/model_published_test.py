@@ -41,7 +41,7 @@ def root(tmp_path_factory):
 
 def write(folder, tensors, config):
     folder.mkdir(parents=True)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return folder

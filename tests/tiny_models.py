@@ -4,6 +4,7 @@ Numbers are drawn so that every part of a layer can be seen in the logits: norms
 biases and sinks away from zero, embeddings of size one. Everything follows from the seed.
 """
 
+import json
 import pathlib
 
 import torch
@@ -415,6 +416,15 @@ def save(model, folder, dtype=torch.float32):
     folder = pathlib.Path(folder)
     model.to(dtype).save_pretrained(folder)
     return folder
+
+
+def load(folder, **options):
+    """transformers' model of a folder, in float32. By the class that the config names: the Auto classes do not list
+    every text model that is published inside a larger one."""
+    named = json.loads((pathlib.Path(folder) / "config.json").read_text())["architectures"][0]
+    return getattr(transformers, named).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **options
+    )
 
 
 def logits(model, sequences):

@@ -133,7 +133,7 @@ TEST(CpuOps, QueriesGrowWithTheirPositions) {
     const int position = static_cast<int>(i) / (kHeads * kDims);
     const double factor = 1 + 0.25 * std::log(1.0 + position / 16);
     EXPECT_NEAR(grown[i], plain[i] * factor, 1e-6 * std::abs(plain[i]));
-    if (position < 16) EXPECT_EQ(grown[i], plain[i]);
+    EXPECT_TRUE(position >= 16 || grown[i] == plain[i]);
   }
   for (const int cut : {1, 15, 16, 17, 64, 69}) {
     std::vector<float> pieces = run(0, cut, kGrowth, q);
