@@ -285,9 +285,11 @@ def test_threads_memory_and_disk_change_nothing(calibrate, tmp_path):
     assert digests(tmp_path / "out") == digests(tmp_path / "two")
 
 
-@pytest.mark.parametrize("key", ["qwen3", "qwen2_moe", "deepseek_v2-greedy-no_q_rank", "glm4_moe", "gpt_oss"])
+@pytest.mark.parametrize("key", ["qwen3", "qwen2_moe", "deepseek_v2-greedy-no_q_rank", "glm4_moe", "gpt_oss",
+                                 "glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4"])
 def test_other_families(stories, tmp_path, key):
-    """Dense models, gated shared experts, latent attention without a query rank, biases, sinks: tiny random ones."""
+    """Dense models, gated shared experts, latent attention without a query rank, biases, sinks, queries that grow, names
+    of their own: tiny random ones."""
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     import tiny_models
     import torch

@@ -14,6 +14,12 @@ from safetensors import safe_open
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "dots1": "dots1",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe_lite": "deepseek2",
+    "hy_v3": "hy_v3",
+    "mistral4": "mistral4",
+    "solar_open": "glm4moe",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "llama": "llama",
@@ -54,14 +60,93 @@ MODULES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.router.gate": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
 }
 TENSORS = {
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.expert_bias": "exp_probs_b",
+}
+# Where f16 numbers lie in a block, and which make values of about a sixteenth of whatever else is in it.
+HALVES = {
+    "Q2_K": {80: 4.5e-3, 82: 6.8e-3},
+    "Q3_K": {108: 1.5e-3},
+    "Q4_K": {0: 4.4e-4, 2: 3.3e-3},
+    "Q5_K": {0: 2.2e-4, 2: 3.4e-3},
+    "Q6_K": {208: 4.6e-5},
+    "IQ4_NL": {0: 9e-4},
+    "IQ4_XS": {0: 4.8e-5},
 }
 PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 F32 = gguf.GGMLQuantizationType.F32
+
+
+def _more_bits(layer, layers):
+    """Where llama.cpp's medium files have wider types: the first and last eighth, and every third between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+# What files of these names hold, counted from published ones: the first row whose words stand in a tensor's name. A row may
+# ask for the layer. "narrow" is what takes the place of a type whose blocks do not divide a row.
+RECIPES = {
+    "Q4_K_M": {
+        "rows": [
+            ("output.weight", "Q6_K"),
+            ("attn_v", lambda layer, layers: "Q6_K" if _more_bits(layer, layers) else "Q4_K"),
+            ("ffn_down", lambda layer, layers: "Q6_K" if _more_bits(layer, layers) else "Q4_K"),
+            ("", "Q4_K"),
+        ],
+        "narrow": {"Q4_K": "Q5_0", "Q6_K": "Q8_0"},
+        "has": {"Q4_K", "Q6_K", "Q5_0", "Q8_0", "F32"},
+    },
+    "IQ4_XS": {
+        "rows": [
+            ("output.weight", "Q6_K"),
+            ("attn_v", "Q5_K"),
+            ("ffn_down", lambda layer, layers: "Q5_K" if layer < max(1, layers // 8) else "IQ4_XS"),
+            ("", "IQ4_XS"),
+        ],
+        "narrow": {"IQ4_XS": "IQ4_NL", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+        "has": {"IQ4_XS", "IQ4_NL", "Q6_K", "F32"},
+    },
+    "UD-Q2_K_XL": {
+        "rows": [
+            ("output.weight", "Q6_K"),
+            ("token_embd", "Q4_K"),
+            ("ffn_down_exps", lambda layer, layers: "Q4_K" if layer < 2 else "Q3_K"),
+            ("ffn_gate_exps", "Q2_K"),
+            ("ffn_up_exps", lambda layer, layers: "Q2_K" if layer % 2 else "Q3_K"),
+            ("shexp", "Q5_K"),
+            ("attn_v", "Q6_K"),
+            ("attn_output", "Q5_K"),
+            ("", "Q4_K"),
+        ],
+        "narrow": {"Q2_K": "Q4_0", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+        "has": {"Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_NL", "Q5_0", "F32"},
+    },
+}
+
+
+def recipe(name, layers):
+    """The type of a matrix by its name and columns, for Model."""
+    kinds = gguf.GGMLQuantizationType
+
+    def kind(tensor, columns):
+        found = re.match(r"blk\.(\d+)\.", tensor)
+        layer = int(found[1]) if found else 0
+        asked = next(kind for words, kind in RECIPES[name]["rows"] if words in tensor)
+        asked = asked(layer, layers) if callable(asked) else asked
+        if columns % 256 == 0:
+            return kinds[asked]
+        return kinds[RECIPES[name]["narrow"][asked]] if columns % 32 == 0 else kinds.F16
+
+    return kind
 
 
 def read_checkpoint(folder):
@@ -86,8 +171,7 @@ def encode(values, kind, random):
         raw = gguf.quants.quantize(values, kind)
     else:
         raw = random.integers(0, 256, (*values.shape[:-1], values.shape[-1] // block, size), dtype=np.uint8)
-        halves = {"Q4_K": {0: 4.4e-4, 2: 3.3e-3}, "Q6_K": {208: 4.6e-5}}[kind.name]
-        for start, value in halves.items():
+        for start, value in HALVES[kind.name].items():
             raw[..., start : start + 2] = np.array([value], "<f2").view(np.uint8)
         raw = raw.reshape(*values.shape[:-1], -1)
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(values.shape)
@@ -108,6 +192,7 @@ class Model:
         self.kind = kind
         self.split_kv_b = split_kv_b
         self.says_gating = True  # converters leave it out for some newer configs
+        self.says_growth = False  # of queries; converters leave it out
         self.random = np.random.default_rng(seed)
         self.tensors = {}  # GGUF name: (bytes, type)
         self.rounded = {}  # published name: the numbers that are stored
@@ -138,8 +223,12 @@ class Model:
             self.rounded.update({name: rounded[i] for i, (name, _) in experts.items()})
 
     def _fused(self, name, values):
-        """gpt-oss: [experts, in, out], gate and up in turns."""
+        """gpt-oss: [experts, in, out], gate and up in turns. mistral4: as the file has them, gate and up in one."""
         layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\w+)", name).groups()
+        if self.type == "mistral4":
+            part = {"gate_up_proj": "gate_up", "down_proj": "down"}[tail]
+            self.rounded[name] = self.put(f"blk.{layer}.ffn_{part}_exps.weight", values)
+            return
         bias = tail.endswith("_bias")
         suffix = "bias" if bias else "weight"
         stored = values if bias else values.swapaxes(1, 2)
@@ -159,7 +248,7 @@ class Model:
             self.rounded[name] = self._split(prefix, values)
             return
         tail = TENSORS.get(rest) or f"{MODULES[module]}.{suffix}"
-        if self.type in ("glm4_moe", "gpt_oss") and module == "post_attention_layernorm":
+        if self.type in ("glm4_moe", "gpt_oss", "solar_open") and module == "post_attention_layernorm":
             tail = "post_attention_norm.weight"
         if self.type in ("llama", "mixtral") and module in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = self.config["num_attention_heads" if "q_proj" in module else "num_key_value_heads"]
@@ -168,7 +257,7 @@ class Model:
             raw, self.rounded[name] = encode(values, kind, self.random)
             self.tensors[prefix + tail] = (permuted(raw, heads), kind)
             return
-        always_f32 = tail in ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+        always_f32 = tail in ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "exp_probs_b.bias")
         if tail == "ffn_gate_inp_shexp.weight":
             self.rounded[name] = self.put(prefix + tail, values[0], False)[None]
             return
@@ -199,9 +288,10 @@ class Model:
         copy("feed_forward_length", "intermediate_size")
         copy("attention.head_count", "num_attention_heads")
         copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", writer.add_float32)
-        for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
             copy("expert_count", name)
-        copy("expert_used_count", "num_experts_per_tok")
+        for name in ("num_experts_per_tok", "moe_k"):
+            copy("expert_used_count", name)
         copy("expert_group_count", "n_group")
         copy("expert_group_used_count", "topk_group")
         copy("expert_feed_forward_length", "moe_intermediate_size")
@@ -210,18 +300,35 @@ class Model:
             copy("expert_feed_forward_length", "intermediate_size")
         if self.type == "gpt_oss":
             copy("attention.sliding_window", "sliding_window")
-        if self.type in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+        if "n_shared_experts" in config:
             copy("expert_shared_count", "n_shared_experts")
             copy("leading_dense_block_count", "first_k_dense_replace")
             copy("expert_weights_scale", "routed_scaling_factor", writer.add_float32)
             if config.get("norm_topk_prob"):
                 copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
+        if self.type == "glm4_moe_lite":
+            number(f"{arch}.leading_dense_block_count", config["mlp_layer_types"].count("dense"))
+        if self.type == "hy_v3":
+            shared = config["moe_intermediate_size"] * config["num_shared_experts"]
+            number(f"{arch}.expert_shared_feed_forward_length", shared)
+            copy("expert_weights_scale", "router_scaling_factor", writer.add_float32)
+            writer.add_bool(f"{arch}.expert_weights_norm", True)
+        if self.type == "ernie4_5_moe":
+            copy("interleave_moe_layer_step", "moe_layer_interval")
+            copy("leading_dense_block_count", "moe_layer_start_index")
+            copy("expert_shared_count", "moe_num_shared_experts")
+            if config["moe_num_shared_experts"]:  # what the public converter writes, whatever it means
+                wide = config["intermediate_size"] // config["num_key_value_heads"]
+                number(f"{arch}.expert_shared_feed_forward_length", wide)
+        if self.says_growth:
+            writer.add_float32(f"{arch}.attention.temperature_scale", config["rope_parameters"]["llama_4_scaling_beta"])
         # What readers of such files take for granted is written only where the model differs.
         if self.type in ("qwen2_moe", "qwen3_moe") and config["norm_topk_prob"] != (self.type == "qwen3_moe"):
             copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
-        if self.type in ("deepseek_v3", "glm4_moe", "minimax_m2") and self.says_gating:
+        sigmoid = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "hy_v3", "solar_open")
+        if self.type in sigmoid and self.says_gating:
             number(f"{arch}.expert_gating_func", 2)
-        if self.type.startswith("deepseek"):
+        if "kv_lora_rank" in config:
             self._latent(number, arch, copy)
         else:
             self._heads(number, arch, copy)
@@ -234,8 +341,9 @@ class Model:
         if config.get("head_dim"):
             number(f"{arch}.attention.key_length", head)
             number(f"{arch}.attention.value_length", head)
-        if self.type in ("glm4_moe", "minimax_m2"):
-            number(f"{arch}.rope.dimension_count", int(head * config["rope_parameters"]["partial_rotary_factor"]))
+        if self.type in ("glm4_moe", "minimax_m2", "solar_open"):
+            part = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+            number(f"{arch}.rope.dimension_count", int(head * part))
         if arch == "llama":
             number(f"{arch}.rope.dimension_count", head)
 

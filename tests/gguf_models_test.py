@@ -55,8 +55,20 @@ MODELS = [
     "llama-linear-biases",
     "llama-longrope",
     "llama-longrope_apart",
+    "dots1",
+    "hy_v3",
+    "hy_v3-biases-tied",
+    "ernie4_5_moe",
+    "ernie4_5_moe-every_second-untied",
+    "mistral4",
+    "mistral4-groups-first_dense",
+    "glm4_moe_lite",
+    "solar_open",
+    "solar_open-biases-yarn",
 ]
-FAMILIES = [key for key in MODELS if "-" not in key]
+ANOTHER_S_FILES = ["glm4_moe_lite", "solar_open"]  # deepseek2 and glm4moe
+FAMILIES = [key for key in MODELS if "-" not in key and key not in ANOTHER_S_FILES]
+FUSED = ["gpt_oss", "mistral4"]  # experts one by one are no names of their checkpoints
 QUESTION = (
     "{{ bos_token }}{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|bot|>{% endif %}"
@@ -109,10 +121,7 @@ def save_rounded(source, model, folder):
 
 def reference(folder):
     """transformers' logits from a folder, in float32."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    return tiny_models.logits(model, PROMPTS)
+    return tiny_models.logits(tiny_models.load(folder).eval(), PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +205,8 @@ class TestLogits:
     @pytest.mark.parametrize("key", MODELS)
     def test_f32(self, root, key, tmp_path):
         model = gguf_files.Model(published(root, key))
+        # Where a file is silent, queries grow as those of the published model.
+        model.says_growth = model.config["rope_parameters"].get("llama_4_scaling_beta", 0.1) != 0.1
         check(probe(model.write(tmp_path / "m.gguf")), expected(root, key))
 
     @pytest.mark.parametrize("key", ["deepseek_v2", "deepseek_v3"])
@@ -237,6 +248,42 @@ class TestLogits:
         ours, theirs = (kt_ok("generate", each, "-p", WORDS, "--acts", "f32", "--max-tokens", 8, "--json").stdout
                         for each in (path, rounded))
         assert json.loads(ours)["tokens"] == json.loads(theirs)["tokens"]
+
+    @pytest.mark.parametrize("recipe", list(gguf_files.RECIPES))
+    @pytest.mark.parametrize("key", ["qwen3_moe", "deepseek_v3", "dots1"])
+    def test_published_recipes(self, key, recipe, tmp_path, monkeypatch):
+        """Types as files of these names mix them: by tensor and by layer, gate and up apart, other types for narrow rows."""
+        family, overrides = tiny_models.MODELS[key]
+        sizes = dict(overrides, hidden_size=256, intermediate_size=256, moe_intermediate_size=96, num_hidden_layers=4)
+        monkeypatch.setitem(tiny_models.MODELS, "wide", (family, sizes))
+        folder = tiny_models.save(tiny_models.build("wide"), tmp_path / "published")
+        tokenizer().save(str(folder / "tokenizer.json"))
+        model = gguf_files.Model(folder, gguf_files.recipe(recipe, 4))
+        kinds = {name: kind.name for name, (_, kind) in model.tensors.items()}
+        assert gguf_files.RECIPES[recipe]["has"] <= set(kinds.values()), set(kinds.values())
+        if recipe == "UD-Q2_K_XL":
+            gate = [name for name in kinds if ".ffn_gate_exps." in name]
+            assert any(kinds[name] != kinds[name.replace("gate", "up")] for name in gate)
+        rounded = save_rounded(folder, model, tmp_path / "rounded")
+        path = model.write(tmp_path / "m.gguf", add_tokenizer)
+        check(probe(path), reference(rounded))
+        ours, theirs = (kt_ok("generate", each, "-p", WORDS, "--acts", "f32", "--max-tokens", 8, "--json").stdout
+                        for each in (path, rounded))
+        assert json.loads(ours)["tokens"] == json.loads(theirs)["tokens"]
+
+    def test_types_of_another_program_are_named(self, root, tmp_path):
+        """ik_llama.cpp's, which the library that writes files does not know: the number in the header is changed."""
+        path = gguf_files.Model(published(root, "qwen3_moe"), all_of(TYPE.Q8_0)).write(tmp_path / "m.gguf", add_tokenizer)
+        name = b"blk.0.ffn_up_exps.weight"
+        for number, called in ((139, "IQ4_K"), (152, "IQ5_KS"), (212, "Q4_K_R4"), (339, "IQ4_K_R4")):
+            data = bytearray(path.read_bytes())
+            at = data.index(name) + len(name) + 4 + 3 * 8  # behind the count of dimensions and three of them
+            data[at : at + 4] = number.to_bytes(4, "little")
+            other = tmp_path / "other.gguf"
+            other.write_bytes(data)
+            done = kt("generate", other, "-p", "a")
+            line = f"kt: {other}: {name.decode()}: {called} ({number}) is a type of ik_llama.cpp, which no other program reads"
+            assert done.returncode == 4 and done.stderr.splitlines() == [line], done.stderr
 
     def test_a_correction_bias_tells_the_scores(self, root, tmp_path):
         model = gguf_files.Model(published(root, "deepseek_v3"))
@@ -464,7 +511,8 @@ class TestErrors:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        self.refused(path, "architecture mamba is not known", "deepseek2, glm4moe, gpt-oss, llama", "qwen3moe", code=4)
+        known = "deepseek2, dots1, ernie4_5-moe, glm4moe, gpt-oss, hy_v3, llama"
+        self.refused(path, "architecture mamba is not known", known, "qwen3moe", code=4)
 
     def test_tokenizers_that_are_not_read(self, root, tmp_path):
         self.refused(self.spoiled(root, tmp_path, model="t5"), 'tokenizer.ggml.model "t5" is not read', code=4)
@@ -584,7 +632,7 @@ class TestConversions:
         # Rounding may choose another expert for a token here and there.
         made, source = probe(tmp_path / "out"), probe(tmp_path / "source.gguf")
         assert np.quantile(np.abs(made - source).max(axis=1) / np.abs(source).max(axis=1), 0.8) < 0.02
-        if key != "gpt_oss":  # experts one by one are no names of its checkpoints
+        if key not in FUSED:
             check(probe(tmp_path / "out"), reference(tmp_path / "out"))
 
     def test_dequant_of_some_files(self, root, tmp_path):

@@ -8,7 +8,6 @@ import re
 
 import safetensors.torch
 import torch
-import transformers
 
 import tiny_models
 
@@ -219,9 +218,6 @@ def publish(model, published, folder):
 
 def load_plain(folder):
     """transformers' model of a plain folder, in float32; every tensor of the folder has a place in it."""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
-        output_loading_info=True
-    )
+    model, info = tiny_models.load(folder, experts_implementation="eager", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     return model.eval()

@@ -9,6 +9,7 @@ ModelSpec describe_deepseek_v2(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
   refuse_moe_layer_freq(config);
   refuse_mlp_bias(config);
+  refuse_query_growth(config);
   MlaSpec mla = read_mla(config);
   mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
   mla.rope.interleaved = true;

@@ -1,5 +1,6 @@
-// DeepSeek-V3, R1, and Kimi-K2, which keeps the same architecture: latent attention, sigmoid routing within
-// the best groups, chosen with a correction bias, a shared expert, first layers dense.
+// DeepSeek-V3, R1, and Kimi-K2 to K2.7, which keep the same architecture (the newer ones inside a model that sees
+// images): latent attention, sigmoid routing within the best groups, chosen with a correction bias, a shared expert,
+// first layers dense.
 #include <algorithm>
 
 #include "models/family.h"
@@ -11,10 +12,8 @@ namespace kt {
 ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
   refuse_moe_layer_freq(config);
-  MlaSpec mla = read_mla(config);
-  mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
-  mla.rope.interleaved = config.boolean("rope_interleave", true);
-  scale_softmax_for_rope(config, mla);
+  refuse_query_growth(config);
+  const MlaSpec mla = read_turning_mla(config, spec);
   MoeSpec moe = read_experts(config, {.experts = "n_routed_experts"});
   read_sigmoid_router(config, 2.5, moe);
   read_shared_experts(config, moe);

@@ -21,14 +21,21 @@ constexpr auto kFamilies = std::to_array<Family>({
     {"DeepseekV2ForCausalLM", "deepseek_v2", describe_deepseek_v2, &kDeepseekV2Gguf},
     {"DeepseekV3ForCausalLM", "deepseek_v3", describe_deepseek_v3, &kDeepseekV3Gguf},
     {"KimiK2ForCausalLM", "kimi_k2", describe_deepseek_v3},
+    {"KimiK25ForConditionalGeneration", "kimi_k25", describe_deepseek_v3},
+    {"Dots1ForCausalLM", "dots1", describe_dots1, &kDots1Gguf},
+    {"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", describe_ernie4_5_moe, &kErnie45MoeGguf},
     {"Glm4MoeForCausalLM", "glm4_moe", describe_glm4_moe, &kGlm4MoeGguf},
+    {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", describe_glm4_moe_lite},
     {"GptOssForCausalLM", "gpt_oss", describe_gpt_oss, &kGptOssGguf},
+    {"HYV3ForCausalLM", "hy_v3", describe_hy_v3, &kHyV3Gguf},
     {"LlamaForCausalLM", "llama", describe_llama, &kLlamaGguf},
     {"MiniMaxM2ForCausalLM", "minimax_m2", describe_minimax_m2, &kMinimaxM2Gguf},
+    {"Mistral4ForCausalLM", "mistral4", describe_mistral4, &kMistral4Gguf},
     {"MixtralForCausalLM", "mixtral", describe_mixtral, &kMixtralGguf},
     {"Qwen2MoeForCausalLM", "qwen2_moe", describe_qwen2_moe, &kQwen2MoeGguf},
     {"Qwen3ForCausalLM", "qwen3", describe_qwen3, &kQwen3Gguf},
     {"Qwen3MoeForCausalLM", "qwen3_moe", describe_qwen3_moe, &kQwen3MoeGguf},
+    {"SolarOpenForCausalLM", "solar_open", describe_solar_open},
 });
 
 // The type first: one architecture may serve several, and a config nested in another has only that.

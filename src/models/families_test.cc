@@ -62,8 +62,38 @@ const Json kLlama = with(kAttention, R"({"architectures": ["LlamaForCausalLM"], 
       "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                        "original_max_position_embeddings": 256}})");
 
-const Json* const kAll[] = {&kQwen3Moe, &kQwen2Moe,  &kMixtral, &kDeepseekV2, &kDeepseekV3,
-                            &kGlm4Moe,  &kMiniMaxM2, &kGptOss,  &kQwen3,      &kLlama};
+const Json kGlm4MoeLite = with(kLatent, R"({"architectures": ["Glm4MoeLiteForCausalLM"],
+      "model_type": "glm4_moe_lite", "first_k_dense_replace": null, "n_group": 1, "topk_group": 1,
+      "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "norm_topk_prob": true,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})");
+const Json kDots1 = with(kExperts, R"({"architectures": ["Dots1ForCausalLM"], "model_type": "dots1",
+      "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+      "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+      "rope_theta": 10000000})");
+const Json kHyV3 = with(kExperts, R"({"architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3",
+      "num_experts": 8, "num_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 32,
+      "router_scaling_factor": 2.5, "moe_router_use_sigmoid": true, "moe_router_enable_expert_bias": true,
+      "route_norm": true, "qk_norm": true, "num_nextn_predict_layers": 1,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 11158840.0}})");
+const Json kSolarOpen =
+    with(kExperts, R"({"architectures": ["SolarOpenForCausalLM"], "model_type": "solar_open",
+      "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 32, "n_group": 1, "topk_group": 1,
+      "intermediate_size": null, "first_k_dense_replace": 0, "use_qk_norm": false, "norm_topk_prob": true,
+      "partial_rotary_factor": 1.0, "rope_theta": 1000000})");
+const Json kErnie45Moe = with(kAttention, R"({"architectures": ["Ernie4_5_MoeForCausalLM"],
+      "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32,
+      "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 1,
+      "moe_use_aux_free": true, "moe_gate": "topk", "use_bias": false, "tie_word_embeddings": false,
+      "rope_theta": 500000.0})");
+const Json kMistral4 = with(kLatent, R"({"architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4",
+      "first_k_dense_replace": 0, "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "rope_interleave": true,
+      "rope_parameters": {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "mscale": 1.0,
+          "mscale_all_dim": 1.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1,
+          "partial_rotary_factor": 0.25}})");
+
+const Json* const kAll[] = {&kQwen3Moe,  &kQwen2Moe,  &kMixtral,    &kDeepseekV2, &kDeepseekV3,  &kGlm4Moe,
+                            &kMiniMaxM2, &kGptOss,    &kQwen3,      &kLlama,      &kGlm4MoeLite, &kDots1,
+                            &kHyV3,      &kSolarOpen, &kErnie45Moe, &kMistral4};
 
 ModelSpec describe(const Json& config) { return describe_model(config, "config.json"); }
 
@@ -109,9 +139,10 @@ TEST(Families, EveryOneReadsItsSizes) {
     EXPECT_EQ(spec.norm_eps, 0.001) << spec.family;
     EXPECT_EQ(is_mla(spec) ? mla(spec).norm_eps : 1e-6, 1e-6) << spec.family;
     EXPECT_EQ(spec.tied_embeddings, spec.family == "llama");
-    EXPECT_EQ(spec.moe() ? moe(spec).experts : 0, config->contains("num_experts_per_tok") ? 8 : 0)
+    EXPECT_EQ(spec.moe() ? moe(spec).experts : 0,
+              config->contains("num_experts_per_tok") || config->contains("moe_k") ? 8 : 0)
         << spec.family;
-    EXPECT_EQ(is_mla(spec), spec.family.starts_with("deepseek"));
+    EXPECT_EQ(is_mla(spec), config->contains("kv_lora_rank"));
   }
 }
 
@@ -251,6 +282,150 @@ TEST(Families, KimiK2IsDeepseekV3) {
   EXPECT_EQ(describe(with(kDeepseekV3, R"({"model_type": null})")).family, "deepseek_v3");
 }
 
+// Published with the text model's config inside that of a model that sees images.
+TEST(Families, KimiK25IsDeepseekV3Inside) {
+  const Json outer = {{"architectures", {"KimiK25ForConditionalGeneration"}},
+                      {"model_type", "kimi_k25"},
+                      {"vision_config", {{"vt_hidden_size", 1152}, {"num_hidden_layers", 27}}}};
+  Json config = outer;
+  config["text_config"] = with(kDeepseekV3, R"({"model_type": "kimi_k2", "n_group": 1, "topk_group": 1})");
+  EXPECT_EQ(describe(config).family, "kimi_k2");
+  EXPECT_EQ(describe(config).layers.size(), 4u);
+  config["text_config"].erase("model_type");
+  EXPECT_EQ(describe(config).family, "kimi_k25");
+  EXPECT_EQ(moe(describe(config)).router.scale, 2.5);
+}
+
+TEST(Families, Glm4MoeLite) {
+  const ModelSpec spec = describe(kGlm4MoeLite);
+  EXPECT_TRUE(rope(spec).interleaved);
+  EXPECT_EQ(rope(spec).dims, 8);
+  EXPECT_EQ(rope(spec).scaling, RopeSpec::Scaling::kNone);
+  EXPECT_NEAR(scale(spec), 1 / std::sqrt(32.0), kTight);
+  EXPECT_EQ(mla(spec).growth.beta, 0);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 0, 0}));
+  EXPECT_EQ(moe(spec).shared_inter, 64);
+  const RouterSpec& router = moe(spec).router;
+  EXPECT_EQ(router.score, RouterSpec::Score::kSigmoid);
+  EXPECT_TRUE(router.correction_bias && router.normalise);
+  EXPECT_EQ(router.scale, 1.8);
+  // As it is published: a count instead of a list.
+  const Json counted = with(kGlm4MoeLite, R"({"mlp_layer_types": null, "first_k_dense_replace": 2,
+      "routed_scaling_factor": 1.5, "rope_interleave": false})");
+  EXPECT_EQ(dense(describe(counted)), (std::vector<int>{96, 96, 0, 0}));
+  EXPECT_EQ(moe(describe(counted)).router.scale, 1.5);
+  EXPECT_FALSE(rope(describe(counted)).interleaved);
+  EXPECT_EQ(describe(with(kGlm4MoeLite, R"({"rms_norm_eps": null})")).norm_eps, 1e-5);
+}
+
+TEST(Families, Dots1) {
+  const ModelSpec spec = describe(kDots1);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kHead);
+  EXPECT_EQ(gqa(spec).head_dim, 16);
+  EXPECT_FALSE(gqa(spec).qkv_bias || gqa(spec).o_bias);
+  EXPECT_EQ(rope(spec).theta, 1e7);
+  EXPECT_FALSE(rope(spec).interleaved);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 0, 0}));
+  EXPECT_EQ(moe(spec).shared_inter, 64);
+  EXPECT_EQ(moe(spec).router.scale, 2.5);
+  EXPECT_TRUE(moe(spec).router.correction_bias && moe(spec).router.normalise);
+  EXPECT_FALSE(moe(describe(with(kDots1, R"({"norm_topk_prob": null})"))).router.normalise);
+  EXPECT_EQ(windows(spec), (std::vector<int>{0, 0, 0, 0}));
+  EXPECT_EQ(windows(describe(with(kDots1, R"({"sliding_window": 24, "max_window_layers": 3})"))),
+            (std::vector<int>{0, 0, 0, 24}));
+  const ModelSpec biased = describe(with(kDots1, R"({"attention_bias": true})"));
+  EXPECT_TRUE(gqa(biased).qkv_bias && gqa(biased).o_bias);
+}
+
+TEST(Families, HyV3) {
+  const ModelSpec spec = describe(kHyV3);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kHead);
+  EXPECT_EQ(gqa(spec).head_dim, 32);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 0, 0}));
+  EXPECT_EQ(moe(spec).shared_inter, 32);
+  const RouterSpec& router = moe(spec).router;
+  EXPECT_EQ(router.score, RouterSpec::Score::kSigmoid);
+  EXPECT_TRUE(router.correction_bias && router.normalise);
+  EXPECT_EQ(router.normalise_floor, 1e-20);
+  EXPECT_EQ(router.scale, 2.5);
+  EXPECT_EQ(router.groups, 1);
+  EXPECT_EQ(moe(spec).names.router, "mlp.router.gate");
+  EXPECT_EQ(moe(spec).names.correction_bias, "mlp.expert_bias");
+  EXPECT_EQ(moe(spec).names.shared, "mlp.shared_mlp");
+  const ModelSpec silent = describe(with(kHyV3, R"({"rope_parameters": null, "router_scaling_factor": null,
+      "moe_intermediate_size": null, "expert_hidden_dim": 48})"));
+  EXPECT_EQ(rope(silent).theta, 11158840);
+  EXPECT_EQ(moe(silent).router.scale, 2.826);
+  EXPECT_EQ(moe(silent).inter, 48);
+}
+
+TEST(Families, SolarOpen) {
+  const ModelSpec spec = describe(kSolarOpen);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kNone);
+  EXPECT_EQ(rope(spec).dims, 32);
+  EXPECT_EQ(dense(spec), (std::vector<int>{0, 0, 0, 0}));
+  EXPECT_EQ(moe(spec).shared_inter, 32);
+  EXPECT_EQ(moe(spec).router.scale, 1);
+  EXPECT_TRUE(moe(spec).router.correction_bias && moe(spec).router.normalise);
+  const ModelSpec silent = describe(with(kSolarOpen, R"({"rope_theta": null, "head_dim": null,
+      "partial_rotary_factor": null, "attention_bias": true})"));
+  EXPECT_EQ(rope(silent).theta, 1e6);
+  EXPECT_EQ(rope(silent).dims, 128);
+  EXPECT_TRUE(gqa(silent).qkv_bias);
+  EXPECT_FALSE(gqa(silent).o_bias);
+}
+
+TEST(Families, Ernie45Moe) {
+  const ModelSpec spec = describe(kErnie45Moe);
+  EXPECT_EQ(gqa(spec).norm, GqaSpec::Norm::kNone);
+  EXPECT_TRUE(rope(spec).interleaved);
+  EXPECT_EQ(rope(spec).theta, 500000);
+  EXPECT_EQ(dense(spec), (std::vector<int>{96, 0, 0, 0}));
+  EXPECT_EQ(moe(spec).top_k, 3);
+  EXPECT_EQ(moe(spec).shared_inter, 64);
+  const RouterSpec& router = moe(spec).router;
+  EXPECT_EQ(router.score, RouterSpec::Score::kSoftmax);
+  EXPECT_TRUE(router.correction_bias && router.normalise);
+  EXPECT_EQ(router.normalise_least, 1e-12);
+  EXPECT_EQ(router.normalise_floor, 0);
+  EXPECT_EQ(moe(spec).names.correction_bias, "mlp.moe_statics.e_score_correction_bias");
+  EXPECT_TRUE(describe(with(kErnie45Moe, R"({"tie_word_embeddings": null})")).tied_embeddings);
+  const auto layers = [](const char* changes) { return dense(describe(with(kErnie45Moe, changes))); };
+  EXPECT_EQ(layers(R"({"moe_layer_interval": 2})"), (std::vector<int>{96, 0, 96, 0}));
+  EXPECT_EQ(layers(R"({"moe_layer_end_index": 2})"), (std::vector<int>{96, 0, 0, 96}));
+  EXPECT_EQ(layers(R"({"moe_layer_end_index": -1, "moe_layer_start_index": 0})"),
+            (std::vector<int>{0, 0, 0, 0}));
+}
+
+TEST(Families, Mistral4) {
+  const ModelSpec spec = describe(kMistral4);
+  EXPECT_TRUE(rope(spec).interleaved);
+  EXPECT_EQ(rope(spec).dims, 8);
+  EXPECT_EQ(rope(spec).original_context, 64);
+  EXPECT_EQ(mla(spec).growth.beta, 0.1);
+  EXPECT_EQ(mla(spec).growth.length, 64);
+  const double gain = 0.1 * std::log(128.0) + 1;
+  EXPECT_NEAR(scale(spec), gain * gain / std::sqrt(32.0), kTight);
+  EXPECT_EQ(dense(spec), (std::vector<int>{0, 0, 0, 0}));
+  const RouterSpec& router = moe(spec).router;
+  EXPECT_EQ(router.score, RouterSpec::Score::kSoftmax);
+  EXPECT_EQ(router.group_score, RouterSpec::GroupScore::kTopTwo);
+  EXPECT_TRUE(router.normalise);
+  EXPECT_FALSE(router.correction_bias);
+  EXPECT_EQ(router.scale, 1);
+  EXPECT_EQ(rope(describe(with(kMistral4, R"({"rope_parameters": {"partial_rotary_factor": null}})"))).dims,
+            8);
+  EXPECT_EQ(refusal(with(kMistral4, R"({"rope_parameters": {"partial_rotary_factor": 0.5}})")),
+            "config.json: qk_rope_head_dim is 8, but 16 of 32 numbers of a head turn");
+  EXPECT_EQ(refusal(with(kMistral4, R"({"rope_parameters": {"llama_4_scaling_beta": null}})")),
+            "config.json: rope_parameters.llama_4_scaling_beta is missing");
+  // As it is published, inside a model that sees images.
+  const Json outer = {{"architectures", {"Mistral3ForConditionalGeneration"}},
+                      {"model_type", "mistral3"},
+                      {"text_config", kMistral4}};
+  EXPECT_EQ(describe(outer).family, "mistral4");
+}
+
 TEST(Families, MscalesThatDiffer) {
   const ModelSpec apart = describe(with(kDeepseekV3, R"({"rope_parameters": {"mscale_all_dim": 0.5}})"));
   const double whole = 0.1 * std::log(40.0) + 1, half = 0.05 * std::log(40.0) + 1;
@@ -362,6 +537,12 @@ TEST(Families, MissingKeysAreNamed) {
     check(*config, {"n_routed_experts", "moe_intermediate_size", "kv_lora_rank", "qk_nope_head_dim",
                     "qk_rope_head_dim", "v_head_dim", "intermediate_size"});
   check(kGlm4Moe, {"n_routed_experts", "moe_intermediate_size", "intermediate_size"});
+  check(kGlm4MoeLite, {"n_routed_experts", "kv_lora_rank", "mlp_layer_types"});
+  check(kDots1, {"n_routed_experts", "moe_intermediate_size", "intermediate_size"});
+  check(kHyV3, {"num_experts", "num_experts_per_tok"});
+  check(kSolarOpen, {"n_routed_experts", "moe_intermediate_size"});
+  check(kErnie45Moe, {"moe_num_experts", "moe_k", "moe_intermediate_size"});
+  check(kMistral4, {"n_routed_experts", "moe_intermediate_size", "rope_parameters"});
   check(kLlama, {"intermediate_size"});
   EXPECT_EQ(refusal(with(kLlama, R"({"rope_scaling": {"factor": null}})")),
             "config.json: rope_scaling.factor is missing");
@@ -399,6 +580,14 @@ TEST(Families, WrongValuesAreNamed) {
        {R"({"layer_types": ["full_attention"]})", "layer_types is a list of 1, expected one string"}},
       {&kGptOss, {R"({"layer_types": 3})", "layer_types is 3, expected a list of strings"}},
       {&kGptOss, {R"({"sliding_window": 0})", "sliding_window is 0, expected a whole number from 1"}},
+      {&kErnie45Moe, {R"({"moe_k": 9})", "moe_k: 9 of 8 experts"}},
+      {&kErnie45Moe,
+       {R"({"moe_layer_end_index": -2})", "moe_layer_end_index is -2, expected a whole number from"}},
+      {&kErnie45Moe,
+       {R"({"moe_num_shared_experts": 16777216})", "moe_num_shared_experts is 16777216, expected"}},
+      {&kMistral4,
+       {R"({"rope_parameters": {"llama_4_scaling_beta": -1}})",
+        "llama_4_scaling_beta is -1, expected a number"}},
   };
   for (const auto& [config, change] : cases) {
     const std::string message = refusal(with(*config, change.first));
@@ -421,6 +610,27 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
       {&kDeepseekV2, {R"({"scoring_func": "sigmoid"})", R"(scoring_func is "sigmoid"; supported: softmax)"}},
       {&kDeepseekV3, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
       {&kMiniMaxM2, {R"({"use_qk_norm": false})", "use_qk_norm is false; supported: true"}},
+      {&kGlm4MoeLite, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
+      {&kGlm4MoeLite, {R"({"topk_method": "greedy"})", R"(topk_method is "greedy"; supported: noaux_tc)"}},
+      {&kDots1, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
+      {&kDots1, {R"({"hidden_act": "relu"})", R"(hidden_act is "relu"; supported: silu)"}},
+      {&kHyV3, {R"({"qk_norm": false})", "qk_norm is false; supported: true"}},
+      {&kHyV3, {R"({"route_norm": false})", "route_norm is false; supported: true"}},
+      {&kHyV3, {R"({"moe_router_use_sigmoid": false})", "moe_router_use_sigmoid is false; supported: true"}},
+      {&kHyV3,
+       {R"({"moe_router_enable_expert_bias": false})", "moe_router_enable_expert_bias is false; supported"}},
+      {&kHyV3, {R"({"mlp_bias": true})", "mlp_bias is true; supported: false"}},
+      {&kSolarOpen, {R"({"use_qk_norm": true})", "use_qk_norm is true; supported: false"}},
+      {&kSolarOpen, {R"({"first_k_dense_replace": 1})", "first_k_dense_replace is 1; supported: 0"}},
+      {&kErnie45Moe, {R"({"moe_use_aux_free": false})", "moe_use_aux_free is false; supported: true"}},
+      {&kErnie45Moe, {R"({"moe_gate": "top2"})", R"(moe_gate is "top2"; supported: topk)"}},
+      {&kErnie45Moe, {R"({"moe_gate_act": "sigmoid"})", R"(moe_gate_act is "sigmoid"; supported: softmax)"}},
+      {&kErnie45Moe, {R"({"use_bias": true})", "use_bias is true; supported: false"}},
+      {&kErnie45Moe, {R"({"compression_ratio": 2.0})", "compression_ratio is 2.0; supported: 1"}},
+      {&kErnie45Moe, {R"({"rope_scaling": {"rope_type": "3d"}})", R"(rope_scaling.rope_type is "3d")"}},
+      {&kMistral4, {R"({"scoring_func": "sigmoid"})", R"(scoring_func is "sigmoid"; supported: softmax)"}},
+      {&kMistral4, {R"({"sliding_window": 4096})", "sliding_window is 4096; supported: null"}},
+      {&kDeepseekV3, {R"({"llama_4_scaling_beta": 0.1})", "llama_4_scaling_beta is 0.1; supported: 0"}},
       {&kGptOss,
        {R"({"layer_types": ["a\n", "full_attention", "full_attention", "full_attention"]})",
         "layer_types[0] is a"}},

@@ -45,6 +45,8 @@ double positive(const ConfigReader& config, std::string_view key, double value) 
   return value;
 }
 
+constexpr std::string_view kQueryGrowth = "llama_4_scaling_beta";
+
 // The pretraining context: beside rope's object it wins over the one inside.
 int original_context(const ConfigReader& config, const ConfigReader& rope, int context) {
   constexpr std::string_view kKey = "original_max_position_embeddings";
@@ -153,6 +155,14 @@ MlaSpec read_mla(const ConfigReader& config) {
   return mla;
 }
 
+MlaSpec read_turning_mla(const ConfigReader& config, ModelSpec& spec) {
+  MlaSpec mla = read_mla(config);
+  mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
+  mla.rope.interleaved = config.boolean("rope_interleave", true);
+  scale_softmax_for_rope(config, mla);
+  return mla;
+}
+
 RopeSpec read_rope(const ConfigReader& config, RopeDefaults defaults, ModelSpec& spec) {
   const std::optional<ConfigReader> object = rope_object(config);
   const ConfigReader& rope = object ? *object : config;
@@ -200,15 +210,27 @@ void scale_softmax_for_rope(const ConfigReader& config, MlaSpec& mla) {
   mla.scale *= gain * gain;
 }
 
+QueryGrowth read_query_growth(const ConfigReader& config) {
+  const std::optional<ConfigReader> rope = rope_object(config);
+  if (!rope) config.missing("rope_parameters");
+  QueryGrowth growth{.beta = rope->number(kQueryGrowth)};
+  growth.length = rope->integer("original_max_position_embeddings");
+  if (growth.beta < 0) rope->wrong(kQueryGrowth, "a number of at least 0");
+  return growth;
+}
+
+void refuse_query_growth(const ConfigReader& config) {
+  if (config.number(kQueryGrowth, 0) != 0) config.unsupported(kQueryGrowth, "0");
+}
+
 MoeSpec read_experts(const ConfigReader& config, ExpertKeys keys) {
   MoeSpec moe;
   moe.experts = config.known(config.model().experts, keys.experts);
-  moe.top_k = config.known(config.model().top_k, "num_experts_per_tok");
+  moe.top_k = config.known(config.model().top_k, keys.top_k);
   if (moe.top_k > moe.experts)
-    fail("{}: {} of {} experts cannot be chosen", config.place("num_experts_per_tok"), moe.top_k,
-         moe.experts);
+    fail("{}: {} of {} experts cannot be chosen", config.place(keys.top_k), moe.top_k, moe.experts);
   // model() takes intermediate_size for it, which is the dense layers' here.
-  if (keys.inter == "moe_intermediate_size" && !config.has(keys.inter)) config.missing(keys.inter);
+  if (keys.inter != "intermediate_size" && !config.has(keys.inter)) config.missing(keys.inter);
   moe.inter = config.known(config.model().inter, keys.inter);
   moe.activation = read_activation(config);
   return moe;
@@ -243,10 +265,9 @@ void read_sigmoid_router(const ConfigReader& config, double scale, MoeSpec& moe)
   router.scale = config.number("routed_scaling_factor", scale);
 }
 
-void read_shared_experts(const ConfigReader& config, MoeSpec& moe) {
-  const int64_t shared = config.integer("n_shared_experts", 0) * static_cast<int64_t>(moe.inter);
-  if (shared > ConfigReader::kMost)
-    config.wrong("n_shared_experts", text("at most {} rows together", ConfigReader::kMost));
+void read_shared_experts(const ConfigReader& config, MoeSpec& moe, std::string_view key) {
+  const int64_t shared = config.integer(key, 0) * static_cast<int64_t>(moe.inter);
+  if (shared > ConfigReader::kMost) config.wrong(key, text("at most {} rows together", ConfigReader::kMost));
   moe.shared_inter = static_cast<int>(shared);
 }
 
@@ -254,8 +275,20 @@ void refuse_moe_layer_freq(const ConfigReader& config) {
   if (config.integer("moe_layer_freq", 1) != 1) config.unsupported("moe_layer_freq", "1");
 }
 
-void refuse_mlp_bias(const ConfigReader& config) {
-  if (config.boolean("mlp_bias", false)) config.unsupported("mlp_bias", "false");
+void require_dense_layers(const ConfigReader& config) {
+  if (!config.has("mlp_layer_types") && !config.has("first_k_dense_replace") &&
+      !config.has("mlp_only_layers"))
+    config.missing("mlp_layer_types");
+}
+
+void refuse_mlp_bias(const ConfigReader& config) { require_flag(config, "mlp_bias", false); }
+
+void require_flag(const ConfigReader& config, std::string_view key, bool value) {
+  if (config.boolean(key, value) != value) config.unsupported(key, value ? "true" : "false");
+}
+
+void require_word(const ConfigReader& config, std::string_view key, std::string_view value) {
+  if (config.string(key, value) != value) config.unsupported(key, value);
 }
 
 void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::optional<MoeSpec>& moe,

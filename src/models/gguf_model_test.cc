@@ -200,6 +200,41 @@ TEST(GgufModel, FamiliesOfOneArchitecture) {
   EXPECT_EQ(config("deepseek2", "expert_gating_func", 2)["model_type"], "deepseek_v3");
 }
 
+// What each of these families says in words of its own.
+TEST(GgufModel, WordsOfFamilies) {
+  constexpr uint32_t kF32 = 6;
+  Tiny hy{GgufBytes(0, 5)};
+  hy.file.pair("general.architecture", "hy_v3").number("hy_v3.block_count", 3);
+  hy.file.number("hy_v3.expert_feed_forward_length", 16).number("hy_v3.expert_gating_func", 2);
+  hy.file.pair("hy_v3.expert_weights_scale", kF32, 2.5f);
+  hy.tensor("blk.0.ffn_gate.weight", {96, 64}).tensor("blk.1.ffn_gate_shexp.weight", {32, 64});
+  EXPECT_EQ(hy.config()["num_shared_experts"], 2);
+  EXPECT_EQ(hy.config()["router_scaling_factor"], 2.5);
+  EXPECT_EQ(hy.config()["first_k_dense_replace"], 1);
+
+  Tiny ernie{GgufBytes(0, 6)};
+  ernie.file.pair("general.architecture", "ernie4_5-moe").number("ernie4_5-moe.block_count", 4);
+  ernie.file.number("ernie4_5-moe.expert_count", 64).number("ernie4_5-moe.expert_shared_count", 2);
+  ernie.file.number("ernie4_5-moe.interleave_moe_layer_step", 2);
+  ernie.file.number("ernie4_5-moe.leading_dense_block_count", 1);
+  ernie.tensor("blk.0.ffn_gate.weight", {96, 64}).tensor("blk.2.ffn_gate.weight", {96, 64});
+  const Json words = ernie.config();
+  EXPECT_EQ(words["moe_num_experts"], 64);
+  EXPECT_EQ(words["moe_num_shared_experts"], 2);
+  const ModelConfig layers = read_model_config(words, "f");
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(layers.is_moe_layer(i), i % 2 == 1) << i;
+
+  // Queries grow as the file says, or as those of the published model.
+  for (const bool says : {false, true}) {
+    Tiny mistral{GgufBytes(0, says ? 4 : 3)};
+    mistral.file.pair("general.architecture", "mistral4").pair("mistral4.rope.scaling.type", "yarn");
+    mistral.file.number("mistral4.rope.scaling.original_context_length", 8192);
+    if (says) mistral.file.pair("mistral4.attention.temperature_scale", kF32, 0.25f);
+    EXPECT_EQ(mistral.config()["rope_scaling"]["llama_4_scaling_beta"], says ? 0.25 : 0.1);
+    EXPECT_FALSE(mistral.config().contains("llama_4_scaling_beta"));
+  }
+}
+
 // Files from newer configs say nothing of the scores: a correction bias, in whichever layer, does.
 TEST(GgufModel, ACorrectionBiasMeansSigmoidScores) {
   const auto type = [](std::string_view tensor) {

@@ -40,6 +40,13 @@ constexpr Pair kPairs[] = {
     {"qwen2_moe", "blk.7.ffn_down_shexp.weight", "model.layers.7.mlp.shared_expert.down_proj.weight"},
     {"qwen2_moe", "blk.7.ffn_gate_inp_shexp.weight", "model.layers.7.mlp.shared_expert_gate.weight"},
     {"llama", "blk.7.ffn_gate.weight", "model.layers.7.mlp.gate_proj.weight"},
+    {"dots1", "blk.7.exp_probs_b.bias", "model.layers.7.mlp.gate.e_score_correction_bias"},
+    {"ernie4_5_moe", "blk.7.exp_probs_b.bias", "model.layers.7.mlp.moe_statics.e_score_correction_bias"},
+    {"ernie4_5_moe", "blk.7.ffn_up_shexp.weight", "model.layers.7.mlp.shared_experts.up_proj.weight"},
+    {"hy_v3", "blk.7.ffn_gate_inp.weight", "model.layers.7.mlp.router.gate.weight"},
+    {"hy_v3", "blk.7.exp_probs_b", "model.layers.7.mlp.expert_bias"},
+    {"hy_v3", "blk.7.ffn_down_shexp.weight", "model.layers.7.mlp.shared_mlp.down_proj.weight"},
+    {"mistral4", "blk.7.attn_q_a_norm.weight", "model.layers.7.self_attn.q_a_layernorm.weight"},
 };
 
 TEST(GgufNames, OneTableBothWays) {
@@ -78,8 +85,9 @@ TEST(GgufNames, UsualOnesWithoutAFamily) {
 
 TEST(GgufFamilies, OneForEachFile) {
   EXPECT_EQ(gguf_architectures(gguf_families()),
-            "deepseek2, glm4moe, gpt-oss, llama, minimax-m2, qwen2moe, qwen3, "
-            "qwen3moe");
+            "deepseek2, dots1, ernie4_5-moe, glm4moe, gpt-oss, hy_v3, llama, minimax-m2, mistral4, qwen2moe, "
+            "qwen3, qwen3moe");
+  EXPECT_EQ(published_name(family("hy_v3"), "blk.7.exp_probs_b.weight"), std::nullopt);
   EXPECT_EQ(gguf_architectures({}), "none");
   for (const GgufFamily* each : gguf_families()) {
     EXPECT_EQ(each->interleaved, each->gguf == "llama") << each->model_type;

@@ -69,7 +69,8 @@ class MlaMixer final : public Mixer {
                             .stride = kv_width(),
                             .rotated = spec_.kv_rank,
                             .norm = kv_norm_.get(),
-                            .norms = 1}});
+                            .norms = 1},
+                      .growth = spec_.growth});
     if (step.stops_at(kLatent)) return;
     std::vector<LinearUse> uses;
     for (int h = 0; h < spec_.heads; ++h)

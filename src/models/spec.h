@@ -37,6 +37,7 @@ struct MlaSpec {
   bool bias = false;       // of q_a and kv_a projections, and o
   double norm_eps = 1e-6;  // of the norms of q_a and kv_a; the model's own is for the others
   RopeSpec rope;           // of the `rotated` numbers
+  QueryGrowth growth;      // of queries along the text
   double scale = 0;        // of q . k
   int window = 0;          // positions a token sees; 0: all
   struct Names {

@@ -60,7 +60,8 @@ const char* why_idle(const Checkpoint& checkpoint, const ModelSpec& spec, const 
   const int layers = static_cast<int>(spec.layers.size());
   for (const std::string& prefix : {stored_name(checkpoint, root + "layers."), std::string("blk.")})
     if (const auto layer = layer_of(name, prefix); layer && *layer >= layers) return kFurtherTokens;
-  if (name.starts_with("mtp.") || has_any(name, {".mtp.", ".nextn."})) return kFurtherTokens;
+  if (name.starts_with("mtp.") || name.starts_with("mtp_") || has_any(name, {".mtp.", ".mtp_", ".nextn."}))
+    return kFurtherTokens;
   if (has_any(name, {"visual.", "vision_", "vision.", "audio_", "multi_modal_projector.", "mm_projector."}))
     return kSenses;
   if (spec.tied_embeddings && (name == "output.weight" || name.ends_with("lm_head.weight"))) return kTied;

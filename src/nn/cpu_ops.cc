@@ -354,6 +354,10 @@ void CpuOps::rotate_write(const RotateWrite& args) {
   for_rows(step_.tokens, [&](int t) {
     rotate(args.q, rotation, args.norm_eps, t);
     rotate(args.k, rotation, args.norm_eps, t);
+    const float factor = args.growth.factor(positions_[static_cast<size_t>(t)]);
+    if (factor == 1) return;
+    float* row = at(args.q.rows) + t * args.q.rows.width;
+    for (int64_t i = 0; i < args.q.heads * args.q.stride; ++i) row[i] *= factor;
   });
   write_cache(*step_.cache, *pool_, kernels_,
               {.plane = args.plane,

@@ -98,6 +98,51 @@ TEST(CpuOps, RotatesByThePositionsOfTheStep) {
   }
 }
 
+// Whole queries, by the position of each token, whichever step it comes in; keys stay.
+TEST(CpuOps, QueriesGrowWithTheirPositions) {
+  constexpr int kHeads = 2, kDims = 8, kTokens = 70;
+  constexpr QueryGrowth kGrowth{.beta = 0.25, .length = 16};
+  const auto ops = make_cpu_ops(cpu_pool(2));
+  const KvShape shape{.heads = kHeads, .d = kDims, .dv = kDims, .type = KvType::kF32};
+  const int rotation = ops->make_rotation({.dims = 4});
+  const Rows q = ops->rows("q", kHeads * kDims), k = ops->rows("k", kHeads * kDims),
+             v = ops->rows("v", kHeads * kDims);
+  ops->allocate(kTokens);
+  KvCache cache({.planes = {shape}, .states = {}}, 2);
+  const int32_t pages[] = {0, 1};
+  const std::vector<float> x = random_values(kTokens * kHeads * kDims, 9);
+  const auto run = [&](int from, int count, const QueryGrowth& growth, Rows read) {
+    const AttentionSequence sequence{.first = 0, .count = count, .position = from, .pages = pages};
+    const StepScope scope(*ops, {.sequences = {&sequence, 1}, .tokens = count, .cache = &cache});
+    const auto rows = std::span<const float>(x).subspan(static_cast<size_t>(from * kHeads * kDims),
+                                                        static_cast<size_t>(count * kHeads * kDims));
+    for (const Rows each : {q, k, v}) ops->write(rows, each);
+    ops->rotate_write({.plane = 0,
+                       .rotation = rotation,
+                       .q = {.rows = q, .heads = kHeads, .stride = kDims},
+                       .k = {.rows = k, .heads = kHeads, .stride = kDims},
+                       .v = v,
+                       .growth = growth});
+    std::vector<float> out(rows.size());
+    ops->read(read, out);
+    return out;
+  };
+  const std::vector<float> plain = run(0, kTokens, {}, q), grown = run(0, kTokens, kGrowth, q);
+  EXPECT_EQ(run(0, kTokens, {}, k), run(0, kTokens, kGrowth, k));
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const int position = static_cast<int>(i) / (kHeads * kDims);
+    const double factor = 1 + 0.25 * std::log(1.0 + position / 16);
+    EXPECT_NEAR(grown[i], plain[i] * factor, 1e-6 * std::abs(plain[i]));
+    EXPECT_TRUE(position >= 16 || grown[i] == plain[i]);
+  }
+  for (const int cut : {1, 15, 16, 17, 64, 69}) {
+    std::vector<float> pieces = run(0, cut, kGrowth, q);
+    const std::vector<float> rest = run(cut, kTokens - cut, kGrowth, q);
+    pieces.insert(pieces.end(), rest.begin(), rest.end());
+    EXPECT_EQ(pieces, grown) << cut;
+  }
+}
+
 TEST(CpuOps, MeasuringRunsNothing) {
   const auto ops = make_cpu_ops(cpu_pool(1), {.sizes_only = true});
   const RowReader shape{.format = format_named("int8"), .n = 64, .k = 32};

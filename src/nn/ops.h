@@ -106,7 +106,8 @@ struct RotateWrite {
   int rotation = 0;  // of make_rotation()
   double norm_eps = 0;
   HeadRows q, k;
-  Rows v = {};  // none where the plane shares keys and values
+  Rows v = {};              // none where the plane shares keys and values
+  QueryGrowth growth = {};  // of whole queries, after the rotation
 };
 
 // Causal softmax attention over a plane (nn/attention.h).

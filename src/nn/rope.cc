@@ -46,6 +46,11 @@ void stretch_llama3(const RopeSpec& spec, std::vector<double>& frequencies) {
 
 }  // namespace
 
+float QueryGrowth::factor(int position) const {
+  if (beta == 0 || position < length) return 1;
+  return static_cast<float>(1 + beta * std::log1p(position / length));
+}
+
 Rope::Rope(const RopeSpec& spec) : spec_(spec), frequencies_(static_cast<size_t>(spec.dims / 2)) {
   if (spec.dims < 0 || spec.dims % 2) fail("rope: expected an even number of dimensions, got {}", spec.dims);
   for (size_t i = 0; i < frequencies_.size(); ++i)

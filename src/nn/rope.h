@@ -1,4 +1,5 @@
-// Rotary position embeddings: the frequencies of every scaling people use, and rotating heads by them.
+// What a position does to queries and keys: rotary embeddings with the frequencies of every scaling people use, and
+// queries that grow.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -20,6 +21,14 @@ struct RopeSpec {
   double attention_factor = 1;                       // cosines and sines are multiplied by it
   std::vector<double> divisors = {};                 // [dims / 2] of each frequency; empty: none
   bool operator==(const RopeSpec&) const = default;
+};
+
+// Queries that grow with their position, so that a softmax over more keys stays as sharp: q at position t is
+// multiplied by 1 + beta ln(1 + floor(t / length)).
+struct QueryGrowth {
+  double beta = 0;  // 0: they do not grow
+  int length = 1;
+  float factor(int position) const;  // exactly 1 within the first `length` positions
 };
 
 class Rope {

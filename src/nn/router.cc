@@ -69,7 +69,8 @@ void choose_experts(const RouterSpec& spec, int experts, int top_k, const float*
   if (spec.softmax_of_chosen) softmax({weights, static_cast<size_t>(top_k)});
   if (spec.normalise) {
     const float sum =
-        std::accumulate(weights, weights + top_k, 0.0f) + static_cast<float>(spec.normalise_floor);
+        std::max(std::accumulate(weights, weights + top_k, 0.0f) + static_cast<float>(spec.normalise_floor),
+                 static_cast<float>(spec.normalise_least));
     for (int i = 0; i < top_k; ++i) weights[i] /= sum;
   }
   for (int i = 0; i < top_k; ++i) weights[i] *= static_cast<float>(spec.scale);

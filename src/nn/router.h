@@ -10,6 +10,7 @@ struct RouterSpec {
   bool softmax_of_chosen = false;  // choose by logits, then softmax over the chosen ones
   bool normalise = false;          // chosen weights are divided by their sum
   double normalise_floor = 0;      // added to that sum
+  double normalise_least = 0;      // that sum is no less
   double scale = 1;                // of the weights, last
   int groups = 1, top_groups = 1;  // experts outside the best groups are not chosen
   enum class GroupScore { kMax, kTopTwo } group_score = GroupScore::kMax;

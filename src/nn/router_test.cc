@@ -37,6 +37,17 @@ TEST(Router, SoftmaxWithAndWithoutNormalising) {
   EXPECT_NEAR(chosen.weights[1], 2.0 / 7, 1e-6);
 }
 
+TEST(Router, ASumOfAlmostNothingHasALeast) {
+  // The correction sends the token to experts that have next to no score.
+  const std::vector<float> logits = {80, 0, 0}, correction = {-2, 0, 0};
+  const float score = std::exp(-80.0f);
+  const Choice free = choose({.normalise = true}, logits, 2, correction);
+  EXPECT_NEAR(free.weights[0], 0.5, 1e-6);
+  const Choice held = choose({.normalise = true, .normalise_least = 1e-12}, logits, 2, correction);
+  EXPECT_THAT(held.ids, ElementsAre(1, 2));
+  EXPECT_NEAR(held.weights[0] / (score / 1e-12f), 1, 1e-5);
+}
+
 TEST(Router, SigmoidChoosesWithTheCorrectionAndWeighsWithout) {
   const RouterSpec spec{.score = RouterSpec::Score::kSigmoid, .correction_bias = true};
   const Choice choice = choose(spec, {0, 1, -1}, 1, {0, 0, 5});

@@ -266,8 +266,9 @@ void read_moe_layers(const Sections& config, std::string_view name, ModelConfig&
     if (out.experts > 0) fail("{}: experts in every 0th layer", name);
     out.moe_every = 1;
   }
-  if (const auto last = config.integer({"moe_layer_end_index"}))
-    for (int i = *last; ++i < out.layers;) out.dense_layers.push_back(i);
+  const Section* const end = config.having("moe_layer_end_index");
+  const int last = end ? *end->integer("moe_layer_end_index", -1) : -1;  // -1: the last layer
+  for (int i = last < 0 ? out.layers : last; ++i < out.layers;) out.dense_layers.push_back(i);
   std::sort(out.dense_layers.begin(), out.dense_layers.end());
   out.dense_layers.erase(std::unique(out.dense_layers.begin(), out.dense_layers.end()),
                          out.dense_layers.end());
@@ -301,7 +302,8 @@ ModelConfig read_model_config(const Json& json, std::string_view name, const Key
                   .integer({"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk",
                             "moe_top_k", "moe_k", "num_selected_experts"})
                   .value_or(0);
-  std::optional<int> inter = config.integer({"moe_intermediate_size", "expert_ffn_hidden_size"});
+  std::optional<int> inter =
+      config.integer({"moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim"});
   if (!inter && out.experts > 0) inter = config.integer({"intermediate_size"});
   out.inter = inter.value_or(0);
   out.mtp_layers =

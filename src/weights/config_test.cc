@@ -63,6 +63,7 @@ TEST(Config, IntermediateSizeIsAnExpertsOnlyWithoutItsOwn) {
   EXPECT_EQ(read(R"({"num_experts":8,"intermediate_size":14336,"moe_intermediate_size":768})").inter, 768);
   EXPECT_EQ(read(R"({"intermediate_size":14336})").inter, 0);
   EXPECT_EQ(read(R"({"num_experts":null,"intermediate_size":14336})").inter, 0);
+  EXPECT_EQ(read(R"({"num_experts":8,"intermediate_size":14336,"expert_hidden_dim":1536})").inter, 1536);
 }
 
 TEST(Config, WhichLayersHaveExperts) {
@@ -79,6 +80,9 @@ TEST(Config, WhichLayersHaveExperts) {
   EXPECT_THAT(moe_layers(read(R"({"num_hidden_layers":6,"moe_num_experts":2,"moe_layer_start_index":1,
     "moe_layer_interval":1,"moe_layer_end_index":3})")),
               ElementsAre(1, 2, 3));
+  EXPECT_THAT(moe_layers(read(R"({"num_hidden_layers":6,"moe_num_experts":2,"moe_layer_start_index":3,
+    "moe_layer_interval":2,"moe_layer_end_index":-1})")),
+              ElementsAre(3, 5));
   EXPECT_THAT(moe_layers(read(R"({"num_hidden_layers":4})")), ElementsAre());
 }
 

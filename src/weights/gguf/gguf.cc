@@ -63,6 +63,32 @@ constexpr auto kTypes = std::to_array<TypeRow>({
     {41, "Q1_0", 128, 18},
 });
 
+// Types that only one other program writes and reads; what a block of them takes is not known here.
+struct ForeignType {
+  uint32_t number;
+  std::string_view name;
+};
+constexpr std::string_view kForeignProgram = "ik_llama.cpp";
+constexpr auto kForeignTypes = std::to_array<ForeignType>({
+    {97, "Q8_0_X4"},     {98, "Q8_1_X4"},    {99, "Q8_2_X4"},     {133, "Q6_0"},     {134, "IQ1_BN"},
+    {135, "IQ2_BN"},     {136, "Q8_K64"},    {137, "IQ2_K"},      {138, "IQ3_K"},    {139, "IQ4_K"},
+    {140, "IQ5_K"},      {141, "IQ6_K"},     {144, "IQ4_KS"},     {145, "IQ2_KS"},   {146, "IQ4_KSS"},
+    {147, "Q8_K16"},     {148, "Q8_K32"},    {149, "Q8_KR8"},     {150, "Q8_K128"},  {151, "Q8_KV"},
+    {152, "IQ5_KS"},     {153, "IQ2_KT"},    {154, "IQ3_KT"},     {155, "IQ4_KT"},   {156, "IQ3_KS"},
+    {157, "IQ2_KL"},     {158, "IQ1_KT"},    {202, "Q4_0_R8"},    {206, "Q5_0_R4"},  {208, "Q8_0_R8"},
+    {210, "Q2_K_R4"},    {211, "Q3_K_R4"},   {212, "Q4_K_R4"},    {213, "Q5_K_R4"},  {214, "Q6_K_R4"},
+    {216, "IQ2_XXS_R4"}, {217, "IQ2_XS_R4"}, {218, "IQ3_XXS_R4"}, {219, "IQ1_S_R4"}, {220, "IQ4_NL_R4"},
+    {221, "IQ3_S_R4"},   {222, "IQ2_S_R4"},  {223, "IQ4_XS_R8"},  {229, "IQ1_M_R4"}, {230, "BF16_R16"},
+    {233, "Q6_0_R4"},    {335, "IQ2_BN_R4"}, {337, "IQ2_K_R4"},   {338, "IQ3_K_R4"}, {339, "IQ4_K_R4"},
+    {340, "IQ5_K_R4"},   {344, "IQ4_KS_R4"}, {352, "IQ5_KS_R4"},  {353, "MXFP4_R8"}, {397, "Q8_K_R16"},
+    {398, "Q8_KV_R8"},   {399, "Q8_K_R8"},
+});
+
+const ForeignType* foreign_type(uint32_t number) {
+  const auto found = std::ranges::find(kForeignTypes, number, &ForeignType::number);
+  return found == kForeignTypes.end() ? nullptr : &*found;
+}
+
 const TypeRow* type_row(uint32_t number) {
   for (const TypeRow& row : kTypes)
     if (row.number == number) return &row;
@@ -174,6 +200,9 @@ struct Entry {
 // Bytes of the tensor; its dimensions are already known to be no more than INT64_MAX each.
 uint64_t size_of(const Tensor& tensor, std::string_view file) {
   const TypeRow* const row = type_row(tensor.gguf_type);
+  if (const ForeignType* const foreign = foreign_type(tensor.gguf_type))
+    fail_as(ErrorKind::kUnsupported, "{}: {}: {} ({}) is a type of {}, which no other program reads", file,
+            shown(tensor.name), foreign->name, foreign->number, kForeignProgram);
   if (row == nullptr)
     fail("{}: {}: unknown tensor type {}, so that its size is unknown", file, shown(tensor.name),
          tensor.gguf_type);
@@ -320,8 +349,9 @@ GgufHeader parse_gguf(std::span<const std::byte> file, std::string_view name) {
 }
 
 std::string gguf_type_text(uint32_t number) {
-  const TypeRow* const row = type_row(number);
-  return row != nullptr ? std::string(row->name) : text("type {}", number);
+  if (const TypeRow* const row = type_row(number)) return std::string(row->name);
+  const ForeignType* const foreign = foreign_type(number);
+  return foreign ? std::string(foreign->name) : text("type {}", number);
 }
 
 }  // namespace kt

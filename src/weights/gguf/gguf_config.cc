@@ -28,6 +28,7 @@ constexpr auto kKeys = std::to_array<KeyRow>({
     {"attention.q_lora_rank", "q_lora_rank"},
     {"attention.kv_lora_rank", "kv_lora_rank"},
     {"attention.sliding_window", "sliding_window"},
+    {"attention.temperature_scale", "llama_4_scaling_beta", KeyRow::Kind::kReal},
     {"rope.freq_base", "rope_theta", KeyRow::Kind::kReal},
     {"expert_used_count", "num_experts_per_tok"},
     {"expert_feed_forward_length", "moe_intermediate_size"},
@@ -48,6 +49,13 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"expert_count", "num_experts"},
     {"expert_count", "n_routed_experts"},
     {"expert_count", "num_local_experts"},
+    {"expert_count", "moe_num_experts"},
+    {"expert_used_count", "moe_k"},
+    {"expert_shared_count", "moe_num_shared_experts"},
+    {"leading_dense_block_count", "moe_layer_start_index"},
+    {"interleave_moe_layer_step", "moe_layer_interval"},
+    {"expert_shared_feed_forward_length", "num_shared_experts"},
+    {"expert_weights_scale", "router_scaling_factor"},
     {"expert_gating_func", "scoring_func"},
     {"attention.key_length", "head_dim"},
     {"attention.key_length_mla", "qk_nope_head_dim"},
@@ -61,6 +69,7 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"rope.scaling.yarn_beta_slow", "rope_scaling.beta_slow"},
     {"rope.scaling.yarn_attn_factor", "rope_scaling.attention_factor"},
     {"rope.scaling.yarn_log_multiplier", "rope_scaling.mscale_all_dim"},
+    {"attention.temperature_scale", "rope_scaling.llama_4_scaling_beta"},
 });
 // Tensors that gguf_model.cc takes into the config; rope_freqs stands for both lists.
 constexpr auto kTensorsOf = std::to_array<KeyRow>({
@@ -97,6 +106,13 @@ std::string value_text(const GgufValue& value) {
 const GgufValue* find_value(const GgufHeader& header, std::string_view key) {
   const auto found = header.metadata.find(key);
   return found == header.metadata.end() ? nullptr : &found->second;
+}
+
+// Of expert_gating_func; 3 is a softmax over the chosen alone, which the family that has it knows.
+std::string scoring_name(uint64_t function) {
+  constexpr std::string_view kNames[] = {"none", "softmax", "sigmoid", "softmax", "sqrtsoftplus"};
+  static_assert(kNames[kGgufSigmoid] == "sigmoid");
+  return function < std::size(kNames) ? std::string(kNames[function]) : text("{}", function);
 }
 
 // Elements of a number array that are all equal, as one value; null where they are not.
@@ -201,7 +217,7 @@ Json gguf_config(const GgufHeader& header, const GgufFamily* family) {
   if (family) type = family->model_type, experts_key = family->expert_count;
   out["model_type"] = type;
   if (experts) out[std::string(experts_key)] = *experts;
-  if (gating) out["scoring_func"] = *gating == kGgufSigmoid ? "sigmoid" : "softmax";
+  if (gating && *gating != 0) out["scoring_func"] = scoring_name(*gating);
   // Files count the layers that predict further tokens among their blocks; config.json does not.
   if (const auto blocks = gguf_unsigned(header, key("block_count"))) {
     const uint64_t extra = gguf_unsigned(header, key("nextn_predict_layers")).value_or(0);

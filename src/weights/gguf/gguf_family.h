@@ -15,9 +15,12 @@ namespace kt {
 class GgufFacts;  // gguf_model.h
 using TensorFinder = std::function<const Tensor*(std::string_view name)>;
 
-// Modules of a layer, to which ".weight" or ".bias" is added; or whole tensors, where the ends differ.
+// Modules of a layer, to which ".weight" or ".bias" is added; or whole tensors, where the ends differ: told by a dot,
+// or said where a name has none.
 struct GgufName {
+  enum class Kind : uint8_t { kTold, kTensor };
   std::string_view gguf, published;
+  Kind kind = Kind::kTold;
 };
 
 struct GgufFamily {

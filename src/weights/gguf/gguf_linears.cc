@@ -30,7 +30,7 @@ StoredPlanes planes_of(const Checkpoint& checkpoint, const Tensor& tensor, int s
 // A vector as the only row of a matrix: the gate of a shared expert.
 StoredPlanes planes_of_row(const Checkpoint& checkpoint, const Tensor& tensor) {
   Tensor row = tensor;
-  row.shape = {1, tensor.shape[0]};
+  row.shape = {1, tensor.shape.back()};
   return planes_of(checkpoint, row, -1);
 }
 
@@ -217,9 +217,9 @@ std::unique_ptr<StoredMatrix> open_gguf_linear(const Checkpoint& checkpoint, con
 
 std::vector<float> read_gguf_vector(const Checkpoint& checkpoint, const Tensor& tensor,
                                     std::string_view name) {
-  if (tensor.shape.size() != 1 || !is_plain(tensor))
+  const int64_t size = tensor.shape.empty() ? 0 : tensor.shape.back();
+  if (tensor.shape.empty() || elements(tensor.shape) != size || !is_plain(tensor))
     fail("{}: expected one dimension of F32, F16 or BF16, found {}", tensor.name, describe(tensor));
-  const int64_t size = tensor.shape[0];
   std::vector<float> stored(static_cast<size_t>(size));
   if (size == 0) return stored;
   plane_matrix(tensor.name, planes_of_row(checkpoint, tensor))->values(0, 1, stored.data());

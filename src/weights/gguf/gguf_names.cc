@@ -57,7 +57,8 @@ std::optional<std::string> translate(std::span<const GgufName> names, std::strin
   const std::string_view suffix = dot == std::string_view::npos ? std::string_view() : name.substr(dot);
   const bool usual = suffix == ".weight" || suffix == ".bias";
   for (const GgufName& row : names) {
-    const bool whole = row.gguf.find('.') != std::string_view::npos;  // a tensor, suffix and all
+    const bool whole =  // a tensor, suffix and all
+        row.kind == GgufName::Kind::kTensor || row.gguf.find('.') != std::string_view::npos;
     if (whole && row.*sides.from == name) return std::string(row.*sides.to);
     if (!whole && usual && row.*sides.from == module) return std::string(row.*sides.to) + std::string(suffix);
   }

@@ -82,6 +82,7 @@ TEST(Gguf, SizesAgreeWithFormats) {
   }
   EXPECT_EQ(gguf_type_text(16), "IQ2_XXS");
   EXPECT_EQ(gguf_type_text(77), "type 77");
+  EXPECT_EQ(gguf_type_text(157), "IQ2_KL");
 }
 
 TEST(Gguf, RefusesBadStarts) {
@@ -159,6 +160,9 @@ TEST(Gguf, RefusesBadTensors) {
   EXPECT_THAT(one({31}, 8, 0), HasSubstr("rows of 31 columns are not whole blocks of 32 columns of Q8_0"));
   EXPECT_THAT(one({1}, 77, 0), HasSubstr("t: unknown tensor type 77"));
   EXPECT_THAT(one({1}, 4, 0), HasSubstr("t: unknown tensor type 4"));
+  EXPECT_EQ(one({256}, 139, 0), "f: t: IQ4_K (139) is a type of ik_llama.cpp, which no other program reads");
+  EXPECT_EQ(one({256}, 212, 0),
+            "f: t: Q4_K_R4 (212) is a type of ik_llama.cpp, which no other program reads");
   EXPECT_THAT(one({uint64_t{1} << 63}, 0, 0), HasSubstr("a dimension of 9223372036854775808"));
   EXPECT_THAT(one({uint64_t{1} << 32, uint64_t{1} << 31}, 0, 0), HasSubstr("overflows 63 bits"));
   EXPECT_THAT(one({uint64_t{1} << 62}, 28, 0), HasSubstr("overflows 64 bits"));

@@ -31,7 +31,7 @@ bool is_foreign(std::string_view word) {
       "vision_embed", "audio_tower", "audio_model",   "multi_modal_projector",
       "mm_projector", "vision_proj", "image_newline", "audio",
       "vision",       "aligner",     "code2wav",      "talker"};
-  return std::ranges::find(kForeign, word) != std::end(kForeign);
+  return word.starts_with("mtp_") || std::ranges::find(kForeign, word) != std::end(kForeign);
 }
 
 std::string escaped(std::string_view word) {

@@ -52,10 +52,12 @@ TEST(IgnoreList, LongNamesAndPatternsThatRunAway) {
 }
 
 TEST(IgnoreList, NeverQuantised) {
-  for (const char* name : {"lm_head", "model.embed_tokens", "model.layers.3.mlp.gate",
-                           "model.layers.3.mlp.shared_expert_gate", "model.layers.3.input_layernorm",
-                           "model.visual.blocks.3.mlp.fc1", "mtp.layers.0.mlp.experts.1.up_proj",
-                           "model.layers.3.block_sparse_moe.gate", "model.layers.3.mlp.router"})
+  for (const char* name :
+       {"lm_head", "model.embed_tokens", "model.layers.3.mlp.gate", "model.layers.3.mlp.shared_expert_gate",
+        "model.layers.3.input_layernorm", "model.visual.blocks.3.mlp.fc1",
+        "mtp.layers.0.mlp.experts.1.up_proj", "model.layers.3.block_sparse_moe.gate",
+        "model.layers.3.mlp.router", "model.layers.3.mlp.router.gate", "model.mtp_block.0.self_attn.q_proj",
+        "model.mtp_linear_proj.0", "mm_projector.proj.0"})
     EXPECT_TRUE(never_quantised(name)) << name;
   for (const char* name :
        {"model.layers.3.mlp.gate_proj", "model.layers.3.self_attn.o_proj",
