@@ -19,7 +19,8 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-std::vector<ReplyPiece> read(const ChatSyntax& syntax, const ReplyParser::Start& start, std::string_view text, size_t step) {
+std::vector<ReplyPiece> read(const ChatSyntax& syntax, const ReplyParser::Start& start, std::string_view text,
+                             size_t step) {
   ReplyParser parser(syntax, start);
   std::vector<ReplyPiece> all;
   const auto add = [&](const std::vector<ReplyPiece>& more) {
@@ -52,8 +53,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const kt::ToolSyntax tools = kt::kToolSyntaxes[data[0] % kt::kToolSyntaxes.size()];
   const unsigned bits = data[0] / kt::kToolSyntaxes.size();
   kt::ChatSyntax syntax = kt::with_tool_syntax({}, tools);
-  if (!syntax.channels && (bits & 1) != 0) syntax = kt::with_reasoning(syntax, *kt::reasoning_syntax_named("qwen3"));
-  const kt::ReplyParser::Start start{.thinking = (bits & 2) != 0, .tools = (bits & 4) == 0, .types = kt::types()};
+  if (!syntax.channels && (bits & 1) != 0)
+    syntax = kt::with_reasoning(syntax, *kt::reasoning_syntax_named("qwen3"));
+  const kt::ReplyParser::Start start{
+      .thinking = (bits & 2) != 0, .tools = (bits & 4) == 0, .types = kt::types()};
   const std::string_view text(reinterpret_cast<const char*>(data) + 2, size - 2);
   const auto whole = kt::read(syntax, start, text, text.size() + 1);
   kt::require(kt::read(syntax, start, text, 1) == whole);

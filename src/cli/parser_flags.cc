@@ -39,9 +39,10 @@ void ParserFlags::add_options(CLI::App& verb) {
   verb.add_option("--tool-call-parser", tools,
                   "Syntax of tool calls, by the names of other servers: " + listed(tool_parser_names()) +
                       "; default: by the template");
-  verb.add_option("--reasoning-parser", reasoning,
-                  "Syntax of thinking: qwen3, deepseek-r1, glm45, minimax-m2, kimi_k2, gpt-oss, mistral, none; "
-                  "default: by the template");
+  verb.add_option(
+      "--reasoning-parser", reasoning,
+      "Syntax of thinking: qwen3, deepseek-r1, glm45, minimax-m2, kimi_k2, gpt-oss, mistral, none; "
+      "default: by the template");
 }
 
 ChatSyntax ParserFlags::syntax(const std::string& chat_template, const Tokenizer& tokenizer) const {
@@ -56,17 +57,20 @@ ChatSyntax ParserFlags::syntax(const std::string& chat_template, const Tokenizer
                 name_of(shown.tools)));
     const bool told = *named == ToolSyntax::kHermes || *named == ToolSyntax::kNone;
     if (!told && !chat_template.empty() && !template_knows_tools(chat_template))
-      warn(text("--tool-call-parser {}: the chat template has no place for tools; they are told, and calls are read, "
-                "in the syntax hermes",
-                tools));
+      warn(
+          text("--tool-call-parser {}: the chat template has no place for tools; they are told, and calls "
+               "are read, "
+               "in the syntax hermes",
+               tools));
   }
   if (reasoning.empty()) return out;
   const auto named = reasoning_syntax_named(reasoning);
-  if (!named) refuse_parser("--reasoning-parser", reasoning, reasoning_syntax_named, reasoning_parser_names());
+  if (!named)
+    refuse_parser("--reasoning-parser", reasoning, reasoning_syntax_named, reasoning_parser_names());
   out = with_reasoning(std::move(out), *named);
   if (named->think_begin != shown.think_begin && !shown.think_begin.empty())
-    warn(text("--reasoning-parser {}: the chat template shows thoughts in {}, not {}; the flag counts", reasoning,
-              shown_marker(shown), shown_marker(*named)));
+    warn(text("--reasoning-parser {}: the chat template shows thoughts in {}, not {}; the flag counts",
+              reasoning, shown_marker(shown), shown_marker(*named)));
   return out;
 }
 

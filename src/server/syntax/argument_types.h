@@ -11,7 +11,15 @@ namespace kt {
 
 class TypeSet {
  public:
-  enum Type : unsigned { kString = 1, kInteger = 2, kNumber = 4, kBoolean = 8, kNull = 16, kObject = 32, kArray = 64 };
+  enum Type : unsigned {
+    kString = 1,
+    kInteger = 2,
+    kNumber = 4,
+    kBoolean = 8,
+    kNull = 16,
+    kObject = 32,
+    kArray = 64
+  };
   static constexpr unsigned kAll = 127;
 
   TypeSet() = default;  // any

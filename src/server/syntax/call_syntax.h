@@ -25,13 +25,13 @@ struct ToolMarkers {
 
 // The tags of kTags, in the order in which they come. White space between them does not count.
 struct TagMarkers {
-  std::string_view name_begin = {};             // before the name, where call_begin does not end in it
-  std::string_view name_end = {};               // empty: a line break or the next tag ends the name
+  std::string_view name_begin = {};  // before the name, where call_begin does not end in it
+  std::string_view name_end = {};    // empty: a line break or the next tag ends the name
   std::string_view key_begin = {}, key_end = {};
   std::string_view string_key_end = {}, json_key_end = {};  // key_end of syntaxes that say which a value is
   std::string_view value_begin = {}, value_end = {};
-  std::string_view body_end = {};               // behind the last value, before call_end
-  bool value_lines = false;                     // a value stands on lines of its own
+  std::string_view body_end = {};  // behind the last value, before call_end
+  bool value_lines = false;        // a value stands on lines of its own
 };
 
 struct CallSyntax {

@@ -59,12 +59,14 @@ bool ChannelReader::header() {
   const size_t first = std::min(input_.find_first_not_of(kHeaderSpace), input_.size());
   const std::string_view text = std::string_view(input_).substr(first);
   const size_t line = std::min(text.find('\n'), text.size()), end = text.find(kChannels.message);
-  const bool too_long = end == std::string_view::npos ? text.size() > kLongestHeader + kChannels.message.size()
-                                                      : end > kLongestHeader;
+  const bool too_long = end == std::string_view::npos
+                            ? text.size() > kLongestHeader + kChannels.message.size()
+                            : end > kLongestHeader;
   const std::string_view head = text.substr(0, end);
   const std::string_view role = word_behind(head, kChannels.start);
   const bool whole = end != std::string_view::npos;
-  const bool stranger = whole && head.find(kChannels.start) != std::string_view::npos && role != kChannels.role;
+  const bool stranger =
+      whole && head.find(kChannels.start) != std::string_view::npos && role != kChannels.role;
   if (!may_be_header(text) || too_long || stranger || line < head.size() || first > kLongestHeader) {
     // No header: its first byte is text, so that a marker in it is not found again.
     const size_t taken = std::min({first + 1, input_.size(), kLongestHeader + 1});
@@ -117,8 +119,8 @@ void ChannelReader::add_text(std::string_view text) {
 }
 
 bool ChannelReader::text_of_message() {
-  const FoundMarker found = find_marker(input_, {kChannels.end, kChannels.call, kChannels.answer_end,
-                                                 kChannels.start, kChannels.channel});
+  const FoundMarker found = find_marker(
+      input_, {kChannels.end, kChannels.call, kChannels.answer_end, kChannels.start, kChannels.channel});
   add_text(std::string_view(input_).substr(0, found.at));
   // A message without an end ends where the next one begins.
   const bool begins = found.marker == kChannels.start || found.marker == kChannels.channel;

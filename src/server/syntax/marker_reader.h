@@ -1,8 +1,8 @@
 // Answers with markers in their text: a thought at the beginning, calls later on. Markers are found in what came so far;
 // bytes of a call go to a CallReader and stay until the call is certain, because a malformed one is read again as content.
 #pragma once
-#include "server/syntax/call_reader.h"
 #include "server/syntax/answer_reader.h"
+#include "server/syntax/call_reader.h"
 
 namespace kt {
 

@@ -70,8 +70,8 @@ std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
       case ToolSyntax::kDeepSeekV32:
       case ToolSyntax::kDeepSeekV4:
         each([&](const std::string& key, const OrderedJson& value) {
-          return "<｜DSML｜parameter name=\"" + key + "\" string=\"" + (value.is_string() ? "true" : "false") + "\">" +
-                 text_of(value) + "</｜DSML｜parameter>\n";
+          return "<｜DSML｜parameter name=\"" + key + "\" string=\"" +
+                 (value.is_string() ? "true" : "false") + "\">" + text_of(value) + "</｜DSML｜parameter>\n";
         });
         if (i == 0)
           out += syntax == ToolSyntax::kDeepSeekV4 ? "<｜DSML｜tool_calls>\n" : "<｜DSML｜function_calls>\n";
@@ -93,22 +93,24 @@ std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
         each([&](const std::string& key, const OrderedJson& value) {
           return "<parameter=" + key + ">\n" + text_of(value) + "\n</parameter>\n";
         });
-        out += (i > 0 ? "\n" : "") + ("<tool_call>\n<function=" + name + ">\n" + keys + "</function>\n</tool_call>");
+        out += (i > 0 ? "\n" : "") +
+               ("<tool_call>\n<function=" + name + ">\n" + keys + "</function>\n</tool_call>");
         break;
       case ToolSyntax::kMiniMaxM2:
         each([&](const std::string& key, const OrderedJson& value) {
           return "<parameter name=\"" + key + "\">" + text_of(value) + "</parameter>\n";
         });
-        out += (i > 0 ? "" : "<minimax:tool_call>\n") + ("<invoke name=\"" + name + "\">\n" + keys + "</invoke>\n");
+        out += (i > 0 ? "" : "<minimax:tool_call>\n") +
+               ("<invoke name=\"" + name + "\">\n" + keys + "</invoke>\n");
         break;
       case ToolSyntax::kKimiK2:
         out += (i > 0 ? "" : "<|tool_calls_section_begin|>") +
-               ("<|tool_call_begin|>functions." + name + ":" + std::to_string(i) + "<|tool_call_argument_begin|>" +
-                json + "<|tool_call_end|>");
+               ("<|tool_call_begin|>functions." + name + ":" + std::to_string(i) +
+                "<|tool_call_argument_begin|>" + json + "<|tool_call_end|>");
         break;
       case ToolSyntax::kGptOss:
-        out += (i > 0 ? "<|start|>assistant" : "") +
-               ("<|channel|>commentary to=functions." + name + " <|constrain|>json<|message|>" + json + "<|call|>");
+        out += (i > 0 ? "<|start|>assistant" : "") + ("<|channel|>commentary to=functions." + name +
+                                                      " <|constrain|>json<|message|>" + json + "<|call|>");
         break;
       case ToolSyntax::kMistral:
         out += "[TOOL_CALLS]" + name + "[ARGS]" + json;
@@ -170,17 +172,21 @@ std::vector<size_t> every_byte(std::string_view text) {
 
 // Arguments of several shapes; markers of all syntaxes stand in them as text.
 std::vector<std::vector<Call>> shapes() {
-  const std::string hard = "a \"q\" \\ \t é😀\n\n</tool_call> <arg_value>x</arg_key> </function> <|call|> [ARGS] </invoke> "
-                           "<parameter=x> </parameter </arg_valu ｜DSML｜ ";
+  const std::string hard =
+      "a \"q\" \\ \t é😀\n\n</tool_call> <arg_value>x</arg_key> </function> <|call|> [ARGS] </invoke> "
+      "<parameter=x> </parameter </arg_valu ｜DSML｜ ";
   return {
       {{"ns.now-2", OrderedJson::object()}},
       {{"get_weather", {{"city", "Rome"}}}},
       {{"get_weather", {{"city", "5"}, {"days", 5}, {"part", -0.25}, {"now", true}, {"none", nullptr}}}},
       {{"get_weather", {{"city", ""}, {"word", "{\"a\": 1}"}, {"maybe", "nulls"}, {"unit", "f"}}}},
-      {{"get_weather", {{"maybe", nullptr}, {"either", "5x"}, {"tags", {"a", "b\n"}}, {"at", {{"lat", 1.5}}}}}},
+      {{"get_weather",
+        {{"maybe", nullptr}, {"either", "5x"}, {"tags", {"a", "b\n"}}, {"at", {{"lat", 1.5}}}}}},
       {{"get_weather", {{"either", 7}, {"any", {1, {{"x", "y"}}}}, {"tags", OrderedJson::array()}}}},
-      {{"get_weather", {{"city", hard}, {"tags", {hard, "</parameter>", "</arg_value>", "</｜DSML｜parameter>"}}}}},
-      {{"get_weather", {{"city", "\n two\n\nlines \n"}, {"word", "true"}}}, {"ns.now-2", OrderedJson::object()}},
+      {{"get_weather",
+        {{"city", hard}, {"tags", {hard, "</parameter>", "</arg_value>", "</｜DSML｜parameter>"}}}}},
+      {{"get_weather", {{"city", "\n two\n\nlines \n"}, {"word", "true"}}},
+       {"ns.now-2", OrderedJson::object()}},
       {{"get_weather", {{"city", "a"}}}, {"get_weather", {{"days", 2}}}, {"get_weather", {{"word", " "}}}},
   };
 }
@@ -196,7 +202,9 @@ TEST(Syntaxes, WhatIsWrittenComesBack) {
       for (size_t i = 0; i < calls.size(); ++i) {
         EXPECT_EQ(whole.names[i], calls[i].name) << name_of(syntax);
         EXPECT_EQ(OrderedJson::parse(whole.arguments[i], nullptr, false), calls[i].arguments)
-            << name_of(syntax) << "\n" << text << "\n" << whole.arguments[i];
+            << name_of(syntax) << "\n"
+            << text << "\n"
+            << whole.arguments[i];
       }
       ASSERT_EQ(parsed(plain(syntax), text, every_byte(text)), whole) << name_of(syntax);
       for (size_t cut = 0; cut <= text.size(); ++cut)
@@ -210,10 +218,11 @@ TEST(Syntaxes, TextAndThoughtsAroundCalls) {
     const ChatSyntax thinks =
         channels ? plain(syntax) : with_tool_syntax(*reasoning_syntax_named("qwen3"), syntax);
     const std::string call = written(syntax, {{"get_weather", {{"city", "Rome"}}}});
-    const std::string text = channels ? "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
-                                        "<|message|>I look.<|end|><|start|>assistant" +
-                                            call
-                                      : "<think>\nhm\n</think>\n\nI look.\n" + call;
+    const std::string text =
+        channels ? "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+                   "<|message|>I look.<|end|><|start|>assistant" +
+                       call
+                 : "<think>\nhm\n</think>\n\nI look.\n" + call;
     const Parsed whole = parsed(thinks, text);
     EXPECT_EQ(whole.thought, "hm") << name_of(syntax);
     EXPECT_EQ(whole.content, "I look.") << name_of(syntax);
@@ -263,16 +272,20 @@ TEST(Syntaxes, RandomTextsInRandomCuts) {
   const auto below = [&](size_t n) { return random() % n; };
   for (const ToolSyntax syntax : kToolSyntaxes) {
     const CallSyntax& row = call_syntax(syntax);
-    std::vector<std::string> words = {"\n", " ", "get_weather", "city", "days", "5", "x", "<", "{", "}", "\"", ":", "[",
-                                      "]", "{\"a\": 1}", "\\", ">", "functions.", ":0", "to=functions.get_weather", "é"};
+    std::vector<std::string> words = {"\n", " ", "get_weather", "city", "days",
+                                      "5",  "x", "<",           "{",    "}",
+                                      "\"", ":", "[",           "]",    "{\"a\": 1}",
+                                      "\\", ">", "functions.",  ":0",   "to=functions.get_weather",
+                                      "é"};
     for (const std::string_view marker :
          {row.markers.section_begin, row.markers.section_end, row.markers.call_begin, row.markers.separator,
           row.markers.call_end, row.tags.name_begin, row.tags.name_end, row.tags.key_begin, row.tags.key_end,
-          row.tags.string_key_end, row.tags.json_key_end, row.tags.value_begin, row.tags.value_end, row.tags.body_end})
+          row.tags.string_key_end, row.tags.json_key_end, row.tags.value_begin, row.tags.value_end,
+          row.tags.body_end})
       if (!marker.empty()) words.emplace_back(marker);
     if (syntax == ToolSyntax::kGptOss)
-      for (const std::string_view marker : {kChannels.start, kChannels.channel, kChannels.constrain, kChannels.message,
-                                            kChannels.end, kChannels.call, kChannels.role})
+      for (const std::string_view marker : {kChannels.start, kChannels.channel, kChannels.constrain,
+                                            kChannels.message, kChannels.end, kChannels.call, kChannels.role})
         words.emplace_back(marker);
     for (const std::vector<Call>& calls : shapes()) words.push_back(written(syntax, calls));
     size_t called = 0;
@@ -328,8 +341,8 @@ TEST(Syntaxes, HostileTextTakesLinearTime) {
 
 TEST(Syntaxes, ValuesByTheirTypes) {
   const auto value = [](const std::string& key, const std::string& text) {
-    return parsed(plain(ToolSyntax::kGlm47), "<tool_call>get_weather<arg_key>" + key + "</arg_key><arg_value>" + text +
-                                                 "</arg_value></tool_call>")
+    return parsed(plain(ToolSyntax::kGlm47), "<tool_call>get_weather<arg_key>" + key +
+                                                 "</arg_key><arg_value>" + text + "</arg_value></tool_call>")
         .arguments.at(0);
   };
   EXPECT_EQ(value("city", "5"), R"({"city": "5"})");
@@ -350,7 +363,8 @@ TEST(Syntaxes, ValuesByTheirTypes) {
   EXPECT_EQ(value("unknown", "\"quoted\""), R"({"unknown": "quoted"})");
   EXPECT_EQ(value("unknown", "{broken"), R"({"unknown": "{broken"})");
   EXPECT_EQ(value("at", "{\"lat\": \"a\nb\"}"), R"({"at": {"lat": "a\nb"}})");
-  EXPECT_EQ(value("at", "{\"lat\": \"</arg_value></tool_call>\"}"), R"({"at": {"lat": "</arg_value></tool_call>"}})");
+  EXPECT_EQ(value("at", "{\"lat\": \"</arg_value></tool_call>\"}"),
+            R"({"at": {"lat": "</arg_value></tool_call>"}})");
   // What ends a value counts only where another tag follows.
   EXPECT_EQ(value("city", "a</arg_value>b"), R"({"city": "a</arg_value>b"})");
   EXPECT_EQ(value("city", "a</arg_value></arg_value>"), R"({"city": "a</arg_value></arg_value>"})");
@@ -372,8 +386,9 @@ TEST(Syntaxes, TypesOfSchemas) {
   EXPECT_EQ(types(R"({"properties": {}})"), T::kObject);
   EXPECT_EQ(types(R"({"pattern": "x"})"), T::kString);
   EXPECT_EQ(types(R"({"$ref": "#/$defs/a"})", R"({"$defs": {"a": {"type": "integer"}}})"), T::kInteger);
-  for (const char* unclear : {"{}", "true", "5", R"({"type": "str"})", R"({"type": []})", R"({"$ref": "#/nowhere"})",
-                              R"({"allOf": [{"type": "string"}, {"type": "null"}]})"})
+  for (const char* unclear :
+       {"{}", "true", "5", R"({"type": "str"})", R"({"type": []})", R"({"$ref": "#/nowhere"})",
+        R"({"allOf": [{"type": "string"}, {"type": "null"}]})"})
     EXPECT_EQ(types(unclear), T::kAll) << unclear;
   // A reference to itself ends, and says nothing.
   EXPECT_EQ(types(R"({"$ref": "#"})", R"({"$ref": "#"})"), T::kAll);
@@ -387,24 +402,30 @@ TEST(Syntaxes, MalformedCallsAreContent) {
     EXPECT_EQ(whole.content, text);
   };
   for (const ToolSyntax syntax : {ToolSyntax::kGlm45, ToolSyntax::kGlm47})
-    for (const char* bad : {"<tool_call></tool_call>", "<tool_call>two words\n</tool_call>", "<tool_call>f\n<arg_value>",
-                            "a <tool_call>{\"name\": \"f\"}\n</tool_call> b", "<tool_call>f", "</tool_call>",
-                            "<tool_call>f\n<arg_key></arg_key>", "<tool_call>f<arg_key>a</arg_key>x"})
+    for (const char* bad :
+         {"<tool_call></tool_call>", "<tool_call>two words\n</tool_call>", "<tool_call>f\n<arg_value>",
+          "a <tool_call>{\"name\": \"f\"}\n</tool_call> b", "<tool_call>f", "</tool_call>",
+          "<tool_call>f\n<arg_key></arg_key>", "<tool_call>f<arg_key>a</arg_key>x"})
       content(syntax, bad);
-  for (const char* bad : {"<tool_call>\n<function=>\n</function>\n</tool_call>", "<tool_call>\nf\n</tool_call>",
-                          "<function=f></function>", "<tool_call>\n<function=f>\n<parameter=\na>"})
+  for (const char* bad :
+       {"<tool_call>\n<function=>\n</function>\n</tool_call>", "<tool_call>\nf\n</tool_call>",
+        "<function=f></function>", "<tool_call>\n<function=f>\n<parameter=\na>"})
     content(ToolSyntax::kQwen3Coder, bad);
-  for (const char* bad : {"<invoke name=\"f\"></invoke>", "<minimax:tool_call>\nf", "<minimax:tool_call>\n<invoke name=\"f\">x",
-                          "<minimax:tool_call></minimax:tool_call>"})
+  for (const char* bad :
+       {"<invoke name=\"f\"></invoke>", "<minimax:tool_call>\nf", "<minimax:tool_call>\n<invoke name=\"f\">x",
+        "<minimax:tool_call></minimax:tool_call>"})
     content(ToolSyntax::kMiniMaxM2, bad);
-  for (const char* bad : {"<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "<|tool_calls_section_begin|>x",
-                          "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]"})
+  for (const char* bad :
+       {"<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "<|tool_calls_section_begin|>x",
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]"})
     content(ToolSyntax::kKimiK2, bad);
-  for (const char* bad : {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL", "[TOOL_CALLS] [{\"name\": \"f\"}]"})
+  for (const char* bad :
+       {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL", "[TOOL_CALLS] [{\"name\": \"f\"}]"})
     content(ToolSyntax::kMistral, bad);
   // What is wrong later on: the rest is content.
-  const Parsed later = parsed(plain(ToolSyntax::kGlm47),
-                              "<tool_call>get_weather<arg_key>days</arg_key><arg_value>5</arg_value><arg_key>\n</tool_call>");
+  const Parsed later =
+      parsed(plain(ToolSyntax::kGlm47),
+             "<tool_call>get_weather<arg_key>days</arg_key><arg_value>5</arg_value><arg_key>\n</tool_call>");
   EXPECT_THAT(later.arguments, ElementsAre("{\"days\": 5"));
   EXPECT_EQ(later.content, "<arg_key>\n</tool_call>");
 }
@@ -417,17 +438,20 @@ TEST(Syntaxes, StringsStreamAsTheyCome) {
   EXPECT_THAT(parser.push("\nRo"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "Ro"}));
   EXPECT_THAT(parser.push("me\n</par"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "me"}));
   EXPECT_THAT(parser.push("k\n</parameter>\n"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "\\n</park"}));
-  EXPECT_THAT(parser.push("<parameter=days>\n1"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "\", \"days\": "}));
-  EXPECT_THAT(parser.push("2\n</parameter>\n</function>"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "12}"}));
+  EXPECT_THAT(parser.push("<parameter=days>\n1"),
+              ElementsAre(ReplyPiece{Kind::kArguments, 0, "\", \"days\": "}));
+  EXPECT_THAT(parser.push("2\n</parameter>\n</function>"),
+              ElementsAre(ReplyPiece{Kind::kArguments, 0, "12}"}));
   EXPECT_THAT(parser.push("\n</tool_call>"), IsEmpty());
   EXPECT_THAT(parser.flush(), IsEmpty());
 }
 
 TEST(Syntaxes, KimisIdsAreKept) {
-  const Parsed calls = parsed(plain(ToolSyntax::kKimiK2),
-                              "<|tool_calls_section_begin|><|tool_call_begin|>functions.a.b:3<|tool_call_argument_begin|>{}"
-                              "<|tool_call_end|><|tool_call_begin|>functions.a.b:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
-                              "<|tool_call_begin|> c <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>");
+  const Parsed calls = parsed(
+      plain(ToolSyntax::kKimiK2),
+      "<|tool_calls_section_begin|><|tool_call_begin|>functions.a.b:3<|tool_call_argument_begin|>{}"
+      "<|tool_call_end|><|tool_call_begin|>functions.a.b:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+      "<|tool_call_begin|> c <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>");
   EXPECT_THAT(calls.names, ElementsAre("a.b", "a.b", "c"));
   EXPECT_THAT(calls.ids, ElementsAre("functions.a.b:3", "", ""));
   // A thought that was left open ends where calls begin.
@@ -446,19 +470,25 @@ TEST(Syntaxes, Channels) {
     EXPECT_EQ(whole.content, content) << text;
     EXPECT_EQ(whole.names, names) << text;
     ASSERT_EQ(parsed(syntax, text, every_byte(text)), whole) << text;
-    for (size_t cut = 0; cut <= text.size(); ++cut) ASSERT_EQ(parsed(syntax, text, {cut}), whole) << text << cut;
+    for (size_t cut = 0; cut <= text.size(); ++cut)
+      ASSERT_EQ(parsed(syntax, text, {cut}), whole) << text << cut;
   };
   check("<|channel|>final<|message|>Hi <|x|> there<|return|>", "", "Hi <|x|> there", {});
-  check("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>c",
-        "a\n\nb", "c", {});
-  check("<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|message|>Then.<|return|>", "",
-        "First.\n\nThen.", {});
+  check(
+      "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"
+      "<|start|>assistant<|channel|>final<|message|>c",
+      "a\n\nb", "c", {});
+  check(
+      "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|message|>Then.<|"
+      "return|>",
+      "", "First.\n\nThen.", {});
   // Both orders of whom and channel, and no type.
   check(" to=functions.f<|channel|>commentary json<|message|>{\"a\": 1}<|call|>", "", "", {"f"});
   check("<|channel|>commentary to=functions.f<|message|>{}", "", "", {"f"});
-  check("<|start|>assistant to=functions.f<|channel|>commentary<|constrain|>json<|message|> {\"a\": \"<|call|>\"}\n<|call|>", "",
-        "", {"f"});
+  check(
+      "<|start|>assistant to=functions.f<|channel|>commentary<|constrain|>json<|message|> {\"a\": "
+      "\"<|call|>\"}\n<|call|>",
+      "", "", {"f"});
   check("<|channel|>analysis to=functions.f code<|message|>{}<|call|>", "", "", {"f"});
   // No header, no end, other tools, what is no object.
   check("Hello", "", "Hello", {});
@@ -481,11 +511,14 @@ TEST(Syntaxes, Channels) {
   EXPECT_TRUE(cut.cut_off);
   EXPECT_THAT(cut.arguments, ElementsAre("{\"a\": \"x"));
   EXPECT_FALSE(parsed(syntax, "<|channel|>commentary to=functions.f<|message|>{}").cut_off);
-  EXPECT_EQ(parsed(syntax, "on<|end|><|start|>assistant<|channel|>final<|message|>b", {}, {.thinking = true}).thought, "on");
+  EXPECT_EQ(parsed(syntax, "on<|end|><|start|>assistant<|channel|>final<|message|>b", {}, {.thinking = true})
+                .thought,
+            "on");
   // Calls of another syntax within messages, as models are told that we tell in ours.
-  const Parsed inner = parsed(with_tool_syntax(syntax, ToolSyntax::kHermes),
-                              "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
-                              "<tool_call>{\"name\": \"f\"}</tool_call><|return|>");
+  const Parsed inner =
+      parsed(with_tool_syntax(syntax, ToolSyntax::kHermes),
+             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
+             "<tool_call>{\"name\": \"f\"}</tool_call><|return|>");
   EXPECT_EQ(inner.thought, "hm");
   EXPECT_THAT(inner.names, ElementsAre("f"));
   // Thoughts that are not wanted apart are content.

@@ -228,8 +228,8 @@ void TagCallReader::value_byte(char c) {
   value_ += c;
   if (!begun_ && !is_json_space(c)) {
     begun_ = true;
-    const bool container = (c == '{' && value_types_.has(TypeSet::kObject)) ||
-                           (c == '[' && value_types_.has(TypeSet::kArray));
+    const bool container =
+        (c == '{' && value_types_.has(TypeSet::kObject)) || (c == '[' && value_types_.has(TypeSet::kArray));
     guarded_ = container || !value_types_.has(TypeSet::kString) || (c == '"' && value_types_.any());
   }
   if (guarded_ && scanner_.push(c) != JsonScanner::Step::kMore) guarded_ = false;

@@ -79,7 +79,8 @@ void check_key(const SchemaProperty& property, const TagMarkers& tags) {
   const std::string& name = property.name;
   if (name.empty() || name.size() > kLongestCallName / 2 || trimmed(name) != name ||
       name.find_first_of("\n<>\"") != std::string::npos || name.find(tags.key_end[0]) != std::string::npos)
-    fail("{}: the name \"{}\" cannot be written in this model's syntax of calls", property.path, printable(name));
+    fail("{}: the name \"{}\" cannot be written in this model's syntax of calls", property.path,
+         printable(name));
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, 
   size_t states = 0;
   for (size_t i = 0; i < tools.size(); ++i) {
     const OrderedJson& function = tools[i]["function"];
-    if (!choice.name.empty() && choice.name != function["name"]) continue;
+    if (!choice.name.empty() && choice.name != function["name"].get_ref<const std::string&>()) continue;
     try {
       calls.push_back(call(writer, function));
     } catch (const Error& error) {

@@ -20,7 +20,8 @@ struct Read {
   bool cut_off = false;
 };
 
-Read read(const ChatSyntax& syntax, const ReplyParser::Start& start, const std::vector<std::string_view>& parts) {
+Read read(const ChatSyntax& syntax, const ReplyParser::Start& start,
+          const std::vector<std::string_view>& parts) {
   ReplyParser parser(syntax, start);
   std::vector<ReplyPiece> all;
   const auto add = [&](const std::vector<ReplyPiece>& more) {
@@ -43,7 +44,8 @@ Read read(const ChatSyntax& syntax, const ReplyParser::Start& start, const std::
 OrderedJson answer(const OrderedJson& input) {
   const std::string source = input.value("template", "");
   ChatSyntax syntax = chat_syntax_of(source, no_words());
-  if (input.contains("syntax")) syntax = with_tool_syntax(syntax, tool_syntax_named(input["syntax"].get<std::string>()).value());
+  if (input.contains("syntax"))
+    syntax = with_tool_syntax(syntax, tool_syntax_named(input["syntax"].get<std::string>()).value());
   const OrderedJson tools = template_tools(input.value("tools", OrderedJson::array()));
   const ReplyParser::Start start{.thinking = input.value("thinking", false),
                                  .tools = !tools.empty(),
@@ -58,8 +60,11 @@ OrderedJson answer(const OrderedJson& input) {
     bytes.push_back(view.substr(at, 1));
   }
   differs += read(syntax, start, bytes).pieces != whole.pieces;
-  return {{"syntax", name_of(syntax.tools)}, {"thinks", syntax.think_begin}, {"pieces", whole.pieces},
-          {"cut_off", whole.cut_off},        {"differs", differs}};
+  return {{"syntax", name_of(syntax.tools)},
+          {"thinks", syntax.think_begin},
+          {"pieces", whole.pieces},
+          {"cut_off", whole.cut_off},
+          {"differs", differs}};
 }
 
 }  // namespace
