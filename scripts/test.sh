@@ -249,6 +249,7 @@ python_tests() {
     PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_INSTALLED="$build/installed" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
     KT_MODEL_PROBE="$src/models/model_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
     KT_TEMPLATE_PROBE="$src/text/template_probe" KT_GRAMMAR_PROBE="$src/text/grammar_probe" \
+    KT_SYNTAX_PROBE="$src/server/syntax_probe" \
     KT_GPTQ_PROBE="$src/nn/gptq_probe" KT_TEST_CUDA="$src/cuda/testing" KT_TEST_HALTS="$build/tests/libhalts.so" \
     timeout "${PYTEST_SECONDS:-14400}" "$venv/bin/pytest" -n 2 --dist loadfile --no-loadscope-reorder -q -p no:cacheprovider -o faulthandler_timeout=300 --durations=20 -rfEs --junitxml="$results/python/pytest.xml" "${tests[@]}" || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"

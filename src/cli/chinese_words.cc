@@ -124,6 +124,7 @@ constexpr auto kChinese = std::to_array<Translation>({
     {"--numa-nodes 0: expected how many; which ones, where it is given several times", "--numa-nodes 0：应为节点个数；多次给出时则是节点编号"},
     {"no model: {} has taken {}; put the model before it", "没有模型：{} 取走了 {}；请把模型放在它前面"},
     {"no model; give a folder, a .gguf file or a name of kt model list, such as kt run demo", "没有模型；请给出目录、.gguf 文件或 kt model list 中的名称，例如 kt run demo"},
+    {"{}: no syntax \"{}\"; did you mean {}? There are {}", "{}：没有语法 \"{}\"；是不是 {}？可用的有 {}"},
     {"MODEL and --model-path: give one of them", "MODEL 和 --model-path：只能给出其中一个"},
     {"MODEL and --model: give one of them", "MODEL 和 --model：只能给出其中一个"},
     {"--max-running-requests: {} requests, and a step takes {} tokens; see --chunked-prefill-size", "--max-running-requests：有 {} 个请求，而一步只处理 {} 个 token；参见 --chunked-prefill-size"},

@@ -17,6 +17,7 @@
 #include "cli/method_flag.h"
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
+#include "cli/parser_flags.h"
 #include "cli/quant/quantise.h"
 #include "cli/questions.h"
 #include "cli/saved_runs.h"
@@ -44,7 +45,8 @@ struct IgnoredFlag {
 struct RunFlags {
   ModelFlags model;
   std::string positional, option;  // the model, either way
-  std::string method, host, name, chat_template, tool_parser, reasoning_parser;
+  std::string method, host, name, chat_template;
+  ParserFlags parsers;
   std::string api_key, api_key_file;  // as given: an empty one is not none
   AccessOptions access;
   TlsFiles tls;
@@ -204,17 +206,6 @@ MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint6
   return use(tokens);
 }
 
-ChatSyntax syntax_of(const RunFlags& flags, const std::string& chat_template, const Tokenizer& tokenizer) {
-  ChatSyntax out = chat_syntax_of(chat_template, tokenizer);
-  if (!flags.tool_parser.empty()) out.tools = tool_syntax_named(flags.tool_parser);
-  if (!flags.reasoning_parser.empty()) {
-    const ChatSyntax named = reasoning_syntax_named(flags.reasoning_parser);
-    out.think_begin = named.think_begin;
-    out.think_end = named.think_end;
-  }
-  return out;
-}
-
 std::string template_of(const RunFlags& flags, const DescribedModel& model) {
   if (flags.chat_template.empty()) return model.chat_template();
   constexpr size_t kMostTemplate = size_t{16} << 20;
@@ -331,7 +322,7 @@ void run(RunFlags flags) {
                          .max_running = use.sequences,
                          .max_waiting = flags.waiting,
                          .request_timeout_s = flags.timeout,
-                         .syntax = syntax_of(flags, chat_template, opened.tokenizer()),
+                         .syntax = flags.parsers.syntax(chat_template, opened.tokenizer()),
                          .chat_template = chat_template};
   service.pages = use.sequences * static_cast<int>(ceil_div(int64_t{use.context}, int64_t{kPageTokens}));
   ServerFiles files({.api_keys = flags.api_key_file, .tls = flags.tls});
@@ -453,11 +444,7 @@ void add_run(CLI::App& kt, Invocation& invocation) {
       ->check(positive());
   verb->add_option("--chat-template", flags->chat_template,
                    "A file with the chat template; default: the model's");
-  verb->add_option(
-      "--tool-call-parser", flags->tool_parser,
-      "Syntax of tool calls: hermes, qwen, deepseekv3, deepseekv31, none; default: by the template");
-  verb->add_option("--reasoning-parser", flags->reasoning_parser,
-                   "Syntax of thinking: qwen3, deepseek-r1, glm45, none; default: by the template");
+  flags->parsers.add_options(*verb);
   verb->add_flag("--dry-run", flags->dry_run, "Print the plan and stop");
   verb->add_flag("--json", flags->json, "Print the plan as JSON");
   add_established(*verb, *flags);

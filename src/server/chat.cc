@@ -72,13 +72,12 @@ class ChatAnswer final : public Answer {
       case ReplyPiece::Kind::kContent:
         return whole(choice.content, "content");
       case ReplyPiece::Kind::kCall: {
-        choice.calls.push_back({random_id("call_"), piece.text, {}});
+        choice.calls.push_back({piece.id.empty() ? random_id("call_") : piece.id, piece.text, {}});
         if (!stream()) return;
         return send_delta(
-            sequence,
-            text("{{\"tool_calls\":[{{\"index\":{},\"id\":\"{}\",\"type\":\"function\",\"function\":{{"
-                 "\"name\":{},\"arguments\":\"\"}}}}]}}",
-                 piece.call, choice.calls.back().id, json_string(piece.text)));
+            sequence, text("{{\"tool_calls\":[{{\"index\":{},\"id\":{},\"type\":\"function\",\"function\":{{"
+                           "\"name\":{},\"arguments\":\"\"}}}}]}}",
+                           piece.call, json_string(choice.calls.back().id), json_string(piece.text)));
       }
       case ReplyPiece::Kind::kArguments: {
         if (!stream()) {

@@ -31,7 +31,7 @@ Conversation read_conversation(Service& service, const OrderedJson& body) {
     return out;
   }
   out.messages = with_tool_prompt(std::move(out.messages), callable);
-  out.syntax.tools = ToolSyntax::kHermes;
+  out.syntax = with_tool_syntax(std::move(out.syntax), ToolSyntax::kHermes);
   return out;
 }
 
@@ -55,14 +55,13 @@ std::vector<TokenId> render(Service& service, const OrderedJson& body, const Con
   return guard.encode(rendered);
 }
 
-Grammar grammar_of(Service& service, const Fields& body, const Conversation& talk, ReplyParser::Start start) {
+Grammar grammar_of(Service& service, const Fields& body, const Conversation& talk,
+                   const ReplyParser::Start& start) {
   if (talk.choice.kind == ToolChoice::Kind::kRequired)
     return tool_call_grammar(talk.syntax, service.tokenizer(), talk.offered, talk.choice, start);
   Grammar grammar = response_grammar(service, body);
   // Only what comes after the thought is held to the format.
-  if (grammar && start.thinking)
-    grammar = after_thought_grammar(talk.syntax, service.tokenizer(), std::move(grammar));
-  return grammar;
+  return grammar ? answer_grammar(talk.syntax, service.tokenizer(), std::move(grammar), start) : nullptr;
 }
 
 }  // namespace
@@ -89,14 +88,18 @@ ChatPlan plan_chat(Service& service, const OrderedJson& json) {
     const Conversation talk = read_conversation(service, json);
     plan.syntax = talk.syntax;
     plan.start.tools = talk.choice.kind != ToolChoice::Kind::kNone;
+    if (plan.start.tools) plan.start.types = std::make_shared<const ArgumentTypes>(talk.offered);
     base.prompt = render(service, json, talk, plan.start);
     grammar = grammar_of(service, body, talk, plan.start);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kInternal) throw;
     throw ApiError(error.kind() == ErrorKind::kMemory ? 503 : 400, error.what());
   }
-  if (plan.start.tools || !plan.syntax.think_end.empty())
+  if (plan.start.tools || !plan.syntax.think_end.empty() || plan.syntax.channels)
     base.special = answer_decoding(plan.syntax, service.tokenizer());
+  if (!body.flag("ignore_eos", false))
+    for (const TokenId id : answer_end_tokens(plan.syntax, service.tokenizer()))
+      base.end_tokens.push_back(id);
   constexpr size_t kMostStates = 2'000'000;  // of all answers
   if (grammar && grammar_size(grammar) * static_cast<size_t>(n) > kMostStates)
     body.refuse_as("n", text("{} answers held to so large a schema take too much memory", n));

@@ -1,8 +1,8 @@
 // From the body of a chat request to what the engine is to run and how its text is read back.
 #pragma once
 #include "engine/scheduler.h"
-#include "server/chat_syntax.h"
 #include "server/fields.h"
+#include "server/syntax/chat_syntax.h"
 
 namespace kt {
 

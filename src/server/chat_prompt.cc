@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
 #include "base/utf8.h"
-#include "server/json_scanner.h"
+#include "server/syntax/json_scanner.h"
 #include "server/template_needs.h"
 #include "text/json.h"
 #include "text/message_text.h"
@@ -146,6 +147,34 @@ OrderedJson template_message(const OrderedJson& message, const std::string& plac
   return out;
 }
 
+// functions.NAME:0, as the model itself would have called it.
+bool is_named_id(std::string_view id, std::string_view name) {
+  const std::string head = "functions." + std::string(name) + ":";
+  return id.starts_with(head) && id.size() > head.size() &&
+         id.find_first_not_of("0123456789", head.size()) == std::string_view::npos;
+}
+
+// Gives calls that came with other ids such ones, numbered through the conversation, and their results the same.
+void name_call_ids(OrderedJson& messages) {
+  std::map<std::string, std::string> renamed;
+  size_t number = 0;
+  for (OrderedJson& message : messages) {
+    if (const auto id = message.find("tool_call_id"); id != message.end()) {
+      const auto found = renamed.find(id->get<std::string>());
+      if (found != renamed.end()) *id = found->second;
+    }
+    const auto calls = message.find("tool_calls");
+    if (calls == message.end()) continue;
+    for (OrderedJson& call : *calls) {
+      const std::string name = call["function"]["name"].get<std::string>(), id = call.value("id", "");
+      const std::string named = text("functions.{}:{}", name, number++);
+      if (is_named_id(id, name)) continue;
+      call["id"] = named;
+      renamed[id] = named;
+    }
+  }
+}
+
 OrderedJson template_function(const OrderedJson& function, const std::string& place) {
   expect_object(function, place);
   OrderedJson out{{"name", expect_name(function, place)}};
@@ -225,6 +254,7 @@ OrderedJson template_messages(const OrderedJson& messages, std::string_view chat
   OrderedJson out = OrderedJson::array();
   for (size_t i = 0; i < messages.size(); ++i)
     out.push_back(template_message(messages[i], text("messages[{}]", i), needs));
+  if (needs.named_ids) name_call_ids(out);
   return out;
 }
 

@@ -14,7 +14,8 @@ using OrderedJson = nlohmann::ordered_json;
 // do not read are left out. Error(kInput) "messages[2].content: ..." names the place.
 OrderedJson template_messages(const OrderedJson& messages);
 // The same for one template. Templates that append the arguments of a call as text get text, those that test
-// for a content that is none get null; the others get objects and "".
+// for a content that is none get null; the others get objects and "". Those that write a call by its id get ids that
+// name the function.
 OrderedJson template_messages(const OrderedJson& messages, std::string_view chat_template);
 // Each tool is {"type", "function": {"name", "description", "parameters"}}, none of them missing.
 OrderedJson template_tools(const OrderedJson& tools);

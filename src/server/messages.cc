@@ -190,7 +190,7 @@ class MessagesAnswer final : public Answer {
     if (piece.kind == Kind::kCall) {
       close_block();
       open_block(piece.kind, {{"type", "tool_use"},
-                              {"id", random_id("toolu_")},
+                              {"id", piece.id.empty() ? random_id("toolu_") : piece.id},
                               {"name", piece.text},
                               {"input", OrderedJson::object()}});
       return;

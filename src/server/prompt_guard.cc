@@ -17,7 +17,8 @@ constexpr CodePoint kNoncharacters = 0xFDD0, kLastNoncharacter = 0xFDEF, kPrivat
 
 bool is_bar_marker(std::string_view spelled) {
   return (spelled.starts_with("<|") && spelled.ends_with("|>")) ||
-         (spelled.starts_with("<｜") && spelled.ends_with("｜>"));
+         (spelled.starts_with("<｜") && spelled.ends_with("｜>")) ||
+         (spelled.size() > 6 && spelled.starts_with("｜") && spelled.ends_with("｜"));
 }
 
 bool is_token_name(std::string_view key) { return key.ends_with("_token"); }

@@ -16,8 +16,8 @@ namespace kt {
 // that no text of theirs contains, inside each spelling of a marker; encode() takes the character out again
 // and reads those spellings as the plain text they are.
 //
-// Markers are the special tokens, and other added tokens that are spelled <|...|> or <｜...｜> (DeepSeek's
-// <｜User｜>). Other added tokens, such as <think> and <tool_call>, stay: clients send them back in earlier
+// Markers are the special tokens, and other added tokens that are spelled <|...|>, <｜...｜> or ｜...｜ (DeepSeek's
+// <｜User｜> and ｜DSML｜). Other added tokens, such as <think> and <tool_call>, stay: clients send them back in earlier
 // answers, and templates look for them.
 class PromptGuard {
  public:

@@ -95,7 +95,7 @@ class ResponsesAnswer final : public Answer {
       close_item("completed");
       return open_item(Kind::kArguments, {{"type", "function_call"},
                                           {"id", random_id("fc_")},
-                                          {"call_id", random_id("call_")},
+                                          {"call_id", piece.id.empty() ? random_id("call_") : piece.id},
                                           {"name", piece.text},
                                           {"arguments", ""},
                                           {"status", "in_progress"}});

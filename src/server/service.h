@@ -15,9 +15,9 @@
 #include "engine/loaded_model.h"
 #include "engine/runner.h"
 #include "server/answer.h"
-#include "server/chat_syntax.h"
 #include "server/metrics.h"
 #include "server/monitor.h"
+#include "server/syntax/chat_syntax.h"
 #include "text/chat_template.h"
 #include "text/grammar/grammar.h"
 

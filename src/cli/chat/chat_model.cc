@@ -15,8 +15,8 @@
 #include "engine/engine.h"
 #include "nn/kv_cache.h"
 #include "server/chat_prompt.h"
-#include "server/chat_syntax.h"
 #include "server/prompt_guard.h"
+#include "server/syntax/chat_syntax.h"
 #include "text/chat_template.h"
 
 namespace kt {
@@ -103,7 +103,10 @@ class ModelBackend final : public ChatBackend {
     GenerateRequest request{.prompt = std::move(prompt.ids),
                             .max_tokens = options.max_tokens.value_or(context_),
                             .sampling = sampling_of(options),
-                            .end_tokens = model_.end_ids()};
+                            .end_tokens = model_.end_ids(),
+                            .special = answer_decoding(syntax_, model_.tokenizer())};
+    for (const TokenId end : answer_end_tokens(syntax_, model_.tokenizer()))
+      request.end_tokens.push_back(end);
     request.on_event = [mailbox](const GenerateEvent& event) { mailbox->put(event); };
     const RequestId id = engine_.submit(std::move(request));
     struct Cancel {  // also when on_piece throws

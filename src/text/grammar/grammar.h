@@ -1,6 +1,7 @@
 // Languages that an answer can be held to: JSON, JSON that fits a schema, and text around it. A Grammar is a
 // value over bytes, compiled once and shared; GrammarConstraint walks it along the tokens of one sequence.
 #pragma once
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -23,6 +24,38 @@ Grammar json_object_grammar();
 // in the schema's order. Error(kInput) "json_schema.properties.x: ..." for what is not supported,
 // contradictory, nests or grows too far; nothing that constrains is ignored silently.
 Grammar json_schema_grammar(const nlohmann::ordered_json& schema);
+
+// A value of an object whose values do not stand in JSON themselves: `part` is a schema within `root`, where its
+// references lead. Error(kInput) as json_schema_grammar's, "json_schema.properties.x: ..." with `path`.
+struct SchemaPart {
+  const nlohmann::ordered_json& root;
+  const nlohmann::ordered_json& part;
+  std::string path = "json_schema";
+};
+// How texts that are neither quoted nor escaped are told from what follows and from other values.
+struct BareText {
+  std::string without;         // what ends it: it does not contain that
+  std::string not_first = {};  // ASCII characters that it does not begin with
+  std::function<bool(const std::string&)> fits =
+      {};  // whether a constant may come; not_first does not hold for those
+};
+// The strings that are valid against the schema, bare; nullptr: none. Bounded ones may be kept from more than
+// `without`, from a beginning of it, so that counting stays small.
+Grammar bare_string_grammar(const SchemaPart& schema, const BareText& text);
+// JSON that is valid against it; without strings, if so wished: then nullptr if nothing is left.
+enum class JsonStrings { kWith, kWithout };
+Grammar json_part_grammar(const SchemaPart& schema, JsonStrings strings);
+
+// The properties of an object, in the schema's order.
+struct SchemaProperty {
+  std::string name;
+  nlohmann::ordered_json schema;
+  bool required = false;
+  std::string path;
+};
+// Error(kInput) if anything but its properties says what is valid.
+std::vector<SchemaProperty> schema_properties(const nlohmann::ordered_json& schema);
+
 Grammar literal_grammar(std::string bytes);
 // A token by its id, as no spelled text can be (markers that are special tokens); or the same bytes when the
 // id is an ordinary added token.

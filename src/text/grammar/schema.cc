@@ -28,19 +28,25 @@ size_t nodes_of(const Schema& value, int depth) {
   return count;
 }
 
+// How strings are written that do not stand in an array or object.
+enum class OuterStrings { kQuoted, kBare, kNone };
+
 class SchemaCompiler {
  public:
-  explicit SchemaCompiler(const Schema& root) : root_(root), json_(builder_) {}
-
-  Grammar compile() {
+  explicit SchemaCompiler(const Schema& root, OuterStrings strings = OuterStrings::kQuoted,
+                          BareText bare = {})
+      : root_(root), json_(builder_), strings_(strings), bare_(std::move(bare)) {
     if (nodes_of(root_, 0) > kMostNodes)
       fail("json_schema: too large; expected at most {} values", kMostNodes);
-    const StateId start = builder_.state();
-    builder_.ends(builder_.after_call(start, rule(root_, "json_schema")));
-    Grammar grammar = std::move(builder_).finish(start);
-    if (!grammar) fail("json_schema: no value is valid");
-    return grammar;
   }
+
+  // nullptr: no value is valid.
+  Grammar compile(const Schema& part, const std::string& path) {
+    const StateId start = builder_.state();
+    builder_.ends(builder_.after_call(start, rule(part, path)));
+    return std::move(builder_).finish(start);
+  }
+  std::vector<SchemaProperty> properties();
 
  private:
   struct Reference {
@@ -50,6 +56,7 @@ class SchemaCompiler {
   };
 
   StateId rule(const Schema& schema, const std::string& path);
+  StateId any_rule(const std::string& path);
   StateId object_schema(const Schema& schema, const std::string& path);
   StateId reference_rule(const std::string& reference, const std::string& path);
   StateId choice_rule(const Schema& schema, const char* keyword, const std::string& path);
@@ -61,10 +68,14 @@ class SchemaCompiler {
   StateId inner_rule(const Schema& schema, const std::string& path);
   Schema flattened(const Schema& schema, const std::string& path, int depth);
   void pay(const Schema& copied, const std::string& path);
+  // Strings are written as anywhere in JSON.
+  bool quoted() const { return strings_ == OuterStrings::kQuoted || containers_ > 0; }
 
   const Schema& root_;
   RuleBuilder builder_;
   JsonRules json_;
+  const OuterStrings strings_;
+  const BareText bare_;
   std::map<std::string, Reference> references_;
   int depth_ = 0, schemas_ = 0, containers_ = 0;
   size_t copied_ = 0;
@@ -79,13 +90,19 @@ StateId SchemaCompiler::rule(const Schema& schema, const std::string& path) {
   if (++schemas_ > kMostSchemas) fail("{}: too large; expected at most {} schemas", path, kMostSchemas);
   if (depth_ >= kDeepest)
     fail("{}: nests too far; expected at most {} schemas within each other", path, kDeepest);
-  if (schema == true) return json_.value();
+  if (schema == true) return any_rule(path);
   if (schema == false) return builder_.state();  // leads nowhere
   if (!schema.is_object()) fail("{}: expected a schema, an object or a boolean", path);
   ++depth_;
   const StateId made = object_schema(schema, path);
   --depth_;
   return made;
+}
+
+// Any value, of the kinds that are wanted.
+StateId SchemaCompiler::any_rule(const std::string& path) {
+  if (quoted()) return json_.value();
+  return object_schema({{"type", {"string", "number", "boolean", "null", "object", "array"}}}, path);
 }
 
 StateId SchemaCompiler::object_schema(const Schema& schema, const std::string& path) {
@@ -100,7 +117,7 @@ StateId SchemaCompiler::object_schema(const Schema& schema, const std::string& p
   if (any) return choice_rule(schema, "anyOf", path);
   if (one) return choice_rule(schema, "oneOf", path);
   if (schema.contains("enum") || schema.contains("const")) return constants_rule(schema, path);
-  if (!constrains_beyond(schema, {})) return json_.value();
+  if (!constrains_beyond(schema, {})) return any_rule(path);
   const std::vector<std::string> types = types_of(schema, path);
   if (types.size() == 1) return type_rule(schema, types[0], path);
   const StateId start = builder_.state(), end = builder_.state();
@@ -110,7 +127,8 @@ StateId SchemaCompiler::object_schema(const Schema& schema, const std::string& p
 }
 
 StateId SchemaCompiler::reference_rule(const std::string& reference, const std::string& path) {
-  const auto found = references_.find(reference);
+  const std::string key = (quoted() ? "" : "outer ") + reference;
+  const auto found = references_.find(key);
   if (found != references_.end()) {
     if (found->second.open && found->second.containers == containers_)
       fail("{}.$ref: leads back to itself without an object or array between", path);
@@ -118,10 +136,10 @@ StateId SchemaCompiler::reference_rule(const std::string& reference, const std::
   }
   const Schema& target = resolved(root_, reference, path);
   const StateId start = builder_.state(), end = builder_.state();
-  references_[reference] = {start, true, containers_};
+  references_[key] = {start, true, containers_};
   builder_.ends(end);
   builder_.call(start, end, rule(target, path + ".$ref"));
-  references_[reference].open = false;
+  references_[key].open = false;
   return start;
 }
 
@@ -234,6 +252,13 @@ StateId SchemaCompiler::constants_rule(const Schema& schema, const std::string& 
   std::vector<std::string> texts;
   for (const Schema& value : values) {
     if (!rest.empty() && !fits(value, rest, path)) continue;
+    if (!quoted() && value.is_string() != (strings_ == OuterStrings::kBare)) continue;
+    if (!quoted() && value.is_string()) {
+      const std::string& bare = value.get_ref<const std::string&>();
+      const bool ends = bare.find(bare_.without) != std::string::npos;
+      if (!ends && (!bare_.fits || bare_.fits(bare))) texts.push_back(bare);
+      continue;
+    }
     if (value.is_structured())
       builder_.empty(json_.literal(start, value), end);
     else
@@ -244,6 +269,9 @@ StateId SchemaCompiler::constants_rule(const Schema& schema, const std::string& 
 }
 
 StateId SchemaCompiler::type_rule(const Schema& schema, const std::string& type, const std::string& path) {
+  if (!quoted() && (type == "string") != (strings_ == OuterStrings::kBare))
+    return builder_.state();  // leads nowhere
+  if (!quoted() && type == "string") return bare_string_rule(builder_, bare_, schema, path);
   if (type == "object") return object_rule(schema, path);
   if (type == "array") return array_rule(schema, path);
   if (type == "string") return string_rule(builder_, json_, schema, path);
@@ -371,14 +399,54 @@ StateId SchemaCompiler::array_rule(const Schema& schema, const std::string& path
   return start;
 }
 
+std::vector<SchemaProperty> SchemaCompiler::properties() {
+  const std::string path = "json_schema";
+  const Schema flat = flattened(root_, path, 0);
+  if (!flat.is_object()) fail("{}: expected the schema of an object", path);
+  for (const auto& [keyword, unused] : flat.items())
+    if (constrains_beyond({{keyword, unused}}, {"type", "properties", "required", "additionalProperties"}))
+      fail("{}.{}: cannot be held in this model's syntax of calls", path, keyword);
+  const std::vector<std::string> types = types_of(flat, path);
+  if (std::ranges::find(types, "object") == types.end()) fail("{}.type: expected \"object\"", path);
+  const Schema extra = flat.value("additionalProperties", Schema(true));
+  std::vector<SchemaProperty> out;
+  for (const Property& property : properties_of(flat, extra, path))
+    out.push_back({property.name, *property.schema, property.required, property.path});
+  return out;
+}
+
+// What `make` makes; a value of another type than its keyword's is an Error.
+auto well_formed(auto make) {
+  try {
+    return make();
+  } catch (const Schema::exception& error) {
+    fail("json_schema: malformed: {}", error.what());
+  }
+}
+
 }  // namespace
 
 Grammar json_schema_grammar(const nlohmann::ordered_json& schema) {
-  try {
-    return SchemaCompiler(schema).compile();
-  } catch (const Schema::exception& error) {  // a value of another type than its keyword's
-    fail("json_schema: malformed: {}", error.what());
-  }
+  return well_formed([&] {
+    Grammar grammar = SchemaCompiler(schema).compile(schema, "json_schema");
+    if (!grammar) fail("json_schema: no value is valid");
+    return grammar;
+  });
+}
+
+Grammar bare_string_grammar(const SchemaPart& schema, const BareText& text) {
+  return well_formed([&] {
+    return SchemaCompiler(schema.root, OuterStrings::kBare, text).compile(schema.part, schema.path);
+  });
+}
+
+Grammar json_part_grammar(const SchemaPart& schema, JsonStrings strings) {
+  const OuterStrings outer = strings == JsonStrings::kWith ? OuterStrings::kQuoted : OuterStrings::kNone;
+  return well_formed([&] { return SchemaCompiler(schema.root, outer).compile(schema.part, schema.path); });
+}
+
+std::vector<SchemaProperty> schema_properties(const nlohmann::ordered_json& schema) {
+  return well_formed([&] { return SchemaCompiler(schema).properties(); });
 }
 
 }  // namespace kt

@@ -1,5 +1,6 @@
 #include "text/grammar/schema_strings.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -81,13 +82,18 @@ std::optional<Pattern> pattern_of(const Json& schema, const std::string& path) {
   return out;  // other formats are annotations
 }
 
-// Ways for the UTF-8 of the characters of a set, escaped where JSON must.
+// Ways for the UTF-8 of the characters of a set, escaped where JSON must, or bare.
 class SetWriter {
  public:
-  explicit SetWriter(RuleBuilder& builder) : builder_(builder) {}
+  enum class Form { kEscaped, kBare };
+  explicit SetWriter(RuleBuilder& builder, Form form = Form::kEscaped) : builder_(builder), form_(form) {}
 
   void add(StateId from, StateId to, const CodeSet& set) {
     for (const CodeRange& range : set.ranges()) {
+      if (form_ == Form::kBare) {
+        plain(from, to, range.first, range.last);
+        continue;
+      }
       for (CodePoint code = range.first; code <= std::min<CodePoint>(range.last, 0x1F); ++code)
         escaped(from, to, code);
       plain(from, to, std::max<CodePoint>(range.first, 0x20), range.last);
@@ -108,7 +114,7 @@ class SetWriter {
       const CodePoint low = std::max(first, begin), high = std::min(last, end);
       begin = end + 1;
       if (low > high || end == 0xDFFF) continue;
-      if (end == 0x22 || end == 0x5C)
+      if (form_ == Form::kEscaped && (end == 0x22 || end == 0x5C))
         escaped(from, to, end);
       else
         encoded(from, to, low, high);
@@ -140,16 +146,17 @@ class SetWriter {
   }
 
   RuleBuilder& builder_;
+  const Form form_;
 };
 
-// The characters of a pattern between two states, which are the quotes' inner sides.
-void add_pattern(RuleBuilder& builder, JsonRules& json, const Pattern& pattern, StateId from, StateId to) {
+// The characters of a pattern between two states, which are the quotes' inner sides; without `json`, bare.
+void add_pattern(RuleBuilder& builder, JsonRules* json, const Pattern& pattern, StateId from, StateId to) {
   constexpr size_t kFewRanges = 4;  // more are a network of their own, shared
   std::vector<StateId> callees;
-  SetWriter writer(builder);
+  SetWriter writer(builder, json ? SetWriter::Form::kEscaped : SetWriter::Form::kBare);
   for (const CodeSet& set : pattern.sets) {
-    const bool all = set == all_characters();
-    callees.push_back(all ? json.character() : -1);
+    const bool all = json && set == all_characters();
+    callees.push_back(all ? json->character() : -1);
     if (all || set.ranges().size() <= kFewRanges) continue;
     const StateId start = builder.state(), end = builder.state();
     builder.ends(end);
@@ -174,24 +181,88 @@ void add_pattern(RuleBuilder& builder, JsonRules& json, const Pattern& pattern, 
   builder.empty(at(pattern.end), to);
 }
 
-// `least` to `most` characters; most -1: any number.
-void add_counted(RuleBuilder& builder, JsonRules& json, int64_t least, int64_t most, StateId from,
+struct Lengths {
+  int64_t least = 0, most = -1;  // -1: any number
+  bool counted() const { return least > 0 || most >= 0; }
+};
+Lengths lengths_of(const Json& schema, const std::string& path) {
+  const Lengths out{count_of(schema, "minLength", 0, path), count_of(schema, "maxLength", -1, path)};
+  if (out.most >= 0 && out.most < out.least)
+    fail("{}: minLength {} is above maxLength {}", path, out.least, out.most);
+  if (std::max(out.least, out.most) > kMostCounted)
+    fail("{}: expected at most {} in minLength and maxLength, got {}", path, kMostCounted,
+         std::max(out.least, out.most));
+  return out;
+}
+
+// So many characters, each a call of `character`; `loop` reads any number of them at a state.
+template <typename Loop>
+void add_counted(RuleBuilder& builder, StateId character, Loop loop, Lengths lengths, StateId from,
                  StateId to) {
+  const auto [least, most] = lengths;
   const int64_t count = std::max(least, most);
   std::vector<StateId> states{from};
-  for (int64_t i = 0; i < count; ++i) states.push_back(builder.after_call(states.back(), json.character()));
+  for (int64_t i = 0; i < count; ++i) states.push_back(builder.after_call(states.back(), character));
   for (int64_t i = least; i <= count; ++i) builder.empty(states[static_cast<size_t>(i)], to);
-  if (most < 0) builder.call(states.back(), states.back(), json.character());
+  if (most < 0) builder.call(states.back(), states.back(), character);
   // A character is a byte at least, so it takes so many bytes to see the end of a stretch.
   for (int64_t i = 1; i < least; ++i)
     builder.alike(states[static_cast<size_t>(i)], states[0], static_cast<int32_t>(least - i - 1));
   // Between least and most it is like a string without bounds, whose masks cost least.
   if (most <= least) return;
   const StateId any = builder.state();
-  json.add_character(any, any);
+  loop(any);
   builder.empty(any, to);
   for (int64_t i = least; i < most; ++i)
     builder.alike(states[static_cast<size_t>(i)], any, static_cast<int32_t>(most - i - 1));
+}
+
+// Texts without the marker, or without the beginning of it that has `places` characters, that do not begin with one of
+// the ASCII characters `not_first`. Read as far as they may be the marker (Knuth, Morris, Pratt).
+Pattern without_pattern(std::string_view marker, std::string_view not_first, size_t places) {
+  std::vector<CodePoint> wanted;
+  for (size_t at = 0; at < marker.size();) wanted.push_back(next_code_point(marker, at));
+  wanted.resize(std::min(wanted.size(), places));
+  std::vector<size_t> fallback(wanted.size() + 1);
+  for (size_t i = 1, k = 0; i < wanted.size(); ++i) {
+    while (k > 0 && wanted[i] != wanted[k]) k = fallback[k];
+    if (wanted[i] == wanted[k]) ++k;
+    fallback[i + 1] = k;
+  }
+  std::vector<CodePoint> letters = wanted;
+  std::ranges::sort(letters);
+  letters.erase(std::ranges::unique(letters).begin(), letters.end());
+  std::vector<CodeRange> of_marker, of_first;
+  for (const CodePoint letter : letters) of_marker.push_back({letter, letter});
+  for (const char c : not_first) of_first.push_back({static_cast<CodePoint>(c), static_cast<CodePoint>(c)});
+  const CodeSet others = all_characters().intersected(CodeSet(of_marker).inverted());
+  const CodeSet firsts = all_characters().intersected(CodeSet(of_first).inverted());
+
+  Pattern out;
+  out.start = out.state();
+  out.end = out.state();
+  out.edge(out.start, out.end);
+  std::vector<int> states;
+  for (size_t i = 0; i < std::max<size_t>(wanted.size(), 1); ++i) {
+    states.push_back(out.state());
+    out.edge(states.back(), out.end);
+  }
+  const auto add = [&](int from, size_t seen, const CodeSet& among) {
+    const auto step = [&](const CodeSet& set, size_t to) {
+      const CodeSet both = set.intersected(among);
+      if (!both.ranges().empty()) out.edge(from, states[to], out.set(both));
+    };
+    step(others, 0);
+    for (const CodePoint letter : letters) {
+      size_t at = seen;
+      while (at > 0 && wanted[at] != letter) at = fallback[at];
+      if (wanted[at] == letter) ++at;
+      if (at < wanted.size()) step(CodeSet({{letter, letter}}), at);
+    }
+  };
+  add(out.start, 0, firsts);
+  for (size_t i = 0; i < states.size(); ++i) add(states[i], i, all_characters());
+  return out;
 }
 
 }  // namespace
@@ -207,23 +278,56 @@ int64_t count_of(const Json& schema, const char* keyword, int64_t missing, const
 }
 
 StateId string_rule(RuleBuilder& builder, JsonRules& json, const Json& schema, const std::string& path) {
-  const int64_t least = count_of(schema, "minLength", 0, path);
-  const int64_t most = count_of(schema, "maxLength", -1, path);
-  if (most >= 0 && most < least) fail("{}: minLength {} is above maxLength {}", path, least, most);
-  if (std::max(least, most) > kMostCounted)
-    fail("{}: expected at most {} in minLength and maxLength, got {}", path, kMostCounted,
-         std::max(least, most));
+  const Lengths lengths = lengths_of(schema, path);
   const std::optional<Pattern> pattern = pattern_of(schema, path);
-  const bool counted = least > 0 || most >= 0;
-  if (!pattern && !counted) return json.string();
+  if (!pattern && !lengths.counted()) return json.string();
   const StateId start = builder.state(), close = builder.state();
   const StateId open = builder.bytes(start, "\"");
   if (!pattern)
-    add_counted(builder, json, least, most, open, close);
+    add_counted(
+        builder, json.character(), [&](StateId any) { json.add_character(any, any); }, lengths, open, close);
   else
-    add_pattern(builder, json, counted ? intersection(*pattern, length_pattern(least, most)) : *pattern, open,
-                close);
+    add_pattern(
+        builder, &json,
+        lengths.counted() ? intersection(*pattern, length_pattern(lengths.least, lengths.most)) : *pattern,
+        open, close);
   builder.ends(builder.bytes(close, "\""));
+  return start;
+}
+
+StateId bare_string_rule(RuleBuilder& builder, const BareText& text, const Json& schema,
+                         const std::string& path) {
+  const Lengths lengths = lengths_of(schema, path);
+  std::optional<Pattern> pattern = pattern_of(schema, path);
+  const StateId start = builder.state(), end = builder.state();
+  builder.ends(end);
+  constexpr int64_t kFewCounted = 1000;
+  if (!pattern && std::max(lengths.least, lengths.most) > kFewCounted) {
+    // What may begin the end is left out wherever it stands: then characters are all alike.
+    std::vector<CodeRange> out;
+    for (const char c : text.not_first) out.push_back({static_cast<CodePoint>(c), static_cast<CodePoint>(c)});
+    size_t at = 0;
+    const CodePoint first = text.without.empty() ? ' ' : next_code_point(text.without, at);
+    out.push_back({first, first});
+    const CodeSet set = all_characters().intersected(CodeSet(std::move(out)).inverted());
+    SetWriter writer(builder, SetWriter::Form::kBare);
+    const StateId character = builder.state(), after = builder.state();
+    builder.ends(after);
+    writer.add(character, after, set);
+    add_counted(builder, character, [&](StateId any) { writer.add(any, any, set); }, lengths, start, end);
+    return start;
+  }
+  if (lengths.counted()) {
+    const Pattern counted = length_pattern(lengths.least, lengths.most);
+    pattern = pattern ? intersection(*pattern, counted) : counted;
+  }
+  // Where every place of a pattern is told apart, so are the beginnings of what must not come.
+  constexpr int kMostEdges = 100'000;
+  size_t places = 1;
+  const auto states = static_cast<size_t>(pattern ? pattern->states : 1);
+  while (states * (places + 1) * (places + 5) <= kMostEdges && places < text.without.size()) ++places;
+  const Pattern without = without_pattern(text.without, text.not_first, places);
+  add_pattern(builder, nullptr, pattern ? intersection(*pattern, without) : without, start, end);
   return start;
 }
 

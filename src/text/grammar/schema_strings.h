@@ -11,6 +11,9 @@ namespace kt {
 // Error(kInput) that begins with `path`.
 StateId string_rule(RuleBuilder& builder, JsonRules& json, const nlohmann::ordered_json& schema,
                     const std::string& path);
+// The same strings as they are, neither quoted nor escaped.
+StateId bare_string_rule(RuleBuilder& builder, const BareText& text, const nlohmann::ordered_json& schema,
+                         const std::string& path);
 // Whether a text has the length, pattern and format that `schema` asks for.
 bool string_fits(const std::string& text, const nlohmann::ordered_json& schema, const std::string& path);
 

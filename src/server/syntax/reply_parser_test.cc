@@ -3,8 +3,8 @@
 #include <chrono>
 #include <random>
 
-#include "server/chat_syntax.h"
-#include "server/json_scanner.h"
+#include "server/syntax/chat_syntax.h"
+#include "server/syntax/json_scanner.h"
 
 namespace kt {
 namespace {
@@ -233,7 +233,7 @@ std::vector<Sample> samples() {
 
 TEST(ReplyParser, AnySplitGivesTheSame) {
   for (const auto& [syntax, text] : samples())
-    for (const ReplyParser::Start start :
+    for (const ReplyParser::Start& start :
          {ReplyParser::Start{.tools = true}, {.thinking = true, .tools = true}, {}}) {
       const std::vector<ReplyPiece> whole = parse(syntax, start, text);
       for (size_t first = 0; first <= text.size(); ++first) {

@@ -1,4 +1,4 @@
-#include "server/json_scanner.h"
+#include "server/syntax/json_scanner.h"
 
 namespace kt {
 namespace {

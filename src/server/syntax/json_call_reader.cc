@@ -1,17 +1,11 @@
-#include "server/call_reader.h"
+#include "server/syntax/json_call_reader.h"
+
+#include <algorithm>
 
 #include "base/utf8.h"
 
 namespace kt {
 namespace {
-
-constexpr size_t kLongestCallName = 512;
-
-std::string trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \n\r\t");
-  if (first == std::string_view::npos) return {};
-  return std::string(text.substr(first, text.find_last_not_of(" \n\r\t") + 1 - first));
-}
 
 // Four hexadecimal digits, known to be such.
 CodePoint hex4(std::string_view digits) {
@@ -25,31 +19,29 @@ bool is_low(CodePoint code) { return code >= 0xDC00 && code < 0xE000; }
 
 }  // namespace
 
-CallReader::CallReader(ToolSyntax syntax)
+JsonCallReader::JsonCallReader(const CallSyntax& syntax)
     : syntax_(syntax),
-      markers_(tool_markers(syntax)),
-      phase_(syntax == ToolSyntax::kHermes ? Phase::kOpen : Phase::kType) {}
+      markers_(syntax.markers),
+      phase_(syntax.form == CallForm::kObject ? Phase::kOpen : Phase::kType) {}
 
-std::optional<std::string> CallReader::take_name() {
-  if (!certain_ || told_) return std::nullopt;
-  told_ = true;
-  return name_;
+JsonCallReader::JsonCallReader(const CallSyntax& syntax, std::string name)
+    : syntax_(syntax), markers_(syntax.markers), phase_(Phase::kFence) {
+  name_ = std::move(name);
 }
 
-std::string CallReader::take_arguments() {
-  if (!certain_) return {};
-  std::string out;
-  out.swap(arguments_);
-  return out;
-}
-
-bool CallReader::settled() const {
+bool JsonCallReader::settled() const {
   if (!certain_) return false;
   if (phase_ == Phase::kTail) return word_.empty();
   return phase_ == Phase::kObject || phase_ == Phase::kNext || (phase_ == Phase::kString && escape_.empty());
 }
 
-CallReader::Step CallReader::push(char c) {
+CallReader::Step JsonCallReader::read(char c) {
+  const Step done = take(c);
+  if (done != Step::kBad && settled()) told_ = pushed_;
+  return done;
+}
+
+CallReader::Step JsonCallReader::take(char c) {
   switch (phase_) {
     case Phase::kType:
       return type(c);
@@ -71,7 +63,7 @@ CallReader::Step CallReader::push(char c) {
   }
 }
 
-CallReader::Step CallReader::structural(char c) {
+CallReader::Step JsonCallReader::structural(char c) {
   switch (phase_) {
     case Phase::kOpen:
       if (c != '{') return Step::kBad;
@@ -93,14 +85,14 @@ CallReader::Step CallReader::structural(char c) {
   }
 }
 
-void CallReader::start_scan(Phase phase, char first) {
+void JsonCallReader::start_scan(Phase phase, char first) {
   phase_ = phase;
   scanner_ = {};
   scanner_.push(first);
   word_.assign(1, first);
 }
 
-CallReader::Step CallReader::start_value(char c) {
+CallReader::Step JsonCallReader::start_value(char c) {
   if (key_ == "name" && name_.empty()) {
     if (c != '"') return Step::kBad;
     start_scan(Phase::kInName, c);
@@ -119,13 +111,13 @@ CallReader::Step CallReader::start_value(char c) {
   return Step::kMore;
 }
 
-CallReader::Step CallReader::scan(char c) {
+CallReader::Step JsonCallReader::scan(char c) {
   const bool in_string = scanner_.in_string();
   const JsonScanner::Step step = scanner_.push(c);
   if (step == JsonScanner::Step::kBad) return Step::kBad;
   if (step == JsonScanner::Step::kEndBefore) {
     phase_ = Phase::kNext;
-    return push(c);
+    return take(c);
   }
   const bool last = step == JsonScanner::Step::kEnd;
   if (phase_ == Phase::kInKey || phase_ == Phase::kInName) word_ += c;
@@ -140,7 +132,7 @@ CallReader::Step CallReader::scan(char c) {
   return last ? end_scan() : Step::kMore;
 }
 
-CallReader::Step CallReader::end_scan() {
+CallReader::Step JsonCallReader::end_scan() {
   if (phase_ == Phase::kInKey || phase_ == Phase::kInName) {
     if (!end_key_or_name()) return Step::kBad;
     return Step::kMore;
@@ -148,12 +140,14 @@ CallReader::Step CallReader::end_scan() {
   if (phase_ == Phase::kString && !escape_.empty() && !add_text(kReplacement)) return Step::kBad;
   if (phase_ == Phase::kString || phase_ == Phase::kNull) arguments_begin();
   if (phase_ != Phase::kOther && !any_argument_) add_text("{}");
-  phase_ = syntax_ == ToolSyntax::kHermes ? Phase::kNext : Phase::kTail;
+  phase_ = syntax_.form == CallForm::kObject ? Phase::kNext : Phase::kTail;
   word_.clear();
-  return Step::kMore;
+  return phase_ == Phase::kTail && markers_.call_end.empty() && syntax_.form == CallForm::kNamed
+             ? Step::kDone
+             : Step::kMore;
 }
 
-bool CallReader::end_key_or_name() {
+bool JsonCallReader::end_key_or_name() {
   const auto parsed = nlohmann::json::parse(word_, nullptr, false);
   if (!parsed.is_string()) return false;
   if (phase_ == Phase::kInKey) {
@@ -168,7 +162,7 @@ bool CallReader::end_key_or_name() {
   return true;
 }
 
-CallReader::Step CallReader::next(char c) {
+CallReader::Step JsonCallReader::next(char c) {
   if (c == ',') {
     phase_ = Phase::kKey;
     return Step::kMore;
@@ -183,23 +177,39 @@ CallReader::Step CallReader::next(char c) {
   return Step::kMore;
 }
 
-CallReader::Step CallReader::type(char c) {
+CallReader::Step JsonCallReader::type(char c) {
   if (c == '\n' || word_.size() > kLongestCallName) return Step::kBad;
   word_ += c;
-  const size_t bracket = word_.find('<');
+  const size_t bracket = word_.find(markers_.separator[0]);
   if (bracket == std::string::npos) return Step::kMore;
   const std::string_view end = std::string_view(word_).substr(bracket);
   if (!markers_.separator.starts_with(end)) return Step::kBad;
   if (end != markers_.separator) return Step::kMore;
-  const std::string head = trimmed(std::string_view(word_).substr(0, bracket));
-  if (head.empty()) return Step::kBad;
+  if (!take_head(trimmed(std::string_view(word_).substr(0, bracket)))) return Step::kBad;
   word_.clear();
-  if (syntax_ == ToolSyntax::kDeepSeekV31) name_ = head;
-  phase_ = syntax_ == ToolSyntax::kDeepSeekV31 ? Phase::kFence : Phase::kName;
+  phase_ = syntax_.form == CallForm::kNamed ? Phase::kFence : Phase::kName;
   return Step::kMore;
 }
 
-CallReader::Step CallReader::name_line(char c) {
+// What stands before the separator: a word of no interest, the name, or an id, functions.NAME:0.
+bool JsonCallReader::take_head(std::string_view head) {
+  if (head.empty()) return false;
+  if (syntax_.form == CallForm::kFenced) return true;
+  name_ = head;
+  if (!syntax_.has_ids) return true;
+  constexpr std::string_view kFunctions = "functions.";
+  if (head.starts_with(kFunctions)) head.remove_prefix(kFunctions.size());
+  const size_t colon = head.rfind(':');
+  const std::string_view number = colon == std::string_view::npos ? "" : head.substr(colon + 1);
+  if (!number.empty() && std::ranges::all_of(number, [](char c) { return c >= '0' && c <= '9'; })) {
+    id_ = name_;
+    head = head.substr(0, colon);
+  }
+  name_ = head;
+  return is_call_name(name_);
+}
+
+CallReader::Step JsonCallReader::name_line(char c) {
   if (c == '<' || word_.size() > kLongestCallName) return Step::kBad;
   if (c != '\n') {
     word_ += c;
@@ -212,7 +222,7 @@ CallReader::Step CallReader::name_line(char c) {
   return Step::kMore;
 }
 
-CallReader::Step CallReader::fence(char c) {
+CallReader::Step JsonCallReader::fence(char c) {
   constexpr std::string_view kFence = "```json";
   if (is_json_space(c) && (word_.empty() || word_ == kFence)) return Step::kMore;
   if (c == '{' && (word_.empty() || word_ == kFence)) {
@@ -225,11 +235,11 @@ CallReader::Step CallReader::fence(char c) {
   return kFence.starts_with(word_) ? Step::kMore : Step::kBad;
 }
 
-CallReader::Step CallReader::tail(char c) {
+CallReader::Step JsonCallReader::tail(char c) {
   constexpr std::string_view kFence = "```";
   if (word_.empty() && is_json_space(c)) return Step::kMore;
   word_ += c;
-  const bool fence = syntax_ != ToolSyntax::kHermes && !fence_closed_ && word_[0] == '`';
+  const bool fence = syntax_.form != CallForm::kObject && !fence_closed_ && word_[0] == '`';
   const std::string_view expected = fence ? kFence : markers_.call_end;
   if (!expected.starts_with(word_)) return Step::kBad;
   if (word_ != expected) return Step::kMore;
@@ -239,12 +249,12 @@ CallReader::Step CallReader::tail(char c) {
   return Step::kMore;
 }
 
-void CallReader::add_byte(char c) {
+void JsonCallReader::add_byte(char c) {
   arguments_ += c;
   any_argument_ = true;
 }
 
-bool CallReader::add_unescaped(char c) {
+bool JsonCallReader::add_unescaped(char c) {
   const bool waits = escape_.size() == 6;  // the first half of a pair
   if (escape_.empty() || waits) {
     if (c == '\\') {
@@ -259,7 +269,7 @@ bool CallReader::add_unescaped(char c) {
   return end_escape();
 }
 
-bool CallReader::end_escape() {
+bool JsonCallReader::end_escape() {
   constexpr std::string_view kLetters = "\"\\/bfnrt", kMeant = "\"\\/\b\f\n\r\t";
   if (escape_.size() == 8 && escape_[7] != 'u') {
     escape_.erase(0, 6);
@@ -287,7 +297,7 @@ bool CallReader::end_escape() {
   return add_text(is_low(code) ? std::string(kReplacement) : to_utf8(code));
 }
 
-bool CallReader::add_text(std::string_view text) {
+bool JsonCallReader::add_text(std::string_view text) {
   if (!has_arguments_) {
     if (text.size() == 1 && is_json_space(text[0])) return true;
     if (text[0] != '{') return false;
@@ -298,11 +308,11 @@ bool CallReader::add_text(std::string_view text) {
   return true;
 }
 
-void CallReader::arguments_begin() {
+void JsonCallReader::arguments_begin() {
   has_arguments_ = true;
   update_certain();
 }
 
-void CallReader::update_certain() { certain_ = !name_.empty() && has_arguments_; }
+void JsonCallReader::update_certain() { certain_ = !name_.empty() && has_arguments_; }
 
 }  // namespace kt

@@ -1,10 +1,11 @@
-#include "server/chat_syntax.h"
+#include "server/syntax/chat_syntax.h"
 
 #include <gmock/gmock.h>
 
 #include <fstream>
 
 #include "base/error.h"
+#include "server/syntax/call_syntax.h"
 #include "text/chat_template.h"
 
 namespace kt {
@@ -34,17 +35,32 @@ TEST(ChatSyntax, OfTheTemplatesOfManyModels) {
   for (const Row& row :
        {Row{"deepseek_v2", false, ToolSyntax::kNone, false},
         Row{"deepseek_v3", true, ToolSyntax::kDeepSeekV3, true},
-        Row{"glm4_moe", true, ToolSyntax::kNone, true}, Row{"gpt_oss", false, ToolSyntax::kNone, true},
-        Row{"kimi_k2", false, ToolSyntax::kNone, true}, Row{"llama3", false, ToolSyntax::kNone, true},
-        Row{"minimax_m2", true, ToolSyntax::kNone, true}, Row{"mixtral", false, ToolSyntax::kNone, false},
-        Row{"qwen2", false, ToolSyntax::kHermes, true}, Row{"qwen3", true, ToolSyntax::kHermes, true}}) {
+        Row{"deepseek_v32", true, ToolSyntax::kDeepSeekV32, true},
+        Row{"glm4_moe", true, ToolSyntax::kGlm45, true}, Row{"glm47", true, ToolSyntax::kGlm47, true},
+        Row{"kimi_k2", false, ToolSyntax::kKimiK2, true}, Row{"llama3", false, ToolSyntax::kNone, true},
+        Row{"minimax_m2", true, ToolSyntax::kMiniMaxM2, true},
+        Row{"mixtral", false, ToolSyntax::kNone, false}, Row{"qwen2", false, ToolSyntax::kHermes, true},
+        Row{"qwen3", true, ToolSyntax::kHermes, true},
+        Row{"qwen3_coder", false, ToolSyntax::kQwen3Coder, true}}) {
     const std::string source = template_named(row.name);
     const ChatSyntax syntax = chat_syntax_of(source, demo_tokenizer());
     EXPECT_EQ(syntax.think_begin, row.thinks ? "<think>" : "") << row.name;
     EXPECT_EQ(syntax.think_end, row.thinks ? "</think>" : "") << row.name;
+    EXPECT_FALSE(syntax.channels) << row.name;
     EXPECT_EQ(syntax.tools, row.tools) << row.name;
     EXPECT_EQ(template_knows_tools(source), row.knows_tools) << row.name;
   }
+}
+
+TEST(ChatSyntax, OfTemplatesWithOtherThoughts) {
+  const ChatSyntax gpt = chat_syntax_of(template_named("gpt_oss"), demo_tokenizer());
+  EXPECT_EQ(gpt, (ChatSyntax{.think_begin = "<|channel|>analysis<|message|>",
+                             .think_end = "<|end|>",
+                             .tools = ToolSyntax::kGptOss,
+                             .channels = true}));
+  EXPECT_EQ(gpt, with_tool_syntax({}, ToolSyntax::kGptOss));
+  EXPECT_EQ(chat_syntax_of(template_named("mistral"), demo_tokenizer()),
+            (ChatSyntax{.think_begin = "[THINK]", .think_end = "[/THINK]", .tools = ToolSyntax::kMistral}));
 }
 
 TEST(ChatSyntax, OfOtherTexts) {
@@ -53,7 +69,11 @@ TEST(ChatSyntax, OfOtherTexts) {
                            demo_tokenizer())
                 .tools,
             ToolSyntax::kDeepSeekV31);
-  EXPECT_EQ(chat_syntax_of("<tool_call>\n<function=name>", demo_tokenizer()).tools, ToolSyntax::kNone);
+  EXPECT_EQ(chat_syntax_of("<tool_call>\n<function=name>", demo_tokenizer()).tools, ToolSyntax::kQwen3Coder);
+  EXPECT_EQ(chat_syntax_of("ns ~ '<tool_call>' ~ ns ~ '<invoke name='", demo_tokenizer()).tools,
+            ToolSyntax::kNone);
+  EXPECT_EQ(chat_syntax_of("'<' ~ '｜DSML｜' ~ 'tool_calls'", demo_tokenizer()).tools,
+            ToolSyntax::kDeepSeekV4);
   const Tokenizer thinking(
       TokenizerParts{.name = "test",
                      .tokens = {"a"},
@@ -65,6 +85,17 @@ TEST(ChatSyntax, OfOtherTexts) {
       .name = "test", .tokens = {"a"}, .added = {{.id = 1, .content = "<tool_call>", .special = true}}});
   EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kHermes}, special), SpecialTokens::kKeep);
   EXPECT_EQ(answer_decoding({}, special), SpecialTokens::kSkip);
+  // A token within a marker, and those of channels.
+  const Tokenizer more(TokenizerParts{.name = "test",
+                                      .tokens = {"a"},
+                                      .added = {{.id = 1, .content = "｜DSML｜", .special = true},
+                                                {.id = 2, .content = "<|message|>", .special = true},
+                                                {.id = 3, .content = "<|call|>", .special = true}}});
+  EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kDeepSeekV32}, more), SpecialTokens::kKeep);
+  EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kHermes}, more), SpecialTokens::kSkip);
+  EXPECT_EQ(answer_decoding(with_tool_syntax({}, ToolSyntax::kGptOss), more), SpecialTokens::kKeep);
+  EXPECT_EQ(answer_end_tokens(with_tool_syntax({}, ToolSyntax::kGptOss), more), std::vector<TokenId>{3});
+  EXPECT_TRUE(answer_end_tokens({.tools = ToolSyntax::kHermes}, more).empty());
 }
 
 TEST(ChatSyntax, ByName) {
@@ -72,23 +103,47 @@ TEST(ChatSyntax, ByName) {
   EXPECT_EQ(tool_syntax_named("deepseekv3"), ToolSyntax::kDeepSeekV3);
   EXPECT_EQ(tool_syntax_named("deepseek_v31"), ToolSyntax::kDeepSeekV31);
   EXPECT_EQ(tool_syntax_named("none"), ToolSyntax::kNone);
-  EXPECT_EQ(reasoning_syntax_named("deepseek-r1").think_begin, "<think>");
+  // As issue trackers and launch lines spell them.
+  for (const auto& [name, syntax] :
+       std::to_array<std::pair<std::string_view, ToolSyntax>>({{"glm45", ToolSyntax::kGlm45},
+                                                               {"glm", ToolSyntax::kGlm45},
+                                                               {"glm47", ToolSyntax::kGlm47},
+                                                               {"qwen3_coder", ToolSyntax::kQwen3Coder},
+                                                               {"qwen3-coder", ToolSyntax::kQwen3Coder},
+                                                               {"minimax-m2", ToolSyntax::kMiniMaxM2},
+                                                               {"minimax_m2", ToolSyntax::kMiniMaxM2},
+                                                               {"kimi_k2", ToolSyntax::kKimiK2},
+                                                               {"gpt-oss", ToolSyntax::kGptOss},
+                                                               {"openai", ToolSyntax::kGptOss},
+                                                               {"deepseekv32", ToolSyntax::kDeepSeekV32},
+                                                               {"deepseek_v32", ToolSyntax::kDeepSeekV32},
+                                                               {"mistral", ToolSyntax::kMistral}}))
+    EXPECT_EQ(tool_syntax_named(name), syntax) << name;
+  EXPECT_EQ(reasoning_syntax_named("deepseek-r1")->think_begin, "<think>");
+  EXPECT_EQ(reasoning_syntax_named("minimax-append-think")->think_begin, "<think>");
+  EXPECT_EQ(reasoning_syntax_named("gpt-oss")->channels, true);
   EXPECT_EQ(reasoning_syntax_named("none"), ChatSyntax{});
-  const auto message = [](auto call) -> std::string {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return {};
-  };
-  EXPECT_THAT(message([] { tool_syntax_named("gpt"); }),
-              HasSubstr("\"gpt\"; expected one of hermes, qwen, qwen25, qwen3, deepseekv3"));
-  EXPECT_THAT(message([] { reasoning_syntax_named(""); }), HasSubstr("qwen3, deepseek-r1, deepseek_r1"));
+  EXPECT_EQ(tool_syntax_named("gpt"), std::nullopt);
+  EXPECT_EQ(tool_syntax_named("deepseek-r1"), std::nullopt);
+  EXPECT_EQ(reasoning_syntax_named(""), std::nullopt);
+  EXPECT_EQ(reasoning_syntax_named("hermes"), std::nullopt);
+  // Every syntax has a name, which leads back to it.
+  for (const ToolSyntax syntax : kToolSyntaxes) EXPECT_EQ(tool_syntax_named(name_of(syntax)), syntax);
+  EXPECT_EQ(tool_parser_names().size(), kToolSyntaxes.size() + 1);
+}
+
+TEST(ChatSyntax, FlagsBesideWhatIsShown) {
+  const ChatSyntax qwen{.think_begin = "<think>", .think_end = "</think>", .tools = ToolSyntax::kHermes};
+  EXPECT_EQ(with_tool_syntax(qwen, ToolSyntax::kGlm47).think_begin, "<think>");
+  EXPECT_TRUE(with_tool_syntax(qwen, ToolSyntax::kGptOss).channels);
+  const ChatSyntax gpt = with_tool_syntax({}, ToolSyntax::kGptOss);
+  EXPECT_TRUE(with_reasoning(gpt, {}).channels);
+  EXPECT_TRUE(with_tool_syntax(gpt, ToolSyntax::kHermes).channels);
+  EXPECT_FALSE(with_reasoning(with_tool_syntax(gpt, ToolSyntax::kHermes), qwen).channels);
 }
 
 TEST(ChatSyntax, PromptsThatOpenThinking) {
-  const ChatSyntax thinks = reasoning_syntax_named("qwen3");
+  const ChatSyntax thinks = *reasoning_syntax_named("qwen3");
   EXPECT_TRUE(prompt_opens_thinking(thinks, "<|im_start|>assistant\n<think>\n"));
   EXPECT_TRUE(prompt_opens_thinking(thinks, "<think>"));
   EXPECT_FALSE(prompt_opens_thinking(thinks, "<think>\n\n</think>\n\n"));
@@ -118,7 +173,8 @@ struct Calls {
   std::vector<OrderedJson> arguments = {};
 };
 Calls read_calls(const ChatSyntax& syntax, std::string_view text) {
-  ReplyParser parser(syntax, {.tools = true});
+  const auto types = std::make_shared<const ArgumentTypes>(request_tools(conversation()));
+  ReplyParser parser(syntax, {.tools = true, .types = types});
   std::vector<ReplyPiece> pieces = parser.push(text);
   std::ranges::copy(parser.flush(), std::back_inserter(pieces));
   Calls calls;
@@ -141,7 +197,8 @@ TEST(ChatSyntax, CallsThatTemplatesWriteAreReadBack) {
       "tool['function']['arguments'] + '\\n' + '```' + '<｜tool▁call▁end｜>'}}{% endfor "
       "%}{{'<｜tool▁calls▁end｜>'}}"
       "{% else %}{{ message['content'] + '<｜Assistant｜>' }}{% endif %}{% endfor %}";
-  for (const std::string name : {"qwen2", "qwen3", "deepseek_v3", "appending"}) {
+  for (const std::string name : {"qwen2", "qwen3", "deepseek_v3", "appending", "deepseek_v32", "glm4_moe",
+                                 "glm47", "kimi_k2", "minimax_m2", "mistral", "qwen3_coder"}) {
     const std::string source = name == "appending" ? appending : template_named(name);
     const ChatSyntax syntax = chat_syntax_of(source, demo_tokenizer());
     const OrderedJson messages = template_messages(request["messages"], source);
@@ -152,26 +209,16 @@ TEST(ChatSyntax, CallsThatTemplatesWriteAreReadBack) {
                                             {"bos_token", "<s>"},
                                             {"eos_token", "</s>"}});
     // The answer that holds the calls.
-    const std::string_view head =
-        syntax.tools == ToolSyntax::kHermes ? "<|im_start|>assistant" : "<｜Assistant｜>";
-    const size_t begin = prompt.find(tool_markers(syntax.tools).call_begin, prompt.find(head));
+    const ToolMarkers& markers = tool_markers(syntax.tools);
+    const size_t begin =
+        prompt.find(markers.section_begin.empty() ? markers.call_begin : markers.section_begin,
+                    prompt.find("Weather in Bonn?"));
     ASSERT_NE(begin, std::string::npos) << name;
     const Calls calls = read_calls(syntax, std::string_view(prompt).substr(begin));
     EXPECT_EQ(calls.names, (std::vector<std::string>{"get_weather", "now"})) << name;
     ASSERT_EQ(calls.arguments.size(), 2u) << prompt;
     EXPECT_EQ(calls.arguments[0], OrderedJson({{"city", "Bonn\n\"x\""}})) << name;
     EXPECT_EQ(calls.arguments[1], OrderedJson::object()) << name;
-  }
-}
-
-TEST(ChatSyntax, ConversationsWithCallsRenderForTheOtherTemplates) {
-  const OrderedJson request = conversation();
-  for (const std::string name : {"glm4_moe", "kimi_k2", "minimax_m2"}) {
-    const std::string source = template_named(name);
-    const std::string prompt = ChatTemplate(source, name)
-                                   .render({{"messages", template_messages(request["messages"], source)},
-                                            {"tools", request_tools(request)}});
-    EXPECT_THAT(prompt, HasSubstr("Bonn")) << name;
   }
 }
 

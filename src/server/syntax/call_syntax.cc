@@ -1,0 +1,125 @@
+#include "server/syntax/call_syntax.h"
+
+namespace kt {
+namespace {
+
+constexpr ToolMarkers kSeekMarkers{.section_begin = "<｜tool▁calls▁begin｜>",
+                                   .section_end = "<｜tool▁calls▁end｜>",
+                                   .call_begin = "<｜tool▁call▁begin｜>",
+                                   .separator = "<｜tool▁sep｜>",
+                                   .call_end = "<｜tool▁call▁end｜>"};
+
+constexpr TagMarkers kGlmTags{.key_begin = "<arg_key>",
+                              .key_end = "</arg_key>",
+                              .value_begin = "<arg_value>",
+                              .value_end = "</arg_value>"};
+
+constexpr TagMarkers kDsmlTags{.name_end = "\">",
+                               .key_begin = "<｜DSML｜parameter name=\"",
+                               .key_end = "\">",
+                               .string_key_end = "\" string=\"true\">",
+                               .json_key_end = "\" string=\"false\">",
+                               .value_end = "</｜DSML｜parameter>"};
+
+constexpr CallSyntax kNoCalls{};
+constexpr CallSyntax kHermes{.form = CallForm::kObject,
+                             .markers = {.call_begin = "<tool_call>", .call_end = "</tool_call>"},
+                             .line = "\n"};
+constexpr CallSyntax kSeekV3{.form = CallForm::kFenced, .markers = kSeekMarkers, .line = "\n"};
+constexpr CallSyntax kSeekV31{.form = CallForm::kNamed, .markers = kSeekMarkers};
+constexpr CallSyntax kSeekV32{.form = CallForm::kTags,
+                              .markers = {.section_begin = "<｜DSML｜function_calls>",
+                                          .section_end = "</｜DSML｜function_calls>",
+                                          .call_begin = "<｜DSML｜invoke name=\"",
+                                          .call_end = "</｜DSML｜invoke>"},
+                              .tags = kDsmlTags,
+                              .line = "\n",
+                              .name_line = "\n",
+                              .needs_section = true};
+constexpr CallSyntax kSeekV4{.form = CallForm::kTags,
+                             .markers = {.section_begin = "<｜DSML｜tool_calls>",
+                                         .section_end = "</｜DSML｜tool_calls>",
+                                         .call_begin = "<｜DSML｜invoke name=\"",
+                                         .call_end = "</｜DSML｜invoke>"},
+                             .tags = kDsmlTags,
+                             .line = "\n",
+                             .name_line = "\n",
+                             .needs_section = true};
+constexpr CallSyntax kGlmLines{.form = CallForm::kTags,
+                               .markers = {.call_begin = "<tool_call>", .call_end = "</tool_call>"},
+                               .tags = kGlmTags,
+                               .line = "\n",
+                               .name_line = "\n"};
+constexpr CallSyntax kGlmTight{.form = CallForm::kTags,
+                               .markers = {.call_begin = "<tool_call>", .call_end = "</tool_call>"},
+                               .tags = kGlmTags};
+constexpr CallSyntax kCoder{.form = CallForm::kTags,
+                            .markers = {.call_begin = "<tool_call>", .call_end = "</tool_call>"},
+                            .tags = {.name_begin = "<function=",
+                                     .name_end = ">",
+                                     .key_begin = "<parameter=",
+                                     .key_end = ">",
+                                     .value_end = "</parameter>",
+                                     .body_end = "</function>",
+                                     .value_lines = true},
+                            .line = "\n",
+                            .name_line = "\n"};
+constexpr CallSyntax kMiniMax{.form = CallForm::kTags,
+                              .markers = {.section_begin = "<minimax:tool_call>",
+                                          .section_end = "</minimax:tool_call>",
+                                          .call_begin = "<invoke name=\"",
+                                          .call_end = "</invoke>"},
+                              .tags = {.name_end = "\">",
+                                       .key_begin = "<parameter name=\"",
+                                       .key_end = "\">",
+                                       .value_end = "</parameter>"},
+                              .line = "\n",
+                              .name_line = "\n",
+                              .needs_section = true};
+constexpr CallSyntax kKimi{.form = CallForm::kNamed,
+                           .markers = {.section_begin = "<|tool_calls_section_begin|>",
+                                       .section_end = "<|tool_calls_section_end|>",
+                                       .call_begin = "<|tool_call_begin|>",
+                                       .separator = "<|tool_call_argument_begin|>",
+                                       .call_end = "<|tool_call_end|>"},
+                           .has_ids = true,
+                           .ends_thought = true};
+constexpr CallSyntax kChannelCalls{.form = CallForm::kChannel};
+constexpr CallSyntax kMistral{.form = CallForm::kNamed,
+                              .markers = {.call_begin = "[TOOL_CALLS]", .separator = "[ARGS]"}};
+
+}  // namespace
+
+const CallSyntax& call_syntax(ToolSyntax syntax) {
+  switch (syntax) {
+    case ToolSyntax::kNone:
+      break;
+    case ToolSyntax::kHermes:
+      return kHermes;
+    case ToolSyntax::kDeepSeekV3:
+      return kSeekV3;
+    case ToolSyntax::kDeepSeekV31:
+      return kSeekV31;
+    case ToolSyntax::kDeepSeekV32:
+      return kSeekV32;
+    case ToolSyntax::kDeepSeekV4:
+      return kSeekV4;
+    case ToolSyntax::kGlm45:
+      return kGlmLines;
+    case ToolSyntax::kGlm47:
+      return kGlmTight;
+    case ToolSyntax::kQwen3Coder:
+      return kCoder;
+    case ToolSyntax::kMiniMaxM2:
+      return kMiniMax;
+    case ToolSyntax::kKimiK2:
+      return kKimi;
+    case ToolSyntax::kGptOss:
+      return kChannelCalls;
+    case ToolSyntax::kMistral:
+      return kMistral;
+  }
+  return kNoCalls;
+}
+
+}  // namespace kt

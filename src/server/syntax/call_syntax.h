@@ -1,0 +1,60 @@
+// The markers of every syntax of tool calls, one row each: what readers look for and grammars write. A syntax that is
+// made of known parts is a row here and a name in parser_names.cc.
+#pragma once
+#include <string_view>
+
+#include "server/syntax/chat_syntax.h"
+
+namespace kt {
+
+// What stands between the markers of a call.
+enum class CallForm {
+  kNone,
+  kObject,   // {"name": ..., "arguments": {...}}
+  kNamed,    // NAME separator {...}
+  kFenced,   // a word, separator, NAME, a line break, {...} in a fence
+  kTags,     // the name, then a key and a value in tags for each argument; strings bare
+  kChannel,  // {...}; the name stands in the header of the message
+};
+
+// The markers around calls. Empty where a syntax has none.
+struct ToolMarkers {
+  std::string_view section_begin = {}, section_end = {};  // around all calls of an answer
+  std::string_view call_begin = {}, separator = {}, call_end = {};
+};
+
+// The tags of kTags, in the order in which they come. White space between them does not count.
+struct TagMarkers {
+  std::string_view name_begin = {};  // before the name, where call_begin does not end in it
+  std::string_view name_end = {};    // empty: a line break or the next tag ends the name
+  std::string_view key_begin = {}, key_end = {};
+  std::string_view string_key_end = {}, json_key_end = {};  // key_end of syntaxes that say which a value is
+  std::string_view value_begin = {}, value_end = {};
+  std::string_view body_end = {};  // behind the last value, before call_end
+  bool value_lines = false;        // a value stands on lines of its own
+};
+
+struct CallSyntax {
+  CallForm form = CallForm::kNone;
+  ToolMarkers markers = {};
+  TagMarkers tags = {};
+  std::string_view line = {};       // what models write between tags, and between calls
+  std::string_view name_line = {};  // and behind the name
+  // Whether a call may stand outside of a section: where its marker is no token, text about calls would become one.
+  bool needs_section = false;
+  bool has_ids = false;       // kNamed: the name stands in an id, functions.NAME:0
+  bool ends_thought = false;  // the section's marker ends a thought that was left open
+};
+const CallSyntax& call_syntax(ToolSyntax syntax);
+inline const ToolMarkers& tool_markers(ToolSyntax syntax) { return call_syntax(syntax).markers; }
+
+// gpt-oss: an answer is messages, each with a header that names its channel and perhaps whom it is for.
+struct ChannelMarkers {
+  std::string_view start = "<|start|>", channel = "<|channel|>", constrain = "<|constrain|>",
+                   message = "<|message|>";
+  std::string_view end = "<|end|>", call = "<|call|>", answer_end = "<|return|>";
+  std::string_view role = "assistant", functions = "functions.";
+};
+inline constexpr ChannelMarkers kChannels;
+
+}  // namespace kt

@@ -1,0 +1,243 @@
+#include "server/syntax/marker_reader.h"
+
+#include <algorithm>
+
+namespace kt {
+namespace {
+
+constexpr std::string_view kBlank = " \n\r\t";
+
+}  // namespace
+
+MarkerReader::MarkerReader(ChatSyntax syntax, const ReplyParser::Start& start, ReplyPieces& out)
+    : syntax_(std::move(syntax)),
+      calls_(call_syntax(syntax_.tools)),
+      markers_(calls_.markers),
+      tools_(start.tools && !markers_.call_begin.empty()),
+      types_(start.types),
+      out_(out) {
+  if (syntax_.think_begin.empty() || syntax_.think_end.empty()) return;
+  phase_ = start.thinking ? Phase::kThoughtStart : Phase::kStart;
+}
+
+// White space waits while a call may follow.
+void MarkerReader::add_content(std::string_view text) {
+  const size_t first = text.find_first_not_of(kBlank);
+  if (drop_space_) text.remove_prefix(std::min(first, text.size()));
+  if (text.empty()) return;
+  if (tools_ && first == std::string_view::npos) {
+    gap_ += text;
+    return;
+  }
+  const size_t end = tools_ ? text.find_last_not_of(kBlank) + 1 : text.size();
+  out_.add(ReplyPiece::Kind::kContent, gap_);
+  out_.add(ReplyPiece::Kind::kContent, text.substr(0, end));
+  gap_ = text.substr(end);
+  drop_space_ = false;
+  any_content_ = true;
+}
+
+void MarkerReader::add_thought(std::string_view text) {
+  const size_t last = text.find_last_not_of(kBlank);
+  if (last == std::string_view::npos) {
+    gap_ += text;
+    return;
+  }
+  out_.add(ReplyPiece::Kind::kReasoning, gap_);
+  out_.add(ReplyPiece::Kind::kReasoning, text.substr(0, last + 1));
+  gap_ = text.substr(last + 1);
+}
+
+void MarkerReader::run() {
+  while (step()) {
+  }
+  const size_t settled = phase_ == Phase::kSection || phase_ == Phase::kCall ? mark_ : at_;
+  input_.erase(0, settled);
+  at_ -= settled;
+  mark_ -= std::min(mark_, settled);
+  call_at_ -= static_cast<ptrdiff_t>(settled);
+}
+
+// Whether there may be more to do before more text comes.
+bool MarkerReader::step() {
+  switch (phase_) {
+    case Phase::kStart:
+      return start();
+    case Phase::kThoughtStart:
+      return thought_start();
+    case Phase::kThought:
+      return thought();
+    case Phase::kContent:
+      return content();
+    case Phase::kSection:
+      return section();
+    case Phase::kCall:
+      return call();
+  }
+  return false;
+}
+
+void MarkerReader::skip_space() { at_ = std::min(input_.find_first_not_of(kBlank, at_), input_.size()); }
+
+bool MarkerReader::start() {
+  const size_t before = at_;
+  skip_space();
+  gap_.append(input_, before, at_ - before);
+  if (rest().starts_with(syntax_.think_begin)) {
+    at_ += syntax_.think_begin.size();
+    gap_.clear();
+    phase_ = Phase::kThoughtStart;
+    return true;
+  }
+  if (syntax_.think_begin.starts_with(rest())) return false;
+  phase_ = Phase::kContent;
+  return true;
+}
+
+// Some models open the thought again that the prompt has opened.
+bool MarkerReader::thought_start() {
+  skip_space();
+  if (rest().starts_with(syntax_.think_begin)) {
+    at_ += syntax_.think_begin.size();
+    return true;
+  }
+  if (syntax_.think_begin.starts_with(rest())) return false;
+  phase_ = Phase::kThought;
+  return true;
+}
+
+bool MarkerReader::thought() {
+  const bool may_call = tools_ && calls_.ends_thought;
+  const FoundMarker found =
+      find_marker(rest(), {syntax_.think_end, may_call ? markers_.section_begin : std::string_view()});
+  add_thought(rest().substr(0, found.at));
+  at_ += found.at;
+  if (found.marker.empty()) return false;
+  if (found.marker == syntax_.think_end) at_ += found.marker.size();
+  gap_.clear();
+  drop_space_ = true;
+  phase_ = Phase::kContent;
+  return true;
+}
+
+bool MarkerReader::content() {
+  FoundMarker found{.at = rest().size()};
+  if (tools_) {
+    const bool may_call = in_section_ || !calls_.needs_section;
+    found = find_marker(rest(), {markers_.section_begin, may_call ? markers_.call_begin : std::string_view(),
+                                 out_.calls() > 0 ? markers_.section_end : std::string_view()});
+  }
+  add_content(rest().substr(0, found.at));
+  at_ += found.at;
+  if (found.marker.empty()) return false;
+  mark_ = at_;
+  begin_size_ = found.marker.size();
+  at_ += begin_size_;
+  if (found.marker == markers_.section_end) {
+    drop_space_ = true;
+    in_section_ = false;
+  } else if (found.marker == markers_.section_begin) {
+    phase_ = Phase::kSection;
+  } else {
+    begin_call();
+  }
+  return true;
+}
+
+bool MarkerReader::section() {
+  skip_space();
+  if (rest().starts_with(markers_.call_begin)) {
+    at_ += markers_.call_begin.size();
+    in_section_ = true;
+    begin_call();
+    return true;
+  }
+  if (markers_.call_begin.starts_with(rest())) return false;
+  refuse_call();
+  return true;
+}
+
+void MarkerReader::begin_call() {
+  phase_ = Phase::kCall;
+  call_at_ = static_cast<ptrdiff_t>(at_);
+  reader_ = make_call_reader(syntax_.tools, types_);
+}
+
+bool MarkerReader::call() {
+  while (at_ < input_.size()) {
+    const CallReader::Step step = reader_->push(input_[at_]);
+    if (step == CallReader::Step::kBad) {
+      refuse_call();
+      return true;
+    }
+    ++at_;
+    if (reader_->told() > 0) mark_ = static_cast<size_t>(call_at_ + static_cast<ptrdiff_t>(reader_->told()));
+    if (step != CallReader::Step::kDone) continue;
+    out_.add_call(*reader_);
+    end_call();
+    return true;
+  }
+  out_.add_call(*reader_);
+  return false;
+}
+
+void MarkerReader::end_call() {
+  reader_.reset();
+  phase_ = Phase::kContent;
+  drop_space_ = true;
+  if (!any_content_) gap_.clear();
+}
+
+void MarkerReader::refuse_call() {
+  if (reader_) out_.add_call(*reader_);
+  if (reader_ && reader_->certain()) {
+    const bool complete = reader_->complete();
+    at_ = mark_;
+    end_call();
+    drop_space_ = complete;
+    return;
+  }
+  in_section_ = in_section_ && out_.calls() > 0;
+  drop_space_ = false;
+  add_content(std::string_view(input_).substr(mark_, begin_size_));
+  at_ = mark_ + begin_size_;
+  reader_.reset();
+  phase_ = Phase::kContent;
+}
+
+void MarkerReader::push(std::string_view text) {
+  input_ += text;
+  run();
+}
+
+void MarkerReader::flush() {
+  while (phase_ == Phase::kSection || (phase_ == Phase::kCall && !reader_->certain())) {
+    refuse_call();
+    run();
+  }
+  const std::string left(rest());
+  switch (phase_) {
+    case Phase::kThoughtStart:
+    case Phase::kThought:
+      add_thought(left);
+      out_.add(ReplyPiece::Kind::kReasoning, gap_);
+      break;
+    case Phase::kStart:
+    case Phase::kContent:
+      add_content(left);
+      if (!drop_space_) out_.add(ReplyPiece::Kind::kContent, gap_);
+      break;
+    case Phase::kCall:
+      if (!reader_->complete()) out_.set_cut_off();
+      reader_->end();
+      out_.add_call(*reader_);
+      break;
+    case Phase::kSection:
+      break;
+  }
+  input_.clear();
+  at_ = 0;
+  gap_.clear();
+}
+
+}  // namespace kt

@@ -1,0 +1,529 @@
+// Every syntax of calls in one table: what is written comes back, however it is cut.
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <random>
+
+#include "server/syntax/call_syntax.h"
+
+namespace kt {
+namespace {
+
+using Kind = ReplyPiece::Kind;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+const OrderedJson& all_tools() {
+  static const OrderedJson made = template_tools(OrderedJson::parse(R"([
+    {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object",
+      "$defs": {"place": {"type": "object", "properties": {"lat": {"type": "number"}}}, "word": {"type": "string"}},
+      "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "part": {"type": "number"}, "now": {"type": "boolean"},
+        "none": {"type": "null"}, "tags": {"type": "array", "items": {"type": "string"}}, "at": {"$ref": "#/$defs/place"},
+        "word": {"$ref": "#/$defs/word"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "either": {"type": ["string", "integer"]}, "unit": {"enum": ["c", "f"]}, "any": {}}}}},
+    {"type": "function", "function": {"name": "ns.now-2"}}])"));
+  return made;
+}
+
+ReplyParser::Start with_tools() {
+  static const auto types = std::make_shared<const ArgumentTypes>(all_tools());
+  return {.tools = true, .types = types};
+}
+
+ChatSyntax plain(ToolSyntax tools) { return with_tool_syntax({}, tools); }
+
+struct Call {
+  std::string name;
+  OrderedJson arguments;
+};
+
+// A call as the documents of its family show it, spelled here once more.
+std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
+  const auto text_of = [](const OrderedJson& value) {
+    return value.is_string() ? value.get<std::string>() : spaced_json(value);
+  };
+  std::string out;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const auto& [name, arguments] = calls[i];
+    const std::string json = spaced_json(arguments);
+    std::string keys;
+    const auto each = [&](auto part) {
+      for (const auto& [key, value] : arguments.items()) keys += part(key, value);
+    };
+    switch (syntax) {
+      case ToolSyntax::kNone:
+        break;
+      case ToolSyntax::kHermes:
+        out += (i > 0 ? "\n" : "") + ("<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": ") + json +
+               "}\n</tool_call>";
+        break;
+      case ToolSyntax::kDeepSeekV3:
+        out += (i > 0 ? "\n" : "<｜tool▁calls▁begin｜>") +
+               ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + name + "\n```json\n" + json) +
+               "\n```<｜tool▁call▁end｜>";
+        break;
+      case ToolSyntax::kDeepSeekV31:
+        out += (i > 0 ? "" : "<｜tool▁calls▁begin｜>") +
+               ("<｜tool▁call▁begin｜>" + name + "<｜tool▁sep｜>" + json + "<｜tool▁call▁end｜>");
+        break;
+      case ToolSyntax::kDeepSeekV32:
+      case ToolSyntax::kDeepSeekV4:
+        each([&](const std::string& key, const OrderedJson& value) {
+          return "<｜DSML｜parameter name=\"" + key + "\" string=\"" +
+                 (value.is_string() ? "true" : "false") + "\">" + text_of(value) + "</｜DSML｜parameter>\n";
+        });
+        if (i == 0)
+          out += syntax == ToolSyntax::kDeepSeekV4 ? "<｜DSML｜tool_calls>\n" : "<｜DSML｜function_calls>\n";
+        out += "<｜DSML｜invoke name=\"" + name + "\">\n" + keys + "</｜DSML｜invoke>\n";
+        break;
+      case ToolSyntax::kGlm45:
+        each([&](const std::string& key, const OrderedJson& value) {
+          return "<arg_key>" + key + "</arg_key>\n<arg_value>" + text_of(value) + "</arg_value>\n";
+        });
+        out += (i > 0 ? "\n" : "") + ("<tool_call>" + name + "\n" + keys + "</tool_call>");
+        break;
+      case ToolSyntax::kGlm47:
+        each([&](const std::string& key, const OrderedJson& value) {
+          return "<arg_key>" + key + "</arg_key><arg_value>" + text_of(value) + "</arg_value>";
+        });
+        out += "<tool_call>" + name + keys + "</tool_call>";
+        break;
+      case ToolSyntax::kQwen3Coder:
+        each([&](const std::string& key, const OrderedJson& value) {
+          return "<parameter=" + key + ">\n" + text_of(value) + "\n</parameter>\n";
+        });
+        out += (i > 0 ? "\n" : "") +
+               ("<tool_call>\n<function=" + name + ">\n" + keys + "</function>\n</tool_call>");
+        break;
+      case ToolSyntax::kMiniMaxM2:
+        each([&](const std::string& key, const OrderedJson& value) {
+          return "<parameter name=\"" + key + "\">" + text_of(value) + "</parameter>\n";
+        });
+        out += (i > 0 ? "" : "<minimax:tool_call>\n") +
+               ("<invoke name=\"" + name + "\">\n" + keys + "</invoke>\n");
+        break;
+      case ToolSyntax::kKimiK2:
+        out += (i > 0 ? "" : "<|tool_calls_section_begin|>") +
+               ("<|tool_call_begin|>functions." + name + ":" + std::to_string(i) +
+                "<|tool_call_argument_begin|>" + json + "<|tool_call_end|>");
+        break;
+      case ToolSyntax::kGptOss:
+        out += (i > 0 ? "<|start|>assistant" : "") + ("<|channel|>commentary to=functions." + name +
+                                                      " <|constrain|>json<|message|>" + json + "<|call|>");
+        break;
+      case ToolSyntax::kMistral:
+        out += "[TOOL_CALLS]" + name + "[ARGS]" + json;
+        break;
+    }
+  }
+  constexpr auto kEnds = std::to_array<std::pair<ToolSyntax, std::string_view>>(
+      {{ToolSyntax::kDeepSeekV3, "<｜tool▁calls▁end｜>"},
+       {ToolSyntax::kDeepSeekV31, "<｜tool▁calls▁end｜>"},
+       {ToolSyntax::kDeepSeekV32, "</｜DSML｜function_calls>"},
+       {ToolSyntax::kDeepSeekV4, "</｜DSML｜tool_calls>"},
+       {ToolSyntax::kMiniMaxM2, "</minimax:tool_call>"},
+       {ToolSyntax::kKimiK2, "<|tool_calls_section_end|>"}});
+  for (const auto& [of, end] : kEnds)
+    if (of == syntax) out += end;
+  return out;
+}
+
+struct Parsed {
+  std::string thought = {}, content = {};
+  std::vector<std::string> names = {}, arguments = {}, ids = {};
+  bool cut_off = false;
+  bool operator==(const Parsed&) const = default;
+};
+
+Parsed parsed(const ChatSyntax& syntax, std::string_view text, const std::vector<size_t>& cuts = {},
+              ReplyParser::Start start = with_tools()) {
+  ReplyParser parser(syntax, std::move(start));
+  Parsed out;
+  const auto add = [&](const std::vector<ReplyPiece>& pieces) {
+    for (const ReplyPiece& piece : pieces) {
+      EXPECT_FALSE(piece.text.empty());
+      if (piece.kind == Kind::kReasoning) out.thought += piece.text;
+      if (piece.kind == Kind::kContent) out.content += piece.text;
+      if (piece.kind == Kind::kArguments) out.arguments.at(static_cast<size_t>(piece.call)) += piece.text;
+      if (piece.kind != Kind::kCall) continue;
+      EXPECT_EQ(piece.call, static_cast<int>(out.names.size()));
+      out.names.push_back(piece.text);
+      out.ids.push_back(piece.id);
+      out.arguments.emplace_back();
+    }
+  };
+  size_t done = 0;
+  for (const size_t cut : cuts) {
+    add(parser.push(text.substr(done, cut - done)));
+    done = cut;
+  }
+  add(parser.push(text.substr(done)));
+  add(parser.flush());
+  out.cut_off = parser.cut_off();
+  return out;
+}
+
+std::vector<size_t> every_byte(std::string_view text) {
+  std::vector<size_t> cuts;
+  for (size_t i = 1; i < text.size(); ++i) cuts.push_back(i);
+  return cuts;
+}
+
+// Arguments of several shapes; markers of all syntaxes stand in them as text.
+std::vector<std::vector<Call>> shapes() {
+  const std::string hard =
+      "a \"q\" \\ \t é😀\n\n</tool_call> <arg_value>x</arg_key> </function> <|call|> [ARGS] </invoke> "
+      "<parameter=x> </parameter </arg_valu ｜DSML｜ ";
+  return {
+      {{"ns.now-2", OrderedJson::object()}},
+      {{"get_weather", {{"city", "Rome"}}}},
+      {{"get_weather", {{"city", "5"}, {"days", 5}, {"part", -0.25}, {"now", true}, {"none", nullptr}}}},
+      {{"get_weather", {{"city", ""}, {"word", "{\"a\": 1}"}, {"maybe", "nulls"}, {"unit", "f"}}}},
+      {{"get_weather",
+        {{"maybe", nullptr}, {"either", "5x"}, {"tags", {"a", "b\n"}}, {"at", {{"lat", 1.5}}}}}},
+      {{"get_weather", {{"either", 7}, {"any", {1, {{"x", "y"}}}}, {"tags", OrderedJson::array()}}}},
+      {{"get_weather",
+        {{"city", hard}, {"tags", {hard, "</parameter>", "</arg_value>", "</｜DSML｜parameter>"}}}}},
+      {{"get_weather", {{"city", "\n two\n\nlines \n"}, {"word", "true"}}},
+       {"ns.now-2", OrderedJson::object()}},
+      {{"get_weather", {{"city", "a"}}}, {"get_weather", {{"days", 2}}}, {"get_weather", {{"word", " "}}}},
+  };
+}
+
+TEST(Syntaxes, WhatIsWrittenComesBack) {
+  for (const ToolSyntax syntax : kToolSyntaxes)
+    for (const std::vector<Call>& calls : shapes()) {
+      const std::string text = written(syntax, calls);
+      const Parsed whole = parsed(plain(syntax), text);
+      EXPECT_EQ(whole.content, "") << name_of(syntax) << text;
+      EXPECT_FALSE(whole.cut_off) << name_of(syntax);
+      ASSERT_EQ(whole.names.size(), calls.size()) << name_of(syntax) << "\n" << text;
+      for (size_t i = 0; i < calls.size(); ++i) {
+        EXPECT_EQ(whole.names[i], calls[i].name) << name_of(syntax);
+        EXPECT_EQ(OrderedJson::parse(whole.arguments[i], nullptr, false), calls[i].arguments)
+            << name_of(syntax) << "\n"
+            << text << "\n"
+            << whole.arguments[i];
+      }
+      ASSERT_EQ(parsed(plain(syntax), text, every_byte(text)), whole) << name_of(syntax);
+      for (size_t cut = 0; cut <= text.size(); ++cut)
+        ASSERT_EQ(parsed(plain(syntax), text, {cut}), whole) << name_of(syntax) << text << " cut at " << cut;
+    }
+}
+
+TEST(Syntaxes, TextAndThoughtsAroundCalls) {
+  for (const ToolSyntax syntax : kToolSyntaxes) {
+    const bool channels = syntax == ToolSyntax::kGptOss;
+    const ChatSyntax thinks =
+        channels ? plain(syntax) : with_tool_syntax(*reasoning_syntax_named("qwen3"), syntax);
+    const std::string call = written(syntax, {{"get_weather", {{"city", "Rome"}}}});
+    const std::string text =
+        channels ? "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+                   "<|message|>I look.<|end|><|start|>assistant" +
+                       call
+                 : "<think>\nhm\n</think>\n\nI look.\n" + call;
+    const Parsed whole = parsed(thinks, text);
+    EXPECT_EQ(whole.thought, "hm") << name_of(syntax);
+    EXPECT_EQ(whole.content, "I look.") << name_of(syntax);
+    EXPECT_THAT(whole.names, ElementsAre("get_weather")) << name_of(syntax);
+    EXPECT_THAT(whole.arguments, ElementsAre("{\"city\": \"Rome\"}")) << name_of(syntax);
+    ASSERT_EQ(parsed(thinks, text, every_byte(text)), whole) << name_of(syntax);
+  }
+}
+
+// As max_tokens ends an answer anywhere: what was told stays, and nothing is told that was not written.
+TEST(Syntaxes, AnswersThatEndAnywhere) {
+  for (const ToolSyntax syntax : kToolSyntaxes)
+    for (const std::vector<Call>& calls : shapes()) {
+      const std::string text = written(syntax, calls);
+      const Parsed all = parsed(plain(syntax), text);
+      for (size_t end = 0; end < text.size(); ++end) {
+        const std::string_view part = std::string_view(text).substr(0, end);
+        const Parsed some = parsed(plain(syntax), part);
+        ASSERT_EQ(parsed(plain(syntax), part, every_byte(part)), some) << name_of(syntax) << part;
+        ASSERT_LE(some.names.size(), all.names.size());
+        for (size_t i = 0; i < some.names.size(); ++i) {
+          ASSERT_EQ(some.names[i], all.names[i]);
+          const bool last = i + 1 == some.names.size();
+          if (!last || !some.cut_off) {
+            ASSERT_EQ(some.arguments[i], all.arguments[i]) << name_of(syntax) << part;
+          } else if (call_syntax(syntax).form == CallForm::kTags) {
+            ASSERT_FALSE(nlohmann::json::accept(some.arguments[i])) << name_of(syntax) << part;
+          }
+        }
+      }
+    }
+}
+
+TEST(Syntaxes, WithoutToolsCallsAreContent) {
+  for (const ToolSyntax syntax : kToolSyntaxes) {
+    const std::string text = written(syntax, {{"get_weather", {{"city", "Rome"}}}});
+    const Parsed whole = parsed(plain(syntax), text, {}, {});
+    EXPECT_THAT(whole.names, IsEmpty());
+    const std::string_view wanted = std::string_view(text).substr(0, text.find("<|call|>"));
+    EXPECT_EQ(whole.content, wanted) << name_of(syntax);
+  }
+}
+
+// Random texts from the markers of one syntax, in random cuts; all bytes come out again, or are markers.
+TEST(Syntaxes, RandomTextsInRandomCuts) {
+  std::mt19937 random(5);
+  const auto below = [&](size_t n) { return random() % n; };
+  for (const ToolSyntax syntax : kToolSyntaxes) {
+    const CallSyntax& row = call_syntax(syntax);
+    std::vector<std::string> words = {"\n", " ", "get_weather", "city", "days",
+                                      "5",  "x", "<",           "{",    "}",
+                                      "\"", ":", "[",           "]",    "{\"a\": 1}",
+                                      "\\", ">", "functions.",  ":0",   "to=functions.get_weather",
+                                      "é"};
+    for (const std::string_view marker :
+         {row.markers.section_begin, row.markers.section_end, row.markers.call_begin, row.markers.separator,
+          row.markers.call_end, row.tags.name_begin, row.tags.name_end, row.tags.key_begin, row.tags.key_end,
+          row.tags.string_key_end, row.tags.json_key_end, row.tags.value_begin, row.tags.value_end,
+          row.tags.body_end})
+      if (!marker.empty()) words.emplace_back(marker);
+    if (syntax == ToolSyntax::kGptOss)
+      for (const std::string_view marker : {kChannels.start, kChannels.channel, kChannels.constrain,
+                                            kChannels.message, kChannels.end, kChannels.call, kChannels.role})
+        words.emplace_back(marker);
+    for (const std::vector<Call>& calls : shapes()) words.push_back(written(syntax, calls));
+    size_t called = 0;
+    for (int round = 0; round < 1500; ++round) {
+      std::string text;
+      for (size_t n = below(16); n > 0; --n) text += words[below(words.size())];
+      if (text.size() > 1500) text.resize(1500);
+      std::vector<size_t> cuts;
+      for (size_t at = below(4); at < text.size(); at += below(7)) cuts.push_back(at);
+      const Parsed whole = parsed(plain(syntax), text);
+      ASSERT_EQ(parsed(plain(syntax), text, cuts), whole) << name_of(syntax) << text;
+      called += !whole.names.empty();
+    }
+    EXPECT_GT(called, 100u) << name_of(syntax);
+  }
+}
+
+// A quadratic reader would take hours.
+TEST(Syntaxes, HostileTextTakesLinearTime) {
+  for (const ToolSyntax syntax : kToolSyntaxes) {
+    const CallSyntax& row = call_syntax(syntax);
+    const std::string begin = std::string(row.markers.section_begin) + std::string(row.markers.call_begin);
+    const std::string call = written(syntax, {{"get_weather", {{"city", "x"}, {"tags", {"y"}}}}});
+    const std::string value = call.substr(0, call.find('x')), list = call.substr(0, call.find('y'));
+    const std::string ends = std::string(row.tags.value_end) + "  ";
+    for (const auto& [head, unit] : std::vector<std::pair<std::string, std::string>>{
+             {"", begin},
+             {"", begin + "f"},
+             {begin, " "},
+             {begin, "f"},
+             {"", begin + " "},
+             {value, "z"},
+             {value, ends + "<"},
+             {value, " "},
+             {list, "z"},
+             {list, ends},
+             {"", "<|start|>assistant<|channel|>"},
+             {"", "<|channel|>commentary to=functions.f<|message|>"},
+             {"<|channel|>", " "},
+             {"", call}}) {
+      std::string text = head;
+      if (unit.empty()) continue;
+      while (text.size() < 300'000) text += unit;
+      const auto started = std::chrono::steady_clock::now();
+      ReplyParser parser(plain(syntax), with_tools());
+      for (size_t at = 0; at < text.size(); at += 5) parser.push(std::string_view(text).substr(at, 5));
+      parser.flush();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
+      EXPECT_LT(took.count(), 120) << name_of(syntax) << " " << head << unit;
+    }
+  }
+}
+
+TEST(Syntaxes, ValuesByTheirTypes) {
+  const auto value = [](const std::string& key, const std::string& text) {
+    return parsed(plain(ToolSyntax::kGlm47), "<tool_call>get_weather<arg_key>" + key +
+                                                 "</arg_key><arg_value>" + text + "</arg_value></tool_call>")
+        .arguments.at(0);
+  };
+  EXPECT_EQ(value("city", "5"), R"({"city": "5"})");
+  EXPECT_EQ(value("city", "null"), R"({"city": "null"})");
+  EXPECT_EQ(value("word", "[1]"), R"({"word": "[1]"})");
+  EXPECT_EQ(value("unit", "c"), R"({"unit": "c"})");
+  EXPECT_EQ(value("days", " 5\n"), R"({"days": 5})");
+  EXPECT_EQ(value("days", "five"), R"({"days": "five"})");
+  EXPECT_EQ(value("now", "True"), R"({"now": true})");
+  EXPECT_EQ(value("none", "None"), R"({"none": null})");
+  EXPECT_EQ(value("maybe", "null"), R"({"maybe": null})");
+  EXPECT_EQ(value("maybe", "5"), R"({"maybe": "5"})");
+  EXPECT_EQ(value("either", "5"), R"({"either": 5})");
+  EXPECT_EQ(value("either", "5.5"), R"({"either": "5.5"})");
+  EXPECT_EQ(value("any", "5"), R"({"any": 5})");
+  EXPECT_EQ(value("any", "five"), R"({"any": "five"})");
+  EXPECT_EQ(value("unknown", "{\"a\": [true]}"), R"({"unknown": {"a": [true]}})");
+  EXPECT_EQ(value("unknown", "\"quoted\""), R"({"unknown": "quoted"})");
+  EXPECT_EQ(value("unknown", "{broken"), R"({"unknown": "{broken"})");
+  EXPECT_EQ(value("at", "{\"lat\": \"a\nb\"}"), R"({"at": {"lat": "a\nb"}})");
+  EXPECT_EQ(value("at", "{\"lat\": \"</arg_value></tool_call>\"}"),
+            R"({"at": {"lat": "</arg_value></tool_call>"}})");
+  // What ends a value counts only where another tag follows.
+  EXPECT_EQ(value("city", "a</arg_value>b"), R"({"city": "a</arg_value>b"})");
+  EXPECT_EQ(value("city", "a</arg_value></arg_value>"), R"({"city": "a</arg_value></arg_value>"})");
+}
+
+TEST(Syntaxes, TypesOfSchemas) {
+  const auto types = [](const char* schema, const char* root = "{}") {
+    return types_of_schema(OrderedJson::parse(schema), OrderedJson::parse(root)).bits();
+  };
+  using T = TypeSet;
+  EXPECT_EQ(types(R"({"type": "string"})"), T::kString);
+  EXPECT_EQ(types(R"({"type": "number"})"), T::kNumber | T::kInteger);
+  EXPECT_EQ(types(R"({"type": ["integer", "null"]})"), T::kInteger | T::kNull);
+  EXPECT_EQ(types(R"({"type": "string", "nullable": true})"), T::kString | T::kNull);
+  EXPECT_EQ(types(R"({"enum": ["a", 1, null]})"), T::kString | T::kInteger | T::kNull);
+  EXPECT_EQ(types(R"({"const": true})"), T::kBoolean);
+  EXPECT_EQ(types(R"({"oneOf": [{"type": "array"}, {"type": "boolean"}]})"), T::kArray | T::kBoolean);
+  EXPECT_EQ(types(R"({"allOf": [{"type": ["string", "null"]}, {"type": "string"}]})"), T::kString);
+  EXPECT_EQ(types(R"({"properties": {}})"), T::kObject);
+  EXPECT_EQ(types(R"({"pattern": "x"})"), T::kString);
+  EXPECT_EQ(types(R"({"$ref": "#/$defs/a"})", R"({"$defs": {"a": {"type": "integer"}}})"), T::kInteger);
+  for (const char* unclear :
+       {"{}", "true", "5", R"({"type": "str"})", R"({"type": []})", R"({"$ref": "#/nowhere"})",
+        R"({"allOf": [{"type": "string"}, {"type": "null"}]})"})
+    EXPECT_EQ(types(unclear), T::kAll) << unclear;
+  // A reference to itself ends, and says nothing.
+  EXPECT_EQ(types(R"({"$ref": "#"})", R"({"$ref": "#"})"), T::kAll);
+}
+
+TEST(Syntaxes, MalformedCallsAreContent) {
+  const auto content = [](ToolSyntax syntax, const std::string& text) {
+    const Parsed whole = parsed(plain(syntax), text);
+    EXPECT_THAT(whole.names, IsEmpty()) << text;
+    EXPECT_EQ(parsed(plain(syntax), text, every_byte(text)), whole) << text;
+    EXPECT_EQ(whole.content, text);
+  };
+  for (const ToolSyntax syntax : {ToolSyntax::kGlm45, ToolSyntax::kGlm47})
+    for (const char* bad :
+         {"<tool_call></tool_call>", "<tool_call>two words\n</tool_call>", "<tool_call>f\n<arg_value>",
+          "a <tool_call>{\"name\": \"f\"}\n</tool_call> b", "<tool_call>f", "</tool_call>",
+          "<tool_call>f\n<arg_key></arg_key>", "<tool_call>f<arg_key>a</arg_key>x"})
+      content(syntax, bad);
+  for (const char* bad :
+       {"<tool_call>\n<function=>\n</function>\n</tool_call>", "<tool_call>\nf\n</tool_call>",
+        "<function=f></function>", "<tool_call>\n<function=f>\n<parameter=\na>"})
+    content(ToolSyntax::kQwen3Coder, bad);
+  for (const char* bad :
+       {"<invoke name=\"f\"></invoke>", "<minimax:tool_call>\nf", "<minimax:tool_call>\n<invoke name=\"f\">x",
+        "<minimax:tool_call></minimax:tool_call>"})
+    content(ToolSyntax::kMiniMaxM2, bad);
+  for (const char* bad :
+       {"<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "<|tool_calls_section_begin|>x",
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]"})
+    content(ToolSyntax::kKimiK2, bad);
+  for (const char* bad :
+       {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL", "[TOOL_CALLS] [{\"name\": \"f\"}]"})
+    content(ToolSyntax::kMistral, bad);
+  // What is wrong later on: the rest is content.
+  const Parsed later =
+      parsed(plain(ToolSyntax::kGlm47),
+             "<tool_call>get_weather<arg_key>days</arg_key><arg_value>5</arg_value><arg_key>\n</tool_call>");
+  EXPECT_THAT(later.arguments, ElementsAre("{\"days\": 5"));
+  EXPECT_EQ(later.content, "<arg_key>\n</tool_call>");
+}
+
+TEST(Syntaxes, StringsStreamAsTheyCome) {
+  ReplyParser parser(plain(ToolSyntax::kQwen3Coder), with_tools());
+  EXPECT_THAT(parser.push("<tool_call>\n<function=get_weather>\n<parameter=ci"), IsEmpty());
+  EXPECT_THAT(parser.push("ty>"), ElementsAre(ReplyPiece{Kind::kCall, 0, "get_weather"},
+                                              ReplyPiece{Kind::kArguments, 0, "{\"city\": \""}));
+  EXPECT_THAT(parser.push("\nRo"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "Ro"}));
+  EXPECT_THAT(parser.push("me\n</par"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "me"}));
+  EXPECT_THAT(parser.push("k\n</parameter>\n"), ElementsAre(ReplyPiece{Kind::kArguments, 0, "\\n</park"}));
+  EXPECT_THAT(parser.push("<parameter=days>\n1"),
+              ElementsAre(ReplyPiece{Kind::kArguments, 0, "\", \"days\": "}));
+  EXPECT_THAT(parser.push("2\n</parameter>\n</function>"),
+              ElementsAre(ReplyPiece{Kind::kArguments, 0, "12}"}));
+  EXPECT_THAT(parser.push("\n</tool_call>"), IsEmpty());
+  EXPECT_THAT(parser.flush(), IsEmpty());
+}
+
+TEST(Syntaxes, KimisIdsAreKept) {
+  const Parsed calls = parsed(
+      plain(ToolSyntax::kKimiK2),
+      "<|tool_calls_section_begin|><|tool_call_begin|>functions.a.b:3<|tool_call_argument_begin|>{}"
+      "<|tool_call_end|><|tool_call_begin|>functions.a.b:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+      "<|tool_call_begin|> c <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>");
+  EXPECT_THAT(calls.names, ElementsAre("a.b", "a.b", "c"));
+  EXPECT_THAT(calls.ids, ElementsAre("functions.a.b:3", "", ""));
+  // A thought that was left open ends where calls begin.
+  const ChatSyntax thinks = with_tool_syntax(*reasoning_syntax_named("kimi_k2"), ToolSyntax::kKimiK2);
+  const std::string text = "<think>so " + written(ToolSyntax::kKimiK2, {{"a", OrderedJson::object()}});
+  EXPECT_EQ(parsed(thinks, text).thought, "so");
+  EXPECT_THAT(parsed(thinks, text).names, ElementsAre("a"));
+}
+
+TEST(Syntaxes, Channels) {
+  const ChatSyntax syntax = plain(ToolSyntax::kGptOss);
+  const auto check = [&](const std::string& text, const std::string& thought, const std::string& content,
+                         const std::vector<std::string>& names) {
+    const Parsed whole = parsed(syntax, text);
+    EXPECT_EQ(whole.thought, thought) << text;
+    EXPECT_EQ(whole.content, content) << text;
+    EXPECT_EQ(whole.names, names) << text;
+    ASSERT_EQ(parsed(syntax, text, every_byte(text)), whole) << text;
+    for (size_t cut = 0; cut <= text.size(); ++cut)
+      ASSERT_EQ(parsed(syntax, text, {cut}), whole) << text << cut;
+  };
+  check("<|channel|>final<|message|>Hi <|x|> there<|return|>", "", "Hi <|x|> there", {});
+  check(
+      "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"
+      "<|start|>assistant<|channel|>final<|message|>c",
+      "a\n\nb", "c", {});
+  check(
+      "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|message|>Then.<|"
+      "return|>",
+      "", "First.\n\nThen.", {});
+  // Both orders of whom and channel, and no type.
+  check(" to=functions.f<|channel|>commentary json<|message|>{\"a\": 1}<|call|>", "", "", {"f"});
+  check("<|channel|>commentary to=functions.f<|message|>{}", "", "", {"f"});
+  check(
+      "<|start|>assistant to=functions.f<|channel|>commentary<|constrain|>json<|message|> {\"a\": "
+      "\"<|call|>\"}\n<|call|>",
+      "", "", {"f"});
+  check("<|channel|>analysis to=functions.f code<|message|>{}<|call|>", "", "", {"f"});
+  // No header, no end, other tools, what is no object.
+  check("Hello", "", "Hello", {});
+  check("  to be", "", "  to be", {});
+  check("<|channel|>final<|message|>a<|start|>assistant<|channel|>final<|message|>b", "", "a\n\nb", {});
+  check("<|channel|>analysis to=browser.search<|message|>x<|call|>", "",
+        "<|channel|>analysis to=browser.search<|message|>x", {});
+  check("<|channel|>commentary to=functions.f<|message|>[1]<|call|>", "",
+        "<|channel|>commentary to=functions.f<|message|>[1]", {});
+  check("<|start|>user<|message|>x<|end|>", "", "<|start|>user<|message|>x", {});
+  check("<|channel|>final\n<|message|>x", "", "<|channel|>final\n<|message|>x", {});
+  check("<|channel|>ana", "", "", {});
+  check("", "", "", {});
+  const std::string blank(600, ' ');
+  check(blank + "<|channel|>final<|message|>x", "", blank + "\n\nx", {});
+  const Parsed broken = parsed(syntax, "<|channel|>commentary to=functions.f<|message|>{\"a\": 1<|call|>");
+  EXPECT_THAT(broken.arguments, ElementsAre("{\"a\": 1"));
+  EXPECT_EQ(broken.content, "");
+  const Parsed cut = parsed(syntax, "<|channel|>commentary to=functions.f<|message|>{\"a\": \"x");
+  EXPECT_TRUE(cut.cut_off);
+  EXPECT_THAT(cut.arguments, ElementsAre("{\"a\": \"x"));
+  EXPECT_FALSE(parsed(syntax, "<|channel|>commentary to=functions.f<|message|>{}").cut_off);
+  EXPECT_EQ(parsed(syntax, "on<|end|><|start|>assistant<|channel|>final<|message|>b", {}, {.thinking = true})
+                .thought,
+            "on");
+  // Calls of another syntax within messages, as models are told that we tell in ours.
+  const Parsed inner =
+      parsed(with_tool_syntax(syntax, ToolSyntax::kHermes),
+             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
+             "<tool_call>{\"name\": \"f\"}</tool_call><|return|>");
+  EXPECT_EQ(inner.thought, "hm");
+  EXPECT_THAT(inner.names, ElementsAre("f"));
+  // Thoughts that are not wanted apart are content.
+  EXPECT_EQ(parsed(with_reasoning(syntax, {}), "<|channel|>analysis<|message|>a<|end|>").content, "a");
+}
+
+}  // namespace
+}  // namespace kt

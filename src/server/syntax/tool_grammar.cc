@@ -1,0 +1,157 @@
+// tool_call_grammar: what an answer that must call tools may be; answer_grammar: and what any other is wrapped in.
+#include "base/error.h"
+#include "server/syntax/call_grammar.h"
+
+namespace kt {
+namespace {
+
+Grammar nothing() { return literal_grammar(""); }
+Grammar line_breaks(int most) { return repeat_grammar(literal_grammar("\n"), 0, most); }
+
+// Up to think_end and with it, and what comes before the next part of the answer.
+Grammar rest_of_thought(const ChatSyntax& syntax, const Tokenizer& tokenizer) {
+  const auto id = tokenizer.id_of(syntax.think_end);
+  Grammar rest = id && tokenizer.is_special(*id)
+                     ? sequence_grammar({text_without_grammar(""), token_grammar(*id)})
+                     : until_grammar(syntax.think_end);
+  if (!syntax.channels) return sequence_grammar({std::move(rest), line_breaks(2)});
+  return sequence_grammar({std::move(rest), marker_grammar(kChannels.start, tokenizer),
+                           literal_grammar(std::string(kChannels.role))});
+}
+
+// A thought must end if the prompt opened it, and may come at all if the model knows it.
+Grammar thought(const ChatSyntax& syntax, const Tokenizer& tokenizer, const ReplyParser::Start& start) {
+  if (syntax.think_end.empty()) return nothing();
+  Grammar rest = rest_of_thought(syntax, tokenizer);
+  if (start.thinking) return rest;
+  return choice_grammar(
+      {sequence_grammar({marker_grammar(syntax.think_begin, tokenizer), std::move(rest)}), nothing()});
+}
+
+Grammar arguments_grammar(const OrderedJson& function) {
+  const OrderedJson& schema = function["parameters"];
+  return schema.empty() ? json_object_grammar() : json_schema_grammar(schema);
+}
+
+Grammar id_number() {
+  std::vector<Grammar> first, digits;
+  for (char c = '0'; c <= '9'; ++c) {
+    digits.push_back(literal_grammar(std::string(1, c)));
+    if (c != '0') first.push_back(digits.back());
+  }
+  return choice_grammar(
+      {literal_grammar("0"),
+       sequence_grammar({choice_grammar(first), repeat_grammar(choice_grammar(digits), 0, 2)})});
+}
+
+Grammar call(const CallWriter& writer, const OrderedJson& function) {
+  const CallSyntax& row = writer.syntax;
+  const std::string& name = function["name"].get_ref<const std::string&>();
+  const auto mark = [&](std::string_view spelled) { return marker_grammar(spelled, writer.tokenizer); };
+  switch (row.form) {
+    case CallForm::kTags:
+      return tag_call_grammar(writer, function);
+    case CallForm::kObject:
+      return sequence_grammar(
+          {mark(row.markers.call_begin),
+           literal_grammar("\n{\"name\": " + OrderedJson(name).dump() + ", \"arguments\": "),
+           arguments_grammar(function), literal_grammar("}\n"), mark(row.markers.call_end)});
+    case CallForm::kFenced:
+      return sequence_grammar({mark(row.markers.call_begin), literal_grammar("function"),
+                               mark(row.markers.separator), literal_grammar(name + "\n```json\n"),
+                               arguments_grammar(function), literal_grammar("\n```"),
+                               mark(row.markers.call_end)});
+    case CallForm::kChannel:
+      return sequence_grammar(
+          {mark(kChannels.channel),
+           literal_grammar("commentary to=" + std::string(kChannels.functions) + name + " "),
+           mark(kChannels.constrain), literal_grammar("json"), mark(kChannels.message),
+           arguments_grammar(function)});
+    default:
+      break;
+  }
+  Grammar head = literal_grammar(name);
+  if (row.has_ids) head = sequence_grammar({literal_grammar("functions." + name + ":"), id_number()});
+  return sequence_grammar({mark(row.markers.call_begin), std::move(head), mark(row.markers.separator),
+                           arguments_grammar(function), mark(row.markers.call_end)});
+}
+
+// The calls of an answer. A message to a function ends the answer, so that channels have one.
+Grammar all_calls(const CallWriter& writer, Grammar call, const ToolChoice& choice) {
+  const CallSyntax& row = writer.syntax;
+  const Grammar line = literal_grammar(std::string(row.line));
+  const bool tagged = row.form == CallForm::kTags && !row.markers.section_begin.empty();
+  std::vector<Grammar> parts;
+  const auto mark = [&](std::string_view spelled) {
+    if (!spelled.empty()) parts.push_back(marker_grammar(spelled, writer.tokenizer));
+  };
+  mark(row.markers.section_begin);
+  if (tagged) parts.push_back(line);
+  parts.push_back(call);
+  if (choice.parallel && row.form != CallForm::kChannel)
+    parts.push_back(repeat_grammar(sequence_grammar({line, call}), 0, -1));
+  if (tagged) parts.push_back(line);
+  mark(row.markers.section_end);
+  return sequence_grammar(std::move(parts));
+}
+
+}  // namespace
+
+Grammar marker_grammar(std::string_view spelled, const Tokenizer& tokenizer) {
+  if (const auto id = tokenizer.id_of(spelled); id && !spelled.empty()) return token_grammar(*id);
+  std::vector<Grammar> parts;
+  std::string plain;
+  for (size_t at = 0; at < spelled.size();) {
+    const AddedToken* longest = nullptr;
+    for (const AddedToken& token : tokenizer.added_tokens())
+      if (token.special && spelled.substr(at).starts_with(token.content) && !token.content.empty() &&
+          (!longest || token.content.size() > longest->content.size()))
+        longest = &token;
+    if (!longest) {
+      plain += spelled[at++];
+      continue;
+    }
+    parts.push_back(literal_grammar(std::exchange(plain, {})));
+    parts.push_back(token_grammar(longest->id));
+    at += longest->content.size();
+  }
+  parts.push_back(literal_grammar(std::move(plain)));
+  return sequence_grammar(std::move(parts));
+}
+
+Grammar answer_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, Grammar answer,
+                       const ReplyParser::Start& start) {
+  // What is thought of its own accord would be an answer that fits no format.
+  if (!syntax.channels)
+    return start.thinking ? sequence_grammar({thought(syntax, tokenizer, start), std::move(answer)})
+                          : std::move(answer);
+  return sequence_grammar({thought(syntax, tokenizer, start), marker_grammar(kChannels.channel, tokenizer),
+                           literal_grammar("final"), marker_grammar(kChannels.message, tokenizer),
+                           std::move(answer)});
+}
+
+Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, const OrderedJson& tools,
+                          const ToolChoice& choice, const ReplyParser::Start& start) {
+  if (syntax.tools == ToolSyntax::kNone) fail("tool_choice: this model has no syntax for calls that we know");
+  const ArgumentTypes types(tools);
+  const CallWriter writer{.syntax = call_syntax(syntax.tools), .tokenizer = tokenizer, .types = types};
+  std::vector<Grammar> calls;
+  constexpr size_t kMostStates = 300'000;  // as of one schema
+  size_t states = 0;
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const OrderedJson& function = tools[i]["function"];
+    if (!choice.name.empty() && choice.name != function["name"].get_ref<const std::string&>()) continue;
+    try {
+      calls.push_back(call(writer, function));
+    } catch (const Error& error) {
+      fail_as(error.kind(), "tools[{}].function.parameters: {}", i, error.what());
+    }
+    if ((states += grammar_size(calls.back())) > kMostStates)
+      fail("tools: their schemas are too large together; tools[{}] is the first too many", i);
+  }
+  if (calls.empty()) fail("tool_choice: no function \"{}\" among the tools", choice.name);
+  Grammar any = calls.size() == 1 ? calls[0] : choice_grammar(std::move(calls));
+  return sequence_grammar({thought(syntax, tokenizer, start), all_calls(writer, std::move(any), choice)});
+}
+
+}  // namespace kt
