@@ -3,12 +3,11 @@
 No arithmetic here. Names and dialects become values of the extension; tensors are checked and cross as addresses.
 """
 import errno
-import math
 import os
 import threading
 import types
 
-from kt_kernel import _results, kt_kernel_ext
+from kt_kernel import _checks, _results, kt_kernel_ext
 
 _torch = None  # the module, from the first wrapper on
 _reals = {}  # dtypes of activations: how the extension calls them
@@ -71,61 +70,9 @@ _stream_results = _results.StreamBuffers()
 _large_results = _results.ThreadBuffers()
 
 
-def _whole(name, value, least, most=2**31 - 1):
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    value = value.__index__()
-    if value < least:
-        raise ValueError(f"{name} is {value}; expected {least} or more")
-    if value > most:
-        raise ValueError(f"{name} is {value}; expected {most} or less")
-    return value
-
-
-def _swiglu(name, value):
-    """A finite number, 0: without."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected a float, got {type(value).__name__}") from None
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{name} is {number}; expected 0 or a finite number above")
-    return number
-
-
-def _text(name, value):
-    """What the extension takes for a string: UTF-8."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: expected a str, got {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} is {value!r}; expected text that is UTF-8") from None
-    return value
-
-
-def _nodes(given):
-    try:
-        return [_whole("numa_nodes", node, 0) for node in (() if given is None else given)]
-    except TypeError as error:
-        if hasattr(type(given), "__iter__"):
-            raise
-        raise TypeError(f"numa_nodes: expected a list of ints, got {type(given).__name__}") from error
-
-
-def _one_of(mapping, mapping_cpu):
-    if mapping is not None and mapping_cpu is not None:
-        raise TypeError("physical_to_logical_map and physical_to_logical_map_cpu are two names of one argument; got both")
-    return mapping if mapping_cpu is None else mapping_cpu
-
-
-def _shown(tensor):
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-
-
 def _with_values(name, tensor):
     if tensor.device.type == "meta" or tensor.layout is not _torch.strided:
-        raise ValueError(f"{name}: expected a dense tensor with values, got {_shown(tensor)}, {tensor.layout}")
+        raise ValueError(f"{name}: expected a dense tensor with values, got {_checks.shown(tensor)}, {tensor.layout}")
     return tensor
 
 
@@ -166,20 +113,20 @@ class KTMoEWrapper:
         if mode != "inference":
             raise ValueError(f"mode is {mode!r}; expected 'inference' or 'sft'")
         _import_torch()
-        self.layer_idx = _whole("layer_idx", layer_idx, 0)
-        self.num_experts = _whole("num_experts", num_experts, 1)
-        self.num_experts_per_tok = _whole("num_experts_per_tok", num_experts_per_tok, 1)
-        self.hidden_size = _whole("hidden_size", hidden_size, 1)
-        self.moe_intermediate_size = _whole("moe_intermediate_size", moe_intermediate_size, 1)
+        self.layer_idx = _checks.whole("layer_idx", layer_idx, 0)
+        self.num_experts = _checks.whole("num_experts", num_experts, 1)
+        self.num_experts_per_tok = _checks.whole("num_experts_per_tok", num_experts_per_tok, 1)
+        self.hidden_size = _checks.whole("hidden_size", hidden_size, 1)
+        self.moe_intermediate_size = _checks.whole("moe_intermediate_size", moe_intermediate_size, 1)
         # -1 and None are SGLang's words for prompts that are not cut; memory grows with the calls, not with this.
         unlimited = chunked_prefill_size is None or chunked_prefill_size == -1
-        self.chunked_prefill_size = _whole("chunked_prefill_size", 2**31 - 1 if unlimited else chunked_prefill_size, 1)
-        self.max_deferred_experts_per_token = _whole("max_deferred_experts_per_token",
+        self.chunked_prefill_size = _checks.whole("chunked_prefill_size", 2**31 - 1 if unlimited else chunked_prefill_size, 1)
+        self.max_deferred_experts_per_token = _checks.whole("max_deferred_experts_per_token",
                                                      max_deferred_experts_per_token or 0, 0)
-        self.weight_path = None if weight_path is None else _text("weight_path", os.fsdecode(weight_path))
-        self.model = None if model is None else _text("model", model)
+        self.weight_path = None if weight_path is None else _checks.text("weight_path", os.fsdecode(weight_path))
+        self.model = None if model is None else _checks.text("model", model)
         self.cpu_save = bool(cpu_save)
-        self.method = kt_kernel_ext.method_named(_text("method", method))
+        self.method = kt_kernel_ext.method_named(_checks.text("method", method))
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts} experts")
         if self.max_deferred_experts_per_token > self.num_experts_per_tok:
@@ -189,17 +136,17 @@ class KTMoEWrapper:
         self._local = _results.ThreadBuffers()
         self._streams = {}  # stream: (tokens, result) of a submit that waits for its sync
         # Without a number, the thread that launches the GPU's work and waits for it keeps a cpu.
-        self.cpu_infer = kt_kernel_ext.CPUInfer(_whole("cpuinfer_threads", cpuinfer_threads or 0, 0),
-                                                _whole("threadpool_count", threadpool_count, 0),
-                                                _nodes(numa_nodes), int(_torch.cuda.is_available()))
+        self.cpu_infer = kt_kernel_ext.CPUInfer(_checks.whole("cpuinfer_threads", cpuinfer_threads or 0, 0),
+                                                _checks.whole("threadpool_count", threadpool_count, 0),
+                                                _checks.nodes(numa_nodes), int(_torch.cuda.is_available()))
         self._layer = kt_kernel_ext.ExpertLayer(
             self.cpu_infer, layer=self.layer_idx, experts=self.num_experts, hidden=self.hidden_size,
             inter=self.moe_intermediate_size, top_k=self.num_experts_per_tok, method=self.method,
             weights=self.weight_path or "", model=self.model or "", max_tokens=self.chunked_prefill_size,
-            max_deferred=self.max_deferred_experts_per_token, group_size=_whole("group_size", group_size, 0),
+            max_deferred=self.max_deferred_experts_per_token, group_size=_checks.whole("group_size", group_size, 0),
             zero_point=bool(zero_point), save=self.cpu_save,
-            swiglu_limit=_swiglu("swiglu_limit", swiglu_limit), swiglu_alpha=_swiglu("swiglu_alpha", swiglu_alpha),
-            activations=_text("activations", activations))
+            swiglu_limit=_checks.swiglu("swiglu_limit", swiglu_limit), swiglu_alpha=_checks.swiglu("swiglu_alpha", swiglu_alpha),
+            activations=_checks.text("activations", activations))
         self._layer.set_mask(self._mask.data_ptr(), self._mask)
 
     def __repr__(self):
@@ -211,9 +158,9 @@ class KTMoEWrapper:
 
     def _new_mask(self, mask, count):
         torch = _torch
-        count = _whole("num_gpu_experts", count, 0)
+        count = _checks.whole("num_gpu_experts", count, 0)
         if mask is not None and not isinstance(mask, torch.Tensor):
-            number = _whole("gpu_experts_mask (a bool tensor or the number of experts)", mask, 0)
+            number = _checks.whole("gpu_experts_mask (a bool tensor or the number of experts)", mask, 0)
             if count and number and count != number:
                 raise ValueError(f"gpu_experts_mask is {number} and num_gpu_experts {count}")
             mask, count = None, max(number, count)
@@ -229,10 +176,10 @@ class KTMoEWrapper:
 
     def _checked_mask(self, mask):
         if not isinstance(mask, _torch.Tensor) or mask.dtype != _torch.bool:
-            what = _shown(mask) if isinstance(mask, _torch.Tensor) else type(mask).__name__
+            what = _checks.shown(mask) if isinstance(mask, _torch.Tensor) else type(mask).__name__
             raise TypeError(f"gpu_experts_mask: expected a bool tensor, got {what}")
         if tuple(mask.shape) != (self.num_experts,):
-            raise ValueError(f"gpu_experts_mask: expected [{self.num_experts}], got {_shown(mask)}")
+            raise ValueError(f"gpu_experts_mask: expected [{self.num_experts}], got {_checks.shown(mask)}")
         return _with_values("gpu_experts_mask", mask)
 
     @property
@@ -253,7 +200,7 @@ class KTMoEWrapper:
         """(ids to compute now, ids to put off): -1 where the other has it. An expert that is among the protected_k heaviest of
         any token is computed now for all."""
         torch = _torch
-        protected = max(0, min(_whole("protected_k", protected_k, 0), expert_ids.shape[-1]))
+        protected = max(0, min(_checks.whole("protected_k", protected_k, 0), expert_ids.shape[-1]))
         now = torch.zeros(self.num_experts, dtype=torch.bool, device=expert_ids.device)
         heaviest = torch.topk(expert_scores, protected, dim=-1).indices
         chosen = torch.gather(expert_ids, -1, heaviest).reshape(-1)
@@ -269,14 +216,14 @@ class KTMoEWrapper:
         if not isinstance(given, _torch.Tensor):
             given = _torch.as_tensor(given, device="cpu")
         if given.is_floating_point() or given.is_complex() or given.dtype == _torch.bool:
-            raise TypeError(f"physical_to_logical_map: expected int64, got {_shown(given)}")
+            raise TypeError(f"physical_to_logical_map: expected int64, got {_checks.shown(given)}")
         if tuple(given.shape) != (self.num_experts,):
-            raise ValueError(f"physical_to_logical_map: expected [{self.num_experts}], got {_shown(given)}")
+            raise ValueError(f"physical_to_logical_map: expected [{self.num_experts}], got {_checks.shown(given)}")
         return _with_values("physical_to_logical_map", given).tolist()
 
     def load_weights(self, physical_to_logical_map=None, *, physical_to_logical_map_cpu=None):
         """Reads this layer under ``weight_path``; slot p gets logical expert map[p]. Both names mean the same."""
-        physical_to_logical_map = _one_of(physical_to_logical_map, physical_to_logical_map_cpu)
+        physical_to_logical_map = _checks.one_of(physical_to_logical_map, physical_to_logical_map_cpu)
         if not self.weight_path:
             raise ValueError("load_weights: weight_path was not given")
         if not os.path.exists(self.weight_path):
@@ -287,7 +234,7 @@ class KTMoEWrapper:
                                   physical_to_logical_map_cpu=None):
         """Quantises gate and up [E, I, H] and down [E, H, I] as ``method`` says; the tensors are not kept. Writes them
         under ``weight_path`` too with ``cpu_save``."""
-        physical_to_logical_map = _one_of(physical_to_logical_map, physical_to_logical_map_cpu)
+        physical_to_logical_map = _checks.one_of(physical_to_logical_map, physical_to_logical_map_cpu)
         experts, inter, hidden = self.num_experts, self.moe_intermediate_size, self.hidden_size
         tensors = []
         for name, tensor, shape in (("gate_proj", gate_proj, (experts, inter, hidden)),
@@ -297,9 +244,9 @@ class KTMoEWrapper:
                 raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
             if tensor.dtype not in _reals or tensor.dtype != gate_proj.dtype:
                 raise TypeError(f"{name}: expected float32, bfloat16 or float16, the same for all three, got "
-                                f"{_shown(tensor)}")
+                                f"{_checks.shown(tensor)}")
             if tuple(tensor.shape) != shape:
-                raise ValueError(f"{name}: expected {list(shape)}, got {_shown(tensor)}")
+                raise ValueError(f"{name}: expected {list(shape)}, got {_checks.shown(tensor)}")
             tensors.append(_with_values(name, tensor).detach().cpu().contiguous().resolve_neg())
         self._layer.load_values(*(t.data_ptr() for t in tensors), _reals[gate_proj.dtype],
                                 self._map(physical_to_logical_map))
@@ -311,15 +258,15 @@ class KTMoEWrapper:
         if not isinstance(tensor, _torch.Tensor):
             raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         if str(tensor.dtype).removeprefix("torch.") not in dtypes:
-            raise TypeError(f"{name}: expected {' or '.join(dtypes)}, got {_shown(tensor)}")
-        raise ValueError(f"{name}: expected {shape}, got {_shown(tensor)}")
+            raise TypeError(f"{name}: expected {' or '.join(dtypes)}, got {_checks.shown(tensor)}")
+        raise ValueError(f"{name}: expected {shape}, got {_checks.shown(tensor)}")
 
     def _bad_device(self, hidden, ids, weights, stream):
         if hidden.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"hidden_states: expected a tensor on cpu or cuda, got {_shown(hidden)}")
+            raise ValueError(f"hidden_states: expected a tensor on cpu or cuda, got {_checks.shown(hidden)}")
         for name, tensor in (("topk_ids", ids), ("topk_weights", weights)):
             if tensor.device != hidden.device:
-                raise ValueError(f"{name}: expected a tensor on {hidden.device} as hidden_states, got {_shown(tensor)}")
+                raise ValueError(f"{name}: expected a tensor on {hidden.device} as hidden_states, got {_checks.shown(tensor)}")
         raise ValueError(f"cuda_stream is {stream}, but hidden_states are on {hidden.device}")
 
     def _stream(self, stream, device):
@@ -428,7 +375,7 @@ class KTMoEWrapper:
         if result is None:
             raise RuntimeError("sync_forward: nothing was submitted by submit_forward, or it was synced before")
         if result.shape != hidden.shape or result.dtype is not hidden.dtype:
-            raise ValueError(f"sync_forward: hidden_states are {_shown(hidden_states)}, submitted were {_shown(result)}")
+            raise ValueError(f"sync_forward: hidden_states are {_checks.shown(hidden_states)}, submitted were {_checks.shown(result)}")
         if stream is None:
             self._local.pending = None
         else:
@@ -454,14 +401,14 @@ class KTMoEWrapper:
                                             w2_weight_ptrs, w2_scale_ptrs):
         """Writes the weights of slot ``expert_id``, cut for ``gpu_tp_count`` ranks, to host addresses (one per rank in
         each list; scales 0 or an empty list where the format has none). docs/python.md has the layouts."""
-        ranks = _whole("gpu_tp_count", gpu_tp_count, 1)
-        expert = _whole("expert_id", expert_id, 0)
+        ranks = _checks.whole("gpu_tp_count", gpu_tp_count, 1)
+        expert = _checks.whole("expert_id", expert_id, 0)
         if expert >= self.num_experts:
             raise ValueError(f"expert_id is {expert} of {self.num_experts} experts")
         lists = []
         for name, given, needed in (("w13_weight_ptrs", w13_weight_ptrs, True), ("w13_scale_ptrs", w13_scale_ptrs, False),
                                     ("w2_weight_ptrs", w2_weight_ptrs, True), ("w2_scale_ptrs", w2_scale_ptrs, False)):
-            addresses = [_whole(name, address, 1 if needed else 0, 2**64 - 1) for address in given or ()]
+            addresses = [_checks.whole(name, address, 1 if needed else 0, 2**64 - 1) for address in given or ()]
             if not addresses and not needed:
                 addresses = [0] * ranks
             if len(addresses) != ranks:
@@ -479,7 +426,7 @@ class KTMoEWrapper:
     def set_capture_batch_sizes(capture_bs):
         """Batch sizes that CUDA graphs will be captured for. ValueError for a list that leaves out a size that a graph
         already has: its buffers are in use."""
-        sizes = sorted({_whole("capture_bs", size, 1) for size in capture_bs})
+        sizes = sorted({_checks.whole("capture_bs", size, 1) for size in capture_bs})
         with _captures.lock:
             lost = sorted(_captures.batch_sizes().intersection(_captures.sizes).difference(sizes))
             if lost:

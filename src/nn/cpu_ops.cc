@@ -13,26 +13,12 @@
 #include "nn/linear.h"
 #include "nn/norm.h"
 #include "nn/reserve.h"
+#include "nn/row_memory.h"
 
 namespace kt {
 namespace {
 
 constexpr int kRowsAtOnce = 4;  // below this many tokens, work on single rows is not worth waking the others
-
-// Memory of rows: floats, or ids where a router wrote them.
-struct RowMemory {
-  std::string name;
-  int64_t width = 0;
-  std::unique_ptr<std::byte[]> bytes;
-};
-
-// A kind of rotation, and its angles at the positions of this step.
-struct Rotation {
-  Rope rope;
-  std::vector<float> cosines, sines;  // [tokens, dims / 2]
-  explicit Rotation(const RopeSpec& spec) : rope(spec) {}
-  int64_t half() const { return rope.spec().dims / 2; }
-};
 
 // What measure() adds up.
 struct Measured {
@@ -71,7 +57,7 @@ class CpuOps final : public Ops {
   std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                               const ExpertsFill& fill) override;
   int make_rotation(const RopeSpec& spec) override;
-  Rows rows(std::string_view name, int64_t width) override;
+  Rows rows(std::string_view name, int64_t width) override { return memory_.rows(name, width); }
   void allocate(int max_tokens) override;
   size_t row_bytes(int max_tokens) const override;
   void spread(int64_t n, FunctionRef<void(int64_t)> work) override { run_items(*pool_, n, work); }
@@ -104,13 +90,9 @@ class CpuOps final : public Ops {
   LinearOptions linear_options(Precision precision) const {
     return {.precision = precision, .kernels = &kernels_, .sizes_only = options_.sizes_only};
   }
-  float* at(Rows rows) const {
-    return reinterpret_cast<float*>(memory_[static_cast<size_t>(rows.id)].bytes.get());
-  }
+  float* at(Rows rows) const { return reinterpret_cast<float*>(memory_.at(rows)); }
   float* at(const Columns& columns) const { return at(columns.rows) + columns.first; }
-  int32_t* ids_at(Rows rows) const {
-    return reinterpret_cast<int32_t*>(memory_[static_cast<size_t>(rows.id)].bytes.get());
-  }
+  int32_t* ids_at(Rows rows) const { return reinterpret_cast<int32_t*>(memory_.at(rows)); }
 
   // Calls work(row) for rows [0, n), on all workers where there are enough.
   template <typename EachRow>
@@ -140,7 +122,7 @@ class CpuOps final : public Ops {
   std::shared_ptr<Workspace> workspace_;
   LinearWork linears_;
   AttentionWork attention_;
-  std::vector<RowMemory> memory_;
+  RowMemory memory_;
   std::vector<Rotation> rotations_;
   std::vector<float> ones_;     // [tokens]
   std::vector<int32_t> zeros_;  // [tokens]
@@ -180,34 +162,21 @@ std::unique_ptr<PlacedExperts> CpuOps::make_experts(const ExpertsShape& shape, c
 
 int CpuOps::make_rotation(const RopeSpec& spec) {
   for (size_t i = 0; i < rotations_.size(); ++i)
-    if (rotations_[i].rope.spec() == spec) return static_cast<int>(i);
+    if (rotations_[i].spec() == spec) return static_cast<int>(i);
   rotations_.emplace_back(spec);
   return static_cast<int>(rotations_.size()) - 1;
 }
 
-Rows CpuOps::rows(std::string_view name, int64_t width) {
-  size_t i = 0;
-  while (i < memory_.size() && memory_[i].name != name) ++i;
-  if (i == memory_.size()) memory_.push_back({.name = std::string(name), .width = 0, .bytes = {}});
-  memory_[i].width = std::max(memory_[i].width, width);
-  return {.id = static_cast<int>(i), .width = width};
-}
-
 size_t CpuOps::row_bytes(int max_tokens) const {
-  int64_t width = 3;  // ones, zeros, positions
-  for (const RowMemory& memory : memory_) width += memory.width;
+  int64_t width = 3 + memory_.width();  // ones, zeros, positions
   for (const Rotation& rotation : rotations_) width += 2 * rotation.half();
   return static_cast<size_t>(width * max_tokens) * sizeof(float);
 }
 
 void CpuOps::allocate(int max_tokens) {
   const auto tokens = static_cast<size_t>(max_tokens);
-  for (RowMemory& memory : memory_)
-    memory.bytes = std::make_unique<std::byte[]>(tokens * static_cast<size_t>(memory.width) * sizeof(float));
-  for (Rotation& rotation : rotations_) {
-    rotation.cosines.resize(tokens * static_cast<size_t>(rotation.half()));
-    rotation.sines.resize(rotation.cosines.size());
-  }
+  memory_.allocate(tokens);
+  for (Rotation& rotation : rotations_) rotation.allocate(tokens);
   ones_.assign(tokens, 1.0f);
   zeros_.assign(tokens, 0);
   positions_.resize(tokens);
@@ -224,11 +193,7 @@ void CpuOps::begin(const StepRows& step) {
     for (int t = 0; t < sequence.count; ++t)
       positions_[static_cast<size_t>(sequence.first + t)] = sequence.position + t;
   for_rows(step.tokens, [&](int t) {
-    for (Rotation& rotation : rotations_) {
-      const int64_t row = t * rotation.half();
-      rotation.rope.angles(positions_[static_cast<size_t>(t)], rotation.cosines.data() + row,
-                           rotation.sines.data() + row);
-    }
+    for (Rotation& rotation : rotations_) rotation.place(t, positions_[static_cast<size_t>(t)]);
   });
 }
 
@@ -342,9 +307,7 @@ void CpuOps::rotate(const HeadRows& heads, const Rotation& rotation, double eps,
     const int size = static_cast<int>(w.size());
     for (int i = 0; i < heads.norms; ++i) rms_norm(row + i * size, w.data(), eps, size, row + i * size);
   }
-  const int64_t angles = token * rotation.half();
-  rotation.rope.rotate(row + heads.rotated, heads.heads, heads.stride, rotation.cosines.data() + angles,
-                       rotation.sines.data() + angles);
+  rotation.turn(token, row + heads.rotated, heads.heads, heads.stride);
 }
 
 void CpuOps::rotate_write(const RotateWrite& args) {
