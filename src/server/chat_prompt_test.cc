@@ -80,6 +80,27 @@ TEST(TemplateMessages, FollowsTheTemplate) {
   EXPECT_EQ(shaped("{{- message[\"content\"]   is not none }}"), std::pair(none, object));
 }
 
+// Kimi's template writes of a call only its id.
+TEST(TemplateMessages, IdsNameTheFunctionWhereTemplatesWriteThem) {
+  const OrderedJson messages = json(R"([
+    {"role": "assistant", "content": "", "tool_calls": [
+      {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+      {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "functions.f:0", "content": "a"},
+    {"role": "tool", "tool_call_id": "call_1", "content": "b"},
+    {"role": "assistant", "content": "", "tool_calls": [
+      {"id": "functions.f:x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "functions.f:x", "content": "c"}])");
+  const OrderedJson named = template_messages(messages, "{{ '<|tool_call_argument_begin|>' }}");
+  EXPECT_EQ(named[0]["tool_calls"][0]["id"], "functions.f:0");
+  EXPECT_EQ(named[0]["tool_calls"][1]["id"], "functions.g:1");
+  EXPECT_EQ(named[1]["tool_call_id"], "functions.f:0");
+  EXPECT_EQ(named[2]["tool_call_id"], "functions.g:1");
+  EXPECT_EQ(named[3]["tool_calls"][0]["id"], "functions.f:2");
+  EXPECT_EQ(named[4]["tool_call_id"], "functions.f:2");
+  EXPECT_EQ(template_messages(messages, "{{ messages }}")[2]["tool_call_id"], "call_1");
+}
+
 TEST(TemplateMessages, ErrorsNameThePlace) {
   EXPECT_EQ(messages_error("3"), "messages: expected an array, got a number");
   EXPECT_EQ(messages_error("[]"), "messages: expected at least one message");

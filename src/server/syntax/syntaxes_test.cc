@@ -289,7 +289,7 @@ TEST(Syntaxes, RandomTextsInRandomCuts) {
         words.emplace_back(marker);
     for (const std::vector<Call>& calls : shapes()) words.push_back(written(syntax, calls));
     size_t called = 0;
-    for (int round = 0; round < 1500; ++round) {
+    for (int round = 0; round < 700; ++round) {
       std::string text;
       for (size_t n = below(16); n > 0; --n) text += words[below(words.size())];
       if (text.size() > 1500) text.resize(1500);
@@ -299,7 +299,7 @@ TEST(Syntaxes, RandomTextsInRandomCuts) {
       ASSERT_EQ(parsed(plain(syntax), text, cuts), whole) << name_of(syntax) << text;
       called += !whole.names.empty();
     }
-    EXPECT_GT(called, 100u) << name_of(syntax);
+    EXPECT_GT(called, 50u) << name_of(syntax);
   }
 }
 
@@ -328,7 +328,7 @@ TEST(Syntaxes, HostileTextTakesLinearTime) {
              {"", call}}) {
       std::string text = head;
       if (unit.empty()) continue;
-      while (text.size() < 300'000) text += unit;
+      while (text.size() < 100'000) text += unit;
       const auto started = std::chrono::steady_clock::now();
       ReplyParser parser(plain(syntax), with_tools());
       for (size_t at = 0; at < text.size(); at += 5) parser.push(std::string_view(text).substr(at, 5));
