@@ -426,7 +426,7 @@ def test_serve(mixtral):
 
 def test_convert(mixtral, tmp_path):
     path, _, processor = mixtral
-    done = kt("quant", path, "-o", tmp_path / "out", "--group-size", 32)
+    done = kt("quant", "gpu", path, "-o", tmp_path / "out", "--method", "RTN", "--type", "W8A16", "--group-size", -1)
     assert done.returncode == 0, done.stderr
     docs = SMALL[:200]
     ours = encoded(path, docs, "--add-special")
