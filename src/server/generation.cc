@@ -9,6 +9,7 @@
 #include "base/utf8.h"
 #include "server/api_error.h"
 #include "server/service.h"
+#include "text/tokenizer/detokenizer.h"
 
 namespace kt {
 namespace {
@@ -90,8 +91,9 @@ std::vector<GenerateRequest> copies(const GenerateRequest& request, int64_t n) {
 std::string token_text(const Tokenizer& tokenizer, TokenId id) {
   if (id < 0 || static_cast<size_t>(id) >= tokenizer.size())
     return {};  // a row that pads the model's vocabulary
-  const TokenId ids[] = {id};
-  return tokenizer.decode(ids, SpecialTokens::kKeep);
+  Detokenizer one(tokenizer, SpecialTokens::kKeep, TextPlace::kMiddle);
+  std::string out = one.push(id);
+  return out + one.flush();
 }
 
 OrderedJson logprob_json(const Tokenizer& tokenizer, const SampledToken& token) {
