@@ -127,6 +127,8 @@ emulated() {
 # Nor do code points; and what calibration sums is the kernels' Gram. The emulator shows the host's /proc/cpuinfo, which does
 # not name the emulated CPU.
 not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:*Mixed.*:MixedExperts.*:Pack.*:*PaddedExperts*:NormalForms.AreStable:Utf8.EveryCodePointGoesThereAndBack:Hessian.AgainstDouble:Gptq.LosesLessThanRoundingToNearestInEveryFormat:Cpu.EveryTargetHasItsBaseline'
+# Half a minute for what smaller tests see as well: in the full matrix.
+[ $all = yes ] || not_emulated+=':MultiplyLarge.*:*OneSharedLatent/f32:*OneSharedLatent/int8'
 
 cross() {
   # Kernels, and what is nearest to an architecture; text and reading weights, which are not, in the full matrix.

@@ -16,7 +16,7 @@ from packed import dequantised, plain_model  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"]
-TEST_TOKENS = 24576 if checkpoints.FULL else 4096
+TEST_TOKENS = 24576 if checkpoints.FULL else 2048
 # What is a matrix of a layer and not a routed expert's, by the end of its name.
 EVERY_TOKENS = {
     "tiny-qwen3moe": {"q_proj", "k_proj", "v_proj", "o_proj"},
@@ -36,7 +36,7 @@ def texts(tmp_path_factory):
     """(a text to calibrate with, a text to test with)"""
     calibrate, test = checkpoints.long_texts(tmp_path_factory.mktemp("text"))
     if not checkpoints.FULL:
-        calibrate.write_text(calibrate.read_text()[:50000])
+        calibrate.write_text(calibrate.read_text()[:28000])
     return calibrate, test
 
 
@@ -210,7 +210,7 @@ def test_ignored_experts_stay(texts, tmp_path):
     """One layer's experts are bit for bit the model's, config.json names them, and the others are calibrated."""
     model, calibrate = model_or_skip("tiny-deepseekv3"), texts[0]
     pattern = r"re:.*layers\.2\.mlp\.experts\."
-    kt_ok(*gptq(model, tmp_path / "out", calibrate, "--ignore", pattern, "--num-calibration-samples", "4"))
+    kt_ok(*gptq(model, tmp_path / "out", calibrate, "--ignore", pattern, "--num-calibration-samples", "3"))
     kt_ok(*rtn(model, tmp_path / "rtn", "--ignore", pattern))
     ours, nearest, before = (checkpoints.read_folder(folder)[0] for folder in (tmp_path / "out", tmp_path / "rtn", model))
     kept = {n for n in ours if ".layers.2.mlp.experts." in n}
@@ -268,7 +268,7 @@ def test_killed_and_resumed(stories, tmp_path):
 
 def test_threads_memory_and_disk_change_nothing(calibrate, tmp_path):
     model = model_or_skip("tiny-deepseekv3")
-    more = ["--targets", "all", "--num-calibration-samples", "3"]
+    more = ["--targets", "all", "--num-calibration-samples", "2"]
     kt_ok(*gptq(model, tmp_path / "two", calibrate, *more, "--cpu-threads", "2"))
     kt_ok(*gptq(model, tmp_path / "one", calibrate, *more, "--cpu-threads", "1"))
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
