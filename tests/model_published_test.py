@@ -300,7 +300,7 @@ def ernie(tensors, config):
 
 
 def dots(tensors, config):
-    return tensors, dict(without(config, "rope_parameters", "layer_types"), rope_theta=10000000, scoring_func="sigmoid",
+    return tensors, dict(without(config, "rope_parameters", "layer_types"), rope_theta=10000000, scoring_func="noaux_tc",
                          topk_method="noaux_tc", moe_layer_freq=1), ""
 
 

@@ -252,7 +252,9 @@ void read_groups(const ConfigReader& config, MoeSpec& moe) {
 
 void read_sigmoid_router(const ConfigReader& config, double scale, MoeSpec& moe) {
   read_groups(config, moe);
-  if (config.string("scoring_func", "sigmoid") != "sigmoid") config.unsupported("scoring_func", "sigmoid");
+  // dots.llm1 is published with the way to choose in the place of the scores.
+  const std::string score = config.string("scoring_func", "sigmoid");
+  if (score != "sigmoid" && score != "noaux_tc") config.unsupported("scoring_func", "sigmoid");
   if (config.string("topk_method", "noaux_tc") != "noaux_tc") config.unsupported("topk_method", "noaux_tc");
   RouterSpec& router = moe.router;
   router.score = RouterSpec::Score::kSigmoid;

@@ -119,6 +119,13 @@ OrderedJson assistant_message(const OrderedJson& message, const std::string& pla
   copy_strings(message, out, place, {"name", "reasoning_content"});
   if (!out.contains("reasoning_content") && !member(message, "reasoning").is_null())
     out["reasoning_content"] = expect_string(message, "reasoning", place);
+  if (const auto thought = out.find("reasoning_content"); thought != out.end()) {
+    const std::string words = thought->get<std::string>();
+    if (needs.reasoning) out["reasoning"] = words;
+    // gpt-oss's template refuses a thought beside content and calls.
+    if (needs.thinking && !(has_calls && out["content"].is_string() && out["content"] != ""))
+      out["thinking"] = words;
+  }
   if (!has_calls) return out;
   if (!calls.is_null())
     out["tool_calls"] = earlier_calls(calls, place + ".tool_calls", needs.arguments);

@@ -58,6 +58,28 @@ TEST(TemplateMessages, ReadsTheOlderInterface) {
     {"role": "tool", "content": "3", "name": "f"}])"));
 }
 
+TEST(TemplateMessages, ThoughtsHaveTheTemplatesName) {
+  const OrderedJson messages = json(R"([
+    {"role": "assistant", "content": "a", "reasoning_content": "hm"},
+    {"role": "assistant", "content": "b", "reasoning_content": "hm", "tool_calls": [
+      {"type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "assistant", "reasoning_content": "hm", "tool_calls": [
+      {"type": "function", "function": {"name": "f", "arguments": "{}"}}]}])");
+  const auto named = [&](std::string_view chat_template, const char* name) {
+    std::vector<bool> out;
+    for (const OrderedJson& message : template_messages(messages, chat_template))
+      out.push_back(message.contains(name) && message[name] == "hm");
+    return out;
+  };
+  const std::vector<bool> none(3), all(3, true);
+  constexpr std::string_view kGpt = "{% if message.thinking %}{{ message.thinking }}{% endif %}";
+  EXPECT_EQ(named(kGpt, "thinking"), (std::vector<bool>{true, false, true}));  // it refuses both beside calls
+  EXPECT_EQ(named(kGpt, "reasoning_content"), all);
+  EXPECT_EQ(named(kGpt, "reasoning"), none);
+  EXPECT_EQ(named("{{ message['reasoning'] }}", "reasoning"), all);
+  EXPECT_EQ(named("{{ message.reasoning_content }}{{ enable_thinking }}", "thinking"), none);
+}
+
 TEST(TemplateMessages, FollowsTheTemplate) {
   const OrderedJson messages = json(R"([{"role": "assistant", "content": null, "tool_calls": [
       {"type": "function", "function": {"name": "f", "arguments": "{ }"}}]}])");

@@ -76,6 +76,8 @@ TemplateNeeds template_needs(std::string_view chat_template) {
   const std::string code = code_of(chat_template);
   TemplateNeeds needs{.arguments = argument_form(code)};
   needs.named_ids = chat_template.find(tool_markers(ToolSyntax::kKimiK2).separator) != std::string_view::npos;
+  each_word(code, "thinking", [&](std::string_view) { needs.thinking = true; });
+  each_word(code, "reasoning", [&](std::string_view) { needs.reasoning = true; });
   each_word(code, "content", [&](std::string_view behind) {
     behind = behind_member(behind);
     if (behind.starts_with(" ")) behind.remove_prefix(1);

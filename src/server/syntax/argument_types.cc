@@ -1,5 +1,6 @@
 #include "server/syntax/argument_types.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
@@ -10,7 +11,9 @@ namespace kt {
 namespace {
 
 constexpr int kDeepestSchema = 32;
-constexpr int kMostVisits = 2000;  // schemas looked at for one argument
+// What is looked at for one argument and for all of a request, in keys and entries of schemas: what is beyond may have any
+// type. References lead to the same schema again and again.
+constexpr size_t kMostLooks = 10'000, kMostLooksOfAll = 200'000, kReferenceLooks = 16;
 
 struct TypeName {
   std::string_view name;
@@ -42,12 +45,14 @@ unsigned type_of_value(const OrderedJson& value) {
 
 class TypeFinder {
  public:
-  explicit TypeFinder(const OrderedJson& root) : root_(root) {}
+  // Takes what it looks at out of `looks`.
+  TypeFinder(const OrderedJson& root, size_t& looks) : root_(root), looks_(looks) {}
 
   unsigned of(const OrderedJson& schema, int depth) {
-    if (!schema.is_object() || depth > kDeepestSchema || ++visits_ > kMostVisits) return TypeSet::kAll;
+    if (!look(1 + schema.size()) || !schema.is_object() || depth > kDeepestSchema) return TypeSet::kAll;
     unsigned out = own(schema);
-    if (const auto found = schema.find("$ref"); found != schema.end() && found->is_string()) {
+    if (const auto found = schema.find("$ref");
+        found != schema.end() && found->is_string() && look(kReferenceLooks)) {
       try {
         out &= of(resolved(root_, found->get<std::string>(), "$ref"), depth + 1);
       } catch (const Error&) {
@@ -57,11 +62,17 @@ class TypeFinder {
       const auto found = schema.find(keyword);
       if (found == schema.end() || !found->is_array() || found->empty()) continue;
       unsigned some = 0;
-      for (const OrderedJson& choice : *found) some |= of(choice, depth + 1);
+      for (const OrderedJson& choice : *found) {
+        some |= of(choice, depth + 1);
+        if (looks_ == 0) return TypeSet::kAll;
+      }
       out &= some;
     }
     if (const auto found = schema.find("allOf"); found != schema.end() && found->is_array())
-      for (const OrderedJson& part : *found) out &= of(part, depth + 1);
+      for (const OrderedJson& part : *found) {
+        out &= of(part, depth + 1);
+        if (looks_ == 0) return TypeSet::kAll;
+      }
     if (const auto found = schema.find("nullable"); found != schema.end() && *found == true)
       out |= TypeSet::kNull;
     return out == 0 ? TypeSet::kAll : out;
@@ -69,8 +80,10 @@ class TypeFinder {
 
  private:
   // What type, enum, const and, without a type, the other keywords say.
-  static unsigned own(const OrderedJson& schema) {
+  unsigned own(const OrderedJson& schema) {
     unsigned out = TypeSet::kAll;
+    for (const char* list : {"type", "enum"})
+      if (const auto found = schema.find(list); found != schema.end() && !look(found->size())) return out;
     if (const auto found = schema.find("type"); found != schema.end()) {
       unsigned named = found->is_array() ? 0 : type_named(*found);
       if (found->is_array())
@@ -92,8 +105,13 @@ class TypeFinder {
     return out & some;
   }
 
+  bool look(size_t count) {
+    looks_ = count < looks_ ? looks_ - count : 0;
+    return looks_ > 0;
+  }
+
   const OrderedJson& root_;
-  int visits_ = 0;
+  size_t& looks_;
 };
 
 // The text with control characters within strings escaped; empty if it is no JSON then.
@@ -150,7 +168,8 @@ std::string_view python_word(std::string_view text, TypeSet types) {
 }  // namespace
 
 TypeSet types_of_schema(const OrderedJson& schema, const OrderedJson& root) {
-  return TypeSet(TypeFinder(root).of(schema, 0));
+  size_t looks = kMostLooks;
+  return TypeSet(TypeFinder(root, looks).of(schema, 0));
 }
 
 std::string json_of_bare(std::string_view text, TypeSet types) {
@@ -174,6 +193,14 @@ std::string ambiguous_beginnings(TypeSet types) {
 }
 
 ArgumentTypes::ArgumentTypes(const OrderedJson& tools) {
+  size_t left = kMostLooksOfAll;
+  const auto types = [&](const OrderedJson& schema, const OrderedJson& root) {
+    const size_t most = std::min(left, kMostLooks);
+    size_t looks = most;
+    const TypeSet found(TypeFinder(root, looks).of(schema, 0));
+    left -= most - looks;
+    return found;
+  };
   for (const OrderedJson& tool : tools) {
     const OrderedJson& function = tool["function"];
     const OrderedJson& root = function["parameters"];
@@ -190,11 +217,10 @@ ArgumentTypes::ArgumentTypes(const OrderedJson& tools) {
     }
     if (!schema->is_object()) continue;
     if (const auto extra = schema->find("additionalProperties"); extra != schema->end())
-      into.others = types_of_schema(*extra, root);
+      into.others = types(*extra, root);
     const auto properties = schema->find("properties");
     if (properties == schema->end() || !properties->is_object()) continue;
-    for (const auto& [name, property] : properties->items())
-      into.arguments[name] = types_of_schema(property, root);
+    for (const auto& [name, property] : properties->items()) into.arguments[name] = types(property, root);
   }
 }
 

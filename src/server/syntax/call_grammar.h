@@ -4,6 +4,8 @@
 
 namespace kt {
 
+inline constexpr size_t kMostCallStates = 300'000;  // of all functions together, as of one schema
+
 struct CallWriter {
   const CallSyntax& syntax;
   const Tokenizer& tokenizer;

@@ -1,6 +1,7 @@
 #include "server/syntax/channel_reader.h"
 
 #include <algorithm>
+#include <array>
 
 #include "server/syntax/json_call_reader.h"
 
@@ -25,6 +26,46 @@ std::string_view word_behind(std::string_view header, std::string_view mark) {
   header.remove_prefix(at + mark.size());
   header.remove_prefix(std::min(header.find_first_not_of(kHeaderSpace), header.size()));
   return header.substr(0, header.find_first_of(" \n\r\t<"));
+}
+
+bool has_end(std::string_view header) {
+  return std::ranges::any_of(std::array{kChannels.end, kChannels.call, kChannels.answer_end},
+                             [&](std::string_view end) { return header.find(end) != header.npos; });
+}
+
+// Whether an answer that ended so was within a header: its parts and nothing else, the last one perhaps begun.
+bool is_header_begun(std::string_view text) {
+  const auto skip_space = [&] {
+    text.remove_prefix(std::min(text.find_first_not_of(kHeaderSpace), text.size()));
+  };
+  const auto skip_word = [&] {
+    skip_space();
+    const std::string_view word = text.substr(0, text.find_first_of(" \n\r\t<"));
+    text.remove_prefix(word.size());
+    return word;
+  };
+  const auto begins_one = [](std::string_view word, std::initializer_list<std::string_view> known) {
+    return std::ranges::any_of(known, [&](std::string_view one) { return one.starts_with(word); });
+  };
+  bool any = false;
+  for (skip_space(); !text.empty(); skip_space(), any = true) {
+    if (text.starts_with(kChannels.start)) {
+      text.remove_prefix(kChannels.start.size());
+      if (!kChannels.role.starts_with(skip_word())) return false;
+    } else if (text.starts_with(kChannels.channel)) {
+      text.remove_prefix(kChannels.channel.size());
+      if (!begins_one(skip_word(), {"analysis", "commentary", "final"})) return false;
+    } else if (text.starts_with(kChannels.constrain)) {
+      text.remove_prefix(kChannels.constrain.size());
+      skip_word();
+    } else if (text.starts_with("to=")) {
+      skip_word();
+    } else {
+      return any && begins_one(text, {kChannels.start, kChannels.channel, kChannels.constrain,
+                                      kChannels.message, "to="});
+    }
+  }
+  return any;
 }
 
 }  // namespace
@@ -67,7 +108,8 @@ bool ChannelReader::header() {
   const bool whole = end != std::string_view::npos;
   const bool stranger =
       whole && head.find(kChannels.start) != std::string_view::npos && role != kChannels.role;
-  if (!may_be_header(text) || too_long || stranger || line < head.size() || first > kLongestHeader) {
+  if (!may_be_header(text) || has_end(head) || too_long || stranger || line < head.size() ||
+      first > kLongestHeader) {
     // No header: its first byte is text, so that a marker in it is not found again.
     const size_t taken = std::min({first + 1, input_.size(), kLongestHeader + 1});
     begin_text(Phase::kContent);
@@ -173,9 +215,9 @@ void ChannelReader::flush() {
     reader_->end();
     out_.add_call(*reader_);
   } else if (phase_ == Phase::kHeader) {
-    const size_t first = input_.find_first_not_of(kHeaderSpace);
     begin_text(Phase::kContent);
-    if (first != std::string::npos && input_[first] != '<') add_text(input_);
+    if (input_.find_first_not_of(kHeaderSpace) != std::string::npos && !is_header_begun(input_))
+      add_text(input_);
   } else {
     add_text(input_);
   }

@@ -33,7 +33,8 @@ ToolSyntax shown_tools(std::string_view source) {
   if (shows_channels(source)) return ToolSyntax::kGptOss;
   if (shows(source, "[TOOL_CALLS]") && shows(source, "[ARGS]")) return ToolSyntax::kMistral;
   if (!shows(source, "<tool_call>")) return ToolSyntax::kNone;
-  // Three write something else between the same markers.
+  // Three write something else between the same markers, and Hy3 something that we do not read.
+  if (shows(source, "tool_sep")) return ToolSyntax::kNone;
   if (shows(source, "<arg_key>"))
     return shows(source, "</arg_key><arg_value>") ? ToolSyntax::kGlm47 : ToolSyntax::kGlm45;
   if (shows(source, "<function=")) return ToolSyntax::kQwen3Coder;

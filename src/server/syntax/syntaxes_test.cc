@@ -394,6 +394,18 @@ TEST(Syntaxes, TypesOfSchemas) {
   EXPECT_EQ(types(R"({"$ref": "#"})", R"({"$ref": "#"})"), T::kAll);
 }
 
+// References that lead to large schemas again and again: a time that does not grow with them.
+TEST(Syntaxes, TypesOfHostileSchemas) {
+  OrderedJson parameters = OrderedJson::object();
+  parameters["$defs"]["y"]["anyOf"] = std::vector<int>(100000, 1);
+  for (int i = 0; i < 900; ++i) parameters["$defs"]["x"]["anyOf"].push_back({{"$ref", "#/$defs/y"}});
+  for (int i = 0; i < 500; ++i) parameters["properties"]["p" + std::to_string(i)] = {{"$ref", "#/$defs/x"}};
+  const OrderedJson tools = {{{"function", {{"name", "f"}, {"parameters", parameters}}}}};
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_TRUE(ArgumentTypes(tools).of("f", "p499").any());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::minutes(1));
+}
+
 TEST(Syntaxes, MalformedCallsAreContent) {
   const auto content = [](ToolSyntax syntax, const std::string& text) {
     const Parsed whole = parsed(plain(syntax), text);
@@ -459,6 +471,23 @@ TEST(Syntaxes, KimisIdsAreKept) {
   const std::string text = "<think>so " + written(ToolSyntax::kKimiK2, {{"a", OrderedJson::object()}});
   EXPECT_EQ(parsed(thinks, text).thought, "so");
   EXPECT_THAT(parsed(thinks, text).names, ElementsAre("a"));
+}
+
+TEST(Syntaxes, WhatIsNoHeaderIsContent) {
+  for (const char* answer :
+       {"<", "<|channel|> w1z578", "<|channel|>w1z40<|start|>assistant<|end|>w4z398finalw6z118",
+        "<|channel|>final w7", "to=functions.f w8", "<|start|>user w9"}) {
+    const Parsed whole = parsed(plain(ToolSyntax::kGptOss), answer);
+    const std::string_view spelled(answer);
+    const std::string last(spelled.substr(spelled.find_last_of(' ') + 1));
+    EXPECT_THAT(whole.content, ::testing::HasSubstr(last == spelled ? last.substr(last.size() - 1) : last))
+        << answer;
+  }
+  // An answer that was cut off within a header.
+  for (const char* answer :
+       {"<|channel|>fin", "<|channel|>analysis<|mess", "<|start|>assistant<|channel|>comm",
+        "<|channel|>commentary to=functions.f <|constrain|>js"})
+    EXPECT_EQ(parsed(plain(ToolSyntax::kGptOss), answer).content, "") << answer;
 }
 
 TEST(Syntaxes, Channels) {

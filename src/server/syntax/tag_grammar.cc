@@ -98,10 +98,15 @@ Grammar tag_call_grammar(const CallWriter& writer, const OrderedJson& function) 
   parts.push_back(literal_grammar(name));
   parts.push_back(mark(row.tags.name_end));
   parts.push_back(literal_grammar(std::string(row.name_line)));
+  size_t states = 0;
   for (const SchemaProperty& property : schema_properties(schema)) {
     check_key(property, row.tags);
     const TagValue value{writer, schema, property, writer.types.of(name, property.name)};
     Grammar whole = value.whole();
+    // Each by itself may be as large as a whole schema: no more of them are made than all may be.
+    if ((states += grammar_size(whole)) > kMostCallStates)
+      fail("grammar: too large; expected at most {} states, \"{}\" is the first too many", kMostCallStates,
+           printable(property.name));
     if (!property.required) whole = choice_grammar({std::move(whole), literal_grammar("")});
     parts.push_back(std::move(whole));
   }

@@ -136,7 +136,6 @@ Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, 
   const ArgumentTypes types(tools);
   const CallWriter writer{.syntax = call_syntax(syntax.tools), .tokenizer = tokenizer, .types = types};
   std::vector<Grammar> calls;
-  constexpr size_t kMostStates = 300'000;  // as of one schema
   size_t states = 0;
   for (size_t i = 0; i < tools.size(); ++i) {
     const OrderedJson& function = tools[i]["function"];
@@ -146,7 +145,7 @@ Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, 
     } catch (const Error& error) {
       fail_as(error.kind(), "tools[{}].function.parameters: {}", i, error.what());
     }
-    if ((states += grammar_size(calls.back())) > kMostStates)
+    if ((states += grammar_size(calls.back())) > kMostCallStates)
       fail("tools: their schemas are too large together; tools[{}] is the first too many", i);
   }
   if (calls.empty()) fail("tool_choice: no function \"{}\" among the tools", choice.name);

@@ -371,6 +371,13 @@ TEST(ToolGrammar, Errors) {
       glm(R"({"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/b"}}},
                   "b": {"type": "string"}}})"),
       "");
+  // Each property by itself is allowed, all of them are not made.
+  std::string many = R"({"$defs": {"b": {"type": "object", "properties": {)";
+  for (char c = 'a'; c < 'o'; ++c)
+    many += text("{}\"{}\": {{\"type\": \"string\", \"minLength\": 19000}}", c == 'a' ? "" : ", ", c);
+  many += R"(}}}, "type": "object", "properties": {)";
+  for (int i = 0; i < 300; ++i) many += text("{}\"p{}\": {{\"$ref\": \"#/$defs/b\"}}", i == 0 ? "" : ", ", i);
+  EXPECT_THAT(glm((many + "}}").c_str()), HasSubstr("too large; expected at most 300000 states, \"p"));
 }
 
 }  // namespace
