@@ -137,6 +137,8 @@ CONVERSATIONS = {
     "one call": [SYSTEM, USER, {**CALL, "tool_calls": CALL["tool_calls"][:1]}, RESULTS[0], ANSWER, USER],
     "arguments as text": [USER, {"role": "assistant", "content": "", "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "browser", "arguments": "{\"q\": 1}"}}]}, RESULTS[1]],
+    "ids of nine characters": [SYSTEM, USER, {**CALL, "tool_calls": [{**c, "id": f"abc123{c['id'][-1]}de"} for c in CALL["tool_calls"]]},
+                               *[{**r, "tool_call_id": f"abc123{r['tool_call_id'][-1]}de"} for r in RESULTS], REASONED, USER],
     "empty": [],
 }
 OPTIONS = [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "enable_thinking": False},

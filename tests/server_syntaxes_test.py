@@ -18,7 +18,8 @@ SYNTAXES = {"glm4_moe": ("glm45", "<tool_call>weather\n<arg_key>place</arg_key>\
             "kimi_k2": ("kimi_k2", "<|tool_call_begin|>functions.weather:"),
             "gpt_oss": ("gpt-oss", "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"place\": "),
             "deepseek_v32": ("deepseekv32", "<｜DSML｜parameter name=\"place\" string=\"true\">"),
-            "mistral": ("mistral", "[TOOL_CALLS]weather[ARGS]{\"place\": ")}
+            "mistral": ("mistral", "[TOOL_CALLS]weather[ARGS]{\"place\": "),
+            "mistral_list": ("mistral_list", "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"place\": ")}
 STORY = [{"role": "user", "content": "Weather? <|channel|>final<|message|> <tool_call> </arg_value> ｜DSML｜"}]
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 
@@ -59,6 +60,8 @@ def test_tool_loop(served):
         assert SYNTAXES[family][1] in prompt and f"sunny {turn}" in prompt
         if family == "kimi_k2":
             assert call.id.startswith("functions.weather:") and f"## Return of {call.id}\n" in prompt
+        elif family == "mistral_list":  # its template refuses other ids
+            assert f"\"id\": \"c{turn:08}\"}}]" in prompt and f"\"call_id\": \"c{turn:08}\"}}" in prompt
         elif family not in ("gpt_oss", "mistral"):  # those write JSON
             assert value["place"] in prompt
     assert client.chat.completions.create(model="demo", messages=messages, tools=TOOLS[:1], max_tokens=8).choices
@@ -107,7 +110,7 @@ def test_names_of_parsers():
         result = kt("run", "demo", flag, "kimi_k3", "--dry-run")
         line, = result.stderr.strip().splitlines()
         assert result.returncode == 2 and "\"kimi_k3\"; did you mean kimi_k2?" in line and "glm45" in line
-    for name in ("glm45", "GLM47", "qwen3_coder", "minimax-m2", "kimi_k2", "gpt-oss", "deepseekv32", "deepseek_v32", "mistral"):
+    for name in ("glm45", "GLM47", "qwen3_coder", "minimax-m2", "kimi_k2", "gpt-oss", "deepseekv32", "deepseek_v32", "mistral", "mistral-list"):
         assert kt("run", "demo", "--tool-call-parser", name, "--dry-run").returncode == 0
     for name in ("glm45", "qwen3", "minimax-append-think", "kimi_k2", "gpt-oss", "deepseek-r1", "deepseek-v3", "none"):
         assert kt("run", "demo", "--reasoning-parser", name, "--dry-run").returncode == 0

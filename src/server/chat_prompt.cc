@@ -154,15 +154,28 @@ OrderedJson template_message(const OrderedJson& message, const std::string& plac
   return out;
 }
 
-// functions.NAME:0, as the model itself would have called it.
-bool is_named_id(std::string_view id, std::string_view name) {
+constexpr size_t kShortId = 9;
+
+// An id as the model itself would have written it.
+bool id_fits(std::string_view id, std::string_view name, CallIds form) {
+  if (form == CallIds::kNine)
+    return id.size() == kShortId && std::ranges::all_of(id, [](char c) {
+             return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+           });
   const std::string head = "functions." + std::string(name) + ":";
   return id.starts_with(head) && id.size() > head.size() &&
          id.find_first_not_of("0123456789", head.size()) == std::string_view::npos;
 }
 
+std::string made_id(std::string_view name, size_t number, CallIds form) {
+  if (form == CallIds::kNamed) return text("functions.{}:{}", name, number);
+  std::string digits = std::to_string(number);  // below kMostMessages * kMostCalls
+  digits.insert(0, kShortId - 1 - digits.size(), '0');
+  return "c" + digits;
+}
+
 // Gives calls that came with other ids such ones, numbered through the conversation, and their results the same.
-void name_call_ids(OrderedJson& messages) {
+void remake_call_ids(OrderedJson& messages, CallIds form) {
   std::map<std::string, std::string> renamed;
   size_t number = 0;
   for (OrderedJson& message : messages) {
@@ -174,10 +187,10 @@ void name_call_ids(OrderedJson& messages) {
     if (calls == message.end()) continue;
     for (OrderedJson& call : *calls) {
       const std::string name = call["function"]["name"].get<std::string>(), id = call.value("id", "");
-      const std::string named = text("functions.{}:{}", name, number++);
-      if (is_named_id(id, name)) continue;
-      call["id"] = named;
-      renamed[id] = named;
+      const std::string made = made_id(name, number++, form);
+      if (id_fits(id, name, form)) continue;
+      call["id"] = made;
+      renamed[id] = made;
     }
   }
 }
@@ -261,7 +274,7 @@ OrderedJson template_messages(const OrderedJson& messages, std::string_view chat
   OrderedJson out = OrderedJson::array();
   for (size_t i = 0; i < messages.size(); ++i)
     out.push_back(template_message(messages[i], text("messages[{}]", i), needs));
-  if (needs.named_ids) name_call_ids(out);
+  if (needs.ids != CallIds::kAny) remake_call_ids(out, needs.ids);
   return out;
 }
 

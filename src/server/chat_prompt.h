@@ -15,7 +15,7 @@ using OrderedJson = nlohmann::ordered_json;
 OrderedJson template_messages(const OrderedJson& messages);
 // The same for one template. Templates that append the arguments of a call as text get text, those that test
 // for a content that is none get null; the others get objects and "". Those that write a call by its id get ids that
-// name the function.
+// name the function, those that refuse ids of another length than nine get such ones.
 OrderedJson template_messages(const OrderedJson& messages, std::string_view chat_template);
 // Each tool is {"type", "function": {"name", "description", "parameters"}}, none of them missing.
 OrderedJson template_tools(const OrderedJson& tools);

@@ -123,6 +123,25 @@ TEST(TemplateMessages, IdsNameTheFunctionWhereTemplatesWriteThem) {
   EXPECT_EQ(template_messages(messages, "{{ messages }}")[2]["tool_call_id"], "call_1");
 }
 
+// Templates of Mistral's older models raise an error for others.
+TEST(TemplateMessages, IdsHaveNineCharactersWhereTemplatesCountThem) {
+  const OrderedJson messages = json(R"([
+    {"role": "assistant", "content": "", "tool_calls": [
+      {"id": "abc123DEF", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+      {"id": "call_5678", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+      {"type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "abc123DEF", "content": "a"},
+    {"role": "tool", "tool_call_id": "call_5678", "content": "b"}])");
+  const OrderedJson counted =
+      template_messages(messages, "{%- if not call.id is defined or call.id|length  != 9 %}");
+  EXPECT_EQ(counted[0]["tool_calls"][0]["id"], "abc123DEF");
+  EXPECT_EQ(counted[0]["tool_calls"][1]["id"], "c00000001");
+  EXPECT_EQ(counted[0]["tool_calls"][2]["id"], "c00000002");
+  EXPECT_EQ(counted[1]["tool_call_id"], "abc123DEF");
+  EXPECT_EQ(counted[2]["tool_call_id"], "c00000001");
+  EXPECT_EQ(template_messages(messages, "{{ messages|length != 9 }}")[2]["tool_call_id"], "call_5678");
+}
+
 TEST(TemplateMessages, ErrorsNameThePlace) {
   EXPECT_EQ(messages_error("3"), "messages: expected an array, got a number");
   EXPECT_EQ(messages_error("[]"), "messages: expected at least one message");

@@ -75,7 +75,9 @@ ArgumentForm argument_form(std::string_view code) {
 TemplateNeeds template_needs(std::string_view chat_template) {
   const std::string code = code_of(chat_template);
   TemplateNeeds needs{.arguments = argument_form(code)};
-  needs.named_ids = chat_template.find(tool_markers(ToolSyntax::kKimiK2).separator) != std::string_view::npos;
+  if (code.find("id|length!=9") != std::string::npos) needs.ids = CallIds::kNine;
+  if (chat_template.find(tool_markers(ToolSyntax::kKimiK2).separator) != std::string_view::npos)
+    needs.ids = CallIds::kNamed;
   each_word(code, "thinking", [&](std::string_view) { needs.thinking = true; });
   each_word(code, "reasoning", [&](std::string_view) { needs.reasoning = true; });
   each_word(code, "content", [&](std::string_view behind) {

@@ -39,6 +39,8 @@ class CallReader {
   // Of the bytes that were pushed, those whose meaning name and arguments tell in full. What comes after must be kept in
   // case it is no part of the call.
   size_t told() const { return told_; }
+  // The call is an item of a list: behind it comes another, or the list's end.
+  bool listed() const { return listed_; }
   // Nothing is missing but the marker that ends the call.
   virtual bool complete() const = 0;
   // The answer ends here: what was held back of a value becomes part of the arguments.
@@ -48,7 +50,7 @@ class CallReader {
   virtual Step read(char c) = 0;
 
   std::string name_, id_, arguments_;
-  bool certain_ = false;
+  bool certain_ = false, listed_ = false;
   size_t pushed_ = 0, told_ = 0;
 
  private:
@@ -57,6 +59,8 @@ class CallReader {
 
 // Behind call_begin. `types` may be null: then every argument may have any type.
 std::unique_ptr<CallReader> make_call_reader(ToolSyntax syntax, std::shared_ptr<const ArgumentTypes> types);
+// Behind the comma of a list whose items are calls.
+std::unique_ptr<CallReader> make_item_reader(ToolSyntax syntax);
 
 constexpr size_t kLongestCallName = 512;  // of keys and ids, too
 // Whether the text can be a function's name as a model writes it.

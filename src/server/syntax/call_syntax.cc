@@ -85,8 +85,9 @@ constexpr CallSyntax kKimi{.form = CallForm::kNamed,
                            .has_ids = true,
                            .ends_thought = true};
 constexpr CallSyntax kChannelCalls{.form = CallForm::kChannel};
-constexpr CallSyntax kMistral{.form = CallForm::kNamed,
-                              .markers = {.call_begin = "[TOOL_CALLS]", .separator = "[ARGS]"}};
+constexpr ToolMarkers kMistralMarkers{.call_begin = "[TOOL_CALLS]", .separator = "[ARGS]"};
+constexpr CallSyntax kMistral{.form = CallForm::kNamed, .markers = kMistralMarkers, .lists = true};
+constexpr CallSyntax kMistralList{.form = CallForm::kList, .markers = kMistralMarkers, .lists = true};
 
 }  // namespace
 
@@ -118,6 +119,8 @@ const CallSyntax& call_syntax(ToolSyntax syntax) {
       return kChannelCalls;
     case ToolSyntax::kMistral:
       return kMistral;
+    case ToolSyntax::kMistralList:
+      return kMistralList;
   }
   return kNoCalls;
 }

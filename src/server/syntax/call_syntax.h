@@ -15,6 +15,7 @@ enum class CallForm {
   kFenced,   // a word, separator, NAME, a line break, {...} in a fence
   kTags,     // the name, then a key and a value in tags for each argument; strings bare
   kChannel,  // {...}; the name stands in the header of the message
+  kList,     // [kObject, kObject, ...]; all calls of an answer behind one call_begin
 };
 
 // The markers around calls. Empty where a syntax has none.
@@ -42,6 +43,7 @@ struct CallSyntax {
   std::string_view name_line = {};  // and behind the name
   // Whether a call may stand outside of a section: where its marker is no token, text about calls would become one.
   bool needs_section = false;
+  bool lists = false;         // kNamed and kList: the one is read where the other is written
   bool has_ids = false;       // kNamed: the name stands in an id, functions.NAME:0
   bool ends_thought = false;  // the section's marker ends a thought that was left open
 };

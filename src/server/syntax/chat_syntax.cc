@@ -31,7 +31,9 @@ ToolSyntax shown_tools(std::string_view source) {
   if (shows(source, tool_markers(ToolSyntax::kMiniMaxM2).section_begin)) return ToolSyntax::kMiniMaxM2;
   if (shows(source, tool_markers(ToolSyntax::kKimiK2).separator)) return ToolSyntax::kKimiK2;
   if (shows_channels(source)) return ToolSyntax::kGptOss;
-  if (shows(source, "[TOOL_CALLS]") && shows(source, "[ARGS]")) return ToolSyntax::kMistral;
+  if (shows(source, tool_markers(ToolSyntax::kMistral).call_begin))
+    return shows(source, tool_markers(ToolSyntax::kMistral).separator) ? ToolSyntax::kMistral
+                                                                       : ToolSyntax::kMistralList;
   if (!shows(source, "<tool_call>")) return ToolSyntax::kNone;
   // Three write something else between the same markers, and Hy3 something that we do not read.
   if (shows(source, "tool_sep")) return ToolSyntax::kNone;

@@ -29,12 +29,14 @@ enum class ToolSyntax {
   kMiniMaxM2,  // <invoke name="NAME">\n<parameter name="KEY">VALUE</parameter>\n</invoke> in <minimax:tool_call>
   kKimiK2,     // <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
   kGptOss,  // a message on a channel: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
-  kMistral  // [TOOL_CALLS]NAME[ARGS]{...}
+  kMistral,     // [TOOL_CALLS]NAME[ARGS]{...}
+  kMistralList  // [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]; both are read alike
 };
 inline constexpr std::array kToolSyntaxes = {
     ToolSyntax::kHermes,     ToolSyntax::kDeepSeekV3, ToolSyntax::kDeepSeekV31, ToolSyntax::kDeepSeekV32,
     ToolSyntax::kDeepSeekV4, ToolSyntax::kGlm45,      ToolSyntax::kGlm47,       ToolSyntax::kQwen3Coder,
-    ToolSyntax::kMiniMaxM2,  ToolSyntax::kKimiK2,     ToolSyntax::kGptOss,      ToolSyntax::kMistral};
+    ToolSyntax::kMiniMaxM2,  ToolSyntax::kKimiK2,     ToolSyntax::kGptOss,      ToolSyntax::kMistral,
+    ToolSyntax::kMistralList};
 
 struct ChatSyntax {
   std::string think_begin = {},

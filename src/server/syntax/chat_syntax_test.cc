@@ -39,6 +39,7 @@ TEST(ChatSyntax, OfTheTemplatesOfManyModels) {
         Row{"glm4_moe", true, ToolSyntax::kGlm45, true}, Row{"glm47", true, ToolSyntax::kGlm47, true},
         Row{"kimi_k2", false, ToolSyntax::kKimiK2, true}, Row{"llama3", false, ToolSyntax::kNone, true},
         Row{"minimax_m2", true, ToolSyntax::kMiniMaxM2, true},
+        Row{"mistral_list", false, ToolSyntax::kMistralList, true},
         Row{"mixtral", false, ToolSyntax::kNone, false}, Row{"qwen2", false, ToolSyntax::kHermes, true},
         Row{"qwen3", true, ToolSyntax::kHermes, true},
         Row{"qwen3_coder", false, ToolSyntax::kQwen3Coder, true}}) {
@@ -94,6 +95,14 @@ TEST(ChatSyntax, OfOtherTexts) {
   EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kDeepSeekV32}, more), SpecialTokens::kKeep);
   EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kHermes}, more), SpecialTokens::kSkip);
   EXPECT_EQ(answer_decoding(with_tool_syntax({}, ToolSyntax::kGptOss), more), SpecialTokens::kKeep);
+  for (const bool is_special : {false, true}) {
+    const Tokenizer bracketed(
+        TokenizerParts{.name = "test",
+                       .tokens = {"a"},
+                       .added = {{.id = 1, .content = "[TOOL_CALLS]", .special = is_special}}});
+    EXPECT_EQ(answer_decoding({.tools = ToolSyntax::kMistralList}, bracketed),
+              is_special ? SpecialTokens::kKeep : SpecialTokens::kSkip);
+  }
   EXPECT_EQ(answer_end_tokens(with_tool_syntax({}, ToolSyntax::kGptOss), more), std::vector<TokenId>{3});
   EXPECT_TRUE(answer_end_tokens({.tools = ToolSyntax::kHermes}, more).empty());
 }
@@ -117,7 +126,8 @@ TEST(ChatSyntax, ByName) {
                                                                {"openai", ToolSyntax::kGptOss},
                                                                {"deepseekv32", ToolSyntax::kDeepSeekV32},
                                                                {"deepseek_v32", ToolSyntax::kDeepSeekV32},
-                                                               {"mistral", ToolSyntax::kMistral}}))
+                                                               {"mistral", ToolSyntax::kMistral},
+                                                               {"mistral_list", ToolSyntax::kMistralList}}))
     EXPECT_EQ(tool_syntax_named(name), syntax) << name;
   EXPECT_EQ(reasoning_syntax_named("deepseek-r1")->think_begin, "<think>");
   EXPECT_EQ(reasoning_syntax_named("minimax-append-think")->think_begin, "<think>");
@@ -197,8 +207,9 @@ TEST(ChatSyntax, CallsThatTemplatesWriteAreReadBack) {
       "tool['function']['arguments'] + '\\n' + '```' + '<｜tool▁call▁end｜>'}}{% endfor "
       "%}{{'<｜tool▁calls▁end｜>'}}"
       "{% else %}{{ message['content'] + '<｜Assistant｜>' }}{% endif %}{% endfor %}";
-  for (const std::string name : {"qwen2", "qwen3", "deepseek_v3", "appending", "deepseek_v32", "glm4_moe",
-                                 "glm47", "kimi_k2", "minimax_m2", "mistral", "qwen3_coder"}) {
+  for (const std::string name :
+       {"qwen2", "qwen3", "deepseek_v3", "appending", "deepseek_v32", "glm4_moe", "glm47", "kimi_k2",
+        "minimax_m2", "mistral", "mistral_list", "qwen3_coder"}) {
     const std::string source = name == "appending" ? appending : template_named(name);
     const ChatSyntax syntax = chat_syntax_of(source, demo_tokenizer());
     const OrderedJson messages = template_messages(request["messages"], source);

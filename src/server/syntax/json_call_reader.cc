@@ -22,11 +22,17 @@ bool is_low(CodePoint code) { return code >= 0xDC00 && code < 0xE000; }
 JsonCallReader::JsonCallReader(const CallSyntax& syntax)
     : syntax_(syntax),
       markers_(syntax.markers),
-      phase_(syntax.form == CallForm::kObject ? Phase::kOpen : Phase::kType) {}
+      phase_(syntax.form == CallForm::kObject ? Phase::kOpen : Phase::kType),
+      object_(syntax.form == CallForm::kObject) {}
 
 JsonCallReader::JsonCallReader(const CallSyntax& syntax, std::string name)
-    : syntax_(syntax), markers_(syntax.markers), phase_(Phase::kFence) {
+    : syntax_(syntax), markers_(syntax.markers), phase_(Phase::kFence), object_(false) {
   name_ = std::move(name);
+}
+
+void JsonCallReader::begin_item() {
+  phase_ = Phase::kOpen;
+  object_ = listed_ = true;
 }
 
 bool JsonCallReader::settled() const {
@@ -140,9 +146,9 @@ CallReader::Step JsonCallReader::end_scan() {
   if (phase_ == Phase::kString && !escape_.empty() && !add_text(kReplacement)) return Step::kBad;
   if (phase_ == Phase::kString || phase_ == Phase::kNull) arguments_begin();
   if (phase_ != Phase::kOther && !any_argument_) add_text("{}");
-  phase_ = syntax_.form == CallForm::kObject ? Phase::kNext : Phase::kTail;
+  phase_ = object_ ? Phase::kNext : Phase::kTail;
   word_.clear();
-  return phase_ == Phase::kTail && markers_.call_end.empty() && syntax_.form == CallForm::kNamed
+  return phase_ == Phase::kTail && markers_.call_end.empty() && syntax_.form != CallForm::kChannel
              ? Step::kDone
              : Step::kMore;
 }
@@ -174,10 +180,14 @@ CallReader::Step JsonCallReader::next(char c) {
   }
   phase_ = Phase::kTail;
   word_.clear();
-  return Step::kMore;
+  return listed_ ? Step::kDone : Step::kMore;
 }
 
 CallReader::Step JsonCallReader::type(char c) {
+  if (syntax_.lists && word_.empty() && (c == '[' || is_json_space(c))) {
+    if (c == '[') begin_item();
+    return Step::kMore;
+  }
   if (c == '\n' || word_.size() > kLongestCallName) return Step::kBad;
   word_ += c;
   const size_t bracket = word_.find(markers_.separator[0]);
@@ -187,7 +197,7 @@ CallReader::Step JsonCallReader::type(char c) {
   if (end != markers_.separator) return Step::kMore;
   if (!take_head(trimmed(std::string_view(word_).substr(0, bracket)))) return Step::kBad;
   word_.clear();
-  phase_ = syntax_.form == CallForm::kNamed ? Phase::kFence : Phase::kName;
+  phase_ = syntax_.form == CallForm::kFenced ? Phase::kName : Phase::kFence;
   return Step::kMore;
 }
 
@@ -239,7 +249,7 @@ CallReader::Step JsonCallReader::tail(char c) {
   constexpr std::string_view kFence = "```";
   if (word_.empty() && is_json_space(c)) return Step::kMore;
   word_ += c;
-  const bool fence = syntax_.form != CallForm::kObject && !fence_closed_ && word_[0] == '`';
+  const bool fence = !object_ && !fence_closed_ && word_[0] == '`';
   const std::string_view expected = fence ? kFence : markers_.call_end;
   if (!expected.starts_with(word_)) return Step::kBad;
   if (word_ != expected) return Step::kMore;

@@ -11,14 +11,16 @@ class JsonCallReader final : public CallReader {
   // kChannel: the header has told the name.
   JsonCallReader(const CallSyntax& syntax, std::string name);
 
+  // What follows is an item of a list.
+  void begin_item();
   bool complete() const override { return phase_ == Phase::kTail; }
 
  private:
   enum class Phase {
-    kType,      // kNamed, kFenced: up to the separator
+    kType,      // kNamed, kFenced: up to the separator; or [ where lists are read
     kName,      // kFenced: up to the end of the line
     kFence,     // white space, perhaps ```json, then {
-    kOpen,      // kObject: {
+    kOpen,      // kObject, items of lists: {
     kFirstKey,  // " or }
     kKey,       // "
     kInKey,     // the rest of a key
@@ -57,6 +59,7 @@ class JsonCallReader final : public CallReader {
   const CallSyntax& syntax_;
   const ToolMarkers& markers_;
   Phase phase_;
+  bool object_;       // name and arguments stand in one object
   std::string word_;  // what the phase collects
   JsonScanner scanner_;
   std::string key_;

@@ -73,6 +73,8 @@ bool MarkerReader::step() {
       return section();
     case Phase::kCall:
       return call();
+    case Phase::kList:
+      return list();
   }
   return false;
 }
@@ -139,7 +141,7 @@ bool MarkerReader::content() {
   } else if (found.marker == markers_.section_begin) {
     phase_ = Phase::kSection;
   } else {
-    begin_call();
+    begin_call(make_call_reader(syntax_.tools, types_));
   }
   return true;
 }
@@ -149,7 +151,7 @@ bool MarkerReader::section() {
   if (rest().starts_with(markers_.call_begin)) {
     at_ += markers_.call_begin.size();
     in_section_ = true;
-    begin_call();
+    begin_call(make_call_reader(syntax_.tools, types_));
     return true;
   }
   if (markers_.call_begin.starts_with(rest())) return false;
@@ -157,10 +159,10 @@ bool MarkerReader::section() {
   return true;
 }
 
-void MarkerReader::begin_call() {
+void MarkerReader::begin_call(std::unique_ptr<CallReader> reader) {
   phase_ = Phase::kCall;
   call_at_ = static_cast<ptrdiff_t>(at_);
-  reader_ = make_call_reader(syntax_.tools, types_);
+  reader_ = std::move(reader);
 }
 
 bool MarkerReader::call() {
@@ -174,11 +176,27 @@ bool MarkerReader::call() {
     if (reader_->told() > 0) mark_ = static_cast<size_t>(call_at_ + static_cast<ptrdiff_t>(reader_->told()));
     if (step != CallReader::Step::kDone) continue;
     out_.add_call(*reader_);
+    const bool listed = reader_->listed();
     end_call();
+    if (listed) phase_ = Phase::kList;
     return true;
   }
   out_.add_call(*reader_);
   return false;
+}
+
+// Behind a call of a list. The comma belongs to the next one, and is content with it if that is malformed.
+bool MarkerReader::list() {
+  skip_space();
+  if (rest().empty()) return false;
+  const char c = input_[at_];
+  phase_ = Phase::kContent;
+  if (c == ']') ++at_;
+  if (c != ',') return true;
+  mark_ = at_++;
+  begin_size_ = 1;
+  begin_call(make_item_reader(syntax_.tools));
+  return true;
 }
 
 void MarkerReader::end_call() {
@@ -233,6 +251,7 @@ void MarkerReader::flush() {
       out_.add_call(*reader_);
       break;
     case Phase::kSection:
+    case Phase::kList:
       break;
   }
   input_.clear();

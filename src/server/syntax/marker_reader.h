@@ -14,7 +14,7 @@ class MarkerReader final : public AnswerReader {
   void flush() override;
 
  private:
-  enum class Phase { kStart, kThoughtStart, kThought, kContent, kSection, kCall };
+  enum class Phase { kStart, kThoughtStart, kThought, kContent, kSection, kCall, kList };
 
   void add_content(std::string_view text);
   void add_thought(std::string_view text);
@@ -26,7 +26,8 @@ class MarkerReader final : public AnswerReader {
   bool content();
   bool section();
   bool call();
-  void begin_call();
+  bool list();
+  void begin_call(std::unique_ptr<CallReader> reader);
   void end_call();
   void refuse_call();
   void skip_space();

@@ -54,6 +54,7 @@ constexpr std::array kParsers = {
     ParserRow{"openai-gptoss", std::nullopt, Thoughts::kAnalysis},
     ParserRow{"harmony", ToolSyntax::kGptOss, Thoughts::kAnalysis},
     ParserRow{"mistral", ToolSyntax::kMistral, Thoughts::kBrackets},
+    ParserRow{"mistral-list", ToolSyntax::kMistralList},
     ParserRow{"none", ToolSyntax::kNone, Thoughts::kNone},
 };
 

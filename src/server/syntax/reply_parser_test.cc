@@ -206,6 +206,74 @@ TEST(ReplyParser, MalformedDeepSeekCallsAreContent) {
               ElementsAre(content("<｜tool▁call▁begin｜>fun"), call(0, "f"), arguments(0, "{}")));
 }
 
+// Whichever form the template shows, a model may write the other.
+TEST(ReplyParser, ReadsBothOfMistralsForms) {
+  struct Row {
+    std::string text;
+    std::vector<ReplyPiece> pieces;
+  };
+  const std::string item = R"({"name": "f", "arguments": {"a": [1]}})", list = "[TOOL_CALLS] [" + item;
+  const ReplyPiece f = call(0, "f"), a = arguments(0, R"({"a": [1]})"), g = call(1, "g"),
+                   none = arguments(1, "{}");
+  for (const Row& row : {
+           Row{list + "]", {f, a}},
+           Row{R"([TOOL_CALLS][{"id": "abc123def", "name": "f"}])", {f, arguments(0, "{}")}},
+           Row{"[TOOL_CALLS]\n[ " + item + " ,\n{\"name\": \"g\", \"id\": null} ]\n ", {f, a, g, none}},
+           Row{list + R"(,{"arguments": "{\"b\": 2}", "name": "g"}])",
+               {f, a, g, arguments(1, R"({"b": 2})")}},
+           Row{"I look.\n" + list + "]\n\nDone", {content("I look."), f, a, content("\nDone")}},
+           Row{list + "][TOOL_CALLS]g[ARGS]{}", {f, a, g, none}},
+           Row{"[TOOL_CALLS] f[ARGS]{\"a\": [1]}[TOOL_CALLS] [{\"name\": \"g\"}]", {f, a, g, none}},
+           // Broken: content from there on, where markers are looked for again.
+           Row{list + ", {\"name\": 3}] x", {f, a, content(", {\"name\": 3}] x")}},
+           Row{list + ", ]", {f, a, content(", ]")}},
+           Row{list + " x]", {f, a, content("x]")}},
+           Row{list + "}]", {f, a, content("}]")}},
+           Row{list + ", x[TOOL_CALLS]g[ARGS]{}", {f, a, content(", x"), g, none}},
+           Row{list + R"(, {"name": "g", "arguments": {"b": tru3}}, )" + item + "]",
+               {f, a, g, arguments(1, "{\"b\": tru"), content("3}}, " + item + "]")}},
+           // The answer ends.
+           Row{list, {f, a}},
+           Row{list + ", ", {f, a, content(", ")}},
+           Row{list + ", {\"name\": \"g\"", {f, a, content(", {\"name\": \"g\"")}},
+           Row{list + R"(, {"name": "g", "arguments": {"b": "x)", {f, a, g, arguments(1, "{\"b\": \"x")}},
+       })
+    for (const ToolSyntax syntax : {ToolSyntax::kMistral, ToolSyntax::kMistralList}) {
+      const std::string& text = row.text;
+      std::vector<size_t> bytes;
+      for (size_t cut = 0; cut <= text.size(); ++cut) {
+        EXPECT_EQ(parse(with(syntax), {.tools = true}, text, {cut}), row.pieces) << text << cut;
+        bytes.push_back(cut);
+      }
+      EXPECT_EQ(parse(with(syntax), {.tools = true}, text, bytes), row.pieces) << text;
+    }
+}
+
+TEST(ReplyParser, CallsOfAListStreamAndMayBeCutOff) {
+  ReplyParser parser(with(ToolSyntax::kMistralList), {.tools = true});
+  EXPECT_THAT(parser.push("[TOOL_CALLS] [{\"name\": \"f\", \"argu"), ElementsAre());
+  EXPECT_THAT(parser.push("ments\": {\"a"), ElementsAre(call(0, "f"), arguments(0, "{\"a")));
+  EXPECT_THAT(parser.push("\": 1}"), ElementsAre(arguments(0, "\": 1}")));
+  EXPECT_THAT(parser.push(", \"id\": \"abc123def\"}, {\"name\": \"g"), ElementsAre());
+  EXPECT_THAT(parser.push("\", \"arguments\": {}"), ElementsAre(call(1, "g"), arguments(1, "{}")));
+  EXPECT_THAT(parser.push("}]"), ElementsAre());
+  EXPECT_THAT(parser.flush(), ElementsAre());
+  EXPECT_EQ(parser.calls(), 2);
+  EXPECT_FALSE(parser.cut_off());
+  const std::string first = R"([TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc"})";
+  for (const auto& [text, cut_off] :
+       std::to_array<std::pair<std::string, bool>>({{first, false},
+                                                    {first + ", {\"name\"", false},
+                                                    {first + "]", false},
+                                                    {first.substr(0, first.size() - 2), true},
+                                                    {first + R"(, {"name": "g", "arguments": {"a)", true}})) {
+    ReplyParser ended(with(ToolSyntax::kMistralList), {.tools = true});
+    ended.push(text);
+    ended.flush();
+    EXPECT_EQ(ended.cut_off(), cut_off) << text;
+  }
+}
+
 struct Sample {
   ChatSyntax syntax;
   std::string text;
@@ -228,6 +296,10 @@ std::vector<Sample> samples() {
       {with(ToolSyntax::kDeepSeekV3),
        "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜>function<｜tool▁sep｜>f <x"},
       {with(ToolSyntax::kDeepSeekV31), kV31Calls + "<｜tool▁calls▁begin｜>x" + kV31Calls},
+      {with(ToolSyntax::kMistralList),
+       "<think>so</think>a [TOOL_CALLS] [ {\"name\": \"f\", \"id\": 1} , {\"name\": \"g\", \"arguments\": "
+       "{\"a\": "
+       "\"]}\"}}]\n[TOOL_CALLS] [{\"name\": \"h\"}, {\"name\" [TOOL_CALLS]k[ARGS]{} b"},
   };
 }
 

@@ -115,6 +115,11 @@ std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
       case ToolSyntax::kMistral:
         out += "[TOOL_CALLS]" + name + "[ARGS]" + json;
         break;
+      case ToolSyntax::kMistralList:
+        out += (i > 0 ? ", " : "[TOOL_CALLS] [") +
+               ("{\"name\": \"" + name + "\", \"arguments\": " + json + ", \"id\": \"abc123de") +
+               std::to_string(i) + "\"}";
+        break;
     }
   }
   constexpr auto kEnds = std::to_array<std::pair<ToolSyntax, std::string_view>>(
@@ -123,7 +128,8 @@ std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
        {ToolSyntax::kDeepSeekV32, "</｜DSML｜function_calls>"},
        {ToolSyntax::kDeepSeekV4, "</｜DSML｜tool_calls>"},
        {ToolSyntax::kMiniMaxM2, "</minimax:tool_call>"},
-       {ToolSyntax::kKimiK2, "<|tool_calls_section_end|>"}});
+       {ToolSyntax::kKimiK2, "<|tool_calls_section_end|>"},
+       {ToolSyntax::kMistralList, "]"}});
   for (const auto& [of, end] : kEnds)
     if (of == syntax) out += end;
   return out;
@@ -276,7 +282,7 @@ TEST(Syntaxes, RandomTextsInRandomCuts) {
                                       "5",  "x", "<",           "{",    "}",
                                       "\"", ":", "[",           "]",    "{\"a\": 1}",
                                       "\\", ">", "functions.",  ":0",   "to=functions.get_weather",
-                                      "é"};
+                                      "é",  ","};
     for (const std::string_view marker :
          {row.markers.section_begin, row.markers.section_end, row.markers.call_begin, row.markers.separator,
           row.markers.call_end, row.tags.name_begin, row.tags.name_end, row.tags.key_begin, row.tags.key_end,
@@ -288,6 +294,9 @@ TEST(Syntaxes, RandomTextsInRandomCuts) {
                                             kChannels.message, kChannels.end, kChannels.call, kChannels.role})
         words.emplace_back(marker);
     for (const std::vector<Call>& calls : shapes()) words.push_back(written(syntax, calls));
+    if (row.lists)
+      words.insert(words.end(), {"[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS] [{\"name\": \"f\"}",
+                                 ", {\"name\": \"f\", \"arguments\": {", "}, \"id\": 5}"});
     size_t called = 0;
     for (int round = 0; round < 700; ++round) {
       std::string text;
@@ -325,6 +334,8 @@ TEST(Syntaxes, HostileTextTakesLinearTime) {
              {"", "<|start|>assistant<|channel|>"},
              {"", "<|channel|>commentary to=functions.f<|message|>"},
              {"<|channel|>", " "},
+             {"[TOOL_CALLS] [{\"name\": \"f\"}", ", {\"name\": \"f\"}"},
+             {"[TOOL_CALLS] [{\"name\": \"f\"}", ", {\"name\": [TOOL_CALLS] [{\"name\": \"f\"}"},
              {"", call}}) {
       std::string text = head;
       if (unit.empty()) continue;
@@ -431,9 +442,14 @@ TEST(Syntaxes, MalformedCallsAreContent) {
        {"<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "<|tool_calls_section_begin|>x",
         "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]"})
     content(ToolSyntax::kKimiK2, bad);
-  for (const char* bad :
-       {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL", "[TOOL_CALLS] [{\"name\": \"f\"}]"})
-    content(ToolSyntax::kMistral, bad);
+  for (const ToolSyntax syntax : {ToolSyntax::kMistral, ToolSyntax::kMistralList})
+    for (const char* bad :
+         {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL", "[TOOL_CALLS] ", "[TOOL_CALLS] []",
+          "[TOOL_CALLS] [{'name': 'f'}]", "a [TOOL_CALLS] [{\"name\": 3}] b",
+          "[TOOL_CALLS] [[{\"name\": \"f\"}]]", "[TOOL_CALLS] {\"name\": \"f\"}",
+          "[TOOL_CALLS] [{\"name\": \"f\"", "[TOOL_CALLS] [\"f\"]", "[TOOL_CALLS] [{\"arguments\": {}}]",
+          "[TOOL_CALLS] [, {\"name\": \"f\"}]"})
+      content(syntax, bad);
   // What is wrong later on: the rest is content.
   const Parsed later =
       parsed(plain(ToolSyntax::kGlm47),

@@ -32,6 +32,12 @@ std::unique_ptr<CallReader> make_call_reader(ToolSyntax syntax, std::shared_ptr<
   return std::make_unique<JsonCallReader>(row);
 }
 
+std::unique_ptr<CallReader> make_item_reader(ToolSyntax syntax) {
+  auto reader = std::make_unique<JsonCallReader>(call_syntax(syntax));
+  reader->begin_item();
+  return reader;
+}
+
 TagCallReader::TagCallReader(const CallSyntax& syntax, std::shared_ptr<const ArgumentTypes> types)
     : syntax_(syntax),
       tags_(syntax.tags),

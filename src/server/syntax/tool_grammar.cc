@@ -44,6 +44,12 @@ Grammar id_number() {
        sequence_grammar({choice_grammar(first), repeat_grammar(choice_grammar(digits), 0, 2)})});
 }
 
+Grammar object_call(const OrderedJson& function) {
+  return sequence_grammar({literal_grammar("{\"name\": " + function["name"].dump() + ", \"arguments\": "),
+                           arguments_grammar(function), literal_grammar("}")});
+}
+
+// What stands for one function: a call with its markers, or an item of a list.
 Grammar call(const CallWriter& writer, const OrderedJson& function) {
   const CallSyntax& row = writer.syntax;
   const std::string& name = function["name"].get_ref<const std::string&>();
@@ -52,10 +58,10 @@ Grammar call(const CallWriter& writer, const OrderedJson& function) {
     case CallForm::kTags:
       return tag_call_grammar(writer, function);
     case CallForm::kObject:
-      return sequence_grammar(
-          {mark(row.markers.call_begin),
-           literal_grammar("\n{\"name\": " + OrderedJson(name).dump() + ", \"arguments\": "),
-           arguments_grammar(function), literal_grammar("}\n"), mark(row.markers.call_end)});
+      return sequence_grammar({mark(row.markers.call_begin), literal_grammar("\n"), object_call(function),
+                               literal_grammar("\n"), mark(row.markers.call_end)});
+    case CallForm::kList:
+      return object_call(function);
     case CallForm::kFenced:
       return sequence_grammar({mark(row.markers.call_begin), literal_grammar("function"),
                                mark(row.markers.separator), literal_grammar(name + "\n```json\n"),
@@ -76,9 +82,20 @@ Grammar call(const CallWriter& writer, const OrderedJson& function) {
                            arguments_grammar(function), mark(row.markers.call_end)});
 }
 
+// Some models write a space before the list, others none.
+Grammar list_of_calls(const CallWriter& writer, const Grammar& call, const ToolChoice& choice) {
+  std::vector<Grammar> parts = {marker_grammar(writer.syntax.markers.call_begin, writer.tokenizer),
+                                repeat_grammar(literal_grammar(" "), 0, 1), literal_grammar("["), call};
+  if (choice.parallel)
+    parts.push_back(repeat_grammar(sequence_grammar({literal_grammar(", "), call}), 0, -1));
+  parts.push_back(literal_grammar("]"));
+  return sequence_grammar(std::move(parts));
+}
+
 // The calls of an answer. A message to a function ends the answer, so that channels have one.
 Grammar all_calls(const CallWriter& writer, Grammar call, const ToolChoice& choice) {
   const CallSyntax& row = writer.syntax;
+  if (row.form == CallForm::kList) return list_of_calls(writer, call, choice);
   const Grammar line = literal_grammar(std::string(row.line));
   const bool tagged = row.form == CallForm::kTags && !row.markers.section_begin.empty();
   std::vector<Grammar> parts;

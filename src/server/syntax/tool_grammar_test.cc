@@ -43,10 +43,12 @@ const Tokenizer& tokenizer() {
                                           kChannels.end,
                                           std::string_view("｜DSML｜"),
                                           std::string_view("<arg_key>"),
-                                          std::string_view("</arg_value>")})
-      parts.added.push_back({.id = id++,
-                             .content = std::string(marker),
-                             .special = marker.starts_with("<|") || marker == "｜DSML｜"});
+                                          std::string_view("</arg_value>"),
+                                          tool_markers(ToolSyntax::kMistral).call_begin})
+      parts.added.push_back(
+          {.id = id++,
+           .content = std::string(marker),
+           .special = marker.starts_with("<|") || marker == "｜DSML｜" || marker.starts_with("[")});
     return Tokenizer(std::move(parts));
   }();
   return made;
@@ -185,6 +187,24 @@ TEST(ToolGrammar, KimisAndChannelsCalls) {
       fits(grammar_of(ToolSyntax::kGptOss, {}, {.thinking = true}), "hm<|end|><|start|>assistant" + now));
   EXPECT_TRUE(
       fits(grammar_of(ToolSyntax::kMistral, {}), "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]get[ARGS]{\"n\": 1}"));
+}
+
+TEST(ToolGrammar, CallsInAList) {
+  const std::string get = "{\"name\": \"get\", \"arguments\": {\"n\": 3}}",
+                    now = "{\"name\": \"now\", \"arguments\": {}}";
+  const Grammar any = grammar_of(ToolSyntax::kMistralList, {});
+  EXPECT_TRUE(fits(any, "[TOOL_CALLS] [" + get + "]"));
+  EXPECT_TRUE(fits(any, "[TOOL_CALLS][" + get + ", " + now + ", " + get + "]"));
+  EXPECT_TRUE(fits(any, "<think>\nhm\n</think>\n[TOOL_CALLS] [" + now + "]"));
+  for (const char* bad : {"[TOOL_CALLS] []", "[TOOL_CALLS] [", "[TOOL_CALLS]now[ARGS]{}"})
+    EXPECT_FALSE(fits(any, bad)) << bad;
+  EXPECT_FALSE(fits(any, "[TOOL_CALLS] [" + get));
+  EXPECT_FALSE(fits(any, "[TOOL_CALLS] [" + get + ", ]"));
+  EXPECT_FALSE(fits(any, "[TOOL_CALLS] [" + get + "][TOOL_CALLS] [" + get + "]"));
+  EXPECT_FALSE(fits(any, "[TOOL_CALLS] [{\"name\": \"get\", \"arguments\": {}}]"));
+  const Grammar one = grammar_of(ToolSyntax::kMistralList, {.parallel = false});
+  EXPECT_TRUE(fits(one, "[TOOL_CALLS] [" + get + "]"));
+  EXPECT_FALSE(fits(one, "[TOOL_CALLS] [" + get + ", " + now + "]"));
 }
 
 TEST(ToolGrammar, AnswersOnAChannel) {
