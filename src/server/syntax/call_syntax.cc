@@ -27,24 +27,19 @@ constexpr CallSyntax kHermes{.form = CallForm::kObject,
                              .line = "\n"};
 constexpr CallSyntax kSeekV3{.form = CallForm::kFenced, .markers = kSeekMarkers, .line = "\n"};
 constexpr CallSyntax kSeekV31{.form = CallForm::kNamed, .markers = kSeekMarkers};
-constexpr CallSyntax kSeekV32{.form = CallForm::kTags,
-                              .markers = {.section_begin = "<｜DSML｜function_calls>",
-                                          .section_end = "</｜DSML｜function_calls>",
-                                          .call_begin = "<｜DSML｜invoke name=\"",
-                                          .call_end = "</｜DSML｜invoke>"},
-                              .tags = kDsmlTags,
-                              .line = "\n",
-                              .name_line = "\n",
-                              .needs_section = true};
-constexpr CallSyntax kSeekV4{.form = CallForm::kTags,
-                             .markers = {.section_begin = "<｜DSML｜tool_calls>",
-                                         .section_end = "</｜DSML｜tool_calls>",
-                                         .call_begin = "<｜DSML｜invoke name=\"",
-                                         .call_end = "</｜DSML｜invoke>"},
-                             .tags = kDsmlTags,
-                             .line = "\n",
-                             .name_line = "\n",
-                             .needs_section = true};
+constexpr CallSyntax dsml(std::string_view section_begin, std::string_view section_end) {
+  return {.form = CallForm::kTags,
+          .markers = {.section_begin = section_begin,
+                      .section_end = section_end,
+                      .call_begin = "<｜DSML｜invoke name=\"",
+                      .call_end = "</｜DSML｜invoke>"},
+          .tags = kDsmlTags,
+          .line = "\n",
+          .name_line = "\n",
+          .needs_section = true};
+}
+constexpr CallSyntax kSeekV32 = dsml("<｜DSML｜function_calls>", "</｜DSML｜function_calls>");
+constexpr CallSyntax kSeekV4 = dsml("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>");
 constexpr CallSyntax kGlmLines{.form = CallForm::kTags,
                                .markers = {.call_begin = "<tool_call>", .call_end = "</tool_call>"},
                                .tags = kGlmTags,
