@@ -8,6 +8,7 @@
 namespace KT_ISA_NAMESPACE {
 
 extern const kt::AttentionKernels kAttention;  // instantiate_attention.cc
+extern const kt::RowKernels kRowOps;           // instantiate_row_ops.cc
 
 namespace {
 
@@ -22,6 +23,7 @@ constexpr kt::Kernels make() {
   t.tile_rows = Isa::kTileRows;
   t.few_limit = Isa::kFewLimit;
   t.panel_blocks = Isa::kPanelBlocks;
+  t.panel_width = kPanelWidth;
   t.float_many = Isa::kBf16Product ? kt::ActCode::kBf16 : kt::ActCode::kF32;
   for (int i = 0; i < kt::kLayoutCount; ++i) t.few_acts[i] = few_acts(kt::kLayouts[i]);
   t.few_long = kFewLong.data();
@@ -36,6 +38,7 @@ constexpr kt::Kernels make() {
   t.add_scaled = add_scaled;
   t.store = store;
   t.attention = &kAttention;
+  t.rows = &kRowOps;
   t.peak_s8 = peak_s8<Isa>;
   if constexpr (Isa::kBf16Product) t.peak_bf16 = peak_bf16<Isa>;
   t.peak_f32 = peak_f32;

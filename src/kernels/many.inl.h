@@ -242,7 +242,9 @@ __attribute__((noinline)) void multiply_panel(const MultiplyArgs& args, const Pa
   constexpr bool kHigh = kFold == Fold::kExact;
   std::conditional_t<kHigh, HighSums, Nothing> high;
   for (int i = 0; i < w.rows; i += kRowsAtOnce) {
-    const int some = w.rows - i < kRowsAtOnce ? w.rows - i : kRowsAtOnce;
+    const int left = (Product::kCodeBytes == 4 && args.m - w.row0 < w.rows ? args.m - w.row0 : w.rows) - i;
+    if (left <= 0) break;  // padding, which a product of any number of rows has no need of
+    const int some = left < kRowsAtOnce ? left : kRowsAtOnce;
     bool any = false;  // far codes
     if constexpr (kHigh) any = high.begin(args.acts, w, i, some);
     const int slots = some / 16 * panel.blocks;  // of beside, a step
@@ -432,7 +434,7 @@ void many_bf16(const MultiplyArgs& args) noexcept {
 template <Layout kL>
 void many_f32(const MultiplyArgs& args) noexcept {
   many<ProductF32, false, Fold::kFloat, NoChunks>(
-      args, kFloatK, false,
+      args, kFloatK, kL.code == Code::kF32,
       [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
         widen_f32<kL>(*args.packing, block, k0, k1, reinterpret_cast<float*>(panel));
       },

@@ -21,8 +21,6 @@ bool whole_rows(const Packing& p) {
   return layout.span == SpanLength::kLong && layout.min == Min::kNone && p.span == p.k_pad;
 }
 
-size_t code_size(ActCode code) { return code == ActCode::kS8 ? 1 : code == ActCode::kBf16 ? 2 : 4; }
-
 }  // namespace
 
 Precision precision_named(std::string_view name) {
@@ -111,7 +109,7 @@ Plan plan_for(const Kernels& kernels, const Packing& p, Precision precision, int
 }
 
 size_t act_bytes(const ActShape& s) {
-  size_t bytes = round_up(static_cast<size_t>(s.rows) * s.k_pad * code_size(s.code), size_t{64});
+  size_t bytes = round_up(static_cast<size_t>(s.rows) * s.k_pad * bytes_of(s.code), size_t{64});
   if (s.code == ActCode::kS8) {
     bytes += round_up(static_cast<size_t>(s.rows) * s.scale_spans() * sizeof(float), size_t{64});
     bytes += round_up(static_cast<size_t>(s.rows) * s.sum_spans() * sizeof(int32_t), size_t{64});
@@ -124,7 +122,7 @@ Acts rows_from(const Acts& acts, int row, int rows) {
   const ActShape& s = acts.shape;
   Acts a = acts;
   a.shape.rows = rows;
-  a.codes += static_cast<size_t>(row) * s.k_pad * code_size(s.code);
+  a.codes += static_cast<size_t>(row) * s.k_pad * bytes_of(s.code);
   if (a.scales) a.scales += static_cast<size_t>(row) * s.scale_spans();
   if (a.sums) a.sums += static_cast<size_t>(row) * s.sum_spans();
   if (a.values) a.values += static_cast<size_t>(row) * s.sum_spans();

@@ -81,7 +81,7 @@ KT_INLINE void fma_tile_f32(const float* a, int64_t a_stride, const float* b, in
   });
 }
 
-// The three products. `panel` multiplies `rows` rows (a multiple of tile_rows) by `blocks` (1 to kPanelWidth)
+// The three products. `panel` multiplies `rows` rows (f32: any number, else a multiple of tile_rows) by `blocks` (1 to kPanelWidth)
 // row blocks. a: first row of packed activations, at the K block's first column; c: [rows, ldc]. A tile unit
 // calls beside(step, product) between its products.
 struct ProductS8 {
@@ -139,19 +139,30 @@ struct ProductBf16 {
   }
 };
 
+// Any number of rows: each is a chain of FMAs over K, so a few of them take as many tiles as there are, side by side.
 struct ProductF32 {
   using C = float;
   static constexpr int kCodeBytes = 4;
+  static constexpr bool kManyRegisters = Isa::kLanes != 8;  // AVX2 has 16 registers, the others 32
   template <bool, class Beside>
   static KT_INLINE void panel(const std::byte* a, int k_pad, int rows, const Panel& b, int k, C* c,
                               int64_t ldc, bool first, Beside&&) {
-    constexpr int kM = 4, kNP = kParts < 2 ? kParts : 2;
-    for (int i = 0; i < rows; i += kM)
-      for (int p = 0; p < b.blocks * kParts; p += kNP)
-        fma_tile_f32<kM, kNP>(
-            reinterpret_cast<const float*>(a) + static_cast<int64_t>(i) * k_pad, k_pad,
-            reinterpret_cast<const float*>(b.at + p / kParts * b.stride) + p % kParts * Isa::kLanes,
-            b.stride / 4, k, c + i * ldc + p * Isa::kLanes, ldc, first);
+    const int parts = b.blocks * kParts;
+    const auto tile = [&](auto m, auto np, int row, int p) __attribute__((always_inline)) {
+      fma_tile_f32<decltype(m)::value, decltype(np)::value>(
+          reinterpret_cast<const float*>(a) + static_cast<int64_t>(row) * k_pad, k_pad,
+          reinterpret_cast<const float*>(b.at + p / kParts * b.stride) + p % kParts * Isa::kLanes,
+          b.stride / 4, k, c + row * ldc + p * Isa::kLanes, ldc, first);
+    };
+    const auto across = [&](auto m, auto np, int row) __attribute__((always_inline)) {
+      int p = 0;
+      for (; p + np <= parts; p += np) tile(m, np, row, p);
+      for (; p < parts; ++p) tile(m, Int<1>{}, row, p);
+    };
+    int row = 0;
+    for (; row + 8 <= rows && kManyRegisters; row += 8) across(Int<8>{}, Int<2>{}, row);
+    for (; row + 4 <= rows; row += 4) across(Int<4>{}, Int<2>{}, row);
+    for (; row < rows; ++row) across(Int<1>{}, Int<4>{}, row);
   }
 };
 

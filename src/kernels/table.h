@@ -9,6 +9,7 @@
 namespace kt {
 
 enum class ActCode : uint8_t { kS8, kBf16, kF32 };
+constexpr int bytes_of(ActCode code) { return code == ActCode::kS8 ? 1 : code == ActCode::kBf16 ? 2 : 4; }
 enum class Real : uint8_t { kF32, kBf16, kF16 };  // element types of activations at the boundary
 
 // Activations of one group of rows in the order the kernels read them.
@@ -138,6 +139,7 @@ struct ActivateArgs {
 };
 
 struct AttentionKernels;  // kernels/attention.h
+struct RowKernels;        // kernels/row_ops.h
 
 struct Kernels {
   const char* name;
@@ -147,6 +149,7 @@ struct Kernels {
   int tile_rows;                   // `many` works on multiples of this many rows
   int few_limit;                   // `few` is the faster route up to this many rows (measured, bench/)
   int panel_blocks;                // row blocks `many` widens and multiplies together
+  int panel_width;                 // of them side by side in one tile loop
   ActCode float_many;              // activations the float layouts take there
   ActCode few_acts[kLayoutCount];  // and every layout on the route of few rows
   using Multiply = void (*)(const MultiplyArgs&) noexcept;
@@ -167,6 +170,7 @@ struct Kernels {
   void (*add_scaled)(float* y, const float* x, float weight, int n) noexcept;
   void (*store)(void* out, Real type, const float* x, int n) noexcept;
   const AttentionKernels* attention;
+  const RowKernels* rows;
   // Native multiply loops with independent accumulators, operands from L1; return operations done (2 per
   // multiply-add). Null when the ISA has no such product.
   double (*peak_s8)(int64_t rounds, void* buffer) noexcept;

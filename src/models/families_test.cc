@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "kernels/table.h"
 
 namespace kt {
 namespace {
@@ -668,7 +669,7 @@ TEST(Families, FrequenciesDividedOneByOne) {
   const auto rotate = [](const Rope& rope, float* x, int position) {
     float cosines[2], sines[2];
     rope.angles(position, cosines, sines);
-    rope.rotate(x, 1, 4, cosines, sines);
+    rope.rotate(*kernels().rows, x, 1, 4, cosines, sines);
   };
   rotate(plain, a, 2);
   rotate(divided, b, 5);  // the second pair is rotated as far at 5 as it would be at 2

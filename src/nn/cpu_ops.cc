@@ -11,7 +11,6 @@
 #include "nn/cpu_work.h"
 #include "nn/kv_write.h"
 #include "nn/linear.h"
-#include "nn/norm.h"
 #include "nn/reserve.h"
 #include "nn/row_memory.h"
 
@@ -209,7 +208,8 @@ void CpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
   const StepParts::Scope scope(timed(), part_.norm);
   const std::vector<float>& w = values_of(weights);
   for_rows(step_.tokens, [&](int t) {
-    rms_norm(at(x) + t * x.width, w.data(), eps, static_cast<int>(w.size()), at(y) + t * y.width);
+    kernels_.rows->norm(at(x) + t * x.width, w.data(), static_cast<float>(eps), static_cast<int>(w.size()),
+                        at(y) + t * y.width);
   });
 }
 
@@ -228,7 +228,8 @@ void CpuOps::add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, R
   for_rows(step_.tokens, [&](int t) {
     float* row = at(x) + t * x.width;
     kernels_.add_scaled(row, at(y) + t * y.width, 1.0f, static_cast<int>(x.width));
-    rms_norm(row, w.data(), eps, static_cast<int>(w.size()), at(out) + t * out.width);
+    kernels_.rows->norm(row, w.data(), static_cast<float>(eps), static_cast<int>(w.size()),
+                        at(out) + t * out.width);
   });
 }
 
@@ -305,9 +306,10 @@ void CpuOps::rotate(const HeadRows& heads, const Rotation& rotation, double eps,
   if (heads.norm) {
     const std::vector<float>& w = values_of(*heads.norm);
     const int size = static_cast<int>(w.size());
-    for (int i = 0; i < heads.norms; ++i) rms_norm(row + i * size, w.data(), eps, size, row + i * size);
+    for (int i = 0; i < heads.norms; ++i)
+      kernels_.rows->norm(row + i * size, w.data(), static_cast<float>(eps), size, row + i * size);
   }
-  rotation.turn(token, row + heads.rotated, heads.heads, heads.stride);
+  rotation.turn(*kernels_.rows, token, row + heads.rotated, heads.heads, heads.stride);
 }
 
 void CpuOps::rotate_write(const RotateWrite& args) {
@@ -377,8 +379,9 @@ std::span<const int32_t> CpuOps::route(const ChooseExperts& args) {
   const int experts = static_cast<int>(args.router->n());
   const float* correction = values_or_null(args.correction);
   for_rows(step_.tokens, [&](int t) {
-    choose_experts(*args.spec, experts, args.top_k, at(args.scores) + t * args.scores.width, correction,
-                   ids_at(args.ids) + int64_t{t} * args.top_k, at(args.weights) + int64_t{t} * args.top_k);
+    choose_experts(*kernels_.rows, *args.spec, experts, args.top_k, at(args.scores) + t * args.scores.width,
+                   correction, ids_at(args.ids) + int64_t{t} * args.top_k,
+                   at(args.weights) + int64_t{t} * args.top_k);
   });
   return {ids_at(args.ids), static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.top_k)};
 }
@@ -426,8 +429,8 @@ void CpuOps::mlp(const RunMlp& args) {
 void CpuOps::sigmoid(Rows x) {
   if (measured_) return;
   const StepParts::Scope scope(timed(), part_.norm);
-  float* values = at(x);
-  for (int64_t i = 0; i < step_.tokens * x.width; ++i) values[i] = 1 / (1 + std::exp(-values[i]));
+  for_rows(step_.tokens,
+           [&](int t) { kernels_.rows->sigmoid(at(x) + t * x.width, static_cast<int>(x.width)); });
 }
 
 void CpuOps::pick(Rows x, std::span<const int> tokens) {

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <vector>
+
+#include "kernels/row_ops.h"
 
 namespace kt {
 namespace {
@@ -32,45 +33,6 @@ std::vector<Run> runs_of(std::span<const AttentionSequence> sequences) {
 
 enum class Side { kKeys, kValues };
 
-// One row of numbers as codes of the cache's type; s8 with its scale.
-class RowCodes {
- public:
-  RowCodes(const Kernels& kernels, KvType type, int width)
-      : kernels_(kernels), type_(type), width_(width), codes_(static_cast<size_t>(width) * 4) {}
-
-  const std::byte* of(const float* row) {
-    if (type_ == KvType::kF32) return reinterpret_cast<const std::byte*>(row);
-    if (type_ == KvType::kBf16) {
-      kernels_.store(codes_.data(), Real::kBf16, row, width_);
-      return codes_.data();
-    }
-    float most = 0;
-    for (int i = 0; i < width_; ++i) most = std::max(most, std::fabs(row[i]));
-    scale = most / 127;
-    const float inverse = scale > 0 ? 1 / scale : 0;
-    for (int i = 0; i < width_; ++i)
-      codes_[static_cast<size_t>(i)] =
-          static_cast<std::byte>(static_cast<int8_t>(std::lrint(row[i] * inverse)));
-    return codes_.data();
-  }
-  float scale = 0;  // of the last row
-
- private:
-  const Kernels& kernels_;
-  KvType type_;
-  int width_;
-  std::vector<std::byte> codes_;
-};
-
-template <typename Code>
-void scatter(std::byte* block, Side side, int width_pad, int slot, const std::byte* codes, int width) {
-  constexpr int kPack = 4 / sizeof(Code);
-  const auto* from = reinterpret_cast<const Code*>(codes);
-  auto* to = reinterpret_cast<Code*>(block);
-  for (int i = 0; i < width; ++i)
-    to[side == Side::kKeys ? key_place(kPack, slot, i) : value_place(kPack, width_pad, slot, i)] = from[i];
-}
-
 struct Writer {
   KvCache& cache;
   const Kernels& kernels;
@@ -95,19 +57,17 @@ struct Writer {
     if (side == Side::kValues && run.begin % kPageTokens == 0)
       std::memset(block, 0, cache.shape(args.plane).block_bytes(width_pad));
     auto* scales = reinterpret_cast<float*>(block + static_cast<size_t>(kPageTokens * width_pad));
-    RowCodes codes(kernels, type, width);
-    for (int position = run.begin; position < run.end; ++position) {
-      const int slot = position % kPageTokens, row = run.sequence->first + position - run.sequence->position;
-      const std::byte* from = codes.of(rows + row * stride);
-      if (type == KvType::kF32) {
-        scatter<uint32_t>(block, side, width_pad, slot, from, width);
-      } else if (type == KvType::kBf16) {
-        scatter<uint16_t>(block, side, width_pad, slot, from, width);
-      } else {
-        scatter<uint8_t>(block, side, width_pad, slot, from, width);
-        scales[slot] = codes.scale;
-      }
-    }
+    const int first = run.sequence->first + run.begin - run.sequence->position;
+    kernels.rows->write_cache({.type = type,
+                               .keys = side == Side::kKeys,
+                               .rows = rows + first * stride,
+                               .stride = stride,
+                               .count = run.end - run.begin,
+                               .slot = run.begin % kPageTokens,
+                               .width = width,
+                               .width_pad = width_pad,
+                               .block = block,
+                               .scales = scales});
   }
 };
 

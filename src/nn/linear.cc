@@ -14,7 +14,9 @@ namespace {
 
 constexpr int kPackRows = 32;             // rows of one packing item
 constexpr size_t kItemBytes = 128 << 10;  // weights of an item when there are few rows: long enough to stream
-constexpr int kTileBytes = 256 << 10;     // sums of an item when there are many
+constexpr size_t kRowBytes = 1 << 20;     // packed rows of an item when there are many: half of an L2
+constexpr int kLeastRows =
+    64;  // of such an item: widening a weight takes as long as its product with as many
 
 // Rows of x in the kernels' order, for all calls that want the same.
 struct Rows {
@@ -22,13 +24,33 @@ struct Rows {
   int64_t stride = 0;
   int k = 0;
   ActShape shape;
+  bool plain = false;  // x as it lies
   Acts acts;
   size_t at = 0;  // in the shared memory
 };
 
 struct Item {
   int call, begin, count;  // row blocks [begin, begin + count) of the node's slice
+  int first, rows;         // of x
 };
+
+// How a product of many rows is cut: rows of x and row blocks of the matrix of one item.
+struct ItemShape {
+  int rows;
+  int64_t blocks;
+};
+
+// Rows stay in a worker's L2 while it multiplies them by block after block, and are the same for all items it takes
+// unless it helps another; blocks in whole panels, four items a worker, because some workers are slower than others.
+ItemShape item_shape(const Kernels& kernels, const ActShape& acts, int m, int64_t blocks, int workers) {
+  const int64_t row_bytes = int64_t{acts.k_pad} * bytes_of(acts.code);
+  const int64_t most =
+      std::clamp<int64_t>(static_cast<int64_t>(kRowBytes) / row_bytes, kLeastRows, kManyRows);
+  const int64_t pieces = ceil_div(m, most), rows = round_up(ceil_div(m, pieces), 2 * kBlockRows);
+  const int64_t share = std::min<int64_t>(ceil_div(m, rows) * blocks / (4 * workers), kernels.panel_blocks);
+  const int64_t width = kernels.panel_width;
+  return {.rows = static_cast<int>(rows), .blocks = std::max(share / width * width, std::min(width, blocks))};
+}
 
 }  // namespace
 
@@ -113,10 +135,15 @@ double Linear::stored_bytes() const {
 }
 
 struct LinearWork::State {
+  // Items [next, end) of a node, which workers take one after another.
+  struct alignas(64) Share {
+    std::atomic<int> next{0};
+    int end = 0;
+  };
   struct alignas(64) Node {
     std::vector<Item> items;
-    std::atomic<int> next{0};
-    Buffer memory;  // of its workers
+    std::vector<Share> shares;  // [1], or [workers] of the node: who has done its own helps the others
+    Buffer memory;              // of its workers
     size_t worker_bytes = 0, bytes = 0;
   };
   std::shared_ptr<Pool> pool;
@@ -124,6 +151,7 @@ struct LinearWork::State {
   std::vector<Plan> plans;   // [calls]
   std::vector<int> rows_of;  // [calls] into rows
   std::vector<Rows> rows;
+  std::vector<int> to_pack;  // of rows
   size_t rows_bytes = 0;
   Buffer shared;  // packed rows
   std::atomic<int> next_pack{0};
@@ -134,6 +162,7 @@ struct LinearWork::State {
 
   void plan();
   void list_items();
+  void share_items(Node& node, int shares);
   void allocate();
   void pack(int item) noexcept;
   void multiply(const Item& item, int node, std::byte* mine) noexcept;
@@ -157,55 +186,93 @@ void LinearWork::State::plan() {
       return r.x == call.x && r.stride == call.x_stride && r.k == call.linear->k() && r.shape == shape;
     });
     rows_of.push_back(static_cast<int>(at - rows.begin()));
+    const int k = call.linear->k();
     if (at == rows.end())
       rows.push_back(
-          {.x = call.x, .stride = call.x_stride, .k = call.linear->k(), .shape = shape, .acts = {}});
+          {.x = call.x,
+           .stride = call.x_stride,
+           .k = k,
+           .shape = shape,
+           .plain = plans.back().route == Route::kManyF32 && k == shape.k_pad && k == call.x_stride,
+           .acts = {}});
   }
   rows_bytes = 0;
+  to_pack.clear();
   for (Rows& r : rows) {
+    if (r.plain) continue;
+    to_pack.push_back(static_cast<int>(&r - rows.data()));
     r.at = rows_bytes;
     rows_bytes += round_up(act_bytes(r.shape), size_t{64});
   }
   next_pack.store(0, std::memory_order_relaxed);
-  packs_left.reset(static_cast<int>(rows.size()) * row_items());
   packed.reset();
+  if (to_pack.empty())
+    packed.set();
+  else
+    packs_left.reset(static_cast<int>(to_pack.size()) * row_items());
 }
 
 void LinearWork::State::list_items() {
   for (int n = 0; n < pool->nodes(); ++n) {
     Node& node = *nodes[static_cast<size_t>(n)];
     node.items.clear();
-    node.next.store(0, std::memory_order_relaxed);
     size_t scratch = 0, tile = 0;
+    bool many = false;
     const int workers = pool->threads(n);
     for (size_t c = 0; c < calls.size(); ++c) {
       const Linear::Slice& slice = calls[c].linear->slices_[static_cast<size_t>(n)];
       if (!slice.packing.blocks) continue;
       const Kernels& kernels = *calls[c].linear->options_.kernels;
       const bool panels = plans[c].scratch_bytes > 0;
-      const int64_t most =
-          panels ? std::max<int64_t>(kernels.panel_blocks, kTileBytes / (kBlockRows * 4 * int64_t{m}))
-                 : std::clamp<int64_t>(static_cast<int64_t>(kItemBytes / slice.packing.block_bytes), 1,
-                                       kernels.panel_blocks);
-      const int64_t least = panels && m >= kBlockRows ? 2 : 1;
-      int64_t blocks = std::clamp<int64_t>(slice.packing.blocks / ((panels ? 2 : 4) * workers), least,
-                                           std::max(most, least));
-      if (blocks > 1) blocks -= blocks % 2;
-      for (int64_t b = 0; b < slice.packing.blocks; b += blocks)
-        node.items.push_back({static_cast<int>(c), static_cast<int>(b),
-                              static_cast<int>(std::min(blocks, slice.packing.blocks - b))});
+      ItemShape shape{.rows = m, .blocks = 1};
+      many |= panels;
+      if (panels) {
+        shape = item_shape(kernels, plans[c].acts, m, slice.packing.blocks, workers);
+      } else {
+        const auto most = static_cast<int64_t>(kItemBytes / slice.packing.block_bytes);
+        shape.blocks = std::clamp<int64_t>(slice.packing.blocks / (4 * workers), 1,
+                                           std::clamp<int64_t>(most, 1, kernels.panel_blocks));
+        if (shape.blocks > 1) shape.blocks -= shape.blocks % 2;
+      }
+      for (int first = 0; first < m; first += shape.rows)
+        for (int64_t b = 0; b < slice.packing.blocks; b += shape.blocks)
+          node.items.push_back({.call = static_cast<int>(c),
+                                .begin = static_cast<int>(b),
+                                .count = static_cast<int>(std::min(shape.blocks, slice.packing.blocks - b)),
+                                .first = first,
+                                .rows = std::min(shape.rows, m - first)});
       scratch = std::max(scratch, round_up(plans[c].scratch_bytes, size_t{64}));
-      tile =
-          std::max(tile, static_cast<size_t>(m) * static_cast<size_t>(blocks) * kBlockRows * sizeof(float));
+      tile = std::max(tile, static_cast<size_t>(std::min(shape.rows, m)) * static_cast<size_t>(shape.blocks) *
+                                kBlockRows * sizeof(float));
     }
     node.worker_bytes = round_up(scratch + tile, size_t{4096}) + 4096;
     node.bytes = node.worker_bytes * static_cast<size_t>(workers);
+    share_items(node, many ? workers : 1);
+  }
+}
+
+// Neighbouring items have rows or blocks in common: each worker's own are such, and as much work as the others'.
+void LinearWork::State::share_items(Node& node, int shares) {
+  if (static_cast<int>(node.shares.size()) != shares)
+    node.shares = std::vector<Share>(static_cast<size_t>(shares));
+  const auto cost = [](const Item& item) { return int64_t{item.rows} * item.count; };
+  int64_t all = 0, done = 0;
+  for (const Item& item : node.items) all += cost(item);
+  size_t at = 0;
+  for (int s = 0; s < shares; ++s) {
+    Share& share = node.shares[static_cast<size_t>(s)];
+    share.next.store(static_cast<int>(at), std::memory_order_relaxed);
+    for (; at < node.items.size() && done < all * (s + 1) / shares; ++at) done += cost(node.items[at]);
+    share.end = static_cast<int>(at);
   }
 }
 
 void LinearWork::State::allocate() {
   grow(shared, rows_bytes);
-  for (Rows& r : rows) r.acts = acts_in(r.shape, shared.data() + r.at);
+  for (Rows& r : rows) {
+    r.acts = acts_in(r.shape, shared.data() + r.at);
+    if (r.plain) r.acts.codes = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(r.x));  // only read
+  }
   for (int n = 0; n < pool->nodes(); ++n) {
     Node& node = *nodes[static_cast<size_t>(n)];
     grow(node.memory, node.bytes, {.node = pool->memory_node(n)});
@@ -213,7 +280,7 @@ void LinearWork::State::allocate() {
 }
 
 void LinearWork::State::pack(int item) noexcept {
-  const Rows& r = rows[static_cast<size_t>(item / row_items())];
+  const Rows& r = rows[static_cast<size_t>(to_pack[static_cast<size_t>(item / row_items())])];
   const int begin = item % row_items() * kPackRows, count = std::min(kPackRows, m - begin);
   // the last item brings the padding along
   const Acts out = rows_from(r.acts, begin, begin + count == m ? r.shape.rows - begin : count);
@@ -236,18 +303,19 @@ void LinearWork::State::multiply(const Item& item, int node, std::byte* mine) no
   // Straight into y where whole blocks fit there.
   const bool direct = real == columns;
   auto* tile = reinterpret_cast<float*>(mine + round_up(plan.scratch_bytes, size_t{64}));
-  float* out = direct ? call.y + first : tile;
+  float* y = call.y + item.first * call.y_stride + first;
   const int64_t ld = direct ? call.y_stride : columns;
+  const Acts& acts = rows[static_cast<size_t>(rows_of[static_cast<size_t>(item.call)])].acts;
   plan.multiply({.packing = &slice.packing,
                  .blocks = slice.memory.data() + static_cast<size_t>(item.begin) * slice.packing.block_bytes,
                  .count = item.count,
-                 .acts = rows[static_cast<size_t>(rows_of[static_cast<size_t>(item.call)])].acts,
-                 .m = m,
-                 .out = out,
+                 .acts = rows_from(acts, item.first,
+                                   item.first + item.rows == m ? acts.shape.rows - item.first : item.rows),
+                 .m = item.rows,
+                 .out = direct ? y : tile,
                  .ld = ld,
                  .scratch = mine});
-  for (int i = 0; i < m; ++i) {
-    float* y = call.y + i * call.y_stride + first;
+  for (int i = 0; i < item.rows; ++i, y += call.y_stride) {
     if (!direct) std::memcpy(y, tile + i * ld, static_cast<size_t>(real) * sizeof(float));
     if (!linear.bias_.empty())
       linear.options_.kernels->add_scaled(y, linear.bias_.data() + first, 1.0f, static_cast<int>(real));
@@ -255,13 +323,16 @@ void LinearWork::State::multiply(const Item& item, int node, std::byte* mine) no
 }
 
 void LinearWork::State::work(const Worker& worker) noexcept {
-  const int packs = static_cast<int>(rows.size()) * row_items();
+  const int packs = static_cast<int>(to_pack.size()) * row_items();
   for (int i; (i = next_pack.fetch_add(1, std::memory_order_relaxed)) < packs;) pack(i);
   Node& node = *nodes[static_cast<size_t>(worker.node)];
   std::byte* mine = node.memory.data() + static_cast<size_t>(worker.rank) * node.worker_bytes;
   packed.wait();
-  for (int i; (i = node.next.fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(node.items.size());)
-    multiply(node.items[static_cast<size_t>(i)], worker.node, mine);
+  for (size_t s = 0; s < node.shares.size(); ++s) {
+    Share& share = node.shares[(static_cast<size_t>(worker.rank) + s) % node.shares.size()];
+    for (int i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
+      multiply(node.items[static_cast<size_t>(i)], worker.node, mine);
+  }
 }
 
 LinearWork::LinearWork(std::shared_ptr<Pool> pool) : state_(std::make_unique<State>()) {

@@ -75,16 +75,15 @@ void Rope::angles(int position, float* cosines, float* sines) const {
   }
 }
 
-void Rope::rotate(float* x, int heads, int64_t stride, const float* cosines, const float* sines) const {
-  const int half = spec_.dims / 2, step = spec_.interleaved ? 2 : 1, apart = spec_.interleaved ? 1 : half;
-  for (int h = 0; h < heads; ++h) {
-    float* head = x + h * stride;
-    for (int i = 0; i < half; ++i) {
-      const float a = head[step * i], b = head[step * i + apart];
-      head[step * i] = a * cosines[i] - b * sines[i];
-      head[step * i + apart] = b * cosines[i] + a * sines[i];
-    }
-  }
+void Rope::rotate(const RowKernels& rows, float* x, int heads, int64_t stride, const float* cosines,
+                  const float* sines) const {
+  rows.rotate({.x = x,
+               .heads = heads,
+               .stride = stride,
+               .half = spec_.dims / 2,
+               .interleaved = spec_.interleaved,
+               .cosines = cosines,
+               .sines = sines});
 }
 
 }  // namespace kt

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/row_ops.h"
+
 namespace kt {
 
 // Rotary positions. Pairs are (i, i + dims / 2), or (2 i, 2 i + 1) where interleaved. Only the first `dims`
@@ -39,7 +41,8 @@ class Rope {
   void angles(int position, float* cosines, float* sines) const;
   // Rotates `heads` heads of one token in place; head h starts at x + h * stride, its first spec.dims numbers
   // are rotated.
-  void rotate(float* x, int heads, int64_t stride, const float* cosines, const float* sines) const;
+  void rotate(const RowKernels& rows, float* x, int heads, int64_t stride, const float* cosines,
+              const float* sines) const;
   const RopeSpec& spec() const { return spec_; }
 
  private:

@@ -5,18 +5,12 @@
 #include <limits>
 #include <numeric>
 #include <span>
+#include <vector>
 
 namespace kt {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-
-void softmax(std::span<float> x) {
-  const float top = *std::max_element(x.begin(), x.end());
-  float sum = 0;
-  for (float& v : x) sum += v = std::exp(v - top);
-  for (float& v : x) v /= sum;
-}
 
 // Takes the experts of all but the best groups out of the choice.
 void keep_best_groups(const RouterSpec& spec, std::span<float> choice) {
@@ -39,34 +33,39 @@ void keep_best_groups(const RouterSpec& spec, std::span<float> choice) {
   }
 }
 
+// The top_k best, best first, and what they were chosen by: few of many numbers beat those found so far.
+void keep_best(std::span<const float> choice, int top_k, int32_t* ids, float* best) {
+  int count = 0;
+  for (size_t e = 0; e < choice.size(); ++e) {
+    const float x = std::isnan(choice[e]) ? kNever : choice[e];  // NaN compares with nothing
+    if (count == top_k && x <= best[top_k - 1]) continue;
+    int at = count < top_k ? count++ : top_k - 1;
+    for (; at > 0 && x > best[at - 1]; --at) {
+      best[at] = best[at - 1];
+      ids[at] = ids[at - 1];
+    }
+    best[at] = x;
+    ids[at] = static_cast<int32_t>(e);
+  }
+}
+
 }  // namespace
 
-void choose_experts(const RouterSpec& spec, int experts, int top_k, const float* logits,
-                    const float* correction, int32_t* ids, float* weights) {
+void choose_experts(const RowKernels& rows, const RouterSpec& spec, int experts, int top_k,
+                    const float* logits, const float* correction, int32_t* ids, float* weights) {
   std::vector<float> scores(logits, logits + experts);
   if (spec.score == RouterSpec::Score::kSigmoid) {
-    for (float& x : scores) x = 1 / (1 + std::exp(-x));
+    rows.sigmoid(scores.data(), experts);
   } else if (!spec.softmax_of_chosen) {
-    softmax(scores);
+    rows.softmax(scores.data(), experts);
   }
   std::vector<float> choice = scores;
   if (correction)
     for (int e = 0; e < experts; ++e) choice[static_cast<size_t>(e)] += correction[e];
   if (spec.groups > 1) keep_best_groups(spec, choice);
-  std::vector<int32_t> order(static_cast<size_t>(experts));
-  std::iota(order.begin(), order.end(), 0);
-  // NaN compares with nothing: a strict order needs it to be something.
-  const auto rank = [&](int32_t e) {
-    const float x = choice[static_cast<size_t>(e)];
-    return x == x ? x : kNever;
-  };
-  std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
-                    [&](int32_t a, int32_t b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a < b; });
-  for (int i = 0; i < top_k; ++i) {
-    ids[i] = order[static_cast<size_t>(i)];
-    weights[i] = scores[static_cast<size_t>(ids[i])];
-  }
-  if (spec.softmax_of_chosen) softmax({weights, static_cast<size_t>(top_k)});
+  keep_best(choice, top_k, ids, weights);
+  for (int i = 0; i < top_k; ++i) weights[i] = scores[static_cast<size_t>(ids[i])];
+  if (spec.softmax_of_chosen) rows.softmax(weights, top_k);
   if (spec.normalise) {
     const float sum =
         std::max(std::accumulate(weights, weights + top_k, 0.0f) + static_cast<float>(spec.normalise_floor),

@@ -1,7 +1,8 @@
 // Which experts a token goes to, and how much each counts: from a layer's router logits.
 #pragma once
 #include <cstdint>
-#include <vector>
+
+#include "kernels/row_ops.h"
 
 namespace kt {
 
@@ -20,7 +21,7 @@ struct RouterSpec {
 
 // One token: logits [experts] and the correction bias [experts] (null: none) to ids and weights [top_k], best
 // first; equal scores go to the lower id. NaN logits choose nothing sensible but stay in range.
-void choose_experts(const RouterSpec& spec, int experts, int top_k, const float* logits,
-                    const float* correction, int32_t* ids, float* weights);
+void choose_experts(const RowKernels& rows, const RouterSpec& spec, int experts, int top_k,
+                    const float* logits, const float* correction, int32_t* ids, float* weights);
 
 }  // namespace kt

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/table.h"
+
 namespace kt {
 namespace {
 
@@ -20,7 +22,7 @@ Choice choose(const RouterSpec& spec, const std::vector<float>& logits, int top_
               const std::vector<float>& correction = {}) {
   Choice out{std::vector<int32_t>(static_cast<size_t>(top_k)),
              std::vector<float>(static_cast<size_t>(top_k))};
-  choose_experts(spec, static_cast<int>(logits.size()), top_k, logits.data(),
+  choose_experts(*kernels().rows, spec, static_cast<int>(logits.size()), top_k, logits.data(),
                  correction.empty() ? nullptr : correction.data(), out.ids.data(), out.weights.data());
   return out;
 }

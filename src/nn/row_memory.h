@@ -57,8 +57,8 @@ class Rotation {
     rope_.angles(position, cosines_.data() + token * half(), sines_.data() + token * half());
   }
   // Turns `heads` heads, `stride` numbers apart.
-  void turn(int token, float* x, int heads, int64_t stride) const {
-    rope_.rotate(x, heads, stride, cosines_.data() + token * half(), sines_.data() + token * half());
+  void turn(const RowKernels& rows, int token, float* x, int heads, int64_t stride) const {
+    rope_.rotate(rows, x, heads, stride, cosines_.data() + token * half(), sines_.data() + token * half());
   }
 
  private:
