@@ -61,6 +61,8 @@ struct FewFloat {
   // and sum.
   static constexpr int kChains = kM * kPP >= (kBf16Acts ? 8 : 4) ? 1 : kM * kPP == 1 ? 4 : 2;
   static constexpr bool kScaled = kL.scale != Scale::kNone;
+  static constexpr bool kWide = Isa::kWideColumns && kPP > 1 &&
+                                (kL.code == Code::kE4m3 || kL.code == Code::kE2m1);
   static constexpr float kFactor = kBf16Acts ? 1.0f : code_factor(kL.code);
 
   const MultiplyArgs& args;
@@ -98,14 +100,27 @@ struct FewFloat {
       // columns 0 and 2 of a step in pairs come from one register, so one after the other
       constexpr int kAt = decltype(at)::value,
                     c = in_pairs(kL.code, Isa::kStep) ? kAt / 4 * 4 + kAt % 2 * 2 + kAt / 2 % 2 : kAt;
-      unroll<kPP>([&](auto i) __attribute__((always_inline)) {
-        const F32 w = float_column<kL, c>(codes, p0 + i);
-        unroll<kM>([&](auto j) __attribute__((always_inline)) {
-          acc[kAt % kChains][i][j] =
-              Isa::fma(w, Isa::set1(a[j * static_cast<int64_t>(p.k_pad) + c]), acc[kAt % kChains][i][j]);
+      F32 w[kPP];
+      wide_or_single<c>(codes, w);
+      unroll<kM>([&](auto j) __attribute__((always_inline)) {
+        const F32 x = Isa::set1(a[j * static_cast<int64_t>(p.k_pad) + c]);
+        unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+          acc[kAt % kChains][i][j] = Isa::fma(w[i], x, acc[kAt % kChains][i][j]);
         });
       });
     });
+  }
+  // Column kC of all parts.
+  template <int kC>
+  KT_INLINE void wide_or_single(const uint8_t* codes, F32 (&w)[kPP]) {
+    using I = typename Late<Isa, kC>::type;
+    const int row = p0 * Isa::kLanes;
+    if constexpr (kWide && kL.code == Code::kE4m3)
+      I::wide_e4m3(codes + kC * kBlockRows + row, w);
+    else if constexpr (kWide)
+      I::template wide_e2m1<kC % 2 == 1>(codes + kC / 2 * kBlockRows + row, w);
+    else
+      unroll<kPP>([&](auto i) __attribute__((always_inline)) { w[i] = float_column<kL, kC>(codes, p0 + i); });
   }
   // A step of 4 columns is two of bf16 codes: columns 0 and 1, columns 2 and 3.
   KT_INLINE void bf16_columns(const uint8_t* codes, int first) {
@@ -181,9 +196,68 @@ struct FewFloat {
   }
 };
 
+// Where a step of bf16 codes is four columns of one row after another, its rows are taken as they lie: each has sums of
+// its own, one for each column of the step, which are added at the end.
+template <Layout kL>
+constexpr bool takes_rows() {
+  return kL.code == Code::kBf16 && Isa::kBf16Rows;
+}
+template <int kM, int kPP>
+struct FewBf16Rows {
+  using I = typename Late<Isa, kM>::type;
+  static constexpr int kRows = I::kLanes, kColumns = I::kStep / 2;
+  static_assert(kRows == 4 && kColumns == 4);
+
+  static KT_INLINE void run(const MultiplyArgs& args, const uint8_t* block, int m0, int p0, float* out) {
+    const Packing& p = *args.packing;
+    const auto* a = reinterpret_cast<const float*>(args.acts.codes) + static_cast<int64_t>(m0) * p.k_pad;
+    typename I::F32 sum[kPP][kM][kRows];
+    unroll<kPP * kM * kRows>([&](auto i) __attribute__((always_inline)) {
+      sum[i / kRows / kM][i / kRows % kM][i % kRows] = I::set1(0.0f);
+    });
+    const uint8_t* at = block + p.header_bytes;
+    for (int k = 0; k < p.k_pad; k += kChunk) {
+      fetch_ahead(args, at, chunk_bytes(Code::kBf16));
+      for (int c = k; c < k + kChunk; c += kColumns, at += kBlockRows * I::kStep) {
+        typename I::F32 x[kM];
+        unroll<kM>([&](auto j) __attribute__((always_inline)) {
+          x[j] = I::load(a + j * static_cast<int64_t>(p.k_pad) + c);
+        });
+        unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+          typename I::F32 w[kRows];
+          I::rows_bf16(I::load_bytes(at + (p0 + i) * kPartBytes), w);
+          unroll<kM * kRows>([&](auto r) __attribute__((always_inline)) {
+            auto& to = sum[i][r / kRows][r % kRows];
+            to = I::fma(w[r % kRows], x[r / kRows], to);
+          });
+        });
+      }
+    }
+    unroll<kPP * kM>([&](auto i) __attribute__((always_inline)) {
+      if (m0 + i % kM < args.m)
+        I::store(out + (m0 + i % kM) * args.ld + (p0 + i / kM) * kRows, I::sums_of(sum[i / kM][i % kM]));
+    });
+  }
+};
+
+template <int kM>
+__attribute__((noinline)) void few_bf16_rows_pass(const MultiplyArgs& args, int m0) {
+  constexpr int kPP = 4 / kM;  // 16 sums
+  for (int b = 0; b < args.count; ++b) {
+    const auto* block = reinterpret_cast<const uint8_t*>(args.blocks) + b * args.packing->block_bytes;
+    for (int p0 = 0; p0 < kParts; p0 += kPP)
+      FewBf16Rows<kM, kPP>::run(args, block, m0, p0, args.out + b * kBlockRows);
+  }
+}
+
 // Not inlined: g++ allocates registers better for one pass at a time, and spilled in the inner loop of four.
 template <Layout kL, int kM>
 __attribute__((noinline)) void few_float_pass(const MultiplyArgs& args, int m0) {
+  if constexpr (takes_rows<kL>()) {
+    for (int half = 0; half < kM; half += kM < 4 ? kM : 4)
+      few_bf16_rows_pass < kM<4 ? kM : 4>(args, m0 + half);
+    return;
+  }
   constexpr int kPP = Isa::few_parts(kM);
   for (int b = 0; b < args.count; ++b) {
     const auto* block = reinterpret_cast<const uint8_t*>(args.blocks) + b * args.packing->block_bytes;

@@ -109,8 +109,8 @@ void softmax(float* x, int n) noexcept {
   Lanes sum = each([](auto) __attribute__((always_inline)) { return Isa::set1(0.0f); });
   for (int at = 0; at < n; at += kBlockRows) {
     const Lanes v = load_some(x + at, n - at, 0.0f);
-    const Lanes p = each([&](auto i)
-                             __attribute__((always_inline)) { return exp(Isa::sub(v.v[i], Isa::set1(top))); });
+    const Lanes p =
+        each([&](auto i) __attribute__((always_inline)) { return exp(Isa::sub(v.v[i], Isa::set1(top))); });
     store_some(x + at, n - at, p);
     const Lanes real = load_some(x + at, n - at, 0.0f);
     sum = each([&](auto i) __attribute__((always_inline)) { return Isa::add(sum.v[i], real.v[i]); });
@@ -183,7 +183,8 @@ __attribute__((noinline)) void write_rows(const CacheRows& args) {
       if (args.keys) {
         uint32_t word[kBlockRows / kPack];
         __builtin_memcpy(word, codes[0], sizeof word);
-        for (int w = 0; w < kBlockRows / kPack; ++w) words[int64_t{at / kPack + w} * kKvBlock + slot] = word[w];
+        for (int w = 0; w < kBlockRows / kPack; ++w)
+          words[int64_t{at / kPack + w} * kKvBlock + slot] = word[w];
       } else if (together == kPack) {
         for (int c = 0; c < kBlockRows; ++c) {
           uint32_t word = codes[0][c];

@@ -28,7 +28,8 @@ std::vector<float> random_row(int n, unsigned seed, float spread = 1) {
 struct Row {
   Guarded memory;
   int n;
-  explicit Row(const std::vector<float>& x) : memory(x.size() * sizeof(float), 4), n(static_cast<int>(x.size())) {
+  explicit Row(const std::vector<float>& x)
+      : memory(x.size() * sizeof(float), 4), n(static_cast<int>(x.size())) {
     std::copy(x.begin(), x.end(), data());
   }
   float* data() const { return memory.as<float>(); }
@@ -116,7 +117,8 @@ TEST(RowOps, ScoresOfRouters) {
 // What a block of the cache says about one number.
 float stored(const CacheRows& args, int slot, int column) {
   const int pack = kv_pack(args.type);
-  const int64_t at = args.keys ? key_place(pack, slot, column) : value_place(pack, args.width_pad, slot, column);
+  const int64_t at =
+      args.keys ? key_place(pack, slot, column) : value_place(pack, args.width_pad, slot, column);
   if (args.type == KvType::kF32) return static_cast<const float*>(args.block)[at];
   if (args.type == KvType::kBf16) return to_f32(bf16{static_cast<const uint16_t*>(args.block)[at]});
   return static_cast<float>(static_cast<const int8_t*>(args.block)[at]) * args.scales[slot];
@@ -150,12 +152,13 @@ TEST(RowOps, RowsOfTheCacheInEveryTypeAndPlace) {
                 const bool inside = s >= slot && s < slot + count;
                 const float want = inside ? rows[static_cast<size_t>((s - slot) * stride + c)] : 0;
                 const float step = type == KvType::kF32 || !inside ? 0
-                                   : type == KvType::kBf16        ? std::abs(want) / 256
-                                                                  : args.scales[s] / 2 * 1.0001f;
+                                   : type == KvType::kBf16         ? std::abs(want) / 256
+                                                                   : args.scales[s] / 2 * 1.0001f;
                 if (!inside && type == KvType::kS8) {
                   ASSERT_EQ(block.as<int8_t>()[keys ? key_place(4, s, c) : value_place(4, pad, s, c)], 0);
                 } else {
-                  ASSERT_NEAR(stored(args, s, c), want, step) << table->name << " " << width << " " << s << " " << c;
+                  ASSERT_NEAR(stored(args, s, c), want, step)
+                      << table->name << " " << width << " " << s << " " << c;
                 }
               }
           }

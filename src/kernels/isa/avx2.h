@@ -35,6 +35,8 @@ struct Avx2 {
   static constexpr int kPanelBlocks = 8;
   static constexpr int kPrefetch = 1024;
   static constexpr bool kBf16Product = false;
+  static constexpr bool kBf16Rows = false;
+  static constexpr bool kWideColumns = false;
   static constexpr bool kTileUnit = false;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;

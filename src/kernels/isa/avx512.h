@@ -38,6 +38,8 @@ struct Avx512 {
   static constexpr int kPanelBlocks = 16;
   static constexpr int kPrefetch = 4096;
   static constexpr bool kBf16Product = false;
+  static constexpr bool kBf16Rows = false;
+  static constexpr bool kWideColumns = false;
   static constexpr bool kTileUnit = false;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;

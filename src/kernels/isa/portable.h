@@ -27,6 +27,8 @@ struct Portable {
   static constexpr int kPanelBlocks = 4;
   static constexpr int kPrefetch = 0;
   static constexpr bool kBf16Product = false;  // has dot_bf16 and store_bf16_step; with steps of 4 bytes, e4m3_bf16 too
+  static constexpr bool kBf16Rows = false;  // `few` takes rows of bf16 codes as they lie
+  static constexpr bool kWideColumns = false;  // has wide_e4m3 and wide_e2m1: codes of several parts at once
   static constexpr bool kTileUnit = false;     // has tiles_s8 and tiles_bf16
   static constexpr bool kRoundedPanels = true;  // has many_s8, for tile units to be held against
   static constexpr int kPeakWeights = 1, kPeakActs = 4;
