@@ -125,7 +125,7 @@ LimitFigures AttentionBench::measure(Reader& reader, int tokens, const MeasureFo
   check_attention_call(setup_, tokens);
   CallBuffers buffers(setup_, pages_, context_, tokens);
   AttentionWork work(setup_.pool, *setup_.kernels);
-  const bool narrow = shape.type == KvType::kBf16 && has_product(*setup_.kernels, Product::kBf16);
+  const bool narrow = shape.type != KvType::kF32 && has_product(*setup_.kernels, Product::kBf16);
   const std::vector<LimitCall> calls(cache_->shape().planes.size(), attention_call(setup_, context_, tokens));
   return measure_against_limit({.pool = setup_.pool,
                                 .kernels = setup_.kernels,

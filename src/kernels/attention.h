@@ -9,8 +9,10 @@ enum class KvType : uint8_t { kF32, kBf16, kS8 };  // of cached keys and values;
 constexpr int kv_bytes(KvType type) { return type == KvType::kF32 ? 4 : type == KvType::kBf16 ? 2 : 1; }
 constexpr int kv_pack(KvType type) { return 4 / kv_bytes(type); }  // numbers of a 4-byte word
 
-inline constexpr int kKvBlock = 64;    // keys that lie together
-inline constexpr int kKvColumns = 32;  // d and dv are padded to multiples of this, with zeros
+inline constexpr int kKvBlock = 64;     // keys that lie together
+inline constexpr int kKvColumns = 32;   // d and dv are padded to multiples of this, with zeros
+inline constexpr int kGroupBlocks = 4;  // that one call takes
+inline constexpr int kGroupKeys = kGroupBlocks * kKvBlock;
 // A block of keys, in words of `pack` numbers: [d / pack, kKvBlock, pack], so that the words of all keys
 // stand side by side: neither a vector nor a tile has to sum across. A block of values: [kKvBlock / pack, dv,
 // pack], words of the same column of neighbouring keys. Behind either: f32 scales [kKvBlock], for kS8.
@@ -21,46 +23,89 @@ constexpr int64_t value_place(int pack, int width, int key, int column) {
   return (int64_t{key / pack} * width + column) * pack + key % pack;
 }
 
-// Softmax attention of query rows over one block, added to running sums, so that a caller walks any number of
-// blocks in order and divides by `sum` at the end:
-//   s = q . k (q is scaled already); top' = max(top, s); p = e^(s - top'); sum = sum * e^(top - top') + p;
-//   out likewise
-// A row's result does not depend on the other rows of the call, to the bit, as long as all values of the
-// block are finite, those of keys it does not see too: they count with weight 0. Scores that are no numbers
-// give such rows. With kBf16, q has to be numbers that bf16 holds, and p is rounded to bf16.
+// What a stretch of keys gave to rows, in one piece of floats.
+//   top [rows rounded up to 16]  a whole number near the largest score, or kSawNothing
+//   sum [rows rounded up to 16]  of 2^(score - top); 0 where a row sees no key of the stretch
+//   out [rows, dv]               of 2^(score - top) * value
+inline constexpr int kSumRows = 16;
+inline constexpr float kSawNothing = -3.0e38f;
+struct AttendSums {
+  float* top = nullptr;
+  float* sum = nullptr;
+  float* out = nullptr;
+
+  static constexpr int64_t padded(int rows) { return (int64_t{rows} + kSumRows - 1) / kSumRows * kSumRows; }
+  static constexpr int64_t floats(int rows, int dv) { return 2 * padded(rows) + int64_t{rows} * dv; }
+  static AttendSums in(float* memory, int rows) {
+    return {memory, memory + padded(rows), memory + 2 * padded(rows)};
+  }
+};
+
+// Softmax attention of query rows over a group of neighbouring blocks:
+//   s = q . k, a logarithm to base 2 (`query` scales so); top = max(s) to the nearest whole number;
+//   p = 2^(s - top), 0 where s - top < -100; sum = sum of p; out = sum of p * v
+// and, unless the group is the first, joined behind what the rows gathered before, as `merge` and `join` do:
+// factors are powers of two, so the tops bring no rounding.
+//
+// A row's result does not depend on the other rows of the call, nor on blocks before or behind the keys it sees, to
+// the bit, as long as all values of the blocks are finite (with kS8 their scales too), those of keys it does not see
+// included: they count with weight 0. Keys that are not seen may be anything. Scores that are no numbers give such
+// rows. With kBf16 and kS8, q has to be numbers that bf16 holds, and what values are multiplied with is rounded to
+// bf16: p, or with kS8 p times the value's scale; sum takes the rounded ones too.
 struct AttendArgs {
   KvType type = KvType::kBf16;
   int rows = 0, d = 0, dv = 0;
-  const float* q = nullptr;      // [rows, d]
-  const void* q_bf16 = nullptr;  // the same as bf16, [rows rounded up to 16, d]; for kBf16
-  const void* k = nullptr;
-  const void* v = nullptr;
-  int v_width = 0;                  // columns of the block of values; at least dv
-  const float* k_scales = nullptr;  // [kKvBlock], for kS8
-  const float* v_scales = nullptr;
-  int keys = 0;  // that any row sees; the first ones of the block
-  // Blocks the caller will ask about next, to be fetched meanwhile; null: none.
-  const void* next_k = nullptr;
-  const void* next_v = nullptr;
-  int64_t next_k_bytes = 0, next_v_bytes = 0;
-  const int32_t* begin = nullptr;  // [rows] keys [begin, end) of the block are seen
+  const float* q = nullptr;      // [rows, d] as `query` makes it
+  const void* q_bf16 = nullptr;  // [rows rounded up to 16, d], likewise; not for kF32
+  const void* const* k =
+      nullptr;  // blocks [keys / kKvBlock, rounded up]; null: the values are the keys, v_width is d
+  const void* const* v = nullptr;
+  int v_width = 0;  // columns of a block of values; at least dv
+  int keys = 0;     // of the blocks, that any row sees: the first ones; 1 to kGroupKeys
+  // Stretches the caller will ask about next, to be fetched meanwhile, at most kGroupBlocks.
+  const void* const* next = nullptr;
+  int next_count = 0;
+  int64_t next_bytes = 0;          // of each
+  const int32_t* begin = nullptr;  // [rows] keys [begin, end) are seen, counted from the first block
   const int32_t* end = nullptr;
-  float* scores = nullptr;  // [rows rounded up to 16, kKvBlock], scratch
-  void* weights = nullptr;  // bf16 of the same shape, scratch; for kBf16
-  float* shrink = nullptr;  // [rows], scratch
-  float* top = nullptr;     // [rows], starts at -infinity
-  float* sum = nullptr;     // [rows], starts at 0
-  float* out = nullptr;     // [rows, dv], starts at 0
+  bool first = true;        // sums are written; false: joined to what is there
+  void* scratch = nullptr;  // attend_scratch_bytes, aligned to 64
+  AttendSums sums;
+};
+
+// Of AttendArgs::scratch; shared: without k.
+//   scores and weights of all rows; sums of the group; scales of values; a stretch of keys or values as numbers of another type; keys
+//   made of values
+inline constexpr int kScoreFloats =
+    kGroupKeys + kGroupKeys / 2 + 16;  // of a row; a stride that visits every set of L1
+constexpr size_t attend_scratch_bytes(KvType type, int rows, int d, bool shared) {
+  const auto tiles = static_cast<size_t>(AttendSums::padded(rows));
+  const auto wide = static_cast<size_t>(d > kGroupKeys ? d : kGroupKeys);
+  const size_t keys = static_cast<size_t>(kKvBlock) * static_cast<size_t>(d) * (type == KvType::kF32 ? 4 : 2);
+  return (tiles * (kScoreFloats + 2) + 2 * kGroupKeys) * sizeof(float) + wide * 32 * sizeof(float) +
+         (shared ? keys : 0);
+}
+
+// Columns [column, column + columns) of `count` stretches that lie one after the other, each as AttendSums has it, joined
+// in order into the first; top and sum of the others are the factors that `merge` made of them.
+struct JoinArgs {
+  float* parts = nullptr;  // [count][AttendSums::floats(rows, dv)]
+  int count = 0, rows = 0, dv = 0;
+  int column = 0, columns = 0;  // multiples of kKvColumns
 };
 
 struct AttentionKernels {
+  int narrow_rows;  // from so many rows on, attend takes q_bf16 alone, except with kF32
   void (*attend)(const AttendArgs&) noexcept;
-  // A query as attend wants it: [columns] times scale, zeros up to d; for kBf16 rounded, and as bf16 too.
+  // A query as attend wants it: [columns] times scale and log2(e), zeros up to d. For kBf16 and kS8 rounded, even
+  // columns first, then odd ones, and as bf16 in their order; q null: as bf16 alone.
   void (*query)(KvType type, const float* from, int columns, float scale, int d, float* q,
                 void* q_bf16) noexcept;
-  // y = y * y_factor + x * x_factor, n a multiple of kKvColumns: joins what two stretches of keys gave.
-  void (*join)(float* y, float y_factor, const float* x, float x_factor, int n) noexcept;
-  // A block of keys made from a block of values of the same numbers, `width` columns.
+  // What rows gathered in two stretches, `rows` a multiple of kSumRows: top and sum become those of both, next_top
+  // the factor of the first stretch's out, next_sum that of the second's.
+  void (*merge)(int rows, float* top, float* sum, float* next_top, float* next_sum) noexcept;
+  void (*join)(const JoinArgs&) noexcept;
+  // A block of keys made from a block of values of the same numbers, `width` columns; kF32 or kBf16.
   void (*keys_of_values)(KvType type, const void* values, int width, void* keys) noexcept;
 };
 

@@ -6,6 +6,6 @@
 namespace KT_ISA_NAMESPACE {
 
 extern const kt::AttentionKernels kAttention;
-constexpr kt::AttentionKernels kAttention = {attend, query, join, keys_of_values};
+constexpr kt::AttentionKernels kAttention = {kNarrowRows, attend, query, merge, join, keys_of_values};
 
 }  // namespace KT_ISA_NAMESPACE

@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "base/checked.h"
@@ -16,9 +15,10 @@ namespace {
 
 constexpr int kRows = 128;      // query rows of an item: heads of a group times tokens
 constexpr int kMostRows = 256;  // of an item: a group's heads with one token may exceed kRows
-constexpr int kGroupPages = 4;  // pages summed one after another; groups of them are joined in order
+constexpr float kLog2e = 1.44269504f;
 
-int group_of(int page) { return page / kGroupPages; }
+int group_of(int page) { return page / kGroupBlocks; }
+int end_of(int group) { return (group + 1) * kGroupBlocks; }
 
 // Tokens [begin, begin + count) of a sequence with the heads that share key head `head`; pages [first, last).
 struct Item {
@@ -28,36 +28,19 @@ struct Item {
   int part = 0;   // its number there
 };
 
-// Groups of the same rows, joined in order by the worker that finishes last.
+// Groups of the same rows, joined in order when all are there.
 struct Join {
+  Item item;  // the rows
   int parts = 0;
-  size_t at = 0;  // floats into the partial sums: [parts][sums of the rows]
+  size_t at = 0;  // floats into the partial sums: [parts][AttendSums of the rows]
 };
-
-// What rows have gathered so far.
-struct Sums {
-  float* top;
-  float* sum;
-  float* out;  // [rows, dv]
-
-  static size_t floats(int rows, int dv) { return static_cast<size_t>(rows) * static_cast<size_t>(dv + 2); }
-  static Sums in(float* memory, int rows) { return {memory, memory + rows, memory + 2 * rows}; }
-  void clear(int rows, int dv) const {
-    std::fill_n(top, rows, -std::numeric_limits<float>::infinity());
-    std::fill_n(sum, rows, 0.0f);
-    std::fill_n(out, static_cast<size_t>(rows) * static_cast<size_t>(dv), 0.0f);
-  }
-  // Adds what the same rows gathered behind this.
-  void join(const Sums& next, int rows, int dv, const AttentionKernels& kernels) const {
-    for (int r = 0; r < rows; ++r) {
-      if (next.sum[r] == 0) continue;  // saw nothing there
-      const float most = std::max(top[r], next.top[r]);
-      const float mine = sum[r] == 0 ? 0 : std::exp(top[r] - most), its = std::exp(next.top[r] - most);
-      sum[r] = sum[r] * mine + next.sum[r] * its;
-      kernels.join(out + int64_t{r} * dv, mine, next.out + int64_t{r} * dv, its, dv);
-      top[r] = most;
-    }
-  }
+struct JoinState {
+  Countdown left{1};
+  Signal merged;  // all parts are there, and their tops and sums are factors
+};
+// Columns of a join: what one worker joins.
+struct Slice {
+  int join, column, columns;
 };
 
 // Pieces of one worker's memory, each on its own cache lines; without memory, only their sizes.
@@ -79,25 +62,26 @@ class Carve {
 
 // Memory of a worker: for `rows` rows over a cache of that shape.
 struct Scratch {
-  float *q, *scores, *shrink, *total, *group;
-  uint16_t *q_bf16, *weights;
-  std::byte* keys;  // a block, for a cache that has only values
+  float *q, *total;
+  uint16_t* q_bf16;
+  std::byte* attend;
   size_t bytes;
 
   Scratch(std::byte* memory, const KvShape& shape, int rows) {
-    const size_t tiles = round_up(static_cast<size_t>(rows), size_t{16});
-    const auto d = static_cast<size_t>(shape.d_pad());
+    const auto tiles = static_cast<size_t>(AttendSums::padded(rows)), d = static_cast<size_t>(shape.d_pad());
     Carve carve(memory);
     q = carve.take<float>(static_cast<size_t>(rows) * d);
-    scores = carve.take<float>(tiles * kPageTokens);
-    shrink = carve.take<float>(static_cast<size_t>(rows));
-    total = carve.take<float>(Sums::floats(rows, shape.dv_pad()));
-    group = carve.take<float>(Sums::floats(rows, shape.dv_pad()));
+    total = carve.take<float>(static_cast<size_t>(AttendSums::floats(rows, shape.dv_pad())));
     q_bf16 = carve.take<uint16_t>(tiles * d);
-    weights = carve.take<uint16_t>(tiles * kPageTokens);
-    keys = carve.take<std::byte>(shape.shared ? shape.block_bytes(shape.d_pad()) : 0);
+    attend = carve.take<std::byte>(attend_scratch_bytes(shape.type, rows, shape.d_pad(), shape.shared));
     bytes = carve.used();
   }
+};
+
+// A worker's memory, and whose queries are in it.
+struct Mine {
+  std::byte* memory;
+  int sequence = -1, head = -1, begin = -1;
 };
 
 }  // namespace
@@ -107,24 +91,37 @@ struct AttentionWork::State {
   const AttentionKernels* kernels = nullptr;
   std::vector<Item> items;
   std::vector<Join> joins;
-  std::vector<std::unique_ptr<Countdown>> left;  // [joins]
-  std::vector<float> partial;
+  std::vector<Slice> slices;                       // of joins; claimed behind the items
+  std::vector<std::unique_ptr<JoinState>> states;  // [joins, or more]
+  Buffer partial;
   Buffer memory;  // of the workers
   size_t worker_bytes = 0;
   std::atomic<int> next{0};
   const KvCache* cache = nullptr;
   const AttentionArgs* args = nullptr;
 
-  int group() const { return args->heads / cache->shape(args->plane).heads; }
+  const KvShape& shape() const { return cache->shape(args->plane); }
+  int group() const { return args->heads / shape().heads; }
   int most_rows() const { return std::max(kRows / group() * group(), group()); }
+  const AttentionSequence& sequence(const Item& item) const {
+    return args->sequences[static_cast<size_t>(item.sequence)];
+  }
+  float* part(const Join& join, int i) {
+    return reinterpret_cast<float*>(partial.data()) + join.at +
+           i * AttendSums::floats(join.item.count * group(), shape().dv_pad());
+  }
 
   void list_items();
   void add_item(Item item, bool split, size_t& partial_floats);
-  void take_queries(const Item& item, int rows, const Scratch& scratch) const noexcept;
-  void add_page(const Item& item, int page, int rows, const Scratch& scratch,
-                const Sums& sums) const noexcept;
-  void attend(const Item& item, std::byte* mine) noexcept;
-  void finish(const Item& item, const Sums& sums) const noexcept;
+  void list_slices();
+  void work(std::byte* memory) noexcept;
+  void take_queries(const Item& item, const Scratch& scratch, Mine& mine) const noexcept;
+  int blocks_of(const Item& item, int first_page, const void** blocks) const noexcept;
+  void add_group(const Item& item, int first_page, const Item* after, const Scratch& scratch,
+                 const AttendSums& sums) const noexcept;
+  void attend(const Item& item, const Item* after, Mine& mine) noexcept;
+  void join(const Slice& slice) noexcept;
+  void finish(const Item& item, const AttendSums& sums, int column, int end) const noexcept;
 };
 
 void AttentionWork::State::list_items() {
@@ -134,21 +131,23 @@ void AttentionWork::State::list_items() {
   const int tokens_at_once = std::max(1, kRows / group());
   for (size_t s = 0; s < args->sequences.size(); ++s) {
     const AttentionSequence& sequence = args->sequences[s];
-    for (int begin = 0; begin < sequence.count; begin += tokens_at_once) {
+    // The last tokens see most: whoever is late has little left to do.
+    for (int begin = (sequence.count - 1) / tokens_at_once * tokens_at_once; begin >= 0;
+         begin -= tokens_at_once) {
       const int count = std::min(tokens_at_once, sequence.count - begin);
       const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
       // Prefill has rows enough for every worker; decode over a long context has not.
       const bool split = sequence.count == 1;
-      for (int head = 0; head < cache->shape(args->plane).heads; ++head)
+      for (int head = 0; head < shape().heads; ++head)
         add_item({static_cast<int>(s), head, begin, count, oldest / kPageTokens,
                   (sequence.position + begin + count - 1) / kPageTokens + 1},
                  split, partial_floats);
     }
   }
-  left.clear();
-  for (const Join& join : joins) left.push_back(std::make_unique<Countdown>(join.parts));
-  if (partial.size() < partial_floats) partial.resize(partial_floats);
-  worker_bytes = round_up(Scratch(nullptr, cache->shape(args->plane), most_rows()).bytes, size_t{4096});
+  list_slices();
+  const size_t partial_bytes = partial_floats * sizeof(float);
+  if (partial.size() < partial_bytes) partial = Buffer(partial_bytes);
+  worker_bytes = round_up(Scratch(nullptr, shape(), most_rows()).bytes, size_t{4096});
   const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
   if (memory.size() < bytes) memory = Buffer(bytes);
   next.store(0, std::memory_order_relaxed);
@@ -161,122 +160,162 @@ void AttentionWork::State::add_item(Item item, bool split, size_t& partial_float
     return;
   }
   item.join = static_cast<int>(joins.size());
-  joins.push_back({parts, partial_floats});
-  partial_floats +=
-      static_cast<size_t>(parts) * Sums::floats(item.count * group(), cache->shape(args->plane).dv_pad());
+  joins.push_back({item, parts, partial_floats});
+  partial_floats += static_cast<size_t>(parts) *
+                    static_cast<size_t>(AttendSums::floats(item.count * group(), shape().dv_pad()));
   const int first = item.first_page, last = item.last_page;
   for (item.part = 0; item.part < parts; ++item.part) {
-    const int begin = (group_of(first) + item.part) * kGroupPages;
-    item.first_page = std::max(first, begin);
-    item.last_page = std::min(last, begin + kGroupPages);
+    const int end = end_of(group_of(first) + item.part);
+    item.first_page = std::max(first, end - kGroupBlocks);
+    item.last_page = std::min(last, end);
     items.push_back(item);
   }
 }
 
-// The item's queries, scaled and padded; for a bf16 cache rounded likewise.
-void AttentionWork::State::take_queries(const Item& item, int rows, const Scratch& scratch) const noexcept {
-  const KvShape& shape = cache->shape(args->plane);
-  const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
-  const int heads = group(), d = shape.d_pad();
+// Two for each worker, as far as columns go.
+void AttentionWork::State::list_slices() {
+  slices.clear();
+  const int count = static_cast<int>(joins.size()), dv = shape().dv_pad();
+  for (int j = 0; j < count; ++j) {
+    if (static_cast<int>(states.size()) <= j) states.push_back(std::make_unique<JoinState>());
+    states[static_cast<size_t>(j)]->left.reset(joins[static_cast<size_t>(j)].parts);
+    states[static_cast<size_t>(j)]->merged.reset();
+    const int columns = round_up(ceil_div(dv, ceil_div(2 * pool->threads(), count)), kKvColumns);
+    for (int column = 0; column < dv; column += columns)
+      slices.push_back({j, column, std::min(columns, dv - column)});
+  }
+}
+
+// Items, then slices of joins, each waiting only for items claimed before it. While there are many left, the next item
+// is claimed before this one is done: its first blocks are fetched meanwhile.
+void AttentionWork::State::work(std::byte* memory_of_worker) noexcept {
+  const int count = static_cast<int>(items.size()), all = count + static_cast<int>(slices.size());
+  const int many = count - 2 * pool->threads();
+  const auto claim = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
+  Mine mine{memory_of_worker};
+  for (int i = claim(), after; i < all; i = after) {
+    after = i < many ? claim() : -1;
+    if (i < count)
+      attend(items[static_cast<size_t>(i)],
+             after >= 0 && after < count ? &items[static_cast<size_t>(after)] : nullptr, mine);
+    else
+      join(slices[static_cast<size_t>(i - count)]);
+    if (after < 0) after = claim();
+  }
+}
+
+// The item's queries as the kernels want them; a worker's next item is often of the same rows.
+void AttentionWork::State::take_queries(const Item& item, const Scratch& scratch, Mine& mine) const noexcept {
+  if (mine.sequence == item.sequence && mine.head == item.head && mine.begin == item.begin) return;
+  mine = {mine.memory, item.sequence, item.head, item.begin};
+  const AttentionSequence& of = sequence(item);
+  const int heads = group(), d = shape().d_pad(), rows = item.count * heads;
+  const bool narrow = rows >= kernels->narrow_rows;
   for (int r = 0; r < rows; ++r) {
-    const float* from = args->q + (sequence.first + item.begin + r / heads) * args->q_stride +
-                        (item.head * heads + r % heads) * shape.d;
-    kernels->query(shape.type, from, shape.d, args->scale, d, scratch.q + int64_t{r} * d,
+    const float* from = args->q + (of.first + item.begin + r / heads) * args->q_stride +
+                        (item.head * heads + r % heads) * shape().d;
+    kernels->query(shape().type, from, shape().d, args->scale, d,
+                   narrow && shape().type != KvType::kF32 ? nullptr : scratch.q + int64_t{r} * d,
                    scratch.q_bf16 + int64_t{r} * d);
   }
 }
 
-void AttentionWork::State::add_page(const Item& item, int page, int rows, const Scratch& scratch,
-                                    const Sums& sums) const noexcept {
-  const KvShape& shape = cache->shape(args->plane);
-  const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
-  const int start = page * kPageTokens, heads = group();
+// Blocks of the item's group that begins with this page: of keys, or of values where those are the keys.
+int AttentionWork::State::blocks_of(const Item& item, int first_page, const void** blocks) const noexcept {
+  const int last = std::min(item.last_page, end_of(group_of(first_page)));
+  for (int page = first_page; page < last; ++page)
+    blocks[page - first_page] = cache->keys(args->plane, sequence(item).pages[page], item.head);
+  return last - first_page;
+}
+
+void AttentionWork::State::add_group(const Item& item, int first_page, const Item* after,
+                                     const Scratch& scratch, const AttendSums& sums) const noexcept {
+  const AttentionSequence& of = sequence(item);
+  const int start = first_page * kPageTokens, heads = group(), rows = item.count * heads;
   std::array<int32_t, kMostRows> begin, end;
   for (int r = 0; r < rows; ++r) {
-    const int position = sequence.position + item.begin + r / heads;
+    const int position = of.position + item.begin + r / heads;
     begin[static_cast<size_t>(r)] = args->window ? position - args->window + 1 - start : 0;
     end[static_cast<size_t>(r)] = position + 1 - start;
   }
-  const auto scales = [&](const std::byte* block, int columns) {
-    return reinterpret_cast<const float*>(block + static_cast<size_t>(kPageTokens * columns));
-  };
-  const std::byte* values = cache->values(args->plane, sequence.pages[page], item.head);
-  const std::byte* keys = cache->keys(args->plane, sequence.pages[page], item.head);
-  const int v_width = shape.shared ? shape.d_pad() : shape.dv_pad();
-  const float* k_scales = scales(keys, shape.d_pad());
-  if (shape.shared) {
-    kernels->keys_of_values(shape.type, values, v_width, scratch.keys);
-    keys = scratch.keys;
-  }
-  const bool more = page + 1 < item.last_page;
-  const int next = more ? sequence.pages[page + 1] : 0;
-  kernels->attend({.type = shape.type,
+  std::array<const void*, kGroupBlocks> keys, values, ahead;
+  const int blocks = blocks_of(item, first_page, keys.data());
+  for (int b = 0; b < blocks; ++b)
+    values[static_cast<size_t>(b)] = cache->values(args->plane, of.pages[first_page + b], item.head);
+  const int next_page = first_page + blocks;
+  const int more = next_page < item.last_page ? blocks_of(item, next_page, ahead.data())
+                   : after                    ? blocks_of(*after, after->first_page, ahead.data())
+                                              : 0;
+  kernels->attend({.type = shape().type,
                    .rows = rows,
-                   .d = shape.d_pad(),
-                   .dv = shape.dv_pad(),
+                   .d = shape().d_pad(),
+                   .dv = shape().dv_pad(),
                    .q = scratch.q,
                    .q_bf16 = scratch.q_bf16,
-                   .k = keys,
-                   .v = values,
-                   .v_width = v_width,
-                   .k_scales = k_scales,
-                   .v_scales = scales(values, v_width),
-                   .keys = std::min(kPageTokens, sequence.position + item.begin + item.count - start),
-                   .next_k = more ? cache->keys(args->plane, next, item.head) : nullptr,
-                   .next_v = more ? cache->values(args->plane, next, item.head) : nullptr,
-                   .next_k_bytes = shape.shared ? 0 : static_cast<int64_t>(shape.block_bytes(shape.d_pad())),
-                   .next_v_bytes = static_cast<int64_t>(shape.block_bytes(v_width)),
+                   .k = shape().shared ? nullptr : keys.data(),
+                   .v = values.data(),
+                   .v_width = shape().shared ? shape().d_pad() : shape().dv_pad(),
+                   .keys = std::min(blocks * kPageTokens, of.position + item.begin + item.count - start),
+                   .next = ahead.data(),
+                   .next_count = more,
+                   .next_bytes = static_cast<int64_t>(shape().block_bytes(shape().d_pad())),
                    .begin = begin.data(),
                    .end = end.data(),
-                   .scores = scratch.scores,
-                   .weights = scratch.weights,
-                   .shrink = scratch.shrink,
-                   .top = sums.top,
-                   .sum = sums.sum,
-                   .out = sums.out});
+                   .first = first_page == item.first_page,
+                   .scratch = scratch.attend,
+                   .sums = sums});
 }
 
-void AttentionWork::State::attend(const Item& item, std::byte* mine) noexcept {
-  const int rows = item.count * group(), dv = cache->shape(args->plane).dv_pad();
-  const Scratch scratch(mine, cache->shape(args->plane), most_rows());
+void AttentionWork::State::attend(const Item& item, const Item* after, Mine& mine) noexcept {
+  const int rows = item.count * group();
+  const Scratch scratch(mine.memory, shape(), most_rows());
   const Join* join = item.join < 0 ? nullptr : &joins[static_cast<size_t>(item.join)];
-  const auto part = [&](int i) {
-    return Sums::in(partial.data() + join->at + static_cast<size_t>(i) * Sums::floats(rows, dv), rows);
-  };
-  take_queries(item, rows, scratch);
-  const Sums total = join ? part(item.part) : Sums::in(scratch.total, rows);
-  const int first_group = group_of(item.first_page);
-  for (int g = first_group; g <= group_of(item.last_page - 1); ++g) {
-    const Sums here = g == first_group ? total : Sums::in(scratch.group, rows);
-    here.clear(rows, dv);
-    const int end = std::min(item.last_page, (g + 1) * kGroupPages);
-    for (int page = std::max(item.first_page, g * kGroupPages); page < end; ++page)
-      add_page(item, page, rows, scratch, here);
-    if (g > first_group) total.join(here, rows, dv, *kernels);
+  const AttendSums sums = AttendSums::in(join ? part(*join, item.part) : scratch.total, rows);
+  take_queries(item, scratch, mine);
+  for (int page = item.first_page; page < item.last_page; page = end_of(group_of(page)))
+    add_group(item, page, after, scratch, sums);
+  if (!join) return finish(item, sums, 0, shape().dv);
+  JoinState& state = *states[static_cast<size_t>(item.join)];
+  if (!state.left.arrive()) return;
+  const AttendSums whole = AttendSums::in(part(*join, 0), rows);
+  for (int i = 1; i < join->parts; ++i) {
+    const AttendSums next_part = AttendSums::in(part(*join, i), rows);
+    kernels->merge(static_cast<int>(AttendSums::padded(rows)), whole.top, whole.sum, next_part.top,
+                   next_part.sum);
   }
-  if (join) {
-    if (!left[static_cast<size_t>(item.join)]->arrive()) return;
-    for (int i = 1; i < join->parts; ++i) part(0).join(part(i), rows, dv, *kernels);
-  }
-  finish(item, join ? part(0) : total);
+  state.merged.set();
 }
 
-// Divides by the sums, sinks included, and puts the rows where they belong.
-void AttentionWork::State::finish(const Item& item, const Sums& sums) const noexcept {
-  const KvShape& shape = cache->shape(args->plane);
-  const AttentionSequence& sequence = args->sequences[static_cast<size_t>(item.sequence)];
+void AttentionWork::State::join(const Slice& slice) noexcept {
+  const Join& join = joins[static_cast<size_t>(slice.join)];
+  states[static_cast<size_t>(slice.join)]->merged.wait();
+  const int rows = join.item.count * group();
+  kernels->join({.parts = part(join, 0),
+                 .count = join.parts,
+                 .rows = rows,
+                 .dv = shape().dv_pad(),
+                 .column = slice.column,
+                 .columns = slice.columns});
+  const int end = std::min(shape().dv, slice.column + slice.columns);
+  finish(join.item, AttendSums::in(part(join, 0), rows), slice.column, end);
+}
+
+// Divides by the sums, sinks included, and puts columns [column, end) of the rows where they belong.
+void AttentionWork::State::finish(const Item& item, const AttendSums& sums, int column,
+                                  int end) const noexcept {
+  const AttentionSequence& of = sequence(item);
   const int heads = group();
   for (int r = 0; r < item.count * heads; ++r) {
     const int head = item.head * heads + r % heads;
     float factor = 1 / sums.sum[r];
     if (args->sinks) {
-      const float sink = args->sinks[head], most = std::max(sums.top[r], sink);
-      const float shrink = std::exp(sums.top[r] - most);
-      factor = shrink / (sums.sum[r] * shrink + std::exp(sink - most));
+      const float sink = args->sinks[head] * kLog2e, most = std::max(sums.top[r], sink);
+      const float shrink = std::exp2(sums.top[r] - most);
+      factor = shrink / (sums.sum[r] * shrink + std::exp2(sink - most));
     }
-    const float* from = sums.out + static_cast<size_t>(r) * static_cast<size_t>(shape.dv_pad());
-    float* to = args->out + (sequence.first + item.begin + r / heads) * args->out_stride + head * shape.dv;
-    for (int i = 0; i < shape.dv; ++i) to[i] = from[i] * factor;
+    const float* from = sums.out + static_cast<size_t>(r) * static_cast<size_t>(shape().dv_pad());
+    float* to = args->out + (of.first + item.begin + r / heads) * args->out_stride + head * shape().dv;
+    for (int i = column; i < end; ++i) to[i] = from[i] * factor;
   }
 }
 
@@ -288,8 +327,9 @@ AttentionWork::AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels)
 AttentionWork::~AttentionWork() = default;
 
 size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, int context) const {
-  const auto groups = static_cast<size_t>(ceil_div(ceil_div(context, kPageTokens), kGroupPages));
-  const size_t splits = groups * static_cast<size_t>(sequences) * Sums::floats(heads, shape.dv_pad());
+  const auto groups = static_cast<size_t>(ceil_div(context, kGroupKeys));
+  const size_t splits = groups * static_cast<size_t>(sequences) * static_cast<size_t>(shape.heads) *
+                        static_cast<size_t>(AttendSums::floats(heads / shape.heads, shape.dv_pad()));
   const int rows = std::max(kRows, heads / shape.heads);
   const size_t worker = round_up(Scratch(nullptr, shape, rows).bytes, size_t{4096});
   return splits * sizeof(float) + worker * static_cast<size_t>(state_->pool->threads());
@@ -306,9 +346,7 @@ void AttentionWork::run(const KvCache& cache, const AttentionArgs& args) {
   s.args = &args;
   s.list_items();
   s.pool->run([&](const Worker& worker) {
-    std::byte* mine = s.memory.data() + static_cast<size_t>(worker.index) * s.worker_bytes;
-    for (int i; (i = s.next.fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(s.items.size());)
-      s.attend(s.items[static_cast<size_t>(i)], mine);
+    s.work(s.memory.data() + static_cast<size_t>(worker.index) * s.worker_bytes);
   });
 }
 

@@ -25,7 +25,8 @@ struct AttentionArgs {
 };
 
 // Results are bitwise the same for any number of threads, any company in the batch and any split of a
-// sequence into steps: a row's keys are summed in page order, in groups of pages that lie at fixed places.
+// sequence into steps: a row's keys are summed in groups of pages that lie at fixed places, and groups are joined in
+// order.
 class AttentionWork {
  public:
   AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels);

@@ -123,7 +123,7 @@ class AttentionBatch {
 double bound(KvType type) { return type == KvType::kF32 ? 1e-4 : type == KvType::kBf16 ? 0.03 : 0.06; }
 
 void check(const Setting& setting) {
-  const std::vector<int> past = {0, 69, 1298, 150};
+  const std::vector<int> past = {0, 69, 1299, 150};  // one token over many groups, and many tokens
   AttentionBatch batch(setting, 2);
   const std::vector<float> out = batch.run(past);
   size_t at = 0;

@@ -66,6 +66,9 @@ struct Avx2 {
   static KT_INLINE F32 zero_below(F32 a, F32 x, F32 limit) {
     return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_GE_OQ))};
   }
+  static KT_INLINE F32 zero_under(F32 a, F32 x, F32 limit) {
+    return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_NLT_UQ))};
+  }
   static KT_INLINE float max_of(F32 a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
@@ -93,6 +96,7 @@ struct Avx2 {
   static KT_INLINE F32 exp2i(I32 a) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(a.v, _mm256_set1_epi32(127)), 23))};
   }
+  static KT_INLINE F32 exp2_above(F32 a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.v), 23))}; }
   static KT_INLINE void store_s8(int8_t* p, I32 x) {
     const __m256i low = _mm256_shuffle_epi8(x.v, _mm256_set1_epi32(0x0c080400));  // four bytes at the foot of each half
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
@@ -107,15 +111,37 @@ struct Avx2 {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(load_64(p)), 23);
     return {_mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x400000)))};
   }
-  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
-  static KT_INLINE F32 round_bf16(F32 x) {
+  static KT_INLINE __m256i nearest_bf16(F32 x) {  // in the high halves
     const __m256i u = _mm256_castps_si256(x.v), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    const __m256i sum = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    return {_mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+    return _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   }
-  static KT_INLINE void store_high(void* p, F32 x) {
-    const __m256i h = _mm256_srli_epi32(_mm256_castps_si256(x.v), 16);
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+  // Finite numbers rounded to bf16, still f32.
+  static KT_INLINE F32 round_bf16(F32 x) {
+    return {_mm256_castsi256_ps(_mm256_and_si256(nearest_bf16(x), _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  static KT_INLINE I32 words_bf16(F32 a, F32 b) {
+    const __m256i x = _mm256_srli_epi32(nearest_bf16(a), 16), y = _mm256_srli_epi32(nearest_bf16(b), 16);
+    return {_mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8)};
+  }
+  static KT_INLINE I32 pair_bf16(F32 low, F32 high) {
+    return {_mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(low.v), 16), _mm256_castps_si256(high.v), 0xaa)};
+  }
+  static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {
+    out[0] = pair_bf16(byte_s8<0>(a), byte_s8<1>(a));
+    out[1] = pair_bf16(byte_s8<2>(a), byte_s8<3>(a));
+  }
+  static constexpr int kTurn = 4;
+  static KT_INLINE void turn(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    unroll<2>([&](auto i) __attribute__((always_inline)) {
+      const auto rows = [&](int first) __attribute__((always_inline)) {  // `first` and the one after next
+        const uint8_t* at = from + first * from_stride + i * 16;
+        return _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(load_128(at)), load_128(at + 2 * from_stride), 1), order);
+      };
+      const __m256i a = rows(0), b = rows(1);
+      store_bytes(to + 2 * i * to_stride, {_mm256_unpacklo_epi64(a, b)});
+      store_bytes(to + (2 * i + 1) * to_stride, {_mm256_unpackhi_epi64(a, b)});
+    });
   }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16))}; }

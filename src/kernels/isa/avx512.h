@@ -69,6 +69,9 @@ struct Avx512 {
   static KT_INLINE F32 zero_below(F32 a, F32 x, F32 limit) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), a.v)};
   }
+  static KT_INLINE F32 zero_under(F32 a, F32 x, F32 limit) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), a.v)};
+  }
   static KT_INLINE float max_of(F32 a) { return _mm512_reduce_max_ps(a.v); }
   static KT_INLINE float sum_of(F32 a) { return _mm512_reduce_add_ps(a.v); }
 
@@ -84,6 +87,7 @@ struct Avx512 {
   static KT_INLINE F32 exp2i(I32 a) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(127)), 23))};
   }
+  static KT_INLINE F32 exp2_above(F32 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))}; }
   static KT_INLINE void store_s8(int8_t* p, I32 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
   }
@@ -96,14 +100,40 @@ struct Avx512 {
   static KT_INLINE F32 load_bf16(const uint8_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16))};
   }
-  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
-  static KT_INLINE F32 round_bf16(F32 x) {
+  static KT_INLINE __m512i nearest_bf16(F32 x) {  // in the high halves
     const __m512i u = _mm512_castps_si512(x.v), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i sum = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    return {_mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+    return _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   }
-  static KT_INLINE void store_high(void* p, F32 x) {
-    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x.v), 16)));
+  // Finite numbers rounded to bf16, still f32.
+  static KT_INLINE F32 round_bf16(F32 x) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(nearest_bf16(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  static KT_INLINE I32 words_bf16(F32 a, F32 b) {
+    const __m512i odd = _mm512_setr_epi32(0x030001, 0x070005, 0x0b0009, 0x0f000d, 0x130011, 0x170015, 0x1b0019, 0x1f001d,
+                                          0x230021, 0x270025, 0x2b0029, 0x2f002d, 0x330031, 0x370035, 0x3b0039, 0x3f003d);
+    return {_mm512_permutex2var_epi16(nearest_bf16(a), odd, nearest_bf16(b))};
+  }
+  static KT_INLINE I32 pair_bf16(F32 low, F32 high) {
+    return {_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(low.v), 16), _mm512_castps_si512(high.v))};
+  }
+  static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {
+    out[0] = pair_bf16(byte_s8<0>(a), byte_s8<1>(a));
+    out[1] = pair_bf16(byte_s8<2>(a), byte_s8<3>(a));
+  }
+  static constexpr int kTurn = 8;
+  static KT_INLINE void turn(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride) {
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    unroll<4>([&](auto i) __attribute__((always_inline)) {
+      const auto rows = [&](int first) __attribute__((always_inline)) {  // every other one
+        const uint8_t* at = from + first * from_stride + i * 16;
+        __m512i x = _mm512_inserti32x4(_mm512_castsi128_si512(load_128(at)), load_128(at + 2 * from_stride), 1);
+        x = _mm512_inserti32x4(_mm512_inserti32x4(x, load_128(at + 4 * from_stride), 2), load_128(at + 6 * from_stride), 3);
+        return _mm512_shuffle_epi8(x, order);
+      };
+      const __m512i a = rows(0), b = rows(1);
+      _mm512_storeu_si512(to + 2 * i * to_stride, _mm512_unpacklo_epi64(a, b));
+      _mm512_storeu_si512(to + (2 * i + 1) * to_stride, _mm512_unpackhi_epi64(a, b));
+    });
   }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
@@ -227,6 +257,20 @@ struct E4m3Numbers {
 };
 constexpr E4m3Numbers kE4m3Numbers;
 
+// The bytes of bf16(i).
+struct S8Numbers {
+  alignas(64) uint8_t low[128];
+  alignas(64) uint8_t high[128];
+  constexpr S8Numbers() : low(), high() {
+    for (int i = 0; i < 128; ++i) {
+      const uint32_t bits = bits_of(static_cast<float>(i)) >> 16;
+      low[i] = static_cast<uint8_t>(bits);
+      high[i] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+constexpr S8Numbers kS8Numbers;
+
 struct Avx512Bf16 : Avx512Vnni {
   static constexpr bool kBf16Product = true;
   using AccF = F32;
@@ -255,6 +299,18 @@ struct Avx512Bf16 : Avx512Vnni {
     out[0].v = _mm512_unpacklo_epi8(low, high);
     out[1].v = _mm512_unpackhi_epi8(low, high);
   }
+  // As e4m3_bf16 does it, by the size of the code; bytes are brought in the order that unpacking wants.
+  static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const auto at = [](const uint8_t* p) __attribute__((always_inline)) { return _mm512_load_si512(p); };
+    const __m512i x = _mm512_shuffle_epi8(a.v, order), size = _mm512_abs_epi8(x);
+    const __m512i low = _mm512_permutex2var_epi8(at(kS8Numbers.low), size, at(kS8Numbers.low + 64));
+    const __m512i magnitude = _mm512_permutex2var_epi8(at(kS8Numbers.high), size, at(kS8Numbers.high + 64));
+    const __m512i high = _mm512_ternarylogic_epi64(magnitude, x, _mm512_set1_epi8(-128), 0x78);  // a ^ (b & c)
+    out[0].v = _mm512_unpacklo_epi8(low, high);
+    out[1].v = _mm512_unpackhi_epi8(low, high);
+  }
+  static KT_INLINE I32 words_bf16(F32 a, F32 b) { return {(__m512i)_mm512_cvtne2ps_pbh(b.v, a.v)}; }
   static KT_INLINE bool all_equal(F32 a) {
     const __m512i x = _mm512_castps_si512(a.v);
     return _mm512_cmpneq_epi32_mask(x, _mm512_broadcastd_epi32(_mm512_castsi512_si128(x))) == 0;

@@ -56,6 +56,9 @@ struct Neon {
   static KT_INLINE F32 zero_below(F32 a, F32 x, F32 limit) {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vcgeq_f32(x, limit)));
   }
+  static KT_INLINE F32 zero_under(F32 a, F32 x, F32 limit) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a), vcltq_f32(x, limit)));
+  }
   static KT_INLINE float max_of(F32 a) { return vmaxvq_f32(a); }
   static KT_INLINE float sum_of(F32 a) { return vaddvq_f32(a); }
 
@@ -69,6 +72,7 @@ struct Neon {
   static KT_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
   static KT_INLINE I32 round(F32 a) { return vcvtnq_s32_f32(a); }
   static KT_INLINE F32 exp2i(I32 a) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(a, vdupq_n_s32(127)), 23)); }
+  static KT_INLINE F32 exp2_above(F32 a) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(a), 23)); }
   static KT_INLINE void store_s8(int8_t* p, I32 x) {
     const int8x8_t b = vmovn_s16(vcombine_s16(vmovn_s32(x), vmovn_s32(x)));
     vst1_lane_s32(reinterpret_cast<int32_t*>(p), vreinterpret_s32_s8(b), 0);
@@ -78,20 +82,42 @@ struct Neon {
   static KT_INLINE uint8x8_t load4_u8(const uint8_t* p) { uint32_t v; __builtin_memcpy(&v, p, 4); return vreinterpret_u8_u32(vdup_n_u32(v)); }
   static KT_INLINE F32 load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load4_u16(p))); }
   static KT_INLINE F32 load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load4_u16(p), 16)); }
-  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
+  // Finite numbers rounded to bf16, still f32.
   static KT_INLINE F32 round_bf16(F32 x) {
     const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     return vreinterpretq_f32_u32(vandq_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), vdupq_n_u32(0xffff0000u)));
   }
-  static KT_INLINE void store_high(void* p, F32 x) {
-    const uint16x4_t h = vshrn_n_u32(vreinterpretq_u32_f32(x), 16);
-    __builtin_memcpy(p, &h, 8);
+  static KT_INLINE uint16x8_t nearest_bf16(F32 x) {  // the odd ones of the eight halves
+    const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    return vreinterpretq_u16_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))));
+  }
+  static KT_INLINE I32 words_bf16(F32 a, F32 b) { return vreinterpretq_s32_u16(vuzp2q_u16(nearest_bf16(a), nearest_bf16(b))); }
+  static KT_INLINE I32 pair_bf16(F32 low, F32 high) {
+    return vreinterpretq_s32_u32(vsriq_n_u32(vreinterpretq_u32_f32(high), vreinterpretq_u32_f32(low), 16));
+  }
+  static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {
+    out[0] = pair_bf16(byte_s8<0>(a), byte_s8<1>(a));
+    out[1] = pair_bf16(byte_s8<2>(a), byte_s8<3>(a));
+  }
+  static constexpr int kTurn = 2;
+  static KT_INLINE void turn(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride) {
+    const uint8x16_t order = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
+    const uint64x2_t a = vreinterpretq_u64_u8(vqtbl1q_u8(vld1q_u8(from), order));
+    const uint64x2_t b = vreinterpretq_u64_u8(vqtbl1q_u8(vld1q_u8(from + from_stride), order));
+    vst1q_u8(to, vreinterpretq_u8_u64(vzip1q_u64(a, b)));
+    vst1q_u8(to + to_stride, vreinterpretq_u8_u64(vzip2q_u64(a, b)));
   }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return vreinterpretq_f32_s32(vshlq_n_s32(a, 16)); }
   static KT_INLINE F32 high_bf16(I32 a) { return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int>(0xffff0000u)))); }
+  // A byte plus 128 as the last bits of 2^23 + byte + 128: a conversion takes four times as long as a subtraction.
   template <int kJ> static KT_INLINE F32 byte_s8(I32 a) {
-    return vcvtq_f32_s32(vshrq_n_s32(kJ < 3 ? vshlq_n_s32(a, 24 - 8 * kJ) : a, 24));
+    constexpr uint64_t kNone = 0xffffff00ull;  // an index past the table gives 0
+    const uint8x16_t index = vreinterpretq_u8_u64(vcombine_u64(
+        vcreate_u64((kNone | kJ) | (kNone | (kJ + 4)) << 32), vcreate_u64((kNone | (kJ + 8)) | (kNone | (kJ + 12)) << 32)));
+    const uint8x16_t above = veorq_u8(vreinterpretq_u8_s32(a), vdupq_n_u8(0x80));
+    const uint32x4_t bits = vorrq_u32(vreinterpretq_u32_u8(vqtbl1q_u8(above, index)), vdupq_n_u32(0x4b000000));
+    return vsubq_f32(vreinterpretq_f32_u32(bits), vdupq_n_f32(8388736.0f));
   }
   static KT_INLINE I32 load_s8(const uint8_t* p) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load4_u8(p))))); }
   static KT_INLINE I32 load_u8(const uint8_t* p) { return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load4_u8(p))))); }

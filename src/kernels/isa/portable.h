@@ -55,6 +55,8 @@ struct Portable {
   static KT_PORTABLE_OP F32 fma(F32 a, F32 b, F32 c) { for (int i = 0; i < kLanes; ++i) c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]); return c; }
   // a where x >= limit, else 0
   static KT_PORTABLE_OP F32 zero_below(F32 a, F32 x, F32 limit) { for (int i = 0; i < kLanes; ++i) if (!(x.v[i] >= limit.v[i])) a.v[i] = 0; return a; }
+  // 0 where x < limit, else a: what is no number stays
+  static KT_PORTABLE_OP F32 zero_under(F32 a, F32 x, F32 limit) { for (int i = 0; i < kLanes; ++i) if (x.v[i] < limit.v[i]) a.v[i] = 0; return a; }
   static KT_PORTABLE_OP float max_of(F32 a) { float m = a.v[0]; for (int i = 1; i < kLanes; ++i) m = m > a.v[i] ? m : a.v[i]; return m; }
 
   static KT_PORTABLE_OP I32 set1(int32_t x) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = x; return r; }
@@ -70,6 +72,8 @@ struct Portable {
   static KT_PORTABLE_OP I32 round(F32 a) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int32_t>(__builtin_rintf(a.v[i])); return r; }
   // 2^a for -126 <= a <= 127
   static KT_PORTABLE_OP F32 exp2i(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i] + 127) << 23); return r; }
+  // 2^n of a = 1.5 * 2^23 + 127 + n, -127 < n < 128: its bits moved up by 23
+  static KT_PORTABLE_OP F32 exp2_above(F32 a) { for (int i = 0; i < kLanes; ++i) a.v[i] = float_of(bits_of(a.v[i]) << 23); return a; }
   // low byte of each lane to kLanes consecutive bytes
   static KT_PORTABLE_OP void store_s8(int8_t* p, I32 x) { for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(x.v[i]); }
   // Bit i: lane i is no s8.
@@ -78,9 +82,38 @@ struct Portable {
   static KT_PORTABLE_OP F32 load_f16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = f16_to_f32(u16_at(p + 2 * i)); return r; }
   static KT_PORTABLE_OP F32 load_bf16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(p + 2 * i)} << 16); return r; }
   static KT_PORTABLE_OP F32 load_e8m0(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(p[i] ? uint32_t{p[i]} << 23 : 0x400000u); return r; }
-  // Finite numbers rounded to bf16, still f32; then their high halves, which are those.
+  // Finite numbers rounded to bf16, still f32.
   static KT_PORTABLE_OP F32 round_bf16(F32 x) { for (int i = 0; i < kLanes; ++i) { const uint32_t u = bits_of(x.v[i]); x.v[i] = float_of((u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u); } return x; }
-  static KT_PORTABLE_OP void store_high(void* p, F32 x) { for (int i = 0; i < kLanes; ++i) put_u16(static_cast<uint8_t*>(p) + 2 * i, static_cast<uint16_t>(bits_of(x.v[i]) >> 16)); }
+  // Numbers of a, then of b, rounded to bf16, as they would lie in memory; of denormals anything near.
+  static KT_PORTABLE_OP I32 words_bf16(F32 a, F32 b) {
+    I32 r;
+    a = round_bf16(a), b = round_bf16(b);
+    for (int i = 0; i < kLanes; ++i) {
+      const float *x = i < kLanes / 2 ? a.v + 2 * i : b.v + 2 * i - kLanes;
+      r.v[i] = static_cast<int32_t>(bits_of(x[0]) >> 16 | (bits_of(x[1]) & 0xffff0000u));
+    }
+    return r;
+  }
+  // Words of two numbers that bf16 holds.
+  static KT_PORTABLE_OP I32 pair_bf16(F32 low, F32 high) {
+    I32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int32_t>(bits_of(low.v[i]) >> 16 | (bits_of(high.v[i]) & 0xffff0000u));
+    return r;
+  }
+  // Words of four signed bytes, -127 to 127, as words of two bf16: of the first two, of the others.
+  static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {
+    out[0] = pair_bf16(byte_s8<0>(a), byte_s8<1>(a));
+    out[1] = pair_bf16(byte_s8<2>(a), byte_s8<3>(a));
+  }
+  // Words of bf16 turned: from kTurn rows of 2 * kTurn words, a row for two keys and a word for each column, to as many
+  // rows for two columns with a word for each key. Strides in bytes.
+  static constexpr int kTurn = 1;
+  static KT_PORTABLE_OP void turn(const uint8_t* from, int64_t, uint8_t* to, int64_t) {
+    uint16_t x[4];
+    std::memcpy(x, from, 8);
+    const uint16_t y[4] = {x[0], x[2], x[1], x[3]};
+    std::memcpy(to, y, 8);
+  }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_PORTABLE_OP F32 low_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) << 16); return r; }
   static KT_PORTABLE_OP F32 high_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) & 0xffff0000u); return r; }

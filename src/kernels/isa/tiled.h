@@ -128,26 +128,35 @@ struct TiledIsa : Base {
     tiles<Bf16>(a, 2 * int64_t{k_pad}, rows, b, 2 * int64_t{k}, c, ldc, first, beside);
   }
 
-  // C[16 * kRT, 16 * kBT] = A * B for bf16 rows as they lie: a_stride bytes between rows of A, b_stride bytes between
-  // pairs of columns, `steps` times 32 columns.
-  template <int kRT, int kBT>
-  static KT_INLINE void plain_block(const uint8_t* a, int64_t a_stride, const uint8_t* b, int64_t b_stride, int steps,
-                                    float* c, int64_t ldc, Ahead& ahead) {
+  // B as it lies, in pieces of steps_each times 32 columns of K: `stride` bytes between pairs of columns, the first at
+  // `offset` of each piece.
+  struct PlainB {
+    const uint8_t* const* pieces;
+    int64_t offset, stride;
+    int steps_each, steps;
+  };
+  // C[16 * kRT, 16 * kBT] = A * B for bf16 rows as they lie, a_stride bytes between rows of A.
+  template <int kRT, int kBT, class Fetch>
+  static KT_INLINE void plain_block(const uint8_t* a, int64_t a_stride, const PlainB& b, float* c, int64_t ldc, Fetch& ahead) {
     Unit unit;
     unroll<kRT>([&](auto i) __attribute__((always_inline)) {
       unroll<kBT>([&](auto j) __attribute__((always_inline)) { unit.template zero<2 * i + j>(); });
     });
-    for (int s = 0; s < steps; ++s, a += kTileBytes, b += kTileSide * b_stride) {
-      ahead.fetch();
-      unroll<kBT>([&](auto j) __attribute__((always_inline)) {
-        unit.template load<6 + j>(b + j * kTileBytes, b_stride);
-      });
-      unroll<kRT>([&](auto i) __attribute__((always_inline)) {
-        unit.template load<4 + i>(a + i * kTileSide * a_stride, a_stride);
+    const uint8_t* const* piece = b.pieces;
+    for (int s = 0; s < b.steps;) {
+      const int end = b.steps - s < b.steps_each ? b.steps : s + b.steps_each;
+      for (const uint8_t* at = *piece++ + b.offset; s < end; ++s, a += kTileBytes, at += kTileSide * b.stride) {
+        ahead.fetch();
         unroll<kBT>([&](auto j) __attribute__((always_inline)) {
-          Bf16::template dot<2 * i + j, 4 + i, 6 + j>(unit);
+          unit.template load<6 + j>(at + j * kTileBytes, b.stride);
         });
-      });
+        unroll<kRT>([&](auto i) __attribute__((always_inline)) {
+          unit.template load<4 + i>(a + i * kTileSide * a_stride, a_stride);
+          unroll<kBT>([&](auto j) __attribute__((always_inline)) {
+            Bf16::template dot<2 * i + j, 4 + i, 6 + j>(unit);
+          });
+        });
+      }
     }
     unroll<kRT>([&](auto i) __attribute__((always_inline)) {
       unroll<kBT>([&](auto j) __attribute__((always_inline)) {
