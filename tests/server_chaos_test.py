@@ -99,7 +99,7 @@ def answered(url, tokens=4):
 def test_fuzzer(server):
     seed = int(os.environ.get("KT_FUZZ_SEED", "1"))
     before = answer_of(server.url)
-    report = server_fuzz.fuzz(server.url, seed, seconds=300 if FULL else 30, count=100_000 if FULL else 1_000)
+    report = server_fuzz.fuzz(server.url, seed, seconds=300 if FULL else 30, count=100_000 if FULL else 600)
     print(report)
     assert server.alive(), f"{report}; the server ended: {server.said()[-3000:]}"
     wait_until_quiet(server)
