@@ -67,6 +67,9 @@ KT_INLINE void fma_tile_f32(const float* a, int64_t a_stride, const float* b, in
     acc[at / kM][at % kM] = first ? Isa::set1(0.0f) : Isa::load(c + at % kM * ldc + at / kM * Isa::kLanes);
   });
   for (int s = 0; s < k; ++s) {
+    // a single row is as fast as its weights come
+    if constexpr (kM == 1 && Isa::kPrefetch > 0)
+      Isa::prefetch(reinterpret_cast<const uint8_t*>(b + s * kBlockRows) + Isa::kPrefetch);
     typename Isa::F32 w[kNP];
     unroll<kNP>([&](auto i) __attribute__((always_inline)) {
       w[i] = Isa::load(b + i / kParts * block_stride + s * kBlockRows + i % kParts * Isa::kLanes);
