@@ -86,16 +86,17 @@ constexpr size_t attend_scratch_bytes(KvType type, int rows, int d, bool shared)
          (shared ? keys : 0);
 }
 
-// Columns [column, column + columns) of `count` stretches that lie one after the other, each as AttendSums has it, joined
-// in order into the first; top and sum of the others are the factors that `merge` made of them.
+// Rows [row, end) of `count` stretches that lie one after the other, each as AttendSums has it, joined in order into
+// the first; top and sum of the others are the factors that `merge` made of them.
 struct JoinArgs {
   float* parts = nullptr;  // [count][AttendSums::floats(rows, dv)]
   int count = 0, rows = 0, dv = 0;
-  int column = 0, columns = 0;  // multiples of kKvColumns
+  int row = 0, end = 0;
 };
 
 struct AttentionKernels {
   int narrow_rows;  // from so many rows on, attend takes q_bf16 alone, except with kF32
+  int most_rows;    // 128 or 256: of a call, for what all rows share to be little; scratch of more leaves L2
   void (*attend)(const AttendArgs&) noexcept;
   // A query as attend wants it: [columns] times scale and log2(e), zeros up to d. For kBf16 and kS8 rounded, even
   // columns first, then odd ones, and as bf16 in their order; q null: as bf16 alone.

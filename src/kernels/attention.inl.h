@@ -247,23 +247,19 @@ void merge(int rows, float* top, float* sum, float* next_top, float* next_sum) n
   for (int r = 0; r < rows; r += Isa::kLanes) merge_rows(top + r, sum + r, next_top + r, next_sum + r);
 }
 
+// Part after part, whole rows: those were written by other cores, and stretches of lines are fetched ahead.
 void join(const JoinArgs& args) noexcept {
   const int64_t stride = AttendSums::floats(args.rows, args.dv);
-  for (int r = 0; r < args.rows; ++r)
-    for (int c = args.column; c < args.column + args.columns; c += 2 * Isa::kLanes) {
-      float* out = AttendSums::in(args.parts, args.rows).out + int64_t{r} * args.dv + c;
-      F32 y[2] = {Isa::load(out), Isa::load(out + Isa::kLanes)};
-      for (int i = 1; i < args.count; ++i) {
-        const AttendSums next = AttendSums::in(args.parts + i * stride, args.rows);
-        const float* x = next.out + int64_t{r} * args.dv + c;
-        const F32 mine = Isa::set1(next.top[r]), its = Isa::set1(next.sum[r]);
-        unroll<2>([&](auto v) __attribute__((always_inline)) {
-          y[v] = Isa::fma(Isa::load(x + v * Isa::kLanes), its, Isa::mul(y[v], mine));
-        });
-      }
-      Isa::store(out, y[0]);
-      Isa::store(out + Isa::kLanes, y[1]);
+  for (int r = args.row; r < args.end; ++r) {
+    float* out = AttendSums::in(args.parts, args.rows).out + int64_t{r} * args.dv;
+    for (int i = 1; i < args.count; ++i) {
+      const AttendSums next = AttendSums::in(args.parts + i * stride, args.rows);
+      const float* x = next.out + int64_t{r} * args.dv;
+      const F32 mine = Isa::set1(next.top[r]), its = Isa::set1(next.sum[r]);
+      for (int c = 0; c < args.dv; c += Isa::kLanes)
+        Isa::store(out + c, Isa::fma(Isa::load(x + c), its, Isa::mul(Isa::load(out + c), mine)));
     }
+  }
 }
 
 }  // namespace KT_ISA_NAMESPACE

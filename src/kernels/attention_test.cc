@@ -121,13 +121,13 @@ class Attending {
         t.attention->merge(static_cast<int>(AttendSums::padded(run.rows)), whole.top, whole.sum, next.top,
                            next.sum);
       }
-      for (int column = 0; column < c.dv; column += kKvColumns)
+      for (int row = 0; row < run.rows; row += 3)
         t.attention->join({.parts = memory.as<float>(),
                            .count = groups,
                            .rows = run.rows,
                            .dv = c.dv,
-                           .column = column,
-                           .columns = kKvColumns});
+                           .row = row,
+                           .end = std::min(run.rows, row + 3)});
     }
     EXPECT_TRUE(memory.intact()) << t.name;
     result.assign(whole.out, whole.out + run.rows * c.dv);

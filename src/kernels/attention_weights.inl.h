@@ -46,24 +46,42 @@ KT_INLINE const float* scales_at(const void* const* blocks, int width, int j) {
   return reinterpret_cast<const float*>(block_at(blocks, j / kKvBlock) + kKvBlock * width) + j % kKvBlock;
 }
 
-// The largest score, and those of keys that are not seen made -infinity: the scores of keys [begin, end) are seen,
-// out of `keys`. With kS8 they are scaled here.
-template <KvType kType>
-KT_INLINE float prepare_scores(const AttendArgs& args, float* scores, int begin, int end, int keys) {
-  if constexpr (kType == KvType::kS8) {
-    const void* const* blocks = args.k ? args.k : args.v;
-    for (int j = 0; j < keys; j += Isa::kLanes)
-      Isa::store(scores + j, Isa::mul(Isa::load(scores + j),
-                                      Isa::load(scales_at(blocks, args.k ? args.d : args.v_width, j))));
-  }
-  for (int j = 0; j < begin; ++j) scores[j] = -__builtin_inff();
-  for (int j = end; j < keys; ++j) scores[j] = -__builtin_inff();
+KT_INLINE float largest(const float* scores, int keys) {
   F32 most[2] = {Isa::load(scores), Isa::load(scores + Isa::kLanes)};
   for (int j = 2 * Isa::kLanes; j < keys; j += 2 * Isa::kLanes)
     unroll<2>([&](auto i) __attribute__((always_inline)) {
       most[i] = Isa::max(most[i], Isa::load(scores + j + i * Isa::kLanes));
     });
   return Isa::max_of(Isa::max(most[0], most[1]));
+}
+
+// The same of scores times the scales of their keys, which they become.
+KT_INLINE float scale_largest(const AttendArgs& args, float* scores, int keys) {
+  const void* const* blocks = args.k ? args.k : args.v;
+  F32 most = Isa::set1(-__builtin_inff());
+  for (int b = 0; b * kKvBlock < keys; ++b, scores += kKvBlock) {
+    const float* scales = scales_at(blocks, args.d, b * kKvBlock);
+    const int some = keys - b * kKvBlock < kKvBlock ? keys - b * kKvBlock : kKvBlock;
+    for (int j = 0; j < some; j += Isa::kLanes) {
+      const F32 s = Isa::mul(Isa::load(scores + j), Isa::load(scales + j));
+      Isa::store(scores + j, s);
+      most = Isa::max(most, s);
+    }
+  }
+  return Isa::max_of(most);
+}
+
+// The largest score of keys [begin, end), out of `keys`; those of the others become -infinity. With kS8 they are
+// scaled here.
+template <KvType kType>
+KT_INLINE float prepare_scores(const AttendArgs& args, float* scores, int begin, int end, int keys) {
+  if constexpr (kType == KvType::kS8) {
+    const float found = scale_largest(args, scores, keys);
+    if (begin == 0 && end == keys) return found;
+  }
+  for (int j = 0; j < begin; ++j) scores[j] = -__builtin_inff();
+  for (int j = end; j < keys; ++j) scores[j] = -__builtin_inff();
+  return largest(scores, keys);
 }
 
 // The scales of the values, with kS8, for soften_row: none so small that it has no inverse.

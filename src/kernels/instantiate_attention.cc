@@ -6,6 +6,7 @@
 namespace KT_ISA_NAMESPACE {
 
 extern const kt::AttentionKernels kAttention;
-constexpr kt::AttentionKernels kAttention = {kNarrowRows, attend, query, merge, join, keys_of_values};
+constexpr kt::AttentionKernels kAttention = {
+    kNarrowRows, Isa::kTileUnit ? 256 : 128, attend, query, merge, join, keys_of_values};
 
 }  // namespace KT_ISA_NAMESPACE

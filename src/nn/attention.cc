@@ -38,9 +38,9 @@ struct JoinState {
   Countdown left{1};
   Signal merged;  // all parts are there, and their tops and sums are factors
 };
-// Columns of a join: what one worker joins.
+// Rows [row, end) of a join: what one worker joins.
 struct Slice {
-  int join, column, columns;
+  int join, row, end;
 };
 
 // Pieces of one worker's memory, each on its own cache lines; without memory, only their sizes.
@@ -96,13 +96,22 @@ struct AttentionWork::State {
   Buffer partial;
   Buffer memory;  // of the workers
   size_t worker_bytes = 0;
+  int item_rows = 0;  // at most
   std::atomic<int> next{0};
   const KvCache* cache = nullptr;
   const AttentionArgs* args = nullptr;
 
   const KvShape& shape() const { return cache->shape(args->plane); }
   int group() const { return args->heads / shape().heads; }
-  int most_rows() const { return std::max(kRows / group() * group(), group()); }
+  // Of an item. A block is fetched, and an int8 one widened, for all rows of an item: as many as the kernels like,
+  // where that leaves so many items for each worker that nobody waits long for the last one.
+  int tokens_at_once() const {
+    int64_t tokens = 0;
+    for (const AttentionSequence& of : args->sequences) tokens += of.count;
+    const int each = shape().type == KvType::kS8 ? 4 : 8;
+    const bool many = tokens * args->heads >= int64_t{each} * pool->threads() * kernels->most_rows;
+    return std::max(1, (many && !shape().shared ? kernels->most_rows : kRows) / group());
+  }
   const AttentionSequence& sequence(const Item& item) const {
     return args->sequences[static_cast<size_t>(item.sequence)];
   }
@@ -121,20 +130,19 @@ struct AttentionWork::State {
                  const AttendSums& sums) const noexcept;
   void attend(const Item& item, const Item* after, Mine& mine) noexcept;
   void join(const Slice& slice) noexcept;
-  void finish(const Item& item, const AttendSums& sums, int column, int end) const noexcept;
+  void finish(const Item& item, const AttendSums& sums, int row, int end) const noexcept;
 };
 
 void AttentionWork::State::list_items() {
   items.clear();
   joins.clear();
   size_t partial_floats = 0;
-  const int tokens_at_once = std::max(1, kRows / group());
+  const int at_once = tokens_at_once();
   for (size_t s = 0; s < args->sequences.size(); ++s) {
     const AttentionSequence& sequence = args->sequences[s];
     // The last tokens see most: whoever is late has little left to do.
-    for (int begin = (sequence.count - 1) / tokens_at_once * tokens_at_once; begin >= 0;
-         begin -= tokens_at_once) {
-      const int count = std::min(tokens_at_once, sequence.count - begin);
+    for (int begin = (sequence.count - 1) / at_once * at_once; begin >= 0; begin -= at_once) {
+      const int count = std::min(at_once, sequence.count - begin);
       const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
       // Prefill has rows enough for every worker; decode over a long context has not.
       const bool split = sequence.count == 1;
@@ -147,7 +155,8 @@ void AttentionWork::State::list_items() {
   list_slices();
   const size_t partial_bytes = partial_floats * sizeof(float);
   if (partial.size() < partial_bytes) partial = Buffer(partial_bytes);
-  worker_bytes = round_up(Scratch(nullptr, shape(), most_rows()).bytes, size_t{4096});
+  item_rows = at_once * group();
+  worker_bytes = round_up(Scratch(nullptr, shape(), item_rows).bytes, size_t{4096});
   const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
   if (memory.size() < bytes) memory = Buffer(bytes);
   next.store(0, std::memory_order_relaxed);
@@ -172,17 +181,17 @@ void AttentionWork::State::add_item(Item item, bool split, size_t& partial_float
   }
 }
 
-// Two for each worker, as far as columns go.
+// Two for each worker, as far as rows go.
 void AttentionWork::State::list_slices() {
   slices.clear();
-  const int count = static_cast<int>(joins.size()), dv = shape().dv_pad();
+  const int count = static_cast<int>(joins.size());
   for (int j = 0; j < count; ++j) {
+    const Join& join = joins[static_cast<size_t>(j)];
     if (static_cast<int>(states.size()) <= j) states.push_back(std::make_unique<JoinState>());
-    states[static_cast<size_t>(j)]->left.reset(joins[static_cast<size_t>(j)].parts);
+    states[static_cast<size_t>(j)]->left.reset(join.parts);
     states[static_cast<size_t>(j)]->merged.reset();
-    const int columns = round_up(ceil_div(dv, ceil_div(2 * pool->threads(), count)), kKvColumns);
-    for (int column = 0; column < dv; column += columns)
-      slices.push_back({j, column, std::min(columns, dv - column)});
+    const int rows = join.item.count * group(), each = ceil_div(rows, ceil_div(2 * pool->threads(), count));
+    for (int row = 0; row < rows; row += each) slices.push_back({j, row, std::min(rows, row + each)});
   }
 }
 
@@ -268,13 +277,13 @@ void AttentionWork::State::add_group(const Item& item, int first_page, const Ite
 
 void AttentionWork::State::attend(const Item& item, const Item* after, Mine& mine) noexcept {
   const int rows = item.count * group();
-  const Scratch scratch(mine.memory, shape(), most_rows());
+  const Scratch scratch(mine.memory, shape(), item_rows);
   const Join* join = item.join < 0 ? nullptr : &joins[static_cast<size_t>(item.join)];
   const AttendSums sums = AttendSums::in(join ? part(*join, item.part) : scratch.total, rows);
   take_queries(item, scratch, mine);
   for (int page = item.first_page; page < item.last_page; page = end_of(group_of(page)))
     add_group(item, page, after, scratch, sums);
-  if (!join) return finish(item, sums, 0, shape().dv);
+  if (!join) return finish(item, sums, 0, rows);
   JoinState& state = *states[static_cast<size_t>(item.join)];
   if (!state.left.arrive()) return;
   const AttendSums whole = AttendSums::in(part(*join, 0), rows);
@@ -294,18 +303,16 @@ void AttentionWork::State::join(const Slice& slice) noexcept {
                  .count = join.parts,
                  .rows = rows,
                  .dv = shape().dv_pad(),
-                 .column = slice.column,
-                 .columns = slice.columns});
-  const int end = std::min(shape().dv, slice.column + slice.columns);
-  finish(join.item, AttendSums::in(part(join, 0), rows), slice.column, end);
+                 .row = slice.row,
+                 .end = slice.end});
+  finish(join.item, AttendSums::in(part(join, 0), rows), slice.row, slice.end);
 }
 
-// Divides by the sums, sinks included, and puts columns [column, end) of the rows where they belong.
-void AttentionWork::State::finish(const Item& item, const AttendSums& sums, int column,
-                                  int end) const noexcept {
+// Divides by the sums, sinks included, and puts rows [row, end) where they belong.
+void AttentionWork::State::finish(const Item& item, const AttendSums& sums, int row, int end) const noexcept {
   const AttentionSequence& of = sequence(item);
   const int heads = group();
-  for (int r = 0; r < item.count * heads; ++r) {
+  for (int r = row; r < end; ++r) {
     const int head = item.head * heads + r % heads;
     float factor = 1 / sums.sum[r];
     if (args->sinks) {
@@ -315,7 +322,7 @@ void AttentionWork::State::finish(const Item& item, const AttendSums& sums, int 
     }
     const float* from = sums.out + static_cast<size_t>(r) * static_cast<size_t>(shape().dv_pad());
     float* to = args->out + (of.first + item.begin + r / heads) * args->out_stride + head * shape().dv;
-    for (int i = column; i < end; ++i) to[i] = from[i] * factor;
+    for (int i = 0; i < shape().dv; ++i) to[i] = from[i] * factor;
   }
 }
 
@@ -330,7 +337,7 @@ size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, 
   const auto groups = static_cast<size_t>(ceil_div(context, kGroupKeys));
   const size_t splits = groups * static_cast<size_t>(sequences) * static_cast<size_t>(shape.heads) *
                         static_cast<size_t>(AttendSums::floats(heads / shape.heads, shape.dv_pad()));
-  const int rows = std::max(kRows, heads / shape.heads);
+  const int rows = std::max(state_->kernels->most_rows, heads / shape.heads);
   const size_t worker = round_up(Scratch(nullptr, shape, rows).bytes, size_t{4096});
   return splits * sizeof(float) + worker * static_cast<size_t>(state_->pool->threads());
 }
