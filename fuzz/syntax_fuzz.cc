@@ -19,8 +19,20 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-std::vector<ReplyPiece> read(const ChatSyntax& syntax, const ReplyParser::Start& start, std::string_view text,
-                             size_t step) {
+void require_single_keys(const std::string& arguments) {
+  const auto parsed = nlohmann::ordered_json::parse(arguments, nullptr, false);
+  if (parsed.is_discarded()) return;
+  size_t keys = 0;
+  const auto count = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json&) {
+    keys += depth == 1 && event == nlohmann::json::parse_event_t::key;
+    return true;
+  };
+  const auto counted = nlohmann::json::parse(arguments, count, false);
+  require(!counted.is_discarded() && keys == parsed.size());
+}
+
+std::vector<ReplyPiece> read(const ChatSyntax& syntax, const ReplyParser::Start& start, AnswerEnd end,
+                             std::string_view text, size_t step) {
   ReplyParser parser(syntax, start);
   std::vector<ReplyPiece> all;
   const auto add = [&](const std::vector<ReplyPiece>& more) {
@@ -34,12 +46,15 @@ std::vector<ReplyPiece> read(const ChatSyntax& syntax, const ReplyParser::Start&
     }
   };
   for (size_t at = 0; at < text.size(); at += step) add(parser.push(text.substr(at, step)));
-  add(parser.flush());
+  add(parser.flush(end));
   int calls = 0;
   for (const ReplyPiece& piece : all) {
     if (piece.kind == ReplyPiece::Kind::kCall) require(piece.call == calls++);
     if (piece.kind == ReplyPiece::Kind::kArguments)
       require(piece.call == calls - 1 && piece.text.find_first_not_of(" \n\r\t") != std::string::npos);
+    // No key twice in what tags mean.
+    if (piece.kind == ReplyPiece::Kind::kArguments && call_syntax(syntax.tools).form == CallForm::kTags)
+      require_single_keys(piece.text);
   }
   require(calls == parser.calls());
   return all;
@@ -53,13 +68,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const kt::ToolSyntax tools = kt::kToolSyntaxes[data[0] % kt::kToolSyntaxes.size()];
   const unsigned bits = data[0] / kt::kToolSyntaxes.size();
   kt::ChatSyntax syntax = kt::with_tool_syntax({}, tools);
-  if (!syntax.channels && (bits & 1) != 0)
-    syntax = kt::with_reasoning(syntax, *kt::reasoning_syntax_named("qwen3"));
+  // Thoughts where the syntax has none, none where it has some.
+  if ((bits & 1) != 0)
+    syntax = kt::with_reasoning(
+        syntax, syntax.channels || syntax.frames ? kt::ChatSyntax{} : *kt::reasoning_syntax_named("qwen3"));
+  const kt::AnswerEnd end = (bits & 8) != 0 ? kt::AnswerEnd::kCut : kt::AnswerEnd::kStop;
   const kt::ReplyParser::Start start{
       .thinking = (bits & 2) != 0, .tools = (bits & 4) == 0, .types = kt::types()};
   const std::string_view text(reinterpret_cast<const char*>(data) + 2, size - 2);
-  const auto whole = kt::read(syntax, start, text, text.size() + 1);
-  kt::require(kt::read(syntax, start, text, 1) == whole);
-  kt::require(kt::read(syntax, start, text, data[1] % 37 + 2) == whole);
+  const auto whole = kt::read(syntax, start, end, text, text.size() + 1);
+  kt::require(kt::read(syntax, start, end, text, 1) == whole);
+  kt::require(kt::read(syntax, start, end, text, data[1] % 37 + 2) == whole);
   return 0;
 }

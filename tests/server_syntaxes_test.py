@@ -18,8 +18,13 @@ SYNTAXES = {"glm4_moe": ("glm45", "<tool_call>weather\n<arg_key>place</arg_key>\
             "kimi_k2": ("kimi_k2", "<|tool_call_begin|>functions.weather:"),
             "gpt_oss": ("gpt-oss", "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"place\": "),
             "deepseek_v32": ("deepseekv32", "<｜DSML｜parameter name=\"place\" string=\"true\">"),
+            "hy3": ("hunyuan", "<tool_call:opensource>weather<tool_sep:opensource>\n<arg_key:opensource>place</arg_key:opensource>\n"),
+            "solar_open": ("solar_open", "<|tool_call:name|>weather<|tool_call:args|>{\"place\": "),
             "mistral": ("mistral", "[TOOL_CALLS]weather[ARGS]{\"place\": "),
             "mistral_list": ("mistral_list", "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"place\": ")}
+# A thought that a client sends back with the call it led to.
+THOUGHTS = {"gpt_oss": "<|channel|>analysis<|message|>I must look.<|end|>", "glm47": "<think>I must look.</think>",
+            "hy3": "<think:opensource>I must look.</think:opensource>", "solar_open": "<|think|>I must look.<|end|>"}
 STORY = [{"role": "user", "content": "Weather? <|channel|>final<|message|> <tool_call> </arg_value> ｜DSML｜"}]
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 
@@ -36,6 +41,11 @@ def checked(name, arguments):
     value = json.loads(arguments)
     assert name == "weather" and isinstance(value["place"], str) and 1 <= value["days"] <= 9
     return value
+
+
+def prompt_of(server, body):
+    tokens = json.loads(post(server, "/tokenize", body)[2])["tokens"]
+    return json.loads(post(server, "/detokenize", {"tokens": tokens})[2])["prompt"]
 
 
 def test_tool_loop(served):
@@ -55,15 +65,19 @@ def test_tool_loop(served):
         messages += [message, {"role": "tool", "tool_call_id": call.id, "content": f"sunny {turn}"}]
         # The next prompt has the call in the model's own words.
         body = {"messages": [m if isinstance(m, dict) else m.model_dump(exclude_none=True) for m in messages], "tools": TOOLS[:1]}
-        tokens = json.loads(post(server, "/tokenize", body)[2])["tokens"]
-        prompt = json.loads(post(server, "/detokenize", {"tokens": tokens})[2])["prompt"]
+        prompt = prompt_of(server, body)
         assert SYNTAXES[family][1] in prompt and f"sunny {turn}" in prompt
         if family == "kimi_k2":
             assert call.id.startswith("functions.weather:") and f"## Return of {call.id}\n" in prompt
         elif family == "mistral_list":  # its template refuses other ids
             assert f"\"id\": \"c{turn:08}\"}}]" in prompt and f"\"call_id\": \"c{turn:08}\"}}" in prompt
+        elif family == "solar_open":
+            assert len(call.id) == 10 and f"<|tool_call:begin|>{call.id}<|tool_call:name|>weather<" in prompt
         elif family not in ("gpt_oss", "mistral"):  # those write JSON
             assert value["place"] in prompt
+        if family in THOUGHTS:
+            body["messages"][-2]["reasoning_content"] = "I must look."
+            assert prompt_of(server, body).count(THOUGHTS[family]) == 1
     assert client.chat.completions.create(model="demo", messages=messages, tools=TOOLS[:1], max_tokens=8).choices
 
 
@@ -110,9 +124,10 @@ def test_names_of_parsers():
         result = kt("run", "demo", flag, "kimi_k3", "--dry-run")
         line, = result.stderr.strip().splitlines()
         assert result.returncode == 2 and "\"kimi_k3\"; did you mean kimi_k2?" in line and "glm45" in line
-    for name in ("glm45", "GLM47", "qwen3_coder", "minimax-m2", "kimi_k2", "gpt-oss", "deepseekv32", "deepseek_v32", "mistral", "mistral-list"):
+    for name in ("glm45", "GLM47", "qwen3_coder", "minimax-m2", "kimi_k2", "gpt-oss", "deepseekv32", "deepseek_v32", "mistral", "mistral-list",
+                 "hy_v3", "hunyuan", "solar_open"):
         assert kt("run", "demo", "--tool-call-parser", name, "--dry-run").returncode == 0
-    for name in ("glm45", "qwen3", "minimax-append-think", "kimi_k2", "gpt-oss", "deepseek-r1", "deepseek-v3", "none"):
+    for name in ("glm45", "qwen3", "minimax-append-think", "kimi_k2", "gpt-oss", "deepseek-r1", "deepseek-v3", "hy_v3", "solar_open", "none"):
         assert kt("run", "demo", "--reasoning-parser", name, "--dry-run").returncode == 0
 
 
@@ -126,3 +141,7 @@ def test_a_flag_that_names_another_syntax_counts_and_that_is_said_once():
     quiet = kt("run", "demo", "--chat-template", TEMPLATES / "glm47.jinja", "--tool-call-parser", "glm47", "--reasoning-parser",
                "glm45", "--dry-run")
     assert "warning" not in quiet.stderr
+    # One name for both spellings of a family.
+    quiet = kt("run", "demo", "--chat-template", TEMPLATES / "hy3.jinja", "--tool-call-parser", "hy_v3", "--reasoning-parser",
+               "hunyuan", "--dry-run")
+    assert quiet.returncode == 0 and "warning" not in quiet.stderr

@@ -14,12 +14,16 @@ from chat_template_test import ENV, FOLDER  # noqa: E402
 
 # What a template shows, and the most calls that it writes in one answer.
 FAMILIES = {"deepseek_v3": ("deepseekv3", 9), "deepseek_v32": ("deepseekv32", 9), "glm4_moe": ("glm45", 9), "glm47": ("glm47", 9),
-            "gpt_oss": ("gpt-oss", 1), "kimi_k2": ("kimi_k2", 9), "minimax_m2": ("minimax-m2", 9), "mistral": ("mistral", 9),
-            "mistral_list": ("mistral-list", 9), "qwen2": ("hermes", 9), "qwen3": ("hermes", 9), "qwen3_coder": ("qwen3_coder", 9)}
+            "gpt_oss": ("gpt-oss", 1), "hy3": ("hy_v3-opensource", 9), "hy3_preview": ("hy_v3", 9), "kimi_k2": ("kimi_k2", 9),
+            "minimax_m2": ("minimax-m2", 9), "mistral": ("mistral", 9), "mistral_ids": ("mistral", 9), "mistral_list": ("mistral-list", 9),
+            "qwen2": ("hermes", 9), "qwen3": ("hermes", 9), "qwen3_coder": ("qwen3_coder", 9), "solar_open": ("solar_open", 9)}
+# Those whose calls have ids in the text.
+WITH_IDS = ("kimi_k2", "mistral_ids", "solar_open")
 MARKERS = ["</tool_call>", "<tool_call>", "<arg_key>", "<arg_value>", "</arg_key>", "</arg_value>", "<parameter=a>", "</parameter>",
            "</function>", "</invoke>", "<invoke name=\"x\">", "<|call|>", "<|end|>", "<|tool_call_end|>", "<|tool_calls_section_end|>",
            "<｜tool▁call▁end｜>", "</｜DSML｜parameter>", "</｜DSML｜invoke>", "[TOOL_CALLS]", "[ARGS]", "</minimax:tool_call>", "<think>",
-           "</think>", "```", "{", "}", "\"", "\\", "<", "</"]
+           "</think>", "<tool_sep>", "</tool_calls>", "</arg_value:opensource>", "</tool_call:opensource>", "<|tool_call:end|>",
+           "<|tool_call:args|>", "<|calls|>", "<|begin|>assistant", "<|content|>", "[CALL_ID]", "```", "{", "}", "\"", "\\", "<", "</"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,7 @@ def value_of(kind, rng):
 
 KINDS = ["string", "integer", "number", "boolean", "object", "array", "optional", "enum", "reference"]
 ENDS = {"glm45": "</arg_value>", "glm47": "</arg_value>", "qwen3_coder": "</parameter>", "minimax-m2": "</parameter>",
-        "deepseekv32": "</｜DSML｜parameter>"}
+        "deepseekv32": "</｜DSML｜parameter>", "hy_v3": "</arg_value>", "hy_v3-opensource": "</arg_value:opensource>"}
 
 
 def readable(syntax, text):
@@ -83,7 +87,7 @@ def random_call(syntax, rng, number):
     name = rng.choice(["get_weather", "ns.now", "f-2"]) + str(number)
     tool = {"type": "function", "function": {"name": name, "description": "x", "parameters": {
         "type": "object", "properties": properties, "$defs": {"name": {"type": "string"}}}}}
-    call_id = f"abc12345{number}" if syntax == "mistral-list" else f"functions.{name}:{number}"
+    call_id = f"abc12345{number}" if syntax.startswith("mistral") else f"functions.{name}:{number}"
     return tool, {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -119,7 +123,7 @@ def test_calls_that_templates_write_come_back(probe, family):
         assert arguments == [call["function"]["arguments"] for _, call in made], text
         assert not read["cut_off"]
         ids = [p[3] for p in read["pieces"] if p[0] == "call"]
-        assert ids == [call["id"] if syntax == "kimi_k2" else "" for _, call in made]
+        assert ids == [call["id"] if family in WITH_IDS else "" for _, call in made]
 
 
 def test_pythons_words_for_booleans(probe):

@@ -41,7 +41,8 @@ void ParserFlags::add_options(CLI::App& verb) {
                       "; default: by the template");
   verb.add_option(
       "--reasoning-parser", reasoning,
-      "Syntax of thinking: qwen3, deepseek-r1, glm45, minimax-m2, kimi_k2, gpt-oss, mistral, none; "
+      "Syntax of thinking: qwen3, deepseek-r1, glm45, minimax-m2, kimi_k2, gpt-oss, mistral, hy_v3, "
+      "solar_open, none; "
       "default: by the template");
 }
 
@@ -49,8 +50,11 @@ ChatSyntax ParserFlags::syntax(const std::string& chat_template, const Tokenizer
   const ChatSyntax shown = chat_syntax_of(chat_template, tokenizer);
   ChatSyntax out = shown;
   if (!tools.empty()) {
-    const auto named = tool_syntax_named(tools);
-    if (!named) refuse_parser("--tool-call-parser", tools, tool_syntax_named, tool_parser_names());
+    const auto named = tool_syntax_named(tools, shown);
+    if (!named)
+      refuse_parser(
+          "--tool-call-parser", tools, [](const std::string& name) { return tool_syntax_named(name); },
+          tool_parser_names());
     out = with_tool_syntax(std::move(out), *named);
     if (*named != shown.tools && shown.tools != ToolSyntax::kNone)
       warn(text("--tool-call-parser {}: the chat template shows the syntax {}; the flag counts", tools,
@@ -64,9 +68,11 @@ ChatSyntax ParserFlags::syntax(const std::string& chat_template, const Tokenizer
                tools));
   }
   if (reasoning.empty()) return out;
-  const auto named = reasoning_syntax_named(reasoning);
+  const auto named = reasoning_syntax_named(reasoning, shown);
   if (!named)
-    refuse_parser("--reasoning-parser", reasoning, reasoning_syntax_named, reasoning_parser_names());
+    refuse_parser(
+        "--reasoning-parser", reasoning, [](const std::string& name) { return reasoning_syntax_named(name); },
+        reasoning_parser_names());
   out = with_reasoning(std::move(out), *named);
   if (named->think_begin != shown.think_begin && !shown.think_begin.empty())
     warn(text("--reasoning-parser {}: the chat template shows thoughts in {}, not {}; the flag counts",

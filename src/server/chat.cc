@@ -48,7 +48,8 @@ class ChatAnswer final : public Answer {
       choice.logprobs.push_back(logprob_json(service().tokenizer(), *event.token));
     std::vector<ReplyPiece> pieces = choice.parser.push(event.text);
     if (event.finish)
-      for (ReplyPiece& piece : choice.parser.flush()) pieces.push_back(std::move(piece));
+      for (ReplyPiece& piece : choice.parser.flush(end_of(event.finish->reason)))
+        pieces.push_back(std::move(piece));
     if (!pieces.empty()) choice.reasoning_last = pieces.back().kind == ReplyPiece::Kind::kReasoning;
     if (event.token && choice.reasoning_last) count_reasoning_token();
     for (ReplyPiece& piece : pieces) take_piece(sequence, std::move(piece));

@@ -95,7 +95,7 @@ ChatPlan plan_chat(Service& service, const OrderedJson& json) {
     if (error.kind() == ErrorKind::kInternal) throw;
     throw ApiError(error.kind() == ErrorKind::kMemory ? 503 : 400, error.what());
   }
-  if (plan.start.tools || !plan.syntax.think_end.empty() || plan.syntax.channels)
+  if (plan.start.tools || !plan.syntax.think_end.empty() || plan.syntax.channels || plan.syntax.frames)
     base.special = answer_decoding(plan.syntax, service.tokenizer());
   if (!body.flag("ignore_eos", false))
     for (const TokenId id : answer_end_tokens(plan.syntax, service.tokenizer()))

@@ -14,6 +14,10 @@ struct ChatPlan {
   ReplyParser::Start start;
 };
 
+inline AnswerEnd end_of(FinishReason reason) {
+  return reason == FinishReason::kStop ? AnswerEnd::kStop : AnswerEnd::kCut;
+}
+
 // ApiError names the field at fault. Anthropic's bodies are translated before.
 ChatPlan plan_chat(Service& service, const OrderedJson& body);
 

@@ -144,7 +144,8 @@ class MessagesAnswer final : public Answer {
   void event(size_t, const AnswerEvent& event) override {
     std::vector<ReplyPiece> pieces = parser_.push(event.text);
     if (event.finish)
-      for (ReplyPiece& piece : parser_.flush()) pieces.push_back(std::move(piece));
+      for (ReplyPiece& piece : parser_.flush(end_of(event.finish->reason)))
+        pieces.push_back(std::move(piece));
     for (const ReplyPiece& piece : pieces) take_piece(piece);
     if (!event.finish) return;
     close_block();

@@ -65,7 +65,8 @@ class ResponsesAnswer final : public Answer {
   void event(size_t, const AnswerEvent& event) override {
     std::vector<ReplyPiece> pieces = parser_.push(event.text);
     if (event.finish)
-      for (ReplyPiece& piece : parser_.flush()) pieces.push_back(std::move(piece));
+      for (ReplyPiece& piece : parser_.flush(end_of(event.finish->reason)))
+        pieces.push_back(std::move(piece));
     if (!pieces.empty()) thinks_ = pieces.back().kind == Kind::kReasoning;
     if (event.token && thinks_) count_reasoning_token();
     for (const ReplyPiece& piece : pieces) take_piece(piece);

@@ -30,7 +30,7 @@ class AnswerReader {
  public:
   virtual ~AnswerReader() = default;
   virtual void push(std::string_view text) = 0;
-  virtual void flush() = 0;  // the end of the answer
+  virtual void flush(AnswerEnd end) = 0;
 };
 
 // Where the first of the markers begins in the text, or could begin if more text came. Empty ones are none.

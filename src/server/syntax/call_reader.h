@@ -43,8 +43,9 @@ class CallReader {
   bool listed() const { return listed_; }
   // Nothing is missing but the marker that ends the call.
   virtual bool complete() const = 0;
-  // The answer ends here: what was held back of a value becomes part of the arguments.
-  virtual void end() {}
+  // The answer ends here, before the call did: what was held back of a value becomes part of the arguments, and where
+  // nothing but the call's end is missing it is complete(), if the answer was not cut.
+  virtual void end(AnswerEnd) {}
 
  protected:
   virtual Step read(char c) = 0;

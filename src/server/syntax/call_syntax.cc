@@ -14,6 +14,17 @@ constexpr TagMarkers kGlmTags{.key_begin = "<arg_key>",
                               .value_begin = "<arg_value>",
                               .value_end = "</arg_value>"};
 
+constexpr TagMarkers kHyTags{.name_end = "<tool_sep>",
+                             .key_begin = "<arg_key>",
+                             .key_end = "</arg_key>",
+                             .value_begin = "<arg_value>",
+                             .value_end = "</arg_value>"};
+constexpr TagMarkers kHyOpenTags{.name_end = "<tool_sep:opensource>",
+                                 .key_begin = "<arg_key:opensource>",
+                                 .key_end = "</arg_key:opensource>",
+                                 .value_begin = "<arg_value:opensource>",
+                                 .value_end = "</arg_value:opensource>"};
+
 constexpr TagMarkers kDsmlTags{.name_end = "\">",
                                .key_begin = "<｜DSML｜parameter name=\"",
                                .key_end = "\">",
@@ -77,12 +88,38 @@ constexpr CallSyntax kKimi{.form = CallForm::kNamed,
                                        .call_begin = "<|tool_call_begin|>",
                                        .separator = "<|tool_call_argument_begin|>",
                                        .call_end = "<|tool_call_end|>"},
-                           .has_ids = true,
+                           .ids = IdPlace::kInName,
                            .ends_thought = true};
 constexpr CallSyntax kChannelCalls{.form = CallForm::kChannel};
-constexpr ToolMarkers kMistralMarkers{.call_begin = "[TOOL_CALLS]", .separator = "[ARGS]"};
-constexpr CallSyntax kMistral{.form = CallForm::kNamed, .markers = kMistralMarkers, .lists = true};
-constexpr CallSyntax kMistralList{.form = CallForm::kList, .markers = kMistralMarkers, .lists = true};
+constexpr ToolMarkers kMistralMarkers{
+    .call_begin = "[TOOL_CALLS]", .separator = "[ARGS]", .id_mark = "[CALL_ID]"};
+constexpr CallSyntax mistral(CallForm form) {
+  return {.form = form, .markers = kMistralMarkers, .lists = true, .ids = IdPlace::kBehindName};
+}
+constexpr CallSyntax kMistral = mistral(CallForm::kNamed), kMistralList = mistral(CallForm::kList);
+constexpr CallSyntax hy3(const ToolMarkers& markers, const TagMarkers& tags) {
+  return {.form = CallForm::kTags, .markers = markers, .tags = tags, .line = "\n", .name_line = "\n"};
+}
+constexpr CallSyntax kHy = hy3({.section_begin = "<tool_calls>",
+                                .section_end = "</tool_calls>",
+                                .call_begin = "<tool_call>",
+                                .call_end = "</tool_call>"},
+                               kHyTags);
+constexpr CallSyntax kHyOpen = hy3({.section_begin = "<tool_calls:opensource>",
+                                    .section_end = "</tool_calls:opensource>",
+                                    .call_begin = "<tool_call:opensource>",
+                                    .call_end = "</tool_call:opensource>"},
+                                   kHyOpenTags);
+constexpr CallSyntax kSolar{.form = CallForm::kNamed,
+                            .markers = {.section_begin = "<|tool_calls|>",
+                                        .section_end = "<|calls|>",
+                                        .call_begin = "<|tool_call:begin|>",
+                                        .separator = "<|tool_call:args|>",
+                                        .call_end = "<|tool_call:end|>",
+                                        .id_mark = "<|tool_call:name|>"},
+                            .ids = IdPlace::kBeforeName,
+                            .ends_thought = true,
+                            .section_ends_answer = true};
 
 }  // namespace
 
@@ -116,8 +153,25 @@ const CallSyntax& call_syntax(ToolSyntax syntax) {
       return kMistral;
     case ToolSyntax::kMistralList:
       return kMistralList;
+    case ToolSyntax::kHy3:
+      return kHy;
+    case ToolSyntax::kHy3Open:
+      return kHyOpen;
+    case ToolSyntax::kSolarOpen:
+      return kSolar;
   }
   return kNoCalls;
+}
+
+std::vector<std::string_view> markers_of(const CallSyntax& syntax) {
+  const ToolMarkers& around = syntax.markers;
+  const TagMarkers& tags = syntax.tags;
+  std::vector<std::string_view> all = {
+      around.section_begin, around.section_end, around.call_begin, around.separator, around.call_end,
+      around.id_mark,       tags.name_begin,    tags.name_end,     tags.key_begin,   tags.key_end,
+      tags.string_key_end,  tags.json_key_end,  tags.value_begin,  tags.value_end,   tags.body_end};
+  std::erase_if(all, [](std::string_view marker) { return marker.empty(); });
+  return all;
 }
 
 }  // namespace kt

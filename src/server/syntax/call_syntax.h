@@ -2,6 +2,7 @@
 // made of known parts is a row here and a name in parser_names.cc.
 #pragma once
 #include <string_view>
+#include <vector>
 
 #include "server/syntax/chat_syntax.h"
 
@@ -18,10 +19,19 @@ enum class CallForm {
   kList,     // [kObject, kObject, ...]; all calls of an answer behind one call_begin
 };
 
+// Where a call of kNamed has an id of its own.
+enum class IdPlace {
+  kNone,
+  kInName,      // functions.NAME:0
+  kBeforeName,  // ID id_mark NAME
+  kBehindName,  // NAME id_mark ID, if there is one
+};
+
 // The markers around calls. Empty where a syntax has none.
 struct ToolMarkers {
   std::string_view section_begin = {}, section_end = {};  // around all calls of an answer
   std::string_view call_begin = {}, separator = {}, call_end = {};
+  std::string_view id_mark = {};  // begins with the same character as separator
 };
 
 // The tags of kTags, in the order in which they come. White space between them does not count.
@@ -43,11 +53,15 @@ struct CallSyntax {
   std::string_view name_line = {};  // and behind the name
   // Whether a call may stand outside of a section: where its marker is no token, text about calls would become one.
   bool needs_section = false;
-  bool lists = false;         // kNamed and kList: the one is read where the other is written
-  bool has_ids = false;       // kNamed: the name stands in an id, functions.NAME:0
-  bool ends_thought = false;  // the section's marker ends a thought that was left open
+  bool lists = false;            // kNamed and kList: the one is read where the other is written
+  IdPlace ids = IdPlace::kNone;  // kNamed
+  bool ends_thought = false;     // the section's marker ends a thought that was left open
+  bool section_ends_answer =
+      false;  // section_end is one of the model's end tokens: it is read, but not asked for
 };
 const CallSyntax& call_syntax(ToolSyntax syntax);
+// All that it has, none of them empty.
+std::vector<std::string_view> markers_of(const CallSyntax& syntax);
 inline const ToolMarkers& tool_markers(ToolSyntax syntax) { return call_syntax(syntax).markers; }
 
 // gpt-oss: an answer is messages, each with a header that names its channel and perhaps whom it is for.
@@ -58,5 +72,14 @@ struct ChannelMarkers {
   std::string_view role = "assistant", functions = "functions.";
 };
 inline constexpr ChannelMarkers kChannels;
+
+// Solar-Open: an answer is messages; the prompt has written the first one's `begin`. Those of calls have the section's
+// markers instead of `text` and `end`.
+struct FrameMarkers {
+  std::string_view role = "<|begin|>", begin = "<|begin|>assistant";
+  std::string_view thought = "<|think|>", text = "<|content|>";
+  std::string_view end = "<|end|>", answer_end = "<|flush|>";
+};
+inline constexpr FrameMarkers kFrames;
 
 }  // namespace kt

@@ -204,15 +204,15 @@ void ChannelReader::refuse_call() {
   input_.insert(0, body_);
 }
 
-void ChannelReader::flush() {
+void ChannelReader::flush(AnswerEnd end) {
   if (phase_ == Phase::kCall && !reader_->certain()) {
     refuse_call();
     while (step()) {
     }
   }
   if (phase_ == Phase::kCall) {
+    reader_->end(end);
     if (!reader_->complete()) out_.set_cut_off();
-    reader_->end();
     out_.add_call(*reader_);
   } else if (phase_ == Phase::kHeader) {
     begin_text(Phase::kContent);
@@ -222,7 +222,7 @@ void ChannelReader::flush() {
     add_text(input_);
   }
   input_.clear();
-  content_.flush();
+  content_.flush(end);
 }
 
 }  // namespace kt

@@ -12,7 +12,7 @@ class ChannelReader final : public AnswerReader {
   ChannelReader(ChatSyntax syntax, const ReplyParser::Start& start, ReplyPieces& out);
 
   void push(std::string_view text) override;
-  void flush() override;
+  void flush(AnswerEnd end) override;
 
  private:
   enum class Phase { kHeader, kThought, kContent, kCall };

@@ -7,12 +7,8 @@
 namespace kt {
 namespace {
 
-struct ThinkMarkers {
-  std::string_view begin, end;
-};
-// The first whose markers a template shows is the one.
-constexpr std::array kThinkMarkers = {ThinkMarkers{"<think>", "</think>"},
-                                      ThinkMarkers{"[THINK]", "[/THINK]"}};
+// Names of parsers: the first whose markers a template shows is the one.
+constexpr std::array kThoughts = {"qwen3", "mistral", "minimax-m3"};
 
 bool shows(std::string_view chat_template, std::string_view part) {
   return chat_template.find(part) != std::string_view::npos;
@@ -34,9 +30,13 @@ ToolSyntax shown_tools(std::string_view source) {
   if (shows(source, tool_markers(ToolSyntax::kMistral).call_begin))
     return shows(source, tool_markers(ToolSyntax::kMistral).separator) ? ToolSyntax::kMistral
                                                                        : ToolSyntax::kMistralList;
+  if (shows(source, tool_markers(ToolSyntax::kSolarOpen).call_begin)) return ToolSyntax::kSolarOpen;
+  if (shows(source, "<tool_sep") && shows(source, "<arg_key")) {
+    if (shows(source, ":opensource")) return ToolSyntax::kHy3Open;
+    return shows(source, call_syntax(ToolSyntax::kHy3).tags.name_end) ? ToolSyntax::kHy3 : ToolSyntax::kNone;
+  }
   if (!shows(source, "<tool_call>")) return ToolSyntax::kNone;
-  // Three write something else between the same markers, and Hy3 something that we do not read.
-  if (shows(source, "tool_sep")) return ToolSyntax::kNone;
+  // Three write something else between the same markers.
   if (shows(source, "<arg_key>"))
     return shows(source, "</arg_key><arg_value>") ? ToolSyntax::kGlm47 : ToolSyntax::kGlm45;
   if (shows(source, "<function=")) return ToolSyntax::kQwen3Coder;
@@ -49,14 +49,15 @@ ToolSyntax shown_tools(std::string_view source) {
 ChatSyntax chat_syntax_of(std::string_view chat_template, const Tokenizer& tokenizer) {
   ChatSyntax syntax{.tools = shown_tools(chat_template)};
   if (shows_channels(chat_template)) return with_reasoning(syntax, *reasoning_syntax_named("gpt-oss"));
-  for (const ThinkMarkers& markers : kThinkMarkers) {
-    const bool thinks = chat_template.empty()
-                            ? tokenizer.id_of(markers.begin) && tokenizer.id_of(markers.end)
-                            : shows(chat_template, markers.begin) || shows(chat_template, markers.end);
-    if (!thinks) continue;
-    syntax.think_begin = markers.begin;
-    syntax.think_end = markers.end;
-    break;
+  if (syntax.tools == ToolSyntax::kHy3Open || syntax.tools == ToolSyntax::kSolarOpen)
+    return with_reasoning(syntax, *reasoning_syntax_named(name_of(syntax.tools)));
+  for (const char* name : kThoughts) {
+    const ChatSyntax named = *reasoning_syntax_named(name);
+    const bool thinks =
+        chat_template.empty()
+            ? tokenizer.id_of(named.think_begin) && tokenizer.id_of(named.think_end)
+            : shows(chat_template, named.think_begin) || shows(chat_template, named.think_end);
+    if (thinks) return with_reasoning(syntax, named);
   }
   return syntax;
 }
@@ -68,14 +69,12 @@ bool prompt_opens_thinking(const ChatSyntax& syntax, std::string_view rendered_p
 }
 
 SpecialTokens answer_decoding(const ChatSyntax& syntax, const Tokenizer& tokenizer) {
-  const CallSyntax& calls = call_syntax(syntax.tools);
-  std::vector<std::string_view> spelled = {
-      syntax.think_begin,        syntax.think_end,         calls.markers.section_begin,
-      calls.markers.section_end, calls.markers.call_begin, calls.markers.separator,
-      calls.markers.call_end,    calls.tags.key_begin,     calls.tags.key_end,
-      calls.tags.value_begin,    calls.tags.value_end,     calls.tags.body_end};
+  std::vector<std::string_view> spelled = markers_of(call_syntax(syntax.tools));
+  spelled.insert(spelled.end(), {syntax.think_begin, syntax.think_end});
   if (syntax.channels)
     spelled.insert(spelled.end(), {kChannels.start, kChannels.channel, kChannels.message, kChannels.end});
+  if (syntax.frames)
+    spelled.insert(spelled.end(), {kFrames.begin, kFrames.thought, kFrames.text, kFrames.end});
   const auto has_special = [&](const AddedToken& token) {
     return token.special && !token.content.empty() &&
            std::ranges::any_of(spelled,
@@ -86,10 +85,12 @@ SpecialTokens answer_decoding(const ChatSyntax& syntax, const Tokenizer& tokeniz
 }
 
 std::vector<TokenId> answer_end_tokens(const ChatSyntax& syntax, const Tokenizer& tokenizer) {
+  std::vector<std::string_view> markers;
+  if (syntax.channels) markers = {kChannels.call, kChannels.answer_end};
+  if (syntax.frames) markers = {kFrames.answer_end, tool_markers(ToolSyntax::kSolarOpen).section_end};
   std::vector<TokenId> out;
-  if (syntax.channels)
-    for (const std::string_view marker : {kChannels.call, kChannels.answer_end})
-      if (const auto id = tokenizer.id_of(marker); id && tokenizer.is_special(*id)) out.push_back(*id);
+  for (const std::string_view marker : markers)
+    if (const auto id = tokenizer.id_of(marker); id && tokenizer.is_special(*id)) out.push_back(*id);
   return out;
 }
 

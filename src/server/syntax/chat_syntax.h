@@ -29,14 +29,17 @@ enum class ToolSyntax {
   kMiniMaxM2,  // <invoke name="NAME">\n<parameter name="KEY">VALUE</parameter>\n</invoke> in <minimax:tool_call>
   kKimiK2,     // <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
   kGptOss,  // a message on a channel: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
-  kMistral,     // [TOOL_CALLS]NAME[ARGS]{...}
-  kMistralList  // [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]; both are read alike
+  kMistral,      // [TOOL_CALLS]NAME[ARGS]{...}, or with an id: [TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{...}
+  kMistralList,  // [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]; both are read alike
+  kHy3,          // <tool_call>NAME<tool_sep>\n and tags as kGlm45, in <tool_calls>
+  kHy3Open,      // the same with <tool_call:opensource>, and so all other markers
+  kSolarOpen     // <|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}<|tool_call:end|>
 };
 inline constexpr std::array kToolSyntaxes = {
-    ToolSyntax::kHermes,     ToolSyntax::kDeepSeekV3, ToolSyntax::kDeepSeekV31, ToolSyntax::kDeepSeekV32,
-    ToolSyntax::kDeepSeekV4, ToolSyntax::kGlm45,      ToolSyntax::kGlm47,       ToolSyntax::kQwen3Coder,
-    ToolSyntax::kMiniMaxM2,  ToolSyntax::kKimiK2,     ToolSyntax::kGptOss,      ToolSyntax::kMistral,
-    ToolSyntax::kMistralList};
+    ToolSyntax::kHermes,      ToolSyntax::kDeepSeekV3, ToolSyntax::kDeepSeekV31, ToolSyntax::kDeepSeekV32,
+    ToolSyntax::kDeepSeekV4,  ToolSyntax::kGlm45,      ToolSyntax::kGlm47,       ToolSyntax::kQwen3Coder,
+    ToolSyntax::kMiniMaxM2,   ToolSyntax::kKimiK2,     ToolSyntax::kGptOss,      ToolSyntax::kMistral,
+    ToolSyntax::kMistralList, ToolSyntax::kHy3,        ToolSyntax::kHy3Open,     ToolSyntax::kSolarOpen};
 
 struct ChatSyntax {
   std::string think_begin = {},
@@ -45,6 +48,8 @@ struct ChatSyntax {
   // Answers are messages with headers, as gpt-oss writes them: think_begin is the header of a thought, think_end what
   // ends a message.
   bool channels = false;
+  // Answers are messages, each behind a marker of its kind, as Solar-Open writes them: think_begin is a thought's.
+  bool frames = false;
   bool operator==(const ChatSyntax&) const = default;
 };
 // What a model's template and vocabulary say; the vocabulary is asked about thinking only when there is no
@@ -53,9 +58,10 @@ struct ChatSyntax {
 ChatSyntax chat_syntax_of(std::string_view chat_template, const Tokenizer& tokenizer);
 
 // Names of parsers as other servers spell them; case, '-' and '_' do not count. nullopt: no such name. The second
-// gives the markers of thinking and `channels` only.
-std::optional<ToolSyntax> tool_syntax_named(std::string_view name);
-std::optional<ChatSyntax> reasoning_syntax_named(std::string_view name);
+// gives the markers of thinking, `channels` and `frames` only. Where a name means a family that spells its markers in
+// more than one way, what the template shows decides.
+std::optional<ToolSyntax> tool_syntax_named(std::string_view name, const ChatSyntax& shown = {});
+std::optional<ChatSyntax> reasoning_syntax_named(std::string_view name, const ChatSyntax& shown = {});
 // Those that people are shown: one for each syntax, the plainest.
 std::vector<std::string> tool_parser_names();
 std::vector<std::string> reasoning_parser_names();
@@ -88,6 +94,11 @@ struct ReplyPiece {
   bool operator==(const ReplyPiece&) const = default;
 };
 
+enum class AnswerEnd {
+  kStop,  // of its own accord, or at a stop string
+  kCut    // anything else
+};
+
 // One answer as it comes. Text goes out as soon as it cannot be part of a marker. A call that is malformed
 // comes out as content, nothing is lost; how the text is cut into pieces makes no difference to the
 // concatenation.
@@ -100,7 +111,11 @@ struct ReplyPiece {
 // leaves them incomplete.
 //
 // Arguments in tags become JSON: strings stream, all others come when they are complete, typed by Start::types. A tag
-// that ends a value counts only where white space and another tag follow it, and not within a string of JSON.
+// that ends a value counts only where white space and another tag follow it, and not within a string of JSON. Of a key
+// that comes twice the first value counts, as it is told already when the second comes. A call that lacks only its end
+// is whole if the answer stopped of its own accord.
+//
+// Frames (Solar-Open): messages of thoughts, of text and of calls in any order; a gap parts messages of one kind.
 //
 // Channels (gpt-oss): analysis is thought, messages to functions are calls, all others are content; a gap parts
 // messages of one kind. Their text is left as it is. A header that the answer's end cut off tells nothing.
@@ -118,7 +133,7 @@ class ReplyParser {
 
   // Neighbouring pieces differ in kind or call, and none is empty.
   std::vector<ReplyPiece> push(std::string_view text);
-  std::vector<ReplyPiece> flush();  // the end of the answer
+  std::vector<ReplyPiece> flush(AnswerEnd end = AnswerEnd::kStop);
   int calls() const;
   bool cut_off() const;  // after flush(): the answer ended within the arguments of a call
 

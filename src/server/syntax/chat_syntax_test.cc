@@ -37,8 +37,9 @@ TEST(ChatSyntax, OfTheTemplatesOfManyModels) {
         Row{"deepseek_v3", true, ToolSyntax::kDeepSeekV3, true},
         Row{"deepseek_v32", true, ToolSyntax::kDeepSeekV32, true},
         Row{"glm4_moe", true, ToolSyntax::kGlm45, true}, Row{"glm47", true, ToolSyntax::kGlm47, true},
-        Row{"kimi_k2", false, ToolSyntax::kKimiK2, true}, Row{"llama3", false, ToolSyntax::kNone, true},
-        Row{"minimax_m2", true, ToolSyntax::kMiniMaxM2, true},
+        Row{"hy3_preview", true, ToolSyntax::kHy3, true}, Row{"kimi_k2", false, ToolSyntax::kKimiK2, true},
+        Row{"llama3", false, ToolSyntax::kNone, true}, Row{"minimax_m2", true, ToolSyntax::kMiniMaxM2, true},
+        Row{"mistral_ids", false, ToolSyntax::kMistral, true},
         Row{"mistral_list", false, ToolSyntax::kMistralList, true},
         Row{"mixtral", false, ToolSyntax::kNone, false}, Row{"qwen2", false, ToolSyntax::kHermes, true},
         Row{"qwen3", true, ToolSyntax::kHermes, true},
@@ -62,6 +63,17 @@ TEST(ChatSyntax, OfTemplatesWithOtherThoughts) {
   EXPECT_EQ(gpt, with_tool_syntax({}, ToolSyntax::kGptOss));
   EXPECT_EQ(chat_syntax_of(template_named("mistral"), demo_tokenizer()),
             (ChatSyntax{.think_begin = "[THINK]", .think_end = "[/THINK]", .tools = ToolSyntax::kMistral}));
+  EXPECT_EQ(chat_syntax_of(template_named("hy3"), demo_tokenizer()),
+            (ChatSyntax{.think_begin = "<think:opensource>",
+                        .think_end = "</think:opensource>",
+                        .tools = ToolSyntax::kHy3Open}));
+  const ChatSyntax solar = chat_syntax_of(template_named("solar_open"), demo_tokenizer());
+  EXPECT_EQ(solar, (ChatSyntax{.think_begin = "<|think|>",
+                               .think_end = "<|end|>",
+                               .tools = ToolSyntax::kSolarOpen,
+                               .frames = true}));
+  EXPECT_EQ(solar, with_tool_syntax({}, ToolSyntax::kSolarOpen));
+  for (const char* name : {"hy3", "solar_open"}) EXPECT_TRUE(template_knows_tools(template_named(name)));
 }
 
 TEST(ChatSyntax, OfOtherTexts) {
@@ -71,8 +83,12 @@ TEST(ChatSyntax, OfOtherTexts) {
                 .tools,
             ToolSyntax::kDeepSeekV31);
   EXPECT_EQ(chat_syntax_of("<tool_call>\n<function=name>", demo_tokenizer()).tools, ToolSyntax::kQwen3Coder);
-  EXPECT_EQ(chat_syntax_of("ns ~ '<tool_call>' ~ ns ~ '<invoke name='", demo_tokenizer()).tools,
-            ToolSyntax::kNone);
+  EXPECT_EQ(chat_syntax_of("ns ~ '<tool_call>' ~ ns ~ '<invoke name=' ~ '<mm:think>'", demo_tokenizer()),
+            (ChatSyntax{.think_begin = "<mm:think>", .think_end = "</mm:think>"}));
+  // Hy3's markers with something else behind their names, and a separator that is none of Hy3's.
+  for (const char* source :
+       {"'<tool_sep{}>'.format(':x') '<arg_key{}>' '<tool_call>'", "content.split('<tool_sep>')"})
+    EXPECT_EQ(chat_syntax_of(source, demo_tokenizer()).tools, ToolSyntax::kNone) << source;
   EXPECT_EQ(chat_syntax_of("'<' ~ '｜DSML｜' ~ 'tool_calls'", demo_tokenizer()).tools,
             ToolSyntax::kDeepSeekV4);
   const Tokenizer thinking(
@@ -105,6 +121,15 @@ TEST(ChatSyntax, OfOtherTexts) {
   }
   EXPECT_EQ(answer_end_tokens(with_tool_syntax({}, ToolSyntax::kGptOss), more), std::vector<TokenId>{3});
   EXPECT_TRUE(answer_end_tokens({.tools = ToolSyntax::kHermes}, more).empty());
+  const Tokenizer framed(TokenizerParts{.name = "test",
+                                        .tokens = {"a"},
+                                        .added = {{.id = 1, .content = "<|begin|>", .special = true},
+                                                  {.id = 2, .content = "<|flush|>", .special = true},
+                                                  {.id = 3, .content = "<|calls|>", .special = true}}});
+  const ChatSyntax solar = with_tool_syntax({}, ToolSyntax::kSolarOpen);
+  EXPECT_EQ(answer_end_tokens(solar, framed), (std::vector<TokenId>{2, 3}));
+  EXPECT_EQ(answer_decoding(with_reasoning(solar, {}), framed), SpecialTokens::kKeep);
+  EXPECT_EQ(answer_decoding({}, framed), SpecialTokens::kSkip);
 }
 
 TEST(ChatSyntax, ByName) {
@@ -127,11 +152,24 @@ TEST(ChatSyntax, ByName) {
                                                                {"deepseekv32", ToolSyntax::kDeepSeekV32},
                                                                {"deepseek_v32", ToolSyntax::kDeepSeekV32},
                                                                {"mistral", ToolSyntax::kMistral},
+                                                               {"hunyuan", ToolSyntax::kHy3},
+                                                               {"hy_v3", ToolSyntax::kHy3},
+                                                               {"solar_open", ToolSyntax::kSolarOpen},
                                                                {"mistral_list", ToolSyntax::kMistralList}}))
     EXPECT_EQ(tool_syntax_named(name), syntax) << name;
   EXPECT_EQ(reasoning_syntax_named("deepseek-r1")->think_begin, "<think>");
   EXPECT_EQ(reasoning_syntax_named("minimax-append-think")->think_begin, "<think>");
+  EXPECT_EQ(reasoning_syntax_named("minimax_m3")->think_begin, "<mm:think>");
   EXPECT_EQ(reasoning_syntax_named("gpt-oss")->channels, true);
+  EXPECT_EQ(reasoning_syntax_named("solar_open")->frames, true);
+  EXPECT_EQ(reasoning_syntax_named("hunyuan")->think_begin, "<think>");
+  // One name for both of its spellings: the template tells which.
+  const ChatSyntax open = chat_syntax_of(template_named("hy3"), demo_tokenizer());
+  for (const char* name : {"hy_v3", "hunyuan"}) {
+    EXPECT_EQ(tool_syntax_named(name, open), ToolSyntax::kHy3Open);
+    EXPECT_EQ(with_reasoning(open, *reasoning_syntax_named(name, open)), open);
+  }
+  EXPECT_EQ(tool_syntax_named("glm45", open), ToolSyntax::kGlm45);
   EXPECT_EQ(reasoning_syntax_named("none"), ChatSyntax{});
   EXPECT_EQ(tool_syntax_named("gpt"), std::nullopt);
   EXPECT_EQ(tool_syntax_named("deepseek-r1"), std::nullopt);
@@ -150,6 +188,12 @@ TEST(ChatSyntax, FlagsBesideWhatIsShown) {
   EXPECT_TRUE(with_reasoning(gpt, {}).channels);
   EXPECT_TRUE(with_tool_syntax(gpt, ToolSyntax::kHermes).channels);
   EXPECT_FALSE(with_reasoning(with_tool_syntax(gpt, ToolSyntax::kHermes), qwen).channels);
+  const ChatSyntax solar = with_tool_syntax({}, ToolSyntax::kSolarOpen);
+  EXPECT_TRUE(with_reasoning(solar, {}).frames);
+  EXPECT_TRUE(with_reasoning(solar, qwen).frames);
+  EXPECT_TRUE(with_tool_syntax(solar, ToolSyntax::kHermes).frames);
+  EXPECT_FALSE(with_reasoning(with_tool_syntax(solar, ToolSyntax::kHermes), qwen).frames);
+  EXPECT_FALSE(with_tool_syntax(solar, ToolSyntax::kGptOss).frames);
 }
 
 TEST(ChatSyntax, PromptsThatOpenThinking) {
@@ -207,9 +251,9 @@ TEST(ChatSyntax, CallsThatTemplatesWriteAreReadBack) {
       "tool['function']['arguments'] + '\\n' + '```' + '<｜tool▁call▁end｜>'}}{% endfor "
       "%}{{'<｜tool▁calls▁end｜>'}}"
       "{% else %}{{ message['content'] + '<｜Assistant｜>' }}{% endif %}{% endfor %}";
-  for (const std::string name :
-       {"qwen2", "qwen3", "deepseek_v3", "appending", "deepseek_v32", "glm4_moe", "glm47", "kimi_k2",
-        "minimax_m2", "mistral", "mistral_list", "qwen3_coder"}) {
+  for (const std::string name : {"qwen2", "qwen3", "deepseek_v3", "appending", "deepseek_v32", "glm4_moe",
+                                 "glm47", "hy3", "hy3_preview", "kimi_k2", "minimax_m2", "mistral",
+                                 "mistral_ids", "mistral_list", "qwen3_coder", "solar_open"}) {
     const std::string source = name == "appending" ? appending : template_named(name);
     const ChatSyntax syntax = chat_syntax_of(source, demo_tokenizer());
     const OrderedJson messages = template_messages(request["messages"], source);
@@ -230,6 +274,29 @@ TEST(ChatSyntax, CallsThatTemplatesWriteAreReadBack) {
     ASSERT_EQ(calls.arguments.size(), 2u) << prompt;
     EXPECT_EQ(calls.arguments[0], OrderedJson({{"city", "Bonn\n\"x\""}})) << name;
     EXPECT_EQ(calls.arguments[1], OrderedJson::object()) << name;
+  }
+}
+
+// Under whichever name a template has for them.
+TEST(ChatSyntax, ThoughtsThatAreSentBackReachTheTemplate) {
+  const OrderedJson messages = OrderedJson::parse(R"([
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": null, "reasoning_content": "I must look.", "tool_calls": [
+      {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "a", "content": "noon"}])");
+  for (const std::string name : {"gpt_oss", "hy3", "hy3_preview", "solar_open", "glm47", "minimax_m2"}) {
+    const std::string source = template_named(name);
+    const ChatSyntax syntax = chat_syntax_of(source, demo_tokenizer());
+    const std::string prompt = ChatTemplate(source, name)
+                                   .render({{"messages", template_messages(messages, source)},
+                                            {"tools", request_tools(conversation())},
+                                            {"add_generation_prompt", true},
+                                            {"bos_token", "<s>"},
+                                            {"eos_token", "</s>"}});
+    const size_t at = prompt.find("I must look.");
+    ASSERT_NE(at, std::string::npos) << name << prompt;
+    EXPECT_TRUE(prompt_opens_thinking(syntax, prompt.substr(0, at))) << name;
+    EXPECT_THAT(prompt.substr(at), HasSubstr(syntax.think_end)) << name;
   }
 }
 

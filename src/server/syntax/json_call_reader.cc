@@ -190,23 +190,43 @@ CallReader::Step JsonCallReader::type(char c) {
   }
   if (c == '\n' || word_.size() > kLongestCallName) return Step::kBad;
   word_ += c;
-  const size_t bracket = word_.find(markers_.separator[0]);
+  const size_t bracket = word_.find(markers_.separator[0], behind_mark_);
   if (bracket == std::string::npos) return Step::kMore;
   const std::string_view end = std::string_view(word_).substr(bracket);
-  if (!markers_.separator.starts_with(end)) return Step::kBad;
+  const std::string_view mark = behind_mark_ == 0 ? markers_.id_mark : std::string_view();
+  if (!markers_.separator.starts_with(end) && !mark.starts_with(end)) return Step::kBad;
+  if (end == mark) {
+    id_mark_ = bracket;
+    behind_mark_ = word_.size();
+  }
   if (end != markers_.separator) return Step::kMore;
-  if (!take_head(trimmed(std::string_view(word_).substr(0, bracket)))) return Step::kBad;
+  if (!take_head(std::string_view(word_).substr(0, bracket))) return Step::kBad;
   word_.clear();
   phase_ = syntax_.form == CallForm::kFenced ? Phase::kName : Phase::kFence;
   return Step::kMore;
 }
 
-// What stands before the separator: a word of no interest, the name, or an id, functions.NAME:0.
+// What stands before the separator: a word of no interest, or the name, perhaps with an id.
 bool JsonCallReader::take_head(std::string_view head) {
-  if (head.empty()) return false;
-  if (syntax_.form == CallForm::kFenced) return true;
+  if (syntax_.ids == IdPlace::kInName) return take_kimis_head(trimmed(head));
+  const bool marked = behind_mark_ > 0, before = syntax_.ids == IdPlace::kBeforeName;
+  const std::string first = trimmed(head.substr(0, marked ? id_mark_ : head.size())),
+                    second = trimmed(marked ? head.substr(behind_mark_) : std::string_view());
+  name_ = marked && before ? second : first;
+  if (name_.empty()) return false;
+  if (syntax_.form == CallForm::kFenced) {
+    name_.clear();
+    return true;
+  }
+  if (!marked) return true;
+  id_ = before ? first : second;
+  if (!is_call_name(id_)) id_.clear();
+  return is_call_name(name_);
+}
+
+// The name in an id, functions.NAME:0, or alone.
+bool JsonCallReader::take_kimis_head(std::string_view head) {
   name_ = head;
-  if (!syntax_.has_ids) return true;
   constexpr std::string_view kFunctions = "functions.";
   if (head.starts_with(kFunctions)) head.remove_prefix(kFunctions.size());
   const size_t colon = head.rfind(':');

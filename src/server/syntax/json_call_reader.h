@@ -56,11 +56,14 @@ class JsonCallReader final : public CallReader {
   void update_certain();
   bool take_head(std::string_view head);
 
+  bool take_kimis_head(std::string_view head);
+
   const CallSyntax& syntax_;
   const ToolMarkers& markers_;
   Phase phase_;
-  bool object_;       // name and arguments stand in one object
-  std::string word_;  // what the phase collects
+  bool object_;                           // name and arguments stand in one object
+  std::string word_;                      // what the phase collects
+  size_t id_mark_ = 0, behind_mark_ = 0;  // kType: where the id's mark begins and ends in it; 0: nowhere
   JsonScanner scanner_;
   std::string key_;
   std::string escape_;  // an escape, or half of a surrogate pair, within kString

@@ -5,7 +5,12 @@
 namespace kt {
 namespace {
 
-constexpr std::string_view kBlank = " \n\r\t";
+constexpr std::string_view kBlank = " \n\r\t", kFrameGap = "\n\n";
+
+// What an answer of frames was cut off in, and tells nothing.
+bool is_frame_begun(std::string_view text) {
+  return text.starts_with(kFrames.role) && kFrames.begin.starts_with(text);
+}
 
 }  // namespace
 
@@ -16,8 +21,8 @@ MarkerReader::MarkerReader(ChatSyntax syntax, const ReplyParser::Start& start, R
       tools_(start.tools && !markers_.call_begin.empty()),
       types_(start.types),
       out_(out) {
-  if (syntax_.think_begin.empty() || syntax_.think_end.empty()) return;
-  phase_ = start.thinking ? Phase::kThoughtStart : Phase::kStart;
+  const bool thinks = !syntax_.think_begin.empty() && !syntax_.think_end.empty();
+  if (thinks || syntax_.frames) phase_ = start.thinking && thinks ? Phase::kThoughtStart : Phase::kStart;
 }
 
 // White space waits while a call may follow.
@@ -33,7 +38,7 @@ void MarkerReader::add_content(std::string_view text) {
   out_.add(ReplyPiece::Kind::kContent, gap_);
   out_.add(ReplyPiece::Kind::kContent, text.substr(0, end));
   gap_ = text.substr(end);
-  drop_space_ = false;
+  drop_space_ = parts_ = false;
   any_content_ = true;
 }
 
@@ -46,6 +51,8 @@ void MarkerReader::add_thought(std::string_view text) {
   out_.add(ReplyPiece::Kind::kReasoning, gap_);
   out_.add(ReplyPiece::Kind::kReasoning, text.substr(0, last + 1));
   gap_ = text.substr(last + 1);
+  any_thought_ = true;
+  parts_ = false;
 }
 
 void MarkerReader::run() {
@@ -82,18 +89,52 @@ bool MarkerReader::step() {
 void MarkerReader::skip_space() { at_ = std::min(input_.find_first_not_of(kBlank, at_), input_.size()); }
 
 bool MarkerReader::start() {
+  if (syntax_.frames) return frame_start();
   const size_t before = at_;
   skip_space();
   gap_.append(input_, before, at_ - before);
-  if (rest().starts_with(syntax_.think_begin)) {
-    at_ += syntax_.think_begin.size();
+  // Some models write the end alone for no thought at all.
+  for (const std::string_view marker : {syntax_.think_begin, syntax_.think_end}) {
+    if (marker.starts_with(rest()) && rest() != marker) return false;
+    if (!rest().starts_with(marker)) continue;
+    at_ += marker.size();
     gap_.clear();
-    phase_ = Phase::kThoughtStart;
+    drop_space_ = true;
+    phase_ = marker == syntax_.think_begin ? Phase::kThoughtStart : Phase::kContent;
     return true;
   }
-  if (syntax_.think_begin.starts_with(rest())) return false;
   phase_ = Phase::kContent;
   return true;
+}
+
+bool MarkerReader::frame_start() {
+  const size_t before = at_;
+  skip_space();
+  if (!drop_space_) gap_.append(input_, before, at_ - before);
+  for (const std::string_view marker :
+       {kFrames.begin, kFrames.end, kFrames.answer_end, kFrames.text, kFrames.thought}) {
+    if (marker.starts_with(rest()) && rest() != marker) return false;
+    if (!rest().starts_with(marker)) continue;
+    at_ += marker.size();
+    if (marker == kFrames.thought && !syntax_.think_begin.empty()) {
+      gap_ = any_thought_ ? kFrameGap : "";
+      parts_ = any_thought_;
+      phase_ = Phase::kThoughtStart;
+    } else if (marker == kFrames.text || marker == kFrames.thought) {
+      gap_.clear();
+      begin_text();
+    }
+    return true;
+  }
+  begin_text();
+  return true;
+}
+
+void MarkerReader::begin_text() {
+  phase_ = Phase::kContent;
+  if (!any_content_) return;
+  gap_ = kFrameGap;
+  parts_ = true;
 }
 
 // Some models open the thought again that the prompt has opened.
@@ -110,28 +151,41 @@ bool MarkerReader::thought_start() {
 
 bool MarkerReader::thought() {
   const bool may_call = tools_ && calls_.ends_thought;
-  const FoundMarker found =
-      find_marker(rest(), {syntax_.think_end, may_call ? markers_.section_begin : std::string_view()});
+  const std::string_view none;
+  const FoundMarker found = find_marker(
+      rest(), {syntax_.think_end, may_call ? markers_.section_begin : none,
+               syntax_.frames ? kFrames.begin : none, syntax_.frames ? kFrames.answer_end : none});
   add_thought(rest().substr(0, found.at));
   at_ += found.at;
   if (found.marker.empty()) return false;
   if (found.marker == syntax_.think_end) at_ += found.marker.size();
   gap_.clear();
+  parts_ = false;
   drop_space_ = true;
-  phase_ = Phase::kContent;
+  phase_ = syntax_.frames ? Phase::kStart : Phase::kContent;
   return true;
 }
 
 bool MarkerReader::content() {
   FoundMarker found{.at = rest().size()};
-  if (tools_) {
-    const bool may_call = in_section_ || !calls_.needs_section;
-    found = find_marker(rest(), {markers_.section_begin, may_call ? markers_.call_begin : std::string_view(),
-                                 out_.calls() > 0 ? markers_.section_end : std::string_view()});
+  if (tools_ || syntax_.frames) {
+    const bool may_call = tools_ && (in_section_ || !calls_.needs_section);
+    const auto only = [](bool wanted, std::string_view marker) {
+      return wanted ? marker : std::string_view();
+    };
+    found = find_marker(
+        rest(), {only(tools_, markers_.section_begin), only(may_call, markers_.call_begin),
+                 only(tools_ && out_.calls() > 0, markers_.section_end), only(syntax_.frames, kFrames.begin),
+                 only(syntax_.frames, kFrames.end), only(syntax_.frames, kFrames.answer_end)});
   }
   add_content(rest().substr(0, found.at));
   at_ += found.at;
   if (found.marker.empty()) return false;
+  if (syntax_.frames &&
+      (found.marker == kFrames.begin || found.marker == kFrames.end || found.marker == kFrames.answer_end)) {
+    phase_ = Phase::kStart;
+    return true;
+  }
   mark_ = at_;
   begin_size_ = found.marker.size();
   at_ += begin_size_;
@@ -228,26 +282,26 @@ void MarkerReader::push(std::string_view text) {
   run();
 }
 
-void MarkerReader::flush() {
+void MarkerReader::flush(AnswerEnd end) {
   while (phase_ == Phase::kSection || (phase_ == Phase::kCall && !reader_->certain())) {
     refuse_call();
     run();
   }
-  const std::string left(rest());
+  const std::string left(syntax_.frames && is_frame_begun(rest()) ? "" : rest());
   switch (phase_) {
     case Phase::kThoughtStart:
     case Phase::kThought:
       add_thought(left);
-      out_.add(ReplyPiece::Kind::kReasoning, gap_);
+      if (!parts_) out_.add(ReplyPiece::Kind::kReasoning, gap_);
       break;
     case Phase::kStart:
     case Phase::kContent:
       add_content(left);
-      if (!drop_space_) out_.add(ReplyPiece::Kind::kContent, gap_);
+      if (!drop_space_ && !parts_) out_.add(ReplyPiece::Kind::kContent, gap_);
       break;
     case Phase::kCall:
+      reader_->end(end);
       if (!reader_->complete()) out_.set_cut_off();
-      reader_->end();
       out_.add_call(*reader_);
       break;
     case Phase::kSection:

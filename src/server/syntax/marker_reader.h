@@ -1,5 +1,6 @@
 // Answers with markers in their text: a thought at the beginning, calls later on. Markers are found in what came so far;
 // bytes of a call go to a CallReader and stay until the call is certain, because a malformed one is read again as content.
+// Where answers are frames, each message begins as an answer does; its role and its kind may be missing.
 #pragma once
 #include "server/syntax/answer_reader.h"
 #include "server/syntax/call_reader.h"
@@ -11,7 +12,7 @@ class MarkerReader final : public AnswerReader {
   MarkerReader(ChatSyntax syntax, const ReplyParser::Start& start, ReplyPieces& out);
 
   void push(std::string_view text) override;
-  void flush() override;
+  void flush(AnswerEnd end) override;
 
  private:
   enum class Phase { kStart, kThoughtStart, kThought, kContent, kSection, kCall, kList };
@@ -21,6 +22,8 @@ class MarkerReader final : public AnswerReader {
   void run();
   bool step();
   bool start();
+  bool frame_start();
+  void begin_text();
   bool thought_start();
   bool thought();
   bool content();
@@ -47,8 +50,9 @@ class MarkerReader final : public AnswerReader {
   size_t begin_size_ = 0;    // of the marker at mark_, while the call is not certain
   ptrdiff_t call_at_ = 0;    // where the call's own bytes began; negative once they are gone
   std::string gap_;          // white space that goes out before the next text, if there is one
+  bool parts_ = false;       // gap_ is none of the model's: it parts messages
   bool drop_space_ = false;  // white space up to the next text is left out
-  bool any_content_ = false;
+  bool any_content_ = false, any_thought_ = false;
   bool in_section_ = false;
   std::unique_ptr<CallReader> reader_;
 };

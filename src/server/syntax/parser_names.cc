@@ -11,8 +11,11 @@ enum class Thoughts {
   kUnsaid,    // the name is none of a syntax of thoughts
   kNone,      //
   kThink,     // <think> and </think>
+  kOpen,      // <think:opensource> and </think:opensource>
   kBrackets,  // [THINK] and [/THINK]
+  kMiniMax,   // <mm:think> and </mm:think>
   kAnalysis,  // the channel of that name
+  kFrames,    // messages of that kind
 };
 
 struct ParserRow {
@@ -48,6 +51,7 @@ constexpr std::array kParsers = {
     ParserRow{"minimax", std::nullopt, Thoughts::kThink},
     ParserRow{"minimax-append-think", std::nullopt, Thoughts::kThink},
     ParserRow{"minimax-m2-append-think", std::nullopt, Thoughts::kThink},
+    ParserRow{"minimax-m3", std::nullopt, Thoughts::kMiniMax},
     ParserRow{"kimi_k2", ToolSyntax::kKimiK2, Thoughts::kThink},
     ParserRow{"gpt-oss", ToolSyntax::kGptOss, Thoughts::kAnalysis},
     ParserRow{"openai", ToolSyntax::kGptOss, Thoughts::kAnalysis},
@@ -55,6 +59,10 @@ constexpr std::array kParsers = {
     ParserRow{"harmony", ToolSyntax::kGptOss, Thoughts::kAnalysis},
     ParserRow{"mistral", ToolSyntax::kMistral, Thoughts::kBrackets},
     ParserRow{"mistral-list", ToolSyntax::kMistralList},
+    ParserRow{"hy_v3", ToolSyntax::kHy3, Thoughts::kThink},
+    ParserRow{"hunyuan", ToolSyntax::kHy3, Thoughts::kThink},
+    ParserRow{"hy_v3-opensource", ToolSyntax::kHy3Open, Thoughts::kOpen},
+    ParserRow{"solar_open", ToolSyntax::kSolarOpen, Thoughts::kFrames},
     ParserRow{"none", ToolSyntax::kNone, Thoughts::kNone},
 };
 
@@ -68,18 +76,28 @@ bool same_name(std::string_view a, std::string_view b) {
   return plain(a) == plain(b);
 }
 
-const ParserRow* parser_named(std::string_view name) {
-  const auto row =
-      std::ranges::find_if(kParsers, [&](const ParserRow& one) { return same_name(one.name, name); });
-  return row == kParsers.end() ? nullptr : &*row;
+const ParserRow* parser_named(std::string_view name, const ChatSyntax& shown) {
+  auto row = std::ranges::find_if(kParsers, [&](const ParserRow& one) { return same_name(one.name, name); });
+  if (row == kParsers.end()) return nullptr;
+  // Others have one name for Hy3's two spellings.
+  if (row->tools == ToolSyntax::kHy3 && shown.tools == ToolSyntax::kHy3Open)
+    row = std::ranges::find(kParsers, std::optional(shown.tools), &ParserRow::tools);
+  return &*row;
 }
 
 ChatSyntax syntax_of(Thoughts thoughts) {
   switch (thoughts) {
     case Thoughts::kThink:
       return {.think_begin = "<think>", .think_end = "</think>"};
+    case Thoughts::kOpen:
+      return {.think_begin = "<think:opensource>", .think_end = "</think:opensource>"};
+    case Thoughts::kFrames:
+      return {
+          .think_begin = std::string(kFrames.thought), .think_end = std::string(kFrames.end), .frames = true};
     case Thoughts::kBrackets:
       return {.think_begin = "[THINK]", .think_end = "[/THINK]"};
+    case Thoughts::kMiniMax:
+      return {.think_begin = "<mm:think>", .think_end = "</mm:think>"};
     case Thoughts::kAnalysis:
       return {.think_begin = std::string(kChannels.channel) + "analysis" + std::string(kChannels.message),
               .think_end = std::string(kChannels.end),
@@ -91,13 +109,13 @@ ChatSyntax syntax_of(Thoughts thoughts) {
 
 }  // namespace
 
-std::optional<ToolSyntax> tool_syntax_named(std::string_view name) {
-  const ParserRow* const row = parser_named(name);
+std::optional<ToolSyntax> tool_syntax_named(std::string_view name, const ChatSyntax& shown) {
+  const ParserRow* const row = parser_named(name, shown);
   return row ? row->tools : std::nullopt;
 }
 
-std::optional<ChatSyntax> reasoning_syntax_named(std::string_view name) {
-  const ParserRow* const row = parser_named(name);
+std::optional<ChatSyntax> reasoning_syntax_named(std::string_view name, const ChatSyntax& shown) {
+  const ParserRow* const row = parser_named(name, shown);
   if (!row || row->thoughts == Thoughts::kUnsaid) return std::nullopt;
   return syntax_of(row->thoughts);
 }
@@ -135,6 +153,8 @@ ChatSyntax with_tool_syntax(ChatSyntax shown, ToolSyntax tools) {
   shown.tools = tools;
   if (tools == ToolSyntax::kGptOss && !shown.channels)
     return with_reasoning(std::move(shown), syntax_of(Thoughts::kAnalysis));
+  if (tools == ToolSyntax::kSolarOpen && !shown.frames)
+    return with_reasoning(std::move(shown), syntax_of(Thoughts::kFrames));
   return shown;
 }
 
@@ -142,8 +162,11 @@ ChatSyntax with_reasoning(ChatSyntax shown, const ChatSyntax& named) {
   shown.think_begin = named.think_begin;
   shown.think_end = named.think_end;
   // Headers are read whether thoughts are wanted or not; other thoughts do not come in messages.
-  if (named.channels || (!named.think_begin.empty() && shown.tools != ToolSyntax::kGptOss))
+  const bool own = shown.tools == ToolSyntax::kGptOss || shown.tools == ToolSyntax::kSolarOpen;
+  if (named.channels || named.frames || (!named.think_begin.empty() && !own)) {
     shown.channels = named.channels;
+    shown.frames = named.frames;
+  }
   return shown;
 }
 

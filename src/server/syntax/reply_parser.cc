@@ -63,8 +63,8 @@ std::vector<ReplyPiece> ReplyParser::push(std::string_view text) {
   return state_->pieces.take();
 }
 
-std::vector<ReplyPiece> ReplyParser::flush() {
-  state_->reader->flush();
+std::vector<ReplyPiece> ReplyParser::flush(AnswerEnd end) {
+  state_->reader->flush(end);
   return state_->pieces.take();
 }
 

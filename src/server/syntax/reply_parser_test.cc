@@ -74,6 +74,8 @@ TEST(ReplyParser, SplitsThoughtFromAnswer) {
   EXPECT_THAT(parse(kQwen, {.thinking = true}, "\n<think>\nhm</think>Yes."),
               ElementsAre(thought("hm"), content("Yes.")));
   EXPECT_THAT(parse("<think>\n\n</think>\n\nYes."), ElementsAre(content("Yes.")));
+  EXPECT_THAT(parse("\n</think>\n\nYes. </think>"), ElementsAre(content("Yes. </think>")));
+  EXPECT_THAT(parse("</thin"), ElementsAre(content("</thin")));
 }
 
 TEST(ReplyParser, AnUnfinishedThoughtIsAllThought) {

@@ -113,7 +113,24 @@ std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
                                                       " <|constrain|>json<|message|>" + json + "<|call|>");
         break;
       case ToolSyntax::kMistral:
-        out += "[TOOL_CALLS]" + name + "[ARGS]" + json;
+        // Some of its models write ids.
+        out +=
+            "[TOOL_CALLS]" + name + (i > 0 ? "[CALL_ID]abc123de" + std::to_string(i) : "") + "[ARGS]" + json;
+        break;
+      case ToolSyntax::kHy3:
+      case ToolSyntax::kHy3Open: {
+        const std::string more = syntax == ToolSyntax::kHy3 ? ">" : ":opensource>";
+        each([&](const std::string& key, const OrderedJson& value) {
+          return "<arg_key" + more + key + "</arg_key" + more + "\n<arg_value" + more + text_of(value) +
+                 "</arg_value" + more + "\n";
+        });
+        out += (i > 0 ? "" : "<tool_calls" + more + "\n") +
+               ("<tool_call" + more + name + "<tool_sep" + more + "\n" + keys + "</tool_call" + more + "\n");
+        break;
+      }
+      case ToolSyntax::kSolarOpen:
+        out += (i > 0 ? "" : "<|tool_calls|>") + ("<|tool_call:begin|>a1b2c3d4e" + std::to_string(i)) +
+               "<|tool_call:name|>" + name + "<|tool_call:args|>" + json + "<|tool_call:end|>";
         break;
       case ToolSyntax::kMistralList:
         out += (i > 0 ? ", " : "[TOOL_CALLS] [") +
@@ -129,7 +146,10 @@ std::string written(ToolSyntax syntax, const std::vector<Call>& calls) {
        {ToolSyntax::kDeepSeekV4, "</｜DSML｜tool_calls>"},
        {ToolSyntax::kMiniMaxM2, "</minimax:tool_call>"},
        {ToolSyntax::kKimiK2, "<|tool_calls_section_end|>"},
-       {ToolSyntax::kMistralList, "]"}});
+       {ToolSyntax::kMistralList, "]"},
+       {ToolSyntax::kHy3, "</tool_calls>"},
+       {ToolSyntax::kHy3Open, "</tool_calls:opensource>"},
+       {ToolSyntax::kSolarOpen, "<|calls|>"}});
   for (const auto& [of, end] : kEnds)
     if (of == syntax) out += end;
   return out;
@@ -143,7 +163,7 @@ struct Parsed {
 };
 
 Parsed parsed(const ChatSyntax& syntax, std::string_view text, const std::vector<size_t>& cuts = {},
-              ReplyParser::Start start = with_tools()) {
+              ReplyParser::Start start = with_tools(), AnswerEnd end = AnswerEnd::kStop) {
   ReplyParser parser(syntax, std::move(start));
   Parsed out;
   const auto add = [&](const std::vector<ReplyPiece>& pieces) {
@@ -165,7 +185,7 @@ Parsed parsed(const ChatSyntax& syntax, std::string_view text, const std::vector
     done = cut;
   }
   add(parser.push(text.substr(done)));
-  add(parser.flush());
+  add(parser.flush(end));
   out.cut_off = parser.cut_off();
   return out;
 }
@@ -180,7 +200,8 @@ std::vector<size_t> every_byte(std::string_view text) {
 std::vector<std::vector<Call>> shapes() {
   const std::string hard =
       "a \"q\" \\ \t é😀\n\n</tool_call> <arg_value>x</arg_key> </function> <|call|> [ARGS] </invoke> "
-      "<parameter=x> </parameter </arg_valu ｜DSML｜ ";
+      "<parameter=x> </parameter </arg_valu ｜DSML｜ <tool_sep> </tool_calls> <|tool_call:end|> <|calls|> "
+      "<|end|> <|begin|>assistant<|content|> [CALL_ID] </arg_value:opensourc ";
   return {
       {{"ns.now-2", OrderedJson::object()}},
       {{"get_weather", {{"city", "Rome"}}}},
@@ -190,7 +211,9 @@ std::vector<std::vector<Call>> shapes() {
         {{"maybe", nullptr}, {"either", "5x"}, {"tags", {"a", "b\n"}}, {"at", {{"lat", 1.5}}}}}},
       {{"get_weather", {{"either", 7}, {"any", {1, {{"x", "y"}}}}, {"tags", OrderedJson::array()}}}},
       {{"get_weather",
-        {{"city", hard}, {"tags", {hard, "</parameter>", "</arg_value>", "</｜DSML｜parameter>"}}}}},
+        {{"city", hard},
+         {"tags",
+          {hard, "</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</arg_value:opensource>"}}}}},
       {{"get_weather", {{"city", "\n two\n\nlines \n"}, {"word", "true"}}},
        {"ns.now-2", OrderedJson::object()}},
       {{"get_weather", {{"city", "a"}}}, {"get_weather", {{"days", 2}}}, {"get_weather", {{"word", " "}}}},
@@ -220,15 +243,18 @@ TEST(Syntaxes, WhatIsWrittenComesBack) {
 
 TEST(Syntaxes, TextAndThoughtsAroundCalls) {
   for (const ToolSyntax syntax : kToolSyntaxes) {
-    const bool channels = syntax == ToolSyntax::kGptOss;
+    const ChatSyntax own = plain(syntax);
     const ChatSyntax thinks =
-        channels ? plain(syntax) : with_tool_syntax(*reasoning_syntax_named("qwen3"), syntax);
+        own.channels || own.frames ? own : with_tool_syntax(*reasoning_syntax_named("qwen3"), syntax);
     const std::string call = written(syntax, {{"get_weather", {{"city", "Rome"}}}});
-    const std::string text =
-        channels ? "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
-                   "<|message|>I look.<|end|><|start|>assistant" +
-                       call
-                 : "<think>\nhm\n</think>\n\nI look.\n" + call;
+    std::string text = "<think>\nhm\n</think>\n\nI look.\n" + call;
+    if (own.channels)
+      text =
+          "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+          "<|message|>I look.<|end|><|start|>assistant" +
+          call;
+    if (own.frames)
+      text = "<|think|>hm<|end|><|begin|>assistant<|content|>I look.<|end|><|begin|>assistant" + call;
     const Parsed whole = parsed(thinks, text);
     EXPECT_EQ(whole.thought, "hm") << name_of(syntax);
     EXPECT_EQ(whole.content, "I look.") << name_of(syntax);
@@ -246,8 +272,9 @@ TEST(Syntaxes, AnswersThatEndAnywhere) {
       const Parsed all = parsed(plain(syntax), text);
       for (size_t end = 0; end < text.size(); ++end) {
         const std::string_view part = std::string_view(text).substr(0, end);
-        const Parsed some = parsed(plain(syntax), part);
-        ASSERT_EQ(parsed(plain(syntax), part, every_byte(part)), some) << name_of(syntax) << part;
+        const Parsed some = parsed(plain(syntax), part, {}, with_tools(), AnswerEnd::kCut);
+        ASSERT_EQ(parsed(plain(syntax), part, every_byte(part), with_tools(), AnswerEnd::kCut), some)
+            << name_of(syntax) << part;
         ASSERT_LE(some.names.size(), all.names.size());
         for (size_t i = 0; i < some.names.size(); ++i) {
           ASSERT_EQ(some.names[i], all.names[i]);
@@ -260,6 +287,67 @@ TEST(Syntaxes, AnswersThatEndAnywhere) {
         }
       }
     }
+}
+
+// An answer that stopped of its own accord, or at a stop string that is the call's end: nothing else is missing.
+TEST(Syntaxes, CallsThatLackOnlyTheirEnd) {
+  for (const ToolSyntax syntax : kToolSyntaxes) {
+    const CallSyntax& row = call_syntax(syntax);
+    const std::string text = written(syntax, {{"get_weather", {{"days", 5}, {"city", "Rome"}}}});
+    const std::string_view last = row.form == CallForm::kTags ? row.tags.value_end : "\"Rome\"}";
+    const size_t least = text.rfind(last) + last.size();
+    const size_t whole = row.form == CallForm::kTags ? text.rfind(row.markers.call_end) : least;
+    for (size_t end = least; end < text.size(); ++end) {
+      const Parsed some = parsed(plain(syntax), text.substr(0, end));
+      ASSERT_THAT(some.arguments, ElementsAre("{\"days\": 5, \"city\": \"Rome\"}")) << text.substr(0, end);
+      // Cut by max_tokens, more of it may have been to come.
+      const Parsed cut = parsed(plain(syntax), text.substr(0, end), {}, with_tools(), AnswerEnd::kCut);
+      if (row.form == CallForm::kTags && end < whole && row.tags.body_end.empty()) {
+        EXPECT_TRUE(cut.cut_off) << text.substr(0, end);
+        EXPECT_THAT(cut.arguments, ElementsAre("{\"days\": 5, \"city\": \"Rome\"")) << text.substr(0, end);
+      }
+    }
+  }
+  // Another key may have been meant, or a longer value.
+  for (const char* more : {"<arg_key>", "<arg_k", "x", "<tool_call>"}) {
+    const Parsed some = parsed(
+        plain(ToolSyntax::kGlm47),
+        std::string("<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>") + more);
+    EXPECT_TRUE(some.cut_off) << more;
+    EXPECT_FALSE(nlohmann::json::accept(some.arguments.at(0))) << more;
+  }
+}
+
+// The first value has streamed when the second one comes.
+TEST(Syntaxes, KeysThatComeTwiceHaveTheirFirstValue) {
+  for (const ToolSyntax syntax : kToolSyntaxes) {
+    const CallSyntax& row = call_syntax(syntax);
+    if (row.form != CallForm::kTags) continue;
+    const std::string text =
+        written(syntax, {{"get_weather", {{"city", "Rome"}, {"days", 1}, {"part", 2.5}, {"tags", {"x"}}}}});
+    const auto argument = [&](std::string_view key) {
+      const size_t at = text.find(row.tags.key_begin, text.find(key) - row.tags.key_begin.size());
+      return text.substr(at, text.find(row.tags.value_end, at) + row.tags.value_end.size() - at);
+    };
+    const std::string city = argument("city"), days = argument("days"), part = argument("part"),
+                      tags = argument("tags");
+    const size_t begin = text.find(city), end = text.rfind(row.tags.value_end) + row.tags.value_end.size();
+    std::string again = city, one = days;
+    again.replace(again.find("Rome"), 4, "Bonn </arg_value>");
+    one.replace(one.rfind('1'), 1, "7");
+    for (const auto& [body, wanted] : std::vector<std::pair<std::string, std::string>>{
+             {city + again, R"({"city": "Rome"})"},
+             {days + city + one + again + part, R"({"days": 1, "city": "Rome", "part": 2.5})"},
+             {tags + tags + tags + one, R"({"tags": ["x"], "days": 7})"}}) {
+      const std::string twice = text.substr(0, begin) + body + text.substr(end);
+      const Parsed whole = parsed(plain(syntax), twice);
+      EXPECT_THAT(whole.arguments, ElementsAre(wanted)) << twice;
+      EXPECT_EQ(whole.content, "") << twice;
+      EXPECT_EQ(parsed(plain(syntax), twice, every_byte(twice)), whole) << twice;
+    }
+    const std::string open = text.substr(0, begin) + city + again;
+    EXPECT_THAT(parsed(plain(syntax), open).arguments, ElementsAre(R"({"city": "Rome"})")) << open;
+  }
 }
 
 TEST(Syntaxes, WithoutToolsCallsAreContent) {
@@ -283,12 +371,11 @@ TEST(Syntaxes, RandomTextsInRandomCuts) {
                                       "\"", ":", "[",           "]",    "{\"a\": 1}",
                                       "\\", ">", "functions.",  ":0",   "to=functions.get_weather",
                                       "é",  ","};
-    for (const std::string_view marker :
-         {row.markers.section_begin, row.markers.section_end, row.markers.call_begin, row.markers.separator,
-          row.markers.call_end, row.tags.name_begin, row.tags.name_end, row.tags.key_begin, row.tags.key_end,
-          row.tags.string_key_end, row.tags.json_key_end, row.tags.value_begin, row.tags.value_end,
-          row.tags.body_end})
-      if (!marker.empty()) words.emplace_back(marker);
+    for (const std::string_view marker : markers_of(row)) words.emplace_back(marker);
+    if (syntax == ToolSyntax::kSolarOpen)
+      for (const std::string_view marker :
+           {kFrames.role, kFrames.begin, kFrames.thought, kFrames.text, kFrames.end, kFrames.answer_end})
+        words.emplace_back(marker);
     if (syntax == ToolSyntax::kGptOss)
       for (const std::string_view marker : {kChannels.start, kChannels.channel, kChannels.constrain,
                                             kChannels.message, kChannels.end, kChannels.call, kChannels.role})
@@ -334,6 +421,9 @@ TEST(Syntaxes, HostileTextTakesLinearTime) {
              {"", "<|start|>assistant<|channel|>"},
              {"", "<|channel|>commentary to=functions.f<|message|>"},
              {"<|channel|>", " "},
+             {"", "<|begin|>assistant<|content|>"},
+             {"", "<|end|> <|think|>x"},
+             {"<|think|>", " <|begin|>"},
              {"[TOOL_CALLS] [{\"name\": \"f\"}", ", {\"name\": \"f\"}"},
              {"[TOOL_CALLS] [{\"name\": \"f\"}", ", {\"name\": [TOOL_CALLS] [{\"name\": \"f\"}"},
              {"", call}}) {
@@ -442,10 +532,19 @@ TEST(Syntaxes, MalformedCallsAreContent) {
        {"<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "<|tool_calls_section_begin|>x",
         "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>[]"})
     content(ToolSyntax::kKimiK2, bad);
+  for (const char* bad :
+       {"<tool_calls>\n<tool_call>f</tool_call>\n</tool_calls>", "<tool_calls>x",
+        "<tool_call>f\n<arg_key>a</arg_key>", "<tool_call><tool_sep></tool_call>",
+        "<tool_call>two words<tool_sep>\n</tool_call>", "<tool_call:opensource>f<tool_sep:opensource>"})
+    content(ToolSyntax::kHy3, bad);
+  for (const char* bad :
+       {"<tool_calls>\n<tool_call>f<tool_sep>\n</tool_call>\n</tool_calls>", "<tool_calls:opensource>\nf",
+        "<tool_call:opensource>f<tool_sep>\n</tool_call:opensource>"})
+    content(ToolSyntax::kHy3Open, bad);
   for (const ToolSyntax syntax : {ToolSyntax::kMistral, ToolSyntax::kMistralList})
     for (const char* bad :
-         {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL", "[TOOL_CALLS] ", "[TOOL_CALLS] []",
-          "[TOOL_CALLS] [{'name': 'f'}]", "a [TOOL_CALLS] [{\"name\": 3}] b",
+         {"[TOOL_CALLS]f{}", "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]f[CALL_ID]", "[TOOL", "[TOOL_CALLS] ",
+          "[TOOL_CALLS] []", "[TOOL_CALLS] [{'name': 'f'}]", "a [TOOL_CALLS] [{\"name\": 3}] b",
           "[TOOL_CALLS] [[{\"name\": \"f\"}]]", "[TOOL_CALLS] {\"name\": \"f\"}",
           "[TOOL_CALLS] [{\"name\": \"f\"", "[TOOL_CALLS] [\"f\"]", "[TOOL_CALLS] [{\"arguments\": {}}]",
           "[TOOL_CALLS] [, {\"name\": \"f\"}]"})
@@ -487,6 +586,80 @@ TEST(Syntaxes, KimisIdsAreKept) {
   const std::string text = "<think>so " + written(ToolSyntax::kKimiK2, {{"a", OrderedJson::object()}});
   EXPECT_EQ(parsed(thinks, text).thought, "so");
   EXPECT_THAT(parsed(thinks, text).names, ElementsAre("a"));
+}
+
+TEST(Syntaxes, IdsBesideNames) {
+  const Parsed mistral =
+      parsed(plain(ToolSyntax::kMistral),
+             "[TOOL_CALLS]a[CALL_ID]123456789[ARGS]{}[TOOL_CALLS] b [CALL_ID][ARGS]{\"x\": "
+             "1}[TOOL_CALLS]c[ARGS]{}[TOOL_CALLS]d[CALL_ID]123456789[ARGS]{}");
+  EXPECT_THAT(mistral.names, ElementsAre("a", "b", "c", "d"));
+  EXPECT_THAT(mistral.ids, ElementsAre("123456789", "", "", ""));
+  EXPECT_EQ(mistral.content, "");
+  const Parsed solar =
+      parsed(plain(ToolSyntax::kSolarOpen),
+             "<|tool_calls|><|tool_call:begin|>k1<|tool_call:name|>a<|tool_call:args|>{}<|tool_call:end|>"
+             "<|tool_call:begin|><|tool_call:name|>b<|tool_call:args|>{}<|tool_call:end|>"
+             "<|tool_call:begin|>two words<|tool_call:name|> c <|tool_call:args|>{}<|tool_call:end|>"
+             "<|tool_call:begin|>d<|tool_call:args|>{}<|tool_call:end|><|calls|>");
+  EXPECT_THAT(solar.names, ElementsAre("a", "b", "c", "d"));
+  EXPECT_THAT(solar.ids, ElementsAre("k1", "", "", ""));
+  for (const char* bad :
+       {"[TOOL_CALLS][CALL_ID]123456789[ARGS]{}", "[TOOL_CALLS]f[CALL_ID]1[CALL_ID]2[ARGS]{}",
+        "[TOOL_CALLS]f[CALL_ID]123456789", "[TOOL_CALLS]f[CALL_ID]123456789{}"})
+    EXPECT_EQ(parsed(plain(ToolSyntax::kMistral), bad).content, bad);
+  for (const char* bad :
+       {"<|tool_call:begin|>1<|tool_call:name|><|tool_call:args|>{}", "<|tool_calls|><|calls|>",
+        "<|tool_call:begin|>1<|tool_call:name|>a b<|tool_call:args|>{}<|tool_call:end|>",
+        "<|tool_call:begin|>1<|tool_call:name|>f<|tool_call:name|>g<|tool_call:args|>{}"})
+    EXPECT_EQ(parsed(plain(ToolSyntax::kSolarOpen), bad).content, bad);
+}
+
+TEST(Syntaxes, Frames) {
+  const ChatSyntax syntax = plain(ToolSyntax::kSolarOpen);
+  const std::string call =
+      "<|tool_calls|><|tool_call:begin|>k1<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>";
+  const auto check = [&](const std::string& text, const std::string& thought, const std::string& content,
+                         const std::vector<std::string>& names) {
+    for (const AnswerEnd end : {AnswerEnd::kStop, AnswerEnd::kCut}) {
+      const Parsed whole = parsed(syntax, text, {}, with_tools(), end);
+      EXPECT_EQ(whole.thought, thought) << text;
+      EXPECT_EQ(whole.content, content) << text;
+      EXPECT_EQ(whole.names, names) << text;
+      ASSERT_EQ(parsed(syntax, text, every_byte(text), with_tools(), end), whole) << text;
+      for (size_t cut = 0; cut <= text.size(); ++cut)
+        ASSERT_EQ(parsed(syntax, text, {cut}, with_tools(), end), whole) << text << cut;
+    }
+  };
+  check("<|think|>a<|end|><|begin|>assistant<|content|>b<|end|>", "a", "b", {});
+  check("<|content|>b<|flush|>", "", "b", {});
+  check("<|think|>a<|end|><|begin|>assistant" + call, "a", "", {"f"});
+  check("<|content|>I look. <|end|><|begin|>assistant" + call, "", "I look.", {"f"});
+  check("<|content|>I look.<|flush|>" + call + "<|begin|>assistant<|content|> Then.", "", "I look.\n\nThen.",
+        {"f"});
+  check("<|think|>a<|end|>\n<|begin|>assistant<|think|>b<|end|><|begin|>assistant<|content|>c", "a\n\nb", "c",
+        {});
+  check("<|content|>a<|end|><|begin|>assistant<|think|>b<|end|><|content|>c", "b", "a\n\nc", {});
+  // Without headers, without ends.
+  check("Hello <|content|> <|x|>", "", "Hello <|content|> <|x|>", {});
+  check("  hello", "", "  hello", {});
+  check("<|think|>a<|end|>\n b", "a", "b", {});
+  check("<|think|>a<|begin|>assistant<|content|>b<|begin|>assistant<|content|>c", "a", "b\n\nc", {});
+  check("<|think|>a <|tool_calls|>" + call.substr(14), "a", "", {"f"});
+  check("<|think|>a <tool_call> <|begin|>user", "a <tool_call> <|begin|>user", "", {});
+  check("<|content|><|begin|>user<|content|>x", "", "<|begin|>user<|content|>x", {});
+  // Cut off within a header.
+  check("<|content|>a<|end|><|begin|>", "", "a", {});
+  check("<|content|>a<|end|><|begin|>assis", "", "a", {});
+  check("<|content|>a<|end|><|begin|>assistant<|content|>", "", "a", {});
+  check("<|think|>a<|end|><|begin|>assistant<|think|> ", "a", "", {});
+  check("", "", "", {});
+  check("<", "", "<", {});
+  EXPECT_EQ(parsed(syntax, "on<|end|><|begin|>assistant<|content|>b", {}, {.thinking = true}).thought, "on");
+  // Thoughts that are not wanted apart are content; markers of calls without tools, too.
+  EXPECT_EQ(parsed(with_reasoning(syntax, {}), "<|think|>a<|end|><|begin|>assistant<|content|>b").content,
+            "a\n\nb");
+  EXPECT_EQ(parsed(syntax, "<|begin|>assistant" + call, {}, {}).content, call);
 }
 
 TEST(Syntaxes, WhatIsNoHeaderIsContent) {

@@ -137,7 +137,7 @@ CallReader::Step TagCallReader::follow(std::string_view tag) {
 }
 
 void TagCallReader::close() {
-  arguments_ += any_argument_ ? "}" : "{}";
+  arguments_ += keys_.empty() ? "{}" : "}";
   certain_ = true;
 }
 
@@ -176,9 +176,13 @@ void TagCallReader::begin_value(TypeSet types) {
   scanner_ = {};
   value_.clear();
   held_.clear();
-  arguments_ += (any_argument_ ? ", " : "{") + json_of_bare(key_, TypeSet(TypeSet::kString)) + ": ";
-  if (streams_) arguments_ += '"';
-  any_argument_ = certain_ = true;
+  const bool first = keys_.empty();
+  repeats_ = !keys_.insert(key_).second;
+  if (!repeats_) {
+    arguments_ += (first ? "{" : ", ") + json_of_bare(key_, TypeSet(TypeSet::kString)) + ": ";
+    if (streams_) arguments_ += '"';
+  }
+  certain_ = true;
   told_ = pushed_;
 }
 
@@ -221,17 +225,18 @@ CallReader::Step TagCallReader::value(char c) {
     told_ = pushed_ - follows_.size();
     return follow(follows_);
   }
-  if (streams_) told_ = pushed_ - held_.size();
+  if (streams_ || repeats_) told_ = pushed_ - held_.size();
   return Step::kMore;
 }
 
 void TagCallReader::value_byte(char c) {
   if (streams_) {
+    if (repeats_) return;
     const bool plain = static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\';
     arguments_ += plain ? std::string(1, c) : escaped_byte(c);
     return;
   }
-  value_ += c;
+  if (!repeats_) value_ += c;
   if (!begun_ && !is_json_space(c)) {
     begun_ = true;
     const bool container =
@@ -242,6 +247,7 @@ void TagCallReader::value_byte(char c) {
 }
 
 void TagCallReader::finish_value() {
+  if (repeats_) return;
   if (streams_)
     arguments_ += '"';
   else
@@ -249,17 +255,23 @@ void TagCallReader::finish_value() {
   value_.clear();
 }
 
-void TagCallReader::end() {
+void TagCallReader::end(AnswerEnd end) {
   if (phase_ != Phase::kValue) return;
   // The value is over if nothing but the next tag is missing.
   std::string_view rest = held_;
   if (tags_.value_lines && rest.starts_with('\n')) rest.remove_prefix(1);
-  if (rest.starts_with(tags_.value_end)) {
-    finish_value();
+  if (!rest.starts_with(tags_.value_end)) {
+    for (const char c : std::exchange(held_, {})) value_byte(c);
+    arguments_ += std::exchange(value_, {});
     return;
   }
-  for (const char c : std::exchange(held_, {})) value_byte(c);
-  arguments_ += std::exchange(value_, {});
+  finish_value();
+  // So is the call, unless another key may have been meant.
+  const std::string tag = trimmed(rest.substr(tags_.value_end.size()));
+  const bool ends = tags_.body_end.starts_with(tag) || syntax_.markers.call_end.starts_with(tag);
+  if (end != AnswerEnd::kStop || !ends) return;
+  close();
+  phase_ = Phase::kTail;
 }
 
 }  // namespace kt

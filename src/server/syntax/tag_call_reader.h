@@ -1,6 +1,8 @@
 // Calls whose arguments stand in tags, a key and a value each: JSON is made of them as they come. Values are text up to
 // the tag that ends them; see ReplyParser for where such a tag counts, ArgumentTypes for what becomes of the text.
 #pragma once
+#include <set>
+
 #include "server/syntax/call_reader.h"
 #include "server/syntax/json_scanner.h"
 
@@ -11,7 +13,7 @@ class TagCallReader final : public CallReader {
   TagCallReader(const CallSyntax& syntax, std::shared_ptr<const ArgumentTypes> types);
 
   bool complete() const override { return phase_ == Phase::kTail; }
-  void end() override;
+  void end(AnswerEnd end) override;
 
  private:
   enum class Phase {
@@ -46,10 +48,11 @@ class TagCallReader final : public CallReader {
   Phase phase_;
   std::string word_;  // what the phase collects
   std::string key_;
-  bool any_argument_ = false;
+  std::set<std::string, std::less<>> keys_;  // that have a value
 
   // Of the value that is being read.
   TypeSet value_types_;
+  bool repeats_ = false;      // its key has one already: it counts for nothing
   bool streams_ = false;      // it is a string and nothing else
   bool fresh_ = false;        // nothing of it came yet
   bool begun_ = false;        // something but space came

@@ -14,6 +14,7 @@ Grammar rest_of_thought(const ChatSyntax& syntax, const Tokenizer& tokenizer) {
   Grammar rest = id && tokenizer.is_special(*id)
                      ? sequence_grammar({text_without_grammar(""), token_grammar(*id)})
                      : until_grammar(syntax.think_end);
+  if (syntax.frames) return sequence_grammar({std::move(rest), marker_grammar(kFrames.begin, tokenizer)});
   if (!syntax.channels) return sequence_grammar({std::move(rest), line_breaks(2)});
   return sequence_grammar({std::move(rest), marker_grammar(kChannels.start, tokenizer),
                            literal_grammar(std::string(kChannels.role))});
@@ -33,15 +34,42 @@ Grammar arguments_grammar(const OrderedJson& function) {
   return schema.empty() ? json_object_grammar() : json_schema_grammar(schema);
 }
 
+Grammar one_of(std::string_view characters) {
+  std::vector<Grammar> each;
+  for (const char c : characters) each.push_back(literal_grammar(std::string(1, c)));
+  return choice_grammar(std::move(each));
+}
+
+constexpr std::string_view kDigits = "0123456789", kDigitsAndSmall = "0123456789abcdefghijklmnopqrstuvwxyz",
+                           kDigitsAndLetters =
+                               "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
 Grammar id_number() {
-  std::vector<Grammar> first, digits;
-  for (char c = '0'; c <= '9'; ++c) {
-    digits.push_back(literal_grammar(std::string(1, c)));
-    if (c != '0') first.push_back(digits.back());
+  return choice_grammar({literal_grammar("0"), sequence_grammar({one_of(kDigits.substr(1)),
+                                                                 repeat_grammar(one_of(kDigits), 0, 2)})});
+}
+
+// The name of a kNamed call, with an id where the syntax has one, of letters and digits as models make them up. Where it
+// may have one, models without a token for its mark have not learnt to write it.
+Grammar named_head(const CallWriter& writer, const std::string& name) {
+  const Grammar spelled = literal_grammar(name);
+  const std::string_view mark = writer.syntax.markers.id_mark;
+  switch (writer.syntax.ids) {
+    case IdPlace::kInName:
+      return sequence_grammar({literal_grammar("functions." + name + ":"), id_number()});
+    case IdPlace::kBeforeName:
+      return sequence_grammar(
+          {repeat_grammar(one_of(kDigitsAndSmall), 10, 10), marker_grammar(mark, writer.tokenizer), spelled});
+    case IdPlace::kBehindName:
+      if (!writer.tokenizer.id_of(mark)) return spelled;
+      return sequence_grammar(
+          {spelled, repeat_grammar(sequence_grammar({marker_grammar(mark, writer.tokenizer),
+                                                     repeat_grammar(one_of(kDigitsAndLetters), 9, 9)}),
+                                   0, 1)});
+    case IdPlace::kNone:
+      break;
   }
-  return choice_grammar(
-      {literal_grammar("0"),
-       sequence_grammar({choice_grammar(first), repeat_grammar(choice_grammar(digits), 0, 2)})});
+  return spelled;
 }
 
 Grammar object_call(const OrderedJson& function) {
@@ -76,10 +104,9 @@ Grammar call(const CallWriter& writer, const OrderedJson& function) {
     default:
       break;
   }
-  Grammar head = literal_grammar(name);
-  if (row.has_ids) head = sequence_grammar({literal_grammar("functions." + name + ":"), id_number()});
-  return sequence_grammar({mark(row.markers.call_begin), std::move(head), mark(row.markers.separator),
-                           arguments_grammar(function), mark(row.markers.call_end)});
+  return sequence_grammar({mark(row.markers.call_begin), named_head(writer, name),
+                           mark(row.markers.separator), arguments_grammar(function),
+                           mark(row.markers.call_end)});
 }
 
 // Some models write a space before the list, others none.
@@ -108,7 +135,7 @@ Grammar all_calls(const CallWriter& writer, Grammar call, const ToolChoice& choi
   if (choice.parallel && row.form != CallForm::kChannel)
     parts.push_back(repeat_grammar(sequence_grammar({line, call}), 0, -1));
   if (tagged) parts.push_back(line);
-  mark(row.markers.section_end);
+  if (!row.section_ends_answer) mark(row.markers.section_end);
   return sequence_grammar(std::move(parts));
 }
 
@@ -138,6 +165,9 @@ Grammar marker_grammar(std::string_view spelled, const Tokenizer& tokenizer) {
 
 Grammar answer_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, Grammar answer,
                        const ReplyParser::Start& start) {
+  if (syntax.frames)
+    return sequence_grammar(
+        {thought(syntax, tokenizer, start), marker_grammar(kFrames.text, tokenizer), std::move(answer)});
   // What is thought of its own accord would be an answer that fits no format.
   if (!syntax.channels)
     return start.thinking ? sequence_grammar({thought(syntax, tokenizer, start), std::move(answer)})

@@ -18,7 +18,8 @@ const Tokenizer& tokenizer() {
     TokenizerParts parts{.name = "test", .bpe = {.bytes = true}, .decoding = {.byte_level = true}};
     for (int byte = 0; byte < 256; ++byte)
       parts.tokens.push_back(spell_bytes(std::string(1, static_cast<char>(byte))));
-    const ToolMarkers seek = tool_markers(ToolSyntax::kDeepSeekV3), kimi = tool_markers(ToolSyntax::kKimiK2);
+    const ToolMarkers seek = tool_markers(ToolSyntax::kDeepSeekV3), kimi = tool_markers(ToolSyntax::kKimiK2),
+                      solar = tool_markers(ToolSyntax::kSolarOpen);
     TokenId id = 256;
     // Some are special, some ordinary, and one is a part of markers.
     for (const std::string_view marker : {std::string_view("<|eos|>"),
@@ -44,7 +45,18 @@ const Tokenizer& tokenizer() {
                                           std::string_view("｜DSML｜"),
                                           std::string_view("<arg_key>"),
                                           std::string_view("</arg_value>"),
-                                          tool_markers(ToolSyntax::kMistral).call_begin})
+                                          std::string_view("<tool_sep:opensource>"),
+                                          std::string_view("</arg_value:opensource>"),
+                                          solar.section_begin,
+                                          solar.call_begin,
+                                          solar.id_mark,
+                                          solar.separator,
+                                          solar.call_end,
+                                          kFrames.role,
+                                          kFrames.thought,
+                                          kFrames.text,
+                                          tool_markers(ToolSyntax::kMistral).call_begin,
+                                          tool_markers(ToolSyntax::kMistral).id_mark})
       parts.added.push_back(
           {.id = id++,
            .content = std::string(marker),
@@ -155,6 +167,15 @@ TEST(ToolGrammar, CallsInTags) {
                     "<arg_value>K</arg_value></tool_call>"));
   EXPECT_TRUE(fits(grammar_of(ToolSyntax::kQwen3Coder, {}),
                    "<tool_call>\n<function=get>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"));
+  EXPECT_TRUE(fits(grammar_of(ToolSyntax::kHy3, {}),
+                   "<tool_calls>\n<tool_call>get<tool_sep>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n"
+                   "</tool_call>\n<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>"));
+  EXPECT_TRUE(fits(grammar_of(ToolSyntax::kHy3Open, {}),
+                   "<tool_calls:opensource>\n<tool_call:opensource>get<tool_sep:opensource>\n"
+                   "<arg_key:opensource>n</arg_key:opensource>\n"
+                   "<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n"
+                   "</tool_calls:opensource>"));
+  EXPECT_FALSE(fits(grammar_of(ToolSyntax::kHy3, {}), "<tool_call>now<tool_sep>\n</tool_call>"));
   EXPECT_TRUE(
       fits(grammar_of(ToolSyntax::kMiniMaxM2, {}),
            "<minimax:tool_call>\n<invoke name=\"get\">\n<parameter name=\"n\">3</parameter>\n</invoke>\n"
@@ -189,6 +210,31 @@ TEST(ToolGrammar, KimisAndChannelsCalls) {
       fits(grammar_of(ToolSyntax::kMistral, {}), "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]get[ARGS]{\"n\": 1}"));
 }
 
+TEST(ToolGrammar, CallsWithIds) {
+  const Grammar mistral = grammar_of(ToolSyntax::kMistral, {});
+  EXPECT_TRUE(fits(mistral, "[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}[TOOL_CALLS]get[ARGS]{\"n\": 1}"));
+  EXPECT_FALSE(fits(mistral, "[TOOL_CALLS]now[CALL_ID]abc[ARGS]{}"));
+  EXPECT_FALSE(fits(mistral, "[TOOL_CALLS]now[CALL_ID][ARGS]{}"));
+  const auto call = [](std::string_view id, std::string_view rest) {
+    return "<|tool_call:begin|>" + std::string(id) + "<|tool_call:name|>" + std::string(rest) +
+           "<|tool_call:end|>";
+  };
+  const std::string now = call("a1b2c3d4e5", "now<|tool_call:args|>{}");
+  const Grammar solar = grammar_of(ToolSyntax::kSolarOpen, {});
+  EXPECT_TRUE(fits(solar, "<|tool_calls|>" + now));
+  EXPECT_TRUE(
+      fits(solar, "<|tool_calls|>" + now + call("zzzzzzzzz0", "get<|tool_call:args|>{\"n\": 1}") + now));
+  EXPECT_TRUE(fits(solar, "<|think|>hm <tool_call><|end|><|begin|>assistant<|tool_calls|>" + now));
+  EXPECT_TRUE(fits(grammar_of(ToolSyntax::kSolarOpen, {}, {.thinking = true}),
+                   "hm<|end|><|begin|>assistant<|tool_calls|>" + now));
+  EXPECT_FALSE(fits(solar, "<|think|>hm<|end|><|tool_calls|>" + now));
+  EXPECT_FALSE(fits(solar, now));
+  EXPECT_FALSE(fits(solar, "<|content|>Hello"));
+  EXPECT_FALSE(fits(solar, "<|tool_calls|>" + call("A1b2c3d4e5", "now<|tool_call:args|>{}")));
+  EXPECT_FALSE(fits(solar, "<|tool_calls|>" + call("a1b2", "now<|tool_call:args|>{}")));
+  EXPECT_FALSE(fits(grammar_of(ToolSyntax::kSolarOpen, {.parallel = false}), "<|tool_calls|>" + now + now));
+}
+
 TEST(ToolGrammar, CallsInAList) {
   const std::string get = "{\"name\": \"get\", \"arguments\": {\"n\": 3}}",
                     now = "{\"name\": \"now\", \"arguments\": {}}";
@@ -214,6 +260,11 @@ TEST(ToolGrammar, AnswersOnAChannel) {
   EXPECT_TRUE(
       fits(held, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{}"));
   EXPECT_FALSE(fits(held, "{}"));
+  const Grammar framed =
+      answer_grammar(with_tool_syntax({}, ToolSyntax::kSolarOpen), tokenizer(), literal_grammar("{}"), {});
+  EXPECT_TRUE(fits(framed, "<|content|>{}"));
+  EXPECT_TRUE(fits(framed, "<|think|>hm<|end|><|begin|>assistant<|content|>{}"));
+  EXPECT_FALSE(fits(framed, "{}"));
   const ChatSyntax qwen = thinking(ToolSyntax::kHermes);
   EXPECT_TRUE(fits(answer_grammar(qwen, tokenizer(), literal_grammar("{}"), {}), "{}"));
   EXPECT_TRUE(
