@@ -1,7 +1,7 @@
-// Any bytes as a vocabulary of SentencePiece: an Error, or a tokenizer that keeps its promises for a prompt and for its
+// Any bytes as a vocabulary of SentencePiece or tiktoken: an Error, or a tokenizer that keeps its promises for a prompt and for its
 // own text. The first byte chooses: a tokenizer.model follows, or the arrays of a GGUF file, a line for each token: its
 // type, a byte that is its score, and its text; "llama" with scores, or "gemma4", where two tokens and a space are a
-// merge.
+// merge; or, from 240 on, a tiktoken.model.
 #include <algorithm>
 
 #include "base/error.h"
@@ -34,6 +34,12 @@ Arrays read_arrays(std::string_view bytes) {
 }
 
 Tokenizer make(uint8_t choice, std::string_view bytes) {
+  if (choice >= 240)
+    return Tokenizer::from_tiktoken({.name = "fuzz",
+                                     .characters = bytes,
+                                     .pattern = "\\w+|\\W+",
+                                     .added = {{.id = 7, .content = "<s>", .special = true}},
+                                     .reserved = choice % 8u});
   if (choice % 4 == 0) return Tokenizer::from_sentencepiece(bytes, "fuzz");
   const Arrays arrays = read_arrays(bytes);
   GgufVocabulary source{.name = "fuzz",

@@ -38,8 +38,11 @@ inline void check_ids(const Tokenizer& tokenizer, std::span<const TokenId> ids) 
 }
 
 inline std::vector<TokenId> check_prompt(const Tokenizer& tokenizer, std::string_view prompt) {
-  for (const SpecialText special : {SpecialText::kRecognise, SpecialText::kAsText}) {
-    const std::vector<TokenId> ids = tokenizer.encode(prompt, {.special = special, .add_special = true});
+  const EncodeOptions kWays[] = {{.add_special = true},
+                                 {.special = SpecialText::kAsText, .add_special = true},
+                                 {.mark = "s", .add_special = true}};
+  for (const EncodeOptions& way : kWays) {
+    const std::vector<TokenId> ids = tokenizer.encode(prompt, way);
     for (const TokenId id : ids)
       require(id >= 0 && static_cast<size_t>(id) < tokenizer.size(), "an id past the vocabulary");
     check_ids(tokenizer, ids);

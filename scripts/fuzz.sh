@@ -39,7 +39,9 @@ for name in "${names[@]}"; do
   done
   [ "$name" = template ] && seeds+=(tests/chat_templates)
   echo "== $name: $seconds s"
-  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "build-fuzz/fuzz/${name}_fuzz" -max_total_time="$seconds" \
+  # ASan keeps 256 MB of freed memory by itself, which is half of what a target may have.
+  ASAN_OPTIONS=quarantine_size_mb=64${ASAN_OPTIONS:+:$ASAN_OPTIONS} \
+    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "build-fuzz/fuzz/${name}_fuzz" -max_total_time="$seconds" \
     -rss_limit_mb=512 -timeout=10 -print_final_stats=1 -artifact_prefix="build-fuzz/found/$name-" \
     "build-fuzz/corpus/$name" "${seeds[@]}" > "build-fuzz/$name.log" 2>&1 || failed=1
   grep -E '^(==[0-9]+==ERROR|SUMMARY|stat::number_of_executed_units|stat::peak_rss_mb)|runtime error|artifact' \

@@ -162,7 +162,10 @@ class TestNames:
         ("m2", "MiniMaxAI/MiniMax-M2"), ("M2.1", "MiniMaxAI/MiniMax-M2.1"), ("m2.7", "MiniMaxAI/MiniMax-M2.7"),
         ("k2", "moonshotai/Kimi-K2-Thinking"), ("k2-thinking", "moonshotai/Kimi-K2-Thinking"),
         ("r1", "deepseek-ai/DeepSeek-R1-0528"), ("v3-0324", "deepseek-ai/DeepSeek-V3-0324"),
-        ("glm-4.5-air", "zai-org/GLM-4.5-Air"), ("qwen3-30b", "Qwen/Qwen3-30B-A3B"), ("gpt-oss-20b", "openai/gpt-oss-20b")])
+        ("glm-4.5-air", "zai-org/GLM-4.5-Air"), ("qwen3-30b", "Qwen/Qwen3-30B-A3B"), ("gpt-oss-20b", "openai/gpt-oss-20b"),
+        ("k2.5", "moonshotai/Kimi-K2.5"), ("GLM-4.7-Flash", "zai-org/GLM-4.7-Flash"), ("dots1", "rednote-hilab/dots.llm1.inst"),
+        ("hy3", "tencent/Hy3"), ("solar-open", "upstage/Solar-Open-100B"), ("ernie-4.5", "baidu/ERNIE-4.5-21B-A3B-PT"),
+        ("mistral-small-4", "mistralai/Mistral-Small-4-119B-2603")])
     def test_aliases(self, alias, repository):
         refused(kt("generate", alias, *WORDS), 2, repository)
         store(repository, demo_files())

@@ -424,6 +424,31 @@ def test_serve(mixtral):
         assert counted == 1 + len(processor.encode("[INST] Hi [/INST]"))
 
 
+def test_markers_that_users_spell(mixtral, tmp_path):
+    """They are text, and nothing is put between them and what stands around: ids as if the piece were none of text's."""
+    from server_process import Server
+
+    path, folder, processor = mixtral
+    # To sentencepiece no text is a control piece. "<|" stands within the marker alone below.
+    said = Model(trained("symbols")[0])
+    for piece in said.pieces:
+        piece[2] = 3 if piece[0] in ("<|end|>", "<|") else piece[2]
+    plain = spm.SentencePieceProcessor(model_proto=said.data())
+    (tmp_path / "t.jinja").write_text(CHAT)
+    marked = ["a<|end|>b", "<|end|>", "x <|end|> <|end|>y", "a</s>b", "<s>x<s2>", "<unk>é</s>", "</s><|end|></s>"]
+    # In GGUF files a user-defined piece cuts the text.
+    pieces = ["été<|end|>été", "a <mask> b</s>", "<mask><|end|>[TOOL]x"]
+    for model, contents, begin in (path, marked, [processor.bos_id()]), (folder, marked + pieces, []):
+        with Server(model, "--chat-template", tmp_path / "t.jinja") as server:
+            for content in contents:
+                body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+                request = urllib.request.Request(f"{server.url}/tokenize", body, {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=300) as reply:
+                    ids = json.loads(reply.read())["tokens"]
+                theirs = begin + plain.encode(f"[INST] {content} [/INST]")
+                check_ids([ids], [theirs], processor.id_to_piece)
+
+
 def test_convert(mixtral, tmp_path):
     path, _, processor = mixtral
     done = kt("quant", "gpu", path, "-o", tmp_path / "out", "--method", "RTN", "--type", "W8A16", "--group-size", -1)

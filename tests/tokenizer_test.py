@@ -461,8 +461,9 @@ def test_streams_and_special_text(tmp_path):
     assert encoded(path, docs, "--as-text") == expected
 
 
-def test_tiktoken(tmp_path):
-    tiktoken = pytest.importorskip("tiktoken")
+@functools.lru_cache
+def ranked_tokens():
+    """Tokens of a trained vocabulary as bytes, by rank: the single bytes first."""
     vocab = json.loads(trained(byte_level(PATTERNS["kimi-k2"])).to_str())["model"]["vocab"]
     spelled = {}
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -474,9 +475,19 @@ def test_tiktoken(tmp_path):
         if all(c in spelled for c in t) and not t.startswith("<")
     ]
     tokens = sorted({bytes([b]) for b in range(256)}) + [t for t in tokens if len(t) > 1]
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    path = tmp_path / "tiktoken.model"
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+def write_ranks(path):
+    ranks = ranked_tokens()
     path.write_text("".join(f"{base64.b64encode(t).decode()} {r}\n" for t, r in ranks.items()))
+    return ranks
+
+
+def test_tiktoken(tmp_path):
+    tiktoken = pytest.importorskip("tiktoken")
+    path = tmp_path / "tiktoken.model"
+    ranks = write_ranks(path)
     for family in ("kimi-k2", "gpt4", "o200k"):
         pattern = PATTERNS[family][0].replace("{1,3}", "{1,3}+")
         encoding = tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})

@@ -33,16 +33,6 @@ std::string escaped(std::string_view mark) {
   return "\\u" + std::string(digits.begin(), end);
 }
 
-std::string without(std::string_view text, std::string_view part) {
-  std::string out;
-  size_t done = 0;
-  for (size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, done)) {
-    out += text.substr(done, at - done);
-    done = at + part.size();
-  }
-  return out += text.substr(done);
-}
-
 std::string replaced(std::string_view text, std::string_view part, std::string_view by) {
   std::string out;
   size_t done = 0;
@@ -79,22 +69,22 @@ bool is_answer_message(const OrderedJson& value) {
 PromptGuard::PromptGuard(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
   for (const AddedToken& token : tokenizer.added_tokens()) {
     if (!token.special && !is_bar_marker(token.content)) continue;
-    markers_.push_back({.spelled = token.content, .special = token.special});
+    markers_.push_back(token.content);
     begins_[static_cast<uint8_t>(token.content[0])] = true;
   }
   std::ranges::sort(markers_);
 }
 
-const PromptGuard::Marker* PromptGuard::marker_at(std::string_view text) const {
+const std::string* PromptGuard::marker_at(std::string_view text) const {
   if (text.empty() || !begins_[static_cast<uint8_t>(text[0])]) return nullptr;
-  const Marker* longest = nullptr;
+  const std::string* longest = nullptr;
   auto from = markers_.begin(), to = markers_.end();
   for (size_t size = 1; size <= text.size() && from != to; ++size) {
     const std::string_view prefix = text.substr(0, size);
-    const auto cut = [&](const Marker& marker) { return std::string_view(marker.spelled).substr(0, size); };
+    const auto cut = [&](const std::string& marker) { return std::string_view(marker).substr(0, size); };
     from = std::ranges::lower_bound(from, to, prefix, {}, cut);
     to = std::ranges::upper_bound(from, to, prefix, {}, cut);
-    if (from != to && from->spelled.size() == size) longest = &*from;
+    if (from != to && from->size() == size) longest = &*from;
   }
   return longest;
 }
@@ -116,8 +106,9 @@ bool PromptGuard::needs_mark(const OrderedJson& value) const {
 }
 
 void PromptGuard::choose_mark(const OrderedJson& variables) {
-  const std::bitset<0x10000> used =
-      used_characters(variables.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+  std::string texts = variables.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  for (const AddedToken& token : tokenizer_.added_tokens()) texts += token.content;
+  const std::bitset<0x10000> used = used_characters(texts);
   for (const auto& [first, last] :
        {std::pair(kNoncharacters, kLastNoncharacter), std::pair(kPrivate, kLastPrivate)})
     for (CodePoint code = first; code <= last; ++code)
@@ -132,8 +123,8 @@ std::string PromptGuard::mark_text(std::string_view text, Author author) const {
   std::string out;
   size_t done = 0;
   for (size_t at = 0; at < text.size(); ++at) {
-    const Marker* marker = marker_at(text.substr(at));
-    if (!marker || (author == Author::kModel && is_thinking_marker(marker->spelled))) continue;
+    const std::string* const marker = marker_at(text.substr(at));
+    if (!marker || (author == Author::kModel && is_thinking_marker(*marker))) continue;
     const size_t inside = at + decode_utf8(text.substr(at)).bytes;
     out.append(text.substr(done, inside - done)).append(mark_);
     done = inside;
@@ -169,53 +160,12 @@ OrderedJson PromptGuard::protect(const OrderedJson& variables) {
 
 std::string PromptGuard::plain(std::string_view rendered) const {
   if (mark_.empty()) return std::string(rendered);
-  return without(without(rendered, escaped(mark_)), mark_);
+  return replaced(replaced(rendered, escaped(mark_), ""), mark_, "");
 }
 
 std::vector<TokenId> PromptGuard::encode(std::string_view rendered) const {
   if (mark_.empty()) return tokenizer_.encode(rendered);
-  const std::string even = replaced(rendered, escaped(mark_), mark_);
-  const std::string_view text = even;
-  std::vector<TokenId> out;
-  const auto append = [&](const std::vector<TokenId>& ids) { out.insert(out.end(), ids.begin(), ids.end()); };
-  // Text between two markers that has a mark in it is encoded by itself, all the rest in runs as long as
-  // possible.
-  size_t run = 0, section = 0;
-  const auto end_section = [&](size_t end) {
-    if (text.substr(section, end - section).find(mark_) == std::string_view::npos) return;
-    if (section > run) append(tokenizer_.encode(text.substr(run, section - run)));
-    append(encode_text(text.substr(section, end - section)));
-    run = end;
-  };
-  for (size_t at = 0; at < text.size();) {
-    const Marker* marker = marker_at(text.substr(at));
-    if (marker) end_section(at);
-    at += marker ? marker->spelled.size() : 1;
-    if (marker) section = at;
-  }
-  end_section(text.size());
-  if (run < text.size()) append(tokenizer_.encode(text.substr(run)));
-  return out;
-}
-
-std::vector<TokenId> PromptGuard::encode_text(std::string_view marked_text) const {
-  const std::string text = without(marked_text, mark_);
-  bool all_special = true;
-  for (size_t at = 0; at < text.size() && all_special; ++at) {
-    const Marker* marker = marker_at(std::string_view(text).substr(at));
-    all_special = !marker || marker->special;
-  }
-  if (all_special) return tokenizer_.encode(text, {.special = SpecialText::kAsText});
-  // Added tokens that are not special are recognised in any text, so it is cut inside their spellings.
-  std::vector<TokenId> out;
-  for (size_t done = 0; done < marked_text.size();) {
-    const size_t end = std::min(marked_text.find(mark_, done), marked_text.size());
-    const std::vector<TokenId> ids =
-        tokenizer_.encode(marked_text.substr(done, end - done), {.special = SpecialText::kAsText});
-    out.insert(out.end(), ids.begin(), ids.end());
-    done = end == marked_text.size() ? end : end + mark_.size();
-  }
-  return out;
+  return tokenizer_.encode(replaced(rendered, escaped(mark_), mark_), {.mark = mark_});
 }
 
 }  // namespace kt

@@ -13,8 +13,8 @@
 namespace kt {
 
 // For one prompt; the tokenizer must outlive it. What users wrote is marked before rendering, by a character
-// that no text of theirs contains, inside each spelling of a marker; encode() takes the character out again
-// and reads those spellings as the plain text they are.
+// that no text of theirs contains, inside each spelling of a marker; to the tokenizer that is plain text, and the
+// character none.
 //
 // Markers are the special tokens, and other added tokens that are spelled <|...|>, <｜...｜> or ｜...｜ (DeepSeek's
 // <｜User｜> and ｜DSML｜). Other added tokens, such as <think> and <tool_call>, stay: clients send them back in earlier
@@ -34,21 +34,15 @@ class PromptGuard {
 
  private:
   enum class Author { kUser, kModel };
-  struct Marker {
-    std::string spelled;
-    bool special = false;
-    auto operator<=>(const Marker&) const = default;
-  };
-  // The longest marker that the text begins with.
-  const Marker* marker_at(std::string_view text) const;
+  // The longest marker that the text begins with; null: none.
+  const std::string* marker_at(std::string_view text) const;
   bool needs_mark(const OrderedJson& value) const;
   void choose_mark(const OrderedJson& variables);
   std::string mark_text(std::string_view text, Author author) const;
   OrderedJson mark_value(const OrderedJson& value, Author author) const;
-  std::vector<TokenId> encode_text(std::string_view marked_text) const;
 
   const Tokenizer& tokenizer_;
-  std::vector<Marker> markers_;  // sorted
+  std::vector<std::string> markers_;  // sorted
   std::array<bool, 256> begins_{};
   std::string mark_;  // empty: nothing was marked
 };

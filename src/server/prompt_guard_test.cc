@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "text/chat_template.h"
+#include "text/tokenizer/piece_vocabulary.h"
 
 namespace kt {
 namespace {
@@ -107,6 +108,44 @@ TEST(PromptGuard, MarkersThatAreNotSpecial) {
   EXPECT_EQ(std::ranges::count(ids, 258), 1);
   EXPECT_EQ(std::ranges::count(ids, 259), 0);
   EXPECT_EQ(tokenizer.decode(ids, SpecialTokens::kKeep), join.render(given));
+}
+
+// With SentencePiece's vocabularies a text begins with a space; one that a user's marker stands in is one text all the same.
+TEST(PromptGuard, NothingIsPutBesideAMarker) {
+  const std::vector<std::string> pieces = {"<unk>", "<s>", "<|e|>", "▁", "a",  "▁a",
+                                           "<",     "|",   "e",     ">", "|>", "s"};
+  std::vector<int32_t> types(pieces.size(), static_cast<int32_t>(PieceType::kNormal));
+  types[0] = static_cast<int32_t>(PieceType::kUnknown);
+  types[1] = static_cast<int32_t>(PieceType::kControl);
+  types[2] = static_cast<int32_t>(PieceType::kUserDefined);
+  const std::vector<float> scores(pieces.size(), -1);
+  const ChatTemplate join("{{ '<s>a<|e|>' }}{{ content }}{{ '<|e|>a<s>a' }}", "t");
+  for (const bool cut_user_defined : {false, true}) {
+    const Tokenizer tokenizer(parts_of({.name = "test",
+                                        .pieces = pieces,
+                                        .scores = scores,
+                                        .types = types,
+                                        .byte_fallback = false,
+                                        .cut_user_defined = cut_user_defined,
+                                        .unknown = 0}));
+    const auto said = [&](const std::string& content) {
+      PromptGuard guard(tokenizer);
+      std::string out;
+      for (const TokenId id : guard.encode(join.render(guard.protect({{"content", content}}))))
+        out.append(*tokenizer.token_of(id)).append(" ");
+      return out;
+    };
+    const std::string space = cut_user_defined ? "▁" : "";  // where a text begins
+    const auto around = [&](const std::string& text) {
+      return text.empty() ? "<s> ▁a <|e|> <|e|> " + space + "a <s> ▁a "
+                          : "<s> ▁a <|e|> " + text + " <|e|> " + space + "a <s> ▁a ";
+    };
+    EXPECT_EQ(said(""), around(""));
+    EXPECT_EQ(said("a"), around(space + "a"));
+    EXPECT_EQ(said("a<|e|>a"), around(space + "a < | e |> a"));
+    EXPECT_EQ(said("a<s>a"), around(space + "a < s > a"));
+    EXPECT_EQ(said("a<|e|><s> a"), around(space + "a < | e |> < s > ▁a"));
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -183,8 +184,9 @@ void add_resume_checks(ConversionPlan& plan, const Checkpoint& checkpoint) {
     for (const char* name :
          {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"})
       add(name);
-    const std::optional<std::string> tokenizer = tokenizer_file_of(checkpoint.folder());
-    if (tokenizer && tokenizer->ends_with(".model")) add("tokenizer.model");
+    if (const std::optional<std::string> tokenizer = tokenizer_file_of(checkpoint.folder()))
+      if (const auto name = std::filesystem::path(*tokenizer).filename(); name != "tokenizer.json")
+        add(name.c_str());
   }
   plan.resume_hint = [](const Json& before) {
     const auto method = before.find("method");

@@ -5,7 +5,7 @@
 //   tokenizer_probe FILE speed                                MB/s of encoding, on stderr
 //   tokenizer_probe RANKS tiktoken PATTERN                    text to ids by a ranks file
 //   tokenizer_probe FILE json                                 a .gguf file's tokenizer as tokenizer.json
-// FILE is a tokenizer.json, a .gguf file, or a folder with a tokenizer.json or a tokenizer.model.
+// FILE is a tokenizer.json, a .gguf file, or a folder with a tokenizer.json, a tokenizer.model or a tiktoken.model.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>

@@ -57,34 +57,42 @@ void AddedTokenTrie::add(std::string_view content, const AddedToken& token) {
   if (!nodes_[now].token) nodes_[now].token = &token;  // the first of equals
 }
 
-AddedTokenTrie::Match AddedTokenTrie::next_match(std::string_view text, size_t from) const {
+AddedTokenTrie::Match AddedTokenTrie::next_match(std::string_view text, size_t from,
+                                                 std::string_view mark) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
     if (!begins_[static_cast<uint8_t>(text[begin])]) continue;
     Match longest;
     uint32_t now = 0;
+    bool marked = false;
     for (size_t at = begin; at < text.size(); ++at) {
+      if (!mark.empty() && at > begin && text.substr(at).starts_with(mark)) {
+        marked = true;
+        at += mark.size() - 1;
+        continue;
+      }
       const auto& children = nodes_[now].children;
       const auto byte = static_cast<uint8_t>(text[at]);
       const auto place = std::ranges::lower_bound(children, byte, {}, &std::pair<uint8_t, uint32_t>::first);
       if (place == children.end() || place->first != byte) break;
       now = place->second;
-      if (nodes_[now].token) longest = {begin, at + 1, nodes_[now].token};
+      if (nodes_[now].token) longest = {begin, at + 1, nodes_[now].token, marked};
     }
     if (longest.token) return longest;
   }
   return {};
 }
 
-void AddedTokenTrie::cut(std::string_view text, FunctionRef<bool(const AddedToken&)> skips,
+void AddedTokenTrie::cut(std::string_view text, Rules rules,
                          FunctionRef<void(std::string_view, size_t)> between,
                          FunctionRef<void(const AddedToken&)> found) const {
   size_t done = 0;
   if (!empty()) {
     size_t from = 0;
-    for (Match match = next_match(text, from); match.token; match = next_match(text, from)) {
+    const auto next = [&] { return next_match(text, from, rules.mark); };
+    for (Match match = next(); match.token; match = next()) {
       from = match.end;
       const AddedToken& token = *match.token;
-      if (match.begin < done || skips(token)) continue;
+      if (match.begin < done || match.marked || rules.skips(token)) continue;
       if (token.single_word && (word_before(text, match.begin) || word_after(text, match.end))) continue;
       if (token.lstrip) match.begin = std::max(done, before_spaces(text, match.begin));
       if (token.rstrip) match.end = behind_spaces(text, match.end);

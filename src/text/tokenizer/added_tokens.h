@@ -30,10 +30,14 @@ class AddedTokenTrie {
   void add(std::string_view content, const AddedToken& token);
   bool empty() const { return nodes_.size() <= 1; }
 
-  // Cuts `text` from left to right: text between tokens goes to `between` with its offset, a token to
-  // `found`. `skips` says which matches to pass over, as text.
-  void cut(std::string_view text, FunctionRef<bool(const AddedToken&)> skips,
-           FunctionRef<void(std::string_view, size_t)> between,
+  // Which matches to pass over, as text: tokens that it skips, and those that are spelled with the mark inside.
+  struct Rules {
+    FunctionRef<bool(const AddedToken&)> skips;
+    std::string_view mark = {};  // empty: none
+  };
+  // Cuts `text` from left to right: text between tokens, marks in it, goes to `between` with its offset, a token to
+  // `found`.
+  void cut(std::string_view text, Rules rules, FunctionRef<void(std::string_view, size_t)> between,
            FunctionRef<void(const AddedToken&)> found) const;
 
  private:
@@ -44,8 +48,9 @@ class AddedTokenTrie {
   struct Match {
     size_t begin = 0, end = 0;
     const AddedToken* token = nullptr;
+    bool marked = false;
   };
-  Match next_match(std::string_view text, size_t from) const;
+  Match next_match(std::string_view text, size_t from, std::string_view mark) const;
 
   std::vector<Node> nodes_ = std::vector<Node>(1);
   std::array<bool, 256> begins_{};  // which bytes a token begins with

@@ -4,6 +4,7 @@
 #include <bit>
 #include <queue>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "base/utf8.h"
 
@@ -15,7 +16,8 @@ constexpr size_t kFew = 40;
 // Words of natural text repeat; what is longer or comes after so many does not pay.
 constexpr size_t kLongestCached = 48;
 constexpr size_t kMostCached = size_t{1} << 16;
-constexpr uint32_t kNoRank = 0xFFFFFFFF;
+// More pairs of characters than any script has in words: 32 MB of them.
+constexpr size_t kMostJoints = size_t{1} << 21;
 
 uint64_t pair_key(TokenId left, TokenId right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
@@ -30,76 +32,118 @@ std::string byte_name(int byte) {
 }  // namespace
 
 Bpe::Bpe(BpeParts parts)
-    : ids_(std::move(parts.ids)),
-      nameless_(std::move(parts.nameless)),
-      first_nameless_(parts.first_nameless),
-      options_(parts.options) {
+    : texts_(std::move(parts.texts)), ranks_(std::move(parts.ranks)), options_(parts.options) {
+  KT_CHECK(ranks_.empty() || ranks_.size() >= texts_.size());
   for (int byte = 0; byte < 256; ++byte)
     byte_ids_[byte] =
-        id_of(options_.bytes ? std::string(1, static_cast<char>(byte)) : byte_name(byte)).value_or(-1);
-  for (size_t i = 0; i < nameless_.size(); ++i)
-    ids_.emplace(nameless_[i], first_nameless_ + static_cast<TokenId>(i));
+        texts_.id_of(options_.bytes ? std::string(1, static_cast<char>(byte)) : byte_name(byte)).value_or(-1);
   for (const TokenId id : parts.unused) {
     if (static_cast<size_t>(id) >= unused_.size()) unused_.resize(static_cast<size_t>(id) + 1);
     unused_[static_cast<size_t>(id)] = true;
   }
-  slots_.resize(std::bit_ceil(2 * parts.merges.size() + 2));
-  for (const Merge& merge : parts.merges) {
+  // Whole words count where a word may be a token, and where the history of merges does.
+  cuts_ = !options_.bytes && !options_.ignore_merges && unused_.empty();
+  if (ranks_.empty()) {
+    index_merges(parts.merges);
+    if (cuts_) index_joints(parts.merges);
+  } else if (!options_.bytes) {
+    index_characters();
+  }
+}
+
+void Bpe::index_merges(const std::vector<Merge>& merges) {
+  slots_.resize(std::bit_ceil(2 * merges.size() + 2));
+  for (const Merge& merge : merges) {
     const uint64_t pair = pair_key(merge.left, merge.right);
     size_t at = pair_hash(pair) & (slots_.size() - 1);
     while (slots_[at].pair != kFree && slots_[at].pair != pair) at = (at + 1) & (slots_.size() - 1);
-    slots_[at] = {pair, merge.rank, merge.result};  // of a repeated merge the last counts, as in tokenizers
+    slots_[at] = {pair, {merge.rank, merge.result}};  // of a repeated merge the last counts, as in tokenizers
   }
-  // Whole words count where a word may be a token, and where the history of merges does.
-  if (!options_.bytes && !options_.ignore_merges && unused_.empty()) index_joints(parts.merges);
 }
 
+// False where there are so many that a text is not cut any more.
+bool Bpe::add_joint(CodePoint left, CodePoint right) {
+  joints_.add(left, right);
+  if (joints_.size() > kMostJoints) {
+    cuts_ = false;
+    joints_ = {};
+  }
+  return cuts_;
+}
+
+// The joints of merges.
 void Bpe::index_joints(const std::vector<Merge>& merges) {
   struct Ends {
     CodePoint first = 0, last = 0;
   };
-  std::vector<Ends> ends(static_cast<size_t>(first_nameless_) + nameless_.size());  // by symbol
+  std::vector<Ends> ends(texts_.size());  // by token
   std::vector<CodeRange> characters;
-  for (const auto& [text, id] : ids_) {
+  for (size_t id = 0; id < texts_.size(); ++id) {
+    const std::string_view text = texts_.text_of(static_cast<TokenId>(id));
     if (text.empty()) continue;
     size_t at = 0;
     const CodePoint first = next_code_point(text, at);
-    if (at == text.size() && id < first_nameless_) characters.push_back({first, first});
+    if (at == text.size()) characters.push_back({first, first});
     at = previous_character(text, text.size());
-    ends[static_cast<size_t>(id)] = {first, next_code_point(text, at)};
+    ends[id] = {first, next_code_point(text, at)};
   }
   characters_ = CodeSet(std::move(characters));
-  joints_.assign(std::bit_ceil(2 * merges.size() + 2), kFree);
-  for (const Merge& merge : merges) {
-    const Ends left = ends[static_cast<size_t>(merge.left)], right = ends[static_cast<size_t>(merge.right)];
-    const uint64_t joint = uint64_t{left.last} << 32 | right.first;
-    size_t at = pair_hash(joint) & (joints_.size() - 1);
-    while (joints_[at] != kFree && joints_[at] != joint) at = (at + 1) & (joints_.size() - 1);
-    joints_[at] = joint;
+  for (const Merge& merge : merges)
+    if (!add_joint(ends[static_cast<size_t>(merge.left)].last, ends[static_cast<size_t>(merge.right)].first))
+      return;
+}
+
+// With ranks: the joints are all neighbours within tokens, and characters that are no tokens get ids behind them.
+void Bpe::index_characters() {
+  std::vector<bool> seen(kLastCodePoint + 1);
+  std::vector<CodePoint> within;  // tokens, each once
+  std::vector<CodeRange> characters;
+  const auto see = [&](CodePoint code) {
+    if (!seen[code]) within.push_back(code);
+    seen[code] = true;
+  };
+  for (size_t id = 0; id < texts_.size(); ++id) {
+    const std::string_view text = texts_.text_of(static_cast<TokenId>(id));
+    if (text.empty()) continue;
+    size_t at = 0;
+    CodePoint left = next_code_point(text, at);
+    if (at == text.size()) characters.push_back({left, left});
+    if (ranks_[id] == kNoRank) continue;
+    see(left);
+    while (at < text.size()) {
+      const CodePoint right = next_code_point(text, at);
+      see(right);
+      if (cuts_) add_joint(left, right);
+      left = right;
+    }
   }
+  characters_ = CodeSet(std::move(characters));
+  auto next = static_cast<TokenId>(ranks_.size());
+  for (const CodePoint code : within)
+    if (const std::string character = to_utf8(code); !texts_.id_of(character)) texts_.add(next++, character);
 }
 
 bool Bpe::may_join(CodePoint left, CodePoint right) const {
-  const uint64_t joint = uint64_t{left} << 32 | right;
-  size_t at = pair_hash(joint) & (joints_.size() - 1);
-  for (; joints_[at] != kFree; at = (at + 1) & (joints_.size() - 1))
-    if (joints_[at] == joint) return true;
+  if (joints_.contains(left, right)) return true;
   return !characters_.contains(left) && !characters_.contains(right);  // may share one unknown token
 }
 
-const Bpe::Slot* Bpe::find(TokenId left, TokenId right) const {
+Bpe::Joined Bpe::find(TokenId left, TokenId right) const {
+  if (!ranks_.empty()) {
+    const std::optional<TokenId> both = texts_.id_of(left, right);
+    const auto takes_part = [&](TokenId id) {
+      return is_nameless(id) || ranks_[static_cast<size_t>(id)] != kNoRank;
+    };
+    if (!both || !takes_part(left) || !takes_part(right)) return {};
+    return {ranks_[static_cast<size_t>(*both)], *both};
+  }
   const uint64_t pair = pair_key(left, right);
   size_t at = pair_hash(pair) & (slots_.size() - 1);
   while (slots_[at].pair != pair) {
-    if (slots_[at].pair == kFree) return nullptr;
+    if (slots_[at].pair == kFree) return {};
     at = (at + 1) & (slots_.size() - 1);
   }
-  return &slots_[at];
-}
-
-std::optional<TokenId> Bpe::id_of(std::string_view part) const {
-  const auto found = ids_.find(std::string(part));
-  return found == ids_.end() ? std::nullopt : std::optional(found->second);
+  return slots_[at].joined;
 }
 
 void Bpe::first_symbols(std::string_view word, std::vector<TokenId>& out) const {
@@ -114,7 +158,7 @@ void Bpe::first_symbols(std::string_view word, std::vector<TokenId>& out) const 
     const size_t begin = at;
     next_code_point(word, at);
     const std::string_view character = word.substr(begin, at - begin);
-    if (const std::optional<TokenId> id = id_of(character)) {
+    if (const std::optional<TokenId> id = texts_.id_of(character)) {
       out.push_back(*id);
       unknown_open = false;
       continue;
@@ -138,17 +182,14 @@ bool Bpe::append_bytes(std::string_view character, std::vector<TokenId>& out) co
 void Bpe::merge_few(Scratch& scratch) const {
   std::vector<TokenId>& symbols = scratch.symbols_;
   std::vector<uint32_t>& ranks = scratch.ranks_;  // ranks[i]: of symbols i and i + 1
-  const auto rank_at = [&](size_t i) {
-    const Slot* slot = find(symbols[i], symbols[i + 1]);
-    return slot ? slot->rank : kNoRank;
-  };
+  const auto rank_at = [&](size_t i) { return find(symbols[i], symbols[i + 1]).rank; };
   ranks.clear();
   for (size_t i = 0; i + 1 < symbols.size(); ++i) ranks.push_back(rank_at(i));
   while (!ranks.empty()) {
     const auto least = std::ranges::min_element(ranks);  // the leftmost of equals
     if (*least == kNoRank) return;
     const size_t i = static_cast<size_t>(least - ranks.begin());
-    symbols[i] = find(symbols[i], symbols[i + 1])->result;
+    symbols[i] = find(symbols[i], symbols[i + 1]).result;
     symbols.erase(symbols.begin() + i + 1);
     ranks.erase(ranks.begin() + i);
     if (i > 0) ranks[i - 1] = rank_at(i - 1);
@@ -172,11 +213,10 @@ Bpe::Halves Bpe::merge_many(std::vector<TokenId>& symbols) const {
   Halves halves;
   const auto offer = [&](uint32_t at) {
     if (at >= count || next[at] >= count) return;
-    const Slot* const slot = find(symbols[at], symbols[next[at]]);
-    if (slot == nullptr) return;
-    queue.push({slot->rank, at, symbols[at], symbols[next[at]]});
-    if (static_cast<size_t>(slot->result) < unused_.size() && unused_[static_cast<size_t>(slot->result)])
-      halves[slot->result] = {symbols[at], symbols[next[at]]};
+    const Joined joined = find(symbols[at], symbols[next[at]]);
+    if (joined.rank == kNoRank) return;
+    queue.push({joined.rank, at, symbols[at], symbols[next[at]]});
+    if (is_unused(joined.result)) halves[joined.result] = {symbols[at], symbols[next[at]]};
   };
   for (uint32_t i = 0; i < count; ++i) offer(i);
   while (!queue.empty()) {
@@ -185,7 +225,7 @@ Bpe::Halves Bpe::merge_many(std::vector<TokenId>& symbols) const {
     const uint32_t right = next[best.at];
     if (symbols[best.at] != best.left || right >= count || symbols[right] != best.right)
       continue;  // merged since
-    symbols[best.at] = find(best.left, best.right)->result;
+    symbols[best.at] = find(best.left, best.right).result;
     symbols[right] = -1;
     next[best.at] = next[right];
     if (next[right] < count) previous[next[right]] = best.at;
@@ -218,9 +258,8 @@ void Bpe::take_apart(const Halves& halves, std::vector<TokenId>& symbols) const 
 void Bpe::leave_nameless(std::vector<TokenId>& symbols) const {
   std::vector<TokenId> out;
   for (TokenId id : symbols) {
-    if (id >= first_nameless_) {
-      if (append_bytes(nameless_[static_cast<size_t>(id - first_nameless_)], out) || !options_.unknown)
-        continue;
+    if (is_nameless(id)) {
+      if (append_bytes(texts_.text_of(id), out) || !options_.unknown) continue;
       id = *options_.unknown;
     }
     const bool joins = options_.fuse_unknown && id == options_.unknown && !out.empty() && out.back() == id;
@@ -230,7 +269,7 @@ void Bpe::leave_nameless(std::vector<TokenId>& symbols) const {
 }
 
 void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& out) const {
-  if (joints_.empty() || word.size() <= kLongestCached) return encode_part(word, scratch, out);
+  if (!cuts_ || word.size() <= kLongestCached) return encode_part(word, scratch, out);
   // Where no token reaches across, merges on either side do not see each other: parts are words of their own,
   // short ones, which repeat. A text that nothing else cuts would be one long word.
   size_t begin = 0, at = 0;
@@ -257,7 +296,7 @@ void Bpe::encode_part(std::string_view word, Scratch& scratch, std::vector<Token
     }
   }
   std::optional<TokenId> whole;
-  if (options_.ignore_merges) whole = id_of(word);
+  if (options_.ignore_merges) whole = texts_.id_of(word);
   if (whole) {
     scratch.symbols_.assign(1, *whole);
   } else {
@@ -267,7 +306,7 @@ void Bpe::encode_part(std::string_view word, Scratch& scratch, std::vector<Token
     } else if (const Halves halves = merge_many(scratch.symbols_); !halves.empty()) {
       take_apart(halves, scratch.symbols_);
     }
-    if (!nameless_.empty()) leave_nameless(scratch.symbols_);
+    if (!ranks_.empty() && texts_.size() > ranks_.size()) leave_nameless(scratch.symbols_);
   }
   out.insert(out.end(), scratch.symbols_.begin(), scratch.symbols_.end());
   if (!caches || scratch.words_.size() >= kMostCached) return;

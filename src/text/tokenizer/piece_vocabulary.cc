@@ -8,7 +8,7 @@
 namespace kt {
 namespace {
 
-constexpr size_t kLongestPiece = 1024;
+constexpr size_t kLongestPiece = TokenTexts::kLongestPart;
 constexpr size_t kMostCutBytes = size_t{1} << 31;  // what looking for halves may read: seconds
 
 PieceType type_of(const PieceVocabulary& vocabulary, size_t id) {
@@ -23,7 +23,6 @@ void check_pieces(const PieceVocabulary& vocabulary) {
     fail("{}: {} tokens, but {} scores", vocabulary.name, count, vocabulary.scores.size());
   if (!vocabulary.types.empty() && vocabulary.types.size() != count)
     fail("{}: {} tokens, but {} token types", vocabulary.name, count, vocabulary.types.size());
-  size_t cut_bytes = 0;
   for (size_t i = 0; i < count; ++i) {
     const std::string& piece = vocabulary.pieces[i];
     if (piece.size() > kLongestPiece)
@@ -33,11 +32,10 @@ void check_pieces(const PieceVocabulary& vocabulary) {
       fail("{}: the score of token {} is not a number", vocabulary.name, i);
     if (!vocabulary.types.empty() && (vocabulary.types[i] < 1 || vocabulary.types[i] > 6))
       fail("{}: token {} has type {}; expected 1 to 6", vocabulary.name, i, vocabulary.types[i]);
-    cut_bytes += piece.size() * piece.size();
   }
-  if (cut_bytes > kMostCutBytes)
-    fail("{}: {} tokens are too long to look for their halves", vocabulary.name, count);
 }
+
+bool is_mergeable(PieceType type) { return type == PieceType::kNormal || type == PieceType::kUnused; }
 
 // By piece, the place of its score among all, highest first; equal scores share one.
 std::vector<uint32_t> ranks_of(std::span<const float> scores) {
@@ -59,7 +57,7 @@ class Symbols {
       : count_(static_cast<TokenId>(vocabulary.pieces.size())) {
     for (size_t i = 0; i < vocabulary.pieces.size(); ++i) {
       const PieceType type = type_of(vocabulary, i);
-      const bool merges = type == PieceType::kNormal || type == PieceType::kUnused;
+      const bool merges = is_mergeable(type);
       const bool fixed = type == PieceType::kUserDefined;
       if (merges || fixed) ids_.emplace(vocabulary.pieces[i], merges ? static_cast<TokenId>(i) : kFixed);
     }
@@ -87,15 +85,15 @@ class Symbols {
 
 void add_added(const PieceVocabulary& vocabulary, TokenizerParts& parts) {
   parts.added = vocabulary.added;
-  const auto is_given = [&](TokenId id) {
-    return std::ranges::find(vocabulary.added, id, &AddedToken::id) != vocabulary.added.end();
-  };
+  std::vector<bool> given(vocabulary.pieces.size());
+  for (const AddedToken& token : vocabulary.added)
+    if (token.id >= 0 && static_cast<size_t>(token.id) < given.size())
+      given[static_cast<size_t>(token.id)] = true;
   for (size_t i = 0; i < vocabulary.pieces.size(); ++i) {
     const PieceType type = type_of(vocabulary, i);
     const auto id = static_cast<TokenId>(i);
     const bool special = type == PieceType::kControl || type == PieceType::kUnknown;
-    if ((!special && type != PieceType::kUserDefined) || vocabulary.pieces[i].empty() || is_given(id))
-      continue;
+    if ((!special && type != PieceType::kUserDefined) || vocabulary.pieces[i].empty() || given[i]) continue;
     AddedToken token{.id = id, .content = vocabulary.pieces[i], .special = special};
     if (!special) {
       // A prefix would come before the normal form of the piece too; then it is looked for in the raw text.
@@ -110,13 +108,16 @@ void add_added(const PieceVocabulary& vocabulary, TokenizerParts& parts) {
 
 PieceMerges merges_of(const PieceVocabulary& vocabulary) {
   check_pieces(vocabulary);
+  size_t cut_bytes = 0;
+  for (const std::string& piece : vocabulary.pieces) cut_bytes += piece.size() * piece.size();
+  if (cut_bytes > kMostCutBytes)
+    fail("{}: {} tokens are too long to look for their halves", vocabulary.name, vocabulary.pieces.size());
   const std::vector<uint32_t> ranks = ranks_of(vocabulary.scores);
   Symbols symbols(vocabulary);
   PieceMerges out;
   const size_t most = 64 * vocabulary.pieces.size() + 65536;
   for (size_t i = 0; i < vocabulary.pieces.size(); ++i) {
-    const PieceType type = type_of(vocabulary, i);
-    if (type != PieceType::kNormal && type != PieceType::kUnused) continue;
+    if (!is_mergeable(type_of(vocabulary, i))) continue;
     const std::string_view whole = vocabulary.pieces[i];
     for (size_t cut = 0; cut < whole.size();) {
       next_code_point(whole, cut);
@@ -131,15 +132,17 @@ PieceMerges merges_of(const PieceVocabulary& vocabulary) {
 }
 
 TokenizerParts parts_of(const PieceVocabulary& vocabulary) {
-  PieceMerges merges = merges_of(vocabulary);
+  check_pieces(vocabulary);
   TokenizerParts parts{.name = vocabulary.name};
-  parts.merges = std::move(merges.merges);
-  parts.nameless = std::move(merges.nameless);
+  parts.ranks = ranks_of(vocabulary.scores);
   parts.bpe = {
       .byte_fallback = vocabulary.byte_fallback, .fuse_unknown = true, .unknown = vocabulary.unknown};
+  parts.tokens.reserve(vocabulary.pieces.size());
   for (size_t i = 0; i < vocabulary.pieces.size(); ++i) {
     parts.tokens.push_back(vocabulary.pieces[i].empty() ? std::nullopt : std::optional(vocabulary.pieces[i]));
-    if (type_of(vocabulary, i) == PieceType::kUnused) parts.unused.push_back(static_cast<TokenId>(i));
+    const PieceType type = type_of(vocabulary, i);
+    if (!is_mergeable(type)) parts.ranks[i] = kNoRank;
+    if (type == PieceType::kUnused) parts.unused.push_back(static_cast<TokenId>(i));
   }
   add_added(vocabulary, parts);
   parts.normal_steps = piece_normal_steps(vocabulary.add_prefix, vocabulary.collapse_spaces);
@@ -164,7 +167,7 @@ std::vector<NormalStep> piece_normal_steps(bool add_prefix, bool collapse_spaces
 Decoding piece_decoding(bool byte_fallback, bool add_prefix) {
   Decoding how{.byte_fallback = byte_fallback, .replacements = {{std::string(kPieceSpace), " "}}};
   if (add_prefix) {
-    how.strip_left = " ";
+    how.strip_left.assign(1, ' ');
     how.strip_count = 1;
   }
   return how;

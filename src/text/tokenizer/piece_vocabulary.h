@@ -32,15 +32,16 @@ struct PieceVocabulary {
 
 inline constexpr std::string_view kPieceSpace = "\u2581";
 
-// Every way in which two symbols become a piece, ranks by score.
+// Errors begin with the name: sizes that differ, types, scores that are no numbers, pieces that are too long.
+TokenizerParts parts_of(const PieceVocabulary& vocabulary);
+
+// Every way in which two symbols become a piece, ranks by score, for files that list them; a Bpe needs no list. Errors
+// as those of parts_of, and of more than a list may hold.
 struct PieceMerges {
   std::vector<Merge> merges = {};
-  std::vector<std::string> nameless = {};  // as in BpeParts, ids from the number of pieces on
+  std::vector<std::string> nameless = {};  // characters without a piece, by ids from the number of pieces on
 };
-// Errors begin with the name: sizes that differ, types, scores that are no numbers, pieces that are too long.
 PieceMerges merges_of(const PieceVocabulary& vocabulary);
-
-TokenizerParts parts_of(const PieceVocabulary& vocabulary);
 
 // What such vocabularies do before and after the merges; tokenizer.json says the same in words.
 std::vector<NormalStep> piece_normal_steps(bool add_prefix, bool collapse_spaces);

@@ -152,6 +152,17 @@ TEST(Pieces, UserDefinedOnesMergeWithNothing) {
   EXPECT_EQ(said("a<x>a"), "▁a|<x>|▁a|");
 }
 
+// Half a million ways to cut them in two, none of which is kept.
+TEST(Pieces, OnesThatAreCutInManyWays) {
+  Pieces pieces;
+  for (size_t size = 1; size <= 1024; ++size) pieces.add(std::string(size, 'a'), -static_cast<float>(size));
+  const Tokenizer tokenizer(parts_of(pieces.view()));
+  EXPECT_THAT(tokenizer.encode(std::string(1024, 'a')), ElementsAre(1024));
+  EXPECT_THAT(tokenizer.encode(std::string(3 * 1024, 'a')), ElementsAre(1024, 1024, 1024));
+  EXPECT_THAT(tokenizer.encode("aaaaa"), ElementsAre(5));
+  EXPECT_THAT(error_of([&] { merges_of(pieces.view()); }), HasSubstr("test: more than 131136 merges"));
+}
+
 TEST(Pieces, TextComesBackAlsoInTheMiddle) {
   Pieces pieces;
   pieces.add("<0x0A>", 0, PieceType::kByte)

@@ -89,12 +89,10 @@ Tokenizer::Tokenizer(TokenizerParts parts)
   check_added(parts);
   const auto count = static_cast<TokenId>(parts.tokens.size());
   const auto known = [&](TokenId id) { return id >= 0 && id < count && parts.tokens[id]; };
-  const auto half = [&](TokenId id) {
-    return known(id) || (id >= count && static_cast<size_t>(id - count) < parts.nameless.size());
-  };
   for (const Merge& merge : parts.merges)
-    KT_CHECK(half(merge.left) && half(merge.right) && known(merge.result), "{}: merge of unknown ids",
+    KT_CHECK(known(merge.left) && known(merge.right) && known(merge.result), "{}: merge of unknown ids",
              parts.name);
+  KT_CHECK(parts.ranks.empty() || (parts.ranks.size() == parts.tokens.size() && parts.merges.empty()));
   if (parts.bpe.unknown && !known(*parts.bpe.unknown))
     fail("{}: no token {}, the unknown one", parts.name, *parts.bpe.unknown);
   index_tokens(parts);
@@ -107,9 +105,10 @@ Tokenizer::Tokenizer(TokenizerParts parts)
 }
 
 void Tokenizer::index_tokens(TokenizerParts& parts) {
-  const auto count = static_cast<TokenId>(parts.tokens.size());
-  std::unordered_map<std::string, TokenId> words;  // by what a word consists of
-  words.reserve(parts.tokens.size());
+  TokenTexts words;  // what a word consists of
+  size_t bytes = 0;
+  for (const auto& token : parts.tokens) bytes += token ? token->size() : 0;
+  words.reserve(parts.tokens.size(), bytes);
   tokens_.resize(parts.tokens.size());
   for (size_t id = 0; id < parts.tokens.size(); ++id) {
     if (!parts.tokens[id]) continue;
@@ -117,8 +116,11 @@ void Tokenizer::index_tokens(TokenizerParts& parts) {
     tokens_[id].exists = true;
     const std::string& spelled = tokens_[id].spelled;
     if (!is_valid_utf8(spelled)) fail("{}: token {} is not UTF-8", parts.name, id);
-    std::optional<std::string> word = parts.bpe.bytes ? unspell_bytes(spelled) : spelled;
-    if (word) words.emplace(std::move(*word), static_cast<TokenId>(id));
+    if (!parts.bpe.bytes) {
+      words.add(static_cast<TokenId>(id), spelled);
+    } else if (const std::optional<std::string> word = unspell_bytes(spelled)) {
+      words.add(static_cast<TokenId>(id), *word);
+    }
   }
   for (const AddedToken& token : added_) {
     const auto id = static_cast<size_t>(token.id);
@@ -130,6 +132,7 @@ void Tokenizer::index_tokens(TokenizerParts& parts) {
     tokens_[id].exists = true;
     tokens_[id].special |= token.special;
   }
+  parts.tokens = {};
   size_t spelled_bytes = 0;
   for (const Token& token : tokens_) spelled_bytes += token.spelled.size();
   TextBudget budget = TextBudget::of_text(spelled_bytes, parts.name);
@@ -142,11 +145,10 @@ void Tokenizer::index_tokens(TokenizerParts& parts) {
     if (!is_new)
       fail("{}: \"{}\" has two ids, {} and {}", parts.name, printable(token.spelled), place->second, id);
   }
-  bpe_ = Bpe({.ids = std::move(words),
+  bpe_ = Bpe({.texts = std::move(words),
               .merges = std::move(parts.merges),
+              .ranks = std::move(parts.ranks),
               .options = parts.bpe,
-              .nameless = std::move(parts.nameless),
-              .first_nameless = count,
               .unused = std::move(parts.unused)});
   index_added(budget);
 }
@@ -189,15 +191,23 @@ std::vector<TokenId> Tokenizer::encode(std::string_view input, EncodeOptions opt
   };
   const auto found = [&](const AddedToken& token) { out.push_back(token.id); };
   const auto word = [&](std::string_view part) { bpe_.encode(part, scratch, out); };
+  const AddedTokenTrie::Rules rules{.skips = skips, .mark = options.mark};
+  const auto unmarked = [&](std::string_view text, std::string& kept) -> std::string_view {
+    if (options.mark.empty() || text.find(options.mark) == std::string_view::npos) return text;
+    return kept = replaced(text, options.mark, "", budget);
+  };
   raw_added_.cut(
-      input, skips,
+      input, rules,
       [&](std::string_view section, size_t offset) {
-        std::string changed;
+        // Marks stay in sight as long as there is something to be found.
+        std::string kept, changed;
+        if (normal_added_.empty()) section = unmarked(section, kept);
         if (!normal_steps_.empty()) section = changed = apply_steps(normal_steps_, section, budget);
         normal_added_.cut(
-            section, skips,
+            section, rules,
             [&](std::string_view part, size_t at) {
-              split_words(word_steps_, part, offset == 0 && at == 0, word);
+              std::string plain;
+              split_words(word_steps_, unmarked(part, plain), offset == 0 && at == 0, word);
             },
             found);
       },

@@ -23,6 +23,9 @@ enum class SpecialText {
 };
 struct EncodeOptions {
   SpecialText special = SpecialText::kRecognise;
+  // A character that is no text: it is left out, and an added token that is spelled with it inside is not that token but
+  // the characters of its spelling. Empty: none. It must be in no added token.
+  std::string_view mark = {};
   bool add_special = false;  // put the tokens of the post-processor (begin of text, ...) around
 };
 enum class SpecialTokens { kSkip, kKeep };
@@ -37,13 +40,13 @@ struct Decoding {
   uint32_t strip_count = 0;        // ... up to so many times
 };
 
-// What the readers of the sources produce. `merges` name ids of `tokens`, and behind those `nameless`.
+// What the readers of the sources produce. `merges` name ids of `tokens`.
 struct TokenizerParts {
   std::string name = {};                                // of the file, for errors
   std::vector<std::optional<std::string>> tokens = {};  // by id, in the alphabet of the file
   std::vector<Merge> merges = {};
-  std::vector<std::string> nameless = {};  // as in BpeParts
-  std::vector<TokenId> unused = {};        // as in BpeParts
+  std::vector<uint32_t> ranks = {};  // as in BpeParts, instead of merges; as many as tokens
+  std::vector<TokenId> unused = {};  // as in BpeParts
   BpeOptions bpe = {};
   std::vector<AddedToken> added = {};
   std::vector<NormalStep> normal_steps = {};
@@ -76,6 +79,8 @@ struct TiktokenRanks {
   std::string_view characters = {};  // lines "base64 rank"
   std::string_view pattern = {};     // in Rust's dialect
   std::vector<AddedToken> added = {};
+  // So many ids behind the ranks are special tokens: <|reserved_token_ID|> where `added` has none of that id.
+  size_t reserved = 0;
 };
 
 // What the configuration beside a tokenizer.model says.

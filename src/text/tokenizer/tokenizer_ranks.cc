@@ -58,6 +58,19 @@ std::vector<RankedToken> read_ranks(const TiktokenRanks& source) {
   return ranked;
 }
 
+void add_reserved(const TiktokenRanks& source, size_t first, TokenizerParts& parts) {
+  std::vector<bool> named(source.reserved);
+  for (const AddedToken& token : source.added) {
+    const size_t place = static_cast<size_t>(token.id) - first;
+    if (token.id >= 0 && place < named.size()) named[place] = true;
+  }
+  for (size_t i = 0; i < named.size(); ++i)
+    if (!named[i])
+      parts.added.push_back({.id = static_cast<TokenId>(first + i),
+                             .content = text("<|reserved_token_{}|>", first + i),
+                             .special = true});
+}
+
 }  // namespace
 
 Tokenizer Tokenizer::from_tiktoken(const TiktokenRanks& source) {
@@ -66,29 +79,21 @@ Tokenizer Tokenizer::from_tiktoken(const TiktokenRanks& source) {
   parts.bpe = {.bytes = true, .ignore_merges = true};
   parts.decoding.byte_level = true;
   const size_t limit = 2 * ranked.size() + 65536;
-  std::unordered_map<std::string_view, TokenId> ids;
   for (const auto& [bytes, rank] : ranked) {
     if (static_cast<size_t>(rank) >= limit)
       fail("{}: rank {} of {} tokens", source.name, rank, ranked.size());
-    if (static_cast<size_t>(rank) >= parts.tokens.size()) parts.tokens.resize(rank + 1);
-    if (parts.tokens[rank] || !ids.emplace(bytes, rank).second)
-      fail("{}: rank {} or its token stands there twice", source.name, rank);
-    parts.tokens[rank] = spell_bytes(bytes);
+    if (bytes.size() > TokenTexts::kLongestPart)
+      fail("{}: token {} has {} bytes; at most {}", source.name, rank, bytes.size(),
+           TokenTexts::kLongestPart);
+    if (static_cast<size_t>(rank) >= parts.tokens.size()) parts.tokens.resize(static_cast<size_t>(rank) + 1);
+    if (parts.tokens[static_cast<size_t>(rank)]) fail("{}: rank {} stands there twice", source.name, rank);
+    parts.tokens[static_cast<size_t>(rank)] = spell_bytes(bytes);
   }
-  // Two neighbours merge where their bytes together are a token, in the order of its rank: every cut of every
-  // token into two tokens is a merge.
-  size_t pairs = 0;
-  for (const auto& [bytes, rank] : ranked) {
-    const std::string_view whole = bytes;
-    for (size_t cut = 1; cut < whole.size(); ++cut) {
-      const auto left = ids.find(whole.substr(0, cut));
-      const auto right = ids.find(whole.substr(cut));
-      if (left == ids.end() || right == ids.end()) continue;
-      if (++pairs > 64 * ranked.size() + 65536) fail("{}: too many merges", source.name);
-      parts.merges.push_back({left->second, right->second, rank, static_cast<uint32_t>(rank)});
-    }
-    if (whole.size() > 1024) fail("{}: token {} has {} bytes; at most 1024", source.name, rank, whole.size());
-  }
+  // Two neighbours merge where their bytes together are a token, in the order of its rank.
+  parts.ranks.assign(parts.tokens.size(), kNoRank);
+  for (const auto& [bytes, rank] : ranked)
+    parts.ranks[static_cast<size_t>(rank)] = static_cast<uint32_t>(rank);
+  add_reserved(source, ranked.size(), parts);
   try {
     parts.word_steps.push_back(SplitStep{Regex(source.pattern, RegexDialect::kRust)});
   } catch (const Error& error) {

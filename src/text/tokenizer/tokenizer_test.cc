@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
 #include <random>
 
 #include "base/error.h"
@@ -220,6 +221,75 @@ TEST(Gguf, ArraysOfAFile) {
 TEST(Gguf, EveryNamedPatternCompiles) {
   for (const std::string_view name : split_names())
     for (std::string_view pattern : splits_of(name).patterns) EXPECT_NO_THROW(Regex{pattern}) << name;
+}
+
+TEST(AddedTokens, SpelledWithAMarkInside) {
+  TokenizerParts parts = byte_parts({{"a", ">"}, {"b", "]"}});
+  const auto first = static_cast<TokenId>(parts.tokens.size());
+  for (const char* content : {"<a>", "<a", "[b]"})
+    parts.added.push_back({.id = first + static_cast<TokenId>(parts.added.size()), .content = content});
+  parts.added[0].special = true;
+  parts.normal_steps.push_back(NormalForm::kNfc);
+  parts.added[2].normalized = true;
+  const Tokenizer tokenizer(std::move(parts));
+  const EncodeOptions marked{.mark = "\uFDD0"};
+  for (const char* mark : {"", "\uFDD0"})  // beside a token it changes nothing
+    EXPECT_THAT(spelled(tokenizer, text("x{}<a>{}[b]{}<a{}", mark, mark, mark, mark), marked),
+                ElementsAre("x", "<a>", "[b]", "<a"));
+  EXPECT_EQ(tokenizer.encode("x<\uFDD0a>y", marked),
+            tokenizer.encode("x<a>y", {.special = SpecialText::kAsText}));
+  for (const char* text : {"<\uFDD0a>", "<a\uFDD0>"})
+    EXPECT_THAT(spelled(tokenizer, text, marked), ElementsAre("<", "a>"));
+  EXPECT_THAT(spelled(tokenizer, "[\uFDD0b]<\uFDD0a", marked), ElementsAre("[", "b]", "<", "a"));
+  EXPECT_THAT(tokenizer.encode("[\uFDD0b]"), testing::SizeIs(5));  // without the option it is text
+}
+
+TEST(TokenTexts, ByTextAndByHalves) {
+  TokenTexts texts;
+  std::mt19937 rng(5);
+  std::map<std::string, TokenId> ids;
+  for (TokenId id = 0; id < 3000; id += 1 + static_cast<TokenId>(rng() % 2)) {
+    std::string text;
+    for (size_t i = rng() % 7; i > 0; --i) text.push_back("ab\xC3\0"[rng() % 4]);
+    EXPECT_EQ(texts.add(id, text), ids.emplace(text, id).second);
+    EXPECT_EQ(texts.size(), static_cast<size_t>(id) + 1);
+  }
+  const auto expected = [&](const std::string& text) {
+    const auto found = ids.find(text);
+    return found == ids.end() ? std::nullopt : std::optional(found->second);
+  };
+  size_t joined = 0;
+  for (const auto& [text, id] : ids) {
+    EXPECT_EQ(texts.id_of(text), id);
+    EXPECT_EQ(texts.text_of(id), text);
+    EXPECT_EQ(texts.id_of(text + "x"), std::nullopt);
+    for (const auto& [other, second] : ids) {
+      ASSERT_EQ(texts.id_of(id, second), expected(text + other)) << id << " " << second;
+      joined += expected(text + other).has_value();
+    }
+  }
+  EXPECT_GT(joined, 1000u);
+  const std::string largest(TokenTexts::kLongestPart, 'x'), longer = largest + "x";
+  for (const std::string& text : {std::string("x"), largest, longer, longer + "x"})
+    texts.add(static_cast<TokenId>(texts.size()), text);
+  const auto last = static_cast<TokenId>(texts.size()) - 1;
+  EXPECT_EQ(texts.id_of(last - 2, last - 3), last - 1);
+  EXPECT_EQ(texts.id_of(longer + "x"), last);
+  EXPECT_EQ(texts.id_of(last - 1, last - 3), std::nullopt);
+}
+
+TEST(Tiktoken, ReservedIds) {
+  const Tokenizer tokenizer = Tokenizer::from_tiktoken({.name = "r.tiktoken",
+                                                        .characters = "YQ== 0\nYg== 1\nPA== 2\n",
+                                                        .pattern = "\\w+|\\W+",
+                                                        .added = {{.id = 4, .content = "<a>"}},
+                                                        .reserved = 3});
+  EXPECT_EQ(tokenizer.size(), 6u);
+  EXPECT_THAT(tokenizer.encode("a<|reserved_token_3|><a><|reserved_token_5|>b"), ElementsAre(0, 3, 4, 5, 1));
+  EXPECT_THAT(tokenizer.encode("<|reserved_token_3|><a>", {.special = SpecialText::kAsText}),
+              ElementsAre(2, 4));  // of bytes that have a token
+  EXPECT_TRUE(tokenizer.is_special(5));
+  EXPECT_FALSE(tokenizer.is_special(4));
 }
 
 TEST(Tiktoken, RanksAndErrors) {
