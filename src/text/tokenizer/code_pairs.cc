@@ -7,7 +7,8 @@ namespace kt {
 void CodePairs::add(CodePoint left, CodePoint right) {
   if (contains(left, right)) return;
   if (2 * (size_ + 1) > pairs_.size()) {
-    const std::vector<uint64_t> before = std::exchange(pairs_, std::vector<uint64_t>(2 * pairs_.size(), kNone));
+    const std::vector<uint64_t> before =
+        std::exchange(pairs_, std::vector<uint64_t>(2 * pairs_.size(), kNone));
     for (const uint64_t pair : before)
       if (pair != kNone) pairs_[place_of(pair)] = pair;
   }

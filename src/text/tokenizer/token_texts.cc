@@ -62,7 +62,8 @@ void TokenTexts::grow() {
 std::optional<TokenId> TokenTexts::id_of(std::string_view text) const {
   const uint64_t hash = hash_of(text);
   for (size_t at = place_of(hash); slots_[at].id >= 0; at = (at + 1) & (slots_.size() - 1))
-    if (slots_[at].mark == static_cast<uint32_t>(hash) && text_of(slots_[at].id) == text) return slots_[at].id;
+    if (slots_[at].mark == static_cast<uint32_t>(hash) && text_of(slots_[at].id) == text)
+      return slots_[at].id;
   return std::nullopt;
 }
 

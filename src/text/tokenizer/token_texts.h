@@ -39,12 +39,12 @@ class TokenTexts {
   size_t place_of(uint64_t hash) const;
   void grow();
 
-  std::string texts_;                     // one behind the other
-  std::vector<size_t> begins_ = {0};      // by id, and the end of the last
-  std::vector<uint64_t> hashes_;          // by id
-  std::vector<uint64_t> powers_ = {1};    // of the hash's base, by length
-  std::vector<Slot> slots_ = {Slot{}};    // open addressing, a power of two, half of it free
-  size_t used_ = 0;                       // slots
+  std::string texts_;                   // one behind the other
+  std::vector<size_t> begins_ = {0};    // by id, and the end of the last
+  std::vector<uint64_t> hashes_;        // by id
+  std::vector<uint64_t> powers_ = {1};  // of the hash's base, by length
+  std::vector<Slot> slots_ = {Slot{}};  // open addressing, a power of two, half of it free
+  size_t used_ = 0;                     // slots
 };
 
 }  // namespace kt
