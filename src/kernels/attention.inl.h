@@ -14,7 +14,7 @@
 namespace KT_ISA_NAMESPACE {
 namespace {
 
-inline constexpr int kRowsTogether = 4;
+inline constexpr int kQueryRows = 4;
 
 // total[r][lane] += sum over `words` words of x[r][number] * (numbers of the words at w, w + w_stride, ...), for kV
 // vectors side by side. x: rows x_stride apart, even numbers first, odd ones `plane` behind; kF32: plain.
@@ -90,8 +90,7 @@ KT_INLINE void for_rows(int rows, Pass&& pass) {
 
 // Whether several passes over rows are worth a copy of what they take as plain numbers.
 constexpr bool widens(From from, int rows) {
-  return from != From::kF32 &&
-         (rows > kRowsTogether || (rows > 1 && (from == From::kS8 || rows < kRowsTogether)));
+  return from != From::kF32 && (rows > kQueryRows || (rows > 1 && (from == From::kS8 || rows < kQueryRows)));
 }
 
 // Scores of a block, which lies at `block` as kFrom says, for all rows.
@@ -99,13 +98,13 @@ template <From kFrom, class Fetch>
 KT_INLINE void score_block(const AttendArgs& args, const Memory& memory, int first_key, const uint8_t* block,
                            Fetch& ahead) {
   constexpr int64_t kStride = kKvBlock * 4;
-  constexpr int kAtOnce = kFrom == From::kS8 ? 1 : kRowsTogether;
+  constexpr int kAtOnce = kFrom == From::kS8 ? 1 : kQueryRows;
   const int keys = args.keys - first_key < kKvBlock ? args.keys - first_key : kKvBlock;
   for (int key = 0; key < keys; key += kWide) {
     const uint8_t* w = block + key * 4;
     if (widens(kFrom, args.rows)) {
       widen<kFrom>(w, kStride, args.d / pack_of(kFrom), memory.wide_floats());
-      for_rows<kRowsTogether>(args.rows, [&](auto rows, int row) __attribute__((always_inline)) {
+      for_rows<kQueryRows>(args.rows, [&](auto rows, int row) __attribute__((always_inline)) {
         score_pass<From::kPlain, rows.value>(args, memory, row, first_key + key, memory.wide, kWideStride,
                                              ahead);
       });
@@ -134,7 +133,7 @@ KT_INLINE void value_pass(const AttendArgs& args, const Memory& memory, int row,
 template <From kFrom, class Fetch>
 KT_INLINE void add_values(const AttendArgs& args, const Memory& memory, Fetch& ahead) {
   constexpr int kPack = pack_of(kFrom);
-  constexpr int kAtOnce = kFrom == From::kS8 ? 1 : kRowsTogether;
+  constexpr int kAtOnce = kFrom == From::kS8 ? 1 : kQueryRows;
   const int64_t stride = int64_t{args.v_width} * 4;
   const auto words = [&](int b, int pack) __attribute__((always_inline)) {
     const int keys = args.keys - b * kKvBlock < kKvBlock ? args.keys - b * kKvBlock : kKvBlock;
@@ -149,7 +148,7 @@ KT_INLINE void add_values(const AttendArgs& args, const Memory& memory, Fetch& a
         widen<kFrom>(at(b), stride, words(b, kPack), memory.wide_floats() + b * kKvBlock * kWide);
         numbers = b * kKvBlock + words(b, kPack) * kPack;
       }
-      for_rows<kRowsTogether>(args.rows, [&](auto rows, int row) __attribute__((always_inline)) {
+      for_rows<kQueryRows>(args.rows, [&](auto rows, int row) __attribute__((always_inline)) {
         value_pass<rows.value>(args, memory, row, c, [&](auto& total) __attribute__((always_inline)) {
           add_products<From::kPlain>(memory.weights(row), kScoreFloats, kScoresAt, memory.wide, kWideStride,
                                      numbers / 2, total, ahead);
@@ -176,7 +175,7 @@ __attribute__((noinline)) void attend_rows(const AttendArgs& args) {
                                                   : From::kS8;
   constexpr From kShared = kFrom == From::kS8 ? From::kBf16 : kFrom;  // what keys made of values are
   const Memory memory(args);
-  const int64_t passes = args.rows / kRowsTogether + args.rows % kRowsTogether, steps = (args.d + 31) / 32;
+  const int64_t passes = args.rows / kQueryRows + args.rows % kQueryRows, steps = (args.d + 31) / 32;
   Stretches ahead = stretches_of_group(args, passes * ((args.keys + kWide - 1) / kWide) * steps);
   for (int b = 0; b < blocks_of(args); ++b) {
     if (args.k)
