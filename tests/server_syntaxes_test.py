@@ -53,7 +53,8 @@ def test_tool_loop(served):
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     messages = list(STORY)
     ids = []
-    for turn in range(2):
+    # Each of Hy3's markers is a dozen tokens of the demo's: two turns do not fit its 1,024.
+    for turn in range(1 if family == "hy3" else 2):
         reply = client.chat.completions.create(model="demo", messages=messages, tools=TOOLS[:1], tool_choice=WEATHER, seed=turn,
                                                max_tokens=400)
         assert reply.choices[0].finish_reason == "tool_calls", reply
