@@ -216,22 +216,21 @@ struct FewBf16Rows {
       sum[i / kRows / kM][i / kRows % kM][i % kRows] = I::set1(0.0f);
     });
     const uint8_t* at = block + p.header_bytes;
-    for (int k = 0; k < p.k_pad; k += kChunk) {
-      fetch_ahead(args, at, chunk_bytes(Code::kBf16));
-      for (int c = k; c < k + kChunk; c += kColumns, at += kBlockRows * I::kStep) {
-        typename I::F32 x[kM];
-        unroll<kM>([&](auto j) __attribute__((always_inline)) {
-          x[j] = I::load(a + j * static_cast<int64_t>(p.k_pad) + c);
+    for (int c = 0; c < p.k_pad; c += kColumns, at += kBlockRows * I::kStep) {
+      // Two lines at a time: with a chunk's 32 at once a core with few buffers waited (N1: 40 % of the limit for 70).
+      fetch_ahead(args, at, kBlockRows * I::kStep);
+      typename I::F32 x[kM];
+      unroll<kM>([&](auto j) __attribute__((always_inline)) {
+        x[j] = I::load(a + j * static_cast<int64_t>(p.k_pad) + c);
+      });
+      unroll<kPP>([&](auto i) __attribute__((always_inline)) {
+        typename I::F32 w[kRows];
+        I::rows_bf16(I::load_bytes(at + (p0 + i) * kPartBytes), w);
+        unroll<kM * kRows>([&](auto r) __attribute__((always_inline)) {
+          auto& to = sum[i][r / kRows][r % kRows];
+          to = I::fma(w[r % kRows], x[r / kRows], to);
         });
-        unroll<kPP>([&](auto i) __attribute__((always_inline)) {
-          typename I::F32 w[kRows];
-          I::rows_bf16(I::load_bytes(at + (p0 + i) * kPartBytes), w);
-          unroll<kM * kRows>([&](auto r) __attribute__((always_inline)) {
-            auto& to = sum[i][r / kRows][r % kRows];
-            to = I::fma(w[r % kRows], x[r / kRows], to);
-          });
-        });
-      }
+      });
     }
     unroll<kPP * kM>([&](auto i) __attribute__((always_inline)) {
       if (m0 + i % kM < args.m)
