@@ -253,8 +253,8 @@ __attribute__((noinline)) void few_bf16_rows_pass(const MultiplyArgs& args, int 
 template <Layout kL, int kM>
 __attribute__((noinline)) void few_float_pass(const MultiplyArgs& args, int m0) {
   if constexpr (takes_rows<kL>()) {
-    for (int half = 0; half < kM; half += kM < 4 ? kM : 4)
-      few_bf16_rows_pass < kM<4 ? kM : 4>(args, m0 + half);
+    constexpr int kAtOnce = kM < 4 ? kM : 4;
+    for (int m = 0; m < kM; m += kAtOnce) few_bf16_rows_pass<kAtOnce>(args, m0 + m);
     return;
   }
   constexpr int kPP = Isa::few_parts(kM);

@@ -25,5 +25,10 @@ KT_INLINE F32 exp(F32 x) {
   return Isa::mul(Isa::add(p, Isa::set1(1.0f)), Isa::exp2i(n));
 }
 
+KT_INLINE F32 sigmoid(F32 x) {
+  const F32 one = Isa::set1(1.0f);
+  return Isa::div(one, Isa::add(one, exp(Isa::sub(Isa::set1(0.0f), x))));
+}
+
 }  // namespace
 }  // namespace KT_ISA_NAMESPACE

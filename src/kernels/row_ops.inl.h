@@ -124,12 +124,9 @@ void softmax(float* x, int n) noexcept {
 }
 
 void sigmoid_row(float* x, int n) noexcept {
-  const F32 one = Isa::set1(1.0f), zero = Isa::set1(0.0f);
   for (int at = 0; at < n; at += kBlockRows) {
     const Lanes v = load_some(x + at, n - at, 0.0f);
-    store_some(x + at, n - at, each([&](auto i) __attribute__((always_inline)) {
-                 return Isa::div(one, Isa::add(one, exp(Isa::sub(zero, v.v[i]))));
-               }));
+    store_some(x + at, n - at, each([&](auto i) __attribute__((always_inline)) { return sigmoid(v.v[i]); }));
   }
 }
 

@@ -286,11 +286,6 @@ void copy_acts(const CopyActsArgs& args) noexcept {
   }
 }
 
-KT_INLINE F32 sigmoid(F32 x) {
-  const F32 one = Isa::set1(1.0f);
-  return Isa::div(one, Isa::add(one, exp(Isa::sub(Isa::set1(0.0f), x))));
-}
-
 KT_INLINE F32 activation_of(F32 gate, F32 up, const Activation& f) {
   const F32 one = Isa::set1(1.0f);
   if (f.kind == ActivationKind::kSwiGlu) {
