@@ -26,12 +26,12 @@ TransformerSteps::TransformerSteps(Transformer& transformer, std::shared_ptr<Poo
     : transformer_(transformer),
       pool_(std::move(pool)),
       burst_(*pool_),
-      cache_(transformer.keeps(), pages, slots) {}
+      cache_(transformer.make_cache(pages, slots)) {}
 
 void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<float> logits) {
   inputs_.clear();
   for (const StepSequence& sequence : sequences) {
-    if (sequence.slot >= 0 && sequence.position == 0) cache_.clear_slot(sequence.slot);
+    if (sequence.slot >= 0 && sequence.position == 0) cache_->clear_slot(sequence.slot);
     inputs_.push_back({.tokens = sequence.tokens,
                        .position = sequence.position,
                        .pages = sequence.pages.data(),
@@ -43,7 +43,7 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
            rows);
   const Work before = transformer_.work();
   const auto start = std::chrono::steady_clock::now();
-  transformer_.forward(cache_, inputs_, logits.data());
+  transformer_.forward(*cache_, inputs_, logits.data());
   check_mapped_files();  // rows of the embedding are read from one
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   Work done = transformer_.work();

@@ -1,4 +1,4 @@
-// The runner on the CPU: a Transformer with a KV cache of its own.
+// A Transformer with a cache of its own.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -18,9 +18,9 @@ class TransformerSteps final : public Runner {
   const ModelSpec& spec() const override { return transformer_.spec(); }
   int max_tokens() const override { return transformer_.max_tokens(); }
   int threads() const override { return pool_->threads(); }
-  int cache_pages() const override { return cache_.pages(); }
-  int state_slots() const override { return cache_.slots(); }
-  void copy_state(int from, int to) override { cache_.copy_slot(from, to); }
+  int cache_pages() const override { return cache_->pages(); }
+  int state_slots() const override { return cache_->slots(); }
+  void copy_state(int from, int to) override { cache_->copy_slot(from, to); }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override;
   void spread(size_t n, FunctionRef<void(size_t)> work) override;
 
@@ -31,7 +31,7 @@ class TransformerSteps final : public Runner {
   Transformer& transformer_;
   std::shared_ptr<Pool> pool_;
   Pool::Burst burst_;  // the next step comes as soon as tokens are chosen
-  KvCache cache_;
+  std::unique_ptr<SequenceCache> cache_;
   std::vector<SequenceInput> inputs_;  // of one step
   mutable std::mutex mutex_;
   StepTotals totals_;  // under mutex_

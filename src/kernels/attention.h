@@ -3,14 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "formats/kv_type.h"
+
 namespace kt {
 
-enum class KvType : uint8_t { kF32, kBf16, kS8 };  // of cached keys and values; kS8: a scale for each key
-constexpr int kv_bytes(KvType type) { return type == KvType::kF32 ? 4 : type == KvType::kBf16 ? 2 : 1; }
 constexpr int kv_pack(KvType type) { return 4 / kv_bytes(type); }  // numbers of a 4-byte word
 
-inline constexpr int kKvBlock = 64;     // keys that lie together
-inline constexpr int kKvColumns = 32;   // d and dv are padded to multiples of this, with zeros
 inline constexpr int kGroupBlocks = 4;  // that one call takes
 inline constexpr int kGroupKeys = kGroupBlocks * kKvBlock;
 // A block of keys, in words of `pack` numbers: [d / pack, kKvBlock, pack], so that the words of all keys

@@ -183,7 +183,11 @@ int64_t Transformer::logit_rows(std::span<const SequenceInput> inputs) {
   return rows;
 }
 
-void Transformer::forward(KvCache& cache, std::span<const SequenceInput> inputs, float* logits) {
+std::unique_ptr<SequenceCache> Transformer::make_cache(int pages, int slots) const {
+  return state_->ops->make_cache(state_->keeps, pages, slots);
+}
+
+void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> inputs, float* logits) {
   State& s = *state_;
   Ops& ops = *s.ops;
   KT_CHECK(!ops.sizes_only(), "a model without weights");
@@ -233,22 +237,24 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
       PlaceMemory& memory = in({.kind = Place::Kind::kNode, .index = node});
       (kind == FeedForward::Kind::kRouted ? memory.experts : memory.linears) += weights.packed_bytes(node);
     }
+    if (const size_t bytes = weights.device_bytes()) in(s.ops->place()).linears += bytes;
     in(s.ops->place()).vectors += weights.plain_bytes();
   });
-  PlaceMemory& here = in(s.ops->place());
-  here.vectors += s.loader.expert_bias_bytes();
+  in(kHost).vectors += s.loader.expert_bias_bytes();
   plan.embedding = s.embedding_bytes();
   const int64_t pages = ceil_div(int64_t{request.context}, kPageTokens) * request.sequences;
-  here.kv_cache = static_cast<uint64_t>(pages) * s.keeps.page_bytes() +
-                  static_cast<uint64_t>(request.sequences) * s.keeps.slot_bytes();
+  in(s.ops->place()).kv_cache = static_cast<uint64_t>(pages) * s.keeps.page_bytes() +
+                                static_cast<uint64_t>(request.sequences) * s.keeps.slot_bytes();
   const int tokens = static_cast<int>(
       std::clamp<int64_t>(int64_t{request.context} * request.sequences, 1, int64_t{s.max_tokens}));
   const std::vector<AttentionSequence> all(static_cast<size_t>(request.sequences),
                                            {.first = 0, .count = 0, .position = request.context});
-  here.workspace =
-      s.measure(all, tokens, request.sequences).workspace + s.ops->row_bytes(s.max_tokens) +
-      static_cast<uint64_t>(request.sequences) * static_cast<uint64_t>(s.spec.vocab) * sizeof(float);
-  here.loading = s.loader.loading_bytes() * static_cast<uint64_t>(s.ops->loading_threads());
+  const StepNeeds needs = s.measure(all, tokens, request.sequences);
+  in(s.ops->place()).workspace = needs.workspace + s.ops->row_bytes(s.max_tokens);
+  PlaceMemory& host = in(kHost);
+  host.workspace += needs.on_host + static_cast<uint64_t>(request.sequences) *
+                                        static_cast<uint64_t>(s.spec.vocab) * sizeof(float);
+  host.loading = s.loader.loading_bytes() * static_cast<uint64_t>(s.ops->loading_threads());
   return plan;
 }
 

@@ -77,9 +77,11 @@ class Transformer {
 
   // Rows of logits a forward writes for these inputs.
   static int64_t logit_rows(std::span<const SequenceInput> inputs);
+  // Of what keeps() says, where the operations run. Error(kMemory) if pages and slots do not fit.
+  std::unique_ptr<SequenceCache> make_cache(int pages, int slots = 0) const;
   // logits: [logit_rows, vocab]. Errors: token ids out of range, more tokens than max_tokens, positions past
   // the context.
-  void forward(KvCache& cache, std::span<const SequenceInput> inputs, float* logits);
+  void forward(SequenceCache& cache, std::span<const SequenceInput> inputs, float* logits);
 
  private:
   struct State;

@@ -150,14 +150,14 @@ std::unique_ptr<PlacedExperts> WeightLoader::mlp(const MlpModules& of) {
          .up_bias = data(up_bias),
          .down_bias = data(down_bias)});
   };
-  return ops_.make_experts({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
-                           {.gate = g->format,
-                            .up = u->format,
-                            .down = d->format,
-                            .activation = of.activation,
-                            .precision = options_.precision,
-                            .max_tokens = options_.max_tokens},
-                           {.name = gate, .experts = 1, .load = load, .together = true});
+  return ops_.make_mlp({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
+                       {.gate = g->format,
+                        .up = u->format,
+                        .down = d->format,
+                        .activation = of.activation,
+                        .precision = options_.precision,
+                        .max_tokens = options_.max_tokens},
+                       {.name = gate, .experts = 1, .load = load, .together = true});
 }
 
 // What reading a layer's experts takes, and biases, which are not packed with them.

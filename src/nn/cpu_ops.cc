@@ -55,6 +55,13 @@ class CpuOps final : public Ops {
   }
   std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                               const ExpertsFill& fill) override;
+  std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
+                                          const ExpertsFill& fill) override {
+    return make_experts(shape, options, fill);
+  }
+  std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) override {
+    return std::make_unique<KvCache>(shape, pages, slots);
+  }
   int make_rotation(const RopeSpec& spec) override;
   Rows rows(std::string_view name, int64_t width) override { return memory_.rows(name, width); }
   void allocate(int max_tokens) override;
@@ -89,6 +96,7 @@ class CpuOps final : public Ops {
   LinearOptions linear_options(Precision precision) const {
     return {.precision = precision, .kernels = &kernels_, .sizes_only = options_.sizes_only};
   }
+  KvCache& cache() const { return static_cast<KvCache&>(*step_.cache); }
   float* at(Rows rows) const { return reinterpret_cast<float*>(memory_.at(rows)); }
   float* at(const Columns& columns) const { return at(columns.rows) + columns.first; }
   int32_t* ids_at(Rows rows) const { return reinterpret_cast<int32_t*>(memory_.at(rows)); }
@@ -324,7 +332,7 @@ void CpuOps::rotate_write(const RotateWrite& args) {
     float* row = at(args.q.rows) + t * args.q.rows.width;
     for (int64_t i = 0; i < args.q.heads * args.q.stride; ++i) row[i] *= factor;
   });
-  write_cache(*step_.cache, *pool_, kernels_,
+  write_cache(cache(), *pool_, kernels_,
               {.plane = args.plane,
                .sequences = step_.sequences,
                .k = at(args.k.rows),
@@ -336,7 +344,7 @@ void CpuOps::rotate_write(const RotateWrite& args) {
 void CpuOps::attend(const Attend& args) {
   const StepParts::Scope scope(timed(), part_.attention);
   const KvShape& shape =
-      measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : step_.cache->shape(args.plane);
+      measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : cache().shape(args.plane);
   int longest = 0;
   for (const AttentionSequence& sequence : step_.sequences) {
     count(attention_work(shape, args.heads, args.window, sequence));
@@ -348,16 +356,16 @@ void CpuOps::attend(const Attend& args) {
     measured_->attention = std::max(measured_->attention, bytes);
     return;
   }
-  attention_.run(*step_.cache, {.plane = args.plane,
-                                .sequences = step_.sequences,
-                                .q = at(args.q),
-                                .q_stride = args.q.width,
-                                .heads = args.heads,
-                                .scale = args.scale,
-                                .window = args.window,
-                                .sinks = values_or_null(args.sinks),
-                                .out = at(args.out),
-                                .out_stride = args.out.width});
+  attention_.run(cache(), {.plane = args.plane,
+                           .sequences = step_.sequences,
+                           .q = at(args.q),
+                           .q_stride = args.q.width,
+                           .heads = args.heads,
+                           .scale = args.scale,
+                           .window = args.window,
+                           .sinks = values_or_null(args.sinks),
+                           .out = at(args.out),
+                           .out_stride = args.out.width});
 }
 
 void CpuOps::copy_heads(const CopyHeads& args) {

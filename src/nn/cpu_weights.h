@@ -1,4 +1,5 @@
-// Weights that lie in host memory, as cpu_ops.cc makes and reads them; not for other files.
+// Weights that lie in host memory, as CpuOps makes and reads them; a device that leaves experts to the host reads
+// those too.
 #pragma once
 #include <optional>
 #include <string>

@@ -4,15 +4,12 @@
 #include <cmath>
 
 namespace kt {
-namespace {
 
 Amount matrix_work(const Format& format, double stored_bytes, double operations) {
   Amount work{.bytes = stored_bytes};
   (is_integer(format.code) ? work.integer_operations : work.float_operations) = operations;
   return work;
 }
-
-}  // namespace
 
 Amount linear_work(const Linear& linear, double rows) {
   return matrix_work(linear.format(), linear.stored_bytes(), 2.0 * linear.n() * linear.k() * rows);

@@ -1,4 +1,4 @@
-// What operations read and multiply, of weights in host memory (work.h).
+// What operations read and multiply (work.h).
 #pragma once
 #include "nn/attention.h"
 #include "nn/experts.h"
@@ -7,6 +7,7 @@
 
 namespace kt {
 
+Amount matrix_work(const Format& format, double stored_bytes, double operations);
 Amount linear_work(const Linear& linear, double rows);
 // `hit` experts get `rows` rows in all.
 Amount experts_work(const Experts& experts, double hit, double rows);

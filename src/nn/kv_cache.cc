@@ -42,7 +42,7 @@ size_t SequenceShape::slot_bytes() const {
 }
 
 KvCache::KvCache(const SequenceShape& shape, int pages, int slots)
-    : shape_(shape), pages_(pages), slots_(slots), slot_bytes_(shape.slot_bytes()) {
+    : SequenceCache(shape, pages, slots), slot_bytes_(shape.slot_bytes()) {
   size_t at = 0;
   for (const KvShape& plane : shape.planes) {
     plane_at_.push_back(at);

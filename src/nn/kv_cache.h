@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/memory.h"
@@ -59,16 +60,32 @@ struct SequenceShape {
   size_t slot_bytes() const;  // of all states
 };
 
-class KvCache {
+// Pages and slots in the memory of a place. Made by an Ops (nn/ops.h), and what is in them is known to it alone. What is
+// in a slot before it is cleared or copied to is anything.
+class SequenceCache {
  public:
-  // Error(kMemory) with the numbers if the pages do not fit the memory. What is in a slot before it is cleared
-  // or copied to is anything.
-  KvCache(const SequenceShape& shape, int pages, int slots = 0);
+  SequenceCache(SequenceShape shape, int pages, int slots)
+      : shape_(std::move(shape)), pages_(pages), slots_(slots) {}
+  virtual ~SequenceCache() = default;
   const SequenceShape& shape() const { return shape_; }
   const KvShape& shape(int plane) const { return shape_.planes[static_cast<size_t>(plane)]; }
   int pages() const { return pages_; }
   int slots() const { return slots_; }
-  size_t bytes() const { return memory_.size() + states_.size(); }
+  virtual size_t bytes() const = 0;
+  virtual void clear_slot(int slot) = 0;         // zeros in every layer
+  virtual void copy_slot(int from, int to) = 0;  // every layer's
+
+ private:
+  const SequenceShape shape_;
+  const int pages_, slots_;
+};
+
+// In host memory.
+class KvCache final : public SequenceCache {
+ public:
+  // Error(kMemory) with the numbers if the pages do not fit the memory.
+  KvCache(const SequenceShape& shape, int pages, int slots = 0);
+  size_t bytes() const override { return memory_.size() + states_.size(); }
 
   // A head's block; the same for both where the plane shares them.
   std::byte* keys(int plane, int page, int head);
@@ -78,12 +95,10 @@ class KvCache {
 
   // The state of one sequence in the layer whose state is number `state`; aligned to 64 bytes.
   std::byte* state(int state, int slot);
-  void clear_slot(int slot);         // zeros in every layer
-  void copy_slot(int from, int to);  // every layer's
+  void clear_slot(int slot) override;
+  void copy_slot(int from, int to) override;
 
  private:
-  SequenceShape shape_;
-  int pages_, slots_;
   std::vector<size_t> plane_at_;  // bytes
   std::vector<size_t> state_at_;  // bytes within a slot
   size_t slot_bytes_ = 0;

@@ -46,9 +46,10 @@ class PlacedWeights {
  public:
   virtual ~PlacedWeights() = default;
   virtual size_t packed_bytes() const = 0;
-  virtual size_t packed_bytes(int node) const = 0;  // its share on a node of the host
-  virtual size_t plain_bytes() const = 0;           // vectors, biases
-  virtual double stored_bytes() const = 0;          // in the checkpoint's own bytes
+  virtual size_t packed_bytes(int node) const = 0;   // its share on a node of the host
+  virtual size_t device_bytes() const { return 0; }  // its share on the device of an Ops that has one
+  virtual size_t plain_bytes() const = 0;            // vectors, biases
+  virtual double stored_bytes() const = 0;           // in the checkpoint's own bytes
 };
 
 class PlacedVector : public PlacedWeights {
@@ -155,13 +156,14 @@ struct RunMlp {
 struct StepRows {
   std::span<const AttentionSequence> sequences;
   int tokens = 0;
-  KvCache* cache = nullptr;
+  SequenceCache* cache = nullptr;  // of the same Ops
 };
 
 // What a step takes: the work of it, and memory beyond weights, rows and cache.
 struct StepNeeds {
   Work work;
-  size_t workspace = 0;
+  size_t workspace = 0;  // where the operations run
+  size_t on_host = 0;    // besides, of those that a device leaves to the host
 };
 
 class Ops {
@@ -182,6 +184,11 @@ class Ops {
   virtual std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape,
                                                       const ExpertsOptions& options,
                                                       const ExpertsFill& fill) = 0;
+  // One that every token visits: for mlp(), as the others are for experts().
+  virtual std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
+                                                  const ExpertsFill& fill) = 0;
+  // Error(kMemory) with the numbers if pages and slots do not fit.
+  virtual std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) = 0;
   // A kind of rotation; its sines and cosines are computed once a step.
   virtual int make_rotation(const RopeSpec& spec) = 0;
   // Rows by name. Of several widths asked for under one name memory has the largest.

@@ -1,7 +1,7 @@
 // Logits of token sequences, for tests that compare with other programs, and with ourselves of another day:
 //
 //   model_probe MODEL [--acts f32|bf16|int8|default] [--kv f32|bf16|int8] [--chunk N | --cuts A,B,...]
-//               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME] < ids
+//               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME] [--gpu N] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
 // vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
@@ -18,6 +18,7 @@
 #include "models/families.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
+#include "nn/gpu_ops.h"
 #include "weights/kt/kt_origin.h"
 
 namespace kt {
@@ -29,6 +30,7 @@ struct Flags {
   std::optional<KvType> kv;
   std::vector<size_t> cuts;  // positions at which a step begins, ascending
   int chunk = 0, threads = 0, shards = 0;
+  int gpu = -1;  // none
 };
 
 std::vector<size_t> numbers(const std::string& list) {
@@ -53,6 +55,8 @@ Flags parse(int argc, char** argv) {
       flags.threads = std::atoi(next().c_str());
     } else if (word == "--shards") {
       flags.shards = std::atoi(next().c_str());
+    } else if (word == "--gpu") {
+      flags.gpu = std::atoi(next().c_str());
     } else if (word == "--weights") {
       flags.weights = next();
     } else if (word == "--kv") {
@@ -124,7 +128,10 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
       .experts = rounded ? rounded.get() : source.get()};
   if (!flags.linear_format.empty()) options.linear_format = format_named(flags.linear_format);
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
-  out->model.emplace(checkpoint, describe_model(checkpoint), make_cpu_ops(pool), options);
+  std::shared_ptr<Ops> ops =
+      flags.gpu < 0 ? make_cpu_ops(pool)
+                    : make_gpu_ops(pool, {.number = flags.gpu, .gpu = std::make_shared<Gpu>(flags.gpu)});
+  out->model.emplace(checkpoint, describe_model(checkpoint), std::move(ops), options);
   return out;
 }
 
@@ -148,7 +155,7 @@ void run(const Flags& flags) {
   const std::unique_ptr<Loaded> loaded = load(flags, widest * sequences.size());
   Transformer& model = *loaded->model;
   const size_t pages = (longest + kPageTokens - 1) / kPageTokens;
-  KvCache cache(model.keeps(), static_cast<int>(pages * sequences.size()));
+  const auto cache = model.make_cache(static_cast<int>(pages * sequences.size()));
   const auto tables = page_tables(sequences.size(), pages);
   const auto vocab = static_cast<size_t>(model.spec().vocab);
   std::vector<std::vector<float>> logits(sequences.size());
@@ -166,7 +173,7 @@ void run(const Flags& flags) {
       who.push_back(s);
     }
     std::vector<float> rows(static_cast<size_t>(Transformer::logit_rows(inputs)) * vocab);
-    model.forward(cache, inputs, rows.data());
+    model.forward(*cache, inputs, rows.data());
     size_t row = 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const size_t size = inputs[i].tokens.size() * vocab;
