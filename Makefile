@@ -6,6 +6,7 @@
 #   make test       what CI runs: native tests, the other architecture under qemu-user, Python tests
 #   make test-all   the full matrix, then ASan + UBSan and TSan builds
 #                   STAGE=cross,python runs those stages of either alone
+#   make kernels    GPU kernels anew, for builds without nvcc: src/cuda/kernels.tar.xz; needs nvcc
 #   make format     clang-format over every C++ file that git knows
 #   make fuzz       every libFuzzer target for FUZZ_SECONDS (60) each; needs clang
 #   make bench      the speed tables of docs/benchmarks.md, a few minutes
@@ -32,7 +33,7 @@ CONFIGURE = cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(if $(ISAS),-DKT_ISAS
 # A folder that was configured keeps its way to compile.
 CCACHE = $(if $(FRESH),$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache))
 
-.PHONY: all build setup setup-tests demo test test-all format fuzz bench soak install package wheel sdist program clean
+.PHONY: all kernels build setup setup-tests demo test test-all format fuzz bench soak install package wheel sdist program clean
 
 all: build
 
@@ -74,6 +75,9 @@ test: setup-tests
 
 test-all: setup-tests
 	@BUILD=$(BUILD) JOBS=$(JOBS) scripts/test.sh --all $(STAGES)
+
+kernels:
+	@scripts/kernels.sh
 
 format:
 	@JOBS=$(JOBS) scripts/format.sh

@@ -2,7 +2,7 @@
 """Keeps the floors of DESIGN.md true: what a file may include, and where it may ask for the architecture.
 
 A file includes its own folder and lower floors; folders on one floor do not include each other. `#if` on macros of
-the architecture stands in base/cpu.cc and kernels/isa/ only. Below cli/ no string of the product names a --flag: others
+the architecture stands in base/cpu.cc and kernels/isa/ only, and where the test driver switches stacks. Below cli/ no string of the product names a --flag: others
 than the program's users read it, and kt turns `words` into flags itself. A type's name is defined once in all of
 src/: two of one name would be merged by the linker into one of them. Prints file:line for every breach; exit status 1
 if any.
@@ -20,7 +20,7 @@ ARCHITECTURE = re.compile(r"\b(__x86_64__|__i386__|__aarch64__|__arm__|_M_X64|_M
                           r"__FMA__|__F16C__|__ARM_\w+)\b")
 TYPE = re.compile(r"(?:struct|enum class|enum|class|union)\s+(?:alignas\([^)]*\)\s+)?(\w+)\b(?!::)[^;()]*\{")
 FLAG = re.compile(r'"(?:[^"\\]|\\.)*(?<![\w-])--[a-z](?:[^"\\]|\\.)*"')
-MAY_ASK = ("src/base/cpu.cc", "src/kernels/isa/")
+MAY_ASK = ("src/base/cpu.cc", "src/kernels/isa/", "src/cuda/testing/test_blocks.cc")
 
 
 def folder_of(path, root):

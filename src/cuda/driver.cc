@@ -342,6 +342,12 @@ const Found& found() {
 
 const CudaDriver* cuda_driver() { return found().library.ready ? &found().driver : nullptr; }
 
+const CudaSymbols* cuda_symbols() {
+  if (!cuda_driver()) return nullptr;
+  if (forked.load(std::memory_order_relaxed)) fail_as(ErrorKind::kInternal, "{}", kForked);
+  return &found().library.symbols;
+}
+
 std::string cuda_driver_status() {
   const std::string& status = found().library.status;
   return forked.load(std::memory_order_relaxed) ? kForked : status;

@@ -26,6 +26,13 @@ std::string find_all(void* library, CudaSymbols& s) {
   find(library, "cuCtxGetCurrent", s.current_context, missing);
   find(library, "cuCtxGetDevice", s.current_device, missing);
   find(library, "cuDeviceGetAttribute", s.device_attribute, missing);
+  find(library, "cuDeviceGetName", s.device_name, missing);
+  find(library, "cuDeviceTotalMem_v2", s.device_memory, missing);
+  find(library, "cuMemGetInfo_v2", s.memory_info, missing);
+  find(library, "cuMemAlloc_v2", s.device_alloc, missing);
+  find(library, "cuMemFree_v2", s.device_free, missing);
+  find(library, "cuStreamCreate", s.stream_create, missing);
+  find(library, "cuStreamDestroy_v2", s.stream_destroy, missing);
   find(library, "cuCtxSetCurrent", s.set_current_context, missing);
   find(library, "cuDevicePrimaryCtxRetain", s.retain_primary_context, missing);
   find(library, "cuStreamGetCtx", s.stream_context, missing);

@@ -26,7 +26,9 @@ constexpr unsigned kCudaUnsyncedEnd =
 constexpr unsigned kCudaMoveReference = 1;  // the graph gets the caller's
 constexpr int kCudaCaptureRelaxed = 2;      // of a thread: nothing is forbidden while a stream is captured
 constexpr uintptr_t kCudaLastDefaultStream = 2;  // handles 0 to 2 are default streams of the current context
-constexpr int kCudaKernelTimeLimit = 17;  // attribute of a device: a kernel that takes seconds is killed
+// Attributes of a device; of the second, a kernel that takes seconds is killed.
+constexpr int kCudaMultiprocessors = 16, kCudaKernelTimeLimit = 17, kCudaMajor = 75, kCudaMinor = 76;
+constexpr unsigned kCudaNonBlocking = 1;  // a stream that does not wait for the default one
 enum class CudaCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
 // Names without suffix _ptsz: stream null is the legacy default stream.
@@ -39,6 +41,13 @@ struct CudaSymbols {
   CudaResult (*current_context)(CudaContext*) = nullptr;
   CudaResult (*current_device)(CudaDevice*) = nullptr;
   CudaResult (*device_attribute)(int* value, int attribute, CudaDevice) = nullptr;
+  CudaResult (*device_name)(char* name, int length, CudaDevice) = nullptr;
+  CudaResult (*device_memory)(size_t* bytes, CudaDevice) = nullptr;
+  CudaResult (*memory_info)(size_t* free, size_t* total) = nullptr;
+  CudaResult (*device_alloc)(CudaAddress*, size_t bytes) = nullptr;
+  CudaResult (*device_free)(CudaAddress) = nullptr;
+  CudaResult (*stream_create)(CudaStream*, unsigned flags) = nullptr;
+  CudaResult (*stream_destroy)(CudaStream) = nullptr;
   CudaResult (*set_current_context)(CudaContext) = nullptr;
   CudaResult (*retain_primary_context)(CudaContext*, CudaDevice) = nullptr;
   CudaResult (*stream_context)(CudaStream, CudaContext*) = nullptr;
@@ -78,5 +87,9 @@ struct CudaLibrary {
 // Opens libcuda.so.1, or takes the one that is loaded already, and initialises it. It is never closed: the
 // driver keeps threads of its own.
 CudaLibrary open_cuda_library();
+
+// The functions of the library that cuda_driver() found; null where that is null. Error(kInternal) in a child forked
+// after it was found.
+const CudaSymbols* cuda_symbols();
 
 }  // namespace kt

@@ -1,14 +1,11 @@
 // The files of the web page, as the build put them into the program.
 #pragma once
 #include <span>
-#include <string_view>
+
+#include "base/embedded_file.h"
 
 namespace kt {
 
-struct EmbeddedFile {
-  std::string_view name;  // "page.css"
-  std::string_view bytes;
-};
-std::span<const EmbeddedFile> page_files();
+std::span<const EmbeddedFile> page_files();  // "page.css"
 
 }  // namespace kt

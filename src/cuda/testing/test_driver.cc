@@ -294,6 +294,7 @@ CudaResult cuStreamSynchronize(CudaStream handle) {
     if (const CudaResult forbidden = forbid(*stream)) return forbidden;
     const Point point{stream, stream->enqueued};
     world.changed.wait(lock, [&] { return point.passed(); });
+    close_device_memory();
     return world.broken;
   });
 }

@@ -1,7 +1,11 @@
 # A CUDA driver on the CPU, for tests: libcuda.so.1 in the build's src/cuda/testing. It exports what the driver
 # exports and kt_test_cuda_*, nothing else, and shares no code with what it tests.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.cc)
-add_library(test_driver SHARED ${sources})
+# The kernels themselves, compiled for the CPU.
+file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/../kernels/*.cu
+     ${CMAKE_CURRENT_LIST_DIR}/*.cu)
+set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++;-Wno-unused-function")
+add_library(test_driver SHARED ${sources} ${kernels})
 target_include_directories(test_driver PRIVATE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(test_driver PRIVATE Threads::Threads)
 target_link_options(test_driver PRIVATE -Wl,-z,nodelete -Wl,--exclude-libs,ALL)

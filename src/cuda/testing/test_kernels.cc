@@ -1,12 +1,16 @@
-// Kernels of the test driver: it cannot run a module's code, so it knows the two kernels of KT by their names
-// and does in a stream's order what they are to do. Whether the code says the same shows on a GPU only. One
-// that fails ends where it is, and so do those that wait: the context is gone.
+// Kernels of the test driver: it cannot run a module's code. Those of cuda/kernels are compiled for it too and found by
+// their names (block_runner.h); the two that are written in the driver's assembly it knows, and does in a stream's order
+// what they are to do. Whether a module says the same shows on a GPU only. A kernel that fails ends where it is, and
+// so do those that wait: the context is gone. KT_TEST_CUDA_SEED=N chooses the order of a block's threads.
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "cuda/testing/block_runner.h"
 #include "cuda/testing/test_driver.h"
 #include "cuda/testing/test_memory.h"
 
@@ -15,7 +19,7 @@
 namespace kt::test_driver {
 namespace {
 
-constexpr int kNotFound = 500, kNoBinary = 218;
+constexpr int kNotFound = 500, kNoBinary = 218, kLaunchFailed = 719;
 
 // As a context loaded it.
 struct Module {
@@ -26,6 +30,7 @@ struct Module {
 struct Function {
   Module* module;
   bool posts;
+  const gpu::KnownKernel* known = nullptr;  // of cuda/kernels
 };
 
 // An argument of a launch, by its place.
@@ -111,6 +116,25 @@ Work fetch_of(void** all) {
   };
 }
 
+uint64_t seed_of_environment() {
+  const char* const words = std::getenv("KT_TEST_CUDA_SEED");
+  return words ? std::strtoull(words, nullptr, 10) : 1;
+}
+
+Work work_of(const gpu::KnownKernel& kernel, const gpu::Grid& grid, void** all) {
+  std::vector<std::byte> arguments(kernel.argument_bytes);
+  std::memcpy(arguments.data(), all[0], arguments.size());
+  return [&kernel, grid, arguments] {
+    if (is_broken()) return;
+    const DeviceMemoryOpen open;
+    const char* const wrong = gpu::run_grid(kernel, arguments.data(), grid, seed_of_environment());
+    if (!wrong) return;
+    std::fprintf(stderr, "%s: %s\n", kernel.name, wrong);
+    const Lock lock(World::get().mutex);
+    World::get().broken = kLaunchFailed;
+  };
+}
+
 }  // namespace
 }  // namespace kt::test_driver
 
@@ -123,11 +147,38 @@ CudaResult cuCtxGetDevice(CudaDevice* device) {
   return entry("cuCtxGetDevice", Needs::kContext, [&](World&, Lock&) { return *device = 0, 0; });
 }
 
-// KT_TEST_CUDA_SCREEN=1: a GPU that shows a screen.
+// KT_TEST_CUDA_SCREEN=1: a GPU that shows a screen; KT_TEST_CUDA_CAPABILITY=75: one of compute capability 7.5.
 CudaResult cuDeviceGetAttribute(int* value, int attribute, CudaDevice) {
   return entry("cuDeviceGetAttribute", Needs::kStart, [&](World&, Lock&) {
     const char* const screen = std::getenv("KT_TEST_CUDA_SCREEN");
-    return *value = attribute == kCudaKernelTimeLimit && screen && *screen == '1', 0;
+    const char* const capability = std::getenv("KT_TEST_CUDA_CAPABILITY");
+    const int version = capability ? std::atoi(capability) : 80;
+    *value = attribute == kCudaMajor   ? version / 10
+             : attribute == kCudaMinor ? version % 10
+             : attribute == kCudaMultiprocessors
+                 ? 4
+                 : attribute == kCudaKernelTimeLimit && screen && *screen == '1';
+    return 0;
+  });
+}
+
+CudaResult cuDeviceGetName(char* name, int length, CudaDevice) {
+  return entry("cuDeviceGetName", Needs::kStart, [&](World&, Lock&) {
+    return std::snprintf(name, static_cast<size_t>(length), "test driver"), 0;
+  });
+}
+
+CudaResult cuDeviceTotalMem_v2(size_t* bytes, CudaDevice) {
+  return entry("cuDeviceTotalMem_v2", Needs::kStart,
+               [&](World&, Lock&) { return *bytes = device_memory().total, 0; });
+}
+
+CudaResult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  return entry("cuMemGetInfo_v2", Needs::kContext, [&](World&, Lock&) {
+    const DeviceMemory memory = device_memory();
+    *free = memory.free;
+    *total = memory.total;
+    return 0;
   });
 }
 
@@ -148,8 +199,9 @@ CudaResult cuModuleGetFunction(CudaFunction* function, CudaModule module, const 
     auto* const found = reinterpret_cast<Module*>(module);
     const std::string known = name;
     if (found->words.find(".entry " + known + "(") == std::string::npos) return kNotFound;
-    if (known != "kt_post" && known != "kt_fetch") return kNotFound;
-    auto made = std::make_unique<Function>(Function{found, known == "kt_post"});
+    const gpu::KnownKernel* const compiled = gpu::KnownKernel::find(known);
+    if (!compiled && known != "kt_post" && known != "kt_fetch") return kNotFound;
+    auto made = std::make_unique<Function>(Function{found, known == "kt_post", compiled});
     *function = reinterpret_cast<CudaFunction>(made.release());
     return 0;
   });
@@ -159,10 +211,18 @@ CudaResult cuLaunchKernel(CudaFunction function, unsigned grid_x, unsigned grid_
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CudaStream handle,
                           void** parameters, void**) {
   return stream_entry("cuLaunchKernel", handle, [&](World& world, Lock&, const auto& stream) -> CudaResult {
-    if (grid_x * grid_y * grid_z != 1 || block_y * block_z != 1 || block_x == 0 || block_x > 1024)
+    if (grid_x == 0 || grid_y == 0 || grid_y > 65535 || grid_z != 1 || block_y * block_z != 1 ||
+        block_x == 0 || block_x > 1024)
       return kInvalidValue;
     const auto* const kernel = reinterpret_cast<const Function*>(function);
     if (!kernel || !parameters) return kInvalidHandle;
+    if (kernel->known) {
+      if (static_cast<int>(block_x) > kernel->known->most_threads) return kInvalidValue;
+      const gpu::Grid grid{static_cast<int>(grid_x), static_cast<int>(grid_y), static_cast<int>(block_x)};
+      append(world, stream, {work_of(*kernel->known, grid, parameters)});
+      return 0;
+    }
+    if (grid_x * grid_y != 1) return kInvalidValue;
     append(world, stream, {kernel->posts ? post_of(kernel->module, parameters) : fetch_of(parameters)});
     return 0;
   });

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -20,7 +22,22 @@ struct Block {
 struct Blocks {
   std::mutex mutex;
   std::map<const std::byte*, Block> by_address;
+  int kernels = 0;  // that run
+  size_t used = 0;  // of device memory
+
+  bool open = false;
+
+  int protection() const { return open ? PROT_READ | PROT_WRITE : PROT_NONE; }
+  void protect(bool opens) {
+    if (open == opens) return;
+    open = opens;
+    for (const auto& [address, block] : by_address)
+      if (block.place == Place::kDevice)
+        ::mprotect(const_cast<std::byte*>(address), block.bytes, protection());
+  }
 };
+
+constexpr size_t kDefaultMemory = size_t{8} << 30, kPage = 4096;
 
 Blocks& blocks() {
   static Blocks& all = *std::make_unique<Blocks>().release();
@@ -46,13 +63,15 @@ std::byte* map(size_t bytes, int protection, int flags, int file) {
 void* allocate(Place place, size_t bytes) {
   std::byte* address = nullptr;
   std::byte* touched = nullptr;
+  if (place == Place::kDevice && bytes > device_memory().free) return nullptr;
   if (place == Place::kPinned) {
     address = touched = map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
   } else {
     const int file = ::memfd_create("device memory", MFD_CLOEXEC);
     if (file < 0) return nullptr;
     if (::ftruncate(file, static_cast<off_t>(bytes)) == 0) {
-      address = map(bytes, PROT_NONE, MAP_SHARED, file);
+      // Behind it nothing can be touched: a kernel that runs over the end is found out there.
+      address = map(bytes + kPage, PROT_NONE, MAP_SHARED, file);
       touched = map(bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file);
     }
     ::close(file);
@@ -61,6 +80,10 @@ void* allocate(Place place, size_t bytes) {
   std::memset(touched, 0xA5, bytes);  // CUDA promises no zeros
   const std::lock_guard lock(blocks().mutex);
   blocks().by_address[address] = {place, bytes, touched};
+  if (place == Place::kDevice) {
+    blocks().used += bytes;
+    ::mprotect(address, bytes, blocks().protection());
+  }
   return address;
 }
 
@@ -68,7 +91,8 @@ bool release(Place place, const void* address) {
   const std::lock_guard lock(blocks().mutex);
   const auto at = blocks().by_address.find(static_cast<const std::byte*>(address));
   if (at == blocks().by_address.end() || at->second.place != place) return false;
-  ::munmap(const_cast<std::byte*>(at->first), at->second.bytes);
+  if (place == Place::kDevice) blocks().used -= at->second.bytes;
+  ::munmap(const_cast<std::byte*>(at->first), at->second.bytes + (place == Place::kDevice ? kPage : 0));
   if (at->second.touched != at->first) ::munmap(at->second.touched, at->second.bytes);
   blocks().by_address.erase(at);
   return true;
@@ -88,6 +112,28 @@ std::byte* reach(Place place, const void* address, size_t bytes) {
   if (at == blocks().by_address.end() || at->second.place != place) return nullptr;
   const size_t offset = first - at->first;
   return bytes <= at->second.bytes - offset ? at->second.touched + offset : nullptr;
+}
+
+DeviceMemoryOpen::DeviceMemoryOpen() {
+  const std::lock_guard lock(blocks().mutex);
+  ++blocks().kernels;
+  blocks().protect(true);
+}
+DeviceMemoryOpen::~DeviceMemoryOpen() {
+  const std::lock_guard lock(blocks().mutex);
+  --blocks().kernels;
+}
+
+void close_device_memory() {
+  const std::lock_guard lock(blocks().mutex);
+  if (blocks().kernels == 0) blocks().protect(false);
+}
+
+DeviceMemory device_memory() {
+  const char* const words = std::getenv("KT_TEST_CUDA_MEMORY");
+  const size_t total = words ? std::strtoull(words, nullptr, 10) : kDefaultMemory;
+  const std::lock_guard lock(blocks().mutex);
+  return {total, total - std::min(total, blocks().used)};
 }
 
 }  // namespace kt::test_driver

@@ -1,5 +1,5 @@
-// Memory of the test driver. Device memory is mapped twice: the address that callers see cannot be touched,
-// only copies of a stream reach it through the other one. Thread-safe.
+// Memory of the test driver. Device memory is mapped twice: the address that callers see cannot be touched but by
+// kernels, copies of a stream reach it through the other one. Thread-safe.
 #pragma once
 #include <cstddef>
 
@@ -14,5 +14,23 @@ Place place_of(const void* address);
 // Where [address, address + bytes) can be touched; null where it is not within one live allocation of
 // `place`.
 std::byte* reach(Place place, const void* address, size_t bytes);
+
+// While one lives, device memory can be touched where callers see it: a kernel runs. It stays so until the host has waited
+// for a stream, because the next kernel comes soon and a change takes time for every page.
+class DeviceMemoryOpen {
+ public:
+  DeviceMemoryOpen();
+  ~DeviceMemoryOpen();
+  DeviceMemoryOpen(const DeviceMemoryOpen&) = delete;
+  DeviceMemoryOpen& operator=(const DeviceMemoryOpen&) = delete;
+};
+
+void close_device_memory();  // the host goes on; kernels that run keep it open
+
+// Device memory that is there and that allocations have left. KT_TEST_CUDA_MEMORY=BYTES says how much there is.
+struct DeviceMemory {
+  size_t total, free;
+};
+DeviceMemory device_memory();
 
 }  // namespace kt::test_driver

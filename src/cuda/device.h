@@ -1,0 +1,122 @@
+// A GPU of our own: its context, memory, streams and kernels, through the driver library that is found at run time
+// (driver.h serves streams of others). Addresses of device memory are for kernels and copies; the host never reads
+// what they point to. Owners are move-only and give back what they own; errors name the GPU and carry CUDA's own words.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "cuda/driver_library.h"
+
+namespace kt {
+
+struct GpuFacts {
+  int number = 0;
+  std::string name;  // "NVIDIA H200"
+  int major = 0, minor = 0;
+  int multiprocessors = 0;
+  uint64_t memory = 0;
+  bool shows_screen = false;  // kernels that take seconds are killed
+
+  std::string describe() const;  // "GPU 0 (NVIDIA H200)"
+};
+
+struct GpuKernel {
+  CudaFunction function = nullptr;
+};
+
+// How many there are: 0 without a driver.
+int gpu_count();
+
+class Gpu {
+ public:
+  // Error(kUnsupported) where there is no driver, no such device, or one older than our kernels: what is needed and what
+  // was found.
+  explicit Gpu(int number);
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  const GpuFacts& facts() const { return facts_; }
+  uint64_t free_memory() const;
+  // Of cuda/kernels, compiled by the driver at the first call. Any thread.
+  GpuKernel kernel(std::string_view name) const;
+
+ private:
+  friend class GpuContext;
+  friend class GpuStream;
+  friend class DeviceBuffer;
+  // Throws with what was asked; kMemory where memory is short.
+  void check(CudaResult result, std::string_view asked) const;
+  CudaModule module_of(std::string_view kernel) const;
+
+  const CudaSymbols& cuda_;
+  GpuFacts facts_;
+  CudaContext context_ = nullptr;  // the primary one; kept to the end of the process
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, CudaModule, std::less<>> modules_;  // loaded, by file
+  mutable std::map<std::string, CudaFunction, std::less<>> found_;  // kernels, by name
+};
+
+// While it lives, the GPU's context is current in this thread.
+class GpuContext {
+ public:
+  explicit GpuContext(const Gpu& gpu);
+  ~GpuContext();
+  GpuContext(const GpuContext&) = delete;
+  GpuContext& operator=(const GpuContext&) = delete;
+
+ private:
+  const Gpu& gpu_;
+  CudaContext before_ = nullptr;
+};
+
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  // Error(kMemory) with what was asked and what is free; `what` names it.
+  DeviceBuffer(std::shared_ptr<const Gpu> gpu, size_t bytes, std::string_view what);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+
+  uint8_t* at(size_t byte = 0) const { return data_ + byte; }
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+  size_t size() const { return size_; }
+
+ private:
+  std::shared_ptr<const Gpu> gpu_;
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class GpuStream {
+ public:
+  explicit GpuStream(std::shared_ptr<const Gpu> gpu);
+  ~GpuStream();
+  GpuStream(const GpuStream&) = delete;
+  GpuStream& operator=(const GpuStream&) = delete;
+
+  // In this stream's order; blocks of `threads` threads, x * y of them.
+  template <typename Args>
+  void launch(std::string_view kernel, int64_t x, int64_t y, int threads, const Args& args) {
+    launch_bytes(kernel, x, y, threads, &args);
+  }
+  // Between any two of device memory, page-locked and ordinary memory. Ordinary memory may change after it returns.
+  void copy(void* to, const void* from, size_t bytes);
+  void wait();  // until all of it is done
+
+ private:
+  void launch_bytes(std::string_view kernel, int64_t x, int64_t y, int threads, const void* args);
+
+  std::shared_ptr<const Gpu> gpu_;
+  CudaStream stream_ = nullptr;
+};
+
+}  // namespace kt

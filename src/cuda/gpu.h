@@ -1,0 +1,115 @@
+// The words that our GPU kernels are written in: threads, blocks, barriers, shuffles, memory that a block shares, words
+// that the host sees. nvcc compiles them for a GPU; g++ compiles the same kernels for the test driver, where a block's
+// threads are fibers that run in any order between barriers (testing/block_runner.h), so that CI runs whole models
+// and a missing barrier shows.
+//
+// A kernel is   KT_KERNEL(name, Args, args, most) { ... }   with one struct of plain members as its argument and
+// blocks of at most `most` threads. Blocks are rows of threads, grids have two dimensions. A warp is 32 neighbouring
+// threads; all of them take part in a shuffle. Multiply-adds are fused where `fma` says so and nowhere else.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+
+#include <cuda_runtime.h>
+
+#define KT_GPU __device__ __forceinline__
+#define KT_KERNEL(name, Args, args, most) \
+  extern "C" __global__ void __launch_bounds__(most, 1) name(const __grid_constant__ Args args)
+// Memory of the block, without a value; declared at the beginning of the kernel.
+#define KT_SHARED(Type, name, count) __shared__ Type name[count]
+// Before a loop: whole rounds of it are unrolled by so many, and 1 is as it stands.
+#define KT_UNROLL(count) _Pragma(KT_TEXT(unroll (count)))
+#define KT_TEXT(words) #words
+
+namespace kt::gpu {
+
+// 16 bytes, which a thread loads at once from a multiple of 16.
+struct Words {
+  uint32_t word[4];
+};
+
+KT_GPU int thread() { return static_cast<int>(threadIdx.x); }
+KT_GPU int threads() { return static_cast<int>(blockDim.x); }
+KT_GPU int block() { return static_cast<int>(blockIdx.x); }
+KT_GPU int block_y() { return static_cast<int>(blockIdx.y); }
+KT_GPU int blocks() { return static_cast<int>(gridDim.x); }
+
+KT_GPU void barrier() { __syncthreads(); }
+KT_GPU float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
+
+KT_GPU float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+KT_GPU float exp(float x) { return ::expf(x); }
+KT_GPU float exp2(float x) { return ::exp2f(x); }
+KT_GPU float tanh(float x) { return ::tanhf(x); }
+KT_GPU float erf(float x) { return ::erff(x); }
+KT_GPU float sqrt(float x) { return __fsqrt_rn(x); }
+KT_GPU float round(float x) { return ::rintf(x); }
+KT_GPU float float_of(uint32_t bits) { return __uint_as_float(bits); }
+KT_GPU uint32_t bits_of(float x) { return __float_as_uint(x); }
+
+KT_GPU Words load16(const void* from) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  return {{words.x, words.y, words.z, words.w}};
+}
+
+}  // namespace kt::gpu
+
+#else
+
+#include "cuda/testing/block_runner.h"
+
+#endif
+
+namespace kt::gpu {
+
+constexpr int kWarp = 32;
+
+// The same on all lanes of a warp, in one order.
+KT_GPU float warp_sum(float x) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+KT_GPU float warp_max(float x) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const float other = shuffle_xor(x, mask);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+
+// The same on all threads of a block of whole warps; `partial` has a place for each of them. Between two calls with
+// the same memory stands a barrier.
+KT_GPU float block_sum(float x, float* partial) {
+  x = warp_sum(x);
+  if (thread() % kWarp == 0) partial[thread() / kWarp] = x;
+  barrier();
+  float sum = 0;
+  for (int i = 0; i < threads() / kWarp; ++i) sum += partial[i];
+  return sum;
+}
+KT_GPU float block_max(float x, float* partial) {
+  x = warp_max(x);
+  if (thread() % kWarp == 0) partial[thread() / kWarp] = x;
+  barrier();
+  float most = partial[0];
+  for (int i = 1; i < threads() / kWarp; ++i) most = partial[i] > most ? partial[i] : most;
+  return most;
+}
+
+KT_GPU float from_bf16(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
+// To nearest, ties to even; NaN stays one.
+KT_GPU uint16_t to_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+// Subnormal halves through the float subnormals' place: exact for all of them.
+KT_GPU float from_f16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+  if (rest >= 0x7C00) return float_of(sign | 0x7F800000u | (rest & 0x3FF) << 13);
+  const float scaled = float_of(rest << 13) * 0x1p112f;
+  return float_of(sign | bits_of(scaled));
+}
+
+}  // namespace kt::gpu

@@ -1,0 +1,147 @@
+// What GPU kernels take: one struct each, of numbers and addresses in device memory. Plain, because the host that
+// fills it and the kernel that reads it are compiled by two compilers.
+#pragma once
+#include <cstdint>
+
+namespace kt {
+
+// Rows of a matrix in the packed order of formats/layout.h, with what its kernel does not know from its name.
+struct PackedRows {
+  const uint8_t* blocks = nullptr;
+  int64_t block_bytes = 0;
+  int n = 0, k = 0, k_pad = 0;
+  int span = 0, record_k = 0, header_bytes = 0;
+  int bias = 0;                                          // of the format
+  int flip = 0;                                          // bits of every stored byte that are turned around
+  int scale = 0, min = 0;                                // Scale, Min
+  int supers = 0, super_mins = 0, scales = 0, mins = 0;  // in a header
+};
+
+// y[m, n] = (x[m, k] W^T + bias) * factors. Strides are in floats.
+struct ProductArgs {
+  PackedRows weights;
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  const float* bias = nullptr;     // [n]; null: none
+  const float* factors = nullptr;  // [m]; null: none
+  int m = 0;
+};
+
+// add: x += add first. out = x / sqrt(mean(x^2) + eps) * weight; null out: the sum only.
+struct NormArgs {
+  float* x = nullptr;
+  const float* add = nullptr;
+  const float* weight = nullptr;
+  float* out = nullptr;
+  int64_t x_stride = 0, add_stride = 0, out_stride = 0;
+  int width = 0;
+  float eps = 0;
+  float add_scale = 1;
+};
+
+struct SigmoidArgs {
+  float* x = nullptr;
+  int64_t count = 0;
+};
+
+struct CopyHeadsArgs {
+  const float* from = nullptr;
+  float* to = nullptr;
+  int64_t from_width = 0, to_width = 0;    // of rows
+  int64_t from_stride = 0, to_stride = 0;  // of heads
+  int heads = 0, count = 0;
+};
+
+// to[i] = from[rows[i]]
+struct PickArgs {
+  const float* from = nullptr;
+  float* to = nullptr;
+  const int32_t* rows = nullptr;
+  int64_t width = 0;
+};
+
+// mid[i] = f(gate[i], up[i]), the functions of kernels/table.h
+struct GateArgs {
+  const float* gate = nullptr;
+  const float* up = nullptr;
+  float* mid = nullptr;
+  int64_t count = 0;
+  int kind = 0;
+  float limit = 0, alpha = 0;
+};
+
+// Where the tokens of a step stand: [tokens] each.
+struct TokenPlaces {
+  const int32_t* positions = nullptr;
+  const int32_t* first_pages = nullptr;  // of the token's sequence in `pages`
+  const int32_t* pages = nullptr;
+};
+
+// Heads of rows: normed, rotated, grown, in place.
+struct RotateRowsArgs {
+  float* x = nullptr;
+  int64_t width = 0;  // of rows
+  int heads = 0;
+  int64_t stride = 0;  // of heads
+  int rotated = 0;
+  const float* norm = nullptr;  // null: none
+  int norms = 0, norm_size = 0;
+  float eps = 0;
+  int half = 0, interleaved = 0;
+  const float* cosines = nullptr;  // [tokens, half]
+  const float* sines = nullptr;
+  const float* growth = nullptr;  // [tokens]; null: none
+};
+
+// A plane of the cache. A page holds blocks of keys of all heads, then of values unless they are shared; a block is
+// [64 tokens, columns], then a scale for each token where numbers are int8.
+struct CachePlane {
+  uint8_t* memory = nullptr;
+  int64_t page_bytes = 0, key_bytes = 0, value_bytes = 0;  // of a page, of a head's blocks
+  int heads = 0, d = 0, dv = 0, d_pad = 0, dv_pad = 0;
+  int shared = 0, type = 0;  // KvType
+};
+
+struct WriteCacheArgs {
+  CachePlane plane;
+  TokenPlaces places;
+  const float* k = nullptr;
+  const float* v = nullptr;  // null where they are shared
+  int64_t k_width = 0, v_width = 0;
+};
+
+struct AttendRowsArgs {
+  CachePlane plane;
+  TokenPlaces places;
+  const float* q = nullptr;
+  float* out = nullptr;
+  const float* sinks = nullptr;  // [heads]; null: none
+  int64_t q_width = 0, out_width = 0;
+  int heads = 0, window = 0;
+  float scale = 1;
+  // Not 0: as many blocks for each row and head, a group of pages each, and what they give for kt_attend_join.
+  int groups = 0;
+  float* parts = nullptr;  // [tokens, heads, groups, dv + 2]
+};
+inline constexpr int kAttendGroup = 4;  // pages
+
+// RouterSpec of nn/router.h in plain numbers.
+struct RouteArgs {
+  const float* scores = nullptr;      // [tokens, experts], stride `width`
+  const float* correction = nullptr;  // [experts]; null: none
+  int32_t* ids = nullptr;             // [tokens, top_k]
+  float* weights = nullptr;
+  int64_t width = 0;
+  int experts = 0, top_k = 0;
+  int sigmoid = 0, softmax_of_chosen = 0, normalise = 0;
+  int groups = 1, top_groups = 1, group_top_two = 0;
+  float normalise_floor = 0, normalise_least = 0, scale = 1;
+};
+
+inline constexpr int kMostRouted = 1024;  // experts a router chooses from
+inline constexpr int kMostChosen = 64;    // of them for a token
+inline constexpr int kMostColumns = 640;  // of a head's keys or values
+
+}  // namespace kt

@@ -1,0 +1,89 @@
+// The words of gpu.h on the host: a block's threads are fibers of one thread of the operating system, run in an order
+// that a seed chooses, each until it waits for the others. Shared memory holds no values at first. Kernels are found by
+// name. Only for the test driver.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#define KT_GPU inline
+#define KT_KERNEL(name, Args, args, most)                                                          \
+  static void name(const Args& args);                                                              \
+  static const ::kt::gpu::KnownKernel name##_row(                                                  \
+      #name, sizeof(Args), most, [](const void* from) { name(*static_cast<const Args*>(from)); }); \
+  static void name(const Args& args)
+#define KT_UNROLL(count)
+#define KT_SHARED(Type, name, count) \
+  Type* const name = static_cast<Type*>(::kt::gpu::shared_memory(sizeof(Type) * (count)))
+
+namespace kt::gpu {
+
+struct KnownKernel {
+  const char* name;
+  size_t argument_bytes;
+  int most_threads;
+  void (*run)(const void* arguments);
+  const KnownKernel* next;
+
+  KnownKernel(const char* name, size_t argument_bytes, int most_threads, void (*run)(const void*));
+  static const KnownKernel* find(std::string_view name);  // null: none of that name
+};
+
+struct Grid {
+  int x = 1, y = 1, threads = 1;
+};
+
+// Every block of the grid, one after the other. What went wrong, or null: then the kernel ended where it was.
+const char* run_grid(const KnownKernel& kernel, const void* arguments, const Grid& grid, uint64_t seed);
+
+// What the fiber that runs now is.
+struct Lane {
+  int thread = 0, threads = 0, block = 0, block_y = 0, blocks = 0;
+};
+extern thread_local const Lane* lane;
+
+void* shared_memory(size_t bytes);
+void wait_for_block();
+// The value that the lane of that number in the same warp gave.
+uint32_t exchange(uint32_t value, int with);
+
+inline int thread() { return lane->thread; }
+inline int threads() { return lane->threads; }
+inline int block() { return lane->block; }
+inline int block_y() { return lane->block_y; }
+inline int blocks() { return lane->blocks; }
+inline void barrier() { wait_for_block(); }
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+inline float shuffle_xor(float value, int mask) {
+  return float_of(exchange(bits_of(value), (lane->thread % 32) ^ mask));
+}
+// 16 bytes, which a thread loads at once from a multiple of 16.
+struct Words {
+  uint32_t word[4];
+};
+inline Words load16(const void* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+inline float exp(float x) { return std::exp(x); }
+inline float exp2(float x) { return std::exp2(x); }
+inline float tanh(float x) { return std::tanh(x); }
+inline float erf(float x) { return std::erf(x); }
+inline float sqrt(float x) { return std::sqrt(x); }
+inline float round(float x) { return std::nearbyint(x); }
+
+}  // namespace kt::gpu
