@@ -1,10 +1,27 @@
 #include "cli/model_flags.h"
 
+#include <cstdio>
 #include <memory>
 
+#include "base/error.h"
 #include "terminal/amounts.h"
 
 namespace kt {
+namespace {
+
+CLI::Validator gpu_choices() {
+  const auto check = [](std::string& words) {
+    try {
+      gpu_choice_named(words);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string("expected the number of a device, auto or off, got " + words);
+    }
+  };
+  return CLI::Validator(check, "N|auto|off", "gpu");
+}
+
+}  // namespace
 
 void add_download_flag(CLI::App& verb, bool& download) {
   verb.add_flag("--download", download,
@@ -59,6 +76,14 @@ void ModelFlags::add_options(CLI::App& verb) {
   verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
       ->check(positive())
       ->capture_default_str();
+  verb.add_option(
+          "--gpu", gpu,
+          "GPU for attention, dense parts and the cache, while routed experts stay on the CPU: its number, "
+          "auto or off; alone: 0. Default: off")
+      ->expected(0, 1)
+      ->type_name("N|auto|off")
+      ->default_str("0")
+      ->check(gpu_choices());
   verb.add_option("--max-memory", max_memory,
                   "Refuse a model that needs more, such as 8GiB; default: what is available");
 }
@@ -72,7 +97,9 @@ ModelOptions ModelFlags::options() const {
           .kv_type = acts == "f32" && kv == "bf16" ? KvType::kF32 : kv_type_named(kv),
           .threads = threads,
           .max_tokens = step_tokens,
-          .max_memory = max_memory.empty() ? 0 : parse_bytes(max_memory, "--max-memory")};
+          .max_memory = max_memory.empty() ? 0 : parse_bytes(max_memory, "--max-memory"),
+          .gpu = gpu_choice_named(gpu.empty() ? "0" : gpu),
+          .on_note = [](const std::string& line) { std::fprintf(stderr, "kt: note: %s\n", line.c_str()); }};
 }
 
 }  // namespace kt

@@ -13,7 +13,7 @@ namespace kt {
 struct ModelFlags {
   // `model` is the path, also where a name was given; `found` has the name and what is linked to it.
   ResolvedModel found;
-  std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory;
+  std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory, gpu = "off";
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
   void add_to(CLI::App& verb, Invocation& run);  // MODEL and the options
   void add_options(CLI::App& verb);              // for a verb that takes the model its own way

@@ -14,6 +14,7 @@
 #include "models/families.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
+#include "nn/gpu_ops.h"
 
 namespace kt {
 namespace {
@@ -84,13 +85,49 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   if (options_.weights.empty()) options_.weights = experts_path();
   open_source();
   pool_ = std::make_shared<Pool>(pool_options(options_));
-  sizes_ = build(make_cpu_ops(pool_, {.sizes_only = true}), {});
+  open_gpu();
+  sizes_ = build(make_ops(true), {});
   if (const std::string idle = sizes_->idle().describe(); !idle.empty())
     log_once(LogLevel::kWarning, "{}: {}", this->path(), idle);
   seconds_ = seconds_from(start);
 }
 
 OpenedModel::~OpenedModel() = default;
+
+void OpenedModel::note(const std::string& line) const {
+  if (options_.on_note) options_.on_note(line);
+}
+
+void OpenedModel::open_gpu() {
+  if (options_.gpu.kind == GpuChoice::Kind::kOff) return;
+  try {
+    gpu_ = std::make_shared<Gpu>(options_.gpu.number);
+  } catch (const Error& error) {
+    if (options_.gpu.kind != GpuChoice::Kind::kAuto) throw;
+    note(text("everything runs on the CPU: {}", error.what()));
+  }
+}
+
+std::unique_ptr<Ops> OpenedModel::make_ops(bool sizes_only) const {
+  if (!gpu_) return make_cpu_ops(pool_, {.sizes_only = sizes_only});
+  return make_gpu_ops(
+      pool_, {.number = gpu_->facts().number, .sizes_only = sizes_only, .gpu = sizes_only ? nullptr : gpu_});
+}
+
+// Free memory counts, not what the card has.
+void OpenedModel::check_gpu_memory(const MemoryPlan& plan) const {
+  for (const PlaceMemory& at : plan.places) {
+    if (at.place.kind != Place::Kind::kGpu) continue;
+    const uint64_t needed = at.weights() + at.kv_cache + at.workspace, free = gpu_->free_memory();
+    if (needed > free)
+      fail_as(ErrorKind::kMemory,
+              "{}: {} of memory needed (matrices {}, KV cache {}, workspace {}), {} free; try "
+              "`linear_format` int4, "
+              "`kv` int8, a shorter context or `gpu` off",
+              gpu_->facts().describe(), human_bytes(needed), human_bytes(at.weights()),
+              human_bytes(at.kv_cache), human_bytes(at.workspace), human_bytes(free));
+  }
+}
 
 void OpenedModel::open_source() {
   const bool moe = spec().moe() != nullptr;
@@ -142,10 +179,23 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   const auto start = Clock::now();
   MemoryRequest use = options.use;
   use.context = std::min(use.context, spec().context);  // no caller gets further
-  check_memory(path(), memory_plan(use), base_bytes(), options_);
+  if (gpu_ && options_.gpu.kind == GpuChoice::Kind::kAuto) {
+    try {
+      check_gpu_memory(memory_plan(use));
+    } catch (const Error& error) {
+      note(text("everything runs on the CPU: {}", error.what()));
+      gpu_.reset();
+      sizes_ = build(make_ops(true), {});
+    }
+  }
+  const MemoryPlan plan = memory_plan(use);
+  check_memory(path(), plan, base_bytes(), options_);
+  check_gpu_memory(plan);
+  if (gpu_)
+    note(text("{}: attention, dense parts and the cache; the CPU: routed experts", gpu_->facts().describe()));
   std::string dialect = experts_dialect();
   sizes_.reset();
-  auto transformer = build(make_cpu_ops(pool_), {.on_layer = options.on_layer});
+  auto transformer = build(make_ops(false), {.on_layer = options.on_layer});
   check_mapped_files();
   checkpoint().check_sizes();
   if (weights_) weights_->check_sizes();

@@ -7,6 +7,7 @@
 
 #include "base/pool.h"
 #include "engine/described_model.h"
+#include "engine/gpu_choice.h"
 #include "kernels/plan.h"
 #include "models/memory_plan.h"
 #include "nn/ops.h"
@@ -15,6 +16,7 @@
 
 namespace kt {
 
+class Gpu;
 class LoadedModel;
 class Transformer;
 struct TransformerOptions;
@@ -34,6 +36,9 @@ struct ModelOptions {
   int max_tokens = 1024;           // of one step
   uint64_t max_memory = 0;         // loading is refused where more is needed; 0: than the machine has
   TokenizerNeed tokenizer = TokenizerNeed::kNeeded;
+  GpuChoice gpu = {};  // takes all but routed experts and the embedding
+  std::function<void(const std::string&)> on_note =
+      {};  // what was chosen for the caller, and why; a line each
 };
 
 struct LoadOptions {
@@ -63,6 +68,10 @@ class OpenedModel : public DescribedModel {
 
  private:
   void open_source();
+  void open_gpu();
+  std::unique_ptr<Ops> make_ops(bool sizes_only) const;
+  void check_gpu_memory(const MemoryPlan& plan) const;
+  void note(const std::string& line) const;
   std::unique_ptr<Transformer> build(std::shared_ptr<Ops> ops, TransformerOptions how) const;
   const ExpertSource* experts() const { return rounded_ ? rounded_.get() : source_.get(); }
 
@@ -70,6 +79,7 @@ class OpenedModel : public DescribedModel {
   std::unique_ptr<Checkpoint> weights_;             // of ModelOptions::weights, where that is one
   std::unique_ptr<ExpertSource> source_, rounded_;  // as stored, and as it will be loaded; null: no experts
   std::shared_ptr<Pool> pool_;
+  std::shared_ptr<const Gpu> gpu_;      // null: the CPU alone
   std::unique_ptr<Transformer> sizes_;  // no weights: what memory_plan() asks
   double seconds_ = 0;                  // of opening, without what DescribedModel reads
 };

@@ -77,6 +77,17 @@ Linear::Linear(Pool& pool, const RowReader& weights, std::span<const float> bias
   for_pieces(pool, weights, [&](int64_t first, const MatrixView& piece) { pack(first, piece); });
 }
 
+std::vector<Linear::Run> Linear::runs() const {
+  std::vector<Run> out;
+  for (const Slice& slice : slices_)
+    if (slice.packing.blocks > 0) out.push_back({slice.first_block, slice.memory.bytes()});
+  return out;
+}
+
+Packing Linear::packing() const {
+  return packing_for(format_, n_, k_, options_.kernels->fragment, "a linear");
+}
+
 // Which rows each node has, and memory for them.
 void Linear::lay_out(const Pool& pool, std::string_view name) {
   if (!options_.kernels) options_.kernels = &kernels();

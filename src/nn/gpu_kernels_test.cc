@@ -1,0 +1,113 @@
+// Products of every format from both packings, by the kernels that GPU operations launch, against a double loop over the
+// same numbers. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/testing/random_values.h"
+#include "base/text.h"
+#include "cuda/device.h"
+#include "cuda/testing/test_cuda.h"
+#include "formats/known_formats.h"
+#include "kernels/pack.h"
+#include "nn/gpu_weights.h"
+
+namespace kt {
+namespace {
+
+const char* code_word(Code code) {
+  constexpr const char* kWords[] = {"i8",  "u2",   "u3",   "u4",   "u5",  "u6",
+                                    "iq4", "e2m1", "e4m3", "bf16", "f16", "f32"};
+  return kWords[static_cast<size_t>(code)];
+}
+
+struct ProductCase {
+  const NamedFormat* format;
+  Fragment fragment;
+};
+
+class GpuProducts : public testing::TestWithParam<ProductCase> {};
+
+// Poisoned where the kernel has to write.
+void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed) {
+  const Format& format = of.format->format;
+  const Matrix matrix = quantise(format, random_values(static_cast<size_t>(n * k), seed), n, k);
+  std::vector<float> values(static_cast<size_t>(n * k));
+  dequantise(matrix.view(), values);
+  const Packing packing = packing_for(format, n, k, of.fragment, "w");
+  std::vector<std::byte> blocks(packing.bytes());
+  for (int64_t b = 0; b < packing.blocks; ++b)
+    pack_block(packing, matrix.view(), 0, b, blocks.data() + static_cast<size_t>(b) * packing.block_bytes);
+
+  const auto gpu = std::make_shared<Gpu>(0);
+  GpuStream stream(gpu);
+  const GpuMemory memory{gpu, &stream};
+  GpuLinear linear(memory, packing, blocks, "w");
+  const std::vector<float> x = random_values(static_cast<size_t>(m * (k + 3)), seed + 1),
+                           bias = random_values(static_cast<size_t>(n), seed + 2),
+                           factors = random_values(static_cast<size_t>(m), seed + 3);
+  const std::vector<float> poison(static_cast<size_t>(m * (n + 2)), std::nanf(""));
+  const DeviceBuffer in = memory.hold(x.data(), x.size() * 4, "x"),
+                     add = memory.hold(bias.data(), bias.size() * 4, "b"),
+                     times = memory.hold(factors.data(), factors.size() * 4, "f"),
+                     out = memory.hold(poison.data(), poison.size() * 4, "y");
+  const int at_once = m == 1 ? 1 : 8;
+  stream.launch(text("kt_product_{}_{}_{}", code_word(format.code), of.fragment.step_bytes, at_once),
+                packing.blocks, (m + at_once - 1) / at_once, 256,
+                ProductArgs{.weights = linear.rows(),
+                            .x = in.as<const float>(),
+                            .x_stride = k + 3,
+                            .y = out.as<float>(),
+                            .y_stride = n + 2,
+                            .bias = add.as<const float>(),
+                            .factors = times.as<const float>(),
+                            .m = m});
+  std::vector<float> y(poison.size());
+  stream.copy(y.data(), out.at(), y.size() * 4);
+  stream.wait();
+  for (int i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n + 2; ++j) {
+      const float found = y[static_cast<size_t>(i * (n + 2) + j)];
+      if (j >= n) {
+        ASSERT_TRUE(std::isnan(found)) << "wrote behind a row";
+        continue;
+      }
+      double sum = 0, sizes = 0;
+      for (int64_t c = 0; c < k; ++c) {
+        const double product = static_cast<double>(x[static_cast<size_t>(i * (k + 3) + c)]) *
+                               static_cast<double>(values[static_cast<size_t>(j * k + c)]);
+        sum += product;
+        sizes += std::abs(product);
+      }
+      const double factor = factors[static_cast<size_t>(i)],
+                   expected = (sum + bias[static_cast<size_t>(j)]) * factor;
+      // Numbers are added one by one in f32: their sizes times k * 2^-24 at most, and a few roundings more.
+      const double bound = (sizes * static_cast<double>(k + 24) + 4) * 0x1p-24 * std::abs(factor) + 1e-30;
+      ASSERT_NEAR(found, expected, bound) << n << " x " << k << ", row " << i << ", column " << j;
+    }
+  }
+}
+
+TEST_P(GpuProducts, OddShapes) {
+  const int64_t unit = column_granularity(GetParam().format->format, 1 << 20);
+  const int64_t narrow = GetParam().format->format.span.k == 0 ? 37 : unit;
+  check_product(GetParam(), 1, narrow, 1, 1);
+  check_product(GetParam(), 71, 2 * unit, 1, 2);
+  check_product(GetParam(), 33, narrow, 9, 3);
+  if (GetParam().format->format.span.k == 0) check_product(GetParam(), 17, 197, 3, 4);
+}
+
+std::vector<ProductCase> product_cases() {
+  std::vector<ProductCase> out;
+  for (const NamedFormat& format : kFormats)
+    for (const Fragment& fragment : {Fragment{4, true}, Fragment{8, false}})
+      out.push_back({&format, fragment});
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuProducts, testing::ValuesIn(product_cases()), [](const auto& each) {
+  return std::string(each.param.format->name) + "_" + std::to_string(each.param.fragment.step_bytes);
+});
+
+}  // namespace
+}  // namespace kt

@@ -1,0 +1,303 @@
+#include "nn/gpu_ops.h"
+
+#include "base/error.h"
+#include "nn/cpu_ops.h"
+#include "nn/cpu_work.h"
+#include "nn/gpu_cache.h"
+#include "nn/gpu_ops_state.h"
+
+namespace kt {
+namespace {
+
+constexpr int kAttendThreads = 64;   // a page's keys
+constexpr int kSplitBlocks = 32768;  // rows and heads times groups of pages: more are busy enough as they are
+
+}  // namespace
+
+GpuOps::GpuOps(std::shared_ptr<Pool> pool, GpuOpsOptions options)
+    : pool_(pool),
+      options_(std::move(options)),
+      host_(make_cpu_ops(std::move(pool), {.sizes_only = options_.sizes_only})),
+      stream_(options_.gpu ? std::make_unique<GpuStream>(options_.gpu) : nullptr),
+      weights_{options_.gpu, stream_.get()} {
+  KT_CHECK(options_.sizes_only == !options_.gpu, "operations on a GPU need one");
+}
+
+std::unique_ptr<GpuLinear> GpuOps::linear_of_rows(const RowReader& weights, std::span<const float> bias,
+                                                  std::string_view name) {
+  return std::make_unique<GpuLinear>(weights_, Linear(*pool_, weights, bias, packed(), name), name);
+}
+
+std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
+                                                    const ExpertsFill& fill) {
+  widest_hidden_ = std::max<int64_t>(widest_hidden_, shape.hidden);
+  return host_->make_experts(shape, options, fill);
+}
+
+std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
+                                                const ExpertsFill& fill) {
+  auto out = std::make_unique<GpuMlp>();
+  out->sizes = shape;
+  out->activation = options.activation;
+  out->gate_rows = memory_.rows("mlp gate", shape.inter);
+  out->up_rows = memory_.rows("mlp up", shape.inter);
+  fill.load(0, [&](const ExpertRows& from) {
+    const auto bias = [](const float* values, int64_t n) {
+      return values ? std::span(values, static_cast<size_t>(n)) : std::span<const float>();
+    };
+    out->gate = linear_of_rows(from.gate, bias(from.gate_bias, shape.inter), fill.name);
+    out->up = linear_of_rows(from.up, bias(from.up_bias, shape.inter), fill.name);
+    out->down = linear_of_rows(from.down, bias(from.down_bias, shape.hidden), fill.name);
+  });
+  return out;
+}
+
+std::unique_ptr<SequenceCache> GpuOps::make_cache(const SequenceShape& shape, int pages, int slots) {
+  for (const KvShape& plane : shape.planes)
+    if (std::max(plane.d, plane.dv) > kMostColumns)
+      fail_as(ErrorKind::kUnsupported, "heads of {} numbers: a GPU takes {} at most",
+              std::max(plane.d, plane.dv), kMostColumns);
+  return std::make_unique<GpuCache>(options_.gpu, shape, pages, slots);
+}
+
+size_t GpuOps::row_bytes(int max_tokens) const {
+  return static_cast<size_t>(memory_.floats(max_tokens) + tables_.width() * max_tokens) * sizeof(float);
+}
+
+void GpuOps::allocate(int max_tokens) {
+  const auto tokens = static_cast<size_t>(max_tokens);
+  memory_.allocate(options_.gpu, max_tokens);
+  tables_.allocate(options_.gpu, max_tokens);
+  expert_rows_ = PinnedBuffer(tokens * static_cast<size_t>(widest_hidden_) * sizeof(float));
+  expert_out_ = PinnedBuffer(expert_rows_.size());
+}
+
+void GpuOps::wait() {
+  const StepParts::Scope scope(&parts_, wait_part_);
+  stream_->wait();
+}
+
+void GpuOps::begin(const StepRows& step) {
+  KT_CHECK(!options_.sizes_only, "a model without weights");
+  KT_CHECK(step.tokens <= tables_.max_tokens(), "{} tokens, rows for {}", step.tokens, tables_.max_tokens());
+  step_ = step;
+  stream_->wait();
+  tables_.send(step.sequences, step.tokens, *stream_);
+}
+
+// Who asked for logits has waited already, and saw the error if there was one; the next step sees it otherwise.
+void GpuOps::end() noexcept {
+  try {
+    stream_->wait();
+  } catch (const std::exception&) {
+  }
+}
+
+void GpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) {
+  if (measured_) return;
+  const auto row = static_cast<size_t>(x.width) * sizeof(float), at = static_cast<size_t>(first) * row;
+  if (embedded_.size() < static_cast<size_t>(tables_.max_tokens()) * row)
+    embedded_ = PinnedBuffer(static_cast<size_t>(tables_.max_tokens()) * row);
+  auto* const to = reinterpret_cast<float*>(embedded_.data() + at);
+  spread(std::ssize(ids), [&](int64_t t) { table.read(ids[static_cast<size_t>(t)], to + t * x.width); });
+  stream_->copy(memory_.at(x) + first * x.width, to, ids.size() * row);
+}
+
+void GpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
+  if (measured_) return;
+  const auto& w = static_cast<const GpuVector&>(weights);
+  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
+                  NormArgs{.x = at(x),
+                           .weight = w.data(),
+                           .out = at(y),
+                           .x_stride = x.width,
+                           .out_stride = y.width,
+                           .width = static_cast<int>(w.size()),
+                           .eps = static_cast<float>(eps)});
+}
+
+void GpuOps::add(Rows x, Rows y) {
+  if (measured_) return;
+  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
+                  NormArgs{.x = at(x),
+                           .add = at(y),
+                           .x_stride = x.width,
+                           .add_stride = y.width,
+                           .width = static_cast<int>(x.width)});
+}
+
+void GpuOps::add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) {
+  if (measured_) return;
+  const auto& w = static_cast<const GpuVector&>(weights);
+  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
+                  NormArgs{.x = at(x),
+                           .add = at(y),
+                           .weight = w.data(),
+                           .out = at(out),
+                           .x_stride = x.width,
+                           .add_stride = y.width,
+                           .out_stride = out.width,
+                           .width = static_cast<int>(w.size()),
+                           .eps = static_cast<float>(eps)});
+}
+
+float* GpuOps::scratch(size_t floats) {
+  if (scratch_.size() < floats * sizeof(float)) {
+    stream_->wait();
+    scratch_ = {};
+    scratch_ = DeviceBuffer(options_.gpu, floats * sizeof(float), "scratch of a step");
+  }
+  return scratch_.as<float>();
+}
+
+void GpuOps::rotate(const RotateWrite& args, const HeadRows& heads, const float* growth) {
+  const auto* const norm = static_cast<const GpuVector*>(heads.norm);
+  const RopeSpec& rope = tables_.rope(args.rotation).spec();
+  stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads,
+                  RotateRowsArgs{.x = at(heads.rows),
+                                 .width = heads.rows.width,
+                                 .heads = heads.heads,
+                                 .stride = heads.stride,
+                                 .rotated = static_cast<int>(heads.rotated),
+                                 .norm = norm ? norm->data() : nullptr,
+                                 .norms = heads.norms,
+                                 .norm_size = norm ? static_cast<int>(norm->size()) : 0,
+                                 .eps = static_cast<float>(args.norm_eps),
+                                 .half = rope.dims / 2,
+                                 .interleaved = rope.interleaved ? 1 : 0,
+                                 .cosines = tables_.cosines(args.rotation),
+                                 .sines = tables_.sines(args.rotation),
+                                 .growth = growth});
+}
+
+void GpuOps::rotate_write(const RotateWrite& args) {
+  if (measured_) return;
+  rotate(args, args.q, args.growth.beta != 0 ? tables_.growth(args.growth, *stream_) : nullptr);
+  rotate(args, args.k, nullptr);
+  const CachePlane plane = static_cast<const GpuCache&>(*step_.cache).plane(args.plane);
+  stream_->launch("kt_write_cache", plane.heads, step_.tokens, kAttendThreads,
+                  WriteCacheArgs{.plane = plane,
+                                 .places = tables_.places(),
+                                 .k = at(args.k.rows),
+                                 .v = args.v.id >= 0 ? at(args.v) : nullptr,
+                                 .k_width = args.k.rows.width,
+                                 .v_width = args.v.width});
+}
+
+AttendRowsArgs GpuOps::attend_args(const Attend& args) const {
+  const auto* const sinks = static_cast<const GpuVector*>(args.sinks);
+  return {.plane = static_cast<const GpuCache&>(*step_.cache).plane(args.plane),
+          .places = tables_.places(),
+          .q = at(args.q),
+          .out = at(args.out),
+          .sinks = sinks ? sinks->data() : nullptr,
+          .q_width = args.q.width,
+          .out_width = args.out.width,
+          .heads = args.heads,
+          .window = args.window,
+          .scale = args.scale};
+}
+
+// Groups of pages that a row sees at most, where rows alone would leave the GPU idle; else 1.
+int GpuOps::groups_of(int heads, int window) const {
+  int longest = 0;
+  for (const AttentionSequence& sequence : step_.sequences)
+    longest = std::max(longest, sequence.position + sequence.count);
+  constexpr int kKeys = kAttendGroup * kPageTokens;
+  const int keys = window > 0 ? std::min(longest, window + kKeys) : longest;
+  const int groups = (keys + kKeys - 1) / kKeys;
+  return int64_t{heads} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
+}
+
+void GpuOps::attend(const Attend& args) {
+  const KvShape& shape =
+      measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : step_.cache->shape(args.plane);
+  for (const AttentionSequence& sequence : step_.sequences)
+    count(place(), attention_work(shape, args.heads, args.window, sequence));
+  const int groups = groups_of(args.heads, args.window);
+  const size_t parts = groups > 1
+                           ? static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.heads * groups) *
+                                 static_cast<size_t>(shape.dv + 2)
+                           : 0;
+  if (measured_) {
+    measured_->workspace = std::max(measured_->workspace, parts * sizeof(float));
+    return;
+  }
+  AttendRowsArgs how = attend_args(args);
+  const std::string kernel = text("kt_attend_{}", name_of(shape.type));
+  if (parts == 0) return stream_->launch(kernel, args.heads, step_.tokens, kAttendThreads, how);
+  how.groups = groups;
+  how.parts = scratch(parts);
+  stream_->launch(kernel, args.heads, int64_t{step_.tokens} * groups, kAttendThreads, how);
+  stream_->launch("kt_attend_join", args.heads, step_.tokens, kAttendThreads, how);
+}
+
+void GpuOps::copy_heads(const CopyHeads& args) {
+  if (measured_) return;
+  stream_->launch("kt_copy_heads", args.heads, step_.tokens, 64,
+                  CopyHeadsArgs{.from = at(args.from),
+                                .to = at(args.to),
+                                .from_width = args.from.rows.width,
+                                .to_width = args.to.rows.width,
+                                .from_stride = args.from_stride,
+                                .to_stride = args.to_stride,
+                                .heads = args.heads,
+                                .count = static_cast<int>(args.count)});
+}
+
+void GpuOps::sigmoid(Rows x) {
+  if (measured_) return;
+  const int64_t all = x.width * step_.tokens;
+  stream_->launch("kt_sigmoid", ceil_div(all, kRowThreads), 1, kRowThreads,
+                  SigmoidArgs{.x = at(x), .count = all});
+}
+
+void GpuOps::pick(Rows x, std::span<const int> tokens) {
+  if (measured_) return;
+  // Rows that move and rows that are read overlap: through scratch.
+  const size_t floats = tokens.size() * static_cast<size_t>(x.width);
+  float* const all = scratch(floats + tokens.size());
+  auto* const rows = reinterpret_cast<int32_t*>(all + floats);
+  const std::vector<int32_t> wanted(tokens.begin(), tokens.end());
+  stream_->copy(rows, wanted.data(), wanted.size() * sizeof(int32_t));
+  stream_->launch("kt_pick", std::ssize(tokens), 1, kRowThreads,
+                  PickArgs{.from = at(x), .to = all, .rows = rows, .width = x.width});
+  stream_->copy(at(x), all, floats * sizeof(float));
+}
+
+void GpuOps::write(std::span<const float> values, Rows x) {
+  stream_->copy(at(x), values.data(), values.size_bytes());
+}
+
+void GpuOps::read(Rows x, std::span<float> values) {
+  stream_->copy(values.data(), at(x), values.size_bytes());
+  wait();
+}
+
+StepNeeds GpuOps::measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) {
+  Measured measured{.shape = &shape, .work = {}};
+  const StepRows before = std::exchange(step_, step);
+  measured_ = &measured;
+  const auto restore = [&] {
+    measured_ = nullptr;
+    step_ = before;
+  };
+  try {
+    run();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+  const size_t passing =
+      static_cast<size_t>(step.tokens) * static_cast<size_t>(widest_hidden_) * sizeof(float);
+  return {.work = std::move(measured.work),
+          .workspace = measured.workspace,
+          .on_host = measured.on_host + 3 * passing};
+}
+
+std::unique_ptr<Ops> make_gpu_ops(std::shared_ptr<Pool> pool, GpuOpsOptions options) {
+  return std::make_unique<GpuOps>(std::move(pool), std::move(options));
+}
+
+}  // namespace kt

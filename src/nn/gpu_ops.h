@@ -1,0 +1,20 @@
+// The operations of nn/ops.h on one stream of one GPU; routed experts stay on the workers of a pool. Dense weights are
+// the CPU's packed bytes in device memory. Everything is computed in f32, whatever the weights are.
+#pragma once
+#include <memory>
+
+#include "base/pool.h"
+#include "cuda/device.h"
+#include "nn/ops.h"
+
+namespace kt {
+
+struct GpuOpsOptions {
+  int number = 0;                       // of the GPU, also where there is none to plan for
+  bool sizes_only = false;              // as CpuOpsOptions'; needs no GPU
+  std::shared_ptr<const Gpu> gpu = {};  // null with sizes_only
+};
+
+std::unique_ptr<Ops> make_gpu_ops(std::shared_ptr<Pool> pool, GpuOpsOptions options);
+
+}  // namespace kt

@@ -1,0 +1,211 @@
+// Operations of GpuOps that multiply: linears, routers, experts on both sides, the head.
+#include <array>
+
+#include "base/error.h"
+#include "nn/cpu_weights.h"
+#include "nn/cpu_work.h"
+#include "nn/gpu_ops_state.h"
+
+namespace kt {
+namespace {
+
+constexpr int kProductThreads = 256, kProductRows = 8;
+constexpr int kLogitRows = 64;  // of the head at once
+
+// Parts of kernels' names.
+constexpr auto kCodeNames = std::to_array<std::pair<Code, const char*>>({{Code::kI8, "i8"},
+                                                                         {Code::kU2, "u2"},
+                                                                         {Code::kU3, "u3"},
+                                                                         {Code::kU4, "u4"},
+                                                                         {Code::kU5, "u5"},
+                                                                         {Code::kU6, "u6"},
+                                                                         {Code::kIq4, "iq4"},
+                                                                         {Code::kE2m1, "e2m1"},
+                                                                         {Code::kE4m3, "e4m3"},
+                                                                         {Code::kBf16, "bf16"},
+                                                                         {Code::kF16, "f16"},
+                                                                         {Code::kF32, "f32"}});
+
+std::string product_kernel(const Packing& packing, int rows) {
+  const auto name =
+      std::ranges::find(kCodeNames, packing.format.code, [](const auto& row) { return row.first; });
+  KT_CHECK(name != kCodeNames.end(), "code {}", static_cast<int>(packing.format.code));
+  return text("kt_product_{}_{}_{}", name->second, packing.fragment.step_bytes, rows);
+}
+
+RouteArgs route_args(const ChooseExperts& args) {
+  const RouterSpec& spec = *args.spec;
+  return {.width = args.scores.width,
+          .experts = static_cast<int>(args.router->n()),
+          .top_k = args.top_k,
+          .sigmoid = spec.score == RouterSpec::Score::kSigmoid,
+          .softmax_of_chosen = spec.softmax_of_chosen,
+          .normalise = spec.normalise,
+          .groups = spec.groups,
+          .top_groups = spec.top_groups,
+          .group_top_two = spec.group_score == RouterSpec::GroupScore::kTopTwo,
+          .normalise_floor = static_cast<float>(spec.normalise_floor),
+          .normalise_least = static_cast<float>(spec.normalise_least),
+          .scale = static_cast<float>(spec.scale)};
+}
+
+}  // namespace
+
+void GpuOps::multiply(int rows, const Product& product) {
+  const Packing& packing = product.weights.packing;
+  count(place(), matrix_work(packing.format, product.weights.stored,
+                             2.0 * static_cast<double>(packing.n) * static_cast<double>(packing.k) * rows));
+  if (measured_) return;
+  const int at_once = rows == 1 ? 1 : kProductRows;
+  stream_->launch(product_kernel(packing, at_once), packing.blocks, ceil_div(rows, at_once), kProductThreads,
+                  ProductArgs{.weights = product.weights.rows(),
+                              .x = product.x,
+                              .x_stride = product.x_stride,
+                              .y = product.y,
+                              .y_stride = product.y_stride,
+                              .bias = product.weights.bias.as<const float>(),
+                              .factors = product.factors,
+                              .m = rows});
+}
+
+void GpuOps::linear(std::span<const LinearUse> uses) {
+  for (const LinearUse& use : uses) {
+    multiply(step_.tokens, {.weights = static_cast<const GpuLinear&>(*use.weights),
+                            .x = measured_ ? nullptr : at(use.x),
+                            .x_stride = use.x.rows.width,
+                            .y = measured_ ? nullptr : at(use.y),
+                            .y_stride = use.y.rows.width});
+    if (use.adapter) add_adapter(use);
+  }
+}
+
+void GpuOps::add_adapter(const LinearUse& use) {
+  const auto& down = static_cast<const GpuLinear&>(*use.adapter->down);
+  const auto& up = static_cast<const GpuLinear&>(*use.adapter->up);
+  const int64_t rank = down.n(), n = up.n(), tokens = step_.tokens;
+  if (measured_)
+    measured_->workspace =
+        std::max(measured_->workspace, static_cast<size_t>(tokens * (rank + n)) * sizeof(float));
+  float* const low = measured_ ? nullptr : scratch(static_cast<size_t>(tokens * (rank + n)));
+  float* const sum = measured_ ? nullptr : low + tokens * rank;
+  multiply(step_.tokens, {.weights = down,
+                          .x = measured_ ? nullptr : at(use.x),
+                          .x_stride = use.x.rows.width,
+                          .y = low,
+                          .y_stride = rank});
+  multiply(step_.tokens, {.weights = up, .x = low, .x_stride = rank, .y = sum, .y_stride = n});
+  if (measured_) return;
+  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
+                  NormArgs{.x = at(use.y),
+                           .add = sum,
+                           .x_stride = use.y.rows.width,
+                           .add_stride = n,
+                           .width = static_cast<int>(n),
+                           .add_scale = use.adapter->scale});
+}
+
+std::span<const int32_t> GpuOps::route(const ChooseExperts& args) {
+  const LinearUse use{.weights = args.router, .x = args.x, .y = args.scores};
+  linear({&use, 1});
+  if (measured_) return {};
+  RouteArgs how = route_args(args);
+  KT_CHECK(how.experts <= kMostRouted && how.top_k <= kMostChosen, "{} of {} experts", how.top_k,
+           how.experts);
+  const auto* const correction = static_cast<const GpuVector*>(args.correction);
+  how.scores = at(args.scores);
+  how.correction = correction ? correction->data() : nullptr;
+  how.ids = ids_at(args.ids);
+  how.weights = at(args.weights);
+  stream_->launch("kt_route", step_.tokens, 1, 32, how);
+  const size_t slots = static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.top_k);
+  if (args.top_k > most_chosen_) {
+    most_chosen_ = args.top_k;
+    const size_t bytes =
+        static_cast<size_t>(tables_.max_tokens()) * static_cast<size_t>(args.top_k) * sizeof(float);
+    ids_ = PinnedBuffer(bytes);
+    factors_ = PinnedBuffer(bytes);
+  }
+  stream_->copy(ids_.data(), how.ids, slots * sizeof(int32_t));
+  stream_->copy(factors_.data(), how.weights, slots * sizeof(float));
+  wait();
+  return {reinterpret_cast<const int32_t*>(ids_.data()), slots};
+}
+
+void GpuOps::experts(const RunExperts& args) {
+  const Experts& experts = experts_of(*args.experts);
+  const int64_t slots = int64_t{step_.tokens} * args.top_k;
+  if (measured_) {
+    const double hits = even_hits(experts.shape(), args.top_k, step_.tokens);
+    count(kHost, experts_work(experts, hits, static_cast<double>(slots)));
+    measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
+    return;
+  }
+  const size_t bytes =
+      static_cast<size_t>(step_.tokens) * static_cast<size_t>(experts.shape().hidden) * sizeof(float);
+  stream_->copy(expert_rows_.data(), at(args.x), bytes);
+  wait();
+  const StepParts::Scope scope(&parts_, experts_part_);
+  const auto* const ids = reinterpret_cast<const int32_t*>(ids_.data());
+  hit_.assign(static_cast<size_t>(experts.shape().experts), 0);
+  for (int64_t i = 0; i < slots; ++i)
+    if (ids[i] >= 0) hit_[static_cast<size_t>(ids[i])] = 1;
+  const auto hits = static_cast<double>(std::count(hit_.begin(), hit_.end(), 1));
+  const Amount amount = experts_work(experts, hits, static_cast<double>(slots));
+  count(kHost, amount);
+  parts_.count(amount);
+  experts.forward({.tokens = step_.tokens,
+                   .top_k = args.top_k,
+                   .input = expert_rows_.data(),
+                   .ids = ids,
+                   .weights = reinterpret_cast<const float*>(factors_.data()),
+                   .output = expert_out_.data()});
+  stream_->copy(at(args.out), expert_out_.data(), bytes);
+}
+
+void GpuOps::mlp(const RunMlp& args) {
+  const auto& mlp = static_cast<const GpuMlp&>(*args.mlp);
+  float* const gate = measured_ ? nullptr : at(mlp.gate_rows);
+  float* const up = measured_ ? nullptr : at(mlp.up_rows);
+  const int64_t inter = mlp.sizes.inter;
+  const float* const x = measured_ ? nullptr : at(args.x);
+  multiply(step_.tokens,
+           {.weights = *mlp.gate, .x = x, .x_stride = args.x.width, .y = gate, .y_stride = inter});
+  multiply(step_.tokens, {.weights = *mlp.up, .x = x, .x_stride = args.x.width, .y = up, .y_stride = inter});
+  if (!measured_)
+    stream_->launch("kt_gate", ceil_div(inter * step_.tokens, kRowThreads), 1, kRowThreads,
+                    GateArgs{.gate = gate,
+                             .up = up,
+                             .mid = gate,
+                             .count = inter * step_.tokens,
+                             .kind = static_cast<int>(mlp.activation.kind),
+                             .limit = mlp.activation.limit,
+                             .alpha = mlp.activation.alpha});
+  multiply(step_.tokens, {.weights = *mlp.down,
+                          .x = gate,
+                          .x_stride = inter,
+                          .y = measured_ ? nullptr : at(args.out),
+                          .y_stride = args.out.width,
+                          .factors = measured_ || args.factors.id < 0 ? nullptr : at(args.factors)});
+}
+
+void GpuOps::project(const PlacedLinear& weights, Rows x, int count, float* y) {
+  const auto& head = static_cast<const GpuLinear&>(weights);
+  const auto at_once = static_cast<size_t>(std::min(count, kLogitRows));
+  if (measured_)
+    measured_->workspace =
+        std::max(measured_->workspace, at_once * static_cast<size_t>(head.n()) * sizeof(float));
+  float* const logits = measured_ ? nullptr : scratch(at_once * static_cast<size_t>(head.n()));
+  for (int first = 0; first < count; first += kLogitRows) {
+    const int rows = std::min(kLogitRows, count - first);
+    multiply(rows, {.weights = head,
+                    .x = measured_ ? nullptr : at(x) + first * x.width,
+                    .x_stride = x.width,
+                    .y = logits,
+                    .y_stride = head.n()});
+    if (measured_) continue;
+    stream_->copy(y + first * head.n(), logits, static_cast<size_t>(rows * head.n()) * sizeof(float));
+    wait();
+  }
+}
+
+}  // namespace kt

@@ -1,0 +1,163 @@
+"""Whole models with a GPU beside the CPU, on the test driver: every family's logits against transformers, the program's
+answers, and what it says where there is no GPU that could be used.
+
+KT_TEST_CUDA names the folder with the driver's libcuda.so.1, KT_MODEL_PROBE the program model_probe.
+"""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import logits as probes  # noqa: E402
+from logits import check, prompt  # noqa: E402
+
+CUDA = os.environ.get("KT_TEST_CUDA", "")
+KT = os.environ.get("KT_PROGRAM", "")
+DEMO = pathlib.Path(__file__).parent.parent / "demo" / "tiny-deepseekv3"
+FULL = os.environ.get("KT_TEST_FULL") == "1"
+pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists() or not probes.PROBE,
+                                reason="KT_TEST_CUDA or KT_MODEL_PROBE is not there")
+
+# As model_logits_test.py: activations are float32 on both sides.
+BOUND = 1e-4
+LENGTHS = [1, 7, 130]
+
+
+def with_gpu(**more):
+    return dict(os.environ, LD_LIBRARY_PATH=CUDA + ":" + os.environ.get("LD_LIBRARY_PATH", ""), **more)
+
+
+def probe(folder, sequences, vocabulary, *options, seed="1"):
+    before = dict(os.environ)
+    os.environ.update(with_gpu(KT_TEST_CUDA_SEED=seed))
+    try:
+        return probes.probe(folder, sequences, vocabulary, "--gpu", "0", *options)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class TestFamilies:
+    """f32 on both sides; weights as transformers wrote them."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def root(cls, tmp_path_factory):
+        pytest.importorskip("torch", reason="torch is not installed")
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        return tmp_path_factory.mktemp("models")
+
+    @staticmethod
+    @functools.cache
+    def model(root, key):
+        import tiny_models
+        import torch
+        model = tiny_models.build(key, torch.float32)
+        prompts = [prompt(tokens, tiny_models.VOCAB) for tokens in LENGTHS]
+        expected = [tiny_models.logits(model, [ids]) for ids in prompts]
+        return tiny_models.save(model, root / key, torch.float32), prompts, expected, tiny_models.VOCAB
+
+    def keys():
+        try:
+            import tiny_models
+            return list(tiny_models.MODELS)
+        except ImportError:
+            return ["none"]
+
+    @pytest.mark.parametrize("key", keys())
+    def test_logits(self, root, key):
+        folder, prompts, expected, vocabulary = self.model(root, key)
+        order = [2, 0, 1, 1]
+        ours = probe(folder, [prompts[i] for i in order], vocabulary, "--chunk", "67")
+        check(ours, np.concatenate([expected[i] for i in order]), BOUND)
+
+    @pytest.mark.parametrize("key", [key for key in keys() if FULL or "-" not in key])
+    def test_one_token_at_a_time_and_any_order_of_threads_give_the_same_bits(self, root, key):
+        folder, prompts, expected, vocabulary = self.model(root, key)
+        whole = probe(folder, [prompts[1]], vocabulary)
+        check(whole, expected[1], BOUND)
+        assert (probe(folder, [prompts[1]], vocabulary, "--chunk", "1", seed="5") == whole).all()
+
+
+class TestDemo:
+    IDS = [[(i * 37 + 11) % 200 + 5 for i in range(70)], [(i * 13 + 7) % 150 + 9 for i in range(33)]]
+
+    @pytest.mark.parametrize("options,bound", [
+        ([], 2e-5),
+        (["--kv", "bf16"], 0.01),
+        (["--kv", "int8"], 0.01),
+        (["--linear-format", "int8"], 2e-5),
+        (["--linear-format", "int4_g32"], 2e-5),
+        (["--linear-format", "q8_0"], 2e-5),
+        (["--linear-format", "mxfp4"], 2e-5),
+        (["--format", "int4", "--shards", "2"], 2e-5),
+    ])
+    def test_the_cpu_alone_says_the_same(self, options, bound):
+        ours = probe(DEMO, self.IDS, 4096, "--chunk", "16", *options)
+        theirs = probes.probe(DEMO, self.IDS, 4096, *options)
+        if "--kv" in options:  # the CPU rounds queries and weights of values too
+            probes.check_but_for_ties(ours, theirs, bound)
+        else:
+            check(ours, theirs, bound)
+
+
+def kt(*words, **environment):
+    return subprocess.run([KT, *words], capture_output=True, text=True, env=with_gpu(KT_LANG="en", **environment), timeout=300)
+
+
+@pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name kt")
+class TestProgram:
+    ASK = ("generate", str(DEMO), "-p", "Once upon a time", "--max-tokens", "24", "--acts", "f32")
+
+    def test_generate(self):
+        plain, gpu = kt(*self.ASK), kt(*self.ASK, "--gpu")
+        assert gpu.returncode == 0, gpu.stderr
+        assert gpu.stdout == plain.stdout and len(plain.stdout) > 40
+        assert gpu.stderr == "kt: note: GPU 0 (test driver): attention, dense parts and the cache; the CPU: routed experts\n"
+        assert plain.stderr == ""
+
+    def test_perplexity(self, tmp_path):
+        text = tmp_path / "text"
+        text.write_text("Once upon a time there was a little fox who lived at the edge of a dark wood. " * 3)
+        words = ("perplexity", str(DEMO), "--file", str(text), "--acts", "f32", "--json")
+        plain, gpu = kt(*words), kt(*words, "--gpu", "0")
+        assert gpu.returncode == 0, gpu.stderr
+        import json
+        assert abs(json.loads(gpu.stdout)["perplexity"] / json.loads(plain.stdout)["perplexity"] - 1) < 1e-4
+
+    @pytest.mark.parametrize("words,environment,code,line", [
+        (("--gpu", "3"), {}, 4, "kt: GPU 3: there is 1, numbered from 0"),
+        (("--gpu",), {"KT_TEST_CUDA_CAPABILITY": "75"}, 4,
+         "kt: GPU 0 (test driver): compute capability 7.5, needed is 8.0 or newer (Ampere, 2020)"),
+        (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuInit=100"}, 4, "kt: no GPU: no CUDA device"),
+        (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuDevicePrimaryCtxRetain=2"}, 3, "kt: GPU 0 (test driver): CUDA cannot open a device: CUDA_ERROR_OUT_OF_MEMORY"),
+        (("--gpu",), {"KT_TEST_CUDA_MEMORY": "1000000"}, 3, "kt: GPU 0 (test driver): 2"),
+        (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuMemAlloc_v2=2"}, 3, "kt: GPU 0 (test driver): "),
+        (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuModuleLoadData=218"}, 5, "kt: GPU 0 (test driver): CUDA cannot compile "),
+        (("--gpu",), {"KT_CUDA_PTX": "/nowhere"}, 2, "kt: /nowhere/"),
+        (("--gpu", "fast"), {}, 2, "kt: --gpu: expected the number of a device, auto or off, got fast"),
+    ])
+    def test_what_cannot_be_is_said(self, words, environment, code, line):
+        done = kt(*self.ASK, *words, **environment)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert done.stderr.startswith(line) or line in done.stderr.splitlines()[-1], done.stderr
+
+    def test_auto_goes_on_without_one_and_says_why(self):
+        plain = kt(*self.ASK)
+        for environment, why in [({"KT_TEST_CUDA_CAPABILITY": "75"}, "compute capability 7.5"),
+                                 ({"KT_TEST_CUDA_MEMORY": "1000000"}, "of memory needed")]:
+            done = kt(*self.ASK, "--gpu", "auto", **environment)
+            assert done.returncode == 0 and done.stdout == plain.stdout
+            assert done.stderr.startswith("kt: note: everything runs on the CPU: ") and why in done.stderr
+
+    def test_a_gpu_that_is_lost_ends_the_run_with_its_name(self):
+        for entry in ("cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"):
+            done = kt(*self.ASK, "--gpu", KT_TEST_CUDA_FAIL=entry + "=700")
+            assert done.returncode == 5 and done.stdout == ""
+            assert "GPU 0 (test driver): CUDA cannot" in done.stderr and "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stderr
