@@ -7,9 +7,11 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    const kt::ExpertStatistics found = kt::parse_expert_statistics(std::as_bytes(std::span(data, size)), "input");
+    const kt::ExpertStatistics found =
+        kt::parse_expert_statistics(std::as_bytes(std::span(data, size)), "input");
     if (found.layers < 1 || found.experts < 1) std::abort();
-    if (found.counts.size() != static_cast<size_t>(found.layers) * static_cast<size_t>(found.experts)) std::abort();
+    if (found.counts.size() != static_cast<size_t>(found.layers) * static_cast<size_t>(found.experts))
+      std::abort();
     for (const int64_t count : found.counts)
       if (count < 0) std::abort();
   } catch (const kt::Error& error) {

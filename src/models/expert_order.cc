@@ -86,7 +86,9 @@ std::optional<int64_t> ExpertWish::total(int64_t layers, int64_t experts) const 
   if (kind == Kind::kAuto) return {};
   if (experts == 0) return 0;
   // A share is of whole experts of the whole model, multiplied in SGLang's order: the same number to the last bit.
-  const double each = kind == Kind::kPerLayer ? amount : amount * (static_cast<double>(experts) / static_cast<double>(layers));
+  const double each = kind == Kind::kPerLayer
+                          ? amount
+                          : amount * (static_cast<double>(experts) / static_cast<double>(layers));
   const double wanted = std::floor(each * static_cast<double>(layers));
   return wanted < static_cast<double>(experts) ? static_cast<int64_t>(wanted) : experts;
 }
@@ -98,7 +100,8 @@ ExpertWish parse_expert_wish(std::string_view words, std::string_view name) {
   double amount = 0;
   int whole = 0;
   const char* const end = digits.data() + digits.size();
-  const auto read = share ? std::from_chars(digits.data(), end, amount) : std::from_chars(digits.data(), end, whole);
+  const auto read =
+      share ? std::from_chars(digits.data(), end, amount) : std::from_chars(digits.data(), end, whole);
   const bool good = read.ec == std::errc() && read.ptr == end && !digits.empty();
   if (!share && good && whole >= 0) return {.kind = ExpertWish::Kind::kPerLayer, .amount = double(whole)};
   if (share && good && amount >= 0 && amount <= 100)

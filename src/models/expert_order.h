@@ -13,12 +13,12 @@
 namespace kt {
 
 enum class ExpertStrategy : uint8_t {
-  kUniform,       // as many in each layer, its first experts; the first layers have one more
-  kFrequency,     // the most used of all layers, by statistics; of equals the lower layer, then the lower expert
+  kUniform,    // as many in each layer, its first experts; the first layers have one more
+  kFrequency,  // the most used of all layers, by statistics; of equals the lower layer, then the lower expert
   kFrontLoading,  // whole layers from the first on
   kRandom,        // any, drawn with a seed: torch.randperm's order, the same in every process
 };
-std::string_view name_of(ExpertStrategy strategy);                // "uniform", "front-loading" ...
+std::string_view name_of(ExpertStrategy strategy);            // "uniform", "front-loading" ...
 ExpertStrategy expert_strategy_named(std::string_view name);  // Error with the list otherwise
 
 inline constexpr uint32_t kPlacementSeed = 42;

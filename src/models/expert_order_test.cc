@@ -76,8 +76,9 @@ TEST(ExpertWish, IsReadAndCounted) {
   EXPECT_EQ(text_of(parse_expert_wish("12", "x")), "12 a layer");
   EXPECT_EQ(text_of(parse_expert_wish("auto", "x")), "auto");
   for (const char* bad : {"", "%", "-1", "1.5", "101%", "-1%", "nan%", "8x", "all", "99999999999"})
-    EXPECT_EQ(error_of([&] { parse_expert_wish(bad, "gpu_experts"); }),
-              text("gpu_experts: expected auto, experts a layer such as 8, or a share such as 25%, got '{}'", bad));
+    EXPECT_EQ(
+        error_of([&] { parse_expert_wish(bad, "gpu_experts"); }),
+        text("gpu_experts: expected auto, experts a layer such as 8, or a share such as 25%, got '{}'", bad));
 }
 
 }  // namespace

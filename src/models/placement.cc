@@ -67,8 +67,8 @@ int64_t longest_context(const PlacementSizes& sizes, const PlacementWish& wish, 
                         uint64_t allowed) {
   const auto sequences = static_cast<uint64_t>(wish.use.sequences);
   const uint64_t page = sum_of_layers(sizes, [](const auto& layer) { return layer.page; });
-  const uint64_t other =
-      fixed.sum() - fixed.cache + sequences * sum_of_layers(sizes, [](const auto& layer) { return layer.state; });
+  const uint64_t other = fixed.sum() - fixed.cache +
+                         sequences * sum_of_layers(sizes, [](const auto& layer) { return layer.state; });
   if (page == 0 || other >= allowed) return 0;
   return static_cast<int64_t>((allowed - other) / page / sequences) * sizes.page_tokens;
 }
@@ -102,13 +102,14 @@ void check_fixed(const PlacementSizes& sizes, const PlacementWish& wish, const F
                  const DevicePlacement& device) {
   const uint64_t needed = fixed.sum();
   if (needed <= device.allowed) return;
-  fail_as(ErrorKind::kMemory,
-          "{}: {} needed without any expert (dense parts {}, cache of {} tokens {}, workspace {}, driver {}), {} "
-          "allowed ({}): {} too much{}",
-          device_text(device), human_bytes(needed), human_bytes(fixed.dense),
-          int64_t{wish.use.sequences} * wish.use.context, human_bytes(fixed.cache), human_bytes(fixed.workspace),
-          human_bytes(fixed.taken), human_bytes(device.allowed), device.decided_by,
-          human_bytes(needed - device.allowed), advice(sizes, wish, fixed, device));
+  fail_as(
+      ErrorKind::kMemory,
+      "{}: {} needed without any expert (dense parts {}, cache of {} tokens {}, workspace {}, driver {}), {} "
+      "allowed ({}): {} too much{}",
+      device_text(device), human_bytes(needed), human_bytes(fixed.dense),
+      int64_t{wish.use.sequences} * wish.use.context, human_bytes(fixed.cache), human_bytes(fixed.workspace),
+      human_bytes(fixed.taken), human_bytes(device.allowed), device.decided_by,
+      human_bytes(needed - device.allowed), advice(sizes, wish, fixed, device));
 }
 
 // Who is hot, and why.
@@ -118,7 +119,8 @@ struct HotChoice {
 };
 
 // The first of the order, as many as fit.
-size_t longest_that_fits(const PlacementSizes& sizes, const std::vector<ExpertOfLayer>& order, uint64_t left) {
+size_t longest_that_fits(const PlacementSizes& sizes, const std::vector<ExpertOfLayer>& order,
+                         uint64_t left) {
   size_t count = 0;
   for (const ExpertOfLayer& each : order) {
     const uint64_t bytes = sizes.layers[static_cast<size_t>(each.layer)].expert_bytes();
@@ -135,7 +137,8 @@ HotChoice choose_hot(const PlacementSizes& sizes, const PlacementWish& wish, uin
   for (const PlacementSizes::Layer& layer : sizes.layers) input.experts.push_back(layer.experts);
   const ExpertStrategy strategy =
       wish.strategy.value_or(wish.statistics ? ExpertStrategy::kFrequency : ExpertStrategy::kUniform);
-  HotChoice out{.experts = {}, .decided_by = text("`gpu_experts` {}, {}", text_of(wish.experts), name_of(strategy))};
+  HotChoice out{.experts = {},
+                .decided_by = text("`gpu_experts` {}, {}", text_of(wish.experts), name_of(strategy))};
   const auto layers = std::ranges::count_if(input.experts, [](int experts) { return experts > 0; });
   if (layers == 0) return out;
   out.experts = expert_order(strategy, input);
@@ -147,7 +150,8 @@ HotChoice choose_hot(const PlacementSizes& sizes, const PlacementWish& wish, uin
     for (int64_t i = 0; i < wanted; ++i)
       bytes += sizes.layers[static_cast<size_t>(out.experts[static_cast<size_t>(i)].layer)].expert_bytes();
     fail_as(ErrorKind::kMemory,
-            "{}: `gpu_experts` {}: {} experts are {}, {} of {} are left beside dense parts, cache and workspace: {} "
+            "{}: `gpu_experts` {}: {} experts are {}, {} of {} are left beside dense parts, cache and "
+            "workspace: {} "
             "too much; {} fit, {} a layer: try `gpu_experts` {} or auto",
             device_text(device), text_of(wish.experts), wanted, human_bytes(bytes), human_bytes(left),
             human_bytes(device.allowed), human_bytes(bytes - left), fit, fit / layers, fit / layers);
@@ -156,7 +160,8 @@ HotChoice choose_hot(const PlacementSizes& sizes, const PlacementWish& wish, uin
   return out;
 }
 
-LayerPlacement place_layer(const PlacementSizes& sizes, const PlacementWish& wish, int number, const Place& gpu) {
+LayerPlacement place_layer(const PlacementSizes& sizes, const PlacementWish& wish, int number,
+                           const Place& gpu) {
   const PlacementSizes::Layer& layer = sizes.layers[static_cast<size_t>(number)];
   LayerPlacement out{.layer = number,
                      .dense = {gpu, layer.dense, "`gpu`"},
@@ -184,7 +189,8 @@ int64_t Placement::hot_experts() const {
 }
 
 int Placement::routed_layers() const {
-  return static_cast<int>(std::ranges::count_if(layers, [](const LayerPlacement& each) { return each.experts > 0; }));
+  return static_cast<int>(
+      std::ranges::count_if(layers, [](const LayerPlacement& each) { return each.experts > 0; }));
 }
 
 Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wish) {
@@ -212,7 +218,7 @@ Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wis
   for (const ExpertOfLayer& each : hot.experts)
     out.layers[static_cast<size_t>(each.layer)].hot.push_back(each.expert);
   for (LayerPlacement& layer : out.layers) {
-    if (layer.hot.empty()) continue;
+    if (layer.experts == 0) continue;
     std::ranges::sort(layer.hot);
     layer.copies = {device.place, layer.hot.size() * layer.expert_bytes, hot.decided_by};
   }

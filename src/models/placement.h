@@ -45,8 +45,9 @@ struct DeviceMemory {
 
 struct PlacementWish {
   std::vector<DeviceMemory> devices = {};  // one, so far
-  uint64_t gpu_memory = 0;  // all that the process may take of a device, what is taken included; 0: free less 5 %
-  MemoryRequest use = {};   // sequences and their context
+  uint64_t gpu_memory =
+      0;  // all that the process may take of a device, what is taken included; 0: free less 5 %
+  MemoryRequest use = {};  // sequences and their context
   ExpertWish experts = {};
   // None: by frequency where there are statistics, else uniform.
   std::optional<ExpertStrategy> strategy = {};

@@ -75,7 +75,8 @@ TEST_F(DeepSeekV3, AsStoredItIsRefused) {
     EXPECT_THAT(line, HasSubstr("GPU 0 (a card): 27."));
     EXPECT_THAT(line, HasSubstr("cache of 139000 tokens 9.1 GiB"));
     EXPECT_THAT(line, HasSubstr("driver 400.0 MiB), 24.0 GiB allowed (`gpu_memory`): 3."));
-    EXPECT_THAT(line, HasSubstr("; try `kv` int8 (4.5 GiB less), `linear_format` int4_g64, a `context` of at most "));
+    EXPECT_THAT(
+        line, HasSubstr("; try `kv` int8 (4.5 GiB less), `linear_format` int4_g64, a `context` of at most "));
     // What is advised holds.
     const size_t at = line.find("at most ") + 8;
     const MemoryRequest shorter{.sequences = 1, .context = std::stoi(line.substr(at))};
@@ -123,6 +124,43 @@ TEST_F(Qwen3Of30B, SomeExpertsAreHotInBf16) {
   EXPECT_EQ(decide_placement(sizes, more).hot_experts(), 43 * 48);
   more.experts = parse_expert_wish("10%", "gpu_experts");
   EXPECT_EQ(decide_placement(sizes, more).hot_experts(), 614);
+}
+
+// gpt-oss keeps biases of its experts beside what is packed: 2 x 64 + 128 floats each, here.
+TEST(PlacementSizesOfModels, BiasesGoWithTheirExperts) {
+  TensorList list;
+  list.bf16("model.embed_tokens", 300, 128);
+  list.bf16("lm_head", 300, 128);
+  list.add("model.norm.weight", {128});
+  for (int i = 0; i < 2; ++i) {
+    const std::string at = text("model.layers.{}.", i);
+    list.add(at + "input_layernorm.weight", {128});
+    list.add(at + "post_attention_layernorm.weight", {128});
+    for (const auto& [name, n, k] :
+         {std::tuple("q", 128, 128), {"k", 64, 128}, {"v", 64, 128}, {"o", 128, 128}}) {
+      list.bf16(at + "self_attn." + name + "_proj", n, k);
+      list.add(at + "self_attn." + name + "_proj.bias", {n});
+    }
+    list.add(at + "self_attn.sinks", {4});
+    list.bf16(at + "mlp.router", 8, 128);
+    list.add(at + "mlp.router.bias", {8});
+  }
+  const SizesOnlyModel model(list, R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss",
+    "vocab_size": 300, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64, "num_local_experts": 8,
+    "num_experts_per_tok": 3, "max_position_embeddings": 1024, "sliding_window": 24, "swiglu_limit": 7.0,
+    "rope_theta": 150000, "layer_types": ["sliding_attention", "full_attention"],
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+                     "original_max_position_embeddings": 4096}})");
+  const MemoryRequest use{.sequences = 1, .context = 100};
+  const Transformer sized = model.transformer({.experts = "bf16", .biases = true});
+  const PlacementSizes sizes = sized.placement_sizes(use),
+                       without = model.sizes(use, {.experts = "bf16", .biases = false});
+  EXPECT_EQ(sizes.layers[1].expert_bytes(),
+            without.layers[1].expert_bytes() + (2 * 64 + 128) * sizeof(float));
+  uint64_t sum = sizes.head;
+  for (const PlacementSizes::Layer& layer : sizes.layers) sum += layer.dense + 8 * layer.expert_bytes();
+  EXPECT_EQ(sum, sized.memory_plan(use).weights());
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ using testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr Place kGpu0{.kind = Place::Kind::kGpu, .index = 0};
-constexpr Place kNode0{.kind = Place::Kind::kNode, .index = 0}, kNode1{.kind = Place::Kind::kNode, .index = 1};
+constexpr Place kNode0{.kind = Place::Kind::kNode, .index = 0},
+    kNode1{.kind = Place::Kind::kNode, .index = 1};
 
 // A dense layer and two of four experts on two nodes; those of the last are larger. On the GPU, whatever is hot: 10 taken,
 // 3 x 20 and 15 dense, 2 pages of 3 x 2, states of 1, 30 of workspace: 128 MiB.
@@ -51,7 +52,8 @@ std::vector<std::vector<int>> hot_of(const Placement& placement) {
   return out;
 }
 
-std::string refusal(const PlacementSizes& sizes, const PlacementWish& asked, ErrorKind kind = ErrorKind::kMemory) {
+std::string refusal(const PlacementSizes& sizes, const PlacementWish& asked,
+                    ErrorKind kind = ErrorKind::kMemory) {
   try {
     decide_placement(sizes, asked);
   } catch (const Error& error) {
@@ -129,13 +131,17 @@ TEST(Placement, AModelWithoutExpertsHasNoneHot) {
 
 TEST(Placement, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_EQ(refusal(small(), wish(100 * kMiB)),
-            "GPU 0 (card): 128.0 MiB needed without any expert (dense parts 75.0 MiB, cache of 100 tokens 13.0 MiB, "
-            "workspace 30.0 MiB, driver 10.0 MiB), 100.0 MiB allowed (`gpu_memory`): 28.0 MiB too much; try `kv` int8 "
+            "GPU 0 (card): 128.0 MiB needed without any expert (dense parts 75.0 MiB, cache of 100 tokens "
+            "13.0 MiB, "
+            "workspace 30.0 MiB, driver 10.0 MiB), 100.0 MiB allowed (`gpu_memory`): 28.0 MiB too much; try "
+            "`kv` int8 "
             "(6.0 MiB less), `linear_format` int4_g64 or `gpu_memory` of 128.0 MiB or more");
   PlacementWish narrow = wish(124 * kMiB);
   narrow.linears_as_stored = false;
-  EXPECT_THAT(refusal(small(), narrow),
-              HasSubstr(": 4.0 MiB too much; try `kv` int8 (6.0 MiB less), a `context` of at most 64 or `gpu_memory`"));
+  EXPECT_THAT(
+      refusal(small(), narrow),
+      HasSubstr(
+          ": 4.0 MiB too much; try `kv` int8 (6.0 MiB less), a `context` of at most 64 or `gpu_memory`"));
   PlacementSizes least = small();
   for (PlacementSizes::Layer& layer : least.layers) layer.page_int8 = layer.page;
   narrow.gpu_memory = 0;
@@ -151,9 +157,11 @@ TEST(Placement, WhatDoesNotFitIsRefusedWithNumbers) {
 
 TEST(Placement, MoreExpertsThanFitAreRefusedWithNumbers) {
   EXPECT_EQ(refusal(small(), wish(155 * kMiB, "3")),
-            "GPU 0 (card): `gpu_experts` 3 a layer: 6 experts are 39.0 MiB, 27.0 MiB of 155.0 MiB are left beside dense "
+            "GPU 0 (card): `gpu_experts` 3 a layer: 6 experts are 39.0 MiB, 27.0 MiB of 155.0 MiB are left "
+            "beside dense "
             "parts, cache and workspace: 12.0 MiB too much; 4 fit, 2 a layer: try `gpu_experts` 2 or auto");
-  EXPECT_THAT(refusal(small(), wish(155 * kMiB, "100%")), HasSubstr("`gpu_experts` 100%: 8 experts are 52.0 MiB"));
+  EXPECT_THAT(refusal(small(), wish(155 * kMiB, "100%")),
+              HasSubstr("`gpu_experts` 100%: 8 experts are 52.0 MiB"));
   EXPECT_EQ(refusal(small(), wish(155 * kMiB, "2")), "no error");
 }
 
@@ -193,12 +201,16 @@ TEST(Placement, IsWrittenAsJson) {
   EXPECT_EQ(got["devices"][0]["allowed"], 146 * kMiB);
   EXPECT_EQ(got["layers"].size(), 3u);
   EXPECT_FALSE(got["layers"][0].contains("hot"));
-  EXPECT_EQ(got["layers"][1].dump(),
-            R"({"layer":1,"dense":{"place":"GPU 0","bytes":20971520,"decided_by":"`gpu`"},)"
-            R"("cache":{"place":"GPU 0","bytes":4194304,"decided_by":"`gpu`"},)"
-            R"("experts":{"place":"host","bytes":20971520,"decided_by":"run by the CPU","count":4,)"
-            R"("bytes_each":5242880,"bytes_of_node":[12582912,8388608]},)"
-            R"("hot":{"place":"GPU 0","bytes":10485760,"decided_by":"`gpu_experts` auto, uniform","experts":[0,1]}})");
+  EXPECT_EQ(
+      got["layers"][1].dump(),
+      R"({"layer":1,"dense":{"place":"GPU 0","bytes":20971520,"decided_by":"`gpu`"},)"
+      R"("cache":{"place":"GPU 0","bytes":4194304,"decided_by":"`gpu`"},)"
+      R"("experts":{"place":"host","bytes":20971520,"decided_by":"run by the CPU","count":4,)"
+      R"("bytes_each":5242880,"bytes_of_node":[12582912,8388608]},)"
+      R"("hot":{"place":"GPU 0","bytes":10485760,"decided_by":"`gpu_experts` auto, uniform","experts":[0,1]}})");
+  const OrderedJson none = json_of(decide_placement(small(), wish(128 * kMiB)));
+  EXPECT_EQ(none["layers"][1]["hot"].dump(),
+            R"({"place":"GPU 0","bytes":0,"decided_by":"`gpu_experts` auto, uniform","experts":[]})");
 }
 
 // Layers that have nothing in common with their neighbours are listed, not spanned.
@@ -212,10 +224,11 @@ TEST(Placement, LayersOfARowAreListed) {
 TEST(PlacementSizes, AreThoseOfTheMemoryPlan) {
   const Checkpoint checkpoint(KT_DEMO_MODEL);
   for (const int nodes : {1, 2}) {
-    const auto pool = std::make_shared<Pool>(PoolOptions{.threads = nodes,
-                                                         .nodes = nodes,
-                                                         .topology = Topology::synthetic(text("numa:{} core:1", nodes)),
-                                                         .pin = false});
+    const auto pool =
+        std::make_shared<Pool>(PoolOptions{.threads = nodes,
+                                           .nodes = nodes,
+                                           .topology = Topology::synthetic(text("numa:{} core:1", nodes)),
+                                           .pin = false});
     const Transformer model(checkpoint, describe_model(checkpoint.config_json(), KT_DEMO_MODEL),
                             make_cpu_ops(pool, {.sizes_only = true}), {});
     const MemoryRequest use{.sequences = 2, .context = 200};

@@ -35,7 +35,8 @@ std::vector<PartRow> rows_of(const Placement& placement, PlacedPart LayerPlaceme
       return row.part.place == part.place && row.part.decided_by == part.decided_by;
     };
     auto found = std::ranges::find_if(out, same);
-    if (found == out.end()) found = out.insert(out.end(), {.layers = {}, .part = {part.place, 0, part.decided_by}});
+    if (found == out.end())
+      found = out.insert(out.end(), {.layers = {}, .part = {part.place, 0, part.decided_by}});
     found->layers.push_back(layer.layer);
     found->part.bytes += part.bytes;
   }
@@ -60,8 +61,8 @@ void add_layer_parts(Table& table, const Placement& placement, const char* name,
                      PlacedPart LayerPlacement::* of,
                      const std::function<std::string(const PartRow&)>& more = {}) {
   for (const PartRow& row : rows_of(placement, of))
-    table.add({name, ranges_text(row.layers), name_of(row.part.place), row.part.decided_by + (more ? more(row) : ""),
-               human_bytes(row.part.bytes)});
+    table.add({name, ranges_text(row.layers), name_of(row.part.place),
+               row.part.decided_by + (more ? more(row) : ""), human_bytes(row.part.bytes)});
 }
 
 void add_part(Table& table, const char* name, const PlacedPart& part) {
@@ -73,7 +74,8 @@ OrderedJson part_json(const PlacedPart& part) {
 }
 
 OrderedJson layer_json(const LayerPlacement& layer) {
-  OrderedJson out = {{"layer", layer.layer}, {"dense", part_json(layer.dense)}, {"cache", part_json(layer.cache)}};
+  OrderedJson out = {
+      {"layer", layer.layer}, {"dense", part_json(layer.dense)}, {"cache", part_json(layer.cache)}};
   if (layer.states.bytes > 0) out["states"] = part_json(layer.states);
   if (layer.experts == 0) return out;
   out["experts"] = part_json(layer.routed);
@@ -105,8 +107,8 @@ std::string describe(const Placement& placement) {
   for (const DevicePlacement& device : placement.devices)
     add_part(table, "driver", {device.place, device.taken, "context and kernels"});
   std::string out = text("placement of {}, {}, {} of {} tokens\n", placement.model,
-                         counted(std::ssize(placement.layers), "layer"), counted(placement.sequences, "sequence"),
-                         placement.context);
+                         counted(std::ssize(placement.layers), "layer"),
+                         counted(placement.sequences, "sequence"), placement.context);
   out += table.str();
   for (const PlaceBytes& at : bytes_by_place(placement)) {
     const auto device = std::ranges::find(placement.devices, at.place, &DevicePlacement::place);
@@ -119,8 +121,10 @@ std::string describe(const Placement& placement) {
 }
 
 OrderedJson json_of(const Placement& placement) {
-  OrderedJson out = {{"model", placement.model},       {"sequences", placement.sequences},
-                     {"context", placement.context},   {"pages", placement.pages},
+  OrderedJson out = {{"model", placement.model},
+                     {"sequences", placement.sequences},
+                     {"context", placement.context},
+                     {"pages", placement.pages},
                      {"page_tokens", placement.page_tokens}};
   out["devices"] = OrderedJson::array();
   for (const DevicePlacement& device : placement.devices)

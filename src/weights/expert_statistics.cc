@@ -17,8 +17,7 @@ constexpr std::string_view kCountsKey = "logical_count";
 // SGLang's recorder keeps up to a thousand steps of 61 layers with 256 experts, 15.6 million numbers.
 constexpr int64_t kMostCounts = 1 << 24;
 constexpr size_t kMostBytes = size_t{1} << 30;
-constexpr JsonLimits kStatisticsJson{.bytes = size_t{256} << 20, .depth = 16,
-                                     .values = size_t{1} << 24};
+constexpr JsonLimits kStatisticsJson{.bytes = size_t{256} << 20, .depth = 16, .values = size_t{1} << 24};
 
 // A table in a file: its shape, and the number of any element.
 class CountTable {
@@ -31,7 +30,8 @@ class CountTable {
     int64_t all = 1;
     for (const int64_t size : shape_)
       if (size < 1 || __builtin_mul_overflow(all, size, &all) || all > kMostCounts)
-        fail("{}: {} of shape {}: expected 1 to {} counts", name_, kCountsKey, shape_text(shape_), kMostCounts);
+        fail("{}: {} of shape {}: expected 1 to {} counts", name_, kCountsKey, shape_text(shape_),
+             kMostCounts);
   }
   virtual ~CountTable() = default;
 
@@ -45,8 +45,8 @@ class CountTable {
       for (int64_t i = 0; i < layers * experts; ++i) {
         int64_t& sum = out.counts[static_cast<size_t>(i)];
         if (__builtin_add_overflow(sum, count_at(step * layers * experts + i), &sum))
-          fail("{}: the counts of expert {} of layer {} add up to more than {}", name_, i % experts, i / experts,
-               INT64_MAX);
+          fail("{}: the counts of expert {} of layer {} add up to more than {}", name_, i % experts,
+               i / experts, INT64_MAX);
       }
     return out;
   }
@@ -204,7 +204,8 @@ ExpertStatistics from_json(std::string_view file, std::string_view name) {
 
 ExpertStatistics parse_expert_statistics(std::span<const std::byte> file, std::string_view name) {
   if (file.size() > kMostBytes)
-    fail("{}: {} of statistics, at most {} are read", name, human_bytes(file.size()), human_bytes(kMostBytes));
+    fail("{}: {} of statistics, at most {} are read", name, human_bytes(file.size()),
+         human_bytes(kMostBytes));
   if (looks_like_torch_file(file)) return from_torch(file, name);
   return from_json({reinterpret_cast<const char*>(file.data()), file.size()}, name);
 }

@@ -78,8 +78,10 @@ TEST(ExpertStatistics, WhatIsNoTableIsNamed) {
 // What Python could read has the line that makes JSON of it, what is damaged has not.
 TEST(ExpertStatistics, WhatOnlyPythonReadsIsRefusedWithTheLine) {
   constexpr const char* kLine =
-      "; if you trust it, this makes JSON of it: python3 -c \"import json, torch; t = torch.load('FILE.pt', 'cpu', "
-      "weights_only=False)['logical_count']; json.dump({'logical_count': torch.as_tensor(t).to_dense().tolist()}, "
+      "; if you trust it, this makes JSON of it: python3 -c \"import json, torch; t = torch.load('FILE.pt', "
+      "'cpu', "
+      "weights_only=False)['logical_count']; json.dump({'logical_count': "
+      "torch.as_tensor(t).to_dense().tolist()}, "
       "open('FILE.json', 'w'))\"";
   const std::pair<const char*, const char*> cases[] = {
       {"bad-device", "f: it holds torch.device"},

@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "placement_probe: %s\n", error.what());
     return 1;
   }
-  std::fprintf(stderr, "usage: placement_probe statistics FILE... | order STRATEGY SEED EXPERTS [STATISTICS]\n");
+  std::fprintf(stderr,
+               "usage: placement_probe statistics FILE... | order STRATEGY SEED EXPERTS [STATISTICS]\n");
   return 2;
 }

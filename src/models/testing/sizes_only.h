@@ -19,7 +19,8 @@ namespace kt::testing_files {
 // Experts that have sizes and no values.
 class ExpertSizes final : public ExpertSource {
  public:
-  ExpertSizes(const ModelSpec& spec, Format format) : spec_(spec), format_(format) {}
+  ExpertSizes(const ModelSpec& spec, Format format, bool biases)
+      : spec_(spec), format_(format), biases_(biases) {}
   std::string_view dialect() const override { return "sizes"; }
   std::vector<int> layers() const override {
     std::vector<int> out;
@@ -38,6 +39,10 @@ class ExpertSizes final : public ExpertSource {
     out->k = down ? inter() : hidden();
     return out;
   }
+  std::optional<std::vector<float>> bias(int, int, Projection projection) const override {
+    if (!biases_) return {};
+    return std::vector<float>(static_cast<size_t>(projection == Projection::kDown ? hidden() : inter()));
+  }
   bool owns(std::string_view) const override { return false; }
   std::string module_name(int, int, Projection) const override { return "expert"; }
 
@@ -47,6 +52,7 @@ class ExpertSizes final : public ExpertSource {
   };
   const ModelSpec& spec_;
   const Format format_;
+  const bool biases_;
 };
 
 // Tensors of a checkpoint, as it is published.
@@ -70,6 +76,7 @@ struct SizesOnlyOptions {
   KvType kv = KvType::kBf16;
   int nodes = 1;
   int step_tokens = 1024;
+  bool biases = false;  // of routed experts
 };
 
 class SizesOnlyModel {
@@ -86,12 +93,12 @@ class SizesOnlyModel {
   }
 
   Transformer transformer(const SizesOnlyOptions& options) const {
-    const ExpertSizes experts(spec_, format_named(options.experts));
-    const auto pool =
-        std::make_shared<Pool>(PoolOptions{.threads = options.nodes,
-                                           .nodes = options.nodes,
-                                           .topology = Topology::synthetic(text("numa:{} core:1", options.nodes)),
-                                           .pin = false});
+    const ExpertSizes experts(spec_, format_named(options.experts), options.biases);
+    const auto pool = std::make_shared<Pool>(
+        PoolOptions{.threads = options.nodes,
+                    .nodes = options.nodes,
+                    .topology = Topology::synthetic(text("numa:{} core:1", options.nodes)),
+                    .pin = false});
     TransformerOptions how{.kv_type = options.kv, .max_tokens = options.step_tokens, .experts = &experts};
     if (options.linears) how.linear_format = format_named(options.linears);
     return {*checkpoint_, spec_, make_cpu_ops(pool, {.sizes_only = true}), how};
@@ -134,7 +141,8 @@ inline SizesOnlyModel deepseek_v3() {
     list.bf16(at + "mlp.gate", 256, 7168);
     list.add(at + "mlp.gate.e_score_correction_bias", {256}, Dtype::kF32);
   }
-  return {list, R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129280,
+  return {list,
+          R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129280,
     "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
     "num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
     "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128,

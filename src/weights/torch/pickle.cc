@@ -178,9 +178,11 @@ class PickleReader {
   PickleValue call() {
     const std::vector<uint32_t> both = pop_last(2);
     const PickleValue &called = out_.at(both[0]), &arguments = out_.at(both[1]);
-    if (called.kind != Kind::kGlobal || arguments.kind != Kind::kTuple) damaged("a call of what is no function");
+    if (called.kind != Kind::kGlobal || arguments.kind != Kind::kTuple)
+      damaged("a call of what is no function");
     if (called.text == "collections\nOrderedDict") {
-      if (!arguments.items.empty()) refuse_torch_file(name_, "it holds collections.OrderedDict with arguments");
+      if (!arguments.items.empty())
+        refuse_torch_file(name_, "it holds collections.OrderedDict with arguments");
       return {.kind = Kind::kDict};
     }
     if (called.text == "torch\nSize") {
@@ -261,7 +263,8 @@ class PickleReader {
   }
   bool add_to(Kind kind, std::vector<uint32_t> items) {
     const size_t floor = marks_.empty() ? 0 : marks_.back();
-    if (stack_.size() <= floor || out_.at(stack_.back()).kind != kind) damaged("items without a list or dict");
+    if (stack_.size() <= floor || out_.at(stack_.back()).kind != kind)
+      damaged("items without a list or dict");
     if (kind == Kind::kDict && items.size() % 2 != 0) damaged("a key without a value");
     items_ += items.size();
     if (items_ > kMostValues) damaged(text("more than {} values", kMostValues));
@@ -288,8 +291,8 @@ class PickleReader {
   }
   [[noreturn]] void unknown(uint8_t code) const {
     constexpr std::string_view kDigits = "0123456789abcdef";
-    refuse_torch_file(name_, text("data.pkl, byte {}: opcode 0x{}{} is none that torch writes for tensors", at_ - 1,
-                                  kDigits[code >> 4], kDigits[code & 15]));
+    refuse_torch_file(name_, text("data.pkl, byte {}: opcode 0x{}{} is none that torch writes for tensors",
+                                  at_ - 1, kDigits[code >> 4], kDigits[code & 15]));
   }
 
   const std::span<const std::byte> pickle_;

@@ -41,9 +41,11 @@ std::span<const std::byte> entry_bytes(std::span<const std::byte> file, size_t a
                                        std::string_view entry, std::string_view name) {
   if (at > file.size() || file.size() - at < kEntryBytes || number_at<uint32_t>(file, at) != kEntryMark)
     fail("{}: entry {}: no header at byte {}", name, shown(entry), at);
-  const size_t data = at + kEntryBytes + number_at<uint16_t>(file, at + 26) + number_at<uint16_t>(file, at + 28);
+  const size_t data =
+      at + kEntryBytes + number_at<uint16_t>(file, at + 26) + number_at<uint16_t>(file, at + 28);
   if (data > file.size() || file.size() - data < size)
-    fail("{}: entry {}: {} bytes from byte {} on, the file has {}", name, shown(entry), size, data, file.size());
+    fail("{}: entry {}: {} bytes from byte {} on, the file has {}", name, shown(entry), size, data,
+         file.size());
   return file.subspan(data, size);
 }
 
@@ -64,16 +66,19 @@ std::vector<ZipEntry> parse_stored_zip(std::span<const std::byte> file, std::str
     const size_t name_bytes = number_at<uint16_t>(file, at + 28);
     const size_t next = at + kDirectoryBytes + name_bytes + number_at<uint16_t>(file, at + 30) +
                         number_at<uint16_t>(file, at + 32);
-    if (next > end) fail("{}: entry {} of {}: its directory record ends behind the directory", name, i + 1, entries);
+    if (next > end)
+      fail("{}: entry {} of {}: its directory record ends behind the directory", name, i + 1, entries);
     const std::string_view entry = text_at(file, at + kDirectoryBytes, name_bytes);
     const size_t size = number_at<uint32_t>(file, at + 24);
     if (number_at<uint16_t>(file, at + 10) != 0)
       refuse_torch_file(name, text("entry {} is compressed", shown(entry)));
     if (number_at<uint16_t>(file, at + 8) & kEncrypted) fail("{}: entry {} is encrypted", name, shown(entry));
     if (number_at<uint32_t>(file, at + 20) != size)
-      fail("{}: entry {}: stored in {} bytes, has {}", name, shown(entry), number_at<uint32_t>(file, at + 20), size);
+      fail("{}: entry {}: stored in {} bytes, has {}", name, shown(entry), number_at<uint32_t>(file, at + 20),
+           size);
     if (!names.insert(entry).second) fail("{}: two entries named {}", name, shown(entry));
-    out.push_back({entry, entry_bytes(file.first(end), number_at<uint32_t>(file, at + 42), size, entry, name)});
+    out.push_back(
+        {entry, entry_bytes(file.first(end), number_at<uint32_t>(file, at + 42), size, entry, name)});
     at = next;
   }
   return out;

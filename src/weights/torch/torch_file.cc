@@ -23,12 +23,12 @@ struct TorchType {
   Dtype dtype;
 };
 constexpr TorchType kTypes[] = {
-    {"torch\nFloatStorage", Dtype::kF32},  {"torch\nDoubleStorage", Dtype::kF64},
-    {"torch\nHalfStorage", Dtype::kF16},   {"torch\nBFloat16Storage", Dtype::kBf16},
-    {"torch\nByteStorage", Dtype::kU8},    {"torch\nCharStorage", Dtype::kI8},
-    {"torch\nShortStorage", Dtype::kI16},  {"torch\nIntStorage", Dtype::kI32},
-    {"torch\nLongStorage", Dtype::kI64},   {"torch\nBoolStorage", Dtype::kBool},
-    {"torch\nuint16", Dtype::kU16},        {"torch\nuint32", Dtype::kU32},
+    {"torch\nFloatStorage", Dtype::kF32}, {"torch\nDoubleStorage", Dtype::kF64},
+    {"torch\nHalfStorage", Dtype::kF16},  {"torch\nBFloat16Storage", Dtype::kBf16},
+    {"torch\nByteStorage", Dtype::kU8},   {"torch\nCharStorage", Dtype::kI8},
+    {"torch\nShortStorage", Dtype::kI16}, {"torch\nIntStorage", Dtype::kI32},
+    {"torch\nLongStorage", Dtype::kI64},  {"torch\nBoolStorage", Dtype::kBool},
+    {"torch\nuint16", Dtype::kU16},       {"torch\nuint32", Dtype::kU32},
     {"torch\nuint64", Dtype::kU64},
 };
 
@@ -42,8 +42,10 @@ class TorchReader {
   TorchReader(std::span<const std::byte> file, std::string_view name)
       : name_(name), entries_(parse_stored_zip(file, name)) {
     find_folder();
-    const std::string_view order = characters_of(bytes_of("byteorder").value_or(std::span<const std::byte>()));
-    if (!order.empty() && order != "little") refuse_torch_file(name_, text("numbers in {} order", shown(order)));
+    const std::string_view order =
+        characters_of(bytes_of("byteorder").value_or(std::span<const std::byte>()));
+    if (!order.empty() && order != "little")
+      refuse_torch_file(name_, text("numbers in {} order", shown(order)));
     const std::span<const std::byte> pickle = *bytes_of("data.pkl");
     if (pickle.size() > kMostPickle)
       refuse_torch_file(name_, text("{} around the tensors, at most {} are read", human_bytes(pickle.size()),
@@ -102,7 +104,8 @@ class TorchReader {
     if (!typed && called != "torch._utils\n_rebuild_tensor_v3")
       refuse_torch_file(name_, text("it calls {}", dotted(called)));
     // storage, offset, shape, strides, requires_grad, hooks; version 3: dtype
-    if (call.items.size() < (typed ? 7u : 8u)) fail("{}: a tensor described by {} values", name_, call.items.size() - 1);
+    if (call.items.size() < (typed ? 7u : 8u))
+      fail("{}: a tensor described by {} values", name_, call.items.size() - 1);
     TorchTensor out;
     out.dtype = open_storage(at(call.items[1]), typed ? nullptr : &at(call.items[7]), out.storage);
     out.offset = integer(at(call.items[2]), "offset");
@@ -113,7 +116,8 @@ class TorchReader {
   }
 
   // ("storage", kind, key, device, elements), which are bytes where a kind says no type.
-  Dtype open_storage(const PickleValue& stored, const PickleValue* type, std::span<const std::byte>& bytes) const {
+  Dtype open_storage(const PickleValue& stored, const PickleValue* type,
+                     std::span<const std::byte>& bytes) const {
     if (stored.kind != Kind::kStored || at(stored.items[0]).kind != Kind::kTuple)
       fail("{}: a tensor without a storage", name_);
     const std::vector<uint32_t>& facts = at(stored.items[0]).items;
@@ -121,7 +125,8 @@ class TorchReader {
         at(facts[2]).kind != Kind::kText)
       fail("{}: a storage described by {} values, expected 5", name_, facts.size());
     const std::string_view kind = at(facts[1]).text;
-    if (type && kind != kUntyped) fail("{}: a storage of {}, expected one without a type", name_, dotted(kind));
+    if (type && kind != kUntyped)
+      fail("{}: a storage of {}, expected one without a type", name_, dotted(kind));
     const Dtype dtype = type_named(type ? type->text : kind);
     const std::string_view key = at(facts[2]).text;
     const auto entry = bytes_of(text("data/{}", key));
@@ -129,19 +134,22 @@ class TorchReader {
     const int64_t count = integer(at(facts[4]), "size of a storage");
     const int64_t each = type ? 1 : dtype_bits(dtype) / 8;
     if (count > std::ssize(*entry) / each)
-      fail("{}: data/{} has {} bytes, expected {} numbers of {}", name_, shown(key), entry->size(), count, each);
+      fail("{}: data/{} has {} bytes, expected {} numbers of {}", name_, shown(key), entry->size(), count,
+           each);
     bytes = *entry;
     return dtype;
   }
 
   Dtype type_named(std::string_view global) const {
     const auto found = std::ranges::find(kTypes, global, &TorchType::global);
-    if (found == std::end(kTypes)) refuse_torch_file(name_, text("it holds a tensor of {}", shown(dotted(global))));
+    if (found == std::end(kTypes))
+      refuse_torch_file(name_, text("it holds a tensor of {}", shown(dotted(global))));
     return found->dtype;
   }
 
   int64_t integer(const PickleValue& value, std::string_view what) const {
-    if (value.kind != Kind::kInteger || value.integer < 0) fail("{}: the {} of a tensor is no count", name_, what);
+    if (value.kind != Kind::kInteger || value.integer < 0)
+      fail("{}: the {} of a tensor is no count", name_, what);
     return value.integer;
   }
   std::vector<int64_t> integers(const PickleValue& tuple, std::string_view what) const {
@@ -162,8 +170,8 @@ class TorchReader {
       last = checked_add(last, checked_mul(tensor.shape[i] - 1, tensor.strides[i], name_), name_);
     const int64_t each = dtype_bits(tensor.dtype) / 8, there = std::ssize(tensor.storage) / each;
     if (last >= there)
-      fail("{}: a tensor {} reaches number {} of its storage, which has {}", name_, shape_text(tensor.shape), last,
-           there);
+      fail("{}: a tensor {} reaches number {} of its storage, which has {}", name_, shape_text(tensor.shape),
+           last, there);
   }
 
   const std::string_view name_;
