@@ -19,7 +19,9 @@
 // Memory of the block, without a value; declared at the beginning of the kernel.
 #define KT_SHARED(Type, name, count) __shared__ Type name[count]
 // Before a loop: whole rounds of it are unrolled by so many, and 1 is as it stands.
+// clang-format off
 #define KT_UNROLL(count) _Pragma(KT_TEXT(unroll (count)))
+// clang-format on
 #define KT_TEXT(words) #words
 
 namespace kt::gpu {

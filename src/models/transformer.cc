@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "models/layer.h"
+#include "models/placement.h"
 #include "models/unread_tensors.h"
 #include "models/weight_loader.h"
 
@@ -30,6 +31,12 @@ void add_to(SequenceShape& all, const SequenceShape& more) {
   all.states.insert(all.states.end(), more.states.begin(), more.states.end());
 }
 
+// Of the MLP that every token visits: they stand beside what is packed of it.
+size_t mlp_bias_bytes(const FeedForward& part, int hidden) {
+  const auto& mlp = part.mlp_modules();
+  return mlp && mlp->bias ? static_cast<size_t>(2 * mlp->inter + hidden) * sizeof(float) : 0;
+}
+
 }  // namespace
 
 struct Transformer::State {
@@ -42,6 +49,7 @@ struct Transformer::State {
 
   const ModelSpec spec;
   const int max_tokens;
+  const KvType kv_type;
   std::shared_ptr<Ops> ops;
   WeightLoader loader;
   IdleTensors idle;
@@ -54,24 +62,29 @@ struct Transformer::State {
   std::unique_ptr<ExpertCounts> expert_counts;  // null: no layer routes
 
   State(const Checkpoint& checkpoint, ModelSpec of, std::shared_ptr<Ops> with, const WeightOptions& options,
-        const ExpertSource* routed)
+        const ExpertSource* routed, KvType kv)
       : spec(std::move(of)),
         max_tokens(options.max_tokens),
+        kv_type(kv),
         ops(std::move(with)),
         loader(checkpoint, spec, *ops, options, routed),
         x(ops->rows("x", spec.hidden)),
         normed(ops->rows("normed", spec.hidden)),
         out(ops->rows("out", spec.hidden)) {}
 
-  void place_layers(KvType kv_type);
+  void place_layers();
   uint64_t embedding_bytes() const;
   void run_layers(ExpertCounts* counts) const;  // x to x
   std::vector<AttentionSequence> take(std::span<const SequenceInput> inputs) const;
   void for_each(FunctionRef<void(const PlacedWeights&, FeedForward::Kind)> use) const;
   StepNeeds measure(std::span<const AttentionSequence> sequences, int tokens, int logit_rows) const;
+  StepNeeds needs(const MemoryRequest& request) const;
+  size_t logit_bytes(const MemoryRequest& request) const;
+  size_t biases_of_an_expert() const;
+  void add_sizes(const Placed& at, PlacementSizes& out) const;
 };
 
-void Transformer::State::place_layers(KvType kv_type) {
+void Transformer::State::place_layers() {
   std::vector<int> routing;
   layers.reserve(spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {
@@ -138,13 +151,14 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
                            .max_tokens = options.max_tokens,
                            .linear_format = options.linear_format,
                            .linear_rounding = options.linear_rounding};
-  state_ = std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, routed);
+  state_ =
+      std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, routed, options.kv_type);
   State& s = *state_;
   WeightLoader& loader = s.loader;
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
   s.final_norm = loader.vector(loader.rooted(s.spec.final_norm) + ".weight", s.spec.hidden);
   s.head = loader.linear(loader.head(), s.spec.vocab, s.spec.hidden);
-  s.place_layers(options.kv_type);
+  s.place_layers();
   const int layers = static_cast<int>(s.layers.size());
   for (int i = 0; i < layers; ++i) {
     s.layers[static_cast<size_t>(i)].layer.load(experts);
@@ -228,6 +242,19 @@ Work Transformer::decode_work(int sequences, int context) const {
   return state_->measure(all, sequences, sequences).work;
 }
 
+// Of the largest step of such a use, beyond rows and logits.
+StepNeeds Transformer::State::needs(const MemoryRequest& request) const {
+  const int tokens = static_cast<int>(
+      std::clamp<int64_t>(int64_t{request.context} * request.sequences, 1, int64_t{max_tokens}));
+  const std::vector<AttentionSequence> all(static_cast<size_t>(request.sequences),
+                                           {.first = 0, .count = 0, .position = request.context});
+  return measure(all, tokens, request.sequences);
+}
+
+size_t Transformer::State::logit_bytes(const MemoryRequest& request) const {
+  return static_cast<size_t>(request.sequences) * static_cast<size_t>(spec.vocab) * sizeof(float);
+}
+
 MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
   const State& s = *state_;
   MemoryPlan plan;
@@ -245,17 +272,62 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
   const int64_t pages = ceil_div(int64_t{request.context}, kPageTokens) * request.sequences;
   in(s.ops->place()).kv_cache = static_cast<uint64_t>(pages) * s.keeps.page_bytes() +
                                 static_cast<uint64_t>(request.sequences) * s.keeps.slot_bytes();
-  const int tokens = static_cast<int>(
-      std::clamp<int64_t>(int64_t{request.context} * request.sequences, 1, int64_t{s.max_tokens}));
-  const std::vector<AttentionSequence> all(static_cast<size_t>(request.sequences),
-                                           {.first = 0, .count = 0, .position = request.context});
-  const StepNeeds needs = s.measure(all, tokens, request.sequences);
+  const StepNeeds needs = s.needs(request);
   in(s.ops->place()).workspace = needs.workspace + s.ops->row_bytes(s.max_tokens);
   PlaceMemory& host = in(kHost);
-  host.workspace += needs.on_host + static_cast<uint64_t>(request.sequences) *
-                                        static_cast<uint64_t>(s.spec.vocab) * sizeof(float);
+  host.workspace += needs.on_host + s.logit_bytes(request);
   host.loading = s.loader.loading_bytes() * static_cast<uint64_t>(s.ops->loading_threads());
   return plan;
+}
+
+// The loader counts biases that stand beside packed experts for all layers together. Dense MLPs say how many are
+// theirs; the others are those of routed experts, which are alike.
+size_t Transformer::State::biases_of_an_expert() const {
+  size_t left = loader.expert_bias_bytes(), routed = 0;
+  for (const Placed& at : layers) {
+    const FeedForward& part = at.layer.feed_forward();
+    left -= mlp_bias_bytes(part, spec.hidden);
+    if (part.moe()) routed += static_cast<size_t>(part.moe()->experts);
+  }
+  return routed == 0 ? 0 : left / routed;
+}
+
+void Transformer::State::add_sizes(const Placed& at, PlacementSizes& out) const {
+  const MoeSpec* const moe = at.layer.feed_forward().moe();
+  PlacementSizes::Layer& sizes = out.layers.emplace_back();
+  sizes.dense = mlp_bias_bytes(at.layer.feed_forward(), spec.hidden);
+  sizes.page = at.layer.mixer().keeps(kv_type).page_bytes();
+  sizes.page_int8 = std::min<uint64_t>(sizes.page, at.layer.mixer().keeps(KvType::kS8).page_bytes());
+  sizes.state = at.layer.mixer().keeps(kv_type).slot_bytes();
+  at.layer.for_each([&](const PlacedWeights& weights, FeedForward::Kind kind) {
+    if (kind == FeedForward::Kind::kDense) {
+      sizes.dense += weights.packed_bytes() + weights.plain_bytes();
+      return;
+    }
+    sizes.experts = moe->experts;
+    for (int node = 0; node < ops->nodes(); ++node)
+      sizes.expert.push_back(weights.packed_bytes(node) / static_cast<size_t>(moe->experts));
+    sizes.expert.front() += biases_of_an_expert();
+  });
+}
+
+PlacementSizes Transformer::placement_sizes(const MemoryRequest& request) const {
+  const State& s = *state_;
+  const StepNeeds needs = s.needs(request);
+  const bool on_device = s.ops->place().kind == Place::Kind::kGpu;
+  PlacementSizes out{.model = s.spec.family,
+                     .layers = {},
+                     .embedding = s.embedding_bytes(),
+                     .head = 0,
+                     .page_tokens = kPageTokens,
+                     .workspace = s.ops->row_bytes(s.max_tokens) + s.logit_bytes(request) +
+                                  (on_device ? needs.workspace : 0),
+                     .host_workspace = on_device ? needs.on_host : needs.workspace};
+  for (const PlacedWeights* weights : {static_cast<const PlacedWeights*>(s.head.get()),
+                                       static_cast<const PlacedWeights*>(s.final_norm.get())})
+    out.head += weights->packed_bytes() + weights->plain_bytes();
+  for (const State::Placed& at : s.layers) s.add_sizes(at, out);
+  return out;
 }
 
 }  // namespace kt

@@ -21,6 +21,8 @@
 
 namespace kt {
 
+struct PlacementSizes;
+
 struct TransformerOptions {
   Precision precision = Precision::kDefault;  // of activations
   KvType kv_type = KvType::kBf16;
@@ -66,6 +68,9 @@ class Transformer {
 
   // Not beside a forward, as decode_work().
   MemoryPlan memory_plan(const MemoryRequest& request) const;
+  // The same bytes part by part, for deciding what lies where (models/placement.h). Rows and logits of a step
+  // count where dense parts run, scratch beyond them beside the experts.
+  PlacementSizes placement_sizes(const MemoryRequest& request) const;
   // One token for each of `sequences` at the end of a context of that length; experts as if routing were
   // even.
   Work decode_work(int sequences, int context) const;

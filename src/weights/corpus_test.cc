@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "text/yaml.h"
 #include "weights/config.h"
+#include "weights/expert_statistics.h"
 #include "weights/gguf/gguf.h"
 #include "weights/safetensors.h"
 #include "weights/testing/files.h"
@@ -51,6 +52,9 @@ TEST(Corpus, Config) {
   replay("config", [](auto bytes, const std::string& name) {
     read_model_config(parse_json(characters(bytes), name), name);
   });
+}
+TEST(Corpus, Statistics) {
+  replay("statistics", [](auto bytes, const std::string& name) { parse_expert_statistics(bytes, name); });
 }
 TEST(Corpus, Yaml) {
   const auto read = [](auto bytes, const std::string& name) {

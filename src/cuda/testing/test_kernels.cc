@@ -175,7 +175,7 @@ CudaResult cuDeviceTotalMem_v2(size_t* bytes, CudaDevice) {
 
 CudaResult cuMemGetInfo_v2(size_t* free, size_t* total) {
   return entry("cuMemGetInfo_v2", Needs::kContext, [&](World&, Lock&) {
-    const DeviceMemory memory = device_memory();
+    const MemoryLeft memory = device_memory();
     *free = memory.free;
     *total = memory.total;
     return 0;

@@ -129,7 +129,7 @@ void close_device_memory() {
   if (blocks().kernels == 0) blocks().protect(false);
 }
 
-DeviceMemory device_memory() {
+MemoryLeft device_memory() {
   const char* const words = std::getenv("KT_TEST_CUDA_MEMORY");
   const size_t total = words ? std::strtoull(words, nullptr, 10) : kDefaultMemory;
   const std::lock_guard lock(blocks().mutex);

@@ -28,9 +28,9 @@ class DeviceMemoryOpen {
 void close_device_memory();  // the host goes on; kernels that run keep it open
 
 // Device memory that is there and that allocations have left. KT_TEST_CUDA_MEMORY=BYTES says how much there is.
-struct DeviceMemory {
+struct MemoryLeft {
   size_t total, free;
 };
-DeviceMemory device_memory();
+MemoryLeft device_memory();
 
 }  // namespace kt::test_driver

@@ -1,0 +1,247 @@
+#include "models/placement.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace kt {
+namespace {
+
+// Of what is free, where nobody says how much may be taken: others on the card grow, and a driver rounds up.
+constexpr uint64_t kSparePercent = 5;
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+// What a GPU holds whatever experts are hot.
+struct FixedBytes {
+  uint64_t taken = 0, dense = 0, cache = 0, workspace = 0;
+  uint64_t sum() const { return taken + dense + cache + workspace; }
+};
+
+int64_t pages_of(const PlacementSizes& sizes, const MemoryRequest& use) {
+  return ceil_div(int64_t{use.context}, int64_t{sizes.page_tokens}) * use.sequences;
+}
+
+template <typename Of>
+uint64_t sum_of_layers(const PlacementSizes& sizes, Of of) {
+  uint64_t sum = 0;
+  for (const PlacementSizes::Layer& layer : sizes.layers) sum += of(layer);
+  return sum;
+}
+
+FixedBytes fixed_bytes(const PlacementSizes& sizes, const PlacementWish& wish, const DeviceMemory& device) {
+  const auto pages = static_cast<uint64_t>(pages_of(sizes, wish.use));
+  const auto sequences = static_cast<uint64_t>(wish.use.sequences);
+  return {.taken = device.taken,
+          .dense = sizes.head + sum_of_layers(sizes, [](const auto& layer) { return layer.dense; }),
+          .cache = sum_of_layers(
+              sizes, [&](const auto& layer) { return pages * layer.page + sequences * layer.state; }),
+          .workspace = sizes.workspace};
+}
+
+std::string device_text(const DevicePlacement& device) {
+  return device.name.empty() ? name_of(device.place) : text("{} ({})", name_of(device.place), device.name);
+}
+
+DevicePlacement allowed_on(const DeviceMemory& device, const PlacementWish& wish) {
+  DevicePlacement out{.place = {.kind = Place::Kind::kGpu, .index = device.index},
+                      .name = device.name,
+                      .free = device.free,
+                      .taken = device.taken,
+                      .allowed = wish.gpu_memory,
+                      .decided_by = "`gpu_memory`"};
+  if (wish.gpu_memory > device.free + device.taken)
+    fail_as(ErrorKind::kMemory, "{}: `gpu_memory` is {}, {} are free: {} too much", device_text(out),
+            human_bytes(wish.gpu_memory), human_bytes(device.free + device.taken),
+            human_bytes(wish.gpu_memory - device.free - device.taken));
+  if (wish.gpu_memory == 0) {
+    out.allowed = device.taken + device.free / 100 * (100 - kSparePercent);
+    out.decided_by = text("{} free less {} %", human_bytes(device.free), kSparePercent);
+  }
+  return out;
+}
+
+// The longest context whose cache fits beside everything else; 0: none does.
+int64_t longest_context(const PlacementSizes& sizes, const PlacementWish& wish, const FixedBytes& fixed,
+                        uint64_t allowed) {
+  const auto sequences = static_cast<uint64_t>(wish.use.sequences);
+  const uint64_t page = sum_of_layers(sizes, [](const auto& layer) { return layer.page; });
+  const uint64_t other = fixed.sum() - fixed.cache +
+                         sequences * sum_of_layers(sizes, [](const auto& layer) { return layer.state; });
+  if (page == 0 || other >= allowed) return 0;
+  return static_cast<int64_t>((allowed - other) / page / sequences) * sizes.page_tokens;
+}
+
+// "27.7 GiB": rounded up, for a person to type.
+std::string at_least(uint64_t bytes) {
+  const uint64_t unit = bytes < kGiB ? kGiB / 1024 : kGiB, tenths = ceil_div(bytes * 10, unit);
+  return text("{}.{} {}", tenths / 10, tenths % 10, unit == kGiB ? "GiB" : "MiB");
+}
+
+// What would make room, with what each gives.
+std::string advice(const PlacementSizes& sizes, const PlacementWish& wish, const FixedBytes& fixed,
+                   const DevicePlacement& device) {
+  std::vector<std::string> ways;
+  const auto pages = static_cast<uint64_t>(pages_of(sizes, wish.use));
+  const uint64_t narrower =
+      pages * sum_of_layers(sizes, [](const auto& layer) { return layer.page - layer.page_int8; });
+  if (narrower > 0) ways.push_back(text("`kv` int8 ({} less)", human_bytes(narrower)));
+  if (wish.linears_as_stored) ways.push_back("`linear_format` int4_g64");
+  const int64_t context = longest_context(sizes, wish, fixed, device.allowed);
+  if (context > 0 && context < wish.use.context) ways.push_back(text("a `context` of at most {}", context));
+  if (wish.gpu_memory > 0 && fixed.sum() <= device.free + device.taken)
+    ways.push_back(text("`gpu_memory` of {} or more", at_least(fixed.sum())));
+  std::string out;
+  for (size_t i = 0; i < ways.size(); ++i)
+    out += (i == 0 ? "; try " : i + 1 < ways.size() ? ", " : " or ") + ways[i];
+  return out;
+}
+
+void check_fixed(const PlacementSizes& sizes, const PlacementWish& wish, const FixedBytes& fixed,
+                 const DevicePlacement& device) {
+  const uint64_t needed = fixed.sum();
+  if (needed <= device.allowed) return;
+  fail_as(
+      ErrorKind::kMemory,
+      "{}: {} needed without any expert (dense parts {}, cache of {} tokens {}, workspace {}, driver {}), {} "
+      "allowed ({}): {} too much{}",
+      device_text(device), human_bytes(needed), human_bytes(fixed.dense),
+      int64_t{wish.use.sequences} * wish.use.context, human_bytes(fixed.cache), human_bytes(fixed.workspace),
+      human_bytes(fixed.taken), human_bytes(device.allowed), device.decided_by,
+      human_bytes(needed - device.allowed), advice(sizes, wish, fixed, device));
+}
+
+// Who is hot, and why.
+struct HotChoice {
+  std::vector<ExpertOfLayer> experts;
+  std::string decided_by;
+};
+
+// The first of the order, as many as fit.
+size_t longest_that_fits(const PlacementSizes& sizes, const std::vector<ExpertOfLayer>& order,
+                         uint64_t left) {
+  size_t count = 0;
+  for (const ExpertOfLayer& each : order) {
+    const uint64_t bytes = sizes.layers[static_cast<size_t>(each.layer)].expert_bytes();
+    if (bytes > left) break;
+    left -= bytes;
+    ++count;
+  }
+  return count;
+}
+
+HotChoice choose_hot(const PlacementSizes& sizes, const PlacementWish& wish, uint64_t left,
+                     const DevicePlacement& device) {
+  ExpertOrderInput input{.statistics = wish.statistics, .seed = wish.seed};
+  for (const PlacementSizes::Layer& layer : sizes.layers) input.experts.push_back(layer.experts);
+  const ExpertStrategy strategy =
+      wish.strategy.value_or(wish.statistics ? ExpertStrategy::kFrequency : ExpertStrategy::kUniform);
+  HotChoice out{.experts = {},
+                .decided_by = text("`gpu_experts` {}, {}", text_of(wish.experts), name_of(strategy))};
+  const auto layers = std::ranges::count_if(input.experts, [](int experts) { return experts > 0; });
+  if (layers == 0) return out;
+  out.experts = expert_order(strategy, input);
+  const auto all = std::ssize(out.experts);
+  const auto fit = static_cast<int64_t>(longest_that_fits(sizes, out.experts, left));
+  const int64_t wanted = wish.experts.total(layers, all).value_or(fit);
+  if (wanted > fit) {
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < wanted; ++i)
+      bytes += sizes.layers[static_cast<size_t>(out.experts[static_cast<size_t>(i)].layer)].expert_bytes();
+    fail_as(ErrorKind::kMemory,
+            "{}: `gpu_experts` {}: {} experts are {}, {} of {} are left beside dense parts, cache and "
+            "workspace: {} "
+            "too much; {} fit, {} a layer: try `gpu_experts` {} or auto",
+            device_text(device), text_of(wish.experts), wanted, human_bytes(bytes), human_bytes(left),
+            human_bytes(device.allowed), human_bytes(bytes - left), fit, fit / layers, fit / layers);
+  }
+  out.experts.resize(static_cast<size_t>(wanted));
+  return out;
+}
+
+LayerPlacement place_layer(const PlacementSizes& sizes, const PlacementWish& wish, int number,
+                           const Place& gpu) {
+  const PlacementSizes::Layer& layer = sizes.layers[static_cast<size_t>(number)];
+  LayerPlacement out{.layer = number,
+                     .dense = {gpu, layer.dense, "`gpu`"},
+                     .cache = {gpu, static_cast<uint64_t>(pages_of(sizes, wish.use)) * layer.page, "`gpu`"},
+                     .states = {gpu, static_cast<uint64_t>(wish.use.sequences) * layer.state, "`gpu`"},
+                     .experts = layer.experts,
+                     .expert_bytes = layer.expert_bytes()};
+  if (layer.experts == 0) return out;
+  for (const uint64_t piece : layer.expert)
+    out.routed_of_node.push_back(piece * static_cast<uint64_t>(layer.experts));
+  out.routed = {kHost, out.expert_bytes * static_cast<uint64_t>(layer.experts), "run by the CPU"};
+  return out;
+}
+
+}  // namespace
+
+uint64_t PlacementSizes::Layer::expert_bytes() const {
+  return std::accumulate(expert.begin(), expert.end(), uint64_t{0});
+}
+
+int64_t Placement::hot_experts() const {
+  int64_t sum = 0;
+  for (const LayerPlacement& layer : layers) sum += std::ssize(layer.hot);
+  return sum;
+}
+
+int Placement::routed_layers() const {
+  return static_cast<int>(
+      std::ranges::count_if(layers, [](const LayerPlacement& each) { return each.experts > 0; }));
+}
+
+Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wish) {
+  if (wish.devices.size() != 1) fail("a placement on {} GPUs: one is needed", wish.devices.size());
+  if (wish.use.sequences < 1 || wish.use.context < 1)
+    fail("a placement for {} sequences of {} tokens", wish.use.sequences, wish.use.context);
+  const DevicePlacement device = allowed_on(wish.devices.front(), wish);
+  const FixedBytes fixed = fixed_bytes(sizes, wish, wish.devices.front());
+  check_fixed(sizes, wish, fixed, device);
+  HotChoice hot = choose_hot(sizes, wish, device.allowed - fixed.sum(), device);
+
+  Placement out{.model = sizes.model,
+                .sequences = wish.use.sequences,
+                .context = wish.use.context,
+                .pages = pages_of(sizes, wish.use),
+                .page_tokens = sizes.page_tokens,
+                .layers = {},
+                .embedding = {kHost, sizes.embedding, "rows are read from the mapped file"},
+                .head = {device.place, sizes.head, "`gpu`"},
+                .workspace = {device.place, sizes.workspace, "`gpu`"},
+                .host_workspace = {kHost, sizes.host_workspace, "run by the CPU"},
+                .devices = {device}};
+  for (size_t i = 0; i < sizes.layers.size(); ++i)
+    out.layers.push_back(place_layer(sizes, wish, static_cast<int>(i), device.place));
+  for (const ExpertOfLayer& each : hot.experts)
+    out.layers[static_cast<size_t>(each.layer)].hot.push_back(each.expert);
+  for (LayerPlacement& layer : out.layers) {
+    if (layer.experts == 0) continue;
+    std::ranges::sort(layer.hot);
+    layer.copies = {device.place, layer.hot.size() * layer.expert_bytes, hot.decided_by};
+  }
+  return out;
+}
+
+std::vector<PlaceBytes> bytes_by_place(const Placement& placement) {
+  std::vector<PlaceBytes> out;
+  const auto add = [&](const Place& place, uint64_t bytes) {
+    if (bytes == 0) return;
+    const auto found = std::ranges::find(out, place, &PlaceBytes::place);
+    (found != out.end() ? *found : out.emplace_back(PlaceBytes{.place = place})).bytes += bytes;
+  };
+  for (const DevicePlacement& device : placement.devices) add(device.place, device.taken);
+  for (const LayerPlacement& layer : placement.layers) {
+    for (const PlacedPart* part : {&layer.dense, &layer.cache, &layer.states, &layer.copies})
+      add(part->place, part->bytes);
+    for (size_t node = 0; node < layer.routed_of_node.size(); ++node)
+      add({.kind = Place::Kind::kNode, .index = static_cast<int>(node)}, layer.routed_of_node[node]);
+  }
+  for (const PlacedPart* part : {&placement.head, &placement.workspace, &placement.host_workspace})
+    add(part->place, part->bytes);
+  return out;
+}
+
+}  // namespace kt
