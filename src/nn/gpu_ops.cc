@@ -81,6 +81,7 @@ void GpuOps::begin(const StepRows& step) {
   KT_CHECK(!options_.sizes_only, "a model without weights");
   KT_CHECK(step.tokens <= tables_.max_tokens(), "{} tokens, rows for {}", step.tokens, tables_.max_tokens());
   step_ = step;
+  sent_ = {};
   stream_->wait();
   tables_.send(step.sequences, step.tokens, *stream_);
 }

@@ -127,8 +127,17 @@ std::span<const int32_t> GpuOps::route(const ChooseExperts& args) {
   }
   stream_->copy(ids_.data(), how.ids, slots * sizeof(int32_t));
   stream_->copy(factors_.data(), how.weights, slots * sizeof(float));
+  send_to_experts(args.x);  // one wait for all
   wait();
   return {reinterpret_cast<const int32_t*>(ids_.data()), slots};
+}
+
+// Rows that the host's experts are going to read, once the stream is waited for.
+void GpuOps::send_to_experts(Rows x) {
+  const size_t bytes = static_cast<size_t>(step_.tokens) * static_cast<size_t>(x.width) * sizeof(float);
+  if (bytes > expert_rows_.size()) return;  // a router alone
+  stream_->copy(expert_rows_.data(), at(x), bytes);
+  sent_ = x;
 }
 
 void GpuOps::experts(const RunExperts& args) {
@@ -142,8 +151,11 @@ void GpuOps::experts(const RunExperts& args) {
   }
   const size_t bytes =
       static_cast<size_t>(step_.tokens) * static_cast<size_t>(experts.shape().hidden) * sizeof(float);
-  stream_->copy(expert_rows_.data(), at(args.x), bytes);
-  wait();
+  if (sent_.id != args.x.id) {
+    send_to_experts(args.x);
+    wait();
+  }
+  sent_ = {};
   const StepParts::Scope scope(&parts_, experts_part_);
   const auto* const ids = reinterpret_cast<const int32_t*>(ids_.data());
   hit_.assign(static_cast<size_t>(experts.shape().experts), 0);

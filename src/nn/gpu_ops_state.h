@@ -138,6 +138,7 @@ class GpuOps final : public Ops {
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int heads, int window) const;
   void rotate(const RotateWrite& args, const HeadRows& heads, const float* growth);
+  void send_to_experts(Rows x);
   float* scratch(size_t floats);
   void wait();
 
@@ -152,6 +153,7 @@ class GpuOps final : public Ops {
   PinnedBuffer embedded_, expert_rows_, expert_out_, ids_, factors_;  // what passes between host and GPU
   int64_t widest_hidden_ = 0;                                         // of experts
   int most_chosen_ = 0;
+  Rows sent_;                 // to experts, by the router before them
   std::vector<uint8_t> hit_;  // [experts], scratch
   StepRows step_;
   Measured* measured_ = nullptr;  // while measure() runs
