@@ -124,7 +124,9 @@ KT_INLINE void put_codes(const Acts& out, uint8_t* group, int in_group, int colu
     put(column + at, static_cast<int8_t>((codes[at] - low[at]) >> 8));
   }
 }
-KT_INLINE uint32_t high_byte(int column, int high) { return static_cast<uint32_t>(high & 255) << (column % 4 * 8); }
+KT_INLINE uint32_t high_byte(int column, int high) {
+  return static_cast<uint32_t>(high & 255) << (column % 4 * 8);
+}
 
 // The scale of a row with far codes (table.h). Sizes are added by lane, lanes in order: the same bits everywhere.
 template <Real kType>
@@ -234,8 +236,9 @@ __attribute__((noinline)) void pack_far_by_row(const PackActsArgs& args, int row
         const Unit u = c + kUnit <= k ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
         const I32 q = Isa::round(Isa::mul(u.v[0], inverse));
         sum = Isa::add(sum, q);
-        put_codes<kType>(args.out, group, i, c, q,
-                         [&](int column, int high) __attribute__((always_inline)) { list.put(column, high); });
+        put_codes<kType>(args.out, group, i, c, q, [&](int column, int high) __attribute__((always_inline)) {
+          list.put(column, high);
+        });
       }
       *sums++ = Isa::sum_of(sum);
       list.end_span();

@@ -73,7 +73,8 @@ KT_INLINE void add_far_row(const PanelWork& w, const FarRow& far, int32_t* to) {
   using I = typename Late<Isa, kBlocks>::type;
   typename I::Acc sums[kBlocks];
   const int first = w.k0 / 4;
-  const auto dot = [&](const FarCode* from, const FarCode* end, const uint8_t* panel) __attribute__((always_inline)) {
+  const auto dot = [&](const FarCode* from, const FarCode* end,
+                       const uint8_t* panel) __attribute__((always_inline)) {
     unroll<kBlocks>([&](auto b) __attribute__((always_inline)) { sums[b] = I::zero_acc(); });
     for (const FarCode* code = from; code != end; ++code) {
       const uint64_t four = uint64_t{code->high} << (code->four % kFours * 32);
@@ -92,7 +93,8 @@ KT_INLINE void add_far_row(const PanelWork& w, const FarRow& far, int32_t* to) {
   if (far.huge == far.end) return;
   dot(far.huge, far.end, w.fine.at);
   int all = 0;
-  for (const FarCode* code = far.huge; I::kUnsigned && code != far.end; ++code) all += static_cast<int16_t>(code->row);
+  for (const FarCode* code = far.huge; I::kUnsigned && code != far.end; ++code)
+    all += static_cast<int16_t>(code->row);
   unroll<kBlocks>([&](auto b) __attribute__((always_inline)) {
     const auto rest = I::sub(I::template total<0>(sums[b]), I::set1(static_cast<int32_t>(128 * all)));
     I::store(to + b * kBlockRows, I::add(I::load(to + b * kBlockRows), rest));
