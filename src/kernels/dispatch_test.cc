@@ -107,7 +107,7 @@ TEST(Plan, FollowsRowsAndPrecision) {
   EXPECT_THAT(plan.describe(), AllOf(HasSubstr("few"), HasSubstr("s8"), HasSubstr("16")));
 }
 
-// What a tile unit takes for many rows: whole rows in bytes, spans in bf16, and in bytes on request.
+// What a tile unit takes for many rows: bytes and far codes where codes are small, else bf16; plain bytes on request.
 TEST(Plan, OfATileUnit) {
   for (const Kernels* t : tables_under_test()) {
     if (t->many_spans[0]) continue;
@@ -118,7 +118,11 @@ TEST(Plan, OfATileUnit) {
     EXPECT_THAT(plan("int4", Precision::kDefault).describe(),
                 AllOf(HasSubstr("many_s8"), HasSubstr("far codes")));
     EXPECT_FALSE(plan("int4", Precision::kInt8).acts.far);
-    EXPECT_EQ(plan("q4_k", Precision::kDefault).route, Route::kManyBf16);
+    EXPECT_THAT(plan("q4_k", Precision::kDefault).describe(),
+                AllOf(HasSubstr("many_s8"), HasSubstr("every 1024"), HasSubstr("far codes")));
+    for (const char* format : {"q8_0", "iq4_nl"})
+      EXPECT_EQ(plan(format, Precision::kDefault).route, Route::kManyBf16);
+    EXPECT_EQ(plan("q4_k", Precision::kBf16).route, Route::kManyBf16);
     EXPECT_THAT(plan("q4_k", Precision::kInt8).describe(),
                 AllOf(HasSubstr("many_s8"), HasSubstr("every 512")));
     EXPECT_EQ(plan("q4_k", Precision::kF32).route, Route::kManyF32);

@@ -14,25 +14,11 @@
 #pragma once
 #include <type_traits>
 
-#include "kernels/panel.inl.h"
+#include "kernels/far_sums.inl.h"
 #include "kernels/plan.h"
-#include "kernels/products.inl.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
-
-// The order of packed activations here: a tile unit takes whole tiles of 16 rows x 64 bytes, which then lie
-// in one piece (rows a power of two apart would fall into the same few sets of L1).
-inline constexpr int kManySide = Isa::kTileUnit ? 16 : Isa::kActRows;
-inline constexpr int kManyStepBytes = Isa::kTileUnit ? 64 : Isa::kStep;
-template <class Product>
-constexpr int act_side() {
-  return Product::kCodeBytes == 4 ? 1 : kManySide;
-}
-
-inline constexpr int kPanelWidth = Isa::kTileUnit ? 3 : 2;                // row blocks of a panel
-inline constexpr int kPanelRows = kPanelWidth * kBlockRows;               // and its output columns
-inline constexpr int kRowsAtOnce = Isa::kTileUnit ? 32 : Isa::kTileRows;  // token rows of one tile loop
 
 enum class Fold : uint8_t { kExact, kRounded, kFloat, kSpans };
 
@@ -68,83 +54,9 @@ struct Chunks {
 struct NoChunks {
   static constexpr bool kBeside = false;
 };
-inline constexpr int kRing = 4;       // steps of a ring
-inline constexpr int kRingRows = 96;  // with more rows a whole panel, widened once, is the faster
-inline constexpr int kStepBytes = kBlockRows * 64;  // of a row block's panel, of one step
-inline constexpr int kChunksAhead = 2;              // of the product that takes them
-
-// One panel by the columns [k0, k1).
-struct PanelWork {
-  Panel panel;
-  const uint8_t* block;  // the first of its row blocks, packed
-  int k0, k1;
-  int row0, rows;
-  const float* scales;  // [kPanelRows]: of the rows, or of the rounded panel
-  std::byte* sums;      // C: [rows, kPanelRows]; one tile where all of K is at hand or it is kRounded
-  float* out;           // of row 0
-  // what is read next, to be fetched meanwhile: next_bytes of each of some row blocks next_stride apart; or
-  // null
-  const uint8_t* next = nullptr;
-  int64_t next_bytes = 0, next_stride = 0;
-  int next_blocks = 0;
-  const uint8_t* codes = nullptr;  // what is widened beside, at k0
-  int64_t code_stride = 0;
-  uint8_t* ring = nullptr;
-  bool again = false;  // for every tile of rows: the panel is a ring
-};
-
-struct Nothing {};
-
-// Sums of the far codes' high bytes (table.h), beside those of the low ones.
-struct HighSums {
-  alignas(64) int32_t sum[kRowsAtOnce][kPanelRows];
-  // The lists of rows that stand side by side, from the first column of the panel on.
-  const int32_t* start[kRowsAtOnce / kManySide];
-  const FarCode* codes[kRowsAtOnce / kManySide];
-
-  // For `rows` rows of the work from row `row` on; false: none of them has far codes here.
-  KT_INLINE bool begin(const Acts& acts, const PanelWork& w, int row, int rows) {
-    bool any = false;
-    for (int g = 0; acts.far && g < rows / kManySide; ++g) {
-      const FarCodes far = acts.far_of(w.row0 + row + g * kManySide);
-      start[g] = far.start + w.k0 / kChunk;
-      codes[g] = far.codes;
-      any |= start[g][(w.k1 - w.k0) / kChunk] != start[g][0];
-    }
-    if (any) __builtin_memset(sum, 0, static_cast<size_t>(rows) * sizeof(sum[0]));
-    return any;
-  }
-
-  // Step s of the panel, for group `group` of the rows.
-  template <bool kSmall>
-  KT_INLINE void add(const Panel& panel, int s, int group) {
-    using I = typename Late<Isa, kSmall>::type;
-    const uint8_t* from = panel.at + ((panel.phase + int64_t{s} * kStepBytes) & panel.mask);
-    for (int i = start[group][s]; i < start[group][s + 1]; ++i) {
-      const FarCode& code = codes[group][i];
-      constexpr int kFours = Isa::kStep / 4;  // of a step
-      const uint64_t bytes = uint64_t{code.high} << (code.four % kFours * 32);
-      const auto x = Isa::load_act(reinterpret_cast<const int8_t*>(&bytes));
-      const uint8_t* w = from + code.four / kFours * kPartBytes;
-      int32_t* to = sum[group * kManySide + code.row];
-      unroll<kPanelWidth>([&](auto b) __attribute__((always_inline)) {
-        if (b >= panel.blocks) return;
-        auto acc = I::acc_of(I::load(to + b * kBlockRows));
-        I::template dot<kSmall>(acc, I::load_bytes(w + b * panel.stride), x);
-        I::store(to + b * kBlockRows, I::template total<0>(acc));
-      });
-    }
-  }
-
-  KT_INLINE typename Isa::I32 at(int row, int column) const {
-    return Isa::mul(Isa::load(sum[row] + column), Isa::set1(int32_t{256}));
-  }
-  // To sums that wait until all of K is there.
-  KT_INLINE void add_to(int32_t* c, int rows, int columns) const {
-    for (int i = 0; i < rows; ++i, c += kPanelRows)
-      for (int j = 0; j < columns; j += Isa::kLanes) Isa::store(c + j, Isa::add(Isa::load(c + j), at(i, j)));
-  }
-};
+inline constexpr int kRing = 4;         // steps of a ring
+inline constexpr int kRingRows = 96;    // with more rows a whole panel, widened once, is the faster
+inline constexpr int kChunksAhead = 2;  // of the product that takes them
 
 // A tile of sums on its way to the output: s8: (C - bias * sum) * (wscale * ascale), or added to it.
 struct Folding {
@@ -278,6 +190,7 @@ __attribute__((noinline)) void multiply_panel(const MultiplyArgs& args, const Pa
     }
     Folding folding = folding_of<Product, kFold>(args, w, w.row0 + i, some, c);
     if constexpr (kHigh) folding.high = any ? &high : nullptr;
+    if constexpr (kFold == Fold::kRounded) add_far_rows(args.acts, w, i, some, c);
     if constexpr (kFold == Fold::kFloat)
       fold_f32(folding);
     else if (any)
@@ -344,18 +257,20 @@ KT_INLINE void prepare(const MultiplyArgs& args, const Walk& at, bool direct, ui
     for (int s = -kChunksAhead; s < 0; ++s) widen_ahead<Chunks>(w, w.panel, s, steps);
   } else {
     for (int i = 0; i < at.blocks; ++i)
-      widen(from + i * block_bytes, at.k0, at.k1, memory + i * w.panel.stride, scales + i * kBlockRows);
+      widen(from + i * block_bytes, at.k0, at.k1, memory + i * w.panel.stride, scales + i * kBlockRows,
+            {w.fine.at + i * w.panel.stride, w.fine.chunks});
   }
 }
 
-// The walk. widen(block, k0, k1, panel, scales) fills the panel of a row block; row_scales(block, scales)
+// The walk. widen(block, k0, k1, panel, scales, fine) fills the panel of a row block; row_scales(block, scales)
 // gives the scales that hold for whole rows.
 template <class Product, bool kSmall, Fold kFold, class Chunks, class Widen, class RowScales>
 KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& widen,
                     RowScales&& row_scales) {
   const Packing& p = *args.packing;
   auto* memory = reinterpret_cast<uint8_t*>(args.scratch);
-  auto* scales = reinterpret_cast<float*>(memory + kPanelBytes);
+  uint8_t* fine = memory + kPanelBytes;  // kRounded with far codes: as large as the panel
+  auto* scales = reinterpret_cast<float*>(args.acts.shape.by_row ? fine + kPanelBytes : fine);
   auto* sums = reinterpret_cast<std::byte*>(scales + kPanelRows);
   const bool wait = kFold != Fold::kRounded && k_block < p.k_pad;  // sums, between K blocks
   Walk at{.k_block = k_block, .group = Isa::kTileUnit && !wait ? args.count : Isa::kPanelBlocks};
@@ -367,6 +282,7 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
       for (at.k0 = 0; at.k0 < p.k_pad; at.k0 += k_block) {
         at.k1 = p.k_pad - at.k0 < k_block ? p.k_pad : at.k0 + k_block;
         std::byte* c = sums;
+        const uint64_t chunks = kFold == Fold::kRounded ? fine_chunks(args.acts, at.row0, rows, at.k0) : 0;
         for (at.b = 0; at.b < at.nb; at.b += at.blocks) {
           at.blocks = panel_width(at.nb - at.b);
           PanelWork w{.panel = {},
@@ -378,7 +294,8 @@ KT_INLINE void many(const MultiplyArgs& args, int k_block, bool direct, Widen&& 
                       .rows = rows,
                       .scales = scales,
                       .sums = c,
-                      .out = args.out + (at.b0 + at.b) * kBlockRows};
+                      .out = args.out + (at.b0 + at.b) * kBlockRows,
+                      .fine = {fine, chunks}};
           prepare<Product, Chunks>(args, at, direct, memory, scales, widen, w);
           if (at.k1 == p.k_pad)
             for (int i = 0; i < at.blocks; ++i)
@@ -402,7 +319,7 @@ void many_s8(const MultiplyArgs& args) noexcept {
   if (kL.span == SpanLength::kLong && kL.min == Min::kNone && p.span == p.k_pad) {
     many<ProductS8, small_codes(kL.code), Fold::kExact, Chunks<kL>>(
         args, k_block_of<ProductS8>(p.k_pad, kExactK), kL.code == Code::kI8,
-        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
+        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*, const Fine&) {
           widen_exact<kL>(p, block, k0, k1, panel);
         },
         [&](const uint8_t* block, float* scales) {
@@ -412,10 +329,10 @@ void many_s8(const MultiplyArgs& args) noexcept {
     return;
   }
   many<ProductS8, false, Fold::kRounded, NoChunks>(
-      args, kPanelK, false,
-      [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float* scales) {
+      args, args.acts.shape.sum_span, false,
+      [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float* scales, const Fine& fine) {
         for (int i = 0; i < kParts; ++i)
-          widen_rounded<kL>(p, block, k0, k1, i, panel, scales + i * Isa::kLanes);
+          widen_rounded<kL>(p, block, k0, k1, i, panel, scales + i * Isa::kLanes, fine);
       },
       [](const uint8_t*, float*) {});
 }
@@ -425,7 +342,7 @@ void many_bf16(const MultiplyArgs& args) noexcept {
   if constexpr (Isa::kBf16Product)
     many<ProductBf16, false, Fold::kFloat, NoChunks>(
         args, k_block_of<ProductBf16>(args.packing->k_pad, kFloatK), kL.code == Code::kBf16,
-        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
+        [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*, const Fine&) {
           widen_bf16<kL>(*args.packing, block, k0, k1, panel);
         },
         [](const uint8_t*, float*) {});
@@ -435,7 +352,7 @@ template <Layout kL>
 void many_f32(const MultiplyArgs& args) noexcept {
   many<ProductF32, false, Fold::kFloat, NoChunks>(
       args, kFloatK, kL.code == Code::kF32,
-      [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
+      [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*, const Fine&) {
         widen_f32<kL>(*args.packing, block, k0, k1, reinterpret_cast<float*>(panel));
       },
       [](const uint8_t*, float*) {});

@@ -1,21 +1,22 @@
 // Widening: a block of any format becomes a plain panel that one multiply loop per product can take.
 //
 // s8 panels have the packed order of 8-bit codes (layout.h). A whole-row integer format widens exactly. The
-// others are rounded again, to one scale D per row and panel of at most kPanelK columns:
+// others are rounded again, to one scale D per row and panel:
 //   D = max over spans of the largest |value| the span can hold / 127      (from scales and mins alone)
 //   byte = floor((code * S + C) / 256)  with  S = rne(256 * scale / D),
 //                                             C = 128 - bias * S - rne(256 * min / D)  (+ 128 * 256 if
 //                                             unsigned)
 // all modulo 2^16. Error of one weight: 1/2 from the rounding, |code - bias| / 512 <= 1/4 from S, 1/512 from
-// C, so under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128. bf16 and f32 panels hold (code - bias) *
+// C, so under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128. Half a D is little for one weight, and much where it
+// meets an outlier a hundred times as large as its neighbours. So what stands below the byte is kept beside it where
+// codes are huge (table.h): a fraction f, byte + (f - 128) / 256 being the weight within |code - bias| / 512 + 1/512, which
+// codes of 6 bits and fewer keep under 0.07. bf16 and f32 panels hold (code - bias) *
 // scale - min, rounded to f32, then to bf16.
 #pragma once
 #include "kernels/few.inl.h"
 
 namespace KT_ISA_NAMESPACE {
 namespace {
-
-inline constexpr int kPanelK = 512;
 
 // The chunks of columns [k0, k1) of one row block, with the header that governs each.
 template <Layout kL, class F>
@@ -46,8 +47,10 @@ KT_INLINE typename Isa::F32 span_reach(const SpanFactors<kL>& f, int span, int r
   int lowest = 0, highest = (1 << code_bits(kL.code)) - 1;
   if constexpr (kL.code == Code::kI8) lowest = -128, highest = 127, bias = 0;
   if constexpr (kL.code == Code::kIq4) lowest = -127, highest = 113, bias = 0;
-  auto from = Isa::set1(static_cast<float>(lowest - bias)),
-       to = Isa::set1(static_cast<float>(highest - bias));
+  const auto from = Isa::set1(static_cast<float>(lowest - bias)),
+             to = Isa::set1(static_cast<float>(highest - bias));
+  if constexpr (kL.min == Min::kNone)
+    return Isa::mul(Isa::max(Isa::abs(from), Isa::abs(to)), Isa::abs(scale));
   auto min = f.min(span, row);
   if constexpr (kL.min == Min::kZero) min = Isa::mul(Isa::to_f32(f.zero(span, row)), scale);
   const auto a = Isa::abs(Isa::sub(Isa::mul(from, scale), min)),
@@ -77,20 +80,51 @@ __attribute__((noinline)) void widen_exact(const Packing& p, const uint8_t* bloc
                  });
 }
 
-// One part of a rounded panel; `scales` receives D for its rows.
+// What stands below the bytes of a rounded panel, in the same order (signed fragments: less 128), of the chunks of 64
+// columns whose bits are set.
+struct Fine {
+  uint8_t* at = nullptr;
+  uint64_t chunks = 0;
+};
+
+// The factors of a span: byte = high byte of code * mul + add.
 template <Layout kL>
-__attribute__((noinline)) void widen_rounded(const Packing& p, const uint8_t* block, int k0, int k1, int part,
-                                             uint8_t* panel, float* scales) {
-  constexpr int kSpan = code_span(kL), kSteps = kSpan / Isa::kStep;
-  constexpr bool kWide = !small_codes(kL.code);
-  const int row = part * Isa::kLanes;
+struct SpanRounding {
+  typename Isa::U16 mul16, add16;
+  KT_INLINE SpanRounding(const SpanFactors<kL>& f, int span, int row, int bias, typename Isa::F32 inverse) {
+    const auto mul = Isa::round(Isa::mul(f.scale(span, row), inverse));
+    auto add = Isa::set1(static_cast<int32_t>(128 + (Isa::kUnsigned ? 128 * 256 : 0)));
+    if constexpr (kL.min == Min::kZero)
+      add = Isa::sub(add, Isa::mul(f.zero(span, row), mul));
+    else
+      add = Isa::sub(add, Isa::mul(Isa::set1(static_cast<int32_t>(bias)), mul));
+    if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16)
+      add = Isa::sub(add, Isa::round(Isa::mul(f.min(span, row), inverse)));
+    mul16 = Isa::to_u16(mul), add16 = Isa::to_u16(add);
+  }
+};
+
+// D of columns [k0, k1), for the rows of a part.
+template <Layout kL>
+KT_INLINE typename Isa::F32 panel_scale(const Packing& p, const uint8_t* block, int k0, int k1, int row) {
   auto reach = Isa::set1(0.0f);
   for_chunks<kL>(p, block, k0, k1,
                  [&](const auto& f, const uint8_t*, int, int in_record) __attribute__((always_inline)) {
-                   for (int s = 0; s < kChunk; s += kSpan)
+                   for (int s = 0; s < kChunk; s += code_span(kL))
                      reach = Isa::max(reach, span_reach<kL>(f, (in_record + s) / p.span, row, p.format.bias));
                  });
-  const auto d = Isa::mul(reach, Isa::set1(1.0f / 127));
+  return Isa::mul(reach, Isa::set1(1.0f / 127));
+}
+
+// One part of a rounded panel; `scales` receives D for its rows.
+template <Layout kL>
+__attribute__((noinline)) void widen_rounded(const Packing& p, const uint8_t* block, int k0, int k1, int part,
+                                             uint8_t* panel, float* scales, const Fine& fine) {
+  constexpr int kSpan = code_span(kL), kSteps = kSpan / Isa::kStep;
+  constexpr bool kWide = !small_codes(kL.code);
+  using I = typename Late<Isa, kL.code>::type;
+  const int row = part * Isa::kLanes;
+  const auto d = panel_scale<kL>(p, block, k0, k1, row);
   Isa::store(scales, d);
   // 256 / D, and 0 for rows that are all zero (or so small that the quotient overflows: their D is below
   // 2^-118)
@@ -99,33 +133,36 @@ __attribute__((noinline)) void widen_rounded(const Packing& p, const uint8_t* bl
   const auto table = iq4_table();
   // On signed fragments wide codes are made unsigned first, so that affine sees 0..255 everywhere.
   const int bias = p.bias + (kWide && !Isa::kUnsigned ? 128 : 0);
-  const auto start = Isa::set1(static_cast<int32_t>(128 + (Isa::kUnsigned ? 128 * 256 : 0)));
   for_chunks<kL>(
       p, block, k0, k1,
       [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
-        uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows + part * kPartBytes;
-        for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
-          const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
-          unroll<(unit_steps(kL) + kSteps - 1) / kSteps>([&](auto s) __attribute__((always_inline)) {
-            const int span = (in_record + u * Isa::kStep + s * kSpan) / p.span;
-            const auto mul = Isa::round(Isa::mul(f.scale(span, row), inverse));
-            auto add = start;
-            if constexpr (kL.min == Min::kZero)
-              add = Isa::sub(add, Isa::mul(f.zero(span, row), mul));
-            else
-              add = Isa::sub(add, Isa::mul(Isa::set1(static_cast<int32_t>(bias)), mul));
-            if constexpr (kL.min == Min::kF16 || kL.min == Min::kS8F16)
-              add = Isa::sub(add, Isa::round(Isa::mul(f.min(span, row), inverse)));
-            const auto mul16 = Isa::to_u16(mul), add16 = Isa::to_u16(add);
-            constexpr int kFirst = decltype(s)::value * kSteps,
-                          kEnd = kFirst + kSteps < unit_steps(kL) ? kFirst + kSteps : unit_steps(kL);
-            unroll_from<kFirst, kEnd>([&](auto t) __attribute__((always_inline)) {
-              auto w = expand<kL.code, decltype(t)::value>(at, part, table);
-              if constexpr (kWide && !Isa::kUnsigned) w = Isa::flip_sign(w);
-              Isa::store_bytes(to + (u + t) * kBlockRows * Isa::kStep, Isa::affine(w, mul16, add16));
+        const int64_t at_column = static_cast<int64_t>(k - k0) * kBlockRows + part * kPartBytes;
+        const auto chunk = [&](auto with_fine) __attribute__((always_inline)) {
+          for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
+            const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
+            unroll<(unit_steps(kL) + kSteps - 1) / kSteps>([&](auto s) __attribute__((always_inline)) {
+              const SpanRounding<kL> by(f, (in_record + u * Isa::kStep + s * kSpan) / p.span, row, bias,
+                                        inverse);
+              constexpr int kFirst = decltype(s)::value * kSteps,
+                            kEnd = kFirst + kSteps < unit_steps(kL) ? kFirst + kSteps : unit_steps(kL);
+              unroll_from<kFirst, kEnd>([&](auto t) __attribute__((always_inline)) {
+                auto w = expand<kL.code, decltype(t)::value>(at, part, table);
+                if constexpr (kWide && !Isa::kUnsigned) w = Isa::flip_sign(w);
+                const int64_t to = at_column + (u + t) * kBlockRows * Isa::kStep;
+                Isa::store_bytes(panel + to, Isa::affine(w, by.mul16, by.add16));
+                if constexpr (decltype(with_fine)::value) {
+                  auto low = I::affine_low(w, by.mul16, by.add16);
+                  if constexpr (!Isa::kUnsigned) low = Isa::flip_sign(low);
+                  Isa::store_bytes(fine.at + to, low);
+                }
+              });
             });
-          });
-        }
+          }
+        };
+        if (fine.chunks >> ((k - k0) / kChunk) & 1)
+          chunk(Int<1>{});
+        else
+          chunk(Int<0>{});
       });
 }
 

@@ -21,6 +21,18 @@ bool whole_rows(const Packing& p) {
   return layout.span == SpanLength::kLong && layout.min == Min::kNone && p.span == p.k_pad;
 }
 
+// Columns of a K block of rounded panels that meet far codes: the row in even parts.
+int rounded_k(int k_pad) {
+  const int parts = ceil_div(k_pad, kRoundedK);
+  return static_cast<int>(round_up(ceil_div(k_pad, parts), kChunk));
+}
+
+// Weights in spans whose codes times a scale of 12 bits are fine enough for outliers (panel.inl.h).
+bool rounds_well(const Packing& p) {
+  const Code code = kLayouts[p.layout].code;
+  return code_bits(code) <= 6 && code != Code::kIq4;
+}
+
 }  // namespace
 
 Precision precision_named(std::string_view name) {
@@ -42,7 +54,7 @@ std::string Plan::describe() const {
               codes[static_cast<int>(acts.code)], acts.rows, acts.scale_span, acts.far ? ", far codes" : "");
 }
 
-Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
+Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m, Precision precision) {
   Plan plan;
   plan.route = route;
   plan.acts = {.k_pad = p.k_pad, .scale_span = p.k_pad, .sum_span = p.k_pad};
@@ -72,11 +84,11 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
   } else if (route == Route::kManyS8) {
     plan.multiply = kernels.many_s8[p.layout];
     plan.acts.code = ActCode::kS8;
-    // whole-row integer layouts stay exact; the others are rounded again in panels of 512 columns
-    if (whole_rows(p))
-      plan.acts.far = true;
-    else
-      plan.acts.scale_span = plan.acts.sum_span = 512;
+    // whole-row integer layouts stay exact; the others are rounded again in panels
+    plan.acts.far = precision != Precision::kInt8;
+    plan.acts.by_row = plan.acts.far && !whole_rows(p);
+    if (plan.acts.by_row) plan.acts.sum_span = rounded_k(p.k_pad);  // a K block: the kernels ask for it there
+    if (!whole_rows(p) && !plan.acts.far) plan.acts.scale_span = plan.acts.sum_span = kPlainK;
   } else if (route == Route::kManyBf16) {
     plan.multiply = kernels.many_bf16[p.layout];
     plan.acts.code = ActCode::kBf16;
@@ -86,7 +98,7 @@ Plan plan_route(const Kernels& kernels, const Packing& p, Route route, int m) {
   }
   plan.acts.rows = static_cast<int>(round_up(m, kernels.tile_rows));
   plan.scratch_bytes =
-      kPanelBytes + 3 * kBlockRows * sizeof(float) +
+      (plan.acts.by_row ? 2 : 1) * kPanelBytes + 3 * kBlockRows * sizeof(float) +
       std::min<size_t>(plan.acts.rows, kManyRows) * (kernels.panel_blocks + 2) * kBlockRows * sizeof(float);
   return plan;
 }
@@ -97,13 +109,11 @@ Plan plan_for(const Kernels& kernels, const Packing& p, Precision precision, int
                               : precision != Precision::kF32;
   if (native && m <= kernels.few_limit) return plan_route(kernels, p, Route::kFew, m);
   if (native && integer && kernels.many_spans[p.layout]) return plan_route(kernels, p, Route::kManySpans, m);
-  // A tile unit: whole rows in bytes, with far codes; spans in bf16. Plain bytes are faster and cost perplexity where
-  // activations have outliers: on request alone.
-  if (native && integer && kernels.many_s8[p.layout] && (whole_rows(p) || precision == Precision::kInt8)) {
-    Plan plan = plan_route(kernels, p, Route::kManyS8, m);
-    plan.acts.far &= precision != Precision::kInt8;
-    return plan;
-  }
+  // A tile unit: bytes, with far codes. Plain bytes are faster and cost perplexity where activations have outliers: on
+  // request alone.
+  if (native && integer && kernels.many_s8[p.layout] &&
+      (whole_rows(p) || rounds_well(p) || precision == Precision::kInt8))
+    return plan_route(kernels, p, Route::kManyS8, m, precision);
   const bool bf16 = precision != Precision::kF32 && kernels.many_bf16[p.layout];
   return plan_route(kernels, p, bf16 ? Route::kManyBf16 : Route::kManyF32, m);
 }

@@ -11,9 +11,11 @@ namespace kt {
 enum class Precision : uint8_t { kDefault, kInt8, kBf16, kF32 };
 Precision precision_named(std::string_view name);  // "int8", "bf16", "f32", "default"
 
-inline constexpr int kManyRows = 512;  // rows whose sums `many` keeps in scratch at once
-inline constexpr int kExactK = 512;    // K block of exact s8 panels
-inline constexpr int kFloatK = 512;    // K block of float panels
+inline constexpr int kManyRows = 512;   // rows whose sums `many` keeps in scratch at once
+inline constexpr int kExactK = 512;     // K block of exact s8 panels
+inline constexpr int kFloatK = 512;     // K block of float panels
+inline constexpr int kPlainK = 512;     // K block of rounded panels where both sides are plain bytes
+inline constexpr int kRoundedK = 2048;  // the longest one of rounded panels that meet far codes
 // Three row blocks by 2048 columns of s8 or 1024 of bf16 (tile units), or two by 512 of f32 and anything
 // narrower
 inline constexpr int kPanelBytes = 3 * kBlockRows * 2048;
@@ -34,8 +36,9 @@ struct Plan {
 // activations: kInt8 means kBf16 for them.
 Plan plan_for(const Kernels& kernels, const Packing& packing, Precision precision, int m);
 // The plan of one route, whether or not plan_for would take it; multiply is null where the table has no such
-// kernel.
-Plan plan_route(const Kernels& kernels, const Packing& packing, Route route, int m);
+// kernel. many_s8 lists far codes unless `precision` is kInt8, plain bytes.
+Plan plan_route(const Kernels& kernels, const Packing& packing, Route route, int m,
+                Precision precision = Precision::kDefault);
 
 // Bytes of one block of memory that holds activations of this shape, and the pointers into it (64-byte
 // aligned).

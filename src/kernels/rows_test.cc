@@ -157,12 +157,15 @@ TEST(PackActs, SpecialRows) {
         ActShape far = shape;
         far.far = true;
         check_pack(*t, {far, Real::kF32, 8, kK, nullptr}, rows, 8);
+        far.by_row = true;
+        far.sum_span = 32;
+        check_pack(*t, {far, Real::kF32, 8, kK, nullptr}, rows, 8);
       }
     }
 }
 
 // Rows packed one by one and copied to where they stand side by side are what packing them there gives.
-TEST(CopyActs, FarCodes) {
+void check_far_copies(bool by_row) {
   constexpr int kK = 1100, kRows = 32, kM = 19;
   const std::vector<float> rows = random_rows(kRows, kK, 5);
   int32_t index[kM];
@@ -175,8 +178,9 @@ TEST(CopyActs, FarCodes) {
                          .side = t->many_side,
                          .step_bytes = t->many_step_bytes,
                          .scale_span = 1152,
-                         .sum_span = 1152,
-                         .far = true};
+                         .sum_span = by_row ? 640 : 1152,
+                         .far = true,
+                         .by_row = by_row};
     ActShape one = there;
     one.side = 1;
     Guarded plain(act_bytes(one)), copied(act_bytes(there)), direct(act_bytes(there));
@@ -194,13 +198,17 @@ TEST(CopyActs, FarCodes) {
     ASSERT_TRUE(plain.intact() && copied.intact() && direct.intact());
     for (int i = 0; i < kRows; ++i) {
       EXPECT_EQ(to.scales[i], want.scales[i]);
-      EXPECT_EQ(to.sums[i], want.sums[i]);
+      for (int j = 0; j < one.sum_spans(); ++j)
+        EXPECT_EQ(to.sums[i * one.sum_spans() + j], want.sums[i * one.sum_spans() + j]);
       for (int k = 0; k < one.k_pad; ++k)
         ASSERT_EQ(packed_act(*t, to, i, k), packed_act(*t, want, i, k))
             << t->name << " row " << i << " column " << k;
     }
   }
 }
+
+TEST(CopyActs, FarCodes) { check_far_copies(false); }
+TEST(CopyActs, FarCodesByRow) { check_far_copies(true); }
 
 // Numbers that are not finite, and rows of nothing else, write no more than they may.
 TEST(PackActs, NotFinite) {
@@ -210,7 +218,8 @@ TEST(PackActs, NotFinite) {
     for (int c = 0; c < kK; ++c)
       rows[i * kK + c] = c % i ? static_cast<float>(c) : std::numeric_limits<float>::infinity();
   for (const Kernels* t : tables_under_test())
-    for (const bool far : {false, true}) {
+    for (const int lists : {0, 1, 2}) {  // none, by chunk, by row
+      const bool far = lists > 0;
       if (far && !t->many_s8[0]) continue;
       const ActShape shape{.code = ActCode::kS8,
                            .rows = 16,
@@ -219,7 +228,8 @@ TEST(PackActs, NotFinite) {
                            .step_bytes = t->many_step_bytes,
                            .scale_span = kK,
                            .sum_span = kK,
-                           .far = far};
+                           .far = far,
+                           .by_row = lists == 2};
       Guarded memory(act_bytes(shape));
       t->pack_acts({.source = rows.data(),
                     .type = Real::kF32,

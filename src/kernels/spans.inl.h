@@ -189,7 +189,7 @@ void many_spans(const MultiplyArgs& args) noexcept {
   const bool direct = kL.code == Code::kI8 && p.record_k == p.k_pad;
   many<ProductSpans<kL>, false, Fold::kSpans, NoChunks>(
       args, kExactK, direct,
-      [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*) {
+      [&](const uint8_t* block, int k0, int k1, uint8_t* panel, float*, const Fine&) {
         widen_exact<kL>(p, block, k0, k1, panel);
       },
       [](const uint8_t*, float*) {});

@@ -29,14 +29,17 @@ enum class SumKind : uint8_t { kCodes, kValues };
 // mean size, and a scale for it would leave the others few bits. So the scale is that of kNear times the mean size,
 // a code is its low byte, and the high bytes that are not zero are listed: fewer than one in kNear columns.
 //   code = low + 256 * high,  scale = max(min(largest, kNear * mean) / 127, largest / kFarthest)
-inline constexpr float kNear = 7;
+inline constexpr float kNear = 7, kNearRounded = 6;  // the second where lists are by row, see below
 inline constexpr float kFarthest = 127 * 256 + 127;
+inline constexpr int kHuge = 2;  // the least high byte, either sign, whose weights must be finer than a byte
 struct FarCode {
-  uint16_t row;   // of the `side` rows that stand side by side
-  uint16_t four;  // columns [4 four, 4 four + 4) of the 64
+  uint16_t row;   // of the `side` rows that stand side by side; listed by row: the high byte, sign-extended
+  uint16_t four;  // columns [4 four, 4 four + 4) of the 64; listed by row: of the row
   uint32_t high;  // one byte each, the first in the low bits; one of them is not zero
 };
-// The list of `side` rows: start[i] is the first of columns [64 i, 64 i + 64), start[k_pad / 64] the end.
+// The list of `side` rows: start[i] is the first of columns [64 i, 64 i + 64), start[k_pad / 64] the end. Where weights
+// are rounded again in panels the list is by row, and the huge ones, which must meet finer weights (panel.inl.h), come
+// last: start[2 (i * sum_spans + j)] is the first of span j of row i, and the next one its first huge code.
 struct FarCodes {
   int32_t* start = nullptr;
   FarCode* codes = nullptr;
@@ -53,6 +56,7 @@ struct ActShape {
   int sum_factor = 1;
   bool beside = false;  // scales and sums as [rows / 8, spans, 8], the last group as wide as it is
   bool far = false;     // high bytes are listed; scale_span is k_pad
+  bool by_row = false;  // and how
   bool operator==(const ActShape&) const = default;
   int scale_spans() const { return (k_pad + scale_span - 1) / scale_span; }
   int sum_spans() const { return (k_pad + sum_span - 1) / sum_span; }
@@ -62,10 +66,12 @@ struct ActShape {
     return beside ? int64_t{row} / 8 * 8 * spans + row % 8 : int64_t{row} * spans;
   }
   // Of `side` rows' far codes: how many there may be, and bytes of the whole list.
-  int far_most() const { return side * (k_pad / static_cast<int>(kNear) + 1); }
+  float near() const { return by_row ? kNearRounded : kNear; }
+  int far_most() const { return side * (static_cast<int>(static_cast<float>(k_pad) / near()) + 1); }
+  int far_starts() const { return by_row ? 2 * side * sum_spans() + 1 : k_pad / kChunk + 1; }
   size_t far_bytes() const {
-    return far ? (static_cast<size_t>(k_pad / kChunk + 1) * 4 +
-                  static_cast<size_t>(far_most()) * sizeof(FarCode) + 63) /
+    const int room = far_most() + (by_row ? far_most() / side : 0);  // where a row's huge ones wait
+    return far ? (static_cast<size_t>(far_starts()) * 4 + static_cast<size_t>(room) * sizeof(FarCode) + 63) /
                      64 * 64
                : 0;
   }
@@ -80,7 +86,7 @@ struct Acts {
   FarCodes far_of(int row) const {
     std::byte* at = far + static_cast<size_t>(row / shape.side) * shape.far_bytes();
     return {reinterpret_cast<int32_t*>(at),
-            reinterpret_cast<FarCode*>(at + static_cast<size_t>(shape.k_pad / kChunk + 1) * 4)};
+            reinterpret_cast<FarCode*>(at + static_cast<size_t>(shape.far_starts()) * 4)};
   }
 };
 

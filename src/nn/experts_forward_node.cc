@@ -22,7 +22,7 @@ void prefetch(const std::byte* from, size_t bytes, size_t most) {
 bool same_codes(const ActShape& a, const ActShape& b) {
   return a.code == ActCode::kS8 && b.code == ActCode::kS8 && a.k_pad == b.k_pad &&
          a.scale_span == b.scale_span && a.sum_span == b.sum_span && a.sums == b.sums &&
-         a.sum_factor == b.sum_factor && a.far == b.far;
+         a.sum_factor == b.sum_factor && a.far == b.far && a.by_row == b.by_row;
 }
 
 // Packed rows of an item: the last one of a group brings the padding rows along.

@@ -210,6 +210,12 @@ struct Avx512 {
     const __m512i o = _mm512_add_epi16(_mm512_mullo_epi16(odd, mul.v), add.v);
     return {_mm512_mask_mov_epi8(_mm512_srli_epi16(e, 8), 0xaaaaaaaaaaaaaaaaull, o)};  // odd bytes stand where they belong
   }
+  static KT_INLINE Bytes affine_low(Bytes a, U16 mul, U16 add) {  // of the products that affine takes
+    const __m512i even = _mm512_and_si512(a.v, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(a.v, 8);
+    const __m512i e = _mm512_add_epi16(_mm512_mullo_epi16(even, mul.v), add.v);
+    const __m512i o = _mm512_add_epi16(_mm512_mullo_epi16(odd, mul.v), add.v);
+    return {_mm512_mask_mov_epi8(e, 0xaaaaaaaaaaaaaaaaull, _mm512_slli_epi16(o, 8))};
+  }
 
   static KT_INLINE Acc zero_acc() { return {_mm512_setzero_si512()}; }
   static KT_INLINE Acc acc_of(I32 x) { return x; }

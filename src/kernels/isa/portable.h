@@ -160,6 +160,11 @@ struct Portable {
     for (int i = 0; i < kLanes * kStep; ++i) a.v[i] = static_cast<uint8_t>(static_cast<uint16_t>(a.v[i] * unsigned{mul.v[i / kStep]} + add.v[i / kStep]) >> 8);
     return a;
   }
+  // and its low byte
+  static KT_PORTABLE_OP Bytes affine_low(Bytes a, U16 mul, U16 add) {
+    for (int i = 0; i < kLanes * kStep; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] * unsigned{mul.v[i / kStep]} + add.v[i / kStep]);
+    return a;
+  }
 
   static KT_PORTABLE_OP Acc zero_acc() { Acc r{}; return r; }
   static KT_PORTABLE_OP Acc acc_of(I32 x) { Acc r; std::memcpy(r.v, x.v, sizeof r.v); return r; }

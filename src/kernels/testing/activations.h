@@ -32,14 +32,22 @@ struct PlainActs {
     if (shape.code != ActCode::kS8) return code;
     return code * scales[static_cast<size_t>(row) * shape.scale_spans() + column / shape.scale_span];
   }
+  double huge_value(int row, int column) const;
 };
 
+// What the high byte of a far code stands for if it is huge, else 0; the low one is signed too.
+inline double PlainActs::huge_value(int row, int column) const {
+  const double code = codes[static_cast<size_t>(row) * shape.k_pad + column],
+               high = std::floor((code + 128) / 256);
+  return std::fabs(high) < kHuge ? 0 : 256 * high * scales[static_cast<size_t>(row)];
+}
+
 // The scale of a row with far codes.
-inline float far_scale(const float* row, int64_t k, float largest) {
+inline float far_scale(const float* row, int64_t k, float largest, float times) {
   float lanes[kBlockRows] = {}, mean = 0;
   for (int64_t c = 0; c < k; ++c) lanes[c % kBlockRows] += std::fabs(row[c]);
   for (const float lane : lanes) mean += lane;
-  mean *= kNear / static_cast<float>(std::max<int64_t>(k, 1));
+  mean *= times / static_cast<float>(std::max<int64_t>(k, 1));
   return std::max(std::min(mean, largest) * (1.0f / 127), largest * (1.0f / kFarthest));
 }
 
@@ -63,7 +71,7 @@ inline PlainActs plain_acts(const ActShape& s, const std::vector<float>& rows, i
       float amax = 0;
       for (int c = from; c < to; ++c) amax = std::max(amax, std::fabs(codes[c]));
       float d = amax * (1.0f / 127);
-      if (s.far) d = far_scale(codes, i < m ? k : 0, amax);
+      if (s.far) d = far_scale(codes, i < m ? k : 0, amax, s.near());
       if (!(d > 0x1p-120f)) d = 0;
       const float inverse = d > 0 ? 1.0f / d : 0.0f;
       for (int c = from; c < to; ++c) codes[c] = std::nearbyint(codes[c] * inverse);
@@ -89,6 +97,17 @@ inline int far_part(const Acts& acts, int row, int column) {
   if (!acts.shape.far) return 0;
   const FarCodes far = acts.far_of(row);
   int sum = 0;
+  if (acts.shape.by_row) {
+    const int at = 2 * (row % acts.shape.side * acts.shape.sum_spans() + column / acts.shape.sum_span);
+    for (int i = far.start[at]; i < far.start[at + 2]; ++i) {
+      const int high = static_cast<int8_t>(far.codes[i].high >> (column % 4 * 8));
+      if (far.codes[i].four != column / 4 || high == 0) continue;
+      sum += 256 * high;
+      const bool huge = std::abs(high) >= kHuge;
+      if (high != static_cast<int16_t>(far.codes[i].row) || huge != (i >= far.start[at + 1])) return 1 << 30;
+    }
+    return sum;
+  }
   for (int i = far.start[column / kChunk]; i < far.start[column / kChunk + 1]; ++i) {
     const FarCode& code = far.codes[i];
     if (code.row == row % acts.shape.side && code.four == column % kChunk / 4)
