@@ -131,6 +131,28 @@ class TestProgram:
         import json
         assert abs(json.loads(gpu.stdout)["perplexity"] / json.loads(plain.stdout)["perplexity"] - 1) < 1e-4
 
+    def test_the_plan_names_both_places(self):
+        for words in (("estimate", str(DEMO)), ("run", str(DEMO), "--dry-run")):
+            done = kt(*words, "--gpu")
+            assert done.returncode == 0, done.stderr
+            assert "\nGPU 0 (test driver)" in done.stdout and " free: fits\n" in done.stdout
+            assert "no GPU is used" not in done.stdout
+            parts = [line.rsplit("  ", 1)[0].strip() for line in done.stdout.splitlines()]
+            assert parts.count("dense weights") == 1 and parts.count("in all") == 2
+        import json
+        plan = json.loads(kt("estimate", str(DEMO), "--gpu", "--json").stdout)
+        alone = json.loads(kt("estimate", str(DEMO), "--json").stdout)
+        assert "gpu" not in alone and plan["fits"]
+        assert plan["gpu"]["needed"] == sum(plan["gpu"][part] for part in ("dense", "kv_cache", "workspace"))
+        assert plan["gpu"]["kv_cache"] == alone["bytes"]["kv_cache"] and plan["bytes"]["kv_cache"] == 0
+        assert plan["bytes"]["experts"] == alone["bytes"]["experts"]
+
+    def test_a_server_cuts_its_cache_to_what_the_card_has(self):
+        import json
+        words = ("run", str(DEMO), "--dry-run", "--json", "--gpu")
+        roomy, tight = json.loads(kt(*words).stdout), json.loads(kt(*words, KT_TEST_CUDA_MEMORY="26000000").stdout)
+        assert tight["gpu"]["kv_cache"] < roomy["gpu"]["kv_cache"] and tight["gpu"]["fits"]
+
     @pytest.mark.parametrize("words,environment,code,line", [
         (("--gpu", "3"), {}, 4, "kt: GPU 3: there is 1, numbered from 0"),
         (("--gpu",), {"KT_TEST_CUDA_CAPABILITY": "75"}, 4,

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "base/topology.h"
 #include "bench/measure.h"
+#include "cuda/device.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -15,6 +16,46 @@ namespace {
 
 double tokens_per_s(const Work& work, int tokens, const Rates& rates) {
   return tokens / limit_of(work, rates).seconds;
+}
+
+std::optional<GpuEstimate> gpu_of(const OpenedModel& model, const MemoryPlan& plan) {
+  if (!model.gpu()) return {};
+  GpuEstimate out{.name = model.gpu()->facts().describe(), .free = model.gpu()->free_memory()};
+  for (const PlaceMemory& at : plan.places) {
+    if (at.place.kind != Place::Kind::kGpu) continue;
+    out.dense += at.weights();
+    out.kv_cache += at.kv_cache;
+    out.workspace += at.workspace;
+  }
+  return out;
+}
+
+// What the host reads of it.
+double host_bytes(const Work& work) {
+  double bytes = 0;
+  for (const Work::At& at : work.places)
+    if (at.place.kind == Place::Kind::kNode) bytes += at.amount.bytes;
+  return bytes;
+}
+
+std::string cache_text(const MemoryRequest& use) {
+  return text("KV cache, {} of {} tokens", counted(use.sequences, "request"), use.context);
+}
+
+void print_fit(uint64_t there, const char* word, bool fits) {
+  std::printf("%s %s: %s\n", human_bytes(there).c_str(), word,
+              fits ? inked(Ink::kGood, "fits").c_str() : inked(Ink::kBad, "does not fit").c_str());
+}
+
+void print_gpu(const GpuEstimate& gpu, const MemoryRequest& use) {
+  std::printf("\n");
+  Table table({gpu.name, ""}, 1);
+  table.add({"dense weights", human_bytes(gpu.dense)});
+  table.add({cache_text(use), human_bytes(gpu.kv_cache)});
+  table.add({"workspace", human_bytes(gpu.workspace)});
+  table.add({"in all", human_bytes(gpu.needed())});
+  std::fputs(table.str().c_str(), stdout);
+  print_fit(gpu.free, "free", gpu.fits());
 }
 
 size_t nodes_there(const std::vector<int>& chosen) {
@@ -52,6 +93,7 @@ Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint
   out.one = model.decode_work(1, use.context);
   out.all = model.decode_work(use.sequences, use.context);
   out.rates = rates;
+  out.gpu = gpu_of(model, out.plan);
   return out;
 }
 
@@ -73,6 +115,10 @@ nlohmann::ordered_json json_of(const Estimate& e) {
                   {"peak", e.needed()},
                   {"available", e.available},
                   {"embedding_mapped", e.plan.embedding}};
+  if (e.gpu)
+    out["gpu"] = {{"name", e.gpu->name},           {"dense", e.gpu->dense},     {"kv_cache", e.gpu->kv_cache},
+                  {"workspace", e.gpu->workspace}, {"needed", e.gpu->needed()}, {"free", e.gpu->free},
+                  {"fits", e.gpu->fits()}};
   out["weights_of_node"] = e.plan.weights_of_node();
   out["fits"] = e.fits();
   const Amount one = e.one.total();
@@ -90,26 +136,28 @@ void print_memory(const Estimate& e) {
   Table table({"memory", ""}, 1);
   const auto add = [&](const std::string& name, uint64_t bytes) { table.add({name, human_bytes(bytes)}); };
   add("experts", host.experts);
-  add("dense weights", host.linears + host.vectors);
-  add(text("KV cache, {} of {} tokens", counted(e.use.sequences, "request"), e.use.context), host.kv_cache);
+  if (!e.gpu) {
+    add("dense weights", host.linears + host.vectors);
+    add(cache_text(e.use), host.kv_cache);
+  }
   add("workspace", host.workspace);
   add("the process itself", e.process);
   if (e.plan.weights() + host.loading > e.plan.running())
     add("more, while loading", e.plan.weights() + host.loading - e.plan.running());
   add("in all", e.needed());
   std::fputs(table.str().c_str(), stdout);
-  std::printf("%s available: %s\n", human_bytes(e.available).c_str(),
-              e.fits() ? inked(Ink::kGood, "fits").c_str() : inked(Ink::kBad, "does not fit").c_str());
+  print_fit(e.available, "available", e.needed() <= e.available);
   std::printf("the embedding, %s, stays in the file\n", human_bytes(e.plan.embedding).c_str());
   print_nodes(e);
+  if (e.gpu) print_gpu(*e.gpu, e.use);
 }
 
 void print_speed(const Estimate& e) {
   const Limit limit = limit_of(e.one, e.rates);
-  std::printf("decode: at most %s tokens/s, limited by %s (%s a token at %s GB/s)\n",
+  std::printf("decode: at most %s tokens/s, limited by %s (%s a token at %s GB/s%s)\n",
               three_digits(tokens_per_s(e.one, 1, e.rates)).c_str(), limit.which,
-              human_bytes(static_cast<uint64_t>(e.one.total().bytes)).c_str(),
-              three_digits(e.rates.read_bytes * 1e-9).c_str());
+              human_bytes(static_cast<uint64_t>(host_bytes(e.one))).c_str(),
+              three_digits(e.rates.read_bytes * 1e-9).c_str(), e.gpu ? ", without the GPU's time" : "");
   if (e.use.sequences > 1)
     std::printf("%s together: at most %s tokens/s\n", counted(e.use.sequences, "request").c_str(),
                 three_digits(tokens_per_s(e.all, e.use.sequences, e.rates)).c_str());

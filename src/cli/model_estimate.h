@@ -2,6 +2,7 @@
 // kt estimate and by kt run before it loads.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,16 +10,25 @@
 
 namespace kt {
 
+// What a model takes of a GPU that has all but its routed experts.
+struct GpuEstimate {
+  std::string name;  // "GPU 0 (NVIDIA H200)"
+  uint64_t dense = 0, kv_cache = 0, workspace = 0, free = 0;
+  uint64_t needed() const { return dense + kv_cache + workspace; }
+  bool fits() const { return needed() <= free; }
+};
+
 struct Estimate {
   MemoryRequest use;
   MemoryPlan plan;
   uint64_t process = 0, available = 0;
+  std::optional<GpuEstimate> gpu = {};
   Work one, all;  // a token of one request, and of each of them
   Rates rates;
   std::vector<int> node_ids = {};  // numbers of the NUMA nodes, where some were chosen
 
   uint64_t needed() const { return process + plan.peak(); }
-  bool fits() const { return needed() <= available; }
+  bool fits() const { return needed() <= available && (!gpu || gpu->fits()); }
 };
 
 Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,

@@ -26,6 +26,7 @@
 #include "cli/server_signals.h"
 #include "cli/settings.h"
 #include "cli/sglang_flags.h"
+#include "cuda/device.h"
 #include "server/server.h"
 #include "terminal/language.h"
 #include "terminal/report.h"
@@ -172,6 +173,15 @@ std::string served_name(const RunFlags& flags) {
   return leaf.empty() ? flags.model.model : leaf;
 }
 
+// Whether a GPU has room for its part of the plan, a twentieth of what is free left over.
+bool fits_gpu(const OpenedModel& model, const MemoryPlan& plan) {
+  if (!model.gpu()) return true;
+  uint64_t needed = 0;
+  for (const PlaceMemory& at : plan.places)
+    if (at.place.kind == Place::Kind::kGpu) needed += at.weights() + at.kv_cache + at.workspace;
+  return needed <= model.gpu()->free_memory() / 20 * 19;
+}
+
 // How many requests share how many tokens of cache.
 MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint64_t max_memory) {
   const int context = model.spec().context;
@@ -200,7 +210,7 @@ MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint6
   while (tokens > kLeastTokens) {
     const MemoryPlan plan = model.memory_plan(use(tokens));
     const uint64_t others = plan.weights() + plan.host().workspace + model.base_bytes();
-    if (others + 2 * plan.host().kv_cache <= most) break;
+    if (others + 2 * plan.host().kv_cache <= most && fits_gpu(model, plan)) break;
     tokens = std::max(kLeastTokens, tokens / 2);
   }
   return use(tokens);
@@ -226,9 +236,11 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
           ? "a dense model"
           : text("{} experts of {} a layer, {} for each token", model.experts_dialect(),
                  model.spec().moe()->experts, model.spec().moe()->top_k);
-  std::printf("%s; context %d; %s kernels on %s, %s; no GPU is used\n\n", experts.c_str(),
-              model.spec().context, std::string(kernels().name).c_str(),
-              counted(model.threads(), "thread").c_str(), pools_text(model.nodes(), flags.node_ids).c_str());
+  const std::string gpu =
+      model.gpu() ? text("{} for all but routed experts", model.gpu()->facts().describe()) : "no GPU is used";
+  std::printf("%s; context %d; %s kernels on %s, %s; %s\n\n", experts.c_str(), model.spec().context,
+              std::string(kernels().name).c_str(), counted(model.threads(), "thread").c_str(),
+              pools_text(model.nodes(), flags.node_ids).c_str(), gpu.c_str());
   print_memory(estimate);
   std::printf("\n");
   print_speed(estimate);

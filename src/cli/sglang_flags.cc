@@ -150,7 +150,8 @@ struct Reason {
 };
 
 // Of those that people are most likely to miss.
-constexpr std::string_view kNoGpu = "kt run uses no GPU in this version: all experts run on the CPU";
+constexpr std::string_view kNoGpu =
+    "kt run uses no GPU for experts in this version: all of them run on the CPU";
 constexpr std::string_view kShared = "experts are shared by all NUMA nodes";
 constexpr auto kReasons = std::to_array<Reason>({
     {"--mem-fraction-static", "memory is planned before loading; see --max-total-tokens and --max-memory"},
@@ -162,16 +163,16 @@ constexpr auto kReasons = std::to_array<Reason>({
     {"--trust-remote-code", "no code of a checkpoint is ever run"},
     {"--disable-shared-experts-fusion", "shared experts are never fused"},
     {"--enable-shared-experts-fusion", "shared experts are never fused"},
-    {"--enable-p2p-check", "kt run uses no GPU"},
+    {"--enable-p2p-check", "kt run uses one GPU at most"},
     {"--gpu-experts", kNoGpu},
     {"--kt-num-gpu-experts", kNoGpu},
     {"--kt-gpu-experts-ratio", kNoGpu},
-    {"--kt-max-deferred-experts-per-token", "kt run uses no GPU to hide experts behind"},
-    {"--kt-gpu-prefill-threshold", "kt run uses no GPU"},
-    {"--kt-gpu-prefill-token-threshold", "kt run uses no GPU"},
-    {"--kt-expert-placement-strategy", "kt run uses no GPU"},
-    {"--kt-enable-dynamic-expert-update", "kt run uses no GPU"},
-    {"--init-expert-location", "kt run uses no GPU"},
+    {"--kt-max-deferred-experts-per-token", "kt run uses no GPU for experts: none is waited for later"},
+    {"--kt-gpu-prefill-threshold", "kt run uses no GPU for experts"},
+    {"--kt-gpu-prefill-token-threshold", "kt run uses no GPU for experts"},
+    {"--kt-expert-placement-strategy", "kt run uses no GPU for experts"},
+    {"--kt-enable-dynamic-expert-update", "kt run uses no GPU for experts"},
+    {"--init-expert-location", "kt run uses no GPU for experts"},
     {"--ssl-ca-certs", "clients show keys, not certificates; see --api-key-file"},
     {"--ssl-keyfile-password", "--ssl-keyfile takes a key without a password"},
     {"--enable-ssl-refresh", "SIGHUP reads the certificate again"},

@@ -59,7 +59,8 @@ class OpenedModel : public DescribedModel {
   std::string experts_dialect() const;  // "bf16", "kt-int4", ...; "" for a dense model
   int threads() const;
   int nodes() const;
-  double stored_bytes() const;  // of what load() will read, in the formats' own bytes
+  double stored_bytes() const;                   // of what load() will read, in the formats' own bytes
+  const Gpu* gpu() const { return gpu_.get(); }  // that takes all but routed experts; null: the CPU alone
   MemoryPlan memory_plan(const MemoryRequest& use) const;
   Work decode_work(int sequences, int context) const;  // as Transformer's
 

@@ -90,7 +90,7 @@ void GpuOps::begin(const StepRows& step) {
 void GpuOps::end() noexcept {
   try {
     stream_->wait();
-  } catch (const std::exception&) {
+  } catch (...) {
   }
 }
 
