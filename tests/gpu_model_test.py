@@ -150,7 +150,7 @@ class TestProgram:
     def test_a_server_cuts_its_cache_to_what_the_card_has(self):
         import json
         words = ("run", str(DEMO), "--dry-run", "--json", "--gpu")
-        roomy, tight = json.loads(kt(*words).stdout), json.loads(kt(*words, KT_TEST_CUDA_MEMORY="26000000").stdout)
+        roomy, tight = json.loads(kt(*words).stdout), json.loads(kt(*words, KT_TEST_CUDA_MEMORY="35000000").stdout)
         assert tight["gpu"]["kv_cache"] < roomy["gpu"]["kv_cache"] and tight["gpu"]["fits"]
 
     @pytest.mark.parametrize("words,environment,code,line", [
