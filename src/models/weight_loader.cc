@@ -184,7 +184,7 @@ std::unique_ptr<PlacedExperts> WeightLoader::experts(const ExpertSource& source,
       experts_options(
           source, layer,
           {.activation = moe.activation, .precision = options_.precision, .max_tokens = options_.max_tokens}),
-      fill_of(source, layer, ops_.loading_threads()));
+      fill_of(source, layer, ops_.loading_threads()), {});
 }
 
 }  // namespace kt

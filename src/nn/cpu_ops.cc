@@ -54,10 +54,10 @@ class CpuOps final : public Ops {
     return std::make_unique<CpuLinear>(Linear(pool, weights, {}, linear_options(precision), name), name);
   }
   std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
-                                              const ExpertsFill& fill) override;
+                                              const ExpertsFill& fill, std::span<const int>) override;
   std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
                                           const ExpertsFill& fill) override {
-    return make_experts(shape, options, fill);
+    return make_experts(shape, options, fill, {});
   }
   std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) override {
     return std::make_unique<KvCache>(shape, pages, slots);
@@ -158,7 +158,7 @@ class CpuOps final : public Ops {
 };
 
 std::unique_ptr<PlacedExperts> CpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
-                                                    const ExpertsFill& fill) {
+                                                    const ExpertsFill& fill, std::span<const int>) {
   ExpertsOptions mine = options;
   mine.kernels = &kernels_;
   mine.sizes_only = options_.sizes_only;

@@ -29,9 +29,10 @@ std::unique_ptr<GpuLinear> GpuOps::linear_of_rows(const RowReader& weights, std:
 }
 
 std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
-                                                    const ExpertsFill& fill) {
+                                                    const ExpertsFill& fill, std::span<const int> hot) {
+  KT_CHECK(hot.empty(), "{} experts for the GPU", hot.size());
   widest_hidden_ = std::max<int64_t>(widest_hidden_, shape.hidden);
-  return host_->make_experts(shape, options, fill);
+  return host_->make_experts(shape, options, fill, {});
 }
 
 std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,

@@ -73,7 +73,7 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinear>(weights_, Linear(pool, weights, {}, packed(), name), name);
   }
   std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
-                                              const ExpertsFill& fill) override;
+                                              const ExpertsFill& fill, std::span<const int> hot) override;
   std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
                                           const ExpertsFill& fill) override;
   std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) override;

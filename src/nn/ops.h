@@ -181,9 +181,11 @@ class Ops {
   // A small matrix that is there as a whole; from inside spread() too.
   virtual std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision precision,
                                                     std::string_view name) = 0;
+  // All of them in the host's memory; copies of those named `hot`, whose ids ascend, are held and run by the device of an
+  // Ops that has one.
   virtual std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape,
-                                                      const ExpertsOptions& options,
-                                                      const ExpertsFill& fill) = 0;
+                                                      const ExpertsOptions& options, const ExpertsFill& fill,
+                                                      std::span<const int> hot) = 0;
   // One that every token visits: for mlp(), as the others are for experts().
   virtual std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
                                                   const ExpertsFill& fill) = 0;
