@@ -206,6 +206,63 @@ void GpuStream::copy(void* to, const void* from, size_t bytes) {
   if (result != 0) gpu_->check(result, text("copy {} bytes", bytes));
 }
 
+bool GpuStream::done() {
+  const GpuContext context(*gpu_);
+  const CudaResult result = gpu_->cuda_.stream_query(stream_);
+  if (result == kCudaNotReady) return false;
+  gpu_->check(result, "tell whether it is done");
+  return true;
+}
+
+void GpuStream::begin_graph() {
+  const GpuContext context(*gpu_);
+  gpu_->check(gpu_->cuda_.begin_capture(stream_, kCudaCaptureRelaxed), "begin a graph");
+}
+
+GpuGraph GpuStream::end_graph() {
+  const GpuContext context(*gpu_);
+  CudaGraph noted = nullptr;
+  gpu_->check(gpu_->cuda_.end_capture(stream_, &noted), "end a graph");
+  GpuGraph out;
+  out.gpu_ = gpu_;
+  const CudaResult result = gpu_->cuda_.graph_instantiate(&out.graph_, noted, 0);
+  gpu_->cuda_.graph_destroy(noted);
+  gpu_->check(result, "make a graph");
+  return out;
+}
+
+void GpuStream::drop_graph() noexcept {
+  try {
+    const GpuContext context(*gpu_);
+    CudaGraph noted = nullptr;
+    if (gpu_->cuda_.end_capture(stream_, &noted) == 0 && noted) gpu_->cuda_.graph_destroy(noted);
+  } catch (...) {
+  }
+}
+
+void GpuStream::launch(const GpuGraph& graph) {
+  const GpuContext context(*gpu_);
+  gpu_->check(gpu_->cuda_.graph_launch(graph.graph_, stream_), "launch a graph");
+}
+
+GpuGraph::~GpuGraph() {
+  if (!graph_) return;
+  try {
+    const GpuContext context(*gpu_);
+    gpu_->cuda_.graph_exec_destroy(graph_);
+  } catch (...) {
+  }
+}
+
+GpuGraph::GpuGraph(GpuGraph&& other) noexcept
+    : gpu_(std::move(other.gpu_)), graph_(std::exchange(other.graph_, nullptr)) {}
+
+GpuGraph& GpuGraph::operator=(GpuGraph&& other) noexcept {
+  std::swap(gpu_, other.gpu_);
+  std::swap(graph_, other.graph_);
+  return *this;
+}
+
 void GpuStream::wait() {
   const GpuContext context(*gpu_);
   gpu_->check(gpu_->cuda_.synchronize(stream_), "finish what was asked of it");

@@ -49,6 +49,7 @@ class Gpu {
   friend class GpuContext;
   friend class GpuStream;
   friend class DeviceBuffer;
+  friend class GpuGraph;
   // Throws with what was asked; kMemory where memory is short.
   void check(CudaResult result, std::string_view asked) const;
   CudaModule module_of(std::string_view kernel) const;
@@ -96,6 +97,20 @@ class DeviceBuffer {
   size_t size_ = 0;
 };
 
+// What a stream was asked between begin_graph() and end_graph(), to be asked again at once.
+class GpuGraph {
+ public:
+  GpuGraph() = default;
+  ~GpuGraph();
+  GpuGraph(GpuGraph&& other) noexcept;
+  GpuGraph& operator=(GpuGraph&& other) noexcept;
+
+ private:
+  friend class GpuStream;
+  std::shared_ptr<const Gpu> gpu_;
+  CudaGraphExec graph_ = nullptr;
+};
+
 class GpuStream {
  public:
   explicit GpuStream(std::shared_ptr<const Gpu> gpu);
@@ -111,6 +126,14 @@ class GpuStream {
   // Between any two of device memory, page-locked and ordinary memory. Ordinary memory may change after it returns.
   void copy(void* to, const void* from, size_t bytes);
   void wait();  // until all of it is done
+  bool done();  // whether all of it is, without waiting
+
+  // Launches and copies between page-locked and device memory are noted down from here on and not done; waiting is an
+  // error. Kernels must have been loaded: Gpu::kernel().
+  void begin_graph();
+  GpuGraph end_graph();
+  void drop_graph() noexcept;  // where something was thrown between the two
+  void launch(const GpuGraph& graph);
 
  private:
   void launch_bytes(std::string_view kernel, int64_t x, int64_t y, int threads, const void* args);

@@ -42,6 +42,13 @@ std::string find_all(void* library, CudaSymbols& s) {
   find(library, "cuUserObjectCreate", s.user_object_create, missing);
   find(library, "cuGraphRetainUserObject", s.graph_retain_user_object, missing);
   find(library, "cuThreadExchangeStreamCaptureMode", s.exchange_capture_mode, missing);
+  find(library, "cuStreamBeginCapture_v2", s.begin_capture, missing);
+  find(library, "cuStreamEndCapture", s.end_capture, missing);
+  find(library, "cuGraphInstantiateWithFlags", s.graph_instantiate, missing);
+  find(library, "cuGraphLaunch", s.graph_launch, missing);
+  find(library, "cuGraphDestroy", s.graph_destroy, missing);
+  find(library, "cuGraphExecDestroy", s.graph_exec_destroy, missing);
+  find(library, "cuStreamQuery", s.stream_query, missing);
   find(library, "cuStreamSynchronize", s.synchronize, missing);
   find(library, "cuEventCreate", s.event_create, missing);
   find(library, "cuEventRecord", s.event_record, missing);

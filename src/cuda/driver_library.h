@@ -16,6 +16,8 @@ using CudaContext = struct CudaContextTag*;
 using CudaModule = struct CudaModuleTag*;
 using CudaFunction = struct CudaFunctionTag*;
 using CudaUserObject = struct CudaUserObjectTag*;
+using CudaGraph = struct CudaGraphTag*;
+using CudaGraphExec = struct CudaGraphExecTag*;
 
 constexpr CudaResult kCudaOutOfMemory = 2, kCudaNotInitialized = 3, kCudaDeinitialized = 4,
                      kCudaNoDevice = 100, kCudaNotReady = 600, kCudaCaptureInvalidated = 901;
@@ -60,6 +62,13 @@ struct CudaSymbols {
   CudaResult (*graph_retain_user_object)(void* graph, CudaUserObject, unsigned references,
                                          unsigned flags) = nullptr;
   CudaResult (*exchange_capture_mode)(int* mode) = nullptr;
+  CudaResult (*begin_capture)(CudaStream, int mode) = nullptr;
+  CudaResult (*end_capture)(CudaStream, CudaGraph*) = nullptr;
+  CudaResult (*graph_instantiate)(CudaGraphExec*, CudaGraph, unsigned long long flags) = nullptr;
+  CudaResult (*graph_launch)(CudaGraphExec, CudaStream) = nullptr;
+  CudaResult (*graph_destroy)(CudaGraph) = nullptr;
+  CudaResult (*graph_exec_destroy)(CudaGraphExec) = nullptr;
+  CudaResult (*stream_query)(CudaStream) = nullptr;
   CudaResult (*synchronize)(CudaStream) = nullptr;
   CudaResult (*event_create)(CudaEvent*, unsigned flags) = nullptr;
   CudaResult (*event_record)(CudaEvent, CudaStream) = nullptr;

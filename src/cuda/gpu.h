@@ -50,6 +50,26 @@ KT_GPU float round(float x) { return ::rintf(x); }
 KT_GPU float float_of(uint32_t bits) { return __uint_as_float(bits); }
 KT_GPU uint32_t bits_of(float x) { return __float_as_uint(x); }
 
+// Words that other blocks or the host see. What a thread wrote before `publish` is there for whoever saw the word; of a
+// whole block, after a fence of each thread and a barrier.
+KT_GPU void fence() { __threadfence_system(); }
+KT_GPU uint32_t add_to(uint32_t* word, uint32_t more) { return atomicAdd(word, more); }  // what it was
+KT_GPU void publish(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+// Until the word is `value` or `otherwise`; which.
+KT_GPU uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) {
+  for (;;) {
+    uint32_t seen;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+    if (seen == value || seen == otherwise) return seen;
+    __nanosleep(100);
+  }
+}
+
+// A number that the host wrote after this kernel began: past the caches.
+KT_GPU float load_fresh(const float* from) { return __ldcv(from); }
+
 KT_GPU Words load16(const void* from) {
   const uint4 words = *static_cast<const uint4*>(from);
   return {{words.x, words.y, words.z, words.w}};

@@ -5,9 +5,11 @@
 #include <span>
 #include <vector>
 
+#include "nn/ops.h"
+
 namespace kt {
 
-class ExpertCounts {
+class ExpertCounts final : public RouteWatch {
  public:
   // `layers`: those that route, by their number in the model.
   ExpertCounts(std::vector<int> layers, int experts, int top_k)
@@ -20,13 +22,12 @@ class ExpertCounts {
   int experts() const { return experts_; }
   int top_k() const { return top_k_; }
 
-  // Ids of tokens that one layer routed; `at` counts within layers(). Negative ids are skipped.
-  void add(size_t at, std::span<const int32_t> ids) {
+  // `at` counts within layers(). Negative ids are skipped.
+  void chose(size_t at, std::span<const int32_t> ids) override {
     for (int32_t id : ids)
       if (id >= 0) increment(counts_[at * static_cast<size_t>(experts_) + static_cast<size_t>(id)]);
   }
-  // Nanoseconds spent in routed experts.
-  void add_time(uint64_t nanoseconds) { nanoseconds_ += nanoseconds; }
+  void took(std::chrono::nanoseconds time) override { nanoseconds_ += static_cast<uint64_t>(time.count()); }
 
   std::vector<uint64_t> snapshot() const {  // [layers, experts]
     std::vector<uint64_t> out(counts_.size());

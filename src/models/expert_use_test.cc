@@ -14,7 +14,7 @@ class ExpertUseTest : public testing::Test {
   std::vector<uint64_t> before = counts.snapshot();
 
   void route(size_t layer, std::initializer_list<int32_t> ids) {
-    counts.add(layer, std::vector<int32_t>(ids));
+    counts.chose(layer, std::vector<int32_t>(ids));
   }
   std::optional<ExpertUse> use() { return expert_use(counts, before, counts.snapshot()); }
 };

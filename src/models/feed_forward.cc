@@ -1,7 +1,5 @@
 #include "models/feed_forward.h"
 
-#include <chrono>
-
 namespace kt {
 namespace {
 
@@ -27,7 +25,10 @@ FeedForward::FeedForward(const FeedForwardSpec& spec, const LayerPlace& place) :
     return;
   }
   moe_ = std::get<MoeSpec>(spec);
-  if (moe_->shared_inter > 0) mlp_modules_ = shared_modules(*moe_, place);
+  if (moe_->shared_inter > 0) {
+    mlp_modules_ = shared_modules(*moe_, place);
+    shared_out_ = place.ops().rows("shared", place.hidden());
+  }
   scores_ = place.ops().rows("scores", moe_->experts);
   ids_ = place.ops().rows("ids", moe_->top_k);
   weights_ = place.ops().rows("weights", moe_->top_k);
@@ -60,32 +61,33 @@ void FeedForward::for_each(FunctionRef<void(const PlacedWeights&, Kind)> use) co
     if (weights) use(*weights, Kind::kDense);
 }
 
-std::span<const int32_t> FeedForward::route(Ops& ops) const {
-  return ops.route({.spec = &moe_->router,
-                    .router = router_.get(),
-                    .correction = correction_.get(),
-                    .top_k = moe_->top_k,
-                    .x = place_.normed,
-                    .scores = scores_,
-                    .ids = ids_,
-                    .weights = weights_});
+void FeedForward::route(Ops& ops) const {
+  ops.route({.spec = &moe_->router,
+             .router = router_.get(),
+             .correction = correction_.get(),
+             .top_k = moe_->top_k,
+             .x = place_.normed,
+             .scores = scores_,
+             .ids = ids_,
+             .weights = weights_});
 }
 
 void FeedForward::run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const {
-  if (routed_) {
-    const std::span<const int32_t> ids = route(ops);
-    if (counts) counts->add(routed_layer, ids);
-    const auto start = std::chrono::steady_clock::now();
-    ops.experts({.experts = routed_.get(),
-                 .top_k = moe_->top_k,
-                 .x = place_.normed,
-                 .ids = ids_,
-                 .weights = weights_,
-                 .out = place_.out});
-    if (counts) counts->add_time(static_cast<uint64_t>((std::chrono::steady_clock::now() - start).count()));
-    ops.add(place_.x, place_.out);
-  }
-  run_mlp(ops);
+  if (!routed_) return run_mlp(ops);
+  const RunExperts routed{.experts = routed_.get(),
+                          .top_k = moe_->top_k,
+                          .x = place_.normed,
+                          .ids = ids_,
+                          .weights = weights_,
+                          .out = place_.out,
+                          .watch = counts,
+                          .watched = routed_layer};
+  route(ops);
+  ops.send_experts(routed);
+  if (mlp_) multiply_mlp(ops, shared_out_);  // beside the experts, where they run elsewhere
+  ops.experts(routed);
+  ops.add(place_.x, place_.out);
+  if (mlp_) ops.add(place_.x, shared_out_);
 }
 
 Rows FeedForward::mlp_factors(Ops& ops) const {
@@ -96,9 +98,13 @@ Rows FeedForward::mlp_factors(Ops& ops) const {
   return factors_;
 }
 
+void FeedForward::multiply_mlp(Ops& ops, Rows out) const {
+  ops.mlp({.mlp = mlp_.get(), .x = place_.normed, .factors = mlp_factors(ops), .out = out});
+}
+
 void FeedForward::run_mlp(Ops& ops) const {
   if (!mlp_) return;
-  ops.mlp({.mlp = mlp_.get(), .x = place_.normed, .factors = mlp_factors(ops), .out = place_.out});
+  multiply_mlp(ops, place_.out);
   ops.add(place_.x, place_.out);
 }
 

@@ -26,8 +26,9 @@ class FeedForward {
 
   // place.normed through all of it; x += what comes out. `counts` of this model and which of its layers this is.
   void run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const;
-  // Where the layer routes: experts and weights of place.normed. The ids are valid until the next step.
-  std::span<const int32_t> route(Ops& ops) const;
+  // Where the layer routes: experts and weights of place.normed.
+  void route(Ops& ops) const;
+  Rows route_ids() const { return ids_; }
   Rows route_weights() const { return weights_; }
   // The MLP alone, where there is one.
   void run_mlp(Ops& ops) const;
@@ -35,13 +36,15 @@ class FeedForward {
   Rows mlp_factors(Ops& ops) const;
 
  private:
+  void multiply_mlp(Ops& ops, Rows out) const;
+
   const LayerPlace place_;
   std::optional<MoeSpec> moe_;
   std::optional<MlpModules> mlp_modules_;
   std::unique_ptr<PlacedLinear> router_, shared_gate_;
   std::unique_ptr<PlacedVector> correction_;
   std::unique_ptr<PlacedExperts> routed_, mlp_;
-  Rows scores_, ids_, weights_, factors_;
+  Rows scores_, ids_, weights_, factors_, shared_out_;
 };
 
 }  // namespace kt

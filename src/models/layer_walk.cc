@@ -118,9 +118,11 @@ void LayerWalk::mix(const SequenceRows& rows) {
     ops_->read(x_, {rows.x, values});
     ops_->read(normed_, {rows.normed, values});
     if (!layer.feed_forward().moe()) return;
-    const std::span<const int32_t> ids = layer.feed_forward().route(*ops_);
-    std::ranges::copy(ids, rows.ids);
-    ops_->read(layer.feed_forward().route_weights(), {rows.weights, ids.size()});
+    const FeedForward& part = layer.feed_forward();
+    const auto slots = static_cast<size_t>(tokens) * static_cast<size_t>(part.route_ids().width);
+    part.route(*ops_);
+    ops_->read_ids(part.route_ids(), {rows.ids, slots});
+    ops_->read(part.route_weights(), {rows.weights, slots});
   });
 }
 

@@ -208,31 +208,37 @@ void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> i
   const std::vector<AttentionSequence> sequences = s.take(inputs);
   if (sequences.empty()) return;
   const int tokens = sequences.back().first + sequences.back().count;
-  const StepScope scope(ops, {.sequences = sequences, .tokens = tokens, .cache = &cache});
-  const RowTable table{.rows = s.embedding->n, .width = s.spec.hidden, .read = [&](int64_t row, float* to) {
-                         s.embedding->values(row, 1, to);
-                       }};
-  std::vector<int> wanted;  // rows of tokens whose logits are
+  std::vector<int32_t> ids;  // of all tokens
+  std::vector<int> wanted;   // rows of tokens whose logits are
   size_t at = 0;
   for (const SequenceInput& input : inputs) {
     if (input.tokens.empty()) continue;
     const AttentionSequence& sequence = sequences[at++];
-    ops.embed(table, input.tokens, s.x, sequence.first);
+    ids.insert(ids.end(), input.tokens.begin(), input.tokens.end());
     for (int t = sequence.count - logit_tokens(input); t < sequence.count; ++t)
       wanted.push_back(sequence.first + t);
   }
-  s.run_layers(s.expert_counts.get());
-  if (wanted.empty()) return;
-  ops.norm(s.x, *s.final_norm, s.spec.norm_eps, s.normed);
-  ops.pick(s.normed, wanted);
-  ops.project(*s.head, s.normed, static_cast<int>(wanted.size()), logits);
+  const bool alike = std::ssize(sequences) == tokens && std::ssize(wanted) == tokens;
+  const StepScope scope(
+      ops, {.sequences = sequences, .tokens = tokens, .cache = &cache, .logits = logits, .alike = alike});
+  const RowTable table{.rows = s.embedding->n, .width = s.spec.hidden, .read = [&](int64_t row, float* to) {
+                         s.embedding->values(row, 1, to);
+                       }};
+  ops.embed(table, ids, s.x);
+  ops.repeat([&] {
+    s.run_layers(s.expert_counts.get());
+    if (wanted.empty()) return;
+    ops.norm(s.x, *s.final_norm, s.spec.norm_eps, s.normed);
+    ops.pick(s.normed, wanted);
+    ops.project(*s.head, s.normed, static_cast<int>(wanted.size()));
+  });
 }
 
 StepNeeds Transformer::State::measure(std::span<const AttentionSequence> sequences, int tokens,
                                       int logit_rows) const {
   return ops->measure({.sequences = sequences, .tokens = tokens}, keeps, [&] {
     run_layers(nullptr);
-    ops->project(*head, normed, logit_rows, nullptr);
+    ops->project(*head, normed, logit_rows);
   });
 }
 

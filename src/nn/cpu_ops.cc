@@ -71,7 +71,8 @@ class CpuOps final : public Ops {
 
   void begin(const StepRows& step) override;
   void end() noexcept override { burst_.reset(); }
-  void embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) override;
+  void repeat(FunctionRef<void()> run) override { run(); }
+  void embed(const RowTable& table, std::span<const int32_t> ids, Rows x) override;
   void norm(Rows x, const PlacedVector& weights, double eps, Rows y) override;
   void add(Rows x, Rows y) override;
   void add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) override;
@@ -79,14 +80,16 @@ class CpuOps final : public Ops {
   void rotate_write(const RotateWrite& args) override;
   void attend(const Attend& args) override;
   void copy_heads(const CopyHeads& args) override;
-  std::span<const int32_t> route(const ChooseExperts& args) override;
+  void route(const ChooseExperts& args) override;
+  void send_experts(const RunExperts&) override {}
   void experts(const RunExperts& args) override;
   void mlp(const RunMlp& args) override;
   void sigmoid(Rows x) override;
   void pick(Rows x, std::span<const int> tokens) override;
-  void project(const PlacedLinear& weights, Rows x, int count, float* y) override;
+  void project(const PlacedLinear& weights, Rows x, int count) override;
   void write(std::span<const float> values, Rows x) override;
   void read(Rows x, std::span<float> values) override;
+  void read_ids(Rows ids, std::span<int32_t> values) override;
 
   StepNeeds measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) override;
   const Work& work() const override { return work_; }
@@ -204,11 +207,11 @@ void CpuOps::begin(const StepRows& step) {
   });
 }
 
-void CpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) {
+void CpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x) {
   if (measured_) return;
   const StepParts::Scope scope(timed(), part_.embedding);
   for_rows(static_cast<int>(ids.size()),
-           [&](int t) { table.read(ids[static_cast<size_t>(t)], at(x) + int64_t{first + t} * x.width); });
+           [&](int t) { table.read(ids[static_cast<size_t>(t)], at(x) + int64_t{t} * x.width); });
 }
 
 void CpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
@@ -379,11 +382,11 @@ void CpuOps::copy_heads(const CopyHeads& args) {
   });
 }
 
-std::span<const int32_t> CpuOps::route(const ChooseExperts& args) {
+void CpuOps::route(const ChooseExperts& args) {
   const StepParts::Scope scope(timed(), part_.router);
   const LinearUse use{.weights = args.router, .x = args.x, .y = args.scores};
   linear({&use, 1});
-  if (measured_) return {};
+  if (measured_) return;
   const int experts = static_cast<int>(args.router->n());
   const float* correction = values_or_null(args.correction);
   for_rows(step_.tokens, [&](int t) {
@@ -391,7 +394,6 @@ std::span<const int32_t> CpuOps::route(const ChooseExperts& args) {
                    correction, ids_at(args.ids) + int64_t{t} * args.top_k,
                    at(args.weights) + int64_t{t} * args.top_k);
   });
-  return {ids_at(args.ids), static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.top_k)};
 }
 
 void CpuOps::experts(const RunExperts& args) {
@@ -405,6 +407,8 @@ void CpuOps::experts(const RunExperts& args) {
     return;
   }
   const int32_t* ids = ids_at(args.ids);
+  if (args.watch) args.watch->chose(args.watched, {ids, static_cast<size_t>(slots)});
+  const auto start = std::chrono::steady_clock::now();
   hit_.assign(static_cast<size_t>(experts.shape().experts), 0);
   for (int64_t i = 0; i < slots; ++i)
     if (ids[i] >= 0) hit_[static_cast<size_t>(ids[i])] = 1;
@@ -416,6 +420,7 @@ void CpuOps::experts(const RunExperts& args) {
                    .ids = ids,
                    .weights = at(args.weights),
                    .output = at(args.out)});
+  if (args.watch) args.watch->took(std::chrono::steady_clock::now() - start);
 }
 
 void CpuOps::mlp(const RunMlp& args) {
@@ -448,12 +453,12 @@ void CpuOps::pick(Rows x, std::span<const int> tokens) {
     std::copy_n(at(x) + tokens[i] * x.width, x.width, at(x) + static_cast<int64_t>(i) * x.width);
 }
 
-void CpuOps::project(const PlacedLinear& weights, Rows x, int count, float* y) {
+void CpuOps::project(const PlacedLinear& weights, Rows x, int count) {
   const StepParts::Scope scope(timed(), part_.head);
   const LinearCall call{.linear = &linear_of(weights),
                         .x = measured_ ? nullptr : at(x),
                         .x_stride = x.width,
-                        .y = y,
+                        .y = step_.logits,
                         .y_stride = weights.n()};
   run_linears(count, {&call, 1});
 }
@@ -462,6 +467,10 @@ void CpuOps::write(std::span<const float> values, Rows x) { std::copy(values.beg
 
 void CpuOps::read(Rows x, std::span<float> values) {
   std::copy_n(at(x), static_cast<int64_t>(values.size()), values.begin());
+}
+
+void CpuOps::read_ids(Rows ids, std::span<int32_t> values) {
+  std::copy_n(ids_at(ids), static_cast<int64_t>(values.size()), values.begin());
 }
 
 StepNeeds CpuOps::measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) {

@@ -1,6 +1,7 @@
 // Pages of keys and values in the memory of a GPU, in the order its kernels read (CachePlane of cuda/kernels/args.h): as
 // many bytes as on a CPU. Made and used by gpu_ops.cc.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,8 @@ class GpuCache final : public SequenceCache {
     }
     memory_ = DeviceBuffer(std::move(gpu), at, "the cache of keys and values");
   }
+  // Of all caches that were and will be, this one.
+  uint64_t serial() const { return serial_; }
   size_t bytes() const override { return memory_.size(); }
   void clear_slot(int) override {}
   void copy_slot(int, int) override {}
@@ -46,6 +49,11 @@ class GpuCache final : public SequenceCache {
   }
 
  private:
+  static uint64_t next_serial() {
+    static std::atomic<uint64_t> last = 0;
+    return ++last;
+  }
+  const uint64_t serial_ = next_serial();
   std::vector<size_t> plane_at_;  // bytes
   DeviceBuffer memory_;
 };

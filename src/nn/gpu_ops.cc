@@ -32,6 +32,7 @@ std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, c
                                                     const ExpertsFill& fill, std::span<const int> hot) {
   KT_CHECK(hot.empty(), "{} experts for the GPU", hot.size());
   widest_hidden_ = std::max<int64_t>(widest_hidden_, shape.hidden);
+  ++routed_layers_;
   return host_->make_experts(shape, options, fill, {});
 }
 
@@ -66,11 +67,10 @@ size_t GpuOps::row_bytes(int max_tokens) const {
 }
 
 void GpuOps::allocate(int max_tokens) {
-  const auto tokens = static_cast<size_t>(max_tokens);
+  drop_graphs();
   memory_.allocate(options_.gpu, max_tokens);
   tables_.allocate(options_.gpu, max_tokens);
-  expert_rows_ = PinnedBuffer(tokens * static_cast<size_t>(widest_hidden_) * sizeof(float));
-  expert_out_ = PinnedBuffer(expert_rows_.size());
+  exchange_.allocate(options_.gpu, exchange_sizes(max_tokens));
 }
 
 void GpuOps::wait() {
@@ -82,9 +82,14 @@ void GpuOps::begin(const StepRows& step) {
   KT_CHECK(!options_.sizes_only, "a model without weights");
   KT_CHECK(step.tokens <= tables_.max_tokens(), "{} tokens, rows for {}", step.tokens, tables_.max_tokens());
   step_ = step;
-  sent_ = {};
+  live_ = step.tokens;
+  layer_ = 0;
+  pending_ = {};
+  fetching_ = {};
   stream_->wait();
-  tables_.send(step.sequences, step.tokens, *stream_);
+  replayed_ = replays(step);
+  tables_.fill(step.sequences, step.tokens, rows_of_step(), exchange_.next_step());
+  if (!replayed_) tables_.send(*stream_);
 }
 
 // Who asked for logits has waited already, and saw the error if there was one; the next step sees it otherwise.
@@ -95,57 +100,89 @@ void GpuOps::end() noexcept {
   }
 }
 
-void GpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) {
+void GpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x) {
   if (measured_) return;
-  const auto row = static_cast<size_t>(x.width) * sizeof(float), at = static_cast<size_t>(first) * row;
+  const auto row = static_cast<size_t>(x.width) * sizeof(float);
+  const auto rows = static_cast<size_t>(rows_of_step());
   if (embedded_.size() < static_cast<size_t>(tables_.max_tokens()) * row)
     embedded_ = PinnedBuffer(static_cast<size_t>(tables_.max_tokens()) * row);
-  auto* const to = reinterpret_cast<float*>(embedded_.data() + at);
-  spread(std::ssize(ids), [&](int64_t t) { table.read(ids[static_cast<size_t>(t)], to + t * x.width); });
-  stream_->copy(memory_.at(x) + first * x.width, to, ids.size() * row);
+  auto* const to = reinterpret_cast<float*>(embedded_.data());
+  const auto read = [&](int64_t t) { table.read(ids[static_cast<size_t>(t)], to + t * x.width); };
+  if (ids.size() == 1)
+    read(0);
+  else
+    spread(std::ssize(ids), read);
+  std::fill(to + std::ssize(ids) * x.width, to + static_cast<int64_t>(rows) * x.width, 0.0f);
+  stream_->copy(at(x), to, rows * row);
+}
+
+NormArgs GpuOps::take_pending() {
+  NormArgs out{.x = at(pending_.x),
+               .fetched = pending_.fetched,
+               .x_stride = pending_.x.width,
+               .width = static_cast<int>(pending_.x.width)};
+  std::copy_n(pending_.add, pending_.addends, out.add);
+  pending_ = {};
+  return out;
+}
+
+void GpuOps::launch_norm(const NormArgs& args) {
+  const int threads = std::clamp(static_cast<int>(round_up(ceil_div(args.width, 4), 32)), 32, 1024);
+  stream_->launch("kt_norm", step_.tokens, 1, threads, args);
+}
+
+void GpuOps::flush() {
+  if (pending_.x.id >= 0) launch_norm(take_pending());
+  if (fetching_.id < 0) return;
+  const Rows out = std::exchange(fetching_, {});
+  launch_norm(NormArgs{.x = at(out),
+                       .fetched = exchange_.fetched(tables_.words(), layer_ - 1),
+                       .x_stride = out.width,
+                       .width = static_cast<int>(out.width),
+                       .fresh = 1});
 }
 
 void GpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
   if (measured_) return;
   const auto& w = static_cast<const GpuVector&>(weights);
-  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
-                  NormArgs{.x = at(x),
-                           .weight = w.data(),
-                           .out = at(y),
-                           .x_stride = x.width,
-                           .out_stride = y.width,
-                           .width = static_cast<int>(w.size()),
-                           .eps = static_cast<float>(eps)});
+  const bool along = pending_.x.id == x.id && x.id >= 0 && x.width == w.size() && fetching_.id < 0;
+  if (!along) flush();
+  NormArgs args =
+      along ? take_pending() : NormArgs{.x = at(x), .x_stride = x.width, .width = static_cast<int>(w.size())};
+  args.weight = w.data();
+  args.out = at(y);
+  args.out_stride = y.width;
+  args.eps = static_cast<float>(eps);
+  launch_norm(args);
 }
 
 void GpuOps::add(Rows x, Rows y) {
   if (measured_) return;
-  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
-                  NormArgs{.x = at(x),
-                           .add = at(y),
-                           .x_stride = x.width,
-                           .add_stride = y.width,
-                           .width = static_cast<int>(x.width)});
+  if (fetching_.id >= 0 && fetching_.id == y.id && pending_.x.id < 0) {
+    fetching_ = {};
+    pending_ = {.x = x, .fetched = exchange_.fetched(tables_.words(), layer_ - 1), .add = {}};
+    return;
+  }
+  const bool along = pending_.x.id == x.id && fetching_.id < 0 && pending_.addends < 2;
+  if (!along) {
+    flush();
+    pending_ = {.x = x, .fetched = {}, .add = {}};
+  }
+  pending_.add[pending_.addends++] = {.rows = at(y), .stride = y.width};
 }
 
 void GpuOps::add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) {
-  if (measured_) return;
-  const auto& w = static_cast<const GpuVector&>(weights);
-  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
-                  NormArgs{.x = at(x),
-                           .add = at(y),
-                           .weight = w.data(),
-                           .out = at(out),
-                           .x_stride = x.width,
-                           .add_stride = y.width,
-                           .out_stride = out.width,
-                           .width = static_cast<int>(w.size()),
-                           .eps = static_cast<float>(eps)});
+  add(x, y);
+  norm(x, weights, eps, out);
 }
 
+// While a graph is noted down, what is too small grows afterwards, and then it is noted down again.
 float* GpuOps::scratch(size_t floats) {
-  if (scratch_.size() < floats * sizeof(float)) {
+  if (recording_) {
+    wanted_.scratch = std::max(wanted_.scratch, floats * sizeof(float));
+  } else if (scratch_.size() < floats * sizeof(float)) {
     stream_->wait();
+    drop_graphs();
     scratch_ = {};
     scratch_ = DeviceBuffer(options_.gpu, floats * sizeof(float), "scratch of a step");
   }
@@ -174,7 +211,10 @@ void GpuOps::rotate(const RotateWrite& args, const HeadRows& heads, const float*
 
 void GpuOps::rotate_write(const RotateWrite& args) {
   if (measured_) return;
-  rotate(args, args.q, args.growth.beta != 0 ? tables_.growth(args.growth, *stream_) : nullptr);
+  flush();
+  const float* const growth = args.growth.beta != 0 ? tables_.growth(args.growth) : nullptr;
+  if (!recording_ && !tables_.sent()) tables_.send(*stream_);
+  rotate(args, args.q, growth);
   rotate(args, args.k, nullptr);
   const CachePlane plane = static_cast<const GpuCache&>(*step_.cache).plane(args.plane);
   stream_->launch("kt_write_cache", plane.heads, step_.tokens, kAttendThreads,
@@ -202,11 +242,9 @@ AttendRowsArgs GpuOps::attend_args(const Attend& args) const {
 
 // Groups of pages that a row sees at most, where rows alone would leave the GPU idle; else 1.
 int GpuOps::groups_of(int heads, int window) const {
-  int longest = 0;
-  for (const AttentionSequence& sequence : step_.sequences)
-    longest = std::max(longest, sequence.position + sequence.count);
   constexpr int kKeys = kAttendGroup * kPageTokens;
-  const int keys = window > 0 ? std::min(longest, window + kKeys) : longest;
+  const int most = recording_ ? recording_->longest : longest();
+  const int keys = window > 0 ? std::min(most, window + kKeys) : most;
   const int groups = (keys + kKeys - 1) / kKeys;
   return int64_t{heads} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
 }
@@ -214,8 +252,11 @@ int GpuOps::groups_of(int heads, int window) const {
 void GpuOps::attend(const Attend& args) {
   const KvShape& shape =
       measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : step_.cache->shape(args.plane);
-  for (const AttentionSequence& sequence : step_.sequences)
-    count(place(), attention_work(shape, args.heads, args.window, sequence));
+  if (recording_)
+    recording_->attended.push_back({.plane = args.plane, .heads = args.heads, .window = args.window});
+  else
+    for (const AttentionSequence& sequence : step_.sequences)
+      count(place(), attention_work(shape, args.heads, args.window, sequence));
   const int groups = groups_of(args.heads, args.window);
   const size_t parts = groups > 1
                            ? static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.heads * groups) *
@@ -225,6 +266,7 @@ void GpuOps::attend(const Attend& args) {
     measured_->workspace = std::max(measured_->workspace, parts * sizeof(float));
     return;
   }
+  flush();
   AttendRowsArgs how = attend_args(args);
   const std::string kernel = text("kt_attend_{}", name_of(shape.type));
   if (parts == 0) return stream_->launch(kernel, args.heads, step_.tokens, kAttendThreads, how);
@@ -236,6 +278,7 @@ void GpuOps::attend(const Attend& args) {
 
 void GpuOps::copy_heads(const CopyHeads& args) {
   if (measured_) return;
+  flush();
   stream_->launch("kt_copy_heads", args.heads, step_.tokens, 64,
                   CopyHeadsArgs{.from = at(args.from),
                                 .to = at(args.to),
@@ -249,6 +292,7 @@ void GpuOps::copy_heads(const CopyHeads& args) {
 
 void GpuOps::sigmoid(Rows x) {
   if (measured_) return;
+  flush();
   const int64_t all = x.width * step_.tokens;
   stream_->launch("kt_sigmoid", ceil_div(all, kRowThreads), 1, kRowThreads,
                   SigmoidArgs{.x = at(x), .count = all});
@@ -256,6 +300,8 @@ void GpuOps::sigmoid(Rows x) {
 
 void GpuOps::pick(Rows x, std::span<const int> tokens) {
   if (measured_) return;
+  flush();
+  if (std::ssize(tokens) == live_) return;  // each is where it was
   // Rows that move and rows that are read overlap: through scratch.
   const size_t floats = tokens.size() * static_cast<size_t>(x.width);
   float* const all = scratch(floats + tokens.size());
@@ -268,11 +314,19 @@ void GpuOps::pick(Rows x, std::span<const int> tokens) {
 }
 
 void GpuOps::write(std::span<const float> values, Rows x) {
+  flush();
   stream_->copy(at(x), values.data(), values.size_bytes());
 }
 
 void GpuOps::read(Rows x, std::span<float> values) {
+  flush();
   stream_->copy(values.data(), at(x), values.size_bytes());
+  wait();
+}
+
+void GpuOps::read_ids(Rows ids, std::span<int32_t> values) {
+  flush();
+  stream_->copy(values.data(), ids_at(ids), values.size_bytes());
   wait();
 }
 

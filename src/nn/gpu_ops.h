@@ -13,6 +13,9 @@ struct GpuOpsOptions {
   int number = 0;                       // of the GPU, also where there is none to plan for
   bool sizes_only = false;              // as CpuOpsOptions'; needs no GPU
   std::shared_ptr<const Gpu> gpu = {};  // null with sizes_only
+  // Steps that are alike are noted down as a graph and replayed. Not on a GPU that shows a screen: kernels of a graph wait for
+  // the host, and such a GPU kills those that take long.
+  bool graphs = true;
 };
 
 std::unique_ptr<Ops> make_gpu_ops(std::shared_ptr<Pool> pool, GpuOpsOptions options);

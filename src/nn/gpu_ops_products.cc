@@ -69,6 +69,7 @@ void GpuOps::multiply(int rows, const Product& product) {
 }
 
 void GpuOps::linear(std::span<const LinearUse> uses) {
+  if (!measured_) flush();
   for (const LinearUse& use : uses) {
     multiply(step_.tokens, {.weights = static_cast<const GpuLinear&>(*use.weights),
                             .x = measured_ ? nullptr : at(use.x),
@@ -95,19 +96,16 @@ void GpuOps::add_adapter(const LinearUse& use) {
                           .y_stride = rank});
   multiply(step_.tokens, {.weights = up, .x = low, .x_stride = rank, .y = sum, .y_stride = n});
   if (measured_) return;
-  stream_->launch("kt_norm", step_.tokens, 1, kRowThreads,
-                  NormArgs{.x = at(use.y),
-                           .add = sum,
-                           .x_stride = use.y.rows.width,
-                           .add_stride = n,
-                           .width = static_cast<int>(n),
-                           .add_scale = use.adapter->scale});
+  launch_norm({.x = at(use.y),
+               .add = {{.rows = sum, .stride = n, .scale = use.adapter->scale}},
+               .x_stride = use.y.rows.width,
+               .width = static_cast<int>(n)});
 }
 
-std::span<const int32_t> GpuOps::route(const ChooseExperts& args) {
+void GpuOps::route(const ChooseExperts& args) {
   const LinearUse use{.weights = args.router, .x = args.x, .y = args.scores};
   linear({&use, 1});
-  if (measured_) return {};
+  if (measured_) return;
   RouteArgs how = route_args(args);
   KT_CHECK(how.experts <= kMostRouted && how.top_k <= kMostChosen, "{} of {} experts", how.top_k,
            how.experts);
@@ -116,28 +114,23 @@ std::span<const int32_t> GpuOps::route(const ChooseExperts& args) {
   how.correction = correction ? correction->data() : nullptr;
   how.ids = ids_at(args.ids);
   how.weights = at(args.weights);
+  how.step = tables_.words();
   stream_->launch("kt_route", step_.tokens, 1, 32, how);
-  const size_t slots = static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.top_k);
-  if (args.top_k > most_chosen_) {
-    most_chosen_ = args.top_k;
-    const size_t bytes =
-        static_cast<size_t>(tables_.max_tokens()) * static_cast<size_t>(args.top_k) * sizeof(float);
-    ids_ = PinnedBuffer(bytes);
-    factors_ = PinnedBuffer(bytes);
-  }
-  stream_->copy(ids_.data(), how.ids, slots * sizeof(int32_t));
-  stream_->copy(factors_.data(), how.weights, slots * sizeof(float));
-  send_to_experts(args.x);  // one wait for all
-  wait();
-  return {reinterpret_cast<const int32_t*>(ids_.data()), slots};
 }
 
-// Rows that the host's experts are going to read, once the stream is waited for.
-void GpuOps::send_to_experts(Rows x) {
-  const size_t bytes = static_cast<size_t>(step_.tokens) * static_cast<size_t>(x.width) * sizeof(float);
-  if (bytes > expert_rows_.size()) return;  // a router alone
-  stream_->copy(expert_rows_.data(), at(x), bytes);
-  sent_ = x;
+void GpuOps::send_experts(const RunExperts& args) {
+  if (measured_) return;
+  flush();
+  want_chosen(args.top_k);
+  PostRowsArgs post = exchange_.post(tables_.words(), layer_, recording_ ? layer_ : 0);
+  post.x = at(args.x);
+  post.x_stride = args.x.width;
+  post.width = experts_of(*args.experts).shape().hidden;
+  post.ids = ids_at(args.ids);
+  post.weights = at(args.weights);
+  post.top_k = args.top_k;
+  post.always = recording_ ? 0 : 1;
+  stream_->launch("kt_post_rows", step_.tokens, 1, kRowThreads, post);
 }
 
 void GpuOps::experts(const RunExperts& args) {
@@ -149,32 +142,22 @@ void GpuOps::experts(const RunExperts& args) {
     measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
     return;
   }
-  const size_t bytes =
-      static_cast<size_t>(step_.tokens) * static_cast<size_t>(experts.shape().hidden) * sizeof(float);
-  if (sent_.id != args.x.id) {
-    send_to_experts(args.x);
-    wait();
-  }
-  sent_ = {};
-  const StepParts::Scope scope(&parts_, experts_part_);
-  const auto* const ids = reinterpret_cast<const int32_t*>(ids_.data());
-  hit_.assign(static_cast<size_t>(experts.shape().experts), 0);
-  for (int64_t i = 0; i < slots; ++i)
-    if (ids[i] >= 0) hit_[static_cast<size_t>(ids[i])] = 1;
-  const auto hits = static_cast<double>(std::count(hit_.begin(), hit_.end(), 1));
-  const Amount amount = experts_work(experts, hits, static_cast<double>(slots));
-  count(kHost, amount);
-  parts_.count(amount);
-  experts.forward({.tokens = step_.tokens,
-                   .top_k = args.top_k,
-                   .input = expert_rows_.data(),
-                   .ids = ids,
-                   .weights = reinterpret_cast<const float*>(factors_.data()),
-                   .output = expert_out_.data()});
-  stream_->copy(at(args.out), expert_out_.data(), bytes);
+  flush();
+  const HostTask task{.experts = &experts,
+                      .top_k = args.top_k,
+                      .watch = args.watch,
+                      .watched = args.watched,
+                      .ids_of = recording_ ? layer_ : 0};
+  if (recording_)
+    recording_->tasks.push_back(task);
+  else
+    serve_now(task);
+  ++layer_;
+  fetching_ = args.out;
 }
 
 void GpuOps::mlp(const RunMlp& args) {
+  if (!measured_) flush();
   const auto& mlp = static_cast<const GpuMlp&>(*args.mlp);
   float* const gate = measured_ ? nullptr : at(mlp.gate_rows);
   float* const up = measured_ ? nullptr : at(mlp.up_rows);
@@ -200,8 +183,10 @@ void GpuOps::mlp(const RunMlp& args) {
                           .factors = measured_ || args.factors.id < 0 ? nullptr : at(args.factors)});
 }
 
-void GpuOps::project(const PlacedLinear& weights, Rows x, int count, float* y) {
+void GpuOps::project(const PlacedLinear& weights, Rows x, int count) {
+  if (!measured_) flush();
   const auto& head = static_cast<const GpuLinear&>(weights);
+  if (recording_) count = step_.tokens;
   const auto at_once = static_cast<size_t>(std::min(count, kLogitRows));
   if (measured_)
     measured_->workspace =
@@ -215,7 +200,9 @@ void GpuOps::project(const PlacedLinear& weights, Rows x, int count, float* y) {
                     .y = logits,
                     .y_stride = head.n()});
     if (measured_) continue;
-    stream_->copy(y + first * head.n(), logits, static_cast<size_t>(rows * head.n()) * sizeof(float));
+    const size_t bytes = static_cast<size_t>(rows * head.n()) * sizeof(float);
+    if (recording_) return keep_logits(logits, head.n(), bytes);
+    stream_->copy(step_.logits + first * head.n(), logits, bytes);
     wait();
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "nn/gpu_exchange.h"
 #include "nn/gpu_ops.h"
 #include "nn/gpu_step.h"
 #include "nn/gpu_weights.h"
@@ -86,7 +87,8 @@ class GpuOps final : public Ops {
 
   void begin(const StepRows& step) override;
   void end() noexcept override;
-  void embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) override;
+  void repeat(FunctionRef<void()> run) override;
+  void embed(const RowTable& table, std::span<const int32_t> ids, Rows x) override;
   void norm(Rows x, const PlacedVector& weights, double eps, Rows y) override;
   void add(Rows x, Rows y) override;
   void add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) override;
@@ -94,14 +96,16 @@ class GpuOps final : public Ops {
   void rotate_write(const RotateWrite& args) override;
   void attend(const Attend& args) override;
   void copy_heads(const CopyHeads& args) override;
-  std::span<const int32_t> route(const ChooseExperts& args) override;
+  void route(const ChooseExperts& args) override;
+  void send_experts(const RunExperts& args) override;
   void experts(const RunExperts& args) override;
   void mlp(const RunMlp& args) override;
   void sigmoid(Rows x) override;
   void pick(Rows x, std::span<const int> tokens) override;
-  void project(const PlacedLinear& weights, Rows x, int count, float* y) override;
+  void project(const PlacedLinear& weights, Rows x, int count) override;
   void write(std::span<const float> values, Rows x) override;
   void read(Rows x, std::span<float> values) override;
+  void read_ids(Rows ids, std::span<int32_t> values) override;
 
   StepNeeds measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) override;
   const Work& work() const override { return work_; }
@@ -124,6 +128,42 @@ class GpuOps final : public Ops {
     const float* factors = nullptr;
   };
 
+  // A sum on its way into rows: kernels that norm them take it along.
+  struct Pending {
+    Rows x;  // of no name: there is none
+    FetchedRows fetched;
+    int addends = 0;
+    Addend add[2];
+    bool fresh = false;
+  };
+  // Routed experts of a layer, as the host runs them.
+  struct HostTask {
+    const Experts* experts;
+    int top_k;
+    RouteWatch* watch;
+    size_t watched;
+    int64_t ids_of;  // GpuExchange::ids()
+  };
+  // Of the calls of a step that depend on where its tokens stand, for counting.
+  struct Attended {
+    int plane, heads, window;
+  };
+  // A step that is replayed: for as many rows, over that cache, and contexts up to that length.
+  struct StepGraph {
+    uint64_t cache = 0;
+    int rows = 0, longest = 0;
+    GpuGraph graph;
+    std::vector<HostTask> tasks;  // by layer
+    std::vector<Attended> attended;
+    Work work;  // besides
+    int64_t logit_width = 0;
+  };
+  // What grew while a graph was noted down; then its addresses are of no use.
+  struct Wanted {
+    size_t scratch = 0, logits = 0;
+    int64_t chosen = 0;
+  };
+
   LinearOptions packed() const { return {.sizes_only = options_.sizes_only}; }
   std::unique_ptr<GpuLinear> linear_of_rows(const RowReader& weights, std::span<const float> bias,
                                             std::string_view name);
@@ -131,16 +171,36 @@ class GpuOps final : public Ops {
   float* at(const Columns& columns) const { return at(columns.rows) + columns.first; }
   int32_t* ids_at(Rows rows) const { return reinterpret_cast<int32_t*>(at(rows)); }
   void count(const Place& place, const Amount& amount) {
-    (measured_ ? measured_->work : work_).at(place) += amount;
+    (measured_ ? measured_->work : recording_ ? recording_->work : work_).at(place) += amount;
   }
   void multiply(int rows, const Product& product);
   void add_adapter(const LinearUse& use);
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int heads, int window) const;
   void rotate(const RotateWrite& args, const HeadRows& heads, const float* growth);
-  void send_to_experts(Rows x);
   float* scratch(size_t floats);
   void wait();
+  void flush();  // what is pending
+  NormArgs take_pending();
+  void launch_norm(const NormArgs& args);
+
+  // gpu_ops_graph.cc
+  bool replays(const StepRows& step) const;
+  int rows_of_step() const;
+  int longest() const;  // of the contexts of the step
+  GpuExchange::Sizes exchange_sizes(int64_t tokens) const;
+  void drop_graphs();
+  void want_chosen(int top_k);
+  void grow_exchange(int64_t top_k);
+  bool grow();
+  void keep_logits(const float* logits, int64_t width, size_t bytes);
+  void record(StepGraph& graph, FunctionRef<void()> run);
+  StepGraph& graph_of(FunctionRef<void()> run);
+  int next_post();
+  void serve(const StepGraph& graph);
+  void serve_now(const HostTask& task);
+  void run_task(const HostTask& task);
+  void tell(const HostTask& task) const;
 
   const std::shared_ptr<Pool> pool_;
   const GpuOpsOptions options_;
@@ -149,12 +209,21 @@ class GpuOps final : public Ops {
   const GpuMemory weights_;
   GpuRows memory_;
   GpuStep tables_;
-  DeviceBuffer scratch_;                                              // of adapters and logits
-  PinnedBuffer embedded_, expert_rows_, expert_out_, ids_, factors_;  // what passes between host and GPU
-  int64_t widest_hidden_ = 0;                                         // of experts
-  int most_chosen_ = 0;
-  Rows sent_;                 // to experts, by the router before them
-  std::vector<uint8_t> hit_;  // [experts], scratch
+  DeviceBuffer scratch_;            // of adapters and logits
+  PinnedBuffer embedded_, logits_;  // what passes between host and GPU
+  GpuExchange exchange_;
+  int64_t widest_hidden_ = 0, routed_layers_ = 0;  // of experts
+  int64_t most_chosen_ = 0;                        // for a token
+  std::vector<uint8_t> hit_;                       // [experts], scratch
+  Pending pending_;
+  Rows fetching_;  // what experts() gave in name only so far: the next sum fetches it
+  int layer_ = 0;  // of those that route, in this step
+  std::vector<std::unique_ptr<StepGraph>> graphs_;  // the one used last is at the end
+  int tables_version_ = 0;
+  StepGraph* recording_ = nullptr;
+  Wanted wanted_;
+  bool replayed_ = false;  // this step
+  int live_ = 0;           // tokens of it; step_.tokens counts rows
   StepRows step_;
   Measured* measured_ = nullptr;  // while measure() runs
   Work work_;

@@ -179,15 +179,16 @@ TEST(GpuOps, RoutersChooseWhatTheCpuChooses) {
       ops->allocate(kTokens);
       const StepScope scope(*ops, {.sequences = {}, .tokens = kTokens});
       ops->write(random_values(kTokens * kHidden, 5), x);
-      const auto found = ops->route({.spec = &spec,
-                                     .router = router.get(),
-                                     .correction = spec.correction_bias ? correction.get() : nullptr,
-                                     .top_k = kTop,
-                                     .x = x,
-                                     .scores = scores,
-                                     .ids = chosen,
-                                     .weights = factors});
-      ids[gpu].assign(found.begin(), found.end());
+      ops->route({.spec = &spec,
+                  .router = router.get(),
+                  .correction = spec.correction_bias ? correction.get() : nullptr,
+                  .top_k = kTop,
+                  .x = x,
+                  .scores = scores,
+                  .ids = chosen,
+                  .weights = factors});
+      ids[gpu].resize(kTokens * kTop);
+      ops->read_ids(chosen, ids[gpu]);
       weights[gpu].resize(kTokens * kTop);
       ops->read(factors, weights[gpu]);
     }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/error.h"
 
 namespace kt {
 namespace {
@@ -20,7 +21,7 @@ int GpuStep::rotation(const RopeSpec& spec) {
 }
 
 int64_t GpuStep::width() const {
-  int64_t sum = 3;  // position, first page, factor
+  int64_t sum = 2 + static_cast<int64_t>(kMostGrowths);  // position, first page, factors
   for (const Rope& rope : ropes_) sum += rope.spec().dims;
   return sum;
 }
@@ -28,75 +29,95 @@ int64_t GpuStep::width() const {
 void GpuStep::allocate(std::shared_ptr<const Gpu> gpu, int max_tokens) {
   gpu_ = std::move(gpu);
   max_tokens_ = max_tokens;
-  angles_at_.clear();
-  int64_t at = int64_t{3} * max_tokens;
-  for (const Rope& rope : ropes_) {
-    angles_at_.push_back(at);
-    at += int64_t{rope.spec().dims} * max_tokens;
-  }
+  device_ = {};
   reserve(kLeastPages);
 }
 
 void GpuStep::reserve(size_t pages) {
   if (pages <= pages_ && device_.size() > 0) return;
-  pages_ = pages;
+  ++version_;
+  pages_ = std::max(pages, 2 * pages_);
   const size_t bytes =
-      (static_cast<size_t>(width()) * static_cast<size_t>(max_tokens_) + pages) * sizeof(float);
+      (static_cast<size_t>(kHead + width() * max_tokens_) + pages_ + static_cast<size_t>(max_tokens_)) *
+      sizeof(float);
   host_ = PinnedBuffer(bytes);
   device_ = DeviceBuffer(gpu_, bytes, "tables of a step");
 }
 
-void GpuStep::send(std::span<const AttentionSequence> sequences, int tokens, GpuStream& stream) {
-  tokens_ = tokens;
+int64_t GpuStep::angles_at(int rotation) const {
+  int64_t at = kHead + (2 + static_cast<int64_t>(kMostGrowths)) * rows_;
+  for (int i = 0; i < rotation; ++i) at += int64_t{rope(i).spec().dims} * rows_;
+  return at;
+}
+
+void GpuStep::fill(std::span<const AttentionSequence> sequences, int tokens, int rows, uint32_t number) {
+  rows_ = rows;
+  sent_ = false;
   size_t pages = 0;
   for (const AttentionSequence& sequence : sequences)
     pages += static_cast<size_t>(ceil_div(sequence.position + sequence.count, kPageTokens));
   reserve(std::max(kLeastPages, pages));
   auto* const ints = reinterpret_cast<int32_t*>(host_.data());
   auto* const floats = reinterpret_cast<float*>(host_.data());
-  int32_t* const first_pages = ints + max_tokens_;
-  int32_t* const tables = ints + width() * max_tokens_;
+  const StepWords words{.number = number, .tokens = tokens};
+  std::memcpy(host_.data(), &words, sizeof words);
+  int32_t* const positions = ints + kHead;
+  int32_t* const first_pages = positions + rows;
+  int32_t* const tables = ints + kHead + width() * rows;
+  std::fill_n(positions, rows, 0);
+  std::fill_n(first_pages, rows, 0);
   int32_t at = 0;
   for (const AttentionSequence& sequence : sequences) {
     for (int t = 0; t < sequence.count; ++t) {
-      ints[sequence.first + t] = sequence.position + t;
+      positions[sequence.first + t] = sequence.position + t;
       first_pages[sequence.first + t] = at;
     }
     const auto count = static_cast<int32_t>(ceil_div(sequence.position + sequence.count, kPageTokens));
     std::copy_n(sequence.pages, count, tables + at);
     at += count;
   }
-  for (size_t i = 0; i < ropes_.size(); ++i) {
-    const int64_t half = ropes_[i].spec().dims / 2;
-    float* const cosines = floats + angles_at_[i];
-    for (int t = 0; t < tokens; ++t)
-      ropes_[i].angles(ints[t], cosines + t * half, cosines + (max_tokens_ + t) * half);
+  for (size_t i = 0; i < growths_.size(); ++i) fill_growth(i);
+  for (int i = 0; i < static_cast<int>(ropes_.size()); ++i) {
+    const int64_t half = rope(i).spec().dims / 2;
+    float* const cosines = floats + angles_at(i);
+    for (int t = 0; t < rows; ++t)
+      rope(i).angles(positions[t], cosines + t * half, cosines + (rows + t) * half);
   }
-  stream.copy(device_.at(), host_.data(),
-              static_cast<size_t>(width()) * static_cast<size_t>(max_tokens_) * sizeof(float) +
-                  static_cast<size_t>(at) * sizeof(int32_t));
+  used_ = static_cast<size_t>(kHead + width() * rows + at) * sizeof(float);
+}
+
+void GpuStep::send(GpuStream& stream) {
+  stream.copy(device_.at(), host_.data(), used_);
+  sent_ = true;
 }
 
 TokenPlaces GpuStep::places() const {
-  const auto* const ints = device_.as<const int32_t>();
-  return {.positions = ints, .first_pages = ints + max_tokens_, .pages = ints + width() * max_tokens_};
+  const auto* const ints = device_.as<const int32_t>() + kHead;
+  return {.step = words(), .positions = ints, .first_pages = ints + rows_, .pages = ints + width() * rows_};
 }
 
-const float* GpuStep::cosines(int rotation) const {
-  return device_.as<const float>() + angles_at_[static_cast<size_t>(rotation)];
-}
+const float* GpuStep::cosines(int rotation) const { return device_.as<const float>() + angles_at(rotation); }
 const float* GpuStep::sines(int rotation) const {
-  return cosines(rotation) + int64_t{max_tokens_} * (rope(rotation).spec().dims / 2);
+  return cosines(rotation) + int64_t{rows_} * (rope(rotation).spec().dims / 2);
 }
 
-const float* GpuStep::growth(const QueryGrowth& of, GpuStream& stream) {
-  const auto* const positions = reinterpret_cast<const int32_t*>(host_.data());
-  std::vector<float> factors(static_cast<size_t>(tokens_));
-  for (int t = 0; t < tokens_; ++t) factors[static_cast<size_t>(t)] = of.factor(positions[t]);
-  if (std::ranges::all_of(factors, [](float factor) { return factor == 1; })) return nullptr;
-  float* const to = device_.as<float>() + int64_t{2} * max_tokens_;
-  stream.copy(to, factors.data(), factors.size() * sizeof(float));
-  return to;
+void GpuStep::fill_growth(size_t kind) {
+  const auto* const positions = reinterpret_cast<const int32_t*>(host_.data()) + kHead;
+  float* const factors =
+      reinterpret_cast<float*>(host_.data()) + kHead + (2 + static_cast<int64_t>(kind)) * rows_;
+  for (int t = 0; t < rows_; ++t) factors[t] = growths_[kind].factor(positions[t]);
+}
+
+const float* GpuStep::growth(const QueryGrowth& of) {
+  size_t kind = 0;
+  while (kind < growths_.size() && growths_[kind] != of) ++kind;
+  if (kind == growths_.size()) {
+    KT_CHECK(kind < kMostGrowths, "more than {} kinds of growing queries", kMostGrowths);
+    growths_.push_back(of);
+    fill_growth(kind);
+    sent_ = false;
+  }
+  return device_.as<const float>() + kHead + (2 + static_cast<int64_t>(kind)) * rows_;
 }
 
 }  // namespace kt

@@ -5,6 +5,7 @@
 // Rows of a step are [tokens, width] floats, a row for each new token of all sequences. Operations run in the
 // order they are called in; what one wrote, the next reads. Between begin() and end() only.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -139,11 +140,21 @@ struct ChooseExperts {
   Rows ids, weights;  // [tokens, top_k]; ids are whole numbers
 };
 
+// Told what routers chose and how long routed experts took, on the thread that runs the step.
+class RouteWatch {
+ public:
+  virtual ~RouteWatch() = default;
+  virtual void chose(size_t layer, std::span<const int32_t> ids) = 0;  // of all tokens of a step
+  virtual void took(std::chrono::nanoseconds time) = 0;
+};
+
 // Experts that tokens were sent to.
 struct RunExperts {
   const PlacedExperts* experts = nullptr;
   int top_k = 0;
   Rows x, ids, weights, out;
+  RouteWatch* watch = nullptr;  // null: nobody; lives as long as the Ops
+  size_t watched = 0;           // which layer that is to them
 };
 
 // A gated MLP that every token visits; `factors` [tokens, 1] multiply what it gives, where they are named.
@@ -157,6 +168,9 @@ struct StepRows {
   std::span<const AttentionSequence> sequences;
   int tokens = 0;
   SequenceCache* cache = nullptr;  // of the same Ops
+  float* logits = nullptr;         // [rows, n] of project(), in memory of the caller
+  // One new token of each sequence, and logits of all: whatever the sequences, the same calls are made.
+  bool alike = false;
 };
 
 // What a step takes: the work of it, and memory beyond weights, rows and cache.
@@ -203,8 +217,11 @@ class Ops {
 
   virtual void begin(const StepRows& step) = 0;
   virtual void end() noexcept = 0;
-  // x[first + i] = table[ids[i]].
-  virtual void embed(const RowTable& table, std::span<const int32_t> ids, Rows x, int first) = 0;
+  // The calls of a step behind embed(). Where steps are alike an Ops may note down what one of them asks of a device and
+  // ask for the same again at others, without calling `run`.
+  virtual void repeat(FunctionRef<void()> run) = 0;
+  // x[i] = table[ids[i]], for all tokens.
+  virtual void embed(const RowTable& table, std::span<const int32_t> ids, Rows x) = 0;
   virtual void norm(Rows x, const PlacedVector& weights, double eps, Rows y) = 0;  // y may be x
   virtual void add(Rows x, Rows y) = 0;                                            // x += y
   // x += y; out = norm(x).
@@ -213,18 +230,21 @@ class Ops {
   virtual void rotate_write(const RotateWrite& args) = 0;
   virtual void attend(const Attend& args) = 0;
   virtual void copy_heads(const CopyHeads& args) = 0;
-  // Ids as they were chosen, [tokens, top_k]; valid until the next step or route().
-  virtual std::span<const int32_t> route(const ChooseExperts& args) = 0;
-  virtual void experts(const RunExperts& args) = 0;
+  virtual void route(const ChooseExperts& args) = 0;
+  // The experts' rows are there, and what is called before experts() does not change them: where another place runs
+  // experts, it begins.
+  virtual void send_experts(const RunExperts& args) = 0;
+  virtual void experts(const RunExperts& args) = 0;  // the same that were sent
   virtual void mlp(const RunMlp& args) = 0;
   virtual void sigmoid(Rows x) = 0;  // in place
   // Rows whose numbers are `tokens` (ascending) move to the front: x[i] = x[tokens[i]].
   virtual void pick(Rows x, std::span<const int> tokens) = 0;
-  // The first `count` rows through a linear, to memory of the caller: [count, n].
-  virtual void project(const PlacedLinear& weights, Rows x, int count, float* y) = 0;
+  // The first `count` rows through a linear, to StepRows::logits.
+  virtual void project(const PlacedLinear& weights, Rows x, int count) = 0;
   // Between rows and memory of the caller, [tokens, width].
   virtual void write(std::span<const float> values, Rows x) = 0;
   virtual void read(Rows x, std::span<float> values) = 0;
+  virtual void read_ids(Rows ids, std::span<int32_t> values) = 0;  // of route()
 
   // What the operations that `run` calls would take for such a step over planes of these shapes. Nothing is
   // computed, no rows and no cache are needed, and tokens go to experts as if routing were even. Not beside a

@@ -30,6 +30,7 @@ struct RopeSpec {
 struct QueryGrowth {
   double beta = 0;  // 0: they do not grow
   int length = 1;
+  bool operator==(const QueryGrowth&) const = default;
   float factor(int position) const;  // exactly 1 within the first `length` positions
 };
 

@@ -29,16 +29,71 @@ struct ProductArgs {
   int m = 0;
 };
 
-// add: x += add first. out = x / sqrt(mean(x^2) + eps) * weight; null out: the sum only.
+// Between the GPU and the host's experts. The first words of a step's tables say which step it is and how many of its
+// rows are tokens; rows behind them are nobody's.
+struct StepWords {
+  uint32_t number = 0;
+  int32_t tokens = 0;
+};
+// What either side says when layer `layer` of a step is ready for the other.
+inline constexpr uint32_t kLayerBits = 12, kGiveUp = 0xFFFFFFFFu;
+inline constexpr int kEndOfStep = (1 << kLayerBits) - 3;                 // above all layers
+inline constexpr uint32_t kStepNumbers = (1u << (32 - kLayerBits)) - 1;  // below it
+constexpr uint32_t exchange_word(uint32_t number, int layer) {
+  return number << kLayerBits | static_cast<uint32_t>(layer + 1);
+}
+
+// Rows for the host's experts to page-locked memory, then the word. Pairs of hot experts are not theirs; where no pair is
+// left for them the word is not set.
+struct PostRowsArgs {
+  const StepWords* step = nullptr;
+  int layer = 0;
+  const float* x = nullptr;
+  const int32_t* ids = nullptr;  // [tokens, top_k]
+  const float* weights = nullptr;
+  const int32_t* slots = nullptr;  // [experts], not negative: hot; null: none is
+  int64_t x_stride = 0;
+  int width = 0, top_k = 0;
+  int always = 0;         // the word is set in any case
+  float* to_x = nullptr;  // page-locked
+  int32_t* to_ids = nullptr;
+  float* to_weights = nullptr;
+  uint32_t* posted = nullptr;
+  uint32_t* arrived = nullptr;  // two words of the device, 0 before and after: blocks, and pairs for the host
+  uint32_t* cold = nullptr;     // of the device: pairs that the host was asked for
+};
+
+struct EndStepArgs {
+  const StepWords* step = nullptr;
+  uint32_t* posted = nullptr;
+};
+
+// What they gave, [tokens, width] of page-locked memory, once the host says so.
+struct FetchedRows {
+  const StepWords* step = nullptr;  // null: nothing is fetched
+  const uint32_t* done = nullptr;   // page-locked
+  const uint32_t* cold = nullptr;   // 0: nothing was asked
+  const float* rows = nullptr;
+  int layer = 0;
+};
+
+struct Addend {
+  const float* rows = nullptr;  // null: none
+  int64_t stride = 0;
+  float scale = 1;
+};
+
+// x += fetched, x += each addend in turn. out = x / sqrt(mean(x^2) + eps) * weight; null out: the sum only.
 struct NormArgs {
   float* x = nullptr;
-  const float* add = nullptr;
+  FetchedRows fetched = {};
+  Addend add[2] = {};
   const float* weight = nullptr;
   float* out = nullptr;
-  int64_t x_stride = 0, add_stride = 0, out_stride = 0;
+  int64_t x_stride = 0, out_stride = 0;
   int width = 0;
+  int fresh = 0;  // x is 0 at first
   float eps = 0;
-  float add_scale = 1;
 };
 
 struct SigmoidArgs {
@@ -72,8 +127,9 @@ struct GateArgs {
   float limit = 0, alpha = 0;
 };
 
-// Where the tokens of a step stand: [tokens] each.
+// Where the tokens of a step stand: [rows] each.
 struct TokenPlaces {
+  const StepWords* step = nullptr;  // null: all rows are tokens
   const int32_t* positions = nullptr;
   const int32_t* first_pages = nullptr;  // of the token's sequence in `pages`
   const int32_t* pages = nullptr;
@@ -138,6 +194,7 @@ struct RouteArgs {
   int sigmoid = 0, softmax_of_chosen = 0, normalise = 0;
   int groups = 1, top_groups = 1, group_top_two = 0;
   float normalise_floor = 0, normalise_least = 0, scale = 1;
+  const StepWords* step = nullptr;  // rows that are nobody's get ids of -1
 };
 
 inline constexpr int kMostRouted = 1024;  // experts a router chooses from

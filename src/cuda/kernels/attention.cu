@@ -60,6 +60,9 @@ KT_GPU void write_row(KvType type, const float* x, int width, int padded, int sl
   }
 }
 
+// Whether a row of a step is a token's.
+KT_GPU bool live(const TokenPlaces& places, int row) { return !places.step || row < places.step->tokens; }
+
 KT_GPU uint8_t* page_of(const CachePlane& plane, const TokenPlaces& places, int token, int position) {
   const int page = places.pages[places.first_pages[token] + position / kKvBlock];
   return plane.memory + page * plane.page_bytes;
@@ -70,6 +73,7 @@ KT_KERNEL(kt_write_cache, WriteCacheArgs, args, 64) {
   KT_SHARED(float, partial, 2);
   const CachePlane& plane = args.plane;
   const int head = gpu::block(), token = gpu::block_y(), position = args.places.positions[token];
+  if (!live(args.places, token)) return;
   const auto type = static_cast<KvType>(plane.type);
   uint8_t* const page = page_of(plane, args.places, token, position);
   write_row(type, args.k + token * args.k_width + head * plane.d, plane.d, plane.d_pad, position % kKvBlock,
@@ -213,6 +217,7 @@ KT_GPU void attend(const AttendRowsArgs& args, const AttendShared& shared) {
   constexpr int kKeys = kAttendGroup * kKvBlock;
   if (args.groups == 0) {  // blocks [heads, tokens]
     const Seen seen = seen_by(args, gpu::block_y(), gpu::block());
+    if (!live(args.places, seen.token)) return finish(args, seen, {0.0f, 1.0f, {}});
     load_query(args, seen, shared.query);
     Gathered all = begun(args, seen.head);
     for (int group = seen.oldest / kKeys; group <= seen.position / kKeys; ++group)
@@ -222,7 +227,7 @@ KT_GPU void attend(const AttendRowsArgs& args, const AttendShared& shared) {
   // Blocks [heads, tokens * groups]: a group each, for kt_attend_join.
   const Seen seen = seen_by(args, gpu::block_y() / args.groups, gpu::block());
   const int number = gpu::block_y() % args.groups, group = seen.oldest / kKeys + number;
-  if (group > seen.position / kKeys) return;
+  if (group > seen.position / kKeys || !live(args.places, seen.token)) return;
   load_query(args, seen, shared.query);
   const Gathered part = attend_group<kType>(args, seen, group, shared);
   float* const to = part_of(args, seen, number);
@@ -253,6 +258,7 @@ KT_ATTEND(kt_attend_int8, KvType::kS8)
 KT_KERNEL(kt_attend_join, AttendRowsArgs, args, 64) {
   constexpr int kKeys = kAttendGroup * kKvBlock;
   const Seen seen = seen_by(args, gpu::block_y(), gpu::block());
+  if (!live(args.places, seen.token)) return finish(args, seen, {0.0f, 1.0f, {}});
   Gathered all = begun(args, seen.head);
   for (int number = 0; seen.oldest / kKeys + number <= seen.position / kKeys; ++number) {
     const float* const from = part_of(args, seen, number);

@@ -53,6 +53,7 @@ KT_KERNEL(kt_route, RouteArgs, args, 32) {
   KT_SHARED(float, groups, kMostRouted);
   KT_SHARED(float, weights, kMostChosen);
   const int token = gpu::block(), lane = gpu::thread();
+  const bool live = !args.step || token < args.step->tokens;
   for (int e = lane; e < args.experts; e += gpu::kWarp) {
     const float logit = args.scores[token * args.width + e];
     scores[e] = args.sigmoid ? 1.0f / (1.0f + gpu::exp(-logit)) : logit;
@@ -77,7 +78,7 @@ KT_KERNEL(kt_route, RouteArgs, args, 32) {
     }
     gpu::barrier();  // all have looked
     if (lane == 0) {
-      args.ids[token * args.top_k + slot] = id;
+      args.ids[token * args.top_k + slot] = live ? id : -1;
       weights[slot] = scores[id];
       choice[id] = -gpu::float_of(0x7F800000u);  // chosen
     }

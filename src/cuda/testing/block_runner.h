@@ -2,6 +2,7 @@
 // that a seed chooses, each until it waits for the others. Shared memory holds no values at first. Kernels are found by
 // name. Only for the test driver.
 #pragma once
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -78,6 +79,14 @@ inline Words load16(const void* from) {
   std::memcpy(&words, from, sizeof words);
   return words;
 }
+inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline uint32_t add_to(uint32_t* word, uint32_t more) { return std::atomic_ref(*word).fetch_add(more); }
+inline void publish(uint32_t* word, uint32_t value) {
+  std::atomic_ref(*word).store(value, std::memory_order_release);
+}
+inline float load_fresh(const float* from) { return *from; }
+// Ends too where the context is gone.
+uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise);
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float exp(float x) { return std::exp(x); }
 inline float exp2(float x) { return std::exp2(x); }

@@ -138,6 +138,19 @@ Work work_of(const gpu::KnownKernel& kernel, const gpu::Grid& grid, void** all) 
 }  // namespace
 }  // namespace kt::test_driver
 
+namespace kt::gpu {
+
+uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) {
+  for (unsigned looks = 0;; ++looks) {
+    const uint32_t seen = std::atomic_ref(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
+    if (seen == value || seen == otherwise) return seen;
+    if (looks % 256 == 255 && test_driver::is_broken()) return otherwise;
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace kt::gpu
+
 using namespace kt;
 using namespace kt::test_driver;
 
