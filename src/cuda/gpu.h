@@ -31,6 +31,10 @@ struct Words {
   uint32_t word[4];
 };
 
+struct Words2 {
+  uint32_t word[2];
+};
+
 KT_GPU int thread() { return static_cast<int>(threadIdx.x); }
 KT_GPU int threads() { return static_cast<int>(blockDim.x); }
 KT_GPU int block() { return static_cast<int>(blockIdx.x); }
@@ -73,6 +77,11 @@ KT_GPU float load_fresh(const float* from) { return __ldcv(from); }
 KT_GPU Words load16(const void* from) {
   const uint4 words = *static_cast<const uint4*>(from);
   return {{words.x, words.y, words.z, words.w}};
+}
+
+KT_GPU Words2 load8(const void* from) {
+  const uint2 words = *static_cast<const uint2*>(from);
+  return {{words.x, words.y}};
 }
 
 }  // namespace kt::gpu

@@ -34,15 +34,17 @@ class GpuExchange {
 
   // Page-locked.
   const float* rows() const { return at<float>(rows_); }
-  const int32_t* ids(int64_t layer) const { return at<int32_t>(ids_) + layer * sizes_.step_tokens * sizes_.top_k; }
+  const int32_t* ids(int64_t layer) const {
+    return at<int32_t>(ids_) + layer * sizes_.step_tokens * sizes_.top_k;
+  }
   const float* weights() const { return at<float>(weights_); }
   float* out() const { return at<float>(out_); }
 
   // Which layer of the step has posted, or kEndOfStep; not before the one that was answered last. Throws where the
   // stream has failed, or ends without another word.
   int wait(GpuStream& stream);
-  void answer(int layer);         // out() is there
-  void give_up();                 // who waits goes on without; until the next step
+  void answer(int layer);  // out() is there
+  void give_up();          // who waits goes on without; until the next step
 
  private:
   template <typename T>

@@ -9,8 +9,8 @@
 namespace kt {
 namespace {
 
-constexpr int kAttendThreads = 64;   // a page's keys
-constexpr int kSplitBlocks = 32768;  // rows and heads times groups of pages: more are busy enough as they are
+constexpr int kHeadThreads = 64;
+constexpr int kSplitBlocks = 8192;  // rows and heads times groups of pages: more are busy enough as they are
 
 }  // namespace
 
@@ -189,24 +189,24 @@ float* GpuOps::scratch(size_t floats) {
   return scratch_.as<float>();
 }
 
-void GpuOps::rotate(const RotateWrite& args, const HeadRows& heads, const float* growth) {
+RotateRowsArgs GpuOps::rotate_args(const RotateWrite& args, const HeadRows& heads,
+                                   const float* growth) const {
   const auto* const norm = static_cast<const GpuVector*>(heads.norm);
   const RopeSpec& rope = tables_.rope(args.rotation).spec();
-  stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads,
-                  RotateRowsArgs{.x = at(heads.rows),
-                                 .width = heads.rows.width,
-                                 .heads = heads.heads,
-                                 .stride = heads.stride,
-                                 .rotated = static_cast<int>(heads.rotated),
-                                 .norm = norm ? norm->data() : nullptr,
-                                 .norms = heads.norms,
-                                 .norm_size = norm ? static_cast<int>(norm->size()) : 0,
-                                 .eps = static_cast<float>(args.norm_eps),
-                                 .half = rope.dims / 2,
-                                 .interleaved = rope.interleaved ? 1 : 0,
-                                 .cosines = tables_.cosines(args.rotation),
-                                 .sines = tables_.sines(args.rotation),
-                                 .growth = growth});
+  return {.x = at(heads.rows),
+          .width = heads.rows.width,
+          .heads = heads.heads,
+          .stride = heads.stride,
+          .rotated = static_cast<int>(heads.rotated),
+          .norm = norm ? norm->data() : nullptr,
+          .norms = heads.norms,
+          .norm_size = norm ? static_cast<int>(norm->size()) : 0,
+          .eps = static_cast<float>(args.norm_eps),
+          .half = rope.dims / 2,
+          .interleaved = rope.interleaved ? 1 : 0,
+          .cosines = tables_.cosines(args.rotation),
+          .sines = tables_.sines(args.rotation),
+          .growth = growth};
 }
 
 void GpuOps::rotate_write(const RotateWrite& args) {
@@ -214,16 +214,21 @@ void GpuOps::rotate_write(const RotateWrite& args) {
   flush();
   const float* const growth = args.growth.beta != 0 ? tables_.growth(args.growth) : nullptr;
   if (!recording_ && !tables_.sent()) tables_.send(*stream_);
-  rotate(args, args.q, growth);
-  rotate(args, args.k, nullptr);
   const CachePlane plane = static_cast<const GpuCache&>(*step_.cache).plane(args.plane);
-  stream_->launch("kt_write_cache", plane.heads, step_.tokens, kAttendThreads,
-                  WriteCacheArgs{.plane = plane,
-                                 .places = tables_.places(),
-                                 .k = at(args.k.rows),
-                                 .v = args.v.id >= 0 ? at(args.v) : nullptr,
-                                 .k_width = args.k.rows.width,
-                                 .v_width = args.v.width});
+  const FinishHeadsArgs all{.q = rotate_args(args, args.q, growth),
+                            .k = rotate_args(args, args.k, nullptr),
+                            .write = {.plane = plane,
+                                      .places = tables_.places(),
+                                      .k = at(args.k.rows),
+                                      .v = args.v.id >= 0 ? at(args.v) : nullptr,
+                                      .k_width = args.k.rows.width,
+                                      .v_width = args.v.width}};
+  const auto by_head = [](const HeadRows& heads) { return !heads.norm || heads.norms == heads.heads; };
+  if (by_head(args.q) && by_head(args.k) && plane.heads == args.k.heads)
+    return stream_->launch("kt_finish_heads", args.q.heads + args.k.heads, step_.tokens, kHeadThreads, all);
+  stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads, all.q);
+  stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads, all.k);
+  stream_->launch("kt_write_cache", plane.heads, step_.tokens, kHeadThreads, all.write);
 }
 
 AttendRowsArgs GpuOps::attend_args(const Attend& args) const {
@@ -241,12 +246,11 @@ AttendRowsArgs GpuOps::attend_args(const Attend& args) const {
 }
 
 // Groups of pages that a row sees at most, where rows alone would leave the GPU idle; else 1.
-int GpuOps::groups_of(int heads, int window) const {
-  constexpr int kKeys = kAttendGroup * kPageTokens;
+int GpuOps::groups_of(int blocks, int window) const {
   const int most = recording_ ? recording_->longest : longest();
-  const int keys = window > 0 ? std::min(most, window + kKeys) : most;
-  const int groups = (keys + kKeys - 1) / kKeys;
-  return int64_t{heads} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
+  const int keys = window > 0 ? std::min(most, window + kPageTokens) : most;
+  const int groups = std::min((keys + kPageTokens - 1) / kPageTokens, kAttendGroups);
+  return int64_t{blocks} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
 }
 
 void GpuOps::attend(const Attend& args) {
@@ -257,7 +261,10 @@ void GpuOps::attend(const Attend& args) {
   else
     for (const AttentionSequence& sequence : step_.sequences)
       count(place(), attention_work(shape, args.heads, args.window, sequence));
-  const int groups = groups_of(args.heads, args.window);
+  const bool wide = shape.dv > kAttendThreads;
+  const int blocks = shape.heads * static_cast<int>(ceil_div(args.heads / shape.heads,
+                                                             wide ? kAttendWideHeads : kAttendHeads));
+  const int groups = groups_of(blocks, args.window);
   const size_t parts = groups > 1
                            ? static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.heads * groups) *
                                  static_cast<size_t>(shape.dv + 2)
@@ -268,11 +275,11 @@ void GpuOps::attend(const Attend& args) {
   }
   flush();
   AttendRowsArgs how = attend_args(args);
-  const std::string kernel = text("kt_attend_{}", name_of(shape.type));
-  if (parts == 0) return stream_->launch(kernel, args.heads, step_.tokens, kAttendThreads, how);
+  const std::string kernel = text("kt_attend_{}{}", wide ? "wide_" : "", name_of(shape.type));
+  if (parts == 0) return stream_->launch(kernel, blocks, step_.tokens, kAttendThreads, how);
   how.groups = groups;
   how.parts = scratch(parts);
-  stream_->launch(kernel, args.heads, int64_t{step_.tokens} * groups, kAttendThreads, how);
+  stream_->launch(kernel, blocks, int64_t{step_.tokens} * groups, kAttendThreads, how);
   stream_->launch("kt_attend_join", args.heads, step_.tokens, kAttendThreads, how);
 }
 

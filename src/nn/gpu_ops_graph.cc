@@ -1,6 +1,7 @@
 // Steps of GpuOps that are alike: noted down once as a graph, replayed for others, with this thread as the host's side of
 // it.
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -16,11 +17,23 @@ constexpr size_t kMostGraphs = 24;
 
 int power_of_two(int least) { return static_cast<int>(std::bit_ceil(static_cast<unsigned>(least))); }
 
+// KT_CUDA_GRAPHS=0: every step is launched kernel by kernel, for profilers and for comparing.
+bool switched_off() {
+  static const char* const words = std::getenv("KT_CUDA_GRAPHS");
+  return words && std::string_view(words) == "0";
+}
+
+// Contexts up to which one graph serves: kernels over keys have as many blocks.
+int longest_of_graph(int longest) {
+  const int pages = power_of_two((longest + kPageTokens - 1) / kPageTokens);
+  return kPageTokens * std::min(pages, kAttendGroups);
+}
+
 }  // namespace
 
 bool GpuOps::replays(const StepRows& step) const {
   return options_.graphs && step.alike && step.cache && step.tokens <= kMostReplayed &&
-         !options_.gpu->facts().shows_screen;
+         !options_.gpu->facts().shows_screen && !switched_off();
 }
 
 // Rows that kernels run over: a few behind the last token, so that there are few graphs.
@@ -109,9 +122,8 @@ void GpuOps::record(StepGraph& graph, FunctionRef<void()> run) {
 }
 
 GpuOps::StepGraph& GpuOps::graph_of(FunctionRef<void()> run) {
-  constexpr int kKeys = kAttendGroup * kPageTokens;
   const uint64_t cache = static_cast<const GpuCache&>(*step_.cache).serial();
-  const int rows = rows_of_step(), most = kKeys * power_of_two((longest() + kKeys - 1) / kKeys);
+  const int rows = rows_of_step(), most = longest_of_graph(longest());
   if (tables_version_ != tables_.version()) drop_graphs();
   tables_version_ = tables_.version();
   const auto same = [&](const auto& graph) {
@@ -141,20 +153,20 @@ void GpuOps::repeat(FunctionRef<void()> run) {
   stream_->launch(graph.graph);
   serve(graph);
   if (graph.logit_width > 0)
-    std::memcpy(step_.logits, logits_.data(),
-                static_cast<size_t>(live_ * graph.logit_width) * sizeof(float));
+    std::memcpy(step_.logits, logits_.data(), static_cast<size_t>(live_ * graph.logit_width) * sizeof(float));
   work_ += graph.work;
   for (const Attended& attended : graph.attended)
     for (const AttentionSequence& sequence : step_.sequences)
-      count(place(), attention_work(step_.cache->shape(attended.plane), attended.heads, attended.window, sequence));
+      count(place(),
+            attention_work(step_.cache->shape(attended.plane), attended.heads, attended.window, sequence));
   for (const HostTask& task : graph.tasks) tell(task);
 }
 
 // What routers chose.
 void GpuOps::tell(const HostTask& task) const {
   if (task.watch)
-    task.watch->chose(task.watched,
-                      {exchange_.ids(task.ids_of), static_cast<size_t>(live_) * static_cast<size_t>(task.top_k)});
+    task.watch->chose(task.watched, {exchange_.ids(task.ids_of),
+                                     static_cast<size_t>(live_) * static_cast<size_t>(task.top_k)});
 }
 
 int GpuOps::next_post() {

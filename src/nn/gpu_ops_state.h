@@ -176,8 +176,8 @@ class GpuOps final : public Ops {
   void multiply(int rows, const Product& product);
   void add_adapter(const LinearUse& use);
   AttendRowsArgs attend_args(const Attend& args) const;
-  int groups_of(int heads, int window) const;
-  void rotate(const RotateWrite& args, const HeadRows& heads, const float* growth);
+  int groups_of(int blocks, int window) const;
+  RotateRowsArgs rotate_args(const RotateWrite& args, const HeadRows& heads, const float* growth) const;
   float* scratch(size_t floats);
   void wait();
   void flush();  // what is pending

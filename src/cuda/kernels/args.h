@@ -168,6 +168,12 @@ struct WriteCacheArgs {
   int64_t k_width = 0, v_width = 0;
 };
 
+// Queries and keys of heads, then the cache.
+struct FinishHeadsArgs {
+  RotateRowsArgs q, k;
+  WriteCacheArgs write;
+};
+
 struct AttendRowsArgs {
   CachePlane plane;
   TokenPlaces places;
@@ -177,11 +183,14 @@ struct AttendRowsArgs {
   int64_t q_width = 0, out_width = 0;
   int heads = 0, window = 0;
   float scale = 1;
-  // Not 0: as many blocks for each row and head, a group of pages each, and what they give for kt_attend_join.
+  // Not 0: as many blocks for each row and its heads, a group of pages each, and what they give for kt_attend_join.
   int groups = 0;
   float* parts = nullptr;  // [tokens, heads, groups, dv + 2]
 };
-inline constexpr int kAttendGroup = 4;  // pages
+inline constexpr int kAttendThreads = 128;
+// Heads of a block, which read the same keys: where values have at most kAttendThreads columns, and where more.
+inline constexpr int kAttendHeads = 8, kAttendWideHeads = 4;
+inline constexpr int kAttendGroups = 64;  // of a row's pages at most
 
 // RouterSpec of nn/router.h in plain numbers.
 struct RouteArgs {

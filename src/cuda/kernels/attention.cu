@@ -34,6 +34,30 @@ KT_KERNEL(kt_rotate, RotateRowsArgs, args, 256) {
   for (int64_t i = gpu::thread(); i < args.heads * args.stride; i += gpu::threads()) row[i] *= args.growth[token];
 }
 
+// One head of a row: as kt_rotate, by all threads of a block, where norms are of heads.
+KT_GPU void finish_head(const RotateRowsArgs& args, int token, int head, float* partial) {
+  float* const x = args.x + token * args.width + head * args.stride;
+  if (args.norm) {
+    float sum = 0;
+    for (int i = gpu::thread(); i < args.norm_size; i += gpu::threads()) sum = gpu::fma(x[i], x[i], sum);
+    const float mean = gpu::block_sum(sum, partial) / static_cast<float>(args.norm_size);
+    const float factor = 1.0f / gpu::sqrt(mean + args.eps);
+    for (int i = gpu::thread(); i < args.norm_size; i += gpu::threads()) x[i] = x[i] * factor * args.norm[i];
+    gpu::barrier();
+  }
+  for (int pair = gpu::thread(); pair < args.half; pair += gpu::threads()) {
+    float& a = x[args.rotated + (args.interleaved ? 2 * pair : pair)];
+    float& b = x[args.rotated + (args.interleaved ? 2 * pair + 1 : pair + args.half)];
+    const float c = args.cosines[token * args.half + pair], s = args.sines[token * args.half + pair];
+    const float first = a * c - b * s, second = b * c + a * s;
+    a = first;
+    b = second;
+  }
+  gpu::barrier();
+  if (!args.growth || args.growth[token] == 1.0f) return;
+  for (int64_t i = gpu::thread(); i < args.stride; i += gpu::threads()) x[i] *= args.growth[token];
+}
+
 // A token's numbers of one head into its row of a block.
 KT_GPU void write_row(KvType type, const float* x, int width, int padded, int slot, uint8_t* block, float* partial) {
   if (type == KvType::kS8) {
@@ -68,11 +92,10 @@ KT_GPU uint8_t* page_of(const CachePlane& plane, const TokenPlaces& places, int 
   return plane.memory + page * plane.page_bytes;
 }
 
-// Blocks [heads, tokens].
-KT_KERNEL(kt_write_cache, WriteCacheArgs, args, 64) {
-  KT_SHARED(float, partial, 2);
+// A head of keys and one of values into the page of their token.
+KT_GPU void write_head(const WriteCacheArgs& args, int token, int head, float* partial) {
   const CachePlane& plane = args.plane;
-  const int head = gpu::block(), token = gpu::block_y(), position = args.places.positions[token];
+  const int position = args.places.positions[token];
   if (!live(args.places, token)) return;
   const auto type = static_cast<KvType>(plane.type);
   uint8_t* const page = page_of(plane, args.places, token, position);
@@ -83,193 +106,374 @@ KT_KERNEL(kt_write_cache, WriteCacheArgs, args, 64) {
             page + plane.heads * plane.key_bytes + head * plane.value_bytes, partial);
 }
 
-// Number `at` of a block, without the scale of its row.
+// Blocks [heads, tokens].
+KT_KERNEL(kt_write_cache, WriteCacheArgs, args, 64) {
+  KT_SHARED(float, partial, 2);
+  write_head(args, gpu::block_y(), gpu::block(), partial);
+}
+
+// Blocks [heads of queries and of keys, tokens], where each head has a norm of its own or none.
+KT_KERNEL(kt_finish_heads, FinishHeadsArgs, args, 128) {
+  KT_SHARED(float, partial, 4);
+  const int head = gpu::block() - args.q.heads, token = gpu::block_y();
+  if (head < 0) return finish_head(args.q, token, gpu::block(), partial);
+  finish_head(args.k, token, head, partial);
+  write_head(args.write, token, head, partial);
+}
+
+// Numbers of a row of a block, without the row's scale: 4 of them from a multiple of 4 on.
+struct Four {
+  float x[4];
+};
 template <KvType kType>
-KT_GPU float cached(const uint8_t* block, int64_t at) {
-  if constexpr (kType == KvType::kF32) return reinterpret_cast<const float*>(block)[at];
-  if constexpr (kType == KvType::kBf16) return gpu::from_bf16(reinterpret_cast<const uint16_t*>(block)[at]);
-  return static_cast<float>(reinterpret_cast<const int8_t*>(block)[at]);
+KT_GPU Four four_at(const uint8_t* row, int column) {
+  if constexpr (kType == KvType::kF32) {
+    const gpu::Words words = gpu::load16(row + column * 4);
+    return {{gpu::float_of(words.word[0]), gpu::float_of(words.word[1]), gpu::float_of(words.word[2]),
+             gpu::float_of(words.word[3])}};
+  } else if constexpr (kType == KvType::kBf16) {
+    const gpu::Words2 words = gpu::load8(row + column * 2);
+    return {{gpu::float_of(words.word[0] << 16), gpu::float_of(words.word[0] & 0xFFFF0000u),
+             gpu::float_of(words.word[1] << 16), gpu::float_of(words.word[1] & 0xFFFF0000u)}};
+  } else {
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(row + column);
+    return {{static_cast<float>(static_cast<int8_t>(word)), static_cast<float>(static_cast<int8_t>(word >> 8)),
+             static_cast<float>(static_cast<int8_t>(word >> 16)), static_cast<float>(static_cast<int8_t>(word >> 24))}};
+  }
 }
 template <KvType kType>
 KT_GPU float scale_of(const uint8_t* block, int padded, int slot) {
   return kType == KvType::kS8 ? reinterpret_cast<const float*>(block + kKvBlock * padded)[slot] : 1.0f;
 }
 
-// query . row, both padded with zeros to whole 16 bytes.
-template <KvType kType>
-KT_GPU float dot_of(const float* query, const uint8_t* row, int padded) {
-  constexpr int kNumbers = 16 / kv_bytes(kType), kInWord = kNumbers / 4;
-  float sum = 0;
-  for (int i = 0; i < padded; i += kNumbers) {
-    const gpu::Words words = gpu::load16(row + i * kv_bytes(kType));
-    for (int w = 0; w < 4; ++w) {
-      for (int j = 0; j < kInWord; ++j) {
-        float number;
-        if constexpr (kType == KvType::kF32)
-          number = gpu::float_of(words.word[w]);
-        else if constexpr (kType == KvType::kBf16)
-          number = gpu::float_of(j == 0 ? words.word[w] << 16 : words.word[w] & 0xFFFF0000u);
-        else
-          number = static_cast<float>(static_cast<int8_t>(words.word[w] >> 8 * j));
-        sum = gpu::fma(query[i + w * kInWord + j], number, sum);
-      }
-    }
-  }
-  return sum;
-}
-
-constexpr int kOwnColumns = kMostColumns / kKvBlock;  // of a thread: its number and every 64th behind it
+// A block of 4 warps takes some heads of queries that read the same keys, and a page at a time: 8 lanes for each key,
+// then 4 columns of the values for each lane, a quarter of the keys for each warp.
+constexpr int kWarps = kAttendThreads / gpu::kWarp, kKeyLanes = 8;
+constexpr int kOfWarp = kKvBlock / kWarps;           // keys of a page
 constexpr float kSawNothing = -3.0e38f;
 
-// Softmax over some keys, not divided yet: exp(score - top) summed, and of values times that.
-struct Gathered {
-  float top, sum, own[kOwnColumns];
+// What fits a thread's registers: so many heads, and of their values the columns of its number and every 128th behind it.
+template <KvType kKind, int kNumber, int kColumns>
+struct Form {
+  static constexpr KvType kType = kKind;
+  static constexpr int kHeads = kNumber, kOwn = kColumns;
 };
 
-KT_GPU void join(Gathered& all, const Gathered& more) {
-  const float top = more.top > all.top ? more.top : all.top;
-  const float old = gpu::exp(all.top - top), fresh = gpu::exp(more.top - top);
-  all.top = top;
-  all.sum = all.sum * old + more.sum * fresh;
-  for (int c = 0; c < kOwnColumns; ++c) all.own[c] = all.own[c] * old + more.own[c] * fresh;
-}
+// Softmax over some keys, not divided yet: exp(score - top) summed, and of values times that.
+template <typename F>
+struct Gathered {
+  float top[F::kHeads], sum[F::kHeads], own[F::kHeads][F::kOwn];
+};
 
 // Memory that the threads of such a block share.
 struct AttendShared {
-  float *query, *weights, *tops, *sums;
+  float* query;    // [heads, d_pad]
+  float* weights;  // [kKvBlock, heads]
+  float* tops;     // [heads], of a page
+  float* sums;
+  float* values;  // [kWarps, heads, 128]
 };
 
-// What one row and head of queries sees.
+// What one row of queries sees. Pages are gathered in groups at places that depend on nothing else, so that a row gets the
+// same whoever computes which of them.
 struct Seen {
-  int token, head, position, oldest;
+  int token, head, heads, position, oldest;  // heads from `head` on
+  int first_page, pages, group;              // pages of a group
+
+  KT_GPU int groups() const { return (pages + group - 1) / group; }
 };
-KT_GPU Seen seen_by(const AttendRowsArgs& args, int token, int head) {
+KT_GPU Seen seen_by(const AttendRowsArgs& args, int token, int head, int heads) {
   const int position = args.places.positions[token];
   const int oldest = args.window > 0 && position - args.window + 1 > 0 ? position - args.window + 1 : 0;
-  return {token, head, position, oldest};
+  Seen seen{token, head, heads, position, oldest, oldest / kKvBlock, position / kKvBlock - oldest / kKvBlock + 1, 1};
+  while (seen.group * kAttendGroups < seen.pages) seen.group *= 2;
+  return seen;
+}
+// Of a block that is number `number` of those that share a row.
+KT_GPU Seen seen_by_block(const AttendRowsArgs& args, int token, int number, int most) {
+  const int sharing = args.heads / args.plane.heads, blocks = (sharing + most - 1) / most;
+  const int first = number % blocks * most, left = sharing - first;
+  return seen_by(args, token, number / blocks * sharing + first, left < most ? left : most);
 }
 
-KT_GPU void load_query(const AttendRowsArgs& args, const Seen& seen, float* query) {
+KT_GPU void load_queries(const AttendRowsArgs& args, const Seen& seen, int heads, float* query) {
   const CachePlane& plane = args.plane;
-  for (int i = gpu::thread(); i < plane.d_pad; i += gpu::threads())
-    query[i] = i < plane.d ? args.q[seen.token * args.q_width + seen.head * plane.d + i] * args.scale : 0.0f;
+  for (int i = gpu::thread(); i < heads * plane.d_pad; i += gpu::threads()) {
+    const int head = i / plane.d_pad, column = i % plane.d_pad;
+    const bool there = head < seen.heads && column < plane.d;
+    query[i] = there ? args.q[seen.token * args.q_width + (seen.head + head) * plane.d + column] * args.scale : 0.0f;
+  }
   gpu::barrier();
 }
 
-// A group of pages, a page at a time: a key for each thread, then columns of the values. Groups lie at fixed places, so
-// that a row gets the same whoever computes which of them.
-template <KvType kType>
-KT_GPU Gathered attend_group(const AttendRowsArgs& args, const Seen& seen, int group, const AttendShared& shared) {
-  const CachePlane& plane = args.plane;
-  const int kv_head = seen.head / (args.heads / plane.heads), me = gpu::thread();
-  const int value_stride = plane.shared ? plane.d_pad : plane.dv_pad;
-  Gathered out{kSawNothing, 0.0f, {}};
-  const int begin = group * kAttendGroup * kKvBlock, end = begin + kAttendGroup * kKvBlock;
-  const int from = seen.oldest > begin ? seen.oldest / kKvBlock * kKvBlock : begin;
-  for (int first = from; first < end && first <= seen.position; first += kKvBlock) {
-    const uint8_t* const page = page_of(plane, args.places, seen.token, first);
-    const uint8_t* const keys = page + kv_head * plane.key_bytes;
-    const uint8_t* const values =
-        plane.shared ? keys : page + plane.heads * plane.key_bytes + kv_head * plane.value_bytes;
-    const bool sees = first + me >= seen.oldest && first + me <= seen.position;
-    float score = kSawNothing;
-    if (sees)
-      score = dot_of<kType>(shared.query, keys + int64_t{me} * plane.d_pad * kv_bytes(kType), plane.d_pad) *
-              scale_of<kType>(keys, plane.d_pad, me);
-    float top = gpu::block_max(score, shared.tops);
-    top = top > out.top ? top : out.top;
-    const float weight = sees ? gpu::exp(score - top) : 0.0f, old = gpu::exp(out.top - top);
-    shared.weights[me] = sees ? weight * scale_of<kType>(values, value_stride, me) : 0.0f;
-    out.sum = out.sum * old + gpu::block_sum(weight, shared.sums);
-    out.top = top;
-    for (int c = 0; c < kOwnColumns; ++c) out.own[c] *= old;
-    const int last = seen.position - first < kKvBlock - 1 ? seen.position - first + 1 : kKvBlock;
-    for (int key = seen.oldest > first ? seen.oldest - first : 0; key < last; ++key) {
-      const float p = shared.weights[key];
-      for (int c = 0; c < kOwnColumns; ++c)
-        if (me + c * kKvBlock < plane.dv)
-          out.own[c] =
-              gpu::fma(p, cached<kType>(values, int64_t{key} * value_stride + me + c * kKvBlock), out.own[c]);
+// Scores of a page's keys, [kKvBlock, F::kHeads]; those that are not seen get the least.
+template <typename F>
+KT_GPU void score_page(const CachePlane& plane, const Seen& seen, const uint8_t* keys, int first, const AttendShared& shared) {
+  constexpr int kNumbers = 4, kStep = kKeyLanes * kNumbers;
+  const int warp = gpu::thread() / gpu::kWarp, lane = gpu::thread() % gpu::kWarp, part = lane % kKeyLanes;
+  KT_UNROLL(2)
+  for (int i = 0; i < kOfWarp; i += gpu::kWarp / kKeyLanes) {
+    const int key = warp * kOfWarp + i + lane / kKeyLanes;
+    const uint8_t* const row = keys + int64_t{key} * plane.d_pad * kv_bytes(F::kType);
+    const bool sees = first + key >= seen.oldest && first + key <= seen.position;
+    float sums[F::kHeads] = {};
+    for (int column = part * kNumbers; column < plane.d_pad; column += kStep) {
+      const Four k = sees ? four_at<F::kType>(row, column) : Four{};
+      KT_UNROLL(8)
+      for (int h = 0; h < F::kHeads; ++h) {
+        const gpu::Words q = gpu::load16(shared.query + h * plane.d_pad + column);
+        for (int j = 0; j < kNumbers; ++j) sums[h] = gpu::fma(gpu::float_of(q.word[j]), k.x[j], sums[h]);
+      }
+    }
+    const float scale = sees ? scale_of<F::kType>(keys, plane.d_pad, key) : 1.0f;
+    KT_UNROLL(8)
+    for (int h = 0; h < F::kHeads; ++h) {
+      for (int mask = kKeyLanes / 2; mask > 0; mask /= 2) sums[h] += gpu::shuffle_xor(sums[h], mask);
+      if (part == 0) shared.weights[key * F::kHeads + h] = sees ? sums[h] * scale : kSawNothing;
+    }
+  }
+  gpu::barrier();
+}
+
+// Scores become weights; each head's largest score and sum of weights. A warp takes every fourth head.
+template <typename F>
+KT_GPU void weigh_page(const CachePlane& plane, const uint8_t* values, int value_stride, const AttendShared& shared) {
+  const int lane = gpu::thread() % gpu::kWarp;
+  for (int h = gpu::thread() / gpu::kWarp; h < F::kHeads; h += kWarps) {
+    const float a = shared.weights[lane * F::kHeads + h], b = shared.weights[(lane + gpu::kWarp) * F::kHeads + h];
+    const float top = gpu::warp_max(a > b ? a : b);
+    const float p = a > kSawNothing ? gpu::exp(a - top) : 0.0f, q = b > kSawNothing ? gpu::exp(b - top) : 0.0f;
+    const float sum = gpu::warp_sum(p + q);
+    shared.weights[lane * F::kHeads + h] = p > 0 ? p * scale_of<F::kType>(values, value_stride, lane) : p;
+    shared.weights[(lane + gpu::kWarp) * F::kHeads + h] =
+        q > 0 ? q * scale_of<F::kType>(values, value_stride, lane + gpu::kWarp) : q;
+    if (lane == 0) {
+      shared.tops[h] = top;
+      shared.sums[h] = sum;
+    }
+  }
+  gpu::barrier();
+}
+
+// 128 columns of the values from `begin` on, times weights: [kWarps, F::kHeads, 128].
+template <typename F>
+KT_GPU void multiply_values(const uint8_t* values, int value_stride, int begin, int from, int to,
+                            const AttendShared& shared) {
+  const int warp = gpu::thread() / gpu::kWarp, lane = gpu::thread() % gpu::kWarp, column = begin + lane * 4;
+  float sums[F::kHeads][4] = {};
+  const bool there = column < value_stride;
+  const int least = warp * kOfWarp, end = least + kOfWarp < to ? least + kOfWarp : to;
+  KT_UNROLL(4)
+  for (int key = least > from ? least : from; key < end; ++key) {
+    const Four v = there ? four_at<F::kType>(values + int64_t{key} * value_stride * kv_bytes(F::kType), column) : Four{};
+    KT_UNROLL(2)
+    for (int h = 0; h < F::kHeads; h += 4) {
+      const gpu::Words p = gpu::load16(shared.weights + key * F::kHeads + h);
+      for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j) sums[h + i][j] = gpu::fma(gpu::float_of(p.word[i]), v.x[j], sums[h + i][j]);
+    }
+  }
+  KT_UNROLL(8)
+  for (int h = 0; h < F::kHeads; ++h)
+    for (int j = 0; j < 4; ++j) shared.values[(warp * F::kHeads + h) * kAttendThreads + lane * 4 + j] = sums[h][j];
+  gpu::barrier();
+}
+
+// Values of a page: rows [from, to).
+struct PageValues {
+  const uint8_t* rows;
+  int stride, columns, from, to;
+};
+
+// Columns of a thread from its c-th on; each is an own step of the compiler's, which keeps them in registers.
+template <typename F, int c>
+KT_GPU void add_columns(const PageValues& values, const float* fresh, Gathered<F>& all, const AttendShared& shared) {
+  if (c * kAttendThreads < values.columns) {
+    multiply_values<F>(values.rows, values.stride, c * kAttendThreads, values.from, values.to, shared);
+    KT_UNROLL(8)
+    for (int h = 0; h < F::kHeads; ++h) {
+      float sum = 0;
+      for (int w = 0; w < kWarps; ++w) sum += shared.values[(w * F::kHeads + h) * kAttendThreads + gpu::thread()];
+      all.own[h][c] = gpu::fma(sum, fresh[h], all.own[h][c]);
     }
     gpu::barrier();
   }
-  return out;
+  if constexpr (c + 1 < F::kOwn) add_columns<F, c + 1>(values, fresh, all, shared);
 }
 
+template <typename F>
+KT_GPU void add_page(const AttendRowsArgs& args, const Seen& seen, int page_number, Gathered<F>& all,
+                     const AttendShared& shared) {
+  const CachePlane& plane = args.plane;
+  const int first = page_number * kKvBlock, kv_head = seen.head / (args.heads / plane.heads);
+  const int value_stride = plane.shared ? plane.d_pad : plane.dv_pad;
+  const uint8_t* const page = page_of(plane, args.places, seen.token, first);
+  const uint8_t* const keys = page + kv_head * plane.key_bytes;
+  const uint8_t* const values = plane.shared ? keys : page + plane.heads * plane.key_bytes + kv_head * plane.value_bytes;
+  score_page<F>(plane, seen, keys, first, shared);
+  weigh_page<F>(plane, values, value_stride, shared);
+  float fresh[F::kHeads];
+  KT_UNROLL(8)
+  for (int h = 0; h < F::kHeads; ++h) {
+    const float top = shared.tops[h] > all.top[h] ? shared.tops[h] : all.top[h];
+    const float old = gpu::exp(all.top[h] - top);
+    fresh[h] = gpu::exp(shared.tops[h] - top);
+    all.top[h] = top;
+    all.sum[h] = all.sum[h] * old + shared.sums[h] * fresh[h];
+    KT_UNROLL(5)
+    for (int c = 0; c < F::kOwn; ++c) all.own[h][c] *= old;
+  }
+  const int from = seen.oldest > first ? seen.oldest - first : 0;
+  const int to = seen.position - first < kKvBlock - 1 ? seen.position - first + 1 : kKvBlock;
+  add_columns<F, 0>({values, value_stride, plane.dv, from, to}, fresh, all, shared);
+}
+
+template <typename F>
+KT_GPU void clear(Gathered<F>& all) {
+  KT_UNROLL(8)
+  for (int h = 0; h < F::kHeads; ++h) {
+    all.top[h] = kSawNothing;
+    all.sum[h] = 0;
+    KT_UNROLL(5)
+    for (int c = 0; c < F::kOwn; ++c) all.own[h][c] = 0;
+  }
+}
+
+// Group `group` of the pages that a row sees.
+template <typename F>
+KT_GPU void gather(const AttendRowsArgs& args, const Seen& seen, int group, Gathered<F>& all, const AttendShared& shared) {
+  clear(all);
+  const int begin = group * seen.group, end = begin + seen.group < seen.pages ? begin + seen.group : seen.pages;
+  for (int page = begin; page < end; ++page) add_page<F>(args, seen, seen.first_page + page, all, shared);
+}
+
+// One head of what was gathered, at one column.
+template <typename F>
+struct Part {
+  float top, sum, own[F::kOwn];
+};
 // What a head of queries begins with: a sink takes part in the sum and has no value.
-KT_GPU Gathered begun(const AttendRowsArgs& args, int head) {
+template <typename F>
+KT_GPU Part<F> begun(const AttendRowsArgs& args, int head) {
   return {args.sinks ? args.sinks[head] : kSawNothing, args.sinks ? 1.0f : 0.0f, {}};
 }
-KT_GPU void finish(const AttendRowsArgs& args, const Seen& seen, const Gathered& all) {
-  float* const out = args.out + seen.token * args.out_width + seen.head * args.plane.dv;
-  for (int c = 0; c < kOwnColumns; ++c) {
-    const int column = gpu::thread() + c * kKvBlock;
+template <typename F>
+KT_GPU void join(Part<F>& all, float top, float sum, const float* own) {
+  const float most = top > all.top ? top : all.top;
+  const float old = gpu::exp(all.top - most), fresh = gpu::exp(top - most);
+  all.top = most;
+  all.sum = all.sum * old + sum * fresh;
+  KT_UNROLL(5)
+  for (int c = 0; c < F::kOwn; ++c) all.own[c] = all.own[c] * old + own[c] * fresh;
+}
+template <typename F>
+KT_GPU void finish(const AttendRowsArgs& args, int token, int head, const Part<F>& all) {
+  float* const out = args.out + token * args.out_width + head * args.plane.dv;
+  KT_UNROLL(5)
+  for (int c = 0; c < F::kOwn; ++c) {
+    const int column = gpu::thread() + c * kAttendThreads;
     if (column < args.plane.dv) out[column] = all.own[c] / all.sum;
   }
 }
-KT_GPU float* part_of(const AttendRowsArgs& args, const Seen& seen, int number) {
-  const int64_t at = (int64_t{seen.token} * args.heads + seen.head) * args.groups + number;
+KT_GPU float* part_of(const AttendRowsArgs& args, int token, int head, int number) {
+  const int64_t at = (int64_t{token} * args.heads + head) * args.groups + number;
   return args.parts + at * (args.plane.dv + 2);
 }
 
-template <KvType kType>
+// All groups of a row, one after the other, joined as kt_attend_join does.
+template <typename F>
+KT_GPU void attend_all(const AttendRowsArgs& args, const Seen& seen, const AttendShared& shared) {
+  Part<F> parts[F::kHeads];
+  KT_UNROLL(8)
+  for (int h = 0; h < F::kHeads; ++h) parts[h] = begun<F>(args, h < seen.heads ? seen.head + h : seen.head);
+  Gathered<F> all;
+  for (int group = 0; group < seen.groups(); ++group) {
+    gather<F>(args, seen, group, all, shared);
+    KT_UNROLL(8)
+    for (int h = 0; h < F::kHeads; ++h) join(parts[h], all.top[h], all.sum[h], all.own[h]);
+  }
+  KT_UNROLL(8)
+  for (int h = 0; h < F::kHeads; ++h)
+    if (h < seen.heads) finish(args, seen.token, seen.head + h, parts[h]);
+}
+
+// Rows that are nobody's have no keys.
+template <typename F>
+KT_GPU void attend_nothing(const AttendRowsArgs& args, int token, int head) {
+  finish<F>(args, token, head, {0.0f, 1.0f, {}});
+}
+
+template <typename F>
 KT_GPU void attend(const AttendRowsArgs& args, const AttendShared& shared) {
-  constexpr int kKeys = kAttendGroup * kKvBlock;
-  if (args.groups == 0) {  // blocks [heads, tokens]
-    const Seen seen = seen_by(args, gpu::block_y(), gpu::block());
-    if (!live(args.places, seen.token)) return finish(args, seen, {0.0f, 1.0f, {}});
-    load_query(args, seen, shared.query);
-    Gathered all = begun(args, seen.head);
-    for (int group = seen.oldest / kKeys; group <= seen.position / kKeys; ++group)
-      join(all, attend_group<kType>(args, seen, group, shared));
-    return finish(args, seen, all);
+  if (args.groups == 0) {  // blocks [heads that share keys, tokens]
+    const Seen seen = seen_by_block(args, gpu::block_y(), gpu::block(), F::kHeads);
+    if (!live(args.places, seen.token)) {
+      for (int h = 0; h < seen.heads; ++h) attend_nothing<F>(args, seen.token, seen.head + h);
+      return;
+    }
+    load_queries(args, seen, F::kHeads, shared.query);
+    return attend_all<F>(args, seen, shared);
   }
-  // Blocks [heads, tokens * groups]: a group each, for kt_attend_join.
-  const Seen seen = seen_by(args, gpu::block_y() / args.groups, gpu::block());
-  const int number = gpu::block_y() % args.groups, group = seen.oldest / kKeys + number;
-  if (group > seen.position / kKeys || !live(args.places, seen.token)) return;
-  load_query(args, seen, shared.query);
-  const Gathered part = attend_group<kType>(args, seen, group, shared);
-  float* const to = part_of(args, seen, number);
-  if (gpu::thread() == 0) {
-    to[0] = part.top;
-    to[1] = part.sum;
-  }
-  for (int c = 0; c < kOwnColumns; ++c) {
-    const int column = gpu::thread() + c * kKvBlock;
-    if (column < args.plane.dv) to[2 + column] = part.own[c];
+  // Blocks [heads that share keys, tokens * groups]: a group each, for kt_attend_join.
+  const Seen seen = seen_by_block(args, gpu::block_y() / args.groups, gpu::block(), F::kHeads);
+  const int number = gpu::block_y() % args.groups;
+  if (number >= seen.groups() || !live(args.places, seen.token)) return;
+  load_queries(args, seen, F::kHeads, shared.query);
+  Gathered<F> all;
+  gather<F>(args, seen, number, all, shared);
+  KT_UNROLL(8)
+  for (int h = 0; h < F::kHeads; ++h) {
+    const bool there = h < seen.heads;
+    float* const to = part_of(args, seen.token, seen.head + (there ? h : 0), number);
+    if (there && gpu::thread() == 0) {
+      to[0] = all.top[h];
+      to[1] = all.sum[h];
+    }
+    KT_UNROLL(5)
+    for (int c = 0; c < F::kOwn; ++c) {
+      const int column = gpu::thread() + c * kAttendThreads;
+      if (there && column < args.plane.dv) to[2 + column] = all.own[h][c];
+    }
   }
 }
 
-// Blocks of 64 threads.
-#define KT_ATTEND(name, type)                             \
-  KT_KERNEL(name, AttendRowsArgs, args, 64) {             \
-    KT_SHARED(float, query, kMostColumns);                \
-    KT_SHARED(float, weights, kKvBlock);                  \
-    KT_SHARED(float, tops, 2);                            \
-    KT_SHARED(float, sums, 2);                            \
-    attend<type>(args, {query, weights, tops, sums});     \
+// Blocks of 128 threads. Where values have more than 128 columns, fewer heads.
+#define KT_ATTEND(name, type, heads, own)                           \
+  KT_KERNEL(name, AttendRowsArgs, args, kAttendThreads) {           \
+    KT_SHARED(float, query, (heads) * kMostColumns);                \
+    KT_SHARED(float, weights, kKvBlock * (heads));                  \
+    KT_SHARED(float, tops, heads);                                  \
+    KT_SHARED(float, sums, heads);                                  \
+    KT_SHARED(float, values, kWarps * (heads) * kAttendThreads);    \
+    using Those = Form<type, heads, own>;                           \
+    attend<Those>(args, {query, weights, tops, sums, values});      \
   }
-KT_ATTEND(kt_attend_f32, KvType::kF32)
-KT_ATTEND(kt_attend_bf16, KvType::kBf16)
-KT_ATTEND(kt_attend_int8, KvType::kS8)
+constexpr int kMostOwn = kMostColumns / kAttendThreads;
+KT_ATTEND(kt_attend_f32, KvType::kF32, kAttendHeads, 1)
+KT_ATTEND(kt_attend_bf16, KvType::kBf16, kAttendHeads, 1)
+KT_ATTEND(kt_attend_int8, KvType::kS8, kAttendHeads, 1)
+KT_ATTEND(kt_attend_wide_f32, KvType::kF32, kAttendWideHeads, kMostOwn)
+KT_ATTEND(kt_attend_wide_bf16, KvType::kBf16, kAttendWideHeads, kMostOwn)
+KT_ATTEND(kt_attend_wide_int8, KvType::kS8, kAttendWideHeads, kMostOwn)
 
 // Blocks [heads, tokens]: what the groups gave, in order.
-KT_KERNEL(kt_attend_join, AttendRowsArgs, args, 64) {
-  constexpr int kKeys = kAttendGroup * kKvBlock;
-  const Seen seen = seen_by(args, gpu::block_y(), gpu::block());
-  if (!live(args.places, seen.token)) return finish(args, seen, {0.0f, 1.0f, {}});
-  Gathered all = begun(args, seen.head);
-  for (int number = 0; seen.oldest / kKeys + number <= seen.position / kKeys; ++number) {
-    const float* const from = part_of(args, seen, number);
-    Gathered part{from[0], from[1], {}};
-    for (int c = 0; c < kOwnColumns; ++c) {
-      const int column = gpu::thread() + c * kKvBlock;
-      if (column < args.plane.dv) part.own[c] = from[2 + column];
+KT_KERNEL(kt_attend_join, AttendRowsArgs, args, kAttendThreads) {
+  using Those = Form<KvType::kF32, 1, kMostOwn>;
+  const int token = gpu::block_y(), head = gpu::block();
+  if (!live(args.places, token)) return attend_nothing<Those>(args, token, head);
+  const Seen seen = seen_by(args, token, head, 1);
+  Part<Those> all = begun<Those>(args, head);
+  for (int number = 0; number < seen.groups(); ++number) {
+    const float* const from = part_of(args, token, head, number);
+    float own[kMostOwn] = {};
+    KT_UNROLL(5)
+    for (int c = 0; c < kMostOwn; ++c) {
+      const int column = gpu::thread() + c * kAttendThreads;
+      if (column < args.plane.dv) own[c] = from[2 + column];
     }
-    join(all, part);
+    join(all, from[0], from[1], own);
   }
-  finish(args, seen, all);
+  finish(args, token, head, all);
 }
 
 }  // namespace kt

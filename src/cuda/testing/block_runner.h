@@ -79,6 +79,14 @@ inline Words load16(const void* from) {
   std::memcpy(&words, from, sizeof words);
   return words;
 }
+struct Words2 {
+  uint32_t word[2];
+};
+inline Words2 load8(const void* from) {
+  Words2 words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
 inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline uint32_t add_to(uint32_t* word, uint32_t more) { return std::atomic_ref(*word).fetch_add(more); }
 inline void publish(uint32_t* word, uint32_t value) {
