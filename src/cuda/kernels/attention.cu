@@ -269,6 +269,7 @@ KT_GPU void multiply_values(const uint8_t* values, int value_stride, int begin, 
     KT_UNROLL(2)
     for (int h = 0; h < F::kHeads; h += 4) {
       const gpu::Words p = gpu::load16(shared.weights + key * F::kHeads + h);
+      KT_UNROLL(4)
       for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j) sums[h + i][j] = gpu::fma(gpu::float_of(p.word[i]), v.x[j], sums[h + i][j]);
     }
