@@ -71,7 +71,7 @@ KT_GPU uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) 
   }
 }
 
-// A number that the host wrote after this kernel began: past the caches.
+// What the host may have written after this kernel began: past the caches.
 KT_GPU float load_fresh(const float* from) { return __ldcv(from); }
 
 KT_GPU Words load16(const void* from) {
@@ -79,6 +79,13 @@ KT_GPU Words load16(const void* from) {
   return {{words.x, words.y, words.z, words.w}};
 }
 
+KT_GPU Words load16_fresh(const void* from) {
+  const float4 x = __ldcv(static_cast<const float4*>(from));
+  return {{__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)}};
+}
+KT_GPU void store16(void* to, const Words& from) {
+  *static_cast<uint4*>(to) = make_uint4(from.word[0], from.word[1], from.word[2], from.word[3]);
+}
 KT_GPU Words2 load8(const void* from) {
   const uint2 words = *static_cast<const uint2*>(from);
   return {{words.x, words.y}};

@@ -9,6 +9,7 @@
 namespace kt {
 namespace {
 
+constexpr int kPostThreads = 512;
 constexpr int kProductThreads = 256, kProductRows = 8;
 constexpr int kLogitRows = 64;  // of the head at once
 
@@ -130,7 +131,7 @@ void GpuOps::send_experts(const RunExperts& args) {
   post.weights = at(args.weights);
   post.top_k = args.top_k;
   post.always = recording_ ? 0 : 1;
-  stream_->launch("kt_post_rows", step_.tokens, 1, kRowThreads, post);
+  stream_->launch("kt_post_rows", step_.tokens, 1, kPostThreads, post);
 }
 
 void GpuOps::experts(const RunExperts& args) {

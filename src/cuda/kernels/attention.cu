@@ -121,25 +121,30 @@ KT_KERNEL(kt_finish_heads, FinishHeadsArgs, args, 128) {
   write_head(args.write, token, head, partial);
 }
 
-// Numbers of a row of a block, without the row's scale: 4 of them from a multiple of 4 on.
-struct Four {
-  float x[4];
+// Four numbers of a row of a block, as they are stored: loads of many stand before the first use.
+template <KvType kType>
+struct StoredFour {
+  uint32_t word[kv_bytes(kType)];
 };
 template <KvType kType>
-KT_GPU Four four_at(const uint8_t* row, int column) {
+KT_GPU StoredFour<kType> stored_four(const uint8_t* row, int column) {
   if constexpr (kType == KvType::kF32) {
     const gpu::Words words = gpu::load16(row + column * 4);
-    return {{gpu::float_of(words.word[0]), gpu::float_of(words.word[1]), gpu::float_of(words.word[2]),
-             gpu::float_of(words.word[3])}};
+    return {{words.word[0], words.word[1], words.word[2], words.word[3]}};
   } else if constexpr (kType == KvType::kBf16) {
     const gpu::Words2 words = gpu::load8(row + column * 2);
-    return {{gpu::float_of(words.word[0] << 16), gpu::float_of(words.word[0] & 0xFFFF0000u),
-             gpu::float_of(words.word[1] << 16), gpu::float_of(words.word[1] & 0xFFFF0000u)}};
+    return {{words.word[0], words.word[1]}};
   } else {
-    const uint32_t word = *reinterpret_cast<const uint32_t*>(row + column);
-    return {{static_cast<float>(static_cast<int8_t>(word)), static_cast<float>(static_cast<int8_t>(word >> 8)),
-             static_cast<float>(static_cast<int8_t>(word >> 16)), static_cast<float>(static_cast<int8_t>(word >> 24))}};
+    return {{*reinterpret_cast<const uint32_t*>(row + column)}};
   }
+}
+// Without the row's scale.
+template <KvType kType>
+KT_GPU float number_of(const StoredFour<kType>& four, int i) {
+  if constexpr (kType == KvType::kF32) return gpu::float_of(four.word[i]);
+  if constexpr (kType == KvType::kBf16)
+    return gpu::float_of(i % 2 == 0 ? four.word[i / 2] << 16 : four.word[i / 2] & 0xFFFF0000u);
+  return static_cast<float>(static_cast<int8_t>(four.word[0] >> 8 * i));
 }
 template <KvType kType>
 KT_GPU float scale_of(const uint8_t* block, int padded, int slot) {
@@ -206,30 +211,51 @@ KT_GPU void load_queries(const AttendRowsArgs& args, const Seen& seen, int heads
   gpu::barrier();
 }
 
-// Scores of a page's keys, [kKvBlock, F::kHeads]; those that are not seen get the least.
+// Scores of a page's keys, [kKvBlock, heads]; those that are not seen get the least. 8 lanes take 4 columns each of a key, and
+// all keys of the warp at once.
 template <typename F>
-KT_GPU void score_page(const CachePlane& plane, const Seen& seen, const uint8_t* keys, int first, const AttendShared& shared) {
-  constexpr int kNumbers = 4, kStep = kKeyLanes * kNumbers;
+KT_GPU void score_page(const CachePlane& plane, const Seen& seen, const uint8_t* keys, int first,
+                       const AttendShared& shared) {
+  constexpr int kStep = kKeyLanes * 4, kAhead = 4, kTurn = gpu::kWarp / kKeyLanes, kTurns = kOfWarp / kTurn;
   const int warp = gpu::thread() / gpu::kWarp, lane = gpu::thread() % gpu::kWarp, part = lane % kKeyLanes;
-  KT_UNROLL(2)
-  for (int i = 0; i < kOfWarp; i += gpu::kWarp / kKeyLanes) {
-    const int key = warp * kOfWarp + i + lane / kKeyLanes;
-    const uint8_t* const row = keys + int64_t{key} * plane.d_pad * kv_bytes(F::kType);
-    const bool sees = first + key >= seen.oldest && first + key <= seen.position;
-    float sums[F::kHeads] = {};
-    for (int column = part * kNumbers; column < plane.d_pad; column += kStep) {
-      const Four k = sees ? four_at<F::kType>(row, column) : Four{};
-      KT_UNROLL(8)
-      for (int h = 0; h < F::kHeads; ++h) {
-        const gpu::Words q = gpu::load16(shared.query + h * plane.d_pad + column);
-        for (int j = 0; j < kNumbers; ++j) sums[h] = gpu::fma(gpu::float_of(q.word[j]), k.x[j], sums[h]);
+  const int key = warp * kOfWarp + lane / kKeyLanes;  // and every fourth behind it
+  const int least = seen.oldest - first, most = seen.position - first;
+  float sums[kTurns][F::kHeads] = {};
+  for (int begin = part * 4; begin < plane.d_pad; begin += kAhead * kStep) {
+    StoredFour<F::kType> stored[kTurns][kAhead];
+    KT_UNROLL(4)
+    for (int t = 0; t < kTurns; ++t) {
+      const uint8_t* const row = keys + int64_t{key + t * kTurn} * plane.d_pad * kv_bytes(F::kType);
+      const bool sees = key + t * kTurn >= least && key + t * kTurn <= most;
+      KT_UNROLL(4)
+      for (int i = 0; i < kAhead; ++i) {
+        const int column = begin + i * kStep;
+        stored[t][i] = sees && column < plane.d_pad ? stored_four<F::kType>(row, column) : StoredFour<F::kType>{};
       }
     }
-    const float scale = sees ? scale_of<F::kType>(keys, plane.d_pad, key) : 1.0f;
+    KT_UNROLL(4)
+    for (int i = 0; i < kAhead; ++i) {
+      const int column = begin + i * kStep;
+      KT_UNROLL(8)
+      for (int h = 0; h < F::kHeads && column < plane.d_pad; ++h) {
+        const gpu::Words q = gpu::load16(shared.query + h * plane.d_pad + column);
+        KT_UNROLL(4)
+        for (int t = 0; t < kTurns; ++t)
+          for (int j = 0; j < 4; ++j)
+            sums[t][h] = gpu::fma(gpu::float_of(q.word[j]), number_of<F::kType>(stored[t][i], j), sums[t][h]);
+      }
+    }
+  }
+  KT_UNROLL(4)
+  for (int t = 0; t < kTurns; ++t) {
+    const int mine = key + t * kTurn;
+    const bool sees = mine >= least && mine <= most;
+    const float scale = sees ? scale_of<F::kType>(keys, plane.d_pad, mine) : 1.0f;
     KT_UNROLL(8)
     for (int h = 0; h < F::kHeads; ++h) {
-      for (int mask = kKeyLanes / 2; mask > 0; mask /= 2) sums[h] += gpu::shuffle_xor(sums[h], mask);
-      if (part == 0) shared.weights[key * F::kHeads + h] = sees ? sums[h] * scale : kSawNothing;
+      float sum = sums[t][h];
+      for (int mask = kKeyLanes / 2; mask > 0; mask /= 2) sum += gpu::shuffle_xor(sum, mask);
+      if (part == 0) shared.weights[mine * F::kHeads + h] = sees ? sum * scale : kSawNothing;
     }
   }
   gpu::barrier();
@@ -237,7 +263,7 @@ KT_GPU void score_page(const CachePlane& plane, const Seen& seen, const uint8_t*
 
 // Scores become weights; each head's largest score and sum of weights. A warp takes every fourth head.
 template <typename F>
-KT_GPU void weigh_page(const CachePlane& plane, const uint8_t* values, int value_stride, const AttendShared& shared) {
+KT_GPU void weigh_page(const uint8_t* values, int value_stride, const AttendShared& shared) {
   const int lane = gpu::thread() % gpu::kWarp;
   for (int h = gpu::thread() / gpu::kWarp; h < F::kHeads; h += kWarps) {
     const float a = shared.weights[lane * F::kHeads + h], b = shared.weights[(lane + gpu::kWarp) * F::kHeads + h];
@@ -255,23 +281,34 @@ KT_GPU void weigh_page(const CachePlane& plane, const uint8_t* values, int value
   gpu::barrier();
 }
 
-// 128 columns of the values from `begin` on, times weights: [kWarps, F::kHeads, 128].
+// 128 columns of the values from `begin` on, times weights: [kWarps, heads, 128]. Keys that are not seen have weights of 0, but
+// their values are nobody's.
 template <typename F>
 KT_GPU void multiply_values(const uint8_t* values, int value_stride, int begin, int from, int to,
                             const AttendShared& shared) {
+  constexpr int kAhead = 8;
   const int warp = gpu::thread() / gpu::kWarp, lane = gpu::thread() % gpu::kWarp, column = begin + lane * 4;
   float sums[F::kHeads][4] = {};
-  const bool there = column < value_stride;
-  const int least = warp * kOfWarp, end = least + kOfWarp < to ? least + kOfWarp : to;
-  KT_UNROLL(4)
-  for (int key = least > from ? least : from; key < end; ++key) {
-    const Four v = there ? four_at<F::kType>(values + int64_t{key} * value_stride * kv_bytes(F::kType), column) : Four{};
-    KT_UNROLL(2)
-    for (int h = 0; h < F::kHeads; h += 4) {
-      const gpu::Words p = gpu::load16(shared.weights + key * F::kHeads + h);
-      KT_UNROLL(4)
-      for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 4; ++j) sums[h + i][j] = gpu::fma(gpu::float_of(p.word[i]), v.x[j], sums[h + i][j]);
+  KT_UNROLL(1)
+  for (int first = warp * kOfWarp; first < (warp + 1) * kOfWarp; first += kAhead) {
+    StoredFour<F::kType> stored[kAhead];
+    KT_UNROLL(8)
+    for (int i = 0; i < kAhead; ++i) {
+      const int key = first + i;
+      const bool there = column < value_stride && key >= from && key < to;
+      stored[i] = there ? stored_four<F::kType>(values + int64_t{key} * value_stride * kv_bytes(F::kType), column)
+                        : StoredFour<F::kType>{};
+    }
+    KT_UNROLL(8)
+    for (int i = 0; i < kAhead; ++i) {
+      KT_UNROLL(2)
+      for (int h = 0; h < F::kHeads; h += 4) {
+        const gpu::Words p = gpu::load16(shared.weights + (first + i) * F::kHeads + h);
+        KT_UNROLL(4)
+        for (int n = 0; n < 4; ++n)
+          for (int j = 0; j < 4; ++j)
+            sums[h + n][j] = gpu::fma(gpu::float_of(p.word[n]), number_of<F::kType>(stored[i], j), sums[h + n][j]);
+      }
     }
   }
   KT_UNROLL(8)
@@ -312,7 +349,7 @@ KT_GPU void add_page(const AttendRowsArgs& args, const Seen& seen, int page_numb
   const uint8_t* const keys = page + kv_head * plane.key_bytes;
   const uint8_t* const values = plane.shared ? keys : page + plane.heads * plane.key_bytes + kv_head * plane.value_bytes;
   score_page<F>(plane, seen, keys, first, shared);
-  weigh_page<F>(plane, values, value_stride, shared);
+  weigh_page<F>(values, value_stride, shared);
   float fresh[F::kHeads];
   KT_UNROLL(8)
   for (int h = 0; h < F::kHeads; ++h) {
@@ -450,6 +487,7 @@ KT_GPU void attend(const AttendRowsArgs& args, const AttendShared& shared) {
     attend<Those>(args, {query, weights, tops, sums, values});      \
   }
 constexpr int kMostOwn = kMostColumns / kAttendThreads;
+constexpr int kJoined = 4;  // parts that are loaded together
 KT_ATTEND(kt_attend_f32, KvType::kF32, kAttendHeads, 1)
 KT_ATTEND(kt_attend_bf16, KvType::kBf16, kAttendHeads, 1)
 KT_ATTEND(kt_attend_int8, KvType::kS8, kAttendHeads, 1)
@@ -464,15 +502,24 @@ KT_KERNEL(kt_attend_join, AttendRowsArgs, args, kAttendThreads) {
   if (!live(args.places, token)) return attend_nothing<Those>(args, token, head);
   const Seen seen = seen_by(args, token, head, 1);
   Part<Those> all = begun<Those>(args, head);
-  for (int number = 0; number < seen.groups(); ++number) {
-    const float* const from = part_of(args, token, head, number);
-    float own[kMostOwn] = {};
-    KT_UNROLL(5)
-    for (int c = 0; c < kMostOwn; ++c) {
-      const int column = gpu::thread() + c * kAttendThreads;
-      if (column < args.plane.dv) own[c] = from[2 + column];
+  const int groups = seen.groups();
+  KT_UNROLL(1)
+  for (int first = 0; first < groups; first += kJoined) {
+    Part<Those> some[kJoined];
+    KT_UNROLL(4)
+    for (int i = 0; i < kJoined; ++i) {
+      const float* const from = part_of(args, token, head, first + i < groups ? first + i : first);
+      some[i].top = from[0];
+      some[i].sum = from[1];
+      KT_UNROLL(5)
+      for (int c = 0; c < kMostOwn; ++c) {
+        const int column = gpu::thread() + c * kAttendThreads;
+        some[i].own[c] = column < args.plane.dv ? from[2 + column] : 0.0f;
+      }
     }
-    join(all, from[0], from[1], own);
+    KT_UNROLL(4)
+    for (int i = 0; i < kJoined; ++i)
+      if (first + i < groups) join(all, some[i].top, some[i].sum, some[i].own);
   }
   finish(args, token, head, all);
 }

@@ -15,29 +15,85 @@ KT_GPU const float* fetched_row(const FetchedRows& from, int row, int width, uin
   return *seen == kGiveUp ? nullptr : from.rows + int64_t{row} * width;
 }
 
+KT_GPU uintptr_t number_of(const float* address) { return reinterpret_cast<uintptr_t>(address); }
+
+// Four numbers of a row, from a multiple of four on.
+struct FourOfRow {
+  float x[4];
+};
+KT_GPU FourOfRow four_of(const gpu::Words& words) {
+  return {{gpu::float_of(words.word[0]), gpu::float_of(words.word[1]), gpu::float_of(words.word[2]),
+           gpu::float_of(words.word[3])}};
+}
+KT_GPU void store_four(float* to, const FourOfRow& from) {
+  gpu::store16(to, {{gpu::bits_of(from.x[0]), gpu::bits_of(from.x[1]), gpu::bits_of(from.x[2]), gpu::bits_of(from.x[3])}});
+}
+
+// The sum of squares of numbers [i, i + count) of a row, with what is added to them.
+struct RowSum {
+  const NormArgs& args;
+  int row;
+  const float* fetched;
+
+  KT_GPU float* x() const { return args.x + row * args.x_stride; }
+  KT_GPU const float* added(int which) const { return args.add[which].rows + row * args.add[which].stride; }
+  KT_GPU bool changes() const { return fetched || args.add[0].rows || args.add[1].rows || args.fresh; }
+
+  KT_GPU float one(int i) const {
+    float value = args.fresh ? 0.0f : x()[i];
+    if (fetched) value += gpu::load_fresh(fetched + i);
+    for (int a = 0; a < 2; ++a)
+      if (args.add[a].rows) value += added(a)[i] * args.add[a].scale;
+    if (changes()) x()[i] = value;
+    return value * value;
+  }
+  KT_GPU float four(int i) const {
+    FourOfRow value = args.fresh ? FourOfRow{} : four_of(gpu::load16(x() + i));
+    const FourOfRow more = fetched ? four_of(gpu::load16_fresh(fetched + i)) : FourOfRow{};
+    for (int j = 0; fetched && j < 4; ++j) value.x[j] += more.x[j];
+    for (int a = 0; a < 2; ++a) {
+      if (!args.add[a].rows) continue;
+      const FourOfRow y = four_of(gpu::load16(added(a) + i));
+      for (int j = 0; j < 4; ++j) value.x[j] += y.x[j] * args.add[a].scale;
+    }
+    if (changes()) store_four(x() + i, value);
+    float sum = 0;
+    for (int j = 0; j < 4; ++j) sum = gpu::fma(value.x[j], value.x[j], sum);
+    return sum;
+  }
+};
+
 // A block for each row.
 KT_KERNEL(kt_norm, NormArgs, args, 1024) {
   KT_SHARED(float, partial, 32);
   KT_SHARED(uint32_t, seen, 1);
   const int row = gpu::block();
-  float* const x = args.x + row * args.x_stride;
-  const float* const fetched = fetched_row(args.fetched, row, args.width, seen);
-  const Addend &first = args.add[0], &second = args.add[1];
-  const bool changes = fetched || first.rows || second.rows || args.fresh;
+  const RowSum of{args, row, fetched_row(args.fetched, row, args.width, seen)};
+  const int64_t strides = args.width | args.x_stride | args.out_stride | args.add[0].stride | args.add[1].stride;
+  const bool by_fours = strides % 4 == 0 && (number_of(args.x) | number_of(args.out) | number_of(args.weight) |
+                                             number_of(args.add[0].rows) | number_of(args.add[1].rows)) %
+                                                    16 ==
+                                                0;
   float sum = 0;
-  for (int i = gpu::thread(); i < args.width; i += gpu::threads()) {
-    float value = args.fresh ? 0.0f : x[i];
-    if (fetched) value += gpu::load_fresh(fetched + i);
-    if (first.rows) value += first.rows[row * first.stride + i] * first.scale;
-    if (second.rows) value += second.rows[row * second.stride + i] * second.scale;
-    if (changes) x[i] = value;
-    sum = gpu::fma(value, value, sum);
-  }
+  if (by_fours)
+    for (int i = gpu::thread() * 4; i < args.width; i += gpu::threads() * 4) sum += of.four(i);
+  else
+    for (int i = gpu::thread(); i < args.width; i += gpu::threads()) sum += of.one(i);
   if (!args.out) return;
   const float mean = gpu::block_sum(sum, partial) / static_cast<float>(args.width);
   const float factor = 1.0f / gpu::sqrt(mean + args.eps);
-  float* const out = args.out + gpu::block() * args.out_stride;
-  for (int i = gpu::thread(); i < args.width; i += gpu::threads()) out[i] = x[i] * factor * args.weight[i];
+  const float* const x = of.x();
+  float* const out = args.out + row * args.out_stride;
+  if (by_fours) {  // a thread's own again
+    for (int i = gpu::thread() * 4; i < args.width; i += gpu::threads() * 4) {
+      FourOfRow value = four_of(gpu::load16(x + i));
+      const FourOfRow weight = four_of(gpu::load16(args.weight + i));
+      for (int j = 0; j < 4; ++j) value.x[j] = value.x[j] * factor * weight.x[j];
+      store_four(out + i, value);
+    }
+  } else {
+    for (int i = gpu::thread(); i < args.width; i += gpu::threads()) out[i] = x[i] * factor * args.weight[i];
+  }
 }
 
 KT_KERNEL(kt_sigmoid, SigmoidArgs, args, 256) {
@@ -53,7 +109,7 @@ KT_KERNEL(kt_copy_heads, CopyHeadsArgs, args, 256) {
 }
 
 // A block for each row. The last of them to arrive tells the host.
-KT_KERNEL(kt_post_rows, PostRowsArgs, args, 256) {
+KT_KERNEL(kt_post_rows, PostRowsArgs, args, 512) {
   KT_SHARED(uint32_t, cold, 1);
   const int row = gpu::block();
   const bool live = row < args.step->tokens;
@@ -66,19 +122,27 @@ KT_KERNEL(kt_post_rows, PostRowsArgs, args, 256) {
     args.to_weights[at] = args.weights[at];
     if (id >= 0 && (!args.slots || args.slots[id] < 0)) gpu::add_to(cold, 1);
   }
-  for (int i = gpu::thread(); live && i < args.width; i += gpu::threads())
-    args.to_x[int64_t{row} * args.width + i] = args.x[row * args.x_stride + i];
-  gpu::fence();
+  const float* const from = args.x + row * args.x_stride;
+  float* const to = args.to_x + int64_t{row} * args.width;
+  const bool by_fours = (args.width | args.x_stride) % 4 == 0;
+  for (int i = gpu::thread() * 4; live && by_fours && i < args.width; i += gpu::threads() * 4)
+    gpu::store16(to + i, gpu::load16(from + i));
+  for (int i = gpu::thread(); live && !by_fours && i < args.width; i += gpu::threads()) to[i] = from[i];
   gpu::barrier();
   if (gpu::thread() != 0) return;
-  gpu::add_to(args.arrived + 1, *cold);
+  // A fence behind a barrier is one for all that the block wrote.
+  uint32_t all = *cold;
   gpu::fence();
-  if (gpu::add_to(args.arrived, 1) + 1 != static_cast<uint32_t>(gpu::blocks())) return;
-  const uint32_t all = gpu::add_to(args.arrived + 1, 0);
-  args.arrived[0] = 0;
-  args.arrived[1] = 0;
+  if (gpu::blocks() > 1) {
+    gpu::add_to(args.arrived + 1, all);
+    gpu::fence();
+    if (gpu::add_to(args.arrived, 1) + 1 != static_cast<uint32_t>(gpu::blocks())) return;
+    all = gpu::add_to(args.arrived + 1, 0);
+    args.arrived[0] = 0;
+    args.arrived[1] = 0;
+    gpu::fence();
+  }
   *args.cold = all;
-  gpu::fence();
   if (all > 0 || args.always) gpu::publish(args.posted, exchange_word(args.step->number, args.layer));
 }
 

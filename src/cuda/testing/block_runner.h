@@ -79,6 +79,8 @@ inline Words load16(const void* from) {
   std::memcpy(&words, from, sizeof words);
   return words;
 }
+inline Words load16_fresh(const void* from) { return load16(from); }
+inline void store16(void* to, const Words& from) { std::memcpy(to, &from, sizeof from); }
 struct Words2 {
   uint32_t word[2];
 };
