@@ -313,11 +313,16 @@ void serve(Server& server, const StopSignals& stop, const RunFlags& flags) {
   if (!flags.json)
     print_next({.line = NextLine::kReport, .command = command_line({"chat", "--url", server.url()})});
   std::fflush(stdout);
-  while (!stop.wait(60'000)) {
+  constexpr int kLook = 500;  // ms
+  while (!stop.wait(kLook) && !lost_gpu()) {
   }
-  std::fprintf(stderr, "kt: stopping; answers that run are finished first, a second signal stops at once\n");
+  const auto lost = lost_gpu();
+  if (!lost)
+    std::fprintf(stderr,
+                 "kt: stopping; answers that run are finished first, a second signal stops at once\n");
   server.drain();
   while (!server.drained()) ::usleep(20'000);
+  if (lost) fail_as(ErrorKind::kInternal, "{}", *lost);
   if (const auto use = server.experts_used())
     std::printf("served %s tokens; %s\n", fixed(use->tokens, 0).c_str(), experts_text(*use).c_str());
 }

@@ -43,7 +43,33 @@ bool has_kernel(std::string_view module, std::string_view kernel) {
   return module.find(text(".entry {}(", kernel)) != std::string_view::npos;
 }
 
+// Errors that a context does not recover from: hardware and kernels that failed.
+bool for_good(CudaResult result) {
+  return (result >= 700 && result < 800) || result == 214 || result == 220 || result == 221 ||
+         result == 226 || result == 999;
+}
+
+struct LostGpu {
+  std::mutex mutex;
+  std::optional<std::string> words;
+  static LostGpu& first() {
+    static LostGpu lost;
+    return lost;
+  }
+};
+
+// Of what cannot be given back; where the GPU is lost everybody knows.
+void warn(const std::exception& error) {
+  if (!lost_gpu()) log_line(LogLevel::kWarning, error.what());
+}
+
 }  // namespace
+
+std::optional<std::string> lost_gpu() {
+  LostGpu& lost = LostGpu::first();
+  const std::lock_guard lock(lost.mutex);
+  return lost.words;
+}
 
 std::string GpuFacts::describe() const { return text("GPU {} ({})", number, name); }
 
@@ -89,9 +115,15 @@ void Gpu::check(CudaResult result, std::string_view asked) const {
   if (result == 0) [[likely]]
     return;
   const ErrorKind kind = result == kCudaOutOfMemory ? ErrorKind::kMemory : ErrorKind::kInternal;
-  fail_as(kind, "{}: CUDA cannot {}: {}",
-          facts_.name.empty() ? text("GPU {}", facts_.number) : facts_.describe(), asked,
-          cuda_.describe(result));
+  const std::string words =
+      text("{}: CUDA cannot {}: {}", facts_.name.empty() ? text("GPU {}", facts_.number) : facts_.describe(),
+           asked, cuda_.describe(result));
+  if (for_good(result)) {
+    LostGpu& lost = LostGpu::first();
+    const std::lock_guard lock(lost.mutex);
+    if (!lost.words) lost.words = words;
+  }
+  throw Error(kind, words);
 }
 
 uint64_t Gpu::free_memory() const {
@@ -157,7 +189,7 @@ DeviceBuffer::~DeviceBuffer() {
     const CudaResult result = gpu_->cuda_.device_free(number_of(data_));
     if (result != kCudaDeinitialized) gpu_->check(result, "free memory");
   } catch (const std::exception& error) {
-    log_line(LogLevel::kWarning, error.what());
+    warn(error);
   }
 }
 
@@ -173,6 +205,17 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   return *this;
 }
 
+PinnedBuffer pinned_for(const Gpu& gpu, size_t bytes) {
+  try {
+    const GpuContext context(gpu);
+    return PinnedBuffer(bytes);
+  } catch (const Error& error) {
+    const std::string name = gpu.facts().describe();
+    if (std::string_view(error.what()).starts_with(name)) throw;
+    fail_as(error.kind(), "{}: {}", name, error.what());
+  }
+}
+
 GpuStream::GpuStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
   const GpuContext context(*gpu_);
   gpu_->check(gpu_->cuda_.stream_create(&stream_, kCudaNonBlocking), "make a stream");
@@ -184,7 +227,7 @@ GpuStream::~GpuStream() {
     const CudaResult result = gpu_->cuda_.stream_destroy(stream_);
     if (result != kCudaDeinitialized) gpu_->check(result, "end a stream");
   } catch (const std::exception& error) {
-    log_line(LogLevel::kWarning, error.what());
+    warn(error);
   }
 }
 

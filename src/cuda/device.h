@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,9 @@ struct GpuKernel {
 
 // How many there are: 0 without a driver.
 int gpu_count();
+// What was said when a GPU first failed for good (a kernel that went wrong, a card that is gone): every later call in its
+// context fails too, and nothing but a new process mends that.
+std::optional<std::string> lost_gpu();
 
 class Gpu {
  public:
@@ -110,6 +114,9 @@ class GpuGraph {
   std::shared_ptr<const Gpu> gpu_;
   CudaGraphExec graph_ = nullptr;
 };
+
+// Page-locked memory for its streams; errors name the GPU.
+PinnedBuffer pinned_for(const Gpu& gpu, size_t bytes);
 
 class GpuStream {
  public:

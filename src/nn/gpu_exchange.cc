@@ -26,12 +26,12 @@ size_t GpuExchange::host_bytes(const Sizes& sizes) {
 
 void GpuExchange::allocate(std::shared_ptr<const Gpu> gpu, const Sizes& sizes) {
   sizes_ = sizes;
-  rows_ = PinnedBuffer(floats(sizes.tokens * sizes.width));
-  out_ = PinnedBuffer(floats(sizes.tokens * sizes.width));
-  ids_ = PinnedBuffer(floats(most_ids(sizes)));
-  weights_ = PinnedBuffer(floats(sizes.tokens * sizes.top_k));
+  rows_ = pinned_for(*gpu, floats(sizes.tokens * sizes.width));
+  out_ = pinned_for(*gpu, floats(sizes.tokens * sizes.width));
+  ids_ = pinned_for(*gpu, floats(most_ids(sizes)));
+  weights_ = pinned_for(*gpu, floats(sizes.tokens * sizes.top_k));
   if (words_.size() > 0) return;
-  words_ = PinnedBuffer(2 * kWordsApart * sizeof(uint32_t));
+  words_ = pinned_for(*gpu, 2 * kWordsApart * sizeof(uint32_t));
   const uint32_t zeros[3] = {};
   counters_ = DeviceBuffer(gpu, sizeof zeros, "words of a step");
   GpuStream stream(gpu);

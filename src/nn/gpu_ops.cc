@@ -105,7 +105,7 @@ void GpuOps::embed(const RowTable& table, std::span<const int32_t> ids, Rows x) 
   const auto row = static_cast<size_t>(x.width) * sizeof(float);
   const auto rows = static_cast<size_t>(rows_of_step());
   if (embedded_.size() < static_cast<size_t>(tables_.max_tokens()) * row)
-    embedded_ = PinnedBuffer(static_cast<size_t>(tables_.max_tokens()) * row);
+    embedded_ = pinned_for(*options_.gpu, static_cast<size_t>(tables_.max_tokens()) * row);
   auto* const to = reinterpret_cast<float*>(embedded_.data());
   const auto read = [&](int64_t t) { table.read(ids[static_cast<size_t>(t)], to + t * x.width); };
   if (ids.size() == 1)

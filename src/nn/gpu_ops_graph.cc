@@ -82,7 +82,7 @@ bool GpuOps::grow() {
   if (wanted.scratch > scratch_.size()) scratch(wanted.scratch / sizeof(float));
   if (wanted.logits > logits_.size()) {
     drop_graphs();
-    logits_ = PinnedBuffer(wanted.logits);
+    logits_ = pinned_for(*options_.gpu, wanted.logits);
   }
   return true;
 }

@@ -40,7 +40,7 @@ void GpuStep::reserve(size_t pages) {
   const size_t bytes =
       (static_cast<size_t>(kHead + width() * max_tokens_) + pages_ + static_cast<size_t>(max_tokens_)) *
       sizeof(float);
-  host_ = PinnedBuffer(bytes);
+  host_ = pinned_for(*gpu_, bytes);
   device_ = DeviceBuffer(gpu_, bytes, "tables of a step");
 }
 

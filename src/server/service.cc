@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/mapped_faults.h"
+#include "cuda/device.h"
 #include "server/answer.h"
 #include "server/api_error.h"
 #include "server/fields.h"
@@ -109,6 +110,10 @@ Grammar Service::schema_grammar(const OrderedJson& schema) {
 }
 
 std::optional<std::string> Service::model_fault() {
+  if (const auto lost = lost_gpu()) {
+    log_once(LogLevel::kError, "{}; the server stops", *lost);
+    return lost;
+  }
   const auto broken = broken_mapping();
   if (!broken) return std::nullopt;
   log_once(LogLevel::kError, "{}; requests are refused until the server is started again", *broken);

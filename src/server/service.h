@@ -74,8 +74,8 @@ class Service {
   // client goes, they are cancelled. ApiError(400) for what the engine refuses, 429 when too many wait, 503
   // after drain().
   void run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests);
-  // What is wrong once a file of the model has lost bytes that are read as tokens need them; and as
-  // ApiError(503).
+  // What is wrong once a file of the model has lost bytes that are read as tokens need them, or the GPU is lost; and
+  // as ApiError(503).
   static std::optional<std::string> model_fault();
   static void check_model();
   void post(std::function<void()> call) const { post_(std::move(call)); }

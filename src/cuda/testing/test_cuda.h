@@ -61,6 +61,8 @@ class TestCuda {
     reinterpret_cast<void (*)(uint64_t)>(find("kt_test_cuda_limit"))(count);
   }
   int waiting() const { return reinterpret_cast<int (*)()>(find("kt_test_cuda_waiting"))(); }
+  // The device is lost after so many more calls. Test driver only.
+  void lose(int calls) const { reinterpret_cast<void (*)(int)>(find("kt_test_cuda_lose"))(calls); }
   void mend() const { reinterpret_cast<void (*)()>(find("kt_test_cuda_mend"))(); }
 
  private:

@@ -5,6 +5,8 @@
 // Beyond the driver's entries it exports
 //   kt_test_cuda_fail(name, result, skip): the call of that entry after `skip` ones returns the error
 //   `result`; kt_test_cuda_mend(): forgets those, and the error of a failed operation;
+//   kt_test_cuda_lose(calls): the call with a context after so many, and all behind it, find the device lost (also
+//   KT_TEST_CUDA_LOST=CALLS in the environment);
 //   kt_test_cuda_calls(name): how often that entry was called;
 //   kt_test_cuda_limit(count): a call that adds to a stream with so many operations ahead waits for room, as
 //   the driver's do; kt_test_cuda_waiting(): how many calls do that now, or wait for an earlier launch;

@@ -35,6 +35,15 @@ CudaResult failure_of_environment(const char* name) {
   return at == std::string::npos ? 0 : std::atoi(list.c_str() + at + std::strlen(name) + 2);
 }
 
+// Calls that need a context until the device is lost; below 0: it never is. Guarded by the world's lock.
+int& calls_left() {
+  static int left = [] {
+    const char* const words = std::getenv("KT_TEST_CUDA_LOST");
+    return words ? std::atoi(words) : -1;
+  }();
+  return left;
+}
+
 bool is_started = false;
 std::atomic<bool> is_forked = false;
 
@@ -55,6 +64,7 @@ constexpr Words kWords[] = {
     {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {600, "CUDA_ERROR_NOT_READY", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
@@ -90,6 +100,10 @@ CudaResult refuse(World& world, const char* name, Needs needs) {
     next_failures().erase(at);
     return result;
   }
+  if (needs == Needs::kContext && calls_left() >= 0 && calls_left()-- == 0) {
+    world.broken = 719;
+    world.changed.notify_all();
+  }
   if (needs != Needs::kNothing && !is_started) return kCudaNotInitialized;
   if (needs == Needs::kContext && !current_context) return kInvalidContext;
   return needs == Needs::kContext ? world.broken : 0;
@@ -117,7 +131,13 @@ extern "C" [[gnu::visibility("default")]] void kt_test_cuda_fail(const char* nam
 extern "C" [[gnu::visibility("default")]] void kt_test_cuda_mend() {
   const Lock lock(World::get().mutex);
   next_failures().clear();
+  calls_left() = -1;
   World::get().broken = 0;
+}
+
+extern "C" [[gnu::visibility("default")]] void kt_test_cuda_lose(int calls) {
+  const Lock lock(World::get().mutex);
+  calls_left() = calls;
 }
 
 extern "C" [[gnu::visibility("default")]] void kt_test_cuda_limit(uint64_t count) {

@@ -1,0 +1,193 @@
+// Steps that are replayed beside the same launched one by one, and what happens when either side fails in the middle. On the
+// test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/testing/random_values.h"
+#include "cuda/testing/test_cuda.h"
+#include "nn/gpu_ops.h"
+
+namespace kt {
+namespace {
+
+constexpr int kWidth = 24, kMiddle = 40, kOf = 7, kChosen = 3, kVocabulary = 33, kMostSteps = 5;
+
+struct GraphWatch final : RouteWatch {
+  std::vector<int32_t> ids;
+  int calls = 0, fails_at = -1;
+  void chose(size_t, std::span<const int32_t> more) override { ids.insert(ids.end(), more.begin(), more.end()); }
+  void took(std::chrono::nanoseconds) override {
+    if (calls++ == fails_at) fail("an error of the host");
+  }
+};
+
+Matrix graph_matrix(int64_t n, int64_t k, unsigned seed) {
+  return quantise(format_named("f32"), random_values(static_cast<size_t>(n * k), seed), n, k);
+}
+
+// Two layers of routed experts and a head, over rows that the caller gives.
+struct GraphModel {
+  std::unique_ptr<Ops> ops;
+  Rows x, normed, out, scores, ids, weights;
+  std::unique_ptr<PlacedVector> norm;
+  std::unique_ptr<PlacedLinear> router, head;
+  std::unique_ptr<PlacedExperts> experts[2];
+  std::unique_ptr<SequenceCache> cache;
+  RouterSpec spec{.normalise = true};
+  GraphWatch watch;
+
+  explicit GraphModel(bool graphs)
+      : ops(make_gpu_ops(std::make_shared<Pool>(PoolOptions{.threads = 1, .pin = false}),
+                         {.number = 0, .gpu = std::make_shared<Gpu>(0), .graphs = graphs})),
+        x(ops->rows("x", kWidth)),
+        normed(ops->rows("normed", kWidth)),
+        out(ops->rows("out", kWidth)),
+        scores(ops->rows("scores", kOf)),
+        ids(ops->rows("ids", kChosen)),
+        weights(ops->rows("weights", kChosen)),
+        norm(ops->make_vector(random_values(kWidth, 1))),
+        router(ops->make_linear(graph_matrix(kOf, kWidth, 2).view(), Precision::kF32, "router")),
+        head(ops->make_linear(graph_matrix(kVocabulary, kWidth, 3).view(), Precision::kF32, "head")) {
+    const Format f32 = format_named("f32");
+    for (auto& layer : experts)
+      layer = ops->make_experts(
+          {.experts = kOf, .hidden = kWidth, .inter = kMiddle},
+          {.gate = f32, .up = f32, .down = f32, .precision = Precision::kF32, .max_tokens = 16},
+          {.name = "experts", .experts = kOf, .load = [&](int e, FunctionRef<void(const ExpertRows&)> use) {
+             const auto seed = static_cast<unsigned>(10 * e);
+             const Matrix gate = graph_matrix(kMiddle, kWidth, seed + 4), up = graph_matrix(kMiddle, kWidth, seed + 5),
+                          down = graph_matrix(kWidth, kMiddle, seed + 6);
+             const auto reader = [](const Matrix& of) {
+               return RowReader{.format = of.format, .n = of.n, .k = of.k, .rows = [&of](int64_t first, int64_t count) {
+                                  std::vector<float> all(static_cast<size_t>(of.n * of.k));
+                                  dequantise(of.view(), all);
+                                  return quantise(of.format,
+                                                  std::span(all).subspan(static_cast<size_t>(first * of.k),
+                                                                         static_cast<size_t>(count * of.k)),
+                                                  count, of.k);
+                                }};
+             };
+             use({.gate = reader(gate), .up = reader(up), .down = reader(down)});
+           }},
+          {});
+    ops->allocate(8);
+    cache = ops->make_cache({.planes = {{.heads = 1, .d = 32, .dv = 32, .type = KvType::kF32}}, .states = {}}, 8, 0);
+  }
+
+  // One token for each of so many sequences.
+  std::vector<float> step(int tokens, unsigned seed) {
+    const int32_t page = 0;
+    std::vector<AttentionSequence> sequences;
+    std::vector<int32_t> which;
+    for (int t = 0; t < tokens; ++t) {
+      sequences.push_back({.first = t, .count = 1, .position = t, .pages = &page});
+      which.push_back(t);
+    }
+    std::vector<float> logits(static_cast<size_t>(tokens) * kVocabulary);
+    const std::vector<float> rows = random_values(static_cast<size_t>(tokens) * kWidth, seed);
+    const RowTable table{.rows = tokens, .width = kWidth, .read = [&](int64_t row, float* to) {
+                           std::copy_n(rows.begin() + row * kWidth, kWidth, to);
+                         }};
+    const StepScope scope(*ops, {.sequences = sequences, .tokens = tokens, .cache = cache.get(),
+                                 .logits = logits.data(), .alike = true});
+    ops->embed(table, which, x);
+    ops->repeat([&] { layers(tokens); });
+    return logits;
+  }
+  void layers(int tokens) {
+    for (const auto& layer : experts) run_layer(*layer);
+    ops->norm(x, *norm, 1e-5, normed);
+    ops->project(*head, normed, tokens);
+  }
+  void run_layer(const PlacedExperts& layer) {
+    const RunExperts run{.experts = &layer, .top_k = kChosen, .x = normed, .ids = ids, .weights = weights,
+                         .out = out, .watch = &watch};
+    ops->norm(x, *norm, 1e-5, normed);
+    ops->route({.spec = &spec, .router = router.get(), .top_k = kChosen, .x = normed, .scores = scores, .ids = ids,
+                .weights = weights});
+    ops->send_experts(run);
+    ops->experts(run);
+    ops->add(x, out);
+  }
+};
+
+constexpr int kBatches[kMostSteps] = {1, 3, 4, 3, 1};
+
+TEST(GpuGraph, ReplaysGiveTheBitsOfLaunches) {
+  const int before = kTestCuda.calls("cuGraphLaunch");
+  GraphModel replayed(true), launched(false);
+  for (int i = 0; i < kMostSteps; ++i) {
+    const auto seed = static_cast<unsigned>(i);
+    EXPECT_EQ(replayed.step(kBatches[i], seed), launched.step(kBatches[i], seed)) << "step " << i;
+  }
+  EXPECT_EQ(replayed.watch.ids, launched.watch.ids);
+  EXPECT_EQ(replayed.watch.ids.size(), 2u * kChosen * (1 + 3 + 4 + 3 + 1));
+  EXPECT_EQ(replayed.watch.calls, 2 * kMostSteps);
+  if (!kTestCuda.real()) {
+    EXPECT_EQ(kTestCuda.calls("cuGraphLaunch") - before, kMostSteps);
+  }
+}
+
+TEST(GpuGraph, WorkIsCountedAtEachReplay) {
+  GraphModel replayed(true), launched(false);
+  for (GraphModel* model : {&replayed, &launched})
+    for (unsigned i = 0; i < 3; ++i) model->step(2, i);
+  for (const Place place : {kHost, replayed.ops->place()}) {
+    Work ours = replayed.ops->work(), theirs = launched.ops->work();
+    EXPECT_GT(ours.at(place).bytes, 0);
+    EXPECT_EQ(ours.at(place).bytes, theirs.at(place).bytes);
+  }
+}
+
+TEST(GpuGraph, AnErrorOfTheHostEndsTheStepAlone) {
+  GraphModel model(true), other(true);
+  model.step(2, 0);
+  for (const int layer : {0, 1}) {
+    model.watch.calls = 0;
+    model.watch.fails_at = layer;
+    EXPECT_THROW(model.step(2, 1), Error);
+    model.watch.fails_at = -1;
+    EXPECT_EQ(model.step(2, 2), other.step(2, 2));
+  }
+}
+
+TEST(GpuGraph, ManyStepsTakeNoMoreMemory) {
+  GraphModel model(true);
+  const Gpu gpu(0);
+  for (int i = 0; i < 2 * kMostSteps; ++i) model.step(kBatches[i % kMostSteps], 1);
+  const uint64_t before = gpu.free_memory();
+  for (int i = 0; i < 500; ++i) model.step(kBatches[i % kMostSteps], 1);
+  EXPECT_EQ(gpu.free_memory(), before);
+}
+
+// Every call from the n-th on finds the device lost: an error that names it, and nothing hangs.
+TEST(GpuGraph, ALostGpuIsAnErrorAtAnyCall) {
+  if (kTestCuda.real()) GTEST_SKIP() << "a real GPU is not lost on demand";
+  GraphModel warm(true);  // kernels are loaded once for the process
+  for (const int tokens : kBatches) warm.step(tokens, 1);
+  int lost = 0;
+  for (int calls = 0;; calls += calls < 60 ? 1 : 17) {
+    std::string words;
+    {
+      GraphModel model(true);
+      kTestCuda.lose(calls);
+      try {
+        for (int i = 0; i < 3; ++i) model.step(kBatches[i], 1);
+      } catch (const Error& error) {
+        words = error.what();
+      }
+      kTestCuda.mend();
+    }
+    if (words.empty()) break;
+    ++lost;
+    EXPECT_THAT(words, testing::HasSubstr("GPU 0 (test driver): CUDA cannot"));
+    EXPECT_THAT(words, testing::HasSubstr("CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"));
+    ASSERT_LT(calls, 10'000);
+  }
+  EXPECT_GT(lost, 60);
+  EXPECT_THAT(lost_gpu().value_or(""), testing::HasSubstr("CUDA_ERROR_LAUNCH_FAILED"));
+}
+
+}  // namespace
+}  // namespace kt
