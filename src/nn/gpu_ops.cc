@@ -4,6 +4,7 @@
 #include "nn/cpu_ops.h"
 #include "nn/cpu_work.h"
 #include "nn/gpu_cache.h"
+#include "nn/gpu_experts.h"
 #include "nn/gpu_ops_state.h"
 
 namespace kt {
@@ -30,9 +31,9 @@ std::unique_ptr<GpuLinear> GpuOps::linear_of_rows(const RowReader& weights, std:
 
 std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                                     const ExpertsFill& fill, std::span<const int> hot) {
-  KT_CHECK(hot.empty(), "{} experts for the GPU", hot.size());
   widest_hidden_ = std::max<int64_t>(widest_hidden_, shape.hidden);
-  return host_->make_experts(shape, options, fill, {});
+  return std::make_unique<GpuRoutedExperts>(weights_, host_->make_experts(shape, options, fill, {}), hot,
+                                            fill.name);
 }
 
 std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,

@@ -1,9 +1,7 @@
 // Operations of GpuOps that multiply: linears, routers, experts on both sides, the head.
-#include <array>
-
 #include "base/error.h"
-#include "nn/cpu_weights.h"
 #include "nn/cpu_work.h"
+#include "nn/gpu_experts.h"
 #include "nn/gpu_ops_state.h"
 
 namespace kt {
@@ -12,25 +10,8 @@ namespace {
 constexpr int kProductThreads = 256, kProductRows = 8;
 constexpr int kLogitRows = 64;  // of the head at once
 
-// Parts of kernels' names.
-constexpr auto kCodeNames = std::to_array<std::pair<Code, const char*>>({{Code::kI8, "i8"},
-                                                                         {Code::kU2, "u2"},
-                                                                         {Code::kU3, "u3"},
-                                                                         {Code::kU4, "u4"},
-                                                                         {Code::kU5, "u5"},
-                                                                         {Code::kU6, "u6"},
-                                                                         {Code::kIq4, "iq4"},
-                                                                         {Code::kE2m1, "e2m1"},
-                                                                         {Code::kE4m3, "e4m3"},
-                                                                         {Code::kBf16, "bf16"},
-                                                                         {Code::kF16, "f16"},
-                                                                         {Code::kF32, "f32"}});
-
 std::string product_kernel(const Packing& packing, int rows) {
-  const auto name =
-      std::ranges::find(kCodeNames, packing.format.code, [](const auto& row) { return row.first; });
-  KT_CHECK(name != kCodeNames.end(), "code {}", static_cast<int>(packing.format.code));
-  return text("kt_product_{}_{}_{}", name->second, packing.fragment.step_bytes, rows);
+  return text("kt_product_{}_{}_{}", kernel_word(packing.format.code), packing.fragment.step_bytes, rows);
 }
 
 RouteArgs route_args(const ChooseExperts& args) {
@@ -48,6 +29,11 @@ RouteArgs route_args(const ChooseExperts& args) {
           .normalise_least = static_cast<float>(spec.normalise_least),
           .scale = static_cast<float>(spec.scale)};
 }
+
+// Of pairs of a token and an expert: how many a place has, and of how many experts.
+struct PairShare {
+  double hits = 0, pairs = 0;
+};
 
 }  // namespace
 
@@ -140,17 +126,27 @@ void GpuOps::send_to_experts(Rows x) {
   sent_ = x;
 }
 
+void GpuOps::measure_experts(const RunExperts& args) {
+  const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  const Experts& experts = placed.experts();
+  const GpuExperts* const hot = placed.hot_for(step_.tokens);
+  const double hits = even_hits(experts.shape(), args.top_k, step_.tokens),
+               slots = static_cast<double>(int64_t{step_.tokens} * args.top_k),
+               share = hot ? static_cast<double>(hot->count()) / experts.shape().experts : 0;
+  count(kHost, experts_work(experts, hits * (1 - share), slots * (1 - share)));
+  measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
+  if (!hot) return;
+  count(place(), experts_work(experts, hits * share, slots * share));
+  measured_->workspace = std::max(
+      measured_->workspace, static_cast<size_t>(hot->mid_floats(step_.tokens, args.top_k)) * sizeof(float));
+}
+
 void GpuOps::experts(const RunExperts& args) {
-  const Experts& experts = experts_of(*args.experts);
+  if (measured_) return measure_experts(args);
+  const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  const Experts& experts = placed.experts();
+  const GpuExperts* const hot = placed.hot_for(step_.tokens);
   const int64_t slots = int64_t{step_.tokens} * args.top_k;
-  if (measured_) {
-    const double hits = even_hits(experts.shape(), args.top_k, step_.tokens);
-    count(kHost, experts_work(experts, hits, static_cast<double>(slots)));
-    measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
-    return;
-  }
-  const size_t bytes =
-      static_cast<size_t>(step_.tokens) * static_cast<size_t>(experts.shape().hidden) * sizeof(float);
   if (sent_.id != args.x.id) {
     send_to_experts(args.x);
     wait();
@@ -159,19 +155,45 @@ void GpuOps::experts(const RunExperts& args) {
   const StepParts::Scope scope(&parts_, experts_part_);
   const auto* const ids = reinterpret_cast<const int32_t*>(ids_.data());
   hit_.assign(static_cast<size_t>(experts.shape().experts), 0);
-  for (int64_t i = 0; i < slots; ++i)
-    if (ids[i] >= 0) hit_[static_cast<size_t>(ids[i])] = 1;
-  const auto hits = static_cast<double>(std::count(hit_.begin(), hit_.end(), 1));
-  const Amount amount = experts_work(experts, hits, static_cast<double>(slots));
+  PairShare here, there;  // on the GPU, on the host
+  for (int64_t i = 0; i < slots; ++i) {
+    if (ids[i] < 0) continue;
+    const auto id = static_cast<size_t>(ids[i]);
+    PairShare& share = hot && hot->skip()[id] ? here : there;
+    ++share.pairs;
+    share.hits += hit_[id] == 0;
+    hit_[id] = 1;
+  }
+  const Amount amount = experts_work(experts, there.hits, there.pairs);
   count(kHost, amount);
   parts_.count(amount);
-  experts.forward({.tokens = step_.tokens,
-                   .top_k = args.top_k,
-                   .input = expert_rows_.data(),
-                   .ids = ids,
-                   .weights = reinterpret_cast<const float*>(factors_.data()),
-                   .output = expert_out_.data()});
-  stream_->copy(at(args.out), expert_out_.data(), bytes);
+  GpuExperts::Call call{.tokens = step_.tokens,
+                        .top_k = args.top_k,
+                        .x = at(args.x),
+                        .x_stride = args.x.width,
+                        .ids = ids_at(args.ids),
+                        .weights = at(args.weights),
+                        .out = at(args.out),
+                        .out_stride = args.out.width,
+                        .add = there.pairs > 0};
+  if (hot) {
+    count(place(), experts_work(experts, here.hits, here.pairs));
+    call.mid = scratch(static_cast<size_t>(hot->mid_floats(call.tokens, call.top_k)));
+    hot->run_in(*stream_, call);
+  }
+  if (!hot || call.add) {
+    experts.forward({.tokens = step_.tokens,
+                     .top_k = args.top_k,
+                     .input = expert_rows_.data(),
+                     .ids = ids,
+                     .weights = reinterpret_cast<const float*>(factors_.data()),
+                     .output = expert_out_.data(),
+                     .skip = hot ? hot->skip() : nullptr});
+    stream_->copy(
+        at(args.out), expert_out_.data(),
+        static_cast<size_t>(step_.tokens) * static_cast<size_t>(experts.shape().hidden) * sizeof(float));
+  }
+  if (hot) hot->run_out(*stream_, call);
 }
 
 void GpuOps::mlp(const RunMlp& args) {

@@ -139,6 +139,7 @@ class GpuOps final : public Ops {
   int groups_of(int heads, int window) const;
   void rotate(const RotateWrite& args, const HeadRows& heads, const float* growth);
   void send_to_experts(Rows x);
+  void measure_experts(const RunExperts& args);
   float* scratch(size_t floats);
   void wait();
 
