@@ -84,6 +84,14 @@ class TestFamilies:
         check(whole, expected[1], BOUND)
         assert (probe(folder, [prompts[1]], vocabulary, "--chunk", "1", seed="5") == whole).all()
 
+    @pytest.mark.parametrize("hot", ["2", "1"] if FULL else ["2"])
+    @pytest.mark.parametrize("key", keys())
+    def test_some_and_all_experts_on_the_gpu(self, root, key, hot):
+        folder, prompts, expected, vocabulary = self.model(root, key)
+        order = [1, 0, 1, 1]
+        ours = probe(folder, [prompts[i] for i in order], vocabulary, "--hot", hot)  # one step of 22 tokens
+        check(ours, np.concatenate([expected[i] for i in order]), BOUND)
+
 
 class TestDemo:
     IDS = [[(i * 37 + 11) % 200 + 5 for i in range(70)], [(i * 13 + 7) % 150 + 9 for i in range(33)]]
@@ -97,14 +105,24 @@ class TestDemo:
         (["--linear-format", "q8_0"], 2e-5),
         (["--linear-format", "mxfp4"], 2e-5),
         (["--format", "int4", "--shards", "2"], 2e-5),
+        (["--hot", "1"], 2e-5),
+        (["--hot", "3", "--shards", "2"], 2e-5),
+        (["--hot", "1", "--format", "int4"], 2e-5),
+        (["--hot", "2", "--format", "q4_0"], 2e-5),
     ])
     def test_the_cpu_alone_says_the_same(self, options, bound):
         ours = probe(DEMO, self.IDS, 4096, "--chunk", "16", *options)
-        theirs = probes.probe(DEMO, self.IDS, 4096, *options)
+        alone = options[2:] if "--hot" in options else options
+        theirs = probes.probe(DEMO, self.IDS, 4096, *alone)
         if "--kv" in options:  # the CPU rounds queries and weights of values too
             probes.check_but_for_ties(ours, theirs, bound)
         else:
             check(ours, theirs, bound)
+
+    def test_experts_on_both_sides_give_the_same_bits_in_any_company(self):
+        ids = [self.IDS[0][:9], self.IDS[1][:4]]
+        together = probe(DEMO, ids, 4096, "--hot", "2")
+        assert (probe(DEMO, ids, 4096, "--hot", "2", "--chunk", "1", seed="7") == together).all()
 
 
 def kt(*words, **environment):

@@ -11,8 +11,8 @@ constexpr int kBothThreads = 256, kOneThreads = 128;  // of blocks for gate and 
 constexpr int kSumThreads = 640;
 
 // The rows of `all` [experts, width] that belong to copies, as they stand there.
-DeviceBuffer biases_of(const GpuMemory& in, const std::vector<float>& all, int64_t width, std::span<const int> hot,
-                       std::string_view what) {
+DeviceBuffer biases_of(const GpuMemory& in, const std::vector<float>& all, int64_t width,
+                       std::span<const int> hot, std::string_view what) {
   if (all.empty()) return {};
   std::vector<float> rows;
   rows.reserve(hot.size() * static_cast<size_t>(width));
@@ -25,7 +25,8 @@ DeviceBuffer biases_of(const GpuMemory& in, const std::vector<float>& all, int64
 void copy_experts(const GpuMemory& in, const Shard& shard, std::span<const int> hot, const DeviceBuffer& to) {
   for (size_t first = 0, end = 0; first < hot.size(); first = end) {
     for (end = first + 1; end < hot.size() && hot[end] == hot[end - 1] + 1;) ++end;
-    in.stream->copy(to.at(first * shard.expert_bytes), shard.expert(hot[first]), (end - first) * shard.expert_bytes);
+    in.stream->copy(to.at(first * shard.expert_bytes), shard.expert(hot[first]),
+                    (end - first) * shard.expert_bytes);
   }
   in.stream->wait();
 }
@@ -42,7 +43,8 @@ std::string kernel_for(std::string_view what, const Packing& packing) {
 
 }  // namespace
 
-GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const int> hot, std::string_view name)
+GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const int> hot,
+                       std::string_view name)
     : experts_(from.shape().experts),
       count_(static_cast<int>(hot.size())),
       activation_(from.options().activation),
@@ -50,7 +52,8 @@ GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const
   if (hot.empty()) return;
   std::vector<int32_t> slots(skip_.size(), -1);
   for (size_t i = 0; i < hot.size(); ++i) {
-    KT_CHECK(hot[i] > (i == 0 ? -1 : hot[i - 1]) && hot[i] < experts_, "expert {} of {} for the GPU", hot[i], experts_);
+    KT_CHECK(hot[i] > (i == 0 ? -1 : hot[i - 1]) && hot[i] < experts_, "expert {} of {} for the GPU", hot[i],
+             experts_);
     skip_[static_cast<size_t>(hot[i])] = 1;
     slots[static_cast<size_t>(hot[i])] = static_cast<int32_t>(i);
   }
@@ -95,8 +98,8 @@ int64_t GpuExperts::mid_floats(int tokens, int top_k) const {
 }
 
 ChosenExperts GpuExperts::chosen(const Call& call) const {
-  KT_CHECK(call.top_k <= kMostChosen && call.tokens <= kMostHotTokens, "{} tokens, {} experts each", call.tokens,
-           call.top_k);
+  KT_CHECK(call.top_k <= kMostChosen && call.tokens <= kMostHotTokens, "{} tokens, {} experts each",
+           call.tokens, call.top_k);
   return {.ids = call.ids, .slots = slots(), .experts = experts_, .top_k = call.top_k};
 }
 
@@ -136,17 +139,18 @@ void GpuExperts::run_out(GpuStream& stream, const Call& call) const {
   const float* mid = call.mid;
   for (const Piece& piece : pieces_) {
     const bool first = &piece == &pieces_.front();
-    stream.launch(kernel_for("out", piece.down), piece.down.blocks, call.tokens, kSumThreads,
-                  ExpertsOutArgs{.chosen = chosen(call),
-                                 .weights = rows_at(piece.down, piece.blocks, piece.down_first, piece.down.block_bytes),
-                                 .slot_bytes = static_cast<int64_t>(piece.expert_bytes),
-                                 .bias = first ? down_bias_.as<const float>() : nullptr,
-                                 .pair_weights = call.weights,
-                                 .mid = mid,
-                                 .width = piece.width,
-                                 .out = call.out,
-                                 .out_stride = call.out_stride,
-                                 .add = !first || call.add});
+    stream.launch(
+        kernel_for("out", piece.down), piece.down.blocks, call.tokens, kSumThreads,
+        ExpertsOutArgs{.chosen = chosen(call),
+                       .weights = rows_at(piece.down, piece.blocks, piece.down_first, piece.down.block_bytes),
+                       .slot_bytes = static_cast<int64_t>(piece.expert_bytes),
+                       .bias = first ? down_bias_.as<const float>() : nullptr,
+                       .pair_weights = call.weights,
+                       .mid = mid,
+                       .width = piece.width,
+                       .out = call.out,
+                       .out_stride = call.out_stride,
+                       .add = !first || call.add});
     mid += int64_t{call.tokens} * call.top_k * piece.width;
   }
 }

@@ -23,9 +23,11 @@ class GpuExperts {
   GpuExperts(const GpuMemory& in, const Experts& from, std::span<const int> hot, std::string_view name);
 
   int count() const { return count_; }
-  size_t bytes() const;                                              // packed, of all copies
-  const uint8_t* skip() const { return skip_.data(); }               // [experts], of ForwardArgs
-  const int32_t* slots() const { return slots_.as<const int32_t>(); }  // [experts], on the device; negative: no copy
+  size_t bytes() const;                                 // packed, of all copies
+  const uint8_t* skip() const { return skip_.data(); }  // [experts], of ForwardArgs
+  const int32_t* slots() const {
+    return slots_.as<const int32_t>();
+  }  // [experts], on the device; negative: no copy
 
   // Rows of a step on the device. Strides are in floats.
   struct Call {
@@ -37,7 +39,8 @@ class GpuExperts {
     float* mid = nullptr;            // mid_floats(), from the first call to the end of the second
     float* out = nullptr;
     int64_t out_stride = 0;
-    bool add = false;  // to what is in `out`, where the experts of the CPU may have been before; else to zeros
+    bool add =
+        false;  // to what is in `out`, where the experts of the CPU may have been before; else to zeros
   };
   int64_t mid_floats(int tokens, int top_k) const;
   // Up to the activation, then the sums: what the CPU does may come between the two.

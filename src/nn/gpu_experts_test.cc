@@ -10,8 +10,8 @@
 #include "base/testing/random_values.h"
 #include "cuda/testing/test_cuda.h"
 #include "formats/known_formats.h"
-#include "nn/gpu_ops.h"
 #include "nn/cpu_ops.h"
+#include "nn/gpu_ops.h"
 #include "nn/padded_parts.h"
 #include "nn/testing/reference_layer.h"
 
@@ -49,13 +49,15 @@ struct HotLayer {
     const auto tokens = static_cast<size_t>(batch.tokens);
     std::vector<float> rows(tokens * static_cast<size_t>(width), std::nanf(""));
     for (size_t i = 0; i < before.size(); ++i)
-      rows[i / static_cast<size_t>(hidden) * static_cast<size_t>(width) + i % static_cast<size_t>(hidden)] = before[i];
-    const std::vector<float> poison(static_cast<size_t>(hot.mid_floats(batch.tokens, batch.top_k)), std::nanf(""));
+      rows[i / static_cast<size_t>(hidden) * static_cast<size_t>(width) + i % static_cast<size_t>(hidden)] =
+          before[i];
+    const std::vector<float> poison(static_cast<size_t>(hot.mid_floats(batch.tokens, batch.top_k)),
+                                    std::nanf(""));
     const auto hold = [&](const auto& values) {
       return memory.hold(values.data(), values.size() * sizeof(values[0]), "rows");
     };
-    const DeviceBuffer x = hold(batch.input), ids = hold(batch.ids), weights = hold(batch.weights), mid = hold(poison),
-                       out = hold(rows);
+    const DeviceBuffer x = hold(batch.input), ids = hold(batch.ids), weights = hold(batch.weights),
+                       mid = hold(poison), out = hold(rows);
     const GpuExperts::Call call{.tokens = batch.tokens,
                                 .top_k = batch.top_k,
                                 .x = x.as<const float>(),
@@ -74,7 +76,8 @@ struct HotLayer {
     for (size_t t = 0; t < tokens; ++t) {
       const auto row = rows.begin() + static_cast<int64_t>(t) * width;
       got.insert(got.end(), row, row + hidden);
-      EXPECT_TRUE(std::all_of(row + hidden, row + width, [](float x) { return std::isnan(x); })) << "behind row " << t;
+      EXPECT_TRUE(std::all_of(row + hidden, row + width, [](float x) { return std::isnan(x); }))
+          << "behind row " << t;
     }
     return got;
   }
@@ -105,8 +108,9 @@ TEST_P(GpuExpertsOfEveryFormat, ByTheirDefinition) {
   batch.ids = {6, 2, 4, 0, 4, 6};
   const std::vector<int> hot = {2, 4, 6};
   HotLayer copies(experts, hot);
-  EXPECT_LT(relative_error(copies.run(batch, wide), reference(layer, batch, {}, cold_of(layer.shape, hot).data())),
-            kHotBound);
+  EXPECT_LT(
+      relative_error(copies.run(batch, wide), reference(layer, batch, {}, cold_of(layer.shape, hot).data())),
+      kHotBound);
 }
 
 std::vector<HotCase> hot_cases() {
@@ -146,8 +150,9 @@ TEST(GpuExperts, EveryActivationWithBiases) {
   const Layer layer({5, 80, 48}, format_named("f32"), 5, /*biases=*/true);
   const Batch batch(4, 2, layer.shape, 6);
   for (const Activation& activation :
-       {Activation{.limit = 0.4f}, Activation{.limit = 7, .alpha = 1.702f}, Activation{.limit = 0.3f, .alpha = 1.702f},
-        Activation{.kind = ActivationKind::kGeluTanh}, Activation{.kind = ActivationKind::kGeluErf}}) {
+       {Activation{.limit = 0.4f}, Activation{.limit = 7, .alpha = 1.702f},
+        Activation{.limit = 0.3f, .alpha = 1.702f}, Activation{.kind = ActivationKind::kGeluTanh},
+        Activation{.kind = ActivationKind::kGeluErf}}) {
     const Experts experts = make(layer, pool_of(1), {.activation = activation});
     HotLayer copies(experts, every_expert(layer.shape));
     EXPECT_LT(relative_error(copies.run(batch, 80), reference(layer, batch, activation)), kHotBound)
@@ -156,13 +161,16 @@ TEST(GpuExperts, EveryActivationWithBiases) {
 }
 
 TEST(GpuExperts, GateAndUpOfTwoFormats) {
-  for (const auto& [gate, up, down] : {std::tuple("q4_k", "q6_k", "q6_k"), std::tuple("bf16", "int4", "fp8_row"),
-                                       std::tuple("mxfp4", "f32", "iq4_xs")}) {
-    const Layer layer({4, 256, 256}, LayerFormats{format_named(gate), format_named(up), format_named(down)}, 7, true);
+  for (const auto& [gate, up, down] :
+       {std::tuple("q4_k", "q6_k", "q6_k"), std::tuple("bf16", "int4", "fp8_row"),
+        std::tuple("mxfp4", "f32", "iq4_xs")}) {
+    const Layer layer({4, 256, 256}, LayerFormats{format_named(gate), format_named(up), format_named(down)},
+                      7, true);
     const Experts experts = make(layer, pool_of(1));
     const Batch batch(3, 2, layer.shape, 8);
     HotLayer copies(experts, every_expert(layer.shape));
-    EXPECT_LT(relative_error(copies.run(batch, 256), reference(layer, batch, {})), kHotBound) << gate << ", " << up;
+    EXPECT_LT(relative_error(copies.run(batch, 256), reference(layer, batch, {})), kHotBound)
+        << gate << ", " << up;
   }
 }
 
@@ -176,7 +184,8 @@ TEST(GpuExperts, PiecesOfSeveralNodes) {
       HotLayer copies(experts, hot);
       EXPECT_EQ(copies.hot.bytes(), experts.packed_bytes() / 7 * 4);
       const auto got = copies.run(batch, 160, run(experts, batch, copies.hot.skip()));
-      EXPECT_LT(relative_error(got, reference(layer, batch, {})), kHotBound) << format << ", " << nodes << " nodes";
+      EXPECT_LT(relative_error(got, reference(layer, batch, {})), kHotBound)
+          << format << ", " << nodes << " nodes";
     }
   }
 }
@@ -186,12 +195,14 @@ TEST(GpuExperts, TheSameBitsInAnyCompany) {
   const Layer layer({7, 192, 101}, format_named("int8"), 11, true);
   const Experts experts = make(layer, pool_of(1));
   Batch all(17, 4, layer.shape, 12);
-  for (size_t i = 0; i < all.ids.size(); i += 5) all.ids[i] = i % 2 ? -1 : 7 + static_cast<int32_t>(i);  // nobody's
+  for (size_t i = 0; i < all.ids.size(); i += 5)
+    all.ids[i] = i % 2 ? -1 : 7 + static_cast<int32_t>(i);        // nobody's
   for (size_t i = 1; i < all.ids.size(); i += 4) all.ids[i] = 3;  // everybody's, for some twice
   for (size_t i = 4 * 4; i < 5 * 4; ++i) all.ids[i] = 0;          // of a token that none of the copies is for
   HotLayer copies(experts, std::vector<int>{1, 3, 4, 6});
   const std::vector<float> whole = copies.run(all, 192);
-  EXPECT_LT(relative_error(whole, reference(layer, all, {}, cold_of(layer.shape, std::vector<int>{1, 3, 4, 6}).data())),
+  EXPECT_LT(relative_error(
+                whole, reference(layer, all, {}, cold_of(layer.shape, std::vector<int>{1, 3, 4, 6}).data())),
             kHotBound);
   EXPECT_TRUE(std::all_of(whole.begin() + 4 * 192, whole.begin() + 5 * 192, [](float x) { return x == 0; }));
   const auto part = [&](int first, int count) {
@@ -207,10 +218,12 @@ TEST(GpuExperts, TheSameBitsInAnyCompany) {
   };
   const char* const before = std::getenv("KT_TEST_CUDA_SEED");
   const std::string seed = before ? before : "1";
-  for (const auto& [first, count] : {std::pair(0, 1), std::pair(3, 1), std::pair(16, 1), std::pair(5, 4), std::pair(0, 17)}) {
+  for (const auto& [first, count] :
+       {std::pair(0, 1), std::pair(3, 1), std::pair(16, 1), std::pair(5, 4), std::pair(0, 17)}) {
     ::setenv("KT_TEST_CUDA_SEED", std::to_string(first + 40).c_str(), 1);
     const std::vector<float> alone = copies.run(part(first, count), 192);
-    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + first * 192)) << first << ", " << count;
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), whole.begin() + first * 192))
+        << first << ", " << count;
   }
   ::setenv("KT_TEST_CUDA_SEED", seed.c_str(), 1);
 }
@@ -232,7 +245,8 @@ TEST(GpuExperts, PlansNeedNoGpuAndErrorsNameTheLayer) {
     GpuExperts({gpu, &stream}, experts, hot, "model.layers.3");
     FAIL() << "no error";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("experts of model.layers.3 needs "), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("experts of model.layers.3 needs "), std::string::npos)
+        << error.what();
     EXPECT_EQ(error.kind(), ErrorKind::kMemory);
   }
 }
@@ -247,25 +261,42 @@ struct RoutedStep {
 RoutedStep routed_step(Ops& ops, const Layer& layer, int tokens, std::span<const int> hot) {
   constexpr int kTop = 3;
   const auto [experts, hidden, inter] = layer.shape;
-  const auto placed = ops.make_experts(
-      layer.shape,
-      {.gate = layer.format, .up = layer.format, .down = layer.format, .precision = Precision::kF32, .max_tokens = 128},
-      {.name = "layer", .experts = experts, .load = [&](int e, FunctionRef<void(const ExpertRows&)> use) {
-         const ExpertWeights w = layer.weights(e);
-         use({.gate = reader_of_rows(w.gate), .up = reader_of_rows(w.up), .down = reader_of_rows(w.down)});
-       }},
-      hot);
-  const auto router =
-      ops.make_linear(quantise(format_named("f32"), random_values(static_cast<size_t>(experts * hidden), 3), experts, hidden).view(),
-                      Precision::kF32, "router");
+  const auto placed = ops.make_experts(layer.shape,
+                                       {.gate = layer.format,
+                                        .up = layer.format,
+                                        .down = layer.format,
+                                        .precision = Precision::kF32,
+                                        .max_tokens = 128},
+                                       {.name = "layer",
+                                        .experts = experts,
+                                        .load =
+                                            [&](int e, FunctionRef<void(const ExpertRows&)> use) {
+                                              const ExpertWeights w = layer.weights(e);
+                                              use({.gate = reader_of_rows(w.gate),
+                                                   .up = reader_of_rows(w.up),
+                                                   .down = reader_of_rows(w.down)});
+                                            }},
+                                       hot);
+  const auto router = ops.make_linear(
+      quantise(format_named("f32"), random_values(static_cast<size_t>(experts * hidden), 3), experts, hidden)
+          .view(),
+      Precision::kF32, "router");
   const Rows x = ops.rows("x", hidden), scores = ops.rows("scores", experts), ids = ops.rows("ids", kTop),
              weights = ops.rows("weights", kTop), out = ops.rows("out", hidden);
   ops.allocate(tokens);
   const RouterSpec spec;
-  RoutedStep done{.out = std::vector<float>(static_cast<size_t>(tokens * hidden)), .work = {}, .device_bytes = placed->device_bytes()};
+  RoutedStep done{.out = std::vector<float>(static_cast<size_t>(tokens * hidden)),
+                  .work = {},
+                  .device_bytes = placed->device_bytes()};
   const StepScope scope(ops, {.sequences = {}, .tokens = tokens});
   ops.write(random_values(static_cast<size_t>(tokens * hidden), 5), x);
-  ops.route({.spec = &spec, .router = router.get(), .top_k = kTop, .x = x, .scores = scores, .ids = ids, .weights = weights});
+  ops.route({.spec = &spec,
+             .router = router.get(),
+             .top_k = kTop,
+             .x = x,
+             .scores = scores,
+             .ids = ids,
+             .weights = weights});
   done.work -= ops.work();
   ops.experts({.experts = placed.get(), .top_k = kTop, .x = x, .ids = ids, .weights = weights, .out = out});
   ops.read(out, done.out);
@@ -282,7 +313,8 @@ TEST(GpuExperts, AsALayerCallsThemBesideTheCpu) {
     for (const std::vector<int>& hot : {std::vector<int>{}, {0, 3, 4, 7, 8, 10}, every_expert(layer.shape)}) {
       const auto gpu = make_gpu_ops(pool_of(2), {.number = 0, .gpu = std::make_shared<Gpu>(0)});
       RoutedStep found = routed_step(*gpu, layer, tokens, hot);
-      ASSERT_LT(relative_error(found.out, std::vector<double>(expected.out.begin(), expected.out.end())), kHotBound)
+      ASSERT_LT(relative_error(found.out, std::vector<double>(expected.out.begin(), expected.out.end())),
+                kHotBound)
           << tokens << " tokens, " << hot.size() << " hot";
       // Every pair counts once, where it runs: 6 of 11 experts have some of them, all have all.
       Work all = expected.work;

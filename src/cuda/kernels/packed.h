@@ -26,7 +26,8 @@ KT_GPU float e8m0_value(uint32_t code) {
 // 4 entries of the table of kIq4 codes in a word, with 128 added.
 constexpr uint32_t iq4_word(int first) {
   uint32_t word = 0;
-  for (int i = 3; i >= 0; --i) word = word << 8 | static_cast<uint8_t>(kIq4Values[static_cast<size_t>(first + i)] + 128);
+  for (int i = 3; i >= 0; --i)
+    word = word << 8 | static_cast<uint8_t>(kIq4Values[static_cast<size_t>(first + i)] + 128);
   return word;
 }
 
@@ -39,12 +40,15 @@ KT_GPU uint16_t half_at(const uint8_t* from) { return *reinterpret_cast<const ui
 // How codes of a row are loaded: integers and bf16 as words of a plane, wherever steps are whole words; the others in units of
 // two columns (E2M1: a byte; E4M3 in pairs: a half) or one. At most 16 registers: 64 of a lane leave room for a row of x.
 template <Code kCode, int kStep>
-struct Reading {
+struct CodeReading {
   static constexpr bool kWords = is_integer(kCode) || kCode == Code::kBf16;
-  static constexpr int kLowBits = planes(kCode).low ? planes(kCode).low : code_bits(kCode), kHighBits = planes(kCode).high;
+  static constexpr int kLowBits = planes(kCode).low ? planes(kCode).low : code_bits(kCode),
+                       kHighBits = planes(kCode).high;
   // Columns of a unit, and those that are loaded at once.
   static constexpr int kUnit = kCode == Code::kE2m1 || in_pairs(kCode, kStep) ? 2 : 1;
-  static constexpr int kAhead = kWords && planes(kCode).low && kHighBits < 2 ? kChunk : kWords || kUnit == 2 ? 32 : 16;
+  static constexpr int kAhead = kWords && planes(kCode).low && kHighBits < 2 ? kChunk
+                                : kWords || kUnit == 2                       ? 32
+                                                                             : 16;
   static constexpr int kLow = kWords ? kAhead * kLowBits / 32 : kAhead / kUnit;
   static constexpr int kHigh = kWords && kHighBits ? kAhead * kHighBits / 32 : 1;
   static constexpr bool kScaled = kCode != Code::kBf16 && kCode != Code::kF16 && kCode != Code::kF32;
@@ -52,20 +56,21 @@ struct Reading {
 
 template <Code kCode, int kStep>
 struct LoadedCodes {
-  uint32_t low[Reading<kCode, kStep>::kLow], high[Reading<kCode, kStep>::kHigh];
+  uint32_t low[CodeReading<kCode, kStep>::kLow], high[CodeReading<kCode, kStep>::kHigh];
 };
 
 // Word `word` of a row in a plane, both packings.
 template <int kStep>
 KT_GPU uint32_t word_at(const uint8_t* plane, int row, int word) {
   constexpr int kWords = kStep / 4;
-  return *reinterpret_cast<const uint32_t*>(plane + (word / kWords * kBlockRows + row) * kStep + word % kWords * 4);
+  return *reinterpret_cast<const uint32_t*>(plane + (word / kWords * kBlockRows + row) * kStep +
+                                            word % kWords * 4);
 }
 
 // Codes of columns [k, k + kAhead) of a chunk.
 template <Code kCode, int kStep>
 KT_GPU LoadedCodes<kCode, kStep> load_codes(const uint8_t* chunk, int row, int k) {
-  using R = Reading<kCode, kStep>;
+  using R = CodeReading<kCode, kStep>;
   LoadedCodes<kCode, kStep> out;
   for (int i = 0; i < R::kLow; ++i) {
     if constexpr (R::kWords) {
@@ -75,8 +80,8 @@ KT_GPU LoadedCodes<kCode, kStep> load_codes(const uint8_t* chunk, int row, int k
     } else {
       const int column = k + i * R::kUnit;
       constexpr int kColumns = step_columns(kCode, kStep), kBytes = step_bytes(kCode, kStep);
-      const uint8_t* const at = chunk + column / kColumns * kBlockRows * kBytes + row_byte(kCode, kStep, row) +
-                                column_byte(kCode, kStep, column % kColumns);
+      const uint8_t* const at = chunk + column / kColumns * kBlockRows * kBytes +
+                                row_byte(kCode, kStep, row) + column_byte(kCode, kStep, column % kColumns);
       if constexpr (packed_code_bytes(kCode) == 4)
         out.low[i] = *reinterpret_cast<const uint32_t*>(at);
       else if constexpr (packed_code_bytes(kCode) * R::kUnit == 2)
@@ -86,7 +91,8 @@ KT_GPU LoadedCodes<kCode, kStep> load_codes(const uint8_t* chunk, int row, int k
     }
   }
   if constexpr (R::kWords && R::kHighBits > 0)
-    for (int i = 0; i < R::kHigh; ++i) out.high[i] = word_at<kStep>(chunk + low_plane_bytes(kCode), row, k * R::kHighBits / 32 + i);
+    for (int i = 0; i < R::kHigh; ++i)
+      out.high[i] = word_at<kStep>(chunk + low_plane_bytes(kCode), row, k * R::kHighBits / 32 + i);
   return out;
 }
 
@@ -120,7 +126,8 @@ struct RowFactors {
 KT_GPU uint32_t iq4_entries(uint32_t bytes) {
   const uint32_t which = bytes & 0x07070707u, selector = (which | which >> 4) & 0x00FF00FFu,
                  four = (selector | selector >> 8) & 0xFFFFu;
-  const uint32_t low = gpu::permute(iq4_word(0), iq4_word(4), four), high = gpu::permute(iq4_word(8), iq4_word(12), four);
+  const uint32_t low = gpu::permute(iq4_word(0), iq4_word(4), four),
+                 high = gpu::permute(iq4_word(8), iq4_word(12), four);
   const uint32_t mask = (bytes >> 3 & 0x01010101u) * 0xFFu;
   return (low & ~mask) | (high & mask);
 }
@@ -128,11 +135,12 @@ KT_GPU uint32_t iq4_entries(uint32_t bytes) {
 // Columns [k, k + 4) of what was loaded, k a multiple of 4.
 template <Code kCode, int kStep>
 KT_GPU FourNumbers four_numbers(const LoadedCodes<kCode, kStep>& codes, int k, uint32_t flip) {
-  using R = Reading<kCode, kStep>;
+  using R = CodeReading<kCode, kStep>;
   FourNumbers out;
   if constexpr (is_integer(kCode)) {
     uint32_t bytes = bytes_of_plane<R::kLowBits, kStep>(codes.low, k);
-    if constexpr (R::kHighBits > 0) bytes |= bytes_of_plane<R::kHighBits, kStep>(codes.high, k) << R::kLowBits;
+    if constexpr (R::kHighBits > 0)
+      bytes |= bytes_of_plane<R::kHighBits, kStep>(codes.high, k) << R::kLowBits;
     if constexpr (kCode == Code::kI8) bytes ^= flip;
     if constexpr (kCode == Code::kIq4) bytes = iq4_entries(bytes);
     if constexpr (kUnsigned<kCode>) bytes = bytes << (7 - code_bits(kCode)) | 0x80808080u;
@@ -177,9 +185,12 @@ KT_GPU void read_places(const int* at, float* out, const Read& read) {
 template <int kParts>
 KT_GPU StoredFactors<kParts> stored_factors(const PackedRows& w, const uint8_t* header, int column, int row) {
   // A long span begins with a chunk.
-  const int span = w.span == 32 ? column / 32 : w.span == 16 ? column / 16 : divided(column / kChunk, w.span_divisor);
+  const int span = w.span == 32   ? column / 32
+                   : w.span == 16 ? column / 16
+                                  : divided(column / kChunk, w.span_divisor);
   int at[kParts];
-  for (int p = 0; p < kParts; ++p) at[p] = (span + (w.span == 16 ? p : w.span == 32 ? p / 2 : 0)) * kBlockRows + row;
+  for (int p = 0; p < kParts; ++p)
+    at[p] = (span + (w.span == 16 ? p : w.span == 32 ? p / 2 : 0)) * kBlockRows + row;
   StoredFactors<kParts> out;
   for (int p = 0; p < kParts; ++p) out.scale[p] = 1, out.min[p] = out.zero[p] = 0;
   const uint8_t *const scales = header + w.scales, *const mins = header + w.mins;
@@ -231,7 +242,8 @@ KT_GPU void load_factors(const PackedRows& w, const uint8_t* header, int column,
     if constexpr (kUnsigned<kCode>) {
       constexpr float kWhole = static_cast<float>(1 << code_bits(kCode));
       out[p].scale = stored.scale[p] * kWhole;
-      out[p].offset = -gpu::fma(kWhole + static_cast<float>(w.bias) + stored.zero[p], stored.scale[p], stored.min[p]);
+      out[p].offset =
+          -gpu::fma(kWhole + static_cast<float>(w.bias) + stored.zero[p], stored.scale[p], stored.min[p]);
     } else {
       out[p] = {stored.scale[p], 0.0f};
     }
@@ -268,9 +280,9 @@ KT_GPU FourNumbers numbers_at(const float* x, int k, int left, bool whole) {
 // sums[r] += a chunk of one row of the matrix times row r of x. `column` is the chunk's first in its record, and `left` how
 // many columns the matrix has from there on.
 template <Code kCode, int kStep, int kRows>
-KT_GPU void add_chunk(const PackedRows& w, const uint8_t* header, int column, int row, const InputRows& in, int left,
-                      bool whole, float* sums) {
-  using R = Reading<kCode, kStep>;
+KT_GPU void add_chunk(const PackedRows& w, const uint8_t* header, int column, int row, const InputRows& in,
+                      int left, bool whole, float* sums) {
+  using R = CodeReading<kCode, kStep>;
   const uint8_t* const chunk = header + w.header_bytes + column / kChunk * chunk_bytes(kCode);
   const uint32_t flip = (static_cast<uint32_t>(w.flip) ^ 0x80u) * 0x01010101u;
   const float base = 0x1p23f + 128.0f + static_cast<float>(w.bias);
@@ -295,10 +307,12 @@ KT_GPU void add_chunk(const PackedRows& w, const uint8_t* header, int column, in
 
 // sums[r] += chunk `chunk` of row `row` of a row block times row r of x [rows, k].
 template <Code kCode, int kStep, int kRows>
-KT_GPU void add_chunk_of_rows(const PackedRows& w, const uint8_t* block, int chunk, int row, const InputRows& x,
-                              float* sums) {
-  const int first = chunk * kChunk, record = divided(chunk, w.record_divisor), column = first - record * w.record_k;
-  const uint8_t* const header = block + record * (int64_t{w.header_bytes} + w.record_k / kChunk * chunk_bytes(kCode));
+KT_GPU void add_chunk_of_rows(const PackedRows& w, const uint8_t* block, int chunk, int row,
+                              const InputRows& x, float* sums) {
+  const int first = chunk * kChunk, record = divided(chunk, w.record_divisor),
+            column = first - record * w.record_k;
+  const uint8_t* const header =
+      block + record * (int64_t{w.header_bytes} + w.record_k / kChunk * chunk_bytes(kCode));
   const InputRows in{x.x + first, x.stride, x.rows};
   const int left = w.k - first;
   const bool whole =
