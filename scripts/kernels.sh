@@ -41,11 +41,11 @@ compile() {
 jobs=()
 for source in src/cuda/kernels/*.cu; do
   name=$(basename "$source" .cu)
-  [ "$name" = product ] || jobs+=("$name.cu $name.ptx")
-done
-for code in $codes; do
-  for step in 4 8; do
-    jobs+=("product.cu product_${code%%:*}_$step.ptx -DKT_CODE_NAME=${code%%:*} -DKT_CODE=${code##*:} -DKT_STEP=$step")
+  if ! grep -q KT_FOR_CODES "$source"; then jobs+=("$name.cu $name.ptx"); continue; fi
+  for code in $codes; do
+    for step in 4 8; do
+      jobs+=("$name.cu ${name}_${code%%:*}_$step.ptx -DKT_CODE_NAME=${code%%:*} -DKT_CODE=${code##*:} -DKT_STEP=$step")
+    done
   done
 done
 export -f compile

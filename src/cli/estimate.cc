@@ -30,7 +30,8 @@ int context_of(const EstimateFlags& flags, const ModelSpec& spec) {
 Estimate estimate(const EstimateFlags& flags) {
   ModelOptions options = flags.model.options();
   options.tokenizer = TokenizerNeed::kIfReadable;
-  const OpenedModel model(flags.model.model, options);
+  flags.model.note_idle_flags();
+  OpenedModel model(flags.model.model, options);
   const MemoryRequest use{.sequences = flags.requests, .context = context_of(flags, model.spec())};
   const Rates rates =
       flags.bandwidth > 0 ? Rates{.read_bytes = flags.bandwidth * 1e9} : measured_rates(options.threads);
@@ -57,7 +58,7 @@ void run_estimate(const EstimateFlags& flags, Invocation& run) {
     std::printf("%s\n", json_of(found).dump(2).c_str());
     return;
   }
-  print_memory(found);
+  print_memory(found, *flags.model.verb);
   std::printf("\n");
   print_speed(found);
 }

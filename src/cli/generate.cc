@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -41,7 +42,7 @@ std::string prompt_text(const GenerateFlags& flags) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.size()};
 }
 
-std::vector<int32_t> prompt_ids(const LoadedModel& model, const GenerateFlags& flags,
+std::vector<int32_t> prompt_ids(const DescribedModel& model, const GenerateFlags& flags,
                                 const std::string& words) {
   if (!flags.chat)
     return model.tokenizer().encode(words, {.special = SpecialText::kRecognise, .add_special = true});
@@ -122,9 +123,12 @@ nlohmann::ordered_json json_of(const Stats& stats) {
 
 void run_generate(const GenerateFlags& flags) {
   const std::string words = prompt_text(flags);  // before what takes minutes
-  // And the prompt, which the tokenizer has to count first.
-  const MemoryRequest use{.context = flags.options.max_tokens};
-  LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
+  flags.model.note_idle_flags();
+  OpenedModel opened(flags.model.model, flags.model.options());
+  std::vector<int32_t> prompt = prompt_ids(opened, flags, words);
+  const int64_t context = static_cast<int64_t>(prompt.size()) + flags.options.max_tokens;
+  const MemoryRequest use{.context = static_cast<int>(std::min<int64_t>(context, opened.spec().context))};
+  LoadedModel model = std::move(opened).load({.use = use});
   const bool to_terminal = ::isatty(STDOUT_FILENO) == 1;  // what a model says must not steer it
   const auto show = [to_terminal](std::string_view piece) {
     const std::string safe = to_terminal ? harmless(piece) : std::string(piece);
@@ -133,7 +137,7 @@ void run_generate(const GenerateFlags& flags) {
   };
   std::function<void(std::string_view)> emit;
   if (!flags.json) emit = show;
-  const Generation done = generate(model, prompt_ids(model, flags, words), flags.options, emit);
+  const Generation done = generate(model, std::move(prompt), flags.options, emit);
   std::optional<Stats> stats;
   if (flags.stats) stats = stats_of(model, done, flags.model.threads);
   if (flags.json) {

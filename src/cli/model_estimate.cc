@@ -4,11 +4,12 @@
 #include <cstdio>
 
 #include "base/cpu_choice.h"
+#include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "base/topology.h"
 #include "bench/measure.h"
-#include "cuda/device.h"
+#include "cli/help/flag_words.h"
 #include "terminal/report.h"
 
 namespace kt {
@@ -16,18 +17,6 @@ namespace {
 
 double tokens_per_s(const Work& work, int tokens, const Rates& rates) {
   return tokens / limit_of(work, rates).seconds;
-}
-
-std::optional<GpuEstimate> gpu_of(const OpenedModel& model, const MemoryPlan& plan) {
-  if (!model.gpu()) return {};
-  GpuEstimate out{.name = model.gpu()->facts().describe(), .free = model.gpu()->free_memory()};
-  for (const PlaceMemory& at : plan.places) {
-    if (at.place.kind != Place::Kind::kGpu) continue;
-    out.dense += at.weights();
-    out.kv_cache += at.kv_cache;
-    out.workspace += at.workspace;
-  }
-  return out;
 }
 
 // What the host reads of it.
@@ -47,15 +36,40 @@ void print_fit(uint64_t there, const char* word, bool fits) {
               fits ? inked(Ink::kGood, "fits").c_str() : inked(Ink::kBad, "does not fit").c_str());
 }
 
-void print_gpu(const GpuEstimate& gpu, const MemoryRequest& use) {
+// What lies where, or why that cannot be.
+void print_gpu(const Estimate& e, const CLI::App& verb) {
   std::printf("\n");
-  Table table({gpu.name, ""}, 1);
-  table.add({"dense weights", human_bytes(gpu.dense)});
-  table.add({cache_text(use), human_bytes(gpu.kv_cache)});
-  table.add({"workspace", human_bytes(gpu.workspace)});
-  table.add({"in all", human_bytes(gpu.needed())});
-  std::fputs(table.str().c_str(), stdout);
-  print_fit(gpu.free, "free", gpu.fits());
+  if (!e.placement) {
+    std::printf("%s: %s\n", inked(Ink::kBad, "does not fit").c_str(),
+                with_flags(e.gpu_problem, verb).c_str());
+    return;
+  }
+  std::fputs(with_flags(describe(*e.placement), verb).c_str(), stdout);
+}
+
+// Its bytes, by what they are for.
+nlohmann::ordered_json gpu_json(const Estimate& e) {
+  if (!e.placement) return {{"fits", false}, {"problem", e.gpu_problem}};
+  const Placement& placed = *e.placement;
+  const DevicePlacement& device = placed.devices.front();
+  uint64_t dense = placed.head.bytes, cache = 0, experts = 0;
+  for (const LayerPlacement& layer : placed.layers) {
+    dense += layer.dense.bytes;
+    cache += layer.cache.bytes + layer.states.bytes;
+    experts += layer.copies.bytes;
+  }
+  return {{"name", text("{} ({})", name_of(device.place), device.name)},
+          {"dense", dense},
+          {"kv_cache", cache},
+          {"workspace", placed.workspace.bytes},
+          {"experts", experts},
+          {"driver", device.taken},
+          {"needed", dense + cache + placed.workspace.bytes + experts + device.taken},
+          {"allowed", device.allowed},
+          {"free", device.free},
+          {"hot_experts", placed.hot_experts()},
+          {"fits", true},
+          {"placement", json_of(placed)}};
 }
 
 size_t nodes_there(const std::vector<int>& chosen) {
@@ -85,15 +99,21 @@ std::string pools_text(int pools, const std::vector<int>& node_ids) {
   return text("{} on {}", counted(pools, "thread pool"), named.empty() ? counted(real, "NUMA node") : named);
 }
 
-Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
+Estimate estimate_model(OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
                         const Rates& rates) {
+  model.settle(use);
   Estimate out{.use = use, .plan = model.memory_plan(use), .process = model.base_bytes()};
   out.available = available_memory() + out.process;
   if (max_memory > 0) out.available = std::min(out.available, max_memory);
   out.one = model.decode_work(1, use.context);
   out.all = model.decode_work(use.sequences, use.context);
   out.rates = rates;
-  out.gpu = gpu_of(model, out.plan);
+  try {
+    out.placement = model.placement(use);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kMemory) throw;
+    out.gpu_problem = error.what();
+  }
   return out;
 }
 
@@ -115,10 +135,7 @@ nlohmann::ordered_json json_of(const Estimate& e) {
                   {"peak", e.needed()},
                   {"available", e.available},
                   {"embedding_mapped", e.plan.embedding}};
-  if (e.gpu)
-    out["gpu"] = {{"name", e.gpu->name},           {"dense", e.gpu->dense},     {"kv_cache", e.gpu->kv_cache},
-                  {"workspace", e.gpu->workspace}, {"needed", e.gpu->needed()}, {"free", e.gpu->free},
-                  {"fits", e.gpu->fits()}};
+  if (e.has_gpu()) out["gpu"] = gpu_json(e);
   out["weights_of_node"] = e.plan.weights_of_node();
   out["fits"] = e.fits();
   const Amount one = e.one.total();
@@ -131,12 +148,12 @@ nlohmann::ordered_json json_of(const Estimate& e) {
   return out;
 }
 
-void print_memory(const Estimate& e) {
+void print_memory(const Estimate& e, const CLI::App& verb) {
   const PlaceMemory host = e.plan.host();
   Table table({"memory", ""}, 1);
   const auto add = [&](const std::string& name, uint64_t bytes) { table.add({name, human_bytes(bytes)}); };
   add("experts", host.experts);
-  if (!e.gpu) {
+  if (!e.has_gpu()) {
     add("dense weights", host.linears + host.vectors);
     add(cache_text(e.use), host.kv_cache);
   }
@@ -149,7 +166,7 @@ void print_memory(const Estimate& e) {
   print_fit(e.available, "available", e.needed() <= e.available);
   std::printf("the embedding, %s, stays in the file\n", human_bytes(e.plan.embedding).c_str());
   print_nodes(e);
-  if (e.gpu) print_gpu(*e.gpu, e.use);
+  if (e.has_gpu()) print_gpu(e, verb);
 }
 
 void print_speed(const Estimate& e) {
@@ -157,7 +174,7 @@ void print_speed(const Estimate& e) {
   std::printf("decode: at most %s tokens/s, limited by %s (%s a token at %s GB/s%s)\n",
               three_digits(tokens_per_s(e.one, 1, e.rates)).c_str(), limit.which,
               human_bytes(static_cast<uint64_t>(host_bytes(e.one))).c_str(),
-              three_digits(e.rates.read_bytes * 1e-9).c_str(), e.gpu ? ", without the GPU's time" : "");
+              three_digits(e.rates.read_bytes * 1e-9).c_str(), e.has_gpu() ? ", without the GPU's time" : "");
   if (e.use.sequences > 1)
     std::printf("%s together: at most %s tokens/s\n", counted(e.use.sequences, "request").c_str(),
                 three_digits(tokens_per_s(e.all, e.use.sequences, e.rates)).c_str());

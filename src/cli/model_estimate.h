@@ -1,6 +1,7 @@
 // What a model will take of this machine, and the speed it can have at best: computed from headers, shown by
 // kt estimate and by kt run before it loads.
 #pragma once
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -10,28 +11,23 @@
 
 namespace kt {
 
-// What a model takes of a GPU that has all but its routed experts.
-struct GpuEstimate {
-  std::string name;  // "GPU 0 (NVIDIA H200)"
-  uint64_t dense = 0, kv_cache = 0, workspace = 0, free = 0;
-  uint64_t needed() const { return dense + kv_cache + workspace; }
-  bool fits() const { return needed() <= free; }
-};
-
 struct Estimate {
   MemoryRequest use;
   MemoryPlan plan;
   uint64_t process = 0, available = 0;
-  std::optional<GpuEstimate> gpu = {};
-  Work one, all;  // a token of one request, and of each of them
+  std::optional<Placement> placement = {};  // beside a GPU, where the model fits it
+  std::string gpu_problem = {};             // why it does not
+  Work one, all;                            // a token of one request, and of each of them
   Rates rates;
   std::vector<int> node_ids = {};  // numbers of the NUMA nodes, where some were chosen
 
   uint64_t needed() const { return process + plan.peak(); }
-  bool fits() const { return needed() <= available && (!gpu || gpu->fits()); }
+  bool fits() const { return needed() <= available && gpu_problem.empty(); }
+  bool has_gpu() const { return placement || !gpu_problem.empty(); }
 };
 
-Estimate estimate_model(const OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
+// A model whose `gpu` is auto and does not fit leaves it (OpenedModel::settle).
+Estimate estimate_model(OpenedModel& model, const MemoryRequest& use, uint64_t max_memory,
                         const Rates& rates);
 // What this machine reads and multiplies with so many threads: a few tenths of a second.
 Rates measured_rates(int threads);
@@ -40,7 +36,8 @@ Rates measured_rates(int threads);
 // asked for than there are.
 std::string pools_text(int pools, const std::vector<int>& node_ids);
 
-void print_memory(const Estimate& estimate);
+// `verb`: whose flags are meant where an option is named.
+void print_memory(const Estimate& estimate, const CLI::App& verb);
 void print_speed(const Estimate& estimate);
 nlohmann::ordered_json json_of(const Estimate& estimate);
 

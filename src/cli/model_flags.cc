@@ -4,24 +4,11 @@
 #include <memory>
 
 #include "base/error.h"
+#include "cli/help/flag_words.h"
 #include "terminal/amounts.h"
+#include "terminal/language.h"
 
 namespace kt {
-namespace {
-
-CLI::Validator gpu_choices() {
-  const auto check = [](std::string& words) {
-    try {
-      gpu_choice_named(words);
-      return std::string();
-    } catch (const Error& error) {
-      return std::string("expected the number of a device, auto or off, got " + words);
-    }
-  };
-  return CLI::Validator(check, "N|auto|off", "gpu");
-}
-
-}  // namespace
 
 void add_download_flag(CLI::App& verb, bool& download) {
   verb.add_flag("--download", download,
@@ -57,6 +44,7 @@ void ModelFlags::add_to(CLI::App& verb, Invocation& run) {
 }
 
 void ModelFlags::add_options(CLI::App& verb) {
+  this->verb = &verb;
   verb.add_option("--weights,--weights-path,--kt-weight-path", weights,
                   "Experts to use instead of the model's own: what kt quant wrote, or another checkpoint");
   verb.add_option("--format", format,
@@ -76,14 +64,7 @@ void ModelFlags::add_options(CLI::App& verb) {
   verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
       ->check(positive())
       ->capture_default_str();
-  verb.add_option(
-          "--gpu", gpu,
-          "GPU for attention, dense parts and the cache, while routed experts stay on the CPU: its number, "
-          "auto or off; alone: 0. Default: off")
-      ->expected(0, 1)
-      ->type_name("N|auto|off")
-      ->default_str("0")
-      ->check(gpu_choices());
+  gpu.add_to(verb);
   verb.add_option("--max-memory", max_memory,
                   "Refuse a model that needs more, such as 8GiB; default: what is available");
 }
@@ -98,8 +79,17 @@ ModelOptions ModelFlags::options() const {
           .threads = threads,
           .max_tokens = step_tokens,
           .max_memory = max_memory.empty() ? 0 : parse_bytes(max_memory, "--max-memory"),
-          .gpu = gpu_choice_named(gpu.empty() ? "0" : gpu),
-          .on_note = [](const std::string& line) { std::fprintf(stderr, "kt: note: %s\n", line.c_str()); }};
+          .gpu = gpu.choice(),
+          .placement = gpu.placement_options(),
+          .on_note = [from = verb](const std::string& line) {
+            std::fprintf(stderr, "kt: note: %s\n", with_flags(line, *from).c_str());
+          }};
+}
+
+void ModelFlags::note_idle_flags() const {
+  const std::string idle = uses_gpu() ? "" : gpu.given();
+  if (idle.empty()) return;
+  std::fprintf(stderr, "kt: note: %s\n", text(tr("{}: ignored, no GPU is used; see --gpu"), idle).c_str());
 }
 
 }  // namespace kt

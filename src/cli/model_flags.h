@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 
+#include "cli/gpu_flags.h"
 #include "cli/registry/fetch_model.h"
 #include "cli/registry/registry.h"
 #include "cli/verbs.h"
@@ -13,11 +14,17 @@ namespace kt {
 struct ModelFlags {
   // `model` is the path, also where a name was given; `found` has the name and what is linked to it.
   ResolvedModel found;
-  std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory, gpu = "off";
+  std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory;
+  GpuUseFlags gpu;
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
   void add_to(CLI::App& verb, Invocation& run);  // MODEL and the options
   void add_options(CLI::App& verb);              // for a verb that takes the model its own way
+  bool uses_gpu() const { return gpu.choice().kind != GpuChoice::Kind::kOff; }
   ModelOptions options() const;
+  // One line for those of a GPU's flags that were given where none is used; kt run says it among other flags.
+  void note_idle_flags() const;
+
+  const CLI::App* verb = nullptr;  // whose flags these are, once add_options() was called
 };
 
 // Makes `option` of a verb take a model by any name (registry.h) and adds --download. `path`, which the option fills,

@@ -85,6 +85,9 @@ Divergence measure(LoadedModel& model, LoadedModel* reference, const PerplexityF
 }
 
 void run_perplexity(PerplexityFlags flags) {
+  flags.model.note_idle_flags();
+  // Two models share the card: neither may fill it with experts, unless so many were asked for.
+  if (!flags.against.empty() && flags.model.gpu.experts == "auto") flags.model.gpu.experts = "0";
   const Reference against = reference_of(flags);
   OpenedModel opened(flags.model.model, flags.model.options());
   const int context = opened.spec().context;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 
 #include "base/checked.h"
 #include "base/cpu_choice.h"
@@ -13,6 +14,7 @@
 #include "base/memory.h"
 #include "base/topology.h"
 #include "cli/experts_text.h"
+#include "cli/ignored_flags.h"
 #include "cli/load_progress.h"
 #include "cli/method_flag.h"
 #include "cli/model_estimate.h"
@@ -25,7 +27,6 @@
 #include "cli/server_key.h"
 #include "cli/server_signals.h"
 #include "cli/settings.h"
-#include "cli/sglang_flags.h"
 #include "cuda/device.h"
 #include "server/server.h"
 #include "terminal/language.h"
@@ -37,11 +38,6 @@ namespace {
 constexpr int kUsualRequests = 8;
 constexpr int64_t kUsualTokens = 32768;  // in the cache, if the model's context is no longer
 constexpr int64_t kLeastTokens = 4096;   // before memory is called too small
-
-struct IgnoredFlag {
-  std::string flag;
-  Words values;
-};
 
 struct RunFlags {
   ModelFlags model;
@@ -173,17 +169,8 @@ std::string served_name(const RunFlags& flags) {
   return leaf.empty() ? flags.model.model : leaf;
 }
 
-// Whether a GPU has room for its part of the plan, a twentieth of what is free left over.
-bool fits_gpu(const OpenedModel& model, const MemoryPlan& plan) {
-  if (!model.gpu()) return true;
-  uint64_t needed = 0;
-  for (const PlaceMemory& at : plan.places)
-    if (at.place.kind == Place::Kind::kGpu) needed += at.weights() + at.kv_cache + at.workspace;
-  return needed <= model.gpu()->free_memory() / 20 * 19;
-}
-
 // How many requests share how many tokens of cache.
-MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint64_t max_memory) {
+MemoryRequest planned_use(const RunFlags& flags, OpenedModel& model, uint64_t max_memory) {
   const int context = model.spec().context;
   const int requests =
       flags.requests > 0 ? flags.requests : std::min(kUsualRequests, flags.model.step_tokens);
@@ -204,13 +191,14 @@ MemoryRequest planned_use(const RunFlags& flags, const OpenedModel& model, uint6
     return use(std::min(flags.tokens, most));
   }
   int64_t tokens = std::min(int64_t{context} * requests, std::max<int64_t>(context, kUsualTokens));
+  model.settle(use(std::min(tokens, kLeastTokens)));
   // Half of what the weights leave free, so that the machine stays usable.
   uint64_t most = available_memory() + model.base_bytes();
   if (max_memory > 0) most = std::min(most, max_memory);
   while (tokens > kLeastTokens) {
     const MemoryPlan plan = model.memory_plan(use(tokens));
     const uint64_t others = plan.weights() + plan.host().workspace + model.base_bytes();
-    if (others + 2 * plan.host().kv_cache <= most && fits_gpu(model, plan)) break;
+    if (others + 2 * plan.host().kv_cache <= most && model.fits_gpu(use(tokens))) break;
     tokens = std::max(kLeastTokens, tokens / 2);
   }
   return use(tokens);
@@ -236,44 +224,14 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
           ? "a dense model"
           : text("{} experts of {} a layer, {} for each token", model.experts_dialect(),
                  model.spec().moe()->experts, model.spec().moe()->top_k);
-  const std::string gpu =
-      model.gpu() ? text("{} for all but routed experts", model.gpu()->facts().describe()) : "no GPU is used";
+  const std::string gpu = model.gpu() ? model.gpu()->facts().describe() : "no GPU is used";
   std::printf("%s; context %d; %s kernels on %s, %s; %s\n\n", experts.c_str(), model.spec().context,
               std::string(kernels().name).c_str(), counted(model.threads(), "thread").c_str(),
               pools_text(model.nodes(), flags.node_ids).c_str(), gpu.c_str());
-  print_memory(estimate);
+  print_memory(estimate, *flags.model.verb);
   std::printf("\n");
   print_speed(estimate);
   std::fflush(stdout);
-}
-
-// Those that were typed, as they were typed: of SGLang's table, and options of ours that mean nothing yet.
-std::vector<IgnoredFlag> ignored_flags(const CLI::App& kt, const Words& words,
-                                       const std::vector<const CLI::Option*>& accepted) {
-  std::vector<IgnoredFlag> out;
-  for (const WordGroup& group : told_apart(kt, words).groups)
-    if (group.foreign || std::ranges::find(accepted, group.option) != accepted.end())
-      out.push_back({.flag = group.flag,
-                     .values = Words(words.begin() + static_cast<ptrdiff_t>(group.begin) + 1,
-                                     words.begin() + static_cast<ptrdiff_t>(group.end))});
-  return out;
-}
-
-std::string ignored_names(const std::vector<IgnoredFlag>& ignored) {
-  std::string out;
-  for (const IgnoredFlag& one : ignored) out += (out.empty() ? "" : ", ") + one.flag;
-  return out;
-}
-
-// All of them in one line, then why, where that is not plain. Beside the plan, of which programs read the JSON.
-void print_ignored(const RunFlags& flags) {
-  if (flags.ignored.empty()) return;
-  std::FILE* const out = flags.json ? stderr : stdout;
-  std::fprintf(out, "note: ignored, for they mean nothing here: %s\n", ignored_names(flags.ignored).c_str());
-  for (const IgnoredFlag& one : flags.ignored)
-    if (const std::string_view why = reason_to_ignore(one.flag); !why.empty())
-      std::fprintf(out, "note: %s is ignored: %s\n", one.flag.c_str(), std::string(why).c_str());
-  std::fflush(out);
 }
 
 // --quantize: what kt quant writes of the model, made once and used from then on.
@@ -364,7 +322,7 @@ void run(RunFlags flags) {
     std::printf("%s\n", json_of(estimate).dump(2).c_str());
   else
     print_plan(flags, opened, estimate);
-  print_ignored(flags);
+  print_ignored(flags.ignored, flags.json ? stderr : stdout);  // of stdout programs read the JSON
   if (flags.dry_run) return;
   LoadProgress progress(opened.stored_bytes());
   LoadedModel model = std::move(opened).load(
@@ -413,10 +371,8 @@ void add_established(CLI::App& verb, RunFlags& flags) {
     flags.accepted.push_back(verb.add_option(names, flags.unused, help));
   };
   accepted("--tensor-parallel-size,--tp-size,--tp", "Accepted: experts are shared by all NUMA nodes");
-  accepted("--gpu-experts,--kt-num-gpu-experts",
-           "Experts of each layer on the GPU. Accepted: this version uses no GPU");
   accepted("--kt-gpu-prefill-threshold,--kt-gpu-prefill-token-threshold",
-           "Tokens from which prompts run on the GPU. Accepted: this version uses no GPU");
+           "Tokens from which experts of prompts run on the GPU. Accepted: they run on the CPU");
   verb.add_flag("--strict", flags.strict, "Refuse flags that mean nothing here instead of noting them");
   verb.add_option("--save", flags.save, "Keep this command line under a name; kt run @NAME runs it again");
   verb.add_option("--forget", flags.forget, "Forget the command line of that name, and run nothing");
@@ -481,7 +437,10 @@ void add_run(CLI::App& kt, Invocation& invocation) {
       invocation.action = [flags] { forget_run(flags->forget); };
       return;
     }
-    flags->ignored = ignored_flags(kt, invocation.words, flags->accepted);
+    flags->model.gpu.take(load_settings(), *verb);
+    std::vector<const CLI::Option*> accepted = flags->accepted;
+    if (!flags->model.uses_gpu()) std::ranges::copy(flags->model.gpu.options(), std::back_inserter(accepted));
+    flags->ignored = ignored_flags(kt, invocation.words, accepted);
     if (flags->strict && !flags->ignored.empty())
       fail("--strict: these flags mean nothing here: {}", ignored_names(flags->ignored));
     if (verb->get_option("--save")->count() > 0)

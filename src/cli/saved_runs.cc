@@ -22,8 +22,9 @@ constexpr const char* kRunsKey = "runs";
 // Of one call alone.
 constexpr auto kPassing = std::to_array<std::string_view>({"--save", "--dry-run", "--json", "--download"});
 // Options that name a file or a folder.
-constexpr auto kPaths = std::to_array<std::string_view>(
-    {"--model-path", "--weights", "--chat-template", "--api-key-file", "--ssl-certfile", "--ssl-keyfile"});
+constexpr auto kPaths =
+    std::to_array<std::string_view>({"--model-path", "--weights", "--chat-template", "--api-key-file",
+                                     "--ssl-certfile", "--ssl-keyfile", "--expert-statistics"});
 
 template <typename Names>
 bool is_one_of(const CLI::Option* option, const Names& names) {

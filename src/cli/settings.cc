@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "cli/gpu_flags.h"
 #include "cli/home.h"
 #include "cli/method_flag.h"
 #include "cli/server_key.h"
@@ -46,6 +47,22 @@ constexpr auto kSettings = std::to_array<Setting>({
      .standard = "bf16",
      .help = "Precision of cached keys and values",
      .choices = "bf16|int8|f32"},
+    {.name = "run.gpu",
+     .standard = kUsualGpu,
+     .help = "GPU to use: its number, auto or off",
+     .problem = gpu_problem},
+    {"run.gpu-memory", SettingType::kSize, "",
+     "All that kt run may take of the GPU; empty: what is free, less 5 %"},
+    {.name = "run.gpu-experts",
+     .standard = "auto",
+     .help = "Experts on the GPU: so many a layer, a share such as 25%, or auto: as many as fit",
+     .problem = gpu_experts_problem},
+    {.name = "run.expert-placement",
+     .standard = "",
+     .help =
+         "Which experts: uniform, frequency, front-loading or random; empty: by statistics where there are",
+     .problem = expert_placement_problem},
+    {"run.expert-statistics", SettingType::kText, "", "File that says how often each expert was chosen"},
     {"chat.url", SettingType::kText, "",
      "Server that kt chat talks to; empty: the one of server.host and port"},
     {"chat.system", SettingType::kText, "", "System message of a new conversation"},

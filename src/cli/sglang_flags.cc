@@ -150,8 +150,8 @@ struct Reason {
 };
 
 // Of those that people are most likely to miss.
-constexpr std::string_view kNoGpu =
-    "kt run uses no GPU for experts in this version: all of them run on the CPU";
+constexpr std::string_view kNoGpu = "kt run uses no GPU unless --gpu says so";
+constexpr std::string_view kPrompts = "experts of prompts run on the CPU: kt run uses no GPU for them";
 constexpr std::string_view kShared = "experts are shared by all NUMA nodes";
 constexpr auto kReasons = std::to_array<Reason>({
     {"--mem-fraction-static", "memory is planned before loading; see --max-total-tokens and --max-memory"},
@@ -167,12 +167,15 @@ constexpr auto kReasons = std::to_array<Reason>({
     {"--gpu-experts", kNoGpu},
     {"--kt-num-gpu-experts", kNoGpu},
     {"--kt-gpu-experts-ratio", kNoGpu},
-    {"--kt-max-deferred-experts-per-token", "kt run uses no GPU for experts: none is waited for later"},
-    {"--kt-gpu-prefill-threshold", "kt run uses no GPU for experts"},
-    {"--kt-gpu-prefill-token-threshold", "kt run uses no GPU for experts"},
-    {"--kt-expert-placement-strategy", "kt run uses no GPU for experts"},
-    {"--kt-enable-dynamic-expert-update", "kt run uses no GPU for experts"},
-    {"--init-expert-location", "kt run uses no GPU for experts"},
+    {"--expert-placement", kNoGpu},
+    {"--kt-expert-placement-strategy", kNoGpu},
+    {"--expert-statistics", kNoGpu},
+    {"--init-expert-location", kNoGpu},
+    {"--gpu-memory", kNoGpu},
+    {"--kt-max-deferred-experts-per-token", "every layer waits for all of its experts"},
+    {"--kt-gpu-prefill-threshold", kPrompts},
+    {"--kt-gpu-prefill-token-threshold", kPrompts},
+    {"--kt-enable-dynamic-expert-update", "experts stay where they were placed"},
     {"--ssl-ca-certs", "clients show keys, not certificates; see --api-key-file"},
     {"--ssl-keyfile-password", "--ssl-keyfile takes a key without a password"},
     {"--enable-ssl-refresh", "SIGHUP reads the certificate again"},

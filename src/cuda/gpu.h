@@ -4,7 +4,8 @@
 // and a missing barrier shows.
 //
 // A kernel is   KT_KERNEL(name, Args, args, most) { ... }   with one struct of plain members as its argument and
-// blocks of at most `most` threads. Blocks are rows of threads, grids have two dimensions. A warp is 32 neighbouring
+// blocks of at most `most` threads; KT_KERNEL_BESIDE(..., most, blocks) takes so few registers that as many blocks run side
+// by side on a multiprocessor. Blocks are rows of threads, grids have two dimensions. A warp is 32 neighbouring
 // threads; all of them take part in a shuffle. Multiply-adds are fused where `fma` says so and nowhere else.
 #pragma once
 #include <cstdint>
@@ -14,8 +15,9 @@
 #include <cuda_runtime.h>
 
 #define KT_GPU __device__ __forceinline__
-#define KT_KERNEL(name, Args, args, most) \
-  extern "C" __global__ void __launch_bounds__(most, 1) name(const __grid_constant__ Args args)
+#define KT_KERNEL(name, Args, args, most) KT_KERNEL_BESIDE(name, Args, args, most, 1)
+#define KT_KERNEL_BESIDE(name, Args, args, most, blocks) \
+  extern "C" __global__ void __launch_bounds__(most, blocks) name(const __grid_constant__ Args args)
 // Memory of the block, without a value; declared at the beginning of the kernel.
 #define KT_SHARED(Type, name, count) __shared__ Type name[count]
 // Before a loop: whole rounds of it are unrolled by so many, and 1 is as it stands.
@@ -73,6 +75,16 @@ KT_GPU uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) 
 
 // What the host may have written after this kernel began: past the caches.
 KT_GPU float load_fresh(const float* from) { return __ldcv(from); }
+// The four bytes of {low, high} that the low four digits of `selector` name, 0 to 7.
+KT_GPU uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
+KT_GPU float from_f16(uint16_t bits) {
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+  return out;
+}
 
 KT_GPU Words load16(const void* from) {
   const uint4 words = *static_cast<const uint4*>(from);
@@ -142,12 +154,4 @@ KT_GPU uint16_t to_bf16(float x) {
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
-// Subnormal halves through the float subnormals' place: exact for all of them.
-KT_GPU float from_f16(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
-  if (rest >= 0x7C00) return float_of(sign | 0x7F800000u | (rest & 0x3FF) << 13);
-  const float scaled = float_of(rest << 13) * 0x1p112f;
-  return float_of(sign | bits_of(scaled));
-}
-
 }  // namespace kt::gpu

@@ -1,6 +1,11 @@
-// Which GPU, if any, takes a model's attention, dense parts and cache.
+// Which GPU, if any, takes a model's attention, dense parts and cache, and how much of it.
 #pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
+
+#include "models/expert_order.h"
 
 namespace kt {
 
@@ -12,5 +17,14 @@ struct GpuChoice {
 
 // "off", "auto" or the number of a device; Error otherwise.
 GpuChoice gpu_choice_named(std::string_view words);
+
+// How the GPU is used, where there is one (models/placement.h).
+struct PlacementOptions {
+  uint64_t gpu_memory = 0;  // all that the process may take there; 0: as the share says
+  double share = 0;         // of the card, up to 1; 0: what is free less 5 %
+  ExpertWish experts = {};
+  std::optional<ExpertStrategy> strategy = {};  // none: by frequency where there are statistics, else uniform
+  std::string statistics = {};                  // a file of them; empty: none
+};
 
 }  // namespace kt

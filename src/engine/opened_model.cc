@@ -98,35 +98,10 @@ void OpenedModel::note(const std::string& line) const {
   if (options_.on_note) options_.on_note(line);
 }
 
-void OpenedModel::open_gpu() {
-  if (options_.gpu.kind == GpuChoice::Kind::kOff) return;
-  try {
-    gpu_ = std::make_shared<Gpu>(options_.gpu.number);
-  } catch (const Error& error) {
-    if (options_.gpu.kind != GpuChoice::Kind::kAuto) throw;
-    note(text("everything runs on the CPU: {}", error.what()));
-  }
-}
-
 std::unique_ptr<Ops> OpenedModel::make_ops(bool sizes_only) const {
   if (!gpu_) return make_cpu_ops(pool_, {.sizes_only = sizes_only});
   return make_gpu_ops(
       pool_, {.number = gpu_->facts().number, .sizes_only = sizes_only, .gpu = sizes_only ? nullptr : gpu_});
-}
-
-// Free memory counts, not what the card has.
-void OpenedModel::check_gpu_memory(const MemoryPlan& plan) const {
-  for (const PlaceMemory& at : plan.places) {
-    if (at.place.kind != Place::Kind::kGpu) continue;
-    const uint64_t needed = at.weights() + at.kv_cache + at.workspace, free = gpu_->free_memory();
-    if (needed > free)
-      fail_as(ErrorKind::kMemory,
-              "{}: {} of memory needed (matrices {}, KV cache {}, workspace {}), {} free; try "
-              "`linear_format` int4, "
-              "`kv` int8, a shorter context or `gpu` off",
-              gpu_->facts().describe(), human_bytes(needed), human_bytes(at.weights()),
-              human_bytes(at.kv_cache), human_bytes(at.workspace), human_bytes(free));
-  }
 }
 
 void OpenedModel::open_source() {
@@ -169,7 +144,9 @@ int OpenedModel::threads() const { return pool_->threads(); }
 int OpenedModel::nodes() const { return pool_->nodes(); }
 double OpenedModel::stored_bytes() const { return sizes_->stored_bytes(); }
 
-MemoryPlan OpenedModel::memory_plan(const MemoryRequest& use) const { return sizes_->memory_plan(use); }
+MemoryPlan OpenedModel::memory_plan(const MemoryRequest& use) const {
+  return sizes_->memory_plan(possible(use));
+}
 
 Work OpenedModel::decode_work(int sequences, int context) const {
   return sizes_->decode_work(sequences, context);
@@ -177,25 +154,16 @@ Work OpenedModel::decode_work(int sequences, int context) const {
 
 LoadedModel OpenedModel::load(const LoadOptions& options) && {
   const auto start = Clock::now();
-  MemoryRequest use = options.use;
-  use.context = std::min(use.context, spec().context);  // no caller gets further
-  if (gpu_ && options_.gpu.kind == GpuChoice::Kind::kAuto) {
-    try {
-      check_gpu_memory(memory_plan(use));
-    } catch (const Error& error) {
-      note(text("everything runs on the CPU: {}", error.what()));
-      gpu_.reset();
-      sizes_ = build(make_ops(true), {});
-    }
-  }
-  const MemoryPlan plan = memory_plan(use);
+  settle(options.use);
+  const MemoryPlan plan = memory_plan(options.use);
   check_memory(path(), plan, base_bytes(), options_);
-  check_gpu_memory(plan);
-  if (gpu_)
-    note(text("{}: attention, dense parts and the cache; the CPU: routed experts", gpu_->facts().describe()));
+  const std::optional<Placement> placed = placement(options.use);
+  if (placed) note_placement(*placed);
   std::string dialect = experts_dialect();
   sizes_.reset();
-  auto transformer = build(make_ops(false), {.on_layer = options.on_layer});
+  TransformerOptions how{.on_layer = options.on_layer};
+  if (placed) how.hot = placed->hot();
+  auto transformer = build(make_ops(false), std::move(how));
   check_mapped_files();
   checkpoint().check_sizes();
   if (weights_) weights_->check_sizes();

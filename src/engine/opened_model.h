@@ -2,21 +2,23 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/pool.h"
+#include "cuda/device.h"
 #include "engine/described_model.h"
 #include "engine/gpu_choice.h"
 #include "kernels/plan.h"
 #include "models/memory_plan.h"
+#include "models/placement.h"
 #include "nn/ops.h"
 #include "weights/experts.h"
 #include "weights/requantise.h"
 
 namespace kt {
 
-class Gpu;
 class LoadedModel;
 class Transformer;
 struct TransformerOptions;
@@ -36,7 +38,8 @@ struct ModelOptions {
   int max_tokens = 1024;           // of one step
   uint64_t max_memory = 0;         // loading is refused where more is needed; 0: than the machine has
   TokenizerNeed tokenizer = TokenizerNeed::kNeeded;
-  GpuChoice gpu = {};  // takes all but routed experts and the embedding
+  GpuChoice gpu = {};  // takes all but the embedding and the experts that `placement` leaves to the CPU
+  PlacementOptions placement = {};
   std::function<void(const std::string&)> on_note =
       {};  // what was chosen for the caller, and why; a line each
 };
@@ -60,8 +63,16 @@ class OpenedModel : public DescribedModel {
   int threads() const;
   int nodes() const;
   double stored_bytes() const;                   // of what load() will read, in the formats' own bytes
-  const Gpu* gpu() const { return gpu_.get(); }  // that takes all but routed experts; null: the CPU alone
+  const Gpu* gpu() const { return gpu_.get(); }  // null: the CPU alone
+  // A context longer than the model's counts as that, here and below.
   MemoryPlan memory_plan(const MemoryRequest& use) const;
+  // What lies where: a value of sizes and of what was free on the GPU when this was opened, so that plans and
+  // load() have the same for the same use. None: the CPU alone. Errors: as decide_placement's.
+  std::optional<Placement> placement(const MemoryRequest& use) const;
+  bool fits_gpu(const MemoryRequest& use) const;  // true without one
+  // Before plans for such a use: with `gpu` auto a GPU that the model does not fit is left, and notes say what
+  // was chosen. Nothing else is an error here.
+  void settle(const MemoryRequest& use);
   Work decode_work(int sequences, int context) const;  // as Transformer's
 
   // Reads the weights; this is no longer of use. Error(kMemory), before any is read, if they do not fit.
@@ -71,8 +82,10 @@ class OpenedModel : public DescribedModel {
   void open_source();
   void open_gpu();
   std::unique_ptr<Ops> make_ops(bool sizes_only) const;
-  void check_gpu_memory(const MemoryPlan& plan) const;
+  MemoryRequest possible(MemoryRequest use) const;
   void note(const std::string& line) const;
+  void note_copies() const;
+  void note_placement(const Placement& placed) const;
   std::unique_ptr<Transformer> build(std::shared_ptr<Ops> ops, TransformerOptions how) const;
   const ExpertSource* experts() const { return rounded_ ? rounded_.get() : source_.get(); }
 
@@ -80,7 +93,10 @@ class OpenedModel : public DescribedModel {
   std::unique_ptr<Checkpoint> weights_;             // of ModelOptions::weights, where that is one
   std::unique_ptr<ExpertSource> source_, rounded_;  // as stored, and as it will be loaded; null: no experts
   std::shared_ptr<Pool> pool_;
-  std::shared_ptr<const Gpu> gpu_;      // null: the CPU alone
+  std::shared_ptr<const Gpu> gpu_;  // null: the CPU alone
+  DeviceMemory device_;             // its, when this was opened
+  std::optional<ExpertStatistics> statistics_;
+  bool copies_noted_ = false;
   std::unique_ptr<Transformer> sizes_;  // no weights: what memory_plan() asks
   double seconds_ = 0;                  // of opening, without what DescribedModel reads
 };

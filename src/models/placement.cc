@@ -50,9 +50,9 @@ DevicePlacement allowed_on(const DeviceMemory& device, const PlacementWish& wish
                       .free = device.free,
                       .taken = device.taken,
                       .allowed = wish.gpu_memory,
-                      .decided_by = "`gpu_memory`"};
+                      .decided_by = wish.gpu_memory_from};
   if (wish.gpu_memory > device.free + device.taken)
-    fail_as(ErrorKind::kMemory, "{}: `gpu_memory` is {}, {} are free: {} too much", device_text(out),
+    fail_as(ErrorKind::kMemory, "{}: {} is {}, {} are free: {} too much", device_text(out), out.decided_by,
             human_bytes(wish.gpu_memory), human_bytes(device.free + device.taken),
             human_bytes(wish.gpu_memory - device.free - device.taken));
   if (wish.gpu_memory == 0) {
@@ -89,9 +89,11 @@ std::string advice(const PlacementSizes& sizes, const PlacementWish& wish, const
   if (narrower > 0) ways.push_back(text("`kv` int8 ({} less)", human_bytes(narrower)));
   if (wish.linears_as_stored) ways.push_back("`linear_format` int4_g64");
   const int64_t context = longest_context(sizes, wish, fixed, device.allowed);
-  if (context > 0 && context < wish.use.context) ways.push_back(text("a `context` of at most {}", context));
+  if (context > 0 && context < wish.use.context)
+    ways.push_back(text("a context of at most {} tokens", context));
   if (wish.gpu_memory > 0 && fixed.sum() <= device.free + device.taken)
     ways.push_back(text("`gpu_memory` of {} or more", at_least(fixed.sum())));
+  ways.push_back("`gpu` off");
   std::string out;
   for (size_t i = 0; i < ways.size(); ++i)
     out += (i == 0 ? "; try " : i + 1 < ways.size() ? ", " : " or ") + ways[i];
@@ -186,6 +188,18 @@ int64_t Placement::hot_experts() const {
   int64_t sum = 0;
   for (const LayerPlacement& layer : layers) sum += std::ssize(layer.hot);
   return sum;
+}
+
+int64_t Placement::all_experts() const {
+  int64_t sum = 0;
+  for (const LayerPlacement& layer : layers) sum += layer.experts;
+  return sum;
+}
+
+std::vector<std::vector<int>> Placement::hot() const {
+  std::vector<std::vector<int>> out;
+  for (const LayerPlacement& layer : layers) out.push_back(layer.hot);
+  return out;
 }
 
 int Placement::routed_layers() const {

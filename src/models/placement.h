@@ -45,8 +45,9 @@ struct DeviceMemory {
 
 struct PlacementWish {
   std::vector<DeviceMemory> devices = {};  // one, so far
-  uint64_t gpu_memory =
-      0;  // all that the process may take of a device, what is taken included; 0: free less 5 %
+  // All that the process may take of a device, what is taken included, and who says so; 0: free less 5 %.
+  uint64_t gpu_memory = 0;
+  std::string gpu_memory_from = "`gpu_memory`";
   MemoryRequest use = {};  // sequences and their context
   ExpertWish experts = {};
   // None: by frequency where there are statistics, else uniform.
@@ -96,6 +97,8 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 
   int64_t hot_experts() const;  // of all layers
+  int64_t all_experts() const;
+  std::vector<std::vector<int>> hot() const;  // layer by layer, as TransformerOptions take them
   int routed_layers() const;
 };
 

@@ -75,8 +75,8 @@ TEST_F(DeepSeekV3, AsStoredItIsRefused) {
     EXPECT_THAT(line, HasSubstr("GPU 0 (a card): 27."));
     EXPECT_THAT(line, HasSubstr("cache of 139000 tokens 9.1 GiB"));
     EXPECT_THAT(line, HasSubstr("driver 400.0 MiB), 24.0 GiB allowed (`gpu_memory`): 3."));
-    EXPECT_THAT(
-        line, HasSubstr("; try `kv` int8 (4.5 GiB less), `linear_format` int4_g64, a `context` of at most "));
+    EXPECT_THAT(line,
+                HasSubstr("; try `kv` int8 (4.5 GiB less), `linear_format` int4_g64, a context of at most "));
     // What is advised holds.
     const size_t at = line.find("at most ") + 8;
     const MemoryRequest shorter{.sequences = 1, .context = std::stoi(line.substr(at))};

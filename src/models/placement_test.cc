@@ -9,6 +9,7 @@
 #include "models/families.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
+#include "nn/gpu_ops.h"
 
 namespace kt {
 namespace {
@@ -68,6 +69,8 @@ TEST(Placement, EveryPartIsSomewhere) {
   EXPECT_EQ(got.pages, 2);
   EXPECT_EQ(hot_of(got), (std::vector<std::vector<int>>{{}, {0, 1}, {0, 1}}));  // 5 + 8 + 5 + 8 of 27
   EXPECT_EQ(got.hot_experts(), 4);
+  EXPECT_EQ(got.all_experts(), 8);
+  EXPECT_EQ(got.hot(), hot_of(got));
   EXPECT_EQ(got.routed_layers(), 2);
   EXPECT_THAT(bytes_by_place(got),
               ElementsAre(PlaceBytes{kGpu0, 154 * kMiB}, PlaceBytes{kNode0, (4 * 3 + 4 * 4) * kMiB},
@@ -135,13 +138,13 @@ TEST(Placement, WhatDoesNotFitIsRefusedWithNumbers) {
             "13.0 MiB, "
             "workspace 30.0 MiB, driver 10.0 MiB), 100.0 MiB allowed (`gpu_memory`): 28.0 MiB too much; try "
             "`kv` int8 "
-            "(6.0 MiB less), `linear_format` int4_g64 or `gpu_memory` of 128.0 MiB or more");
+            "(6.0 MiB less), `linear_format` int4_g64, `gpu_memory` of 128.0 MiB or more or `gpu` off");
   PlacementWish narrow = wish(124 * kMiB);
   narrow.linears_as_stored = false;
   EXPECT_THAT(
       refusal(small(), narrow),
       HasSubstr(
-          ": 4.0 MiB too much; try `kv` int8 (6.0 MiB less), a `context` of at most 64 or `gpu_memory`"));
+          ": 4.0 MiB too much; try `kv` int8 (6.0 MiB less), a context of at most 64 tokens, `gpu_memory`"));
   PlacementSizes least = small();
   for (PlacementSizes::Layer& layer : least.layers) layer.page_int8 = layer.page;
   narrow.gpu_memory = 0;
@@ -150,9 +153,19 @@ TEST(Placement, WhatDoesNotFitIsRefusedWithNumbers) {
   const std::string line = refusal(least, narrow);
   EXPECT_THAT(line, HasSubstr("GPU 0: 128.0 MiB needed"));
   EXPECT_THAT(line, HasSubstr("105.0 MiB allowed (100.0 MiB free less 5 %): 23.0 MiB too much"));
-  EXPECT_EQ(line.find("try"), line.npos);
+  EXPECT_TRUE(line.ends_with("too much; try `gpu` off")) << line;
   EXPECT_EQ(refusal(small(), wish(400 * kMiB)),
             "GPU 0 (card): `gpu_memory` is 400.0 MiB, 310.0 MiB are free: 90.0 MiB too much");
+}
+
+// Who says how much may be taken is named.
+TEST(Placement, AShareOfTheCardIsNamedAsIt) {
+  PlacementWish asked = wish(400 * kMiB);
+  asked.gpu_memory_from = "`mem_fraction_static` 0.8";
+  EXPECT_EQ(refusal(small(), asked),
+            "GPU 0 (card): `mem_fraction_static` 0.8 is 400.0 MiB, 310.0 MiB are free: 90.0 MiB too much");
+  asked.gpu_memory = 200 * kMiB;
+  EXPECT_EQ(decide_placement(small(), asked).devices[0].decided_by, "`mem_fraction_static` 0.8");
 }
 
 TEST(Placement, MoreExpertsThanFitAreRefusedWithNumbers) {
@@ -188,7 +201,7 @@ TEST(Placement, IsPrinted) {
             "workspace       -       GPU 0  `gpu`                                             30.0 MiB\n"
             "workspace       -       host   run by the CPU                                     7.0 MiB\n"
             "driver          -       GPU 0  context and kernels                               10.0 MiB\n"
-            "GPU 0: 146.0 MiB of 146.0 MiB (`gpu_memory`)\n"
+            "GPU 0 (card): 146.0 MiB of 146.0 MiB (`gpu_memory`)\n"
             "node 0: 28.0 MiB\n"
             "node 1: 24.0 MiB\n"
             "host: 7.0 MiB\n");
@@ -256,6 +269,31 @@ TEST(PlacementSizes, AreThoseOfTheMemoryPlan) {
     EXPECT_EQ(sizes.layers[5].experts, 16);
     EXPECT_GT(experts.back(), 0u);
   }
+}
+
+// What the operations of a GPU ask for is in the placement, on the card and beside it, each byte once.
+TEST(PlacementSizes, OfAGpuAreThoseOfTheMemoryPlanToo) {
+  const Checkpoint checkpoint(KT_DEMO_MODEL);
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 1, .nodes = 1, .pin = false});
+  const Transformer model(checkpoint, describe_model(checkpoint.config_json(), KT_DEMO_MODEL),
+                          make_gpu_ops(pool, {.sizes_only = true}), {});
+  const MemoryRequest use{.sequences = 3, .context = 1000};
+  MemoryPlan plan = model.memory_plan(use);
+  const PlacementSizes sizes = model.placement_sizes(use);
+  PlacementWish asked{.devices = {{.free = 4096 * kMiB, .taken = 7 * kMiB}},
+                      .use = use,
+                      .experts = parse_expert_wish("3", "gpu_experts")};
+  const Placement got = decide_placement(sizes, asked);
+  uint64_t copies = 0;
+  for (const LayerPlacement& layer : got.layers) copies += layer.copies.bytes;
+  EXPECT_EQ(got.hot_experts(), 3 * got.routed_layers());
+  EXPECT_EQ(copies, static_cast<uint64_t>(got.hot_experts()) * got.layers.back().expert_bytes);
+  const PlaceMemory on_gpu = plan.at(kGpu0), host = plan.host();
+  EXPECT_GT(sizes.workspace, 0u);
+  EXPECT_THAT(bytes_by_place(got), testing::UnorderedElementsAre(
+                                       PlaceBytes{kGpu0, 7 * kMiB + copies + on_gpu.weights() +
+                                                             on_gpu.kv_cache + on_gpu.workspace},
+                                       PlaceBytes{kNode0, host.experts}, PlaceBytes{kHost, host.workspace}));
 }
 
 }  // namespace

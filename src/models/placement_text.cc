@@ -112,7 +112,9 @@ std::string describe(const Placement& placement) {
   out += table.str();
   for (const PlaceBytes& at : bytes_by_place(placement)) {
     const auto device = std::ranges::find(placement.devices, at.place, &DevicePlacement::place);
-    out += text("{}: {}", name_of(at.place), human_bytes(at.bytes));
+    const bool named = device != placement.devices.end() && !device->name.empty();
+    out +=
+        text("{}{}: {}", name_of(at.place), named ? text(" ({})", device->name) : "", human_bytes(at.bytes));
     if (device != placement.devices.end())
       out += text(" of {} ({})", human_bytes(device->allowed), device->decided_by);
     out += "\n";

@@ -150,7 +150,8 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   const WeightOptions load{.precision = options.precision,
                            .max_tokens = options.max_tokens,
                            .linear_format = options.linear_format,
-                           .linear_rounding = options.linear_rounding};
+                           .linear_rounding = options.linear_rounding,
+                           .hot = std::move(options.hot)};
   state_ =
       std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, routed, options.kv_type);
   State& s = *state_;
@@ -321,14 +322,14 @@ PlacementSizes Transformer::placement_sizes(const MemoryRequest& request) const 
   const State& s = *state_;
   const StepNeeds needs = s.needs(request);
   const bool on_device = s.ops->place().kind == Place::Kind::kGpu;
-  PlacementSizes out{.model = s.spec.family,
-                     .layers = {},
-                     .embedding = s.embedding_bytes(),
-                     .head = 0,
-                     .page_tokens = kPageTokens,
-                     .workspace = s.ops->row_bytes(s.max_tokens) + s.logit_bytes(request) +
-                                  (on_device ? needs.workspace : 0),
-                     .host_workspace = on_device ? needs.on_host : needs.workspace};
+  PlacementSizes out{
+      .model = s.spec.family,
+      .layers = {},
+      .embedding = s.embedding_bytes(),
+      .head = 0,
+      .page_tokens = kPageTokens,
+      .workspace = s.ops->row_bytes(s.max_tokens) + (on_device ? needs.workspace : s.logit_bytes(request)),
+      .host_workspace = on_device ? needs.on_host + s.logit_bytes(request) : needs.workspace};
   for (const PlacedWeights* weights : {static_cast<const PlacedWeights*>(s.head.get()),
                                        static_cast<const PlacedWeights*>(s.final_norm.get())})
     out.head += weights->packed_bytes() + weights->plain_bytes();

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/plan.h"
 #include "models/expert_counts.h"
@@ -35,6 +36,9 @@ struct TransformerOptions {
   // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
   std::optional<Format> linear_format = {};
   MatrixRounding linear_rounding = {};  // of any matrix outside of routed experts; null: as stored
+  // Of each layer the routed experts, by ascending ids, whose copies the operations' device holds and runs
+  // (Placement::hot); empty: none.
+  std::vector<std::vector<int>> hot = {};
   // After each layer that was read: how many, of how many. From the thread that constructs.
   std::function<void(int, int)> on_layer = {};
 };
@@ -68,8 +72,9 @@ class Transformer {
 
   // Not beside a forward, as decode_work().
   MemoryPlan memory_plan(const MemoryRequest& request) const;
-  // The same bytes part by part, for deciding what lies where (models/placement.h). Rows and logits of a step
-  // count where dense parts run, scratch beyond them beside the experts.
+  // The same bytes part by part, for deciding what lies where (models/placement.h). Operations of a device say
+  // what a step takes there and on the host; of those of a CPU rows and logits count where dense parts would
+  // run, scratch beyond them beside the experts.
   PlacementSizes placement_sizes(const MemoryRequest& request) const;
   // One token for each of `sequences` at the end of a context of that length; experts as if routing were
   // even.

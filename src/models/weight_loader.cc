@@ -179,12 +179,15 @@ std::unique_ptr<PlacedExperts> WeightLoader::experts(const ExpertSource& source,
     fail("{}: the config has {} experts of {} x {}, the weights {} of {} x {}", checkpoint_.path(),
          moe.experts, spec_.hidden, moe.inter, source.experts(), source.hidden(), source.inter());
   count_experts(source, layer);
+  const auto number = static_cast<size_t>(layer);
+  const std::span<const int> hot =
+      number < options_.hot.size() ? std::span<const int>(options_.hot[number]) : std::span<const int>();
   return ops_.make_experts(
       experts_shape(source),
       experts_options(
           source, layer,
           {.activation = moe.activation, .precision = options_.precision, .max_tokens = options_.max_tokens}),
-      fill_of(source, layer, ops_.loading_threads()), {});
+      fill_of(source, layer, ops_.loading_threads()), hot);
 }
 
 }  // namespace kt

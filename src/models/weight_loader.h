@@ -24,7 +24,8 @@ struct WeightOptions {
   int max_tokens = 512;                       // of one step
   // Matrices that a user may choose the rounding of are rounded to this; none: as stored.
   std::optional<Format> linear_format = {};
-  MatrixRounding linear_rounding = {};  // of any matrix outside of routed experts; null: as stored
+  MatrixRounding linear_rounding = {};     // of any matrix outside of routed experts; null: as stored
+  std::vector<std::vector<int>> hot = {};  // TransformerOptions'
 };
 
 // A gated MLP that every token visits: a dense layer's own, or the shared expert.

@@ -116,8 +116,11 @@ class Experts {
   // The route each expert of a call with this many rows takes, for reports: "few, s8 activations, ...".
   std::string describe_plan(int rows) const;
 
- private:
+  // What lies where (experts_state.h), for those who copy packed experts elsewhere.
   struct State;
+  const State& state() const { return *state_; }
+
+ private:
   std::unique_ptr<State> state_;
 };
 

@@ -1,4 +1,4 @@
-// What Experts and its forward share; not for other files.
+// What Experts, its forward and copies of it on a device share; not for other files.
 #pragma once
 #include "nn/experts.h"
 #include "nn/padded_parts.h"

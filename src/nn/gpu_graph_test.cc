@@ -16,7 +16,9 @@ constexpr int kWidth = 24, kMiddle = 40, kOf = 7, kChosen = 3, kVocabulary = 33,
 struct GraphWatch final : RouteWatch {
   std::vector<int32_t> ids;
   int calls = 0, fails_at = -1;
-  void chose(size_t, std::span<const int32_t> more) override { ids.insert(ids.end(), more.begin(), more.end()); }
+  void chose(size_t, std::span<const int32_t> more) override {
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
   void took(std::chrono::nanoseconds) override {
     if (calls++ == fails_at) fail("an error of the host");
   }
@@ -54,25 +56,34 @@ struct GraphModel {
       layer = ops->make_experts(
           {.experts = kOf, .hidden = kWidth, .inter = kMiddle},
           {.gate = f32, .up = f32, .down = f32, .precision = Precision::kF32, .max_tokens = 16},
-          {.name = "experts", .experts = kOf, .load = [&](int e, FunctionRef<void(const ExpertRows&)> use) {
-             const auto seed = static_cast<unsigned>(10 * e);
-             const Matrix gate = graph_matrix(kMiddle, kWidth, seed + 4), up = graph_matrix(kMiddle, kWidth, seed + 5),
-                          down = graph_matrix(kWidth, kMiddle, seed + 6);
-             const auto reader = [](const Matrix& of) {
-               return RowReader{.format = of.format, .n = of.n, .k = of.k, .rows = [&of](int64_t first, int64_t count) {
-                                  std::vector<float> all(static_cast<size_t>(of.n * of.k));
-                                  dequantise(of.view(), all);
-                                  return quantise(of.format,
-                                                  std::span(all).subspan(static_cast<size_t>(first * of.k),
-                                                                         static_cast<size_t>(count * of.k)),
-                                                  count, of.k);
-                                }};
-             };
-             use({.gate = reader(gate), .up = reader(up), .down = reader(down)});
-           }},
+          {.name = "experts",
+           .experts = kOf,
+           .load =
+               [&](int e, FunctionRef<void(const ExpertRows&)> use) {
+                 const auto seed = static_cast<unsigned>(10 * e);
+                 const Matrix gate = graph_matrix(kMiddle, kWidth, seed + 4),
+                              up = graph_matrix(kMiddle, kWidth, seed + 5),
+                              down = graph_matrix(kWidth, kMiddle, seed + 6);
+                 const auto reader = [](const Matrix& of) {
+                   return RowReader{.format = of.format,
+                                    .n = of.n,
+                                    .k = of.k,
+                                    .rows = [&of](int64_t first, int64_t count) {
+                                      std::vector<float> all(static_cast<size_t>(of.n * of.k));
+                                      dequantise(of.view(), all);
+                                      return quantise(
+                                          of.format,
+                                          std::span(all).subspan(static_cast<size_t>(first * of.k),
+                                                                 static_cast<size_t>(count * of.k)),
+                                          count, of.k);
+                                    }};
+                 };
+                 use({.gate = reader(gate), .up = reader(up), .down = reader(down)});
+               }},
           {});
     ops->allocate(8);
-    cache = ops->make_cache({.planes = {{.heads = 1, .d = 32, .dv = 32, .type = KvType::kF32}}, .states = {}}, 8, 0);
+    cache = ops->make_cache({.planes = {{.heads = 1, .d = 32, .dv = 32, .type = KvType::kF32}}, .states = {}},
+                            8, 0);
   }
 
   // One token for each of so many sequences.
@@ -89,8 +100,11 @@ struct GraphModel {
     const RowTable table{.rows = tokens, .width = kWidth, .read = [&](int64_t row, float* to) {
                            std::copy_n(rows.begin() + row * kWidth, kWidth, to);
                          }};
-    const StepScope scope(*ops, {.sequences = sequences, .tokens = tokens, .cache = cache.get(),
-                                 .logits = logits.data(), .alike = true});
+    const StepScope scope(*ops, {.sequences = sequences,
+                                 .tokens = tokens,
+                                 .cache = cache.get(),
+                                 .logits = logits.data(),
+                                 .alike = true});
     ops->embed(table, which, x);
     ops->repeat([&] { layers(tokens); });
     return logits;
@@ -101,10 +115,20 @@ struct GraphModel {
     ops->project(*head, normed, tokens);
   }
   void run_layer(const PlacedExperts& layer) {
-    const RunExperts run{.experts = &layer, .top_k = kChosen, .x = normed, .ids = ids, .weights = weights,
-                         .out = out, .watch = &watch};
+    const RunExperts run{.experts = &layer,
+                         .top_k = kChosen,
+                         .x = normed,
+                         .ids = ids,
+                         .weights = weights,
+                         .out = out,
+                         .watch = &watch};
     ops->norm(x, *norm, 1e-5, normed);
-    ops->route({.spec = &spec, .router = router.get(), .top_k = kChosen, .x = normed, .scores = scores, .ids = ids,
+    ops->route({.spec = &spec,
+                .router = router.get(),
+                .top_k = kChosen,
+                .x = normed,
+                .scores = scores,
+                .ids = ids,
                 .weights = weights});
     ops->send_experts(run);
     ops->experts(run);

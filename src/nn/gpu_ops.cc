@@ -4,6 +4,7 @@
 #include "nn/cpu_ops.h"
 #include "nn/cpu_work.h"
 #include "nn/gpu_cache.h"
+#include "nn/gpu_experts.h"
 #include "nn/gpu_ops_state.h"
 
 namespace kt {
@@ -30,10 +31,10 @@ std::unique_ptr<GpuLinear> GpuOps::linear_of_rows(const RowReader& weights, std:
 
 std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                                     const ExpertsFill& fill, std::span<const int> hot) {
-  KT_CHECK(hot.empty(), "{} experts for the GPU", hot.size());
   widest_hidden_ = std::max<int64_t>(widest_hidden_, shape.hidden);
   ++routed_layers_;
-  return host_->make_experts(shape, options, fill, {});
+  return std::make_unique<GpuRoutedExperts>(weights_, host_->make_experts(shape, options, fill, {}), hot,
+                                            fill.name);
 }
 
 std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
@@ -133,19 +134,19 @@ void GpuOps::launch_norm(const NormArgs& args) {
 
 void GpuOps::flush() {
   if (pending_.x.id >= 0) launch_norm(take_pending());
-  if (fetching_.id < 0) return;
-  const Rows out = std::exchange(fetching_, {});
-  launch_norm(NormArgs{.x = at(out),
+  if (fetching_.out.id < 0) return;
+  const Fetching fetching = std::exchange(fetching_, {});
+  launch_norm(NormArgs{.x = at(fetching.out),
                        .fetched = exchange_.fetched(tables_.words(), layer_ - 1),
-                       .x_stride = out.width,
-                       .width = static_cast<int>(out.width),
-                       .fresh = 1});
+                       .x_stride = fetching.out.width,
+                       .width = static_cast<int>(fetching.out.width),
+                       .fresh = fetching.hot ? 0 : 1});
 }
 
 void GpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
   if (measured_) return;
   const auto& w = static_cast<const GpuVector&>(weights);
-  const bool along = pending_.x.id == x.id && x.id >= 0 && x.width == w.size() && fetching_.id < 0;
+  const bool along = pending_.x.id == x.id && x.id >= 0 && x.width == w.size() && fetching_.out.id < 0;
   if (!along) flush();
   NormArgs args =
       along ? take_pending() : NormArgs{.x = at(x), .x_stride = x.width, .width = static_cast<int>(w.size())};
@@ -158,12 +159,11 @@ void GpuOps::norm(Rows x, const PlacedVector& weights, double eps, Rows y) {
 
 void GpuOps::add(Rows x, Rows y) {
   if (measured_) return;
-  if (fetching_.id >= 0 && fetching_.id == y.id && pending_.x.id < 0) {
-    fetching_ = {};
+  if (fetching_.out.id >= 0 && fetching_.out.id == y.id && pending_.x.id < 0) {
     pending_ = {.x = x, .fetched = exchange_.fetched(tables_.words(), layer_ - 1), .add = {}};
-    return;
+    if (!std::exchange(fetching_, {}).hot) return;
   }
-  const bool along = pending_.x.id == x.id && fetching_.id < 0 && pending_.addends < 2;
+  const bool along = pending_.x.id == x.id && fetching_.out.id < 0 && pending_.addends < 2;
   if (!along) {
     flush();
     pending_ = {.x = x, .fetched = {}, .add = {}};

@@ -1,4 +1,4 @@
-// The operations of nn/ops.h on one stream of one GPU; routed experts stay on the workers of a pool. Dense weights are
+// The operations of nn/ops.h on one stream of one GPU; routed experts without a copy there run on the workers of a pool. Weights are
 // the CPU's packed bytes in device memory. Everything is computed in f32, whatever the weights are.
 #pragma once
 #include <memory>

@@ -162,8 +162,26 @@ void GpuOps::repeat(FunctionRef<void()> run) {
   for (const HostTask& task : graph.tasks) tell(task);
 }
 
-// What routers chose.
-void GpuOps::tell(const HostTask& task) const {
+GpuOps::PairShares GpuOps::shares(const HostTask& task) {
+  const int32_t* const ids = exchange_.ids(task.ids_of);
+  hit_.assign(static_cast<size_t>(task.experts->shape().experts), 0);
+  PairShares out;
+  for (int64_t i = 0; i < int64_t{live_} * task.top_k; ++i) {
+    if (ids[i] < 0) continue;
+    const auto id = static_cast<size_t>(ids[i]);
+    PairShare& share = task.hot && task.hot->skip()[id] ? out.gpu : out.host;
+    ++share.pairs;
+    share.hits += hit_[id] == 0;
+    hit_[id] = 1;
+  }
+  return out;
+}
+
+// What routers chose, and the work of it.
+void GpuOps::tell(const HostTask& task) {
+  const PairShares all = shares(task);
+  count(kHost, experts_work(*task.experts, all.host.hits, all.host.pairs));
+  if (task.hot) count(place(), experts_work(*task.experts, all.gpu.hits, all.gpu.pairs));
   if (task.watch)
     task.watch->chose(task.watched, {exchange_.ids(task.ids_of),
                                      static_cast<size_t>(live_) * static_cast<size_t>(task.top_k)});
@@ -202,24 +220,17 @@ void GpuOps::serve_now(const HostTask& task) {
 }
 
 void GpuOps::run_task(const HostTask& task) {
-  const Experts& experts = *task.experts;
   const StepParts::Scope scope(&parts_, experts_part_);
   const auto start = std::chrono::steady_clock::now();
-  const int32_t* const ids = exchange_.ids(task.ids_of);
-  const int64_t slots = int64_t{live_} * task.top_k;
-  hit_.assign(static_cast<size_t>(experts.shape().experts), 0);
-  for (int64_t i = 0; i < slots; ++i)
-    if (ids[i] >= 0) hit_[static_cast<size_t>(ids[i])] = 1;
-  const auto hits = static_cast<double>(std::count(hit_.begin(), hit_.end(), 1));
-  const Amount amount = experts_work(experts, hits, static_cast<double>(slots));
-  count(kHost, amount);
-  parts_.count(amount);
-  experts.forward({.tokens = live_,
-                   .top_k = task.top_k,
-                   .input = exchange_.rows(),
-                   .ids = ids,
-                   .weights = exchange_.weights(),
-                   .output = exchange_.out()});
+  const PairShare mine = shares(task).host;
+  parts_.count(experts_work(*task.experts, mine.hits, mine.pairs));
+  task.experts->forward({.tokens = live_,
+                         .top_k = task.top_k,
+                         .input = exchange_.rows(),
+                         .ids = exchange_.ids(task.ids_of),
+                         .weights = exchange_.weights(),
+                         .output = exchange_.out(),
+                         .skip = task.hot ? task.hot->skip() : nullptr});
   if (task.watch) task.watch->took(std::chrono::steady_clock::now() - start);
 }
 

@@ -1,9 +1,7 @@
 // Operations of GpuOps that multiply: linears, routers, experts on both sides, the head.
-#include <array>
-
 #include "base/error.h"
-#include "nn/cpu_weights.h"
 #include "nn/cpu_work.h"
+#include "nn/gpu_experts.h"
 #include "nn/gpu_ops_state.h"
 
 namespace kt {
@@ -13,25 +11,8 @@ constexpr int kPostThreads = 512;
 constexpr int kProductThreads = 256, kProductRows = 8;
 constexpr int kLogitRows = 64;  // of the head at once
 
-// Parts of kernels' names.
-constexpr auto kCodeNames = std::to_array<std::pair<Code, const char*>>({{Code::kI8, "i8"},
-                                                                         {Code::kU2, "u2"},
-                                                                         {Code::kU3, "u3"},
-                                                                         {Code::kU4, "u4"},
-                                                                         {Code::kU5, "u5"},
-                                                                         {Code::kU6, "u6"},
-                                                                         {Code::kIq4, "iq4"},
-                                                                         {Code::kE2m1, "e2m1"},
-                                                                         {Code::kE4m3, "e4m3"},
-                                                                         {Code::kBf16, "bf16"},
-                                                                         {Code::kF16, "f16"},
-                                                                         {Code::kF32, "f32"}});
-
 std::string product_kernel(const Packing& packing, int rows) {
-  const auto name =
-      std::ranges::find(kCodeNames, packing.format.code, [](const auto& row) { return row.first; });
-  KT_CHECK(name != kCodeNames.end(), "code {}", static_cast<int>(packing.format.code));
-  return text("kt_product_{}_{}_{}", name->second, packing.fragment.step_bytes, rows);
+  return text("kt_product_{}_{}_{}", kernel_word(packing.format.code), packing.fragment.step_bytes, rows);
 }
 
 RouteArgs route_args(const ChooseExperts& args) {
@@ -123,28 +104,56 @@ void GpuOps::send_experts(const RunExperts& args) {
   if (measured_) return;
   flush();
   want_chosen(args.top_k);
+  const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  const GpuExperts* const hot = placed.hot_for(step_.tokens);
   PostRowsArgs post = exchange_.post(tables_.words(), layer_, recording_ ? layer_ : 0);
   post.x = at(args.x);
   post.x_stride = args.x.width;
-  post.width = experts_of(*args.experts).shape().hidden;
+  post.width = placed.shape().hidden;
   post.ids = ids_at(args.ids);
   post.weights = at(args.weights);
   post.top_k = args.top_k;
+  post.slots = hot ? hot->slots() : nullptr;
   post.always = recording_ ? 0 : 1;
   stream_->launch("kt_post_rows", step_.tokens, 1, kPostThreads, post);
+  if (hot) run_hot(*hot, args);
+}
+
+void GpuOps::run_hot(const GpuExperts& hot, const RunExperts& args) {
+  const GpuExperts::Call call{.tokens = step_.tokens,
+                              .top_k = args.top_k,
+                              .x = at(args.x),
+                              .x_stride = args.x.width,
+                              .ids = ids_at(args.ids),
+                              .weights = at(args.weights),
+                              .mid = scratch(static_cast<size_t>(hot.mid_floats(step_.tokens, args.top_k))),
+                              .out = at(args.out),
+                              .out_stride = args.out.width};
+  hot.run_in(*stream_, call);
+  hot.run_out(*stream_, call);
+}
+
+void GpuOps::measure_experts(const RunExperts& args) {
+  const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  const Experts& experts = placed.experts();
+  const GpuExperts* const hot = placed.hot_for(step_.tokens);
+  const double hits = even_hits(experts.shape(), args.top_k, step_.tokens),
+               slots = static_cast<double>(int64_t{step_.tokens} * args.top_k),
+               share = hot ? static_cast<double>(hot->count()) / experts.shape().experts : 0;
+  count(kHost, experts_work(experts, hits * (1 - share), slots * (1 - share)));
+  measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
+  if (!hot) return;
+  count(place(), experts_work(experts, hits * share, slots * share));
+  measured_->workspace = std::max(
+      measured_->workspace, static_cast<size_t>(hot->mid_floats(step_.tokens, args.top_k)) * sizeof(float));
 }
 
 void GpuOps::experts(const RunExperts& args) {
-  const Experts& experts = experts_of(*args.experts);
-  const int64_t slots = int64_t{step_.tokens} * args.top_k;
-  if (measured_) {
-    const double hits = even_hits(experts.shape(), args.top_k, step_.tokens);
-    count(kHost, experts_work(experts, hits, static_cast<double>(slots)));
-    measured_->on_host = std::max(measured_->on_host, experts.forward_bytes(step_.tokens, args.top_k));
-    return;
-  }
+  if (measured_) return measure_experts(args);
   flush();
-  const HostTask task{.experts = &experts,
+  const auto& placed = static_cast<const GpuRoutedExperts&>(*args.experts);
+  const HostTask task{.experts = &placed.experts(),
+                      .hot = placed.hot_for(step_.tokens),
                       .top_k = args.top_k,
                       .watch = args.watch,
                       .watched = args.watched,
@@ -154,7 +163,7 @@ void GpuOps::experts(const RunExperts& args) {
   else
     serve_now(task);
   ++layer_;
-  fetching_ = args.out;
+  fetching_ = {.out = args.out, .hot = task.hot != nullptr};
 }
 
 void GpuOps::mlp(const RunMlp& args) {

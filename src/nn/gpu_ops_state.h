@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "nn/gpu_exchange.h"
+#include "nn/gpu_experts.h"
 #include "nn/gpu_ops.h"
 #include "nn/gpu_step.h"
 #include "nn/gpu_weights.h"
@@ -136,9 +137,22 @@ class GpuOps final : public Ops {
     Addend add[2];
     bool fresh = false;
   };
+  // What experts() gave in name only so far: the next sum fetches it.
+  struct Fetching {
+    Rows out;
+    bool hot = false;  // what the GPU's own experts gave is in `out`
+  };
+  // Pairs of tokens and experts, and how many different experts.
+  struct PairShare {
+    double pairs = 0, hits = 0;
+  };
+  struct PairShares {
+    PairShare gpu, host;
+  };
   // Routed experts of a layer, as the host runs them.
   struct HostTask {
     const Experts* experts;
+    const GpuExperts* hot;  // null: none is on the GPU
     int top_k;
     RouteWatch* watch;
     size_t watched;
@@ -178,6 +192,8 @@ class GpuOps final : public Ops {
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int blocks, int window) const;
   RotateRowsArgs rotate_args(const RotateWrite& args, const HeadRows& heads, const float* growth) const;
+  void measure_experts(const RunExperts& args);
+  void run_hot(const GpuExperts& hot, const RunExperts& args);
   float* scratch(size_t floats);
   void wait();
   void flush();  // what is pending
@@ -200,7 +216,8 @@ class GpuOps final : public Ops {
   void serve(const StepGraph& graph);
   void serve_now(const HostTask& task);
   void run_task(const HostTask& task);
-  void tell(const HostTask& task) const;
+  PairShares shares(const HostTask& task);
+  void tell(const HostTask& task);
 
   const std::shared_ptr<Pool> pool_;
   const GpuOpsOptions options_;
@@ -216,8 +233,8 @@ class GpuOps final : public Ops {
   int64_t most_chosen_ = 0;                        // for a token
   std::vector<uint8_t> hit_;                       // [experts], scratch
   Pending pending_;
-  Rows fetching_;  // what experts() gave in name only so far: the next sum fetches it
-  int layer_ = 0;  // of those that route, in this step
+  Fetching fetching_;
+  int layer_ = 0;                                   // of those that route, in this step
   std::vector<std::unique_ptr<StepGraph>> graphs_;  // the one used last is at the end
   int tables_version_ = 0;
   StepGraph* recording_ = nullptr;

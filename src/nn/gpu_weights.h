@@ -1,11 +1,14 @@
 // Weights in the memory of a GPU, as gpu_ops.cc makes and reads them: the CPU's packed bytes, copied. Not for other
 // files.
 #pragma once
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
 
+#include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/kernels/args.h"
 #include "nn/linear.h"
@@ -27,6 +30,49 @@ struct GpuMemory {
     return out;
   }
 };
+
+// The part of a kernel's name that says which code it reads.
+inline const char* kernel_word(Code code) {
+  constexpr auto kWords = std::to_array<std::pair<Code, const char*>>({{Code::kI8, "i8"},
+                                                                       {Code::kU2, "u2"},
+                                                                       {Code::kU3, "u3"},
+                                                                       {Code::kU4, "u4"},
+                                                                       {Code::kU5, "u5"},
+                                                                       {Code::kU6, "u6"},
+                                                                       {Code::kIq4, "iq4"},
+                                                                       {Code::kE2m1, "e2m1"},
+                                                                       {Code::kE4m3, "e4m3"},
+                                                                       {Code::kBf16, "bf16"},
+                                                                       {Code::kF16, "f16"},
+                                                                       {Code::kF32, "f32"}});
+  for (const auto& [known, word] : kWords)
+    if (known == code) return word;
+  fail_as(ErrorKind::kInternal, "no kernel reads code {}", static_cast<int>(code));
+}
+
+// What kernels are told of a packed matrix whose blocks lie at `blocks`.
+inline PackedRows packed_rows(const Packing& packing, const uint8_t* blocks) {
+  const Layout& layout = kLayouts[static_cast<size_t>(packing.layout)];
+  const Header header = header_of(layout, packing.record_k / packing.span);
+  return {.blocks = blocks,
+          .block_bytes = static_cast<int64_t>(packing.block_bytes),
+          .n = static_cast<int>(packing.n),
+          .k = static_cast<int>(packing.k),
+          .k_pad = packing.k_pad,
+          .span = packing.span,
+          .record_k = packing.record_k,
+          .header_bytes = packing.header_bytes,
+          .bias = packing.format.bias,
+          .flip = packing.fragment.unsigned_bytes && packing.format.code == Code::kI8 ? 0x80 : 0,
+          .scale = static_cast<int>(layout.scale),
+          .min = static_cast<int>(layout.min),
+          .supers = header.supers,
+          .super_mins = header.super_mins,
+          .scales = header.scales,
+          .mins = header.mins,
+          .record_divisor = divisor_of(packing.record_k / kChunk),
+          .span_divisor = divisor_of(std::max(1, packing.span / kChunk))};
+}
 
 struct GpuVector final : PlacedVector {
   int64_t count;
@@ -69,27 +115,7 @@ struct GpuLinear final : PlacedLinear {
   size_t plain_bytes() const override { return bias_bytes; }
   double stored_bytes() const override { return stored; }
 
-  PackedRows rows() const {
-    const Header header =
-        header_of(kLayouts[static_cast<size_t>(packing.layout)], packing.record_k / packing.span);
-    const Layout& layout = kLayouts[static_cast<size_t>(packing.layout)];
-    return {.blocks = blocks.at(),
-            .block_bytes = static_cast<int64_t>(packing.block_bytes),
-            .n = static_cast<int>(packing.n),
-            .k = static_cast<int>(packing.k),
-            .k_pad = packing.k_pad,
-            .span = packing.span,
-            .record_k = packing.record_k,
-            .header_bytes = packing.header_bytes,
-            .bias = packing.format.bias,
-            .flip = packing.fragment.unsigned_bytes && packing.format.code == Code::kI8 ? 0x80 : 0,
-            .scale = static_cast<int>(layout.scale),
-            .min = static_cast<int>(layout.min),
-            .supers = header.supers,
-            .super_mins = header.super_mins,
-            .scales = header.scales,
-            .mins = header.mins};
-  }
+  PackedRows rows() const { return packed_rows(packing, blocks.at()); }
 };
 
 // A gated MLP that every token visits.

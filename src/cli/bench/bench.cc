@@ -180,6 +180,7 @@ void warn_if_narrow(const std::vector<ModelFigures>& points) {
 void run(const BenchFlags& flags) {
   const MemoryRequest use{.sequences = std::ranges::max(flags.batches),
                           .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
+  flags.model.note_idle_flags();
   LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
   LimitWindows limits(model.pool(), kernels());
   std::vector<ModelFigures> points;

@@ -77,6 +77,7 @@ ChatFlags with_settings(ChatFlags flags, const Settings& settings) {
 
 std::unique_ptr<ChatBackend> backend_of(const ChatFlags& flags) {
   if (flags.model.model.empty()) return server_backend(flags.server);
+  flags.model.note_idle_flags();
   StatusLine status;
   if (!flags.json) status.show(text("loading {}", flags.model.model));
   return model_backend(flags.model.model, flags.model.options(), flags.context);

@@ -15,7 +15,12 @@ struct PackedRows {
   int flip = 0;                                          // bits of every stored byte that are turned around
   int scale = 0, min = 0;                                // Scale, Min
   int supers = 0, super_mins = 0, scales = 0, mins = 0;  // in a header
+  uint32_t record_divisor = 0,
+           span_divisor = 0;  // divisor_of() the chunks of a record, of a span that has some
 };
+
+// For x / by as x * divisor_of(by) >> 31, exact where x * by < 2^31.
+constexpr uint32_t divisor_of(int by) { return static_cast<uint32_t>((int64_t{1} << 31) / by + 1); }
 
 // y[m, n] = (x[m, k] W^T + bias) * factors. Strides are in floats.
 struct ProductArgs {
@@ -117,6 +122,12 @@ struct PickArgs {
   int64_t width = 0;
 };
 
+// Activation of kernels/table.h in plain numbers.
+struct GateSpec {
+  int kind = 0;
+  float limit = 0, alpha = 0;
+};
+
 // mid[i] = f(gate[i], up[i]), the functions of kernels/table.h
 struct GateArgs {
   const float* gate = nullptr;
@@ -204,6 +215,46 @@ struct RouteArgs {
   int groups = 1, top_groups = 1, group_top_two = 0;
   float normalise_floor = 0, normalise_least = 0, scale = 1;
   const StepWords* step = nullptr;  // rows that are nobody's get ids of -1
+};
+
+// Which copy of an expert the pairs of a step go to: pair p is token p / top_k. Read by kernels alone; the same launches serve
+// any choice.
+struct ChosenExperts {
+  const int32_t* ids = nullptr;    // [tokens, top_k]; none of the layer's: no pair
+  const int32_t* slots = nullptr;  // [experts], of the copy; negative: there is none here
+  int experts = 0, top_k = 0;
+};
+
+// mid[pair] = f(gate(x[token]), up(x[token])) of one node's piece of the experts. Gate and up of one format in one launch;
+// of two formats gate first, whose sums wait in mid, then up.
+struct ExpertsInArgs {
+  ChosenExperts chosen;
+  enum : int { kBoth, kGate, kUp };
+  int part = kBoth;
+  PackedRows weights;      // of slot 0: gate's where both, whose blocks stand `up_bytes` before up's
+  int64_t slot_bytes = 0;  // from one copy to the next
+  int64_t up_bytes = 0;
+  const float* gate_bias = nullptr;  // [slots, width]; null: none
+  const float* up_bias = nullptr;
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  float* mid = nullptr;  // [pairs, width]
+  int64_t width = 0;
+  GateSpec gate;
+};
+
+// out[token] = sum over its pairs of weight * down(mid[pair]), with `add` to what is there.
+struct ExpertsOutArgs {
+  ChosenExperts chosen;
+  PackedRows weights;
+  int64_t slot_bytes = 0;
+  const float* bias = nullptr;          // [slots, n]; null: none
+  const float* pair_weights = nullptr;  // [tokens, top_k]
+  const float* mid = nullptr;
+  int64_t width = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int add = 0;
 };
 
 inline constexpr int kMostRouted = 1024;  // experts a router chooses from

@@ -1,10 +1,7 @@
 // Kernels over rows of floats: norms, sums, gates, copies.
-#include "cuda/gpu.h"
-#include "cuda/kernels/args.h"
+#include "cuda/kernels/gate.h"
 
 namespace kt {
-
-KT_GPU float sigmoid_of(float x) { return 1.0f / (1.0f + gpu::exp(-x)); }
 
 // Row `row` of what the host's experts gave, or null.
 KT_GPU const float* fetched_row(const FetchedRows& from, int row, int width, uint32_t* seen) {
@@ -158,26 +155,9 @@ KT_KERNEL(kt_pick, PickArgs, args, 256) {
   for (int64_t i = gpu::thread(); i < args.width; i += gpu::threads()) to[i] = from[i];
 }
 
-KT_GPU float gated(float gate, float up, const GateArgs& args) {
-  if (args.kind == 0) {  // ActivationKind::kSwiGlu
-    if (args.limit > 0) {
-      gate = gate < args.limit ? gate : args.limit;
-      up = up < args.limit ? up : args.limit;
-      up = up > -args.limit ? up : -args.limit;
-    }
-    if (args.alpha > 0) return gate * sigmoid_of(gate * args.alpha) * (up + 1.0f);
-    return gate * sigmoid_of(gate) * up;
-  }
-  if (args.kind == 1) {  // kGeluTanh: 0.5 (1 + tanh(z)) = sigmoid(2 z)
-    const float z = gpu::fma(gate * gate * gate, 0.044715f, gate) * 1.5957691216f;
-    return gate * sigmoid_of(z) * up;
-  }
-  return 0.5f * gate * (1.0f + gpu::erf(gate * 0.70710678f)) * up;
-}
-
 KT_KERNEL(kt_gate, GateArgs, args, 256) {
   const int64_t i = int64_t{gpu::block()} * gpu::threads() + gpu::thread();
-  if (i < args.count) args.mid[i] = gated(args.gate[i], args.up[i], args);
+  if (i < args.count) args.mid[i] = gated(args.gate[i], args.up[i], {args.kind, args.limit, args.alpha});
 }
 
 }  // namespace kt

@@ -15,6 +15,7 @@
   static const ::kt::gpu::KnownKernel name##_row(                                                  \
       #name, sizeof(Args), most, [](const void* from) { name(*static_cast<const Args*>(from)); }); \
   static void name(const Args& args)
+#define KT_KERNEL_BESIDE(name, Args, args, most, blocks) KT_KERNEL(name, Args, args, most)
 #define KT_UNROLL(count)
 #define KT_SHARED(Type, name, count) \
   Type* const name = static_cast<Type*>(::kt::gpu::shared_memory(sizeof(Type) * (count)))
@@ -97,6 +98,19 @@ inline void publish(uint32_t* word, uint32_t value) {
 inline float load_fresh(const float* from) { return *from; }
 // Ends too where the context is gone.
 uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise);
+// Subnormal halves through the float subnormals' place: exact for all of them.
+inline float from_f16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+  if (rest >= 0x7C00) return float_of(sign | 0x7F800000u | (rest & 0x3FF) << 13);
+  const float scaled = float_of(rest << 13) * 0x1p112f;
+  return float_of(sign | bits_of(scaled));
+}
+inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= (bytes >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+  return out;
+}
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float exp(float x) { return std::exp(x); }
 inline float exp2(float x) { return std::exp2(x); }

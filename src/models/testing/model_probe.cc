@@ -1,13 +1,14 @@
 // Logits of token sequences, for tests that compare with other programs, and with ourselves of another day:
 //
 //   model_probe MODEL [--acts f32|bf16|int8|default] [--kv f32|bf16|int8] [--chunk N | --cuts A,B,...]
-//               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME] [--gpu N] < ids
+//               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME]
+//               [--gpu N [--hot N]] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
 // vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
 // all). The cache is f32 with f32 activations and bf16 with others unless --kv says otherwise; --weights,
 // --format and --linear-format are those of kt generate; --shards are slices of every expert, as if there
-// were so many NUMA nodes.
+// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU.
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -31,6 +32,7 @@ struct Flags {
   std::vector<size_t> cuts;  // positions at which a step begins, ascending
   int chunk = 0, threads = 0, shards = 0;
   int gpu = -1;  // none
+  int hot = 0;   // of how many experts one is on the GPU; 0: none is
 };
 
 std::vector<size_t> numbers(const std::string& list) {
@@ -57,6 +59,8 @@ Flags parse(int argc, char** argv) {
       flags.shards = std::atoi(next().c_str());
     } else if (word == "--gpu") {
       flags.gpu = std::atoi(next().c_str());
+    } else if (word == "--hot") {
+      flags.hot = std::atoi(next().c_str());
     } else if (word == "--weights") {
       flags.weights = next();
     } else if (word == "--kv") {
@@ -106,6 +110,16 @@ struct Loaded {
   std::optional<Transformer> model;
 };
 
+// Layer by layer, from the last expert down.
+std::vector<std::vector<int>> hot_experts(const ModelSpec& spec, int every) {
+  std::vector<std::vector<int>> out(spec.layers.size());
+  for (size_t i = 0; every > 0 && i < out.size(); ++i) {
+    const int experts = spec.layers[i].moe() ? spec.layers[i].moe()->experts : 0;
+    for (int e = (experts - 1) % every; e < experts; e += every) out[i].push_back(e);
+  }
+  return out;
+}
+
 std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   auto out = std::make_unique<Loaded>(flags.model);
   const Checkpoint& checkpoint = *out->parts.checkpoint;
@@ -131,7 +145,9 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   std::shared_ptr<Ops> ops =
       flags.gpu < 0 ? make_cpu_ops(pool)
                     : make_gpu_ops(pool, {.number = flags.gpu, .gpu = std::make_shared<Gpu>(flags.gpu)});
-  out->model.emplace(checkpoint, describe_model(checkpoint), std::move(ops), options);
+  ModelSpec spec = describe_model(checkpoint);
+  options.hot = hot_experts(spec, flags.hot);
+  out->model.emplace(checkpoint, std::move(spec), std::move(ops), std::move(options));
   return out;
 }
 

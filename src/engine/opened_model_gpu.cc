@@ -1,0 +1,135 @@
+// OpenedModel beside a GPU: the device and what is free there, the placement, and what is said of it.
+#include <algorithm>
+
+#include "base/error.h"
+#include "engine/opened_model.h"
+#include "models/transformer.h"
+
+namespace kt {
+namespace {
+
+// CUDA does not tell what its context takes. No more than the card has not free, and some hundred MiB in any case.
+constexpr uint64_t kMostOfContext = uint64_t{512} << 20;
+
+DeviceMemory memory_of(const Gpu& gpu) {
+  const uint64_t free = gpu.free_memory(), all = std::max(gpu.facts().memory, free);
+  return {.index = gpu.facts().number,
+          .name = gpu.facts().name,
+          .free = free,
+          .taken = std::min(all - free, kMostOfContext)};
+}
+
+bool same_formats(const ExpertSource& one, const ExpertSource& other) {
+  const int layer = one.layers().front();
+  return std::ranges::all_of(kProjections, [&](Projection projection) {
+    return one.at(layer, 0, projection)->format == other.at(layer, 0, projection)->format;
+  });
+}
+
+}  // namespace
+
+void OpenedModel::open_gpu() {
+  const PlacementOptions& how = options_.placement;
+  if (options_.gpu.kind == GpuChoice::Kind::kOff) return;
+  if (how.gpu_memory > 0 && how.share > 0) fail("`gpu_memory` and `mem_fraction_static`: give one of them");
+  if (!how.statistics.empty() && how.strategy && *how.strategy != ExpertStrategy::kFrequency)
+    fail("`expert_statistics` {}: a placement by frequency reads them, `expert_placement` is {}",
+         how.statistics, name_of(*how.strategy));
+  if (!how.statistics.empty()) statistics_ = read_expert_statistics(how.statistics);
+  try {
+    gpu_ = std::make_shared<Gpu>(options_.gpu.number);
+    device_ = memory_of(*gpu_);
+  } catch (const Error& error) {
+    if (options_.gpu.kind != GpuChoice::Kind::kAuto) throw;
+    gpu_.reset();
+    note(text("everything runs on the CPU: {}", error.what()));
+  }
+}
+
+MemoryRequest OpenedModel::possible(MemoryRequest use) const {
+  use.context = std::min(use.context, spec().context);  // no caller gets further
+  return use;
+}
+
+std::optional<Placement> OpenedModel::placement(const MemoryRequest& wanted) const {
+  if (!gpu_) return {};
+  MemoryRequest use = possible(wanted);
+  use.context = std::max(use.context, 1);
+  const PlacementOptions& how = options_.placement;
+  PlacementWish wish{.devices = {device_},
+                     .gpu_memory = how.gpu_memory,
+                     .use = use,
+                     .experts = how.experts,
+                     .strategy = how.strategy,
+                     .statistics = statistics_ ? &*statistics_ : nullptr,
+                     .linears_as_stored = options_.linear_format.empty() && !options_.rounding.linears};
+  if (how.share > 0) {
+    wish.gpu_memory = static_cast<uint64_t>(how.share * static_cast<double>(gpu_->facts().memory));
+    wish.gpu_memory_from = text("`mem_fraction_static` {}", how.share);
+  }
+  PlacementSizes sizes = sizes_->placement_sizes(use);
+  sizes.model = path();
+  try {
+    return decide_placement(sizes, wish);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kInput || !statistics_) throw;
+    throw Error(error.kind(), text("{}: {}", how.statistics, error.what()));
+  }
+}
+
+bool OpenedModel::fits_gpu(const MemoryRequest& use) const {
+  try {
+    placement(use);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kMemory) throw;
+    return false;
+  }
+}
+
+void OpenedModel::settle(const MemoryRequest& use) {
+  try {
+    const std::optional<Placement> found = placement(use);
+    if (found && found->hot_experts() > 0 && !std::exchange(copies_noted_, true)) note_copies();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kMemory || options_.gpu.kind != GpuChoice::Kind::kAuto) return;
+    note(text("everything runs on the CPU: {}", error.what()));
+    gpu_.reset();
+    sizes_ = build(make_ops(true), {});
+  }
+}
+
+// Hot experts are never read from MODEL where the CPU's come from elsewhere: who expects its own format on the GPU is told.
+void OpenedModel::note_copies() const {
+  if (options_.weights == experts_path() && !options_.weights.empty())
+    return;  // MODEL is what kt quant wrote
+  std::unique_ptr<ExpertSource> stored;
+  const ExpertSource* own = source_.get();
+  if (!options_.weights.empty()) {
+    try {
+      stored = open_own_experts(checkpoint());
+    } catch (const Error&) {
+      return;  // it has none
+    }
+    own = stored.get();
+  }
+  if (own == experts() || same_formats(*own, *experts())) return;
+  note(text("experts on GPU {} are copies of the CPU's, {}{}; {} stores its own as {}", gpu_->facts().number,
+            experts_dialect(), options_.weights.empty() ? "" : " of " + options_.weights, checkpoint().path(),
+            own->dialect()));
+}
+
+void OpenedModel::note_placement(const Placement& placed) const {
+  const int64_t hot = placed.hot_experts(), all = placed.all_experts();
+  const std::string parts =
+      hot == 0 ? "attention, dense parts and the cache; the CPU: routed experts"
+      : hot == all
+          ? "attention, dense parts, the cache and all routed experts; the CPU: those of prompts"
+          : text(
+                "attention, dense parts, the cache and {} of {} routed experts; the CPU: the others, "
+                "and those of prompts",
+                hot, all);
+  note(text("{}: {}", gpu_->facts().describe(), parts));
+}
+
+}  // namespace kt

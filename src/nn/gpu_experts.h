@@ -1,0 +1,93 @@
+// Copies of some of a layer's routed experts in the memory of a GPU, and what they give: the CPU's packed bytes as they are, one
+// piece for each NUMA node that has a slice of every expert, and biases. Tokens find them by ids in device memory: the host
+// launches the same for any choice of a router, so that a graph can hold the launches.
+#pragma once
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "nn/cpu_weights.h"
+#include "nn/gpu_weights.h"
+
+namespace kt {
+
+// Steps of more tokens leave all experts to the CPU. The kernels take a pair of a token and an expert at a time: each reads the
+// expert from the GPU's caches again, which is right for answers (64 sequences at most, where few share an expert) and is
+// not for prompts, whose tokens share every expert.
+inline constexpr int kMostHotTokens = 64;
+
+class GpuExperts {
+ public:
+  // Of loaded experts, ids ascending. Errors name `name`. Without a GPU sizes only.
+  GpuExperts(const GpuMemory& in, const Experts& from, std::span<const int> hot, std::string_view name);
+
+  int count() const { return count_; }
+  size_t bytes() const;                                 // packed, of all copies
+  const uint8_t* skip() const { return skip_.data(); }  // [experts], of ForwardArgs
+  const int32_t* slots() const {
+    return slots_.as<const int32_t>();
+  }  // [experts], on the device; negative: no copy
+
+  // Rows of a step on the device. Strides are in floats.
+  struct Call {
+    int tokens = 0, top_k = 0;
+    const float* x = nullptr;
+    int64_t x_stride = 0;
+    const int32_t* ids = nullptr;    // [tokens, top_k]; below 0 or past the experts: skipped
+    const float* weights = nullptr;  // [tokens, top_k]
+    float* mid = nullptr;            // mid_floats(), from the first call to the end of the second
+    float* out = nullptr;
+    int64_t out_stride = 0;
+    bool add =
+        false;  // to what is in `out`, where the experts of the CPU may have been before; else to zeros
+  };
+  int64_t mid_floats(int tokens, int top_k) const;
+  // Up to the activation, then the sums: what the CPU does may come between the two.
+  void run_in(GpuStream& stream, const Call& call) const;
+  void run_out(GpuStream& stream, const Call& call) const;
+
+ private:
+  // A node's slice of all copies.
+  struct Piece {
+    Packing gate, up, down;
+    size_t gate_first = 0, up_first = 0, down_first = 0;  // in an expert's bytes
+    size_t gate_stride = 0, up_stride = 0;                // of row blocks
+    bool paired = true;
+    size_t expert_bytes = 0;
+    int64_t width = 0;
+    DeviceBuffer blocks;              // [slots, expert_bytes]
+    DeviceBuffer gate_bias, up_bias;  // [slots, width] or empty
+  };
+  ChosenExperts chosen(const Call& call) const;
+  void launch_in(GpuStream& stream, const Call& call, const Piece& piece, float* mid) const;
+
+  int experts_ = 0, count_ = 0;
+  Activation activation_;
+  std::vector<Piece> pieces_;
+  std::vector<uint8_t> skip_;
+  DeviceBuffer slots_, down_bias_;  // [experts]; [slots, hidden] or empty
+};
+
+// All routed experts of a layer in the host's memory, with the copies of some.
+struct GpuRoutedExperts final : PlacedExperts {
+  std::unique_ptr<PlacedExperts> host;
+  GpuExperts hot;
+
+  GpuRoutedExperts(const GpuMemory& in, std::unique_ptr<PlacedExperts> from, std::span<const int> ids,
+                   std::string_view name)
+      : host(std::move(from)), hot(in, experts_of(*host), ids, name) {}
+  const Experts& experts() const { return experts_of(*host); }
+  // Those that a step of so many tokens uses; null: none.
+  const GpuExperts* hot_for(int tokens) const {
+    return hot.count() > 0 && tokens <= kMostHotTokens ? &hot : nullptr;
+  }
+  const ExpertsShape& shape() const override { return host->shape(); }
+  size_t packed_bytes() const override { return host->packed_bytes() + hot.bytes(); }
+  size_t packed_bytes(int node) const override { return host->packed_bytes(node); }
+  size_t device_bytes() const override { return hot.bytes(); }
+  size_t plain_bytes() const override { return host->plain_bytes(); }
+  double stored_bytes() const override { return host->stored_bytes(); }
+};
+
+}  // namespace kt

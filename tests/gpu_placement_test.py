@@ -1,0 +1,262 @@
+"""What of a model lies on a GPU: flags, settings, the plan that is shown, and each refusal, on the test driver.
+
+KT_TEST_CUDA names the folder with the driver's libcuda.so.1, KT_PROGRAM the program."""
+import importlib.util
+import json
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from checkpoints import refused  # noqa: E402
+from cli_place import place, weights  # noqa: E402,F401
+from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists() or not KT,
+                                reason="KT_TEST_CUDA or KT_PROGRAM is not there")
+
+LAYERS, EXPERTS = 6, 16  # of the demo; the first is dense
+CARD = 8 << 30           # of the test driver, where nothing else is said
+ESTIMATE = ("estimate", str(DEMO), "--bandwidth", "9", "--gpu")
+
+
+def ok(*words, **environment):
+    done = kt(*words, **environment)
+    assert done.returncode == 0, (words, done.stderr)
+    return done
+
+
+def gpu_of(*words, **environment):
+    return json.loads(ok(*ESTIMATE, "--json", *words, **environment).stdout)["gpu"]
+
+
+def hot(*words, **environment):
+    return [layer.get("hot", {}).get("experts", []) for layer in gpu_of(*words, **environment)["placement"]["layers"]]
+
+
+@pytest.fixture(scope="module")
+def bare():
+    """What the demo needs of a card without any expert."""
+    return gpu_of("--gpu-experts", "0")
+
+
+class TestThePlan:
+    def test_parts_add_up(self, bare):
+        assert bare["experts"] == bare["hot_experts"] == 0
+        full = gpu_of()
+        assert full["hot_experts"] == (LAYERS - 1) * EXPERTS
+        for plan in (bare, full):
+            assert plan["fits"] and plan["needed"] == sum(
+                plan[part] for part in ("dense", "kv_cache", "workspace", "experts", "driver"))
+            assert plan["allowed"] == plan["free"] // 100 * 95 + plan["driver"]
+            assert plan["placement"]["bytes"]["GPU 0"] == plan["needed"]
+        each = full["placement"]["layers"][1]["experts"]["bytes_each"]
+        assert full["experts"] == full["hot_experts"] * each > 0
+
+    def test_experts_fill_what_is_left_and_no_more(self, bare):
+        each = gpu_of()["placement"]["layers"][1]["experts"]["bytes_each"]
+        for more, count in ((0, 0), (each - 1, 0), (each, 1), (7 * each + each // 2, 7), (CARD - bare["needed"], 80)):
+            got = gpu_of("--gpu-memory", str(bare["needed"] + more))
+            assert got["hot_experts"] == count and got["needed"] <= got["allowed"] == bare["needed"] + more
+
+    def test_a_server_and_an_estimate_have_the_same(self):
+        use = ("--max-running-requests", "3", "--gpu-experts", "5", "--expert-placement", "random")
+        served = json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "--max-total-tokens", "600", *use).stdout)
+        assert served["gpu"] == gpu_of("--context", "200", *use)
+
+    def test_the_table_names_flags(self):
+        shown = ok(*ESTIMATE, "--gpu-memory", "1GiB", "--gpu-experts", "25%").stdout
+        rows = {line.split("  ")[0].strip(): line for line in shown.splitlines()}
+        assert "0-5     GPU 0  --gpu " in rows["dense parts"] and "routed experts" in rows
+        assert "--gpu-experts 25%, uniform: 4 of 16 a layer" in shown and "`" not in shown
+        assert " of 1.0 GiB (--gpu-memory)\n" in shown
+
+    def test_what_a_gpu_takes_is_not_taken_twice(self, bare):
+        plan = json.loads(ok(*ESTIMATE, "--json").stdout)
+        alone = json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json").stdout)
+        assert "gpu" not in alone and plan["bytes"]["kv_cache"] == plan["bytes"]["dense"] == 0
+        assert plan["bytes"]["experts"] == alone["bytes"]["experts"]
+        assert plan["gpu"]["kv_cache"] == alone["bytes"]["kv_cache"]
+
+    def test_a_share_of_the_card(self):
+        assert gpu_of("--mem-fraction-static", "0.5")["allowed"] == CARD // 2
+        assert gpu_of("--mem-fraction-static", "0.25", KT_TEST_CUDA_MEMORY=str(1 << 30))["allowed"] == 1 << 28
+
+    def test_several_nodes(self):
+        plan = json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "--numa-nodes", "2", "--cpu-threads", "2").stdout)
+        layer = plan["gpu"]["placement"]["layers"][3]
+        assert len(layer["experts"]["bytes_of_node"]) == 2 and min(layer["experts"]["bytes_of_node"]) > 0
+        assert layer["hot"]["bytes"] == 16 * layer["experts"]["bytes_each"] == sum(layer["experts"]["bytes_of_node"])
+
+
+class TestWhichExperts:
+    def test_so_many_a_layer(self):
+        assert hot("--gpu-experts", "3") == [[]] + [[0, 1, 2]] * 5
+        assert hot("--gpu-experts", "0") == [[]] * 6
+        assert hot("--gpu-experts", "99") == [[]] + [list(range(16))] * 5
+        assert [len(layer) for layer in hot("--gpu-experts", "10%")] == [0, 2, 2, 2, 1, 1]
+
+    @pytest.mark.parametrize("one,other", [
+        (("--gpu-experts", "3"), ("--kt-num-gpu-experts", "3")),
+        (("--gpu-experts", "30%"), ("--kt-gpu-experts-ratio", "0.3")),
+        (("--gpu-experts", "30%"), ("--gpu-experts", "9", "--kt-gpu-experts-ratio", "0.3")),
+        (("--gpu-experts", "5", "--expert-placement", "front-loading"),
+         ("--gpu-experts", "5", "--kt-expert-placement-strategy", "front-loading")),
+    ])
+    def test_other_names_mean_the_same(self, one, other):
+        found = hot(*one)
+        assert found == hot(*other) and any(found) and found != hot()
+
+    @pytest.mark.parametrize("strategy", ["uniform", "front-loading", "random", "frequency"])
+    def test_the_masks_are_those_of_kt_kernel(self, strategy, tmp_path):
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        source = pathlib.Path(__file__).parent.parent / "python" / "kt_kernel" / "placement.py"
+        spec = importlib.util.spec_from_file_location("kt_kernel_placement", source)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        counts = torch.randint(0, 50, (4, LAYERS, EXPERTS), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
+        counts[:, 0] = 0  # it does not route
+        files = {name: tmp_path / name for name in ("counts.pt", "counts.json")}
+        torch.save({"logical_count": counts}, files["counts.pt"])
+        files["counts.json"].write_text(json.dumps({"logical_count": counts.sum(0).tolist()}))
+        for file in files.values() if strategy == "frequency" else [None]:
+            masks = module.place(strategy, LAYERS, EXPERTS, 30, file, moe_layers=range(1, LAYERS))
+            words = ["--gpu-experts", "6", "--expert-placement", strategy]
+            if file:
+                words += ["--init-expert-location", str(file)]
+            found = hot(*words)
+            assert sum(map(len, found)) == 30 and found[0] == []
+            assert found[1:] == [torch.nonzero(mask).flatten().tolist() for mask in masks[1:]]
+
+    def test_statistics_choose_by_frequency_where_nothing_is_said(self, tmp_path):
+        file = tmp_path / "counts.json"
+        counts = [[(layer * 7 + expert * 5) % 31 for expert in range(EXPERTS)] for layer in range(LAYERS)]
+        file.write_text(json.dumps(counts))
+        order = sorted(((-counts[layer][expert], layer, expert) for layer in range(1, LAYERS) for expert in range(EXPERTS)))[:20]
+        expected = [sorted(expert for _, layer, expert in order if layer == number) for number in range(LAYERS)]
+        for words in (("--expert-statistics", str(file)), ("--init-expert-location", str(file), "--expert-placement", "frequency")):
+            assert hot("--gpu-experts", "4", *words) == expected
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("words,code,parts", [
+        (("--gpu-memory", "9GiB"), 3, ["GPU 0 (test driver): --gpu-memory is 9.0 GiB, 8.0 GiB are free: 1.0 GiB too much"]),
+        (("--gpu-memory", "20MiB"), 3, ["needed without any expert (dense parts", "20.0 MiB allowed (--gpu-memory)", "too much; try --kv int8 (",
+                                        "--linear-format int4_g64", "--gpu-memory of ", " or --gpu off"]),
+        (("--gpu-memory", "much"), 2, ["--gpu-memory: expected a size such as 8GiB or 40GB, got 'much'"]),
+        (("--gpu-experts", "many"), 2, ["--gpu-experts: expected auto, experts a layer such as 8, or a share such as 25%, got 'many'"]),
+        (("--gpu-experts", "101%"), 2, ["--gpu-experts: expected auto,", "'101%'"]),
+        (("--kt-gpu-experts-ratio", "1.5"), 2, ["--kt-gpu-experts-ratio", "1.5"]),
+        (("--mem-fraction-static", "1.5"), 2, ["--mem-fraction-static", "1.5"]),
+        (("--mem-fraction-static", "0.5", "--gpu-memory", "1GiB"), 2, ["--gpu-memory and --mem-fraction-static: give one of them"]),
+        (("--expert-placement", "best"), 2, ["--expert-placement", "best"]),
+        (("--expert-placement", "frequency"), 2, ["the placement by frequency needs statistics: --expert-statistics names a file of them"]),
+        (("--expert-statistics", "/nowhere.json"), 2, ["/nowhere.json"]),
+    ])
+    def test_lines(self, words, code, parts):
+        done = kt("generate", str(DEMO), "-p", "x", "--gpu", *words)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert done.stderr.count("\n") == 1 and all(part in done.stderr for part in parts), done.stderr
+
+    def test_more_experts_than_fit(self, bare):
+        each = gpu_of()["placement"]["layers"][1]["experts"]["bytes_each"]
+        room = ("--gpu-memory", str(bare["needed"] + 33 * each))
+        line = kt("generate", str(DEMO), "-p", "x", "--max-tokens", "4090", "--gpu", "--gpu-experts", "8", *room)
+        assert line.returncode == 3 and ": --gpu-experts 8 a layer: 40 experts are " in line.stderr, line.stderr
+        assert ": try --gpu-experts " in line.stderr and line.stderr.rstrip().endswith(" or auto")
+        assert gpu_of("--gpu-experts", "6", *room)["hot_experts"] == 30
+
+    def test_free_memory_counts(self, bare):
+        """Not what the card has: another process holds the rest of it."""
+        done = kt("generate", str(DEMO), "-p", "x", "--gpu", "--gpu-experts", "0", KT_TEST_CUDA_MEMORY=str(bare["needed"] // 2))
+        assert done.returncode == 3 and "free less 5 %): " in done.stderr and "too much; try " in done.stderr
+
+    def test_an_estimate_shows_the_line(self, bare):
+        shown = ok(*ESTIMATE, "--gpu-memory", "20MiB").stdout
+        assert "\ndoes not fit: GPU 0 (test driver): " in shown and " or --gpu off\n" in shown
+        plan = json.loads(ok(*ESTIMATE, "--gpu-memory", "20MiB", "--json").stdout)
+        assert not plan["fits"] and not plan["gpu"]["fits"] and "too much" in plan["gpu"]["problem"]
+
+    def test_statistics_of_another_model(self, tmp_path):
+        file = tmp_path / "other.json"
+        file.write_text(json.dumps([[1] * 8] * 4))
+        done = kt(*ESTIMATE, "--expert-statistics", str(file))
+        assert done.returncode == 2
+        assert done.stderr == f"kt: {file}: statistics of 4 layers with 8 experts, the model has 6 with 16\n"
+        done = kt(*ESTIMATE, "--expert-statistics", str(file), "--expert-placement", "uniform")
+        assert done.returncode == 2 and "--expert-placement is uniform" in done.stderr
+
+    def test_auto_says_why_it_leaves_the_gpu(self):
+        plain = ok("estimate", str(DEMO), "--bandwidth", "9")
+        done = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "auto", "--gpu-memory", "20MiB")
+        assert done.stdout == plain.stdout
+        assert done.stderr.startswith("kt: note: everything runs on the CPU: GPU 0 (test driver): ") and "--kv int8" in done.stderr
+        served = ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "auto", "--gpu-memory", "20MiB")
+        assert "gpu" not in json.loads(served.stdout) and served.stderr.count("everything runs on the CPU") == 1
+        assert json.loads(served.stdout)["context"] == json.loads(ok("run", str(DEMO), "--dry-run", "--json").stdout)["context"]
+
+
+class TestWithoutAGpu:
+    FLAGS = ("--gpu-memory", "1GiB", "--gpu-experts", "4", "--expert-placement", "random")
+
+    def test_a_note(self):
+        done = ok("estimate", str(DEMO), "--bandwidth", "9", *self.FLAGS)
+        assert done.stderr == "kt: note: --gpu-memory, --gpu-experts, --expert-placement: ignored, no GPU is used; see --gpu\n"
+        assert done.stdout == ok("estimate", str(DEMO), "--bandwidth", "9").stdout
+
+    def test_of_the_server(self, place):
+        said = place.plan(*self.FLAGS, "--mem-fraction-static", "0.9", "--init-expert-location", "counts.pt")
+        assert "mean nothing here: --gpu-memory, --gpu-experts, --expert-placement, --mem-fraction-static, --init-expert-location\n" in said
+        assert "--gpu-experts is ignored: kt run uses no GPU unless --gpu says so" in said
+        assert "--mem-fraction-static is ignored: memory is planned before loading" in said
+        refused(place.kt("run", "demo", "--dry-run", "--strict", *self.FLAGS), 2, "--strict", "--gpu-experts")
+
+    def test_with_one_they_are_not_ignored(self, place):
+        done = place.ok("run", "demo", "--dry-run", "--strict", "--gpu", *self.FLAGS, **with_gpu())
+        assert "ignored" not in done.stdout and "--gpu-experts 4 a layer, random" in done.stdout
+
+
+class TestSettings:
+    def figures(self, place, *words):
+        return json.loads(place.ok("run", "demo", "--dry-run", "--json", *words, **with_gpu()).stdout)
+
+    def test_they_stand_for_flags(self, place, tmp_path):
+        counts = tmp_path / "counts.json"
+        counts.write_text(json.dumps([[expert + layer for expert in range(EXPERTS)] for layer in range(LAYERS)]))
+        assert "gpu" not in self.figures(place)
+        for key, value in (("run.gpu", "0"), ("run.gpu-memory", "2GiB"), ("run.gpu-experts", "25%"),
+                           ("run.expert-placement", "frequency"), ("run.expert-statistics", counts)):
+            place.ok("config", "set", key, value)
+        plan = self.figures(place)["gpu"]
+        assert plan["allowed"] == 2 << 30 and plan["hot_experts"] == 20
+        assert [len(layer["hot"]["experts"]) for layer in plan["placement"]["layers"][1:]] != [4] * 5
+        flags = self.figures(place, "--gpu-memory", "1GiB", "--gpu-experts", "2")["gpu"]
+        assert flags["allowed"] == 1 << 30 and flags["hot_experts"] == 10
+        assert self.figures(place, "--mem-fraction-static", "0.5")["gpu"]["allowed"] == CARD // 2  # in place of run.gpu-memory
+        assert "gpu" not in self.figures(place, "--gpu", "off")
+
+    def test_what_they_refuse(self, place):
+        for key, value, words in (("run.gpu", "fast", "expected the number of a device, auto or off"),
+                                  ("run.gpu-memory", "much", "a size such as 8GiB"),
+                                  ("run.gpu-experts", "few", "experts a layer such as 8"),
+                                  ("run.expert-placement", "best", "uniform, frequency, front-loading, random")):
+            refused(place.kt("config", "set", key, value), 2, key, words)
+
+
+class TestCopies:
+    """Experts on the GPU are the CPU's bytes, wherever those come from."""
+
+    def test_another_format_is_said(self, place):
+        for words, of in ((("--format", "int8"), ""), (("--weights", str(place.weights)), f" of {place.weights}")):
+            done = kt(*ESTIMATE, *words)
+            assert done.returncode == 0
+            assert done.stderr.startswith("kt: note: experts on GPU 0 are copies of the CPU's, ") and of in done.stderr
+            assert done.stderr.endswith(f"; {DEMO} stores its own as bf16\n"), done.stderr
+            assert kt(*ESTIMATE, "--gpu-experts", "0", *words).stderr == ""
+        assert kt(*ESTIMATE).stderr == kt(*ESTIMATE, "--format", "bf16").stderr == ""
+
+    def test_they_are_as_large_as_the_experts_that_are_loaded(self, place):
+        own, small = gpu_of(), gpu_of("--format", "int4")
+        assert small["hot_experts"] == own["hot_experts"] and small["experts"] < own["experts"] / 3
+        assert gpu_of("--weights", str(place.weights))["experts"] < own["experts"] / 3
