@@ -52,16 +52,19 @@ void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned 
                      times = memory.hold(factors.data(), factors.size() * 4, "f"),
                      out = memory.hold(poison.data(), poison.size() * 4, "y");
   const int at_once = m == 1 ? 1 : 8;
+  ProductsArgs args;
+  args.count = 1;
+  args.of[0] = {.weights = linear.rows(),
+                .x = in.as<const float>(),
+                .x_stride = k + 3,
+                .y = out.as<float>(),
+                .y_stride = n + 2,
+                .bias = add.as<const float>(),
+                .factors = times.as<const float>(),
+                .m = m};
   stream.launch(text("kt_product_{}_{}_{}", code_word(format.code), of.fragment.step_bytes, at_once),
-                packing.blocks, (m + at_once - 1) / at_once, 256,
-                ProductArgs{.weights = linear.rows(),
-                            .x = in.as<const float>(),
-                            .x_stride = k + 3,
-                            .y = out.as<float>(),
-                            .y_stride = n + 2,
-                            .bias = add.as<const float>(),
-                            .factors = times.as<const float>(),
-                            .m = m});
+                packing.blocks, (m + at_once - 1) / at_once, product_slices(static_cast<int>(k)) * kBlockRows,
+                args);
   std::vector<float> y(poison.size());
   stream.copy(y.data(), out.at(), y.size() * 4);
   stream.wait();

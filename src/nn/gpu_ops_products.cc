@@ -8,7 +8,7 @@ namespace kt {
 namespace {
 
 constexpr int kPostThreads = 512;
-constexpr int kProductThreads = 256, kProductRows = 8;
+constexpr int kProductRows = 8;
 constexpr int kLogitRows = 64;  // of the head at once
 
 std::string product_kernel(const Packing& packing, int rows) {
@@ -33,33 +33,50 @@ RouteArgs route_args(const ChooseExperts& args) {
 
 }  // namespace
 
-void GpuOps::multiply(int rows, const Product& product) {
-  const Packing& packing = product.weights.packing;
-  count(place(), matrix_work(packing.format, product.weights.stored,
-                             2.0 * static_cast<double>(packing.n) * static_cast<double>(packing.k) * rows));
-  if (measured_) return;
+void GpuOps::multiply(int rows, std::span<const Product> products) {
   const int at_once = rows == 1 ? 1 : kProductRows;
-  stream_->launch(product_kernel(packing, at_once), packing.blocks, ceil_div(rows, at_once), kProductThreads,
-                  ProductArgs{.weights = product.weights.rows(),
-                              .x = product.x,
-                              .x_stride = product.x_stride,
-                              .y = product.y,
-                              .y_stride = product.y_stride,
-                              .bias = product.weights.bias.as<const float>(),
-                              .factors = product.factors,
-                              .m = rows});
+  ProductsArgs args;
+  std::string kernel;
+  int blocks = 0, slices = 0;
+  const auto launch = [&] {
+    if (args.count > 0) stream_->launch(kernel, blocks, ceil_div(rows, at_once), slices * kBlockRows, args);
+    args.count = blocks = slices = 0;
+  };
+  for (const Product& product : products) {
+    const Packing& packing = product.weights.packing;
+    count(place(), matrix_work(packing.format, product.weights.stored,
+                               2.0 * static_cast<double>(packing.n) * static_cast<double>(packing.k) * rows));
+    if (measured_) continue;
+    const std::string mine = product_kernel(packing, at_once);
+    if (args.count == kMostTogether || mine != kernel) launch();
+    kernel = mine;
+    args.first[args.count] = blocks;
+    args.of[args.count++] = {.weights = product.weights.rows(),
+                             .x = product.x,
+                             .x_stride = product.x_stride,
+                             .y = product.y,
+                             .y_stride = product.y_stride,
+                             .bias = product.weights.bias.as<const float>(),
+                             .factors = product.factors,
+                             .m = rows};
+    blocks += static_cast<int>(packing.blocks);
+    slices = std::max(slices, product_slices(static_cast<int>(packing.k)));
+  }
+  launch();
 }
 
 void GpuOps::linear(std::span<const LinearUse> uses) {
   if (!measured_) flush();
-  for (const LinearUse& use : uses) {
-    multiply(step_.tokens, {.weights = static_cast<const GpuLinear&>(*use.weights),
-                            .x = measured_ ? nullptr : at(use.x),
-                            .x_stride = use.x.rows.width,
-                            .y = measured_ ? nullptr : at(use.y),
-                            .y_stride = use.y.rows.width});
+  std::vector<Product> products;
+  for (const LinearUse& use : uses)
+    products.push_back({.weights = static_cast<const GpuLinear&>(*use.weights),
+                        .x = measured_ ? nullptr : at(use.x),
+                        .x_stride = use.x.rows.width,
+                        .y = measured_ ? nullptr : at(use.y),
+                        .y_stride = use.y.rows.width});
+  multiply(step_.tokens, products);
+  for (const LinearUse& use : uses)
     if (use.adapter) add_adapter(use);
-  }
 }
 
 void GpuOps::add_adapter(const LinearUse& use) {
@@ -173,9 +190,10 @@ void GpuOps::mlp(const RunMlp& args) {
   float* const up = measured_ ? nullptr : at(mlp.up_rows);
   const int64_t inter = mlp.sizes.inter;
   const float* const x = measured_ ? nullptr : at(args.x);
-  multiply(step_.tokens,
-           {.weights = *mlp.gate, .x = x, .x_stride = args.x.width, .y = gate, .y_stride = inter});
-  multiply(step_.tokens, {.weights = *mlp.up, .x = x, .x_stride = args.x.width, .y = up, .y_stride = inter});
+  const Product both[] = {
+      {.weights = *mlp.gate, .x = x, .x_stride = args.x.width, .y = gate, .y_stride = inter},
+      {.weights = *mlp.up, .x = x, .x_stride = args.x.width, .y = up, .y_stride = inter}};
+  multiply(step_.tokens, both);
   if (!measured_)
     stream_->launch("kt_gate", ceil_div(inter * step_.tokens, kRowThreads), 1, kRowThreads,
                     GateArgs{.gate = gate,

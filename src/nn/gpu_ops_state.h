@@ -187,7 +187,8 @@ class GpuOps final : public Ops {
   void count(const Place& place, const Amount& amount) {
     (measured_ ? measured_->work : recording_ ? recording_->work : work_).at(place) += amount;
   }
-  void multiply(int rows, const Product& product);
+  void multiply(int rows, std::span<const Product> products);  // none reads what another gives
+  void multiply(int rows, const Product& product) { multiply(rows, {&product, 1}); }
   void add_adapter(const LinearUse& use);
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int blocks, int window) const;
