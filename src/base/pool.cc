@@ -36,6 +36,9 @@ constexpr int kMostThreadsPerPu = 4;
 // Longer than choosing a token from 100,000 logits takes, or the imbalance of a small task.
 constexpr std::chrono::nanoseconds kBurstSpin{300'000};
 
+// Bytes that a waiting worker fetches between two looks at whether the wait is over: some 100 ns.
+constexpr size_t kFetchBytes = 1024, kFetchLine = 64;
+
 // How long the caller spins before it looks whether it keeps a worker from running.
 constexpr std::chrono::nanoseconds kFirstSpin{5'000};
 
@@ -134,6 +137,17 @@ void pin_to(const std::vector<int>& cpus) {
              std::generic_category().message(errno));
 }
 
+// Into the second cache, until over() says that the wait is.
+template <typename Over>
+void fetch(const Ahead& ahead, Over&& over) noexcept {
+  for (const Ahead::Stretch& stretch : ahead.stretches())
+    for (size_t at = 0; at < stretch.size(); at += kFetchBytes) {
+      if (over()) return;
+      const size_t end = std::min(stretch.size(), at + kFetchBytes);
+      for (size_t line = at; line < end; line += kFetchLine) __builtin_prefetch(stretch.data() + line, 0, 2);
+    }
+}
+
 // Whether this thread is inside a task, of any pool. A nested run would wait for workers that wait for it.
 thread_local bool inside_task = false;
 
@@ -158,9 +172,10 @@ struct Pool::State {
   bool real = false;
 
   std::mutex running;
-  bool stopping =
-      false;  // this and `task` are written between generations, by the thread that holds `running`
+  // These are written between generations, by the thread that holds `running`.
+  bool stopping = false;
   const FunctionRef<void(const Worker&)>* task = nullptr;
+  const Forecast* then = nullptr;
   std::exception_ptr error;  // written by the worker that wins `failed`, read after all are done
   // Where the caller and each worker were last seen running. The caller's affinity is its own, so the
   // scheduler may put it on a worker's cpu; if both then spin, each run costs two full spins, 63 us instead
@@ -185,9 +200,9 @@ struct Pool::State {
   void wait_for_generation(Seat& seat, uint32_t seen) noexcept;
   void wake_children(int index) noexcept;
   void wait_for_workers() noexcept;
-  void work(const Worker& who) noexcept;
+  Ahead work(const Worker& who) noexcept;
   void serve(Seat& seat) noexcept;
-  void run(const FunctionRef<void(const Worker&)>& wanted);
+  void run(const FunctionRef<void(const Worker&)>& wanted, const Forecast* after);
 };
 
 Pool::State::State(const PoolOptions& options) : shares(plan(options)) {
@@ -283,7 +298,7 @@ void Pool::State::wait_for_workers() noexcept {
   done.wait(in_the_way ? std::chrono::nanoseconds(0) : patience() - std::min(spin, kFirstSpin));
 }
 
-void Pool::State::work(const Worker& who) noexcept {
+Ahead Pool::State::work(const Worker& who) noexcept {
   inside_task = true;
   try {
     (*task)(who);
@@ -291,7 +306,11 @@ void Pool::State::work(const Worker& who) noexcept {
     if (!failed.exchange(true, std::memory_order_relaxed)) error = std::current_exception();
   }
   inside_task = false;
+  // Who may not spin has no time to fetch either: somebody else wants the cpu.
+  Ahead ahead;
+  if (then && spin.count() > 0) ahead = then->ahead(who);
   if (arrivals[static_cast<size_t>(who.node)].left.arrive() && nodes_left.arrive()) done.set();
+  return ahead;
 }
 
 void Pool::State::serve(Seat& seat) noexcept {
@@ -308,11 +327,11 @@ void Pool::State::serve(Seat& seat) noexcept {
     if (stopping) return;
     if (const int here = sched_getcpu(); here != my_cpu.load(std::memory_order_relaxed))
       my_cpu.store(here, std::memory_order_relaxed);
-    work(seat.who);
+    fetch(work(seat.who), [&] { return generation.load(std::memory_order_relaxed) != seen + 1; });
   }
 }
 
-void Pool::State::run(const FunctionRef<void(const Worker&)>& wanted) {
+void Pool::State::run(const FunctionRef<void(const Worker&)>& wanted, const Forecast* after) {
   if (inside_task) fail_as(ErrorKind::kInternal, "pool: run() was called from inside a pool's task");
   const std::lock_guard lock(running);
   for (size_t node = 0; node < shares.size(); ++node) arrivals[node].left.reset(shares[node].workers);
@@ -320,9 +339,10 @@ void Pool::State::run(const FunctionRef<void(const Worker&)>& wanted) {
   failed.store(false, std::memory_order_relaxed);
   done.reset();
   task = &wanted;
+  then = after;
   caller_cpu.store(sched_getcpu(), std::memory_order_relaxed);
   start_generation();
-  work(seats.front().who);
+  fetch(work(seats.front().who), [&] { return done.is_set(); });
   wait_for_workers();
   if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error, nullptr));
 }
@@ -359,7 +379,7 @@ const Share& share_at(const std::vector<Share>& shares, int node) {
 
 int Pool::threads(int node) const { return share_at(state_->shares, node).workers; }
 
-void Pool::run(FunctionRef<void(const Worker&)> task) { state_->run(task); }
+void Pool::run(FunctionRef<void(const Worker&)> task, const Forecast* then) { state_->run(task, then); }
 
 void run_items(Pool& pool, int64_t count, FunctionRef<void(int64_t)> item) {
   std::atomic<int64_t> next = 0;

@@ -2,8 +2,11 @@
 // it is. No queue, no futures, no work stealing; dividing the work is the task's business.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/function_ref.h"
@@ -16,6 +19,32 @@ struct Worker {
   int rank;   // within the node
   int ranks;  // workers in this node, at least 1
   int index;  // over all nodes, node by node
+};
+
+// Memory that one worker will read soon, in order.
+class Ahead {
+ public:
+  using Stretch = std::span<const std::byte>;
+  void add(Stretch stretch) {
+    if (count_ < kMost) stretches_[count_++] = stretch;
+  }
+  std::span<const Stretch> stretches() const { return {stretches_.data(), count_}; }
+
+ private:
+  static constexpr size_t kMost = 8;  // what is more is not fetched
+  std::array<Stretch, kMost> stretches_;
+  size_t count_ = 0;
+};
+
+// Knows what comes after a task.
+class Forecast {
+ public:
+  // What this worker will probably read first in the next task. Called on the worker when it is done with its
+  // part of this one, before the caller may go on; quick.
+  virtual Ahead ahead(const Worker& worker) const noexcept = 0;
+
+ protected:
+  ~Forecast() = default;
 };
 
 struct PoolOptions {
@@ -52,8 +81,9 @@ class Pool {
   // worker 0 (node 0, rank 0); its affinity is left alone. What one worker wrote before returning, the caller
   // sees. The first exception is rethrown here after all workers are done. Calls from several threads run one
   // after the other. A call from inside a task, of this or any other pool, throws Error(kInternal). Costs
-  // about a microsecond when the workers still spin.
-  void run(FunctionRef<void(const Worker&)> task);
+  // about a microsecond when the workers still spin. Workers that wait for others, and then for the next
+  // task, fetch what `then` says into their caches meanwhile: memory would be idle.
+  void run(FunctionRef<void(const Worker&)> task, const Forecast* then = nullptr);
 
   // While one of these lives, whoever waits spins for a fraction of a millisecond instead: for callers that
   // run many short tasks one after another, with a little work of their own between them. Where the pool has

@@ -175,6 +175,41 @@ TEST(Pool, WorkersAreConcurrent) {
   EXPECT_EQ(here, 5);
 }
 
+// Counts who asked, and whether they had done their part.
+class CountingForecast final : public Forecast {
+ public:
+  explicit CountingForecast(int threads) : asked(static_cast<size_t>(threads)), did(asked.size()) {}
+  Ahead ahead(const Worker& worker) const noexcept override {
+    const auto at = static_cast<size_t>(worker.index);
+    asked[at] += did[at] ? 1 : 1000;
+    Ahead out;
+    for (size_t i = 0; i < 12; ++i) out.add(std::span(memory).first(i * 100));  // more than are taken
+    return out;
+  }
+  mutable std::vector<int> asked;
+  std::vector<uint8_t> did;
+  std::vector<std::byte> memory = std::vector<std::byte>(1200);
+};
+
+TEST(Pool, WorkersAskForTheForecastWhenTheyAreDone) {
+  Pool pool({.threads = Topology::discover().pus(), .pin = false});
+  CountingForecast forecast(pool.threads());
+  for (int round = 1; round <= 500; ++round) {
+    std::ranges::fill(forecast.did, uint8_t{0});
+    pool.run([&](const Worker& worker) { forecast.did[static_cast<size_t>(worker.index)] = 1; }, &forecast);
+    EXPECT_THAT(forecast.asked, testing::Each(round));
+    expect_all_come(pool);  // nobody asks: there is none
+  }
+}
+
+TEST(Ahead, TakesEightStretches) {
+  const std::vector<std::byte> memory(10);
+  Ahead ahead;
+  for (size_t i = 0; i < 10; ++i) ahead.add(std::span(memory).first(i));
+  ASSERT_EQ(ahead.stretches().size(), 8u);
+  EXPECT_EQ(ahead.stretches()[7].size(), 7u);
+}
+
 TEST(Pool, ManyRunsWithPausesThatPark) {
   Pool pool({.threads = 3, .topology = machine()});
   std::atomic<int> sum{0};

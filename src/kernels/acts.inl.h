@@ -54,19 +54,24 @@ KT_INLINE void place(const Acts& out, uint8_t* group, int in_group, int column, 
   }
 }
 
+// Columns [begin, end) of a row.
+struct Stretch {
+  int begin, end;
+};
+
 // d = amax * (1/127), code = round half even (x * (1/d)); a span of zeros has d = 0.
 template <Real kType>
-KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int k) {
+KT_INLINE void pack_row_s8(const Acts& out, int row, const uint8_t* source, int k, const Stretch& some) {
   const ActShape& s = out.shape;
   const int step = s.scale_step(row);
   float* scales = out.scales + s.scale_at(row, s.scale_spans());
-  int64_t sum_at = s.scale_at(row, s.sum_spans());
+  int64_t sum_at = s.scale_at(row, s.sum_spans()) + int64_t{some.begin / s.sum_span} * step;
   auto* group = reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad;
   const int whole = k / kUnit * kUnit;  // columns in full units
   I32 sum = Isa::set1(int32_t{0});
   float value = 0;  // of sums that were scaled already
-  int sum_end = s.sum_span < s.k_pad ? s.sum_span : s.k_pad;
-  for (int from = 0, span = 0; from < s.k_pad; from += s.scale_span, ++span) {
+  int sum_end = s.k_pad - some.begin < s.sum_span ? s.k_pad : some.begin + s.sum_span;
+  for (int from = some.begin, span = from / s.scale_span; from < some.end; from += s.scale_span, ++span) {
     const int to = s.k_pad - from < s.scale_span ? s.k_pad : from + s.scale_span;
     F32 top[2] = {Isa::set1(0.0f), Isa::set1(0.0f)};
     const auto raise = [&](const Unit& u) __attribute__((always_inline)) {
@@ -248,12 +253,12 @@ __attribute__((noinline)) void pack_far_by_row(const PackActsArgs& args, int row
 }
 
 template <Real kType>
-KT_INLINE void pack_row_float(const Acts& out, int row, const uint8_t* source, int k) {
+KT_INLINE void pack_row_float(const Acts& out, int row, const uint8_t* source, int k, const Stretch& some) {
   const ActShape& s = out.shape;
   const int whole = k / kUnit * kUnit;
   auto* group =
       reinterpret_cast<uint8_t*>(out.codes) + static_cast<int64_t>(row / s.side * s.side) * s.k_pad * 2;
-  for (int c = 0; c < s.k_pad; c += kUnit) {
+  for (int c = some.begin; c < some.end; c += kUnit) {
     const Unit u = c < whole ? load_unit<kType>(source, c) : load_last_unit<kType>(source, c, k);
     if (s.code == ActCode::kF32) {
       float* to = reinterpret_cast<float*>(out.codes) + static_cast<int64_t>(row) * s.k_pad + c;
@@ -275,14 +280,15 @@ __attribute__((noinline)) void pack_rows(const PackActsArgs& args) {
       s.by_row ? pack_far_by_row<kType>(args, i) : pack_far_rows<kType>(args, i);
     if (s.far) return;
   }
+  const Stretch some{args.first, args.last < 0 ? args.out.shape.k_pad : args.last};
   for (int i = 0; i < args.out.shape.rows; ++i) {
     const int64_t row = i >= args.m ? 0 : args.index ? args.index[i] : i;
     const uint8_t* source = static_cast<const uint8_t*>(args.source) + row * args.stride * kSize;
     const int k = i < args.m ? args.k : 0;  // padding rows are rows without columns
     if (args.out.shape.code == ActCode::kS8)
-      pack_row_s8<kType>(args.out, i, source, k);
+      pack_row_s8<kType>(args.out, i, source, k, some);
     else
-      pack_row_float<kType>(args.out, i, source, k);
+      pack_row_float<kType>(args.out, i, source, k, some);
   }
 }
 

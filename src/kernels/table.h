@@ -98,6 +98,9 @@ struct PackActsArgs {
   const int32_t* index = nullptr;  // [m] or null
   int m = 0;                       // real rows; shape.rows - m more are zeroed
   int k = 0;
+  // Columns of `out` to be packed, for all rows, or all: multiples of kChunk, and of both spans with kS8. Not with far
+  // codes.
+  int first = 0, last = -1;
   Acts out;
 };
 

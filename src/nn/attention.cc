@@ -123,7 +123,7 @@ struct AttentionWork::State {
   void list_items();
   void add_item(Item item, bool split, size_t& partial_floats);
   void list_slices();
-  void work(std::byte* memory) noexcept;
+  void work(int worker, std::byte* memory) noexcept;
   void take_queries(const Item& item, const Scratch& scratch, Mine& mine) const noexcept;
   int blocks_of(const Item& item, int first_page, const void** blocks) const noexcept;
   void add_group(const Item& item, int first_page, const Item* after, const Scratch& scratch,
@@ -159,7 +159,7 @@ void AttentionWork::State::list_items() {
   worker_bytes = round_up(Scratch(nullptr, shape(), item_rows).bytes, size_t{4096});
   const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
   if (memory.size() < bytes) memory = Buffer(bytes);
-  next.store(0, std::memory_order_relaxed);
+  next.store(pool->threads(), std::memory_order_relaxed);
 }
 
 void AttentionWork::State::add_item(Item item, bool split, size_t& partial_floats) {
@@ -195,14 +195,14 @@ void AttentionWork::State::list_slices() {
   }
 }
 
-// Items, then slices of joins, each waiting only for items claimed before it. While there are many left, the next item
-// is claimed before this one is done: its first blocks are fetched meanwhile.
-void AttentionWork::State::work(std::byte* memory_of_worker) noexcept {
+// Items, then slices of joins, each waiting only for items claimed before it; worker i begins with the i-th. While there
+// are many left, the next item is claimed before this one is done: its first blocks are fetched meanwhile.
+void AttentionWork::State::work(int worker, std::byte* memory_of_worker) noexcept {
   const int count = static_cast<int>(items.size()), all = count + static_cast<int>(slices.size());
   const int many = count - 2 * pool->threads();
   const auto claim = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
   Mine mine{memory_of_worker};
-  for (int i = claim(), after; i < all; i = after) {
+  for (int i = worker, after; i < all; i = after) {
     after = i < many ? claim() : -1;
     if (i < count)
       attend(items[static_cast<size_t>(i)],
@@ -342,7 +342,25 @@ size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, 
   return splits * sizeof(float) + worker * static_cast<size_t>(state_->pool->threads());
 }
 
-void AttentionWork::run(const KvCache& cache, const AttentionArgs& args) {
+Ahead AttentionWork::first_read(const KvCache& cache, int plane, std::span<const AttentionSequence> sequences,
+                                const Worker& worker) const {
+  Ahead ahead;
+  const State& s = *state_;
+  const KvShape& shape = cache.shape(plane);
+  const auto at = static_cast<size_t>(worker.index);
+  if (at >= s.items.size() || s.items[at].head >= shape.heads) return ahead;
+  const Item& item = s.items[at];
+  const int last = std::min(item.last_page, item.first_page + kGroupBlocks);
+  const auto add = [&](const std::byte* block, int width) { ahead.add({block, shape.block_bytes(width)}); };
+  for (int p = item.first_page; p < last; ++p) {
+    const int page = sequences[static_cast<size_t>(item.sequence)].pages[p];
+    if (!shape.shared) add(cache.keys(plane, page, item.head), shape.d_pad());
+    add(cache.values(plane, page, item.head), shape.shared ? shape.d_pad() : shape.dv_pad());
+  }
+  return ahead;
+}
+
+void AttentionWork::run(const KvCache& cache, const AttentionArgs& args, const Forecast* then) {
   State& s = *state_;
   const KvShape& shape = cache.shape(args.plane);
   KT_CHECK(args.heads > 0 && args.heads % shape.heads == 0 && args.heads / shape.heads <= kMostRows,
@@ -352,9 +370,11 @@ void AttentionWork::run(const KvCache& cache, const AttentionArgs& args) {
   s.cache = &cache;
   s.args = &args;
   s.list_items();
-  s.pool->run([&](const Worker& worker) {
-    s.work(s.memory.data() + static_cast<size_t>(worker.index) * s.worker_bytes);
-  });
+  s.pool->run(
+      [&](const Worker& worker) {
+        s.work(worker.index, s.memory.data() + static_cast<size_t>(worker.index) * s.worker_bytes);
+      },
+      then);
 }
 
 }  // namespace kt

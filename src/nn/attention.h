@@ -32,7 +32,12 @@ class AttentionWork {
   AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels);
   ~AttentionWork();
   // The new tokens' keys and values are in the cache already.
-  void run(const KvCache& cache, const AttentionArgs& args);
+  // While workers wait for the next task they fetch what `then` says.
+  void run(const KvCache& cache, const AttentionArgs& args, const Forecast* then = nullptr);
+  // Keys and values that this worker will read first when the next run is over another plane of the same cache, else as
+  // the last one was. Sequences are that run's.
+  Ahead first_read(const KvCache& cache, int plane, std::span<const AttentionSequence> sequences,
+                   const Worker& worker) const;
   // What it takes, at most, when that many sequences have this many keys each.
   size_t bytes_for(const KvShape& shape, int heads, int sequences, int context) const;
 

@@ -13,6 +13,7 @@
 #include "nn/linear.h"
 #include "nn/reserve.h"
 #include "nn/row_memory.h"
+#include "nn/step_forecast.h"
 
 namespace kt {
 namespace {
@@ -35,7 +36,8 @@ class CpuOps final : public Ops {
         kernels_(kernels()),
         workspace_(std::make_shared<Workspace>()),
         linears_(pool_),
-        attention_(pool_, kernels_) {}
+        attention_(pool_, kernels_),
+        forecast_(*pool_, linears_, attention_) {}
 
   Place place() const override { return kHost; }
   int nodes() const override { return pool_->nodes(); }
@@ -111,9 +113,10 @@ class CpuOps final : public Ops {
       for (int i = 0; i < n; ++i) each(i);
       return;
     }
-    pool_->run([&](const Worker& worker) {
+    const auto some = [&](const Worker& worker) {
       for (int i = worker.index; i < n; i += pool_->threads()) each(i);
-    });
+    };
+    pool_->run(some, &forecast_);
   }
 
   void count(const Amount& amount) {
@@ -132,6 +135,7 @@ class CpuOps final : public Ops {
   std::shared_ptr<Workspace> workspace_;
   LinearWork linears_;
   AttentionWork attention_;
+  StepForecast forecast_;
   RowMemory memory_;
   std::vector<Rotation> rotations_;
   std::vector<float> ones_;     // [tokens]
@@ -199,6 +203,7 @@ void CpuOps::begin(const StepRows& step) {
            ones_.size());
   step_ = step;
   burst_.emplace(*pool_);
+  forecast_.begin(static_cast<const KvCache*>(step.cache), step.sequences);
   for (const AttentionSequence& sequence : step.sequences)
     for (int t = 0; t < sequence.count; ++t)
       positions_[static_cast<size_t>(sequence.first + t)] = sequence.position + t;
@@ -247,7 +252,10 @@ void CpuOps::add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, R
 // Steps of linears, and what they take.
 void CpuOps::run_linears(int rows, std::span<const LinearCall> calls) {
   for (const LinearCall& call : calls) count(linear_work(*call.linear, rows));
-  if (!measured_) return linears_.run(rows, calls);
+  if (!measured_) {
+    linears_.run(rows, calls, forecast_.enter(calls.front().linear, rows));
+    return forecast_.multiplied();
+  }
   const LinearWork::Bytes bytes = linears_.bytes_for(rows, calls);
   measured_->linears.rows = std::max(measured_->linears.rows, bytes.rows);
   measured_->linears.workers = std::max(measured_->linears.workers, bytes.workers);
@@ -256,16 +264,7 @@ void CpuOps::run_linears(int rows, std::span<const LinearCall> calls) {
 // A call of linears is one part, by the names of all of them.
 size_t CpuOps::part_of(std::span<const LinearUse> uses) {
   const auto& first = static_cast<const CpuLinear&>(*uses.front().weights);
-  if (!first.part) {
-    std::string names = first.name;
-    const std::string* last = &first.name;  // heads of one matrix have one name
-    for (const LinearUse& use : uses) {
-      const std::string& name = static_cast<const CpuLinear&>(*use.weights).name;
-      if (name != *last) names += " " + name;
-      last = &name;
-    }
-    first.part = parts_.index(names);
-  }
+  if (!first.part) first.part = parts_.index(names_of(uses));
   return *first.part;
 }
 
@@ -359,16 +358,19 @@ void CpuOps::attend(const Attend& args) {
     measured_->attention = std::max(measured_->attention, bytes);
     return;
   }
-  attention_.run(cache(), {.plane = args.plane,
-                           .sequences = step_.sequences,
-                           .q = at(args.q),
-                           .q_stride = args.q.width,
-                           .heads = args.heads,
-                           .scale = args.scale,
-                           .window = args.window,
-                           .sinks = values_or_null(args.sinks),
-                           .out = at(args.out),
-                           .out_stride = args.out.width});
+  attention_.run(cache(),
+                 {.plane = args.plane,
+                  .sequences = step_.sequences,
+                  .q = at(args.q),
+                  .q_stride = args.q.width,
+                  .heads = args.heads,
+                  .scale = args.scale,
+                  .window = args.window,
+                  .sinks = values_or_null(args.sinks),
+                  .out = at(args.out),
+                  .out_stride = args.out.width},
+                 forecast_.enter(&cache(), step_.tokens, args.plane));
+  forecast_.attended();
 }
 
 void CpuOps::copy_heads(const CopyHeads& args) {
@@ -419,7 +421,8 @@ void CpuOps::experts(const RunExperts& args) {
                    .input = at(args.x),
                    .ids = ids,
                    .weights = at(args.weights),
-                   .output = at(args.out)});
+                   .output = at(args.out),
+                   .then = forecast_.enter(&experts, step_.tokens)});
   if (args.watch) args.watch->took(std::chrono::steady_clock::now() - start);
 }
 
@@ -436,7 +439,8 @@ void CpuOps::mlp(const RunMlp& args) {
                .input = at(args.x),
                .ids = zeros_.data(),
                .weights = args.factors.id >= 0 ? at(args.factors) : ones_.data(),
-               .output = at(args.out)});
+               .output = at(args.out),
+               .then = forecast_.enter(&mlp, step_.tokens)});
 }
 
 void CpuOps::sigmoid(Rows x) {

@@ -2,6 +2,7 @@
 // those too.
 #pragma once
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -50,6 +51,18 @@ struct CpuExperts final : PlacedExperts {
   size_t plain_bytes() const override { return 0; }
   double stored_bytes() const override { return experts.stored_bytes_per_expert() * experts.shape().experts; }
 };
+
+// The names of linears that run together, each once: heads of one matrix have one name.
+inline std::string names_of(std::span<const LinearUse> uses) {
+  std::string names;
+  const std::string* last = nullptr;
+  for (const LinearUse& use : uses) {
+    const std::string& name = static_cast<const CpuLinear&>(*use.weights).name;
+    if (!last || name != *last) names += (last ? " " : "") + name;
+    last = &name;
+  }
+  return names;
+}
 
 inline const std::vector<float>& values_of(const PlacedVector& vector) {
   return static_cast<const CpuVector&>(vector).values;

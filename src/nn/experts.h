@@ -66,6 +66,7 @@ struct ForwardArgs {
   const uint8_t* skip =
       nullptr;  // [experts], nonzero: expert is computed elsewhere; null: none. Read at each call
   const ExpertAdapter* adapter = nullptr;  // adds to the products of this call; null costs nothing
+  const Forecast* then = nullptr;          // what workers fetch when they are done (Pool::run)
 };
 
 // Memory that forwards need while they run; layers that never run at the same time share one.

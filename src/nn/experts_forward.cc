@@ -141,9 +141,11 @@ void Experts::forward(const ForwardArgs& args) const {
     jobs.back().lay_out();
     jobs.back().prepare(s.pool->memory_node(n));
   }
-  s.pool->run([&](const Worker& w) {
-    if (job_of[w.node] >= 0) jobs[job_of[w.node]].run(w.rank);
-  });
+  s.pool->run(
+      [&](const Worker& w) {
+        if (job_of[w.node] >= 0) jobs[job_of[w.node]].run(w.rank);
+      },
+      args.then);
   if (!direct) add_nodes(jobs, *s.kernels, s.shape, args, *s.pool);
 }
 

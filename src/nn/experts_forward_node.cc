@@ -12,6 +12,7 @@ constexpr int kPackRows = 32;          // rows of a pack or requant item
 constexpr int kSharedTokens = 32;      // from here on tokens are quantised once and copied to their experts
 constexpr int kTileBytes = 256 << 10;  // sums of a prefill item
 constexpr size_t kAheadBytes = 16 << 10;      // of weights, fetched while an item waits
+constexpr size_t kDownAheadBytes = 96 << 10;  // the same of all experts that a down item of few rows visits
 constexpr size_t kRowsAheadBytes = 64 << 10;  // of the next group's rows, fetched during a multiplication
 
 void prefetch(const std::byte* from, size_t bytes, size_t most) {
@@ -98,6 +99,10 @@ void NodeForward::plan_groups() {
                                  .workers = workers_,
                                  .panel_blocks = panels ? kernels_.panel_blocks : 0,
                                  .stream_blocks = kernels_.panel_blocks});
+  // In even pieces, of which panels are made; few rows stream one as well as two.
+  down_tail_ = down_blocks_ >= 4 ? down_blocks_ / 4 * 2
+               : panels          ? down_blocks_
+                                 : std::max(1, down_blocks_ / 2);
 }
 
 void NodeForward::list_items() {
@@ -138,9 +143,8 @@ void NodeForward::list_gate_up(int group) {
 void NodeForward::list_down() {
   const int blocks = static_cast<int>(shard_.down.packing.blocks);
   // The last quarter in halves: with two items a worker, the slowest was 10 to 15 % behind the mean.
-  const int tail = down_blocks_ >= 4 ? down_blocks_ / 4 * 2 : down_blocks_;
   for (int b = 0, size = 0; b < blocks; b += size) {
-    size = std::min(blocks - b > blocks / 4 ? down_blocks_ : tail, blocks - b);
+    size = std::min(blocks - b > blocks / 4 ? down_blocks_ : down_tail_, blocks - b);
     list_.add({kDown, 0, b, size});
   }
 }
@@ -323,6 +327,19 @@ void NodeForward::requant(const WorkItem& item) noexcept {
   if (args_.adapter) let_read(item, ExpertAdapter::Input::kActivated);
 }
 
+// While group g's rows are waited for: its weights, and with few rows those of the groups behind it.
+void NodeForward::fetch_down(const WorkItem& item, int g) const noexcept {
+  const size_t bytes = static_cast<size_t>(item.count) * shard_.down.stride;
+  const bool few = parts_[g].down.plan.scratch_bytes == 0;
+  const int groups = static_cast<int>(routing_.groups.size());
+  size_t left = few ? kDownAheadBytes : kAheadBytes;
+  for (int next = g; next < groups && left > 0 && !list_.done(kRequant, g); ++next) {
+    prefetch(shard_.block(routing_.groups[next].expert, shard_.down, item.begin), bytes, left);
+    left -= std::min(left, bytes);
+    if (!few) return;
+  }
+}
+
 void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
   const int columns = item.count * kBlockRows, groups = static_cast<int>(routing_.groups.size());
   auto* tile = reinterpret_cast<float*>(mine + multiply_bytes_);
@@ -333,7 +350,7 @@ void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
     const ForwardNode::Part& part = parts_[g];
     const std::byte* blocks = shard_.block(group.expert, shard_.down, item.begin);
     if (!list_.done(kRequant, g)) {
-      prefetch(blocks, item.count * shard_.down.stride, kAheadBytes);
+      fetch_down(item, g);
       list_.wait(item, kRequant, g);
     }
     const std::byte* after = nullptr;

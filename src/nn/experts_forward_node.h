@@ -87,6 +87,7 @@ class NodeForward {
   void multiply_gate_up(const WorkItem& item, float* tile, int64_t ld, std::byte* scratch) noexcept;
   void activate_apart(ActivateArgs args, float* row) noexcept;
   void requant(const WorkItem& item) noexcept;
+  void fetch_down(const WorkItem& item, int group) const noexcept;
   void down(const WorkItem& item, std::byte* mine) noexcept;
   void add_group(const WorkItem& item, int group, const float* tile, float* y) noexcept;
   void store(const WorkItem& item, const float* y) noexcept;
@@ -114,6 +115,7 @@ class NodeForward {
   SharedTokens gate_tokens_, up_tokens_;  // up's: for groups where it reads others than gate
   float* partial_ = nullptr;
   int down_blocks_ = 1;  // of an item
+  int down_tail_ = 1;    // of an item among the last
   size_t widest_ = 1;    // row blocks of the widest multiply
   size_t most_rows_ = 0;
   size_t multiply_bytes_ = 0, tile_bytes_ = 0;  // the beginnings of a worker's memory

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -13,8 +14,11 @@ namespace kt {
 namespace {
 
 constexpr int kPackRows = 32;             // rows of one packing item
+constexpr int kPackNumbers = 1024;        // of an item of few rows, which is some of their columns
+constexpr int kFirstItems = 2;            // of a worker that streams: they are known before it comes to them
 constexpr size_t kItemBytes = 128 << 10;  // weights of an item when there are few rows: long enough to stream
 constexpr size_t kRowBytes = 1 << 20;     // packed rows of an item when there are many: half of an L2
+constexpr int kStreamRows = 8;            // as many at most: weights take longer to read than to multiply
 constexpr int kLeastRows =
     64;  // of such an item: widening a weight takes as long as its product with as many
 
@@ -29,6 +33,18 @@ struct Rows {
   size_t at = 0;  // in the shared memory
 };
 
+// What one worker packs of rows[of]: some of the rows, or of few rows some of the columns.
+struct PackItem {
+  int of, begin, end;
+};
+
+// Columns of such an item. Several workers that pack a row each would write to one another's cache lines, because the
+// scales of rows stand side by side.
+int pack_columns(const ActShape& shape, int m) {
+  const int unit = std::lcm(kChunk, std::lcm(shape.scale_span, shape.sum_span));
+  return static_cast<int>(round_up(std::max(1, kPackNumbers / m), unit));
+}
+
 struct Item {
   int call, begin, count;  // row blocks [begin, begin + count) of the node's slice
   int first, rows;         // of x
@@ -42,6 +58,7 @@ struct ItemShape {
 
 // Rows stay in a worker's L2 while it multiplies them by block after block, and are the same for all items it takes
 // unless it helps another; blocks in whole panels, four items a worker, because some workers are slower than others.
+// f32 products need no panels: as many items as give each worker two, which a router's few rows hardly do.
 ItemShape item_shape(const Kernels& kernels, const ActShape& acts, int m, int64_t blocks, int workers) {
   const int64_t row_bytes = int64_t{acts.k_pad} * bytes_of(acts.code);
   const int64_t most =
@@ -49,6 +66,11 @@ ItemShape item_shape(const Kernels& kernels, const ActShape& acts, int m, int64_
   const int64_t pieces = ceil_div(m, most), rows = round_up(ceil_div(m, pieces), 2 * kBlockRows);
   const int64_t share = std::min<int64_t>(ceil_div(m, rows) * blocks / (4 * workers), kernels.panel_blocks);
   const int64_t width = kernels.panel_width;
+  if (acts.code == ActCode::kF32) {
+    const int64_t each =
+        std::clamp<int64_t>(ceil_div(m, rows) * blocks / (2 * workers), 1, kernels.panel_blocks);
+    return {.rows = static_cast<int>(rows), .blocks = each > 1 ? each - each % 2 : 1};
+  }
   return {.rows = static_cast<int>(rows), .blocks = std::max(share / width * width, std::min(width, blocks))};
 }
 
@@ -153,8 +175,11 @@ struct LinearWork::State {
   };
   struct alignas(64) Node {
     std::vector<Item> items;
-    std::vector<Share> shares;  // [1], or [workers] of the node: who has done its own helps the others
-    Buffer memory;              // of its workers
+    // [1]: worker r begins with items r and r + workers and then claims the next; or [workers] of the node: who has
+    // done its own helps the others.
+    std::vector<Share> shares;
+    bool streams = false;  // few rows: items are read, rather than multiplied
+    Buffer memory;         // of its workers
     size_t worker_bytes = 0, bytes = 0;
   };
   std::shared_ptr<Pool> pool;
@@ -162,7 +187,7 @@ struct LinearWork::State {
   std::vector<Plan> plans;   // [calls]
   std::vector<int> rows_of;  // [calls] into rows
   std::vector<Rows> rows;
-  std::vector<int> to_pack;  // of rows
+  std::vector<PackItem> packs;
   size_t rows_bytes = 0;
   Buffer shared;  // packed rows
   std::atomic<int> next_pack{0};
@@ -173,12 +198,11 @@ struct LinearWork::State {
 
   void plan();
   void list_items();
-  void share_items(Node& node, int shares);
+  void share_items(Node& node, int shares, int workers);
   void allocate();
   void pack(int item) noexcept;
   void multiply(const Item& item, int node, std::byte* mine) noexcept;
   void work(const Worker& worker) noexcept;
-  int row_items() const { return static_cast<int>(ceil_div(m, kPackRows)); }
 };
 
 // Which rows are quantised how, and where they go.
@@ -208,19 +232,22 @@ void LinearWork::State::plan() {
            .acts = {}});
   }
   rows_bytes = 0;
-  to_pack.clear();
+  packs.clear();
   for (Rows& r : rows) {
     if (r.plain) continue;
-    to_pack.push_back(static_cast<int>(&r - rows.data()));
+    const int all = r.shape.beside ? r.shape.k_pad : m,
+              each = r.shape.beside ? pack_columns(r.shape, m) : kPackRows;
+    for (int begin = 0; begin < all; begin += each)
+      packs.push_back({static_cast<int>(&r - rows.data()), begin, std::min(all, begin + each)});
     r.at = rows_bytes;
     rows_bytes += round_up(act_bytes(r.shape), size_t{64});
   }
   next_pack.store(0, std::memory_order_relaxed);
   packed.reset();
-  if (to_pack.empty())
+  if (packs.empty())
     packed.set();
   else
-    packs_left.reset(static_cast<int>(to_pack.size()) * row_items());
+    packs_left.reset(static_cast<int>(packs.size()));
 }
 
 void LinearWork::State::list_items() {
@@ -236,7 +263,7 @@ void LinearWork::State::list_items() {
       const Kernels& kernels = *calls[c].linear->options_.kernels;
       const bool panels = plans[c].scratch_bytes > 0;
       ItemShape shape{.rows = m, .blocks = 1};
-      many |= panels;
+      many |= panels && m > kStreamRows;
       if (panels) {
         shape = item_shape(kernels, plans[c].acts, m, slice.packing.blocks, workers);
       } else {
@@ -258,12 +285,13 @@ void LinearWork::State::list_items() {
     }
     node.worker_bytes = round_up(scratch + tile, size_t{4096}) + 4096;
     node.bytes = node.worker_bytes * static_cast<size_t>(workers);
-    share_items(node, many ? workers : 1);
+    node.streams = !many;
+    share_items(node, many ? workers : 1, workers);
   }
 }
 
 // Neighbouring items have rows or blocks in common: each worker's own are such, and as much work as the others'.
-void LinearWork::State::share_items(Node& node, int shares) {
+void LinearWork::State::share_items(Node& node, int shares, int workers) {
   if (static_cast<int>(node.shares.size()) != shares)
     node.shares = std::vector<Share>(static_cast<size_t>(shares));
   const auto cost = [](const Item& item) { return int64_t{item.rows} * item.count; };
@@ -276,6 +304,7 @@ void LinearWork::State::share_items(Node& node, int shares) {
     for (; at < node.items.size() && done < all * (s + 1) / shares; ++at) done += cost(node.items[at]);
     share.end = static_cast<int>(at);
   }
+  if (shares == 1) node.shares[0].next.store(kFirstItems * workers, std::memory_order_relaxed);
 }
 
 void LinearWork::State::allocate() {
@@ -291,16 +320,18 @@ void LinearWork::State::allocate() {
 }
 
 void LinearWork::State::pack(int item) noexcept {
-  const Rows& r = rows[static_cast<size_t>(to_pack[static_cast<size_t>(item / row_items())])];
-  const int begin = item % row_items() * kPackRows, count = std::min(kPackRows, m - begin);
-  // the last item brings the padding along
-  const Acts out = rows_from(r.acts, begin, begin + count == m ? r.shape.rows - begin : count);
-  calls.front().linear->options_.kernels->pack_acts({.source = r.x + begin * r.stride,
-                                                     .type = Real::kF32,
-                                                     .stride = r.stride,
-                                                     .m = count,
-                                                     .k = r.k,
-                                                     .out = out});
+  const PackItem& pack = packs[static_cast<size_t>(item)];
+  const Rows& r = rows[static_cast<size_t>(pack.of)];
+  PackActsArgs args{.source = r.x, .type = Real::kF32, .stride = r.stride, .m = m, .k = r.k, .out = r.acts};
+  if (r.shape.beside) {
+    args.first = pack.begin;
+    args.last = pack.end;
+  } else {  // the last rows bring the padding along
+    args.source = r.x + pack.begin * r.stride;
+    args.m = pack.end - pack.begin;
+    args.out = rows_from(r.acts, pack.begin, (pack.end == m ? r.shape.rows : pack.end) - pack.begin);
+  }
+  calls.front().linear->options_.kernels->pack_acts(args);
   if (packs_left.arrive()) packed.set();
 }
 
@@ -334,11 +365,14 @@ void LinearWork::State::multiply(const Item& item, int node, std::byte* mine) no
 }
 
 void LinearWork::State::work(const Worker& worker) noexcept {
-  const int packs = static_cast<int>(to_pack.size()) * row_items();
-  for (int i; (i = next_pack.fetch_add(1, std::memory_order_relaxed)) < packs;) pack(i);
+  const int count = static_cast<int>(packs.size());
+  for (int i; (i = next_pack.fetch_add(1, std::memory_order_relaxed)) < count;) pack(i);
   Node& node = *nodes[static_cast<size_t>(worker.node)];
   std::byte* mine = node.memory.data() + static_cast<size_t>(worker.rank) * node.worker_bytes;
   packed.wait();
+  if (node.shares.size() == 1)
+    for (int i = 0, at = worker.rank; i < kFirstItems && at < node.shares[0].end; ++i, at += worker.ranks)
+      multiply(node.items[static_cast<size_t>(at)], worker.node, mine);
   for (size_t s = 0; s < node.shares.size(); ++s) {
     Share& share = node.shares[(static_cast<size_t>(worker.rank) + s) % node.shares.size()];
     for (int i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
@@ -373,7 +407,22 @@ LinearWork::Bytes LinearWork::bytes_for(int m, std::span<const LinearCall> calls
   return bytes;
 }
 
-void LinearWork::run(int m, std::span<const LinearCall> calls) {
+Ahead LinearWork::first_read(const Worker& worker) const {
+  Ahead ahead;
+  const State::Node& node = *state_->nodes[static_cast<size_t>(worker.node)];
+  const int count = node.streams ? static_cast<int>(node.items.size()) : 0;
+  for (int i = 0, at = worker.rank; i < kFirstItems && at < count; ++i, at += worker.ranks) {
+    const Item& item = node.items[static_cast<size_t>(at)];
+    const Linear& linear = *state_->calls[static_cast<size_t>(item.call)].linear;
+    const Linear::Slice& slice = linear.slices_[static_cast<size_t>(worker.node)];
+    const size_t block = slice.packing.block_bytes;
+    ahead.add({slice.memory.data() + static_cast<size_t>(item.begin) * block,
+               static_cast<size_t>(item.count) * block});
+  }
+  return ahead;
+}
+
+void LinearWork::run(int m, std::span<const LinearCall> calls, const Forecast* then) {
   if (m == 0 || calls.empty()) return;
   State& s = *state_;
   KT_CHECK(m > 0, "{} rows", m);
@@ -387,7 +436,7 @@ void LinearWork::run(int m, std::span<const LinearCall> calls) {
   s.plan();
   s.list_items();
   s.allocate();
-  s.pool->run([&](const Worker& worker) { s.work(worker); });
+  s.pool->run([&](const Worker& worker) { s.work(worker); }, then);
 }
 
 }  // namespace kt

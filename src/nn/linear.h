@@ -84,7 +84,11 @@ class LinearWork {
  public:
   explicit LinearWork(std::shared_ptr<Pool> pool);
   ~LinearWork();
-  void run(int m, std::span<const LinearCall> calls);
+  // While workers wait for the next task they fetch what `then` says.
+  void run(int m, std::span<const LinearCall> calls, const Forecast* then = nullptr);
+  // After run(), while its calls are there: the weights that this worker read first, and will again in a step of the
+  // same linears; nothing where rows are many, and weights little of the work.
+  Ahead first_read(const Worker& worker) const;
   size_t bytes() const;
 
   // What a step needs of that memory; only which calls have the same x matters of their pointers.

@@ -78,6 +78,61 @@ TEST(Linear, SameBitsForAnyThreadCount) {
   EXPECT_EQ(results[0], results[2]);
 }
 
+// Rows are packed by several workers, and a router's row blocks are dealt one by one: each row is as if it were alone.
+TEST(Linear, RowsTogetherAreAsAlone) {
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 3, .pin = false});
+  LinearWork work(pool);
+  for (const char* format : {"f32", "int8", "int4_g32", "q4_k", "q4_0", "fp8"})
+    for (const Precision precision : {Precision::kDefault, Precision::kF32}) {
+      const Case c(format, 130, 512, 21);
+      const Linear linear(*pool, c.weights.view(), c.bias, {.precision = precision}, "c");
+      for (const int m : {2, 3, 5, 8}) {
+        const std::vector<float> x = random_values(static_cast<size_t>(m) * 512, 4);
+        std::vector<float> y(static_cast<size_t>(m) * 130), alone(y.size());
+        const LinearCall together{&linear, x.data(), 512, y.data(), 130};
+        work.run(m, {&together, 1});
+        for (int i = 0; i < m; ++i) {
+          const LinearCall one{&linear, x.data() + i * 512, 512, alone.data() + i * 130, 130};
+          work.run(1, {&one, 1});
+        }
+        EXPECT_EQ(y, alone) << format << m;
+      }
+    }
+}
+
+// Every worker's first stretch lies in the matrix, and no two have a byte in common; of many rows there is none.
+TEST(Linear, WhatWorkersReadFirst) {
+  const auto pool = std::make_shared<Pool>(
+      PoolOptions{.threads = 3, .nodes = 2, .topology = Topology::synthetic("numa:2 core:2"), .pin = false});
+  LinearWork work(pool);
+  const Case c("int8", 640, 256, 3);
+  const Linear linear(*pool, c.weights.view(), c.bias, {}, "c");
+  const std::vector<float> x = random_values(64 * 256, 4);
+  std::vector<float> y(64 * 640);
+  const LinearCall call{&linear, x.data(), 256, y.data(), 640};
+  const Worker workers[] = {{0, 0, 2, 0}, {0, 1, 2, 1}, {1, 0, 1, 2}};
+  work.run(1, {&call, 1});
+  std::vector<Ahead::Stretch> firsts;
+  std::vector<int> nodes;
+  for (const Worker& worker : workers)
+    for (const Ahead ahead = work.first_read(worker); const Ahead::Stretch& first : ahead.stretches()) {
+      firsts.push_back(first);
+      nodes.push_back(worker.node);
+    }
+  ASSERT_EQ(firsts.size(), 6u);
+  for (size_t i = 0; i < 6; ++i) {
+    const std::span<const std::byte> node = linear.runs()[static_cast<size_t>(nodes[i])].bytes;
+    ASSERT_FALSE(firsts[i].empty());
+    EXPECT_GE(firsts[i].data(), node.data());
+    EXPECT_LE(firsts[i].data() + firsts[i].size(), node.data() + node.size());
+    for (size_t j = 0; j < i; ++j)
+      EXPECT_TRUE(firsts[i].data() >= firsts[j].data() + firsts[j].size() ||
+                  firsts[j].data() >= firsts[i].data() + firsts[i].size());
+  }
+  work.run(64, {&call, 1});
+  EXPECT_TRUE(work.first_read(workers[0]).stretches().empty());
+}
+
 RowReader pieces_of(const Matrix& whole) {
   return {.format = whole.format, .n = whole.n, .k = whole.k, .rows = [&whole](int64_t first, int64_t count) {
             Matrix piece(whole.format, count, whole.k);
