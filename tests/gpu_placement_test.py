@@ -79,6 +79,13 @@ class TestThePlan:
         assert plan["bytes"]["experts"] == alone["bytes"]["experts"]
         assert plan["gpu"]["kv_cache"] == alone["bytes"]["kv_cache"]
 
+    def test_the_cpu_reads_what_the_gpu_has_no_copy_of(self):
+        """Experts as if routing were even: of the limit's bytes the share that is cold."""
+        def rate(experts):
+            return json.loads(ok(*ESTIMATE, "--json", "--gpu-experts", experts).stdout)["decode"]["tokens_per_s"]
+        assert rate("50%") == pytest.approx(2 * rate("0"), rel=0.01) and rate("100%") is None
+        assert "decode: the GPU reads everything" in ok(*ESTIMATE).stdout
+
     def test_a_share_of_the_card(self):
         assert gpu_of("--mem-fraction-static", "0.5")["allowed"] == CARD // 2
         assert gpu_of("--mem-fraction-static", "0.25", KT_TEST_CUDA_MEMORY=str(1 << 30))["allowed"] == 1 << 28
@@ -246,6 +253,27 @@ class TestSettings:
 
 class TestCopies:
     """Experts on the GPU are the CPU's bytes, wherever those come from."""
+    ASK = ("generate", str(DEMO), "-p", "Once upon a time", "--max-tokens", "24", "--acts", "f32")
+
+    @pytest.mark.parametrize("words,said", [
+        ((), "all routed experts; the CPU: those of prompts"),
+        (("--gpu-experts", "30%"), "24 of 80 routed experts; the CPU: the others, and those of prompts"),
+        (("--gpu-experts", "5", "--expert-placement", "random", "--format", "int8"), "25 of 80 routed experts;"),
+    ])
+    def test_they_say_what_the_cpu_says(self, words, said):
+        plain = ok(*self.ASK, *(words[-2:] if "--format" in words else ()))
+        done = ok(*self.ASK, "--gpu", *words)
+        assert done.stdout == plain.stdout and len(plain.stdout) > 40
+        assert f"kt: note: GPU 0 (test driver): attention, dense parts, the cache and {said}" in done.stderr
+
+    def test_they_fit_where_the_plan_says_so(self):
+        """On a card that has room for 20 of them: every allocation of loading and of the steps."""
+        use = ("--context", "32", "--acts", "f32")
+        needed, each = gpu_of(*use, "--gpu-experts", "0")["needed"], gpu_of()["placement"]["layers"][1]["experts"]["bytes_each"]
+        room = str(int((needed + 20.5 * each) / 0.95))
+        done = ok(*self.ASK, "--gpu", KT_TEST_CUDA_MEMORY=room)
+        assert "the cache and 20 of 80 routed experts; the CPU: the others" in done.stderr
+        assert gpu_of(*use, KT_TEST_CUDA_MEMORY=room)["hot_experts"] == 20
 
     def test_another_format_is_said(self, place):
         for words, of in ((("--format", "int8"), ""), (("--weights", str(place.weights)), f" of {place.weights}")):

@@ -44,9 +44,11 @@ std::string expert_placement_problem(std::string_view words) {
 }
 
 void GpuUseFlags::add_to(CLI::App& verb) {
-  verb.add_option("--gpu", device,
-                  "GPU for attention, dense parts and the cache, and for as many routed experts as fit; all "
-                  "others stay on the CPU: its number, auto or off; alone: 0. Default: off")
+  verb.add_option(
+          "--gpu", device,
+          text("GPU for attention, dense parts and the cache, and for as many routed experts as fit; all "
+               "others stay on the CPU: its number, auto or off; alone: 0. Default: {}",
+               kUsualGpu))
       ->expected(0, 1)
       ->type_name("N|auto|off")
       ->default_str("0")

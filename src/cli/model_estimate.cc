@@ -105,15 +105,16 @@ Estimate estimate_model(OpenedModel& model, const MemoryRequest& use, uint64_t m
   Estimate out{.use = use, .plan = model.memory_plan(use), .process = model.base_bytes()};
   out.available = available_memory() + out.process;
   if (max_memory > 0) out.available = std::min(out.available, max_memory);
-  out.one = model.decode_work(1, use.context);
-  out.all = model.decode_work(use.sequences, use.context);
-  out.rates = rates;
   try {
     out.placement = model.placement(use);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kMemory) throw;
     out.gpu_problem = error.what();
   }
+  const Placement* const placed = out.placement ? &*out.placement : nullptr;
+  out.one = model.decode_work(1, use.context, placed);
+  out.all = model.decode_work(use.sequences, use.context, placed);
+  out.rates = rates;
   return out;
 }
 
@@ -171,6 +172,10 @@ void print_memory(const Estimate& e, const CLI::App& verb) {
 
 void print_speed(const Estimate& e) {
   const Limit limit = limit_of(e.one, e.rates);
+  if (limit.seconds == 0) {
+    std::printf("decode: the GPU reads everything; its speed is not estimated\n");
+    return;
+  }
   std::printf("decode: at most %s tokens/s, limited by %s (%s a token at %s GB/s%s)\n",
               three_digits(tokens_per_s(e.one, 1, e.rates)).c_str(), limit.which,
               human_bytes(static_cast<uint64_t>(host_bytes(e.one))).c_str(),

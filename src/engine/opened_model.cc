@@ -148,8 +148,9 @@ MemoryPlan OpenedModel::memory_plan(const MemoryRequest& use) const {
   return sizes_->memory_plan(possible(use));
 }
 
-Work OpenedModel::decode_work(int sequences, int context) const {
-  return sizes_->decode_work(sequences, context);
+Work OpenedModel::decode_work(int sequences, int context, const Placement* placed) const {
+  if (!placed || placed->hot_experts() == 0) return sizes_->decode_work(sequences, context);
+  return build(make_ops(true), {.hot = placed->hot()})->decode_work(sequences, context);
 }
 
 LoadedModel OpenedModel::load(const LoadOptions& options) && {

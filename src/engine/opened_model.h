@@ -73,7 +73,8 @@ class OpenedModel : public DescribedModel {
   // Before plans for such a use: with `gpu` auto a GPU that the model does not fit is left, and notes say what
   // was chosen. Nothing else is an error here.
   void settle(const MemoryRequest& use);
-  Work decode_work(int sequences, int context) const;  // as Transformer's
+  // As Transformer's, for so many sequences of a context. With a placement the GPU has the share of its experts.
+  Work decode_work(int sequences, int context, const Placement* placed = nullptr) const;
 
   // Reads the weights; this is no longer of use. Error(kMemory), before any is read, if they do not fit.
   LoadedModel load(const LoadOptions& options = {}) &&;

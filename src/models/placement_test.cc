@@ -294,6 +294,12 @@ TEST(PlacementSizes, OfAGpuAreThoseOfTheMemoryPlanToo) {
                                        PlaceBytes{kGpu0, 7 * kMiB + copies + on_gpu.weights() +
                                                              on_gpu.kv_cache + on_gpu.workspace},
                                        PlaceBytes{kNode0, host.experts}, PlaceBytes{kHost, host.workspace}));
+
+  // A model that is built with the placement holds its copies, layer by layer.
+  const Transformer placed(checkpoint, describe_model(checkpoint.config_json(), KT_DEMO_MODEL),
+                           make_gpu_ops(pool, {.sizes_only = true}), {.hot = got.hot()});
+  EXPECT_EQ(placed.memory_plan(use).at(kGpu0).weights(), on_gpu.weights() + copies);
+  EXPECT_EQ(placed.memory_plan(use).host().experts, host.experts);
 }
 
 }  // namespace
