@@ -89,9 +89,11 @@ class CpuOps final : public Ops {
   void sigmoid(Rows x) override;
   void pick(Rows x, std::span<const int> tokens) override;
   void project(const PlacedLinear& weights, Rows x, int count) override;
-  void write(std::span<const float> values, Rows x) override;
-  void read(Rows x, std::span<float> values) override;
-  void read_ids(Rows ids, std::span<int32_t> values) override;
+  void write(std::span<const float> values, Rows x) override { std::ranges::copy(values, at(x)); }
+  void read(Rows x, std::span<float> values) override { std::copy_n(at(x), values.size(), values.begin()); }
+  void read_ids(Rows ids, std::span<int32_t> values) override {
+    std::copy_n(ids_at(ids), values.size(), values.begin());
+  }
 
   StepNeeds measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) override;
   const Work& work() const override { return work_; }
@@ -465,16 +467,6 @@ void CpuOps::project(const PlacedLinear& weights, Rows x, int count) {
                         .y = step_.logits,
                         .y_stride = weights.n()};
   run_linears(count, {&call, 1});
-}
-
-void CpuOps::write(std::span<const float> values, Rows x) { std::copy(values.begin(), values.end(), at(x)); }
-
-void CpuOps::read(Rows x, std::span<float> values) {
-  std::copy_n(at(x), static_cast<int64_t>(values.size()), values.begin());
-}
-
-void CpuOps::read_ids(Rows ids, std::span<int32_t> values) {
-  std::copy_n(ids_at(ids), static_cast<int64_t>(values.size()), values.begin());
 }
 
 StepNeeds CpuOps::measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) {

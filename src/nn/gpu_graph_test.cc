@@ -11,7 +11,7 @@
 namespace kt {
 namespace {
 
-constexpr int kWidth = 24, kMiddle = 40, kOf = 7, kChosen = 3, kVocabulary = 33, kMostSteps = 5;
+constexpr int kRowWidth = 24, kMiddle = 40, kOf = 7, kChosen = 3, kVocabulary = 33, kMostSteps = 5;
 
 struct GraphWatch final : RouteWatch {
   std::vector<int32_t> ids;
@@ -42,28 +42,28 @@ struct GraphModel {
   explicit GraphModel(bool graphs)
       : ops(make_gpu_ops(std::make_shared<Pool>(PoolOptions{.threads = 1, .pin = false}),
                          {.number = 0, .gpu = std::make_shared<Gpu>(0), .graphs = graphs})),
-        x(ops->rows("x", kWidth)),
-        normed(ops->rows("normed", kWidth)),
-        out(ops->rows("out", kWidth)),
+        x(ops->rows("x", kRowWidth)),
+        normed(ops->rows("normed", kRowWidth)),
+        out(ops->rows("out", kRowWidth)),
         scores(ops->rows("scores", kOf)),
         ids(ops->rows("ids", kChosen)),
         weights(ops->rows("weights", kChosen)),
-        norm(ops->make_vector(random_values(kWidth, 1))),
-        router(ops->make_linear(graph_matrix(kOf, kWidth, 2).view(), Precision::kF32, "router")),
-        head(ops->make_linear(graph_matrix(kVocabulary, kWidth, 3).view(), Precision::kF32, "head")) {
+        norm(ops->make_vector(random_values(kRowWidth, 1))),
+        router(ops->make_linear(graph_matrix(kOf, kRowWidth, 2).view(), Precision::kF32, "router")),
+        head(ops->make_linear(graph_matrix(kVocabulary, kRowWidth, 3).view(), Precision::kF32, "head")) {
     const Format f32 = format_named("f32");
     for (auto& layer : experts)
       layer = ops->make_experts(
-          {.experts = kOf, .hidden = kWidth, .inter = kMiddle},
+          {.experts = kOf, .hidden = kRowWidth, .inter = kMiddle},
           {.gate = f32, .up = f32, .down = f32, .precision = Precision::kF32, .max_tokens = 16},
           {.name = "experts",
            .experts = kOf,
            .load =
                [&](int e, FunctionRef<void(const ExpertRows&)> use) {
                  const auto seed = static_cast<unsigned>(10 * e);
-                 const Matrix gate = graph_matrix(kMiddle, kWidth, seed + 4),
-                              up = graph_matrix(kMiddle, kWidth, seed + 5),
-                              down = graph_matrix(kWidth, kMiddle, seed + 6);
+                 const Matrix gate = graph_matrix(kMiddle, kRowWidth, seed + 4),
+                              up = graph_matrix(kMiddle, kRowWidth, seed + 5),
+                              down = graph_matrix(kRowWidth, kMiddle, seed + 6);
                  const auto reader = [](const Matrix& of) {
                    return RowReader{.format = of.format,
                                     .n = of.n,
@@ -96,9 +96,9 @@ struct GraphModel {
       which.push_back(t);
     }
     std::vector<float> logits(static_cast<size_t>(tokens) * kVocabulary);
-    const std::vector<float> rows = random_values(static_cast<size_t>(tokens) * kWidth, seed);
-    const RowTable table{.rows = tokens, .width = kWidth, .read = [&](int64_t row, float* to) {
-                           std::copy_n(rows.begin() + row * kWidth, kWidth, to);
+    const std::vector<float> rows = random_values(static_cast<size_t>(tokens) * kRowWidth, seed);
+    const RowTable table{.rows = tokens, .width = kRowWidth, .read = [&](int64_t row, float* to) {
+                           std::copy_n(rows.begin() + row * kRowWidth, kRowWidth, to);
                          }};
     const StepScope scope(*ops, {.sequences = sequences,
                                  .tokens = tokens,
