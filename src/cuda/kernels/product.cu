@@ -7,26 +7,31 @@
 
 namespace kt {
 
-constexpr int kSlices = 16;  // of a row's columns: two for each of 8 warps
+constexpr int kWarps = 8;
 
-// Blocks of 8 warps, [row blocks, rows / kRows]: lane l of warp w is row l % 16 of the block and takes chunks w * 2 + l / 16
-// and every 16th behind it; slices are added in order.
+// Blocks of 8 warps, [row blocks, rows / kRows]: four neighbouring lanes are the 16 rows and take every 64th piece of columns;
+// lanes of a warp are added in one order, then warps.
 template <Code kCode, int kStep, int kRows>
-KT_GPU void product(const ProductArgs& args, float* slices) {
+KT_GPU void product(const ProductArgs& args, float* warps) {
   const PackedRows& w = args.weights;
-  const int row = gpu::thread() % kBlockRows, slice = gpu::thread() / kBlockRows;
+  const int row = gpu::thread() % kRowLanes * kLaneRows, warp = gpu::thread() / gpu::kWarp;
   const int first = gpu::block_y() * kRows, rows = args.m - first < kRows ? args.m - first : kRows;
   const InputRows x{args.x + first * args.x_stride, args.x_stride, rows};
-  float sums[kRows] = {};
-  for (int chunk = slice; chunk * kChunk < w.k; chunk += kSlices)
-    add_chunk_of_rows<kCode, kStep, kRows>(w, w.blocks + gpu::block() * w.block_bytes, chunk, row, x, sums);
-  for (int r = 0; r < kRows; ++r) slices[(slice * kRows + r) * kBlockRows + row] = sums[r];
+  float sums[kRows][kLaneRows] = {};
+  KT_UNROLL(1)
+  for (int piece = gpu::thread() / kRowLanes; piece < pieces_of<kCode, kStep>(w.k); piece += kWarps * gpu::kWarp / kRowLanes)
+    add_piece_of_rows<kCode, kStep, kRows>(w, w.blocks + gpu::block() * w.block_bytes, piece, row, x, sums);
+  for (int r = 0; r < kRows; ++r) {
+    add_lanes(sums[r]);
+    for (int i = 0; i < kLaneRows; ++i)
+      if (gpu::thread() % gpu::kWarp < kRowLanes) warps[(warp * kRows + r) * kBlockRows + row + i] = sums[r][i];
+  }
   gpu::barrier();
   for (int i = gpu::thread(); i < rows * kBlockRows; i += gpu::threads()) {
     const int r = i / kBlockRows, column = gpu::block() * kBlockRows + i % kBlockRows;
     if (column >= w.n) continue;
     float sum = 0;
-    for (int s = 0; s < kSlices; ++s) sum += slices[(s * kRows + r) * kBlockRows + i % kBlockRows];
+    for (int s = 0; s < kWarps; ++s) sum += warps[(s * kRows + r) * kBlockRows + i % kBlockRows];
     if (args.bias) sum += args.bias[column];
     if (args.factors) sum *= args.factors[first + r];
     args.y[(first + r) * args.y_stride + column] = sum;
@@ -35,13 +40,13 @@ KT_GPU void product(const ProductArgs& args, float* slices) {
 
 // kt_product_u4_4_1: codes u4, steps of 4 bytes, one row.
 #define KT_PRODUCT(name, code, step)                                    \
-  KT_KERNEL(kt_product_##name##_##step##_1, ProductArgs, args, 256) {   \
-    KT_SHARED(float, slices, kSlices * kBlockRows);                     \
-    product<Code::code, step, 1>(args, slices);                         \
+  KT_KERNEL_BESIDE(kt_product_##name##_##step##_1, ProductArgs, args, 256, 2) {   \
+    KT_SHARED(float, warps, kWarps * kBlockRows);                     \
+    product<Code::code, step, 1>(args, warps);                         \
   }                                                                     \
   KT_KERNEL(kt_product_##name##_##step##_8, ProductArgs, args, 256) {   \
-    KT_SHARED(float, slices, kSlices * kBlockRows * 8);                 \
-    product<Code::code, step, 8>(args, slices);                         \
+    KT_SHARED(float, warps, kWarps * kBlockRows * 8);                 \
+    product<Code::code, step, 8>(args, warps);                         \
   }
 
 KT_FOR_CODES(KT_PRODUCT)
