@@ -84,8 +84,9 @@ class TestFamilies:
         check(whole, expected[1], BOUND)
         assert (probe(folder, [prompts[1]], vocabulary, "--chunk", "1", seed="5") == whole).all()
 
+    # Dense models have no experts that could be copied.
     @pytest.mark.parametrize("hot", ["2", "1"] if FULL else ["2"])
-    @pytest.mark.parametrize("key", keys())
+    @pytest.mark.parametrize("key", [key for key in keys() if FULL or ("-" not in key and key not in ("llama", "qwen3"))])
     def test_some_and_all_experts_on_the_gpu(self, root, key, hot):
         folder, prompts, expected, vocabulary = self.model(root, key)
         order = [1, 0, 1, 1]

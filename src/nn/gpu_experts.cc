@@ -7,8 +7,8 @@
 namespace kt {
 namespace {
 
-constexpr int kBothThreads = 256, kOneThreads = 128;  // of blocks for gate and up; for one of them
-constexpr int kSumThreads = 640;
+constexpr int kBothThreads = 192, kOneThreads = 96;  // of blocks for gate and up; for one of them
+constexpr int kSumThreads = 256;
 
 // The rows of `all` [experts, width] that belong to copies, as they stand there.
 DeviceBuffer biases_of(const GpuMemory& in, const std::vector<float>& all, int64_t width,

@@ -37,10 +37,10 @@ void GpuOps::multiply(int rows, std::span<const Product> products) {
   const int at_once = rows == 1 ? 1 : kProductRows;
   ProductsArgs args;
   std::string kernel;
-  int blocks = 0, slices = 0;
+  int blocks = 0;
   const auto launch = [&] {
-    if (args.count > 0) stream_->launch(kernel, blocks, ceil_div(rows, at_once), slices * kBlockRows, args);
-    args.count = blocks = slices = 0;
+    if (args.count > 0) stream_->launch(kernel, blocks, ceil_div(rows, at_once), kProductThreads, args);
+    args.count = blocks = 0;
   };
   for (const Product& product : products) {
     const Packing& packing = product.weights.packing;
@@ -60,7 +60,6 @@ void GpuOps::multiply(int rows, std::span<const Product> products) {
                              .factors = product.factors,
                              .m = rows};
     blocks += static_cast<int>(packing.blocks);
-    slices = std::max(slices, product_slices(static_cast<int>(packing.k)));
   }
   launch();
 }

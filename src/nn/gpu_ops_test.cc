@@ -90,9 +90,15 @@ TEST(GpuOps, MlpsOfEveryActivationWithFactors) {
     expect_same(9, kHidden, [&](Ops& ops, Rows in) {
       const Rows out = ops.rows("out", kHidden), factors = ops.rows("factors", 1);
       const Format f32 = format_named("f32");
-      const Matrix gate = quantise(f32, random_values(kInter * kHidden, 1), kInter, kHidden),
-                   up = quantise(f32, random_values(kInter * kHidden, 2), kInter, kHidden),
-                   down = quantise(f32, random_values(kInter * kHidden, 3), kHidden, kInter);
+      // So small that numbers of every product are of size one.
+      const auto small = [&](unsigned seed) {
+        std::vector<float> values = random_values(kInter * kHidden, seed);
+        for (float& value : values) value *= 0.12f;
+        return values;
+      };
+      const Matrix gate = quantise(f32, small(1), kInter, kHidden),
+                   up = quantise(f32, small(2), kInter, kHidden),
+                   down = quantise(f32, small(3), kHidden, kInter);
       const std::vector<float> bias = random_values(kInter, 4), out_bias = random_values(kHidden, 5);
       const auto reader = [](const Matrix& matrix) {
         return RowReader{.format = matrix.format,

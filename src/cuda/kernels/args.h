@@ -41,9 +41,7 @@ struct ProductsArgs {
   int first[kMostTogether] = {};
   int count = 0;
 };
-// Parts of a row's columns that are summed apart: of a matrix, whoever multiplies it.
-inline constexpr int kMostSlices = 32;
-constexpr int product_slices(int k) { return k > 16 * 64 ? kMostSlices : 16; }
+inline constexpr int kProductThreads = 256;
 
 // Between the GPU and the host's experts. The first words of a step's tables say which step it is and how many of its
 // rows are tokens; rows behind them are nobody's.

@@ -1,8 +1,9 @@
 // How kernels read packed weights (formats/layout.h): codes of every kind, from steps of 4 and of 8 bytes, with scales and
-// mins as the header of each record says. 16 neighbouring lanes are the 16 rows of a block and read neighbouring bytes.
+// mins as the header of each record says.
 //
-// A lane takes a chunk of 64 columns at a time, and loads all of it (a half or a quarter of wide codes) before it multiplies
-// the first number: no choice between kinds of scales stands between two loads.
+// A lane takes 4 rows of a row block and a piece of 16 or 32 columns, which it loads before it multiplies the first number:
+// rows of a block are neighbours in memory, so loads are of 16 bytes, four lanes' are 64 bytes and a number of x serves four
+// rows; and no choice between kinds of scales stands between two loads.
 #pragma once
 #include "cuda/gpu.h"
 #include "cuda/kernels/args.h"
@@ -37,71 +38,93 @@ KT_GPU int divided(int chunks, uint32_t divisor) {
 
 KT_GPU uint16_t half_at(const uint8_t* from) { return *reinterpret_cast<const uint16_t*>(from); }
 
-// How codes of a row are loaded: integers and bf16 as words of a plane, wherever steps are whole words; the others in units of
-// two columns (E2M1: a byte; E4M3 in pairs: a half) or one. At most 16 registers: 64 of a lane leave room for a row of x.
+inline constexpr int kLaneRows = 4, kRowLanes = kBlockRows / kLaneRows;
+
+// How many columns a lane loads at once, and words of a row for them: integers and bf16 in planes, of which the higher has at
+// least a step's words; the others by columns.
 template <Code kCode, int kStep>
 struct CodeReading {
-  static constexpr bool kWords = is_integer(kCode) || kCode == Code::kBf16;
+  static constexpr bool kPlanes = is_integer(kCode) || kCode == Code::kBf16;
   static constexpr int kLowBits = planes(kCode).low ? planes(kCode).low : code_bits(kCode),
                        kHighBits = planes(kCode).high;
-  // Columns of a unit, and those that are loaded at once.
-  static constexpr int kUnit = kCode == Code::kE2m1 || in_pairs(kCode, kStep) ? 2 : 1;
-  static constexpr int kAhead = kWords && planes(kCode).low && kHighBits < 2 ? kChunk
-                                : kWords || kUnit == 2                       ? 32
-                                                                             : 16;
-  static constexpr int kLow = kWords ? kAhead * kLowBits / 32 : kAhead / kUnit;
-  static constexpr int kHigh = kWords && kHighBits ? kAhead * kHighBits / 32 : 1;
+  static constexpr bool kNarrow = code_bits(kCode) <= 4 && kHighBits == 0;
+  static constexpr int kColumns = kCode == Code::kF32 ? 8 : kNarrow ? 32 : 16;  // as registers allow
+  static constexpr int words(int bits) {
+    return kColumns * bits / 32 > kStep / 4 ? kColumns * bits / 32 : kStep / 4;
+  }
+  static constexpr int kLow = kPlanes ? words(kLowBits) : kColumns * code_bits(kCode) / 32;
+  static constexpr int kHigh = kPlanes && kHighBits ? words(kHighBits) : 1;
   static constexpr bool kScaled = kCode != Code::kBf16 && kCode != Code::kF16 && kCode != Code::kF32;
+  static constexpr int kParts = kColumns < 16 ? 1 : kColumns / 16;  // that have their own scales
 };
 
+// Words of planes: [row][word]. Of codes by columns: words as they lie, four rows after four.
 template <Code kCode, int kStep>
 struct LoadedCodes {
-  uint32_t low[CodeReading<kCode, kStep>::kLow], high[CodeReading<kCode, kStep>::kHigh];
+  uint32_t low[kLaneRows * CodeReading<kCode, kStep>::kLow],
+      high[kLaneRows * CodeReading<kCode, kStep>::kHigh];
 };
 
-// Word `word` of a row in a plane, both packings.
-template <int kStep>
-KT_GPU uint32_t word_at(const uint8_t* plane, int row, int word) {
-  constexpr int kWords = kStep / 4;
-  return *reinterpret_cast<const uint32_t*>(plane + (word / kWords * kBlockRows + row) * kStep +
-                                            word % kWords * 4);
+// The first word of a row in a plane that has columns from k on.
+template <int kBits, int kStep>
+KT_GPU int first_word(int k) {
+  constexpr int kShared = kBits < 8 ? 8 / kBits * kStep : kStep * 8 / kBits;  // columns of a step's words
+  return k / kShared * (kStep / 4);
 }
 
-// Codes of columns [k, k + kAhead) of a chunk.
+// `kWords` words of each of the lane's rows, from word `first` of a plane on.
+template <int kStep, int kWords>
+KT_GPU void load_plane(const uint8_t* plane, int row, int first, uint32_t* out) {
+  constexpr int kOfStep = kStep / 4;
+  for (int i = 0; i < kWords; i += kOfStep) {
+    const uint8_t* const at = plane + ((first + i) / kOfStep * kBlockRows + row) * kStep;
+    for (int part = 0; part < kOfStep; ++part) {
+      const gpu::Words words = gpu::load16(at + part * 16);
+      for (int w = 0; w < 4; ++w) {
+        const int which = part * 4 + w;  // word of the step, row after row
+        out[which / kOfStep * kWords + i + which % kOfStep] = words.word[w];
+      }
+    }
+  }
+}
+
+// Codes of columns [k, k + kColumns) of a chunk, rows [row, row + 4).
 template <Code kCode, int kStep>
 KT_GPU LoadedCodes<kCode, kStep> load_codes(const uint8_t* chunk, int row, int k) {
   using R = CodeReading<kCode, kStep>;
   LoadedCodes<kCode, kStep> out;
-  for (int i = 0; i < R::kLow; ++i) {
-    if constexpr (R::kWords) {
-      out.low[i] = word_at<kStep>(chunk, row, k * R::kLowBits / 32 + i);
-    } else if constexpr (kCode == Code::kE2m1) {
-      out.low[i] = chunk[(k / 2 + i) * kBlockRows + row];
-    } else {
-      const int column = k + i * R::kUnit;
-      constexpr int kColumns = step_columns(kCode, kStep), kBytes = step_bytes(kCode, kStep);
-      const uint8_t* const at = chunk + column / kColumns * kBlockRows * kBytes +
-                                row_byte(kCode, kStep, row) + column_byte(kCode, kStep, column % kColumns);
-      if constexpr (packed_code_bytes(kCode) == 4)
-        out.low[i] = *reinterpret_cast<const uint32_t*>(at);
-      else if constexpr (packed_code_bytes(kCode) * R::kUnit == 2)
-        out.low[i] = half_at(at);
-      else
-        out.low[i] = *at;
+  if constexpr (R::kPlanes) {
+    load_plane<kStep, R::kLow>(chunk, row, first_word<R::kLowBits, kStep>(k), out.low);
+    if constexpr (R::kHighBits > 0)
+      load_plane<kStep, R::kHigh>(chunk + low_plane_bytes(kCode), row, first_word<R::kHighBits, kStep>(k),
+                                  out.high);
+  } else if constexpr (kCode == Code::kF32 || in_pairs(kCode, kStep)) {  // 16 bytes: a column, or four
+    constexpr int kOnce = kCode == Code::kF32 ? 1 : 4;
+    for (int i = 0; i < R::kColumns / kOnce; ++i) {
+      const gpu::Words words = gpu::load16(chunk + ((k / kOnce + i) * kBlockRows + row) * 4);
+      for (int w = 0; w < 4; ++w) out.low[i * 4 + w] = words.word[w];
     }
+  } else {  // 4 or 8 bytes: a column, or two of E2M1
+    constexpr int kOnce = kCode == Code::kE2m1 ? 2 : 1, kBytes = packed_code_bytes(kCode);
+    for (int i = 0; i < R::kColumns / kOnce; ++i)
+      for (int w = 0; w < kBytes; ++w)
+        out.low[i * kBytes + w] =
+            reinterpret_cast<const uint32_t*>(chunk + ((k / kOnce + i) * kBlockRows + row) * kBytes)[w];
   }
-  if constexpr (R::kWords && R::kHighBits > 0)
-    for (int i = 0; i < R::kHigh; ++i)
-      out.high[i] = word_at<kStep>(chunk + low_plane_bytes(kCode), row, k * R::kHighBits / 32 + i);
   return out;
 }
 
-// Columns [k, k + 4) of a plane of at most 8 bits, k a multiple of 4: each in the low bits of its byte.
-template <int kBits, int kStep>
-KT_GPU uint32_t bytes_of_plane(const uint32_t* words, int k) {
+// Columns [k0 + k, k0 + k + 4) of a row in a plane of at most 8 bits, k a multiple of 4 and k0 the first that was loaded: each in
+// the low bits of its byte.
+template <int kBits, int kStep, int kColumns>
+KT_GPU uint32_t bytes_of_plane(const uint32_t* words, int k0, int k) {
   constexpr int kSharing = 8 / kBits;
   constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
-  const int step = k / kStep, word = step / kSharing * (kStep / 4) + k % kStep / 4;
+  const int step = kSharing * kStep > kColumns
+                       ? (k0 + k) / kStep
+                       : k / kStep;  // where fewer columns than share words are loaded
+  const int word =
+      kSharing * kStep > kColumns ? k % kStep / 4 : step / kSharing * (kStep / 4) + k % kStep / 4;
   return words[word] >> step % kSharing * kBits & kMask;
 }
 
@@ -132,15 +155,16 @@ KT_GPU uint32_t iq4_entries(uint32_t bytes) {
   return (low & ~mask) | (high & mask);
 }
 
-// Columns [k, k + 4) of what was loaded, k a multiple of 4.
+// Columns [k, k + 4) of what was loaded from k0 on, of the lane's row r; k is a multiple of 4.
 template <Code kCode, int kStep>
-KT_GPU FourNumbers four_numbers(const LoadedCodes<kCode, kStep>& codes, int k, uint32_t flip) {
+KT_GPU FourNumbers four_numbers(const LoadedCodes<kCode, kStep>& codes, int r, int k0, int k, uint32_t flip) {
   using R = CodeReading<kCode, kStep>;
   FourNumbers out;
   if constexpr (is_integer(kCode)) {
-    uint32_t bytes = bytes_of_plane<R::kLowBits, kStep>(codes.low, k);
+    uint32_t bytes = bytes_of_plane<R::kLowBits, kStep, R::kColumns>(codes.low + r * R::kLow, k0, k);
     if constexpr (R::kHighBits > 0)
-      bytes |= bytes_of_plane<R::kHighBits, kStep>(codes.high, k) << R::kLowBits;
+      bytes |= bytes_of_plane<R::kHighBits, kStep, R::kColumns>(codes.high + r * R::kHigh, k0, k)
+               << R::kLowBits;
     if constexpr (kCode == Code::kI8) bytes ^= flip;
     if constexpr (kCode == Code::kIq4) bytes = iq4_entries(bytes);
     if constexpr (kUnsigned<kCode>) bytes = bytes << (7 - code_bits(kCode)) | 0x80808080u;
@@ -149,39 +173,44 @@ KT_GPU FourNumbers four_numbers(const LoadedCodes<kCode, kStep>& codes, int k, u
       out.x[i] = gpu::float_of(gpu::permute(bytes, kHigh, kUnsigned<kCode> ? 0x7044u | i << 8 : 0x7440u | i));
   } else if constexpr (kCode == Code::kBf16) {
     for (int i = 0; i < 4; i += 2) {
-      const uint32_t pair = codes.low[(k + i) / 2];
+      const uint32_t pair = codes.low[r * R::kLow + (k + i) / 2];
       out.x[i] = gpu::float_of(pair << 16);
       out.x[i + 1] = gpu::float_of(pair & 0xFFFF0000u);
     }
   } else {
     for (int i = 0; i < 4; ++i) {
-      const uint32_t unit = codes.low[(k + i) / R::kUnit];
+      const int column = k + i;
       if constexpr (kCode == Code::kE2m1)
-        out.x[i] = e2m1_value(unit >> (k + i) % 2 * 4 & 15);
+        out.x[i] = e2m1_value(codes.low[column / 2] >> (r * 8 + column % 2 * 4) & 15);
+      else if constexpr (in_pairs(kCode, kStep))
+        out.x[i] = e4m3_value(
+            codes.low[column / 4 * 4 + column % 4 / 2 * 2 + r / 2] >> (r % 2 * 16 + column % 2 * 8) & 0xFF);
       else if constexpr (kCode == Code::kE4m3)
-        out.x[i] = e4m3_value(R::kUnit == 2 ? unit >> (k + i) % 2 * 8 & 0xFF : unit);
+        out.x[i] = e4m3_value(codes.low[column] >> r * 8 & 0xFF);
       else if constexpr (kCode == Code::kF16)
-        out.x[i] = gpu::from_f16(static_cast<uint16_t>(unit));
+        out.x[i] = gpu::from_f16(static_cast<uint16_t>(codes.low[column * 2 + r / 2] >> r % 2 * 16));
       else
-        out.x[i] = gpu::float_of(unit);
+        out.x[i] = gpu::float_of(codes.low[column * 4 + r]);
     }
   }
   return out;
 }
 
-// Scales, mins and zero points of `kParts` times 16 columns, as they stand in the header of a record.
+// Of the lane's rows, `kParts` times 16 columns each: what a header has for them.
 template <int kParts>
 struct StoredFactors {
-  float scale[kParts], min[kParts], zero[kParts];
+  float scale[kParts][kLaneRows], min[kParts][kLaneRows], zero[kParts][kLaneRows];
 };
 
-// What `read` gives for each place; once for two that are the same.
+// What `read` gives for the lane's rows at each place; once for two places that are the same.
 template <int kParts, typename Read>
-KT_GPU void read_places(const int* at, float* out, const Read& read) {
-  for (int p = 0; p < kParts; ++p) out[p] = p % 2 == 1 && at[p] == at[p - 1] ? out[p - 1] : read(at[p]);
+KT_GPU void read_places(const int* at, float (*out)[kLaneRows], const Read& read) {
+  for (int p = 0; p < kParts; ++p)
+    for (int i = 0; i < kLaneRows; ++i)
+      out[p][i] = p % 2 == 1 && at[p] == at[p - 1] ? out[p - 1][i] : read(at[p] + i, i);
 }
 
-// From column `column` of the record on, which is a multiple of as many.
+// From column `column` of the record on, which is a multiple of as many, rows from `row` on.
 template <int kParts>
 KT_GPU StoredFactors<kParts> stored_factors(const PackedRows& w, const uint8_t* header, int column, int row) {
   // A long span begins with a chunk.
@@ -192,60 +221,65 @@ KT_GPU StoredFactors<kParts> stored_factors(const PackedRows& w, const uint8_t* 
   for (int p = 0; p < kParts; ++p)
     at[p] = (span + (w.span == 16 ? p : w.span == 32 ? p / 2 : 0)) * kBlockRows + row;
   StoredFactors<kParts> out;
-  for (int p = 0; p < kParts; ++p) out.scale[p] = 1, out.min[p] = out.zero[p] = 0;
+  for (int p = 0; p < kParts; ++p)
+    for (int i = 0; i < kLaneRows; ++i) out.scale[p][i] = 1, out.min[p][i] = out.zero[p][i] = 0;
   const uint8_t *const scales = header + w.scales, *const mins = header + w.mins;
   switch (static_cast<Scale>(w.scale)) {
     case Scale::kNone:
       break;
     case Scale::kF32:
-      read_places<kParts>(at, out.scale, [&](int i) { return reinterpret_cast<const float*>(scales)[i]; });
+      read_places<kParts>(at, out.scale,
+                          [&](int n, int) { return reinterpret_cast<const float*>(scales)[n]; });
       break;
     case Scale::kBf16:
-      read_places<kParts>(at, out.scale, [&](int i) { return gpu::from_bf16(half_at(scales + i * 2)); });
+      read_places<kParts>(at, out.scale, [&](int n, int) { return gpu::from_bf16(half_at(scales + n * 2)); });
       break;
     case Scale::kF16:
-      read_places<kParts>(at, out.scale, [&](int i) { return gpu::from_f16(half_at(scales + i * 2)); });
+      read_places<kParts>(at, out.scale, [&](int n, int) { return gpu::from_f16(half_at(scales + n * 2)); });
       break;
     case Scale::kE8m0:
-      read_places<kParts>(at, out.scale, [&](int i) { return e8m0_value(scales[i]); });
+      read_places<kParts>(at, out.scale, [&](int n, int) { return e8m0_value(scales[n]); });
       break;
-    case Scale::kS8F16: {
-      const float super = gpu::from_f16(half_at(header + w.supers + row * 2));
-      read_places<kParts>(at, out.scale,
-                          [&](int i) { return static_cast<float>(static_cast<int8_t>(scales[i])) * super; });
+    case Scale::kS8F16:
+      read_places<kParts>(at, out.scale, [&](int n, int i) {
+        return static_cast<float>(static_cast<int8_t>(scales[n])) *
+               gpu::from_f16(half_at(header + w.supers + (row + i) * 2));
+      });
       break;
-    }
   }
   switch (static_cast<Min>(w.min)) {
     case Min::kNone:
       break;
     case Min::kZero:
-      read_places<kParts>(at, out.zero, [&](int i) { return static_cast<float>(mins[i]); });
+      read_places<kParts>(at, out.zero, [&](int n, int) { return static_cast<float>(mins[n]); });
       break;
     case Min::kF16:
-      read_places<kParts>(at, out.min, [&](int i) { return gpu::from_f16(half_at(mins + i * 2)); });
+      read_places<kParts>(at, out.min, [&](int n, int) { return gpu::from_f16(half_at(mins + n * 2)); });
       break;
-    case Min::kS8F16: {
-      const float super = gpu::from_f16(half_at(header + w.super_mins + row * 2));
-      read_places<kParts>(at, out.min,
-                          [&](int i) { return static_cast<float>(static_cast<int8_t>(mins[i])) * super; });
+    case Min::kS8F16:
+      read_places<kParts>(at, out.min, [&](int n, int i) {
+        return static_cast<float>(static_cast<int8_t>(mins[n])) *
+               gpu::from_f16(half_at(header + w.super_mins + (row + i) * 2));
+      });
       break;
-    }
   }
   return out;
 }
 
 template <Code kCode, int kParts>
-KT_GPU void load_factors(const PackedRows& w, const uint8_t* header, int column, int row, RowFactors* out) {
+KT_GPU void load_factors(const PackedRows& w, const uint8_t* header, int column, int row,
+                         RowFactors (*out)[kLaneRows]) {
   const StoredFactors<kParts> stored = stored_factors<kParts>(w, header, column, row);
   for (int p = 0; p < kParts; ++p) {
-    if constexpr (kUnsigned<kCode>) {
-      constexpr float kWhole = static_cast<float>(1 << code_bits(kCode));
-      out[p].scale = stored.scale[p] * kWhole;
-      out[p].offset =
-          -gpu::fma(kWhole + static_cast<float>(w.bias) + stored.zero[p], stored.scale[p], stored.min[p]);
-    } else {
-      out[p] = {stored.scale[p], 0.0f};
+    for (int i = 0; i < kLaneRows; ++i) {
+      const float scale = stored.scale[p][i];
+      if constexpr (kUnsigned<kCode>) {
+        constexpr float kWhole = static_cast<float>(1 << code_bits(kCode));
+        out[p][i] = {scale * kWhole, -gpu::fma(kWhole + static_cast<float>(w.bias) + stored.zero[p][i], scale,
+                                               stored.min[p][i])};
+      } else {
+        out[p][i] = {scale, 0.0f};
+      }
     }
   }
 }
@@ -257,14 +291,14 @@ KT_GPU float scaled(float number, const RowFactors& f, float base) {
   return (is_integer(kCode) ? number - base : number) * f.scale;
 }
 
-// Rows of x, from the chunk's first column on.
+// Rows of x, from the piece's first column on.
 struct InputRows {
   const float* x;
   int64_t stride;
   int rows;
 };
 
-// Four columns of x from k on; of a chunk that is not whole, or stands at no multiple of 16 bytes, one by one, and zeros
+// Four columns of x from k on; of a piece that is not whole, or stands at no multiple of 16 bytes, one by one, and zeros
 // behind the last.
 KT_GPU FourNumbers numbers_at(const float* x, int k, int left, bool whole) {
   FourNumbers out;
@@ -277,52 +311,65 @@ KT_GPU FourNumbers numbers_at(const float* x, int k, int left, bool whole) {
   return out;
 }
 
-// sums[r] += a chunk of one row of the matrix times row r of x. `column` is the chunk's first in its record, and `left` how
-// many columns the matrix has from there on.
+// Where a piece lies: its record, the chunk's first column there, the piece's in the chunk, and how many columns the matrix
+// has from there on.
+struct PieceAt {
+  const uint8_t* header;
+  int column, k0, left;
+};
+
+// sums[x row][row] += a piece of the lane's rows of the matrix times rows of x.
 template <Code kCode, int kStep, int kRows>
-KT_GPU void add_chunk(const PackedRows& w, const uint8_t* header, int column, int row, const InputRows& in,
-                      int left, bool whole, float* sums) {
+KT_GPU void add_piece(const PackedRows& w, const PieceAt& at, int row, const InputRows& in, bool whole,
+                      float (*sums)[kLaneRows]) {
   using R = CodeReading<kCode, kStep>;
-  const uint8_t* const chunk = header + w.header_bytes + column / kChunk * chunk_bytes(kCode);
+  const uint8_t* const chunk = at.header + w.header_bytes + at.column / kChunk * chunk_bytes(kCode);
   const uint32_t flip = (static_cast<uint32_t>(w.flip) ^ 0x80u) * 0x01010101u;
   const float base = 0x1p23f + 128.0f + static_cast<float>(w.bias);
-  KT_UNROLL(1)
-  for (int k0 = 0; k0 < kChunk; k0 += R::kAhead) {
-    const LoadedCodes<kCode, kStep> codes = load_codes<kCode, kStep>(chunk, row, k0);
-    RowFactors factors[R::kAhead / 16];
-    if constexpr (R::kScaled) load_factors<kCode, R::kAhead / 16>(w, header, column + k0, row, factors);
-    KT_UNROLL(16)
-    for (int k = 0; k < R::kAhead; k += 4) {
-      FourNumbers value = four_numbers<kCode, kStep>(codes, k, flip);
+  const LoadedCodes<kCode, kStep> codes = load_codes<kCode, kStep>(chunk, row, at.k0);
+  RowFactors factors[R::kParts][kLaneRows];
+  if constexpr (R::kScaled) load_factors<kCode, R::kParts>(w, at.header, at.column + at.k0, row, factors);
+  KT_UNROLL(8)
+  for (int k = 0; k < R::kColumns; k += 4) {
+    FourNumbers value[kLaneRows];
+    for (int i = 0; i < kLaneRows; ++i) {
+      value[i] = four_numbers<kCode, kStep>(codes, i, at.k0, k, flip);
       if constexpr (R::kScaled)
-        for (float& x : value.x) x = scaled<kCode>(x, factors[k / 16], base);
-      for (int r = 0; r < kRows; ++r) {
-        if (kRows > 1 && r >= in.rows) break;
-        const FourNumbers x = numbers_at(in.x + r * in.stride, k0 + k, left, whole);
-        for (int c = 0; c < 4; ++c) sums[r] = gpu::fma(x.x[c], value.x[c], sums[r]);
-      }
+        for (float& x : value[i].x) x = scaled<kCode>(x, factors[k / 16][i], base);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      if (kRows > 1 && r >= in.rows) break;
+      const FourNumbers x = numbers_at(in.x + r * in.stride, k, at.left, whole);
+      for (int c = 0; c < 4; ++c)
+        for (int i = 0; i < kLaneRows; ++i) sums[r][i] = gpu::fma(x.x[c], value[i].x[c], sums[r][i]);
     }
   }
 }
 
-// sums[r] += chunk `chunk` of row `row` of a row block times row r of x [rows, k].
+template <Code kCode, int kStep>
+KT_GPU int pieces_of(int k) {
+  constexpr int kColumns = CodeReading<kCode, kStep>::kColumns;
+  return (k + kColumns - 1) / kColumns;
+}
+
+// The same of piece `piece` of a row block, rows from `row` on, and x [rows, k].
 template <Code kCode, int kStep, int kRows>
-KT_GPU void add_chunk_of_rows(const PackedRows& w, const uint8_t* block, int chunk, int row,
-                              const InputRows& x, float* sums) {
-  const int first = chunk * kChunk, record = divided(chunk, w.record_divisor),
-            column = first - record * w.record_k;
-  const uint8_t* const header =
-      block + record * (int64_t{w.header_bytes} + w.record_k / kChunk * chunk_bytes(kCode));
+KT_GPU void add_piece_of_rows(const PackedRows& w, const uint8_t* block, int piece, int row,
+                              const InputRows& x, float (*sums)[kLaneRows]) {
+  constexpr int kColumns = CodeReading<kCode, kStep>::kColumns;
+  const int first = piece * kColumns, chunk = first / kChunk, record = divided(chunk, w.record_divisor);
+  const PieceAt at{block + record * (int64_t{w.header_bytes} + w.record_k / kChunk * chunk_bytes(kCode)),
+                   chunk * kChunk - record * w.record_k, first % kChunk, w.k - first};
   const InputRows in{x.x + first, x.stride, x.rows};
-  const int left = w.k - first;
-  const bool whole =
-      left >= kChunk && (reinterpret_cast<uintptr_t>(x.x) | static_cast<uintptr_t>(x.stride * 4)) % 16 == 0;
-  if (kRows > 1)
-    add_chunk<kCode, kStep, kRows>(w, header, column, row, in, left, whole, sums);
-  else if (whole)  // one choice for all loads
-    add_chunk<kCode, kStep, kRows>(w, header, column, row, in, left, true, sums);
-  else
-    add_chunk<kCode, kStep, kRows>(w, header, column, row, in, left, false, sums);
+  const bool whole = at.left >= kColumns &&
+                     (reinterpret_cast<uintptr_t>(x.x) | static_cast<uintptr_t>(x.stride * 4)) % 16 == 0;
+  add_piece<kCode, kStep, kRows>(w, at, row, in, whole, sums);
+}
+
+// Sums of the lanes of a warp that have the same rows, the same on all of them.
+KT_GPU void add_lanes(float* sums) {
+  for (int mask = kRowLanes; mask < gpu::kWarp; mask *= 2)
+    for (int i = 0; i < kLaneRows; ++i) sums[i] += gpu::shuffle_xor(sums[i], mask);
 }
 
 }  // namespace kt
