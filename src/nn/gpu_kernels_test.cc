@@ -63,8 +63,7 @@ void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned 
                 .factors = times.as<const float>(),
                 .m = m};
   stream.launch(text("kt_product_{}_{}_{}", code_word(format.code), of.fragment.step_bytes, at_once),
-                packing.blocks, (m + at_once - 1) / at_once, product_slices(static_cast<int>(k)) * kBlockRows,
-                args);
+                packing.blocks, (m + at_once - 1) / at_once, kProductThreads, args);
   std::vector<float> y(poison.size());
   stream.copy(y.data(), out.at(), y.size() * 4);
   stream.wait();
