@@ -202,3 +202,58 @@ class TestProgram:
             done = kt(*self.ASK, *self.GPU, KT_TEST_CUDA_FAIL=entry + "=700")
             assert done.returncode == 5 and done.stdout == ""
             assert "GPU 0 (test driver): CUDA cannot" in done.stderr and "CUDA_ERROR_ILLEGAL_ADDRESS" in done.stderr
+
+
+@pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name kt")
+class TestLostGpu:
+    """Every call of the driver from the n-th on finds the device lost."""
+
+    ASK = ("generate", str(DEMO), "-p", "Once upon a time", "--max-tokens", "6", "--gpu", "0")
+    LOST = "CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def enough(cls):
+        """So many calls that an answer ends before, and half of them do not suffice."""
+        calls = 500
+        while kt(*cls.ASK, KT_TEST_CUDA_LOST=str(calls)).returncode != 0:
+            calls *= 2
+        return calls
+
+    def test_one_line_names_it_whenever_it_happens(self, enough):
+        for calls in {0, 1, 7, 40, enough // 8, enough // 4, enough // 2 - 1}:
+            done = kt(*self.ASK, KT_TEST_CUDA_LOST=str(calls))
+            assert done.returncode == 5, (calls, done.stderr)
+            last = done.stderr.splitlines()[-1]
+            assert "GPU 0" in last and self.LOST in last, done.stderr
+            assert len(done.stderr.splitlines()) <= 3, done.stderr
+
+    def test_a_server_says_why_and_stops(self, enough):
+        import json
+        import urllib.error
+        import urllib.request
+
+        from server_process import Server
+        with Server(DEMO, "--gpu", "0", env=with_gpu(KT_TEST_CUDA_LOST=str(2 * enough))) as server:
+            def ask(path, body=None):
+                request = urllib.request.Request(server.url + path, data=json.dumps(body).encode() if body else None,
+                                                 headers={"Content-Type": "application/json"})
+                try:
+                    with urllib.request.urlopen(request, timeout=60) as reply:
+                        return reply.status, reply.read().decode()
+                except urllib.error.HTTPError as error:
+                    return error.code, error.read().decode()
+
+            assert ask("/health")[0] == 200
+            status, words = 200, ""
+            for _ in range(200):
+                status, words = ask("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
+                if status != 200:
+                    break
+            assert status in (500, 503) and "GPU 0 (test driver)" in words and self.LOST in words
+            try:
+                assert ask("/health")[0] == 503
+            except OSError:
+                pass  # it has stopped already
+            assert server.process.wait(timeout=30) == 5
+            assert self.LOST in server.said().splitlines()[-1]
