@@ -3,7 +3,8 @@
 #
 #   scripts/kernels.sh           makes the archive; needs nvcc
 #   scripts/kernels.sh --check   makes the files again and compares them (another nvcc: says "not compared"), and assembles
-#                                them for every architecture below: a spill or a stack frame fails; 77 without nvcc
+#                                them for the oldest and the newest architecture below, with KT_TEST_FULL=1 for all of
+#                                them: a spill or a stack frame fails; 77 without nvcc
 #   scripts/kernels.sh --digest  prints the digest of the sources that the archive has to carry; needs sha256sum only
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +12,7 @@ cd "$(dirname "$0")/.."
 archive=src/cuda/kernels.tar.xz
 version=7.8  # of the assembly's header: drivers from 525 (CUDA 12.0) on take it
 architectures="sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"
+[ "${KT_TEST_FULL:-}" = 1 ] || [ "${1:-}" != --check ] || architectures="sm_80 sm_120"  # the whole list takes minutes
 codes="i8:kI8 u2:kU2 u3:kU3 u4:kU4 u5:kU5 u6:kU6 iq4:kIq4 e2m1:kE2m1 e4m3:kE4m3 bf16:kBf16 f16:kF16 f32:kF32"
 
 # What a module depends on.
@@ -31,12 +33,28 @@ ptxas=$(dirname "$(readlink -f "$nvcc")")/ptxas
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# compile SOURCE OUT flags...: without comments, which name the compiler, and with the header that old drivers take.
-compile() {
+# once SOURCE OUT flags...: without comments, which name the compiler, and with the header that old drivers take.
+once() {
   local source=$1 out=$folder/$2
   "$nvcc" -std=c++20 -arch=sm_80 -ptx --expt-relaxed-constexpr -fmad=false -Isrc "${@:3}" "src/cuda/kernels/$source" -o "$out.all"
   sed -e '/^\/\//d' -e '/^$/d' -e '/^\s*\.pragma/d' -e "s/^\.version .*/.version $version/" "$out.all" > "$out"
   rm "$out.all"
+}
+# The same until it gives what is expected: once in many times nvcc 13.0 leaves a dead load in a module, or not. Expected is the
+# archive's file when it is checked, and what the time before gave when it is made.
+compile() {
+  local try
+  for try in 1 2 3 4; do
+    once "$@"
+    if [ -d "$folder/have" ]; then
+      cmp -s "$folder/$2" "$folder/have/$2" && return
+      cmp -s "$folder/compiler" "$folder/have/compiler" || return 0
+    else
+      [ $try -gt 1 ] && cmp -s "$folder/$2" "$folder/$2.before" && break
+      cp "$folder/$2" "$folder/$2.before"
+    fi
+  done
+  rm -f "$folder/$2.before"
 }
 jobs=()
 for source in src/cuda/kernels/*.cu; do
@@ -48,16 +66,18 @@ for source in src/cuda/kernels/*.cu; do
     done
   done
 done
-export -f compile
+"$nvcc" --version | sed -n 's/.*\(V[0-9.]*\)$/\1/p' > "$folder/compiler"
+if [ "${1:-}" = --check ]; then
+  mkdir "$folder/have"
+  tar -xJf "$archive" -C "$folder/have"
+fi
+export -f once compile
 export nvcc folder version
 printf '%s\n' "${jobs[@]}" | xargs -P "$(nproc)" -I '{}' bash -c 'set -eu; compile {}'
 digest > "$folder/sources.sha256"
-"$nvcc" --version | sed -n 's/.*\(V[0-9.]*\)$/\1/p' > "$folder/compiler"
 
 if [ "${1:-}" = --check ]; then
   have=$folder/have
-  mkdir "$have"
-  tar -xJf "$archive" -C "$have"
   if cmp -s "$have/compiler" "$folder/compiler"; then
     for file in "$folder"/*.ptx; do
       cmp -s "$file" "$have/$(basename "$file")" || { echo "$(basename "$file") is not what the sources give: make kernels"; exit 1; }
