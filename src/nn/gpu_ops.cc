@@ -11,6 +11,7 @@ namespace kt {
 namespace {
 
 constexpr int kHeadThreads = 64;
+constexpr int kSplitRows = 64;
 constexpr int kSplitBlocks = 8192;  // rows and heads times groups of pages: more are busy enough as they are
 
 }  // namespace
@@ -250,7 +251,7 @@ int GpuOps::groups_of(int blocks, int window) const {
   const int most = recording_ ? recording_->longest : longest();
   const int keys = window > 0 ? std::min(most, window + kPageTokens) : most;
   const int groups = std::min((keys + kPageTokens - 1) / kPageTokens, kAttendGroups);
-  return int64_t{blocks} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
+  return step_.tokens <= kSplitRows && int64_t{blocks} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
 }
 
 void GpuOps::attend(const Attend& args) {
