@@ -41,7 +41,7 @@ std::string gpu_words() {
   for (const auto& gpu : cuda->at("gpus"))
     out += text("{}{}, {}", out.empty() ? "" : "; ", harmless_line(gpu.at("name").get<std::string>()),
                 human_bytes(gpu.at("total_bytes").get<uint64_t>()));
-  return out + tr(" (for the Python package; kt itself runs on the CPU)");
+  return out + tr(" (for kt --gpu and the Python package)");
 }
 
 bool runs_here(const ModelEntry& entry) {

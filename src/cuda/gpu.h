@@ -73,6 +73,13 @@ KT_GPU uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) 
   }
 }
 
+// A clock that all blocks share.
+KT_GPU uint64_t nanoseconds() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+
 // What the host may have written after this kernel began: past the caches.
 KT_GPU float load_fresh(const float* from) { return __ldcv(from); }
 // The four bytes of {low, high} that the low four digits of `selector` name, 0 to 7.

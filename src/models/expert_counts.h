@@ -29,12 +29,22 @@ class ExpertCounts final : public RouteWatch {
   }
   void took(std::chrono::nanoseconds time) override { nanoseconds_ += static_cast<uint64_t>(time.count()); }
 
+  void on_device(uint64_t pairs, std::chrono::nanoseconds waited) override {
+    device_pairs_ += pairs;
+    waited_ += static_cast<uint64_t>(waited.count());
+  }
+
   std::vector<uint64_t> snapshot() const {  // [layers, experts]
     std::vector<uint64_t> out(counts_.size());
     for (size_t i = 0; i < out.size(); ++i) out[i] = counts_[i].load(std::memory_order_relaxed);
     return out;
   }
   double seconds() const { return static_cast<double>(nanoseconds_.load(std::memory_order_relaxed)) * 1e-9; }
+  // What a device ran of them, and how long it waited for the others.
+  uint64_t device_pairs() const { return device_pairs_.load(std::memory_order_relaxed); }
+  double waited_seconds() const {
+    return static_cast<double>(waited_.load(std::memory_order_relaxed)) * 1e-9;
+  }
 
  private:
   // A read and a write instead of a locked instruction: only one thread counts.
@@ -45,7 +55,7 @@ class ExpertCounts final : public RouteWatch {
   std::vector<int> layers_;
   int experts_, top_k_;
   std::vector<std::atomic<uint64_t>> counts_;
-  std::atomic<uint64_t> nanoseconds_ = 0;
+  std::atomic<uint64_t> nanoseconds_ = 0, device_pairs_ = 0, waited_ = 0;
 };
 
 }  // namespace kt

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/error.h"
 #include "base/park.h"
@@ -31,8 +32,8 @@ void GpuExchange::allocate(std::shared_ptr<const Gpu> gpu, const Sizes& sizes) {
   ids_ = pinned_for(*gpu, floats(most_ids(sizes)));
   weights_ = pinned_for(*gpu, floats(sizes.tokens * sizes.top_k));
   if (words_.size() > 0) return;
-  words_ = pinned_for(*gpu, 2 * kWordsApart * sizeof(uint32_t));
-  const uint32_t zeros[3] = {};
+  words_ = pinned_for(*gpu, 3 * kWordsApart * sizeof(uint32_t));
+  const uint32_t zeros[6] = {};
   counters_ = DeviceBuffer(gpu, sizeof zeros, "words of a step");
   GpuStream stream(gpu);
   stream.copy(counters_.at(), zeros, sizeof zeros);
@@ -63,6 +64,8 @@ FetchedRows GpuExchange::fetched(const StepWords* step, int layer) const {
           .done = at<uint32_t>(words_) + kWordsApart,
           .cold = counters_.as<uint32_t>() + 2,
           .rows = out(),
+          .waited = counters_.as<uint64_t>() + 2,
+          .told = at<uint64_t>(words_) + kWordsApart,  // as many bytes as two lines of words
           .layer = layer};
 }
 
@@ -81,6 +84,11 @@ int GpuExchange::wait(GpuStream& stream) {
   if (seen_ != exchange_word(number_, layer))
     fail_as(ErrorKind::kInternal, "the GPU speaks of step {}, this is {}", seen_ >> kLayerBits, number_);
   return layer;
+}
+
+std::chrono::nanoseconds GpuExchange::waited() {
+  const uint64_t all = std::atomic_ref(*(at<uint64_t>(words_) + kWordsApart)).load(std::memory_order_relaxed);
+  return std::chrono::nanoseconds(all - std::exchange(told_, all));
 }
 
 void GpuExchange::answer(int layer) {

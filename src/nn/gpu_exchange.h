@@ -3,6 +3,7 @@
 // waits notices the other's end. Used by gpu_ops.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -39,6 +40,8 @@ class GpuExchange {
   }
   const float* weights() const { return at<float>(weights_); }
   float* out() const { return at<float>(out_); }
+  // How long kernels waited for answers since this was asked last; of a step that has ended.
+  std::chrono::nanoseconds waited();
 
   // Which layer of the step has posted, or kEndOfStep; not before the one that was answered last. Throws where the
   // stream has failed, or ends without another word.
@@ -57,8 +60,9 @@ class GpuExchange {
   static constexpr size_t kWordsApart = 32;  // each a line of its own
   Sizes sizes_;
   PinnedBuffer rows_, out_, ids_, weights_, words_;
-  DeviceBuffer counters_;  // arrived, pairs, cold
+  DeviceBuffer counters_;  // arrived, pairs, cold; nanoseconds waited
   uint32_t number_ = 0, seen_ = 0;
+  uint64_t told_ = 0;  // of what kernels waited
 };
 
 }  // namespace kt

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "base/error.h"
 #include "base/testing/random_values.h"
 #include "cuda/testing/test_cuda.h"
@@ -16,11 +18,14 @@ constexpr int kRowWidth = 24, kMiddle = 40, kOf = 7, kChosen = 3, kVocabulary = 
 struct GraphWatch final : RouteWatch {
   std::vector<int32_t> ids;
   int calls = 0, fails_at = -1;
+  std::chrono::nanoseconds takes{}, waited{};
   void chose(size_t, std::span<const int32_t> more) override {
     ids.insert(ids.end(), more.begin(), more.end());
   }
+  void on_device(uint64_t, std::chrono::nanoseconds more) override { waited += more; }
   void took(std::chrono::nanoseconds) override {
     if (calls++ == fails_at) fail("an error of the host");
+    std::this_thread::sleep_for(takes);
   }
 };
 
@@ -174,6 +179,17 @@ TEST(GpuGraph, AnErrorOfTheHostEndsTheStepAlone) {
     model.watch.fails_at = -1;
     EXPECT_EQ(model.step(2, 2), other.step(2, 2));
   }
+}
+
+// Of one row: on the test driver blocks of more run one after the other, and only the first of them waits.
+TEST(GpuGraph, TheTimeThatItWaitsForTheHostIsTold) {
+  GraphModel model(true);
+  model.step(1, 0);
+  model.watch.waited = {};
+  model.watch.takes = std::chrono::milliseconds(100);  // in each of two layers
+  model.step(1, 1);
+  EXPECT_GE(model.watch.waited, std::chrono::milliseconds(50));
+  EXPECT_LT(model.watch.waited, std::chrono::seconds(100));
 }
 
 TEST(GpuGraph, ManyStepsTakeNoMoreMemory) {

@@ -182,6 +182,7 @@ void GpuOps::tell(const HostTask& task) {
   const PairShares all = shares(task);
   count(kHost, experts_work(*task.experts, all.host.hits, all.host.pairs));
   if (task.hot) count(place(), experts_work(*task.experts, all.gpu.hits, all.gpu.pairs));
+  if (task.watch) task.watch->on_device(static_cast<uint64_t>(all.gpu.pairs), exchange_.waited());
   if (task.watch)
     task.watch->chose(task.watched, {exchange_.ids(task.ids_of),
                                      static_cast<size_t>(live_) * static_cast<size_t>(task.top_k)});

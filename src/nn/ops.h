@@ -146,6 +146,8 @@ class RouteWatch {
   virtual ~RouteWatch() = default;
   virtual void chose(size_t layer, std::span<const int32_t> ids) = 0;  // of all tokens of a step
   virtual void took(std::chrono::nanoseconds time) = 0;
+  // Of a layer: pairs of tokens and experts that a device ran itself, and how long it waited for the host's.
+  virtual void on_device(uint64_t pairs, std::chrono::nanoseconds waited) = 0;
 };
 
 // Experts that tokens were sent to.

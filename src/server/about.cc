@@ -115,11 +115,15 @@ void write_speed(MetricsText& out, Service& service) {
   uint64_t calls = 0;
   for (uint64_t count : counts->snapshot()) calls += count;
   out.head("kt_expert_calls_total", "Rows that routed experts computed, by device.", "counter");
-  out.sample("kt_expert_calls_total", "{device=\"cpu\"}", static_cast<double>(calls));
+  const auto on_gpu = static_cast<double>(counts->device_pairs()), all = static_cast<double>(calls);
+  out.sample("kt_expert_calls_total", "{device=\"cpu\"}", std::max(all - on_gpu, 0.0));
+  if (on_gpu > 0) out.sample("kt_expert_calls_total", "{device=\"gpu\"}", on_gpu);
   out.head("kt_expert_seconds_total", "Time in routed experts, by device.", "counter");
   out.sample("kt_expert_seconds_total", "{device=\"cpu\"}", counts->seconds());
-  out.gauge("kt_expert_hit_rate", "Share of expert calls that the GPU's experts served.", 0);
-  out.counter("kt_gpu_wait_seconds_total", "Time that the GPU waited for the CPU's experts.", 0);
+  out.gauge("kt_expert_hit_rate", "Share of expert calls that the GPU's experts served.",
+            all > 0 ? on_gpu / all : 0);
+  out.counter("kt_gpu_wait_seconds_total", "Time that the GPU waited for the CPU's experts.",
+              counts->waited_seconds());
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ class Library {
 
 // The few functions of libcuda that are asked; numbers are the driver interface's own.
 constexpr int kCudaMajor = 75, kCudaMinor = 76;
+// What kt --gpu needs (cuda/device.cc).
+constexpr int kLeastMajor = 8, kLeastCuda = 12'000;
 
 struct Gpu {
   std::string name;
@@ -128,16 +130,22 @@ void report_none(Diagnosis& d, const Machine& machine, const std::string& why) {
   if (has_card(machine)) {
     f.level = Level::kWarning;
     f.found = text(tr("an NVIDIA card is here, but {}"), why);
-    f.cost = tr("kt runs on the CPU anyway; the Python package kt_kernel cannot work beside this card");
+    f.cost = tr("everything runs on the CPU: --gpu and the Python package kt_kernel cannot use this card");
     f.fix = tr("sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all");
   }
   d.findings.push_back(f);
 }
 
-void report_gpu(Diagnosis& d, const Gpu& gpu) {
+void report_gpu(Diagnosis& d, const Gpu& gpu, int cuda) {
   Finding f{tr_later("gpu"), text("{}, {}", gpu.name, human_bytes(gpu.total))};
   if (gpu.unused > 0) f.found += text(tr(" ({} free)"), human_bytes(gpu.unused));
   f.found += text(tr(", compute capability {}.{}"), gpu.major, gpu.minor);
+  const bool enough = gpu.major >= kLeastMajor && cuda >= kLeastCuda;
+  if (!enough) {
+    f.level = Level::kWarning;
+    f.cost = tr("kt --gpu cannot use it: that needs compute capability 8.0 and a driver with CUDA 12.0");
+    f.fix = cuda < kLeastCuda ? tr("install driver 525 or newer, then restart") : "";
+  }
   if (gpu.width > 0) f.found += text(tr(", PCIe {} x{}"), gpu.generation, gpu.width);
   // The generation drops when the card idles, the width does not.
   if (gpu.width > 0 && gpu.width < gpu.width_most) {
@@ -151,6 +159,7 @@ void report_gpu(Diagnosis& d, const Gpu& gpu) {
                                      {"total_bytes", gpu.total},
                                      {"free_bytes", gpu.unused},
                                      {"compute_capability", text("{}.{}", gpu.major, gpu.minor)},
+                                     {"kt_gpu", enough},
                                      {"pcie_width", gpu.width},
                                      {"pcie_width_most", gpu.width_most},
                                      {"pcie_generation", gpu.generation},
@@ -172,10 +181,10 @@ void look_at_gpu(Diagnosis& d, const Machine& machine) {
                      {"gpus", nlohmann::ordered_json::array()}};
   d.findings.push_back(
       {tr_later("cuda"),
-       text(tr("driver {}, CUDA {}.{}; kt itself runs on the CPU, its Python package kt_kernel beside a GPU"),
+       text(tr("driver {}, CUDA {}.{}; kt --gpu and the Python package kt_kernel run beside a GPU"),
             driver.version.empty() ? tr("of unknown version") : driver.version, driver.cuda / 1000,
             driver.cuda % 1000 / 10)});
-  for (const Gpu& gpu : driver.gpus) report_gpu(d, gpu);
+  for (const Gpu& gpu : driver.gpus) report_gpu(d, gpu, driver.cuda);
 }
 
 }  // namespace kt

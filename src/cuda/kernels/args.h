@@ -88,6 +88,8 @@ struct FetchedRows {
   const uint32_t* done = nullptr;   // page-locked
   const uint32_t* cold = nullptr;   // 0: nothing was asked
   const float* rows = nullptr;
+  uint64_t* waited = nullptr;  // nanoseconds of all fetches so far, on the device, where they are added up
+  uint64_t* told = nullptr;    // the same in page-locked memory
   int layer = 0;
 };
 

@@ -6,8 +6,11 @@ namespace kt {
 // Row `row` of what the host's experts gave, or null.
 KT_GPU const float* fetched_row(const FetchedRows& from, int row, int width, uint32_t* seen) {
   if (!from.step || row >= from.step->tokens || *from.cold == 0) return nullptr;
-  if (gpu::thread() == 0)
+  if (gpu::thread() == 0) {
+    const uint64_t begin = gpu::nanoseconds();
     *seen = gpu::await(from.done, exchange_word(from.step->number, from.layer), kGiveUp);
+    if (row == 0) *from.told = *from.waited += gpu::nanoseconds() - begin;
+  }
   gpu::barrier();
   return *seen == kGiveUp ? nullptr : from.rows + int64_t{row} * width;
 }

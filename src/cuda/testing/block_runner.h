@@ -3,6 +3,7 @@
 // name. Only for the test driver.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -94,6 +95,9 @@ inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline uint32_t add_to(uint32_t* word, uint32_t more) { return std::atomic_ref(*word).fetch_add(more); }
 inline void publish(uint32_t* word, uint32_t value) {
   std::atomic_ref(*word).store(value, std::memory_order_release);
+}
+inline uint64_t nanoseconds() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 inline float load_fresh(const float* from) { return *from; }
 // Ends too where the context is gone.
