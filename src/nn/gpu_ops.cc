@@ -224,7 +224,11 @@ void GpuOps::rotate_write(const RotateWrite& args) {
                                       .v = args.v.id >= 0 ? at(args.v) : nullptr,
                                       .k_width = args.k.rows.width,
                                       .v_width = args.v.width}};
-  const auto by_head = [](const HeadRows& heads) { return !heads.norm || heads.norms == heads.heads; };
+  // Norms lie side by side from the row's beginning: each is a head's own where they are as wide as heads are apart.
+  const auto by_head = [](const HeadRows& heads) {
+    return !heads.norm ||
+           (heads.norms == heads.heads && (heads.heads == 1 || heads.norm->size() == heads.stride));
+  };
   if (by_head(args.q) && by_head(args.k) && plane.heads == args.k.heads)
     return stream_->launch("kt_finish_heads", args.q.heads + args.k.heads, step_.tokens, kHeadThreads, all);
   stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads, all.q);
