@@ -59,8 +59,9 @@ compile() {
 jobs=()
 for source in src/cuda/kernels/*.cu; do
   name=$(basename "$source" .cu)
-  if ! grep -q KT_FOR_CODES "$source"; then jobs+=("$name.cu $name.ptx"); continue; fi
+  if ! grep -q 'KT_FOR_.*CODES(' "$source"; then jobs+=("$name.cu $name.ptx"); continue; fi
   for code in $codes; do
+    if [ "$code" = f32:kF32 ] && grep -q KT_FOR_ROUNDED_CODES "$source"; then continue; fi
     for step in 4 8; do
       jobs+=("$name.cu ${name}_${code%%:*}_$step.ptx -DKT_CODE_NAME=${code%%:*} -DKT_CODE=${code##*:} -DKT_STEP=$step")
     done

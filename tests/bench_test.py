@@ -47,6 +47,18 @@ def test_or_by_a_law(tmp_path):
     assert skewed["prefill_busiest_share"] > plain["prefill_busiest_share"] + 0.15
 
 
+def test_routing_in_place_of_the_routers(tmp_path):
+    model = model_file(tmp_path / "m.gguf", *GQA, "--zipf", "40")  # whose router hardly chooses
+    uniform, said = bench(model, "--routing", "uniform")
+    assert said == "" and uniform["prefill_distinct_experts"] > 0.9 * even(32, 4, 2 * 2 * 64)
+    zipf, _ = bench(model, "--routing", "zipf:1.5")
+    assert zipf["prefill_busiest_share"] > uniform["prefill_busiest_share"] + 0.15
+    assert bench(model, "--routing", "zipf:1.5")[0]["prefill_busiest_share"] == zipf["prefill_busiest_share"]
+    for word in ("zipf", "zipf:-1", "even"):
+        done = subprocess.run([KT, "bench", str(model), "--routing", word], capture_output=True, text=True)
+        assert done.returncode == 2 and f"'{word}': uniform, or zipf:S with S from 0 to 10" in done.stderr
+
+
 def test_routers_that_hardly_choose_are_told(tmp_path):
     point, said = bench(model_file(tmp_path / "m.gguf", *GQA, "--zipf", "40"))
     assert point["prefill_distinct_experts"] < 10

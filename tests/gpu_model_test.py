@@ -94,6 +94,23 @@ class TestFamilies:
         check(ours, np.concatenate([expected[i] for i in order]), BOUND)
 
 
+    # A prompt's products run on matrix units, whose operands are bf16. Medians, because a token whose experts are chosen by a
+    # hair takes others.
+    @pytest.mark.parametrize("key", [key for key in keys() if FULL or key in ("qwen3_moe", "deepseek_v3", "gpt_oss", "llama")])
+    def test_bf16_is_as_near_as_transformers_own(self, root, key):
+        import tiny_models
+        import torch
+        model = tiny_models.build(key, torch.bfloat16)
+        ids = prompt(130, tiny_models.VOCAB)
+        exact = tiny_models.logits(model, [ids])
+        folder = tiny_models.save(model, root / (key + "-bf16"), torch.bfloat16)
+        theirs = tiny_models.logits(model.to(torch.bfloat16), [ids])
+        ours = probe(folder, [ids], tiny_models.VOCAB, "--acts", "bf16")
+        alone = probe(folder, [ids], tiny_models.VOCAB)
+        assert not (ours == alone).all()
+        assert np.median(probes.differences(ours, exact)) <= 2 * np.median(probes.differences(theirs, exact))
+
+
 class TestDemo:
     IDS = [[(i * 37 + 11) % 200 + 5 for i in range(70)], [(i * 13 + 7) % 150 + 9 for i in range(33)]]
 
@@ -196,6 +213,23 @@ class TestProgram:
             done = kt(*self.ASK, "--gpu", "auto", **environment)
             assert done.returncode == 0 and done.stdout == plain.stdout
             assert done.stderr.startswith("kt: note: everything runs on the CPU: ") and why in done.stderr
+
+    def test_routing_in_place_of_the_routers_is_the_same_on_both_sides(self):
+        import json
+        words = ("bench", str(DEMO), "--prompt", "40", "--batch", "2", "--tokens", "6", "--repeat", "1", "--routing", "zipf:1", "--json")
+        plain, gpu = (json.loads(kt(*words, *more).stdout)["points"][0] for more in ((), ("--gpu", "--gpu-experts", "30%")))
+        for name in ("distinct_experts", "busiest_share"):
+            for phase in ("prefill", "decode"):
+                assert plain[f"{phase}_{name}"] == gpu[f"{phase}_{name}"]
+
+    def test_prompts_of_experts_on_the_gpu(self):
+        """Rounded to bf16 there, by another kernel than an answer's."""
+        import json
+        words = ("perplexity", str(DEMO), "--file", str(DEMO.parent / "stories.txt"), "--context", "96", "--max-tokens", "380", "--json")
+        plain = json.loads(kt(*words, "--acts", "f32").stdout)
+        for more in (("--gpu", "--gpu-experts", "0"), ("--gpu", "--gpu-experts", "50%"), ("--gpu",)):
+            done = kt(*words, *more)
+            assert json.loads(done.stdout)["perplexity"] == pytest.approx(plain["perplexity"], rel=4e-3), done.stderr
 
     def test_a_gpu_that_is_lost_ends_the_run_with_its_name(self):
         for entry in ("cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"):

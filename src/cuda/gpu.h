@@ -29,11 +29,11 @@
 namespace kt::gpu {
 
 // 16 bytes, which a thread loads at once from a multiple of 16.
-struct Words {
+struct alignas(16) Words {
   uint32_t word[4];
 };
 
-struct Words2 {
+struct alignas(8) Words2 {
   uint32_t word[2];
 };
 
@@ -57,7 +57,7 @@ KT_GPU float float_of(uint32_t bits) { return __uint_as_float(bits); }
 KT_GPU uint32_t bits_of(float x) { return __float_as_uint(x); }
 
 // Words that other blocks or the host see. What a thread wrote before `publish` is there for whoever saw the word; of a
-// whole block, after a fence of each thread and a barrier.
+// whole block, after a barrier and a fence of the thread that publishes.
 KT_GPU void fence() { __threadfence_system(); }
 KT_GPU uint32_t add_to(uint32_t* word, uint32_t more) { return atomicAdd(word, more); }  // what it was
 KT_GPU void publish(uint32_t* word, uint32_t value) {
@@ -108,6 +108,40 @@ KT_GPU void store16(void* to, const Words& from) {
 KT_GPU Words2 load8(const void* from) {
   const uint2 words = *static_cast<const uint2*>(from);
   return {{words.x, words.y}};
+}
+KT_GPU void store8(void* to, const Words2& from) {
+  *static_cast<uint2*>(to) = make_uint2(from.word[0], from.word[1]);
+}
+
+// 16 bytes of device memory to the block's own, both at multiples of 16, on their way while the thread goes on. Copies that a
+// thread began since its last `end_copies` are a group; `await_copies<n>` waits until at most its n newest groups are under way.
+KT_GPU void copy16(void* shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(from)
+               : "memory");
+}
+KT_GPU void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kNewest>
+KT_GPU void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
+
+// Two numbers as bf16, to nearest, `low` in the lower half.
+KT_GPU uint32_t bf16_pair(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+// sums [16, 8] += a [16, 16] b [8, 16]^T of bf16, by a whole warp. Of lane 4 i + j, a.word: columns 2 j and 2 j + 1 of row i,
+// of row i + 8, then columns 8 further of both; b.word: columns 2 j and 2 j + 1 of row i, then 8 further; sums: rows i, i, i + 8,
+// i + 8 and columns 2 j, 2 j + 1, 2 j, 2 j + 1.
+KT_GPU void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b.word[0]), "r"(b.word[1]));
 }
 
 }  // namespace kt::gpu

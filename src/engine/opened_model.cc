@@ -132,6 +132,7 @@ std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, Transf
   how.experts = experts();
   if (options_.weights.empty()) how.own_experts = source_.get();
   how.linear_rounding = options_.rounding.linears;
+  how.routing = options_.routing;
   if (!options_.linear_format.empty()) how.linear_format = format_named(options_.linear_format);
   return std::make_unique<Transformer>(checkpoint(), spec(), std::move(ops), std::move(how));
 }

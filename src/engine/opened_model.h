@@ -11,6 +11,7 @@
 #include "engine/described_model.h"
 #include "engine/gpu_choice.h"
 #include "kernels/plan.h"
+#include "models/forced_routing.h"
 #include "models/memory_plan.h"
 #include "models/placement.h"
 #include "nn/ops.h"
@@ -32,8 +33,9 @@ struct ModelOptions {
   ModelRounding rounding = {};     // in place of both, where a format's name does not say enough
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
-  int threads = 0;                 // cut to the cpus there are
-  int nodes = 0;                   // NUMA nodes to shard over; 0: all
+  std::optional<ForcedRouting> routing = {};  // of benchmarks; none: as routers choose
+  int threads = 0;                            // cut to the cpus there are
+  int nodes = 0;                              // NUMA nodes to shard over; 0: all
   std::vector<int> node_ids = {};  // the operating system's numbers of those to use; empty: the first ones
   int max_tokens = 1024;           // of one step
   uint64_t max_memory = 0;         // loading is refused where more is needed; 0: than the machine has

@@ -121,14 +121,15 @@ void OpenedModel::note_copies() const {
 
 void OpenedModel::note_placement(const Placement& placed) const {
   const int64_t hot = placed.hot_experts(), all = placed.all_experts();
+  // Without rounding a prompt's experts stay on the CPU.
+  const bool exact = options_.precision == Precision::kF32;
   const std::string parts =
       hot == 0 ? "attention, dense parts and the cache; the CPU: routed experts"
       : hot == all
-          ? "attention, dense parts, the cache and all routed experts; the CPU: those of prompts"
-          : text(
-                "attention, dense parts, the cache and {} of {} routed experts; the CPU: the others, "
-                "and those of prompts",
-                hot, all);
+          ? text("attention, dense parts, the cache and all routed experts{}",
+                 exact ? "; the CPU: those of prompts" : "")
+          : text("attention, dense parts, the cache and {} of {} routed experts; the CPU: the others{}", hot,
+                 all, exact ? ", and those of prompts" : "");
   note(text("{}: {}", gpu_->facts().describe(), parts));
 }
 

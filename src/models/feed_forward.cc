@@ -43,6 +43,8 @@ void FeedForward::load(const ExpertSource* experts) {
     router_ = loader.exact_linear(place_.named(names.router), moe_->experts, hidden, moe_->router.bias);
     if (moe_->router.correction_bias)
       correction_ = loader.vector(place_.named(names.correction_bias), moe_->experts);
+    if (const auto& routing = loader.options().routing)
+      forced_ = place_.ops().make_vector(forced_ids(*routing, place_.layer, moe_->experts, moe_->top_k));
     if (experts) routed_ = loader.experts(*experts, place_.layer, *moe_);
     if (factors_.id >= 0) shared_gate_ = loader.exact_linear(place_.named(names.shared_gate), 1, hidden);
   }
@@ -57,7 +59,7 @@ void FeedForward::load_mlp() {
 void FeedForward::for_each(FunctionRef<void(const PlacedWeights&, Kind)> use) const {
   if (routed_) use(*routed_, Kind::kRouted);
   for (const PlacedWeights* weights : std::initializer_list<const PlacedWeights*>{
-           router_.get(), shared_gate_.get(), correction_.get(), mlp_.get()})
+           router_.get(), shared_gate_.get(), correction_.get(), forced_.get(), mlp_.get()})
     if (weights) use(*weights, Kind::kDense);
 }
 
@@ -69,7 +71,8 @@ void FeedForward::route(Ops& ops) const {
              .x = place_.normed,
              .scores = scores_,
              .ids = ids_,
-             .weights = weights_});
+             .weights = weights_,
+             .forced = forced_.get()});
 }
 
 void FeedForward::run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const {

@@ -42,7 +42,7 @@ class FeedForward {
   std::optional<MoeSpec> moe_;
   std::optional<MlpModules> mlp_modules_;
   std::unique_ptr<PlacedLinear> router_, shared_gate_;
-  std::unique_ptr<PlacedVector> correction_;
+  std::unique_ptr<PlacedVector> correction_, forced_;
   std::unique_ptr<PlacedExperts> routed_, mlp_;
   Rows scores_, ids_, weights_, factors_, shared_out_;
 };

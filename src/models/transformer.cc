@@ -150,6 +150,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   const WeightOptions load{.precision = options.precision,
                            .max_tokens = options.max_tokens,
                            .linear_format = options.linear_format,
+                           .routing = options.routing,
                            .linear_rounding = options.linear_rounding,
                            .hot = std::move(options.hot)};
   state_ =

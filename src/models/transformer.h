@@ -12,6 +12,7 @@
 
 #include "kernels/plan.h"
 #include "models/expert_counts.h"
+#include "models/forced_routing.h"
 #include "models/memory_plan.h"
 #include "models/spec.h"
 #include "models/unread_tensors.h"
@@ -35,7 +36,8 @@ struct TransformerOptions {
   // Attention projections, dense and shared experts' MLPs and the head are rounded to this format as they are
   // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
   std::optional<Format> linear_format = {};
-  MatrixRounding linear_rounding = {};  // of any matrix outside of routed experts; null: as stored
+  MatrixRounding linear_rounding = {};        // of any matrix outside of routed experts; null: as stored
+  std::optional<ForcedRouting> routing = {};  // of benchmarks; none: as routers choose
   // Of each layer the routed experts, by ascending ids, whose copies the operations' device holds and runs
   // (Placement::hot); empty: none.
   std::vector<std::vector<int>> hot = {};

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/forced_routing.h"
 #include "models/spec.h"
 #include "nn/ops.h"
 #include "weights/checkpoint.h"
@@ -24,6 +25,7 @@ struct WeightOptions {
   int max_tokens = 512;                       // of one step
   // Matrices that a user may choose the rounding of are rounded to this; none: as stored.
   std::optional<Format> linear_format = {};
+  std::optional<ForcedRouting> routing = {};
   MatrixRounding linear_rounding = {};     // of any matrix outside of routed experts; null: as stored
   std::vector<std::vector<int>> hot = {};  // TransformerOptions'
 };

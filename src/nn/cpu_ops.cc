@@ -398,6 +398,7 @@ void CpuOps::route(const ChooseExperts& args) {
                    correction, ids_at(args.ids) + int64_t{t} * args.top_k,
                    at(args.weights) + int64_t{t} * args.top_k);
   });
+  if (args.forced) force_ids(step_.sequences, values_or_null(args.forced), args.top_k, ids_at(args.ids));
 }
 
 void CpuOps::experts(const RunExperts& args) {

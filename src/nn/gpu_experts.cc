@@ -31,12 +31,6 @@ void copy_experts(const GpuMemory& in, const Shard& shard, std::span<const int> 
   in.stream->wait();
 }
 
-PackedRows rows_at(const Packing& packing, const DeviceBuffer& blocks, size_t first, size_t stride) {
-  PackedRows out = packed_rows(packing, blocks.at(first));
-  out.block_bytes = static_cast<int64_t>(stride);
-  return out;
-}
-
 std::string kernel_for(std::string_view what, const Packing& packing) {
   return text("kt_experts_{}_{}_{}", what, kernel_word(packing.format.code), packing.fragment.step_bytes);
 }
@@ -58,6 +52,7 @@ GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const
     slots[static_cast<size_t>(hot[i])] = static_cast<int32_t>(i);
   }
   const std::string what = text("experts of {}", name);
+  rounds_ = from.options().precision != Precision::kF32;
   const Experts::State& state = from.state();
   for (const Shard& shard : state.shards) {
     if (shard.empty()) continue;
@@ -75,6 +70,8 @@ GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const
                                               .blocks = {},
                                               .gate_bias = {},
                                               .up_bias = {}});
+    for (const Packing* packing : {&piece.gate, &piece.up, &piece.down})
+      rounds_ = rounds_ && packing->format.code != Code::kF32;
     if (!in.gpu) continue;
     piece.blocks = DeviceBuffer(in.gpu, hot.size() * shard.expert_bytes, what);
     copy_experts(in, shard, hot, piece.blocks);
@@ -85,6 +82,17 @@ GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const
   if (in.gpu) down_bias_ = biases_of(in, state.down_bias, from.shape().hidden, hot, what);
 }
 
+PackedRows GpuExperts::rows_of(const Packing& packing, const DeviceBuffer& blocks, size_t first,
+                               size_t stride) {
+  PackedRows out = packed_rows(packing, blocks.at(first));
+  out.block_bytes = static_cast<int64_t>(stride);
+  return out;
+}
+
+GateSpec GpuExperts::gate_spec() const {
+  return {.kind = static_cast<int>(activation_.kind), .limit = activation_.limit, .alpha = activation_.alpha};
+}
+
 size_t GpuExperts::bytes() const {
   size_t sum = 0;
   for (const Piece& piece : pieces_) sum += piece.expert_bytes * static_cast<size_t>(count_);
@@ -92,14 +100,15 @@ size_t GpuExperts::bytes() const {
 }
 
 int64_t GpuExperts::mid_floats(int tokens, int top_k) const {
+  if (tokens > kMostHotTokens) return many_floats(tokens, top_k);
   int64_t width = 0;
   for (const Piece& piece : pieces_) width += piece.width;
   return int64_t{tokens} * top_k * width;
 }
 
 ChosenExperts GpuExperts::chosen(const Call& call) const {
-  KT_CHECK(call.top_k <= kMostChosen && call.tokens <= kMostHotTokens, "{} tokens, {} experts each",
-           call.tokens, call.top_k);
+  KT_CHECK(call.top_k <= kMostChosen && takes(call.tokens), "{} tokens, {} experts each", call.tokens,
+           call.top_k);
   return {.ids = call.ids, .slots = slots(), .experts = experts_, .top_k = call.top_k};
 }
 
@@ -109,7 +118,7 @@ void GpuExperts::launch_in(GpuStream& stream, const Call& call, const Piece& pie
                   part == ExpertsInArgs::kBoth ? kBothThreads : kOneThreads,
                   ExpertsInArgs{.chosen = chosen(call),
                                 .part = part,
-                                .weights = rows_at(packing, piece.blocks, first, stride),
+                                .weights = rows_of(packing, piece.blocks, first, stride),
                                 .slot_bytes = static_cast<int64_t>(piece.expert_bytes),
                                 .up_bytes = static_cast<int64_t>(piece.up_first - piece.gate_first),
                                 .gate_bias = piece.gate_bias.as<const float>(),
@@ -118,9 +127,7 @@ void GpuExperts::launch_in(GpuStream& stream, const Call& call, const Piece& pie
                                 .x_stride = call.x_stride,
                                 .mid = mid,
                                 .width = piece.width,
-                                .gate = {.kind = static_cast<int>(activation_.kind),
-                                         .limit = activation_.limit,
-                                         .alpha = activation_.alpha}});
+                                .gate = gate_spec()});
   };
   if (piece.paired) return launch(ExpertsInArgs::kBoth, piece.gate, piece.gate_first, piece.gate_stride);
   launch(ExpertsInArgs::kGate, piece.gate, piece.gate_first, piece.gate_stride);
@@ -142,7 +149,7 @@ void GpuExperts::run_out(GpuStream& stream, const Call& call) const {
     stream.launch(
         kernel_for("out", piece.down), piece.down.blocks, call.tokens, kSumThreads,
         ExpertsOutArgs{.chosen = chosen(call),
-                       .weights = rows_at(piece.down, piece.blocks, piece.down_first, piece.down.block_bytes),
+                       .weights = rows_of(piece.down, piece.blocks, piece.down_first, piece.down.block_bytes),
                        .slot_bytes = static_cast<int64_t>(piece.expert_bytes),
                        .bias = first ? down_bias_.as<const float>() : nullptr,
                        .pair_weights = call.weights,

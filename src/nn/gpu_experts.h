@@ -12,10 +12,11 @@
 
 namespace kt {
 
-// Steps of more tokens leave all experts to the CPU. The kernels take a pair of a token and an expert at a time: each reads the
-// expert from the GPU's caches again, which is right for answers (64 sequences at most, where few share an expert) and is
-// not for prompts, whose tokens share every expert.
+// Steps of at most as many tokens, in which answers are made, take a pair of a token and an expert at a time: each reads the expert
+// from the GPU's caches again, and few share one. Larger ones, prompts, sort pairs by expert and round to bf16; where precision
+// does not allow that they leave all experts to the CPU.
 inline constexpr int kMostHotTokens = 64;
+inline constexpr int kRoundTokens = 512;  // of a prompt at once: scratch is for as many
 
 class GpuExperts {
  public:
@@ -43,9 +44,12 @@ class GpuExperts {
         false;  // to what is in `out`, where the experts of the CPU may have been before; else to zeros
   };
   int64_t mid_floats(int tokens, int top_k) const;
-  // Up to the activation, then the sums: what the CPU does may come between the two.
+  bool takes(int tokens) const { return count_ > 0 && (tokens <= kMostHotTokens || rounds_); }
+  // Steps of at most kMostHotTokens: up to the activation, then the sums: what the CPU does may come between the two.
   void run_in(GpuStream& stream, const Call& call) const;
   void run_out(GpuStream& stream, const Call& call) const;
+  // Larger ones.
+  void run_many(GpuStream& stream, const Call& call) const;
 
  private:
   // A node's slice of all copies.
@@ -60,9 +64,21 @@ class GpuExperts {
     DeviceBuffer gate_bias, up_bias;  // [slots, width] or empty
   };
   ChosenExperts chosen(const Call& call) const;
+  GateSpec gate_spec() const;
   void launch_in(GpuStream& stream, const Call& call, const Piece& piece, float* mid) const;
 
+  // gpu_experts_many.cc
+  struct PairProduct;
+  struct Round;
+  Round round_at(uintptr_t at, int64_t pairs) const;
+  int64_t many_floats(int tokens, int top_k) const;
+  static PackedRows rows_of(const Packing& packing, const DeviceBuffer& blocks, size_t first, size_t stride);
+  void multiply_pairs(GpuStream& stream, const Round& round, const Piece& piece,
+                      std::span<const PairProduct> products) const;
+  void run_piece(GpuStream& stream, const Call& call, const Round& round, const Piece& piece) const;
+
   int experts_ = 0, count_ = 0;
+  bool rounds_ = false;  // to bf16, for prompts
   Activation activation_;
   std::vector<Piece> pieces_;
   std::vector<uint8_t> skip_;
@@ -79,9 +95,7 @@ struct GpuRoutedExperts final : PlacedExperts {
       : host(std::move(from)), hot(in, experts_of(*host), ids, name) {}
   const Experts& experts() const { return experts_of(*host); }
   // Those that a step of so many tokens uses; null: none.
-  const GpuExperts* hot_for(int tokens) const {
-    return hot.count() > 0 && tokens <= kMostHotTokens ? &hot : nullptr;
-  }
+  const GpuExperts* hot_for(int tokens) const { return hot.takes(tokens) ? &hot : nullptr; }
   const ExpertsShape& shape() const override { return host->shape(); }
   size_t packed_bytes() const override { return host->packed_bytes() + hot.bytes(); }
   size_t packed_bytes(int node) const override { return host->packed_bytes(node); }

@@ -21,6 +21,9 @@ namespace {
 // Sums of thousands of numbers in another order than the CPU's, twice: as tolerance() of f32, and half as much again.
 constexpr double kHotBound = 3e-6;
 
+// Operands of prompts are bf16: x, weights and what is between the products, each within 2^-9 of its size.
+constexpr double kRoundedBound = 4e-3;
+
 // The CPU's table with one packing or the other: enough to pack with.
 Kernels packing_as(const Fragment& fragment) {
   Kernels out = kernels();
@@ -68,8 +71,12 @@ struct HotLayer {
                                 .out = out.as<float>(),
                                 .out_stride = width,
                                 .add = !before.empty()};
-    hot.run_in(stream, call);
-    hot.run_out(stream, call);
+    if (batch.tokens > kMostHotTokens) {
+      hot.run_many(stream, call);
+    } else {
+      hot.run_in(stream, call);
+      hot.run_out(stream, call);
+    }
     stream.copy(rows.data(), out.at(), rows.size() * sizeof(float));
     stream.wait();
     std::vector<float> got;
@@ -111,6 +118,22 @@ TEST_P(GpuExpertsOfEveryFormat, ByTheirDefinition) {
   EXPECT_LT(
       relative_error(copies.run(batch, wide), reference(layer, batch, {}, cold_of(layer.shape, hot).data())),
       kHotBound);
+}
+
+TEST_P(GpuExpertsOfEveryFormat, OfManyTokens) {
+  const int unit = static_cast<int>(column_granularity(GetParam().format, 1 << 20));
+  const int wide = std::max(unit, 64);
+  const Layer layer({7, wide, 2 * wide}, GetParam().format, 1, /*biases=*/true);
+  const Kernels table = packing_as(GetParam().fragment);
+  const Experts experts = make(layer, pool_of(1), {.kernels = &table});
+  const std::vector<int> hot = {2, 4, 6};
+  HotLayer copies(experts, hot);
+  EXPECT_EQ(copies.hot.takes(kMostHotTokens + 1), GetParam().format.code != Code::kF32);
+  if (!copies.hot.takes(kMostHotTokens + 1)) return;
+  const Batch batch(kMostHotTokens + 3, 3, layer.shape, 2);
+  EXPECT_LT(
+      relative_error(copies.run(batch, wide), reference(layer, batch, {}, cold_of(layer.shape, hot).data())),
+      kRoundedBound);
 }
 
 std::vector<HotCase> hot_cases() {
@@ -190,6 +213,34 @@ TEST(GpuExperts, PiecesOfSeveralNodes) {
   }
 }
 
+// More tokens than a round has, one expert for nearly all of them and one for nobody, gate and up of two formats, two nodes, ids that
+// are nobody's, and rows to which the copies add.
+TEST(GpuExperts, PromptsOfAnyLengthAndChoice) {
+  const Layer layer({6, 72, 96},
+                    LayerFormats{format_named("int8"), format_named("bf16"), format_named("q8_0")}, 21,
+                    /*biases=*/true);
+  const Experts experts = make(layer, pool_of(2, 2));
+  const std::vector<int> hot = {0, 2, 3, 5};
+  HotLayer copies(experts, hot);
+  for (const int tokens : {kMostHotTokens + 1, kRoundTokens, kRoundTokens + 65}) {
+    Batch batch(tokens, 2, layer.shape, 22);
+    for (size_t i = 0; i < batch.ids.size(); ++i) {
+      int32_t& id = batch.ids[i];
+      if (i % 2 == 0 && i % 6 != 0) id = 3;
+      if (id == 5) id = i % 4 == 1 ? -1 : 6;
+    }
+    const std::vector<float> before = random_values(static_cast<size_t>(tokens * 72), 23);
+    std::vector<double> want = reference(layer, batch, {}, cold_of(layer.shape, hot).data());
+    for (size_t i = 0; i < want.size(); ++i) want[i] += before[i];
+    EXPECT_LT(relative_error(copies.run(batch, 72, before), want), kRoundedBound) << tokens;
+    EXPECT_EQ(copies.run(batch, 72), copies.run(batch, 72)) << tokens;
+  }
+  Batch none(kMostHotTokens + 1, 2, layer.shape, 24);
+  std::fill(none.ids.begin(), none.ids.end(), 4);
+  const std::vector<float> zeros = copies.run(none, 72);
+  EXPECT_TRUE(std::all_of(zeros.begin(), zeros.end(), [](float x) { return x == 0; }));
+}
+
 // Rows of a token alone, of the same in a step of others, and with threads in another order.
 TEST(GpuExperts, TheSameBitsInAnyCompany) {
   const Layer layer({7, 192, 101}, format_named("int8"), 11, true);
@@ -258,14 +309,15 @@ struct RoutedStep {
   size_t device_bytes = 0;
 };
 
-RoutedStep routed_step(Ops& ops, const Layer& layer, int tokens, std::span<const int> hot) {
+RoutedStep routed_step(Ops& ops, const Layer& layer, int tokens, std::span<const int> hot,
+                       Precision precision = Precision::kF32) {
   constexpr int kTop = 3;
   const auto [experts, hidden, inter] = layer.shape;
   const auto placed = ops.make_experts(layer.shape,
                                        {.gate = layer.format,
                                         .up = layer.format,
                                         .down = layer.format,
-                                        .precision = Precision::kF32,
+                                        .precision = precision,
                                         .max_tokens = 128},
                                        {.name = "layer",
                                         .experts = experts,
@@ -329,6 +381,21 @@ TEST(GpuExperts, AsALayerCallsThemBesideTheCpu) {
       EXPECT_EQ(here == 0, hot.size() == 11 && few);
       EXPECT_EQ(found.device_bytes > 0, !hot.empty());
     }
+  }
+}
+
+// With rounding allowed a prompt's hot pairs run on the GPU too.
+TEST(GpuExperts, PromptsBesideTheCpu) {
+  const Layer layer({11, 96, 64}, format_named("int4_g32"), 14);
+  const int tokens = kMostHotTokens + 9;
+  const auto cpu = make_cpu_ops(pool_of(2));
+  const RoutedStep expected = routed_step(*cpu, layer, tokens, {});
+  for (const std::vector<int>& hot : {std::vector<int>{0, 3, 4, 7, 8, 10}, every_expert(layer.shape)}) {
+    const auto gpu = make_gpu_ops(pool_of(2), {.number = 0, .gpu = std::make_shared<Gpu>(0)});
+    RoutedStep found = routed_step(*gpu, layer, tokens, hot, Precision::kBf16);
+    EXPECT_LT(relative_error(found.out, std::vector<double>(expected.out.begin(), expected.out.end())),
+              kRoundedBound);
+    EXPECT_EQ(found.work.at(kHost).integer_operations == 0, hot.size() == 11);
   }
 }
 

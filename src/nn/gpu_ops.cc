@@ -25,9 +25,11 @@ GpuOps::GpuOps(std::shared_ptr<Pool> pool, GpuOpsOptions options)
   KT_CHECK(options_.sizes_only == !options_.gpu, "operations on a GPU need one");
 }
 
-std::unique_ptr<GpuLinear> GpuOps::linear_of_rows(const RowReader& weights, std::span<const float> bias,
-                                                  std::string_view name) {
-  return std::make_unique<GpuLinear>(weights_, Linear(*pool_, weights, bias, packed(), name), name);
+std::unique_ptr<GpuLinear> GpuOps::placed(const Linear& from, Precision precision, std::string_view name) {
+  auto out = std::make_unique<GpuLinear>(weights_, from, name);
+  out->rounds = precision != Precision::kF32 && out->packing.format.code != Code::kF32;
+  if (out->rounds) widest_rounded_ = std::max<int64_t>(widest_rounded_, out->packing.k_pad);
+  return out;
 }
 
 std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
@@ -49,9 +51,12 @@ std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const
     const auto bias = [](const float* values, int64_t n) {
       return values ? std::span(values, static_cast<size_t>(n)) : std::span<const float>();
     };
-    out->gate = linear_of_rows(from.gate, bias(from.gate_bias, shape.inter), fill.name);
-    out->up = linear_of_rows(from.up, bias(from.up_bias, shape.inter), fill.name);
-    out->down = linear_of_rows(from.down, bias(from.down_bias, shape.hidden), fill.name);
+    const auto linear = [&](const RowReader& rows, std::span<const float> biases) {
+      return placed(Linear(*pool_, rows, biases, packed(), fill.name), options.precision, fill.name);
+    };
+    out->gate = linear(from.gate, bias(from.gate_bias, shape.inter));
+    out->up = linear(from.up, bias(from.up_bias, shape.inter));
+    out->down = linear(from.down, bias(from.down_bias, shape.hidden));
   });
   return out;
 }
@@ -65,12 +70,14 @@ std::unique_ptr<SequenceCache> GpuOps::make_cache(const SequenceShape& shape, in
 }
 
 size_t GpuOps::row_bytes(int max_tokens) const {
-  return static_cast<size_t>(memory_.floats(max_tokens) + tables_.width() * max_tokens) * sizeof(float);
+  return static_cast<size_t>(memory_.floats(max_tokens) + tables_.width() * max_tokens) * sizeof(float) +
+         rounded_bytes(max_tokens);
 }
 
 void GpuOps::allocate(int max_tokens) {
   drop_graphs();
   memory_.allocate(options_.gpu, max_tokens);
+  rounded_ = DeviceBuffer(options_.gpu, rounded_bytes(max_tokens), "rounded rows of a step");
   tables_.allocate(options_.gpu, max_tokens);
   exchange_.allocate(options_.gpu, exchange_sizes(max_tokens));
 }

@@ -8,11 +8,15 @@ namespace kt {
 namespace {
 
 constexpr int kPostThreads = 512;
-constexpr int kProductRows = 8;
+constexpr int kProductRows = 8, kMany = 0;
 constexpr int kLogitRows = 64;  // of the head at once
 
+// The kernel for 1 row, for kProductRows at once or for many.
 std::string product_kernel(const Packing& packing, int rows) {
-  return text("kt_product_{}_{}_{}", kernel_word(packing.format.code), packing.fragment.step_bytes, rows);
+  const char* const code = kernel_word(packing.format.code);
+  const int step = packing.fragment.step_bytes;
+  return rows == kMany ? text("kt_product_many_{}_{}", code, step)
+                       : text("kt_product_{}_{}_{}", code, step, rows);
 }
 
 RouteArgs route_args(const ChooseExperts& args) {
@@ -33,13 +37,28 @@ RouteArgs route_args(const ChooseExperts& args) {
 
 }  // namespace
 
+// The product's x in bf16, with zeros where a tile of rows goes on behind the last.
+const uint16_t* GpuOps::rounded(const Product& product, int rows) {
+  const int width = product.weights.packing.k_pad;
+  auto* const out = rounded_.as<uint16_t>();
+  stream_->launch("kt_round_rows", round_up(rows, kTileRows), 1, kRowThreads,
+                  RoundRowsArgs{.from = product.x,
+                                .from_stride = product.x_stride,
+                                .to = out,
+                                .width = static_cast<int>(product.weights.k()),
+                                .to_width = width,
+                                .rows = rows});
+  return out;
+}
+
 void GpuOps::multiply(int rows, std::span<const Product> products) {
-  const int at_once = rows == 1 ? 1 : kProductRows;
+  const bool many = rows > kFewRows;
   ProductsArgs args;
   std::string kernel;
-  int blocks = 0;
+  const Product* last = nullptr;  // whose x is in `rounded_`
+  int blocks = 0, row_blocks = 1, threads = kProductThreads;
   const auto launch = [&] {
-    if (args.count > 0) stream_->launch(kernel, blocks, ceil_div(rows, at_once), kProductThreads, args);
+    if (args.count > 0) stream_->launch(kernel, blocks, row_blocks, threads, args);
     args.count = blocks = 0;
   };
   for (const Product& product : products) {
@@ -47,9 +66,14 @@ void GpuOps::multiply(int rows, std::span<const Product> products) {
     count(place(), matrix_work(packing.format, product.weights.stored,
                                2.0 * static_cast<double>(packing.n) * static_cast<double>(packing.k) * rows));
     if (measured_) continue;
-    const std::string mine = product_kernel(packing, at_once);
-    if (args.count == kMostTogether || mine != kernel) launch();
+    const bool rounds = many && product.weights.rounds;
+    const std::string mine = product_kernel(packing, rounds ? kMany : rows == 1 ? 1 : kProductRows);
+    const bool fresh = rounds && !(last && last->x == product.x && last->weights.k() == product.weights.k());
+    // Who still reads what was rounded before goes first.
+    if (args.count == kMostTogether || mine != kernel || fresh) launch();
     kernel = mine;
+    threads = rounds ? kManyThreads : kProductThreads;
+    row_blocks = static_cast<int>(ceil_div(rows, rounds ? kTileRows : rows == 1 ? 1 : kProductRows));
     args.first[args.count] = blocks;
     args.of[args.count++] = {.weights = product.weights.rows(),
                              .x = product.x,
@@ -58,8 +82,12 @@ void GpuOps::multiply(int rows, std::span<const Product> products) {
                              .y_stride = product.y_stride,
                              .bias = product.weights.bias.as<const float>(),
                              .factors = product.factors,
-                             .m = rows};
-    blocks += static_cast<int>(packing.blocks);
+                             .m = rows,
+                             .rounded = !rounds ? nullptr
+                                        : fresh ? rounded(product, rows)
+                                                : rounded_.as<const uint16_t>()};
+    if (rounds) last = &product;
+    blocks += static_cast<int>(rounds ? ceil_div(packing.blocks, kTileColumns / kBlockRows) : packing.blocks);
   }
   launch();
 }
@@ -113,6 +141,11 @@ void GpuOps::route(const ChooseExperts& args) {
   how.ids = ids_at(args.ids);
   how.weights = at(args.weights);
   how.step = tables_.words();
+  if (const auto* const forced = static_cast<const GpuVector*>(args.forced)) {
+    how.forced = forced->data();
+    how.forced_rounds = kForcedRounds;
+    how.positions = tables_.places().positions;
+  }
   stream_->launch("kt_route", step_.tokens, 1, 32, how);
 }
 
@@ -145,6 +178,7 @@ void GpuOps::run_hot(const GpuExperts& hot, const RunExperts& args) {
                               .mid = scratch(static_cast<size_t>(hot.mid_floats(step_.tokens, args.top_k))),
                               .out = at(args.out),
                               .out_stride = args.out.width};
+  if (step_.tokens > kMostHotTokens) return hot.run_many(*stream_, call);
   hot.run_in(*stream_, call);
   hot.run_out(*stream_, call);
 }

@@ -17,6 +17,7 @@
 namespace kt {
 
 inline constexpr int kRowThreads = 256;  // of a block that takes a row
+inline constexpr int kFewRows = 16;      // more go through matrix units, where a model's precision allows it
 
 // Rows by name, in one piece of device memory.
 class GpuRows {
@@ -65,14 +66,13 @@ class GpuOps final : public Ops {
   std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) override {
     return std::make_unique<GpuVector>(weights_, values);
   }
-  std::unique_ptr<PlacedLinear> make_linear(const RowReader& weights, std::span<const float> bias, Precision,
-                                            std::string_view name) override {
-    return linear_of_rows(weights, bias, name);
+  std::unique_ptr<PlacedLinear> make_linear(const RowReader& weights, std::span<const float> bias,
+                                            Precision precision, std::string_view name) override {
+    return placed(Linear(*pool_, weights, bias, packed(), name), precision, name);
   }
-  std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision,
+  std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision precision,
                                             std::string_view name) override {
-    const Pool& pool = *pool_;
-    return std::make_unique<GpuLinear>(weights_, Linear(pool, weights, {}, packed(), name), name);
+    return placed(Linear(*pool_, weights, {}, packed(), name), precision, name);
   }
   std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                               const ExpertsFill& fill, std::span<const int> hot) override;
@@ -179,8 +179,7 @@ class GpuOps final : public Ops {
   };
 
   LinearOptions packed() const { return {.sizes_only = options_.sizes_only}; }
-  std::unique_ptr<GpuLinear> linear_of_rows(const RowReader& weights, std::span<const float> bias,
-                                            std::string_view name);
+  std::unique_ptr<GpuLinear> placed(const Linear& from, Precision precision, std::string_view name);
   float* at(Rows rows) const { return memory_.at(rows); }
   float* at(const Columns& columns) const { return at(columns.rows) + columns.first; }
   int32_t* ids_at(Rows rows) const { return reinterpret_cast<int32_t*>(at(rows)); }
@@ -189,6 +188,10 @@ class GpuOps final : public Ops {
   }
   void multiply(int rows, std::span<const Product> products);  // none reads what another gives
   void multiply(int rows, const Product& product) { multiply(rows, {&product, 1}); }
+  const uint16_t* rounded(const Product& product, int rows);
+  size_t rounded_bytes(int64_t tokens) const {
+    return static_cast<size_t>(round_up(tokens, kTileRows) * widest_rounded_) * sizeof(uint16_t);
+  }
   void add_adapter(const LinearUse& use);
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int blocks, int window) const;
@@ -230,6 +233,8 @@ class GpuOps final : public Ops {
   DeviceBuffer scratch_;            // of adapters and logits
   PinnedBuffer embedded_, logits_;  // what passes between host and GPU
   GpuExchange exchange_;
+  DeviceBuffer rounded_;                           // x of a product in bf16
+  int64_t widest_rounded_ = 0;                     // of its rows
   int64_t widest_hidden_ = 0, routed_layers_ = 0;  // of experts
   int64_t most_chosen_ = 0;                        // for a token
   std::vector<uint8_t> hit_;                       // [experts], scratch

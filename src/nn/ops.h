@@ -138,6 +138,8 @@ struct ChooseExperts {
   int top_k = 0;
   Rows x, scores;     // scores: [tokens, experts]
   Rows ids, weights;  // [tokens, top_k]; ids are whole numbers
+  // [kForcedRounds, top_k]: ids in place of those that are chosen, whose weights stay. Null: none.
+  const PlacedVector* forced = nullptr;
 };
 
 // Told what routers chose and how long routed experts took, on the thread that runs the step.

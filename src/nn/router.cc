@@ -75,4 +75,14 @@ void choose_experts(const RowKernels& rows, const RouterSpec& spec, int experts,
   for (int i = 0; i < top_k; ++i) weights[i] *= static_cast<float>(spec.scale);
 }
 
+void force_ids(std::span<const AttentionSequence> sequences, const float* forced, int top_k, int32_t* ids) {
+  for (const AttentionSequence& sequence : sequences)
+    for (int i = 0; i < sequence.count; ++i) {
+      const int row = sequence.first + i;
+      const float* const from = forced + int64_t{forced_round(sequence.position + i, row)} * top_k;
+      for (int slot = 0; slot < top_k; ++slot)
+        ids[int64_t{row} * top_k + slot] = static_cast<int32_t>(from[slot]);
+    }
+}
+
 }  // namespace kt

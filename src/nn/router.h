@@ -1,8 +1,10 @@
 // Which experts a token goes to, and how much each counts: from a layer's router logits.
 #pragma once
 #include <cstdint>
+#include <span>
 
 #include "kernels/row_ops.h"
+#include "nn/kv_cache.h"
 
 namespace kt {
 
@@ -23,5 +25,14 @@ struct RouterSpec {
 // first; equal scores go to the lower id. NaN logits choose nothing sensible but stay in range.
 void choose_experts(const RowKernels& rows, const RouterSpec& spec, int experts, int top_k,
                     const float* logits, const float* correction, int32_t* ids, float* weights);
+
+// Where benchmarks name a token's experts (ChooseExperts::forced): which of their rows, for row `row` of a step at that position. A
+// prime, so that the tokens of a prompt have rows of their own.
+inline constexpr int kForcedRounds = 4099;
+constexpr int forced_round(int position, int row) {
+  return static_cast<int>((static_cast<int64_t>(position) + 97 * static_cast<int64_t>(row)) % kForcedRounds);
+}
+// Of all rows of a step; ids [rows, top_k].
+void force_ids(std::span<const AttentionSequence> sequences, const float* forced, int top_k, int32_t* ids);
 
 }  // namespace kt

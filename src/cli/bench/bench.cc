@@ -25,7 +25,7 @@ struct BenchFlags {
   ServerBenchFlags server;
   std::vector<int> prompts = {128, 512, 2048}, batches = {1, 4, 16};
   int output = 32, repeat = 3;
-  std::string plot, file, type = "inference";
+  std::string plot, file, type = "inference", routing;
   bool parts = false, json = false;
 };
 
@@ -136,16 +136,18 @@ void print_parts(const ModelFigures& point) {
 
 void print(const BenchFlags& flags, const LoadedModel& model, const std::vector<ModelFigures>& points) {
   if (flags.json || !flags.file.empty()) {
-    nlohmann::ordered_json out = {{"model", model.path()},
-                                  {"experts", model.experts_dialect()},
-                                  {"acts", flags.model.acts},
-                                  {"output_tokens", flags.output},
-                                  {"points", nlohmann::ordered_json::array()}};
+    nlohmann::ordered_json out = {
+        {"model", model.path()},         {"experts", model.experts_dialect()},
+        {"acts", flags.model.acts},      {"routing", flags.routing.empty() ? "router" : flags.routing},
+        {"output_tokens", flags.output}, {"points", nlohmann::ordered_json::array()}};
     for (const ModelFigures& point : points) out["points"].push_back(point_json(flags, point));
     if (!flags.file.empty()) write_figures(flags.file, out);
     if (flags.json) std::printf("%s\n", out.dump(2).c_str());
     if (flags.json) return;
   }
+  if (!flags.routing.empty())
+    std::printf("tokens go to experts by %s in place of those that the router chose\n\n",
+                flags.routing.c_str());
   Table table({"prompt", "sequences", "prefill tokens/s", "of limit", "experts used", "decode tokens/s",
                "of limit", "experts used", "busiest 8", "ms/token"},
               0);
@@ -181,7 +183,9 @@ void run(const BenchFlags& flags) {
   const MemoryRequest use{.sequences = std::ranges::max(flags.batches),
                           .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
   flags.model.note_idle_flags();
-  LoadedModel model = OpenedModel(flags.model.model, flags.model.options()).load({.use = use});
+  ModelOptions options = flags.model.options();
+  if (!flags.routing.empty()) options.routing = ForcedRouting::parse(flags.routing);
+  LoadedModel model = OpenedModel(flags.model.model, options).load({.use = use});
   LimitWindows limits(model.pool(), kernels());
   std::vector<ModelFigures> points;
   StatusLine status;
@@ -194,6 +198,16 @@ void run(const BenchFlags& flags) {
     write_out(flags.plot, flags.parts ? svg(parts_charts(points)) : svg(charts_of(points)));
   print(flags, model, points);
   warn_if_narrow(points);
+}
+
+// For CLI11: empty where it is one.
+std::string error_of_routing(const std::string& word) {
+  try {
+    ForcedRouting::parse(word);
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 // The model by -m instead of by a word alone.
@@ -236,6 +250,12 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
       ->capture_default_str();
   verb->add_flag("--parts", flags->parts, "Take a step apart: the time and the limit of each operation")
       ->excludes("--server");
+  verb->add_option(
+          "--routing", flags->routing,
+          "Experts by uniform or zipf:S routing in place of those that the router chose, which still runs")
+      ->excludes("--server")
+      ->check(
+          CLI::Validator([](const std::string& word) { return error_of_routing(word); }, "uniform|zipf:S"));
   verb->add_option("--plot", flags->plot, "Draw the figures into this file (SVG); the parts with --parts");
   verb->add_option(
           "-t,--type", flags->type,

@@ -32,6 +32,17 @@ struct ProductArgs {
   const float* bias = nullptr;     // [n]; null: none
   const float* factors = nullptr;  // [m]; null: none
   int m = 0;
+  int64_t slot_bytes = 0;  // from one expert's weights to the next; their biases stand one behind the other
+  const uint16_t* rounded =
+      nullptr;  // x in bf16, [rows of whole tiles, k_pad], zeros behind k: for many rows
+};
+
+// Rows of x, as many as a tile at most, and the copy of an expert that they are multiplied with.
+struct RowTile {
+  int32_t slot, first, rows;
+};
+struct FoundPairs {
+  int32_t pairs, tiles;
 };
 
 // Products of the same number of rows with matrices of one code, in one launch: blocks from `first` on are a matrix's.
@@ -40,8 +51,25 @@ struct ProductsArgs {
   ProductArgs of[kMostTogether];
   int first[kMostTogether] = {};
   int count = 0;
+  // Of many rows, by expert; null: one matrix for all rows.
+  const RowTile* tiles = nullptr;
+  const FoundPairs* found = nullptr;
 };
 inline constexpr int kProductThreads = 256;
+// For many rows: of x and of the matrix in a block.
+inline constexpr int kManyThreads = 128, kTileRows = 128, kTileColumns = 128;
+
+// to[i] = from[i] in bf16, with zeros from `width` to to_width, a multiple of 8, and in all rows from `rows` on. With an order
+// of pairs to[i] = from[order[i] / top_k], and zeros in the rows that a last tile has too many.
+struct RoundRowsArgs {
+  const float* from = nullptr;
+  int64_t from_stride = 0;
+  uint16_t* to = nullptr;
+  int width = 0, to_width = 0, rows = 0;
+  const int32_t* order = nullptr;  // null: none
+  const FoundPairs* found = nullptr;
+  int top_k = 1;
+};
 
 // Between the GPU and the host's experts. The first words of a step's tables say which step it is and how many of its
 // rows are tokens; rows behind them are nobody's.
@@ -226,6 +254,10 @@ struct RouteArgs {
   int groups = 1, top_groups = 1, group_top_two = 0;
   float normalise_floor = 0, normalise_least = 0, scale = 1;
   const StepWords* step = nullptr;  // rows that are nobody's get ids of -1
+  // ChooseExperts::forced, and where the tokens stand; null: none.
+  const float* forced = nullptr;
+  int forced_rounds = 0;
+  const int32_t* positions = nullptr;
 };
 
 // Which copy of an expert the pairs of a step go to: pair p is token p / top_k. Read by kernels alone; the same launches serve
@@ -266,6 +298,36 @@ struct ExpertsOutArgs {
   float* out = nullptr;
   int64_t out_stride = 0;
   int add = 0;
+};
+
+// Pairs that have a copy, in the order of the copies: order[places[pair]] = pair, and -1 for the others; tiles of them.
+struct GroupPairsArgs {
+  ChosenExperts chosen;
+  int pairs = 0;
+  int32_t* places = nullptr;  // [pairs]
+  int32_t* order = nullptr;   // [pairs]
+  RowTile* tiles = nullptr;   // [pairs / kTileRows + copies]
+  FoundPairs* found = nullptr;
+};
+
+// to[i] = f(gate[i], up[i]) in bf16, of the pairs that were found; rows of `width` and to_width.
+struct GatePairsArgs {
+  const float* gate = nullptr;
+  const float* up = nullptr;
+  uint16_t* to = nullptr;
+  int width = 0, to_width = 0;
+  const FoundPairs* found = nullptr;
+  GateSpec how;
+};
+
+// out[token] = sum over its pairs of weights * rows[place], with `add` to what is there.
+struct SumPairsArgs {
+  const float* rows = nullptr;  // [pairs, width]
+  const int32_t* places = nullptr;
+  const float* weights = nullptr;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int width = 0, top_k = 0, add = 0;
 };
 
 inline constexpr int kMostRouted = 1024;  // experts a router chooses from

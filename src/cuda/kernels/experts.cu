@@ -2,6 +2,7 @@
 // token's pairs. Who goes where is read from ids on the device: grids depend on the number of tokens alone, and a block
 // whose pair has no copy here leaves at once. A result depends on nothing but its token and its pairs. Compiled for each
 // code and step as product.cu is.
+#include "cuda/kernels/chosen.h"
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/gate.h"
 #include "cuda/kernels/packed.h"
@@ -9,11 +10,6 @@
 namespace kt {
 
 constexpr int kInWarps = 3;  // for each of gate and up
-
-KT_GPU int slot_of(const ChosenExperts& chosen, int pair) {
-  const int id = chosen.ids[pair];
-  return id < 0 || id >= chosen.experts ? -1 : chosen.slots[id];
-}
 
 // Row `row` of the block, of as many warps in order.
 KT_GPU float sum_of_warps(const float* warps, int count, int row) {

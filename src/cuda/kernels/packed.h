@@ -40,15 +40,17 @@ KT_GPU uint16_t half_at(const uint8_t* from) { return *reinterpret_cast<const ui
 
 inline constexpr int kLaneRows = 4, kRowLanes = kBlockRows / kLaneRows;
 
-// How many columns a lane loads at once, and words of a row for them: integers and bf16 in planes, of which the higher has at
-// least a step's words; the others by columns.
-template <Code kCode, int kStep>
+// How many columns a lane loads at once, kMost or fewer, and words of a row for them: integers and bf16 in planes, of which the
+// higher has at least a step's words; the others by columns.
+template <Code kCode, int kStep, int kMost = 32>
 struct CodeReading {
   static constexpr bool kPlanes = is_integer(kCode) || kCode == Code::kBf16;
   static constexpr int kLowBits = planes(kCode).low ? planes(kCode).low : code_bits(kCode),
                        kHighBits = planes(kCode).high;
   static constexpr bool kNarrow = code_bits(kCode) <= 4 && kHighBits == 0;
-  static constexpr int kColumns = kCode == Code::kF32 ? 8 : kNarrow ? 32 : 16;  // as registers allow
+  static constexpr int kColumns = kCode == Code::kF32      ? 8
+                                  : kNarrow && kMost >= 32 ? 32
+                                                           : 16;  // as registers allow
   static constexpr int words(int bits) {
     return kColumns * bits / 32 > kStep / 4 ? kColumns * bits / 32 : kStep / 4;
   }
@@ -59,10 +61,10 @@ struct CodeReading {
 };
 
 // Words of planes: [row][word]. Of codes by columns: words as they lie, four rows after four.
-template <Code kCode, int kStep>
+template <Code kCode, int kStep, int kMost = 32>
 struct LoadedCodes {
-  uint32_t low[kLaneRows * CodeReading<kCode, kStep>::kLow],
-      high[kLaneRows * CodeReading<kCode, kStep>::kHigh];
+  uint32_t low[kLaneRows * CodeReading<kCode, kStep, kMost>::kLow],
+      high[kLaneRows * CodeReading<kCode, kStep, kMost>::kHigh];
 };
 
 // The first word of a row in a plane that has columns from k on.
@@ -89,10 +91,10 @@ KT_GPU void load_plane(const uint8_t* plane, int row, int first, uint32_t* out) 
 }
 
 // Codes of columns [k, k + kColumns) of a chunk, rows [row, row + 4).
-template <Code kCode, int kStep>
-KT_GPU LoadedCodes<kCode, kStep> load_codes(const uint8_t* chunk, int row, int k) {
-  using R = CodeReading<kCode, kStep>;
-  LoadedCodes<kCode, kStep> out;
+template <Code kCode, int kStep, int kMost = 32>
+KT_GPU LoadedCodes<kCode, kStep, kMost> load_codes(const uint8_t* chunk, int row, int k) {
+  using R = CodeReading<kCode, kStep, kMost>;
+  LoadedCodes<kCode, kStep, kMost> out;
   if constexpr (R::kPlanes) {
     load_plane<kStep, R::kLow>(chunk, row, first_word<R::kLowBits, kStep>(k), out.low);
     if constexpr (R::kHighBits > 0)
@@ -156,9 +158,10 @@ KT_GPU uint32_t iq4_entries(uint32_t bytes) {
 }
 
 // Columns [k, k + 4) of what was loaded from k0 on, of the lane's row r; k is a multiple of 4.
-template <Code kCode, int kStep>
-KT_GPU FourNumbers four_numbers(const LoadedCodes<kCode, kStep>& codes, int r, int k0, int k, uint32_t flip) {
-  using R = CodeReading<kCode, kStep>;
+template <Code kCode, int kStep, int kMost>
+KT_GPU FourNumbers four_numbers(const LoadedCodes<kCode, kStep, kMost>& codes, int r, int k0, int k,
+                                uint32_t flip) {
+  using R = CodeReading<kCode, kStep, kMost>;
   FourNumbers out;
   if constexpr (is_integer(kCode)) {
     uint32_t bytes = bytes_of_plane<R::kLowBits, kStep, R::kColumns>(codes.low + r * R::kLow, k0, k);
@@ -284,6 +287,10 @@ KT_GPU void load_factors(const PackedRows& w, const uint8_t* header, int column,
   }
 }
 
+// What stored bytes are turned around with before 128 is added, and what those numbers then have too much.
+KT_GPU uint32_t flip_of(const PackedRows& w) { return (static_cast<uint32_t>(w.flip) ^ 0x80u) * 0x01010101u; }
+KT_GPU float base_of(const PackedRows& w) { return 0x1p23f + 128.0f + static_cast<float>(w.bias); }
+
 // A number of integer or scaled codes with its factors.
 template <Code kCode>
 KT_GPU float scaled(float number, const RowFactors& f, float base) {
@@ -317,15 +324,25 @@ struct PieceAt {
   const uint8_t* header;
   int column, k0, left;
 };
+template <Code kCode>
+KT_GPU PieceAt piece_from(const PackedRows& w, const uint8_t* block, int first) {
+  const int chunk = first / kChunk, record = divided(chunk, w.record_divisor);
+  return {block + record * (int64_t{w.header_bytes} + w.record_k / kChunk * chunk_bytes(kCode)),
+          chunk * kChunk - record * w.record_k, first % kChunk, w.k - first};
+}
+template <Code kCode>
+KT_GPU const uint8_t* chunk_of(const PackedRows& w, const PieceAt& at) {
+  return at.header + w.header_bytes + at.column / kChunk * chunk_bytes(kCode);
+}
 
 // sums[x row][row] += a piece of the lane's rows of the matrix times rows of x.
 template <Code kCode, int kStep, int kRows>
 KT_GPU void add_piece(const PackedRows& w, const PieceAt& at, int row, const InputRows& in, bool whole,
                       float (*sums)[kLaneRows]) {
   using R = CodeReading<kCode, kStep>;
-  const uint8_t* const chunk = at.header + w.header_bytes + at.column / kChunk * chunk_bytes(kCode);
-  const uint32_t flip = (static_cast<uint32_t>(w.flip) ^ 0x80u) * 0x01010101u;
-  const float base = 0x1p23f + 128.0f + static_cast<float>(w.bias);
+  const uint8_t* const chunk = chunk_of<kCode>(w, at);
+  const uint32_t flip = flip_of(w);
+  const float base = base_of(w);
   const LoadedCodes<kCode, kStep> codes = load_codes<kCode, kStep>(chunk, row, at.k0);
   RowFactors factors[R::kParts][kLaneRows];
   if constexpr (R::kScaled) load_factors<kCode, R::kParts>(w, at.header, at.column + at.k0, row, factors);
@@ -357,9 +374,8 @@ template <Code kCode, int kStep, int kRows>
 KT_GPU void add_piece_of_rows(const PackedRows& w, const uint8_t* block, int piece, int row,
                               const InputRows& x, float (*sums)[kLaneRows]) {
   constexpr int kColumns = CodeReading<kCode, kStep>::kColumns;
-  const int first = piece * kColumns, chunk = first / kChunk, record = divided(chunk, w.record_divisor);
-  const PieceAt at{block + record * (int64_t{w.header_bytes} + w.record_k / kChunk * chunk_bytes(kCode)),
-                   chunk * kChunk - record * w.record_k, first % kChunk, w.k - first};
+  const int first = piece * kColumns;
+  const PieceAt at = piece_from<kCode>(w, block, first);
   const InputRows in{x.x + first, x.stride, x.rows};
   const bool whole = at.left >= kColumns &&
                      (reinterpret_cast<uintptr_t>(x.x) | static_cast<uintptr_t>(x.stride * 4)) % 16 == 0;
@@ -370,6 +386,13 @@ KT_GPU void add_piece_of_rows(const PackedRows& w, const uint8_t* block, int pie
 KT_GPU void add_lanes(float* sums) {
   for (int mask = kRowLanes; mask < gpu::kWarp; mask *= 2)
     for (int i = 0; i < kLaneRows; ++i) sums[i] += gpu::shuffle_xor(sums[i], mask);
+}
+
+// Which product a block is of.
+KT_GPU int matrix_of_block(const ProductsArgs& args) {
+  int which = 0;
+  while (which + 1 < args.count && gpu::block() >= args.first[which + 1]) ++which;
+  return which;
 }
 
 }  // namespace kt

@@ -52,12 +52,6 @@ KT_GPU void product(const ProductArgs& args, int block, float* parts) {
   }
 }
 
-KT_GPU int matrix_of_block(const ProductsArgs& args) {
-  int which = 0;
-  while (which + 1 < args.count && gpu::block() >= args.first[which + 1]) ++which;
-  return which;
-}
-
 // kt_product_u4_4_1: codes u4, steps of 4 bytes, one row.
 #define KT_PRODUCT(name, code, step)                                                                        \
   KT_KERNEL_BESIDE(kt_product_##name##_##step##_1, ProductsArgs, args, kProductThreads, 2) {                \

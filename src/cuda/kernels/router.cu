@@ -86,6 +86,11 @@ KT_KERNEL(kt_route, RouteArgs, args, 32) {
   }
   if (args.softmax_of_chosen) softmax(weights, args.top_k);
   gpu::barrier();
+  if (args.forced && live) {
+    const int round = static_cast<int>((args.positions[token] + int64_t{97} * token) % args.forced_rounds);
+    for (int slot = lane; slot < args.top_k; slot += gpu::kWarp)
+      args.ids[token * args.top_k + slot] = static_cast<int>(args.forced[int64_t{round} * args.top_k + slot]);
+  }
   if (lane != 0) return;
   float sum = 0;
   for (int slot = 0; slot < args.top_k; ++slot) sum += weights[slot];

@@ -26,7 +26,8 @@ KT_GPU FourOfRow four_of(const gpu::Words& words) {
            gpu::float_of(words.word[3])}};
 }
 KT_GPU void store_four(float* to, const FourOfRow& from) {
-  gpu::store16(to, {{gpu::bits_of(from.x[0]), gpu::bits_of(from.x[1]), gpu::bits_of(from.x[2]), gpu::bits_of(from.x[3])}});
+  gpu::store16(to, {{gpu::bits_of(from.x[0]), gpu::bits_of(from.x[1]), gpu::bits_of(from.x[2]),
+                     gpu::bits_of(from.x[3])}});
 }
 
 // The sum of squares of numbers [i, i + count) of a row, with what is added to them.
@@ -69,11 +70,13 @@ KT_KERNEL(kt_norm, NormArgs, args, 1024) {
   KT_SHARED(uint32_t, seen, 1);
   const int row = gpu::block();
   const RowSum of{args, row, fetched_row(args.fetched, row, args.width, seen)};
-  const int64_t strides = args.width | args.x_stride | args.out_stride | args.add[0].stride | args.add[1].stride;
-  const bool by_fours = strides % 4 == 0 && (number_of(args.x) | number_of(args.out) | number_of(args.weight) |
-                                             number_of(args.add[0].rows) | number_of(args.add[1].rows)) %
-                                                    16 ==
-                                                0;
+  const int64_t strides =
+      args.width | args.x_stride | args.out_stride | args.add[0].stride | args.add[1].stride;
+  const bool by_fours =
+      strides % 4 == 0 && (number_of(args.x) | number_of(args.out) | number_of(args.weight) |
+                           number_of(args.add[0].rows) | number_of(args.add[1].rows)) %
+                                  16 ==
+                              0;
   float sum = 0;
   if (by_fours)
     for (int i = gpu::thread() * 4; i < args.width; i += gpu::threads() * 4) sum += of.four(i);
@@ -161,6 +164,25 @@ KT_KERNEL(kt_pick, PickArgs, args, 256) {
 KT_KERNEL(kt_gate, GateArgs, args, 256) {
   const int64_t i = int64_t{gpu::block()} * gpu::threads() + gpu::thread();
   if (i < args.count) args.mid[i] = gated(args.gate[i], args.up[i], {args.kind, args.limit, args.alpha});
+}
+
+// Blocks [rows].
+KT_KERNEL(kt_round_rows, RoundRowsArgs, args, 256) {
+  const int row = gpu::block(), rows = args.order ? args.found->pairs : args.rows;
+  if (args.order && row >= rows + kTileRows) return;
+  const bool there = row < rows;
+  const float* const from = args.from + (there && args.order ? args.order[row] / args.top_k : row) * args.from_stride;
+  uint16_t* const to = args.to + int64_t{row} * args.to_width;
+  const bool whole = (number_of(args.from) | static_cast<uintptr_t>(args.from_stride * 4)) % 16 == 0;
+  const int width = there ? args.width : 0;
+  for (int k = gpu::thread() * 4; k < args.to_width; k += gpu::threads() * 4) {
+    FourOfRow four;
+    if (whole && k + 4 <= width)
+      four = four_of(gpu::load16(from + k));
+    else
+      for (int i = 0; i < 4; ++i) four.x[i] = k + i < width ? from[k + i] : 0.0f;
+    gpu::store8(to + k, {{gpu::bf16_pair(four.x[0], four.x[1]), gpu::bf16_pair(four.x[2], four.x[3])}});
+  }
 }
 
 }  // namespace kt

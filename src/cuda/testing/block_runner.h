@@ -91,6 +91,23 @@ inline Words2 load8(const void* from) {
   std::memcpy(&words, from, sizeof words);
   return words;
 }
+inline void store8(void* to, const Words2& from) { std::memcpy(to, &from, sizeof from); }
+// Copies arrive when they are waited for and not before.
+void copy16(void* shared, const void* from);
+void end_copies();
+void arrive_copies(int newest);
+template <int kNewest>
+void await_copies() {
+  arrive_copies(kNewest);
+}
+inline uint32_t bf16_pair(float low, float high) {
+  const auto nearest = [](float x) {
+    const uint32_t bits = bits_of(x);
+    return (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  };
+  return nearest(low) | nearest(high) << 16;
+}
+void multiply_add(float (&sums)[4], const Words& a, const Words2& b);
 inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline uint32_t add_to(uint32_t* word, uint32_t more) { return std::atomic_ref(*word).fetch_add(more); }
 inline void publish(uint32_t* word, uint32_t value) {

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -103,9 +104,16 @@ struct Fiber {
   State state = State::kDone;
   void* stack = nullptr;  // where it stands
   size_t shared_at = 0;   // of the block's memory, handed out in the order of the kernel's declarations
-  uint32_t given[2] =
-      {};  // to the others of its warp, in turns: the next exchange may begin before all have read
+  // To the others of its warp, in turns: the next exchange may begin before all have read.
+  std::array<uint32_t, 6> given[2] = {};
   int turn = 0;
+  struct Copy {
+    void* to;
+    const void* from;
+    int group;
+  };
+  std::vector<Copy> copies;  // under way
+  int group = 0;             // of copies
 #if defined(__SANITIZE_ADDRESS__)
   void* shadow = nullptr;
 #endif
@@ -178,6 +186,8 @@ void BlockRunner::begin(int index, const Lane& of) {
   fiber.stack = at;
   fiber.shared_at = 0;
   fiber.turn = 0;
+  fiber.copies.clear();
+  fiber.group = 0;
 }
 
 void BlockRunner::resume(Fiber& fiber) {
@@ -313,14 +323,58 @@ void* shared_memory(size_t bytes) {
 
 void wait_for_block() { runner->leave(State::kAtBlock); }
 
-uint32_t exchange(uint32_t value, int with) {
+namespace {
+
+// What all lanes of the warp gave, by lane.
+struct Given {
+  const Fiber* first;
+  int turn;
+  const std::array<uint32_t, 6>& operator[](int lane) const { return first[lane].given[turn]; }
+};
+
+Given give(const std::array<uint32_t, 6>& words) {
   Fiber& mine = *runner->running;
   const int turn = mine.turn;
-  mine.given[turn] = value;
+  mine.given[turn] = words;
   mine.turn ^= 1;
   runner->leave(State::kAtWarp);
-  const int other = mine.lane.thread / kLanes * kLanes + with;
-  return runner->fibers[static_cast<size_t>(other)].given[turn];
+  return {&runner->fibers[static_cast<size_t>(mine.lane.thread / kLanes * kLanes)], turn};
+}
+
+float half_of(uint32_t pair, int which) { return float_of(which ? pair & 0xFFFF0000u : pair << 16); }
+
+}  // namespace
+
+uint32_t exchange(uint32_t value, int with) { return give({value})[with][0]; }
+
+void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
+  const Given given = give({a.word[0], a.word[1], a.word[2], a.word[3], b.word[0], b.word[1]});
+  const int i = lane->thread % kLanes / 4, j = lane->thread % 4;
+  for (int s = 0; s < 4; ++s) {
+    const int column = 2 * j + s % 2;
+    double sum = 0;  // a GPU keeps more bits than f32 within an instruction
+    for (int part = 0; part < 2; ++part)
+      for (int k = 0; k < 4; ++k)
+        for (int which = 0; which < 2; ++which)
+          sum +=
+              static_cast<double>(half_of(given[4 * i + k][static_cast<size_t>(part * 2 + s / 2)], which)) *
+              static_cast<double>(half_of(given[4 * column + k][static_cast<size_t>(4 + part)], which));
+    sums[s] = static_cast<float>(sum + static_cast<double>(sums[s]));
+  }
+}
+
+void copy16(void* shared, const void* from) {
+  Fiber& mine = *runner->running;
+  mine.copies.push_back({shared, from, mine.group});
+}
+void end_copies() { ++runner->running->group; }
+void arrive_copies(int newest) {
+  Fiber& mine = *runner->running;
+  std::erase_if(mine.copies, [&](const Fiber::Copy& copy) {
+    if (copy.group >= mine.group - newest) return false;
+    std::memcpy(copy.to, copy.from, sizeof(Words));
+    return true;
+  });
 }
 
 }  // namespace kt::gpu
