@@ -267,6 +267,17 @@ class TestLostGpu:
             lost += 1
         assert lost >= 5
 
+    @pytest.mark.parametrize("entry,every", [("cuMemAlloc_v2", 1 if FULL else 23), ("cuMemHostAlloc", 1)])
+    def test_memory_that_runs_out_at_any_allocation(self, entry, every):
+        """Of loading and of the steps: one line that names what needed it."""
+        refused, calls = 0, 0
+        while (done := kt(*self.ASK, KT_TEST_CUDA_FAIL=f"{entry}=2@{calls}")).returncode != 0:
+            last = done.stderr.splitlines()[-1]
+            assert done.returncode == 3 and "GPU 0 (test driver): " in last and "memory" in last, (calls, done.stderr)
+            assert len(done.stderr.splitlines()) <= 2, done.stderr
+            refused, calls = refused + 1, calls + every
+        assert refused >= (4 if entry == "cuMemHostAlloc" else 8)
+
     def test_a_server_says_why_and_stops(self, enough):
         import json
         import urllib.error

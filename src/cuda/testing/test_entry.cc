@@ -27,12 +27,16 @@ std::map<std::string, int>& counts() {
   return all;
 }
 
-// KT_TEST_CUDA_FAIL=cuInit=100,cuDeviceGetCount=1: for all calls.
+// KT_TEST_CUDA_FAIL=cuInit=100,cuDeviceGetCount=1: for all calls; cuMemAlloc_v2=2@7: for the one after seven that went well.
 CudaResult failure_of_environment(const char* name) {
   const char* const all = std::getenv("KT_TEST_CUDA_FAIL");
   const std::string list = std::string(",") + (all ? all : "");
   const size_t at = list.find("," + std::string(name) + "=");
-  return at == std::string::npos ? 0 : std::atoi(list.c_str() + at + std::strlen(name) + 2);
+  if (at == std::string::npos) return 0;
+  const char* words = list.c_str() + at + std::strlen(name) + 2;
+  const CudaResult result = std::atoi(words);
+  words += std::strspn(words, "0123456789");
+  return *words != '@' || counts()[name] - 1 == std::atoi(words + 1) ? result : 0;
 }
 
 // Calls that need a context until the device is lost; below 0: it never is. Guarded by the world's lock.
