@@ -231,6 +231,17 @@ class TestProgram:
             done = kt(*words, *more)
             assert json.loads(done.stdout)["perplexity"] == pytest.approx(plain["perplexity"], rel=4e-3), done.stderr
 
+    def test_microbench(self):
+        import json
+        done = kt("microbench", "gpu", "--memory", "2MiB", "--outputs", "256", "--inputs", "256", "--tokens", "1,20", "--context", "130",
+                  "--format", "bf16,q4_k", "--seconds", "0.01", "--json")
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout)
+        assert min(figures[name] for name in ("copy_gb_per_s", "to_gpu_gb_per_s", "to_host_gb_per_s", "bf16_tflops")) > 0
+        assert [(row["what"], row["of"]) for row in figures["rows"]] == [
+            ("product", "bf16"), ("product", "bf16"), ("product", "q4_k"), ("product", "q4_k"), ("attention", "grouped"), ("attention", "latent")]
+        assert all(row["us"] > 0 and row["fraction_of_limit"] > 0 for row in figures["rows"])
+
     def test_a_gpu_that_is_lost_ends_the_run_with_its_name(self):
         for entry in ("cuLaunchKernel", "cuMemcpyAsync", "cuStreamSynchronize"):
             done = kt(*self.ASK, *self.GPU, KT_TEST_CUDA_FAIL=entry + "=700")

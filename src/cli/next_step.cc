@@ -49,6 +49,7 @@ constexpr auto kNext = std::to_array<NextRow>({
     {"microbench attention", "bench demo"},
     {"microbench mla", "bench demo"},
     {"microbench gptq", "bench demo"},
+    {"microbench gpu", "bench demo --gpu"},
     {"microbench load", "run {PATH}"},
     {"doctor", "chat demo"},
     {"version", "doctor", kBeside},

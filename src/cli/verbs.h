@@ -41,6 +41,7 @@ void add_microbench_linear(CLI::App& microbench, Invocation& run);
 void add_microbench_attention(CLI::App& microbench, Invocation& run);
 void add_microbench_mla(CLI::App& microbench, Invocation& run);
 void add_microbench_gptq(CLI::App& microbench, Invocation& run);
+void add_microbench_gpu(CLI::App& microbench, Invocation& run);
 void add_microbench_load(CLI::App& microbench, Invocation& run);
 
 // Accepts numbers above zero; says what came otherwise.

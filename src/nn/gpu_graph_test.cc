@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <string_view>
-
 #include <thread>
 
 #include "base/error.h"

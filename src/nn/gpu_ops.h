@@ -1,5 +1,5 @@
 // The operations of nn/ops.h on one stream of one GPU; routed experts without a copy there run on the workers of a pool. Weights are
-// the CPU's packed bytes in device memory. Everything is computed in f32, whatever the weights are.
+// the CPU's packed bytes in device memory. Sums are f32; products of many rows round their operands to bf16 where precision allows.
 #pragma once
 #include <memory>
 

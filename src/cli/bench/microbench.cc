@@ -35,6 +35,7 @@ void add_microbench(CLI::App& kt, Invocation& run) {
       "  kt microbench mla -b 1 -s 8192 -n 100 -w 10 -o mla.json\n"
       "  kt microbench linear --outputs 4096 --inputs 2048 --format int8,bf16\n"
       "  kt microbench attention --context 1024,16384 --tokens 1,512\n"
+      "  kt microbench gpu --tokens 1,2048\n"
       "  kt microbench gptq --threads 1\n\n"
       "Without the name of a kernel it is moe: kt microbench -b 4 -n 100 is kt microbench moe -b 4 -n 100.");
   add_microbench_roofline(*verb, run);
@@ -43,6 +44,7 @@ void add_microbench(CLI::App& kt, Invocation& run) {
   add_microbench_attention(*verb, run);
   add_microbench_mla(*verb, run);
   add_microbench_gptq(*verb, run);
+  add_microbench_gpu(*verb, run);
   add_microbench_load(*verb, run);
 }
 

@@ -300,6 +300,11 @@ struct ExpertsOutArgs {
   int add = 0;
 };
 
+struct MatrixPeakArgs {
+  float* out = nullptr;  // [blocks, threads]
+  int rounds = 0;
+};
+
 // Pairs that have a copy, in the order of the copies: order[places[pair]] = pair, and -1 for the others; tiles of them.
 struct GroupPairsArgs {
   ChosenExperts chosen;
