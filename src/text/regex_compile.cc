@@ -168,7 +168,9 @@ class Parser {
       return place(lines                               ? RegexStep::Place::kLineEnd
                    : dialect_ == RegexDialect::kPython ? RegexStep::Place::kTextEndOrNewline
                                                        : RegexStep::Place::kTextEnd);
-    if (peek() == '*' || peek() == '+' || peek() == '?') bad("nothing to repeat");
+    uint32_t min = 0, max = 0;
+    if (peek() == '*' || peek() == '+' || peek() == '?' || (python() && take_braces(min, max)))
+      bad("nothing to repeat");
     if (take("\\A")) return place(RegexStep::Place::kTextBegin);
     if (!python() && take("\\z")) return place(RegexStep::Place::kTextEnd);
     if (take("\\Z"))

@@ -95,8 +95,9 @@ TEST(Regex, PythonsWays) {
   EXPECT_THAT(matches("\\w+", "a_1\u0301 \u00e9", python), ElementsAre("a_1", "\u00e9"));
   EXPECT_THAT(matches("x{,}y", "axxy", python), ElementsAre("xxy"));
   EXPECT_THAT(matches("^b|^a", "ab", python), ElementsAre("a"));
-  for (const char* refused : {"a**", "a{2}{3}", "a+?*", "b(?i)a", "\\p{L}", "\\e", "\\z", "\\x4", "\\x{41}",
-                              "[\\d-z]", "(?P<1>a)", "(?P<n>a)(?P<n>b)", "(?P<>a)", "(?P<n"})
+  for (const char* refused :
+       {"a**", "a{2}{3}", "a+?*", "{2}", "a|{1,}", "b(?i)a", "\\p{L}", "\\e", "\\z", "\\x4", "\\x{41}",
+        "[\\d-z]", "(?P<1>a)", "(?P<n>a)(?P<n>b)", "(?P<>a)", "(?P<n"})
     EXPECT_THAT(problem(refused, python), HasSubstr("pattern")) << refused;
 }
 
