@@ -82,7 +82,10 @@ void show_rules(const EstimateFlags& flags) {
 }
 
 void run_estimate(const EstimateFlags& flags, Invocation& run) {
-  if (!flags.rules.empty()) return show_rules(flags);
+  if (!flags.rules.empty()) {
+    run.next = NextStep{};
+    return show_rules(flags);
+  }
   const Estimate found = estimate(flags);
   if (!found.fits()) run.next = flags.json ? NextStep{} : smaller(flags, found);
   if (flags.json) {
