@@ -1,6 +1,7 @@
 // What rules match, as a table and as JSON.
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "base/text.h"
 #include "models/placement.h"
@@ -44,7 +45,9 @@ std::vector<RuledPart> ruled_parts(const RuleMatches& matches, const ModuleTree&
       same->modules += part.modules;
     }
   }
-  std::ranges::stable_sort(out, {}, &RuledPart::part);
+  std::ranges::sort(out, {}, [](const RuledPart& part) {
+    return std::tuple(part.part, part.layers.empty() ? -1 : part.layers.front(), part.rules);
+  });
   return out;
 }
 
