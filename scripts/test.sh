@@ -246,7 +246,7 @@ python_tests() {
   # long, and dozens of tests are processes of their own.
   env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$build/pycache" OMP_NUM_THREADS=1 KT_SGLANG="$(cat "$results/sglang")" KT_SGLANG_KT="$(cat "$results/sglang-kt")" \
     PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_INSTALLED="$build/installed" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
-    KT_MODEL_PROBE="$src/models/model_probe" KT_PLACEMENT_PROBE="$src/models/placement_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
+    KT_MODEL_PROBE="$src/models/model_probe" KT_PLACEMENT_PROBE="$src/models/placement_probe" KT_RULES_PROBE="$src/models/rules_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
     KT_TEMPLATE_PROBE="$src/text/template_probe" KT_GRAMMAR_PROBE="$src/text/grammar_probe" \
     KT_SYNTAX_PROBE="$src/server/syntax_probe" \
     KT_GPTQ_PROBE="$src/nn/gptq_probe" KT_TEST_CUDA="$src/cuda/testing" KT_TEST_HALTS="$build/tests/libhalts.so" \

@@ -216,3 +216,45 @@ def test_stats_json():
     stats = json.loads(result.stdout)["stats"]
     assert stats["load"]["seconds"] > 0 and stats["read_gb_per_s"] > 0
     assert stats["decode"]["limit"] in ("memory", "multiply") and stats["decode"]["fraction_of_limit"] > 0
+
+
+RULES = """- match: {name: "^model.embed_tokens"}
+  replace: {kwargs: {generate_device: cpu}}
+- match: {name: "mlp\\\\.experts$"}
+  replace: {class: a.KTransformersExperts, kwargs: {backend: AMXInt8}}
+  recursive: False
+- match: {class: torch.nn.Linear, name: "^model\\\\.layers\\\\."}
+  replace: {class: a.KTransformersLinear, kwargs: {generate_device: "cuda:1"}}
+- match: {name: "experts\\\\.3$"}
+  replace: {class: default}
+"""
+
+
+def test_what_rules_name(tmp_path):
+    (tmp_path / "r.yaml").write_text(RULES)
+    for flag in ("--rules", "--optimize_config_path", "--optimize_rule_path", "--kt_optimize_rule"):
+        result = kt("estimate", DEMO, flag, tmp_path / "r.yaml")
+        assert result.returncode == 0, result.stderr
+        head, columns, *rows = result.stdout.splitlines()
+        assert head.endswith("deepseek_v3, 3 layers") or "name in deepseek_v3" in head, head
+        assert columns.split() == ["part", "layers", "device", "format", "stored", "decided", "by"]
+        cells = {row.split("  ")[0]: row for row in rows}
+        assert "cpu" in cells["embedding"] and "rule 1, line 1" in cells["embedding"]
+        assert "int8" in cells["routed experts"] and cells["routed experts"].endswith("rule 2, line 3")
+        assert "cuda:1" in cells["attention"] and "rule 3, line 6" in cells["attention"]
+        assert rows[-1] == "idle: rule 4, line 8: names only what is below rule 2, not recursive"
+        assert "not loaded by them yet" in result.stderr
+    said = estimate(DEMO, "--rules", tmp_path / "r.yaml")["rules"]
+    assert [part["rules"] for part in said["parts"] if part["part"] == "routed experts"] == [[2]]
+    assert said["idle"] == [{"rule": 4, "line": 8, "why": "names only what is below rule 2, not recursive"}]
+    assert {tuple(part["stored"]) for part in said["parts"] if part["part"] in ("routed experts", "head")} == {("bf16",)}
+
+
+def test_rules_that_cannot_be(tmp_path):
+    path = tmp_path / "r.yaml"
+    for text, expected in [("", ": empty, expected a list of rules"), (RULES.replace("AMXInt8", "AMXInt9"), ":4: rule 2: kwargs: backend: no backend"),
+                           (RULES.replace("False", "'False'"), ":5: rule 2: recursive: expected true or false"),
+                           ("- match: {class: a.Qwen3MoeMLP}\n  replace: {}\n", ": none of 1 rules matches a module of this model, deepseek_v3")]:
+        path.write_text(text)
+        assert refused(2, "estimate", DEMO, "--rules", path).startswith(f"kt: {path}{expected}")
+    assert "none.yaml" in refused(2, "estimate", DEMO, "--rules", tmp_path / "none.yaml")

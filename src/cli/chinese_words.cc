@@ -424,6 +424,7 @@ constexpr auto kChinese = std::to_array<Translation>({
     {"Sequences at once", "同时处理的序列数"},
     {"Tokens of a request, prompt and answer", "一个请求的 token 数，包括提示和回答"},
     {"default: 4096, or the model's context if shorter", "默认：4096，模型上下文更短时取其长度"},
+    {"this is what the rules name: models are not loaded by them yet, and no memory is planned by them", "这里显示规则指到的模块：目前还不按规则加载模型，也不据此规划内存"},
     {"Port to listen on", "监听的端口"},
     {"0: any free one", "0 表示任意空闲端口"},
     {"default: 30000", "默认：30000"},

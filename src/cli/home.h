@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "text/json.h"
+#include "text/shown.h"
 
 namespace kt {
 
@@ -22,11 +23,5 @@ Json read_mapping(const std::string& path);
 // is written.
 void update_mapping(const std::string& path, std::string_view heading,
                     const std::function<void(Json&)>& change);
-
-// The name of `known` with the fewest letters to change, add, remove or swap; "" if `known` is empty.
-std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
-
-// "expected" and "found" of errors: "text", "an integer", "a list", ...
-std::string_view json_kind(const Json& value);
 
 }  // namespace kt

@@ -115,6 +115,9 @@ struct PlaceBytes {
 };
 std::vector<PlaceBytes> bytes_by_place(const Placement& placement);
 
+// "0-2, 5, 7-60" of ascending numbers; "-" of none.
+std::string ranges_text(const std::vector<int>& numbers);
+
 // For people: a table of parts, ranges of layers in one line, then a line for each place.
 std::string describe(const Placement& placement);
 OrderedJson json_of(const Placement& placement);  // the whole value

@@ -9,17 +9,6 @@
 namespace kt {
 namespace {
 
-// "0-2, 5, 7-60" of ascending numbers.
-std::string ranges_text(const std::vector<int>& numbers) {
-  std::string out;
-  for (size_t i = 0, end = 0; i < numbers.size(); i = end) {
-    for (end = i + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
-    out += text("{}{}", out.empty() ? "" : ", ", numbers[i]);
-    if (end - i > 1) out += text("-{}", numbers[end - 1]);
-  }
-  return out.empty() ? "-" : out;
-}
-
 // Layers whose part lies in one place for one reason.
 struct PartRow {
   std::vector<int> layers;
@@ -88,6 +77,16 @@ OrderedJson layer_json(const LayerPlacement& layer) {
 }
 
 }  // namespace
+
+std::string ranges_text(const std::vector<int>& numbers) {
+  std::string out;
+  for (size_t i = 0, end = 0; i < numbers.size(); i = end) {
+    for (end = i + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
+    out += text("{}{}", out.empty() ? "" : ", ", numbers[i]);
+    if (end - i > 1) out += text("-{}", numbers[end - 1]);
+  }
+  return out.empty() ? "-" : out;
+}
 
 std::string describe(const Placement& placement) {
   const auto pages = [&](const PartRow&) {

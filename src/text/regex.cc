@@ -27,6 +27,9 @@ std::optional<RegexMatch> RegexSearch::at_start() {
 }
 
 std::optional<RegexMatch> RegexSearch::next() {
+  const RegexStep& first = regex_.program().steps[0];
+  const bool only_at_start =
+      first.op == RegexStep::Op::kAssert && first.place == RegexStep::Place::kTextBegin;
   while (next_ <= text_.size()) {
     const size_t begin = next_;
     const std::optional<size_t> end = run(0, begin);
@@ -35,7 +38,7 @@ std::optional<RegexMatch> RegexSearch::next() {
       last_end_ = end;
       return RegexMatch{begin, *end};
     }
-    if (next_ == text_.size()) break;
+    if (next_ == text_.size() || only_at_start) break;
     next_code_point(text_, next_);
   }
   next_ = text_.size() + 1;

@@ -20,7 +20,8 @@ namespace kt {
 // Where the engines that patterns were written for disagree. Oniguruma (tokenizer.json): ^ and $ are ends of
 // lines, and {m,n}+ repeats the repetition. Rust (tiktoken): ^ and $ are the ends of the text, and {m,n}+ is
 // possessive. Python (compressed-tensors): as Rust, but $ also stands before a newline that ends the text, \Z
-// does not; '[' and && in a class are characters; (?P<name> ) is a group.
+// does not; '[' and && in a class are characters; (?P<name> ) is a group; {,} is *; and what Python's `re` refuses is
+// an Error: repetitions of repetitions, (?i) behind the start, \p \e \z, \x with one digit.
 enum class RegexDialect { kOniguruma, kRust, kPython };
 
 // What a pattern compiles to; for regex_compile.cc and regex.cc.
@@ -76,6 +77,10 @@ class Regex {
   std::string pattern_;
 };
 
+// What a pattern on the name of a module may take: several ".*" need a power of the name's length, and what people
+// write a few thousand steps.
+constexpr size_t kMostNameSteps = 200'000;
+
 struct RegexMatch {
   size_t begin = 0, end = 0;  // bytes
 };
@@ -91,6 +96,7 @@ class RegexSearch {
   std::optional<RegexMatch> next();
   // The match that begins with the text, as Python's re.match; looks nowhere else.
   std::optional<RegexMatch> at_start();
+  size_t steps() const { return most_steps_ - steps_left_; }  // taken so far
 
  private:
   struct Choice {

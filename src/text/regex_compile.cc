@@ -1,43 +1,34 @@
-// From a pattern to the steps of regex.h: a tree first, then code.
+// From a pattern to its tree, and over regex_steps.cc to the steps of regex.h.
+#include <algorithm>
 #include <memory>
+#include <set>
 
 #include "base/error.h"
 #include "text/regex.h"
+#include "text/regex_tree.h"
 
 namespace kt {
 namespace {
 
 constexpr size_t kMaxPattern = 16 << 10;
-constexpr size_t kMaxSteps = 10'000;
 constexpr uint32_t kMaxRepeats = 1000;
 constexpr int kMaxDepth = 50;
 
-struct Node {
-  enum class Kind { kSequence, kEither, kSet, kRepeat, kLook, kBehind, kAtomic, kAssert };
-  Kind kind = Kind::kSequence;
-  std::vector<Node> parts = {};
-  uint32_t set = 0;
-  uint32_t min = 0, max = 0;
-  RegexStep::Mode mode = RegexStep::Mode::kGreedy;
-  RegexStep::Place place = RegexStep::Place::kTextBegin;
-  bool negative = false;
-};
-
-bool can_be_empty(const Node& node) {
+bool can_be_empty(const RegexNode& node) {
   switch (node.kind) {
-    case Node::Kind::kSet:
+    case RegexNode::Kind::kSet:
       return false;
-    case Node::Kind::kSequence:
-      for (const Node& part : node.parts)
+    case RegexNode::Kind::kSequence:
+      for (const RegexNode& part : node.parts)
         if (!can_be_empty(part)) return false;
       return true;
-    case Node::Kind::kEither:
-      for (const Node& part : node.parts)
+    case RegexNode::Kind::kEither:
+      for (const RegexNode& part : node.parts)
         if (can_be_empty(part)) return true;
       return false;
-    case Node::Kind::kRepeat:
+    case RegexNode::Kind::kRepeat:
       return node.min == 0 || can_be_empty(node.parts[0]);
-    case Node::Kind::kAtomic:
+    case RegexNode::Kind::kAtomic:
       return can_be_empty(node.parts[0]);
     default:
       return true;
@@ -49,11 +40,11 @@ class Parser {
   Parser(std::string_view pattern, RegexDialect dialect, std::vector<CodeSet>& sets)
       : pattern_(pattern), dialect_(dialect), sets_(sets) {}
 
-  Node parse() {
+  RegexNode parse() {
     if (pattern_.size() > kMaxPattern)
       fail("a pattern of {} bytes; at most {}", pattern_.size(), kMaxPattern);
     if (!is_valid_utf8(pattern_)) bad("invalid UTF-8");
-    Node node = either();
+    RegexNode node = either();
     if (!done()) bad("')' without '('");
     return node;
   }
@@ -76,28 +67,33 @@ class Parser {
     sets_.push_back(std::move(set));
     return static_cast<uint32_t>(sets_.size() - 1);
   }
-  Node set_node(const CodeSet& set) {
-    return {.kind = Node::Kind::kSet, .set = add_set(ignore_case_ ? set.case_closed() : set)};
+  RegexNode set_node(const CodeSet& set) {
+    return {.kind = RegexNode::Kind::kSet, .set = add_set(ignore_case_ ? set.case_closed() : set)};
   }
-  Node literal(CodePoint code) { return set_node(CodeSet({{code, code}})); }
+  RegexNode literal(CodePoint code) { return set_node(CodeSet({{code, code}})); }
 
-  Node either() {
+  RegexNode either() {
     if (++depth_ > kMaxDepth) bad(text("groups nested deeper than {}", kMaxDepth));
     const bool outer_case = ignore_case_;
-    Node node{.kind = Node::Kind::kEither};
+    RegexNode node{.kind = RegexNode::Kind::kEither};
     do node.parts.push_back(sequence());
     while (take("|"));
     ignore_case_ = outer_case;
     --depth_;
     if (node.parts.size() > 1) return node;
-    Node only = std::move(node.parts[0]);
+    RegexNode only = std::move(node.parts[0]);
     return only;
   }
 
-  Node sequence() {
-    Node node;
+  RegexNode sequence() {
+    RegexNode node;
     while (!done() && peek() != '|' && peek() != ')') {
+      const size_t start = at_;
       if (take("(?i)")) {
+        if (python() && start > 0) {
+          at_ = start;
+          bad("flags for the whole pattern that do not stand at its start");
+        }
         ignore_case_ = true;
         continue;
       }
@@ -106,8 +102,9 @@ class Parser {
     return node;
   }
 
-  Node repeated(Node node) {
-    while (true) {
+  RegexNode repeated(RegexNode node) {
+    for (int rounds = 0;; ++rounds) {
+      const size_t start = at_;
       uint32_t min = 0, max = kUnbounded;
       bool braces = false;
       if (take("*")) {
@@ -118,29 +115,34 @@ class Parser {
       } else if (braces = take_braces(min, max); !braces) {
         return node;
       }
+      if (python() && rounds > 0) {
+        at_ = start;
+        bad("a repetition of a repetition");
+      }
       if (max > 1 && can_be_empty(node)) bad("repetition of what may be empty");
-      if (node.kind == Node::Kind::kAssert || node.kind == Node::Kind::kLook)
+      if (node.kind == RegexNode::Kind::kAssert || node.kind == RegexNode::Kind::kLook)
         bad("repetition of an assertion");
       RegexStep::Mode mode = RegexStep::Mode::kGreedy;
       if (take("?"))
         mode = RegexStep::Mode::kLazy;
       else if (!(braces && dialect_ == RegexDialect::kOniguruma) && take("+"))
         mode = RegexStep::Mode::kPossessive;
-      Node outer{.kind = Node::Kind::kRepeat, .min = min, .max = max, .mode = mode};
+      RegexNode outer{.kind = RegexNode::Kind::kRepeat, .min = min, .max = max, .mode = mode};
       outer.parts.push_back(std::move(node));
       node = std::move(outer);
       if (++quantifiers_ > 1000) bad("more than 1000 quantifiers");
     }
   }
 
-  // {m} {m,} {m,n} {,n}; other braces are literals.
+  // {m} {m,} {m,n} {,n}, and in Python {,}; other braces are literals.
   bool take_braces(uint32_t& min, uint32_t& max) {
     if (peek() != '{') return false;
     const size_t start = at_++;
     const std::optional<uint32_t> low = number();
     std::optional<uint32_t> high = low;
-    if (take(",")) high = number();
-    if (!take("}") || (!low && !high)) return at_ = start, false;
+    const bool comma = take(",");
+    if (comma) high = number();
+    if (!take("}") || (!low && !high && !(python() && comma))) return at_ = start, false;
     min = low.value_or(0);
     max = high.value_or(kUnbounded);
     if (max < min) bad(text("repetition {{{},{}}}", min, max));
@@ -156,7 +158,7 @@ class Parser {
     return value;
   }
 
-  Node atom() {
+  RegexNode atom() {
     if (take("(")) return group();
     if (peek() == '[') return set_node(bracket());
     if (take(".")) return set_node(CodeSet({{'\n', '\n'}}).inverted());
@@ -166,9 +168,11 @@ class Parser {
       return place(lines                               ? RegexStep::Place::kLineEnd
                    : dialect_ == RegexDialect::kPython ? RegexStep::Place::kTextEndOrNewline
                                                        : RegexStep::Place::kTextEnd);
-    if (peek() == '*' || peek() == '+' || peek() == '?') bad("nothing to repeat");
+    uint32_t min = 0, max = 0;
+    if (peek() == '*' || peek() == '+' || peek() == '?' || (python() && take_braces(min, max)))
+      bad("nothing to repeat");
     if (take("\\A")) return place(RegexStep::Place::kTextBegin);
-    if (take("\\z")) return place(RegexStep::Place::kTextEnd);
+    if (!python() && take("\\z")) return place(RegexStep::Place::kTextEnd);
     if (take("\\Z"))
       return place(dialect_ == RegexDialect::kPython ? RegexStep::Place::kTextEnd
                                                      : RegexStep::Place::kTextEndOrNewline);
@@ -182,44 +186,60 @@ class Parser {
     return literal(next_code_point(pattern_, at_));
   }
 
-  static Node place(RegexStep::Place where) { return {.kind = Node::Kind::kAssert, .place = where}; }
+  static RegexNode place(RegexStep::Place where) {
+    return {.kind = RegexNode::Kind::kAssert, .place = where};
+  }
 
-  Node group() {
+  RegexNode group() {
     const bool outer_case = ignore_case_;
-    Node node;
+    RegexNode node;
     if (take("?=")) {
-      node.kind = Node::Kind::kLook;
+      node.kind = RegexNode::Kind::kLook;
     } else if (take("?!")) {
-      node = {.kind = Node::Kind::kLook, .negative = true};
+      node = {.kind = RegexNode::Kind::kLook, .negative = true};
     } else if (take("?<=")) {
-      node.kind = Node::Kind::kBehind;
+      node.kind = RegexNode::Kind::kBehind;
     } else if (take("?<!")) {
-      node = {.kind = Node::Kind::kBehind, .negative = true};
+      node = {.kind = RegexNode::Kind::kBehind, .negative = true};
     } else if (take("?>")) {
-      node.kind = Node::Kind::kAtomic;
+      node.kind = RegexNode::Kind::kAtomic;
     } else if (take("?i:")) {
       ignore_case_ = true;
     } else if (take("?-i:")) {
       ignore_case_ = false;
-    } else if (dialect_ == RegexDialect::kPython && take("?P<")) {
-      const size_t end = pattern_.find('>', at_);
-      if (end == std::string_view::npos) bad("missing '>'");
-      at_ = end + 1;
+    } else if (python() && take("?P<")) {
+      group_name();
     } else if (!take("?:") && peek() == '?') {
       bad("a group of a kind we do not know");
     }
     node.parts.push_back(either());
     ignore_case_ = outer_case;
     if (!take(")")) bad("missing ')'");
-    if (node.kind == Node::Kind::kBehind) {
-      const Node* inner = &node.parts[0];
-      while (inner->kind == Node::Kind::kSequence && inner->parts.size() == 1) inner = &inner->parts[0];
-      if (inner->kind != Node::Kind::kSet) bad("lookbehind over more than one character");
+    if (node.kind == RegexNode::Kind::kBehind) {
+      const RegexNode* inner = &node.parts[0];
+      while (inner->kind == RegexNode::Kind::kSequence && inner->parts.size() == 1) inner = &inner->parts[0];
+      if (inner->kind != RegexNode::Kind::kSet) bad("lookbehind over more than one character");
       node.set = inner->set;
     }
     return node;
   }
 
+  // Of (?P<name>...), which Python wants to be an identifier and no other group's.
+  void group_name() {
+    const size_t end = pattern_.find('>', at_);
+    if (end == std::string_view::npos) bad("missing '>'");
+    const std::string name(pattern_.substr(at_, end - at_));
+    const auto letter = [](char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+    const bool word = !name.empty() && letter(name[0]) &&
+                      std::ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+    if (!word) bad("a group's name that is no word");
+    if (!group_names_.insert(name).second) bad("a second group of this name");
+    at_ = end + 1;
+  }
+
+  bool python() const { return dialect_ == RegexDialect::kPython; }
+
+  // Python wants all the digits.
   CodePoint hex(size_t most) {
     CodePoint value = 0;
     size_t digits = 0;
@@ -232,7 +252,7 @@ class Parser {
       else
         break;
     }
-    if (digits == 0) bad("expected hexadecimal digits");
+    if (digits == 0 || (python() && digits < most)) bad("expected hexadecimal digits");
     if (value > kLastCodePoint) bad("a code point past U+10FFFF");
     return value;
   }
@@ -264,6 +284,7 @@ class Parser {
         return words().inverted();
       case 'p':
       case 'P':
+        if (python()) break;
         return property(c == 'P');
       case 'n':
         return code = '\n', std::nullopt;
@@ -278,11 +299,12 @@ class Parser {
       case 'a':
         return code = '\a', std::nullopt;
       case 'e':
+        if (python()) break;
         return code = 0x1B, std::nullopt;
       case 'u':
         return code = hex(4), std::nullopt;
       case 'x':
-        if (!take("{")) return code = hex(2), std::nullopt;
+        if (python() || !take("{")) return code = hex(2), std::nullopt;
         code = hex(8);
         if (!take("}")) bad("missing '}'");
         return std::nullopt;
@@ -352,7 +374,11 @@ class Parser {
     if (nests && peek() == '[') return add(bracket());
     CodePoint first = 0;
     if (peek() == '\\') {
-      if (std::optional<CodeSet> set = escape(first)) return add(*set);
+      if (std::optional<CodeSet> set = escape(first)) {
+        if (python() && peek() == '-' && at_ + 1 < pattern_.size() && pattern_[at_ + 1] != ']')
+          bad("a range that begins with a class");
+        return add(*set);
+      }
     } else {
       first = next_code_point(pattern_, at_);
     }
@@ -377,116 +403,15 @@ class Parser {
   int depth_ = 0;
   int quantifiers_ = 0;
   bool ignore_case_ = false;
-};
-
-class Writer {
- public:
-  Writer(std::string_view pattern, std::vector<RegexStep>& steps) : pattern_(pattern), steps_(steps) {}
-
-  void write(const Node& node) {
-    switch (node.kind) {
-      case Node::Kind::kSequence:
-        for (const Node& part : node.parts) write(part);
-        return;
-      case Node::Kind::kEither:
-        return either(node);
-      case Node::Kind::kSet:
-        add({.op = RegexStep::Op::kSet, .set = node.set});
-        return;
-      case Node::Kind::kRepeat:
-        return repeat(node);
-      case Node::Kind::kLook:
-        return enclosed(node.parts[0], {.op = RegexStep::Op::kLook, .negative = node.negative});
-      case Node::Kind::kBehind:
-        add({.op = RegexStep::Op::kBehind, .negative = node.negative, .set = node.set});
-        return;
-      case Node::Kind::kAtomic:
-        return enclosed(node.parts[0], {.op = RegexStep::Op::kAtomic});
-      case Node::Kind::kAssert:
-        add({.op = RegexStep::Op::kAssert, .place = node.place});
-        return;
-    }
-  }
-
-  uint32_t add(const RegexStep& step) {
-    if (steps_.size() >= kMaxSteps)
-      fail("pattern \"{}\": compiles to more than {} steps", printable(pattern_), kMaxSteps);
-    steps_.push_back(step);
-    return here() - 1;
-  }
-
- private:
-  uint32_t here() const { return static_cast<uint32_t>(steps_.size()); }
-
-  void enclosed(const Node& body, const RegexStep& opening) {
-    const uint32_t open = add(opening);
-    write(body);
-    add({.op = RegexStep::Op::kAccept});
-    steps_[open].target = here();
-  }
-
-  void either(const Node& node) {
-    std::vector<uint32_t> jumps;
-    for (size_t i = 0; i + 1 < node.parts.size(); ++i) {
-      const uint32_t split = add({.op = RegexStep::Op::kSplit});
-      steps_[split].target = here();
-      write(node.parts[i]);
-      jumps.push_back(add({.op = RegexStep::Op::kJump}));
-      steps_[split].other = here();
-    }
-    write(node.parts.back());
-    for (uint32_t jump : jumps) steps_[jump].target = here();
-  }
-
-  void repeat(const Node& node) {
-    const Node& body = node.parts[0];
-    const Node* inner = &body;  // a group around one set changes nothing
-    while (inner->kind == Node::Kind::kSequence && inner->parts.size() == 1) inner = &inner->parts[0];
-    if (inner->kind == Node::Kind::kSet) {
-      add({.op = RegexStep::Op::kLoop,
-           .mode = node.mode,
-           .set = inner->set,
-           .min = node.min,
-           .max = node.max});
-      return;
-    }
-    if (node.mode == RegexStep::Mode::kPossessive) {
-      Node greedy = node;
-      greedy.mode = RegexStep::Mode::kGreedy;
-      return enclosed(greedy, {.op = RegexStep::Op::kAtomic});
-    }
-    for (uint32_t i = 0; i < node.min; ++i) write(body);
-    std::vector<uint32_t> splits;
-    const auto optional_body = [&] {
-      splits.push_back(add({.op = RegexStep::Op::kSplit}));
-      write(body);
-    };
-    if (node.max == kUnbounded) {
-      const uint32_t top = here();
-      optional_body();
-      add({.op = RegexStep::Op::kJump, .target = top});
-    } else {
-      for (uint32_t i = node.min; i < node.max; ++i) optional_body();
-    }
-    for (uint32_t split : splits) {
-      const bool lazy = node.mode == RegexStep::Mode::kLazy;
-      steps_[split].target = lazy ? here() : split + 1;
-      steps_[split].other = lazy ? split + 1 : here();
-    }
-  }
-
-  std::string_view pattern_;
-  std::vector<RegexStep>& steps_;
+  std::set<std::string> group_names_;
 };
 
 }  // namespace
 
 RegexProgram compile_regex(std::string_view pattern, RegexDialect dialect) {
   RegexProgram program;
-  const Node tree = Parser(pattern, dialect, program.sets).parse();
-  Writer writer(pattern, program.steps);
-  writer.write(tree);
-  writer.add({.op = RegexStep::Op::kAccept});
+  const RegexNode tree = Parser(pattern, dialect, program.sets).parse();
+  program.steps = regex_steps(tree, pattern);
   return program;
 }
 

@@ -21,9 +21,9 @@ std::vector<std::string> matches(std::string_view pattern, std::string_view text
   return found;
 }
 
-std::string problem(std::string_view pattern) {
+std::string problem(std::string_view pattern, RegexDialect dialect = RegexDialect::kOniguruma) {
   try {
-    Regex regex(pattern);
+    Regex regex(pattern, dialect);
   } catch (const Error& error) {
     return error.what();
   }
@@ -93,6 +93,20 @@ TEST(Regex, PythonsWays) {
   EXPECT_THAT(matches("(?P<layer>\\d+)\\.w", "12.w", python), ElementsAre("12.w"));
   EXPECT_THAT(matches("\\d{1,3}+", "12345", python), ElementsAre("123", "45"));
   EXPECT_THAT(matches("\\w+", "a_1\u0301 \u00e9", python), ElementsAre("a_1", "\u00e9"));
+  EXPECT_THAT(matches("x{,}y", "axxy", python), ElementsAre("xxy"));
+  EXPECT_THAT(matches("^b|^a", "ab", python), ElementsAre("a"));
+  for (const char* refused :
+       {"a**", "a{2}{3}", "a+?*", "{2}", "a|{1,}", "b(?i)a", "\\p{L}", "\\e", "\\z", "\\x4", "\\x{41}",
+        "[\\d-z]", "(?P<1>a)", "(?P<n>a)(?P<n>b)", "(?P<>a)", "(?P<n"})
+    EXPECT_THAT(problem(refused, python), HasSubstr("pattern")) << refused;
+}
+
+// A pattern that begins with ^ is not tried at every place of a text.
+TEST(Regex, OnlyTheStartIsTriedWhereNothingElseCanMatch) {
+  const Regex regex("^b", RegexDialect::kRust);
+  RegexSearch search(regex, std::string_view("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"));
+  EXPECT_FALSE(search.next());
+  EXPECT_LT(search.steps(), 5);
 }
 
 TEST(Regex, AtTheStartOnly) {

@@ -3,6 +3,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "text/json.h"
 
 namespace kt {
 
@@ -10,5 +13,12 @@ namespace kt {
 std::string shown(std::string_view untrusted);
 // "a, b, c": each shown; after `most` of them " and 17 more".
 std::string shown_list(std::span<const std::string> names, size_t most = 20);
+
+// The name of `known` with the fewest letters to change, add, remove or swap; "" if `known` is empty. Of `name` the
+// first hundred bytes count.
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
+
+// "expected" and "found" of errors: "text", "an integer", "a list", ...
+std::string_view json_kind(const Json& value);
 
 }  // namespace kt

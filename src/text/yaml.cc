@@ -1,5 +1,6 @@
 #include "text/yaml.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -16,10 +17,12 @@ namespace {
 // block style end at the next content of a later line, those of flow style right behind the node.
 class YamlBuilder {
  public:
-  YamlBuilder(YamlText& text, YamlLimits limits) : text_(text), limits_(limits) {}
+  YamlBuilder(YamlText& text, YamlLimits limits, YamlLines* lines)
+      : text_(text), limits_(limits), lines_(lines) {}
 
   Json document() {
     text_.next_content();
+    if (lines_) lines_->line = line_at(text_.here());
     if (text_.peek() == '%' && text_.column() == 0)
       text_.fail_expecting("the document: directives are not read");
     Json out;
@@ -66,6 +69,31 @@ class YamlBuilder {
    private:
     int& depth_;
   };
+
+  // The lines of one part of a collection while it is read. Until it ends, those beside it do not move.
+  class Part {
+   public:
+    Part(YamlBuilder& builder, size_t place, const std::string& key = {})
+        : builder_(builder), whole_(builder.lines_) {
+      if (!whole_) return;
+      whole_->parts.push_back({.line = builder.line_at(place), .key = key});
+      builder.lines_ = &whole_->parts.back();
+    }
+    ~Part() { builder_.lines_ = whole_; }
+    Part(const Part&) = delete;
+    Part& operator=(const Part&) = delete;
+
+   private:
+    YamlBuilder& builder_;
+    YamlLines* const whole_;
+  };
+
+  // Of a place behind the last one asked for: a text is counted once.
+  int line_at(size_t place) {
+    line_ += text_.line_breaks(counted_, place);
+    counted_ = place;
+    return line_;
+  }
 
   void count_value(size_t place) {
     if (++values_ > limits_.values)
@@ -189,6 +217,7 @@ class YamlBuilder {
     count_value(text_.here());
     Json out = Json::array();
     do {
+      const Part part(*this, text_.here());
       text_.advance();
       out.push_back(block_node(column, After::kDash));
     } while (goes_on(column) && text_.at_indicator('-'));
@@ -202,8 +231,11 @@ class YamlBuilder {
     Json out = Json::object();
     for (;;) {
       Json& slot = slot_for(out, key);
-      text_.advance();
-      slot = block_node(column, After::kKey);
+      {
+        const Part part(*this, key.place, key.characters);
+        text_.advance();
+        slot = block_node(column, After::kKey);
+      }
       if (!goes_on(column)) return out;
       key = block_key();
     }
@@ -266,7 +298,10 @@ class YamlBuilder {
     Json out = Json::array();
     text_.advance();
     for (text_.next_in_flow(); text_.peek() != ']'; text_.next_in_flow()) {
-      out.push_back(flow_entry());
+      {
+        const Part part(*this, text_.here());
+        out.push_back(flow_entry());
+      }
       separate(']');
     }
     text_.advance();
@@ -283,6 +318,7 @@ class YamlBuilder {
     count_value(scalar.place);
     Json out = Json::object();
     Json& slot = slot_for(out, scalar);
+    const Part part(*this, scalar.place, scalar.characters);
     text_.advance();
     slot = flow_value();
     return out;
@@ -299,8 +335,11 @@ class YamlBuilder {
       Scalar key = flow_scalar();
       const bool has_value = at_flow_colon(key);
       Json& slot = slot_for(out, key);
-      if (has_value) text_.advance();
-      slot = has_value ? flow_value() : null_value();
+      {
+        const Part part(*this, key.place, key.characters);
+        if (has_value) text_.advance();
+        slot = has_value ? flow_value() : null_value();
+      }
       separate('}');
     }
     text_.advance();
@@ -311,24 +350,32 @@ class YamlBuilder {
   YamlLimits limits_;
   int depth_ = 0;
   size_t values_ = 0;
+  YamlLines* lines_;  // of the value that is read; null: nobody asks
+  size_t counted_ = 0;
+  int line_ = 1;
 };
 
 }  // namespace
 
-Json parse_yaml(std::string_view characters, std::string_view name, YamlLimits limits) {
+const YamlLines& YamlLines::of(std::string_view name) const {
+  const auto found = std::ranges::find(parts, name, &YamlLines::key);
+  return found == parts.end() ? *this : *found;
+}
+
+Json parse_yaml(std::string_view characters, std::string_view name, YamlLimits limits, YamlLines* lines) {
   if (characters.size() > limits.bytes)
     fail("{}:1:1: found {} bytes of YAML, expected at most {}", name, characters.size(), limits.bytes);
   try {
     YamlText text(characters, name);
-    return YamlBuilder(text, limits).document();
+    return YamlBuilder(text, limits, lines).document();
   } catch (const std::bad_alloc&) {
     fail_as(ErrorKind::kMemory, "{}: no memory to parse {} bytes of YAML", name, characters.size());
   }
 }
 
-Json read_yaml(const std::string& path, YamlLimits limits) {
+Json read_yaml(const std::string& path, YamlLimits limits, YamlLines* lines) {
   const MappedFile file(path);
-  return parse_yaml({reinterpret_cast<const char*>(file.bytes().data()), file.size()}, path, limits);
+  return parse_yaml({reinterpret_cast<const char*>(file.bytes().data()), file.size()}, path, limits, lines);
 }
 
 }  // namespace kt

@@ -15,6 +15,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "text/json.h"
 
@@ -26,11 +27,23 @@ struct YamlLimits {
   size_t values = 1u << 20;  // scalars, mappings and sequences
 };
 
+// Where the values of a document stand, in its shape: a collection has its parts in the order of the file.
+struct YamlLines {
+  int line = 0;          // from 1: of the dash of an entry of a sequence, of the key of one of a mapping
+  std::string key = {};  // of an entry of a mapping
+  std::vector<YamlLines> parts = {};
+
+  // That of the entry with this key, or of this value where it has none such.
+  const YamlLines& of(std::string_view name) const;
+};
+
 // The value, or Error(kInput) "<name>:<line>:<column>: found ..., expected ..." in one line; both count
 // characters from 1. An empty text is null. Mappings become Json objects, which sort their keys.
-Json parse_yaml(std::string_view characters, std::string_view name, YamlLimits limits = {});
+// `lines`, unless null, gets what was read of them, before an Error too.
+Json parse_yaml(std::string_view characters, std::string_view name, YamlLimits limits = {},
+                YamlLines* lines = nullptr);
 // The same of a whole file; a file that is missing or larger than the limit is an Error naming it.
-Json read_yaml(const std::string& path, YamlLimits limits = {});
+Json read_yaml(const std::string& path, YamlLimits limits = {}, YamlLines* lines = nullptr);
 
 // Block style, ending in a line break, for people to edit: parse_yaml() of it equals the value, and PyYAML
 // reads the same. Error(kInput) for what YAML here cannot hold: a number that is not finite, a string that is

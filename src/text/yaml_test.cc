@@ -434,5 +434,38 @@ TEST(WriteYaml, RefusesWhatYamlHereCannotHold) {
   EXPECT_THAT(error_of([] { to_yaml(Json::binary({1})); }), HasSubstr("type binary"));
 }
 
+// Depth first: "line key" of each value.
+void list_lines(const YamlLines& lines, std::string& out) {
+  out += text("{}{} ", lines.line, lines.key);
+  for (const YamlLines& part : lines.parts) list_lines(part, out);
+}
+
+std::string lines_of(std::string_view characters) {
+  YamlLines lines;
+  std::string out, error;
+  try {
+    parse_yaml(characters, "t", {}, &lines);
+  } catch (const Error& thrown) {
+    error = thrown.what();
+  }
+  list_lines(lines, out);
+  return out + error;
+}
+
+TEST(Yaml, LinesOfValues) {
+  EXPECT_EQ(lines_of(""), "1 ");
+  EXPECT_EQ(lines_of("# x\n\n- a: 1\n  b:\n\n    c: |\n     2\n     3\n    d: 4\n-\n  - 5\n"),
+            "3 3 3a 4b 6c 9d 10 11 ");
+  EXPECT_EQ(lines_of("a: [1,\n 2, {b:\n 3,\n c}, d: 4]\r\ne:\r\nf: 'x\n\n y'\ng: z\n"),
+            "1 1a 1 2 2 2b 4c 4 4d 5e 6f 9g ");
+  // What stood before a fault is known.
+  EXPECT_EQ(lines_of("- a: 1\n- b: 2\n- c: &x\n"),
+            "1 1 1a 2 2b 3 3c t:3:6: found \"&\", expected a value: anchors and aliases are not read");
+  YamlLines lines;
+  parse_yaml("a: 1\nb: 2\n", "t", {}, &lines);
+  EXPECT_EQ(lines.of("b").line, 2);
+  EXPECT_EQ(lines.of("c").line, 1);
+}
+
 }  // namespace
 }  // namespace kt

@@ -67,6 +67,12 @@ int YamlText::column() const {
   return static_cast<int>(line_break == characters_.npos ? here_ : here_ - line_break - 1);
 }
 
+int YamlText::line_breaks(size_t from, size_t to) const {
+  const auto begin = characters_.begin();
+  return static_cast<int>(
+      std::count(begin + static_cast<ptrdiff_t>(from), begin + static_cast<ptrdiff_t>(to), '\n'));
+}
+
 bool YamlText::has_line_break_since(size_t place) const {
   return std::string_view(characters_).substr(place, here_ - place).find('\n') != std::string_view::npos;
 }

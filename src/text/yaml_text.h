@@ -27,6 +27,7 @@ class YamlText {
   void advance(size_t count = 1) { here_ += count; }
   int column() const;                             // of here, from 0
   bool has_line_break_since(size_t place) const;  // between there and here
+  int line_breaks(size_t from, size_t to) const;
 
   bool is_blank_at(size_t ahead) const;  // a space, a tab, the end of a line or of the text
   bool at_indicator(char c) const { return peek() == c && is_blank_at(1); }  // "- ", "? ", ": "

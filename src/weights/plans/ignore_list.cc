@@ -73,11 +73,8 @@ ModulePatterns::ModulePatterns(const std::vector<std::string>& patterns) {
 
 bool ModulePatterns::Pattern::match(std::string_view module) const {
   if (!expression) return module.find(words) != std::string_view::npos;
-  // Several ".*" in a pattern take a power of the name's length; what people write on names of any model takes
-  // a few thousand steps.
-  constexpr size_t kMostSteps = 200'000;
   const std::string valid = is_valid_utf8(module) ? "" : replace_invalid_utf8(module);
-  return RegexSearch(*expression, valid.empty() ? module : valid, kMostSteps).at_start().has_value();
+  return RegexSearch(*expression, valid.empty() ? module : valid, kMostNameSteps).at_start().has_value();
 }
 
 bool ModulePatterns::match(std::string_view module) const {

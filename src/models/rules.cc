@@ -1,0 +1,137 @@
+#include "models/rules.h"
+
+#include "base/error.h"
+#include "base/file.h"
+#include "text/shown.h"
+
+namespace kt {
+namespace {
+
+// One rule of a file while it is read: every fault has its place.
+class RuleReader {
+ public:
+  RuleReader(const RuleFile& file, Rule& rule) : file_(file), rule_(rule) {}
+
+  void read(const Json& value) {
+    mapping(value, "", {"match", "replace", "recursive"}, rule_.lines);
+    for (const char* needed : {"match", "replace"})
+      if (!value.contains(needed)) fail_at(rule_.line, text("no {}", needed));
+    read_match(value["match"]);
+    read_replace(value["replace"]);
+    if (!value.contains("recursive")) return;
+    const Json& recursive = value["recursive"];
+    if (!recursive.is_boolean())
+      fail_at(rule_.lines.of("recursive").line,
+              text("recursive: expected true or false without quotes, found {}", found(recursive)));
+    rule_.recursive = recursive.get<bool>();
+  }
+
+ private:
+  [[noreturn]] void fail_at(int line, const std::string& what) const {
+    fail("{}: {}", file_.place(rule_, line), what);
+  }
+
+  static std::string found(const Json& value) {
+    if (!value.is_string()) return std::string(json_kind(value));
+    return text("{} \"{}\"", json_kind(value), shown(value.get_ref<const std::string&>()));
+  }
+
+  // Checks that it is one and has no other keys.
+  void mapping(const Json& value, const std::string& where, const std::vector<std::string>& keys,
+               const YamlLines& lines) const {
+    if (!value.is_object())
+      fail_at(lines.line,
+              text("{}expected a mapping with {}, found {}", where, shown_list(keys), found(value)));
+    for (const auto& [key, unused] : value.items())
+      if (std::ranges::find(keys, key) == keys.end())
+        fail_at(lines.of(key).line,
+                text("{}no key \"{}\"; the nearest is {}", where, shown(key), nearest_name(key, keys)));
+  }
+
+  std::string string_of(const Json& mapping, const char* key, const std::string& where,
+                        const YamlLines& lines) const {
+    const Json& value = mapping[key];
+    if (!value.is_string())
+      fail_at(lines.of(key).line, text("{}{}: expected text, found {}", where, key, found(value)));
+    return value.get<std::string>();
+  }
+
+  void read_match(const Json& match) {
+    const YamlLines& lines = rule_.lines.of("match");
+    mapping(match, "match: ", {"name", "class"}, lines);
+    if (match.empty()) fail_at(lines.line, "match: neither name nor class");
+    if (match.contains("class")) {
+      rule_.match_class = string_of(match, "class", "match: ", lines);
+      if (rule_.match_class.empty()) fail_at(lines.of("class").line, "match: class: empty");
+    }
+    if (!match.contains("name")) return;
+    try {
+      rule_.name.emplace(string_of(match, "name", "match: ", lines), RegexDialect::kPython);
+    } catch (const Error& error) {
+      const std::string_view what = error.what();
+      if (what.starts_with(file_.name)) throw;  // not of the pattern
+      fail_at(lines.of("name").line, text("match: name: {}", what));
+    }
+  }
+
+  void read_replace(const Json& replace) {
+    const YamlLines& lines = rule_.lines.of("replace");
+    mapping(replace, "replace: ", {"class", "kwargs"}, lines);
+    if (replace.contains("class")) rule_.replace = string_of(replace, "class", "replace: ", lines);
+    if (rule_.replace.empty()) fail_at(lines.of("class").line, "replace: class: empty");
+    if (!replace.contains("kwargs")) return;
+    rule_.kwargs = replace["kwargs"];
+    if (!rule_.kwargs.is_object())
+      fail_at(lines.of("kwargs").line,
+              text("replace: kwargs: expected a mapping of names to values, found {}", found(rule_.kwargs)));
+  }
+
+  const RuleFile& file_;
+  Rule& rule_;
+};
+
+// "FILE:3:6: found ..." of the YAML reader with the number of the rule that it was in.
+std::string with_rule(std::string_view message, std::string_view name, const YamlLines& lines) {
+  const size_t end = message.starts_with(name) ? message.find(": ", name.size()) : std::string_view::npos;
+  if (end == std::string_view::npos || lines.parts.empty() || !lines.parts.back().key.empty())
+    return std::string(message);
+  return text("{}: rule {}: {}", message.substr(0, end), lines.parts.size(), message.substr(end + 2));
+}
+
+}  // namespace
+
+std::string RuleFile::place(const Rule& rule, int line) const {
+  return text("{}:{}: rule {}", name, line > 0 ? line : rule.line, rule.number);
+}
+
+RuleFile parse_rules(std::string_view characters, std::string_view name) {
+  RuleFile file{.name = std::string(name)};
+  YamlLines lines;
+  Json value;
+  try {
+    value = parse_yaml(characters, name, {}, &lines);
+  } catch (const Error& error) {
+    throw Error(error.kind(), with_rule(error.what(), name, lines));
+  }
+  if (value.is_null()) fail("{}: empty, expected a list of rules", name);
+  if (!value.is_array())
+    fail("{}:{}: expected a list of rules, found {}", name, lines.line, json_kind(value));
+  if (value.empty()) fail("{}:{}: no rule in the list", name, lines.line);
+  if (value.size() > kMostRules) fail("{}: {} rules, at most {} are read", name, value.size(), kMostRules);
+  file.rules.resize(value.size());
+  for (size_t i = 0; i < value.size(); ++i) {
+    Rule& rule = file.rules[i];
+    rule.number = static_cast<int>(i) + 1;
+    rule.lines = std::move(lines.parts[i]);
+    rule.line = rule.lines.line;
+    RuleReader(file, rule).read(value[i]);
+  }
+  return file;
+}
+
+RuleFile read_rules(const std::string& path) {
+  const MappedFile bytes(path);
+  return parse_rules({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.size()}, path);
+}
+
+}  // namespace kt
