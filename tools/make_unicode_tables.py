@@ -21,12 +21,12 @@ HANGUL = range(0xAC00, 0xD7A4)  # composed and decomposed by arithmetic
 
 def emit(name, comment, numbers):
     print(f"// {comment}\nconstexpr uint32_t {name}[] = {{")
-    line = "   "
+    line = " "
     for number in numbers:
-        word = f" {number:#x}," if number > 9 else f" {number},"
+        word = f"{number},"  # the tables are large: nothing that could be left out
         if len(line) + len(word) > 110:
             print(line)
-            line = "   "
+            line = " "
         line += word
     print(f"{line}\n}};\n")
 
