@@ -65,6 +65,11 @@ MODELS = [
     "glm4_moe_lite",
     "solar_open",
     "solar_open-biases-yarn",
+    "qwen3_next",
+    "qwen3_next-some_dense-listed-biases",
+    "qwen3_5_moe",
+    "qwen3_5_moe-tied-more_heads",
+    "qwen3_5",
 ]
 ANOTHER_S_FILES = ["glm4_moe_lite", "solar_open"]  # deepseek2 and glm4moe
 FAMILIES = [key for key in MODELS if "-" not in key and key not in ANOTHER_S_FILES]
@@ -214,6 +219,11 @@ class TestLogits:
         model = gguf_files.Model(published(root, key), split_kv_b=False)
         assert "blk.0.attn_kv_b.weight" in model.tensors
         check(probe(model.write(tmp_path / "m.gguf")), expected(root, key))
+
+    def test_projections_as_published(self, root, tmp_path):
+        model = gguf_files.Model(published(root, "qwen3_next"), split_qkvz=False)
+        assert "blk.0.ssm_in.weight" in model.tensors
+        check(probe(model.write(tmp_path / "m.gguf")), expected(root, "qwen3_next"))
 
     # Each block type with every second family: the readers do not know families.
     @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+// What recurrent layers do beside their products (row_ops.h): short convolutions, gates, and the gated delta rule.
+//
+// The rule asks for two reads of a head's state and one update by every token. The update by one token and the reads
+// for the next are one pass over the state here, d being known before it:
+//   S = a S + k d';  u' = S'k', r' = S'q'   for the next k', q'
+// and then d' = beta' (v' - a' u'), out' = a' r' + (q'.k') d'. Four multiply-adds, one load and one store for a number
+// of the state and token. A piece of 32 columns stays in L1 meanwhile, where it is bound by arithmetic; with a single
+// token it is bound by reading and writing the state. Each number is rounded as if every token had come alone.
+#pragma once
+#include "kernels/row_ops.inl.h"
+
+namespace KT_ISA_NAMESPACE {
+namespace {
+
+using kt::DeltaArgs;
+using kt::DeltaFactors;
+
+KT_INLINE Lanes times_gate(const Lanes& x, const Lanes& gate, kt::GateKind kind) {
+  return each([&](auto i) __attribute__((always_inline)) {
+    const F32 factor = sigmoid(gate.v[i]);
+    return Isa::mul(x.v[i], kind == kt::GateKind::kSilu ? Isa::mul(gate.v[i], factor) : factor);
+  });
+}
+
+void gate_row(float* x, const float* gates, int n, kt::GateKind kind) noexcept {
+  for (int at = 0; at < n; at += kBlockRows) {
+    const Lanes v = load_some(x + at, n - at, 0.0f), g = load_some(gates + at, n - at, 0.0f);
+    store_some(x + at, n - at, times_gate(v, g, kind));
+  }
+}
+
+void convolve(const kt::ConvolveArgs& args) noexcept {
+  for (int at = 0; at < args.n; at += kBlockRows) {
+    const int count = args.n - at;
+    Lanes sum = each([](auto) __attribute__((always_inline)) { return Isa::set1(0.0f); });
+    for (int j = 0; j < args.taps; ++j) {
+      const Lanes x = load_some(args.rows[j] + at, count, 0.0f);
+      const Lanes w = load_some(args.weights + j * args.stride + at, count, 0.0f);
+      sum = each([&](auto i) __attribute__((always_inline)) { return Isa::fma(x.v[i], w.v[i], sum.v[i]); });
+    }
+    store_some(args.y + at, count, each([&](auto i) __attribute__((always_inline)) {
+                 return Isa::mul(sum.v[i], sigmoid(sum.v[i]));
+               }));
+  }
+}
+
+// kVectors vectors of columns from `first` on. As many as hide the latency of sums with the registers there are: a row
+// of the state is four operations on each.
+template <int kVectors>
+struct DeltaColumns {
+  const DeltaArgs& args;
+  int first;
+  F32 u[kVectors], r[kVectors], d[kVectors];  // S'k and S'q before the token, and what it adds
+
+  KT_INLINE float* at(int row, int vector) const {
+    return args.state + int64_t{row} * args.columns + first + vector * Isa::kLanes;
+  }
+  KT_INLINE void forget_sums() {
+    unroll<kVectors>([&](auto j) __attribute__((always_inline)) { u[j] = r[j] = Isa::set1(0.0f); });
+  }
+  KT_INLINE void read(int token) {
+    const float *q = args.q + token * args.stride, *k = args.k + token * args.stride;
+    forget_sums();
+    for (int i = 0; i < args.rows; ++i) {
+      const F32 ki = Isa::set1(k[i]), qi = Isa::set1(q[i]);
+      unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
+        const F32 s = Isa::load(at(i, j));
+        u[j] = Isa::fma(s, ki, u[j]);
+        r[j] = Isa::fma(s, qi, r[j]);
+      });
+    }
+  }
+  KT_INLINE void finish(int token) {
+    alignas(64) float part[kVectors * Isa::kLanes] = {};
+    const int real = args.width - first, most = kVectors * Isa::kLanes;
+    const auto bytes = static_cast<size_t>(real < most ? real : most) * sizeof(float);
+    __builtin_memcpy(part, args.v + token * args.stride + first, bytes);
+    const DeltaFactors& f = args.factors[token * args.factor_stride];
+    const F32 decay = Isa::set1(f.decay), beta = Isa::set1(f.beta), dot = Isa::set1(f.dot);
+    unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
+      const F32 v = Isa::load(part + j * Isa::kLanes);
+      d[j] = Isa::mul(beta, Isa::sub(v, Isa::mul(decay, u[j])));
+      Isa::store(part + j * Isa::kLanes, Isa::fma(dot, d[j], Isa::mul(decay, r[j])));
+    });
+    __builtin_memcpy(args.out + token * args.out_stride + first, part, bytes);
+  }
+  // The state after the token; and the reads for the next one, where there is one.
+  template <bool kNext>
+  KT_INLINE void update(int token) {
+    const float *k = args.k + token * args.stride, *next_k = k + args.stride,
+                *next_q = args.q + (token + 1) * args.stride;
+    const F32 decay = Isa::set1(args.factors[token * args.factor_stride].decay);
+    if constexpr (kNext) forget_sums();
+    for (int i = 0; i < args.rows; ++i) {
+      const F32 ki = Isa::set1(k[i]);
+      const F32 nk = kNext ? Isa::set1(next_k[i]) : ki, nq = kNext ? Isa::set1(next_q[i]) : ki;
+      unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
+        const F32 s = Isa::fma(ki, d[j], Isa::mul(decay, Isa::load(at(i, j))));
+        Isa::store(at(i, j), s);
+        if constexpr (kNext) {
+          u[j] = Isa::fma(s, nk, u[j]);
+          r[j] = Isa::fma(s, nq, r[j]);
+        }
+      });
+    }
+  }
+  void run() {
+    read(0);
+    for (int t = 0; t + 1 < args.tokens; ++t) {
+      finish(t);
+      update<true>(t);
+    }
+    finish(args.tokens - 1);
+    update<false>(args.tokens - 1);
+  }
+};
+
+void delta_rule(const DeltaArgs& args) noexcept {
+  if (args.tokens == 0) return;
+  constexpr int kFew = kParts, kMany = kParts == 1 ? 2 : kParts;  // vectors; the first are 16 columns
+  int first = 0;
+  for (; first + kMany * Isa::kLanes <= args.columns; first += kMany * Isa::kLanes)
+    DeltaColumns<kMany>{.args = args, .first = first, .u = {}, .r = {}, .d = {}}.run();
+  for (; first < args.columns; first += kBlockRows)
+    DeltaColumns<kFew>{.args = args, .first = first, .u = {}, .r = {}, .d = {}}.run();
+}
+
+}  // namespace
+}  // namespace KT_ISA_NAMESPACE
