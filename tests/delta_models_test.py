@@ -133,11 +133,11 @@ def test_fp8(tmp_path, key):
 def test_a_missing_part_is_named(root, tmp_path):
     tensors, config, _ = saved(root, "qwen3_5")
     for number, part in enumerate(("conv1d.weight", "A_log", "dt_bias", "norm.weight", "in_proj_a.weight", "out_proj.weight")):
-        name = "model.layers.1.linear_attn." + part
+        name = "model.layers.0.linear_attn." + part
         folder = write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name}, config)
         done = kt("estimate", folder, "--bandwidth", 10)
         assert done.returncode == 2 and name in done.stderr and done.stderr.count("\n") == 1
-    tensors = dict(tensors, **{"model.layers.1.linear_attn.conv1d.weight": torch.ones(384, 1, 3)})
+    tensors = dict(tensors, **{"model.layers.0.linear_attn.conv1d.weight": torch.ones(384, 1, 3)})
     done = kt("estimate", write(tmp_path / "short", tensors, config), "--bandwidth", 10)
     assert "conv1d.weight: expected 1536 floats, found" in done.stderr
 

@@ -305,12 +305,15 @@ def _qwen3_next(**more):
     return "Qwen3Next", dict(dict(DELTA_MOE, intermediate_size=96, norm_topk_prob=True), **more)
 
 
+ONE_OF_EACH = dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+
+
 def _qwen3_5_moe(**more):
-    return "Qwen3_5Moe", dict(DELTA_MOE, **more)
+    return "Qwen3_5Moe", dict(DELTA_MOE | ONE_OF_EACH, **more)
 
 
 def _qwen3_5(**more):
-    return "Qwen3_5", dict(dict(DELTA, intermediate_size=96), **more)
+    return "Qwen3_5", dict(dict(DELTA | ONE_OF_EACH, intermediate_size=96), **more)
 
 
 # The family as it is published first, then the other ways its config can turn.
@@ -418,8 +421,6 @@ MODELS = {
     ),
     "qwen3_5_moe": _qwen3_5_moe(),
     "qwen3_5_moe-tied-more_heads": _qwen3_5_moe(
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
         tie_word_embeddings=True,
         linear_num_value_heads=9,
         linear_key_head_dim=40,
