@@ -65,12 +65,8 @@ TEST(Recurrent, Convolutions) {
         std::deque<Row> held;
         std::vector<const float*> at;
         for (const auto& row : rows) at.push_back(held.emplace_back(row).data());
-        table->rows->convolve({.rows = at.data(),
-                               .taps = taps,
-                               .weights = w.data(),
-                               .stride = stride,
-                               .n = n,
-                               .y = to.data()});
+        table->rows->convolve(
+            {.rows = at.data(), .taps = taps, .weights = w.data(), .stride = stride, .n = n, .y = to.data()});
         EXPECT_TRUE(to.memory.intact());
         for (int c = 0; c < n; ++c) {
           double sum = 0;
@@ -172,7 +168,8 @@ TEST(Recurrent, TheDeltaRule) {
         for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(first[i], want[i], 2e-5) << rows << " " << width;
         for (const Kernels* table : tables_under_test())
           for (const int cut : {0, 1, tokens / 2, tokens})
-            EXPECT_EQ(one.run(*table, cut), first) << table->name << " " << rows << " " << width << " " << cut;
+            EXPECT_EQ(one.run(*table, cut), first)
+                << table->name << " " << rows << " " << width << " " << cut;
       }
 }
 

@@ -18,9 +18,11 @@ const Json kDelta = Json::parse(R"({
   "max_position_embeddings": 1024, "rms_norm_eps": 0.001, "hidden_act": "silu", "head_dim": 32,
   "linear_conv_kernel_dim": 4, "linear_key_head_dim": 24, "linear_value_head_dim": 40, "linear_num_key_heads": 3,
   "linear_num_value_heads": 6, "full_attention_interval": 4})");
-const Json kDeltaExperts = changed(kDelta, R"({"moe_intermediate_size": 32, "shared_expert_intermediate_size": 80,
+const Json kDeltaExperts =
+    changed(kDelta, R"({"moe_intermediate_size": 32, "shared_expert_intermediate_size": 80,
       "num_experts": 8, "num_experts_per_tok": 3})");
-const Json kNext = changed(kDeltaExperts, R"({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+const Json kNext =
+    changed(kDeltaExperts, R"({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
       "intermediate_size": 96, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": true,
       "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_scaling": null, "attention_bias": false})");
 const Json kRope = Json::parse(R"({"rope_parameters": {"mrope_interleaved": true, "mrope_section": [2, 1, 1],
@@ -34,8 +36,9 @@ Json inside(const Json& text, const char* outer) {
   out["text_config"].update(kRope);
   return out;
 }
-const Json kMoe = inside(changed(kDeltaExperts, R"({"model_type": "qwen3_5_moe_text"})"),
-                         R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+const Json kMoe =
+    inside(changed(kDeltaExperts, R"({"model_type": "qwen3_5_moe_text"})"),
+           R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
                              "vision_config": {"hidden_size": 7}})");
 const Json kDense = inside(changed(kDelta, R"({"model_type": "qwen3_5_text", "intermediate_size": 96})"),
                            R"({"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
@@ -103,7 +106,8 @@ TEST(DeltaFamilies, ListedLayers) {
             "config.json: layer_types is a list of 3, expected one string for each of 4 layers");
   EXPECT_EQ(refused(changed(listed, R"({"layer_types": []})")),
             "config.json: layer_types is a list of 0, expected one string for each of 3 layers");
-  EXPECT_EQ(refused(changed(listed, R"({"layer_types": ["full_attention", "sliding_attention", "full_attention"]})")),
+  EXPECT_EQ(refused(changed(listed,
+                            R"({"layer_types": ["full_attention", "sliding_attention", "full_attention"]})")),
             "unsupported: config.json: layer_types[1] is sliding_attention; supported: full_attention, "
             "linear_attention");
   EXPECT_EQ(refused(changed(kNext, R"({"full_attention_interval": 0})")),
@@ -111,14 +115,14 @@ TEST(DeltaFamilies, ListedLayers) {
 }
 
 TEST(DeltaFamilies, WhatIsMissingOrWrongIsNamed) {
-  for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-                          "linear_value_head_dim", "linear_conv_kernel_dim", "shared_expert_intermediate_size"}) {
+  for (const char* key :
+       {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+        "linear_conv_kernel_dim", "shared_expert_intermediate_size"}) {
     Json without = kNext, none = kNext;
     without.erase(key);
     none[key] = 0;
     EXPECT_EQ(refused(without), text("config.json: {} is missing", key));
-    EXPECT_EQ(refused(none),
-              text("config.json: {} is 0, expected a whole number from 1 to 16777216", key));
+    EXPECT_EQ(refused(none), text("config.json: {} is 0, expected a whole number from 1 to 16777216", key));
   }
   EXPECT_EQ(refused(changed(kNext, R"({"linear_num_value_heads": 7})")),
             "config.json: linear_num_value_heads is 7, expected a multiple of linear_num_key_heads, 3");

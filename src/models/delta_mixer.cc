@@ -27,8 +27,9 @@ class DeltaMixer final : public Mixer {
   }
 
   SequenceShape keeps(KvType) const override {
-    return {.planes = {},
-            .states = {short_convolution_bytes(spec_.taps, spec_.shape.width()), delta_rule_bytes(spec_.shape)}};
+    return {
+        .planes = {},
+        .states = {short_convolution_bytes(spec_.taps, spec_.shape.width()), delta_rule_bytes(spec_.shape)}};
   }
 
   void load_vectors() override {
@@ -46,9 +47,8 @@ class DeltaMixer final : public Mixer {
 
   void for_each(FunctionRef<void(const PlacedWeights&)> use) const override {
     Mixer::for_each(use);
-    for (const PlacedWeights* weights :
-         std::initializer_list<const PlacedWeights*>{b_proj_.get(), a_proj_.get(), taps_.get(), rates_.get(),
-                                                     steps_.get(), norm_.get()})
+    for (const PlacedWeights* weights : std::initializer_list<const PlacedWeights*>{
+             b_proj_.get(), a_proj_.get(), taps_.get(), rates_.get(), steps_.get(), norm_.get()})
       if (weights) use(*weights);
   }
 
@@ -74,11 +74,8 @@ class DeltaMixer final : public Mixer {
         {.heads = value_heads(joined_, 2 * shape.key_dim, 2 * keys),
          .count = shape.value_heads,
          .width = shape.value_dim}};
-    ops.convolve({.state = step.state,
-                  .taps = spec_.taps,
-                  .weights = taps_.get(),
-                  .parts = parts,
-                  .out = mixed_});
+    ops.convolve(
+        {.state = step.state, .taps = spec_.taps, .weights = taps_.get(), .parts = parts, .out = mixed_});
     const auto number = [&](Rows rows, int64_t mixed_at) -> GroupedHeads {
       if (both_in_b()) return {.from = {rows, mixed_at}, .stride = 2 * together, .in_group = together};
       return {.from = rows, .in_group = shape.value_heads};

@@ -10,9 +10,7 @@ namespace {
 
 constexpr int kVectorColumns = 16;  // states of a head are as wide as a multiple of it
 
-int64_t padded_columns(const DeltaShape& shape) {
-  return round_up<int64_t>(shape.value_dim, kVectorColumns);
-}
+int64_t padded_columns(const DeltaShape& shape) { return round_up<int64_t>(shape.value_dim, kVectorColumns); }
 
 int64_t column_of(const GroupedHeads& heads, int head, int64_t width) {
   return heads.from.first + head / heads.in_group * heads.stride + head % heads.in_group * width;
@@ -49,7 +47,8 @@ void convolve_head(const RowKernels& kernels, const ConvolvedHead& head) {
                       .n = head.width,
                       .y = head.y + t * head.stride});
   }
-  for (int i = 0; i < before; ++i) std::copy_n(input(head.tokens + i), head.width, head.past + i * head.stride);
+  for (int i = 0; i < before; ++i)
+    std::copy_n(input(head.tokens + i), head.width, head.past + i * head.stride);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kTaps = 4;
 constexpr DeltaShape kShape{.key_heads = 3, .value_heads = 6, .key_dim = 24, .value_dim = 40};
-constexpr int kTogether = 2;                            // heads of values to one of keys
-constexpr int kGroup = 2 * 24 + 2 * kTogether * 40;     // q | k | values | gates of a key head
+constexpr int kTogether = 2;                         // heads of values to one of keys
+constexpr int kGroup = 2 * 24 + 2 * kTogether * 40;  // q | k | values | gates of a key head
 constexpr int kIn = 3 * kGroup, kOut = 6 * 40, kColumns = 2 * 3 * 24 + 6 * 40;
 
 std::vector<float> part_of(const std::vector<float>& x, int64_t first, int64_t count) {
@@ -25,8 +25,7 @@ std::vector<float> part_of(const std::vector<float>& x, int64_t first, int64_t c
 class DeltaLayer {
  public:
   DeltaLayer(int threads, bool in_turns, int max_tokens)
-      : ops_(make_cpu_ops(
-            std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false}))),
+      : ops_(make_cpu_ops(std::make_shared<Pool>(PoolOptions{.threads = threads, .pin = false}))),
         shape_(kShape),
         taps_(ops_->make_vector(random_values(kTaps * kColumns, 1))),
         rates_(ops_->make_vector({-0.01f, -0.1f, -0.5f, -1, -4, -0.05f})),
@@ -37,8 +36,7 @@ class DeltaLayer {
         mixed_(ops_->rows("mixed", kColumns)),
         factors_(ops_->rows("factors", 18)),
         heads_(ops_->rows("heads", kOut)),
-        cache_({.planes = {},
-                .states = {short_convolution_bytes(kTaps, kColumns), delta_rule_bytes(kShape)}},
+        cache_({.planes = {}, .states = {short_convolution_bytes(kTaps, kColumns), delta_rule_bytes(kShape)}},
                1, 4) {
     shape_.in_turns = in_turns;
     ops_->allocate(max_tokens);
@@ -130,7 +128,8 @@ std::vector<double> plain(const std::vector<float>& x, const std::vector<float>&
       for (int i = 0; i < 24; ++i) q[i] /= std::sqrt(q_sum * 24), k[i] /= std::sqrt(k_sum);
       const size_t at = static_cast<size_t>(t * 12 + group * 4 + h % kTogether);
       const double beta = 1 / (1 + std::exp(-double{numbers[at]}));
-      const double decay = std::exp(rates[h] * std::log1p(std::exp(double{numbers[at + 2]} + steps[static_cast<size_t>(h)])));
+      const double decay =
+          std::exp(rates[h] * std::log1p(std::exp(double{numbers[at + 2]} + steps[static_cast<size_t>(h)])));
       double o[40], square = 0;
       for (int c = 0; c < 40; ++c) {
         const int in_group = h % kTogether * 40 + c;
@@ -186,8 +185,8 @@ TEST(CpuOpsRecurrent, TheSameBitsForAnyCutCompanyAndThreads) {
                          rest_numbers = part_of(numbers, cut * 12, (kTokens - cut) * 12);
       append(rest_x, other);
       append(rest_numbers, beside);
-      std::vector<float> rest =
-          layer.run({{.slot = 0, .count = kTokens - cut}, {.slot = 1, .count = kOther}}, rest_x, rest_numbers);
+      std::vector<float> rest = layer.run({{.slot = 0, .count = kTokens - cut}, {.slot = 1, .count = kOther}},
+                                          rest_x, rest_numbers);
       rest.resize(rest.size() - kOther * kOut);
       append(got, rest);
       EXPECT_EQ(got, whole) << threads << " threads, cut at " << cut;

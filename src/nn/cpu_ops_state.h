@@ -146,10 +146,10 @@ class CpuOps final : public Ops {
   StepForecast forecast_;
   RowMemory memory_;
   std::vector<Rotation> rotations_;
-  std::vector<float> ones_;     // [tokens]
-  std::vector<int32_t> zeros_;  // [tokens]
-  std::vector<int> positions_;  // [tokens]
-  std::vector<uint8_t> hit_;    // [experts], scratch
+  std::vector<float> ones_;                         // [tokens]
+  std::vector<int32_t> zeros_;                      // [tokens]
+  std::vector<int> positions_;                      // [tokens]
+  std::vector<uint8_t> hit_;                        // [experts], scratch
   std::vector<float> key_lengths_, query_lengths_;  // [key_dim] of the delta rule, all equal
   std::vector<LinearCall> calls_;
   std::vector<float> names_;    // [linears of a call]
