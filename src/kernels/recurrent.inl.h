@@ -44,85 +44,99 @@ void convolve(const kt::ConvolveArgs& args) noexcept {
   }
 }
 
-// kVectors vectors of columns from `first` on. As many as hide the latency of sums with the registers there are: a row
-// of the state is four operations on each.
+// Sums over the rows of a state, of kVectors vectors of columns: S'k and S'q. As many vectors as hide the latency of sums
+// with the registers there are: a row of the state is four operations on each.
 template <int kVectors>
-struct DeltaColumns {
-  const DeltaArgs& args;
-  int first;
-  F32 u[kVectors], r[kVectors], d[kVectors];  // S'k and S'q before the token, and what it adds
-
-  KT_INLINE float* at(int row, int vector) const {
-    return args.state + int64_t{row} * args.columns + first + vector * Isa::kLanes;
-  }
-  KT_INLINE void forget_sums() {
-    unroll<kVectors>([&](auto j) __attribute__((always_inline)) { u[j] = r[j] = Isa::set1(0.0f); });
-  }
-  KT_INLINE void read(int token) {
-    const float *q = args.q + token * args.stride, *k = args.k + token * args.stride;
-    forget_sums();
-    for (int i = 0; i < args.rows; ++i) {
-      const F32 ki = Isa::set1(k[i]), qi = Isa::set1(q[i]);
-      unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
-        const F32 s = Isa::load(at(i, j));
-        u[j] = Isa::fma(s, ki, u[j]);
-        r[j] = Isa::fma(s, qi, r[j]);
-      });
-    }
-  }
-  KT_INLINE void finish(int token) {
-    alignas(64) float part[kVectors * Isa::kLanes] = {};
-    const int real = args.width - first, most = kVectors * Isa::kLanes;
-    const auto bytes = static_cast<size_t>(real < most ? real : most) * sizeof(float);
-    __builtin_memcpy(part, args.v + token * args.stride + first, bytes);
-    const DeltaFactors& f = args.factors[token * args.factor_stride];
-    const F32 decay = Isa::set1(f.decay), beta = Isa::set1(f.beta), dot = Isa::set1(f.dot);
-    unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
-      const F32 v = Isa::load(part + j * Isa::kLanes);
-      d[j] = Isa::mul(beta, Isa::sub(v, Isa::mul(decay, u[j])));
-      Isa::store(part + j * Isa::kLanes, Isa::fma(dot, d[j], Isa::mul(decay, r[j])));
-    });
-    __builtin_memcpy(args.out + token * args.out_stride + first, part, bytes);
-  }
-  // The state after the token; and the reads for the next one, where there is one.
-  template <bool kNext>
-  KT_INLINE void update(int token) {
-    const float *k = args.k + token * args.stride, *next_k = k + args.stride,
-                *next_q = args.q + (token + 1) * args.stride;
-    const F32 decay = Isa::set1(args.factors[token * args.factor_stride].decay);
-    if constexpr (kNext) forget_sums();
-    for (int i = 0; i < args.rows; ++i) {
-      const F32 ki = Isa::set1(k[i]);
-      const F32 nk = kNext ? Isa::set1(next_k[i]) : ki, nq = kNext ? Isa::set1(next_q[i]) : ki;
-      unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
-        const F32 s = Isa::fma(ki, d[j], Isa::mul(decay, Isa::load(at(i, j))));
-        Isa::store(at(i, j), s);
-        if constexpr (kNext) {
-          u[j] = Isa::fma(s, nk, u[j]);
-          r[j] = Isa::fma(s, nq, r[j]);
-        }
-      });
-    }
-  }
-  void run() {
-    read(0);
-    for (int t = 0; t + 1 < args.tokens; ++t) {
-      finish(t);
-      update<true>(t);
-    }
-    finish(args.tokens - 1);
-    update<false>(args.tokens - 1);
-  }
+struct DeltaSums {
+  F32 u[kVectors], r[kVectors];
 };
+
+template <int kVectors>
+KT_INLINE DeltaSums<kVectors> read_state(const DeltaArgs& args, int first) {
+  const float *q = args.q, *k = args.k, *state = args.state + first;
+  const int rows = args.rows;
+  const int64_t columns = args.columns;
+  DeltaSums<kVectors> sums;
+  unroll<kVectors>([&](auto j) __attribute__((always_inline)) { sums.u[j] = sums.r[j] = Isa::set1(0.0f); });
+  for (int i = 0; i < rows; ++i, state += columns) {
+    const F32 ki = Isa::set1(k[i]), qi = Isa::set1(q[i]);
+    unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
+      const F32 s = Isa::load(state + j * Isa::kLanes);
+      sums.u[j] = Isa::fma(s, ki, sums.u[j]);
+      sums.r[j] = Isa::fma(s, qi, sums.r[j]);
+    });
+  }
+  return sums;
+}
+
+// What a token adds to the state, and its output.
+template <int kVectors>
+struct DeltaStep {
+  F32 d[kVectors];
+};
+
+template <int kVectors>
+KT_INLINE DeltaStep<kVectors> finish_token(const DeltaArgs& args, int first, int token,
+                                           const DeltaSums<kVectors>& sums) {
+  alignas(64) float part[kVectors * Isa::kLanes] = {};
+  const int real = args.width - first, most = kVectors * Isa::kLanes;
+  const auto bytes = static_cast<size_t>(real < most ? real : most) * sizeof(float);
+  __builtin_memcpy(part, args.v + token * args.stride + first, bytes);
+  const DeltaFactors& f = args.factors[token * args.factor_stride];
+  const F32 decay = Isa::set1(f.decay), beta = Isa::set1(f.beta), dot = Isa::set1(f.dot);
+  DeltaStep<kVectors> step;
+  unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
+    const F32 v = Isa::load(part + j * Isa::kLanes);
+    step.d[j] = Isa::mul(beta, Isa::sub(v, Isa::mul(decay, sums.u[j])));
+    Isa::store(part + j * Isa::kLanes, Isa::fma(dot, step.d[j], Isa::mul(decay, sums.r[j])));
+  });
+  __builtin_memcpy(args.out + token * args.out_stride + first, part, bytes);
+  return step;
+}
+
+// The state after the token; and the reads for the next one, where there is one.
+template <int kVectors, bool kNext>
+KT_INLINE DeltaSums<kVectors> update_state(const DeltaArgs& args, int first, int token,
+                                           const DeltaStep<kVectors>& step) {
+  const float* k = args.k + token * args.stride;
+  const float *next_k = kNext ? k + args.stride : k, *next_q = args.q + (token + kNext) * args.stride;
+  float* state = args.state + first;
+  const int rows = args.rows;
+  const int64_t columns = args.columns;
+  const F32 decay = Isa::set1(args.factors[token * args.factor_stride].decay);
+  DeltaSums<kVectors> sums;
+  unroll<kVectors>([&](auto j) __attribute__((always_inline)) { sums.u[j] = sums.r[j] = Isa::set1(0.0f); });
+  for (int i = 0; i < rows; ++i, state += columns) {
+    const F32 ki = Isa::set1(k[i]), nk = Isa::set1(next_k[i]), nq = Isa::set1(next_q[i]);
+    unroll<kVectors>([&](auto j) __attribute__((always_inline)) {
+      float* at = state + j * Isa::kLanes;
+      const F32 s = Isa::fma(ki, step.d[j], Isa::mul(decay, Isa::load(at)));
+      Isa::store(at, s);
+      if constexpr (kNext) {
+        sums.u[j] = Isa::fma(s, nk, sums.u[j]);
+        sums.r[j] = Isa::fma(s, nq, sums.r[j]);
+      }
+    });
+  }
+  return sums;
+}
+
+template <int kVectors>
+KT_INLINE void delta_columns(const DeltaArgs& args, int first) {
+  DeltaSums<kVectors> sums = read_state<kVectors>(args, first);
+  for (int t = 0; t + 1 < args.tokens; ++t)
+    sums = update_state<kVectors, true>(args, first, t, finish_token<kVectors>(args, first, t, sums));
+  const int last = args.tokens - 1;
+  update_state<kVectors, false>(args, first, last, finish_token<kVectors>(args, first, last, sums));
+}
 
 void delta_rule(const DeltaArgs& args) noexcept {
   if (args.tokens == 0) return;
   constexpr int kFew = kParts, kMany = kParts == 1 ? 2 : kParts;  // vectors; the first are 16 columns
   int first = 0;
   for (; first + kMany * Isa::kLanes <= args.columns; first += kMany * Isa::kLanes)
-    DeltaColumns<kMany>{.args = args, .first = first, .u = {}, .r = {}, .d = {}}.run();
-  for (; first < args.columns; first += kBlockRows)
-    DeltaColumns<kFew>{.args = args, .first = first, .u = {}, .r = {}, .d = {}}.run();
+    delta_columns<kMany>(args, first);
+  for (; first < args.columns; first += kBlockRows) delta_columns<kFew>(args, first);
 }
 
 }  // namespace
