@@ -482,8 +482,8 @@ def test_parquet_through_the_script(model, texts, tmp_path):
 
 def test_architecture_that_cannot_run(tmp_path, texts):
     """RTN converts it; GPTQ says which layers are missing, also where the config lists them one by one."""
-    made = checkpoints.Model(tmp_path / "next", model_type="qwen3_next")
-    made.config |= {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]}
+    made = checkpoints.Model(tmp_path / "next", model_type="olmo_hybrid")
+    made.config |= {"architectures": ["OlmoHybridForCausalLM"], "layer_types": ["linear_attention", "full_attention"]}
     made.save()
     result = run_script("--model_id", made.folder, "--output_dir", tmp_path / "out", "--quant_method", "GPTQ", "--quant_type",
                         "W4A16", "--dataset", texts[0], "--trust_remote_code")

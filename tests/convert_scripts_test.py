@@ -287,7 +287,7 @@ def test_gptq_of_what_does_not_run_is_refused(models, tmp_path):
     changed, out = tmp_path / "next", tmp_path / "out"
     shutil.copytree(models["Qwen3-Next-80B-A3B-Instruct"], changed)
     config = json.loads((changed / "config.json").read_text())
-    config |= {"architectures": ["Qwen3NextForCausalLM"], "full_attention_interval": 4}
+    config |= {"architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid", "full_attention_interval": 4}
     config.pop("layer_types", None)  # published configurations have none
     (changed / "config.json").write_text(json.dumps(config))
     line = GPU + "--quant_method GPTQ --quant_type W4A16 --max_gpu_memory 40GiB --trust_remote_code"

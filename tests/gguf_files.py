@@ -28,6 +28,9 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
 }
 MODULES = {
     "model.embed_tokens": "token_embd",
@@ -61,6 +64,15 @@ MODULES = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.router.gate": "ffn_gate_inp",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
     "mlp.shared_mlp.up_proj": "ffn_up_shexp",
     "mlp.shared_mlp.down_proj": "ffn_down_shexp",
@@ -71,6 +83,8 @@ TENSORS = {
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.expert_bias": "exp_probs_b",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
 }
 # Where f16 numbers lie in a block, and which make values of about a sixteenth of whatever else is in it.
 HALVES = {
@@ -186,11 +200,13 @@ def permuted(values, heads):
 class Model:
     """One model on its way into a file. `kind` gives the type of a matrix by its GGUF name and its columns."""
 
-    def __init__(self, folder, kind=lambda name, columns: F32, *, split_kv_b=True, seed=5):
+    def __init__(self, folder, kind=lambda name, columns: F32, *, split_kv_b=True, split_qkvz=True, seed=5):
         self.config, self.published = read_checkpoint(folder)
         self.type = self.config["model_type"]
         self.kind = kind
         self.split_kv_b = split_kv_b
+        self.split_qkvz = split_qkvz  # older files have it as published
+        self.delta = "linear_num_key_heads" in self.config
         self.says_gating = True  # converters leave it out for some newer configs
         self.says_growth = False  # of queries; converters leave it out
         self.random = np.random.default_rng(seed)
@@ -248,6 +264,9 @@ class Model:
             self.rounded[name] = self._split(prefix, values)
             return
         tail = TENSORS.get(rest) or f"{MODULES[module]}.{suffix}"
+        if self.delta and ("linear_attn" in rest or values.ndim == 1):
+            self.rounded[name] = self._delta(prefix, rest, tail, values)
+            return
         if self.type in ("glm4_moe", "gpt_oss", "solar_open") and module == "post_attention_layernorm":
             tail = "post_attention_norm.weight"
         if self.type in ("llama", "mixtral") and module in ("self_attn.q_proj", "self_attn.k_proj"):
@@ -262,6 +281,49 @@ class Model:
             self.rounded[name] = self.put(prefix + tail, values[0], False)[None]
             return
         self.rounded[name] = self.put(prefix + tail, values, values.ndim == 2 and not always_f32)
+
+    def _delta(self, prefix, rest, tail, values):
+        """Norms with their one, decays as rates; of Qwen3.5 heads of values in turns: the first of every key head, then the
+        second ones. Of Qwen3-Next gates apart."""
+        config = self.config
+        keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        key, value = config["linear_key_head_dim"], config["linear_value_head_dim"]
+        together = heads // keys
+        if rest.endswith("norm.weight") and "linear_attn" not in rest:
+            tail = "post_attention_norm.weight" if "post_attention" in rest else tail
+            self.put(prefix + tail, values + 1, False)
+            return values
+        if rest.endswith("in_proj_qkvz.weight") and self.split_qkvz:
+            rows = np.arange(len(values)).reshape(keys, -1)
+            cuts = np.split(rows, np.cumsum([key, key, together * value]), axis=1)
+            joined = np.concatenate([each.reshape(-1) for each in cuts[:3]])
+            out = np.empty_like(values)
+            out[joined] = self.put(prefix + "attn_qkv.weight", values[joined])
+            out[cuts[3].reshape(-1)] = self.put(prefix + "attn_gate.weight", values[cuts[3].reshape(-1)])
+            return out
+        order = np.arange(heads).reshape(keys, together)
+        if self.type != "qwen3_next":
+            order = order.T
+        order, size = order.reshape(-1), 1 if values.shape[0] == heads else value
+        of_values = (order[:, None] * size + np.arange(size)).reshape(-1)
+        if rest == "linear_attn.A_log":
+            self.put(prefix + tail, -np.exp(values)[of_values], False)
+            return values
+        if rest == "linear_attn.conv1d.weight":
+            values = values[:, 0]
+            channels = np.concatenate([np.arange(2 * keys * key), 2 * keys * key + of_values])
+            self.put(prefix + tail, values[channels], False)
+            return values[:, None]
+        out = np.empty_like(values)
+        if rest == "linear_attn.out_proj.weight":
+            columns = (order[:, None] * value + np.arange(value)).reshape(-1)
+            out[:, columns] = self.put(prefix + tail, values[:, columns])
+            return out
+        if "in_proj_ba" in rest or "in_proj_qkvz" in rest or rest == "linear_attn.norm.weight" or "linear_attn" not in rest:
+            return self.put(prefix + tail, values, values.ndim == 2)
+        rows = np.concatenate([np.arange(2 * keys * key), 2 * keys * key + of_values]) if "in_proj_qkv." in rest else of_values
+        out[rows] = self.put(prefix + tail, values[rows], values.ndim == 2)
+        return out
 
     def _split(self, prefix, values):
         nope, v = self.config["qk_nope_head_dim"], self.config["v_head_dim"]
@@ -320,6 +382,15 @@ class Model:
             if config["moe_num_shared_experts"]:  # what the public converter writes, whatever it means
                 wide = config["intermediate_size"] // config["num_key_value_heads"]
                 number(f"{arch}.expert_shared_feed_forward_length", wide)
+        if self.delta:
+            copy("ssm.conv_kernel", "linear_conv_kernel_dim")
+            copy("ssm.state_size", "linear_key_head_dim")
+            copy("ssm.group_count", "linear_num_key_heads")
+            copy("ssm.time_step_rank", "linear_num_value_heads")
+            number(f"{arch}.ssm.inner_size", config["linear_num_value_heads"] * config["linear_value_head_dim"])
+            number(f"{arch}.full_attention_interval", 4)
+            if config.get("norm_topk_prob") is False:
+                copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
         if self.says_growth:
             writer.add_float32(f"{arch}.attention.temperature_scale", config["rope_parameters"]["llama_4_scaling_beta"])
         # What readers of such files take for granted is written only where the model differs.
@@ -341,7 +412,7 @@ class Model:
         if config.get("head_dim"):
             number(f"{arch}.attention.key_length", head)
             number(f"{arch}.attention.value_length", head)
-        if self.type in ("glm4_moe", "minimax_m2", "solar_open"):
+        if self.type in ("glm4_moe", "minimax_m2", "solar_open") or self.delta:
             part = config["rope_parameters"].get("partial_rotary_factor", 1.0)
             number(f"{arch}.rope.dimension_count", int(head * part))
         if arch == "llama":

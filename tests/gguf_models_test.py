@@ -65,9 +65,16 @@ MODELS = [
     "glm4_moe_lite",
     "solar_open",
     "solar_open-biases-yarn",
+    "qwen3_next",
+    "qwen3_next-some_dense-listed-biases",
+    "qwen3_5_moe",
+    "qwen3_5_moe-tied-more_heads",
+    "qwen3_5",
 ]
 ANOTHER_S_FILES = ["glm4_moe_lite", "solar_open"]  # deepseek2 and glm4moe
 FAMILIES = [key for key in MODELS if "-" not in key and key not in ANOTHER_S_FILES]
+# Those whose files hold other numbers than the published checkpoint: they run, and are not turned back.
+CONVERTED = [key for key in FAMILIES if key not in tiny_models.DELTA_MODELS]
 FUSED = ["gpt_oss", "mistral4"]  # experts one by one are no names of their checkpoints
 QUESTION = (
     "{{ bos_token }}{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -214,6 +221,11 @@ class TestLogits:
         model = gguf_files.Model(published(root, key), split_kv_b=False)
         assert "blk.0.attn_kv_b.weight" in model.tensors
         check(probe(model.write(tmp_path / "m.gguf")), expected(root, key))
+
+    def test_projections_as_published(self, root, tmp_path):
+        model = gguf_files.Model(published(root, "qwen3_next"), split_qkvz=False)
+        assert "blk.0.ssm_in.weight" in model.tensors
+        check(probe(model.write(tmp_path / "m.gguf")), expected(root, "qwen3_next"))
 
     # Each block type with every second family: the readers do not know families.
     @pytest.mark.parametrize(
@@ -575,7 +587,7 @@ class TestConversions:
     @pytest.mark.parametrize(
         "key,targets",
         [(key, "experts") for key in ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss")]
-        + [(key, "all") for key in FAMILIES],
+        + [(key, "all") for key in CONVERTED],
     )
     def test_gpu(self, root, tmp_path, key, targets):
         flags = ("gpu", "--method", "RTN", "--type", "W8A16", "--group-size", "-1", "--targets", targets)
@@ -615,7 +627,13 @@ class TestConversions:
         theirs = torch.from_numpy(model.rounded[name]).bfloat16().float().numpy()
         np.testing.assert_array_equal(ours[name], theirs)
 
-    @pytest.mark.parametrize("key", FAMILIES)
+    @pytest.mark.parametrize("words", [["dequant"], ["gpu", "--method", "RTN", "--targets", "all"]], ids=lambda words: words[0])
+    def test_recurrent_layers_are_not_turned_back(self, root, tmp_path, words):
+        path = gguf_files.Model(published(root, "qwen3_next")).write(tmp_path / "source.gguf", add_tokenizer)
+        done = kt("quant", words[0], path, "-o", tmp_path / "out", *words[1:])
+        assert done.returncode == 4 and "recurrent layers (blk.0.ssm_" in done.stderr and not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("key", CONVERTED)
     def test_dequant(self, root, tmp_path, key):
         """The numbers of the file, those of quantised matrices rounded to bf16: what transformers loads."""
         model = gguf_files.Model(published(root, key), all_of(TYPE.Q8_0))

@@ -285,6 +285,37 @@ def _mistral4(**more):
     return "Mistral4", dict(config, **more)
 
 
+# Sizes of heads that no vector divides, and half as many heads of keys as of values. The last layer attends.
+DELTA = dict(
+    GQA,
+    num_hidden_layers=4,
+    head_dim=32,
+    linear_num_key_heads=3,
+    linear_num_value_heads=6,
+    linear_key_head_dim=24,
+    linear_value_head_dim=40,
+    rope_parameters=_rope(rope_theta=1e7, partial_rotary_factor=0.25),
+)
+DELTA_MOE = dict(
+    DELTA, moe_intermediate_size=32, shared_expert_intermediate_size=80, num_experts=8, num_experts_per_tok=3
+)
+
+
+def _qwen3_next(**more):
+    return "Qwen3Next", dict(dict(DELTA_MOE, intermediate_size=96, norm_topk_prob=True), **more)
+
+
+ONE_OF_EACH = dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+
+
+def _qwen3_5_moe(**more):
+    return "Qwen3_5Moe", dict(DELTA_MOE | ONE_OF_EACH, **more)
+
+
+def _qwen3_5(**more):
+    return "Qwen3_5", dict(dict(DELTA | ONE_OF_EACH, intermediate_size=96), **more)
+
+
 # The family as it is published first, then the other ways its config can turn.
 MODELS = {
     "qwen3_moe": _qwen3_moe(),
@@ -375,16 +406,43 @@ MODELS = {
         routed_scaling_factor=2.5,
         rope_parameters=_yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4),
     ),
+    "qwen3_next": _qwen3_next(),
+    "qwen3_next-some_dense-listed-biases": _qwen3_next(
+        num_hidden_layers=3,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        mlp_only_layers=[1],
+        norm_topk_prob=False,
+        attention_bias=True,
+        linear_num_value_heads=3,
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=2,
+        rope_parameters=_rope(),
+    ),
+    "qwen3_5_moe": _qwen3_5_moe(),
+    "qwen3_5_moe-tied-more_heads": _qwen3_5_moe(
+        tie_word_embeddings=True,
+        linear_num_value_heads=9,
+        linear_key_head_dim=40,
+        linear_value_head_dim=72,
+        linear_conv_kernel_dim=5,
+        rope_parameters=_yarn(rope_theta=1e6, partial_rotary_factor=0.5),
+    ),
+    "qwen3_5": _qwen3_5(),
 }
+# Those that keep states of sequences.
+DELTA_MODELS = [key for key, (family, _) in MODELS.items() if family in ("Qwen3Next", "Qwen3_5Moe", "Qwen3_5")]
 # Those of the second half of 2026: tests that cost more run some families only.
 NEWER = ["glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4"]
 
 
-def _draw(name, tensor, generator):
+def _draw(name, tensor, generator, adds_one=False):
     """One parameter's or buffer's values; sizes keep activations near one through the layers."""
     noise = torch.randn(tensor.shape, generator=generator)
     if "norm" in name:
-        return 1 + 0.2 * noise
+        return 0.2 * noise + (0 if adds_one and "linear_attn" not in name else 1)
+    if "A_log" in name:
+        return 1.5 * noise - 2  # memories of one token to a hundred
     if "correction_bias" in name:
         return 0.3 * noise
     if "sinks" in name or name.endswith("bias"):
@@ -400,13 +458,14 @@ def _draw(name, tensor, generator):
 def build(key, dtype=torch.float32, seed=1, **more):
     """The model in float32, its numbers rounded to `dtype` first. `more` of the config wins over what MODELS says."""
     family, overrides = MODELS[key]
-    config = getattr(transformers, family + "Config")(**{**SIZES, **overrides, **more})
+    config_class = getattr(transformers, family + "TextConfig", None) or getattr(transformers, family + "Config")
+    config = config_class(**{**SIZES, **overrides, **more})
     model = getattr(transformers, family + "ForCausalLM")(config).eval().to(torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                tensor.copy_(_draw(name, tensor, generator).to(dtype).to(torch.float32))
+                tensor.copy_(_draw(name, tensor, generator, key in DELTA_MODELS).to(dtype).to(torch.float32))
         model.tie_weights()
     return model
 

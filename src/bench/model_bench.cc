@@ -79,7 +79,8 @@ class Phase {
 
 ModelFigures measure_model(LoadedModel& model, LimitWindows& limits, const BenchCase& at, int repeat) {
   const int step = model.max_tokens();
-  const std::unique_ptr<Runner> runner = model.make_runner(bench_pages(at, step));
+  const std::unique_ptr<Runner> runner =
+      model.make_runner(bench_pages(at, step), {.sequences = bench_slots(at)});
   const ExpertCounts* counts = runner->expert_counts();
   Phase prefill, decode;
   for (int i = 0; i < repeat; ++i) {

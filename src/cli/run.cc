@@ -29,6 +29,7 @@
 #include "cli/settings.h"
 #include "cuda/device.h"
 #include "server/server.h"
+#include "terminal/amounts.h"
 #include "terminal/language.h"
 #include "terminal/report.h"
 
@@ -42,7 +43,7 @@ constexpr int64_t kLeastTokens = 4096;   // before memory is called too small
 struct RunFlags {
   ModelFlags model;
   std::string positional, option;  // the model, either way
-  std::string method, host, name, chat_template;
+  std::string method, host, name, chat_template, snapshots;
   ParserFlags parsers;
   std::string api_key, api_key_file;  // as given: an empty one is not none
   AccessOptions access;
@@ -169,6 +170,12 @@ std::string served_name(const RunFlags& flags) {
   return leaf.empty() ? flags.model.model : leaf;
 }
 
+// Memory for snapshots of states; none: the usual.
+std::optional<uint64_t> snapshot_bytes(const RunFlags& flags) {
+  if (flags.snapshots.empty()) return {};
+  return flags.snapshots == "0" ? 0 : parse_bytes(flags.snapshots, "--state-snapshots");
+}
+
 // How many requests share how many tokens of cache.
 MemoryRequest planned_use(const RunFlags& flags, OpenedModel& model, uint64_t max_memory) {
   const int context = model.spec().context;
@@ -180,7 +187,8 @@ MemoryRequest planned_use(const RunFlags& flags, OpenedModel& model, uint64_t ma
   const auto use = [&](int64_t tokens) {
     return MemoryRequest{
         .sequences = requests,
-        .context = static_cast<int>(std::max<int64_t>(1, ceil_div(tokens, int64_t{requests})))};
+        .context = static_cast<int>(std::max<int64_t>(1, ceil_div(tokens, int64_t{requests}))),
+        .snapshots = snapshot_bytes(flags)};
   };
   if (flags.tokens > 0) {
     const int64_t most = int64_t{context} * requests;
@@ -299,6 +307,7 @@ void run(RunFlags flags) {
                          .request_timeout_s = flags.timeout,
                          .syntax = flags.parsers.syntax(chat_template, opened.tokenizer()),
                          .chat_template = chat_template};
+  service.state_snapshots = use.snapshots;
   service.pages = use.sequences * static_cast<int>(ceil_div(int64_t{use.context}, int64_t{kPageTokens}));
   ServerFiles files({.api_keys = flags.api_key_file, .tls = flags.tls});
   std::unique_ptr<StopSignals> stop;
@@ -412,6 +421,10 @@ void add_run(CLI::App& kt, Invocation& invocation) {
   verb->add_option("--max-total-tokens", flags->tokens,
                    "Tokens of all requests in the KV cache; default: by memory")
       ->check(positive());
+  verb->add_option(
+      "--state-snapshots", flags->snapshots,
+      "Memory for copies of recurrent layers' states, from which prompts that begin alike go on; "
+      "0: none; default: an eighth of the cache's");
   verb->add_option("--request-timeout", flags->timeout,
                    "Seconds after which an answer is cut off; default: never")
       ->check(positive());

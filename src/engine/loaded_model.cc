@@ -15,8 +15,9 @@ LoadedModel::LoadedModel(DescribedModel described, std::string dialect, std::sha
 LoadedModel::LoadedModel(LoadedModel&&) noexcept = default;
 LoadedModel::~LoadedModel() = default;
 
-std::unique_ptr<Runner> LoadedModel::make_runner(int pages) {
-  return std::make_unique<TransformerSteps>(*transformer_, pool_, pages);
+std::unique_ptr<Runner> LoadedModel::make_runner(int pages, const MemoryRequest& states) {
+  const int slots = transformer_->state_slots(pages, states.sequences, states.snapshots);
+  return std::make_unique<TransformerSteps>(*transformer_, pool_, pages, slots);
 }
 
 int LoadedModel::max_tokens() const { return transformer_->max_tokens(); }

@@ -14,8 +14,9 @@ class LoadedModel : public DescribedModel {
   ~LoadedModel();
 
   // To run it, with a cache of so many pages of kPageTokens. The model must outlive it; steps of two of them
-  // must not overlap. Error(kMemory) if the pages do not fit.
-  std::unique_ptr<Runner> make_runner(int pages);
+  // must not overlap. Error(kMemory) if the pages do not fit. Where it keeps states, `states` says of how many
+  // sequences at once, and how much memory snapshots may take; its context means nothing here.
+  std::unique_ptr<Runner> make_runner(int pages, const MemoryRequest& states = {});
   const std::shared_ptr<Pool>& pool() const { return pool_; }  // its workers on the CPU
   int max_tokens() const;                                      // of one step
   double stored_bytes() const;                                 // of the weights, in the formats' own bytes

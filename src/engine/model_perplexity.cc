@@ -23,7 +23,8 @@ class Window {
     const StepSequence sequence{.tokens = window.subspan(first, count),
                                 .position = static_cast<int>(first),
                                 .pages = pages_,
-                                .logits = StepSequence::Logits::kAll};
+                                .logits = StepSequence::Logits::kAll,
+                                .slot = runner_->state_slots() > 0 ? 0 : -1};
     const auto rows = std::span(logits_).first(count * static_cast<size_t>(runner_->vocabulary()));
     runner_->step({&sequence, 1}, rows);
     return rows;

@@ -37,6 +37,7 @@ void OpenedModel::open_gpu() {
          how.statistics, name_of(*how.strategy));
   if (!how.statistics.empty()) statistics_ = read_expert_statistics(how.statistics);
   try {
+    if (spec().has_states()) fail_as(ErrorKind::kUnsupported, "{}: {}", path(), no_states_on_gpu(spec()));
     gpu_ = std::make_shared<Gpu>(options_.gpu.number);
     device_ = memory_of(*gpu_);
   } catch (const Error& error) {

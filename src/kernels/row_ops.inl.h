@@ -52,22 +52,25 @@ KT_INLINE float sum_of(const Lanes& x) {
   return lane[0];
 }
 
-void norm(const float* x, const float* weight, float eps, int n, float* y) noexcept {
+float dot(const float* x, const float* y, int n) noexcept {
   Lanes chain[kChains];
   for (Lanes& sum : chain) sum = each([](auto) __attribute__((always_inline)) { return Isa::set1(0.0f); });
   const auto add = [&](int at, Lanes& sum) __attribute__((always_inline)) {
-    const Lanes v = load_some(x + at, n - at, 0.0f);
-    sum = each([&](auto i) __attribute__((always_inline)) { return Isa::fma(v.v[i], v.v[i], sum.v[i]); });
+    const Lanes v = load_some(x + at, n - at, 0.0f), w = load_some(y + at, n - at, 0.0f);
+    sum = each([&](auto i) __attribute__((always_inline)) { return Isa::fma(v.v[i], w.v[i], sum.v[i]); });
   };
   int at = 0;
   for (; at + kChains * kBlockRows <= n; at += kChains * kBlockRows)
     unroll<kChains>([&](auto c) __attribute__((always_inline)) { add(at + c * kBlockRows, chain[c]); });
   for (; at < n; at += kBlockRows) add(at, chain[at / kBlockRows % kChains]);
-  const Lanes all = each([&](auto i) __attribute__((always_inline)) {
+  return sum_of(each([&](auto i) __attribute__((always_inline)) {
     return Isa::add(Isa::add(chain[0].v[i], chain[1].v[i]), Isa::add(chain[2].v[i], chain[3].v[i]));
-  });
-  const float factor = 1 / __builtin_sqrtf(sum_of(all) / static_cast<float>(n) + eps);
-  for (at = 0; at < n; at += kBlockRows) {
+  }));
+}
+
+void norm(const float* x, const float* weight, float eps, int n, float* y) noexcept {
+  const float factor = 1 / __builtin_sqrtf(dot(x, x, n) / static_cast<float>(n) + eps);
+  for (int at = 0; at < n; at += kBlockRows) {
     const Lanes v = load_some(x + at, n - at, 0.0f), w = load_some(weight + at, n - at, 0.0f);
     store_some(y + at, n - at, each([&](auto i) __attribute__((always_inline)) {
                  return Isa::mul(Isa::mul(v.v[i], Isa::set1(factor)), w.v[i]);

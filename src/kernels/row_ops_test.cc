@@ -4,37 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "formats/floats.h"
-#include "kernels/testing/guarded.h"
+#include "kernels/testing/guarded_row.h"
 #include "kernels/testing/tables.h"
 
 namespace kt {
 namespace {
 
 constexpr int kSizes[] = {1, 3, 15, 16, 17, 63, 64, 100, 128, 576, 2880};
-
-std::vector<float> random_row(int n, unsigned seed, float spread = 1) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<float> out(static_cast<size_t>(n));
-  for (float& x : out) x = normal(random);
-  return out;
-}
-
-// A row whose end is the end of what may be read and written.
-struct Row {
-  Guarded memory;
-  int n;
-  explicit Row(const std::vector<float>& x)
-      : memory(x.size() * sizeof(float), 4), n(static_cast<int>(x.size())) {
-    std::copy(x.begin(), x.end(), data());
-  }
-  float* data() const { return memory.as<float>(); }
-  std::vector<float> values() const { return {data(), data() + n}; }
-};
 
 TEST(RowOps, NormOfEveryLength) {
   for (const int n : kSizes) {

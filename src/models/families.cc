@@ -35,6 +35,11 @@ constexpr auto kFamilies = std::to_array<Family>({
     {"Qwen2MoeForCausalLM", "qwen2_moe", describe_qwen2_moe, &kQwen2MoeGguf},
     {"Qwen3ForCausalLM", "qwen3", describe_qwen3, &kQwen3Gguf},
     {"Qwen3MoeForCausalLM", "qwen3_moe", describe_qwen3_moe, &kQwen3MoeGguf},
+    {"Qwen3NextForCausalLM", "qwen3_next", describe_qwen3_next, &kQwen3NextGguf},
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5", describe_qwen3_5},
+    {"Qwen3_5ForCausalLM", "qwen3_5_text", describe_qwen3_5, &kQwen35Gguf},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", describe_qwen3_5_moe},
+    {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", describe_qwen3_5_moe, &kQwen35MoeGguf},
     {"SolarOpenForCausalLM", "solar_open", describe_solar_open},
 });
 

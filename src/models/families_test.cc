@@ -119,7 +119,8 @@ double scale(const ModelSpec& spec) { return is_mla(spec) ? mla(spec).scale : gq
 std::vector<int> windows(const ModelSpec& spec) {
   std::vector<int> out;
   for (const LayerSpec& layer : spec.layers)
-    out.push_back(std::visit([](const auto& mixer) { return mixer.window; }, layer.mixer));
+    out.push_back(is_mla(spec) ? std::get<MlaSpec>(layer.mixer).window
+                               : std::get<GqaSpec>(layer.mixer).window);
   return out;
 }
 

@@ -307,7 +307,10 @@ void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::
 }
 
 void set_window(LayerSpec& layer, int window) {
-  std::visit([&](auto& mixer) { mixer.window = window; }, layer.mixer);
+  const auto set = [&](auto& mixer) {
+    if constexpr (requires { mixer.window; }) mixer.window = window;
+  };
+  std::visit(set, layer.mixer);
 }
 
 bool read_layer_types(const ConfigReader& config, ModelSpec& spec) {

@@ -72,6 +72,10 @@ void set_window(LayerSpec& layer, int window);
 // Windows of those layers that layer_types calls sliding_attention; false where the config has none.
 bool read_layer_types(const ConfigReader& config, ModelSpec& spec);
 
+// Layers of gated attention among layers of the delta rule, as layer_types says or full_attention_interval: mixers of all
+// layers, after fill_layers. Norms add one.
+void read_delta_layers(const ConfigReader& config, const DeltaSpec::Names& names, ModelSpec& spec);
+
 ModelSpec describe_deepseek_v2(const ConfigReader& config);
 ModelSpec describe_deepseek_v3(const ConfigReader& config);
 ModelSpec describe_dots1(const ConfigReader& config);
@@ -87,6 +91,9 @@ ModelSpec describe_mixtral(const ConfigReader& config);
 ModelSpec describe_qwen2_moe(const ConfigReader& config);
 ModelSpec describe_qwen3(const ConfigReader& config);
 ModelSpec describe_qwen3_moe(const ConfigReader& config);
+ModelSpec describe_qwen3_5(const ConfigReader& config);
+ModelSpec describe_qwen3_5_moe(const ConfigReader& config);
+ModelSpec describe_qwen3_next(const ConfigReader& config);
 ModelSpec describe_solar_open(const ConfigReader& config);
 
 // Whether a deepseek2 file is of V3's kind. Where it does not say how experts are scored, as files from newer
@@ -106,6 +113,9 @@ extern const GgufFamily kMistral4Gguf;
 extern const GgufFamily kMixtralGguf;
 extern const GgufFamily kQwen2MoeGguf;
 extern const GgufFamily kQwen3Gguf;
+extern const GgufFamily kQwen35Gguf;
+extern const GgufFamily kQwen35MoeGguf;
 extern const GgufFamily kQwen3MoeGguf;
+extern const GgufFamily kQwen3NextGguf;
 
 }  // namespace kt

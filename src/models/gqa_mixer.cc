@@ -13,10 +13,11 @@ class GqaMixer final : public Mixer {
         q_(place.ops().rows("q", int64_t{spec.heads} * spec.head_dim)),
         k_(place.ops().rows("k", int64_t{spec.kv_heads} * spec.head_dim)),
         v_(place.ops().rows("v", k_.width)),
-        heads_(place.ops().rows("heads", q_.width)) {
+        heads_(place.ops().rows("heads", q_.width)),
+        queries_(spec.gated ? place.ops().rows("queries", 2 * q_.width) : q_) {
     const GqaSpec::Names& names = spec.names;
     Stage in{.input = place.normed, .k = place.hidden(), .matrices = {}};
-    in.matrices.push_back({place.named(names.q), q_.width, spec.qkv_bias});
+    in.matrices.push_back({place.named(names.q), queries_.width, spec.qkv_bias});
     in.matrices.push_back({place.named(names.k), k_.width, spec.qkv_bias});
     in.matrices.push_back({place.named(names.v), v_.width, spec.qkv_bias});
     Stage out{.input = heads_, .k = heads_.width, .matrices = {}};
@@ -34,9 +35,12 @@ class GqaMixer final : public Mixer {
     const auto vector = [&](const std::string& name, int64_t size) {
       return place_.loader.vector(place_.named(name), size);
     };
+    const auto norm = [&](const std::string& name, int heads) {
+      return place_.loader.norm(place_.named(name), spec_.head_dim * norms(heads).size);
+    };
     if (spec_.norm != GqaSpec::Norm::kNone) {
-      q_norm_ = vector(spec_.names.q_norm + ".weight", spec_.head_dim * norms(spec_.heads).size);
-      k_norm_ = vector(spec_.names.k_norm + ".weight", spec_.head_dim * norms(spec_.kv_heads).size);
+      q_norm_ = norm(spec_.names.q_norm, spec_.heads);
+      k_norm_ = norm(spec_.names.k_norm, spec_.kv_heads);
     }
     if (spec_.sinks) sinks_ = vector(spec_.names.sinks, spec_.heads);
   }
@@ -49,10 +53,17 @@ class GqaMixer final : public Mixer {
 
   void run(Ops& ops, const MixerStep& step) const override {
     if (step.stops_at(kIn)) return;
-    const LinearUse in[] = {{.weights = weights(kIn, 0), .x = place_.normed, .y = q_},
+    const LinearUse in[] = {{.weights = weights(kIn, 0), .x = place_.normed, .y = queries_},
                             {.weights = weights(kIn, 1), .x = place_.normed, .y = k_},
                             {.weights = weights(kIn, 2), .x = place_.normed, .y = v_}};
     ops.linear(in);
+    if (spec_.gated)  // a head's queries, then its gates
+      ops.copy_heads({.from = queries_,
+                      .to = q_,
+                      .from_stride = 2 * spec_.head_dim,
+                      .to_stride = spec_.head_dim,
+                      .heads = spec_.heads,
+                      .count = spec_.head_dim});
     ops.rotate_write({.plane = step.plane,
                       .rotation = rotation_,
                       .norm_eps = place_.loader.spec().norm_eps,
@@ -66,6 +77,12 @@ class GqaMixer final : public Mixer {
                 .scale = static_cast<float>(spec_.scale),
                 .window = spec_.window,
                 .sinks = sinks_.get()});
+    if (spec_.gated)
+      ops.gate_heads({.x = heads_,
+                      .heads = spec_.heads,
+                      .count = spec_.head_dim,
+                      .gates = {.from = {queries_, spec_.head_dim}, .stride = 2 * spec_.head_dim},
+                      .kind = GateKind::kSigmoid});
     if (step.stops_at(kOut)) return;
     const LinearUse out{.weights = weights(kOut, 0), .x = heads_, .y = place_.out};
     ops.linear({&out, 1});
@@ -92,6 +109,7 @@ class GqaMixer final : public Mixer {
   const GqaSpec spec_;
   const int rotation_;
   const Rows q_, k_, v_, heads_;
+  const Rows queries_;                                     // with gates, where there are any; else q_
   std::unique_ptr<PlacedVector> q_norm_, k_norm_, sinks_;  // null: none
 };
 

@@ -6,15 +6,15 @@ namespace kt {
 
 Layer::Layer(const LayerSpec& spec, const LayerPlace& place)
     : place_(place),
-      input_norm_name_(place.named(spec.input_norm) + ".weight"),
-      post_norm_name_(place.named(spec.post_norm) + ".weight"),
+      input_norm_name_(place.named(spec.input_norm)),
+      post_norm_name_(place.named(spec.post_norm)),
       residual_(spec.residual),
       mixer_(make_mixer(spec.mixer, place)),
       feed_forward_(spec.feed_forward, place) {}
 
 void Layer::load(const ExpertSource* experts) {
-  input_norm_ = place_.loader.vector(input_norm_name_, place_.hidden());
-  post_norm_ = place_.loader.vector(post_norm_name_, place_.hidden());
+  input_norm_ = place_.loader.norm(input_norm_name_, place_.hidden());
+  post_norm_ = place_.loader.norm(post_norm_name_, place_.hidden());
   mixer_->load_vectors();
   for (size_t stage = 0; stage < mixer_->stages().size(); ++stage) mixer_->load_stage(stage);
   feed_forward_.load(experts);

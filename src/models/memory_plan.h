@@ -2,6 +2,7 @@
 // (CpuOpsOptions::sizes_only) asks the same objects that will hold the bytes how many they are.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace kt {
 struct MemoryRequest {
   int sequences = 1;   // at once
   int context = 1024;  // tokens of each, prompt and answer; a step takes as many as the model's max_tokens
+  // Bytes for snapshots of states, where the model keeps states; none: an eighth of the pages', and two for each sequence
+  // at least, of its prompt and of its answer: without them no second turn would find its first.
+  std::optional<uint64_t> snapshots = 0;
 };
 
 // Bytes in one place. What is bound to no node of the host counts for the host as a whole.

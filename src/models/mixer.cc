@@ -8,6 +8,7 @@ struct MakeMixer {
   const LayerPlace& place;
   std::unique_ptr<Mixer> operator()(const GqaSpec& spec) const { return make_gqa_mixer(spec, place); }
   std::unique_ptr<Mixer> operator()(const MlaSpec& spec) const { return make_mla_mixer(spec, place); }
+  std::unique_ptr<Mixer> operator()(const DeltaSpec& spec) const { return make_delta_mixer(spec, place); }
 };
 
 }  // namespace

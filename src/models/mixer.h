@@ -75,6 +75,7 @@ class Mixer {
 // Nothing is read yet. Rows are asked for under names that all layers share.
 std::unique_ptr<Mixer> make_gqa_mixer(const GqaSpec& spec, const LayerPlace& place);
 std::unique_ptr<Mixer> make_mla_mixer(const MlaSpec& spec, const LayerPlace& place);
+std::unique_ptr<Mixer> make_delta_mixer(const DeltaSpec& spec, const LayerPlace& place);
 std::unique_ptr<Mixer> make_mixer(const MixerSpec& spec, const LayerPlace& place);
 
 }  // namespace kt

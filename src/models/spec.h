@@ -2,11 +2,13 @@
 // transformer.cc builds and runs any of them. No weights, no loops over elements. Names of tensors are relative
 // to the layer's prefix, without ".weight".
 #pragma once
+#include <algorithm>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "kernels/table.h"
+#include "nn/delta_shape.h"
 #include "nn/rope.h"
 #include "nn/router.h"
 
@@ -19,6 +21,7 @@ struct GqaSpec {
   // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together.
   enum class Norm { kNone, kHead, kAll } norm = Norm::kNone;
   bool sinks = false;  // a learned score for each head that has no value
+  bool gated = false;  // q has for each head as many numbers again, whose sigmoids multiply what it gives
   RopeSpec rope;
   double scale = 0;  // of q . k
   int window = 0;    // positions a token sees; 0: all
@@ -48,8 +51,23 @@ struct MlaSpec {
   } names;
 };
 
+// Linear attention by the gated delta rule.
+struct DeltaSpec {
+  DeltaShape shape;
+  int taps = 4;  // of the short convolution
+  struct Names {
+    // Queries, keys and values of all heads one after the other, and gates, b and a by themselves. Without a name for
+    // gates `joined` has q | k | values | gates of each key head in turn, without one for a `b` has b | a.
+    std::string joined = "linear_attn.in_proj_qkv", gates = "linear_attn.in_proj_z",
+                b = "linear_attn.in_proj_b", a = "linear_attn.in_proj_a";
+    std::string convolution = "linear_attn.conv1d", norm = "linear_attn.norm", out = "linear_attn.out_proj";
+    std::string rates = "linear_attn.A_log", steps = "linear_attn.dt_bias";  // the tensors themselves
+  } names;
+  bool mixed() const { return names.gates.empty(); }
+};
+
 // What mixes tokens in a layer; each kind is a file, models/<kind>_mixer.cc.
-using MixerSpec = std::variant<GqaSpec, MlaSpec>;
+using MixerSpec = std::variant<GqaSpec, MlaSpec, DeltaSpec>;
 
 // One gated MLP for every token.
 struct DenseSpec {
@@ -96,11 +114,19 @@ struct ModelSpec {
   std::string family;  // "qwen3_moe", for reports
   int hidden = 0, vocab = 0, context = 0;
   double norm_eps = 1e-6;
+  bool norms_add_one = false;  // norms multiply by 1 + their weights, but for the one behind the delta rule
   bool tied_embeddings = false;
   std::string embedding = "model.embed_tokens", final_norm = "model.norm", head = "lm_head",
               prefix = "model.layers";
   std::vector<LayerSpec> layers;
 
+  // Whether a layer keeps a state of sequences, or has gates: what not every place runs yet (Ops::runs_states).
+  bool has_states() const {
+    return std::ranges::any_of(layers, [](const LayerSpec& layer) {
+      const auto* gqa = std::get_if<GqaSpec>(&layer.mixer);
+      return std::holds_alternative<DeltaSpec>(layer.mixer) || (gqa && gqa->gated);
+    });
+  }
   // Of the first layer that routes: all that do have as many experts of one size. Null: a dense model.
   const MoeSpec* moe() const {
     for (const LayerSpec& layer : layers)

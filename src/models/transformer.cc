@@ -130,6 +130,7 @@ std::vector<AttentionSequence> Transformer::State::take(std::span<const Sequence
       fail("{} tokens in one step, at most {} fit", tokens + count, max_tokens);
     for (const int32_t id : input.tokens)
       if (id < 0 || id >= spec.vocab) fail("token {}: the vocabulary has {}", id, spec.vocab);
+    KT_CHECK(keeps.states.empty() || input.slot >= 0, "a sequence without a slot for its state");
     sequences.push_back({.first = tokens,
                          .count = count,
                          .position = input.position,
@@ -140,9 +141,19 @@ std::vector<AttentionSequence> Transformer::State::take(std::span<const Sequence
   return sequences;
 }
 
+std::string no_states_on_gpu(const ModelSpec& spec) {
+  return text(
+      "{} has layers that keep a state of each sequence, and they do not run on a GPU yet; without `gpu` all "
+      "of it "
+      "runs on the CPU",
+      spec.family);
+}
+
 Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
                          TransformerOptions options) {
   if (spec.layers.empty()) fail("{}: a model without layers", checkpoint.path());
+  if (spec.has_states() && !ops->runs_states())
+    fail_as(ErrorKind::kUnsupported, "{}: {}", checkpoint.path(), no_states_on_gpu(spec));
   std::unique_ptr<ExpertSource> own;
   if (spec.moe() && !options.experts) own = open_own_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();
@@ -158,7 +169,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   State& s = *state_;
   WeightLoader& loader = s.loader;
   s.embedding = loader.matrix(loader.rooted(s.spec.embedding), s.spec.vocab, s.spec.hidden);
-  s.final_norm = loader.vector(loader.rooted(s.spec.final_norm) + ".weight", s.spec.hidden);
+  s.final_norm = loader.norm(loader.rooted(s.spec.final_norm), s.spec.hidden);
   s.head = loader.linear(loader.head(), s.spec.vocab, s.spec.hidden);
   s.place_layers();
   const int layers = static_cast<int>(s.layers.size());
@@ -197,6 +208,17 @@ int64_t Transformer::logit_rows(std::span<const SequenceInput> inputs) {
   int64_t rows = 0;
   for (const SequenceInput& input : inputs) rows += logit_tokens(input);
   return rows;
+}
+
+int Transformer::state_slots(int64_t pages, int sequences, std::optional<uint64_t> snapshots) const {
+  const SequenceShape& keeps = state_->keeps;
+  const uint64_t each = keeps.slot_bytes();
+  if (each == 0) return 0;
+  const uint64_t usual = std::max(static_cast<uint64_t>(pages) * keeps.page_bytes() / 8,
+                                  2 * static_cast<uint64_t>(sequences) * each);
+  // No more than there are pages: a snapshot is a page's.
+  const auto count = std::min(snapshots.value_or(usual) / each, static_cast<uint64_t>(pages));
+  return sequences + static_cast<int>(count);
 }
 
 std::unique_ptr<SequenceCache> Transformer::make_cache(int pages, int slots) const {
@@ -278,8 +300,9 @@ MemoryPlan Transformer::memory_plan(const MemoryRequest& request) const {
   in(kHost).vectors += s.loader.expert_bias_bytes();
   plan.embedding = s.embedding_bytes();
   const int64_t pages = ceil_div(int64_t{request.context}, kPageTokens) * request.sequences;
+  const int slots = state_slots(pages, request.sequences, request.snapshots);
   in(s.ops->place()).kv_cache = static_cast<uint64_t>(pages) * s.keeps.page_bytes() +
-                                static_cast<uint64_t>(request.sequences) * s.keeps.slot_bytes();
+                                static_cast<uint64_t>(slots) * s.keeps.slot_bytes();
   const StepNeeds needs = s.needs(request);
   in(s.ops->place()).workspace = needs.workspace + s.ops->row_bytes(s.max_tokens);
   PlaceMemory& host = in(kHost);

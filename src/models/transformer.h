@@ -54,6 +54,9 @@ struct SequenceInput {
   enum class Logits { kNone, kLast, kAll } logits = Logits::kLast;  // of which new tokens
 };
 
+// Of a spec that has_states(): why operations that do not run_states() cannot run it, and what to use.
+std::string no_states_on_gpu(const ModelSpec& spec);
+
 class Transformer {
  public:
   // Reads and packs all weights but the embedding, whose rows are read from the checkpoint as tokens need
@@ -89,6 +92,9 @@ class Transformer {
 
   // Rows of logits a forward writes for these inputs.
   static int64_t logit_rows(std::span<const SequenceInput> inputs);
+  // Slots for states of so many sequences beside so many pages, and for snapshots in that memory (MemoryRequest's); 0
+  // where the model keeps no states.
+  int state_slots(int64_t pages, int sequences, std::optional<uint64_t> snapshots) const;
   // Of what keeps() says, where the operations run. Error(kMemory) if pages and slots do not fit.
   std::unique_ptr<SequenceCache> make_cache(int pages, int slots = 0) const;
   // logits: [logit_rows, vocab]. Errors: token ids out of range, more tokens than max_tokens, positions past

@@ -1,6 +1,7 @@
 #include "models/weight_loader.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "models/load_experts.h"
@@ -75,6 +76,39 @@ std::vector<float> WeightLoader::floats(const std::string& tensor, int64_t size)
 
 std::unique_ptr<PlacedVector> WeightLoader::vector(const std::string& tensor, int64_t size) const {
   return ops_.make_vector(floats(tensor, size));
+}
+
+std::unique_ptr<PlacedVector> WeightLoader::norm(const std::string& module, int64_t size) const {
+  std::vector<float> values = floats(module + ".weight", size);
+  if (spec_.norms_add_one && !checkpoint_.is_gguf())  // such files have the sums
+    for (float& value : values) value += 1;
+  return ops_.make_vector(std::move(values));
+}
+
+std::unique_ptr<PlacedVector> WeightLoader::decay_rates(const std::string& tensor, int64_t size) const {
+  std::vector<float> values = floats(tensor, size);
+  if (!checkpoint_.is_gguf())  // such files have the rates
+    for (float& value : values) value = -std::exp(value);
+  return ops_.make_vector(std::move(values));
+}
+
+std::unique_ptr<PlacedVector> WeightLoader::taps(const std::string& module, int64_t channels,
+                                                 int64_t taps) const {
+  std::vector<float> stored;
+  if (find_module(module)) {
+    const std::unique_ptr<StoredMatrix> matrix = this->stored(module);
+    if (matrix->n != channels || matrix->k != taps)
+      fail("{}: expected [{}, {}], found [{}, {}]", matrix->name, channels, taps, matrix->n, matrix->k);
+    stored.resize(static_cast<size_t>(channels * taps));
+    if (!ops_.sizes_only()) matrix->values(0, channels, stored.data());
+  } else {
+    stored = floats(module + ".weight", channels * taps);
+  }
+  std::vector<float> values(stored.size());
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t j = 0; j < taps; ++j)
+      values[static_cast<size_t>(j * channels + c)] = stored[static_cast<size_t>(c * taps + j)];
+  return ops_.make_vector(std::move(values));
 }
 
 std::unique_ptr<StoredMatrix> WeightLoader::stored(const std::string& module) const {

@@ -62,6 +62,7 @@ class GpuOps final : public Ops {
   Place place() const override { return {.kind = Place::Kind::kGpu, .index = options_.number}; }
   int nodes() const override { return pool_->nodes(); }
   bool sizes_only() const override { return options_.sizes_only; }
+  bool runs_states() const override { return false; }
 
   std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) override {
     return std::make_unique<GpuVector>(weights_, values);
@@ -97,6 +98,9 @@ class GpuOps final : public Ops {
   void rotate_write(const RotateWrite& args) override;
   void attend(const Attend& args) override;
   void copy_heads(const CopyHeads& args) override;
+  void gate_heads(const GateHeads&) override { refuse("gates of heads"); }
+  void convolve(const ShortConvolution&) override { refuse("short convolutions"); }
+  void delta_rule(const DeltaRule&) override { refuse("the delta rule"); }
   void route(const ChooseExperts& args) override;
   void send_experts(const RunExperts& args) override;
   void experts(const RunExperts& args) override;
@@ -113,6 +117,10 @@ class GpuOps final : public Ops {
   const std::vector<StepPart>& parts() const override { return parts_.all(); }
 
  private:
+  // Models with such layers are refused by name before one is asked for (models/transformer.cc).
+  [[noreturn]] static void refuse(std::string_view what) {
+    fail_as(ErrorKind::kUnsupported, "{} do not run on a GPU yet", what);
+  }
   // What measure() adds up.
   struct Measured {
     const SequenceShape* shape = nullptr;

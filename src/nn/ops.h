@@ -16,6 +16,8 @@
 #include "base/function_ref.h"
 #include "formats/matrix.h"
 #include "kernels/plan.h"
+#include "kernels/row_ops.h"
+#include "nn/delta_shape.h"
 #include "nn/experts.h"
 #include "nn/fill_experts.h"
 #include "nn/kv_cache.h"
@@ -130,6 +132,60 @@ struct CopyHeads {
   int64_t count = 0;
 };
 
+// Heads in groups of as many: head h begins at column (h / in_group) * stride + (h % in_group) * width from `from` on,
+// width being the numbers of one, which is the operation's affair.
+struct GroupedHeads {
+  Columns from;
+  int64_t stride = 0;
+  int in_group = 1;
+};
+
+// Every head of x, `count` numbers side by side, is normed where there are weights for it, and multiplied by what its
+// gates give.
+struct GateHeads {
+  Rows x;
+  int heads = 0;
+  int64_t count = 0;
+  const PlacedVector* norm = nullptr;  // [count], RMS; null: none
+  double norm_eps = 0;
+  GroupedHeads gates;
+  GateKind kind = GateKind::kSigmoid;
+};
+
+// A causal convolution of each column over the last `taps` tokens of a sequence, and silu. The columns of `parts` come one
+// part after the other, and so they are in `out`. What it remembers of a sequence, its last taps - 1 inputs, is the state
+// of this number: short_convolution_bytes().
+struct ShortConvolution {
+  int state = 0;
+  int taps = 0;                           // at most kMostTaps
+  const PlacedVector* weights = nullptr;  // [taps, columns]
+  struct Part {
+    GroupedHeads heads;
+    int count = 0;
+    int64_t width = 0;  // of one
+  };
+  std::span<const Part> parts;
+  Rows out;  // none of the parts' rows
+};
+
+// The gated delta rule (kernels/row_ops.h), token after token. What it remembers of a sequence, a matrix for each head of
+// values, is the state of this number: delta_rule_bytes().
+struct DeltaRule {
+  int state = 0;
+  DeltaShape shape;
+  Rows qkv;  // [tokens, shape.width()]; q and k become vectors of length one in place, q over sqrt(key_dim)
+  Rows factors;                         // [tokens, 3 value_heads], scratch
+  GroupedHeads b;                       // one number a value head: beta = sigmoid(b)
+  GroupedHeads a;                       // decay = e^(rates * softplus(a + steps))
+  const PlacedVector* rates = nullptr;  // [value_heads], below 0
+  const PlacedVector* steps = nullptr;  // [value_heads]
+  Rows out;                             // [tokens, value_heads * value_dim]
+};
+
+// Of one sequence.
+size_t short_convolution_bytes(int taps, int64_t columns);
+size_t delta_rule_bytes(const DeltaShape& shape);
+
 // Scores of a router, and the experts it chooses (nn/router.h).
 struct ChooseExperts {
   const RouterSpec* spec = nullptr;
@@ -190,6 +246,8 @@ class Ops {
   virtual Place place() const = 0;
   virtual int nodes() const = 0;        // of the host, whose shares packed_bytes(node) tells
   virtual bool sizes_only() const = 0;  // weights are laid out but not read, and nothing runs but measure()
+  // Whether layers that keep states of sequences, and gates of heads, can run here.
+  virtual bool runs_states() const = 0;
 
   // Weights. Errors name `name`.
   virtual std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) = 0;
@@ -234,6 +292,9 @@ class Ops {
   virtual void rotate_write(const RotateWrite& args) = 0;
   virtual void attend(const Attend& args) = 0;
   virtual void copy_heads(const CopyHeads& args) = 0;
+  virtual void gate_heads(const GateHeads& args) = 0;
+  virtual void convolve(const ShortConvolution& args) = 0;
+  virtual void delta_rule(const DeltaRule& args) = 0;
   virtual void route(const ChooseExperts& args) = 0;
   // The experts' rows are there, and what is called before experts() does not change them: where another place runs
   // experts, it begins.

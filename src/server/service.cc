@@ -48,7 +48,8 @@ Service::Service(LoadedModel& model, ServiceOptions options, std::function<void(
       options_(std::move(options)),
       post_(std::move(post)),
       default_sampling_(sampling_of(model.path())),
-      runner_(model.make_runner(options_.pages)),
+      runner_(model.make_runner(options_.pages,
+                                {.sequences = options_.max_running, .snapshots = options_.state_snapshots})),
       started_(static_cast<int64_t>(std::time(nullptr))),
       start_(std::chrono::steady_clock::now()) {
   if (!options_.chat_template.empty()) template_.emplace(options_.chat_template, options_.name);

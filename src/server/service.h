@@ -24,17 +24,18 @@
 namespace kt {
 
 struct ServiceOptions {
-  std::string name;                       // of the model, as clients see it
-  std::string version;                    // of the program
-  int max_running = 8;                    // requests at once
-  int max_waiting = 512;                  // beyond those; 429 for more
-  int pages = 0;                          // of the KV cache
-  int max_answers = 64;                   // prompts times n of one request
-  double request_timeout_s = 0;           // an answer is cut off after so long; 0: never
-  Rates rates = {};                       // of this machine, for fractions of the limit
-  ChatSyntax syntax = {};                 // of the model's answers
-  std::string chat_template = {};         // "": chats are refused
-  std::function<int()> connections = {};  // open ones, for the metrics
+  std::string name;                              // of the model, as clients see it
+  std::string version;                           // of the program
+  int max_running = 8;                           // requests at once
+  int max_waiting = 512;                         // beyond those; 429 for more
+  int pages = 0;                                 // of the KV cache
+  std::optional<uint64_t> state_snapshots = {};  // bytes (MemoryRequest's)
+  int max_answers = 64;                          // prompts times n of one request
+  double request_timeout_s = 0;                  // an answer is cut off after so long; 0: never
+  Rates rates = {};                              // of this machine, for fractions of the limit
+  ChatSyntax syntax = {};                        // of the model's answers
+  std::string chat_template = {};                // "": chats are refused
+  std::function<int()> connections = {};         // open ones, for the metrics
 };
 
 class Service {

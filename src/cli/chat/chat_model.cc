@@ -74,11 +74,12 @@ class Mailbox {
 class ModelBackend final : public ChatBackend {
  public:
   ModelBackend(const std::string& path, ModelOptions options, int context)
-      : model_(OpenedModel(path, std::move(options)).load({.use = {.sequences = 1, .context = context}})),
+      : model_(OpenedModel(path, std::move(options))
+                   .load({.use = {.sequences = 1, .context = context, .snapshots = {}}})),
         context_(std::min(context, model_.spec().context)),
         template_(checked_template(model_), path),
         syntax_(chat_syntax_of(model_.chat_template(), model_.tokenizer())),
-        runner_(model_.make_runner(ceil_div(context_, kPageTokens))),
+        runner_(model_.make_runner(ceil_div(context_, kPageTokens), {.snapshots = {}})),
         engine_(*runner_, &model_.tokenizer(), {.step_tokens = runner_->max_tokens(), .sequences = 1}),
         sampling_(recommended_sampling(path)) {}
 

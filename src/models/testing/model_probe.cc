@@ -171,7 +171,9 @@ void run(const Flags& flags) {
   const std::unique_ptr<Loaded> loaded = load(flags, widest * sequences.size());
   Transformer& model = *loaded->model;
   const size_t pages = (longest + kPageTokens - 1) / kPageTokens;
-  const auto cache = model.make_cache(static_cast<int>(pages * sequences.size()));
+  const int slots = model.keeps().states.empty() ? 0 : static_cast<int>(sequences.size());
+  const auto cache = model.make_cache(static_cast<int>(pages * sequences.size()), slots);
+  for (int slot = 0; slot < slots; ++slot) cache->clear_slot(slot);
   const auto tables = page_tables(sequences.size(), pages);
   const auto vocab = static_cast<size_t>(model.spec().vocab);
   std::vector<std::vector<float>> logits(sequences.size());
@@ -185,6 +187,7 @@ void run(const Flags& flags) {
       inputs.push_back({.tokens = ids.subspan(at, std::min(count, ids.size() - at)),
                         .position = static_cast<int>(at),
                         .pages = tables[s].data(),
+                        .slot = slots ? slots - 1 - static_cast<int>(s) : -1,
                         .logits = SequenceInput::Logits::kAll});
       who.push_back(s);
     }

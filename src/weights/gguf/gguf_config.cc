@@ -41,6 +41,11 @@ constexpr auto kKeys = std::to_array<KeyRow>({
     {"leading_dense_block_count", "first_k_dense_replace"},
     {"nextn_predict_layers", "num_nextn_predict_layers"},
     {"interleave_moe_layer_step", "interleave_moe_layer_step"},
+    {"ssm.conv_kernel", "linear_conv_kernel_dim"},
+    {"ssm.state_size", "linear_key_head_dim"},
+    {"ssm.group_count", "linear_num_key_heads"},
+    {"ssm.time_step_rank", "linear_num_value_heads"},
+    {"ssm.inner_size", "linear_inner_size"},
 });
 
 // What gguf_model.cc makes of other keys; for errors.
@@ -58,6 +63,7 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"expert_weights_scale", "router_scaling_factor"},
     {"expert_gating_func", "scoring_func"},
     {"attention.key_length", "head_dim"},
+    {"ssm.inner_size", "linear_value_head_dim"},
     {"attention.key_length_mla", "qk_nope_head_dim"},
     {"attention.value_length_mla", "v_head_dim"},
     {"rope.dimension_count", "qk_rope_head_dim"},
@@ -83,7 +89,6 @@ struct OtherRow {
 };
 // Words of architectures whose experts are read and which are no family here.
 constexpr auto kOthers = std::to_array<OtherRow>({
-    {"qwen3next", "qwen3_next", "num_experts"},
     {"qwen3vlmoe", "qwen3_vl_moe", "num_experts"},
     {"llama4", "llama4_text", "num_local_experts"},
     {"bailingmoe2", "bailing_moe", "num_experts"},

@@ -110,7 +110,17 @@ Dtype kept_type(const StoredMatrix& matrix) {
 }
 
 void check_published_names(const Checkpoint& checkpoint) {
-  if (!checkpoint.is_gguf() || checkpoint.gguf_family() != nullptr) return;
+  if (!checkpoint.is_gguf()) return;
+  // Decays as rates, norms with their one added, heads in another order: names are known, numbers are others.
+  const auto recurrent = [](const Tensor& tensor) { return tensor.name.find(".ssm_") != tensor.name.npos; };
+  const auto found = std::ranges::find_if(checkpoint.tensors(), recurrent);
+  if (found != checkpoint.tensors().end())
+    fail_as(ErrorKind::kUnsupported,
+            "{}: recurrent layers ({}) are stored in another form than in a published checkpoint and are not "
+            "turned "
+            "back; convert the published one",
+            checkpoint.path(), shown(found->name));
+  if (checkpoint.gguf_family() != nullptr) return;
   const std::string_view architecture = gguf_string(checkpoint.gguf(), "general.architecture");
   fail_as(ErrorKind::kUnsupported,
           "{}: the names that a published checkpoint of architecture {} has are not known; known: {}",

@@ -36,7 +36,8 @@ void narrow(std::span<const float> values, Dtype type, std::byte* out);
 // What keeps its values: plain floats in their own type, anything else as bf16.
 Dtype kept_type(const StoredMatrix& matrix);
 
-// GGUF files are written under the names their models were published with. Error where those are not known.
+// GGUF files are written under the names their models were published with. Error where those are not known, or where
+// numbers are other ones.
 void check_published_names(const Checkpoint& checkpoint);
 // Of a GGUF layer that predicts further tokens: parts of it have no published names.
 bool is_extra_layer(const Checkpoint& checkpoint, std::string_view published);
