@@ -96,5 +96,5 @@ if [ "${1:-}" = --check ]; then
   exit
 fi
 
-(cd "$folder" && tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -- *.ptx compiler sources.sha256) | xz -9e > "$archive"
+(cd "$folder" && tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -- *.ptx compiler sources.sha256) | xz --lzma2=preset=9e,lc=4,pb=0 > "$archive"
 echo "$archive: $(stat -c %s "$archive") bytes, $(ls "$folder" | grep -c 'ptx$') modules"

@@ -127,7 +127,7 @@ class TreeBuilder {
   void add_mixer(const GqaSpec& gqa) {
     const size_t at = open_attention(gqa.names.o);
     const int64_t q = int64_t{gqa.heads} * gqa.head_dim, kv = int64_t{gqa.kv_heads} * gqa.head_dim;
-    attention_matrix(gqa.names.q, q, spec_.hidden, gqa.qkv_bias);
+    attention_matrix(gqa.names.q, gqa.gated ? 2 * q : q, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.k, kv, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.v, kv, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.o, spec_.hidden, q, gqa.o_bias);
@@ -153,6 +153,20 @@ class TreeBuilder {
     attention_norm(mla.names.kv_a_norm, mla.kv_rank);
     attention_matrix(mla.names.kv_b, int64_t{mla.heads} * (mla.nope + mla.v), mla.kv_rank, false);
     attention_matrix(mla.names.o, spec_.hidden, int64_t{mla.heads} * mla.v, mla.bias);
+    close(at);
+  }
+
+  void add_mixer(const DeltaSpec& delta) {
+    const DeltaSpec::Names& names = delta.names;
+    const size_t at = open_attention(names.out);
+    const DeltaShape& shape = delta.shape;
+    const int64_t values = int64_t{shape.value_heads} * shape.value_dim, heads = shape.value_heads;
+    attention_matrix(names.joined, shape.width() + (delta.mixed() ? values : 0), spec_.hidden, false);
+    if (!delta.mixed()) attention_matrix(names.gates, values, spec_.hidden, false);
+    attention_matrix(names.b, names.a.empty() ? 2 * heads : heads, spec_.hidden, false);
+    if (!names.a.empty()) attention_matrix(names.a, heads, spec_.hidden, false);
+    attention_norm(names.norm, shape.value_dim);
+    attention_matrix(names.out, spec_.hidden, values, false);
     close(at);
   }
 
