@@ -38,6 +38,12 @@ struct alignas(8) Words2 {
 };
 
 KT_GPU int thread() { return static_cast<int>(threadIdx.x); }
+// The same, read anew: what follows from it takes no register from one round of a loop to the next.
+KT_GPU int thread_again() {
+  int out;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(out));
+  return out;
+}
 KT_GPU int threads() { return static_cast<int>(blockDim.x); }
 KT_GPU int block() { return static_cast<int>(blockIdx.x); }
 KT_GPU int block_y() { return static_cast<int>(blockIdx.y); }

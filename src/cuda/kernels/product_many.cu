@@ -34,9 +34,8 @@ struct LoadedPiece {
 
 // Which rows and columns that is: threads of a row block are neighbours.
 struct PiecePlace {
-  int block = gpu::thread() / (kRowLanes * (kSlab / 16));
-  int part = gpu::thread() / kRowLanes % (kSlab / 16);
-  int row = gpu::thread() % kRowLanes * kLaneRows;
+  int thread, block = thread / (kRowLanes * (kSlab / 16)), part = thread / kRowLanes % (kSlab / 16),
+              row = thread % kRowLanes * kLaneRows;
 };
 
 template <Code kCode, int kStep>
@@ -184,7 +183,7 @@ KT_GPU void product_of_many(const ProductsArgs& all, gpu::Words* memory) {
   const PackedRows& w = args.weights;
   const RowTile tile = at.tile(args.m);
   const int rows = tile.rows, first_row = tile.first, first_block = at.first_block();
-  const PiecePlace place;
+  const PiecePlace place{gpu::thread()};
   const int last_block = (w.n - 1) / kBlockRows, mine = first_block + place.block;
   const uint8_t* const block =
       w.blocks + tile.slot * args.slot_bytes + (mine < last_block ? mine : last_block) * w.block_bytes;
@@ -203,7 +202,7 @@ KT_GPU void product_of_many(const ProductsArgs& all, gpu::Words* memory) {
   for (int slab = 0; slab < slabs; ++slab) {
     gpu::await_copies<0>();
     gpu::barrier();  // the slab before is multiplied
-    store_piece(w, piece, place, memory);
+    store_piece(w, piece, PiecePlace{gpu::thread_again()}, memory);
     if (slab + 1 < slabs) {
       piece = load_piece<kCode, kStep>(w, block, slab + 1, place);
       copy_input(from += kSlab, w.k_pad, to + (slab + 1) % 2 * kInputWords);

@@ -53,6 +53,7 @@ void wait_for_block();
 uint32_t exchange(uint32_t value, int with);
 
 inline int thread() { return lane->thread; }
+inline int thread_again() { return lane->thread; }
 inline int threads() { return lane->threads; }
 inline int block() { return lane->block; }
 inline int block_y() { return lane->block_y; }
