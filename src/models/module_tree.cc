@@ -112,10 +112,8 @@ class TreeBuilder {
     layer_ = -1;
   }
 
-  size_t open_attention(const std::string& one_of_it) {
-    return open({.name = in_layer(parent_of(one_of_it)),
-                 .kind = ModuleKind::kAttention,
-                 .part = ModulePart::kAttention});
+  size_t open_attention(const std::string& one_of_it, ModuleKind kind = ModuleKind::kAttention) {
+    return open({.name = in_layer(parent_of(one_of_it)), .kind = kind, .part = ModulePart::kAttention});
   }
   void attention_matrix(const std::string& name, int64_t n, int64_t k, bool bias) {
     matrix(in_layer(name), ModulePart::kAttention, n, k, bias);
@@ -158,14 +156,17 @@ class TreeBuilder {
 
   void add_mixer(const DeltaSpec& delta) {
     const DeltaSpec::Names& names = delta.names;
-    const size_t at = open_attention(names.out);
+    const size_t at = open_attention(names.out, ModuleKind::kRecurrent);
     const DeltaShape& shape = delta.shape;
     const int64_t values = int64_t{shape.value_heads} * shape.value_dim, heads = shape.value_heads;
     attention_matrix(names.joined, shape.width() + (delta.mixed() ? values : 0), spec_.hidden, false);
     if (!delta.mixed()) attention_matrix(names.gates, values, spec_.hidden, false);
     attention_matrix(names.b, names.a.empty() ? 2 * heads : heads, spec_.hidden, false);
     if (!names.a.empty()) attention_matrix(names.a, heads, spec_.hidden, false);
-    attention_norm(names.norm, shape.value_dim);
+    add({.name = in_layer(names.norm),
+         .kind = ModuleKind::kGatedNorm,
+         .part = ModulePart::kAttention,
+         .n = shape.value_dim});
     attention_matrix(names.out, spec_.hidden, values, false);
     close(at);
   }

@@ -20,6 +20,7 @@ enum class ModuleKind : uint8_t {
   kList,  // of layers
   kLayer,
   kAttention,
+  kRecurrent,  // in its place: the gated delta rule
   kMoe,
   kMlp,  // of a dense layer, and the shared expert
   kRouter,
@@ -27,6 +28,7 @@ enum class ModuleKind : uint8_t {
   kExpert,   // one of them
   kLinear,
   kNorm,
+  kGatedNorm,  // of the gated delta rule
   kRotary,
 };
 

@@ -34,7 +34,9 @@ const std::vector<ClassPrefix>& class_prefixes() {
       {"Qwen3", {"qwen3"}},
       {"Qwen3Moe", {"qwen3_moe"}},
       {"SolarOpen", {"solar_open"}},
-      {"Qwen3Next", {}},
+      {"Qwen3Next", {"qwen3_next"}},
+      {"Qwen3_5", {"qwen3_5", "qwen3_5_text"}},
+      {"Qwen3_5Moe", {"qwen3_5_moe", "qwen3_5_moe_text"}},
       {"Smallthinker", {}},
   };
   return all;
@@ -57,11 +59,12 @@ constexpr ClassSuffix kClassSuffixes[] = {
     {"SparseMoeBlock", ModuleKind::kMoe},
     {"MoeBlock", ModuleKind::kMoe},
     {"DenseMlpBlock", ModuleKind::kMlp},
-    {"GatedDeltaNet", ModuleKind::kAttention},
+    {"GatedDeltaNet", ModuleKind::kRecurrent},
     {"TopkRouter", ModuleKind::kRouter},
     {"TopKRouter", ModuleKind::kRouter},
     {"Experts", ModuleKind::kExperts},
     {"RMSNorm", ModuleKind::kNorm},
+    {"RMSNormGated", ModuleKind::kGatedNorm},
     {"RotaryEmbedding", ModuleKind::kRotary},
     {"YarnRotaryEmbedding", ModuleKind::kRotary},
 };
