@@ -43,22 +43,10 @@ def kt(*words):
     return subprocess.run([KT, *map(str, words)], capture_output=True, text=True, timeout=600)
 
 
-def write(folder, tensors, config):
-    folder.mkdir(parents=True)
-    tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 @functools.cache
 def saved(root, key):
     """(tensors as transformers saves them, config, logits) of a model whose numbers are bf16."""
-    model = tiny_models.build(key, torch.bfloat16)
-    expected = tiny_models.logits(model, PROMPTS)
-    folder = tiny_models.save(model, root / key, torch.bfloat16)
-    return (safetensors.torch.load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text()),
-            expected)
+    return tiny_models.saved(root, key, PROMPTS)
 
 
 # --- as published -----------------------------------------------------------------------------------------------------
@@ -97,7 +85,7 @@ def test_qwen3_next_as_published(root, tmp_path):
     config = {name: value for name, value in config.items() if name not in gone}
     config |= dict(rope_theta=10000000, partial_rotary_factor=0.25, rope_scaling=None, full_attention_interval=4)
     more = further(tensors)
-    folder = write(tmp_path / "model", tensors | more, config)
+    folder = tiny_models.write(tmp_path / "model", tensors | more, config)
     check(probe(folder, PROMPTS, VOCAB), expected, BOUND)
     assert "layers for further tokens (mtp." in kt("estimate", folder, "--bandwidth", 10).stderr
 
@@ -117,7 +105,7 @@ def test_qwen3_5_as_published(root, tmp_path, key):
     assert "moe" not in key or any(name.endswith("experts.gate_up_proj") for name in stored)
     stored |= fused(further(tensors))
     stored["model.visual.patch_embed.proj.weight"] = torch.ones(4, 3, 2, 16, 16)
-    folder = write(tmp_path / "model", stored, outer)
+    folder = tiny_models.write(tmp_path / "model", stored, outer)
     check(probe(folder, PROMPTS, VOCAB), expected, BOUND)
     said = kt("estimate", folder, "--bandwidth", 10).stderr
     assert "layers for further tokens (mtp." in said and "parts for images, sound or video (model.visual." in said
@@ -134,11 +122,11 @@ def test_a_missing_part_is_named(root, tmp_path):
     tensors, config, _ = saved(root, "qwen3_5")
     for number, part in enumerate(("conv1d.weight", "A_log", "dt_bias", "norm.weight", "in_proj_a.weight", "out_proj.weight")):
         name = "model.layers.0.linear_attn." + part
-        folder = write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name}, config)
+        folder = tiny_models.write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name}, config)
         done = kt("estimate", folder, "--bandwidth", 10)
         assert done.returncode == 2 and name in done.stderr and done.stderr.count("\n") == 1
     tensors = dict(tensors, **{"model.layers.0.linear_attn.conv1d.weight": torch.ones(384, 1, 3)})
-    done = kt("estimate", write(tmp_path / "short", tensors, config), "--bandwidth", 10)
+    done = kt("estimate", tiny_models.write(tmp_path / "short", tensors, config), "--bandwidth", 10)
     assert "conv1d.weight: expected 1536 floats, found" in done.stderr
 
 

@@ -39,22 +39,10 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("published")
 
 
-def write(folder, tensors, config):
-    folder.mkdir(parents=True)
-    tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 @functools.cache
 def saved(root, key):
     """(tensors under the names that transformers saves, config, logits) of a model whose numbers are bf16."""
-    model = tiny_models.build(key, torch.bfloat16)
-    expected = tiny_models.logits(model, PROMPTS)
-    folder = tiny_models.save(model, root / key, torch.bfloat16)
-    config = json.loads((folder / "config.json").read_text())
-    return safetensors.torch.load_file(folder / "model.safetensors"), config, expected
+    return tiny_models.saved(root, key, PROMPTS)
 
 
 def one_by_one(tensors):
@@ -98,8 +86,8 @@ class TestExperts:
     @newer
     def test_in_one_tensor_or_one_by_one(self, root, key, tmp_path):
         tensors, config, expected = saved(root, key)
-        apart = write(tmp_path / "apart", one_by_one(tensors), config)
-        fused = write(tmp_path / "fused", in_one(one_by_one(tensors)), config)
+        apart = tiny_models.write(tmp_path / "apart", one_by_one(tensors), config)
+        fused = tiny_models.write(tmp_path / "fused", in_one(one_by_one(tensors)), config)
         ours = probe(apart, PROMPTS, VOCAB)
         check(ours, expected, BOUND)
         assert (probe(fused, PROMPTS, VOCAB) == ours).all()
@@ -109,12 +97,12 @@ class TestExperts:
     def test_converted(self, root, key, tmp_path):
         """Int8 of a row each: the converted folder by itself, and its experts with the original's other tensors."""
         tensors, config, _ = saved(root, key)
-        original = write(tmp_path / "original", tensors, config)
+        original = tiny_models.write(tmp_path / "original", tensors, config)
         out = tmp_path / "int8"
         checkpoints.kt_ok("quant", original, "-o", out, "--method", "int8", "--numa-nodes", "1", "--yes")
         rounded = {name: self.rounded(name, tensor.float()) for name, tensor in one_by_one(tensors).items()}
         plain = tmp_path / "plain"
-        model = published.load_plain(write(plain, in_one(rounded) if key == "mistral4" else rounded, config))
+        model = published.load_plain(tiny_models.write(plain, in_one(rounded) if key == "mistral4" else rounded, config))
         ours = probe(out, PROMPTS, VOCAB)
         check(ours, tiny_models.logits(model, PROMPTS), BOUND)
         assert (probe(original, PROMPTS, VOCAB, "--weights", str(out)) == ours).all()
@@ -186,7 +174,7 @@ def test_kimi_k25(tmp_path, packed):
         inner["quantization_config"] = packed.quantization
     outer = dict(architectures=["KimiK25ForConditionalGeneration"], model_type="kimi_k25", text_config=inner,
                  tie_word_embeddings=False, vision_config=dict(vt_hidden_size=32, vt_num_hidden_layers=2))
-    folder = write(tmp_path / "model", stored, outer)
+    folder = tiny_models.write(tmp_path / "model", stored, outer)
     check(probe(folder, prompts, VOCAB), expected, BOUND)
     check(probe(folder, prompts[-1:], VOCAB, "--chunk", "33"), expected[-len(prompts[-1]) :], BOUND)
     idle = sum(name.startswith(("vision_tower.", "mm_projector.")) for name in stored)
@@ -246,7 +234,7 @@ def test_mistral_small_4(tmp_path, prefix, format):
                  vision_config=dict(hidden_size=8), tie_word_embeddings=False)
     if how.quantization:
         outer["quantization_config"] = how.quantization
-    folder = write(tmp_path / "stored", stored, outer)
+    folder = tiny_models.write(tmp_path / "stored", stored, outer)
     check(probe(folder, PROMPTS, VOCAB), tiny_models.logits(published.load_plain(plain), PROMPTS), BOUND)
     assert ": 2 tensors not used: parts for images, sound or video (multi_modal_projector." in said(folder)
 
@@ -314,6 +302,6 @@ def solar(tensors, config):
 def test_as_published(root, tmp_path, key, change):
     tensors, config, expected = saved(root, key)
     tensors, config, idle = change(tensors, config)
-    folder = write(tmp_path / "model", tensors, config)
+    folder = tiny_models.write(tmp_path / "model", tensors, config)
     check(probe(folder, PROMPTS, VOCAB), expected, BOUND)
     assert idle in said(folder) if idle else said(folder) == ""

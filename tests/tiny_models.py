@@ -7,6 +7,7 @@ biases and sinks away from zero, embeddings of size one. Everything follows from
 import json
 import pathlib
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -491,3 +492,20 @@ def logits(model, sequences):
     with torch.no_grad():
         out = [model(torch.tensor([ids]), use_cache=False).logits[0].float() for ids in sequences]
     return torch.cat(out).numpy()
+
+
+def saved(root, key, prompts):
+    """(tensors under the names that transformers saves, config, logits) of a model whose numbers are bf16."""
+    model = build(key, torch.bfloat16)
+    expected = logits(model, prompts)
+    folder = save(model, root / key, torch.bfloat16)
+    config = json.loads((folder / "config.json").read_text())
+    return safetensors.torch.load_file(folder / "model.safetensors"), config, expected
+
+
+def write(folder, tensors, config):
+    folder.mkdir(parents=True)
+    tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -29,11 +29,28 @@ struct ProductCase {
 
 class GpuProducts : public testing::TestWithParam<ProductCase> {};
 
-// Poisoned where the kernel has to write.
-void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed) {
+// (x W^T + bias) * factors by a kernel, poisoned where it has to write.
+struct ProductRun {
+  int64_t n, k;
+  int m;
+  std::vector<float> values, x, bias, factors, y;
+
+  ProductRun(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed, bool many);
+  // Against a double loop over operands; the bound is of a sum of products with these sizes.
+  void check(float (*operand)(float), double (*bound)(int64_t k, double sizes, double largest)) const;
+};
+
+ProductRun::ProductRun(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed, bool many)
+    : n(n),
+      k(k),
+      m(m),
+      values(static_cast<size_t>(n * k)),
+      x(random_values(static_cast<size_t>(m * (k + 3)), seed + 1)),
+      bias(random_values(static_cast<size_t>(n), seed + 2)),
+      factors(random_values(static_cast<size_t>(m), seed + 3)),
+      y(static_cast<size_t>(m * (n + 2)), std::nanf("")) {
   const Format& format = of.format->format;
-  const Matrix matrix = quantise(format, random_values(static_cast<size_t>(n * k), seed), n, k);
-  std::vector<float> values(static_cast<size_t>(n * k));
+  const Matrix matrix = quantise(format, random_values(values.size(), seed), n, k);
   dequantise(matrix.view(), values);
   const Packing packing = packing_for(format, n, k, of.fragment, "w");
   std::vector<std::byte> blocks(packing.bytes());
@@ -44,15 +61,13 @@ void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned 
   GpuStream stream(gpu);
   const GpuMemory memory{gpu, &stream};
   GpuLinear linear(memory, packing, blocks, "w");
-  const std::vector<float> x = random_values(static_cast<size_t>(m * (k + 3)), seed + 1),
-                           bias = random_values(static_cast<size_t>(n), seed + 2),
-                           factors = random_values(static_cast<size_t>(m), seed + 3);
-  const std::vector<float> poison(static_cast<size_t>(m * (n + 2)), std::nanf(""));
+  const int64_t tiled = (m + kTileRows - 1) / kTileRows * kTileRows;
+  const std::vector<uint16_t> poisoned(static_cast<size_t>(tiled * packing.k_pad), 0x7FFF);
   const DeviceBuffer in = memory.hold(x.data(), x.size() * 4, "x"),
                      add = memory.hold(bias.data(), bias.size() * 4, "b"),
                      times = memory.hold(factors.data(), factors.size() * 4, "f"),
-                     out = memory.hold(poison.data(), poison.size() * 4, "y");
-  const int at_once = m == 1 ? 1 : 8;
+                     out = memory.hold(y.data(), y.size() * 4, "y"),
+                     round = memory.hold(poisoned.data(), poisoned.size() * 2, "r");
   ProductsArgs args;
   args.count = 1;
   args.of[0] = {.weights = linear.rows(),
@@ -62,82 +77,29 @@ void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned 
                 .y_stride = n + 2,
                 .bias = add.as<const float>(),
                 .factors = times.as<const float>(),
-                .m = m};
-  stream.launch(text("kt_product_{}_{}_{}", code_word(format.code), of.fragment.step_bytes, at_once),
-                packing.blocks, (m + at_once - 1) / at_once, kProductThreads, args);
-  std::vector<float> y(poison.size());
-  stream.copy(y.data(), out.at(), y.size() * 4);
-  stream.wait();
-  for (int i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < n + 2; ++j) {
-      const float found = y[static_cast<size_t>(i * (n + 2) + j)];
-      if (j >= n) {
-        ASSERT_TRUE(std::isnan(found)) << "wrote behind a row";
-        continue;
-      }
-      double sum = 0, sizes = 0;
-      for (int64_t c = 0; c < k; ++c) {
-        const double product = static_cast<double>(x[static_cast<size_t>(i * (k + 3) + c)]) *
-                               static_cast<double>(values[static_cast<size_t>(j * k + c)]);
-        sum += product;
-        sizes += std::abs(product);
-      }
-      const double factor = factors[static_cast<size_t>(i)],
-                   expected = (sum + bias[static_cast<size_t>(j)]) * factor;
-      // Numbers are added one by one in f32: their sizes times k * 2^-24 at most, and a few roundings more.
-      const double bound = (sizes * static_cast<double>(k + 24) + 4) * 0x1p-24 * std::abs(factor) + 1e-30;
-      ASSERT_NEAR(found, expected, bound) << n << " x " << k << ", row " << i << ", column " << j;
-    }
-  }
-}
-
-// The nearest bf16.
-float as_bf16(float x) { return to_f32(to_bf16(x)); }
-
-// The same of kernels for many rows, whose operands are bf16. A weight may lie so near to the middle of two that a kernel, which
-// adds its factors in another order, takes the other one.
-void check_many(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed) {
-  const Format& format = of.format->format;
-  const Matrix matrix = quantise(format, random_values(static_cast<size_t>(n * k), seed), n, k);
-  std::vector<float> values(static_cast<size_t>(n * k));
-  dequantise(matrix.view(), values);
-  const Packing packing = packing_for(format, n, k, of.fragment, "w");
-  std::vector<std::byte> blocks(packing.bytes());
-  for (int64_t b = 0; b < packing.blocks; ++b)
-    pack_block(packing, matrix.view(), 0, b, blocks.data() + static_cast<size_t>(b) * packing.block_bytes);
-  const auto gpu = std::make_shared<Gpu>(0);
-  GpuStream stream(gpu);
-  const GpuMemory memory{gpu, &stream};
-  GpuLinear linear(memory, packing, blocks, "w");
-  const std::vector<float> x = random_values(static_cast<size_t>(m * (k + 3)), seed + 1),
-                           bias = random_values(static_cast<size_t>(n), seed + 2);
-  const std::vector<float> poison(static_cast<size_t>(m * (n + 2)), std::nanf(""));
-  const int64_t tiled = (m + kTileRows - 1) / kTileRows * kTileRows;
-  const std::vector<uint16_t> poisoned(static_cast<size_t>(tiled * packing.k_pad), 0x7FFF);
-  const DeviceBuffer in = memory.hold(x.data(), x.size() * 4, "x"),
-                     add = memory.hold(bias.data(), bias.size() * 4, "b"),
-                     out = memory.hold(poison.data(), poison.size() * 4, "y"),
-                     round = memory.hold(poisoned.data(), poisoned.size() * 2, "r");
-  stream.launch("kt_round_rows", tiled, 1, 256,
-                RoundRowsArgs{.from = in.as<const float>(),
-                              .from_stride = k + 3,
-                              .to = round.as<uint16_t>(),
-                              .width = static_cast<int>(k),
-                              .to_width = packing.k_pad,
-                              .rows = m});
-  ProductsArgs args;
-  args.count = 1;
-  args.of[0] = {.weights = linear.rows(),
-                .y = out.as<float>(),
-                .y_stride = n + 2,
-                .bias = add.as<const float>(),
                 .m = m,
                 .rounded = round.as<const uint16_t>()};
-  stream.launch(text("kt_product_many_{}_{}", code_word(format.code), of.fragment.step_bytes),
-                (n + kTileColumns - 1) / kTileColumns, tiled / kTileRows, kManyThreads, args);
-  std::vector<float> y(poison.size());
+  const char* const code = code_word(format.code);
+  const int step = of.fragment.step_bytes, at_once = m == 1 ? 1 : 8;
+  if (many) {
+    stream.launch("kt_round_rows", tiled, 1, 256,
+                  RoundRowsArgs{.from = in.as<const float>(),
+                                .from_stride = k + 3,
+                                .to = round.as<uint16_t>(),
+                                .width = static_cast<int>(k),
+                                .to_width = packing.k_pad,
+                                .rows = m});
+    stream.launch(text("kt_product_many_{}_{}", code, step), (n + kTileColumns - 1) / kTileColumns,
+                  tiled / kTileRows, kManyThreads, args);
+  } else {
+    stream.launch(text("kt_product_{}_{}_{}", code, step, at_once), packing.blocks,
+                  (m + at_once - 1) / at_once, kProductThreads, args);
+  }
   stream.copy(y.data(), out.at(), y.size() * 4);
   stream.wait();
+}
+
+void ProductRun::check(float (*operand)(float), double (*bound)(int64_t, double, double)) const {
   for (int i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n + 2; ++j) {
       const float found = y[static_cast<size_t>(i * (n + 2) + j)];
@@ -147,17 +109,37 @@ void check_many(const ProductCase& of, int64_t n, int64_t k, int m, unsigned see
       }
       double sum = 0, sizes = 0, largest = 0;
       for (int64_t c = 0; c < k; ++c) {
-        const double product = static_cast<double>(as_bf16(x[static_cast<size_t>(i * (k + 3) + c)])) *
-                               static_cast<double>(as_bf16(values[static_cast<size_t>(j * k + c)]));
+        const double product = static_cast<double>(operand(x[static_cast<size_t>(i * (k + 3) + c)])) *
+                               static_cast<double>(operand(values[static_cast<size_t>(j * k + c)]));
         sum += product;
         sizes += std::abs(product);
         largest = std::max(largest, std::abs(product));
       }
-      const double bound = sizes * static_cast<double>(k + 24) * 0x1p-23 + largest * 0x1p-7 + 1e-6;
-      ASSERT_NEAR(found, sum + bias[static_cast<size_t>(j)], bound)
+      const double factor = factors[static_cast<size_t>(i)];
+      ASSERT_NEAR(found, (sum + bias[static_cast<size_t>(j)]) * factor,
+                  bound(k, sizes, largest) * std::abs(factor) + 1e-30)
           << n << " x " << k << ", row " << i << ", column " << j;
     }
   }
+}
+
+void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed) {
+  // Numbers are added one by one in f32: their sizes times k * 2^-24 at most, and a few roundings more.
+  ProductRun(of, n, k, m, seed, /*many=*/false)
+      .check([](float x) { return x; },
+             [](int64_t columns, double sizes, double) {
+               return (sizes * static_cast<double>(columns + 24) + 4) * 0x1p-24;
+             });
+}
+
+// Operands are bf16. A weight may lie so near to the middle of two that a kernel, which adds its factors in another order, takes
+// the other one.
+void check_many(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed) {
+  ProductRun(of, n, k, m, seed, /*many=*/true)
+      .check([](float x) { return to_f32(to_bf16(x)); },
+             [](int64_t columns, double sizes, double largest) {
+               return sizes * static_cast<double>(columns + 24) * 0x1p-23 + largest * 0x1p-7 + 1e-6;
+             });
 }
 
 TEST_P(GpuProducts, ManyRows) {
