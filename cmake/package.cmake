@@ -3,8 +3,7 @@
 include(GNUInstallDirs)
 set(documents ${PROJECT_BINARY_DIR}/documents)
 install(TARGETS kt RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY demo/tiny-deepseekv3 DESTINATION ${CMAKE_INSTALL_DATADIR}/kt/demo)
-install(FILES demo/stories.txt DESTINATION ${CMAKE_INSTALL_DATADIR}/kt/demo)
+kt_install_demo(${CMAKE_INSTALL_DATADIR}/kt/demo)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/kt)
 # Where systemd looks, also below /usr/local. Nothing enables it.
 install(FILES cmake/systemd/kt.service DESTINATION lib/systemd/system)
