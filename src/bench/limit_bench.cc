@@ -11,7 +11,8 @@ namespace kt {
 namespace {
 
 constexpr size_t kLeastRotation = 1'000'000'000;
-constexpr int kLeastWindows = 3, kEnoughWindows = 9;
+constexpr size_t kLeastWindows = 3;
+constexpr int kEnoughWindows = 9;
 constexpr double kPatience = 3;           // times the asked seconds, while too few windows were undisturbed
 constexpr double kToleratedShare = 0.01;  // of a long window that may be lost to the host
 constexpr double kBrokenLimit = 1.5;      // times slower than the median limit window
@@ -76,7 +77,7 @@ LimitFigures summary(const LimitBench& bench, const std::vector<Window>& all, bo
   out.product = bench.product;
   out.windows = static_cast<int>(all.size());
   out.discarded = static_cast<int>(all.size() - kept.size());
-  if (static_cast<int>(kept.size()) < kLeastWindows) {
+  if (kept.size() < kLeastWindows) {
     out.noisy = true;
     kept = all;
   }
@@ -136,24 +137,34 @@ void for_each_item(Pool& pool, size_t items, FunctionRef<void(size_t)> work) {
 }
 
 LimitFigures measure_against_limit(const LimitBench& bench, FunctionRef<void(size_t)> run) {
-  KT_CHECK(!bench.calls.empty() && bench.reader && bench.kernels, "{} calls", bench.calls.size());
+  return measure_in_turns(bench, 1, run).front();
+}
+
+std::vector<LimitFigures> measure_in_turns(const LimitBench& bench, size_t kinds,
+                                           FunctionRef<void(size_t)> run) {
+  const size_t count = bench.calls.size();
+  KT_CHECK(count && count % kinds == 0 && bench.reader && bench.kernels, "{} calls of {} kinds", count,
+           kinds);
   Limits limits(bench);
   HostLoss loss(bench.pool);
-  const size_t count = bench.calls.size(), warmup = static_cast<size_t>(std::max(bench.time.warmup, 1));
+  const size_t warmup = static_cast<size_t>(std::max(bench.time.warmup, 1)) * kinds;
   for (size_t i = warmup; i > 0; --i) run((count - 1) - (i - 1) % count);
 
-  std::vector<Window> windows;
+  std::vector<std::vector<Window>> windows(kinds);
   // The limit that does not bind is looked at now and then; the one that does, before every call.
   std::vector<double> other_rates{limits.other_rate(bench.calls.front())};
   const double start = now_seconds(), seconds = bench.time.seconds;
   const auto wanted = static_cast<size_t>(bench.time.iterations);
-  int undisturbed = 0;
+  std::vector<int> undisturbed(kinds, 0);
   double next_look = start + seconds / 2;
-  for (size_t i = 0;; i = (i + 1) % bench.calls.size()) {
-    const double elapsed = now_seconds() - start;
-    const bool enough = undisturbed >= kEnoughWindows || elapsed >= kPatience * seconds;
-    const bool by_time = elapsed >= seconds && enough && static_cast<int>(windows.size()) >= kLeastWindows;
-    if (wanted > 0 ? windows.size() >= wanted : by_time) break;
+  for (size_t i = 0;; i = (i + 1) % count) {
+    if (i % kinds == 0) {
+      const size_t turns = windows.back().size();
+      const double elapsed = now_seconds() - start;
+      const bool enough = std::ranges::min(undisturbed) >= kEnoughWindows || elapsed >= kPatience * seconds;
+      const bool by_time = elapsed >= seconds && enough && turns >= kLeastWindows;
+      if (wanted > 0 ? turns >= wanted : by_time) break;
+    }
     const LimitCall& call = bench.calls[i];
     if (now_seconds() >= next_look) {
       other_rates.push_back(limits.other_rate(call));
@@ -165,11 +176,14 @@ LimitFigures measure_against_limit(const LimitBench& bench, FunctionRef<void(siz
     const double took = seconds_of([&] { run(i); });
     const double lost = std::max(lost_before, loss.since_last());
     const bool counts = lost <= std::max(kTolerableLoss, kToleratedShare * took);
-    undisturbed += counts;
-    windows.push_back({i, took, rate, counts});
+    undisturbed[i % kinds] += counts;
+    windows[i % kinds].push_back({i, took, rate, counts});
   }
   other_rates.push_back(limits.other_rate(bench.calls.front()));
-  return summary(bench, windows, limits.memory_bound(), other_rates);
+  std::vector<LimitFigures> out;
+  for (const std::vector<Window>& kind : windows)
+    out.push_back(summary(bench, kind, limits.memory_bound(), other_rates));
+  return out;
 }
 
 }  // namespace kt

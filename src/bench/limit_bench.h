@@ -61,4 +61,9 @@ struct LimitFigures {
 // `run` makes the call of that index; the last ones run before the clock starts.
 LimitFigures measure_against_limit(const LimitBench& bench, FunctionRef<void(size_t)> run);
 
+// Calls of several kinds that take turns: call i is of kind i % kinds, and there is a whole number of turns. Figures of
+// each kind, all of one run and of as many windows; bench.time counts turns where it counts calls.
+std::vector<LimitFigures> measure_in_turns(const LimitBench& bench, size_t kinds,
+                                           FunctionRef<void(size_t)> run);
+
 }  // namespace kt

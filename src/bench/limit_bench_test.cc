@@ -59,6 +59,36 @@ TEST(LimitBench, RotatesOverItsCallsAndTakesTheLargerLimit) {
   for (size_t i = 1; i < order.size(); ++i) EXPECT_EQ(order[i], (i - 1) % 3);
 }
 
+TEST(LimitBench, KindsTakeTurnsAndAreSummedUpApart) {
+  const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
+  Reader reader(pool, kernels(), 8 << 20);
+  const std::vector<LimitCall> calls{{1e6, 1e3}, {2e6, 3e3}, {1e6, 1e3}, {2e6, 3e3}};
+  std::vector<size_t> order;
+  const std::vector<LimitFigures> kinds =
+      measure_in_turns({.pool = pool,
+                        .kernels = &kernels(),
+                        .product = Product::kF32,
+                        .reader = &reader,
+                        .calls = calls,
+                        .time = {.iterations = 5, .warmup = 2}},
+                       2, [&](size_t i) {
+                         order.push_back(i);
+                         std::this_thread::sleep_for(std::chrono::milliseconds(i % 2 ? 8 : 2));
+                       });
+  ASSERT_EQ(kinds.size(), 2u);
+  for (const LimitFigures& f : kinds) {
+    expect_sound(f);
+    EXPECT_EQ(f.windows, 5);
+  }
+  EXPECT_EQ(kinds[0].bytes, 1e6);
+  EXPECT_EQ(kinds[1].bytes, 2e6);
+  EXPECT_EQ(kinds[1].operations, 3e3);
+  EXPECT_GE(kinds[0].seconds, 2e-3);
+  EXPECT_GE(kinds[1].seconds, 8e-3);
+  ASSERT_EQ(order.size(), 14u);  // two turns before the clock starts, five after
+  for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i % 4);
+}
+
 TEST(LimitBench, MultiplyingBindsWhereLittleIsRead) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
   Reader reader(pool, kernels(), 8 << 20);

@@ -54,19 +54,6 @@ int64_t id_at(const LayerCall& call, int64_t i) {
                              : static_cast<const int32_t*>(call.ids)[i];
 }
 
-ForwardArgs forward_args(const LayerCall& call, void* output, Real output_type) {
-  return {.tokens = call.tokens,
-          .top_k = call.top_k,
-          .input = call.input,
-          .input_type = call.input_type,
-          .input_stride = call.input_stride,
-          .ids = call.ids_are_64_bit ? nullptr : static_cast<const int32_t*>(call.ids),
-          .ids64 = call.ids_are_64_bit ? static_cast<const int64_t*>(call.ids) : nullptr,
-          .weights = call.weights,
-          .output = output,
-          .output_type = output_type};
-}
-
 // What the output holds, added to what was put off (nothing: zeros).
 void add_output(const void* output, Real type, size_t count, std::vector<float>& carry) {
   carry.resize(count);
@@ -93,6 +80,19 @@ void check_options(const ExpertLayerOptions& o) {
 }
 
 }  // namespace
+
+ForwardArgs forward_args(const LayerCall& call, void* output, Real output_type) {
+  return {.tokens = call.tokens,
+          .top_k = call.top_k,
+          .input = call.input,
+          .input_type = call.input_type,
+          .input_stride = call.input_stride,
+          .ids = call.ids_are_64_bit ? nullptr : static_cast<const int32_t*>(call.ids),
+          .ids64 = call.ids_are_64_bit ? static_cast<const int64_t*>(call.ids) : nullptr,
+          .weights = call.weights,
+          .output = output,
+          .output_type = output_type};
+}
 
 size_t size_of_real(Real type) { return type == Real::kF32 ? 4 : 2; }
 

@@ -9,7 +9,7 @@
 
 #include "cuda/driver.h"
 #include "hybrid/cpu_team.h"
-#include "nn/experts.h"
+#include "nn/experts_grad.h"
 #include "weights/weight_method.h"
 
 namespace kt {
@@ -61,6 +61,16 @@ struct LayerCall {
   bool adds = false;               // forward() alone: to what the output holds
 };
 
+// What a backward is given and where its results go: host memory, without gaps.
+struct LayerBackward {
+  const SavedCall* saved = nullptr;   // of the forward; null or empty: it is computed again
+  const void* output_grad = nullptr;  // [tokens, hidden]
+  Real output_grad_type = Real::kBf16;
+  float* input_grad = nullptr;    // [tokens, hidden], or null: not wanted
+  float* weights_grad = nullptr;  // [tokens, top_k] or null
+  ExpertLoraGrads lora_grads;     // added to
+};
+
 // Host addresses of one rank's buffers, for write_expert.
 struct ExpertBuffers {
   void* w13 = nullptr;
@@ -97,6 +107,13 @@ class ExpertLayer {
   // dropped. A NaN weight of a pair that is computed here is an Error; ids that do not exist are
   // skipped.
   void forward(const LayerCall& call, void* output);
+
+  // Training, at once and on host memory (experts_grad.h has the formulas and what gradients are): a forward whose
+  // result has the bits of the plain one with these factors beside the weights, and its backward, to which call and
+  // factors are given again. Several threads may call. Nothing is put off, and what others put off is left alone. The
+  // mask is read at each call, but a backward of what was saved goes by the mask of its forward.
+  void train_forward(const LayerCall& call, void* output, const ExpertLora& lora, SavedCall* keep);
+  void train_backward(const LayerCall& call, const ExpertLora& lora, const LayerBackward& back);
 
   // In the order of a stream. When submit() returns, the copies of input, ids and weights to the host are in
   // the stream; the caller may overwrite them by later work of that stream. sync() makes the stream wait for

@@ -63,6 +63,9 @@ struct ExpertLayer::State {
   void replace(Experts loaded, std::span<const int64_t> physical_to_logical,
                std::shared_ptr<const ExpertSource> from);
 
+  // What training calls give to the experts, checked; the output is for the caller to name.
+  ForwardArgs train_args(const LayerCall& call, std::vector<uint8_t>& mask_bytes);
+
  private:
   const uint8_t* read_mask(std::vector<uint8_t>& bytes);
   void check_weights(const LayerCall& call, const uint8_t* skip) const;
@@ -71,6 +74,7 @@ struct ExpertLayer::State {
 };
 
 size_t size_of_real(Real type);
+ForwardArgs forward_args(const LayerCall& call, void* output, Real output_type);
 
 // What a layer put off is dropped: no later layer of its model followed with as many tokens. Logged once.
 void warn_of_dropped(int layer);

@@ -93,4 +93,10 @@ std::unique_ptr<ExpertSource> source_of_values(const ExpertValues& values, const
   return std::make_unique<ValueSource>(values, shape, formats, layer);
 }
 
+std::unique_ptr<StoredMatrix> matrix_of_values(std::string name, const Format& format, int64_t n, int64_t k,
+                                               const void* values, Real type) {
+  return std::make_unique<ValueMatrix>(std::move(name), format, n, k, static_cast<const std::byte*>(values),
+                                       type);
+}
+
 }  // namespace kt

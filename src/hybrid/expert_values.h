@@ -12,6 +12,10 @@ namespace kt {
 std::unique_ptr<ExpertSource> source_of_values(const ExpertValues& values, const ExpertsShape& shape,
                                                const MethodFormats& formats, int layer);
 
+// One matrix [n, k] of numbers in memory, rounded to `format` while it is read. They must outlive it.
+std::unique_ptr<StoredMatrix> matrix_of_values(std::string name, const Format& format, int64_t n, int64_t k,
+                                               const void* values, Real type);
+
 // Writes the experts of the source's one layer as kt weights, `_layer_<layer>/_numa_<part>/*.kt` under
 // `folder`, rounded from its values() on all workers; down is cut into `parts`. The layer appears whole or
 // not at all and replaces an older one. Error if the folder holds kt weights of another kind.

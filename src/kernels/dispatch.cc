@@ -9,6 +9,7 @@
 #include "kernels/isa_needs.h"
 #include "kernels/isas.h"
 #include "kernels/table.h"
+#include "kernels/transpose.h"
 
 // isa_rows.inc, written by isa.cmake, is KT_COMPILED(isa) or KT_LEFT_OUT(isa) for each ISA of this CPU family, worst
 // first.
@@ -17,6 +18,7 @@
   namespace kt_isa_##isa {              \
     extern const kt::Kernels kTable;    \
     extern const kt::GramKernels kGram; \
+    extern const kt::BackKernels kBack; \
   }
 #include "isa_rows.inc"
 #undef KT_LEFT_OUT
@@ -29,11 +31,12 @@ struct Row {
   const char* name;
   const Kernels* table;  // null: left out of this build
   const GramKernels* gram;
+  const BackKernels* back;
 };
 
 constexpr Row kRows[] = {
-#define KT_LEFT_OUT(isa) {#isa, nullptr, nullptr},
-#define KT_COMPILED(isa) {#isa, &kt_isa_##isa::kTable, &kt_isa_##isa::kGram},
+#define KT_LEFT_OUT(isa) {#isa, nullptr, nullptr, nullptr},
+#define KT_COMPILED(isa) {#isa, &kt_isa_##isa::kTable, &kt_isa_##isa::kGram, &kt_isa_##isa::kBack},
 #include "isa_rows.inc"
 #undef KT_LEFT_OUT
 #undef KT_COMPILED
@@ -44,6 +47,12 @@ const char* missing(const Row& row) {
   for (const IsaNeeds& needs : isa_needs())
     if (needs.isa == row.name) return missing_feature(needs);
   KT_CHECK(false, "nobody knows what {} needs", row.name);
+}
+
+const Row& row_of(const Kernels& table) {
+  for (const Row& row : kRows)
+    if (row.table == &table) return row;
+  KT_CHECK(false, "table {} is none of this build's", table.name);
 }
 
 std::string compiled_names() {
@@ -88,11 +97,8 @@ const Kernels& kernels_named(std::string_view name) {
   fail("unknown ISA '{}': this build knows {}", name, compiled_names());
 }
 
-const GramKernels& gram_kernels(const Kernels& table) {
-  for (const Row& row : kRows)
-    if (row.table == &table) return *row.gram;
-  KT_CHECK(false, "table {} is none of this build's", table.name);
-}
+const GramKernels& gram_kernels(const Kernels& table) { return *row_of(table).gram; }
+const BackKernels& back_kernels(const Kernels& table) { return *row_of(table).back; }
 
 const Kernels& kernels() {
   static const Kernels* chosen = [] {

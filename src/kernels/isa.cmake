@@ -10,7 +10,7 @@ endif()
 
 set(kt_row_sources instantiate.cc instantiate_few_short.cc instantiate_few_long.cc instantiate_many_spans.cc
     instantiate_many_s8.cc instantiate_many_bf16.cc instantiate_many_f32.cc instantiate_attention.cc instantiate_row_ops.cc
-    instantiate_gram.cc)
+    instantiate_gram.cc instantiate_back.cc)
 
 # all; native: the best that this CPU runs; runnable: all that it runs, and of the others no more than what a parser
 # finds, for tests that could not run them; or names, as "avx2;amx". portable is always there: it is what the others

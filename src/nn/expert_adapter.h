@@ -68,6 +68,9 @@ class ExpertAdapter {
   virtual void read(const Rows& rows) const noexcept = 0;
   // For every tile of every part, also where nothing was kept; an adapter that has nothing to add returns.
   virtual void add(const Tile& tile) const noexcept = 0;
+  // Whether it expects columns of `inter` as they are packed where these are more than the shape's (padded_parts.h). A
+  // forward over such experts refuses adapters that do not.
+  virtual bool knows_padding() const noexcept { return false; }
 };
 
 }  // namespace kt

@@ -35,11 +35,13 @@ void route(const RoutedSlots& slots, std::span<const uint8_t> loaded, ExpertRout
   }
   r.token.resize(rows);
   r.weight.resize(rows);
+  r.pair.resize(rows);
   for (int64_t i = 0; i < all; ++i)
     if (const int e = expert_of(i); e >= 0) {
       const int row = r.at[e]++;
       r.token[row] = static_cast<int32_t>(i / slots.top_k);
       r.weight[row] = slots.weights[i];
+      r.pair[row] = static_cast<int32_t>(i);
     }
 }
 

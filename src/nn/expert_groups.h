@@ -25,6 +25,7 @@ struct ExpertRouting {
   std::vector<ExpertGroup> groups;  // in expert order; experts without rows have none
   std::vector<int32_t> token;       // [rows], by group, rising within one
   std::vector<float> weight;        // [rows]
+  std::vector<int32_t> pair;        // [rows] where the row stands in RoutedSlots: token * top_k + slot
   std::vector<int32_t> count, at;   // scratch, [experts]
 
   const int32_t* tokens_of(const ExpertGroup& group) const { return token.data() + group.first; }

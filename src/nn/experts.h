@@ -79,6 +79,7 @@ class Workspace {
 
  private:
   friend class Experts;
+  friend class ExpertsGrad;
   std::unique_ptr<State> state_;
 };
 

@@ -46,7 +46,9 @@ NodeForward::NodeForward(const Setting& s)
       parts_(s.node->parts),
       down_bias_(s.down_bias),
       workers_(s.workers),
-      direct_(s.direct) {}
+      direct_(s.direct),
+      keep_(s.keep),
+      keeps_only_(s.keeps_only) {}
 
 size_t NodeForward::lay_out() {
   memory_.clear();
@@ -54,10 +56,12 @@ size_t NodeForward::lay_out() {
   list_items();
   for (SharedTokens* tokens : {&gate_tokens_, &up_tokens_})
     tokens->at = memory_.take(tokens->shape.rows ? act_bytes(tokens->shape) : 0);
-  partial_at_ = memory_.take(direct_ ? 0 : static_cast<size_t>(args_.tokens) * shape_.hidden * sizeof(float));
+  partial_at_ = memory_.take(
+      direct_ || keeps_only_ ? 0 : static_cast<size_t>(args_.tokens) * shape_.hidden * sizeof(float));
   const size_t rows = most_rows_ + (shard_.paired ? 0 : 1);  // one more to bring gate and up together
   tile_bytes_ = round_up(rows * (widest_ + 1) * kBlockRows * sizeof(float), size_t{64});
-  const size_t y_bytes = static_cast<size_t>(args_.tokens) * down_blocks_ * kBlockRows * sizeof(float);
+  const size_t y_bytes =
+      keeps_only_ ? 0 : static_cast<size_t>(args_.tokens) * down_blocks_ * kBlockRows * sizeof(float);
   memory_.take_for_workers(workers_, multiply_bytes_ + tile_bytes_ + y_bytes);
   return memory_.bytes();
 }
@@ -83,10 +87,12 @@ void NodeForward::plan_groups() {
     }
     part.gate.at = memory_.take(act_bytes(part.gate.plan.acts));
     part.up.at = part.one_input ? part.gate.at : memory_.take(act_bytes(part.up.plan.acts));
-    part.down.at = memory_.take(act_bytes(part.down.plan.acts));
-    part.mid_at = memory_.take(static_cast<size_t>(m) * shard_.width() * sizeof(float));
     part.kept_tokens_at = memory_.take(kept_bytes(ExpertAdapter::Input::kTokens, m));
-    part.kept_mid_at = memory_.take(kept_bytes(ExpertAdapter::Input::kActivated, m));
+    if (!keeps_only_) {
+      part.down.at = memory_.take(act_bytes(part.down.plan.acts));
+      part.mid_at = memory_.take(static_cast<size_t>(m) * shard_.width() * sizeof(float));
+      part.kept_mid_at = memory_.take(kept_bytes(ExpertAdapter::Input::kActivated, m));
+    }
     most_rows_ = std::max<size_t>(most_rows_, m);
     for (const Product* product : {&part.gate, &part.up, &part.down})
       multiply = std::max(multiply, product->plan.scratch_bytes);
@@ -117,6 +123,7 @@ void NodeForward::list_items() {
   rows(kPack);
   widest_ = down_blocks_;
   for (int g = 0; g < groups; ++g) list_gate_up(g);
+  if (keeps_only_) return;
   rows(kRequant);
   list_down();
 }
@@ -181,7 +188,7 @@ void NodeForward::prepare(int memory_node) {
   }
   for (SharedTokens* tokens : {&gate_tokens_, &up_tokens_})
     if (tokens->shape.rows) tokens->acts = acts_in(tokens->shape, memory_.at(tokens->at));
-  partial_ = direct_ ? nullptr : reinterpret_cast<float*>(memory_.at(partial_at_));
+  partial_ = direct_ || keeps_only_ ? nullptr : reinterpret_cast<float*>(memory_.at(partial_at_));
   list_.start();
 }
 
@@ -255,6 +262,8 @@ void NodeForward::gate_up(const WorkItem& item, std::byte* mine) noexcept {
   const int64_t ld = (2 * item.count + 1) * kBlockRows;
   multiply_gate_up(item, tile, ld, mine);
   if (args_.adapter) let_add(item, tile, ld);
+  if (keep_.rows) keep(item, tile, ld);
+  if (keeps_only_) return;
   const int64_t column = int64_t{item.begin} * kBlockRows;
   const auto bias = [&](const std::vector<float>& all) {
     return all.empty() ? nullptr : all.data() + group.expert * shard_.width() + column;
@@ -312,6 +321,22 @@ void NodeForward::activate_apart(ActivateArgs args, float* row) noexcept {
       std::copy_n(tile + (args.pairs + p) * kBlockRows, kBlockRows, row + (2 * p + 1) * kBlockRows);
     }
     kernels_.activate(args);
+  }
+}
+
+void NodeForward::keep(const WorkItem& item, const float* tile, int64_t ld) noexcept {
+  const ExpertGroup& group = routing_.groups[item.group];
+  const auto size = static_cast<int64_t>(bytes_of(keep_.type));
+  const int columns = item.count * kBlockRows;
+  for (int i = 0; i < group.m; ++i, tile += ld) {
+    std::byte* const to =
+        keep_.rows + ((group.first + i) * shard_.both() + item.begin * shard_.block_step()) * size;
+    if (shard_.paired) {
+      kernels_.store(to, keep_.type, tile, 2 * columns);
+    } else {
+      kernels_.store(to, keep_.type, tile, columns);
+      kernels_.store(to + shard_.up_at() * size, keep_.type, tile + columns, columns);
+    }
   }
 }
 

@@ -42,6 +42,11 @@ struct ForwardNode {
 // points to outlives it.
 class NodeForward {
  public:
+  // Gate and up of each routed row before biases and activation, in the order of Shard::both(): what a backward needs.
+  struct Keep {
+    std::byte* rows = nullptr;  // null: not wanted
+    Real type = Real::kBf16;
+  };
   struct Setting {
     const Kernels* kernels = nullptr;
     const ExpertsShape* shape = nullptr;
@@ -53,6 +58,8 @@ class NodeForward {
     ForwardNode* node = nullptr;
     int workers = 1;
     bool direct = true;  // output is written here; otherwise to partial()
+    Keep keep = {};
+    bool keeps_only = false;  // ends where gate and up are kept: no output
   };
   explicit NodeForward(const Setting& setting);
 
@@ -86,6 +93,7 @@ class NodeForward {
   void gate_up(const WorkItem& item, std::byte* mine) noexcept;
   void multiply_gate_up(const WorkItem& item, float* tile, int64_t ld, std::byte* scratch) noexcept;
   void activate_apart(ActivateArgs args, float* row) noexcept;
+  void keep(const WorkItem& item, const float* tile, int64_t ld) noexcept;
   void requant(const WorkItem& item) noexcept;
   void fetch_down(const WorkItem& item, int group) const noexcept;
   void down(const WorkItem& item, std::byte* mine) noexcept;
@@ -111,6 +119,8 @@ class NodeForward {
   const std::vector<float>* down_bias_;
   int workers_;
   bool direct_;
+  Keep keep_;
+  bool keeps_only_;
 
   SharedTokens gate_tokens_, up_tokens_;  // up's: for groups where it reads others than gate
   float* partial_ = nullptr;

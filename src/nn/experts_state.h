@@ -1,5 +1,6 @@
 // What Experts, its forward and copies of it on a device share; not for other files.
 #pragma once
+#include "base/checked.h"
 #include "nn/experts.h"
 #include "nn/padded_parts.h"
 
@@ -29,6 +30,11 @@ struct Shard {
 
   bool empty() const { return begin == end; }
   int64_t width() const { return gate.packing.blocks * kBlockRows; }  // end - begin, in whole blocks
+  // Gate and up of a row side by side, in the order in which a backward contracts over them: blocks in turns as they
+  // are packed, or all of gate, filled up to whole chunks, then all of up.
+  int64_t up_at() const { return paired ? kBlockRows : round_up(width(), kChunk); }
+  int64_t block_step() const { return paired ? 2 * kBlockRows : kBlockRows; }
+  int64_t both() const { return paired ? 2 * width() : up_at() + width(); }
   const std::byte* expert(int e) const { return memory.data() + static_cast<size_t>(e) * expert_bytes; }
   std::byte* expert(int e) { return memory.data() + static_cast<size_t>(e) * expert_bytes; }
   // Block `block` of one of the three.

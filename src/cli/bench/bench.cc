@@ -183,6 +183,7 @@ void run(const BenchFlags& flags) {
   const MemoryRequest use{.sequences = std::ranges::max(flags.batches),
                           .context = std::ranges::max(flags.prompts) + std::min(flags.output, 1 << 20)};
   flags.model.note_idle_flags();
+  flags.model.one_adapter();
   ModelOptions options = flags.model.options();
   if (!flags.routing.empty()) options.routing = ForcedRouting::parse(flags.routing);
   LoadedModel model = OpenedModel(flags.model.model, options).load({.use = use});

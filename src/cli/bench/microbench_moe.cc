@@ -12,6 +12,7 @@
 #include "bench/moe_bench.h"
 #include "cli/bench/format_list.h"
 #include "cli/bench/measure_flags.h"
+#include "cli/bench/moe_training.h"
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
@@ -37,6 +38,7 @@ struct MoeFlags {
   std::string isa, routing = "uniform", acts = "default";
   BatchFlags batch;
   MeasureFlags measure;
+  TrainFlags train;
 };
 
 struct MoeRow {
@@ -120,6 +122,12 @@ void run_moe(const MoeFlags& flags) {
   const MoeSetup setup = setup_of(flags);
   const std::vector<NamedFormat> formats = formats_of(flags, setup.shape);
   const Routing routing = flags.routing == "zipf" ? Routing::kZipf : Routing::kUniform;
+  if (flags.train.on)
+    return run_training(flags.train, {.setup = setup,
+                                      .formats = formats,
+                                      .tokens = flags.tokens,
+                                      .routing = routing,
+                                      .measure = flags.measure});
   if (!flags.measure.json) {
     std::printf("%d experts, hidden %d, inter %d, top-%d; %s, %s, %s; %s routing, %s activations\n\n",
                 setup.shape.experts, setup.shape.hidden, setup.shape.inter, setup.top_k, setup.kernels->name,
@@ -191,6 +199,7 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
       ->capture_default_str();
   flags->batch.add_to(*verb, tokens);
   flags->measure.add_to(*verb);
+  flags->train.add_to(*verb);
   verb->footer(
       "The limit of a call is the larger of two times: the stored bytes of the experts that got a token / "
       "read\n"
@@ -203,7 +212,8 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
       "Examples:\n"
       "  kt microbench moe --shape qwen3-30b --tokens 1,16,1024 --format int4,int8\n"
       "  kt microbench moe --shape deepseek-v3 --tokens 1 --format all\n"
-      "  kt microbench moe --experts 64 --hidden 1024 --inter 512 --top-k 4 --tokens 8 --format q4_k --json");
+      "  kt microbench moe --experts 64 --hidden 1024 --inter 512 --top-k 4 --tokens 8 --format q4_k --json\n"
+      "  kt microbench moe --train --rank 8,64 --tokens 1024,4096 --format bf16,int8,int4");
   verb->callback([&run, flags] {
     flags->batch.apply(flags->tokens);
     run.action = [flags] { run_moe(*flags); };

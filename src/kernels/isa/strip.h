@@ -1,6 +1,6 @@
-// What symmetric updates need of an ISA beyond its vocabulary: two rows of bf16 side by side, words transposed,
-// tiles loaded past L1.
+// What symmetric updates need of an ISA beyond its vocabulary: two rows of bf16 side by side, tiles loaded past L1.
 #pragma once
+#include "kernels/isa/squares.h"
 #include "kernels/isa/tiled.h"
 
 namespace KT_ISA_NAMESPACE {
@@ -17,34 +17,10 @@ KT_INLINE typename I::Bytes pair_rows(const uint8_t* a, const uint8_t* b) {
                                           0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
   return {_mm512_permutexvar_epi16(order, both)};
 }
-
-// 16 x 16 words of 4 bytes: quarters of rows gathered by the loads, then two rounds of unpacking.
-KT_INLINE void transpose_words(const uint8_t* from, uint8_t* to) {
-  for (int i = 0; i < 4; ++i, to += 256) {
-    __m512i q[4];
-    for (int j = 0; j < 4; ++j) {
-      const uint8_t* at = from + j * 64 + i * 16;
-      const auto quarter = [&](int row) __attribute__((always_inline)) { return Avx512::load_128(at + row * 64); };
-      q[j] = _mm512_inserti32x4(_mm512_castsi128_si512(quarter(0)), quarter(4), 1);
-      q[j] = _mm512_inserti32x4(_mm512_inserti32x4(q[j], quarter(8), 2), quarter(12), 3);
-    }
-    const __m512i a = _mm512_unpacklo_epi32(q[0], q[1]), b = _mm512_unpackhi_epi32(q[0], q[1]);
-    const __m512i c = _mm512_unpacklo_epi32(q[2], q[3]), d = _mm512_unpackhi_epi32(q[2], q[3]);
-    _mm512_storeu_si512(to, _mm512_unpacklo_epi64(a, c));
-    _mm512_storeu_si512(to + 64, _mm512_unpackhi_epi64(a, c));
-    _mm512_storeu_si512(to + 128, _mm512_unpacklo_epi64(b, d));
-    _mm512_storeu_si512(to + 192, _mm512_unpackhi_epi64(b, d));
-  }
-}
 #else
 inline constexpr bool kPairsRows = false;
 template <class I>
 typename I::Bytes pair_rows(const uint8_t* a, const uint8_t* b);
-
-KT_INLINE void transpose_words(const uint8_t* from, uint8_t* to) {
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 16; ++j) std::memcpy(to + j * 64 + i * 4, from + i * 64 + j * 4, 4);
-}
 #endif
 
 template <class Unit, class Base>
