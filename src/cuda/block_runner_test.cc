@@ -72,6 +72,34 @@ TEST_F(BlockRunnerTest, ShufflesAddUpAWarp) {
   }
 }
 
+TEST_F(BlockRunnerTest, WarpsWaitForTheirOwn) {
+  for (int seed = 0; seed < 20; ++seed) {
+    CudaResult result = 0;
+    const std::vector<float> out = run("kt_test_warp_barrier", seed, result);
+    ASSERT_EQ(result, 0);
+    for (int i = 0; i < 256; ++i)
+      ASSERT_EQ(out[static_cast<size_t>(i)], static_cast<float>(i % 128 / 32 * 64 + 31)) << "seed " << seed;
+  }
+}
+
+TEST_F(BlockRunnerTest, PairsOfBf16AreMultipliedAndAdded) {
+  CudaResult result = 0;
+  const std::vector<float> out = run("kt_test_fma_bf16", 1, result);
+  for (int i = 0; i < 128; ++i) {
+    EXPECT_EQ(out[static_cast<size_t>(i)], static_cast<float>(2 * i + 1));
+    EXPECT_EQ(out[static_cast<size_t>(128 + i)], static_cast<float>(i)) << "of subnormal numbers";
+  }
+}
+
+TEST_F(BlockRunnerTest, ProductsOfAWarpBeginAtOtherSums) {
+  CudaResult result = 0;
+  const std::vector<float> out = run("kt_test_multiply_from", 2, result);
+  for (int i = 0; i < 256; ++i) {
+    const int lane = i % 32, columns = 2 * (2 * (lane % 4) + 1 + 2 * (lane % 4) + 2);
+    EXPECT_EQ(out[static_cast<size_t>(i)], static_cast<float>(4 * lane + 16 * columns));
+  }
+}
+
 TEST_F(BlockRunnerTest, DeviceMemoryIsClosedToTheHostAgain) {
   const DeviceArray<float> memory(16);
   CudaResult result = 0;

@@ -350,6 +350,8 @@ const CudaSymbols* cuda_symbols() {
   return &found().library.symbols;
 }
 
+bool cuda_absent() { return found().library.absent; }
+
 std::string cuda_driver_status() {
   const std::string& status = found().library.status;
   return forked.load(std::memory_order_relaxed) ? kForked : status;

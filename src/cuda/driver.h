@@ -91,6 +91,8 @@ class CudaDriver {
 const CudaDriver* cuda_driver();
 // One line: "CUDA 13.0, 1 device", or why there is none ("libcuda.so.1 was not found").
 std::string cuda_driver_status();
+// There is none because the machine has no driver's library or no GPU: nothing is wrong with it.
+bool cuda_absent();
 
 // Memory that streams copy from and to: page-locked where there is a driver, ordinary where there is none.
 // Zero-filled, aligned to 64, move-only.

@@ -63,12 +63,13 @@ std::string find_all(void* library, CudaSymbols& s) {
   return missing;
 }
 
-std::string why_not_opened() {
+void say_why_not_opened(CudaLibrary& library) {
   const char* words = ::dlerror();
   const std::string why = words ? words : "unknown error";
   // A library that needs another one which is missing begins with that one's name.
-  const bool absent = why.starts_with(kLibrary) && why.find("No such file") != std::string::npos;
-  return absent ? text("{} was not found", kLibrary) : text("{} cannot be opened: {}", kLibrary, why);
+  library.absent = why.starts_with(kLibrary) && why.find("No such file") != std::string::npos;
+  library.status =
+      library.absent ? text("{} was not found", kLibrary) : text("{} cannot be opened: {}", kLibrary, why);
 }
 
 std::string why_not_started(const CudaSymbols& symbols, CudaResult result) {
@@ -94,7 +95,7 @@ CudaLibrary open_cuda_library() {
   CudaSymbols& symbols = library.symbols;
   void* const handle = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
-    library.status = why_not_opened();
+    say_why_not_opened(library);
     return library;
   }
   if (const std::string missing = find_all(handle, symbols); !missing.empty()) {
@@ -104,6 +105,7 @@ CudaLibrary open_cuda_library() {
   int version = 0, devices = 0;
   if (const CudaResult result = symbols.init(0); result != 0) {
     library.status = why_not_started(symbols, result);
+    library.absent = result == kCudaNoDevice;
     return library;
   }
   CudaResult result = symbols.driver_version(&version);
@@ -113,6 +115,7 @@ CudaLibrary open_cuda_library() {
     return library;
   }
   library.ready = devices > 0;
+  library.absent = devices == 0;
   library.status = text("CUDA {}.{}, {} {}", version / 1000, version % 1000 / 10,
                         devices > 0 ? std::to_string(devices) : "no", devices > 1 ? "devices" : "device");
   return library;

@@ -89,8 +89,9 @@ struct CudaSymbols {
 
 struct CudaLibrary {
   CudaSymbols symbols;
-  bool ready = false;  // initialised, and there is a device
-  std::string status;  // as cuda_driver_status()
+  bool ready = false;   // initialised, and there is a device
+  bool absent = false;  // as cuda_absent()
+  std::string status;   // as cuda_driver_status()
 };
 
 // Opens libcuda.so.1, or takes the one that is loaded already, and initialises it. It is never closed: the

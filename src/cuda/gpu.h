@@ -50,6 +50,7 @@ KT_GPU int block_y() { return static_cast<int>(blockIdx.y); }
 KT_GPU int blocks() { return static_cast<int>(gridDim.x); }
 
 KT_GPU void barrier() { __syncthreads(); }
+KT_GPU void warp_barrier() { __syncwarp(); }  // what lanes of the warp wrote before, copies that arrived too
 KT_GPU float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, value, mask); }
 
 KT_GPU float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -149,6 +150,21 @@ KT_GPU void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b.word[0]), "r"(b.word[1]));
 }
+// The same, sums = from + a b^T.
+KT_GPU void multiply_from(float (&sums)[4], const float (&from)[4], const Words& a, const Words2& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b.word[0]), "r"(b.word[1]),
+        "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]));
+}
+// a * b + c of two bf16 each, rounded once, subnormal numbers as well.
+KT_GPU uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t out;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+  return out;
+}
 
 }  // namespace kt::gpu
 
@@ -194,6 +210,8 @@ KT_GPU float block_max(float x, float* partial) {
   return most;
 }
 
+// a - b of pairs of bf16, to nearest.
+KT_GPU uint32_t subtract_pairs(uint32_t a, uint32_t b) { return fma_bf16(b, 0xBF80BF80u, a); }
 KT_GPU float from_bf16(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
 // To nearest, ties to even; NaN stays one.
 KT_GPU uint16_t to_bf16(float x) {

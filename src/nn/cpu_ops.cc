@@ -8,6 +8,7 @@
 #include "nn/cpu_ops_state.h"
 #include "nn/cpu_work.h"
 #include "nn/kv_write.h"
+#include "nn/lora_adapter.h"
 
 namespace kt {
 
@@ -19,6 +20,30 @@ std::unique_ptr<PlacedExperts> CpuOps::make_experts(const ExpertsShape& shape, c
   auto out = std::make_unique<CpuExperts>(Experts(pool_, workspace_, shape, mine));
   if (!options_.sizes_only) fill_experts(*pool_, fill, out->experts);
   return out;
+}
+
+namespace {
+
+// An adapter and the factors it reads.
+struct HeldLora {
+  ExpertLowRank gate_up, down;
+  LoraAdapter adapter;
+
+  HeldLora(const Experts& experts, ExpertLowRank first, ExpertLowRank second)
+      : gate_up(std::move(first)), down(std::move(second)), adapter(experts, {view(gate_up), view(down)}) {}
+  static LowRank view(const ExpertLowRank& of) {
+    if (of.rank == 0) return {};
+    return {.rank = of.rank, .scale = of.scale, .a = of.a.data(), .b = of.b.data()};
+  }
+};
+
+}  // namespace
+
+void CpuOps::add_adapter(PlacedExperts& experts, ExpertLowRank gate_up, ExpertLowRank down) {
+  if (gate_up.rank == 0 && down.rank == 0) return experts.adapters.push_back(nullptr);
+  const auto held =
+      std::make_shared<const HeldLora>(experts_of(experts), std::move(gate_up), std::move(down));
+  experts.adapters.emplace_back(held, &held->adapter);
 }
 
 int CpuOps::make_rotation(const RopeSpec& spec) {
@@ -135,27 +160,37 @@ void CpuOps::linear(std::span<const LinearUse> uses) {
                       .y_stride = use.y.rows.width});
   }
   run_linears(step_.tokens, calls_);
-  for (const LinearUse& use : uses)
-    if (use.adapter) add_adapter(use);
+  for (size_t i = 0; i < uses.size(); ++i) adapt(*uses[i].weights, step_.tokens, calls_[i]);
 }
 
-void CpuOps::add_adapter(const LinearUse& use) {
-  const Adapter& adapter = *use.adapter;
-  const int64_t rank = adapter.down->n(), n = adapter.up->n(), tokens = step_.tokens;
-  adapted_.resize(static_cast<size_t>(tokens * (rank + n)));
-  float *low = adapted_.data(), *sum = low + tokens * rank;
+// Adds to y what adapters of the linear of `call` give for its x: the step's, or, where memory is measured, each.
+void CpuOps::adapt(const PlacedLinear& weights, int rows, const LinearCall& call) {
+  if (const LinearAdapter* adapter = weights.adapter(step_.adapter)) return add_adapter(*adapter, rows, call);
+  if (!measured_) return;
+  for (const LinearAdapter& adapter : weights.adapters)
+    if (adapter.down) measure_adapter(adapter, rows);
+}
+
+void CpuOps::add_adapter(const LinearAdapter& adapter, int rows, const LinearCall& call) {
+  const int64_t rank = adapter.down->n(), n = adapter.up->n();
+  adapted_.resize(static_cast<size_t>(rows * (rank + n)));
+  float *low = adapted_.data(), *sum = low + rows * rank;
   const LinearCall down{.linear = &linear_of(*adapter.down),
-                        .x = measured_ ? low : at(use.x),
-                        .x_stride = use.x.rows.width,
+                        .x = call.x,
+                        .x_stride = call.x_stride,
                         .y = low,
                         .y_stride = rank},
       up{.linear = &linear_of(*adapter.up), .x = low, .x_stride = rank, .y = sum, .y_stride = n};
-  run_linears(step_.tokens, {&down, 1});
-  run_linears(step_.tokens, {&up, 1});
-  if (measured_) return;
-  for_rows(step_.tokens, [&](int t) {
-    kernels_.add_scaled(at(use.y) + t * use.y.rows.width, sum + t * n, adapter.scale, static_cast<int>(n));
+  run_linears(rows, {&down, 1});
+  run_linears(rows, {&up, 1});
+  for_rows(rows, [&](int t) {
+    kernels_.add_scaled(call.y + t * call.y_stride, sum + t * n, adapter.scale, static_cast<int>(n));
   });
+}
+
+void CpuOps::measure_adapter(const LinearAdapter& adapter, int rows) {
+  const int64_t rank = adapter.down->n(), n = adapter.up->n();
+  measured_->adapted = std::max(measured_->adapted, static_cast<size_t>(rows * (rank + n)) * sizeof(float));
 }
 
 void CpuOps::rotate(const HeadRows& heads, const Rotation& rotation, double eps, int token) {
@@ -253,8 +288,7 @@ void CpuOps::experts(const RunExperts& args) {
   if (measured_) {
     const double hits = even_hits(experts.shape(), args.top_k, step_.tokens);
     count(experts_work(experts, hits, static_cast<double>(slots)));
-    measured_->experts = std::max(measured_->experts, experts.forward_bytes(step_.tokens, args.top_k));
-    return;
+    return measure_forward(*args.experts, args.top_k);
   }
   const int32_t* ids = ids_at(args.ids);
   if (args.watch) args.watch->chose(args.watched, {ids, static_cast<size_t>(slots)});
@@ -270,6 +304,7 @@ void CpuOps::experts(const RunExperts& args) {
                    .ids = ids,
                    .weights = at(args.weights),
                    .output = at(args.out),
+                   .adapter = args.experts->adapter(step_.adapter),
                    .then = forecast_.enter(&experts, step_.tokens)});
   if (args.watch) args.watch->took(std::chrono::steady_clock::now() - start);
 }
@@ -279,8 +314,7 @@ void CpuOps::mlp(const RunMlp& args) {
   const Experts& mlp = experts_of(*args.mlp);
   count(experts_work(mlp, 1, step_.tokens));
   if (measured_) {
-    measured_->experts = std::max(measured_->experts, mlp.forward_bytes(step_.tokens, 1));
-    return;
+    return measure_forward(*args.mlp, 1);
   }
   mlp.forward({.tokens = step_.tokens,
                .top_k = 1,
@@ -288,7 +322,17 @@ void CpuOps::mlp(const RunMlp& args) {
                .ids = zeros_.data(),
                .weights = args.factors.id >= 0 ? at(args.factors) : ones_.data(),
                .output = at(args.out),
+               .adapter = args.mlp->adapter(step_.adapter),
                .then = forecast_.enter(&mlp, step_.tokens)});
+}
+
+// With whatever adapter takes the most.
+void CpuOps::measure_forward(const PlacedExperts& placed, int top_k) {
+  const Experts& experts = experts_of(placed);
+  size_t bytes = experts.forward_bytes(step_.tokens, top_k);
+  for (const auto& adapter : placed.adapters)
+    if (adapter) bytes = std::max(bytes, experts.forward_bytes(step_.tokens, top_k, adapter.get()));
+  measured_->experts = std::max(measured_->experts, bytes);
 }
 
 void CpuOps::sigmoid(Rows x) {
@@ -313,6 +357,7 @@ void CpuOps::project(const PlacedLinear& weights, Rows x, int count) {
                         .y = step_.logits,
                         .y_stride = weights.n()};
   run_linears(count, {&call, 1});
+  adapt(weights, count, call);
 }
 
 StepNeeds CpuOps::measure(const StepRows& step, const SequenceShape& shape, FunctionRef<void()> run) {
@@ -331,9 +376,9 @@ StepNeeds CpuOps::measure(const StepRows& step, const SequenceShape& shape, Func
     throw;
   }
   restore();
-  return {
-      .work = std::move(measured.work),
-      .workspace = measured.experts + measured.linears.rows + measured.linears.workers + measured.attention};
+  return {.work = std::move(measured.work),
+          .workspace = measured.experts + measured.linears.rows + measured.linears.workers +
+                       measured.attention + measured.adapted};
 }
 
 std::unique_ptr<Ops> make_cpu_ops(std::shared_ptr<Pool> pool, CpuOpsOptions options) {

@@ -49,6 +49,7 @@ class CpuOps final : public Ops {
                                           const ExpertsFill& fill) override {
     return make_experts(shape, options, fill, {});
   }
+  void add_adapter(PlacedExperts& experts, ExpertLowRank gate_up, ExpertLowRank down) override;
   std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) override {
     return std::make_unique<KvCache>(shape, pages, slots);
   }
@@ -98,7 +99,7 @@ class CpuOps final : public Ops {
     const SequenceShape* shape = nullptr;
     Work work;
     LinearWork::Bytes linears;
-    size_t experts = 0, attention = 0;
+    size_t experts = 0, attention = 0, adapted = 0;
   };
 
   LinearOptions linear_options(Precision precision) const {
@@ -134,7 +135,10 @@ class CpuOps final : public Ops {
   StepParts* timed() { return measured_ ? nullptr : &parts_; }
   size_t part_of(std::span<const LinearUse> uses);
   void run_linears(int rows, std::span<const LinearCall> calls);
-  void add_adapter(const LinearUse& use);
+  void adapt(const PlacedLinear& weights, int rows, const LinearCall& call);
+  void add_adapter(const LinearAdapter& adapter, int rows, const LinearCall& call);
+  void measure_adapter(const LinearAdapter& adapter, int rows);
+  void measure_forward(const PlacedExperts& placed, int top_k);
   void rotate(const HeadRows& heads, const Rotation& rotation, double eps, int token);
 
   std::shared_ptr<Pool> pool_;

@@ -40,14 +40,15 @@ TEST(CpuOps, AnAdapterAddsToItsLinearAlone) {
   const std::vector<float> w = random_values(kOut * kIn, 1), other = random_values(kOut * kIn, 2),
                            a = random_values(kRank * kIn, 3), b = random_values(kOut * kRank, 4),
                            x = random_values(kTokens * kIn, 5);
-  const auto linear = linear_of(*ops, w, kOut, kIn), plain = linear_of(*ops, other, kOut, kIn),
-             down = linear_of(*ops, a, kRank, kIn), up = linear_of(*ops, b, kOut, kRank);
+  const auto linear = linear_of(*ops, w, kOut, kIn), plain = linear_of(*ops, other, kOut, kIn);
+  auto down = linear_of(*ops, a, kRank, kIn), up = linear_of(*ops, b, kOut, kRank);
   const Rows in = ops->rows("in", kIn), out = ops->rows("out", kOut), beside = ops->rows("beside", kOut);
   ops->allocate(kTokens);
-  const Adapter adapter{.down = down.get(), .up = up.get(), .scale = 0.5f};
-  const StepScope scope(*ops, {.sequences = {}, .tokens = kTokens});
+  linear->adapters.resize(2);  // the first adapter has nothing for it
+  linear->adapters[1] = {.down = std::move(down), .up = std::move(up), .scale = 0.5f};
+  const StepScope scope(*ops, {.sequences = {}, .tokens = kTokens, .adapter = 1});
   ops->write(x, in);
-  const LinearUse uses[] = {{.weights = linear.get(), .x = in, .y = out, .adapter = &adapter},
+  const LinearUse uses[] = {{.weights = linear.get(), .x = in, .y = out},
                             {.weights = plain.get(), .x = in, .y = beside}};
   ops->linear(uses);
   std::vector<float> y(kTokens * kOut), z(kTokens * kOut);
@@ -60,6 +61,29 @@ TEST(CpuOps, AnAdapterAddsToItsLinearAlone) {
   for (size_t i = 0; i < y.size(); ++i) {
     EXPECT_NEAR(y[i], base[i] + 0.5 * added[i], kClose);
     EXPECT_NEAR(z[i], untouched[i], kClose);
+  }
+}
+
+// Steps without an adapter have the bits of a model that never had one, and so have those of another's.
+TEST(CpuOps, OtherAdaptersChangeNoBit) {
+  constexpr int64_t kIn = 48, kOut = 33;
+  const auto ops = make_cpu_ops(cpu_pool(2));
+  const std::vector<float> w = random_values(kOut * kIn, 1), x = random_values(kIn, 5);
+  const auto plain = linear_of(*ops, w, kOut, kIn), adapted = linear_of(*ops, w, kOut, kIn);
+  adapted->adapters.push_back({.down = linear_of(*ops, random_values(2 * kIn, 3), 2, kIn),
+                               .up = linear_of(*ops, random_values(kOut * 2, 4), kOut, 2)});
+  const Rows in = ops->rows("in", kIn), out = ops->rows("out", kOut), beside = ops->rows("beside", kOut);
+  ops->allocate(1);
+  for (const int adapter : {-1, 1, 0}) {
+    const StepScope scope(*ops, {.sequences = {}, .tokens = 1, .adapter = adapter});
+    ops->write(x, in);
+    const LinearUse uses[] = {{.weights = plain.get(), .x = in, .y = out},
+                              {.weights = adapted.get(), .x = in, .y = beside}};
+    ops->linear(uses);
+    std::vector<float> y(kOut), z(kOut);
+    ops->read(out, y);
+    ops->read(beside, z);
+    EXPECT_EQ(y == z, adapter != 0) << "adapter " << adapter;
   }
 }
 

@@ -31,8 +31,10 @@ void copy_experts(const GpuMemory& in, const Shard& shard, std::span<const int> 
   in.stream->wait();
 }
 
-std::string kernel_for(std::string_view what, const Packing& packing) {
-  return text("kt_experts_{}_{}_{}", what, kernel_word(packing.format.code), packing.fragment.step_bytes);
+// Where precision allows it operands are bf16, in blocks of kFewThreads.
+std::string kernel_for(bool rounds, std::string_view what, const Packing& packing) {
+  return text("kt_experts_{}{}_{}_{}", rounds ? "few_" : "", what, kernel_word(packing.format.code),
+              packing.fragment.step_bytes);
 }
 
 }  // namespace
@@ -114,8 +116,10 @@ ChosenExperts GpuExperts::chosen(const Call& call) const {
 
 void GpuExperts::launch_in(GpuStream& stream, const Call& call, const Piece& piece, float* mid) const {
   const auto launch = [&](int part, const Packing& packing, size_t first, size_t stride) {
-    stream.launch(kernel_for("in", packing), packing.blocks, int64_t{call.tokens} * call.top_k,
-                  part == ExpertsInArgs::kBoth ? kBothThreads : kOneThreads,
+    stream.launch(kernel_for(rounds_, "in", packing), packing.blocks, int64_t{call.tokens} * call.top_k,
+                  rounds_                        ? kFewThreads
+                  : part == ExpertsInArgs::kBoth ? kBothThreads
+                                                 : kOneThreads,
                   ExpertsInArgs{.chosen = chosen(call),
                                 .part = part,
                                 .weights = rows_of(packing, piece.blocks, first, stride),
@@ -147,7 +151,8 @@ void GpuExperts::run_out(GpuStream& stream, const Call& call) const {
   for (const Piece& piece : pieces_) {
     const bool first = &piece == &pieces_.front();
     stream.launch(
-        kernel_for("out", piece.down), piece.down.blocks, call.tokens, kSumThreads,
+        kernel_for(rounds_, "out", piece.down), piece.down.blocks, call.tokens,
+        rounds_ ? kFewThreads : kSumThreads,
         ExpertsOutArgs{.chosen = chosen(call),
                        .weights = rows_of(piece.down, piece.blocks, piece.down_first, piece.down.block_bytes),
                        .slot_bytes = static_cast<int64_t>(piece.expert_bytes),

@@ -78,7 +78,7 @@ class GpuExperts {
   void run_piece(GpuStream& stream, const Call& call, const Round& round, const Piece& piece) const;
 
   int experts_ = 0, count_ = 0;
-  bool rounds_ = false;  // to bf16, for prompts
+  bool rounds_ = false;  // rows to bf16
   Activation activation_;
   std::vector<Piece> pieces_;
   std::vector<uint8_t> skip_;

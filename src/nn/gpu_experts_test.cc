@@ -110,14 +110,16 @@ TEST_P(GpuExpertsOfEveryFormat, ByTheirDefinition) {
   const int wide = std::max(unit, 128);
   const Layer layer({7, wide, 2 * wide}, GetParam().format, 1, /*biases=*/true);
   const Kernels table = packing_as(GetParam().fragment);
-  const Experts experts = make(layer, pool_of(1), {.kernels = &table});
   Batch batch(2, 3, layer.shape, 2);
   batch.ids = {6, 2, 4, 0, 4, 6};
   const std::vector<int> hot = {2, 4, 6};
-  HotLayer copies(experts, hot);
-  EXPECT_LT(
-      relative_error(copies.run(batch, wide), reference(layer, batch, {}, cold_of(layer.shape, hot).data())),
-      kHotBound);
+  const auto want = reference(layer, batch, {}, cold_of(layer.shape, hot).data());
+  for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+    const Experts experts = make(layer, pool_of(1), {.precision = precision, .kernels = &table});
+    HotLayer copies(experts, hot);
+    const bool rounds = precision != Precision::kF32 && GetParam().format.code != Code::kF32;
+    EXPECT_LT(relative_error(copies.run(batch, wide), want), rounds ? kRoundedBound : kHotBound);
+  }
 }
 
 TEST_P(GpuExpertsOfEveryFormat, OfManyTokens) {
@@ -189,11 +191,15 @@ TEST(GpuExperts, GateAndUpOfTwoFormats) {
         std::tuple("mxfp4", "f32", "iq4_xs")}) {
     const Layer layer({4, 256, 256}, LayerFormats{format_named(gate), format_named(up), format_named(down)},
                       7, true);
-    const Experts experts = make(layer, pool_of(1));
     const Batch batch(3, 2, layer.shape, 8);
-    HotLayer copies(experts, every_expert(layer.shape));
-    EXPECT_LT(relative_error(copies.run(batch, 256), reference(layer, batch, {})), kHotBound)
-        << gate << ", " << up;
+    for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
+      const Experts experts = make(layer, pool_of(1), {.precision = precision});
+      HotLayer copies(experts, every_expert(layer.shape));
+      EXPECT_LT(
+          relative_error(copies.run(batch, 256), reference(layer, batch, {})),
+          copies.hot.takes(kMostHotTokens + 1) ? kRoundedBound : kHotBound)  // which says whether it rounds
+          << gate << ", " << up;
+    }
   }
 }
 
@@ -246,9 +252,9 @@ TEST(GpuExperts, PromptsOfAnyLengthAndChoice) {
 }
 
 // Rows of a token alone, of the same in a step of others, and with threads in another order.
-TEST(GpuExperts, TheSameBitsInAnyCompany) {
+void check_company(Precision precision) {
   const Layer layer({7, 192, 101}, format_named("int8"), 11, true);
-  const Experts experts = make(layer, pool_of(1));
+  const Experts experts = make(layer, pool_of(1), {.precision = precision});
   Batch all(17, 4, layer.shape, 12);
   for (size_t i = 0; i < all.ids.size(); i += 5)
     all.ids[i] = i % 2 ? -1 : 7 + static_cast<int32_t>(i);        // nobody's
@@ -258,7 +264,7 @@ TEST(GpuExperts, TheSameBitsInAnyCompany) {
   const std::vector<float> whole = copies.run(all, 192);
   EXPECT_LT(relative_error(
                 whole, reference(layer, all, {}, cold_of(layer.shape, std::vector<int>{1, 3, 4, 6}).data())),
-            kHotBound);
+            precision == Precision::kF32 ? kHotBound : kRoundedBound);
   EXPECT_TRUE(std::all_of(whole.begin() + 4 * 192, whole.begin() + 5 * 192, [](float x) { return x == 0; }));
   const auto part = [&](int first, int count) {
     Batch out = all;
@@ -281,6 +287,11 @@ TEST(GpuExperts, TheSameBitsInAnyCompany) {
         << first << ", " << count;
   }
   ::setenv("KT_TEST_CUDA_SEED", seed.c_str(), 1);
+}
+
+TEST(GpuExperts, TheSameBitsInAnyCompany) {
+  check_company(Precision::kF32);
+  check_company(Precision::kBf16);
 }
 
 TEST(GpuExperts, PlansNeedNoGpuAndErrorsNameTheLayer) {

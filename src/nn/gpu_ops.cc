@@ -11,8 +11,6 @@ namespace kt {
 namespace {
 
 constexpr int kHeadThreads = 64;
-constexpr int kSplitRows = 64;
-constexpr int kSplitBlocks = 8192;  // rows and heads times groups of pages: more are busy enough as they are
 
 }  // namespace
 
@@ -59,6 +57,12 @@ std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const
     out->down = linear(from.down, bias(from.down_bias, shape.hidden));
   });
   return out;
+}
+
+void GpuOps::add_adapter(PlacedExperts& experts, ExpertLowRank gate_up, ExpertLowRank down) {
+  if (gate_up.rank > 0 || down.rank > 0)
+    fail_as(ErrorKind::kUnsupported, "adapters of experts do not run beside a GPU; on the CPU alone they do");
+  experts.adapters.push_back(nullptr);
 }
 
 std::unique_ptr<SequenceCache> GpuOps::make_cache(const SequenceShape& shape, int pages, int slots) {
@@ -241,58 +245,6 @@ void GpuOps::rotate_write(const RotateWrite& args) {
   stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads, all.q);
   stream_->launch("kt_rotate", step_.tokens, 1, kRowThreads, all.k);
   stream_->launch("kt_write_cache", plane.heads, step_.tokens, kHeadThreads, all.write);
-}
-
-AttendRowsArgs GpuOps::attend_args(const Attend& args) const {
-  const auto* const sinks = static_cast<const GpuVector*>(args.sinks);
-  return {.plane = static_cast<const GpuCache&>(*step_.cache).plane(args.plane),
-          .places = tables_.places(),
-          .q = at(args.q),
-          .out = at(args.out),
-          .sinks = sinks ? sinks->data() : nullptr,
-          .q_width = args.q.width,
-          .out_width = args.out.width,
-          .heads = args.heads,
-          .window = args.window,
-          .scale = args.scale};
-}
-
-// Groups of pages that a row sees at most, where rows alone would leave the GPU idle; else 1.
-int GpuOps::groups_of(int blocks, int window) const {
-  const int most = recording_ ? recording_->longest : longest();
-  const int keys = window > 0 ? std::min(most, window + kPageTokens) : most;
-  const int groups = std::min((keys + kPageTokens - 1) / kPageTokens, kAttendGroups);
-  return step_.tokens <= kSplitRows && int64_t{blocks} * step_.tokens * groups <= kSplitBlocks ? groups : 1;
-}
-
-void GpuOps::attend(const Attend& args) {
-  const KvShape& shape =
-      measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : step_.cache->shape(args.plane);
-  if (recording_)
-    recording_->attended.push_back({.plane = args.plane, .heads = args.heads, .window = args.window});
-  else
-    for (const AttentionSequence& sequence : step_.sequences)
-      count(place(), attention_work(shape, args.heads, args.window, sequence));
-  const bool wide = shape.dv > kAttendThreads;
-  const int blocks = shape.heads * static_cast<int>(ceil_div(args.heads / shape.heads,
-                                                             wide ? kAttendWideHeads : kAttendHeads));
-  const int groups = groups_of(blocks, args.window);
-  const size_t parts = groups > 1
-                           ? static_cast<size_t>(step_.tokens) * static_cast<size_t>(args.heads * groups) *
-                                 static_cast<size_t>(shape.dv + 2)
-                           : 0;
-  if (measured_) {
-    measured_->workspace = std::max(measured_->workspace, parts * sizeof(float));
-    return;
-  }
-  flush();
-  AttendRowsArgs how = attend_args(args);
-  const std::string kernel = text("kt_attend_{}{}", wide ? "wide_" : "", name_of(shape.type));
-  if (parts == 0) return stream_->launch(kernel, blocks, step_.tokens, kAttendThreads, how);
-  how.groups = groups;
-  how.parts = scratch(parts);
-  stream_->launch(kernel, blocks, int64_t{step_.tokens} * groups, kAttendThreads, how);
-  stream_->launch("kt_attend_join", args.heads, step_.tokens, kAttendThreads, how);
 }
 
 void GpuOps::copy_heads(const CopyHeads& args) {

@@ -32,7 +32,7 @@ int longest_of_graph(int longest) {
 }  // namespace
 
 bool GpuOps::replays(const StepRows& step) const {
-  return options_.graphs && step.alike && step.cache && step.tokens <= kMostReplayed &&
+  return options_.graphs && step.alike && step.cache && step.adapter < 0 && step.tokens <= kMostReplayed &&
          !options_.gpu->facts().shows_screen && !switched_off();
 }
 

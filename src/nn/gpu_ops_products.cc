@@ -8,15 +8,32 @@ namespace kt {
 namespace {
 
 constexpr int kPostThreads = 512;
-constexpr int kProductRows = 8, kMany = 0;
+constexpr int kProductRows = 8;
+// Row blocks of matrices that are multiplied with few rows, of which as many blocks run side by side as large GPUs have
+// places for; of more a block takes two at once, and reads x once for both.
+constexpr int64_t kSideBySide = 264;
 constexpr int kLogitRows = 64;  // of the head at once
 
-// The kernel for 1 row, for kProductRows at once or for many.
-std::string product_kernel(const Packing& packing, int rows) {
-  const char* const code = kernel_word(packing.format.code);
-  const int step = packing.fragment.step_bytes;
-  return rows == kMany ? text("kt_product_many_{}_{}", code, step)
-                       : text("kt_product_{}_{}_{}", code, step, rows);
+// How a product of so many rows is launched.
+struct ProductKernel {
+  std::string name;
+  int threads, rows, blocks;  // of a block: threads, rows of x, row blocks
+  bool rounded;               // takes x in bf16
+};
+
+ProductKernel product_kernel(const GpuLinear& weights, int rows, int64_t all_blocks) {
+  const char* const code = kernel_word(weights.packing.format.code);
+  const int step = weights.packing.fragment.step_bytes;
+  if (weights.rounds && rows > kFewRows)
+    return {text("kt_product_many_{}_{}", code, step), kManyThreads, kTileRows, kTileColumns / kBlockRows,
+            true};
+  if (weights.rounds) {
+    const int at_once = rows > 8 ? 16 : 8, blocks = all_blocks > kSideBySide ? 2 : 1;
+    return {text("kt_product_few_{}_{}_{}_{}", code, step, at_once, blocks), kFewThreads, at_once, blocks,
+            false};
+  }
+  const int at_once = rows == 1 ? 1 : kProductRows;
+  return {text("kt_product_{}_{}_{}", code, step, at_once), kProductThreads, at_once, 1, false};
 }
 
 RouteArgs route_args(const ChooseExperts& args) {
@@ -52,13 +69,15 @@ const uint16_t* GpuOps::rounded(const Product& product, int rows) {
 }
 
 void GpuOps::multiply(int rows, std::span<const Product> products) {
-  const bool many = rows > kFewRows;
   ProductsArgs args;
-  std::string kernel;
+  ProductKernel kernel = {};
   const Product* last = nullptr;  // whose x is in `rounded_`
-  int blocks = 0, row_blocks = 1, threads = kProductThreads;
+  int blocks = 0;
+  int64_t all_blocks = 0;
+  for (const Product& product : products) all_blocks += product.weights.packing.blocks;
   const auto launch = [&] {
-    if (args.count > 0) stream_->launch(kernel, blocks, row_blocks, threads, args);
+    if (args.count > 0)
+      stream_->launch(kernel.name, blocks, ceil_div(rows, kernel.rows), kernel.threads, args);
     args.count = blocks = 0;
   };
   for (const Product& product : products) {
@@ -66,14 +85,12 @@ void GpuOps::multiply(int rows, std::span<const Product> products) {
     count(place(), matrix_work(packing.format, product.weights.stored,
                                2.0 * static_cast<double>(packing.n) * static_cast<double>(packing.k) * rows));
     if (measured_) continue;
-    const bool rounds = many && product.weights.rounds;
-    const std::string mine = product_kernel(packing, rounds ? kMany : rows == 1 ? 1 : kProductRows);
-    const bool fresh = rounds && !(last && last->x == product.x && last->weights.k() == product.weights.k());
+    const ProductKernel mine = product_kernel(product.weights, rows, all_blocks);
+    const bool fresh =
+        mine.rounded && !(last && last->x == product.x && last->weights.k() == product.weights.k());
     // Who still reads what was rounded before goes first.
-    if (args.count == kMostTogether || mine != kernel || fresh) launch();
+    if (args.count == kMostTogether || mine.name != kernel.name || fresh) launch();
     kernel = mine;
-    threads = rounds ? kManyThreads : kProductThreads;
-    row_blocks = static_cast<int>(ceil_div(rows, rounds ? kTileRows : rows == 1 ? 1 : kProductRows));
     args.first[args.count] = blocks;
     args.of[args.count++] = {.weights = product.weights.rows(),
                              .x = product.x,
@@ -83,11 +100,11 @@ void GpuOps::multiply(int rows, std::span<const Product> products) {
                              .bias = product.weights.bias.as<const float>(),
                              .factors = product.factors,
                              .m = rows,
-                             .rounded = !rounds ? nullptr
-                                        : fresh ? rounded(product, rows)
-                                                : rounded_.as<const uint16_t>()};
-    if (rounds) last = &product;
-    blocks += static_cast<int>(rounds ? ceil_div(packing.blocks, kTileColumns / kBlockRows) : packing.blocks);
+                             .rounded = !mine.rounded ? nullptr
+                                        : fresh       ? rounded(product, rows)
+                                                      : rounded_.as<const uint16_t>()};
+    if (mine.rounded) last = &product;
+    blocks += static_cast<int>(ceil_div(packing.blocks, mine.blocks));
   }
   launch();
 }
@@ -103,12 +120,12 @@ void GpuOps::linear(std::span<const LinearUse> uses) {
                         .y_stride = use.y.rows.width});
   multiply(step_.tokens, products);
   for (const LinearUse& use : uses)
-    if (use.adapter) add_adapter(use);
+    if (const LinearAdapter* adapter = use.weights->adapter(step_.adapter)) add_adapter(use, *adapter);
 }
 
-void GpuOps::add_adapter(const LinearUse& use) {
-  const auto& down = static_cast<const GpuLinear&>(*use.adapter->down);
-  const auto& up = static_cast<const GpuLinear&>(*use.adapter->up);
+void GpuOps::add_adapter(const LinearUse& use, const LinearAdapter& adapter) {
+  const auto& down = static_cast<const GpuLinear&>(*adapter.down);
+  const auto& up = static_cast<const GpuLinear&>(*adapter.up);
   const int64_t rank = down.n(), n = up.n(), tokens = step_.tokens;
   if (measured_)
     measured_->workspace =
@@ -123,7 +140,7 @@ void GpuOps::add_adapter(const LinearUse& use) {
   multiply(step_.tokens, {.weights = up, .x = low, .x_stride = rank, .y = sum, .y_stride = n});
   if (measured_) return;
   launch_norm({.x = at(use.y),
-               .add = {{.rows = sum, .stride = n, .scale = use.adapter->scale}},
+               .add = {{.rows = sum, .stride = n, .scale = adapter.scale}},
                .x_stride = use.y.rows.width,
                .width = static_cast<int>(n)});
 }

@@ -17,7 +17,8 @@
 namespace kt {
 
 inline constexpr int kRowThreads = 256;  // of a block that takes a row
-inline constexpr int kFewRows = 16;      // more go through matrix units, where a model's precision allows it
+inline constexpr int kFewRows =
+    16;  // of x, for which weights are read as they arrive; of more they are widened once for all
 
 // Rows by name, in one piece of device memory.
 class GpuRows {
@@ -79,6 +80,7 @@ class GpuOps final : public Ops {
                                               const ExpertsFill& fill, std::span<const int> hot) override;
   std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
                                           const ExpertsFill& fill) override;
+  void add_adapter(PlacedExperts& experts, ExpertLowRank gate_up, ExpertLowRank down) override;
   std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) override;
   int make_rotation(const RopeSpec& spec) override { return tables_.rotation(spec); }
   Rows rows(std::string_view name, int64_t width) override { return memory_.rows(name, width); }
@@ -166,6 +168,9 @@ class GpuOps final : public Ops {
     size_t watched;
     int64_t ids_of;  // GpuExchange::ids()
   };
+  struct RowRange {
+    int first, count;
+  };
   // Of the calls of a step that depend on where its tokens stand, for counting.
   struct Attended {
     int plane, heads, window;
@@ -200,9 +205,13 @@ class GpuOps final : public Ops {
   size_t rounded_bytes(int64_t tokens) const {
     return static_cast<size_t>(round_up(tokens, kTileRows) * widest_rounded_) * sizeof(uint16_t);
   }
-  void add_adapter(const LinearUse& use);
+  void add_adapter(const LinearUse& use, const LinearAdapter& adapter);
   AttendRowsArgs attend_args(const Attend& args) const;
   int groups_of(int blocks, int window) const;
+  int most_pages(int window) const;
+  void attend_exactly(const Attend& args, const KvShape& shape);
+  void attend_whole(const Attend& args, const KvShape& shape, const RowRange& rows);
+  void attend_split(const Attend& args, const KvShape& shape, const RowRange& rows);
   RotateRowsArgs rotate_args(const RotateWrite& args, const HeadRows& heads, const float* growth) const;
   void measure_experts(const RunExperts& args);
   void run_hot(const GpuExperts& hot, const RunExperts& args);
@@ -259,7 +268,7 @@ class GpuOps final : public Ops {
   Measured* measured_ = nullptr;  // while measure() runs
   Work work_;
   StepParts parts_;
-  const size_t experts_part_ = parts_.index("experts"), wait_part_ = parts_.index("waiting for the GPU");
+  const size_t experts_part_ = parts_.index("experts"), wait_part_ = parts_.index(kWaitingPart);
 };
 
 }  // namespace kt

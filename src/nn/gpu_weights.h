@@ -92,7 +92,7 @@ struct GpuLinear final : PlacedLinear {
   Packing packing;
   size_t bias_bytes;
   double stored;
-  bool rounds = false;  // x to bf16 where it has many rows
+  bool rounds = false;  // x to bf16
   DeviceBuffer blocks, bias;
 
   GpuLinear(const GpuMemory& in, const Linear& from, std::string_view name)

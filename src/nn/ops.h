@@ -60,16 +60,46 @@ class PlacedVector : public PlacedWeights {
   virtual int64_t size() const = 0;
 };
 
+class PlacedLinear;
+
+// y += scale * up(down(x)): what an adapter (LoRA) adds to a linear.
+struct LinearAdapter {
+  std::unique_ptr<PlacedLinear> down, up;  // [rank, k], [n, rank]; null: nothing
+  float scale = 1;
+};
+
 class PlacedLinear : public PlacedWeights {
  public:
   virtual int64_t n() const = 0;
   virtual int64_t k() const = 0;
+
+  // By the numbers of the model's adapters; those past the end add nothing.
+  std::vector<LinearAdapter> adapters;
+  const LinearAdapter* adapter(int number) const {
+    if (number < 0 || number >= std::ssize(adapters)) return nullptr;
+    const LinearAdapter& one = adapters[static_cast<size_t>(number)];
+    return one.down ? &one : nullptr;
+  }
 };
 
 // Gated MLPs that tokens are sent to; one that every token visits is a layer's dense MLP or shared expert.
 class PlacedExperts : public PlacedWeights {
  public:
   virtual const ExpertsShape& shape() const = 0;
+
+  // As PlacedLinear's; null: nothing.
+  std::vector<std::shared_ptr<const ExpertAdapter>> adapters;
+  const ExpertAdapter* adapter(int number) const {
+    return number < 0 || number >= std::ssize(adapters) ? nullptr
+                                                        : adapters[static_cast<size_t>(number)].get();
+  }
+};
+
+// What an adapter has for one product of all of a layer's experts, W' = W + scale * B A (nn/lora_adapter.h).
+struct ExpertLowRank {
+  int rank = 0;  // 0: nothing
+  float scale = 1;
+  std::vector<float> a, b;  // [experts, rank, in], [experts, out, rank]
 };
 
 // Rows of a table, found by number: the embedding.
@@ -78,18 +108,10 @@ struct RowTable {
   std::function<void(int64_t row, float* to)> read = {};  // from several threads
 };
 
-// y += scale * up(down(x)): a low-rank addition to a linear (LoRA).
-struct Adapter {
-  const PlacedLinear* down = nullptr;  // [rank, k]
-  const PlacedLinear* up = nullptr;    // [n, rank]
-  float scale = 1;
-};
-
-// y = x W^T + b. Uses of one call that read the same x share its quantised rows; none reads another's y.
+// y = x W^T + b, and what the step's adapter adds. Uses of one call that read the same x share its quantised rows; none reads another's y.
 struct LinearUse {
   const PlacedLinear* weights = nullptr;
   Columns x, y;
-  const Adapter* adapter = nullptr;
 };
 
 // Heads side by side in rows: head h begins at column h * stride.
@@ -122,6 +144,7 @@ struct Attend {
   float scale = 1;
   int window = 0;
   const PlacedVector* sinks = nullptr;  // [heads]
+  bool exact = false;                   // queries and weights of keys stay f32: a model of Precision::kF32
 };
 
 // `count` numbers of every head, from columns head * stride on.
@@ -231,6 +254,7 @@ struct StepRows {
   float* logits = nullptr;         // [rows, n] of project(), in memory of the caller
   // One new token of each sequence, and logits of all: whatever the sequences, the same calls are made.
   bool alike = false;
+  int adapter = -1;  // of all sequences: its number in PlacedLinear::adapters; -1: none
 };
 
 // What a step takes: the work of it, and memory beyond weights, rows and cache.
@@ -265,6 +289,9 @@ class Ops {
   // One that every token visits: for mlp(), as the others are for experts().
   virtual std::unique_ptr<PlacedExperts> make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
                                                   const ExpertsFill& fill) = 0;
+  // The next of their adapters, of gate and up (gate's rows of b first) and of down. Error(kUnsupported) where experts
+  // with adapters do not run.
+  virtual void add_adapter(PlacedExperts& experts, ExpertLowRank gate_up, ExpertLowRank down) = 0;
   // Error(kMemory) with the numbers if pages and slots do not fit.
   virtual std::unique_ptr<SequenceCache> make_cache(const SequenceShape& shape, int pages, int slots) = 0;
   // A kind of rotation; its sines and cosines are computed once a step.

@@ -60,6 +60,15 @@ PaddedParts padded_parts(const ExpertsOptions& options, int64_t inter) {
   return {.inter = inter, .part = part, .padded = round_up<int64_t>(part, kChunk)};
 }
 
+PaddedParts::Stretch PaddedParts::stretch(int64_t i, int most) const {
+  const int64_t length = part > 0 ? part : inter,
+                room = part > 0 ? padded : std::max<int64_t>(inter, i + most);
+  const int64_t within = i % room, first = i / room * length + within;
+  const int64_t real = std::min(length - within, inter - first),
+                wide = std::min<int64_t>(most, room - within);
+  return {first, static_cast<int>(std::clamp<int64_t>(real, 0, wide)), static_cast<int>(wide)};
+}
+
 Format PaddedParts::down(Format format) const {
   if (part > 0) format.span.k = static_cast<int>(padded);
   return format;

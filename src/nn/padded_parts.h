@@ -18,6 +18,17 @@ struct PaddedParts {
   int64_t parts() const { return (inter + part - 1) / part; }
   int64_t width() const { return part > 0 ? parts() * padded : inter; }
   int64_t at(int64_t i) const { return i / part * padded + i % part; }  // where row or column i stands
+  // The row or column that stands at `i`, or -1 for what was added.
+  int64_t narrow(int64_t i) const {
+    const Stretch here = stretch(i, 1);
+    return here.count > 0 ? here.first : -1;
+  }
+  // From wide column i on: `wide` columns, at most `most`, of which the first `count` are columns [first, first + count).
+  struct Stretch {
+    int64_t first;
+    int count, wide;
+  };
+  Stretch stretch(int64_t i, int most) const;
   Format down(Format format) const;
 
   // Readers of the wide matrices. `from` must outlive them.

@@ -11,6 +11,9 @@
 
 namespace kt {
 
+// The CPU waiting for a GPU.
+inline constexpr std::string_view kWaitingPart = "waiting for the GPU";
+
 struct StepPart {
   std::string name;  // "experts", "q_proj k_proj v_proj"
   uint64_t calls = 0;

@@ -56,6 +56,7 @@ struct ProductsArgs {
   const FoundPairs* found = nullptr;
 };
 inline constexpr int kProductThreads = 256;
+inline constexpr int kFewThreads = 256;
 // For many rows: of x and of the matrix in a block.
 inline constexpr int kManyThreads = 128, kTileRows = 128, kTileColumns = 128;
 
@@ -241,6 +242,24 @@ inline constexpr int kAttendThreads = 128;
 // Heads of a block, which read the same keys: where values have at most kAttendThreads columns, and where more.
 inline constexpr int kAttendHeads = 8, kAttendWideHeads = 4;
 inline constexpr int kAttendGroups = 64;  // of a row's pages at most
+
+// On matrix units, operands in bf16.
+struct AttendMatrixArgs {
+  // Here groups are 1 or more. Of more, blocks write parts [tokens, heads, groups, dv_pad] and stats [tokens, heads, groups, 2]
+  // for kt_attend_sum; of one, what a row gets.
+  AttendRowsArgs rows;
+  int first = 0;  // of the step's rows
+  int whole = 0;  // all pages that a row sees are one group
+  int count = 0,
+      tiles = 0;  // kt_attend_many: rows of one sequence, and of them so many times what a block takes
+  float* stats = nullptr;
+};
+// Rows of a block, which read the same keys: of heads with keys and values of their own, and of those that share them.
+inline constexpr int kFewHeads = 16, kLatentHeads = 32;
+inline constexpr int kAttendManyRows = 64;                              // tokens times heads
+inline constexpr int kFewColumns = 128, kFewWideColumns = 256;          // of keys and of values, padded
+inline constexpr int kLatentColumns = 576, kLatentValues = 512;         // at most
+inline constexpr int kAttendSumThreads = 256, kAttendSumColumns = 128;  // of a block
 
 // RouterSpec of nn/router.h in plain numbers.
 struct RouteArgs {

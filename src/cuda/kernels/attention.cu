@@ -1,5 +1,5 @@
 // Softmax over the pages that a row sees.
-#include "cuda/kernels/pages.h"
+#include "cuda/kernels/seen.h"
 
 namespace kt {
 
@@ -37,7 +37,6 @@ KT_GPU float scale_of(const uint8_t* block, int padded, int slot) {
 // then 4 columns of the values for each lane, a quarter of the keys for each warp.
 constexpr int kWarps = kAttendThreads / gpu::kWarp, kKeyLanes = 8;
 constexpr int kOfWarp = kKvBlock / kWarps;           // keys of a page
-constexpr float kSawNothing = -3.0e38f;
 
 // What fits a thread's registers: so many heads, and of their values the columns of its number and every 128th behind it.
 template <KvType kKind, int kNumber, int kColumns>
@@ -60,28 +59,6 @@ struct AttendShared {
   float* sums;
   float* values;  // [kWarps, heads, 128]
 };
-
-// What one row of queries sees. Pages are gathered in groups at places that depend on nothing else, so that a row gets the
-// same whoever computes which of them.
-struct Seen {
-  int token, head, heads, position, oldest;  // heads from `head` on
-  int first_page, pages, group;              // pages of a group
-
-  KT_GPU int groups() const { return (pages + group - 1) / group; }
-};
-KT_GPU Seen seen_by(const AttendRowsArgs& args, int token, int head, int heads) {
-  const int position = args.places.positions[token];
-  const int oldest = args.window > 0 && position - args.window + 1 > 0 ? position - args.window + 1 : 0;
-  Seen seen{token, head, heads, position, oldest, oldest / kKvBlock, position / kKvBlock - oldest / kKvBlock + 1, 1};
-  while (seen.group * kAttendGroups < seen.pages) seen.group *= 2;
-  return seen;
-}
-// Of a block that is number `number` of those that share a row.
-KT_GPU Seen seen_by_block(const AttendRowsArgs& args, int token, int number, int most) {
-  const int sharing = args.heads / args.plane.heads, blocks = (sharing + most - 1) / most;
-  const int first = number % blocks * most, left = sharing - first;
-  return seen_by(args, token, number / blocks * sharing + first, left < most ? left : most);
-}
 
 KT_GPU void load_queries(const AttendRowsArgs& args, const Seen& seen, int heads, float* query) {
   const CachePlane& plane = args.plane;

@@ -59,6 +59,7 @@ inline int block() { return lane->block; }
 inline int block_y() { return lane->block_y; }
 inline int blocks() { return lane->blocks; }
 inline void barrier() { wait_for_block(); }
+inline void warp_barrier() { exchange(0, lane->thread % 32); }
 
 inline float float_of(uint32_t bits) {
   float x;
@@ -108,7 +109,18 @@ inline uint32_t bf16_pair(float low, float high) {
   };
   return nearest(low) | nearest(high) << 16;
 }
-void multiply_add(float (&sums)[4], const Words& a, const Words2& b);
+void multiply_from(float (&sums)[4], const float (&from)[4], const Words& a, const Words2& b);
+inline void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
+  multiply_from(sums, sums, a, b);
+}
+inline uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [](uint32_t low, uint32_t x, uint32_t y) {
+    return static_cast<float>(static_cast<double>(float_of(low << 16)) *
+                                  static_cast<double>(float_of(x << 16)) +
+                              static_cast<double>(float_of(y << 16)));
+  };
+  return bf16_pair(half(a, b, c), half(a >> 16, b >> 16, c >> 16));
+}
 inline void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline uint32_t add_to(uint32_t* word, uint32_t more) { return std::atomic_ref(*word).fetch_add(more); }
 inline void publish(uint32_t* word, uint32_t value) {

@@ -347,7 +347,7 @@ float half_of(uint32_t pair, int which) { return float_of(which ? pair & 0xFFFF0
 
 uint32_t exchange(uint32_t value, int with) { return give({value})[with][0]; }
 
-void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
+void multiply_from(float (&sums)[4], const float (&from)[4], const Words& a, const Words2& b) {
   const Given given = give({a.word[0], a.word[1], a.word[2], a.word[3], b.word[0], b.word[1]});
   const int i = lane->thread % kLanes / 4, j = lane->thread % 4;
   for (int s = 0; s < 4; ++s) {
@@ -359,7 +359,7 @@ void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
           sum +=
               static_cast<double>(half_of(given[4 * i + k][static_cast<size_t>(part * 2 + s / 2)], which)) *
               static_cast<double>(half_of(given[4 * column + k][static_cast<size_t>(4 + part)], which));
-    sums[s] = static_cast<float>(sum + static_cast<double>(sums[s]));
+    sums[s] = static_cast<float>(sum + static_cast<double>(from[s]));
   }
 }
 
