@@ -4,45 +4,17 @@
 
 #include "base/error.h"
 #include "models/families.h"
+#include "models/testing/family_configs.h"
 
 namespace kt {
 namespace {
+
+using namespace testing_configs;
 
 Json changed(Json base, const char* changes) {
   base.merge_patch(Json::parse(changes));  // null removes the key
   return base;
 }
-
-const Json kDelta = Json::parse(R"({
-  "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
-  "max_position_embeddings": 1024, "rms_norm_eps": 0.001, "hidden_act": "silu", "head_dim": 32,
-  "linear_conv_kernel_dim": 4, "linear_key_head_dim": 24, "linear_value_head_dim": 40, "linear_num_key_heads": 3,
-  "linear_num_value_heads": 6, "full_attention_interval": 4})");
-const Json kDeltaExperts =
-    changed(kDelta, R"({"moe_intermediate_size": 32, "shared_expert_intermediate_size": 80,
-      "num_experts": 8, "num_experts_per_tok": 3})");
-const Json kNext =
-    changed(kDeltaExperts, R"({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
-      "intermediate_size": 96, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": true,
-      "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_scaling": null, "attention_bias": false})");
-const Json kRope = Json::parse(R"({"rope_parameters": {"mrope_interleaved": true, "mrope_section": [2, 1, 1],
-      "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}, "attn_output_gate": true,
-      "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1})");
-
-// A text model inside one that sees.
-Json inside(const Json& text, const char* outer) {
-  Json out = Json::parse(outer);
-  out["text_config"] = text;
-  out["text_config"].update(kRope);
-  return out;
-}
-const Json kMoe =
-    inside(changed(kDeltaExperts, R"({"model_type": "qwen3_5_moe_text"})"),
-           R"({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
-                             "vision_config": {"hidden_size": 7}})");
-const Json kDense = inside(changed(kDelta, R"({"model_type": "qwen3_5_text", "intermediate_size": 96})"),
-                           R"({"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
-                               "vision_config": {"hidden_size": 7}})");
 
 ModelSpec described(const Json& config) { return describe_model(config, "config.json"); }
 
@@ -56,7 +28,7 @@ std::string refused(const Json& config) {
 }
 
 TEST(DeltaFamilies, EveryFourthLayerAttends) {
-  for (const Json* config : {&kNext, &kMoe, &kDense}) {
+  for (const Json* config : {&kQwen3Next, &kQwen35Moe, &kQwen35}) {
     const ModelSpec spec = described(*config);
     ASSERT_EQ(spec.layers.size(), 8u);
     EXPECT_TRUE(spec.norms_add_one);
@@ -74,14 +46,14 @@ TEST(DeltaFamilies, EveryFourthLayerAttends) {
         EXPECT_EQ(delta->shape,
                   (DeltaShape{.key_heads = 3, .value_heads = 6, .key_dim = 24, .value_dim = 40}));
         EXPECT_EQ(delta->taps, 4);
-        EXPECT_EQ(delta->mixed(), config == &kNext);
+        EXPECT_EQ(delta->mixed(), config == &kQwen3Next);
       }
     }
   }
 }
 
 TEST(DeltaFamilies, FeedForwardParts) {
-  const ModelSpec next = described(kNext), moe = described(kMoe), dense = described(kDense);
+  const ModelSpec next = described(kQwen3Next), moe = described(kQwen35Moe), dense = described(kQwen35);
   EXPECT_EQ(next.family, "qwen3_next");
   EXPECT_EQ(moe.family, "qwen3_5_moe_text");
   EXPECT_EQ(dense.family, "qwen3_5_text");
@@ -91,12 +63,12 @@ TEST(DeltaFamilies, FeedForwardParts) {
     EXPECT_EQ(spec->moe()->names.shared, "mlp.shared_expert");
   }
   EXPECT_EQ(std::get<DenseSpec>(dense.layers[0].feed_forward).inter, 96);
-  EXPECT_FALSE(described(changed(kNext, R"({"norm_topk_prob": false})")).moe()->router.normalise);
-  EXPECT_FALSE(described(changed(kNext, R"({"mlp_only_layers": [2]})")).layers[2].moe());
+  EXPECT_FALSE(described(changed(kQwen3Next, R"({"norm_topk_prob": false})")).moe()->router.normalise);
+  EXPECT_FALSE(described(changed(kQwen3Next, R"({"mlp_only_layers": [2]})")).layers[2].moe());
 }
 
 TEST(DeltaFamilies, ListedLayers) {
-  const Json listed = changed(kNext, R"({"num_hidden_layers": 3, "full_attention_interval": null,
+  const Json listed = changed(kQwen3Next, R"({"num_hidden_layers": 3, "full_attention_interval": null,
       "layer_types": ["full_attention", "linear_attention", "full_attention"]})");
   const ModelSpec spec = described(listed);
   EXPECT_TRUE(std::holds_alternative<GqaSpec>(spec.layers[0].mixer));
@@ -110,7 +82,7 @@ TEST(DeltaFamilies, ListedLayers) {
                             R"({"layer_types": ["full_attention", "sliding_attention", "full_attention"]})")),
             "unsupported: config.json: layer_types[1] is sliding_attention; supported: full_attention, "
             "linear_attention");
-  EXPECT_EQ(refused(changed(kNext, R"({"full_attention_interval": 0})")),
+  EXPECT_EQ(refused(changed(kQwen3Next, R"({"full_attention_interval": 0})")),
             "config.json: full_attention_interval is 0, expected a whole number from 1 to 16777216");
 }
 
@@ -118,25 +90,25 @@ TEST(DeltaFamilies, WhatIsMissingOrWrongIsNamed) {
   for (const char* key :
        {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
         "linear_conv_kernel_dim", "shared_expert_intermediate_size"}) {
-    Json without = kNext, none = kNext;
+    Json without = kQwen3Next, none = kQwen3Next;
     without.erase(key);
     none[key] = 0;
     EXPECT_EQ(refused(without), text("config.json: {} is missing", key));
     EXPECT_EQ(refused(none), text("config.json: {} is 0, expected a whole number from 1 to 16777216", key));
   }
-  EXPECT_EQ(refused(changed(kNext, R"({"linear_num_value_heads": 7})")),
+  EXPECT_EQ(refused(changed(kQwen3Next, R"({"linear_num_value_heads": 7})")),
             "config.json: linear_num_value_heads is 7, expected a multiple of linear_num_key_heads, 3");
-  EXPECT_EQ(refused(changed(kNext, R"({"linear_conv_kernel_dim": 17})")),
+  EXPECT_EQ(refused(changed(kQwen3Next, R"({"linear_conv_kernel_dim": 17})")),
             "config.json: linear_conv_kernel_dim is 17, expected at most 16");
-  EXPECT_EQ(refused(changed(kNext, R"({"linear_value_head_dim": 9000000})")),
+  EXPECT_EQ(refused(changed(kQwen3Next, R"({"linear_value_head_dim": 9000000})")),
             "config.json: linear_num_value_heads: 54000000 numbers of all heads, at most 16777216 are read");
-  EXPECT_EQ(refused(changed(kNext, R"({"hidden_act": "gelu"})")),
+  EXPECT_EQ(refused(changed(kQwen3Next, R"({"hidden_act": "gelu"})")),
             "unsupported: config.json: hidden_act is \"gelu\"; supported: silu");
-  EXPECT_EQ(refused(changed(kMoe, R"({"text_config": {"attn_output_gate": false}})")),
+  EXPECT_EQ(refused(changed(kQwen35Moe, R"({"text_config": {"attn_output_gate": false}})")),
             "unsupported: config.json: text_config.attn_output_gate is false; supported: true");
-  EXPECT_EQ(refused(changed(kMoe, R"({"text_config": {"output_gate_type": "sigmoid"}})")),
+  EXPECT_EQ(refused(changed(kQwen35Moe, R"({"text_config": {"output_gate_type": "sigmoid"}})")),
             "unsupported: config.json: text_config.output_gate_type is \"sigmoid\"; supported: silu");
-  EXPECT_EQ(refused(changed(kMoe, R"({"text_config": {"norm_topk_prob": false}})")),
+  EXPECT_EQ(refused(changed(kQwen35Moe, R"({"text_config": {"norm_topk_prob": false}})")),
             "unsupported: config.json: text_config.norm_topk_prob is false; supported: true");
 }
 

@@ -3,8 +3,10 @@
 // --kt-expert-placement-strategy.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -50,5 +52,20 @@ struct ExpertWish {
 // "auto", "8", "25%". Error that begins with `name` otherwise.
 ExpertWish parse_expert_wish(std::string_view words, std::string_view name);
 std::string text_of(const ExpertWish& wish);  // "auto", "8 a layer", "25%"
+
+// What a placement rule says of the experts that a GPU holds of some layers.
+struct ExpertRule {
+  std::vector<int> layers = {};                 // ascending
+  std::optional<std::vector<int>> ids = {};     // ascending, of each of them; none: as follows
+  ExpertWish wish = {};                         // of these layers alone
+  std::optional<ExpertStrategy> strategy = {};  // none: as PlacementWish's
+  std::string statistics_file = {};             // for the frequency; empty: those of the model's other layers
+  std::shared_ptr<const ExpertStatistics> statistics = {};  // what whoever places has read of it
+  std::string decided_by = {};                              // "rule 4, line 26"
+  std::string place = {};                                   // "FILE:26: rule 4", of errors
+
+  // Whether it may put any there.
+  bool asks() const { return ids ? !ids->empty() : wish.kind == ExpertWish::Kind::kAuto || wish.amount > 0; }
+};
 
 }  // namespace kt

@@ -6,6 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "models/spec.h"
+#include "weights/expert_statistics.h"
+
 namespace kt {
 
 struct ForcedRouting {
@@ -21,5 +24,8 @@ struct ForcedRouting {
 // [kForcedRounds, top_k], each row without an expert twice. Which of a layer's experts are the popular ones differs from layer to
 // layer.
 std::vector<float> forced_ids(const ForcedRouting& routing, int layer, int experts, int top_k);
+
+// How often each expert will be chosen, of all layers: what a run with such routing would have counted.
+ExpertStatistics forced_statistics(const ForcedRouting& routing, const ModelSpec& spec);
 
 }  // namespace kt

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -49,6 +50,22 @@ TEST(ForcedRouting, FollowsZipfsLaw) {
   for (int r = 1; r <= 64; ++r) harmonic += 1.0 / r;
   for (const int r : {1, 2, 4, 16})
     EXPECT_NEAR(zipf[static_cast<size_t>(r - 1)], 1 / harmonic / r, 0.02) << r;
+}
+
+TEST(ForcedRouting, StatisticsNameThePopular) {
+  ModelSpec spec;
+  spec.layers.resize(5);
+  for (const size_t layer : {3, 4}) spec.layers[layer].feed_forward = MoeSpec{.experts = 32};
+  const ForcedRouting routing{.exponent = 1};
+  const ExpertStatistics found = forced_statistics(routing, spec);
+  ASSERT_EQ(found.counts.size(), 5u * 32);
+  for (int expert = 0; expert < 32; ++expert) EXPECT_EQ(found.at(2, expert), 0);
+  std::vector<int> counts;
+  shares(routing, 32, 2, &counts);  // of layer 3
+  const auto most = std::max_element(counts.begin(), counts.end()) - counts.begin();
+  for (int expert = 0; expert < 32; ++expert)
+    EXPECT_EQ(found.at(3, expert) < found.at(3, static_cast<int>(most)), expert != most) << expert;
+  EXPECT_EQ(found.at(3, static_cast<int>(most)), 1000000000);
 }
 
 TEST(ForcedRouting, SeedsAndLayersDiffer) {

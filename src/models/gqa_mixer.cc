@@ -76,7 +76,8 @@ class GqaMixer final : public Mixer {
                 .heads = spec_.heads,
                 .scale = static_cast<float>(spec_.scale),
                 .window = spec_.window,
-                .sinks = sinks_.get()});
+                .sinks = sinks_.get(),
+                .exact = place_.loader.options().precision == Precision::kF32});
     if (spec_.gated)
       ops.gate_heads({.x = heads_,
                       .heads = spec_.heads,

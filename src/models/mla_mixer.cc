@@ -89,7 +89,8 @@ class MlaMixer final : public Mixer {
                 .out = context_,
                 .heads = spec_.heads,
                 .scale = static_cast<float>(spec_.scale),
-                .window = spec_.window});
+                .window = spec_.window,
+                .exact = place_.loader.options().precision == Precision::kF32});
     uses.clear();
     for (int h = 0; h < spec_.heads; ++h)
       uses.push_back({.weights = expand_[static_cast<size_t>(h)].get(),
@@ -148,7 +149,7 @@ class MlaMixer final : public Mixer {
           expand{.format = format, .n = v, .k = rank};
       for (auto& linear : absorb_) linear = ops.make_linear(absorb, {}, precision, matrix.module);
       for (auto& linear : expand_) linear = ops.make_linear(expand, {}, precision, matrix.module);
-      return;
+      return adapt_kv_b(stage, matrix);
     }
     ops.spread(spec_.heads, [&](int64_t h) {
       std::vector<float> values(static_cast<size_t>((nope + v) * rank)),
@@ -163,6 +164,36 @@ class MlaMixer final : public Mixer {
       expand_[static_cast<size_t>(h)] =
           ops.make_linear(quantise(format, tail, v, rank).view(), precision, matrix.module);
     });
+    adapt_kv_b(stage, matrix);
+  }
+
+  // Rows of b are heads' keys and values like those of kv_b: b a is, of a head, b_keys a and b_values a, and the
+  // first of them goes to the query's side transposed, a^T b_keys^T.
+  void adapt_kv_b(const Stage& stage, const Stage::Matrix& matrix) {
+    const int64_t rank = spec_.kv_rank, nope = spec_.nope, v = spec_.v;
+    for (const LowRankFactors& factors : place_.loader.adapters(matrix.module, matrix.n, stage.k)) {
+      const int64_t r = factors.rank;
+      for (int64_t h = 0; h < spec_.heads; ++h) {
+        LowRankFactors keys{.rank = factors.rank, .scale = factors.scale}, values = keys;
+        if (r > 0) {
+          const float* const b = factors.b.data() + h * (nope + v) * r;
+          keys.a = transposed(b, nope, r);
+          keys.b = transposed(factors.a.data(), r, rank);
+          values.a = factors.a;
+          values.b.assign(b + nope * r, b + (nope + v) * r);
+        }
+        const auto at = static_cast<size_t>(h);
+        absorb_[at]->adapters.push_back(place_.loader.low_rank(keys, rank, nope, matrix.module));
+        expand_[at]->adapters.push_back(place_.loader.low_rank(values, v, rank, matrix.module));
+      }
+    }
+  }
+
+  static std::vector<float> transposed(const float* from, int64_t rows, int64_t columns) {
+    std::vector<float> out(static_cast<size_t>(rows * columns));
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j) out[static_cast<size_t>(j * rows + i)] = from[i * columns + j];
+    return out;
   }
 
   const MlaSpec spec_;

@@ -99,6 +99,9 @@ class TreeBuilder {
   void matrix(const std::string& name, ModulePart part, int64_t n, int64_t k, bool bias = false) {
     add({.name = name, .kind = ModuleKind::kLinear, .part = part, .n = n, .k = k, .bias = bias});
   }
+  void exact_matrix(const std::string& name, ModulePart part, int64_t n, int64_t k) {
+    add({.name = in_layer(name), .kind = ModuleKind::kLinear, .part = part, .n = n, .k = k, .exact = true});
+  }
 
   void add_layer(int layer, const LayerSpec& spec) {
     layer_ = layer;
@@ -149,7 +152,8 @@ class TreeBuilder {
     }
     attention_matrix(mla.names.kv_a, mla.kv_rank + mla.rotated, spec_.hidden, mla.bias);
     attention_norm(mla.names.kv_a_norm, mla.kv_rank);
-    attention_matrix(mla.names.kv_b, int64_t{mla.heads} * (mla.nope + mla.v), mla.kv_rank, false);
+    exact_matrix(mla.names.kv_b, ModulePart::kAttention, int64_t{mla.heads} * (mla.nope + mla.v),
+                 mla.kv_rank);
     attention_matrix(mla.names.o, spec_.hidden, int64_t{mla.heads} * mla.v, mla.bias);
     close(at);
   }
@@ -161,8 +165,8 @@ class TreeBuilder {
     const int64_t values = int64_t{shape.value_heads} * shape.value_dim, heads = shape.value_heads;
     attention_matrix(names.joined, shape.width() + (delta.mixed() ? values : 0), spec_.hidden, false);
     if (!delta.mixed()) attention_matrix(names.gates, values, spec_.hidden, false);
-    attention_matrix(names.b, names.a.empty() ? 2 * heads : heads, spec_.hidden, false);
-    if (!names.a.empty()) attention_matrix(names.a, heads, spec_.hidden, false);
+    exact_matrix(names.b, ModulePart::kAttention, names.a.empty() ? 2 * heads : heads, spec_.hidden);
+    if (!names.a.empty()) exact_matrix(names.a, ModulePart::kAttention, heads, spec_.hidden);
     add({.name = in_layer(names.norm),
          .kind = ModuleKind::kGatedNorm,
          .part = ModulePart::kAttention,
@@ -196,9 +200,14 @@ class TreeBuilder {
          .part = ModulePart::kRouter,
          .n = moe.experts,
          .k = spec_.hidden,
-         .bias = moe.router.bias});
-    const size_t experts =
-        open({.name = block + ".experts", .kind = ModuleKind::kExperts, .part = ModulePart::kExperts});
+         .bias = moe.router.bias,
+         .exact = true});
+    const size_t experts = open({.name = block + ".experts",
+                                 .kind = ModuleKind::kExperts,
+                                 .part = ModulePart::kExperts,
+                                 .n = moe.inter,
+                                 .k = spec_.hidden,
+                                 .count = moe.experts});
     for (int i = 0; i < moe.experts; ++i)
       add({.name = text("{}.experts.{}", block, i),
            .kind = ModuleKind::kExpert,
@@ -209,7 +218,7 @@ class TreeBuilder {
       const std::string shared = in_layer(moe.names.shared);
       mlp(shared, ModulePart::kShared, {shared + ".gate_proj", shared + ".up_proj", shared + ".down_proj"},
           moe.shared_inter, false);
-      if (moe.shared_gate) matrix(in_layer(moe.names.shared_gate), ModulePart::kShared, 1, spec_.hidden);
+      if (moe.shared_gate) exact_matrix(moe.names.shared_gate, ModulePart::kShared, 1, spec_.hidden);
     }
     close(at);
   }
@@ -263,8 +272,12 @@ std::string spelled(const ModelModule& module, const ModuleSpelling& spelling) {
 
 ModuleTree module_tree(const ModelSpec& spec) {
   ModuleTree tree = TreeBuilder(spec).build();
-  for (const SameWords& group : same_words()) tree.own_words.emplace_back(own_word(tree, group));
+  find_own_words(tree);
   return tree;
+}
+
+void find_own_words(ModuleTree& tree) {
+  for (const SameWords& group : same_words()) tree.own_words.emplace_back(own_word(tree, group));
 }
 
 void add_stored_formats(ModuleTree& tree, const Checkpoint& checkpoint, const ExpertSource* experts) {
@@ -277,29 +290,32 @@ void add_stored_formats(ModuleTree& tree, const Checkpoint& checkpoint, const Ex
   std::set<int> layers;
   if (experts)
     for (const int layer : experts->layers()) layers.insert(layer);
-  std::string of_experts;
-  const auto linear = [&](const std::string& name) -> std::string {
+  std::vector<Format> of_experts, of_embedding;
+  const auto linear = [&](const std::string& name) -> std::vector<Format> {
     for (const char* outer : {"", "language_model.", "model.language_model."}) {
       // A model inside a larger one has its names behind another prefix.
       const std::string inner = *outer == 'm' && name.starts_with("model.") ? name.substr(6) : name;
       const auto found = linears.find(linear_name(checkpoint, outer + inner));
-      if (found != linears.end()) return name_of(open_linear(checkpoint, found->second)->format);
+      if (found != linears.end()) return {open_linear(checkpoint, found->second)->format};
     }
-    return "";
+    return {};
   };
   for (ModelModule& module : tree.modules) {
     if (module.kind == ModuleKind::kLinear || module.kind == ModuleKind::kRouter ||
         module.kind == ModuleKind::kEmbedding)
-      module.stored = linear(module.name);
-    if (module.kind == ModuleKind::kExpert) module.stored = of_experts;
-    if (module.kind != ModuleKind::kExperts) continue;
-    of_experts.clear();
-    if (layers.contains(module.layer)) {
-      const std::string gate = name_of(experts->at(module.layer, 0, Projection::kGate)->format);
-      const std::string down = name_of(experts->at(module.layer, 0, Projection::kDown)->format);
-      of_experts = gate == down ? gate : text("{} and {}", gate, down);
+      module.formats = linear(module.name);
+    if (module.kind == ModuleKind::kEmbedding) of_embedding = module.formats;
+    if (module.part == ModulePart::kHead && module.formats.empty()) module.formats = of_embedding;  // tied
+    if (module.kind == ModuleKind::kExperts) {
+      of_experts.clear();
+      if (layers.contains(module.layer))
+        for (const Projection projection : kProjections)
+          of_experts.push_back(experts->at(module.layer, 0, projection)->format);
     }
-    module.stored = of_experts;
+    if (module.part == ModulePart::kExperts) module.formats = of_experts;
+    if (module.formats.empty()) continue;
+    const std::string first = name_of(module.formats.front()), last = name_of(module.formats.back());
+    module.stored = first == last ? first : text("{} and {}", first, last);
   }
 }
 

@@ -30,6 +30,7 @@ enum class ModuleKind : uint8_t {
   kNorm,
   kGatedNorm,  // of the gated delta rule
   kRotary,
+  kOther,  // of a given tree: what rules know no name for
 };
 
 // What a module belongs to, as plans are printed.
@@ -55,11 +56,18 @@ struct ModelModule {
   ModuleKind kind = ModuleKind::kModel;
   ModulePart part = ModulePart::kWhole;
   int layer = -1, expert = -1;
-  int64_t n = 0, k = 0;  // of its weight: a matrix, or a vector of n; 0: it has none of its own, or several
+  // Of its weight: a matrix, or a vector of n; of routed experts the gate's and the up's. 0: it has none of its own.
+  int64_t n = 0, k = 0;
   bool bias = false;
-  size_t end = 0;  // behind the last module below, among the tree's
+  bool exact = false;  // a matrix that nothing rounds: close scores are compared, or it runs as others
+  int64_t count = 0;   // of routed experts: how many
+  size_t end = 0;      // behind the last module below, among the tree's
   std::string stored =
       {};  // the format its matrix has in the checkpoint, or those its experts have; "": not known
+  std::vector<Format> formats =
+      {};  // the same: of its matrix, or of its experts' gate, up and down; none: not known
+  // Of a given tree: words of its class and of those that it is derived from. Rules that name one match it.
+  std::vector<std::string> classes = {};
 };
 
 // The way one text spells names: components of the tree's names and what stands there instead.
@@ -76,7 +84,8 @@ struct ModuleTree {
 std::string spelled(const ModelModule& module, const ModuleSpelling& spelling);
 
 ModuleTree module_tree(const ModelSpec& spec);
-// Fills in ModelModule::stored, from headers. Null: no routed experts.
+void find_own_words(ModuleTree& tree);  // fills in own_words, from the names
+// Fills in ModelModule::stored and formats, from headers. Null: no routed experts.
 void add_stored_formats(ModuleTree& tree, const Checkpoint& checkpoint, const ExpertSource* experts);
 
 }  // namespace kt

@@ -97,7 +97,6 @@ std::vector<std::string> known_classes() {
 }
 
 // Operators, by what they replace.
-enum class Replaces : uint8_t { kAnything, kLinears, kExperts, kAttention, kBlocks, kModels };
 struct OperatorRow {
   std::string_view name;
   Replaces what;
@@ -239,14 +238,15 @@ const std::vector<KwargRow>& kwarg_rows() {
       {"block_size", KwargType::kInteger, {kLinears}},
       {"precision", KwargType::kText, {kLinears}},
       {"backend", KwargType::kBackend, {kExperts}},
-      {"gpu_experts", KwargType::kAny, {kExperts}},
-      {"strategy", KwargType::kText, {kExperts}},
-      {"statistics", KwargType::kText, {kExperts}},
-      {"prefill", KwargType::kText, {kExperts}},
+      {"rounds_again", KwargType::kBoolean},
+      {"gpu_experts", KwargType::kAny, {kExperts, kAnything}},
+      {"strategy", KwargType::kText, {kExperts, kAnything}},
+      {"statistics", KwargType::kText, {kExperts, kAnything}},
+      {"prefill", KwargType::kText, {kExperts, kAnything}},
       {"chunck_size", KwargType::kInteger, {kAttention}},
       {"absorb_for_prefill", KwargType::kBoolean, {kAttention}},
       {"per_layer_prefill_intput_threshold", KwargType::kInteger, {kModels}},
-      {"prefill_threshold", KwargType::kInteger, {kModels}},
+      {"prefill_threshold", KwargType::kInteger, {kModels, kAnything}},
       {"transfer_map", KwargType::kDevices, {kModels}},
   };
   return all;
@@ -269,17 +269,6 @@ std::vector<std::string> names_of(const Rows& rows) {
   return out;
 }
 
-bool is_device(std::string_view word) {
-  for (const std::string_view kind : {"cpu", "cuda", "xpu", "npu"}) {
-    if (word == kind) return true;
-    if (kind == "cpu" || !word.starts_with(kind) || word.size() < kind.size() + 2 || word[kind.size()] != ':')
-      continue;
-    const std::string_view number = word.substr(kind.size() + 1);
-    return number.size() <= 3 && std::ranges::all_of(number, [](char c) { return c >= '0' && c <= '9'; });
-  }
-  return false;
-}
-
 // The arguments of one rule, checked.
 class KwargReader {
  public:
@@ -288,8 +277,9 @@ class KwargReader {
 
   OperatorUse read() const {
     for (const auto& [name, value] : rule_.kwargs.items()) check(row_of(name), value);
-    OperatorUse use{.name = std::string(row_.name)};
-    use.device = word("generate_device", word("device", ""));
+    OperatorUse use{.name = std::string(row_.name), .what = row_.what};
+    use.rounds_again = rule_.kwargs.value("rounds_again", false);
+    use.device = file_.device(word("generate_device", word("device", "")));
     if (row_.what != Replaces::kLinears && row_.what != Replaces::kExperts) {
       use.format = word("format", "");
       return use;
@@ -297,7 +287,7 @@ class KwargReader {
     use.op = word("generate_op", row_.op);
     const auto op = std::ranges::find(kOperations, use.op, &OperationRow::name);
     if (use.op == "None") return use;
-    const std::string device = use.device.empty() ? std::string(row_.device) : use.device;
+    const std::string device = use.device.empty() ? file_.device(row_.device) : use.device;
     if (op->cpu_only && device != "cpu")
       bad(rule_.kwargs.contains("generate_device") ? "generate_device" : "generate_op",
           text("{} runs on the cpu, found {}", use.op, device));
@@ -434,8 +424,21 @@ MatchedClass matched_class(std::string_view dotted, std::string_view family) {
   return out;
 }
 
+bool is_operator(std::string_view dotted) {
+  return std::ranges::find(kOperators, last_word(dotted), &OperatorRow::name) != std::end(kOperators);
+}
+
 OperatorUse operator_use(const RuleFile& file, const Rule& rule) {
   const std::string_view word = last_word(rule.replace);
+  if (rule.own) {
+    // Of a caller's operator only the device is ours to know.
+    OperatorUse use{.name = std::string(word)};
+    for (const char* kwarg : {"generate_device", "device"})
+      if (const auto found = rule.kwargs.find(kwarg); use.device.empty() && found != rule.kwargs.end())
+        if (found->is_string() && is_device(found->get<std::string>()))
+          use.device = file.device(found->get<std::string>());
+    return use;
+  }
   const auto row = std::ranges::find(kOperators, word, &OperatorRow::name);
   if (row == std::end(kOperators))
     fail("{}: replace: class: no operator \"{}\"; the nearest is {}",

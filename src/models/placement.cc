@@ -114,10 +114,10 @@ void check_fixed(const PlacementSizes& sizes, const PlacementWish& wish, const F
       human_bytes(needed - device.allowed), advice(sizes, wish, fixed, device));
 }
 
-// Who is hot, and why.
+// Experts whose copies are held, and of each layer who says so.
 struct HotChoice {
-  std::vector<ExpertOfLayer> experts;
-  std::string decided_by;
+  std::vector<ExpertOfLayer> experts = {};
+  std::vector<std::string> decided_by = {};
 };
 
 // The first of the order, as many as fit.
@@ -133,34 +133,113 @@ size_t longest_that_fits(const PlacementSizes& sizes, const std::vector<ExpertOf
   return count;
 }
 
-HotChoice choose_hot(const PlacementSizes& sizes, const PlacementWish& wish, uint64_t left,
-                     const DevicePlacement& device) {
-  ExpertOrderInput input{.statistics = wish.statistics, .seed = wish.seed};
-  for (const PlacementSizes::Layer& layer : sizes.layers) input.experts.push_back(layer.experts);
-  const ExpertStrategy strategy =
-      wish.strategy.value_or(wish.statistics ? ExpertStrategy::kFrequency : ExpertStrategy::kUniform);
-  HotChoice out{.experts = {},
-                .decided_by = text("`gpu_experts` {}, {}", text_of(wish.experts), name_of(strategy))};
-  const auto layers = std::ranges::count_if(input.experts, [](int experts) { return experts > 0; });
-  if (layers == 0) return out;
-  out.experts = expert_order(strategy, input);
-  const auto all = std::ssize(out.experts);
-  const auto fit = static_cast<int64_t>(longest_that_fits(sizes, out.experts, left));
-  const int64_t wanted = wish.experts.total(layers, all).value_or(fit);
-  if (wanted > fit) {
-    uint64_t bytes = 0;
-    for (int64_t i = 0; i < wanted; ++i)
-      bytes += sizes.layers[static_cast<size_t>(out.experts[static_cast<size_t>(i)].layer)].expert_bytes();
-    fail_as(ErrorKind::kMemory,
-            "{}: `gpu_experts` {}: {} experts are {}, {} of {} are left beside dense parts, cache and "
-            "workspace: {} "
-            "too much; {} fit, {} a layer: try `gpu_experts` {} or auto",
-            device_text(device), text_of(wish.experts), wanted, human_bytes(bytes), human_bytes(left),
-            human_bytes(device.allowed), human_bytes(bytes - left), fit, fit / layers, fit / layers);
+class HotChooser {
+ public:
+  HotChooser(const PlacementSizes& sizes, const PlacementWish& wish, uint64_t left,
+             const DevicePlacement& device)
+      : sizes_(sizes), wish_(wish), device_(device), left_(left) {
+    out_.decided_by.resize(sizes.layers.size());
   }
-  out.experts.resize(static_cast<size_t>(wanted));
-  return out;
-}
+
+  // What rules number comes first, then what fits where they say auto, then the flags' of the other layers.
+  HotChoice choose() {
+    std::vector<int> others;
+    for (size_t i = 0; i < sizes_.layers.size(); ++i)
+      if (sizes_.layers[i].experts > 0 && !is_ruled(static_cast<int>(i)))
+        others.push_back(static_cast<int>(i));
+    for (const bool automatic : {false, true})
+      for (const ExpertRule& rule : wish_.ruled)
+        if ((!rule.ids && rule.wish.kind == ExpertWish::Kind::kAuto) == automatic) add_ruled(rule);
+    if (!others.empty()) add_flags(others);
+    return std::move(out_);
+  }
+
+ private:
+  bool is_ruled(int layer) const {
+    return std::ranges::any_of(wish_.ruled, [&](const ExpertRule& rule) {
+      return std::ranges::find(rule.layers, layer) != rule.layers.end();
+    });
+  }
+
+  // The experts of these layers in the strategy's order.
+  std::vector<ExpertOfLayer> order_of(const std::vector<int>& layers, ExpertStrategy strategy,
+                                      const ExpertStatistics* statistics) const {
+    ExpertOrderInput input{.statistics = statistics, .seed = wish_.seed};
+    for (const PlacementSizes::Layer& layer : sizes_.layers) input.experts.push_back(layer.experts);
+    std::vector<ExpertOfLayer> out = expert_order(strategy, input);
+    std::erase_if(out, [&](const ExpertOfLayer& each) {
+      return std::ranges::find(layers, each.layer) == layers.end();
+    });
+    return out;
+  }
+
+  uint64_t bytes_of(const std::vector<ExpertOfLayer>& order, int64_t count) const {
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < count; ++i)
+      bytes += sizes_.layers[static_cast<size_t>(order[static_cast<size_t>(i)].layer)].expert_bytes();
+    return bytes;
+  }
+
+  // "3072 experts are 27.0 GiB, 18.3 GiB of 24.0 GiB are left ...: 8.7 GiB too much; 2075 fit".
+  std::string too_many(const std::vector<ExpertOfLayer>& order, int64_t wanted, int64_t fit) const {
+    const uint64_t bytes = bytes_of(order, wanted);
+    return text(
+        "{} experts are {}, {} of {} are left beside dense parts, cache and workspace: {} too much; {} fit",
+        wanted, human_bytes(bytes), human_bytes(left_), human_bytes(device_.allowed),
+        human_bytes(bytes - left_), fit);
+  }
+
+  void take(std::vector<ExpertOfLayer> order, int64_t count, const std::vector<int>& layers,
+            const std::string& decided_by) {
+    left_ -= bytes_of(order, count);
+    order.resize(static_cast<size_t>(count));
+    out_.experts.insert(out_.experts.end(), order.begin(), order.end());
+    for (const int layer : layers) out_.decided_by[static_cast<size_t>(layer)] = decided_by;
+  }
+
+  void add_ruled(const ExpertRule& rule) {
+    const ExpertStatistics* const statistics = rule.statistics ? rule.statistics.get() : wish_.statistics;
+    const ExpertStrategy strategy =
+        rule.strategy.value_or(rule.statistics ? ExpertStrategy::kFrequency : strategy_of_flags());
+    std::vector<ExpertOfLayer> order;
+    if (rule.ids) {
+      for (const int layer : rule.layers)
+        for (const int expert : *rule.ids) order.push_back({layer, expert});
+    } else {
+      order = order_of(rule.layers, strategy, statistics);
+    }
+    const auto fit = static_cast<int64_t>(longest_that_fits(sizes_, order, left_));
+    const int64_t all = std::ssize(order);
+    const int64_t wanted = rule.ids ? all : rule.wish.total(std::ssize(rule.layers), all).value_or(fit);
+    if (wanted > fit)
+      fail_as(ErrorKind::kMemory, "{}: {}: experts of layers {}: {}", rule.place, device_text(device_),
+              ranges_text(rule.layers), too_many(order, wanted, fit));
+    take(std::move(order), wanted, rule.layers, rule.decided_by);
+  }
+
+  ExpertStrategy strategy_of_flags() const {
+    return wish_.strategy.value_or(wish_.statistics ? ExpertStrategy::kFrequency : ExpertStrategy::kUniform);
+  }
+
+  void add_flags(const std::vector<int>& layers) {
+    std::vector<ExpertOfLayer> order = order_of(layers, strategy_of_flags(), wish_.statistics);
+    const auto fit = static_cast<int64_t>(longest_that_fits(sizes_, order, left_));
+    const int64_t count = std::ssize(layers),
+                  wanted = wish_.experts.total(count, std::ssize(order)).value_or(fit);
+    if (wanted > fit)
+      fail_as(ErrorKind::kMemory, "{}: `gpu_experts` {}: {}, {} a layer: try `gpu_experts` {} or auto",
+              device_text(device_), text_of(wish_.experts), too_many(order, wanted, fit), fit / count,
+              fit / count);
+    take(std::move(order), wanted, layers,
+         text("`gpu_experts` {}, {}", text_of(wish_.experts), name_of(strategy_of_flags())));
+  }
+
+  const PlacementSizes& sizes_;
+  const PlacementWish& wish_;
+  const DevicePlacement& device_;
+  uint64_t left_;
+  HotChoice out_;
+};
 
 LayerPlacement place_layer(const PlacementSizes& sizes, const PlacementWish& wish, int number,
                            const Place& gpu) {
@@ -214,7 +293,7 @@ Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wis
   const DevicePlacement device = allowed_on(wish.devices.front(), wish);
   const FixedBytes fixed = fixed_bytes(sizes, wish, wish.devices.front());
   check_fixed(sizes, wish, fixed, device);
-  HotChoice hot = choose_hot(sizes, wish, device.allowed - fixed.sum(), device);
+  const HotChoice hot = HotChooser(sizes, wish, device.allowed - fixed.sum(), device).choose();
 
   Placement out{.model = sizes.model,
                 .sequences = wish.use.sequences,
@@ -234,7 +313,8 @@ Placement decide_placement(const PlacementSizes& sizes, const PlacementWish& wis
   for (LayerPlacement& layer : out.layers) {
     if (layer.experts == 0) continue;
     std::ranges::sort(layer.hot);
-    layer.copies = {device.place, layer.hot.size() * layer.expert_bytes, hot.decided_by};
+    layer.copies = {device.place, layer.hot.size() * layer.expert_bytes,
+                    hot.decided_by[static_cast<size_t>(layer.layer)]};
   }
   return out;
 }

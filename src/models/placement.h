@@ -53,6 +53,7 @@ struct PlacementWish {
   // None: by frequency where there are statistics, else uniform.
   std::optional<ExpertStrategy> strategy = {};
   const ExpertStatistics* statistics = nullptr;
+  std::vector<ExpertRule> ruled = {};  // win over `experts` and `strategy` in the layers that they name
   uint32_t seed = kPlacementSeed;
   bool linears_as_stored = true;  // no `linear_format` was asked for: a refusal may name it
 };

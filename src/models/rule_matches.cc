@@ -13,17 +13,6 @@ namespace {
 // Of all patterns on all names; what people write takes a few million.
 constexpr size_t kMostSteps = 1'000'000'000;
 
-// "rule 3", "rules 3 and 7", "rules 3, 7 and 12".
-std::string rules_text(const std::set<int>& indices) {
-  std::string out = indices.size() == 1 ? "rule " : "rules ";
-  size_t at = 0;
-  for (const int index : indices) {
-    out += text("{}{}", at == 0 ? "" : at + 1 == indices.size() ? " and " : ", ", index + 1);
-    ++at;
-  }
-  return out;
-}
-
 class RuleWalk {
  public:
   RuleWalk(const RuleFile& file, const ModuleTree& tree) : file_(file), tree_(tree) {
@@ -49,8 +38,8 @@ class RuleWalk {
     }
     find_idle();
     if (out_.idle.size() == file_.rules.size())
-      fail("{}: none of {} rules matches a module of this model, {}; rule 1 {}", file_.name,
-           file_.rules.size(), tree_.family, out_.idle[0].why);
+      fail("{}: none of {} rules matches a module of this model, {}; {} {}", file_.name, file_.rules.size(),
+           tree_.family, file_.rules[0].label(), out_.idle[0].why);
     note_root();
     return std::move(out_);
   }
@@ -72,7 +61,7 @@ class RuleWalk {
 
   bool matches(size_t r) {
     const Rule& rule = file_.rules[r];
-    if (!classes_[r].matches(module_->kind)) return false;
+    if (!is_of_class(r, *module_)) return false;
     if (!rule.name) return true;
     std::string& name = names_[spelling_[r]];
     if (name.empty()) name = spelled(*module_, spellings_[spelling_[r]]);
@@ -90,6 +79,12 @@ class RuleWalk {
     }
   }
 
+  bool is_of_class(size_t r, const ModelModule& module) const {
+    return classes_[r].matches(module.kind) ||
+           (!module.classes.empty() &&
+            std::ranges::find(module.classes, last_word(file_.rules[r].match_class)) != module.classes.end());
+  }
+
   void find_idle() {
     std::set<int> busy(out_.rule.begin(), out_.rule.end());
     for (size_t r = 0; r < file_.rules.size(); ++r)
@@ -100,27 +95,27 @@ class RuleWalk {
   std::string why_idle(size_t r) {
     const MatchedClass& wanted = classes_[r];
     const std::string word(last_word(file_.rules[r].match_class));
-    if (wanted.state == MatchedClass::State::kUnknown)
+    const bool has =
+        std::ranges::any_of(tree_.modules, [&](const ModelModule& module) { return is_of_class(r, module); });
+    if (wanted.state == MatchedClass::State::kUnknown && !has)
       return text("no class \"{}\" is known; the nearest is {}", shown(word), wanted.nearest);
-    if (wanted.state == MatchedClass::State::kElsewhere)
+    if (wanted.state == MatchedClass::State::kElsewhere && !has)
       return text("this model, {}, has no class {}", tree_.family, word);
     std::set<int> took, above;
-    bool class_there = false;
     int last = RuleMatches::kNone;  // the rule of the last module that was looked at
     for (size_t i = 0; i < tree_.modules.size(); ++i) {
       const bool below = out_.rule[i] == RuleMatches::kBelow;
       if (!below) last = out_.rule[i];
-      if (!wanted.matches(tree_.modules[i].kind)) continue;
-      class_there = true;
+      if (!is_of_class(r, tree_.modules[i])) continue;
       open(tree_.modules[i]);
       if (matches(r)) (below ? above : took).insert(last);
     }
     if (!took.empty() && !above.empty())
-      return text("names only what {} took, and what is below {}, not recursive", rules_text(took),
-                  rules_text(above));
-    if (!took.empty()) return text("names only what {} took", rules_text(took));
-    if (!above.empty()) return text("names only what is below {}, not recursive", rules_text(above));
-    if (!class_there) return text("no module of this model is a {}", word);
+      return text("names only what {} took, and what is below {}, not recursive", file_.labels(took),
+                  file_.labels(above));
+    if (!took.empty()) return text("names only what {} took", file_.labels(took));
+    if (!above.empty()) return text("names only what is below {}, not recursive", file_.labels(above));
+    if (!has) return text("no module of this model is a {}", word);
     if (wanted.state == MatchedClass::State::kHere && wanted.matches(ModuleKind::kRotary))
       return "matches no module: layers have no rotary module of their own";
     return "matches no module";

@@ -7,7 +7,6 @@
 #include "models/module_tree.h"
 #include "models/operators.h"
 #include "models/rules.h"
-#include "text/json.h"
 
 namespace kt {
 
@@ -29,9 +28,5 @@ struct RuleMatches {
 // Errors: as operator_use(), of any rule; a pattern that takes too many steps, naming rule and module; rules of which
 // none matches.
 RuleMatches match_rules(const RuleFile& file, const ModuleTree& tree);
-
-// For people: parts of the model and which rules decide them, ranges of layers in one line, then what is idle.
-std::string describe(const RuleMatches& matches, const RuleFile& file, const ModuleTree& tree);
-OrderedJson json_of(const RuleMatches& matches, const RuleFile& file, const ModuleTree& tree);
 
 }  // namespace kt

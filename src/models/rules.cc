@@ -1,7 +1,11 @@
 #include "models/rules.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/error.h"
 #include "base/file.h"
+#include "models/placement.h"
 #include "text/shown.h"
 
 namespace kt {
@@ -98,10 +102,94 @@ std::string with_rule(std::string_view message, std::string_view name, const Yam
   return text("{}: rule {}: {}", message.substr(0, end), lines.parts.size(), message.substr(end + 2));
 }
 
+// "cuda:1:int8" as a device and a format.
+std::pair<std::string, std::string> device_and_format(std::string_view words) {
+  size_t end = std::min(words.find(':'), words.size());
+  if (end + 1 < words.size() && words[end + 1] >= '0' && words[end + 1] <= '9')
+    end = std::min(words.find(':', end + 1), words.size());
+  const size_t begin = std::min(end + 1, words.size());
+  return {std::string(words.substr(0, end)), std::string(words.substr(begin))};
+}
+
+// A rule that stands in one line: what it means is checked with the others.
+Rule placing_rule(const std::string& words, int number) {
+  Rule out{.number = number, .given = words};
+  const size_t cut = words.rfind('=');
+  if (cut == std::string::npos || cut == 0 || cut + 1 == words.size())
+    fail("`place` '{}': expected REGEX=DEVICE or REGEX=DEVICE:FORMAT", shown(words));
+  const auto [device, format] = device_and_format(std::string_view(words).substr(cut + 1));
+  if (!is_device(device))
+    fail("`place` '{}': no device \"{}\"; the nearest is {}", shown(words), shown(device),
+         nearest_name(device, {"cpu", "cuda", "cuda:0", "cuda:1"}));
+  out.kwargs["device"] = device;
+  if (!format.empty()) out.kwargs["format"] = format;
+  try {
+    out.name.emplace(words.substr(0, cut), RegexDialect::kPython);
+  } catch (const Error& error) {
+    fail("`place` '{}': {}", shown(words), error.what());
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, std::string>> renamed_devices(std::string_view words) {
+  std::vector<std::pair<std::string, std::string>> out;
+  while (!words.empty()) {
+    const std::string_view one = words.substr(0, words.find(','));
+    words.remove_prefix(std::min(one.size() + 1, words.size()));
+    const size_t cut = std::min(one.find('='), one.size());
+    std::string from(one.substr(0, cut)), to(one.substr(std::min(cut + 1, one.size())));
+    for (const std::string& word : {from, to})
+      if (!is_device(word))
+        fail("`rule_devices` {}: expected OLD=NEW of cpu, cuda, cuda:N, xpu, npu; found \"{}\"", shown(one),
+             shown(word));
+    if (from == "cpu") fail("`rule_devices` {}: the CPU is always there", shown(one));
+    for (const auto& [known, other] : out)
+      if (known == from) fail("`rule_devices`: {} becomes {} and {}", from, other, to);
+    out.emplace_back(std::move(from), std::move(to));
+  }
+  return out;
+}
+
 }  // namespace
 
+std::string Rule::label() const {
+  return given.empty() ? text("rule {}", number) : text("`place` {}", number);
+}
+
+bool is_device(std::string_view word) {
+  for (const std::string_view kind : {"cpu", "cuda", "xpu", "npu"}) {
+    if (word == kind) return true;
+    if (kind == "cpu" || !word.starts_with(kind) || word.size() < kind.size() + 2 || word[kind.size()] != ':')
+      continue;
+    const std::string_view number = word.substr(kind.size() + 1);
+    return number.size() <= 3 && std::ranges::all_of(number, [](char c) { return c >= '0' && c <= '9'; });
+  }
+  return false;
+}
+
+std::string RuleFile::device(std::string_view word) const {
+  for (const std::string_view sought : {word, word.substr(0, word.find(':'))})
+    for (const auto& [from, to] : renamed)
+      if (from == sought) return to;
+  return std::string(word);
+}
+
 std::string RuleFile::place(const Rule& rule, int line) const {
+  if (!rule.given.empty()) return text("`place` '{}'", shown(rule.given));
   return text("{}:{}: rule {}", name, line > 0 ? line : rule.line, rule.number);
+}
+
+std::string RuleFile::labels(const std::set<int>& indices) const {
+  std::vector<int> numbers, given;
+  for (const int index : indices) {
+    if (index < 0) continue;
+    const Rule& rule = rules[static_cast<size_t>(index)];
+    (rule.given.empty() ? numbers : given).push_back(rule.number);
+  }
+  std::string out;
+  if (!numbers.empty()) out = text("rule{} {}", numbers.size() == 1 ? "" : "s", ranges_text(numbers));
+  if (!given.empty()) out += text("{}`place` {}", out.empty() ? "" : ", ", ranges_text(given));
+  return out;
 }
 
 RuleFile parse_rules(std::string_view characters, std::string_view name) {
@@ -132,6 +220,22 @@ RuleFile parse_rules(std::string_view characters, std::string_view name) {
 RuleFile read_rules(const std::string& path) {
   const MappedFile bytes(path);
   return parse_rules({reinterpret_cast<const char*>(bytes.bytes().data()), bytes.size()}, path);
+}
+
+std::optional<RuleFile> read_rules(const RuleWords& words) {
+  if (words.file.empty() && words.place.empty()) {
+    if (!words.devices.empty()) fail("`rule_devices` {}: there are no `rules`", shown(words.devices));
+    return std::nullopt;
+  }
+  RuleFile out{.name = "`place`"};
+  if (!words.file.empty()) out = read_rules(words.file);
+  out.renamed = renamed_devices(words.devices);
+  std::vector<Rule> all;
+  for (const std::string& each : words.place)
+    all.push_back(placing_rule(each, static_cast<int>(all.size()) + 1));
+  std::ranges::move(out.rules, std::back_inserter(all));
+  out.rules = std::move(all);
+  return out;
 }
 
 }  // namespace kt

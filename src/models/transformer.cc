@@ -131,6 +131,10 @@ std::vector<AttentionSequence> Transformer::State::take(std::span<const Sequence
     for (const int32_t id : input.tokens)
       if (id < 0 || id >= spec.vocab) fail("token {}: the vocabulary has {}", id, spec.vocab);
     KT_CHECK(keeps.states.empty() || input.slot >= 0, "a sequence without a slot for its state");
+    KT_CHECK(input.adapter == inputs.front().adapter, "adapters {} and {} in one step",
+             inputs.front().adapter, input.adapter);
+    KT_CHECK(input.adapter < std::ssize(loader.options().adapters), "adapter {} of {}", input.adapter,
+             loader.options().adapters.size());
     sequences.push_back({.first = tokens,
                          .count = count,
                          .position = input.position,
@@ -161,9 +165,11 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
   const WeightOptions load{.precision = options.precision,
                            .max_tokens = options.max_tokens,
                            .linear_format = options.linear_format,
+                           .linear_formats = std::move(options.linear_formats),
                            .routing = options.routing,
                            .linear_rounding = options.linear_rounding,
-                           .hot = std::move(options.hot)};
+                           .hot = std::move(options.hot),
+                           .adapters = std::move(options.adapters)};
   state_ =
       std::make_unique<State>(checkpoint, std::move(spec), std::move(ops), load, routed, options.kv_type);
   State& s = *state_;
@@ -177,6 +183,7 @@ Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shar
     s.layers[static_cast<size_t>(i)].layer.load(experts);
     if (options.on_layer) options.on_layer(i + 1, layers);
   }
+  for (const auto& adapter : loader.options().adapters) adapter->check_all_taken();
   s.idle = idle_tensors(checkpoint, s.spec, loader.read(), routed, loader.root());
   if (!s.ops->sizes_only()) s.ops->allocate(options.max_tokens);
 }
@@ -187,6 +194,7 @@ Transformer::Transformer(Transformer&&) noexcept = default;
 const ModelSpec& Transformer::spec() const { return state_->spec; }
 const IdleTensors& Transformer::idle() const { return state_->idle; }
 int Transformer::max_tokens() const { return state_->max_tokens; }
+int Transformer::adapters() const { return static_cast<int>(state_->loader.options().adapters.size()); }
 const SequenceShape& Transformer::keeps() const { return state_->keeps; }
 const Work& Transformer::work() const { return state_->ops->work(); }
 const std::vector<StepPart>& Transformer::parts() const { return state_->ops->parts(); }
@@ -243,8 +251,12 @@ void Transformer::forward(SequenceCache& cache, std::span<const SequenceInput> i
       wanted.push_back(sequence.first + t);
   }
   const bool alike = std::ssize(sequences) == tokens && std::ssize(wanted) == tokens;
-  const StepScope scope(
-      ops, {.sequences = sequences, .tokens = tokens, .cache = &cache, .logits = logits, .alike = alike});
+  const StepScope scope(ops, {.sequences = sequences,
+                              .tokens = tokens,
+                              .cache = &cache,
+                              .logits = logits,
+                              .alike = alike,
+                              .adapter = inputs.front().adapter});
   const RowTable table{.rows = s.embedding->n, .width = s.spec.hidden, .read = [&](int64_t row, float* to) {
                          s.embedding->values(row, 1, to);
                        }};

@@ -19,6 +19,7 @@
 #include "nn/ops.h"
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
+#include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
 namespace kt {
@@ -36,11 +37,14 @@ struct TransformerOptions {
   // Attention projections, dense and shared experts' MLPs and the head are rounded to this format as they are
   // read; routers, latent attention's halves of kv_b and the embedding stay as they are. None: as stored.
   std::optional<Format> linear_format = {};
+  LinearFormats linear_formats = {};          // in place of it: of single ones
   MatrixRounding linear_rounding = {};        // of any matrix outside of routed experts; null: as stored
   std::optional<ForcedRouting> routing = {};  // of benchmarks; none: as routers choose
   // Of each layer the routed experts, by ascending ids, whose copies the operations' device holds and runs
   // (Placement::hot); empty: none.
   std::vector<std::vector<int>> hot = {};
+  // Low-rank adapters, of which a forward names one by its number here. What they have must fit the model.
+  std::vector<std::shared_ptr<const LoraFile>> adapters = {};
   // After each layer that was read: how many, of how many. From the thread that constructs.
   std::function<void(int, int)> on_layer = {};
 };
@@ -52,6 +56,7 @@ struct SequenceInput {
   const int32_t* pages = nullptr;  // of the cache: tokens 0..63, 64..127, ...; enough for the new ones too
   int32_t slot = -1;               // of its state, where the model keeps one
   enum class Logits { kNone, kLast, kAll } logits = Logits::kLast;  // of which new tokens
+  int adapter = -1;  // its number in TransformerOptions, the same for all of a forward; -1: none
 };
 
 // Of a spec that has_states(): why operations that do not run_states() cannot run it, and what to use.
@@ -73,6 +78,7 @@ class Transformer {
   const SequenceShape& keeps() const;  // of sequences, layer by layer
   size_t packed_bytes() const;
   int max_tokens() const;       // of one forward
+  int adapters() const;         // how many there are
   double stored_bytes() const;  // of all that was packed, in the formats' own bytes
 
   // Not beside a forward, as decode_work().

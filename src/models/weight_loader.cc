@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "formats/matrix.h"
 #include "models/load_experts.h"
 #include "weights/stored_names.h"
 
@@ -132,11 +133,21 @@ std::unique_ptr<StoredMatrix> WeightLoader::matrix(const std::string& module, in
   return rounding ? rounding(std::move(opened), module) : std::move(opened);
 }
 
+std::optional<Format> WeightLoader::format_of(const std::string& module) const {
+  const LinearFormats& formats = options_.linear_formats;
+  if (formats.empty()) return options_.linear_format;
+  const bool inside = module.starts_with(root_) && module != head();
+  const auto found = formats.find(inside             ? "model." + module.substr(root_.size())
+                                  : module == head() ? spec_.head
+                                                     : module);
+  return found == formats.end() ? options_.linear_format : std::optional(found->second);
+}
+
 // In the format asked for, for matrices whose rounding a user may choose.
 std::unique_ptr<StoredMatrix> WeightLoader::dense_matrix(const std::string& module, int64_t n,
                                                          int64_t k) const {
   std::unique_ptr<StoredMatrix> stored = matrix(module, n, k);
-  const auto& format = options_.linear_format;
+  const std::optional<Format> format = format_of(module);
   return format && !(stored->format == *format) ? requantised(std::move(stored), *format) : std::move(stored);
 }
 
@@ -147,7 +158,38 @@ std::unique_ptr<PlacedLinear> WeightLoader::packed(const StoredMatrix& stored, c
   const std::vector<float> biases = bias ? floats(module + ".bias", stored.n) : std::vector<float>{};
   const StoredMatrix* const alone[] = {&stored};
   will_take(kt::loading_bytes(alone));
-  return ops_.make_linear(reader_of(stored), biases, precision, module);
+  std::unique_ptr<PlacedLinear> linear = ops_.make_linear(reader_of(stored), biases, precision, module);
+  adapt(*linear, module);
+  return linear;
+}
+
+// Adapters know a head by its own name, also where its weights are the embedding's.
+std::string WeightLoader::adapted_name(const std::string& module) const {
+  return spec_.tied_embeddings && module == head() ? spec_.head : module;
+}
+
+std::vector<LowRankFactors> WeightLoader::adapters(const std::string& module, int64_t n, int64_t k) const {
+  std::vector<LowRankFactors> out;
+  for (const auto& adapter : options_.adapters)
+    out.push_back(adapter->linear(adapted_name(module), n, k).value_or(LowRankFactors{}));
+  return out;
+}
+
+LinearAdapter WeightLoader::low_rank(const LowRankFactors& factors, int64_t n, int64_t k,
+                                     std::string_view name) const {
+  if (factors.rank == 0) return {};
+  const auto make = [&](const std::vector<float>& values, int64_t rows, int64_t columns) {
+    return ops_.make_linear(quantise(format_named("f32"), values, rows, columns).view(), Precision::kF32,
+                            name);
+  };
+  return {.down = make(factors.a, factors.rank, k),
+          .up = make(factors.b, n, factors.rank),
+          .scale = factors.scale};
+}
+
+void WeightLoader::adapt(PlacedLinear& linear, const std::string& module) const {
+  for (const LowRankFactors& factors : adapters(module, linear.n(), linear.k()))
+    linear.adapters.push_back(low_rank(factors, linear.n(), linear.k(), module));
 }
 
 std::unique_ptr<PlacedLinear> WeightLoader::linear(const std::string& module, int64_t n, int64_t k,
@@ -158,6 +200,17 @@ std::unique_ptr<PlacedLinear> WeightLoader::linear(const std::string& module, in
 std::unique_ptr<PlacedLinear> WeightLoader::exact_linear(const std::string& module, int64_t n, int64_t k,
                                                          bool bias) {
   return packed(*matrix(module, n, k), module, bias, Precision::kF32);
+}
+
+void WeightLoader::adapt(PlacedExperts& experts, FindFactors find) const {
+  const auto taken = [](LowRankFactors& factors) {
+    return ExpertLowRank{
+        .rank = factors.rank, .scale = factors.scale, .a = std::move(factors.a), .b = std::move(factors.b)};
+  };
+  for (const auto& adapter : options_.adapters) {
+    ExpertFactors factors = find(*adapter).value_or(ExpertFactors{});
+    ops_.add_adapter(experts, taken(factors.gate_up), taken(factors.down));
+  }
 }
 
 // As the only expert of a layer.
@@ -184,14 +237,16 @@ std::unique_ptr<PlacedExperts> WeightLoader::mlp(const MlpModules& of) {
          .up_bias = data(up_bias),
          .down_bias = data(down_bias)});
   };
-  return ops_.make_mlp({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
-                       {.gate = g->format,
-                        .up = u->format,
-                        .down = d->format,
-                        .activation = of.activation,
-                        .precision = options_.precision,
-                        .max_tokens = options_.max_tokens},
-                       {.name = gate, .experts = 1, .load = load, .together = true});
+  auto mlp = ops_.make_mlp({.experts = 1, .hidden = spec_.hidden, .inter = of.inter},
+                           {.gate = g->format,
+                            .up = u->format,
+                            .down = d->format,
+                            .activation = of.activation,
+                            .precision = options_.precision,
+                            .max_tokens = options_.max_tokens},
+                           {.name = gate, .experts = 1, .load = load, .together = true});
+  adapt(*mlp, [&](const LoraFile& adapter) { return adapter.mlp(of.modules, spec_.hidden, of.inter); });
+  return mlp;
 }
 
 // What reading a layer's experts takes, and biases, which are not packed with them.
@@ -216,12 +271,15 @@ std::unique_ptr<PlacedExperts> WeightLoader::experts(const ExpertSource& source,
   const auto number = static_cast<size_t>(layer);
   const std::span<const int> hot =
       number < options_.hot.size() ? std::span<const int>(options_.hot[number]) : std::span<const int>();
-  return ops_.make_experts(
+  auto experts = ops_.make_experts(
       experts_shape(source),
       experts_options(
           source, layer,
           {.activation = moe.activation, .precision = options_.precision, .max_tokens = options_.max_tokens}),
       fill_of(source, layer, ops_.loading_threads()), hot);
+  const ExpertSizes sizes{.experts = moe.experts, .hidden = spec_.hidden, .inter = moe.inter};
+  adapt(*experts, [&](const LoraFile& adapter) { return adapter.experts(layer, sizes); });
+  return experts;
 }
 
 }  // namespace kt

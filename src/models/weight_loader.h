@@ -16,6 +16,7 @@
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 #include "weights/linears.h"
+#include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
 namespace kt {
@@ -25,9 +26,11 @@ struct WeightOptions {
   int max_tokens = 512;                       // of one step
   // Matrices that a user may choose the rounding of are rounded to this; none: as stored.
   std::optional<Format> linear_format = {};
+  LinearFormats linear_formats = {};  // in place of it: of single ones
   std::optional<ForcedRouting> routing = {};
   MatrixRounding linear_rounding = {};     // of any matrix outside of routed experts; null: as stored
   std::vector<std::vector<int>> hot = {};  // TransformerOptions'
+  std::vector<std::shared_ptr<const LoraFile>> adapters = {};
 };
 
 // A gated MLP that every token visits: a dense layer's own, or the shared expert.
@@ -72,6 +75,10 @@ class WeightLoader {
   std::unique_ptr<PlacedExperts> mlp(const MlpModules& of);
   // The routed experts of a layer; they have to be as many and of the size that the spec says.
   std::unique_ptr<PlacedExperts> experts(const ExpertSource& source, int layer, const MoeSpec& moe);
+  // What each adapter has for a module [n, k]; rank 0 where it has nothing. Those of linear() are given to it.
+  std::vector<LowRankFactors> adapters(const std::string& module, int64_t n, int64_t k) const;
+  // scale * up down of these numbers, down [rank, k] and up [n, rank], in f32.
+  LinearAdapter low_rank(const LowRankFactors& factors, int64_t n, int64_t k, std::string_view name) const;
   // A matrix as the checkpoint has it, whatever rounding was asked for.
   std::unique_ptr<StoredMatrix> stored(const std::string& module) const;
 
@@ -88,8 +95,13 @@ class WeightLoader {
   void find_root();
   bool has_layers() const;
   const LinearModule* find_module(const std::string& module) const;  // null: there is none
+  std::optional<Format> format_of(const std::string& module) const;  // that was asked for
   std::unique_ptr<StoredMatrix> dense_matrix(const std::string& module, int64_t n, int64_t k) const;
   std::vector<float> floats(const std::string& tensor, int64_t size) const;
+  std::string adapted_name(const std::string& module) const;
+  void adapt(PlacedLinear& linear, const std::string& module) const;
+  using FindFactors = FunctionRef<std::optional<ExpertFactors>(const LoraFile&)>;
+  void adapt(PlacedExperts& experts, FindFactors find) const;
   std::unique_ptr<PlacedLinear> packed(const StoredMatrix& stored, const std::string& module, bool bias,
                                        Precision precision);
   void count_experts(const ExpertSource& source, int layer);

@@ -2,13 +2,14 @@
 //
 //   model_probe MODEL [--acts f32|bf16|int8|default] [--kv f32|bf16|int8] [--chunk N | --cuts A,B,...]
 //               [--threads N] [--shards N] [--weights EXPERTS] [--format NAME] [--linear-format NAME]
-//               [--gpu N [--hot N]] < ids
+//               [--rules FILE] [--rule-devices OLD=NEW,...] [--place REGEX=DEVICE[:FORMAT]]... [--gpu N [--hot N]]
+//               [--adapter PATH]... [--use N] < ids
 //
 // ids: token ids, one sequence a line. Standard output: little-endian f32 [tokens of all sequences in order,
 // vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
 // all). The cache is f32 with f32 activations and bf16 with others unless --kv says otherwise; --weights,
-// --format and --linear-format are those of kt generate; --shards are slices of every expert, as if there
-// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU.
+// --format, --linear-format and rules are those of kt generate; --shards are slices of every expert, as if there
+// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU; of the adapters --use N runs with the Nth.
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -17,6 +18,7 @@
 
 #include "base/error.h"
 #include "models/families.h"
+#include "models/placed_rules.h"
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
 #include "nn/gpu_ops.h"
@@ -27,12 +29,15 @@ namespace {
 
 struct Flags {
   std::string model, weights, format, linear_format;
+  RuleWords rules;
   Precision precision = Precision::kF32;
   std::optional<KvType> kv;
   std::vector<size_t> cuts;  // positions at which a step begins, ascending
   int chunk = 0, threads = 0, shards = 0;
   int gpu = -1;  // none
   int hot = 0;   // of how many experts one is on the GPU; 0: none is
+  std::vector<std::string> adapters;
+  int use = -1;  // of the adapters
 };
 
 std::vector<size_t> numbers(const std::string& list) {
@@ -61,6 +66,10 @@ Flags parse(int argc, char** argv) {
       flags.gpu = std::atoi(next().c_str());
     } else if (word == "--hot") {
       flags.hot = std::atoi(next().c_str());
+    } else if (word == "--adapter") {
+      flags.adapters.push_back(next());
+    } else if (word == "--use") {
+      flags.use = std::atoi(next().c_str());
     } else if (word == "--weights") {
       flags.weights = next();
     } else if (word == "--kv") {
@@ -69,6 +78,12 @@ Flags parse(int argc, char** argv) {
       flags.format = next();
     } else if (word == "--linear-format") {
       flags.linear_format = next();
+    } else if (word == "--rules") {
+      flags.rules.file = next();
+    } else if (word == "--rule-devices") {
+      flags.rules.devices = next();
+    } else if (word == "--place") {
+      flags.rules.place.push_back(next());
     } else if (word.starts_with("--")) {
       fail("{}: no such flag", word);
     } else {
@@ -120,6 +135,10 @@ std::vector<std::vector<int>> hot_experts(const ModelSpec& spec, int every) {
   return out;
 }
 
+std::optional<Format> format_or_none(const std::string& name) {
+  return name.empty() ? std::nullopt : std::optional(format_named(name));
+}
+
 std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   auto out = std::make_unique<Loaded>(flags.model);
   const Checkpoint& checkpoint = *out->parts.checkpoint;
@@ -131,22 +150,38 @@ std::unique_ptr<Loaded> load(const Flags& flags, size_t max_tokens) {
   } else if (!experts.empty()) {
     weights = std::make_unique<Checkpoint>(experts, gguf_families());
     source = open_experts(*weights);
-  } else if (!flags.format.empty()) {
-    source = open_own_experts(checkpoint);
   }
-  if (!flags.format.empty()) rounded = requantised(*source, format_named(flags.format));
+  ModelSpec spec = describe_model(checkpoint);
+  const std::optional<RuleFile> rules = read_rules(flags.rules);
+  if (!source && spec.moe() && (!flags.format.empty() || rules)) source = open_own_experts(checkpoint);
+  std::optional<PlacedRules> placed;
+  if (rules) {
+    ModuleTree tree = module_tree(spec);
+    add_stored_formats(tree, checkpoint, source.get());
+    placed = place_by_rules(
+        *rules, std::move(tree),
+        {.experts = format_or_none(flags.format), .linears = format_or_none(flags.linear_format)});
+    if (source) rounded = requantised(*source, placed->expert_formats(), "rules");
+  } else if (!flags.format.empty()) {
+    rounded = requantised(*source, format_named(flags.format));
+  }
   TransformerOptions options{
       .precision = flags.precision,
       .kv_type = flags.kv.value_or(flags.precision == Precision::kF32 ? KvType::kF32 : KvType::kBf16),
       .max_tokens = static_cast<int>(max_tokens),
       .experts = rounded ? rounded.get() : source.get()};
-  if (!flags.linear_format.empty()) options.linear_format = format_named(flags.linear_format);
+  if (placed)
+    options.linear_formats = placed->linear_formats();
+  else
+    options.linear_format = format_or_none(flags.linear_format);
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = flags.threads, .nodes = flags.shards});
   std::shared_ptr<Ops> ops =
       flags.gpu < 0 ? make_cpu_ops(pool)
                     : make_gpu_ops(pool, {.number = flags.gpu, .gpu = std::make_shared<Gpu>(flags.gpu)});
-  ModelSpec spec = describe_model(checkpoint);
   options.hot = hot_experts(spec, flags.hot);
+  for (const std::string& path : flags.adapters)
+    options.adapters.push_back(
+        std::make_shared<const LoraFile>(path, gguf_families(), attention_heads(checkpoint.config_json())));
   out->model.emplace(checkpoint, std::move(spec), std::move(ops), std::move(options));
   return out;
 }
@@ -188,7 +223,8 @@ void run(const Flags& flags) {
                         .position = static_cast<int>(at),
                         .pages = tables[s].data(),
                         .slot = slots ? slots - 1 - static_cast<int>(s) : -1,
-                        .logits = SequenceInput::Logits::kAll});
+                        .logits = SequenceInput::Logits::kAll,
+                        .adapter = flags.use});
       who.push_back(s);
     }
     std::vector<float> rows(static_cast<size_t>(Transformer::logit_rows(inputs)) * vocab);
