@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "models/families.h"
-#include "models/rule_matches.h"
+#include "models/placed_rules.h"
 
 namespace {
 
@@ -62,8 +62,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     size_t deciding = 0;
     for (const int rule : busy) deciding += rule >= 0;
     if (deciding + found.idle.size() != file.rules.size()) std::abort();
-    if (kt::describe(found, file, tree).empty() || kt::json_of(found, file, tree).dump().empty())
-      std::abort();
+    const kt::PlacedRules placed = kt::place_by_rules(file, tree, {});
+    if (kt::describe(placed, false).empty() || kt::json_of(placed, true).dump().empty()) std::abort();
   } catch (const kt::Error& error) {
     const std::string line = error.what();
     if (!line.starts_with("input:") || line.find('\n') != line.npos || line.size() > 2000) std::abort();

@@ -26,7 +26,8 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
   GenerateRequest request{.prompt = std::move(prompt),
                           .max_tokens = options.max_tokens,
                           .sampling = options.sampling,
-                          .stop = options.stops};
+                          .stop = options.stops,
+                          .adapter = options.adapter};
   if (!options.ignore_end) request.end_tokens = model.end_ids();
   request.on_event = [&](const GenerateEvent& event) {
     if (out.tokens.empty() && event.token) out.prefill_work = runner->totals().work;

@@ -17,6 +17,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::vector<std::string> stops;
   bool ignore_end = false;  // go on past the tokens that end a turn
+  int adapter = -1;         // of LoadedModel::adapters(); -1: none
 };
 
 struct Generation {

@@ -4,11 +4,14 @@
 
 namespace kt {
 
-LoadedModel::LoadedModel(DescribedModel described, std::string dialect, std::shared_ptr<Pool> pool,
+LoadedModel::LoadedModel(DescribedModel described, std::string dialect, std::vector<std::string> adapters,
+                         std::shared_ptr<Pool> pool, std::shared_ptr<const Gpu> gpu,
                          std::unique_ptr<Transformer> transformer, double seconds)
     : DescribedModel(std::move(described)),
       dialect_(std::move(dialect)),
+      adapters_(std::move(adapters)),
       pool_(std::move(pool)),
+      gpu_(std::move(gpu)),
       transformer_(std::move(transformer)),
       load_seconds_(seconds) {}
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/opened_model.h"
 #include "engine/runner.h"
@@ -18,19 +19,26 @@ class LoadedModel : public DescribedModel {
   // sequences at once, and how much memory snapshots may take; its context means nothing here.
   std::unique_ptr<Runner> make_runner(int pages, const MemoryRequest& states = {});
   const std::shared_ptr<Pool>& pool() const { return pool_; }  // its workers on the CPU
+  const Gpu* gpu() const { return gpu_.get(); }                // null: the CPU alone
   int max_tokens() const;                                      // of one step
   double stored_bytes() const;                                 // of the weights, in the formats' own bytes
 
   const std::string& experts_dialect() const { return dialect_; }  // OpenedModel's
+  const std::vector<std::string>& adapters() const {
+    return adapters_;
+  }  // their names, by StepSequence::adapter
   double load_seconds() const { return load_seconds_; }  // headers and weights, without the tokenizer
 
  private:
   friend class OpenedModel;
-  LoadedModel(DescribedModel described, std::string dialect, std::shared_ptr<Pool> pool,
+  LoadedModel(DescribedModel described, std::string dialect, std::vector<std::string> adapters,
+              std::shared_ptr<Pool> pool, std::shared_ptr<const Gpu> gpu,
               std::unique_ptr<Transformer> transformer, double seconds);
 
   std::string dialect_;
+  std::vector<std::string> adapters_;
   std::shared_ptr<Pool> pool_;
+  std::shared_ptr<const Gpu> gpu_;
   std::unique_ptr<Transformer> transformer_;
   double load_seconds_;
 };

@@ -24,7 +24,8 @@ class Window {
                                 .position = static_cast<int>(first),
                                 .pages = pages_,
                                 .logits = StepSequence::Logits::kAll,
-                                .slot = runner_->state_slots() > 0 ? 0 : -1};
+                                .slot = runner_->state_slots() > 0 ? 0 : -1,
+                                .adapter = runner_->adapters() - 1};
     const auto rows = std::span(logits_).first(count * static_cast<size_t>(runner_->vocabulary()));
     runner_->step({&sequence, 1}, rows);
     return rows;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "base/cpu_choice.h"
 #include "base/error.h"
@@ -84,6 +85,8 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
   const auto start = Clock::now();
   if (options_.weights.empty()) options_.weights = experts_path();
   open_source();
+  if (options_.rules) apply_rules();
+  open_adapters();
   pool_ = std::make_shared<Pool>(pool_options(options_));
   open_gpu();
   sizes_ = build(make_ops(true), {});
@@ -124,6 +127,59 @@ void OpenedModel::open_source() {
   if (options_.rounding.experts) rounded_ = requantised(*source_, options_.rounding.experts, "rounded");
 }
 
+void OpenedModel::open_adapters() {
+  const AttentionHeads heads = attention_heads(checkpoint().config_json());
+  for (const AdapterFile& adapter : options_.adapters) {
+    const auto same = [&](const AdapterFile& other) { return other.name == adapter.name; };
+    if (std::ranges::count_if(options_.adapters, same) > 1)
+      fail("two adapters are named {}: name them apart, `adapter` NAME=PATH", adapter.name);
+    adapters_.push_back(std::make_shared<const LoraFile>(adapter.path, gguf_families(), heads));
+  }
+}
+
+ModuleTree OpenedModel::stored_tree() const {
+  ModuleTree tree = module_tree(spec());
+  add_stored_formats(tree, checkpoint(), source_.get());
+  return tree;
+}
+
+RuleDefaults OpenedModel::rule_defaults() const {
+  const auto named = [](const std::string& format) {
+    return format.empty() ? std::nullopt : std::optional(format_named(format));
+  };
+  return {.experts = named(options_.format),
+          .linears = named(options_.linear_format),
+          .gpu = options_.gpu.kind == GpuChoice::Kind::kNumber};
+}
+
+// Formats for the loader, and which place dense parts are in, before a GPU is opened.
+void OpenedModel::apply_rules() {
+  if (options_.rounding.experts || options_.rounding.linears)
+    fail("{}: rules beside another rounding", options_.rules->name);
+  placed_rules_ =
+      std::make_unique<const PlacedRules>(place_by_rules(*options_.rules, stored_tree(), rule_defaults()));
+  const PlacedRules& placed = *placed_rules_;
+  if (source_) {
+    const ExpertFormats formats = placed.expert_formats();
+    std::set<std::string> names;  // of what they become
+    for (const auto& layer : formats)
+      for (const auto& format : layer)
+        names.insert(format ? name_of(*format) : std::string(source_->dialect()));
+    const bool as_stored = names == std::set{std::string(source_->dialect())};
+    rounded_.reset();
+    if (!as_stored) rounded_ = requantised(*source_, formats, names.size() == 1 ? *names.begin() : "mixed");
+  }
+  read_ruled_statistics();
+  if (placed.dense == PlacedRules::Dense::kCpu) options_.gpu = {};
+  if (placed.dense != PlacedRules::Dense::kGpu) return;
+  if (options_.gpu.kind == GpuChoice::Kind::kOff)
+    fail(
+        "{}: on cuda:0, and no GPU is used here: `gpu` N takes one, `rule_devices` cuda=cpu puts all on the "
+        "CPU",
+        placed.gpu_from);
+  options_.gpu.kind = GpuChoice::Kind::kNumber;  // who cannot have it is told
+}
+
 // The one place that says what the weights are held in, for plans and for loading alike.
 std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, TransformerOptions how) const {
   how.precision = options_.precision;
@@ -133,7 +189,11 @@ std::unique_ptr<Transformer> OpenedModel::build(std::shared_ptr<Ops> ops, Transf
   if (options_.weights.empty()) how.own_experts = source_.get();
   how.linear_rounding = options_.rounding.linears;
   how.routing = options_.routing;
-  if (!options_.linear_format.empty()) how.linear_format = format_named(options_.linear_format);
+  how.adapters = adapters_;
+  if (placed_rules_)
+    how.linear_formats = placed_rules_->linear_formats();
+  else if (!options_.linear_format.empty())
+    how.linear_format = format_named(options_.linear_format);
   return std::make_unique<Transformer>(checkpoint(), spec(), std::move(ops), std::move(how));
 }
 
@@ -158,8 +218,15 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   const auto start = Clock::now();
   settle(options.use);
   const MemoryPlan plan = memory_plan(options.use);
-  check_memory(path(), plan, base_bytes(), options_);
+  try {
+    check_memory(path(), plan, base_bytes(), options_);
+  } catch (const Error& error) {
+    throw Error(error.kind(), with_ruled_bytes(error.what(), "cpu"));
+  }
+  write_rules(options.use);
   const std::optional<Placement> placed = placement(options.use);
+  if (placed_rules_)
+    for (const std::string& line : rule_notes(*placed_rules_)) note(line);
   if (placed) note_placement(*placed);
   std::string dialect = experts_dialect();
   sizes_.reset();
@@ -174,7 +241,15 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
   weights_.reset();
   return_free_memory();
   const double seconds = seconds_ + seconds_from(start);
-  return {static_cast<DescribedModel&&>(*this), std::move(dialect), pool_, std::move(transformer), seconds};
+  std::vector<std::string> adapters;
+  for (const AdapterFile& adapter : options_.adapters) adapters.push_back(adapter.name);
+  return {static_cast<DescribedModel&&>(*this),
+          std::move(dialect),
+          std::move(adapters),
+          pool_,
+          gpu_,
+          std::move(transformer),
+          seconds};
 }
 
 }  // namespace kt

@@ -11,11 +11,14 @@
 #include "engine/described_model.h"
 #include "engine/gpu_choice.h"
 #include "kernels/plan.h"
+#include "models/decided_placement.h"
 #include "models/forced_routing.h"
 #include "models/memory_plan.h"
+#include "models/placed_rules.h"
 #include "models/placement.h"
 #include "nn/ops.h"
 #include "weights/experts.h"
+#include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
 namespace kt {
@@ -24,13 +27,21 @@ class LoadedModel;
 class Transformer;
 struct TransformerOptions;
 
+// A low-rank adapter to be loaded beside a model, by the name that requests choose it by.
+struct AdapterFile {
+  std::string name, path;  // weights/lora/lora_file.h
+};
+
 // How a model is held and run.
 struct ModelOptions {
   // Experts to use with the folder's other tensors, converted or of any dialect; empty: its own.
   std::string weights = {};
   std::string format = {};         // experts rounded to this format as they are loaded; empty: as stored
   std::string linear_format = {};  // the same for dense matrices (TransformerOptions::linear_format)
-  ModelRounding rounding = {};     // in place of both, where a format's name does not say enough
+  std::shared_ptr<const RuleFile> rules = {};  // win over `format`, `linear_format` and `gpu`; null: none
+  std::string rules_out = {};              // load() writes what was decided there, as rules; empty: nothing
+  ModelRounding rounding = {};             // in place of both, where a format's name does not say enough
+  std::vector<AdapterFile> adapters = {};  // of which each request has one, or none
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
   std::optional<ForcedRouting> routing = {};  // of benchmarks; none: as routers choose
@@ -57,7 +68,7 @@ struct LoadOptions {
 class OpenedModel : public DescribedModel {
  public:
   // Of the weights only headers are read. Errors: as DescribedModel's, and anything the weights are missing,
-  // by name.
+  // by name; as place_by_rules().
   explicit OpenedModel(const std::string& path, ModelOptions options = {});
   ~OpenedModel();
 
@@ -66,12 +77,18 @@ class OpenedModel : public DescribedModel {
   int nodes() const;
   double stored_bytes() const;                   // of what load() will read, in the formats' own bytes
   const Gpu* gpu() const { return gpu_.get(); }  // null: the CPU alone
+  const PlacedRules* rules() const { return placed_rules_.get(); }  // null: none were given
   // A context longer than the model's counts as that, here and below.
   MemoryPlan memory_plan(const MemoryRequest& use) const;
   // What lies where: a value of sizes and of what was free on the GPU when this was opened, so that plans and
   // load() have the same for the same use. None: the CPU alone. Errors: as decide_placement's.
   std::optional<Placement> placement(const MemoryRequest& use) const;
   bool fits_gpu(const MemoryRequest& use) const;  // true without one
+  // The same of all parts, on the CPU too, and by flags too: as a value, and as programs read it.
+  DecidedPlacement decided_placement(const MemoryRequest& use);
+  OrderedJson placement_json(const MemoryRequest& use);
+  // ModelOptions::rules_out, where there is one: the file is there whole or not at all.
+  void write_rules(const MemoryRequest& use);
   // Before plans for such a use: with `gpu` auto a GPU that the model does not fit is left, and notes say what
   // was chosen. Nothing else is an error here.
   void settle(const MemoryRequest& use);
@@ -83,11 +100,19 @@ class OpenedModel : public DescribedModel {
 
  private:
   void open_source();
+  void open_adapters();
+  ModuleTree stored_tree() const;
+  RuleDefaults rule_defaults() const;
+  const PlacedRules& placed_parts();
+  void apply_rules();
+  void read_ruled_statistics();
+  std::string with_ruled_bytes(const std::string& message, std::string_view device) const;
   void open_gpu();
   std::unique_ptr<Ops> make_ops(bool sizes_only) const;
   MemoryRequest possible(MemoryRequest use) const;
   void note(const std::string& line) const;
   void note_copies() const;
+  void note_idle_copies() const;
   void note_placement(const Placement& placed) const;
   std::unique_ptr<Transformer> build(std::shared_ptr<Ops> ops, TransformerOptions how) const;
   const ExpertSource* experts() const { return rounded_ ? rounded_.get() : source_.get(); }
@@ -95,6 +120,9 @@ class OpenedModel : public DescribedModel {
   ModelOptions options_;
   std::unique_ptr<Checkpoint> weights_;             // of ModelOptions::weights, where that is one
   std::unique_ptr<ExpertSource> source_, rounded_;  // as stored, and as it will be loaded; null: no experts
+  std::unique_ptr<const PlacedRules> placed_rules_, placed_by_flags_;
+  std::vector<ExpertRule> expert_rules_;  // of placed_rules_, with the statistics that they name
+  std::vector<std::shared_ptr<const LoraFile>> adapters_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Gpu> gpu_;  // null: the CPU alone
   DeviceMemory device_;             // its, when this was opened

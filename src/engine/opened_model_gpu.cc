@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "engine/opened_model.h"
 #include "models/transformer.h"
 
@@ -30,21 +31,83 @@ bool same_formats(const ExpertSource& one, const ExpertSource& other) {
 
 void OpenedModel::open_gpu() {
   const PlacementOptions& how = options_.placement;
-  if (options_.gpu.kind == GpuChoice::Kind::kOff) return;
+  if (options_.gpu.kind == GpuChoice::Kind::kOff) return note_idle_copies();
   if (how.gpu_memory > 0 && how.share > 0) fail("`gpu_memory` and `mem_fraction_static`: give one of them");
   if (!how.statistics.empty() && how.strategy && *how.strategy != ExpertStrategy::kFrequency)
     fail("`expert_statistics` {}: a placement by frequency reads them, `expert_placement` is {}",
          how.statistics, name_of(*how.strategy));
-  if (!how.statistics.empty()) statistics_ = read_expert_statistics(how.statistics);
+  // A benchmark's own routing says which experts are popular, as statistics of a real model would.
+  if (!how.statistics.empty())
+    statistics_ = read_expert_statistics(how.statistics);
+  else if (options_.routing && options_.routing->exponent > 0 && !how.strategy && spec().moe())
+    statistics_ = forced_statistics(*options_.routing, spec());
   try {
     if (spec().has_states()) fail_as(ErrorKind::kUnsupported, "{}: {}", path(), no_states_on_gpu(spec()));
+    if (!adapters_.empty())
+      fail_as(ErrorKind::kUnsupported,
+              "{}: models with adapters do not run on a GPU yet; without `gpu` all of it runs on the CPU",
+              adapters_.front()->path());
     gpu_ = std::make_shared<Gpu>(options_.gpu.number);
     device_ = memory_of(*gpu_);
   } catch (const Error& error) {
+    if (placed_rules_ && placed_rules_->dense == PlacedRules::Dense::kGpu)
+      throw Error(error.kind(), text("{}: on cuda:0: {}; `rule_devices` cuda=cpu puts all on the CPU",
+                                     placed_rules_->gpu_from, error.what()));
     if (options_.gpu.kind != GpuChoice::Kind::kAuto) throw;
     gpu_.reset();
     note(text("everything runs on the CPU: {}", error.what()));
+    note_idle_copies();
   }
+}
+
+void OpenedModel::note_idle_copies() const {
+  for (const ExpertRule& rule : expert_rules_)
+    if (rule.asks()) note(text("{}: gpu_experts: no GPU is used", rule.place));
+}
+
+void OpenedModel::read_ruled_statistics() {
+  expert_rules_ = placed_rules_->experts;
+  for (ExpertRule& rule : expert_rules_)
+    if (!rule.statistics_file.empty()) try {
+        rule.statistics =
+            std::make_shared<const ExpertStatistics>(read_expert_statistics(rule.statistics_file));
+      } catch (const Error& error) {
+        throw Error(error.kind(), text("{}: kwargs: statistics: {}", rule.place, error.what()));
+      }
+}
+
+// Who is refused for want of memory is told which rules take it.
+std::string OpenedModel::with_ruled_bytes(const std::string& message, std::string_view device) const {
+  const std::string most = placed_rules_ ? largest_rules(*placed_rules_, device, gpu_ != nullptr) : "";
+  return most.empty() ? message : text("{}; of {} {}", message, placed_rules_->file.name, most);
+}
+
+const PlacedRules& OpenedModel::placed_parts() {
+  if (placed_rules_) return *placed_rules_;
+  if (!placed_by_flags_)
+    placed_by_flags_ = std::make_unique<const PlacedRules>(
+        place_by_rules({.name = "flags"}, stored_tree(), rule_defaults()));
+  return *placed_by_flags_;
+}
+
+DecidedPlacement OpenedModel::decided_placement(const MemoryRequest& use) {
+  const std::optional<Placement> beside = placement(use);
+  return decided(placed_parts(), beside ? &*beside : nullptr);
+}
+
+OrderedJson OpenedModel::placement_json(const MemoryRequest& wanted) {
+  const MemoryRequest use = possible(wanted);
+  const std::optional<Placement> beside = placement(use);
+  PlannedCache cache{.sequences = use.sequences, .context = use.context};
+  if (!beside) cache.bytes = memory_plan(use).host().kv_cache;
+  for (size_t i = 0; beside && i < beside->layers.size(); ++i)
+    cache.bytes += beside->layers[i].cache.bytes + beside->layers[i].states.bytes;
+  return json_of(placed_parts(), beside ? &*beside : nullptr, cache);
+}
+
+void OpenedModel::write_rules(const MemoryRequest& use) {
+  if (options_.rules_out.empty()) return;
+  write_atomically(options_.rules_out, rules_text(decided_placement(use), path()));
 }
 
 MemoryRequest OpenedModel::possible(MemoryRequest use) const {
@@ -63,6 +126,7 @@ std::optional<Placement> OpenedModel::placement(const MemoryRequest& wanted) con
                      .experts = how.experts,
                      .strategy = how.strategy,
                      .statistics = statistics_ ? &*statistics_ : nullptr,
+                     .ruled = expert_rules_,
                      .linears_as_stored = options_.linear_format.empty() && !options_.rounding.linears};
   if (how.share > 0) {
     wish.gpu_memory = static_cast<uint64_t>(how.share * static_cast<double>(gpu_->facts().memory));
@@ -73,6 +137,8 @@ std::optional<Placement> OpenedModel::placement(const MemoryRequest& wanted) con
   try {
     return decide_placement(sizes, wish);
   } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kMemory && placed_rules_)
+      throw Error(error.kind(), with_ruled_bytes(error.what(), "cuda:0"));
     if (error.kind() != ErrorKind::kInput || !statistics_) throw;
     throw Error(error.kind(), text("{}: {}", how.statistics, error.what()));
   }

@@ -23,17 +23,23 @@ struct Scheduler::Job {
   int todo() const { return static_cast<int>(tokens.size()) - sequence->tokens(); }
   int output_tokens() const { return static_cast<int>(tokens.size() - request.prompt.size()); }
   // Tokens of the prompt have still to be scored.
-  bool scores_prompt() const { return request.prompt_logprobs && scores.size() + 1 < request.prompt.size(); }
+  bool scores_prompt() const { return request.prompt_logprobs && next_scored() < request.prompt.size(); }
+  size_t next_scored() const { return request.prompt_logprobs_from + scores.size(); }
+  // So many tokens may be fed before one whose logits are wanted for that.
+  int unscored() const {
+    return scores_prompt() ? std::max(0, static_cast<int>(next_scored()) - 1 - sequence->tokens()) : 0;
+  }
+  bool scores_next() const { return scores_prompt() && unscored() == 0; }
   // What may be found in the cache: logits of what is found there cannot be had.
   std::span<const TokenId> reusable() const {
-    return scores_prompt() ? std::span(tokens).first(scores.size() + 1) : std::span(tokens);
+    return scores_prompt() ? std::span(tokens).first(next_scored()) : std::span(tokens);
   }
 
   RequestId id = 0;
   GenerateRequest request;
   std::vector<TokenId> tokens;  // prompt and output
   Sampler sampler;
-  std::vector<SampledToken> scores;  // of the prompt from its second token on, as far as they are known
+  std::vector<SampledToken> scores;  // of the prompt from prompt_logprobs_from on, as far as they are known
   std::optional<Detokenizer> text;
   StopMatcher stops;
   std::optional<StoredSequence> sequence;  // while running
@@ -81,10 +87,14 @@ void Scheduler::check(const GenerateRequest& request) const {
   for (TokenId id : request.prompt)
     if (id < 0 || id >= model_.vocabulary())
       fail("prompt: token {} is outside the vocabulary of {}", id, model_.vocabulary());
+  if (request.adapter < -1 || request.adapter >= model_.adapters())
+    fail("adapter: {} of {}", request.adapter, model_.adapters());
   if (request.max_tokens < 0) fail("max_tokens: expected at least 0, got {}", request.max_tokens);
   if (!tokenizer_ && !request.stop.empty()) fail("stop: strings need a tokenizer, and there is none");
   check_sampling(request.sampling);
   check_sampling({.logprobs = request.prompt_logprobs});
+  if (request.prompt_logprobs_from < 1)
+    fail("prompt_logprobs_from: expected at least 1, got {}", request.prompt_logprobs_from);
   StopMatcher{request.stop};
 }
 
@@ -125,6 +135,7 @@ SchedulerStats Scheduler::stats() const {
 bool Scheduler::run_once() {
   end_cancelled();
   if (idle()) return false;
+  take_turn();
   const int budget = plan_running();
   // Who has just been preempted would only take the pages back.
   if (reserve_or_preempt()) admit(budget);
@@ -143,6 +154,21 @@ void Scheduler::end_cancelled() {
   if (!cancelled.empty()) remove_ended();
 }
 
+// The next adapter, after that of the last step, among those of running sequences; with none the first that waits.
+void Scheduler::take_turn() {
+  if (running_.empty()) {
+    if (!waiting_.empty()) turn_ = waiting_.front()->request.adapter;
+    return;
+  }
+  std::optional<int> next, first;
+  for (const auto& job : running_) {
+    const int adapter = job->request.adapter;
+    if (!first || adapter < *first) first = adapter;
+    if (adapter > turn_ && (!next || adapter < *next)) next = adapter;
+  }
+  turn_ = next.value_or(*first);
+}
+
 // Chooses what running sequences feed; returns how many tokens are left for others. Those who generate come
 // first, there is always a token for each, and then prompts, oldest first: one that stops early for a snapshot
 // leaves room for younger ones, who must not starve when it goes on.
@@ -152,7 +178,7 @@ int Scheduler::plan_running() {
   const auto plan = [&](Job& job) {
     job.chunk = chunk_of(job, budget);
     budget -= job.chunk;
-    if (job.scores_prompt()) scored_left_ -= job.chunk;
+    if (job.scores_next()) scored_left_ -= job.chunk;
   };
   for (const auto& job : running_)
     if (job->todo() == 1) plan(*job);
@@ -163,7 +189,12 @@ int Scheduler::plan_running() {
 
 // What it feeds next, at most so many tokens: up to where a snapshot is wanted.
 int Scheduler::chunk_of(const Job& job, int budget) const {
-  const int chunk = std::min(job.todo(), job.scores_prompt() ? std::min(budget, scored_left_) : budget);
+  if (job.request.adapter != turn_) return 0;
+  int chunk = std::min(job.todo(), budget);
+  if (job.scores_next())
+    chunk = std::min(chunk, scored_left_);
+  else if (job.scores_prompt())
+    chunk = std::min(chunk, job.unscored());
   if (!store_.has_states()) return chunk;
   const int position = job.sequence->tokens();
   int border = (position / kMilestone + 1) * kMilestone;
@@ -221,7 +252,7 @@ void Scheduler::preempt_youngest() {
 void Scheduler::admit(int budget) {
   while (budget > 0 && !waiting_.empty() && running_.size() < static_cast<size_t>(options_.sequences)) {
     Job& job = *waiting_.front();
-    StoredSequence sequence = store_.start(job.reusable());
+    StoredSequence sequence = store_.start(job.reusable(), job.request.adapter);
     const int cached = sequence.tokens();
     if (begins_like_running(job, cached)) return;
     if (!sequence.reserve(static_cast<int>(job.tokens.size()) + std::min(job.most_output, 1))) return;
@@ -233,7 +264,7 @@ void Scheduler::admit(int budget) {
     counts_.tokens_reused += static_cast<uint64_t>(cached);
     job.chunk = chunk_of(job, budget);
     budget -= job.chunk;
-    if (job.scores_prompt()) scored_left_ -= job.chunk;
+    if (job.scores_next()) scored_left_ -= job.chunk;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -245,6 +276,7 @@ void Scheduler::admit(int budget) {
 bool Scheduler::begins_like_running(const Job& job, int cached) {
   if (job.scores_prompt()) return false;
   for (const auto& other : running_) {
+    if (other->request.adapter != job.request.adapter) continue;
     const auto common = std::ranges::mismatch(other->tokens, job.tokens).in1 - other->tokens.begin();
     const auto usable = std::min<ptrdiff_t>(common, static_cast<ptrdiff_t>(job.tokens.size()) - 1) /
                         kPageTokens * kPageTokens;
@@ -272,15 +304,17 @@ void Scheduler::run_planned() {
     step_.push_back({.tokens = tokens,
                      .position = position,
                      .pages = job->sequence->pages(),
-                     .logits = job->scores_prompt() ? Logits::kAll
-                               : wants              ? Logits::kLast
-                                                    : Logits::kNone,
-                     .slot = job->sequence->slot()});
+                     .logits = job->scores_next() ? Logits::kAll
+                               : wants            ? Logits::kLast
+                                                  : Logits::kNone,
+                     .slot = job->sequence->slot(),
+                     .adapter = turn_});
     planned.push_back(job.get());
     rows += step_.back().logit_rows();
     counts_.tokens_fed += tokens.size();
   }
-  KT_CHECK(!planned.empty(), "{} requests wait and none can run", waiting_.size());
+  KT_CHECK(!running_.empty(), "{} requests wait and none can run", waiting_.size());
+  if (planned.empty()) return;  // whose turn it was gave its pages back; the oldest goes on in its own
   ++counts_.steps;
   logits_.resize(rows * static_cast<size_t>(model_.vocabulary()));
   try {
@@ -318,7 +352,7 @@ void Scheduler::gather_picks(Job& job, const StepSequence& fed, size_t row) {
   if (fed.logits == StepSequence::Logits::kAll)
     for (size_t i = 0; i < fed.tokens.size(); ++i) {
       const size_t next = static_cast<size_t>(fed.position) + i + 1;
-      if (next > job.scores.size() && next < prompt.size())
+      if (next >= job.next_scored() && next < prompt.size())
         picks_.push_back({.job = &job, .row = row + i, .given = prompt[next]});
     }
   if (job.todo() == 0 && job.most_output > 0)

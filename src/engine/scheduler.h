@@ -49,8 +49,8 @@ struct GenerateEvent {
   const SampledToken* token = nullptr;  // null where the end comes without one
   std::string_view text = {};           // whole characters that became certain; end tokens have none
   const Finish* finish = nullptr;       // set in the last event of a request, which always comes
-  // Of a request with prompt_logprobs, once and before all else: the prompt's tokens but the first, which nothing comes
-  // before. Not for a prompt of one token.
+  // Of a request with prompt_logprobs, once and before all else: the prompt's tokens from prompt_logprobs_from on, so never
+  // the first, which nothing comes before. Not for a prompt that ends there.
   std::span<const SampledToken> prompt = {};
 };
 
@@ -61,9 +61,12 @@ struct GenerateRequest {
   std::vector<TokenId> end_tokens = {};
   std::vector<std::string> stop = {};
   SpecialTokens special = SpecialTokens::kSkip;  // in the text
-  // Report the prompt's tokens as SamplingOptions::logprobs does those that are chosen. It takes logits of every token, so
-  // nothing of the prompt is taken from the cache, and it runs in small pieces.
+  // Report the prompt's tokens as SamplingOptions::logprobs does those that are chosen. It takes logits of every one of them, so
+  // none is taken from the cache, and they run in small pieces.
   std::optional<int> prompt_logprobs = {};
+  // The first of them that is reported, at least 1: those before cost what they cost anyway.
+  size_t prompt_logprobs_from = 1;
+  int adapter = -1;  // StepModel's; -1: none
   // What the answer is held to, for this request alone; at its beginning. If it throws, the request ends with
   // that error. It is asked once for each token, in order: preemption feeds tokens again but samples none.
   std::shared_ptr<TokenConstraint> constraint = {};
@@ -89,6 +92,9 @@ struct SchedulerStats {
 // run out all the same, the youngest gives its pages back and goes to the head of the queue, to run again
 // what it had (mostly found in the cache). The oldest always goes on, so all end. Each step feeds one token
 // of everyone who is generating and prompts in chunks, oldest first, up to step_tokens.
+//
+// Where requests have several adapters, steps are those of one of them, in turns. What one computed of a beginning is
+// nothing to the others.
 //
 // Where the model has states, a beginning is known only up to a snapshot (engine/sequence_store.h), and a
 // snapshot can only be taken between steps: chunks end where one is wanted. Each costs a copy and perhaps a
@@ -125,6 +131,7 @@ class Scheduler {
   struct Job;
   int longest() const;  // sequence that context and pages allow
   void end_cancelled();
+  void take_turn();
   int plan_running();
   int chunk_of(const Job& job, int budget) const;
   void want_snapshots(Job& job);
@@ -167,6 +174,7 @@ class Scheduler {
   };
   std::vector<Pick> picks_;
   int scored_left_ = 0;  // of kMostScored, in the step that is planned
+  int turn_ = -1;        // whose step it is: an adapter
   RequestId last_id_ = 0;
   SchedulerStats counts_;
 };

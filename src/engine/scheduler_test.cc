@@ -14,7 +14,7 @@ namespace {
 using testing::HasSubstr;
 
 struct Setting {
-  int step_tokens, sequences, pages, slots = 0;
+  int step_tokens, sequences, pages, slots = 0, adapters = 0;
 };
 
 TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
@@ -22,14 +22,20 @@ TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
   for (const Setting& s :
        {Setting{512, 64, 400}, Setting{1, 1, 16}, Setting{7, 3, 16}, Setting{64, 16, 16}, Setting{33, 33, 40},
         Setting{512, 64, 400, 200}, Setting{1, 1, 16, 2}, Setting{7, 3, 16, 5}, Setting{64, 16, 16, 16},
-        Setting{64, 16, 16, 60}, Setting{33, 33, 40, 4}}) {
-    SCOPED_TRACE(testing::Message() << "step_tokens " << s.step_tokens << ", slots " << s.slots);
-    FakeModel model({.pages = s.pages, .slots = s.slots});
+        Setting{64, 16, 16, 60}, Setting{33, 33, 40, 4}, Setting{512, 64, 400, 0, 3}, Setting{7, 3, 16, 0, 2},
+        Setting{64, 16, 16, 0, 3}, Setting{64, 16, 16, 60, 2}, Setting{33, 33, 40, 4, 1}}) {
+    SCOPED_TRACE(testing::Message() << "step_tokens " << s.step_tokens << ", slots " << s.slots
+                                    << ", adapters " << s.adapters);
+    FakeModel model({.pages = s.pages, .slots = s.slots, .adapters = s.adapters});
     Scheduler scheduler(model, &tokenizer, {.step_tokens = s.step_tokens, .sequences = s.sequences});
     std::mt19937 rng(5);
     for (int round = 0; round < 2; ++round) {
       std::vector<GenerateRequest> requests;
-      for (int i = 0; i < 40; ++i) requests.push_back(random_request(rng));
+      for (int i = 0; i < 40; ++i) {
+        requests.push_back(random_request(rng));
+        if (s.adapters > 0)
+          requests.back().adapter = static_cast<int>(rng() % static_cast<unsigned>(s.adapters + 1)) - 1;
+      }
       std::vector<Heard> heard(requests.size());
       for (size_t i = 0; i < requests.size(); ++i) scheduler.submit(heard_by(heard[i], requests[i]));
       run(scheduler);
@@ -49,6 +55,40 @@ TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
     EXPECT_LE(model.most_sequences, static_cast<size_t>(s.sequences));
     EXPECT_GT(scheduler.stats().tokens_reused, 0u);
   }
+}
+
+// The same prompt under two adapters shares nothing, at the same time and afterwards.
+TEST(Scheduler, BeginningsBelongToTheirAdapter) {
+  FakeModel model({.adapters = 2});
+  Scheduler scheduler(model, nullptr);
+  const auto ask = [&](int adapter) {
+    GenerateRequest request{.prompt = std::vector<TokenId>(200, 7), .max_tokens = 5, .adapter = adapter};
+    Heard heard;
+    scheduler.submit(heard_by(heard, request));
+    run(scheduler);
+    EXPECT_EQ(heard.tokens, plain_generation(model, request)) << "adapter " << adapter;
+    return heard.finish->cached_tokens;
+  };
+  EXPECT_EQ(ask(-1), 0);
+  EXPECT_EQ(ask(0), 0);
+  EXPECT_EQ(ask(1), 0);
+  for (const int adapter : {1, -1, 0}) EXPECT_EQ(ask(adapter), 192);
+  EXPECT_THAT([&] { scheduler.submit({.prompt = {1}, .adapter = 2}); },
+              testing::ThrowsMessage<Error>("adapter: 2 of 2"));
+}
+
+// None waits for another's end.
+TEST(Scheduler, AdaptersTakeTurns) {
+  FakeModel model({.adapters = 2});
+  Scheduler scheduler(model, nullptr);
+  std::vector<Heard> heard(3);
+  for (int i = 0; i < 3; ++i)
+    scheduler.submit(
+        heard_by(heard[static_cast<size_t>(i)], {.prompt = {1, 2, 3}, .max_tokens = 50, .adapter = i - 1}));
+  for (int step = 0; step < 30; ++step) scheduler.run_once();
+  for (const Heard& one : heard) EXPECT_NEAR(static_cast<double>(one.tokens.size()), 10, 2);
+  run(scheduler);
+  for (const Heard& one : heard) EXPECT_TRUE(one.finish);
 }
 
 void check_preemption(int slots) {
@@ -284,17 +324,18 @@ TEST(Scheduler, ContextEndsTheAnswer) {
 // Scores of a prompt, one token after the other, without pages and batches.
 void expect_scores(const FakeModel& model, const GenerateRequest& request,
                    const std::vector<SampledToken>& got) {
-  ASSERT_EQ(got.size(), request.prompt.size() - 1);
+  const size_t from = request.prompt_logprobs_from;
+  ASSERT_EQ(got.size(), request.prompt.size() - from);
   std::vector<float> logits(static_cast<size_t>(model.vocabulary()));
-  for (size_t i = 1; i < request.prompt.size(); ++i) {
+  for (size_t i = from; i < request.prompt.size(); ++i) {
     const auto before = std::span(request.prompt).first(i);
     model.write_logits(before, model.state_behind(before), logits);
     const SampledToken expected = scored_token(logits, request.prompt[i], *request.prompt_logprobs);
-    ASSERT_EQ(got[i - 1].id, request.prompt[i]) << i;
-    ASSERT_EQ(got[i - 1].logprob, expected.logprob) << i;
-    ASSERT_EQ(got[i - 1].top.size(), static_cast<size_t>(*request.prompt_logprobs));
+    ASSERT_EQ(got[i - from].id, request.prompt[i]) << i;
+    ASSERT_EQ(got[i - from].logprob, expected.logprob) << i;
+    ASSERT_EQ(got[i - from].top.size(), static_cast<size_t>(*request.prompt_logprobs));
     if (!expected.top.empty()) {
-      ASSERT_EQ(got[i - 1].top[0].id, expected.top[0].id) << i;
+      ASSERT_EQ(got[i - from].top[0].id, expected.top[0].id) << i;
     }
   }
 }
@@ -310,6 +351,7 @@ TEST(Scheduler, ScoresPrompts) {
     if (i % 3 != 0) requests.back().max_tokens = 250;
     if (i % 3 == 2) continue;
     requests.back().prompt_logprobs = i % 5;
+    if (i % 2 == 1) requests.back().prompt_logprobs_from = 1 + static_cast<size_t>(i) * 7 % 90;
     if (i % 3 == 0) requests.back().max_tokens = i % 2;
   }
   std::vector<Heard> heard(requests.size());
@@ -324,12 +366,29 @@ TEST(Scheduler, ScoresPrompts) {
     if (requests[i].max_tokens == 0) {
       EXPECT_EQ(heard[i].finish->reason, FinishReason::kLength);
     }
-    if (!requests[i].prompt_logprobs || requests[i].prompt.size() == 1) {
+    if (!requests[i].prompt_logprobs || requests[i].prompt.size() <= requests[i].prompt_logprobs_from) {
       EXPECT_TRUE(heard[i].prompt.empty());
     } else {
       expect_scores(model, requests[i], heard[i].prompt);
     }
   }
+}
+
+// What comes before the first token that is scored is taken from the cache, as far as it is whole pages.
+TEST(Scheduler, ScoresAnEndOfAPromptThatIsKnown) {
+  FakeModel model({.pages = 8});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 100, .sequences = 2});
+  GenerateRequest request{.prompt = std::vector<TokenId>(200, 9), .max_tokens = 1};
+  Heard first, scored;
+  scheduler.submit(heard_by(first, request));
+  run(scheduler);
+  request.prompt_logprobs = 2;
+  request.prompt_logprobs_from = 150;
+  scheduler.submit(heard_by(scored, request));
+  run(scheduler);
+  expect_scores(model, request, scored.prompt);
+  EXPECT_EQ(scored.finish->cached_tokens, 128);
+  EXPECT_EQ(scored.tokens, first.tokens);
 }
 
 TEST(Scheduler, APromptAloneMayFillTheContext) {
@@ -363,6 +422,8 @@ TEST(Scheduler, SaysWhatIsWrong) {
   EXPECT_EQ(message_of({.prompt = {-1}}), "prompt: token -1 is outside the vocabulary of 256");
   EXPECT_EQ(message_of({.prompt = {1}, .max_tokens = -1}), "max_tokens: expected at least 0, got -1");
   EXPECT_THAT(message_of({.prompt = {1}, .prompt_logprobs = -1}), HasSubstr("logprobs: expected"));
+  EXPECT_THAT(message_of({.prompt = {1}, .prompt_logprobs = 0, .prompt_logprobs_from = 0}),
+              HasSubstr("prompt_logprobs_from: expected at least 1"));
   EXPECT_THAT(message_of({.prompt = {1}, .sampling = {.top_p = 2}}), HasSubstr("top_p: expected"));
   EXPECT_THAT(message_of({.prompt = {1}, .stop = {"x"}}), HasSubstr("stop: strings need a tokenizer"));
   EXPECT_TRUE(scheduler.idle());

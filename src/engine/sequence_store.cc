@@ -108,20 +108,21 @@ void SequenceStore::drop_cached() {
   }
 }
 
-StoredSequence SequenceStore::start(std::span<const TokenId> tokens) {
+StoredSequence SequenceStore::start(std::span<const TokenId> tokens, int family) {
+  KT_CHECK(family >= -1 && root_of(family) < kFamilies, "family {}", family);
   std::vector<int32_t> known;
-  uint64_t parent = kRoot;
+  uint64_t parent = root_of(family);
   for (size_t begin = 0; begin + kPageTokens < tokens.size(); begin += kPageTokens) {
     const int32_t page = find(parent, tokens.subspan(begin, kPageTokens));
     if (page == kNone) break;
     known.push_back(page);
     parent = at(page).serial;
   }
-  return start_behind(known);
+  return start_behind(known, root_of(family));
 }
 
-StoredSequence SequenceStore::start_behind(std::span<const int32_t> known) {
-  StoredSequence sequence(*this);
+StoredSequence SequenceStore::start_behind(std::span<const int32_t> known, uint64_t root) {
+  StoredSequence sequence(*this, root);
   sequence.known_ = static_cast<int>(known.size()) * kPageTokens;
   while (has_states() && !known.empty() && at(known.back()).snapshot == kNone)
     known = known.first(known.size() - 1);
@@ -165,7 +166,7 @@ void SequenceStore::drop_snapshot(int32_t page) {
   --snapshots_;
 }
 
-StoredSequence::StoredSequence(StoredSequence&& other) noexcept : owner_(other.owner_) {
+StoredSequence::StoredSequence(StoredSequence&& other) noexcept : owner_(other.owner_), root_(other.root_) {
   *this = std::move(other);
 }
 
@@ -173,6 +174,7 @@ StoredSequence& StoredSequence::operator=(StoredSequence&& other) noexcept {
   if (this == &other) return *this;
   release();
   owner_ = other.owner_;
+  root_ = other.root_;
   pages_ = std::exchange(other.pages_, {});
   tail_ = std::exchange(other.tail_, {});
   tokens_ = std::exchange(other.tokens_, 0);
@@ -221,7 +223,7 @@ void StoredSequence::commit(std::span<const TokenId> tokens) {
     tokens_ += static_cast<int>(count);
     if (tail_.size() < kPageTokens) return;
     const auto index = static_cast<size_t>(tokens_ / kPageTokens - 1);
-    const uint64_t parent = index == 0 ? SequenceStore::kRoot : owner_->at(pages_[index - 1]).serial;
+    const uint64_t parent = index == 0 ? root_ : owner_->at(pages_[index - 1]).serial;
     const int32_t equal = owner_->find(parent, tail_);
     if (equal == SequenceStore::kNone) {
       owner_->enter(pages_[index], parent, tail_);
@@ -258,7 +260,7 @@ void StoredSequence::drop_rolling() {
 }
 
 StoredSequence StoredSequence::fork() const {
-  return owner_->start_behind(pages().first(static_cast<size_t>(tokens_ / kPageTokens)));
+  return owner_->start_behind(pages().first(static_cast<size_t>(tokens_ / kPageTokens)), root_);
 }
 
 void StoredSequence::release() {

@@ -56,8 +56,9 @@ class SequenceStore {
   bool has_states() const { return !slots_.empty(); }
 
   // A sequence of these tokens, begun with the longest usable beginning in whole pages, but never all of them:
-  // one token at least has to run for its logits. O(pages).
-  StoredSequence start(std::span<const TokenId> tokens);
+  // one token at least has to run for its logits. O(pages). Beginnings are shared within a family alone: the
+  // same tokens have other keys and values where weights are others (an adapter's number; -1: none).
+  StoredSequence start(std::span<const TokenId> tokens, int family = -1);
   // Forgets what is cached; what sequences hold stays theirs and findable.
   void drop_cached();
 
@@ -65,6 +66,9 @@ class SequenceStore {
   friend class StoredSequence;
   static constexpr int32_t kNone = -1;
   static constexpr uint64_t kRoot = 0;
+  // What first pages continue: a number for each family, below all serials.
+  static constexpr uint64_t kFamilies = 1 << 16;
+  static constexpr uint64_t root_of(int family) { return kRoot + static_cast<uint64_t>(family + 1); }
   struct Page {
     int holders = 0;
     // A full page that can be found: `serial` names this beginning for ever, `parent` the one it continues.
@@ -91,7 +95,8 @@ class SequenceStore {
   void release(int32_t page);
   void link_newest(int32_t page);
   void unlink(int32_t page);
-  StoredSequence start_behind(std::span<const int32_t> known);  // full pages, each continuing the one before
+  // Full pages, each continuing the one before.
+  StoredSequence start_behind(std::span<const int32_t> known, uint64_t root);
   bool free_a_slot();  // by dropping a snapshot if it must; false if there is none to drop
   int32_t take_slot();
   void attach(int32_t page, int32_t slot, SnapshotKind kind);
@@ -101,7 +106,7 @@ class SequenceStore {
   std::vector<int32_t> free_;
   std::vector<int32_t> buckets_;  // first page of each, a power of two
   int32_t oldest_ = kNone, newest_ = kNone;
-  uint64_t serials_ = kRoot;
+  uint64_t serials_ = kFamilies;
   int held_ = 0, cached_ = 0;
   std::vector<Slot> slots_;
   std::vector<int32_t> free_slots_;
@@ -148,7 +153,7 @@ class StoredSequence {
 
  private:
   friend class SequenceStore;
-  explicit StoredSequence(SequenceStore& owner) : owner_(&owner) {}
+  StoredSequence(SequenceStore& owner, uint64_t root) : owner_(&owner), root_(root) {}
   int32_t last_full() const { return pages_[static_cast<size_t>(tokens_ / kPageTokens - 1)]; }
   // Whether the snapshot it will begin from has to stay for it.
   bool awaits_snapshot() const {
@@ -157,6 +162,7 @@ class StoredSequence {
   void drop_rolling();
 
   SequenceStore* owner_;
+  uint64_t root_;  // of its family
   std::vector<int32_t> pages_;
   std::vector<TokenId> tail_;  // tokens of the page that is not full
   int tokens_ = 0, known_ = 0;

@@ -18,6 +18,7 @@ struct StepSequence {
   enum class Logits { kNone, kLast, kAll } logits = Logits::kNone;  // of which new tokens
   // Of its state, and of nobody else's in the step; -1 where the model has no states.
   int slot = -1;
+  int adapter = -1;  // of StepModel::adapters(), the same for all of a step; -1: none
 
   size_t logit_rows() const { return logits == Logits::kAll ? tokens.size() : logits == Logits::kLast; }
 };
@@ -33,6 +34,8 @@ class StepModel {
   // overwritten by every token. 0: it keeps nothing else, and no slot is ever named. No more sequences run at
   // once than there are slots; those beyond hold snapshots for beginnings that come again.
   virtual int state_slots() const { return 0; }
+  // Low-rank adapters that sequences may run with, numbered from 0.
+  virtual int adapters() const { return 0; }
 
   // Writes the keys and values of all new tokens into their pages and the logits of those that want them, in
   // order: [rows, vocabulary]. Pages that sequences share are only read: new tokens go to pages of their own.

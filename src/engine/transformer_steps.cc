@@ -36,7 +36,8 @@ void TransformerSteps::step(std::span<const StepSequence> sequences, std::span<f
                        .position = sequence.position,
                        .pages = sequence.pages.data(),
                        .slot = sequence.slot,
-                       .logits = logits_of(sequence)});
+                       .logits = logits_of(sequence),
+                       .adapter = sequence.adapter});
   }
   const auto rows = static_cast<size_t>(Transformer::logit_rows(inputs_));
   KT_CHECK(logits.size() == rows * static_cast<size_t>(vocabulary()), "{} logits for {} rows", logits.size(),

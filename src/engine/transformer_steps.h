@@ -20,6 +20,7 @@ class TransformerSteps final : public Runner {
   int threads() const override { return pool_->threads(); }
   int cache_pages() const override { return cache_->pages(); }
   int state_slots() const override { return cache_->slots(); }
+  int adapters() const override { return transformer_.adapters(); }
   void copy_state(int from, int to) override { cache_->copy_slot(from, to); }
   void step(std::span<const StepSequence> sequences, std::span<float> logits) override;
   void spread(size_t n, FunctionRef<void(size_t)> work) override;

@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <ctime>
 
+#include "cuda/device.h"
 #include "kernels/table.h"
+#include "nn/step_parts.h"
 #include "server/api_error.h"
 #include "server/endpoints.h"
 #include "server/fields.h"
@@ -55,10 +57,34 @@ OrderedJson heat_json(Service& service) {
           {"heat", std::move(rows)}};
 }
 
-OrderedJson model_json(const Service& service) {
-  return {{"id", service.options().name},      {"object", "model"},
-          {"created", service.started()},      {"owned_by", "kt"},
-          {"root", service.options().name},    {"parent", nullptr},
+// What the process's GPU has and does: null without one, and of one that was lost.
+OrderedJson gpu_json(Service& service) {
+  const Gpu* const gpu = service.model().gpu();
+  if (!gpu || lost_gpu()) return nullptr;
+  OrderedJson out{
+      {"name", gpu->facts().describe()}, {"memory", gpu->facts().memory}, {"free", gpu->free_memory()}};
+  if (const ExpertCounts* counts = service.runner().expert_counts()) {
+    uint64_t all = 0;
+    for (const uint64_t count : counts->snapshot()) all += count;
+    out["experts_share"] =
+        all > 0 ? static_cast<double>(counts->device_pairs()) / static_cast<double>(all) : 0;
+    out["waited_s"] = counts->waited_seconds();
+  }
+  for (const StepPart& part : service.totals().parts)
+    if (part.name == kWaitingPart) out["waited_for_s"] = part.seconds;
+  out["steps_s"] = service.totals().seconds;
+  return out;
+}
+
+// The model itself, or with one of its adapters.
+OrderedJson model_json(const Service& service, int adapter) {
+  const std::string& name = service.options().name;
+  return {{"id", service.model_name(adapter)},
+          {"object", "model"},
+          {"created", service.started()},
+          {"owned_by", "kt"},
+          {"root", name},
+          {"parent", adapter < 0 ? OrderedJson(nullptr) : OrderedJson(name)},
           {"max_model_len", service.longest()}};
 }
 
@@ -106,6 +132,11 @@ void write_speed(MetricsText& out, Service& service) {
   out.head("kt_step_part_seconds_total", "Time in steps, by operation.", "counter");
   for (const StepPart& part : totals.parts)
     out.sample("kt_step_part_seconds_total", text("{{part=\"{}\"}}", part.name), part.seconds);
+  if (const Gpu* const gpu = service.model().gpu(); gpu && !lost_gpu()) {
+    out.head("kt_gpu_memory_bytes", "Memory of the GPU: all of it, and what is free.", "gauge");
+    out.sample("kt_gpu_memory_bytes", "{kind=\"total\"}", static_cast<double>(gpu->facts().memory));
+    out.sample("kt_gpu_memory_bytes", "{kind=\"free\"}", static_cast<double>(gpu->free_memory()));
+  }
   const ExpertCounts* counts = service.runner().expert_counts();
   if (!counts) return;
   const ExpertUse use = service.monitor().experts_used();
@@ -130,14 +161,17 @@ void write_speed(MetricsText& out, Service& service) {
 
 void get_models(Service& service, HttpRequest& request, Responder responder) {
   constexpr std::string_view kList = "/v1/models";
-  if (request.path == kList)
-    return reply_json(service, responder, {{"object", "list"}, {"data", {model_json(service)}}});
+  const int adapters = static_cast<int>(service.model().adapters().size());
+  if (request.path == kList) {
+    OrderedJson all = OrderedJson::array();
+    for (int i = -1; i < adapters; ++i) all.push_back(model_json(service, i));
+    return reply_json(service, responder, {{"object", "list"}, {"data", std::move(all)}});
+  }
   const std::string name = request.path.substr(kList.size() + 1);
-  if (name != service.options().name)
-    throw ApiError(404,
-                   text("no model named {}; this server has {}", shown_value(name), service.options().name),
-                   "model");
-  reply_json(service, responder, model_json(service));
+  for (int i = -1; i < adapters; ++i)
+    if (name == service.model_name(i)) return reply_json(service, responder, model_json(service, i));
+  throw ApiError(
+      404, text("no model named {}; this server has {}", shown_value(name), service.options().name), "model");
 }
 
 void get_status(Service& service, HttpRequest&, Responder responder) {
@@ -166,6 +200,8 @@ void get_status(Service& service, HttpRequest&, Responder responder) {
               {"limit_read_gb_per_s", service.monitor().rates().read_bytes * 1e-9},
               {"tokens_total", stats.tokens_sampled},
               {"requests_total", service.metrics().requests()},
+              {"gpu", gpu_json(service)},
+              {"placement", service.options().placement},
               {"experts", heat_json(service)}});
 }
 

@@ -24,7 +24,7 @@ class ChatAnswer final : public Answer {
       choices_.emplace_back(ReplyParser(plan.syntax, plan.start));
     head_ = text("{{\"id\":\"{}\",\"object\":\"chat.completion{}\",\"created\":{},\"model\":{}",
                  random_id("chatcmpl-"), options.stream ? ".chunk" : "", std::time(nullptr),
-                 json_string(service.options().name));
+                 json_string(service.model_name(plan.requests.front().adapter)));
   }
 
  private:

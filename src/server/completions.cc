@@ -23,15 +23,16 @@ struct Echo {
 
 class CompletionAnswer final : public Answer {
  public:
-  CompletionAnswer(Service& service, Responder responder, StreamOptions options, size_t sequences,
-                   size_t per_prompt, std::vector<Echo> echoes)
-      : Answer(service, std::move(responder), options.stream, sequences, per_prompt),
+  CompletionAnswer(Service& service, Responder responder, StreamOptions options,
+                   std::span<const GenerateRequest> requests, size_t per_prompt, std::vector<Echo> echoes)
+      : Answer(service, std::move(responder), options.stream, requests.size(), per_prompt),
         usage_wanted_(options.usage),
         per_prompt_(per_prompt),
         echoes_(std::move(echoes)),
-        choices_(sequences) {
-    head_ = text("{{\"id\":\"{}\",\"object\":\"text_completion\",\"created\":{},\"model\":{}",
-                 random_id("cmpl-"), std::time(nullptr), json_string(service.options().name));
+        choices_(requests.size()) {
+    head_ =
+        text("{{\"id\":\"{}\",\"object\":\"text_completion\",\"created\":{},\"model\":{}", random_id("cmpl-"),
+             std::time(nullptr), json_string(service.model_name(requests.front().adapter)));
   }
 
  private:
@@ -198,9 +199,8 @@ void post_completions(Service& service, HttpRequest& request, Responder responde
   }
   std::vector<Echo> echoes;
   if (echo) echoes = echoes_of(service, body, prompts, base.prompt_logprobs.has_value());
-  const auto answer =
-      std::make_shared<CompletionAnswer>(service, responder, read_stream_options(body), requests.size(),
-                                         static_cast<size_t>(n), std::move(echoes));
+  const auto answer = std::make_shared<CompletionAnswer>(service, responder, read_stream_options(body),
+                                                         requests, static_cast<size_t>(n), std::move(echoes));
   service.run(answer, std::move(requests));
 }
 

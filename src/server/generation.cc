@@ -59,6 +59,8 @@ OrderedJson token_json(const Tokenizer& tokenizer, TokenId id, double logprob) {
 
 GenerateRequest read_generation(const Service& service, const Fields& body) {
   GenerateRequest out;
+  if (!service.model().adapters().empty())
+    if (const auto model = body.string("model")) out.adapter = service.adapter_named(*model);
   SamplingOptions& sampling = out.sampling;
   sampling = service.default_sampling();
   const auto number = [&](const char* name, double low, double high, double& into) {

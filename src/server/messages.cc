@@ -116,7 +116,7 @@ OrderedJson translated(const OrderedJson& json) {
   if (!body.find("max_tokens")) body.refuse("max_tokens", "a number of tokens");
   OrderedJson out = translated_prompt(body);
   out["max_tokens"] = *body.find("max_tokens");
-  for (const char* name : {"temperature", "top_p", "top_k", "seed"})
+  for (const char* name : {"model", "temperature", "top_p", "top_k", "seed"})
     if (const OrderedJson* value = body.find(name)) out[name] = *value;
   if (const OrderedJson* stops = body.find("stop_sequences")) out["stop"] = *stops;
   return out;
@@ -131,7 +131,7 @@ class MessagesAnswer final : public Answer {
     message_ = {{"id", random_id("msg_")},
                 {"type", "message"},
                 {"role", "assistant"},
-                {"model", service.options().name},
+                {"model", service.model_name(plan.requests.front().adapter)},
                 {"content", OrderedJson::array()},
                 {"stop_reason", nullptr},
                 {"stop_sequence", nullptr},

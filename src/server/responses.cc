@@ -19,7 +19,7 @@ OrderedJson or_else(const Fields& body, const char* name, OrderedJson otherwise)
 }
 
 // All that does not change while the answer is made.
-OrderedJson response_head(const Service& service, const Fields& body) {
+OrderedJson response_head(const Service& service, const Fields& body, int adapter) {
   const SamplingOptions& usual = service.default_sampling();
   return {{"id", random_id("resp_")},
           {"object", "response"},
@@ -31,7 +31,7 @@ OrderedJson response_head(const Service& service, const Fields& body) {
           {"instructions", or_else(body, "instructions", nullptr)},
           {"max_output_tokens", or_else(body, "max_output_tokens", nullptr)},
           {"metadata", or_else(body, "metadata", OrderedJson::object())},
-          {"model", service.options().name},
+          {"model", service.model_name(adapter)},
           {"output", OrderedJson::array()},
           {"parallel_tool_calls", or_else(body, "parallel_tool_calls", true)},
           {"previous_response_id", nullptr},
@@ -52,7 +52,7 @@ class ResponsesAnswer final : public Answer {
   ResponsesAnswer(Service& service, Responder responder, const Fields& body, const ChatPlan& plan)
       : Answer(service, std::move(responder), body.flag("stream", false), 1, 1),
         parser_(plan.syntax, plan.start),
-        response_(response_head(service, body)) {}
+        response_(response_head(service, body, plan.requests.front().adapter)) {}
 
  private:
   using Kind = ReplyPiece::Kind;  // kCall is never open: its arguments are

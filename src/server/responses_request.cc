@@ -163,7 +163,7 @@ OrderedJson chat_of_responses(const OrderedJson& json) {
       body.refuse("max_output_tokens", "a number of tokens");
     out["max_tokens"] = *most;
   }
-  for (const char* name : {"temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs"})
+  for (const char* name : {"model", "temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs"})
     if (const OrderedJson* value = body.find(name)) out[name] = *value;
   add_tools(body, out);
   add_format(body, out);

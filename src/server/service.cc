@@ -125,6 +125,25 @@ void Service::check_model() {
   if (const auto fault = model_fault()) throw ApiError(503, *fault);
 }
 
+std::string Service::model_name(int adapter) const {
+  return adapter < 0 ? options_.name : options_.name + ":" + model_.adapters()[static_cast<size_t>(adapter)];
+}
+
+int Service::adapter_named(std::string_view model) const {
+  const std::vector<std::string>& names = model_.adapters();
+  for (size_t i = 0; i < names.size(); ++i)
+    if (const int number = static_cast<int>(i); model == names[i] || model == model_name(number))
+      return number;
+  const std::string begin = options_.name + ":";
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  if (!names.empty() && model.starts_with(begin))
+    throw ApiError(
+        404, text("no adapter named {}; this server has {}", shown_value(model.substr(begin.size())), all),
+        "model");
+  return -1;
+}
+
 void Service::run(const std::shared_ptr<Answer>& answer, std::vector<GenerateRequest> requests) {
   if (draining_) throw ApiError(503, "the server is stopping; no new requests");
   check_model();

@@ -35,6 +35,7 @@ struct ServiceOptions {
   Rates rates = {};                              // of this machine, for fractions of the limit
   ChatSyntax syntax = {};                        // of the model's answers
   std::string chat_template = {};                // "": chats are refused
+  OrderedJson placement = {};                    // what lies where (OpenedModel::placement_json)
   std::function<int()> connections = {};         // open ones, for the metrics
 };
 
@@ -65,6 +66,11 @@ class Service {
   void trim_soon() { trims_ = kTrims; }
 
   // Sampling as the model's generation_config.json has it.
+  // Which of the model's adapters a request's "model" names: NAME:ADAPTER, or the adapter's name alone; -1: none.
+  // ApiError(404) for NAME with an adapter that is not there; other names are this model's, as clients send any.
+  int adapter_named(std::string_view model) const;
+  std::string model_name(int adapter) const;  // as clients see it
+
   const SamplingOptions& default_sampling() const { return default_sampling_; }
   // Holds one sequence to a grammar; ends at the model's end tokens.
   std::shared_ptr<TokenConstraint> constraint(const Grammar& grammar);

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
+#include "base/testing/temp_folder.h"
 #include "text/yaml.h"
 #include "weights/config.h"
 #include "weights/expert_statistics.h"
 #include "weights/gguf/gguf.h"
 #include "weights/safetensors.h"
+#include "weights/testing/adapter_bytes.h"
 #include "weights/testing/files.h"
 
 namespace kt {
@@ -62,6 +64,34 @@ TEST(Corpus, Yaml) {
     EXPECT_EQ(parse_yaml(to_yaml(value), "written again"), value) << name;
   };
   replay("yaml", read, ":");
+}
+
+// Read by a model, or written in another layout: one of them says what is wrong with a bad one, in a line, in this much memory.
+TEST(Corpus, Lora) {
+  static constexpr GgufFamily kQwen{.gguf = "qwen3moe"};
+  static constexpr const GgufFamily* kAll[] = {&kQwen};
+  int files = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(fs::path(KT_FUZZ_CORPUS) / "lora")) {
+    const std::string name = entry.path().filename().string();
+    const TempFolder folder, out;
+    const MappedFile file(entry.path().string());
+    const std::string path = write_adapter(folder.path(), characters(file.bytes()));
+    const std::string read = error_of([&] { read_adapter_whole(path, kAll); });
+    std::string moved = "no error";
+    if (path == folder.path())
+      moved =
+          error_of([&] { export_lora({.from = path, .to = out.at("out"), .layout = LoraLayout::kFused}); });
+    ++files;
+    for (const std::string& got : {read, moved}) {
+      EXPECT_TRUE(got == "no error" || got.find(folder.path()) != got.npos) << name << ": " << got;
+      EXPECT_TRUE(got.size() < 1000 && got.find('\n') == got.npos) << name << ": " << got;
+    }
+    if (name.starts_with("good-"))
+      EXPECT_EQ(read, "no error") << name;
+    else
+      EXPECT_TRUE(read != "no error" || moved != "no error") << name;
+  }
+  EXPECT_GE(files, 25);
 }
 
 }  // namespace

@@ -56,8 +56,14 @@ class PackedMatrix : public RoundedMatrix {
   PackedSpec spec_;
 };
 
-using ExpertRounding = std::function<std::unique_ptr<StoredMatrix>(std::unique_ptr<StoredMatrix>, Projection,
-                                                                   std::string_view module)>;
+// Which matrix it is.
+struct ExpertMatrix {
+  int layer = 0;
+  Projection projection = Projection::kGate;
+  std::string module;
+};
+using ExpertRounding =
+    std::function<std::unique_ptr<StoredMatrix>(std::unique_ptr<StoredMatrix>, const ExpertMatrix&)>;
 
 class RoundedExperts : public ExpertSource {
  public:
@@ -69,8 +75,8 @@ class RoundedExperts : public ExpertSource {
   int64_t hidden() const override { return source_.hidden(); }
   int64_t inter() const override { return source_.inter(); }
   std::unique_ptr<StoredMatrix> at(int layer, int expert, Projection projection) const override {
-    return rounding_(source_.at(layer, expert, projection), projection,
-                     source_.module_name(layer, expert, projection));
+    return rounding_(source_.at(layer, expert, projection),
+                     {layer, projection, source_.module_name(layer, expert, projection)});
   }
   std::optional<std::vector<float>> bias(int layer, int expert, Projection projection) const override {
     return source_.bias(layer, expert, projection);
@@ -99,22 +105,33 @@ std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRoun
                                           std::string dialect) {
   return std::make_unique<RoundedExperts>(
       source,
-      [rounding = std::move(rounding)](auto matrix, Projection, std::string_view module) {
-        return rounding(std::move(matrix), module);
+      [rounding = std::move(rounding)](auto matrix, const ExpertMatrix& which) {
+        return rounding(std::move(matrix), which.module);
       },
       dialect);
 }
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const RoundedFormats& formats) {
-  const auto rounding = [formats](std::unique_ptr<StoredMatrix> matrix, Projection projection,
-                                  std::string_view) {
-    const auto& format = projection == Projection::kDown ? formats.down : formats.gate_up;
+  const auto rounding = [formats](std::unique_ptr<StoredMatrix> matrix, const ExpertMatrix& which) {
+    const auto& format = which.projection == Projection::kDown ? formats.down : formats.gate_up;
     if (!format || *format == matrix->format) return matrix;
     if (formats.through_bf16 && matrix->format.code != Code::kBf16)
       matrix = requantised(std::move(matrix), format_named("bf16"));
     return requantised(std::move(matrix), *format);
   };
   return std::make_unique<RoundedExperts>(source, rounding, source.dialect());
+}
+
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, ExpertFormats formats,
+                                          std::string dialect) {
+  const auto rounding = [formats = std::move(formats)](std::unique_ptr<StoredMatrix> matrix,
+                                                       const ExpertMatrix& which) {
+    const auto layer = static_cast<size_t>(which.layer);
+    if (layer >= formats.size()) return matrix;
+    const auto& format = formats[layer][static_cast<size_t>(which.projection)];
+    return !format || *format == matrix->format ? std::move(matrix) : requantised(std::move(matrix), *format);
+  };
+  return std::make_unique<RoundedExperts>(source, rounding, dialect);
 }
 
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format) {

@@ -1,11 +1,14 @@
 // Matrices in another format than the one on disk, rounded as they are read: for trying a format without
 // converting.
 #pragma once
+#include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/format.h"
 #include "weights/dialects/compressed.h"
@@ -24,6 +27,16 @@ struct RoundedFormats {
   bool through_bf16 = false;  // values become bf16 first, as the converter's are
 };
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const RoundedFormats& formats);
+
+// The same with formats layer by layer, each of gate, up and down; those behind the last are as stored. `dialect` is
+// what it calls itself.
+using ExpertFormats = std::vector<std::array<std::optional<Format>, 3>>;
+std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, ExpertFormats formats,
+                                          std::string dialect);
+
+// Formats that other matrices are rounded to, by the names of their modules in a model's spec; "lm_head" of a tied head
+// too.
+using LinearFormats = std::map<std::string, Format, std::less<>>;
 
 // The same of one matrix. Error(kInput) with its name if its shape cannot have the format.
 std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, const Format& format);

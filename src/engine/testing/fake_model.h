@@ -13,7 +13,8 @@ namespace kt {
 
 struct FakeModelOptions {
   int vocabulary = 256, context = 1024, pages = 64;
-  int slots = 0;           // of states; 0: none
+  int slots = 0;  // of states; 0: none
+  int adapters = 0;
   TokenId nan_for = -1;    // a sequence that begins with it gets NaN logits ...
   size_t nan_after = 0;    // ... once it is so long
   TokenId throw_for = -1;  // a step with it throws
@@ -31,6 +32,7 @@ class FakeModel : public StepModel {
   int context() const override { return options_.context; }
   int cache_pages() const override { return options_.pages; }
   int state_slots() const override { return options_.slots; }
+  int adapters() const override { return options_.adapters; }
   void copy_state(int from_slot, int to_slot) override {
     if (from_slot == to_slot) throw std::runtime_error("copy onto itself");
     state(to_slot) = state(from_slot);
@@ -46,7 +48,9 @@ class FakeModel : public StepModel {
       if (end > sequence.pages.size() * kPageTokens) throw std::runtime_error("tokens outside pages");
       for (size_t i = 0; i < sequence.tokens.size(); ++i) {
         if (sequence.tokens[i] == options_.throw_for) throw std::runtime_error("the step broke");
-        place(sequence, static_cast<size_t>(sequence.position) + i) = sequence.tokens[i];
+        if (sequence.adapter != sequences.front().adapter) throw std::runtime_error("two adapters in a step");
+        place(sequence, static_cast<size_t>(sequence.position) + i) =
+            kept(sequence.tokens[i], sequence.adapter);
       }
     }
     for (const StepSequence& sequence : sequences) {
@@ -61,6 +65,9 @@ class FakeModel : public StepModel {
     }
     if (row * width() != logits.size()) throw std::runtime_error("rows");
   }
+
+  // What pages keep of a token that ran with an adapter.
+  static TokenId kept(TokenId id, int adapter) { return id + (adapter + 1) * 1'000'000; }
 
   // What the state behind these tokens has to be.
   uint64_t state_behind(std::span<const TokenId> tokens) const {
@@ -111,7 +118,9 @@ inline std::vector<TokenId> plain_generation(const FakeModel& model, const Gener
   std::vector<float> logits(static_cast<size_t>(model.vocabulary()));
   while (output.size() < static_cast<size_t>(request.max_tokens) &&
          tokens.size() < static_cast<size_t>(model.context())) {
-    model.write_logits(tokens, model.state_behind(tokens), logits);
+    std::vector<TokenId> kept;
+    for (const TokenId id : tokens) kept.push_back(FakeModel::kept(id, request.adapter));
+    model.write_logits(kept, model.state_behind(tokens), logits);
     output.push_back(sampler.pick(logits).id);
     tokens.push_back(output.back());
     if (std::ranges::find(request.end_tokens, output.back()) != request.end_tokens.end()) break;

@@ -5,6 +5,13 @@ import { Trouble, getJson, isHealthy } from './api.js';
 import { ExpertMap } from './experts.js';
 
 const BUSY_MS = 250, IDLE_MS = 3000, RETRY_MS = 1500, MINUTE = 60000;
+// "GPU 0 (NVIDIA H200): 12.1 of 139.8 GiB, 63 % of experts’ rows, waits 41 % of the time and is waited for 17 %"
+const gpuText = ({ name, memory, free, experts_share: share, waited_s: waits, waited_for_s: awaited, steps_s: all }) => {
+  const gib = (x) => (number(x) / 2 ** 30).toFixed(1), parts = [`${gib(memory - free)} of ${gib(memory)} GiB`];
+  if (Number.isFinite(share)) parts.push(`${percent(share)} of experts’ rows`);
+  if (number(all) > 0) parts.push(`waits ${percent(number(waits) / all)} of the time and is waited for ${percent(number(awaited) / all)}`);
+  return `${name}: ${parts.join(', ')}`;
+};
 const percent = (x) => `${Math.round(100 * x)} %`;
 const number = (x) => (Number.isFinite(x) ? x : 0);
 
@@ -164,6 +171,7 @@ export class Live {
 
   #facts(status) {
     const rows = [['Experts', status.experts_format], ['Instructions', status.isa], ['Threads', status.threads],
+      ['GPU', status.gpu && gpuText(status.gpu)],
       ['Context', status.context && `${count(status.context)} tokens`],
       ['Up for', Number.isFinite(status.uptime_s) && duration(status.uptime_s)], ['Version', status.version && `KT ${status.version}`]];
     const text = rows.filter(([, value]) => value).map(([name, value]) => [name, String(value)]);

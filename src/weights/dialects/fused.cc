@@ -52,6 +52,8 @@ bool is_transposed(const Tensor& gate, const Tensor& down, int64_t gates, const 
 
 }  // namespace
 
+bool has_gate_and_up_in_turns(const ModelConfig& config) { return config.model_type == "gpt_oss"; }
+
 FusedStyle fused_style(std::span<const ExpertTensor> gate_up, std::span<const ExpertTensor> down,
                        const ModelConfig& config) {
   FusedStyle style;
@@ -71,7 +73,7 @@ FusedStyle fused_style(std::span<const ExpertTensor> gate_up, std::span<const Ex
   // One family interleaves; where the config is silent its biases or its MX blocks give it away.
   const bool silent = config.model_type.empty();
   style.interleaved = both && !gguf &&
-                      (config.model_type == "gpt_oss" || with_suffix(gate_up, {"blocks"}) ||
+                      (has_gate_and_up_in_turns(config) || with_suffix(gate_up, {"blocks"}) ||
                        (silent && style.transposed && with_suffix(gate_up, {"bias"})));
   return style;
 }

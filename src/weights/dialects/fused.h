@@ -18,4 +18,7 @@ struct FusedStyle {
 FusedStyle fused_style(std::span<const ExpertTensor> gate_up, std::span<const ExpertTensor> down,
                        const ModelConfig& config);
 
+// Whether published experts of this model have gate in even rows and up in odd ones.
+bool has_gate_and_up_in_turns(const ModelConfig& config);
+
 }  // namespace kt

@@ -7,9 +7,14 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
+#include "weights/dialects/expert_names.h"
+#include "weights/dialects/fused.h"
 #include "weights/experts.h"
 #include "weights/kt/kt_names.h"
 #include "weights/linears.h"
+#include "weights/lora/adapted_matrix.h"
+#include "weights/lora/expert_lora.h"
+#include "weights/plans/ignore_list.h"
 #include "weights/plans/plan_parts.h"
 #include "weights/plans/source_identity.h"
 
@@ -85,6 +90,101 @@ void add_fused(ShardPlan& shard, const Checkpoint& checkpoint, const Tensor& blo
                             }});
 }
 
+// --- an adapter's factors ---
+
+std::optional<FactorViews> factors_of(const LoraFile* adapter, const Checkpoint& checkpoint,
+                                      std::string_view module, const StoredMatrix& matrix) {
+  if (!adapter) return {};
+  return adapter->stored(module, matrix.n, matrix.k, checkpoint.config().experts);
+}
+
+// As add_floats, of the matrix with what the adapter adds.
+void add_with(ShardPlan& shard, std::string name, Dtype type, const StoredMatrix& shape,
+              uint64_t source_bytes, const MatrixOpener& open, const std::optional<FactorViews>& factors) {
+  if (!factors) return add_floats(shard, std::move(name), type, shape, source_bytes, open);
+  add_floats(shard, std::move(name), Dtype::kBf16, shape, source_bytes,
+             [open, factors = *factors] { return adapted(open(), factors); });
+  shard.pieces.back().scratch_bytes +=
+      static_cast<uint64_t>(factors->rank + 1) * static_cast<uint64_t>(shape.k) * 4;
+}
+
+// A slice [rows, columns] of a tensor of floats in three dimensions, from `first` on.
+std::unique_ptr<StoredMatrix> open_rows(const Checkpoint& checkpoint, const Tensor& tensor, int64_t expert,
+                                        int64_t first, int64_t count) {
+  Tensor part = tensor;
+  const int64_t columns = tensor.shape[2];
+  const size_t width = static_cast<size_t>(dtype_bits(tensor.dtype)) / 8;
+  part.shape = {count, columns};
+  part.bytes = tensor.bytes.subspan(static_cast<size_t>((expert * tensor.shape[1] + first) * columns) * width,
+                                    static_cast<size_t>(count * columns) * width);
+  const ExpertTensor tensors[] = {{.suffix = "weight", .tensor = &part}};
+  const Module module{.name = tensor.name, .tensors = tensors, .config = &checkpoint.config()};
+  return plane_matrix(text("{}[{}]", tensor.name, expert), read_module_bytes(module).planes);
+}
+
+// One projection of an expert in a tensor for all: these rows of its slice.
+struct FusedPart {
+  std::string module;  // "model.layers.3.mlp.experts.7.up_proj"
+  int64_t first = 0, rows = 0;
+};
+
+std::vector<FusedPart> parts_of(const Tensor& tensor, int64_t expert) {
+  const size_t dot = tensor.name.rfind('.');
+  const std::string stem = text("{}.{}.", tensor.name.substr(0, dot), expert);
+  const int64_t rows = tensor.shape[1];
+  if (tensor.name.substr(dot + 1) == "down_proj") return {{stem + "down_proj", 0, rows}};
+  return {{stem + "gate_proj", 0, rows / 2}, {stem + "up_proj", rows / 2, rows / 2}};
+}
+
+bool is_fused_floats(const Tensor& tensor) {
+  return (tensor.name.ends_with(".experts.gate_up_proj") || tensor.name.ends_with(".experts.down_proj")) &&
+         tensor.shape.size() == 3 &&
+         (tensor.dtype == Dtype::kBf16 || tensor.dtype == Dtype::kF16 || tensor.dtype == Dtype::kF32);
+}
+
+// Whether rows of both tensors are outputs, gate's before up's.
+bool is_in_order(const Checkpoint& checkpoint, const Tensor& tensor) {
+  const std::string stem = tensor.name.substr(0, tensor.name.rfind('.') + 1);
+  const Tensor* const gate_up = checkpoint.find(stem + "gate_up_proj");
+  const Tensor* const down = checkpoint.find(stem + "down_proj");
+  if (!gate_up || !down) return false;
+  const ExpertTensor gates[] = {{.part = static_cast<uint8_t>(NamedPart::kGateUp), .tensor = gate_up}};
+  const ExpertTensor downs[] = {{.part = static_cast<uint8_t>(NamedPart::kDown), .tensor = down}};
+  const FusedStyle style = fused_style(gates, downs, checkpoint.config());
+  return !style.transposed && !style.interleaved;
+}
+
+// An expert's slice, a piece: of each projection the rows with what the adapter adds.
+void add_fused_floats(ShardPlan& shard, const Checkpoint& checkpoint, const Tensor& tensor,
+                      const LoraFile& adapter) {
+  const size_t index = shard.tensors.size();
+  shard.tensors.push_back({tensor.name, Dtype::kBf16, tensor.shape});
+  const int64_t columns = tensor.shape[2], slice = tensor.shape[1] * columns;
+  for (int64_t expert = 0; expert < tensor.shape[0]; ++expert) {
+    std::vector<std::pair<FusedPart, std::optional<FactorViews>>> parts;
+    int rank = 0;
+    for (FusedPart& part : parts_of(tensor, expert)) {
+      auto factors = adapter.stored(part.module, part.rows, columns, checkpoint.config().experts);
+      if (factors) rank = std::max(rank, factors->rank);
+      parts.emplace_back(std::move(part), std::move(factors));
+    }
+    const int64_t rows = std::min(rows_at_once(columns), tensor.shape[1]);
+    shard.pieces.push_back(
+        {.source_bytes = tensor.bytes.size() / static_cast<size_t>(tensor.shape[0]),
+         .scratch_bytes =
+             static_cast<uint64_t>(rows * columns) * 16 + static_cast<uint64_t>((rank + 1) * columns) * 4,
+         .run = [&checkpoint, &tensor, parts = std::move(parts), expert, index, slice, columns](
+                    ShardOutput& out, Scratch& scratch, PieceReport&) {
+           for (const auto& [part, factors] : parts) {
+             auto matrix = open_rows(checkpoint, tensor, expert, part.first, part.rows);
+             if (factors) matrix = adapted(std::move(matrix), *factors);
+             write_floats_at(*matrix, Dtype::kBf16, index,
+                             static_cast<uint64_t>(expert * slice + part.first * columns) * 2, out, scratch);
+           }
+         }});
+  }
+}
+
 bool is_kt_array(const Tensor& tensor) { return parse_kt_tensor_name(tensor.name).has_value(); }
 
 Json config_for(const Checkpoint& checkpoint, const DequantPlanOptions& options) {
@@ -108,6 +208,11 @@ ConversionPlan begin_plan(const Checkpoint& checkpoint, const DequantPlanOptions
                    {"source", source_settings(checkpoint)},
                    {"contents", source_contents(checkpoint)}};
   if (!options.config_path.empty()) plan.settings["config"] = file_digest(options.config_path);
+  if (options.adapter) {
+    plan.settings["kind"] = "merged";
+    for (const char* const name : {kAdapterConfigFile, kAdapterModelFile, kOtherExpertsFile})
+      plan.settings["adapter"][name] = file_digest(options.adapter->path() + "/" + name);
+  }
   plan.side_files.push_back({"config.json", config_for(checkpoint, options).dump(2) + "\n", ""});
   plan.check_source = [&checkpoint] { checkpoint.check_unchanged(); };
   return plan;
@@ -134,6 +239,9 @@ class DequantPlanner {
   }
   void add_linears();
   void add_fused_experts();
+  void add_adapted_fused();
+  bool has_factors(const Tensor& tensor) const;
+  void refuse_factors(const Tensor& tensor) const;
   void add_rest();
 
   const Checkpoint& checkpoint_;
@@ -145,12 +253,14 @@ class DequantPlanner {
 
 void DequantPlanner::add_linears() {
   for (const LinearModule& linear : find_linears(checkpoint_, [](std::string_view) { return false; })) {
-    if (!linear.quantised) continue;
-    replaced_.insert(linear.tensors.begin(), linear.tensors.end());
-    ShardPlan* shard = shard_of(*linear.main);
-    if (!shard) continue;
+    if (!linear.quantised && !options_.adapter) continue;
     const auto open = [&checkpoint = checkpoint_, linear] { return open_linear(checkpoint, linear); };
-    add_floats(*shard, linear.module + ".weight", Dtype::kBf16, *open(), linear.bytes(), open);
+    const auto matrix = open();
+    const auto factors = factors_of(options_.adapter, checkpoint_, linear.module, *matrix);
+    if (!linear.quantised && !factors) continue;
+    replaced_.insert(linear.tensors.begin(), linear.tensors.end());
+    if (ShardPlan* shard = shard_of(*linear.main))
+      add_with(*shard, linear.module + ".weight", Dtype::kBf16, *matrix, linear.bytes(), open, factors);
   }
 }
 
@@ -161,8 +271,32 @@ void DequantPlanner::add_fused_experts() {
     const Tensor* scales = checkpoint_.find(stem + "scales");
     if (!scales) continue;
     replaced_.insert({&blocks, scales});
+    refuse_factors(blocks);
     if (ShardPlan* shard = shard_of(blocks)) add_fused(*shard, checkpoint_, blocks, *scales);
   }
+}
+
+// Experts of a whole layer in one tensor that is plain already.
+void DequantPlanner::add_adapted_fused() {
+  if (!options_.adapter) return;
+  for (const Tensor& tensor : checkpoint_.tensors()) {
+    if (!is_fused_floats(tensor) || !has_factors(tensor)) continue;
+    if (!is_in_order(checkpoint_, tensor)) refuse_factors(tensor);
+    replaced_.insert(&tensor);
+    if (ShardPlan* shard = shard_of(tensor)) add_fused_floats(*shard, checkpoint_, tensor, *options_.adapter);
+  }
+}
+
+bool DequantPlanner::has_factors(const Tensor& tensor) const {
+  return options_.adapter && std::ranges::count(options_.adapter->expert_layers(), layer_of(tensor.name)) > 0;
+}
+
+void DequantPlanner::refuse_factors(const Tensor& tensor) const {
+  if (has_factors(tensor))
+    fail_as(
+        ErrorKind::kUnsupported,
+        "{}: {} {}: LoRA is not added to experts that are stored transposed, or with gate and up in turns",
+        checkpoint_.path(), tensor.name, describe(tensor));
 }
 
 void DequantPlanner::add_rest() {
@@ -179,6 +313,11 @@ void DequantPlanner::add_rest() {
 ConversionPlan DequantPlanner::plan() {
   add_linears();
   add_fused_experts();
+  add_adapted_fused();
+  if (options_.adapter && std::ranges::any_of(checkpoint_.tensors(), is_kt_array))
+    fail("{}: its experts are converted for the CPU already: an adapter is added to the original",
+         checkpoint_.path());
+  if (options_.adapter) options_.adapter->check_all_taken();
   if (replaced_.empty()) {
     if (std::ranges::any_of(checkpoint_.tensors(), is_kt_array))
       fail("{}: its experts are converted for the CPU already, which is not undone: dequantise the original",
@@ -203,14 +342,15 @@ std::shared_ptr<const ExpertSource> experts_in(const Checkpoint& checkpoint) {
   return open_experts(checkpoint);
 }
 
-void add_gguf_expert(ShardPlan& shard, const std::shared_ptr<const ExpertSource>& source, int layer,
-                     int expert) {
+void add_gguf_expert(ShardPlan& shard, const Checkpoint& checkpoint, const LoraFile* adapter,
+                     const std::shared_ptr<const ExpertSource>& source, int layer, int expert) {
   for (const Projection projection : kProjections) {
     const std::string module = source->module_name(layer, expert, projection);
     const auto open = [source, layer, expert, projection] { return source->at(layer, expert, projection); };
     const auto matrix = open();
-    add_floats(shard, module + ".weight", kept_type(*matrix), *matrix,
-               static_cast<uint64_t>(matrix->n * matrix->k), open);
+    add_with(shard, module + ".weight", kept_type(*matrix), *matrix,
+             static_cast<uint64_t>(matrix->n * matrix->k), open,
+             factors_of(adapter, checkpoint, module, *matrix));
     const auto bias = source->bias(layer, expert, projection);
     if (!bias) continue;
     const size_t index = shard.tensors.size();
@@ -237,7 +377,7 @@ ConversionPlan plan_gguf(const Checkpoint& checkpoint, const DequantPlanOptions&
       ShardPlan& shard = shards.emplace_back();
       shard.layer = layer;
       for (int expert = 0; expert < source->experts(); ++expert)
-        add_gguf_expert(shard, source, layer, expert);
+        add_gguf_expert(shard, checkpoint, options.adapter, source, layer, expert);
     }
   ShardPlan rest;
   rest.layer = -1;
@@ -246,12 +386,14 @@ ConversionPlan plan_gguf(const Checkpoint& checkpoint, const DequantPlanOptions&
     if (is_extra_layer(checkpoint, linear.module)) continue;
     const auto open = [&checkpoint, linear] { return open_linear(checkpoint, linear); };
     const auto matrix = open();
-    add_floats(rest, linear.module + ".weight", kept_type(*matrix), *matrix, linear.bytes(), open);
+    add_with(rest, linear.module + ".weight", kept_type(*matrix), *matrix, linear.bytes(), open,
+             factors_of(options.adapter, checkpoint, linear.module, *matrix));
     replaced.insert(linear.tensors.begin(), linear.tensors.end());
   }
   add_gguf_rest(rest, checkpoint,
                 [&](const Tensor& tensor) { return replaced.contains(&tensor) || is_expert(tensor.name); });
   shards.push_back(std::move(rest));
+  if (options.adapter) options.adapter->check_all_taken();
 
   ConversionPlan plan = begin_plan(checkpoint, options);
   for (ShardPlan& shard : shards) {

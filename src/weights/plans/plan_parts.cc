@@ -75,6 +75,11 @@ void narrow(std::span<const float> values, Dtype type, std::byte* out) {
 }
 
 void write_floats(const StoredMatrix& matrix, Dtype type, size_t tensor, ShardOutput& out, Scratch& scratch) {
+  write_floats_at(matrix, type, tensor, 0, out, scratch);
+}
+
+void write_floats_at(const StoredMatrix& matrix, Dtype type, size_t tensor, uint64_t offset, ShardOutput& out,
+                     Scratch& scratch) {
   const int64_t step = std::min(rows_at_once(matrix.k), matrix.n);
   const auto width = static_cast<size_t>(dtype_bits(type)) / 8;
   scratch.values.resize(static_cast<size_t>(step * matrix.k));
@@ -84,7 +89,7 @@ void write_floats(const StoredMatrix& matrix, Dtype type, size_t tensor, ShardOu
     const auto count = static_cast<size_t>(rows * matrix.k);
     matrix.values(first, rows, scratch.values.data());
     narrow({scratch.values.data(), count}, type, scratch.packed.data());
-    out.write(tensor, static_cast<uint64_t>(first * matrix.k) * width,
+    out.write(tensor, offset + static_cast<uint64_t>(first * matrix.k) * width,
               std::span(scratch.packed).first(count * width));
   }
 }

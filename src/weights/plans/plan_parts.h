@@ -30,6 +30,9 @@ void add_floats(ShardPlan& shard, std::string name, Dtype type, const StoredMatr
                 uint64_t source_bytes, MatrixOpener open);
 // The piece's inner loop: rows of `matrix` as `type` into tensor number `tensor` of the shard.
 void write_floats(const StoredMatrix& matrix, Dtype type, size_t tensor, ShardOutput& out, Scratch& scratch);
+// The same, from `offset` bytes of the tensor on.
+void write_floats_at(const StoredMatrix& matrix, Dtype type, size_t tensor, uint64_t offset, ShardOutput& out,
+                     Scratch& scratch);
 // f32 to `type`, appended to nothing: out has count * size bytes.
 void narrow(std::span<const float> values, Dtype type, std::byte* out);
 
