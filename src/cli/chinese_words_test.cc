@@ -66,8 +66,8 @@ const std::map<std::string, std::string>& patterns_of_the_sources() {
 std::set<std::string> words_of_questions() {
   Invocation invocation;
   CLI::App app{"", "kt"};
-  for (const auto add :
-       {add_run, add_generate, add_model, add_quant, add_estimate, add_bench, add_perplexity, add_config})
+  for (const auto add : {add_run, add_generate, add_model, add_quant, add_estimate, add_bench, add_perplexity,
+                         add_config, add_sft})
     add(app, invocation);
   const std::vector<std::string> words = asked_words(app);
   return {words.begin(), words.end()};

@@ -1,5 +1,4 @@
-// kt estimate: the memory a model will take and the speed it can have at best, before loading it; or which of its
-// modules a file of placement rules names.
+// kt estimate: the memory a model will take and the speed it can have at best, before loading it.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -9,9 +8,6 @@
 #include "cli/model_estimate.h"
 #include "cli/model_flags.h"
 #include "cli/questions.h"
-#include "models/families.h"
-#include "models/rule_matches.h"
-#include "terminal/language.h"
 
 namespace kt {
 namespace {
@@ -23,7 +19,6 @@ struct EstimateFlags {
   int context = 0, requests = 1;
   double bandwidth = 0;  // GB/s; 0: measured
   bool json = false;
-  std::string rules = {};
 };
 
 int context_of(const EstimateFlags& flags, const ModelSpec& spec) {
@@ -56,36 +51,7 @@ NextStep smaller(const EstimateFlags& flags, const Estimate& found) {
   return {.line = NextLine::kReport, .command = command_line(words)};
 }
 
-// Experts whose formats a plan would show; null: a dense model.
-std::shared_ptr<const ExpertSource> experts_of(const EstimateFlags& flags, const DescribedModel& model) {
-  if (!model.spec().moe()) return nullptr;
-  if (!flags.model.weights.empty()) return open_experts(flags.model.weights, gguf_families());
-  if (!model.experts_path().empty()) return open_experts(model.experts_path());
-  return open_own_experts(model.checkpoint());
-}
-
-void show_rules(const EstimateFlags& flags) {
-  const RuleFile file = read_rules(flags.rules);  // before the model: its faults need none
-  const DescribedModel model(flags.model.model, TokenizerNeed::kIfReadable);
-  ModuleTree tree = module_tree(model.spec());
-  const RuleMatches matches = match_rules(file, tree);
-  const auto experts = experts_of(flags, model);
-  add_stored_formats(tree, model.checkpoint(), experts.get());
-  if (flags.json) {
-    std::printf("%s\n", OrderedJson{{"rules", json_of(matches, file, tree)}}.dump(2).c_str());
-    return;
-  }
-  std::fputs(describe(matches, file, tree).c_str(), stdout);
-  const std::string note =
-      tr("this is what the rules name: models are not loaded by them yet, and no memory is planned by them");
-  std::fprintf(stderr, "kt: note: %s\n", note.c_str());
-}
-
 void run_estimate(const EstimateFlags& flags, Invocation& run) {
-  if (!flags.rules.empty()) {
-    run.next = NextStep{};
-    return show_rules(flags);
-  }
   const Estimate found = estimate(flags);
   if (!found.fits()) run.next = flags.json ? NextStep{} : smaller(flags, found);
   if (flags.json) {
@@ -114,10 +80,6 @@ void add_estimate(CLI::App& kt, Invocation& run) {
                    "GB/s this machine reads from memory; default: measured, which takes a second")
       ->check(positive());
   verb->add_flag("--json", flags->json, "Print JSON");
-  verb->add_option(
-      "--rules,--optimize_config_path,--optimize_rule_path,--kt_optimize_rule", flags->rules,
-      "A YAML file of placement rules: show which of the model's modules each rule names, and which "
-      "rules are idle and why, instead of memory and speed");
   verb->footer(
       "Of the weights only headers are read. Speed is the limit: weights of one token, and the keys and "
       "values\n"
@@ -125,7 +87,7 @@ void add_estimate(CLI::App& kt, Invocation& run) {
       "Examples:\n"
       "  kt estimate ./Qwen3-30B-A3B --format int4 --linear-format int8 --context 32768\n"
       "  kt estimate ./demo/tiny-deepseekv3 --bandwidth 50 --json\n"
-      "  kt estimate ./DeepSeek-V3 --rules two-gpus.yaml");
+      "  kt estimate ./DeepSeek-V3 --rules one-gpu.yaml");
   verb->callback([&run, flags] { run.action = [flags, &run] { run_estimate(*flags, run); }; });
 }
 

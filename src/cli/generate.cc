@@ -123,10 +123,12 @@ nlohmann::ordered_json json_of(const Stats& stats) {
 
 void run_generate(const GenerateFlags& flags) {
   const std::string words = prompt_text(flags);  // before what takes minutes
+  GenerateOptions options = flags.options;
+  options.adapter = flags.model.one_adapter();
   flags.model.note_idle_flags();
   OpenedModel opened(flags.model.model, flags.model.options());
   std::vector<int32_t> prompt = prompt_ids(opened, flags, words);
-  const int64_t context = static_cast<int64_t>(prompt.size()) + flags.options.max_tokens;
+  const int64_t context = static_cast<int64_t>(prompt.size()) + options.max_tokens;
   const MemoryRequest use{.context = static_cast<int>(std::min<int64_t>(context, opened.spec().context))};
   LoadedModel model = std::move(opened).load({.use = use});
   const bool to_terminal = ::isatty(STDOUT_FILENO) == 1;  // what a model says must not steer it
@@ -137,7 +139,7 @@ void run_generate(const GenerateFlags& flags) {
   };
   std::function<void(std::string_view)> emit;
   if (!flags.json) emit = show;
-  const Generation done = generate(model, std::move(prompt), flags.options, emit);
+  const Generation done = generate(model, std::move(prompt), options, emit);
   std::optional<Stats> stats;
   if (flags.stats) stats = stats_of(model, done, flags.model.threads);
   if (flags.json) {

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "cli/settings.h"
+#include "cuda/driver.h"
 #include "terminal/amounts.h"
 
 namespace kt {
@@ -44,15 +45,16 @@ std::string expert_placement_problem(std::string_view words) {
 }
 
 void GpuUseFlags::add_to(CLI::App& verb) {
-  verb.add_option(
-          "--gpu", device,
-          text("GPU for attention, dense parts and the cache, and for as many routed experts as fit; all "
-               "others stay on the CPU: its number, auto or off; alone: 0. Default: {}",
-               kUsualGpu))
-      ->expected(0, 1)
-      ->type_name("N|auto|off")
-      ->default_str("0")
-      ->check(readable(gpu_problem, "N|auto|off", "gpu"));
+  gpu_ =
+      verb.add_option(
+              "--gpu", device,
+              text("GPU for attention, dense parts and the cache, and for as many routed experts as fit; all "
+                   "others stay on the CPU: its number, auto or off; alone: 0. Default: {}",
+                   kUsualGpu))
+          ->expected(0, 1)
+          ->type_name("N|auto|off")
+          ->default_str("0")
+          ->check(readable(gpu_problem, "N|auto|off", "gpu"));
   options_ = {
       verb.add_option(
               "--gpu-memory", memory,
@@ -95,7 +97,12 @@ void GpuUseFlags::take(const Settings& settings, const CLI::App& verb) {
   if (!given("--expert-statistics")) statistics = settings.text("run.expert-statistics");
 }
 
-GpuChoice GpuUseFlags::choice() const { return gpu_choice_named(device.empty() ? "0" : device); }
+GpuChoice GpuUseFlags::choice() const {
+  const GpuChoice out = gpu_choice_named(device.empty() ? "0" : device);
+  const bool asked = gpu_ && gpu_->count() > 0;
+  // A machine without a GPU is told nothing about it unless somebody asked.
+  return out.kind == GpuChoice::Kind::kAuto && !asked && cuda_absent() ? GpuChoice{} : out;
+}
 
 PlacementOptions GpuUseFlags::placement_options() const {
   PlacementOptions out{.gpu_memory = memory.empty() ? 0 : parse_bytes(memory, "--gpu-memory"),

@@ -11,7 +11,7 @@ namespace kt {
 
 class Settings;
 
-inline constexpr std::string_view kUsualGpu = "off";
+inline constexpr std::string_view kUsualGpu = "auto";
 
 struct GpuUseFlags {
   std::string device{kUsualGpu};  // of --gpu
@@ -30,6 +30,7 @@ struct GpuUseFlags {
   std::string given() const;
 
  private:
+  const CLI::Option* gpu_ = nullptr;
   std::vector<const CLI::Option*> options_;
 };
 

@@ -6,6 +6,7 @@
 #include "cli/ignored_flags.h"
 #include "cli/settings.h"
 #include "cli/sglang_flags.h"
+#include "cuda/driver.h"
 
 namespace kt {
 namespace {
@@ -31,7 +32,9 @@ PlacementOptions options_of(std::vector<std::string> words) {
 
 TEST(GpuUseFlags, SayNothingAtFirst) {
   const Parsed none({});
-  EXPECT_EQ(none.flags.choice().kind, gpu_choice_named(kUsualGpu).kind);
+  EXPECT_EQ(none.flags.device, "auto");
+  EXPECT_EQ(none.flags.choice().kind, cuda_absent() ? GpuChoice::Kind::kOff : GpuChoice::Kind::kAuto);
+  EXPECT_EQ(Parsed({"--gpu", "auto"}).flags.choice().kind, GpuChoice::Kind::kAuto);
   const PlacementOptions got = none.flags.placement_options();
   EXPECT_EQ(got.gpu_memory, 0u);
   EXPECT_EQ(got.share, 0);

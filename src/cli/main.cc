@@ -36,6 +36,7 @@ constexpr auto kVerbs = std::to_array<AddVerb>({
     kt::add_bench,
     kt::add_microbench,
     kt::add_perplexity,
+    kt::add_sft,
     kt::add_doctor,
     kt::add_config,
     kt::add_version,
@@ -154,6 +155,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
   for (const auto& step : run.before) step();
   run.action();
   if (const auto broken = kt::first_broken_mapping()) kt::fail("{}", *broken);
+  if (run.status != 0) return end_of_output(), run.status;
   kt::print_next(run.next ? *run.next : kt::next_step(app, words));
   return end_of_output();
 }

@@ -111,10 +111,16 @@ Estimate estimate_model(OpenedModel& model, const MemoryRequest& use, uint64_t m
     if (error.kind() != ErrorKind::kMemory) throw;
     out.gpu_problem = error.what();
   }
+  model.write_rules(use);  // what does not fit is an error then
+  if (out.gpu_problem.empty()) out.placement_json = model.placement_json(use);
   const Placement* const placed = out.placement ? &*out.placement : nullptr;
   out.one = model.decode_work(1, use.context, placed);
   out.all = model.decode_work(use.sequences, use.context, placed);
   out.rates = rates;
+  if (const PlacedRules* const rules = model.rules()) {
+    out.rules = describe(*rules, model.gpu() != nullptr);
+    out.rules_json = json_of(*rules, model.gpu() != nullptr);
+  }
   return out;
 }
 
@@ -138,6 +144,8 @@ nlohmann::ordered_json json_of(const Estimate& e) {
                   {"embedding_mapped", e.plan.embedding}};
   if (e.has_gpu()) out["gpu"] = gpu_json(e);
   out["weights_of_node"] = e.plan.weights_of_node();
+  if (!e.rules.empty()) out["rules"] = e.rules_json;
+  out["placement"] = e.placement_json;
   out["fits"] = e.fits();
   const Amount one = e.one.total();
   out["decode"] = {{"tokens_per_s", tokens_per_s(e.one, 1, e.rates)},
@@ -150,6 +158,7 @@ nlohmann::ordered_json json_of(const Estimate& e) {
 }
 
 void print_memory(const Estimate& e, const CLI::App& verb) {
+  if (!e.rules.empty()) std::printf("%s\n", with_flags(e.rules, verb).c_str());
   const PlaceMemory host = e.plan.host();
   Table table({"memory", ""}, 1);
   const auto add = [&](const std::string& name, uint64_t bytes) { table.add({name, human_bytes(bytes)}); };

@@ -19,7 +19,10 @@ struct Estimate {
   std::string gpu_problem = {};             // why it does not
   Work one, all;                            // a token of one request, and of each of them
   Rates rates;
-  std::vector<int> node_ids = {};  // numbers of the NUMA nodes, where some were chosen
+  std::string rules = {};  // what rules decide, as a table and as JSON; empty: there are none
+  nlohmann::ordered_json rules_json = {};
+  nlohmann::ordered_json placement_json = {};  // OpenedModel's; null: it does not fit
+  std::vector<int> node_ids = {};              // numbers of the NUMA nodes, where some were chosen
 
   uint64_t needed() const { return process + plan.peak(); }
   bool fits() const { return needed() <= available && gpu_problem.empty(); }

@@ -16,15 +16,25 @@ struct ModelFlags {
   ResolvedModel found;
   std::string model, weights, format, linear_format, acts = "default", kv = "bf16", max_memory;
   GpuUseFlags gpu;
+  RuleWords rules;
+  std::string rules_out;
+  std::vector<std::string> adapters;  // as given
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
   void add_to(CLI::App& verb, Invocation& run);  // MODEL and the options
   void add_options(CLI::App& verb);              // for a verb that takes the model its own way
   bool uses_gpu() const { return gpu.choice().kind != GpuChoice::Kind::kOff; }
   ModelOptions options() const;
+  // For verbs whose every answer has the same weights: the number of the one adapter that was given, or -1. Error for
+  // several.
+  int one_adapter() const;
   // One line for those of a GPU's flags that were given where none is used; kt run says it among other flags.
   void note_idle_flags() const;
 
   const CLI::App* verb = nullptr;  // whose flags these are, once add_options() was called
+
+ private:
+  void add_rules(CLI::App& verb);
+  void add_adapters(CLI::App& verb);
 };
 
 // Makes `option` of a verb take a model by any name (registry.h) and adds --download. `path`, which the option fills,

@@ -57,7 +57,7 @@ TEST(NextStep, StaysOutOfWhatProgramsRead) {
 void add_every_verb(CLI::App& app, Invocation& run) {
   for (const auto add :
        {add_version, add_doctor, add_microbench, add_run, add_estimate, add_generate, add_chat,
-        add_perplexity, add_bench, add_quant, add_model, add_config, add_help, add_completion})
+        add_perplexity, add_sft, add_bench, add_quant, add_model, add_config, add_help, add_completion})
     add(app, run);
 }
 

@@ -43,6 +43,7 @@ Reference reference_of(const PerplexityFlags& flags) {
   out.options.weights.clear();
   out.options.format.clear();
   out.options.linear_format.clear();
+  out.options.rules.reset();
   if (flags.against == "stored") return out;
   std::string known;
   for (const NamedFormat& format : kFormats) {
@@ -89,6 +90,7 @@ void run_perplexity(PerplexityFlags flags) {
   // Two models share the card: neither may fill it with experts, unless so many were asked for.
   if (!flags.against.empty() && flags.model.gpu.experts == "auto") flags.model.gpu.experts = "0";
   const Reference against = reference_of(flags);
+  flags.model.one_adapter();
   OpenedModel opened(flags.model.model, flags.model.options());
   const int context = opened.spec().context;
   if (flags.context > context)

@@ -36,7 +36,8 @@ os.dup2(2, 1)
 def say(**facts):
     print(json.dumps(facts), file=out, flush=True)
 names = {'kt_kernel': ['kt-kernel', 'kt-kernel-cuda'], 'torch': ['torch'], 'transformers': ['transformers'],
-         'sglang': ['sglang', 'sglang-kt']}
+         'sglang': ['sglang', 'sglang-kt'], 'peft': ['peft'], 'trl': ['trl'], 'accelerate': ['accelerate'],
+         'datasets': ['datasets']}
 found = {}
 for key, distributions in names.items():
     for name in distributions:
@@ -44,7 +45,8 @@ for key, distributions in names.items():
             found.setdefault(key, str(metadata.version(name)))
         except metadata.PackageNotFoundError:
             pass
-say(version=platform.python_version(), packages=found)
+say(version=platform.python_version(), packages=found,
+    importable=[name for name in ['kt_kernel'] if importlib.util.find_spec(name)])
 def ask_kt_kernel():
     import kt_kernel
     return {'version': kt_kernel.__version__, 'isa': kt_kernel.__cpu_variant__}
@@ -83,6 +85,17 @@ std::string found_on_path(const std::string& path, const std::string& name) {
       return program;
   }
   return "";
+}
+
+// "" if there is none.
+std::string program_of(const PythonQuestion& question) {
+  if (question.program.find('/') != std::string::npos)
+    return ::access(question.program.c_str(), X_OK) == 0
+               ? std::filesystem::absolute(question.program).string()  // it is asked in another folder
+               : "";
+  if (!question.program.empty()) return found_on_path(question.path, question.program);
+  const std::string usual = found_on_path(question.path, "python3");
+  return usual.empty() ? found_on_path(question.path, "python") : usual;
 }
 
 // In the child: nothing but what is safe there.
@@ -164,10 +177,9 @@ std::string folders_of_path() {
 
 PythonFacts python_on_path(const PythonQuestion& question) {
   PythonFacts out;
-  out.program = found_on_path(question.path, "python3");
-  if (out.program.empty()) out.program = found_on_path(question.path, "python");
+  out.program = program_of(question);
   if (out.program.empty()) {
-    out.problem = "none on PATH";
+    out.problem = question.program.empty() ? "none on PATH" : text("no program {}", question.program);
     return out;
   }
   const PythonAnswer answer = ask(out.program, question);
@@ -178,6 +190,8 @@ PythonFacts python_on_path(const PythonQuestion& question) {
     if (line.contains("version")) {
       out.version = word_in(line, "version");
       out.packages = words_in(line, "packages");
+      for (const auto& name : line.value("importable", Json::array()))
+        if (name.is_string()) out.importable.insert(name.get<std::string>());
     }
     if (const std::string name = word_in(line, "asking"); !name.empty()) asking = name;
     if (const std::string name = word_in(line, "module"); !name.empty()) {

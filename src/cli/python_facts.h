@@ -2,6 +2,7 @@
 #pragma once
 #include <chrono>
 #include <map>
+#include <set>
 #include <string>
 
 namespace kt {
@@ -16,6 +17,7 @@ struct PythonFacts {
   std::string program;                          // its path; "" if there is none
   std::string version;                          // "3.11.2"
   std::map<std::string, std::string> packages;  // versions, of those that are installed
+  std::set<std::string> importable;             // of kt_kernel alone, which need not be a package
   // With kImports: kt_kernel, torch and sglang, as far as they are there; sglang is the part of SGLang that takes experts
   // from kt_kernel.
   std::map<std::string, PythonModule> modules;
@@ -28,12 +30,13 @@ enum class PythonDepth {
 };
 
 struct PythonQuestion {
-  std::string path;  // folders as in PATH
+  std::string path;          // folders as in PATH
+  std::string program = {};  // another than python3 of those folders: a path, or a name in one of them
   PythonDepth depth = PythonDepth::kVersions;
   std::chrono::milliseconds patience{10000};
 };
 
-// Asks `python3`, else `python`, of those folders; the folder this is called in is no place that Python looks into. Takes no
+// Asks `program`, else `python3`, else `python`, of those folders; the folder this is called in is no place that Python looks into. Takes no
 // longer than the patience, however long Python takes; what was answered by then is kept.
 PythonFacts python_on_path(const PythonQuestion& question);
 

@@ -97,6 +97,7 @@ constexpr Question kPerplexity[] = {
     kModelQuestion, {.option = "--file", .ask = Ask::kFile}, {.option = "--format"}};
 constexpr Question kBench[] = {kModelQuestion, {.option = "--prompt"}, {.option = "--batch"}};
 constexpr Question kEstimate[] = {kModelQuestion, {.option = "--context"}, {.option = "--format"}};
+constexpr Question kTrain[] = {{.option = "FILE", .ask = Ask::kFile}};
 constexpr Question kRun[] = {kModelQuestion, {.option = "--port", .standard = usual_port}};
 constexpr Question kModelAdd[] = {
     {.option = "NAME"}, {.option = "PATH", .ask = Ask::kModel}, {.option = "--weights"}, {.option = "--gpu"}};
@@ -121,6 +122,9 @@ constexpr auto kVerbs = std::to_array<Verb>({
     {"bench", kBench},
     {"estimate", kEstimate},
     {"run", kRun},
+    {"sft"},
+    {"sft train", kTrain},
+    {"sft eval", kTrain},
     {"model"},
     {"model add", kModelAdd},
     {"model info", kAnyModel},

@@ -139,6 +139,7 @@ void apply_settings(RunFlags& flags, const CLI::App& verb) {
     flags.model.max_memory = most.is_string() ? most.get<std::string>() : "";
   }
   if (!given("--kv")) flags.model.kv = settings.text("run.kv");
+  if (!given("--rules")) flags.model.rules.file = settings.text("run.rules");
   read_node_ids(flags);
   if (!flags.positional.empty() && !flags.option.empty())
     fail(tr("MODEL and --model-path: give one of them"));
@@ -327,6 +328,7 @@ void run(RunFlags flags) {
   service.rates = measured_rates(options.threads);
   Estimate estimate = estimate_model(opened, use, options.max_memory, service.rates);
   estimate.node_ids = flags.node_ids;
+  service.placement = estimate.placement_json;
   if (flags.json)
     std::printf("%s\n", json_of(estimate).dump(2).c_str());
   else
@@ -379,6 +381,9 @@ void add_established(CLI::App& verb, RunFlags& flags) {
   const auto accepted = [&](const char* names, const char* help) {
     flags.accepted.push_back(verb.add_option(names, flags.unused, help));
   };
+  verb.add_option("--lora-paths", flags.model.adapters,
+                  "The same as --adapter, several in a row: NAME=PATH ...")
+      ->type_name("[NAME=]PATH");
   accepted("--tensor-parallel-size,--tp-size,--tp", "Accepted: experts are shared by all NUMA nodes");
   accepted("--kt-gpu-prefill-threshold,--kt-gpu-prefill-token-threshold",
            "Tokens from which experts of prompts run on the GPU. Accepted: they run on the CPU");

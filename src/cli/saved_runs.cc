@@ -24,7 +24,7 @@ constexpr auto kPassing = std::to_array<std::string_view>({"--save", "--dry-run"
 // Options that name a file or a folder.
 constexpr auto kPaths =
     std::to_array<std::string_view>({"--model-path", "--weights", "--chat-template", "--api-key-file",
-                                     "--ssl-certfile", "--ssl-keyfile", "--expert-statistics"});
+                                     "--ssl-certfile", "--ssl-keyfile", "--expert-statistics", "--rules"});
 
 template <typename Names>
 bool is_one_of(const CLI::Option* option, const Names& names) {

@@ -63,6 +63,7 @@ constexpr auto kSettings = std::to_array<Setting>({
          "Which experts: uniform, frequency, front-loading or random; empty: by statistics where there are",
      .problem = expert_placement_problem},
     {"run.expert-statistics", SettingType::kText, "", "File that says how often each expert was chosen"},
+    {"run.rules", SettingType::kText, "", "File of placement rules that kt run loads models by"},
     {"chat.url", SettingType::kText, "",
      "Server that kt chat talks to; empty: the one of server.host and port"},
     {"chat.system", SettingType::kText, "", "System message of a new conversation"},

@@ -150,8 +150,9 @@ struct Reason {
 };
 
 // Of those that people are most likely to miss.
-constexpr std::string_view kNoGpu = "kt run uses no GPU unless --gpu says so";
-constexpr std::string_view kPrompts = "experts of prompts run on the CPU: kt run uses no GPU for them";
+constexpr std::string_view kNoGpu = "no GPU is used; see --gpu";
+constexpr std::string_view kPrompts =
+    "no prompts are streamed: experts without a copy on a GPU run them on the CPU";
 constexpr std::string_view kShared = "experts are shared by all NUMA nodes";
 constexpr auto kReasons = std::to_array<Reason>({
     {"--mem-fraction-static", "memory is planned before loading; see --max-total-tokens and --max-memory"},

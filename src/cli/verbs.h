@@ -19,6 +19,7 @@ struct Invocation {
   std::function<void()> action;  // of the verb that was named; reports to standard output, throws on failure
   // What comes after it, where that depends on what it found; else the table of next_step.cc says.
   std::optional<NextStep> next;
+  int status = 0;  // of the program, where the action ended early and has said so
 };
 
 void add_version(CLI::App& kt, Invocation& run);
@@ -35,6 +36,7 @@ void add_perplexity(CLI::App& kt, Invocation& run);
 void add_bench(CLI::App& kt, Invocation& run);
 void add_model(CLI::App& kt, Invocation& run);
 void add_config(CLI::App& kt, Invocation& run);
+void add_sft(CLI::App& kt, Invocation& run);
 void add_microbench_roofline(CLI::App& microbench, Invocation& run);
 void add_microbench_moe(CLI::App& microbench, Invocation& run);
 void add_microbench_linear(CLI::App& microbench, Invocation& run);

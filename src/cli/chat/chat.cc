@@ -80,6 +80,7 @@ std::unique_ptr<ChatBackend> backend_of(const ChatFlags& flags) {
   flags.model.note_idle_flags();
   StatusLine status;
   if (!flags.json) status.show(text("loading {}", flags.model.model));
+  flags.model.one_adapter();
   return model_backend(flags.model.model, flags.model.options(), flags.context);
 }
 

@@ -105,7 +105,8 @@ class ModelBackend final : public ChatBackend {
                             .max_tokens = options.max_tokens.value_or(context_),
                             .sampling = sampling_of(options),
                             .end_tokens = model_.end_ids(),
-                            .special = answer_decoding(syntax_, model_.tokenizer())};
+                            .special = answer_decoding(syntax_, model_.tokenizer()),
+                            .adapter = static_cast<int>(model_.adapters().size()) - 1};
     for (const TokenId end : answer_end_tokens(syntax_, model_.tokenizer()))
       request.end_tokens.push_back(end);
     request.on_event = [mailbox](const GenerateEvent& event) { mailbox->put(event); };
