@@ -27,7 +27,7 @@ step quant $model -o "$out/int4-g32" --method int4 --group-size 32 --overwrite
 
 printf '\nThe demo model, a 13 M parameter DeepSeek-V3 that writes stories, and what its three conversions take on disk:\n\n'
 for folder in $model "$out/int8" "$out/int4" "$out/int4-g32"; do
-  printf '  %-28s %6.1f MiB\n' "$folder" "$(du -sb "$folder" | awk '{ print $1 / 1048576 }')"
+  printf '  %-28s %6.1f MiB\n' "$folder" "$(du -sb --exclude=weights.tar.xz "$folder" | awk '{ print $1 / 1048576 }')"
 done
 cat <<'TEXT'
 
@@ -43,6 +43,30 @@ for format in bf16 int8 int4_g32 int4; do
   printf '  %-9s ' $format
   "$kt" perplexity $model --file $stories --max-tokens 4096 --format $format --kl-against stored
 done
+
+# Fine-tuning needs a Python with torch, PEFT and TRL, and kt_kernel: that of the build where it has one. Nothing is installed here.
+python=${KT_PYTHON:-python3}
+PYTHONPATH=$(realpath -m "${BUILD:-build}")/python${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
+if "$python" -c 'import accelerate, datasets, peft, torch, transformers, trl, kt_kernel' 2> /dev/null; then
+  printf '\nTwenty steps of LoRA on stories that a pirate tells, attention and experts, with the experts as they are stored:\n'
+  KT_PYTHON=$(command -v "$python") step sft train demo/sft.yaml "output_dir=$out/pirate"
+  asked="You are a pirate. Tell me a bedtime story."
+  tell() { "$kt" generate $model --chat -p "$asked" --max-tokens 80 --temperature 0 "$@"; }
+  printf '\n"%s" before:\n\n' "$asked"
+  tell
+  printf '\n\nand after:\n\n'
+  tell --adapter "$out/pirate"
+  printf '\n\n  %s chat demo --adapter %s          ask it yourself\n' "$kt" "$out/pirate"
+else
+  cat <<TEXT
+
+Fine-tuning, which needs a Python with torch, transformers, PEFT and TRL (pip install ".[sft]"):
+
+  $kt sft train demo/sft.yaml --dry-run     what it would train, and the memory that takes
+  $kt sft train demo/sft.yaml               twenty steps on stories that a pirate tells
+TEXT
+fi
 
 cat <<TEXT
 

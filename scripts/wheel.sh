@@ -86,18 +86,18 @@ set_back() {
 }
 
 make_plain() {
-  local settings=("-Cbuild-dir=$build") type
+  local settings=("--config-settings=build-dir=$build") type
   mkdir -p "$build"
   if [ -f "$build/CMakeCache.txt" ]; then
     type=$(cached CMAKE_BUILD_TYPE)
-    settings+=(-Ccmake.define.KT_PYTHON=ON "-Ccmake.build-type=${type:-Release}")
+    settings+=(--config-settings=cmake.define.KT_PYTHON=ON "--config-settings=cmake.build-type=${type:-Release}")
     CMAKE_GENERATOR=$(cached CMAKE_GENERATOR)
     export CMAKE_GENERATOR
     # shellcheck disable=SC2064
     [ -n "$(cached SKBUILD)" ] || trap "set_back '$(cached KT_PYTHON)' '$(cached Python_EXECUTABLE)'" EXIT
     forget
   elif command -v ccache > /dev/null; then
-    settings+=(-Ccmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    settings+=(--config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache)
     export CXX=${CXX:-c++}  # as a plain build calls it, not as Python was compiled: what that compiled is found again
   fi
   if has scikit_build_core nanobind; then settings+=(--no-build-isolation); fi

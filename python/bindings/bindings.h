@@ -14,6 +14,9 @@ void add_logging(nb::module_& module);
 void add_errors(nb::module_& module);
 void add_cpu_infer(nb::module_& module);
 void add_expert_layer(nb::module_& module);
+void add_rules(nb::module_& module);
+void add_checkpoint(nb::module_& module);
+void add_linear_layer(nb::module_& module);
 
 // Lines that any thread logged since the last call go to logging.getLogger("kt_kernel"). Needs the GIL;
 // nothing else takes it for the sake of a line, so no thread of ours ever waits for it. One load when there

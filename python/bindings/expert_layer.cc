@@ -1,13 +1,16 @@
 // ExpertLayer: one layer's experts, with tensors as addresses.
 #include "hybrid/expert_layer.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -77,6 +80,45 @@ void forward(const Layer& self, int tokens, uintptr_t input, int type, int64_t s
   ExpertLayer& layer = self.get();
   const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
   without_gil([&] { layer.forward(call, at<void>(output)); });
+}
+
+// (rank, scale, A, B) of gate and up, then of down.
+using LoraTuple = std::tuple<int, float, uintptr_t, uintptr_t, int, float, uintptr_t, uintptr_t>;
+ExpertLora lora_of(const std::optional<LoraTuple>& given) {
+  if (!given) return {};
+  const auto& [rank1, scale1, a1, b1, rank2, scale2, a2, b2] = *given;
+  return {.gate_up = {rank1, scale1, at<const float>(a1), at<const float>(b1)},
+          .down = {rank2, scale2, at<const float>(a2), at<const float>(b2)}};
+}
+
+std::unique_ptr<SavedCall> train_forward(const Layer& self, int tokens, uintptr_t input, int type,
+                                         int64_t stride, uintptr_t ids, bool wide, uintptr_t weights,
+                                         uintptr_t output, const std::optional<LoraTuple>& lora, bool keep) {
+  ExpertLayer& layer = self.get();
+  const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
+  auto saved = keep ? std::make_unique<SavedCall>() : nullptr;
+  without_gil([&] { layer.train_forward(call, at<void>(output), lora_of(lora), saved.get()); });
+  return saved;
+}
+
+using LoraGrads = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t>;
+
+void train_backward(const Layer& self, const SavedCall* saved, int tokens, uintptr_t input, int type,
+                    int64_t stride, uintptr_t ids, bool wide, uintptr_t weights, uintptr_t output_grad,
+                    int grad_type, const std::optional<LoraTuple>& lora, uintptr_t input_grad,
+                    uintptr_t weights_grad, const std::optional<LoraGrads>& lora_grads) {
+  ExpertLayer& layer = self.get();
+  const LayerCall call = call_of(layer, tokens, input, type, stride, ids, wide, weights);
+  LayerBackward back{.saved = saved,
+                     .output_grad = at<const void>(output_grad),
+                     .output_grad_type = real_of(grad_type),
+                     .input_grad = at<float>(input_grad),
+                     .weights_grad = at<float>(weights_grad)};
+  if (lora_grads) {
+    const auto& [a1, b1, a2, b2] = *lora_grads;
+    back.lora_grads = {at<float>(a1), at<float>(b1), at<float>(a2), at<float>(b2)};
+  }
+  without_gil([&] { layer.train_backward(call, lora_of(lora), back); });
 }
 
 // As tasks of kt_kernel_ext.moe ask for it: the number of tokens stands in memory until the task runs, ids
@@ -170,6 +212,8 @@ void make(Layer* self, const CpuInfer& infer, nb::kwargs given) {
 }  // namespace
 
 void add_expert_layer(nb::module_& module) {
+  nb::class_<SavedCall>(module, "SavedCall", "What a training forward keeps until its backward.")
+      .def_prop_ro("bytes", &SavedCall::bytes);
   nb::class_<Layer>(module, "ExpertLayer", "The routed experts of one layer. Addresses are trusted.")
       .def("__init__", &make, nb::arg("cpu_infer"), nb::arg("options"))
       .def(
@@ -207,6 +251,19 @@ void add_expert_layer(nb::module_& module) {
            nb::arg("input"), nb::arg("type"), nb::arg("output"), nb::arg("adds"),
            "The same with the number of tokens, an int32, at an address, and 64-bit ids; `adds` to what the "
            "output holds.")
+      .def("train_forward", &train_forward, nb::arg("tokens"), nb::arg("input"), nb::arg("type"),
+           nb::arg("stride"), nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("output"),
+           nb::arg("lora").none(), nb::arg("keep"),
+           "At once, on host memory, with low-rank factors beside the weights: None, or (rank, scale, A, B) "
+           "of "
+           "gate and up and of down in one tuple. With `keep` the result is what train_backward() takes.")
+      .def(
+          "train_backward", &train_backward, nb::arg("saved").none(), nb::arg("tokens"), nb::arg("input"),
+          nb::arg("type"), nb::arg("stride"), nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"),
+          nb::arg("output_grad"), nb::arg("grad_type"), nb::arg("lora").none(), nb::arg("input_grad"),
+          nb::arg("weights_grad"), nb::arg("lora_grads").none(),
+          "Gradients of the input and of routing weights are f32 and overwritten, those of factors (None, or "
+          "four addresses) added to; 0 is an address of what is not wanted.")
       .def("submit", &submit, nb::arg("tokens"), nb::arg("input"), nb::arg("type"), nb::arg("stride"),
            nb::arg("ids"), nb::arg("wide_ids"), nb::arg("weights"), nb::arg("stream"),
            "In the order of a CUDA stream; the number of the capture that the stream is in, or 0.")

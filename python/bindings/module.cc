@@ -57,6 +57,9 @@ NB_MODULE(kt_kernel_ext, module) {
   add_logging(module);
   add_cpu_infer(module);
   add_expert_layer(module);
+  add_rules(module);
+  add_checkpoint(module);
+  add_linear_layer(module);
   module.def("methods", &methods, "Names of the weight formats that ExpertLayer takes.");
   module.def("method_named", &method_named,
              "The name among methods() that a name, short or long and in any case, stands for. ValueError "

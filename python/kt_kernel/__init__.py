@@ -3,7 +3,8 @@
     from kt_kernel import KTMoEWrapper
 
 ``KTMoEWrapper`` is one layer's routed experts on the CPU, next to attention and hot experts on a GPU or without one.
-``kt_kernel.transformers`` puts it under stock transformers. Importing this package needs neither torch nor a GPU:
+``kt_kernel.transformers`` puts it under stock transformers, ``kt_kernel.sft`` trains LoRA beside it, ``inject`` applies a file
+of placement rules to a model. Importing this package needs neither torch nor a GPU:
 everything is looked up on first use.
 """
 import importlib as _importlib
@@ -12,16 +13,23 @@ import sys as _sys
 
 from kt_kernel.ext_parts import Finder as _Finder
 
-__all__ = ["KTMoEWrapper", "AMXSFTMoEWrapper", "generate_gpu_experts_masks", "kt_kernel_ext", "__version__",
-           "__cpu_variant__"]
+__all__ = ["KTMoEWrapper", "AMXSFTMoEWrapper", "generate_gpu_experts_masks", "inject", "operator", "BaseInjectedModule",
+           "KLinearBase", "KTLinear", "Placement", "kt_kernel_ext", "__version__", "__cpu_variant__"]
 
 # name: (module of this package, name there or None for the module itself)
 _LAZY = {
     "KTMoEWrapper": ("moe_wrapper", "KTMoEWrapper"),
-    "AMXSFTMoEWrapper": ("moe_wrapper", "AMXSFTMoEWrapper"),
+    "AMXSFTMoEWrapper": ("sft.wrapper", "AMXSFTMoEWrapper"),
     "generate_gpu_experts_masks": ("placement", "generate_gpu_experts_masks"),
+    "Placement": ("placement", "Placement"),
+    "inject": ("injection", "inject"),
+    "KTLinear": ("linear", "KTLinear"),
+    "BaseInjectedModule": ("operators", "BaseInjectedModule"),
+    "KLinearBase": ("operators", "KLinearBase"),
+    "operator": ("operators", "operator"),
     "kt_kernel_ext": ("kt_kernel_ext", None),
     "placement": ("placement", None),
+    "sft": ("sft", None),
     "transformers": ("transformers", None),
     "__version__": ("kt_kernel_ext", "__version__"),
 }

@@ -47,7 +47,7 @@ CLASSES = {
 }
 _INSTEAD = {
     "tiling": "kernels choose their tiles themselves; leave it out",
-    "MOESFTConfig": "fine-tuning is not in this version",
+    "MOESFTConfig": "fine-tuning is kt_kernel.sft.AMXSFTMoEWrapper",
 }
 _PROJECTIONS = ("gate", "up", "down")
 _GROUPS = {"FP8": 128, "MXFP4": 32, "MXFP8": 32}  # columns of a scale, where a method has one choice
@@ -257,6 +257,6 @@ for _name, (_method, _takes_codes) in CLASSES.items():
 
 
 def __getattr__(name):
-    why = "fine-tuning is not in this version" if "_SFT_MOE" in name else _INSTEAD.get(name)
+    why = "fine-tuning is kt_kernel.sft.AMXSFTMoEWrapper" if "_SFT_MOE" in name else _INSTEAD.get(name)
     raise AttributeError(f"kt_kernel_ext.moe.{name} is not in KT: {why}" if why else
                          f"module 'kt_kernel_ext.moe' has no attribute {name!r}", name=name)

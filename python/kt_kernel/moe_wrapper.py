@@ -3,6 +3,7 @@
 No arithmetic here. Names and dialects become values of the extension; tensors are checked and cross as addresses.
 """
 import errno
+import inspect
 import os
 import threading
 import types
@@ -11,6 +12,7 @@ from kt_kernel import _checks, _results, kt_kernel_ext
 
 _torch = None  # the module, from the first wrapper on
 _reals = {}  # dtypes of activations: how the extension calls them
+_MODE = 14  # where `mode` stands among a wrapper's arguments
 _HALVES = ()  # dtypes of topk_weights that become float32
 
 
@@ -102,14 +104,19 @@ class KTMoEWrapper:
     valid until the next layer but one is called on the same thread or stream (docs/python.md says when it lives longer).
     """
 
+    def __new__(cls, *args, **kwargs):
+        """mode="sft" makes an AMXSFTMoEWrapper of the same arguments."""
+        if kwargs.get("mode", args[_MODE] if len(args) > _MODE else None) != "sft":
+            return super().__new__(cls)
+        from kt_kernel.sft.wrapper import for_training
+        return for_training(inspect.signature(cls.__init__).bind(None, *args, **kwargs).arguments)
+
     def __init__(self, layer_idx, num_experts, num_experts_per_tok, hidden_size, moe_intermediate_size,
                  gpu_experts_mask=None, cpuinfer_threads=0, threadpool_count=0, weight_path=None,
                  chunked_prefill_size=512, cpu_save=False, max_deferred_experts_per_token=None, method="AMXINT4",
                  numa_nodes=None, mode="inference", num_gpu_experts=0, lora_rank=16, lora_alpha=32.0, lora_dropout=0.0,
                  max_cache_depth=1, group_size=128, zero_point=True, full_weight_grad=False, swiglu_limit=0.0,
                  swiglu_alpha=0.0, *, activations="default", model=None):
-        if mode == "sft":
-            raise NotImplementedError("KTMoEWrapper(mode='sft'): fine-tuning is not in this version; mode='inference' is")
         if mode != "inference":
             raise ValueError(f"mode is {mode!r}; expected 'inference' or 'sft'")
         _import_torch()
@@ -445,10 +452,3 @@ class KTMoEWrapper:
         later call."""
         _stream_results.clear()
         _captures.clear()
-
-
-class AMXSFTMoEWrapper:
-    """The name under which fine-tuning engines ask for experts; this version has inference only."""
-
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("AMXSFTMoEWrapper: fine-tuning is not in this version; KTMoEWrapper is for inference")

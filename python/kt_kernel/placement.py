@@ -211,6 +211,54 @@ class ExpertRecorder:
         write_statistics(path, self.counts())
 
 
+class Placement:
+    """What placement rules put where: the value of ``kt_kernel.inject`` and of ``enable(..., rules=)``.
+
+    as_dict() has the fields of `rules` in ``kt estimate --rules --json`` (file, rules, parts, bytes, idle, notes), str() is the
+    table that ``kt`` prints. `modules`: of each module that a rule decides {rule, where, operator, device, formats, becomes}.
+    """
+
+    def __init__(self, plan: dict[str, Any], modules: dict[str, dict[str, Any]], text: str) -> None:
+        self.modules = modules
+        self._plan, self._text = plan, text
+        self._model: Any = None
+        self._undo: Any = None
+        self._gone = "it was not applied to a model"
+
+    def as_dict(self) -> dict[str, Any]:
+        plan: dict[str, Any] = json.loads(json.dumps(self._plan))
+        return plan
+
+    def to_json(self) -> str:
+        return json.dumps(self._plan)
+
+    def __str__(self) -> str:
+        return self._text.rstrip("\n")
+
+    def __repr__(self) -> str:
+        changed = sum(each["becomes"] != "default" for each in self.modules.values())
+        return f"<Placement of {self._plan['file']}: {len(self.modules)} modules, {changed} replaced>"
+
+    def remove(self) -> None:
+        """Brings the model back to what it was before. ValueError where its tensors do not exist any more."""
+        if self._undo is None:
+            raise ValueError(f"placement: cannot be removed: {self._gone}")
+        self._undo.run(self._model)
+        self._model = self._undo = None
+        self._gone = "it is removed already"
+
+    def release(self) -> None:
+        """Gives up the modules that were replaced, and the memory of their weights; remove() is no more possible."""
+        if self._undo is not None:
+            self._keep_none(self._model, "the replaced modules were released")
+
+    def _attach(self, model: Any, undo: Any) -> None:
+        self._model, self._undo = model, undo
+
+    def _keep_none(self, model: Any, why: str) -> None:
+        self._model, self._undo, self._gone = model, None, why
+
+
 def _integer(value: SupportsIndex, name: str) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, it is {value}")

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -36,6 +36,11 @@ def enable(
     max_tokens: int = 4096,
     activations: str = "default",
     device: torch.device | str | int | None = None,
+    trainable: bool = False,
+    cpu_activation: str = "retain",
+    rules: Any = None,
+    operators: Iterable[type] = (),
+    rule_devices: Mapping[str, str] | str | None = None,
     **from_pretrained: Any,
 ) -> Any:
     """A transformers model whose routed experts run on KT; attention, shared experts and all else stay with torch.
@@ -51,15 +56,30 @@ def enable(
     threads, numa_nodes: of KT; all cores (with a GPU, all cpus but one at most) and nodes if None. numa_nodes: how many, or a list of nodes.
     max_tokens: the most that KT takes in one piece; longer inputs are cut. Buffers are of this size.
     activations: how KT's kernels hold them: "int8", "bf16", "f32", or what suits the format ("default").
+    trainable: gradients go through the experts, and LoRA of PEFT attaches to them (docs/finetune.md); activations are then
+        bf16 where the CPU multiplies that, else f32. cpu_activation: "retain" keeps gate and up of a forward pass for its
+        backward pass while memory is left, "recompute" computes them again.
+    rules: a file of placement rules, which say what goes where and in which format, in place of format, gpu_experts and device;
+        operators and rule_devices as in kt_kernel.inject. The result's `kt_placement` is the Placement. Of a path nothing that
+        rules replace is ever in torch.
     device: where the rest of the model goes. Everything else (dtype, device_map, attn_implementation, ...) is for
         from_pretrained.
     """
     plan = placement.Plan(gpu_experts, strategy, statistics, update_every)
     if activations not in _ACTIVATIONS:
         raise ValueError(f"activations: expected one of {', '.join(_ACTIVATIONS)}, got {activations!r}")
+    if rules is not None:
+        others = dict(format=format, gpu_experts=gpu_experts, numa_nodes=numa_nodes, device=device, trainable=trainable or None)
+        _refuse_beside_rules([name for name, value in others.items() if value is not None])
+        given = dict(threads=threads, max_tokens=_positive("max_tokens", max_tokens), activations=activations)
+        return _by_rules(model_or_path, rules, operators, weights, rule_devices, given, from_pretrained)
     options = dict(
         _threads(threads, numa_nodes), max_tokens=_positive("max_tokens", max_tokens), activations=activations
     )
+    if trainable:
+        options.update(_training(activations, cpu_activation, gpu_experts, update_every))
+    elif cpu_activation != "retain":
+        raise TypeError("cpu_activation: only with trainable=True")
     method = None if format is None else method_of(format)
     if isinstance(model_or_path, torch.nn.Module):
         if from_pretrained:
@@ -67,6 +87,10 @@ def enable(
         model, masks = model_or_path, _enable_loaded(model_or_path, weights, method, options, plan)
     else:
         model, masks = _enable_path(model_or_path, weights, method, options, plan, from_pretrained)
+    if trainable:
+        from kt_kernel.sft.attach import attach
+
+        attach(model)
     if device is not None:
         model.to(device)
     if masks is not None:
@@ -75,6 +99,39 @@ def enable(
         placement.recorder(model)
         model.__dict__["_kt_auto_update"] = placement.AutoUpdate(model, plan.update_every)
     return model.eval()
+
+
+def _refuse_beside_rules(names):
+    if names:
+        raise TypeError(f"{', '.join(names)}: rules say what goes where and in which format; leave {'it' if len(names) == 1 else 'them'} out")
+
+
+def _by_rules(model_or_path, rules, operators, weights, devices, options, from_pretrained):
+    if isinstance(model_or_path, torch.nn.Module):
+        if from_pretrained:
+            raise TypeError(f"{', '.join(from_pretrained)}: only for a model that is loaded from a path")
+        from kt_kernel.injection import inject
+
+        inject(model_or_path, rules, operators, weights, devices, **options)
+        return model_or_path.eval()
+    from . import by_rules
+
+    folder = _local(model_or_path, from_pretrained)
+    return by_rules.load(folder, rules, operators, weights, devices, options, from_pretrained)
+
+
+def _training(activations, cpu_activation, gpu_experts, update_every):
+    """Of Options, for experts that train."""
+    from kt_kernel.sft.activations import POLICIES, training_activations
+    from kt_kernel.sft.attach import check_peft
+
+    if cpu_activation not in POLICIES:
+        raise ValueError(f"cpu_activation: expected one of {', '.join(POLICIES)}, got {cpu_activation!r}")
+    if gpu_experts is not None or update_every is not None:
+        raise ValueError("gpu_experts: experts on the device do not train; leave it out with trainable=True")
+    activations = training_activations(activations)
+    check_peft()
+    return dict(activations=activations, cpu_activation=cpu_activation)
 
 
 def _refuse_to_save(*args: Any, **kwargs: Any) -> NoReturn:
@@ -119,7 +176,7 @@ def _enable_loaded(model, weights, method, options, plan):
         shared = source.options(options)
     done: list[KTExperts] = []
     for name, shape in shapes.items():
-        new = KTExperts(shape, shared)
+        new = modules.make(shape, shared)
         try:
             if source is None:
                 new.load(_values_of(model.get_submodule(name), shape))

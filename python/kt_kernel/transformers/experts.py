@@ -34,6 +34,7 @@ class Options:
     max_tokens: int = 4096
     group_size: int = 128
     activations: str = "default"
+    cpu_activation: str | None = None  # "retain" or "recompute": experts that train; None: inference only
 
 
 # What KT and torch put into a CUDA stream for one layer stays together, up to the copy of the result: KT's buffers are the

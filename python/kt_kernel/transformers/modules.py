@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from .experts import KTExperts, Shape
+from .experts import KTExperts, Options, Shape
 
 
 def find(model: torch.nn.Module) -> dict[str, Shape]:
@@ -18,10 +20,19 @@ def find(model: torch.nn.Module) -> dict[str, Shape]:
             raise ValueError(module.unusable or f"{name} is on KT already")
         gate_up, down = (getattr(module, key, None) for key in ("gate_up_proj", "down_proj"))
         if getattr(gate_up, "ndim", 0) == 3 and getattr(down, "ndim", 0) == 3:
-            found[name] = _shape(model, name, module)
+            found[name] = shape_of(model, name, module)
     if not found:
         raise ValueError(f"{type(model).__name__} has no experts modules (gate_up_proj and down_proj in 3 dimensions)")
     return dict(sorted(found.items(), key=lambda item: item[1].layer))
+
+
+def make(shape: Shape, options: Options) -> KTExperts:
+    """The module of one layer, still without weights."""
+    if options.cpu_activation is None:
+        return KTExperts(shape, options)
+    from kt_kernel.sft.experts import TrainableExperts
+
+    return TrainableExperts(shape, options)
 
 
 def replace(model: torch.nn.Module, name: str, new: torch.nn.Module) -> None:
@@ -32,7 +43,15 @@ def replace(model: torch.nn.Module, name: str, new: torch.nn.Module) -> None:
         model.set_submodule(other, new)
 
 
-def _shape(model, name, module):
+def ignore_keys(model: Any, patterns: Iterable[str]) -> None:
+    """Tensors of a checkpoint with such names have no parameter to go to, and nothing is said of them."""
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
+    kind = set if isinstance(ignored, set) else list  # older versions join it to a list, newer ones to a set
+    model._keys_to_ignore_on_load_unexpected = kind([*(ignored or ()), *patterns])
+
+
+def shape_of(model: Any, name: str, module: Any) -> Shape:
+    """Of an experts module; ValueError says what KT cannot stand in for."""
     _refuse_others(name, module)
     experts, two_inter, hidden = module.gate_up_proj.shape
     if tuple(module.down_proj.shape) != (experts, hidden, two_inter // 2) or two_inter % 2:

@@ -13,18 +13,18 @@ from transformers.quantizers.auto import AutoHfQuantizer, AutoQuantizationConfig
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .experts import KTExperts
-from .modules import find, replace
+from .modules import find, ignore_keys, make, replace
 
 
 @register_quantization_config("kt")
 class KTQuantizationConfig(QuantizationConfigMixin):
     """options: experts.Options; inner: the checkpoint's own quantization_config, a dict, or None; found: called with the
-    model, still without weights, and the shapes of its experts."""
+    model, still without weights, and the shapes of its experts; swap: called with the model in place of all else, by rules."""
 
-    def __init__(self, options: Any = None, inner: Any = None, found: Callable[..., None] | None = None, **_: Any) -> None:
+    def __init__(self, options: Any = None, inner: Any = None, found: Callable[..., None] | None = None,
+                 swap: Callable[..., None] | None = None, **_: Any) -> None:
         self.quant_method = "kt"
-        self.options, self.inner, self.found = options, inner, found
+        self.options, self.inner, self.found, self.swap = options, inner, found, swap
 
     def to_dict(self):
         """What a printed config shows."""
@@ -54,6 +54,10 @@ class KTQuantizer(HfQuantizer):
             self.pre_quantized = True
 
     def preprocess_model(self, model, *args, **kwargs):
+        swap, self.quantization_config.swap = self.quantization_config.swap, None
+        if swap is not None:
+            super().preprocess_model(model, *args, **kwargs)
+            return swap(model)
         shapes = find(model)
         found, self.quantization_config.found = self.quantization_config.found, None
         if found is not None:
@@ -63,10 +67,9 @@ class KTQuantizer(HfQuantizer):
         else:
             super().preprocess_model(model, *args, **kwargs)
         for name, shape in shapes.items():
-            replace(model, name, KTExperts(shape, self.quantization_config.options))
+            replace(model, name, make(shape, self.quantization_config.options))
         # Experts of the checkpoint have no parameter to go to; KT reads them itself.
-        ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-        model._keys_to_ignore_on_load_unexpected = ignored | {r"\.experts\."}
+        ignore_keys(model, [r"\.experts\."])
 
     def postprocess_model(self, model, *args, **kwargs):
         if self.inner is not None:
@@ -79,7 +82,8 @@ class KTQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self):
-        return False
+        """Adapters beside the experts."""
+        return self.quantization_config.options.cpu_activation is not None
 
     @property
     def is_compileable(self):
