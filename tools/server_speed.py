@@ -70,7 +70,7 @@ class Running:
 
 
 def engine_round(args):
-    points = json.loads(output(args.kt, "bench", args.model, "--threads", args.threads, "--prompt", PROMPT, "--batch",
+    points = json.loads(output(args.kt, "bench", args.model, "--gpu", "off", "--threads", args.threads, "--prompt", PROMPT, "--batch",
                                f"1,{args.streams}", "--tokens", args.tokens, "--repeat", 1, "--json"))["points"]
     return {point["batch"]: {"decode": point["decode_tokens_per_s"], "prefill": point["prefill_tokens_per_s"],
                              "outside_us": point["outside_of_steps_us"]} for point in points}
@@ -130,7 +130,7 @@ def main():
     for _ in range(args.rounds):
         rounds["engine"].append(engine_round(args))
         port = free_port()
-        rounds["kt"].append(server_round(args, [args.kt, "run", args.model, "--port", port, "--cpu-threads", args.threads,
+        rounds["kt"].append(server_round(args, [args.kt, "run", args.model, "--gpu", "off", "--port", port, "--cpu-threads", args.threads,
                                                  "--max-running-requests", args.streams, "--max-total-tokens", total],
                                           f"http://127.0.0.1:{port}"))
     if args.llama_server:

@@ -7,6 +7,7 @@
 #   tools/x86_server.sh server                                   kt run beside the engine alone and llama.cpp's server
 #   tools/x86_server.sh python [steps, with commas]              kt_kernel beside a GPU: tools/x86_python.sh
 #   tools/x86_server.sh layers [seconds per row, default 0.5]    kt-kernel's MoE layers beside ours; after any other mode
+#   tools/x86_server.sh train [steps, with commas]               training: layers, rivals, a model: tools/train_server.sh
 #
 # Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rivals
 # are the extension of kt-kernel in carry/rival (tools/rival_layers.sh) and the source of llama.cpp in carry/llama.tar.xz; a
@@ -20,8 +21,9 @@ case $mode in
   build-test-table | rival | server) ;;
   python) exec tools/x86_python.sh "${@:2}" ;;
   layers) exec tools/rival_layers.sh "${@:2}" ;;
+  train) exec tools/train_server.sh "${@:2}" ;;
   *)
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
@@ -67,9 +69,9 @@ rival_model() {
   done
   say "$name: kt"
   for threads in $((all - 2)) $all; do
-    "$kt" bench "$model" --threads "$threads" --prompt 1024 --batch 1 --tokens 64 --parts --json > "$to/kt-$threads.json"
-    [ "$name" != 4 ] || "$kt" bench "$model" --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$to/kt-deep-$threads.json"
-    "$kt" bench "$model" --threads "$threads" --prompt 128 --batch 8 --tokens 32 --json > "$to/kt-batch-$threads.json"
+    "$kt" bench "$model" --gpu off --threads "$threads" --prompt 1024 --batch 1 --tokens 64 --parts --json > "$to/kt-$threads.json"
+    [ "$name" != 4 ] || "$kt" bench "$model" --gpu off --threads "$threads" --prompt 8192 --batch 1 --tokens 32 --repeat 2 --json > "$to/kt-deep-$threads.json"
+    "$kt" bench "$model" --gpu off --threads "$threads" --prompt 128 --batch 8 --tokens 32 --json > "$to/kt-batch-$threads.json"
   done
   say "$name: table"
   python3 tools/rival_model_table.py "$to"
