@@ -48,6 +48,10 @@ def test_help_of_a_verb_does_not_show_the_programs(verb):
     (2, ["microbench", "moe", "--tokens", "0"], {}, "kt microbench moe --help"),
     (2, ["microbench", "moe", "--format", "int3"], {}, "int3"),
     (2, ["microbench", "moe", "--experts", "4", "--top-k", "5"], {}, "top-k"),
+    (2, ["microbench", "moe", "--train", "--rank", "0"], {}, "--rank: expected a number from 1 to 4096, got '0'"),
+    (2, ["microbench", "moe", "--train", "--rank", "8,x"], {}, "--rank: expected a number from 1 to 4096, got 'x'"),
+    (2, ["microbench", "moe", "--rank", "8"], {}, "--rank requires --train"),
+    (2, ["microbench", "moe", "--recompute"], {}, "--recompute requires --train"),
     (2, ["microbench", "linear", "--format", "int3"], {}, "int3"),
     (2, ["microbench", "linear", "--inputs", "0"], {}, "kt microbench linear --help"),
     (2, ["microbench", "gptq", "--rows", "0"], {}, "kt microbench gptq --help"),
@@ -60,6 +64,7 @@ def test_help_of_a_verb_does_not_show_the_programs(verb):
     (2, ["microbench", "attention", "--kv", "int3"], {}, "int3"),
     (2, ["version"], {"KT_ISA": "mmx"}, "mmx"),
     (3, ["microbench", "moe", "--layers", "100000"], {}, "--layers"),
+    (3, ["microbench", "moe", "--train", "--experts", "65536", "--hidden", str(2**20), "--rank", "4096"], {}, "--rank"),
     (3, ["microbench", "linear", "--copies", "10000000"], {}, "--copies"),
     (3, ["microbench", "attention", "--layers", "10000000"], {}, "--layers"),
     (2, ["microbench", "gptq", "--rows", str(2**62)], {}, f"--rows: expected a number from 1 to {2**24}, got '{2**62}'"),
@@ -96,6 +101,41 @@ def test_moe_json():
     for row in rows:
         assert row["us_per_layer"] > 0 and row["gb_per_s"] > 0 and row["tops"] > 0 and row["fraction_of_limit"] > 0
         assert row["limit"]["which"] in ("memory", "multiply") and row["limit"]["us"] > 0 and row["isa"]
+
+
+def test_moe_training_json():
+    result = kt("microbench", "moe", "--train", "--experts", "4", "--hidden", "256", "--inter", "128", "--top-k", "2", "--tokens",
+                "3,40", "--layers", "7", "--format", "int8,bf16", "--rank", "4,16", "--recompute", "--threads", "1", "-n", "9",
+                "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["format"], row["tokens"], row["rank"]) for row in rows] == [
+        (format, tokens, rank) for format in ("int8", "bf16") for tokens in (3, 40) for rank in (4, 16)]
+    plain = {row["tokens"]: row["forward"]["fraction_of_limit"] for row in reversed(rows) if row["format"] == "bf16"}
+    for row in rows:
+        calls = [row[name] for name in ("forward", "forward_keeping", "forward_lora", "forward_training", "backward",
+                                        "backward_recomputing")]
+        for call in calls:
+            limits_hang_together({**call, "gb_per_s": 1, "isa": row["isa"]})
+            assert call["windows"] == 9 and call["limit"]["product"] == row["arithmetic"] in ("bf16", "f32")
+        forward, keeping, lora, training, backward, again = calls
+        assert row["keeping_on_top"] == pytest.approx(keeping["us"] / forward["us"] - 1)
+        assert row["lora_on_top"] == pytest.approx(lora["us"] / forward["us"] - 1)
+        assert row["training_on_top"] == pytest.approx(training["us"] / forward["us"] - 1)
+        assert row["backward_over_forward"] == pytest.approx(backward["us"] / forward["us"])
+        for both, first, second in ((row["forward_backward"], training, backward),
+                                    (row["forward_backward_recomputing"], lora, again)):
+            assert both["us"] == pytest.approx(first["us"] + second["us"])
+            assert both["limit_us"] == pytest.approx(first["limit"]["us"] + second["limit"]["us"])
+            assert both["fraction_of_limit"] == pytest.approx(both["limit_us"] / both["us"])
+            assert both["of_plain_forward"] == pytest.approx(both["fraction_of_limit"] / forward["fraction_of_limit"])
+        assert row["forward_backward"]["of_bf16_forward"] == pytest.approx(
+            row["forward_backward"]["fraction_of_limit"] / plain[row["tokens"]])
+        assert row["rows_per_expert"] == pytest.approx(row["tokens"] * 2 / row["experts_hit"])
+        memory = row["memory"]
+        assert memory["lora_bytes"] == 4 * row["rank"] * (256 + 256 + 128 + 256) * 2 * 4
+        assert memory["kept_bytes"] >= row["tokens"] * 2 * 256 * 2 and memory["packed_bytes"] > 7 * 4 * 3 * 256 * 128
+        assert 0 < memory["workspace_bytes"] and 0 < memory["workspace_planned_bytes"]
 
 
 def limits_hang_together(row):

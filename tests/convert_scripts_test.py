@@ -88,6 +88,16 @@ TRANSLATIONS = [
      " --trust-remote-code --max-cpu-memory 9GiB",
      "quant gpu m -o o --method RTN --type W8A16 --group-size 64 --trust-remote-code --max-cpu-memory 9GiB --overwrite"),
     ("check_cpu_features.py", "", "doctor --cpu"),
+    ("convert_kt_to_sglang_adapter.py", "i o --base-model-name-or-path org/m",
+     "sft export i -o o --layout per-expert --base-model-name org/m"),
+    ("convert_kt_to_sglang_adapter.py", "i o --base-model-name-or-path m --lora-alpha 16 --expert-output-dir e"
+     " --nonexpert-output-dir n --overwrite",
+     "sft export i -o o --layout per-expert --base-model-name m --lora-alpha 16.0 --expert-output e --nonexpert-output n"
+     " --overwrite"),
+    ("convert_lora.py", "--base_path m --lora_path a --output_path o",
+     "sft export a -o o --layout per-expert --base-model-name m"),
+    ("convert_lora.py", "--base-path m --lora-path a --output-path o --overwrite",
+     "sft export a -o o --layout per-expert --base-model-name m --overwrite"),
 ]
 
 
@@ -129,6 +139,9 @@ def test_what_is_ignored_is_said(stand_in, script, line, word):
     ("convert_gpu_weights.py", "--model_id m --output_dir o --quant_method AWQ"),
     ("convert_gpu_weights.py", "--model m --output_dir o"),
     ("check_cpu_features.py", "--fast"),
+    ("convert_kt_to_sglang_adapter.py", "i o"),
+    ("convert_kt_to_sglang_adapter.py", "i o --base-model-name-or-path m --lora-alpha x"),
+    ("convert_lora.py", "--base_path m --lora_path a"),
 ])
 def test_usage_errors(stand_in, script, line):
     result, args = stand_in(script, line)

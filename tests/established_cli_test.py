@@ -120,7 +120,7 @@ def _(place):
 
 @row("run", "--gpu-experts")
 def _(place):
-    assert "--gpu-experts is ignored: kt run uses no GPU" in ignored(place, "--gpu-experts", "--gpu-experts", 4)
+    assert "--gpu-experts is ignored: no GPU is used" in ignored(place, "--gpu-experts", "--gpu-experts", 4)
     refused(place.kt("run", "demo", "--gpu-experts", "many"), 2, "many")
 
 
@@ -161,7 +161,7 @@ def _(place):
 
 @row("run", "--kt-gpu-prefill-threshold")
 def _(place):
-    assert "uses no GPU" in ignored(place, "--kt-gpu-prefill-threshold", "--kt-gpu-prefill-threshold", 4096)
+    assert "no prompts are streamed" in ignored(place, "--kt-gpu-prefill-threshold", "--kt-gpu-prefill-threshold", 4096)
 
 
 @row("run", "--attention-backend")
@@ -839,5 +839,7 @@ def _(place):
 
 @row("sft", "train chat export")
 def _(place):
-    """Not in this version, as every verb that is none."""
-    refused(place.kt("sft", "train"), 2, "sft")
+    """train and chat take a recipe, export an adapter."""
+    refused(place.kt("sft", "train"), 2, "sft train", "FILE")
+    refused(place.kt("sft", "chat"), 2, "sft chat", "FILE")
+    refused(place.kt("sft", "export"), 2, "sft export", "ADAPTER")

@@ -153,7 +153,7 @@ class TestProgram:
     GPU = ("--gpu", "--gpu-experts", "0")  # gpu_placement_test.py has experts there
 
     def test_generate(self):
-        plain, gpu = kt(*self.ASK), kt(*self.ASK, *self.GPU)
+        plain, gpu = kt(*self.ASK, "--gpu", "off"), kt(*self.ASK, *self.GPU)
         assert gpu.returncode == 0, gpu.stderr
         assert gpu.stdout == plain.stdout and len(plain.stdout) > 40
         assert gpu.stderr == "kt: note: GPU 0 (test driver): attention, dense parts and the cache; the CPU: routed experts\n"
@@ -178,7 +178,7 @@ class TestProgram:
             assert parts.count("dense weights") == 0 and parts.count("dense parts") == parts.count("in all") == 1
         import json
         plan = json.loads(kt("estimate", str(DEMO), "--gpu", "--json").stdout)
-        alone = json.loads(kt("estimate", str(DEMO), "--json").stdout)
+        alone = json.loads(kt("estimate", str(DEMO), "--gpu", "off", "--json").stdout)
         assert "gpu" not in alone and plan["fits"]
         assert plan["gpu"]["kv_cache"] == alone["bytes"]["kv_cache"] and plan["bytes"]["kv_cache"] == 0
         assert plan["bytes"]["experts"] == alone["bytes"]["experts"]
@@ -186,7 +186,7 @@ class TestProgram:
     def test_a_server_cuts_its_cache_to_what_the_card_has(self):
         import json
         words = ("run", str(DEMO), "--dry-run", "--json", "--gpu")
-        roomy, tight = json.loads(kt(*words).stdout), json.loads(kt(*words, KT_TEST_CUDA_MEMORY="36500000").stdout)
+        roomy, tight = json.loads(kt(*words).stdout), json.loads(kt(*words, KT_TEST_CUDA_MEMORY="40000000").stdout)
         assert tight["gpu"]["kv_cache"] < roomy["gpu"]["kv_cache"] and tight["gpu"]["fits"]
 
     @pytest.mark.parametrize("words,environment,code,line", [
@@ -207,7 +207,7 @@ class TestProgram:
         assert done.stderr.startswith(line) or line in done.stderr.splitlines()[-1], done.stderr
 
     def test_auto_goes_on_without_one_and_says_why(self):
-        plain = kt(*self.ASK)
+        plain = kt(*self.ASK, "--gpu", "off")
         for environment, why in [({"KT_TEST_CUDA_CAPABILITY": "75"}, "compute capability 7.5"),
                                  ({"KT_TEST_CUDA_MEMORY": "1000000"}, "needed without any expert")]:
             done = kt(*self.ASK, "--gpu", "auto", **environment)
@@ -217,16 +217,37 @@ class TestProgram:
     def test_routing_in_place_of_the_routers_is_the_same_on_both_sides(self):
         import json
         words = ("bench", str(DEMO), "--prompt", "40", "--batch", "2", "--tokens", "6", "--repeat", "1", "--routing", "zipf:1", "--json")
-        plain, gpu = (json.loads(kt(*words, *more).stdout)["points"][0] for more in ((), ("--gpu", "--gpu-experts", "30%")))
+        plain, gpu = (json.loads(kt(*words, *more).stdout)["points"][0] for more in (("--gpu", "off"), ("--gpu", "--gpu-experts", "30%")))
         for name in ("distinct_experts", "busiest_share"):
             for phase in ("prefill", "decode"):
                 assert plain[f"{phase}_{name}"] == gpu[f"{phase}_{name}"]
+
+    def test_what_a_server_says_of_it(self):
+        import json
+        import urllib.request
+
+        from server_process import Server
+        with Server(DEMO, "--gpu", "0", "--gpu-experts", "50%", env=with_gpu()) as server:
+            def read(path, body=None):
+                request = urllib.request.Request(server.url + path, data=body and json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return reply.read().decode()
+
+            read("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0})
+            said = json.loads(read("/kt/status"))["gpu"]
+            assert said["name"] == "GPU 0 (test driver)" and 0 < said["free"] < said["memory"]
+            assert 0.2 < said["experts_share"] < 0.8 and 0 < said["waited_s"] < said["steps_s"] and 0 < said["waited_for_s"] < said["steps_s"]
+            metrics = dict(line.rsplit(" ", 1) for line in read("/metrics").splitlines() if not line.startswith("#"))
+            assert float(metrics['kt_gpu_memory_bytes{kind="total"}']) == said["memory"]
+            assert float(metrics["kt_expert_hit_rate"]) == pytest.approx(said["experts_share"], rel=1e-3)
+        with Server(DEMO, "--gpu", "off", env=with_gpu()) as server:
+            assert json.loads(read("/kt/status"))["gpu"] is None and "kt_gpu_memory_bytes" not in read("/metrics")
 
     def test_prompts_of_experts_on_the_gpu(self):
         """Rounded to bf16 there, by another kernel than an answer's."""
         import json
         words = ("perplexity", str(DEMO), "--file", str(DEMO.parent / "stories.txt"), "--context", "96", "--max-tokens", "380", "--json")
-        plain = json.loads(kt(*words, "--acts", "f32").stdout)
+        plain = json.loads(kt(*words, "--acts", "f32", "--gpu", "off").stdout)
         for more in (("--gpu", "--gpu-experts", "0"), ("--gpu", "--gpu-experts", "50%"), ("--gpu",)):
             done = kt(*words, *more)
             assert json.loads(done.stdout)["perplexity"] == pytest.approx(plain["perplexity"], rel=4e-3), done.stderr

@@ -74,7 +74,7 @@ class TestThePlan:
 
     def test_what_a_gpu_takes_is_not_taken_twice(self, bare):
         plan = json.loads(ok(*ESTIMATE, "--json").stdout)
-        alone = json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json").stdout)
+        alone = json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", "--gpu", "off").stdout)
         assert "gpu" not in alone and plan["bytes"]["kv_cache"] == plan["bytes"]["dense"] == 0
         assert plan["bytes"]["experts"] == alone["bytes"]["experts"]
         assert plan["gpu"]["kv_cache"] == alone["bytes"]["kv_cache"]
@@ -195,27 +195,28 @@ class TestRefusals:
         assert done.returncode == 2 and "--expert-placement is uniform" in done.stderr
 
     def test_auto_says_why_it_leaves_the_gpu(self):
-        plain = ok("estimate", str(DEMO), "--bandwidth", "9")
+        plain = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "off")
         done = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "auto", "--gpu-memory", "20MiB")
         assert done.stdout == plain.stdout
         assert done.stderr.startswith("kt: note: everything runs on the CPU: GPU 0 (test driver): ") and "--kv int8" in done.stderr
         served = ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "auto", "--gpu-memory", "20MiB")
         assert "gpu" not in json.loads(served.stdout) and served.stderr.count("everything runs on the CPU") == 1
-        assert json.loads(served.stdout)["context"] == json.loads(ok("run", str(DEMO), "--dry-run", "--json").stdout)["context"]
+        assert json.loads(served.stdout)["context"] == json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "off").stdout)["context"]
 
 
 class TestWithoutAGpu:
     FLAGS = ("--gpu-memory", "1GiB", "--gpu-experts", "4", "--expert-placement", "random")
 
     def test_a_note(self):
-        done = ok("estimate", str(DEMO), "--bandwidth", "9", *self.FLAGS)
+        off = ("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "off")
+        done = ok(*off, *self.FLAGS)
         assert done.stderr == "kt: note: --gpu-memory, --gpu-experts, --expert-placement: ignored, no GPU is used; see --gpu\n"
-        assert done.stdout == ok("estimate", str(DEMO), "--bandwidth", "9").stdout
+        assert done.stdout == ok(*off).stdout
 
     def test_of_the_server(self, place):
         said = place.plan(*self.FLAGS, "--mem-fraction-static", "0.9", "--init-expert-location", "counts.pt")
         assert "mean nothing here: --gpu-memory, --gpu-experts, --expert-placement, --mem-fraction-static, --init-expert-location\n" in said
-        assert "--gpu-experts is ignored: kt run uses no GPU unless --gpu says so" in said
+        assert "--gpu-experts is ignored: no GPU is used; see --gpu" in said
         assert "--mem-fraction-static is ignored: memory is planned before loading" in said
         refused(place.kt("run", "demo", "--dry-run", "--strict", *self.FLAGS), 2, "--strict", "--gpu-experts")
 
@@ -231,7 +232,7 @@ class TestSettings:
     def test_they_stand_for_flags(self, place, tmp_path):
         counts = tmp_path / "counts.json"
         counts.write_text(json.dumps([[expert + layer for expert in range(EXPERTS)] for layer in range(LAYERS)]))
-        assert "gpu" not in self.figures(place)
+        assert self.figures(place)["gpu"]["allowed"] > 2 << 30 and "gpu" not in self.figures(place, "--gpu", "off")
         for key, value in (("run.gpu", "0"), ("run.gpu-memory", "2GiB"), ("run.gpu-experts", "25%"),
                            ("run.expert-placement", "frequency"), ("run.expert-statistics", counts)):
             place.ok("config", "set", key, value)
@@ -288,3 +289,40 @@ class TestCopies:
         own, small = gpu_of(), gpu_of("--format", "int4")
         assert small["hot_experts"] == own["hot_experts"] and small["experts"] < own["experts"] / 3
         assert gpu_of("--weights", str(place.weights))["experts"] < own["experts"] / 3
+
+
+class TestRules:
+    """Rules that name one GPU for dense parts and the CPU for experts are what flags say."""
+    RULES = """- match: {class: torch.nn.Linear}
+  replace: {class: a.KTransformersLinear, kwargs: {generate_device: cuda, generate_op: KLinearMarlin}}
+- match: {name: "mlp\\\\.experts$"}
+  replace: {class: a.KTransformersExperts, kwargs: {generate_device: cpu, backend: AMXInt8}}
+  recursive: False
+- match: {name: "^model\\\\.layers\\\\..*\\\\."}
+  replace: {class: default, kwargs: {generate_device: "cuda:0"}}
+"""
+
+    def test_the_same_placement_and_the_same_words(self, tmp_path):
+        path = tmp_path / "r.yaml"
+        path.write_text(self.RULES)
+        flags, rules = ("--gpu", "0", "--format", "int8", "--linear-format", "int4_g64"), ("--rules", str(path))
+        plan = [json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", *words).stdout) for words in (flags, rules)]
+        assert plan[0]["gpu"] == plan[1]["gpu"] and plan[0]["bytes"]["experts"] == plan[1]["bytes"]["experts"]
+        parts = {part["part"]: part["device"] for part in plan[1]["rules"]["parts"]}
+        assert parts["routed experts"] == "cpu" and parts["attention"] == parts["head"] == "cuda:0" and parts["embedding"] == "host"
+        said = [json.loads(ok("generate", str(DEMO), "-p", "Once upon a time", "--max-tokens", "12", "--acts", "f32", "--json", *words).stdout)
+                for words in (flags, rules)]
+        assert said[0]["text"] == said[1]["text"] != ""
+
+    def test_a_gpu_that_is_not_there(self, tmp_path):
+        path = tmp_path / "r.yaml"
+        path.write_text(self.RULES)
+        done = kt("estimate", str(DEMO), "--gpu", "7", "--rules", str(path))
+        line, = done.stderr.splitlines()
+        assert done.returncode != 0 and line.startswith(f"kt: {path}:1: rule 1: lm_head: on cuda:0: ") and "--rule-devices cuda=cpu" in line
+
+    def test_rules_that_say_cpu_leave_the_gpu(self):
+        done = json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", "--place", "layers=cpu").stdout)
+        assert "gpu" not in done
+        done = kt("estimate", str(DEMO), "--gpu", "0", "--place", "layers\\.0\\.=cpu")
+        assert done.returncode == 4 and "dense parts in two places are not there yet" in done.stderr

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt
 FILES = ["bin/kt", "share/man/man1/kt.1", "share/bash-completion/completions/kt", "share/zsh/site-functions/_kt",
          "share/fish/vendor_completions.d/kt.fish", "share/kt/demo/stories.txt",
          "share/kt/demo/tiny-deepseekv3/config.json", "share/kt/demo/tiny-deepseekv3/tokenizer.json",
-         "share/kt/demo/tiny-deepseekv3/model-00001-of-00002.safetensors", "share/doc/kt/README.md",
+         "share/kt/demo/tiny-deepseekv3/model-00001-of-00002.safetensors",
+         "share/kt/demo/tiny-deepseekv3/model-00002-of-00002.safetensors", "share/doc/kt/README.md",
          "share/doc/kt/LICENSE", "lib/systemd/system/kt.service", "lib/sysusers.d/kt.conf"]
 
 
@@ -45,6 +46,7 @@ def test_files(prefix):
     assert set(FILES) <= found
     strangers = {name for name in found if not name.startswith(("bin/kt", "share/"))} - set(FILES)
     assert not strangers
+    assert not any(name.endswith(".tar.xz") for name in found)  # the demo is there unpacked
     assert os.access(prefix / "bin/kt", os.X_OK)
 
 

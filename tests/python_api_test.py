@@ -385,8 +385,6 @@ def test_bad_constructor_arguments():
     refused(ValueError, "mode is 'train'", lambda: wrapper(mode="train", load=False))
     refused(ValueError, f"hidden_size is {2**31}", lambda: wrapper(hidden=2**31, load=False))
     refused(ValueError, f"layer_idx is {2**40}", lambda: wrapper(layer_idx=2**40, load=False))
-    refused(NotImplementedError, "sft", lambda: wrapper(mode="sft", load=False))
-    refused(NotImplementedError, "KTMoEWrapper", lambda: kt_kernel.AMXSFTMoEWrapper(0))
     refused(ValueError, "num_experts is 0", lambda: wrapper(num_experts=0, load=False))
     refused(ValueError, "9 of 8 experts", lambda: wrapper(num_experts_per_tok=9, load=False))
     refused(ValueError, "num_gpu_experts is 9 of 8", lambda: wrapper(num_gpu_experts=9, load=False))

@@ -108,10 +108,13 @@ def tagged(wheel, tmp_path_factory):
 def look_into(file):
     names = zipfile.ZipFile(file).namelist()
     for wanted in ("kt_kernel/__init__.py", "kt_kernel/py.typed", "kt_kernel/kt_kernel_ext.pyi", "kt_kernel/ext_moe.py",
-                   "kt_kernel/transformers/__init__.py"):
+                   "kt_kernel/transformers/__init__.py", "kt_kernel/sft/__init__.py"):
         assert wanted in names
     assert any(re.fullmatch(r"kt_kernel/kt_kernel_ext\..*so", name) for name in names)
     assert any(name.endswith("data/scripts/kt") for name in names)
+    # The demo's weights are there unpacked; in the sdist, packed.
+    assert len([name for name in names if re.search(r"data/share/kt/demo/tiny-deepseekv3/.*\.safetensors$", name)]) == 2
+    assert not any(name.endswith(".tar.xz") for name in names)
     # The tag and the extension say the same about the stable ABI.
     assert any(name.endswith(".abi3.so") for name in names) == ("-abi3-" in file.name)
     strangers = [name for name in names if not re.match(r"kt_kernel(/|-[^/]*\.(dist-info|data)/)", name)]
@@ -161,7 +164,7 @@ def test_the_sdist_has_what_it_is_built_of(tmp_path):
                          cwd=ROOT, capture_output=True, text=True)
     wanted = set(git.stdout.splitlines()) if git.returncode == 0 else {"CMakeLists.txt", "src/cli/main.cc", "python/CMakeLists.txt"}
     assert wanted and not {name for name in wanted - names if (ROOT / name).exists()}
-    assert not [name for name in names if re.match(r"(build|dist|out)\b", name)]
+    assert not [name for name in names if re.match(r"(build|dist|out)\b|demo/.*(safetensors|unpacked)$", name)]
 
 
 def test_the_sdist_builds_in_an_empty_environment(tmp_path):

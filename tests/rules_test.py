@@ -14,6 +14,7 @@ import warnings
 
 import pytest
 import rule_files
+from rule_walk import text_of, walk
 
 yaml = pytest.importorskip("yaml", reason="the pyyaml package is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -24,27 +25,6 @@ PROBE = os.environ.get("KT_RULES_PROBE")
 FOLDER = os.environ.get("KT_RULE_FILES")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_RULES_PROBE does not name rules_probe")
 FAMILIES = [key for key in tiny_models.MODELS if "-" not in key]
-
-
-def text_of(rules):
-    """As published files are laid out."""
-    lines = []
-    for rule in rules:
-        lines.append("- match:")
-        for key, value in rule["match"].items():
-            lines.append(f"    {key}: {json.dumps(value) + '  # regular expression' if key == 'name' else value}")
-        lines += ["  replace:", f"    class: {rule['replace']['class']}"]
-        if "kwargs" in rule["replace"]:
-            lines.append("    kwargs:")
-            for key, value in rule["replace"]["kwargs"].items():
-                if isinstance(value, dict):
-                    lines += [f"      {key}:"] + [f"        {layer}: {json.dumps(device)}" for layer, device in value.items()]
-                else:
-                    lines.append(f"      {key}: {json.dumps(value)}")
-        if "recursive" in rule:
-            lines.append("  recursive: False # don't recursively inject submodules of this module")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def written(folder):
@@ -257,36 +237,6 @@ def tree_of(family, layers):
     config = config_of(family, layers)
     with torch.device("meta"):
         return config, getattr(transformers, tiny_models.MODELS[family][0] + "ForCausalLM")(config)
-
-
-# What older modeling files call the classes of transformers 5 (spec/rules.md, A8).
-ALIASES = {"DeepseekV2MoE": {"DeepseekV2Moe"}, "DeepseekV2YarnRotaryEmbedding": {"DeepseekV2RotaryEmbedding"},
-           "MoEGate": {"DeepseekV2TopkRouter", "DeepseekV3TopkRouter"}, "Qwen2MoeRotaryEmbedding": {"Qwen3MoeRotaryEmbedding"}}
-
-
-def spelled(name, pattern):
-    """The name as the pattern has it, where that is older or newer."""
-    block = next((word for word in ("block_sparse_moe", "feed_forward") if word in pattern), "mlp")
-    return name.replace(".mlp", "." + block, 1)
-
-
-def walk(module, name, rules, out):
-    """First match, depth first; {name: number of the rule}."""
-    words = {kind.__name__ for kind in type(module).__mro__}
-    number = None
-    for i, rule in enumerate(rules):
-        match = rule["match"]
-        wanted = match.get("class", "").rpartition(".")[2]
-        if wanted and not words & ({wanted} | ALIASES.get(wanted, set())):
-            continue
-        if "name" in match and not re.search(match["name"], spelled(name, match["name"])):
-            continue
-        number = i
-        break
-    out[name] = number
-    if number is None or rules[number].get("recursive", True):
-        for child, below in module.named_children():
-            walk(below, f"{name}.{child}" if name else child, rules, out)
 
 
 def ours_of(line, names):

@@ -1,0 +1,78 @@
+"""The papers against the tree: links lead somewhere, every paper is in the index, every variable that the product reads is in the table
+and the table holds no other."""
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAPERS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "demo").glob("*.md")])
+# A name between quotes where the environment is asked, in C++ and in Python.
+ASKED = re.compile(r'(?:getenv|is_set|setting|variable|environ\.get|environ)[(\[]\s*"([A-Z][A-Z_0-9]+)"')
+# Lists that are walked with one of those functions.
+LISTED = re.compile(r"for \(const char\* ?(?:const )?\w+ ?:\s*\{([^}]*)\}")
+SET_FOR_OTHERS = {"HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_VERBOSITY"}
+
+
+def prose(paper):
+    """A paper without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", paper.read_text(), flags=re.S | re.M)
+
+
+def anchor(heading):
+    """What hubs of repositories make of a heading."""
+    plain = re.sub(r"[`*]", "", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def anchors(paper):
+    text = prose(paper)
+    return {anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")} | set(re.findall(r'id="([^"]+)"', text))
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(paper):
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(paper)) + re.findall(r'(?:src|srcset)="([^"]+)"', prose(paper))
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, place = link.partition("#")
+        target = (paper.parent / path).resolve() if path else paper
+        assert target.exists(), f"{paper.name}: no {path}"
+        if place:
+            assert place in anchors(target), f"{paper.name}: {target.name} has no heading for #{place}"
+
+
+def test_every_paper_is_in_the_index():
+    index = (DOCS / "README.md").read_text()
+    missing = [path.name for path in DOCS.glob("*.md") if path.name != "README.md" and f"]({path.name})" not in index]
+    assert not missing
+
+
+def sources():
+    listed = subprocess.run(["git", "ls-files", "src", "python/kt_kernel"], cwd=ROOT, capture_output=True, text=True)
+    names = listed.stdout.split() or [str(p.relative_to(ROOT)) for d in ("src", "python/kt_kernel") for p in (ROOT / d).rglob("*.*")]
+    for name in names:
+        fake = "_test." in name or "/fake_gpu" in name
+        if name.endswith((".cc", ".h", ".py")) and not fake:
+            yield (ROOT / name).read_text()
+
+
+def test_every_variable_is_in_the_table():
+    read = set()
+    for text in sources():
+        read.update(ASKED.findall(text))
+        if "getenv" in text:
+            for names in LISTED.findall(text):
+                read.update(re.findall(r'"([A-Z][A-Z_0-9]{3,})"', names))
+    assert {"KT_ISA", "KT_LOG_LEVEL", "HF_HUB_CACHE", "KT_PYTHON", "KT_KERNEL_DEBUG"} <= read  # the search finds them at all
+    told = set(re.findall(r"`([A-Z][A-Z_0-9]+)[`*]", (DOCS / "environment.md").read_text()))
+    assert sorted(read - told - SET_FOR_OTHERS) == []
+    # Nobody reads what is told: each name stands somewhere in the sources, scripts or tests.
+    tree = "\n".join(path.read_text(errors="ignore") for folder in ("src", "python", "scripts", "tests", "cmake")
+                     for path in (ROOT / folder).rglob("*") if path.suffix in {".cc", ".h", ".py", ".sh", ".cmake"})
+    tree += (ROOT / "install.sh").read_text()
+    driver_or_curl = {"CUDA_VISIBLE_DEVICES", "HTTPS_PROXY"}
+    assert sorted(name for name in told - driver_or_curl if name not in tree) == []
