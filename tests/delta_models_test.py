@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
@@ -169,19 +170,38 @@ def readable(folder, key):
     return folder
 
 
-def complete(url, ids, tokens):
-    body = json.dumps(dict(prompt=ids, max_tokens=tokens, temperature=0, ignore_eos=True, stop_token_ids=[])).encode()
-    asked = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=300) as reply:
+def asked(url, path, **body):
+    body = json.dumps(dict(temperature=0, ignore_eos=True, **body)).encode()
+    return urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
+
+
+def answered(url, path, **body):
+    """The choices, and how many of the prompt's tokens were found in the cache."""
+    with urllib.request.urlopen(asked(url, path, **body), timeout=300) as reply:
         answer = json.loads(reply.read())
     used = answer["usage"].get("prompt_tokens_details") or {}
-    return answer["choices"][0]["text"], used.get("cached_tokens", 0)
+    return answer["choices"], used.get("cached_tokens", 0)
+
+
+def complete(url, ids, tokens):
+    choices, cached = answered(url, "/v1/completions", prompt=ids, max_tokens=tokens, stop_token_ids=[])
+    return choices[0]["text"], cached
 
 
 def metrics(url):
     with urllib.request.urlopen(url + "/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("kt_") and "{" not in line}
+
+
+def settled(url):
+    """The metrics once no sequence runs: an answer ends a moment before what it held is counted as free."""
+    for _ in range(200):
+        found = metrics(url)
+        if found["kt_requests_running"] == 0 and found["kt_state_slots_held"] == 0:
+            break
+        time.sleep(0.05)
+    return found
 
 
 @pytest.mark.parametrize("snapshots", [None, "0"])
@@ -205,11 +225,48 @@ def test_served_together_preempted_and_resumed(root, tmp_path, snapshots):
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
             together = list(pool.map(lambda ids: complete(server.url, ids, 80)[0], prompts))
             long = list(pool.map(lambda ids: complete(server.url, ids[-40:], 140)[0], prompts[:4]))
-        after = metrics(server.url)
+        after = settled(server.url)
         assert long == [complete(server.url, ids[-40:], 140)[0] for ids in prompts[:4]]
     assert together == alone
     assert after["kt_state_slots_held"] == 0 and after["kt_state_slots"] >= 4
     assert after["kt_preemptions_total"] > 0
+
+
+def test_snapshots_of_a_conversation(root, tmp_path):
+    """There is one before the last message, answers to one prompt share its own, and who leaves gives its slot back."""
+    folder = readable(tmp_path / "model", "qwen3_next")
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+                        "{% if add_generation_prompt %}[assistant] {% endif %}")
+    story = "Once upon a time there was a little fox who lived in a big wood. " * 12
+    flags = ["--acts", "f32", "--kv", "f32", "--cpu-threads", "2", "--chat-template", template]
+
+    def chat(url, last, **more):
+        messages = [{"role": "system", "content": story}, {"role": "user", "content": "Hello."},
+                    {"role": "assistant", "content": "Hello, fox."}, {"role": "user", "content": last}]
+        return answered(url, "/v1/chat/completions", messages=messages, max_tokens=20, **more)
+
+    last = "Tell me more of the wood and of all that was in it, " * 8
+    with Server(folder, *flags, "--state-snapshots", "0") as server:
+        alone = [chat(server.url, words)[0][0]["message"] for words in (last, "And then? " + last)]
+    with Server(folder, *flags) as server:
+        first, cached = chat(server.url, last)
+        assert cached == 0 and first[0]["message"] == alone[0]
+        second, cached = chat(server.url, "And then? " + last)
+        assert cached >= 64 and cached % 64 == 0 and second[0]["message"] == alone[1]
+        before = settled(server.url)
+        several, _ = chat(server.url, last, n=3)
+        after = settled(server.url)
+        assert [choice["message"] for choice in several] == [alone[0]] * 3
+        fed = after["kt_tokens_fed_total"] - before["kt_tokens_fed_total"]
+        assert fed <= 3 * (64 + 20), fed  # from the last border on, and the answers
+        with urllib.request.urlopen(asked(server.url, "/v1/completions", prompt="Once upon a time", max_tokens=1500, stream=True),
+                                    timeout=60) as stream:
+            stream.readline()
+            assert metrics(server.url)["kt_state_slots_held"] == 1
+        left = settled(server.url)
+        assert left["kt_state_slots_held"] == left["kt_kv_pages_held"] == 0
+        assert left["kt_tokens_fed_total"] < after["kt_tokens_fed_total"] + 1500
 
 
 # --- sizes and places -------------------------------------------------------------------------------------------------

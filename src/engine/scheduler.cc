@@ -206,25 +206,30 @@ int Scheduler::chunk_of(const Job& job, int budget) const {
 // Where a sequence that has just been admitted should leave snapshots for others:
 // - at the last border that leaves a token to run, for the same prompt again and for prompts that continue it:
 //   the next turn of a chat, or another answer;
+// - where the request says that others will part from it: before the last message, if that is asked in other words,
+//   or if the template writes it otherwise once it is not the last;
 // - where the beginning ends that it has in common with one before: if two have it, more will, as with the
 //   instructions that all prompts of an application share. The first to come cannot know where that is.
 //   (A running sequence learns of such a place from those that wait: begins_like_running.)
-// Other borders of the prompt get none that lasts. One rolling snapshot follows it, a milestone at a time, so
-// that preemption, or a client that goes away and comes back, does not cost all of a long prompt; and then,
-// page by page, the answer, which is part of the next turn.
+// Other borders of the prompt get none that lasts but milestones, as long as no other snapshot needs their slots: for
+// prompts that part earlier, and so that preemption, or a client that goes away and comes back, does not cost all of a
+// long one. A rolling snapshot follows the answer, which is part of the next turn, page by page.
 void Scheduler::want_snapshots(Job& job) {
   if (!store_.has_states()) return;
-  job.snapshots = {(static_cast<int>(job.tokens.size()) - 1) / kPageTokens * kPageTokens,
-                   job.sequence->known()};
+  const auto border = [](size_t tokens) { return static_cast<int>(tokens) / kPageTokens * kPageTokens; };
+  job.snapshots = {border(job.tokens.size() - 1), border(job.request.likely_shared), job.sequence->known()};
 }
 
 void Scheduler::keep_snapshot(Job& job) {
   const int position = job.sequence->tokens();
   if (!store_.has_states() || position % kPageTokens != 0) return;
   const bool in_prompt = position < static_cast<int>(job.request.prompt.size());
-  const bool wanted = job.snapshots.contains(position);
-  if (!in_prompt || wanted || position % kMilestone == 0)
-    job.sequence->snapshot(in_prompt && wanted ? SnapshotKind::kLasting : SnapshotKind::kRolling);
+  if (!in_prompt)
+    job.sequence->snapshot(SnapshotKind::kRolling);
+  else if (job.snapshots.contains(position))
+    job.sequence->snapshot(SnapshotKind::kLasting);
+  else if (position % kMilestone == 0)
+    job.sequence->snapshot(SnapshotKind::kMilestone);
 }
 
 // Makes room for what was planned, oldest first; false if that cost others their pages.

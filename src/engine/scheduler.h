@@ -67,6 +67,9 @@ struct GenerateRequest {
   // The first of them that is reported, at least 1: those before cost what they cost anyway.
   size_t prompt_logprobs_from = 1;
   int adapter = -1;  // StepModel's; -1: none
+  // Of the prompt, how many tokens prompts to come are likely to begin with besides all of them: a conversation's without
+  // its last message. Where the model has states, that they may go on from there is worth a snapshot. 0: not known.
+  size_t likely_shared = 0;
   // What the answer is held to, for this request alone; at its beginning. If it throws, the request ends with
   // that error. It is asked once for each token, in order: preemption feeds tokens again but samples none.
   std::shared_ptr<TokenConstraint> constraint = {};
@@ -150,8 +153,8 @@ class Scheduler {
   bool report(Job& job, const GenerateEvent& event);
   void remove_ended();
 
-  // Tokens between rolling snapshots of a long prompt.
-  static constexpr int kMilestone = 32 * kPageTokens;
+  // Tokens between the milestones of a long prompt.
+  static constexpr int kMilestone = 64 * kPageTokens;
   // Prompt tokens whose logits a step gives, for all requests together: 80 MB for 150,000 tokens.
   static constexpr int kMostScored = 128;
 

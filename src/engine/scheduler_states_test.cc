@@ -100,8 +100,8 @@ TEST(SchedulerStates, LongPromptsLeaveFewSnapshots) {
   Scheduler scheduler(model, nullptr, {.step_tokens = 512, .sequences = 2});
   const GenerateRequest request{.prompt = random_tokens(10000, 1), .max_tokens = 2};
   answer(scheduler, model, request);
-  EXPECT_EQ(scheduler.stats().snapshots, 2);  // the last border and the last milestone
-  EXPECT_EQ(model.copies, 1u + 10000 / 2048);
+  EXPECT_EQ(scheduler.stats().snapshots, 3);  // the last border and two milestones
+  EXPECT_EQ(model.copies, 1u + 10000 / 4096);
   EXPECT_EQ(answer(scheduler, model, request).cached_tokens, 9984);
 }
 
@@ -112,14 +112,50 @@ TEST(SchedulerStates, MilestonesSurviveCancelling) {
   const GenerateRequest request{.prompt = random_tokens(10000, 1), .max_tokens = 2};
   Heard heard;
   const RequestId id = scheduler.submit(heard_by(heard, request));
-  for (int i = 0; i < 12; ++i) scheduler.run_once();
+  for (int i = 0; i < 19; ++i) scheduler.run_once();
   EXPECT_EQ(scheduler.stats().slots_held, 1);
   scheduler.cancel(id);
   EXPECT_FALSE(scheduler.run_once());
   EXPECT_EQ(scheduler.stats().slots_held, 0);
   EXPECT_EQ(scheduler.stats().pages_held, 0);
-  EXPECT_EQ(scheduler.stats().snapshots, 1);  // they roll
-  EXPECT_EQ(answer(scheduler, model, request).cached_tokens, 4096);
+  EXPECT_EQ(scheduler.stats().snapshots, 2);
+  EXPECT_EQ(answer(scheduler, model, request).cached_tokens, 8192);
+}
+
+// However long a prompt is, its milestones push out each other and not what other prompts end with.
+TEST(SchedulerStates, MilestonesMakeWayForOthers) {
+  FakeModel model({.context = 40000, .pages = 800, .slots = 6});
+  Scheduler scheduler(model, nullptr, {.step_tokens = 512, .sequences = 2});
+  std::vector<GenerateRequest> shorts;
+  for (uint32_t i = 0; i < 3; ++i) {
+    shorts.push_back({.prompt = random_tokens(100, 10 + i), .max_tokens = 1});
+    answer(scheduler, model, shorts.back());
+  }
+  const GenerateRequest request{.prompt = random_tokens(20000, 1), .max_tokens = 2};
+  answer(scheduler, model, request);
+  EXPECT_EQ(scheduler.stats().snapshots, 5);
+  for (const GenerateRequest& one : shorts) EXPECT_EQ(answer(scheduler, model, one).cached_tokens, 64);
+  EXPECT_EQ(answer(scheduler, model, request).cached_tokens, 19968);
+  // Who parts from it in the middle finds the last milestone, which counts as the others from then on.
+  GenerateRequest parted = request;
+  parted.prompt.resize(19000);
+  parted.prompt.back() ^= 1;
+  parted.prompt[17000] ^= 1;
+  EXPECT_EQ(answer(scheduler, model, parted).cached_tokens, 16384);
+}
+
+// Where the caller knows where prompts to come will part from this one, they begin there.
+TEST(SchedulerStates, ASnapshotBeforeWhatIsLikelyToChange) {
+  FakeModel model({.slots = 8});
+  Scheduler scheduler(model, nullptr, {});
+  const Tokens before = random_tokens(200, 1);
+  const auto request = [&](uint32_t seed, size_t likely) {
+    return GenerateRequest{
+        .prompt = joined(before, random_tokens(150, seed)), .max_tokens = 5, .likely_shared = likely};
+  };
+  EXPECT_EQ(answer(scheduler, model, request(2, 200)).cached_tokens, 0);
+  EXPECT_EQ(scheduler.stats().snapshots, 2);
+  EXPECT_EQ(answer(scheduler, model, request(3, 0)).cached_tokens, 192);
 }
 
 // A long prompt that stops for a snapshot lets others in; it does not stall them when it goes on.

@@ -139,9 +139,12 @@ StoredSequence SequenceStore::start_behind(std::span<const int32_t> known, uint6
 
 bool SequenceStore::free_a_slot() {
   if (!free_slots_.empty()) return true;
+  const auto worth = [](const Slot& one) {
+    return std::pair(one.kind != SnapshotKind::kMilestone, one.used);
+  };
   const Slot* oldest = nullptr;
   for (const Slot& one : slots_)
-    if (one.page != kNone && one.beginners == 0 && (!oldest || one.used < oldest->used)) oldest = &one;
+    if (one.page != kNone && one.beginners == 0 && (!oldest || worth(one) < worth(*oldest))) oldest = &one;
   if (!oldest) return false;
   drop_snapshot(oldest->page);
   return true;

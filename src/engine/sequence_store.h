@@ -27,8 +27,9 @@ struct StoreSizes {
 };
 
 enum class SnapshotKind {
-  kLasting,  // stays until its slot or its page is needed
-  kRolling,  // as well, but makes way for the next one of the same sequence unless somebody began from it
+  kLasting,    // stays until its slot or its page is needed
+  kMilestone,  // as well, but makes way for any other, unless somebody began from it
+  kRolling,    // as kLasting, but makes way for the next one of the same sequence unless somebody began from it
 };
 
 // A page is free, held by one or more sequences, or cached: full, held by nobody, findable by its tokens and
@@ -36,7 +37,8 @@ enum class SnapshotKind {
 // page never before those that continue it, for whoever uses those uses it too. A snapshot goes with its page.
 //
 // A slot is free, held by one sequence that runs, or holds a snapshot. There are fewer slots than pages, so
-// snapshots are given away on their own too, the least recently used first, whether their page is held or not.
+// snapshots are given away on their own too, milestones before the others and then the least recently used first,
+// whether their page is held or not.
 class SequenceStore {
  public:
   using CopyState = std::function<void(int from_slot, int to_slot)>;

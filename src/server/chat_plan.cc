@@ -1,5 +1,8 @@
 #include "server/chat_plan.h"
 
+#include <algorithm>
+#include <span>
+
 #include "base/error.h"
 #include "server/api_error.h"
 #include "server/generation.h"
@@ -35,9 +38,7 @@ Conversation read_conversation(Service& service, const OrderedJson& body) {
   return out;
 }
 
-// The prompt's tokens, and whether it ends inside a thought.
-std::vector<TokenId> render(Service& service, const OrderedJson& body, const Conversation& talk,
-                            ReplyParser::Start& start) {
+TemplateVariables variables_of(Service& service, const OrderedJson& body, const Conversation& talk) {
   TemplateVariables variables = service.model().template_tokens();
   variables["documents"] = nullptr;  // templates ask whether it is none
   variables["add_generation_prompt"] = true;
@@ -48,11 +49,34 @@ std::vector<TokenId> render(Service& service, const OrderedJson& body, const Con
   }
   variables["messages"] = talk.messages;
   variables["tools"] = talk.tools;
+  return variables;
+}
+
+// The prompt's tokens, and whether it ends inside a thought.
+std::vector<TokenId> render(Service& service, const TemplateVariables& variables, const Conversation& talk,
+                            ReplyParser::Start& start) {
   PromptGuard guard(service.tokenizer());
   const std::string rendered = service.chat_template()->render(guard.protect(variables));
   start.thinking = prompt_opens_thinking(talk.syntax, guard.plain(rendered));
   service.check_length(rendered, "messages");
   return guard.encode(rendered);
+}
+
+// How many of the prompt's tokens stay when its last message is another. 0 where the template says nothing of that: some
+// refuse a conversation that ends elsewhere.
+size_t without_last_message(Service& service, TemplateVariables variables, std::span<const TokenId> prompt) {
+  OrderedJson& messages = variables["messages"];
+  if (messages.size() < 2) return 0;
+  messages.erase(messages.size() - 1);
+  variables["add_generation_prompt"] = false;
+  try {
+    PromptGuard guard(service.tokenizer());
+    const std::vector<TokenId> shorter =
+        guard.encode(service.chat_template()->render(guard.protect(variables)));
+    return static_cast<size_t>(std::ranges::mismatch(shorter, prompt).in1 - shorter.begin());
+  } catch (const Error&) {
+    return 0;
+  }
 }
 
 Grammar grammar_of(Service& service, const Fields& body, const Conversation& talk,
@@ -89,7 +113,10 @@ ChatPlan plan_chat(Service& service, const OrderedJson& json) {
     plan.syntax = talk.syntax;
     plan.start.tools = talk.choice.kind != ToolChoice::Kind::kNone;
     if (plan.start.tools) plan.start.types = std::make_shared<const ArgumentTypes>(talk.offered);
-    base.prompt = render(service, json, talk, plan.start);
+    const TemplateVariables variables = variables_of(service, json, talk);
+    base.prompt = render(service, variables, talk, plan.start);
+    if (service.runner().state_slots() > 0)
+      base.likely_shared = without_last_message(service, variables, base.prompt);
     grammar = grammar_of(service, body, talk, plan.start);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kInternal) throw;
