@@ -4,6 +4,7 @@ KT_TEST_CUDA names the folder with the driver's libcuda.so.1, KT_PROGRAM the pro
 import importlib.util
 import json
 import pathlib
+import re
 import sys
 
 import pytest
@@ -25,6 +26,14 @@ def ok(*words, **environment):
     done = kt(*words, **environment)
     assert done.returncode == 0, (words, done.stderr)
     return done
+
+
+def of_the_model(estimate):
+    """What `kt estimate` printed, without what a process takes and a machine has free: that differs from run to run."""
+    lines = estimate.splitlines()
+    kept = [line for line in lines if not re.search("the process itself|in all| available: ", line)]
+    assert len(kept) == len(lines) - 3, estimate
+    return kept
 
 
 def gpu_of(*words, **environment):
@@ -197,7 +206,7 @@ class TestRefusals:
     def test_auto_says_why_it_leaves_the_gpu(self):
         plain = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "off")
         done = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "auto", "--gpu-memory", "20MiB")
-        assert done.stdout == plain.stdout
+        assert of_the_model(done.stdout) == of_the_model(plain.stdout)
         assert done.stderr.startswith("kt: note: everything runs on the CPU: GPU 0 (test driver): ") and "--kv int8" in done.stderr
         served = ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "auto", "--gpu-memory", "20MiB")
         assert "gpu" not in json.loads(served.stdout) and served.stderr.count("everything runs on the CPU") == 1
@@ -211,7 +220,7 @@ class TestWithoutAGpu:
         off = ("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "off")
         done = ok(*off, *self.FLAGS)
         assert done.stderr == "kt: note: --gpu-memory, --gpu-experts, --expert-placement: ignored, no GPU is used; see --gpu\n"
-        assert done.stdout == ok(*off).stdout
+        assert of_the_model(done.stdout) == of_the_model(ok(*off).stdout)
 
     def test_of_the_server(self, place):
         said = place.plan(*self.FLAGS, "--mem-fraction-static", "0.9", "--init-expert-location", "counts.pt")
