@@ -341,10 +341,11 @@ void run(RunFlags flags) {
   progress.end();
   std::printf("loaded in %s s\n", three_digits(model.load_seconds()).c_str());
   stop = std::make_unique<StopSignals>();
-  server->serve(model, std::move(service));
-  serve(*server, *stop, flags);
-  reload.reset();
-  server.reset();  // before the model
+  // Gone before the model, also where serving ends with an error: its threads look at what the model counts.
+  const std::unique_ptr<Server> serving = std::move(server);
+  const std::unique_ptr<ReloadOnHangup> reloading = std::move(reload);
+  serving->serve(model, std::move(service));
+  serve(*serving, *stop, flags);
 }
 
 void add_access(CLI::App& verb, RunFlags& flags) {
