@@ -49,6 +49,9 @@ def test_every_paper_is_in_the_index():
     index = (DOCS / "README.md").read_text()
     missing = [path.name for path in DOCS.glob("*.md") if path.name != "README.md" and f"]({path.name})" not in index]
     assert not missing
+    # So is every page of figures, on the first one of them.
+    first = (DOCS / "benchmarks.md").read_text()
+    assert not [path.name for path in (DOCS / "benchmarks").glob("*.md") if f"](benchmarks/{path.name}" not in first]
 
 
 def sources():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast `kt quant` converts and how fast its files load, as docs/benchmarks.md has it: a bf16 checkpoint of the given
+"""How fast `kt quant` converts and how fast its files load, as docs/benchmarks/conversion.md has it: a bf16 checkpoint of the given
 size, converted from the page cache into a memory file system and onto the disk, with the peak of anonymous memory; then
 `kt microbench load` of what was written.
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What rounding activations would cost a model, emulated in torch before there is a kernel for it: KL from f32, perplexity
-and the same best token, as "Rounded activations" of docs/benchmarks.md has it. The input of every Linear is rounded. Needs
+and the same best token, as docs/benchmarks/activations.md has it. The input of every Linear is rounded. Needs
 torch, transformers and, for a GGUF file, gguf.
 
     emulate_activations.py MODEL.gguf --file TEXT span:16 span:32 far:9 far:7 bf16

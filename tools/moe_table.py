@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the JSON of `kt microbench moe` as a Markdown table, for docs/benchmarks.md: moe_table.py FILE..."""
+"""Prints the JSON of `kt microbench moe` as a Markdown table, for docs/benchmarks/layers.md: moe_table.py FILE..."""
 import json
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What rounding costs a model, as the tables of docs/benchmarks.md print it: KL and perplexity by `kt perplexity`.
+"""What rounding costs a model, as the tables of docs/benchmarks/quality.md print it: KL and perplexity by `kt perplexity`.
 
     quality_table.py weights --file TEXT MODEL...       experts rounded to nearest, arithmetic in f32, against those stored
     quality_table.py activations --file TEXT MODEL...   all matrices rounded; against the same weights in f32 arithmetic:

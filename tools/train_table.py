@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Figures of training beside what is asked of them, as Markdown for docs/benchmarks.md:
+"""Figures of training beside what is asked of them, as Markdown for docs/benchmarks/training.md:
 
     train_table.py FILE...
 
