@@ -54,6 +54,34 @@ def test_every_paper_is_in_the_index():
     assert not [path.name for path in (DOCS / "benchmarks").glob("*.md") if f"](benchmarks/{path.name}" not in first]
 
 
+# A step of the tour: a file, its functions, what happens.
+STEP = re.compile(r"^\| `([^`]+)` \| (`[^|]+`) \| .+ \|$", re.M)
+
+
+def defines(text, name):
+    """Whether a file has that function or class: C++, Python or JavaScript; `Owner::name` and `Owner.name` too."""
+    owner, _, last = name.replace(".", "::").rpartition("::")
+    if owner and f"{owner}::{last}(" not in text and not re.search(rf"\b(?:class|struct) {owner}\b", text):
+        return False
+    return bool(re.search(rf"\b{last}\(|\b(?:class|struct) {last}\b", text))
+
+
+def test_the_tour_names_what_is_there():
+    tour = (DOCS / "internals.md").read_text()
+    steps = STEP.findall(tour)
+    rows = [line for line in tour.splitlines() if line.startswith("| `")]
+    assert len(steps) == len(rows) > 60
+    faults = [(file, name) for file, names in steps for name in re.findall(r"`([^`]+)`", names)
+              if not (ROOT / file).is_file() or not defines((ROOT / file).read_text(), name)]
+    assert not faults
+    assert not defines("int f(); struct S {};", "g") and not defines("void A::f() {}", "B::f")
+    # Files and functions between the tables.
+    mentioned = set(re.findall(r"`((?:src|python)/[\w./]+)`", tour))
+    assert not [name for name in mentioned if not (ROOT / name).exists()]
+    texts = [(ROOT / name).read_text() for name in mentioned if (ROOT / name).is_file()]
+    assert not [name for name in re.findall(r"`(\w+::\w+)`", tour) if not any(defines(text, name) for text in texts)]
+
+
 def sources():
     listed = subprocess.run(["git", "ls-files", "src", "python/kt_kernel"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.split() or [str(p.relative_to(ROOT)) for d in ("src", "python/kt_kernel") for p in (ROOT / d).rglob("*.*")]
