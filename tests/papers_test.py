@@ -82,6 +82,16 @@ def test_the_tour_names_what_is_there():
     assert not [name for name in re.findall(r"`(\w+::\w+)`", tour) if not any(defines(text, name) for text in texts)]
 
 
+def test_design_names_what_is_there():
+    """Its files and folders, but patterns and what is a word with a stroke."""
+    names = set(re.findall(r"`([\w.]+/[\w./]*)`", (ROOT / "DESIGN.md").read_text()))
+    words = {"hybrid/ExpertLayer", "new/delete", "snake_case.h/.cc/.cu"}
+    places = [ROOT, ROOT / "src", ROOT / "python", ROOT / "python/kt_kernel/sft"]
+    assert len(names) > 60
+    assert not [name for name in sorted(names - words)
+                if not any((place / (name + end)).exists() for place in places for end in ("", ".cc", ".h", ".py"))]
+
+
 def sources():
     listed = subprocess.run(["git", "ls-files", "src", "python/kt_kernel"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.split() or [str(p.relative_to(ROOT)) for d in ("src", "python/kt_kernel") for p in (ROOT / d).rglob("*.*")]
