@@ -1,7 +1,11 @@
-"""The papers against the tree: links lead somewhere, every paper is in the index, every variable that the product reads is in the table
-and the table holds no other."""
+"""The papers against the tree: links lead somewhere, every paper is in the index, files and functions that are named are there, every
+variable that the product reads is in the table and the table holds no other."""
+import email
+import json
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -90,6 +94,43 @@ def test_design_names_what_is_there():
     assert len(names) > 60
     assert not [name for name in sorted(names - words)
                 if not any((place / (name + end)).exists() for place in places for end in ("", ".cc", ".h", ".py"))]
+
+
+# --- files by which others build -------------------------------------------------------------------------------------
+
+def test_presets_set_what_there_is():
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())
+    told = (DOCS / "building.md").read_text()
+    names = {preset["name"] for preset in presets["configurePresets"]}
+    assert {"all", "native", "test"} <= names and all(f"`{name}`" in told for name in names)
+    for preset in presets["configurePresets"]:
+        for variable in preset["cacheVariables"]:
+            assert variable == "CMAKE_BUILD_TYPE" or f"`{variable}`" in told, variable
+    if shutil.which("cmake"):
+        listed = subprocess.run(["cmake", "--list-presets=all"], cwd=ROOT, capture_output=True, text=True)
+        assert listed.returncode == 0 and all(f'"{name}"' in listed.stdout for name in names), listed.stderr
+
+
+def test_what_was_not_run_says_so_and_calls_what_there_is():
+    docker, workflow = (ROOT / "Dockerfile").read_text(), (ROOT / ".github/workflows/test.yml").read_text()
+    for text in (docker, workflow):
+        assert "NOT RUN" in "".join(line for line in text.splitlines(True)[:3] if line.startswith("#"))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    called = set(re.findall(r"\bmake ([a-z-]+)", docker.split("FROM", 1)[1] + workflow.split("steps:", 1)[1]))
+    assert called == {"program", "test"} <= targets
+    for path in re.findall(r"\bscripts/\w+\.sh\b", docker + workflow):
+        assert os.access(ROOT / path, os.X_OK)
+
+
+def test_metadata_of_the_package(tmp_path, monkeypatch):
+    build = pytest.importorskip("scikit_build_core.build", reason="scikit-build-core is not installed")
+    monkeypatch.chdir(ROOT)
+    at = tmp_path / build.prepare_metadata_for_build_wheel(str(tmp_path))
+    said = email.message_from_string((at / "METADATA").read_text())
+    assert (at / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert said["Name"] == "kt-kernel" and said["License-Expression"] == "Apache-2.0" and said["Author"] and said["Keywords"]
+    assert re.search(rf"project\(kt VERSION {re.escape(said['Version'])} ", (ROOT / "CMakeLists.txt").read_text())
+    assert {"torch", "transformers", "sft", "llamafactory"} <= set(said.get_all("Provides-Extra"))
 
 
 def sources():
