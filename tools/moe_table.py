@@ -3,7 +3,8 @@
 import json
 import sys
 
-HEADS = ["shape", "isa", "format", "tokens", "us/layer", "GB/s", "TOPS", "limit", "limit us", "of limit", "best", "p90", "dropped"]
+HEADS = ["shape", "isa", "format", "tokens", "us/layer", "GB/s", "TOPS", "limit", "limit us", "of limit", "best", "p90",
+         "dropped"]
 
 
 def cells(row):
