@@ -104,7 +104,8 @@ SHORT = ["*.md", "Makefile", "Dockerfile", "*.json", "*.toml", "*.sh", "CMakeLis
 
 
 def test_no_long_lines():
-    files = [path for pattern in SHORT for path in ROOT.glob(pattern) if path.is_file()]
+    digested = ROOT / "scripts/kernels.sh"  # the archive of kernels says what it was made by, to the byte
+    files = [path for pattern in SHORT for path in ROOT.glob(pattern) if path.is_file() and path != digested]
     assert len(files) > 60
     assert not [f"{path.relative_to(ROOT)}:{number}" for path in files
                 for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
