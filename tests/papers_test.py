@@ -12,7 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAPERS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "demo").glob("*.md")])
+PAPERS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("demo/*.md"), *ROOT.glob("examples/*.md")])
 # A name between quotes where the environment is asked, in C++ and in Python.
 ASKED = re.compile(r'(?:getenv|is_set|setting|variable|environ\.get|environ)[(\[]\s*"([A-Z][A-Z_0-9]+)"')
 # Lists that are walked with one of those functions.
@@ -99,7 +99,7 @@ def test_design_names_what_is_there():
 
 # Where no line is over 120 columns. Still to come: parts of src/ that clang-format does not wrap, python/, tests/.
 SHORT = ["*.md", "Makefile", "Dockerfile", "*.json", "*.toml", "*.sh", "CMakeLists.txt", "cmake/*", "scripts/*",
-         "bench/*.sh", "examples/*/*", ".github/*/*", "src/*/CMakeLists.txt", "src/kernels/*.cmake",
+         "bench/*.sh", "examples/*", "examples/*/*", ".github/*/*", "src/*/CMakeLists.txt", "src/kernels/*.cmake",
          "python/CMakeLists.txt", "tests/CMakeLists.txt", "tests/exercises/*"]
 
 
