@@ -11,7 +11,8 @@
 #   make fuzz       every libFuzzer target for FUZZ_SECONDS (60) each; needs clang
 #   make bench      the speed tables of docs/benchmarks.md, a few minutes
 #   make soak       the demo server under mixed clients for SOAK_SECONDS (600): memory, latency, wrong replies
-#   make install    the program, man page, completions and demo under PREFIX (/usr/local); DESTDIR is respected
+#   make install    the program, man page, completions, demo, and what embeds the engine (docs/embed.md) under PREFIX
+#                   (/usr/local); DESTDIR is respected
 #   make package    a .deb and a .tar.gz in $(BUILD)
 #   make wheel      a wheel of kt-kernel (the Python package and the program) in dist/; make sdist: its sources
 #   make clean
@@ -33,7 +34,8 @@ CONFIGURE = cmake -S . -B $(BUILD) $(GENERATOR) $(CCACHE) $(if $(ISAS),-DKT_ISAS
 # A folder that was configured keeps its way to compile.
 CCACHE = $(if $(FRESH),$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache))
 
-.PHONY: all kernels build setup setup-tests demo test test-all format fuzz bench soak install package wheel sdist program clean
+.PHONY: all kernels build setup setup-tests demo test test-all format fuzz bench soak install package wheel sdist \
+  program clean
 
 all: build
 

@@ -6,8 +6,8 @@
 #   ./install.sh build [--manual]   compile in build/, put the program under the prefix and the package into a Python
 #
 #   --prefix DIR      for the program: /usr/local where that can be written to, else ~/.local
-#   --python PROGRAM  whose package: python3 of PATH. Where pip may not write to it (the system owns it), a Python environment
-#                     is made in PREFIX/share/kt/python
+#   --python PROGRAM  whose package: python3 of PATH. Where pip may not write to it (the system owns it), a Python
+#                     environment is made in PREFIX/share/kt/python
 #   --no-python       the program alone
 #   --dry-run         say what would be done, and stop
 #   -y, --yes         go on without asking; where there is no terminal nothing is asked anyway
@@ -39,7 +39,8 @@ explain_variables() {
   while IFS= read -r name; do
     case $name in
       CPUINFER_PARALLEL | CPUINFER_BUILD_TYPE | CPUINFER_VERBOSE | CPUINFER_FORCE_REBUILD) ;;
-      CPUINFER_CPU_INSTRUCT | CPUINFER_NATIVE | CPUINFER_ENABLE_AMX | CPUINFER_ENABLE_AVX* | CPUINFER_BUILD_ALL_VARIANTS)
+      CPUINFER_CPU_INSTRUCT | CPUINFER_NATIVE | CPUINFER_ENABLE_AMX | CPUINFER_ENABLE_AVX* | \
+        CPUINFER_BUILD_ALL_VARIANTS)
         note "$name=${!name} is ignored: all instruction sets are in one library (KT_ISA=name forces one at run time)"
         ;;
       *) note "$name=${!name} is ignored: this build has no such choice" ;;
@@ -54,7 +55,7 @@ can_write() {
   [ -d "$at" ] && [ -w "$at" ]
 }
 
-# Sets python_version, python_owner (pip: it may install there; system: it may not) and python_lacks (headers, pip, venv).
+# Sets python_version, python_owner (pip: it may install there; system: it may not), python_lacks (headers, pip, venv).
 look_at_python() {
   python_version='' python_owner='' python_lacks=''
   [ -n "$(command -v "$python")" ] || return 0
@@ -105,7 +106,8 @@ plan() {
   elif [ "$python_owner" = pip ]; then
     echo "  package   kt_kernel into Python $python_version, $(command -v "$python")"
   else
-    echo "  package   kt_kernel into $environment, an environment of Python $python_version ($(command -v "$python")), which pip may not change"
+    echo "  package   kt_kernel into $environment, an environment of Python $python_version" \
+      "($(command -v "$python")), which pip may not change"
   fi
 }
 
@@ -120,7 +122,8 @@ check() {
   elif [ "$(printf '%s\n' 3.10 "$python_version" | sort -V | head -n 1)" != 3.10 ]; then
     bad "$python is Python $python_version, kt_kernel wants 3.10 or newer: give --python PROGRAM or --no-python"
   elif [ -n "$python_lacks" ] && { [ "$what" = build ] || [ -z "$(python_packages)" ]; }; then
-    bad "Python $python_version ($(command -v "$python")) lacks its ${python_lacks//,/ and }: ./install.sh deps, or --python PROGRAM, or --no-python"
+    bad "Python $python_version ($(command -v "$python")) lacks its ${python_lacks//,/ and }:" \
+      "./install.sh deps, or --python PROGRAM, or --no-python"
   fi
 }
 
@@ -159,7 +162,9 @@ install_package() {
 finish() {
   echo "install.sh: installed $prefix/bin/kt"
   if [ $with_python = yes ]; then
-    (cd / && "$python" -c 'import kt_kernel as k; print("install.sh: installed kt_kernel", k.__version__, f"({k.__cpu_variant__})")')
+    (cd / &&
+      "$python" -c 'import kt_kernel as k
+print("install.sh: installed kt_kernel", k.__version__, f"({k.__cpu_variant__})")')
     [ "$python_owner" = pip ] || echo "install.sh: to use it: source $environment/bin/activate"
   fi
   case :$PATH: in

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The speed tables of docs/benchmarks.md on this machine: its limits, one MoE layer of two shapes in six formats, and loading
-# the demo model. A few minutes.
+# The speed tables of docs/benchmarks.md on this machine: its limits, one MoE layer of two shapes in six formats, and
+# loading the demo model. A few minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kt=${BUILD:-build}/bin/kt

@@ -18,7 +18,8 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
       DEPENDS ${paths} ${KT_EMBED_SCRIPT}
       COMMENT "Embedding ${name}"
       VERBATIM)
-    # Not a source of TARGET itself: its command would wait for all that TARGET links, and TARGET's files for the command.
+    # Not a source of TARGET itself: its command would wait for all that TARGET links, and TARGET's files for the
+    # command.
     add_library(${name} OBJECT ${out})
     target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${name}>)
@@ -35,7 +36,8 @@ foreach(file ${FILES})
   string(LENGTH "${bytes}" digits)
   math(EXPR size "${digits} / 2")
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
-  string(REGEX REPLACE "(0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,0x..,)" "\\1\n" bytes "${bytes}")
+  set(four "0x..,0x..,0x..,0x..,")
+  string(REGEX REPLACE "(${four}${four}${four}${four})" "\\1\n" bytes "${bytes}")
   # The zero at the end stands for an empty file, which C++ has no array for.
   string(APPEND arrays "const unsigned char bytes_${number}[] = {\n${bytes}0};\n")
   string(APPEND rows "    {\"${file}\", {reinterpret_cast<const char*>(bytes_${number}), ${size}}},\n")

@@ -10,7 +10,8 @@ else()
 endif()
 option(KT_PRECOMPILE "precompile the standard headers once" ${precompile})
 
-# kt_precompile(TARGET FIRST headers...): the first target that asks makes the headers, named FIRST; the others take them.
+# kt_precompile(TARGET FIRST headers...): the first target that asks makes the headers, named FIRST; the others take
+# them.
 function(kt_precompile target first)
   if(NOT KT_PRECOMPILE)
     return()
@@ -27,8 +28,8 @@ set(KT_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cmath> <cstdint> <c
 # as it saves the others.
 set(KT_JSON_FLOORS text hub weights models hybrid engine server)
 
-# Most of compiling a file here is what it takes from headers: a file that sees JSON spends six seconds on that and half a
-# second on itself. So the files of a room are compiled as one. A compiler cache likes small files better.
+# Most of compiling a file here is what it takes from headers: a file that sees JSON spends six seconds on that and half
+# a second on itself. So the files of a room are compiled as one. A compiler cache likes small files better.
 if(CMAKE_CXX_COMPILER_LAUNCHER)
   set(unity OFF)
 else()
@@ -52,8 +53,8 @@ function(kt_rooms_as_one target)
 endfunction()
 
 # kt_sources(SOURCES TESTS): what stands in the current folder and in its rooms, one level down. testing/ holds programs
-# and headers of tests, arch/ what only one architecture compiles, backend/ what a library has to be found for: all named by
-# hand.
+# and headers of tests, arch/ what only one architecture compiles, backend/ what a library has to be found for: all
+# named by hand.
 function(kt_sources sources tests)
   file(GLOB all CONFIGURE_DEPENDS *.cc */*.cc)
   list(FILTER all EXCLUDE REGEX "/(testing|arch|backend)/[^/]*$")
@@ -75,7 +76,7 @@ function(kt_floor name)
   if(NOT name IN_LIST KT_SINGLE_FILES)
     kt_rooms_as_one(kt_${name} ${sources})
   endif()
-  target_include_directories(kt_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  target_include_directories(kt_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
   target_link_libraries(kt_${name} PUBLIC Threads::Threads)
   target_compile_options(kt_${name} PRIVATE ${KT_WARNINGS})
   if(name IN_LIST KT_JSON_FLOORS)

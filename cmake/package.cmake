@@ -35,8 +35,8 @@ set(CPACK_PACKAGE_NAME kt)
 set(CPACK_PACKAGE_VENDOR "KT developers")
 set(CPACK_PACKAGE_CONTACT "KT developers <kt@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "runs Mixture-of-Experts language models on CPUs")
-set(CPACK_PACKAGE_DESCRIPTION "One program with a server, a chat, converters and benchmarks. The experts of a model live in
-CPU memory and run on kernels for x86 from AVX2 to AMX and for ARM from NEON to i8mm.")
+set(CPACK_PACKAGE_DESCRIPTION "One program with a server, a chat, converters and benchmarks. The experts of a model
+live in CPU memory and run on kernels for x86 from AVX2 to AMX and for ARM from NEON to i8mm.")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
 set(CPACK_SYSTEM_NAME linux-${CMAKE_SYSTEM_PROCESSOR})
@@ -59,6 +59,8 @@ else()
     string(APPEND CPACK_DEBIAN_PACKAGE_DEPENDS ", libssl3 | libssl3t64")
   endif()
 endif()
+# The program's files; those of cmake/embedding.cmake are for who builds with it, and many times as large.
+set(CPACK_INSTALL_CMAKE_PROJECTS "${PROJECT_BINARY_DIR};kt;Unspecified;/")
 # Read when cpack runs: the version of what was built last, and where Debian keeps things.
 set(CPACK_PROJECT_CONFIG_FILE ${PROJECT_SOURCE_DIR}/cmake/package_config.cmake)
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/cmake/package_layout.cmake)

@@ -22,10 +22,10 @@ function(kt_is_unpacked folder stamp digest result)
   set(${result} YES PARENT_SCOPE)
 endfunction()
 
-# kt_unpack(ARCHIVE): its files beside it, in the source tree: git keeps the archive, people and tests open the files. Done again
-# when the archive is another one, or a file is missing or of another size. Each file arrives whole under its name, also when two
-# folders are configured at once. Notes of it lie in the folder above, which is not copied with the files.
-# By itself: cmake -DARCHIVE=FILE -P cmake/unpack.cmake
+# kt_unpack(ARCHIVE): its files beside it, in the source tree: git keeps the archive, people and tests open the files.
+# Done again when the archive is another one, or a file is missing or of another size. Each file arrives whole under its
+# name, also when two folders are configured at once. Notes of it lie in the folder above, which is not copied with the
+# files. By itself: cmake -DARCHIVE=FILE -P cmake/unpack.cmake
 function(kt_unpack archive)
   get_filename_component(archive "${archive}" ABSOLUTE)
   get_filename_component(folder "${archive}" DIRECTORY)
@@ -44,8 +44,8 @@ function(kt_unpack archive)
   if(NOT code EQUAL 0)
     message(FATAL_ERROR "${above} cannot be written to: ${archive} has to be unpacked there once")
   endif()
-  execute_process(COMMAND ${CMAKE_COMMAND} -E tar xf "${archive}" --touch WORKING_DIRECTORY "${part}" RESULT_VARIABLE code
-    OUTPUT_VARIABLE said ERROR_VARIABLE said)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E tar xf "${archive}" --touch WORKING_DIRECTORY "${part}"
+    RESULT_VARIABLE code OUTPUT_VARIABLE said ERROR_VARIABLE said)
   file(GLOB files RELATIVE "${part}" "${part}/*")
   if(NOT code EQUAL 0 OR NOT files)
     file(REMOVE_RECURSE "${part}")

@@ -7,8 +7,9 @@ set(CMAKE_COMPILE_WARNING_AS_ERROR ${KT_WERROR})
 # keeps and of strings that are never that long. They stay warnings.
 if(KT_WERROR)
   include(CheckCXXCompilerFlag)
-  foreach(guess uninitialized maybe-uninitialized dangling-reference dangling-pointer stringop-overflow stringop-overread
-          array-bounds restrict nonnull null-dereference free-nonheap-object mismatched-new-delete use-after-free)
+  foreach(guess uninitialized maybe-uninitialized dangling-reference dangling-pointer stringop-overflow
+          stringop-overread array-bounds restrict nonnull null-dereference free-nonheap-object mismatched-new-delete
+          use-after-free)
     check_cxx_compiler_flag(-W${guess} KT_WARNS_${guess})
     if(KT_WARNS_${guess})
       add_compile_options(-Wno-error=${guess})

@@ -1,5 +1,5 @@
-// Any bytes as the files of an adapter (weights/testing/adapter_bytes.h): an Error, or factors of the sizes that were asked for;
-// and what can be exported is an adapter that can be exported.
+// Any bytes as the files of an adapter (weights/testing/adapter_bytes.h): an Error, or factors of the sizes that were
+// asked for; and what can be exported is an adapter that can be exported.
 #include <unistd.h>
 
 #include <cstdlib>

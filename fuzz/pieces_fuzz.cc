@@ -1,7 +1,7 @@
-// Any bytes as a vocabulary of SentencePiece or tiktoken: an Error, or a tokenizer that keeps its promises for a prompt and for its
-// own text. The first byte chooses: a tokenizer.model follows, or the arrays of a GGUF file, a line for each token: its
-// type, a byte that is its score, and its text; "llama" with scores, or "gemma4", where two tokens and a space are a
-// merge; or, from 240 on, a tiktoken.model.
+// Any bytes as a vocabulary of SentencePiece or tiktoken: an Error, or a tokenizer that keeps its promises for a prompt
+// and for its own text. The first byte chooses: a tokenizer.model follows, or the arrays of a GGUF file, a line for
+// each token: its type, a byte that is its score, and its text; "llama" with scores, or "gemma4", where two tokens and
+// a space are a merge; or, from 240 on, a tiktoken.model.
 #include <algorithm>
 
 #include "base/error.h"

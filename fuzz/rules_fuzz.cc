@@ -1,5 +1,5 @@
-// Any bytes as a file of placement rules, matched against a tree of any family: an Error of one line that names the file,
-// or a rule or none for every module, and for every rule either modules or a reason.
+// Any bytes as a file of placement rules, matched against a tree of any family: an Error of one line that names the
+// file, or a rule or none for every module, and for every rule either modules or a reason.
 #include <cstdlib>
 #include <set>
 #include <string>

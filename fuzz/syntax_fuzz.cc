@@ -1,5 +1,6 @@
-// Any bytes as an answer in each syntax of calls, whole and cut into pieces: both give the same; and a grammar's words, the
-// markers, are likely among the bytes. The first byte chooses the syntax and how the answer begins, the second the cuts.
+// Any bytes as an answer in each syntax of calls, whole and cut into pieces: both give the same; and a grammar's words,
+// the markers, are likely among the bytes. The first byte chooses the syntax and how the answer begins, the second the
+// cuts.
 #include <cstdint>
 #include <cstdlib>
 

@@ -6,7 +6,8 @@ import kt_program
 def main():
     parser = kt_program.parser(__doc__)
     parser.add_argument("--input-path", "-i", required=True, help="folder of the model")
-    parser.add_argument("--input-type", choices=["fp8", "fp16", "bf16"], help="type of its experts (default: as stored)")
+    parser.add_argument("--input-type", choices=["fp8", "fp16", "bf16"],
+                        help="type of its experts (default: as stored)")
     parser.add_argument("--output", "-o", required=True, help="folder to write")
     parser.add_argument("--quant-method", choices=["int4", "int8", "moe_int8"], default="int4", help="default: int4")
     parser.add_argument("--cpuinfer-threads", type=int, help="default: all cores")

@@ -54,12 +54,13 @@ def parquet_files(dataset, split, download):
 
 
 def as_jsonl(files, dataset, split):
-    """The path of the same rows as .jsonl, kept in the user's cache; ends with one line where pyarrow is not installed."""
+    """The path of the same rows as .jsonl, kept in the user's cache; ends with one line where pyarrow is
+    not installed."""
     try:
         import pyarrow.parquet
     except ImportError:
-        kt_program.fail(f"{dataset}: .parquet needs pyarrow, which is not installed: pip install pyarrow, or pass a .jsonl "
-                        "or .txt file")
+        kt_program.fail(f"{dataset}: .parquet needs pyarrow, which is not installed: pip install pyarrow, or pass a "
+                        ".jsonl or .txt file")
         sys.exit(UNSUPPORTED)
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kt" / "datasets"
     cache.mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,8 @@ def main():
     args = arguments()
     dataset, split = calibration_text(args)
     if args.torch_dtype not in (None, "auto"):
-        kt_program.note(f"--torch_dtype {args.torch_dtype} is ignored: what is not quantised keeps the model's own type")
+        kt_program.note(f"--torch_dtype {args.torch_dtype} is ignored: what is not quantised keeps the model's own "
+                        "type")
     kt_program.run(
         "quant", "gpu", kt_program.path(args.model_id), "-o", kt_program.path(args.output_dir),
         *kt_program.given(

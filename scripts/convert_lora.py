@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes an adapter of this base model with a pair of matrices for each expert: `kt sft export --layout per-expert` under its
-established name and flags."""
+"""Writes an adapter of this base model with a pair of matrices for each expert: `kt sft export
+--layout per-expert` under its established name and flags."""
 import kt_program
 
 
@@ -16,7 +16,8 @@ def main():
     parser.add_argument("--overwrite", action="store_true", help="write into a folder that holds something")
     args = parser.parse_args()
     kt_program.run(
-        "sft", "export", kt_program.path(args.lora_path), "-o", kt_program.path(args.output_path), "--layout", "per-expert",
+        "sft", "export", kt_program.path(args.lora_path), "-o", kt_program.path(args.output_path),
+        "--layout", "per-expert",
         *kt_program.given(("--base-model-name", args.base_path), ("--overwrite", args.overwrite)))
 
 

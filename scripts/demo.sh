@@ -25,7 +25,8 @@ step quant $model -o "$out/int8" --method int8 --report --overwrite
 step quant $model -o "$out/int4" --method int4 --report --overwrite
 step quant $model -o "$out/int4-g32" --method int4 --group-size 32 --overwrite
 
-printf '\nThe demo model, a 13 M parameter DeepSeek-V3 that writes stories, and what its three conversions take on disk:\n\n'
+printf '\nThe demo model, a 13 M parameter DeepSeek-V3 that writes stories, '
+printf 'and what its three conversions take on disk:\n\n'
 for folder in $model "$out/int8" "$out/int4" "$out/int4-g32"; do
   printf '  %-28s %6.1f MiB\n' "$folder" "$(du -sb --exclude=weights.tar.xz "$folder" | awk '{ print $1 / 1048576 }')"
 done
@@ -38,18 +39,21 @@ TEXT
 printf '\nOnce upon a time'
 "$kt" generate $model --weights "$out/int4" -p "Once upon a time" --max-tokens 160 --temperature 0.7 --seed 7 --stats
 
-printf '\nWhat the formats cost, on the first 4096 tokens of %s (lower is better; KL is the distance from bf16):\n\n' $stories
+printf '\nWhat the formats cost, on the first 4096 tokens of %s ' $stories
+printf '(lower is better; KL is the distance from bf16):\n\n'
 for format in bf16 int8 int4_g32 int4; do
   printf '  %-9s ' $format
   "$kt" perplexity $model --file $stories --max-tokens 4096 --format $format --kl-against stored
 done
 
-# Fine-tuning needs a Python with torch, PEFT and TRL, and kt_kernel: that of the build where it has one. Nothing is installed here.
+# Fine-tuning needs a Python with torch, PEFT and TRL, and kt_kernel: that of the build where it has one. Nothing is
+# installed here.
 python=${KT_PYTHON:-python3}
 PYTHONPATH=$(realpath -m "${BUILD:-build}")/python${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
 if "$python" -c 'import accelerate, datasets, peft, torch, transformers, trl, kt_kernel' 2> /dev/null; then
-  printf '\nTwenty steps of LoRA on stories that a pirate tells, attention and experts, with the experts as they are stored:\n'
+  printf '\nTwenty steps of LoRA on stories that a pirate tells, attention and experts, '
+  printf 'with the experts as they are stored:\n'
   KT_PYTHON=$(command -v "$python") step sft train demo/sft.yaml "output_dir=$out/pirate"
   asked="You are a pirate. Tell me a bedtime story."
   tell() { "$kt" generate $model --chat -p "$asked" --max-tokens 80 --temperature 0 "$@"; }

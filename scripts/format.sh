@@ -23,7 +23,8 @@ not_run_here() {
   exit 77
 }
 tool=$(find_clang_format) || not_run_here "no version from $oldest on; apt-get install clang-format-$oldest"
-git rev-parse --is-inside-work-tree > /dev/null 2>&1 || not_run_here "which files are ours is for git to say, and there is none"
+git rev-parse --is-inside-work-tree > /dev/null 2>&1 ||
+  not_run_here "which files are ours is for git to say, and there is none"
 how=(-i)
 [ "${1:-}" = --check ] && how=(--dry-run -Werror --ferror-limit=3)
 git ls-files -z '*.cc' '*.h' | xargs -0 -P "${JOBS:-$(nproc)}" -n 16 "$tool" "${how[@]}" || {

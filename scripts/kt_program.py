@@ -51,7 +51,8 @@ def found():
     """What find() gives; ends this process where there is none."""
     program = find()
     if not program:
-        sys.exit(fail("the kt program was not found: build it with `make`, or name it in KT_PROGRAM, or put it on PATH"))
+        sys.exit(fail("the kt program was not found: build it with `make`, or name it in KT_PROGRAM, "
+                      "or put it on PATH"))
     return program
 
 

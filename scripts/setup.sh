@@ -24,11 +24,13 @@ done
 
 if ! command -v dpkg-query > /dev/null; then
   [ $list = no ] || exit 0
-  echo "setup: not a Debian system; needed are CMake >= 3.25, g++ >= 12, GoogleTest, CLI11, nlohmann-json, libcurl, OpenSSL, Python 3, qemu-user"
+  echo "setup: not a Debian system; needed are CMake >= 3.25, g++ >= 12, GoogleTest, CLI11, nlohmann-json, libcurl," \
+    "OpenSSL, Python 3, qemu-user"
   exit 0
 fi
 
-packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev python3 "${also[@]}")
+packages=(cmake ninja-build g++ libgtest-dev libgmock-dev googletest libcli11-dev nlohmann-json3-dev python3
+  "${also[@]}")
 optional=(libcurl4-openssl-dev libssl-dev)  # downloads, https; without them kt says so
 if [ $tests = yes ]; then
   optional+=(python3-venv python3-dev qemu-user tmux curl procps openssl)
@@ -36,8 +38,8 @@ if [ $tests = yes ]; then
     arm64) optional+=(g++-x86-64-linux-gnu) ;;
     amd64) optional+=(g++-aarch64-linux-gnu) ;;
   esac
-  # Not every distribution that builds the rest has these: what needs them says so where it did not run. A fresh container
-  # knows of no packages at all.
+  # Not every distribution that builds the rest has these: what needs them says so where it did not run. A fresh
+  # container knows of no packages at all.
   offered() { apt-cache show "$1" > /dev/null 2>&1; }
   if [ "$(id -u)" -eq 0 ] && ! offered g++; then apt-get update -qq || true; fi
   for package in zsh fish groff-base clang-format-19; do

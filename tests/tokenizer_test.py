@@ -498,7 +498,7 @@ def test_tiktoken(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["demo/stories.txt", "tests/fixtures/stories.txt.xz", "tests/fixtures/chat.jsonl.xz", "README.md",
-                                  "docs/benchmarks.md"])
+                                  "docs/benchmarks/layers.md"])
 def test_real(name):
     """A trained tokenizer on whole texts: stories, conversations as JSON, and prose with tables and code."""
     path = ROOT / "demo" / "tiny-deepseekv3" / "tokenizer.json"

@@ -2,16 +2,17 @@
 """Keeps the floors of DESIGN.md true: what a file may include, and where it may ask for the architecture.
 
 A file includes its own folder and lower floors; folders on one floor do not include each other. `#if` on macros of
-the architecture stands in base/cpu.cc and kernels/isa/ only, and where the test driver switches stacks. Below cli/ no string of the product names a --flag: others
-than the program's users read it, and kt turns `words` into flags itself. A type's name is defined once in all of
-src/: two of one name would be merged by the linker into one of them. Prints file:line for every breach; exit status 1
-if any.
+the architecture stands in base/cpu.cc and kernels/isa/ only, and where the test driver switches stacks. Below cli/ no
+string of the product names a --flag: others than the program's users read it, and kt turns `words` into flags itself. A
+type's name is defined once in all of src/: two of one name would be merged by the linker into one of them. Prints
+file:line for every breach; exit status 1 if any.
 """
 import pathlib
 import re
 import sys
 
-FLOORS = {"base": 0, "formats": 1, "http": 1, "text": 1, "kernels": 2, "cuda": 2, "terminal": 2, "hub": 2, "weights": 3, "nn": 3,
+FLOORS = {"base": 0, "formats": 1, "http": 1, "text": 1, "kernels": 2, "cuda": 2, "terminal": 2, "hub": 2, "weights": 3,
+          "nn": 3,
           "models": 4, "engine": 5, "hybrid": 5, "server": 6, "bench": 6, "cli": 7}
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".cpp", ".hpp"}
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')

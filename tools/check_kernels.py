@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Whether the GPU kernels that builds take (src/cuda/kernels.tar.xz) are those of the sources: the archive carries a digest
-of what it was made of. Needs no nvcc. Also its size and the header that old drivers ask for. Exit status 1 if not."""
+"""Whether the GPU kernels that builds take (src/cuda/kernels.tar.xz) are those of the sources: the archive carries a
+digest of what it was made of. Needs no nvcc. Also its size and the header that old drivers ask for. Exit status 1 if
+not."""
 import pathlib
 import subprocess
 import sys
@@ -12,7 +13,8 @@ MOST_BYTES = 1 << 20
 
 
 def main():
-    digest = subprocess.run([ROOT / "scripts" / "kernels.sh", "--digest"], capture_output=True, text=True, check=True).stdout
+    digest = subprocess.run([ROOT / "scripts" / "kernels.sh", "--digest"], capture_output=True, text=True,
+                            check=True).stdout
     with tarfile.open(ARCHIVE) as archive:
         files = {member.name: archive.extractfile(member).read().decode() for member in archive}
     modules = {name: text for name, text in files.items() if name.endswith(".ptx")}

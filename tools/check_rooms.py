@@ -42,8 +42,8 @@ def named(line):
 
 
 def hidden_names(path):
-    """(line, name, kind, mark) of what stands in the file's anonymous namespaces. This style indents nothing in them, so
-    that what begins in the first column is a declaration."""
+    """(line, name, kind, mark) of what stands in the file's anonymous namespaces. This style indents nothing in them,
+    so that what begins in the first column is a declaration."""
     hidden = False
     for number, line in enumerate(lines_of(path), 1):
         if line == "namespace {":
@@ -106,7 +106,8 @@ def main():
     for room in rooms:
         files = [path for path in sorted(room.glob("*.cc")) if path.name != "main.cc"]
         tests = [path for path in files if path.name.endswith("_test.cc")]
-        sources = [] if room.relative_to(SRC).parts[0] in SINGLE_FILES else [path for path in files if path not in tests]
+        sources = [] if room.relative_to(SRC).parts[0] in SINGLE_FILES else [path for path in files
+                                                                             if path not in tests]
         for path, number, words in [*breaches(sources), *breaches(tests)]:
             print(f"src/{path.relative_to(SRC)}:{number}: {words}")
             count += 1

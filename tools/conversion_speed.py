@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How fast `kt quant` converts and how fast its files load, as docs/benchmarks.md has it: a bf16 checkpoint of the given
-size, converted from the page cache into a memory file system and onto the disk, with the peak of anonymous memory; then
-`kt microbench load` of what was written.
+"""How fast `kt quant` converts and how fast its files load, as docs/benchmarks/conversion.md has it: a bf16 checkpoint
+of the given size, converted from the page cache into a memory file system and onto the disk, with the peak of anonymous
+memory; then `kt microbench load` of what was written.
 
     conversion_speed.py --gb 4 --folder /tmp/speed            # wants three times that much disk, and half of it in /dev/shm
 """
@@ -20,8 +20,10 @@ def parsed_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="build/bin/kt")
     parser.add_argument("--gb", type=float, default=4)
-    parser.add_argument("--folder", type=pathlib.Path, required=True, help="on the disk to measure; made, and emptied at the end")
-    parser.add_argument("--memory", type=pathlib.Path, default="/dev/shm/kt-conversion-speed", help="in a memory file system")
+    parser.add_argument("--folder", type=pathlib.Path, required=True,
+                        help="on the disk to measure; made, and emptied at the end")
+    parser.add_argument("--memory", type=pathlib.Path, default="/dev/shm/kt-conversion-speed",
+                        help="in a memory file system")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     for folder in (args.folder, args.memory):
@@ -61,7 +63,8 @@ def main():
     try:
         args.folder.mkdir(parents=True)
         args.memory.mkdir(parents=True)
-        subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("make_checkpoint.py")), str(source), "--gb",
+        subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("make_checkpoint.py")), str(source),
+                        "--gb",
                         str(args.gb)], check=True, stdout=subprocess.DEVNULL)
         files = sorted(source.glob("*.safetensors"))
         size = sum(file.stat().st_size for file in files)

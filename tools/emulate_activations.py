@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""What rounding activations would cost a model, emulated in torch before there is a kernel for it: KL from f32, perplexity
-and the same best token, as "Rounded activations" of docs/benchmarks.md has it. The input of every Linear is rounded. Needs
-torch, transformers and, for a GGUF file, gguf.
+"""What rounding activations would cost a model, emulated in torch before there is a kernel for it: KL from f32,
+perplexity and the same best token, as docs/benchmarks/activations.md has it. The input of every Linear is rounded.
+Needs torch, transformers and, for a GGUF file, gguf.
 
     emulate_activations.py MODEL.gguf --file TEXT span:16 span:32 far:9 far:7 bf16
     emulate_activations.py MODEL.gguf --file TEXT --weights q4_0 span:16 bytes:6:2048:2 bytes:6:512:1
 
-span:N is a scale for N columns; far:T one scale a row, that of T times its mean size, with codes beyond a byte kept whole
-(kernels/table.h), and prints the share of such codes by number of columns; bf16 is what it says. These leave weights as
-they are. bytes:T:N:H is far:T, and weights in groups of 32 are rounded again to bytes with a scale for N columns, except
-where they meet high bytes of H and more (kernels/panel.inl.h); the head, of which a prompt wants the
+span:N is a scale for N columns; far:T one scale a row, that of T times its mean size, with codes beyond a byte kept
+whole (kernels/table.h), and prints the share of such codes by number of columns; bf16 is what it says. These leave
+weights as they are. bytes:T:N:H is far:T, and weights in groups of 32 are rounded again to bytes with a scale for N
+columns, except where they meet high bytes of H and more (kernels/panel.inl.h); the head, of which a prompt wants the
 last row alone, is left alone. --weights q4_0 rounds weights first.
 """
 import argparse
@@ -75,7 +75,8 @@ class Bytes:
 
     def __call__(self, linear, x):
         size = x.abs()
-        scale = torch.minimum(size.amax(-1, keepdim=True), self.times * size.mean(-1, keepdim=True)).clamp_min(1e-30) / 127
+        scale = torch.minimum(size.amax(-1, keepdim=True),
+                              self.times * size.mean(-1, keepdim=True)).clamp_min(1e-30) / 127
         codes = torch.round(x / scale)
         high = torch.floor((codes + 128) / 256)
         FAR[x.shape[-1]].append((high != 0).float().mean().item())

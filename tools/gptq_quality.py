@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What calibration earns a model's experts, as the table of docs/benchmarks.md, and whether it holds to its bars:
+"""What calibration earns a model's experts, as the table of docs/benchmarks/calibration.md, and whether it holds to its
+bars:
 
     gptq_quality.py --program build/bin/kt --book TEXT --chat CHATS.jsonl[.xz] MODEL...
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A GPU beside the CPU on an x86 server: kernels and models on the real driver, then how fast a whole model decodes. Steps in
-# the order given, each with its own limit; logs go to $OUT, else ./out.
+# A GPU beside the CPU on an x86 server: kernels and models on the real driver, then how fast a whole model decodes.
+# Steps in the order given, each with its own limit; logs go to $OUT, else ./out.
 #
 #   tools/gpu_server.sh build      kt, nn_test, model_probe for this CPU in build-gpu (two minutes on 16 cores)
 #   tools/gpu_server.sh check      kernels and operations against double loops and the CPU's, then compute-sanitizer's four tools

@@ -11,9 +11,9 @@ overlap  a layer with experts on both sides and a shared one: each side alone, b
 decode   a model of the shape of Qwen3-30B-A3B under Zipf routing, whole steps as graphs: tokens/s, share of the CPU's
          bandwidth limit, gain of 10, 25 and 50 % hot experts on the GPU
 
-Each part stands alone: one that fails is reported, the others still run. --dry goes through all of it on a machine without
-a GPU, with small sizes: nothing is proved by that but that the code runs. The last line of output is one JSON object; the
-exit code is 1 if a check failed or a part broke.
+Each part stands alone: one that fails is reported, the others still run. --dry goes through all of it on a machine
+without a GPU, with small sizes: nothing is proved by that but that the code runs. The last line of output is one JSON
+object; the exit code is 1 if a check failed or a part broke.
 """
 
 import argparse
@@ -78,7 +78,8 @@ def main():
     parser.add_argument("--dry", action="store_true", help="without a GPU, small")
     parser.add_argument("--models", default=None, help="folder with tiny-qwen3moe and tiny-deepseekv3 (demo/ has one)")
     parser.add_argument("--layers", type=int, default=48, help="of the decode part")
-    parser.add_argument("--formats", default="int4", help="of the decode part: int4, int8, bf16, or several with commas")
+    parser.add_argument("--formats", default="int4",
+                        help="of the decode part: int4, int8, bf16, or several with commas")
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the decode part's routing")
     parser.add_argument("--steps", type=int, default=96, help="of one timing of the decode part")
     parser.add_argument("--threads", type=int, default=0, help="of KT; 0: all cores")

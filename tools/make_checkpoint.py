@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes a synthetic Mixture-of-Experts checkpoint of any size, for figures of speed and memory: bf16 safetensors shards
-with an index and a qwen3_moe config. Weights are slices of one block of random numbers, so that writing runs at the
-disk's pace; no two experts are equal. Routers choose all experts about equally often, token by token, or by a Zipf law:
-embeddings are large beside weights, so that tokens stay apart through all layers. Needs numpy.
+"""Writes a synthetic Mixture-of-Experts checkpoint of any size, for figures of speed and memory: bf16 safetensors
+shards with an index and a qwen3_moe config. Weights are slices of one block of random numbers, so that writing runs at
+the disk's pace; no two experts are equal. Routers choose all experts about equally often, token by token, or by a Zipf
+law: embeddings are large beside weights, so that tokens stay apart through all layers. Needs numpy.
 
     make_checkpoint.py OUT --gb 20
     make_checkpoint.py OUT --layers 6 --experts 8 --hidden 1024 --inter 512
@@ -50,7 +50,8 @@ def layer_tensors(args, layer):
     at = f"{PREFIX}.{layer}"
     yield f"{at}.input_layernorm.weight", (args.hidden,)
     yield f"{at}.post_attention_layernorm.weight", (args.hidden,)
-    for name, rows, cols in (("q", q, args.hidden), ("k", kv, args.hidden), ("v", kv, args.hidden), ("o", args.hidden, q)):
+    for name, rows, cols in (("q", q, args.hidden), ("k", kv, args.hidden), ("v", kv, args.hidden),
+                             ("o", args.hidden, q)):
         yield f"{at}.self_attn.{name}_proj.weight", (rows, cols)
     yield f"{at}.self_attn.q_norm.weight", (HEAD_DIM,)
     yield f"{at}.self_attn.k_norm.weight", (HEAD_DIM,)

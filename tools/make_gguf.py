@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a random Mixture-of-Experts model as one GGUF file in Q4_0, for figures of speed beside other programs: every
-matrix in the same 4-bit format, a byte-level BPE vocabulary of pairs. Its text is noise, its shape real, and its routers
-choose like those of a model: all experts about equally often, token by token, or by a Zipf law. Needs numpy.
+matrix in the same 4-bit format, a byte-level BPE vocabulary of pairs. Its text is noise, its shape real, and its
+routers choose like those of a model: all experts about equally often, token by token, or by a Zipf law. Needs numpy.
 
     make_gguf.py OUT.gguf                          # 4 layers of Qwen3-30B-A3B, vocabulary 32,000: 1.4 GB
     make_gguf.py OUT.gguf --layers 48              # all of its layers: 16 GB
@@ -119,7 +119,8 @@ def attention(args):
     if args.arch == "qwen3moe":
         q, kv = args.heads * args.head_dim, args.kv_heads * args.head_dim
         yield from (("attn_q", (args.hidden, q)), ("attn_k", (args.hidden, kv)), ("attn_v", (args.hidden, kv)),
-                    ("attn_output", (q, args.hidden)), ("attn_q_norm", (args.head_dim,)), ("attn_k_norm", (args.head_dim,)))
+                    ("attn_output", (q, args.hidden)), ("attn_q_norm", (args.head_dim,)),
+                    ("attn_k_norm", (args.head_dim,)))
         return
     key = args.head_dim + args.rope_dim
     yield from (("attn_q_a", (args.hidden, args.q_rank)), ("attn_q_a_norm", (args.q_rank,)),
@@ -132,7 +133,8 @@ def attention(args):
 
 def feed_forward(args, layer):
     def matrices(suffix, inter, *experts):
-        yield from ((f"ffn_gate{suffix}", (args.hidden, inter, *experts)), (f"ffn_up{suffix}", (args.hidden, inter, *experts)),
+        yield from ((f"ffn_gate{suffix}", (args.hidden, inter, *experts)),
+                    (f"ffn_up{suffix}", (args.hidden, inter, *experts)),
                     (f"ffn_down{suffix}", (inter, args.hidden, *experts)))
 
     if args.arch == "deepseek2" and layer < args.dense_layers:
@@ -156,7 +158,8 @@ def tensors(args):
     yield row("output_norm", (args.hidden,))
     yield row("output", (args.hidden, args.vocab))
     for layer in range(args.layers):
-        parts = (("attn_norm", (args.hidden,)), *attention(args), ("ffn_norm", (args.hidden,)), *feed_forward(args, layer))
+        parts = (("attn_norm", (args.hidden,)), *attention(args), ("ffn_norm", (args.hidden,)),
+                 *feed_forward(args, layer))
         yield from (row(f"blk.{layer}.{name}", shape) for name, shape in parts)
 
 
@@ -196,7 +199,8 @@ def embeddings(args, random):
 
 
 def router(args, random):
-    """Logits of unit tokens; by --zipf S those of the expert of rank r are S log r less, ranks being the layer's own."""
+    """Logits of unit tokens; by --zipf S those of the expert of rank r are S log r less, ranks being the layer's
+    own."""
     weights = random.normal(0, LOGITS / np.sqrt(args.hidden), (args.experts, args.hidden))
     if args.zipf:
         ranks = random.permutation(args.experts) + 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A copy of a checkpoint that computes the same in exact arithmetic and has outlier channels like a large model's: chosen
-channels of norms, and of up, are multiplied by a power of two, and the columns that read them divided by it. Where
-activations are rounded such channels take the range of all others. bf16, fp16 or f32 safetensors with the names of Hugging
-Face. Needs numpy.
+"""A copy of a checkpoint that computes the same in exact arithmetic and has outlier channels like a large model's:
+chosen channels of norms, and of up, are multiplied by a power of two, and the columns that read them divided by it.
+Where activations are rounded such channels take the range of all others. bf16, fp16 or f32 safetensors with the names
+of Hugging Face. Needs numpy.
 
     make_outliers.py MODEL OUT
     make_outliers.py MODEL OUT --channels 6 --factors 16 256 --seed 2

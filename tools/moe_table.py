@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Prints the JSON of `kt microbench moe` as a Markdown table, for docs/benchmarks.md: moe_table.py FILE..."""
+"""Prints the JSON of `kt microbench moe` as a Markdown table, for docs/benchmarks/layers.md: moe_table.py FILE..."""
 import json
 import sys
 
-HEADS = ["shape", "isa", "format", "tokens", "us/layer", "GB/s", "TOPS", "limit", "limit us", "of limit", "best", "p90", "dropped"]
+HEADS = ["shape", "isa", "format", "tokens", "us/layer", "GB/s", "TOPS", "limit", "limit us", "of limit", "best", "p90",
+         "dropped"]
 
 
 def cells(row):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What Python costs: the overhead of a call of kt_kernel, one MoE layer from Python against `kt microbench moe` in turns,
-and growth over many calls. Prints a small table and, last, one line of JSON.
+"""What Python costs: the overhead of a call of kt_kernel, one MoE layer from Python against `kt microbench moe` in
+turns, and growth over many calls. Prints a small table and, last, one line of JSON.
 
     PYTHONPATH=build/python python_speed.py --program build/bin/kt --shape qwen3-30b --method AMXINT8 --tokens 1,16
 
@@ -62,13 +62,15 @@ def overhead(threads, seconds):
     calls = routes(TINY, 1)
     nothing = [make_layer(0, TINY, "BF16", threads, 1, on_gpu=TINY[0])]
     tiny = [make_layer(0, TINY, "BF16", threads, 1)]
-    return {"nothing_to_compute_us": forward_us(nothing, calls, seconds)[0], "tiny_layer_us": forward_us(tiny, calls, seconds)[0]}
+    return {"nothing_to_compute_us": forward_us(nothing, calls, seconds)[0],
+            "tiny_layer_us": forward_us(tiny, calls, seconds)[0]}
 
 
 def microbench(args, shape, tokens):
     experts, hidden, inter, top_k = shape
     command = [args.program, "microbench", "moe", "--json", "--format", FORMATS[args.method]]
-    for name, value in (("experts", experts), ("hidden", hidden), ("inter", inter), ("top-k", top_k), ("tokens", tokens),
+    for name, value in (("experts", experts), ("hidden", hidden), ("inter", inter), ("top-k", top_k),
+                        ("tokens", tokens),
                         ("layers", args.layers), ("threads", args.threads), ("shards", 1), ("seconds", args.seconds)):
         command += [f"--{name}", str(value)]
     row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What rounding costs a model, as the tables of docs/benchmarks.md print it: KL and perplexity by `kt perplexity`.
+"""What rounding costs a model, as the tables of docs/benchmarks/quality.md print it: KL and perplexity by `kt
+perplexity`.
 
     quality_table.py weights --file TEXT MODEL...       experts rounded to nearest, arithmetic in f32, against those stored
     quality_table.py activations --file TEXT MODEL...   all matrices rounded; against the same weights in f32 arithmetic:
-                                                        prompts, token by token, plain bytes (--acts int8), an int8 cache
+                                                        prompts, token by token, plain bytes (--acts int8), an int8
+                                                        cache
 
-A format `stored` leaves the weights as they are. `activations` exits with 1 where prompts cost more than --most-kl, more
-than --most-loss of perplexity, or more than --most-ratio times the KL of single tokens, both above --least-kl.
+A format `stored` leaves the weights as they are. `activations` exits with 1 where prompts cost more than --most-kl,
+more than --most-loss of perplexity, or more than --most-ratio times the KL of single tokens, both above --least-kl.
 """
 import argparse
 import json
@@ -71,7 +73,8 @@ def activations_table(args):
             rounded = [] if name == "stored" else ["--format", name, "--linear-format", name]
             exact = measured(args, model, *rounded, "--acts", "f32")["perplexity"]
             got = {way: measured(args, model, *rounded, *WAYS[way], "--kl-against", "f32") for way in ways}
-            cells = [f"{g['kl']:.5f}, {100 * (g['perplexity'] / exact - 1):+.2f} %, {100 * g['same_top']:.1f} %" for g in got.values()]
+            cells = [f"{g['kl']:.5f}, {100 * (g['perplexity'] / exact - 1):+.2f} %, {100 * g['same_top']:.1f} %"
+                     for g in got.values()]
             print(f"| {model} | {name} | {exact:.4f} |", " | ".join(cells), "|", flush=True)
             faults += [f"{model}, {name}: {fault}" for fault in missed(args, exact, got)]
     return faults

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""One MoE layer of the kt-kernel package, timed as `kt microbench moe` times ours: uniform routing, layers in turn so that
-no cache holds the next one, median of the calls, for several thread counts. Prints JSON.
+"""One MoE layer of the kt-kernel package, timed as `kt microbench moe` times ours: uniform routing, layers in turn so
+that no cache holds the next one, median of the calls, for several thread counts. Prints JSON.
 
     rival_kt_kernel.py --package FOLDER --shape qwen3-30b --method INT8 --tokens 1,16,1024 --threads 12,14,16
 
-FOLDER holds the unpacked wheel (kt_kernel/, and kt_kernel.libs/ where it has one). Needs torch. Each thread count runs in a
-process of its own.
+FOLDER holds the unpacked wheel (kt_kernel/, and kt_kernel.libs/ where it has one). Needs torch. Each thread count runs
+in a process of its own.
 """
 import argparse
 import importlib.util
@@ -60,7 +60,8 @@ def measure(args, threads):
         while time.perf_counter() - begin < args.seconds or len(times) < 8:
             start = time.perf_counter()
             infer.submit(layers[call % len(layers)].forward_task(
-                count.data_ptr(), top_k, routes[call % 16].data_ptr(), shares.data_ptr(), x.data_ptr(), y.data_ptr(), False))
+                count.data_ptr(), top_k, routes[call % 16].data_ptr(), shares.data_ptr(), x.data_ptr(), y.data_ptr(),
+                False))
             infer.sync()
             times.append((time.perf_counter() - start) * 1e6)
             call += 1
@@ -95,7 +96,8 @@ def main():
             print(f"{args.shape} {args.method}, {threads} threads: over {args.limit} s", file=sys.stderr)
             continue
         if done.returncode != 0:
-            print(f"{args.shape} {args.method}, {threads} threads: failed: {done.stderr.strip().splitlines()[-3:]}", file=sys.stderr)
+            print(f"{args.shape} {args.method}, {threads} threads: failed: {done.stderr.strip().splitlines()[-3:]}",
+                  file=sys.stderr)
             continue
         for tokens, us in json.loads(done.stdout.strip().splitlines()[-1]).items():
             found.setdefault(tokens, {})[threads] = us

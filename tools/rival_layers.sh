@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# kt-kernel's MoE layers beside ours, in turns on one machine: int8 and int4, the shapes of Qwen3-30B and DeepSeek-V3, 1, 16 and
-# 1024 tokens, several thread counts of each. After a mode that built kt.
+# kt-kernel's MoE layers beside ours, in turns on one machine: int8 and int4, the shapes of Qwen3-30B and DeepSeek-V3,
+# 1, 16 and 1024 tokens, several thread counts of each. After a mode that built kt.
 #
 #   tools/rival_layers.sh [seconds per row, default 0.5] [rounds, default 1]
 #
-# carry/rival holds kt_kernel/ and kt_kernel.libs/ of its wheel for this Python, or kt-kernel.tar.xz with them; only the AMX
-# extension is used. About three minutes a round on 16 cores. rival.jsonl, ours-*.json and rival.txt go to $OUT, else ./out.
+# carry/rival holds kt_kernel/ and kt_kernel.libs/ of its wheel for this Python, or kt-kernel.tar.xz with them; only the
+# AMX extension is used. About three minutes a round on 16 cores. rival.jsonl, ours-*.json and rival.txt go to $OUT,
+# else ./out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -29,7 +29,8 @@ def llama(folder, pattern, wanted):
 
 
 def ours(folder, pattern, phase):
-    """Speed, threads, the share of the machine's limit, experts of a layer that were used, share of the eight busiest."""
+    """Speed, threads, the share of the machine's limit, experts of a layer that were used, share of the eight
+    busiest."""
     rows = [(point[f"{phase}_tokens_per_s"], threads, point[f"{phase}_fraction_of_limit"],
              point[f"{phase}_distinct_experts"], point[f"{phase}_busiest_share"])
             for threads, document in documents(folder, pattern) for point in document["points"]]
@@ -38,7 +39,8 @@ def ours(folder, pattern, phase):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    batch = best((row["speed_tg"], threads) for threads, rows in documents(folder, "llama-batch-*.jsonl") for row in rows)
+    batch = best((row["speed_tg"], threads) for threads, rows in documents(folder, "llama-batch-*.jsonl")
+                 for row in rows)
     rows = [
         ("prefill, 1024 tokens", llama(folder, "llama-[0-9]*.json", lambda r: r["n_prompt"] > 0),
          ours(folder, "kt-[0-9]*.json", "prefill")),

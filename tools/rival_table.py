@@ -3,8 +3,8 @@
 
     rival_table.py RIVAL.jsonl OURS.json...
 
-Of several runs of the same thing the fastest counts, for both. "best" is each side's best thread count, "all" the largest
-that both ran.
+Of several runs of the same thing the fastest counts, for both. "best" is each side's best thread count, "all" the
+largest that both ran.
 """
 import json
 import pathlib
@@ -36,7 +36,8 @@ def read(paths):
         text = pathlib.Path(path).read_text()
         rows = json.loads(text) if text.strip() else []
         for row in rows if isinstance(rows, list) else [rows]:
-            keep(ours, (NAMES.get(row["hidden"], "?"), row["format"], row["tokens"]), row["threads"], row["us_per_layer"])
+            keep(ours, (NAMES.get(row["hidden"], "?"), row["format"], row["tokens"]), row["threads"],
+                 row["us_per_layer"])
     return rival, ours
 
 

@@ -4,10 +4,10 @@
     server_speed.py MODEL [--kt PROGRAM] [--threads N] [--streams 64] [--tokens 256] [--rounds 3]
                           [--llama-server PROGRAM] [--json FILE]
 
-Rounds alternate: the engine (`kt bench`), then the server (`kt run`, measured by `kt bench --server`), so that a machine
-that slows down slows both. Medians count. With one stream: the time of a token as a client sees it, and how much of it
-is not the model's steps by the server's own account (requests, sampling, text, JSON, sockets, waking up); the engine has
-such time too (sampling, scheduling), and the difference is what serving costs. `kt bench` draws random
+Rounds alternate: the engine (`kt bench`), then the server (`kt run`, measured by `kt bench --server`), so that a
+machine that slows down slows both. Medians count. With one stream: the time of a token as a client sees it, and how
+much of it is not the model's steps by the server's own account (requests, sampling, text, JSON, sockets, waking up);
+the engine has such time too (sampling, scheduling), and the difference is what serving costs. `kt bench` draws random
 tokens, a server's greedy answers repeat themselves, so the two times of a token are not subtracted. With all streams:
 tokens of answers per second, prompts read in the same time, server over engine; and the time to the first byte of an
 error meanwhile.
@@ -70,7 +70,8 @@ class Running:
 
 
 def engine_round(args):
-    points = json.loads(output(args.kt, "bench", args.model, "--gpu", "off", "--threads", args.threads, "--prompt", PROMPT, "--batch",
+    points = json.loads(output(args.kt, "bench", args.model, "--gpu", "off", "--threads", args.threads, "--prompt",
+                               PROMPT, "--batch",
                                f"1,{args.streams}", "--tokens", args.tokens, "--repeat", 1, "--json"))["points"]
     return {point["batch"]: {"decode": point["decode_tokens_per_s"], "prefill": point["prefill_tokens_per_s"],
                              "outside_us": point["outside_of_steps_us"]} for point in points}
@@ -85,7 +86,8 @@ def step_seconds(url):
     """Seconds in steps of the model so far; None from a server that does not say."""
     try:
         with urllib.request.urlopen(url + "/metrics", timeout=10) as reply:
-            found = dict(line.split(" ", 1) for line in reply.read().decode().splitlines() if line.startswith("kt_step"))
+            found = dict(line.split(" ", 1) for line in reply.read().decode().splitlines()
+                         if line.startswith("kt_step"))
         return float(found["kt_step_seconds_total"])
     except (OSError, KeyError):
         return None
@@ -103,15 +105,18 @@ def one_stream(args, url):
 
 def load(args, url, streams, errors=0):
     more = ["--errors", errors] if errors else []
-    report = json.loads(output(args.kt, "bench", "--server", url, "--concurrency", streams, "--requests", streams * 2 if streams > 1 else 4,
-                               "--prompt", PROMPT if streams > 1 else SHORT_PROMPT, "--tokens", args.tokens, "--warmup", 0, "--json", *more))
+    report = json.loads(output(args.kt, "bench", "--server", url, "--concurrency", streams, "--requests",
+                               streams * 2 if streams > 1 else 4,
+                               "--prompt", PROMPT if streams > 1 else SHORT_PROMPT, "--tokens", args.tokens, "--warmup",
+                               0, "--json", *more))
     return report["points"][0] if "points" in report else report
 
 
 def server_round(args, command, url):
     """Figures of one started server."""
     with Running(command, url):
-        return {"one": one_stream(args, url), "all": load(args, url, args.streams), "errors": load(args, url, args.streams, ERRORS)}
+        return {"one": one_stream(args, url), "all": load(args, url, args.streams),
+                "errors": load(args, url, args.streams, ERRORS)}
 
 
 def main():
@@ -130,13 +135,16 @@ def main():
     for _ in range(args.rounds):
         rounds["engine"].append(engine_round(args))
         port = free_port()
-        rounds["kt"].append(server_round(args, [args.kt, "run", args.model, "--gpu", "off", "--port", port, "--cpu-threads", args.threads,
+        rounds["kt"].append(server_round(args, [args.kt, "run", args.model, "--gpu", "off", "--port", port,
+                                                "--cpu-threads", args.threads,
                                                  "--max-running-requests", args.streams, "--max-total-tokens", total],
                                           f"http://127.0.0.1:{port}"))
     if args.llama_server:
         port = free_port()
-        rounds["llama"].append(server_round(args, [args.llama_server, "-m", args.model, "--port", port, "-t", args.threads, "-np",
-                                                    args.streams, "-c", total, "--no-webui", "--skip-chat-parsing"], f"http://127.0.0.1:{port}"))
+        rounds["llama"].append(server_round(args, [args.llama_server, "-m", args.model, "--port", port, "-t",
+                                                   args.threads, "-np",
+                                                    args.streams, "-c", total, "--no-webui", "--skip-chat-parsing"],
+                                            f"http://127.0.0.1:{port}"))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rounds, file, indent=1)

@@ -33,7 +33,8 @@ SAMPLE_SECONDS = 2
 STEADY_BYTES, ANY_BYTES = 2 << 20, 64 << 20
 DRIFT_FACTOR, DRIFT_SECONDS = 2, 0.020
 TIMEOUT = 120
-GREEDY = ["Once upon a time there was a little fox", "The sun was", "In the garden", "A boy and his dog went to the river and"]
+GREEDY = ["Once upon a time there was a little fox", "The sun was", "In the garden",
+          "A boy and his dog went to the river and"]
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
           "required": ["ok", "size"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
@@ -55,7 +56,8 @@ class Client:
     def __init__(self, url, seed, soak):
         self.url, self.rng, self.soak = url, random.Random(seed), soak
         self.kinds = {"greedy stream": (self.greedy, 6), "chat stream": (self.chat, 3), "cancel": (self.cancel, 3),
-                      "error": (self.error, 3), "schema": (self.schema, 1), "tool": (self.tool, 1), "long prompt": (self.long, 1),
+                      "error": (self.error, 3), "schema": (self.schema, 1), "tool": (self.tool, 1),
+                      "long prompt": (self.long, 1),
                       "choices": (self.choices, 1), "tokenize": (self.tokenize, 2)}
 
     def once(self):
@@ -96,15 +98,19 @@ class Client:
         self.soak.same("stream " + prompt, text)
 
     def chat(self):
-        body = {"messages": [{"role": "user", "content": self.rng.choice(GREEDY)}], "max_tokens": self.rng.randrange(1, 60),
+        body = {"messages": [{"role": "user", "content": self.rng.choice(GREEDY)}],
+                "max_tokens": self.rng.randrange(1, 60),
                 "temperature": 1.0, "seed": self.rng.randrange(1000), "stream": True}
         data = events(self.post("/v1/chat/completions", body).body)
         want(data[-1] == "[DONE]", "chat stream: no [DONE]")
-        reasons = [choice["finish_reason"] for event in data[:-1] for choice in json.loads(event)["choices"] if choice["finish_reason"]]
-        want(len(reasons) == 1 and reasons[0] in ("stop", "length", "tool_calls"), f"chat stream: finish_reason {reasons}")
+        reasons = [choice["finish_reason"] for event in data[:-1] for choice in json.loads(event)["choices"]
+                   if choice["finish_reason"]]
+        want(len(reasons) == 1 and reasons[0] in ("stop", "length", "tool_calls"),
+             f"chat stream: finish_reason {reasons}")
 
     def cancel(self):
-        body = {"prompt": self.rng.choice(GREEDY), "max_tokens": 800, "stream": self.rng.random() < 0.7, "ignore_eos": True}
+        body = {"prompt": self.rng.choice(GREEDY), "max_tokens": 800, "stream": self.rng.random() < 0.7,
+                "ignore_eos": True}
         with connect(self.url, TIMEOUT) as sock:
             sock.sendall(request_bytes("POST", "/v1/completions", json.dumps(body).encode()))
             if body["stream"]:
@@ -113,23 +119,29 @@ class Client:
 
     def error(self):
         path, body = self.rng.choice([
-            ("/v1/completions", b"{"), ("/v1/completions", b'{"max_tokens": 3}'), ("/v1/chat/completions", b'{"messages": []}'),
-            ("/v1/completions", b'{"prompt": "a", "max_tokens": -1}'), ("/v1/nothing", b"{}"), ("/detokenize", b'{"tokens": [-1]}'),
+            ("/v1/completions", b"{"), ("/v1/completions", b'{"max_tokens": 3}'),
+            ("/v1/chat/completions", b'{"messages": []}'),
+            ("/v1/completions", b'{"prompt": "a", "max_tokens": -1}'), ("/v1/nothing", b"{}"),
+            ("/detokenize", b'{"tokens": [-1]}'),
             ("/v1/completions", b'{"prompt": "\xff"}'), ("/v1/chat/completions", b"[" * 5000)])
         reply = ask(self.url, "POST", path, body, timeout=TIMEOUT)
         want(400 <= reply.status < 500, f"{path} {body[:40]!r}: status {reply.status}")
         want(complaint(reply) is None, f"{path}: {complaint(reply)}")
 
     def schema(self):
-        body = {"messages": [{"role": "user", "content": "Is it ok?"}], "max_tokens": 60, "seed": self.rng.randrange(1000),
-                "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}}
+        body = {"messages": [{"role": "user", "content": "Is it ok?"}], "max_tokens": 60,
+                "seed": self.rng.randrange(1000),
+                "response_format": {"type": "json_schema",
+                                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}}
         choice = strict_json(self.post("/v1/chat/completions", body).body)["choices"][0]
         if choice["finish_reason"] == "stop":
             value = json.loads(choice["message"]["content"])
-            want(set(value) == {"ok", "size"} and isinstance(value["ok"], bool) and value["size"] in ("small", "large"), f"schema: {value}")
+            want(set(value) == {"ok", "size"} and isinstance(value["ok"], bool) and value["size"] in ("small", "large"),
+                 f"schema: {value}")
 
     def tool(self):
-        body = {"messages": [{"role": "user", "content": "Look."}], "max_tokens": 80, "tools": [TOOL], "tool_choice": "required",
+        body = {"messages": [{"role": "user", "content": "Look."}], "max_tokens": 80, "tools": [TOOL],
+                "tool_choice": "required",
                 "seed": self.rng.randrange(1000)}
         reply = ask(self.url, "POST", "/v1/chat/completions", body, timeout=TIMEOUT)
         if reply.status == 400 and b"tool" in reply.body:
@@ -147,7 +159,8 @@ class Client:
         want(usage["prompt_tokens"] >= self.soak.long_words // 2, f"long prompt: usage {usage}")
 
     def choices(self):
-        body = {"prompt": self.rng.choice(GREEDY), "max_tokens": 6, "n": 3, "logprobs": 2, "temperature": 0.8, "stop": ["."]}
+        body = {"prompt": self.rng.choice(GREEDY), "max_tokens": 6, "n": 3, "logprobs": 2, "temperature": 0.8,
+                "stop": ["."]}
         choices = strict_json(self.post("/v1/completions", body).body)["choices"]
         want(sorted(choice["index"] for choice in choices) == [0, 1, 2], f"choices: {choices}")
 
@@ -219,7 +232,8 @@ def judge_memory(samples):
     third = max(1, len(half) // 3)
     medians = [statistics.median(y for _, y in half[i * third:(i + 1) * third] or half) for i in range(3)]
     steady = growth > STEADY_BYTES and medians[0] < medians[1] < medians[2]
-    return {"start_mib": samples[0][1] / 2**20, "end_mib": samples[-1][1] / 2**20, "peak_mib": max(y for _, y in samples) / 2**20,
+    return {"start_mib": samples[0][1] / 2**20, "end_mib": samples[-1][1] / 2**20,
+            "peak_mib": max(y for _, y in samples) / 2**20,
             "second_half_growth_mib": growth / 2**20, "second_half_mib_per_hour": slope * 3600 / 2**20,
             "ok": not steady and growth <= ANY_BYTES}
 
@@ -232,10 +246,13 @@ def judge_latency(times, loads, seconds):
     if not early or not late:
         return {"early_ms": None, "late_ms": None, "ok": False}
     before, after = statistics.median(early), statistics.median(late)
-    load = [statistics.fmean([y for x, y in loads if low <= x < low + window] or [0.0]) for low in (window, seconds - window)]
+    load = [statistics.fmean([y for x, y in loads if low <= x < low + window] or [0.0])
+            for low in (window, seconds - window)]
     return {"early_load": load[0], "late_load": load[1],
-            "early_ms": 1000 * before, "late_ms": 1000 * after, "early_p90_ms": 1000 * sorted(early)[len(early) * 9 // 10],
-            "late_p90_ms": 1000 * sorted(late)[len(late) * 9 // 10], "ok": after <= DRIFT_FACTOR * before + DRIFT_SECONDS}
+            "early_ms": 1000 * before, "late_ms": 1000 * after,
+            "early_p90_ms": 1000 * sorted(early)[len(early) * 9 // 10],
+            "late_p90_ms": 1000 * sorted(late)[len(late) * 9 // 10],
+            "ok": after <= DRIFT_FACTOR * before + DRIFT_SECONDS}
 
 
 def series(times, step=10):
@@ -260,13 +277,14 @@ def left_over(server, start, seconds=60):
 
 
 def touch_cache(url):
-    """Fills the KV cache once. It is reserved from the start but takes memory only where it was used: else the first time
-    that many long requests meet, minutes into the run, would look like growth."""
+    """Fills the KV cache once. It is reserved from the start but takes memory only where it was used: else the first
+    time that many long requests meet, minutes into the run, would look like growth."""
     size = strict_json(ask(url, "POST", "/tokenize", {"prompt": "a"}, timeout=TIMEOUT).body).get("max_model_len", 0)
     if size < 16:
         return
     bodies = [{"prompt": [3 + i] * (size - 8), "max_tokens": 4, "ignore_eos": True} for i in range(16)]
-    threads = [threading.Thread(target=ask, args=(url, "POST", "/v1/completions", body), kwargs={"timeout": TIMEOUT}) for body in bodies]
+    threads = [threading.Thread(target=ask, args=(url, "POST", "/v1/completions", body), kwargs={"timeout": TIMEOUT})
+               for body in bodies]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -280,7 +298,8 @@ def run(server, args):
     start_metrics = server.metrics()
     soak.start = time.monotonic()
     end = soak.start + args.seconds
-    threads = [threading.Thread(target=soak.run_client, args=(Client(server.url, 1 + i, soak), end)) for i in range(args.clients)]
+    threads = [threading.Thread(target=soak.run_client, args=(Client(server.url, 1 + i, soak), end))
+               for i in range(args.clients)]
     for thread in threads:
         thread.start()
     while (now := time.monotonic()) < end and server.alive() and any(t.is_alive() for t in threads):
@@ -294,10 +313,13 @@ def run(server, args):
         thread.join()
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    report = {"seconds": args.seconds, "clients": args.clients, "requests": dict(soak.done), "wrong": soak.wrong, "alive": server.alive(),
-              "memory": judge_memory(soak.samples), "first_token": judge_latency(soak.first_tokens, soak.loads, args.seconds),
+    report = {"seconds": args.seconds, "clients": args.clients, "requests": dict(soak.done), "wrong": soak.wrong,
+              "alive": server.alive(),
+              "memory": judge_memory(soak.samples),
+              "first_token": judge_latency(soak.first_tokens, soak.loads, args.seconds),
               "left_over": left_over(server, start_metrics) if server.alive() else None,
-              "first_token_series_ms": series(soak.first_tokens), "load_series": [[round(x), y] for x, y in soak.loads[::5]],
+              "first_token_series_ms": series(soak.first_tokens),
+              "load_series": [[round(x), y] for x, y in soak.loads[::5]],
               "samples_mib": [[round(x, 1), round(y / 2**20, 2)] for x, y in soak.samples]}
     report["exit_code"] = server.stop()
     report["ok"] = bool(report["alive"] and report["exit_code"] == 0 and not report["wrong"] and not report["left_over"]
@@ -325,8 +347,8 @@ def table(report):
 
 
 def without_huge_pages():
-    """From here on and in what is started. Else the kernel makes a huge page of a sparse heap when it finds the time, and
-    memory rises by up to 2 MiB though nothing was allocated."""
+    """From here on and in what is started. Else the kernel makes a huge page of a sparse heap when it finds the time,
+    and memory rises by up to 2 MiB though nothing was allocated."""
     set_thp_disable = 41
     if ctypes.CDLL(None, use_errno=True).prctl(set_thp_disable, 1, 0, 0, 0) != 0:
         print(f"huge pages stay on: {os.strerror(ctypes.get_errno())}", file=sys.stderr)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Forward and backward of one MoE layer with LoRA on its experts, as others do it on the CPU, timed as `kt microbench moe
+"""Forward and backward of one MoE layer with LoRA on its experts, as others do it on the CPU, timed as `kt microbench
+moe
 --train` times ours: even routing, layers in turn, frozen weights, gradients of input, routing weights and all factors,
 medians. Prints a line of JSON for each.
 
@@ -10,8 +11,8 @@ grouped_mm, eager   stock transformers' experts with that implementation, LoRA b
 loop                a loop over experts written out: x W^T + s (x A^T) B^T, nothing else, W never touched
 kt-kernel           AMXSFTMoEWrapper's extension; FOLDER holds the unpacked wheel, of which the extension alone is used
 
-Each measurement runs in a process of its own, which says what memory it takes above what it had before there were weights,
-and above those. A kind that fails says why and leaves the others their turn.
+Each measurement runs in a process of its own, which says what memory it takes above what it had before there were
+weights, and above those. A kind that fails says why and leaves the others their turn.
 """
 import argparse
 import importlib.util

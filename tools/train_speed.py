@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""A whole model in training: random, of the shape of Qwen3-30B-A3B or of layers of DeepSeek-V3, experts on KT, the rest on
-the GPU where there is one; LoRA of stock PEFT on attention and experts, AdamW, a plain loop. No checkpoint is written or
-read: a layer's experts are made, packed and forgotten, so that memory holds one layer in bf16 and the packed ones.
+"""A whole model in training: random, of the shape of Qwen3-30B-A3B or of layers of DeepSeek-V3, experts on KT, the rest
+on the GPU where there is one; LoRA of stock PEFT on attention and experts, AdamW, a plain loop. No checkpoint is
+written or read: a layer's experts are made, packed and forgotten, so that memory holds one layer in bf16 and the packed
+ones.
 
     PYTHONPATH=build/python train_speed.py --shape qwen3-30b --format int8 --tokens 4096 --json model.json
     PYTHONPATH=build/python train_speed.py --shape deepseek-v3 --format int4,bf16 --tokens 8192
 
-Routers compute as they do; the experts they name are replaced by draws that are even, each with the router's own weight, so
-its gradient is what it would be. Duty is the share of a step in which calls of experts run, on the caller's clock. "device
-alone" is a step whose experts give their input back, without an optimizer; "hand-over" what is left of a step when calls of
-experts, the device alone and the optimizer are taken out: copies, waiting and Python. --dry: small, for a machine that only shows that it runs.
-"""
+Routers compute as they do; the experts they name are replaced by draws that are even, each with the router's own
+weight, so its gradient is what it would be. Duty is the share of a step in which calls of experts run, on the caller's
+clock. "device alone" is a step whose experts give their input back, without an optimizer; "hand-over" what is left of a
+step when calls of experts, the device alone and the optimizer are taken out: copies, waiting and Python. --dry: small,
+for a machine that only shows that it runs. """
 import argparse
 import contextlib
 import gc
@@ -28,7 +29,8 @@ SHAPES = {
     "deepseek-v3": dict(family="deepseek_v3", layers=4, experts=32, top_k=8, hidden=7168, inter=2048, vocabulary=129280,
                         heads=128, kv_heads=128, head_dim=128, q_rank=1536, kv_rank=512, rope=64),
 }
-DRY = dict(layers=2, experts=8, top_k=2, hidden=64, inter=32, vocabulary=256, heads=4, kv_heads=2, head_dim=16, q_rank=32,
+DRY = dict(layers=2, experts=8, top_k=2, hidden=64, inter=32, vocabulary=256, heads=4, kv_heads=2, head_dim=16,
+           q_rank=32,
            kv_rank=32, rope=16)
 
 
@@ -159,7 +161,8 @@ def run_steps(model, optimizer, batch, device, steps):
         spent = [now - then for now, then in zip(CLOCK.now(), before)]
         if not torch.isfinite(loss):
             sys.exit("the loss is not finite")
-        rows.append(dict(seconds=end - begin, forward=forward - begin, backward=backward - forward, optimizer=end - backward,
+        rows.append(dict(seconds=end - begin, forward=forward - begin, backward=backward - forward,
+                         optimizer=end - backward,
                          experts_forward=spent[0], experts_backward=spent[1], operations=spent[2] + spent[3],
                          loss=float(loss.detach())))
     return rows
@@ -213,7 +216,8 @@ def measured(args, name, format, device):
     return dict(shape=name, format=format, layers=s["layers"], experts=s["experts"], tokens=args.tokens, rank=args.rank,
                 device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", steps=args.steps,
                 tokens_per_s=args.tokens / seconds, step_s=seconds, forward_s=middle("forward"),
-                backward_s=middle("backward"), optimizer_s=middle("optimizer"), experts_s=experts, duty=experts / seconds,
+                backward_s=middle("backward"), optimizer_s=middle("optimizer"), experts_s=experts,
+                duty=experts / seconds,
                 experts_forward_s=middle("experts_forward"), experts_backward_s=middle("experts_backward"),
                 experts_tflops=middle("operations") / experts / 1e12, device_alone_s=alone,
                 over_both_alone=seconds / (experts + alone), optimizer_share=middle("optimizer") / seconds,

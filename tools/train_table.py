@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Figures of training beside what is asked of them, as Markdown for docs/benchmarks.md:
+"""Figures of training beside what is asked of them, as Markdown for docs/benchmarks/training.md:
 
     train_table.py FILE...
 
-Files are the JSON of `kt microbench moe --train` and lines of train_rival.py and train_speed.py, in any order. Of several runs
-of the same thing the fastest counts, for everybody.
+Files are the JSON of `kt microbench moe --train` and lines of train_rival.py and train_speed.py, in any order. Of
+several runs of the same thing the fastest counts, for everybody.
 """
 import json
 import pathlib
@@ -60,13 +60,18 @@ def layers(rows):
         both = row["forward_backward"]
         beside = both.get("of_bf16_forward")
         lines.append([f"{key[0]}, {key[1]} experts", row["format"], str(row["tokens"]), f"{row['rows_per_expert']:.0f}",
-                      str(row["rank"]), str(row["threads"]), f"{row['forward']['us'] / 1e3:.1f}", share(row["forward"]["fraction_of_limit"]),
+                      str(row["rank"]), str(row["threads"]), f"{row['forward']['us'] / 1e3:.1f}",
+                      share(row["forward"]["fraction_of_limit"]),
                       share(row["keeping_on_top"], most=KEEPING), share(row["lora_on_top"], most=LORA.get(row["rank"])),
                       f"{row['backward']['us'] / 1e3:.1f}",
-                      f"{row['backward_over_forward']:.2f}x" + (" (!)" if row["backward_over_forward"] > BACKWARD else ""),
-                      f"{both['us'] / 1e3:.1f}", share(both["fraction_of_limit"], least=least if row["rank"] == 8 else None),
-                      "-" if beside is None else f"{beside:.2f}x" + (" (!)" if beside < OF_BF16 and row["rank"] == 8 else "")])
-    table(["layer", "format", "tokens", "rows", "rank", "threads", "forward ms", "of limit", "keeping", "LoRA", "backward ms",
+                      f"{row['backward_over_forward']:.2f}x" + (" (!)" if row["backward_over_forward"] > BACKWARD
+                                                                else ""),
+                      f"{both['us'] / 1e3:.1f}",
+                      share(both["fraction_of_limit"], least=least if row["rank"] == 8 else None),
+                      "-" if beside is None
+                      else f"{beside:.2f}x" + (" (!)" if beside < OF_BF16 and row["rank"] == 8 else "")])
+    table(["layer", "format", "tokens", "rows", "rank", "threads", "forward ms", "of limit", "keeping", "LoRA",
+           "backward ms",
            "x forward", "both ms", "of limit", "of bf16's forward"], lines)
     return best
 
@@ -81,7 +86,8 @@ def rivals(rows, ours):
             best[key] = row
     lines = []
     for (shape, tokens, kind, dtype), row in sorted(best.items()):
-        mine = next((r for k, r in ours.items() if k[0] == shape and k[2:] == ("bf16" if dtype == "f32" else dtype, tokens, row["rank"])),
+        mine = next((r for k, r in ours.items() if k[0] == shape
+                     and k[2:] == ("bf16" if dtype == "f32" else dtype, tokens, row["rank"])),
                     None)
         name = [shape, f"{kind}, {dtype}", str(tokens)]
         if "error" in row:
@@ -97,9 +103,11 @@ def rivals(rows, ours):
             takes = memory["packed_bytes"] / mine["layers"] + memory["kept_bytes"] + memory["workspace_bytes"]
             takes = (takes + memory["lora_bytes"]) / 2**30
             takes = f"{takes:.2f}" + (" (!)" if known and takes > MEMORY * of_layer else "")
-        lines.append([*name, str(row["threads"]), f"{row['forward_ms']:.1f}", f"{row['backward_ms']:.1f}", f"{row['both_ms']:.1f}",
+        lines.append([*name, str(row["threads"]), f"{row['forward_ms']:.1f}", f"{row['backward_ms']:.1f}",
+                      f"{row['both_ms']:.1f}",
                       ratio, f"{of_layer:.2f}" if known else "-", takes])
-    table(["layer", "rival", "tokens", "threads", "forward ms", "backward ms", "both ms", "kt is", "its GiB", "kt's GiB"], lines)
+    table(["layer", "rival", "tokens", "threads", "forward ms", "backward ms", "both ms", "kt is", "its GiB",
+           "kt's GiB"], lines)
 
 
 def models(rows):
@@ -108,11 +116,13 @@ def models(rows):
         least = MODEL.get((row["shape"], "tokens_per_s"))
         speed = f"{row['tokens_per_s']:.0f}" + (" (!)" if least and row["tokens_per_s"] < least else "")
         over = row["over_both_alone"]
-        lines.append([f"{row['shape']}, {row['layers']} layers", f"{row['format']}, {row['device']}", str(row["tokens"]), speed,
+        lines.append([f"{row['shape']}, {row['layers']} layers", f"{row['format']}, {row['device']}",
+                      str(row["tokens"]), speed,
                       f"{row['step_s']:.2f}", share(row["duty"], least=DUTY), f"{row['experts_tflops']:.2f}",
                       share(row["optimizer_share"], most=OPTIMIZER), share(row["hand_over_share"], most=HAND_OVER),
                       f"{over:.2f}x" + (" (!)" if over > OVER_ALONE else ""), f"{row['resident_bytes'] / 2**30:.1f}"])
-    table(["model", "experts, device", "tokens", "tokens/s", "step s", "duty", "experts' TFLOPS", "optimizer", "hand-over",
+    table(["model", "experts, device", "tokens", "tokens/s", "step s", "duty", "experts' TFLOPS", "optimizer",
+           "hand-over",
            "step / both alone", "GiB"], lines)
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# kt_kernel on an x86 server with a GPU: builds kt and the extension, runs the tests of the CUDA hand-off on the real driver,
-# the Python tests and tools/hybrid_gpu.py. Installs nothing.
+# kt_kernel on an x86 server with a GPU: builds kt and the extension, runs the tests of the CUDA hand-off on the real
+# driver, the Python tests and tools/hybrid_gpu.py. Installs nothing.
 #
 #   tools/x86_python.sh [steps, with commas; default all]
 #
-# Steps: build, doctor, cuda, hybrid, pytest, graph, logits, overlap, speed, decode-int4, decode-int8, decode-bf16. Each has a
-# time limit of its own, so that one that hangs leaves the others their time; one that failed can be repeated alone. A short
-# table comes last; table.txt, python.jsonl, timeline.svg and logs.tar.gz go to $OUT, else ./out. About ten minutes in all on 16 cores,
-# two of them for the build.
+# Steps: build, doctor, cuda, hybrid, pytest, graph, logits, overlap, speed, decode-int4, decode-int8, decode-bf16. Each
+# has a time limit of its own, so that one that hangs leaves the others their time; one that failed can be repeated
+# alone. A short table comes last; table.txt, python.jsonl, timeline.svg and logs.tar.gz go to $OUT, else ./out. About
+# ten minutes in all on 16 cores, two of them for the build.
 #
-# carry/python may hold wheels of nanobind and pytest, used where the machine has none; carry/models a tiny-qwen3moe.tar.xz.
-# HYBRID=--dry goes through it on a machine without a GPU.
+# carry/python may hold wheels of nanobind and pytest, used where the machine has none; carry/models a
+# tiny-qwen3moe.tar.xz. HYBRID=--dry goes through it on a machine without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,7 +30,8 @@ done
 
 clock() { printf '%dm%02ds' $((SECONDS / 60)) $((SECONDS % 60)); }
 
-# step NAME SECONDS COMMAND...: if it is among those asked for. Its output goes to a log; the end of it is shown when it fails.
+# step NAME SECONDS COMMAND...: if it is among those asked for. Its output goes to a log; the end of it is shown when it
+# fails.
 step() {
   local name=$1 limit=$2 began=$SECONDS result=passed code=0
   shift 2
@@ -83,8 +84,8 @@ doctor() {
   "$python" -m pip list 2> /dev/null | grep -iE '^(torch|transformers|safetensors|accelerate|peft|compressed|gguf|nanobind|pytest|numpy|triton) ' || true
 }
 
-# real_tests PROGRAM: its tests on the machine's driver, those of streams each in a process of its own with a limit, so that
-# one that hangs is named and costs the others nothing.
+# real_tests PROGRAM: its tests on the machine's driver, those of streams each in a process of its own with a limit, so
+# that one that hangs is named and costs the others nothing.
 real_tests() {
   local program=$1 apart='CudaDriverTest.*:PostTest.*:Stream*.*:ExpertLayerStream.*' code=0
   export program KT_TEST_REAL_CUDA=1

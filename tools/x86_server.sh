@@ -9,9 +9,9 @@
 #   tools/x86_server.sh layers [seconds per row, default 0.5]    kt-kernel's MoE layers beside ours; after any other mode
 #   tools/x86_server.sh train [steps, with commas]               training: layers, rivals, a model: tools/train_server.sh
 #
-# Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out. The rivals
-# are the extension of kt-kernel in carry/rival (tools/rival_layers.sh) and the source of llama.cpp in carry/llama.tar.xz; a
-# mode says which is not there.
+# Three minutes on 16 cores at half a second a row. The short table comes last; logs and JSON go to $OUT, else ./out.
+# The rivals are the extension of kt-kernel in carry/rival (tools/rival_layers.sh) and the source of llama.cpp in
+# carry/llama.tar.xz; a mode says which is not there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,8 +50,8 @@ build_llama() {
     { grep -E -A5 'error|No rule' "$out/llama-build.log" | head -40; return 1; }
 }
 
-# llama.cpp's whole models beside ours: one Q4_0 file whose routers choose evenly, the same prompts and batches, each at its
-# best thread count. rival_model NAME: layers of Qwen3-30B-A3B, or deepseek2; after 8192 tokens too with 4 layers.
+# llama.cpp's whole models beside ours: one Q4_0 file whose routers choose evenly, the same prompts and batches, each at
+# its best thread count. rival_model NAME: layers of Qwen3-30B-A3B, or deepseek2; after 8192 tokens too with 4 layers.
 rival_model() {
   local name=$1 all half model=$build/rival-$1.gguf llama=$build/llama to=$out/$1 shape=(--layers "$1")
   [ "$name" != deepseek2 ] || shape=(--arch deepseek2)

@@ -9,8 +9,8 @@ if(KT_SANITIZE)
 endif()
 
 set(kt_row_sources instantiate.cc instantiate_few_short.cc instantiate_few_long.cc instantiate_many_spans.cc
-    instantiate_many_s8.cc instantiate_many_bf16.cc instantiate_many_f32.cc instantiate_attention.cc instantiate_row_ops.cc
-    instantiate_gram.cc instantiate_back.cc)
+    instantiate_many_s8.cc instantiate_many_bf16.cc instantiate_many_f32.cc instantiate_attention.cc
+    instantiate_row_ops.cc instantiate_gram.cc instantiate_back.cc)
 
 # all; native: the best that this CPU runs; runnable: all that it runs, and of the others no more than what a parser
 # finds, for tests that could not run them; or names, as "avx2;amx". portable is always there: it is what the others
@@ -77,7 +77,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   kt_isa(portable portable.h Portable)
   set(avx2 -mavx2 -mfma -mf16c)
   # g++ 12's own header initialises `__m512i __Y = __Y` and warns of it
-  set(avx512 -Wno-uninitialized -Wno-maybe-uninitialized ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+  set(avx512 -Wno-uninitialized -Wno-maybe-uninitialized ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl
+      -mprefer-vector-width=512)
   kt_isa(avx2 avx2.h Avx2 ${avx2})
   kt_isa(avx_vnni avx2.h AvxVnni ${avx2} -mavxvnni)
   kt_isa(avx512 avx512.h Avx512 ${avx512})
@@ -102,8 +103,8 @@ endforeach()
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/isa/isa_rows.inc CONTENT "${isa_rows}")
 target_include_directories(kt_kernels PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/isa)
 
-# The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels. Plain C++, so one architecture
-# is enough: a cross build has it compiled and run by the build for the host.
+# The tile loops over an emulated unit, for kernels_test on any CPU; no part of kt_kernels. Plain C++, so one
+# architecture is enough: a cross build has it compiled and run by the build for the host.
 if(KT_TESTS AND NOT CMAKE_CROSSCOMPILING)
   add_library(kt_isa_amx_emulated OBJECT ${kt_row_sources})
   target_include_directories(kt_isa_amx_emulated PRIVATE ${PROJECT_SOURCE_DIR}/src)

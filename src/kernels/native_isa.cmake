@@ -4,7 +4,8 @@ if(NOT DEFINED CACHE{KT_NATIVE_ISAS})
     message(FATAL_ERROR "KT_ISAS=${KT_ISAS}: a cross build cannot ask the CPU that will run it")
   endif()
   set(base ${PROJECT_SOURCE_DIR}/src/base)
-  try_run(status compiled SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/native_isa.cc ${base}/cpu.cc ${base}/file.cc ${base}/text.cc
+  try_run(status compiled
+    SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/native_isa.cc ${base}/cpu.cc ${base}/file.cc ${base}/text.cc
       ${base}/error.cc ${base}/mapped_faults.cc ${base}/fork_mutex.cc
     CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${PROJECT_SOURCE_DIR}/src -DCMAKE_BUILD_TYPE=Debug
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON

@@ -1,9 +1,10 @@
-"""Decoding with a random model of the shape of Qwen3-30B-A3B: attention, norms and routers on the GPU (stock transformers),
-experts on KT, hot ones on the GPU too.
+"""Decoding with a random model of the shape of Qwen3-30B-A3B: attention, norms and routers on the GPU (stock
+transformers), experts on KT, hot ones on the GPU too.
 
-Routers compute as they do; the experts they name are then replaced by draws made beforehand: ranks by Zipf's law (without
-replacement, exponent in the report), shuffled in each layer. All layers hold the same random weights, each in memory of its
-own. A step is one captured graph, sampling included, and is compared with eager steps from the same state.
+Routers compute as they do; the experts they name are then replaced by draws made beforehand: ranks by Zipf's law
+(without replacement, exponent in the report), shuffled in each layer. All layers hold the same random weights, each in
+memory of its own. A step is one captured graph, sampling included, and is compared with eager steps from the same
+state.
 
 The limit is that of memory: the bytes of the experts that a token needs from the CPU over the read bandwidth that
 `kt microbench roofline` finds. Everything else of a step, GPU included, counts as loss.
@@ -26,7 +27,8 @@ PROMPT = 16
 
 
 class ZipfRouter(torch.nn.Module):
-    """The stock router's work and weights, other experts. `at` is the step's number, on the device: a graph reads it."""
+    """The stock router's work and weights, other experts. `at` is the step's number, on the device: a graph reads
+    it."""
 
     def __init__(self, gate, shape, exponent, seed, at, draws=4096):
         super().__init__()
@@ -211,7 +213,8 @@ def of_share(gpu, model, routers, at, shape, steps, share, bytes_each, bandwidth
     found = measured(gpu, model, at, steps)
     layer = experts_alone(gpu, model, at, steps) if "graph_ms" in found else None
     return dict(pairs_on_cpu=left, step_ms=found["step_ms"], tokens_s=1e3 / found["step_ms"], gain=None, limit_ms=limit,
-                of_limit=limit / found["step_ms"], layer_us=layer and 1e3 * layer, layer_of_limit=layer and limit / layers / layer,
+                of_limit=limit / found["step_ms"], layer_us=layer and 1e3 * layer,
+                layer_of_limit=layer and limit / layers / layer,
                 place_s=round(placed, 1), **{key: value for key, value in found.items() if key != "step_ms"})
 
 
@@ -242,7 +245,8 @@ def of_format(gpu, arguments, format, bandwidth):
 
 def part(gpu, arguments):
     formats = arguments.formats.split(",")
-    bandwidth = 10.0 if gpu.dry and not os.path.exists(arguments.program) else read_bandwidth(arguments.program, arguments.threads)
+    bandwidth = 10.0 if gpu.dry and not os.path.exists(arguments.program) else read_bandwidth(arguments.program,
+                                                                                              arguments.threads)
     rows = []
     for format in formats:
         rows += of_format(gpu, arguments, format, bandwidth)

@@ -1,7 +1,7 @@
 """Every call of torch.cuda that the parts of hybrid_gpu.py make, and stand-ins for a machine without a GPU.
 
-`Dry` keeps tensors on the CPU; a stream is nothing, a graph calls again what was recorded. It shows that the parts run and
-what they would compare, never how fast.
+`Dry` keeps tensors on the CPU; a stream is nothing, a graph calls again what was recorded. It shows that the parts run
+and what they would compare, never how fast.
 """
 
 import contextlib

@@ -84,7 +84,8 @@ def streams(gpu, sizes):
             first, second = pair
             first.submit_forward(*inputs, gpu.handle())
             second.submit_forward(*inputs, gpu.handle())
-            return first.sync_forward(inputs[0], gpu.handle()).clone(), second.sync_forward(inputs[0], gpu.handle()).clone()
+            return first.sync_forward(inputs[0], gpu.handle()).clone(), second.sync_forward(inputs[0],
+                                                                                            gpu.handle()).clone()
 
         _warm(gpu, stream, call)
         parts.append((pair, inputs, stream, *gpu.capture(call, stream)))
@@ -101,16 +102,19 @@ def streams(gpu, sizes):
                 with gpu.on(stream):
                     graph.replay()
         gpu.synchronize()
-        equal += all(torch.equal(ours, right) for part, rights in zip(parts, expected) for ours, right in zip(part[4], rights))
+        equal += all(torch.equal(ours, right) for part, rights in zip(parts, expected)
+                     for ours, right in zip(part[4], rights))
     for layer in layers:
         layer.check()
-    return [dict(what="two streams, two layers each", tokens=tokens, replays=8 * REPLAYS, equal=equal, ok=equal == REPLAYS)]
+    return [dict(what="two streams, two layers each", tokens=tokens, replays=8 * REPLAYS, equal=equal,
+                 ok=equal == REPLAYS)]
 
 
 def deferral(gpu, sizes):
     """Three layers, the first two put two experts of a token off to the next one."""
     experts, top_k, hidden, tokens = sizes["experts"], 4, sizes["hidden"], 4
-    layers = [random_layer(experts, top_k, hidden, sizes["inter"], layer=at, deferred=2 if at < 2 else 0) for at in range(3)]
+    layers = [random_layer(experts, top_k, hidden, sizes["inter"], layer=at, deferred=2 if at < 2 else 0)
+              for at in range(3)]
     x, ids, weights = routed(gpu, tokens, experts, top_k, hidden, seed=0)
 
     def call():
@@ -168,7 +172,8 @@ def errors(gpu, sizes):
 
 
 def host_times(gpu, sizes):
-    """A forward of one token in a graph, and by submit and sync; experts are all elsewhere, so that nothing is computed."""
+    """A forward of one token in a graph, and by submit and sync; experts are all elsewhere, so that nothing is
+    computed."""
     experts, top_k, hidden = sizes["experts"], 4, sizes["hidden"]
     layer = random_layer(experts, top_k, hidden, sizes["inter"])
     layer.gpu_experts_mask.fill_(True)

@@ -3,7 +3,8 @@
 import torch
 
 
-def random_layer(experts=32, top_k=4, hidden=1024, inter=512, method="BF16", max_tokens=64, layer=0, deferred=0, threads=0):
+def random_layer(experts=32, top_k=4, hidden=1024, inter=512, method="BF16", max_tokens=64, layer=0, deferred=0,
+                 threads=0):
     from kt_kernel import KTMoEWrapper
 
     generator = torch.Generator().manual_seed(1 + layer)

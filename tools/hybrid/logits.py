@@ -2,15 +2,16 @@
 
 The reference is pure transformers in f32. In f32 (activations="f32" in KT) only the order of sums differs: F32_BOUND.
 
-In bf16 both round, in different places. How far that may take the logits is read off pure transformers itself: its worst
-error against f32, times FACTOR, because the hybrid's roundings are others of the same size and the maximum of two draws
-is larger than that of one. Two things are compared:
+In bf16 both round, in different places. How far that may take the logits is read off pure transformers itself: its
+worst error against f32, times FACTOR, because the hybrid's roundings are others of the same size and the maximum of two
+draws is larger than that of one. Two things are compared:
 
 - forced: every layer uses the expert ids and weights of the f32 run, in both. All positions must be within the bound.
 - free: routers decide. Where two scores are nearly equal a rounding decides which expert runs, and that moves logits by
-  more than any bound on roundings. Positions where some layer chose other experts than the f32 run are counted, may be no
-  more than pure transformers in bf16 has (with room for chance), and all others must be within the bound. An expert that
-  changed at one position also reaches later ones through attention; the bound is read off positions with the same history.
+  more than any bound on roundings. Positions where some layer chose other experts than the f32 run are counted, may be
+  no more than pure transformers in bf16 has (with room for chance), and all others must be within the bound. An expert
+  that changed at one position also reaches later ones through attention; the bound is read off positions with the same
+  history.
 
 Tokens: greedy ones of the reference, fed to both. Wherever its margin exceeds twice the bound, ours are the same.
 """
@@ -151,7 +152,8 @@ def f32_row(gpu, name, folder, case, gpu_experts):
     error = worst(errors(ours, right), same)
     clear = clear_positions(right, F32_BOUND)
     tokens, agree = agreeing_tokens(generated(model, ids[:, :prompt], ids.shape[1] - prompt), ids[0], prompt, clear)
-    return dict(model=name, dtype="f32", gpu_experts=gpu_experts, error=error, bound=F32_BOUND, other_experts=int((~same).sum()),
+    return dict(model=name, dtype="f32", gpu_experts=gpu_experts, error=error, bound=F32_BOUND,
+                other_experts=int((~same).sum()),
                 positions=len(same), clear=int(clear.sum()), tokens=tokens,
                 ok=bool(error < F32_BOUND and (~same).sum() <= 1 and agree and equal_tokens(ours, right, clear & same)))
 
@@ -176,15 +178,19 @@ def bf16_rows(gpu, name, folder, case):
         ours, _ = run(model, ids, forced=routing)
         common = dict(model=name, dtype="bf16", gpu_experts=gpu_experts)
         error, clear = worst(errors(ours, right)), clear_positions(right, bound["forced"])
-        rows.append(dict(common, routing="forced", error=error, bound=bound["forced"], positions=len(clear), clear=int(clear.sum()),
+        rows.append(dict(common, routing="forced", error=error, bound=bound["forced"], positions=len(clear),
+                         clear=int(clear.sum()),
                          ok=error < bound["forced"] and equal_tokens(ours, right, clear)))
         ours, chosen = run(model, ids)
         same, clear = chosen.same(routing), clear_positions(right, bound["free"])
         error, other, most = worst(errors(ours, right), same), int((~same).sum()), allowed(int((~same_there).sum()))
-        tokens, agree = agreeing_tokens(generated(model, ids[:, :prompt], ids.shape[1] - prompt), greedy, prompt, clear_there)
-        rows.append(dict(common, routing="free", error=error, bound=bound["free"], positions=len(same), clear=int(clear.sum()),
+        tokens, agree = agreeing_tokens(generated(model, ids[:, :prompt], ids.shape[1] - prompt), greedy, prompt,
+                                        clear_there)
+        rows.append(dict(common, routing="free", error=error, bound=bound["free"], positions=len(same),
+                         clear=int(clear.sum()),
                          other_experts=other, other_experts_allowed=most, tokens=tokens,
-                         ok=bool(error < bound["free"] and other <= most and agree and equal_tokens(ours, right, clear & same))))
+                         ok=bool(error < bound["free"] and other <= most and agree
+                                 and equal_tokens(ours, right, clear & same))))
         del model
     return rows
 
@@ -199,7 +205,8 @@ def compare(gpu, name, folder, prompt):
     exact = stock(gpu, folder, torch.float32)
     if prompt is None:
         generator = torch.Generator().manual_seed(7)
-        prompt = torch.randint(3, exact.config.get_text_config().vocab_size, (1, 16 if gpu.dry else 64), generator=generator)
+        prompt = torch.randint(3, exact.config.get_text_config().vocab_size, (1, 16 if gpu.dry else 64),
+                               generator=generator)
     prompt = prompt.to(gpu.device)
     ids = generated(exact, prompt, 16 if gpu.dry else 48)[None]
     right, routing = run(exact, ids)

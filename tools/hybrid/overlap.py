@@ -1,7 +1,7 @@
 """One layer with routed experts on both sides and a shared one on the GPU: is the smaller side hidden by the larger?
 
-Each side alone and both together are captured graphs, so that launches do not count. `hidden` is the part of the smaller
-side's time that does not show: 1 where the layer takes as long as the larger side, 0 where it takes the sum.
+Each side alone and both together are captured graphs, so that launches do not count. `hidden` is the part of the
+smaller side's time that does not show: 1 where the layer takes as long as the larger side, 0 where it takes the sum.
 """
 
 import pathlib
@@ -104,14 +104,15 @@ def rows_of(gpu, layer):
         gpu.synchronize()
         right = bool(((out - eager).abs().max() <= 1e-2 * eager.abs().max()).item())
         hidden = (cpu + alone - together) / min(cpu, alone)
-        rows.append(dict(tokens=layer.tokens, cpu_ms=cpu, gpu_ms=alone, both_ms=together, over_larger=together / max(cpu, alone),
+        rows.append(dict(tokens=layer.tokens, cpu_ms=cpu, gpu_ms=alone, both_ms=together,
+                         over_larger=together / max(cpu, alone),
                          hidden=hidden, right=right, ok=right and (gpu.dry or hidden >= LEAST_HIDDEN)))
     return rows, rows[1]["gpu_ms"], times
 
 
 def watched(gpu, layer, gpu_graph):
-    """One layer by submit, a graph of the GPU's work, sync: times in ms from the start on. The GPU's are from events, the
-    CPU's end is the host's clock, put in order by the moment at which both have seen the end."""
+    """One layer by submit, a graph of the GPU's work, sync: times in ms from the start on. The GPU's are from events,
+    the CPU's end is the host's clock, put in order by the moment at which both have seen the end."""
     marks = {name: gpu.event() for name in ("start", "submitted", "gpu_done", "synced")}
     gpu.synchronize()
     marks["start"].record()
@@ -135,12 +136,14 @@ def watched(gpu, layer, gpu_graph):
 
 
 def draw(layer, at):
-    lanes = [("GPU, one stream", [("copy", "to the host", 0, at["submitted"]), ("gpu", "experts here, shared expert", at["submitted"],
+    lanes = [("GPU, one stream",
+              [("copy", "to the host", 0, at["submitted"]), ("gpu", "experts here, shared expert", at["submitted"],
                                                                               at["gpu_done"]),
                                   ("wait", "waits, result comes", at["gpu_done"], at["synced"])]),
              ("CPU", [("cpu", "routed experts on KT", at["submitted"], max(at["cpu_done"], at["submitted"]))]),
              ("Python", [("wait", "enqueues", 0, max(at["enqueued"], 0))])]
-    return timeline.svg(f"One MoE layer, {layer.tokens} tokens: GPU and CPU at work together, {at['synced']:.2f} ms", lanes)
+    return timeline.svg(f"One MoE layer, {layer.tokens} tokens: GPU and CPU at work together, {at['synced']:.2f} ms",
+                        lanes)
 
 
 def part(gpu, arguments):
@@ -155,7 +158,8 @@ def part(gpu, arguments):
     gpu_graph, _ = layer.captured(lambda: layer.on_gpu(times_of[16]))
     seen = [watched(gpu, layer, gpu_graph) for _ in range(3 if gpu.dry else 21)][1:]
     middle = sorted(seen, key=lambda at: at["synced"])[len(seen) // 2]
-    notes.append("timeline, ms: " + ", ".join(f"{name} {value:.3f}" for name, value in sorted(middle.items(), key=lambda i: i[1])))
+    notes.append("timeline, ms: " + ", ".join(f"{name} {value:.3f}"
+                                              for name, value in sorted(middle.items(), key=lambda i: i[1])))
     if arguments.out:
         pathlib.Path(arguments.out, "timeline.svg").write_text(draw(layer, middle))
     else:
