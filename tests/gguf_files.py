@@ -95,6 +95,14 @@ HALVES = {
     "Q6_K": {208: 4.6e-5},
     "IQ4_NL": {0: 9e-4},
     "IQ4_XS": {0: 4.8e-5},
+    "IQ2_XXS": {0: 1.5e-3},
+    "IQ2_XS": {0: 1.5e-3},
+    "IQ2_S": {0: 1.5e-3},
+    "IQ3_XXS": {0: 5e-4},
+    "IQ3_S": {0: 5e-4},
+    "IQ1_S": {0: 1e-2},
+    "IQ1_M": {},  # its f16 lies in four pieces
+    "NVFP4": {},
 }
 PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 F32 = gguf.GGMLQuantizationType.F32
@@ -144,6 +152,20 @@ RECIPES = {
         "narrow": {"Q2_K": "Q4_0", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
         "has": {"Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_NL", "Q5_0", "F32"},
     },
+    "UD-IQ2_M": {
+        "rows": [
+            ("output.weight", "Q6_K"),
+            ("token_embd", "Q4_K"),
+            ("ffn_down_exps", "IQ4_XS"),
+            ("ffn_gate_exps", lambda layer, layers: ("IQ3_XXS", "IQ2_XXS", "IQ1_M", "IQ2_S")[layer]),
+            ("ffn_up_exps", lambda layer, layers: ("IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ3_S")[layer]),
+            ("attn_output", "IQ3_XXS"),
+            ("attn_q", "NVFP4"),
+            ("", "Q4_K"),
+        ],
+        "narrow": {"IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q6_K": "Q8_0", "NVFP4": "Q5_1", "IQ3_XXS": "IQ4_NL"},
+        "has": {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_S", "IQ4_NL", "NVFP4", "Q4_K", "Q6_K", "F32"},
+    },
 }
 
 
@@ -187,6 +209,12 @@ def encode(values, kind, random):
         raw = random.integers(0, 256, (*values.shape[:-1], values.shape[-1] // block, size), dtype=np.uint8)
         for start, value in HALVES[kind.name].items():
             raw[..., start : start + 2] = np.array([value], "<f2").view(np.uint8)
+        if kind.name == "IQ1_M":  # the top nibbles of four words, the lowest first
+            bits = int(np.array([1e-2], "<f2").view(np.uint16)[0])
+            for i in range(4):
+                raw[..., 49 + 2 * i] = raw[..., 49 + 2 * i] & 15 | (bits >> 4 * i & 15) << 4
+        if kind.name == "NVFP4":  # scales of 1/64 to 1/32
+            raw[..., :4] = 8 + raw[..., :4] % 8
         raw = raw.reshape(*values.shape[:-1], -1)
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(values.shape)
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "formats/floats.h"
+#include "formats/random_grid.h"
 
 namespace kt {
 namespace {
@@ -29,6 +30,7 @@ float code_reach(const Format& f) {
     case Code::kF32:
       return 1;
     default:
+      if (is_grid(f.code)) return static_cast<float>(grid_of(f.code).largest) * code_unit(f.code);
       return static_cast<float>(std::max(f.bias, (1 << code_bits(f.code)) - 1 - f.bias));
   }
 }
@@ -64,6 +66,7 @@ void fill_codes(Matrix& w, RandomBits& random) {
     default:
       break;
   }
+  if (is_grid(w.format.code)) return fill_grid_codes(w.format.code, w.codes, [&] { return random.next(); });
   const uint64_t mask = ((1ull << code_bits(w.format.code)) - 1) * 0x0101010101010101ull;
   for (size_t i = 0; i < count; i += 8) {
     const uint64_t eight = random.next() & mask;
@@ -95,6 +98,9 @@ void fill_scales(Matrix& w, RandomBits& random) {
         break;
       case Scale::kE8m0:
         w.scales[i] = static_cast<uint8_t>(127 + std::ilogb(step) - static_cast<int>(random.below(2)));
+        break;
+      case Scale::kE4m3:
+        w.scales[i] = to_e4m3(jittered(step));
         break;
       case Scale::kS8F16:
         w.scales[i] = static_cast<uint8_t>(1 + random.below(static_cast<uint32_t>(most)));

@@ -1,6 +1,7 @@
 #include "formats/format.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -36,6 +37,18 @@ std::string_view name_of(Code code) {
       return "f16";
     case Code::kF32:
       return "f32";
+    case Code::kIq2Xxs:
+      return "iq2_xxs";
+    case Code::kIq2Xs:
+      return "iq2_xs";
+    case Code::kIq2S:
+      return "iq2_s";
+    case Code::kIq3Xxs:
+      return "iq3_xxs";
+    case Code::kIq3S:
+      return "iq3_s";
+    case Code::kIq1:
+      return "iq1";
   }
   return "?";
 }
@@ -54,6 +67,8 @@ std::string_view name_of(Scale scale) {
       return "e8m0";
     case Scale::kS8F16:
       return "s8*f16";
+    case Scale::kE4m3:
+      return "e4m3";
   }
   return "?";
 }
@@ -83,7 +98,34 @@ int stored_min_bits(const Format& format) {
   return format.min == Min::kZero ? code_bits(format.code) : 8 * min_bytes(format.min);
 }
 
+// Bits of one code there. Signs that a rule gives, and what several columns share, take none of their own.
+double stored_code_bits(const Format& format) {
+  switch (format.code) {
+    case Code::kIq2Xxs:
+      return (8 + 7) / 8.0;
+    case Code::kIq2Xs:
+      return (9 + 7) / 8.0;
+    case Code::kIq2S:
+      return (10 + 8) / 8.0;
+    case Code::kIq3Xxs:
+      return 8 / 4.0 + 7 / 8.0;
+    case Code::kIq3S:
+      return (9 + 4) / 4.0;
+    case Code::kIq1:
+      return 11 / 8.0 + 1.0 / std::max(format.span.k == 16 ? 8 : format.span.k, 8);
+    default:
+      return code_bits(format.code);
+  }
+}
+
 }  // namespace
+
+std::vector<NamedFormat> rounded_formats() {
+  std::vector<NamedFormat> out;
+  std::ranges::copy_if(kFormats, std::back_inserter(out),
+                       [](const NamedFormat& entry) { return can_round_to(entry.format); });
+  return out;
+}
 
 Format format_named(std::string_view name) {
   std::string known;
@@ -125,7 +167,7 @@ double stored_bits(const Format& format, int64_t n, int64_t k) {
   const double scale_rows = static_cast<double>((n + format.span.n - 1) / format.span.n);
   const auto row_spans = static_cast<double>(spans(format, k));
   const auto row_supers = static_cast<double>(supers(format, k));
-  double bits = rows * columns * code_bits(format.code);
+  double bits = rows * columns * stored_code_bits(format);
   bits += scale_rows * row_spans * stored_scale_bits(format);
   bits += rows * row_spans * stored_min_bits(format);
   if (format.scale == Scale::kS8F16) bits += rows * row_supers * 16;

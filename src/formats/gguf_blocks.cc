@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "formats/gguf_grid_blocks.h"
 
 namespace kt {
 namespace {
@@ -42,6 +43,14 @@ constexpr auto kLayouts = std::to_array<Layout>({
     {GgufType::kIQ4_NL, "IQ4_NL", "iq4_nl", 32, 18, 0, kNowhere, 0},
     {GgufType::kIQ4_XS, "IQ4_XS", "iq4_xs", 256, 136, 0, kNowhere, 32},
     {GgufType::kMXFP4, "MXFP4", "mxfp4", 32, 17, 0, kNowhere, 0},
+    {GgufType::kIQ2_XXS, "IQ2_XXS", "iq2_xxs", 256, 66, 0, kNowhere, 0},
+    {GgufType::kIQ2_XS, "IQ2_XS", "iq2_xs", 256, 74, 0, kNowhere, 0},
+    {GgufType::kIQ2_S, "IQ2_S", "iq2_s", 256, 82, 0, kNowhere, 0},
+    {GgufType::kIQ3_XXS, "IQ3_XXS", "iq3_xxs", 256, 98, 0, kNowhere, 0},
+    {GgufType::kIQ3_S, "IQ3_S", "iq3_s", 256, 110, 0, kNowhere, 0},
+    {GgufType::kIQ1_S, "IQ1_S", "iq1_s", 256, 50, 0, kNowhere, 0},
+    {GgufType::kIQ1_M, "IQ1_M", "iq1_m", 256, 56, 0, kNowhere, 0},
+    {GgufType::kNVFP4, "NVFP4", "nvfp4", 64, 36, 0, kNowhere, 0},
 });
 
 const Layout& layout_of(GgufType type) {
@@ -102,9 +111,18 @@ constexpr Place place_of_code(GgufType type, int column) {
       return {nibble(0, column, 128), bit_pair(128, column)};
     case GgufType::kIQ4_XS:
       return {nibble(8, column, 32)};
+    case GgufType::kNVFP4:
+      return {nibble(4, column, 16)};
     case GgufType::kF32:
     case GgufType::kF16:
     case GgufType::kBF16:
+    case GgufType::kIQ2_XXS:  // of grids: gguf_grid_blocks.cc
+    case GgufType::kIQ2_XS:
+    case GgufType::kIQ2_S:
+    case GgufType::kIQ3_XXS:
+    case GgufType::kIQ3_S:
+    case GgufType::kIQ1_S:
+    case GgufType::kIQ1_M:
       break;
   }
   return {};
@@ -220,6 +238,7 @@ void decode_strip(const Strip strip, const uint8_t* block, uint8_t* codes) {
 Places make_places(const Layout& layout) {
   const Format format = format_named(layout.format);
   Places places;
+  if (is_grid(format.code)) return places;
   for (int i = 0; i < layout.size; ++i) places.codes.push_back(place_of_code(layout.type, i));
   places.strips = strips_of(places.codes);
   if (format.scale == Scale::kS8F16) {
@@ -248,6 +267,10 @@ void decode_block(const Layout& layout, const Places& places, const uint8_t* blo
                   Matrix& out) {
   const Format& format = out.format;
   uint8_t* codes = out.codes.data() + index * layout.size;
+  const int64_t count = format.span.k ? layout.size / format.span.k : 1;  // scales of a block
+  if (is_grid(format.code))
+    return decode_grid_block(layout.type, block,
+                             {codes, out.scales.data() + index * count, out.supers.data() + index * 2});
   std::memset(codes, 0, static_cast<size_t>(layout.size));
   for (const Strip& strip : places.strips) decode_strip(strip, block, codes);
   if (format.code == Code::kE2m1) {
@@ -255,8 +278,11 @@ void decode_block(const Layout& layout, const Places& places, const uint8_t* blo
     for (int i = 0; i < layout.size; ++i) codes[i] = codes[i] == 8 ? 0 : codes[i];
   }
   if (format.scale != Scale::kS8F16) {
-    const int bytes = scale_bytes(format.scale);
-    std::memcpy(out.scales.data() + index * bytes, block + layout.scale_at, bytes);
+    const int64_t bytes = count * scale_bytes(format.scale);
+    uint8_t* scales = out.scales.data() + index * bytes;
+    std::memcpy(scales, block + layout.scale_at, static_cast<size_t>(bytes));
+    if (format.scale == Scale::kE4m3)  // the reference reads no sign, and the pattern of NaN as zero
+      for (int64_t i = 0; i < bytes; ++i) scales[i] = (scales[i] & 0x7F) == 0x7F ? 0 : scales[i] & 0x7F;
   } else {
     std::memcpy(out.supers.data() + index * 2, block + layout.scale_at, 2);
     uint8_t* scales = out.scales.data() + index * std::ssize(places.scales);
@@ -289,11 +315,15 @@ void encode_block(const Layout& layout, const Places& places, const MatrixView& 
                   uint8_t* block, std::string_view name) {
   const Format& format = w.format;
   const uint8_t* codes = w.codes + index * layout.size;
+  const int64_t count = format.span.k ? layout.size / format.span.k : 1;
+  if (is_grid(format.code))
+    return encode_grid_block(layout.type, {codes, w.scales + index * count, w.supers + index * 2}, block,
+                             name);
   for (int i = 0; i < layout.size; ++i) scatter(block, places.codes[i], codes[i]);
   const int bits = span_scale_bits(format.code);
   if (format.scale != Scale::kS8F16) {
-    const int bytes = scale_bytes(format.scale);
-    std::memcpy(block + layout.scale_at, w.scales + index * bytes, bytes);
+    const int64_t bytes = count * scale_bytes(format.scale);
+    std::memcpy(block + layout.scale_at, w.scales + index * bytes, static_cast<size_t>(bytes));
   } else {
     std::memcpy(block + layout.scale_at, w.supers + index * 2, 2);
     const uint8_t* scales = w.scales + index * std::ssize(places.scales);

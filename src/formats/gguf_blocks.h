@@ -27,10 +27,18 @@ enum class GgufType : uint32_t {
   kQ4_K = 12,
   kQ5_K = 13,
   kQ6_K = 14,
+  kIQ2_XXS = 16,
+  kIQ2_XS = 17,
+  kIQ3_XXS = 18,
+  kIQ1_S = 19,
   kIQ4_NL = 20,
+  kIQ3_S = 21,
+  kIQ2_S = 22,
   kIQ4_XS = 23,
+  kIQ1_M = 29,
   kBF16 = 30,
   kMXFP4 = 39,
+  kNVFP4 = 40,
 };
 
 // The type of that number or of that name ("Q4_K", in capitals as files' tools print it); nothing if unknown.

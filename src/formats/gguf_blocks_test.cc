@@ -21,9 +21,11 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 const std::vector<GgufType> kTypes = {
-    GgufType::kF32,  GgufType::kF16,   GgufType::kBF16,   GgufType::kQ4_0,  GgufType::kQ4_1, GgufType::kQ5_0,
-    GgufType::kQ5_1, GgufType::kQ8_0,  GgufType::kQ2_K,   GgufType::kQ3_K,  GgufType::kQ4_K, GgufType::kQ5_K,
-    GgufType::kQ6_K, GgufType::kMXFP4, GgufType::kIQ4_NL, GgufType::kIQ4_XS};
+    GgufType::kF32,    GgufType::kF16,     GgufType::kBF16,   GgufType::kQ4_0,  GgufType::kQ4_1,
+    GgufType::kQ5_0,   GgufType::kQ5_1,    GgufType::kQ8_0,   GgufType::kQ2_K,  GgufType::kQ3_K,
+    GgufType::kQ4_K,   GgufType::kQ5_K,    GgufType::kQ6_K,   GgufType::kMXFP4, GgufType::kIQ4_NL,
+    GgufType::kIQ4_XS, GgufType::kIQ2_XXS, GgufType::kIQ2_XS, GgufType::kIQ2_S, GgufType::kIQ3_XXS,
+    GgufType::kIQ3_S,  GgufType::kIQ1_S,   GgufType::kIQ1_M,  GgufType::kNVFP4};
 
 std::span<const std::byte> bytes_of(const std::vector<uint8_t>& bytes) {
   return std::as_bytes(std::span(bytes));
@@ -95,7 +97,7 @@ TEST(GgufBlocks, RandomBytesSurviveTheRoundTrip) {
     const Matrix w = matrix_from_gguf(type, bytes_of(rows), n, k);
     const std::vector<std::byte> again = gguf_from_matrix(type, w.view());
     ASSERT_EQ(again.size(), rows.size());
-    if (type != GgufType::kMXFP4) {
+    if (type != GgufType::kMXFP4 && type != GgufType::kNVFP4) {
       EXPECT_TRUE(std::ranges::equal(again, bytes_of(rows)))
           << name_of(type) << ": every bit has one meaning";
     }
@@ -114,6 +116,7 @@ TEST(GgufBlocks, QuantisedMatricesFitTheBlocks) {
   std::vector<float> values(3 * 512);
   for (float& value : values) value = normal(random);
   for (const GgufType type : kTypes) {
+    if (!can_round_to(gguf_format(type))) continue;
     const Matrix w = quantise(gguf_format(type), values, 3, 512);
     const Matrix again = matrix_from_gguf(type, gguf_from_matrix(type, w.view()), 3, 512);
     for (int64_t i = 0; i < 3 * 512; ++i) {
@@ -121,6 +124,44 @@ TEST(GgufBlocks, QuantisedMatricesFitTheBlocks) {
           << name_of(type);
     }
   }
+}
+
+TEST(GgufBlocks, GridBlockByHand) {
+  std::vector<uint8_t> block(66);
+  block[1] = 0x3C;          // d = 1
+  block[2 + 8] = 1;         // columns 32 to 39: entry 1, 43 and then seven of 8
+  block[2 + 8 + 4] = 0x02;  // column 33 is negative, and so column 39 as well
+  block[2 + 8 + 7] = 0x50;  // s = 5
+  const Matrix w = matrix_from_gguf(GgufType::kIQ2_XXS, bytes_of(block), 1, 256);
+  EXPECT_EQ(value_at(w.view(), 0, 32), 43 * 5.5f / 4);
+  EXPECT_EQ(value_at(w.view(), 0, 33), -8 * 5.5f / 4);
+  EXPECT_EQ(value_at(w.view(), 0, 39), -8 * 5.5f / 4);
+  EXPECT_EQ(value_at(w.view(), 0, 40), 8 * 5.5f / 4);
+  EXPECT_EQ(value_at(w.view(), 0, 0), 1.0f);
+}
+
+TEST(GgufBlocks, WhatGridsCannotStoreIsAnError) {
+  const auto encode = [](GgufType type, const Matrix& w) {
+    return error_of([&] { gguf_from_matrix(type, w.view(), "x"); });
+  };
+  const auto zeros = [](GgufType type) {
+    const std::vector<uint8_t> block(static_cast<size_t>(gguf_block_bytes(type)));
+    return matrix_from_gguf(type, bytes_of(block), 1, 256);
+  };
+  Matrix w = zeros(GgufType::kIQ2_XXS);
+  w.codes[3] = kGridBias + 9;
+  EXPECT_THAT(encode(GgufType::kIQ2_XXS, w), AllOf(HasSubstr("x: IQ2_XXS"), HasSubstr("8 numbers")));
+  w = zeros(GgufType::kIQ2_XXS);
+  w.codes[3] = static_cast<uint8_t>(2 * kGridBias - w.codes[3]);
+  EXPECT_THAT(encode(GgufType::kIQ2_XXS, w), HasSubstr("even number of negative"));
+  w = zeros(GgufType::kIQ2_S);
+  w.codes[3] = static_cast<uint8_t>(2 * kGridBias - w.codes[3]);
+  EXPECT_EQ(encode(GgufType::kIQ2_S, w), "no error");
+  w.scales[1] = 33;
+  EXPECT_THAT(encode(GgufType::kIQ2_S, w), AllOf(HasSubstr("1 to 31"), HasSubstr("33")));
+  w = zeros(GgufType::kIQ1_S);
+  for (int i = 8; i < 16; ++i) w.codes[static_cast<size_t>(i)] -= 2;
+  EXPECT_THAT(encode(GgufType::kIQ1_S, w), HasSubstr("an eighth"));
 }
 
 TEST(GgufBlocks, ErrorsSayWhatWasExpected) {

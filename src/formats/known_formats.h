@@ -46,7 +46,18 @@ inline constexpr auto kFormats = std::to_array<NamedFormat>({
     {"q6_k", {Code::kU6, 32, Scale::kS8F16, Min::kNone, {.k = 16, .super_k = 256}}, 6.5625},
     {"iq4_nl", {Code::kIq4, 0, Scale::kF16, Min::kNone, {.k = 32}}, 4.5},
     {"iq4_xs", {Code::kIq4, 0, Scale::kS8F16, Min::kNone, {.k = 32, .super_k = 256}}, 4.25},
+    {"iq2_xxs", {Code::kIq2Xxs, kGridBias, Scale::kS8F16, Min::kNone, {.k = 32, .super_k = 256}}, 2.0625},
+    {"iq2_xs", {Code::kIq2Xs, kGridBias, Scale::kS8F16, Min::kNone, {.k = 16, .super_k = 256}}, 2.3125},
+    {"iq2_s", {Code::kIq2S, kGridBias, Scale::kS8F16, Min::kNone, {.k = 16, .super_k = 256}}, 2.5625},
+    {"iq3_xxs", {Code::kIq3Xxs, kGridBias, Scale::kS8F16, Min::kNone, {.k = 32, .super_k = 256}}, 3.0625},
+    {"iq3_s", {Code::kIq3S, kGridBias, Scale::kS8F16, Min::kNone, {.k = 32, .super_k = 256}}, 3.4375},
+    {"iq1_s", {Code::kIq1, kGridBias, Scale::kS8F16, Min::kNone, {.k = 32, .super_k = 256}}, 1.5625},
+    {"iq1_m", {Code::kIq1, kGridBias, Scale::kS8F16, Min::kNone, {.k = 16, .super_k = 256}}, 1.75},
+    {"nvfp4", {Code::kE2m1, 0, Scale::kE4m3, Min::kNone, {.k = 16}}, 4.5},
 });
+
+// Those that quantise() makes of other weights.
+std::vector<NamedFormat> rounded_formats();
 
 // The group sizes there are: columns of one scale in every named format that is `like` but for them, ascending.
 std::vector<int> group_sizes(Format like);

@@ -16,6 +16,9 @@
 // gives two steps of bf16 codes. Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits; in a
 // plane of b bits, 8/b consecutive steps share their bytes, the earlier step in the lower bits: expanding is
 // a shift and a mask.
+// Codes of a grid are what checkpoints store, an index for several columns: a chunk is [low bytes of the indices][their
+// high bits][a sign bit for each column], whose order grid_low, grid_high and grid_sign give: the indices of four
+// groups of columns stand 4 rows by 4 groups in 16 bytes, and the signs in the order of a step's bytes.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -71,6 +74,15 @@ inline constexpr auto kLayouts = std::to_array<Layout>({
     {Code::kBf16, Scale::kNone, Min::kNone, SpanLength::kLong},
     {Code::kF16, Scale::kNone, Min::kNone, SpanLength::kLong},
     {Code::kF32, Scale::kNone, Min::kNone, SpanLength::kLong},
+    {Code::kIq2Xxs, Scale::kS8F16, Min::kNone, SpanLength::k32},
+    {Code::kIq2Xs, Scale::kS8F16, Min::kNone, SpanLength::k16},
+    {Code::kIq2S, Scale::kS8F16, Min::kNone, SpanLength::k16},
+    {Code::kIq3Xxs, Scale::kS8F16, Min::kNone, SpanLength::k32},
+    {Code::kIq3S, Scale::kS8F16, Min::kNone, SpanLength::k32},
+    {Code::kIq1, Scale::kS8F16, Min::kNone, SpanLength::k32},
+    {Code::kIq1, Scale::kS8F16, Min::kNone, SpanLength::k16},
+    {Code::kE2m1, Scale::kE4m3, Min::kNone, SpanLength::k16},
+    {Code::kE2m1, Scale::kF32, Min::kNone, SpanLength::k16},
 });
 inline constexpr int kLayoutCount = static_cast<int>(kLayouts.size());
 
@@ -124,7 +136,34 @@ constexpr Planes planes(Code code) {
       return {0, 0};
   }
 }
-constexpr int chunk_bytes(Code code) { return kBlockRows * kChunk * code_bits(code) / 8; }
+
+// Where the parts of a chunk of a grid's codes begin, and where it ends.
+struct GridPlanes {
+  int high, signs, bytes;
+};
+constexpr GridPlanes grid_planes(Code code) {
+  const Grid grid = grid_of(code);
+  const int indices = kBlockRows * kChunk / grid.numbers, signs = indices + indices * grid.high_bits / 8;
+  return {indices, signs, signs + (grid.signs ? kBlockRows * kChunk / 8 : 0)};
+}
+// The low byte of the index of columns [numbers * group, numbers * (group + 1)) of a chunk; its high bits, the first of
+// them; a column's sign.
+struct BitPlace {
+  int byte, shift;
+};
+constexpr int grid_low(int group, int row) { return group / 4 * 64 + row / 4 * 16 + group % 4 * 4 + row % 4; }
+constexpr BitPlace grid_high(Code code, int group, int row) {
+  const int bits = grid_of(code).high_bits, sharing = 8 / bits;
+  return {grid_planes(code).high + group / sharing * kBlockRows + row, group % sharing * bits};
+}
+constexpr BitPlace grid_sign(Code code, int step_k, int row, int column) {
+  const int bit = column / step_k * kBlockRows * step_k + row * step_k + column % step_k;
+  return {grid_planes(code).signs + bit / 8, bit % 8};
+}
+
+constexpr int chunk_bytes(Code code) {
+  return is_grid(code) ? grid_planes(code).bytes : kBlockRows * kChunk * code_bits(code) / 8;
+}
 constexpr int low_plane_bytes(Code code) { return kBlockRows * kChunk * planes(code).low / 8; }
 
 constexpr int span_columns(SpanLength span) { return span == SpanLength::k16 ? 16 : 32; }  // of short spans

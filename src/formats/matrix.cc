@@ -121,6 +121,12 @@ float code_value(Code code, uint32_t code_bits) {
     case Code::kU4:
     case Code::kU5:
     case Code::kU6:
+    case Code::kIq2Xxs:
+    case Code::kIq2Xs:
+    case Code::kIq2S:
+    case Code::kIq3Xxs:
+    case Code::kIq3S:
+    case Code::kIq1:
       return static_cast<float>(code_bits);
     case Code::kIq4:
       return static_cast<float>(kIq4Values[code_bits & 15]);
@@ -152,7 +158,9 @@ float scale_at(const MatrixView& w, int64_t row, int64_t column) {
     case Scale::kE8m0:
       return e8m0_to_f32(w.scales[index]);
     case Scale::kS8F16:
-      return super_product(w, w.scales, w.supers, row, column);
+      return super_product(w, w.scales, w.supers, row, column) * code_unit(w.format.code);
+    case Scale::kE4m3:
+      return e4m3_to_f32(w.scales[index]);
   }
   return 0;
 }

@@ -47,6 +47,9 @@ Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint32_t seed) 
       case Scale::kF16:
         put(out.scales, i, half());
         break;
+      case Scale::kE4m3:
+        out.scales[i] = static_cast<uint8_t>(random() % 127);
+        break;
       default:
         out.scales[i] = static_cast<uint8_t>(random() % 255);
     }

@@ -97,6 +97,11 @@ float store_scale(Matrix& out, int64_t index, const Patch& patch, float wanted) 
       store(out.scales, index, rounded);
       return to_f32(rounded);
     }
+    case Scale::kE4m3: {
+      if (wanted > kE4m3Max) out_of_reach(out.format, patch, wanted);
+      out.scales[index] = to_e4m3(wanted);
+      return e4m3_to_f32(out.scales[index]);
+    }
     case Scale::kNone:
     case Scale::kE8m0:
     case Scale::kS8F16:
@@ -320,6 +325,12 @@ void quantise_plain(Matrix& out, std::span<const float> values) {
 }  // namespace
 
 Matrix quantise(const Format& format, std::span<const float> values, int64_t n, int64_t k) {
+  if (!can_round_to(format))
+    fail_as(ErrorKind::kUnsupported,
+            "{}: weights are read and computed in this format, not rounded to it: its grids are for files "
+            "that were "
+            "calibrated for them",
+            name_of(format));
   check_shape(format, n, k, "quantise");
   if (std::ssize(values) != n * k) {
     fail("quantise: expected {} values for [{}, {}], got {}", n * k, n, k, values.size());

@@ -148,6 +148,12 @@ double bound(const Format& f, double w, const Range& span, const Range& super, d
       break;
     }
     case Code::kE2m1:
+      if (f.scale == Scale::kE4m3) {
+        // The scale is rounded too: to a 16th of it, which the largest number may exceed, or to a multiple of 2^-9.
+        out = std::max(magnitude, span.amax / 6 + std::ldexp(1, -9)) / 4 + span.amax / 16 +
+              6 * std::ldexp(1, -10);
+        break;
+      }
       out = std::max(magnitude, std::max(2 * span.amax / 7, std::ldexp(1, -127))) / 4;
       break;
     default:
@@ -218,11 +224,14 @@ void check_bounds(const NamedFormat& entry, const std::vector<float>& values, in
 TEST(Quantise, ErrorsStayWithinTheirBounds) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  for (const NamedFormat& entry : kFormats) {
+  for (const NamedFormat& entry : rounded_formats()) {
     const int64_t n = entry.format.span.n > 1 ? 131 : 5, k = entry.format.span.super_k ? 512 : 197;
     const bool f16_inside = entry.format.scale == Scale::kF16 || entry.format.scale == Scale::kS8F16 ||
                             entry.format.code == Code::kF16;
-    const float huge = f16_inside ? 3e4f : entry.format.scale == Scale::kNone ? 3e38f : 1.7e38f;
+    const float huge = entry.format.scale == Scale::kE4m3   ? 2.6e3f
+                       : f16_inside                         ? 3e4f
+                       : entry.format.scale == Scale::kNone ? 3e38f
+                                                            : 1.7e38f;
     const auto fill = [&](const std::function<float(int64_t)>& value) {
       std::vector<float> values(n * k);
       for (int64_t i = 0; i < n * k; ++i) values[i] = value(i);
@@ -249,7 +258,7 @@ TEST(Quantise, ErrorsStayWithinTheirBounds) {
 }
 
 TEST(Quantise, ZerosComeBackAsZeros) {
-  for (const NamedFormat& entry : kFormats) {
+  for (const NamedFormat& entry : rounded_formats()) {
     const int64_t n = 130, k = entry.format.span.super_k ? 512 : 131;
     const std::vector<float> zeros(n * k, 0.0f);
     const Matrix w = quantise(entry.format, zeros, n, k);
@@ -260,12 +269,24 @@ TEST(Quantise, ZerosComeBackAsZeros) {
 }
 
 TEST(Quantise, ShortAndSingleShapes) {
-  for (const NamedFormat& entry : kFormats) {
+  for (const NamedFormat& entry : rounded_formats()) {
     const int64_t k = entry.format.span.super_k ? entry.format.span.super_k : 1;
     const std::vector<float> values(k, 1.0f);
     const Matrix w = quantise(entry.format, values, 1, k);
     EXPECT_NEAR(value_at(w.view(), 0, 0), 1.0f, 0.15f) << entry.name;
   }
+}
+
+TEST(Quantise, MakesNoGrids) {
+  const std::vector<float> values(256, 1.0f);
+  int grids = 0;
+  for (const NamedFormat& entry : kFormats) {
+    if (!is_grid(entry.format.code)) continue;
+    ++grids;
+    EXPECT_THAT(error_of([&] { quantise(entry.format, values, 1, 256); }),
+                AllOf(HasSubstr(std::string(entry.name)), HasSubstr("not rounded to it")));
+  }
+  EXPECT_EQ(grids, 7);
 }
 
 TEST(Quantise, RefusesWhatCannotBeStored) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <type_traits>
 
+#include "kernels/grids.inl.h"
 #include "kernels/isa/inline.h"
 #include "kernels/plan.h"
 #include "kernels/table.h"
@@ -85,9 +86,17 @@ struct SpanFactors {
     else if constexpr (kL.scale == Scale::kE8m0)
       return Isa::load_e8m0(at);
     else if constexpr (kL.scale == Scale::kS8F16)
-      return Isa::mul(Isa::load_f16(header + h.supers + row * 2), Isa::to_f32(Isa::load_s8(at)));
+      return Isa::mul(unit_factor(row), Isa::to_f32(Isa::load_s8(at)));
+    else if constexpr (kL.scale == Scale::kE4m3)
+      return Isa::load_ue4m3(at);
     else
       return Isa::set1(1.0f);
+  }
+  // Exact: the unit is a power of two.
+  KT_INLINE typename Isa::F32 unit_factor(int row) const {
+    const auto factor = Isa::load_f16(header + h.supers + row * 2);
+    if constexpr (code_unit(kL.code) != 1.0f) return Isa::mul(factor, Isa::set1(code_unit(kL.code)));
+    return factor;
   }
   KT_INLINE typename Isa::F32 min(int span, int row) const {
     const uint8_t* at = header + h.mins + (span * kBlockRows + row) * min_bytes(kL.min);
@@ -258,6 +267,7 @@ struct FewInteger {
     static_assert(kPiece % kActSpan == 0 && kChunk % kPiece == 0);
     const int spans_per_record = p.record_k / p.span;
     int64_t row_span = 0;  // spans of the row that have ended
+    alignas(64) uint8_t memory[kLookedUp<kL>];
     for (int k0 = 0; k0 < p.k_pad; k0 += p.record_k) {
       const SpanFactors<kL> factors(at, spans_per_record);
       fetch_ahead(args, at, p.header_bytes);
@@ -266,9 +276,10 @@ struct FewInteger {
       int span = 0;
       for (int c = 0, next = p.span; c < columns; c += kChunk, at += chunk_bytes(kL.code)) {
         fetch_ahead(args, at, chunk_bytes(kL.code));
+        const uint8_t* codes = chunk_codes<kL>(at, memory);
         for (int u = 0; u < kChunk; u += kPiece)
           unroll<kPiece / kActSpan>([&](auto s) __attribute__((always_inline)) {
-            step_span<s * kActSpan / Isa::kStep>(at, u + s * kActSpan, k0 + c);
+            step_span<s * kActSpan / Isa::kStep>(codes, u + s * kActSpan, k0 + c);
             if constexpr (!kLong && (kSpan == kActSpan || s % 2 == 1)) {
               finish(factors, span);
               take_mins(factors, span++, row_span++);

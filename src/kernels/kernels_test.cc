@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 
 #include "formats/known_formats.h"
 #include "kernels/testing/activations.h"
@@ -48,6 +49,7 @@ struct Weights {
   double largest_code() const {  // less the bias or a zero point
     const Format& f = matrix.format;
     const int most = (1 << code_bits(f.code)) - 1;
+    if (is_grid(f.code)) return grid_of(f.code).largest;
     return f.code == Code::kI8 || f.code == Code::kIq4 ? 128
            : f.min == Min::kZero                       ? std::max(most, 16)
                                                        : std::max(most - f.bias, f.bias);
@@ -59,6 +61,7 @@ struct Weights {
     double lowest = -w.format.bias, highest = (1 << bits) - 1 - w.format.bias;
     if (w.format.code == Code::kI8) lowest = -128, highest = 127;
     if (w.format.code == Code::kIq4) lowest = -127, highest = 113;
+    if (is_grid(w.format.code)) highest = grid_of(w.format.code).largest, lowest = -highest;
     double reach = 0;
     for (int64_t k = k0; k < std::min(k1, w.k); ++k) {
       const double scale = scale_at(w, row, k), min = min_at(w, row, k);
@@ -338,6 +341,25 @@ TEST_P(Multiply, ExtremeScales) {
   }
 }
 
+// Rows of an entry that no other of the grid exceeds in sum, as LargestCodes wants its codes.
+void largest_entries(Matrix& w) {
+  const Code code = w.format.code;
+  const int numbers = grid_of(code).numbers;
+  std::vector<uint8_t> best(static_cast<size_t>(numbers)), entry(best.size());
+  int most = 0;
+  for (int i = 0; i < 1 << grid_index_bits(code); ++i) {
+    look_up(code, i, entry.data());
+    const int sum = std::accumulate(entry.begin(), entry.end(), 0);
+    if (sum > most) most = sum, best = entry;
+  }
+  for (int64_t row = 0; row < 4; ++row)
+    for (int64_t c = 0; c < w.k; ++c) {
+      const bool negative = grid_of(code).signs && (row == 1 || (row == 2 && c % 2));
+      const uint8_t positive = best[static_cast<size_t>(c % numbers)];
+      w.codes[static_cast<size_t>(row * w.k + c)] = negative ? negated_code(positive) : positive;
+    }
+}
+
 // Activations at 127 against the largest codes of either sign, over a long row: nothing overflows. The same
 // row with alternating signs, a row of zeros, a row of one value, and a row with a single value.
 TEST_P(Multiply, LargestCodes) {
@@ -352,7 +374,9 @@ TEST_P(Multiply, LargestCodes) {
   }
   rows[4 * k + k - 1] = 5;
   const int bits = code_bits(format.code);
-  if (bits <= 8) {
+  if (is_grid(format.code)) {
+    largest_entries(w);
+  } else if (bits <= 8) {
     const uint8_t top = format.code == Code::kI8     ? 127
                         : format.code == Code::kE4m3 ? 0x7E
                                                      : static_cast<uint8_t>((1 << bits) - 1);
@@ -378,11 +402,15 @@ TEST_P(Multiply, Outliers) {
   check_matrix(w, rows, {{3}, {1, 37}});
 }
 
-// Matrices of zeros, from quantise: zero scales.
+// Matrices of zeros, from quantise where it makes them: zero scales.
 TEST_P(Multiply, ZeroWeights) {
   const Format& format = GetParam().format;
   const int64_t k = fitting_columns(format, 96);
-  const Matrix w = quantise(format, std::vector<float>(3 * k), 3, k);
+  Matrix w = random_matrix(format, 3, k, 20);
+  if (can_round_to(format))
+    w = quantise(format, std::vector<float>(3 * k), 3, k);
+  else
+    std::fill(w.supers.begin(), w.supers.end(), uint8_t{0});
   check_matrix(w, random_rows(3, k, 14), {{3}, {3}});
 }
 

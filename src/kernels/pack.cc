@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "formats/floats.h"
+#include "formats/grids.h"
 
 namespace kt {
 namespace {
@@ -99,6 +100,46 @@ void pack_row_in_pairs(const uint8_t* codes, int row_at, uint8_t* chunk) {
     std::memcpy(chunk + k / 4 * 4 * kBlockRows + k / 2 % 2 * 8 + row_at, codes + k, 2);
 }
 
+// The 64 codes of one row of a chunk as indices of their grid and signs, added to zeroed bytes.
+void pack_grid_row(const Packing& p, const uint8_t* codes, int row, uint8_t* chunk) {
+  const Code code = p.format.code;
+  const Grid grid = grid_of(code);
+  for (int i = 0; i < kChunk / grid.numbers; ++i) {
+    const int index = grid_index(code, codes + i * grid.numbers);
+    KT_CHECK(index >= 0, "{}: no entry of the grid has codes {}, {} ...", name_of(p.format),
+             codes[i * grid.numbers], codes[i * grid.numbers + 1]);
+    chunk[grid_low(i, row)] = static_cast<uint8_t>(index);
+    if (grid.high_bits == 0) continue;
+    const BitPlace high = grid_high(code, i, row);
+    chunk[high.byte] = static_cast<uint8_t>(chunk[high.byte] | (index >> 8) << high.shift);
+  }
+  const int step = p.fragment.step_bytes;
+  for (int k = 0; grid.signs && k < kChunk; k += step) {
+    int signs = 0;
+    for (int i = 0; i < step; ++i) signs |= int{codes[k + i] < kGridBias} << i;
+    const BitPlace sign = grid_sign(code, step, row, k);
+    chunk[sign.byte] = static_cast<uint8_t>(chunk[sign.byte] | signs << sign.shift);
+  }
+}
+
+// pack_grid_row backwards.
+void unpack_grid_row(const Packing& p, const uint8_t* chunk, int row, uint8_t* codes) {
+  const Code code = p.format.code;
+  const Grid grid = grid_of(code);
+  for (int i = 0; i < kChunk / grid.numbers; ++i) {
+    int index = chunk[grid_low(i, row)];
+    if (grid.high_bits) {
+      const BitPlace high = grid_high(code, i, row);
+      index |= (chunk[high.byte] >> high.shift & ((1 << grid.high_bits) - 1)) << 8;
+    }
+    look_up(code, index, codes + i * grid.numbers);
+  }
+  for (int k = 0; grid.signs && k < kChunk; ++k) {
+    const BitPlace sign = grid_sign(code, p.fragment.step_bytes, row, k);
+    if (chunk[sign.byte] >> sign.shift & 1) codes[k] = negated_code(codes[k]);
+  }
+}
+
 void pack_codes(const Packing& p, const MatrixView& w, int64_t first_column, int64_t block, int column,
                 std::byte* chunk) {
   const Code code = p.format.code;
@@ -108,7 +149,7 @@ void pack_codes(const Packing& p, const MatrixView& w, int64_t first_column, int
   const uint64_t flip = adds_128(p) ? 0x8080808080808080u : 0;
   auto* out = reinterpret_cast<uint8_t*>(chunk);
   // Padding: zero codes, which are 0x80 where 128 is added.
-  if (rows < kBlockRows) std::memset(out, flip ? 0x80 : 0, chunk_bytes(code));
+  if (rows < kBlockRows || is_grid(code)) std::memset(out, flip ? 0x80 : 0, chunk_bytes(code));
   for (int r = 0; r < rows; ++r) {
     const uint8_t* codes = w.codes + ((block * kBlockRows + r) * w.k + first_column + column) * size;
     std::array<uint8_t, kChunk * 4> padded;
@@ -118,7 +159,9 @@ void pack_codes(const Packing& p, const MatrixView& w, int64_t first_column, int
       codes = padded.data();
     }
     const int row_at = row_byte(code, p.fragment.step_bytes, r), stride = kBlockRows * step;
-    if (in_pairs(code, p.fragment.step_bytes)) {
+    if (is_grid(code)) {
+      pack_grid_row(p, codes, r, out);
+    } else if (in_pairs(code, p.fragment.step_bytes)) {
       pack_row_in_pairs(codes, row_at, out);
     } else if (step == 8) {
       pack_row<uint64_t>(code, codes, row_at, stride, flip, out);
@@ -243,7 +286,9 @@ void unpack_chunk_row(const Packing& p, const uint8_t* chunk, int row, uint8_t* 
   const int step = step_bytes(code, p.fragment.step_bytes), stride = kBlockRows * step;
   const int row_at = row_byte(code, p.fragment.step_bytes, row);
   const uint64_t flip = adds_128(p) ? 0x8080808080808080u : 0;
-  if (in_pairs(code, p.fragment.step_bytes)) {
+  if (is_grid(code)) {
+    unpack_grid_row(p, chunk, row, codes);
+  } else if (in_pairs(code, p.fragment.step_bytes)) {
     for (int k = 0; k < kChunk; k += 2)
       std::memcpy(codes + k, chunk + k / 4 * 4 * kBlockRows + k / 2 % 2 * 8 + row_at, 2);
   } else if (step == 8) {
@@ -295,6 +340,29 @@ void unpack_header(const Packing& p, const std::byte* record, int64_t rows, int6
                     static_cast<size_t>(min_size));
     }
   }
+}
+
+// The code of a row and column of a chunk.
+uint32_t packed_bits(const Packing& p, const uint8_t* chunk, int row, int k) {
+  const Code code = p.format.code;
+  if (is_grid(code)) {
+    std::array<uint8_t, kChunk> codes;
+    unpack_grid_row(p, chunk, row, codes.data());
+    return codes[static_cast<size_t>(k)];
+  }
+  const Places at = places_of(code, p.fragment.step_bytes);
+  const int in_step = row_byte(code, p.fragment.step_bytes, row);
+  const uint8_t* low = chunk + at.low_byte[k] + in_step;
+  uint32_t bits = 0;
+  if (const int low_bits = planes(code).low) {
+    bits = *low >> at.low_shift[k] & ((1u << low_bits) - 1);
+    if (const int high_bits = planes(code).high)
+      bits |= (chunk[at.high_byte[k] + in_step] >> at.high_shift[k] & ((1u << high_bits) - 1)) << low_bits;
+  } else {
+    std::memcpy(&bits, low, packed_code_bytes(code));
+    if (adds_128(p)) bits ^= 0x80;
+  }
+  return bits;
 }
 
 }  // namespace
@@ -413,18 +481,7 @@ float packed_value(const Packing& p, const std::byte* blocks, int64_t row, int64
   const int in_record = static_cast<int>(column % p.record_k), r = static_cast<int>(row % kBlockRows);
   const auto* chunk =
       reinterpret_cast<const uint8_t*>(header + p.header_bytes + in_record / kChunk * chunk_bytes(code));
-  const Places at = places_of(code, p.fragment.step_bytes);
-  const int k = static_cast<int>(column % kChunk), in_step = row_byte(code, p.fragment.step_bytes, r);
-  const uint8_t* low = chunk + at.low_byte[k] + in_step;
-  uint32_t bits = 0;
-  if (const int low_bits = planes(code).low) {
-    bits = *low >> at.low_shift[k] & ((1u << low_bits) - 1);
-    if (const int high_bits = planes(code).high)
-      bits |= (chunk[at.high_byte[k] + in_step] >> at.high_shift[k] & ((1u << high_bits) - 1)) << low_bits;
-  } else {
-    std::memcpy(&bits, low, packed_code_bytes(code));
-    if (adds_128(p)) bits ^= 0x80;
-  }
+  const uint32_t bits = packed_bits(p, chunk, r, static_cast<int>(column % kChunk));
   // One row, one span: let formats/ say what the parts mean.
   const Header h = header_of(layout, p.record_k / p.span);
   const int span = in_record / p.span * kBlockRows + r;

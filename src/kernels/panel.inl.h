@@ -47,6 +47,7 @@ KT_INLINE typename Isa::F32 span_reach(const SpanFactors<kL>& f, int span, int r
   int lowest = 0, highest = (1 << code_bits(kL.code)) - 1;
   if constexpr (kL.code == Code::kI8) lowest = -128, highest = 127, bias = 0;
   if constexpr (kL.code == Code::kIq4) lowest = -127, highest = 113, bias = 0;
+  if constexpr (is_grid(kL.code)) highest = grid_of(kL.code).largest, lowest = -highest, bias = 0;
   const auto from = Isa::set1(static_cast<float>(lowest - bias)),
              to = Isa::set1(static_cast<float>(highest - bias));
   if constexpr (kL.min == Min::kNone)
@@ -61,6 +62,10 @@ KT_INLINE typename Isa::F32 span_reach(const SpanFactors<kL>& f, int span, int r
 // 64 columns of a whole-row integer format, exactly
 template <Layout kL>
 KT_INLINE void widen_chunk(const uint8_t* codes, uint8_t* to, const typename Isa::Table& table) {
+  if constexpr (is_grid(kL.code)) {
+    look_up_chunk<kL.code>(codes, to);
+    return;
+  }
   for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
     const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
     unroll<unit_steps(kL)>([&](auto t) __attribute__((always_inline)) {
@@ -137,6 +142,8 @@ __attribute__((noinline)) void widen_rounded(const Packing& p, const uint8_t* bl
       p, block, k0, k1,
       [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
         const int64_t at_column = static_cast<int64_t>(k - k0) * kBlockRows + part * kPartBytes;
+        alignas(64) uint8_t memory[kLookedUp<kL>];
+        codes = chunk_codes<kL>(codes, memory);
         const auto chunk = [&](auto with_fine) __attribute__((always_inline)) {
           for (int u = 0; u < kChunk / Isa::kStep; u += unit_steps(kL)) {
             const CodesAt at = unit_at<kL>(codes, u / unit_steps(kL));
@@ -176,6 +183,8 @@ KT_INLINE void for_values(const Packing& p, const uint8_t* block, int k0, int k1
   for_chunks<kL>(
       p, block, k0, k1,
       [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
+        alignas(64) uint8_t memory[kLookedUp<kL>];
+        codes = chunk_codes<kL>(codes, memory);
         for (int part = 0; part < kParts; ++part) {
           const int row = part * Isa::kLanes;
           if constexpr (is_integer(kL.code)) {
@@ -280,6 +289,8 @@ KT_INLINE void widen_codes(const Packing& p, const uint8_t* block, int k0, int k
       p, block, k0, k1,
       [&](const auto& f, const uint8_t* codes, int k, int in_record) __attribute__((always_inline)) {
         uint8_t* to = panel + static_cast<int64_t>(k - k0) * kBlockRows * 2;
+        alignas(64) uint8_t memory[kLookedUp<kL>];
+        codes = chunk_codes<kL>(codes, memory);
         for (int u = 0; u < kChunk / 4; u += kSteps) {
           const CodesAt at = unit_at<kL>(codes, u / kSteps);
           unroll<kSteps / kSome>([&](auto s) __attribute__((always_inline)) {

@@ -30,7 +30,7 @@ int rounded_k(int k_pad) {
 // Weights in spans whose codes times a scale of 12 bits are fine enough for outliers (panel.inl.h).
 bool rounds_well(const Packing& p) {
   const Code code = kLayouts[p.layout].code;
-  return code_bits(code) <= 6 && code != Code::kIq4;
+  return (code_bits(code) <= 6 && code != Code::kIq4) || is_grid(code);
 }
 
 }  // namespace

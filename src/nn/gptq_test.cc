@@ -105,7 +105,7 @@ TEST(Gptq, LosesLessThanRoundingToNearestInEveryFormat) {
   for (const bool act_order : {false, true})
     for (const int steps : {0, 8})
       factors.emplace_back(h, GptqOptions{.act_order = act_order, .scale_steps = steps});
-  for (const NamedFormat& named : kFormats) {
+  for (const NamedFormat& named : rounded_formats()) {
     if (named.format.scale == Scale::kNone || named.format.span.n != 1) continue;
     const double nearest = output_error(values, quantise(named.format, values, n, k).view(), h);
     for (const GptqFactor& factor : factors) {

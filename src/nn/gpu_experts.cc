@@ -72,8 +72,10 @@ GpuExperts::GpuExperts(const GpuMemory& in, const Experts& from, std::span<const
                                               .blocks = {},
                                               .gate_bias = {},
                                               .up_bias = {}});
-    for (const Packing* packing : {&piece.gate, &piece.up, &piece.down})
+    for (const Packing* packing : {&piece.gate, &piece.up, &piece.down}) {
+      check_gpu_reads(packing->format, what);
       rounds_ = rounds_ && packing->format.code != Code::kF32;
+    }
     if (!in.gpu) continue;
     piece.blocks = DeviceBuffer(in.gpu, hot.size() * shard.expert_bytes, what);
     copy_experts(in, shard, hot, piece.blocks);

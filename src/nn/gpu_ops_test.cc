@@ -2,17 +2,23 @@
 // KT_TEST_REAL_CUDA=1.
 #include "nn/gpu_ops.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "base/error.h"
+#include "base/testing/error_of.h"
 #include "base/testing/random_values.h"
 #include "cuda/testing/test_cuda.h"
 #include "nn/cpu_ops.h"
+#include "nn/testing/reference_layer.h"
 
 namespace kt {
 namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
 
 std::shared_ptr<Pool> two_threads() {
   return std::make_shared<Pool>(PoolOptions{.threads = 2, .pin = false});
@@ -293,6 +299,16 @@ TEST(GpuOps, AttentionByItsDefinition) {
 TEST(GpuOps, HeadsThatAreTooWideAreRefused) {
   const auto ops = on_gpu();
   EXPECT_THROW(ops->make_cache({.planes = {{.heads = 1, .d = 1024, .dv = 1024}}, .states = {}}, 1, 0), Error);
+}
+
+TEST(GpuOps, FormatsThatNoKernelReadsAreRefusedByName) {
+  const auto ops = make_gpu_ops(two_threads(), {.number = 0, .sizes_only = true});
+  for (const char* name : {"iq2_xxs", "iq3_s", "iq1_m", "nvfp4"}) {
+    std::mt19937 random(1);
+    const Matrix w = made_of(format_named(name), random_values(16 * 256, 1), 16, 256, random);
+    EXPECT_THAT(error_of([&] { ops->make_linear(w.view(), Precision::kDefault, "blk.3.attn_q"); }),
+                AllOf(HasSubstr("blk.3.attn_q"), HasSubstr(name), HasSubstr("`linear_format`")));
+  }
 }
 
 TEST(GpuOps, PlansNeedNoGpu) {

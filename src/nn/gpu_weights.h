@@ -31,6 +31,19 @@ struct GpuMemory {
   }
 };
 
+// Whether kernels read the format: grids and NVFP4 none does.
+inline bool gpu_reads(const Format& format) {
+  return !is_grid(format.code) && !(format.code == Code::kE2m1 && format.span.k == 16);
+}
+inline void check_gpu_reads(const Format& format, std::string_view name) {
+  if (gpu_reads(format)) return;
+  fail_as(ErrorKind::kUnsupported,
+          "{}: no kernel of the GPU reads {}: `gpu_experts` 0 leaves experts to the CPU, `linear_format` "
+          "q4_k rounds other "
+          "matrices as they are loaded, and `gpu` off computes everything where it is",
+          name, name_of(format));
+}
+
 // The part of a kernel's name that says which code it reads.
 inline const char* kernel_word(Code code) {
   constexpr auto kWords = std::to_array<std::pair<Code, const char*>>({{Code::kI8, "i8"},
@@ -97,6 +110,7 @@ struct GpuLinear final : PlacedLinear {
 
   GpuLinear(const GpuMemory& in, const Linear& from, std::string_view name)
       : packing(from.packing()), bias_bytes(from.bias_bytes()), stored(from.stored_bytes()) {
+    check_gpu_reads(packing.format, name);
     if (!in.gpu) return;
     blocks = DeviceBuffer(in.gpu, packing.bytes(), name);
     for (const Linear::Run& run : from.runs())

@@ -17,7 +17,7 @@ constexpr std::string_view kMain[] = {"weight_packed", "qweight", "weight"};
 constexpr std::string_view kBeside[] = {
     "weight_scale_inv", "weight_scale",      "scale_inv", "scale",  "weight_shape", "g_idx",
     "weight_g_idx",     "weight_zero_point", "qzeros",    "scales", "input_scale",  "input_zero_point",
-    "activation_scale"};
+    "activation_scale", "weight_scale_2"};
 
 using Named = std::vector<std::pair<std::string_view, const Tensor*>>;  // suffix, tensor
 

@@ -51,6 +51,7 @@ Stored stored_in(const ExpertSource& source, int layer) {
   if (floats) return {name_of(gate), "BF16", floats};
   if (dialect == "mxfp4" || dialect == "mxfp8")
     return {text("{} in blocks of 32", dialect), dialect == "mxfp4" ? "MXFP4" : "MXFP8"};
+  if (dialect == "nvfp4") return {"nvfp4 in blocks of 16", "MXFP4"};
   if (gate.code == Code::kE4m3) {
     if (gate.span.n == 1 && gate.span.k == 0) return {"FP8 with a scale for each row", "FP8_PERCHANNEL"};
     return {text("FP8 in {}x{} blocks", gate.span.n, gate.span.k), "FP8"};

@@ -17,19 +17,23 @@ constexpr int kPieceColumns = code_bits(kCode) == 16  ? 16
                               : code_bits(kCode) == 8 ? 32
                                                       : kChunk;
 
+// Whether the layout is read here: NVFP4 is not.
+constexpr bool is_read(const Layout& layout) {
+  return !(layout.code == Code::kE2m1 && layout.span == SpanLength::k16);
+}
 constexpr bool has_scale(Code code, Scale scale) {
   for (const Layout& layout : kLayouts)
-    if (layout.code == code && layout.scale == scale) return true;
+    if (is_read(layout) && layout.code == code && layout.scale == scale) return true;
   return false;
 }
 constexpr bool has_min(Code code, Min min) {
   for (const Layout& layout : kLayouts)
-    if (layout.code == code && layout.min == min) return true;
+    if (is_read(layout) && layout.code == code && layout.min == min) return true;
   return false;
 }
 constexpr bool has_short_spans(Code code) {
   for (const Layout& layout : kLayouts)
-    if (layout.code == code && layout.span == SpanLength::k16) return true;
+    if (is_read(layout) && layout.code == code && layout.span == SpanLength::k16) return true;
   return false;
 }
 
@@ -37,7 +41,7 @@ constexpr bool has_short_spans(Code code) {
 constexpr int factor_units(Code code) {
   int most = 0;
   for (const Layout& layout : kLayouts) {
-    if (layout.code != code || layout.scale == Scale::kNone) continue;
+    if (!is_read(layout) || layout.code != code || layout.scale == Scale::kNone) continue;
     const int columns = code_bits(code) == 8 ? 32 : kChunk;
     const int spans = layout.span == SpanLength::kLong ? 1 : columns / span_columns(layout.span);
     int units = spans * (scale_bytes(layout.scale) + min_bytes(layout.min));

@@ -229,6 +229,7 @@ KT_GPU StoredFactors<kParts> stored_factors(const PackedRows& w, const uint8_t* 
   const uint8_t *const scales = header + w.scales, *const mins = header + w.mins;
   switch (static_cast<Scale>(w.scale)) {
     case Scale::kNone:
+    case Scale::kE4m3:  // refused (nn/gpu_weights.h)
       break;
     case Scale::kF32:
       read_places<kParts>(at, out.scale,

@@ -1,8 +1,8 @@
 // The vocabulary in 256-bit registers: 8 rows to a vector, a row block is two parts.
 //
 // acc[row] += sum_4 u8 * s8, exact:
-//   codes below 64   maddubs (u8*s8, pairs summed in s16) -> madd by ones -> add.
-//                    2 * 63 * 127 = 16,002 < 2^15: the saturating sum never saturates.
+//   codes below 128  maddubs (u8*s8, pairs summed in s16) -> madd by ones -> add.
+//                    2 * 127 * 127 = 32,258 < 2^15: the saturating sum never saturates.
 //   any u8           2 * 255 * 127 does not fit 16 bits, so weights and activations are widened to even and odd
 //                    16-bit lanes (an and and a shift per weight vector, three shifts per activation, shared by
 //                    the whole tile) and multiplied by madd: 2 * 255 * 127 < 2^31. Four operations a dot, as
@@ -38,6 +38,7 @@ struct Avx2 {
   static constexpr bool kBf16Rows = false;
   static constexpr bool kWideColumns = false;
   static constexpr bool kTileUnit = false;
+  static constexpr bool kByteTables = false;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;
 
@@ -110,6 +111,10 @@ struct Avx2 {
   static KT_INLINE F32 load_e8m0(const uint8_t* p) {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(load_64(p)), 23);
     return {_mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x400000)))};
+  }
+  static KT_INLINE F32 load_ue4m3(const uint8_t* p) {
+    const __m128i half = _mm_slli_epi16(_mm_cvtepu8_epi16(load_64(p)), 7);  // value * 2^-8
+    return {_mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256))};
   }
   static KT_INLINE __m256i nearest_bf16(F32 x) {  // in the high halves
     const __m256i u = _mm256_castps_si256(x.v), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -187,6 +192,30 @@ struct Avx2 {
     return {_mm256_broadcastsi128_si256(load_128(reinterpret_cast<const uint8_t*>(p)))};
   }
   static KT_INLINE Bytes lookup(Table t, Bytes a) { return {_mm256_shuffle_epi8(t.v, a.v)}; }
+  template <int kI> static KT_INLINE I32 quarter(const uint8_t* p) {
+    const __m128i spread = _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 1, -128, -128, -128, 2, -128, -128, -128, 3, -128, -128, -128),
+                                        _mm_set1_epi8(4 * kI));
+    return {_mm256_shuffle_epi8(load_bytes(p).v, _mm256_broadcastsi128_si256(spread))};
+  }
+  template <int kShift, int kBits> static KT_INLINE I32 with_high(I32 low, I32 high) {
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi32(high.v, 8 - kShift), _mm256_set1_epi32(((1 << kBits) - 1) << 8));
+    return {_mm256_or_si256(low.v, bits)};
+  }
+  template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 index, I32) {
+    return {_mm256_i32gather_epi32(reinterpret_cast<const int*>(table), index.v, kNumbers)};
+  }
+  static KT_INLINE Bytes negate(Bytes a, const uint8_t* signs) {
+    int32_t bits;
+    __builtin_memcpy(&bits, signs, 4);
+    const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
+    const __m256i own = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte), bit);
+    return {_mm256_blendv_epi8(a.v, _mm256_sub_epi8(_mm256_set1_epi8(-128), a.v), _mm256_cmpeq_epi8(own, bit))};
+  }
+  template <int kBit> static KT_INLINE Bytes one_off(Bytes a, I32 rows) {
+    const __m256i less = _mm256_srai_epi32(_mm256_slli_epi32(rows.v, 31 - kBit), 31);
+    return {_mm256_add_epi8(a.v, _mm256_or_si256(less, _mm256_set1_epi8(1)))};
+  }
   template <int kJ> static KT_INLINE F32 column(Bytes a) {
     __m256i x = a.v;
     if constexpr (kJ > 0) x = _mm256_srli_epi32(x, 8 * kJ);

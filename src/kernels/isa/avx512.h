@@ -1,7 +1,7 @@
 // The vocabulary in 512-bit registers: 16 rows to a vector, one vector to a step of a row block.
 //
 // acc[row] += sum_4 u8 * s8, exact:
-//   F+BW             as in avx2.h. Codes below 64: maddubs, madd by ones, add (2 * 63 * 127 < 2^15 cannot
+//   F+BW             as in avx2.h. Codes below 128: maddubs, madd by ones, add (2 * 127 * 127 < 2^15 cannot
 //                    saturate); any u8: even and odd bytes widened to 16 bits, two madds, two adds.
 //   VNNI             vpdpbusd, which does not saturate.
 // int32 sums hold for 2^31 / (255 * 127) = 66,000 columns; packing refuses longer spans.
@@ -41,6 +41,7 @@ struct Avx512 {
   static constexpr bool kBf16Rows = false;
   static constexpr bool kWideColumns = false;
   static constexpr bool kTileUnit = false;
+  static constexpr bool kByteTables = false;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 2, kPeakActs = 4;
 
@@ -99,6 +100,10 @@ struct Avx512 {
   static KT_INLINE F32 load_f16(const uint8_t* p) { return {_mm512_cvtph_ps(load_256(p))}; }
   static KT_INLINE F32 load_bf16(const uint8_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16))};
+  }
+  static KT_INLINE F32 load_ue4m3(const uint8_t* p) {
+    const __m256i half = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_128(p)), 7);  // value * 2^-8
+    return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256))};
   }
   static KT_INLINE __m512i nearest_bf16(F32 x) {  // in the high halves
     const __m512i u = _mm512_castps_si512(x.v), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -183,6 +188,27 @@ struct Avx512 {
     return {_mm512_broadcast_i32x4(load_128(reinterpret_cast<const uint8_t*>(p)))};
   }
   static KT_INLINE Bytes lookup(Table t, Bytes a) { return {_mm512_shuffle_epi8(t.v, a.v)}; }
+  template <int kI> static KT_INLINE I32 quarter(const uint8_t* p) {
+    const __m128i spread = _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 1, -128, -128, -128, 2, -128, -128, -128, 3, -128, -128, -128),
+                                        _mm_set1_epi8(4 * kI));
+    return {_mm512_shuffle_epi8(_mm512_loadu_si512(p), _mm512_broadcast_i32x4(spread))};
+  }
+  template <int kShift, int kBits> static KT_INLINE I32 with_high(I32 low, I32 high) {
+    return {_mm512_ternarylogic_epi32(low.v, _mm512_slli_epi32(high.v, 8 - kShift), _mm512_set1_epi32(((1 << kBits) - 1) << 8),
+                                      0xf8)};  // a | (b & c)
+  }
+  template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 index, I32) {
+    return {_mm512_i32gather_epi32(index.v, table, kNumbers)};
+  }
+  static KT_INLINE Bytes negate(Bytes a, const uint8_t* signs) {
+    uint64_t bits;
+    __builtin_memcpy(&bits, signs, 8);
+    return {_mm512_mask_sub_epi8(a.v, bits, _mm512_set1_epi8(-128), a.v)};
+  }
+  template <int kBit> static KT_INLINE Bytes one_off(Bytes a, I32 rows) {
+    const __m512i less = _mm512_srai_epi32(_mm512_slli_epi32(rows.v, 31 - kBit), 31);
+    return {_mm512_add_epi8(a.v, _mm512_or_si512(less, _mm512_set1_epi8(1)))};
+  }
   template <int kJ> static KT_INLINE F32 column(Bytes a) {
     __m512i x = a.v;
     if constexpr (kJ > 0) x = _mm512_srli_epi32(x, 8 * kJ);
@@ -279,6 +305,7 @@ constexpr S8Numbers kS8Numbers;
 
 struct Avx512Bf16 : Avx512Vnni {
   static constexpr bool kBf16Product = true;
+  static constexpr bool kByteTables = true;
   using AccF = F32;
 
   // The bytes of bf16(magnitude * scale), for codes 0-63 and 64-127. The sign is that of the scale.
@@ -304,6 +331,26 @@ struct Avx512Bf16 : Avx512Vnni {
     const __m512i high = _mm512_ternarylogic_epi64(magnitude, w.v, _mm512_set1_epi8(-128), 0x78);  // a ^ (b & c)
     out[0].v = _mm512_unpacklo_epi8(low, high);
     out[1].v = _mm512_unpackhi_epi8(low, high);
+  }
+  // 64 indices, of 4 rows 4 after 4 in every 16, through the tables of four numbers of an entry (256 bytes each): four
+  // steps.
+  static KT_INLINE void look_up_columns(const uint8_t* columns, Bytes index, Bytes (&out)[4]) {
+    const __mmask64 top = _mm512_movepi8_mask(index.v);
+    __m512i x[4];
+    unroll<4>([&](auto j) __attribute__((always_inline)) {
+      const uint8_t* t = columns + j * 256;
+      const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t), index.v, _mm512_load_si512(t + 64));
+      const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t + 128), index.v, _mm512_load_si512(t + 192));
+      x[j] = _mm512_mask_mov_epi8(low, top, high);
+    });
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+      const auto pairs = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
+        return decltype(half)::value == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
+      };
+      const __m512i a = pairs(x[0], x[1]), b = pairs(x[2], x[3]);
+      out[2 * half].v = _mm512_unpacklo_epi16(a, b);
+      out[2 * half + 1].v = _mm512_unpackhi_epi16(a, b);
+    });
   }
   // As e4m3_bf16 does it, by the size of the code; bytes are brought in the order that unpacking wants.
   static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {

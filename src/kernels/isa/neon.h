@@ -31,6 +31,7 @@ struct Neon {
   static constexpr bool kBf16Rows = true;
   static constexpr bool kWideColumns = true;
   static constexpr bool kTileUnit = false;
+  static constexpr bool kByteTables = false;
   static constexpr bool kRoundedPanels = false;
   static constexpr int kPeakWeights = 3, kPeakActs = 3;
 
@@ -131,6 +132,7 @@ struct Neon {
     const uint16x4_t half = vand_u16(vreinterpret_u16_s16(wide), vdup_n_u16(0xbfff));
     return vcvt_f32_f16(vreinterpret_f16_u16(half));
   }
+  static KT_INLINE F32 load_ue4m3(const uint8_t* p) { return vmulq_n_f32(load_e4m3(p), 256); }
   // 16 codes of a column, or 8: far cheaper together. E4M3 as load_e4m3 gives it.
   template <int kCount> static KT_INLINE uint8x16_t load_codes(const uint8_t* p) {
     if constexpr (kCount == 16) return vld1q_u8(p);
@@ -202,6 +204,33 @@ struct Neon {
   static KT_INLINE Table table(const int8_t* p) { return vld1q_s8(p); }
   static KT_INLINE Bytes lookup(Table t, Bytes x) {
     return {vreinterpretq_u8_s8(vqtbl1q_s8(t, x.a)), vreinterpretq_u8_s8(vqtbl1q_s8(t, x.b))};
+  }
+  template <int kI> static KT_INLINE I32 quarter(const uint8_t* p) { return load_u8(p + 4 * kI); }
+  template <int kShift, int kBits> static KT_INLINE I32 with_high(I32 low, I32 high) {
+    return vorrq_s32(low, vandq_s32(vshlq_n_s32(high, 8 - kShift), vdupq_n_s32(((1 << kBits) - 1) << 8)));
+  }
+  template <int kNumbers> static KT_INLINE uint8x8_t entry(const uint8_t* table, int32_t a, int32_t b) {
+    if constexpr (kNumbers == 8) return vld1_u8(table + a * 8);
+    uint32_t low, high;
+    __builtin_memcpy(&low, table + a * 4, 4);
+    __builtin_memcpy(&high, table + b * 4, 4);
+    return vreinterpret_u8_u32(vset_lane_u32(high, vdup_n_u32(low), 1));
+  }
+  template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 a, I32 b) {
+    return {vcombine_u8(entry<kNumbers>(table, vgetq_lane_s32(a, 0), vgetq_lane_s32(b, 0)),
+                        entry<kNumbers>(table, vgetq_lane_s32(a, 1), vgetq_lane_s32(b, 1))),
+            vcombine_u8(entry<kNumbers>(table, vgetq_lane_s32(a, 2), vgetq_lane_s32(b, 2)),
+                        entry<kNumbers>(table, vgetq_lane_s32(a, 3), vgetq_lane_s32(b, 3)))};
+  }
+  static KT_INLINE uint8x16_t negate1(uint8x16_t x, const uint8_t* signs) {
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ull));
+    const uint8x16_t less = vtstq_u8(vcombine_u8(vdup_n_u8(signs[0]), vdup_n_u8(signs[1])), bit);
+    return vbslq_u8(less, vsubq_u8(vdupq_n_u8(128), x), x);
+  }
+  static KT_INLINE Bytes negate(Bytes x, const uint8_t* signs) { return {negate1(x.a, signs), negate1(x.b, signs + 2)}; }
+  template <int kBit> static KT_INLINE Bytes one_off(Bytes x, I32 rows) {
+    const int32x4_t less = vshrq_n_s32(vshlq_n_s32(rows, 31 - kBit), 31), by = vorrq_s32(less, vdupq_n_s32(0x01010101));
+    return {vaddq_u8(x.a, vreinterpretq_u8_s32(vzip1q_s32(by, by))), vaddq_u8(x.b, vreinterpretq_u8_s32(vzip2q_s32(by, by)))};
   }
   template <int kJ> static KT_INLINE F32 column(Bytes x) {
     // lane r: byte kJ of row r, zero-extended (an index past the table gives 0)

@@ -30,6 +30,7 @@ struct Portable {
   static constexpr bool kBf16Rows = false;  // `few` takes rows of bf16 codes as they lie
   static constexpr bool kWideColumns = false;  // has wide_e4m3 and wide_e2m1: codes of several parts at once
   static constexpr bool kTileUnit = false;     // has tiles_s8 and tiles_bf16
+  static constexpr bool kByteTables = false;  // has look_up_columns; with steps of 4 bytes
   static constexpr bool kRoundedPanels = true;  // has many_s8, for tile units to be held against
   static constexpr int kPeakWeights = 1, kPeakActs = 4;
 
@@ -124,6 +125,8 @@ struct Portable {
   }
   static KT_PORTABLE_OP I32 load_s8(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int8_t>(p[i]); return r; }
   static KT_PORTABLE_OP I32 load_u8(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = p[i]; return r; }
+  // E4M3 without a sign, whole
+  static KT_PORTABLE_OP F32 load_ue4m3(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(p[i]); return r; }
   // value * 2^-8: what the bits are when they stand in an f16 (code_factor undoes it, once a span)
   static KT_PORTABLE_OP F32 load_e4m3(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(p[i]) * 0x1p-8f; return r; }
   // nibbles of kLanes bytes as e2m1: the low ones (high = false) or the high ones
@@ -145,6 +148,33 @@ struct Portable {
   }
   static KT_PORTABLE_OP Table table(const int8_t* p) { Table t; std::memcpy(&t, p, 16); return t; }
   static KT_PORTABLE_OP Bytes lookup(Table t, Bytes a) { for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] = static_cast<uint8_t>(t.v[a.v[i]]); return a; }
+  // Indices of a grid (grids.inl.h): byte 4 kI + row % 4 of every 16, of which 4 rows have theirs; with kBits of `high`
+  // from bit kShift on above it.
+  template <int kI> static KT_PORTABLE_OP I32 quarter(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = p[i / 4 * 16 + kI * 4 + i % 4]; return r; }
+  template <int kShift, int kBits> static KT_PORTABLE_OP I32 with_high(I32 low, I32 high) {
+    for (int i = 0; i < kLanes; ++i) low.v[i] |= (high.v[i] >> kShift & ((1 << kBits) - 1)) << 8;
+    return low;
+  }
+  // kStep bytes from entry a of a table of kNumbers bytes an entry, the second half from entry b where an entry has half.
+  template <int kNumbers> static KT_PORTABLE_OP Bytes gather(const uint8_t* table, I32 a, I32 b) {
+    constexpr int kPiece = kNumbers < kStep ? kNumbers : kStep;
+    Bytes r;
+    for (int i = 0; i < kLanes; ++i) {
+      std::memcpy(r.v + i * kStep, table + a.v[i] * kNumbers, kPiece);
+      if constexpr (kPiece < kStep) std::memcpy(r.v + i * kStep + kPiece, table + b.v[i] * kNumbers, kPiece);
+    }
+    return r;
+  }
+  // 128 - byte where the byte's bit is set
+  static KT_PORTABLE_OP Bytes negate(Bytes a, const uint8_t* signs) {
+    for (int i = 0; i < kLanes * kStep; ++i) if (signs[i / 8] >> i % 8 & 1) a.v[i] = static_cast<uint8_t>(128 - a.v[i]);
+    return a;
+  }
+  // Every byte of a row one more, or one less where the row's bit kBit is set.
+  template <int kBit> static KT_PORTABLE_OP Bytes one_off(Bytes a, I32 rows) {
+    for (int i = 0; i < kLanes * kStep; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] + (rows.v[i / kStep] >> kBit & 1 ? -1 : 1));
+    return a;
+  }
   // byte kJ of every row, unsigned
   template <int kJ> static KT_PORTABLE_OP F32 column(Bytes a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i * kStep + kJ]; return r; }
   // bf16 number kJ of every row of a step of bf16 codes

@@ -10,8 +10,10 @@
 #include "base/error.h"
 #include "base/testing/error_of.h"
 #include "formats/floats.h"
+#include "formats/grids.h"
 #include "formats/known_formats.h"
 #include "formats/matrix.h"
+#include "formats/random_grid.h"
 #include "kernels/pack.h"
 #include "kernels/testing/guarded.h"
 
@@ -66,6 +68,11 @@ inline void fill_factors(std::vector<uint8_t>& out, Scale type, std::mt19937& ra
                        : kind == Scales::kDenormal ? 0
                                                    : 116;
       out[i] = static_cast<uint8_t>(base + random() % 10);
+    } else if (type == Scale::kE4m3) {  // no sign; 0x7F is NaN
+      const int base = kind == Scales::kHuge                                ? 0x70
+                       : kind == Scales::kTiny || kind == Scales::kDenormal ? 0
+                                                                            : 0x30;
+      out[i] = static_cast<uint8_t>(base + random() % 15);
     } else if (type == Scale::kS8F16) {
       out[i] = static_cast<uint8_t>(random());
     }
@@ -95,6 +102,8 @@ inline Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint32_t
       if (format.code == Code::kE4m3 && is_nan_e4m3(out.codes[i])) out.codes[i] = 0;
     }
   }
+  if (is_grid(format.code))
+    fill_grid_codes(format.code, out.codes, [&] { return uint64_t{random()} << 32 | random(); });
   fill_factors(out.scales, format.scale, random, kind);
   fill_factors(out.supers, Scale::kF16, random, kind);
   fill_factors(out.super_mins, Scale::kF16, random, kind);

@@ -1,12 +1,14 @@
 // A small layer of experts, tokens for it, and what it computes by its definition.
 #pragma once
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
 
 #include "base/error.h"
 #include "formats/floats.h"
+#include "formats/random_grid.h"
 #include "nn/experts.h"
 
 namespace kt {
@@ -14,6 +16,19 @@ namespace kt {
 struct LayerFormats {
   Format gate, up, down;
 };
+
+// The values in that format; of one that nothing is rounded to, others of about their size.
+inline Matrix made_of(const Format& format, std::span<const float> values, int64_t n, int64_t k,
+                      std::mt19937& random) {
+  if (can_round_to(format)) return quantise(format, values, n, k);
+  Matrix out(format, n, k);
+  fill_grid_codes(format.code, out.codes, [&] { return uint64_t{random()} << 32 | random(); });
+  for (uint8_t& scale : out.scales) scale = static_cast<uint8_t>(2 * (random() % 8) + 1);
+  const float half = 4 * code_unit(format.code) * static_cast<float>(grid_of(format.code).largest);
+  const f16 factor = to_f16(1 / (half * std::sqrt(static_cast<float>(k))));
+  for (size_t i = 0; i < out.supers.size(); i += 2) std::memcpy(&out.supers[i], &factor, 2);
+  return out;
+}
 
 // Random experts of a layer.
 struct Layer {
@@ -38,9 +53,9 @@ struct Layer {
       const size_t size = static_cast<size_t>(s.hidden) * s.inter;
       const float in = 1 / std::sqrt(static_cast<float>(s.hidden)),
                   out = 1 / std::sqrt(static_cast<float>(s.inter));
-      gate.push_back(quantise(f.gate, values(size, in), s.inter, s.hidden));
-      up.push_back(quantise(f.up, values(size, in), s.inter, s.hidden));
-      down.push_back(quantise(f.down, values(size, out), s.hidden, s.inter));
+      gate.push_back(made_of(f.gate, values(size, in), s.inter, s.hidden, random));
+      up.push_back(made_of(f.up, values(size, in), s.inter, s.hidden, random));
+      down.push_back(made_of(f.down, values(size, out), s.hidden, s.inter, random));
       if (!biases) continue;
       gate_bias.push_back(values(s.inter, 0.3f));
       up_bias.push_back(values(s.inter, 0.3f));

@@ -15,6 +15,7 @@ constexpr std::string_view kKnownSuffixes[] = {
     "weight",
     "weight_scale_inv",
     "weight_scale",
+    "weight_scale_2",
     "scale_inv",
     "scale",
     "weight_packed",
@@ -74,6 +75,7 @@ Reading read_stored(const Module& module) {
     if (!scale) fail("{}: has no tensor of scales", weight.name());
     return read_mxfp4(module, weight, scale);
   }
+  if (byte && scale && scale.dtype() == Dtype::kE4m3) return read_nvfp4(module, weight, scale);
   return read_float(module, weight);
 }
 

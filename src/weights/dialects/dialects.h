@@ -61,6 +61,7 @@ std::optional<std::vector<float>> read_bias(const Module& module);
 
 Reading read_float(const Module& module, const Slab& weight);  // BF16, F16, F32, E4M3, I8 with float scales
 Reading read_mxfp4(const Module& module, const Slab& codes, const Slab& scales);
+Reading read_nvfp4(const Module& module, const Slab& codes, const Slab& scales);
 Reading read_gguf(const Module& module, const Slab& weight);
 Reading read_compressed(const Module& module);  // weight_packed of compressed-tensors
 void settle_compressed(const Module& module, StoredPlanes& planes);

@@ -403,6 +403,30 @@ TEST(Dialects, Mxfp4) {
   EXPECT_EQ(f.open()->format, format_named("mxfp4"));
 }
 
+TEST(Dialects, Nvfp4) {
+  const int64_t n = 37, k = 96;
+  const auto bytes = random_bits<uint8_t>(n * k / 2);
+  auto scales = random_bits<uint8_t>(n * k / 16);
+  for (uint8_t& scale : scales) scale %= 127;
+  const float factor = 3.1e-4f;
+  Fixture f;
+  f.add("weight", Dtype::kU8, {n, k / 2}, bytes);
+  f.add("weight_scale", Dtype::kE4m3, {n, k / 16}, scales);
+  f.add("input_scale", Dtype::kF32, {}, std::vector<float>{1});
+  EXPECT_THAT(error_of([&] { f.open(); }), HasSubstr("m.weight_scale: expected a weight_scale_2"));
+  f.add("weight_scale_2", Dtype::kF32, {}, std::vector<float>{factor});
+  expect_matrix(*f.open(), n, k, [&](int64_t r, int64_t c) {
+    const uint8_t byte = bytes[r * k / 2 + c / 2];
+    return e2m1_to_f32(c % 2 == 0 ? byte & 15 : byte >> 4) *
+           (e4m3_to_f32(scales[r * k / 16 + c / 16]) * factor);
+  });
+  Fixture narrow;
+  narrow.add("weight", Dtype::kU8, {n, k / 2}, bytes);
+  narrow.add("weight_scale", Dtype::kE4m3, {n, k / 32}, std::vector<uint8_t>(n * k / 32));
+  narrow.add("weight_scale_2", Dtype::kF32, {}, std::vector<float>{factor});
+  EXPECT_THAT(error_of([&] { narrow.open(); }), AllOf(HasSubstr("[37, 6]"), HasSubstr("[37, 3]")));
+}
+
 TEST(Dialects, TransposedFused) {
   const int64_t experts = 2, inter = 70, hidden = 131;
   const auto bits = random_bf16(experts * hidden * 2 * inter);
@@ -467,7 +491,7 @@ TEST(Dialects, Gguf) {
   f.tensors.back().gguf_type = 2;
   f.expert = 2;
   expect_matrix(*f.open(), n / 3, k, [&](int64_t r, int64_t c) { return value_at(m.view(), 4 + r, c); });
-  f.tensors.back().gguf_type = 16;
+  f.tensors.back().gguf_type = 34;
   EXPECT_THAT(error_of([&] { f.open(); }), HasSubstr("m.weight: expert weights of type"));
 }
 

@@ -42,6 +42,8 @@ float widen_scale(Dtype type, const uint8_t* from) {
     case Dtype::kE8m0:
     case Dtype::kU8:
       return e8m0_to_f32(*from);
+    case Dtype::kE4m3:
+      return e4m3_to_f32(*from);
     default:
       KT_CHECK(false, "scales of type {}", name_of(type));
   }
@@ -267,7 +269,7 @@ void read_scales(const StoredPlanes& p, int64_t first, Matrix& out) {
       const uint8_t* from = at(p.scales, row_offset + group * p.scale_span_stride);
       uint8_t* to = out.scales.data() + (block * columns + span) * bytes;
       if (p.format.scale == Scale::kF32) {
-        const float wide = widen_scale(p.scale_type, from);
+        const float wide = widen_scale(p.scale_type, from) * p.scale_factor;
         std::memcpy(to, &wide, sizeof wide);
       } else {
         std::memcpy(to, from, bytes);

@@ -45,6 +45,7 @@ struct StoredPlanes {
   // Scales: element (row / span.n, span) in its stored type, widened to format.scale where that is kF32.
   std::span<const std::byte> scales;
   Dtype scale_type = Dtype::kF32;
+  float scale_factor = 1;                               // of all of them, where format.scale is kF32
   int64_t scale_row_stride = 0, scale_span_stride = 0;  // bytes
 
   ZeroPacking zero_packing = ZeroPacking::kNone;
