@@ -50,7 +50,7 @@ def root(tmp_path_factory):
 
 
 @functools.cache
-def small(root, key, dtype="f32"):
+def small(root, key, dtype):
     """(folder, tensors, config, logits of PROMPTS)."""
     tensors, config = smallthinker.draw(dtype=DTYPES[dtype], **SMALL[key])
     folder = smallthinker.save(root / f"{key}-{dtype}", tensors, config, DTYPES[dtype])
@@ -84,7 +84,7 @@ class TestSmallThinker:
 
     @pytest.mark.parametrize("key", SMALL)
     def test_every_weight_is_seen_in_the_logits(self, root, key):
-        _, tensors, config, _ = small(root, key)
+        _, tensors, config, _ = small(root, key, "f32")
         ids = [prompt(60, VOCAB)]
         before = smallthinker.logits(tensors, config, ids)
         for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ class TestSmallThinker:
             assert differences(after, before).max() > 2 * BOUND, name
 
     def test_a_missing_expert_is_named(self, root, tmp_path):
-        _, tensors, config, _ = small(root, "published")
+        _, tensors, config, _ = small(root, "published", "f32")
         name = "model.layers.2.block_sparse_moe.experts.4.gate"
         left = {each: tensor for each, tensor in tensors.items() if each != name + ".weight"}
         done = kt("estimate", smallthinker.save(tmp_path / "model", left, config), "--bandwidth", 10)
@@ -105,7 +105,7 @@ class TestSmallThinker:
         (dict(hidden_act="gelu"), 'hidden_act is "gelu"; supported: relu'),
         (dict(sliding_window_size=0), "sliding_window_size is 0, expected a whole number from 1")])
     def test_bad_configs(self, root, tmp_path, values, line):
-        _, tensors, config, _ = small(root, "published")
+        _, tensors, config, _ = small(root, "published", "f32")
         done = kt("estimate", smallthinker.save(tmp_path / "model", tensors, dict(config, **values)), "--bandwidth", 10)
         assert done.returncode in (2, 4) and done.stderr.count("\n") == 1 and line in done.stderr, done.stderr
 
@@ -215,7 +215,8 @@ families = pytest.mark.parametrize("family", ["llama4", "smallthinker"])
 
 
 @families
-def test_cuts_company_and_threads_change_no_bit(root, family):
+def test_cuts_company_and_threads_change_no_bit(root, family, monkeypatch):
+    monkeypatch.setenv("KT_ISA", "portable")  # with a tile unit many rows are rounded otherwise than few
     folder, ids = integers(root, family)[0], PROMPTS[2]
     whole = probe(folder, [ids], VOCAB, "--acts", "int8")
     for cuts in ("1", "31", "32,33", "63", "64", "65", "128,129", "1,2,3,64,65,127"):
@@ -274,7 +275,7 @@ def test_calibrated_smallthinker(tmp_path):
 
 @pytest.mark.parametrize("key", SMALL)
 def test_a_gguf_file_of_smallthinker(root, tmp_path, key):
-    folder, _, _, expected = small(root, key)
+    folder, _, _, expected = small(root, key, "f32")
     path = gguf_files.Model(folder).write(tmp_path / "m.gguf")
     check(probe(path, PROMPTS[:3], VOCAB), np.concatenate(expected[:3]), BOUND)
 

@@ -47,8 +47,7 @@ TEST(Llama4, EveryFourthLayerDoesNotTurn) {
     EXPECT_EQ(layer.chunk, turns ? 32 : 0);
     EXPECT_EQ(layer.window, 0);
     EXPECT_EQ(layer.norm, turns ? GqaSpec::Norm::kHeadLast : GqaSpec::Norm::kNone);
-    EXPECT_EQ(layer.growth,
-              (turns ? QueryGrowth{} : QueryGrowth{.beta = 0.1, .length = 8192, .ahead = 1}));
+    EXPECT_EQ(layer.growth, (turns ? QueryGrowth{} : QueryGrowth{.beta = 0.1, .length = 8192, .ahead = 1}));
     EXPECT_EQ(layer.rope.interleaved, turns);
     EXPECT_EQ(layer.rope.theta, turns ? 500000 : 10000);
     EXPECT_EQ(layer.rope.high_freq_factor, turns ? 1 : 4);
@@ -111,7 +110,8 @@ TEST(Llama4, WhatIsMissingOrWrongIsNamed) {
       {R"({"layer_types": ["full_attention"]})",
        "config.json: text_config.layer_types is a list of 1, expected one string for each of 8 layers"},
       {R"({"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})",
-       "unsupported: config.json: text_config.layer_types[0] is sliding_attention; supported: chunked_attention, "
+       "unsupported: config.json: text_config.layer_types[0] is sliding_attention; supported: "
+       "chunked_attention, "
        "full_attention"},
       {R"({"attention_chunk_size": 0})",
        "config.json: text_config.attention_chunk_size is 0, expected a whole number from 1 to 16777216"},
@@ -126,7 +126,8 @@ TEST(Llama4, WhatIsMissingOrWrongIsNamed) {
        "config.json: text_config.num_experts_per_tok: 9 of 8 experts cannot be chosen"},
       {R"({"intermediate_size_mlp": null})", "config.json: intermediate_size_mlp is missing"},
       {R"({"hidden_act": "relu6"})",
-       "unsupported: config.json: text_config.hidden_act is \"relu6\"; supported: silu, gelu, gelu_pytorch_tanh, "
+       "unsupported: config.json: text_config.hidden_act is \"relu6\"; supported: silu, gelu, "
+       "gelu_pytorch_tanh, "
        "relu"},
   };
   for (const auto& [changes, expected] : kCases) EXPECT_EQ(refused(llama4(changes)), expected);

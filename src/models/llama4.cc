@@ -36,9 +36,8 @@ std::vector<bool> read_chunked(const ConfigReader& config, const std::vector<boo
 
 QueryGrowth read_temperature(const ConfigReader& config) {
   if (!config.truth("attn_temperature_tuning", true)) return {};
-  const QueryGrowth growth{.beta = config.number("attn_scale", 0.1),
-                           .length = config.integer("floor_scale", 8192, 1),
-                           .ahead = 1};
+  const QueryGrowth growth{
+      .beta = config.number("attn_scale", 0.1), .length = config.integer("floor_scale", 8192, 1), .ahead = 1};
   if (growth.beta < 0) config.wrong("attn_scale", "a number of at least 0");
   return growth;
 }
