@@ -286,10 +286,11 @@ def test_threads_memory_and_disk_change_nothing(calibrate, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["qwen3", "qwen2_moe", "deepseek_v2-greedy-no_q_rank", "glm4_moe", "gpt_oss",
-                                 "glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4"])
+                                 "glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4",
+                                 "llama4-every_second-two_experts-grows-no_norm"])
 def test_other_families(stories, tmp_path, key):
     """Dense models, gated shared experts, latent attention without a query rank, biases, sinks, queries that grow, names
-    of their own: tiny random ones."""
+    of their own, weights of what experts read: tiny random ones."""
     pytest.importorskip("torch"), pytest.importorskip("transformers")
     import tiny_models
     import torch
@@ -308,7 +309,7 @@ def test_other_families(stories, tmp_path, key):
     for layer in range(3):
         mine = {module for module in linears if f".layers.{layer}." in module}
         assert any(module.endswith("o_proj") for module in mine)
-        assert any(".mlp" in module for module in mine) == (key != "gpt_oss"), mine
+        assert any(".mlp" in module or ".feed_forward" in module for module in mine) == (key != "gpt_oss"), mine
     assert all(f["method"] == "gptq" and f["error"] < f["rtn_error"] for f in linears.values()), linears
     measured = [json.loads(kt_ok("perplexity", str(tmp_path / way), "--file", str(stories), "--max-tokens", "512",
                                  "--context", "256", "--acts", "bf16", "--kl-against", str(model), "--json").stdout)["kl"]

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "llama": "llama",
+    "llama4_text": "llama4",
     "minimax_m2": "minimax-m2",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
@@ -31,6 +32,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_5_text": "qwen35",
+    "smallthinker": "smallthinker",
 }
 MODULES = {
     "model.embed_tokens": "token_embd",
@@ -53,6 +55,14 @@ MODULES = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.primary_router": "ffn_gate_inp",
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+    "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp",
+    "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
+    "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -104,7 +114,8 @@ HALVES = {
     "IQ1_M": {},  # its f16 lies in four pieces
     "NVFP4": {},
 }
-PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+PROJECTIONS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down",
+               "gate": "gate", "up": "up", "down": "down"}
 F32 = gguf.GGMLQuantizationType.F32
 
 
@@ -267,8 +278,9 @@ class Model:
             self.rounded.update({name: rounded[i] for i, (name, _) in experts.items()})
 
     def _fused(self, name, values):
-        """gpt-oss: [experts, in, out], gate and up in turns. mistral4: as the file has them, gate and up in one."""
-        layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\w+)", name).groups()
+        """gpt-oss: [experts, in, out], gate and up in turns; llama4: one after the other. mistral4: as the file has them, gate
+        and up in one."""
+        layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\w+)", name).groups()
         if self.type == "mistral4":
             part = {"gate_up_proj": "gate_up", "down_proj": "down"}[tail]
             self.rounded[name] = self.put(f"blk.{layer}.ffn_{part}_exps.weight", values)
@@ -280,8 +292,10 @@ class Model:
             rounded = self.put(f"blk.{layer}.ffn_down_exps.{suffix}", stored, not bias)
         else:
             rounded = np.empty_like(stored)
-            for first, part in enumerate(("gate", "up")):
-                rounded[:, first::2] = self.put(f"blk.{layer}.ffn_{part}_exps.{suffix}", stored[:, first::2], not bias)
+            half = stored.shape[1] // 2
+            in_turns = (slice(0, None, 2), slice(1, None, 2))
+            for part, rows in zip(("gate", "up"), in_turns if self.type == "gpt_oss" else (slice(half), slice(half, None))):
+                rounded[:, rows] = self.put(f"blk.{layer}.ffn_{part}_exps.{suffix}", stored[:, rows], not bias)
         self.rounded[name] = rounded if bias else np.ascontiguousarray(rounded.swapaxes(1, 2))
 
     def _other(self, name, values):
@@ -375,7 +389,8 @@ class Model:
         number(f"{arch}.block_count", config["num_hidden_layers"] + (config.get("num_nextn_predict_layers") or 0))
         copy("context_length", "max_position_embeddings")
         copy("embedding_length", "hidden_size")
-        copy("feed_forward_length", "intermediate_size")
+        if self.type != "llama4_text":
+            copy("feed_forward_length", "intermediate_size")
         copy("attention.head_count", "num_attention_heads")
         copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", writer.add_float32)
         for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
@@ -390,6 +405,19 @@ class Model:
             copy("expert_feed_forward_length", "intermediate_size")
         if self.type == "gpt_oss":
             copy("attention.sliding_window", "sliding_window")
+        if self.type == "llama4_text":
+            copy("feed_forward_length", "intermediate_size_mlp")
+            copy("expert_feed_forward_length", "intermediate_size")
+            copy("interleave_moe_layer_step", "interleave_moe_layer_step")
+            copy("attention.sliding_window", "attention_chunk_size")
+        if self.type == "smallthinker":
+            copy("expert_count", "moe_num_primary_experts")
+            copy("expert_used_count", "moe_num_active_primary_experts")
+            copy("feed_forward_length", "moe_ffn_hidden_size")
+            copy("expert_feed_forward_length", "moe_ffn_hidden_size")
+            number(f"{arch}.expert_gating_func", 1 if config["moe_primary_router_apply_softmax"] else 2)
+            if any(config["sliding_window_layout"]):
+                copy("attention.sliding_window", "sliding_window_size")
         if "n_shared_experts" in config:
             copy("expert_shared_count", "n_shared_experts")
             copy("leading_dense_block_count", "first_k_dense_replace")
@@ -464,7 +492,8 @@ class Model:
             number(f"{arch}.attention.value_length", config["v_head_dim"])
 
     def _rope(self, writer, arch):
-        rope = self.config["rope_parameters"]
+        beside = dict(rope_type="default", rope_theta=self.config.get("rope_theta"))
+        rope = self.config.get("rope_parameters") or beside
         writer.add_float32(f"{arch}.rope.freq_base", rope["rope_theta"])
         kind = rope["rope_type"]
         if kind in ("linear", "yarn"):
@@ -496,7 +525,7 @@ class Model:
         frequencies = rope["rope_theta"] ** (-np.arange(0, head, 2) / head)
         turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
         low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-        smooth = (turns - low) / (high - low)
+        smooth = (turns - low) / max(high - low, 1e-9)
         between = 1 / ((1 - smooth) / factor + smooth)
         return np.where(turns > high, 1, np.where(turns < low, factor, between)).astype(np.float32)
 

@@ -66,7 +66,7 @@ class TestFamilies:
     def keys():
         try:
             import tiny_models
-            return [key for key in tiny_models.MODELS if key not in tiny_models.DELTA_MODELS]
+            return [key for key in tiny_models.MODELS if key not in tiny_models.HOST_ONLY]
         except ImportError:
             return ["none"]
 

@@ -317,6 +317,29 @@ def _qwen3_5(**more):
     return "Qwen3_5", dict(dict(DELTA | ONE_OF_EACH, intermediate_size=96), **more)
 
 
+# Frequencies change at one wavelength, as published; prompts reach past many chunks. The last layer of four does not turn.
+def _llama4(**more):
+    config = dict(
+        GQA,
+        num_hidden_layers=4,
+        head_dim=24,
+        intermediate_size=40,
+        intermediate_size_mlp=80,
+        num_local_experts=8,
+        num_experts_per_tok=1,
+        attention_chunk_size=32,
+        rope_parameters=dict(
+            rope_type="llama3",
+            rope_theta=500000.0,
+            factor=16.0,
+            low_freq_factor=1.0,
+            high_freq_factor=1.0,
+            original_max_position_embeddings=64,
+        ),
+    )
+    return "Llama4", dict(config, **more)
+
+
 # The family as it is published first, then the other ways its config can turn.
 MODELS = {
     "qwen3_moe": _qwen3_moe(),
@@ -430,9 +453,24 @@ MODELS = {
         rope_parameters=_yarn(rope_theta=1e6, partial_rotary_factor=0.5),
     ),
     "qwen3_5": _qwen3_5(),
+    "llama4": _llama4(),
+    "llama4-every_second-two_experts-grows-no_norm": _llama4(
+        num_hidden_layers=3,
+        no_rope_layers=[0, 1, 1],
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        interleave_moe_layer_step=2,
+        num_experts_per_tok=2,
+        use_qk_norm=False,
+        floor_scale=16,
+        attn_scale=0.5,
+        attention_bias=True,
+        rope_parameters=_rope(),
+    ),
 }
 # Those that keep states of sequences.
 DELTA_MODELS = [key for key, (family, _) in MODELS.items() if family in ("Qwen3Next", "Qwen3_5Moe", "Qwen3_5")]
+# Those with parts that do not run on a GPU.
+HOST_ONLY = DELTA_MODELS + [key for key, (family, _) in MODELS.items() if family == "Llama4"]
 # Those of the second half of 2026: tests that cost more run some families only.
 NEWER = ["glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4"]
 

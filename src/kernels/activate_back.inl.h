@@ -47,9 +47,19 @@ KT_INLINE ActivationSlopes gelu_erf_slopes(F32 gate, F32 up) {
   return {Isa::mul(gelu, up), Isa::mul(Isa::fma(gate, density, part), up), gelu};
 }
 
+// None at 0, as torch has it.
+KT_INLINE ActivationSlopes relu_slopes(F32 gate, F32 up) {
+  alignas(64) float x[Isa::kLanes], slope[Isa::kLanes];
+  Isa::store(x, gate);
+  for (int i = 0; i < Isa::kLanes; ++i) slope[i] = x[i] > 0 ? 1.0f : 0.0f;
+  const F32 relu = Isa::max(Isa::set1(0.0f), gate);
+  return {Isa::mul(relu, up), Isa::mul(Isa::load(slope), up), relu};
+}
+
 KT_INLINE ActivationSlopes slopes_of(F32 gate, F32 up, const Activation& f) {
   if (f.kind == ActivationKind::kGeluTanh) return gelu_tanh_slopes(gate, up);
   if (f.kind == ActivationKind::kGeluErf) return gelu_erf_slopes(gate, up);
+  if (f.kind == ActivationKind::kRelu) return relu_slopes(gate, up);
   if (!(f.limit > 0)) return swiglu_slopes(gate, up, f.alpha);
   const F32 most = Isa::set1(f.limit), least = Isa::set1(-f.limit);
   ActivationSlopes s = swiglu_slopes(Isa::min(gate, most), Isa::max(Isa::min(up, most), least), f.alpha);

@@ -17,6 +17,7 @@ KT_INLINE F32 activation_of(F32 gate, F32 up, const Activation& f) {
       return Isa::mul(Isa::mul(gate, sigmoid(Isa::mul(gate, Isa::set1(f.alpha)))), Isa::add(up, one));
     return Isa::mul(Isa::mul(gate, sigmoid(gate)), up);
   }
+  if (f.kind == ActivationKind::kRelu) return Isa::mul(Isa::max(Isa::set1(0.0f), gate), up);
   if (f.kind == ActivationKind::kGeluTanh) {  // 0.5 (1 + tanh(z)) = sigmoid(2 z)
     const F32 cube = Isa::mul(Isa::mul(gate, gate), gate);
     const F32 z = Isa::mul(Isa::fma(cube, Isa::set1(0.044715f), gate), Isa::set1(1.5957691216f));

@@ -269,6 +269,7 @@ double activated(double gate, double up, const Activation& f) {
     return f.alpha > 0 ? gate * sigmoid(static_cast<double>(f.alpha) * gate) * (up + 1)
                        : gate * sigmoid(gate) * up;
   }
+  if (f.kind == ActivationKind::kRelu) return std::max<double>(gate, 0) * up;
   if (f.kind == ActivationKind::kGeluTanh)  // (1 + tanh z) / 2 is sigmoid(2 z), which does not cancel
     return gate * sigmoid(2 * std::sqrt(2 / std::numbers::pi) * (gate + 0.044715 * gate * gate * gate)) * up;
   return 0.5 * gate * std::erfc(-gate / std::numbers::sqrt2) * up;
@@ -282,6 +283,7 @@ double activated(double gate, double up, const Activation& f) {
 double allowed(double gate, double up, double result, const Activation& f) {
   if (f.kind == ActivationKind::kSwiGlu && f.alpha > 0) up = std::fabs(up) + 1;
   const double size = std::fabs(gate * up), base = std::fabs(result) * 0x1p-20;
+  if (f.kind == ActivationKind::kRelu) return base + 1e-44;
   if (f.kind == ActivationKind::kGeluErf) return base + 0x1p-22 * size + 1e-44;
   const double slope = f.kind == ActivationKind::kGeluTanh
                            ? 1.6 * std::fabs(gate + 0.044715 * gate * gate * gate)
@@ -301,7 +303,8 @@ TEST(Activate, AgainstDouble) {
   for (int i = 0; i < 2 * kPairs * 16; ++i) bias.as<float>()[i] = normal(random);
   const Activation kinds[] = {{ActivationKind::kSwiGlu, 0, 0},      {ActivationKind::kSwiGlu, 7, 0},
                               {ActivationKind::kSwiGlu, 7, 1.702f}, {ActivationKind::kSwiGlu, 0, 1.702f},
-                              {ActivationKind::kGeluTanh, 0, 0},    {ActivationKind::kGeluErf, 0, 0}};
+                              {ActivationKind::kGeluTanh, 0, 0},    {ActivationKind::kGeluErf, 0, 0},
+                              {ActivationKind::kRelu, 0, 0}};
   for (const Kernels* t : tables_under_test())
     for (const Activation& f : kinds)
       for (const bool biased : {false, true}) {

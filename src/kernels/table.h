@@ -127,9 +127,9 @@ struct MultiplyArgs {
   std::byte* scratch = nullptr;  // scratch_bytes, 64-byte aligned
 };
 
-enum class ActivationKind : uint8_t { kSwiGlu, kGeluTanh, kGeluErf };
+enum class ActivationKind : uint8_t { kSwiGlu, kGeluTanh, kGeluErf, kRelu };
 // kSwiGlu: with limit > 0, gate = min(gate, limit) and up = clamp(up, -limit, limit) first; alpha == 0 gives
-// silu(gate) * up, alpha > 0 gives gate * sigmoid(alpha * gate) * (up + 1). kGelu*: gelu(gate) * up.
+// silu(gate) * up, alpha > 0 gives gate * sigmoid(alpha * gate) * (up + 1). kGelu*: gelu(gate) * up. kRelu: max(gate, 0) * up.
 struct Activation {
   ActivationKind kind = ActivationKind::kSwiGlu;
   float limit = 0, alpha = 0;

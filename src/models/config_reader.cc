@@ -94,6 +94,11 @@ bool ConfigReader::boolean(std::string_view key, bool fallback) const {
   return value->get<bool>();
 }
 
+bool ConfigReader::truth(std::string_view key, bool fallback) const {
+  const Json* const value = find(key).first;
+  return value != nullptr && value->is_number() ? number(key) != 0 : boolean(key, fallback);
+}
+
 std::string ConfigReader::string(std::string_view key, std::string_view fallback) const {
   const Json* const value = find(key).first;
   if (value == nullptr) return std::string(fallback);

@@ -30,6 +30,7 @@ class ConfigReader {
   double number(std::string_view key) const;  // finite
   double number(std::string_view key, double fallback) const;
   bool boolean(std::string_view key, bool fallback) const;
+  bool truth(std::string_view key, bool fallback) const;  // a number that is not 0 is true as well
   std::string string(std::string_view key, std::string_view fallback) const;
   std::vector<std::string> strings(std::string_view key) const;  // empty where absent
   std::vector<double> numbers(std::string_view key) const;       // finite; empty where absent

@@ -99,6 +99,8 @@ TEST(DecidedPlacement, IsReadBackAsItWasWritten) {
   std::vector<const Json*> families(std::begin(testing_configs::kAll), std::end(testing_configs::kAll));
   families.insert(families.end(), std::begin(testing_configs::kRecurrent),
                   std::end(testing_configs::kRecurrent));
+  families.insert(families.end(), std::begin(testing_configs::kHostOnly),
+                  std::end(testing_configs::kHostOnly));
   for (const Json* const config : families) {
     const ModelSpec spec = describe_model(*config, "config.json");
     for (uint32_t seed = 0; seed < 200; ++seed) {

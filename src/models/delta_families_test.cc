@@ -32,7 +32,7 @@ TEST(DeltaFamilies, EveryFourthLayerAttends) {
     const ModelSpec spec = described(*config);
     ASSERT_EQ(spec.layers.size(), 8u);
     EXPECT_TRUE(spec.norms_add_one);
-    EXPECT_TRUE(spec.has_states());
+    EXPECT_STREQ(spec.host_only(), "layers that keep a state of each sequence");
     for (size_t i = 0; i < 8; ++i) {
       const auto* gqa = std::get_if<GqaSpec>(&spec.layers[i].mixer);
       const auto* delta = std::get_if<DeltaSpec>(&spec.layers[i].mixer);

@@ -29,6 +29,8 @@ constexpr auto kFamilies = std::to_array<Family>({
     {"GptOssForCausalLM", "gpt_oss", describe_gpt_oss, &kGptOssGguf},
     {"HYV3ForCausalLM", "hy_v3", describe_hy_v3, &kHyV3Gguf},
     {"LlamaForCausalLM", "llama", describe_llama, &kLlamaGguf},
+    {"Llama4ForConditionalGeneration", "llama4", describe_llama4},
+    {"Llama4ForCausalLM", "llama4_text", describe_llama4, &kLlama4Gguf},
     {"MiniMaxM2ForCausalLM", "minimax_m2", describe_minimax_m2, &kMinimaxM2Gguf},
     {"Mistral4ForCausalLM", "mistral4", describe_mistral4, &kMistral4Gguf},
     {"MixtralForCausalLM", "mixtral", describe_mixtral, &kMixtralGguf},
@@ -40,6 +42,7 @@ constexpr auto kFamilies = std::to_array<Family>({
     {"Qwen3_5ForCausalLM", "qwen3_5_text", describe_qwen3_5, &kQwen35Gguf},
     {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", describe_qwen3_5_moe},
     {"Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", describe_qwen3_5_moe, &kQwen35MoeGguf},
+    {"SmallThinkerForCausalLM", "smallthinker", describe_smallthinker, &kSmallThinkerGguf},
     {"SolarOpenForCausalLM", "solar_open", describe_solar_open},
 });
 

@@ -404,7 +404,7 @@ TEST(Families, GptOss) {
   EXPECT_FALSE(rope(spec).truncate);
   EXPECT_NEAR(rope(spec).attention_factor, 0.1 * std::log(32.0) + 1, kTight);
   EXPECT_NEAR(scale(spec), 1 / std::sqrt(32.0), kTight);
-  EXPECT_TRUE(moe(spec).router.softmax_of_chosen && moe(spec).router.bias);
+  EXPECT_TRUE(moe(spec).router.score_of_chosen && moe(spec).router.bias);
   EXPECT_FALSE(moe(spec).router.normalise);
   EXPECT_EQ(moe(spec).activation.limit, 7.0f);
   EXPECT_EQ(moe(spec).activation.alpha, 1.702f);
@@ -487,7 +487,8 @@ TEST(Families, WrongValuesAreNamed) {
       {&kLlama, {R"({"rope_theta": 0})", "rope_theta is 0, expected a number above 0"}},
       {&kLlama, {R"({"rope_scaling": "yarn"})", R"(rope_scaling is "yarn", expected an object)"}},
       {&kLlama, {R"({"rope_scaling": {"factor": 0}})", "rope_scaling.factor is 0, expected"}},
-      {&kLlama, {R"({"rope_scaling": {"high_freq_factor": 1}})", "high_freq_factor is 1, expected more"}},
+      {&kLlama,
+       {R"({"rope_scaling": {"high_freq_factor": 0.5}})", "high_freq_factor is 0.5, expected at least"}},
       {&kLlama, {R"({"num_experts": 4})", "4 experts, but llama is a dense family"}},
       {&kGlm4Moe, {R"({"partial_rotary_factor": 7})", "partial_rotary_factor: 224 of 32 numbers"}},
       {&kGlm4Moe, {R"({"attention_bias": 1})", "attention_bias is 1, expected true or false"}},
@@ -536,7 +537,7 @@ TEST(Families, WhatIsNotComputedIsUnsupported) {
       {&kGlm4MoeLite, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
       {&kGlm4MoeLite, {R"({"topk_method": "greedy"})", R"(topk_method is "greedy"; supported: noaux_tc)"}},
       {&kDots1, {R"({"scoring_func": "softmax"})", R"(scoring_func is "softmax"; supported: sigmoid)"}},
-      {&kDots1, {R"({"hidden_act": "relu"})", R"(hidden_act is "relu"; supported: silu)"}},
+      {&kDots1, {R"({"hidden_act": "relu6"})", R"(hidden_act is "relu6"; supported: silu)"}},
       {&kHyV3, {R"({"qk_norm": false})", "qk_norm is false; supported: true"}},
       {&kHyV3, {R"({"route_norm": false})", "route_norm is false; supported: true"}},
       {&kHyV3, {R"({"moe_router_use_sigmoid": false})", "moe_router_use_sigmoid is false; supported: true"}},

@@ -14,7 +14,8 @@ Activation read_activation(const ConfigReader& config) {
   if (name == "silu" || name == "swish") return {.kind = ActivationKind::kSwiGlu};
   if (name == "gelu") return {.kind = ActivationKind::kGeluErf};
   if (name == "gelu_pytorch_tanh" || name == "gelu_new") return {.kind = ActivationKind::kGeluTanh};
-  config.unsupported("hidden_act", "silu, gelu, gelu_pytorch_tanh");
+  if (name == "relu") return {.kind = ActivationKind::kRelu};
+  config.unsupported("hidden_act", "silu, gelu, gelu_pytorch_tanh, relu");
 }
 
 // All heads together are a row of a matrix; it has to stay a size like any other.
@@ -78,8 +79,9 @@ void read_llama3(const ConfigReader& config, const ConfigReader& rope, int conte
   out.factor = positive(rope, "factor", rope.number("factor"));
   out.low_freq_factor = positive(rope, "low_freq_factor", rope.number("low_freq_factor"));
   out.high_freq_factor = positive(rope, "high_freq_factor", rope.number("high_freq_factor"));
-  if (out.high_freq_factor <= out.low_freq_factor)
-    rope.wrong("high_freq_factor", text("more than low_freq_factor, {}", out.low_freq_factor));
+  // Equal ones leave nothing between: frequencies change at one wavelength.
+  if (out.high_freq_factor < out.low_freq_factor)
+    rope.wrong("high_freq_factor", text("at least low_freq_factor, {}", out.low_freq_factor));
 }
 
 // Past that many tokens all positions of a text would be other ones, also those whose keys are in the cache
@@ -304,6 +306,19 @@ void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::
       layer.feed_forward = DenseSpec{
           .inter = config.integer("intermediate_size"), .activation = read_activation(config), .names = {}};
   }
+}
+
+std::vector<bool> read_layer_flags(const ConfigReader& config, std::string_view key, size_t layers) {
+  const std::vector<double> numbers = config.numbers(key);
+  if (!numbers.empty() && numbers.size() != layers)
+    config.wrong(key, text("one number for each of {} layers", layers));
+  std::vector<bool> out;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] != 0 && numbers[i] != 1)
+      fail("{}[{}] is {}, expected 0 or 1", config.place(key), i, numbers[i]);
+    out.push_back(numbers[i] != 0);
+  }
+  return out;
 }
 
 void set_window(LayerSpec& layer, int window) {

@@ -67,6 +67,8 @@ void require_word(const ConfigReader& config, std::string_view key, std::string_
 // Every layer gets this mixer; those that model().is_moe_layer names these experts, the others a dense MLP.
 void fill_layers(const ConfigReader& config, const MixerSpec& mixer, const std::optional<MoeSpec>& moe,
                  ModelSpec& spec);
+// A list of 0 and 1, one for each layer; empty where the config has none, or an empty one.
+std::vector<bool> read_layer_flags(const ConfigReader& config, std::string_view key, size_t layers);
 // After fill_layers.
 void set_window(LayerSpec& layer, int window);
 // Windows of those layers that layer_types calls sliding_attention; false where the config has none.
@@ -85,6 +87,7 @@ ModelSpec describe_glm4_moe_lite(const ConfigReader& config);
 ModelSpec describe_gpt_oss(const ConfigReader& config);
 ModelSpec describe_hy_v3(const ConfigReader& config);
 ModelSpec describe_llama(const ConfigReader& config);
+ModelSpec describe_llama4(const ConfigReader& config);
 ModelSpec describe_minimax_m2(const ConfigReader& config);
 ModelSpec describe_mistral4(const ConfigReader& config);
 ModelSpec describe_mixtral(const ConfigReader& config);
@@ -94,6 +97,7 @@ ModelSpec describe_qwen3_moe(const ConfigReader& config);
 ModelSpec describe_qwen3_5(const ConfigReader& config);
 ModelSpec describe_qwen3_5_moe(const ConfigReader& config);
 ModelSpec describe_qwen3_next(const ConfigReader& config);
+ModelSpec describe_smallthinker(const ConfigReader& config);
 ModelSpec describe_solar_open(const ConfigReader& config);
 
 // Whether a deepseek2 file is of V3's kind. Where it does not say how experts are scored, as files from newer
@@ -108,6 +112,7 @@ extern const GgufFamily kGlm4MoeGguf;
 extern const GgufFamily kGptOssGguf;
 extern const GgufFamily kHyV3Gguf;
 extern const GgufFamily kLlamaGguf;
+extern const GgufFamily kLlama4Gguf;
 extern const GgufFamily kMinimaxM2Gguf;
 extern const GgufFamily kMistral4Gguf;
 extern const GgufFamily kMixtralGguf;
@@ -117,5 +122,6 @@ extern const GgufFamily kQwen35Gguf;
 extern const GgufFamily kQwen35MoeGguf;
 extern const GgufFamily kQwen3MoeGguf;
 extern const GgufFamily kQwen3NextGguf;
+extern const GgufFamily kSmallThinkerGguf;
 
 }  // namespace kt

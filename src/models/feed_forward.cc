@@ -32,6 +32,7 @@ FeedForward::FeedForward(const FeedForwardSpec& spec, const LayerPlace& place) :
   scores_ = place.ops().rows("scores", moe_->experts);
   ids_ = place.ops().rows("ids", moe_->top_k);
   weights_ = place.ops().rows("weights", moe_->top_k);
+  if (moe_->weighs_inputs) each_ = place.ops().rows("each", int64_t{moe_->top_k} * place.hidden());
   if (moe_->shared_inter > 0 && moe_->shared_gate) factors_ = place.ops().rows("gate", 1);
 }
 
@@ -63,12 +64,20 @@ void FeedForward::for_each(FunctionRef<void(const PlacedWeights&, Kind)> use) co
     if (weights) use(*weights, Kind::kDense);
 }
 
+void FeedForward::begin(Ops& ops) const {
+  if (moe_ && moe_->routes_first) choose(ops, place_.x);
+}
+
 void FeedForward::route(Ops& ops) const {
+  if (!moe_->routes_first) choose(ops, place_.normed);
+}
+
+void FeedForward::choose(Ops& ops, Rows x) const {
   ops.route({.spec = &moe_->router,
              .router = router_.get(),
              .correction = correction_.get(),
              .top_k = moe_->top_k,
-             .x = place_.normed,
+             .x = x,
              .scores = scores_,
              .ids = ids_,
              .weights = weights_,
@@ -79,13 +88,16 @@ void FeedForward::run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const
   if (!routed_) return run_mlp(ops);
   const RunExperts routed{.experts = routed_.get(),
                           .top_k = moe_->top_k,
-                          .x = place_.normed,
+                          .x = moe_->weighs_inputs ? each_ : place_.normed,
                           .ids = ids_,
                           .weights = weights_,
                           .out = place_.out,
+                          .input_each = moe_->weighs_inputs,
                           .watch = counts,
                           .watched = routed_layer};
   route(ops);
+  if (moe_->weighs_inputs)
+    ops.weigh_inputs({.top_k = moe_->top_k, .x = place_.normed, .weights = weights_, .each = each_});
   ops.send_experts(routed);
   if (mlp_) multiply_mlp(ops, shared_out_);  // beside the experts, where they run elsewhere
   ops.experts(routed);

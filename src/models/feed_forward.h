@@ -24,9 +24,11 @@ class FeedForward {
   enum class Kind { kRouted, kDense };
   void for_each(FunctionRef<void(const PlacedWeights&, Kind)> use) const;
 
+  // Before the mixer: routers that read what the layer gets.
+  void begin(Ops& ops) const;
   // place.normed through all of it; x += what comes out. `counts` of this model and which of its layers this is.
   void run(Ops& ops, ExpertCounts* counts, size_t routed_layer) const;
-  // Where the layer routes: experts and weights of place.normed.
+  // Where the layer routes: experts and weights of place.normed, where begin() did not choose them.
   void route(Ops& ops) const;
   Rows route_ids() const { return ids_; }
   Rows route_weights() const { return weights_; }
@@ -37,6 +39,7 @@ class FeedForward {
 
  private:
   void multiply_mlp(Ops& ops, Rows out) const;
+  void choose(Ops& ops, Rows x) const;
 
   const LayerPlace place_;
   std::optional<MoeSpec> moe_;
@@ -45,6 +48,7 @@ class FeedForward {
   std::unique_ptr<PlacedVector> correction_, forced_;
   std::unique_ptr<PlacedExperts> routed_, mlp_;
   Rows scores_, ids_, weights_, factors_, shared_out_;
+  Rows each_;  // [tokens, top_k * hidden] what each expert of a token reads, where weights are of that
 };
 
 }  // namespace kt

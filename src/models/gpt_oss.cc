@@ -31,7 +31,7 @@ ModelSpec describe_gpt_oss(const ConfigReader& config) {
     gqa.rope.theta = config.number("rope_theta", gqa.rope.theta);
   }
   MoeSpec moe = read_experts(config, {.experts = "num_local_experts", .inter = "intermediate_size"});
-  moe.router.softmax_of_chosen = true;
+  moe.router.score_of_chosen = true;
   moe.router.bias = true;
   moe.activation = {.kind = ActivationKind::kSwiGlu,
                     .limit = static_cast<float>(config.number("swiglu_limit", 7)),

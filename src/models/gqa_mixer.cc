@@ -38,7 +38,11 @@ class GqaMixer final : public Mixer {
     const auto norm = [&](const std::string& name, int heads) {
       return place_.loader.norm(place_.named(name), spec_.head_dim * norms(heads).size);
     };
-    if (spec_.norm != GqaSpec::Norm::kNone) {
+    if (norm_last()) {
+      const std::vector<float> ones(static_cast<size_t>(spec_.head_dim), 1.0f);
+      q_norm_ = place_.ops().make_vector(ones);
+      k_norm_ = place_.ops().make_vector(ones);
+    } else if (spec_.norm != GqaSpec::Norm::kNone) {
       q_norm_ = norm(spec_.names.q_norm, spec_.heads);
       k_norm_ = norm(spec_.names.k_norm, spec_.kv_heads);
     }
@@ -67,15 +71,18 @@ class GqaMixer final : public Mixer {
     ops.rotate_write({.plane = step.plane,
                       .rotation = rotation_,
                       .norm_eps = place_.loader.spec().norm_eps,
+                      .norm_last = norm_last(),
                       .q = heads_of(q_, spec_.heads, q_norm_.get()),
                       .k = heads_of(k_, spec_.kv_heads, k_norm_.get()),
-                      .v = v_});
+                      .v = v_,
+                      .growth = spec_.growth});
     ops.attend({.plane = step.plane,
                 .q = q_,
                 .out = heads_,
                 .heads = spec_.heads,
                 .scale = static_cast<float>(spec_.scale),
                 .window = spec_.window,
+                .chunk = spec_.chunk,
                 .sinks = sinks_.get(),
                 .exact = place_.loader.options().precision == Precision::kF32});
     if (spec_.gated)
@@ -92,6 +99,7 @@ class GqaMixer final : public Mixer {
  private:
   enum : size_t { kIn, kOut };
 
+  bool norm_last() const { return spec_.norm == GqaSpec::Norm::kHeadLast; }
   // Of so many heads: how many of them one norm covers, and how many norms there are.
   struct Norms {
     int size, count;

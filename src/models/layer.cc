@@ -29,6 +29,7 @@ void Layer::for_each(FunctionRef<void(const PlacedWeights&, FeedForward::Kind)> 
 
 void Layer::mix(Ops& ops, const MixerStep& step) const {
   KT_CHECK(residual_ == Residual::kPreNorm, "layer {}: a residual of another kind", place_.layer);
+  feed_forward_.begin(ops);
   ops.norm(place_.x, *input_norm_, place_.loader.spec().norm_eps, place_.normed);
   mixer_->run(ops, step);
 }

@@ -22,7 +22,7 @@ class Layer {
   void load(const ExpertSource* experts);
   void for_each(FunctionRef<void(const PlacedWeights&, FeedForward::Kind)> use) const;
 
-  // x through the mixer, to place.out.
+  // What the feed-forward part asks of x, and x through the mixer, to place.out.
   void mix(Ops& ops, const MixerStep& step) const;
   // x += what the mixer gave; place.normed for the feed-forward part.
   void after_mixer(Ops& ops) const;

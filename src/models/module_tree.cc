@@ -24,7 +24,7 @@ const std::vector<SameWords>& same_words() {
       {{"gate_proj", "w1"}},
       {{"up_proj", "w3"}},
       {{"down_proj", "w2"}},
-      {{"router.gate", "router", "gate"}, true},
+      {{"router.gate", "router", "primary_router", "gate"}, true},
   };
   return all;
 }
@@ -132,7 +132,7 @@ class TreeBuilder {
     attention_matrix(gqa.names.k, kv, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.v, kv, spec_.hidden, gqa.qkv_bias);
     attention_matrix(gqa.names.o, spec_.hidden, q, gqa.o_bias);
-    if (gqa.norm != GqaSpec::Norm::kNone) {
+    if (gqa.norm == GqaSpec::Norm::kHead || gqa.norm == GqaSpec::Norm::kAll) {
       const bool head = gqa.norm == GqaSpec::Norm::kHead;
       attention_norm(gqa.names.q_norm, head ? gqa.head_dim : q);
       attention_norm(gqa.names.k_norm, head ? gqa.head_dim : kv);

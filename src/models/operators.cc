@@ -27,6 +27,8 @@ const std::vector<ClassPrefix>& class_prefixes() {
       {"GptOss", {"gpt_oss"}, true},
       {"HYV3", {"hy_v3"}},
       {"Llama", {"llama"}},
+      {"Llama4", {"llama4", "llama4_text"}},
+      {"Llama4Text", {"llama4", "llama4_text"}},
       {"MiniMaxM2", {"minimax_m2"}},
       {"Mistral4", {"mistral4"}},
       {"Mixtral", {"mixtral"}},
@@ -37,7 +39,8 @@ const std::vector<ClassPrefix>& class_prefixes() {
       {"Qwen3Next", {"qwen3_next"}},
       {"Qwen3_5", {"qwen3_5", "qwen3_5_text"}},
       {"Qwen3_5Moe", {"qwen3_5_moe", "qwen3_5_moe_text"}},
-      {"Smallthinker", {}},
+      {"Smallthinker", {"smallthinker"}},
+      {"SmallThinker", {"smallthinker"}},
   };
   return all;
 }
@@ -62,6 +65,7 @@ constexpr ClassSuffix kClassSuffixes[] = {
     {"GatedDeltaNet", ModuleKind::kRecurrent},
     {"TopkRouter", ModuleKind::kRouter},
     {"TopKRouter", ModuleKind::kRouter},
+    {"Router", ModuleKind::kRouter},
     {"Experts", ModuleKind::kExperts},
     {"RMSNorm", ModuleKind::kNorm},
     {"RMSNormGated", ModuleKind::kGatedNorm},

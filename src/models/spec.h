@@ -18,13 +18,16 @@ namespace kt {
 struct GqaSpec {
   int heads = 0, kv_heads = 0, head_dim = 0;
   bool qkv_bias = false, o_bias = false;
-  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together.
-  enum class Norm { kNone, kHead, kAll } norm = Norm::kNone;
+  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together. kHeadLast is over each
+  // head behind the rotation, and has no weights.
+  enum class Norm { kNone, kHead, kAll, kHeadLast } norm = Norm::kNone;
   bool sinks = false;  // a learned score for each head that has no value
   bool gated = false;  // q has for each head as many numbers again, whose sigmoids multiply what it gives
-  RopeSpec rope;
-  double scale = 0;  // of q . k
-  int window = 0;    // positions a token sees; 0: all
+  RopeSpec rope;       // no dims: positions do not turn them
+  QueryGrowth growth;  // of queries along the text
+  double scale = 0;    // of q . k
+  int window = 0;      // positions a token sees; 0: all
+  int chunk = 0;       // positions t and j see each other only where t / chunk == j / chunk; 0: all do
   struct Names {
     std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj",
                 o = "self_attn.o_proj";
@@ -85,6 +88,9 @@ struct MoeSpec {
   RouterSpec router;
   int shared_inter = 0;      // of the shared expert; 0: none
   bool shared_gate = false;  // its output is multiplied by sigmoid(gate . x)
+  // The router reads what the layer gets, before its first norm; else what experts read.
+  bool routes_first = false;
+  bool weighs_inputs = false;  // weights multiply what experts read, not what they give
   Activation activation;
   struct Names {
     std::string router = "mlp.gate";
@@ -120,13 +126,8 @@ struct ModelSpec {
               prefix = "model.layers";
   std::vector<LayerSpec> layers;
 
-  // Whether a layer keeps a state of sequences, or has gates: what not every place runs yet (Ops::runs_states).
-  bool has_states() const {
-    return std::ranges::any_of(layers, [](const LayerSpec& layer) {
-      const auto* gqa = std::get_if<GqaSpec>(&layer.mixer);
-      return std::holds_alternative<DeltaSpec>(layer.mixer) || (gqa && gqa->gated);
-    });
-  }
+  // What this model has that not every place runs yet (Ops::runs_all), in words; null: nothing.
+  const char* host_only() const;
   // Of the first layer that routes: all that do have as many experts of one size. Null: a dense model.
   const MoeSpec* moe() const {
     for (const LayerSpec& layer : layers)

@@ -20,6 +20,12 @@ constexpr float kLog2e = 1.44269504f;
 int group_of(int page) { return page / kGroupBlocks; }
 int end_of(int group) { return (group + 1) * kGroupBlocks; }
 
+// The first position that a token at `position` sees; may be below 0.
+int oldest_seen(const AttentionArgs& args, int position) {
+  if (args.chunk > 0) return position / args.chunk * args.chunk;
+  return args.window > 0 ? position - args.window + 1 : 0;
+}
+
 // Tokens [begin, begin + count) of a sequence with the heads that share key head `head`; pages [first, last).
 struct Item {
   int sequence, head, begin, count;
@@ -143,7 +149,7 @@ void AttentionWork::State::list_items() {
     // The last tokens see most: whoever is late has little left to do.
     for (int begin = (sequence.count - 1) / at_once * at_once; begin >= 0; begin -= at_once) {
       const int count = std::min(at_once, sequence.count - begin);
-      const int oldest = args->window ? std::max(0, sequence.position + begin - args->window + 1) : 0;
+      const int oldest = std::max(0, oldest_seen(*args, sequence.position + begin));
       // Prefill has rows enough for every worker; decode over a long context has not.
       const bool split = sequence.count == 1;
       for (int head = 0; head < shape().heads; ++head)
@@ -244,7 +250,7 @@ void AttentionWork::State::add_group(const Item& item, int first_page, const Ite
   std::array<int32_t, kMostRows> begin, end;
   for (int r = 0; r < rows; ++r) {
     const int position = of.position + item.begin + r / heads;
-    begin[static_cast<size_t>(r)] = args->window ? position - args->window + 1 - start : 0;
+    begin[static_cast<size_t>(r)] = oldest_seen(*args, position) - start;
     end[static_cast<size_t>(r)] = position + 1 - start;
   }
   std::array<const void*, kGroupBlocks> keys, values, ahead;
@@ -367,6 +373,8 @@ void AttentionWork::run(const KvCache& cache, const AttentionArgs& args, const F
            "attention: {} heads over {} of the cache", args.heads, shape.heads);
   KT_CHECK(args.q_stride >= args.heads * shape.d && args.out_stride >= args.heads * shape.dv,
            "attention: strides");
+  KT_CHECK(args.window == 0 || args.chunk == 0, "attention: a window of {} in chunks of {}", args.window,
+           args.chunk);
   s.cache = &cache;
   s.args = &args;
   s.list_items();

@@ -14,11 +14,12 @@ namespace kt {
 struct AttentionArgs {
   int plane = 0;  // of the cache
   std::span<const AttentionSequence> sequences;
-  const float* q = nullptr;      // [tokens, heads, d]
-  int64_t q_stride = 0;          // between tokens
-  int heads = 0;                 // a multiple of the cache's heads
-  float scale = 1;               // of q . k
-  int window = 0;                // positions a token sees, its own included; 0: all
+  const float* q = nullptr;  // [tokens, heads, d]
+  int64_t q_stride = 0;      // between tokens
+  int heads = 0;             // a multiple of the cache's heads
+  float scale = 1;           // of q . k
+  int window = 0;            // positions a token sees, its own included; 0: all
+  int chunk = 0;  // a token at t sees j only where t / chunk == j / chunk; 0: all. Not with a window
   const float* sinks = nullptr;  // [heads] or null: a score that takes part in the sum and has no value
   float* out = nullptr;          // [tokens, heads, dv]
   int64_t out_stride = 0;

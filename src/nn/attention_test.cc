@@ -13,8 +13,8 @@ namespace kt {
 namespace {
 
 struct Setting {
-  int heads, kv_heads, d, dv, window;
-  bool shared, sinks;
+  int heads, kv_heads, d, dv, window = 0, chunk = 0;
+  bool shared = false, sinks = false;
   KvType type = KvType::kF32;
 };
 
@@ -77,6 +77,7 @@ class AttentionBatch {
                          .heads = s_.heads,
                          .scale = kScale,
                          .window = s_.window,
+                         .chunk = s_.chunk,
                          .sinks = s_.sinks ? sinks_.data() : nullptr,
                          .out = out.data(),
                          .out_stride = s_.heads * s_.dv});
@@ -91,7 +92,8 @@ class AttentionBatch {
     const int kv = head / (s_.heads / s_.kv_heads);
     double sum = s_.sinks ? std::exp(static_cast<double>(sinks_[static_cast<size_t>(head)])) : 0;
     std::vector<double> values(static_cast<size_t>(s_.dv));
-    for (int j = s_.window ? std::max(0, t - s_.window + 1) : 0; j <= t; ++j) {
+    const int oldest = s_.chunk ? t / s_.chunk * s_.chunk : s_.window ? std::max(0, t - s_.window + 1) : 0;
+    for (int j = oldest; j <= t; ++j) {
       const float* k = one.k.data() + (j * s_.kv_heads + kv) * s_.d;
       const float* v = s_.shared ? k : one.v.data() + (j * s_.kv_heads + kv) * s_.dv;
       double score = 0;
@@ -171,6 +173,10 @@ TEST_P(Attention, WindowAndSinks) {
          .shared = false,
          .sinks = true,
          .type = GetParam()});
+}
+TEST_P(Attention, Chunks) {
+  for (const int chunk : {7, 64, 300})
+    check({.heads = 4, .kv_heads = 2, .d = 16, .dv = 16, .chunk = chunk, .type = GetParam()});
 }
 TEST_P(Attention, OneSharedLatent) {
   check({.heads = 40,

@@ -193,24 +193,27 @@ void CpuOps::measure_adapter(const LinearAdapter& adapter, int rows) {
   measured_->adapted = std::max(measured_->adapted, static_cast<size_t>(rows * (rank + n)) * sizeof(float));
 }
 
-void CpuOps::rotate(const HeadRows& heads, const Rotation& rotation, double eps, int token) {
+void CpuOps::rotate(const HeadRows& heads, const RotateWrite& args, int token) {
   float* row = at(heads.rows) + token * heads.rows.width;
-  if (heads.norm) {
+  const auto norm = [&] {
+    if (!heads.norm) return;
     const std::vector<float>& w = values_of(*heads.norm);
     const int size = static_cast<int>(w.size());
     for (int i = 0; i < heads.norms; ++i)
-      kernels_.rows->norm(row + i * size, w.data(), static_cast<float>(eps), size, row + i * size);
-  }
-  rotation.turn(*kernels_.rows, token, row + heads.rotated, heads.heads, heads.stride);
+      kernels_.rows->norm(row + i * size, w.data(), static_cast<float>(args.norm_eps), size, row + i * size);
+  };
+  if (!args.norm_last) norm();
+  rotations_[static_cast<size_t>(args.rotation)].turn(*kernels_.rows, token, row + heads.rotated, heads.heads,
+                                                      heads.stride);
+  if (args.norm_last) norm();
 }
 
 void CpuOps::rotate_write(const RotateWrite& args) {
   if (measured_) return;
   const StepParts::Scope scope(timed(), part_.rotation);
-  const Rotation& rotation = rotations_[static_cast<size_t>(args.rotation)];
   for_rows(step_.tokens, [&](int t) {
-    rotate(args.q, rotation, args.norm_eps, t);
-    rotate(args.k, rotation, args.norm_eps, t);
+    rotate(args.q, args, t);
+    rotate(args.k, args, t);
     const float factor = args.growth.factor(positions_[static_cast<size_t>(t)]);
     if (factor == 1) return;
     float* row = at(args.q.rows) + t * args.q.rows.width;
@@ -231,7 +234,7 @@ void CpuOps::attend(const Attend& args) {
       measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : cache().shape(args.plane);
   int longest = 0;
   for (const AttentionSequence& sequence : step_.sequences) {
-    count(attention_work(shape, args.heads, args.window, sequence));
+    count(attention_work(shape, args.heads, {args.window, args.chunk}, sequence));
     longest = std::max(longest, sequence.position + sequence.count);
   }
   if (measured_) {
@@ -248,6 +251,7 @@ void CpuOps::attend(const Attend& args) {
                   .heads = args.heads,
                   .scale = args.scale,
                   .window = args.window,
+                  .chunk = args.chunk,
                   .sinks = values_or_null(args.sinks),
                   .out = at(args.out),
                   .out_stride = args.out.width},
@@ -281,6 +285,20 @@ void CpuOps::route(const ChooseExperts& args) {
   if (args.forced) force_ids(step_.sequences, values_or_null(args.forced), args.top_k, ids_at(args.ids));
 }
 
+void CpuOps::weigh_inputs(const WeighInputs& args) {
+  if (measured_) return;
+  const StepParts::Scope scope(timed(), part_.router);
+  const int64_t width = args.x.width;
+  for_rows(step_.tokens, [&](int t) {
+    const float* const x = at(args.x) + t * width;
+    float *to = at(args.each) + t * args.each.width, *weights = at(args.weights) + t * args.weights.width;
+    for (int s = 0; s < args.top_k; ++s, to += width) {
+      for (int64_t i = 0; i < width; ++i) to[i] = x[i] * weights[s];
+      weights[s] = 1;
+    }
+  });
+}
+
 void CpuOps::experts(const RunExperts& args) {
   const StepParts::Scope scope(timed(), part_.experts);
   const Experts& experts = experts_of(*args.experts);
@@ -305,6 +323,7 @@ void CpuOps::experts(const RunExperts& args) {
                    .weights = at(args.weights),
                    .output = at(args.out),
                    .adapter = args.experts->adapter(step_.adapter),
+                   .input_each = args.input_each,
                    .then = forecast_.enter(&experts, step_.tokens)});
   if (args.watch) args.watch->took(std::chrono::steady_clock::now() - start);
 }

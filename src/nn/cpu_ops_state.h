@@ -29,7 +29,7 @@ class CpuOps final : public Ops {
   Place place() const override { return kHost; }
   int nodes() const override { return pool_->nodes(); }
   bool sizes_only() const override { return options_.sizes_only; }
-  bool runs_states() const override { return true; }
+  bool runs_all() const override { return true; }
 
   std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) override {
     return std::make_unique<CpuVector>(std::move(values));
@@ -75,6 +75,7 @@ class CpuOps final : public Ops {
   void convolve(const ShortConvolution& args) override;
   void delta_rule(const DeltaRule& args) override;
   void route(const ChooseExperts& args) override;
+  void weigh_inputs(const WeighInputs& args) override;
   void send_experts(const RunExperts&) override {}
   void experts(const RunExperts& args) override;
   void mlp(const RunMlp& args) override;
@@ -139,7 +140,7 @@ class CpuOps final : public Ops {
   void add_adapter(const LinearAdapter& adapter, int rows, const LinearCall& call);
   void measure_adapter(const LinearAdapter& adapter, int rows);
   void measure_forward(const PlacedExperts& placed, int top_k);
-  void rotate(const HeadRows& heads, const Rotation& rotation, double eps, int token);
+  void rotate(const HeadRows& heads, const RotateWrite& args, int token);
 
   std::shared_ptr<Pool> pool_;
   const CpuOpsOptions options_;

@@ -24,17 +24,39 @@ Amount experts_work(const Experts& experts, double hit, double rows) {
   return work;
 }
 
-Amount attention_work(const KvShape& shape, int heads, int window, const AttentionSequence& sequence) {
-  const double end = static_cast<double>(sequence.position) + sequence.count;
-  const double width = window ? window : end;
-  const double read = std::min(end, width + sequence.count - 1);
-  const double seen =
-      std::min(width, sequence.position + (sequence.count + 1) / 2.0);  // by a token, on average
+namespace {
+
+struct Seen {
+  double keys, by_each;  // by all tokens together, and by one on average
+};
+
+Seen seen_in_window(int window, const AttentionSequence& of) {
+  const double end = static_cast<double>(of.position) + of.count, width = window ? window : end;
+  return {std::min(end, width + of.count - 1), std::min(width, of.position + (of.count + 1) / 2.0)};
+}
+
+// A chunk is a text of its own; its keys are read from where the first new token's begins.
+Seen seen_in_chunks(int chunk, const AttentionSequence& of) {
+  const int end = of.position + of.count, begin = of.position / chunk * chunk;
+  double products = 0;
+  for (int at = of.position; at < end;) {
+    const int first = at / chunk * chunk, last = std::min(end, first + chunk);
+    products += (last - at) * (at - first + (last - at + 1) / 2.0);
+    at = last;
+  }
+  return {static_cast<double>(end - begin), of.count > 0 ? products / of.count : 0};
+}
+
+}  // namespace
+
+Amount attention_work(const KvShape& shape, int heads, const AttentionReach& of,
+                      const AttentionSequence& sequence) {
+  const Seen seen = of.chunk > 0 ? seen_in_chunks(of.chunk, sequence) : seen_in_window(of.window, sequence);
   const size_t of_head = shape.block_bytes(shape.d) + (shape.shared ? 0 : shape.block_bytes(shape.dv));
   const double each = static_cast<double>(shape.heads) * static_cast<double>(of_head) / kPageTokens;
-  return {.bytes = read * each,
+  return {.bytes = seen.keys * each,
           .integer_operations = 0,
-          .float_operations = 2.0 * sequence.count * seen * heads * (shape.d + shape.dv)};
+          .float_operations = 2.0 * sequence.count * seen.by_each * heads * (shape.d + shape.dv)};
 }
 
 double even_hits(const ExpertsShape& shape, int top_k, int tokens) {

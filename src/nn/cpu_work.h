@@ -12,7 +12,11 @@ Amount linear_work(const Linear& linear, double rows);
 // `hit` experts get `rows` rows in all.
 Amount experts_work(const Experts& experts, double hit, double rows);
 // Keys and values of every position that some new token sees, once; products of each token with what it sees.
-Amount attention_work(const KvShape& shape, int heads, int window, const AttentionSequence& sequence);
+struct AttentionReach {
+  int window = 0, chunk = 0;  // AttentionArgs'
+};
+Amount attention_work(const KvShape& shape, int heads, const AttentionReach& of,
+                      const AttentionSequence& sequence);
 // How many experts so many tokens hit when routing is even.
 double even_hits(const ExpertsShape& shape, int top_k, int tokens);
 

@@ -54,7 +54,7 @@ class ExpertAdapter;  // nn/expert_adapter.h
 
 struct ForwardArgs {
   int tokens = 0, top_k = 0;
-  const void* input = nullptr;  // [tokens, hidden]
+  const void* input = nullptr;  // [tokens, hidden]; with input_each [tokens, top_k, hidden]
   Real input_type = Real::kF32;
   int64_t input_stride = 0;        // elements; 0: hidden
   const int32_t* ids = nullptr;    // [tokens, top_k]; ids < 0 or >= experts are skipped
@@ -66,7 +66,8 @@ struct ForwardArgs {
   const uint8_t* skip =
       nullptr;  // [experts], nonzero: expert is computed elsewhere; null: none. Read at each call
   const ExpertAdapter* adapter = nullptr;  // adds to the products of this call; null costs nothing
-  const Forecast* then = nullptr;          // what workers fetch when they are done (Pool::run)
+  bool input_each = false;         // every slot of a token has a row of its own: what its expert reads
+  const Forecast* then = nullptr;  // what workers fetch when they are done (Pool::run)
 };
 
 // Memory that forwards need while they run; layers that never run at the same time share one.

@@ -171,7 +171,9 @@ ActShape NodeForward::shared_shape(Product ForwardNode::Part::* of) const {
   for (size_t g = 0; g < parts_.size(); ++g)
     if (reads(parts_[g]) && same_codes((parts_[g].*of).plan.acts, s))
       rows += static_cast<size_t>(routing_.groups[g].m);
-  s.rows = args_.tokens >= kSharedTokens && rows >= 2 * static_cast<size_t>(args_.tokens) ? args_.tokens : 0;
+  s.rows = !args_.input_each && args_.tokens >= kSharedTokens && rows >= 2 * static_cast<size_t>(args_.tokens)
+               ? args_.tokens
+               : 0;
   s.side = 1;
   s.beside = false;
   return s;
@@ -234,7 +236,7 @@ void NodeForward::pack(const WorkItem& item) noexcept {
 
 void NodeForward::pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept {
   const ExpertGroup& group = routing_.groups[item.group];
-  const int32_t* index = routing_.tokens_of(group) + item.begin;
+  const int32_t* index = inputs_of(group) + item.begin;
   const Acts out = rows_of(acts, item, group.m);
   if (tokens.shape.rows && same_codes(tokens.shape, acts.shape)) {
     list_.wait(item, kTokens, 0);
@@ -446,7 +448,7 @@ void NodeForward::let_read(const WorkItem& item, ExpertAdapter::Input input) noe
                            .expert = group.expert,
                            .count = item.count,
                            .columns = shape_.hidden,
-                           .tokens = routing_.tokens_of(group) + item.begin,
+                           .tokens = inputs_of(group) + item.begin,
                            .source = args_.input,
                            .type = args_.input_type,
                            .stride = input_stride(),
@@ -470,7 +472,7 @@ void NodeForward::let_add(const WorkItem& item, float* tile, int64_t ld) noexcep
                          .m = group.m,
                          .column = first,
                          .columns = std::min(item.count * kBlockRows, shard_.end - first),
-                         .tokens = routing_.tokens_of(group),
+                         .tokens = inputs_of(group),
                          .kept = parts_[item.group].kept_tokens,
                          .sums = tile,
                          .ld = ld,
@@ -489,7 +491,7 @@ void NodeForward::let_add_down(const WorkItem& item, int g, float* tile) noexcep
                       .m = group.m,
                       .column = first,
                       .columns = std::min(columns, shape_.hidden - first),
-                      .tokens = routing_.tokens_of(group),
+                      .tokens = inputs_of(group),
                       .kept = parts_[g].kept_mid,
                       .sums = tile,
                       .ld = columns,

@@ -105,6 +105,10 @@ class NodeForward {
   void let_add(const WorkItem& item, float* tile, int64_t ld) noexcept;  // to gate and up
   void let_add_down(const WorkItem& item, int group, float* tile) noexcept;
 
+  // Which rows of the input a group reads.
+  const int32_t* inputs_of(const ExpertGroup& group) const {
+    return (args_.input_each ? routing_.pair : routing_.token).data() + group.first;
+  }
   int64_t input_stride() const { return args_.input_stride ? args_.input_stride : shape_.hidden; }
 
   const Kernels& kernels_;

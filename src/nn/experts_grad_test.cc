@@ -98,7 +98,8 @@ const Activation kActivations[] = {{},
                                    {.limit = 0.7f, .alpha = 1.702f},
                                    {.alpha = 1.702f},
                                    {.kind = ActivationKind::kGeluTanh},
-                                   {.kind = ActivationKind::kGeluErf}};
+                                   {.kind = ActivationKind::kGeluErf},
+                                   {.kind = ActivationKind::kRelu}};
 
 // The formulas of the reference itself: along random directions of everything that has a gradient.
 TEST(ReferenceGrad, IsWhatFiniteDifferencesGive) {

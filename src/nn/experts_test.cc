@@ -51,13 +51,33 @@ TEST(Experts, OddSizesAndActivations) {
                               {.limit = 0.5f},
                               {.limit = 7, .alpha = 1.702f},
                               {.kind = ActivationKind::kGeluTanh},
-                              {.kind = ActivationKind::kGeluErf}};
+                              {.kind = ActivationKind::kGeluErf},
+                              {.kind = ActivationKind::kRelu}};
   const Layer layer({3, 97, 75}, format_named("int4_g32"), 5, true);
   const Batch batch(11, 2, layer.shape, 6);
   for (const Activation& f : kinds) {
     const Experts experts = make(layer, pool_of(2), {.activation = f, .precision = Precision::kF32});
     EXPECT_LT(relative_error(run(experts, batch), reference(layer, batch, f)), 3e-6)
         << static_cast<int>(f.kind) << " " << f.alpha;
+  }
+}
+
+// Every slot reads a row of its own: as many tokens with one slot each, added up.
+TEST(Experts, RowsOfEachSlot) {
+  const Layer layer({4, 96, 80}, format_named("int8"), 15);
+  for (const int tokens : {1, 5, 70}) {
+    const Batch slots(3 * tokens, 1, layer.shape, 16);
+    const Experts experts = make(layer, pool_of(2), {.precision = Precision::kF32});
+    const std::vector<float> apart = run(experts, slots);
+    std::vector<float> out(static_cast<size_t>(tokens) * 96), want(out.size());
+    for (size_t i = 0; i < apart.size(); ++i) want[i / 288 * 96 + i % 96] += apart[i];
+    ForwardArgs args = slots.args(out.data());
+    args.tokens = tokens;
+    args.top_k = 3;
+    args.input_each = true;
+    experts.forward(args);
+    for (size_t i = 0; i < out.size(); ++i)
+      ASSERT_NEAR(out[i], want[i], 1e-5 * std::fabs(want[i]) + 1e-5) << i;
   }
 }
 

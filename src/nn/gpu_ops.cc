@@ -40,6 +40,7 @@ std::unique_ptr<PlacedExperts> GpuOps::make_experts(const ExpertsShape& shape, c
 
 std::unique_ptr<PlacedExperts> GpuOps::make_mlp(const ExpertsShape& shape, const ExpertsOptions& options,
                                                 const ExpertsFill& fill) {
+  if (options.activation.kind == ActivationKind::kRelu) refuse("experts with ReLU");
   auto out = std::make_unique<GpuMlp>();
   out->sizes = shape;
   out->activation = options.activation;
@@ -222,6 +223,7 @@ RotateRowsArgs GpuOps::rotate_args(const RotateWrite& args, const HeadRows& head
 }
 
 void GpuOps::rotate_write(const RotateWrite& args) {
+  if (args.norm_last) refuse("norms behind the rotation");
   if (measured_) return;
   flush();
   const float* const growth = args.growth.beta != 0 ? tables_.growth(args.growth) : nullptr;

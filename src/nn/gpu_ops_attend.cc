@@ -74,13 +74,14 @@ int GpuOps::most_pages(int window) const {
 }
 
 void GpuOps::attend(const Attend& args) {
+  if (args.chunk > 0) refuse("chunks of attention");
   const KvShape& shape =
       measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : step_.cache->shape(args.plane);
   if (recording_)
     recording_->attended.push_back({.plane = args.plane, .heads = args.heads, .window = args.window});
   else
     for (const AttentionSequence& sequence : step_.sequences)
-      count(place(), attention_work(shape, args.heads, args.window, sequence));
+      count(place(), attention_work(shape, args.heads, {args.window}, sequence));
   if (!measured_) flush();
   if (args.exact || matrix_kernel(shape).heads == 0) return attend_exactly(args, shape);
   // Sequences with so many new tokens that these are taken together, and runs of others between them.

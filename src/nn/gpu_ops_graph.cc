@@ -158,7 +158,7 @@ void GpuOps::repeat(FunctionRef<void()> run) {
   for (const Attended& attended : graph.attended)
     for (const AttentionSequence& sequence : step_.sequences)
       count(place(),
-            attention_work(step_.cache->shape(attended.plane), attended.heads, attended.window, sequence));
+            attention_work(step_.cache->shape(attended.plane), attended.heads, {attended.window}, sequence));
   for (const HostTask& task : graph.tasks) tell(task);
 }
 

@@ -42,7 +42,7 @@ RouteArgs route_args(const ChooseExperts& args) {
           .experts = static_cast<int>(args.router->n()),
           .top_k = args.top_k,
           .sigmoid = spec.score == RouterSpec::Score::kSigmoid,
-          .softmax_of_chosen = spec.softmax_of_chosen,
+          .softmax_of_chosen = spec.score_of_chosen,
           .normalise = spec.normalise,
           .groups = spec.groups,
           .top_groups = spec.top_groups,

@@ -63,7 +63,7 @@ class GpuOps final : public Ops {
   Place place() const override { return {.kind = Place::Kind::kGpu, .index = options_.number}; }
   int nodes() const override { return pool_->nodes(); }
   bool sizes_only() const override { return options_.sizes_only; }
-  bool runs_states() const override { return false; }
+  bool runs_all() const override { return false; }
 
   std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) override {
     return std::make_unique<GpuVector>(weights_, values);
@@ -104,6 +104,7 @@ class GpuOps final : public Ops {
   void convolve(const ShortConvolution&) override { refuse("short convolutions"); }
   void delta_rule(const DeltaRule&) override { refuse("the delta rule"); }
   void route(const ChooseExperts& args) override;
+  void weigh_inputs(const WeighInputs&) override { refuse("weights of experts' inputs"); }
   void send_experts(const RunExperts& args) override;
   void experts(const RunExperts& args) override;
   void mlp(const RunMlp& args) override;

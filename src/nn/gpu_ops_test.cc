@@ -165,7 +165,7 @@ TEST(GpuOps, AnAdapterAddsToItsLinear) {
 TEST(GpuOps, RoutersChooseWhatTheCpuChooses) {
   std::vector<RouterSpec> specs(7);
   specs[1].normalise = true;
-  specs[2].softmax_of_chosen = true;
+  specs[2].score_of_chosen = true;
   specs[3].score = RouterSpec::Score::kSigmoid;
   specs[3].normalise = true, specs[3].normalise_floor = 1e-20, specs[3].scale = 2.5;
   specs[4] = specs[3];

@@ -131,6 +131,7 @@ struct RotateWrite {
   int plane = 0;
   int rotation = 0;  // of make_rotation()
   double norm_eps = 0;
+  bool norm_last = false;  // norms come behind the rotation
   HeadRows q, k;
   Rows v = {};              // none where the plane shares keys and values
   QueryGrowth growth = {};  // of whole queries, after the rotation
@@ -142,7 +143,7 @@ struct Attend {
   Rows q, out;
   int heads = 0;
   float scale = 1;
-  int window = 0;
+  int window = 0, chunk = 0;            // AttentionArgs'
   const PlacedVector* sinks = nullptr;  // [heads]
   bool exact = false;                   // queries and weights of keys stay f32: a model of Precision::kF32
 };
@@ -221,6 +222,13 @@ struct ChooseExperts {
   const PlacedVector* forced = nullptr;
 };
 
+// What experts read of a token whose weights are their inputs': each[t, s] = x[t] * weights[t, s], and then all weights
+// are 1.
+struct WeighInputs {
+  int top_k = 0;
+  Rows x, weights, each;  // each: [tokens, top_k * width of x]
+};
+
 // Told what routers chose and how long routed experts took, on the thread that runs the step.
 class RouteWatch {
  public:
@@ -236,6 +244,7 @@ struct RunExperts {
   const PlacedExperts* experts = nullptr;
   int top_k = 0;
   Rows x, ids, weights, out;
+  bool input_each = false;      // x is WeighInputs::each
   RouteWatch* watch = nullptr;  // null: nobody; lives as long as the Ops
   size_t watched = 0;           // which layer that is to them
 };
@@ -270,8 +279,8 @@ class Ops {
   virtual Place place() const = 0;
   virtual int nodes() const = 0;        // of the host, whose shares packed_bytes(node) tells
   virtual bool sizes_only() const = 0;  // weights are laid out but not read, and nothing runs but measure()
-  // Whether layers that keep states of sequences, and gates of heads, can run here.
-  virtual bool runs_states() const = 0;
+  // Whether what ModelSpec::host_only() names can run here.
+  virtual bool runs_all() const = 0;
 
   // Weights. Errors name `name`.
   virtual std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) = 0;
@@ -323,6 +332,7 @@ class Ops {
   virtual void convolve(const ShortConvolution& args) = 0;
   virtual void delta_rule(const DeltaRule& args) = 0;
   virtual void route(const ChooseExperts& args) = 0;
+  virtual void weigh_inputs(const WeighInputs& args) = 0;
   // The experts' rows are there, and what is called before experts() does not change them: where another place runs
   // experts, it begins.
   virtual void send_experts(const RunExperts& args) = 0;

@@ -37,7 +37,7 @@ void stretch_llama3(const RopeSpec& spec, std::vector<double>& frequencies) {
     const double wavelength = 2 * std::numbers::pi / f, turns = spec.original_context / wavelength;
     if (turns < spec.low_freq_factor) {
       f /= spec.factor;
-    } else if (turns <= spec.high_freq_factor) {
+    } else if (turns < spec.high_freq_factor) {
       const double smooth = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor);
       f = (1 - smooth) * f / spec.factor + smooth * f;
     }
@@ -47,8 +47,9 @@ void stretch_llama3(const RopeSpec& spec, std::vector<double>& frequencies) {
 }  // namespace
 
 float QueryGrowth::factor(int position) const {
-  if (beta == 0 || position < length) return 1;
-  return static_cast<float>(1 + beta * std::log1p(position / length));
+  const int64_t reached = int64_t{position} + ahead;
+  if (beta == 0 || reached < length) return 1;
+  return static_cast<float>(1 + beta * std::log1p(reached / length));
 }
 
 Rope::Rope(const RopeSpec& spec) : spec_(spec), frequencies_(static_cast<size_t>(spec.dims / 2)) {

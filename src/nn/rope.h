@@ -26,12 +26,12 @@ struct RopeSpec {
 };
 
 // Queries that grow with their position, so that a softmax over more keys stays as sharp: q at position t is
-// multiplied by 1 + beta ln(1 + floor(t / length)).
+// multiplied by 1 + beta ln(1 + floor((t + ahead) / length)).
 struct QueryGrowth {
   double beta = 0;  // 0: they do not grow
-  int length = 1;
+  int length = 1, ahead = 0;
   bool operator==(const QueryGrowth&) const = default;
-  float factor(int position) const;  // exactly 1 within the first `length` positions
+  float factor(int position) const;  // exactly 1 where t + ahead is below `length`
 };
 
 class Rope {

@@ -54,18 +54,17 @@ void keep_best(std::span<const float> choice, int top_k, int32_t* ids, float* be
 void choose_experts(const RowKernels& rows, const RouterSpec& spec, int experts, int top_k,
                     const float* logits, const float* correction, int32_t* ids, float* weights) {
   std::vector<float> scores(logits, logits + experts);
-  if (spec.score == RouterSpec::Score::kSigmoid) {
-    rows.sigmoid(scores.data(), experts);
-  } else if (!spec.softmax_of_chosen) {
-    rows.softmax(scores.data(), experts);
-  }
+  const auto score = [&](float* values, int count) {
+    spec.score == RouterSpec::Score::kSigmoid ? rows.sigmoid(values, count) : rows.softmax(values, count);
+  };
+  if (!spec.score_of_chosen) score(scores.data(), experts);
   std::vector<float> choice = scores;
   if (correction)
     for (int e = 0; e < experts; ++e) choice[static_cast<size_t>(e)] += correction[e];
   if (spec.groups > 1) keep_best_groups(spec, choice);
   keep_best(choice, top_k, ids, weights);
   for (int i = 0; i < top_k; ++i) weights[i] = scores[static_cast<size_t>(ids[i])];
-  if (spec.softmax_of_chosen) rows.softmax(weights, top_k);
+  if (spec.score_of_chosen) score(weights, top_k);
   if (spec.normalise) {
     const float sum =
         std::max(std::accumulate(weights, weights + top_k, 0.0f) + static_cast<float>(spec.normalise_floor),

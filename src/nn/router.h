@@ -10,7 +10,7 @@ namespace kt {
 
 struct RouterSpec {
   enum class Score { kSoftmax, kSigmoid } score = Score::kSoftmax;
-  bool softmax_of_chosen = false;  // choose by logits, then softmax over the chosen ones
+  bool score_of_chosen = false;    // choose by logits, then the scores of the chosen ones alone
   bool normalise = false;          // chosen weights are divided by their sum
   double normalise_floor = 0;      // added to that sum
   double normalise_least = 0;      // that sum is no less

@@ -35,7 +35,7 @@ TEST(Router, SoftmaxWithAndWithoutNormalising) {
   EXPECT_NEAR(plain.weights[1], 0.2, 1e-6);
   const Choice normal = choose({.normalise = true, .scale = 3}, logits, 2);
   EXPECT_NEAR(normal.weights[0], 3 * 5.0 / 7, 1e-5);
-  const Choice chosen = choose({.softmax_of_chosen = true}, logits, 2);
+  const Choice chosen = choose({.score_of_chosen = true}, logits, 2);
   EXPECT_NEAR(chosen.weights[1], 2.0 / 7, 1e-6);
 }
 
@@ -55,6 +55,15 @@ TEST(Router, SigmoidChoosesWithTheCorrectionAndWeighsWithout) {
   const Choice choice = choose(spec, {0, 1, -1}, 1, {0, 0, 5});
   EXPECT_THAT(choice.ids, ElementsAre(2));
   EXPECT_NEAR(choice.weights[0], 1 / (1 + std::exp(1.0)), 1e-6);
+}
+
+// Scores that are 1 in f32, both: the logits tell which is more.
+TEST(Router, SigmoidOfTheChosenAlone) {
+  const RouterSpec spec{.score = RouterSpec::Score::kSigmoid, .score_of_chosen = true};
+  const Choice choice = choose(spec, {30, -1, 40, 1}, 3);
+  EXPECT_THAT(choice.ids, ElementsAre(2, 0, 3));
+  EXPECT_EQ(choice.weights[1], 1);
+  EXPECT_NEAR(choice.weights[2], 1 / (1 + std::exp(-1.0)), 1e-6);
 }
 
 TEST(Router, Groups) {

@@ -243,9 +243,23 @@ bool read_mlp_layer_types(const Sections& config, std::string_view name, ModelCo
   return true;
 }
 
+// The numbers of layers with experts, if that is said; the same.
+bool read_numbered_moe_layers(const Sections& config, std::string_view name, ModelConfig& out) {
+  const Section* const section = config.having("moe_layers");
+  if (section == nullptr) return false;
+  std::vector<bool> sparse(static_cast<size_t>(out.layers));
+  for (const int layer : section->integers("moe_layers")) {
+    if (layer >= out.layers) fail("{}: moe_layers names layer {} of {}", name, layer, out.layers);
+    sparse[static_cast<size_t>(layer)] = true;
+  }
+  for (int i = 0; i < out.layers; ++i)
+    if (!sparse[static_cast<size_t>(i)]) out.dense_layers.push_back(i);
+  return true;
+}
+
 // Which layers have experts, in the ways families say it.
 void read_moe_layers(const Sections& config, std::string_view name, ModelConfig& out) {
-  if (read_mlp_layer_types(config, name, out)) return;
+  if (read_mlp_layer_types(config, name, out) || read_numbered_moe_layers(config, name, out)) return;
   out.dense_first =
       config.integer({"first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"}).value_or(0);
   if (const Section* const section = config.having("mlp_only_layers"))
@@ -296,14 +310,14 @@ ModelConfig read_model_config(const Json& json, std::string_view name, const Key
   out.layers = bounded(layers, kMostLayers, "layers", name);
   out.hidden = config.integer({"hidden_size", "n_embd", "d_model"}).value_or(0);
   out.experts = bounded(config.integer({"num_experts", "n_routed_experts", "num_local_experts",
-                                        "moe_num_experts", "num_moe_experts"}),
+                                        "moe_num_experts", "num_moe_experts", "moe_num_primary_experts"}),
                         kMostExperts, "experts", name);
   out.top_k = config
                   .integer({"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk",
-                            "moe_top_k", "moe_k", "num_selected_experts"})
+                            "moe_top_k", "moe_k", "num_selected_experts", "moe_num_active_primary_experts"})
                   .value_or(0);
-  std::optional<int> inter =
-      config.integer({"moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim"});
+  std::optional<int> inter = config.integer(
+      {"moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim", "moe_ffn_hidden_size"});
   if (!inter && out.experts > 0) inter = config.integer({"intermediate_size"});
   out.inter = inter.value_or(0);
   out.mtp_layers =

@@ -174,7 +174,10 @@ void Calibration::plan_memory() {
   const bool limited = options_.max_memory > 0 && options_.max_memory < available;
   const uint64_t bound = limited ? options_.max_memory : available;
   const uint64_t layer = expert_bytes() + walk_bytes();
-  const uint64_t fixed = kFixedMemory + own_memory() + layer + static_cast<uint64_t>(batch_tokens_) * h * 40 +
+  const bool weighs = spec.moe() && spec.moe()->weighs_inputs;
+  const uint64_t of_row = 40 + (weighs ? 4 * static_cast<uint64_t>(top_k()) : 0);
+  const uint64_t fixed = kFixedMemory + own_memory() + layer +
+                         static_cast<uint64_t>(batch_tokens_) * h * of_row +
                          tokens * static_cast<uint64_t>(top_k()) * 16;
   const RoundingNeed alone = rounding_need();
   const uint64_t each = source_ ? ExpertRounder::bytes(spec.hidden, spec.moe()->inter) : 0,
@@ -273,6 +276,18 @@ void Calibration::attend(int layer) {
   }
 }
 
+// What each expert of the batch's tokens reads: normed rows by weights of this layer's routers.
+void Calibration::weigh_inputs(const Batch& batch) {
+  const auto hidden = static_cast<size_t>(walk_->spec().hidden), top_k = static_cast<size_t>(this->top_k());
+  const size_t slots = static_cast<size_t>(batch.tokens()) * top_k;
+  weighed_rows_.resize(slots * hidden);
+  ones_.resize(slots, 1.0f);
+  const float* const weights = weights_.data() + batch.first * this->top_k();
+  for (size_t slot = 0; slot < slots; ++slot)
+    for (size_t i = 0; i < hidden; ++i)
+      weighed_rows_[slot * hidden + i] = normed_rows_[slot / top_k * hidden + i] * weights[slot];
+}
+
 // What the layer gives with its matrices rounded.
 void Calibration::apply(int layer) {
   const ModelSpec& spec = walk_->spec();
@@ -291,12 +306,15 @@ void Calibration::apply(int layer) {
     normed_->read(batch.first, tokens, narrow_.data());
     for (size_t i = 0; i < values; ++i) normed_rows_[i] = to_f32(bf16{narrow_[i]});
     if (experts) {
+      const bool each = moe(layer)->weighs_inputs;
+      if (each) weigh_inputs(batch);
       experts->forward({.tokens = tokens,
                         .top_k = top_k,
-                        .input = normed_rows_.data(),
+                        .input = each ? weighed_rows_.data() : normed_rows_.data(),
                         .ids = ids_.data() + batch.first * top_k,
-                        .weights = weights_.data() + batch.first * top_k,
-                        .output = out_rows_.data()},
+                        .weights = each ? ones_.data() : weights_.data() + batch.first * top_k,
+                        .output = out_rows_.data(),
+                        .input_each = each},
                        more);
       for (size_t i = 0; i < values; ++i) rows_[i] += out_rows_[i];
     }
@@ -364,7 +382,7 @@ void Calibration::release() {
   x_.reset();
   normed_.reset();
   walk_.reset();
-  for (auto* buffer : {&rows_, &normed_rows_, &out_rows_, &weights_}) *buffer = {};
+  for (auto* buffer : {&rows_, &normed_rows_, &out_rows_, &weighed_rows_, &ones_, &weights_}) *buffer = {};
   narrow_ = {};
   ids_ = {};
 }

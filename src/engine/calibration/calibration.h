@@ -112,8 +112,9 @@ class Calibration {
   OriginalExpert original(int layer, int expert) const;
   OriginalExpert original(const MlpModules& dense) const;
   Hessian prior();
-  std::vector<RoutedRows> rows_of(bool held_out) const;  // [experts]
-  std::vector<RoutedRows> all_rows(int layer);           // {train, held out}, of the open layer's dense MLP
+  std::vector<RoutedRows> rows_of(const MoeSpec& routes, bool held_out) const;  // [experts]
+  std::vector<RoutedRows> all_rows(int layer);  // {train, held out}, of the open layer's dense MLP
+  void weigh_inputs(const Batch& batch);
   void apply(int layer);
   void tell(int layer, int experts_done);
   void release();
@@ -138,6 +139,7 @@ class Calibration {
   std::vector<int32_t> ids_;                     // [tokens, top_k]
   std::vector<float> weights_;
   std::vector<float> rows_, normed_rows_, out_rows_;  // of one batch
+  std::vector<float> weighed_rows_, ones_;  // [tokens, top_k, hidden] and [tokens, top_k] of one batch
   std::vector<uint16_t> narrow_;
   std::map<int, std::unique_ptr<RoundedLayer>> done_;
   RoundedMatrices pending_;  // of the layer at work

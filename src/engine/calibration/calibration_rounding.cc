@@ -80,7 +80,7 @@ void Calibration::round_attention(int layer, RoundedMatrices& into) {
   }
 }
 
-std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
+std::vector<RoutedRows> Calibration::rows_of(const MoeSpec& routes, bool held_out) const {
   std::vector<RoutedRows> out(static_cast<size_t>(experts()));
   const auto top_k = static_cast<size_t>(this->top_k());
   for (size_t row = 0; row < sample_of_.size(); ++row) {
@@ -89,7 +89,8 @@ std::vector<RoutedRows> Calibration::rows_of(bool held_out) const {
       if (ids_[slot] < 0 || ids_[slot] >= experts()) continue;
       RoutedRows& rows = out[static_cast<size_t>(ids_[slot])];
       rows.rows.push_back(static_cast<int32_t>(row));
-      rows.weights.push_back(weights_[slot]);
+      rows.weights.push_back(routes.weighs_inputs ? 1 : weights_[slot]);
+      if (routes.weighs_inputs) rows.factors.push_back(weights_[slot]);
     }
   }
   return out;
@@ -162,7 +163,8 @@ OriginalExpert Calibration::original(const MlpModules& dense) const {
 
 // On as many threads as there is memory for; each takes one expert after the other.
 void Calibration::round_experts(int layer, const LayerInputs& inputs, RoundedMatrices& into) {
-  const std::vector<RoutedRows> train = rows_of(false), held_out = rows_of(true);
+  const MoeSpec& routes = *moe(layer);
+  const std::vector<RoutedRows> train = rows_of(routes, false), held_out = rows_of(routes, true);
   std::vector<RoundedExpert> rounded(static_cast<size_t>(experts()));
   std::atomic<int> next{0}, finished{0};
   std::exception_ptr error;

@@ -37,11 +37,15 @@ uint64_t ExpertRounder::bytes(int64_t hidden, int64_t inter) {
 }
 
 template <typename Use>
-void ExpertRounder::for_chunks(const LayerInputs& inputs, std::span<const int32_t> rows, const Use& use) {
-  for (size_t first = 0; first < rows.size(); first += kRowsTogether) {
-    const size_t count = std::min<size_t>(kRowsTogether, rows.size() - first);
-    inputs.inputs->gather(rows.subspan(first, count), narrow_.data());
-    const size_t values = count * static_cast<size_t>(hidden_);
+void ExpertRounder::for_chunks(const LayerInputs& inputs, const RoutedRows& rows, const Use& use) {
+  const std::span<const int32_t> numbers = rows.rows;
+  const auto width = static_cast<size_t>(hidden_);
+  for (size_t first = 0; first < numbers.size(); first += kRowsTogether) {
+    const size_t count = std::min<size_t>(kRowsTogether, numbers.size() - first);
+    inputs.inputs->gather(numbers.subspan(first, count), narrow_.data());
+    const size_t values = count * width;
+    for (size_t i = 0; !rows.factors.empty() && i < values; ++i)
+      narrow_[i] = to_bf16(to_f32(bf16{narrow_[i]}) * rows.factors[first + i / width]).bits;
     for (size_t i = 0; i < values; ++i) x_[i] = to_f32(bf16{narrow_[i]});
     use(first, count);
   }
@@ -90,11 +94,15 @@ ExpertRounder::Mlp ExpertRounder::make_mlp(const OriginalExpert& from, const Rou
 
 Hessian ExpertRounder::input_moments(const LayerInputs& inputs, const RoutedRows& train) {
   Hessian own(static_cast<int>(hidden_));
-  for_chunks(inputs, train.rows, [&](size_t, size_t count) {
+  for_chunks(inputs, train, [&](size_t, size_t count) {
     own.add(*pool_, {.x = narrow_.data(), .type = Real::kBf16, .rows = static_cast<int64_t>(count)},
             &scratch_);
   });
-  return shrunk(own, *inputs.prior, options_.shrinkage);
+  // The prior is of rows as they are, one expert's may be weighed: as many rows of their mean size.
+  double squares = 0;
+  for (const float factor : train.factors) squares += double{factor} * factor;
+  const double size = train.factors.empty() ? 1 : squares / static_cast<double>(train.factors.size());
+  return shrunk(own, *inputs.prior, options_.shrinkage * size);
 }
 
 // Rows count by the square of their routing weight: that is how their errors enter the layer's output.
@@ -104,7 +112,7 @@ Hessian ExpertRounder::middle_moments(const Mlp& mlp, const LayerInputs& inputs,
   Hessian own(dims);
   std::vector<float> squared(train.weights.size());
   for (size_t i = 0; i < squared.size(); ++i) squared[i] = train.weights[i] * train.weights[i];
-  for_chunks(inputs, train.rows, [&](size_t first, size_t count) {
+  for_chunks(inputs, train, [&](size_t first, size_t count) {
     middle(mlp, static_cast<int>(count), inputs.activation);
     own.add(*pool_,
             {.x = mid_.data(),
@@ -149,7 +157,7 @@ void ExpertRounder::judge(const OriginalExpert& from, const LayerInputs& inputs,
   const Mlp reference = make_mlp(from, nullptr, Parts::kAll), nearest = make_mlp(from, &rtn, Parts::kAll),
             calibrated = make_mlp(from, &other, Parts::kAll);
   const auto width = static_cast<size_t>(hidden_);
-  for_chunks(inputs, held_out.rows, [&](size_t first, size_t count) {
+  for_chunks(inputs, held_out, [&](size_t first, size_t count) {
     const int rows = static_cast<int>(count);
     const float* const weights = held_out.weights.data() + first;
     middle(reference, rows, inputs.activation);

@@ -22,6 +22,8 @@ namespace kt {
 struct RoutedRows {
   std::vector<int32_t> rows;   // ascending
   std::vector<float> weights;  // [rows] routing weights
+  // [rows] of what the expert reads, where routers weigh that (weights are 1 then); empty: all 1.
+  std::vector<float> factors = {};
 };
 
 // What all experts of a layer share.
@@ -66,9 +68,9 @@ class ExpertRounder {
                  RoundedExpert& out);
   void judge(const OriginalExpert& from, const LayerInputs& inputs, const RoutedRows& held_out,
              const RoundedExpert& rtn, const RoundedExpert& other, ExpertFigures& figures);
-  // Calls use(first, count) with x_ holding rows [first, first + count) of `rows` as f32.
+  // Calls use(first, count) with rows [first, first + count) of `rows` in narrow_, and in x_ as f32.
   template <typename Use>
-  void for_chunks(const LayerInputs& inputs, std::span<const int32_t> rows, const Use& use);
+  void for_chunks(const LayerInputs& inputs, const RoutedRows& rows, const Use& use);
   void middle(const Mlp& mlp, int rows, const Activation& activation);  // x_ to mid_
   void output(const Mlp& mlp, int rows, float* y);                      // mid_ to y
 

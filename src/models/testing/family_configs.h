@@ -127,6 +127,28 @@ inline const Json kQwen35 =
            R"({"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
                                "vision_config": {"hidden_size": 7}})");
 
+inline const Json kLlama4 =
+    Json::parse(R"({"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4",
+  "boi_token_index": 200080, "vision_config": {"model_type": "llama4_vision_model", "hidden_size": 7},
+  "text_config": {"model_type": "llama4_text", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 8,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 10485760,
+      "rms_norm_eps": 0.001, "hidden_act": "silu", "intermediate_size": 40, "intermediate_size_mlp": 80,
+      "num_local_experts": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_bias": false,
+      "attention_chunk_size": 32, "attn_temperature_tuning": 4, "floor_scale": 8192, "attn_scale": 0.1,
+      "no_rope_layers": [], "use_qk_norm": true, "for_llm_compressor": false, "router_jitter_noise": 0.0,
+      "rope_theta": 500000.0, "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+          "original_max_position_embeddings": 8192, "rope_type": "llama3"}}})");
+inline const Json kSmallThinker = Json::parse(R"({"architectures": ["SmallThinkerForCausalLM"],
+  "model_type": "smallthinker", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 5,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 1024,
+  "rms_norm_eps": 0.001, "rope_theta": 1500000, "rope_scaling": null, "rope_layout": [0, 1, 1, 1, 0],
+  "sliding_window_layout": [0, 1, 1, 1, 0], "sliding_window_size": 24, "moe_layer_layout": [1, 1, 1, 1, 1],
+  "moe_num_primary_experts": 8, "moe_num_active_primary_experts": 3, "moe_ffn_hidden_size": 40,
+  "moe_primary_router_apply_softmax": false, "moe_enable_early_router": true,
+  "moe_enable_secondary_experts": false, "moe_num_secondary_experts": 0, "tie_word_embeddings": false})");
+
+inline const Json* const kHostOnly[] = {&kLlama4, &kSmallThinker};
+
 inline const Json* const kRecurrent[] = {&kQwen3Next, &kQwen35Moe, &kQwen35};
 
 }  // namespace kt::testing_configs

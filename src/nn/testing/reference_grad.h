@@ -143,6 +143,9 @@ class ReferenceLayer {
       const double below = 0.5 * (1 + std::erf(g / std::sqrt(2.0)));
       dg = (below + g * std::exp(-g * g / 2) / std::sqrt(2 * M_PI)) * u;
       du = g * below;
+    } else if (f_.kind == ActivationKind::kRelu) {
+      dg = g > 0 ? u : 0;
+      du = std::max(g, 0.0);
     } else if (f_.kind == ActivationKind::kGeluTanh) {
       const double c = std::sqrt(2 / M_PI), th = std::tanh(c * (g + 0.044715 * g * g * g));
       dg = (0.5 * (1 + th) + 0.5 * g * (1 - th * th) * c * (1 + 3 * 0.044715 * g * g)) * u;

@@ -101,6 +101,7 @@ struct Batch {
 };
 
 inline double activation(double gate, double up, const Activation& f) {
+  if (f.kind == ActivationKind::kRelu) return std::max(gate, 0.0) * up;
   if (f.kind == ActivationKind::kGeluErf) return 0.5 * gate * (1 + std::erf(gate / std::sqrt(2.0))) * up;
   if (f.kind == ActivationKind::kGeluTanh)
     return 0.5 * gate * (1 + std::tanh(std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate))) * up;

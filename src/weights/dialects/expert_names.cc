@@ -25,6 +25,7 @@ struct PartName {
 constexpr PartName kPerExpert[] = {
     {"gate_proj", NamedPart::kGate}, {"up_proj", NamedPart::kUp}, {"down_proj", NamedPart::kDown},
     {"w1", NamedPart::kGate},        {"w3", NamedPart::kUp},      {"w2", NamedPart::kDown},
+    {"gate", NamedPart::kGate},      {"up", NamedPart::kUp},      {"down", NamedPart::kDown},
 };
 constexpr PartName kFused[] = {
     {"gate_up_proj", NamedPart::kGateUp},

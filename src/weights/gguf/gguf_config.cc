@@ -55,6 +55,12 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"expert_count", "n_routed_experts"},
     {"expert_count", "num_local_experts"},
     {"expert_count", "moe_num_experts"},
+    {"expert_count", "moe_num_primary_experts"},
+    {"expert_used_count", "moe_num_active_primary_experts"},
+    {"expert_feed_forward_length", "moe_ffn_hidden_size"},
+    {"attention.sliding_window", "attention_chunk_size"},
+    {"attention.sliding_window", "sliding_window_size"},
+    {"feed_forward_length", "intermediate_size_mlp"},
     {"expert_used_count", "moe_k"},
     {"expert_shared_count", "moe_num_shared_experts"},
     {"leading_dense_block_count", "moe_layer_start_index"},
@@ -90,7 +96,6 @@ struct OtherRow {
 // Words of architectures whose experts are read and which are no family here.
 constexpr auto kOthers = std::to_array<OtherRow>({
     {"qwen3vlmoe", "qwen3_vl_moe", "num_experts"},
-    {"llama4", "llama4_text", "num_local_experts"},
     {"bailingmoe2", "bailing_moe", "num_experts"},
 });
 

@@ -231,7 +231,7 @@ TEST(GgufConfig, WordsOfArchitectures) {
     return gguf_config(parse(file.str())).dump();
   };
   EXPECT_EQ(type_of("llama", 0), R"({"model_type":"llama","num_experts":0})");
-  EXPECT_EQ(type_of("llama4", 8), R"({"model_type":"llama4_text","num_local_experts":8})");
+  EXPECT_EQ(type_of("bailingmoe2", 8), R"({"model_type":"bailing_moe","num_experts":8})");
   EXPECT_EQ(type_of("unheard-of", 4), R"({"model_type":"unheard-of","num_experts":4})");
   EXPECT_EQ(gguf_config(parse(GgufBytes().str())), Json::object());
 }

@@ -1,0 +1,33 @@
+#include "models/spec.h"
+
+namespace kt {
+namespace {
+
+const char* of_mixer(const MixerSpec& mixer) {
+  if (std::holds_alternative<DeltaSpec>(mixer)) return "layers that keep a state of each sequence";
+  const auto* const gqa = std::get_if<GqaSpec>(&mixer);
+  if (!gqa) return nullptr;
+  if (gqa->gated) return "gates of heads";
+  if (gqa->chunk > 0) return "layers that see a chunk of the text";
+  return gqa->norm == GqaSpec::Norm::kHeadLast ? "norms behind the rotation" : nullptr;
+}
+
+const char* of_feed_forward(const FeedForwardSpec& part) {
+  const auto* const moe = std::get_if<MoeSpec>(&part);
+  if (moe && moe->weighs_inputs) return "weights of what experts read";
+  if (moe && moe->routes_first) return "routers before attention";
+  const Activation& activation = moe ? moe->activation : std::get<DenseSpec>(part).activation;
+  return activation.kind == ActivationKind::kRelu ? "experts with ReLU" : nullptr;
+}
+
+}  // namespace
+
+const char* ModelSpec::host_only() const {
+  for (const LayerSpec& layer : layers) {
+    if (const char* const what = of_mixer(layer.mixer)) return what;
+    if (const char* const what = of_feed_forward(layer.feed_forward)) return what;
+  }
+  return nullptr;
+}
+
+}  // namespace kt
