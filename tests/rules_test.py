@@ -24,7 +24,8 @@ import tiny_models  # noqa: E402
 PROBE = os.environ.get("KT_RULES_PROBE")
 FOLDER = os.environ.get("KT_RULE_FILES")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_RULES_PROBE does not name rules_probe")
-FAMILIES = [key for key in tiny_models.MODELS if "-" not in key]
+# Llama 4's blocks are called feed_forward in transformers too, where rules for `mlp` mean them and its trees do not.
+FAMILIES = [key for key in tiny_models.MODELS if "-" not in key and key != "llama4"]
 
 
 def written(folder):

@@ -124,7 +124,7 @@ TEST(Llama4, WhatIsMissingOrWrongIsNamed) {
       {R"({"interleave_moe_layer_step": 0})", "config.json: experts in every 0th layer"},
       {R"({"num_experts_per_tok": 9})",
        "config.json: text_config.num_experts_per_tok: 9 of 8 experts cannot be chosen"},
-      {R"({"intermediate_size_mlp": null})", "config.json: intermediate_size_mlp is missing"},
+      {R"({"intermediate_size_mlp": null})", "config.json: text_config.intermediate_size_mlp is missing"},
       {R"({"hidden_act": "relu6"})",
        "unsupported: config.json: text_config.hidden_act is \"relu6\"; supported: silu, gelu, "
        "gelu_pytorch_tanh, "
