@@ -13,6 +13,10 @@ Amount linear_work(const Linear& linear, double rows);
 Amount experts_work(const Experts& experts, double hit, double rows);
 // Keys and values of every position that some new token sees, once; products of each token with what it sees.
 Amount attention_work(const KvShape& shape, int heads, int window, const AttentionSequence& sequence);
+// With a budget: those of chosen keys for each token, as if nobody else chose them.
+Amount chosen_attention_work(const KvShape& shape, int heads, int budget, const AttentionSequence& sequence);
+// Keys of an indexer's plane that some token chooses among, once; their products.
+Amount indexer_work(const KvShape& shape, int heads, int budget, const AttentionSequence& sequence);
 // How many experts so many tokens hit when routing is even.
 double even_hits(const ExpertsShape& shape, int top_k, int tokens);
 

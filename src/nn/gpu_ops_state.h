@@ -64,6 +64,7 @@ class GpuOps final : public Ops {
   int nodes() const override { return pool_->nodes(); }
   bool sizes_only() const override { return options_.sizes_only; }
   bool runs_states() const override { return false; }
+  bool runs_indexers() const override { return false; }
 
   std::unique_ptr<PlacedVector> make_vector(std::vector<float> values) override {
     return std::make_unique<GpuVector>(weights_, values);
@@ -100,6 +101,7 @@ class GpuOps final : public Ops {
   void rotate_write(const RotateWrite& args) override;
   void attend(const Attend& args) override;
   void copy_heads(const CopyHeads& args) override;
+  void choose_keys(const ChooseKeys&) override { refuse("a choice of keys"); }
   void gate_heads(const GateHeads&) override { refuse("gates of heads"); }
   void convolve(const ShortConvolution&) override { refuse("short convolutions"); }
   void delta_rule(const DeltaRule&) override { refuse("the delta rule"); }
