@@ -66,7 +66,7 @@ class TestFamilies:
     def keys():
         try:
             import tiny_models
-            return [key for key in tiny_models.MODELS if key not in tiny_models.DELTA_MODELS]
+            return [key for key in tiny_models.MODELS if key not in tiny_models.DELTA_MODELS + tiny_models.DSA_MODELS]
         except ImportError:
             return ["none"]
 

@@ -42,7 +42,7 @@ void OpenedModel::open_gpu() {
   else if (options_.routing && options_.routing->exponent > 0 && !how.strategy && spec().moe())
     statistics_ = forced_statistics(*options_.routing, spec());
   try {
-    if (spec().has_states()) fail_as(ErrorKind::kUnsupported, "{}: {}", path(), no_states_on_gpu(spec()));
+    if (const auto why = not_on_gpu(spec())) fail_as(ErrorKind::kUnsupported, "{}: {}", path(), *why);
     if (!adapters_.empty())
       fail_as(ErrorKind::kUnsupported,
               "{}: models with adapters do not run on a GPU yet; without `gpu` all of it runs on the CPU",

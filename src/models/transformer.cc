@@ -145,19 +145,20 @@ std::vector<AttentionSequence> Transformer::State::take(std::span<const Sequence
   return sequences;
 }
 
-std::string no_states_on_gpu(const ModelSpec& spec) {
-  return text(
-      "{} has layers that keep a state of each sequence, and they do not run on a GPU yet; without `gpu` all "
-      "of it "
-      "runs on the CPU",
-      spec.family);
+std::optional<std::string> not_on_gpu(const ModelSpec& spec) {
+  const char* const what = spec.has_states()     ? "layers that keep a state of each sequence"
+                           : spec.has_indexers() ? "layers that choose the keys they attend to"
+                                                 : nullptr;
+  if (what == nullptr) return std::nullopt;
+  return text("{} has {}, and they do not run on a GPU yet; without `gpu` all of it runs on the CPU",
+              spec.family, what);
 }
 
 Transformer::Transformer(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
                          TransformerOptions options) {
   if (spec.layers.empty()) fail("{}: a model without layers", checkpoint.path());
-  if (spec.has_states() && !ops->runs_states())
-    fail_as(ErrorKind::kUnsupported, "{}: {}", checkpoint.path(), no_states_on_gpu(spec));
+  if ((spec.has_states() && !ops->runs_states()) || (spec.has_indexers() && !ops->runs_indexers()))
+    fail_as(ErrorKind::kUnsupported, "{}: {}", checkpoint.path(), *not_on_gpu(spec));
   std::unique_ptr<ExpertSource> own;
   if (spec.moe() && !options.experts) own = open_own_experts(checkpoint);
   const ExpertSource* experts = options.experts ? options.experts : own.get();

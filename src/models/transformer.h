@@ -59,8 +59,8 @@ struct SequenceInput {
   int adapter = -1;  // its number in TransformerOptions, the same for all of a forward; -1: none
 };
 
-// Of a spec that has_states(): why operations that do not run_states() cannot run it, and what to use.
-std::string no_states_on_gpu(const ModelSpec& spec);
+// Why operations of a GPU cannot run a model yet, and what to use; nothing: they can.
+std::optional<std::string> not_on_gpu(const ModelSpec& spec);
 
 class Transformer {
  public:
