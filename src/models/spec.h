@@ -151,6 +151,11 @@ struct ModelSpec {
   bool has_indexers() const {
     return std::ranges::any_of(layers, [](const LayerSpec& layer) { return layer.indexer() != nullptr; });
   }
+  // Attention to all keys, whatever indexers would choose: another model past their budget.
+  void forget_indexers() {
+    for (LayerSpec& layer : layers)
+      if (auto* mla = std::get_if<MlaSpec>(&layer.mixer)) mla->indexer.reset();
+  }
   // Tokens of a text that layers can run over one by one, each with nothing but its input: past its budget a layer that
   // shares a choice needs the one that chose.
   int context_of_single_layers() const {
