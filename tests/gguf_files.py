@@ -14,6 +14,8 @@ from safetensors import safe_open
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
     "dots1": "dots1",
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe_lite": "deepseek2",
@@ -52,6 +54,10 @@ MODULES = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -246,6 +252,7 @@ class Model:
         self.split_kv_b = split_kv_b
         self.split_qkvz = split_qkvz  # older files have it as published
         self.delta = "linear_num_key_heads" in self.config
+        self.says_indexers = True  # older files leave it out which layers have one
         self.says_gating = True  # converters leave it out for some newer configs
         self.says_growth = False  # of queries; converters leave it out
         self.random = np.random.default_rng(seed)
@@ -447,12 +454,18 @@ class Model:
             number(f"{arch}.full_attention_interval", 4)
             if config.get("norm_topk_prob") is False:
                 copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
+        if "index_topk" in config:
+            copy("attention.indexer.head_count", "index_n_heads")
+            copy("attention.indexer.key_length", "index_head_dim")
+            copy("attention.indexer.top_k", "index_topk")
+            if self.says_indexers and config.get("indexer_types"):
+                writer.add_array(f"{arch}.attention.indexer.types", [kind == "full" for kind in config["indexer_types"]])
         if self.says_growth:
             writer.add_float32(f"{arch}.attention.temperature_scale", config["rope_parameters"]["llama_4_scaling_beta"])
         # What readers of such files take for granted is written only where the model differs.
         if self.type in ("qwen2_moe", "qwen3_moe") and config["norm_topk_prob"] != (self.type == "qwen3_moe"):
             copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
-        sigmoid = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "hy_v3", "solar_open")
+        sigmoid = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "hy_v3", "solar_open", "glm_moe_dsa", "deepseek_v32")
         if self.type in sigmoid and self.says_gating:
             number(f"{arch}.expert_gating_func", 2)
         if "kv_lora_rank" in config:

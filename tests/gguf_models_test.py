@@ -65,6 +65,9 @@ MODELS = [
     "glm4_moe_lite",
     "solar_open",
     "solar_open-biases-yarn",
+    "glm_moe_dsa",
+    "glm_moe_dsa-shared-biases",
+    "deepseek_v32",
     "qwen3_next",
     "qwen3_next-some_dense-listed-biases",
     "qwen3_5_moe",
@@ -524,7 +527,7 @@ class TestErrors:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        known = "deepseek2, dots1, ernie4_5-moe, glm4moe, gpt-oss, hy_v3, llama"
+        known = "deepseek2, deepseek32, dots1, ernie4_5-moe, glm4moe, glm-dsa, gpt-oss, hy_v3, llama"
         self.refused(path, "architecture mamba is not known", known, "qwen3moe", code=4)
 
     def test_tokenizers_that_are_not_read(self, root, tmp_path):

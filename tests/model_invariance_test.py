@@ -25,7 +25,7 @@ BOUND, SUMS_BOUND = 1e-4, 1e-5  # as in model_logits_test.py: against transforme
 
 # One of each kind of attention, routing and window.
 KEYS = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral-window", "qwen2_moe-every_second-window", "qwen3_moe",
-        "llama", "mistral4", "qwen3_next"]
+        "llama", "mistral4", "qwen3_next", "glm_moe_dsa-shared-biases"]
 
 
 @pytest.fixture(scope="module")

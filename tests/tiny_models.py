@@ -286,6 +286,39 @@ def _mistral4(**more):
     return "Mistral4", dict(config, **more)
 
 
+# More keys than the indexer chooses from the 17th token on; heads of sizes that no vector divides. With few index heads
+# all weights of a query may be negative, and scores equal.
+DSA = dict(
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    q_lora_rank=48,
+    kv_lora_rank=40,
+    qk_nope_head_dim=24,
+    qk_rope_head_dim=16,
+    v_head_dim=40,
+    index_topk=16,
+    index_n_heads=24,
+    index_head_dim=40,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+)
+
+
+def _glm_moe_dsa(**more):
+    return "GlmMoeDsa", dict(DSA, rms_norm_eps=1e-5, rope_parameters=_rope(rope_theta=1e6), **more)
+
+
+def _deepseek_v32(**more):
+    rope = _yarn(mscale=1.0, mscale_all_dim=1.0)
+    return "DeepseekV32", dict(dict(DSA, n_group=4, topk_group=2, rope_parameters=rope), **more)
+
+
 # Sizes of heads that no vector divides, and half as many heads of keys as of values. The last layer attends.
 DELTA = dict(
     GQA,
@@ -430,6 +463,11 @@ MODELS = {
         routed_scaling_factor=2.5,
         rope_parameters=_yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4),
     ),
+    "glm_moe_dsa": _glm_moe_dsa(),
+    "glm_moe_dsa-shared-biases": _glm_moe_dsa(
+        num_hidden_layers=4, indexer_types=["full", "shared", "full", "shared"], attention_bias=True
+    ),
+    "deepseek_v32": _deepseek_v32(),
     "qwen3_next": _qwen3_next(),
     "qwen3_next-some_dense-listed-biases": _qwen3_next(
         num_hidden_layers=3,
@@ -469,8 +507,10 @@ MODELS = {
 }
 # Those that keep states of sequences.
 DELTA_MODELS = [key for key, (family, _) in MODELS.items() if family in ("Qwen3Next", "Qwen3_5Moe", "Qwen3_5")]
+# Those whose layers choose the keys that they attend to.
+DSA_MODELS = [key for key, (family, _) in MODELS.items() if family in ("GlmMoeDsa", "DeepseekV32")]
 # Those with parts that do not run on a GPU.
-HOST_ONLY = DELTA_MODELS + [key for key, (family, _) in MODELS.items() if family == "Llama4"]
+HOST_ONLY = DELTA_MODELS + DSA_MODELS + [key for key, (family, _) in MODELS.items() if family == "Llama4"]
 # Those of the second half of 2026: tests that cost more run some families only.
 NEWER = ["glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4"]
 

@@ -67,6 +67,10 @@ void ModelFlags::add_options(CLI::App& verb) {
   verb.add_option("--chunked-prefill-size", step_tokens, "Tokens of prompts to run at once")
       ->check(positive())
       ->capture_default_str();
+  verb.add_flag(
+      "--dense-attention", dense_attention,
+      "Attend to all keys where the model's indexers would choose some: the same as long as a text has "
+      "no more than they choose, and another model beyond");
   gpu.add_to(verb);
   verb.add_option("--max-memory", max_memory,
                   "Refuse a model that needs more, such as 8GiB; default: what is available");
@@ -141,6 +145,7 @@ ModelOptions ModelFlags::options() const {
           .adapters = std::move(files),
           .precision = precision_named(acts),
           .kv_type = acts == "f32" && kv == "bf16" ? KvType::kF32 : kv_type_named(kv),
+          .dense_attention = dense_attention,
           .threads = threads,
           .max_tokens = step_tokens,
           .max_memory = max_memory.empty() ? 0 : parse_bytes(max_memory, "--max-memory"),

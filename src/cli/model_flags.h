@@ -19,6 +19,7 @@ struct ModelFlags {
   RuleWords rules;
   std::string rules_out;
   std::vector<std::string> adapters;  // as given
+  bool dense_attention = false;
   int threads = 0, step_tokens = ModelOptions{}.max_tokens;
   void add_to(CLI::App& verb, Invocation& run);  // MODEL and the options
   void add_options(CLI::App& verb);              // for a verb that takes the model its own way

@@ -39,6 +39,9 @@ class DescribedModel {
   // What the process had of its own when the headers and the tokenizer were read.
   uint64_t base_bytes() const { return base_bytes_; }
 
+ protected:
+  void forget_indexers() { spec_.forget_indexers(); }
+
  private:
   DescribedModel(const std::string& path, ModelParts parts, TokenizerNeed need);
 

@@ -84,6 +84,7 @@ OpenedModel::OpenedModel(const std::string& path, ModelOptions options)
     : DescribedModel(path, options.tokenizer), options_(std::move(options)) {
   const auto start = Clock::now();
   if (options_.weights.empty()) options_.weights = experts_path();
+  if (options_.dense_attention) attend_to_all();
   open_source();
   if (options_.rules) apply_rules();
   open_adapters();
@@ -99,6 +100,18 @@ OpenedModel::~OpenedModel() = default;
 
 void OpenedModel::note(const std::string& line) const {
   if (options_.on_note) options_.on_note(line);
+}
+
+void OpenedModel::attend_to_all() {
+  int budget = 0;
+  for (const LayerSpec& layer : spec().layers)
+    if (layer.indexer()) budget = layer.indexer()->budget;
+  if (budget == 0) return note(text("`dense_attention`: {} attends to all keys as it is", spec().family));
+  note(
+      text("`dense_attention`: indexers choose no keys; texts of more than {} tokens are not what the model "
+           "makes of them",
+           budget));
+  forget_indexers();
 }
 
 std::unique_ptr<Ops> OpenedModel::make_ops(bool sizes_only) const {

@@ -44,6 +44,7 @@ struct ModelOptions {
   std::vector<AdapterFile> adapters = {};  // of which each request has one, or none
   Precision precision = Precision::kDefault;
   KvType kv_type = KvType::kBf16;
+  bool dense_attention = false;               // to all keys where the model would choose some
   std::optional<ForcedRouting> routing = {};  // of benchmarks; none: as routers choose
   int threads = 0;                            // cut to the cpus there are
   int nodes = 0;                              // NUMA nodes to shard over; 0: all
@@ -99,6 +100,7 @@ class OpenedModel : public DescribedModel {
   LoadedModel load(const LoadOptions& options = {}) &&;
 
  private:
+  void attend_to_all();
   void open_source();
   void open_adapters();
   ModuleTree stored_tree() const;

@@ -92,6 +92,40 @@ struct JoinArgs {
   int row = 0, end = 0;
 };
 
+// Chosen keys of one head, gathered from blocks of the cache into one block in the order they are named: what attends
+// then reads no others. Numbers stay what they are, scales (kS8) too; places behind the last one become zeros.
+struct GatherArgs {
+  KvType type = KvType::kBf16;
+  bool keys = false;                  // the blocks are of keys, else of values
+  int width = 0;                      // columns of a block
+  int count = 0;                      // of keys, 1 to kKvBlock
+  const void* const* from = nullptr;  // [count] blocks
+  const uint8_t* place = nullptr;     // [count] of each key in its block
+  void* to = nullptr;
+};
+
+// What an indexer gives each key of a group of neighbouring blocks: the sum over heads, in their order, of
+// weight * max(q . k, 0). A key's score does not depend on the other keys, to the bit. Keys behind the last one may be
+// anything, and so is their score.
+struct IndexArgs {
+  KvType type = KvType::kBf16;
+  int heads = 0, d = 0;
+  const float* q = nullptr;        // [heads, d] as `query` makes it
+  const void* q_bf16 = nullptr;    // [heads rounded up to 16, d], likewise; not for kF32
+  const float* weights = nullptr;  // [heads]
+  const void* const* k = nullptr;  // blocks of keys
+  int keys = 0;                    // 1 to kGroupKeys
+  void* scratch = nullptr;         // attend_scratch_bytes of so many rows, not shared; aligned to 64
+  float* scores = nullptr;         // [keys rounded up to kKvBlock]
+};
+
+// The `best` largest of `count` scores, 0 < best < count; of equal ones, as all zeros are, those that come first.
+struct ChooseArgs {
+  float* scores = nullptr;  // spent
+  int count = 0, best = 0;
+  uint64_t* seen = nullptr;  // [count / 64, rounded up] out: a bit for each
+};
+
 struct AttentionKernels {
   int narrow_rows;  // from so many rows on, attend takes q_bf16 alone, except with kF32
   int most_rows;    // 128 or 256: of a call, for what all rows share to be little; scratch of more leaves L2
@@ -106,6 +140,9 @@ struct AttentionKernels {
   void (*join)(const JoinArgs&) noexcept;
   // A block of keys made from a block of values of the same numbers, `width` columns; kF32 or kBf16.
   void (*keys_of_values)(KvType type, const void* values, int width, void* keys) noexcept;
+  void (*gather)(const GatherArgs&) noexcept;
+  void (*index_scores)(const IndexArgs&) noexcept;  // from narrow_rows on takes q_bf16 alone, as attend
+  void (*choose)(const ChooseArgs&) noexcept;
 };
 
 }  // namespace kt

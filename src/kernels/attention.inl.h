@@ -170,9 +170,7 @@ KT_INLINE void add_values(const AttendArgs& args, const Memory& memory, Fetch& a
 
 template <KvType kType>
 __attribute__((noinline)) void attend_rows(const AttendArgs& args) {
-  constexpr From kFrom = kType == KvType::kF32    ? From::kF32
-                         : kType == KvType::kBf16 ? From::kBf16
-                                                  : From::kS8;
+  constexpr From kFrom = from_of(kType);
   constexpr From kShared = kFrom == From::kS8 ? From::kBf16 : kFrom;  // what keys made of values are
   const Memory memory(args);
   const int64_t passes = args.rows / kQueryRows + args.rows % kQueryRows, steps = (args.d + 31) / 32;

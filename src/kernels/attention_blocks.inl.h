@@ -22,6 +22,9 @@ inline constexpr int kScoresAt = kGroupKeys / 2;  // of a row of scratch; weight
 // What a pass over rows takes. kPlain: numbers [numbers, kWide], two of which are a word.
 enum class From { kF32, kBf16, kS8, kPlain };
 inline constexpr int64_t kWideStride = 2 * kWide * 4;  // bytes of such a word
+constexpr From from_of(KvType type) {
+  return type == KvType::kF32 ? From::kF32 : type == KvType::kBf16 ? From::kBf16 : From::kS8;
+}
 constexpr int pack_of(From from) { return from == From::kF32 ? 1 : from == From::kS8 ? 4 : 2; }
 
 template <From kFrom>

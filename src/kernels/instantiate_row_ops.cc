@@ -8,6 +8,6 @@ namespace KT_ISA_NAMESPACE {
 
 extern const kt::RowKernels kRowOps;
 constexpr kt::RowKernels kRowOps = {norm, rotate,   softmax,  sigmoid_row, write_cache,
-                                    dot,  gate_row, convolve, delta_rule};
+                                    dot,  gate_row, convolve, delta_rule,  layer_norm};
 
 }  // namespace KT_ISA_NAMESPACE

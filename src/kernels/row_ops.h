@@ -82,6 +82,9 @@ struct RowKernels {
   void (*gate)(float* x, const float* gates, int n, GateKind kind) noexcept;  // in place
   void (*convolve)(const ConvolveArgs&) noexcept;
   void (*delta_rule)(const DeltaArgs&) noexcept;
+  // y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, n numbers; y may be x.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int n,
+                     float* y) noexcept;
 };
 
 }  // namespace kt

@@ -78,6 +78,27 @@ void norm(const float* x, const float* weight, float eps, int n, float* y) noexc
   }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* y) noexcept {
+  Lanes sum = each([](auto) __attribute__((always_inline)) { return Isa::set1(0.0f); });
+  for (int at = 0; at < n; at += kBlockRows) {
+    const Lanes v = load_some(x + at, n - at, 0.0f);
+    sum = each([&](auto i) __attribute__((always_inline)) { return Isa::add(sum.v[i], v.v[i]); });
+  }
+  const float mean = sum_of(sum) / static_cast<float>(n);
+  for (int at = 0; at < n; at += kBlockRows) {
+    const Lanes v = load_some(x + at, n - at, 0.0f);
+    store_some(y + at, n - at, each([&](auto i) __attribute__((always_inline)) {
+                 return Isa::sub(v.v[i], Isa::set1(mean));
+               }));
+  }
+  norm(y, weight, eps, n, y);
+  for (int at = 0; at < n; at += kBlockRows) {
+    const Lanes v = load_some(y + at, n - at, 0.0f), b = load_some(bias + at, n - at, 0.0f);
+    store_some(y + at, n - at,
+               each([&](auto i) __attribute__((always_inline)) { return Isa::add(v.v[i], b.v[i]); }));
+  }
+}
+
 void rotate(const kt::RotateArgs& args) noexcept {
   for (int h = 0; h < args.heads; ++h) {
     float* head = args.x + h * args.stride;

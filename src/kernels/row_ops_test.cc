@@ -38,6 +38,32 @@ TEST(RowOps, NormOfEveryLength) {
   }
 }
 
+TEST(RowOps, LayerNormOfEveryLength) {
+  for (const int n : kSizes) {
+    std::vector<float> x = random_row(n, 1, 3);
+    for (float& v : x) v += 5;
+    const std::vector<float> weight = random_row(n, 2), bias = random_row(n, 3);
+    double mean = 0, square = 0;
+    for (const float v : x) mean += v / static_cast<double>(n);
+    for (const float v : x) square += (v - mean) * (v - mean) / n;
+    const double factor = 1 / std::sqrt(square + 1e-5);
+    std::vector<float> first;
+    for (const Kernels* table : tables_under_test()) {
+      const Row from(x), w(weight), b(bias), to(std::vector<float>(x.size()));
+      table->rows->layer_norm(from.data(), w.data(), b.data(), 1e-5f, n, to.data());
+      EXPECT_TRUE(from.memory.intact() && w.memory.intact() && b.memory.intact() && to.memory.intact());
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double want = (x[i] - mean) * factor * weight[i] + bias[i];
+        EXPECT_NEAR(to.data()[i], want, 4e-6 * (1 + std::abs(want))) << table->name << " " << n;
+      }
+      table->rows->layer_norm(from.data(), w.data(), b.data(), 1e-5f, n, from.data());
+      EXPECT_EQ(from.values(), to.values()) << "in place, " << table->name;
+      if (first.empty()) first = to.values();
+      EXPECT_EQ(to.values(), first) << table->name << " " << n;
+    }
+  }
+}
+
 TEST(RowOps, RotationsOfHalvesAndOfNeighbours) {
   for (const bool interleaved : {false, true})
     for (const int half : {1, 3, 8, 16, 32, 37, 64}) {

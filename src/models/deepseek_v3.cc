@@ -21,16 +21,12 @@ ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   return spec;
 }
 
-namespace {
-
 void complete_deepseek_v3(GgufFacts& facts) {
   facts.add_dense_layers(GgufFacts::DenseLayers::kCounted);
   facts.add_if_absent("norm_topk_prob", false);
   facts.add_if_absent("routed_scaling_factor", 1.0);
   facts.config()["topk_method"] = "noaux_tc";
 }
-
-}  // namespace
 
 bool scores_by_sigmoid(const GgufHeader& header, const TensorFinder& find) {
   if (const auto gating = gguf_unsigned(header, "deepseek2.expert_gating_func"))

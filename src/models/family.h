@@ -78,12 +78,21 @@ bool read_layer_types(const ConfigReader& config, ModelSpec& spec);
 // layers, after fill_layers. Norms add one.
 void read_delta_layers(const ConfigReader& config, const DeltaSpec::Names& names, ModelSpec& spec);
 
+// DeepSeek-V3's layers with an indexer each, or the choice of one before.
+struct IndexedDefaults {
+  double norm_eps = 1e-6;
+  bool neighbours = false;  // of the indexer turn together; else halves
+};
+ModelSpec describe_indexed(const ConfigReader& config, const IndexedDefaults& defaults);
+
 ModelSpec describe_deepseek_v2(const ConfigReader& config);
 ModelSpec describe_deepseek_v3(const ConfigReader& config);
+ModelSpec describe_deepseek_v32(const ConfigReader& config);
 ModelSpec describe_dots1(const ConfigReader& config);
 ModelSpec describe_ernie4_5_moe(const ConfigReader& config);
 ModelSpec describe_glm4_moe(const ConfigReader& config);
 ModelSpec describe_glm4_moe_lite(const ConfigReader& config);
+ModelSpec describe_glm_moe_dsa(const ConfigReader& config);
 ModelSpec describe_gpt_oss(const ConfigReader& config);
 ModelSpec describe_hy_v3(const ConfigReader& config);
 ModelSpec describe_llama(const ConfigReader& config);
@@ -103,12 +112,15 @@ ModelSpec describe_solar_open(const ConfigReader& config);
 // Whether a deepseek2 file is of V3's kind. Where it does not say how experts are scored, as files from newer
 // configs, a correction bias does: only sigmoid scores have one.
 bool scores_by_sigmoid(const GgufHeader& header, const TensorFinder& find);
+void complete_deepseek_v3(GgufFacts& facts);
 
 extern const GgufFamily kDeepseekV2Gguf;
 extern const GgufFamily kDeepseekV3Gguf;
+extern const GgufFamily kDeepseekV32Gguf;
 extern const GgufFamily kDots1Gguf;
 extern const GgufFamily kErnie45MoeGguf;
 extern const GgufFamily kGlm4MoeGguf;
+extern const GgufFamily kGlmMoeDsaGguf;
 extern const GgufFamily kGptOssGguf;
 extern const GgufFamily kHyV3Gguf;
 extern const GgufFamily kLlamaGguf;

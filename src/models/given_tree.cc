@@ -121,7 +121,7 @@ class GivenTreeBuilder {
     return module.kind == ModuleKind::kNorm ? ModulePart::kNorms : ModulePart::kLayer;
   }
 
-  // As in trees of ours: routers, gates of shared experts, latent attention's kv_b, small matrices of the delta rule.
+  // As in trees of ours: routers, gates of shared experts, latent attention's kv_b, small ones of the delta rule and indexers.
   void settle_exact(ModelModule& module, const GivenModule& given) const {
     const std::string_view word = last_component(module.name);
     module.exact = module.kind == ModuleKind::kRouter ||
@@ -129,7 +129,8 @@ class GivenTreeBuilder {
                     (module.part == ModulePart::kRouter ||
                      (module.part == ModulePart::kShared && module.n == 1) || word == "kv_b_proj" ||
                      (parent()->kind == ModuleKind::kRecurrent &&
-                      (word == "in_proj_ba" || word == "in_proj_a" || word == "in_proj_b"))));
+                      (word == "in_proj_ba" || word == "in_proj_a" || word == "in_proj_b")) ||
+                     (parent()->kind == ModuleKind::kIndexer && word == "weights_proj")));
     // It has no matrix of its own: nothing to round.
     if (module.kind == ModuleKind::kLinear && given.shape.size() != 2) module.kind = ModuleKind::kOther;
   }

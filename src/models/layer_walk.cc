@@ -65,6 +65,9 @@ void LayerWalk::step(const SequenceRows& rows, const std::function<void(int toke
   std::vector<AttentionSequence> sequences;
   for (const int count : rows.lengths) {
     if (count > spec_.context) fail("{} tokens: the model's context is {}", count, spec_.context);
+    KT_CHECK(count <= spec_.context_of_single_layers(),
+             "{} tokens for layers that share a choice of keys, at most {} can be", count,
+             spec_.context_of_single_layers());
     sequences.push_back({.first = tokens, .count = count, .position = 0});
     tokens += count;
     pages += (count + kPageTokens - 1) / kPageTokens;

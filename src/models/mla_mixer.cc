@@ -1,5 +1,7 @@
 // Multi-head latent attention, absorbed: q . k = (absorbed q) . (latent), so the keys' half of kv_b moves to the
-// side of the query and the values' half behind attention, and all heads share one vector of the cache.
+// side of the query and the values' half behind attention, and all heads share one vector of the cache. An indexer may
+// choose which of them are seen.
+#include "models/indexer.h"
 #include "models/mixer.h"
 
 namespace kt {
@@ -17,6 +19,7 @@ class MlaMixer final : public Mixer {
         latent_(rows("latent", spec.heads * kv_width())),
         context_(rows("heads", int64_t{spec.heads} * spec.kv_rank)),
         values_(rows("q", int64_t{spec.heads} * spec.v)) {  // queries are not needed any more
+    if (spec.indexer) indexer_.emplace(*spec.indexer, place);
     const MlaSpec::Names& names = spec.names;
     Stage in{.input = place.normed, .k = place.hidden(), .matrices = {}};
     if (spec.q_rank > 0)
@@ -24,9 +27,11 @@ class MlaMixer final : public Mixer {
     else
       in.matrices.push_back({place.named(names.q), q_.width, false});
     in.matrices.push_back({place.named(names.kv_a), kv_width(), spec.bias});
+    if (chooses()) in.matrices.push_back(indexer_->key_matrix());
     stages_.push_back(std::move(in));
     Stage rank{.input = rank_, .k = spec.q_rank, .matrices = {}};
     if (spec.q_rank > 0) rank.matrices.push_back({place.named(names.q_b), q_.width, false});
+    if (chooses()) rank.matrices.push_back(indexer_->query_matrix());
     stages_.push_back(std::move(rank));
     Stage latent{.input = k_, .k = spec.kv_rank, .matrices = {}};
     latent.matrices.push_back({place.named(names.kv_b), int64_t{spec.heads} * (spec.nope + spec.v), false});
@@ -37,9 +42,11 @@ class MlaMixer final : public Mixer {
   }
 
   SequenceShape keeps(KvType type) const override {
-    return {
+    SequenceShape out{
         .planes = {{.d = static_cast<int>(kv_width()), .dv = spec_.kv_rank, .shared = true, .type = type}},
         .states = {}};
+    if (chooses()) out.planes.push_back(indexer_->plane(type));
+    return out;
   }
 
   void load_vectors() override {
@@ -48,6 +55,7 @@ class MlaMixer final : public Mixer {
     };
     if (spec_.q_rank > 0) q_norm_ = norm(spec_.names.q_a_norm, spec_.q_rank);
     kv_norm_ = norm(spec_.names.kv_a_norm, spec_.kv_rank);
+    if (chooses()) indexer_->load();
   }
 
   void for_each(FunctionRef<void(const PlacedWeights&)> use) const override {
@@ -56,6 +64,7 @@ class MlaMixer final : public Mixer {
       for (const auto& linear : *heads) use(*linear);
     if (q_norm_) use(*q_norm_);
     if (kv_norm_) use(*kv_norm_);
+    if (indexer_) indexer_->for_each(use);
   }
 
   void run(Ops& ops, const MixerStep& step) const override {
@@ -72,6 +81,7 @@ class MlaMixer final : public Mixer {
                             .norms = 1},
                       .growth = spec_.growth});
     if (step.stops_at(kLatent)) return;
+    if (chooses()) indexer_->choose(ops, step.plane + 1);
     std::vector<LinearUse> uses;
     for (int h = 0; h < spec_.heads; ++h)
       uses.push_back({.weights = absorb_[static_cast<size_t>(h)].get(),
@@ -90,6 +100,8 @@ class MlaMixer final : public Mixer {
                 .heads = spec_.heads,
                 .scale = static_cast<float>(spec_.scale),
                 .window = spec_.window,
+                .seen = indexer_ ? indexer_->seen() : Rows{},
+                .budget = indexer_ ? spec_.indexer->budget : 0,
                 .exact = place_.loader.options().precision == Precision::kF32});
     uses.clear();
     for (int h = 0; h < spec_.heads; ++h)
@@ -113,6 +125,7 @@ class MlaMixer final : public Mixer {
  private:
   enum : size_t { kIn, kRank, kLatent, kOut };
 
+  bool chooses() const { return indexer_ && !spec_.indexer->shared; }
   int64_t head() const { return spec_.nope + spec_.rotated; }
   int64_t kv_width() const { return spec_.kv_rank + spec_.rotated; }
   Rows rows(const char* name, int64_t width) const { return place_.ops().rows(name, width); }
@@ -121,14 +134,16 @@ class MlaMixer final : public Mixer {
   bool make_query(Ops& ops, const MixerStep& step) const {
     if (step.stops_at(kIn)) return false;
     const bool low_rank = spec_.q_rank > 0;
-    const LinearUse in[] = {{.weights = weights(kIn, 0), .x = place_.normed, .y = low_rank ? rank_ : q_},
-                            {.weights = weights(kIn, 1), .x = place_.normed, .y = k_}};
+    std::vector<LinearUse> in = {{.weights = weights(kIn, 0), .x = place_.normed, .y = low_rank ? rank_ : q_},
+                                 {.weights = weights(kIn, 1), .x = place_.normed, .y = k_}};
+    if (chooses()) indexer_->add_key(weights(kIn, 2), in);
     ops.linear(in);
     if (!low_rank) return true;
     ops.norm(rank_, *q_norm_, spec_.norm_eps, rank_);
     if (step.stops_at(kRank)) return false;
-    const LinearUse up{.weights = weights(kRank, 0), .x = rank_, .y = q_};
-    ops.linear({&up, 1});
+    std::vector<LinearUse> up = {{.weights = weights(kRank, 0), .x = rank_, .y = q_}};
+    if (chooses()) up.push_back({.weights = weights(kRank, 1), .x = rank_, .y = indexer_->q()});
+    ops.linear(up);
     return true;
   }
 
@@ -199,6 +214,7 @@ class MlaMixer final : public Mixer {
   const MlaSpec spec_;
   const int rotation_;
   const Rows q_, k_, rank_, latent_, context_, values_;
+  std::optional<Indexer> indexer_;  // none: all keys are seen
   std::unique_ptr<PlacedVector> q_norm_, kv_norm_;
   std::vector<std::unique_ptr<PlacedLinear>> absorb_;  // [heads] nope -> kv_rank: keys' half, transposed
   std::vector<std::unique_ptr<PlacedLinear>> expand_;  // [heads] kv_rank -> v

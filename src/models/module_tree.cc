@@ -155,6 +155,20 @@ class TreeBuilder {
     exact_matrix(mla.names.kv_b, ModulePart::kAttention, int64_t{mla.heads} * (mla.nope + mla.v),
                  mla.kv_rank);
     attention_matrix(mla.names.o, spec_.hidden, int64_t{mla.heads} * mla.v, mla.bias);
+    if (mla.indexer && !mla.indexer->shared) add_indexer(*mla.indexer, mla.q_rank);
+    close(at);
+  }
+
+  void add_indexer(const IndexerSpec& indexer, int64_t q_rank) {
+    const size_t at = open_attention(indexer.names.q, ModuleKind::kIndexer);
+    attention_matrix(indexer.names.q, int64_t{indexer.heads} * indexer.dim, q_rank, false);
+    attention_matrix(indexer.names.k, indexer.dim, spec_.hidden, false);
+    add({.name = in_layer(indexer.names.k_norm),
+         .kind = ModuleKind::kLayerNorm,
+         .part = ModulePart::kAttention,
+         .n = indexer.dim,
+         .bias = true});
+    exact_matrix(indexer.names.weights, ModulePart::kAttention, indexer.heads, spec_.hidden);
     close(at);
   }
 

@@ -21,6 +21,7 @@ enum class ModuleKind : uint8_t {
   kLayer,
   kAttention,
   kRecurrent,  // in its place: the gated delta rule
+  kIndexer,    // of attention: what chooses its keys
   kMoe,
   kMlp,  // of a dense layer, and the shared expert
   kRouter,
@@ -29,6 +30,7 @@ enum class ModuleKind : uint8_t {
   kLinear,
   kNorm,
   kGatedNorm,  // of the gated delta rule
+  kLayerNorm,  // with a bias: of an indexer
   kRotary,
   kOther,  // of a given tree: what rules know no name for
 };

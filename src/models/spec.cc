@@ -5,6 +5,8 @@ namespace {
 
 const char* of_mixer(const MixerSpec& mixer) {
   if (std::holds_alternative<DeltaSpec>(mixer)) return "layers that keep a state of each sequence";
+  if (const auto* const mla = std::get_if<MlaSpec>(&mixer))
+    return mla->indexer ? "layers that choose the keys they attend to" : nullptr;
   const auto* const gqa = std::get_if<GqaSpec>(&mixer);
   if (!gqa) return nullptr;
   if (gqa->gated) return "gates of heads";

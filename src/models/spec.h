@@ -3,6 +3,7 @@
 // to the layer's prefix, without ".weight".
 #pragma once
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -35,17 +36,32 @@ struct GqaSpec {
   } names;
 };
 
+// Chooses the keys that a layer attends to (nn/indexer.h).
+struct IndexerSpec {
+  bool shared =
+      false;  // what the last layer that is not shared chose is seen here too; nothing of its own but the budget
+  int heads = 0, dim = 0;
+  int budget = 0;          // keys that a token attends to; where it sees no more, to all of them
+  RopeSpec rope;           // of the first numbers of queries and of the key
+  double norm_eps = 1e-6;  // of the key's norm
+  struct Names {
+    std::string q = "self_attn.indexer.wq_b", k = "self_attn.indexer.wk", k_norm = "self_attn.indexer.k_norm",
+                weights = "self_attn.indexer.weights_proj";
+  } names;
+};
+
 // Multi-head latent attention, run absorbed: the cache holds one vector [kv_rank + rope] for all heads.
 struct MlaSpec {
   int heads = 0;
   int q_rank = 0;  // 0: q_proj, without a low-rank step
   int kv_rank = 0, nope = 0, rotated = 0, v = 0;
-  bool bias = false;       // of q_a and kv_a projections, and o
-  double norm_eps = 1e-6;  // of the norms of q_a and kv_a; the model's own is for the others
-  RopeSpec rope;           // of the `rotated` numbers
-  QueryGrowth growth;      // of queries along the text
-  double scale = 0;        // of q . k
-  int window = 0;          // positions a token sees; 0: all
+  bool bias = false;                   // of q_a and kv_a projections, and o
+  double norm_eps = 1e-6;              // of the norms of q_a and kv_a; the model's own is for the others
+  RopeSpec rope;                       // of the `rotated` numbers
+  QueryGrowth growth;                  // of queries along the text
+  double scale = 0;                    // of q . k
+  int window = 0;                      // positions a token sees; 0: all
+  std::optional<IndexerSpec> indexer;  // none: all keys are seen. Takes what q_a gives, behind its norm
   struct Names {
     std::string q = "self_attn.q_proj", q_a = "self_attn.q_a_proj", q_a_norm = "self_attn.q_a_layernorm",
                 q_b = "self_attn.q_b_proj";
@@ -114,6 +130,10 @@ struct LayerSpec {
   std::string input_norm = "input_layernorm", post_norm = "post_attention_layernorm";
 
   const MoeSpec* moe() const { return std::get_if<MoeSpec>(&feed_forward); }  // null: a dense layer
+  const IndexerSpec* indexer() const {                                        // null: all keys are seen
+    const auto* mla = std::get_if<MlaSpec>(&mixer);
+    return mla && mla->indexer ? &*mla->indexer : nullptr;
+  }
 };
 
 struct ModelSpec {
@@ -128,6 +148,20 @@ struct ModelSpec {
 
   // What this model has that not every place runs yet (Ops::runs_all), in words; null: nothing.
   const char* host_only() const;
+  // Attention to all keys, whatever indexers would choose: another model past their budget.
+  void forget_indexers() {
+    for (LayerSpec& layer : layers)
+      if (auto* mla = std::get_if<MlaSpec>(&layer.mixer)) mla->indexer.reset();
+  }
+  // Tokens of a text that layers can run over one by one, each with nothing but its input: past its budget a layer that
+  // shares a choice needs the one that chose.
+  int context_of_single_layers() const {
+    int least = context;
+    for (const LayerSpec& layer : layers)
+      if (const IndexerSpec* indexer = layer.indexer(); indexer && indexer->shared)
+        least = std::min(least, indexer->budget);
+    return least;
+  }
   // Of the first layer that routes: all that do have as many experts of one size. Null: a dense model.
   const MoeSpec* moe() const {
     for (const LayerSpec& layer : layers)

@@ -22,7 +22,7 @@ constexpr const char *kFurtherTokens = "layers for further tokens",
                      *kSenses = "parts for images, sound or video",
                      *kTied = "a head where it is the embedding",
                      *kCacheScales = "scales of a cache in 8 bits", *kAngles = "angles that are computed",
-                     *kZeroBiases = "biases of zero";
+                     *kZeroBiases = "biases of zero", *kIndexers = "indexers that nobody asks";
 
 std::string of_tensors(size_t count) { return text("{} tensor{}", count, count == 1 ? "" : "s"); }
 
@@ -53,6 +53,12 @@ bool is_zero_bias(const Checkpoint& checkpoint, const Tensor& tensor) {
   return std::ranges::all_of(values, [](float value) { return value == 0; });
 }
 
+// Whether a layer of latent attention sees all keys, or those that another one chooses.
+bool asks_nobody(const ModelSpec& spec, int layer) {
+  const LayerSpec& of = spec.layers[static_cast<size_t>(layer)];
+  return std::holds_alternative<MlaSpec>(of.mixer) && (!of.indexer() || of.indexer()->shared);
+}
+
 // Why a tensor may be left alone; null: nobody knows.
 const char* why_idle(const Checkpoint& checkpoint, const ModelSpec& spec, const Tensor& tensor,
                      const std::string& root) {
@@ -60,6 +66,10 @@ const char* why_idle(const Checkpoint& checkpoint, const ModelSpec& spec, const 
   const int layers = static_cast<int>(spec.layers.size());
   for (const std::string& prefix : {stored_name(checkpoint, root + "layers."), std::string("blk.")})
     if (const auto layer = layer_of(name, prefix); layer && *layer >= layers) return kFurtherTokens;
+  for (const std::string& prefix : {stored_name(checkpoint, root + "layers."), std::string("blk.")})
+    if (const auto layer = layer_of(name, prefix);
+        layer && has_any(name, {".indexer."}) && asks_nobody(spec, *layer))
+      return kIndexers;
   if (name.starts_with("mtp.") || name.starts_with("mtp_") || has_any(name, {".mtp.", ".mtp_", ".nextn."}))
     return kFurtherTokens;
   if (has_any(name, {"visual.", "vision_", "vision.", "audio_", "multi_modal_projector.", "mm_projector."}))

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <vector>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/signal.h"
+#include "nn/carve.h"
 
 namespace kt {
 namespace {
@@ -26,10 +28,12 @@ int oldest_seen(const AttentionArgs& args, int position) {
   return args.window > 0 ? position - args.window + 1 : 0;
 }
 
-// Tokens [begin, begin + count) of a sequence with the heads that share key head `head`; pages [first, last).
+// Tokens [begin, begin + count) of a sequence with the heads that share key head `head`; pages [first, last). With
+// chosen keys it is one token, and pages are those its keys fill.
 struct Item {
   int sequence, head, begin, count;
   int first_page, last_page;
+  bool chosen = false;
   int join = -1;  // index of the join this group belongs to; -1: the item is the whole
   int part = 0;   // its number there
 };
@@ -49,39 +53,53 @@ struct Slice {
   int join, row, end;
 };
 
-// Pieces of one worker's memory, each on its own cache lines; without memory, only their sizes.
-class Carve {
+// Columns of a block of values, which hold the keys where those are shared.
+int value_width(const KvShape& shape) { return shape.shared ? shape.d_pad() : shape.dv_pad(); }
+
+// The numbers of the bits in the words of a query, in order.
+class ChosenKeys {
  public:
-  explicit Carve(std::byte* memory) : memory_(memory) {}
-  template <typename T>
-  T* take(size_t count) {
-    auto* out = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
-    used_ += round_up(count * sizeof(T), size_t{64});
-    return out;
+  ChosenKeys(const uint64_t* words, int skipped) : words_(words), bits_(*words) {
+    for (int here; skipped >= (here = std::popcount(bits_)); skipped -= here) bits_ = words_[++word_];
+    while (skipped-- > 0) bits_ &= bits_ - 1;
   }
-  size_t used() const { return used_; }
+  int next() {
+    while (bits_ == 0) bits_ = words_[++word_];
+    const int bit = std::countr_zero(bits_);
+    bits_ &= bits_ - 1;
+    return word_ * 64 + bit;
+  }
 
  private:
-  std::byte* memory_;
-  size_t used_ = 0;
+  const uint64_t* words_;
+  int word_ = 0;
+  uint64_t bits_;
 };
 
 // Memory of a worker: for `rows` rows over a cache of that shape.
 struct Scratch {
   float *q, *total;
   uint16_t* q_bf16;
-  std::byte* attend;
+  std::byte *attend, *keys, *values;  // the last two: a group of blocks, where keys are chosen
   size_t bytes;
 
-  Scratch(std::byte* memory, const KvShape& shape, int rows) {
+  Scratch(std::byte* memory, const KvShape& shape, int rows, bool chosen) {
     const auto tiles = static_cast<size_t>(AttendSums::padded(rows)), d = static_cast<size_t>(shape.d_pad());
     Carve carve(memory);
     q = carve.take<float>(static_cast<size_t>(rows) * d);
     total = carve.take<float>(static_cast<size_t>(AttendSums::floats(rows, shape.dv_pad())));
     q_bf16 = carve.take<uint16_t>(tiles * d);
     attend = carve.take<std::byte>(attend_scratch_bytes(shape.type, rows, shape.d_pad(), shape.shared));
+    const size_t blocks = chosen ? kGroupBlocks : 0;
+    keys = carve.take<std::byte>(shape.shared ? 0 : blocks * shape.block_bytes(shape.d_pad()));
+    values = carve.take<std::byte>(blocks * shape.block_bytes(value_width(shape)));
     bytes = carve.used();
   }
+};
+
+// Blocks that one call of the kernel takes.
+struct GroupOfBlocks {
+  std::array<const void*, kGroupBlocks> keys, values;
 };
 
 // A worker's memory, and whose queries are in it.
@@ -132,6 +150,8 @@ struct AttentionWork::State {
   void work(int worker, std::byte* memory) noexcept;
   void take_queries(const Item& item, const Scratch& scratch, Mine& mine) const noexcept;
   int blocks_of(const Item& item, int first_page, const void** blocks) const noexcept;
+  void gather_group(const Item& item, int first_page, int count, const Scratch& scratch,
+                    GroupOfBlocks& to) const noexcept;
   void add_group(const Item& item, int first_page, const Item* after, const Scratch& scratch,
                  const AttendSums& sums) const noexcept;
   void attend(const Item& item, const Item* after, Mine& mine) noexcept;
@@ -146,12 +166,24 @@ void AttentionWork::State::list_items() {
   const int at_once = tokens_at_once();
   for (size_t s = 0; s < args->sequences.size(); ++s) {
     const AttentionSequence& sequence = args->sequences[s];
+    // Prefill has rows enough for every worker; decode over a long context has not.
+    const bool split = sequence.count == 1;
+    const int all = args->seen ? std::clamp(args->budget - sequence.position, 0, sequence.count)
+                               : sequence.count;  // tokens that see every key
+    for (int t = sequence.count - 1; t >= all; --t)
+      for (int head = 0; head < shape().heads; ++head)
+        add_item({.sequence = static_cast<int>(s),
+                  .head = head,
+                  .begin = t,
+                  .count = 1,
+                  .first_page = 0,
+                  .last_page = ceil_div(args->budget, kPageTokens),
+                  .chosen = true},
+                 split, partial_floats);
     // The last tokens see most: whoever is late has little left to do.
-    for (int begin = (sequence.count - 1) / at_once * at_once; begin >= 0; begin -= at_once) {
-      const int count = std::min(at_once, sequence.count - begin);
+    for (int begin = (all - 1) / at_once * at_once; begin >= 0 && all > 0; begin -= at_once) {
+      const int count = std::min(at_once, all - begin);
       const int oldest = std::max(0, oldest_seen(*args, sequence.position + begin));
-      // Prefill has rows enough for every worker; decode over a long context has not.
-      const bool split = sequence.count == 1;
       for (int head = 0; head < shape().heads; ++head)
         add_item({static_cast<int>(s), head, begin, count, oldest / kPageTokens,
                   (sequence.position + begin + count - 1) / kPageTokens + 1},
@@ -162,7 +194,7 @@ void AttentionWork::State::list_items() {
   const size_t partial_bytes = partial_floats * sizeof(float);
   if (partial.size() < partial_bytes) partial = Buffer(partial_bytes);
   item_rows = at_once * group();
-  worker_bytes = round_up(Scratch(nullptr, shape(), item_rows).bytes, size_t{4096});
+  worker_bytes = round_up(Scratch(nullptr, shape(), item_rows, args->seen != nullptr).bytes, size_t{4096});
   const size_t bytes = worker_bytes * static_cast<size_t>(pool->threads());
   if (memory.size() < bytes) memory = Buffer(bytes);
   next.store(pool->threads(), std::memory_order_relaxed);
@@ -243,6 +275,36 @@ int AttentionWork::State::blocks_of(const Item& item, int first_page, const void
   return last - first_page;
 }
 
+// Its chosen keys from page `first_page` of them on, `count` of them, brought together in the worker's memory.
+void AttentionWork::State::gather_group(const Item& item, int first_page, int count, const Scratch& scratch,
+                                        GroupOfBlocks& to) const noexcept {
+  const AttentionSequence& of = sequence(item);
+  ChosenKeys chosen(args->seen + (of.first + item.begin) * args->seen_stride, first_page * kPageTokens);
+  for (int b = 0; b * kPageTokens < count; ++b) {
+    const auto at = static_cast<size_t>(b);
+    std::array<const void*, kPageTokens> keys, values;
+    std::array<uint8_t, kPageTokens> place;
+    GatherArgs gather{
+        .type = shape().type, .count = std::min(kPageTokens, count - b * kPageTokens), .place = place.data()};
+    for (size_t i = 0; i < static_cast<size_t>(gather.count); ++i) {
+      const int key = chosen.next(), page = of.pages[key / kPageTokens];
+      place[i] = static_cast<uint8_t>(key % kPageTokens);
+      keys[i] = cache->keys(args->plane, page, item.head);
+      values[i] = cache->values(args->plane, page, item.head);
+    }
+    const auto take = [&](bool of_keys, int width, std::byte* blocks, const void* const* from) {
+      gather.keys = of_keys;
+      gather.width = width;
+      gather.from = from;
+      gather.to = blocks + at * shape().block_bytes(width);
+      kernels->gather(gather);
+      return gather.to;
+    };
+    if (!shape().shared) to.keys[at] = take(true, shape().d_pad(), scratch.keys, keys.data());
+    to.values[at] = take(false, value_width(shape()), scratch.values, values.data());
+  }
+}
+
 void AttentionWork::State::add_group(const Item& item, int first_page, const Item* after,
                                      const Scratch& scratch, const AttendSums& sums) const noexcept {
   const AttentionSequence& of = sequence(item);
@@ -251,26 +313,35 @@ void AttentionWork::State::add_group(const Item& item, int first_page, const Ite
   for (int r = 0; r < rows; ++r) {
     const int position = of.position + item.begin + r / heads;
     begin[static_cast<size_t>(r)] = oldest_seen(*args, position) - start;
-    end[static_cast<size_t>(r)] = position + 1 - start;
+    end[static_cast<size_t>(r)] = (item.chosen ? args->budget : position + 1) - start;
   }
-  std::array<const void*, kGroupBlocks> keys, values, ahead;
-  const int blocks = blocks_of(item, first_page, keys.data());
-  for (int b = 0; b < blocks; ++b)
-    values[static_cast<size_t>(b)] = cache->values(args->plane, of.pages[first_page + b], item.head);
-  const int next_page = first_page + blocks;
-  const int more = next_page < item.last_page ? blocks_of(item, next_page, ahead.data())
-                   : after                    ? blocks_of(*after, after->first_page, ahead.data())
-                                              : 0;
+  GroupOfBlocks group;
+  std::array<const void*, kGroupBlocks> ahead;
+  const int blocks = std::min(item.last_page, end_of(group_of(first_page))) - first_page;
+  const int last = item.chosen ? args->budget : of.position + item.begin + item.count;
+  const int keys = std::min(blocks * kPageTokens, last - start);
+  int more = 0;
+  if (item.chosen) {
+    gather_group(item, first_page, keys, scratch, group);
+  } else {
+    blocks_of(item, first_page, group.keys.data());
+    for (int b = 0; b < blocks; ++b)
+      group.values[static_cast<size_t>(b)] = cache->values(args->plane, of.pages[first_page + b], item.head);
+    const int next_page = first_page + blocks;
+    more = next_page < item.last_page ? blocks_of(item, next_page, ahead.data())
+           : after && !after->chosen  ? blocks_of(*after, after->first_page, ahead.data())
+                                      : 0;
+  }
   kernels->attend({.type = shape().type,
                    .rows = rows,
                    .d = shape().d_pad(),
                    .dv = shape().dv_pad(),
                    .q = scratch.q,
                    .q_bf16 = scratch.q_bf16,
-                   .k = shape().shared ? nullptr : keys.data(),
-                   .v = values.data(),
-                   .v_width = shape().shared ? shape().d_pad() : shape().dv_pad(),
-                   .keys = std::min(blocks * kPageTokens, of.position + item.begin + item.count - start),
+                   .k = shape().shared ? nullptr : group.keys.data(),
+                   .v = group.values.data(),
+                   .v_width = value_width(shape()),
+                   .keys = keys,
                    .next = ahead.data(),
                    .next_count = more,
                    .next_bytes = static_cast<int64_t>(shape().block_bytes(shape().d_pad())),
@@ -283,7 +354,7 @@ void AttentionWork::State::add_group(const Item& item, int first_page, const Ite
 
 void AttentionWork::State::attend(const Item& item, const Item* after, Mine& mine) noexcept {
   const int rows = item.count * group();
-  const Scratch scratch(mine.memory, shape(), item_rows);
+  const Scratch scratch(mine.memory, shape(), item_rows, args->seen != nullptr);
   const Join* join = item.join < 0 ? nullptr : &joins[static_cast<size_t>(item.join)];
   const AttendSums sums = AttendSums::in(join ? part(*join, item.part) : scratch.total, rows);
   take_queries(item, scratch, mine);
@@ -339,12 +410,14 @@ AttentionWork::AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels)
 }
 AttentionWork::~AttentionWork() = default;
 
-size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, int context) const {
-  const auto groups = static_cast<size_t>(ceil_div(context, kGroupKeys));
+size_t AttentionWork::bytes_for(const KvShape& shape, int heads, int sequences, int context,
+                                int budget) const {
+  const int keys = budget > 0 ? std::min(budget, context) : context;
+  const auto groups = static_cast<size_t>(ceil_div(keys, kGroupKeys));
   const size_t splits = groups * static_cast<size_t>(sequences) * static_cast<size_t>(shape.heads) *
                         static_cast<size_t>(AttendSums::floats(heads / shape.heads, shape.dv_pad()));
   const int rows = std::max(state_->kernels->most_rows, heads / shape.heads);
-  const size_t worker = round_up(Scratch(nullptr, shape, rows).bytes, size_t{4096});
+  const size_t worker = round_up(Scratch(nullptr, shape, rows, budget > 0).bytes, size_t{4096});
   return splits * sizeof(float) + worker * static_cast<size_t>(state_->pool->threads());
 }
 
@@ -356,6 +429,7 @@ Ahead AttentionWork::first_read(const KvCache& cache, int plane, std::span<const
   const auto at = static_cast<size_t>(worker.index);
   if (at >= s.items.size() || s.items[at].head >= shape.heads) return ahead;
   const Item& item = s.items[at];
+  if (item.chosen) return ahead;  // which keys is not known yet
   const int last = std::min(item.last_page, item.first_page + kGroupBlocks);
   const auto add = [&](const std::byte* block, int width) { ahead.add({block, shape.block_bytes(width)}); };
   for (int p = item.first_page; p < last; ++p) {
@@ -374,6 +448,9 @@ void AttentionWork::run(const KvCache& cache, const AttentionArgs& args, const F
   KT_CHECK(args.q_stride >= args.heads * shape.d && args.out_stride >= args.heads * shape.dv,
            "attention: strides");
   KT_CHECK(args.window == 0 || args.chunk == 0, "attention: a window of {} in chunks of {}", args.window,
+           args.chunk);
+  KT_CHECK(!args.seen || (args.budget > 0 && args.window == 0 && args.chunk == 0),
+           "attention: {} keys chosen in a window of {} or chunks of {}", args.budget, args.window,
            args.chunk);
   s.cache = &cache;
   s.args = &args;

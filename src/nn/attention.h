@@ -1,12 +1,13 @@
 // Causal softmax attention over a paged cache, for a batch of sequences that each bring one or many new
 // tokens. Grouped heads, sliding windows, sinks; latent attention is the same with one shared head. No
-// projections, no positions.
+// projections, no positions. Where an indexer has chosen keys, others are neither read nor multiplied.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <span>
 
 #include "base/pool.h"
+#include "nn/indexer.h"
 #include "nn/kv_cache.h"
 
 namespace kt {
@@ -23,11 +24,16 @@ struct AttentionArgs {
   const float* sinks = nullptr;  // [heads] or null: a score that takes part in the sum and has no value
   float* out = nullptr;          // [tokens, heads, dv]
   int64_t out_stride = 0;
+  // Of tokens that choose (nn/indexer.h): which keys they see, `budget` of them, without a window.
+  const uint64_t* seen = nullptr;  // [tokens, seen_stride]; null: every key
+  int64_t seen_stride = 0;
+  int budget = 0;
 };
 
 // Results are bitwise the same for any number of threads, any company in the batch and any split of a
 // sequence into steps: a row's keys are summed in groups of pages that lie at fixed places, and groups are joined in
-// order.
+// order. Chosen keys are brought together first, in the order of their positions, and are summed as if they were the
+// only ones: a choice of all keys gives what all keys give.
 class AttentionWork {
  public:
   AttentionWork(std::shared_ptr<Pool> pool, const Kernels& kernels);
@@ -39,8 +45,8 @@ class AttentionWork {
   // the last one was. Sequences are that run's.
   Ahead first_read(const KvCache& cache, int plane, std::span<const AttentionSequence> sequences,
                    const Worker& worker) const;
-  // What it takes, at most, when that many sequences have this many keys each.
-  size_t bytes_for(const KvShape& shape, int heads, int sequences, int context) const;
+  // What it takes, at most, when that many sequences have this many keys each; with a budget keys are chosen.
+  size_t bytes_for(const KvShape& shape, int heads, int sequences, int context, int budget = 0) const;
 
  private:
   struct State;

@@ -199,8 +199,15 @@ void CpuOps::rotate(const HeadRows& heads, const RotateWrite& args, int token) {
     if (!heads.norm) return;
     const std::vector<float>& w = values_of(*heads.norm);
     const int size = static_cast<int>(w.size());
-    for (int i = 0; i < heads.norms; ++i)
-      kernels_.rows->norm(row + i * size, w.data(), static_cast<float>(args.norm_eps), size, row + i * size);
+    const float* bias = values_or_null(heads.norm_bias);
+    const auto eps = static_cast<float>(args.norm_eps);
+    for (int i = 0; i < heads.norms; ++i) {
+      float* at = row + i * size;
+      if (bias)
+        kernels_.rows->layer_norm(at, w.data(), bias, eps, size, at);
+      else
+        kernels_.rows->norm(at, w.data(), eps, size, at);
+    }
   };
   if (!args.norm_last) norm();
   rotations_[static_cast<size_t>(args.rotation)].turn(*kernels_.rows, token, row + heads.rotated, heads.heads,
@@ -228,18 +235,45 @@ void CpuOps::rotate_write(const RotateWrite& args) {
                .v_stride = args.v.width});
 }
 
-void CpuOps::attend(const Attend& args) {
-  const StepParts::Scope scope(timed(), part_.attention);
-  const KvShape& shape =
-      measured_ ? measured_->shape->planes[static_cast<size_t>(args.plane)] : cache().shape(args.plane);
+void CpuOps::choose_keys(const ChooseKeys& args) {
+  const StepParts::Scope scope(timed(), part_.indexer);
+  const KvShape& shape = plane(args.plane);
   int longest = 0;
   for (const AttentionSequence& sequence : step_.sequences) {
-    count(attention_work(shape, args.heads, {args.window, args.chunk}, sequence));
+    count(indexer_work(shape, args.heads, args.budget, sequence));
     longest = std::max(longest, sequence.position + sequence.count);
   }
   if (measured_) {
-    const size_t bytes =
-        attention_.bytes_for(shape, args.heads, static_cast<int>(step_.sequences.size()), longest);
+    measured_->indexer =
+        std::max(measured_->indexer, indexer_.bytes_for(shape, args.heads, step_.tokens, longest));
+    return;
+  }
+  KT_CHECK(args.seen.width >= seen_columns(longest), "words of {} keys, {} are seen", args.seen.width * 32,
+           longest);
+  indexer_.run(cache(), {.plane = args.plane,
+                         .sequences = step_.sequences,
+                         .q = at(args.q),
+                         .q_stride = args.q.width,
+                         .weights = at(args.weights),
+                         .weight_stride = args.weights.width,
+                         .heads = args.heads,
+                         .budget = args.budget,
+                         .seen = words_at(args.seen),
+                         .seen_stride = args.seen.width / 2});
+}
+
+void CpuOps::attend(const Attend& args) {
+  const StepParts::Scope scope(timed(), part_.attention);
+  const KvShape& shape = plane(args.plane);
+  int longest = 0;
+  for (const AttentionSequence& sequence : step_.sequences) {
+    count(args.budget > 0 ? chosen_attention_work(shape, args.heads, args.budget, sequence)
+                          : attention_work(shape, args.heads, {args.window, args.chunk}, sequence));
+    longest = std::max(longest, sequence.position + sequence.count);
+  }
+  if (measured_) {
+    const size_t bytes = attention_.bytes_for(shape, args.heads, static_cast<int>(step_.sequences.size()),
+                                              longest, args.budget);
     measured_->attention = std::max(measured_->attention, bytes);
     return;
   }
@@ -254,7 +288,10 @@ void CpuOps::attend(const Attend& args) {
                   .chunk = args.chunk,
                   .sinks = values_or_null(args.sinks),
                   .out = at(args.out),
-                  .out_stride = args.out.width},
+                  .out_stride = args.out.width,
+                  .seen = args.budget > 0 ? words_at(args.seen) : nullptr,
+                  .seen_stride = args.seen.width / 2,
+                  .budget = args.budget},
                  forecast_.enter(&cache(), step_.tokens, args.plane));
   forecast_.attended();
 }
@@ -397,7 +434,7 @@ StepNeeds CpuOps::measure(const StepRows& step, const SequenceShape& shape, Func
   restore();
   return {.work = std::move(measured.work),
           .workspace = measured.experts + measured.linears.rows + measured.linears.workers +
-                       measured.attention + measured.adapted};
+                       measured.attention + measured.indexer + measured.adapted};
 }
 
 std::unique_ptr<Ops> make_cpu_ops(std::shared_ptr<Pool> pool, CpuOpsOptions options) {

@@ -24,6 +24,7 @@ class CpuOps final : public Ops {
         workspace_(std::make_shared<Workspace>()),
         linears_(pool_),
         attention_(pool_, kernels_),
+        indexer_(pool_, kernels_),
         forecast_(*pool_, linears_, attention_) {}
 
   Place place() const override { return kHost; }
@@ -69,6 +70,7 @@ class CpuOps final : public Ops {
   void add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) override;
   void linear(std::span<const LinearUse> uses) override;
   void rotate_write(const RotateWrite& args) override;
+  void choose_keys(const ChooseKeys& args) override;
   void attend(const Attend& args) override;
   void copy_heads(const CopyHeads& args) override;
   void gate_heads(const GateHeads& args) override;
@@ -100,16 +102,20 @@ class CpuOps final : public Ops {
     const SequenceShape* shape = nullptr;
     Work work;
     LinearWork::Bytes linears;
-    size_t experts = 0, attention = 0, adapted = 0;
+    size_t experts = 0, attention = 0, indexer = 0, adapted = 0;
   };
 
   LinearOptions linear_options(Precision precision) const {
     return {.precision = precision, .kernels = &kernels_, .sizes_only = options_.sizes_only};
   }
+  const KvShape& plane(int number) const {
+    return measured_ ? measured_->shape->planes[static_cast<size_t>(number)] : cache().shape(number);
+  }
   KvCache& cache() const { return static_cast<KvCache&>(*step_.cache); }
   float* at(Rows rows) const { return reinterpret_cast<float*>(memory_.at(rows)); }
   float* at(const Columns& columns) const { return at(columns.rows) + columns.first; }
   int32_t* ids_at(Rows rows) const { return reinterpret_cast<int32_t*>(memory_.at(rows)); }
+  uint64_t* words_at(Rows rows) const { return reinterpret_cast<uint64_t*>(memory_.at(rows)); }
 
   // Calls work(row) for rows [0, n), on all workers where there are enough.
   template <typename EachRow>
@@ -148,6 +154,7 @@ class CpuOps final : public Ops {
   std::shared_ptr<Workspace> workspace_;
   LinearWork linears_;
   AttentionWork attention_;
+  IndexerWork indexer_;
   StepForecast forecast_;
   RowMemory memory_;
   std::vector<Rotation> rotations_;
@@ -165,11 +172,12 @@ class CpuOps final : public Ops {
   Work work_;
   StepParts parts_;
   const struct {
-    size_t begin, embedding, norm, rotation, attention, states, copies, router, experts, mlp, head;
+    size_t begin, embedding, norm, rotation, indexer, attention, states, copies, router, experts, mlp, head;
   } part_ = {.begin = parts_.index("angles"),
              .embedding = parts_.index("embedding"),
              .norm = parts_.index("norms and sums"),
              .rotation = parts_.index("rotation and cache"),
+             .indexer = parts_.index("choice of keys"),
              .attention = parts_.index("attention"),
              .states = parts_.index("states"),
              .copies = parts_.index("copies"),

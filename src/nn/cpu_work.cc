@@ -47,14 +47,42 @@ Seen seen_in_chunks(int chunk, const AttentionSequence& of) {
   return {static_cast<double>(end - begin), of.count > 0 ? products / of.count : 0};
 }
 
+// Of a position: what its key and its value have in a page.
+double position_bytes(const KvShape& shape) {
+  const size_t of_head = shape.block_bytes(shape.d) + (shape.has_values() ? shape.block_bytes(shape.dv) : 0);
+  return static_cast<double>(shape.heads) * static_cast<double>(of_head) / kPageTokens;
+}
+
+// The first tokens of a sequence's new ones, which see every key.
+AttentionSequence before_choice(int budget, const AttentionSequence& sequence) {
+  AttentionSequence out = sequence;
+  out.count = std::clamp(budget - sequence.position, 0, sequence.count);
+  return out;
+}
+
 }  // namespace
+
+Amount chosen_attention_work(const KvShape& shape, int heads, int budget, const AttentionSequence& sequence) {
+  const AttentionSequence all = before_choice(budget, sequence);
+  const double choosing = sequence.count - all.count;
+  Amount work = all.count > 0 ? attention_work(shape, heads, {}, all) : Amount{};
+  work += {.bytes = choosing * budget * position_bytes(shape),
+           .integer_operations = 0,
+           .float_operations = 2.0 * choosing * budget * heads * (shape.d + shape.dv)};
+  return work;
+}
+
+Amount indexer_work(const KvShape& shape, int heads, int budget, const AttentionSequence& sequence) {
+  AttentionSequence choosing = sequence;
+  choosing.count -= before_choice(budget, sequence).count;
+  choosing.position = sequence.position + sequence.count - choosing.count;
+  return choosing.count > 0 ? attention_work(shape, heads, {}, choosing) : Amount{};
+}
 
 Amount attention_work(const KvShape& shape, int heads, const AttentionReach& of,
                       const AttentionSequence& sequence) {
   const Seen seen = of.chunk > 0 ? seen_in_chunks(of.chunk, sequence) : seen_in_window(of.window, sequence);
-  const size_t of_head = shape.block_bytes(shape.d) + (shape.shared ? 0 : shape.block_bytes(shape.dv));
-  const double each = static_cast<double>(shape.heads) * static_cast<double>(of_head) / kPageTokens;
-  return {.bytes = seen.keys * each,
+  return {.bytes = seen.keys * position_bytes(shape),
           .integer_operations = 0,
           .float_operations = 2.0 * sequence.count * seen.by_each * heads * (shape.d + shape.dv)};
 }

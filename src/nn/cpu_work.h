@@ -17,6 +17,10 @@ struct AttentionReach {
 };
 Amount attention_work(const KvShape& shape, int heads, const AttentionReach& of,
                       const AttentionSequence& sequence);
+// With a budget: those of chosen keys for each token, as if nobody else chose them.
+Amount chosen_attention_work(const KvShape& shape, int heads, int budget, const AttentionSequence& sequence);
+// Keys of an indexer's plane that some token chooses among, once; their products.
+Amount indexer_work(const KvShape& shape, int heads, int budget, const AttentionSequence& sequence);
 // How many experts so many tokens hit when routing is even.
 double even_hits(const ExpertsShape& shape, int top_k, int tokens);
 

@@ -100,6 +100,7 @@ class GpuOps final : public Ops {
   void rotate_write(const RotateWrite& args) override;
   void attend(const Attend& args) override;
   void copy_heads(const CopyHeads& args) override;
+  void choose_keys(const ChooseKeys&) override { refuse("a choice of keys"); }
   void gate_heads(const GateHeads&) override { refuse("gates of heads"); }
   void convolve(const ShortConvolution&) override { refuse("short convolutions"); }
   void delta_rule(const DeltaRule&) override { refuse("the delta rule"); }

@@ -21,7 +21,7 @@ std::string_view name_of(KvType type);
 // A plane of the cache: the keys and values of one layer.
 struct KvShape {
   int heads = 1;      // of keys and values
-  int d = 0, dv = 0;  // of one head; stored padded to multiples of kKvColumns
+  int d = 0, dv = 0;  // of one head; stored padded to multiples of kKvColumns. dv 0: keys without values
   bool shared =
       false;  // values are the first dv numbers of the keys (latent attention): stored once, as values
   KvType type = KvType::kBf16;
@@ -35,9 +35,10 @@ struct KvShape {
            (static_cast<size_t>(columns) * static_cast<size_t>(kv_bytes(type)) +
             (type == KvType::kS8 ? sizeof(float) : 0));
   }
-  // Of one page in one layer: blocks of keys of all heads, then those of values unless shared.
+  bool has_values() const { return !shared && dv > 0; }  // that are stored
+  // Of one page in one layer: blocks of keys of all heads, then those of values.
   size_t page_bytes() const {
-    return static_cast<size_t>(heads) * (block_bytes(d_pad()) + (shared ? 0 : block_bytes(dv_pad())));
+    return static_cast<size_t>(heads) * (block_bytes(d_pad()) + (has_values() ? block_bytes(dv_pad()) : 0));
   }
 };
 

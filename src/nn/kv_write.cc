@@ -47,7 +47,7 @@ struct Writer {
     std::byte* values = cache.values(args.plane, page, head);
     if (shape.shared)
       put(run, values, Side::kValues, shape.d, shape.d_pad(), args.k + head * shape.d, args.k_stride);
-    else
+    else if (shape.has_values())
       put(run, values, Side::kValues, shape.dv, shape.dv_pad(), args.v + head * shape.dv, args.v_stride);
   }
 

@@ -12,7 +12,7 @@ struct CacheWrite {
   int plane = 0;  // of the cache
   std::span<const AttentionSequence> sequences;
   const float* k = nullptr;
-  const float* v = nullptr;  // unused where the plane shares them
+  const float* v = nullptr;  // unused where the plane has none of its own
   int64_t k_stride = 0, v_stride = 0;
 };
 

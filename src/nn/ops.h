@@ -20,6 +20,7 @@
 #include "nn/delta_shape.h"
 #include "nn/experts.h"
 #include "nn/fill_experts.h"
+#include "nn/indexer.h"
 #include "nn/kv_cache.h"
 #include "nn/place.h"
 #include "nn/rope.h"
@@ -121,9 +122,10 @@ struct HeadRows {
   int64_t stride = 0;
   int64_t rotated = 0;  // where in a head the rotated numbers begin
   // An RMS norm before the rotation over norm->size() numbers at a time, `norms` times side by side from the
-  // row's beginning; null: none.
+  // row's beginning; null: none. With a bias it also takes the mean away.
   const PlacedVector* norm = nullptr;
   int norms = 0;
+  const PlacedVector* norm_bias = nullptr;
 };
 
 // New queries and keys are normed and rotated in place; keys and values go to their pages of the plane.
@@ -133,9 +135,24 @@ struct RotateWrite {
   double norm_eps = 0;
   bool norm_last = false;  // norms come behind the rotation
   HeadRows q, k;
-  Rows v = {};              // none where the plane shares keys and values
+  Rows v = {};              // none where the plane has no values of its own
   QueryGrowth growth = {};  // of whole queries, after the rotation
 };
+
+// The keys that each token attends to, by an indexer: those with the best scores
+//   sum over heads of weight * max(q . key, 0)
+// over a plane of keys, as many as the budget; of equal scores the earlier ones. Tokens that see no more than those
+// attend to all, and nothing is written for them. `seen`: seen_columns() wide.
+struct ChooseKeys {
+  int plane = 0;
+  Rows q, weights;  // [tokens, heads * d], [tokens, heads]
+  int heads = 0;
+  int budget = 0;
+  Rows seen;
+};
+constexpr int64_t seen_columns(int64_t context) {
+  return seen_words(context) * static_cast<int64_t>(sizeof(uint64_t) / sizeof(float));
+}
 
 // Causal softmax attention over a plane (nn/attention.h).
 struct Attend {
@@ -145,7 +162,9 @@ struct Attend {
   float scale = 1;
   int window = 0, chunk = 0;            // AttentionArgs'
   const PlacedVector* sinks = nullptr;  // [heads]
-  bool exact = false;                   // queries and weights of keys stay f32: a model of Precision::kF32
+  Rows seen = {};                       // of choose_keys(), with its budget; none: all keys are seen
+  int budget = 0;
+  bool exact = false;  // queries and weights of keys stay f32: a model of Precision::kF32
 };
 
 // `count` numbers of every head, from columns head * stride on.
@@ -326,6 +345,7 @@ class Ops {
   virtual void add_norm(Rows x, Rows y, const PlacedVector& weights, double eps, Rows out) = 0;
   virtual void linear(std::span<const LinearUse> uses) = 0;
   virtual void rotate_write(const RotateWrite& args) = 0;
+  virtual void choose_keys(const ChooseKeys& args) = 0;
   virtual void attend(const Attend& args) = 0;
   virtual void copy_heads(const CopyHeads& args) = 0;
   virtual void gate_heads(const GateHeads& args) = 0;

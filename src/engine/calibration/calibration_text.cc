@@ -54,7 +54,7 @@ std::string digest_of(const CalibrationText& text_of) {
 
 CalibrationText read_calibration_text(const TextRequest& request, const DescribedModel& model) {
   CalibrationText out;
-  out.max_length = std::min(request.max_length, model.spec().context);
+  out.max_length = std::min(request.max_length, model.spec().context_of_single_layers());
   out.files = find_dataset(request);
   const std::unique_ptr<SampleSource> source = open_samples(out.files, model, out.max_length);
   out.found = static_cast<int64_t>(source->count());

@@ -11,8 +11,9 @@ namespace kt {
 
 struct TextRequest : DatasetRequest {
   int samples = 512;
-  int max_length = 2048;  // tokens of a sample; never more than the model's context
-  uint64_t seed = 42;     // which samples, where there are more
+  int max_length =
+      2048;  // tokens of a sample; never more than the model's context, or what its layers can see alone
+  uint64_t seed = 42;  // which samples, where there are more
 };
 
 struct CalibrationText {

@@ -90,9 +90,18 @@ inline const Json kMistral4 =
           "mscale_all_dim": 1.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1,
           "partial_rotary_factor": 0.25}})");
 
-inline const Json* const kAll[] = {
-    &kQwen3Moe, &kQwen2Moe, &kMixtral,     &kDeepseekV2, &kDeepseekV3, &kGlm4Moe,   &kMiniMaxM2,  &kGptOss,
-    &kQwen3,    &kLlama,    &kGlm4MoeLite, &kDots1,      &kHyV3,       &kSolarOpen, &kErnie45Moe, &kMistral4};
+inline const Json kGlmMoeDsa = with(kLatent, R"({"architectures": ["GlmMoeDsaForCausalLM"],
+      "model_type": "glm_moe_dsa", "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
+      "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
+      "index_topk": 16, "index_n_heads": 24, "index_head_dim": 40, "indexer_rope_interleave": true,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "num_nextn_predict_layers": 1})");
+inline const Json kDeepseekV32 = with(kDeepseekV3, R"({"architectures": ["DeepseekV32ForCausalLM"],
+      "model_type": "deepseek_v32", "index_topk": 16, "index_n_heads": 24, "index_head_dim": 40})");
+
+inline const Json* const kAll[] = {&kQwen3Moe,    &kQwen2Moe,  &kMixtral,    &kDeepseekV2, &kDeepseekV3,
+                                   &kGlm4Moe,     &kMiniMaxM2, &kGptOss,     &kQwen3,      &kLlama,
+                                   &kGlm4MoeLite, &kDots1,     &kHyV3,       &kSolarOpen,  &kErnie45Moe,
+                                   &kMistral4,    &kGlmMoeDsa, &kDeepseekV32};
 
 inline const Json kDelta = Json::parse(R"({
   "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -302,6 +302,13 @@ std::optional<int64_t> GgufArray::whole(uint64_t i) const {
   return static_cast<int64_t>(number);
 }
 
+std::optional<bool> GgufArray::flag(uint64_t i) const {
+  const std::optional<int64_t> number =
+      element_type == kBool ? std::optional<int64_t>(std::to_integer<int64_t>(bytes[i])) : whole(i);
+  if (!number || *number < 0 || *number > 1) return std::nullopt;
+  return *number == 1;
+}
+
 std::vector<std::string_view> GgufArray::strings() const {
   if (!is_strings()) fail("GGUF array of type {}, expected strings", element_type);
   std::vector<std::string_view> out;

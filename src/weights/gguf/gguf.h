@@ -24,6 +24,8 @@ struct GgufArray {
   std::vector<std::string_view> strings() const;  // of a string array; Error for any other
   // Element i where the elements are whole numbers of 64 bits with a sign; nothing otherwise. i < count.
   std::optional<int64_t> whole(uint64_t i) const;
+  std::optional<bool> flag(
+      uint64_t i) const;  // where elements are flags, or whole numbers and this one is 0 or 1
 };
 using GgufValue = std::variant<bool, uint64_t, int64_t, double, std::string_view, GgufArray>;
 

@@ -27,6 +27,9 @@ constexpr auto kKeys = std::to_array<KeyRow>({
     {"attention.layer_norm_rms_epsilon", "rms_norm_eps", KeyRow::Kind::kReal},
     {"attention.q_lora_rank", "q_lora_rank"},
     {"attention.kv_lora_rank", "kv_lora_rank"},
+    {"attention.indexer.head_count", "index_n_heads"},
+    {"attention.indexer.key_length", "index_head_dim"},
+    {"attention.indexer.top_k", "index_topk"},
     {"attention.sliding_window", "sliding_window"},
     {"attention.temperature_scale", "llama_4_scaling_beta", KeyRow::Kind::kReal},
     {"rope.freq_base", "rope_theta", KeyRow::Kind::kReal},
@@ -68,6 +71,7 @@ constexpr auto kDerivedKeys = std::to_array<KeyRow>({
     {"expert_shared_feed_forward_length", "num_shared_experts"},
     {"expert_weights_scale", "router_scaling_factor"},
     {"expert_gating_func", "scoring_func"},
+    {"attention.indexer.types", "indexer_types"},
     {"attention.key_length", "head_dim"},
     {"ssm.inner_size", "linear_value_head_dim"},
     {"attention.key_length_mla", "qk_nope_head_dim"},
@@ -165,6 +169,21 @@ std::optional<uint64_t> gguf_unsigned(const GgufHeader& header, std::string_view
   const auto* const value = std::get_if<int64_t>(found);
   if (value == nullptr || *value < 0) refuse_value(header, key, "a whole number of at least 0");
   return static_cast<uint64_t>(*value);
+}
+
+std::vector<bool> gguf_flags(const GgufHeader& header, std::string_view key) {
+  const GgufValue* const found = find_value(header, key);
+  if (found == nullptr) return {};
+  constexpr std::string_view kExpected = "a list of true and false";
+  const auto* const array = std::get_if<GgufArray>(found);
+  if (array == nullptr) refuse_value(header, key, kExpected);
+  std::vector<bool> out;
+  for (uint64_t i = 0; i < array->count; ++i) {
+    const std::optional<bool> flag = array->flag(i);
+    if (!flag) fail("{}: {}[{}] is something else, expected {}", header.name, shown(key), i, kExpected);
+    out.push_back(*flag);
+  }
+  return out;
 }
 
 std::optional<double> gguf_real(const GgufHeader& header, std::string_view key) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "text/json.h"
 #include "weights/config.h"
@@ -26,6 +27,8 @@ bool is_gguf_config_tensor(std::string_view name);
 // Values of the metadata, whatever their type in the file; nothing where absent. Error naming the file and the
 // key for one that is not a whole number from 0 to INT64_MAX, not a finite number, not UTF-8.
 std::optional<uint64_t> gguf_unsigned(const GgufHeader& header, std::string_view key);
+// An array of flags; empty where there is none.
+std::vector<bool> gguf_flags(const GgufHeader& header, std::string_view key);
 std::optional<double> gguf_real(const GgufHeader& header, std::string_view key);
 std::string_view gguf_string(const GgufHeader& header, std::string_view key);  // empty where absent
 // A token's id: one below `tokens`.

@@ -39,6 +39,8 @@ std::optional<uint64_t> GgufFacts::number(std::string_view tail) const {
 
 std::optional<double> GgufFacts::real(std::string_view tail) const { return gguf_real(header_, key(tail)); }
 
+std::vector<bool> GgufFacts::flags(std::string_view tail) const { return gguf_flags(header_, key(tail)); }
+
 uint64_t GgufFacts::known(const char* json_key) const {
   const auto found = config_.find(json_key);
   if (found == config_.end() || !found->is_number_integer() || found->get<int64_t>() < 0) return 0;

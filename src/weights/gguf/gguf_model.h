@@ -28,6 +28,7 @@ class GgufFacts {
   const Tensor* find(std::string_view name) const { return find_(name); }
   const Tensor* in_any_layer(std::string_view tail) const;  // "blk.3." + tail in the first layer that has it
   uint64_t known(const char* json_key) const;               // a number of the config; 0: none
+  std::vector<bool> flags(std::string_view tail) const;     // "<architecture>." + tail; empty: none
   template <typename T>
   void add_if_absent(const char* json_key, const T& value) {
     if (!config_.contains(json_key)) config_[json_key] = value;

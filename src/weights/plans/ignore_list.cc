@@ -93,9 +93,9 @@ bool never_quantised(std::string_view module) {
   const auto words = components(module);
   if (std::ranges::any_of(words, is_foreign)) return true;
   const std::string_view last = words.back();
-  constexpr std::string_view kKept[] = {"lm_head",     "output", "score",  "wte",
-                                        "wpe",         "gate",   "router", "shared_expert_gate",
-                                        "shared_head", "head",   "eh_proj"};
+  constexpr std::string_view kKept[] = {"lm_head",     "output", "score",   "wte",
+                                        "wpe",         "gate",   "router",  "shared_expert_gate",
+                                        "shared_head", "head",   "eh_proj", "weights_proj"};
   if (std::ranges::find(kKept, last) != std::end(kKept)) return true;
   // gpt-oss: mlp.router; Mixtral: block_sparse_moe.gate; some: mlp.gate.wg
   if (words.size() > 1 && (words[words.size() - 2] == "gate" || words[words.size() - 2] == "router"))

@@ -57,11 +57,11 @@ TEST(IgnoreList, NeverQuantised) {
         "model.layers.3.input_layernorm", "model.visual.blocks.3.mlp.fc1",
         "mtp.layers.0.mlp.experts.1.up_proj", "model.layers.3.block_sparse_moe.gate",
         "model.layers.3.mlp.router", "model.layers.3.mlp.router.gate", "model.mtp_block.0.self_attn.q_proj",
-        "model.mtp_linear_proj.0", "mm_projector.proj.0"})
+        "model.mtp_linear_proj.0", "mm_projector.proj.0", "model.layers.3.self_attn.indexer.weights_proj"})
     EXPECT_TRUE(never_quantised(name)) << name;
-  for (const char* name :
-       {"model.layers.3.mlp.gate_proj", "model.layers.3.self_attn.o_proj",
-        "model.layers.3.mlp.shared_experts.up_proj", "model.layers.3.linear_attn.out_proj"})
+  for (const char* name : {"model.layers.3.mlp.gate_proj", "model.layers.3.self_attn.o_proj",
+                           "model.layers.3.mlp.shared_experts.up_proj", "model.layers.3.linear_attn.out_proj",
+                           "model.layers.3.self_attn.indexer.wq_b"})
     EXPECT_FALSE(never_quantised(name)) << name;
 }
 
