@@ -24,8 +24,8 @@ size_t block_bytes(KvType type, int width) {
 
 // Rows of `width` numbers in blocks of the cache, and what the numbers became there. Places behind the last row are
 // filled with what nobody may look at.
-struct Blocks {
-  Blocks(KvType type, bool keys, const std::vector<float>& rows, int width) : of(type) {
+struct CachedRows {
+  CachedRows(KvType type, bool keys, const std::vector<float>& rows, int width) : of(type) {
     const int count = static_cast<int>(rows.size()) / width, pack = kv_pack(type);
     bytes.resize(static_cast<size_t>((count + kKvBlock - 1) / kKvBlock) * block_bytes(type, width),
                  std::byte{0xff});
@@ -64,13 +64,13 @@ struct Blocks {
   std::vector<const void*> pointers;
 };
 
-struct Case {
+struct IndexCase {
   KvType type;
   int heads, d, keys;
 };
 
-std::vector<float> index_scores(const Kernels& table, const Case& c, const std::vector<float>& q,
-                                const std::vector<float>& weights, const Blocks& k) {
+std::vector<float> index_scores(const Kernels& table, const IndexCase& c, const std::vector<float>& q,
+                                const std::vector<float>& weights, const CachedRows& k) {
   const auto rows = static_cast<size_t>(AttendSums::padded(c.heads));
   std::vector<float> wide(static_cast<size_t>(c.heads * c.d));
   std::vector<uint16_t> narrow(rows * static_cast<size_t>(c.d));
@@ -102,9 +102,9 @@ TEST(IndexerKernels, ScoresOfEveryShape) {
       for (const int d : {32, 96, 128})
         for (const int keys : {1, 63, 64, 65, 256}) {
           if (!full_tests() && (heads * d + keys) % 3 == 1) continue;
-          const Case c{type, heads, d, keys};
+          const IndexCase c{type, heads, d, keys};
           const std::vector<float> q = random_row(heads * d, 1), weights = random_row(heads, 2);
-          const Blocks k(type, true, random_row(keys * d, 3), d);
+          const CachedRows k(type, true, random_row(keys * d, 3), d);
           std::vector<float> first;
           for (const Kernels* table : tables_under_test()) {
             const std::vector<float> got = index_scores(*table, c, q, weights, k);
@@ -137,11 +137,11 @@ TEST(IndexerKernels, AScoreDoesNotDependOnOtherKeys) {
   for (const KvType type : kTypes)
     for (const Kernels* table : tables_under_test()) {
       const std::vector<float> all =
-          index_scores(*table, {type, heads, d, keys}, q, weights, Blocks(type, true, rows, d));
+          index_scores(*table, {type, heads, d, keys}, q, weights, CachedRows(type, true, rows, d));
       for (const int some : {1, 17, 64, 100}) {
         const std::vector<float> cut(rows.begin(), rows.begin() + some * d);
         const std::vector<float> alone =
-            index_scores(*table, {type, heads, d, some}, q, weights, Blocks(type, true, cut, d));
+            index_scores(*table, {type, heads, d, some}, q, weights, CachedRows(type, true, cut, d));
         EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin())) << table->name << " " << some;
       }
     }
@@ -188,7 +188,7 @@ TEST(IndexerKernels, GatheredKeysAreWhatTheyWere) {
     for (const bool keys : {false, true})
       for (const int width : {32, 96})
         for (const int count : {1, 2, 3, 31, 64}) {
-          const Blocks from(type, keys, random_row(200 * width, 4), width);
+          const CachedRows from(type, keys, random_row(200 * width, 4), width);
           std::vector<const void*> blocks;
           std::vector<uint8_t> places;
           std::vector<float> chosen;
@@ -201,7 +201,7 @@ TEST(IndexerKernels, GatheredKeysAreWhatTheyWere) {
               chosen.push_back(static_cast<float>(from.values[i]));
           }
           // As if they had been written there one after the other, zeros behind them.
-          Blocks want(type, keys, chosen, width);
+          CachedRows want(type, keys, chosen, width);
           for (int s = count; s < kKvBlock; ++s) {
             const float zero = 0;
             for (int i = 0; i < width; ++i) {

@@ -16,10 +16,10 @@
 namespace kt {
 namespace {
 
-constexpr int kHeads = 24, kDim = 40, kBudget = 80, kLengths[] = {700, 81, 5, 130};
+constexpr int kIndexHeads = 24, kDim = 40, kBudget = 80, kLengths[] = {700, 81, 5, 130};
 constexpr int kWords = 11;  // pages of the longest
 
-struct Setting {
+struct IndexSetting {
   KvType type;
   int heads, kv_heads, d, dv;
   bool shared;
@@ -32,10 +32,10 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-class Layer {
+class ChoosingLayer {
  public:
-  explicit Layer(const Setting& setting) : s_(setting) {
-    const unsigned width = static_cast<unsigned>(kHeads * kDim);
+  explicit ChoosingLayer(const IndexSetting& setting) : s_(setting) {
+    const unsigned width = static_cast<unsigned>(kIndexHeads * kDim);
     for (const int length : kLengths) {
       const auto rows = [&](int64_t columns, unsigned seed) {
         return random_values(static_cast<size_t>(length * columns), seed + static_cast<unsigned>(length));
@@ -43,7 +43,7 @@ class Layer {
       sequences_.push_back({.length = length,
                             .iq = rows(width, 1),
                             .ik = rows(kDim, 2),
-                            .weights = rows(kHeads, 3),
+                            .weights = rows(kIndexHeads, 3),
                             .q = rows(s_.heads * s_.d, 4),
                             .k = rows(s_.kv_heads * s_.d, 5),
                             .v = rows(s_.kv_heads * s_.dv, 6)});
@@ -110,13 +110,13 @@ class Layer {
   struct Rows {
     std::vector<float> iq, ik, weights, q, k, v, out;
     std::vector<uint64_t> seen;
-    void take(const Sequence& one, int first, int end, const Setting& s) {
+    void take(const Sequence& one, int first, int end, const IndexSetting& s) {
       const auto add = [&](std::vector<float>& to, const std::vector<float>& from, int64_t columns) {
         to.insert(to.end(), from.begin() + first * columns, from.begin() + end * columns);
       };
-      add(iq, one.iq, kHeads * kDim);
+      add(iq, one.iq, kIndexHeads * kDim);
       add(ik, one.ik, kDim);
-      add(weights, one.weights, kHeads);
+      add(weights, one.weights, kIndexHeads);
       add(q, one.q, s.heads * s.d);
       add(k, one.k, s.kv_heads * s.d);
       add(v, one.v, s.kv_heads * s.dv);
@@ -139,10 +139,10 @@ class Layer {
     indexer.run(cache, {.plane = 1,
                         .sequences = steps,
                         .q = rows.iq.data(),
-                        .q_stride = kHeads * kDim,
+                        .q_stride = kIndexHeads * kDim,
                         .weights = rows.weights.data(),
-                        .weight_stride = kHeads,
-                        .heads = kHeads,
+                        .weight_stride = kIndexHeads,
+                        .heads = kIndexHeads,
                         .budget = kBudget,
                         .seen = rows.seen.data(),
                         .seen_stride = kWords});
@@ -175,11 +175,11 @@ class Layer {
       double worst = INFINITY, best = -INFINITY;
       for (int j = 0; j <= t; ++j) {
         double score = 0;
-        for (int h = 0; h < kHeads; ++h) {
+        for (int h = 0; h < kIndexHeads; ++h) {
           double dot = 0;
           for (int i = 0; i < kDim; ++i)
-            dot += at(of.iq, (t * kHeads + h) * kDim + i) * at(of.ik, j * kDim + i);
-          score += at(of.weights, t * kHeads + h) * std::max(dot, 0.0);
+            dot += at(of.iq, (t * kIndexHeads + h) * kDim + i) * at(of.ik, j * kDim + i);
+          score += at(of.weights, t * kIndexHeads + h) * std::max(dot, 0.0);
         }
         (seen(j) ? worst : best) = seen(j) ? std::min(worst, score) : std::max(best, score);
       }
@@ -205,14 +205,14 @@ class Layer {
     }
   }
 
-  const Setting s_;
+  const IndexSetting s_;
   std::vector<Sequence> sequences_;
 };
 
 TEST(Indexer, ChoosesTheBestAndAttentionSeesNoOthers) {
-  for (const Setting& setting :
-       {Setting{KvType::kF32, 6, 1, 40, 24, true}, Setting{KvType::kF32, 6, 2, 24, 40, false}}) {
-    const Layer layer(setting);
+  for (const IndexSetting& setting :
+       {IndexSetting{KvType::kF32, 6, 1, 40, 24, true}, IndexSetting{KvType::kF32, 6, 2, 24, 40, false}}) {
+    const ChoosingLayer layer(setting);
     layer.check(layer.run(2, 700, {0, 1, 2, 3}));
   }
 }
@@ -220,7 +220,7 @@ TEST(Indexer, ChoosesTheBestAndAttentionSeesNoOthers) {
 TEST(Indexer, CutsCompanyAndThreadsChangeNoBit) {
   for (const KvType type : {KvType::kF32, KvType::kBf16, KvType::kS8})
     for (const bool shared : {true, false}) {
-      const Layer layer({type, 6, shared ? 1 : 2, 40, 24, shared});
+      const ChoosingLayer layer({type, 6, shared ? 1 : 2, 40, 24, shared});
       const Result whole = layer.run(1, 700, {0, 1, 2, 3});
       EXPECT_EQ(layer.run(3, 700, {0, 1, 2, 3}), whole);
       EXPECT_EQ(layer.run(2, 77, {0, 1, 2, 3}), whole);
