@@ -24,7 +24,7 @@ import safetensors.torch  # noqa: E402
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import published  # noqa: E402
 import tiny_models  # noqa: E402
-from logits import PROBE, check, probe, prompt  # noqa: E402
+from logits import PROBE, check, probe, probe_exactly, prompt  # noqa: E402
 from server_process import KT, Server  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not PROBE or not KT, reason="KT_MODEL_PROBE and KT_PROGRAM do not name both programs")
@@ -152,12 +152,12 @@ def integers(root, key):
 @families
 def test_cuts_company_and_threads_change_no_bit(root, key):
     folder, ids = integers(root, key), prompt(130, VOCAB)
-    whole = probe(folder, [ids], VOCAB, "--acts", "int8")
+    whole = probe_exactly(folder, [ids], VOCAB)
     for cuts in ("1", "63", "64", "65", "128,129", "1,2,3,64,65,127"):
-        assert (probe(folder, [ids], VOCAB, "--acts", "int8", "--cuts", cuts) == whole).all(), cuts
+        assert (probe_exactly(folder, [ids], VOCAB, "--cuts", cuts) == whole).all(), cuts
     for threads in ("1", "3"):
         others = [prompt(tokens, VOCAB, 5) for tokens in (40, 3, 97)]
-        ours = probe(folder, [others[0], ids, *others[1:]], VOCAB, "--acts", "int8", "--threads", threads, "--chunk", "50")
+        ours = probe_exactly(folder, [others[0], ids, *others[1:]], VOCAB, "--threads", threads, "--chunk", "50")
         assert (ours[40:170] == whole).all(), threads
 
 

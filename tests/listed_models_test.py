@@ -25,7 +25,7 @@ import published  # noqa: E402
 import smallthinker  # noqa: E402
 import tiny_models  # noqa: E402
 from checkpoints import kt, kt_ok  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+from logits import PROBE, check, differences, probe, probe_exactly, prompt  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not (PROBE and checkpoints.KT), reason="KT_MODEL_PROBE or KT_PROGRAM is not set")
 BOUND, CHUNK_BOUND = 1e-4, 1e-5  # as in model_logits_test.py
@@ -215,15 +215,14 @@ families = pytest.mark.parametrize("family", ["llama4", "smallthinker"])
 
 
 @families
-def test_cuts_company_and_threads_change_no_bit(root, family, monkeypatch):
-    monkeypatch.setenv("KT_ISA", "portable")  # with a tile unit many rows are rounded otherwise than few
+def test_cuts_company_and_threads_change_no_bit(root, family):
     folder, ids = integers(root, family)[0], PROMPTS[2]
-    whole = probe(folder, [ids], VOCAB, "--acts", "int8")
+    whole = probe_exactly(folder, [ids], VOCAB)
     for cuts in ("1", "31", "32,33", "63", "64", "65", "128,129", "1,2,3,64,65,127"):
-        assert (probe(folder, [ids], VOCAB, "--acts", "int8", "--cuts", cuts) == whole).all(), cuts
+        assert (probe_exactly(folder, [ids], VOCAB, "--cuts", cuts) == whole).all(), cuts
     for threads in ("1", "3"):
         others = [prompt(tokens, VOCAB, 5) for tokens in (40, 3, 97)]
-        ours = probe(folder, [others[0], ids, *others[1:]], VOCAB, "--acts", "int8", "--threads", threads, "--chunk", "50")
+        ours = probe_exactly(folder, [others[0], ids, *others[1:]], VOCAB, "--threads", threads, "--chunk", "50")
         assert (ours[40:170] == whole).all(), threads
 
 

@@ -2,6 +2,7 @@
 models share."""
 
 import os
+import pathlib
 import random
 import subprocess
 
@@ -15,16 +16,29 @@ def prompt(tokens, vocabulary, seed=0):
     return [numbers.randrange(vocabulary) for _ in range(tokens)]
 
 
-def probe(folder, sequences, vocabulary, *options):
+def probe(folder, sequences, vocabulary, *options, **environment):
     """Logits [tokens of all sequences, vocabulary]."""
     lines = "".join(" ".join(map(str, ids)) + "\n" for ids in sequences)
     done = subprocess.run(
-        [PROBE, str(folder), "--acts", "f32", *options], input=lines.encode(), capture_output=True, timeout=600
+        [PROBE, str(folder), "--acts", "f32", *options], input=lines.encode(), capture_output=True, timeout=600,
+        env={**os.environ, **environment}
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr.decode(errors='replace')}"
     rows = sum(map(len, sequences))
     assert len(done.stdout) == 4 * rows * vocabulary, f"{len(done.stdout)} bytes for {rows} rows of {vocabulary}"
     return np.frombuffer(done.stdout, "<f4").reshape(rows, vocabulary)
+
+
+def has_tile_unit():
+    cpu = pathlib.Path("/proc/cpuinfo")
+    return cpu.exists() and "amx_int8" in cpu.read_text()
+
+
+def probe_exactly(folder, sequences, vocabulary, *options):
+    """With integer weights of one scale a row, logits to the bit whatever runs together. Where there is a tile unit it is
+    left alone: it rounds many rows otherwise than few (docs/server.md)."""
+    environment = {"KT_ISA": "avx512_bf16"} if has_tile_unit() else {}
+    return probe(folder, sequences, vocabulary, "--acts", "int8", *options, **environment)
 
 
 def differences(ours, theirs):

@@ -17,7 +17,7 @@ import safetensors.torch  # noqa: E402
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import published  # noqa: E402
 import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+from logits import PROBE, check, differences, probe, probe_exactly, prompt  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 VOCAB = tiny_models.VOCAB
@@ -102,9 +102,9 @@ class TestCompany:
 
     batch = [prompt(tokens, VOCAB, seed) for seed, tokens in enumerate((40, 3, 97, 1))]
 
-    def together(self, folder, order, *options):
+    def together(self, folder, order, *options, run=probe):
         """Logits of each sequence by its number, run in this order."""
-        rows = probe(folder, [self.batch[i] for i in order], VOCAB, *options)
+        rows = run(folder, [self.batch[i] for i in order], VOCAB, *options)
         ends = np.cumsum([len(self.batch[i]) for i in order])[:-1]
         return dict(zip(order, np.split(rows, ends)))
 
@@ -113,11 +113,11 @@ class TestCompany:
     def test_int8_gives_the_same_bits(self, root, bits, cuts):
         """One scale a row: products are exact integers, whatever route the number of rows takes."""
         folder = integers(root, bits, None)
-        options = ("--acts", "int8", "--cuts", cuts)
-        first = self.together(folder, (0, 1, 2, 3), *options)
-        other = self.together(folder, (3, 2, 0, 1), *options)
+        run = functools.partial(self.together, folder, run=probe_exactly)
+        first = run((0, 1, 2, 3), "--cuts", cuts)
+        other = run((3, 2, 0, 1), "--cuts", cuts)
         for i in range(4):
-            alone = self.together(folder, (i,), *options)[i]
+            alone = run((i,), "--cuts", cuts)[i]
             assert (first[i] == alone).all() and (other[i] == alone).all(), f"sequence {i}"
 
     @pytest.mark.parametrize("key", KEYS)
