@@ -42,7 +42,7 @@ Hessian unrelated(int dims) {
   return h;
 }
 
-std::string error_of(const Hessian& h, const GptqOptions& options = {}) {
+std::string refusal_of(const Hessian& h, const GptqOptions& options = {}) {
   try {
     GptqFactor factor(h, options);
   } catch (const Error& error) {
@@ -182,16 +182,16 @@ TEST(Gptq, OutputErrorIsThatOfTheOutputs) {
 }
 
 TEST(Gptq, FaultsAreNamed) {
-  EXPECT_THAT(error_of(Hessian(8)), HasSubstr("no inputs were seen"));
+  EXPECT_THAT(refusal_of(Hessian(8)), HasSubstr("no inputs were seen"));
   const Hessian h = correlated(64, 100, 12);
-  EXPECT_THAT(error_of(h, {.damping = -1}), HasSubstr("damping -1"));
-  EXPECT_THAT(error_of(h, {.damping = std::nan("")}), HasSubstr("damping"));
+  EXPECT_THAT(refusal_of(h, {.damping = -1}), HasSubstr("damping -1"));
+  EXPECT_THAT(refusal_of(h, {.damping = std::nan("")}), HasSubstr("damping"));
   Hessian broken(64);
   broken.add(std::numeric_limits<double>::infinity(), h);
-  EXPECT_THAT(error_of(broken), HasSubstr("diagonal 0 is inf"));
+  EXPECT_THAT(refusal_of(broken), HasSubstr("diagonal 0 is inf"));
   Hessian negative(64);  // no second moment, and no damping helps
   negative.add(-1, h);
-  EXPECT_THAT(error_of(negative), HasSubstr("diagonal 0 is -"));
+  EXPECT_THAT(refusal_of(negative), HasSubstr("diagonal 0 is -"));
   const GptqFactor factor(h, {});
   auto values = random_values(size_t{2} * 64, 13);
   const auto fails = [&](const char* format, int64_t n, int64_t k, const char* message) {
