@@ -2,30 +2,13 @@
 // thing.
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "models/families.h"
+#include "models/testing/described_config.h"
 #include "models/testing/family_configs.h"
 
 namespace kt {
 namespace {
 
 using namespace testing_configs;
-
-Json changed(Json base, const char* changes) {
-  base.merge_patch(Json::parse(changes));  // null removes the key
-  return base;
-}
-
-ModelSpec described(const Json& config) { return describe_model(config, "config.json"); }
-
-std::string refused(const Json& config) {
-  try {
-    described(config);
-  } catch (const Error& error) {
-    return (error.kind() == ErrorKind::kUnsupported ? "unsupported: " : "") + std::string(error.what());
-  }
-  return "no error";
-}
 
 TEST(DeltaFamilies, EveryFourthLayerAttends) {
   for (const Json* config : {&kQwen3Next, &kQwen35Moe, &kQwen35}) {
@@ -63,26 +46,26 @@ TEST(DeltaFamilies, FeedForwardParts) {
     EXPECT_EQ(spec->moe()->names.shared, "mlp.shared_expert");
   }
   EXPECT_EQ(std::get<DenseSpec>(dense.layers[0].feed_forward).inter, 96);
-  EXPECT_FALSE(described(changed(kQwen3Next, R"({"norm_topk_prob": false})")).moe()->router.normalise);
-  EXPECT_FALSE(described(changed(kQwen3Next, R"({"mlp_only_layers": [2]})")).layers[2].moe());
+  EXPECT_FALSE(described(with(kQwen3Next, R"({"norm_topk_prob": false})")).moe()->router.normalise);
+  EXPECT_FALSE(described(with(kQwen3Next, R"({"mlp_only_layers": [2]})")).layers[2].moe());
 }
 
 TEST(DeltaFamilies, ListedLayers) {
-  const Json listed = changed(kQwen3Next, R"({"num_hidden_layers": 3, "full_attention_interval": null,
+  const Json listed = with(kQwen3Next, R"({"num_hidden_layers": 3, "full_attention_interval": null,
       "layer_types": ["full_attention", "linear_attention", "full_attention"]})");
   const ModelSpec spec = described(listed);
   EXPECT_TRUE(std::holds_alternative<GqaSpec>(spec.layers[0].mixer));
   EXPECT_TRUE(std::holds_alternative<DeltaSpec>(spec.layers[1].mixer));
   EXPECT_TRUE(std::holds_alternative<GqaSpec>(spec.layers[2].mixer));
-  EXPECT_EQ(refused(changed(listed, R"({"num_hidden_layers": 4})")),
+  EXPECT_EQ(refused(with(listed, R"({"num_hidden_layers": 4})")),
             "config.json: layer_types is a list of 3, expected one string for each of 4 layers");
-  EXPECT_EQ(refused(changed(listed, R"({"layer_types": []})")),
+  EXPECT_EQ(refused(with(listed, R"({"layer_types": []})")),
             "config.json: layer_types is a list of 0, expected one string for each of 3 layers");
-  EXPECT_EQ(refused(changed(listed,
-                            R"({"layer_types": ["full_attention", "sliding_attention", "full_attention"]})")),
-            "unsupported: config.json: layer_types[1] is sliding_attention; supported: full_attention, "
-            "linear_attention");
-  EXPECT_EQ(refused(changed(kQwen3Next, R"({"full_attention_interval": 0})")),
+  EXPECT_EQ(
+      refused(with(listed, R"({"layer_types": ["full_attention", "sliding_attention", "full_attention"]})")),
+      "unsupported: config.json: layer_types[1] is sliding_attention; supported: full_attention, "
+      "linear_attention");
+  EXPECT_EQ(refused(with(kQwen3Next, R"({"full_attention_interval": 0})")),
             "config.json: full_attention_interval is 0, expected a whole number from 1 to 16777216");
 }
 
@@ -96,19 +79,19 @@ TEST(DeltaFamilies, WhatIsMissingOrWrongIsNamed) {
     EXPECT_EQ(refused(without), text("config.json: {} is missing", key));
     EXPECT_EQ(refused(none), text("config.json: {} is 0, expected a whole number from 1 to 16777216", key));
   }
-  EXPECT_EQ(refused(changed(kQwen3Next, R"({"linear_num_value_heads": 7})")),
+  EXPECT_EQ(refused(with(kQwen3Next, R"({"linear_num_value_heads": 7})")),
             "config.json: linear_num_value_heads is 7, expected a multiple of linear_num_key_heads, 3");
-  EXPECT_EQ(refused(changed(kQwen3Next, R"({"linear_conv_kernel_dim": 17})")),
+  EXPECT_EQ(refused(with(kQwen3Next, R"({"linear_conv_kernel_dim": 17})")),
             "config.json: linear_conv_kernel_dim is 17, expected at most 16");
-  EXPECT_EQ(refused(changed(kQwen3Next, R"({"linear_value_head_dim": 9000000})")),
+  EXPECT_EQ(refused(with(kQwen3Next, R"({"linear_value_head_dim": 9000000})")),
             "config.json: linear_num_value_heads: 54000000 numbers of all heads, at most 16777216 are read");
-  EXPECT_EQ(refused(changed(kQwen3Next, R"({"hidden_act": "gelu"})")),
+  EXPECT_EQ(refused(with(kQwen3Next, R"({"hidden_act": "gelu"})")),
             "unsupported: config.json: hidden_act is \"gelu\"; supported: silu");
-  EXPECT_EQ(refused(changed(kQwen35Moe, R"({"text_config": {"attn_output_gate": false}})")),
+  EXPECT_EQ(refused(with(kQwen35Moe, R"({"text_config": {"attn_output_gate": false}})")),
             "unsupported: config.json: text_config.attn_output_gate is false; supported: true");
-  EXPECT_EQ(refused(changed(kQwen35Moe, R"({"text_config": {"output_gate_type": "sigmoid"}})")),
+  EXPECT_EQ(refused(with(kQwen35Moe, R"({"text_config": {"output_gate_type": "sigmoid"}})")),
             "unsupported: config.json: text_config.output_gate_type is \"sigmoid\"; supported: silu");
-  EXPECT_EQ(refused(changed(kQwen35Moe, R"({"text_config": {"norm_topk_prob": false}})")),
+  EXPECT_EQ(refused(with(kQwen35Moe, R"({"text_config": {"norm_topk_prob": false}})")),
             "unsupported: config.json: text_config.norm_topk_prob is false; supported: true");
 }
 

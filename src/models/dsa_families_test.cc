@@ -2,26 +2,14 @@
 // thing.
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "models/families.h"
 #include "models/module_tree.h"
+#include "models/testing/described_config.h"
 #include "models/testing/family_configs.h"
 
 namespace kt {
 namespace {
 
 using namespace testing_configs;
-
-ModelSpec spec_of(const Json& config) { return describe_model(config, "config.json"); }
-
-std::string said_of_bad(const Json& config) {
-  try {
-    spec_of(config);
-  } catch (const Error& error) {
-    return (error.kind() == ErrorKind::kUnsupported ? "unsupported: " : "") + std::string(error.what());
-  }
-  return "no error";
-}
 
 // "FSSF": the layers that choose and those that share.
 std::string kinds(const ModelSpec& spec) {
@@ -31,7 +19,7 @@ std::string kinds(const ModelSpec& spec) {
 }
 
 TEST(DsaFamilies, BothReadTheirIndexers) {
-  const ModelSpec glm = spec_of(kGlmMoeDsa), v32 = spec_of(kDeepseekV32);
+  const ModelSpec glm = described(kGlmMoeDsa), v32 = described(kDeepseekV32);
   for (const ModelSpec* spec : {&glm, &v32}) {
     EXPECT_STREQ(spec->host_only(), "layers that choose the keys they attend to");
     EXPECT_EQ(kinds(*spec), "FFFF");
@@ -48,14 +36,14 @@ TEST(DsaFamilies, BothReadTheirIndexers) {
     EXPECT_EQ(spec->context_of_single_layers(), spec->context);
   }
   const auto without_eps = [](const Json& config) {
-    return spec_of(with(config, R"({"rms_norm_eps": null})"));
+    return described(with(config, R"({"rms_norm_eps": null})"));
   };
   EXPECT_EQ(without_eps(kGlmMoeDsa).norm_eps, 1e-5);
   EXPECT_EQ(without_eps(kDeepseekV32).norm_eps, 1e-6);
 }
 
 TEST(DsaFamilies, SharedLayersAreListedPatternedOrCounted) {
-  const auto changed = [](const char* changes) { return spec_of(with(kGlmMoeDsa, changes)); };
+  const auto changed = [](const char* changes) { return described(with(kGlmMoeDsa, changes)); };
   const ModelSpec listed = changed(R"({"indexer_types": ["full", "shared", "full", "shared"]})");
   EXPECT_EQ(kinds(listed), "FSFS");
   EXPECT_EQ(listed.context_of_single_layers(), 16);
@@ -65,20 +53,19 @@ TEST(DsaFamilies, SharedLayersAreListedPatternedOrCounted) {
                               "indexer_types": ["full", "full", "full", "shared"]})")),
             "FFFS");
   const Json ten = with(kGlmMoeDsa, R"({"num_hidden_layers": 10})");
-  EXPECT_EQ(kinds(spec_of(with(ten, R"({"index_topk_freq": 4, "index_skip_topk_offset": 3})"))),
+  EXPECT_EQ(kinds(described(with(ten, R"({"index_topk_freq": 4, "index_skip_topk_offset": 3})"))),
             "FFFSSSFSSS");
-  EXPECT_EQ(kinds(spec_of(with(ten, R"({"index_topk_freq": 4})"))), "FFSSSFSSSF");
+  EXPECT_EQ(kinds(described(with(ten, R"({"index_topk_freq": 4})"))), "FFSSSFSSSF");
 }
 
 TEST(DsaFamilies, WhatIsMissingOrWrongIsNamed) {
-  const auto refusal = [](const char* changes) { return said_of_bad(with(kGlmMoeDsa, changes)); };
+  const auto refusal = [](const char* changes) { return refused(with(kGlmMoeDsa, changes)); };
   for (const char* key : {"index_topk", "index_n_heads", "index_head_dim"}) {
     Json without = kGlmMoeDsa, none = kGlmMoeDsa;
     without.erase(key);
     none[key] = 0;
-    EXPECT_EQ(said_of_bad(without), text("config.json: {} is missing", key));
-    EXPECT_EQ(said_of_bad(none),
-              text("config.json: {} is 0, expected a whole number from 1 to 16777216", key));
+    EXPECT_EQ(refused(without), text("config.json: {} is missing", key));
+    EXPECT_EQ(refused(none), text("config.json: {} is 0, expected a whole number from 1 to 16777216", key));
   }
   EXPECT_EQ(refusal(R"({"indexer_types": ["full", "shared"]})"),
             "config.json: indexer_types is a list of 2, expected one for each of 4 layers");
@@ -117,7 +104,7 @@ TEST(DsaFamilies, WhatIsMissingOrWrongIsNamed) {
 }
 
 TEST(DsaFamilies, OnlyLayersThatChooseHaveModulesForIt) {
-  const ModuleTree tree = module_tree(spec_of(with(kGlmMoeDsa, R"({"index_topk_pattern": "FSSF"})")));
+  const ModuleTree tree = module_tree(described(with(kGlmMoeDsa, R"({"index_topk_pattern": "FSSF"})")));
   std::string layers;
   for (const ModelModule& module : tree.modules) {
     if (module.kind != ModuleKind::kIndexer) continue;

@@ -4,8 +4,7 @@
 
 #include <cmath>
 
-#include "base/error.h"
-#include "models/families.h"
+#include "models/testing/described_config.h"
 #include "models/testing/family_configs.h"
 
 namespace kt {
@@ -13,22 +12,11 @@ namespace {
 
 using namespace testing_configs;
 
-ModelSpec described(const Json& config) { return describe_model(config, "config.json"); }
-
 // Llama 4's text part with changes, inside the whole.
 Json llama4(const char* changes) {
   Json out = kLlama4;
   out["text_config"].merge_patch(Json::parse(changes));
   return out;
-}
-
-std::string refused(const Json& config) {
-  try {
-    described(config);
-  } catch (const Error& error) {
-    return (error.kind() == ErrorKind::kUnsupported ? "unsupported: " : "") + std::string(error.what());
-  }
-  return "no error";
 }
 
 const GqaSpec& gqa(const ModelSpec& spec, size_t layer) {
