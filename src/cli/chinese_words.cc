@@ -428,7 +428,6 @@ constexpr auto kChinese = std::to_array<Translation>({
     {"documents are separated by <|endoftext|>, or, in a .jsonl, rows with text or messages", "文档之间以 <|endoftext|> 分隔，.jsonl 则每行含 text 或 messages"},
     {"The text to go on from", "要续写的文本"},
     {"Tokens to generate at most", "最多生成的 token 数"},
-    {"Attend to all keys where the model's indexers would choose some: the same as long as a text has no more than they choose, and another model beyond", "在模型的索引器本会选择部分键的地方关注所有键：文本不超过其选择的数量时结果相同，超过后便是另一个模型"},
     {"Round the experts to this format as they are loaded: int8, int4, int4_g32, ...", "加载时把专家舍入为此格式：int8、int4、int4_g32 等"},
     {"Prompt lengths, in tokens", "提示长度（token 数）"},
     {"512 with --server", "与 --server 一起时为 512"},
