@@ -41,7 +41,7 @@ def test_sweep_gives_every_figure():
         for name in ("ttft_ms", "tpot_ms", "request_ms"):
             assert 0 < point[name]["p50"] <= point[name]["p90"] <= point[name]["p99"]
         assert point["tpot_ms"]["p50"] >= 1 and point["inter_token_max_ms"] >= point["tpot_ms"]["p50"]
-        assert point["request_ms"]["p50"] >= point["ttft_ms"]["p50"] + 4 * point["tpot_ms"]["p50"] * 0.9
+        assert point["request_ms"]["p50"] >= point["ttft_ms"]["p50"] + 4 * point["tpot_ms"]["p50"] * 0.5  # middles of different requests
         assert point["output_tokens_per_s"] == pytest.approx(point["output_tokens"] / point["window_s"])
         assert point["total_tokens_per_s"] > point["output_tokens_per_s"] > 0
         assert 0 <= point["client_cpu_s"] < point["window_s"] + 1

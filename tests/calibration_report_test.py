@@ -440,7 +440,7 @@ def test_transformers_computes_the_same_but_for_its_rounding(model, texts, conve
     logits.check(ours, logits.probe(plain_model(out, tmp_path / "exact", weights), [ids], 4096), 1e-5)
     logits.check(run(), logits.probe(plain_model(out, tmp_path / "bf16", rounded), [ids], 4096), 1e-5)
     assert np.median(logits.differences(ours, run())) > 1e-4  # or there are not two things to tell apart
-    logits.check_but_for_ties(ours, as_loaded, 1e-2)
+    logits.check_but_for_ties(ours, as_loaded, 1e-2, share=0.2)  # ties: of torch's bf16 products on this CPU
     # And so the perplexity that was reported: of the same tokens in one window, bf16 in places of its own.
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"))
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")

@@ -109,7 +109,8 @@ def test_transformers_and_our_kernels_compute_the_same(plain):
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor([ids])).logits[0].float().numpy()
     # transformers rounds codes times scales to bf16, 2^-9 of each weight; ours multiplies the codes.
-    logits.check_but_for_ties(logits.probe(plain, [ids], vocabulary), expected, 1e-2)
+    # Which tokens are chosen by a hair depends on how torch rounds bf16 products on this CPU.
+    logits.check_but_for_ties(logits.probe(plain, [ids], vocabulary), expected, 1e-2, share=0.2)
     # And the test can fail: four bits moved the logits by far more than that.
     moved = logits.differences(logits.probe(model, [ids], vocabulary), expected)
     assert sorted(moved)[len(moved) // 2] > 3e-2

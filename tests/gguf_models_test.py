@@ -653,6 +653,8 @@ class TestConversions:
         assert "quantization_config" not in config
         # Rounding may choose another expert for a token here and there.
         made, source = probe(tmp_path / "out"), probe(tmp_path / "source.gguf")
+        if key in tiny_models.DSA_MODELS:  # and other keys, from the first token on that sees more than are chosen
+            made, source = made[:tiny_models.DSA_BUDGET], source[:tiny_models.DSA_BUDGET]
         assert np.quantile(np.abs(made - source).max(axis=1) / np.abs(source).max(axis=1), 0.8) < 0.02
         if key not in FUSED:
             check(probe(tmp_path / "out"), reference(tmp_path / "out"))

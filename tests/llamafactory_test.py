@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import types
 import urllib.error
 import urllib.request
@@ -58,8 +59,8 @@ def test_a_missing_llamafactory_is_one_line_with_the_commands(installed, capsys,
     assert "pip install --no-deps llamafactory==0.9.5" in line and "transformers==5.6.0" in line and "peft>=0.21" in line
     document = (ROOT / "docs" / "llamafactory.md").read_text()
     assert packages.INSTALL.replace(" && ", "\n") in re.sub(r" \\\n\s+", " ", document)  # one and the same
-    extra = re.search(r"^llamafactory = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.M)[1]
-    assert json.loads(extra) == packages.INSTALL.split(" && ")[0].replace('"', "").split()[2:]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["llamafactory"] == packages.INSTALL.split(" && ")[0].replace('"', "").split()[2:]
 
 
 def test_a_process_of_its_own_ends_with_code_4():

@@ -384,7 +384,16 @@ def test_ktlinear(dtype, bias):
         assert torch.equal(ours(strided), ours(strided.contiguous()))
 
 
-@pytest.mark.parametrize("format", kt_kernel_ext.formats())
+GRIDS = [name for name in kt_kernel_ext.formats() if name.startswith(("iq1", "iq2", "iq3"))]
+
+
+@pytest.mark.parametrize("format", GRIDS)
+def test_ktlinear_rounds_nothing_to_a_grid(format):
+    with pytest.raises(NotImplementedError, match=f"{format}: weights are read and computed in this format, not rounded to it"):
+        kt_kernel.KTLinear.from_linear(nn.Linear(256, 128, bias=False), format, threads=1)
+
+
+@pytest.mark.parametrize("format", [name for name in kt_kernel_ext.formats() if name not in GRIDS])
 def test_ktlinear_has_every_format(format):
     torch.manual_seed(2)
     linear, x = nn.Linear(256, 128, bias=False), torch.randn(3, 256)

@@ -185,7 +185,8 @@ def test_echo_with_logprobs(server):
     # The model's own greedy words are the most probable ones, and as probable as when they were chosen.
     values, tops = logprobs["token_logprobs"][-40:], logprobs["top_logprobs"][-40:]
     assert [max(top.values()) for top in tops] == values
-    assert values == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-3)
+    # Not to the bit: experts in bf16 round a prompt's rows and single ones differently, most of all with a tile unit.
+    assert values == pytest.approx(said["logprobs"]["token_logprobs"], abs=2e-2)
     assert sum(score(server, ids[:1] + ids[:0:-1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"][1:]) < sum(values) - 10
     # With a token behind it, as lm-evaluation-harness sends it; again, now that the prompt is in the cache; and as a text.
     for prompt in (ids, [ids], ids, "Once upon a time" + said["text"]):

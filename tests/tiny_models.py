@@ -288,6 +288,7 @@ def _mistral4(**more):
 
 # More keys than the indexer chooses from the 17th token on; heads of sizes that no vector divides. With few index heads
 # all weights of a query may be negative, and scores equal.
+DSA_BUDGET = 16
 DSA = dict(
     num_attention_heads=4,
     num_key_value_heads=4,
@@ -296,7 +297,7 @@ DSA = dict(
     qk_nope_head_dim=24,
     qk_rope_head_dim=16,
     v_head_dim=40,
-    index_topk=16,
+    index_topk=DSA_BUDGET,
     index_n_heads=24,
     index_head_dim=40,
     intermediate_size=96,
