@@ -231,7 +231,7 @@ def test_every_door_takes_rules(tmp_path):
     text = tmp_path / "text"
     text.write_text("Once upon a time there was a fox. " * 20)
     for verb in (["generate", DEMO, "-p", "Once", "--max-tokens", "4", "--acts", "f32"], ["perplexity", DEMO, "--file", text, "--context", "64"],
-                 ["bench", DEMO, "--prompt", "8", "--batch", "1", "--output", "4", "--repeat", "1"]):
+                 ["bench", DEMO, "--prompt", "8", "--batch", "1", "--tokens", "4", "--repeat", "1"]):
         done = kt(*verb, "--kt_optimize_rule", path, *CPU)
         assert done.returncode == 0, done.stderr
         assert f"kt: note: {path}: idle: rule 4 (names only what is below rule 2, not recursive)" in done.stderr.splitlines()
