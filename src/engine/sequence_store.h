@@ -29,7 +29,7 @@ struct StoreSizes {
 enum class SnapshotKind {
   kLasting,    // stays until its slot or its page is needed
   kMilestone,  // as well, but makes way for any other, unless somebody began from it
-  kRolling,    // as kLasting, but makes way for the next one of the same sequence unless somebody began from it
+  kRolling,  // as kLasting, but makes way for the next one of the same sequence unless somebody began from it
 };
 
 // A page is free, held by one or more sequences, or cached: full, held by nobody, findable by its tokens and

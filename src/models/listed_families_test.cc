@@ -19,7 +19,7 @@ Json llama4(const char* changes) {
   return out;
 }
 
-const GqaSpec& gqa(const ModelSpec& spec, size_t layer) {
+const GqaSpec& gqa_of(const ModelSpec& spec, size_t layer) {
   return std::get<GqaSpec>(spec.layers[layer].mixer);
 }
 
@@ -29,7 +29,7 @@ TEST(Llama4, EveryFourthLayerDoesNotTurn) {
   EXPECT_EQ(spec.context, 10485760);
   EXPECT_STREQ(spec.host_only(), "layers that see a chunk of the text");
   for (size_t i = 0; i < 8; ++i) {
-    const GqaSpec& layer = gqa(spec, i);
+    const GqaSpec& layer = gqa_of(spec, i);
     const bool turns = i % 4 != 3;
     EXPECT_EQ(layer.rope.dims, turns ? 24 : 0);
     EXPECT_EQ(layer.chunk, turns ? 32 : 0);
@@ -48,7 +48,7 @@ TEST(Llama4, Temperature) {
   EXPECT_NEAR(growth.factor(8191), 1 + 0.1 * std::log(2.0), 1e-7);
   EXPECT_NEAR(growth.factor(2147483647), 1 + 0.1 * std::log(1 + 262144.0), 1e-6);
   for (const char* off : {R"({"attn_temperature_tuning": false})", R"({"attn_temperature_tuning": 0})"})
-    EXPECT_EQ(gqa(described(llama4(off)), 3).growth, QueryGrowth{});
+    EXPECT_EQ(gqa_of(described(llama4(off)), 3).growth, QueryGrowth{});
 }
 
 TEST(Llama4, FeedForwardParts) {
@@ -83,10 +83,10 @@ TEST(Llama4, ListedLayers) {
           "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]})";
   const ModelSpec spec = described(llama4(listed));
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(gqa(spec, i).rope.dims > 0, i > 0);
-    EXPECT_EQ(gqa(spec, i).chunk > 0, i != 1);
+    EXPECT_EQ(gqa_of(spec, i).rope.dims > 0, i > 0);
+    EXPECT_EQ(gqa_of(spec, i).chunk > 0, i != 1);
   }
-  EXPECT_EQ(gqa(described(llama4(R"({"no_rope_layer_interval": 2})")), 1).rope.dims, 0);
+  EXPECT_EQ(gqa_of(described(llama4(R"({"no_rope_layer_interval": 2})")), 1).rope.dims, 0);
 }
 
 TEST(Llama4, WhatIsMissingOrWrongIsNamed) {
@@ -128,9 +128,9 @@ TEST(SmallThinker, LayersAreListed) {
   EXPECT_FALSE(spec.tied_embeddings);
   for (size_t i = 0; i < 5; ++i) {
     const bool far = i % 4 == 0;
-    EXPECT_EQ(gqa(spec, i).rope.dims, far ? 0 : 24);
-    EXPECT_EQ(gqa(spec, i).window, far ? 0 : 24);
-    EXPECT_EQ(gqa(spec, i).norm, GqaSpec::Norm::kNone);
+    EXPECT_EQ(gqa_of(spec, i).rope.dims, far ? 0 : 24);
+    EXPECT_EQ(gqa_of(spec, i).window, far ? 0 : 24);
+    EXPECT_EQ(gqa_of(spec, i).norm, GqaSpec::Norm::kNone);
     const MoeSpec& moe = *spec.layers[i].moe();
     EXPECT_TRUE(moe.routes_first && moe.router.score_of_chosen && moe.router.normalise && !moe.weighs_inputs);
     EXPECT_EQ(moe.activation.kind, ActivationKind::kRelu);
@@ -140,7 +140,7 @@ TEST(SmallThinker, LayersAreListed) {
   }
   const ModelSpec other = described(with(kSmallThinker, R"({"sliding_window_layout": null,
       "moe_primary_router_apply_softmax": true, "tie_word_embeddings": null})"));
-  EXPECT_EQ(gqa(other, 1).window, 0);
+  EXPECT_EQ(gqa_of(other, 1).window, 0);
   EXPECT_EQ(other.moe()->router.score, RouterSpec::Score::kSoftmax);
   EXPECT_TRUE(other.tied_embeddings);
 }
