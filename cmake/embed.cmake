@@ -1,8 +1,8 @@
 # Files inside the program, with nothing but CMake. Two uses of one file:
 #
 #   kt_embed(TARGET HEADER NAME FOLDER files...)   adds to TARGET a source that defines the function
-#                                                  std::span<const EmbeddedFile> kt::NAME() of HEADER; it is made
-#                                                  again when a file changes
+#                                                  std::span<const EmbeddedFile> kt::NAME() of HEADER, in the
+#                                                  namespace of HEADER's folder; it is made again when a file changes
 #   cmake -DHEADER= -DNAME= -DFOLDER= -DFILES=a,b -DOUT= -P embed.cmake   writes that source
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   set(KT_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
@@ -44,10 +44,11 @@ foreach(file ${FILES})
   math(EXPR number "${number} + 1")
 endforeach()
 list(JOIN FILES " " names)
+get_filename_component(floor ${HEADER} DIRECTORY)
 file(WRITE ${OUT} "// Made by cmake/embed.cmake of ${names}.
 #include \"${HEADER}\"
 
-namespace kt {
+namespace kt::inline ${floor} {
 namespace {
 ${arrays}
 const EmbeddedFile kFiles[] = {
@@ -55,5 +56,5 @@ ${rows}};
 }  // namespace
 
 std::span<const EmbeddedFile> ${NAME}() { return kFiles; }
-}  // namespace kt
+}  // namespace kt::inline ${floor}
 ")

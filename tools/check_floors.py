@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Keeps the floors of DESIGN.md true: what a file may include, and where it may ask for the architecture.
 
-A file includes its own folder and lower floors; folders on one floor do not include each other. `#if` on macros of
+A file includes its own folder and lower floors; folders on one floor do not include each other. What it says stands in
+its folder's namespace, `kt::inline FOLDER` (text/ has `kt::inline texts`: text() is a function; helpers of tests that
+several floors share have `kt::testing_*`). `#if` on macros of
 the architecture stands in base/cpu.cc and kernels/isa/ only, and where the test driver switches stacks. Below cli/ no
 string of the product names a --flag: others than the program's users read it, and kt turns `words` into flags itself. A
 type's name is defined once in all of src/: two of one name would be merged by the linker into one of them. Prints
@@ -19,6 +21,8 @@ INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 CONDITION = re.compile(r"\s*#\s*(?:if|ifdef|ifndef|elif|elifdef|elifndef)\b")
 ARCHITECTURE = re.compile(r"\b(__x86_64__|__i386__|__aarch64__|__arm__|_M_X64|_M_ARM64|__AVX\w*|__SSE\w*|__AMX\w*|"
                           r"__FMA__|__F16C__|__ARM_\w+)\b")
+SPACE = re.compile(r"namespace (kt)(?:::inline (\w+))?((?:::\w+)*) \{")
+NAMESPACES = {"text": "texts"}  # where it is not the folder's name
 TYPE = re.compile(r"(?:struct|enum class|enum|class|union)\s+(?:alignas\([^)]*\)\s+)?(\w+)\b(?!::)[^;()]*\{")
 FLAG = re.compile(r'"(?:[^"\\]|\\.)*(?<![\w-])--[a-z](?:[^"\\]|\\.)*"')
 MAY_ASK = ("src/base/cpu.cc", "src/kernels/isa/", "src/cuda/testing/test_blocks.cc")
@@ -56,6 +60,10 @@ def breaches(path, root):
                 yield number, f'includes "{found[1]}": {target}/ is {where} of {folder}/'
         if is_product_below_cli(path, folder) and (found := FLAG.search(line.split("//")[0])):
             yield number, f"names a flag in {found[0]}; write the option's word in backticks, cli/ shows it as its flag"
+        if folder and (found := SPACE.match(line)) and not found[3].startswith("::testing_"):
+            floor = NAMESPACES.get(folder, folder)
+            if found[2] != floor:
+                yield number, f"opens '{found[0][:-2]}'; what stands in {folder}/ is in kt::inline {floor}"
         in_condition = bool(CONDITION.match(line)) or in_condition and lines[number - 2].endswith("\\")
         if in_condition and (macro := ARCHITECTURE.search(line)):
             if not name.startswith(MAY_ASK):
@@ -71,6 +79,8 @@ def types(path):
             anonymous = True
         elif line.startswith("}  // namespace") and not line.startswith("}  // namespace kt"):
             anonymous = False
+        elif found := SPACE.match(line):
+            space = found[1] + found[3]
         elif found := re.match(r"namespace ([\w:]+) \{", line):
             space = found[1]
         elif not anonymous and (found := TYPE.match(line)):

@@ -68,13 +68,13 @@ def headers_of(files):
 
 
 def types_of(headers):
-    """{name: header} of the types that they define in namespace kt."""
+    """{name: header} of the types that they define in namespace kt, of whatever floor."""
     types = {}
     for path in headers:
         ours = True
         for line in lines_of(path):
             if line.startswith("namespace "):
-                ours = line == "namespace kt {"
+                ours = bool(re.fullmatch(r"namespace kt(::inline \w+)? \{", line))
             elif ours and (found := TYPE.match(line)) and "{" in line:
                 types[found[1]] = path
     return types

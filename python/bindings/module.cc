@@ -75,7 +75,7 @@ NB_MODULE(kt_kernel_ext, module) {
   module.def("isas", &all_isas,
              "(name, missing feature or '') of each instruction set of this build, worst first.");
   module.def(
-      "isa", [] { return std::string(kt::kernels().name); },
+      "isa", [] { return std::string(kt::best_kernels().name); },
       "The instruction set in use. ValueError or NotImplementedError where KT_ISA or KT_KERNEL_CPU_VARIANT "
       "names "
       "one that is not known or not here.");

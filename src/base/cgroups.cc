@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline base {
 
 void for_each_cgroup(
     std::string_view list,
@@ -18,4 +18,4 @@ void for_each_cgroup(
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // a * b and a + b, or Error(kInput) "<name>: 3 * 99 overflows". One overload each for sizes and for signed
 // counts; mixed signs do not compile silently into one of them unless an argument says which.
@@ -57,4 +57,4 @@ inline size_t checked_round_up(size_t a, size_t step, std::string_view name) {
   return checked_mul(ceil_div(a, step), step, name);
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 constexpr size_t kMax = std::numeric_limits<size_t>::max();
@@ -48,4 +48,4 @@ TEST(Checked, Rounding) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -16,7 +16,7 @@
 #include <sys/auxv.h>
 #endif
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -221,4 +221,4 @@ void cpu_relax() noexcept {
 #endif
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-namespace kt {
+namespace kt::inline base {
 
 // A feature is true when a program may use it now: the CPU has it and the operating system saves its
 // registers (XCR0 on x86; for AMX also the kernel's permission, which reading the facts requests for the
@@ -33,4 +33,4 @@ const CpuFacts& cpu();
 // meanwhile.
 void cpu_relax() noexcept;
 
-}  // namespace kt
+}  // namespace kt::inline base

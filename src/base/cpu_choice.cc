@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 constexpr int kHighestNode = 1 << 16;
@@ -81,4 +81,4 @@ NodeChoice choose_nodes(const std::vector<std::string>& words, int pools, const 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

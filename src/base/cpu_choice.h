@@ -8,7 +8,7 @@
 #include "base/pool.h"
 #include "base/topology.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // Launch lines are made for larger machines, and more threads than there are cpus only get in each other's
 // way: the options with no more threads than the topology (empty: this machine) has cpus, or than there are
@@ -32,4 +32,4 @@ NodeChoice choose_nodes(const std::vector<std::string>& words, int pools, const 
 // node has and those that there are.
 Topology chosen_nodes(const Topology& topology, const std::vector<int>& ids);
 
-}  // namespace kt
+}  // namespace kt::inline base

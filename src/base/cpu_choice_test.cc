@@ -7,7 +7,7 @@
 #include "base/testing/error_of.h"
 #include "base/testing/temp_folder.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::ElementsAre;
@@ -97,4 +97,4 @@ TEST_F(NodesOfATree, BadListsSayWhatThereIs) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 TEST(Cpu, FactsAreConsistent) {
@@ -23,4 +23,4 @@ TEST(Cpu, EveryTargetHasItsBaseline) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -2,10 +2,10 @@
 #pragma once
 #include <string_view>
 
-namespace kt {
+namespace kt::inline base {
 
 struct EmbeddedFile {
   std::string_view name, bytes;
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

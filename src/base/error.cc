@@ -1,6 +1,6 @@
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -20,4 +20,4 @@ void check_failed(const char* file, int line, const char* condition, const std::
   throw Error(ErrorKind::kInternal, what);
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // What went wrong, by who can mend it. The values are the exit codes of the command line.
 enum class ErrorKind {
@@ -44,7 +44,7 @@ template <typename... Args>
 [[noreturn, gnu::cold]] void check_failed(const char* file, int line, const char* condition,
                                           const std::string& message = {});
 
-}  // namespace kt
+}  // namespace kt::inline base
 
 // KT_CHECK(condition, pattern, args...): throws when the condition is false; the pattern may be left out. For
 // what only we can break. Arguments are evaluated only on failure.

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::HasSubstr;
@@ -57,4 +57,4 @@ TEST(Error, CheckIsOneStatement) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

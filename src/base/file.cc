@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -284,4 +284,4 @@ std::optional<std::string> read_small_file(const std::string& path) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

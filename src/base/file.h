@@ -13,7 +13,7 @@
 
 #include "base/mapped_faults.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // An open file or socket that closes itself. Move-only; -1: none.
 class Descriptor {
@@ -125,4 +125,4 @@ std::string read_file(const std::string& path, size_t most);
 inline constexpr size_t kSmallFile = size_t{64} << 20;
 std::optional<std::string> read_small_file(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline base

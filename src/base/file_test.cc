@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::HasSubstr;
@@ -253,4 +253,4 @@ TEST_F(Files, ReserveMoreThanTheDiskHas) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

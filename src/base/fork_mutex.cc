@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 constinit std::atomic<uint32_t> counted{0};
@@ -55,4 +55,4 @@ void ForkMutex::in_child() {
   after_fork();
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

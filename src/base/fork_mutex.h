@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-namespace kt {
+namespace kt::inline base {
 
 // Forks of this process and its forebears, counted in the child: what was made under another number has lost
 // its threads. A load, where getpid() is a system call.
@@ -54,4 +54,4 @@ class ForkMutex {
   std::atomic<std::thread::id> owner_{};
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

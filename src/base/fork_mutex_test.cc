@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 ForkMutex& test_mutex() {
@@ -68,4 +68,4 @@ TEST(ForkMutex, EveryLockIsMadeOnce) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace kt {
+namespace kt::inline base {
 
 template <typename Signature>
 class FunctionRef;
@@ -46,4 +46,4 @@ class FunctionRef<R(Args...)> {
   R (*call_)(Target_, Args...);
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 int twice(int x) { return 2 * x; }
@@ -46,4 +46,4 @@ TEST(FunctionRef, ForwardsMoveOnlyAndReferences) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

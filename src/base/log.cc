@@ -10,7 +10,7 @@
 #include "base/fork_mutex.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -105,4 +105,4 @@ void log_line_once(LogLevel level, std::string line) noexcept {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

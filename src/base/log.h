@@ -8,7 +8,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline base {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
@@ -41,7 +41,7 @@ void log_once(LogLevel level, std::string_view pattern, const Args&... args) {
   if (level >= log_level()) log_line_once(level, text(pattern, args...));
 }
 
-}  // namespace kt
+}  // namespace kt::inline base
 
 // KT_LOG(LogLevel::kInfo, "{} experts", n): arguments are evaluated only if the level is on.
 #define KT_LOG(level, ...)                                                                          \

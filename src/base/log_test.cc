@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::ElementsAre;
@@ -92,4 +92,4 @@ TEST(LogLevelNames, RoundTrip) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

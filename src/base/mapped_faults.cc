@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/fork_mutex.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // What the handler reads is atomic and never freed: it may come at any time, in any thread.
 struct MappingWatch::Range {
@@ -177,4 +177,4 @@ void touch_pages(std::span<const std::byte> bytes) noexcept {
   if (!bytes.empty()) (void)at[bytes.size() - 1];
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

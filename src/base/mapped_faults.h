@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-namespace kt {
+namespace kt::inline base {
 
 // Error(kInput) naming file and place, if a file that is mapped now was found to end too early. Without one a
 // load and a comparison.
@@ -38,4 +38,4 @@ class MappingWatch {
   Range* range_ = nullptr;
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -17,7 +17,7 @@
 #include "base/pool.h"
 #include "base/testing/temp_folder.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing_files::TempFolder;
@@ -122,4 +122,4 @@ TEST(MappedFaultsDeathTest, AnyOtherFaultEndsTheProcessAsBefore) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -22,7 +22,7 @@
 #include "base/file.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -216,4 +216,4 @@ std::string huge_page_mode(const std::string& root) {
   return modes.substr(open + 1, close - open - 1);
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -7,7 +7,7 @@
 #include <string>
 #include <type_traits>
 
-namespace kt {
+namespace kt::inline base {
 
 enum class HugePages {
   kNone,     // ordinary pages
@@ -83,4 +83,4 @@ uint64_t own_memory(const std::string& root = "");
 // The machine's transparent huge page setting: "always", "madvise", "never", or "unknown".
 std::string huge_page_mode(const std::string& root = "");
 
-}  // namespace kt
+}  // namespace kt::inline base

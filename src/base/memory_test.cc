@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::HasSubstr;
@@ -178,4 +178,4 @@ TEST_F(MemoryFiles, HugePageMode) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -7,7 +7,7 @@
 
 #include "base/topology.h"
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -50,4 +50,4 @@ void futex_wake(const std::atomic<uint32_t>& word, int count) noexcept {
   futex(word, FUTEX_WAKE, static_cast<uint32_t>(count));
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -9,7 +9,7 @@
 
 #include "base/cpu.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // How long a wait may spin. A sleep and a wake-up cost 5 to 50 us, so spinning pays for short waits; longer
 // spins burn the very core that the awaited thread may need (a hypervisor that runs two virtual CPUs on one
@@ -51,4 +51,4 @@ bool spin_until(Done done, std::chrono::nanoseconds budget, Spin how = Spin::kAl
   return false;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

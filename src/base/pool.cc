@@ -20,7 +20,7 @@
 #include "base/signal.h"
 #include "base/signal_mask.h"
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -407,4 +407,4 @@ int Pool::memory_node(int node) const {
   return state_->real ? id : -1;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

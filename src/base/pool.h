@@ -12,7 +12,7 @@
 #include "base/function_ref.h"
 #include "base/topology.h"
 
-namespace kt {
+namespace kt::inline base {
 
 struct Worker {
   int node;   // 0 .. Pool::nodes() - 1
@@ -118,4 +118,4 @@ class Pool {
 // the claiming and is rethrown. For items of some length: each costs an atomic add.
 void run_items(Pool& pool, int64_t count, FunctionRef<void(int64_t)> item);
 
-}  // namespace kt
+}  // namespace kt::inline base

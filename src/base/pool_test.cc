@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::ElementsAre;
@@ -348,4 +348,4 @@ TEST(Pool, EndsWhetherWorkersStartSpinOrSleep) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

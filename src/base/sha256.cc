@@ -7,7 +7,7 @@
 #include "base/cpu.h"
 #include "base/sha256_blocks.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 constexpr size_t kBlock = 64;
@@ -87,4 +87,4 @@ std::string Sha256::hex() {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

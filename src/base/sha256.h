@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace kt {
+namespace kt::inline base {
 
 class Sha256 {
  public:
@@ -21,4 +21,4 @@ class Sha256 {
   uint64_t size_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -10,7 +10,7 @@
 #include "base/cpu.h"
 #include "base/sha256_blocks.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 std::string hex_of(std::string_view characters) {
@@ -63,4 +63,4 @@ TEST(Sha256, InstructionsAgreeWithPortable) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -4,7 +4,7 @@
 
 #include "base/park.h"
 
-namespace kt {
+namespace kt::inline base {
 
 void Signal::set() noexcept {
   // A waiter that sees kSet may destroy *this before the wake below. That is safe: waking looks up an address
@@ -25,4 +25,4 @@ void Signal::wait(std::chrono::nanoseconds spin) const noexcept {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // A flag that threads wait for: spin first, then sleep. What was written before set() is visible after
 // wait(). set() costs an atomic exchange, and a system call only if somebody sleeps. A waiter that has
@@ -49,4 +49,4 @@ class Countdown {
   std::atomic<int> left_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

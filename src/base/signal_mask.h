@@ -2,7 +2,7 @@
 #pragma once
 #include <signal.h>
 
-namespace kt {
+namespace kt::inline base {
 
 // A thread started while this lives takes no signal of those that are sent: they are for the application's
 // threads. What a thread brings upon itself (SIGBUS, SIGSEGV, ...) stays its own: blocked, it would end the
@@ -23,4 +23,4 @@ class BlockSignals {
   sigset_t before_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline base

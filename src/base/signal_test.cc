@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 TEST(Signal, SetBeforeWait) {
@@ -96,4 +96,4 @@ TEST(Countdown, StartsOver) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

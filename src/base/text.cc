@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 
-namespace kt {
+namespace kt::inline base {
 
 namespace {
 
@@ -90,4 +90,4 @@ std::string human_bytes(uint64_t bytes) {
   return out + ' ' + std::string(kUnits[unit]);
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

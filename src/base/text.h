@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace kt {
+namespace kt::inline base {
 
 // One argument of text(), viewed for the duration of the call: a number by value, a string by reference.
 class TextArg {
@@ -56,4 +56,4 @@ std::string text(std::string_view pattern, const Args&... args) {
 // "512 B", "1.5 KiB", "39.2 GiB": one decimal, powers of 1024.
 std::string human_bytes(uint64_t bytes);
 
-}  // namespace kt
+}  // namespace kt::inline base

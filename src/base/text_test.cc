@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 TEST(Text, FillsHolesInOrder) {
@@ -63,4 +63,4 @@ TEST(Text, HumanBytes) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

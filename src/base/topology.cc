@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 
-namespace kt {
+namespace kt::inline base {
 
 int Topology::cores() const {
   size_t n = 0;
@@ -256,4 +256,4 @@ Topology Topology::synthetic(std::string_view spec) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

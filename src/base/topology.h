@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline base {
 
 struct Node {
   int id = 0;                                // the operating system's number of the node
@@ -50,4 +50,4 @@ std::vector<int> allowed_cpus();
 // "0-3,8" as cpu numbers, the kernel's list format; stops at the first thing that is not one.
 std::vector<int> parse_cpu_list(std::string_view list);
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 using testing::ElementsAre;
@@ -160,4 +160,4 @@ TEST_F(Sysfs, CpusOutsideEveryNodeAreKept) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -1,6 +1,6 @@
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline base {
 
 Utf8Step decode_utf8(std::string_view bytes) {
   if (bytes.empty()) return {};
@@ -112,4 +112,4 @@ std::string message_line(std::string_view message) {
   return one_line(message, kMost);
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

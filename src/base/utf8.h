@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline base {
 
 using CodePoint = uint32_t;
 constexpr CodePoint kLastCodePoint = 0x10FFFF;
@@ -57,4 +57,4 @@ std::string one_line(std::string_view words, size_t most);
 // What people read of an error or a log: no more of it than they will.
 std::string message_line(std::string_view message);
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline base {
 namespace {
 
 TEST(Utf8, StepsAreMaximalSubparts) {
@@ -47,4 +47,4 @@ TEST(Utf8, OneLineIsCutInTheMiddleBetweenCharacters) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline base

@@ -9,7 +9,7 @@
 #include "bench/random_matrix.h"
 #include "nn/kv_write.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 std::vector<float> random_values(size_t count, uint64_t seed) {
@@ -146,4 +146,4 @@ LimitFigures AttentionBench::measure(Reader& reader, int tokens, const MeasureFo
                                });
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -8,7 +8,7 @@
 #include "bench/limit_bench.h"
 #include "nn/attention.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct AttentionSetup {
   std::shared_ptr<Pool> pool;
@@ -52,4 +52,4 @@ class AttentionBench {
   std::unique_ptr<KvCache> cache_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline bench

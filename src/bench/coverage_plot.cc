@@ -8,7 +8,7 @@
 #include "bench/plot.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr double kLeft = 64, kRight = 28, kTop = 62, kUnder = 116, kLeastWidth = 620;
@@ -156,4 +156,4 @@ std::string coverage_svg(const std::string& title, const std::vector<CoverageRow
   return out + key(facts.scale, bottom + 62) + "</svg>\n";
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

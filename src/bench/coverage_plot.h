@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline bench {
 
 struct CoverageCell {
   int64_t tokens = 0;
@@ -20,4 +20,4 @@ struct CoverageRow {
 // SVG without scripts or references. One path for each colour, with as many subpaths as cells; class "cells".
 std::string coverage_svg(const std::string& title, const std::vector<CoverageRow>& rows);
 
-}  // namespace kt
+}  // namespace kt::inline bench

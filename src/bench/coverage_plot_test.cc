@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <regex>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 std::vector<CoverageRow> rows(int layers, int experts) {
@@ -85,4 +85,4 @@ TEST(CoveragePlot, NothingAndEqualCountsAreDrawnToo) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

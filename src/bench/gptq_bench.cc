@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "bench/random_matrix.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr size_t kReadBuffer = size_t{64} << 20;
@@ -122,4 +122,4 @@ GptqLayer layer_of(const GptqSetup& setup, const std::vector<GptqPart>& parts) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -8,7 +8,7 @@
 #include "bench/limit_bench.h"
 #include "nn/gptq.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct GptqShape {
   int hidden = 0, inter = 0, experts = 0, top_k = 0;
@@ -57,4 +57,4 @@ struct GptqLayer {
 };
 GptqLayer layer_of(const GptqSetup& setup, const std::vector<GptqPart>& parts);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -9,7 +9,7 @@
 #include "cuda/kernels/args.h"
 #include "nn/gpu_ops.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr int kPeakThreads = 256, kPeakBlocks = 2;  // of a multiprocessor
@@ -154,4 +154,4 @@ GpuFigure GpuBench::attention(const KvShape& shape, int heads, int context) cons
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -8,7 +8,7 @@
 #include "cuda/device.h"
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct GpuLimits {
   double copied = 0;               // bytes a second of its own memory, read and written
@@ -49,4 +49,4 @@ class GpuBench {
   GpuLimits limits_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "bench/random_matrix.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr int kRows = 40,
@@ -95,4 +95,4 @@ KernelCheck check_kernel(const Kernels& kernels, const Kernels& portable, const 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -5,7 +5,7 @@
 
 #include "kernels/plan.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct KernelCheck {
   std::string route;                               // "few", "many_s8", ...
@@ -18,4 +18,4 @@ struct KernelCheck {
 // For `rows` rows of activations against a 40 x 512 matrix of the format.
 KernelCheck check_kernel(const Kernels& kernels, const Kernels& portable, const Format& format, int rows);
 
-}  // namespace kt
+}  // namespace kt::inline bench

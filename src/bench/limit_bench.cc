@@ -7,7 +7,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr size_t kLeastRotation = 1'000'000'000;
@@ -186,4 +186,4 @@ std::vector<LimitFigures> measure_in_turns(const LimitBench& bench, size_t kinds
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

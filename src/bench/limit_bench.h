@@ -10,7 +10,7 @@
 
 #include "bench/measure.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 // Bytes the calls of a benchmark rotate over at least, so that no cache holds the next call's.
 size_t rotation_bytes();
@@ -66,4 +66,4 @@ LimitFigures measure_against_limit(const LimitBench& bench, FunctionRef<void(siz
 std::vector<LimitFigures> measure_in_turns(const LimitBench& bench, size_t kinds,
                                            FunctionRef<void(size_t)> run);
 
-}  // namespace kt
+}  // namespace kt::inline bench

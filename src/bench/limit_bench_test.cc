@@ -9,13 +9,13 @@
 #include "bench/attention_bench.h"
 #include "bench/linear_bench.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 AttentionSetup small_attention() {
   AttentionSetup setup;
   setup.pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  setup.kernels = &kernels();
+  setup.kernels = &best_kernels();
   setup.heads = 8;
   setup.layers = 3;
   setup.shape = {.heads = 2, .d = 64, .dv = 64};
@@ -35,11 +35,11 @@ void expect_sound(const LimitFigures& f) {
 
 TEST(LimitBench, RotatesOverItsCallsAndTakesTheLargerLimit) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  Reader reader(pool, kernels(), 8 << 20);
+  Reader reader(pool, best_kernels(), 8 << 20);
   const std::vector<LimitCall> calls{{1e6, 1e3}, {1e6, 1e3}, {1e6, 1e3}};
   std::vector<size_t> order;
   const LimitFigures f = measure_against_limit({.pool = pool,
-                                                .kernels = &kernels(),
+                                                .kernels = &best_kernels(),
                                                 .product = Product::kF32,
                                                 .reader = &reader,
                                                 .calls = calls,
@@ -61,12 +61,12 @@ TEST(LimitBench, RotatesOverItsCallsAndTakesTheLargerLimit) {
 
 TEST(LimitBench, KindsTakeTurnsAndAreSummedUpApart) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  Reader reader(pool, kernels(), 8 << 20);
+  Reader reader(pool, best_kernels(), 8 << 20);
   const std::vector<LimitCall> calls{{1e6, 1e3}, {2e6, 3e3}, {1e6, 1e3}, {2e6, 3e3}};
   std::vector<size_t> order;
   const std::vector<LimitFigures> kinds =
       measure_in_turns({.pool = pool,
-                        .kernels = &kernels(),
+                        .kernels = &best_kernels(),
                         .product = Product::kF32,
                         .reader = &reader,
                         .calls = calls,
@@ -91,10 +91,10 @@ TEST(LimitBench, KindsTakeTurnsAndAreSummedUpApart) {
 
 TEST(LimitBench, MultiplyingBindsWhereLittleIsRead) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  Reader reader(pool, kernels(), 8 << 20);
+  Reader reader(pool, best_kernels(), 8 << 20);
   const std::vector<LimitCall> calls{{64, 1e9}};
   const LimitFigures f = measure_against_limit({.pool = pool,
-                                                .kernels = &kernels(),
+                                                .kernels = &best_kernels(),
                                                 .product = Product::kF32,
                                                 .reader = &reader,
                                                 .calls = calls,
@@ -106,11 +106,11 @@ TEST(LimitBench, MultiplyingBindsWhereLittleIsRead) {
 
 TEST(LimitBench, SoManyCallsAsWereAskedFor) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  Reader reader(pool, kernels(), 8 << 20);
+  Reader reader(pool, best_kernels(), 8 << 20);
   const std::vector<LimitCall> calls{{1e6, 1e3}, {1e6, 1e3}};
   std::vector<size_t> order;
   const LimitFigures f = measure_against_limit({.pool = pool,
-                                                .kernels = &kernels(),
+                                                .kernels = &best_kernels(),
                                                 .product = Product::kF32,
                                                 .reader = &reader,
                                                 .calls = calls,
@@ -204,7 +204,7 @@ TEST(AttentionBench, MeasuresDecodeAndChunks) {
 TEST(LinearBench, MeasuresCopies) {
   LinearSetup setup;
   setup.pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  setup.kernels = &kernels();
+  setup.kernels = &best_kernels();
   setup.n = 96;
   setup.k = 256;
   setup.copies = 5;
@@ -222,4 +222,4 @@ TEST(LinearBench, MeasuresCopies) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

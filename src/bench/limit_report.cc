@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 std::string padded(std::string_view words, int width) {  // flush right
@@ -65,4 +65,4 @@ std::string remark(const LimitFigures& f) {
   return f.fraction > kTolerated ? "  limit measured too low" : "";
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -7,7 +7,7 @@
 
 #include "bench/limit_bench.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 void put_limit(nlohmann::ordered_json& out, const LimitFigures& f);    // limit, fraction_of_limit, ...
 void put_windows(nlohmann::ordered_json& out, const LimitFigures& f);  // windows, windows_discarded, noisy
@@ -21,4 +21,4 @@ std::string_view limit_note();            // a line that says why
 std::string dropped_cell(const LimitFigures& f);
 std::string remark(const LimitFigures& f);  // after the last column: empty when nothing is wrong
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 using testing::AllOf;
@@ -48,4 +48,4 @@ TEST(LimitReport, JsonKeepsTheFigures) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

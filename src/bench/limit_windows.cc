@@ -5,7 +5,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr double kReadWindow = 3e-3, kMultiplyWindow = 1e-3;  // seconds
@@ -52,4 +52,4 @@ Rates LimitWindows::take() {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -6,7 +6,7 @@
 
 #include "bench/measure.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 class LimitWindows {
  public:
@@ -29,4 +29,4 @@ class LimitWindows {
   std::vector<double> reads_, integers_, floats_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline bench

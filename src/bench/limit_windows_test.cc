@@ -4,11 +4,11 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 TEST(LimitWindows, MediansOfTheLooksSinceTheLastTime) {
-  LimitWindows windows(std::make_shared<Pool>(PoolOptions{.threads = 1}), kernels());
+  LimitWindows windows(std::make_shared<Pool>(PoolOptions{.threads = 1}), best_kernels());
   windows.look_now();
   windows.look_now();
   const Rates first = windows.take();
@@ -19,7 +19,7 @@ TEST(LimitWindows, MediansOfTheLooksSinceTheLastTime) {
 }
 
 TEST(LimitWindows, WorkThatFitsACacheIsLeftAlone) {
-  LimitWindows windows(std::make_shared<Pool>(PoolOptions{.threads = 1}), kernels());
+  LimitWindows windows(std::make_shared<Pool>(PoolOptions{.threads = 1}), best_kernels());
   windows.look_now();
   windows.take();
   windows.look();  // too soon
@@ -31,4 +31,4 @@ TEST(LimitWindows, WorkThatFitsACacheIsLeftAlone) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

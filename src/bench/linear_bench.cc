@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "bench/random_matrix.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 LinearBench::LinearBench(const LinearSetup& setup, const Format& format) : setup_(setup), format_(format) {
   check_shape(format, setup.n, setup.k, "linear");
@@ -61,4 +61,4 @@ LimitFigures LinearBench::measure(Reader& reader, int tokens, const MeasureFor& 
       });
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -7,7 +7,7 @@
 #include "bench/limit_bench.h"
 #include "nn/linear.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct LinearSetup {
   std::shared_ptr<Pool> pool;
@@ -36,4 +36,4 @@ class LinearBench {
   std::vector<Linear> linears_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 // Common words, one token each in most vocabularies.
@@ -77,4 +77,4 @@ int LoadPrompts::words_for(int64_t tokens, const CountTokens& count) {
   return std::max(1, static_cast<int>(std::lround(1 + (static_cast<double>(tokens) - one) / per_word)));
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

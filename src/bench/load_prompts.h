@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline bench {
 
 // How many tokens a text has, or about how many.
 using CountTokens = std::function<int64_t(const std::string& text)>;
@@ -29,4 +29,4 @@ class LoadPrompts {
   uint64_t made_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline bench

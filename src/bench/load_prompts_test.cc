@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 int64_t words_in(const std::string& prompt) { return std::ranges::count(prompt, ' ') + 1; }
@@ -49,4 +49,4 @@ TEST(LoadPrompts, WordsAreFoundForTokens) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -15,7 +15,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr size_t kOperandBytes = 64 * 1024;
@@ -239,4 +239,4 @@ Rates rates_of(const Roofline& r) {
           .float_operations = r.bf16.best > 0 ? r.bf16.median : r.f32.median};
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

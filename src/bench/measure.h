@@ -11,7 +11,7 @@
 #include "kernels/table.h"
 #include "nn/work.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 double now_seconds();
 double seconds_of(FunctionRef<void()> work);
@@ -114,4 +114,4 @@ Roofline measure_quickly(const std::shared_ptr<Pool>& pool, const Kernels& kerne
 // Medians, by the products that judge integer and float codes.
 Rates rates_of(const Roofline& roofline);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 TEST(Quantile, InterpolatesBetweenNeighbours) {
@@ -20,7 +20,7 @@ TEST(Quantile, InterpolatesBetweenNeighbours) {
 
 TEST(Reader, WindowsWrapAroundTheBuffer) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  Reader reader(pool, kernels(), 3 << 20);
+  Reader reader(pool, best_kernels(), 3 << 20);
   EXPECT_GE(reader.size(), size_t{3} << 20);
   for (const size_t bytes : {size_t{1}, size_t{5} << 20, reader.size(), 3 * reader.size() + 64})
     EXPECT_GT(reader.window(bytes), 0);
@@ -29,11 +29,11 @@ TEST(Reader, WindowsWrapAroundTheBuffer) {
 TEST(Multiplier, EveryProductOfEveryRunningIsa) {
   const auto pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
   for (const Product product : {Product::kS8, Product::kBf16, Product::kF32}) {
-    if (!has_product(kernels(), product)) {
-      EXPECT_THROW(Multiplier(pool, kernels(), product), Error);
+    if (!has_product(best_kernels(), product)) {
+      EXPECT_THROW(Multiplier(pool, best_kernels(), product), Error);
       continue;
     }
-    Multiplier multiplier(pool, kernels(), product);
+    Multiplier multiplier(pool, best_kernels(), product);
     EXPECT_GT(multiplier.window(1e-3), 0);
   }
 }
@@ -45,4 +45,4 @@ TEST(HostLoss, IsNeverNegative) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 // What the model had done at the beginning or the end of a phase.
@@ -103,4 +103,4 @@ ModelFigures measure_model(LoadedModel& model, LimitWindows& limits, const Bench
   return {.at = at, .prefill = prefill.figures(counts), .decode = decode.figures(counts)};
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

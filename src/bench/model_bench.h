@@ -10,7 +10,7 @@
 #include "engine/loaded_model.h"
 #include "models/expert_use.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 // One operation, of an average step.
 struct PartFigures {
@@ -36,4 +36,4 @@ struct ModelFigures {
 
 ModelFigures measure_model(LoadedModel& model, LimitWindows& limits, const BenchCase& at, int repeat);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr int kDistinctExperts = 2;  // packed from random weights; the others are copies
@@ -194,4 +194,4 @@ MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, i
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

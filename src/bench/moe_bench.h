@@ -9,7 +9,7 @@
 #include "bench/random_matrix.h"
 #include "nn/experts.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 enum class Routing { kUniform, kZipf };
 
@@ -64,4 +64,4 @@ struct MoeFigures : LimitFigures {  // bytes as stored in a checkpoint
 MoeFigures measure_moe(const MoeModel& model, Reader& reader, Routing routing, int tokens,
                        const MeasureFor& time);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -8,7 +8,7 @@
 #include "bench/random_matrix.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 TEST(DealCalls, OneTokenIsADeckWithoutReplacement) {
@@ -66,7 +66,7 @@ TEST(KernelCheck, PortableAgreesWithItself) {
 TEST(MeasureMoe, FiguresHangTogether) {
   MoeSetup setup;
   setup.pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  setup.kernels = &kernels();
+  setup.kernels = &best_kernels();
   setup.shape = {.experts = 4, .hidden = 256, .inter = 128};
   setup.top_k = 2;
   setup.layers = 2;
@@ -87,4 +87,4 @@ TEST(MeasureMoe, FiguresHangTogether) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

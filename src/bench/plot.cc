@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr double kWidth = 460, kHeight = 320, kChartLeft = 62, kChartRight = 16, kChartTop = 40, kBottom = 46;
@@ -180,4 +180,4 @@ std::string svg(std::span<const BarChart> charts) {
               kChartTop + kBarLine * (static_cast<double>(most) + 1.5), out);
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

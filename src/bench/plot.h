@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace kt {
+namespace kt::inline bench {
 
 struct Series {
   std::string name;
@@ -35,4 +35,4 @@ std::string svg(std::span<const BarChart> charts);
 // The least of 1, 2, 5 times a power of ten that covers [0, most] in at most `steps` steps.
 double tick_step(double most, int steps);
 
-}  // namespace kt
+}  // namespace kt::inline bench

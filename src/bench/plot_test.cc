@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 TEST(Plot, TicksAreRoundNumbers) {
@@ -46,4 +46,4 @@ TEST(Plot, OnePointAndNoneAreDrawnToo) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -9,7 +9,7 @@
 #include "formats/floats.h"
 #include "formats/random_grid.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr float kReach = 0.05f;  // of the largest code times its scale
@@ -154,4 +154,4 @@ Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint64_t seed) 
   return w;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -7,7 +7,7 @@
 
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 // Small and fast (splitmix64); the same numbers everywhere.
 class RandomBits {
@@ -29,4 +29,4 @@ float random_activation(RandomBits& random);
 // Values lie within about 0.1 of zero; no NaN, no infinity.
 Matrix random_matrix(const Format& format, int64_t n, int64_t k, uint64_t seed);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -6,7 +6,7 @@
 #include "bench/measure.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -158,4 +158,4 @@ std::vector<Chart> charts_of(const std::vector<LevelFigures>& levels) {
   return {rate, first, per_token};
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -9,7 +9,7 @@
 #include "bench/plot.h"
 #include "bench/server_load.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 // Exact: out of all values, sorted.
 struct Percentiles {
@@ -49,4 +49,4 @@ std::string table_of(const std::vector<LevelFigures>& levels);  // with lines fo
 nlohmann::ordered_json json_of(const LevelFigures& level);
 std::vector<Chart> charts_of(const std::vector<LevelFigures>& levels);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 StreamOutcome answered(double start, double first, double last, int64_t tokens) {
@@ -67,4 +67,4 @@ TEST(ServerFigures, PercentilesAreOfSortedValues) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -21,7 +21,7 @@
 #include "bench/stream_event.h"
 #include "http/parser.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr HttpLimits kReplyLimits{.body = size_t{1} << 40};  // nothing is kept of a stream
@@ -420,4 +420,4 @@ ProbeResult probe_errors(const LoadTarget& target, int streams, const NextBody& 
   return result;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

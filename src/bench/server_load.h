@@ -12,7 +12,7 @@
 
 #include "http/client.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct LoadTarget {
   HttpUrl url;
@@ -57,4 +57,4 @@ struct ProbeResult {
 // stream that fails is not begun again; when none is left, the probes end early.
 ProbeResult probe_errors(const LoadTarget& target, int streams, const NextBody& next, int count);
 
-}  // namespace kt
+}  // namespace kt::inline bench

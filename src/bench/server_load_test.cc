@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "http/server.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 constexpr int kTokens = 5;
@@ -115,4 +115,4 @@ TEST(ServerLoad, ProbesEndWithTheLastStream) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 using Json = nlohmann::json;
@@ -78,4 +78,4 @@ std::string error_message(std::string_view body) {
   return shortened(std::string(body.substr(0, kMessage)));
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline bench {
 
 struct TokenUsage {
   int64_t prompt = 0, completion = 0;
@@ -27,4 +27,4 @@ StreamEvent read_stream_event(std::string_view data);
 // body.
 std::string error_message(std::string_view body);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 TEST(StreamEvent, TellsTextFromTheRest) {
@@ -60,4 +60,4 @@ TEST(ErrorMessage, KnowsTheUsualShapes) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -11,7 +11,7 @@
 #include "nn/experts_grad.h"
 #include "nn/experts_state.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 // In the order of a turn. A forward's backward is of another turn: in between, other layers pass.
@@ -258,4 +258,4 @@ TrainFigures measure_training(const MoeModel& model, Reader& reader, const Train
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -7,7 +7,7 @@
 
 #include "bench/moe_bench.h"
 
-namespace kt {
+namespace kt::inline bench {
 
 struct TrainSetup {
   int tokens = 1;  // of a call
@@ -41,4 +41,4 @@ void check_factors(const ExpertsShape& shape, int rank);
 TrainFigures measure_training(const MoeModel& model, Reader& reader, const TrainSetup& setup,
                               const MeasureFor& time);
 
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -4,13 +4,13 @@
 
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline bench {
 namespace {
 
 MoeSetup small(int layers) {
   MoeSetup setup;
   setup.pool = std::make_shared<Pool>(PoolOptions{.threads = 2});
-  setup.kernels = &kernels();
+  setup.kernels = &best_kernels();
   setup.shape = {.experts = 4, .hidden = 256, .inter = 128};
   setup.top_k = 2;
   setup.layers = layers;
@@ -34,7 +34,7 @@ TEST(MeasureTraining, FiguresHangTogether) {
         EXPECT_GT(call->seconds, 0);
         EXPECT_GT(call->limit_seconds, 0);
         EXPECT_EQ(call->operations, 6.0 * 256 * 128 * 2 * 5);
-        EXPECT_EQ(call->product, training_product(kernels(), Precision::kDefault));
+        EXPECT_EQ(call->product, training_product(best_kernels(), Precision::kDefault));
       }
       EXPECT_GT(f.experts_hit, 2);
       EXPECT_LE(f.experts_hit, 4);
@@ -47,11 +47,11 @@ TEST(MeasureTraining, FiguresHangTogether) {
 }
 
 TEST(MeasureTraining, F32IsJudgedByItsOwnProduct) {
-  EXPECT_EQ(training_product(kernels(), Precision::kF32), Product::kF32);
-  const Product otherwise = has_product(kernels(), Product::kBf16) ? Product::kBf16 : Product::kF32;
+  EXPECT_EQ(training_product(best_kernels(), Precision::kF32), Product::kF32);
+  const Product otherwise = has_product(best_kernels(), Product::kBf16) ? Product::kBf16 : Product::kF32;
   for (const Precision p : {Precision::kDefault, Precision::kInt8, Precision::kBf16})
-    EXPECT_EQ(training_product(kernels(), p), otherwise);
+    EXPECT_EQ(training_product(best_kernels(), p), otherwise);
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline bench

@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // clang-format off
@@ -523,4 +523,4 @@ constexpr auto kChinese = std::to_array<Translation>({
 
 std::span<const Translation> chinese_words() { return kChinese; }
 
-}  // namespace kt
+}  // namespace kt::inline cli

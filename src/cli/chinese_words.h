@@ -4,8 +4,8 @@
 
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 std::span<const Translation> chinese_words();
 
-}  // namespace kt
+}  // namespace kt::inline cli

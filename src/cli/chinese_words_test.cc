@@ -15,7 +15,7 @@
 #include "cli/verbs.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -148,4 +148,4 @@ TEST(ChineseWords, AreSpokenOnceTheyAreChosen) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 #include "cli/settings.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 std::string first_set(std::initializer_list<const char*> names) {
@@ -47,4 +47,4 @@ Language chosen_language() {
   return wanted == "zh" ? Language::kChinese : Language::kEnglish;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -2,7 +2,7 @@
 #pragma once
 #include <string_view>
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class Language { kEnglish, kChinese };
 
@@ -14,4 +14,4 @@ Language chosen_language();
 // Of a locale's name, "zh_CN.UTF-8"; one of another encoding than UTF-8 is English.
 Language language_of_locale(std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline cli

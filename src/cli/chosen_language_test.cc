@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 TEST(ChosenLanguage, OfALocale) {
@@ -14,4 +14,4 @@ TEST(ChosenLanguage, OfALocale) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "terminal/language.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // As CLI11 sees it: "-1" is a number.
@@ -210,4 +210,4 @@ void take_out_ignored(const CLI::App& app, Words& words) {
   words = std::move(kept);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

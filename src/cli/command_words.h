@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 using Words = std::vector<std::string>;
 
@@ -34,4 +34,4 @@ Words respelt(const CLI::App& app, Words words);
 // in no table, with the nearest one that is.
 void take_out_ignored(const CLI::App& app, Words& words);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "cli/sglang_flags.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using testing::ElementsAre;
@@ -132,4 +132,4 @@ TEST(SglangFlags, ValuesAndReasons) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -14,7 +14,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::string_view kHidden = "(set)";
@@ -170,4 +170,4 @@ void add_config(CLI::App& kt, Invocation& run) {
       "  kt config reset server.port");
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

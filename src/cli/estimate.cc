@@ -9,7 +9,7 @@
 #include "cli/model_flags.h"
 #include "cli/questions.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kUsualContext = 4096;
@@ -91,4 +91,4 @@ void add_estimate(CLI::App& kt, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags, &run] { run_estimate(*flags, run); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

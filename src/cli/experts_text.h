@@ -6,7 +6,7 @@
 #include "models/expert_use.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // "118.0 of 128"
 inline std::string experts_used_text(const ExpertUse& use) {
@@ -19,4 +19,4 @@ inline std::string experts_text(const ExpertUse& use) {
               kBusiest, percent(use.busiest));
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

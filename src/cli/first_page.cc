@@ -18,7 +18,7 @@
 #include "terminal/terminal.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr size_t kMostModels = 6;
@@ -29,7 +29,7 @@ std::string cpu_words() {
   const std::string nodes =
       topology.nodes.size() > 1 ? text(tr(" on {} NUMA nodes"), topology.nodes.size()) : std::string();
   return text(tr("{}{}{}{}, {} kernels"), model, model.empty() ? "" : ", ",
-              tr_counted(topology.cores(), "{} core", "{} cores"), nodes, kernels().name);
+              tr_counted(topology.cores(), "{} core", "{} cores"), nodes, best_kernels().name);
 }
 
 std::string gpu_words() {
@@ -150,4 +150,4 @@ std::string shown_page(const FirstPage& page, int width) {
 
 void print_first_page() { std::fputs(shown_page(first_page(), Terminal::size().width).c_str(), stdout); }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 struct FirstPage {
   struct Fact {
@@ -39,4 +39,4 @@ std::string shown_page(const FirstPage& page, int width);
 
 void print_first_page();
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -7,7 +7,7 @@
 #include "cli/chinese_words.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using testing::HasSubstr;
@@ -91,4 +91,4 @@ TEST(FirstPage, OfThisMachineHasAllItsParts) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

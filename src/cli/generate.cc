@@ -20,7 +20,7 @@
 #include "terminal/terminal_text.h"
 #include "text/chat_template.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct GenerateFlags {
@@ -83,7 +83,7 @@ struct Stats {
 Stats stats_of(LoadedModel& model, const Generation& done, int threads) {
   Stats out{.decoded = static_cast<size_t>(done.decode_steps), .load_seconds = model.load_seconds()};
   out.load_bytes_per_s = model.stored_bytes() / out.load_seconds;
-  out.roofline = measure_quickly(std::make_shared<Pool>(fitted({.threads = threads})), kernels());
+  out.roofline = measure_quickly(std::make_shared<Pool>(fitted({.threads = threads})), best_kernels());
   const Rates rates = rates_of(out.roofline);
   out.prefill = pace(done.prompt.size(), done.prefill_seconds, done.prefill_work, rates);
   out.decode = pace(out.decoded, done.decode_seconds, done.decode_work, rates);
@@ -198,4 +198,4 @@ void add_generate(CLI::App& kt, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_generate(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

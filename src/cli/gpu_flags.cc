@@ -5,7 +5,7 @@
 #include "cuda/driver.h"
 #include "terminal/amounts.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // What `parse` says of words under no name; "": nothing is wrong with them.
@@ -121,4 +121,4 @@ std::string GpuUseFlags::given() const {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -7,7 +7,7 @@
 #include "cli/verbs.h"
 #include "engine/gpu_choice.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 class Settings;
 
@@ -39,4 +39,4 @@ std::string gpu_problem(std::string_view words);
 std::string gpu_experts_problem(std::string_view words);
 std::string expert_placement_problem(std::string_view words);
 
-}  // namespace kt
+}  // namespace kt::inline cli

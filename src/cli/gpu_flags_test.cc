@@ -8,7 +8,7 @@
 #include "cli/sglang_flags.h"
 #include "cuda/driver.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using testing::HasSubstr;
@@ -130,4 +130,4 @@ TEST(GpuSettings, AreCheckedAsTheFlagsAre) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -17,7 +17,7 @@
 #include "terminal/language.h"
 #include "text/yaml.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,4 +107,4 @@ void update_mapping(const std::string& path, std::string_view heading,
   write_atomically(target, out);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // $KT_HOME, else $XDG_CONFIG_HOME/kt, else ~/.config/kt. Nothing is created. Error without any of the three.
 std::string kt_home();
@@ -24,4 +24,4 @@ Json read_mapping(const std::string& path);
 void update_mapping(const std::string& path, std::string_view heading,
                     const std::function<void(Json&)>& change);
 
-}  // namespace kt
+}  // namespace kt::inline cli

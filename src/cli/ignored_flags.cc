@@ -5,7 +5,7 @@
 
 #include "cli/sglang_flags.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 std::vector<IgnoredFlag> ignored_flags(const CLI::App& kt, const Words& words,
                                        const std::vector<const CLI::Option*>& accepted) {
@@ -33,4 +33,4 @@ void print_ignored(const std::vector<IgnoredFlag>& ignored, std::FILE* out) {
   std::fflush(out);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -7,7 +7,7 @@
 
 #include "cli/command_words.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct IgnoredFlag {
   std::string flag;
@@ -21,4 +21,4 @@ std::string ignored_names(const std::vector<IgnoredFlag>& ignored);  // "--tp, -
 // All of them in one line, then why, where that is not plain.
 void print_ignored(const std::vector<IgnoredFlag>& ignored, std::FILE* out);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // One line while layers are read: how far, how fast, how long still.
 class LoadProgress {
@@ -32,4 +32,4 @@ class LoadProgress {
   StatusLine status_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -4,7 +4,7 @@
 #include "models/families.h"
 #include "weights/weight_method.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 std::string weight_method_problem(std::string_view name) {
   try {
@@ -39,4 +39,4 @@ std::string checked_method_format(const std::string& method, const std::string& 
   return format;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

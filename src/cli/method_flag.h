@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline cli {
 
 // What is wrong with a method's name; empty: nothing.
 std::string weight_method_problem(std::string_view name);
@@ -15,4 +15,4 @@ CLI::Validator weight_method_name();
 // they are stored. Error naming the method, how they are stored and the path if that is not what the method says.
 std::string checked_method_format(const std::string& method, const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline cli

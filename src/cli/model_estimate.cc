@@ -12,7 +12,7 @@
 #include "cli/help/flag_words.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 double tokens_per_s(const Work& work, int tokens, const Rates& rates) {
@@ -125,7 +125,7 @@ Estimate estimate_model(OpenedModel& model, const MemoryRequest& use, uint64_t m
 }
 
 Rates measured_rates(int threads) {
-  return rates_of(measure_quickly(std::make_shared<Pool>(fitted({.threads = threads})), kernels()));
+  return rates_of(measure_quickly(std::make_shared<Pool>(fitted({.threads = threads})), best_kernels()));
 }
 
 nlohmann::ordered_json json_of(const Estimate& e) {
@@ -194,4 +194,4 @@ void print_speed(const Estimate& e) {
                 three_digits(tokens_per_s(e.all, e.use.sequences, e.rates)).c_str());
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 
 #include "engine/opened_model.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct Estimate {
   MemoryRequest use;
@@ -44,4 +44,4 @@ void print_memory(const Estimate& estimate, const CLI::App& verb);
 void print_speed(const Estimate& estimate);
 nlohmann::ordered_json json_of(const Estimate& estimate);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 #include "terminal/amounts.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 void add_download_flag(CLI::App& verb, bool& download) {
   verb.add_flag("--download", download,
@@ -162,4 +162,4 @@ void ModelFlags::note_idle_flags() const {
   std::fprintf(stderr, "kt: note: %s\n", text(tr("{}: ignored, no GPU is used; see --gpu"), idle).c_str());
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

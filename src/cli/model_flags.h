@@ -9,7 +9,7 @@
 #include "cli/verbs.h"
 #include "engine/loaded_model.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ModelFlags {
   // `model` is the path, also where a name was given; `found` has the name and what is linked to it.
@@ -57,4 +57,4 @@ inline constexpr const char* kModelHelp =
     "The model: its folder as it was published, a .gguf file, a name of kt model list, or "
     "ORG/REPO[:FILE.gguf] of a hub";
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -11,7 +11,7 @@
 #include "cli/registry/registry.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // Words of a command: "{--output}" is the option's value, "[--format]" the option with its value where it was given, and
@@ -174,4 +174,4 @@ void print_next(const NextStep& step) {
   std::fprintf(beside ? stderr : stdout, "%s\n", text(tr("next: {}"), step.command).c_str());
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

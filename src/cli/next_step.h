@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 // Whether the line may stand among what the verb prints, or beside it on a terminal only.
 enum class NextLine { kNone, kReport, kTerminal };
@@ -26,4 +26,4 @@ bool has_next_step(std::string_view verb);
 // "next: kt run ./out" on standard output, or on standard error where that and standard output are a terminal.
 void print_next(const NextStep& step);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -4,7 +4,7 @@
 
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // The command after these words, with a made-up verb that has what rows ask for.
@@ -97,4 +97,4 @@ TEST(NextStep, EveryVerbHasOne) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

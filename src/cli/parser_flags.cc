@@ -7,7 +7,7 @@
 #include "cli/home.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 std::string listed(const std::vector<std::string>& names) {
@@ -80,4 +80,4 @@ ChatSyntax ParserFlags::syntax(const std::string& chat_template, const Tokenizer
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "server/syntax/chat_syntax.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ParserFlags {
   std::string tools, reasoning;  // empty: by the template
@@ -17,4 +17,4 @@ struct ParserFlags {
   ChatSyntax syntax(const std::string& chat_template, const Tokenizer& tokenizer) const;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

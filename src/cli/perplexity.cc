@@ -14,7 +14,7 @@
 #include "formats/known_formats.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct PerplexityFlags {
@@ -154,4 +154,4 @@ void add_perplexity(CLI::App& kt, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_perplexity(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

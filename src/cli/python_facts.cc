@@ -20,7 +20,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr size_t kMostAnswer = 64 << 10;
@@ -204,4 +204,4 @@ PythonFacts python_on_path(const PythonQuestion& question) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

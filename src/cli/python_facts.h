@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-namespace kt {
+namespace kt::inline cli {
 
 // What importing a module came to.
 struct PythonModule {
@@ -43,4 +43,4 @@ PythonFacts python_on_path(const PythonQuestion& question);
 // The folders a shell here looks into.
 std::string folders_of_path();
 
-}  // namespace kt
+}  // namespace kt::inline cli

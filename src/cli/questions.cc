@@ -16,7 +16,7 @@
 #include "cli/settings.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -400,4 +400,4 @@ std::string command_line(const std::vector<std::string>& words) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

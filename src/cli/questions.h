@@ -9,7 +9,7 @@
 
 #include "terminal/prompts.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // Whether standard input and standard error are a terminal.
 bool can_ask();
@@ -24,4 +24,4 @@ std::vector<std::string> asked_words(CLI::App& app);
 // "kt quant './a model' -o out", as a shell takes it.
 std::string command_line(const std::vector<std::string>& words);
 
-}  // namespace kt
+}  // namespace kt::inline cli

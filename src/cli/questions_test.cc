@@ -8,7 +8,7 @@
 #include "cli/verbs.h"
 #include "terminal/testing/typed.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // The program's verbs, and a kt folder of its own for the life of a test.
@@ -106,4 +106,4 @@ TEST(CommandLine, IsQuoted) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -33,7 +33,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kUsualRequests = 8;
@@ -235,7 +235,7 @@ void print_plan(const RunFlags& flags, const OpenedModel& model, const Estimate&
                  model.spec().moe()->experts, model.spec().moe()->top_k);
   const std::string gpu = model.gpu() ? model.gpu()->facts().describe() : "no GPU is used";
   std::printf("%s; context %d; %s kernels on %s, %s; %s\n\n", experts.c_str(), model.spec().context,
-              std::string(kernels().name).c_str(), counted(model.threads(), "thread").c_str(),
+              std::string(best_kernels().name).c_str(), counted(model.threads(), "thread").c_str(),
               pools_text(model.nodes(), flags.node_ids).c_str(), gpu.c_str());
   print_memory(estimate, *flags.model.verb);
   std::printf("\n");
@@ -473,4 +473,4 @@ void add_run(CLI::App& kt, Invocation& invocation) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -11,7 +11,7 @@
 #include "terminal/language.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::string_view kRunsHeading =
@@ -164,4 +164,4 @@ Words with_saved_run(const CLI::App& app, const Words& words) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "cli/command_words.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // `words` are the arguments of kt, and `kt run --save NAME` among them. What belongs to one call alone (--save, --dry-run,
 // --json, --download) is left out, and paths are written so that they mean the same elsewhere. Error for a key on the
@@ -18,4 +18,4 @@ void forget_run(const std::string& name);  // Error naming those that there are
 // are. Error naming those that there are.
 Words with_saved_run(const CLI::App& app, const Words& words);
 
-}  // namespace kt
+}  // namespace kt::inline cli

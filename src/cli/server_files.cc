@@ -9,7 +9,7 @@
 #include "cli/server_key.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 void warn_if_others_may_read(const std::string& path) {
@@ -51,4 +51,4 @@ void print_request(const std::string& line) {
   std::fwrite(whole.data(), 1, whole.size(), stderr);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 #include "http/tls.h"
 #include "server/server.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ServerFilePaths {
   std::string api_keys = {};  // "": none
@@ -31,4 +31,4 @@ class ServerFiles {
 // The line of a request, whole at once, to stderr.
 void print_request(const std::string& line);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n\v\f";
@@ -66,4 +66,4 @@ std::vector<std::string> server_keys(const KeySources& sources) {
   return {};
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

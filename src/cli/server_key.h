@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 struct KeySources {
   std::optional<std::string> flag = {};  // --api-key
@@ -24,4 +24,4 @@ std::vector<std::string> keys_in_file(const std::string& path);
 // since whoever gave it does not want a server without a key.
 std::vector<std::string> server_keys(const KeySources& sources);
 
-}  // namespace kt
+}  // namespace kt::inline cli

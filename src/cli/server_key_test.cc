@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using testing::AllOf;
@@ -75,4 +75,4 @@ TEST_F(ServerKeyTest, KeysThatNoClientCouldSend) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kInterrupted = 130;
@@ -82,4 +82,4 @@ ReloadOnHangup::~ReloadOnHangup() {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

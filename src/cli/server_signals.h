@@ -5,7 +5,7 @@
 #include "cli/server_files.h"
 #include "server/server.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // Signals that ask the server to stop become bytes in a pipe; the second one ends the process at once.
 class StopSignals {
@@ -29,4 +29,4 @@ class ReloadOnHangup {
   std::thread thread_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

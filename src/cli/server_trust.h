@@ -5,7 +5,7 @@
 
 #include "http/tls.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 inline constexpr const char* kCaFileHelp =
     "For https: trust what the certificates of this PEM file sign; default: the system's authorities, or "
@@ -16,4 +16,4 @@ inline std::shared_ptr<const TlsTrust> trust_of(const std::string& ca_file) {
   return ca_file.empty() ? nullptr : std::make_shared<const TlsTrust>(ca_file);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

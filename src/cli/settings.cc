@@ -14,7 +14,7 @@
 #include "terminal/language.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr auto kSettings = std::to_array<Setting>({
@@ -322,4 +322,4 @@ bool remove_from_setting(std::string_view name, const std::string& entry) {
   return changed;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class SettingType : uint8_t { kText, kInteger, kNumber, kSize, kList };
 
@@ -65,4 +65,4 @@ void change_settings(const Json& values);
 bool add_to_setting(std::string_view name, const std::string& entry);
 bool remove_from_setting(std::string_view name, const std::string& entry);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 #include "text/yaml.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // A kt folder of its own for the life of a test.
@@ -155,4 +155,4 @@ TEST_F(SettingsTest, ALinkToTheFileStaysOne) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // Names without their "--": as they are, a flag takes no value; "=", one; "=?", one or none; "=*", all words up to
@@ -220,4 +220,4 @@ std::string_view reason_to_ignore(std::string_view flag) {
   return row == kReasons.end() ? std::string_view() : row->words;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class FlagValues : uint8_t { kNone, kOne, kMayBeOne, kMany };
 
@@ -19,4 +19,4 @@ std::vector<std::string> sglang_flags();  // all of them, "--mem-fraction-static
 // Why a flag means nothing here: "" where its name says enough.
 std::string_view reason_to_ignore(std::string_view flag);
 
-}  // namespace kt
+}  // namespace kt::inline cli

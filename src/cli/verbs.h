@@ -9,7 +9,7 @@
 #include "cli/command_words.h"
 #include "cli/next_step.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // Filled while the command line is parsed, read afterwards by main.
 struct Invocation {
@@ -58,4 +58,4 @@ constexpr double kMostWidth = 1 << 20, kMostExperts = 1 << 16, kMostTopK = 1 << 
 
 std::string version();  // "0.2.0" at a tag, "0.1.0+g3f2a9c1b0d" without one; see cmake/version.cmake
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -11,7 +11,7 @@
 #include "kt_version.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 std::string platform() {
@@ -36,7 +36,7 @@ struct VersionFlags {
 };
 
 void print_version(const VersionFlags& flags) {
-  const Kernels& used = kernels();
+  const Kernels& used = best_kernels();
   PythonFacts python;
   if (flags.verbose) python = python_on_path({.path = folders_of_path()});
   const auto known = [](const std::string& version) { return version.empty() ? "n/a" : version.c_str(); };
@@ -77,4 +77,4 @@ void add_version(CLI::App& kt, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { print_version(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

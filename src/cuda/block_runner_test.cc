@@ -5,7 +5,7 @@
 
 #include "cuda/testing/driver_fixture.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 class BlockRunnerTest : public CudaDriverTest {
@@ -108,4 +108,4 @@ TEST_F(BlockRunnerTest, DeviceMemoryIsClosedToTheHostAgain) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -12,7 +12,7 @@
 #include "cuda/driver.h"
 #include "cuda/kernel_modules.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 constexpr int kLeastMajor = 8;        // mma of bf16, asynchronous copies
@@ -311,4 +311,4 @@ void GpuStream::wait() {
   gpu_->check(gpu_->cuda_.synchronize(stream_), "finish what was asked of it");
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -13,7 +13,7 @@
 
 #include "cuda/driver_library.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 struct GpuFacts {
   int number = 0;
@@ -149,4 +149,4 @@ class GpuStream {
   CudaStream stream_ = nullptr;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -16,7 +16,7 @@
 #include "cuda/driver_library.h"
 #include "cuda/post_kernels.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 // Set in a process that was forked from one which had the driver: its threads and its device memory are the
@@ -357,4 +357,4 @@ std::string cuda_driver_status() {
   return forked.load(std::memory_order_relaxed) ? kForked : status;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

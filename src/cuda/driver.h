@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kt {
+namespace kt::inline cuda {
 
 // A stream of the caller's: CUstream of the driver, cudaStream_t of the runtime, `cuda_stream` of torch. Null
 // is the legacy default stream.
@@ -145,4 +145,4 @@ class StreamMark {
   CudaEvent event_ = nullptr;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "cuda/testing/driver_fixture.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 using testing::AllOf;
@@ -224,4 +224,4 @@ TEST(CudaAbsenceTest, LibraryThatDoesNotStart) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cuda

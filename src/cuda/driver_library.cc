@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -121,4 +121,4 @@ CudaLibrary open_cuda_library() {
   return library;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -7,7 +7,7 @@
 
 #include "cuda/driver.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 using CudaResult = int;                  // 0: done, else the number of an error
 using CudaDevice = int;                  // 0, 1, 2 ...
@@ -102,4 +102,4 @@ CudaLibrary open_cuda_library();
 // after it was found.
 const CudaSymbols* cuda_symbols();
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "cuda/testing/driver_fixture.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 using testing::AllOf;
@@ -387,4 +387,4 @@ TEST_F(CudaDriverTest, BuffersAreZeroAlignedAndMove) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cuda

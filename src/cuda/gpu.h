@@ -26,7 +26,7 @@
 // clang-format on
 #define KT_TEXT(words) #words
 
-namespace kt::gpu {
+namespace kt::inline cuda::gpu {
 
 // 16 bytes, which a thread loads at once from a multiple of 16.
 struct alignas(16) Words {
@@ -166,7 +166,7 @@ KT_GPU uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
   return out;
 }
 
-}  // namespace kt::gpu
+}  // namespace kt::inline cuda::gpu
 
 #else
 
@@ -174,7 +174,7 @@ KT_GPU uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
 
 #endif
 
-namespace kt::gpu {
+namespace kt::inline cuda::gpu {
 
 constexpr int kWarp = 32;
 
@@ -219,4 +219,4 @@ KT_GPU uint16_t to_bf16(float x) {
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
-}  // namespace kt::gpu
+}  // namespace kt::inline cuda::gpu

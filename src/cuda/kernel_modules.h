@@ -4,8 +4,8 @@
 
 #include "base/embedded_file.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 std::span<const EmbeddedFile> kernel_modules();  // "rows.ptx"; zero-terminated
 
-}  // namespace kt
+}  // namespace kt::inline cuda

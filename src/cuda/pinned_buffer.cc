@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "cuda/driver.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 constexpr size_t kAlignment = 64;
@@ -49,4 +49,4 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
   return *this;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -1,6 +1,6 @@
 #include "cuda/post_kernels.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // A loop of the block's threads over %count units of UNIT bytes, from %from to %to.
 #define KT_COPY(LABEL, UNIT, LOAD, STORE, NUMBERS) \
@@ -129,4 +129,4 @@ READY:
 #undef KT_COPY_16
 #undef KT_COPY_4
 
-}  // namespace kt
+}  // namespace kt::inline cuda

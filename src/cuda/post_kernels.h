@@ -2,8 +2,8 @@
 // GPU it finds: no build needs a toolkit, none is tied to a generation.
 #pragma once
 
-namespace kt {
+namespace kt::inline cuda {
 
 extern const char kPostKernels[];
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -11,7 +11,7 @@
 #include "cuda/driver.h"
 #include "cuda/testing/driver_fixture.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 using testing::HasSubstr;
@@ -178,4 +178,4 @@ TEST_F(PostTest, RefusesPiecesInOddPlaces) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -2,7 +2,7 @@
 
 #include "cuda/driver.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 StreamMark::~StreamMark() {
   if (event_) cuda_driver()->end_event(event_);
@@ -27,4 +27,4 @@ void StreamMark::hold(CudaStream stream) const {
   if (event_) cuda_driver()->hold(stream, event_);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -5,7 +5,7 @@
 
 #include "cuda/testing/driver_fixture.h"
 
-namespace kt {
+namespace kt::inline cuda {
 namespace {
 
 class StreamMarkTest : public CudaDriverTest {};
@@ -99,4 +99,4 @@ TEST_F(StreamMarkTest, ErrorsSayWhatWasAsked) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/function_ref.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -157,4 +157,4 @@ BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens, con
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

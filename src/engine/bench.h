@@ -5,7 +5,7 @@
 
 #include "engine/scheduler.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct BenchCase {
   int prompt = 512;  // tokens of each sequence
@@ -35,4 +35,4 @@ int bench_slots(const BenchCase& c);
 // scheduler's, for lengths that do not fit the context or the cache.
 BenchResult run_bench(StepModel& model, const BenchCase& c, int step_tokens, const BenchHooks& hooks = {});
 
-}  // namespace kt
+}  // namespace kt::inline engine

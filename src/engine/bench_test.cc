@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "nn/work.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // Counts what it is asked to do; likes no token best.
@@ -86,4 +86,4 @@ TEST(Bench, LengthsThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -12,7 +12,7 @@
 #include "models/families.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 Json json_or_empty(const std::string& path) {
@@ -125,4 +125,4 @@ const Tokenizer& DescribedModel::tokenizer() const {
   return *tokenizer_;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

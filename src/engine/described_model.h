@@ -12,7 +12,7 @@
 #include "weights/checkpoint.h"
 #include "weights/kt/kt_origin.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 enum class TokenizerNeed : uint8_t {
   kNeeded,      // an Error where there is none
@@ -55,4 +55,4 @@ class DescribedModel {
   Json template_tokens_ = Json::object();
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace kt {
+namespace kt::inline engine {
 
 Engine::Engine(StepModel& model, const Tokenizer* tokenizer, SchedulerOptions options,
                std::function<void()> after_step)
@@ -128,4 +128,4 @@ void Engine::run() {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

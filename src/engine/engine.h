@@ -9,7 +9,7 @@
 
 #include "engine/scheduler.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct Generated {
   std::vector<SampledToken> tokens;
@@ -69,4 +69,4 @@ class Engine {
   std::thread thread_;  // last: it uses all of the above
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

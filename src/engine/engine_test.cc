@@ -7,7 +7,7 @@
 
 #include "engine/testing/fake_model.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 TEST(Engine, GeneratesFromManyThreads) {
@@ -87,4 +87,4 @@ TEST(Engine, ErrorsOfARequestComeAtOnce) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // Only the choices can come: the one with the highest logit is taken.
@@ -139,4 +139,4 @@ void evaluate(StepModel& model, const Tokenizer& tokenizer, const std::vector<Ev
   Evaluation(model, tokenizer, cases, options, on_answer).run(stop);
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -9,7 +9,7 @@
 
 #include "engine/scheduler.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct EvaluationCase {
   std::vector<TokenId> prompt;  // the question, at least a token
@@ -47,4 +47,4 @@ void evaluate(StepModel& model, const Tokenizer& tokenizer, const std::vector<Ev
               const EvaluationOptions& options, const std::function<void(EvaluationAnswer)>& on_answer,
               const std::atomic<bool>& stop);
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -7,7 +7,7 @@
 
 #include "engine/testing/fake_model.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 std::vector<EvaluationCase> random_cases(size_t count) {
@@ -111,4 +111,4 @@ TEST(Evaluation, StopsAndTellsWhatBroke) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

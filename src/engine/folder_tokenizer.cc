@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr const char* kJsonFile = "/tokenizer.json";
@@ -136,4 +136,4 @@ Tokenizer read_folder_tokenizer(const std::string& folder) {
   return Tokenizer::from_sentencepiece(read_file(file, kSmallFile), file, read_extras(folder));
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

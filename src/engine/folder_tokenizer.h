@@ -6,7 +6,7 @@
 
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // The file that the tokenizer would be read from; nullopt where none is there.
 std::optional<std::string> tokenizer_file_of(const std::string& folder);
@@ -17,4 +17,4 @@ std::optional<std::string> tokenizer_file_of(const std::string& folder);
 // naming the file, tokenizer.json where there is none; Error(kUnsupported) for ranks of other tokenizers.
 Tokenizer read_folder_tokenizer(const std::string& folder);
 
-}  // namespace kt
+}  // namespace kt::inline engine

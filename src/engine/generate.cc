@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "engine/scheduler.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                     const std::function<void(std::string_view)>& emit) {
@@ -58,4 +58,4 @@ Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const Gener
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

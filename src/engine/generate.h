@@ -10,7 +10,7 @@
 #include "engine/sampler.h"
 #include "models/expert_use.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct GenerateOptions {
   int max_tokens = 256;
@@ -35,4 +35,4 @@ struct Generation {
 Generation generate(LoadedModel& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                     const std::function<void(std::string_view)>& emit = {});
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -5,7 +5,7 @@
 #include "engine/gguf_vocabulary.h"
 #include "text/tokenizer/piece_vocabulary.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 Json byte_level(bool trim) {
@@ -144,4 +144,4 @@ Json tokenizer_json_of(const GgufVocabulary& vocabulary) {
             {"merges", merges}}}};
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -8,7 +8,7 @@
 #include "base/utf8.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr uint32_t kI32 = 5, kF32 = 6;  // GGUF value types
@@ -178,4 +178,4 @@ std::vector<SideFile> gguf_tokenizer_files(const Checkpoint& checkpoint) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -9,7 +9,7 @@
 #include "weights/checkpoint.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // The arrays a GgufVocabulary views.
 struct GgufVocabularyArrays {
@@ -34,4 +34,4 @@ Json tokenizer_config_of(const Checkpoint& checkpoint, const GgufVocabulary& voc
 // The two as files of a folder. A tokenizer that is not read gives none of them, and a log line says why.
 std::vector<SideFile> gguf_tokenizer_files(const Checkpoint& checkpoint);
 
-}  // namespace kt
+}  // namespace kt::inline engine

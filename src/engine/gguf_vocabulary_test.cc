@@ -5,7 +5,7 @@
 #include "base/testing/error_of.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using testing::HasSubstr;
@@ -111,4 +111,4 @@ TEST(GgufVocabulary, NoMoreTokensThanRows) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

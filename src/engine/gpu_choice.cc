@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 GpuChoice gpu_choice_named(std::string_view words) {
   if (words == "off") return {};
@@ -16,4 +16,4 @@ GpuChoice gpu_choice_named(std::string_view words) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -7,7 +7,7 @@
 
 #include "models/expert_order.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct GpuChoice {
   // kAuto: the first device, where there is one that can and the model fits; the CPU otherwise, and a note says why.
@@ -27,4 +27,4 @@ struct PlacementOptions {
   std::string statistics = {};                  // a file of them; empty: none
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -2,7 +2,7 @@
 
 #include "engine/transformer_steps.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 LoadedModel::LoadedModel(DescribedModel described, std::string dialect, std::vector<std::string> adapters,
                          std::shared_ptr<Pool> pool, std::shared_ptr<const Gpu> gpu,
@@ -26,4 +26,4 @@ std::unique_ptr<Runner> LoadedModel::make_runner(int pages, const MemoryRequest&
 int LoadedModel::max_tokens() const { return transformer_->max_tokens(); }
 double LoadedModel::stored_bytes() const { return transformer_->stored_bytes(); }
 
-}  // namespace kt
+}  // namespace kt::inline engine

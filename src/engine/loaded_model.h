@@ -7,7 +7,7 @@
 #include "engine/opened_model.h"
 #include "engine/runner.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class LoadedModel : public DescribedModel {
  public:
@@ -43,4 +43,4 @@ class LoadedModel : public DescribedModel {
   double load_seconds_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

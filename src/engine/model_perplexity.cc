@@ -7,7 +7,7 @@
 #include "engine/calibration/document_tokens.h"
 #include "engine/calibration/sample_rows.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // The logits of one window after the other, from a runner whose cache holds one.
@@ -85,4 +85,4 @@ Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, L
   return measure_divergence(tokens, other, window, windows, &pool);
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

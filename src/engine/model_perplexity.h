@@ -8,7 +8,7 @@
 #include "engine/loaded_model.h"
 #include "engine/perplexity.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // The first `most` tokens of a file: of .jsonl (and .json) the samples that calibration makes of its rows, of
 // others the documents between separators (DocumentTokens). `end` follows each. Errors: as calibration's.
@@ -26,4 +26,4 @@ struct MeasureOptions {
 Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, LoadedModel* reference,
                           const MeasureOptions& options);
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -17,7 +17,7 @@
 #include "nn/cpu_ops.h"
 #include "nn/gpu_ops.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -265,4 +265,4 @@ LoadedModel OpenedModel::load(const LoadOptions& options) && {
           seconds};
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -21,7 +21,7 @@
 #include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class LoadedModel;
 class Transformer;
@@ -134,4 +134,4 @@ class OpenedModel : public DescribedModel {
   double seconds_ = 0;                  // of opening, without what DescribedModel reads
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -6,7 +6,7 @@
 #include "engine/opened_model.h"
 #include "models/transformer.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // CUDA does not tell what its context takes. No more than the card has not free, and some hundred MiB in any case.
@@ -200,4 +200,4 @@ void OpenedModel::note_placement(const Placement& placed) const {
   note(text("{}: {}", gpu_->facts().describe(), parts));
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "engine/sampler.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 namespace {
 
@@ -136,4 +136,4 @@ Divergence measure_divergence(std::span<const TokenId> tokens, WindowLogits refe
   return measure(tokens, model, &reference, options, pool);
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -11,7 +11,7 @@
 #include "base/pool.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // Logits [count, vocabulary] of window[first, first + count), each given the window's tokens up to it. Called
 // for rising rows without gaps; first == 0 begins a new window. The view is valid until the next call.
@@ -48,4 +48,4 @@ Perplexity measure_perplexity(std::span<const TokenId> tokens, WindowLogits logi
 Divergence measure_divergence(std::span<const TokenId> tokens, WindowLogits reference, WindowLogits model,
                               const PerplexityOptions& options, Pool* pool = nullptr);
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "engine/testing/fake_model.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using testing::ElementsAre;
@@ -122,4 +122,4 @@ TEST(Perplexity, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

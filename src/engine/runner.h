@@ -10,7 +10,7 @@
 #include "nn/step_parts.h"
 #include "nn/work.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // What all steps of a runner so far did.
 struct StepTotals {
@@ -36,4 +36,4 @@ class Runner : public StepModel {
   virtual const ExpertCounts* expert_counts() const = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

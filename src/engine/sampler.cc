@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 namespace {
 
@@ -290,4 +290,4 @@ TokenId Sampler::draw(std::span<const float> logits, float highest) {
   return candidates_.back().id;  // rounding
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -10,7 +10,7 @@
 #include "text/constraint.h"
 #include "text/tokenizer/bpe.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // The filters apply in this order: a constraint's mask, penalties, temperature, top-k, top-p, min-p; the
 // defaults leave all of them out.
@@ -95,4 +95,4 @@ double log_sum_exp(std::span<const float> logits, float highest);
 // The highest logit. Error(kInput) "logits: NaN for token 7 of 4096" for NaN, +inf, or if all are -inf.
 float highest_logit(std::span<const float> logits);
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using testing::HasSubstr;
@@ -268,4 +268,4 @@ TEST(Sampler, SaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -7,7 +7,7 @@
 #include "engine/stop_matcher.h"
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 using Clock = std::chrono::steady_clock;
 
@@ -477,4 +477,4 @@ void Scheduler::remove_ended() {
   std::erase_if(waiting_, ended);
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -20,7 +20,7 @@
 #include "text/constraint.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 using RequestId = uint64_t;  // rising, from 1
 
@@ -182,4 +182,4 @@ class Scheduler {
   SchedulerStats counts_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

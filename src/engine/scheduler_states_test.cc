@@ -8,7 +8,7 @@
 #include "engine/testing/fake_model.h"
 #include "engine/testing/requests.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using Tokens = std::vector<TokenId>;
@@ -296,4 +296,4 @@ TEST(SchedulerStates, SoakOfChats) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -8,7 +8,7 @@
 #include "engine/testing/requests.h"
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using testing::HasSubstr;
@@ -479,4 +479,4 @@ TEST(Scheduler, SoakOfSubmitsAndCancels) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

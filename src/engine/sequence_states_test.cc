@@ -9,7 +9,7 @@
 #include "engine/sequence_store.h"
 #include "engine/testing/counted_tokens.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr auto kLasting = SnapshotKind::kLasting;
@@ -385,4 +385,4 @@ TEST(SequenceStates, RandomUseOfFewSlots) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 SequenceStore::SequenceStore(StoreSizes sizes, CopyState copy_state) : copy_state_(std::move(copy_state)) {
   if (sizes.pages < 1) fail("KV cache: expected at least 1 page, got {}", sizes.pages);
@@ -282,4 +282,4 @@ void StoredSequence::release() {
   rolling_ = SequenceStore::kNone;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

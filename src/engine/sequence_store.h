@@ -16,7 +16,7 @@
 #include "nn/kv_cache.h"
 #include "text/tokenizer/bpe.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class StoredSequence;
 
@@ -172,4 +172,4 @@ class StoredSequence {
   int32_t rolling_ = SequenceStore::kNone;  // page of its own with its last rolling snapshot
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

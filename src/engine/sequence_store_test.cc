@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 void fill(StoredSequence& sequence, const Tokens& tokens) {
@@ -266,4 +266,4 @@ TEST(SequenceStore, AgreesWithANaiveOne) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

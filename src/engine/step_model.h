@@ -8,7 +8,7 @@
 #include "base/function_ref.h"
 #include "text/tokenizer/bpe.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // New tokens of one sequence.
 struct StepSequence {
@@ -57,4 +57,4 @@ class StepModel {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 namespace {
 constexpr size_t kMostStops = 64, kMostBytes = 4096;
@@ -63,4 +63,4 @@ std::string StopMatcher::flush() {
   return std::exchange(held_, {});
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

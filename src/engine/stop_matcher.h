@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline engine {
 
 // Holds back the end of the text while it could still become a stop string. The match is the one that is
 // complete first, the longest among those that end together; so how the text is cut into pieces makes no
@@ -38,4 +38,4 @@ class StopMatcher {
   bool done_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using testing::HasSubstr;
@@ -112,4 +112,4 @@ TEST(StopMatcher, AnyCutGivesTheSame) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

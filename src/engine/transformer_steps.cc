@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/mapped_faults.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 SequenceInput::Logits logits_of(const StepSequence& sequence) {
@@ -70,4 +70,4 @@ StepTotals TransformerSteps::totals() const {
   return totals_;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -8,7 +8,7 @@
 #include "engine/runner.h"
 #include "models/transformer.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class TransformerSteps final : public Runner {
  public:
@@ -38,4 +38,4 @@ class TransformerSteps final : public Runner {
   StepTotals totals_;  // under mutex_
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -11,7 +11,7 @@
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // The demo model, small enough to load for every test.
@@ -219,4 +219,4 @@ TEST(TransformerSteps, AModelWhoseFileLosesItsEnd) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

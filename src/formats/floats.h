@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace kt {
+namespace kt::inline formats {
 
 struct bf16 {
   uint16_t bits = 0;
@@ -153,4 +153,4 @@ inline constexpr float kE4m3Limit = 464.0f;
 // vectorises on every baseline; it needs the default rounding mode, as everything else does.
 constexpr float round_half_even(float value) { return (value + 12582912.0f) - 12582912.0f; }
 
-}  // namespace kt
+}  // namespace kt::inline formats

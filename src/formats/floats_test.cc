@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -207,4 +207,4 @@ TEST(RoundHalfEven, AgreesWithNearbyint) {
 static_assert(to_f32(to_f16(1.0f)) == 1.0f && to_bf16(1.0f).bits == 0x3F80 && e8m0_for(7.0f, 7.0f) == 127);
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline formats

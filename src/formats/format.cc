@@ -8,7 +8,7 @@
 #include "formats/known_formats.h"
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 std::string_view name_of(Code code) {
@@ -175,4 +175,4 @@ double stored_bits(const Format& format, int64_t n, int64_t k) {
   return bits / (rows * columns);
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline formats {
 
 enum class Code : uint8_t {
   kI8,  // two's complement
@@ -184,4 +184,4 @@ std::string name_of(const Format& format);
 // Bits per weight as stored in a checkpoint, scales included, for an n x k matrix.
 double stored_bits(const Format& format, int64_t n, int64_t k);
 
-}  // namespace kt
+}  // namespace kt::inline formats

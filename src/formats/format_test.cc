@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 using testing::ElementsAre;
@@ -67,4 +67,4 @@ TEST(Format, StoredBitsCountShortSpansWhole) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline formats

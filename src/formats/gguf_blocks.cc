@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "formats/gguf_grid_blocks.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 constexpr int kNowhere = -1;
@@ -415,4 +415,4 @@ std::vector<std::byte> gguf_from_matrix(GgufType type, const MatrixView& w, std:
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

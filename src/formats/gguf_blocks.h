@@ -11,7 +11,7 @@
 #include "formats/format.h"
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 // The values are the type numbers in files.
 enum class GgufType : uint32_t {
@@ -60,4 +60,4 @@ Matrix matrix_from_gguf(GgufType type, std::span<const std::byte> rows, int64_t 
 // within what the type stores, which holds for what quantise() and matrix_from_gguf() make.
 std::vector<std::byte> gguf_from_matrix(GgufType type, const MatrixView& w, std::string_view name = "tensor");
 
-}  // namespace kt
+}  // namespace kt::inline formats

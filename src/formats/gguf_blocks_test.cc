@@ -14,7 +14,7 @@
 
 // Bit-exactness with the reference implementation is tests/formats_gguf_test.py; here are layouts by hand,
 // the round trip and the errors.
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 using testing::AllOf;
@@ -184,4 +184,4 @@ TEST(GgufBlocks, ErrorsSayWhatWasExpected) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline formats

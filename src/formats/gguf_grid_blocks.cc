@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "formats/grids.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 constexpr int kColumns = 256, kSigned = 8;  // columns of a block, and those whose signs stand together
@@ -182,4 +182,4 @@ void encode_grid_block(GgufType type, const GridBlock<const uint8_t>& from, uint
     write(block, nibble_of_super(type, i), uint32_t{from.super[i / 2]} >> i % 2 * 4 & 15);
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -6,7 +6,7 @@
 
 #include "formats/gguf_blocks.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 // Plain codes of a block's 256 columns, the integer scales of its spans and their f16 factor.
 template <class Byte>
@@ -22,4 +22,4 @@ void decode_grid_block(GgufType type, const uint8_t* block, const GridBlock<uint
 void encode_grid_block(GgufType type, const GridBlock<const uint8_t>& from, uint8_t* block,
                        std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 #include "formats/grids.inc"
@@ -140,4 +140,4 @@ int grid_index(Code code, const uint8_t* codes) {
   return eighth == 1 ? entry : eighth == 7 ? entry + grid_entries(code) : -1;
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

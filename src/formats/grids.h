@@ -5,7 +5,7 @@
 
 #include "formats/format.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 // Entries of a grid: of kIq1 those without the eighth, which is the index's highest bit.
 constexpr int grid_entries(Code code) { return 256 << (code == Code::kIq1 ? 3 : grid_of(code).high_bits); }
@@ -24,4 +24,4 @@ void look_up(Code code, int index, uint8_t* codes);
 // The index that gives these codes but for their signs; -1 where the grid has none.
 int grid_index(Code code, const uint8_t* codes);
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -7,7 +7,7 @@
 
 #include "formats/format.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 struct NamedFormat {
   std::string_view name;
@@ -62,4 +62,4 @@ std::vector<NamedFormat> rounded_formats();
 // The group sizes there are: columns of one scale in every named format that is `like` but for them, ascending.
 std::vector<int> group_sizes(Format like);
 
-}  // namespace kt
+}  // namespace kt::inline formats

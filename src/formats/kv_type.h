@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-namespace kt {
+namespace kt::inline formats {
 
 enum class KvType : uint8_t { kF32, kBf16, kS8 };  // kS8: a scale for each key
 constexpr int kv_bytes(KvType type) { return type == KvType::kF32 ? 4 : type == KvType::kBf16 ? 2 : 1; }
@@ -11,4 +11,4 @@ constexpr int kv_bytes(KvType type) { return type == KvType::kF32 ? 4 : type == 
 inline constexpr int kKvBlock = 64;    // keys that lie together
 inline constexpr int kKvColumns = 32;  // d and dv are padded to multiples of this, with zeros
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -26,7 +26,7 @@
 
 #include "formats/format.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 inline constexpr int kBlockRows = 16;
 inline constexpr int kChunk = 64;
@@ -187,4 +187,4 @@ constexpr Header header_of(const Layout& layout, int spans_per_record) {
   return h;
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 template <class T>
@@ -238,4 +238,4 @@ void check_finite(const MatrixView& w, std::string_view name) {
   if (w.format.min != Min::kNone) check(min_at, 1, "the min");
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

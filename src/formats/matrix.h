@@ -9,7 +9,7 @@
 
 #include "formats/format.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 // Non-owning. All pointers are to row-major arrays:
 //   codes       [n, k]                        1, 2 or 4 bytes each (code_bytes)
@@ -65,4 +65,4 @@ Matrix quantise(const Format& format, std::span<const float> values, int64_t n, 
 // Throws an Error naming `name` if a code, scale or min is not a finite number.
 void check_finite(const MatrixView& w, std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -13,7 +13,7 @@
 #include "formats/floats.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 using testing::AllOf;
@@ -194,4 +194,4 @@ TEST(CheckFinite, NamesTensorRowAndColumn) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline formats

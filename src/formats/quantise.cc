@@ -8,7 +8,7 @@
 #include "formats/floats.h"
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 // Part of the values that shares one scale, and where its codes go.
@@ -367,4 +367,4 @@ Matrix quantise(const Format& format, std::span<const float> values, int64_t n, 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

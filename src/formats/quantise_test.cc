@@ -15,7 +15,7 @@
 #include "formats/known_formats.h"
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline formats {
 namespace {
 
 using testing::AllOf;
@@ -309,4 +309,4 @@ TEST(Quantise, RefusesWhatCannotBeStored) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline formats

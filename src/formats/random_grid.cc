@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "formats/grids.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 void fill_grid_codes(Code code, std::span<uint8_t> codes, FunctionRef<uint64_t()> random) {
   const Grid grid = grid_of(code);
@@ -17,4 +17,4 @@ void fill_grid_codes(Code code, std::span<uint8_t> codes, FunctionRef<uint64_t()
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline formats

@@ -6,9 +6,9 @@
 #include "base/function_ref.h"
 #include "formats/format.h"
 
-namespace kt {
+namespace kt::inline formats {
 
 // Any entries of the grid with any signs, as 64 bits at a time of `random` have it.
 void fill_grid_codes(Code code, std::span<uint8_t> codes, FunctionRef<uint64_t()> random);
 
-}  // namespace kt
+}  // namespace kt::inline formats

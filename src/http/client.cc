@@ -14,7 +14,7 @@
 #include "http/parser.h"
 #include "http/socket.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 // A reply that is collected whole; a stream has no end by itself.
@@ -314,4 +314,4 @@ void HttpClient::cancel() noexcept {
   errno = before;
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -10,7 +10,7 @@
 #include "http/message.h"
 #include "http/tls.h"
 
-namespace kt {
+namespace kt::inline http {
 
 struct HttpUrl {
   std::string host;
@@ -60,4 +60,4 @@ class SseReader {
   bool has_data_ = false, after_return_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -11,7 +11,7 @@
 #include "http/socket.h"
 #include "http/test_socket.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using namespace std::chrono_literals;
@@ -191,4 +191,4 @@ TEST(SseReader, ReadsEvents) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline http

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "http/io_loop.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using namespace std::chrono_literals;
@@ -293,4 +293,4 @@ void IoLoop::throw_away(Connection& c) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

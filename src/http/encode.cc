@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "http/head.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 constexpr std::string_view kHex = "0123456789ABCDEF";
@@ -136,4 +136,4 @@ std::string encode_request(const HttpRequest& request, std::string_view target, 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -6,7 +6,7 @@
 
 #include "http/message.h"
 
-namespace kt {
+namespace kt::inline http {
 
 struct ReplyForm {
   bool old_version = false;  // the request was HTTP/1.0
@@ -26,4 +26,4 @@ inline constexpr std::string_view kLastChunk = "0\r\n\r\n";
 // `target` is the path as it was decoded; `host` what the Host header says.
 std::string encode_request(const HttpRequest& request, std::string_view target, std::string_view host);
 
-}  // namespace kt
+}  // namespace kt::inline http

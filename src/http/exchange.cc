@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline http {
 
 Mailbox::Mailbox() : wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!wake_) fail_as(ErrorKind::kUnsupported, "eventfd: {}", error_name(errno));
@@ -231,4 +231,4 @@ void Responder::note(std::string words) const { state_->exchange->note(std::move
 bool Responder::gone() const { return state_->exchange->gone(); }
 void Responder::on_gone(std::function<void()> call) const { state_->exchange->on_gone(std::move(call)); }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -15,7 +15,7 @@
 #include "http/server.h"
 #include "http/socket.h"
 
-namespace kt {
+namespace kt::inline http {
 
 class Exchange;
 
@@ -120,4 +120,4 @@ struct Responder::State {
   State& operator=(const State&) = delete;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 // Chunk extensions mean nothing to us; a line longer than this is somebody wasting our time.
@@ -246,4 +246,4 @@ void BodyDecoder::push_trailers(std::string_view& bytes) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -8,7 +8,7 @@
 
 #include "http/message.h"
 
-namespace kt {
+namespace kt::inline http {
 
 struct HttpLimits {
   size_t head = 32 << 10;  // bytes of the first line and the headers, and again of trailers
@@ -124,4 +124,4 @@ class BodyDecoder {
   HttpFailure failure_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using namespace std::chrono_literals;
@@ -259,4 +259,4 @@ void IoLoop::refuse(Connection& c, int status, const std::string& why) {
   flush(c);
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -15,7 +15,7 @@
 #include "http/server.h"
 #include "http/socket.h"
 
-namespace kt {
+namespace kt::inline http {
 
 // Bytes that count in a sum while this lives.
 class Share {
@@ -152,4 +152,4 @@ class IoLoop {
   std::string plain_;  // what bytes of the wire meant
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline http {
 
 char lower_ascii(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
 
@@ -57,4 +57,4 @@ std::string_view reason_of(int status) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace kt {
+namespace kt::inline http {
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
@@ -32,4 +32,4 @@ struct HttpReply {
 
 std::string_view reason_of(int status);  // "Not Found"
 
-}  // namespace kt
+}  // namespace kt::inline http

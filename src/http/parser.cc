@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 int hex_digit(char c) {
@@ -204,4 +204,4 @@ void ReplyReader::end_head() {
   stage_ = body_.done() ? Stage::kDone : Stage::kBody;
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -8,7 +8,7 @@
 #include "http/head.h"
 #include "http/message.h"
 
-namespace kt {
+namespace kt::inline http {
 
 class RequestParser {
  public:
@@ -79,4 +79,4 @@ class ReplyReader {
 // %XX decoded; nullopt for an escape without two hex digits, and for %00.
 std::optional<std::string> decode_path(std::string_view path);
 
-}  // namespace kt
+}  // namespace kt::inline http

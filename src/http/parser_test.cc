@@ -6,7 +6,7 @@
 
 #include "http/encode.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using testing::HasSubstr;
@@ -325,4 +325,4 @@ TEST(Encode, RequestsComeBack) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline http

@@ -12,7 +12,7 @@
 #include "http/io_loop.h"
 #include "http/socket.h"
 
-namespace kt {
+namespace kt::inline http {
 
 struct HttpServer::State {
   State(HttpServerOptions options, Listeners listeners, Handler call)
@@ -120,4 +120,4 @@ void HttpServer::drain() { state_->loop.drain(); }
 bool HttpServer::drained() const { return state_->loop.drained(); }
 int HttpServer::connections() const { return state_->loop.connections(); }
 
-}  // namespace kt
+}  // namespace kt::inline http

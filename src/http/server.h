@@ -11,7 +11,7 @@
 #include "http/message.h"
 #include "http/tls.h"
 
-namespace kt {
+namespace kt::inline http {
 
 // One request and what became of it.
 struct HttpRecord {
@@ -99,4 +99,4 @@ class HttpServer {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -9,7 +9,7 @@
 #include "http/server.h"
 #include "http/test_server.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using namespace std::chrono_literals;
@@ -207,4 +207,4 @@ TEST_F(HttpServerLimits, SurvivesWithoutFileDescriptors) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline http

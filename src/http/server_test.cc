@@ -10,7 +10,7 @@
 #include "http/client.h"
 #include "http/test_server.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using namespace std::chrono_literals;
@@ -383,4 +383,4 @@ TEST_F(HttpServerTest, ListensOnNamesAndBothVersions) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline http

@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -187,4 +187,4 @@ void watch_peer(int socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 6);
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

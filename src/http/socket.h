@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace kt {
+namespace kt::inline http {
 
 class Fd {
  public:
@@ -47,4 +47,4 @@ void set_no_delay(int socket);
 // The kernel asks an idle peer every few seconds whether it is there; one that is not becomes an error of the socket.
 void watch_peer(int socket);
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -1,6 +1,6 @@
 #include "http/client.h"
 
-namespace kt {
+namespace kt::inline http {
 
 std::vector<std::string> SseReader::push(std::string_view piece) {
   constexpr std::string_view kField = "data";
@@ -29,4 +29,4 @@ std::vector<std::string> SseReader::push(std::string_view piece) {
   return events;
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

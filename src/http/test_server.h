@@ -15,7 +15,7 @@
 #include "http/server.h"
 #include "http/test_socket.h"
 
-namespace kt {
+namespace kt::inline http {
 
 inline constexpr std::string_view kHello = "GET /hello HTTP/1.1\r\nHost: a\r\n\r\n";
 
@@ -90,4 +90,4 @@ class HttpServerTest : public testing::Test {
   std::unique_ptr<HttpServer> server;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

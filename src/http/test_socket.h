@@ -11,7 +11,7 @@
 
 #include "http/socket.h"
 
-namespace kt {
+namespace kt::inline http {
 
 class TestSocket {
  public:
@@ -68,4 +68,4 @@ class TestSocket {
   std::string got_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

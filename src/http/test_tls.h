@@ -11,7 +11,7 @@
 #include "http/test_socket.h"
 #include "http/tls.h"
 
-namespace kt {
+namespace kt::inline http {
 
 // A folder of key pairs, gone with this.
 class TestCertificates {
@@ -89,4 +89,4 @@ class TestTlsSocket {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

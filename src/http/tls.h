@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline http {
 
 // One side of one connection. One thread at a time.
 class TlsSession {
@@ -63,4 +63,4 @@ class TlsTrust {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline http

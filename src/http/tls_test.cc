@@ -14,7 +14,7 @@
 #include "http/test_server.h"
 #include "http/test_tls.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 using namespace std::chrono_literals;
@@ -283,4 +283,4 @@ TEST(TlsTest, IsSaidToBeMissing) {
 #endif
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline http

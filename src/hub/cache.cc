@@ -9,7 +9,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 namespace fs = std::filesystem;
@@ -280,4 +280,4 @@ std::string repo_of_folder(const std::string& folder) {
   return name.substr(kStart.size(), dashes - kStart.size()) + "/" + name.substr(dashes + 2);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

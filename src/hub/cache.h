@@ -8,7 +8,7 @@
 
 #include "hub/repository.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 // The folder of the hub cache, by the variables that huggingface_hub reads, in its order.
 std::string hub_cache_folder();
@@ -55,4 +55,4 @@ std::vector<HubFile> known_sums(const std::string& folder);
 // "ORG/REPO" of a folder in a cache, "" if it is in none.
 std::string repo_of_folder(const std::string& folder);
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -10,7 +10,7 @@
 #include "hub/part_file.h"
 #include "hub/transfers.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 namespace fs = std::filesystem;
@@ -148,4 +148,4 @@ DownloadResult Download::run() {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

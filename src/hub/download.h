@@ -10,7 +10,7 @@
 #include "hub/cache.h"
 #include "hub/hub_client.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 struct DownloadProgress {
   uint64_t bytes = 0,
@@ -70,4 +70,4 @@ class Download {
   std::string folder_;  // where the files are seen: the snapshot, or the plain folder
 };
 
-}  // namespace kt
+}  // namespace kt::inline hub

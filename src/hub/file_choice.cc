@@ -5,7 +5,7 @@
 #include "hub/download.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 bool ends_with_any(const std::string& path, std::span<const std::string_view> ends) {
@@ -97,4 +97,4 @@ FileChoice select_files(const RepoListing& listing, const DownloadRequest& reque
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -7,7 +7,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 constexpr uint64_t kLargestFile = uint64_t{1} << 43;  // 8 TiB
@@ -100,4 +100,4 @@ std::vector<HubFile> files_of_modelscope(std::string_view answer, const std::str
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -9,7 +9,7 @@
 #include "hub/cache.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 constexpr int kTries = 4, kMostRedirects = 5, kMostPages = 2000;
@@ -213,4 +213,4 @@ std::string HubClient::read(const RepoListing& listing, const std::string& path,
   return get(file_url(listing, path), listing.repo, listing.revision, most).body;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -7,7 +7,7 @@
 #include "hub/repository.h"
 #include "hub/web.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 struct RepoListing {
   RepoId repo;
@@ -62,4 +62,4 @@ bool is_passing(int status);  // 408, 429 and what a server says of itself
 // How long to wait: what the server asks for (at most five minutes), else longer each time.
 std::chrono::milliseconds pause_after(int failures, const WebHead& head);
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -5,7 +5,7 @@
 #include "base/testing/error_of.h"
 #include "hub/download.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 using ::testing::HasSubstr;
@@ -86,4 +86,4 @@ TEST(FileChoice, LeavesOutWhatIsThereTwice) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -14,7 +14,7 @@
 #include "base/sha256.h"
 #include "hub/sha1.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 std::string reason(int code) { return std::generic_category().message(code); }
@@ -147,4 +147,4 @@ std::string wrong_bytes(const std::string& path, const HubFile& expected,
   return text("expected {} {}, found {}", large ? "sha256" : "git sha1", expected.sum(), found);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

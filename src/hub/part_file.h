@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "hub/repository.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 // Held while it lives; a crash gives it back.
 class FolderLock {
@@ -71,4 +71,4 @@ class PartFile {
 std::string wrong_bytes(const std::string& path, const HubFile& expected,
                         const std::function<void(uint64_t)>& advance = {});
 
-}  // namespace kt
+}  // namespace kt::inline hub

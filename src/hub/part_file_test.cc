@@ -9,7 +9,7 @@
 #include "base/testing/temp_folder.h"
 #include "hub/sha1.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 using ::testing::HasSubstr;
@@ -91,4 +91,4 @@ TEST(PartFile, FollowsNoLink) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hub

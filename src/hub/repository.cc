@@ -9,7 +9,7 @@
 #include "base/utf8.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 constexpr std::string_view kGgufEnd = ".gguf";
@@ -162,4 +162,4 @@ std::vector<std::string> gguf_models(std::span<const HubFile> files) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline hub {
 
 enum class HubSource : uint8_t { kHuggingFace, kModelScope };
 std::string_view name_of(HubSource source);  // "hf", "modelscope"
@@ -61,4 +61,4 @@ std::vector<HubFile> gguf_set(std::span<const HubFile> files, const std::string&
 // The .gguf models of a repository, each by its first file.
 std::vector<std::string> gguf_models(std::span<const HubFile> files);
 
-}  // namespace kt
+}  // namespace kt::inline hub

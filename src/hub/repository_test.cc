@@ -4,7 +4,7 @@
 
 #include "base/testing/error_of.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 using ::testing::ElementsAre;
@@ -75,4 +75,4 @@ TEST(Repository, SetsOfGguf) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-namespace kt {
+namespace kt::inline hub {
 
 void Sha1::take_block(const std::byte* block) {
   std::array<uint32_t, 80> w;
@@ -63,4 +63,4 @@ std::string git_blob_head(uint64_t bytes) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

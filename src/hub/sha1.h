@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace kt {
+namespace kt::inline hub {
 
 class Sha1 {
  public:
@@ -25,4 +25,4 @@ class Sha1 {
 // What a git blob of this many bytes begins with: "blob 12\0"; its name is the sum of that and the bytes.
 std::string git_blob_head(uint64_t bytes);
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -11,7 +11,7 @@
 #include "base/sha256.h"
 #include "hub/part_file.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 namespace fs = std::filesystem;
@@ -132,4 +132,4 @@ void Store::finish() {
   write_atomically(path.string(), listing_.commit);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -6,7 +6,7 @@
 #include "hub/cache.h"
 #include "hub/hub_client.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 class Store {
  public:
@@ -39,4 +39,4 @@ class Store {
   std::optional<DownloadRecord> before_;       // what an earlier download brought into a plain folder
 };
 
-}  // namespace kt
+}  // namespace kt::inline hub

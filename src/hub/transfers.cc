@@ -14,7 +14,7 @@
 #include "hub/part_file.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -347,4 +347,4 @@ uint64_t transfer_files(HubClient& client, const RepoListing& listing, Store& st
   return Transfers(client, listing, store, request, std::move(jobs)).run();
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -7,7 +7,7 @@
 #include "hub/download.h"
 #include "hub/store.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 struct TransferJob {
   HubFile file;
@@ -18,4 +18,4 @@ struct TransferJob {
 uint64_t transfer_files(HubClient& client, const RepoListing& listing, Store& store,
                         const DownloadRequest& request, std::vector<TransferJob> jobs);
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline hub {
 
 std::string WebHead::field(const std::string& name) const {
   const auto found = fields.find(name);
@@ -46,4 +46,4 @@ std::string escaped(std::string_view path) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline hub {
 
 struct WebHead {
   int status = 0;
@@ -64,4 +64,4 @@ std::string origin_of(const std::string& url);
 // Bytes that may not stand in an address as %XX; '/' stays.
 std::string escaped(std::string_view path);
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -2,7 +2,7 @@
 
 #include "hybrid/stream_call.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // A slot has one letter on its way at most, and a context has fewer slots (StreamSlots).
@@ -43,4 +43,4 @@ uint64_t CallRing::asked() const noexcept {
   return at;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

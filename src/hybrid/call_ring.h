@@ -8,7 +8,7 @@
 #include "cuda/driver.h"
 #include "hybrid/cpu_team.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 struct StreamCall;
 
@@ -48,4 +48,4 @@ class CallRing final : public TaskSource {
   std::atomic<int> expected_{0};
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -12,7 +12,7 @@
 #include "hybrid/stream_call.h"
 #include "hybrid/streams.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // Rings of a context are few: threads that ask at once for one team use up one.
@@ -82,4 +82,4 @@ TEST(CallRings, ALetterBehindAGapIsWaitedForOnlySoLong) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -20,7 +20,7 @@
 #include "base/park.h"
 #include "base/signal_mask.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // After a task the thread and the pool's workers spin this long for the next one: attention of one layer on a
@@ -399,4 +399,4 @@ void CpuTeam::check_process() const {
 const std::shared_ptr<Pool>& CpuTeam::pool() const { return state_->pool; }
 const std::shared_ptr<Workspace>& CpuTeam::workspace() const { return state_->workspace; }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -10,7 +10,7 @@
 #include "base/pool.h"
 #include "nn/experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 struct CpuTeamOptions {
   int threads = 0;              // 0: one for each core, but for `spare` of the cpus
@@ -94,4 +94,4 @@ class CpuTeam {
   std::shared_ptr<State> state_;  // the team's thread has the other
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

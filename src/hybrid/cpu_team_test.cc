@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/signal.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::HasSubstr;
@@ -317,4 +317,4 @@ TEST(CpuTeam, LeavesCpusToOthers) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "hybrid/expert_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // Heavier first, then the earlier slot; NaN is lighter than all. A total order, so that sorting is safe.
@@ -46,4 +46,4 @@ void split_deferred(std::span<const int64_t> ids, std::span<const float> weights
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

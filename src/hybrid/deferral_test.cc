@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "hybrid/expert_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::ElementsAre;
@@ -102,4 +102,4 @@ TEST(SplitDeferred, AgreesWithTheDefinition) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

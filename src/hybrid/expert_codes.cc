@@ -11,7 +11,7 @@
 #include "hybrid/layer_source.h"
 #include "weights/dialects/plane_matrix.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // How a matrix of a method lies in memory.
@@ -218,4 +218,4 @@ std::unique_ptr<ExpertSource> source_of_codes(const ExpertCodes& codes, const Ex
   return std::make_unique<CodeSource>(codes, options, method);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

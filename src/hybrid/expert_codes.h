@@ -6,7 +6,7 @@
 #include "hybrid/expert_layer.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // The one layer of the options, whose experts are `codes` as checkpoints of `method` store them:
 //
@@ -25,4 +25,4 @@ namespace kt {
 std::unique_ptr<ExpertSource> source_of_codes(const ExpertCodes& codes, const ExpertLayerOptions& options,
                                               const WeightMethod& method);
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -8,7 +8,7 @@
 #include "formats/gguf_blocks.h"
 #include "hybrid/testing/test_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::HasSubstr;
@@ -124,4 +124,4 @@ TEST(ExpertCodes, ForwardAddsToTheOutputWhereAsked) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

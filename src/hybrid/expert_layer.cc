@@ -11,7 +11,7 @@
 #include "formats/floats.h"
 #include "hybrid/expert_layer_state.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 constexpr int kTokensOfItem = 4;     // of the addition of carries
@@ -276,4 +276,4 @@ const Experts& ExpertLayer::experts() const {
 
 CpuTeam& ExpertLayer::team() const { return *state_->team; }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -12,7 +12,7 @@
 #include "nn/experts_grad.h"
 #include "weights/weight_method.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 struct ExpertLayerOptions {
   int layer = 0;
@@ -164,4 +164,4 @@ std::vector<uint64_t> release_buffers();
 // Of page-locked memory that streams and captured graphs have.
 size_t held_buffer_bytes();
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

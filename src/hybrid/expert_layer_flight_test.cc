@@ -7,7 +7,7 @@
 #include "hybrid/stream_slots.h"
 #include "hybrid/testing/device_batch.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::Each;
@@ -272,4 +272,4 @@ TEST_F(StreamFlight, ErrorsOfReplaysAreThrownByTheNextCallOfTheLayer) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

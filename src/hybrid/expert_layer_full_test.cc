@@ -11,7 +11,7 @@
 
 #include "hybrid/testing/device_batch.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using namespace std::chrono_literals;
@@ -97,4 +97,4 @@ TEST_F(FullStream, TheBytesAreAskedFor) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

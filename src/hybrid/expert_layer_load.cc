@@ -9,7 +9,7 @@
 #include "hybrid/shared_experts.h"
 #include "models/load_experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 ExpertsOptions options_for(const ExpertLayerOptions& o) {
@@ -109,4 +109,4 @@ void ExpertLayer::load_codes(const ExpertCodes& codes, std::span<const int64_t> 
   s.replace(loaded_from(*source, s.options, *s.team, physical_to_logical), physical_to_logical, nullptr);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

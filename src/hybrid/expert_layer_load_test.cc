@@ -13,7 +13,7 @@
 #include "weights/kt/kt_plan.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::AllOf;
@@ -260,4 +260,4 @@ TEST_F(LoadFiles, AFailedLoadKeepsTheOldWeights) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

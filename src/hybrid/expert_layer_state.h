@@ -11,7 +11,7 @@
 #include "hybrid/expert_layer.h"
 #include "hybrid/layer_model.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // The pairs of one forward, cut by split_deferred(): [tokens, top_k] each, -1 where the other has it.
 struct DeferredPairs {
@@ -79,4 +79,4 @@ ForwardArgs forward_args(const LayerCall& call, void* output, Real output_type);
 // What a layer put off is dropped: no later layer of its model followed with as many tokens. Logged once.
 void warn_of_dropped(int layer);
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

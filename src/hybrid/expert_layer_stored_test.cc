@@ -12,7 +12,7 @@
 #include "weights/testing/files.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using testing_files::GgufBytes;
@@ -325,4 +325,4 @@ TEST(StoredLoad, Gguf) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

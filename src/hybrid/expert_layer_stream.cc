@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "hybrid/streams.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 constexpr size_t kMostCarries = 64;  // models times threads, and captures that ended with one
@@ -388,4 +388,4 @@ size_t held_buffer_bytes() {
   return sum;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -11,7 +11,7 @@
 #include "hybrid/expert_layer.h"
 #include "hybrid/testing/device_batch.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::Each;
@@ -482,4 +482,4 @@ TEST_F(ExpertLayerStream, PrintsItsHostTime) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -14,7 +14,7 @@
 #include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::Each;
@@ -339,4 +339,4 @@ TEST(ExpertLayer, PrintsItsOverhead) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -4,7 +4,7 @@
 #include "hybrid/expert_layer.h"
 #include "hybrid/expert_layer_state.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 ForwardArgs ExpertLayer::State::train_args(const LayerCall& call, std::vector<uint8_t>& mask_bytes) {
   team->check_process();
@@ -45,4 +45,4 @@ void ExpertLayer::train_backward(const LayerCall& call, const ExpertLora& lora, 
                  .lora_grads = back.lora_grads});
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -7,7 +7,7 @@
 #include "hybrid/expert_layer.h"
 #include "hybrid/testing/test_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 constexpr int kRank = 3;
@@ -85,4 +85,4 @@ TEST(ExpertLayerTrain, TwoThreadsHaveTheBitsOfOne) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -9,7 +9,7 @@
 #include "formats/floats.h"
 #include "hybrid/expert_layer_state.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 constexpr int64_t kBlocksOfItem = 4;
@@ -274,4 +274,4 @@ size_t ExpertLayer::w2_scale_bytes(int ranks) const {
   return static_cast<size_t>(cut.scale_rows(cut.down, cut.hidden) * cut.scale_row(cut.down, cut.share()));
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -9,7 +9,7 @@
 #include "base/testing/error_of.h"
 #include "hybrid/testing/test_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::AllOf;
@@ -191,4 +191,4 @@ TEST(ExpertWrite, ErrorsOfOtherWorkAreNotItsOwn) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

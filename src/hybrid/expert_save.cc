@@ -9,7 +9,7 @@
 #include "hybrid/expert_values.h"
 #include "weights/kt/kt_arrays.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 namespace fs = std::filesystem;
@@ -111,4 +111,4 @@ void save_kt_layer(const ExpertSource& source, const KtLayer& to, Pool& pool) {
   if (error) fail("{}/{}: {}", to.folder, name, error.message());
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -7,7 +7,7 @@
 #include "formats/floats.h"
 #include "hybrid/layer_source.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 int64_t size_of(Real type) { return type == Real::kF32 ? 4 : 2; }
@@ -99,4 +99,4 @@ std::unique_ptr<StoredMatrix> matrix_of_values(std::string name, const Format& f
                                        type);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

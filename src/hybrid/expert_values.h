@@ -5,7 +5,7 @@
 #include "hybrid/expert_layer.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // One layer, `layer`, whose experts are `values` in these formats. The values must outlive it. Reading names
 // expert, projection, row and column of a value that is not finite or that the format cannot hold.
@@ -25,4 +25,4 @@ struct KtLayer {
 };
 void save_kt_layer(const ExpertSource& source, const KtLayer& to, Pool& pool);
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

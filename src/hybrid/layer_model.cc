@@ -7,7 +7,7 @@
 #include "base/fork_mutex.h"
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // The model that was begun last under a key; it goes with its last layer.
@@ -54,4 +54,4 @@ void LayerSeat::leave() noexcept {
   if (newest->second.layers.empty()) all.newest.erase(newest);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // A layer's place in its model, from its making on. Any thread.
 class LayerSeat {
@@ -30,4 +30,4 @@ class LayerSeat {
   bool seated_ = true;
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

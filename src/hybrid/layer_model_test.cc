@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using Seat = std::unique_ptr<LayerSeat>;
@@ -67,4 +67,4 @@ TEST(LayerModel, NamesTellModelsMadeByTurns) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

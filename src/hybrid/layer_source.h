@@ -8,7 +8,7 @@
 #include "nn/experts.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 class LayerSource : public ExpertSource {
  public:
@@ -34,4 +34,4 @@ class LayerSource : public ExpertSource {
   int layer_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -4,7 +4,7 @@
 
 #include "models/load_experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 LinearSteps::LinearSteps(std::shared_ptr<CpuTeam> team) : team_(std::move(team)), work_(team_->pool()) {}
 
@@ -23,4 +23,4 @@ void LinearLayer::forward(int m, const float* x, int64_t x_stride, float* y, int
   steps_->work_.run(m, {&call, 1});
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

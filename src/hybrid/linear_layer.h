@@ -10,7 +10,7 @@
 #include "nn/linear.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // What linears of one team share: the memory that a step takes. One step at a time.
 class LinearSteps {
@@ -40,4 +40,4 @@ class LinearLayer {
   Linear linear_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -8,7 +8,7 @@
 #include "base/fork_mutex.h"
 #include "models/families.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // Who has which path open. Entries of paths that nobody uses any more are dropped when another one is opened.
@@ -52,4 +52,4 @@ void forget_experts(const std::string& path) {
   open.sources.erase(key_of(path));
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -6,7 +6,7 @@
 #include "base/testing/error_of.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::HasSubstr;
@@ -27,4 +27,4 @@ TEST(SharedExperts, NamesWhatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

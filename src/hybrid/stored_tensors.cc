@@ -9,7 +9,7 @@
 #include "models/families.h"
 #include "weights/stored_names.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 std::string replaced(std::string name, std::string_view from, std::string_view to) {
@@ -185,4 +185,4 @@ std::unique_ptr<StoredMatrix> StoredTensors::matrix(std::string_view module) con
   fail("{}: expected a matrix, found {}", name, kt::describe(*at.tensor));
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -12,7 +12,7 @@
 #include "weights/experts.h"
 #include "weights/linears.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // Any thread may ask. "model.layers.3.mlp.experts.7.up_proj.weight" and the fused "...experts.gate_up_proj"
 // [experts, 2 inter, hidden] and "...experts.down_proj" are known too, whichever of them is stored.
@@ -56,4 +56,4 @@ class StoredTensors {
   mutable bool looked_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

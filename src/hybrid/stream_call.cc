@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 constexpr size_t kKeptAtRest = 1 << 20;  // bytes
@@ -108,4 +108,4 @@ void StreamCall::wait(void* argument) noexcept {
   it.waited.store(true, std::memory_order_release);
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -10,7 +10,7 @@
 #include "hybrid/call_ring.h"
 #include "hybrid/expert_layer_state.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // What a layer put off: [tokens, hidden] sums for the next layer of its model. The team works in order, so
 // the reader needs no other word that they are written.
@@ -70,4 +70,4 @@ struct StreamCall {
   void run_later() noexcept;
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using State = StreamSlot::State;
@@ -126,4 +126,4 @@ std::vector<std::unique_ptr<StreamSlot>> StreamSlots::give_back() {
   return given;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

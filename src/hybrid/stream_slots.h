@@ -10,7 +10,7 @@
 
 #include "cuda/driver.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 // Which stream a handle means: 1 is another word for the null stream, and 2 is the default stream of the
 // thread that says it, one for each.
@@ -88,4 +88,4 @@ class StreamSlots {
   uint64_t uses_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -11,7 +11,7 @@
 
 #include "hybrid/testing/device_batch.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 using ::testing::HasSubstr;
@@ -188,4 +188,4 @@ TEST(StreamSlots, StreamsOfACaptureShareAFew) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline hybrid

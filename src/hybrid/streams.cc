@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 namespace {
 
 // Never destroyed: at the end of the process streams may still be at work.
@@ -164,4 +164,4 @@ std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const vo
   return ring;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -22,7 +22,7 @@
 #include "hybrid/stream_call.h"
 #include "hybrid/stream_slots.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 using LayerState = ExpertLayer::State;
 using Layers = std::vector<std::shared_ptr<LayerState>>;
@@ -139,4 +139,4 @@ class LockedScope {
 // The ring by which the context asks the team for work, made if need be; null where it has no more of them.
 std::shared_ptr<CallRing> ring_of(const std::shared_ptr<CpuTeam>& team, const void* context);
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

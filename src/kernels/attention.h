@@ -5,7 +5,7 @@
 
 #include "formats/kv_type.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 constexpr int kv_pack(KvType type) { return 4 / kv_bytes(type); }  // numbers of a 4-byte word
 
@@ -145,4 +145,4 @@ struct AttentionKernels {
   void (*choose)(const ChooseArgs&) noexcept;
 };
 
-}  // namespace kt
+}  // namespace kt::inline kernels

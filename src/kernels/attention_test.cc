@@ -9,7 +9,7 @@
 #include "kernels/testing/guarded.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 struct Case {
@@ -383,4 +383,4 @@ TEST(Attend, KeysOfValues) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

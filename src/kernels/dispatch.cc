@@ -24,7 +24,7 @@
 #undef KT_LEFT_OUT
 #undef KT_COMPILED
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 struct Row {
@@ -100,7 +100,7 @@ const Kernels& kernels_named(std::string_view name) {
 const GramKernels& gram_kernels(const Kernels& table) { return *row_of(table).gram; }
 const BackKernels& back_kernels(const Kernels& table) { return *row_of(table).back; }
 
-const Kernels& kernels() {
+const Kernels& best_kernels() {
   static const Kernels* chosen = [] {
     for (const char* variable : {"KT_ISA", "KT_KERNEL_CPU_VARIANT"})
       if (const char* name = std::getenv(variable); name && *name) return &kernels_named(name);
@@ -112,4 +112,4 @@ const Kernels& kernels() {
   return *chosen;
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

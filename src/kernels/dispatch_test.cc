@@ -8,7 +8,7 @@
 #include "kernels/testing/matrices.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 using testing::AllOf;
@@ -70,7 +70,7 @@ TEST(Dispatch, TheBestIsTheLastThatRuns) {
   const Kernels* best = nullptr;
   for (const IsaStatus& isa : isas())
     if (!isa.missing) best = isa.table;
-  EXPECT_EQ(&kernels(), best);
+  EXPECT_EQ(&best_kernels(), best);
   EXPECT_STREQ(isas()[0].table->name, "portable");
   EXPECT_EQ(isas()[0].missing, nullptr);
 }
@@ -136,4 +136,4 @@ TEST(Plan, NamesPrecisions) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -7,7 +7,7 @@
 #include "formats/layout.h"
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 inline constexpr int kGramRows = 512;  // rows of X in a panel: sums stay in registers as long
 inline constexpr int kGramSide = 32;   // columns of a strip; H is made in squares of this side
@@ -101,7 +101,7 @@ struct GramKernels {
   // Sums of weight * (value - code * scale)^2, without mins.
   void (*scale_error)(const ScaleErrorArgs&) noexcept;
 };
-// Those that belong to a table of kernels() or kernels_named().
+// Those that belong to a table of best_kernels() or kernels_named().
 const GramKernels& gram_kernels(const Kernels& table);
 
 constexpr int64_t gram_strip_bytes() { return int64_t{kGramSide} * kGramRows * 2; }
@@ -109,4 +109,4 @@ constexpr int64_t gram_panel_bytes(int columns, int code_bytes) {
   return (int64_t{columns} + kGramSide - 1) / kGramSide * kGramSide * kGramRows * code_bytes;
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -21,7 +21,7 @@ extern const kt::GramKernels kGram;
 }
 #endif
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 const GramKernels& gram_of(const Kernels& table) {
@@ -308,4 +308,4 @@ TEST(Gram, LanesAreThoseOfPlainArithmetic) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

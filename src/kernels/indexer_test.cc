@@ -13,7 +13,7 @@
 #include "kernels/testing/guarded_row.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 constexpr KvType kTypes[] = {KvType::kF32, KvType::kBf16, KvType::kS8};
@@ -231,4 +231,4 @@ TEST(IndexerKernels, GatheredKeysAreWhatTheyWere) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -5,7 +5,7 @@
 
 #include "base/cpu.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 struct IsaNeeds {
   struct Feature {
@@ -53,4 +53,4 @@ inline const char* missing_feature(const IsaNeeds& needs) {
   return nullptr;
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -4,7 +4,7 @@
 
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 struct IsaStatus {
   const Kernels* table;
@@ -20,4 +20,4 @@ struct KnownIsa {
 };
 std::vector<KnownIsa> known_isas();
 
-}  // namespace kt
+}  // namespace kt::inline kernels

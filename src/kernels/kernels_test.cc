@@ -15,7 +15,7 @@
 #include "kernels/testing/matrices.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 // A route, and many_s8 also with plain bytes.
@@ -423,4 +423,4 @@ TEST(MultiplyLarge, ManyRows) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

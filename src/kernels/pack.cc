@@ -10,7 +10,7 @@
 #include "formats/floats.h"
 #include "formats/grids.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 // Where column k of a chunk goes: byte of row 0 and shift, for each plane (or the whole code in `low`).
@@ -496,4 +496,4 @@ float packed_value(const Packing& p, const std::byte* blocks, int64_t row, int64
   return value_at(one, 0, 0);
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -8,7 +8,7 @@
 #include "formats/layout.h"
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 // The packed form of an n x k matrix: every size a kernel or an allocator needs.
 struct Packing {
@@ -50,4 +50,4 @@ Format unpacked_format(const Packing& packing);
 // The value at (row, column) of packed blocks, by the definition of the layout: slow, for tests.
 float packed_value(const Packing& packing, const std::byte* blocks, int64_t row, int64_t column);
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -8,7 +8,7 @@
 #include "formats/known_formats.h"
 #include "kernels/testing/matrices.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 using testing::AllOf;
@@ -147,4 +147,4 @@ TEST(Pack, RefusesAMatrixOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

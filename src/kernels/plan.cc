@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 // `few` takes rows in passes of 8 and a last one of 1, 2, 4 or 8.
@@ -156,4 +156,4 @@ Acts acts_in(const ActShape& s, std::byte* memory) {
   return a;
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -5,7 +5,7 @@
 
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 // How precise activations are: kInt8 where weights are integers, bf16 or better for float weights by default.
 enum class Precision : uint8_t { kDefault, kInt8, kBf16, kF32 };
@@ -47,4 +47,4 @@ Acts acts_in(const ActShape& shape, std::byte* memory);
 // `rows` of them from row `row` on, a multiple of `side`.
 Acts rows_from(const Acts& acts, int row, int rows);
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -12,7 +12,7 @@
 #include "kernels/testing/guarded_row.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
@@ -174,4 +174,4 @@ TEST(Recurrent, TheDeltaRule) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

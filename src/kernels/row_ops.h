@@ -5,7 +5,7 @@
 
 #include "kernels/attention.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 // Heads of one token, turned in place: pairs (i, i + half), or (2 i, 2 i + 1) where interleaved, of each head's first
 // 2 * half numbers.
@@ -87,4 +87,4 @@ struct RowKernels {
                      float* y) noexcept;
 };
 
-}  // namespace kt
+}  // namespace kt::inline kernels

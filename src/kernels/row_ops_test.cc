@@ -10,7 +10,7 @@
 #include "kernels/testing/guarded_row.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 constexpr int kSizes[] = {1, 3, 15, 16, 17, 63, 64, 100, 128, 576, 2880};
@@ -171,4 +171,4 @@ TEST(RowOps, RowsOfTheCacheInEveryTypeAndPlace) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

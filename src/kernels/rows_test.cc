@@ -13,7 +13,7 @@
 #include "kernels/testing/guarded.h"
 #include "kernels/testing/tables.h"
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 constexpr Real kReals[] = {Real::kF32, Real::kBf16, Real::kF16};
@@ -433,4 +433,4 @@ TEST(Peak, CountsWhatItDid) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

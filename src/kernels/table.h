@@ -6,7 +6,7 @@
 
 #include "kernels/pack.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 enum class ActCode : uint8_t { kS8, kBf16, kF32 };
 constexpr int bytes_of(ActCode code) { return code == ActCode::kS8 ? 1 : code == ActCode::kBf16 ? 2 : 4; }
@@ -191,8 +191,8 @@ struct Kernels {
 
 // The best table this CPU runs, or the one KT_ISA (or KT_KERNEL_CPU_VARIANT) names; an Error if the CPU lacks
 // it.
-const Kernels& kernels();
+const Kernels& best_kernels();
 // By name, for tests and --isa: an Error listing the known names, or saying which feature the CPU lacks.
 const Kernels& kernels_named(std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -8,7 +8,7 @@
 #include "formats/layout.h"
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 // Columns [first, first + kChunk) of `count` row blocks, transposed: W [16 * count, k] becomes four row blocks of
 // W^T, packed as a plain matrix of code kBf16 or kF32 (layout.h) whose K are the rows of W. So dX = dY W is
@@ -76,7 +76,7 @@ struct BackKernels {
   void (*outer_sum)(const OuterSumArgs&) noexcept;
   void (*activate_back)(const ActivateBackArgs&) noexcept;
 };
-// Those that belong to a table of kernels() or kernels_named().
+// Those that belong to a table of best_kernels() or kernels_named().
 const BackKernels& back_kernels(const Kernels& table);
 
-}  // namespace kt
+}  // namespace kt::inline kernels

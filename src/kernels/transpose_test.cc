@@ -20,7 +20,7 @@ extern const kt::BackKernels kBack;
 }
 #endif
 
-namespace kt {
+namespace kt::inline kernels {
 namespace {
 
 const BackKernels& back_of(const Kernels& table) {
@@ -368,4 +368,4 @@ TEST(OuterSum, SameBitsEverywhere) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -4,7 +4,7 @@
 
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 std::string brief(const Json& value) {
@@ -141,4 +141,4 @@ int ConfigReader::known(int value, std::string_view key) const {
   return value;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -10,7 +10,7 @@
 #include "text/json.h"
 #include "weights/config.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Views the JSON, which outlives it. A null is as good as absent. Sizes are at most kMost: what is computed
 // from two of them fits 64 bits, and no model comes near.
@@ -60,4 +60,4 @@ class ConfigReader {
   ModelConfig model_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 bool holds_something(const ModelModule& module) {
@@ -106,4 +106,4 @@ OrderedJson json_of(const PlacedRules& placed, const Placement* beside_gpu, cons
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -8,7 +8,7 @@
 #include "models/placed_rules.h"
 #include "models/placement.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct DecidedModule {
   std::string name;
@@ -45,4 +45,4 @@ struct PlannedCache {
 // The plan as every door shows it: estimates, the server, Python.
 OrderedJson json_of(const PlacedRules& placed, const Placement* beside_gpu, const PlannedCache& cache);
 
-}  // namespace kt
+}  // namespace kt::inline models

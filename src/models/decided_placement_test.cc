@@ -11,7 +11,7 @@
 #include "models/families.h"
 #include "models/testing/family_configs.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::HasSubstr;
@@ -184,4 +184,4 @@ TEST(DecidedPlacement, RulesPutExpertsOnTheGpu) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

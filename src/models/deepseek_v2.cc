@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_deepseek_v2(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -53,4 +53,4 @@ constinit const GgufFamily kDeepseekV2Gguf = {
     .complete = complete_deepseek_v2,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

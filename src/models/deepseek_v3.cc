@@ -7,7 +7,7 @@
 #include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -47,4 +47,4 @@ constinit const GgufFamily kDeepseekV3Gguf = {
     .complete = complete_deepseek_v3,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -3,7 +3,7 @@
 #include "models/dsa_gguf.h"
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_deepseek_v32(const ConfigReader& config) {
   return describe_indexed(config, {.norm_eps = 1e-6, .neighbours = false});
@@ -18,4 +18,4 @@ constinit const GgufFamily kDeepseekV32Gguf = {
     .complete = complete_indexed,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "models/testing/described_config.h"
 #include "models/testing/family_configs.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using namespace testing_configs;
@@ -96,4 +96,4 @@ TEST(DeltaFamilies, WhatIsMissingOrWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 #include "text/shown.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Said by what reads GGUF files alone.
@@ -95,4 +95,4 @@ void read_delta_layers(const ConfigReader& config, const DeltaSpec::Names& names
   spec.norms_add_one = true;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -2,7 +2,7 @@
 #pragma once
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 inline constexpr GgufName kDeltaGgufNames[] = {
     {"post_attention_norm", "post_attention_layernorm"},
@@ -25,4 +25,4 @@ inline constexpr GgufName kDeltaGgufNames[] = {
 // What only tensors tell.
 void complete_delta(GgufFacts& facts);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -2,7 +2,7 @@
 // values one matrix that every token decays and corrects. No keys are kept of tokens, only states of the sequence.
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 class DeltaMixer final : public Mixer {
@@ -135,4 +135,4 @@ std::unique_ptr<Mixer> make_delta_mixer(const DeltaSpec& spec, const LayerPlace&
   return std::make_unique<DeltaMixer>(spec, place);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

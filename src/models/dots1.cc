@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_dots1(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -42,4 +42,4 @@ constinit const GgufFamily kDots1Gguf = {
     .complete = complete_dots1,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

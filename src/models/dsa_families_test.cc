@@ -6,7 +6,7 @@
 #include "models/testing/described_config.h"
 #include "models/testing/family_configs.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using namespace testing_configs;
@@ -116,4 +116,4 @@ TEST(DsaFamilies, OnlyLayersThatChooseHaveModulesForIt) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

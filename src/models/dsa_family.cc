@@ -6,7 +6,7 @@
 #include "text/shown.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 constexpr const char kTypes[] = "indexer_types";
@@ -135,4 +135,4 @@ void complete_indexed(GgufFacts& facts) {
   facts.config()[kTypes] = types;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

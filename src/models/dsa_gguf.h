@@ -2,7 +2,7 @@
 #pragma once
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 inline constexpr GgufName kIndexedGgufNames[] = {
     {"indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight"},
@@ -15,4 +15,4 @@ inline constexpr GgufName kIndexedGgufNames[] = {
 // What only tensors tell.
 void complete_indexed(GgufFacts& facts);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_ernie4_5_moe(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
@@ -65,4 +65,4 @@ constinit const GgufFamily kErnie45MoeGguf = {
     .complete = complete_ernie4_5_moe,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline models {
 
 class ExpertCounts final : public RouteWatch {
  public:
@@ -58,4 +58,4 @@ class ExpertCounts final : public RouteWatch {
   std::atomic<uint64_t> nanoseconds_ = 0, device_pairs_ = 0, waited_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

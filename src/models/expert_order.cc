@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 struct NamedStrategy {
@@ -121,4 +121,4 @@ std::string text_of(const ExpertWish& wish) {
   return {};
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

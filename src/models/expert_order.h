@@ -12,7 +12,7 @@
 
 #include "weights/expert_statistics.h"
 
-namespace kt {
+namespace kt::inline models {
 
 enum class ExpertStrategy : uint8_t {
   kUniform,    // as many in each layer, its first experts; the first layers have one more
@@ -68,4 +68,4 @@ struct ExpertRule {
   bool asks() const { return ids ? !ids->empty() : wish.kind == ExpertWish::Kind::kAuto || wish.amount > 0; }
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 
 #include "base/testing/error_of.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 std::vector<std::pair<int, int>> order(ExpertStrategy strategy, const ExpertOrderInput& input) {
@@ -82,4 +82,4 @@ TEST(ExpertWish, IsReadAndCounted) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

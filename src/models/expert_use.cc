@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-namespace kt {
+namespace kt::inline models {
 
 std::optional<ExpertUse> expert_use(const ExpertCounts& counts, std::span<const uint64_t> before,
                                     std::span<const uint64_t> after) {
@@ -39,4 +39,4 @@ std::optional<ExpertUse> expert_use(const ExpertCounts& counts) {
   return expert_use(counts, std::vector<uint64_t>(all.size()), all);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

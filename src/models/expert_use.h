@@ -7,7 +7,7 @@
 
 #include "models/expert_counts.h"
 
-namespace kt {
+namespace kt::inline models {
 
 inline constexpr int kBusiest = 8;
 
@@ -29,4 +29,4 @@ std::optional<ExpertUse> expert_use(const ExpertCounts& counts, std::span<const 
 // Of all that was counted.
 std::optional<ExpertUse> expert_use(const ExpertCounts& counts);
 
-}  // namespace kt
+}  // namespace kt::inline models

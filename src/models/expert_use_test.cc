@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Two layers of 16 experts, two for each token.
@@ -55,4 +55,4 @@ TEST_F(ExpertUseTest, OneTokenIsNot) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

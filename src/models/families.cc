@@ -8,7 +8,7 @@
 #include "text/shown.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 struct Family {
@@ -105,4 +105,4 @@ ModelSpec describe_model(const Checkpoint& checkpoint) {
   return describe_model(checkpoint.config_json(), header.name, gguf_key_names(header));
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 #include "text/json.h"
 #include "weights/checkpoint.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // What GGUF files of these families have of their own: for Checkpoint and open_experts, which read such
 // files.
@@ -21,4 +21,4 @@ ModelSpec describe_model(const Json& config, std::string_view name, const KeyNam
 // That of a checkpoint; for GGUF files the error lists the architectures as such files call them.
 ModelSpec describe_model(const Checkpoint& checkpoint);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -10,7 +10,7 @@
 #include "kernels/table.h"
 #include "models/testing/family_configs.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using namespace testing_configs;
@@ -592,7 +592,7 @@ TEST(Families, FrequenciesDividedOneByOne) {
   const auto rotate = [](const Rope& rope, float* x, int position) {
     float cosines[2], sines[2];
     rope.angles(position, cosines, sines);
-    rope.rotate(*kernels().rows, x, 1, 4, cosines, sines);
+    rope.rotate(*best_kernels().rows, x, 1, 4, cosines, sines);
   };
   rotate(plain, a, 2);
   rotate(divided, b, 5);  // the second pair is rotated as far at 5 as it would be at 2
@@ -646,4 +646,4 @@ TEST(Families, UnknownArchitecturesListTheKnown) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 Activation read_activation(const ConfigReader& config) {
@@ -343,4 +343,4 @@ bool read_layer_types(const ConfigReader& config, ModelSpec& spec) {
   return true;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

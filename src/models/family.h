@@ -8,7 +8,7 @@
 #include "models/spec.h"
 #include "weights/gguf/gguf_family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Sizes and norms; as many layers as the config says, whose parts fill_layers() gives.
 ModelSpec describe_common(const ConfigReader& config, double norm_eps);
@@ -136,4 +136,4 @@ extern const GgufFamily kQwen3MoeGguf;
 extern const GgufFamily kQwen3NextGguf;
 extern const GgufFamily kSmallThinkerGguf;
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -1,6 +1,6 @@
 #include "models/feed_forward.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 MlpModules modules_of(const DenseSpec& spec, const LayerPlace& place) {
@@ -123,4 +123,4 @@ void FeedForward::run_mlp(Ops& ops) const {
   ops.add(place_.x, place_.out);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "models/expert_counts.h"
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 
 class FeedForward {
  public:
@@ -51,4 +51,4 @@ class FeedForward {
   Rows each_;  // [tokens, top_k * hidden] what each expert of a token reads, where weights are of that
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "nn/router.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 std::mt19937_64 random_of(const ForcedRouting& routing, int layer) {
@@ -79,4 +79,4 @@ ExpertStatistics forced_statistics(const ForcedRouting& routing, const ModelSpec
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -9,7 +9,7 @@
 #include "models/spec.h"
 #include "weights/expert_statistics.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct ForcedRouting {
   double exponent =
@@ -28,4 +28,4 @@ std::vector<float> forced_ids(const ForcedRouting& routing, int layer, int exper
 // How often each expert will be chosen, of all layers: what a run with such routing would have counted.
 ExpertStatistics forced_statistics(const ForcedRouting& routing, const ModelSpec& spec);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "nn/router.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 TEST(ForcedRouting, SaysWhatItTakes) {
@@ -76,4 +76,4 @@ TEST(ForcedRouting, SeedsAndLayersDiffer) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -9,7 +9,7 @@
 #include "weights/gguf/gguf_config.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing_files::bytes_of;
@@ -333,4 +333,4 @@ TEST(GgufModel, AbsurdLayerCountsEnd) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "models/families.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 const GgufFamily* family(std::string_view model_type) {
@@ -104,4 +104,4 @@ TEST(GgufFamilies, OneForEachFile) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -9,7 +9,7 @@
 #include "models/operators.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 bool is_below(std::string_view name, std::string_view other) {
@@ -147,4 +147,4 @@ ModuleTree given_tree(std::string family, std::span<const GivenModule> modules) 
   return GivenTreeBuilder(std::move(family)).build(modules);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

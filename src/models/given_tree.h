@@ -8,7 +8,7 @@
 
 #include "models/module_tree.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct GivenModule {
   std::string name;                       // dotted; the whole model's is empty
@@ -23,4 +23,4 @@ struct GivenModule {
 // `family` is the model_type of its config.
 ModuleTree given_tree(std::string family, std::span<const GivenModule> modules);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "base/testing/error_of.h"
 #include "models/placed_rules.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::HasSubstr;
@@ -119,4 +119,4 @@ TEST(GivenTree, WhatIsNotDepthFirstIsRefused) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

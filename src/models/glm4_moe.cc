@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_glm4_moe(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
@@ -40,4 +40,4 @@ constinit const GgufFamily kGlm4MoeGguf = {
     .complete = complete_glm4_moe,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

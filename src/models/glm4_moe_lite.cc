@@ -2,7 +2,7 @@
 // what is published. Its GGUF files are deepseek2.
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_glm4_moe_lite(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
@@ -16,4 +16,4 @@ ModelSpec describe_glm4_moe_lite(const ConfigReader& config) {
   return spec;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -3,7 +3,7 @@
 #include "models/dsa_gguf.h"
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_glm_moe_dsa(const ConfigReader& config) {
   return describe_indexed(config, {.norm_eps = 1e-5, .neighbours = true});
@@ -18,4 +18,4 @@ constinit const GgufFamily kGlmMoeDsaGguf = {
     .complete = complete_indexed,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

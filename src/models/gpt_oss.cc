@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // What a config without a word about positions means.
@@ -69,4 +69,4 @@ constinit const GgufFamily kGptOssGguf = {
     .complete = complete_gpt_oss,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

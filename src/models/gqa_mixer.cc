@@ -1,7 +1,7 @@
 // Grouped-query attention: every few heads of queries share a head of keys and values.
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 class GqaMixer final : public Mixer {
@@ -128,4 +128,4 @@ std::unique_ptr<Mixer> make_gqa_mixer(const GqaSpec& spec, const LayerPlace& pla
   return std::make_unique<GqaMixer>(spec, place);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_hy_v3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
@@ -66,4 +66,4 @@ constinit const GgufFamily kHyV3Gguf = {
     .complete = complete_hy_v3,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

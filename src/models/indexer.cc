@@ -1,6 +1,6 @@
 #include "models/indexer.h"
 
-namespace kt {
+namespace kt::inline models {
 
 Indexer::Indexer(const IndexerSpec& spec, const LayerPlace& place)
     : spec_(spec), place_(place), seen_(rows("seen keys", seen_columns(place.loader.spec().context))) {
@@ -54,4 +54,4 @@ void Indexer::choose(Ops& ops, int plane) const {
                    .seen = seen_});
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 
 class Indexer {
  public:
@@ -38,4 +38,4 @@ class Indexer {
   std::unique_ptr<PlacedLinear> weights_proj_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline models {
 
 Layer::Layer(const LayerSpec& spec, const LayerPlace& place)
     : place_(place),
@@ -44,4 +44,4 @@ void Layer::run(Ops& ops, const MixerStep& step, ExpertCounts* counts, size_t ro
   feed_forward_.run(ops, counts, routed_layer);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 #include "models/feed_forward.h"
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 
 class Layer {
  public:
@@ -37,4 +37,4 @@ class Layer {
   FeedForward feed_forward_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline models {
 
 LayerWalk::LayerWalk(const Checkpoint& checkpoint, ModelSpec spec, std::shared_ptr<Ops> ops,
                      const ExpertSource* owner, const WeightOptions& options)
@@ -156,4 +156,4 @@ void LayerWalk::mlp_factors(int tokens, const float* normed, float* factors) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -12,7 +12,7 @@
 
 #include "models/layer.h"
 
-namespace kt {
+namespace kt::inline models {
 
 class LayerWalk {
  public:
@@ -79,4 +79,4 @@ class LayerWalk {
   std::unique_ptr<KvCache> cache_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "models/testing/described_config.h"
 #include "models/testing/family_configs.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using namespace testing_configs;
@@ -175,4 +175,4 @@ TEST(SmallThinker, WhatIsMissingOrWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

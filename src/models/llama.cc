@@ -2,7 +2,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_llama(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -24,4 +24,4 @@ constinit const GgufFamily kLlamaGguf = {
     .interleaved = true,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

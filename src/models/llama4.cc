@@ -6,7 +6,7 @@
 #include "text/shown.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Which layers turn: no_rope_layers is 1 where they do. An empty list says nothing.
@@ -131,4 +131,4 @@ constinit const GgufFamily kLlama4Gguf = {
     .complete = complete_llama4,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

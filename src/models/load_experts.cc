@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Expert `expert` of the source, opened for packing.
@@ -78,4 +78,4 @@ ExpertsFill fill_of(const ExpertSource& source, int layer, int threads) {
           .together = loads_together(source, layer, threads)};
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "nn/fill_experts.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Shape and formats of a layer as the source stores its first expert; the rest of the options are the
 // caller's. Gate, up and down may differ, experts may not: load_experts() names the first one that does.
@@ -22,4 +22,4 @@ size_t loading_bytes(std::span<const StoredMatrix* const> together);
 // it.
 ExpertsFill fill_of(const ExpertSource& source, int layer, int threads);
 
-}  // namespace kt
+}  // namespace kt::inline models

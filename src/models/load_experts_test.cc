@@ -14,7 +14,7 @@
 #include "weights/kt/kt_plan.h"
 #include "weights/plans/compressed_plan.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 constexpr int kLayer = 3, kTokens = 12, kTopK = 4;
@@ -91,4 +91,4 @@ TEST_F(LoadExperts, Int4InGroups) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline models {
 
 PlaceMemory& PlaceMemory::operator+=(const PlaceMemory& other) {
   experts += other.experts;
@@ -66,4 +66,4 @@ std::string largest_parts(const MemoryPlan& plan, int most) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -8,7 +8,7 @@
 
 #include "nn/place.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct MemoryRequest {
   int sequences = 1;   // at once
@@ -47,4 +47,4 @@ struct MemoryPlan {
 // One line for people: the host's parts from the largest down, "experts 1.2 GiB, KV cache 300 MiB".
 std::string largest_parts(const MemoryPlan& plan, int most = 3);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -11,7 +11,7 @@
 #include "models/transformer.h"
 #include "nn/cpu_ops.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::HasSubstr;
@@ -170,4 +170,4 @@ TEST(Work, IsCountedAsStepsRun) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

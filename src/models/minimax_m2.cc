@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_minimax_m2(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -48,4 +48,4 @@ constinit const GgufFamily kMinimaxM2Gguf = {
     .complete = complete_minimax_m2,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_mistral4(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -54,4 +54,4 @@ constinit const GgufFamily kMistral4Gguf = {
     .complete = complete_mistral4,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

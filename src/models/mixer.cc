@@ -1,6 +1,6 @@
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // A kind of spec, and who runs it.
@@ -31,4 +31,4 @@ std::unique_ptr<Mixer> make_mixer(const MixerSpec& spec, const LayerPlace& place
   return std::visit(MakeMixer{place}, spec);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -10,7 +10,7 @@
 #include "models/weight_loader.h"
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Where a part of a layer stands: whose weights it has, and the rows it reads and writes.
 struct LayerPlace {
@@ -78,4 +78,4 @@ std::unique_ptr<Mixer> make_mla_mixer(const MlaSpec& spec, const LayerPlace& pla
 std::unique_ptr<Mixer> make_delta_mixer(const DeltaSpec& spec, const LayerPlace& place);
 std::unique_ptr<Mixer> make_mixer(const MixerSpec& spec, const LayerPlace& place);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -3,7 +3,7 @@
 #include "weights/gguf/gguf_config.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_mixtral(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
@@ -42,4 +42,4 @@ constinit const GgufFamily kMixtralGguf = {
     .complete = complete_mixtral,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

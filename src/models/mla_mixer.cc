@@ -4,7 +4,7 @@
 #include "models/indexer.h"
 #include "models/mixer.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 class MlaMixer final : public Mixer {
@@ -226,4 +226,4 @@ std::unique_ptr<Mixer> make_mla_mixer(const MlaSpec& spec, const LayerPlace& pla
   return std::make_unique<MlaMixer>(spec, place);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

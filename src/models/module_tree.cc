@@ -9,7 +9,7 @@
 #include "weights/linears.h"
 #include "weights/stored_names.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Words that mean the same in names of different times and families. A router's is the end of its name.
@@ -333,4 +333,4 @@ void add_stored_formats(ModuleTree& tree, const Checkpoint& checkpoint, const Ex
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -11,7 +11,7 @@
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline models {
 
 enum class ModuleKind : uint8_t {
   kModel,    // the whole, whose name is empty
@@ -90,4 +90,4 @@ void find_own_words(ModuleTree& tree);  // fills in own_words, from the names
 // Fills in ModelModule::stored and formats, from headers. Null: no routed experts.
 void add_stored_formats(ModuleTree& tree, const Checkpoint& checkpoint, const ExpertSource* experts);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "formats/known_formats.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Classes: <family><suffix>, as modeling files call them, and names of their own.
@@ -456,4 +456,4 @@ OperatorUse operator_use(const RuleFile& file, const Rule& rule) {
   return KwargReader(file, rule, *row).read();
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -8,7 +8,7 @@
 #include "models/module_tree.h"
 #include "models/rules.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // What match.class says of a model. The last word of a dotted name counts.
 struct MatchedClass {
@@ -48,4 +48,4 @@ bool is_operator(std::string_view dotted);  // by its last word
 // backend that is not known, an argument of another type, an operation of the CPU on a GPU.
 OperatorUse operator_use(const RuleFile& file, const Rule& rule);
 
-}  // namespace kt
+}  // namespace kt::inline models

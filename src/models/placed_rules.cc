@@ -9,7 +9,7 @@
 #include "models/rule_arguments.h"
 #include "models/ruled_experts.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // What one module's rule says of a device.
@@ -442,4 +442,4 @@ PlacedRules place_by_rules(RuleFile file, ModuleTree tree, const RuleDefaults& d
   return RulePlacer(std::move(file), std::move(tree), defaults).place();
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

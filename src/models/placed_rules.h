@@ -10,7 +10,7 @@
 #include "models/rule_matches.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // A source with fewer bits for each weight is not rounded a second time by rules.
 inline constexpr double kLeastRoundedBits = 6;
@@ -64,4 +64,4 @@ OrderedJson json_of(const PlacedRules& placed, bool on_gpu);
 // "rule 4 takes 1.2 GiB, rule 2 300.0 MiB": those of whose parts there is most on a device; "": none.
 std::string largest_rules(const PlacedRules& placed, std::string_view device, bool on_gpu);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 #include "formats/known_formats.h"
 #include "models/testing/sizes_only.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::ElementsAre;
@@ -143,4 +143,4 @@ TEST(PlacedRules, Table) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -11,7 +11,7 @@
 #include "models/ruled_experts.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // A part of some layers, or of the model, that the same rules put in one place.
@@ -224,4 +224,4 @@ std::string largest_rules(const PlacedRules& placed, std::string_view device, bo
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Of what is free, where nobody says how much may be taken: others on the card grow, and a driver rounds up.
@@ -338,4 +338,4 @@ std::vector<PlaceBytes> bytes_by_place(const Placement& placement) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -12,7 +12,7 @@
 #include "nn/place.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Bytes of a model's parts, as its packings have them; Transformer::placement_sizes() gives them.
 struct PlacementSizes {
@@ -123,4 +123,4 @@ std::string ranges_text(const std::vector<int>& numbers);
 std::string describe(const Placement& placement);
 OrderedJson json_of(const Placement& placement);  // the whole value
 
-}  // namespace kt
+}  // namespace kt::inline models

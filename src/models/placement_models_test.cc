@@ -3,7 +3,7 @@
 
 #include "models/testing/sizes_only.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using namespace testing_files;
@@ -164,4 +164,4 @@ TEST(PlacementSizesOfModels, BiasesGoWithTheirExperts) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

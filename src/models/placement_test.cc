@@ -11,7 +11,7 @@
 #include "nn/cpu_ops.h"
 #include "nn/gpu_ops.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::ElementsAre;
@@ -303,4 +303,4 @@ TEST(PlacementSizes, OfAGpuAreThoseOfTheMemoryPlanToo) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

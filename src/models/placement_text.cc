@@ -6,7 +6,7 @@
 #include "models/placement.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Layers whose part lies in one place for one reason.
@@ -146,4 +146,4 @@ OrderedJson json_of(const Placement& placement) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

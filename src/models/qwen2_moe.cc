@@ -3,7 +3,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_qwen2_moe(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -53,4 +53,4 @@ constinit const GgufFamily kQwen2MoeGguf = {
     .complete = complete_qwen2_moe,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -1,7 +1,7 @@
 // Qwen3, dense.
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_qwen3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -23,4 +23,4 @@ constinit const GgufFamily kQwen3Gguf = {
     .architecture = "Qwen3ForCausalLM",
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -2,7 +2,7 @@
 #include "models/delta_gguf.h"
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_qwen3_5(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -19,4 +19,4 @@ constinit const GgufFamily kQwen35Gguf = {
     .complete = complete_delta,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -4,7 +4,7 @@
 #include "models/delta_gguf.h"
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_qwen3_5_moe(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -27,4 +27,4 @@ constinit const GgufFamily kQwen35MoeGguf = {
     .complete = complete_delta,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -2,7 +2,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_qwen3_moe(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
@@ -34,4 +34,4 @@ constinit const GgufFamily kQwen3MoeGguf = {
     .complete = complete_qwen3_moe,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

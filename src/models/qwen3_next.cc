@@ -3,7 +3,7 @@
 #include "models/delta_gguf.h"
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Said by what reads GGUF files alone: newer ones have gates apart, and heads one after the other.
@@ -44,4 +44,4 @@ ModelSpec describe_qwen3_next(const ConfigReader& config) {
   return spec;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Arguments that decide nothing here, whatever they say.
@@ -95,4 +95,4 @@ std::vector<std::string> checked_arguments(const RuleFile& file, const ModuleTre
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -6,11 +6,11 @@
 
 #include "models/rule_matches.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Lines to say; Error(kUnsupported), at the rule's place, for what is not there yet, Error(kInput) for words that mean
 // nothing.
 std::vector<std::string> checked_arguments(const RuleFile& file, const ModuleTree& tree,
                                            const RuleMatches& matches);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "base/utf8.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Of all patterns on all names; what people write takes a few million.
@@ -144,4 +144,4 @@ class RuleWalk {
 
 RuleMatches match_rules(const RuleFile& file, const ModuleTree& tree) { return RuleWalk(file, tree).walk(); }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -8,7 +8,7 @@
 #include "models/operators.h"
 #include "models/rules.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct RuleMatches {
   static constexpr int kNone = -1;   // no rule matches
@@ -29,4 +29,4 @@ struct RuleMatches {
 // none matches.
 RuleMatches match_rules(const RuleFile& file, const ModuleTree& tree);
 
-}  // namespace kt
+}  // namespace kt::inline models

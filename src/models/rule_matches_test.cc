@@ -8,7 +8,7 @@
 #include "base/testing/error_of.h"
 #include "models/testing/sizes_only.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::ElementsAre;
@@ -252,4 +252,4 @@ TEST(RuleMatches, CostLittle) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

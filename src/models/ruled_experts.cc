@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 class ExpertRuleReader {
@@ -132,4 +132,4 @@ std::string rule_and_line(const Rule& rule) {
   return rule.given.empty() ? text("rule {}, line {}", rule.number, rule.line) : rule.label();
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

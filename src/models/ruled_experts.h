@@ -7,7 +7,7 @@
 #include "models/expert_order.h"
 #include "models/rule_matches.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // The routed experts of a layer, as rules have them.
 struct RuledLayer {
@@ -30,4 +30,4 @@ std::vector<ExpertRule> expert_rules(const RuleFile& file, const ModuleTree& tre
 // "rule 4, line 26", "`place` 2".
 std::string rule_and_line(const Rule& rule);
 
-}  // namespace kt
+}  // namespace kt::inline models

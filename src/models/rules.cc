@@ -8,7 +8,7 @@
 #include "models/placement.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // One rule of a file while it is read: every fault has its place.
@@ -238,4 +238,4 @@ std::optional<RuleFile> read_rules(const RuleWords& words) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -18,7 +18,7 @@
 #include "text/regex.h"
 #include "text/yaml.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct Rule {
   int number = 0, line = 0;         // from 1; where the rule begins
@@ -69,4 +69,4 @@ struct RuleWords {
 // None where there is neither a file nor a rule in a line. Errors name the words as `place` and `rule_devices`.
 std::optional<RuleFile> read_rules(const RuleWords& words);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "base/testing/error_of.h"
 #include "base/testing/temp_folder.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing::HasSubstr;
@@ -113,4 +113,4 @@ TEST(Rules, FilesAreBounded) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

@@ -5,7 +5,7 @@
 #include "models/family.h"
 #include "weights/gguf/gguf_model.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // Parts that configs name and published models do not have.
@@ -98,4 +98,4 @@ constinit const GgufFamily kSmallThinkerGguf = {
     .complete = complete_smallthinker,
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -2,7 +2,7 @@
 // GGUF files are glm4moe.
 #include "models/family.h"
 
-namespace kt {
+namespace kt::inline models {
 
 ModelSpec describe_solar_open(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
@@ -18,4 +18,4 @@ ModelSpec describe_solar_open(const ConfigReader& config) {
   return spec;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -1,6 +1,6 @@
 #include "models/spec.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 const char* of_mixer(const MixerSpec& mixer) {
@@ -32,4 +32,4 @@ const char* ModelSpec::host_only() const {
   return nullptr;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -13,7 +13,7 @@
 #include "nn/rope.h"
 #include "nn/router.h"
 
-namespace kt {
+namespace kt::inline models {
 
 // Grouped-query attention.
 struct GqaSpec {
@@ -170,4 +170,4 @@ struct ModelSpec {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -9,7 +9,7 @@
 #include "models/unread_tensors.h"
 #include "models/weight_loader.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 // The last so many new tokens of a sequence get logits.
@@ -370,4 +370,4 @@ PlacementSizes Transformer::placement_sizes(const MemoryRequest& request) const 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -22,7 +22,7 @@
 #include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct PlacementSizes;
 
@@ -112,4 +112,4 @@ class Transformer {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

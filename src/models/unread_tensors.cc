@@ -13,7 +13,7 @@
 #include "weights/linears.h"
 #include "weights/stored_names.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 constexpr size_t kMostNamed = 6;  // tensors in an error
@@ -126,4 +126,4 @@ IdleTensors idle_tensors(const Checkpoint& checkpoint, const ModelSpec& spec,
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

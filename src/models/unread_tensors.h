@@ -8,7 +8,7 @@
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct IdleTensors {
   size_t count = 0;
@@ -25,4 +25,4 @@ IdleTensors idle_tensors(const Checkpoint& checkpoint, const ModelSpec& spec,
                          const std::set<std::string>& read, const ExpertSource* routed,
                          const std::string& root);
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -7,7 +7,7 @@
 #include "models/families.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 using testing_files::GgufBytes;
@@ -127,4 +127,4 @@ TEST_F(UnreadTensors, GgufFactorsOfFrequenciesAreRead) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models

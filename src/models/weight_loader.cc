@@ -8,7 +8,7 @@
 #include "models/load_experts.h"
 #include "weights/stored_names.h"
 
-namespace kt {
+namespace kt::inline models {
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelSpec& spec, Ops& ops,
                            WeightOptions options, const ExpertSource* routed)
@@ -282,4 +282,4 @@ std::unique_ptr<PlacedExperts> WeightLoader::experts(const ExpertSource& source,
   return experts;
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -19,7 +19,7 @@
 #include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline models {
 
 struct WeightOptions {
   Precision precision = Precision::kDefault;  // of activations
@@ -116,4 +116,4 @@ class WeightLoader {
   size_t loading_bytes_ = 0, expert_bias_bytes_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline models

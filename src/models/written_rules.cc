@@ -8,7 +8,7 @@
 #include "models/decided_placement.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 std::string escaped(std::string_view name) {
@@ -138,4 +138,4 @@ std::string rules_text(const DecidedPlacement& decided, std::string_view model) 
   return RuleWriter(decided).write(model);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -12,7 +12,7 @@
 #include "base/signal.h"
 #include "nn/carve.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kRows = 128;      // query rows of an item: heads of a group times tokens
@@ -462,4 +462,4 @@ void AttentionWork::run(const KvCache& cache, const AttentionArgs& args, const F
       then);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -10,7 +10,7 @@
 #include "nn/indexer.h"
 #include "nn/kv_cache.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct AttentionArgs {
   int plane = 0;  // of the cache
@@ -53,4 +53,4 @@ class AttentionWork {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -9,7 +9,7 @@
 #include "kernels/testing/tables.h"
 #include "nn/kv_write.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 struct Setting {
@@ -42,7 +42,7 @@ class AttentionBatch {
   // Feeds the tokens from `past` on (everything before is written without being asked about) and returns the
   // outputs.
   std::vector<float> run(const std::vector<int>& past) {
-    AttentionWork work(pool_, kernels());
+    AttentionWork work(pool_, best_kernels());
     for (int step = 0; step < 2; ++step) {
       std::vector<AttentionSequence> list;
       std::vector<float> q, k, v;
@@ -61,7 +61,7 @@ class AttentionBatch {
         take(v, one.v, s_.kv_heads * s_.dv);
       }
       if (rows == 0) continue;
-      write_cache(*cache_, *pool_, kernels(),
+      write_cache(*cache_, *pool_, best_kernels(),
                   {.plane = 1,
                    .sequences = list,
                    .k = k.data(),
@@ -199,7 +199,7 @@ TEST(KvPagesOfOthers, LeaveNothingBehind) {
     const int32_t page = 0;
     const std::vector<float> bad(64 * 16, std::nanf("")), good(3 * 16, 0.5f);
     const auto write = [&](const AttentionSequence& one, const std::vector<float>& rows) {
-      write_cache(cache, *pool, kernels(),
+      write_cache(cache, *pool, best_kernels(),
                   {.plane = 0,
                    .sequences = {&one, 1},
                    .k = rows.data(),
@@ -211,7 +211,7 @@ TEST(KvPagesOfOthers, LeaveNothingBehind) {
     const AttentionSequence one{.first = 0, .count = 3, .position = 0, .pages = &page};
     write(one, good);
     std::vector<float> out(3 * 16);
-    AttentionWork(pool, kernels())
+    AttentionWork(pool, best_kernels())
         .run(cache, {.plane = 0,
                      .sequences = {&one, 1},
                      .q = good.data(),
@@ -224,4 +224,4 @@ TEST(KvPagesOfOthers, LeaveNothingBehind) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Without memory, only their sizes.
 class Carve {
@@ -23,4 +23,4 @@ class Carve {
   size_t used_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "kernels/gram.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kBlock = 128;
@@ -76,7 +76,7 @@ class Factoring {
   float* a_;
   int n_;
   int64_t stride_;
-  const Kernels& kernels_ = kernels();
+  const Kernels& kernels_ = best_kernels();
   const GramKernels& products_ = gram_kernels(kernels_);
   Buffer memory_;
   float* packed_;  // [columns / 16, 128, 16] rows of the panel
@@ -160,4 +160,4 @@ bool Factoring::run() {
 
 bool factor(float* a, int n, int64_t stride) { return Factoring(a, n, stride).run(); }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -3,11 +3,11 @@
 #pragma once
 #include <cstdint>
 
-namespace kt {
+namespace kt::inline nn {
 
 // a: the lower triangle of a symmetric matrix [n, n], rows `stride` apart; what stands above it is neither
 // read nor written. Becomes G, lower, with A = G^T G (and not G G^T: the factor that belongs to eliminating
 // the last column first). False if a pivot is not a positive finite number; `a` is spoilt then.
 bool factor(float* a, int n, int64_t stride);
 
-}  // namespace kt
+}  // namespace kt::inline nn

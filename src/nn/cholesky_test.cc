@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // X^T X + I of random X, in f64.
@@ -69,4 +69,4 @@ TEST(Cholesky, RefusesWhatIsNotPositive) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

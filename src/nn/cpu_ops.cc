@@ -10,7 +10,7 @@
 #include "nn/kv_write.h"
 #include "nn/lora_adapter.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 std::unique_ptr<PlacedExperts> CpuOps::make_experts(const ExpertsShape& shape, const ExpertsOptions& options,
                                                     const ExpertsFill& fill, std::span<const int>) {
@@ -441,4 +441,4 @@ std::unique_ptr<Ops> make_cpu_ops(std::shared_ptr<Pool> pool, CpuOpsOptions opti
   return std::make_unique<CpuOps>(std::move(pool), options);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

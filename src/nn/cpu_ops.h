@@ -5,7 +5,7 @@
 #include "base/pool.h"
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct CpuOpsOptions {
   bool sizes_only = false;  // weights are laid out but not read, and nothing runs but measure()
@@ -14,4 +14,4 @@ struct CpuOpsOptions {
 // Results are bitwise the same for any number of threads.
 std::unique_ptr<Ops> make_cpu_ops(std::shared_ptr<Pool> pool, CpuOpsOptions options = {});
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "nn/cpu_ops_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kVectorColumns = 16;  // states of a head are as wide as a multiple of it
@@ -185,4 +185,4 @@ void CpuOps::delta_rule(const DeltaRule& args) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

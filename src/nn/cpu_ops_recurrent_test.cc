@@ -8,7 +8,7 @@
 #include "base/testing/random_values.h"
 #include "nn/cpu_ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kTaps = 4;
@@ -202,4 +202,4 @@ TEST(CpuOpsRecurrent, StatesAreReadAndWritten) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

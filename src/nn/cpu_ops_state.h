@@ -13,14 +13,14 @@
 #include "nn/row_memory.h"
 #include "nn/step_forecast.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 class CpuOps final : public Ops {
  public:
   CpuOps(std::shared_ptr<Pool> pool, CpuOpsOptions options)
       : pool_(std::move(pool)),
         options_(options),
-        kernels_(kernels()),
+        kernels_(best_kernels()),
         workspace_(std::make_shared<Workspace>()),
         linears_(pool_),
         attention_(pool_, kernels_),
@@ -187,4 +187,4 @@ class CpuOps final : public Ops {
              .head = parts_.index("head")};
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/testing/random_values.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 std::shared_ptr<Pool> cpu_pool(int threads) {
@@ -184,4 +184,4 @@ TEST(CpuOps, MeasuringRunsNothing) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -12,7 +12,7 @@
 #include "nn/linear.h"
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct CpuVector final : PlacedVector {
   std::vector<float> values;
@@ -77,4 +77,4 @@ inline const Experts& experts_of(const PlacedExperts& experts) {
   return static_cast<const CpuExperts&>(experts).experts;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

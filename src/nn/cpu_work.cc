@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace kt {
+namespace kt::inline nn {
 
 Amount matrix_work(const Format& format, double stored_bytes, double operations) {
   Amount work{.bytes = stored_bytes};
@@ -91,4 +91,4 @@ double even_hits(const ExpertsShape& shape, int top_k, int tokens) {
   return shape.experts * (1 - std::pow(1 - static_cast<double>(top_k) / shape.experts, tokens));
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -5,7 +5,7 @@
 #include "nn/linear.h"
 #include "nn/work.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 Amount matrix_work(const Format& format, double stored_bytes, double operations);
 Amount linear_work(const Linear& linear, double rows);
@@ -24,4 +24,4 @@ Amount indexer_work(const KvShape& shape, int heads, int budget, const Attention
 // How many experts so many tokens hit when routing is even.
 double even_hits(const ExpertsShape& shape, int top_k, int tokens);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-namespace kt {
+namespace kt::inline nn {
 
 inline constexpr int kMostTaps = 16;  // tokens of a short convolution
 
@@ -21,4 +21,4 @@ struct DeltaShape {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

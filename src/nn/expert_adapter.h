@@ -11,7 +11,7 @@
 #pragma once
 #include "nn/experts.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Called by the workers of a forward, several at once, and never under a lock: hooks are const, and noexcept
 // like kernels. For one group, all read() of the tokens end before the first add() to gate and up begins, and
@@ -73,4 +73,4 @@ class ExpertAdapter {
   virtual bool knows_padding() const noexcept { return false; }
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -6,7 +6,7 @@
 
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using Input = ExpertAdapter::Input;
@@ -240,4 +240,4 @@ TEST(ExpertAdapter, WhatIsKeptIsPartOfThePlan) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "nn/reserve.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr size_t kItemBytes =
@@ -117,4 +117,4 @@ void NodeMemory::take_for_workers(int workers, size_t bytes) {
 
 void NodeMemory::allocate(int memory_node) { grow(memory_, taken_, {.node = memory_node}); }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "base/signal.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Rows that one expert gets.
 struct ExpertGroup {
@@ -146,4 +146,4 @@ class NodeMemory {
   size_t taken_ = 0, workers_at_ = 0, worker_bytes_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using ::testing::ElementsAre;
@@ -128,4 +128,4 @@ TEST(ExpertGroups, MemoryIsLaidOutBeforeItIsTaken) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

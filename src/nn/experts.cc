@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "nn/experts_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // Cuts [0, inter) into `nodes` slices of whole units, as even as they get; later slices may be empty.
@@ -106,7 +106,7 @@ Experts::Experts(std::shared_ptr<Pool> pool, std::shared_ptr<Workspace> workspac
   s.workspace = std::move(workspace);
   s.shape = shape;
   s.options = options;
-  s.kernels = options.kernels ? options.kernels : &kt::kernels();
+  s.kernels = options.kernels ? options.kernels : &kt::best_kernels();
   s.is_loaded.resize(shape.experts);
   check_shape(options.gate, shape.inter, shape.hidden, "gate");
   check_shape(options.up, shape.inter, shape.hidden, "up");
@@ -328,4 +328,4 @@ std::string Experts::describe_plan(int rows) const {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -16,7 +16,7 @@
 #include "kernels/plan.h"
 #include "nn/row_reader.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct ExpertsShape {
   int experts = 0, hidden = 0, inter = 0;
@@ -27,7 +27,7 @@ struct ExpertsOptions {
   Activation activation = {};
   Precision precision = Precision::kDefault;
   int max_tokens = 4096;             // of one forward; more is an Error
-  const Kernels* kernels = nullptr;  // null: kernels()
+  const Kernels* kernels = nullptr;  // null: best_kernels()
   HugePages huge = HugePages::kAdvise;
   bool sizes_only = false;  // no memory: for plans, which ask bytes and neither load nor run it
 };
@@ -127,4 +127,4 @@ class Experts {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

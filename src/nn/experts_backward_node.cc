@@ -9,7 +9,7 @@
 #include "nn/float_rows.h"
 #include "nn/lora_adapter.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kPackRows = 32;      // rows of a pack item
@@ -609,4 +609,4 @@ NodeBackward::Sums NodeBackward::sums() const {
           .td_width = down_.width};
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -18,7 +18,7 @@
 #include "nn/experts_grad.h"
 #include "nn/experts_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // What a node keeps from call to call, whichever layer runs.
 struct BackwardNode {
@@ -148,4 +148,4 @@ class NodeBackward {
   Places places_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

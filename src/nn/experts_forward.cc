@@ -9,7 +9,7 @@
 #include "nn/experts_workspace.h"
 #include "nn/reserve.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 Workspace::Workspace() : state_(std::make_unique<State>()) {}
 Workspace::~Workspace() = default;
@@ -165,4 +165,4 @@ void Experts::forward(const ForwardArgs& args) const {
   run_forward(s, space, {.args = &args, .precision = s.options.precision});
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kPackRows = 32;          // rows of a pack or requant item
@@ -498,4 +498,4 @@ void NodeForward::let_add_down(const WorkItem& item, int g, float* tile) noexcep
                       .block_ld = kBlockRows});
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

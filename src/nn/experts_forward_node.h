@@ -15,7 +15,7 @@
 #include "nn/expert_groups.h"
 #include "nn/experts_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // What a node keeps from call to call, whichever layer runs.
 struct ForwardNode {
@@ -136,4 +136,4 @@ class NodeForward {
   size_t partial_at_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -9,7 +9,7 @@
 #include "nn/experts_workspace.h"
 #include "nn/reserve.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct SavedCall::State {
   const Experts::State* of = nullptr;
@@ -264,4 +264,4 @@ size_t ExpertsGrad::backward_bytes(int tokens, int top_k, const ExpertLora& lora
   return backward.lay_out(kept_type(), nullptr, [&](int n) { return &nodes[n]; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -16,7 +16,7 @@
 #include "nn/experts.h"
 #include "nn/lora_adapter.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // [as the factors], f32; null: not wanted.
 struct ExpertLoraGrads {
@@ -83,4 +83,4 @@ class ExpertsGrad {
   const Experts& experts_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -8,7 +8,7 @@
 #include "kernels/testing/tables.h"
 #include "nn/testing/reference_grad.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using ::testing::HasSubstr;
@@ -458,4 +458,4 @@ TEST(ExpertsGrad, BadInputIsNamed) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -5,7 +5,7 @@
 #include "kernels/isas.h"
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using ::testing::AllOf;
@@ -220,4 +220,4 @@ TEST(MixedExperts, NamesTheProjectionThatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

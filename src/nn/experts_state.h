@@ -4,7 +4,7 @@
 #include "nn/experts.h"
 #include "nn/padded_parts.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 constexpr size_t bytes_of(Real type) { return type == Real::kF32 ? 4 : 2; }
 
@@ -68,4 +68,4 @@ struct Experts::State {
   void read_packed(int expert, ExpertPart part, int64_t block, int64_t rows, Matrix& out) const;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -8,7 +8,7 @@
 #include "formats/known_formats.h"
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using ::testing::HasSubstr;
@@ -167,7 +167,8 @@ TEST(Experts, TokenCounts) {
   EXPECT_LT(relative_error(all, reference(layer, many, {})), 0.03);
   // A token's result does not depend on the batch around it, but for a tile unit, which rounds tokens otherwise
   // where they are many.
-  const bool same = kernels().many_spans[packing_for(layer.format, 64, 64, kernels().fragment, "w").layout];
+  const Kernels& best = best_kernels();
+  const bool same = best.many_spans[packing_for(layer.format, 64, 64, best.fragment, "w").layout];
   for (const int t : {0, 299, 599}) {
     Batch one(1, 2, layer.shape, 0);
     one.input.assign(many.input.begin() + t * 64, many.input.begin() + (t + 1) * 64);
@@ -322,4 +323,4 @@ TEST(Experts, BadInputIsNamed) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -5,7 +5,7 @@
 #include "nn/experts_forward_node.h"
 #include "nn/kept_memory.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct Workspace::State {
   std::mutex mutex;  // held while a call runs
@@ -30,4 +30,4 @@ struct ForwardRun {
 };
 void run_forward(const Experts::State& experts, Workspace::State& space, const ForwardRun& run);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 void check_map(const ExpertsFill& fill, int slots, std::span<const int64_t> map) {
@@ -45,4 +45,4 @@ void fill_experts(Pool& pool, const ExpertsFill& fill, Experts& into, std::span<
     into.copy(first[static_cast<size_t>(expert_of(slot))], slot);  // nothing, where that is the slot itself
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

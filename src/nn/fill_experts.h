@@ -8,7 +8,7 @@
 #include "base/pool.h"
 #include "nn/experts.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct ExpertsFill {
   std::string name = {};  // of the layer, for errors
@@ -24,4 +24,4 @@ struct ExpertsFill {
 // more than once: one number in [0, fill.experts) for each expert of `into`.
 void fill_experts(Pool& pool, const ExpertsFill& fill, Experts& into, std::span<const int64_t> map = {});
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -3,7 +3,7 @@
 #include "base/checked.h"
 #include "kernels/plan.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct FloatRows {
   const void* source = nullptr;
@@ -26,4 +26,4 @@ struct FloatRows {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

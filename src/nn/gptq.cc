@@ -13,7 +13,7 @@
 #include "nn/reserve.h"
 #include "nn/span_rounding.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 256;
@@ -92,7 +92,7 @@ class RowsRounding {
   int k_, k_pad_, blocks_;
   float* now_;   // [blocks, k_pad, 16] values with what earlier steps gave up
   float* gone_;  // [blocks, k_pad, 16] value; value - rounded after its step
-  const GramKernels& products_ = gram_kernels(kernels());
+  const GramKernels& products_ = gram_kernels(best_kernels());
   std::vector<float> sums_;     // [kColumnsAtOnce, 16 * blocks]
   std::vector<float> weight_;   // [k] of squared errors, by step
   std::vector<int> steps_;      // [k] of columns
@@ -293,4 +293,4 @@ double output_error(std::span<const float> values, const MatrixView& rounded, co
   return total;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -13,7 +13,7 @@
 #include "formats/matrix.h"
 #include "nn/hessian.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct GptqOptions {
   // Of the mean of H's diagonal, added to it; raised tenfold on a failed factorisation, up to kMostDamping.
@@ -86,4 +86,4 @@ Matrix gptq(const Format& format, std::span<const float> values, int64_t n, int6
 // trace((W - Q) H (W - Q)^T): the squared error of the outputs over the rows of H.
 double output_error(std::span<const float> values, const MatrixView& rounded, const Hessian& hessian);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -11,7 +11,7 @@
 #include "base/testing/random_values.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using ::testing::HasSubstr;
@@ -211,4 +211,4 @@ TEST(Gptq, FaultsAreNamed) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

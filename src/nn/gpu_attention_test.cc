@@ -13,7 +13,7 @@
 #include "formats/floats.h"
 #include "nn/gpu_ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 struct AttentionShape {
@@ -328,4 +328,4 @@ TEST(GpuAttention, RowsGetTheSameBitsInAnyCompany) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -11,7 +11,7 @@
 #include "cuda/kernels/args.h"
 #include "nn/kv_cache.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 class GpuCache final : public SequenceCache {
  public:
@@ -58,4 +58,4 @@ class GpuCache final : public SequenceCache {
   DeviceBuffer memory_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/park.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{1};  // for the other side's end, while waiting
@@ -97,4 +97,4 @@ void GpuExchange::answer(int layer) {
 
 void GpuExchange::give_up() { done().store(kGiveUp, std::memory_order_release); }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -11,7 +11,7 @@
 #include "cuda/driver.h"
 #include "cuda/kernels/args.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 class GpuExchange {
  public:
@@ -65,4 +65,4 @@ class GpuExchange {
   uint64_t told_ = 0;  // of what kernels waited
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

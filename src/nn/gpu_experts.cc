@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "nn/experts_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kBothThreads = 192, kOneThreads = 96;  // of blocks for gate and up; for one of them
@@ -169,4 +169,4 @@ void GpuExperts::run_out(GpuStream& stream, const Call& call) const {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

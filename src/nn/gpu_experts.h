@@ -10,7 +10,7 @@
 #include "nn/cpu_weights.h"
 #include "nn/gpu_weights.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Steps of at most as many tokens, in which answers are made, take a pair of a token and an expert at a time: each reads the expert
 // from the GPU's caches again, and few share one. Larger ones, prompts, sort pairs by expert and round to bf16; where precision
@@ -104,4 +104,4 @@ struct GpuRoutedExperts final : PlacedExperts {
   double stored_bytes() const override { return host->stored_bytes(); }
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

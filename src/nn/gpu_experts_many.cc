@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "nn/gpu_experts.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kGroupThreads = kMostRouted, kPairThreads = 256;
@@ -172,4 +172,4 @@ void GpuExperts::run_many(GpuStream& stream, const Call& all) const {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

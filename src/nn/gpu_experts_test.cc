@@ -15,7 +15,7 @@
 #include "nn/padded_parts.h"
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // Sums of thousands of numbers in another order than the CPU's, twice: as tolerance() of f32, and half as much again.
@@ -26,7 +26,7 @@ constexpr double kRoundedBound = 4e-3;
 
 // The CPU's table with one packing or the other: enough to pack with.
 Kernels packing_as(const Fragment& fragment) {
-  Kernels out = kernels();
+  Kernels out = best_kernels();
   out.fragment = fragment;
   return out;
 }
@@ -416,4 +416,4 @@ TEST(GpuExperts, PromptsBesideTheCpu) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

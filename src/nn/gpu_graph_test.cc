@@ -12,7 +12,7 @@
 #include "cuda/testing/test_cuda.h"
 #include "nn/gpu_ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kRowWidth = 24, kMiddle = 40, kOf = 7, kChosen = 3, kVocabulary = 33, kMostSteps = 5;
@@ -234,4 +234,4 @@ TEST(GpuGraph, ALostGpuIsAnErrorAtAnyCall) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -14,7 +14,7 @@
 #include "kernels/pack.h"
 #include "nn/gpu_weights.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 const char* code_word(Code code) {
@@ -246,4 +246,4 @@ INSTANTIATE_TEST_SUITE_P(All, GpuProducts, testing::ValuesIn(product_cases()), [
 });
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

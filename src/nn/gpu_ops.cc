@@ -7,7 +7,7 @@
 #include "nn/gpu_experts.h"
 #include "nn/gpu_ops_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kHeadThreads = 64;
@@ -329,4 +329,4 @@ std::unique_ptr<Ops> make_gpu_ops(std::shared_ptr<Pool> pool, GpuOpsOptions opti
   return std::make_unique<GpuOps>(std::move(pool), std::move(options));
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -7,7 +7,7 @@
 #include "cuda/device.h"
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct GpuOpsOptions {
   int number = 0;                       // of the GPU, also where there is none to plan for
@@ -20,4 +20,4 @@ struct GpuOpsOptions {
 
 std::unique_ptr<Ops> make_gpu_ops(std::shared_ptr<Pool> pool, GpuOpsOptions options);
 
-}  // namespace kt
+}  // namespace kt::inline nn

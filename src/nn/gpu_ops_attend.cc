@@ -4,7 +4,7 @@
 #include "nn/gpu_cache.h"
 #include "nn/gpu_ops_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kSplitRows = 64;
@@ -166,4 +166,4 @@ void GpuOps::attend_split(const Attend& args, const KvShape& shape, const RowRan
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -9,7 +9,7 @@
 #include "nn/gpu_cache.h"
 #include "nn/gpu_ops_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kMostReplayed = 64;  // tokens
@@ -235,4 +235,4 @@ void GpuOps::run_task(const HostTask& task) {
   if (task.watch) task.watch->took(std::chrono::steady_clock::now() - start);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

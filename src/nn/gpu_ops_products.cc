@@ -4,7 +4,7 @@
 #include "nn/gpu_experts.h"
 #include "nn/gpu_ops_state.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kPostThreads = 512;
@@ -285,4 +285,4 @@ void GpuOps::project(const PlacedLinear& weights, Rows x, int count) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

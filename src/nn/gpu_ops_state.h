@@ -14,7 +14,7 @@
 #include "nn/gpu_step.h"
 #include "nn/gpu_weights.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 inline constexpr int kRowThreads = 256;  // of a block that takes a row
 inline constexpr int kFewRows =
@@ -273,4 +273,4 @@ class GpuOps final : public Ops {
   const size_t experts_part_ = parts_.index("experts"), wait_part_ = parts_.index(kWaitingPart);
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

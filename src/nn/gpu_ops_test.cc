@@ -14,7 +14,7 @@
 #include "nn/cpu_ops.h"
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using testing::AllOf;
@@ -321,4 +321,4 @@ TEST(GpuOps, PlansNeedNoGpu) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr size_t kLeastPages = 1024;
@@ -120,4 +120,4 @@ const float* GpuStep::growth(const QueryGrowth& of) {
   return device_.as<const float>() + kHead + (2 + static_cast<int64_t>(kind)) * rows_;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -12,7 +12,7 @@
 #include "nn/kv_cache.h"
 #include "nn/rope.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 class GpuStep {
  public:
@@ -55,4 +55,4 @@ class GpuStep {
   DeviceBuffer device_;  // the same
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

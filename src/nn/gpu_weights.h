@@ -14,7 +14,7 @@
 #include "nn/linear.h"
 #include "nn/ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // The bytes, and the GPU that has them; without one for plans, which ask sizes only.
 struct GpuMemory {
@@ -152,4 +152,4 @@ struct GpuMlp final : PlacedExperts {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

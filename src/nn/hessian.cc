@@ -17,7 +17,7 @@
 #include "kernels/gram.h"
 #include "nn/reserve.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // Strips of a side of the squares of H that workers claim: their sums and the columns' part of a panel have
@@ -52,7 +52,7 @@ class RankUpdate {
 
   int dims_, strips_, side_ = 0, sides_ = 0;
   int64_t rows_, panels_held_ = 0;
-  const GramKernels& kernels_ = gram_kernels(kernels());
+  const GramKernels& kernels_ = gram_kernels(best_kernels());
   int64_t panel_bytes_;
   std::byte *panels_ = nullptr, *workers_ = nullptr;
   size_t worker_bytes_ = 0;
@@ -263,4 +263,4 @@ Hessian diagonal_of(const Hessian& own) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

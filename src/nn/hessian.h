@@ -8,7 +8,7 @@
 #include "base/pool.h"
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct HessianRows {
   const void* x = nullptr;  // [rows, dims]
@@ -71,4 +71,4 @@ Hessian shrunk_to_diagonal(const Hessian& own, double strength);
 // The diagonal alone: rounding to nearest, with scales searched for what inputs are large.
 Hessian diagonal_of(const Hessian& own);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -12,7 +12,7 @@
 #include "base/testing/random_values.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using ::testing::HasSubstr;
@@ -174,4 +174,4 @@ TEST(Hessian, NamesWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

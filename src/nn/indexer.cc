@@ -10,7 +10,7 @@
 #include "base/signal.h"
 #include "nn/carve.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // Tokens whose scores are held at once, for each worker; a long context has many for each.
@@ -171,4 +171,4 @@ void IndexerWork::run(const KvCache& cache, const IndexerArgs& args) {
     s.run_wave(first, static_cast<int>(std::min(wave, s.queries.size() - first)));
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -8,7 +8,7 @@
 #include "base/pool.h"
 #include "nn/kv_cache.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Words of a query: a bit for each key, one for each page.
 constexpr int64_t seen_words(int64_t context) { return (context + kPageTokens - 1) / kPageTokens; }
@@ -43,4 +43,4 @@ class IndexerWork {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

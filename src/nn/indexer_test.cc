@@ -13,7 +13,7 @@
 #include "nn/attention.h"
 #include "nn/kv_write.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kIndexHeads = 24, kDim = 40, kBudget = 80, kLengths[] = {700, 81, 5, 130};
@@ -58,8 +58,8 @@ class ChoosingLayer {
                     {.d = kDim, .type = s_.type}},
          .states = {}},
         40);
-    IndexerWork indexer(pool, kernels());
-    AttentionWork attention(pool, kernels());
+    IndexerWork indexer(pool, best_kernels());
+    AttentionWork attention(pool, best_kernels());
     Result result;
     std::vector<std::vector<int32_t>> pages;
     int page = 39;
@@ -127,14 +127,14 @@ class ChoosingLayer {
             const std::vector<AttentionSequence>& steps, Rows& rows, int tokens) const {
     rows.seen.assign(static_cast<size_t>(tokens * kWords), 0);
     rows.out.resize(static_cast<size_t>(tokens * s_.heads * s_.dv));
-    write_cache(cache, pool, kernels(),
+    write_cache(cache, pool, best_kernels(),
                 {.plane = 0,
                  .sequences = steps,
                  .k = rows.k.data(),
                  .v = rows.v.data(),
                  .k_stride = s_.kv_heads * s_.d,
                  .v_stride = s_.kv_heads * s_.dv});
-    write_cache(cache, pool, kernels(),
+    write_cache(cache, pool, best_kernels(),
                 {.plane = 1, .sequences = steps, .k = rows.ik.data(), .k_stride = kDim});
     indexer.run(cache, {.plane = 1,
                         .sequences = steps,
@@ -239,8 +239,8 @@ TEST(Indexer, ABudgetForAllKeysIsDenseAttention) {
   const std::vector<int32_t> pages = {2, 0, 1};
   const AttentionSequence all[] = {{.first = 0, .count = 130, .position = 0, .pages = pages.data()}};
   const std::vector<float> k = random_values(130 * 40, 1), q = random_values(130 * 160, 2);
-  write_cache(cache, *pool, kernels(), {.plane = 0, .sequences = all, .k = k.data(), .k_stride = 40});
-  AttentionWork attention(pool, kernels());
+  write_cache(cache, *pool, best_kernels(), {.plane = 0, .sequences = all, .k = k.data(), .k_stride = 40});
+  AttentionWork attention(pool, best_kernels());
   AttentionArgs args{
       .plane = 0, .sequences = all, .q = q.data(), .q_stride = 160, .heads = 4, .scale = 0.25f};
   std::vector<float> dense(130 * 96), chosen(130 * 96);
@@ -257,4 +257,4 @@ TEST(Indexer, ABudgetForAllKeysIsDenseAttention) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

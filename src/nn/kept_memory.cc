@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace kt {
+namespace kt::inline nn {
 
 Buffer KeptMemory::take(size_t bytes, int memory_node) {
   {
@@ -40,4 +40,4 @@ void KeptMemory::release() {
   held_.clear();
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

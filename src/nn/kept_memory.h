@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Any thread. It holds what is not in use now: as much as was kept at once at most.
 class KeptMemory {
@@ -26,4 +26,4 @@ class KeptMemory {
   std::vector<Held> held_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

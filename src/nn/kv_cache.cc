@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr size_t kStateAlignment = 64;
@@ -91,4 +91,4 @@ void KvCache::copy_slot(int from, int to) {
               states_.data() + static_cast<size_t>(from) * slot_bytes_, slot_bytes_);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

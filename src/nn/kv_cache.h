@@ -11,7 +11,7 @@
 #include "kernels/attention.h"
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 inline constexpr int kPageTokens = kKvBlock;
 
@@ -107,4 +107,4 @@ class KvCache final : public SequenceCache {
   Buffer states_;  // [slots, slot_bytes_]
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

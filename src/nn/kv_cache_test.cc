@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // Layers of different kinds in one model: keys of one head size, none, keys of another.
@@ -57,4 +57,4 @@ TEST(KvCache, StatesAreClearedAndCopiedSlotBySlot) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -7,7 +7,7 @@
 
 #include "kernels/row_ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kRowsAlone = 16;  // rows of keys that are not worth waking the others for
@@ -90,4 +90,4 @@ void write_cache(KvCache& cache, Pool& pool, const Kernels& kernels, const Cache
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

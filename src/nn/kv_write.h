@@ -5,7 +5,7 @@
 #include "base/pool.h"
 #include "nn/kv_cache.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Keys and values [tokens, heads, d] and [tokens, heads, dv] (f32) for the pages of their sequences.
 struct CacheWrite {
@@ -21,4 +21,4 @@ struct CacheWrite {
 // rounded to multiples of their largest magnitude / 127.
 void write_cache(KvCache& cache, Pool& pool, const Kernels& kernels, const CacheWrite& args);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -10,7 +10,7 @@
 #include "base/signal.h"
 #include "nn/reserve.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kPackRows = 32;             // rows of one packing item
@@ -112,7 +112,7 @@ Packing Linear::packing() const {
 
 // Which rows each node has, and memory for them.
 void Linear::lay_out(const Pool& pool, std::string_view name) {
-  if (!options_.kernels) options_.kernels = &kernels();
+  if (!options_.kernels) options_.kernels = &best_kernels();
   if (!bias_.empty() && static_cast<int64_t>(bias_.size()) != n_)
     fail("{}: expected {} biases, got {}", name, n_, bias_.size());
   const Fragment& fragment = options_.kernels->fragment;
@@ -439,4 +439,4 @@ void LinearWork::run(int m, std::span<const LinearCall> calls, const Forecast* t
   s.pool->run([&](const Worker& worker) { s.work(worker); }, then);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

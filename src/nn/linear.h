@@ -12,11 +12,11 @@
 #include "kernels/plan.h"
 #include "nn/row_reader.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct LinearOptions {
   Precision precision = Precision::kDefault;
-  const Kernels* kernels = nullptr;  // null: kernels()
+  const Kernels* kernels = nullptr;  // null: best_kernels()
   HugePages huge = HugePages::kAdvise;
   bool sizes_only = false;  // no memory and nothing read: for plans, which ask bytes and cannot run it
 };
@@ -103,4 +103,4 @@ class LinearWork {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

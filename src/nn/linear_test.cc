@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/testing/random_values.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 struct Case {
@@ -232,4 +232,4 @@ TEST(Linear, BadBias) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -8,7 +8,7 @@
 #include "nn/experts_state.h"
 #include "nn/float_rows.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kReadRows = 16, kReadColumns = 512;  // as f32: 32 KiB, read once for each row of A
@@ -114,4 +114,4 @@ void LoraAdapter::add(const Tile& tile) const noexcept {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -4,7 +4,7 @@
 #include "nn/expert_adapter.h"
 #include "nn/padded_parts.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // The factors of one product of all experts. Contiguous f32; null a: none.
 struct LowRank {
@@ -41,4 +41,4 @@ class LoraAdapter : public ExpertAdapter {
   ExpertLora lora_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -29,7 +29,7 @@
 #include "nn/step_parts.h"
 #include "nn/work.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // A name of rows. Two names of one `id` with different widths are the same memory, used in turn.
 struct Rows {
@@ -390,4 +390,4 @@ class StepScope {
   Ops& ops_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

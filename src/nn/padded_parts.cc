@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "formats/layout.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // Rows of one array; each is as many bytes in both.
@@ -129,4 +129,4 @@ void PaddedParts::narrow_columns(const Matrix& wide, int64_t rows, Matrix& out) 
   out.scales = wide.scales;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -8,7 +8,7 @@
 
 #include "nn/experts.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct PaddedParts {
   int64_t inter = 0, part = 0,
@@ -45,4 +45,4 @@ RowReader reader_of_rows(const MatrixView& matrix);
 
 PaddedParts padded_parts(const ExpertsOptions& options, int64_t inter);
 
-}  // namespace kt
+}  // namespace kt::inline nn

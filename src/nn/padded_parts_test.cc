@@ -6,7 +6,7 @@
 #include "nn/expert_adapter.h"
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 struct Parts {
@@ -92,4 +92,4 @@ TEST(PaddedParts, TakeNoAdapter) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace kt {
+namespace kt::inline nn {
 
 struct Place {
   enum class Kind : uint8_t { kNode, kGpu, kLink } kind = Kind::kNode;
@@ -16,4 +16,4 @@ inline constexpr Place kHost{};
 
 std::string name_of(const Place& place);  // "host", "node 0", "GPU 1", "link 1"
 
-}  // namespace kt
+}  // namespace kt::inline nn

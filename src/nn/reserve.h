@@ -2,7 +2,7 @@
 #pragma once
 #include "base/memory.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // How far they grow ahead of what a step needs: steps of slowly rising sizes do not allocate each time.
 constexpr size_t with_reserve(size_t needed) { return needed + needed / 4; }
@@ -14,4 +14,4 @@ inline void grow(Buffer& buffer, size_t needed, BufferOptions options = {}) {
   buffer = Buffer(with_reserve(needed), options);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

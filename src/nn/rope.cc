@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 // YaRN: frequencies that turn often within the original context stay, slow ones are stretched, a ramp lies
@@ -87,4 +87,4 @@ void Rope::rotate(const RowKernels& rows, float* x, int heads, int64_t stride, c
                .sines = sines});
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -6,7 +6,7 @@
 
 #include "kernels/row_ops.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Rotary positions. Pairs are (i, i + dims / 2), or (2 i, 2 i + 1) where interleaved. Only the first `dims`
 // of a head are rotated.
@@ -51,4 +51,4 @@ class Rope {
   std::vector<double> frequencies_;  // [dims / 2] radians a position
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
@@ -84,4 +84,4 @@ void force_ids(std::span<const AttentionSequence> sequences, const float* forced
     }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

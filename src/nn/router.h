@@ -6,7 +6,7 @@
 #include "kernels/row_ops.h"
 #include "nn/kv_cache.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct RouterSpec {
   enum class Score { kSoftmax, kSigmoid } score = Score::kSoftmax;
@@ -35,4 +35,4 @@ constexpr int forced_round(int position, int row) {
 // Of all rows of a step; ids [rows, top_k].
 void force_ids(std::span<const AttentionSequence> sequences, const float* forced, int top_k, int32_t* ids);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -8,7 +8,7 @@
 
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 using testing::ElementsAre;
@@ -22,7 +22,7 @@ Choice choose(const RouterSpec& spec, const std::vector<float>& logits, int top_
               const std::vector<float>& correction = {}) {
   Choice out{std::vector<int32_t>(static_cast<size_t>(top_k)),
              std::vector<float>(static_cast<size_t>(top_k))};
-  choose_experts(*kernels().rows, spec, static_cast<int>(logits.size()), top_k, logits.data(),
+  choose_experts(*best_kernels().rows, spec, static_cast<int>(logits.size()), top_k, logits.data(),
                  correction.empty() ? nullptr : correction.data(), out.ids.data(), out.weights.data());
   return out;
 }
@@ -85,4 +85,4 @@ TEST(Router, NanStaysInRange) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

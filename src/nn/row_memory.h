@@ -10,7 +10,7 @@
 #include "nn/ops.h"
 #include "nn/rope.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Floats, or ids where a router wrote them. Rows of one name share their memory, as wide as the widest.
 class RowMemory {
@@ -66,4 +66,4 @@ class Rotation {
   std::vector<float> cosines_, sines_;  // [tokens, dims / 2]
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "formats/layout.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int64_t kPieceBytes = 256 << 10;  // in plain order: read, checked and packed from L2
@@ -39,4 +39,4 @@ void for_pieces(Pool& pool, const RowReader& reader, UsePiece use) {
             [&](int64_t i) { for_pieces(reader, i * step, std::min((i + 1) * step, reader.n), use); });
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

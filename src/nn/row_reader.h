@@ -8,7 +8,7 @@
 #include "base/pool.h"
 #include "formats/matrix.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct RowReader {
   Format format;
@@ -33,4 +33,4 @@ void for_pieces(const RowReader& reader, int64_t begin, int64_t end, UsePiece us
 // The same of all rows, pieces in parallel over the pool's workers. The first error stops all and is thrown.
 void for_pieces(Pool& pool, const RowReader& reader, UsePiece use);
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 bool is_plain(Scale scale) { return scale == Scale::kF32 || scale == Scale::kBf16 || scale == Scale::kF16; }
@@ -248,4 +248,4 @@ void SpanRounding::store(const uint8_t* codes, std::span<const int> steps) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

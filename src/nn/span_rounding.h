@@ -8,7 +8,7 @@
 #include "formats/matrix.h"
 #include "kernels/gram.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // Scales below round-to-nearest's, evenly down to `least` of it; 0 steps: none is tried.
 struct ScaleSearch {
@@ -55,7 +55,7 @@ class SpanRounding {
   bool packed_rule_;
   int step_, span_k_, blocks_;
   std::vector<Lanes> lanes_;  // [spans, blocks]
-  const GramKernels& kernels_ = gram_kernels(kernels());
+  const GramKernels& kernels_ = gram_kernels(best_kernels());
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -1,6 +1,6 @@
 #include "nn/step_forecast.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 StepForecast::StepForecast(const Pool& pool, const LinearWork& linears, const AttentionWork& attention)
     : linears_(linears), attention_(attention) {
@@ -48,4 +48,4 @@ Ahead StepForecast::ahead(const Worker& worker) const noexcept {
   return attended_ ? attention_.first_read(*cache_, next->plane, sequences_, worker) : Ahead();
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

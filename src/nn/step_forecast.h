@@ -8,7 +8,7 @@
 #include "nn/attention.h"
 #include "nn/linear.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 class StepForecast final : public Forecast {
  public:
@@ -42,4 +42,4 @@ class StepForecast final : public Forecast {
   bool attended_ = false;  // in this step: where attention begins is known
 };
 
-}  // namespace kt
+}  // namespace kt::inline nn

@@ -6,7 +6,7 @@
 
 #include "base/testing/random_values.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 constexpr int kWidth = 256, kHeads = 2, kHead = 64;
@@ -62,7 +62,7 @@ class Steps {
   std::vector<AttentionSequence> sequences_;
   Linear a_, b_, head_;
   LinearWork linears_{pool_};
-  AttentionWork attention_{pool_, kernels()};
+  AttentionWork attention_{pool_, best_kernels()};
   StepForecast forecast_{*pool_, linears_, attention_};
 
  private:
@@ -111,4 +111,4 @@ TEST(StepForecast, ManyRowsAreForecastAnew) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

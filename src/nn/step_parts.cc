@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline nn {
 
 size_t StepParts::index(std::string_view name) {
   const auto found = std::ranges::find(parts_, name, &StepPart::name);
@@ -39,4 +39,4 @@ std::vector<StepPart> parts_since(const std::vector<StepPart>& before, std::vect
   return now;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

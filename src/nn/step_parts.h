@@ -9,7 +9,7 @@
 
 #include "nn/work.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 // The CPU waiting for a GPU.
 inline constexpr std::string_view kWaitingPart = "waiting for the GPU";
@@ -53,4 +53,4 @@ class StepParts {
 // What happened since `before`, which is of the same parts, some perhaps not seen yet.
 std::vector<StepPart> parts_since(const std::vector<StepPart>& before, std::vector<StepPart> now);
 
-}  // namespace kt
+}  // namespace kt::inline nn

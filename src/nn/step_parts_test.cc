@@ -4,7 +4,7 @@
 
 #include <thread>
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 void busy(StepParts& parts, size_t index, int milliseconds, double bytes) {
@@ -59,4 +59,4 @@ TEST(StepParts, Since) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline nn

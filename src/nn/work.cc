@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline nn {
 namespace {
 
 double seconds(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
@@ -72,4 +72,4 @@ Limit limit_of(const Work& work, const Rates& host) {
   return limit_of(amount, host);
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

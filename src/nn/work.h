@@ -5,7 +5,7 @@
 
 #include "nn/place.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct Amount {
   double bytes = 0;
@@ -44,4 +44,4 @@ Limit limit_of(const Amount& amount, const Rates& rates);
 // Of what the host does: a model of one place.
 Limit limit_of(const Work& work, const Rates& host);
 
-}  // namespace kt
+}  // namespace kt::inline nn

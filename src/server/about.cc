@@ -13,7 +13,7 @@
 #include "server/fields.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 void reply_json(Service& service, const Responder& responder, const OrderedJson& json) {
@@ -180,7 +180,7 @@ void get_status(Service& service, HttpRequest&, Responder responder) {
   reply_json(service, responder,
              {{"model", service.options().name},
               {"experts_format", service.model().experts_dialect()},
-              {"isa", kernels().name},
+              {"isa", best_kernels().name},
               {"threads", service.runner().threads()},
               {"version", service.options().version},
               {"uptime_s", service.uptime()},
@@ -224,4 +224,4 @@ void post_embeddings(Service& service, HttpRequest&, Responder) {
                  text("{} is a model that generates text; it has no embeddings", service.options().name));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -12,7 +12,7 @@
 #include "server/api_error.h"
 #include "server/fields.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // Takes as long for every key of one length.
@@ -140,4 +140,4 @@ void Access::check(const HttpRequest& request) const {
                              *origin));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

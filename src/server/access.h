@@ -8,7 +8,7 @@
 
 #include "http/message.h"
 
-namespace kt {
+namespace kt::inline server {
 
 struct AccessOptions {
   std::vector<std::string> api_keys = {};  // any of them will do; none: no key is asked for
@@ -43,4 +43,4 @@ class Access {
   std::vector<std::string> keys_;  // under mutex_
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

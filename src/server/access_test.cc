@@ -5,7 +5,7 @@
 
 #include "server/api_error.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // The status that a request gets; 200: none refused it.
@@ -74,4 +74,4 @@ TEST(AccessTest, TheKeyComesFirst) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -8,7 +8,7 @@
 #include "server/api_error.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 int status_of(ErrorKind kind) {
@@ -144,4 +144,4 @@ void Answer::take(size_t sequence, AnswerEvent event) {
   if (stream_) responder_.end();
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -13,7 +13,7 @@
 #include "http/server.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class Service;
 
@@ -88,4 +88,4 @@ class Answer {
 std::string random_id(std::string_view prefix);
 OrderedJson usage_json(const Usage& usage);
 
-}  // namespace kt
+}  // namespace kt::inline server

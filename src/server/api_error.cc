@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 std::string_view type_of(int status) {
@@ -43,4 +43,4 @@ HttpReply error_reply(int status, std::string_view message, std::string_view par
   return {.status = status, .body = error_body(status, message, param)};
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -6,7 +6,7 @@
 
 #include "http/message.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // Thrown by what answers a request; becomes the reply.
 class ApiError : public std::runtime_error {
@@ -28,4 +28,4 @@ std::string error_body(int status, std::string_view message, std::string_view pa
 std::string messages_error_body(int status, std::string_view message);
 HttpReply error_reply(int status, std::string_view message, std::string_view param = {});
 
-}  // namespace kt
+}  // namespace kt::inline server

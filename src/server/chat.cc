@@ -8,7 +8,7 @@
 #include "server/generation.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 struct ToolCall {
@@ -147,4 +147,4 @@ void post_chat_completions(Service& service, HttpRequest& request, Responder res
   service.run(answer, std::move(plan.requests));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

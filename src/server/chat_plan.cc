@@ -9,7 +9,7 @@
 #include "server/prompt_guard.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 struct Conversation {
@@ -136,4 +136,4 @@ ChatPlan plan_chat(Service& service, const OrderedJson& json) {
   return plan;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -4,7 +4,7 @@
 #include "server/fields.h"
 #include "server/syntax/chat_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class Service;
 
@@ -21,4 +21,4 @@ inline AnswerEnd end_of(FinishReason reason) {
 // ApiError names the field at fault. Anthropic's bodies are translated before.
 ChatPlan plan_chat(Service& service, const OrderedJson& body);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -12,7 +12,7 @@
 #include "text/json.h"
 #include "text/message_text.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr size_t kMostMessages = 4096, kMostTools = 128, kMostCalls = 128, kLongestName = 128;
@@ -314,4 +314,4 @@ ToolChoice tool_choice_of(const OrderedJson& request) {
   return choice;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline server {
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -41,4 +41,4 @@ OrderedJson with_tool_prompt(OrderedJson messages, const OrderedJson& tools);
 // JSON as Python's json.dumps(ensure_ascii=False) writes it, which is what models have seen: ", " and ": ".
 std::string spaced_json(const OrderedJson& value);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -273,4 +273,4 @@ TEST(ToolPrompt, DescribesToolsAndTellsEarlierCalls) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

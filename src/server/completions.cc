@@ -10,7 +10,7 @@
 #include "server/service.h"
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr int kDefaultTokens = 16;  // as OpenAI has it
@@ -204,4 +204,4 @@ void post_completions(Service& service, HttpRequest& request, Responder responde
   service.run(answer, std::move(requests));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -3,7 +3,7 @@
 #pragma once
 #include "http/server.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class Service;
 
@@ -19,4 +19,4 @@ void get_models(Service& service, HttpRequest& request, Responder responder);
 void get_status(Service& service, HttpRequest& request, Responder responder);
 void get_metrics(Service& service, HttpRequest& request, Responder responder);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "server/api_error.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr JsonLimits kBodyLimits{.bytes = 64u << 20, .depth = 64, .values = 1u << 20};
@@ -128,4 +128,4 @@ std::string json_text(const OrderedJson& value) {
 
 std::string json_string(std::string_view characters) { return json_text(characters); }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -10,7 +10,7 @@
 #include "http/message.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // The body as an object; the request's own is freed. ApiError(400) for what is not JSON, not an object, nests or counts too
 // far.
@@ -50,4 +50,4 @@ std::string json_text(const OrderedJson& value);
 // The string as JSON, quotes and all; bytes that are no UTF-8 become U+FFFD.
 std::string json_string(std::string_view characters);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -4,7 +4,7 @@
 
 #include "server/api_error.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using testing::HasSubstr;
@@ -37,4 +37,4 @@ TEST(FieldsTest, ABodyIsFreedOnceItIsRead) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -11,7 +11,7 @@
 #include "server/service.h"
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr size_t kMostStops = 16;
@@ -130,4 +130,4 @@ StreamOptions read_stream_options(const Fields& body) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

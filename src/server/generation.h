@@ -4,7 +4,7 @@
 #include "server/fields.h"
 #include "text/grammar/grammar.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class Service;
 
@@ -31,4 +31,4 @@ struct StreamOptions {
 };
 StreamOptions read_stream_options(const Fields& body);
 
-}  // namespace kt
+}  // namespace kt::inline server

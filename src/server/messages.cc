@@ -8,7 +8,7 @@
 #include "server/generation.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // Text of a block list or of a string.
@@ -275,4 +275,4 @@ void post_count_tokens(Service& service, HttpRequest& request, Responder respond
   responder.reply({.body = json_text(out)});
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

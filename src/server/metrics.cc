@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 std::string shortest(double value) {
@@ -98,4 +98,4 @@ void RequestMetrics::write(MetricsText& out) const {
   whole_.write(out, "kt_request_seconds", "From submission to the last token.");
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -10,7 +10,7 @@
 
 #include "engine/scheduler.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // Prometheus text, name by name.
 class MetricsText {
@@ -57,4 +57,4 @@ class RequestMetrics {
   Histogram first_token_, per_token_, whole_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

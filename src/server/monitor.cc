@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cmath>
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr std::chrono::milliseconds kInterval{250};
@@ -104,4 +104,4 @@ void Monitor::warm(const std::vector<uint64_t>& counts) {
   counted_ = counts;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

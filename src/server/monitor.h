@@ -11,7 +11,7 @@
 #include "engine/runner.h"
 #include "models/expert_use.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // Over the last second or so of work; zeros when idle.
 struct Pace {
@@ -67,4 +67,4 @@ class Monitor {
   std::thread thread_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

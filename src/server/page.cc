@@ -4,7 +4,7 @@
 
 #include "server/page_files.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // Nothing but our own files runs, nothing is asked of another machine, and nobody frames the page: text of a
@@ -42,4 +42,4 @@ std::optional<HttpReply> page_reply(const std::string& path) {
   return std::nullopt;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -6,9 +6,9 @@
 
 #include "http/message.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // The reply to GET of a path of the page ("/", "/page.css", "/favicon.ico" ...); nullopt for any other path.
 std::optional<HttpReply> page_reply(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline server

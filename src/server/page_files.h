@@ -4,8 +4,8 @@
 
 #include "base/embedded_file.h"
 
-namespace kt {
+namespace kt::inline server {
 
 std::span<const EmbeddedFile> page_files();  // "page.css"
 
-}  // namespace kt
+}  // namespace kt::inline server

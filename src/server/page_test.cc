@@ -7,7 +7,7 @@
 
 #include "server/page_files.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using testing::HasSubstr;
@@ -89,4 +89,4 @@ TEST(Page, AddressesAreRelative) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

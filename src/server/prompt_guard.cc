@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // Characters that stand for nothing and that no template contains, and those for private use if a text
@@ -168,4 +168,4 @@ std::vector<TokenId> PromptGuard::encode(std::string_view rendered) const {
   return tokenizer_.encode(replaced(rendered, escaped(mark_), mark_), {.mark = mark_});
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -10,7 +10,7 @@
 #include "server/chat_prompt.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // For one prompt; the tokenizer must outlive it. What users wrote is marked before rendering, by a character
 // that no text of theirs contains, inside each spelling of a marker; to the tokenizer that is plain text, and the
@@ -47,4 +47,4 @@ class PromptGuard {
   std::string mark_;  // empty: nothing was marked
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

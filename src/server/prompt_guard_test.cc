@@ -7,7 +7,7 @@
 #include "text/chat_template.h"
 #include "text/tokenizer/piece_vocabulary.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -149,4 +149,4 @@ TEST(PromptGuard, NothingIsPutBesideAMarker) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

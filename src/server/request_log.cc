@@ -7,7 +7,7 @@
 #include "base/utf8.h"
 #include "server/metrics.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr size_t kLongestPath = 200;
@@ -43,4 +43,4 @@ std::string request_line(const HttpRecord& record, std::time_t now) {
               record.note.empty() ? "-" : record.note, milliseconds.data());
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 TEST(RequestLog, OneLineOfWords) {
@@ -31,4 +31,4 @@ TEST(RequestLog, APathCannotForgeALine) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -10,7 +10,7 @@
 #include "server/responses_request.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 OrderedJson or_else(const Fields& body, const char* name, OrderedJson otherwise) {
@@ -205,4 +205,4 @@ void post_responses(Service& service, HttpRequest& request, Responder responder)
   service.run(answer, std::move(plan.requests));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

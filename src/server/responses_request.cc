@@ -7,7 +7,7 @@
 #include "server/api_error.h"
 #include "server/fields.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // What a server that keeps nothing cannot do.
@@ -170,4 +170,4 @@ OrderedJson chat_of_responses(const OrderedJson& json) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -11,7 +11,7 @@
 #include "server/page.h"
 #include "server/request_log.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 struct Endpoint {
@@ -187,4 +187,4 @@ void Server::answer(HttpRequest& request, const Responder& responder) {
   throw ApiError(404, text("no such path: {} {}", request.method, shown_value(request.path)));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

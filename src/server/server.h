@@ -14,7 +14,7 @@
 #include "server/access.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 
 struct ServerOptions {
   HttpServerOptions http = {};
@@ -54,4 +54,4 @@ class Server {
   std::unique_ptr<HttpServer> http_;       // last: its threads use the above
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

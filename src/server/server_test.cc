@@ -10,7 +10,7 @@
 
 #include "http/client.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using testing::HasSubstr;
@@ -136,4 +136,4 @@ TEST(ServerTest, DrainFinishesWhatRunsAndRefusesTheRest) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -13,7 +13,7 @@
 #include "server/api_error.h"
 #include "server/fields.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr size_t kSchemasKept = 16;
@@ -250,4 +250,4 @@ void Service::end_overdue() {
           text("the answer took longer than {} s, the most this server gives one (request_timeout)", most));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

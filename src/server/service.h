@@ -21,7 +21,7 @@
 #include "text/chat_template.h"
 #include "text/grammar/grammar.h"
 
-namespace kt {
+namespace kt::inline server {
 
 struct ServiceOptions {
   std::string name;                              // of the model, as clients see it
@@ -131,4 +131,4 @@ class Service {
   std::unique_ptr<Engine> engine_;  // last: its thread uses what is above
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -6,7 +6,7 @@
 #include "server/chat_prompt.h"
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 bool is_word(char c) {
@@ -94,4 +94,4 @@ bool template_knows_tools(std::string_view chat_template) {
   return knows;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -2,7 +2,7 @@
 #pragma once
 #include <string_view>
 
-namespace kt {
+namespace kt::inline server {
 
 enum class ArgumentForm { kObject, kText };
 
@@ -21,4 +21,4 @@ struct TemplateNeeds {
 };
 TemplateNeeds template_needs(std::string_view chat_template);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -6,7 +6,7 @@
 #include "server/fields.h"
 #include "server/service.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr size_t kMostText = 4 << 20;  // bytes that /tokenize cuts; a second or so
@@ -56,4 +56,4 @@ void post_detokenize(Service& service, HttpRequest& request, Responder responder
   responder.reply({.body = json_text(out)});
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -1,7 +1,7 @@
 // with_tool_prompt: tools for models whose template has no place for them.
 #include "server/chat_prompt.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 void append_spaced(const OrderedJson& value, std::string& out) {
@@ -87,4 +87,4 @@ OrderedJson with_tool_prompt(OrderedJson messages, const OrderedJson& tools) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 struct Unit {
@@ -48,4 +48,4 @@ std::string duration(double seconds) {
   return text("{}h{}m", whole / 3600, two(whole / 60 % 60));
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -3,7 +3,7 @@
 #include "terminal/terminal_text.h"
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 bool in_word(std::string_view text, size_t at) { return word_set().contains(next_code_point(text, at)); }
@@ -121,4 +121,4 @@ void EditBuffer::cut_space_word_left() {
 void EditBuffer::cut_word_left() { cut(word_left_of(cursor_), cursor_); }
 void EditBuffer::cut_word_right() { cut(cursor_, word_right_of(cursor_)); }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

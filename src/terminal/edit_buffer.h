@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline terminal {
 
 // The text is valid UTF-8 of any number of lines; the cursor stands between visible characters. "Line" means
 // what stands between line ends, however many rows it takes on a screen.
@@ -49,4 +49,4 @@ class EditBuffer {
   bool collecting_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 std::vector<std::string> lines_of(std::string_view bytes) {
@@ -120,4 +120,4 @@ void InputHistory::append_to_file(const std::string& entry) const {
   write_atomically(path_, kept);  // with the permissions of the old one
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

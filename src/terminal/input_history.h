@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline terminal {
 
 // One entry a line, '\' and line ends escaped; 0600. Several programs may add to one file at once: nothing is
 // lost, and each sees what was there when it began and what it added itself.
@@ -30,4 +30,4 @@ class InputHistory {
 std::string escape_entry(std::string_view entry);   // on one line
 std::string unescape_entry(std::string_view line);  // the way back
 
-}  // namespace kt
+}  // namespace kt::inline terminal

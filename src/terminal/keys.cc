@@ -6,7 +6,7 @@
 #include "base/utf8.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 constexpr char kEsc = '\x1b', kCtrlC = '\x03';
@@ -142,4 +142,4 @@ Key KeyDecoder::settle() {
   return key;
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

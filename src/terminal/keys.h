@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline terminal {
 
 enum class KeyCode {
   kText,     // a character
@@ -57,4 +57,4 @@ class KeyDecoder {
   std::string paste_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

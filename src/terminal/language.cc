@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 std::span<const Translation> spoken;
@@ -22,4 +22,4 @@ std::string tr_counted(int64_t n, std::string_view one, std::string_view many) {
   return text(tr(n == 1 ? one : many), n);
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline terminal {
 
 struct Translation {
   std::string_view english, other;  // with the same holes in the same order
@@ -24,4 +24,4 @@ constexpr const char* tr_later(const char* english) { return english; }
 // "1 core", "2 cores" from "{} core" and "{} cores".
 std::string tr_counted(int64_t n, std::string_view one, std::string_view many);
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 // What all of them begin with, whole characters only.
@@ -291,4 +291,4 @@ void LineEditor::redraw() {
   refresh();
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

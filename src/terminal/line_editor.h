@@ -12,7 +12,7 @@
 #include "terminal/keys.h"
 #include "terminal/line_screen.h"
 
-namespace kt {
+namespace kt::inline terminal {
 
 enum class EditEvent {
   kNone,       // everything was eaten, more is wanted
@@ -90,4 +90,4 @@ class LineEditor {
   std::string output_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 constexpr int kLeastWidth = 4;
@@ -143,4 +143,4 @@ void LineScreen::forget() {
   top_ = 0;
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline terminal {
 
 struct ScreenPlace {
   int row = 0, column = 0;
@@ -74,4 +74,4 @@ class LineScreen {
   int top_ = 0;         // row of the layout that is the first shown
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -12,7 +12,7 @@
 #include "terminal/language.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 std::string trimmed(const std::string& words) {
@@ -151,4 +151,4 @@ bool Prompts::ask_yes(std::string_view question, bool standard) {
   return answer[0] == 'y' || answer[0] == 'Y' || answer == "是";
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline terminal {
 
 // The user ended the questions (Ctrl-D). Not an Error: the program says nothing more and exits with 130.
 // Ctrl-C does the same by its signal.
@@ -56,4 +56,4 @@ class Prompts {
   std::FILE* out_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -4,7 +4,7 @@
 
 #include "terminal/testing/typed.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 TEST(Prompts, TextTakesTheDefaultAndAsksAgain) {
@@ -55,4 +55,4 @@ TEST(Prompts, BytesThatAreNoTextAreRefused) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 bool colours() {
@@ -89,4 +89,4 @@ void StatusLine::show(std::string_view line) {
   std::fflush(stderr);
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

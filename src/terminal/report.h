@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline terminal {
 
 enum class Ink { kPlain, kGood, kWarning, kBad, kFaint };
 
@@ -45,4 +45,4 @@ class StatusLine {
   bool terminal_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

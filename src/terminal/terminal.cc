@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l\x1b[?25h";
@@ -212,4 +212,4 @@ OnInterrupt::~OnInterrupt() {
   stoppable.store(nullptr);
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -8,7 +8,7 @@
 
 #include "terminal/line_editor.h"
 
-namespace kt {
+namespace kt::inline terminal {
 
 // Standard input and output are both a terminal. `escapes`: one that obeys escape sequences (TERM is set and
 // not "dumb").
@@ -64,4 +64,4 @@ class OnInterrupt {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

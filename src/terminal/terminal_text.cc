@@ -6,7 +6,7 @@
 
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 constexpr CodePoint kJoiner = 0x200D;
@@ -160,4 +160,4 @@ std::string harmless_line(std::string_view text) {
   return line.substr(0, end) + " ...";
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -7,7 +7,7 @@
 
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline terminal {
 
 // 0 for combining and formatting characters, 2 for East Asian wide ones and emoji, 1 for all others, control
 // characters too.
@@ -32,4 +32,4 @@ std::string harmless(std::string_view text);
 // The same on one line, cut after some 400 bytes.
 std::string harmless_line(std::string_view text);
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 TEST(Wrapped, BreaksAtSpaces) {
@@ -38,4 +38,4 @@ TEST(PaddedTo, CountsColumns) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline terminal

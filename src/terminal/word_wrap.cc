@@ -3,7 +3,7 @@
 #include "base/text.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 constexpr int kNarrowest = 10;
@@ -72,4 +72,4 @@ void WordWrap::add_character(std::string_view character, int cells, std::string&
   word_width_ += cells;
 }
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline terminal {
 
 class WordWrap {
  public:
@@ -29,4 +29,4 @@ class WordWrap {
   bool breaks_ = false;  // a space stood at the edge: the line ends there, unless it ends by itself
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -6,7 +6,7 @@
 
 #include "terminal/testing/screen.h"
 
-namespace kt {
+namespace kt::inline terminal {
 namespace {
 
 // What a terminal of that width shows when the text comes in these pieces.
@@ -91,4 +91,4 @@ TEST(WordWrap, WithoutAWidthTextGoesThrough) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline terminal

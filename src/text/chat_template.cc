@@ -3,7 +3,7 @@
 #include "text/jinja/interpret.h"
 #include "text/jinja/parser.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 namespace {
 
@@ -35,4 +35,4 @@ std::string ChatTemplate::render(const TemplateVariables& variables, TemplateBud
   return jinja::Interpreter(values, meter, clock_).run(parsed_->body);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

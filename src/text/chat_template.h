@@ -11,7 +11,7 @@
 
 #include "text/jinja/meter.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // Variables keep the order of their keys, which templates print (tools, schemas); nlohmann::json, which
 // sorts, converts.
@@ -42,4 +42,4 @@ class ChatTemplate {
   Clock clock_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -7,7 +7,7 @@
 
 #include "text/jinja/characters.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 std::string render(std::string source, const TemplateVariables& variables = TemplateVariables::object(),
@@ -136,4 +136,4 @@ TEST(Characters, StripWorksInCodePoints) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 
 #include "text/tokenizer/bpe.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // The state of one sequence; one thread at a time.
 class TokenConstraint {
@@ -17,4 +17,4 @@ class TokenConstraint {
   virtual void accept(TokenId id) = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 // Builds the value while it counts: nlohmann's own builder keeps the last of duplicate keys and goes as deep
@@ -139,4 +139,4 @@ Json read_json(const std::string& path, JsonLimits limits) {
   return parse_json({reinterpret_cast<const char*>(file.bytes().data()), file.size()}, path, limits);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

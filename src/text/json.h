@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline texts {
 
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;  // objects keep the order of their keys
@@ -32,4 +32,4 @@ OrderedJson parse_ordered_json(std::string_view characters, std::string_view nam
 // The same of a whole file; a file that is missing or larger than the limit is an Error naming it.
 Json read_json(const std::string& path, JsonLimits limits = {});
 
-}  // namespace kt
+}  // namespace kt::inline texts

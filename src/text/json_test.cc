@@ -5,7 +5,7 @@
 #include "base/testing/error_of.h"
 #include "base/testing/temp_folder.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using testing::HasSubstr;
@@ -64,4 +64,4 @@ TEST(ReadJson, Files) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 const std::string& part_string(const OrderedJson& part, const char* name, const std::string& place) {
@@ -57,4 +57,4 @@ std::string message_text(const OrderedJson& content, const std::string& place) {
   return joined;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

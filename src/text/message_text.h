@@ -5,7 +5,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // "an array", "a string", for errors.
 std::string_view json_kind_of(const OrderedJson& value);
@@ -14,4 +14,4 @@ std::string_view json_kind_of(const OrderedJson& value);
 // beginning with `place`, the content's name, for anything else.
 std::string message_text(const OrderedJson& content, const std::string& place);
 
-}  // namespace kt
+}  // namespace kt::inline texts

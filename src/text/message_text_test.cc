@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 std::string text_or_error(const char* content) {
@@ -33,4 +33,4 @@ TEST(MessageText, ErrorsNameThePart) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

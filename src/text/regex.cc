@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMaxChoices = size_t{4} << 20;
@@ -202,4 +202,4 @@ bool RegexSearch::holds(const RegexStep& step, size_t at) const {
   return false;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

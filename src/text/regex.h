@@ -15,7 +15,7 @@
 
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // Where the engines that patterns were written for disagree. Oniguruma (tokenizer.json): ^ and $ are ends of
 // lines, and {m,n}+ repeats the repetition. Rust (tiktoken): ^ and $ are the ends of the text, and {m,n}+ is
@@ -123,4 +123,4 @@ class RegexSearch {
   std::optional<size_t> last_end_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -7,7 +7,7 @@
 #include "text/regex.h"
 #include "text/regex_tree.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMaxPattern = 16 << 10;
@@ -415,4 +415,4 @@ RegexProgram compile_regex(std::string_view pattern, RegexDialect dialect) {
   return program;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -2,7 +2,7 @@
 #include "base/utf8.h"
 #include "text/regex_tree.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMaxSteps = 10'000;
@@ -117,4 +117,4 @@ std::vector<RegexStep> regex_steps(const RegexNode& tree, std::string_view patte
   return steps;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

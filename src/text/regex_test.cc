@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using testing::ElementsAre;
@@ -164,4 +164,4 @@ TEST(Regex, LongRunsAreLinear) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 
 #include "text/regex.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct RegexNode {
   enum class Kind { kSequence, kEither, kSet, kRepeat, kLook, kBehind, kAtomic, kAssert };
@@ -21,4 +21,4 @@ struct RegexNode {
 // Error(kInput), naming the pattern, where there would be too many.
 std::vector<RegexStep> regex_steps(const RegexNode& tree, std::string_view pattern);
 
-}  // namespace kt
+}  // namespace kt::inline texts

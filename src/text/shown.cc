@@ -5,7 +5,7 @@
 #include "base/text.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 std::string shown(std::string_view untrusted) { return printable(untrusted, 200); }
 
@@ -52,4 +52,4 @@ std::string_view json_kind(const Json& value) {
   return "nothing";
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -7,7 +7,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // printable(), of at most 200 bytes.
 std::string shown(std::string_view untrusted);
@@ -21,4 +21,4 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
 // "expected" and "found" of errors: "text", "an integer", "a list", ...
 std::string_view json_kind(const Json& value);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <iterator>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 #include "text/unicode_tables.inc"
@@ -186,4 +186,4 @@ const CodeSet& digit_set() {
   return set;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

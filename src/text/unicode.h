@@ -10,7 +10,7 @@
 
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct CodeRange {
   CodePoint first = 0, last = 0;  // both inside
@@ -57,4 +57,4 @@ enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 // `text` is valid UTF-8; so is the result.
 std::string normalised(std::string_view text, NormalForm form);
 
-}  // namespace kt
+}  // namespace kt::inline texts

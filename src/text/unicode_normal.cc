@@ -5,7 +5,7 @@
 
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 #include "text/unicode_tables.inc"
@@ -143,4 +143,4 @@ std::string normalised(std::string_view text, NormalForm form) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 TEST(CodeSet, AgreesWithAListOfFlags) {
@@ -75,4 +75,4 @@ TEST(NormalForms, AreStable) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -10,7 +10,7 @@
 #include "text/yaml_plain.h"
 #include "text/yaml_text.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 // Descends through the text once. Every function that reads a node begins at its first character; those of
@@ -378,4 +378,4 @@ Json read_yaml(const std::string& path, YamlLimits limits, YamlLines* lines) {
   return parse_yaml({reinterpret_cast<const char*>(file.bytes().data()), file.size()}, path, limits, lines);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -19,7 +19,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct YamlLimits {
   size_t bytes = 16u << 20;
@@ -50,4 +50,4 @@ Json read_yaml(const std::string& path, YamlLimits limits = {}, YamlLines* lines
 // not UTF-8, binary.
 std::string to_yaml(const Json& value);
 
-}  // namespace kt
+}  // namespace kt::inline texts

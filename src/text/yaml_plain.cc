@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr std::string_view kDigits = "0123456789", kDigitsAnd_ = "0123456789_", kSigns = "+-";
@@ -134,4 +134,4 @@ PlainScalar read_plain(std::string_view word) {
   return {.value = std::string(word)};
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

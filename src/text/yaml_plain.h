@@ -5,7 +5,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct PlainScalar {
   Json value = {};           // null, boolean, number or string
@@ -13,4 +13,4 @@ struct PlainScalar {
 };
 PlainScalar read_plain(std::string_view characters);
 
-}  // namespace kt
+}  // namespace kt::inline texts

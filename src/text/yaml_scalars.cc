@@ -4,7 +4,7 @@
 
 #include "text/yaml_text.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // Quoted scalars.
 
@@ -185,4 +185,4 @@ std::string YamlText::block_scalar(int parent) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -8,7 +8,7 @@
 #include "base/testing/error_of.h"
 #include "base/testing/temp_folder.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using testing::HasSubstr;
@@ -468,4 +468,4 @@ TEST(Yaml, LinesOfValues) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr std::string_view kFlowIndicators = ",[]{}";
@@ -203,4 +203,4 @@ std::string YamlText::plain_lines(std::string first_line, YamlStyle style, int p
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 enum class YamlStyle { kBlock, kFlow };  // in flow ",[]{}" end a plain scalar and indentation means nothing
 
@@ -86,4 +86,4 @@ class YamlText {
   size_t here_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

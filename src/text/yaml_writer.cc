@@ -4,7 +4,7 @@
 #include "text/yaml.h"
 #include "text/yaml_plain.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -117,4 +117,4 @@ std::string to_yaml(const Json& value) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -15,7 +15,7 @@
 #include "weights/gguf/gguf_model.h"
 #include "weights/kt/kt_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // What tells a replaced or rewritten file from the one that was mapped.
@@ -275,4 +275,4 @@ void Checkpoint::check_unchanged() const {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

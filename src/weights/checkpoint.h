@@ -14,7 +14,7 @@
 #include "weights/safetensors.h"
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 class Checkpoint {
  public:
@@ -60,4 +60,4 @@ class Checkpoint {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

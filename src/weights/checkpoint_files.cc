@@ -12,7 +12,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -269,4 +269,4 @@ CheckpointFiles checkpoint_files(const std::string& path) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

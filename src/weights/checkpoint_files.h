@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline weights {
 
 struct IndexEntry {
   std::string tensor;
@@ -24,4 +24,4 @@ struct CheckpointFiles {
 // Error naming the path and all that is missing; see Checkpoint.
 CheckpointFiles checkpoint_files(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::AllOf;
@@ -316,4 +316,4 @@ TEST_F(Checkpoints, Move) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -17,7 +17,7 @@
 #include "formats/floats.h"
 #include "weights/checkpoint.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -185,4 +185,4 @@ Comparison compare_weights(const std::string& a, const std::string& b, double to
   fail("{}: {}", error.path1().string(), error.code().message());
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

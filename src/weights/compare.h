@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline weights {
 
 struct TensorDifference {
   enum class Kind : uint8_t { kOnlyA, kOnlyB, kShape, kType, kValues };
@@ -32,4 +32,4 @@ struct Comparison {
 // tolerance.
 Comparison compare_weights(const std::string& a, const std::string& b, double tolerance, int threads = 0);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -95,4 +95,4 @@ TEST_F(Compare, FoldersOfKtFiles) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

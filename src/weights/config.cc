@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // No model comes near; what is derived from such a number stays small.
@@ -332,4 +332,4 @@ ModelConfig read_model_config(const Json& json, std::string_view name, const Key
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // `quantization_config` (or `compression_config`, at the top or under text_config), with the fields that
 // change how bytes are read. Empty method: not quantised.
@@ -53,4 +53,4 @@ using KeyNames = std::function<std::string(std::string_view key)>;
 // file and key.
 ModelConfig read_model_config(const Json& config, std::string_view name, const KeyNames& key_names = {});
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::ElementsAre;
@@ -200,4 +200,4 @@ TEST(Config, ErrorsNameFileAndKey) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

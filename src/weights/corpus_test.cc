@@ -12,7 +12,7 @@
 #include "weights/testing/adapter_bytes.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using namespace testing_files;
@@ -95,4 +95,4 @@ TEST(Corpus, Lora) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

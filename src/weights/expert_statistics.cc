@@ -10,7 +10,7 @@
 #include "text/shown.h"
 #include "weights/torch/torch_file.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr std::string_view kCountsKey = "logical_count";
@@ -215,4 +215,4 @@ ExpertStatistics read_expert_statistics(const std::string& path) {
   return parse_expert_statistics(file.bytes(), path);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

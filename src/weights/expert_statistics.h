@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline weights {
 
 struct ExpertStatistics {
   int layers = 0, experts = 0;  // all layers of the model, those that do not route too
@@ -24,4 +24,4 @@ struct ExpertStatistics {
 ExpertStatistics parse_expert_statistics(std::span<const std::byte> file, std::string_view name);
 ExpertStatistics read_expert_statistics(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline weights

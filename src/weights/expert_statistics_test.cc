@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using namespace testing_files;
@@ -140,4 +140,4 @@ TEST(ExpertStatistics, FilesAreNamed) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -18,7 +18,7 @@
 #include "weights/kt/kt_folder.h"
 #include "weights/kt/kt_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 struct InputName {
@@ -341,4 +341,4 @@ std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFa
   return {opened, opened->source.get()};
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -12,7 +12,7 @@
 #include "formats/matrix.h"
 #include "weights/checkpoint.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 enum class Projection : uint8_t { kGate, kUp, kDown };
 inline constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
@@ -92,4 +92,4 @@ std::unique_ptr<ExpertSource> open_own_experts(const Checkpoint& checkpoint);
 // source.
 std::shared_ptr<const ExpertSource> open_experts(const std::string& path, GgufFamilies families = {});
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -13,7 +13,7 @@
 #include "formats/floats.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::ElementsAre;
@@ -257,4 +257,4 @@ TEST_F(ExpertsTest, TypeAskedFor) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include "weights/gguf/gguf_linears.h"
 #include "weights/stored_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // What a module's own tensors may be called; the first that is there holds its codes.
@@ -98,4 +98,4 @@ std::vector<float> read_vector(const Checkpoint& checkpoint, std::string_view na
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

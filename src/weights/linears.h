@@ -11,7 +11,7 @@
 #include "weights/checkpoint.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct LinearModule {
   std::string module;                  // without ".weight"
@@ -34,4 +34,4 @@ std::unique_ptr<StoredMatrix> open_linear(const Checkpoint& checkpoint, const Li
 // the tensor as it is stored: missing, of another type, not finite.
 std::vector<float> read_vector(const Checkpoint& checkpoint, std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 class RoundedMatrix : public StoredMatrix {
@@ -145,4 +145,4 @@ std::unique_ptr<StoredMatrix> requantised(std::unique_ptr<StoredMatrix> matrix, 
   return std::make_unique<PackedMatrix>(std::move(matrix), settled);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

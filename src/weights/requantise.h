@@ -14,7 +14,7 @@
 #include "weights/dialects/compressed.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Every matrix of `source` that has another format rounded to nearest into `format` (formats/matrix.h,
 // quantise), which names the dialect too. `source` must outlive it.
@@ -55,4 +55,4 @@ struct ModelRounding {
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRounding rounding,
                                           std::string dialect);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -14,7 +14,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr size_t kLengthBytes = 8;
@@ -338,4 +338,4 @@ void SafetensorsWriter::commit() {
   file_.commit();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 using Metadata = std::map<std::string, std::string>;  // the `__metadata__` of a file
 
@@ -55,4 +55,4 @@ class SafetensorsWriter {
   AtomicFile file_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 #include "base/sha256.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::HasSubstr;
@@ -260,4 +260,4 @@ TEST(SafetensorsWriting, IncompleteFilesNeverAppear) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

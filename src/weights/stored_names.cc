@@ -3,7 +3,7 @@
 #include "weights/gguf/gguf_names.h"
 #include "weights/kt/kt_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 std::string stored_name(const Checkpoint& checkpoint, std::string_view published) {
   if (!checkpoint.is_gguf()) return linear_name(checkpoint, published);
@@ -15,4 +15,4 @@ std::string linear_name(const Checkpoint& checkpoint, std::string_view published
   return checkpoint.has_kt_experts() ? kt_other_name(published) : std::string(published);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

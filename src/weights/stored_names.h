@@ -6,10 +6,10 @@
 
 #include "weights/checkpoint.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 std::string stored_name(const Checkpoint& checkpoint, std::string_view published);
 // Of a module, as find_linears() calls it: published names for GGUF files, and those of the files for others.
 std::string linear_name(const Checkpoint& checkpoint, std::string_view published);
 
-}  // namespace kt
+}  // namespace kt::inline weights

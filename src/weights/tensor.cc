@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "weights/gguf/gguf.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 struct DtypeRow {
@@ -53,4 +53,4 @@ std::string describe(const Tensor& tensor) {
   return type + " " + shape_text(tensor.shape);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline weights {
 
 enum class Dtype : uint8_t {
   kBool,
@@ -54,4 +54,4 @@ int64_t elements(std::span<const int64_t> shape);        // the product; 1 for a
 std::string shape_text(std::span<const int64_t> shape);  // "[2048, 7168]"
 std::string describe(const Tensor& tensor);              // "BF16 [2048, 7168]", "Q4_K [128, 768, 2048]"
 
-}  // namespace kt
+}  // namespace kt::inline weights

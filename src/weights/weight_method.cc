@@ -9,7 +9,7 @@
 #include "text/shown.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 bool is_float(Code code) { return code == Code::kBf16 || code == Code::kF16 || code == Code::kF32; }
@@ -152,4 +152,4 @@ std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const Expe
   return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -10,7 +10,7 @@
 #include "formats/format.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct WeightMethod {
   std::string_view name;
@@ -52,4 +52,4 @@ std::optional<Format> rounded_format(const WeightMethod& method, const ExpertSou
 std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const ExpertSource& source, int layer,
                                           const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline weights

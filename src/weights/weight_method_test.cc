@@ -8,7 +8,7 @@
 #include "weights/kt/kt_plan.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using ::testing::AllOf;
@@ -133,4 +133,4 @@ TEST_F(WeightSources, RoundsAsTheConverterDoes) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

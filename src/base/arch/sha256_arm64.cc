@@ -4,7 +4,7 @@
 
 #include "base/sha256_blocks.h"
 
-namespace kt {
+namespace kt::inline base {
 
 void sha256_instructions(uint32_t* state, const std::byte* blocks, size_t count) noexcept {
   uint32x4_t abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4);
@@ -29,4 +29,4 @@ void sha256_instructions(uint32_t* state, const std::byte* blocks, size_t count)
   vst1q_u32(state + 4, efgh);
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -4,7 +4,7 @@
 
 #include "base/sha256_blocks.h"
 
-namespace kt {
+namespace kt::inline base {
 
 void sha256_instructions(uint32_t* state, const std::byte* blocks, size_t count) noexcept {
   const auto word = [state](int i) { return static_cast<int>(state[i]); };
@@ -38,4 +38,4 @@ void sha256_instructions(uint32_t* state, const std::byte* blocks, size_t count)
   state[2] = second[3], state[3] = second[2], state[6] = second[1], state[7] = second[0];
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline base {
 
 // The message of the Error that the call throws; "no error" if it returns. Other exceptions pass through.
 template <typename Call>
@@ -17,4 +17,4 @@ std::string error_of(Call&& call) {
   return "no error";
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-namespace kt {
+namespace kt::inline base {
 
 // Normally distributed; the same for the same seed.
 inline std::vector<float> random_values(size_t count, unsigned seed, float scale = 1.0f) {
@@ -15,4 +15,4 @@ inline std::vector<float> random_values(size_t count, unsigned seed, float scale
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline base

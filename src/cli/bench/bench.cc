@@ -17,7 +17,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct BenchFlags {
@@ -187,7 +187,7 @@ void run(const BenchFlags& flags) {
   ModelOptions options = flags.model.options();
   if (!flags.routing.empty()) options.routing = ForcedRouting::parse(flags.routing);
   LoadedModel model = OpenedModel(flags.model.model, options).load({.use = use});
-  LimitWindows limits(model.pool(), kernels());
+  LimitWindows limits(model.pool(), best_kernels());
   std::vector<ModelFigures> points;
   StatusLine status;
   for (const BenchCase& at : cases_of(flags, model)) {
@@ -292,4 +292,4 @@ void add_bench(CLI::App& kt, Invocation& invocation) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

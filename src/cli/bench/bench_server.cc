@@ -15,7 +15,7 @@
 #include "terminal/report.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // The server as it is asked before the measurement: what it serves, how it counts.
@@ -221,4 +221,4 @@ void bench_server(const ServerBenchFlags& flags, const ServerBenchCase& at) {
        failures.empty() ? "none" : failures.begin()->first);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

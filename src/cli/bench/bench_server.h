@@ -6,7 +6,7 @@
 
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ServerBenchFlags {
   std::string url;  // empty: not asked for
@@ -29,4 +29,4 @@ struct ServerBenchCase {
 // Reports to standard output. Error(kInput) if the server cannot be asked, or every request failed.
 void bench_server(const ServerBenchFlags& flags, const ServerBenchCase& at);
 
-}  // namespace kt
+}  // namespace kt::inline cli

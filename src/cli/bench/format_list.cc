@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 std::vector<NamedFormat> listed_formats(const std::vector<std::string>& names,
                                         FunctionRef<void(const Format&)> check) {
@@ -30,4 +30,4 @@ std::vector<NamedFormat> listed_formats(const std::vector<std::string>& names,
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

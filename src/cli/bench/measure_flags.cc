@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 namespace fs = std::filesystem;
 
@@ -78,4 +78,4 @@ void write_figures(const std::string& path, const nlohmann::ordered_json& figure
   write_out(path, figures.dump(2) + "\n");
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -7,7 +7,7 @@
 #include "bench/limit_bench.h"
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct MeasureFlags {
   MeasureFor time{.seconds = 2};
@@ -37,4 +37,4 @@ CLI::Validator writable();
 void write_out(const std::string& path, const std::string& words);
 void write_figures(const std::string& path, const nlohmann::ordered_json& figures);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 CLI::Validator positive() {
   const auto check = [](const std::string& word) -> std::string {
@@ -48,4 +48,4 @@ void add_microbench(CLI::App& kt, Invocation& run) {
   add_microbench_load(*verb, run);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -13,7 +13,7 @@
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kLatentRank = 512, kLatentRope = 64;  // DeepSeek V2 and V3
@@ -81,7 +81,7 @@ void print_row(const Row& row) {
 
 AttentionSetup setup_of(const AttentionFlags& flags) {
   AttentionSetup setup;
-  setup.kernels = flags.isa.empty() ? &kernels() : &kernels_named(flags.isa);
+  setup.kernels = flags.isa.empty() ? &best_kernels() : &kernels_named(flags.isa);
   setup.heads = flags.heads ? flags.heads : flags.mla ? 16 : 32;
   setup.layers = flags.layers;
   setup.shape = {.heads = flags.mla ? 1 : flags.kv_heads,
@@ -217,4 +217,4 @@ void add_microbench_mla(CLI::App& microbench, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_attention(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -14,7 +14,7 @@
 #include "engine/calibration/expert_rounding.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct GptqFlags {
@@ -117,7 +117,7 @@ void print(const GptqSetup& setup, const std::vector<GptqPart>& parts) {
 
 void run_gptq(const GptqFlags& flags) {
   GptqSetup setup;
-  setup.kernels = &kernels();
+  setup.kernels = &best_kernels();
   setup.shape = flags.shape;
   setup.rows = flags.rows;
   setup.format = format_named(flags.format);
@@ -178,4 +178,4 @@ void add_microbench_gptq(CLI::App& microbench, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_gptq(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

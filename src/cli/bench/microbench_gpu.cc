@@ -11,7 +11,7 @@
 #include "terminal/amounts.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct GpuFlags {
@@ -145,4 +145,4 @@ void add_microbench_gpu(CLI::App& microbench, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_gpu(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

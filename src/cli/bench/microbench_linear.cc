@@ -12,7 +12,7 @@
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct LinearFlags {
@@ -72,7 +72,7 @@ void print_row(const LinearRow& row) {
 
 LinearSetup setup_of(const LinearFlags& flags) {
   LinearSetup setup;
-  setup.kernels = flags.isa.empty() ? &kernels() : &kernels_named(flags.isa);
+  setup.kernels = flags.isa.empty() ? &best_kernels() : &kernels_named(flags.isa);
   setup.n = flags.n;
   setup.k = flags.k;
   setup.copies = flags.copies;
@@ -156,4 +156,4 @@ void add_microbench_linear(CLI::App& microbench, Invocation& run) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -15,7 +15,7 @@
 #include "models/load_experts.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -118,4 +118,4 @@ void add_microbench_load(CLI::App& microbench, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_load(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

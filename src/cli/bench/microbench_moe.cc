@@ -16,7 +16,7 @@
 #include "cli/verbs.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct NamedShape {
@@ -98,7 +98,7 @@ MoeSetup setup_of(const MoeFlags& flags) {
   KT_CHECK(named != kShapes.end(), "shape {}", flags.shape);
   const auto given = [](int flag, int otherwise) { return flag ? flag : otherwise; };
   MoeSetup setup;
-  setup.kernels = flags.isa.empty() ? &kernels() : &kernels_named(flags.isa);
+  setup.kernels = flags.isa.empty() ? &best_kernels() : &kernels_named(flags.isa);
   setup.shape = {given(flags.experts, named->shape.experts), given(flags.hidden, named->shape.hidden),
                  given(flags.inter, named->shape.inter)};
   setup.top_k = given(flags.top_k, named->top_k);
@@ -220,4 +220,4 @@ void add_microbench_moe(CLI::App& microbench, Invocation& run) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "kernels/table.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct RooflineFlags {
@@ -55,7 +55,7 @@ void print_table(const Roofline& r, const Kernels& kernels, int threads) {
 }
 
 void run_roofline(const RooflineFlags& flags) {
-  const Kernels& used = flags.isa.empty() ? kernels() : kernels_named(flags.isa);
+  const Kernels& used = flags.isa.empty() ? best_kernels() : kernels_named(flags.isa);
   const auto pool = std::make_shared<Pool>(fitted({.threads = flags.threads}));
   const Roofline r = measure_roofline(pool, used);
   if (flags.json)
@@ -83,4 +83,4 @@ void add_microbench_roofline(CLI::App& microbench, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_roofline(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -12,7 +12,7 @@
 #include "bench/train_bench.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr double kMostRank = 4096;
@@ -199,4 +199,4 @@ void run_training(const TrainFlags& flags, const TrainRun& run) {
   run.measure.report(json);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

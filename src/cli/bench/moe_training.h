@@ -7,7 +7,7 @@
 #include "cli/bench/measure_flags.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct TrainFlags {
   bool on = false, recompute = false;
@@ -26,4 +26,4 @@ struct TrainRun {
 };
 void run_training(const TrainFlags& flags, const TrainRun& run);
 
-}  // namespace kt
+}  // namespace kt::inline cli

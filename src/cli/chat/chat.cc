@@ -24,7 +24,7 @@
 #include "terminal/terminal.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kDefaultPort = 30000;
@@ -368,4 +368,4 @@ void add_chat(CLI::App& kt, Invocation& run) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -12,7 +12,7 @@
 #include "engine/loaded_model.h"
 #include "terminal/terminal.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ChatMessage {
   std::string role, content;   // "system", "user", "assistant"
@@ -66,4 +66,4 @@ std::unique_ptr<ChatBackend> server_backend(const ChatServer& server);
 // `context`: tokens of a conversation, cut to what the model has.
 std::unique_ptr<ChatBackend> model_backend(const std::string& path, ModelOptions options, int context);
 
-}  // namespace kt
+}  // namespace kt::inline cli

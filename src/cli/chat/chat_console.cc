@@ -11,7 +11,7 @@
 #include "terminal/report.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::string_view kSpace = " \t\n", kFence = "\"\"\"";
@@ -336,4 +336,4 @@ std::vector<std::string> ChatConsole::complete(std::string_view before) const {
   return fitting;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "cli/chat/chat_session.h"
 #include "terminal/word_wrap.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // What Enter does with a text that is not finished: the text to go on with. A '\' at the end becomes a line
 // end; a text that began with """ goes on until a line ends with """. nullopt: it is finished.
@@ -80,4 +80,4 @@ class ChatConsole {
   bool over_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -19,7 +19,7 @@
 #include "server/syntax/chat_syntax.h"
 #include "text/chat_template.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{20};  // how soon stop() is seen
@@ -183,4 +183,4 @@ std::unique_ptr<ChatBackend> model_backend(const std::string& path, ModelOptions
   return std::make_unique<ModelBackend>(path, std::move(options), context);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

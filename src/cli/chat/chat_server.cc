@@ -12,7 +12,7 @@
 #include "terminal/terminal_text.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -226,4 +226,4 @@ std::unique_ptr<ChatBackend> server_backend(const ChatServer& server) {
   return std::make_unique<ServerBackend>(server);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 std::string with_home(const std::string& path) {
@@ -134,4 +134,4 @@ void ChatSession::load(const std::string& path) {
   unanswered_ = std::move(loaded.unanswered);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 
 #include "cli/chat/chat_backend.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ChatAnswer {
   ChatMessage message;
@@ -54,4 +54,4 @@ class ChatSession {
   std::optional<ChatFinish> last_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -14,7 +14,7 @@
 #include "cli/chat/chat_console.h"
 #include "terminal/input_history.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using testing::ElementsAre;
@@ -307,4 +307,4 @@ TEST(InputHistory, WithoutAFile) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

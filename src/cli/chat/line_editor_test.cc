@@ -9,7 +9,7 @@
 #include "terminal/terminal_text.h"
 #include "terminal/testing/screen.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct EditorFixture {
@@ -376,4 +376,4 @@ TEST(LineEditor, EveryStepLeavesTheRightScreen) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

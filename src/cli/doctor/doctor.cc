@@ -13,7 +13,7 @@
 #include "terminal/terminal.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct DoctorFlags {
@@ -36,7 +36,7 @@ Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
   status.show(tr("measuring the read bandwidth"));
   look_at_bandwidth(d, machine, pool);
   status.show(tr("running the kernels"));
-  look_at_kernels(d, kernels());
+  look_at_kernels(d, best_kernels());
   if (flags.cpu) return d;
   status.show(tr("reading from the disk"));
   look_at_disk(d, machine, flags.quick ? DiskTest::kSkip : DiskTest::kRead);
@@ -154,4 +154,4 @@ void add_doctor(CLI::App& kt, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_doctor(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -17,7 +17,7 @@
 #include "bench/kernel_check.h"
 #include "kernels/isas.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class Level {
   kOk,
@@ -120,4 +120,4 @@ void look_at_files(Diagnosis& d, const Machine& machine);
 void look_at_limits(Diagnosis& d, const Machine& machine);
 void look_at_environment(Diagnosis& d, const Machine& machine);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::string_view kCpus = "/sys/devices/system/cpu";
@@ -206,4 +206,4 @@ void look_at_amx(Diagnosis& d, const Machine& machine) {
                 "seccomp=unconfined")});
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -17,7 +17,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr uint64_t kTestFile = uint64_t{8} << 20;  // smaller ones say little
@@ -166,4 +166,4 @@ void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test) {
   if (test == DiskTest::kRead) look_at_read_speed(d, machine.folder);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

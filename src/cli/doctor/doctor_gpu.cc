@@ -9,7 +9,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // A library for the life of the object; functions of it by name, null when it lacks one.
@@ -187,4 +187,4 @@ void look_at_gpu(Diagnosis& d, const Machine& machine) {
   for (const Gpu& gpu : driver.gpus) report_gpu(d, gpu, driver.cuda);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct Bandwidths {
@@ -19,7 +19,8 @@ struct Bandwidths {
 
 // Windows alternate, so that a disturbance meets both; the best of each is compared.
 Bandwidths measure_bandwidths(const std::shared_ptr<Pool>& pool, size_t bytes) {
-  Reader huge(pool, kernels(), bytes, HugePages::kAdvise), ordinary(pool, kernels(), bytes, HugePages::kNone);
+  Reader huge(pool, best_kernels(), bytes, HugePages::kAdvise);
+  Reader ordinary(pool, best_kernels(), bytes, HugePages::kNone);
   const size_t window = std::min<size_t>(huge.size(), size_t{128} << 20);
   Bandwidths best;
   for (int i = 0; i < 12; ++i) {
@@ -55,7 +56,7 @@ std::string cost_of(const Kernels& used, const Kernels& best, const std::shared_
 }  // namespace
 
 IsaChoice isa_choice(const Machine& machine) {
-  IsaChoice choice{.all = known_isas(), .used = &kernels(), .forced_by = {}};
+  IsaChoice choice{.all = known_isas(), .used = &best_kernels(), .forced_by = {}};
   for (const char* variable : {"KT_KERNEL_CPU_VARIANT", "KT_ISA"})
     if (!machine.variable(variable).empty()) choice.forced_by = variable;
   return choice;
@@ -159,4 +160,4 @@ void look_at_kernels(Diagnosis& d, const Kernels& used) {
   d.findings.push_back(f);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

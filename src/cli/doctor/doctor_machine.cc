@@ -13,7 +13,7 @@
 
 extern "C" char** environ;
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 uint64_t soft_limit(decltype(RLIMIT_NOFILE) which, uint64_t* most = nullptr) {
@@ -98,4 +98,4 @@ Machine this_machine(const std::string& root) {
   return m;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "terminal/language.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr uint64_t kLeast = uint64_t{256} << 20;  // below this not even the demo model and a server fit
@@ -165,4 +165,4 @@ void look_at_numa(Diagnosis& d, const Machine& machine) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -18,7 +18,7 @@
 #include "terminal/report.h"
 #include "text/yaml.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // As the server binds: an address in TIME_WAIT is free.
@@ -238,4 +238,4 @@ void look_at_environment(Diagnosis& d, const Machine& machine) {
       {tr_later("environment"), harmless.empty() ? tr("no variable changes what kt does") : harmless});
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "cli/verbs.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kOldestMinor = 10;  // of Python 3, as pyproject.toml has it
@@ -156,4 +156,4 @@ void look_at_python(Diagnosis& d, const Machine& machine, PythonTest test) {
   d.findings.push_back(about_sglang(python));
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

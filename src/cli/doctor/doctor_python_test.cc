@@ -9,7 +9,7 @@
 #include "cli/doctor/doctor.h"
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -163,4 +163,4 @@ TEST_F(DoctorPython, TorchThatUsesNoGpu) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -14,7 +14,7 @@
 #include "formats/known_formats.h"
 #include "kernels/table.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using ::testing::HasSubstr;
@@ -213,15 +213,15 @@ TEST_F(Doctor, IsasThatWereLeftOutAreNamed) {
 }
 
 TEST_F(Doctor, KernelsAreRun) {
-  look_at_kernels(d, kernels());
+  look_at_kernels(d, best_kernels());
   EXPECT_EQ(about("kernels").level, Level::kOk);
   EXPECT_EQ(d.checks.size(), 3 * std::size(kFormats));
-  EXPECT_THAT(about("kernels").found, HasSubstr(kernels().name));
+  EXPECT_THAT(about("kernels").found, HasSubstr(best_kernels().name));
 }
 
 // The promise behind the verb: a CPU path that does nothing cannot pass.
 TEST_F(Doctor, KernelsThatDoNothingAreAFailure) {
-  Kernels idle = kernels();
+  Kernels idle = best_kernels();
   const std::vector<Kernels::Multiply> nothing(kLayoutCount, [](const MultiplyArgs&) noexcept {});
   idle.few_long = idle.few_short = nothing.data();
   look_at_kernels(d, idle);
@@ -458,4 +458,4 @@ TEST_F(Doctor, EnvironmentVariables) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // A check of membership describes itself as "{a,b,c}" behind the type.
@@ -130,4 +130,4 @@ std::vector<std::string> paragraphs(const std::string& words) {
   return found;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

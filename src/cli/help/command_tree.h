@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class Completes { kNothing, kFiles, kFolders };
 
@@ -49,4 +49,4 @@ std::vector<std::string> clauses(const std::string& words);
 // Text cut at empty lines; no empty pieces.
 std::vector<std::string> paragraphs(const std::string& words);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 std::string shell_quoted(const std::string& word) {
   std::string out = "'";
@@ -60,4 +60,4 @@ void add_completion(CLI::App& kt, Invocation& run) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -4,7 +4,7 @@
 
 #include "cli/help/command_tree.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 std::string bash_completion(const CommandInfo& kt);
 std::string zsh_completion(const CommandInfo& kt);
@@ -20,4 +20,4 @@ bool lists_models(const CommandInfo& kt);
 // True for a value that is a model: a path, or a name that `kt model list --names` knows.
 bool names_model(const OptionInfo& option);
 
-}  // namespace kt
+}  // namespace kt::inline cli

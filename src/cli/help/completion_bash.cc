@@ -3,7 +3,7 @@
 #include "base/text.h"
 #include "cli/help/completion.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 std::string joined(const std::vector<std::string>& words, std::string_view between) {
@@ -161,4 +161,4 @@ std::string bash_completion(const CommandInfo& kt) {
   return out + "\n}\n\n" + std::string(kWalk);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

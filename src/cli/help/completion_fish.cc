@@ -2,7 +2,7 @@
 #include "base/text.h"
 #include "cli/help/completion.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // fish reads backslashes between single quotes.
@@ -104,4 +104,4 @@ std::string fish_completion(const CommandInfo& kt) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -2,7 +2,7 @@
 #include "base/text.h"
 #include "cli/help/completion.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // Inside the brackets and colons of a specification of _arguments.
@@ -145,4 +145,4 @@ fi
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // "--max-memory" for "max_memory"; empty if no verb on the way to the one that was named has it.
@@ -40,4 +40,4 @@ std::string with_flags(const std::string& message, const CLI::App& app) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

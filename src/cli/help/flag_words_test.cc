@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 TEST(FlagWords, OptionsOfTheVerbBecomeFlags) {
@@ -24,4 +24,4 @@ TEST(FlagWords, OptionsOfTheVerbBecomeFlags) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

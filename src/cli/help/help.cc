@@ -7,7 +7,7 @@
 #include "cli/verbs.h"
 #include "terminal/language.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct HelpFlags {
@@ -42,4 +42,4 @@ void add_help(CLI::App& kt, Invocation& run) {
   verb->callback([&kt, &run, flags] { run.action = [&kt, flags] { print_help(kt, *flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kUsualWidth = 110, kNarrowestPage = 30, kWidestPage = 120;
@@ -171,4 +171,4 @@ std::string help_page(const CommandInfo& command, int width) {
 
 std::shared_ptr<CLI::FormatterBase> help_formatter() { return std::make_shared<PageFormatter>(); }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 
 #include "cli/help/command_tree.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // Columns for help: $COLUMNS, else those of the terminal that is standard output, or standard error where that goes to a
 // pager; else a usual one. Never so few that words do not fit.
@@ -16,4 +16,4 @@ std::string help_page(const CommandInfo& command, int width);
 // For CLI::App::formatter: every --help is a help_page.
 std::shared_ptr<CLI::FormatterBase> help_formatter();
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using testing::HasSubstr;
@@ -75,4 +75,4 @@ TEST(HelpPage, ACommandThatIsBrokenIsOneForAShell) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

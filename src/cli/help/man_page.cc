@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // Words as roff prints them: backslashes and hyphens as such, and no line that starts like a request.
@@ -138,4 +138,4 @@ std::string man_page(const CommandInfo& kt, const std::string& version) {
   return out + ".SH EXAMPLES\n" + examples;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -4,9 +4,9 @@
 
 #include "cli/help/command_tree.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // `version` goes into the footer. No date: the same sources give the same bytes.
 std::string man_page(const CommandInfo& kt, const std::string& version);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -11,7 +11,7 @@
 #include "terminal/amounts.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr double kSecondsBetweenLines = 5;
@@ -143,4 +143,4 @@ nlohmann::ordered_json conversion_json(const ConversionPlan& plan, const Convers
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // "41.2%  3 of 7 files  0.52 GB/s  ETA 3m12s"; no ETA in the first second, which tells nothing.
 std::string progress_words(const ConversionProgress& at);
@@ -20,4 +20,4 @@ std::function<void(const ConversionProgress&)> show_progress(bool quiet);
 void print_conversion(const ConversionPlan& plan, const ConversionResult& result);
 nlohmann::ordered_json conversion_json(const ConversionPlan& plan, const ConversionResult& result);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 TEST(ConversionReport, AnEtaOnlyOnceSomethingWasMeasured) {
@@ -21,4 +21,4 @@ TEST(ConversionReport, AnEtaOnlyOnceSomethingWasMeasured) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

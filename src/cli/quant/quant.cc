@@ -32,7 +32,7 @@
 #include "weights/plans/compressed_plan.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct QuantFlags {
@@ -181,7 +181,7 @@ void RunFlags::add_to(CLI::App& verb) {
 uint64_t RunFlags::memory() const { return max_memory.empty() ? 0 : parse_bytes(max_memory, memory_flag); }
 
 ConversionResult convert(const ConversionPlan& plan, const RunFlags& flags) {
-  kernels();  // a KT_ISA that is none is refused here as by every other verb
+  best_kernels();  // a KT_ISA that is none is refused here as by every other verb
   ConversionOptions options{.threads = fitted({.threads = flags.threads}).threads,
                             .resume = flags.resume,
                             .overwrite = flags.overwrite,
@@ -283,4 +283,4 @@ void add_quant(CLI::App& kt, Invocation& run) {
   add_quant_dataset(*verb, run);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 #include "weights/plans/compressed_plan.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // Flags of how a conversion runs, the same in every verb that converts.
 struct RunFlags {
@@ -35,4 +35,4 @@ void add_quant_compare(CLI::App& quant, Invocation& run);
 void add_quant_dequant(CLI::App& quant, Invocation& run);
 void add_quant_dataset(CLI::App& quant, Invocation& run);
 
-}  // namespace kt
+}  // namespace kt::inline cli

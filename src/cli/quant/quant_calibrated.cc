@@ -29,7 +29,7 @@
 #include "terminal/report.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr const char *kReport = "kt_calibration.json", *kPlot = "kt_calibration.svg";
@@ -192,7 +192,7 @@ void add_resume_checks(ConversionPlan& plan, const Checkpoint& checkpoint) {
     const auto method = before.find("method");
     const std::string was =
         method != before.end() && method->is_object() ? method->value("kernels", "") : std::string();
-    return was.empty() || was == kernels().name ? "" : text("KT_ISA={} goes on where it was", was);
+    return was.empty() || was == best_kernels().name ? "" : text("KT_ISA={} goes on where it was", was);
   };
 }
 
@@ -267,7 +267,7 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
                     {"actorder", flags.actorder},
                     {"max_sequence_length", facts.max_length},  // how rows are summed together
                     {"text", facts.digest},
-                    {"kernels", kernels().name}};  // instruction sets differ in the last bits of a sum
+                    {"kernels", best_kernels().name}};  // instruction sets differ in the last bits of a sum
   ConversionPlan plan = plan_model(checkpoint, source, options);
   add_resume_checks(plan, checkpoint);
   const std::string work = conversion_work_folder(options.output);
@@ -323,4 +323,4 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
   if (failed) std::rethrow_exception(failed);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "engine/calibration/calibration_text.h"
 #include "nn/gptq.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct CalibrationFlags {
   TextRequest text;
@@ -26,4 +26,4 @@ struct CalibrationFlags {
 void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source,
                         CompressedPlanOptions options, const CalibrationFlags& flags, const RunFlags& run);
 
-}  // namespace kt
+}  // namespace kt::inline cli

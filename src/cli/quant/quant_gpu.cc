@@ -12,7 +12,7 @@
 #include "terminal/language.h"
 #include "weights/plans/compressed_plan.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr const char *kDefaultDataset = "HuggingFaceH4/ultrachat_200k", *kDefaultSplit = "train_sft";
@@ -125,4 +125,4 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

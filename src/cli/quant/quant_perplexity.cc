@@ -16,7 +16,7 @@
 #include "terminal/report.h"
 #include "weights/plans/compressed_targets.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr size_t kContext = 1024;  // kt perplexity's, where the model has as much
@@ -156,4 +156,4 @@ void print_perplexities(const Json& measured, const std::string& file) {
       static_cast<long long>(measured.at("context").get<int64_t>()), table.str().c_str());
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 #include "engine/loaded_model.h"
 #include "weights/plans/compressed_targets.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct PerplexityRequest {
   std::string file;       // .jsonl, or documents between <|endoftext|>; empty: nothing is measured
@@ -51,4 +51,4 @@ inline constexpr size_t kLeastPerplexityTokens = 256;
 // measure()'s figures as a table on standard output.
 void print_perplexities(const Json& measured, const std::string& file);
 
-}  // namespace kt
+}  // namespace kt::inline cli

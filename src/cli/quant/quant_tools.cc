@@ -18,7 +18,7 @@
 #include "weights/kt/kt_plan.h"
 #include "weights/plans/dequant_plan.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct MergeFlags {
@@ -211,4 +211,4 @@ void add_quant_dataset(CLI::App& quant, Invocation& run) {
   });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

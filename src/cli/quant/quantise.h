@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-namespace kt {
+namespace kt::inline cli {
 
 // The folder that `kt quant` writes to where none is named: "./Qwen3-30B-A3B-int4". `model` is a path; one in a cache of
 // a hub is called by its repository.
@@ -21,4 +21,4 @@ struct QuantiseRequest {
 // Reports like the verb, and goes on where an interrupted one stopped.
 void quantise(const QuantiseRequest& request);
 
-}  // namespace kt
+}  // namespace kt::inline cli

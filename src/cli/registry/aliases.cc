@@ -5,7 +5,7 @@
 
 #include "cli/registry/model_files.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // Names of kt 0.7 first. Sizes as published, or the published number of parameters times their bytes; none where neither
@@ -61,4 +61,4 @@ const ModelAlias* find_alias(std::string_view name) {
   return found == kAliases.end() ? nullptr : &*found;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ModelAlias {
   std::string_view names;       // "k2 k2-thinking ...": any of them, in letters of any case
@@ -17,4 +17,4 @@ struct ModelAlias {
 std::span<const ModelAlias> known_aliases();
 const ModelAlias* find_alias(std::string_view name);  // null: there is none
 
-}  // namespace kt
+}  // namespace kt::inline cli

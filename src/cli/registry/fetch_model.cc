@@ -18,7 +18,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr double kSecondsBetweenReports = 5;
@@ -118,4 +118,4 @@ void fetch_dataset(const std::string& name, const FetchConsent& consent) {
   download.run();
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "cli/registry/registry.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct DownloadProgress;
 
@@ -35,4 +35,4 @@ std::function<void(const DownloadProgress&)> show_download(bool quiet);
 
 HubSource usual_source();  // model.source of kt config
 
-}  // namespace kt
+}  // namespace kt::inline cli

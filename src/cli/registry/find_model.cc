@@ -13,7 +13,7 @@
 #include "text/shown.h"
 #include "weights/checkpoint_files.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -210,4 +210,4 @@ ResolvedModel find_model(const std::string& words) {
 
 std::string resolve_model(const std::string& words) { return find_model(words).path; }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -15,7 +15,7 @@
 #include "terminal/report.h"
 #include "weights/kt/kt_origin.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct ModelVerbFlags {
@@ -302,4 +302,4 @@ void add_model(CLI::App& kt, Invocation& run) {
       "  kt model verify qwen3");
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -15,7 +15,7 @@
 #include "terminal/report.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct DownloadFlags {
@@ -168,4 +168,4 @@ void add_model_download(CLI::App& model, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { run_download(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "terminal/language.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct EditFlags {
@@ -170,4 +170,4 @@ void add_model_edit(CLI::App& model, Invocation& run) {
   add_link_cpu(model, run);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

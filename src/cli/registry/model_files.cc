@@ -15,7 +15,7 @@
 #include "weights/kt/kt_names.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -254,4 +254,4 @@ Kinship kinship(const ModelFiles& model, const ModelFiles& weights) {
   return lower_case(weights.name).starts_with(lower_case(model.name)) ? Kinship::kName : Kinship::kShape;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class FilesKind : uint8_t {
   kModel,       // a Hugging Face folder
@@ -58,4 +58,4 @@ enum class Kinship : uint8_t {
 };
 Kinship kinship(const ModelFiles& model, const ModelFiles& weights);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "weights/kt/kt_names.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -180,4 +180,4 @@ ScanGroups group_findings(const std::vector<ModelFiles>& found) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "cli/registry/model_files.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ScanProblem {
   std::string path, reason;
@@ -41,4 +41,4 @@ struct ScanGroups {
 
 ScanGroups group_findings(const std::vector<ModelFiles>& found);
 
-}  // namespace kt
+}  // namespace kt::inline cli

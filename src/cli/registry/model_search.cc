@@ -19,7 +19,7 @@
 #include "terminal/report.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct ScanFlags {
@@ -295,4 +295,4 @@ void add_model_verify(CLI::App& model, Invocation& run) {
   all->callback([&run, flags] { run.action = [flags] { run_verify_all(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "terminal/report.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -181,4 +181,4 @@ void add_model_upkeep(CLI::App& model, Invocation& run) {
       ->footer("Example:\n  kt model clear-cache");
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

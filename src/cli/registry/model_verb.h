@@ -6,7 +6,7 @@
 #include "cli/registry/registry.h"
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 ModelEntry entry_of(const std::string& name, const ModelFiles& files);
 // The path of weights that a model is to be linked to. Error unless they are of this model: others would load and answer
@@ -25,4 +25,4 @@ void add_model_download(CLI::App& model, Invocation& run);
 void add_model_verify(CLI::App& model, Invocation& run);  // and verify-all
 void add_model_upkeep(CLI::App& model, Invocation& run);
 
-}  // namespace kt
+}  // namespace kt::inline cli

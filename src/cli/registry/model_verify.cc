@@ -18,7 +18,7 @@
 #include "weights/kt/kt_folder.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -255,4 +255,4 @@ VerifyReport verify_model(const ResolvedModel& model, const VerifyOptions& optio
   return verifier.take();
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

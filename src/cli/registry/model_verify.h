@@ -10,7 +10,7 @@
 #include "hub/repository.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct VerifyOptions {
   bool checksums = true;  // read every byte that a checksum is known for
@@ -33,4 +33,4 @@ struct VerifyReport {
 // The model and what is linked to it.
 VerifyReport verify_model(const ResolvedModel& model, const VerifyOptions& options);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -12,7 +12,7 @@
 #include "terminal/language.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -171,4 +171,4 @@ std::string demo_path() {
   fail(tr("the demo model is not there; looked in {}; KT_DEMO_MODEL names its folder"), shown_list(looked));
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

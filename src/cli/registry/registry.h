@@ -9,7 +9,7 @@
 
 #include "hub/repository.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct ModelAlias;
 
@@ -78,4 +78,4 @@ std::optional<ResolvedModel> try_find_model(const std::string& name_or_path);
 // Throws that of the family alone.
 void refuse_unknown_family(const ResolvedModel& model);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 #include "cli/home.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -130,4 +130,4 @@ TEST_F(RegistryTest, LinksComeWithTheName) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -279,4 +279,4 @@ std::vector<TrainingRows> find_rows(const Recipe& recipe, std::string_view key) 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "cli/sft/recipe.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct TrainingRows {
   std::string name;                // as the recipe has it
@@ -28,4 +28,4 @@ std::vector<TrainingRows> find_rows(const Recipe& recipe, std::string_view key);
 // A path of the recipe: as it is where it exists or is absolute, else beside the recipe.
 std::string beside_recipe(const Recipe& recipe, const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -20,7 +20,7 @@
 #include "terminal/terminal.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kInterruptedEvaluation = 130;
@@ -320,4 +320,4 @@ void add_sft_eval(CLI::App& sft, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags, &run] { evaluate_or_score(*flags, run); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

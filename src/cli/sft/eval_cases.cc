@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "text/jinja/characters.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr size_t kUsualLetters = 4, kMostLetters = 26;
@@ -169,4 +169,4 @@ std::optional<EvalCase> EvalCases::make(const Row& row, DroppedRows& dropped) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "engine/evaluation.h"
 #include "text/chat_template.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct EvalCase {
   std::string file;
@@ -59,4 +59,4 @@ class EvalCases {
   bool letters_unknown_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

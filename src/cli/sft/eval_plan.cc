@@ -6,7 +6,7 @@
 #include "terminal/report.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kUsualRowsAtOnce = 8, kUsualNewTokens = 1024;
@@ -201,4 +201,4 @@ std::string describe(const EvalPlan& plan) {
   return table.str();
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "engine/evaluation.h"
 #include "engine/opened_model.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct EvalPlan {
   std::string name, adapter, output;  // the model as it was named; "": no adapter
@@ -31,4 +31,4 @@ EvalPlan plan_evaluation(const Recipe& recipe, const OpenedModel& opened);
 // For people, in a table.
 std::string describe(const EvalPlan& plan);
 
-}  // namespace kt
+}  // namespace kt::inline cli

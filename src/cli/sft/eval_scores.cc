@@ -11,7 +11,7 @@
 #include "text/shown.h"
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 std::string_view bare(std::string_view words) { return jinja::strip_space(words, jinja::Side::kBoth); }
@@ -144,4 +144,4 @@ OrderedJson scores_of(std::span<const Prediction> predictions, const ScoreOption
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

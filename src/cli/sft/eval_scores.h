@@ -9,7 +9,7 @@
 #include "text/json.h"
 #include "text/metrics/words.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // A row with its answers.
 struct Prediction {
@@ -41,4 +41,4 @@ struct ScoreOptions {
 //   predict_rouge-1, -2, -l  mean over rows of F1, 0 to 100; rouge-score, of zh over its words
 OrderedJson scores_of(std::span<const Prediction> predictions, const ScoreOptions& options);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -18,7 +18,7 @@
 #include "weights/lora/lora_layouts.h"
 #include "weights/plans/dequant_plan.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct ExportFlags {
@@ -177,4 +177,4 @@ void add_sft_export(CLI::App& sft, Invocation& run) {
   verb->callback([&run, verb, flags] { run.action = [verb, flags] { export_adapter(*flags, *verb); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

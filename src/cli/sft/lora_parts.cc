@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // Components that mean the same in names of different families; the first of each is what names are compared in.
@@ -140,4 +140,4 @@ std::vector<LoraPart> count_lora(const std::vector<LoraMatrix>& chosen, int64_t 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -6,7 +6,7 @@
 
 #include "models/module_tree.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // A matrix that may have LoRA; of routed experts those of a layer together, gate and up as one.
 struct LoraMatrix {
@@ -36,4 +36,4 @@ struct LoraPart {
 // By part, in the order of a layer.
 std::vector<LoraPart> count_lora(const std::vector<LoraMatrix>& chosen, int64_t rank);
 
-}  // namespace kt
+}  // namespace kt::inline cli

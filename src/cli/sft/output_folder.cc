@@ -6,7 +6,7 @@
 
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -105,4 +105,4 @@ void check_adapter(const Recipe& recipe, const std::string& path) {
     if (!has_file(path, name)) recipe.fail(kKey, "{} has no {}", shown(path), name);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

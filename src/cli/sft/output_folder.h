@@ -4,7 +4,7 @@
 
 #include "cli/sft/recipe.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct OutputFolder {
   std::string resume;  // a checkpoint's folder; "": from the beginning
@@ -18,4 +18,4 @@ OutputFolder look_at_output(const Recipe& recipe);
 // Error unless the folder of adapter_name_or_path holds an adapter of PEFT.
 void check_adapter(const Recipe& recipe, const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -8,7 +8,7 @@
 #include "text/shown.h"
 #include "text/yaml.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr std::string_view kLauncher = "ACCELERATE_";  // begins its variables' names
@@ -265,4 +265,4 @@ OrderedJson Recipe::all() const {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

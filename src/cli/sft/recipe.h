@@ -10,7 +10,7 @@
 #include "cli/sft/recipe_keys.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 class Recipe {
  public:
@@ -57,4 +57,4 @@ class Recipe {
   std::map<std::string, Given, std::less<>> given_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 using enum KeyGroup;
@@ -222,4 +222,4 @@ std::string_view name_of(KeyUse use) {
   return kNames[static_cast<size_t>(use)];
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

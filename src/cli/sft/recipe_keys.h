@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline cli {
 
 enum class KeyGroup : uint8_t { kModel, kMethod, kData, kOutput, kTrain, kEval, kKt, kKtConfig };
 enum class KeyType : uint8_t {
@@ -49,4 +49,4 @@ std::string_view name_of(KeyGroup group);
 std::string_view name_of(KeyType type);  // "an integer", as errors say it
 std::string_view name_of(KeyUse use);
 
-}  // namespace kt
+}  // namespace kt::inline cli

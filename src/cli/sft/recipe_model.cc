@@ -4,7 +4,7 @@
 
 #include "cli/sft/datasets.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 bool is_there(const std::string& path) {
@@ -49,4 +49,4 @@ RecipeModel recipe_model(const Recipe& recipe) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

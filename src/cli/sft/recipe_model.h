@@ -4,7 +4,7 @@
 
 #include "cli/sft/recipe.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct RecipeModel {
   std::string model;    // as kt's verbs take it: a folder, a file or a name
@@ -16,4 +16,4 @@ struct RecipeModel {
 // Error where no model is named, or an adapter that is not there. Without one that is named it is what output_dir holds.
 RecipeModel recipe_model(const Recipe& recipe);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -13,7 +13,7 @@
 #include "text/jinja/characters.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr size_t kShownRows = 8;
@@ -394,4 +394,4 @@ std::vector<Row> held_rows(std::vector<Row> rows, double size, uint32_t seed, co
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

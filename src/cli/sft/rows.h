@@ -10,7 +10,7 @@
 #include "cli/sft/datasets.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 struct Row {
   std::string file;
@@ -49,4 +49,4 @@ std::vector<Row> read_rows(const TrainingRows& source, int64_t most, const std::
 // below 1, or how many. Error for all of them, naming `place`.
 std::vector<Row> held_rows(std::vector<Row> rows, double size, uint32_t seed, const std::string& place);
 
-}  // namespace kt
+}  // namespace kt::inline cli

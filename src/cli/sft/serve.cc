@@ -12,7 +12,7 @@
 #include "cli/sft/recipe_model.h"
 #include "cli/sft/sft.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct ServeFlags {
@@ -122,4 +122,4 @@ void add_sft_api(CLI::App& sft, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags] { api(*flags); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

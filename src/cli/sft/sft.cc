@@ -10,7 +10,7 @@
 #include "text/json.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 struct KeysFlags {
@@ -95,4 +95,4 @@ void add_sft(CLI::App& kt, Invocation& run) {
       "  kt sft keys                                         what a recipe may say");
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -2,7 +2,7 @@
 #pragma once
 #include "cli/verbs.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 void add_sft_train(CLI::App& sft, Invocation& run);
 void add_sft_chat(CLI::App& sft, Invocation& run);
@@ -11,4 +11,4 @@ void add_sft_eval(CLI::App& sft, Invocation& run);
 void add_sft_export(CLI::App& sft, Invocation& run);
 void add_sft_keys(CLI::App& sft, Invocation& run);
 
-}  // namespace kt
+}  // namespace kt::inline cli

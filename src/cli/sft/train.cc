@@ -10,7 +10,7 @@
 #include "terminal/amounts.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr int kInterruptedTraining = 130;
@@ -148,4 +148,4 @@ void add_sft_train(CLI::App& sft, Invocation& run) {
   verb->callback([&run, flags] { run.action = [flags, &run] { train(*flags, run); }; });
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

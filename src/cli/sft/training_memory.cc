@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // A Python with torch, transformers and PEFT imported, as its resident size was measured.
@@ -97,4 +97,4 @@ std::string TrainingMemory::largest(int most) const {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

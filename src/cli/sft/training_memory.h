@@ -7,7 +7,7 @@
 
 #include "models/module_tree.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // What decides it.
 struct TrainingLoad {
@@ -52,4 +52,4 @@ TrainingMemory training_memory(const ModelSpec& spec, const ModuleTree& tree, co
 uint64_t dense_parameters(const ModelSpec& spec, const ModuleTree& tree);
 uint64_t expert_parameters(const ModelSpec& spec);
 
-}  // namespace kt
+}  // namespace kt::inline cli

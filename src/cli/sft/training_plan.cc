@@ -18,7 +18,7 @@
 #include "text/shown.h"
 #include "weights/weight_method.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 namespace fs = std::filesystem;
@@ -452,4 +452,4 @@ uint64_t TrainingPlan::trainable() const {
 
 TrainingPlan plan_training(Recipe recipe) { return Planner(std::move(recipe)).plan(); }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -10,7 +10,7 @@
 #include "cli/sft/recipe.h"
 #include "cli/sft/training_memory.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // What placement rules ask of the experts, and the devices they name.
 struct RuleWishes {
@@ -55,4 +55,4 @@ void check_memory(const TrainingPlan& plan);
 // For people: the plan and its memory, in tables.
 std::string describe(const TrainingPlan& plan);
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -4,7 +4,7 @@
 #include "cli/sft/training_plan.h"
 #include "terminal/report.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 // "1,234,567"
@@ -176,4 +176,4 @@ void check_memory(const TrainingPlan& plan) {
           memory.largest(), human_bytes(host ? memory.available : memory.gpu_available), advice);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

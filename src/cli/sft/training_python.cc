@@ -19,7 +19,7 @@
 #include "cli/server_signals.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline cli {
 namespace {
 
 constexpr size_t kMostLine = 1 << 20;
@@ -240,4 +240,4 @@ TrainingEnd run_training(const std::string& python, const TrainingPlan& plan,
   return Watcher(python, plan, on_event).watch();
 }
 
-}  // namespace kt
+}  // namespace kt::inline cli

@@ -5,7 +5,7 @@
 
 #include "cli/sft/training_plan.h"
 
-namespace kt {
+namespace kt::inline cli {
 
 // The program: KT_PYTHON, else the one beside this program, as pip puts them, else python3 of PATH. Error(kUnsupported) in
 // one line, with the command that installs what is missing, unless it has what the recipe needs.
@@ -22,4 +22,4 @@ struct TrainingEnd {
 TrainingEnd run_training(const std::string& python, const TrainingPlan& plan,
                          const std::function<void(const OrderedJson&)>& on_event);
 
-}  // namespace kt
+}  // namespace kt::inline cli

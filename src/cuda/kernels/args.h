@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Rows of a matrix in the packed order of formats/layout.h, with what its kernel does not know from its name.
 struct PackedRows {
@@ -358,4 +358,4 @@ inline constexpr int kMostRouted = 1024;  // experts a router chooses from
 inline constexpr int kMostChosen = 64;    // of them for a token
 inline constexpr int kMostColumns = 640;  // of a head's keys or values
 
-}  // namespace kt
+}  // namespace kt::inline cuda

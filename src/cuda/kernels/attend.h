@@ -7,7 +7,7 @@
 #pragma once
 #include "cuda/kernels/seen.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -170,4 +170,4 @@ KT_GPU void store_nothing(const AttendMatrixArgs& args, const Seen& seen) {
   for (int i = gpu::thread(); i < seen.heads * rows.plane.dv; i += gpu::threads()) out[i] = 0.0f;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

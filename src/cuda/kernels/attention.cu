@@ -1,7 +1,7 @@
 // Softmax over the pages that a row sees.
 #include "cuda/kernels/seen.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Four numbers of a row of a block, as they are stored: loads of many stand before the first use.
 template <KvType kType>
@@ -383,4 +383,4 @@ KT_KERNEL(kt_attend_join, AttendRowsArgs, args, kAttendThreads) {
   finish(args, token, head, all);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -4,7 +4,7 @@
 // next keys and values are under way.
 #include "cuda/kernels/attend.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kFewWarps = 4, kTileKeys = kKvBlock / kFewWarps;
 constexpr int kJoinColumns = 128, kJoinStride = kJoinColumns + 4;  // of what warps gathered, at once
@@ -334,4 +334,4 @@ KT_KERNEL(kt_attend_sum, AttendMatrixArgs, args, kAttendSumThreads) {
   rows.out[token * rows.out_width + head * rows.plane.dv + begin + thread] = there ? all / sum : 0.0f;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

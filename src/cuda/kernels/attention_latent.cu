@@ -4,7 +4,7 @@
 // values: its share of the queries stays in registers. The shares are summed up in memory, where a warp makes weights of 8 heads.
 #include "cuda/kernels/attend.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kLatentWarps = 4, kLatentKeys = 16, kBoth = kLatentHeads / 16;
 constexpr int kOwnColumns = kLatentValues / kLatentWarps;                    // of a warp
@@ -298,4 +298,4 @@ KT_GPU void attend_latent(const AttendMatrixArgs& args, const LatentShared& shar
 KT_ATTEND_LATENT(kt_attend_latent_bf16, KvType::kBf16)
 KT_ATTEND_LATENT(kt_attend_latent_int8, KvType::kS8)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -3,7 +3,7 @@
 // copied while the other is multiplied. A warp has 16 rows to itself.
 #include "cuda/kernels/attend.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kManyWarps = kAttendManyRows / 16;
 constexpr int kPageTiles = kKvBlock / 8, kManyTiles = kFewColumns / 8;
@@ -228,4 +228,4 @@ KT_GPU void attend_many(const AttendMatrixArgs& args, gpu::Words* keys, gpu::Wor
 KT_ATTEND_MANY(kt_attend_many_bf16, KvType::kBf16)
 KT_ATTEND_MANY(kt_attend_many_int8, KvType::kS8)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -3,7 +3,7 @@
 #include "cuda/gpu.h"
 #include "cuda/kernels/args.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Negative: there is none here.
 KT_GPU int slot_of(const ChosenExperts& chosen, int pair) {
@@ -11,4 +11,4 @@ KT_GPU int slot_of(const ChosenExperts& chosen, int pair) {
   return id < 0 || id >= chosen.experts ? -1 : chosen.slots[id];
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -7,7 +7,7 @@
 #include "cuda/kernels/gate.h"
 #include "cuda/kernels/packed.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kInWarps = 3;  // for each of gate and up
 
@@ -119,4 +119,4 @@ KT_GPU void experts_out(const ExpertsOutArgs& args, float* warps, int* found, in
 
 KT_FOR_CODES(KT_EXPERTS)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -6,7 +6,7 @@
 #include "cuda/kernels/few.h"
 #include "cuda/kernels/gate.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // The first row of x: to [warps][row] of a block's memory, in which pieces stood.
 KT_GPU float* keep_sums_of_one(const float (&sums)[1][1][4], gpu::Words* memory) {
@@ -122,4 +122,4 @@ KT_GPU void experts_few_out(const ExpertsOutArgs& args, FoundHere& found, gpu::W
 
 KT_FOR_ROUNDED_CODES(KT_EXPERTS_FEW)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

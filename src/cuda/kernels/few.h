@@ -2,7 +2,7 @@
 #pragma once
 #include "cuda/kernels/operands.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kFewWarps = kFewThreads / gpu::kWarp;
 constexpr int kFewMemory = 48 << 10;  // of a block, so that two and the cache of x fit
@@ -137,4 +137,4 @@ KT_GPU void sum_pieces(const PackedRows& w, const PieceCopies<kCode, kBlocks>& c
   if constexpr (kCode == Code::kE4m3) spread_nans(nans, sums);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

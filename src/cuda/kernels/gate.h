@@ -3,7 +3,7 @@
 #include "cuda/gpu.h"
 #include "cuda/kernels/args.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 KT_GPU float sigmoid_of(float x) { return 1.0f / (1.0f + gpu::exp(-x)); }
 
@@ -24,4 +24,4 @@ KT_GPU float gated(float gate, float up, const GateSpec& spec) {
   return 0.5f * gate * (1.0f + gpu::erf(gate * 0.70710678f)) * up;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

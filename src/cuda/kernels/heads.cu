@@ -1,7 +1,7 @@
 // What happens to queries, keys and values before attention: norms of heads, rotation, pages of the cache.
 #include "cuda/kernels/pages.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // A block for each row.
 KT_KERNEL(kt_rotate, RotateRowsArgs, args, 256) {
@@ -111,4 +111,4 @@ KT_KERNEL(kt_finish_heads, FinishHeadsArgs, args, 128) {
   write_head(args.write, token, head, partial);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

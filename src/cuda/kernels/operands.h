@@ -9,7 +9,7 @@
 #pragma once
 #include "cuda/kernels/packed.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Columns that are copied at once, of the codes and of what a header has for them. A whole chunk where planes are separate.
 template <Code kCode>
@@ -474,4 +474,4 @@ KT_GPU void multiply_span(const OperandSpec& spec, const gpu::Words* piece, int 
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -9,7 +9,7 @@
 #include "cuda/kernels/args.h"
 #include "formats/layout.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 KT_GPU float e4m3_value(uint32_t code) {
   const uint32_t sign = (code & 0x80) << 24, rest = code & 0x7F;
@@ -396,4 +396,4 @@ KT_GPU int matrix_of_block(const ProductsArgs& args) {
   return which;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -4,7 +4,7 @@
 #include "cuda/kernels/args.h"
 #include "formats/kv_type.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Whether a row of a step is a token's.
 KT_GPU bool live(const TokenPlaces& places, int row) { return !places.step || row < places.step->tokens; }
@@ -14,4 +14,4 @@ KT_GPU uint8_t* page_of(const CachePlane& plane, const TokenPlaces& places, int 
   return plane.memory + page * plane.page_bytes;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

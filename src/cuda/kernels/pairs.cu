@@ -4,7 +4,7 @@
 #include "cuda/kernels/chosen.h"
 #include "cuda/kernels/gate.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // One block. Thread s sees to slot s.
 KT_KERNEL(kt_group_pairs, GroupPairsArgs, args, kMostRouted) {
@@ -68,4 +68,4 @@ KT_KERNEL(kt_sum_pairs, SumPairsArgs, args, 256) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -2,7 +2,7 @@
 #include "cuda/gpu.h"
 #include "cuda/kernels/args.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 KT_KERNEL(kt_matrix_peak, MatrixPeakArgs, args, 256) {
   constexpr int kChains = 8;  // that do not wait for each other
@@ -19,4 +19,4 @@ KT_KERNEL(kt_matrix_peak, MatrixPeakArgs, args, 256) {
   args.out[gpu::block() * gpu::threads() + gpu::thread()] = all;
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

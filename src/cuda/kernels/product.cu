@@ -5,7 +5,7 @@
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/packed.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kProductWarps = kProductThreads / gpu::kWarp, kWarpGroups = gpu::kWarp / kRowLanes;
 
@@ -67,4 +67,4 @@ KT_GPU void product(const ProductArgs& args, int block, float* parts) {
 
 KT_FOR_CODES(KT_PRODUCT)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -8,7 +8,7 @@
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/few.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Words of a block: stages, then where they stood the warps' sums.
 template <Code kCode, int kBlocks, int kGroups>
@@ -64,4 +64,4 @@ KT_GPU void product_of_few(const ProductsArgs& all, gpu::Words* memory) {
 
 KT_FOR_ROUNDED_CODES(KT_PRODUCT_FEW)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -12,7 +12,7 @@
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/packed.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr int kSlab = kChunk;                             // columns at once
 constexpr int kManyBlocks = kTileColumns / kBlockRows;  // row blocks
@@ -222,4 +222,4 @@ KT_GPU void product_of_many(const ProductsArgs& all, gpu::Words* memory) {
 
 KT_FOR_ROUNDED_CODES(KT_PRODUCT_MANY)
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -2,7 +2,7 @@
 #include "cuda/gpu.h"
 #include "cuda/kernels/args.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr float kNever = -3.4e38f;
 
@@ -102,4 +102,4 @@ KT_KERNEL(kt_route, RouteArgs, args, 32) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

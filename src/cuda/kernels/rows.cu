@@ -1,7 +1,7 @@
 // Kernels over rows of floats: norms, sums, gates, copies.
 #include "cuda/kernels/gate.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 // Row `row` of what the host's experts gave, or null.
 KT_GPU const float* fetched_row(const FetchedRows& from, int row, int width, uint32_t* seen) {
@@ -185,4 +185,4 @@ KT_KERNEL(kt_round_rows, RoundRowsArgs, args, 256) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -2,7 +2,7 @@
 #pragma once
 #include "cuda/kernels/pages.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 constexpr float kSawNothing = -3.0e38f;  // below every score
 
@@ -30,4 +30,4 @@ KT_GPU Seen seen_by_block(const AttendRowsArgs& args, int token, int number, int
   return seen_by(args, token, number / blocks * sharing + first, left < most ? left : most);
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

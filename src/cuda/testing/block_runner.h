@@ -21,7 +21,7 @@
 #define KT_SHARED(Type, name, count) \
   Type* const name = static_cast<Type*>(::kt::gpu::shared_memory(sizeof(Type) * (count)))
 
-namespace kt::gpu {
+namespace kt::inline cuda::gpu {
 
 struct KnownKernel {
   const char* name;
@@ -153,4 +153,4 @@ inline float erf(float x) { return std::erf(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 inline float round(float x) { return std::nearbyint(x); }
 
-}  // namespace kt::gpu
+}  // namespace kt::inline cuda::gpu

@@ -12,7 +12,7 @@
 #include "cuda/driver.h"
 #include "cuda/testing/test_cuda.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 inline std::vector<int> numbers(size_t size, int first = 0) {
   std::vector<int> values(size);
@@ -65,4 +65,4 @@ class CudaDriverTest : public testing::Test {
   const CudaDriver& driver() { return *cuda_driver(); }
 };
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -1,7 +1,7 @@
 // Kernels for the tests of the test driver alone: what it has to find out.
 #include "cuda/gpu.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 struct RunnerArgs {
   float* out = nullptr;
@@ -56,4 +56,4 @@ KT_KERNEL(kt_test_multiply_from, RunnerArgs, args, 128) {
   args.out[gpu::block() * gpu::threads() + gpu::thread()] = sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -91,7 +91,7 @@ constexpr size_t kSaved = 160, kReturnAt = 88, kEntrySkew = 0;
 #error "fibers are written for x86-64 and arm64"
 #endif
 
-namespace kt::gpu {
+namespace kt::inline cuda::gpu {
 namespace {
 
 constexpr size_t kStack = 64 << 10, kSharedBytes = 228 << 10;
@@ -377,7 +377,7 @@ void arrive_copies(int newest) {
   });
 }
 
-}  // namespace kt::gpu
+}  // namespace kt::inline cuda::gpu
 
 extern "C" void kt_test_begin() {
   using namespace kt::gpu;

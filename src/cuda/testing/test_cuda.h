@@ -13,7 +13,7 @@
 
 #include "cuda/driver_library.h"
 
-namespace kt {
+namespace kt::inline cuda {
 
 class TestCuda {
  public:
@@ -211,4 +211,4 @@ class TestEvent {
   void* event_ = nullptr;
 };
 
-}  // namespace kt
+}  // namespace kt::inline cuda

@@ -20,7 +20,7 @@
 
 #pragma GCC visibility push(default)
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 namespace {
 
 const void* pointer(CudaAddress address) {
@@ -97,7 +97,7 @@ std::shared_ptr<Stream> stream_of(World& world, CudaStream handle) {
 }
 
 }  // namespace
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver
 
 using namespace kt;
 using namespace kt::test_driver;

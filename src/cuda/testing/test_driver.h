@@ -2,7 +2,7 @@
 #pragma once
 #include "cuda/testing/test_stream.h"
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 
 using Lock = std::unique_lock<std::mutex>;
 
@@ -50,4 +50,4 @@ CudaResult stream_entry(const char* name, CudaStream handle, const Body& body) {
   });
 }
 
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver

@@ -7,7 +7,7 @@
 
 #include "cuda/testing/test_driver.h"
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 namespace {
 
 struct Failure {
@@ -123,7 +123,7 @@ const char* words_of(CudaResult result, bool name) {
   return nullptr;
 }
 
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver
 
 using namespace kt::test_driver;
 

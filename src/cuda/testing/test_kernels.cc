@@ -16,7 +16,7 @@
 
 #pragma GCC visibility push(default)
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 namespace {
 
 constexpr int kNotFound = 500, kNoBinary = 218, kLaunchFailed = 719;
@@ -136,9 +136,9 @@ Work work_of(const gpu::KnownKernel& kernel, const gpu::Grid& grid, void** all) 
 }
 
 }  // namespace
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver
 
-namespace kt::gpu {
+namespace kt::inline cuda::gpu {
 
 uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) {
   for (unsigned looks = 0;; ++looks) {
@@ -149,7 +149,7 @@ uint32_t await(const uint32_t* word, uint32_t value, uint32_t otherwise) {
   }
 }
 
-}  // namespace kt::gpu
+}  // namespace kt::inline cuda::gpu
 
 using namespace kt;
 using namespace kt::test_driver;

@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 namespace {
 
 struct Block {
@@ -136,4 +136,4 @@ MemoryLeft device_memory() {
   return {total, total - std::min(total, blocks().used)};
 }
 
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstddef>
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 
 enum class Place { kOrdinary, kPinned, kDevice };
 
@@ -33,4 +33,4 @@ struct MemoryLeft {
 };
 MemoryLeft device_memory();
 
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver

@@ -4,7 +4,7 @@
 
 #include "cuda/testing/test_driver.h"
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 
 thread_local bool in_host_function = false;
 thread_local int capture_mode = kModeGlobal;
@@ -227,4 +227,4 @@ CudaResult wait_event(const std::shared_ptr<Stream>& stream, const Event& event)
   return 0;
 }
 
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver

@@ -15,7 +15,7 @@
 
 #include "cuda/driver_library.h"
 
-namespace kt::test_driver {
+namespace kt::inline cuda::test_driver {
 
 constexpr CudaResult kInvalidValue = 1, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
                      kIllegalAddress = 700, kNotPermitted = 800, kCaptureUnsupported = 900,
@@ -132,4 +132,4 @@ CudaResult end_capture(World& world, const std::shared_ptr<Stream>& stream, std:
 CudaResult record_event(World& world, const std::shared_ptr<Stream>& stream, Event& event);
 CudaResult wait_event(const std::shared_ptr<Stream>& stream, const Event& event);
 
-}  // namespace kt::test_driver
+}  // namespace kt::inline cuda::test_driver

@@ -10,7 +10,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 ActivationStore::ActivationStore(int64_t rows, size_t row_bytes, const std::string& file)
     : row_bytes_(row_bytes), path_(file) {
@@ -75,4 +75,4 @@ void ActivationStore::gather(std::span<const int32_t> picks, void* rows) const {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -7,7 +7,7 @@
 
 #include "base/memory.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class ActivationStore {
  public:
@@ -32,4 +32,4 @@ class ActivationStore {
   Buffer memory_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 TEST(ActivationStore, TheSameRowsFromMemoryAndDisk) {
@@ -37,4 +37,4 @@ TEST(ActivationStore, AFolderThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -12,7 +12,7 @@
 #include "formats/floats.h"
 #include "nn/cpu_ops.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // Stretches of tokens, every eighth of which takes no part but in the trial of what came out.
@@ -394,4 +394,4 @@ std::optional<Matrix> Calibration::rounded(const std::string& module) const {
   return std::nullopt;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -23,7 +23,7 @@
 #include "text/json.h"
 #include "weights/plans/compressed_targets.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct CalibrationProgress {
   int layers_done = 0, layers = 0;  // with something to round
@@ -149,4 +149,4 @@ class Calibration {
   double start_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -9,7 +9,7 @@
 #include "engine/calibration/calibration.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr int64_t kPriorTokens = 8192;  // that stand for all of a layer's
@@ -233,4 +233,4 @@ void Calibration::round_mlps(int layer, RoundedMatrices& into) {
   if (dense) round_dense(layer, inputs, into);
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

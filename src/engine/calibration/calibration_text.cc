@@ -7,7 +7,7 @@
 #include "base/sha256.h"
 #include "engine/calibration/sample_sources.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 struct Sample {
@@ -72,4 +72,4 @@ CalibrationText read_calibration_text(const TextRequest& request, const Describe
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

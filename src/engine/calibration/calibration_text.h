@@ -7,7 +7,7 @@
 #include "engine/calibration/dataset_files.h"
 #include "engine/described_model.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct TextRequest : DatasetRequest {
   int samples = 512;
@@ -40,4 +40,4 @@ struct CalibrationText {
 inline constexpr int64_t kLeastTokens = 256;
 CalibrationText read_calibration_text(const TextRequest& request, const DescribedModel& model);
 
-}  // namespace kt
+}  // namespace kt::inline engine

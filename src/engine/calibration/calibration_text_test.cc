@@ -13,7 +13,7 @@
 #include "engine/calibration/sample_sources.h"
 #include "engine/model_perplexity.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 namespace fs = std::filesystem;
@@ -358,4 +358,4 @@ TEST_F(CalibrationTextTest, StretchesAreOfTheWholeText) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

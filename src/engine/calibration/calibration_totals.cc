@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 namespace {
 
@@ -84,4 +84,4 @@ std::string calibration_summary(const Json& totals) {
   return totals.at("experts").get<int64_t>() == 0 ? others : experts + "\n" + others;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -5,7 +5,7 @@
 
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // Of CalibrationReport::json(), with the damping that was asked for: {"experts", "methods": {name: experts},
 // "tokens", "held_out", "signal", "rtn_error", "error", "ratio", "damping_raised": [{"layer", "expert",
@@ -17,4 +17,4 @@ Json calibration_totals(const Json& report, double damping);
 // The same in a line for people; without a word of what did not happen.
 std::string calibration_summary(const Json& totals);
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 Json expert(const char* method, int tokens, double rtn, double error, double damping) {
@@ -58,4 +58,4 @@ TEST(CalibrationTotals, NothingToReport) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

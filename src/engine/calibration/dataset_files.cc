@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "hub/cache.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 namespace fs = std::filesystem;
@@ -149,4 +149,4 @@ DatasetFiles find_dataset(const DatasetRequest& request) {
           .revision = {}};
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace kt {
+namespace kt::inline engine {
 
 struct DatasetRequest {
   std::string dataset;  // FILE.jsonl, FILE.json (a row a line too), FILE.txt, or a name: "org/name" or "name"
@@ -38,4 +38,4 @@ DatasetFiles find_dataset(const DatasetRequest& request);
 // By its name's end: .jsonl and .json are rows, .parquet are tables.
 DatasetKind dataset_kind(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline engine

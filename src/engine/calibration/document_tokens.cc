@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 AroundText around_text(const Tokenizer& tokenizer) {
   const std::vector<TokenId> plain = tokenizer.encode("a"),
@@ -56,4 +56,4 @@ bool DocumentTokens::next() {
   return true;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

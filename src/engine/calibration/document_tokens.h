@@ -6,7 +6,7 @@
 #include "engine/calibration/text_file.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // What a tokenizer puts around a text: begin of text, and their like.
 struct AroundText {
@@ -52,4 +52,4 @@ class DocumentTokens {
   size_t first_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

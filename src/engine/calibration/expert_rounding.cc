@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline engine {
 struct ExpertRounder::Mlp {
   Linear gate, up, down;
 };
@@ -64,7 +64,7 @@ void ExpertRounder::middle(const Mlp& mlp, int rows, const Activation& activatio
       std::copy_n(gate_.data() + r * inter + c, count, at);
       std::copy_n(up_.data() + r * inter + c, count, at + 16);
     }
-  kernels().activate({.gate_up = both_.data(),
+  best_kernels().activate({.gate_up = both_.data(),
                       .ld = 2 * inter_pad_,
                       .m = rows,
                       .pairs = static_cast<int>(inter_pad_ / 16),
@@ -196,4 +196,4 @@ RoundedExpert ExpertRounder::round(const OriginalExpert& from, const LayerInputs
   return rtn;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -16,7 +16,7 @@
 #include "weights/dialects/compressed.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // Rows of the layer's activations that an expert was sent, and how much each counts there.
 struct RoutedRows {
@@ -84,4 +84,4 @@ class ExpertRounder {
   std::vector<float> x_, gate_, up_, both_, mid_, y_, other_y_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -6,7 +6,7 @@
 #include "models/load_experts.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // One expert's matrices, rounded ones and others, in formats that run: one for gate and up.
@@ -117,4 +117,4 @@ void LayerExperts::forward(ForwardArgs args, std::vector<float>& scratch) const 
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -8,7 +8,7 @@
 #include "nn/experts.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class LayerExperts {
  public:
@@ -29,4 +29,4 @@ class LayerExperts {
   std::vector<Group> groups_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "models/load_experts.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr int kLayer = 3, kTokens = 40, kTopK = 4;
@@ -116,4 +116,4 @@ TEST(LayerExperts, RoundedAndKeptMatricesRunTogether) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

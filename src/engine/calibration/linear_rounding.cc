@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 LinearRounder::LinearRounder(std::shared_ptr<Pool> pool, int64_t k, const CalibrationDefaults& options)
     : pool_(std::move(pool)), k_(k), options_(options), linears_(pool_), moments_(static_cast<int>(k)) {
@@ -83,4 +83,4 @@ RoundedLinear LinearRounder::round(const StoredMatrix& stored, const PackedSpec&
   return rtn;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

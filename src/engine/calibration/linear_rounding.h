@@ -12,7 +12,7 @@
 #include "nn/linear.h"
 #include "weights/dialects/compressed.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct RoundedLinear {
   Matrix matrix;
@@ -44,4 +44,4 @@ class LinearRounder {
   std::vector<uint16_t> held_out_;                   // [rows, k] bf16
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

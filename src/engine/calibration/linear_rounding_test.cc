@@ -6,7 +6,7 @@
 
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr int64_t kN = 150, kK = 96, kStride = 100, kRows = 600;
@@ -106,4 +106,4 @@ TEST_F(LinearRounding, InputsOfZeroToNearest) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 class RunnableMatrix : public StoredMatrix {
@@ -140,4 +140,4 @@ std::unique_ptr<StoredMatrix> runnable(const Matrix& matrix, std::string_view na
   return std::make_unique<RunnableMatrix>(matrix, name);
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -14,7 +14,7 @@
 #include "nn/gptq.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // Rows of activations that are multiplied together: adding their moments to H costs as much as multiplying
 // 500.
@@ -66,4 +66,4 @@ class RunnableView {
 // The same as a stored matrix that holds its own copy, for those who read in pieces.
 std::unique_ptr<StoredMatrix> runnable(const Matrix& matrix, std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline engine

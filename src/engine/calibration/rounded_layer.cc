@@ -8,7 +8,7 @@
 #include "base/sha256.h"
 #include "text/json.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // Two 4-bit codes a byte, the first in the low half.
@@ -193,4 +193,4 @@ std::optional<Matrix> RoundedLayer::at(const std::string& module, PackedSpec spe
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -10,7 +10,7 @@
 #include "engine/calibration/expert_rounding.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // Of a matrix that every token visits, or of a whole MLP that does.
 struct LinearFigures {
@@ -61,4 +61,4 @@ class RoundedLayer {
 // or its settings were others.
 std::unique_ptr<RoundedLayer> kept_layer(const std::string& path, const std::string& settings);
 
-}  // namespace kt
+}  // namespace kt::inline engine

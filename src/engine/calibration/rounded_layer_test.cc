@@ -7,7 +7,7 @@
 
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 using testing_files::TempFolder;
@@ -72,4 +72,4 @@ TEST(Decide, KeepsBothErrorsWhereCalibrationWasNotBetter) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -5,7 +5,7 @@
 #include "engine/calibration/document_tokens.h"
 #include "text/message_text.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 // "from: human" and their like, as templates know them.
@@ -119,4 +119,4 @@ TokenId document_end(const DescribedModel& model, const std::string& path) {
   return model.end_ids().front();
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -7,7 +7,7 @@
 #include "engine/described_model.h"
 #include "text/chat_template.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // "text" is encoded as the tokenizer says, with its begin of text. "messages" (role, content) and
 // "conversations" (from, value) go through the model's chat template. Contents may be lists of text parts,
@@ -30,4 +30,4 @@ class SampleRows {
 // The token that ends a document of a text: <|endoftext|>, or else the model's first. Error naming `path`.
 TokenId document_end(const DescribedModel& model, const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline engine

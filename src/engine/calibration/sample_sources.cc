@@ -10,7 +10,7 @@
 #include "engine/calibration/sample_rows.h"
 #include "engine/calibration/text_file.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 std::vector<TextFile> opened(const DatasetFiles& files) {
@@ -151,4 +151,4 @@ std::vector<size_t> SampleDraw::next(size_t most) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -10,7 +10,7 @@
 #include "engine/calibration/dataset_files.h"
 #include "engine/described_model.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 class SampleSource {
  public:
@@ -40,4 +40,4 @@ class SampleDraw {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

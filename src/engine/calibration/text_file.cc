@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr size_t kLineBuffer = size_t{32} << 10;
@@ -142,4 +142,4 @@ bool DocumentReader::next(DocumentPiece& piece) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

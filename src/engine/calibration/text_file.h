@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline engine {
 
 // Open only while it is read: a dataset may have thousands.
 class TextFile {
@@ -85,4 +85,4 @@ class DocumentReader {
   size_t piece_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -4,7 +4,7 @@
 
 #include "engine/sequence_store.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 using Tokens = std::vector<TokenId>;
 
@@ -14,4 +14,4 @@ inline Tokens counted(int count, TokenId first = 0) {
   return tokens;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

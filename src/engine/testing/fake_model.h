@@ -9,7 +9,7 @@
 #include "engine/scheduler.h"
 #include "engine/sequence_store.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 struct FakeModelOptions {
   int vocabulary = 256, context = 1024, pages = 64;
@@ -138,4 +138,4 @@ inline Tokenizer byte_tokenizer() {
   return Tokenizer(std::move(parts));
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

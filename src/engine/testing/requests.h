@@ -9,7 +9,7 @@
 
 #include "engine/scheduler.h"
 
-namespace kt {
+namespace kt::inline engine {
 
 // What came of a request.
 struct Heard {
@@ -49,4 +49,4 @@ inline GenerateRequest random_request(std::mt19937& rng) {
   return request;
 }
 
-}  // namespace kt
+}  // namespace kt::inline engine

@@ -21,7 +21,7 @@
 #include "text/tokenizer/detokenizer.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline engine {
 namespace {
 
 constexpr std::string_view kEnd = "\xFF<end>\xFF";
@@ -109,7 +109,7 @@ int run(const std::vector<std::string>& args) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline engine
 
 int main(int argc, char** argv) {
   try {

@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "http/tls.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 [[noreturn]] void fail_without_tls() {
@@ -25,4 +25,4 @@ TlsTrust::TlsTrust(const std::string&) { fail_without_tls(); }
 TlsTrust::~TlsTrust() = default;
 std::unique_ptr<TlsSession> TlsTrust::session(const std::string&) const { fail_without_tls(); }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -18,7 +18,7 @@
 #include "base/utf8.h"
 #include "http/tls.h"
 
-namespace kt {
+namespace kt::inline http {
 namespace {
 
 template <auto kFree>
@@ -376,4 +376,4 @@ std::unique_ptr<TlsSession> TlsTrust::session(const std::string& host) const {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline http

@@ -10,7 +10,7 @@
 #include "base/utf8.h"
 #include "hub/web.h"
 
-namespace kt {
+namespace kt::inline hub {
 namespace {
 
 constexpr size_t kMostFields = 64, kLongestField = 8192;
@@ -178,4 +178,4 @@ std::vector<WebAnswer> Web::wait(std::chrono::milliseconds most) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hub

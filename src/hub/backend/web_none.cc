@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "hub/web.h"
 
-namespace kt {
+namespace kt::inline hub {
 
 struct Web::State {};
 
@@ -18,4 +18,4 @@ uint64_t Web::start(WebRequest) { return 0; }
 std::vector<WebAnswer> Web::wait(std::chrono::milliseconds) { return {}; }
 size_t Web::running() const { return 0; }
 
-}  // namespace kt
+}  // namespace kt::inline hub

@@ -14,7 +14,7 @@
 #include "cuda/testing/test_cuda.h"
 #include "hybrid/testing/test_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 inline std::shared_ptr<CpuTeam> stream_team() { return CpuTeam::shared({.threads = 2}); }
 
@@ -119,4 +119,4 @@ struct DeferringModel {
   }
 };
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

@@ -8,7 +8,7 @@
 #include "formats/floats.h"
 #include "hybrid/expert_layer.h"
 
-namespace kt {
+namespace kt::inline hybrid {
 
 inline constexpr ExpertsShape kTestShape{.experts = 8, .hidden = 64, .inter = 96};
 
@@ -94,4 +94,4 @@ inline std::vector<float> sum_of(const std::vector<float>& a, const std::vector<
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline hybrid

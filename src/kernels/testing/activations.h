@@ -9,7 +9,7 @@
 #include "formats/floats.h"
 #include "kernels/plan.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 // Standard normal numbers with an outlier here and there. [m, k]
 inline std::vector<float> random_rows(int m, int64_t k, uint32_t seed) {
@@ -132,4 +132,4 @@ inline float packed_act(const Kernels&, const Acts& acts, int row, int column) {
   return to_f32(code);
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <new>
 
-namespace kt {
+namespace kt::inline kernels {
 
 // `size` bytes that end `alignment` bytes or less before a page that may not be touched. What lies around
 // them is filled with a pattern that intact() looks for.
@@ -50,4 +50,4 @@ class Guarded {
   uint8_t *start_, *data_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline kernels

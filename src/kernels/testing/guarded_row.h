@@ -6,7 +6,7 @@
 
 #include "kernels/testing/guarded.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 inline std::vector<float> random_row(int64_t n, unsigned seed, float spread = 1) {
   std::mt19937 random(seed);
@@ -28,4 +28,4 @@ struct Row {
   std::vector<float> values() const { return {data(), data() + n}; }
 };
 
-}  // namespace kt
+}  // namespace kt::inline kernels

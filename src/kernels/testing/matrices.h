@@ -17,7 +17,7 @@
 #include "kernels/pack.h"
 #include "kernels/testing/guarded.h"
 
-namespace kt {
+namespace kt::inline kernels {
 
 inline void PrintTo(const NamedFormat& format, std::ostream* out) { *out << format.name; }  // for GoogleTest
 
@@ -131,4 +131,4 @@ struct Packed {
   Packed(const MatrixView& w, const Fragment& fragment) : Packed(w, fragment, 0, w.k) {}
 };
 
-}  // namespace kt
+}  // namespace kt::inline kernels

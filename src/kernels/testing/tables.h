@@ -15,7 +15,7 @@ extern const kt::Kernels kTable;
 }
 #endif
 
-namespace kt {
+namespace kt::inline kernels {
 
 inline bool full_tests() {
   const char* full = std::getenv("KT_TEST_FULL");
@@ -51,4 +51,4 @@ inline const std::vector<const Kernels*>& tables_under_test() {
   return tables;
 }
 
-}  // namespace kt
+}  // namespace kt::inline kernels

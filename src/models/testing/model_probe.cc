@@ -24,7 +24,7 @@
 #include "nn/gpu_ops.h"
 #include "weights/kt/kt_origin.h"
 
-namespace kt {
+namespace kt::inline models {
 namespace {
 
 struct Flags {
@@ -241,7 +241,7 @@ void run(const Flags& flags) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline models
 
 int main(int argc, char** argv) {
   try {

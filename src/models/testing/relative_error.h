@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-namespace kt {
+namespace kt::inline models {
 
 inline double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
   double noise = 0, signal = 0;
@@ -14,4 +14,4 @@ inline double relative_error(const std::vector<float>& a, const std::vector<floa
   return std::sqrt(noise / signal);
 }
 
-}  // namespace kt
+}  // namespace kt::inline models

@@ -82,7 +82,7 @@ void time(char** arguments) {
   for (uint16_t& value : x) value = static_cast<uint16_t>(0x3F80 + (random() & 0x807F));
   std::vector<float> values(static_cast<size_t>(n * dims));
   for (float& value : values) value = std::normal_distribution<float>()(random);
-  const kt::Kernels& kernels = kt::kernels();
+  const kt::Kernels& kernels = kt::best_kernels();
   kt::Buffer scratch, operands(1 << 16);
   const auto peak = kernels.peak_bf16 ? kernels.peak_bf16 : kernels.peak_f32;
   double operations = 0;

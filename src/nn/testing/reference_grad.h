@@ -6,7 +6,7 @@
 #include "nn/experts_grad.h"
 #include "nn/testing/reference_layer.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 using Doubles = std::vector<double>;
 
@@ -301,4 +301,4 @@ inline std::vector<float> random_grad(const Batch& batch, const ExpertsShape& sh
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

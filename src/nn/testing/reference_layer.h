@@ -11,7 +11,7 @@
 #include "formats/random_grid.h"
 #include "nn/experts.h"
 
-namespace kt {
+namespace kt::inline nn {
 
 struct LayerFormats {
   Format gate, up, down;
@@ -202,4 +202,4 @@ std::string message_of(F&& f) {
   return "no error";
 }
 
-}  // namespace kt
+}  // namespace kt::inline nn

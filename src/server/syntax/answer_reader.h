@@ -5,7 +5,7 @@
 
 #include "server/syntax/call_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // The pieces of one answer, and what is known of its calls.
 class ReplyPieces {
@@ -40,4 +40,4 @@ struct FoundMarker {
 };
 FoundMarker find_marker(std::string_view text, std::initializer_list<std::string_view> wanted);
 
-}  // namespace kt
+}  // namespace kt::inline server

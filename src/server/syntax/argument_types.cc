@@ -7,7 +7,7 @@
 #include "server/syntax/json_scanner.h"
 #include "text/grammar/schema_merge.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr int kDeepestSchema = 32;
@@ -231,4 +231,4 @@ TypeSet ArgumentTypes::of(std::string_view function, std::string_view argument) 
   return known == found->second.arguments.end() ? found->second.others : known->second;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

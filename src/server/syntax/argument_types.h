@@ -7,7 +7,7 @@
 
 #include "server/chat_prompt.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class TypeSet {
  public:
@@ -64,4 +64,4 @@ class ArgumentTypes {
   std::map<std::string, Function, std::less<>> functions_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -2,7 +2,7 @@
 #pragma once
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 
 inline constexpr size_t kMostCallStates = 300'000;  // of all functions together, as of one schema
 
@@ -20,4 +20,4 @@ Grammar marker_grammar(std::string_view spelled, const Tokenizer& tokenizer);
 // naming it does not come: keys could repeat. Error(kInput) without the place of the tool.
 Grammar tag_call_grammar(const CallWriter& writer, const OrderedJson& function);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -9,7 +9,7 @@
 
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class CallReader {
  public:
@@ -68,4 +68,4 @@ constexpr size_t kLongestCallName = 512;  // of keys and ids, too
 bool is_call_name(std::string_view name);
 std::string trimmed(std::string_view text);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -1,6 +1,6 @@
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr ToolMarkers kSeekMarkers{.section_begin = "<｜tool▁calls▁begin｜>",
@@ -174,4 +174,4 @@ std::vector<std::string_view> markers_of(const CallSyntax& syntax) {
   return all;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

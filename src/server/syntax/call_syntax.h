@@ -6,7 +6,7 @@
 
 #include "server/syntax/chat_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // What stands between the markers of a call.
 enum class CallForm {
@@ -82,4 +82,4 @@ struct FrameMarkers {
 };
 inline constexpr FrameMarkers kFrames;
 
-}  // namespace kt
+}  // namespace kt::inline server

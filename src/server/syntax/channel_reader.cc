@@ -5,7 +5,7 @@
 
 #include "server/syntax/json_call_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr std::string_view kHeaderSpace = " \n\r\t";
@@ -225,4 +225,4 @@ void ChannelReader::flush(AnswerEnd end) {
   content_.flush(end);
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

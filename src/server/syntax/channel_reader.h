@@ -5,7 +5,7 @@
 #pragma once
 #include "server/syntax/marker_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class ChannelReader final : public AnswerReader {
  public:
@@ -38,4 +38,4 @@ class ChannelReader final : public AnswerReader {
   bool gap_ = false;  // the next text is of another message than the one before
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

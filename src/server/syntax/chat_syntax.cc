@@ -4,7 +4,7 @@
 
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // Names of parsers: the first whose markers a template shows is the one.
@@ -94,4 +94,4 @@ std::vector<TokenId> answer_end_tokens(const ChatSyntax& syntax, const Tokenizer
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -13,7 +13,7 @@
 #include "text/grammar/grammar.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline server {
 
 // What each looks like, call_syntax.cc has; `kt`'s documents have the rules.
 enum class ToolSyntax {
@@ -154,4 +154,4 @@ Grammar answer_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, Gra
 Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, const OrderedJson& tools,
                           const ToolChoice& choice, const ReplyParser::Start& start = {});
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -8,7 +8,7 @@
 #include "server/syntax/call_syntax.h"
 #include "text/chat_template.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -321,4 +321,4 @@ TEST(ChatSyntax, ToolsWithATemplateThatDoesNotKnowThem) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -4,7 +4,7 @@
 
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // Four hexadecimal digits, known to be such.
@@ -345,4 +345,4 @@ void JsonCallReader::arguments_begin() {
 
 void JsonCallReader::update_certain() { certain_ = !name_.empty() && has_arguments_; }
 
-}  // namespace kt
+}  // namespace kt::inline server

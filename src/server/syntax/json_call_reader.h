@@ -3,7 +3,7 @@
 #include "server/syntax/call_reader.h"
 #include "server/syntax/json_scanner.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class JsonCallReader final : public CallReader {
  public:
@@ -70,4 +70,4 @@ class JsonCallReader final : public CallReader {
   bool has_arguments_ = false, any_argument_ = false, fence_closed_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -1,6 +1,6 @@
 #include "server/syntax/json_scanner.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -167,4 +167,4 @@ bool is_json(std::string_view text) {
   return scanner.could_end();
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

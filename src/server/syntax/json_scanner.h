@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline server {
 
 bool is_json_space(char c);
 
@@ -69,4 +69,4 @@ class JsonScanner {
 // Whether the text is one JSON value with nothing but white space around it.
 bool is_json(std::string_view text);
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr std::string_view kBlank = " \n\r\t", kFrameGap = "\n\n";
@@ -313,4 +313,4 @@ void MarkerReader::flush(AnswerEnd end) {
   gap_.clear();
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -5,7 +5,7 @@
 #include "server/syntax/answer_reader.h"
 #include "server/syntax/call_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class MarkerReader final : public AnswerReader {
  public:
@@ -57,4 +57,4 @@ class MarkerReader final : public AnswerReader {
   std::unique_ptr<CallReader> reader_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

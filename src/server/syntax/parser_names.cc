@@ -4,7 +4,7 @@
 #include "server/syntax/call_syntax.h"
 #include "server/syntax/chat_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 enum class Thoughts {
@@ -170,4 +170,4 @@ ChatSyntax with_reasoning(ChatSyntax shown, const ChatSyntax& named) {
   return shown;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -2,7 +2,7 @@
 #include "server/syntax/channel_reader.h"
 #include "server/syntax/marker_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 
 void ReplyPieces::add(ReplyPiece::Kind kind, std::string_view text) {
   using Kind = ReplyPiece::Kind;
@@ -68,4 +68,4 @@ std::vector<ReplyPiece> ReplyParser::flush(AnswerEnd end) {
   return state_->pieces.take();
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

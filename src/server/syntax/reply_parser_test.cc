@@ -6,7 +6,7 @@
 #include "server/syntax/chat_syntax.h"
 #include "server/syntax/json_scanner.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using Kind = ReplyPiece::Kind;
@@ -438,4 +438,4 @@ TEST(JsonScanner, AgreesWithTheReader) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -6,7 +6,7 @@
 
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using Kind = ReplyPiece::Kind;
@@ -744,4 +744,4 @@ TEST(Syntaxes, Channels) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

@@ -4,7 +4,7 @@
 
 #include "server/syntax/json_call_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 constexpr size_t kMostSpace = 64;  // between a value's end and the next tag; more is part of the value
@@ -274,4 +274,4 @@ void TagCallReader::end(AnswerEnd end) {
   phase_ = Phase::kTail;
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

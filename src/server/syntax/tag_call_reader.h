@@ -6,7 +6,7 @@
 #include "server/syntax/call_reader.h"
 #include "server/syntax/json_scanner.h"
 
-namespace kt {
+namespace kt::inline server {
 
 class TagCallReader final : public CallReader {
  public:
@@ -63,4 +63,4 @@ class TagCallReader final : public CallReader {
   std::string_view follows_;  // the tag behind its end, after Match::kWhole
 };
 
-}  // namespace kt
+}  // namespace kt::inline server

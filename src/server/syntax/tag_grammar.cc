@@ -3,7 +3,7 @@
 #include "server/syntax/call_grammar.h"
 #include "server/syntax/call_reader.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 // One argument of a call.
@@ -118,4 +118,4 @@ Grammar tag_call_grammar(const CallWriter& writer, const OrderedJson& function) 
   return sequence_grammar(std::move(parts));
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

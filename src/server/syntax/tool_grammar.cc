@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "server/syntax/call_grammar.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 Grammar nothing() { return literal_grammar(""); }
@@ -200,4 +200,4 @@ Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, 
   return sequence_grammar({thought(syntax, tokenizer, start), all_calls(writer, std::move(any), choice)});
 }
 
-}  // namespace kt
+}  // namespace kt::inline server

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "server/syntax/call_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -452,4 +452,4 @@ TEST(ToolGrammar, Errors) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server

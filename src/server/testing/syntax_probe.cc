@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "server/syntax/chat_syntax.h"
 
-namespace kt {
+namespace kt::inline server {
 namespace {
 
 const Tokenizer& no_words() {
@@ -68,7 +68,7 @@ OrderedJson answer(const OrderedJson& input) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline server
 
 int main() {
   for (std::string line; std::getline(std::cin, line);) {

@@ -12,7 +12,7 @@
 #include "terminal/line_screen.h"
 #include "terminal/terminal_text.h"
 
-namespace kt {
+namespace kt::inline terminal {
 
 class Screen {
  public:
@@ -117,4 +117,4 @@ class Screen {
   std::vector<Row> rows_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

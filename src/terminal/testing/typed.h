@@ -6,7 +6,7 @@
 
 #include "terminal/prompts.h"
 
-namespace kt {
+namespace kt::inline terminal {
 
 // Answers as if typed, and what was shown.
 class Typed {
@@ -36,4 +36,4 @@ class Typed {
   Prompts prompts;
 };
 
-}  // namespace kt
+}  // namespace kt::inline terminal

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "text/grammar/masks.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMostSets = 6000;  // sets of threads, between tokens; a kilobyte or two each
@@ -166,4 +166,4 @@ std::unique_ptr<TokenConstraint> constrain(const TokenTrie& trie, Grammar gramma
   return std::make_unique<GrammarConstraint>(trie.state(), std::move(grammar), end_tokens);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 #include "text/grammar/json_rules.h"
 #include "text/grammar/rules.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kLongestMarker = 1000;
@@ -164,4 +164,4 @@ Grammar json_object_grammar() {
   return grammar;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

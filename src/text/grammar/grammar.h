@@ -11,7 +11,7 @@
 #include "text/constraint.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct GrammarRules;  // private to this folder
 using Grammar = std::shared_ptr<const GrammarRules>;
@@ -89,4 +89,4 @@ class TokenTrie {
 std::unique_ptr<TokenConstraint> constrain(const TokenTrie& trie, Grammar grammar,
                                            std::span<const TokenId> end_tokens);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -236,4 +236,4 @@ TEST(JsonSchema, SaysWhatIsNotSupported) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

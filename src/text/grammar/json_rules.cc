@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 // One character of a key, byte by byte; kDead where it is none.
@@ -352,4 +352,4 @@ StateId JsonRules::literal(StateId from, const nlohmann::ordered_json& value) {
   return builder_.bytes(from, value.is_object() ? "}" : "]");
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

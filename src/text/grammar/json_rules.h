@@ -15,7 +15,7 @@
 
 #include "text/grammar/rules.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 constexpr int kMostIndent = 40;
 constexpr int kMostDigits = 19, kMostFraction = 20;
@@ -58,4 +58,4 @@ class JsonRules {
 // As JSON spells it with nothing escaped but what must be; with quotes.
 std::string json_text_of(const std::string& text);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMostThreads = 8192;    // of one set, calls followed
@@ -229,4 +229,4 @@ ConfigId GrammarMachine::forget_but(ConfigId id) {
   return config_of(std::move(moved), returned);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -14,7 +14,7 @@
 
 #include "text/grammar/rules.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 using ConfigId = int32_t;  // a set of threads; 0: none, nothing fits
 using StackId = int32_t;   // 0: empty
@@ -123,4 +123,4 @@ class GrammarMachine {
   size_t weight_ = 0, work_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

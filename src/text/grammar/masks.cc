@@ -5,7 +5,7 @@
 #include <limits>
 #include <map>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMostParts = 8;       // beyond, one walk with all threads is cheaper
@@ -134,4 +134,4 @@ int32_t Masks::walk(uint32_t from, ConfigId config, TokenBits& out, std::vector<
   return reach;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include "text/grammar/machine.h"
 #include "text/grammar/token_trie.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // A bit for each id.
 class TokenBits {
@@ -62,4 +62,4 @@ class Masks {
   std::vector<ConfigId> path_;                      // by depth
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -198,4 +198,4 @@ TEST(Masks, AmbiguityIsBounded) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr int kMostPatternStates = 30'000;
@@ -441,4 +441,4 @@ bool matches(const Pattern& pattern, std::string_view text) {
   return std::ranges::find(now, pattern.end) != now.end();
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

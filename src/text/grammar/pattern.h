@@ -7,7 +7,7 @@
 
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct Pattern {
   static constexpr int kNoSet = -1;
@@ -36,4 +36,4 @@ Pattern length_pattern(int64_t least, int64_t most);
 Pattern intersection(const Pattern& a, const Pattern& b);
 bool matches(const Pattern& pattern, std::string_view text);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMostStates = 300'000, kMostEdges = 1'200'000;
@@ -168,4 +168,4 @@ Grammar RuleBuilder::finish(StateId start) && {
   return rules;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

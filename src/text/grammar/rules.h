@@ -9,7 +9,7 @@
 
 #include "text/grammar/grammar.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 using StateId = int32_t;
 
@@ -87,4 +87,4 @@ class RuleBuilder {
   std::vector<Placed> edges_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -10,7 +10,7 @@
 #include "text/grammar/schema_numbers.h"
 #include "text/grammar/schema_strings.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr int kDeepest = 128;              // schemas within each other
@@ -449,4 +449,4 @@ std::vector<SchemaProperty> schema_properties(const nlohmann::ordered_json& sche
   return well_formed([&] { return SchemaCompiler(schema).properties(); });
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr std::array kUnderstood = {"$ref",
@@ -296,4 +296,4 @@ bool disjoint(const Schema& a, const Schema& b) {
   return false;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

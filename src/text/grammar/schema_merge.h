@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline texts {
 
 using Schema = nlohmann::ordered_json;
 
@@ -32,4 +32,4 @@ Schema merged(const Schema& a, const Schema& b, const std::string& path);
 // Whether nothing can be valid against both, as far as types, constants and closed objects tell.
 bool disjoint(const Schema& a, const Schema& b);
 
-}  // namespace kt
+}  // namespace kt::inline texts

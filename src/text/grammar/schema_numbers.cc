@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -225,4 +225,4 @@ StateId number_rule(RuleBuilder& builder, JsonRules& json, const Json& schema, b
   return start;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 
 #include "text/grammar/json_rules.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // The network of the numbers that fit `schema` (minimum, maximum, exclusiveMinimum, exclusiveMaximum,
 // multipleOf); whole ones only if `whole`. Bounds are exact, as decimals; numbers with bounds have no
@@ -13,4 +13,4 @@ namespace kt {
 StateId number_rule(RuleBuilder& builder, JsonRules& json, const nlohmann::ordered_json& schema, bool whole,
                     const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline texts

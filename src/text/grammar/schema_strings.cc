@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "text/grammar/pattern.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -341,4 +341,4 @@ bool string_fits(const std::string& text, const Json& schema, const std::string&
   return !pattern || matches(*pattern, text);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

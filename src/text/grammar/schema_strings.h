@@ -5,7 +5,7 @@
 
 #include "text/grammar/json_rules.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // The network of the strings, quotes included, that fit `schema` (minLength, maxLength, pattern, format).
 // Error(kInput) that begins with `path`.
@@ -22,4 +22,4 @@ bool string_fits(const std::string& text, const nlohmann::ordered_json& schema, 
 int64_t count_of(const nlohmann::ordered_json& schema, const char* keyword, int64_t missing,
                  const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline texts

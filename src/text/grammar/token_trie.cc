@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kLongestToken = 4096;  // longer ones cannot come
@@ -54,4 +54,4 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) {
 
 TokenTrie::~TokenTrie() = default;
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 
 #include "text/grammar/grammar.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // Bytes that grammars mostly treat alike; below 16.
 inline int byte_class(uint8_t byte) {
@@ -39,4 +39,4 @@ struct TokenTrie::State {
   uint32_t size() const { return static_cast<uint32_t>(nodes.size()) - 1; }
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -300,4 +300,4 @@ std::string float_digits(double v) {
          digits.substr(static_cast<size_t>(exponent + 1));
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

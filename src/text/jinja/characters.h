@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 // Bytes of the character at `at` (at least 1; `at` lies inside).
 size_t character_bytes(std::string_view s, size_t at);
@@ -44,4 +44,4 @@ std::string quote(std::string_view s);
 // 1.0, 1e+16, 0.1: the shortest digits that read back, laid out as Python does.
 std::string float_digits(double v);
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

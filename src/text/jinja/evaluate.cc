@@ -3,7 +3,7 @@
 #include "text/jinja/interpret.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 Value Interpreter::evaluate(const Expression& e) {
   const Meter::Level level(meter_);
@@ -186,4 +186,4 @@ bool Interpreter::call_test(const std::string& name, const Value& input, Argumen
   return test(*this, input, arguments);
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

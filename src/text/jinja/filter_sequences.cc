@@ -7,7 +7,7 @@
 #include "text/jinja/interpret.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -360,4 +360,4 @@ Filter find_sequence_filter(std::string_view name) {
   return found == table.end() ? nullptr : found->second;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -10,7 +10,7 @@
 #include "text/jinja/interpret.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -356,4 +356,4 @@ Filter find_filter(std::string_view name) {
   return found == table.end() ? nullptr : found->second;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -6,7 +6,7 @@
 #include "text/jinja/characters.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -186,4 +186,4 @@ std::string format_braces(const std::string& pattern, const Arguments& with, Met
   return out;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -6,7 +6,7 @@
 #include "text/jinja/interpret.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -175,4 +175,4 @@ void Interpreter::define_globals() {
          }));
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -5,7 +5,7 @@
 #include "text/jinja/characters.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 Interpreter::Interpreter(const Value& variables, Meter& meter, Clock clock)
     : meter_(meter), clock_(std::move(clock)), scope_(std::make_shared<Scope>()) {
@@ -313,4 +313,4 @@ Value Interpreter::call_macro(const Statement& s, const std::string& name,
   return out;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -9,7 +9,7 @@
 
 #include "text/jinja/syntax.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 // Names visible to a stretch of template. Macros keep the scope they were written in.
 struct Scope {
@@ -85,4 +85,4 @@ Filter find_filter(std::string_view name);
 Filter find_sequence_filter(std::string_view name);
 Test find_test(std::string_view name);
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -5,7 +5,7 @@
 #include "text/jinja/characters.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -161,4 +161,4 @@ std::string json_text(const Value& v, const JsonStyle& style, Meter& meter) {
   return std::move(writer.out);
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

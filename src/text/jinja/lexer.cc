@@ -4,7 +4,7 @@
 
 #include "text/jinja/characters.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -324,4 +324,4 @@ class Lexer {
 
 std::vector<Token> tokenize(std::string_view source, Meter& meter) { return Lexer(source, meter).run(); }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -8,7 +8,7 @@
 
 #include "text/jinja/meter.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 enum class TokenKind {
   kText,
@@ -33,4 +33,4 @@ struct Token {
 // Ends with a kEnd token. Faults are Errors of the meter, with the line.
 std::vector<Token> tokenize(std::string_view source, Meter& meter);
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

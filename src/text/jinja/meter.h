@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct TemplateBudget {
   int64_t steps = 2'000'000;        // expressions, statements, elements looked at
@@ -88,4 +88,4 @@ class Meter {
 };
 
 }  // namespace jinja
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -7,7 +7,7 @@
 #include "text/jinja/characters.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -462,4 +462,4 @@ Value find_method(const Value& of, std::string_view name, Meter&) {
   return out;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -5,7 +5,7 @@
 
 #include "text/jinja/characters.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -356,4 +356,4 @@ void Reader::finish() {
   }
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

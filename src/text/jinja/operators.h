@@ -6,7 +6,7 @@
 
 #include "text/jinja/value.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 // Searching text takes as long as copying it so many times.
 inline constexpr size_t kSearchCost = 4;
@@ -73,4 +73,4 @@ class Reader {
   Meter& meter_;
 };
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -4,7 +4,7 @@
 #include "text/jinja/characters.h"
 #include "text/jinja/parser.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 ExpressionPtr Parser::node(ExpressionKind kind, std::string name) const {
   auto out = std::make_unique<Expression>();
@@ -375,4 +375,4 @@ std::vector<Argument> Parser::parse_arguments() {
   return out;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -4,7 +4,7 @@
 
 #include "text/jinja/characters.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 Body parse(std::string_view source, Meter& meter) { return Parser(tokenize(source, meter), meter).run(); }
 
@@ -320,4 +320,4 @@ std::unique_ptr<Statement> Parser::parse_jump(StatementKind kind) {
   return out;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

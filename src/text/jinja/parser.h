@@ -6,7 +6,7 @@
 #include "text/jinja/lexer.h"
 #include "text/jinja/syntax.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 // The statements of a template. Faults are Errors of the meter, with the line. Tags that would read another
 // template (include, import, from, extends, block) are refused by name.
@@ -93,4 +93,4 @@ class Parser {
   bool varargs_ = false, kwargs_ = false, caller_ = false;  // named in the macro being read
 };
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

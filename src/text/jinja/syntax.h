@@ -7,7 +7,7 @@
 
 #include "text/jinja/value.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 struct Expression;
 struct Statement;
@@ -93,4 +93,4 @@ struct Statement {
   bool takes_varargs = false, takes_kwargs = false, takes_caller = false;
 };
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -5,7 +5,7 @@
 #include "text/jinja/interpret.h"
 #include "text/jinja/operators.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 namespace {
 
@@ -142,4 +142,4 @@ Test find_test(std::string_view name) {
   return found == table.end() ? nullptr : found->second;
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

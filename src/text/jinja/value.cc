@@ -5,7 +5,7 @@
 
 #include "text/jinja/characters.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 void Meter::fail(std::string_view message) const {
   std::string line_of(message);
@@ -400,4 +400,4 @@ void require_defined(const Value& v, Meter& meter) {
   if (v.is(Kind::kUndefined)) meter.fail(v.why());
 }
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

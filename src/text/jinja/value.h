@@ -15,7 +15,7 @@
 
 #include "text/jinja/meter.h"
 
-namespace kt::jinja {
+namespace kt::inline texts::jinja {
 
 class Value;
 struct Sequence;
@@ -167,4 +167,4 @@ void require_hashable(const Value& key, Meter& meter);
 // Error "'x' is undefined" for what cannot be used.
 void require_defined(const Value& v, Meter& meter);
 
-}  // namespace kt::jinja
+}  // namespace kt::inline texts::jinja

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Runs = std::unordered_map<std::string, int64_t>;
@@ -67,4 +67,4 @@ double bleu(const BleuCounts& counts, int order, BleuOrders orders) {
   return (shorter ? std::exp(1 - ratio) : 1) * std::exp(sum / static_cast<double>(used));
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 
 #include "text/metrics/words.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 inline constexpr int kMostBleuOrder = 4;
 
@@ -26,4 +26,4 @@ enum class BleuOrders : uint8_t { kAll, kEffective };
 // without a match counts as half a match, the next such as a quarter (smoothing "exp"). As sacrebleu 2's BLEU.
 double bleu(const BleuCounts& counts, int order, BleuOrders orders);
 
-}  // namespace kt
+}  // namespace kt::inline texts

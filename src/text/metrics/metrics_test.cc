@@ -6,7 +6,7 @@
 #include "text/metrics/bleu.h"
 #include "text/metrics/rouge.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 TEST(TextMetrics, Words) {
@@ -54,4 +54,4 @@ TEST(TextMetrics, Rouge) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -8,7 +8,7 @@
 
 #include "text/metrics/words.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 bool is_vowel_letter(char c) { return std::string_view("aeiou").find(c) != std::string_view::npos; }
@@ -146,4 +146,4 @@ std::string porter_stem(std::string word) {
   return tidied(without_suffix(replace_ending(without_double(std::move(word)), kAdjective, 0)));
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 RougeScore score(int64_t alike, int64_t predicted, int64_t wanted) {
@@ -59,4 +59,4 @@ RougeScore rouge_l(const TextWords& predicted, const TextWords& wanted) {
   return score(longest.back(), static_cast<int64_t>(predicted.size()), static_cast<int64_t>(wanted.size()));
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -2,7 +2,7 @@
 #pragma once
 #include "text/metrics/words.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // Each in [0, 1]; zeros where nothing is alike.
 struct RougeScore {
@@ -14,4 +14,4 @@ RougeScore rouge_n(const TextWords& predicted, const TextWords& wanted, size_t l
 // The longest sequence of words that both have, with others between; as rougeL. Takes predicted x wanted steps.
 RougeScore rouge_l(const TextWords& predicted, const TextWords& wanted);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include "base/utf8.h"
 #include "text/jinja/characters.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 struct CodeSpan {
@@ -153,4 +153,4 @@ TextWords alphanumeric_words(std::string_view text, Stemming stemming) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline texts {
 
 using TextWords = std::vector<std::string>;  // none of them empty, none with a space in it
 
@@ -29,4 +29,4 @@ TextWords alphanumeric_words(std::string_view text, Stemming stemming = Stemming
 // case letters and digits.
 std::string porter_stem(std::string word);
 
-}  // namespace kt
+}  // namespace kt::inline texts

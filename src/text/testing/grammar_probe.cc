@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "text/grammar/grammar.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -224,7 +224,7 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts
 
 int main(int argc, char** argv) {
   try {

@@ -4,7 +4,7 @@
 
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 bool word_before(std::string_view text, size_t at) {
@@ -104,4 +104,4 @@ void AddedTokenTrie::cut(std::string_view text, Rules rules,
   if (done < text.size()) between(text.substr(done), done);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -9,7 +9,7 @@
 #include "base/function_ref.h"
 #include "text/tokenizer/bpe.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct AddedToken {
   TokenId id = 0;
@@ -56,4 +56,4 @@ class AddedTokenTrie {
   std::array<bool, 256> begins_{};  // which bytes a token begins with
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -8,7 +8,7 @@
 #include "base/text.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 // Up to here scanning for the lowest rank beats a heap.
@@ -315,4 +315,4 @@ void Bpe::encode_part(std::string_view word, Scratch& scratch, std::vector<Token
   scratch.cached_.insert(scratch.cached_.end(), scratch.symbols_.begin(), scratch.symbols_.end());
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -12,7 +12,7 @@
 #include "text/tokenizer/token_texts.h"
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // `left` next to `right` may become `result`; lower ranks first.
 struct Merge {
@@ -114,4 +114,4 @@ class Bpe {
   BpeOptions options_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace kt {
+namespace kt::inline texts {
 
 void CodePairs::add(CodePoint left, CodePoint right) {
   if (contains(left, right)) return;
@@ -17,4 +17,4 @@ void CodePairs::add(CodePoint left, CodePoint right) {
   ++size_;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 
 #include "text/unicode.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 class CodePairs {
  public:
@@ -27,4 +27,4 @@ class CodePairs {
   size_t size_ = 0;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -1,6 +1,6 @@
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 Detokenizer::Detokenizer(const Tokenizer& tokenizer, SpecialTokens special, TextPlace place)
     : tokenizer_(&tokenizer), special_(special), place_(place) {
@@ -71,4 +71,4 @@ std::string Detokenizer::complete(bool at_end) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -4,7 +4,7 @@
 
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 enum class TextPlace {
   kBegin,   // the space that some tokenizers put before every text is taken away again
@@ -40,4 +40,4 @@ class Detokenizer {
   bool whole_runs_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

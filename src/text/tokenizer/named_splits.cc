@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "text/tokenizer/pretokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 const std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -159,4 +159,4 @@ NamedSplits splits_of(std::string_view name) {
   fail_as(ErrorKind::kUnsupported, "pre-tokenizer \"{}\" is not known; known: {}", printable(name), known);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

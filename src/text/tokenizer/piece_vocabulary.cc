@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kLongestPiece = TokenTexts::kLongestPart;
@@ -173,4 +173,4 @@ Decoding piece_decoding(bool byte_fallback, bool add_prefix) {
   return how;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -9,7 +9,7 @@
 
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // As tokenizer.model and GGUF files number them.
 enum class PieceType : int32_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
@@ -51,4 +51,4 @@ Decoding piece_decoding(bool byte_fallback, bool add_prefix);
 inline constexpr std::string_view kFirstSpaces = "\\A +", kManySpaces = "  +",
                                   kLastPieceSpaces = "(?<!\u2581)\u2581++\\z";
 
-}  // namespace kt
+}  // namespace kt::inline texts

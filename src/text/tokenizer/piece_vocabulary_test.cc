@@ -14,7 +14,7 @@
 #include "text/tokenizer/detokenizer.h"
 #include "text/tokenizer/sentencepiece_model.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using testing::ElementsAre;
@@ -284,4 +284,4 @@ TEST(SentencePiece, NoBytesButAModelAreOne) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

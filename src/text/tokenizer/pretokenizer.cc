@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using Sink = FunctionRef<void(std::string_view)>;
@@ -170,4 +170,4 @@ void split_words(const std::vector<WordStep>& steps, std::string_view text, bool
   split_from(steps, text, at_start, word);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

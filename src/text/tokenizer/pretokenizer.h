@@ -9,7 +9,7 @@
 #include "base/function_ref.h"
 #include "text/regex.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 // Puts `content` in place of every match.
 struct ReplaceStep {
@@ -93,4 +93,4 @@ NamedSplits splits_of(std::string_view name);
 const NamedSplits* find_splits(std::string_view name);  // null for others
 std::vector<std::string_view> split_names();
 
-}  // namespace kt
+}  // namespace kt::inline texts

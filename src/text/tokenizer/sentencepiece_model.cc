@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMostPieces = size_t{1} << 20;
@@ -209,4 +209,4 @@ Tokenizer Tokenizer::from_sentencepiece(std::string_view bytes, std::string_view
   return Tokenizer(parts_of(vocabulary));
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

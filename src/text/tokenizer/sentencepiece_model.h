@@ -7,7 +7,7 @@
 
 #include "text/tokenizer/piece_vocabulary.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 struct SentencePieceModel {
   std::string name = {};  // of the file, for errors
@@ -29,4 +29,4 @@ SentencePieceModel parse_sentencepiece(std::string_view bytes, std::string_view 
 // A view of the model's pieces, valid while it is. Error(kUnsupported) for what is not read, by its name.
 PieceVocabulary vocabulary_of(const SentencePieceModel& model);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 // A text is the polynomial of its bytes, so that the hash of two texts side by side follows from theirs. Hashes only say
@@ -81,4 +81,4 @@ std::optional<TokenId> TokenTexts::id_of(TokenId left, TokenId right) const {
   return std::nullopt;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

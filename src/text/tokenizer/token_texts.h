@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline texts {
 
 using TokenId = int32_t;
 
@@ -47,4 +47,4 @@ class TokenTexts {
   size_t used_ = 0;                     // slots
 };
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kLongestAdded = 4096;
@@ -251,4 +251,4 @@ std::optional<uint8_t> Tokenizer::byte_of(TokenId id) const {
   return spelled ? spelled_byte(*spelled) : std::nullopt;
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -15,7 +15,7 @@
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/pretokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 
 enum class SpecialText {
   kRecognise,  // "<|im_end|>" in the text is the token
@@ -150,4 +150,4 @@ std::optional<std::string> unspell_bytes(std::string_view spelled);
 // The byte of a token that is spelled "<0x0A>".
 std::optional<uint8_t> spelled_byte(std::string_view token);
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include "text/tokenizer/piece_vocabulary.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 PieceVocabulary pieces_of(const GgufVocabulary& source) {
@@ -98,4 +98,4 @@ std::string_view split_name(const GgufVocabulary& source) {
   return source.pre.empty() ? "default" : std::string_view(source.pre);
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -6,7 +6,7 @@
 #include "text/json.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 constexpr size_t kMaxSteps = 64;
@@ -357,4 +357,4 @@ Tokenizer Tokenizer::from_json(std::string_view characters, std::string_view nam
 
 Tokenizer Tokenizer::from_file(const std::string& path) { return from_value(read_json(path), path); }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "text/tokenizer/tokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 // nullopt: not base64 with padding.
@@ -102,4 +102,4 @@ Tokenizer Tokenizer::from_tiktoken(const TiktokenRanks& source) {
   return Tokenizer(std::move(parts));
 }
 
-}  // namespace kt
+}  // namespace kt::inline texts

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "text/tokenizer/detokenizer.h"
 
-namespace kt {
+namespace kt::inline texts {
 namespace {
 
 using testing::ElementsAre;
@@ -305,4 +305,4 @@ TEST(Tiktoken, RanksAndErrors) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline texts

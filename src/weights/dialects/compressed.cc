@@ -11,7 +11,7 @@
 #include "formats/floats.h"
 #include "formats/known_formats.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7FFFFFFF;
@@ -287,4 +287,4 @@ void pack_matrix(const PackedSpec& spec, const MatrixView& matrix, const float* 
   pack_as<InF32>(spec, matrix, values, packed, scales, error);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -22,7 +22,7 @@
 #include "weights/plans/quality.h"
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct PackedSpec {
   int bits = 4;               // 4 or 8
@@ -70,4 +70,4 @@ Matrix round_packed(const PackedSpec& spec, int64_t n, int64_t k, const float* v
 void pack_matrix(const PackedSpec& spec, const MatrixView& matrix, const float* values, uint32_t* packed,
                  std::byte* scales, WeightError& error);
 
-}  // namespace kt
+}  // namespace kt::inline weights

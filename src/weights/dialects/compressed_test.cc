@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using ::testing::HasSubstr;
@@ -230,4 +230,4 @@ TEST(Compressed, RefusesWithNamesAndNumbers) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 Reading plain(const Module& module, const Slab& weight, std::string_view dialect, InputType type,
@@ -131,4 +131,4 @@ Reading read_float(const Module& module, const Slab& weight) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 Reading read_gguf(const Module& module, const Slab& weight) {
   if (module.find({"scale"}))
@@ -31,4 +31,4 @@ Reading read_gguf(const Module& module, const Slab& weight) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "weights/dialects/dialects.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 namespace {
 
@@ -68,4 +68,4 @@ Reading read_mxfp4(const Module& module, const Slab& codes, const Slab& scales) 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

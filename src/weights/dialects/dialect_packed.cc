@@ -9,7 +9,7 @@
 #include "weights/dialects/compressed.h"
 #include "weights/dialects/dialects.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 template <class T>
@@ -256,4 +256,4 @@ void settle_compressed(const Module& module, StoredPlanes& p) {
   apply_group_index(index, p, module.find({"weight_scale"}).shape[1]);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Suffixes that some dialect reads, and those that say nothing about the weights.
@@ -179,4 +179,4 @@ void expect_shape(const Slab& slab, std::initializer_list<int64_t> shape) {
        shape_text(slab.shape));
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -10,7 +10,7 @@
 #include "weights/dialects/plane_matrix.h"
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // A tensor of the index: views into the checkpoint's own names.
 struct ExpertTensor {
@@ -73,4 +73,4 @@ Scale scale_kind(const Slab& scales);
 // Error unless the slab has this shape.
 void expect_shape(const Slab& slab, std::initializer_list<int64_t> shape);
 
-}  // namespace kt
+}  // namespace kt::inline weights

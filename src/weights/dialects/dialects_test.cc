@@ -13,7 +13,7 @@
 #include "base/testing/error_of.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::HasSubstr;
@@ -512,4 +512,4 @@ TEST(Dialects, RefusedByName) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 struct Prefix {
@@ -146,4 +146,4 @@ std::optional<ExpertName> parse_expert_name(std::string_view tensor) {
   return std::nullopt;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace kt {
+namespace kt::inline weights {
 
 // A projection as named: fused tensors hold two of them.
 enum class NamedPart : uint8_t { kGate, kUp, kDown, kGateUp };
@@ -28,4 +28,4 @@ struct ExpertName {
 // styles and layer prefixes of safetensors models and of GGUF.
 std::optional<ExpertName> parse_expert_name(std::string_view tensor);
 
-}  // namespace kt
+}  // namespace kt::inline weights

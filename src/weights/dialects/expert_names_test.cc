@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 struct Row {
@@ -93,4 +93,4 @@ TEST(ExpertNames, Others) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

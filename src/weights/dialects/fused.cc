@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "weights/dialects/expert_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Families whose fused experts are known by name, for shapes that fit both ways.
@@ -78,4 +78,4 @@ FusedStyle fused_style(std::span<const ExpertTensor> gate_up, std::span<const Ex
   return style;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

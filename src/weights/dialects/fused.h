@@ -6,7 +6,7 @@
 #include "weights/config.h"
 #include "weights/dialects/dialects.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct FusedStyle {
   bool transposed = false;   // [E, H, 2I] and [E, I, H]
@@ -21,4 +21,4 @@ FusedStyle fused_style(std::span<const ExpertTensor> gate_up, std::span<const Ex
 // Whether published experts of this model have gate in even rows and up in odd ones.
 bool has_gate_and_up_in_turns(const ModelConfig& config);
 
-}  // namespace kt
+}  // namespace kt::inline weights

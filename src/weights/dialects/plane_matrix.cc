@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Sources read across their order are read in tiles of this many rows and columns: the tile's lines of both
@@ -453,4 +453,4 @@ std::unique_ptr<StoredMatrix> plane_matrix(std::string name, StoredPlanes planes
   return std::make_unique<PlaneMatrix>(std::move(name), std::move(planes));
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -11,7 +11,7 @@
 #include "weights/experts.h"
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // How codes of (row, column) lie in StoredPlanes::codes.
 enum class CodePacking : uint8_t {
@@ -64,4 +64,4 @@ int stored_zero(const StoredPlanes& planes, int64_t row, int64_t span);
 
 std::unique_ptr<StoredMatrix> plane_matrix(std::string name, StoredPlanes planes);
 
-}  // namespace kt
+}  // namespace kt::inline weights

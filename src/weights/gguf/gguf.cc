@@ -11,7 +11,7 @@
 #include "base/utf8.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers are read as they lie in the file");
@@ -361,4 +361,4 @@ std::string gguf_type_text(uint32_t number) {
   return foreign ? std::string(foreign->name) : text("type {}", number);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

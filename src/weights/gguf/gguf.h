@@ -12,7 +12,7 @@
 
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // An array keeps its elements as they are in the file; element i of a string array is found by walking, once.
 struct GgufArray {
@@ -44,4 +44,4 @@ GgufHeader parse_gguf(std::span<const std::byte> file, std::string_view name);
 // "Q4_K" for a number, "type 77" for an unknown one.
 std::string gguf_type_text(uint32_t number);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 #include "base/utf8.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 struct KeyRow {
@@ -255,4 +255,4 @@ Json gguf_config(const GgufHeader& header, const GgufFamily* family) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 #include "weights/config.h"
 #include "weights/gguf/gguf_family.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Keys that the metadata has, under the names the family uses in config.json; values that are lists, one
 // number a layer, are taken where all are equal and left out otherwise. An empty object without
@@ -34,4 +34,4 @@ std::string_view gguf_string(const GgufHeader& header, std::string_view key);  /
 // A token's id: one below `tokens`.
 std::optional<uint64_t> gguf_token_id(const GgufHeader& header, std::string_view key, uint64_t tokens);
 
-}  // namespace kt
+}  // namespace kt::inline weights

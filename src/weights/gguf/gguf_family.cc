@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 const GgufFamily* find_gguf_family(GgufFamilies families, const GgufHeader& header,
                                    const TensorFinder& find) {
@@ -27,4 +27,4 @@ std::string gguf_architectures(GgufFamilies families) {
   return out.empty() ? "none" : out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -10,7 +10,7 @@
 
 #include "weights/gguf/gguf.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 class GgufFacts;  // gguf_model.h
 using TensorFinder = std::function<const Tensor*(std::string_view name)>;
@@ -44,4 +44,4 @@ using GgufFamilies = std::span<const GgufFamily* const>;
 const GgufFamily* find_gguf_family(GgufFamilies families, const GgufHeader& header, const TensorFinder& find);
 std::string gguf_architectures(GgufFamilies families);  // "deepseek2, glm4moe, ..."
 
-}  // namespace kt
+}  // namespace kt::inline weights

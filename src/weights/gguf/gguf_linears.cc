@@ -8,7 +8,7 @@
 #include "weights/gguf/gguf_names.h"
 #include "weights/stored_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr std::string_view kWeight = ".weight", kRowKeys = ".attn_k_b.weight", kValues = ".attn_v_b.weight",
@@ -233,4 +233,4 @@ std::vector<float> read_gguf_vector(const Checkpoint& checkpoint, const Tensor& 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

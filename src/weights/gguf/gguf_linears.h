@@ -8,7 +8,7 @@
 
 #include "weights/linears.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // As find_linears and open_linear of linears.h, which call these for GGUF checkpoints. Modules have their
 // published names; tensors without one are none.
@@ -20,4 +20,4 @@ std::unique_ptr<StoredMatrix> open_gguf_linear(const Checkpoint& checkpoint, con
 std::vector<float> read_gguf_vector(const Checkpoint& checkpoint, const Tensor& tensor,
                                     std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline weights

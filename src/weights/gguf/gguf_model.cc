@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "weights/gguf/gguf_config.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr uint32_t kTypeF32 = 0, kTypeF16 = 1;
@@ -187,4 +187,4 @@ void GgufFacts::add_end_tokens() {
   if (!ends.empty()) config_["eos_token_id"] = ends;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

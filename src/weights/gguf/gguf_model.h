@@ -11,7 +11,7 @@
 #include "text/json.h"
 #include "weights/gguf/gguf_family.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // A config.json in the making, from what gguf_config made. Metadata of the wrong kind is an Error naming the
 // file and its key; sizes that cannot be are left for who needs them to refuse.
@@ -61,4 +61,4 @@ class GgufFacts {
   Json& config_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Of a whole model, then of a layer.
@@ -96,4 +96,4 @@ std::string published_expert(const GgufFamily* family, int layer, int expert, Pr
               names.projections[static_cast<size_t>(projection)]);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -10,7 +10,7 @@
 #include "weights/experts.h"
 #include "weights/gguf/gguf_family.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // A null family has the usual names.
 //
@@ -21,4 +21,4 @@ std::optional<std::string> published_name(const GgufFamily* family, std::string_
 // "model.layers.3.mlp.experts.7.gate_proj", or as the family spells it.
 std::string published_expert(const GgufFamily* family, int layer, int expert, Projection projection);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -6,7 +6,7 @@
 #include "weights/gguf/gguf_config.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::ElementsAre;
@@ -249,4 +249,4 @@ TEST(GgufConfig, OneNumberForAllLayers) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Numbers of the file format: kinds of values, the type of tensors, and what data begin at a multiple of.
@@ -83,4 +83,4 @@ void GgufWriter::commit() {
   file_.commit();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

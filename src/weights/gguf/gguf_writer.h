@@ -9,7 +9,7 @@
 
 #include "base/file.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct GgufTensorSpec {
   std::string name;
@@ -32,4 +32,4 @@ class GgufWriter {
   AtomicFile file_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr std::string_view kVersion = "1";
@@ -128,4 +128,4 @@ KtModel parse_kt_facts(const Json& json, std::string_view file) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include "weights/kt/kt_names.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // What the bytes of all experts have in common.
 struct KtModel {
@@ -49,4 +49,4 @@ std::string kt_facts(const KtModel& model, const Json& origin = {});
 // Error naming `file` for anything but what kt_facts() writes.
 KtModel parse_kt_facts(const Json& json, std::string_view file);
 
-}  // namespace kt
+}  // namespace kt::inline weights

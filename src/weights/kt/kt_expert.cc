@@ -12,7 +12,7 @@
 #include "formats/floats.h"
 #include "weights/plans/output_probe.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // A matrix [n, k] that is read by rows and cut into parts: into slabs of rows, or into slices of columns.
@@ -221,4 +221,4 @@ void kt_write_expert(const KtExpertJob& job, ShardOutput& out, Scratch& scratch,
   if (writer.probe()) report.output = writer.probe()->error();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -7,7 +7,7 @@
 #include "weights/kt/kt_arrays.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct KtExpertJob {
   const ExpertSource* source = nullptr;
@@ -26,4 +26,4 @@ uint64_t kt_expert_scratch(const KtExpertJob& job);
 // the stored weights. Error if a matrix has another shape than the model says.
 void kt_write_expert(const KtExpertJob& job, ShardOutput& out, Scratch& scratch, PieceReport& report);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "base/function_ref.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -116,4 +116,4 @@ void KtFolder::read(const KtName& name, std::span<std::byte> out) const {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 
 #include "weights/kt/kt_inventory.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 class KtFolder {
  public:
@@ -40,4 +40,4 @@ class KtFolder {
 // Whether a folder has at least one `_layer_<number>` in it.
 bool has_kt_layers(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 auto order_of(const KtName& name) {
@@ -134,4 +134,4 @@ KtInventory take_inventory(std::string_view path, std::span<const KtEntry> entri
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include "weights/config.h"
 #include "weights/kt/kt_arrays.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct KtEntry {
   KtName name;
@@ -37,4 +37,4 @@ struct KtInventory {
 KtInventory take_inventory(std::string_view path, std::span<const KtEntry> entries, const KtClaims& claims,
                            const ModelConfig& config);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using F4 = float __attribute__((vector_size(16)));
@@ -376,4 +376,4 @@ void kt_unpack_rows(const KtShape& shape, std::span<const std::byte> packed, int
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 #include "formats/matrix.h"
 #include "weights/plans/quality.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 enum class Rounding : uint8_t {
   kEstablished,  // int4 rounds twice, as existing files do
@@ -46,4 +46,4 @@ void kt_quantise_rows(const KtShape& shape, Rounding rounding, int64_t first, in
 void kt_unpack_rows(const KtShape& shape, std::span<const std::byte> packed, int64_t first, int64_t count,
                     uint8_t* out, int64_t stride);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "formats/floats.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::HasSubstr;
@@ -248,4 +248,4 @@ TEST(KtLayout, RefusesValuesThatAreNotNumbers) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -14,7 +14,7 @@
 #include "weights/plans/side_files.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // What the pieces read; shared by all of them.
@@ -221,4 +221,4 @@ ConversionPlan plan_merge(const KtMergeOptions& options) {
   return plan;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr uint64_t kLargestFile = uint64_t{1} << 48;
@@ -120,4 +120,4 @@ std::string kt_other_name(std::string_view name) {
   return std::string(name.starts_with(kModel) ? name.substr(kModel.size()) : name);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

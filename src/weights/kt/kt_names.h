@@ -8,7 +8,7 @@
 
 #include "weights/experts.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // One array of one part of one expert's projection.
 struct KtName {
@@ -49,4 +49,4 @@ std::optional<KtFileName> parse_kt_file_name(std::string_view name);
 // "model." goes. Of a module's name likewise, and of a name that has it already nothing changes.
 std::string kt_other_name(std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 TEST(KtNames, TensorNamesComeBack) {
@@ -67,4 +67,4 @@ TEST(KtNames, NothingElseIsAName) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

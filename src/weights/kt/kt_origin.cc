@@ -13,7 +13,7 @@
 #include "weights/kt/kt_shards.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -127,4 +127,4 @@ ModelParts open_model_parts(const std::string& path, GgufFamilies families) {
   return {.checkpoint = open_origin(path, families), .experts = path};
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -7,7 +7,7 @@
 #include "text/json.h"
 #include "weights/checkpoint.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // "origin" of kt_weights.json: the checkpoint's absolute path, and what tells it from another one: files with their
 // sizes, and what they hold. Of large ones little is read, and of experts next to nothing: those are not needed again.
@@ -27,4 +27,4 @@ struct ModelParts {
 // more, or has changed.
 ModelParts open_model_parts(const std::string& path, GgufFamilies families = {});
 
-}  // namespace kt
+}  // namespace kt::inline weights

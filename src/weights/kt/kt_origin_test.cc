@@ -12,7 +12,7 @@
 #include "weights/stored_names.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using ::testing::AllOf;
@@ -126,4 +126,4 @@ TEST_F(KtOrigin, MergingPassesItOn) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

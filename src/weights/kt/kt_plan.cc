@@ -12,7 +12,7 @@
 #include "weights/plans/side_files.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 std::string_view name_of(Rounding rounding) {
@@ -148,4 +148,4 @@ ConversionPlan plan_kt_weights(const Checkpoint& checkpoint, const ExpertSource&
   return plan;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

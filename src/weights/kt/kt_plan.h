@@ -8,7 +8,7 @@
 #include "weights/kt/kt_layout.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct KtPlanOptions {
   std::string output;
@@ -42,4 +42,4 @@ struct KtMergeOptions {
 // how it was made: kt_arrays.h). With max_tensors, the same tensors in the same order in shards of that many.
 ConversionPlan plan_merge(const KtMergeOptions& options);
 
-}  // namespace kt
+}  // namespace kt::inline weights

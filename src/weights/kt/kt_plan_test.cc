@@ -11,7 +11,7 @@
 #include "weights/kt/kt_names.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Columns [first, first + count) of an f32 matrix, as a stored part sees them.
@@ -320,4 +320,4 @@ TEST(KtPlan, EqualsTheEstablishedFiles) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "weights/kt/kt_names.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr size_t kCopyBytes = size_t{64} << 20;
@@ -69,4 +69,4 @@ void name_shards(ConversionPlan& plan) {
     plan.shards[i].file = shard_file_name(i + 1, plan.shards.size());
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

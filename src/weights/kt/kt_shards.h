@@ -6,7 +6,7 @@
 #include "weights/experts.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // "model-00003-of-00059.safetensors"; counted from 1.
 std::string shard_file_name(size_t number, size_t total);
@@ -21,4 +21,4 @@ Json source_files(const Checkpoint& checkpoint);
 // Names the shards in order once all are there.
 void name_shards(ConversionPlan& plan);
 
-}  // namespace kt
+}  // namespace kt::inline weights

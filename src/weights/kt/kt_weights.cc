@@ -15,7 +15,7 @@
 #include "weights/kt/kt_folder.h"
 #include "weights/kt/kt_inventory.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -280,4 +280,4 @@ bool is_kt_weights(const std::string& path) {
   }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -12,7 +12,7 @@
 #include "weights/kt/kt_plan.h"
 #include "weights/testing/tiny_model.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -218,4 +218,4 @@ TEST_F(KtWeights, EstablishedFilesAreRead) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

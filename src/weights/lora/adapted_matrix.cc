@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 class AdaptedMatrix : public StoredMatrix {
@@ -61,4 +61,4 @@ std::unique_ptr<StoredMatrix> adapted(std::unique_ptr<StoredMatrix> base, const 
   return std::make_unique<AdaptedMatrix>(std::move(base), factors);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -289,4 +289,4 @@ AdapterFiles read_adapter(const std::string& folder, std::optional<double> alpha
   return AdapterReader(folder, alpha).read();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

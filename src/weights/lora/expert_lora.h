@@ -12,7 +12,7 @@
 #include "weights/lora/lora_view.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 inline constexpr const char* kAdapterModelFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
@@ -50,4 +50,4 @@ AdapterFiles read_adapter(const std::string& folder, std::optional<double> alpha
 // The rank that adapter_config.json gives a parameter: that of a pattern that names it, or r.
 int64_t rank_in(const AdapterFiles& adapter, const std::string& parameter);
 
-}  // namespace kt
+}  // namespace kt::inline weights

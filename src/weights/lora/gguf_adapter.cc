@@ -13,7 +13,7 @@
 #include "weights/linears.h"
 #include "weights/lora/lora_file_state.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // A pair of the file, in slices (experts, heads) or whole. `read` fills those of one slice: a [rank, in], b [out, rank].
@@ -282,4 +282,4 @@ GgufAdapterWritten export_gguf_adapter(const GgufAdapterExport& request) {
           .unused = std::move(plan.unused)};
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

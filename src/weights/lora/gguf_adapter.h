@@ -13,7 +13,7 @@
 #include "weights/checkpoint.h"
 #include "weights/lora/lora_file.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct GgufAdapterExport {
   const LoraFile* adapter = nullptr;  // a folder's
@@ -36,4 +36,4 @@ struct GgufAdapterWritten {
 // unless it may be overwritten.
 GgufAdapterWritten export_gguf_adapter(const GgufAdapterExport& request);
 
-}  // namespace kt
+}  // namespace kt::inline weights

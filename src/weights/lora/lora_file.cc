@@ -11,7 +11,7 @@
 #include "weights/linears.h"
 #include "weights/lora/lora_file_state.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr const char* kConfig = "adapter_config.json";
@@ -470,4 +470,4 @@ void LoraFile::check_all_taken() const {
        state_->pairs.size(), left.front(), left.size() > 1 ? ", ..." : "");
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

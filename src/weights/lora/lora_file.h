@@ -12,7 +12,7 @@
 #include "weights/experts.h"
 #include "weights/lora/lora_view.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Of one matrix [out, in]: a [rank, in], b [out, rank]. Of all experts of a layer: the same one after the other.
 struct LowRankFactors {
@@ -78,4 +78,4 @@ class LoraFile {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

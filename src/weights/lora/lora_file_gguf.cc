@@ -8,7 +8,7 @@
 #include "weights/gguf/gguf_names.h"
 #include "weights/lora/lora_file_state.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // kv_b is stored in two halves, that of the keys transposed head by head.
@@ -172,4 +172,4 @@ std::optional<LowRankFactors> LoraFile::State::joined_halves(const std::string& 
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

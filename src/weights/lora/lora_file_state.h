@@ -14,7 +14,7 @@
 #include "text/regex.h"
 #include "weights/lora/lora_file.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Which matrix a pair of factors belongs to: a module, or a projection of an expert.
 struct LoraTarget {
@@ -81,4 +81,4 @@ struct LoraFile::State {
   LowRankFactors projection_of(int layer, Projection projection, int experts, int64_t n, int64_t k) const;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "weights/lora/lora_file_state.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 int64_t down_or(const LoraTarget& target, int64_t down, int64_t other) {
@@ -99,4 +99,4 @@ std::vector<int> LoraFile::expert_layers() const {
   return {layers.begin(), layers.end()};
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

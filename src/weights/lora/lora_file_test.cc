@@ -8,7 +8,7 @@
 #include "text/json.h"
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing::ElementsAre;
@@ -197,4 +197,4 @@ TEST(LoraFile, RefusesWhatItDoesNotRead) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

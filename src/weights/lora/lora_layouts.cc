@@ -8,7 +8,7 @@
 #include "text/shown.h"
 #include "weights/lora/expert_lora.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -320,4 +320,4 @@ LoraExported export_lora(const LoraExport& request) {
   return LoraExporter(request, read_adapter(request.from, request.alpha)).run();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

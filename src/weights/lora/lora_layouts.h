@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-namespace kt {
+namespace kt::inline weights {
 
 enum class LoraLayout : uint8_t { kFused, kPerExpert };
 
@@ -40,4 +40,4 @@ struct LoraExported {
 // file, tensor and shapes; a folder `to` that holds something, unless it may be overwritten; an adapter without LoRA on experts.
 LoraExported export_lora(const LoraExport& request);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 #include "formats/gguf_blocks.h"
 #include "text/shown.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 namespace {
 
@@ -70,4 +70,4 @@ void read_rows(const LoraView& view, int64_t first, int64_t count, float* out, c
     }
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

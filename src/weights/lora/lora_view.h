@@ -8,7 +8,7 @@
 
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // A matrix that lies anywhere in a tensor; strides count values.
 struct LoraView {
@@ -52,4 +52,4 @@ LoraView flat_view_of(const std::string& file, const Tensor& tensor);
 // Rows [first, first + count) as f32 [count, columns]. Error naming `name` for a value that is not a finite number.
 void read_rows(const LoraView& view, int64_t first, int64_t count, float* out, const std::string& name);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -16,7 +16,7 @@
 #include "weights/plans/plan_parts.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 // Quantises the whole matrix into tensors `base` (packed), base + 1 (scales) and base + 2 (shape).
@@ -330,4 +330,4 @@ ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource*
   return Planner(checkpoint, source, options).plan();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -11,7 +11,7 @@
 #include "weights/experts.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct CompressedPlanOptions {
   std::string output = {};
@@ -44,4 +44,4 @@ struct CompressedPlanOptions {
 ConversionPlan plan_compressed(const Checkpoint& checkpoint, const ExpertSource* source,
                                const CompressedPlanOptions& options);
 
-}  // namespace kt
+}  // namespace kt::inline weights

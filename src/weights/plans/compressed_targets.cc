@@ -1,6 +1,6 @@
 #include "weights/plans/compressed_targets.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 CompressedTargets::CompressedTargets(const Checkpoint& checkpoint, const ExpertSource* source,
                                      const CompressedPlanOptions& options)
@@ -44,4 +44,4 @@ PackedSpec CompressedTargets::spec(Dtype type) const {
   return {options_.bits, options_.group_size == -1 ? 0 : options_.group_size, type};
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

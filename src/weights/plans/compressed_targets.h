@@ -7,7 +7,7 @@
 #include "weights/plans/ignore_list.h"
 #include "weights/requantise.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Checkpoint and source must outlive it. Any thread.
 class CompressedTargets {
@@ -37,4 +37,4 @@ class CompressedTargets {
 // The targets must outlive it.
 ModelRounding packed_rounding(const CompressedTargets& targets);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -14,7 +14,7 @@
 #include "base/pool.h"
 #include "weights/plans/conversion_output.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -302,4 +302,4 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
   fail("{}: {}", error.path1().string(), error.code().message());
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

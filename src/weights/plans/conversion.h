@@ -13,7 +13,7 @@
 #include "weights/plans/quality.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Where a piece puts its bytes: tensor number of its shard, offset in that tensor. Any thread; each byte
 // once.
@@ -124,4 +124,4 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
 // resuming the conversion makes the manifest right.
 void replace_side_file(const std::string& output, const std::string& name, std::string_view words);
 
-}  // namespace kt
+}  // namespace kt::inline weights

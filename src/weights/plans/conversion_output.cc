@@ -20,7 +20,7 @@
 #include "base/sha256.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -454,4 +454,4 @@ void OutputRecord::finish() {
   fs::remove_all(progress_folder(), ignored);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 
 #include "weights/plans/shard_sink.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // A finished shard as the record keeps it.
 struct ShardRecord {
@@ -65,4 +65,4 @@ class OutputRecord {
   std::vector<WrittenFile> side_;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

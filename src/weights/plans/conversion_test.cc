@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -493,4 +493,4 @@ TEST(Conversion, OneWriterAtATime) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -18,7 +18,7 @@
 #include "weights/plans/plan_parts.h"
 #include "weights/plans/source_identity.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -411,4 +411,4 @@ ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptio
   return DequantPlanner(checkpoint, options).plan();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -7,7 +7,7 @@
 #include "weights/checkpoint.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 class LoraFile;
 
@@ -35,4 +35,4 @@ struct DequantPlanOptions {
 // other quantised types.
 ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptions& options);
 
-}  // namespace kt
+}  // namespace kt::inline weights

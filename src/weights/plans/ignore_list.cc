@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 std::vector<std::string_view> components(std::string_view module) {
@@ -135,4 +135,4 @@ std::vector<std::string> ignore_entries(const std::vector<std::string>& kept,
   return {entries.begin(), entries.end()};
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

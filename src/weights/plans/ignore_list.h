@@ -8,7 +8,7 @@
 
 #include "text/regex.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // The caller's patterns: "re:REGEX" matched from the start of a module's name, as Python's re.match does, or
 // a name or part of one. Error naming a pattern that is no regular expression, or one that takes too many
@@ -43,4 +43,4 @@ int layer_of(std::string_view module);
 std::vector<std::string> ignore_entries(const std::vector<std::string>& kept,
                                         const std::vector<std::string>& quantised, int layers);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using ::testing::ElementsAre;
@@ -86,4 +86,4 @@ TEST(IgnoreList, EntriesAreGeneralUnlessTheyWouldHitAQuantisedModule) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

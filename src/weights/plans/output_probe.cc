@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr int kInputs = OutputProbe::kInputs;
@@ -86,4 +86,4 @@ WeightError OutputProbe::error() const {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -8,7 +8,7 @@
 #include "weights/experts.h"
 #include "weights/plans/quality.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 class OutputProbe {
  public:
@@ -35,4 +35,4 @@ class OutputProbe {
   bool activated_ = false;
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

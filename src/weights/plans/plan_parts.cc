@@ -14,7 +14,7 @@
 #include "weights/linears.h"
 #include "weights/plans/ignore_list.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -194,4 +194,4 @@ Json config_without_quantization(const Json& config) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -11,7 +11,7 @@
 #include "weights/experts.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // "model-00003-of-00017.safetensors"; number counts from 1.
 std::string shard_name(size_t number, size_t total);
@@ -61,4 +61,4 @@ Json source_settings(const Checkpoint& checkpoint);
 // config.json without any quantisation, at the top and in nested text configs.
 Json config_without_quantization(const Json& config);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -18,7 +18,7 @@
 #include "weights/plans/dequant_plan.h"
 #include "weights/safetensors.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -306,4 +306,4 @@ TEST_F(Plans, DequantTransposesFusedBlocks) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace kt {
+namespace kt::inline weights {
 
 struct WeightError {
   double signal = 0;   // sum of w^2
@@ -22,4 +22,4 @@ struct WeightError {
   double relative() const { return signal > 0 ? std::sqrt(noise / signal) : 0; }
 };
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/sha256.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -130,4 +130,4 @@ uint64_t shard_bytes(const ShardPlan& shard) {
   return bytes;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct WrittenFile {
   std::string name;  // relative to the output folder
@@ -31,4 +31,4 @@ uint64_t shard_bytes(const ShardPlan& shard);  // on disk, headers included
 ErrorKind write_error_kind(int code);
 void make_folder(const std::filesystem::path& path);  // and those above it
 
-}  // namespace kt
+}  // namespace kt::inline weights

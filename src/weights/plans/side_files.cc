@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr uintmax_t kLargest = uintmax_t{1} << 30;
@@ -43,4 +43,4 @@ std::vector<SideFile> side_files_of(const std::string& folder) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -5,11 +5,11 @@
 
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // config.json, generation_config.json, tokenizer, vocabulary, chat templates and processors' settings of a
 // folder, in order of their names, as copies. No code (*.py), no weights, no index. Files larger than 1 GiB
 // are none of these.
 std::vector<SideFile> side_files_of(const std::string& folder);
 
-}  // namespace kt
+}  // namespace kt::inline weights

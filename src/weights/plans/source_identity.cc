@@ -9,7 +9,7 @@
 #include "base/mapped_faults.h"
 #include "base/sha256.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 namespace fs = std::filesystem;
@@ -116,4 +116,4 @@ std::string file_digest(const std::string& path) {
   return whole_digest(MappedFile(path).bytes());
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

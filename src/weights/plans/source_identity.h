@@ -6,7 +6,7 @@
 
 #include "weights/checkpoint.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 struct IdentitySampling {
   uint64_t whole = uint64_t{256} << 20;  // checkpoints up to this size are read entirely
@@ -23,4 +23,4 @@ Json source_contents(const Checkpoint& checkpoint, const IdentitySampling& sampl
 // sha256 of a whole file; "absent" where there is none.
 std::string file_digest(const std::string& path);
 
-}  // namespace kt
+}  // namespace kt::inline weights

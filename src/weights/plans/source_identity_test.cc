@@ -7,7 +7,7 @@
 
 #include "weights/testing/files.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using testing_files::TempFolder;
@@ -97,4 +97,4 @@ TEST(SourceIdentity, TheConfigurationCounts) {
 }
 
 }  // namespace
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -17,7 +17,7 @@
 #include "weights/experts.h"
 #include "weights/plans/conversion.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 class TemporaryFolder {
  public:
@@ -178,4 +178,4 @@ inline std::vector<PieceReport> run_tiny_plan(const ConversionPlan& plan) {
   return reports;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

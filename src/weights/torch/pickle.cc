@@ -10,7 +10,7 @@
 #include "text/shown.h"
 #include "weights/torch/torch_refusal.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using Kind = PickleValue::Kind;
@@ -317,4 +317,4 @@ std::string dotted(std::string_view global) {
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

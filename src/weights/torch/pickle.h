@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline weights {
 
 // Others are found by their place among the pickle's values.
 struct PickleValue {
@@ -46,4 +46,4 @@ Pickle parse_pickle(std::span<const std::byte> pickle, std::string_view name);
 // "torch.IntStorage" of a global, for messages.
 std::string dotted(std::string_view global);
 
-}  // namespace kt
+}  // namespace kt::inline weights

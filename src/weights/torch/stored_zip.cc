@@ -7,7 +7,7 @@
 #include "text/shown.h"
 #include "weights/torch/torch_refusal.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 constexpr uint32_t kEndMark = 0x06054b50, kDirectoryMark = 0x02014b50, kEntryMark = 0x04034b50;
@@ -84,4 +84,4 @@ std::vector<ZipEntry> parse_stored_zip(std::span<const std::byte> file, std::str
   return out;
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace kt {
+namespace kt::inline weights {
 
 struct ZipEntry {
   std::string_view name;
@@ -17,4 +17,4 @@ struct ZipEntry {
 // refused. Checksums are not looked at: torch can be told to write none.
 std::vector<ZipEntry> parse_stored_zip(std::span<const std::byte> file, std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline weights

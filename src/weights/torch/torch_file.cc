@@ -8,7 +8,7 @@
 #include "weights/torch/stored_zip.h"
 #include "weights/torch/torch_refusal.h"
 
-namespace kt {
+namespace kt::inline weights {
 namespace {
 
 using Kind = PickleValue::Kind;
@@ -196,4 +196,4 @@ TorchFile parse_torch_file(std::span<const std::byte> file, std::string_view nam
   return TorchReader(file, name).read();
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights

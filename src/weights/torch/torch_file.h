@@ -10,7 +10,7 @@
 
 #include "weights/tensor.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Element [i, j] lies at storage[offset + i * strides[0] + j * strides[1]]; all of them lie in the storage. Strides of 0
 // let few bytes stand for any number of elements.
@@ -33,4 +33,4 @@ bool looks_like_torch_file(std::span<const std::byte> file);  // of this version
 // line that makes JSON of it.
 TorchFile parse_torch_file(std::span<const std::byte> file, std::string_view name);
 
-}  // namespace kt
+}  // namespace kt::inline weights

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace kt {
+namespace kt::inline weights {
 
 // Python runs what such a file says, which nothing here does.
 inline constexpr std::string_view kStatisticsToJson =
@@ -16,4 +16,4 @@ inline constexpr std::string_view kStatisticsToJson =
   fail("{}: {}; if you trust it, this makes JSON of it: {}", file, found, kStatisticsToJson);
 }
 
-}  // namespace kt
+}  // namespace kt::inline weights
