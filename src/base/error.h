@@ -29,14 +29,14 @@ class Error : public std::runtime_error {
 // Throws Error(kind) with text(pattern, args...): what was expected, what came, and the name. An option that
 // would help is named in backticks, `max_memory`: the words of every caller but kt, which shows its flag.
 template <typename... Args>
-[[noreturn, gnu::cold, gnu::noinline]] void fail_as(ErrorKind kind, std::string_view pattern,
+[[noreturn, gnu::cold, gnu::noinline]] void fail_as(ErrorKind kind, TextPattern<sizeof...(Args)> pattern,
                                                     const Args&... args) {
   throw Error(kind, text(pattern, args...));
 }
 
 // fail_as(kInput, ...): the caller can cause it.
 template <typename... Args>
-[[noreturn, gnu::cold, gnu::noinline]] void fail(std::string_view pattern, const Args&... args) {
+[[noreturn, gnu::cold, gnu::noinline]] void fail(TextPattern<sizeof...(Args)> pattern, const Args&... args) {
   throw Error(ErrorKind::kInput, text(pattern, args...));
 }
 

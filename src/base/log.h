@@ -37,7 +37,7 @@ void log_line(LogLevel level, std::string_view line) noexcept;
 void log_line_once(LogLevel level, std::string line) noexcept;
 
 template <typename... Args>
-void log_once(LogLevel level, std::string_view pattern, const Args&... args) {
+void log_once(LogLevel level, TextPattern<sizeof...(Args)> pattern, const Args&... args) {
   if (level >= log_level()) log_line_once(level, text(pattern, args...));
 }
 

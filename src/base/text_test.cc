@@ -35,16 +35,27 @@ TEST(Text, Doubles) {
 }
 
 TEST(Text, WrongNumberOfArgumentsLosesNothing) {
-  EXPECT_EQ(text("{} {}", 1), "1 {}");
-  EXPECT_EQ(text("{}"), "{}");
-  EXPECT_EQ(text("done", 1, "two"), "done [1, two]");
+  EXPECT_EQ(text_of("{} {}", 1), "1 {}");
+  EXPECT_EQ(text_of("{}"), "{}");
+  EXPECT_EQ(text_of("done", 1, "two"), "done [1, two]");
+}
+
+// What does not compile is in testing/holes.cc.
+TEST(Text, HolesAreCounted) {
+  static_assert(holes_of("") == 0 && holes_of("{}") == 1 && holes_of("{}{}") == 2);
+  static_assert(holes_of("{{}}") == 0 && holes_of("{{{}}}") == 1 && holes_of("{a} {") == 0);
+}
+
+TEST(Text, PatternsAreExchangedWhenTheyAreUsed) {
+  constexpr ExchangedPattern kPattern{"{} of {}", [](std::string_view) { return std::string("{} von {}"); }};
+  EXPECT_EQ(text(kPattern, 1, 2), "1 von 2");
 }
 
 TEST(Text, Braces) {
   EXPECT_EQ(text("{{}} {}", 1), "{} 1");
   EXPECT_EQ(text("{"), "{");
   EXPECT_EQ(text("}"), "}");
-  EXPECT_EQ(text("{a} {", 1), "{a} { [1]");
+  EXPECT_EQ(text_of("{a} {", 1), "{a} { [1]");
   EXPECT_EQ(text("{}", "{}"), "{}");
 }
 

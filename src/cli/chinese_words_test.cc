@@ -33,12 +33,12 @@ std::string literal_at(const std::string& source, size_t& at) {
   return out;
 }
 
-// The patterns that a source has as tr("..."), tr_later("...") and tr_counted(n, "...", "..."), with its name.
+// The patterns that a source has as tr("..."), tr_now("..."), tr_later("...") and tr_counted(n, "...", "..."), with its name.
 void add_patterns(const fs::path& path, std::map<std::string, std::string>& patterns) {
   std::ostringstream words;
   words << std::ifstream(path).rdbuf();
   const std::string source = words.str();
-  static const std::regex call("\\b(tr|tr_later|tr_counted)\\(");
+  static const std::regex call("\\b(tr|tr_now|tr_later|tr_counted)\\(");
   for (auto found = std::sregex_iterator(source.begin(), source.end(), call); found != std::sregex_iterator();
        ++found) {
     size_t at = source.find_first_not_of(" \n", static_cast<size_t>(found->position() + found->length()));
@@ -137,10 +137,10 @@ TEST(ChineseWords, NameTheSameFlagsAndCommands) {
 }
 
 TEST(ChineseWords, AreSpokenOnceTheyAreChosen) {
-  EXPECT_EQ(tr("; "), "; ");
+  EXPECT_EQ(tr_now("; "), "; ");
   speak(chinese_words());
-  EXPECT_EQ(tr("; "), "；");
-  EXPECT_EQ(tr("no entry has {} these words"), "no entry has {} these words");
+  EXPECT_EQ(tr_now("; "), "；");
+  EXPECT_EQ(tr_now("no entry has {} these words"), "no entry has {} these words");
   EXPECT_EQ(tr_counted(1, "{} core", "{} cores"), "1 个核心");
   EXPECT_EQ(tr_counted(2, "{} core", "{} cores"), "2 个核心");
   speak({});

@@ -36,12 +36,12 @@ std::string gpu_words() {
   Diagnosis found;
   look_at_gpu(found, this_machine(""));
   const auto cuda = found.facts.find("cuda");
-  if (cuda == found.facts.end() || !cuda->is_object()) return tr("none: everything runs on the CPU");
+  if (cuda == found.facts.end() || !cuda->is_object()) return tr_now("none: everything runs on the CPU");
   std::string out;
   for (const auto& gpu : cuda->at("gpus"))
     out += text("{}{}, {}", out.empty() ? "" : "; ", harmless_line(gpu.at("name").get<std::string>()),
                 human_bytes(gpu.at("total_bytes").get<uint64_t>()));
-  return out + tr(" (for kt --gpu and the Python package)");
+  return out + tr_now(" (for kt --gpu and the Python package)");
 }
 
 bool runs_here(const ModelEntry& entry) {
@@ -88,26 +88,26 @@ std::vector<FirstPage::Step> first_steps(const std::vector<KnownModel>& models, 
     if (model.bytes > memory && (!large || model.bytes < large->bytes)) large = &model;
   std::vector<FirstPage::Step> out;
   if (best) {
-    out.push_back({command_line({"chat", best->name}), tr("talk to it here")});
-    out.push_back({command_line({"run", best->name}), tr("serve it: OpenAI's API and a web page")});
+    out.push_back({command_line({"chat", best->name}), tr_now("talk to it here")});
+    out.push_back({command_line({"run", best->name}), tr_now("serve it: OpenAI's API and a web page")});
   }
   if (large)
-    out.push_back({command_line({"estimate", large->name}), tr("what it would take of this machine")});
+    out.push_back({command_line({"estimate", large->name}), tr_now("what it would take of this machine")});
   const FirstPage::Step more[] = {
       {"kt doctor", tr_later("is this machine ready, and what would make it faster")},
       {"kt model scan . --add", tr_later("register models below this folder")},
       {"kt --help", tr_later("all verbs")}};
   for (const FirstPage::Step& step : more)
-    if (out.size() < 3) out.push_back({step.command, tr(step.why)});
+    if (out.size() < 3) out.push_back({step.command, tr_now(step.why)});
   return out;
 }
 
 FirstPage first_page() {
   FirstPage page{.version = version()};
-  page.machine = {{tr("CPU"), cpu_words()},
-                  {tr("RAM"), text(tr("{} available of {}"), human_bytes(available_memory()),
+  page.machine = {{tr_now("CPU"), cpu_words()},
+                  {tr_now("RAM"), text(tr("{} available of {}"), human_bytes(available_memory()),
                                    human_bytes(total_memory()))},
-                  {tr("GPU"), gpu_words()}};
+                  {tr_now("GPU"), gpu_words()}};
   std::vector<KnownModel> known;
   for (const ModelEntry& entry : models_here()) {
     if (page.models.size() < kMostModels)
@@ -129,7 +129,7 @@ std::string shown_page(const FirstPage& page, int width) {
   for (const FirstPage::Fact& fact : page.machine) topics = std::max(topics, text_width(fact.topic));
   for (const FirstPage::Fact& fact : page.machine)
     out += wrapped(padded_to(fact.topic, topics + 3), fact.words, width);
-  out += "\n" + tr("Models") + "\n";
+  out += "\n" + tr_now("Models") + "\n";
   int names = 0, commands = 0;
   for (const FirstPage::Model& model : page.models) names = std::max(names, text_width(model.name));
   for (const FirstPage::Step& step : page.steps) commands = std::max(commands, text_width(step.command));
@@ -137,15 +137,15 @@ std::string shown_page(const FirstPage& page, int width) {
     out += width < kNarrow ? "  " + model.name + "\n" + wrapped("      ", model.words, width)
                            : wrapped("  " + padded_to(model.name, names + 2), model.words, width);
   if (page.models.empty())
-    out += wrapped("  ", tr("none yet; kt model --help says how they get names"), width);
+    out += wrapped("  ", tr_now("none yet; kt model --help says how they get names"), width);
   if (page.more_models > 0)
     out += wrapped("  ", text(tr("and {} more: kt model list"), page.more_models), width);
-  out += "\n" + tr("Try") + "\n";
+  out += "\n" + tr_now("Try") + "\n";
   for (const FirstPage::Step& step : page.steps)
     out += width < kNarrow ? "  " + step.command + "\n" + wrapped("      ", step.why, width)
                            : wrapped("  " + padded_to(step.command, commands + 2), step.why, width);
   return out + "\n" +
-         wrapped("", tr("kt --help lists all verbs; kt VERB --help has examples of each."), width);
+         wrapped("", tr_now("kt --help lists all verbs; kt VERB --help has examples of each."), width);
 }
 
 void print_first_page() { std::fputs(shown_page(first_page(), Terminal::size().width).c_str(), stdout); }

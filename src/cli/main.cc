@@ -93,7 +93,7 @@ std::string usage_error(CLI::App& app, const CLI::ParseError& error) {
   }
   // "--port: 1 required INT:INT in [0 - 65535] missing"
   if (const size_t at = problem.find(": 1 required "); at != problem.npos && problem.ends_with(" missing"))
-    problem.replace(at, problem.npos, kt::tr(": expected a value behind it"));
+    problem.replace(at, problem.npos, kt::tr_now(": expected a value behind it"));
   const std::vector<std::string> rest = app.remaining(true);
   if (dynamic_cast<const CLI::RequiredError*>(&error) && !rest.empty()) {
     std::string known;
@@ -201,7 +201,7 @@ int main(int argc, char** argv) {
     return kInterrupted;
   } catch (const std::bad_alloc&) {
     return report(kt::ErrorKind::kMemory,
-                  kt::tr("out of memory; try fewer threads, or --max-memory with kt quant"), debug);
+                  kt::tr_now("out of memory; try fewer threads, or --max-memory with kt quant"), debug);
   } catch (const std::exception& error) {
     return report(kt::ErrorKind::kInternal, error.what(), debug);
   }

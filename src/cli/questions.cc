@@ -158,13 +158,13 @@ Asked asked_of(const OptionInfo& info, const Question& question, const Answers& 
     const auto choice = std::ranges::find_if(
         out.choices, [&](const Prompts::Choice& one) { return clause.starts_with(one.word + ": "); });
     if (choice != out.choices.end())
-      choice->help = tr(clause.substr(choice->word.size() + 2));
+      choice->help = tr_now(clause.substr(choice->word.size() + 2));
     else if (out.standard.empty() || !clause.starts_with("default: "))  // it stands behind the question
-      out.words += (out.words.empty() ? "" : tr("; ")) + tr(clause);
+      out.words += (out.words.empty() ? "" : tr_now("; ")) + tr_now(clause);
   }
-  if (out.words.empty()) out.words = tr(bare_name(question.option));
+  if (out.words.empty()) out.words = tr_now(bare_name(question.option));
   out.optional = !info.required && !question.needed && out.standard.empty();
-  if (out.optional) out.words += tr(" (may be left empty)");
+  if (out.optional) out.words += tr_now(" (may be left empty)");
   return out;
 }
 
@@ -195,10 +195,10 @@ std::string model_problem(const std::string& answer) {
 std::string ask_model(Prompts& prompts) {
   std::vector<Prompts::Choice> names;
   if (const std::string usual = load_settings().text("run.model"); !usual.empty())
-    names.push_back({usual, tr("run.model of kt config")});
-  names.push_back({std::string(kDemoName), tr("comes with kt")});
+    names.push_back({usual, tr_now("run.model of kt config")});
+  names.push_back({std::string(kDemoName), tr_now("comes with kt")});
   for (const ModelEntry& entry : registered_models()) names.push_back({entry.name, entry.path});
-  return expanded(prompts.ask_choice({.question = tr("Model: a number or name of these, or a path"),
+  return expanded(prompts.ask_choice({.question = tr_now("Model: a number or name of these, or a path"),
                                       .choices = std::move(names),
                                       .standard = 0,
                                       .free = true,
@@ -215,7 +215,7 @@ std::string ask_named(Prompts& prompts, std::string_view words) {
 std::string ask_key(Prompts& prompts, std::string_view words) {
   std::vector<Prompts::Choice> keys;
   for (const Setting& setting : known_settings())
-    keys.push_back({std::string(setting.name), tr(setting.help)});
+    keys.push_back({std::string(setting.name), tr_now(setting.help)});
   return prompts.ask_choice({.question = std::string(words), .choices = std::move(keys)});
 }
 
@@ -224,9 +224,9 @@ std::string path_problem(Ask ask, const std::string& given) {
   std::error_code ignored;
   const bool folder = fs::is_directory(answer, ignored), there = fs::exists(answer, ignored);
   if (ask == Ask::kNew)
-    return there && !fs::is_empty(answer, ignored) ? tr("that exists; choose another") : "";
-  if (ask == Ask::kFolder) return folder ? "" : tr("no such folder");
-  return there && !folder ? "" : tr("no such file");
+    return there && !fs::is_empty(answer, ignored) ? tr_now("that exists; choose another") : "";
+  if (ask == Ask::kFolder) return folder ? "" : tr_now("no such folder");
+  return there && !folder ? "" : tr_now("no such file");
 }
 
 // The parser's own "Value 70000 not in range [0 - 65535]" in our words; other checks have them.
@@ -291,7 +291,7 @@ std::string ask_one(Prompts& prompts, CLI::Option& option, const Question& quest
     case Ask::kKey:
       return ask_key(prompts, asked.words);
     case Ask::kAgree:
-      if (!prompts.ask_yes(tr(info.description), false)) fail(tr("nothing was changed"));
+      if (!prompts.ask_yes(tr_now(info.description), false)) fail(tr("nothing was changed"));
       return "yes";
   }
   return "";
@@ -311,8 +311,8 @@ const Verb* verb_asked(const std::vector<std::string>& words) {
 std::string ask_verb(Prompts& prompts, const CLI::App& app) {
   std::vector<Prompts::Choice> choices;
   for (const CommandInfo& verb : describe_command(app, "").verbs)
-    choices.push_back({verb.name, tr(verb.description)});
-  return prompts.ask_choice({.question = tr("What"), .choices = std::move(choices)});
+    choices.push_back({verb.name, tr_now(verb.description)});
+  return prompts.ask_choice({.question = tr_now("What"), .choices = std::move(choices)});
 }
 
 void append_answer(std::vector<std::string>& words, const Question& question, const std::string& answer) {

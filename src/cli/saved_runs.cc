@@ -59,7 +59,7 @@ Json runs_in(const Json& mapping, const std::string& path) {
   std::vector<std::string> known;
   for (const auto& [each, words] : runs.items()) known.push_back(each);
   fail(tr("no run is saved as '{}': {}"), shown(name),
-       known.empty() ? tr("none is; kt run MODEL --save NAME saves one")
+       known.empty() ? tr_now("none is; kt run MODEL --save NAME saves one")
                      : text(tr("known are {}"), shown_list(known)));
 }
 

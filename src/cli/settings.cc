@@ -147,7 +147,7 @@ void check_value(const Setting& setting, const Json& value, const std::string& w
   if (value.is_number() && (setting.least != 0 || setting.most != 0)) {
     const double number = value.get<double>();
     if (!(number >= setting.least && number <= setting.most))
-      fail(tr("{}: expected {} from {} to {}, found {}"), where, tr(type_name(setting.type)), setting.least,
+      fail(tr("{}: expected {} from {} to {}, found {}"), where, tr_now(type_name(setting.type)), setting.least,
            setting.most, number);
   }
   if (setting.type == SettingType::kSize && !value.get_ref<const std::string&>().empty())
@@ -211,7 +211,7 @@ Json number_from(const Setting& setting, std::string_view words) {
   Number number{};
   const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), number);
   if (code != std::errc() || end != words.data() + words.size())
-    fail(tr("{}: expected {}, got '{}'"), setting.name, tr(type_name(setting.type)), shown(words));
+    fail(tr("{}: expected {}, got '{}'"), setting.name, tr_now(type_name(setting.type)), shown(words));
   return number;
 }
 

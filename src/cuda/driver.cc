@@ -253,7 +253,7 @@ class LoadedDriver final : public CudaDriver {
   }
 
   template <typename... Args>
-  void check(CudaResult result, const char* asked, const Args&... args) const {
+  void check(CudaResult result, TextPattern<sizeof...(Args)> asked, const Args&... args) const {
     if (result == 0) [[likely]]
       return;
     const ErrorKind kind = result == kCudaOutOfMemory ? ErrorKind::kMemory : ErrorKind::kInternal;

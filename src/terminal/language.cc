@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/text.h"
-
 namespace kt::inline terminal {
 namespace {
 
@@ -13,13 +11,13 @@ std::span<const Translation> spoken;
 
 void speak(std::span<const Translation> table) { spoken = table; }
 
-std::string tr(std::string_view english) {
+std::string tr_now(std::string_view english) {
   const auto at = std::ranges::find(spoken, english, &Translation::english);
   return std::string(at == spoken.end() ? english : at->other);
 }
 
 std::string tr_counted(int64_t n, std::string_view one, std::string_view many) {
-  return text(tr(n == 1 ? one : many), n);
+  return text_of(tr_now(n == 1 ? one : many), n);
 }
 
 }  // namespace kt::inline terminal

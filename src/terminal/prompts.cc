@@ -85,8 +85,8 @@ std::string Prompts::ask_text(const Text& asked) {
     std::string answer = read_line(asked.question, asked.standard);
     if (answer.empty()) answer = asked.standard;
     if (answer.empty() && asked.optional) return answer;
-    std::string problem = answer.empty() ? tr("an answer is needed; Ctrl-D ends") : "";
-    if (!is_valid_utf8(answer)) problem = tr("that is not UTF-8");
+    std::string problem = answer.empty() ? tr_now("an answer is needed; Ctrl-D ends") : "";
+    if (!is_valid_utf8(answer)) problem = tr_now("that is not UTF-8");
     if (problem.empty() && asked.problem) problem = asked.problem(answer);
     if (problem.empty()) return answer;
     say(one_or_more_lines("  ", problem, columns_of(out_)));

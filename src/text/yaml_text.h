@@ -53,7 +53,7 @@ class YamlText {
 
   // "file:line:column: ", then the pattern filled in.
   template <typename... Args>
-  [[noreturn]] void fail_at(size_t place, std::string_view pattern, const Args&... args) const {
+  [[noreturn]] void fail_at(size_t place, TextPattern<sizeof...(Args)> pattern, const Args&... args) const {
     throw Error(ErrorKind::kInput, position_text(place) + text(pattern, args...));
   }
   // Fails with "found <what stands here>, expected <this>".

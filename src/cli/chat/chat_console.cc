@@ -189,7 +189,7 @@ void ChatConsole::greet() const {
   const ChatPlace place = session_.backend().place();
   say(text("{} {}", harmless_line(place.model), faint(text("({})", place.where))));
   std::string keys =
-      wrapped("", tr("/help lists commands; Alt+Enter or a final \\ adds a line; Ctrl-D leaves"),
+      wrapped("", tr_now("/help lists commands; Alt+Enter or a final \\ adds a line; Ctrl-D leaves"),
               screen_.width ? screen_.width() : 0);
   keys.pop_back();
   say(faint(keys));
@@ -230,8 +230,8 @@ void ChatConsole::answer(const std::function<ChatAnswer(const ChatSession::OnPie
     throw;
   }
   printer.end();
-  if (finish.reason == "cancelled") say(faint(tr("(stopped)")));
-  if (finish.reason == "length") say(faint(tr("(cut: max_tokens, or the context is full)")));
+  if (finish.reason == "cancelled") say(faint(tr_now("(stopped)")));
+  if (finish.reason == "length") say(faint(tr_now("(cut: max_tokens, or the context is full)")));
 }
 
 void ChatConsole::help(const std::string&) {
@@ -241,13 +241,13 @@ void ChatConsole::help(const std::string&) {
   int widest = 0;
   for (const Command& command : commands()) widest = std::max(widest, text_width(called(command)));
   for (const Command& command : commands())
-    out_(wrapped(padded_to(called(command), widest + 2), tr(command.what),
+    out_(wrapped(padded_to(called(command), widest + 2), tr_now(command.what),
                  screen_.width ? screen_.width() : 0));
 }
 
 void ChatConsole::clear(const std::string&) {
   session_.clear();
-  say(faint(tr("the conversation is empty")));
+  say(faint(tr_now("the conversation is empty")));
 }
 
 void ChatConsole::retry(const std::string&) {
@@ -255,10 +255,10 @@ void ChatConsole::retry(const std::string&) {
 }
 
 void ChatConsole::history(const std::string&) {
-  if (session_.messages().empty()) return say(faint(tr("nothing was said yet")));
-  if (!session_.system().empty()) say(faint(tr("system: ")) + harmless(session_.system()));
+  if (session_.messages().empty()) return say(faint(tr_now("nothing was said yet")));
+  if (!session_.system().empty()) say(faint(tr_now("system: ")) + harmless(session_.system()));
   for (const ChatMessage& message : session_.messages())
-    say(faint(message.role == "user" ? tr("you: ") : tr("model: ")) + harmless(trimmed(message.content)));
+    say(faint(message.role == "user" ? tr_now("you: ") : tr_now("model: ")) + harmless(trimmed(message.content)));
 }
 
 void ChatConsole::system(const std::string& words) {
@@ -267,8 +267,8 @@ void ChatConsole::system(const std::string& words) {
   } else if (!words.empty()) {
     session_.set_system(words);
   }
-  say(session_.system().empty() ? faint(tr("no system message"))
-                                : tr("system: ") + harmless(session_.system()));
+  say(session_.system().empty() ? faint(tr_now("no system message"))
+                                : tr_now("system: ") + harmless(session_.system()));
 }
 
 void ChatConsole::info(const std::string&) {
@@ -294,7 +294,7 @@ void ChatConsole::info(const std::string&) {
       line += text(tr(", {} of {} prompt tokens from the cache"), *last->cached_tokens, *last->prompt_tokens);
     say(line);
   }
-  std::string settings = tr("settings:");
+  std::string settings = tr_now("settings:");
   for (const OptionRow& setting : kOptions)
     settings += text(" {} {}", setting.name, setting.get(session_.options()));
   say(settings);

@@ -183,7 +183,7 @@ class ServerBackend final : public ChatBackend {
 
   void check(const HttpReply& reply) const {
     if (reply.status >= 200 && reply.status < 300) return;
-    const std::string advice = reply.status == 401 && key_.empty() ? tr("; give --api-key") : "";
+    const std::string advice = reply.status == 401 && key_.empty() ? tr_now("; give --api-key") : "";
     fail("{}: {} {}: {}{}", where_, reply.status, reason_of(reply.status), complaint(reply.body), advice);
   }
 

@@ -33,12 +33,12 @@ Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
   look_at_amx(d, machine);
   look_at_memory(d, machine);
   look_at_numa(d, machine);
-  status.show(tr("measuring the read bandwidth"));
+  status.show(tr_now("measuring the read bandwidth"));
   look_at_bandwidth(d, machine, pool);
-  status.show(tr("running the kernels"));
+  status.show(tr_now("running the kernels"));
   look_at_kernels(d, best_kernels());
   if (flags.cpu) return d;
-  status.show(tr("reading from the disk"));
+  status.show(tr_now("reading from the disk"));
   look_at_disk(d, machine, flags.quick ? DiskTest::kSkip : DiskTest::kRead);
   look_at_gpu(d, machine);
   status.show("asking Python");
@@ -53,18 +53,18 @@ Diagnosis diagnose(const Machine& machine, const DoctorFlags& flags) {
 void print_finding(const Finding& f, int width) {
   constexpr int kNarrow = 60;  // below, what was found stands under its topic
   const Ink ink = f.level == Level::kOk ? Ink::kGood : f.level == Level::kWarning ? Ink::kWarning : Ink::kBad;
-  const std::string level = tr(level_name(f.level));
+  const std::string level = tr_now(level_name(f.level));
   const std::string head =
-      padded_to(tr(f.topic), 12) + " " + inked(ink, level) + padded_to(level, 9).substr(level.size());
+      padded_to(tr_now(f.topic), 12) + " " + inked(ink, level) + padded_to(level, 9).substr(level.size());
   const std::string indent(width > 0 && width < kNarrow ? 4 : 22, ' ');
   const std::string found = wrapped(indent, harmless(f.found), width);
   if (indent.size() == 4)
     std::printf("%s\n%s", head.c_str(), found.c_str());
   else
     std::printf("%s%s", head.c_str(), found.c_str() + indent.size());
-  if (!f.cost.empty()) std::fputs(wrapped(indent + tr("cost: "), harmless(f.cost), width).c_str(), stdout);
+  if (!f.cost.empty()) std::fputs(wrapped(indent + tr_now("cost: "), harmless(f.cost), width).c_str(), stdout);
   // One line, however long: it is there to be copied.
-  if (!f.fix.empty()) std::printf("%s%s%s\n", indent.c_str(), tr("fix:  ").c_str(), f.fix.c_str());
+  if (!f.fix.empty()) std::printf("%s%s%s\n", indent.c_str(), tr_now("fix:  ").c_str(), f.fix.c_str());
 }
 
 void print(const Diagnosis& d, bool details) {
@@ -121,7 +121,7 @@ void run_doctor(const DoctorFlags& flags) {
   if (d.healthy()) return;
   std::string topics;
   for (const Finding& f : d.findings)
-    if (f.level == Level::kBad) topics += (topics.empty() ? "" : ", ") + tr(f.topic);
+    if (f.level == Level::kBad) topics += (topics.empty() ? "" : ", ") + tr_now(f.topic);
   fail_as(ErrorKind::kUnsupported, tr("this machine does not run kt well: {}"), topics);
 }
 

@@ -77,8 +77,8 @@ void look_at_load(Diagnosis& d, const Machine& machine) {
   d.findings.push_back({tr_later("load"),
                         text(tr("{} runnable threads in the last minute on {}"), fixed(machine.load, 1),
                              tr_counted(pus, "{} PU", "{} PUs")),
-                        Level::kWarning, tr("what is measured here is what was left over"),
-                        tr("stop other work, see: top")});
+                        Level::kWarning, tr_now("what is measured here is what was left over"),
+                        tr_now("stop other work, see: top")});
 }
 
 void look_at_smt(Diagnosis& d, const Machine& machine) {
@@ -107,7 +107,7 @@ CpuQuota cpu_quota(const Machine& machine) {
 void look_at_cpu(Diagnosis& d, const Machine& machine) {
   const CpuFacts& c = cpu();
   const Topology& topology = machine.topology;
-  const std::string name = c.model.empty() ? c.vendor.empty() ? tr("unknown CPU") : c.vendor : c.model;
+  const std::string name = c.model.empty() ? c.vendor.empty() ? tr_now("unknown CPU") : c.vendor : c.model;
   Finding f{tr_later("cpu"),
             text(tr("{}; {}, {}, {}"), name, tr_counted(topology.cores(), "{} core", "{} cores"),
                  tr_counted(topology.pus(), "{} PU", "{} PUs"),
@@ -117,7 +117,7 @@ void look_at_cpu(Diagnosis& d, const Machine& machine) {
     f.found += text(tr("; the machine has {} PUs online"), machine.pus_online);
     f.cost = text(tr("{} of the machine is not used: it is outside the affinity mask"),
                   percent(1 - 1.0 * topology.pus() / static_cast<double>(machine.pus_online)));
-    f.fix = tr("start kt without taskset, or widen the container's cpuset");
+    f.fix = tr_now("start kt without taskset, or widen the container's cpuset");
   }
   d.findings.push_back(f);
   d.findings.push_back({tr_later("caches"), text(tr("L1d {}, L2 {}, last level {}"), human_bytes(c.l1d),
@@ -149,7 +149,7 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
   if (governors.empty()) {
     d.facts["frequency"] = nullptr;
     d.findings.push_back(
-        {tr_later("frequency"), tr("not visible here (a virtual machine or a container); the host decides")});
+        {tr_later("frequency"), tr_now("not visible here (a virtual machine or a container); the host decides")});
     return;
   }
   const auto ghz = [&](const char* file) {
@@ -184,8 +184,8 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
   d.findings.push_back(f);
   if (!no_turbo) return;
   const bool intel = !machine.words_of(std::string(kCpus) + "/intel_pstate/no_turbo").empty();
-  d.findings.push_back({tr_later("turbo"), tr("switched off"), Level::kWarning,
-                        tr("cores never go above their base clock"),
+  d.findings.push_back({tr_later("turbo"), tr_now("switched off"), Level::kWarning,
+                        tr_now("cores never go above their base clock"),
                         intel ? text("echo 0 | sudo tee {}/intel_pstate/no_turbo", kCpus)
                               : text("echo 1 | sudo tee {}/cpufreq/boost", kCpus)});
 }
@@ -200,9 +200,9 @@ void look_at_amx(Diagnosis& d, const Machine& machine) {
       {tr_later("amx"),
        old ? text(tr("this CPU has AMX; Linux {} is too old to let a process use it"), release)
            : text(tr("this CPU has AMX; the kernel (Linux {}) does not let this process use it"), release),
-       Level::kWarning, tr("prefill runs on AVX-512 instead of the tile unit"),
-       old ? tr("boot Linux 5.16 or later: sudo apt-get install linux-image-$(dpkg --print-architecture)")
-           : tr("use a container runtime whose seccomp profile allows arch_prctl: docker run --security-opt "
+       Level::kWarning, tr_now("prefill runs on AVX-512 instead of the tile unit"),
+       old ? tr_now("boot Linux 5.16 or later: sudo apt-get install linux-image-$(dpkg --print-architecture)")
+           : tr_now("use a container runtime whose seccomp profile allows arch_prctl: docker run --security-opt "
                 "seccomp=unconfined")});
 }
 

@@ -127,12 +127,12 @@ void look_at_read_speed(Diagnosis& d, const std::string& folder) {
   d.facts["disk"]["read_gb_per_s"] = gb;
   d.facts["disk"]["read_direct"] = rate.direct;
   Finding f{tr_later("disk read"), text(tr("{} GB/s, {} of {}{}"), three_digits(gb), human_bytes(rate.bytes),
-                                        file.path, rate.direct ? "" : tr(" (perhaps from the cache)"))};
+                                        file.path, rate.direct ? "" : tr_now(" (perhaps from the cache)"))};
   constexpr double kSlow = 0.5;  // GB/s: SATA's end; below it a disk or a network is the wait at every start
   if (gb < kSlow) {
     f.level = Level::kWarning;
     f.cost = text(tr("a model of 30 GB takes {} s to load the first time"), gb > 0 ? fixed(30 / gb, 0) : "?");
-    f.fix = tr("copy models to a local NVMe disk");
+    f.fix = tr_now("copy models to a local NVMe disk");
   }
   d.findings.push_back(f);
 }
@@ -144,8 +144,8 @@ void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test) {
   if (::statvfs(machine.folder.c_str(), &facts) != 0) {
     d.facts["disk"] = {{"path", machine.folder}};
     d.findings.push_back({tr_later("disk"), text("{}: {}", machine.folder, std::strerror(errno)),
-                          Level::kWarning, tr("nothing is known about the disk"),
-                          tr("kt doctor --disk DIR with a folder that exists")});
+                          Level::kWarning, tr_now("nothing is known about the disk"),
+                          tr_now("kt doctor --disk DIR with a folder that exists")});
     return;
   }
   const uint64_t unused = uint64_t{facts.f_bavail} * facts.f_frsize,
@@ -160,7 +160,7 @@ void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test) {
     f.level = Level::kWarning;
     f.cost = text(tr("conversions above {} are refused"), human_bytes(unused));
     f.fix =
-        tr("free some space, see: du -xh --max-depth=1 . | sort -h; or name another disk with --disk DIR");
+        tr_now("free some space, see: du -xh --max-depth=1 . | sort -h; or name another disk with --disk DIR");
   }
   d.findings.push_back(f);
   if (test == DiskTest::kRead) look_at_read_speed(d, machine.folder);

@@ -126,12 +126,12 @@ bool has_card(const Machine& machine) {
 
 void report_none(Diagnosis& d, const Machine& machine, const std::string& why) {
   d.facts["cuda"] = nullptr;
-  Finding f{tr_later("cuda"), tr("no GPU: everything runs on the CPU")};
+  Finding f{tr_later("cuda"), tr_now("no GPU: everything runs on the CPU")};
   if (has_card(machine)) {
     f.level = Level::kWarning;
     f.found = text(tr("an NVIDIA card is here, but {}"), why);
-    f.cost = tr("everything runs on the CPU: --gpu and the Python package kt_kernel cannot use this card");
-    f.fix = tr("sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all");
+    f.cost = tr_now("everything runs on the CPU: --gpu and the Python package kt_kernel cannot use this card");
+    f.fix = tr_now("sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all");
   }
   d.findings.push_back(f);
 }
@@ -143,8 +143,8 @@ void report_gpu(Diagnosis& d, const Gpu& gpu, int cuda) {
   const bool enough = gpu.major >= kLeastMajor && cuda >= kLeastCuda;
   if (!enough) {
     f.level = Level::kWarning;
-    f.cost = tr("kt --gpu cannot use it: that needs compute capability 8.0 and a driver with CUDA 12.0");
-    f.fix = cuda < kLeastCuda ? tr("install driver 525 or newer, then restart") : "";
+    f.cost = tr_now("kt --gpu cannot use it: that needs compute capability 8.0 and a driver with CUDA 12.0");
+    f.fix = cuda < kLeastCuda ? tr_now("install driver 525 or newer, then restart") : "";
   }
   if (gpu.width > 0) f.found += text(tr(", PCIe {} x{}"), gpu.generation, gpu.width);
   // The generation drops when the card idles, the width does not.
@@ -152,7 +152,7 @@ void report_gpu(Diagnosis& d, const Gpu& gpu, int cuda) {
     f.level = Level::kWarning;
     f.cost = text(tr("{} of {} PCIe lanes: copies run at {} of their speed"), gpu.width, gpu.width_most,
                   percent(1.0 * gpu.width / gpu.width_most));
-    f.fix = tr("put the card into a slot with all lanes; sudo lspci -vv shows LnkSta");
+    f.fix = tr_now("put the card into a slot with all lanes; sudo lspci -vv shows LnkSta");
   }
   d.findings.push_back(f);
   d.facts["cuda"]["gpus"].push_back({{"name", gpu.name},
@@ -170,7 +170,7 @@ void report_gpu(Diagnosis& d, const Gpu& gpu, int cuda) {
 
 void look_at_gpu(Diagnosis& d, const Machine& machine) {
   const Library cuda(machine.cuda_library), nvml(machine.nvml_library);
-  if (!cuda) return report_none(d, machine, tr("its driver is not installed (no libcuda.so.1)"));
+  if (!cuda) return report_none(d, machine, tr_now("its driver is not installed (no libcuda.so.1)"));
   Driver driver;
   ask_cuda(driver, cuda);
   if (nvml) ask_nvml(driver, nvml);
@@ -182,7 +182,7 @@ void look_at_gpu(Diagnosis& d, const Machine& machine) {
   d.findings.push_back(
       {tr_later("cuda"),
        text(tr("driver {}, CUDA {}.{}; kt --gpu and the Python package kt_kernel run beside a GPU"),
-            driver.version.empty() ? tr("of unknown version") : driver.version, driver.cuda / 1000,
+            driver.version.empty() ? tr_now("of unknown version") : driver.version, driver.cuda / 1000,
             driver.cuda % 1000 / 10)});
   for (const Gpu& gpu : driver.gpus) report_gpu(d, gpu, driver.cuda);
 }

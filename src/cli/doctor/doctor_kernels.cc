@@ -41,14 +41,14 @@ void look_at_huge_pages(Diagnosis& d, const std::string& mode, double gain) {
   }
   d.findings.push_back(
       {tr_later("huge pages"), text(tr("transparent huge pages: {}"), mode), Level::kWarning,
-       tr("every 4 KiB of weights needs its own address translation; usually a few percent of the "
+       tr_now("every 4 KiB of weights needs its own address translation; usually a few percent of the "
           "read bandwidth"),
        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"});
 }
 
 // Measures what a forced choice gives away, instead of guessing it.
 std::string cost_of(const Kernels& used, const Kernels& best, const std::shared_ptr<Pool>& pool) {
-  if (!pool) return tr("slower products (kt doctor without --quick measures how much)");
+  if (!pool) return tr_now("slower products (kt doctor without --quick measures how much)");
   const auto s8 = [&](const Kernels& k) { return Multiplier(pool, k, Product::kS8).window(10e-3) / 1e12; };
   return text(tr("multiplies at {} instead of {} TOPS (s8)"), three_digits(s8(used)), three_digits(s8(best)));
 }
@@ -71,10 +71,10 @@ void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Po
   for (const KnownIsa& isa : choice.all) {
     if (isa.table) ++compiled;
     if (isa.missing)
-      lacking += text(tr("{}{} (no {})"), lacking.empty() ? tr("; not on this CPU: ") : tr(", "), isa.name,
+      lacking += text(tr("{}{} (no {})"), lacking.empty() ? tr_now("; not on this CPU: ") : tr_now(", "), isa.name,
                       isa.missing);
     else if (!isa.table)
-      left_out += text("{}{}", left_out.empty() ? tr("; left out of this build: ") : tr(", "), isa.name);
+      left_out += text("{}{}", left_out.empty() ? tr_now("; left out of this build: ") : tr_now(", "), isa.name);
     else
       best = isa.table;
     if (!isa.missing) runs = &isa;
@@ -95,13 +95,13 @@ void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Po
     f.level = Level::kWarning;
     f.found = text(tr("{} in use; {} would run here and was left out of this build"), choice.used->name,
                    runs->name);
-    f.cost = tr("slower products");
-    f.fix = tr("make compiles every instruction set (cmake -DKT_ISAS=all)");
+    f.cost = tr_now("slower products");
+    f.fix = tr_now("make compiles every instruction set (cmake -DKT_ISAS=all)");
   } else if (best == portable) {
     f.level = Level::kBad;
-    f.cost = tr("no vector instructions: every product runs in plain C++");
+    f.cost = tr_now("no vector instructions: every product runs in plain C++");
     f.fix =
-        tr("run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
+        tr_now("run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
            "-cpu host");
   }
   d.findings.push_back(f);
@@ -154,8 +154,8 @@ void look_at_kernels(Diagnosis& d, const Kernels& used) {
   if (!failed.empty()) {
     f = {
         tr_later("kernels"), text(tr("{} disagrees with portable on: {}"), used.name, failed), Level::kBad,
-        tr("wrong results"),
-        tr("KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor --json")};
+        tr_now("wrong results"),
+        tr_now("KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor --json")};
   }
   d.findings.push_back(f);
 }

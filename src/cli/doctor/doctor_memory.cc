@@ -18,15 +18,15 @@ void look_at_swap(Diagnosis& d, const std::string& info, uint64_t total) {
   d.facts["memory"]["swap_bytes"] = swap;
   d.facts["memory"]["swap_used_bytes"] = swap - std::min(swap, unused);
   if (swap == 0) {
-    d.findings.push_back({tr_later("swap"), tr("none")});
+    d.findings.push_back({tr_later("swap"), tr_now("none")});
     return;
   }
   const uint64_t used = swap - std::min(swap, unused);
   Finding f{tr_later("swap"), text(tr("{} of {} used"), human_bytes(used), human_bytes(swap))};
   if (used > total / 10) {
     f.level = Level::kWarning;
-    f.cost = tr("weights that were swapped out come back from disk, a page at a time");
-    f.fix = tr("stop other programs, then: sudo swapoff -a && sudo swapon -a");
+    f.cost = tr_now("weights that were swapped out come back from disk, a page at a time");
+    f.fix = tr_now("stop other programs, then: sudo swapoff -a && sudo swapon -a");
   }
   d.findings.push_back(f);
 }
@@ -104,7 +104,7 @@ Finding balance_finding(const std::vector<NodeMemory>& nodes) {
     f.cost =
         text(tr("each node holds the same share of a model: above {} on a node the rest is read from others"),
              human_bytes(least));
-    f.fix = tr("spread the memory modules evenly over the sockets; numactl --hardware shows them");
+    f.fix = tr_now("spread the memory modules evenly over the sockets; numactl --hardware shows them");
   }
   return f;
 }
@@ -118,12 +118,12 @@ void look_at_memory(Diagnosis& d, const Machine& machine) {
   Finding f{tr_later("memory"), text(tr("{} of {} available"), human_bytes(available), human_bytes(total))};
   if (available < kLeast) {
     f.level = Level::kBad;
-    f.cost = tr("hardly any model loads");
-    f.fix = tr("stop other programs, see: ps aux --sort=-rss | head");
+    f.cost = tr_now("hardly any model loads");
+    f.fix = tr_now("stop other programs, see: ps aux --sort=-rss | head");
   } else if (available < total / 4) {
     f.level = Level::kWarning;
     f.cost = text(tr("models above {} do not fit"), human_bytes(available));
-    f.fix = tr("stop other programs, see: ps aux --sort=-rss | head");
+    f.fix = tr_now("stop other programs, see: ps aux --sort=-rss | head");
   }
   d.findings.push_back(f);
   d.facts["memory"] = {
@@ -151,7 +151,7 @@ void look_at_numa(Diagnosis& d, const Machine& machine) {
         {{"node", node.id}, {"pus", node.cpus}, {"total_bytes", node.total}, {"free_bytes", node.unused}});
   d.facts["numa"] = {{"nodes", facts}, {"balancing", balancing}};
   if (nodes.size() < 2) {
-    d.findings.push_back({tr_later("numa"), tr("one node: all memory is equally near")});
+    d.findings.push_back({tr_later("numa"), tr_now("one node: all memory is equally near")});
     return;
   }
   d.findings.push_back(balance_finding(nodes));
@@ -159,7 +159,7 @@ void look_at_numa(Diagnosis& d, const Machine& machine) {
     d.findings.push_back(
         {tr_later("numa"), text(tr("automatic balancing is on (kernel.numa_balancing={})"), balancing),
          Level::kWarning,
-         tr("kt places weights itself; the kernel takes faults on them to watch who reads, and may "
+         tr_now("kt places weights itself; the kernel takes faults on them to watch who reads, and may "
             "move them away"),
          "sudo sysctl kernel.numa_balancing=0"});
   }

@@ -79,7 +79,7 @@ std::string holder_of(const Machine& machine, const std::string& inode) {
 }
 
 std::string limit_words(uint64_t bytes) {
-  return bytes == ProcessLimits::kUnlimited ? tr("unlimited") : human_bytes(bytes);
+  return bytes == ProcessLimits::kUnlimited ? tr_now("unlimited") : human_bytes(bytes);
 }
 
 enum class Effect { kNone, kChanges, kSlows };
@@ -136,7 +136,7 @@ void look_at_port(Diagnosis& d, const Machine& machine) {
   d.findings.push_back(
       {tr_later("port"),
        text(tr("{} is taken{}"), machine.port, holder.empty() ? "" : text(tr(" by {}"), holder)),
-       Level::kWarning, tr("kt run does not start on its usual port"),
+       Level::kWarning, tr_now("kt run does not start on its usual port"),
        text(tr("kt run --port {}; ss -ltnp shows who listens"), machine.port + 1)});
 }
 
@@ -144,8 +144,8 @@ void look_at_files(Diagnosis& d, const Machine& machine) {
   namespace fs = std::filesystem;
   d.facts["home"] = machine.home;
   if (machine.home.empty()) {
-    d.findings.push_back({tr_later("files"), tr("neither KT_HOME nor XDG_CONFIG_HOME nor HOME is set"),
-                          Level::kWarning, tr("settings and names of models are not kept"),
+    d.findings.push_back({tr_later("files"), tr_now("neither KT_HOME nor XDG_CONFIG_HOME nor HOME is set"),
+                          Level::kWarning, tr_now("settings and names of models are not kept"),
                           "export KT_HOME=$PWD/kt-home"});
     return;
   }
@@ -165,7 +165,7 @@ void look_at_files(Diagnosis& d, const Machine& machine) {
     } catch (const Error& problem) {
       bad = true;
       d.findings.push_back({tr_later("files"), problem.what(), Level::kBad,
-                            tr("verbs that read it refuse to run"),
+                            tr_now("verbs that read it refuse to run"),
                             text(tr("correct the line, or start afresh: mv {} {}.old"), path, path)});
     }
   }
@@ -190,7 +190,7 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
   Finding files{
       tr_later("limits"),
       text(tr("{} open files, {} locked memory (kt locks none)"),
-           limits.files == ProcessLimits::kUnlimited ? tr("unlimited") : std::to_string(limits.files),
+           limits.files == ProcessLimits::kUnlimited ? tr_now("unlimited") : std::to_string(limits.files),
            limit_words(limits.locked))};
   if (limits.files < kWanted) {
     files.level = Level::kWarning;
@@ -198,7 +198,7 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
                       limits.files - std::min<uint64_t>(limits.files, 64));
     files.fix = limits.files_most >= kWanted
                     ? "ulimit -n 4096"
-                    : tr("as root: echo '* - nofile 4096' >> /etc/security/limits.conf, then log "
+                    : tr_now("as root: echo '* - nofile 4096' >> /etc/security/limits.conf, then log "
                          "in again");
   }
   d.findings.push_back(files);
@@ -214,8 +214,8 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
               limits.file_size}}) {
     if (bound.bytes == ProcessLimits::kUnlimited) continue;
     d.findings.push_back({tr_later("limits"),
-                          text(tr("{} is limited to {}"), tr(bound.name), human_bytes(bound.bytes)),
-                          Level::kWarning, tr(bound.cost), text("ulimit {} unlimited", bound.flag)});
+                          text(tr("{} is limited to {}"), tr_now(bound.name), human_bytes(bound.bytes)),
+                          Level::kWarning, tr_now(bound.cost), text("ulimit {} unlimited", bound.flag)});
   }
 }
 
@@ -229,13 +229,13 @@ void look_at_environment(Diagnosis& d, const Machine& machine) {
     d.facts["environment"][name] = machine.variable(name);
     if (known->effect == Effect::kSlows) {
       d.findings.push_back(
-          {tr_later("environment"), entry, Level::kWarning, tr(known->what), "unset " + name});
+          {tr_later("environment"), entry, Level::kWarning, tr_now(known->what), "unset " + name});
       continue;
     }
-    harmless += text(tr("{}{} ({})"), harmless.empty() ? "" : tr("; "), entry, tr(known->what));
+    harmless += text(tr("{}{} ({})"), harmless.empty() ? "" : tr_now("; "), entry, tr_now(known->what));
   }
   d.findings.push_back(
-      {tr_later("environment"), harmless.empty() ? tr("no variable changes what kt does") : harmless});
+      {tr_later("environment"), harmless.empty() ? tr_now("no variable changes what kt does") : harmless});
 }
 
 }  // namespace kt::inline cli

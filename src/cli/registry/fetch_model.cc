@@ -80,7 +80,7 @@ ResolvedModel named_model(const std::string& words) {
 void fetch_model(ResolvedModel& model, const FetchConsent& consent) {
   if (!model.absent) return;
   if (consent.use == ModelUse::kRun) refuse_unknown_family(model);
-  if (!consent.agreed && !can_ask()) refuse_absent(model, tr("--download with this command or "));
+  if (!consent.agreed && !can_ask()) refuse_absent(model, tr_now("--download with this command or "));
   const ModelReference wanted = *model.absent;
   Download download({.repo = wanted.repo,
                      .source = usual_source(),

@@ -117,7 +117,7 @@ void check_whole(const std::string& path, const ModelReference& reference, const
   } catch (const Error& error) {
     fail(tr("{} is in the cache, but not whole: {}{}; kt model download {} completes it"), reference.str(),
          error.what(),
-         cached.unfinished_by_others ? tr("; another program has not finished, or not yet") : "",
+         cached.unfinished_by_others ? tr_now("; another program has not finished, or not yet") : "",
          reference.str());
   }
   if (!files.unrelated) return;

@@ -137,7 +137,7 @@ void write_results(const std::string& folder, const OrderedJson& scores) {
 }
 
 void print_scores(const OrderedJson& scores) {
-  Table table({tr("measure"), tr("value")}, 1);
+  Table table({tr_now("measure"), tr_now("value")}, 1);
   for (const auto& [name, value] : scores.items()) {
     std::string shown_as = value.is_number_float() ? fixed(value.get<double>(), 4)
                            : value.is_string()     ? value.get<std::string>()

@@ -17,7 +17,7 @@ class At {
   At(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}
 
   template <typename... Args>
-  [[noreturn]] void bad(std::string_view pattern, const Args&... args) const {
+  [[noreturn]] void bad(TextPattern<sizeof...(Args)> pattern, const Args&... args) const {
     fail("{}: {}", where_, text(pattern, args...));
   }
   const Json& value() const { return value_; }
