@@ -130,7 +130,8 @@ CONVERSATIONS = {
     "turns without system": [USER, ANSWER, USER],
     "call": [SYSTEM, USER, CALL, *RESULTS],
     "call answered": [USER, CALL, *RESULTS, REASONED, USER],
-    "call with content": [USER, {**CALL, "content": "I look.", "reasoning_content": "need it"}, RESULTS[0], ANSWER, USER],
+    "call with content": [USER, {**CALL, "content": "I look.", "reasoning_content": "need it"}, RESULTS[0],
+                          ANSWER, USER],
     "thoughts by other names": [USER, {**CALL, "thinking": "need it", "reasoning": "need it"}, *RESULTS,
                                 {"role": "assistant", "content": "Done.", "thinking": "so", "reasoning": "so"}],
     "thought beside content and calls": [USER, {**CALL, "content": "I look.", "thinking": "need it"}, *RESULTS],
@@ -140,8 +141,9 @@ CONVERSATIONS = {
     "one call": [SYSTEM, USER, {**CALL, "tool_calls": CALL["tool_calls"][:1]}, RESULTS[0], ANSWER, USER],
     "arguments as text": [USER, {"role": "assistant", "content": "", "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "browser", "arguments": "{\"q\": 1}"}}]}, RESULTS[1]],
-    "ids of nine characters": [SYSTEM, USER, {**CALL, "tool_calls": [{**c, "id": f"abc123{c['id'][-1]}de"} for c in CALL["tool_calls"]]},
-                               *[{**r, "tool_call_id": f"abc123{r['tool_call_id'][-1]}de"} for r in RESULTS], REASONED, USER],
+    "ids of nine characters":
+        [SYSTEM, USER, {**CALL, "tool_calls": [{**c, "id": f"abc123{c['id'][-1]}de"} for c in CALL["tool_calls"]]},
+         *[{**r, "tool_call_id": f"abc123{r['tool_call_id'][-1]}de"} for r in RESULTS], REASONED, USER],
     "empty": [],
 }
 OPTIONS = [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "enable_thinking": False},
@@ -165,50 +167,59 @@ VARIABLES = {
     "s": "Hello, Wörld", "empty": "", "multi": "  a\n b \n\nc\t", "n": 7, "neg": -3, "zero": 0, "f": 2.5, "big": 1e20,
     "small": 1e-7, "t": True, "no": False, "nil": None, "xs": [3, 1, 2], "words": ["b", "A", "c", "a"],
     "d": {"b": 1, "a": [1, {"x": None}], "items": 5}, "dd": {"one": {"k": 1, "v": "z"}, "two": {"k": 0, "v": "y"}},
-    "rows": [{"k": 2, "v": "b", "g": "x"}, {"k": 1, "v": "a", "g": "y"}, {"k": 3, "g": "x"}], "nested": [[1, 2], [3], []],
+    "rows": [{"k": 2, "v": "b", "g": "x"}, {"k": 1, "v": "a", "g": "y"}, {"k": 3, "g": "x"}],
+    "nested": [[1, 2], [3], []],
     "path": "a/b/c.txt", "emoji": "😀é文", "quotes": "it's \"q\" \\ \t", "num": " 42 ", "hex": "0x1f",
 }
-VALUES = ["s", "empty", "multi", "n", "neg", "zero", "f", "big", "t", "no", "nil", "xs", "words", "d", "nested", "emoji",
-          "missing", "'lit'", "[]", "{}", "()", "(1,)", "(1, 'a')", "1.0", "-0.0", "range(3)", "d.items()", "quotes", "small"]
+VALUES = ["s", "empty", "multi", "n", "neg", "zero", "f", "big", "t", "no", "nil", "xs", "words", "d", "nested",
+          "emoji", "missing", "'lit'", "[]", "{}", "()", "(1,)", "(1, 'a')", "1.0", "-0.0", "range(3)", "d.items()",
+          "quotes", "small"]
 
 
 def expressions():
     for v in VALUES:
         yield from (f"{{{{ {v} }}}}", f"{{{{ [{v}] }}}}" if v != "missing" else "", f"{{{{ {v}|tojson }}}}",
-                    f"{{% if {v} %}}yes{{% else %}}no{{% endif %}}", f"{{% for x in {v} %}}[{{{{ x }}}}]{{% else %}}-{{% endfor %}}",
-                    f"{{{{ {v}|length }}}}", f"{{{{ {v}|string }}}}", f"{{{{ {v} is defined }}}}",
-                    f"{{{{ {v}|list }}}}", f"{{{{ {v}|first }}}}", f"{{{{ {v}|last }}}}", f"{{{{ -{v} }}}}", f"{{{{ {v}|int }}}}",
-                    f"{{{{ {v}|float }}}}", f"{{{{ {v}|abs }}}}", f"{{{{ {v}|upper }}}}", f"{{{{ {v}|trim }}}}",
-                    f"{{{{ {v}|title }}}}", f"{{{{ {v}|capitalize }}}}", f"{{{{ {v}|sort }}}}", f"{{{{ {v}|reverse|list }}}}",
+                    f"{{% if {v} %}}yes{{% else %}}no{{% endif %}}",
+                    f"{{% for x in {v} %}}[{{{{ x }}}}]{{% else %}}-{{% endfor %}}", f"{{{{ {v}|length }}}}",
+                    f"{{{{ {v}|string }}}}", f"{{{{ {v} is defined }}}}", f"{{{{ {v}|list }}}}", f"{{{{ {v}|first }}}}",
+                    f"{{{{ {v}|last }}}}", f"{{{{ -{v} }}}}", f"{{{{ {v}|int }}}}", f"{{{{ {v}|float }}}}",
+                    f"{{{{ {v}|abs }}}}", f"{{{{ {v}|upper }}}}", f"{{{{ {v}|trim }}}}", f"{{{{ {v}|title }}}}",
+                    f"{{{{ {v}|capitalize }}}}", f"{{{{ {v}|sort }}}}", f"{{{{ {v}|reverse|list }}}}",
                     f"{{{{ {v}|default('D') }}}}", f"{{{{ {v}|default('D', true) }}}}", f"{{{{ {v}|join(',') }}}}",
                     f"{{{{ {v}|min }}}}", f"{{{{ {v}|max }}}}", f"{{{{ {v}|sum }}}}", f"{{{{ {v}|unique|list }}}}",
-                    f"{{{{ {v}|items|list }}}}", f"{{{{ {v}|dictsort }}}}", f"{{{{ {v}|round }}}}", f"{{{{ {v}|wordcount }}}}",
-                    f"{{{{ {v}[0] }}}}", f"{{{{ {v}[-1] }}}}", f"{{{{ {v}[1:] }}}}", f"{{{{ {v}[::-1] }}}}", f"{{{{ {v}['a'] }}}}",
-                    f"{{{{ {v}.a }}}}", f"{{{{ {v}.a.b }}}}", f"{{{{ {v}.__class__ }}}}", f"{{{{ {v}.__class__.__mro__ }}}}",
-                    f"{{{{ {v}() }}}}", f"{{{{ {v}|indent }}}}", f"{{{{ {v} ~ '|' ~ {v} }}}}", f"{{{{ not {v} }}}}", f"{{{{ {v}|e }}}}",
-                    f"{{{{ '%s' % {v} }}}}" if v not in ("(1, 'a')", "()", "missing") else "", f"{{{{ {v}|replace('l', 'L') }}}}",
-                    f"{{{{ {v}|select|list }}}}", f"{{{{ {v}|map('string')|list }}}}", f"{{% set a, b = {v} %}}{{{{ a }}}}")
-        for test in ("none", "string", "number", "integer", "float", "boolean", "mapping", "sequence", "iterable", "true",
-                     "false", "odd", "even", "divisibleby 3", "callable", "undefined", "sameas none", "in [1, 7]", "eq 7", "gt 2",
+                    f"{{{{ {v}|items|list }}}}", f"{{{{ {v}|dictsort }}}}", f"{{{{ {v}|round }}}}",
+                    f"{{{{ {v}|wordcount }}}}", f"{{{{ {v}[0] }}}}", f"{{{{ {v}[-1] }}}}", f"{{{{ {v}[1:] }}}}",
+                    f"{{{{ {v}[::-1] }}}}", f"{{{{ {v}['a'] }}}}", f"{{{{ {v}.a }}}}", f"{{{{ {v}.a.b }}}}",
+                    f"{{{{ {v}.__class__ }}}}", f"{{{{ {v}.__class__.__mro__ }}}}", f"{{{{ {v}() }}}}",
+                    f"{{{{ {v}|indent }}}}", f"{{{{ {v} ~ '|' ~ {v} }}}}", f"{{{{ not {v} }}}}", f"{{{{ {v}|e }}}}",
+                    f"{{{{ '%s' % {v} }}}}" if v not in ("(1, 'a')", "()", "missing") else "",
+                    f"{{{{ {v}|replace('l', 'L') }}}}", f"{{{{ {v}|select|list }}}}",
+                    f"{{{{ {v}|map('string')|list }}}}", f"{{% set a, b = {v} %}}{{{{ a }}}}")
+        for test in ("none", "string", "number", "integer", "float", "boolean", "mapping", "sequence", "iterable",
+                     "true", "false", "odd", "even", "divisibleby 3", "callable", "undefined", "sameas none",
+                     "in [1, 7]", "eq 7", "gt 2",
                      "lower", "upper"):
             yield f"{{{{ {v} is {test} }}}}{{{{ {v} is not {test} }}}}"
-    for a, b in itertools.product(["s", "n", "neg", "f", "t", "nil", "xs", "d", "missing", "'l'", "0", "2.0", "(1,)", "[1]"], repeat=2):
+    for a, b in itertools.product(["s", "n", "neg", "f", "t", "nil", "xs", "d", "missing", "'l'", "0", "2.0", "(1,)",
+                                   "[1]"], repeat=2):
         for op in ("+", "-", "*", "/", "//", "%", "**", "==", "!=", "<", ">=", "in", "not in", "and", "or", "~"):
             yield f"{{{{ {a} {op} {b} }}}}"
     strings = ["s", "multi", "path", "emoji", "quotes", "empty", "num"]
-    calls = ["strip()", "lstrip()", "rstrip()", "strip('Hc ')", "strip(none)", "split()", "split('/')", "split('l', 1)", "rsplit('/', 1)",
-             "rsplit(none, 1)", "split(none, 1)", "split('')", "splitlines()", "upper()", "lower()", "title()", "capitalize()",
-             "startswith('a')", "startswith(('x', '  '))", "endswith('t')", "endswith(['t'])", "replace('l', 'LL')",
-             "replace('', '-')", "replace('l', '', 1)", "find('l')", "rfind('l')", "find('zz')", "index('zz')", "count('l')",
-             "count('')", "join(['a', 'b'])", "join('abc')", "join([1])", "isdigit()", "isalpha()", "isalnum()", "isspace()", "isupper()",
-             "islower()", "zfill(20)", "ljust(15, '.')", "rjust(15)", "center(16)", "removeprefix('He')", "removesuffix('txt')", "partition('/')",
-             "rpartition('/')", "find('l', 3)", "find('l', -3, 20)", "nosuch()", "strip", "encode", "format(1)", "swapcase2()",
-             "startswith()", "upper(1)", "split(sep='/')", "split(maxsplit=1)"]
+    calls = ["strip()", "lstrip()", "rstrip()", "strip('Hc ')", "strip(none)", "split()", "split('/')", "split('l', 1)",
+             "rsplit('/', 1)", "rsplit(none, 1)", "split(none, 1)", "split('')", "splitlines()", "upper()", "lower()",
+             "title()", "capitalize()", "startswith('a')", "startswith(('x', '  '))", "endswith('t')",
+             "endswith(['t'])", "replace('l', 'LL')", "replace('', '-')", "replace('l', '', 1)", "find('l')",
+             "rfind('l')", "find('zz')", "index('zz')", "count('l')", "count('')", "join(['a', 'b'])", "join('abc')",
+             "join([1])", "isdigit()", "isalpha()", "isalnum()", "isspace()", "isupper()", "islower()", "zfill(20)",
+             "ljust(15, '.')", "rjust(15)", "center(16)", "removeprefix('He')", "removesuffix('txt')", "partition('/')",
+             "rpartition('/')", "find('l', 3)", "find('l', -3, 20)", "nosuch()", "strip", "encode", "format(1)",
+             "swapcase2()", "startswith()", "upper(1)", "split(sep='/')", "split(maxsplit=1)"]
     for v, c in itertools.product(strings, calls):
         if c not in ("strip", "encode"):
             yield f"{{{{ {v}.{c} }}}}"
     for v in ("s", "xs", "emoji", "(1, 2, 3)", "d", "n", "nil"):
-        for cut in (":", "1:", ":1", "-2:", ":-1", "::2", "::-1", "5:1:-2", "-100:100", "100:", "::0", "1:2:3", "none:2", "'a':", ":missing"):
+        for cut in (":", "1:", ":1", "-2:", ":-1", "::2", "::-1", "5:1:-2", "-100:100", "100:", "::0", "1:2:3",
+                    "none:2", "'a':", ":missing"):
             yield f"{{{{ {v}[{cut}] }}}}"
     yield from LANGUAGE
 
@@ -391,14 +402,17 @@ LANGUAGE = [line for line in r"""
 {{ [1, [2, [3, {'a': (4,)}]]] }} {{ [none, true, 1.0] }} {{ {'k': none} }}
 """.strip("\n").split("\n")]
 
-WHITE_SPACE = ["a\n  {% if t %}\n  b\n  {% endif %}\nc\n", "a {% if t %} b {% endif %} c", "a\n  {%- if t -%}\n  b\n  {%- endif -%}\nc",
-               "a\n  {%+ if t +%}\n  b\n  {%+ endif %}\nc\n\n", "  {{ n }}  \n  {{- n -}}  \n x", "{# c #}\n  x\n  {# d #}  \n{#- e -#}\n y",
-               "\n\n{% if t %}\n\n{% endif %}\n\n", "\t{% set x = 1 %}\n\t{{ x }}\n", "a\r\nb\rc{% if t %}\r\nd{% endif %}\r\n",
-               "x {%- raw %} {{ a }} {% endraw -%} y", "{% raw %}\n a \n{% endraw %}\nb", "  {% raw -%}\n a \n  {%- endraw %}\nb",
-               "{{ 'a' }}\n", "{{ 'a' }}\n\n", "{%- for x in xs %}\n{{ x }}\n{%- endfor %}\nend", "a\n{%- if t %} b{% endif -%}\n c",
-               "  {#- x #}\n  b", "{% if t -%}\n   x\n{%- endif %}   \n  {% if t %}y{% endif %}", "a{{+ n }}b", "{{ n -}}\n\n x",
-               "{% for x in xs -%}\n  {{ x }},\n{%- endfor %}", "\v{% if t %}a{% endif %}", "\u00a0{% if t %}a{% endif %}", "{", "{ {", "}}", "%}", "{{ '}}' }}",
-               "{{ '%}' }}{% if '%}' %}x{% endif %}", "{{ {'a': {'b': 1}}}}", "{{ {'a': {'b': 1}} }}", "{{'{{'}}", "{%if t%}x{%endif%}", "{%-if t-%} x {%-endif-%}"]
+WHITE_SPACE = ["a\n  {% if t %}\n  b\n  {% endif %}\nc\n", "a {% if t %} b {% endif %} c",
+               "a\n  {%- if t -%}\n  b\n  {%- endif -%}\nc", "a\n  {%+ if t +%}\n  b\n  {%+ endif %}\nc\n\n",
+               "  {{ n }}  \n  {{- n -}}  \n x", "{# c #}\n  x\n  {# d #}  \n{#- e -#}\n y", "\n\n{% if t %}\n\n"
+               "{% endif %}\n\n", "\t{% set x = 1 %}\n\t{{ x }}\n", "a\r\nb\rc{% if t %}\r\nd{% endif %}\r\n",
+               "x {%- raw %} {{ a }} {% endraw -%} y", "{% raw %}\n a \n{% endraw %}\nb",
+               "  {% raw -%}\n a \n  {%- endraw %}\nb", "{{ 'a' }}\n", "{{ 'a' }}\n\n",
+               "{%- for x in xs %}\n{{ x }}\n{%- endfor %}\nend", "a\n{%- if t %} b{% endif -%}\n c", "  {#- x #}\n  b",
+               "{% if t -%}\n   x\n{%- endif %}   \n  {% if t %}y{% endif %}", "a{{+ n }}b", "{{ n -}}\n\n x",
+               "{% for x in xs -%}\n  {{ x }},\n{%- endfor %}", "\v{% if t %}a{% endif %}", "\u00a0{% if t %}a{% "
+               "endif %}", "{", "{ {", "}}", "%}", "{{ '}}' }}", "{{ '%}' }}{% if '%}' %}x{% endif %}", "{{ {'a': "
+               "{'b': 1}}}}", "{{ {'a': {'b': 1}} }}", "{{'{{'}}", "{%if t%}x{%endif%}", "{%-if t-%} x {%-endif-%}"]
 
 
 # Where ours is smaller than Python: integers of 64 bits, no complex numbers, slices of a range print as lists.
@@ -422,15 +436,20 @@ def test_language(probe):
 
 def random_expression(rng, depth):
     if depth == 0 or rng.random() < 0.2:
-        return rng.choice([v for v in VALUES if v != "range(3)"] + ["1", "2", "'a'", "' b '", "xs[0]", "d.b", "rows", "words"])
+        return rng.choice([v for v in VALUES if v != "range(3)"]
+                          + ["1", "2", "'a'", "' b '", "xs[0]", "d.b", "rows", "words"])
     def inner():
         return random_expression(rng, depth - 1)
     return rng.choice([
-        lambda: f"({inner()} {rng.choice(['+', '-', '*', '//', '%', '==', '<', 'in', 'and', 'or', '~', '!=', 'not in'])} {inner()})",
-        lambda: f"{inner()}|{rng.choice(['length', 'upper', 'string', 'list', 'first', 'last', 'trim', 'int', 'tojson', 'sort', 'join', 'unique|list', 'reverse|list', 'default(1)'])}",
+        lambda: f"({inner()} "
+                f"{rng.choice(['+', '-', '*', '//', '%', '==', '<', 'in', 'and', 'or', '~', '!=', 'not in'])} "
+                f"{inner()})",
+        lambda:
+            f"{inner()}|{rng.choice(['length', 'upper', 'string', 'list', 'first', 'last', 'trim', 'int', 'tojson', 'sort', 'join', 'unique|list', 'reverse|list', 'default(1)'])}",
         lambda: f"({inner()} if {inner()} else {inner()})",
         lambda: f"({inner()})[{rng.choice(['0', '-1', '1:', '::-1', ':2'])}]",
-        lambda: f"({inner()} is {rng.choice(['string', 'mapping', 'defined', 'none', 'number', 'sequence', 'iterable'])})",
+        lambda: f"({inner()} is "
+                f"{rng.choice(['string', 'mapping', 'defined', 'none', 'number', 'sequence', 'iterable'])})",
         lambda: f"[{inner()}, {inner()}]", lambda: f"{{'k': {inner()}}}", lambda: f"not {inner()}",
         lambda: f"({inner()}).{rng.choice(['strip()', 'upper()', 'k', 'items()', 'split()', 'a'])}"])()
 
@@ -456,35 +475,47 @@ def test_random_expressions(probe, seed):
 HOSTILE = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
-    "{{ range(10**12) }}", "{{ 'x' * 10**9 }}", "{{ 10**9 * 'x' }}", "{{ [0] * 10**9 }}", "{{ 9**9**9**9 }}", "{{ 2**63 }}",
-    "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s.replace('x', 'xxxxxxxxxx') %}{% endfor %}",
+    "{{ range(10**12) }}", "{{ 'x' * 10**9 }}", "{{ 10**9 * 'x' }}", "{{ [0] * 10**9 }}", "{{ 9**9**9**9 }}",
+    "{{ 2**63 }}", "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s.replace('x', 'xxxxxxxxxx') "
+    "%}{% endfor %}",
     "{% set ns = namespace(s=[1]) %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "{% set ns = namespace(s=[1]) %}{% for i in range(99999) %}{% set ns.s = [ns.s] %}{% endfor %}",
     "{% set ns = namespace(s={}) %}{% for i in range(99999) %}{% set ns.s = {'a': ns.s} %}{% endfor %}",
-    "{% set ns = namespace(s=[1]) %}{% for i in range(99999) %}{% for j in [ns.s] %}{% set ns.s = loop %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(99999) %}{% for j in [ns.s] %}{% set ns.s = loop %}{% endfor "
+    "%}{% endfor %}",
     "{% set ns = namespace(s=[1]) %}{% for i in range(99999) %}{% set ns.s = cycler(ns.s) %}{% endfor %}",
-    "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns.a }}", "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{% macro m(a) %}{{ m([a]) }}{% endmacro %}{{ m(1) }}",
+    "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns.a }}",
+    "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% macro m(a) %}{{ m([a]) }}{% endmacro %}{{ m(1) }}",
     "{% macro a() %}{{ b() }}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}",
     "{% macro m() %}{% call m() %}{{ caller() }}{% endcall %}{{ caller() }}{% endmacro %}{% call m() %}{% endcall %}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " + "-" * 5000 + "1 }}",
-    "{{ " + "not " * 5000 + "1 }}", "{{ 1" + "+1" * 5000 + " }}", "{{ x" + ".a" * 5000 + " }}", "{{ x" + "|upper" * 5000 + " }}",
-    "{{ " + "f(" * 5000 + ")" * 5000 + " }}", "{{ 1" + " if 1 else 1" * 5000 + " }}", "{{ 1" + " if 1" * 5000 + " }}", "{{ x" + "[0]" * 5000 + " }}",
-    "{{ x" + "()" * 5000 + " }}", "{{ x" + " is defined" * 5000 + " }}", "{% if 1 %}" * 3000 + "{% endif %}" * 3000, "{% for a in x %}" * 3000,
+    "{{ " + "not " * 5000 + "1 }}", "{{ 1" + "+1" * 5000 + " }}", "{{ x" + ".a" * 5000 + " }}",
+    "{{ x" + "|upper" * 5000 + " }}",
+    "{{ " + "f(" * 5000 + ")" * 5000 + " }}", "{{ 1" + " if 1 else 1" * 5000 + " }}", "{{ 1" + " if 1" * 5000 + " }}",
+    "{{ x" + "[0]" * 5000 + " }}",
+    "{{ x" + "()" * 5000 + " }}", "{{ x" + " is defined" * 5000 + " }}", "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "{% for a in x %}" * 3000,
     "{% set " + "(" * 5000 + "a" + ")" * 5000 + " = 1 %}",
     "{% set x = 'a' * 1000000 %}{% for i in range(90000) %}{{ x.count('aab') }}{% endfor %}",
-    "{% set x = 'a' * 8000000 %}{% set y = 'a' * 4000000 ~ 'b' %}{{ y in x }}{% for i in range(1000) %}{{ x.find(y) }}{{ x == x ~ 'a' }}{% endfor %}",
-    "{% set x = ('a' * 8000000).split('a') %}", "{% set x = (' a' * 8000000).split() %}", "{{ ('\\n' * 16000000).splitlines()|length }}",
-    "{% set x = ('a' * 16000000)|list %}", "{{ ('ab' * 8000000).strip('ab' * 100000) }}", "{{ 'a' * 16000000 ~ 'a' * 16000000 }}",
+    "{% set x = 'a' * 8000000 %}{% set y = 'a' * 4000000 ~ 'b' %}{{ y in x }}{% for i in range(1000) %}{{ x.find(y) "
+    "}}{{ x == x ~ 'a' }}{% endfor %}",
+    "{% set x = ('a' * 8000000).split('a') %}", "{% set x = (' a' * 8000000).split() %}",
+    "{{ ('\\n' * 16000000).splitlines()|length }}", "{% set x = ('a' * 16000000)|list %}",
+    "{{ ('ab' * 8000000).strip('ab' * 100000) }}", "{{ 'a' * 16000000 ~ 'a' * 16000000 }}",
     "{{ range(99999)|map('string')|map('length')|sort|unique|list|tojson(indent='x' * 1000000) }}",
     "{% set x = range(99999)|list %}{% for i in x %}{% if -1 in x %}{% endif %}{% endfor %}",
-    "{% set x = range(99999)|list %}{{ x|unique|list|length }}", "{% set x = [1] %}{% for i in range(90000) %}{{ x * 90000 == x * 90000 }}{% endfor %}",
-    "{{ '%10000d' % 1 * 100000 }}", "{{ '%99999999d' % 1 }}", "{{ '%.99999999f' % 1 }}", "{{ 'x'.ljust(10**12) }}", "{{ 'x'.zfill(10**12) }}", "{{ 'x'|center(10**12) }}",
-    "{{ 'x'|indent(10**12) }}", "{{ ('x\\n' * 1000000)|indent(1000000) }}", "{{ {'a': 1}|tojson(indent=10**12) }}", "{{ strftime_now('%99999999d') }}",
-    "{{ strftime_now('%A' * 100000) }}", "{{ ('x,' * 1000000)|batch(1)|list }}", "{{ [1]|batch(10**12, 'x')|list }}", "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
-    "{{ ('b' * 1000000).join('a' * 1000000) }}", "{{ range(99999)|join('b' * 1000000) }}", "{% for a in range(99999) %}{{ namespace(x=range(99999)) }}{% endfor %}",
-    "{% filter upper %}" * 1000, "{{ -9223372036854775807 - 2 }}", "{{ (-9223372036854775807 - 1) // -1 }}", "{{ -(-9223372036854775807 - 1) }}",
+    "{% set x = range(99999)|list %}{{ x|unique|list|length }}", "{% set x = [1] %}{% for i in range(90000) %}{{ x * "
+    "90000 == x * 90000 }}{% endfor %}", "{{ '%10000d' % 1 * 100000 }}", "{{ '%99999999d' % 1 }}",
+    "{{ '%.99999999f' % 1 }}", "{{ 'x'.ljust(10**12) }}", "{{ 'x'.zfill(10**12) }}", "{{ 'x'|center(10**12) }}",
+    "{{ 'x'|indent(10**12) }}", "{{ ('x\\n' * 1000000)|indent(1000000) }}", "{{ {'a': 1}|tojson(indent=10**12) }}",
+    "{{ strftime_now('%99999999d') }}", "{{ strftime_now('%A' * 100000) }}", "{{ ('x,' * 1000000)|batch(1)|list }}",
+    "{{ [1]|batch(10**12, 'x')|list }}", "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
+    "{{ ('b' * 1000000).join('a' * 1000000) }}", "{{ range(99999)|join('b' * 1000000) }}",
+    "{% for a in range(99999) %}{{ namespace(x=range(99999)) }}{% endfor %}",
+    "{% filter upper %}" * 1000, "{{ -9223372036854775807 - 2 }}", "{{ (-9223372036854775807 - 1) // -1 }}",
+    "{{ -(-9223372036854775807 - 1) }}",
 ]
 
 

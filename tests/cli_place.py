@@ -1,5 +1,5 @@
-"""Where tests of the command line run kt: a folder of their own, the demo model at hand. Tests import the fixture `place`,
-and `weights`, which it asks for."""
+"""Where tests of the command line run kt: a folder of their own, the demo model at hand. Tests import the fixture
+`place`, and `weights`, which it asks for."""
 import json
 import os
 
@@ -15,7 +15,8 @@ class Place:
 
     def __init__(self, folder, weights):
         self.folder, self.weights = folder, weights
-        self.env = {**os.environ, "KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO), "HF_HOME": str(folder / "hf")}
+        self.env = {**os.environ, "KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO),
+                    "HF_HOME": str(folder / "hf")}
 
     def kt(self, *words, **more):
         return kt(*words, env={**self.env, **more}, cwd=self.folder)

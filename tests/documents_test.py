@@ -1,6 +1,7 @@
-"""The commands of the documents that people follow (kt-kernel's README, the guide to its conversion scripts, the KT-CLI guide),
-as they stand there, on small models: of kt, of the scripts and of kt_kernel, as far as they need no GPU. Only the folders
-/path/to and /mnt/data/models are elsewhere. KT_PROGRAM names kt; PYTHONPATH a folder with the built package."""
+"""The commands of the documents that people follow (kt-kernel's README, the guide to its conversion scripts, the KT-CLI
+guide), as they stand there, on small models: of kt, of the scripts and of kt_kernel, as far as they need no GPU. Only
+the folders /path/to and /mnt/data/models are elsewhere. KT_PROGRAM names kt; PYTHONPATH a folder with the built
+package."""
 import json
 import os
 import pathlib
@@ -38,8 +39,8 @@ def check_last_layers(model, out):
     check_folder(model, out, 12)
 
 
-# (the stand-in for the model that the command names, what came of it, the command). The document lacks a backslash before
-# --resume-layer.
+# (the stand-in for the model that the command names, what came of it, the command). The document lacks a backslash
+# before --resume-layer.
 CONVERSIONS = [
     ("bf16", check_merged, """python scripts/convert_cpu_weights.py \\
   --input-path /path/to/bf16/model \\
@@ -254,7 +255,8 @@ COMMANDS = ["version", "run", "chat", "quant", "bench", "microbench", "doctor", 
 # What the documents have beside these, and why it is not run here.
 LEFT_OUT = {
     r"git |wget |tar |cd |rm |\./configure|sudo |make$": "fetches and builds other programs",
-    r"conda |pip install (huggingface-hub|accelerate|ktransformers-|flash_attn|custom_flashinfer|https:|-r |-e \"|-e '|-e \.\[)":
+    r"conda |pip install (huggingface-hub|accelerate|ktransformers-|flash_attn|custom_flashinfer|https:|-r |-e \"|-e "
+    r"'|-e \.\[)":
         "installs other programs",
     r"KTRANSFORMERS_FORCE_BUILD=": "installs the framework before kt-kernel",
     r"huggingface-cli download": "another program, and downloads",
@@ -293,7 +295,8 @@ class Reader:
         (tools / "python").chmod(0o755)
         (folder / "scripts").symlink_to(ROOT / "scripts")
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(("KT_", "CPUINFER_"))}
-        self.env |= {"PATH": f"{tools}:{os.environ['PATH']}", "KT_PROGRAM": str(tools / "kt"), "KT_HOME": str(folder / "home"),
+        self.env |= {"PATH": f"{tools}:{os.environ['PATH']}", "KT_PROGRAM": str(tools / "kt"),
+                     "KT_HOME": str(folder / "home"),
                      "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def here(self, words):
@@ -310,8 +313,8 @@ class Reader:
         (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def types(self, words, said=""):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", self.here(words)], input=said, capture_output=True, text=True,
-                              cwd=self.folder, env=self.env, timeout=600)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", self.here(words)], input=said, capture_output=True,
+                              text=True, cwd=self.folder, env=self.env, timeout=600)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
         return done.stdout + done.stderr
 
@@ -338,15 +341,18 @@ def test_the_package(reader):
     for words, wanted in PACKAGE:
         said = reader.types(words)
         assert all(word in said for word in wanted), said
-    said = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, env=reader.env, check=True).stdout
-    assert re.fullmatch(r"CPU variant: \w+\nVersion: \S+\nCUDA support: (True|False)\n✓ kt-kernel installed successfully!\n", said)
+    said = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, env=reader.env,
+                          check=True).stdout
+    assert re.fullmatch(r"CPU variant: \w+\nVersion: \S+\nCUDA support: (True|False)\n✓ kt-kernel installed "
+                        r"successfully!\n", said)
 
 
 def test_a_layer_in_python(reader, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
     checkpoints.Model(tmp_path / "plain", layers=1, experts=8, hidden=256, inter=512).save()
-    checkpoints.kt_ok("quant", tmp_path / "plain", "-o", reader.here("/path/to/weights"), "--method", "int4", "--numa-nodes", 2)
+    checkpoints.kt_ok("quant", tmp_path / "plain", "-o", reader.here("/path/to/weights"), "--method", "int4",
+                      "--numa-nodes", 2)
     words = re.sub(r"\b4096\b", "256", re.sub(r"\b14336\b", "512", BEFORE + LAYER + ADVANCED + AFTER))
     done = subprocess.run([sys.executable, "-c", reader.here(words)], capture_output=True, text=True, env=reader.env)
     assert done.returncode == 0, done.stderr
@@ -363,7 +369,8 @@ def test_the_program(reader):
     reader.types(f"kt config set server.port {port}")  # the usual one may be taken here
     version, doctor, run, chat, page = PROGRAM
     said = reader.types(version)
-    assert re.match(r"(KTransformers CLI v\S+\n\n?)?Python: \S+\nPlatform: Linux\S+\nCUDA: \S+\nkt-kernel: \S+ \(\w+\)\nsglang: \S+\n", said), said
+    assert re.match(r"(KTransformers CLI v\S+\n\n?)?Python: \S+\nPlatform: Linux\S+\nCUDA: \S+\nkt-kernel: "
+                    r"\S+ \(\w+\)\nsglang: \S+\n", said), said
     reader.types(doctor)
     with Server(*run.split()[2:], "--port", port, env=reader.env):
         assert len(reader.types(chat, said="hello\n").strip()) > 0
@@ -389,7 +396,8 @@ def test_nothing_of_the_documents_is_forgotten():
     commands, lines = set(), set()
     for document in documents:
         lines |= {line.strip() for line in document.read_text().splitlines()}
-        words = document.read_text().replace("--no-merge-safetensor\n  --resume-layer", "--no-merge-safetensor --resume-layer")
+        words = document.read_text().replace("--no-merge-safetensor\n  --resume-layer",
+                                             "--no-merge-safetensor --resume-layer")
         words = words.replace("--no-merge-safetensor\n--resume-layer", "--no-merge-safetensor --resume-layer")
         # One of them has lost its line ends: a command and what follows it stand together.
         words = re.sub(r"(?<=\S)(python scripts/)", r"\n\1", words.replace("\\\n", " "))

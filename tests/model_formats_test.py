@@ -158,7 +158,8 @@ CONVERTED = {
 if checkpoints.FULL:
     for size, counts in ((1408, (2, 4, 11)), (768, (2, 8)), (2048, (2, 4, 8)), (99, (3, 11)), (110, (2, 11))):
         for count in counts:
-            CONVERTED[f"qwen3_moe-{size}-in-{count}"] = ("qwen3_moe", dict(hidden_size=72, moe_intermediate_size=size), count)
+            CONVERTED[f"qwen3_moe-{size}-in-{count}"] = ("qwen3_moe", dict(hidden_size=72, moe_intermediate_size=size),
+                                                         count)
 
 
 def convert(folder, out, bits, parts, *more):

@@ -1,5 +1,5 @@
-"""What rounding activations costs a model with outlier channels, by `kt perplexity --kl-against f32`: prompts as little as
-single tokens, whole rows of weights as little as groups. Such models are made of the demo model and of a test model
+"""What rounding activations costs a model with outlier channels, by `kt perplexity --kl-against f32`: prompts as little
+as single tokens, whole rows of weights as little as groups. Such models are made of the demo model and of a test model
 (tools/make_outliers.py): the same function in exact arithmetic, a few channels up to 256 times as large."""
 import json
 import os

@@ -143,7 +143,8 @@ def test_metadata_of_the_package(tmp_path, monkeypatch):
     at = tmp_path / build.prepare_metadata_for_build_wheel(str(tmp_path))
     said = email.message_from_string((at / "METADATA").read_text())
     assert (at / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert said["Name"] == "kt-kernel" and said["License-Expression"] == "Apache-2.0" and said["Author"] and said["Keywords"]
+    assert (said["Name"] == "kt-kernel" and said["License-Expression"] == "Apache-2.0" and said["Author"]
+            and said["Keywords"])
     assert re.search(rf"project\(kt VERSION {re.escape(said['Version'])} ", (ROOT / "CMakeLists.txt").read_text())
     assert {"torch", "transformers", "sft", "llamafactory"} <= set(said.get_all("Provides-Extra"))
 

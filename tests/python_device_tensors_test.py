@@ -1,8 +1,8 @@
-"""The CUDA side of KTMoEWrapper on a machine without a GPU: the stream's work goes to the test driver (src/cuda/testing), and
-tensors on the device are stand-ins that know an address and a shape.
+"""The CUDA side of KTMoEWrapper on a machine without a GPU: the stream's work goes to the test driver
+(src/cuda/testing), and tensors on the device are stand-ins that know an address and a shape.
 
-Everything the wrapper does on a GPU runs as it is, but for torch's own kernels: casts and copies on the device are not here.
-KT_TEST_CUDA names the folder of the test driver.
+Everything the wrapper does on a GPU runs as it is, but for torch's own kernels: casts and copies on the device are not
+here. KT_TEST_CUDA names the folder of the test driver.
 """
 
 import os

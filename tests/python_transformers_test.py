@@ -161,7 +161,8 @@ class TestFormats:
         missing = theirs.load_state_dict(model.state_dict(), strict=False)
         assert not missing.unexpected_keys and all(".experts." in key for key in missing.missing_keys)
         assert worst(logits(model), logits(theirs)) < BOUND
-        split = kt.enable(stored, gpu_experts=3, **dict(PLAIN, activations="f32", dtype=torch.bfloat16)).to(torch.float32)
+        split = kt.enable(stored, gpu_experts=3,
+                          **dict(PLAIN, activations="f32", dtype=torch.bfloat16)).to(torch.float32)
         # Codes times scales are bf16 on the device: 2^-9 on the two matrices of an expert, three layers.
         assert worst(logits(split), logits(theirs)) < ROUNDED
 
@@ -422,7 +423,8 @@ def test_write_back_follows_the_weights():
     draw = torch.Generator().manual_seed(3)
     gate, up = (torch.randn(2, inter, hidden, generator=draw).bfloat16() for _ in range(2))
     down = torch.randn(2, hidden, inter, generator=draw).bfloat16()
-    layer = KTMoEWrapper(0, 2, 1, hidden, inter, cpuinfer_threads=1, threadpool_count=1, method="RAWINT4", group_size=32)
+    layer = KTMoEWrapper(0, 2, 1, hidden, inter, cpuinfer_threads=1, threadpool_count=1, method="RAWINT4",
+                         group_size=32)
     layer.load_weights_from_tensors(gate, up, down)
     w13, w2 = WriteBack(layer, "RAWINT4", inter, hidden, 128, False).read(1)
     for ours, theirs in ((w13, torch.cat([gate[1], up[1]])), (w2, down[1])):

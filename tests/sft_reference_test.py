@@ -173,7 +173,8 @@ def test_sft(tmp_path, name, steps, how, expected):
         if not os.environ.get("KT_PROGRAM"):
             pytest.skip("KT_PROGRAM does not name the kt program")
         words = ["--method", method, "--rounding", "direct", "--numa-nodes", "1"]
-        subprocess.run([os.environ["KT_PROGRAM"], "quant", DATA / "models" / name, "-o", tmp_path / method, *words], check=True)
+        subprocess.run([os.environ["KT_PROGRAM"], "quant", DATA / "models" / name, "-o", tmp_path / method, *words],
+                       check=True)
         how["weights"] = tmp_path / method
     model, held, _ = sft(name, steps, **how)
     assert held_out(model, held[: 100 if steps == 100 else 40]) == pytest.approx(expected, rel=0.01)

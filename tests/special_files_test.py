@@ -62,7 +62,8 @@ def test_a_fifo_in_weights(model, tmp_path):
     out = tmp_path / "kt"
     kt_ok("quant", DEMO, "-o", out, "--no-merge")
     fifo(out / "kt_weights.json")
-    refused(kt("generate", model, "--weights", out, "-p", "a", "--max-tokens", "1"), 2, out / "kt_weights.json", "a FIFO")
+    refused(kt("generate", model, "--weights", out, "-p", "a", "--max-tokens", "1"), 2,
+            out / "kt_weights.json", "a FIFO")
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])

@@ -1,5 +1,5 @@
-"""Scripts in processes of their own that find torch loaded. Importing it takes two seconds, so one process does, and forks for
-each script; what a script sees is otherwise as with `python -c`: variables, output, an end of its own."""
+"""Scripts in processes of their own that find torch loaded. Importing it takes two seconds, so one process does, and
+forks for each script; what a script sees is otherwise as with `python -c`: variables, output, an end of its own."""
 import atexit
 import functools
 import json

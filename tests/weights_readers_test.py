@@ -1,7 +1,7 @@
 """The readers and the writer of weights/ against the `safetensors` and `gguf` packages.
 
-Needs numpy, safetensors, gguf and the program weights_probe, named by KT_WEIGHTS_PROBE. Checkpoints of trained models are
-the demo's, and where KT_TEST_DATA names a folder that holds models/, those.
+Needs numpy, safetensors, gguf and the program weights_probe, named by KT_WEIGHTS_PROBE. Checkpoints of trained models
+are the demo's, and where KT_TEST_DATA names a folder that holds models/, those.
 """
 import hashlib
 import json

@@ -55,12 +55,12 @@ def place(strategy: str, layers: SupportsIndex, experts: SupportsIndex, num_gpu_
           statistics: Table | Path | None = None, *, moe_layers: Iterable[SupportsIndex] | None = None) -> torch.Tensor:
     """The placement of a whole model by one of the strategies of `--kt-expert-placement-strategy`.
 
-    num_gpu_experts: how many experts of all layers together (SGLang's `--kt-num-gpu-experts` is per layer: multiply it);
-    clamped to what the model has.
+    num_gpu_experts: how many experts of all layers together (SGLang's `--kt-num-gpu-experts` is per layer: multiply
+    it); clamped to what the model has.
     statistics: counts [layers, experts] or [buffer, layers, experts], or the path of a file of them: only "frequency"
     reads it, and it must be there.
-    moe_layers: the layers that have routed experts; None is all of them. The other rows come out True, as in SGLang, and
-    take no share of num_gpu_experts.
+    moe_layers: the layers that have routed experts; None is all of them. The other rows come out True, as in SGLang,
+    and take no share of num_gpu_experts.
 
     * uniform: the same number in each layer, its first experts; what does not divide goes to the first layers.
     * frequency: the most used experts of all layers (`generate_gpu_experts_masks`).
@@ -126,8 +126,9 @@ def read_statistics(path: Path) -> torch.Tensor:
 
 
 def write_statistics(path: Path, counts: Table) -> None:
-    """Writes counts [layers, experts] or [buffer, layers, experts] as `path` says: .pt (a buffer dimension of 1 is added
-    to a plain table, as SGLang expects; int32, or int64 where a count needs it) or .json. The file appears whole."""
+    """Writes counts [layers, experts] or [buffer, layers, experts] as `path` says: .pt (a buffer dimension of 1 is
+    added to a plain table, as SGLang expects; int32, or int64 where a count needs it) or .json. The file appears
+    whole."""
     import torch
 
     path = os.fspath(path)
@@ -214,8 +215,9 @@ class ExpertRecorder:
 class Placement:
     """What placement rules put where: the value of ``kt_kernel.inject`` and of ``enable(..., rules=)``.
 
-    as_dict() has the fields of `rules` in ``kt estimate --rules --json`` (file, rules, parts, bytes, idle, notes), str() is the
-    table that ``kt`` prints. `modules`: of each module that a rule decides {rule, where, operator, device, formats, becomes}.
+    as_dict() has the fields of `rules` in ``kt estimate --rules --json`` (file, rules, parts, bytes, idle, notes),
+    str() is the table that ``kt`` prints. `modules`: of each module that a rule decides {rule, where, operator, device,
+    formats, becomes}.
     """
 
     def __init__(self, plan: dict[str, Any], modules: dict[str, dict[str, Any]], text: str) -> None:
@@ -368,7 +370,8 @@ def _as_counts(values: Any, name: str) -> torch.Tensor:
     tensor = _tensor(values, name)
     if tensor.dim() not in (2, 3):
         raise ValueError(
-            f"{name}: expected logical_count [layers, experts] or [buffer, layers, experts], has shape {list(tensor.shape)}"
+            f"{name}: expected logical_count [layers, experts] or [buffer, layers, experts], has shape "
+            f"{list(tensor.shape)}"
         )
     _check(tensor, name)
     whole = tensor.to(torch.int64)
@@ -397,5 +400,6 @@ def _statistics(statistics: Table | Path | None, layers: int, experts: int) -> t
         tensor = _summed(tensor, name)
     table = _table(tensor, name)
     if list(table.shape) != [layers, experts]:
-        raise ValueError(f"{name}: has {table.shape[0]} layers of {table.shape[1]} experts, expected {layers} of {experts}")
+        raise ValueError(f"{name}: has {table.shape[0]} layers of {table.shape[1]} experts, expected {layers} "
+                         f"of {experts}")
     return table

@@ -37,22 +37,22 @@ class Options:
     cpu_activation: str | None = None  # "retain" or "recompute": experts that train; None: inference only
 
 
-# What KT and torch put into a CUDA stream for one layer stays together, up to the copy of the result: KT's buffers are the
-# stream's, and threads share streams. bf16 models wait for no device inside.
+# What KT and torch put into a CUDA stream for one layer stays together, up to the copy of the result: KT's buffers are
+# the stream's, and threads share streams. bf16 models wait for no device inside.
 _enqueuing = threading.Lock()
 
 
 @contextlib.contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Tensors made inside outlive the call: none of inference mode, and on the CPU where no device is named, whatever the
-    caller's mode and default device."""
+    """Tensors made inside outlive the call: none of inference mode, and on the CPU where no device is named, whatever
+    the caller's mode and default device."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         yield
 
 
 class _Turns:
-    """Many forwards at a time (`with turns:`), or one change (`with turns.change():`). A change lets nobody else in, waits for
-    those inside, and is alone then. Neither nests in the other."""
+    """Many forwards at a time (`with turns:`), or one change (`with turns.change():`). A change lets nobody else in,
+    waits for those inside, and is alone then. Neither nests in the other."""
 
     def __init__(self) -> None:
         self._free = threading.Condition(threading.Lock())
@@ -94,8 +94,8 @@ class _Turns:
 class KTExperts(torch.nn.Module):
     """Routed experts of one layer on KT, some of them, if asked for, on the model's device.
 
-    It has no parameters: state_dict() of a model does not hold its experts. Inference only. Any thread may call forward()
-    and place() at any time.
+    It has no parameters: state_dict() of a model does not hold its experts. Inference only. Any thread may call
+    forward() and place() at any time.
     """
 
     gpu_slots: torch.Tensor | None  # slot of each expert on the device, or -1
@@ -172,8 +172,8 @@ class KTExperts(torch.nn.Module):
         return mask
 
     def place(self, mask: torch.Tensor, device: torch.device | str) -> None:
-        """Experts whose mask is True live on `device` from now on; those that already did are not copied again. Forwards of
-        other threads wait meanwhile, and what they put into streams is done before anything changes."""
+        """Experts whose mask is True live on `device` from now on; those that already did are not copied again.
+        Forwards of other threads wait meanwhile, and what they put into streams is done before anything changes."""
         if mask.dtype != torch.bool or mask.shape != (self.shape.experts,):
             raise ValueError(
                 f"layer {self.shape.layer}: expected a bool mask of {self.shape.experts} experts, "
@@ -261,8 +261,8 @@ class KTExperts(torch.nn.Module):
     ) -> torch.Tensor:
         """The experts' weighted sum for each token, [tokens, hidden] like hidden_states, a tensor of the caller's own.
 
-        top_k_index, top_k_weights [tokens, top_k]: chosen experts (numbers outside of 0 ... experts - 1 are left out) and
-        their shares. torch.compile leaves this call as it is and compiles what is around it.
+        top_k_index, top_k_weights [tokens, top_k]: chosen experts (numbers outside of 0 ... experts - 1 are left out)
+        and their shares. torch.compile leaves this call as it is and compiles what is around it.
         """
         if self.wrapper is None:
             raise RuntimeError(self.unusable or f"layer {self.shape.layer}: its experts have no weights yet")

@@ -60,7 +60,8 @@ def _load_fused(weights, top_k):
     except Exception as error:  # whatever goes wrong inside of a compiler
         if None not in _kernels.values():
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s", reason)
+            logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s",
+                                                   reason)
         return None
 
 
