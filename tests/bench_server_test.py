@@ -10,7 +10,7 @@ import xml.etree.ElementTree
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from fake_openai import FakeServer  # noqa: E402
+from fake_openai import FakeServer
 
 KT = os.environ.get("KT_PROGRAM")
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
@@ -41,7 +41,8 @@ def test_sweep_gives_every_figure():
         for name in ("ttft_ms", "tpot_ms", "request_ms"):
             assert 0 < point[name]["p50"] <= point[name]["p90"] <= point[name]["p99"]
         assert point["tpot_ms"]["p50"] >= 1 and point["inter_token_max_ms"] >= point["tpot_ms"]["p50"]
-        assert point["request_ms"]["p50"] >= point["ttft_ms"]["p50"] + 4 * point["tpot_ms"]["p50"] * 0.5  # middles of different requests
+        # Middles of different requests.
+        assert point["request_ms"]["p50"] >= point["ttft_ms"]["p50"] + 4 * point["tpot_ms"]["p50"] * 0.5
         assert point["output_tokens_per_s"] == pytest.approx(point["output_tokens"] / point["window_s"])
         assert point["total_tokens_per_s"] > point["output_tokens_per_s"] > 0
         assert 0 <= point["client_cpu_s"] < point["window_s"] + 1

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 SMALL = "--layers 2 --experts 32 --top-k 4 --hidden 256 --inter 128 --vocab 2000".split()
 GQA = "--heads 4 --kv-heads 2".split()
-MLA = ("--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64 --groups 4 "
-       "--used-groups 2".split())
+MLA = ("--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64"
+       " --groups 4 --used-groups 2").split()
 
 
 def bench(model, *words):
@@ -75,7 +75,8 @@ def test_a_trained_model_is_not_told():
 def test_the_parts_of_a_step(tmp_path):
     picture = tmp_path / "step.svg"
     phases = ("prefill", "decode")
-    for _ in range(4):  # steps of the demo take a millisecond: another process on this core between two parts is in none of them
+    # Steps of the demo take a millisecond: another process on this core between two parts is in none of them.
+    for _ in range(4):
         point, _ = bench(DEMO, "--parts", "--plot", picture)
         if all(point[f"{phase}_step"]["explained"] > 0.95 for phase in phases):
             break

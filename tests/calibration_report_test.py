@@ -11,10 +11,10 @@ import sys
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-import logits  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
-from packed import dequantised, plain_model  # noqa: E402
+import checkpoints
+import logits
+from checkpoints import digests, kt, kt_ok, refused
+from packed import dequantised, plain_model
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 SCRIPT = checkpoints.ROOT / "scripts" / "convert_gpu_weights.py"
@@ -346,9 +346,8 @@ def test_rows_are_measured_not_their_json(model, texts, tmp_path):
 def test_large_texts_take_little_memory(model, tmp_path):
     """16 MB of text in one document take no more than as many samples of a short text, but for pieces of it."""
     line = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2 + "\n"  # many tokens
-    script = ("import os, sys; pid = os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]); _, code, "
-              "use = os.wait4(pid, 0); " \
-             "print(code, use.ru_maxrss >> 10)")
+    script = ("import os, sys; pid = os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]); "
+              "_, code, use = os.wait4(pid, 0); print(code, use.ru_maxrss >> 10)")
     peaks = []
     for lines in (100, 160000):
         (tmp_path / "text.txt").write_text(line * lines)
@@ -401,7 +400,8 @@ def test_kt_kernel_runs_it_as_rawint4(model, texts, tmp_path, group):
         return np.sqrt(np.square(got - want).mean() / np.square(want).mean())
 
     for layer in (1, 4):
-        want = reference(lambda e, p: rounded[f"model.layers.{layer}.mlp.experts.{e}.{p}_proj"].astype(np.float64))
+        names = f"model.layers.{layer}.mlp.experts."
+        want = reference(lambda e, p, names=names: rounded[f"{names}{e}.{p}_proj"].astype(np.float64))
         for precision, bound in PRECISIONS.items():
             runs = kernel.KTMoEWrapper(layer_idx=layer, num_experts=experts, num_experts_per_tok=top_k,
                                        hidden_size=hidden,
@@ -413,7 +413,7 @@ def test_kt_kernel_runs_it_as_rawint4(model, texts, tmp_path, group):
                 got = runs.forward(*(torch.tensor(a[:tokens]) for a in (x, ids, scores))).double().numpy()
                 assert error(got, want[:tokens]) < bound, (layer, precision, tokens)
         # And the test can fail: four bits move the layer by more than any precision.
-        assert error(reference(lambda e, p: stored(layer, e, p)), want) > 1.5 * max(PRECISIONS.values())
+        assert error(reference(lambda e, p, layer=layer: stored(layer, e, p)), want) > 1.5 * max(PRECISIONS.values())
 
 
 def test_transformers_computes_the_same_but_for_its_rounding(model, texts, converted, tmp_path):

@@ -8,8 +8,8 @@ import xml.etree.ElementTree as xml
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
+import checkpoints
+from checkpoints import digests, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 

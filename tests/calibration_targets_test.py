@@ -9,10 +9,10 @@ import shutil
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-import logits  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
-from packed import dequantised, plain_model  # noqa: E402
+import checkpoints
+import logits
+from checkpoints import digests, kt, kt_ok, refused
+from packed import dequantised, plain_model
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"]
@@ -300,8 +300,9 @@ def test_other_families(stories, tmp_path, key):
     """Dense models, gated shared experts, latent attention without a query rank, biases, sinks, queries that grow,
     names of their own, weights of what experts read: tiny random ones."""
     pytest.importorskip("torch"), pytest.importorskip("transformers")
-    import tiny_models
     import torch
+
+    import tiny_models
     trained = model_or_skip("tiny-deepseekv3")
     model = tiny_models.save(tiny_models.build(key, torch.bfloat16, vocab_size=4096), tmp_path / "model",
                              torch.bfloat16)

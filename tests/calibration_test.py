@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-import logits  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
+import checkpoints
+import logits
+from checkpoints import digests, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"]

@@ -17,8 +17,8 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from server_process import KT, Server  # noqa: E402
-from tmux_pane import PATIENCE, TMUX, Pane, on_terminal  # noqa: E402
+from server_process import KT, Server
+from tmux_pane import PATIENCE, Pane, on_terminal
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -14,8 +14,8 @@ import termios
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, kt_ok, refused  # noqa: E402
-from cli_place import DEMO, place, weights  # noqa: E402,F401
+from checkpoints import KT, kt_ok, refused
+from cli_place import DEMO, place_fixture, weights_fixture  # noqa: F401 (pytest finds them)
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 

@@ -17,8 +17,8 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt  # noqa: E402
-from completion_test import option_names, verbs_below  # noqa: E402
+from checkpoints import KT, ROOT, kt
+from completion_test import option_names, verbs_below
 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 PAPERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

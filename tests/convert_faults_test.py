@@ -17,8 +17,8 @@ import time
 import pytest
 
 pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import Model, digests, halting, kt, kt_held, kt_ok, refused  # noqa: E402
+import checkpoints
+from checkpoints import Model, digests, halting, kt, kt_held, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 KILLS = 30 if checkpoints.FULL else 8

@@ -6,8 +6,8 @@ import json
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import PROJECTIONS, kt, kt_ok, read_folder, read_safetensors  # noqa: E402
+import checkpoints
+from checkpoints import PROJECTIONS, kt, kt_ok, read_folder, read_safetensors
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODEL = checkpoints.trained_model()

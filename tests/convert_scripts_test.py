@@ -11,7 +11,7 @@ import sys
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
+import checkpoints
 
 SCRIPTS = checkpoints.ROOT / "scripts"
 needs_kt = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")

@@ -18,14 +18,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, probe, probe_exactly, prompt  # noqa: E402
-from server_process import KT, Server  # noqa: E402
+import published
+import tiny_models
+from logits import PROBE, check, probe, probe_exactly, prompt
+from server_process import KT, Server
 
 pytestmark = pytest.mark.skipif(not PROBE or not KT, reason="KT_MODEL_PROBE and KT_PROGRAM do not name both programs")
 BOUND = 1e-4  # as in model_logits_test.py

@@ -13,9 +13,9 @@ import sys
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from convert_scripts_test import check_folder, check_merged, moe_layers  # noqa: E402
-from server_process import Server  # noqa: E402
+import checkpoints
+from convert_scripts_test import check_folder, check_merged, moe_layers
+from server_process import Server
 
 KT, ROOT, DATA = checkpoints.KT, checkpoints.ROOT, checkpoints.DATA
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
@@ -239,7 +239,9 @@ topk_ids, topk_weights = torch.tensor([[2, 3], [4, 5], [6, 7], [0, 7]]), torch.r
 """
 AFTER = """
 x = hidden_states.float()
-layer = lambda e: (torch.nn.functional.silu(x @ gate_proj[e].float().T) * (x @ up_proj[e].float().T)) @ down_proj[e].float().T
+def layer(e):
+    gate, up = x @ gate_proj[e].float().T, x @ up_proj[e].float().T
+    return (torch.nn.functional.silu(gate) * up) @ down_proj[e].float().T
 want = torch.zeros(4, 4096)
 for t in range(4):
     for e, w in zip(topk_ids[t], topk_weights[t]):
@@ -250,13 +252,14 @@ assert batch_sizes == [1, 2, 4, 8, 16]
 """
 
 PROGRAM = ["kt version", "kt doctor", "kt run m2", "kt chat", "kt --help"]
-COMMANDS = ["version", "run", "chat", "quant", "bench", "microbench", "doctor", "model", "config"]  # of the guide's tables
+# Of the guide's tables.
+COMMANDS = ["version", "run", "chat", "quant", "bench", "microbench", "doctor", "model", "config"]
 
 # What the documents have beside these, and why it is not run here.
 LEFT_OUT = {
     r"git |wget |tar |cd |rm |\./configure|sudo |make$": "fetches and builds other programs",
-    r"conda |pip install (huggingface-hub|accelerate|ktransformers-|flash_attn|custom_flashinfer|https:|-r |-e \"|-e "
-    r"'|-e \.\[)":
+    r"conda |pip install (huggingface-hub|accelerate|ktransformers-|flash_attn|custom_flashinfer|https:|-r |"
+    r"-e \"|-e '|-e \.\[)":
         "installs other programs",
     r"KTRANSFORMERS_FORCE_BUILD=": "installs the framework before kt-kernel",
     r"huggingface-cli download": "another program, and downloads",
@@ -391,8 +394,8 @@ def test_nothing_of_the_documents_is_forgotten():
         pytest.skip("KT_TEST_DATA has no seeds/ (the documents)")
     known = {plain(words) for _, _, words in CONVERSIONS} | set(PROGRAM)
     known |= {plain(line) for words, _ in PACKAGE for line in words.splitlines() if not line.startswith("#")}
-    starts = (r"(python3?|pip3?|kt|\./\S+|git|conda|huggingface-cli|cmake|make|sudo|wget|tar|cd|rm|export|lscpu|numactl|"
-              r"llamafactory-cli|[A-Z_]+=\S+ \S+)\s")
+    starts = (r"(python3?|pip3?|kt|\./\S+|git|conda|huggingface-cli|cmake|make|sudo|wget|tar|cd|rm|export|lscpu|"
+              r"numactl|llamafactory-cli|[A-Z_]+=\S+ \S+)\s")
     commands, lines = set(), set()
     for document in documents:
         lines |= {line.strip() for line in document.read_text().splitlines()}

@@ -21,8 +21,8 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import server_process  # noqa: E402
-from checkpoints import KT, ROOT, kt, kt_ok, refused  # noqa: E402
+import server_process
+from checkpoints import KT, ROOT, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO, STORIES = ROOT / "demo" / "tiny-deepseekv3", ROOT / "demo" / "stories.txt"

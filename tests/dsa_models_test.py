@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
-import numpy as np  # noqa: E402
+import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import gguf_files  # noqa: E402
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+import gguf_files
+import published
+import tiny_models
+from logits import PROBE, check, differences, probe, prompt
 
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 BOUND, SUMS_BOUND = 1e-4, 1e-5  # as in model_logits_test.py

@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import gguf_files  # noqa: E402
-import tiny_models  # noqa: E402
-from server_process import KT, Server  # noqa: E402
+import gguf_files
+import tiny_models
+from server_process import KT, Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = pathlib.Path(__file__).parent.parent / "demo" / "tiny-deepseekv3"
@@ -162,8 +162,8 @@ def test_dense_attention_is_asked_for(tmp_path):
 
     (dense, said), (of_all, _), (chosen, _) = measured(folder, "--dense-attention"), measured(every), measured(folder)
     assert dense == of_all and abs(chosen / dense - 1) > 1e-3
-    assert ("--dense-attention: indexers choose no keys; texts of more than 16 tokens are not what the "
-            "model makes" in said)
+    told = "--dense-attention: indexers choose no keys; texts of more than 16 tokens are not what the model makes"
+    assert told in said
     assert "indexers that nobody asks (model.layers.0.self_attn.indexer." in said
     done = kt("estimate", folder, "--bandwidth", 10, "--json", "--context", 64, "--max-running-requests", 1,
               "--dense-attention")

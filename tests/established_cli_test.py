@@ -20,9 +20,9 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from chat_test import Api  # noqa: E402
-from checkpoints import KT, kt, refused  # noqa: E402
-from cli_place import DEMO, place, weights  # noqa: E402,F401
+from chat_test import Api
+from checkpoints import KT, refused
+from cli_place import DEMO, place_fixture, weights_fixture  # noqa: F401 (pytest finds them)
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 
@@ -648,7 +648,9 @@ def _(place):
 
 @row("model scan", "--min-size")
 def _(place):
-    found = lambda *words: len(json.loads(place.ok("model", "scan", DEMO, "--json", *words).stdout)["models"])  # noqa: E731
+    def found(*words):
+        return len(json.loads(place.ok("model", "scan", DEMO, "--json", *words).stdout)["models"])
+
     assert found() == 1 and found("--min-size", "2.0") == 0 and found("--min-size", "0") == 1
 
 
@@ -842,8 +844,8 @@ def _(place):
     assert "does not work" in place.ok("version", "-v", PATH=python(place.folder / "b", "exit 1")).stdout
     assert "none on PATH" in place.ok("version", "-v", PATH=str(place.folder / "none")).stdout
     begin = time.monotonic()
-    assert "no answer within 10 s" in place.ok("version",
-                                               "-v", PATH=python(place.folder / "c", "/bin/sleep 600")).stdout
+    slow = python(place.folder / "c", "/bin/sleep 600")
+    assert "no answer within 10 s" in place.ok("version", "-v", PATH=slow).stdout
     assert time.monotonic() - begin < 60
 
 

@@ -9,8 +9,8 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: E402
-from gguf.quants import dequantize, quantize  # noqa: E402
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 PROBE = os.environ.get("KT_FORMATS_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_FORMATS_PROBE does not name the formats_probe program")

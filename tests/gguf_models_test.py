@@ -21,12 +21,12 @@ gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-import numpy as np  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
+import numpy as np
+from safetensors.numpy import save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import gguf_files  # noqa: E402
-import tiny_models  # noqa: E402
+import gguf_files
+import tiny_models
 
 PROBE = os.environ.get("KT_MODEL_PROBE")
 TOKENIZER_PROBE = os.environ.get("KT_TOKENIZER_PROBE")
@@ -140,7 +140,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("gguf")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def published(root, key):
     """The folder that transformers saves, with the tokenizer of the tests."""
     folder = tiny_models.save(tiny_models.build(key), root / key)
@@ -150,7 +150,7 @@ def published(root, key):
     return folder
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def expected(root, key):
     return reference(published(root, key))
 
@@ -164,7 +164,7 @@ QWEN2 = (
 )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tokenizer():
     """Byte-level BPE of 300 tokens, split as Qwen's."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -396,7 +396,10 @@ class TestPrograms:
         path, out = tmp_path / "m.gguf", tmp_path / "out"
         shutil.copy(whole[0], path)
         kt_ok("quant", path, "-o", out, "--method", "int8", "--numa-nodes", 1)
-        run = lambda *words: json.loads(kt_ok("generate", *words, "-p", WORDS, "--max-tokens", 8, "--json").stdout)["tokens"]  # noqa: E731
+
+        def run(*words):
+            return json.loads(kt_ok("generate", *words, "-p", WORDS, "--max-tokens", 8, "--json").stdout)["tokens"]
+
         assert run(out) == run(path, "--weights", out)
         path.rename(tmp_path / "elsewhere.gguf")
         gone = kt("generate", out, "-p", WORDS)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import logits as probes  # noqa: E402
-from logits import check, prompt  # noqa: E402
+import logits as probes
+from logits import check, prompt
 
 CUDA = os.environ.get("KT_TEST_CUDA", "")
 KT = os.environ.get("KT_PROGRAM", "")
@@ -56,8 +56,9 @@ class TestFamilies:
     @staticmethod
     @functools.cache
     def model(root, key):
-        import tiny_models
         import torch
+
+        import tiny_models
         model = tiny_models.build(key, torch.float32)
         prompts = [prompt(tokens, tiny_models.VOCAB) for tokens in LENGTHS]
         expected = [tiny_models.logits(model, [ids]) for ids in prompts]
@@ -100,8 +101,9 @@ class TestFamilies:
     @pytest.mark.parametrize("key",
                              [key for key in keys() if FULL or key in ("qwen3_moe", "deepseek_v3", "gpt_oss", "llama")])
     def test_bf16_is_as_near_as_transformers_own(self, root, key):
-        import tiny_models
         import torch
+
+        import tiny_models
         model = tiny_models.build(key, torch.bfloat16)
         ids = prompt(130, tiny_models.VOCAB)
         exact = tiny_models.logits(model, [ids])

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import refused  # noqa: E402
-from cli_place import place, weights  # noqa: E402,F401
-from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu  # noqa: E402
+from checkpoints import refused
+from cli_place import place_fixture, weights_fixture  # noqa: F401 (pytest finds them)
+from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu
 
 pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists() or not KT,
                                 reason="KT_TEST_CUDA or KT_PROGRAM is not there")
@@ -152,8 +152,8 @@ class TestWhichExperts:
         file = tmp_path / "counts.json"
         counts = [[(layer * 7 + expert * 5) % 31 for expert in range(EXPERTS)] for layer in range(LAYERS)]
         file.write_text(json.dumps(counts))
-        order = sorted(((-counts[layer][expert], layer, expert) for layer in range(1, LAYERS)
-                        for expert in range(EXPERTS)))[:20]
+        order = sorted((-counts[layer][expert], layer, expert) for layer in range(1, LAYERS)
+                        for expert in range(EXPERTS))[:20]
         expected = [sorted(expert for _, layer, expert in order if layer == number) for number in range(LAYERS)]
         for words in (("--expert-statistics", str(file)),
                       ("--init-expert-location", str(file), "--expert-placement", "frequency")):
@@ -265,7 +265,8 @@ class TestSettings:
         assert [len(layer["hot"]["experts"]) for layer in plan["placement"]["layers"][1:]] != [4] * 5
         flags = self.figures(place, "--gpu-memory", "1GiB", "--gpu-experts", "2")["gpu"]
         assert flags["allowed"] == 1 << 30 and flags["hot_experts"] == 10
-        assert self.figures(place, "--mem-fraction-static", "0.5")["gpu"]["allowed"] == CARD // 2  # in place of run.gpu-memory
+        # In place of run.gpu-memory.
+        assert self.figures(place, "--mem-fraction-static", "0.5")["gpu"]["allowed"] == CARD // 2
         assert "gpu" not in self.figures(place, "--gpu", "off")
 
     def test_what_they_refuse(self, place):

@@ -294,8 +294,8 @@ def random_schema(rng, depth):
         low = rng.choice([rng.randint(-1000, 1000), rng.randint(-20, 20), round(rng.uniform(-5, 5), 3)])
         schema[rng.choice(["minimum", "exclusiveMinimum"])] = low
         if rng.random() < 0.7:
-            schema[rng.choice(["maximum", "exclusiveMaximum"])] = low + rng.choice([2, 11, 130,
-                                                                                    1.5 if kind == "number" else 4])
+            range_ = rng.choice([2, 11, 130, 1.5 if kind == "number" else 4])
+            schema[rng.choice(["maximum", "exclusiveMaximum"])] = low + range_
     if kind == "string" and rng.random() < 0.5:
         schema.update(rng.choice([{"maxLength": rng.randint(0, 12)}, {"minLength": 3}, {"pattern": "^[a-f]*x?$"}]))
     return schema

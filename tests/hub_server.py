@@ -160,7 +160,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         entries = repo.tree()
         fields = {}
         if start + self.hub.page < len(entries):
-            more = f"{self.hub.endpoint}/api/{kind}/{name}/tree/{revision}?recursive=true&cursor={start + self.hub.page}"
+            more = (f"{self.hub.endpoint}/api/{kind}/{name}/tree/{revision}?recursive=true"
+                    f"&cursor={start + self.hub.page}")
             fields["Link"] = f'<{more}>; rel="next"'
         return self.answer(200, entries[start:start + self.hub.page], fields)
 

@@ -21,9 +21,9 @@ import urllib.request
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, halting, kt, kt_ok, refused  # noqa: E402
-from hub_server import Hub, Repo, make_certificate  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT, error_line, halting, kt, kt_ok, refused
+from hub_server import Hub, Repo, make_certificate
+from server_process import Server
 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 WORDS = ("-p", "Once upon", "--max-tokens", "3")

@@ -13,7 +13,7 @@ import unicodedata
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from tmux_pane import KT, Pane, on_terminal  # noqa: E402
+from tmux_pane import KT, Pane, on_terminal
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 SCREENS = [(width, language) for width in (80, 40) for language in ("en", "zh")]
@@ -149,7 +149,8 @@ def test_first_page(pane, width, language):
     shown = p.everything()
     check_screen(shown, width, language)
     assert re.findall(r"^  (kt .*?) *(?:  .*)?$", shown, re.MULTILINE) == ["kt chat demo", "kt run demo", "kt doctor"]
-    for words in {"en": ("Models", "Try", "talk to it here", "RAM"), "zh": ("模型", "试试", "在这里与它对话", "内存")}[language]:
+    for words in {"en": ("Models", "Try", "talk to it here", "RAM"),
+                  "zh": ("模型", "试试", "在这里与它对话", "内存")}[language]:
         assert words in shown
     assert "demo" in shown and "kt --help" in shown
 

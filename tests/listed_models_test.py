@@ -15,17 +15,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import gguf_files  # noqa: E402
-import published  # noqa: E402
-import smallthinker  # noqa: E402
-import tiny_models  # noqa: E402
-from checkpoints import kt, kt_ok  # noqa: E402
-from logits import PROBE, check, differences, probe, probe_exactly, prompt  # noqa: E402
+import checkpoints
+import gguf_files
+import published
+import smallthinker
+import tiny_models
+from checkpoints import kt, kt_ok
+from logits import PROBE, check, differences, probe, probe_exactly, prompt
 
 pytestmark = pytest.mark.skipif(not (PROBE and checkpoints.KT), reason="KT_MODEL_PROBE or KT_PROGRAM is not set")
 BOUND, CHUNK_BOUND = 1e-4, 1e-5  # as in model_logits_test.py
@@ -208,8 +208,8 @@ def integers(root, family):
     And the numbers that are stored."""
     tensors, config = tensors_of(root, family)
     packed, stored, values = published.Packed(8, None, False), {}, {}
-    packed.takes = lambda name, tensor: name.endswith(".weight") and tensor.ndim == 2 and not re.search("embed|router",
-                                                                                                        name)
+    packed.takes = lambda name, tensor: (name.endswith(".weight") and tensor.ndim == 2
+                                         and not re.search("embed|router", name))
     for name, tensor in tensors.items():
         parts, value = packed.store(name, tensor, None)
         stored |= parts

@@ -12,19 +12,19 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 import types
 import urllib.error
 import urllib.request
 
 import pytest
+import tomllib
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import FULL, ROOT, trained_model  # noqa: E402
+from checkpoints import FULL, ROOT, trained_model
 
 pytest.importorskip("kt_kernel", reason="kt_kernel is not built for this Python")
-from kt_kernel.llamafactory import command, packages, recipe, swaps  # noqa: E402
-from kt_kernel.sft.train.events import TrainingError  # noqa: E402
+from kt_kernel.llamafactory import command, packages, recipe, swaps
+from kt_kernel.sft.train.events import TrainingError
 
 ENGLISH = {"KT_LANG": "en", "OMP_NUM_THREADS": "1"}
 

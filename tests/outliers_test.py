@@ -9,7 +9,7 @@ import sys
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from checkpoints import DATA, KT, ROOT, kt_ok, trained_model  # noqa: E402
+from checkpoints import DATA, KT, ROOT, kt_ok, trained_model
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 TEXT = ROOT / "demo" / "stories.txt"

@@ -63,7 +63,7 @@ class FakeServer:
             "limit_read_gb_per_s": 27.0, "tokens_total": self.steps, "requests_total": len(self.requests),
             "experts": {"layers": list(range(1, self.layers + 1)), "experts": self.experts, "top_k": 4,
                         "tokens": 1 + self.steps,
-                        "heat": [[heat(l, e) for e in range(self.experts)] for l in range(self.layers)]}}
+                        "heat": [[heat(layer, e) for e in range(self.experts)] for layer in range(self.layers)]}}
 
     def _handler(fake):
         class Handler(BaseHTTPRequestHandler):

@@ -14,12 +14,12 @@ import time
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import server_process  # noqa: E402
-from page_server import FakeServer, words_of  # noqa: E402
+import server_process
+from page_server import FakeServer, words_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
@@ -409,18 +409,21 @@ class TestKeyboard:
 
     def test_focus_is_visible_and_everything_is_named(self, page):
         page.ask("Question")
-        unnamed = page.run("""return [...document.querySelectorAll('button, a, input, textarea, canvas[tabindex]')].filter((e) =>
-            !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.title)).map((e) => e.outerHTML)""")
+        unnamed = page.run("""return [...document.querySelectorAll('button, a, input, textarea, canvas[tabindex]')]
+            .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.title))
+            .map((e) => e.outerHTML)""")
         assert unnamed == []
         page.from_the_top()
         for _ in range(12):
             page.keys(Keys.TAB)
             assert page.run("""const e = document.activeElement, s = getComputedStyle(e);
-                return e === document.body || e.id === 'prompt' || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"""), \
+                return e === document.body || e.id === 'prompt' || (
+                    s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"""), \
                 page.run("return document.activeElement.outerHTML")
 
     def test_screen_readers_hear_the_answer_once(self, page, scripted):
-        page.run("""window.heard = []; new MutationObserver(() => heard.push(document.getElementById('announce').textContent))
+        page.run("""window.heard = [];
+            new MutationObserver(() => heard.push(document.getElementById('announce').textContent))
             .observe(document.getElementById('announce'), {childList: true, characterData: true, subtree: true})""")
         scripted.script = words_of("A short answer.", 2)
         page.ask("Question")
@@ -433,8 +436,8 @@ class TestKeyboard:
         """Every text is at least 4.5 times as bright or dark as what is behind it (WCAG 2 AA)."""
         page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         scripted.script = [{"reasoning_content": "Hm."}, *words_of(
-            "# Title\n\nText with `code` and [a link](https://example.org).\n\n> quote\n\n1. item\n\n|a|b|\n"
-            "|-|-|\n|1|2|\n\n"
+            "# Title\n\nText with `code` and [a link](https://example.org).\n\n> quote\n\n1. item\n\n"
+            "|a|b|\n|-|-|\n|1|2|\n\n"
             "```python\n# comment\ndef f(x): return 'text' + 1\n```\n", 9)]
         page.ask("Question")
         page.run("document.querySelector('.thinking').open = true")
@@ -456,7 +459,8 @@ function behind(e) {
 const poor = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const node = walker.currentNode, e = node.parentElement;
-  if (!node.data.trim() || !e.checkVisibility({opacityProperty: true}) || e.closest('.hidden-text, .skip, noscript')) continue;
+  if (!node.data.trim() || !e.checkVisibility({opacityProperty: true})
+    || e.closest('.hidden-text, .skip, noscript')) continue;
   const a = luminance(parse(getComputedStyle(e).color)), b = luminance(behind(e));
   const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   if (contrast < 4.5) poor.push([node.data.trim().slice(0, 40), contrast.toFixed(2)]);
@@ -492,9 +496,10 @@ class TestText:
                         "#thread svg[onload]').length") == 0
         assert page.run("return document.querySelectorAll('#chat-list :is(img, script)').length") == 0
         assert HOSTILE[0] in page.text("#chat-list") and HOSTILE[0] in page.text(".question-text")
-        assert page.run("return [...document.querySelectorAll('#thread a')].map((a) => [a.protocol, "
-                        "a.rel.includes('noopener')])") == \
-            [["https:", True]] * 4  # the picture and the address of the frame, as links, here and in the thinking
+        links = page.run("return [...document.querySelectorAll('#thread a')].map((a) => "
+                         "[a.protocol, a.rel.includes('noopener')])")
+        # The picture and the address of the frame, as links, here and in the thinking.
+        assert links == [["https:", True]] * 4
         assert page.run("""return [...document.querySelectorAll('#thread *')].flatMap((e) =>
             [...e.attributes].filter((a) => a.name.startsWith('on')).map((a) => a.name))""") == []
 
@@ -518,9 +523,9 @@ class TestText:
         self.draw(page, scripted, "|a|b|c|\n|:-|-:|:-:|\n|1|2|\n\n```python\n"
                                   "def f(x):\n    '''a\n    b'''\n    return \"<b>\"  # c\n```\n"
                   "see https://example.org/a_b_c. and [mail](mailto:a@example.org)\n\n```\nopen")
-        assert page.run("return [...document.querySelectorAll('.prose td, .prose th')].map((e) => e.textContent + "
-                        "e.className)") == \
-            ["a", "bto-right", "cto-center", "1", "2to-right", "to-center"]
+        cells = page.run("return [...document.querySelectorAll('.prose td, .prose th')].map((e) => "
+                         "e.textContent + e.className)")
+        assert cells == ["a", "bto-right", "cto-center", "1", "2to-right", "to-center"]
         assert (page.run("return [...document.querySelectorAll('.code figcaption')].map((e) => e.textContent)")
                 == ["python", "text"])
         assert page.text(".code pre") == "def f(x):\n    '''a\n    b'''\n    return \"<b>\"  # c\n"
@@ -557,7 +562,9 @@ class TestText:
                        for n in range(300))
         scripted.script, scripted.pause = words_of(text, 60), 0.001
         page.run("""window.longest = 0; let before = performance.now();
-            (function look(now) { longest = Math.max(longest, now - before); before = now; requestAnimationFrame(look); })(before)""")
+            (function look(now) {
+                longest = Math.max(longest, now - before); before = now; requestAnimationFrame(look);
+            })(before)""")
         page.ask("Question")
         assert len(page.all(".prose h4")) == 300
         # Drawing all of it each time takes more than this at the end; a busy machine makes single frames slow.

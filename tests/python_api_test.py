@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import KTMoEWrapper, kt_kernel_ext  # noqa: E402
+from kt_kernel import KTMoEWrapper, kt_kernel_ext
 
 KT = os.environ.get("KT_PROGRAM")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -234,7 +234,8 @@ def test_words_for_the_default():
         assert layer.cpu_infer.threads >= 1 and layer.chunked_prefill_size == 2**31 - 1
         assert error(layer.forward(x, ids, scores), reference(values(), x, ids, scores)) < METHODS["BF16"]
     for bad in (0, -2):
-        refused(ValueError, f"chunked_prefill_size is {bad}", lambda: wrapper(chunked_prefill_size=bad, load=False))
+        refused(ValueError, f"chunked_prefill_size is {bad}",
+                lambda bad=bad: wrapper(chunked_prefill_size=bad, load=False))
     refused(TypeError, "chunked_prefill_size: expected an int, got float",
             lambda: wrapper(chunked_prefill_size=2.5, load=False))
 
@@ -312,8 +313,9 @@ def test_select_deferred_experts(bf16):
 @pytest.mark.parametrize("method,quant", [("AMXINT4", "int4"), ("AMXINT8", "int8")])
 @pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 def test_converted_weights_give_the_same_bits(method, quant, tmp_path):
-    from safetensors import safe_open
     import json
+
+    from safetensors import safe_open
     folder = ROOT / "demo" / "tiny-deepseekv3"
     config = json.loads((folder / "config.json").read_text())
     experts, hidden, inter = config["n_routed_experts"], config["hidden_size"], config["moe_intermediate_size"]
@@ -402,8 +404,9 @@ def test_bad_constructor_arguments():
     refused(TypeError, "numa_nodes: expected an int, got str", lambda: wrapper(numa_nodes="0", load=False))
     for name in ("swiglu_limit", "swiglu_alpha"):
         for bad in (float("nan"), float("inf"), -0.5):
-            refused(ValueError, f"{name} is {bad}", lambda: wrapper(**{name: bad}, load=False))
-        refused(TypeError, f"{name}: expected a float, got str", lambda: wrapper(**{name: "seven"}, load=False))
+            refused(ValueError, f"{name} is {bad}", lambda name=name, bad=bad: wrapper(**{name: bad}, load=False))
+        refused(TypeError, f"{name}: expected a float, got str",
+                lambda name=name: wrapper(**{name: "seven"}, load=False))
     refused(TypeError, "activations: expected a str, got int", lambda: wrapper(activations=3, load=False))
     refused(ValueError, "'int3'", lambda: wrapper(activations="int3", load=False))
     refused(ValueError, r"weight_path is '\\udcff'; expected text that is UTF-8",
@@ -425,12 +428,13 @@ def test_bad_weights(tmp_path):
     refused(TypeError, "down_proj.*float32", lambda: layer.load_weights_from_tensors(gate, up, down.float()))
     refused(TypeError, "gate_proj.*NoneType", lambda: layer.load_weights_from_tensors(None, up, down))
     for bad in ([0, 1, 2], list(range(1, EXPERTS + 1)), [-1] + list(range(1, EXPERTS))):
-        refused(ValueError, "map|expert", lambda: layer.load_weights_from_tensors(gate, up, down, bad))
+        refused(ValueError, "map|expert", lambda bad=bad: layer.load_weights_from_tensors(gate, up, down, bad))
     refused(TypeError, "float", lambda: layer.load_weights_from_tensors(gate, up, down, torch.zeros(EXPERTS)))
     for number in (float("nan"), float("inf")):
         broken = up.clone()
         broken[5, 3, 2] = number
-        refused(ValueError, "5", lambda: wrapper("AMXINT8", load=False).load_weights_from_tensors(gate, broken, down))
+        refused(ValueError, "5", lambda broken=broken:
+                wrapper("AMXINT8", load=False).load_weights_from_tensors(gate, broken, down))
 
 
 def test_bad_inputs_of_a_forward(bf16):
@@ -482,18 +486,18 @@ def test_cpu_infer():
     for infer in (kt_kernel_ext.CPUInfer(2), kt_kernel_ext.CPUInfer(config)):
         done = []
         for number in range(5):
-            infer.submit(lambda number=number: done.append(number))
+            infer.submit(lambda number=number, done=done: done.append(number))
         infer.sync()
         assert done == list(range(5)) and infer.threads == 2
         infer.submit(lambda: 1 // 0)
-        infer.submit(lambda: done.append("after"))
+        infer.submit(lambda done=done: done.append("after"))
         refused(ZeroDivisionError, "division", infer.sync)
         infer.sync(0)
         assert done[-1] == "after"
         assert hasattr(infer, "submit_with_cuda_stream") == kt_kernel_ext.has_cuda() == \
             hasattr(infer, "sync_with_cuda_stream")
-        refused(AttributeError, "nonsense", lambda: infer.nonsense)
-        refused(TypeError, "submit", lambda: infer.submit(3))
+        refused(AttributeError, "nonsense", lambda infer=infer: infer.nonsense)
+        refused(TypeError, "submit", lambda infer=infer: infer.submit(3))
     config.subpool_thread_count = [1, 1]
     refused(ValueError, "subpool_count 1.*2 in subpool_thread_count", lambda: kt_kernel_ext.CPUInfer(config))
 

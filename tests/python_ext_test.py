@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import kt_kernel_ext  # noqa: E402
-from kt_kernel.ext_moe import CLASSES, MOEConfig, MoE_Interface, QuantConfig  # noqa: E402
+from kt_kernel import kt_kernel_ext
+from kt_kernel.ext_moe import CLASSES, MoE_Interface, MOEConfig, QuantConfig
 
 PACKAGE = pathlib.Path(kt_kernel.__file__).parent
 EXPERTS, TOP_K, HIDDEN, INTER, MOST = 6, 2, 256, 384, 32
@@ -52,7 +52,7 @@ print("torch" in __import__("sys").modules)
 def test_parts_that_are_not_here_say_what_to_use(part):
     words = f"^kt_kernel_ext.{part} is not in KT: .* .* "
     for parent in ("kt_kernel_ext", "kt_kernel.kt_kernel_ext"):
-        refused(ImportError, words, lambda: importlib.import_module(f"{parent}.{part}"))
+        refused(ImportError, words, lambda parent=parent: importlib.import_module(f"{parent}.{part}"))
     refused(ImportError, words, lambda: exec(f"from kt_kernel_ext.{part} import anything"))
     refused(ImportError, words, lambda: exec(f"from kt_kernel_ext import {part}"))
     refused(AttributeError, words, lambda: getattr(kt_kernel_ext, part))
@@ -450,7 +450,7 @@ def failing(infer, **fields):
 def test_bad_configs(infer):
     config = MOEConfig(EXPERTS, TOP_K, HIDDEN, INTER)
     for wrong in ("stride", "expert_nums"):
-        refused(AttributeError, wrong, lambda: setattr(config, wrong, 1))
+        refused(AttributeError, wrong, lambda wrong=wrong: setattr(config, wrong, 1))
     refused(AttributeError, "groups", lambda: setattr(config.quant_config, "groups", 1))
     moe = kt_kernel_ext.moe
     refused(TypeError, "make one of AMXInt8_MOE", lambda: MoE_Interface(config))
@@ -527,9 +527,9 @@ def test_bad_forwards(infer):
         infer.submit(layer.moe.forward_task(**{**good, field: 0}))
         refused(ValueError, f"layer 0: a null address for {words}", infer.sync)
         refused(TypeError, f"AMXBF16_MOE: {field}: expected an address, an int, got Tensor",
-                lambda: layer.moe.forward_task(**{**good, field: x}))
+                lambda field=field: layer.moe.forward_task(**{**good, field: x}))
     for k in (0, TOP_K + 1):
-        refused(ValueError, f"k is {k}; expected 1 to {TOP_K}", lambda: layer.moe.forward_task(**{**good, "k": k}))
+        refused(ValueError, f"k is {k}; expected 1 to {TOP_K}", lambda k=k: layer.moe.forward_task(**{**good, "k": k}))
     for bad in (-1, MOST + 1):
         tokens[0] = bad
         infer.submit(layer.moe.forward_task(**good))

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import kt_kernel_ext as ext  # noqa: E402
+from kt_kernel import kt_kernel_ext as ext
 
 EXPERTS, TOP_K, HIDDEN, INTER, TOKENS, RANK = 5, 2, 96, 40, 23, 4
 TYPES = {torch.float32: 0, torch.bfloat16: 1}

@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="kt_kernel is not built (KT_PYTHON)", exc_type=ImportError)
-import sglang_stubs as stubs  # noqa: E402
-from sglang_stubs import KINDS, Dispatch, RepackedExperts, RunnerConfig, TopK, TorchExperts, Weights, expert_output  # noqa: E402
+import sglang_stubs as stubs
+from sglang_stubs import KINDS, Dispatch, RepackedExperts, RunnerConfig, TopK, TorchExperts, Weights, expert_output
 
 torch.set_num_threads(1)  # small matrices
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTER = 3, 8, 4, 256, 256

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import torch_processes  # noqa: E402
+import torch_processes
 
 CUDA = os.environ.get("KT_TEST_CUDA", "")
 pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists(),
@@ -191,7 +191,8 @@ moe = kt_kernel_ext.moe.AMXBF16_MOE(config)
 infer.submit_with_cuda_stream(stream.handle, moe.load_weights_task())
 tokens, ids, scores = torch.tensor([2], dtype=torch.int32), torch.tensor([[0, 3], [1, 2]]), torch.ones(2, 2)
 x, out = torch.randn(2, 64).bfloat16(), torch.zeros(2, 64).bfloat16()
-def task(): return moe.forward_task(tokens.data_ptr(), 2, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
+def task():
+    return moe.forward_task(tokens.data_ptr(), 2, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
 def record():
     infer.submit_with_cuda_stream(stream.handle, task())
     infer.sync_with_cuda_stream(stream.handle)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import KTMoEWrapper, generate_gpu_experts_masks, placement  # noqa: E402
+from kt_kernel import KTMoEWrapper, generate_gpu_experts_masks, placement
 
 EXPERTS, TOP_K, HIDDEN, INTER = 8, 2, 64, 32
 DRAW = torch.Generator().manual_seed(3)
@@ -201,7 +201,8 @@ def test_compiled_callers():
 
 def test_compiled_callers_where_torch_marks_no_code(monkeypatch):
     """Older ones: by the public decorator."""
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
+
     from kt_kernel import moe_wrapper
 
     class Wrapper(KTMoEWrapper):

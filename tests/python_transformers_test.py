@@ -19,11 +19,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import prompt  # noqa: E402
-
-import kt_kernel.transformers as kt  # noqa: E402
+import checkpoints
+import kt_kernel.transformers as kt
+import tiny_models
+from logits import prompt
 
 FAMILIES = ["qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2"]
 BOUND = 1e-4

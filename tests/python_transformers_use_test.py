@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import tiny_models  # noqa: E402
-from logits import prompt  # noqa: E402
-
-import kt_kernel.transformers as kt  # noqa: E402
+import kt_kernel.transformers as kt
+import tiny_models
+from logits import prompt
 
 KT = os.environ.get("KT_PROGRAM")
 BOUND = 1e-4  # as in python_transformers_test: other orders of sums
@@ -405,8 +404,9 @@ class TestConverted:
     @pytest.mark.parametrize("bits", [4, 8])
     def test_files_that_do_not_say_it(self, converted, tmp_path, bits):
         """Established files have no metadata: sizes tell."""
-        from kt_kernel.transformers.formats import stored_method
         from safetensors.torch import load_file, save_file
+
+        from kt_kernel.transformers.formats import stored_method
 
         stored = converted[1][bits, 2, "safetensors"]
         for file in stored.glob("*.safetensors"):

@@ -14,13 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
+import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import rule_files  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
-from rule_walk import text_of, walk  # noqa: E402
+import rule_files
+import tiny_models
+from logits import PROBE, check, differences, probe, prompt
+from rule_walk import text_of, walk
 
 KT = os.environ.get("KT_PROGRAM")
 ROOT = pathlib.Path(__file__).parent.parent
@@ -245,8 +245,8 @@ def test_every_door_takes_rules(tmp_path):
                  ["bench", DEMO, "--prompt", "8", "--batch", "1", "--tokens", "4", "--repeat", "1"]):
         done = kt(*verb, "--kt_optimize_rule", path, *CPU)
         assert done.returncode == 0, done.stderr
-        assert (f"kt: note: {path}: idle: rule 4 (names only what is below rule 2, "
-                "not recursive)" in done.stderr.splitlines())
+        note = f"kt: note: {path}: idle: rule 4 (names only what is below rule 2, not recursive)"
+        assert note in done.stderr.splitlines()
     # A setting of kt run, which a flag overrules.
     home = dict(os.environ, KT_HOME=str(tmp_path / "home"), HOME=str(tmp_path),
                 XDG_CONFIG_HOME=str(tmp_path / "config"))

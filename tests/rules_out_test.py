@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu  # noqa: E402
-from server_process import Server  # noqa: E402
+from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the program")
 gpu = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists(),

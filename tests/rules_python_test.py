@@ -16,15 +16,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import rule_files  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import prompt  # noqa: E402
-from rule_models_test import round_by  # noqa: E402
-from rule_walk import text_of, walk  # noqa: E402
-
-import kt_kernel  # noqa: E402
-import kt_kernel.transformers  # noqa: E402
-from kt_kernel import kt_kernel_ext  # noqa: E402
+import kt_kernel
+import kt_kernel.transformers
+import rule_files
+import tiny_models
+from kt_kernel import kt_kernel_ext
+from logits import prompt
+from rule_models_test import round_by
+from rule_walk import text_of, walk
 
 nn = torch.nn
 BOUND = 1e-4
@@ -341,7 +340,7 @@ def test_attributes_and_assignment():
     assert (isinstance(orig.bias, nn.Parameter) and "bias" in new.__dict__
             and list(new.state_dict()) == ["weight", "bias"])
     with pytest.raises(AttributeError, match="neither BaseInjectedModule nor its Linear has 'nothing'"):
-        new.nothing
+        _ = new.nothing
     assert torch.equal(copy.deepcopy(new).weight, orig.weight)
 
 

@@ -13,13 +13,14 @@ import subprocess
 import warnings
 
 import pytest
+
 import rule_files
 from rule_walk import text_of, walk
 
 yaml = pytest.importorskip("yaml", reason="the pyyaml package is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import tiny_models  # noqa: E402
+import tiny_models
 
 PROBE = os.environ.get("KT_RULES_PROBE")
 FOLDER = os.environ.get("KT_RULE_FILES")
@@ -48,7 +49,7 @@ def written(folder):
     return out
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def loaded(text):
     """What PyYAML reads, by its C half where there is one: the tests of reading use the other."""
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

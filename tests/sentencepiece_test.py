@@ -24,7 +24,7 @@ spm = pytest.importorskip("sentencepiece", reason="sentencepiece is not installe
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from tokenizer_test import END, PROBE, TEXTS, TRAINING, decoded, documents, encoded, probe  # noqa: E402
+from tokenizer_test import END, PROBE, TEXTS, TRAINING, decoded, documents, encoded, probe
 
 KT = os.environ.get("KT_PROGRAM")
 GRAMMAR_PROBE = os.environ.get("KT_GRAMMAR_PROBE")
@@ -58,7 +58,7 @@ def train(few=False, **options):
     return made.getvalue()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def trained(name):
     """The bytes of tokenizer.model, and sentencepiece's reader of them."""
     model = train(**MODELS[name])
@@ -398,7 +398,11 @@ def test_run_from_the_file_and_from_the_folder(mixtral):
 
 def test_stop_strings(mixtral):
     path = mixtral[0]
-    run = lambda *more: json.loads(kt("generate", path, "-p", PROMPT, "--max-tokens", 40, "--ignore-eos", "--json", *more).stdout)  # noqa: E731
+
+    def run(*more):
+        return json.loads(kt("generate", path, "-p", PROMPT, "--max-tokens", 40, "--ignore-eos", "--json",
+                             *more).stdout)
+
     whole = run()["text"]
     stop = whole[7:10]
     assert run("--stop", stop)["text"] == whole[: whole.index(stop)]

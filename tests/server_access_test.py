@@ -15,8 +15,8 @@ import urllib.parse
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, kt  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, kt
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 READ = ("/", "/v1/models", "/v1/models/demo", "/kt/status", "/metrics", "/page.js")

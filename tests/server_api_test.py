@@ -18,8 +18,8 @@ import pytest
 
 openai = pytest.importorskip("openai", reason="openai is not installed")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt, kt_ok  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT, kt, kt_ok
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
@@ -581,8 +581,8 @@ def test_disconnect_frees_the_slot(server):
     def cut():
         before = server.metrics()["kt_generated_tokens_total"]
         with socket.create_connection((host, int(port))) as raw:
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
-                        b"\r\n" % len(request) + request)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            raw.sendall(head % len(request) + request)
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
         assert until(lambda: running(server), lambda now: now == 0) == 0
         return server.metrics()["kt_generated_tokens_total"] - before < 900
@@ -647,7 +647,7 @@ def test_messages(server, client):
         assert "".join(stream.text_stream) == expected
         assert stream.get_final_message().usage.output_tokens == 24
     tools = [{"name": "weather", "description": "x", "input_schema": TOOLS[0]["function"]["parameters"]}]
-    called = other.messages.create(model="demo", messages=STORY, max_tokens=300, tools=tools, 
+    called = other.messages.create(model="demo", messages=STORY, max_tokens=300, tools=tools,
                                   tool_choice={"type": "any", "disable_parallel_tool_use": True})
     assert (called.stop_reason == "tool_use" and called.content[-1].name == "weather"
             and "place" in called.content[-1].input)

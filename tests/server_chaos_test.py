@@ -18,9 +18,9 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import server_fuzz  # noqa: E402
-from server_fuzz import Closed, answer_of, ask, complaint, connect, read_reply, request_bytes, strict_json  # noqa: E402
-from server_process import KT, Server  # noqa: E402
+import server_fuzz
+from server_fuzz import Closed, answer_of, ask, complaint, connect, read_reply, request_bytes, strict_json
+from server_process import KT, Server
 
 
 def has_server():

@@ -49,8 +49,8 @@ class Report:
         slowest = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(self.times, reverse=True)[:6])
         statuses = ", ".join(f"{status} x {n}" for status, n in sorted(self.statuses.items(), key=str))
         return (f"seed {self.seed}: {self.sent} requests, {self.left_out} left out, {self.abandoned} abandoned, "
-                f"{statuses}, {len(self.findings)} findings; " \
-               f"slowest: {slowest}")
+                f"{statuses}, {len(self.findings)} findings; "
+                f"slowest: {slowest}")
 
 
 class Closed(Exception):

@@ -12,9 +12,9 @@ import urllib.parse
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT  # noqa: E402
-from server_fuzz import ask, connect, read_reply, request_bytes  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT
+from server_fuzz import ask, connect, read_reply, request_bytes
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 MIB = 1 << 20

@@ -11,8 +11,8 @@ import pytest
 
 openai = pytest.importorskip("openai", reason="openai is not installed")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 STORY = "Tell me a story about a fox."

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from server_process import KT, Server
 from server_api_test import TEMPLATES, TOOLS, kt, post
+from server_process import KT, Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name kt")
 openai = pytest.importorskip("openai")

@@ -18,8 +18,8 @@ import urllib.parse
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, kt  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, kt
+from server_process import Server
 
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
 GREEDY = {"model": "demo", "temperature": 0, "max_tokens": 16}

@@ -14,7 +14,7 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, kt  # noqa: E402
+from checkpoints import KT, ROOT, error_line, kt
 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
@@ -459,7 +459,8 @@ RULES = """
 - match: {name: "^model\\\\.layers\\\\..*\\\\.mlp\\\\.experts$"}
   replace:
     class: ktransformers.operators.experts.KTransformersExperts
-    kwargs: {prefill_device: cpu, prefill_op: KExpertsTorch, generate_device: cpu, generate_op: KSFTExpertsCPU, out_device: cuda, backend: %s}
+    kwargs: {prefill_device: cpu, prefill_op: KExpertsTorch, generate_device: cpu, generate_op: KSFTExpertsCPU,
+             out_device: cuda, backend: %s}
 """
 
 
@@ -574,9 +575,8 @@ def test_verbs(recipes):
 def test_the_native_engine(recipes):
     """What chat and api become."""
     inference = ("model_name_or_path: demo\ntemplate: deepseek\ninfer_backend: ktransformers\ntrust_remote_code: true\n"
-                 "use_kt: true\n" \
-                "kt_optimize_rule: examples/kt_optimize_rules/DeepSeek-V3-Chat-sft-amx.yaml\ncpu_infer: 32\n"
-                "chunk_size: 8192\n")
+                 "use_kt: true\nkt_optimize_rule: examples/kt_optimize_rules/DeepSeek-V3-Chat-sft-amx.yaml\n"
+                 "cpu_infer: 32\nchunk_size: 8192\n")
     name = recipes.write("", inference)
 
     def words(verb, *changes, **env):

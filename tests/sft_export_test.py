@@ -7,7 +7,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, kt  # noqa: E402
+from checkpoints import KT, ROOT, error_line, kt
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
@@ -45,8 +45,8 @@ def experts(shared):
 def per_expert(factors):
     out = {"base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight": draw(1, RANK, HIDDEN)}
     for (layer, e, part), (a, b) in factors.items():
-        out[f"{AT.format(layer)}.{e}.{part}_proj.lora_A.weight"], \
-            out[f"{AT.format(layer)}.{e}.{part}_proj.lora_B.weight"] = a, b
+        module = f"{AT.format(layer)}.{e}.{part}_proj"
+        out[f"{module}.lora_A.weight"], out[f"{module}.lora_B.weight"] = a, b
     return out
 
 

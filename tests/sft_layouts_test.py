@@ -13,16 +13,16 @@ import pytest
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import adapter_test  # noqa: E402
-import checkpoints  # noqa: E402
-import gguf_files  # noqa: E402
-import tiny_models  # noqa: E402
-from checkpoints import KT, error_line, kt  # noqa: E402
-from logits import PROBE, check, probe, prompt  # noqa: E402
+import adapter_test
+import checkpoints
+import gguf_files
+import tiny_models
+from checkpoints import KT, error_line, kt
+from logits import PROBE, check, probe, prompt
 
 pytestmark = pytest.mark.skipif(not (KT and PROBE), reason="KT_PROGRAM or KT_MODEL_PROBE is not set")
 SCALE = adapter_test.ALPHA / adapter_test.RANK

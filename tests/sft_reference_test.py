@@ -18,9 +18,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from sft_models import DATA, EXPERTS, needs_data, read, trained  # noqa: E402
-
-import kt_kernel.transformers  # noqa: E402
+import kt_kernel.transformers
+from sft_models import DATA, EXPERTS, needs_data, read, trained
 
 pytestmark = needs_data
 full = pytest.mark.skipif(not os.environ.get("KT_TEST_FULL"), reason="minutes each: KT_TEST_FULL")

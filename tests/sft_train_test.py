@@ -12,15 +12,15 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt  # noqa: E402
+from checkpoints import KT, ROOT, kt
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="kt_kernel is not built for this Python")
-from kt_kernel.sft.train import driver, encode, files, rows, targets  # noqa: E402
-from kt_kernel.sft.train.events import Silence, TrainingError  # noqa: E402
-from kt_kernel.sft.train.plan import Plan  # noqa: E402
+from kt_kernel.sft.train import driver, encode, files, rows, targets
+from kt_kernel.sft.train.events import Silence, TrainingError
+from kt_kernel.sft.train.plan import Plan
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 FULL = bool(os.environ.get("KT_TEST_FULL"))

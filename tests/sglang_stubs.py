@@ -9,10 +9,9 @@ import math
 import os
 import sys
 import types
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
-
 
 # --- weights as they are stored ------------------------------------------------------------------------------------
 
@@ -154,10 +153,10 @@ class RunnerConfig:
     num_experts: int = 0
     num_local_experts: int = 0
     activation: str = "silu"
-    routed_scaling_factor: Optional[float] = None
-    gemm1_alpha: Optional[float] = None
-    gemm1_clamp_limit: Optional[float] = None
-    swiglu_limit: Optional[float] = None
+    routed_scaling_factor: float | None = None
+    gemm1_alpha: float | None = None
+    gemm1_clamp_limit: float | None = None
+    swiglu_limit: float | None = None
 
 
 class TopK(NamedTuple):

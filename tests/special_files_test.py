@@ -10,7 +10,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, kt_ok, refused  # noqa: E402
+from checkpoints import KT, ROOT, error_line, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = ROOT / "demo" / "tiny-deepseekv3"

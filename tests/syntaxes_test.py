@@ -10,7 +10,7 @@ import pytest
 PROBE = os.environ.get("KT_SYNTAX_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_SYNTAX_PROBE does not name syntax_probe")
 pytest.importorskip("jinja2")
-from chat_template_test import ENV, FOLDER  # noqa: E402
+from chat_template_test import ENV, FOLDER
 
 # What a template shows, and the most calls that it writes in one answer.
 FAMILIES = {"deepseek_v3": ("deepseekv3", 9), "deepseek_v32": ("deepseekv32", 9), "glm4_moe": ("glm45", 9),

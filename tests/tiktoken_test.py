@@ -18,7 +18,7 @@ tiktoken = pytest.importorskip("tiktoken", reason="tiktoken is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers, by which the vocabulary is made, is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from tokenizer_test import PATTERNS, PROBE, TEXTS, decoded, encoded, ranked_tokens, write_ranks  # noqa: E402
+from tokenizer_test import PATTERNS, PROBE, TEXTS, decoded, encoded, ranked_tokens, write_ranks
 
 KT = os.environ.get("KT_PROGRAM")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_TOKENIZER_PROBE does not name tokenizer_probe")
@@ -184,6 +184,7 @@ def test_generate(kimi):
 def test_serve(kimi):
     """Prompts are those of the folder's template; what a user spells stays text."""
     import jinja2
+
     from server_process import Server
 
     folder, template = kimi

@@ -25,7 +25,7 @@ from tokenizers import (
     decoders,
     models,
     normalizers,
-    pre_tokenizers,  # noqa: E402
+    pre_tokenizers,
     processors,
     trainers,
 )

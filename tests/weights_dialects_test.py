@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy", reason="numpy is not installed")
 
 PROBE = os.environ.get("KT_WEIGHTS_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_WEIGHTS_PROBE does not name the weights_probe program")
-E, H, I = 2, 256, 128
+E, H, I = 2, 256, 128  # noqa: E741 (experts, hidden, inter)
 SHAPES = {"gate": (I, H), "up": (I, H), "down": (H, I)}
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 

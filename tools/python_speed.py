@@ -16,6 +16,7 @@ import sys
 import time
 
 import torch
+
 from kt_kernel import KTMoEWrapper
 
 SHAPES = {"qwen3-30b": (128, 2048, 768, 8), "deepseek-v3": (32, 7168, 2048, 8)}

@@ -2,10 +2,11 @@
 """What rounding costs a model, as the tables of docs/benchmarks/quality.md print it: KL and perplexity by `kt
 perplexity`.
 
-    quality_table.py weights --file TEXT MODEL...       experts rounded to nearest, arithmetic in f32, against those stored
-    quality_table.py activations --file TEXT MODEL...   all matrices rounded; against the same weights in f32 arithmetic:
-                                                        prompts, token by token, plain bytes (--acts int8), an int8
-                                                        cache
+    quality_table.py weights --file TEXT MODEL...       experts rounded to nearest, arithmetic in f32, against those
+                                                        stored
+    quality_table.py activations --file TEXT MODEL...   all matrices rounded; against the same weights in f32
+                                                        arithmetic: prompts, token by token, plain bytes
+                                                        (--acts int8), an int8 cache
 
 A format `stored` leaves the weights as they are. `activations` exits with 1 where prompts cost more than --most-kl,
 more than --most-loss of perplexity, or more than --most-ratio times the KL of single tokens, both above --least-kl.
@@ -16,9 +17,8 @@ import subprocess
 import sys
 
 FORMATS = {"weights": "int8,int4,int4_g128,int4_g64,int4_g32",
-           "activations":
-                          "int8,int4,int4_g32,int4_g128,int4_g256,int4_g32_zero,int4_g128_zero,q4_0,q4_1,q5_0,q5_1,q8_0,iq4_nl,"
-                          "fp8,fp8_row,mxfp4,mxfp8,bf16"}
+           "activations": "int8,int4,int4_g32,int4_g128,int4_g256,int4_g32_zero,int4_g128_zero,q4_0,q4_1,q5_0,q5_1,"
+                          "q8_0,iq4_nl,fp8,fp8_row,mxfp4,mxfp8,bf16"}
 WAYS = {"prompts": [], "token by token": ["--chunked-prefill-size", "1"], "plain bytes": ["--acts", "int8"],
         "int8 cache": ["--kv", "int8"]}
 
