@@ -222,6 +222,7 @@ class Injection:
             raise NotImplementedError(f"{self._where(node)}: {node.name}: gate, up and down in "
                                       f"{node.decision['formats']}: experts have one format from Python")
         wanted, = formats
+        more: dict[str, Any]
         if wanted is None:
             method, more = (stored_method(self.weights) if self.weights else "BF16"), {}
         else:
@@ -338,7 +339,7 @@ def _unload(module: Any) -> None:
     try:
         if isinstance(module, BaseInjectedModule) or hasattr(module, "unload"):
             module.unload()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         import logging
 
         logging.getLogger("kt_kernel").warning("%s: unload failed: %s", type(module).__name__, error)

@@ -46,7 +46,8 @@ class KTLinear(torch.nn.Linear):
             raise ValueError(f"{name}: no format {format!r}; there are {', '.join(kt_kernel_ext.formats())}")
         self.in_features, self.out_features = in_features, out_features
         self.format, self.name, self.activations = format, name, activations
-        self._threads, self._pools, self._layer = threads, numa_nodes, None
+        self._threads, self._pools = threads, numa_nodes
+        self._layer: kt_kernel_ext.LinearLayer | None = None
         dtype = dtype or torch.get_default_dtype()
         self.register_parameter("weight", LinearPlaceholder._made((out_features, in_features), (), dtype))
         with torch.inference_mode(False):

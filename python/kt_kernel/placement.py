@@ -20,13 +20,14 @@ import operator
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, Union
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-    Table = Union[torch.Tensor, Sequence[Sequence[float]], Sequence[Sequence[Sequence[float]]]]  # numbers in two or three dimensions
-    Path = Union[str, os.PathLike[str]]
+    # Numbers in two or three dimensions.
+    Table: TypeAlias = torch.Tensor | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+    Path: TypeAlias = str | os.PathLike[str]
 
 STRATEGIES = ("uniform", "frequency", "front-loading", "random")
 RANDOM_SEED = 42
@@ -161,7 +162,8 @@ class ExpertRecorder:
         self.layers = _positive(layers, "layers")
         self.experts = _positive(experts, "experts")
         self._lock = threading.Lock()
-        self._tables: dict[torch.device, torch.Tensor] = {}  # device -> [layers, experts + 1]; the last column takes ids of no expert
+        # device -> [layers, experts + 1]; the last column takes ids of no expert
+        self._tables: dict[torch.device, torch.Tensor] = {}
 
     def add(self, layer: SupportsIndex, ids: torch.Tensor | Sequence[Any]) -> None:
         """Counts the chosen experts `ids` (any shape, integers) of one layer; ids < 0 or >= experts are ignored."""

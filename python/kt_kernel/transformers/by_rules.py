@@ -47,7 +47,7 @@ def load(folder: str, rules: Any, operators: Any, weights: Any, devices: Any, op
         found.append((injection, hidden))
 
     model: Any
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, config=config, quantization_config=KTQuantizationConfig(Options(method="BF16"), None, None, swap),
         output_loading_info=True, **from_pretrained,
     )

@@ -30,7 +30,7 @@ class Options:
     weights: str = ""  # path that KT reads; "" where values are given to it
     threads: int = 0
     pools: int = 0
-    numa_nodes: tuple | None = None
+    numa_nodes: tuple[int, ...] | None = None
     max_tokens: int = 4096
     group_size: int = 128
     activations: str = "default"
@@ -210,8 +210,8 @@ class KTExperts(torch.nn.Module):
 
     def _slots(self, wanted, device):
         """Brings the wanted experts' weights to the device; the expert of each slot."""
-        here = {}
-        if self.gpu_w13 is not None and self.gpu_w13.device == device:
+        here: dict[int, int] = {}
+        if self.gpu_slots is not None and self.gpu_w13 is not None and self.gpu_w13.device == device:
             here = {expert: slot for expert, slot in enumerate(self.gpu_slots.tolist()[:-1]) if slot >= 0}
         if not wanted:
             self.gpu_w13 = self.gpu_w2 = None
@@ -222,21 +222,24 @@ class KTExperts(torch.nn.Module):
             w2 = torch.empty((len(wanted), s.hidden, s.inter), dtype=torch.bfloat16, device=device)
             for slot, expert in enumerate(wanted):
                 if expert in here:
+                    assert self.gpu_w13 is not None and self.gpu_w2 is not None
                     w13[slot].copy_(self.gpu_w13[here[expert]])
                     w2[slot].copy_(self.gpu_w2[here[expert]])
                 else:
                     self._fetch(expert, w13[slot], w2[slot])
             self.gpu_w13, self.gpu_w2 = w13, w2  # only now: an error before leaves the placement as it was
             return wanted
-        expert_of = [None] * len(wanted)
+        expert_of: list[int | None] = [None] * len(wanted)
         for expert, slot in here.items():
             expert_of[slot] = expert if expert in wanted else None
         missing = [expert for expert in wanted if expert not in here]
         # Experts that leave go back to the CPU first: should a fetch fail, nobody reads a slot half written.
         for expert in here:
             if expert not in wanted:
+                assert self.gpu_slots is not None
                 self.gpu_slots[expert] = -1
                 self.gpu_experts_mask[expert] = False
+        assert self.gpu_w2 is not None  # it comes and goes with gpu_w13
         for slot, expert in enumerate(expert_of):
             if expert is None:
                 expert_of[slot] = missing.pop()

@@ -47,8 +47,7 @@ def _middle_kernel(hidden, ids, table, w13, middle, experts, top_k: tl.constexpr
 
 @triton.jit
 def _out_kernel(middle, ids, table, scales, w2, out, experts, top_k: tl.constexpr, width: tl.constexpr,
-                inter: tl.constexpr,
-                   ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+                inter: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """One token's weighted sum over its experts of the device, ROWS of its values."""
     token = tl.program_id(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -192,6 +192,7 @@ class Plan:
         if isinstance(self.gpu_experts, torch.Tensor):
             return _whole_table(self.gpu_experts, layers, experts, rows)
         total = how_many(self.gpu_experts, len(rows), experts)
+        assert self.strategy is not None  # chosen when the plan was made
         with plain_tensors():
             return tables.place(self.strategy, layers, experts, total, self.statistics, moe_layers=rows)
 
@@ -210,7 +211,7 @@ def _mask_or_number(given: Any) -> torch.Tensor | int | float:
     """gpu_experts as a bool tensor on the CPU, an int or a float."""
     if isinstance(given, torch.Tensor) and given.dim() == 0:
         given = given.item()
-    if isinstance(given, (torch.Tensor, list, tuple)) or getattr(given, "ndim", 0):
+    if isinstance(given, (torch.Tensor, list, tuple)) or getattr(given, "ndim", 0) != 0:
         try:
             with plain_tensors():
                 mask = torch.as_tensor(given).cpu()

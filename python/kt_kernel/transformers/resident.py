@@ -2,6 +2,7 @@
 
 import logging
 import math
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -29,7 +30,7 @@ def run(weights, hidden, ids, scales):
     return _one_by_one(w13, w2, hidden, slot, scales)
 
 
-_kernels = {}  # by device and shape: the module `fused`, or None where it does not work
+_kernels: dict[tuple[Any, ...], Any] = {}  # by device and shape: the module `fused`, or None where it does not work
 
 
 def prepare(weights, top_k):
@@ -160,6 +161,7 @@ class WriteBack:
         two, hidden, inter = 2 * self._inter, self._hidden, self._inter
         method = self._method
         eighth = torch.float8_e4m3fn
+        scales: tuple[tuple[int, ...], tuple[int, ...]]
         if method == "FP8":
             blocks = -(-inter // 128), -(-hidden // 128)
             scales = ((2 * blocks[0], blocks[1]), (blocks[1], blocks[0]))

@@ -166,7 +166,9 @@ def pack(rows: list[Encoded], width: int, apart: bool) -> list[Encoded]:
         room[at] -= len(row.ids)
     out = []
     for packed in bins:
-        starts, ids, labels = [], [], []
+        starts: list[int] = []
+        ids: list[int] = []
+        labels: list[int] = []
         for row in packed:
             starts.append(len(ids))
             ids += row.ids
