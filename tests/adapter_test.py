@@ -1,5 +1,5 @@
-"""Low-rank adapters in the native engine: logits beside transformers with the same additions in its weights, and files that
-stock PEFT wrote.
+"""Low-rank adapters in the native engine: logits beside transformers with the same additions in its weights, and files
+that stock PEFT wrote.
 
 KT_MODEL_PROBE names the program model_probe. What PEFT writes is tested where it is installed.
 """
@@ -14,18 +14,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import tiny_models  # noqa: E402
-from logits import PROBE, check, probe, prompt  # noqa: E402
+import tiny_models
+from logits import PROBE, check, probe, prompt
 
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 FULL = os.environ.get("KT_TEST_FULL") == "1"
 BOUND = 1e-4
 # One of each kind of attention, feed-forward part and naming.
-FAMILIES = [key for key in tiny_models.MODELS if not key.startswith("gpt_oss")] if FULL else ["deepseek_v3", "qwen3_moe", "qwen2_moe", "mixtral", "qwen3_next"]
+FAMILIES = ([key for key in tiny_models.MODELS if not key.startswith("gpt_oss")]
+            if FULL else ["deepseek_v3", "qwen3_moe", "qwen2_moe", "mixtral", "qwen3_next"])
 ALPHA, RANK = 6.0, 3
 
 
@@ -52,15 +53,16 @@ def peft_name(module, end):
 
 def write(folder, tensors, **config):
     folder.mkdir()
-    safetensors.torch.save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "adapter_model.safetensors")
+    safetensors.torch.save_file({name: t.contiguous() for name, t in tensors.items()},
+                                folder / "adapter_model.safetensors")
     usual = dict(peft_type="LORA", r=RANK, lora_alpha=ALPHA, use_rslora=False, bias="none")
     (folder / "adapter_config.json").write_text(json.dumps(dict(usual, **config)))
     return folder
 
 
 def adapt(model, layout, seed=3, only=None, every=2):
-    """PEFT's tensors of an adapter of every matrix, or of those whose names end so, in one of its layouts of experts (singly
-    of every so many); the model gets what they add."""
+    """PEFT's tensors of an adapter of every matrix, or of those whose names end so, in one of its layouts of experts
+    (singly of every so many); the model gets what they add."""
     torch.manual_seed(seed)
     scale, tensors = ALPHA / RANK, {}
     with torch.no_grad():
@@ -166,7 +168,8 @@ def test_beside_stock_peft(tmp_path, key, layout):
     tensors = adapt(tiny_models.build(key, torch.float32), layout, only=ATTENTION[key], every=1)
     fused = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] if layout == "fused" else None
     modules = list(ATTENTION[key]) + ([] if fused else ["gate_proj", "up_proj", "down_proj"])
-    written = write(tmp_path / "adapter", tensors, target_modules=modules, target_parameters=fused, task_type="CAUSAL_LM")
+    written = write(tmp_path / "adapter", tensors, target_modules=modules, target_parameters=fused,
+                    task_type="CAUSAL_LM")
     loaded = peft.PeftModel.from_pretrained(model, written).eval()
     with torch.no_grad():
         expected = np.concatenate([loaded(torch.tensor([ids])).logits[0].float().numpy() for ids in PROMPTS])

@@ -10,7 +10,7 @@ import xml.etree.ElementTree
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from fake_openai import FakeServer  # noqa: E402
+from fake_openai import FakeServer
 
 KT = os.environ.get("KT_PROGRAM")
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
@@ -41,7 +41,8 @@ def test_sweep_gives_every_figure():
         for name in ("ttft_ms", "tpot_ms", "request_ms"):
             assert 0 < point[name]["p50"] <= point[name]["p90"] <= point[name]["p99"]
         assert point["tpot_ms"]["p50"] >= 1 and point["inter_token_max_ms"] >= point["tpot_ms"]["p50"]
-        assert point["request_ms"]["p50"] >= point["ttft_ms"]["p50"] + 4 * point["tpot_ms"]["p50"] * 0.5  # middles of different requests
+        # Middles of different requests.
+        assert point["request_ms"]["p50"] >= point["ttft_ms"]["p50"] + 4 * point["tpot_ms"]["p50"] * 0.5
         assert point["output_tokens_per_s"] == pytest.approx(point["output_tokens"] / point["window_s"])
         assert point["total_tokens_per_s"] > point["output_tokens_per_s"] > 0
         assert 0 <= point["client_cpu_s"] < point["window_s"] + 1
@@ -53,8 +54,8 @@ def test_sweep_gives_every_figure():
 
 def test_chat_counts_from_the_first_text_not_from_the_role():
     with FakeServer(delay=0.02) as server:
-        report = figures(server, "--concurrency", "1", "--requests", "2", "--prompt", "6", "--tokens", "3", "--api", "chat",
-                         "--warmup", "0")
+        report = figures(server, "--concurrency", "1", "--requests", "2", "--prompt", "6", "--tokens", "3",
+                         "--api", "chat", "--warmup", "0")
         assert server.seen[0]["messages"][0]["role"] == "user"
     assert report["points"][0]["ttft_ms"]["p50"] >= 20
     assert report["points"][0]["output_tokens"] == 6
@@ -74,7 +75,8 @@ def test_other_tokenizers_and_none(name):
 def test_shared_prefix_and_seed():
     def prompts(*args):
         with FakeServer() as server:
-            figures(server, "--concurrency", "1", "--requests", "3", "--prompt", "60", "--tokens", "1", "--warmup", "0", *args)
+            figures(server, "--concurrency", "1", "--requests", "3", "--prompt", "60", "--tokens", "1",
+                    "--warmup", "0", *args)
             return [r["prompt"].split() for r in server.seen]
 
     shared = prompts("--shared-prefix", "30")
@@ -114,8 +116,8 @@ def test_key_is_sent():
 
 def test_slow_requests_time_out():
     with FakeServer(delay=0.5) as server:
-        result = bench(server, "--concurrency", "2", "--requests", "2", "--prompt", "6", "--tokens", "20", "--timeout", "0.3",
-                       "--warmup", "0")
+        result = bench(server, "--concurrency", "2", "--requests", "2", "--prompt", "6", "--tokens", "20",
+                       "--timeout", "0.3", "--warmup", "0")
     assert result.returncode == 2 and "no end within 0.3 s" in result.stdout
 
 
@@ -130,7 +132,8 @@ def test_errors_are_timed_while_streams_run():
 
 def test_plot_is_svg(tmp_path):
     with FakeServer() as server:
-        result = bench(server, "--concurrency", "1,2", "--prompt", "6", "--tokens", "2", "--plot", tmp_path / "load.svg")
+        result = bench(server, "--concurrency", "1,2", "--prompt", "6", "--tokens", "2",
+                       "--plot", tmp_path / "load.svg")
     assert result.returncode == 0 and result.stdout.splitlines()[0].split()[0] == "streams"
     drawn = xml.etree.ElementTree.parse(tmp_path / "load.svg").getroot()
     assert drawn.tag.endswith("svg") and "Throughput" in "".join(drawn.itertext())

@@ -12,11 +12,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 SMALL = "--layers 2 --experts 32 --top-k 4 --hidden 256 --inter 128 --vocab 2000".split()
 GQA = "--heads 4 --kv-heads 2".split()
-MLA = "--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64 --groups 4 --used-groups 2".split()
+MLA = ("--arch deepseek2 --layers 3 --dense-inter 256 --heads 4 --q-rank 64 --kv-rank 64"
+       " --groups 4 --used-groups 2").split()
 
 
 def bench(model, *words):
-    command = [KT, "bench", model, "--prompt", "64", "--batch", "2", "--tokens", "24", "--repeat", "2", "--json", *words]
+    command = [KT, "bench", model, "--prompt", "64", "--batch", "2", "--tokens", "24", "--repeat", "2",
+               "--json", *words]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["points"][0], done.stderr
@@ -73,7 +75,8 @@ def test_a_trained_model_is_not_told():
 def test_the_parts_of_a_step(tmp_path):
     picture = tmp_path / "step.svg"
     phases = ("prefill", "decode")
-    for _ in range(4):  # steps of the demo take a millisecond: another process on this core between two parts is in none of them
+    # Steps of the demo take a millisecond: another process on this core between two parts is in none of them.
+    for _ in range(4):
         point, _ = bench(DEMO, "--parts", "--plot", picture)
         if all(point[f"{phase}_step"]["explained"] > 0.95 for phase in phases):
             break
@@ -81,7 +84,8 @@ def test_the_parts_of_a_step(tmp_path):
         step = point[f"{phase}_step"]
         assert 0.95 < step["explained"] < 1.02
         parts = {part["name"]: part for part in step["parts"]}
-        assert {"experts", "attention", "router", "norms and sums", "rotation and cache", "head", "between steps"} <= set(parts)
+        assert {"experts", "attention", "router", "norms and sums", "rotation and cache", "head",
+                "between steps"} <= set(parts)
         assert parts["experts"]["calls"] == 5  # layers
         assert 0 < parts["experts"]["limit_us"] < parts["experts"]["us"] * 1.5
         assert sum(part["us"] for part in step["parts"]) == pytest.approx(step["step_us"] * step["explained"], rel=1e-6)

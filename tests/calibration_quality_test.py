@@ -1,5 +1,6 @@
 """The bars that calibration is held to, on trained models with both kinds of text: minutes, so only with KT_TEST_FULL.
-KT_PROGRAM names kt; KT_TEST_DATA the folder with models and texts: the bars were set on book text, which is not in the tree."""
+KT_PROGRAM names kt; KT_TEST_DATA the folder with models and texts: the bars were set on book text, which is not in the
+tree."""
 import pathlib
 import subprocess
 import sys
@@ -20,7 +21,8 @@ def test_bars(name):
     texts = pathlib.Path(checkpoints.DATA or "", "data")
     if model is None or not (texts / "valid_books.txt").exists():
         pytest.skip(f"no {name} or no valid_books.txt: KT_TEST_DATA does not name the folder with them")
-    result = subprocess.run([sys.executable, checkpoints.ROOT / "tools" / "gptq_quality.py", "--program", checkpoints.KT,
+    result = subprocess.run([sys.executable, checkpoints.ROOT / "tools" / "gptq_quality.py",
+                             "--program", checkpoints.KT,
                              "--book", texts / "valid_books.txt", "--chat", texts / "chat.jsonl.xz", model],
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-import logits  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
-from packed import dequantised, plain_model  # noqa: E402
+import checkpoints
+import logits
+from checkpoints import digests, kt, kt_ok, refused
+from packed import dequantised, plain_model
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 SCRIPT = checkpoints.ROOT / "scripts" / "convert_gpu_weights.py"
@@ -118,10 +118,12 @@ def test_killed_while_measuring(model, texts, converted, tmp_path):
 
 def test_other_formats_and_the_cpu(model, texts, tmp_path):
     """8-bit codes in groups of 32, which no kernel has with their own scales, and int4 for the CPU."""
-    said = kt_ok(*gptq(model, tmp_path / "w8", texts[0], "--group-size", "32", *measuring(texts[1]), "--json", kind="W8A16"))
+    said = kt_ok(*gptq(model, tmp_path / "w8", texts[0], "--group-size", "32", *measuring(texts[1]),
+                       "--json", kind="W8A16"))
     found = json.loads(said.stdout)["calibration"]["perplexity"]
     for key in ("rtn", "gptq"):
-        assert abs(found[key]["perplexity"] / found["original"]["perplexity"] - 1) < 0.01 and 0 < found[key]["kl"] < 0.002
+        assert (abs(found[key]["perplexity"] / found["original"]["perplexity"] - 1) < 0.01
+                and 0 < found[key]["kl"] < 0.002)
     said = kt_ok("quant", str(model), "-o", str(tmp_path / "cpu"), "--group-size", "32", "--calibrate", str(texts[0]),
                  *measuring(texts[1]), "--json")
     four = json.loads(said.stdout)["calibration"]
@@ -298,7 +300,8 @@ def test_samples_that_are_not_finite_are_named(model, tmp_path):
 
 
 def rows(first, count):
-    return "".join(json.dumps({"text": f"The fox number {n} met an owl by the river, and they shared {n} plums."}) + "\n"
+    return "".join(json.dumps({"text": f"The fox number {n} met an owl by the river, and they shared {n} plums."})
+                   + "\n"
                    for n in range(first, first + count))
 
 
@@ -331,26 +334,27 @@ def test_rows_are_measured_not_their_json(model, texts, tmp_path):
     (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": words}) + "\n" for words in documents))
     args = ["perplexity", str(model), "--max-tokens", "512", "--json", "--file"]
     assert kt_ok(*args, str(tmp_path / "test.jsonl")).stdout == kt_ok(*args, str(texts[1])).stdout
-    said = [json.loads(kt_ok(*gptq(model, tmp_path / f"out{i}", texts[0], "--perplexity", text, "--perplexity-tokens", 512,
-                                   "--json")).stdout)["calibration"]["perplexity"]
+    said = [json.loads(kt_ok(*gptq(model, tmp_path / f"out{i}", texts[0], "--perplexity", text,
+                                   "--perplexity-tokens", 512, "--json")).stdout)["calibration"]["perplexity"]
             for i, text in enumerate((tmp_path / "test.jsonl", texts[1]))]
     assert said[0] == said[1] and said[0]["tokens"] == 512
     (tmp_path / "bad.jsonl").write_text('{"text": "a fox"}\n{"words": 1}\n')
-    refused(kt(*gptq(model, tmp_path / "out", texts[0], "--perplexity", tmp_path / "bad.jsonl")), 2, "bad.jsonl line 2", "words")
+    refused(kt(*gptq(model, tmp_path / "out", texts[0], "--perplexity", tmp_path / "bad.jsonl")), 2,
+            "bad.jsonl line 2", "words")
 
 
 def test_large_texts_take_little_memory(model, tmp_path):
     """16 MB of text in one document take no more than as many samples of a short text, but for pieces of it."""
     line = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2 + "\n"  # many tokens
-    script = "import os, sys; pid = os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]); _, code, use = os.wait4(pid, 0); " \
-             "print(code, use.ru_maxrss >> 10)"
+    script = ("import os, sys; pid = os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]); "
+              "_, code, use = os.wait4(pid, 0); print(code, use.ru_maxrss >> 10)")
     peaks = []
     for lines in (100, 160000):
         (tmp_path / "text.txt").write_text(line * lines)
         command = gptq(model, tmp_path / f"out{lines}", tmp_path / "text.txt", "--num-calibration-samples", "4",
                        "--max-sequence-length", "256")
-        said = subprocess.run([sys.executable, "-c", script, checkpoints.KT, *command], stdout=subprocess.PIPE, text=True,
-                              timeout=300).stdout
+        said = subprocess.run([sys.executable, "-c", script, checkpoints.KT, *command], stdout=subprocess.PIPE,
+                              text=True, timeout=300).stdout
         code, peak = map(int, said.split()[-2:])
         assert code == 0
         peaks.append(peak)
@@ -361,8 +365,9 @@ def test_large_texts_take_little_memory(model, tmp_path):
 
 
 # Root mean square error relative to the output's. f32: sums of a few hundred products. bf16: activations lose 2^-9
-# before each of three matrices. int8 in groups: about a 127th of the largest of 32 to 128 numbers, which is three to four
-# times their size, spread evenly over a step: 1 % before each of three matrices, sqrt(3) times that and half as much again.
+# before each of three matrices. int8 in groups: about a 127th of the largest of 32 to 128 numbers, which is three to
+# four times their size, spread evenly over a step: 1 % before each of three matrices, sqrt(3) times that and half as
+# much again.
 PRECISIONS = {"f32": 1e-5, "bf16": 0.006, "default": 0.026}
 
 
@@ -395,9 +400,11 @@ def test_kt_kernel_runs_it_as_rawint4(model, texts, tmp_path, group):
         return np.sqrt(np.square(got - want).mean() / np.square(want).mean())
 
     for layer in (1, 4):
-        want = reference(lambda e, p: rounded[f"model.layers.{layer}.mlp.experts.{e}.{p}_proj"].astype(np.float64))
+        names = f"model.layers.{layer}.mlp.experts."
+        want = reference(lambda e, p, names=names: rounded[f"{names}{e}.{p}_proj"].astype(np.float64))
         for precision, bound in PRECISIONS.items():
-            runs = kernel.KTMoEWrapper(layer_idx=layer, num_experts=experts, num_experts_per_tok=top_k, hidden_size=hidden,
+            runs = kernel.KTMoEWrapper(layer_idx=layer, num_experts=experts, num_experts_per_tok=top_k,
+                                       hidden_size=hidden,
                                        moe_intermediate_size=config["moe_intermediate_size"], cpuinfer_threads=2,
                                        threadpool_count=1, weight_path=str(tmp_path / "out"), method="RAWINT4",
                                        activations=precision)
@@ -406,14 +413,14 @@ def test_kt_kernel_runs_it_as_rawint4(model, texts, tmp_path, group):
                 got = runs.forward(*(torch.tensor(a[:tokens]) for a in (x, ids, scores))).double().numpy()
                 assert error(got, want[:tokens]) < bound, (layer, precision, tokens)
         # And the test can fail: four bits move the layer by more than any precision.
-        assert error(reference(lambda e, p: stored(layer, e, p)), want) > 1.5 * max(PRECISIONS.values())
+        assert error(reference(lambda e, p, layer=layer: stored(layer, e, p)), want) > 1.5 * max(PRECISIONS.values())
 
 
 def test_transformers_computes_the_same_but_for_its_rounding(model, texts, converted, tmp_path):
-    """Our kernels multiply codes and scales. transformers keeps experts as the products of the two rounded to bf16, 2^-9
-    of a weight, and multiplies activations in bf16, whatever type the model has. Both are held against the same matrices
-    written out as floats, where nothing is left to differ but the order of sums: so what lies between the two is that
-    rounding and nothing else, and its bound is the one that bf16 has."""
+    """Our kernels multiply codes and scales. transformers keeps experts as the products of the two rounded to bf16,
+    2^-9 of a weight, and multiplies activations in bf16, whatever type the model has. Both are held against the same
+    matrices written out as floats, where nothing is left to differ but the order of sums: so what lies between the two
+    is that rounding and nothing else, and its bound is the one that bf16 has."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
@@ -457,15 +464,16 @@ def test_transformers_computes_the_same_but_for_its_rounding(model, texts, conve
 
 
 def run_script(*arguments, **environment):
-    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                          stdin=subprocess.DEVNULL, env=os.environ | environment)
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=300, stdin=subprocess.DEVNULL, env=os.environ | environment)
 
 
 def test_parquet_through_the_script(model, texts, tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     import pyarrow.parquet
     rows = [{"prompt": "", "messages": [{"role": "user", "content": f"Tell me of {n} foxes."},
-                                        {"role": "assistant", "content": f"There were {n} foxes, and they ate {n} plums."}]}
+                                        {"role": "assistant",
+                                         "content": f"There were {n} foxes, and they ate {n} plums."}]}
             for n in range(40)]
     folder = tmp_path / "hub" / "datasets--HuggingFaceH4--ultrachat_200k" / "snapshots" / "0" / "data"
     folder.mkdir(parents=True)
@@ -485,12 +493,12 @@ def test_architecture_that_cannot_run(tmp_path, texts):
     made = checkpoints.Model(tmp_path / "next", model_type="olmo_hybrid")
     made.config |= {"architectures": ["OlmoHybridForCausalLM"], "layer_types": ["linear_attention", "full_attention"]}
     made.save()
-    result = run_script("--model_id", made.folder, "--output_dir", tmp_path / "out", "--quant_method", "GPTQ", "--quant_type",
-                        "W4A16", "--dataset", texts[0], "--trust_remote_code")
+    result = run_script("--model_id", made.folder, "--output_dir", tmp_path / "out", "--quant_method", "GPTQ",
+                        "--quant_type", "W4A16", "--dataset", texts[0], "--trust_remote_code")
     refused(result, 4, "GPTQ", "linear_attention", "RTN")
     assert not (tmp_path / "out").exists()
-    result = run_script("--model_id", made.folder, "--output_dir", tmp_path / "out", "--quant_method", "RTN", "--quant_type",
-                        "W4A16", "--trust_remote_code")
+    result = run_script("--model_id", made.folder, "--output_dir", tmp_path / "out", "--quant_method", "RTN",
+                        "--quant_type", "W4A16", "--trust_remote_code")
     assert result.returncode == 0, result.stderr
     packed = [name for name in checkpoints.read_folder(tmp_path / "out")[0] if name.endswith("weight_packed")]
     assert len(packed) == made.layers * made.experts * 3

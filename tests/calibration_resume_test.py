@@ -8,8 +8,8 @@ import xml.etree.ElementTree as xml
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
+import checkpoints
+from checkpoints import digests, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 
@@ -91,7 +91,8 @@ def test_other_weights_of_the_same_size_are_refused(model, text, whole, copy, tm
     other = writable(model, tmp_path / "tuned")
     shard = sorted(other.glob("*.safetensors"))[-1]
     flip(shard, -5000)
-    line = refused(kt(*gptq(other, out, text, "--resume")), 2, "cannot resume", f"contents.{shard.name}", "before", "now")
+    line = refused(kt(*gptq(other, out, text, "--resume")), 2, "cannot resume", f"contents.{shard.name}",
+                   "before", "now")
     assert "config.json" not in line
     assert digests(out) == before
 
@@ -137,7 +138,8 @@ def test_a_damaged_layer_is_rounded_again(model, text, whole, copy):
 def test_a_cut_record_says_what_it_is(model, text, whole, copy):
     settings = copy / ".kt_progress" / "settings.json"
     settings.write_text(settings.read_text()[:100])
-    refused(kt(*gptq(model, copy, text, "--resume")), 2, "settings.json: damaged", "record of the conversion", "--overwrite")
+    refused(kt(*gptq(model, copy, text, "--resume")), 2, "settings.json: damaged", "record of the conversion",
+            "--overwrite")
     kt_ok(*gptq(model, copy, text, "--overwrite"))
     assert digests(copy) == digests(whole)
 
@@ -171,4 +173,5 @@ def test_errors_of_both_ways(whole):
     assert {"gptq", "rtn: few tokens"} <= set(methods)
     assert all(e["gptq_error"] == e["error"] < e["rtn_error"] for e in methods["gptq"])
     assert all(e["gptq_error"] >= e["rtn_error"] == e["error"] for e in methods.get("rtn: gptq was not better", []))
-    assert all(e["gptq_error"] is None for method in ("rtn: few tokens", "rtn: no tokens") for e in methods.get(method, []))
+    assert all(e["gptq_error"] is None for method in ("rtn: few tokens", "rtn: no tokens")
+               for e in methods.get(method, []))

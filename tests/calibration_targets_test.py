@@ -1,7 +1,7 @@
 """`kt quant gpu --method GPTQ` with `--targets all` and with `--ignore`: attention, shared experts and dense layers are
 calibrated too, what is named stays as it is, and transformers finds in every module what the report says of it.
-KT_PROGRAM names kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL runs longer
-texts, and the other model's perplexity."""
+KT_PROGRAM names kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL runs
+longer texts, and the other model's perplexity."""
 import json
 import re
 import shutil
@@ -9,10 +9,10 @@ import shutil
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-import logits  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
-from packed import dequantised, plain_model  # noqa: E402
+import checkpoints
+import logits
+from checkpoints import digests, kt, kt_ok, refused
+from packed import dequantised, plain_model
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"]
@@ -61,7 +61,8 @@ def gptq(model, out, dataset, *more):
 
 
 def rtn(model, out, *more):
-    return ["quant", "gpu", str(model), "-o", str(out), "--method", "RTN", "--type", "W4A16", "--group-size", "64", *more]
+    return ["quant", "gpu", str(model), "-o", str(out), "--method", "RTN", "--type", "W4A16",
+            "--group-size", "64", *more]
 
 
 def report_of(folder):
@@ -143,15 +144,17 @@ def test_better_than_rounding_to_nearest(everything, texts, tmp_path, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_and_our_kernels_compute_the_same(everything, name, tmp_path):
-    """transformers rounds experts, codes times scales, to bf16: 2^-9 of each weight, enough for two of them to change places
-    at some positions. Ours multiplies the codes. So each is held against our engine on the same matrices as floats."""
+    """transformers rounds experts, codes times scales, to bf16: 2^-9 of each weight, enough for two of them to change
+    places at some positions. Ours multiplies the codes. So each is held against our engine on the same matrices as
+    floats."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors")
     if not logits.PROBE:
         pytest.skip("KT_MODEL_PROBE does not name the program")
     model, out = model_or_skip(name), everything(name)
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
-    assert not info["unexpected_keys"] and not info["mismatched_keys"] and not set(info["missing_keys"]) - {"lm_head.weight"}
+    assert (not info["unexpected_keys"] and not info["mismatched_keys"]
+            and not set(info["missing_keys"]) - {"lm_head.weight"})
     vocabulary = theirs.config.vocab_size
     ids = logits.prompt(48, vocabulary)
     with torch.no_grad():
@@ -161,7 +164,8 @@ def test_transformers_and_our_kernels_compute_the_same(everything, name, tmp_pat
     have = {}
     for module, values in weights.items():
         routed = ".mlp.experts." in module
-        have[module] = checkpoints.from_bf16(checkpoints.bf16(values)) if routed else theirs.get_submodule(module).weight.numpy()
+        have[module] = (checkpoints.from_bf16(checkpoints.bf16(values))
+                        if routed else theirs.get_submodule(module).weight.numpy())
         assert np.array_equal(have[module], values) or routed, module
     ours = logits.probe(out, [ids], vocabulary)
     logits.check(ours, logits.probe(plain_model(out, tmp_path / "exact", weights), [ids], vocabulary), 1e-5)
@@ -212,7 +216,8 @@ def test_ignored_experts_stay(texts, tmp_path):
     pattern = r"re:.*layers\.2\.mlp\.experts\."
     kt_ok(*gptq(model, tmp_path / "out", calibrate, "--ignore", pattern, "--num-calibration-samples", "2"))
     kt_ok(*rtn(model, tmp_path / "rtn", "--ignore", pattern))
-    ours, nearest, before = (checkpoints.read_folder(folder)[0] for folder in (tmp_path / "out", tmp_path / "rtn", model))
+    ours, nearest, before = (checkpoints.read_folder(folder)[0]
+                             for folder in (tmp_path / "out", tmp_path / "rtn", model))
     kept = {n for n in ours if ".layers.2.mlp.experts." in n}
     assert kept == {n for n in nearest if ".layers.2.mlp.experts." in n} and len(kept) == 16 * 3
     assert all(n.endswith("_proj.weight") and ours[n] == before[n] for n in kept)
@@ -221,7 +226,8 @@ def test_ignored_experts_stay(texts, tmp_path):
     assert {n[:-len(".weight")] for n in kept} <= set(ignore)
     methods = methods_of(report_of(tmp_path / "out"))
     assert methods.pop(2) == {"kept"} and all("gptq" in each and "kept" not in each for each in methods.values())
-    measured = [json.loads(kt_ok("perplexity", str(tmp_path / way), "--file", str(texts[1]), "--max-tokens", str(TEST_TOKENS),
+    measured = [json.loads(kt_ok("perplexity", str(tmp_path / way), "--file", str(texts[1]),
+                                 "--max-tokens", str(TEST_TOKENS),
                                  "--acts", "bf16", "--kl-against", str(model), "--json").stdout)
                 for way in ("out", "rtn")]
     assert measured[0]["kl"] < measured[1]["kl"]
@@ -235,7 +241,8 @@ def test_parts_of_experts_stay(stories, tmp_path):
                 "layers.2.self_attn.o_proj"]
     kt_ok(*gptq(model, tmp_path / "out", stories, "--targets", "all", "--ignore", *patterns))
     kt_ok(*rtn(model, tmp_path / "rtn", "--targets", "all", "--ignore", *patterns))
-    ours, nearest, before = (checkpoints.read_folder(folder)[0] for folder in (tmp_path / "out", tmp_path / "rtn", model))
+    ours, nearest, before = (checkpoints.read_folder(folder)[0]
+                             for folder in (tmp_path / "out", tmp_path / "rtn", model))
     assert {n: e[:2] for n, e in ours.items()} == {n: e[:2] for n, e in nearest.items()}
     kept = {n for n in ours if n in before and "_proj.weight" in n}
     assert len(kept) == 2 * 3 + 4 and all(ours[n] == before[n] for n in kept)
@@ -246,7 +253,8 @@ def test_parts_of_experts_stay(stories, tmp_path):
     linears = linears_of(report)
     assert "model.layers.2.self_attn.o_proj" not in linears and "model.layers.3.self_attn.o_proj" in linears
     assert "model.layers.5.mlp.shared_experts" in linears
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads((tmp_path / "rtn" / "config.json").read_text())
+    assert (json.loads((tmp_path / "out" / "config.json").read_text())
+            == json.loads((tmp_path / "rtn" / "config.json").read_text()))
     refused(kt(*gptq(model, tmp_path / "none", stories, "--ignore", "experts")), 2, "every matrix is ignored")
     refused(kt(*gptq(model, tmp_path / "none", stories, "--ignore", "re:(")), 2, "re:(", "regular expression")
     assert not (tmp_path / "none").exists()
@@ -286,16 +294,18 @@ def test_threads_memory_and_disk_change_nothing(calibrate, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["qwen3", "qwen2_moe", "deepseek_v2-greedy-no_q_rank", "glm4_moe", "gpt_oss",
-                                 "glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4", "glm_moe_dsa",
-                                 "llama4-every_second-two_experts-grows-no_norm"])
+                                 "glm4_moe_lite", "dots1", "hy_v3", "solar_open", "ernie4_5_moe", "mistral4",
+                                 "glm_moe_dsa", "llama4-every_second-two_experts-grows-no_norm"])
 def test_other_families(stories, tmp_path, key):
-    """Dense models, gated shared experts, latent attention without a query rank, biases, sinks, queries that grow, names
-    of their own, weights of what experts read: tiny random ones."""
+    """Dense models, gated shared experts, latent attention without a query rank, biases, sinks, queries that grow,
+    names of their own, weights of what experts read: tiny random ones."""
     pytest.importorskip("torch"), pytest.importorskip("transformers")
-    import tiny_models
     import torch
+
+    import tiny_models
     trained = model_or_skip("tiny-deepseekv3")
-    model = tiny_models.save(tiny_models.build(key, torch.bfloat16, vocab_size=4096), tmp_path / "model", torch.bfloat16)
+    model = tiny_models.save(tiny_models.build(key, torch.bfloat16, vocab_size=4096), tmp_path / "model",
+                             torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(trained / name, model)
     command = ["quant", "gpu", str(model), "--type", "W4A16", "--group-size", "-1", "--targets", "all", "-o"]
@@ -312,6 +322,7 @@ def test_other_families(stories, tmp_path, key):
         assert any(".mlp" in module or ".feed_forward" in module for module in mine) == (key != "gpt_oss"), mine
     assert all(f["method"] == "gptq" and f["error"] < f["rtn_error"] for f in linears.values()), linears
     measured = [json.loads(kt_ok("perplexity", str(tmp_path / way), "--file", str(stories), "--max-tokens", "512",
-                                 "--context", "256", "--acts", "bf16", "--kl-against", str(model), "--json").stdout)["kl"]
+                                 "--context", "256", "--acts", "bf16", "--kl-against", str(model),
+                                 "--json").stdout)["kl"]
                 for way in ("out", "rtn")]
     assert measured[0] < measured[1]

@@ -1,7 +1,7 @@
-"""`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest on
-text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM names
-kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL measures both models, which
-calibration_targets_test.py does for one with all its matrices; calibration_quality_test.py has the bars."""
+"""`kt quant gpu --method GPTQ` and `kt quant --calibrate` on the small trained models: better than rounding to nearest
+on text that calibration did not see, the same bytes after a kill, and one clear line for every bad input. KT_PROGRAM
+names kt; KT_TEST_DATA, where it is set, a folder with book text and the other model; KT_TEST_FULL measures both models,
+which calibration_targets_test.py does for one with all its matrices; calibration_quality_test.py has the bars."""
 import json
 import re
 import shutil
@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-import logits  # noqa: E402
-from checkpoints import digests, kt, kt_ok, refused  # noqa: E402
+import checkpoints
+import logits
+from checkpoints import digests, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODELS = ["tiny-qwen3moe", "tiny-deepseekv3"]
@@ -103,7 +103,8 @@ def test_transformers_and_our_kernels_compute_the_same(plain):
     model = model_or_skip("tiny-deepseekv3")
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32,
                                                                      output_loading_info=True)
-    assert not info["unexpected_keys"] and not info["mismatched_keys"] and not set(info["missing_keys"]) - {"lm_head.weight"}
+    assert (not info["unexpected_keys"] and not info["mismatched_keys"]
+            and not set(info["missing_keys"]) - {"lm_head.weight"})
     vocabulary = theirs.config.vocab_size
     ids = logits.prompt(48, vocabulary)
     with torch.no_grad():
@@ -231,11 +232,14 @@ def test_scales_follow_the_packed_rule(stories, half_model, tmp_path, half, type
     """Every kind of scale and group runs, names in any case, and a scale is round-to-nearest's or down to 0.7 of it."""
     model = half_model if half else model_or_skip("tiny-deepseekv3")
     more = ["--type", type_and_group[0], "--group-size", type_and_group[1]]
-    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "gptq"), "--method", "gptq", "--dataset", str(stories), *more)
+    kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "gptq"), "--method", "gptq",
+          "--dataset", str(stories), *more)
     kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "rtn"), "--method", "rtn", *more)
-    said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    said = json.loads((tmp_path / "gptq" / "config.json").read_text())["quantization_config"][
+        "config_groups"]["group_0"]
     assert said["weights"]["num_bits"] == int(type_and_group[0][1])
-    methods = {expert["method"] for layer in json.loads((tmp_path / "gptq" / "kt_calibration.json").read_text())["layers"]
+    methods = {expert["method"]
+               for layer in json.loads((tmp_path / "gptq" / "kt_calibration.json").read_text())["layers"]
                for expert in layer["experts"]}
     assert "gptq" in methods
     ours, nearest = (checkpoints.read_folder(tmp_path / way)[0] for way in ("gptq", "rtn"))

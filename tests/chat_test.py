@@ -1,5 +1,5 @@
-"""`kt chat` from outside: on a terminal (tmux types and looks at the screen), through a pipe, with the demo model in its
-own process and with a small server that speaks the API.
+"""`kt chat` from outside: on a terminal (tmux types and looks at the screen), through a pipe, with the demo model in
+its own process and with a small server that speaks the API.
 
 KT_PROGRAM names kt. What needs a terminal skips without tmux."""
 import http.server
@@ -17,8 +17,8 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from server_process import KT, Server  # noqa: E402
-from tmux_pane import PATIENCE, TMUX, Pane, on_terminal  # noqa: E402
+from server_process import KT, Server
+from tmux_pane import PATIENCE, Pane, on_terminal
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -144,8 +144,8 @@ class TestPipe:
         assert not (tmp_path / "chat_history").exists()
 
     def test_options_reach_the_server(self, api, tmp_path):
-        chat(tmp_path, "--url", api.url + "/v1/", "--model", "echo-2", "--temperature", "0.25", "--top-p", "0.5", "--top-k",
-             "3", "--max-tokens", "9", "--seed", "5", words="hello\n")
+        chat(tmp_path, "--url", api.url + "/v1/", "--model", "echo-2", "--temperature", "0.25", "--top-p", "0.5",
+             "--top-k", "3", "--max-tokens", "9", "--seed", "5", words="hello\n")
         request, = api.requests
         assert {key: request[key] for key in ("model", "temperature", "top_p", "top_k", "max_tokens", "seed")} == {
             "model": "echo-2", "temperature": 0.25, "top_p": 0.5, "top_k": 3, "max_tokens": 9, "seed": 5}
@@ -181,7 +181,8 @@ class TestPipe:
         refused(chat(tmp_path, "--url", url, words="hello\n"), 2, "kt run", url)
 
     def test_settings(self, api, tmp_path):
-        (tmp_path / "config.yaml").write_text(f"chat:\n  url: {api.url}\n  system: from the file\n  temperature: 0.125\n")
+        (tmp_path / "config.yaml").write_text(f"chat:\n  url: {api.url}\n  system: from the file\n  "
+                                              "temperature: 0.125\n")
         assert chat(tmp_path, words="hello\n").returncode == 0
         assert api.requests[0]["messages"][0]["content"] == "from the file" and api.requests[0]["temperature"] == 0.125
 
@@ -218,7 +219,8 @@ def test_the_real_server_answers_as_the_model_in_this_process(tmp_path):
     served = [json.loads(line) for line in result.stdout.splitlines()]
     here = [json.loads(line) for line in chat(tmp_path, DEMO, *args, words=words).stdout.splitlines()]
     for ours, theirs in zip(here, served, strict=True):
-        assert all(ours[key] == theirs[key] for key in ("content", "finish_reason", "prompt_tokens", "completion_tokens"))
+        assert all(ours[key] == theirs[key]
+                   for key in ("content", "finish_reason", "prompt_tokens", "completion_tokens"))
 
 
 # --- on a terminal ---------------------------------------------------------------------------------------------------

@@ -20,12 +20,13 @@ GLOBAL = set("TDRBSGCAi")
 
 # 2: symbol -> what it does. Mangled names, matched whole.
 FORBIDDEN = re.compile(
-    r"(__)?(v|f|vf|d|vd)?printf(_chk)?|puts|putchar|putc|fputs|fputc|_IO_putc|fwrite|perror|abort|exit|_exit|_Exit|quick_exit|"
-    r"__assert_fail|raise|_ZSt9terminatev|_ZSt4(cout|cerr|clog)|_ZSt10unexpectedv")
+    r"(__)?(v|f|vf|d|vd)?printf(_chk)?|puts|putchar|putc|fputs|fputc|_IO_putc|fwrite|perror|abort|exit|_exit|_Exit|"
+    r"quick_exit|__assert_fail|raise|_ZSt9terminatev|_ZSt4(cout|cerr|clog)|_ZSt10unexpectedv")
 # (archive, member, symbol): reason
 ALLOWED_CALLS = [
     (r"libkt_base\.a", r"log\.cc\.o", r"fwrite|fputs|v?fprintf|(__)?v?fprintf_chk", "the one sink writes to stderr"),
-    (r"libkt_base\.a", r"pool\.cc\.o", r"_ZSt9terminatev", "the destructor of std::thread, inlined; every thread is joined"),
+    (r"libkt_base\.a", r"pool\.cc\.o", r"_ZSt9terminatev",
+     "the destructor of std::thread, inlined; every thread is joined"),
 ]
 
 # 3
@@ -33,7 +34,8 @@ PRODUCT = re.compile(r"^(sdot|usdot|smmla|usmmla|bfmmla|bfdot|sadalp|vpdpbusds?|
 # (object, demangled function, stores per product allowed): reason
 ALLOWED_SPILLS = [
     (r".*", r"::few(_integer_pass|_float_pass)?<", 1.0,
-     "sums, totals, activations and planes of 8 tokens exceed the registers; a ratchet: the tile loops of many have none"),
+     "sums, totals, activations and planes of 8 tokens exceed the registers; a ratchet: the tile loops of "
+     "many have none"),
 ]
 
 MACHINES = {62: ("x86_64-linux-gnu-objdump", "x86"), 183: ("aarch64-linux-gnu-objdump", "arm")}

@@ -21,7 +21,8 @@ HALTS = os.environ.get("KT_TEST_HALTS") or (
     pathlib.Path(KT).resolve().parent.parent / "tests" / "libhalts.so" if KT else "")
 FULL = bool(os.environ.get("KT_TEST_FULL"))
 PROJECTIONS = ("gate", "up", "down")
-DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1", "I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
+DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F8_E4M3": "u1", "I8": "i1", "U8": "u1",
+          "I32": "<i4", "I64": "<i8"}
 
 
 def trained_model(name="tiny-deepseekv3"):
@@ -38,8 +39,8 @@ def fixture_text(name):
 
 
 def long_texts(folder):
-    """(a text to calibrate with, a text to test with): the end and the beginning of one book where KT_TEST_DATA has it, else
-    stories. `folder` takes the first."""
+    """(a text to calibrate with, a text to test with): the end and the beginning of one book where KT_TEST_DATA has it,
+    else stories. `folder` takes the first."""
     book = pathlib.Path(DATA or "", "data", "valid_books.txt")
     calibrate = pathlib.Path(folder, "calibrate.txt")
     if book.exists():
@@ -307,8 +308,8 @@ def kt_killed(where, *args):
 def kt_held(where, *args):
     """kt that stands still at `where` while the block runs; then it goes on, unless the block ended it. Afterwards the
     process has its output as `stdout` and `stderr`."""
-    process = subprocess.Popen([KT, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, env=halting(f"stop {where}"))
+    process = subprocess.Popen([KT, *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=halting(f"stop {where}"))
     _, status = os.waitpid(process.pid, os.WUNTRACED)
     if not os.WIFSTOPPED(status):
         process.returncode = os.waitstatus_to_exitcode(status)

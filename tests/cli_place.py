@@ -1,5 +1,5 @@
-"""Where tests of the command line run kt: a folder of their own, the demo model at hand. Tests import the fixture `place`,
-and `weights`, which it asks for."""
+"""Where tests of the command line run kt: a folder of their own, the demo model at hand. Tests import the fixture
+`place`, and `weights`, which it asks for: as functions of other names, which no parameter hides."""
 import json
 import os
 
@@ -15,7 +15,8 @@ class Place:
 
     def __init__(self, folder, weights):
         self.folder, self.weights = folder, weights
-        self.env = {**os.environ, "KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO), "HF_HOME": str(folder / "hf")}
+        self.env = {**os.environ, "KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO),
+                    "HF_HOME": str(folder / "hf")}
 
     def kt(self, *words, **more):
         return kt(*words, env={**self.env, **more}, cwd=self.folder)
@@ -35,13 +36,13 @@ class Place:
         return {entry["name"]: entry for entry in json.loads(self.ok("model", "list", "--json").stdout)}
 
 
-@pytest.fixture(scope="session")
-def weights(tmp_path_factory):
+@pytest.fixture(scope="session", name="weights")
+def weights_fixture(tmp_path_factory):
     out = tmp_path_factory.mktemp("weights") / "demo-int4"
     kt_ok("quant", DEMO, "-o", out, "--numa-nodes", 1)
     return out
 
 
-@pytest.fixture
-def place(tmp_path, weights):
+@pytest.fixture(name="place")
+def place_fixture(tmp_path, weights):
     return Place(tmp_path, weights)

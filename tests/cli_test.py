@@ -21,11 +21,13 @@ def test_version_lines():
     assert any(line.split() == ["portable", "runs", "in", "use"] for line in out)
 
 
-@pytest.mark.skipif(not os.environ.get("KT_TEST_CUDA"), reason="KT_TEST_CUDA does not name the folder of the test driver")
+@pytest.mark.skipif(not os.environ.get("KT_TEST_CUDA"),
+                    reason="KT_TEST_CUDA does not name the folder of the test driver")
 def test_version_of_cuda():
     folder = os.environ["KT_TEST_CUDA"]
     assert re.fullmatch(r"CUDA: \d+\.\d+", kt("version", LD_LIBRARY_PATH=folder).stdout.splitlines()[2])
-    assert kt("version", LD_LIBRARY_PATH=folder, KT_TEST_CUDA_FAIL="cuDriverGetVersion=1").stdout.splitlines()[2] == "CUDA: none"
+    assert kt("version", LD_LIBRARY_PATH=folder,
+              KT_TEST_CUDA_FAIL="cuDriverGetVersion=1").stdout.splitlines()[2] == "CUDA: none"
 
 
 @pytest.mark.parametrize("verb", [[], ["version"], ["doctor"], ["microbench"], ["microbench", "moe"],
@@ -67,7 +69,8 @@ def test_help_of_a_verb_does_not_show_the_programs(verb):
     (3, ["microbench", "moe", "--train", "--experts", "65536", "--hidden", str(2**20), "--rank", "4096"], {}, "--rank"),
     (3, ["microbench", "linear", "--copies", "10000000"], {}, "--copies"),
     (3, ["microbench", "attention", "--layers", "10000000"], {}, "--layers"),
-    (2, ["microbench", "gptq", "--rows", str(2**62)], {}, f"--rows: expected a number from 1 to {2**24}, got '{2**62}'"),
+    (2, ["microbench", "gptq", "--rows", str(2**62)], {},
+     f"--rows: expected a number from 1 to {2**24}, got '{2**62}'"),
     (2, ["microbench", "gptq", "--hidden", str(2**31 - 1)], {}, "--hidden: expected a number from 1 to 1048576"),
     (3, ["microbench", "gptq", "--rows", str(2**24), "--hidden", str(2**20)], {}, "--rows"),
     (2, ["microbench", "attention", "--batch", str(10**9)], {}, "--batch: expected a number from 1 to 65536"),
@@ -104,9 +107,9 @@ def test_moe_json():
 
 
 def test_moe_training_json():
-    result = kt("microbench", "moe", "--train", "--experts", "4", "--hidden", "256", "--inter", "128", "--top-k", "2", "--tokens",
-                "3,40", "--layers", "7", "--format", "int8,bf16", "--rank", "4,16", "--recompute", "--threads", "1", "-n", "9",
-                "--json")
+    result = kt("microbench", "moe", "--train", "--experts", "4", "--hidden", "256", "--inter", "128", "--top-k", "2",
+                "--tokens", "3,40", "--layers", "7", "--format", "int8,bf16", "--rank", "4,16", "--recompute",
+                "--threads", "1", "-n", "9", "--json")
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout)
     assert [(row["format"], row["tokens"], row["rank"]) for row in rows] == [
@@ -145,8 +148,8 @@ def limits_hang_together(row):
 
 
 def test_linear_json():
-    result = kt("microbench", "linear", "--outputs", "96", "--inputs", "256", "--tokens", "1,5", "--copies", "3", "--format",
-                "int8,bf16", "--threads", "1", "--seconds", "0.05", "--json")
+    result = kt("microbench", "linear", "--outputs", "96", "--inputs", "256", "--tokens", "1,5", "--copies", "3",
+                "--format", "int8,bf16", "--threads", "1", "--seconds", "0.05", "--json")
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout)
     assert [(row["format"], row["tokens"]) for row in rows] == [("int8", 1), ("int8", 5), ("bf16", 1), ("bf16", 5)]
@@ -156,8 +159,8 @@ def test_linear_json():
 
 
 def test_figures_go_where_a_path_leads(tmp_path):
-    measure = ["microbench", "linear", "--outputs", "96", "--inputs", "256", "--copies", "2", "--format", "int8", "--tokens",
-               "1", "--threads", "1", "-n", "1", "-w", "1", "-o"]
+    measure = ["microbench", "linear", "--outputs", "96", "--inputs", "256", "--copies", "2", "--format", "int8",
+               "--tokens", "1", "--threads", "1", "-n", "1", "-w", "1", "-o"]
     pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
@@ -167,7 +170,8 @@ def test_figures_go_where_a_path_leads(tmp_path):
     link.symlink_to(file)
     assert kt(*measure, str(link)).returncode == 0
     assert link.is_symlink() and json.loads(file.read_text())["format"] == "int8"
-    for nowhere, why in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.json", "there is no folder"), ("", "found none")):
+    for nowhere, why in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.json", "there is no folder"),
+                         ("", "found none")):
         result = kt(*measure, str(nowhere))
         assert result.returncode == 2 and result.stdout == "" and "--output" in result.stderr and why in result.stderr
 

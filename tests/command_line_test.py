@@ -14,8 +14,8 @@ import termios
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, kt_ok, refused  # noqa: E402
-from cli_place import DEMO, place, weights  # noqa: E402,F401
+from checkpoints import KT, kt_ok, refused
+from cli_place import DEMO, place_fixture, weights_fixture  # noqa: F401 (pytest finds them)
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 
@@ -25,8 +25,10 @@ pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt 
 def test_all_ignored_flags_are_in_one_note(place):
     words = ("--page-size", 64, "demo", "--schedule-policy=lpm", "--enable-torch-compile", "--cuda-graph-bs", 1, 2, 4)
     done = place.ok("run", "--dry-run", *words)
-    assert "note: ignored, for they mean nothing here: --page-size, --schedule-policy, --enable-torch-compile, --cuda-graph-bs\n" in done.stdout
-    refused(place.kt("run", "--dry-run", *words, "--strict"), 2, "--page-size, --schedule-policy, --enable-torch-compile")
+    assert ("note: ignored, for they mean nothing here: --page-size, --schedule-policy, --enable-torch-compile, "
+            "--cuda-graph-bs\n" in done.stdout)
+    refused(place.kt("run", "--dry-run", *words, "--strict"), 2,
+            "--page-size, --schedule-policy, --enable-torch-compile")
     done = place.ok("run", "--dry-run", "--json", *words)
     assert json.loads(done.stdout)["fits"] and "--page-size" in done.stderr
 
@@ -59,8 +61,8 @@ def test_flags_that_are_none(place, words, said):
 
 class TestSavedRuns:
     def test_a_command_line_comes_back(self, place):
-        first = place.ok("run", "demo", "--dry-run", "--served-model-name", "mine", "--max-total-tokens", 512, "--page-size", 64,
-                         "--save", "small").stdout
+        first = place.ok("run", "demo", "--dry-run", "--served-model-name", "mine", "--max-total-tokens", 512,
+                         "--page-size", 64, "--save", "small").stdout
         again = place.ok("run", "@small", "--dry-run").stdout
         assert again.splitlines()[0] == first.splitlines()[0] and "--page-size" in again
         # What is typed wins.
@@ -72,7 +74,8 @@ class TestSavedRuns:
 
     def test_paths_mean_the_same_elsewhere(self, place):
         shutil.copytree(DEMO, place.folder / "model")
-        place.ok("run", "model", "--weights-path", os.path.relpath(place.weights, place.folder), "--dry-run", "--save", "here")
+        place.ok("run", "model", "--weights-path", os.path.relpath(place.weights, place.folder), "--dry-run",
+                 "--save", "here")
         (place.folder / "below").mkdir()
         done = kt_ok("run", "@here", "--dry-run", env=place.env, cwd=place.folder / "below")
         assert str(place.folder / "model") in done.stdout and str(place.weights) in done.stdout
@@ -92,13 +95,15 @@ class TestSavedRuns:
         refused(place.kt("run", "demo", "--dry-run", "--save", "a/b"), 2, "a/b")
         refused(place.kt("run", "demo", "--dry-run", "--api-key", "secret", "--save", "two"), 2, "--api-key-file")
         for secret in ("--admin-api-key=secret", "--ssl-keyfile-password=secret"):
-            refused(place.kt("run", "demo", "--dry-run", secret, "--save", "two"), 2, secret.split("=")[0], "would be kept")
+            refused(place.kt("run", "demo", "--dry-run", secret, "--save", "two"), 2, secret.split("=")[0],
+                    "would be kept")
         refused(place.kt("run", "demo", "--dry-run", "--save", ""), 2, "--save")
         refused(place.kt("run", "nonsense", "--save", "three"), 2, "nonsense")  # nothing wrong is kept
         refused(place.kt("run", "@three"), 2, "known are one")
 
-    @pytest.mark.parametrize("words, said", [("runs: 3", "expected a mapping"), ("runs:\n  one: 3", "expected a list of words"),
-                                             ("runs:\n  one: [1]", "expected words"), ("saved: {}", "unknown key 'saved'")])
+    @pytest.mark.parametrize("words, said",
+                             [("runs: 3", "expected a mapping"), ("runs:\n  one: 3", "expected a list of words"),
+                              ("runs:\n  one: [1]", "expected words"), ("saved: {}", "unknown key 'saved'")])
     def test_files_of_other_versions(self, place, words, said):
         (place.folder / "home").mkdir()
         (place.folder / "home" / "runs.yaml").write_text(words)

@@ -17,8 +17,8 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt  # noqa: E402
-from completion_test import option_names, verbs_below  # noqa: E402
+from checkpoints import KT, ROOT, kt
+from completion_test import option_names, verbs_below
 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 PAPERS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,7 +27,8 @@ BLOCK = re.compile(r"^( *)(?:<!-- tests: (?P<mark>[^\n]*?) -->\n *)?```(?P<kind>
 SHELL = ("", "sh", "bash")
 # Lines of blocks that are run here, all but for these.
 EXERCISE = "formats"  # a verb that CONTRIBUTING has its readers write
-LEFT_OUT = {"kt generate ./Qwen3-30B-A3B-Q4_K_M.gguf": "no GGUF file comes with the tree: gguf_models_test.py runs some"}
+LEFT_OUT = {"kt generate ./Qwen3-30B-A3B-Q4_K_M.gguf": "no GGUF file comes with the tree: "
+                                                       "gguf_models_test.py runs some"}
 
 
 class Block:

@@ -6,8 +6,8 @@ import os
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import Model, digests, kt, refused  # noqa: E402
+import checkpoints
+from checkpoints import Model, digests, kt, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODES = {"merged": [], "folders": ["--no-merge"]}

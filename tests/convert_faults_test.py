@@ -1,7 +1,7 @@
-"""`kt quant` when the world goes wrong: killed, the disk full, the input changing under it, little memory. Every failure
-is an exit code and one line, leaves only whole files under final names, and `--resume` ends with the bytes of a run that
-nothing disturbed. Where a run is killed or held, that is at a point of its work, not of the clock (tests/halts.cc). KT_PROGRAM
-names kt."""
+"""`kt quant` when the world goes wrong: killed, the disk full, the input changing under it, little memory. Every
+failure is an exit code and one line, leaves only whole files under final names, and `--resume` ends with the bytes of a
+run that nothing disturbed. Where a run is killed or held, that is at a point of its work, not of the clock
+(tests/halts.cc). KT_PROGRAM names kt."""
 import contextlib
 import os
 import pathlib
@@ -17,8 +17,8 @@ import time
 import pytest
 
 pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import Model, digests, halting, kt, kt_held, kt_ok, refused  # noqa: E402
+import checkpoints
+from checkpoints import Model, digests, halting, kt, kt_held, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 KILLS = 30 if checkpoints.FULL else 8
@@ -91,8 +91,8 @@ def check_whole_files_only(out, wanted):
 
 @pytest.mark.parametrize("mode", list(MODES))
 def test_kill_at_any_moment_then_resume(generated, whole, tmp_path, mode):
-    """Points are spread over all calls by which an uninterrupted run reaches the disk; some runs are killed again while they
-    resume, where they may have come to their end before."""
+    """Points are spread over all calls by which an uninterrupted run reaches the disk; some runs are killed again while
+    they resume, where they may have come to their end before."""
     wanted, calls = whole(mode)
     kills = KILLS if checkpoints.FULL or mode == "merged" else KILLS // 2
     assert calls > 10 * kills
@@ -101,8 +101,10 @@ def test_kill_at_any_moment_then_resume(generated, whole, tmp_path, mode):
         out = tmp_path / f"out{i}"
         for again in range(1 + i % 3):
             point = 1 + int((i + points.random()) / kills * 0.98 * calls / (1 + again))
-            ended = kt(*command(generated, out, mode, *(["--resume"] if again else [])), env=halting(f"kill call {point}"))
-            assert ended.returncode in ((0, -signal.SIGKILL) if again else (-signal.SIGKILL,)), (point, calls, ended.stderr)
+            ended = kt(*command(generated, out, mode, *(["--resume"] if again else [])),
+                       env=halting(f"kill call {point}"))
+            assert ended.returncode in ((0, -signal.SIGKILL)
+                                        if again else (-signal.SIGKILL,)), (point, calls, ended.stderr)
             midway += 0 < check_whole_files_only(out, wanted) < len(wanted)
         kt_ok(*command(generated, out, mode, "--resume"))
         assert digests(out) == wanted, f"round {i}"
@@ -214,7 +216,8 @@ def test_input_that_changes(generated, whole, tmp_path, mode, change):
 def mounted(at, size):
     """A tmpfs of `size` bytes, or a visible skip."""
     at.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], capture_output=True, text=True
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)],
+                          capture_output=True, text=True
                           ) if os.geteuid() == 0 else None
     if made is None or made.returncode:
         pytest.skip("needs root and mount: " + (made.stderr.strip() if made else "not root"))

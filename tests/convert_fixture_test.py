@@ -1,13 +1,13 @@
-"""`kt quant` against what the established converter wrote, against the file format in numpy, and against the safetensors
-package. KT_PROGRAM names kt."""
+"""`kt quant` against what the established converter wrote, against the file format in numpy, and against the
+safetensors package. KT_PROGRAM names kt."""
 import hashlib
 import json
 
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from checkpoints import PROJECTIONS, kt, kt_ok, read_folder, read_safetensors  # noqa: E402
+import checkpoints
+from checkpoints import PROJECTIONS, kt, kt_ok, read_folder, read_safetensors
 
 pytestmark = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
 MODEL = checkpoints.trained_model()
@@ -203,8 +203,8 @@ def test_rows_of_zeros_and_of_extremes(tmp_path):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rows_too_small_for_a_reciprocal(tmp_path, bits):
-    """1/d is past f32 below amax = 4e-37. Whatever the codes are, zeros stay near zero and nothing is off by more than a
-    step."""
+    """1/d is past f32 below amax = 4e-37. Whatever the codes are, zeros stay near zero and nothing is off by more than
+    a step."""
     model = checkpoints.Model(tmp_path / "in", layers=1, experts=1)
     values = np.zeros_like(model.values[0, 0, "up"])
     values[:, 0] = np.float32(2)**-np.linspace(118, 132, len(values))
@@ -268,7 +268,8 @@ def test_what_compare_says_is_true(tmp_path):
             "codes": ("U8", np.full(64, 7 + move, "u1")), "plain": ("F32", np.full(8, 1e-5 * move, "<f4"))})
     result = kt("quant", "compare", tmp_path / "a", tmp_path / "b", "--tolerance", "1e-6")
     assert result.returncode == 2
-    codes, plain = (next(line for line in result.stdout.splitlines() if line.startswith(name)) for name in ("codes", "plain"))
+    codes, plain = (next(line for line in result.stdout.splitlines() if line.startswith(name))
+                    for name in ("codes", "plain"))
     assert "64 of 64 bytes" in codes and codes.split()[-1] == "-"
     assert "8 of 8" in plain and plain.split()[-1] == "1e-05"
     last = result.stdout.splitlines()[-1]

@@ -1,5 +1,6 @@
-"""The established conversion scripts: their flags as kt gets them (with a stand-in for kt), and what they do with small models.
-The guides' own commands are in documents_test.py. KT_PROGRAM names kt; without it only the translation is tested."""
+"""The established conversion scripts: their flags as kt gets them (with a stand-in for kt), and what they do with small
+models. The guides' own commands are in documents_test.py. KT_PROGRAM names kt; without it only the translation is
+tested."""
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
+import checkpoints
 
 SCRIPTS = checkpoints.ROOT / "scripts"
 needs_kt = pytest.mark.skipif(not checkpoints.KT, reason="KT_PROGRAM does not name the kt program")
@@ -25,8 +26,8 @@ def run_script(name, args, cwd=None, **env):
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A program that writes its arguments down, one a line, and ends with the code in STAND_IN_CODE. What files a dataset has
-    is for kt to say."""
+    """A program that writes its arguments down, one a line, and ends with the code in STAND_IN_CODE. What files a
+    dataset has is for kt to say."""
     program = tmp_path / "stand-in"
     program.write_text(f'#!/bin/sh\n[ "$1 $2" != "quant dataset" ] || exec "{checkpoints.KT}" "$@"\n'
                        'printf "%s\\n" "$@" > "$STAND_IN_ARGS"\nexit ${STAND_IN_CODE:-0}\n')
@@ -86,14 +87,15 @@ TRANSLATIONS = [
      "quant gpu m -o o --method GPTQ --type W8A16 --group-size -1 --targets all --resume"),
     ("convert_gpu_weights.py", "--model-id m --output-dir o --quant-method RTN --group-size 64 --overwrite"
      " --trust-remote-code --max-cpu-memory 9GiB",
-     "quant gpu m -o o --method RTN --type W8A16 --group-size 64 --trust-remote-code --max-cpu-memory 9GiB --overwrite"),
+     "quant gpu m -o o --method RTN --type W8A16 --group-size 64 --trust-remote-code --max-cpu-memory 9GiB "
+     "--overwrite"),
     ("check_cpu_features.py", "", "doctor --cpu"),
     ("convert_kt_to_sglang_adapter.py", "i o --base-model-name-or-path org/m",
      "sft export i -o o --layout per-expert --base-model-name org/m"),
     ("convert_kt_to_sglang_adapter.py", "i o --base-model-name-or-path m --lora-alpha 16 --expert-output-dir e"
      " --nonexpert-output-dir n --overwrite",
-     "sft export i -o o --layout per-expert --base-model-name m --lora-alpha 16.0 --expert-output e --nonexpert-output n"
-     " --overwrite"),
+     "sft export i -o o --layout per-expert --base-model-name m --lora-alpha 16.0 --expert-output e "
+     "--nonexpert-output n --overwrite"),
     ("convert_lora.py", "--base_path m --lora_path a --output_path o",
      "sft export a -o o --layout per-expert --base-model-name m"),
     ("convert_lora.py", "--base-path m --lora-path a --output-path o --overwrite",
@@ -280,7 +282,8 @@ GPU = "--model_id {model} --output_dir {out} "
 @needs_kt
 def test_rtn_w8a16(models, tmp_path):
     model, out = models["bf16"], tmp_path / "out"
-    result = run_script("convert_gpu_weights.py", (GPU + "--quant_method RTN --quant_type W8A16").format(model=model, out=out).split())
+    result = run_script("convert_gpu_weights.py",
+                        (GPU + "--quant_method RTN --quant_type W8A16").format(model=model, out=out).split())
     assert result.returncode == 0, result.stderr
     said = json.loads((out / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == "compressed-tensors" and said["format"] == "pack-quantized"
@@ -328,8 +331,8 @@ class ParquetFile:
 
 @needs_kt
 def test_parquet(stand_in, tmp_path, monkeypatch):
-    """With a stand-in for pyarrow: files are JSON. Equal names elsewhere or new contents are other texts; a damaged file
-    is one line, and nothing half-written stays."""
+    """With a stand-in for pyarrow: files are JSON. Equal names elsewhere or new contents are other texts; a damaged
+    file is one line, and nothing half-written stays."""
     (tmp_path / "site" / "pyarrow").mkdir(parents=True)
     (tmp_path / "site" / "pyarrow" / "__init__.py").write_text("")
     (tmp_path / "site" / "pyarrow" / "parquet.py").write_text(READER)
@@ -367,7 +370,8 @@ def test_parquet(stand_in, tmp_path, monkeypatch):
 
 @needs_kt
 def test_parquet_of_a_snapshot(stand_in, tmp_path, monkeypatch):
-    """The same files as kt would choose: refs/main's, of the split, without a licence in their place; .jsonl goes first."""
+    """The same files as kt would choose: refs/main's, of the split, without a licence in their place; .jsonl goes
+    first."""
     (tmp_path / "site" / "pyarrow").mkdir(parents=True)
     (tmp_path / "site" / "pyarrow" / "__init__.py").write_text("")
     (tmp_path / "site" / "pyarrow" / "parquet.py").write_text(READER)
@@ -386,7 +390,8 @@ def test_parquet_of_a_snapshot(stand_in, tmp_path, monkeypatch):
             (folder / "data" / f"{split}-00000.parquet").write_text(json.dumps([{"text": f"{folder.name} {split}"}]))
 
     def dataset():
-        result, args = stand_in("convert_gpu_weights.py", "--model_id m --output_dir o --dataset tales --dataset_split train")
+        result, args = stand_in("convert_gpu_weights.py",
+                                "--model_id m --output_dir o --dataset tales --dataset_split train")
         assert result.returncode == 0, result.stderr
         return args[args.index("--dataset") + 1]
     with open(dataset()) as lines:
@@ -401,7 +406,8 @@ def test_parquet_without_pyarrow_is_one_line(stand_in, tmp_path, monkeypatch):
     (tmp_path / "site" / "pyarrow.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     (tmp_path / "rows.parquet").write_text("PAR1")
-    result, args = stand_in("convert_gpu_weights.py", f"--model_id m --output_dir o --dataset '{tmp_path}/rows.parquet'")
+    result, args = stand_in("convert_gpu_weights.py",
+                            f"--model_id m --output_dir o --dataset '{tmp_path}/rows.parquet'")
     line, = result.stderr.splitlines()
     assert (result.returncode, args) == (4, None)
     assert "rows.parquet" in line and "pip install pyarrow" in line and ".jsonl" in line and ".py converts" not in line
@@ -411,7 +417,8 @@ def test_parquet_without_pyarrow_is_one_line(stand_in, tmp_path, monkeypatch):
 def test_merge_and_compare(models, tmp_path):
     model, loose, merged, direct = models["fp16"], *(tmp_path / name for name in ("loose", "merged", "direct"))
     common = ["--input-path", str(model), "--quant-method", "int4"]
-    assert run_script("convert_cpu_weights.py", [*common, "--output", str(loose), "--no-merge-safetensor"]).returncode == 0
+    assert run_script("convert_cpu_weights.py",
+                      [*common, "--output", str(loose), "--no-merge-safetensor"]).returncode == 0
     assert run_script("convert_cpu_weights.py", [*common, "--output", str(direct)]).returncode == 0
     result = run_script("merge_cpu_weights.py", ["-i", str(loose), "-o", str(merged), "-r", str(model)])
     assert result.returncode == 0, result.stderr

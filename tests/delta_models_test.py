@@ -1,6 +1,6 @@
 """Families of the gated delta rule beyond their logits (model_logits_test.py): as they are published, the same bits
-whatever is cut, shared, preempted or resumed, what they take, and where they do not run. KT_MODEL_PROBE names model_probe,
-KT_PROGRAM kt."""
+whatever is cut, shared, preempted or resumed, what they take, and where they do not run. KT_MODEL_PROBE names
+model_probe, KT_PROGRAM kt."""
 
 import concurrent.futures
 import functools
@@ -18,14 +18,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, probe, probe_exactly, prompt  # noqa: E402
-from server_process import KT, Server  # noqa: E402
+import published
+import tiny_models
+from logits import PROBE, check, probe, probe_exactly, prompt
+from server_process import KT, Server
 
 pytestmark = pytest.mark.skipif(not PROBE or not KT, reason="KT_MODEL_PROBE and KT_PROGRAM do not name both programs")
 BOUND = 1e-4  # as in model_logits_test.py
@@ -80,7 +79,8 @@ def further(tensors):
 
 
 def test_qwen3_next_as_published(root, tmp_path):
-    """Positions beside, an interval in place of the list, and layers for further tokens of which the config says nothing."""
+    """Positions beside, an interval in place of the list, and layers for further tokens of which the config says
+    nothing."""
     tensors, config, expected = saved(root, "qwen3_next")
     gone = ("rope_parameters", "layer_types", "bos_token_id", "eos_token_id", "pad_token_id")
     config = {name: value for name, value in config.items() if name not in gone}
@@ -93,7 +93,8 @@ def test_qwen3_next_as_published(root, tmp_path):
 
 @pytest.mark.parametrize("key", ["qwen3_5_moe", "qwen3_5"])
 def test_qwen3_5_as_published(root, tmp_path, key):
-    """Inside a model that sees: names behind model.language_model, experts fused, m-rope, a tower and a layer beside."""
+    """Inside a model that sees: names behind model.language_model, experts fused, m-rope, a tower and a layer
+    beside."""
     tensors, config, expected = saved(root, key)
     text = {name: value for name, value in config.items() if name != "architectures"}
     text |= dict(model_type=key + "_text", attn_output_gate=True, mtp_num_hidden_layers=1, mamba_ssm_dtype="float32")
@@ -121,9 +122,11 @@ def test_fp8(tmp_path, key):
 
 def test_a_missing_part_is_named(root, tmp_path):
     tensors, config, _ = saved(root, "qwen3_5")
-    for number, part in enumerate(("conv1d.weight", "A_log", "dt_bias", "norm.weight", "in_proj_a.weight", "out_proj.weight")):
+    for number, part in enumerate(("conv1d.weight", "A_log", "dt_bias", "norm.weight", "in_proj_a.weight",
+                                   "out_proj.weight")):
         name = "model.layers.0.linear_attn." + part
-        folder = tiny_models.write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name}, config)
+        folder = tiny_models.write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name},
+                                   config)
         done = kt("estimate", folder, "--bandwidth", 10)
         assert done.returncode == 2 and name in done.stderr and done.stderr.count("\n") == 1
     tensors = dict(tensors, **{"model.layers.0.linear_attn.conv1d.weight": torch.ones(384, 1, 3)})
@@ -206,14 +209,15 @@ def settled(url):
 
 @pytest.mark.parametrize("snapshots", [None, "0"])
 def test_served_together_preempted_and_resumed(root, tmp_path, snapshots):
-    """Answers of requests that share beginnings, push each other out of a small cache and come again are those that each
-    gets alone."""
+    """Answers of requests that share beginnings, push each other out of a small cache and come again are those that
+    each gets alone."""
     folder = readable(tmp_path / "model", "qwen3_next")
     draw = random.Random(3)
     common = [draw.randrange(300, 4000) for _ in range(150)]
     prompts = [common[:length] + [draw.randrange(300, 4000) for _ in range(more)]
                for length, more in ((150, 20), (150, 90), (64, 1), (0, 200), (128, 2), (150, 20))]
-    flags = ["--acts", "f32", "--kv", "f32", "--cpu-threads", "2", *(["--state-snapshots", snapshots] if snapshots else [])]
+    flags = ["--acts", "f32", "--kv", "f32", "--cpu-threads", "2",
+             *(["--state-snapshots", snapshots] if snapshots else [])]
     with Server(folder, *flags, "--max-running-requests", "1", "--max-total-tokens", "512") as server:
         alone = [complete(server.url, ids, 80)[0] for ids in prompts]
         again, cached = complete(server.url, prompts[-1], 80)
@@ -260,7 +264,8 @@ def test_snapshots_of_a_conversation(root, tmp_path):
         assert [choice["message"] for choice in several] == [alone[0]] * 3
         fed = after["kt_tokens_fed_total"] - before["kt_tokens_fed_total"]
         assert fed <= 3 * (64 + 20), fed  # from the last border on, and the answers
-        with urllib.request.urlopen(asked(server.url, "/v1/completions", prompt="Once upon a time", max_tokens=1500, stream=True),
+        with urllib.request.urlopen(asked(server.url, "/v1/completions", prompt="Once upon a time",
+                                          max_tokens=1500, stream=True),
                                     timeout=60) as stream:
             stream.readline()
             assert metrics(server.url)["kt_state_slots_held"] == 1
@@ -273,14 +278,14 @@ def test_snapshots_of_a_conversation(root, tmp_path):
 
 
 def test_estimate_counts_states(root):
-    """Pages of the layers that attend, and f32 states of the others: for each value head a matrix of keys by values, whose
-    rows are multiples of 16 numbers, and of the convolution the last three inputs."""
+    """Pages of the layers that attend, and f32 states of the others: for each value head a matrix of keys by values,
+    whose rows are multiples of 16 numbers, and of the convolution the last three inputs."""
     saved(root, "qwen3_next")
     state = 3 * (6 * 24 * 48 + 3 * (2 * 3 * 24 + 6 * 40)) * 4
     page = 64 * 2 * 2 * 32 * 2
     for sequences, context in ((1, 64), (3, 200)):
-        done = kt("estimate", root / "qwen3_next", "--bandwidth", 10, "--json", "--context", context, "--max-running-requests",
-                  sequences)
+        done = kt("estimate", root / "qwen3_next", "--bandwidth", 10, "--json", "--context", context,
+                  "--max-running-requests", sequences)
         assert done.returncode == 0, done.stderr
         pages = sequences * -(-context // 64)
         assert json.loads(done.stdout)["bytes"]["kv_cache"] == pages * page + sequences * state
@@ -291,6 +296,7 @@ def test_a_gpu_refuses_the_family_by_name(root, key):
     saved(root, key)
     done = kt("estimate", root / key, "--bandwidth", 10, "--gpu")
     assert done.returncode == 4 and done.stderr.count("\n") == 1
-    assert f": {key}" in done.stderr and "do not run on a GPU yet; without --gpu all of it runs on the CPU" in done.stderr
+    assert (f": {key}" in done.stderr
+            and "do not run on a GPU yet; without --gpu all of it runs on the CPU" in done.stderr)
     done = kt("estimate", root / key, "--bandwidth", 10, "--gpu", "auto")
     assert done.returncode == 0 and "everything runs on the CPU: " in done.stderr + done.stdout

@@ -1,4 +1,5 @@
-"""The demo's weights: an archive in git, unpacked beside it when a build is configured. Python's own tarfile says what is in it."""
+"""The demo's weights: an archive in git, unpacked beside it when a build is configured. Python's own tarfile says what
+is in it."""
 import os
 import pathlib
 import shutil
@@ -30,7 +31,8 @@ def pack(folder, files):
 
 
 def unpack(folder, **options):
-    return subprocess.run(["cmake", f"-DARCHIVE={folder}/model/weights.tar.xz", "-P", SCRIPT], capture_output=True, text=True, **options)
+    return subprocess.run(["cmake", f"-DARCHIVE={folder}/model/weights.tar.xz", "-P", SCRIPT], capture_output=True,
+                          text=True, **options)
 
 
 def unpacked(folder):
@@ -39,14 +41,16 @@ def unpacked(folder):
     assert done.returncode == 0, done.stderr
     rest = sorted(path.name for path in folder.iterdir())
     assert rest == [".model.unpacked", "made", "model"]  # nothing of the work is left
-    return "unpacked" in done.stdout, {path.name: path.read_bytes() for path in (folder / "model").iterdir() if path.suffix != ".xz"}
+    return "unpacked" in done.stdout, {path.name: path.read_bytes() for path in (folder / "model").iterdir()
+                                       if path.suffix != ".xz"}
 
 
 def state(folder):
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (folder / "model").iterdir()}
 
 
-FILES = {"model-00001-of-00002.safetensors": bytes(range(256)) * 4000, "model-00002-of-00002.safetensors": b"second" * 5000}
+FILES = {"model-00001-of-00002.safetensors": bytes(range(256)) * 4000,
+         "model-00002-of-00002.safetensors": b"second" * 5000}
 
 
 @pytest.fixture
@@ -63,7 +67,8 @@ def test_the_demo_is_what_the_archive_holds():
     for name, data in kept.items():
         assert (DEMO / name).read_bytes() == data, name
     if shutil.which("git") and (ROOT / ".git").exists():
-        seen = subprocess.run(["git", "ls-files", "--others", "--exclude-standard", "demo"], cwd=ROOT, capture_output=True, text=True).stdout
+        seen = subprocess.run(["git", "ls-files", "--others", "--exclude-standard", "demo"], cwd=ROOT,
+                              capture_output=True, text=True).stdout
         assert "safetensors" not in seen and "unpacked" not in seen
 
 

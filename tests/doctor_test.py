@@ -203,9 +203,11 @@ def own_version():
 
 def test_python_with_everything(python):
     found = python({"kt_kernel/__init__.py": KERNEL.format(version=own_version()),
-                    "torch.py": "__version__ = '2.13.0'\nclass version: cuda = None\nclass cuda: is_available = lambda: False",
+                    "torch.py": "__version__ = '2.13.0'\nclass version: cuda = None\n"
+                                "class cuda: is_available = lambda: False",
                     "sglang/srt/layers/moe/kt_ep_wrapper.py": SGLANG})
-    assert found["python"]["kt_kernel"] | {"version": own_version(), "isa": "avx2", "imported": True} == found["python"]["kt_kernel"]
+    assert found["python"]["kt_kernel"] | {"version": own_version(), "isa": "avx2",
+                                           "imported": True} == found["python"]["kt_kernel"]
     assert about(found, "kt_kernel")[0]["level"] == "ok" and "(avx2)" in about(found, "kt_kernel")[0]["found"]
     assert "2.13.0, built without CUDA" in about(found, "torch")[0]["found"]
     assert about(found, "sglang")[0]["level"] == "ok" and "its kt support loads" in about(found, "sglang")[0]["found"]
@@ -215,17 +217,20 @@ WRAPPER = "sglang/srt/layers/moe/kt_ep_wrapper.py"
 
 
 @pytest.mark.parametrize("files, wanted", [
-    ({"kt_kernel.py": "raise ImportError('libx.so.1:\\n  not found')", "torch.py": "raise OSError('libcudart.so.13: cannot open')",
+    ({"kt_kernel.py": "raise ImportError('libx.so.1:\\n  not found')",
+      "torch.py": "raise OSError('libcudart.so.13: cannot open')",
       WRAPPER: "import no_such_module"},
      {"kt_kernel": "cannot be imported: ImportError: libx.so.1: not found", "torch": "OSError: libcudart.so.13",
       "sglang": "does not load: ModuleNotFoundError: No module named 'no_such_module'"}),
     ({"kt_kernel.py": "import os; os.abort()"}, {"kt_kernel": "Python ended with signal 6"}),
     ({"kt_kernel.py": "import sys; sys.exit('no')", "sglang/srt/layers/moe/other.py": ""},
      {"kt_kernel": "SystemExit: no", "sglang": "this SGLang has no sglang.srt.layers.moe.kt_ep_wrapper"}),
-    ({"kt_kernel.py": "def __getattr__(name): raise ValueError('KT_ISA=x: unknown')"}, {"kt_kernel": "ValueError: KT_ISA=x: unknown"}),
+    ({"kt_kernel.py": "def __getattr__(name): raise ValueError('KT_ISA=x: unknown')"},
+     {"kt_kernel": "ValueError: KT_ISA=x: unknown"}),
     # Another version, and one that lacks what SGLang wants.
     ({"kt_kernel.py": "__version__, __cpu_variant__ = '0.7.2', 'amx'", WRAPPER: SGLANG},
-     {"kt_kernel": "0.7.2 (amx); this kt is ", "sglang": "does not load: ImportError: cannot import name 'KTMoEWrapper'"}),
+     {"kt_kernel": "0.7.2 (amx); this kt is ",
+      "sglang": "does not load: ImportError: cannot import name 'KTMoEWrapper'"}),
 ])
 def test_python_with_something_broken(python, files, wanted):
     found = python(files)
@@ -235,7 +240,8 @@ def test_python_with_something_broken(python, files, wanted):
 
 
 def test_quick_imports_nothing(python):
-    found = python({"kt_kernel.py": "raise ImportError('asked')", "sglang/__init__.py": "raise ImportError('asked')"}, "--quick")
+    found = python({"kt_kernel.py": "raise ImportError('asked')", "sglang/__init__.py": "raise ImportError('asked')"},
+                   "--quick")
     assert all(finding["level"] == "ok" for topic in ("kt_kernel", "sglang") for finding in about(found, topic))
 
 

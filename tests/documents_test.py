@@ -1,6 +1,7 @@
-"""The commands of the documents that people follow (kt-kernel's README, the guide to its conversion scripts, the KT-CLI guide),
-as they stand there, on small models: of kt, of the scripts and of kt_kernel, as far as they need no GPU. Only the folders
-/path/to and /mnt/data/models are elsewhere. KT_PROGRAM names kt; PYTHONPATH a folder with the built package."""
+"""The commands of the documents that people follow (kt-kernel's README, the guide to its conversion scripts, the KT-CLI
+guide), as they stand there, on small models: of kt, of the scripts and of kt_kernel, as far as they need no GPU. Only
+the folders /path/to and /mnt/data/models are elsewhere. KT_PROGRAM names kt; PYTHONPATH a folder with the built
+package."""
 import json
 import os
 import pathlib
@@ -12,9 +13,9 @@ import sys
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
-import checkpoints  # noqa: E402
-from convert_scripts_test import check_folder, check_merged, moe_layers  # noqa: E402
-from server_process import Server  # noqa: E402
+import checkpoints
+from convert_scripts_test import check_folder, check_merged, moe_layers
+from server_process import Server
 
 KT, ROOT, DATA = checkpoints.KT, checkpoints.ROOT, checkpoints.DATA
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
@@ -38,8 +39,8 @@ def check_last_layers(model, out):
     check_folder(model, out, 12)
 
 
-# (the stand-in for the model that the command names, what came of it, the command). The document lacks a backslash before
-# --resume-layer.
+# (the stand-in for the model that the command names, what came of it, the command). The document lacks a backslash
+# before --resume-layer.
 CONVERSIONS = [
     ("bf16", check_merged, """python scripts/convert_cpu_weights.py \\
   --input-path /path/to/bf16/model \\
@@ -238,7 +239,9 @@ topk_ids, topk_weights = torch.tensor([[2, 3], [4, 5], [6, 7], [0, 7]]), torch.r
 """
 AFTER = """
 x = hidden_states.float()
-layer = lambda e: (torch.nn.functional.silu(x @ gate_proj[e].float().T) * (x @ up_proj[e].float().T)) @ down_proj[e].float().T
+def layer(e):
+    gate, up = x @ gate_proj[e].float().T, x @ up_proj[e].float().T
+    return (torch.nn.functional.silu(gate) * up) @ down_proj[e].float().T
 want = torch.zeros(4, 4096)
 for t in range(4):
     for e, w in zip(topk_ids[t], topk_weights[t]):
@@ -249,12 +252,14 @@ assert batch_sizes == [1, 2, 4, 8, 16]
 """
 
 PROGRAM = ["kt version", "kt doctor", "kt run m2", "kt chat", "kt --help"]
-COMMANDS = ["version", "run", "chat", "quant", "bench", "microbench", "doctor", "model", "config"]  # of the guide's tables
+# Of the guide's tables.
+COMMANDS = ["version", "run", "chat", "quant", "bench", "microbench", "doctor", "model", "config"]
 
 # What the documents have beside these, and why it is not run here.
 LEFT_OUT = {
     r"git |wget |tar |cd |rm |\./configure|sudo |make$": "fetches and builds other programs",
-    r"conda |pip install (huggingface-hub|accelerate|ktransformers-|flash_attn|custom_flashinfer|https:|-r |-e \"|-e '|-e \.\[)":
+    r"conda |pip install (huggingface-hub|accelerate|ktransformers-|flash_attn|custom_flashinfer|https:|-r |"
+    r"-e \"|-e '|-e \.\[)":
         "installs other programs",
     r"KTRANSFORMERS_FORCE_BUILD=": "installs the framework before kt-kernel",
     r"huggingface-cli download": "another program, and downloads",
@@ -293,7 +298,8 @@ class Reader:
         (tools / "python").chmod(0o755)
         (folder / "scripts").symlink_to(ROOT / "scripts")
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(("KT_", "CPUINFER_"))}
-        self.env |= {"PATH": f"{tools}:{os.environ['PATH']}", "KT_PROGRAM": str(tools / "kt"), "KT_HOME": str(folder / "home"),
+        self.env |= {"PATH": f"{tools}:{os.environ['PATH']}", "KT_PROGRAM": str(tools / "kt"),
+                     "KT_HOME": str(folder / "home"),
                      "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def here(self, words):
@@ -310,8 +316,8 @@ class Reader:
         (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def types(self, words, said=""):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", self.here(words)], input=said, capture_output=True, text=True,
-                              cwd=self.folder, env=self.env, timeout=600)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", self.here(words)], input=said, capture_output=True,
+                              text=True, cwd=self.folder, env=self.env, timeout=600)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
         return done.stdout + done.stderr
 
@@ -338,15 +344,18 @@ def test_the_package(reader):
     for words, wanted in PACKAGE:
         said = reader.types(words)
         assert all(word in said for word in wanted), said
-    said = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, env=reader.env, check=True).stdout
-    assert re.fullmatch(r"CPU variant: \w+\nVersion: \S+\nCUDA support: (True|False)\n✓ kt-kernel installed successfully!\n", said)
+    said = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, env=reader.env,
+                          check=True).stdout
+    assert re.fullmatch(r"CPU variant: \w+\nVersion: \S+\nCUDA support: (True|False)\n✓ kt-kernel installed "
+                        r"successfully!\n", said)
 
 
 def test_a_layer_in_python(reader, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
     checkpoints.Model(tmp_path / "plain", layers=1, experts=8, hidden=256, inter=512).save()
-    checkpoints.kt_ok("quant", tmp_path / "plain", "-o", reader.here("/path/to/weights"), "--method", "int4", "--numa-nodes", 2)
+    checkpoints.kt_ok("quant", tmp_path / "plain", "-o", reader.here("/path/to/weights"), "--method", "int4",
+                      "--numa-nodes", 2)
     words = re.sub(r"\b4096\b", "256", re.sub(r"\b14336\b", "512", BEFORE + LAYER + ADVANCED + AFTER))
     done = subprocess.run([sys.executable, "-c", reader.here(words)], capture_output=True, text=True, env=reader.env)
     assert done.returncode == 0, done.stderr
@@ -363,7 +372,8 @@ def test_the_program(reader):
     reader.types(f"kt config set server.port {port}")  # the usual one may be taken here
     version, doctor, run, chat, page = PROGRAM
     said = reader.types(version)
-    assert re.match(r"(KTransformers CLI v\S+\n\n?)?Python: \S+\nPlatform: Linux\S+\nCUDA: \S+\nkt-kernel: \S+ \(\w+\)\nsglang: \S+\n", said), said
+    assert re.match(r"(KTransformers CLI v\S+\n\n?)?Python: \S+\nPlatform: Linux\S+\nCUDA: \S+\nkt-kernel: "
+                    r"\S+ \(\w+\)\nsglang: \S+\n", said), said
     reader.types(doctor)
     with Server(*run.split()[2:], "--port", port, env=reader.env):
         assert len(reader.types(chat, said="hello\n").strip()) > 0
@@ -384,12 +394,13 @@ def test_nothing_of_the_documents_is_forgotten():
         pytest.skip("KT_TEST_DATA has no seeds/ (the documents)")
     known = {plain(words) for _, _, words in CONVERSIONS} | set(PROGRAM)
     known |= {plain(line) for words, _ in PACKAGE for line in words.splitlines() if not line.startswith("#")}
-    starts = (r"(python3?|pip3?|kt|\./\S+|git|conda|huggingface-cli|cmake|make|sudo|wget|tar|cd|rm|export|lscpu|numactl|"
-              r"llamafactory-cli|[A-Z_]+=\S+ \S+)\s")
+    starts = (r"(python3?|pip3?|kt|\./\S+|git|conda|huggingface-cli|cmake|make|sudo|wget|tar|cd|rm|export|lscpu|"
+              r"numactl|llamafactory-cli|[A-Z_]+=\S+ \S+)\s")
     commands, lines = set(), set()
     for document in documents:
         lines |= {line.strip() for line in document.read_text().splitlines()}
-        words = document.read_text().replace("--no-merge-safetensor\n  --resume-layer", "--no-merge-safetensor --resume-layer")
+        words = document.read_text().replace("--no-merge-safetensor\n  --resume-layer",
+                                             "--no-merge-safetensor --resume-layer")
         words = words.replace("--no-merge-safetensor\n--resume-layer", "--no-merge-safetensor --resume-layer")
         # One of them has lost its line ends: a command and what follows it stand together.
         words = re.sub(r"(?<=\S)(python scripts/)", r"\n\1", words.replace("\\\n", " "))

@@ -21,8 +21,8 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import server_process  # noqa: E402
-from checkpoints import KT, ROOT, kt, kt_ok, refused  # noqa: E402
+import server_process
+from checkpoints import KT, ROOT, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO, STORIES = ROOT / "demo" / "tiny-deepseekv3", ROOT / "demo" / "stories.txt"
@@ -34,7 +34,8 @@ def tokens(*words):
 
 
 def perplexity(*words):
-    return json.loads(kt_ok("perplexity", *words, "--file", STORIES, "--context", 64, "--max-tokens", 128, "--json").stdout)["perplexity"]
+    return json.loads(kt_ok("perplexity", *words, "--file", STORIES, "--context", 64, "--max-tokens", 128,
+                            "--json").stdout)["perplexity"]
 
 
 # --- converted folders -----------------------------------------------------------------------------------------------
@@ -63,14 +64,16 @@ def test_an_output_runs_by_itself(here, name):
     out, given = here / name, (here / "source", "--weights", here / name)
     assert tokens(out) == tokens(*given) != tokens(here / "source")
     assert perplexity(out) == perplexity(*given)
-    alone, both = (json.loads(kt_ok("estimate", *words, "--bandwidth", 10, "--json").stdout) for words in ((out,), given))
+    alone, both = (json.loads(kt_ok("estimate", *words, "--bandwidth", 10, "--json").stdout)
+                   for words in ((out,), given))
     assert alone["decode"] == both["decode"]
     for part in ("experts", "dense", "kv_cache", "workspace"):
         assert alone["bytes"][part] == both["bytes"][part] > 0
     plan = kt_ok("run", out, "--dry-run").stdout
     assert "kt-int4 experts" in plan and ("all but the experts from" in plan) == (name == "apart")
     kt_ok("bench", out, "--prompt", 4, "--tokens", 2, "--batch", 1, "--json")
-    chat = subprocess.run([KT, "chat", out, "--max-tokens", "4", "--json"], input="Hello\n", capture_output=True, text=True)
+    chat = subprocess.run([KT, "chat", out, "--max-tokens", "4", "--json"], input="Hello\n",
+                          capture_output=True, text=True)
     assert chat.returncode == 0 and json.loads(chat.stdout)
 
 
@@ -87,7 +90,8 @@ def test_a_source_that_is_gone(moved):
     facts.write_text(json.dumps(known))
     out = moved / "apart"
     for verb in (("run",), ("generate", *PROMPT), ("estimate",)):
-        refused(kt(verb[0], out, *verb[1:]), 2, f"{out}: holds converted experts only", f"{gone}, is not there", f"--weights {out}")
+        refused(kt(verb[0], out, *verb[1:]), 2, f"{out}: holds converted experts only", f"{gone}, is not there",
+                f"--weights {out}")
     assert tokens(DEMO, "--weights", out)  # as the line says
 
 
@@ -109,8 +113,8 @@ def test_a_source_that_changed(here, moved):
     facts.write_text(json.dumps(known))
     config = json.loads((moved / "source" / "config.json").read_text())
     (moved / "source" / "config.json").write_text(json.dumps({**config, "rope_theta": 20000}))
-    refused(kt("generate", moved / "apart", *PROMPT), 2, f"{moved / 'source'}, has changed: config.json holds something else",
-            f"--weights {moved / 'apart'}")
+    refused(kt("generate", moved / "apart", *PROMPT), 2,
+            f"{moved / 'source'}, has changed: config.json holds something else", f"--weights {moved / 'apart'}")
 
 
 def test_outputs_of_earlier_versions(moved):
@@ -120,7 +124,8 @@ def test_outputs_of_earlier_versions(moved):
     known = json.loads(facts.read_text())
     del known["origin"]
     facts.write_text(json.dumps(known))
-    refused(kt("run", moved / "apart"), 2, "does not name the model they were made from", f"--weights {moved / 'apart'}")
+    refused(kt("run", moved / "apart"), 2, "does not name the model they were made from",
+            f"--weights {moved / 'apart'}")
     assert tokens(DEMO, "--weights", moved / "apart") == tokens(moved / "whole")
 
 
@@ -146,9 +151,11 @@ def test_more_threads_than_cpus_are_cut_with_a_line(words, tmp_path):
 
 def test_the_documents_launch_line():
     """On one CPU too, where there are more pools than that."""
-    words = ("run", "--model", DEMO, "--kt-method", "BF16", "--kt-cpuinfer", 6400, "--kt-threadpool-count", 2, "--dry-run")
+    words = ("run", "--model", DEMO, "--kt-method", "BF16", "--kt-cpuinfer", 6400,
+             "--kt-threadpool-count", 2, "--dry-run")
     assert "threads, 2 thread pools on 1 NUMA node" in kt_ok(*words).stdout or USABLE > 2
-    one = subprocess.run(["taskset", "-c", str(min(os.sched_getaffinity(0))), KT, *map(str, words)], capture_output=True, text=True)
+    one = subprocess.run(["taskset", "-c", str(min(os.sched_getaffinity(0))), KT, *map(str, words)],
+                         capture_output=True, text=True)
     assert one.returncode == 0 and "2 threads, 2 thread pools on 1 NUMA node" in one.stdout, one.stderr
 
 
@@ -172,8 +179,10 @@ def test_nodes_by_their_numbers():
     for bad in ("711", f"{first},711", f"{first}-711"):
         line = refused(kt(*plan, bad, "--model", DEMO), 2, "--kt-numa-nodes: there is no NUMA node", f"nodes: {known}")
         assert "711" in line or "-" in bad
-    refused(kt(*plan, "0;1", "--model", DEMO), 2, "--kt-numa-nodes: '0;1': expected numbers of NUMA nodes such as 0,2 or 0-3")
-    refused(kt(*plan, f"{first},{first}", "--kt-threadpool-count", 1, "--model", DEMO), 2, "2 nodes are named for 1 pools")
+    refused(kt(*plan, "0;1", "--model", DEMO), 2,
+            "--kt-numa-nodes: '0;1': expected numbers of NUMA nodes such as 0,2 or 0-3")
+    refused(kt(*plan, f"{first},{first}", "--kt-threadpool-count", 1, "--model", DEMO), 2,
+            "2 nodes are named for 1 pools")
 
 
 # --- the first page, and what comes next -----------------------------------------------------------------------------
@@ -183,7 +192,8 @@ def on_terminal(*words, width=80, **env):
     """What kt shows on a terminal of so many columns, standard error too."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    process = subprocess.Popen([KT, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    process = subprocess.Popen([KT, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs,
+                               start_new_session=True,
                                env={**os.environ, "NO_COLOR": "1", **{key: str(value) for key, value in env.items()}})
     os.close(theirs)
     shown = b""
@@ -210,9 +220,11 @@ def home(tmp_path):
 def test_the_first_page(home, here, width):
     shown = on_terminal(width=width, **home)
     assert max(map(len, shown.splitlines())) <= width
-    for words in ("CPU ", "kernels", "RAM ", "available", "GPU ", "Models", "demo", "Try", "kt chat demo", "kt run demo", "kt doctor"):
+    for words in ("CPU ", "kernels", "RAM ", "available", "GPU ", "Models", "demo", "Try", "kt chat demo",
+                  "kt run demo", "kt doctor"):
         assert words in shown, shown
-    kt_ok("model", "add", "a-much-longer-name-of-mine", here / "source", env={**os.environ, "KT_HOME": str(home["KT_HOME"])})
+    kt_ok("model", "add", "a-much-longer-name-of-mine", here / "source",
+          env={**os.environ, "KT_HOME": str(home["KT_HOME"])})
     shown = on_terminal(width=width, **home)
     assert "a-much-longer-name-of-mine" in shown and max(map(len, shown.splitlines())) <= width
 
@@ -223,7 +235,8 @@ def test_its_commands_work_as_they_stand(home):
     commands = re.findall(r"^  (kt [a-z]+ ?[a-z-]*)  ", shown, re.MULTILINE)
     assert len(commands) == 3, shown
     for command in commands:
-        words = shlex.split(command)[1:] + (["--dry-run"] if " run " in command else ["--quick"] if "doctor" in command else [])
+        words = shlex.split(command)[1:] + (["--dry-run"] if " run " in command else ["--quick"]
+                                            if "doctor" in command else [])
         done = kt(*words, env={**os.environ, "KT_HOME": str(home["KT_HOME"])})
         assert done.returncode == 0 or (words[0] == "doctor" and done.returncode == 4), (command, done.stderr)
 
@@ -242,8 +255,10 @@ def test_the_last_line_names_the_next_command(home, here, tmp_path):
     out, source = tmp_path / "an output", here / "source"
     assert last_line("quant", source, "-o", out, "--numa-nodes", 1, **home) == f"next: kt run '{out}'"
     assert last_line("model", "add", "mine", source, **home) == "next: kt run mine"
-    assert last_line("estimate", "mine", "--bandwidth", 9, "--format", "int8", **home) == "next: kt run mine --format int8"
-    assert last_line("estimate", source, "--bandwidth", 9, "--max-memory", "1MiB", **home) == f"next: kt estimate {source} --format int4"
+    assert last_line("estimate", "mine", "--bandwidth", 9, "--format", "int8",
+                     **home) == "next: kt run mine --format int8"
+    assert last_line("estimate", source, "--bandwidth", 9, "--max-memory", "1MiB",
+                     **home) == f"next: kt estimate {source} --format int4"
     assert last_line("run", "mine", "--dry-run", **home) == "next: kt run mine"
     assert last_line("bench", "mine", "--prompt", 4, "--tokens", 2, "--batch", 1, **home) == "next: kt run mine"
     assert last_line("model", "verify", "mine", "--quick", **home) == "next: kt run mine"
@@ -258,14 +273,16 @@ def test_a_server_names_the_chat_when_it_is_ready(here):
             time.sleep(0.02)
         lines = server.stdout_path.read_text().splitlines()
         assert lines[-2].startswith("ready: ") and lines[-1] == f"next: kt chat --url {server.url}"
-        chat = subprocess.run([KT, *shlex.split(lines[-1])[2:], "--max-tokens", "4", "--json"], input="Hello\n", capture_output=True, text=True)
+        chat = subprocess.run([KT, *shlex.split(lines[-1])[2:], "--max-tokens", "4", "--json"], input="Hello\n",
+                              capture_output=True, text=True)
         assert chat.returncode == 0 and json.loads(chat.stdout), chat.stderr
 
 
 def test_what_programs_read_stays_as_it_was(home, here):
     """Nothing behind JSON, lists and completions, but on a terminal, and there beside them."""
     env = {**os.environ, "KT_HOME": str(home["KT_HOME"])}
-    for words in (("estimate", "demo", "--bandwidth", 9, "--json"), ("model", "list", "--json"), ("model", "list", "--names"),
+    for words in (("estimate", "demo", "--bandwidth", 9, "--json"), ("model", "list", "--json"),
+                  ("model", "list", "--names"),
                   ("model", "list"), ("config", "path"), ("config", "get", "server.port"), ("version",),
                   ("perplexity", "demo", "--file", STORIES, "--context", 32, "--max-tokens", 32),
                   ("generate", "demo", "-p", "a", "--max-tokens", 2)):

@@ -1,6 +1,6 @@
-"""Families whose layers choose the keys that they attend to, beyond their logits (model_logits_test.py): positions where
-the choice is close, as they are published, cuts and company and threads. KT_MODEL_PROBE names model_probe; what kt says of
-them, and serves, is in dsa_program_test.py."""
+"""Families whose layers choose the keys that they attend to, beyond their logits (model_logits_test.py): positions
+where the choice is close, as they are published, cuts and company and threads. KT_MODEL_PROBE names model_probe; what
+kt says of them, and serves, is in dsa_program_test.py."""
 
 import functools
 import pathlib
@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
-import numpy as np  # noqa: E402
+import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import gguf_files  # noqa: E402
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+import gguf_files
+import published
+import tiny_models
+from logits import PROBE, check, differences, probe, prompt
 
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 BOUND, SUMS_BOUND = 1e-4, 1e-5  # as in model_logits_test.py
@@ -44,8 +44,8 @@ def saved(root, key):
 
 
 def gaps(model, ids, monkeypatch):
-    """transformers' logits, and of each position how far the last key that is chosen and the first that is not are apart,
-    by the size of the largest score: the least of all layers. Infinite where all keys are taken."""
+    """transformers' logits, and of each position how far the last key that is chosen and the first that is not are
+    apart, by the size of the largest score: the least of all layers. Infinite where all keys are taken."""
     out, take = np.full(len(ids), np.inf), torch.Tensor.topk
 
     def watched(scores, k, dim=-1):
@@ -126,7 +126,8 @@ def test_cuts_and_company_change_sums_alone(root, key):
 def further(tensors, layers):
     """A layer that predicts further tokens: the last one's tensors behind the others, and its own."""
     last = f"model.layers.{layers - 1}."
-    out = {name.replace(last, f"model.layers.{layers}."): tensor for name, tensor in tensors.items() if name.startswith(last)}
+    out = {name.replace(last, f"model.layers.{layers}."): tensor for name, tensor in tensors.items()
+           if name.startswith(last)}
     beside = {"eh_proj": torch.ones(64, 128), "enorm": torch.ones(64), "hnorm": torch.ones(64),
               "shared_head.norm": torch.ones(64)}
     return out | {f"model.layers.{layers}.{name}.weight": tensor for name, tensor in beside.items()}
@@ -142,9 +143,11 @@ def test_as_published(root, tmp_path, key):
     tensors = {name: tensor.float() if "weights_proj" in name else tensor for name, tensor in tensors.items()}
     layers = config["num_hidden_layers"]
     said = {name: value for name, value in config.items() if name not in GONE}
-    said |= dict(num_nextn_predict_layers=1, ep_size=1, moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc")
+    said |= dict(num_nextn_predict_layers=1, ep_size=1, moe_layer_freq=1, scoring_func="sigmoid",
+                 topk_method="noaux_tc")
     if key == "deepseek_v32":
-        yarn = {name: value for name, value in config["rope_parameters"].items() if name not in ("rope_theta", "rope_type")}
+        yarn = {name: value for name, value in config["rope_parameters"].items()
+                if name not in ("rope_theta", "rope_type")}
         said |= dict(rope_theta=10000, rope_scaling=dict(yarn, type="yarn"))
     else:
         said |= dict(indexer_rope_interleave=True, rope_interleave=True,
@@ -191,8 +194,8 @@ def test_tensors_say_which_layers_choose(root, tmp_path):
 
 def test_a_long_context_says_which_layers_choose(tmp_path):
     """Where converters copied indexers into every layer: two layers, and then one of four."""
-    model = tiny_models.build("glm_moe_dsa-shared-biases", num_hidden_layers=5, indexer_types=["full"] * 3 + ["shared"] * 2,
-                              max_position_embeddings=1 << 20)
+    model = tiny_models.build("glm_moe_dsa-shared-biases", num_hidden_layers=5,
+                              indexer_types=["full"] * 3 + ["shared"] * 2, max_position_embeddings=1 << 20)
     expected = tiny_models.logits(model, PROMPTS[-1:])
     source = gguf_files.Model(tiny_models.save(model, tmp_path / "plain"))
     source.says_indexers = False
@@ -205,6 +208,7 @@ def test_a_long_context_says_which_layers_choose(tmp_path):
     path = source.write(tmp_path / "m.gguf", change=copy)
     check(probe(path, PROMPTS[-1:], VOCAB), expected, BOUND)
     source.config["max_position_embeddings"] = (1 << 20) - 1  # then all layers choose
-    assert differences(probe(source.write(tmp_path / "all.gguf", change=copy), PROMPTS[-1:], VOCAB), expected).max() > 10 * BOUND
+    assert differences(probe(source.write(tmp_path / "all.gguf", change=copy), PROMPTS[-1:], VOCAB),
+                       expected).max() > 10 * BOUND
 
 

@@ -1,5 +1,5 @@
-"""Families whose layers choose the keys that they attend to, as kt serves and estimates them; what is left alone, missing or
-wrong; and where they do not run. KT_PROGRAM names kt."""
+"""Families whose layers choose the keys that they attend to, as kt serves and estimates them; what is left alone,
+missing or wrong; and where they do not run. KT_PROGRAM names kt."""
 
 import concurrent.futures
 import functools
@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import gguf_files  # noqa: E402
-import tiny_models  # noqa: E402
-from server_process import KT, Server  # noqa: E402
+import gguf_files
+import tiny_models
+from server_process import KT, Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = pathlib.Path(__file__).parent.parent / "demo" / "tiny-deepseekv3"
@@ -67,8 +67,8 @@ def metrics(url):
 
 
 def test_served_together_preempted_and_reused(tmp_path):
-    """Answers of requests that share beginnings, push each other out of a small cache and come again are those that each
-    gets alone."""
+    """Answers of requests that share beginnings, push each other out of a small cache and come again are those that
+    each gets alone."""
     folder = readable(tmp_path / "model", "glm_moe_dsa-shared-biases")
     draw = random.Random(3)
     common = [draw.randrange(300, 4000) for _ in range(150)]
@@ -93,7 +93,8 @@ def test_served_together_preempted_and_reused(tmp_path):
 def test_what_is_left_alone_is_said(root, tmp_path):
     """Layers for further tokens, and indexers that converters copied into layers that share a choice."""
     tensors, config, _ = saved(root, "glm_moe_dsa-shared-biases")
-    copied = {name.replace("layers.0.", f"layers.{layer}."): tensor for name, tensor in tensors.items() for layer in (1, 4)
+    copied = {name.replace("layers.0.", f"layers.{layer}."): tensor for name, tensor in tensors.items()
+              for layer in (1, 4)
               if "layers.0.self_attn.indexer." in name}
     done = kt("estimate", tiny_models.write(tmp_path / "model", tensors | copied, config), "--bandwidth", 10)
     assert "10 tensors not used: indexers that nobody asks (model.layers.1." in done.stderr
@@ -104,7 +105,8 @@ def test_a_missing_part_is_named(root, tmp_path):
     tensors, config, _ = saved(root, "deepseek_v32")
     for number, part in enumerate(("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")):
         name = "model.layers.1.self_attn.indexer." + part
-        folder = tiny_models.write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name}, config)
+        folder = tiny_models.write(tmp_path / str(number), {each: tensors[each] for each in tensors if each != name},
+                                   config)
         done = kt("estimate", folder, "--bandwidth", 10)
         assert done.returncode == 2 and name in done.stderr and done.stderr.count("\n") == 1
     tensors = dict(tensors, **{"model.layers.1.self_attn.indexer.k_norm.bias": torch.ones(39)})
@@ -112,10 +114,11 @@ def test_a_missing_part_is_named(root, tmp_path):
     assert "k_norm.bias: expected 40 floats, found" in done.stderr
 
 
-@pytest.mark.parametrize("kind,words", [([True, False, True], "indexer.types is a list of 3, expected one for each of 4 layers"),
-                                        ([0, 1, 1, 1], "indexer.types: layer 0 shares the keys"),
-                                        ([1, 2, 1, 1], "indexer.types[1] is something else, expected a list of true and false"),
-                                        ("full", 'indexer.types is "full", expected a list of true and false')])
+@pytest.mark.parametrize("kind,words",
+                         [([True, False, True], "indexer.types is a list of 3, expected one for each of 4 layers"),
+                          ([0, 1, 1, 1], "indexer.types: layer 0 shares the keys"),
+                          ([1, 2, 1, 1], "indexer.types[1] is something else, expected a list of true and false"),
+                          ("full", 'indexer.types is "full", expected a list of true and false')])
 def test_bad_lists_of_a_file_are_named(root, tmp_path, kind, words):
     def more(writer):
         key = "glm-dsa.attention.indexer.types"
@@ -136,8 +139,8 @@ def test_estimate_counts_the_keys_of_indexers(root):
         saved(root, key)
         page = 64 * 2 * (layers * 64 + choosing * 64)
         for sequences, context in ((1, 64), (3, 200)):
-            done = kt("estimate", root / key, "--bandwidth", 10, "--json", "--context", context, "--max-running-requests",
-                      sequences)
+            done = kt("estimate", root / key, "--bandwidth", 10, "--json", "--context", context,
+                      "--max-running-requests", sequences)
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["bytes"]["kv_cache"] == sequences * -(-context // 64) * page
 
@@ -152,15 +155,18 @@ def test_dense_attention_is_asked_for(tmp_path):
     (tmp_path / "text.txt").write_text("Once upon a time there was a fox who lived at the edge of a dark wood. " * 8)
 
     def measured(folder, *flags):
-        done = kt("perplexity", folder, "--file", tmp_path / "text.txt", "--context", 100, "--acts", "f32", "--json", *flags)
+        done = kt("perplexity", folder, "--file", tmp_path / "text.txt", "--context", 100, "--acts", "f32",
+                  "--json", *flags)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["perplexity"], done.stderr
 
     (dense, said), (of_all, _), (chosen, _) = measured(folder, "--dense-attention"), measured(every), measured(folder)
     assert dense == of_all and abs(chosen / dense - 1) > 1e-3
-    assert "--dense-attention: indexers choose no keys; texts of more than 16 tokens are not what the model makes" in said
+    told = "--dense-attention: indexers choose no keys; texts of more than 16 tokens are not what the model makes"
+    assert told in said
     assert "indexers that nobody asks (model.layers.0.self_attn.indexer." in said
-    done = kt("estimate", folder, "--bandwidth", 10, "--json", "--context", 64, "--max-running-requests", 1, "--dense-attention")
+    done = kt("estimate", folder, "--bandwidth", 10, "--json", "--context", 64, "--max-running-requests", 1,
+              "--dense-attention")
     assert done.returncode == 0 and json.loads(done.stdout)["bytes"]["kv_cache"] == 64 * 2 * 3 * 64
     assert "attends to all keys as it is" in kt("estimate", DEMO, "--bandwidth", 10, "--dense-attention").stderr
 

@@ -20,23 +20,24 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from chat_test import Api  # noqa: E402
-from checkpoints import KT, kt, refused  # noqa: E402
-from cli_place import DEMO, place, weights  # noqa: E402,F401
+from chat_test import Api
+from checkpoints import KT, refused
+from cli_place import DEMO, place_fixture, weights_fixture  # noqa: F401 (pytest finds them)
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 
 # The pages of `kt VERB --help` of 0.7: names of each option; arguments in capitals.
 PAGES = {
-    "run": ["MODEL", "--host -H", "--port -p", "--gpu-experts", "--cpu-threads", "--numa-nodes", "--tensor-parallel-size --tp",
-            "--model-path", "--weights-path", "--kt-method", "--kt-gpu-prefill-threshold", "--attention-backend",
-            "--max-total-tokens", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static",
-            "--watchdog-timeout", "--served-model-name", "--disable-shared-experts-fusion", "--enable-shared-experts-fusion",
-            "--quantize -q", "--advanced", "--dry-run"],
-    "chat": ["--host -H", "--port -p", "--model -m", "--temperature -t", "--max-tokens", "--system -s", "--save-history",
-             "--no-save-history", "--history-file", "--stream", "--no-stream"],
-    "quant": ["MODEL", "--method -m", "--output -o", "--input-type -i", "--cpu-threads", "--numa-nodes", "--no-merge", "--gpu",
-              "--yes -y"],
+    "run": ["MODEL", "--host -H", "--port -p", "--gpu-experts", "--cpu-threads", "--numa-nodes",
+            "--tensor-parallel-size --tp", "--model-path", "--weights-path", "--kt-method",
+            "--kt-gpu-prefill-threshold", "--attention-backend", "--max-total-tokens", "--max-running-requests",
+            "--chunked-prefill-size", "--mem-fraction-static", "--watchdog-timeout", "--served-model-name",
+            "--disable-shared-experts-fusion", "--enable-shared-experts-fusion", "--quantize -q",
+            "--advanced", "--dry-run"],
+    "chat": ["--host -H", "--port -p", "--model -m", "--temperature -t", "--max-tokens", "--system -s",
+             "--save-history", "--no-save-history", "--history-file", "--stream", "--no-stream"],
+    "quant": ["MODEL", "--method -m", "--output -o", "--input-type -i", "--cpu-threads", "--numa-nodes", "--no-merge",
+              "--gpu", "--yes -y"],
     "bench": ["--type -t", "--model -m", "--output -o", "--iterations -n"],
     "microbench": ["COMPONENT", "--batch-size -b", "--seq-len -s", "--iterations -n", "--warmup -w", "--output -o"],
     "model download": ["REPO", "--local-dir -d", "--repo-type -t", "--resume", "--no-resume", "--yes -y"],
@@ -214,7 +215,8 @@ def _(place):
 @row("run", "--quantize -q")
 def _(place):
     done = place.ok("run", DEMO, "--dry-run", "--quantize")
-    assert "--quantize writes ./tiny-deepseekv3-int4 first" in done.stderr and not (place.folder / "tiny-deepseekv3-int4").exists()
+    assert ("--quantize writes ./tiny-deepseekv3-int4 first" in done.stderr
+            and not (place.folder / "tiny-deepseekv3-int4").exists())
     refused(place.kt("run", DEMO, "-q", "--port", 0, "--max-memory", "1MiB"), 3, "memory")  # converted, then refused
     assert (place.folder / "tiny-deepseekv3-int4" / "kt_manifest.json").exists()
     again = place.ok("run", DEMO, "-q", "--dry-run")
@@ -248,8 +250,8 @@ def talk(place, *flags, words="hello\n", api=None):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         port = str(server.server_address[1])
-        done = subprocess.run([KT, "chat", *(flag.replace("PORT", port) for flag in flags)], input=words, capture_output=True,
-                              text=True, env=place.env, cwd=place.folder, timeout=600)
+        done = subprocess.run([KT, "chat", *(flag.replace("PORT", port) for flag in flags)], input=words,
+                              capture_output=True, text=True, env=place.env, cwd=place.folder, timeout=600)
         return done, server.requests
     finally:
         server.shutdown()
@@ -291,7 +293,8 @@ def _(place):
 @row("chat", "--system -s")
 def _(place):
     for flag in ("--system", "-s"):
-        assert talk(place, "-p", "PORT", flag, "be kind")[1][0]["messages"][0] == {"role": "system", "content": "be kind"}
+        assert talk(place, "-p", "PORT", flag,
+                    "be kind")[1][0]["messages"][0] == {"role": "system", "content": "be kind"}
 
 
 def typed(place, *flags):
@@ -303,7 +306,8 @@ def typed(place, *flags):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen([KT, "chat", "-p", str(server.server_address[1]), *flags], stdin=theirs, stdout=theirs,
-                               stderr=theirs, start_new_session=True, env={**place.env, "TERM": "xterm"}, cwd=place.folder)
+                               stderr=theirs, start_new_session=True, env={**place.env, "TERM": "xterm"},
+                               cwd=place.folder)
     os.close(theirs)
     shown, said, end = b"", False, time.monotonic() + 300
     while time.monotonic() < end:
@@ -347,7 +351,8 @@ def _(place):
     assert done.returncode == 0
     kept = json.loads((place.folder / "talk.json").read_text())
     assert kept["model"] == "echo-1"
-    assert [message["content"] for message in kept["messages"]] == ["be kind", "hello", "you said: hello", "again", "you said: again"]
+    assert [message["content"] for message in kept["messages"]] == ["be kind", "hello", "you said: hello", "again",
+                                                                    "you said: again"]
     (place.folder / "other.json").write_text("[1, 2]")
     refused(talk(place, "-p", "PORT", "--history-file", "other.json")[0], 2, "other.json", "no conversation")
     assert (place.folder / "other.json").read_text() == "[1, 2]"
@@ -432,7 +437,8 @@ def _(place):
 # --- bench and microbench --------------------------------------------------------------------------------------------
 
 SMALL = ("--prompt", 4, "--tokens", 2, "--batch", 1)
-TINY = ("--experts", 4, "--hidden", 256, "--inter", 128, "--top-k", 2, "--layers", 2, "--format", "int8", "--threads", 1)
+TINY = ("--experts", 4, "--hidden", 256, "--inter", 128, "--top-k", 2, "--layers", 2, "--format", "int8",
+        "--threads", 1)
 
 
 @row("bench", "--type -t")
@@ -469,7 +475,8 @@ def _(place):
 
 
 def measured(place, component, *words):
-    sizes = {"moe": TINY, "linear": ("--outputs", 96, "--inputs", 256, "--copies", 2, "--format", "int8", "--threads", 1),
+    sizes = {"moe": TINY,
+             "linear": ("--outputs", 96, "--inputs", 256, "--copies", 2, "--format", "int8", "--threads", 1),
              "attention": ("--heads", 4, "--kv-heads", 2, "--head-dim", 32, "--layers", 2, "--threads", 1),
              "mla": ("--heads", 2, "--layers", 2, "--threads", 1)}[component]
     return json.loads(place.ok("microbench", component, *sizes, *words, "--json").stdout)
@@ -483,7 +490,8 @@ def _(place):
     assert latent["mla"] and (latent["d"], latent["dv"]) == (576, 512)
     # None is moe, and it may stand behind its flags.
     assert json.loads(place.ok("microbench", *TINY, "-n", 3, "-b", 1, "--json").stdout)["experts"] == 4
-    late = place.ok("microbench", "-n", 3, "-b", 1, "-s", 16, "mla", "--heads", 2, "--layers", 2, "--threads", 1, "--json")
+    late = place.ok("microbench", "-n", 3, "-b", 1, "-s", 16, "mla", "--heads", 2, "--layers", 2,
+                    "--threads", 1, "--json")
     assert json.loads(late.stdout)["mla"]
     refused(place.kt("microbench", "--expert", 4), 2, "'--expert'", "--experts", "kt microbench moe --help")
     refused(place.kt("microbench", "nonsense"), 2, "nonsense", "mla")
@@ -587,7 +595,8 @@ def _(place):
 
 @row("model list", "--no-moe")
 def _(place):
-    assert "experts" in place.ok("model", "list").stdout and "experts" not in place.ok("model", "list", "--no-moe").stdout
+    assert ("experts" in place.ok("model", "list").stdout
+            and "experts" not in place.ok("model", "list", "--no-moe").stdout)
 
 
 @row("model list", "--no-cache")
@@ -639,7 +648,9 @@ def _(place):
 
 @row("model scan", "--min-size")
 def _(place):
-    found = lambda *words: len(json.loads(place.ok("model", "scan", DEMO, "--json", *words).stdout)["models"])  # noqa: E731
+    def found(*words):
+        return len(json.loads(place.ok("model", "scan", DEMO, "--json", *words).stdout)["models"])
+
     assert found() == 1 and found("--min-size", "2.0") == 0 and found("--min-size", "0") == 1
 
 
@@ -711,7 +722,8 @@ def _(place):
 @row("model verify", "--verbose -v")
 def _(place):
     for flag in ("--verbose", "-v"):
-        assert re.search(r"^right    [0-9a-f]{64}  .*\.safetensors$", place.ok("model", "verify", place.weights, flag).stdout, re.M)
+        assert re.search(r"^right    [0-9a-f]{64}  .*\.safetensors$",
+                         place.ok("model", "verify", place.weights, flag).stdout, re.M)
 
 
 @row("model verify-all", "")
@@ -724,7 +736,8 @@ def _(place):
     done = place.kt("model", "verify-all", "--quick")
     refused(done, 2, "1 of 2 models have faults: two")
     assert done.stdout.count("whole") == 1
-    assert [one["ok"] for one in json.loads(place.kt("model", "verify-all", "--quick", "--json").stdout)] == [True, False]
+    assert ([one["ok"] for one in json.loads(place.kt("model", "verify-all", "--quick", "--json").stdout)]
+            == [True, False])
 
 
 @row("model auto-repo", "--apply -a")
@@ -798,7 +811,8 @@ def _(place):
 def _(place):
     for flag in ("--verbose", "-v"):
         done = place.kt("doctor", "--cpu", "--quick", flag)
-        assert done.returncode in (0, 4) and len(done.stdout.splitlines()) > len(place.kt("doctor", "--cpu", "--quick").stdout.splitlines())
+        assert (done.returncode in (0, 4)
+                and len(done.stdout.splitlines()) > len(place.kt("doctor", "--cpu", "--quick").stdout.splitlines()))
 
 
 def python(folder, words):
@@ -821,14 +835,17 @@ def _(place):
     # No code of the folder it is called in.
     (place.folder / "json.py").write_text("raise SystemExit('ran')\n")
     (place.folder / "torch.py").write_text("open('ran', 'w')\n")
-    assert place.ok("version", "-v", PATH=f"{here}:{os.environ['PATH']}").stdout == said and not (place.folder / "ran").exists()
+    assert (place.ok("version", "-v", PATH=f"{here}:{os.environ['PATH']}").stdout == said
+            and not (place.folder / "ran").exists())
     answer = '{"version": "9.9", "packages": {"torch": "7.7", "sglang": 5}}'
     said = place.ok("version", "-v", PATH=python(place.folder / "a", f"echo '{answer}'")).stdout
-    assert said.startswith("Python: 9.9\n") and re.search(r"^torch +7\.7$", said, re.M) and re.search(r"^sglang +not installed$", said, re.M)
+    assert (said.startswith("Python: 9.9\n") and re.search(r"^torch +7\.7$", said, re.M)
+            and re.search(r"^sglang +not installed$", said, re.M))
     assert "does not work" in place.ok("version", "-v", PATH=python(place.folder / "b", "exit 1")).stdout
     assert "none on PATH" in place.ok("version", "-v", PATH=str(place.folder / "none")).stdout
     begin = time.monotonic()
-    assert "no answer within 10 s" in place.ok("version", "-v", PATH=python(place.folder / "c", "/bin/sleep 600")).stdout
+    slow = python(place.folder / "c", "/bin/sleep 600")
+    assert "no answer within 10 s" in place.ok("version", "-v", PATH=slow).stdout
     assert time.monotonic() - begin < 60
 
 

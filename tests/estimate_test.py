@@ -54,7 +54,8 @@ def own_memory(pid):
 
 def generate(model, *flags):
     """(peak bytes of its own, report) of one completion that fills a step of 512 tokens and then some."""
-    command = [KT, "generate", str(model), "-p", PROMPT, "--max-tokens", "100", "--ignore-eos", "--json", *map(str, flags)]
+    command = [KT, "generate", str(model), "-p", PROMPT, "--max-tokens", "100", "--ignore-eos",
+               "--json", *map(str, flags)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         peak = 0
         while process.poll() is None:
@@ -236,15 +237,18 @@ def test_what_rules_name(tmp_path):
     for flag in ("--rules", "--optimize_config_path", "--optimize_rule_path", "--kt_optimize_rule"):
         said = estimate(DEMO, flag, tmp_path / "r.yaml", "--rule-devices", "cuda=cpu")
         assert [part["rules"] for part in said["rules"]["parts"] if part["part"] == "routed experts"] == [[2]]
-        assert said["rules"]["idle"] == [{"rule": 4, "line": 8, "why": "names only what is below rule 2, not recursive"}]
+        assert (said["rules"]["idle"]
+                == [{"rule": 4, "line": 8, "why": "names only what is below rule 2, not recursive"}])
         assert said["bytes"]["experts"] < estimate(DEMO)["bytes"]["experts"]
 
 
 def test_rules_that_cannot_be(tmp_path):
     path = tmp_path / "r.yaml"
-    for text, expected in [("", ": empty, expected a list of rules"), (RULES.replace("AMXInt8", "AMXInt9"), ":4: rule 2: kwargs: backend: no backend"),
+    for text, expected in [("", ": empty, expected a list of rules"),
+                           (RULES.replace("AMXInt8", "AMXInt9"), ":4: rule 2: kwargs: backend: no backend"),
                            (RULES.replace("False", "'False'"), ":5: rule 2: recursive: expected true or false"),
-                           ("- match: {class: a.Qwen3MoeMLP}\n  replace: {}\n", ": none of 1 rules matches a module of this model, deepseek_v3")]:
+                           ("- match: {class: a.Qwen3MoeMLP}\n  replace: {}\n",
+                            ": none of 1 rules matches a module of this model, deepseek_v3")]:
         path.write_text(text)
         assert refused(2, "estimate", DEMO, "--rules", path).startswith(f"kt: {path}{expected}")
     assert "none.yaml" in refused(2, "estimate", DEMO, "--rules", tmp_path / "none.yaml")

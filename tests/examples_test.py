@@ -12,8 +12,8 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt_ok  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT, kt_ok
+from server_process import Server
 
 EXAMPLES = ROOT / "examples"
 DEMO = ROOT / "demo" / "tiny-deepseekv3"

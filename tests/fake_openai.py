@@ -55,7 +55,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def error(self, status, message):
-        self.reply(status, {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}})
+        self.reply(status,
+                   {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}})
 
     def allowed(self):
         key = self.server_state.key
@@ -119,7 +120,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
             for _ in range(asked["max_tokens"]):
                 time.sleep(self.server_state.delay)
-                self.event({"choices": [{"index": 0, "delta": {"content": "a "}} if chat else {"index": 0, "text": "a "}]})
+                self.event({"choices": [{"index": 0, "delta": {"content": "a "}}
+                                        if chat else {"index": 0, "text": "a "}]})
             if self.server_state.usage:
                 words = len(prompt.split()) * 3 // 2
                 self.event({"choices": [], "usage": {"prompt_tokens": words, "completion_tokens": asked["max_tokens"]}})

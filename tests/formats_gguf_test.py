@@ -9,8 +9,8 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: E402
-from gguf.quants import dequantize, quantize  # noqa: E402
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 PROBE = os.environ.get("KT_FORMATS_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_FORMATS_PROBE does not name the formats_probe program")
@@ -48,7 +48,8 @@ def random_blocks(name, n, k, rng):
         blocks[:, 55] &= 0xBF
     if name in ("F32", "BF16"):
         values = rng.standard_normal(len(blocks)).astype(np.float32)
-        blocks = values.view(np.uint8) if name == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        blocks = (values.view(np.uint8) if name == "F32"
+                  else (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8))
     return np.ascontiguousarray(blocks).reshape(n, -1)
 
 
@@ -75,7 +76,8 @@ def test_written_blocks_are_read_alike(name):
     assert np.array_equal(got, expected)
     # Gaussian weights: the relative error each bit width must beat, loosely.
     bound = {"Q2_K": 0.40, "Q3_K": 0.22, "Q4_0": 0.13, "IQ4_NL": 0.13, "IQ4_XS": 0.13, "Q4_1": 0.12, "Q4_K": 0.12,
-             "MXFP4": 0.16, "NVFP4": 0.13, "Q5_0": 0.07, "Q5_1": 0.06, "Q5_K": 0.06, "Q6_K": 0.03, "Q8_0": 0.01}.get(name, 0.003)
+             "MXFP4": 0.16, "NVFP4": 0.13, "Q5_0": 0.07, "Q5_1": 0.06, "Q5_K": 0.06, "Q6_K": 0.03,
+             "Q8_0": 0.01}.get(name, 0.003)
     error = np.linalg.norm(got - values) / np.linalg.norm(values)
     assert error < bound
 

@@ -16,11 +16,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import safetensors.torch  # noqa: E402
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import tiny_models  # noqa: E402
-from checkpoints import KT, ROOT, kt, kt_ok  # noqa: E402
+import tiny_models
+from checkpoints import KT, ROOT, kt, kt_ok
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO, STORIES = ROOT / "demo" / "tiny-deepseekv3", ROOT / "demo" / "stories.txt"

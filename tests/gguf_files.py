@@ -1,5 +1,5 @@
-"""GGUF files of tiny models, written from the checkpoints that transformers saves, as the public converter documents it:
-names, metadata, stacked experts, rows of q and k permuted for llama, kv_b in two halves with that of the keys
+"""GGUF files of tiny models, written from the checkpoints that transformers saves, as the public converter documents
+it: names, metadata, stacked experts, rows of q and k permuted for llama, kv_b in two halves with that of the keys
 transposed. The numbers as stored are given back, so that a reference can run on exactly them.
 """
 
@@ -131,8 +131,8 @@ def _more_bits(layer, layers):
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-# What files of these names hold, counted from published ones: the first row whose words stand in a tensor's name. A row may
-# ask for the layer. "narrow" is what takes the place of a type whose blocks do not divide a row.
+# What files of these names hold, counted from published ones: the first row whose words stand in a tensor's name. A row
+# may ask for the layer. "narrow" is what takes the place of a type whose blocks do not divide a row.
 RECIPES = {
     "Q4_K_M": {
         "rows": [
@@ -285,8 +285,8 @@ class Model:
             self.rounded.update({name: rounded[i] for i, (name, _) in experts.items()})
 
     def _fused(self, name, values):
-        """gpt-oss: [experts, in, out], gate and up in turns; llama4: one after the other. mistral4: as the file has them, gate
-        and up in one."""
+        """gpt-oss: [experts, in, out], gate and up in turns; llama4: one after the other. mistral4: as the file has
+        them, gate and up in one."""
         layer, tail = re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\w+)", name).groups()
         if self.type == "mistral4":
             part = {"gate_up_proj": "gate_up", "down_proj": "down"}[tail]
@@ -301,7 +301,8 @@ class Model:
             rounded = np.empty_like(stored)
             half = stored.shape[1] // 2
             in_turns = (slice(0, None, 2), slice(1, None, 2))
-            for part, rows in zip(("gate", "up"), in_turns if self.type == "gpt_oss" else (slice(half), slice(half, None))):
+            for part, rows in zip(("gate", "up"), in_turns if self.type == "gpt_oss"
+                                  else (slice(half), slice(half, None))):
                 rounded[:, rows] = self.put(f"blk.{layer}.ffn_{part}_exps.{suffix}", stored[:, rows], not bias)
         self.rounded[name] = rounded if bias else np.ascontiguousarray(rounded.swapaxes(1, 2))
 
@@ -332,8 +333,8 @@ class Model:
         self.rounded[name] = self.put(prefix + tail, values, values.ndim == 2 and not always_f32)
 
     def _delta(self, prefix, rest, tail, values):
-        """Norms with their one, decays as rates; of Qwen3.5 heads of values in turns: the first of every key head, then the
-        second ones. Of Qwen3-Next gates apart."""
+        """Norms with their one, decays as rates; of Qwen3.5 heads of values in turns: the first of every key head, then
+        the second ones. Of Qwen3-Next gates apart."""
         config = self.config
         keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
         key, value = config["linear_key_head_dim"], config["linear_value_head_dim"]
@@ -368,9 +369,11 @@ class Model:
             columns = (order[:, None] * value + np.arange(value)).reshape(-1)
             out[:, columns] = self.put(prefix + tail, values[:, columns])
             return out
-        if "in_proj_ba" in rest or "in_proj_qkvz" in rest or rest == "linear_attn.norm.weight" or "linear_attn" not in rest:
+        if ("in_proj_ba" in rest or "in_proj_qkvz" in rest or rest == "linear_attn.norm.weight"
+            or "linear_attn" not in rest):
             return self.put(prefix + tail, values, values.ndim == 2)
-        rows = np.concatenate([np.arange(2 * keys * key), 2 * keys * key + of_values]) if "in_proj_qkv." in rest else of_values
+        rows = (np.concatenate([np.arange(2 * keys * key), 2 * keys * key + of_values]) if "in_proj_qkv." in rest
+                else of_values)
         out[rows] = self.put(prefix + tail, values[rows], values.ndim == 2)
         return out
 
@@ -459,13 +462,15 @@ class Model:
             copy("attention.indexer.key_length", "index_head_dim")
             copy("attention.indexer.top_k", "index_topk")
             if self.says_indexers and config.get("indexer_types"):
-                writer.add_array(f"{arch}.attention.indexer.types", [kind == "full" for kind in config["indexer_types"]])
+                writer.add_array(f"{arch}.attention.indexer.types",
+                                 [kind == "full" for kind in config["indexer_types"]])
         if self.says_growth:
             writer.add_float32(f"{arch}.attention.temperature_scale", config["rope_parameters"]["llama_4_scaling_beta"])
         # What readers of such files take for granted is written only where the model differs.
         if self.type in ("qwen2_moe", "qwen3_moe") and config["norm_topk_prob"] != (self.type == "qwen3_moe"):
             copy("expert_weights_norm", "norm_topk_prob", writer.add_bool)
-        sigmoid = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "hy_v3", "solar_open", "glm_moe_dsa", "deepseek_v32")
+        sigmoid = ("deepseek_v3", "glm4_moe", "minimax_m2", "dots1", "hy_v3", "solar_open", "glm_moe_dsa",
+                   "deepseek_v32")
         if self.type in sigmoid and self.says_gating:
             number(f"{arch}.expert_gating_func", 2)
         if "kv_lora_rank" in config:

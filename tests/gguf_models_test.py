@@ -21,12 +21,12 @@ gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-import numpy as np  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
+import numpy as np
+from safetensors.numpy import save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import gguf_files  # noqa: E402
-import tiny_models  # noqa: E402
+import gguf_files
+import tiny_models
 
 PROBE = os.environ.get("KT_MODEL_PROBE")
 TOKENIZER_PROBE = os.environ.get("KT_TOKENIZER_PROBE")
@@ -140,7 +140,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("gguf")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def published(root, key):
     """The folder that transformers saves, with the tokenizer of the tests."""
     folder = tiny_models.save(tiny_models.build(key), root / key)
@@ -150,7 +150,7 @@ def published(root, key):
     return folder
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def expected(root, key):
     return reference(published(root, key))
 
@@ -164,7 +164,7 @@ QWEN2 = (
 )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tokenizer():
     """Byte-level BPE of 300 tokens, split as Qwen's."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -268,7 +268,8 @@ class TestLogits:
     @pytest.mark.parametrize("recipe", list(gguf_files.RECIPES))
     @pytest.mark.parametrize("key", ["qwen3_moe", "deepseek_v3", "dots1"])
     def test_published_recipes(self, key, recipe, tmp_path, monkeypatch):
-        """Types as files of these names mix them: by tensor and by layer, gate and up apart, other types for narrow rows."""
+        """Types as files of these names mix them: by tensor and by layer, gate and up apart, other types for narrow
+        rows."""
         family, overrides = tiny_models.MODELS[key]
         sizes = dict(overrides, hidden_size=256, intermediate_size=256, moe_intermediate_size=96, num_hidden_layers=4)
         monkeypatch.setitem(tiny_models.MODELS, "wide", (family, sizes))
@@ -289,7 +290,8 @@ class TestLogits:
 
     def test_types_of_another_program_are_named(self, root, tmp_path):
         """ik_llama.cpp's, which the library that writes files does not know: the number in the header is changed."""
-        path = gguf_files.Model(published(root, "qwen3_moe"), all_of(TYPE.Q8_0)).write(tmp_path / "m.gguf", add_tokenizer)
+        path = gguf_files.Model(published(root, "qwen3_moe"),
+                                all_of(TYPE.Q8_0)).write(tmp_path / "m.gguf", add_tokenizer)
         name = b"blk.0.ffn_up_exps.weight"
         for number, called in ((139, "IQ4_K"), (152, "IQ5_KS"), (212, "Q4_K_R4"), (339, "IQ4_K_R4")):
             data = bytearray(path.read_bytes())
@@ -298,7 +300,8 @@ class TestLogits:
             other = tmp_path / "other.gguf"
             other.write_bytes(data)
             done = kt("generate", other, "-p", "a")
-            line = f"kt: {other}: {name.decode()}: {called} ({number}) is a type of ik_llama.cpp, which no other program reads"
+            line = (f"kt: {other}: {name.decode()}: {called} ({number}) is a type of ik_llama.cpp, which no other "
+                    "program reads")
             assert done.returncode == 4 and done.stderr.splitlines() == [line], done.stderr
 
     def test_a_correction_bias_tells_the_scores(self, root, tmp_path):
@@ -393,7 +396,10 @@ class TestPrograms:
         path, out = tmp_path / "m.gguf", tmp_path / "out"
         shutil.copy(whole[0], path)
         kt_ok("quant", path, "-o", out, "--method", "int8", "--numa-nodes", 1)
-        run = lambda *words: json.loads(kt_ok("generate", *words, "-p", WORDS, "--max-tokens", 8, "--json").stdout)["tokens"]  # noqa: E731
+
+        def run(*words):
+            return json.loads(kt_ok("generate", *words, "-p", WORDS, "--max-tokens", 8, "--json").stdout)["tokens"]
+
         assert run(out) == run(path, "--weights", out)
         path.rename(tmp_path / "elsewhere.gguf")
         gone = kt("generate", out, "-p", WORDS)
@@ -631,11 +637,13 @@ class TestConversions:
         theirs = torch.from_numpy(model.rounded[name]).bfloat16().float().numpy()
         np.testing.assert_array_equal(ours[name], theirs)
 
-    @pytest.mark.parametrize("words", [["dequant"], ["gpu", "--method", "RTN", "--targets", "all"]], ids=lambda words: words[0])
+    @pytest.mark.parametrize("words", [["dequant"], ["gpu", "--method", "RTN", "--targets", "all"]],
+                             ids=lambda words: words[0])
     def test_recurrent_layers_are_not_turned_back(self, root, tmp_path, words):
         path = gguf_files.Model(published(root, "qwen3_next")).write(tmp_path / "source.gguf", add_tokenizer)
         done = kt("quant", words[0], path, "-o", tmp_path / "out", *words[1:])
-        assert done.returncode == 4 and "recurrent layers (blk.0.ssm_" in done.stderr and not (tmp_path / "out").exists()
+        assert (done.returncode == 4 and "recurrent layers (blk.0.ssm_" in done.stderr
+                and not (tmp_path / "out").exists())
 
     @pytest.mark.parametrize("key", CONVERTED)
     def test_dequant(self, root, tmp_path, key):

@@ -123,7 +123,10 @@ def data(n, k, rows, seed):
 
 def values(name, result, k):
     group = FORMATS[name] or k
-    spread = lambda x: np.repeat(x, group, 1)[:, :k]
+
+    def spread(x):
+        return np.repeat(x, group, 1)[:, :k]
+
     return (result["codes"] - spread(result["zeros"])) * spread(result["scales"].astype(np.float64))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import logits as probes  # noqa: E402
-from logits import check, prompt  # noqa: E402
+import logits as probes
+from logits import check, prompt
 
 CUDA = os.environ.get("KT_TEST_CUDA", "")
 KT = os.environ.get("KT_PROGRAM", "")
@@ -56,8 +56,9 @@ class TestFamilies:
     @staticmethod
     @functools.cache
     def model(root, key):
-        import tiny_models
         import torch
+
+        import tiny_models
         model = tiny_models.build(key, torch.float32)
         prompts = [prompt(tokens, tiny_models.VOCAB) for tokens in LENGTHS]
         expected = [tiny_models.logits(model, [ids]) for ids in prompts]
@@ -86,7 +87,8 @@ class TestFamilies:
 
     # Dense models have no experts that could be copied.
     @pytest.mark.parametrize("hot", ["2", "1"] if FULL else ["2"])
-    @pytest.mark.parametrize("key", [key for key in keys() if FULL or ("-" not in key and key not in ("llama", "qwen3"))])
+    @pytest.mark.parametrize("key",
+                             [key for key in keys() if FULL or ("-" not in key and key not in ("llama", "qwen3"))])
     def test_some_and_all_experts_on_the_gpu(self, root, key, hot):
         folder, prompts, expected, vocabulary = self.model(root, key)
         order = [1, 0, 1, 1]
@@ -94,12 +96,14 @@ class TestFamilies:
         check(ours, np.concatenate([expected[i] for i in order]), BOUND)
 
 
-    # A prompt's products run on matrix units, whose operands are bf16. Medians, because a token whose experts are chosen by a
-    # hair takes others.
-    @pytest.mark.parametrize("key", [key for key in keys() if FULL or key in ("qwen3_moe", "deepseek_v3", "gpt_oss", "llama")])
+    # A prompt's products run on matrix units, whose operands are bf16. Medians, because a token whose experts are
+    # chosen by a hair takes others.
+    @pytest.mark.parametrize("key",
+                             [key for key in keys() if FULL or key in ("qwen3_moe", "deepseek_v3", "gpt_oss", "llama")])
     def test_bf16_is_as_near_as_transformers_own(self, root, key):
-        import tiny_models
         import torch
+
+        import tiny_models
         model = tiny_models.build(key, torch.bfloat16)
         ids = prompt(130, tiny_models.VOCAB)
         exact = tiny_models.logits(model, [ids])
@@ -144,7 +148,8 @@ class TestDemo:
 
 
 def kt(*words, **environment):
-    return subprocess.run([KT, *words], capture_output=True, text=True, env=with_gpu(KT_LANG="en", **environment), timeout=300)
+    return subprocess.run([KT, *words], capture_output=True, text=True,
+                          env=with_gpu(KT_LANG="en", **environment), timeout=300)
 
 
 @pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name kt")
@@ -156,7 +161,8 @@ class TestProgram:
         plain, gpu = kt(*self.ASK, "--gpu", "off"), kt(*self.ASK, *self.GPU)
         assert gpu.returncode == 0, gpu.stderr
         assert gpu.stdout == plain.stdout and len(plain.stdout) > 40
-        assert gpu.stderr == "kt: note: GPU 0 (test driver): attention, dense parts and the cache; the CPU: routed experts\n"
+        assert (gpu.stderr == "kt: note: GPU 0 (test driver): attention, dense parts and the cache; the CPU: "
+                              "routed experts\n")
         assert plain.stderr == ""
 
     def test_perplexity(self, tmp_path):
@@ -194,7 +200,8 @@ class TestProgram:
         (("--gpu",), {"KT_TEST_CUDA_CAPABILITY": "75"}, 4,
          "kt: GPU 0 (test driver): compute capability 7.5, needed is 8.0 or newer (Ampere, 2020)"),
         (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuInit=100"}, 4, "kt: no GPU: no CUDA device"),
-        (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuDevicePrimaryCtxRetain=2"}, 3, "kt: GPU 0 (test driver): CUDA cannot open a device: CUDA_ERROR_OUT_OF_MEMORY"),
+        (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuDevicePrimaryCtxRetain=2"}, 3,
+         "kt: GPU 0 (test driver): CUDA cannot open a device: CUDA_ERROR_OUT_OF_MEMORY"),
         (("--gpu",), {"KT_TEST_CUDA_MEMORY": "1000000"}, 3, "kt: GPU 0 (test driver): 2"),
         (("--gpu",), {"KT_TEST_CUDA_FAIL": "cuMemAlloc_v2=2"}, 3, "kt: GPU 0 (test driver): "),
         (GPU, {"KT_TEST_CUDA_FAIL": "cuModuleLoadData=218"}, 5, "kt: GPU 0 (test driver): CUDA cannot compile "),
@@ -216,8 +223,10 @@ class TestProgram:
 
     def test_routing_in_place_of_the_routers_is_the_same_on_both_sides(self):
         import json
-        words = ("bench", str(DEMO), "--prompt", "40", "--batch", "2", "--tokens", "6", "--repeat", "1", "--routing", "zipf:1", "--json")
-        plain, gpu = (json.loads(kt(*words, *more).stdout)["points"][0] for more in (("--gpu", "off"), ("--gpu", "--gpu-experts", "30%")))
+        words = ("bench", str(DEMO), "--prompt", "40", "--batch", "2", "--tokens", "6", "--repeat", "1",
+                 "--routing", "zipf:1", "--json")
+        plain, gpu = (json.loads(kt(*words, *more).stdout)["points"][0]
+                      for more in (("--gpu", "off"), ("--gpu", "--gpu-experts", "30%")))
         for name in ("distinct_experts", "busiest_share"):
             for phase in ("prefill", "decode"):
                 assert plain[f"{phase}_{name}"] == gpu[f"{phase}_{name}"]
@@ -229,14 +238,16 @@ class TestProgram:
         from server_process import Server
         with Server(DEMO, "--gpu", "0", "--gpu-experts", "50%", env=with_gpu()) as server:
             def read(path, body=None):
-                request = urllib.request.Request(server.url + path, data=body and json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+                request = urllib.request.Request(server.url + path, data=body and json.dumps(body).encode(),
+                                                 headers={"Content-Type": "application/json"})
                 with urllib.request.urlopen(request, timeout=60) as reply:
                     return reply.read().decode()
 
             read("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0})
             said = json.loads(read("/kt/status"))["gpu"]
             assert said["name"] == "GPU 0 (test driver)" and 0 < said["free"] < said["memory"]
-            assert 0.2 < said["experts_share"] < 0.8 and 0 < said["waited_s"] < said["steps_s"] and 0 < said["waited_for_s"] < said["steps_s"]
+            assert (0.2 < said["experts_share"] < 0.8 and 0 < said["waited_s"] < said["steps_s"]
+                    and 0 < said["waited_for_s"] < said["steps_s"])
             metrics = dict(line.rsplit(" ", 1) for line in read("/metrics").splitlines() if not line.startswith("#"))
             assert float(metrics['kt_gpu_memory_bytes{kind="total"}']) == said["memory"]
             assert float(metrics["kt_expert_hit_rate"]) == pytest.approx(said["experts_share"], rel=1e-3)
@@ -246,7 +257,8 @@ class TestProgram:
     def test_prompts_of_experts_on_the_gpu(self):
         """Rounded to bf16 there, by another kernel than an answer's."""
         import json
-        words = ("perplexity", str(DEMO), "--file", str(DEMO.parent / "stories.txt"), "--context", "96", "--max-tokens", "380", "--json")
+        words = ("perplexity", str(DEMO), "--file", str(DEMO.parent / "stories.txt"), "--context", "96",
+                 "--max-tokens", "380", "--json")
         plain = json.loads(kt(*words, "--acts", "f32", "--gpu", "off").stdout)
         for more in (("--gpu", "--gpu-experts", "0"), ("--gpu", "--gpu-experts", "50%"), ("--gpu",)):
             done = kt(*words, *more)
@@ -254,13 +266,15 @@ class TestProgram:
 
     def test_microbench(self):
         import json
-        done = kt("microbench", "gpu", "--memory", "2MiB", "--outputs", "256", "--inputs", "256", "--tokens", "1,20", "--context", "130",
-                  "--format", "bf16,q4_k", "--seconds", "0.01", "--json")
+        done = kt("microbench", "gpu", "--memory", "2MiB", "--outputs", "256", "--inputs", "256", "--tokens", "1,20",
+                  "--context", "130", "--format", "bf16,q4_k", "--seconds", "0.01", "--json")
         assert done.returncode == 0, done.stderr
         figures = json.loads(done.stdout)
-        assert min(figures[name] for name in ("copy_gb_per_s", "to_gpu_gb_per_s", "to_host_gb_per_s", "bf16_tflops")) > 0
+        assert min(figures[name]
+                   for name in ("copy_gb_per_s", "to_gpu_gb_per_s", "to_host_gb_per_s", "bf16_tflops")) > 0
         assert [(row["what"], row["of"]) for row in figures["rows"]] == [
-            ("product", "bf16"), ("product", "bf16"), ("product", "q4_k"), ("product", "q4_k"), ("attention", "grouped"), ("attention", "latent")]
+            ("product", "bf16"), ("product", "bf16"), ("product", "q4_k"), ("product", "q4_k"),
+            ("attention", "grouped"), ("attention", "latent")]
         assert all(row["us"] > 0 and row["fraction_of_limit"] > 0 for row in figures["rows"])
 
     def test_a_gpu_that_is_lost_ends_the_run_with_its_name(self):
@@ -329,7 +343,8 @@ class TestLostGpu:
             assert ask("/health")[0] == 200
             status, words = 200, ""
             for _ in range(200):
-                status, words = ask("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
+                status, words = ask("/v1/completions",
+                                    {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
                 if status != 200:
                     break
             assert status in (500, 503) and "GPU 0 (test driver)" in words and self.LOST in words

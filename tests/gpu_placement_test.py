@@ -10,9 +10,9 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import refused  # noqa: E402
-from cli_place import place, weights  # noqa: E402,F401
-from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu  # noqa: E402
+from checkpoints import refused
+from cli_place import place_fixture, weights_fixture  # noqa: F401 (pytest finds them)
+from gpu_model_test import CUDA, DEMO, KT, kt, with_gpu
 
 pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists() or not KT,
                                 reason="KT_TEST_CUDA or KT_PROGRAM is not there")
@@ -71,7 +71,8 @@ class TestThePlan:
 
     def test_a_server_and_an_estimate_have_the_same(self):
         use = ("--max-running-requests", "3", "--gpu-experts", "5", "--expert-placement", "random")
-        served = json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "--max-total-tokens", "600", *use).stdout)
+        served = json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu",
+                               "--max-total-tokens", "600", *use).stdout)
         assert served["gpu"] == gpu_of("--context", "200", *use)
 
     def test_the_table_names_flags(self):
@@ -100,7 +101,8 @@ class TestThePlan:
         assert gpu_of("--mem-fraction-static", "0.25", KT_TEST_CUDA_MEMORY=str(1 << 30))["allowed"] == 1 << 28
 
     def test_several_nodes(self):
-        plan = json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "--numa-nodes", "2", "--cpu-threads", "2").stdout)
+        plan = json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "--numa-nodes", "2",
+                             "--cpu-threads", "2").stdout)
         layer = plan["gpu"]["placement"]["layers"][3]
         assert len(layer["experts"]["bytes_of_node"]) == 2 and min(layer["experts"]["bytes_of_node"]) > 0
         assert layer["hot"]["bytes"] == 16 * layer["experts"]["bytes_each"] == sum(layer["experts"]["bytes_of_node"])
@@ -131,7 +133,8 @@ class TestWhichExperts:
         spec = importlib.util.spec_from_file_location("kt_kernel_placement", source)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        counts = torch.randint(0, 50, (4, LAYERS, EXPERTS), generator=torch.Generator().manual_seed(7), dtype=torch.int32)
+        counts = torch.randint(0, 50, (4, LAYERS, EXPERTS), generator=torch.Generator().manual_seed(7),
+                               dtype=torch.int32)
         counts[:, 0] = 0  # it does not route
         files = {name: tmp_path / name for name in ("counts.pt", "counts.json")}
         torch.save({"logical_count": counts}, files["counts.pt"])
@@ -149,25 +152,32 @@ class TestWhichExperts:
         file = tmp_path / "counts.json"
         counts = [[(layer * 7 + expert * 5) % 31 for expert in range(EXPERTS)] for layer in range(LAYERS)]
         file.write_text(json.dumps(counts))
-        order = sorted(((-counts[layer][expert], layer, expert) for layer in range(1, LAYERS) for expert in range(EXPERTS)))[:20]
+        order = sorted((-counts[layer][expert], layer, expert) for layer in range(1, LAYERS)
+                        for expert in range(EXPERTS))[:20]
         expected = [sorted(expert for _, layer, expert in order if layer == number) for number in range(LAYERS)]
-        for words in (("--expert-statistics", str(file)), ("--init-expert-location", str(file), "--expert-placement", "frequency")):
+        for words in (("--expert-statistics", str(file)),
+                      ("--init-expert-location", str(file), "--expert-placement", "frequency")):
             assert hot("--gpu-experts", "4", *words) == expected
 
 
 class TestRefusals:
     @pytest.mark.parametrize("words,code,parts", [
-        (("--gpu-memory", "9GiB"), 3, ["GPU 0 (test driver): --gpu-memory is 9.0 GiB, 8.0 GiB are free: 1.0 GiB too much"]),
-        (("--gpu-memory", "20MiB"), 3, ["needed without any expert (dense parts", "20.0 MiB allowed (--gpu-memory)", "too much; try --kv int8 (",
-                                        "--linear-format int4_g64", "--gpu-memory of ", " or --gpu off"]),
+        (("--gpu-memory", "9GiB"), 3,
+         ["GPU 0 (test driver): --gpu-memory is 9.0 GiB, 8.0 GiB are free: 1.0 GiB too much"]),
+        (("--gpu-memory", "20MiB"), 3, ["needed without any expert (dense parts", "20.0 MiB allowed (--gpu-memory)",
+                                        "too much; try --kv int8 (", "--linear-format int4_g64", "--gpu-memory of ",
+                                        " or --gpu off"]),
         (("--gpu-memory", "much"), 2, ["--gpu-memory: expected a size such as 8GiB or 40GB, got 'much'"]),
-        (("--gpu-experts", "many"), 2, ["--gpu-experts: expected auto, experts a layer such as 8, or a share such as 25%, got 'many'"]),
+        (("--gpu-experts", "many"), 2,
+         ["--gpu-experts: expected auto, experts a layer such as 8, or a share such as 25%, got 'many'"]),
         (("--gpu-experts", "101%"), 2, ["--gpu-experts: expected auto,", "'101%'"]),
         (("--kt-gpu-experts-ratio", "1.5"), 2, ["--kt-gpu-experts-ratio", "1.5"]),
         (("--mem-fraction-static", "1.5"), 2, ["--mem-fraction-static", "1.5"]),
-        (("--mem-fraction-static", "0.5", "--gpu-memory", "1GiB"), 2, ["--gpu-memory and --mem-fraction-static: give one of them"]),
+        (("--mem-fraction-static", "0.5", "--gpu-memory", "1GiB"), 2,
+         ["--gpu-memory and --mem-fraction-static: give one of them"]),
         (("--expert-placement", "best"), 2, ["--expert-placement", "best"]),
-        (("--expert-placement", "frequency"), 2, ["the placement by frequency needs statistics: --expert-statistics names a file of them"]),
+        (("--expert-placement", "frequency"), 2,
+         ["the placement by frequency needs statistics: --expert-statistics names a file of them"]),
         (("--expert-statistics", "/nowhere.json"), 2, ["/nowhere.json"]),
     ])
     def test_lines(self, words, code, parts):
@@ -185,7 +195,8 @@ class TestRefusals:
 
     def test_free_memory_counts(self, bare):
         """Not what the card has: another process holds the rest of it."""
-        done = kt("generate", str(DEMO), "-p", "x", "--gpu", "--gpu-experts", "0", KT_TEST_CUDA_MEMORY=str(bare["needed"] // 2))
+        done = kt("generate", str(DEMO), "-p", "x", "--gpu", "--gpu-experts", "0",
+                  KT_TEST_CUDA_MEMORY=str(bare["needed"] // 2))
         assert done.returncode == 3 and "free less 5 %): " in done.stderr and "too much; try " in done.stderr
 
     def test_an_estimate_shows_the_line(self, bare):
@@ -207,10 +218,12 @@ class TestRefusals:
         plain = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "off")
         done = ok("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "auto", "--gpu-memory", "20MiB")
         assert of_the_model(done.stdout) == of_the_model(plain.stdout)
-        assert done.stderr.startswith("kt: note: everything runs on the CPU: GPU 0 (test driver): ") and "--kv int8" in done.stderr
+        assert (done.stderr.startswith("kt: note: everything runs on the CPU: GPU 0 (test driver): ")
+                and "--kv int8" in done.stderr)
         served = ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "auto", "--gpu-memory", "20MiB")
         assert "gpu" not in json.loads(served.stdout) and served.stderr.count("everything runs on the CPU") == 1
-        assert json.loads(served.stdout)["context"] == json.loads(ok("run", str(DEMO), "--dry-run", "--json", "--gpu", "off").stdout)["context"]
+        assert json.loads(served.stdout)["context"] == json.loads(ok("run", str(DEMO), "--dry-run", "--json",
+                                                                     "--gpu", "off").stdout)["context"]
 
 
 class TestWithoutAGpu:
@@ -219,12 +232,14 @@ class TestWithoutAGpu:
     def test_a_note(self):
         off = ("estimate", str(DEMO), "--bandwidth", "9", "--gpu", "off")
         done = ok(*off, *self.FLAGS)
-        assert done.stderr == "kt: note: --gpu-memory, --gpu-experts, --expert-placement: ignored, no GPU is used; see --gpu\n"
+        assert (done.stderr == "kt: note: --gpu-memory, --gpu-experts, --expert-placement: ignored, no GPU is "
+                               "used; see --gpu\n")
         assert of_the_model(done.stdout) == of_the_model(ok(*off).stdout)
 
     def test_of_the_server(self, place):
         said = place.plan(*self.FLAGS, "--mem-fraction-static", "0.9", "--init-expert-location", "counts.pt")
-        assert "mean nothing here: --gpu-memory, --gpu-experts, --expert-placement, --mem-fraction-static, --init-expert-location\n" in said
+        assert ("mean nothing here: --gpu-memory, --gpu-experts, --expert-placement, --mem-fraction-static, "
+                "--init-expert-location\n" in said)
         assert "--gpu-experts is ignored: no GPU is used; see --gpu" in said
         assert "--mem-fraction-static is ignored: memory is planned before loading" in said
         refused(place.kt("run", "demo", "--dry-run", "--strict", *self.FLAGS), 2, "--strict", "--gpu-experts")
@@ -250,7 +265,8 @@ class TestSettings:
         assert [len(layer["hot"]["experts"]) for layer in plan["placement"]["layers"][1:]] != [4] * 5
         flags = self.figures(place, "--gpu-memory", "1GiB", "--gpu-experts", "2")["gpu"]
         assert flags["allowed"] == 1 << 30 and flags["hot_experts"] == 10
-        assert self.figures(place, "--mem-fraction-static", "0.5")["gpu"]["allowed"] == CARD // 2  # in place of run.gpu-memory
+        # In place of run.gpu-memory.
+        assert self.figures(place, "--mem-fraction-static", "0.5")["gpu"]["allowed"] == CARD // 2
         assert "gpu" not in self.figures(place, "--gpu", "off")
 
     def test_what_they_refuse(self, place):
@@ -279,7 +295,8 @@ class TestCopies:
     def test_they_fit_where_the_plan_says_so(self):
         """On a card that has room for 20 of them: every allocation of loading and of the steps."""
         use = ("--context", "32", "--acts", "f32")
-        needed, each = gpu_of(*use, "--gpu-experts", "0")["needed"], gpu_of()["placement"]["layers"][1]["experts"]["bytes_each"]
+        needed, each = (gpu_of(*use, "--gpu-experts", "0")["needed"],
+                        gpu_of()["placement"]["layers"][1]["experts"]["bytes_each"])
         room = str(int((needed + 20.5 * each) / 0.95))
         done = ok(*self.ASK, "--gpu", KT_TEST_CUDA_MEMORY=room)
         assert "the cache and 20 of 80 routed experts; the CPU: the others" in done.stderr
@@ -315,11 +332,14 @@ class TestRules:
         path = tmp_path / "r.yaml"
         path.write_text(self.RULES)
         flags, rules = ("--gpu", "0", "--format", "int8", "--linear-format", "int4_g64"), ("--rules", str(path))
-        plan = [json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", *words).stdout) for words in (flags, rules)]
+        plan = [json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", *words).stdout)
+                for words in (flags, rules)]
         assert plan[0]["gpu"] == plan[1]["gpu"] and plan[0]["bytes"]["experts"] == plan[1]["bytes"]["experts"]
         parts = {part["part"]: part["device"] for part in plan[1]["rules"]["parts"]}
-        assert parts["routed experts"] == "cpu" and parts["attention"] == parts["head"] == "cuda:0" and parts["embedding"] == "host"
-        said = [json.loads(ok("generate", str(DEMO), "-p", "Once upon a time", "--max-tokens", "12", "--acts", "f32", "--json", *words).stdout)
+        assert (parts["routed experts"] == "cpu" and parts["attention"] == parts["head"] == "cuda:0"
+                and parts["embedding"] == "host")
+        said = [json.loads(ok("generate", str(DEMO), "-p", "Once upon a time", "--max-tokens", "12", "--acts", "f32",
+                              "--json", *words).stdout)
                 for words in (flags, rules)]
         assert said[0]["text"] == said[1]["text"] != ""
 
@@ -328,7 +348,8 @@ class TestRules:
         path.write_text(self.RULES)
         done = kt("estimate", str(DEMO), "--gpu", "7", "--rules", str(path))
         line, = done.stderr.splitlines()
-        assert done.returncode != 0 and line.startswith(f"kt: {path}:1: rule 1: lm_head: on cuda:0: ") and "--rule-devices cuda=cpu" in line
+        assert (done.returncode != 0 and line.startswith(f"kt: {path}:1: rule 1: lm_head: on cuda:0: ")
+                and "--rule-devices cuda=cpu" in line)
 
     def test_rules_that_say_cpu_leave_the_gpu(self):
         done = json.loads(ok("estimate", str(DEMO), "--bandwidth", "9", "--json", "--place", "layers=cpu").stdout)

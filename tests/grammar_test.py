@@ -1,8 +1,8 @@
 """What grammars of JSON Schemas let through, against Python's json and PyPI's jsonschema.
 
 KT_GRAMMAR_PROBE names the program grammar_probe (src/text/testing/grammar_probe.cc). Random walks over the tokens that
-masks leave must end in valid instances; valid instances, printed as Python prints them, must pass token by token; invalid
-ones must not.
+masks leave must end in valid instances; valid instances, printed as Python prints them, must pass token by token;
+invalid ones must not.
 """
 
 import json
@@ -30,7 +30,8 @@ TREE = {
     "$defs": {
         "node": {
             "type": "object",
-            "properties": {"value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "properties": {"value": {"type": "integer"},
+                           "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
             "required": ["value"],
             "additionalProperties": False,
         }
@@ -39,15 +40,19 @@ TREE = {
 
 # name: schema, instances that are valid, instances that are not
 SCHEMAS = {
-    "strict object": (ADDRESS, [{"street": "a", "number": 1, "zip": None}, {"street": "é\n\"", "number": -20, "zip": "9"}],
+    "strict object": (ADDRESS,
+                      [{"street": "a", "number": 1, "zip": None}, {"street": "é\n\"", "number": -20, "zip": "9"}],
                       [{}, {"street": "a", "number": 1}, {"street": 1, "number": 1, "zip": None}, [],
-                       {"street": "a", "number": 1, "zip": None, "more": 1}, {"street": "a", "number": 1.5, "zip": None}]),
-    "optional": ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}, "c": {"const": "x"}},
-                  "required": ["b"], "additionalProperties": False},
-                 [{"b": True}, {"a": 1, "b": False}, {"b": True, "c": "x"}, {"a": 0, "b": True, "c": "x"}],
-                 [{}, {"a": 1}, {"b": 1}, {"b": True, "c": "y"}]),
+                       {"street": "a", "number": 1, "zip": None, "more": 1},
+                       {"street": "a", "number": 1.5, "zip": None}]),
+    "optional":
+        ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}, "c": {"const": "x"}},
+          "required": ["b"], "additionalProperties": False},
+         [{"b": True}, {"a": 1, "b": False}, {"b": True, "c": "x"}, {"a": 0, "b": True, "c": "x"}],
+         [{}, {"a": 1}, {"b": 1}, {"b": True, "c": "y"}]),
     "open object": ({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
-                    [{"id": 1}, {"id": 1, "ide": 2}, {"id": 1, "i": [], "x": {"id": "any"}}, {"id": 3, "Ω\t": {}, "": 0}],
+                    [{"id": 1}, {"id": 1, "ide": 2}, {"id": 1, "i": [], "x": {"id": "any"}},
+                     {"id": 3, "Ω\t": {}, "": 0}],
                     [{}, {"id": "x"}, {"ide": 1}]),
     "typed extras": ({"type": "object", "additionalProperties": {"type": "number"}},
                      [{}, {"a": 1}, {"a": 1.5, "b": -2}], [{"a": "x"}, {"a": 1, "b": None}]),
@@ -60,14 +65,17 @@ SCHEMAS = {
     "const": ({"const": "a\"\\\u00e9"}, ["a\"\\\u00e9"], ["a", None]),
     "types": ({"type": ["integer", "null", "array"], "items": {"type": "string"}, "minimum": 5}, [5, None, ["x"], []],
               [4, "x", [1]]),
-    "anyOf": ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}, {"type": "array", "items": {"type": "null"}}]},
+    "anyOf": ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"},
+                         {"type": "array", "items": {"type": "null"}}]},
               ["abc", 12, [None, None]], ["abcd", 1.5, [1]]),
     "anyOf beside": ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
                       "additionalProperties": False, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
                      [{"a": 1}, {"b": 1}, {"a": 1, "b": 2}], [{}, {"c": 1}]),
     "oneOf by tag": ({"oneOf": [
-        {"type": "object", "properties": {"kind": {"const": "circle"}, "r": {"type": "number"}}, "required": ["kind", "r"]},
-        {"type": "object", "properties": {"kind": {"const": "box"}, "w": {"type": "number"}}, "required": ["kind", "w"]}]},
+        {"type": "object", "properties": {"kind": {"const": "circle"}, "r": {"type": "number"}},
+         "required": ["kind", "r"]},
+        {"type": "object", "properties": {"kind": {"const": "box"}, "w": {"type": "number"}},
+         "required": ["kind", "w"]}]},
         [{"kind": "circle", "r": 1.5}, {"kind": "box", "w": 2}], [{"kind": "box", "r": 1}, {"kind": "ball"}]),
     "oneOf by type": ({"oneOf": [{"type": "string"}, {"type": "boolean"}]}, ["a", False], [1, None]),
     "oneOf of constants": ({"oneOf": [{"enum": ["a", 2]}, {"type": "null"}, {"const": "b"}, {"type": "array"}]},
@@ -76,50 +84,62 @@ SCHEMAS = {
                          {"properties": {"a": {"maximum": 9}, "b": {"type": "string"}}, "required": ["b"]}]},
               [{"a": 3, "b": ""}, {"a": 9, "b": "x"}], [{"a": 3}, {"a": 10, "b": ""}, {"a": 2, "b": ""}]),
     "allOf ref": ({"allOf": [{"$ref": "#/$defs/base"}], "properties": {"x": {"type": "null"}}, "required": ["x"],
-                   "$defs": {"base": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}}},
+                   "$defs": {"base": {"type": "object", "properties": {"id": {"type": "integer"}},
+                                      "required": ["id"]}}},
                   [{"x": None, "id": 1}], [{"id": 1}, {"x": None}]),
     "tree": (TREE, [{"value": 1}, {"value": 1, "children": [{"value": 2, "children": []}, {"value": 3}]}],
              [{}, {"value": 1, "children": [{}]}, {"value": 1, "children": {}}]),
-    "list": ({"anyOf": [{"type": "null"}, {"type": "object", "properties": {"head": {"type": "integer"}, "tail": {"$ref": "#"}},
-                                           "required": ["head", "tail"], "additionalProperties": False}]},
+    "list": ({"anyOf": [{"type": "null"},
+                        {"type": "object", "properties": {"head": {"type": "integer"}, "tail": {"$ref": "#"}},
+                         "required": ["head", "tail"], "additionalProperties": False}]},
              [None, {"head": 1, "tail": {"head": 2, "tail": None}}], [{"head": 1}, 1]),
-    "arrays": ({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4}, [[True, False], [True] * 4],
+    "arrays": ({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+               [[True, False], [True] * 4],
                [[], [True], [True] * 5, [1, 2]]),
     "no items": ({"type": "array", "maxItems": 0}, [[]], [[1]]),
     "many items": ({"type": "array", "items": {"const": 1}, "minItems": 30}, [[1] * 30, [1] * 60], [[1] * 29]),
-    "tuple": ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False, "minItems": 1},
+    "tuple": ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False,
+               "minItems": 1},
               [["a"], ["a", 1]], [[], [1], ["a", 1, 2]]),
     "tuple and more": ({"type": "array", "prefixItems": [{"const": 0}], "items": {"const": 1}}, [[], [0], [0, 1, 1]],
                        [[1], [0, 0]]),
-    "lengths": ({"type": "string", "minLength": 2, "maxLength": 5}, ["ab", "abcde", "éé😀😀é", "\n\n"], ["", "a", "abcdef"]),
+    "lengths": ({"type": "string", "minLength": 2, "maxLength": 5}, ["ab", "abcde", "éé😀😀é", "\n\n"],
+                ["", "a", "abcdef"]),
     "long": ({"type": "string", "minLength": 100}, ["x" * 100, "x" * 300], ["x" * 99]),
-    "pattern": ({"type": "string", "pattern": "^[a-z]{2,4}(-[0-9]+)?$"}, ["ab", "abcd-17"], ["a", "abcde", "ab-", "AB"]),
+    "pattern": ({"type": "string", "pattern": "^[a-z]{2,4}(-[0-9]+)?$"}, ["ab", "abcd-17"],
+                ["a", "abcde", "ab-", "AB"]),
     "pattern inside": ({"type": "string", "pattern": "b+c"}, ["bc", "aabbc\n\"", "xbcx"], ["b", "ac", ""]),
-    "pattern choices": ({"type": "string", "pattern": "^(foo|ba[rz])$|^\\d{3}$"}, ["foo", "baz", "123"], ["fo", "bar1", "12"]),
+    "pattern choices": ({"type": "string", "pattern": "^(foo|ba[rz])$|^\\d{3}$"}, ["foo", "baz", "123"],
+                        ["fo", "bar1", "12"]),
     "pattern of all": ({"type": "string", "pattern": "^[^\"\\\\]\\w[ \\t].$"}, ["éa b", "\n_\t\""], ["\"a b", "a b"]),
     "pattern and length": ({"type": "string", "pattern": "^(ab)*$", "minLength": 3, "maxLength": 7}, ["abab", "ababab"],
                            ["ab", "abababab", "aba"]),
     "uuid": ({"type": "string", "format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567", ""]),
-    "date": ({"type": "string", "format": "date"}, ["2024-02-29", "1999-12-31"], ["2023-02-29", "2023-13-01", "23-1-1"]),
+    "date": ({"type": "string", "format": "date"}, ["2024-02-29", "1999-12-31"],
+             ["2023-02-29", "2023-13-01", "23-1-1"]),
     "date-time": ({"type": "string", "format": "date-time"}, ["2024-02-29T23:59:59Z", "2024-01-01T00:00:00.5+01:00"],
                   ["2024-01-01", "2024-01-01T25:00:00Z"]),
     "time": ({"type": "string", "format": "time"}, ["23:59:59Z"], ["24:00:00Z", "1:00"]),
     "ipv4": ({"type": "string", "format": "ipv4"}, ["127.0.0.1", "255.1.20.0"], ["256.0.0.1", "1.2.3", "01.2.3.4"]),
-    "ipv6": ({"type": "string", "format": "ipv6"}, ["::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "::"], ["1:2", ":::", "1::2::3"]),
+    "ipv6": ({"type": "string", "format": "ipv6"}, ["::1", "fe80::1:2", "1:2:3:4:5:6:7:8", "::"],
+             ["1:2", ":::", "1::2::3"]),
     "email": ({"type": "string", "format": "email"}, ["a.b+c@example.org"], ["a@b@c", "a"]),
     "other format": ({"type": "string", "format": "colour"}, ["anything"], [1]),
-    "integers": ({"type": "integer", "minimum": -15, "maximum": 207}, [-15, -9, 0, 7, 99, 100, 207], [-16, 208, 1.5, 1000]),
+    "integers": ({"type": "integer", "minimum": -15, "maximum": 207}, [-15, -9, 0, 7, 99, 100, 207],
+                 [-16, 208, 1.5, 1000]),
     "from 100": ({"type": "integer", "exclusiveMinimum": 99}, [100, 101, 99999], [99, 10, 0, -100]),
     "to -5": ({"type": "integer", "maximum": -5}, [-5, -6, -1000], [-4, 0, 5]),
     "even": ({"type": "integer", "multipleOf": 2, "minimum": 0}, [0, 2, 1024], [1, 33, -2]),
     "sevens": ({"type": "integer", "multipleOf": 7, "maximum": 100, "minimum": -100}, [-98, 0, 7, 98], [1, 105, -99]),
     "fraction": ({"type": "number", "minimum": 0, "maximum": 1}, [0, 1, 0.5, 0.999, 1.0], [1.01, -0.1, 2]),
-    "odd bounds": ({"type": "number", "exclusiveMinimum": -1.25, "maximum": 3.5}, [-1.24, -1, 0, 3.5, 3.49], [-1.25, 3.51, 4, -2]),
+    "odd bounds": ({"type": "number", "exclusiveMinimum": -1.25, "maximum": 3.5}, [-1.24, -1, 0, 3.5, 3.49],
+                   [-1.25, 3.51, 4, -2]),
     "narrow": ({"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.12}, [0.11, 0.105], [0.1, 0.12, 1]),
     "halves": ({"type": "number", "multipleOf": 0.5, "minimum": -2}, [0, 0.5, -1.5, 12], [0.25, -3]),
     "booleans": ({"type": "boolean"}, [True, False], [0, "true"]),
     "null": ({"type": "null"}, [None], [0, ""]),
-    "annotated": ({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "t", "description": "d", "default": 3,
+    "annotated": ({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "t",
+                   "description": "d", "default": 3,
                    "examples": [1], "$comment": "c", "type": "integer"}, [1], ["x"]),
 }
 
@@ -162,7 +182,8 @@ def hostile():
     yield "items", {"type": "array", "maxItems": 10**9}, True
     yield "length", {"type": "string", "minLength": 10**9}, True
     yield "huge count", {"type": "string", "minLength": 1e300}, True
-    yield "items of items", nested(40, lambda s: {"type": "array", "minItems": 9000, "items": s}, {"type": "null"}), True
+    yield "items of items", nested(40, lambda s: {"type": "array", "minItems": 9000, "items": s},
+                                   {"type": "null"}), True
     yield "pattern", {"type": "string", "pattern": "(a{1000}){1000}"}, True
     yield "deep pattern", {"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000}, True
     yield "pattern product", {"type": "string", "pattern": "^(a|b|c|d|e){0,900}$", "maxLength": 9000}, True
@@ -172,7 +193,8 @@ def hostile():
 
 @pytest.fixture(scope="module")
 def probe():
-    process = subprocess.Popen([PROBE, str(TOKENIZER), "walk"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([PROBE, str(TOKENIZER), "walk"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
 
     def ask(schema, **question):
         # A schema that is text is too deep for Python to print.
@@ -250,7 +272,8 @@ def test_hostile_schemas_end_quickly(probe, name, schema, refused):
 
 
 def random_schema(rng, depth):
-    kind = rng.choice(["string", "integer", "number", "boolean", "null", "enum"] + ["object", "array", "anyOf"] * (depth > 0))
+    kind = rng.choice(["string", "integer", "number", "boolean", "null", "enum"]
+                      + ["object", "array", "anyOf"] * (depth > 0))
     if kind == "enum":
         return {"enum": rng.sample(["a", "ab", "b\n", 1, 2.5, None, True, [1], {"k": "v"}], 3)}
     if kind == "anyOf":
@@ -271,7 +294,8 @@ def random_schema(rng, depth):
         low = rng.choice([rng.randint(-1000, 1000), rng.randint(-20, 20), round(rng.uniform(-5, 5), 3)])
         schema[rng.choice(["minimum", "exclusiveMinimum"])] = low
         if rng.random() < 0.7:
-            schema[rng.choice(["maximum", "exclusiveMaximum"])] = low + rng.choice([2, 11, 130, 1.5 if kind == "number" else 4])
+            range_ = rng.choice([2, 11, 130, 1.5 if kind == "number" else 4])
+            schema[rng.choice(["maximum", "exclusiveMaximum"])] = low + range_
     if kind == "string" and rng.random() < 0.5:
         schema.update(rng.choice([{"maxLength": rng.randint(0, 12)}, {"minLength": 3}, {"pattern": "^[a-f]*x?$"}]))
     return schema

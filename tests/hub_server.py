@@ -1,6 +1,6 @@
-"""A hub of our own for tests: the published layout of Hugging Face's (and as much of ModelScope's as kt asks) over HTTP or
-HTTPS, serving repositories that tests make, with the faults that tests ask for. Two servers: the hub, and another one that
-it sends large files to, as the real one does."""
+"""A hub of our own for tests: the published layout of Hugging Face's (and as much of ModelScope's as kt asks) over HTTP
+or HTTPS, serving repositories that tests make, with the faults that tests ask for. Two servers: the hub, and another
+one that it sends large files to, as the real one does."""
 import collections
 import hashlib
 import http.server
@@ -18,9 +18,11 @@ def git_sha1(data):
 
 
 class Repo:
-    """Files by path. Those of `lfs` (by default what ends as weights do) are large ones: sha256, and served elsewhere."""
+    """Files by path. Those of `lfs` (by default what ends as weights do) are large ones: sha256, and served
+    elsewhere."""
 
-    def __init__(self, files, kind="models", lfs=(".safetensors", ".gguf", ".bin", ".parquet"), token=None, gated=False):
+    def __init__(self, files, kind="models", lfs=(".safetensors", ".gguf", ".bin", ".parquet"),
+                 token=None, gated=False):
         self.files, self.kind, self.lfs, self.token, self.gated = dict(files), kind, lfs, token, gated
         self.commit = hashlib.sha1(json.dumps(sorted((p, git_sha1(d)) for p, d in files.items())).encode()).hexdigest()
         self.listing = None  # instead of the true one, where a test lies
@@ -158,7 +160,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         entries = repo.tree()
         fields = {}
         if start + self.hub.page < len(entries):
-            more = f"{self.hub.endpoint}/api/{kind}/{name}/tree/{revision}?recursive=true&cursor={start + self.hub.page}"
+            more = (f"{self.hub.endpoint}/api/{kind}/{name}/tree/{revision}?recursive=true"
+                    f"&cursor={start + self.hub.page}")
             fields["Link"] = f'<{more}>; rel="next"'
         return self.answer(200, entries[start:start + self.hub.page], fields)
 

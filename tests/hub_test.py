@@ -1,6 +1,6 @@
-"""Names of models, the hub's cache and downloads, against a hub of our own (hub_server.py): what is fetched is byte for byte
-what the hub has, however often kt is killed, and PyPI's huggingface_hub reads what kt stored and the other way round. No
-network; KT_PROGRAM names kt."""
+"""Names of models, the hub's cache and downloads, against a hub of our own (hub_server.py): what is fetched is byte for
+byte what the hub has, however often kt is killed, and PyPI's huggingface_hub reads what kt stored and the other way
+round. No network; KT_PROGRAM names kt."""
 import concurrent.futures
 import contextlib
 import hashlib
@@ -21,9 +21,9 @@ import urllib.request
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, halting, kt, kt_ok, refused  # noqa: E402
-from hub_server import Hub, Repo, make_certificate  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT, error_line, halting, kt, kt_ok, refused
+from hub_server import Hub, Repo, make_certificate
+from server_process import Server
 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 WORDS = ("-p", "Once upon", "--max-tokens", "3")
@@ -43,8 +43,9 @@ downloads = pytest.mark.skipif(not has_curl(), reason="kt was built without libc
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME",
-                 "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY",
+    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
+                 "XDG_CACHE_HOME", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "http_proxy", "https_proxy", "HTTP_PROXY",
+                 "HTTPS_PROXY", "ALL_PROXY",
                  "all_proxy", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
@@ -98,8 +99,8 @@ def same_files(folder, files):
 
 
 def download(*words, code=None, env=None):
-    done = subprocess.run([KT, "model", "download", *map(str, words), "--json"], capture_output=True, text=True, env=env,
-                          timeout=120)
+    done = subprocess.run([KT, "model", "download", *map(str, words), "--json"], capture_output=True, text=True,
+                          env=env, timeout=120)
     if code is None:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -132,7 +133,8 @@ class TestNames:
         kt_ok("bench", "fox/den", "--prompt", "8", "--batch", "1", "--tokens", "2", "--repeat", "1")
         kt_ok("perplexity", "fox/den", "--file", home / "t.txt", "--context", "16", "--kl-against", "fox/den")
         assert json.loads(kt_ok("run", "fox/den", "--dry-run", "--json").stdout)["fits"]
-        out = subprocess.run([KT, "chat", "fox/den", "--max-tokens", "2"], input="Once\n", capture_output=True, text=True)
+        out = subprocess.run([KT, "chat", "fox/den", "--max-tokens", "2"], input="Once\n",
+                             capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
 
     def test_a_path_wins_over_a_repository(self, home):
@@ -162,8 +164,10 @@ class TestNames:
         ("m2", "MiniMaxAI/MiniMax-M2"), ("M2.1", "MiniMaxAI/MiniMax-M2.1"), ("m2.7", "MiniMaxAI/MiniMax-M2.7"),
         ("k2", "moonshotai/Kimi-K2-Thinking"), ("k2-thinking", "moonshotai/Kimi-K2-Thinking"),
         ("r1", "deepseek-ai/DeepSeek-R1-0528"), ("v3-0324", "deepseek-ai/DeepSeek-V3-0324"),
-        ("glm-4.5-air", "zai-org/GLM-4.5-Air"), ("qwen3-30b", "Qwen/Qwen3-30B-A3B"), ("gpt-oss-20b", "openai/gpt-oss-20b"),
-        ("k2.5", "moonshotai/Kimi-K2.5"), ("v3.2", "deepseek-ai/DeepSeek-V3.2"), ("GLM-4.7-Flash", "zai-org/GLM-4.7-Flash"), ("dots1", "rednote-hilab/dots.llm1.inst"),
+        ("glm-4.5-air", "zai-org/GLM-4.5-Air"), ("qwen3-30b", "Qwen/Qwen3-30B-A3B"),
+        ("gpt-oss-20b", "openai/gpt-oss-20b"),
+        ("k2.5", "moonshotai/Kimi-K2.5"), ("v3.2", "deepseek-ai/DeepSeek-V3.2"),
+        ("GLM-4.7-Flash", "zai-org/GLM-4.7-Flash"), ("dots1", "rednote-hilab/dots.llm1.inst"),
         ("hy3", "tencent/Hy3"), ("solar-open", "upstage/Solar-Open-100B"), ("ernie-4.5", "baidu/ERNIE-4.5-21B-A3B-PT"),
         ("mistral-small-4", "mistralai/Mistral-Small-4-119B-2603")])
     def test_aliases(self, alias, repository):
@@ -187,7 +191,8 @@ class TestNames:
         files = demo_files()
         index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
         part = {**{n: d for n, d in files.items() if not n.endswith(".safetensors")},
-                "model.safetensors.index.json": json.dumps(index).encode(), "model-00001-of-00002.safetensors": b"x" * 64}
+                "model.safetensors.index.json": json.dumps(index).encode(),
+                "model-00001-of-00002.safetensors": b"x" * 64}
         store("fox/part", part)
         refused(kt("generate", "fox/part", *WORDS), 2, "not whole", "model-00002-of-00002.safetensors",
                 "kt model download fox/part")
@@ -212,7 +217,8 @@ class TestNames:
         (folder_of("fox/two") / "refs" / "main").unlink()
         refused(kt("model", "info", "fox/two"), 2, "2 snapshots")
 
-    @pytest.mark.parametrize("words", ["../x/y", "a/b/c", "a//b", "a/..", "-a/b", "a/b:c.txt", "a/b:../c.gguf", "a/b:/c.gguf"])
+    @pytest.mark.parametrize("words",
+                             ["../x/y", "a/b/c", "a//b", "a/..", "-a/b", "a/b:c.txt", "a/b:../c.gguf", "a/b:/c.gguf"])
     def test_what_is_no_repository(self, hub, words):
         assert kt("generate", "--download", words, *WORDS).returncode == 2
         assert hub.requests == []
@@ -224,7 +230,8 @@ class TestNames:
 @downloads
 class TestDownload:
     def test_a_model_runs(self, hub):
-        hub.repos["fox/den"] = repo = Repo({**demo_files(), "pytorch_model.bin": b"pickle", "original/x.safetensors": b"y"})
+        hub.repos["fox/den"] = repo = Repo({**demo_files(), "pytorch_model.bin": b"pickle",
+                                            "original/x.safetensors": b"y"})
         out = kt_ok("generate", "fox/den", "--download", *WORDS)
         assert out.stdout == kt_ok("generate", "demo", *WORDS).stdout
         snapshot = folder_of("fox/den") / "snapshots" / repo.commit
@@ -241,7 +248,8 @@ class TestDownload:
 
     def test_pieces_connections_pages_and_names(self, hub):
         files = {"a/b/model one+%.safetensors": made(300_001, 1), "zero.json": b"", "twin-1.safetensors": made(5000, 2),
-                 "twin-2.safetensors": made(5000, 2), "été.txt": "é".encode(), **{f"f{i}.txt": b"%d" % i for i in range(40)}}
+                 "twin-2.safetensors": made(5000, 2), "été.txt": "é".encode(),
+                 **{f"f{i}.txt": b"%d" % i for i in range(40)}}
         hub.repos["fox/den"] = repo = Repo(files)
         hub.page = 7
         report = download("fox/den", "--piece-size", "4KiB", "--connections", "6")
@@ -280,7 +288,8 @@ class TestDownload:
 
     def test_a_file_that_may_not_grow(self, hub):
         hub.repos["fox/den"] = Repo({"model.safetensors": made(300_000, 13)})
-        done = subprocess.run(["bash", "-c", f"ulimit -f 100; exec {KT} model download fox/den"], capture_output=True, text=True)
+        done = subprocess.run(["bash", "-c", f"ulimit -f 100; exec {KT} model download fox/den"],
+                              capture_output=True, text=True)
         refused(done, 3, "parts/", "300000")
         refused(kt("model", "info", "fox/den"), 2, "did not end")
         download("fox/den")
@@ -311,7 +320,8 @@ class TestDownload:
         line = download("fox/den", "--piece-size", "4KiB", code=2)
         assert "model.safetensors" in line and "8000" in line
 
-    @pytest.mark.parametrize("path", ["../../evil.txt", "/etc/evil", "a/../../../evil", "a\nb", "a\\b", "", "./x", "x" * 300])
+    @pytest.mark.parametrize("path",
+                             ["../../evil.txt", "/etc/evil", "a/../../../evil", "a\nb", "a\\b", "", "./x", "x" * 300])
     def test_names_of_the_server_stay_inside(self, hub, home, path):
         hub.repos["fox/den"] = repo = Repo({"model.safetensors": b"x"})
         repo.listing = [{"type": "file", "path": path, "size": 1, "oid": "0" * 40}]
@@ -319,7 +329,8 @@ class TestDownload:
         assert not list(home.rglob("*evil*")) and not folder_of("fox/den").exists()
 
     @pytest.mark.parametrize("entry", [
-        {"size": -1}, {"size": "1"}, {"size": 1 << 60}, {"oid": "../../x"}, {"oid": ""}, {"lfs": {"oid": "../x", "size": 1}},
+        {"size": -1}, {"size": "1"}, {"size": 1 << 60}, {"oid": "../../x"}, {"oid": ""},
+        {"lfs": {"oid": "../x", "size": 1}},
         {"lfs": {"size": 1}}])
     def test_listings_that_make_no_sense(self, hub, entry):
         hub.repos["fox/den"] = repo = Repo({"model.safetensors": b"x"})
@@ -328,8 +339,10 @@ class TestDownload:
         assert not folder_of("fox/den").exists()
 
     def test_the_token_stays_with_the_hub(self, hub, monkeypatch, home):
-        hub.repos["fox/den"] = Repo({"model.safetensors": made(9000, 8), "config.json": b"{}"}, token="s3cret", gated=True)
-        assert "gated" in (line := download("fox/den", code=2)) and "HF_TOKEN" in line and f"{hub.endpoint}/fox/den" in line
+        hub.repos["fox/den"] = Repo({"model.safetensors": made(9000, 8), "config.json": b"{}"},
+                                    token="s3cret", gated=True)
+        assert ("gated" in (line := download("fox/den", code=2)) and "HF_TOKEN" in line
+                and f"{hub.endpoint}/fox/den" in line)
         monkeypatch.setenv("HF_TOKEN", "other")
         assert "no access" in download("fox/den", code=2)
         monkeypatch.setenv("HF_TOKEN", "bad")
@@ -347,7 +360,8 @@ class TestDownload:
     def test_what_is_not_there(self, hub, monkeypatch):
         hub.repos["fox/den"] = Repo({"readme.md": b"words"})
         hub.repos["fox/old"] = Repo({"pytorch_model.bin": b"x", "config.json": b"{}"})
-        hub.repos["fox/many"] = Repo({"a-Q4.gguf": b"1", "a-Q8-00001-of-00002.gguf": b"2", "a-Q8-00002-of-00002.gguf": b"3"})
+        hub.repos["fox/many"] = Repo({"a-Q4.gguf": b"1", "a-Q8-00001-of-00002.gguf": b"2",
+                                      "a-Q8-00002-of-00002.gguf": b"3"})
         assert "no such repository" in (line := download("fox/cave", code=2)) and "HF_TOKEN" in line
         assert "no revision 'v9'" in download("fox/den", "--revision", "v9", code=2)
         assert "without weights" in download("fox/den", code=2)
@@ -392,7 +406,8 @@ class TestDownload:
     def test_a_folder_of_ones_own(self, hub, home):
         home = home / "snapshots"  # only a name here
         home.mkdir()
-        files = {**demo_files(), ".cache/kt/download.json": b"evil", "sub/twin.txt": b"t" * 50, "sub/twin2.txt": b"t" * 50}
+        files = {**demo_files(), ".cache/kt/download.json": b"evil", "sub/twin.txt": b"t" * 50,
+                 "sub/twin2.txt": b"t" * 50}
         hub.repos["fox/den"] = Repo(files)
         (home / "own").mkdir()
         (home / "own" / "config.json").write_bytes(b" " * len(files["config.json"]))  # the right size and other bytes
@@ -484,12 +499,14 @@ class TestDownload:
 @downloads
 @pytest.mark.parametrize("where", ["cache", "folder"])
 def test_thirty_kills(hub, home, where):
-    """Killed before the N-th write, for thirty N over the whole work: nothing half-written is ever taken for a model, no run
-    loses what those before it had finished, and in the end every byte is right."""
+    """Killed before the N-th write, for thirty N over the whole work: nothing half-written is ever taken for a model,
+    no run loses what those before it had finished, and in the end every byte is right."""
     files = {"config.json": demo_files()["config.json"], "b/model-00002.safetensors": made(150_000, 21),
-             "model-00001.safetensors": made(250_000, 20), "twin.txt": b"t" * 999, "b/twin.txt": b"t" * 999, "zero": b""}
+             "model-00001.safetensors": made(250_000, 20), "twin.txt": b"t" * 999,
+             "b/twin.txt": b"t" * 999, "zero": b""}
     hub.repos["fox/den"] = Repo(files)
-    words = ["--piece-size", "8KiB", "--connections", "3"] + (["--local-dir", home / "own"] if where == "folder" else [])
+    words = ["--piece-size", "8KiB", "--connections", "3"] + (["--local-dir", home / "own"]
+                                                              if where == "folder" else [])
     target = home / "own" if where == "folder" else folder_of("fox/den") / "snapshots" / hub.repos["fox/den"].commit
     kills = 0
     for number in range(30):
@@ -516,8 +533,8 @@ def test_thirty_kills(hub, home, where):
 @downloads
 @pytest.mark.parametrize("flag", [[], ["--resume"], ["--no-resume"]], ids=" ".join)
 def test_what_came_is_not_fetched_again(hub, flag):
-    """Held at the server after so many pieces, killed, and gone on with: each piece crosses the network once, unless the
-    user wants it otherwise."""
+    """Held at the server after so many pieces, killed, and gone on with: each piece crosses the network once, unless
+    the user wants it otherwise."""
     data = made(640_000, 22)
     hub.repos["fox/den"] = Repo({"model.safetensors": data})
     held, enough = threading.Event(), threading.Event()
@@ -557,10 +574,12 @@ else:
 
     def ask(self, *words, offline=False):
         pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
-        env = {**os.environ, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+        env = {**os.environ, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+               "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
         if offline:
             env["HF_HUB_OFFLINE"] = "1"
-        done = subprocess.run([sys.executable, "-c", self.CODE, *words], capture_output=True, text=True, env=env, timeout=120)
+        done = subprocess.run([sys.executable, "-c", self.CODE, *words], capture_output=True, text=True,
+                              env=env, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip().splitlines()[-1]
 
@@ -679,7 +698,8 @@ def test_a_dataset_for_calibration(hub, home):
     refused(kt(*words), 2, "tales/alpaca", "--download")
     assert hub.requests == []
     kt_ok(*words, "--download")
-    assert (folder_of("tales/alpaca", "datasets") / "snapshots" / hub.repos["tales/alpaca"].commit / "train.jsonl").exists()
+    assert (folder_of("tales/alpaca", "datasets") / "snapshots" / hub.repos["tales/alpaca"].commit
+            / "train.jsonl").exists()
     found = kt_ok("quant", "dataset", "tales/alpaca").stdout
     assert found.strip().endswith("train.jsonl")
 

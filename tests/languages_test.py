@@ -13,7 +13,7 @@ import unicodedata
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from tmux_pane import KT, Pane, on_terminal  # noqa: E402
+from tmux_pane import KT, Pane, on_terminal
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 SCREENS = [(width, language) for width in (80, 40) for language in ("en", "zh")]
@@ -23,7 +23,8 @@ CLOSING = "，。；：、！？）"
 
 
 def kt(*words, home, input=None, **variables):
-    clean = {key: value for key, value in os.environ.items() if key not in ("KT_LANG", "LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE")}
+    clean = {key: value for key, value in os.environ.items()
+             if key not in ("KT_LANG", "LC_ALL", "LC_MESSAGES", "LANG", "LANGUAGE")}
     return subprocess.run([KT, *map(str, words)], env={**clean, "KT_HOME": str(home), **variables}, input=input,
                           capture_output=True, text=True, encoding="utf-8", timeout=300)
 
@@ -33,7 +34,8 @@ def cells(line):
 
 
 def check_screen(shown, width, language, whole=r"\$ kt ", typed="\n"):
-    """Every line fits without what was typed behind it, but those that are there to be copied; nothing is broken; Chinese only where it was asked for."""
+    """Every line fits without what was typed behind it, but those that are there to be copied; nothing is broken;
+    Chinese only where it was asked for."""
     assert "\ufffd" not in shown
     assert bool(HAN.search(shown)) == (language == "zh")
     for line in shown.splitlines():
@@ -46,7 +48,8 @@ def pane(tmp_path):
     opened = []
 
     def open_pane(*args, language, width, home=None):
-        opened.append(Pane(home or tmp_path / "home", *args, width=width, height=40, cwd=tmp_path, env={"KT_LANG": language}))
+        opened.append(Pane(home or tmp_path / "home", *args, width=width, height=40, cwd=tmp_path,
+                           env={"KT_LANG": language}))
         return opened[-1]
 
     yield open_pane
@@ -121,8 +124,9 @@ def test_errors_that_name_a_mend(words, says, tmp_path):
     assert other.returncode == 2 and not HAN.search(other.stderr) and len(other.stderr.splitlines()) == 1, other.stderr
 
 
-@pytest.mark.parametrize("words", [("model", "list"), ("model", "list", "--json"), ("config", "show"), ("--help",), ("version",),
-                                   ("config", "show", "--json")], ids="-".join)
+@pytest.mark.parametrize("words",
+                         [("model", "list"), ("model", "list", "--json"), ("config", "show"), ("--help",), ("version",),
+                          ("config", "show", "--json")], ids="-".join)
 def test_what_programs_read_is_english(words, tmp_path):
     done, english = kt(*words, home=tmp_path, KT_LANG="zh"), kt(*words, home=tmp_path)
     assert done.returncode == 0 and done.stdout == english.stdout and not HAN.search(done.stdout)
@@ -145,7 +149,8 @@ def test_first_page(pane, width, language):
     shown = p.everything()
     check_screen(shown, width, language)
     assert re.findall(r"^  (kt .*?) *(?:  .*)?$", shown, re.MULTILINE) == ["kt chat demo", "kt run demo", "kt doctor"]
-    for words in {"en": ("Models", "Try", "talk to it here", "RAM"), "zh": ("模型", "试试", "在这里与它对话", "内存")}[language]:
+    for words in {"en": ("Models", "Try", "talk to it here", "RAM"),
+                  "zh": ("模型", "试试", "在这里与它对话", "内存")}[language]:
         assert words in shown
     assert "demo" in shown and "kt --help" in shown
 
@@ -170,7 +175,8 @@ def test_questions_of_quant(pane, tmp_path):
         # The report behind the questions is the verb's own.
         asked, command = re.match(r"(.*^\$ (kt quant .*?)\n)", shown, re.DOTALL | re.MULTILINE).groups()
         check_screen(asked, width, language, typed=f"out-{language}-{width}")
-        for words in {"en": ("half the size", "Folder to write", "Ctrl-D ends"), "zh": ("体积减半", "要写入的目录", "Ctrl-D 结束")}[language]:
+        for words in {"en": ("half the size", "Folder to write", "Ctrl-D ends"),
+                      "zh": ("体积减半", "要写入的目录", "Ctrl-D 结束")}[language]:
             assert words in asked, asked
         assert {"en": "next: kt run", "zh": "下一步：kt run"}[language] in shown
         commands.add(command.replace(f"out-{language}-{width}", "OUT"))
@@ -238,7 +244,8 @@ def test_doctor(pane, width, language):
     # The path of the test's folder is one word that no column holds.
     home = re.sub(r"KT_HOME=\S+|/\S+/home", "HOME", shown)
     check_screen(home, width, language, whole=r" *(fix:  |办法：)")
-    for words in {"en": ("memory", "kernels", "computes what portable does"), "zh": ("内存", "指令集", "正常", "的计算结果一致")}[language]:
+    for words in {"en": ("memory", "kernels", "computes what portable does"),
+                  "zh": ("内存", "指令集", "正常", "的计算结果一致")}[language]:
         assert words in re.sub(r"\n +", "" if language == "zh" else " ", shown), words
 
 

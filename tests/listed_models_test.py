@@ -1,6 +1,6 @@
 """Llama 4 beyond its logits (model_logits_test.py), and all of SmallThinker, whose reference is a plain torch forward
-(smallthinker.py): as published, the same bits whatever is cut and shared, converted and calibrated experts, GGUF files, and
-where they do not run. KT_MODEL_PROBE names model_probe, KT_PROGRAM kt."""
+(smallthinker.py): as published, the same bits whatever is cut and shared, converted and calibrated experts, GGUF files,
+and where they do not run. KT_MODEL_PROBE names model_probe, KT_PROGRAM kt."""
 
 import functools
 import json
@@ -15,17 +15,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
 pytest.importorskip("gguf", reason="gguf is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import gguf_files  # noqa: E402
-import published  # noqa: E402
-import smallthinker  # noqa: E402
-import tiny_models  # noqa: E402
-from checkpoints import kt, kt_ok  # noqa: E402
-from logits import PROBE, check, differences, probe, probe_exactly, prompt  # noqa: E402
+import checkpoints
+import gguf_files
+import published
+import smallthinker
+import tiny_models
+from checkpoints import kt, kt_ok
+from logits import PROBE, check, differences, probe, probe_exactly, prompt
 
 pytestmark = pytest.mark.skipif(not (PROBE and checkpoints.KT), reason="KT_MODEL_PROBE or KT_PROGRAM is not set")
 BOUND, CHUNK_BOUND = 1e-4, 1e-5  # as in model_logits_test.py
@@ -57,7 +57,8 @@ def small(root, key, dtype):
     return folder, tensors, config, [smallthinker.logits(tensors, config, [ids]) for ids in PROMPTS]
 
 
-smalls = pytest.mark.parametrize("key,dtype", [("published", "f32"), ("published", "bf16"), ("all_turn-softmax-tied", "f32")])
+smalls = pytest.mark.parametrize("key,dtype",
+                                 [("published", "f32"), ("published", "bf16"), ("all_turn-softmax-tied", "f32")])
 
 
 # --- SmallThinker's logits --------------------------------------------------------------------------------------------
@@ -114,8 +115,10 @@ class TestSmallThinker:
 
 
 def llama4_outside(tensors, config):
-    """Inside the model that sees: names behind language_model., positions beside, layers by an interval, a number for true."""
-    gone = ("architectures", "rope_parameters", "layer_types", "moe_layers", "no_rope_layers", "attn_temperature_tuning")
+    """Inside the model that sees: names behind language_model., positions beside, layers by an interval, a number for
+    true."""
+    gone = ("architectures", "rope_parameters", "layer_types", "moe_layers", "no_rope_layers",
+            "attn_temperature_tuning")
     text = {name: value for name, value in config.items() if name not in gone}
     rope = dict(config["rope_parameters"])
     text |= dict(rope_theta=rope.pop("rope_theta"), rope_scaling=rope, no_rope_layers=[], attn_temperature_tuning=4,
@@ -136,7 +139,8 @@ def test_llama4_as_published(root, tmp_path):
     folder = tiny_models.write(tmp_path / "model", stored, outer)
     check(probe(folder, PROMPTS, VOCAB), expected, BOUND)
     said = kt("estimate", folder, "--bandwidth", 10)
-    assert said.returncode == 0 and ": 2 tensors not used: parts for images, sound or video (multi_modal_projector." in said.stderr
+    assert (said.returncode == 0
+            and ": 2 tensors not used: parts for images, sound or video (multi_modal_projector." in said.stderr)
 
 
 @pytest.mark.parametrize("more,first", [
@@ -153,7 +157,8 @@ def test_parts_of_llama4_are_seen_in_the_logits(more, first):
 
 def test_growth_is_seen_in_the_logits():
     ids = [prompt(130, VOCAB)]
-    grown, still = (tiny_models.logits(tiny_models.build(GROWS, attn_temperature_tuning=on), ids) for on in (True, False))
+    grown, still = (tiny_models.logits(tiny_models.build(GROWS, attn_temperature_tuning=on), ids)
+                    for on in (True, False))
     apart = differences(still, grown)
     assert apart[:15].max() == 0 and apart[15:].max() > 10 * BOUND
 
@@ -199,16 +204,18 @@ def tensors_of(root, family):
 
 @functools.cache
 def integers(root, family):
-    """Every matrix in int8 with one scale a row, as compressed-tensors stores them, the head too: products are exact. And
-    the numbers that are stored."""
+    """Every matrix in int8 with one scale a row, as compressed-tensors stores them, the head too: products are exact.
+    And the numbers that are stored."""
     tensors, config = tensors_of(root, family)
     packed, stored, values = published.Packed(8, None, False), {}, {}
-    packed.takes = lambda name, tensor: name.endswith(".weight") and tensor.ndim == 2 and not re.search("embed|router", name)
+    packed.takes = lambda name, tensor: (name.endswith(".weight") and tensor.ndim == 2
+                                         and not re.search("embed|router", name))
     for name, tensor in tensors.items():
         parts, value = packed.store(name, tensor, None)
         stored |= parts
         values |= value
-    return tiny_models.write(root / f"{family}-int8", stored, config | dict(quantization_config=packed.quantization)), values
+    return (tiny_models.write(root / f"{family}-int8", stored, config | dict(quantization_config=packed.quantization)),
+            values)
 
 
 families = pytest.mark.parametrize("family", ["llama4", "smallthinker"])
@@ -253,9 +260,10 @@ def test_converted_experts(root, tmp_path, family):
 
 
 def test_calibrated_smallthinker(tmp_path):
-    """Routers before attention, experts with ReLU and names of their own: rounded better than to the nearest. Llama 4 is
-    among the families of calibration_targets_test.py."""
-    tensors, config = smallthinker.draw(dtype=torch.bfloat16, vocab_size=4096, num_hidden_layers=3, rope_layout=[0, 1, 1],
+    """Routers before attention, experts with ReLU and names of their own: rounded better than to the nearest. Llama 4
+    is among the families of calibration_targets_test.py."""
+    tensors, config = smallthinker.draw(dtype=torch.bfloat16, vocab_size=4096, num_hidden_layers=3,
+                                        rope_layout=[0, 1, 1],
                                         sliding_window_layout=[0, 1, 1], hidden_size=128, moe_ffn_hidden_size=64)
     model = smallthinker.save(tmp_path / "model", tensors, config, torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -265,7 +273,8 @@ def test_calibrated_smallthinker(tmp_path):
     command = ["quant", "gpu", model, "--type", "W4A16", "--group-size", "-1", "--targets", "all", "-o"]
     kt_ok(*command, tmp_path / "out", "--method", "GPTQ", "--dataset", tmp_path / "text.txt")
     report = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
-    done = [each for layer in report["layers"] for each in layer["experts"] + layer["linears"] if each["method"] == "gptq"]
+    done = [each for layer in report["layers"] for each in layer["experts"] + layer["linears"]
+            if each["method"] == "gptq"]
     assert len(done) > 15 and all(each["error"] < each["rtn_error"] for each in done)
 
 
@@ -286,7 +295,8 @@ def test_a_rounded_gguf_file_of_smallthinker(tmp_path):
     rounded = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in model.rounded.items()}
     assert not torch.equal(rounded["model.layers.0.block_sparse_moe.experts.3.up.weight"],
                            tensors["model.layers.0.block_sparse_moe.experts.3.up.weight"])
-    check(probe(model.write(tmp_path / "m.gguf"), PROMPTS[:3], VOCAB), smallthinker.logits(rounded, config, PROMPTS[:3]), BOUND)
+    check(probe(model.write(tmp_path / "m.gguf"), PROMPTS[:3], VOCAB),
+          smallthinker.logits(rounded, config, PROMPTS[:3]), BOUND)
 
 
 def test_a_gguf_file_of_llama4_without_chunks(tmp_path):

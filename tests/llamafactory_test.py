@@ -1,6 +1,7 @@
-"""kt_kernel.llamafactory: what its command line says where LLaMA-Factory is missing or of another kind, and, where there is one, that
-what comes out of it is what it gives without KT. KT_LLAMAFACTORY_PYTHON names an interpreter that has it (docs/llamafactory.md says
-how one is made), if this one has not; KT_TEST_DATA, where it is set, a folder with another model."""
+"""kt_kernel.llamafactory: what its command line says where LLaMA-Factory is missing or of another kind, and, where
+there is one, that what comes out of it is what it gives without KT. KT_LLAMAFACTORY_PYTHON names an interpreter that
+has it (docs/llamafactory.md says how one is made), if this one has not; KT_TEST_DATA, where it is set, a folder with
+another model."""
 import functools
 import importlib.util
 import json
@@ -11,19 +12,19 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 import types
 import urllib.error
 import urllib.request
 
 import pytest
+import tomllib
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import FULL, ROOT, trained_model  # noqa: E402
+from checkpoints import FULL, ROOT, trained_model
 
 pytest.importorskip("kt_kernel", reason="kt_kernel is not built for this Python")
-from kt_kernel.llamafactory import command, packages, recipe, swaps  # noqa: E402
-from kt_kernel.sft.train.events import TrainingError  # noqa: E402
+from kt_kernel.llamafactory import command, packages, recipe, swaps
+from kt_kernel.sft.train.events import TrainingError
 
 ENGLISH = {"KT_LANG": "en", "OMP_NUM_THREADS": "1"}
 
@@ -45,9 +46,11 @@ def installed(monkeypatch):
     def have(**versions):
         found = {"llamafactory": "0.9.5", "transformers": "5.6.0", "trl": "0.24.0", "peft": "0.21.2", **versions}
         monkeypatch.setattr(packages, "version_of", found.get)
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: types.ModuleType(name) if found.get(name) else None)
+        monkeypatch.setattr(importlib.util, "find_spec",
+                            lambda name: types.ModuleType(name) if found.get(name) else None)
         monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: [
-            "transformers!=4.52.0,<=5.6.0,>=4.55.0", "trl<=0.24.0,>=0.18.0", "peft<=0.18.1,>=0.18.0", 'x>=1; extra == "metrics"'])
+            "transformers!=4.52.0,<=5.6.0,>=4.55.0", "trl<=0.24.0,>=0.18.0", "peft<=0.18.1,>=0.18.0",
+            'x>=1; extra == "metrics"'])
         monkeypatch.delenv("DISABLE_VERSION_CHECK", raising=False)
     return have
 
@@ -56,16 +59,18 @@ def test_a_missing_llamafactory_is_one_line_with_the_commands(installed, capsys,
     installed(llamafactory=None)
     code, line = says(capsys, "train", str(tmp_path / "a.yaml"))
     assert code == 4 and "LLaMA-Factory is not installed" in line
-    assert "pip install --no-deps llamafactory==0.9.5" in line and "transformers==5.6.0" in line and "peft>=0.21" in line
+    assert ("pip install --no-deps llamafactory==0.9.5" in line and "transformers==5.6.0" in line
+            and "peft>=0.21" in line)
     document = (ROOT / "docs" / "llamafactory.md").read_text()
     assert packages.INSTALL.replace(" && ", "\n") in re.sub(r" \\\n\s+", " ", document)  # one and the same
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["llamafactory"] == packages.INSTALL.split(" && ")[0].replace('"', "").split()[2:]
+    assert (project["optional-dependencies"]["llamafactory"]
+            == packages.INSTALL.split(" && ")[0].replace('"', "").split()[2:])
 
 
 def test_a_process_of_its_own_ends_with_code_4():
-    done = subprocess.run([sys.executable, "-m", "kt_kernel.llamafactory", "export", "a.yaml"], capture_output=True, text=True,
-                          env={**os.environ, **ENGLISH})
+    done = subprocess.run([sys.executable, "-m", "kt_kernel.llamafactory", "export", "a.yaml"], capture_output=True,
+                          text=True, env={**os.environ, **ENGLISH})
     assert done.returncode == 4 and "Traceback" not in done.stderr
     assert "kt sft export ADAPTER -o OUT --layout merged" in done.stderr
 
@@ -93,7 +98,8 @@ def test_a_name_that_is_not_there_is_one_line(installed, monkeypatch):
     known.load_config = known.AutoModelForCausalLM = known.AutoModelForSeq2SeqLM = object()
     for name, module in (("llamafactory", None), ("llamafactory.model", None), ("llamafactory.model.loader", known)):
         monkeypatch.setitem(sys.modules, name, module or types.ModuleType(name))
-    with pytest.raises(TrainingError, match=r"LLaMA-Factory 0\.9\.9: llamafactory\.model\.loader has no AutoModelForImageTextToText, "
+    with pytest.raises(TrainingError, match=r"LLaMA-Factory 0\.9\.9: "
+                                            r"llamafactory\.model\.loader has no AutoModelForImageTextToText, "
                                             r"AutoModelForTextToWaveform, .* it knows 0\.9\.5") as caught:
         swaps.install(recipe.door_of({}, True))
     assert caught.value.code == 4
@@ -104,14 +110,17 @@ RECIPE = {"model_name_or_path": "m", "stage": "sft", "finetuning_type": "lora", 
 
 
 def test_kts_keys_are_taken_out_and_the_rest_is_left():
-    door = recipe.door_of({**RECIPE, "use_kt": True, "kt_weight_path": "w", "cpu_infer": 7, "chunk_size": 512, "kt_cpu_activation": "recompute",
-                           "kt_optimize_rule": "x.yaml", "kt_maxlen": 5, "infer_backend": "ktransformers", "lora_dropout": 0.1,
+    door = recipe.door_of({**RECIPE, "use_kt": True, "kt_weight_path": "w", "cpu_infer": 7, "chunk_size": 512,
+                           "kt_cpu_activation": "recompute",
+                           "kt_optimize_rule": "x.yaml", "kt_maxlen": 5, "infer_backend": "ktransformers",
+                           "lora_dropout": 0.1,
                            "kt_config": {"kt_backend": "AMXINT8", "kt_lora_rank": 4, "kt_max_cache_depth": 3,
                                          "kt_activation_policy": {"cpu": "retain", "gpu": "retain"}}}, True)
     assert door.rest == {**RECIPE, "infer_backend": "huggingface", "lora_dropout": 0.1, "lora_rank": 4, "lora_alpha": 8,
                          "disable_gradient_checkpointing": True, "use_reentrant_gc": False}
     assert (door.threads, door.max_tokens, door.cpu_activation, door.activations) == (7, 512, "recompute", "f32")
-    assert door.config.enable_arguments() == {"trainable": True, "weights": "w", "format": "int8", "cpu_activation": "retain"}
+    assert door.config.enable_arguments() == {"trainable": True, "weights": "w", "format": "int8",
+                                              "cpu_activation": "retain"}
     assert [note.split(":")[0] for note in door.notes] == ["kt_optimize_rule", "kt_maxlen", "kt_max_cache_depth"]
     own = recipe.door_of({**RECIPE, "bf16": True, "use_reentrant_gc": True}, True)
     assert own.rest["use_reentrant_gc"] is True and own.activations == "bf16"
@@ -122,7 +131,8 @@ def test_kts_keys_are_taken_out_and_the_rest_is_left():
 @pytest.mark.parametrize("more, words", [
     ({"kt_confg": {}}, "kt_confg: no such key; the nearest is kt_config"),
     ({"kt_wieght_path": "x"}, "nearest is kt_weight_path"),
-    ({"kt_config": {"kt_num_thread": 4}}, "kt_config.kt_num_thread: no such key; the nearest is kt_config.kt_num_threads"),
+    ({"kt_config": {"kt_num_thread": 4}},
+     "kt_config.kt_num_thread: no such key; the nearest is kt_config.kt_num_threads"),
     ({"kt_config": 3}, "kt_config: expected keys below it, got 3"),
     ({"kt_config": {"kt_backend": "AMXINT3"}}, "kt_backend: unknown 'AMXINT3'"),
     ({"kt_config": {"kt_num_threads": "many"}}, "kt_num_threads: expected an int, got 'many'"),
@@ -169,7 +179,8 @@ def interpreter():
     named = os.environ.get("KT_LLAMAFACTORY_PYTHON")
     if not named and importlib.util.find_spec("llamafactory") is None:
         return None, "not run here: no LLaMA-Factory; KT_LLAMAFACTORY_PYTHON names no interpreter that has it"
-    found = subprocess.run([named or sys.executable, "-c", "import importlib.metadata as m; print(m.version('llamafactory'))"],
+    found = subprocess.run([named or sys.executable,
+                            "-c", "import importlib.metadata as m; print(m.version('llamafactory'))"],
                            capture_output=True, text=True)
     if found.returncode:
         pytest.fail(f"KT_LLAMAFACTORY_PYTHON: {named} has no LLaMA-Factory: {found.stderr[-300:]}")
@@ -185,7 +196,8 @@ class Factory:
         (folder / "stock" / "torchaudio" / "__init__.py").write_text("")  # what it imports and does not need
         lines = (ROOT / "demo" / "style_pirate.jsonl").read_text().splitlines(True)[:40]
         (folder / "pirate.jsonl").write_text("".join(lines))
-        tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "system_tag": "system"}
+        tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
+                "system_tag": "system"}
         (folder / "dataset_info.json").write_text(json.dumps({"pirate": {
             "file_name": "pirate.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": tags}}))
 
@@ -210,28 +222,32 @@ class Factory:
 
     def training(self, model, output, **more):
         return self.recipe(output, **{
-            "model_name_or_path": str(self.model(model)), "stage": "sft", "do_train": True, "finetuning_type": "lora", "lora_rank": 8,
+            "model_name_or_path": str(self.model(model)), "stage": "sft", "do_train": True, "finetuning_type": "lora",
+            "lora_rank": 8,
             "dataset": "pirate", "dataset_dir": str(self.folder), "template": "qwen", "cutoff_len": 96,
-            "output_dir": str(self.folder / output), "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "learning_rate": 1e-3,
-            "max_steps": 5, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True, "preprocessing_num_workers": 1, **more})
+            "output_dir": str(self.folder / output), "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+            "learning_rate": 1e-3,
+            "max_steps": 5, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True,
+            "preprocessing_num_workers": 1, **more})
 
     def environment(self, door):
         env = {name: value for name, value in os.environ.items() if name != "DISABLE_VERSION_CHECK"}
         path = [os.environ.get("PYTHONPATH", "")] + ([] if door else [str(self.folder / "stock")])
-        return {**env, **ENGLISH, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path)} | ({} if door else {"DISABLE_VERSION_CHECK": "1"})
+        return {**env, **ENGLISH, "HF_HUB_OFFLINE": "1",
+                "PYTHONPATH": os.pathsep.join(path)} | ({} if door else {"DISABLE_VERSION_CHECK": "1"})
 
     def command(self, door, words):
         return [self.python, "-m", "kt_kernel.llamafactory" if door else "llamafactory.cli", *map(str, words)]
 
     def run(self, door, *words, said="", code=0):
-        done = subprocess.run(self.command(door, words), env=self.environment(door), input=said, capture_output=True, text=True,
-                              cwd=self.folder, timeout=600)
+        done = subprocess.run(self.command(door, words), env=self.environment(door), input=said, capture_output=True,
+                              text=True, cwd=self.folder, timeout=600)
         assert done.returncode == code, (done.stdout[-2000:], done.stderr[-3000:])
         return done
 
     def script(self, text, *words):
-        done = subprocess.run([self.python, "-c", text, *map(str, words)], env=self.environment(True), capture_output=True, text=True,
-                              cwd=self.folder, timeout=600)
+        done = subprocess.run([self.python, "-c", text, *map(str, words)], env=self.environment(True),
+                              capture_output=True, text=True, cwd=self.folder, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
@@ -248,7 +264,8 @@ def factory(tmp_path_factory):
     return Factory(tmp_path_factory.mktemp("factory"), python)
 
 
-ATTENTION = {"tiny-deepseekv3": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj", "tiny-qwen3moe": "q_proj,k_proj,v_proj,o_proj"}
+ATTENTION = {"tiny-deepseekv3": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj",
+             "tiny-qwen3moe": "q_proj,k_proj,v_proj,o_proj"}
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -256,8 +273,10 @@ def test_first_losses_are_those_without_kt(factory, name):
     """Attention alone has LoRA: LLaMA-Factory by itself can do that too, with the experts in torch."""
     more = {"lora_target": ATTENTION[name]}
     factory.run(False, "train", factory.training(name, f"stock-{name}", **more))
-    done = factory.run(True, "train", factory.training(name, f"door-{name}", **more, use_kt=True, cpu_infer=2, chunk_size=64, kt_config={
-        "kt_backend": "AMXBF16", "kt_tp_enabled": True, "kt_share_backward_bb": True}))
+    done = factory.run(True, "train", factory.training(name, f"door-{name}", **more, use_kt=True, cpu_infer=2,
+                                                       chunk_size=64, kt_config={
+                                                           "kt_backend": "AMXBF16", "kt_tp_enabled": True,
+                                                           "kt_share_backward_bb": True}))
     assert "note: kt_share_backward_bb: not needed" in done.stderr
     assert "computes experts twice" not in done.stderr  # its gradient checkpointing is on
     stock, door = factory.losses(f"stock-{name}"), factory.losses(f"door-{name}")
@@ -283,7 +302,8 @@ print(((ours - stock).norm() / stock.norm()).item(), ((stock - bare).norm() / ba
 @pytest.fixture(scope="session")
 def trained(factory):
     """An adapter with LoRA on attention, experts and MLPs."""
-    done = factory.run(True, "train", factory.training("tiny-deepseekv3", "all", lora_target="all", lora_dropout=0.05, cpu_infer=2))
+    done = factory.run(True, "train",
+                       factory.training("tiny-deepseekv3", "all", lora_target="all", lora_dropout=0.05, cpu_infer=2))
     assert "lora_dropout: of attention's LoRA alone" in done.stderr
     return factory.folder / "all"
 
@@ -297,7 +317,8 @@ def test_an_adapter_with_experts_is_stock_pefts(factory, trained):
 
 
 def inference(factory, name, trained, **more):
-    return factory.recipe(name, model_name_or_path=str(factory.model("tiny-deepseekv3")), adapter_name_or_path=str(trained), template="qwen",
+    return factory.recipe(name, model_name_or_path=str(factory.model("tiny-deepseekv3")),
+                          adapter_name_or_path=str(trained), template="qwen",
                           do_sample=False, max_new_tokens=24, infer_dtype="float32", **more)
 
 
@@ -305,7 +326,8 @@ def test_chat_answers_as_stock_does(factory, trained):
     """Stock merges the adapter into its experts; the tokens are the same."""
     said = "Tell me a bedtime story.\nexit\n"
     stock = factory.run(False, "chat", inference(factory, "stock-chat", trained), said=said)
-    door = factory.run(True, "chat", inference(factory, "door-chat", trained, infer_backend="ktransformers", cpu_infer=2), said=said)
+    door = factory.run(True, "chat",
+                       inference(factory, "door-chat", trained, infer_backend="ktransformers", cpu_infer=2), said=said)
     answers = [re.search(r"Assistant: (.+?)\n\nUser", done.stdout, re.S)[1] for done in (stock, door)]
     assert len(answers[0].split()) > 8 and answers[1] == answers[0]
 
@@ -322,7 +344,8 @@ def test_api_answers(factory, trained):
         for _ in range(600):
             assert server.poll() is None
             try:
-                request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"})
+                request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body,
+                                                 {"Content-Type": "application/json"})
                 answer = json.load(urllib.request.urlopen(request, timeout=120))
                 break
             except urllib.error.URLError:
@@ -336,7 +359,8 @@ def test_api_answers(factory, trained):
 def test_bad_input_is_one_line_there_too(factory):
     path = factory.training("tiny-deepseekv3", "bad")
     for words, code, line in (([path, "kt_confg={}"], 2, "kt_confg: no such key; the nearest is kt_config"),
-                              ([path, "lora_target=q_prj"], 2, "lora_target: no module of DeepseekV3ForCausalLM is called q_prj"),
+                              ([path, "lora_target=q_prj"], 2,
+                               "lora_target: no module of DeepseekV3ForCausalLM is called q_prj"),
                               ([path, "kt_weight_path=nowhere"], 2, "nowhere: no such file or folder"),
                               ([factory.folder / "none.yaml"], 2, "none.yaml: no such file")):
         done = factory.run(True, "train", *words, code=code)

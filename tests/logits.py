@@ -35,8 +35,8 @@ def has_tile_unit():
 
 
 def probe_exactly(folder, sequences, vocabulary, *options):
-    """With integer weights of one scale a row, logits to the bit whatever runs together. Where there is a tile unit it is
-    left alone: it rounds many rows otherwise than few (docs/server.md)."""
+    """With integer weights of one scale a row, logits to the bit whatever runs together. Where there is a tile unit it
+    is left alone: it rounds many rows otherwise than few (docs/server.md)."""
     environment = {"KT_ISA": "avx512_bf16"} if has_tile_unit() else {}
     return probe(folder, sequences, vocabulary, "--acts", "int8", *options, **environment)
 
@@ -49,11 +49,12 @@ def differences(ours, theirs):
 
 
 def check_but_for_ties(ours, theirs, bound, share=0.1):
-    """Where weights are rounded on one side, a token whose experts are chosen by a hair takes others there, and some tokens
-    behind it see that: at most this share of the positions."""
+    """Where weights are rounded on one side, a token whose experts are chosen by a hair takes others there, and some
+    tokens behind it see that: at most this share of the positions."""
     error = differences(ours, theirs)
     beyond = int((error > bound).sum())
-    assert beyond <= share * len(error), f"{beyond} of {len(error)} positions are beyond {bound:g}: {error.max():.3g} at most"
+    assert beyond <= share * len(error), (f"{beyond} of {len(error)} positions are beyond {bound:g}: "
+                                          f"{error.max():.3g} at most")
     assert np.isfinite(error).all()
 
 

@@ -4,7 +4,6 @@ KT_MODEL_PROBE names model_probe, KT_PROGRAM kt (for converted weights). tests/p
 
 import dataclasses
 import functools
-import json
 import pathlib
 import sys
 
@@ -13,14 +12,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+import checkpoints
+import published
+import tiny_models
+from logits import PROBE, check, differences, probe, prompt
 
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 
@@ -158,7 +157,8 @@ CONVERTED = {
 if checkpoints.FULL:
     for size, counts in ((1408, (2, 4, 11)), (768, (2, 8)), (2048, (2, 4, 8)), (99, (3, 11)), (110, (2, 11))):
         for count in counts:
-            CONVERTED[f"qwen3_moe-{size}-in-{count}"] = ("qwen3_moe", dict(hidden_size=72, moe_intermediate_size=size), count)
+            CONVERTED[f"qwen3_moe-{size}-in-{count}"] = ("qwen3_moe", dict(hidden_size=72, moe_intermediate_size=size),
+                                                         count)
 
 
 def convert(folder, out, bits, parts, *more):

@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, probe_exactly, prompt  # noqa: E402
+import published
+import tiny_models
+from logits import PROBE, check, differences, probe, probe_exactly, prompt
 
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")
 VOCAB = tiny_models.VOCAB

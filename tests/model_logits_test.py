@@ -18,12 +18,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
+import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+import checkpoints
+import tiny_models
+from logits import PROBE, check, differences, probe, prompt
 
 FULL = os.environ.get("KT_TEST_FULL") == "1"
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_MODEL_PROBE does not name model_probe")

@@ -1,8 +1,9 @@
-"""Families of 2026 as they are published, and the other ways their experts can lie: names and keys of the checkpoints people
-download, layers for further tokens and parts for images beside them, experts in one tensor, one by one, and converted.
+"""Families of 2026 as they are published, and the other ways their experts can lie: names and keys of the checkpoints
+people download, layers for further tokens and parts for images beside them, experts in one tensor, one by one, and
+converted.
 
-KT_MODEL_PROBE names model_probe, KT_PROGRAM kt. transformers' own save of Kimi-K2.5 renames "layers" to "blocks" in places where
-the published files do not; its names are written here.
+KT_MODEL_PROBE names model_probe, KT_PROGRAM kt. transformers' own save of Kimi-K2.5 renames "layers" to "blocks" in
+places where the published files do not; its names are written here.
 """
 
 import functools
@@ -16,14 +17,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import published  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import PROBE, check, differences, probe, prompt  # noqa: E402
+import checkpoints
+import published
+import tiny_models
+from logits import PROBE, check, differences, probe, prompt
 
 pytestmark = pytest.mark.skipif(not (PROBE and checkpoints.KT), reason="KT_MODEL_PROBE or KT_PROGRAM is not set")
 
@@ -102,7 +103,8 @@ class TestExperts:
         checkpoints.kt_ok("quant", original, "-o", out, "--method", "int8", "--numa-nodes", "1", "--yes")
         rounded = {name: self.rounded(name, tensor.float()) for name, tensor in one_by_one(tensors).items()}
         plain = tmp_path / "plain"
-        model = published.load_plain(tiny_models.write(plain, in_one(rounded) if key == "mistral4" else rounded, config))
+        model = published.load_plain(tiny_models.write(plain, in_one(rounded) if key == "mistral4"
+                                                       else rounded, config))
         ours = probe(out, PROMPTS, VOCAB)
         check(ours, tiny_models.logits(model, PROMPTS), BOUND)
         assert (probe(original, PROMPTS, VOCAB, "--weights", str(out)) == ours).all()
@@ -118,15 +120,16 @@ class TestExperts:
 
 # --- Kimi-K2.5 --------------------------------------------------------------------------------------------------------
 
-VISION = dict(patch_size=4, pos_emb_height=4, pos_emb_width=4, num_attention_heads=2, num_hidden_layers=2, hidden_size=32,
-              intermediate_size=48)
+VISION = dict(patch_size=4, pos_emb_height=4, pos_emb_width=4, num_attention_heads=2, num_hidden_layers=2,
+              hidden_size=32, intermediate_size=48)
 
 
 def kimi_name(name):
     """transformers' own names of a model in memory, as published."""
     for ours, theirs in (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
                          ("model.mm_projector.in_proj.", "mm_projector.proj.0."),
-                         ("model.mm_projector.out_proj.", "mm_projector.proj.2."), ("model.mm_projector.", "mm_projector."),
+                         ("model.mm_projector.out_proj.", "mm_projector.proj.2."),
+                         ("model.mm_projector.", "mm_projector."),
                          ("model.vision_tower.layers.", "vision_tower.encoder.blocks."),
                          ("model.vision_tower.", "vision_tower.")):
         if name.startswith(ours):
@@ -138,7 +141,8 @@ def kimi_name(name):
 def test_kimi_k25(tmp_path, packed):
     _, text = tiny_models.MODELS["deepseek_v3"]
     rope = dict(tiny_models.YARN, rope_theta=50000.0, mscale=1.0, mscale_all_dim=1.0)
-    sizes = dict(tiny_models.SIZES, **dict(text, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_parameters=rope))
+    sizes = dict(tiny_models.SIZES,
+                 **dict(text, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_parameters=rope))
     sizes.pop("attn_implementation")
     config = transformers.Kimi_K25Config(
         text_config=dict(sizes, model_type="deepseek_v3"), vision_config=VISION, projection_hidden_size=128,
@@ -167,7 +171,8 @@ def test_kimi_k25(tmp_path, packed):
 
     inner = json.loads(model.config.text_config.to_json_string(use_diff=False))
     old = {key: value for key, value in rope.items() if key not in ("rope_theta", "rope_type")}
-    inner = {key: value for key, value in inner.items() if key not in ("rope_parameters", "rope_interleave", "head_dim")}
+    inner = {key: value for key, value in inner.items()
+             if key not in ("rope_parameters", "rope_interleave", "head_dim")}
     inner |= dict(model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"], rope_theta=50000.0,
                   rope_scaling=dict(old, type="yarn"), scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     if packed:
@@ -244,7 +249,8 @@ def test_growth_is_seen_in_the_logits():
     _, config = tiny_models.MODELS["mistral4"]
     rope = dict(config["rope_parameters"], llama_4_scaling_beta=0.0)
     ids = [prompt(130, VOCAB)]
-    grown, still = (tiny_models.logits(tiny_models.build("mistral4", **more), ids) for more in ({}, {"rope_parameters": rope}))
+    grown, still = (tiny_models.logits(tiny_models.build("mistral4", **more), ids)
+                    for more in ({}, {"rope_parameters": rope}))
     apart = differences(still, grown)
     assert apart[:64].max() == 0 and apart[64:].max() > 10 * BOUND
 
@@ -269,7 +275,8 @@ def glm_4_7_flash(tensors, config):
 def hy3(tensors, config):
     """An expert's size twice, words of its router, one layer for further tokens."""
     extra = {name.replace("layers.2.", "layers.3."): tensor for name, tensor in tensors.items() if "layers.2." in name}
-    extra |= {"model.layers.3.eh_proj.weight": torch.ones(64, 128), "model.layers.3.final_layernorm.weight": torch.ones(64)}
+    extra |= {"model.layers.3.eh_proj.weight": torch.ones(64, 128),
+              "model.layers.3.final_layernorm.weight": torch.ones(64)}
     config = dict(without(config, "mlp_layer_types"), first_k_dense_replace=1, num_nextn_predict_layers=1, qk_norm=True,
                   expert_hidden_dim=config["moe_intermediate_size"], moe_router_use_sigmoid=True, route_norm=True,
                   moe_router_enable_expert_bias=True)
@@ -278,7 +285,8 @@ def hy3(tensors, config):
 
 
 def ernie(tensors, config):
-    extra = {"model.mtp_block.0.self_attn.q_proj.weight": torch.ones(64, 64), "model.mtp_emb_norm.0.weight": torch.ones(64),
+    extra = {"model.mtp_block.0.self_attn.q_proj.weight": torch.ones(64, 64),
+             "model.mtp_emb_norm.0.weight": torch.ones(64),
              "model.mtp_linear_proj.0.weight": torch.ones(64, 128)}
     config = dict(without(config, "rope_parameters"), rope_theta=500000, moe_use_aux_free=True, moe_gate="topk",
                   moe_capacity=[8, 8, 8], num_nextn_predict_layers=1, use_bias=False)
@@ -288,8 +296,8 @@ def ernie(tensors, config):
 
 
 def dots(tensors, config):
-    return tensors, dict(without(config, "rope_parameters", "layer_types"), rope_theta=10000000, scoring_func="noaux_tc",
-                         topk_method="noaux_tc", moe_layer_freq=1), ""
+    return tensors, dict(without(config, "rope_parameters", "layer_types"), rope_theta=10000000,
+                         scoring_func="noaux_tc", topk_method="noaux_tc", moe_layer_freq=1), ""
 
 
 def solar(tensors, config):

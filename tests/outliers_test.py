@@ -1,5 +1,5 @@
-"""What rounding activations costs a model with outlier channels, by `kt perplexity --kl-against f32`: prompts as little as
-single tokens, whole rows of weights as little as groups. Such models are made of the demo model and of a test model
+"""What rounding activations costs a model with outlier channels, by `kt perplexity --kl-against f32`: prompts as little
+as single tokens, whole rows of weights as little as groups. Such models are made of the demo model and of a test model
 (tools/make_outliers.py): the same function in exact arithmetic, a few channels up to 256 times as large."""
 import json
 import os
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from checkpoints import DATA, KT, ROOT, kt_ok, trained_model  # noqa: E402
+from checkpoints import DATA, KT, ROOT, kt_ok, trained_model
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 TEXT = ROOT / "demo" / "stories.txt"

@@ -45,7 +45,8 @@ def test_files(prefix):
     found = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()}
     assert set(FILES) <= found
     devel = re.compile(r"include/kt/|lib[\w/-]*/(libkt_\w+\.a$|cmake/kt/)")  # embed_test.py builds with them
-    strangers = {name for name in found if not name.startswith(("bin/kt", "share/")) and not devel.match(name)} - set(FILES)
+    strangers = {name for name in found if not name.startswith(("bin/kt", "share/"))
+                 and not devel.match(name)} - set(FILES)
     assert not strangers
     assert not any(name.endswith(".tar.xz") for name in found)  # the demo is there unpacked
     assert os.access(prefix / "bin/kt", os.X_OK)
@@ -54,7 +55,8 @@ def test_files(prefix):
 def test_unit(prefix, tmp_path):
     """Whole, hardened, and enabled by nobody."""
     unit = (prefix / "lib/systemd/system/kt.service").read_text()
-    for line in ("NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=", "SystemCallFilter=@system-service", "User=kt",
+    for line in ("NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet=",
+                 "SystemCallFilter=@system-service", "User=kt",
                  "ExecStart=kt run $KT_RUN", "ExecReload=kill -HUP $MAINPID"):
         assert f"\n{line}\n" in unit
     assert not list(prefix.rglob("*.wants"))
@@ -70,8 +72,8 @@ def test_installed_program_works_elsewhere(prefix, tmp_path):
     program = prefix / "bin/kt"
     assert version_of(program, cwd=tmp_path) == version_of(KT)
     assert "Examples:" in run(program, "help", cwd=tmp_path).stdout
-    told = run(program, "generate", prefix / "share/kt/demo/tiny-deepseekv3", "-p", "Once upon a time", "--max-tokens", 8,
-               cwd=tmp_path)
+    told = run(program, "generate", prefix / "share/kt/demo/tiny-deepseekv3", "-p", "Once upon a time",
+               "--max-tokens", 8, cwd=tmp_path)
     assert told.returncode == 0 and told.stdout.strip(), told.stderr
 
 
@@ -122,7 +124,8 @@ def test_version_from_git(tmp_path, state, wanted):
 
 
 def test_version_keeps_its_time_stamp(tmp_path):
-    words = ["cmake", f"-DSOURCE={tmp_path}", "-DBASE=0.1.0", f"-DOUTPUT={tmp_path}", "-P", ROOT / "cmake/version.cmake"]
+    words = ["cmake", f"-DSOURCE={tmp_path}", "-DBASE=0.1.0", f"-DOUTPUT={tmp_path}", "-P",
+             ROOT / "cmake/version.cmake"]
     run(*words)
     before = (tmp_path / "kt_version.h").stat().st_mtime_ns
     run(*words)
@@ -174,10 +177,12 @@ def install_sh(tmp_path, *words, python=None, **variables):
     """install.sh with a make and a cmake that print what they were asked for, and perhaps another python3."""
     tools = tmp_path / "tools"
     tools.mkdir(exist_ok=True)
-    for name, script in {"make": 'echo "make $*"', "cmake": 'echo "cmake $*" >&2', **({"python3": python} if python else {})}.items():
+    for name, script in {"make": 'echo "make $*"', "cmake": 'echo "cmake $*" >&2',
+                         **({"python3": python} if python else {})}.items():
         (tools / name).write_text(f"#!/bin/sh\n{script}\n")
         (tools / name).chmod(0o755)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CPUINFER_") and name not in ("PREFIX", "BUILD")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CPUINFER_")
+           and name not in ("PREFIX", "BUILD")}
     return run(ROOT / "install.sh", *words, stdin=subprocess.DEVNULL, cwd=tmp_path,
                env={**env, "PATH": f"{tools}:{env['PATH']}", "PREFIX": str(tmp_path / "usr"), **variables})
 
@@ -222,19 +227,22 @@ def test_install_sh_builds(tmp_path, words, variables, notes):
     result = install_sh(tmp_path, *words, "--no-python", CPUINFER_PARALLEL="3", **variables)
     assert result.returncode == 0, result.stderr
     made, = [line for line in result.stdout.splitlines() if line.startswith("make ")]
-    assert " program " in made and "JOBS=3" in made and ("-DCMAKE_BUILD_TYPE=Debug" in made) == ("CPUINFER_BUILD_TYPE" in variables)
+    assert (" program " in made and "JOBS=3" in made
+            and ("-DCMAKE_BUILD_TYPE=Debug" in made) == ("CPUINFER_BUILD_TYPE" in variables))
     said = result.stderr.splitlines()
     assert f"cmake --install build --prefix {tmp_path}/usr" in said
     about = [line for line in said if line.startswith("install.sh: note: CPUINFER_")]
     assert len(about) == notes
     assert sum("all instruction sets are in one library" in line for line in about) == (notes if notes == 2 else 0)
-    assert f"install.sh: installed {tmp_path}/usr/bin/kt" in result.stdout and "kt doctor" in result.stdout.splitlines()[-1]
+    assert (f"install.sh: installed {tmp_path}/usr/bin/kt" in result.stdout
+            and "kt doctor" in result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("words, variables", [(["nonsense"], {}), (["--manual"], {}), (["deps", "--manual"], {}), (["--prefix"], {}),
-                                              (["build"], {"CPUINFER_PARALLEL": "many"}),
-                                              (["build", "--python", "/nonexistent/python"], {}),
-                                              (["build", "--prefix", "/dev/null/kt"], {})])
+@pytest.mark.parametrize("words, variables",
+                         [(["nonsense"], {}), (["--manual"], {}), (["deps", "--manual"], {}), (["--prefix"], {}),
+                          (["build"], {"CPUINFER_PARALLEL": "many"}),
+                          (["build", "--python", "/nonexistent/python"], {}),
+                          (["build", "--prefix", "/dev/null/kt"], {})])
 def test_install_sh_bad_words(tmp_path, words, variables):
     result = install_sh(tmp_path, *words, **variables)
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1 and "make" not in result.stdout
@@ -242,7 +250,8 @@ def test_install_sh_bad_words(tmp_path, words, variables):
 
 @pytest.mark.parametrize("python, said", [(python_that_is("3.9.2", "pip"), "3.10 or newer"),
                                           (python_that_is("3.11.2", "pip", "headers"), "lacks its headers"),
-                                          (python_that_is("3.11.2", "system", "headers,venv"), "lacks its headers and venv"),
+                                          (python_that_is("3.11.2", "system", "headers,venv"),
+                                           "lacks its headers and venv"),
                                           ("exit 1", "does not run")])
 def test_install_sh_names_what_the_python_lacks(tmp_path, python, said):
     result = install_sh(tmp_path, "build", python=python)

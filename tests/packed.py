@@ -2,8 +2,9 @@
 import json
 import shutil
 
-import checkpoints
 import numpy as np
+
+import checkpoints
 
 
 def dequantised(folder):

@@ -12,8 +12,8 @@ PAGE = pathlib.Path(__file__).resolve().parent.parent / "src" / "server" / "page
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
           "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-STORY = ("Once upon a time there was a little fox who lived at the edge of a wood. Every evening she walked down to the "
-         "river and looked at the lights of the village on the other side. ")
+STORY = ("Once upon a time there was a little fox who lived at the edge of a wood. Every evening she walked "
+         "down to the river and looked at the lights of the village on the other side. ")
 
 
 def words_of(text, size=6):
@@ -54,14 +54,16 @@ class FakeServer:
             return (layer * 7 + expert * 3 + self.steps) % 8 / 3.5
         busy = self.running > 0
         return {
-            "model": "demo", "experts_format": "bf16", "isa": "neon", "threads": 2, "version": "0.1.0", "uptime_s": 61.0,
+            "model": "demo", "experts_format": "bf16", "isa": "neon", "threads": 2, "version": "0.1.0",
+            "uptime_s": 61.0,
             "context": 1024, "running": self.running, "waiting": 0, "max_running": 8,
             "kv_tokens": {"total": 4096, "held": 1024, "cached": 512},
             "decode_tokens_per_s": 212.0 if busy else 0.0, "prefill_tokens_per_s": 0.0,
             "fraction_of_limit": 0.43 if busy else 0.0, "limit": "memory", "read_gb_per_s": 12.1 if busy else 0.0,
             "limit_read_gb_per_s": 27.0, "tokens_total": self.steps, "requests_total": len(self.requests),
-            "experts": {"layers": list(range(1, self.layers + 1)), "experts": self.experts, "top_k": 4, "tokens": 1 + self.steps,
-                        "heat": [[heat(l, e) for e in range(self.experts)] for l in range(self.layers)]}}
+            "experts": {"layers": list(range(1, self.layers + 1)), "experts": self.experts, "top_k": 4,
+                        "tokens": 1 + self.steps,
+                        "heat": [[heat(layer, e) for e in range(self.experts)] for layer in range(self.layers)]}}
 
     def _handler(fake):
         class Handler(BaseHTTPRequestHandler):
@@ -103,7 +105,8 @@ class FakeServer:
                 if name == "kt/status":
                     return None if self.refused() else self.answer(fake.status())
                 if name == "v1/models":  # asked where the panel's figures are late
-                    return None if self.refused() else self.answer({"object": "list", "data": [{"id": fake.status()["model"]}]})
+                    return (None if self.refused()
+                            else self.answer({"object": "list", "data": [{"id": fake.status()["model"]}]}))
                 file = PAGE / name
                 if "/" in name or not file.is_file():
                     return self.answer({"error": {"message": "not found"}}, status=404)
@@ -131,7 +134,8 @@ class FakeServer:
                     fake.running -= 1
 
             def event(self, value):
-                self.wfile.write(b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n")
+                self.wfile.write(b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode())
+                                 + b"\n\n")
                 self.wfile.flush()
 
             def stream(self):

@@ -14,18 +14,19 @@ import time
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import server_process  # noqa: E402
-from page_server import FakeServer, words_of  # noqa: E402
+import server_process
+from page_server import FakeServer, words_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--no-proxy-server", "--force-color-profile=srgb")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--no-first-run", "--disable-dev-shm-usage",
+         "--no-proxy-server", "--force-color-profile=srgb")
 
 
 def wait_for(what, message, seconds=300):
@@ -71,7 +72,8 @@ class Page:
         self.ready()
 
     def size(self, width, height):
-        self.command("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.command("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                     deviceScaleFactor=1, mobile=False)
 
     def all(self, selector):
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
@@ -83,7 +85,8 @@ class Page:
         return self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
 
     def shown(self, selector):
-        return self.run("const e = document.querySelector(arguments[0]); return Boolean(e && e.checkVisibility())", selector)
+        return self.run("const e = document.querySelector(arguments[0]); return Boolean(e && e.checkVisibility())",
+                        selector)
 
     def keys(self, *keys):
         """To whatever has the focus."""
@@ -100,7 +103,8 @@ class Page:
         return self.run("return document.body.classList.contains('answering')")
 
     def answer(self):
-        return self.run("const all = document.querySelectorAll('.answer'); return all[all.length - 1]?.querySelector('.answer > .prose').innerText ?? ''")
+        return self.run("const all = document.querySelectorAll('.answer'); return all[all.length - "
+                        "1]?.querySelector('.answer > .prose').innerText ?? ''")
 
     def finished(self):
         wait_for(lambda: not self.answering(), "the answer ends")
@@ -117,10 +121,12 @@ class Page:
         return self.run("return document.querySelector('#heat canvas').toDataURL()")
 
     def logs(self):
-        """(console lines that are errors, addresses asked for) since the last call; `errors` and `asked` have all of them."""
+        """(console lines that are errors, addresses asked for) since the last call; `errors` and `asked` have all of
+        them."""
         errors = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
         events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        asked = [event["params"]["request"]["url"] for event in events
+                 if event["method"] == "Network.requestWillBeSent"]
         self.errors += errors
         self.asked += asked
         return errors, asked
@@ -200,7 +206,8 @@ class TestConversation:
     def test_an_answer_streams_in(self, either):
         either.send(STORY)
         seen = set()
-        wait_for(lambda: seen.add(len(either.answer())) or len(seen - {0}) >= 3 or not either.answering(), "the text grows")
+        wait_for(lambda: seen.add(len(either.answer())) or len(seen - {0}) >= 3 or not either.answering(),
+                 "the text grows")
         assert len(seen - {0}) >= 2, seen
         assert len(either.finished()) > 20
         assert either.text(".question-text") == STORY
@@ -289,7 +296,8 @@ class TestConversation:
                  "URL.createObjectURL = (blob) => { blob.text().then((text) => saved.push(text)); return make(blob); }")
         page.one("[aria-label='Export Question']").click()
         chat = json.loads(wait_for(lambda: page.run("return window.saved[0]"), "the file"))
-        assert [(m["role"], m["content"]) for m in chat["messages"]] == [("user", "Question"), ("assistant", "An answer.")]
+        assert [(m["role"], m["content"]) for m in chat["messages"]] == [("user", "Question"),
+                                                                         ("assistant", "An answer.")]
 
     def test_spoilt_storage_is_survived(self, page):
         page.run("localStorage.setItem('kt.chats', '{\"a\":1}'); localStorage.setItem('kt.settings', '[1'); "
@@ -345,16 +353,20 @@ class TestSettings:
 class TestScreens:
     @pytest.mark.parametrize("width", [360, 768, 1100, 1600])
     def test_nothing_is_wider_than_the_screen(self, page, scripted, width):
-        scripted.script = words_of("A word " + "long" * 60 + "\n\n| " + "column | " * 12 + "\n|" + "---|" * 12 + "\n| " +
-                                   "value | " * 12 + "\n\n```c\n" + "x" * 300 + "\n```\n\nhttps://example.org/" + "y" * 200, 40)
+        scripted.script = words_of("A word " + "long" * 60 + "\n\n| " + "column | " * 12 + "\n|"
+                                   + "---|" * 12 + "\n| " +
+                                   "value | " * 12 + "\n\n```c\n" + "x" * 300 + "\n```\n\nhttps://example.org/"
+                                   + "y" * 200, 40)
         page.size(width, 740)
         page.ask("Question " + "q" * 200)
         for _ in range(2):
             assert page.run("return document.documentElement.scrollWidth") <= width
             assert page.run("const s = document.getElementById('scroller'); return s.scrollWidth <= s.clientWidth")
-            box = page.run("const r = document.getElementById('send').getBoundingClientRect(); return [r.left, r.right]")
+            box = page.run("const r = document.getElementById('send').getBoundingClientRect(); "
+                           "return [r.left, r.right]")
             assert 0 <= box[0] and box[1] <= width
-            page.one("#new-chat").click() if page.shown("#new-chat") else page.run("document.getElementById('new-chat').click()")
+            page.one("#new-chat").click() if page.shown("#new-chat") else page.run(
+                "document.getElementById('new-chat').click()")
 
     def test_drawers(self, page):
         page.size(360, 740)
@@ -397,18 +409,21 @@ class TestKeyboard:
 
     def test_focus_is_visible_and_everything_is_named(self, page):
         page.ask("Question")
-        unnamed = page.run("""return [...document.querySelectorAll('button, a, input, textarea, canvas[tabindex]')].filter((e) =>
-            !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.title)).map((e) => e.outerHTML)""")
+        unnamed = page.run("""return [...document.querySelectorAll('button, a, input, textarea, canvas[tabindex]')]
+            .filter((e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length || e.title))
+            .map((e) => e.outerHTML)""")
         assert unnamed == []
         page.from_the_top()
         for _ in range(12):
             page.keys(Keys.TAB)
             assert page.run("""const e = document.activeElement, s = getComputedStyle(e);
-                return e === document.body || e.id === 'prompt' || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"""), \
+                return e === document.body || e.id === 'prompt' || (
+                    s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"""), \
                 page.run("return document.activeElement.outerHTML")
 
     def test_screen_readers_hear_the_answer_once(self, page, scripted):
-        page.run("""window.heard = []; new MutationObserver(() => heard.push(document.getElementById('announce').textContent))
+        page.run("""window.heard = [];
+            new MutationObserver(() => heard.push(document.getElementById('announce').textContent))
             .observe(document.getElementById('announce'), {childList: true, characterData: true, subtree: true})""")
         scripted.script = words_of("A short answer.", 2)
         page.ask("Question")
@@ -421,7 +436,8 @@ class TestKeyboard:
         """Every text is at least 4.5 times as bright or dark as what is behind it (WCAG 2 AA)."""
         page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         scripted.script = [{"reasoning_content": "Hm."}, *words_of(
-            "# Title\n\nText with `code` and [a link](https://example.org).\n\n> quote\n\n1. item\n\n|a|b|\n|-|-|\n|1|2|\n\n"
+            "# Title\n\nText with `code` and [a link](https://example.org).\n\n> quote\n\n1. item\n\n"
+            "|a|b|\n|-|-|\n|1|2|\n\n"
             "```python\n# comment\ndef f(x): return 'text' + 1\n```\n", 9)]
         page.ask("Question")
         page.run("document.querySelector('.thinking').open = true")
@@ -443,7 +459,8 @@ function behind(e) {
 const poor = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const node = walker.currentNode, e = node.parentElement;
-  if (!node.data.trim() || !e.checkVisibility({opacityProperty: true}) || e.closest('.hidden-text, .skip, noscript')) continue;
+  if (!node.data.trim() || !e.checkVisibility({opacityProperty: true})
+    || e.closest('.hidden-text, .skip, noscript')) continue;
   const a = luminance(parse(getComputedStyle(e).color)), b = luminance(behind(e));
   const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   if (contrast < 4.5) poor.push([node.data.trim().slice(0, 40), contrast.toFixed(2)]);
@@ -452,9 +469,11 @@ return poor;
 """
 
 HOSTILE = ("<img src=x onerror='window.hacked=1'>", "<script>window.hacked=1</script>", "<svg/onload=window.hacked=1>",
-           "[a](javascript:window.hacked=1)", "[b](  JaVaScRiPt:window.hacked=1)", "[c](data:text/html,<script>1</script>)",
-           "![d](https://elsewhere.example/pixel.png)", "<javascript:window.hacked=1>", "[e](vbscript:x)", "`<b>` **<i>x</i>**",
-           "<iframe src='https://elsewhere.example'></iframe>", "| <img src=x onerror=hacked=1> | b |\n|-|-|\n| <script> | [f](file:///etc) |",
+           "[a](javascript:window.hacked=1)", "[b](  JaVaScRiPt:window.hacked=1)",
+           "[c](data:text/html,<script>1</script>)", "![d](https://elsewhere.example/pixel.png)",
+           "<javascript:window.hacked=1>", "[e](vbscript:x)", "`<b>` **<i>x</i>**",
+           "<iframe src='https://elsewhere.example'></iframe>",
+           "| <img src=x onerror=hacked=1> | b |\n|-|-|\n| <script> | [f](file:///etc) |",
            "```<img src=x onerror=window.hacked=1>\n</code></pre><script>window.hacked=1</script>\n```")
 
 
@@ -473,16 +492,21 @@ class TestText:
         page.run("document.querySelector('.thinking').open = true")
         page.reload()
         assert page.run("return window.hacked") is None
-        assert page.run("return document.querySelectorAll('#thread :is(script, iframe, object, embed), #thread img, #thread svg[onload]').length") == 0
+        assert page.run("return document.querySelectorAll('#thread :is(script, iframe, object, embed), #thread img, "
+                        "#thread svg[onload]').length") == 0
         assert page.run("return document.querySelectorAll('#chat-list :is(img, script)').length") == 0
         assert HOSTILE[0] in page.text("#chat-list") and HOSTILE[0] in page.text(".question-text")
-        assert page.run("return [...document.querySelectorAll('#thread a')].map((a) => [a.protocol, a.rel.includes('noopener')])") == \
-            [["https:", True]] * 4  # the picture and the address of the frame, as links, here and in the thinking
+        links = page.run("return [...document.querySelectorAll('#thread a')].map((a) => "
+                         "[a.protocol, a.rel.includes('noopener')])")
+        # The picture and the address of the frame, as links, here and in the thinking.
+        assert links == [["https:", True]] * 4
         assert page.run("""return [...document.querySelectorAll('#thread *')].flatMap((e) =>
             [...e.attributes].filter((a) => a.name.startsWith('on')).map((a) => a.name))""") == []
 
     @pytest.mark.parametrize("text, html", [
-        ("plain *em* **strong** ***both*** ~~gone~~ `a*b`", "<p>plain <em>em</em> <strong>strong</strong> <em><strong>both</strong></em> <del>gone</del> <code>a*b</code></p>"),
+        ("plain *em* **strong** ***both*** ~~gone~~ `a*b`",
+         "<p>plain <em>em</em> <strong>strong</strong> <em><strong>both</strong></em> <del>gone</del> "
+         "<code>a*b</code></p>"),
         ("snake_case_word 2*3*4 a ** b \\*not\\*", "<p>snake_case_word 2<em>3</em>4 a ** b *not*</p>"),
         ("one\ntwo\n\nthree", "<p>one<br>two</p><p>three</p>"),
         ("### Title ###\ntext\n***\n", '<h5 class="level-3">Title</h5><p>text</p><hr>'),
@@ -496,18 +520,23 @@ class TestText:
         assert self.draw(page, scripted, text, 3) == html
 
     def test_tables_code_and_links(self, page, scripted):
-        self.draw(page, scripted, "|a|b|c|\n|:-|-:|:-:|\n|1|2|\n\n```python\ndef f(x):\n    '''a\n    b'''\n    return \"<b>\"  # c\n```\n"
+        self.draw(page, scripted, "|a|b|c|\n|:-|-:|:-:|\n|1|2|\n\n```python\n"
+                                  "def f(x):\n    '''a\n    b'''\n    return \"<b>\"  # c\n```\n"
                   "see https://example.org/a_b_c. and [mail](mailto:a@example.org)\n\n```\nopen")
-        assert page.run("return [...document.querySelectorAll('.prose td, .prose th')].map((e) => e.textContent + e.className)") == \
-            ["a", "bto-right", "cto-center", "1", "2to-right", "to-center"]
-        assert page.run("return [...document.querySelectorAll('.code figcaption')].map((e) => e.textContent)") == ["python", "text"]
+        cells = page.run("return [...document.querySelectorAll('.prose td, .prose th')].map((e) => "
+                         "e.textContent + e.className)")
+        assert cells == ["a", "bto-right", "cto-center", "1", "2to-right", "to-center"]
+        assert (page.run("return [...document.querySelectorAll('.code figcaption')].map((e) => e.textContent)")
+                == ["python", "text"])
         assert page.text(".code pre") == "def f(x):\n    '''a\n    b'''\n    return \"<b>\"  # c\n"
-        assert page.run("return [...document.querySelectorAll('.code .t-s')].map((e) => e.textContent)") == ["'''a", "    b'''", '"<b>"']
+        assert (page.run("return [...document.querySelectorAll('.code .t-s')].map((e) => e.textContent)")
+                == ["'''a", "    b'''", '"<b>"'])
         assert page.run("return [...document.querySelectorAll('.prose a')].map((a) => a.href)") == \
             ["https://example.org/a_b_c", "mailto:a@example.org"]
 
     def test_streamed_text_looks_like_whole_text(self, page, scripted):
-        text = "# T\n\n1. a\n   - b\n\n   text\n2. c\n\n|a|b|\n|-|-|\n|1|`2`|\n\n```js\nlet x = `a\nb`;\n```\n> q **b**\n\nEnd *here*."
+        text = ("# T\n\n1. a\n   - b\n\n   text\n2. c\n\n|a|b|\n|-|-|\n|1|`2`|\n\n```js\nlet x = `a\nb`;\n```\n"
+                "> q **b**\n\nEnd *here*.")
         grown = self.draw(page, scripted, text, 1)
         page.reload()  # drawn from storage in one go
         assert page.run("return document.querySelector('.answer > .prose').innerHTML") == grown
@@ -518,7 +547,8 @@ class TestText:
             {"tool_calls": [{"index": 0, "function": {"arguments": ' "Oslo"}'}}]}]
         scripted.pause = 0.03
         page.send("Question")
-        wait_for(lambda: page.run("return document.querySelector('.thinking')?.open"), "thinking is open while it is all there is")
+        wait_for(lambda: page.run("return document.querySelector('.thinking')?.open"),
+                 "thinking is open while it is all there is")
         page.finished()
         assert not page.run("return document.querySelector('.thinking').open")
         assert page.text(".thinking summary").startswith("Thought for")
@@ -528,10 +558,13 @@ class TestText:
         assert scripted.requests[-1]["messages"][1] == {"role": "assistant", "content": "The answer."}
 
     def test_a_long_answer_stays_smooth(self, page, scripted):
-        text = "".join(f"## Part {n}\n\nSome *text* with `code` {n}.\n\n- one\n- two\n\n```c\nint x = {n};\n```\n\n" for n in range(300))
+        text = "".join(f"## Part {n}\n\nSome *text* with `code` {n}.\n\n- one\n- two\n\n```c\nint x = {n};\n```\n\n"
+                       for n in range(300))
         scripted.script, scripted.pause = words_of(text, 60), 0.001
         page.run("""window.longest = 0; let before = performance.now();
-            (function look(now) { longest = Math.max(longest, now - before); before = now; requestAnimationFrame(look); })(before)""")
+            (function look(now) {
+                longest = Math.max(longest, now - before); before = now; requestAnimationFrame(look);
+            })(before)""")
         page.ask("Question")
         assert len(page.all(".prose h4")) == 300
         # Drawing all of it each time takes more than this at the end; a busy machine makes single frames slow.
@@ -644,7 +677,8 @@ class TestLive:
         page.keys(Keys.TAB)
         assert page.run("return document.activeElement.tagName") == "CANVAS"
         page.keys(Keys.HOME, *[Keys.ARROW_UP] * 5, Keys.ARROW_DOWN, Keys.ARROW_DOWN, *[Keys.ARROW_RIGHT] * 7)
-        assert page.text("#heat .readout") == f"layer 3, expert 7: {scripted.status()['experts']['heat'][2][7]:.1f}× even share"
+        assert (page.text("#heat .readout") == "layer 3, expert 7: "
+                                               f"{scripted.status()['experts']['heat'][2][7]:.1f}× even share")
 
     def test_a_big_model(self, browser):
         server = FakeServer(layers=61, experts=256)
@@ -654,8 +688,9 @@ class TestLive:
             wait_for(lambda: page.shown("#heat canvas"), "the picture")
             page.one("#open-map").click()
             wait_for(lambda: page.shown("#heat-large canvas"), "the large picture")
-            boxes = page.run("return ['#heat', '#heat-large'].map((id) => { const r = document.querySelector(id).getBoundingClientRect(), "
-                             "c = document.querySelector(id + ' canvas').getBoundingClientRect(); return c.left >= r.left && c.right <= r.right })")
+            boxes = page.run("return ['#heat', '#heat-large'].map((id) => { const r = "
+                             "document.querySelector(id).getBoundingClientRect(), c = document.querySelector(id + ' "
+                             "canvas').getBoundingClientRect(); return c.left >= r.left && c.right <= r.right })")
             assert boxes == [True, True]
             page.keys(Keys.ESCAPE)
             with contextlib.suppress(StopIteration):
@@ -666,8 +701,8 @@ class TestLive:
     def test_it_asks_often_only_while_it_answers(self, page, scripted):
         """By the browser's own clock: a busy machine makes pauses longer, never shorter."""
         def pauses():
-            times = page.run("return performance.getEntriesByType('resource').filter((e) => e.name.endsWith('kt/status'))"
-                             ".map((e) => e.startTime)")
+            times = page.run("return performance.getEntriesByType('resource').filter((e) => "
+                             "e.name.endsWith('kt/status')).map((e) => e.startTime)")
             return [after - before for before, after in zip(times, times[1:])]
         page.run("performance.clearResourceTimings()")
         assert min(wait_for(pauses, "two questions")) > 2000

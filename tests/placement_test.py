@@ -1,5 +1,5 @@
-"""Which experts go to a GPU, and the statistics that decide it: kt's own orders and readers against kt_kernel.placement,
-which uses torch, and against files that torch writes.
+"""Which experts go to a GPU, and the statistics that decide it: kt's own orders and readers against
+kt_kernel.placement, which uses torch, and against files that torch writes.
 
 Needs torch and the program placement_probe, named by KT_PLACEMENT_PROBE."""
 import importlib.util
@@ -69,7 +69,8 @@ def test_masks_are_those_of_python(tmp_path, strategy, layers, experts, dense):
         mask[:dense] = True
         for layer, expert in order[:count]:
             mask[layer, expert] = True
-        assert torch.equal(mask, placement.place(strategy, layers, experts, count, counts, moe_layers=range(dense, layers)))
+        assert torch.equal(mask,
+                           placement.place(strategy, layers, experts, count, counts, moe_layers=range(dense, layers)))
 
 
 def test_random_takes_any_seed():

@@ -98,14 +98,15 @@ class Fp8Channels(Quantised):
 
 
 class Fp8Static(Quantised):
-    """E4M3 codes with one scale a matrix, a scalar, and one for what it reads: transformers' own static scheme. The second
-    is for multiplications in fp8, which nobody here does."""
+    """E4M3 codes with one scale a matrix, a scalar, and one for what it reads: transformers' own static scheme. The
+    second is for multiplications in fp8, which nobody here does."""
     quantization = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
 
     def linear(self, tensor, draw):
         scale = tensor.abs().max() / 448 * (1 + torch.rand((), generator=draw))
         codes = (tensor / scale).to(torch.float8_e4m3fn)
-        return {"weight": codes, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.02)}, codes.float() * scale
+        return ({"weight": codes, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.02)},
+                codes.float() * scale)
 
 
 class Packed(Quantised):
@@ -152,7 +153,8 @@ class Awq(Quantised):
 
     def __init__(self, group):
         self.group = group
-        self.quantization = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+        self.quantization = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm",
+                             "zero_point": True}
 
     def words(self, codes):
         """int32 [a, n / 8] of [a, n]."""

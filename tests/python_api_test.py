@@ -9,16 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import KTMoEWrapper, kt_kernel_ext  # noqa: E402
+from kt_kernel import KTMoEWrapper, kt_kernel_ext
 
 KT = os.environ.get("KT_PROGRAM")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXPERTS, TOP_K, HIDDEN, INTER, CHUNK = 8, 3, 256, 256, 32
 
 # Root mean square error of a layer's output, relative to the output, that rounding weights (and activations to int8
-# where weights are integers) may cost on normally distributed numbers: three matrices, each off by its format's own error
-# (uniform over a step: 2^-9 for bf16, 2.6 % for three bits of mantissa, about 1 % for int8 and 10 % for int4 with weights
-# and activations), so sqrt(3) times that and half as much again.
+# where weights are integers) may cost on normally distributed numbers: three matrices, each off by its format's own
+# error (uniform over a step: 2^-9 for bf16, 2.6 % for three bits of mantissa, about 1 % for int8 and 10 % for int4 with
+# weights and activations), so sqrt(3) times that and half as much again.
 METHODS = {"BF16": 0.006, "AMXINT8": 0.04, "MOE_INT8": 0.04, "FP8": 0.07, "FP8_PERCHANNEL": 0.07, "MXFP8": 0.07,
            "AMXINT4": 0.32, "MOE_INT4": 0.32, "RAWINT4": 0.28, "GPTQ_INT4": 0.28, "LLAMAFILE": 0.25, "MXFP4": 0.28}
 
@@ -228,12 +228,14 @@ def test_positional_order():
 def test_words_for_the_default():
     """What SGLang gives where its user said nothing."""
     x, ids, scores = inputs(CHUNK + 9)
-    for words in (dict(cpuinfer_threads=None, chunked_prefill_size=None), dict(cpuinfer_threads=0, chunked_prefill_size=-1)):
+    for words in (dict(cpuinfer_threads=None, chunked_prefill_size=None),
+                  dict(cpuinfer_threads=0, chunked_prefill_size=-1)):
         layer = wrapper(**words)
         assert layer.cpu_infer.threads >= 1 and layer.chunked_prefill_size == 2**31 - 1
         assert error(layer.forward(x, ids, scores), reference(values(), x, ids, scores)) < METHODS["BF16"]
     for bad in (0, -2):
-        refused(ValueError, f"chunked_prefill_size is {bad}", lambda: wrapper(chunked_prefill_size=bad, load=False))
+        refused(ValueError, f"chunked_prefill_size is {bad}",
+                lambda bad=bad: wrapper(chunked_prefill_size=bad, load=False))
     refused(TypeError, "chunked_prefill_size: expected an int, got float",
             lambda: wrapper(chunked_prefill_size=2.5, load=False))
 
@@ -311,8 +313,9 @@ def test_select_deferred_experts(bf16):
 @pytest.mark.parametrize("method,quant", [("AMXINT4", "int4"), ("AMXINT8", "int8")])
 @pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 def test_converted_weights_give_the_same_bits(method, quant, tmp_path):
-    from safetensors import safe_open
     import json
+
+    from safetensors import safe_open
     folder = ROOT / "demo" / "tiny-deepseekv3"
     config = json.loads((folder / "config.json").read_text())
     experts, hidden, inter = config["n_routed_experts"], config["hidden_size"], config["moe_intermediate_size"]
@@ -365,8 +368,10 @@ def test_write_back_of_bf16(bf16, ranks):
 
 
 def test_write_back_refuses(bf16):
-    for args, words in (((3, 0, [1] * 3, [], [1] * 3, []), "3 ranks"), ((1, EXPERTS, [1], [], [1], []), "expert_id is 8"),
-                        ((2, 0, [1], [], [1, 1], []), "w13_weight_ptrs: expected 2"), ((1, 0, [0], [], [1], []), "w13")):
+    for args, words in (((3, 0, [1] * 3, [], [1] * 3, []), "3 ranks"),
+                        ((1, EXPERTS, [1], [], [1], []), "expert_id is 8"),
+                        ((2, 0, [1], [], [1, 1], []), "w13_weight_ptrs: expected 2"),
+                        ((1, 0, [0], [], [1], []), "w13")):
         with pytest.raises(ValueError, match=words):
             bf16.submit_write_weight_scale_to_buffer(*args)
             bf16.sync_write_weight_scale_to_buffer()
@@ -392,14 +397,16 @@ def test_bad_constructor_arguments():
     refused(ValueError, r"gpu_experts_mask: expected \[8\], got \[7\]",
             lambda: wrapper(gpu_experts_mask=torch.zeros(7, dtype=torch.bool), load=False))
     refused(TypeError, "gpu_experts_mask.*bool.*float32", lambda: wrapper(gpu_experts_mask=torch.zeros(8), load=False))
-    refused(ValueError, "max_deferred_experts_per_token is 4", lambda: wrapper(max_deferred_experts_per_token=4, load=False))
+    refused(ValueError, "max_deferred_experts_per_token is 4",
+            lambda: wrapper(max_deferred_experts_per_token=4, load=False))
     refused(ValueError, "node 77", lambda: wrapper(numa_nodes=[77], load=False))
     refused(TypeError, "numa_nodes: expected a list of ints, got int", lambda: wrapper(numa_nodes=1, load=False))
     refused(TypeError, "numa_nodes: expected an int, got str", lambda: wrapper(numa_nodes="0", load=False))
     for name in ("swiglu_limit", "swiglu_alpha"):
         for bad in (float("nan"), float("inf"), -0.5):
-            refused(ValueError, f"{name} is {bad}", lambda: wrapper(**{name: bad}, load=False))
-        refused(TypeError, f"{name}: expected a float, got str", lambda: wrapper(**{name: "seven"}, load=False))
+            refused(ValueError, f"{name} is {bad}", lambda name=name, bad=bad: wrapper(**{name: bad}, load=False))
+        refused(TypeError, f"{name}: expected a float, got str",
+                lambda name=name: wrapper(**{name: "seven"}, load=False))
     refused(TypeError, "activations: expected a str, got int", lambda: wrapper(activations=3, load=False))
     refused(ValueError, "'int3'", lambda: wrapper(activations="int3", load=False))
     refused(ValueError, r"weight_path is '\\udcff'; expected text that is UTF-8",
@@ -421,12 +428,13 @@ def test_bad_weights(tmp_path):
     refused(TypeError, "down_proj.*float32", lambda: layer.load_weights_from_tensors(gate, up, down.float()))
     refused(TypeError, "gate_proj.*NoneType", lambda: layer.load_weights_from_tensors(None, up, down))
     for bad in ([0, 1, 2], list(range(1, EXPERTS + 1)), [-1] + list(range(1, EXPERTS))):
-        refused(ValueError, "map|expert", lambda: layer.load_weights_from_tensors(gate, up, down, bad))
+        refused(ValueError, "map|expert", lambda bad=bad: layer.load_weights_from_tensors(gate, up, down, bad))
     refused(TypeError, "float", lambda: layer.load_weights_from_tensors(gate, up, down, torch.zeros(EXPERTS)))
     for number in (float("nan"), float("inf")):
         broken = up.clone()
         broken[5, 3, 2] = number
-        refused(ValueError, "5", lambda: wrapper("AMXINT8", load=False).load_weights_from_tensors(gate, broken, down))
+        refused(ValueError, "5", lambda broken=broken:
+                wrapper("AMXINT8", load=False).load_weights_from_tensors(gate, broken, down))
 
 
 def test_bad_inputs_of_a_forward(bf16):
@@ -438,7 +446,8 @@ def test_bad_inputs_of_a_forward(bf16):
             lambda: bf16.forward(x.double(), ids, scores))
     refused(TypeError, "hidden_states: expected a tensor, got list", lambda: bf16.forward([1], ids, scores))
     refused(ValueError, r"topk_ids: expected \[4, 3\], got \[3, 3\]", lambda: bf16.forward(x, ids[:3], scores))
-    refused(ValueError, r"topk_ids: expected \[4, 3\], got \[4, 2\]", lambda: bf16.forward(x, ids[:, :2], scores[:, :2]))
+    refused(ValueError, r"topk_ids: expected \[4, 3\], got \[4, 2\]",
+            lambda: bf16.forward(x, ids[:, :2], scores[:, :2]))
     refused(TypeError, "topk_ids: expected int32 or int64.*int16", lambda: bf16.forward(x, ids.short(), scores))
     refused(TypeError, "topk_weights.*int64", lambda: bf16.forward(x, ids, ids))
     refused(TypeError, "topk_weights.*NoneType", lambda: bf16.forward(x, ids, None))
@@ -477,18 +486,18 @@ def test_cpu_infer():
     for infer in (kt_kernel_ext.CPUInfer(2), kt_kernel_ext.CPUInfer(config)):
         done = []
         for number in range(5):
-            infer.submit(lambda number=number: done.append(number))
+            infer.submit(lambda number=number, done=done: done.append(number))
         infer.sync()
         assert done == list(range(5)) and infer.threads == 2
         infer.submit(lambda: 1 // 0)
-        infer.submit(lambda: done.append("after"))
+        infer.submit(lambda done=done: done.append("after"))
         refused(ZeroDivisionError, "division", infer.sync)
         infer.sync(0)
         assert done[-1] == "after"
         assert hasattr(infer, "submit_with_cuda_stream") == kt_kernel_ext.has_cuda() == \
             hasattr(infer, "sync_with_cuda_stream")
-        refused(AttributeError, "nonsense", lambda: infer.nonsense)
-        refused(TypeError, "submit", lambda: infer.submit(3))
+        refused(AttributeError, "nonsense", lambda infer=infer: infer.nonsense)
+        refused(TypeError, "submit", lambda infer=infer: infer.submit(3))
     config.subpool_thread_count = [1, 1]
     refused(ValueError, "subpool_count 1.*2 in subpool_thread_count", lambda: kt_kernel_ext.CPUInfer(config))
 
@@ -513,7 +522,8 @@ def test_two_threads(bf16):
 def test_readme_examples():
     """What users of the established package copy, with small shapes."""
     gate_proj, up_proj, down_proj = values(experts=8, hidden=512, inter=256)
-    wrapper = KTMoEWrapper(layer_idx=0, num_experts=8, num_experts_per_tok=2, hidden_size=512, moe_intermediate_size=256,
+    wrapper = KTMoEWrapper(layer_idx=0, num_experts=8, num_experts_per_tok=2, hidden_size=512,
+                           moe_intermediate_size=256,
                            num_gpu_experts=2, cpuinfer_threads=32, threadpool_count=2, weight_path="/path/to/weights",
                            chunked_prefill_size=512, method="AMXINT4", cpu_save=False, max_deferred_experts_per_token=0)
     wrapper.load_weights_from_tensors(gate_proj, up_proj, down_proj, torch.arange(8))

@@ -1,8 +1,8 @@
-"""The CUDA side of KTMoEWrapper on a machine without a GPU: the stream's work goes to the test driver (src/cuda/testing), and
-tensors on the device are stand-ins that know an address and a shape.
+"""The CUDA side of KTMoEWrapper on a machine without a GPU: the stream's work goes to the test driver
+(src/cuda/testing), and tensors on the device are stand-ins that know an address and a shape.
 
-Everything the wrapper does on a GPU runs as it is, but for torch's own kernels: casts and copies on the device are not here.
-KT_TEST_CUDA names the folder of the test driver.
+Everything the wrapper does on a GPU runs as it is, but for torch's own kernels: casts and copies on the device are not
+here. KT_TEST_CUDA names the folder of the test driver.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import torch_processes  # noqa: E402
+import torch_processes
 
 LIBRARY = pathlib.Path(os.environ.get("KT_TEST_CUDA", ""), "libcuda.so.1")
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="KT_TEST_CUDA does not name a folder with the test driver")
@@ -51,7 +51,8 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def of(like, address=None):
         self = torch.Tensor._make_subclass(DeviceTensor, torch.empty(like.shape, dtype=like.dtype))
-        self.address = address or made("cuMemAlloc_v2", ctypes.c_size_t(max(like.numel(), 1) * like.element_size())).value
+        size = ctypes.c_size_t(max(like.numel(), 1) * like.element_size())
+        self.address = address or made("cuMemAlloc_v2", size).value
         return self
 
     is_cuda, is_cpu = property(lambda self: True), property(lambda self: False)
@@ -146,7 +147,8 @@ draw = torch.Generator().manual_seed(1)
 def layer(index=0, chunk=64, **more):
     generator = torch.Generator().manual_seed(index)
     made_ = KTMoEWrapper(index, EXPERTS, TOP_K, HIDDEN, INTER, None, 2, 1, None, chunk, method="BF16", **more)
-    values = [torch.randn(EXPERTS, *shape, generator=generator).bfloat16() / 8 for shape in ((INTER, HIDDEN),) * 2 + ((HIDDEN, INTER),)]
+    values = [torch.randn(EXPERTS, *shape, generator=generator).bfloat16() / 8
+              for shape in ((INTER, HIDDEN),) * 2 + ((HIDDEN, INTER),)]
     made_.load_weights_from_tensors(*values)
     moe_wrapper._torch = Torch()
     return made_

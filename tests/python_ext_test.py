@@ -1,5 +1,6 @@
-"""kt_kernel_ext under the names that programs written for kt-kernel use: how it is imported, CPUInfer as a pool, MOEConfig and
-the classes of kt_kernel_ext.moe with tasks on addresses. PYTHONPATH names a folder with the built package."""
+"""kt_kernel_ext under the names that programs written for kt-kernel use: how it is imported, CPUInfer as a pool,
+MOEConfig and the classes of kt_kernel_ext.moe with tasks on addresses. PYTHONPATH names a folder with the built
+package."""
 import ast
 import importlib
 import logging
@@ -12,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import kt_kernel_ext  # noqa: E402
-from kt_kernel.ext_moe import CLASSES, MOEConfig, MoE_Interface, QuantConfig  # noqa: E402
+from kt_kernel import kt_kernel_ext
+from kt_kernel.ext_moe import CLASSES, MoE_Interface, MOEConfig, QuantConfig
 
 PACKAGE = pathlib.Path(kt_kernel.__file__).parent
 EXPERTS, TOP_K, HIDDEN, INTER, MOST = 6, 2, 256, 384, 32
@@ -51,7 +52,7 @@ print("torch" in __import__("sys").modules)
 def test_parts_that_are_not_here_say_what_to_use(part):
     words = f"^kt_kernel_ext.{part} is not in KT: .* .* "
     for parent in ("kt_kernel_ext", "kt_kernel.kt_kernel_ext"):
-        refused(ImportError, words, lambda: importlib.import_module(f"{parent}.{part}"))
+        refused(ImportError, words, lambda parent=parent: importlib.import_module(f"{parent}.{part}"))
     refused(ImportError, words, lambda: exec(f"from kt_kernel_ext.{part} import anything"))
     refused(ImportError, words, lambda: exec(f"from kt_kernel_ext import {part}"))
     refused(AttributeError, words, lambda: getattr(kt_kernel_ext, part))
@@ -62,7 +63,8 @@ def test_names_that_nobody_has():
     refused(AttributeError, "^module 'kt_kernel_ext' has no attribute 'nonsense'$", lambda: kt_kernel_ext.nonsense)
     refused(ModuleNotFoundError, "No module named 'kt_kernel_ext.nonsense'",
             lambda: importlib.import_module("kt_kernel_ext.nonsense"))
-    refused(AttributeError, "^module 'kt_kernel_ext.moe' has no attribute 'nonsense'$", lambda: kt_kernel_ext.moe.nonsense)
+    refused(AttributeError, "^module 'kt_kernel_ext.moe' has no attribute 'nonsense'$",
+            lambda: kt_kernel_ext.moe.nonsense)
     refused(AttributeError, "fine-tuning", lambda: kt_kernel_ext.moe.AMXBF16_SFT_MOE)
     refused(AttributeError, "fine-tuning", lambda: kt_kernel_ext.moe.MOESFTConfig)
     refused(AttributeError, "tiles", lambda: kt_kernel_ext.moe.tiling)
@@ -194,9 +196,9 @@ def stored_mxfp4_any_scales(w):
 
 
 # How weights of a class are made, what quant_config says of them, and the bound on its output's error, root mean square
-# relative to the output, against the weights as they are stored. Activations become int8 where weights are integers (about
-# 1 % a projection) and bf16 (2^-9) elsewhere; classes that round bf16 values themselves are off by their format's error as
-# well: python_api_test.py has these figures.
+# relative to the output, against the weights as they are stored. Activations become int8 where weights are integers
+# (about 1 % a projection) and bf16 (2^-9) elsewhere; classes that round bf16 values themselves are off by their
+# format's error as well: python_api_test.py has these figures.
 FLOATS, INTEGERS, INT8, INT4 = 0.008, 0.03, 0.04, 0.32
 HOW = {
     "AMXInt8_MOE": (stored_values, {}, INT8),
@@ -287,7 +289,8 @@ def reference(weights, x, ids, scores, skip=()):
     for t, token in enumerate(x.double()):
         for expert, score in zip(ids[t].tolist(), scores[t].double()):
             if expert not in skip:
-                out[t] += score * (down[expert] @ (torch.nn.functional.silu(gate[expert] @ token) * (up[expert] @ token)))
+                out[t] += (score
+                           * (down[expert] @ (torch.nn.functional.silu(gate[expert] @ token) * (up[expert] @ token))))
     return out
 
 
@@ -315,7 +318,8 @@ def test_gguf_blocks(infer, kinds, dtype):
     def blocks(w):
         kind = pending.pop(0)
         coded = gguf.quants.quantize(w.numpy(), kind)
-        return torch.from_numpy(coded), None, torch.from_numpy(gguf.quants.dequantize(coded, kind)).double().reshape(w.shape)
+        return (torch.from_numpy(coded), None,
+                torch.from_numpy(gguf.quants.dequantize(coded, kind)).double().reshape(w.shape))
 
     hidden_type = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype]
     layer = Layer(infer, "MOE", (blocks, {}, INTEGERS), gate_type=types[0], up_type=types[1], down_type=types[2],
@@ -384,7 +388,8 @@ def test_tasks_read_what_they_point_to_when_they_run(infer):
     layer = Layer(infer, "AMXBF16_MOE")
     x, ids, scores = inputs(7)
     tokens, out = torch.tensor([7]), torch.zeros_like(x)  # int64: its low half is read
-    task = layer.moe.forward_task(tokens.data_ptr(), TOP_K, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
+    task = layer.moe.forward_task(tokens.data_ptr(), TOP_K, ids.data_ptr(), scores.data_ptr(), x.data_ptr(),
+                                  out.data_ptr())
     want = reference(layer.values, x, ids, scores)
     tokens[0] = 3
     infer.submit(task)
@@ -445,7 +450,7 @@ def failing(infer, **fields):
 def test_bad_configs(infer):
     config = MOEConfig(EXPERTS, TOP_K, HIDDEN, INTER)
     for wrong in ("stride", "expert_nums"):
-        refused(AttributeError, wrong, lambda: setattr(config, wrong, 1))
+        refused(AttributeError, wrong, lambda wrong=wrong: setattr(config, wrong, 1))
     refused(AttributeError, "groups", lambda: setattr(config.quant_config, "groups", 1))
     moe = kt_kernel_ext.moe
     refused(TypeError, "make one of AMXInt8_MOE", lambda: MoE_Interface(config))
@@ -490,7 +495,8 @@ def test_bad_weights(infer):
     refused(ValueError, "AVX2FP8_MOE: quant_config.group_size is 64; expected 128",
             lambda: kt_kernel_ext.moe.AVX2FP8_MOE(config))
     config.quant_config.bits = 4
-    refused(ValueError, "AVX2FP8_MOE: quant_config.bits is 4; expected 8", lambda: kt_kernel_ext.moe.AVX2FP8_MOE(config))
+    refused(ValueError, "AVX2FP8_MOE: quant_config.bits is 4; expected 8",
+            lambda: kt_kernel_ext.moe.AVX2FP8_MOE(config))
     config = Layer(infer, "AVX2GPTQInt4_MOE").config
     config.up_zero = 8
     refused(NotImplementedError, "MOEConfig.up_zero: zero points", lambda: kt_kernel_ext.moe.AVX2GPTQInt4_MOE(config))
@@ -514,16 +520,16 @@ def test_bad_forwards(infer):
     layer = Layer(infer, "AMXBF16_MOE")
     x, ids, scores = inputs(4)
     tokens, out = torch.tensor([4], dtype=torch.int32), torch.zeros_like(x)
-    good = dict(qlen=tokens.data_ptr(), k=TOP_K, expert_ids=ids.data_ptr(), weights=scores.data_ptr(), input=x.data_ptr(),
-                output=out.data_ptr())
+    good = dict(qlen=tokens.data_ptr(), k=TOP_K, expert_ids=ids.data_ptr(), weights=scores.data_ptr(),
+                input=x.data_ptr(), output=out.data_ptr())
     for field, words in (("qlen", "the number of tokens"), ("expert_ids", "the ids"), ("weights", "the weights"),
                          ("input", "the input"), ("output", "the output")):
         infer.submit(layer.moe.forward_task(**{**good, field: 0}))
         refused(ValueError, f"layer 0: a null address for {words}", infer.sync)
         refused(TypeError, f"AMXBF16_MOE: {field}: expected an address, an int, got Tensor",
-                lambda: layer.moe.forward_task(**{**good, field: x}))
+                lambda field=field: layer.moe.forward_task(**{**good, field: x}))
     for k in (0, TOP_K + 1):
-        refused(ValueError, f"k is {k}; expected 1 to {TOP_K}", lambda: layer.moe.forward_task(**{**good, "k": k}))
+        refused(ValueError, f"k is {k}; expected 1 to {TOP_K}", lambda k=k: layer.moe.forward_task(**{**good, "k": k}))
     for bad in (-1, MOST + 1):
         tokens[0] = bad
         infer.submit(layer.moe.forward_task(**good))

@@ -1,4 +1,5 @@
-"""Experts of a device in Triton against torch's own operations: on a GPU, else in Triton's interpreter, else skipped."""
+"""Experts of a device in Triton against torch's own operations: on a GPU, else in Triton's interpreter, else
+skipped."""
 
 import os
 import subprocess
@@ -37,6 +38,6 @@ def test_the_kernels_compute_what_torch_does():
     pytest.importorskip("triton", reason="Triton comes with torch's builds for GPUs")
     on_gpu = torch.cuda.is_available()
     environment = dict(os.environ) if on_gpu else dict(os.environ, TRITON_INTERPRET="1")
-    done = subprocess.run([sys.executable, "-c", CHECK, "cuda" if on_gpu else "cpu"], env=environment, capture_output=True,
-                          text=True, timeout=900)
+    done = subprocess.run([sys.executable, "-c", CHECK, "cuda" if on_gpu else "cpu"], env=environment,
+                          capture_output=True, text=True, timeout=900)
     assert done.stdout.strip().endswith("equal"), done.stdout + done.stderr

@@ -1,12 +1,12 @@
-"""Gradients of one layer of experts through kt_kernel_ext against torch's autograd over the same weights. PYTHONPATH names a
-folder with the built package."""
+"""Gradients of one layer of experts through kt_kernel_ext against torch's autograd over the same weights. PYTHONPATH
+names a folder with the built package."""
 import itertools
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import kt_kernel_ext as ext  # noqa: E402
+from kt_kernel import kt_kernel_ext as ext
 
 EXPERTS, TOP_K, HIDDEN, INTER, TOKENS, RANK = 5, 2, 96, 40, 23, 4
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -57,7 +57,8 @@ def ours(made, x, weights, dout, lora, ids, keep):
     if lora:
         a1, b1, a2, b2 = (f.data_ptr() for f in lora)
         factors = (RANK, SCALES[0], a1, b1, RANK, SCALES[1], a2, b2)
-    call = (TOKENS, x.data_ptr(), TYPES[x.dtype], x.stride(0), ids.data_ptr(), ids.dtype == torch.int64, weights.data_ptr())
+    call = (TOKENS, x.data_ptr(), TYPES[x.dtype], x.stride(0), ids.data_ptr(), ids.dtype == torch.int64,
+            weights.data_ptr())
     saved = made.train_forward(*call, output.data_ptr(), factors, keep)
     assert (saved is not None) == keep and (not keep or saved.bytes > TOKENS * INTER)
     made.train_backward(saved, *call, dout.data_ptr(), TYPES[dout.dtype], factors, dx.data_ptr(), dw.data_ptr(),
@@ -86,7 +87,8 @@ def test_gradients_are_those_of_autograd(with_lora, keep, activations, bar):
         assert worst(ours(made, x, weights, dout, lora, ids, keep), wanted(x, weights, dout, lora)) < bar
     # bf16 tensors with gaps between rows; only the output is rounded to their type
     wide = drawn(9, TOKENS, HIDDEN + 5).bfloat16()[:, :HIDDEN]
-    got, want = ours(made, wide, weights, dout.bfloat16(), lora, IDS, keep), wanted(wide, weights, dout.bfloat16(), lora)
+    got, want = (ours(made, wide, weights, dout.bfloat16(), lora, IDS, keep),
+                 wanted(wide, weights, dout.bfloat16(), lora))
     assert worst(got[:1], want[:1]) < 1e-2 and worst(got[1:], want[1:]) < bar
 
 

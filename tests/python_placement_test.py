@@ -173,10 +173,14 @@ def test_bad_files_are_named(tmp_path):
     refused("g.pt", "not a readable pt file", lambda p: p.write_bytes(b"no torch file"))
     refused("h.pt", "not a readable pt file", lambda p: torch.save({"logical_count": eval}, p))
     counts = torch.ones(1, 2, 3, dtype=torch.int64)
-    refused("j.pt", "dense tensor with values, has torch.sparse_coo", lambda p: torch.save({"logical_count": counts.to_sparse()}, p))
-    refused("k.pt", "dense tensor with values, has .* on meta", lambda p: torch.save({"logical_count": counts.to("meta")}, p))
-    refused("l.pt", f"has {2**63 + 1}", lambda p: torch.save({"logical_count": torch.tensor([[1, 2**63 + 1]], dtype=torch.uint64)}, p))
-    refused("m.json", f"add up to {2**64 - 2}", lambda p: p.write_text(json.dumps({"logical_count": [[[1, 2**63 - 1]]] * 2})))
+    refused("j.pt", "dense tensor with values, has torch.sparse_coo",
+            lambda p: torch.save({"logical_count": counts.to_sparse()}, p))
+    refused("k.pt", "dense tensor with values, has .* on meta",
+            lambda p: torch.save({"logical_count": counts.to("meta")}, p))
+    refused("l.pt", f"has {2**63 + 1}",
+            lambda p: torch.save({"logical_count": torch.tensor([[1, 2**63 + 1]], dtype=torch.uint64)}, p))
+    refused("m.json", f"add up to {2**64 - 2}",
+            lambda p: p.write_text(json.dumps({"logical_count": [[[1, 2**63 - 1]]] * 2})))
     refused("i.txt", r"\.pt or \.json", lambda p: p.write_text(""))
     with pytest.raises(FileNotFoundError):
         placement.read_statistics(tmp_path / "absent.pt")

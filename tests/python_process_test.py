@@ -1,5 +1,5 @@
-"""kt_kernel as part of a process: what importing costs, variables, forks, memory, logging. Each test is a process of its
-own."""
+"""kt_kernel as part of a process: what importing costs, variables, forks, memory, logging. Each test is a process of
+its own."""
 import os
 import subprocess
 import sys

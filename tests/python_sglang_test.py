@@ -1,8 +1,8 @@
 """SGLang's own kt_ep_wrapper.py, of stock SGLang and of the fork, runs on our kt_kernel.
 
 KT_SGLANG and KT_SGLANG_KT name the files, taken from the wheels `sglang` and `sglang-kt` (scripts/test.sh downloads
-them). What surrounds them is stubbed (sglang_stubs.py): there is no GPU, experts "on the GPU" are torch, a stream's work
-is done when a call returns. What is checked is the sum of both halves against torch in f32."""
+them). What surrounds them is stubbed (sglang_stubs.py): there is no GPU, experts "on the GPU" are torch, a stream's
+work is done when a call returns. What is checked is the sum of both halves against torch in f32."""
 import ctypes
 import os
 import sys
@@ -15,16 +15,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="kt_kernel is not built (KT_PYTHON)", exc_type=ImportError)
-import sglang_stubs as stubs  # noqa: E402
-from sglang_stubs import KINDS, Dispatch, RepackedExperts, RunnerConfig, TopK, TorchExperts, Weights, expert_output  # noqa: E402
+import sglang_stubs as stubs
+from sglang_stubs import KINDS, Dispatch, RepackedExperts, RunnerConfig, TopK, TorchExperts, Weights, expert_output
 
 torch.set_num_threads(1)  # small matrices
 LAYERS, EXPERTS, TOP_K, HIDDEN, INTER = 3, 8, 4, 256, 256
 CHUNK = 64
 # Bounds on |sum - reference| / |reference|. Numbers in bf16 are off by 2^-9 at most, 0.2 %: the CPU's intermediate, its
 # output, the GPU's output and their sum. int8 activations and int8 weights are off by half of amax/127, about
-# 0.7 % of a standard deviation for 256 normal numbers, 0.5 % for 32, each entering twice. int4 of a row of 256 is off by
-# amax/7/sqrt(12), 12 %, in three matrices. Any wrong expert, weight or half is off by tens of percent.
+# 0.7 % of a standard deviation for 256 normal numbers, 0.5 % for 32, each entering twice. int4 of a row of 256 is off
+# by amax/7/sqrt(12), 12 %, in three matrices. Any wrong expert, weight or half is off by tens of percent.
 BOUND = {"AMXINT8": 0.04, "AMXINT4": 0.3, "RAWINT4": 0.03, "LLAMAFILE": 0.03}
 NATIVE = ["BF16", "FP8", "FP8_PERCHANNEL", "MXFP8", "MXFP4", "RAWINT4"]
 
@@ -144,7 +144,7 @@ def save_gguf(held, folder):
     return str(folder)
 
 
-# --- layers ------------------------------------------------------------------------------------------------------------
+# --- layers ----------------------------------------------------------------------------------------------------------
 
 
 def make_layer(index, ranks=1, quant_config=None, runner=None):
@@ -250,7 +250,7 @@ def computed_now(ids, shares, deferred):
     return torch.isin(ids, ids.gather(1, heaviest).unique())
 
 
-# --- stock SGLang ------------------------------------------------------------------------------------------------------
+# --- stock SGLang ----------------------------------------------------------------------------------------------------
 
 
 def test_stock_finds_the_package(stock):
@@ -286,9 +286,9 @@ def test_stock_layer_is_the_sum_of_both_halves(stock, sglang, weights, method, g
 
 
 def check_made_on_another_device(module, weights, on, **placement):
-    """SGLang's loaders construct a model inside `with torch.device("cuda")`; there is none here, so it is another one that is
-    not the host: the mask is in host memory all the same, and experts of it are not computed there. What the GPU has is not
-    looked at."""
+    """SGLang's loaders construct a model inside `with torch.device("cuda")`; there is none here, so it is another one
+    that is not the host: the mask is in host memory all the same, and experts of it are not computed there. What the
+    GPU has is not looked at."""
     held, path = weights("BF16")
     config = module.KTConfig(layer_idx=0, cpuinfer_threads=2, threadpool_count=1, weight_path=path,
                              chunked_prefill_size=CHUNK, max_deferred_experts_per_token=None, method="BF16",
@@ -390,7 +390,8 @@ def test_fork_places_experts_as_place_does(fork, tmp_path, strategy, dense):
     path = str(tmp_path / "counts.pt")
     write_statistics(path, counts)
     moe_layers = range(dense, LAYERS)
-    for size, total in (({"kt_num_gpu_experts": 3}, 3 * len(moe_layers)), ({"kt_gpu_experts_ratio": 0.7}, int(0.7 * EXPERTS * len(moe_layers)))):
+    for size, total in (({"kt_num_gpu_experts": 3}, 3 * len(moe_layers)),
+                        ({"kt_gpu_experts_ratio": 0.7}, int(0.7 * EXPERTS * len(moe_layers)))):
         args, config = server_args(kt_expert_placement_strategy=strategy, init_expert_location=path, **size)
         config.first_k_dense_replace = dense
         fork._KT_GPU_EXPERTS_MASKS = None
@@ -455,7 +456,8 @@ def test_fork_fetches_whole_layers_for_long_prompts(fork, weights, method):
         values = weights(method)[0].values[index]
         for tokens in (10, 9):  # one goes to the whole layer on the GPU, the other is shared as ever
             call = routed(tokens, seed=index)
-            assert_close(forward(wrapped, layer, *call), everything(*call, values), 0.005 if tokens == 10 else bound(method))
+            assert_close(forward(wrapped, layer, *call), everything(*call, values),
+                         0.005 if tokens == 10 else bound(method))
 
 
 @pytest.mark.parametrize("method", NATIVE)
@@ -475,7 +477,8 @@ def test_fork_fetches_the_very_bytes_for_two_ranks(fork, sglang, weights, monkey
     try:
         call = routed(6)
         got = forward(wrapped, layer, *call)
-        halves = [[held.kind.decode(*m) for m in rank_matrices(held.kind, held.stored[0][e], 0)] for e in range(EXPERTS)]
+        halves = [[held.kind.decode(*m) for m in rank_matrices(held.kind, held.stored[0][e], 0)]
+                  for e in range(EXPERTS)]
         assert_close(got, everything(*call, halves), 0.005)
         for expert in (EXPERTS - 2, EXPERTS - 1):  # what the two slots hold in the end
             expected = held.kind.rank(*held.stored[0][expert], 2, 1)
@@ -500,7 +503,8 @@ def rank_matrices(kind, expert, rank):
 
 
 def buffer_names(kind):
-    return [f"{matrix}_{name}" if name else "" for matrix in ("w13", "w2") for name in (kind.weight_name, kind.scale_name)]
+    return [f"{matrix}_{name}" if name else "" for matrix in ("w13", "w2")
+            for name in (kind.weight_name, kind.scale_name)]
 
 
 @pytest.mark.parametrize("method", ["BF16", "FP8", "FP8_PERCHANNEL"])

@@ -1,5 +1,6 @@
 """kt_kernel in CUDA streams, on the test driver of src/cuda/testing, which keeps streams and graphs on the CPU.
-KT_TEST_CUDA names the folder with its libcuda.so.1. Each test is a process of its own, which finds that library first."""
+KT_TEST_CUDA names the folder with its libcuda.so.1. Each test is a process of its own, which finds that library
+first."""
 import os
 import pathlib
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import torch_processes  # noqa: E402
+import torch_processes
 
 CUDA = os.environ.get("KT_TEST_CUDA", "")
 pytestmark = pytest.mark.skipif(not (pathlib.Path(CUDA) / "libcuda.so.1").exists(),
@@ -121,7 +122,8 @@ assert len(ended) == 50 and set(ended) == {threading.main_thread()}, set(ended)
 
 
 def test_a_callback_does_not_wait_for_the_gil():
-    """The library is called with the GIL held while the stream runs its callbacks: tasks wait for the GIL, streams do not."""
+    """The library is called with the GIL held while the stream runs its callbacks: tasks wait for the GIL, streams do
+    not."""
     run("""
 holding = ctypes.PyDLL("libcuda.so.1")
 class Task:
@@ -189,7 +191,8 @@ moe = kt_kernel_ext.moe.AMXBF16_MOE(config)
 infer.submit_with_cuda_stream(stream.handle, moe.load_weights_task())
 tokens, ids, scores = torch.tensor([2], dtype=torch.int32), torch.tensor([[0, 3], [1, 2]]), torch.ones(2, 2)
 x, out = torch.randn(2, 64).bfloat16(), torch.zeros(2, 64).bfloat16()
-def task(): return moe.forward_task(tokens.data_ptr(), 2, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
+def task():
+    return moe.forward_task(tokens.data_ptr(), 2, ids.data_ptr(), scores.data_ptr(), x.data_ptr(), out.data_ptr())
 def record():
     infer.submit_with_cuda_stream(stream.handle, task())
     infer.sync_with_cuda_stream(stream.handle)
@@ -368,8 +371,8 @@ assert kt_kernel_ext.buffer_bytes() == 0
 
 
 def test_forks_while_other_threads_hold_every_lock(tmp_path):
-    """Threads make, load, run and drop layers, queues and log lines while the process forks. The child refuses what is the
-    parent's, and what it makes itself works: it never waits for a lock whose owner is in the parent."""
+    """Threads make, load, run and drop layers, queues and log lines while the process forks. The child refuses what is
+    the parent's, and what it makes itself works: it never waits for a lock whose owner is in the parent."""
     run(f"""
 import os, signal
 values = [torch.randn(4, 64, 64).bfloat16() * 0.1 for _ in range(3)]

@@ -1,16 +1,17 @@
-"""Tensors that cross between torch and kt_kernel: whatever device, mode or compiler torch is in, and whatever callers do to the
-tensors they were handed. PYTHONPATH names a folder with the built package."""
+"""Tensors that cross between torch and kt_kernel: whatever device, mode or compiler torch is in, and whatever callers
+do to the tensors they were handed. PYTHONPATH names a folder with the built package."""
 import types
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-from kt_kernel import KTMoEWrapper, generate_gpu_experts_masks, placement  # noqa: E402
+from kt_kernel import KTMoEWrapper, generate_gpu_experts_masks, placement
 
 EXPERTS, TOP_K, HIDDEN, INTER = 8, 2, 64, 32
 DRAW = torch.Generator().manual_seed(3)
-VALUES = [torch.randn(EXPERTS, *shape, generator=DRAW).bfloat16() / 8 for shape in ((INTER, HIDDEN),) * 2 + ((HIDDEN, INTER),)]
+VALUES = [torch.randn(EXPERTS, *shape, generator=DRAW).bfloat16() / 8
+          for shape in ((INTER, HIDDEN),) * 2 + ((HIDDEN, INTER),)]
 ORDER = [3, 0, 7, 1, 6, 2, 5, 4]
 X, SHARES = torch.randn(4, HIDDEN, generator=DRAW).bfloat16(), torch.rand(4, TOP_K, generator=DRAW)
 IDS = torch.tensor([[0, 1], [2, 3], [7, 6], [4, 0]])
@@ -26,7 +27,8 @@ def made(order=None, **options):
 @pytest.fixture(scope="module")
 def results():
     """What plain torch gets: all experts here, experts 0 and 1 elsewhere, experts in another order."""
-    return [made(**options).forward(X, IDS, SHARES).clone() for options in ({}, {"num_gpu_experts": 2}, {"order": ORDER})]
+    return [made(**options).forward(X, IDS, SHARES).clone()
+            for options in ({}, {"num_gpu_experts": 2}, {"order": ORDER})]
 
 
 @pytest.fixture
@@ -125,7 +127,8 @@ def test_a_recorder_of_inference_mode_serves_outside():
 
 
 @pytest.mark.parametrize("done", [
-    lambda y: setattr(y, "data", torch.zeros(1)), lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.requires_grad_(),
+    lambda y: setattr(y, "data", torch.zeros(1)), lambda y: y.t_(), lambda y: y.unsqueeze_(0),
+    lambda y: y.requires_grad_(),
     lambda y: y.add_(torch.nn.Parameter(torch.ones(HIDDEN))), lambda y: y.set_(torch.zeros(1).bfloat16()),
     lambda y: y.resize_(1), lambda y: y.detach_(), lambda y: y.share_memory_()])
 def test_a_result_is_its_caller_s(layer, results, done):
@@ -198,7 +201,8 @@ def test_compiled_callers():
 
 def test_compiled_callers_where_torch_marks_no_code(monkeypatch):
     """Older ones: by the public decorator."""
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
+
     from kt_kernel import moe_wrapper
 
     class Wrapper(KTMoEWrapper):

@@ -19,11 +19,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import checkpoints  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import prompt  # noqa: E402
-
-import kt_kernel.transformers as kt  # noqa: E402
+import checkpoints
+import kt_kernel.transformers as kt
+import tiny_models
+from logits import prompt
 
 FAMILIES = ["qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2"]
 BOUND = 1e-4
@@ -161,7 +160,8 @@ class TestFormats:
         missing = theirs.load_state_dict(model.state_dict(), strict=False)
         assert not missing.unexpected_keys and all(".experts." in key for key in missing.missing_keys)
         assert worst(logits(model), logits(theirs)) < BOUND
-        split = kt.enable(stored, gpu_experts=3, **dict(PLAIN, activations="f32", dtype=torch.bfloat16)).to(torch.float32)
+        split = kt.enable(stored, gpu_experts=3,
+                          **dict(PLAIN, activations="f32", dtype=torch.bfloat16)).to(torch.float32)
         # Codes times scales are bf16 on the device: 2^-9 on the two matrices of an expert, three layers.
         assert worst(logits(split), logits(theirs)) < ROUNDED
 
@@ -422,7 +422,8 @@ def test_write_back_follows_the_weights():
     draw = torch.Generator().manual_seed(3)
     gate, up = (torch.randn(2, inter, hidden, generator=draw).bfloat16() for _ in range(2))
     down = torch.randn(2, hidden, inter, generator=draw).bfloat16()
-    layer = KTMoEWrapper(0, 2, 1, hidden, inter, cpuinfer_threads=1, threadpool_count=1, method="RAWINT4", group_size=32)
+    layer = KTMoEWrapper(0, 2, 1, hidden, inter, cpuinfer_threads=1, threadpool_count=1, method="RAWINT4",
+                         group_size=32)
     layer.load_weights_from_tensors(gate, up, down)
     w13, w2 = WriteBack(layer, "RAWINT4", inter, hidden, 128, False).read(1)
     for ours, theirs in ((w13, torch.cat([gate[1], up[1]])), (w2, down[1])):

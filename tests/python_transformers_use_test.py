@@ -1,5 +1,5 @@
-"""kt_kernel.transformers as it is used: compiled, from several threads, in inference mode, with weights of `kt quant`; and what is
-left after a call that fails. Numbers themselves are the matter of python_transformers_test."""
+"""kt_kernel.transformers as it is used: compiled, from several threads, in inference mode, with weights of `kt quant`;
+and what is left after a call that fails. Numbers themselves are the matter of python_transformers_test."""
 
 import inspect
 import os
@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import tiny_models  # noqa: E402
-from logits import prompt  # noqa: E402
-
-import kt_kernel.transformers as kt  # noqa: E402
+import kt_kernel.transformers as kt
+import tiny_models
+from logits import prompt
 
 KT = os.environ.get("KT_PROGRAM")
 BOUND = 1e-4  # as in python_transformers_test: other orders of sums
@@ -85,7 +84,8 @@ class TestCompile:
 
     @pytest.mark.parametrize("from_path", [True, False])
     def test_static_cache(self, small, from_path):
-        """As generate() compiles on a GPU: a model from a path says that it had better not, a loaded one is compiled."""
+        """As generate() compiles on a GPU: a model from a path says that it had better not, a loaded one is
+        compiled."""
         model = kt.enable(small, **PLAIN) if from_path else kt.enable(build_small(), threads=2, activations="f32")
         how = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
         expected = model.generate(IDS, **how)
@@ -147,7 +147,8 @@ class TestThreads:
         assert sum(int(module.gpu_experts_mask.sum()) for module in experts_of(model)) == 9
 
     def test_a_failed_fetch_leaves_slots_that_fit(self, folder, right):
-        """One expert goes, the next does not come: what is left on the device is still used rightly, also by the next change."""
+        """One expert goes, the next does not come: what is left on the device is still used rightly, also by the next
+        change."""
         model = kt.enable(folder, gpu_experts=3, **PLAIN)
         module = experts_of(model)[0]
         fetch = module._fetch
@@ -403,16 +404,18 @@ class TestConverted:
     @pytest.mark.parametrize("bits", [4, 8])
     def test_files_that_do_not_say_it(self, converted, tmp_path, bits):
         """Established files have no metadata: sizes tell."""
-        from kt_kernel.transformers.formats import stored_method
         from safetensors.torch import load_file, save_file
+
+        from kt_kernel.transformers.formats import stored_method
 
         stored = converted[1][bits, 2, "safetensors"]
         for file in stored.glob("*.safetensors"):
             save_file(load_file(file), tmp_path / file.name)
         assert stored_method(tmp_path) == f"AMXINT{bits}"
 
-    @pytest.mark.parametrize("name,content", [("model.safetensors.index.json", b"{}"), ("model.safetensors.index.json", b"{"),
-                                              ("config.json", b"[1]"), ("model.safetensors", b"123456789")])
+    @pytest.mark.parametrize("name,content",
+                             [("model.safetensors.index.json", b"{}"), ("model.safetensors.index.json", b"{"),
+                              ("config.json", b"[1]"), ("model.safetensors", b"123456789")])
     def test_damaged_files_are_named(self, folder, tmp_path, name, content):
         weights = tmp_path / "weights"
         weights.mkdir()

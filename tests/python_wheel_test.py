@@ -1,7 +1,7 @@
-"""What pip installs. The wheel is the one that install.sh made of this build (KT_INSTALLED names the folder it installed to, its
-build folder has the wheel); it goes into an empty environment and is used from anywhere. KT_WHEEL_BUILD names a folder for
-building the sdist as pip does, in an empty environment, which is kept; compiling everything takes minutes without a
-compiler cache."""
+"""What pip installs. The wheel is the one that install.sh made of this build (KT_INSTALLED names the folder it
+installed to, its build folder has the wheel); it goes into an empty environment and is used from anywhere.
+KT_WHEEL_BUILD names a folder for building the sdist as pip does, in an empty environment, which is kept; compiling
+everything takes minutes without a compiler cache."""
 import json
 import os
 import pathlib
@@ -64,7 +64,8 @@ moe = AMXBF16_MOE(config)
 order = (ctypes.c_int64 * E)(0, 1)
 infer.submit(moe.load_weights_task(ctypes.addressof(order)))
 infer.sync()
-tokens, ids, weights, out = ctypes.c_int32(1), (ctypes.c_int64 * 1)(1), (ctypes.c_float * 1)(0.5), (ctypes.c_uint16 * H)()
+tokens, ids, weights = ctypes.c_int32(1), (ctypes.c_int64 * 1)(1), (ctypes.c_float * 1)(0.5)
+out = (ctypes.c_uint16 * H)()
 infer.submit(moe.forward_task(ctypes.addressof(tokens), 1, *map(ctypes.addressof, (ids, weights, x, out)), False))
 infer.sync()
 g, u, d, v = map(plain, (gate, up, down, x))
@@ -85,7 +86,8 @@ def works(folder, elsewhere):
     version = run(folder / "python", "-c", LAYER, cwd=elsewhere, env=clean()).split()[0]
     assert f"kt-kernel: {version} (" in run(folder / "kt", "version", cwd=elsewhere, env=clean())
     assert run(folder / "kt", "--version", cwd=elsewhere, env=clean()) == f"kt {version}\n"
-    assert run(folder / "kt", "generate", "demo", "-p", "Once upon a time", "--max-tokens", 4, cwd=elsewhere, env=clean()).strip()
+    assert run(folder / "kt", "generate", "demo", "-p", "Once upon a time", "--max-tokens", 4, cwd=elsewhere,
+               env=clean()).strip()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,8 @@ def wheel():
 def tagged(wheel, tmp_path_factory):
     pytest.importorskip("auditwheel", reason="auditwheel is not installed")
     folder = tmp_path_factory.mktemp("tagged")
-    run(ROOT / "scripts/wheel.sh", "--tag", wheel, "--out", folder / "dist", "--build", folder, "--python", sys.executable)
+    run(ROOT / "scripts/wheel.sh", "--tag", wheel, "--out", folder / "dist", "--build", folder,
+        "--python", sys.executable)
     found, = (folder / "dist").glob("kt_kernel-*.whl")
     return found
 
@@ -130,7 +133,8 @@ def test_auditwheel_tags_it_for_this_glibc_or_an_older_one(tagged):
     name, _, machine = re.search(r"-(manylinux_2_(\d+)_(\w+?))(?:\.manylinux\w+)*\.whl$", tagged.name).groups()
     assert machine == platform.machine()
     assert int(name.split("_")[2]) <= int(platform.libc_ver()[1].split(".")[1])
-    words = next(zipfile.ZipFile(tagged).read(entry).decode() for entry in zipfile.ZipFile(tagged).namelist() if entry.endswith("/WHEEL"))
+    words = next(zipfile.ZipFile(tagged).read(entry).decode() for entry in zipfile.ZipFile(tagged).namelist()
+                 if entry.endswith("/WHEEL"))
     assert name in words
 
 
@@ -145,7 +149,8 @@ def test_it_works_in_an_empty_environment(tagged, tmp_path):
 
 def test_what_install_sh_installed(wheel, tmp_path):
     usr, python = pathlib.Path(INSTALLED, "usr/bin"), pathlib.Path(INSTALLED, "python/bin")
-    version = run(python / "python", "-c", "import kt_kernel; print(kt_kernel.__version__)", cwd=tmp_path, env=clean()).strip()
+    version = run(python / "python", "-c", "import kt_kernel; print(kt_kernel.__version__)", cwd=tmp_path,
+                  env=clean()).strip()
     for program in (usr / "kt", python / "kt"):
         assert f"kt-kernel: {version} (" in run(program, "version", cwd=tmp_path, env=clean())
     # The doctor looks at that Python when it is the first of PATH.
@@ -157,12 +162,15 @@ def test_what_install_sh_installed(wheel, tmp_path):
 
 def test_the_sdist_has_what_it_is_built_of(tmp_path):
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
-    run(ROOT / "scripts/wheel.sh", "--sdist", "--out", tmp_path, "--build", tmp_path / "build", "--python", sys.executable)
+    run(ROOT / "scripts/wheel.sh", "--sdist", "--out", tmp_path, "--build", tmp_path / "build",
+        "--python", sys.executable)
     sdist, = tmp_path.glob("kt_kernel-*.tar.gz")
     names = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames() if "/" in name}
-    git = subprocess.run(["git", "ls-files", "src", "python", "cmake", "demo", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"],
+    git = subprocess.run(["git", "ls-files", "src", "python", "cmake", "demo", "CMakeLists.txt", "pyproject.toml",
+                          "README.md", "LICENSE"],
                          cwd=ROOT, capture_output=True, text=True)
-    wanted = set(git.stdout.splitlines()) if git.returncode == 0 else {"CMakeLists.txt", "src/cli/main.cc", "python/CMakeLists.txt"}
+    wanted = set(git.stdout.splitlines()) if git.returncode == 0 else {"CMakeLists.txt", "src/cli/main.cc",
+                                                                       "python/CMakeLists.txt"}
     assert wanted and not {name for name in wanted - names if (ROOT / name).exists()}
     assert not [name for name in names if re.match(r"(build|dist|out)\b|demo/.*(safetensors|unpacked)$", name)]
 
@@ -171,18 +179,20 @@ def test_the_sdist_builds_in_an_empty_environment(tmp_path):
     """pip install kt-kernel, from a folder that has the sources alone: pip fetches what the build needs."""
     if not FOLDER:
         pytest.skip("KT_WHEEL_BUILD names no folder (compiles everything once more)")
-    if subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path / "net", "scikit-build-core"],
+    if subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path / "net",
+                       "scikit-build-core"],
                       capture_output=True).returncode:
         pytest.skip("pip reaches no index to fetch scikit-build-core from")
-    run(ROOT / "scripts/wheel.sh", "--sdist", "--out", tmp_path / "sdist", "--build", tmp_path / "build", "--python", sys.executable)
+    run(ROOT / "scripts/wheel.sh", "--sdist", "--out", tmp_path / "sdist", "--build", tmp_path / "build",
+        "--python", sys.executable)
     environment = empty_environment(tmp_path / "environment")
     # What a compiler cache may find again: the same compiler under the same name.
     settings = {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache"} if shutil.which("ccache") else {}
     first = pathlib.Path(os.environ.get("KT_PROGRAM", "bin/kt")).parent.parent / "CMakeCache.txt"
     if first.exists() and (compiler := re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", first.read_text(), re.M)):
         settings["CXX"] = compiler[1]
-    install(environment, "--find-links", tmp_path / "sdist", "--no-binary", "kt-kernel", "--no-deps", "kt-kernel==0.1.0",
-            f"--config-settings=build-dir={FOLDER}", env=clean(**settings))
+    install(environment, "--find-links", tmp_path / "sdist", "--no-binary", "kt-kernel",
+            "--no-deps", "kt-kernel==0.1.0", f"--config-settings=build-dir={FOLDER}", env=clean(**settings))
     works(environment, tmp_path)
 
 

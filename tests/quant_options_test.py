@@ -25,8 +25,10 @@ def gpu(out, *more):
 
 
 @pytest.mark.parametrize("option, value, words", [
-    ("--dampening-frac", "nan", "0 to 10"), ("--dampening-frac", "-1", "0 to 10"), ("--dampening-frac", "inf", "0 to 10"),
-    ("--seed", "-1", "whole number"), ("--seed", "18446744073709551616", "whole number"), ("--seed", "x", "whole number"),
+    ("--dampening-frac", "nan", "0 to 10"), ("--dampening-frac", "-1", "0 to 10"),
+    ("--dampening-frac", "inf", "0 to 10"),
+    ("--seed", "-1", "whole number"), ("--seed", "18446744073709551616", "whole number"),
+    ("--seed", "x", "whole number"),
     ("--actorder", "group", "actorder"), ("--max-cpu-memory", "", "size"), ("--group-size", "48", "multiple of 32"),
 ])
 def test_values_without_meaning(tmp_path, text, option, value, words):
@@ -41,7 +43,8 @@ def test_sizes_are_named_by_the_flag_that_was_given(tmp_path, value):
 
 
 def test_one_bound_on_memory(tmp_path):
-    refused(kt(*gpu(tmp_path / "out", *RTN, "--max-memory", "10GiB", "--max-cpu-memory", "1MiB")), 2, "--max-cpu-memory")
+    refused(kt(*gpu(tmp_path / "out", *RTN, "--max-memory", "10GiB", "--max-cpu-memory", "1MiB")), 2,
+            "--max-cpu-memory")
 
 
 def test_group_sizes_that_are_offered_are_taken(tmp_path):
@@ -62,7 +65,8 @@ def test_groups_of_256(tmp_path):
         quotients = from_bf16(bf16(groups / from_bf16(scales)[..., None]))
         codes = (np.rint(quotients.clip(-8, 7)) + 8).astype("u1").reshape(len(values), -1)
         stored = {tail: tensors[f"{model.name(*place)}.{tail}"][2] for tail in ("weight_scale", "weight_packed")}
-        assert stored == {"weight_scale": scales.tobytes(), "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).tobytes()}
+        assert stored == {"weight_scale": scales.tobytes(),
+                          "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).tobytes()}
 
 
 def test_a_model_behind_the_patterns(tmp_path):
@@ -82,7 +86,8 @@ def test_patterns_are_bounded(tmp_path):
 
 
 def test_an_instruction_set_that_is_none(tmp_path):
-    refused(kt("quant", DEMO, "-o", tmp_path / "out", env=os.environ | {"KT_ISA": "garbage"}), 2, "unknown ISA 'garbage'")
+    refused(kt("quant", DEMO, "-o", tmp_path / "out", env=os.environ | {"KT_ISA": "garbage"}), 2,
+            "unknown ISA 'garbage'")
     assert not (tmp_path / "out").exists()
 
 
@@ -101,7 +106,8 @@ def test_a_rounded_source(tmp_path):
 def test_weights_for_the_cpu_are_no_source(tmp_path):
     kt_ok("quant", DEMO, "-o", tmp_path / "cpu")
     for verb in (["quant"], ["quant", "gpu"]):
-        refused(kt(*verb, tmp_path / "cpu", "-o", tmp_path / "out"), 2, str(tmp_path / "cpu"), "converted for the CPU already")
+        refused(kt(*verb, tmp_path / "cpu", "-o", tmp_path / "out"), 2, str(tmp_path / "cpu"),
+                "converted for the CPU already")
 
 
 def test_options_of_weights_without_groups(tmp_path):
@@ -122,5 +128,5 @@ def test_activation_order_can_be_left_out(tmp_path, text):
     weights = [name for name in outputs["none"] if name.endswith(".safetensors")]
     assert any(outputs["none"][name] != outputs["static"][name] for name in weights)
     # what was begun in one order is not finished in the other
-    refused(kt(*gpu(tmp_path / "static", "--type", "W4A16", "--group-size", "64", "--dataset", text, "--actorder", "none",
-                    "--resume")), 2, "actorder")
+    refused(kt(*gpu(tmp_path / "static", "--type", "W4A16", "--group-size", "64", "--dataset", text,
+                    "--actorder", "none", "--resume")), 2, "actorder")

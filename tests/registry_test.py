@@ -19,7 +19,7 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, kt, kt_ok, refused  # noqa: E402
+from checkpoints import KT, ROOT, error_line, kt, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
@@ -63,7 +63,8 @@ def write_gguf(path, part=1, parts=1):
     values = [text("general.architecture") + struct.pack("<I", 8) + text("qwen3moe")]
     values += [text("qwen3moe." + key) + struct.pack("<II", 4, value) for key, value in numbers.items()]
     if parts > 1:
-        values += [text("split.no") + struct.pack("<IH", 2, part - 1), text("split.count") + struct.pack("<IH", 2, parts),
+        values += [text("split.no") + struct.pack("<IH", 2, part - 1),
+                   text("split.count") + struct.pack("<IH", 2, parts),
                    text("split.tensors.count") + struct.pack("<Ii", 5, parts)]
     tensor = text(f"blk.{part - 1}.attn_norm.weight") + struct.pack("<IQIQ", 1, 64, 0, 0)
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(values)) + b"".join(values) + tensor
@@ -355,7 +356,8 @@ class TestScan:
         assert listed()["fox-2"]["path"] == str(root / "b" / "fox")
 
     def test_hub_cache(self, tmp_path):
-        blobs, snapshot = tmp_path / "models--Org--Tiny-Fox" / "blobs", tmp_path / "models--Org--Tiny-Fox/snapshots/0a1b"
+        blobs, snapshot = (tmp_path / "models--Org--Tiny-Fox" / "blobs",
+                           tmp_path / "models--Org--Tiny-Fox/snapshots/0a1b")
         blobs.mkdir(parents=True)
         snapshot.mkdir(parents=True)
         for file in DEMO.iterdir():
@@ -415,7 +417,8 @@ class TestScan:
         for i in range(40):
             link_folder(DEMO, tmp_path / f"good-{i:02}-{'x' * 60}")
             (link_folder(DEMO, tmp_path / f"broken-{i:02}") / "model-00002-of-00002.safetensors").unlink()
-        done = subprocess.run([KT, "model", "scan", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run([KT, "model", "scan", str(tmp_path)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True)
         left_out = [line for line in done.stdout.splitlines() if "left out" in line]
         assert done.returncode == 0 and len(left_out) == 40
         assert all(re.fullmatch(r"kt: left out: \S+/broken-\d\d: .*", line) for line in left_out)

@@ -1,5 +1,5 @@
-"""What tests of placement rules share: a list of rules as the text of a published file, and which rule takes which module of
-a torch model, walked in Python."""
+"""What tests of placement rules share: a list of rules as the text of a published file, and which rule takes which
+module of a torch model, walked in Python."""
 import json
 import re
 
@@ -16,7 +16,8 @@ def text_of(rules):
             lines.append("    kwargs:")
             for key, value in rule["replace"]["kwargs"].items():
                 if isinstance(value, dict):
-                    lines += [f"      {key}:"] + [f"        {layer}: {json.dumps(device)}" for layer, device in value.items()]
+                    lines += [f"      {key}:"] + [f"        {layer}: {json.dumps(device)}"
+                                                  for layer, device in value.items()]
                 else:
                     lines.append(f"      {key}: {json.dumps(value)}")
         if "recursive" in rule:
@@ -27,7 +28,8 @@ def text_of(rules):
 
 # What older modeling files call the classes of transformers 5 (spec/rules.md, A8).
 ALIASES = {"DeepseekV2MoE": {"DeepseekV2Moe"}, "DeepseekV2YarnRotaryEmbedding": {"DeepseekV2RotaryEmbedding"},
-           "MoEGate": {"DeepseekV2TopkRouter", "DeepseekV3TopkRouter"}, "Qwen2MoeRotaryEmbedding": {"Qwen3MoeRotaryEmbedding"}}
+           "MoEGate": {"DeepseekV2TopkRouter", "DeepseekV3TopkRouter"},
+           "Qwen2MoeRotaryEmbedding": {"Qwen3MoeRotaryEmbedding"}}
 
 
 def spelled(name, pattern):

@@ -1,5 +1,5 @@
-"""kt_kernel.inject and enable(rules=) on stock models of transformers: operators of others to the bit, ours against weights that
-torch rounds, the tutorial's operator, PEFT, what comes back, and what is refused before anything changes.
+"""kt_kernel.inject and enable(rules=) on stock models of transformers: operators of others to the bit, ours against
+weights that torch rounds, the tutorial's operator, PEFT, what comes back, and what is refused before anything changes.
 
 The rules are files of rule_files.py; which modules they take, rule_walk.py says."""
 
@@ -16,15 +16,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import rule_files  # noqa: E402
-import tiny_models  # noqa: E402
-from logits import prompt  # noqa: E402
-from rule_models_test import round_by  # noqa: E402
-from rule_walk import text_of, walk  # noqa: E402
-
-import kt_kernel  # noqa: E402
-import kt_kernel.transformers  # noqa: E402
-from kt_kernel import kt_kernel_ext  # noqa: E402
+import kt_kernel
+import kt_kernel.transformers
+import rule_files
+import tiny_models
+from kt_kernel import kt_kernel_ext
+from logits import prompt
+from rule_models_test import round_by
+from rule_walk import text_of, walk
 
 nn = torch.nn
 BOUND = 1e-4
@@ -88,7 +87,8 @@ def test_pass_through_operators_change_no_bit(tmp_path, stock, name):
     try:
         assert torch.equal(logits(model), before)
         assert list(model.state_dict()) == names
-        assert {at: rule["rule"] - 1 for at, rule in placement.modules.items()} == {at: i for at, i in taken.items() if i is not None}
+        assert {at: rule["rule"] - 1
+                    for at, rule in placement.modules.items()} == {at: i for at, i in taken.items() if i is not None}
         replaced = [at for at, module in model.named_modules() if isinstance(module, kt_kernel.BaseInjectedModule)]
         assert replaced
         for at in replaced:
@@ -117,9 +117,11 @@ def test_ours_are_weights_that_torch_rounds(tmp_path, name):
     assert worst(logits(model), expected) <= BOUND, placement
     assert not count or worst(before, expected) > 10 * BOUND
     kinds = {at: type(module).__name__ for at, module in model.named_modules()}
-    assert all((kinds[at] == rule["becomes"]) == (rule["becomes"] != "default") for at, rule in placement.modules.items() if at)
+    assert all((kinds[at] == rule["becomes"]) == (rule["becomes"] != "default")
+               for at, rule in placement.modules.items() if at)
     assert ("KTExperts" in kinds.values()) == any("xperts" in rule["replace"]["class"] for rule in rules)
-    assert torch.equal(model.generate(IDS, max_new_tokens=4, do_sample=False), rounded.generate(IDS, max_new_tokens=4, do_sample=False))
+    assert torch.equal(model.generate(IDS, max_new_tokens=4, do_sample=False),
+                       rounded.generate(IDS, max_new_tokens=4, do_sample=False))
     if any(kind in ("KTExperts", "KTLinear") for kind in kinds.values()):
         with pytest.raises(ValueError, match="save_pretrained"):
             model.save_pretrained(tmp_path / "out")
@@ -142,7 +144,8 @@ def test_a_path_never_has_what_is_replaced_and_the_plan_is_that_of_kt(tmp_path, 
         return original(cls, data, requires_grad)
 
     monkeypatch.setattr(torch.nn.Parameter, "__new__", watched)
-    model = kt_kernel.transformers.enable(folder, rules=path, rule_devices=CPU, dtype=torch.float32, attn_implementation="eager", **EXACT)
+    model = kt_kernel.transformers.enable(folder, rules=path, rule_devices=CPU, dtype=torch.float32,
+                                          attn_implementation="eager", **EXACT)
     monkeypatch.undo()
     assert made == []  # experts
     assert worst(logits(model), logits(rounded)) <= BOUND
@@ -152,7 +155,8 @@ def test_a_path_never_has_what_is_replaced_and_the_plan_is_that_of_kt(tmp_path, 
     with pytest.raises(ValueError, match="never in torch"):
         placement.remove()
     if os.environ.get("KT_PROGRAM"):
-        done = subprocess.run([os.environ["KT_PROGRAM"], "estimate", folder, "--rules", path, "--rule-devices", "cuda=cpu", "--json"],
+        done = subprocess.run([os.environ["KT_PROGRAM"], "estimate", folder, "--rules", path,
+                               "--rule-devices", "cuda=cpu", "--json"],
                               capture_output=True, text=True, check=True)
         said, ours = json.loads(done.stdout)["rules"], placement.as_dict()
         # torch has no matrices for single norms' parts to differ in: bytes, devices, formats and rules are the same.
@@ -250,7 +254,8 @@ def test_the_tutorial_on_a_path(tmp_path, family, source):
     before, folder, weights = logits(fresh(family)), saved(family, tmp_path / "model"), None
     if source == "gguf":
         weights = gguf_file(folder, tmp_path)
-    ours = kt_kernel.transformers.enable(folder, weights=weights, rules=written(tmp_path, TUTORIAL), operators=[LinearTorchInject],
+    ours = kt_kernel.transformers.enable(folder, weights=weights, rules=written(tmp_path, TUTORIAL),
+                                         operators=[LinearTorchInject],
                                          rule_devices=CPU, dtype=torch.float32, attn_implementation="eager")
     module = ours.model.layers[0].self_attn.q_proj
     assert isinstance(module, LinearTorchInject) and module.orig_module.weight.device.type == "meta"
@@ -285,14 +290,16 @@ def test_linears_and_experts_as_a_gguf_file_has_them(tmp_path):
     gguf = pytest.importorskip("gguf")
     folder = saved("qwen3_moe", tmp_path / "model")
     types = gguf.GGMLQuantizationType
-    path = gguf_file(folder, tmp_path, kind=lambda name, columns: types.Q8_0 if columns % 32 == 0 and "token_embd" not in name and
+    path = gguf_file(folder, tmp_path, kind=lambda name, columns: types.Q8_0 if columns % 32 == 0
+                                                                  and "token_embd" not in name and
                      "ffn_gate_inp" not in name else types.F32)
     from kt_kernel.tensor_sources import CheckpointTensors
 
     loader, expected, model = CheckpointTensors(path, torch.float32), fresh("qwen3_moe"), fresh("qwen3_moe")
     expected.load_state_dict({name: loader.load_tensor(name) for name in expected.state_dict()})
     rules = ("- match: {name: 'mlp.experts$'}\n  replace: {class: KTransformersExperts}\n  recursive: False\n"
-             "- match: {class: torch.nn.Linear}\n  replace: {class: KTransformersLinear, kwargs: {generate_op: KLinearCPUInfer, generate_device: cpu}}\n")
+             "- match: {class: torch.nn.Linear}\n  replace: {class: KTransformersLinear, kwargs: {generate_op: "
+             "KLinearCPUInfer, generate_device: cpu}}\n")
     kt_kernel.inject(model, written(tmp_path, rules), weights=path, **EXACT)
     assert model.model.layers[0].self_attn.q_proj._layer.format == "q8_0"
     assert worst(logits(model), logits(expected)) <= BOUND
@@ -330,9 +337,10 @@ def test_attributes_and_assignment():
     new.fresh = 5
     assert orig.fresh == 5 and "fresh" not in new.__dict__
     new.bias = torch.zeros(2)  # a plain attribute here; the parameter stays
-    assert isinstance(orig.bias, nn.Parameter) and "bias" in new.__dict__ and list(new.state_dict()) == ["weight", "bias"]
+    assert (isinstance(orig.bias, nn.Parameter) and "bias" in new.__dict__
+            and list(new.state_dict()) == ["weight", "bias"])
     with pytest.raises(AttributeError, match="neither BaseInjectedModule nor its Linear has 'nothing'"):
-        new.nothing
+        _ = new.nothing
     assert torch.equal(copy.deepcopy(new).weight, orig.weight)
 
 
@@ -355,7 +363,8 @@ def test_operators_are_found_by_registration_and_in_imported_modules(tmp_path):
     placement = kt_kernel.inject(model, written(tmp_path, one.format(f"{__name__}.LinearTorchInject")), devices=CPU)
     assert type(model.model.layers[0].self_attn.q_proj) is LinearTorchInject
     placement.remove()
-    with pytest.raises(ValueError, match=r"r.yaml:2: rule 1: replace: class: no operator \"Thing\".*a file causes no import"):
+    with pytest.raises(ValueError,
+                       match=r"r.yaml:2: rule 1: replace: class: no operator \"Thing\".*a file causes no import"):
         kt_kernel.inject(model, written(tmp_path, one.format("antigravity.Thing")))
     assert "antigravity" not in sys.modules
 
@@ -389,7 +398,8 @@ GRIDS = [name for name in kt_kernel_ext.formats() if name.startswith(("iq1", "iq
 
 @pytest.mark.parametrize("format", GRIDS)
 def test_ktlinear_rounds_nothing_to_a_grid(format):
-    with pytest.raises(NotImplementedError, match=f"{format}: weights are read and computed in this format, not rounded to it"):
+    with pytest.raises(NotImplementedError,
+                       match=f"{format}: weights are read and computed in this format, not rounded to it"):
         kt_kernel.KTLinear.from_linear(nn.Linear(256, 128, bias=False), format, threads=1)
 
 
@@ -433,15 +443,17 @@ def test_ktlinear_says_what_is_wrong(tmp_path):
 def adapted(model, seed):
     peft = pytest.importorskip("peft")
     torch.manual_seed(seed)
-    out = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], init_lora_weights=False))
+    out = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"],
+                                                     init_lora_weights=False))
     return out.eval()
 
 
 def test_peft_before_and_after(tmp_path):
     peft = pytest.importorskip("peft")
     _, _, _, rules = rule_files.FILES["Qwen3Moe-sft-amx"]
-    rules = written(tmp_path, "- match: {class: torch.nn.Linear, name: self_attn}\n  replace: {class: KTransformersLinear, kwargs: "
-                              "{generate_device: cpu, generate_op: KLinearCPUInfer}}\n" + text_of(rules))
+    rules = written(tmp_path, "- match: {class: torch.nn.Linear, name: self_attn}\n  replace: {class: "
+                              "KTransformersLinear, kwargs: {generate_device: cpu, generate_op: KLinearCPUInfer}}\n"
+                    + text_of(rules))
     trained = adapted(fresh("qwen3_moe"), 7)
     trained.save_pretrained(tmp_path / "lora")
     base = fresh("qwen3_moe")
@@ -465,7 +477,8 @@ def test_peft_before_and_after(tmp_path):
 
 def whole(model, before):
     assert torch.equal(logits(model), before) and "kt_placement" not in model.__dict__
-    assert not any(isinstance(m, (kt_kernel.KTLinear, kt_kernel.BaseInjectedModule, kt_kernel.transformers.KTExperts)) for m in model.modules())
+    assert not any(isinstance(m, (kt_kernel.KTLinear, kt_kernel.BaseInjectedModule, kt_kernel.transformers.KTExperts))
+                   for m in model.modules())
 
 
 ONE = "- match: {{class: torch.nn.Linear, name: self_attn}}\n  replace: {{class: {}, kwargs: {{{}}}}}\n"
@@ -502,13 +515,15 @@ def test_operators_that_fail_leave_the_model_as_it_was(tmp_path):
         kt_kernel.inject(model, written(tmp_path, ONE.format("Loads", "")), [Loads])
     assert Loads.gone == 12
     whole(model, before)
-    assert [(name, id(module)) for name, module in model.named_modules()] == names and not hasattr(model.model.layers[0].self_attn.q_proj, "mark")
+    assert ([(name, id(module)) for name, module in model.named_modules()] == names
+            and not hasattr(model.model.layers[0].self_attn.q_proj, "mark"))
 
     class Strict(kt_kernel.BaseInjectedModule):
         def __init__(self, key, gguf_loader, config, orig_module):
             super().__init__(key, gguf_loader, config, orig_module)
 
-    with pytest.raises(TypeError, match=r"r.yaml:1: rule 1: model.layers.0.self_attn.q_proj: .*unexpected keyword argument 'stride'"):
+    with pytest.raises(TypeError, match="r.yaml:1: rule 1: model.layers.0.self_attn.q_proj: .*unexpected keyword "
+                                        "argument 'stride'"):
         kt_kernel.inject(model, written(tmp_path, ONE.format("Strict", "stride: 3")), [Strict])
     whole(model, before)
     with pytest.raises(TypeError, match="operator dict: expected a class derived from torch.nn.Module"):
@@ -530,15 +545,20 @@ def test_operators_that_fail_leave_the_model_as_it_was(tmp_path):
 
 
 REFUSED = {
-    "an operator": (ONE.format("KTransformersLinea", ""), ValueError, "no operator \"KTransformersLinea\"; the nearest is KTransformersLinear"),
-    "an argument": (ONE.format("default", "devise: cpu"), ValueError, "kwargs: devise: default takes no such argument; the nearest is device"),
+    "an operator": (ONE.format("KTransformersLinea", ""), ValueError,
+                    "no operator \"KTransformersLinea\"; the nearest is KTransformersLinear"),
+    "an argument": (ONE.format("default", "devise: cpu"), ValueError,
+                    "kwargs: devise: default takes no such argument; the nearest is device"),
     "a device": (ONE.format("default", "device: cudo"), ValueError, "no device \"cudo\"; the nearest is cuda"),
     "a format": (ONE.format("default", "format: int9"), ValueError, "no format \"int9\""),
-    "no GPU": (ONE.format("default", "device: 'cuda:0'"), ValueError, "model.layers.0.self_attn.q_proj: on cuda:0, and torch finds no GPU"),
-    "two devices in a layer": (ONE.format("default", "device: 'cuda:0'") + "- match: {name: 'self_attn$'}\n  replace: {kwargs: {device: cpu}}\n",
+    "no GPU": (ONE.format("default", "device: 'cuda:0'"), ValueError,
+               "model.layers.0.self_attn.q_proj: on cuda:0, and torch finds no GPU"),
+    "two devices in a layer": (ONE.format("default", "device: 'cuda:0'")
+                               + "- match: {name: 'self_attn$'}\n  replace: {kwargs: {device: cpu}}\n",
                                ValueError, "and model.layers.0.self_attn of the same layer is on cpu"),
     "another family": ("- match: {class: Qwen3MoeAttention}\n  replace: {class: KQwen3MoeAttention}\n", ValueError,
-                       "none of 1 rules matches a module of this model, llama; rule 1 this model, llama, has no class Qwen3MoeAttention"),
+                       "none of 1 rules matches a module of this model, llama; rule 1 this model, llama, has no class "
+                       "Qwen3MoeAttention"),
     "a shape": (ONE.format("default", "{device: cpu, format: q4_k}".strip("{}")), ValueError, "q4_k"),
     "no rules": ("[]", ValueError, "r.yaml"),
 }
@@ -557,7 +577,8 @@ def test_what_is_refused_is_one_line_and_changes_nothing(tmp_path, stock, what):
 
 def test_models_that_are_refused(tmp_path):
     model = fresh("qwen3_moe")
-    rules = written(tmp_path, "- match: {name: 'mlp.experts$'}\n  replace: {class: KTransformersExperts}\n  recursive: False\n")
+    rules = written(tmp_path,
+                    "- match: {name: 'mlp.experts$'}\n  replace: {class: KTransformersExperts}\n  recursive: False\n")
     with pytest.raises(TypeError, match="model: expected a torch.nn.Module, got str"):
         kt_kernel.inject("model", rules)
     compiled = nn.Module()  # as torch.compile wraps one, without the seconds that it takes

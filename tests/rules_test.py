@@ -1,8 +1,8 @@
-"""Placement rules: kt's reader against PyYAML, its patterns against Python's re, and which rule takes which module against a
-walk in Python over the trees of stock transformers models.
+"""Placement rules: kt's reader against PyYAML, its patterns against Python's re, and which rule takes which module
+against a walk in Python over the trees of stock transformers models.
 
-Needs pyyaml, torch, transformers and the program rules_probe, named by KT_RULES_PROBE. The files are those of rule_files.py;
-a folder of others is tested too where KT_RULE_FILES names one."""
+Needs pyyaml, torch, transformers and the program rules_probe, named by KT_RULES_PROBE. The files are those of
+rule_files.py; a folder of others is tested too where KT_RULE_FILES names one."""
 import functools
 import json
 import os
@@ -13,13 +13,14 @@ import subprocess
 import warnings
 
 import pytest
+
 import rule_files
 from rule_walk import text_of, walk
 
 yaml = pytest.importorskip("yaml", reason="the pyyaml package is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import tiny_models  # noqa: E402
+import tiny_models
 
 PROBE = os.environ.get("KT_RULES_PROBE")
 FOLDER = os.environ.get("KT_RULE_FILES")
@@ -39,14 +40,16 @@ def written(folder):
     if not FOLDER:
         print("KT_RULE_FILES names no folder: only the files of rule_files.py are tested")
     for path in sorted(pathlib.Path(FOLDER).rglob("*.y*ml")) if FOLDER else []:
-        words = (("V2-Lite", ("deepseek_v2", 27)), ("V2", ("deepseek_v2", 60)), ("V3", ("deepseek_v3", 61)), ("Moonlight", ("deepseek_v3", 27)),
-                 ("Mixtral", ("mixtral", 32)), ("Qwen2", ("qwen2_moe", 28)), ("Qwen3Moe", ("qwen3_moe", 48)), ("Qwen3-", ("qwen3_moe", 48)),
+        words = (("V2-Lite", ("deepseek_v2", 27)), ("V2", ("deepseek_v2", 60)), ("V3", ("deepseek_v3", 61)),
+                 ("Moonlight", ("deepseek_v3", 27)),
+                 ("Mixtral", ("mixtral", 32)), ("Qwen2", ("qwen2_moe", 28)), ("Qwen3Moe", ("qwen3_moe", 48)),
+                 ("Qwen3-", ("qwen3_moe", 48)),
                  ("Glm4Moe", ("glm4_moe", 46)), ("Internlm", ("llama", 32)))
         out.append((path.name, path, *next((model for word, model in words if word in path.name), (None, 0))))
     return out
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def loaded(text):
     """What PyYAML reads, by its C half where there is one: the tests of reading use the other."""
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -92,11 +95,12 @@ def is_grammatical(value):
 
 
 # What YAML allows and kt refuses, by the words it says so with.
-REFUSED = ("anchors and aliases", "tags are not read", "a second time", "merge keys", "directives", "several lines", "complex keys",
-           "no zero in front", "decimal digits only", "expected the end of the line", "one document", "a finite number")
+REFUSED = ("anchors and aliases", "tags are not read", "a second time", "merge keys", "directives", "several lines",
+           "complex keys", "no zero in front", "decimal digits only", "expected the end of the line", "one document",
+           "a finite number")
 # The same of patterns.
-UNREAD = ("repetition of what may be empty", "an escape we do not know", "a group of a kind", "lookbehind over more", "repetition of an assertion",
-          "takes more than", "repetitions at byte")
+UNREAD = ("repetition of what may be empty", "an escape we do not know", "a group of a kind", "lookbehind over more",
+          "repetition of an assertion", "takes more than", "repetitions at byte")
 
 
 def mutated(text, rng):
@@ -113,7 +117,8 @@ def mutated(text, rng):
         lines[at] = lines[at].replace(" ", "", 1)
     elif kind == 4:
         lines[at] = lines[at].replace(rng.choice(["match", "name", "class", "replace", "kwargs", "False", '"']),
-                                      rng.choice(["mach", "names", "0", "'False'", "[a, b]", "{}", "~", "&x y", "!!str z", "*x", "<<", "| ", "- "]), 1)
+                                      rng.choice(["mach", "names", "0", "'False'", "[a, b]", "{}", "~", "&x y",
+                                                  "!!str z", "*x", "<<", "| ", "- "]), 1)
     elif kind == 5:
         lines[at], lines[at - 1] = lines[at - 1], lines[at]
     elif kind == 6:
@@ -177,8 +182,9 @@ def made_pattern(rng, patterns, names):
         pattern = rng.choice(patterns)
         for _ in range(rng.randrange(1, 4)):
             at = rng.randrange(len(pattern) + 1)
-            added = rng.choice(["", "", ".", "*", "+", "?", "|", "(", ")", "[", "]", "^", "$", "\\", r"\d", r"\.", "{2}", "{,3}", "{1,}", "-", "(?!", "(?:", "0-9",
-                                "(?i)", "(?P<a>", "(?<=.)", "(?<!s)", r"\b", r"\w+", r"\Z", "+?", "*+", "a"])
+            added = rng.choice(["", "", ".", "*", "+", "?", "|", "(", ")", "[", "]", "^", "$", "\\", r"\d", r"\.",
+                                "{2}", "{,3}", "{1,}", "-", "(?!", "(?:", "0-9", "(?i)", "(?P<a>", "(?<=.)", "(?<!s)",
+                                r"\b", r"\w+", r"\Z", "+?", "*+", "a"])
             pattern = pattern[:at] + added + pattern[at + rng.randrange(0, 3):]
         return pattern
     parts = []
@@ -188,8 +194,10 @@ def made_pattern(rng, patterns, names):
         piece = name[begin:begin + rng.randrange(1, 12)]
         piece = re.escape(piece) if rng.random() < 0.5 else piece
         kind = rng.randrange(8)
-        parts.append([piece, f"(?:{piece})?", f"({piece}|{rng.choice(names)[-4:]})", f"[{rng.choice('a-z,0-9,^.,^0-4,_m,]a,a-,w-y'.split(','))}]",
-                      rng.choice([".*", ".", r"\d+", r"\w*", ".+?", r"[^.]+", r"\S{2,4}", r"\D"]), f"(?!{piece})", f"(?=.*{piece})", f"(?i:{piece.upper()})"][kind])
+        parts.append([piece, f"(?:{piece})?", f"({piece}|{rng.choice(names)[-4:]})",
+                      f"[{rng.choice('a-z,0-9,^.,^0-4,_m,]a,a-,w-y'.split(','))}]",
+                      rng.choice([".*", ".", r"\d+", r"\w*", ".+?", r"[^.]+", r"\S{2,4}", r"\D"]), f"(?!{piece})",
+                      f"(?=.*{piece})", f"(?i:{piece.upper()})"][kind])
     return rng.choice(["", "^"]) + "".join(parts) + rng.choice(["", "$", r"\Z"])
 
 
@@ -200,15 +208,18 @@ def test_patterns_find_what_re_finds(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config_of(family, 2).to_dict()))
         names |= set(json.loads(probe("match", tmp_path / "config.json")[0]))
     names = sorted(names)
-    patterns = sorted({rule["match"]["name"] for _, _, _, rules in rule_files.FILES.values() for rule in rules if "name" in rule["match"]})
+    patterns = sorted({rule["match"]["name"] for _, _, _, rules in rule_files.FILES.values() for rule in rules
+                       if "name" in rule["match"]})
     if FOLDER:
-        published = [rule["match"].get("name", "") for _, path, _, _ in written(tmp_path) for rule in loaded(path.read_text(encoding="utf-8"))]
+        published = [rule["match"].get("name", "") for _, path, _, _ in written(tmp_path)
+                     for rule in loaded(path.read_text(encoding="utf-8"))]
         patterns = sorted(set(patterns) | set(published))
     tried = patterns + [made_pattern(rng, patterns, names) for _ in range(5000)]
     (tmp_path / "patterns.json").write_text(json.dumps(tried))
     (tmp_path / "names.json").write_text(json.dumps(names))
     counts = {"same": 0, "neither": 0, "unread": 0}
-    for i, (pattern, line) in enumerate(zip(tried, probe("search", tmp_path / "patterns.json", tmp_path / "names.json"))):
+    said = probe("search", tmp_path / "patterns.json", tmp_path / "names.json")
+    for i, (pattern, line) in enumerate(zip(tried, said)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -242,13 +253,16 @@ def tree_of(family, layers):
 
 def ours_of(line, names):
     found = json.loads(line)
-    spelled = [name.replace("block_sparse_moe", "mlp").replace("mlp.router.gate", "mlp.gate").replace("shared_mlp", "shared_experts")
+    spelled = [name.replace("block_sparse_moe", "mlp").replace("mlp.router.gate",
+                                                               "mlp.gate").replace("shared_mlp", "shared_experts")
                for name in names]
-    return {name: rule if rule >= 0 else None for name, rule in zip(spelled, found["rule"]) if rule != -2}, found["idle"]
+    return ({name: rule if rule >= 0 else None for name, rule in zip(spelled, found["rule"]) if rule != -2},
+            found["idle"])
 
 
 @pytest.mark.parametrize("family, layers", [(family, 3) for family in FAMILIES] +
-                         [("deepseek_v2", 60), ("deepseek_v2", 27), ("deepseek_v3", 61), ("deepseek_v3", 27), ("mixtral", 32),
+                         [("deepseek_v2", 60), ("deepseek_v2", 27), ("deepseek_v3", 61), ("deepseek_v3", 27),
+                          ("mixtral", 32),
                           ("qwen2_moe", 28), ("qwen3_moe", 48), ("glm4_moe", 46), ("llama", 32)])
 def test_rules_take_the_modules_of_stock_trees(tmp_path, family, layers):
     config, model = tree_of(family, layers)
@@ -264,13 +278,15 @@ def test_rules_take_the_modules_of_stock_trees(tmp_path, family, layers):
         theirs = {}
         walk(model, "", rules, theirs)
         # A convolution's taps stay as they are: no rule can place them. Norms of q and k without weights are none here.
-        theirs = {at: rule for at, rule in theirs.items() if not at.endswith((".act_fn", ".activation_fn", ".moe_statics", ".conv1d", ".qk_norm"))}
+        theirs = {at: rule for at, rule in theirs.items()
+                  if not at.endswith((".act_fn", ".activation_fn", ".moe_statics", ".conv1d", ".qk_norm"))}
         if all(rule is None for rule in theirs.values()):
             assert line.startswith("error: ") and "none of" in line, (name, line)
             continue
         ours, idle = ours_of(line, names)
         single = {at for at in ours if re.search(r"experts\.\d+$", at)}  # transformers has no module for one expert
         assert {at: rule for at, rule in ours.items() if at not in single} == theirs, name
-        assert {rule for rule, _ in idle} == set(range(len(rules))) - set(theirs.values()) - {ours[at] for at in single}, name
+        assert ({rule for rule, _ in idle} == set(range(len(rules))) - set(theirs.values())
+                - {ours[at] for at in single}), name
         matched += 1
     assert matched >= 1

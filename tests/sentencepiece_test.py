@@ -1,5 +1,5 @@
-"""Vocabularies of SentencePiece from tokenizer.model, from the arrays of a GGUF file and from the tokenizer.json made of
-those: ids and text against PyPI's sentencepiece, tokenizers and transformers; and such a model run by kt.
+"""Vocabularies of SentencePiece from tokenizer.model, from the arrays of a GGUF file and from the tokenizer.json made
+of those: ids and text against PyPI's sentencepiece, tokenizers and transformers; and such a model run by kt.
 
 KT_TOKENIZER_PROBE names the program tokenizer_probe, KT_GRAMMAR_PROBE grammar_probe, KT_PROGRAM kt. The texts are those
 of tokenizer_test.py, 1 MB of them, invalid bytes among them; models are trained here, in a second or less each.
@@ -24,7 +24,7 @@ spm = pytest.importorskip("sentencepiece", reason="sentencepiece is not installe
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from tokenizer_test import END, PROBE, TEXTS, TRAINING, decoded, documents, encoded, probe  # noqa: E402
+from tokenizer_test import END, PROBE, TEXTS, TRAINING, decoded, documents, encoded, probe
 
 KT = os.environ.get("KT_PROGRAM")
 GRAMMAR_PROBE = os.environ.get("KT_GRAMMAR_PROBE")
@@ -34,7 +34,8 @@ LLAMA = dict(byte_fallback=True, split_digits=True, allow_whitespace_only_pieces
 SYMBOLS = ["<mask>", "[TOOL]", "été", "<|", "<|end|>"]
 MODELS = {
     "llama": dict(LLAMA, vocab_size=2500),
-    "no-prefix": dict(LLAMA, vocab_size=1500, add_dummy_prefix=False, user_defined_symbols=["▁▁", "▁▁▁▁", "\n\n", *SYMBOLS]),
+    "no-prefix": dict(LLAMA, vocab_size=1500, add_dummy_prefix=False,
+                      user_defined_symbols=["▁▁", "▁▁▁▁", "\n\n", *SYMBOLS]),
     "symbols": dict(LLAMA, vocab_size=1200, user_defined_symbols=SYMBOLS, control_symbols=["<s2>"]),
     "unknown": dict(vocab_size=900, few=True),
     "unknown-no-prefix": dict(vocab_size=700, few=True, add_dummy_prefix=False, pad_id=3),
@@ -57,7 +58,7 @@ def train(few=False, **options):
     return made.getvalue()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def trained(name):
     """The bytes of tokenizer.model, and sentencepiece's reader of them."""
     model = train(**MODELS[name])
@@ -183,7 +184,7 @@ def test_begin_and_end(tmp_path):
     assert result.returncode == 2 and b"tokenizer.json" in result.stderr
 
 
-# --- the same pieces in a GGUF file, and the tokenizer.json made of it -------------------------------------------------
+# --- the same pieces in a GGUF file, and the tokenizer.json made of it -----------------------------------------------
 
 
 def add_pieces(writer, model):
@@ -256,14 +257,18 @@ def test_gemma4(tmp_path):
         writer.add_bool("tokenizer.ggml.add_bos_token", False)  # as such files say, wrongly
 
     path = vocabulary_file(tmp_path / "m.gguf", add)
-    special = [dict(id=vocab[t], content=t, special=t != "<table>" and t[0] == "<", normalized=t == "▁▁", single_word=False,
-                    lstrip=False, rstrip=False) for t in ("<pad>", "<eos>", "<bos>", "<unk>", "<table>", "\n\n", "\n\n\n", "▁▁")]
+    special = [dict(id=vocab[t], content=t, special=t != "<table>" and t[0] == "<", normalized=t == "▁▁",
+                    single_word=False,
+                    lstrip=False, rstrip=False)
+               for t in ("<pad>", "<eos>", "<bos>", "<unk>", "<table>", "\n\n", "\n\n\n", "▁▁")]
     written = {
         "version": "1.0", "added_tokens": special,
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
         "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
-        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": vocab, "merges": merges},
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": vocab,
+                  "merges": merges},
     }
     library = tokenizers.Tokenizer.from_str(json.dumps(written))
     docs = SMALL + TEXTS[:30]
@@ -290,7 +295,7 @@ def test_published_conversion(name, tmp_path):
     assert decoded(tmp_path / "tokenizer.json", ours) == [library.decode(ids) for ids in ours]
 
 
-# --- vocabularies that people have -------------------------------------------------------------------------------------
+# --- vocabularies that people have -----------------------------------------------------------------------------------
 
 
 def published_data(pattern):
@@ -335,10 +340,11 @@ def test_tekken_s_own(tmp_path):
     encoding = tiktoken.Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     docs = TEXTS[:60]
     out = probe(tmp_path / "ranks", "tiktoken", pattern, text=END.join(docs) + END)
-    assert [[int(i) for i in line.split()] for line in out.splitlines()] == [encoding.encode_ordinary(d) for d in strings(docs)]
+    assert [[int(i) for i in line.split()] for line in out.splitlines()] == [encoding.encode_ordinary(d)
+                                                                             for d in strings(docs)]
 
 
-# --- running ------------------------------------------------------------------------------------------------------------
+# --- running ---------------------------------------------------------------------------------------------------------
 
 
 def kt(*words):
@@ -392,7 +398,11 @@ def test_run_from_the_file_and_from_the_folder(mixtral):
 
 def test_stop_strings(mixtral):
     path = mixtral[0]
-    run = lambda *more: json.loads(kt("generate", path, "-p", PROMPT, "--max-tokens", 40, "--ignore-eos", "--json", *more).stdout)  # noqa: E731
+
+    def run(*more):
+        return json.loads(kt("generate", path, "-p", PROMPT, "--max-tokens", 40, "--ignore-eos", "--json",
+                             *more).stdout)
+
     whole = run()["text"]
     stop = whole[7:10]
     assert run("--stop", stop)["text"] == whole[: whole.index(stop)]
@@ -403,29 +413,33 @@ def test_serve(mixtral):
     from server_process import Server
 
     path, _, processor = mixtral
-    schema = {"type": "object", "properties": {"a b": {"enum": ["é 🦊", " x", "\n"]}, "s": {"type": "string", "maxLength": 6}},
+    schema = {"type": "object",
+              "properties": {"a b": {"enum": ["é 🦊", " x", "\n"]}, "s": {"type": "string", "maxLength": 6}},
               "required": ["a b", "s"], "additionalProperties": False}
 
     def ask(url, verb, **body):
-        request = urllib.request.Request(f"{url}/v1/{verb}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"{url}/v1/{verb}", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=300) as reply:
             return reply.read().decode()
 
     with Server(path, "--max-running-requests", 2) as server:
         for seed in range(6):
-            events = ask(server.url, "chat/completions", model="m", stream=True, seed=seed, max_tokens=200, temperature=1,
-                         messages=[{"role": "user", "content": "Hi </s> there"}],
+            events = ask(server.url, "chat/completions", model="m", stream=True, seed=seed, max_tokens=200,
+                         temperature=1, messages=[{"role": "user", "content": "Hi </s> there"}],
                          response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
             deltas = [json.loads(line[6:])["choices"] for line in events.splitlines() if line.startswith("data: {")]
             value = json.loads("".join(choice[0]["delta"].get("content") or "" for choice in deltas if choice))
-            assert set(value) == {"a b", "s"} and value["a b"] in schema["properties"]["a b"]["enum"] and len(value["s"]) <= 6
+            assert (set(value) == {"a b", "s"} and value["a b"] in schema["properties"]["a b"]["enum"]
+                    and len(value["s"]) <= 6)
         counted = json.loads(ask(server.url, "chat/completions", model="m", max_tokens=1,
                                  messages=[{"role": "user", "content": "Hi"}]))["usage"]["prompt_tokens"]
         assert counted == 1 + len(processor.encode("[INST] Hi [/INST]"))
 
 
 def test_markers_that_users_spell(mixtral, tmp_path):
-    """They are text, and nothing is put between them and what stands around: ids as if the piece were none of text's."""
+    """They are text, and nothing is put between them and what stands around: ids as if the piece were none of
+    text's."""
     from server_process import Server
 
     path, folder, processor = mixtral
@@ -474,8 +488,10 @@ def test_constrained_answers(name, tmp_path):
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"},
                                                "is": {"enum": ["été", "a b", "\n", "🦊"]}},
               "required": ["name", "age", "is"], "additionalProperties": False}
-    ask = json.dumps({"schema": schema, "walks": 60, "seed": 7, "texts": ['{"name": "é 🦊", "age": 7, "is": "a b"}', '{"name": 1}']})
-    done = subprocess.run([GRAMMAR_PROBE, str(tmp_path / "tokenizer.json"), "walk"], input=ask + "\n", capture_output=True, text=True)
+    ask = json.dumps({"schema": schema, "walks": 60, "seed": 7,
+                      "texts": ['{"name": "é 🦊", "age": 7, "is": "a b"}', '{"name": 1}']})
+    done = subprocess.run([GRAMMAR_PROBE, str(tmp_path / "tokenizer.json"), "walk"], input=ask + "\n",
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     ended = [json.loads(walk) for walk in answer["walks"] if walk is not None]
@@ -484,7 +500,7 @@ def test_constrained_answers(name, tmp_path):
     assert answer["fits"] == [name == "no-prefix", False]
 
 
-# --- bad input ------------------------------------------------------------------------------------------------------------
+# --- bad input -------------------------------------------------------------------------------------------------------
 
 
 def spoiled(change, name="few-characters"):

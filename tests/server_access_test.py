@@ -15,8 +15,8 @@ import urllib.parse
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, kt  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, kt
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 READ = ("/", "/v1/models", "/v1/models/demo", "/kt/status", "/metrics", "/page.js")
@@ -72,7 +72,8 @@ def test_a_key_from_a_file(tmp_path):
         assert "warning" not in server.said() and "sesame" not in server.said()
         assert ask(server, "/v1/models")[0] == 401
         check_hosts(server, "sesame")
-        assert ask(server, "/v1/models", key="open")[0] == 200 and ask(server, "/v1/models", key="# of the team")[0] == 401
+        assert (ask(server, "/v1/models", key="open")[0] == 200
+                and ask(server, "/v1/models", key="# of the team")[0] == 401)
 
 
 def wait_for(condition, seconds=60):
@@ -142,11 +143,13 @@ def test_requests_are_logged_without_their_contents(tmp_path):
             assert b" 400 " in broken.recv(1000)
         wait_for(lambda: server.stderr_path.read_text().count(" tokens=") >= 5)
         lines = [line for line in server.stderr_path.read_text().splitlines() if " /health " not in line]
-    pattern = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ 127\.0\.0\.1:\d+ (\S+) (\S+) (\d{3}) tokens=(\S+) ms=\d+\.\d")
+    pattern = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ 127\.0\.0\.1:\d+ (\S+) (\S+) (\d{3}) tokens=(\S+) "
+                         r"ms=\d+\.\d")
     logged = [pattern.fullmatch(line).groups() for line in lines if " tokens=" in line]
     prompt = int(logged[0][3].split("+")[0])
     assert prompt > 0 and logged[0] == ("POST", "/v1/completions", "200", f"{prompt}+1")
-    assert logged[1:] == [("GET", "/v1/models", "401", "-"), ("GET", "/a\\x0a2026%20b", "404", "-"), ("-", "-", "400", "-")]
+    assert logged[1:] == [("GET", "/v1/models", "401", "-"), ("GET", "/a\\x0a2026%20b", "404", "-"),
+                          ("-", "-", "400", "-")]
     assert "sesame" not in "".join(lines) and "Once" not in "".join(lines)
 
 

@@ -18,8 +18,8 @@ import pytest
 
 openai = pytest.importorskip("openai", reason="openai is not installed")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt, kt_ok  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT, kt, kt_ok
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
@@ -48,7 +48,8 @@ def post(server, path, body, **headers):
     import urllib.error
     import urllib.request
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(server.url + path, data=data, headers={"Content-Type": "application/json", **headers})
+    request = urllib.request.Request(server.url + path, data=data,
+                                     headers={"Content-Type": "application/json", **headers})
     try:
         with urllib.request.urlopen(request, timeout=600) as reply:
             return reply.status, reply.headers, reply.read()
@@ -114,7 +115,8 @@ def until(ask, settled):
 
 def test_status_for_the_page(server, client):
     client.completions.create(model="demo", prompt="Once upon a time", max_tokens=200, extra_body={"ignore_eos": True})
-    status = until(lambda: json.loads(get(server, "/kt/status")[2]), lambda said: said["running"] == 0 and said["experts"]["tokens"] >= 200)
+    status = until(lambda: json.loads(get(server, "/kt/status")[2]),
+                   lambda said: said["running"] == 0 and said["experts"]["tokens"] >= 200)
     assert status["model"] == "demo" and status["limit"] in ("memory", "multiply") and status["running"] == 0
     experts = status["experts"]
     assert experts["layers"] == [1, 2, 3, 4, 5] and experts["experts"] == 16 and experts["top_k"] == 4
@@ -128,7 +130,8 @@ def test_status_for_the_page(server, client):
 
 def test_completion_is_what_kt_generate_says(client):
     prompt = "Once upon a time there was a little fox"
-    expected = json.loads(kt_ok("generate", DEMO, "--json", "-p", prompt, "--max-tokens", "24", "--temperature", "0").stdout)
+    expected = json.loads(kt_ok("generate", DEMO, "--json", "-p", prompt, "--max-tokens", "24",
+                                "--temperature", "0").stdout)
     reply = client.completions.create(prompt=prompt, **GREEDY)
     assert reply.choices[0].text == expected["text"] and reply.object == "text_completion"
     assert reply.choices[0].finish_reason == expected["finish"] == "length"
@@ -163,7 +166,8 @@ def test_completion_logprobs(client):
 
 
 def score(server, prompt, **fields):
-    status, _, reply = post(server, "/v1/completions", {"prompt": prompt, "temperature": 0, "logprobs": 1, "echo": True, **fields})
+    status, _, reply = post(server, "/v1/completions",
+                            {"prompt": prompt, "temperature": 0, "logprobs": 1, "echo": True, **fields})
     assert status == 200, reply
     return json.loads(reply)
 
@@ -187,8 +191,10 @@ def test_echo_with_logprobs(server):
     assert [max(top.values()) for top in tops] == values
     # Not to the bit: experts in bf16 round a prompt's rows and single ones differently, most of all with a tile unit.
     assert values == pytest.approx(said["logprobs"]["token_logprobs"], abs=2e-2)
-    assert sum(score(server, ids[:1] + ids[:0:-1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"][1:]) < sum(values) - 10
-    # With a token behind it, as lm-evaluation-harness sends it; again, now that the prompt is in the cache; and as a text.
+    assert (sum(score(server, ids[:1] + ids[:0:-1], max_tokens=0)["choices"][0]["logprobs"]["token_logprobs"][1:])
+            < sum(values) - 10)
+    # With a token behind it, as lm-evaluation-harness sends it; again, now that the prompt is in the cache; and as a
+    # text.
     for prompt in (ids, [ids], ids, "Once upon a time" + said["text"]):
         more = score(server, prompt, max_tokens=1, seed=1234)["choices"][0]["logprobs"]
         assert len(more["tokens"]) == len(ids) + 1
@@ -233,7 +239,8 @@ def test_penalties_and_bias_change_the_answer(server, client):
 def test_sampling_filters(client):
     greedy = client.completions.create(prompt="Once", **GREEDY).choices[0].text
     for narrow in ({"top_p": 0}, {"extra_body": {"top_k": 1}}, {"extra_body": {"min_p": 1.0}}):
-        assert client.completions.create(model="demo", prompt="Once", max_tokens=24, temperature=1, **narrow).choices[0].text == greedy
+        assert client.completions.create(model="demo", prompt="Once", max_tokens=24, temperature=1,
+                                         **narrow).choices[0].text == greedy
 
 
 # Chats.
@@ -274,7 +281,8 @@ def test_chat_logprobs(client):
         assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
         assert math.fsum(math.exp(top.logprob) for top in entry.top_logprobs) <= 1.000001
     streamed = client.chat.completions.create(messages=STORY, logprobs=True, top_logprobs=0, stream=True, **GREEDY)
-    tokens = [entry.token for chunk in streamed for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    tokens = [entry.token for chunk in streamed
+              for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
     assert tokens == [entry.token for entry in entries]
 
 
@@ -282,7 +290,8 @@ def test_contents_as_parts_and_system(client):
     parts = [{"role": "system", "content": "You tell stories."},
              {"role": "user", "content": [{"type": "text", "text": "Tell me a story about a fox."}]}]
     plain = [parts[0], {"role": "user", "content": "Tell me a story about a fox."}]
-    texts = {client.chat.completions.create(messages=messages, **GREEDY).choices[0].message.content for messages in (parts, plain)}
+    texts = {client.chat.completions.create(messages=messages, **GREEDY).choices[0].message.content
+             for messages in (parts, plain)}
     assert len(texts) == 1
     with pytest.raises(openai.BadRequestError, match=r"image_url"):
         client.chat.completions.create(messages=[{"role": "user", "content": [
@@ -308,14 +317,17 @@ def test_prefixes_are_reused_between_turns(client):
 
 def test_answers_do_not_depend_on_company(client):
     """Continuous batching: eight streams at once say what each says alone."""
-    prompts = [f"Tell me a story about {animal}." for animal in ("a fox", "an owl", "a cat", "a dog", "a bee", "a cow", "a hen", "a pig")]
+    prompts = [f"Tell me a story about {animal}."
+               for animal in ("a fox", "an owl", "a cat", "a dog", "a bee", "a cow", "a hen", "a pig")]
 
     def ask(prompt):
-        return client.chat.completions.create(messages=[{"role": "user", "content": prompt}], **GREEDY).choices[0].message.content
+        return client.chat.completions.create(messages=[{"role": "user", "content": prompt}],
+                                              **GREEDY).choices[0].message.content
 
     alone = [ask(prompt) for prompt in prompts]
     together = [None] * len(prompts)
-    threads = [threading.Thread(target=lambda i=i: together.__setitem__(i, ask(prompts[i]))) for i in range(len(prompts))]
+    threads = [threading.Thread(target=lambda i=i: together.__setitem__(i, ask(prompts[i])))
+               for i in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -347,7 +359,8 @@ def test_json_schema(client, stream):
     for seed in range(4):
         reply = client.chat.completions.create(
             model="demo", messages=STORY, max_tokens=300, temperature=1, seed=seed, stream=stream,
-            response_format={"type": "json_schema", "json_schema": {"name": "animal", "strict": True, "schema": SCHEMA}})
+            response_format={"type": "json_schema",
+                             "json_schema": {"name": "animal", "strict": True, "schema": SCHEMA}})
         text = "".join(c.choices[0].delta.content or "" for c in reply) if stream else reply.choices[0].message.content
         value = json.loads(text)
         assert set(value) == {"animal", "legs", "wild", "tags"} and value["animal"] in ("fox", "owl")
@@ -380,7 +393,8 @@ def test_schemas_that_cannot_be(client):
 
 TOOLS = [{"type": "function", "function": {
     "name": name, "description": f"Gets the {name}", "parameters": {
-        "type": "object", "properties": {"place": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "type": "object", "properties": {"place": {"type": "string", "maxLength": 12},
+                                         "days": {"type": "integer", "minimum": 1, "maximum": 9}},
         "required": ["place", "days"], "additionalProperties": False}}} for name in ("weather", "news")]
 
 
@@ -397,7 +411,8 @@ def tool_server(request, tmp_path_factory):
         with Server("demo") as running:
             yield running
         return
-    with Server("demo", "--chat-template", TEMPLATES / f"{request.param}.jinja", "--reasoning-parser", "none") as running:
+    with Server("demo", "--chat-template", TEMPLATES / f"{request.param}.jinja",
+                "--reasoning-parser", "none") as running:
         yield running
 
 
@@ -410,7 +425,8 @@ def test_tool_choice_required(tool_server):
         call, = reply.choices[0].message.tool_calls
         check_call(call)
     for seed in range(3):
-        named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "news"}}, seed=seed, **request)
+        named = client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "news"}},
+                                               seed=seed, **request)
         call, = named.choices[0].message.tool_calls
         check_call(call, ("news",))
 
@@ -418,8 +434,8 @@ def test_tool_choice_required(tool_server):
 def test_tool_calls_stream(tool_server):
     client = client_of(tool_server)
     names, arguments, reason = {}, {}, None
-    for chunk in client.chat.completions.create(model="demo", messages=STORY, tools=TOOLS, tool_choice="required", seed=2,
-                                                max_tokens=300, stream=True, parallel_tool_calls=False):
+    for chunk in client.chat.completions.create(model="demo", messages=STORY, tools=TOOLS, tool_choice="required",
+                                                seed=2, max_tokens=300, stream=True, parallel_tool_calls=False):
         reason = chunk.choices[0].finish_reason or reason
         for call in chunk.choices[0].delta.tool_calls or []:
             if call.function.name:
@@ -432,7 +448,8 @@ def test_tool_calls_stream(tool_server):
 def test_tool_results_go_back(tool_server):
     client = client_of(tool_server)
     messages = [*STORY, {"role": "assistant", "content": None, "tool_calls": [
-        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome", "days": 2}'}}]},
+        {"id": "call_1", "type": "function",
+         "function": {"name": "weather", "arguments": '{"place": "Rome", "days": 2}'}}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
     reply = client.chat.completions.create(messages=messages, tools=TOOLS, **GREEDY)
     assert reply.choices[0].message.role == "assistant"
@@ -442,7 +459,8 @@ def test_tool_results_go_back(tool_server):
 
 
 def test_tool_choice_errors(client):
-    for choice, tools, words in (("sometimes", TOOLS, "tool_choice"), ({"type": "function", "function": {"name": "zzz"}}, TOOLS, "zzz"),
+    for choice, tools, words in (("sometimes", TOOLS, "tool_choice"),
+                                 ({"type": "function", "function": {"name": "zzz"}}, TOOLS, "zzz"),
                                  ("required", None, "tool")):
         with pytest.raises(openai.BadRequestError, match=words):
             body = {"tools": tools} if tools else {}
@@ -474,7 +492,8 @@ def test_reasoning_is_split(thinking_server):
 
 
 @pytest.mark.parametrize("body, words", [
-    (b"", "JSON"), (b"{", "JSON"), (b"[1]", "object"), (b'{"messages": 3}', "messages"), (b'{"a": 1, "a": 2}', "duplicate"),
+    (b"", "JSON"), (b"{", "JSON"), (b"[1]", "object"), (b'{"messages": 3}', "messages"),
+    (b'{"a": 1, "a": 2}', "duplicate"),
     (b'{"messages": []}', "messages"), (b'{"messages": [{"role": "nobody", "content": "x"}]}', "role"),
     (b'\xff\xfe{}', "JSON"), (b"[" * 100000, "deep"), (b'{"messages": [{"role": "user", "content": "\xff"}]}', "JSON"),
 ])
@@ -486,11 +505,13 @@ def test_bad_bodies(server, body, words):
 
 
 @pytest.mark.parametrize("field, value", [
-    ("temperature", -1), ("temperature", "hot"), ("top_p", 1.5), ("max_tokens", 0), ("max_tokens", -5), ("max_tokens", 1.5),
+    ("temperature", -1), ("temperature", "hot"), ("top_p", 1.5), ("max_tokens", 0), ("max_tokens", -5),
+    ("max_tokens", 1.5),
     ("max_tokens", 1e300), ("n", 0), ("n", 10**6), ("presence_penalty", 3), ("frequency_penalty", -3), ("seed", "x"),
     ("seed", 2**70), ("stop", ["x"] * 100), ("stop", [1]), ("logit_bias", {"x": 1}), ("logit_bias", {"5": 1000}),
     ("logit_bias", {"99999999": 1}), ("top_logprobs", 50), ("stream", "yes"), ("response_format", "json"),
-    ("response_format", {"type": "xml"}), ("repetition_penalty", 0), ("min_p", -0.1), ("top_k", -5), ("stream_options", 3),
+    ("response_format", {"type": "xml"}), ("repetition_penalty", 0), ("min_p", -0.1), ("top_k", -5),
+    ("stream_options", 3),
     ("chat_template_kwargs", 3),
 ])
 def test_bad_fields_are_named(server, field, value):
@@ -509,7 +530,8 @@ def test_too_long_prompts(client):
 
 
 def test_answers_are_cut_at_the_context(client):
-    reply = client.completions.create(model="demo", prompt="fox " * 900, max_tokens=10**6, temperature=0, extra_body={"ignore_eos": True})
+    reply = client.completions.create(model="demo", prompt="fox " * 900, max_tokens=10**6, temperature=0,
+                                      extra_body={"ignore_eos": True})
     assert reply.choices[0].finish_reason == "length" and reply.usage.total_tokens <= 1024
 
 
@@ -520,8 +542,10 @@ def test_sse_framing(server):
     """With curl, as it comes: event by event, each one line of data and an empty line, the marker last."""
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")
-    done = subprocess.run(["curl", "-sN", "-D", "-", server.url + "/v1/chat/completions", "-H", "Content-Type: application/json",
-                           "-d", json.dumps({**GREEDY, "messages": STORY, "stream": True})], capture_output=True, timeout=600)
+    done = subprocess.run(["curl", "-sN", "-D", "-", server.url + "/v1/chat/completions", "-H",
+                           "Content-Type: application/json",
+                           "-d", json.dumps({**GREEDY, "messages": STORY, "stream": True})],
+                          capture_output=True, timeout=600)
     head, body = done.stdout.split(b"\r\n\r\n", 1)
     assert head.startswith(b"HTTP/1.1 200") and b"text/event-stream" in head and b"no-cache" in head
     events = body.decode().split("\n\n")
@@ -532,10 +556,11 @@ def test_sse_framing(server):
 
 
 def test_tokens_arrive_while_they_are_made(server):
-    """The first ones are here while the request still runs. A client that is kept waiting may come too late to see it, a server
-    that keeps tokens back is never seen so."""
+    """The first ones are here while the request still runs. A client that is kept waiting may come too late to see it,
+    a server that keeps tokens back is never seen so."""
     def seen():
-        tokens = client_of(server).completions.create(model="demo", prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True})
+        tokens = client_of(server).completions.create(model="demo", prompt="Once", max_tokens=900, stream=True,
+                                                      extra_body={"ignore_eos": True})
         next(iter(tokens))
         early = running(server) == 1
         assert sum(1 for _ in tokens) > 300
@@ -549,13 +574,15 @@ def running(server):
 
 def test_disconnect_frees_the_slot(server):
     """Before the answer is whole. A client that is kept waiting may leave after that, not again and again."""
-    request = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 900, "stream": True, "ignore_eos": True}).encode()
+    request = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 900, "stream": True,
+                          "ignore_eos": True}).encode()
     host, port = server.url.removeprefix("http://").split(":")
 
     def cut():
         before = server.metrics()["kt_generated_tokens_total"]
         with socket.create_connection((host, int(port))) as raw:
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(request) + request)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            raw.sendall(head % len(request) + request)
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
         assert until(lambda: running(server), lambda now: now == 0) == 0
         return server.metrics()["kt_generated_tokens_total"] - before < 900
@@ -566,7 +593,8 @@ def test_timeout_cuts_an_answer():
     with Server("demo", "--request-timeout", "0.4", "--max-running-requests", "1") as slow:
         client = client_of(slow)
         with pytest.raises(openai.APIStatusError, match="request_timeout"):
-            client.completions.create(model="demo", prompt="Once", max_tokens=1000, n=8, extra_body={"ignore_eos": True})
+            client.completions.create(model="demo", prompt="Once", max_tokens=1000, n=8,
+                                      extra_body={"ignore_eos": True})
         assert until(lambda: running(slow), lambda now: now == 0) == 0 and slow.metrics()["kt_requests_waiting"] == 0
 
 
@@ -586,7 +614,8 @@ def test_keys():
         for path in ("/", "/v1/models", "/metrics", "/kt/status", "/page.js", "/nowhere"):
             assert get(locked, path)[0] == 401, path
             assert get(locked, path, Authorization="Bearer wrong")[0] == 401
-        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/messages", "/v1/embeddings"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/messages",
+                     "/v1/embeddings"):
             assert post(locked, path, {})[0] == 401, path
         assert get(locked, "/health")[0] == 200
         assert client_of(locked, "sesame").models.list().data
@@ -618,10 +647,12 @@ def test_messages(server, client):
         assert "".join(stream.text_stream) == expected
         assert stream.get_final_message().usage.output_tokens == 24
     tools = [{"name": "weather", "description": "x", "input_schema": TOOLS[0]["function"]["parameters"]}]
-    called = other.messages.create(model="demo", messages=STORY, max_tokens=300, tools=tools, 
+    called = other.messages.create(model="demo", messages=STORY, max_tokens=300, tools=tools,
                                   tool_choice={"type": "any", "disable_parallel_tool_use": True})
-    assert called.stop_reason == "tool_use" and called.content[-1].name == "weather" and "place" in called.content[-1].input
-    for tool, why in (({"type": "web_search_20250305", "name": "web_search"}, "tools.type"), ({"name": "f"}, "input_schema")):
+    assert (called.stop_reason == "tool_use" and called.content[-1].name == "weather"
+            and "place" in called.content[-1].input)
+    for tool, why in (({"type": "web_search_20250305", "name": "web_search"}, "tools.type"),
+                      ({"name": "f"}, "input_schema")):
         with pytest.raises(anthropic.BadRequestError, match=why):
             other.messages.create(model="demo", messages=STORY, max_tokens=8, tools=[tool])
     with pytest.raises(anthropic.BadRequestError, match="max_tokens") as refused:
@@ -641,15 +672,16 @@ def test_messages_in_blocks(server, client):
     assert reply.content[0].text == expected
     tools = [{"name": "weather", "description": "x", "input_schema": {"type": "object"}}]
     messages = [{"role": "user", "content": text},
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "Rome"}}]},
+                {"role": "assistant",
+                 "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {"place": "Rome"}}]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1",
                                               "content": [{"type": "text", "text": "sunny"}]}]}]
     assert other.messages.create(model="demo", max_tokens=8, messages=messages, tools=tools).content
 
 
 def test_calls_that_are_cut_off_are_no_calls(client):
-    reply = client.chat.completions.create(model="demo", messages=STORY, tools=TOOLS, tool_choice="required", seed=1, max_tokens=300,
-                                           stop=["days"])
+    reply = client.chat.completions.create(model="demo", messages=STORY, tools=TOOLS, tool_choice="required", seed=1,
+                                           max_tokens=300, stop=["days"])
     assert reply.choices[0].finish_reason == "stop"
 
 
@@ -674,7 +706,8 @@ def test_dry_run_and_its_json():
 
 
 def test_more_tokens_than_requests_can_use():
-    done = kt_ok("run", "demo", "--max-total-tokens", "1000000000000", "--max-running-requests", "4", "--dry-run", "--json")
+    done = kt_ok("run", "demo", "--max-total-tokens", "1000000000000", "--max-running-requests", "4",
+                 "--dry-run", "--json")
     assert json.loads(done.stdout)["context"] == 1024 and "4096 it is" in done.stderr
 
 
@@ -687,9 +720,10 @@ def test_more_pools_than_numa_nodes_are_called_pools():
 
 
 def test_flags_of_launch_lines():
-    done = kt_ok("run", "--model", DEMO, "--trust-remote-code", "--mem-fraction-static", "0.92", "--chunked-prefill-size", "512",
-                 "--served-model-name", "Qwen3", "--enable-mixed-chunk", "--kt-method", "AMXINT8", "--kt-cpuinfer", "2",
-                 "--kt-threadpool-count", "1", "--kt-num-gpu-experts", "32", "--kt-max-deferred-experts-per-token", "2",
+    done = kt_ok("run", "--model", DEMO, "--trust-remote-code", "--mem-fraction-static", "0.92",
+                 "--chunked-prefill-size", "512", "--served-model-name", "Qwen3", "--enable-mixed-chunk",
+                 "--kt-method", "AMXINT8", "--kt-cpuinfer", "2", "--kt-threadpool-count", "1",
+                 "--kt-num-gpu-experts", "32", "--kt-max-deferred-experts-per-token", "2",
                  "--attention-backend", "triton", "--tensor-parallel-size", "1", "--enable-p2p-check",
                  "--disable-shared-experts-fusion", "--host", "0.0.0.0", "--port", "8000", "--dry-run")
     assert "Qwen3" in done.stdout and "int8" in done.stdout and "--kt-num-gpu-experts is ignored" in done.stdout

@@ -1,5 +1,5 @@
-"""A live server among bad clients: garbage, slow ones, ones that vanish or stop reading; keys; signals. KT_PROGRAM names
-kt. KT_TEST_FULL lets the fuzzer run for minutes, KT_FUZZ_SEED sets its seed."""
+"""A live server among bad clients: garbage, slow ones, ones that vanish or stop reading; keys; signals. KT_PROGRAM
+names kt. KT_TEST_FULL lets the fuzzer run for minutes, KT_FUZZ_SEED sets its seed."""
 import contextlib
 import json
 import os
@@ -18,9 +18,9 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import server_fuzz  # noqa: E402
-from server_fuzz import Closed, answer_of, ask, complaint, connect, read_reply, request_bytes, strict_json  # noqa: E402
-from server_process import KT, Server  # noqa: E402
+import server_fuzz
+from server_fuzz import Closed, answer_of, ask, complaint, connect, read_reply, request_bytes, strict_json
+from server_process import KT, Server
 
 
 def has_server():
@@ -83,7 +83,8 @@ def wait_until_quiet(server, start=None, seconds=300):
     end = time.monotonic() + seconds
     while True:
         now = server.metrics()
-        off = {name: (now.get(name), value) for name, value in wanted.items() if now.get(name) is None or now[name] > value}
+        off = {name: (now.get(name), value) for name, value in wanted.items() if now.get(name) is None
+               or now[name] > value}
         if not off:
             return now
         assert time.monotonic() < end, f"after {seconds} s (now, expected): {off}"
@@ -126,7 +127,8 @@ def drip(sockets, stop, byte):
 
 
 def test_slow_loris_does_not_hold_up_others(server):
-    """None of the slow ones comes to an end while others are answered: a server that reads one client at a time never would."""
+    """None of the slow ones comes to an end while others are answered: a server that reads one client at a time never
+    would."""
     heads = [connect(server.url) for _ in range(60)]
     bodies = [connect(server.url) for _ in range(60)]
     stop = threading.Event()
@@ -248,8 +250,10 @@ def answers_do_not_depend_on_the_batch(server):
 ENDPOINTS = [("GET", "/"), ("GET", "/metrics"), ("GET", "/v1/models"),
              ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}),
              ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
-             ("POST", "/v1/embeddings", {"input": "a"}), ("POST", "/tokenize", {"prompt": "a", "content": "a", "text": "a"}),
-             ("POST", "/detokenize", {"tokens": [1]}), ("GET", "/nowhere"), ("POST", "/v1/messages", {}), ("GET", "/health/x"),
+             ("POST", "/v1/embeddings", {"input": "a"}),
+             ("POST", "/tokenize", {"prompt": "a", "content": "a", "text": "a"}),
+             ("POST", "/detokenize", {"tokens": [1]}), ("GET", "/nowhere"), ("POST", "/v1/messages", {}),
+             ("GET", "/health/x"),
              ("GET", "//health"), ("GET", "/metrics/"), ("GET", "/v1/models/demo")]
 
 
@@ -258,15 +262,18 @@ def test_key_guards_every_endpoint_but_health():
     with Server("demo", "--api-key", key, key=key) as server:
         assert ask(server.url, "GET", "/health").status == 200
         for method, path, *body in ENDPOINTS:
-            for headers in ([], ["Authorization: Bearer wrong"], [f"Authorization: Bearer {key}x"], [f"Authorization: Bearer {key[:-1]}"],
-                            ["Authorization: Bearer "], ["Authorization:"], [f"Authorization: Basic {key}"], [f"X-Key: {key}"],
+            for headers in ([], ["Authorization: Bearer wrong"], [f"Authorization: Bearer {key}x"],
+                            [f"Authorization: Bearer {key[:-1]}"],
+                            ["Authorization: Bearer "], ["Authorization:"], [f"Authorization: Basic {key}"],
+                            [f"X-Key: {key}"],
                             ["Authorization: Bearer " + "k" * 8000]):
                 reply = ask(server.url, method, path, *body, headers=headers)
                 assert reply.status == 401, (method, path, headers, reply)
                 assert complaint(reply) is None, (method, path, headers, complaint(reply))
             reply = ask(server.url, method, path, *body, headers=[f"Authorization: Bearer {key}"])
             assert reply.status != 401 and complaint(reply) is None, (method, path, reply.status, complaint(reply))
-            if path in ("/", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            if path in ("/", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize",
+                        "/detokenize"):
                 assert reply.status == 200, (method, path, reply)
         assert key not in server.said()
         # A body without the key is refused before it is read.
@@ -283,7 +290,8 @@ def listening(pid):
             target = os.readlink(link)
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    rows = [line.split() for table in ("tcp", "tcp6") for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+    rows = [line.split() for table in ("tcp", "tcp6")
+            for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
 
 
@@ -319,8 +327,8 @@ def test_a_signal_drains(number):
 
 
 def test_a_second_signal_ends_it_at_once():
-    """Before the answers that it was to wait for: some of them are cut. On a busy machine they may be whole before the signal is
-    sent, not again and again."""
+    """Before the answers that it was to wait for: some of them are cut. On a busy machine they may be whole before the
+    signal is sent, not again and again."""
     assert any(second_signal_cuts() for _ in range(20))
 
 
@@ -356,7 +364,8 @@ def test_two_servers_on_one_port_is_one_line_and_exit_code_2(server):
 
 
 def test_a_model_file_that_shrinks_under_a_server(tmp_path):
-    """Rows of the embedding are read from the file as tokens need them: a download over it was the end of the server."""
+    """Rows of the embedding are read from the file as tokens need them: a download over it was the end of the
+    server."""
     model = tmp_path / "model"
     shutil.copytree(pathlib.Path(__file__).parent.parent / "demo" / "tiny-deepseekv3", model)
     prompt = {"prompt": "Once upon a time there was a little fox", "max_tokens": 24}

@@ -1,7 +1,7 @@
 """Requests no client should send, and what a server may answer to them. A library: `fuzz()` sends, checks and reports.
 
-The rule: every well-formed HTTP request gets a reply with a status of 2xx, 4xx, 501, 503 or 505 (another version of HTTP); errors have OpenAI's shape;
-what is not HTTP gets such a reply or a closed connection."""
+The rule: every well-formed HTTP request gets a reply with a status of 2xx, 4xx, 501, 503 or 505 (another version of
+HTTP); errors have OpenAI's shape; what is not HTTP gets such a reply or a closed connection."""
 import collections
 import copy
 import dataclasses
@@ -48,8 +48,9 @@ class Report:
     def __str__(self):
         slowest = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in sorted(self.times, reverse=True)[:6])
         statuses = ", ".join(f"{status} x {n}" for status, n in sorted(self.statuses.items(), key=str))
-        return f"seed {self.seed}: {self.sent} requests, {self.left_out} left out, {self.abandoned} abandoned, {statuses}, {len(self.findings)} findings; " \
-               f"slowest: {slowest}"
+        return (f"seed {self.seed}: {self.sent} requests, {self.left_out} left out, {self.abandoned} abandoned, "
+                f"{statuses}, {len(self.findings)} findings; "
+                f"slowest: {slowest}")
 
 
 class Closed(Exception):
@@ -99,7 +100,8 @@ def read_reply(sock, method="POST"):
 
 
 def request_bytes(method, path, body=b"", headers=()):
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}",
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
+             f"Content-Length: {len(body)}",
              *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -214,7 +216,8 @@ def mutate_value(rng, value):
         elif action < 8:
             value = delete(value, path)
         elif isinstance(value, dict):
-            name = rng.choice(("unknown", "", "\x00", "mödel", "max_tokens", "n", "stop", "tools", "logit_bias", "$ref"))
+            name = rng.choice(("unknown", "", "\x00", "mödel", "max_tokens", "n", "stop", "tools",
+                               "logit_bias", "$ref"))
             value[name] = rng.choice(bodies.VALUES)()
     return value
 
@@ -227,18 +230,22 @@ def mutate_text(rng, data):
     if action == 0:
         del data[at:]
     elif action == 1:
-        data[at:at] = rng.choice((b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x00", b"\\ud800", b"\xef\xbb\xbf"))
+        data[at:at] = rng.choice((b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x00", b"\\ud800",
+                                  b"\xef\xbb\xbf"))
     elif action == 2:
         data[at] = rng.randrange(256)
     elif action == 3:
-        data[at:at] = rng.choice((b"NaN", b"Infinity", b"-", b"1e400", b"0x10", b"'", b"/**/", b",", b"}", b"]", b"{", b"["))
+        data[at:at] = rng.choice((b"NaN", b"Infinity", b"-", b"1e400", b"0x10", b"'", b"/**/", b",", b"}",
+                                  b"]", b"{", b"["))
     elif action == 4:
         digits = [i for i, c in enumerate(data) if 48 <= c <= 57]
         if digits:
             i = rng.choice(digits)
-            data[i:i + 1] = rng.choice((b"1e400", b"-1", b"NaN", b"9" * 400, b"1e-400", b"0.1e+", b"00", b"18446744073709551616"))
+            data[i:i + 1] = rng.choice((b"1e400", b"-1", b"NaN", b"9" * 400, b"1e-400", b"0.1e+", b"00",
+                                        b"18446744073709551616"))
     elif action == 5 and data[:1] == b"{":
-        data[1:1] = rng.choice((b'"model":1,', b'"prompt":[],', b'"messages":null,', b'"max_tokens":-1,', b'"stream":"yes",'))
+        data[1:1] = rng.choice((b'"model":1,', b'"prompt":[],', b'"messages":null,', b'"max_tokens":-1,',
+                                b'"stream":"yes",'))
     elif action == 6:
         data += rng.choice((b"{}", b"\x00", b" ", b"\n\n", b"]", b"garbage"))
     else:
@@ -314,7 +321,8 @@ def fuzz(url, seed, seconds, count, threads=3):
     """Sends the hand-written cases once (four times `seconds` at most), then mutated ones until there were `count`
     requests or `seconds` are over."""
     report, lock = Report(seed), threading.Lock()
-    fixed = [("json", name, request_bytes("POST", path, data, ["Connection: close"])) for name, path, data in bodies.hostile()]
+    fixed = [("json", name, request_bytes("POST", path, data, ["Connection: close"]))
+             for name, path, data in bodies.hostile()]
     fixed += [("raw", case.name, case) for case in bodies.raw_cases()]
     random.Random(seed).shuffle(fixed)
     end = time.monotonic() + seconds
@@ -324,7 +332,8 @@ def fuzz(url, seed, seconds, count, threads=3):
         while True:
             with lock:
                 kind, name, case = fixed.pop() if fixed else ("random", "", None)
-                if time.monotonic() > (end if kind == "random" else end + 3 * seconds) or (kind == "random" and report.sent >= count):
+                if (time.monotonic() > (end if kind == "random" else end + 3 * seconds)
+                    or (kind == "random" and report.sent >= count)):
                     report.left_out += len(fixed) + (kind != "random")
                     fixed.clear()
                     return

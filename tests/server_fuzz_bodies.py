@@ -17,10 +17,11 @@ CALLS = [{"id": "c1", "type": "function", "function": {"name": "get_weather", "a
 # (path, body): short answers, every field the API knows.
 VALID = [
     ("/v1/completions", {"model": "demo", "prompt": "Once upon", "max_tokens": 3}),
-    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "n": 1, "echo": False, "logprobs": 2, "stop": ["x", "y"],
-                         "seed": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "suffix": None,
-                         "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "best_of": 1,
-                         "logit_bias": {"5": 1.5}, "user": "u"}),
+    ("/v1/completions",
+     {"prompt": ["a", "b"], "max_tokens": 2, "n": 1, "echo": False, "logprobs": 2, "stop": ["x", "y"],
+      "seed": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "suffix": None,
+      "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "best_of": 1,
+      "logit_bias": {"5": 1.5}, "user": "u"}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}),
     ("/v1/chat/completions", {"model": "demo", "messages": USER, "max_tokens": 3}),
@@ -28,8 +29,9 @@ VALID = [
                                            {"role": "assistant", "content": "Hello."}, *USER],
                               "max_completion_tokens": 3, "stream": True, "stream_options": {"include_usage": True},
                               "logprobs": True, "top_logprobs": 3, "n": 2, "seed": 1, "stop": "x"}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3,
-                              "response_format": {"type": "json_object"}}),
+    ("/v1/chat/completions",
+     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3,
+      "response_format": {"type": "json_object"}}),
     ("/v1/chat/completions", {"messages": USER, "max_tokens": 4, "response_format": {
         "type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": SCHEMA}}}),
     ("/v1/chat/completions", {"messages": [*USER, {"role": "assistant", "content": None, "tool_calls": CALLS},
@@ -45,15 +47,20 @@ VALID = [
 
 # Each makes a fresh value. None is so large that a thousand of them take long.
 VALUES = [lambda value=value: value for value in (
-    None, True, False, 0, 1, -1, 2, -0.0, 0.5, -1e9, 1e308, 5e-324, float("nan"), float("inf"), float("-inf"), 2**31 - 1,
-    2**31, -2**31, 2**32, 2**53, 2**63 - 1, 2**63, -2**63, 2**64, 10**30, "", " ", "a", "\x00", "\ud800", "\udfff\ud800",
-    "\U0001f98a" * 50, "<|im_start|>", "<think>", "</tool_call>", "{{ messages }}", "{% for x in y %}", "auto", "required",
-    "none", "null", "../../etc/passwd", "%n%s", "-1", "1e400", "user", "tool", "json_schema", "function")]
+    None, True, False, 0, 1, -1, 2, -0.0, 0.5, -1e9, 1e308, 5e-324, float("nan"), float("inf"),
+    float("-inf"), 2**31 - 1,
+    2**31, -2**31, 2**32, 2**53, 2**63 - 1, 2**63, -2**63, 2**64, 10**30, "", " ", "a", "\x00", "\ud800",
+    "\udfff\ud800",
+    "\U0001f98a" * 50, "<|im_start|>", "<think>", "</tool_call>", "{{ messages }}", "{% for x in y %}", "auto",
+    "required", "none", "null", "../../etc/passwd", "%n%s", "-1", "1e400", "user", "tool", "json_schema", "function")]
 VALUES += [lambda: [], lambda: {}, lambda: [[]], lambda: [None], lambda: {"": None}, lambda: [1, "a", None, {}],
            lambda: {"type": "text"}, lambda: {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
-           lambda: ["stop"] * 3000, lambda: "x" * 20_000, lambda: list(range(-5, 3000)), lambda: {str(i): i for i in range(2000)},
-           lambda: [[1] * 40] * 40, lambda: {"a": {"b": {"c": {"d": [{}]}}}}, lambda: [float("nan")], lambda: [2**40, -1],
-           lambda: {"type": "json_schema"}, lambda: {"type": "json_object", "schema": 3}, lambda: {"-1": 100, "1e9": 5, "x": "y"}]
+           lambda: ["stop"] * 3000, lambda: "x" * 20_000, lambda: list(range(-5, 3000)),
+           lambda: {str(i): i for i in range(2000)},
+           lambda: [[1] * 40] * 40, lambda: {"a": {"b": {"c": {"d": [{}]}}}}, lambda: [float("nan")],
+           lambda: [2**40, -1],
+           lambda: {"type": "json_schema"}, lambda: {"type": "json_object", "schema": 3},
+           lambda: {"-1": 100, "1e9": 5, "x": "y"}]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 POSTS = [COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize", "/detokenize"]
@@ -70,12 +77,14 @@ def chat(**fields):
 def with_schema(schema):
     text = schema if isinstance(schema, str) else json.dumps(schema)
     head = json.dumps({"messages": USER, "max_tokens": 3})[:-1]
-    return (head + ', "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": '
+    return (head + ', "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": '
+                   'true, "schema": '
             + text + "}}}").encode()
 
 
 def with_tool(parameters, name="f"):
-    return chat(tools=[{"type": "function", "function": {"name": name, "parameters": parameters}}], tool_choice="required")
+    return chat(tools=[{"type": "function", "function": {"name": name, "parameters": parameters}}],
+                tool_choice="required")
 
 
 def nested_schema(depth):
@@ -84,7 +93,8 @@ def nested_schema(depth):
 
 def doubling_schema(levels):
     """Small text, 2^levels leaves when written out."""
-    defs = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}},
+    defs = {f"d{i}": {"type": "object",
+                      "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}},
                       "required": ["a", "b"]} for i in range(levels)}
     defs[f"d{levels}"] = {"type": "boolean"}
     return {"$defs": defs, "$ref": "#/$defs/d0"}
@@ -94,8 +104,9 @@ HOSTILE_SCHEMAS = {
     "not a schema": 5, "false": False, "true": True, "list": [], "empty": {}, "null": None,
     "self reference": {"$ref": "#"},
     "circle": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-    "recursive tree": {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}},
-                       "$ref": "#/$defs/n"},
+    "recursive tree":
+        {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}},
+         "$ref": "#/$defs/n"},
     "missing reference": {"$ref": "#/$defs/none"}, "remote reference": {"$ref": "http://127.0.0.1:1/schema"},
     "file reference": {"$ref": "file:///etc/passwd"},
     "nested 300": nested_schema(300), "nested 20000": nested_schema(20_000),
@@ -107,7 +118,8 @@ HOSTILE_SCHEMAS = {
     "negative counts": {"type": "array", "minItems": -5, "maxItems": -7},
     "impossible counts": {"type": "array", "minItems": 5, "maxItems": 2},
     "huge string": {"type": "string", "minLength": 10**12}, "fractional length": {"type": "string", "maxLength": 1.5},
-    "exponential pattern": {"type": "string", "pattern": "^(a+)+$"}, "repeat bomb": {"type": "string", "pattern": "((a{1000}){1000}){1000}"},
+    "exponential pattern": {"type": "string", "pattern": "^(a+)+$"},
+    "repeat bomb": {"type": "string", "pattern": "((a{1000}){1000}){1000}"},
     "back reference": {"type": "string", "pattern": r"(a)\1"}, "broken pattern": {"type": "string", "pattern": "(["},
     "many properties": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5_000)}},
     "many required": {"type": "object", "properties": {}, "required": [f"p{i}" for i in range(5_000)]},
@@ -146,13 +158,15 @@ def hostile_sizes():
     yield "10 MB of one letter", COMPLETIONS, b'{"max_tokens":1,"prompt":"' + b"a" * ten + b'"}'
     yield "10 MB of spaces", COMPLETIONS, b" " * ten
     yield "10 MB of escapes", COMPLETIONS, b'{"max_tokens":1,"prompt":"' + b"\\u0041" * (ten // 6) + b'"}'
-    yield "10 MB message", CHAT, b'{"max_tokens":1,"messages":[{"role":"user","content":"' + b"word " * (ten // 5) + b'"}]}'
+    yield "10 MB message", CHAT, b'{"max_tokens":1,"messages":[{"role":"user","content":"' + b"word " * (
+        ten // 5) + b'"}]}'
     yield "10 MB of numbers", COMPLETIONS, b'{"max_tokens":1,"prompt":[' + b"1," * (ten // 2) + b"1]}"
     yield "10 MB tokenize", "/tokenize", (b'{"prompt":"' + b"a" * ten + b'"}')
     yield "10 MB detokenize", "/detokenize", b'{"tokens":[' + b"1," * (ten // 2) + b"1]}"
     yield "10 MB number", COMPLETIONS, b'{"prompt":"a","max_tokens":' + b"9" * ten + b"}"
     yield "1 MB key", COMPLETIONS, b'{"prompt":"a","max_tokens":1,"' + b"k" * MEGABYTE + b'":1}'
-    yield "100k keys", COMPLETIONS, json.dumps({"prompt": "a", "max_tokens": 1, **{f"k{i}": i for i in range(100_000)}}).encode()
+    yield "100k keys", COMPLETIONS, json.dumps({"prompt": "a", "max_tokens": 1,
+                                                **{f"k{i}": i for i in range(100_000)}}).encode()
     yield "100k messages", CHAT, json.dumps({"messages": USER * 100_000, "max_tokens": 1}).encode()
     yield "100k prompts", COMPLETIONS, json.dumps({"prompt": ["a"] * 100_000, "max_tokens": 1}).encode()
 
@@ -172,7 +186,8 @@ def hostile_fields():
     yield "empty stops", COMPLETIONS, completion(stop=["", "", ""])
     yield "long stop", COMPLETIONS, completion(stop="x" * MEGABYTE)
     yield "numbers as stop", COMPLETIONS, completion(stop=[1, 2])
-    for bias in ({"-1": 1}, {"999999999": 1}, {"a": 1}, {"1": "x"}, {"1": 1e400}, {"1": None}, {"1": float("nan")}, [], 5, "x",
+    for bias in ({"-1": 1}, {"999999999": 1}, {"a": 1}, {"1": "x"}, {"1": 1e400}, {"1": None},
+                 {"1": float("nan")}, [], 5, "x",
                  {"99999999999999999999999": 1}, {"1.5": 1}, {str(i): -100 for i in range(60_000)}):
         yield f"logit_bias={str(bias)[:40]}", COMPLETIONS, completion(logit_bias=bias)
     yield "duplicate keys", COMPLETIONS, b'{"prompt":"a","prompt":[1],"max_tokens":1,"max_tokens":-5}'
@@ -189,7 +204,8 @@ def hostile_fields():
                      [{"role": "assistant", "content": "x"}], [{"role": "user", "content": "{{ 7*7 }}{% raw %}"}]):
         yield f"messages {str(messages)[:60]}", CHAT, chat(messages=messages)
     for tools in ([], {}, "x", [5], [{}], [{"type": "function"}], [{"type": "function", "function": {}}],
-                  [{"type": "function", "function": {"name": ""}}], [{"type": "function", "function": {"name": "a" * 100_000}}],
+                  [{"type": "function", "function": {"name": ""}}],
+                  [{"type": "function", "function": {"name": "a" * 100_000}}],
                   [{"type": "function", "function": {"name": "</tool_call>\"\n{"}}], [WEATHER] * 2_000):
         for choice in ("auto", "required", {"type": "function", "function": {"name": "nobody"}}, 5):
             yield f"tools {str(tools)[:40]} {choice}", CHAT, chat(tools=tools, tool_choice=choice)
@@ -207,12 +223,15 @@ def raw_cases():
     """Bytes on a socket."""
     get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     refused = [[400], []]
-    for line in (b"", b"\r\n" * 50, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1 x\r\n\r\n",
-                 b"/ GET HTTP/1.1\r\n\r\n", b"G\x00T / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
+    for line in (b"", b"\r\n" * 50, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+                 b"GET / HTTP/1.1 x\r\n\r\n",
+                 b"/ GET HTTP/1.1\r\n\r\n", b"G\x00T / HTTP/1.1\r\n\r\n",
+                 b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
                  b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\n\r\n", b"\xff" * 5000,
                  b"GET /%zz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
                  b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", b"A" * 100_000,
-                 b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                 b"GET http://[::1/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                 b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
                  b"CONNECT a:443 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"TRACE / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         yield RawCase(f"line {line[:30]!r}", [line], method="GET")
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -225,18 +244,22 @@ def raw_cases():
     yield RawCase("folded header", [head + b"x: a\r\n b\r\n\r\n"], None, "GET")
     post = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for length in (b"-1", b"abc", b"1e3", b"99999999999999999999999", b"0x10", b"+5", b"5, 6", b"", b"5 5"):
-        yield RawCase(f"length {length!r}", [post + b"Content-Length: " + length + b"\r\n\r\nabcde"], [[400], [413], []])
+        yield RawCase(f"length {length!r}", [post + b"Content-Length: " + length + b"\r\n\r\nabcde"],
+                      [[400], [413], []])
     yield RawCase("huge length", [post + b"Content-Length: 999999999999\r\n\r\n"], [[413], [400], []])
     yield RawCase("body cut short", [post + b"Content-Length: 500\r\n\r\n{"], None)
     # What one party reads as one request and another as two: refused, and the inner request is not answered.
     inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    yield RawCase("length and chunked", [post + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner], refused)
+    yield RawCase("length and chunked",
+                  [post + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner], refused)
     yield RawCase("two lengths", [post + b"Content-Length: 5\r\nContent-Length: 0\r\n\r\n" + inner], refused)
     yield RawCase("odd coding", [post + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + inner], [[400], [501], []])
-    yield RawCase("coding twice", [post + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + inner],
+    yield RawCase("coding twice",
+                  [post + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + inner],
                   [[400], [501], []])
     chunked = post + b"Transfer-Encoding: chunked\r\n\r\n"
-    for chunk in (b"zz\r\n", b"-1\r\n", b"fffffffffffffffff\r\nabc", b"5\r\nabcdefghij\r\n0\r\n\r\n", b"5;" + b"x" * 100_000 + b"\r\n",
+    for chunk in (b"zz\r\n", b"-1\r\n", b"fffffffffffffffff\r\nabc", b"5\r\nabcdefghij\r\n0\r\n\r\n",
+                  b"5;" + b"x" * 100_000 + b"\r\n",
                   b"\r\n\r\n", b"5\nabcde\n0\n\n", b" 5\r\nabcde\r\n0\r\n\r\n", b"0x5\r\nabcde\r\n0\r\n\r\n"):
         yield RawCase(f"chunk {chunk[:20]!r}", [chunked + chunk], [[400], [413], [431], []])
     yield RawCase("trailers without end", [chunked + b"0\r\n" + b"x: y\r\n" * 10_000], [[400], [431], []])
@@ -244,9 +267,13 @@ def raw_cases():
     yield RawCase("pipelined", [get + get + get], [[200, 200, 200]], "GET")
     yield RawCase("pipelined bad last", [get + b"nonsense\r\n\r\n"], [[200, 400], [200]], "GET")
     yield RawCase("continue", [post + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n", b"{}"], [[400], [200]])
-    yield RawCase("other expectation", [post + b"Content-Length: 2\r\nExpect: magic\r\n\r\n{}"], [[417], [400], [200], []])
+    yield RawCase("other expectation", [post + b"Content-Length: 2\r\nExpect: magic\r\n\r\n{}"],
+                  [[417], [400], [200], []])
     yield RawCase("HTTP/1.0", [b"GET /health HTTP/1.0\r\n\r\n"], [[200]], "GET")
-    yield RawCase("head", [b"HEAD /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], [[200], [405]], "HEAD")
-    yield RawCase("method not known", [b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], [[405], [404], [501], [400]])
-    yield RawCase("wrong method", [b"DELETE /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"], [[405], [404]])
+    yield RawCase("head", [b"HEAD /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"],
+                  [[200], [405]], "HEAD")
+    yield RawCase("method not known", [b"BREW /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"],
+                  [[405], [404], [501], [400]])
+    yield RawCase("wrong method", [b"DELETE /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"],
+                  [[405], [404]])
     yield RawCase("vanishes", [post + b"Content-Length: 100\r\n\r\n{\"prompt\": \"a"], None)

@@ -12,9 +12,9 @@ import urllib.parse
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT  # noqa: E402
-from server_fuzz import ask, connect, read_reply, request_bytes  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT
+from server_fuzz import ask, connect, read_reply, request_bytes
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 MIB = 1 << 20
@@ -56,7 +56,8 @@ def test_refused_bodies_leave_no_memory(server, what):
         content = "fox " * (3 * MIB)
     body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
     assert len(body) < 16 * MIB
-    send_at_once(server, "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}', 16)
+    send_at_once(server, "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}',
+                 16)
     before = server.rss()
     for _ in range(2):
         assert set(send_at_once(server, "/v1/chat/completions", body, 6)) == {400}
@@ -102,7 +103,8 @@ def test_clients_that_leave_are_counted_apart(server):
     assert replies(503) == overloaded
 
 
-@pytest.mark.parametrize("head", ["HTTP/1.1\r\nHost: localhost", "HTTP/1.1\r\nHost: localhost\r\nConnection: close", "HTTP/1.0"])
+@pytest.mark.parametrize("head", ["HTTP/1.1\r\nHost: localhost", "HTTP/1.1\r\nHost: localhost\r\nConnection: close",
+                                  "HTTP/1.0"])
 def test_half_closed_clients_get_their_answer(server, head):
     where = urllib.parse.urlsplit(server.url)
     body = json.dumps({"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "temperature": 0}).encode()

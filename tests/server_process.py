@@ -16,7 +16,8 @@ READY_SECONDS = 600
 
 class Server:
     """`kt run ARGS --port 0` as a process. Context manager; `url` without a slash at the end, `pid`, `stderr_path`.
-    `ca` is a file with the certificate that a server over TLS shows; without `healthy` only its address is waited for."""
+    `ca` is a file with the certificate that a server over TLS shows; without `healthy` only its address is waited
+    for."""
 
     def __init__(self, *args, program=None, key=None, env=None, ca=None, healthy=True):
         args = [str(arg) for arg in args]
@@ -28,8 +29,8 @@ class Server:
         self.stdout_path = pathlib.Path(self.folder.name, "stdout")
         self.stderr_path = pathlib.Path(self.folder.name, "stderr")
         with open(self.stdout_path, "wb") as out, open(self.stderr_path, "wb") as err:
-            self.process = subprocess.Popen([program or KT, "run", *args], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                            env={**os.environ, "NO_COLOR": "1", **(env or {})})
+            self.process = subprocess.Popen([program or KT, "run", *args], stdin=subprocess.DEVNULL, stdout=out,
+                                            stderr=err, env={**os.environ, "NO_COLOR": "1", **(env or {})})
         self.pid = self.process.pid
         try:
             self.url = self._wait_for_url()

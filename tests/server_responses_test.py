@@ -1,5 +1,5 @@
-"""`/v1/responses` of `kt run` through the openai client from PyPI: whole and streamed answers are those of chat requests,
-events are what the client's own accumulator accepts, and what would need kept answers is refused by name.
+"""`/v1/responses` of `kt run` through the openai client from PyPI: whole and streamed answers are those of chat
+requests, events are what the client's own accumulator accepts, and what would need kept answers is refused by name.
 
 KT_PROGRAM names kt."""
 import json
@@ -11,13 +11,14 @@ import pytest
 
 openai = pytest.importorskip("openai", reason="openai is not installed")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT
+from server_process import Server
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 STORY = "Tell me a story about a fox."
 GREEDY = {"model": "demo", "temperature": 0, "max_output_tokens": 24}
-PARAMETERS = {"type": "object", "properties": {"place": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+PARAMETERS = {"type": "object", "properties": {"place": {"type": "string", "maxLength": 12},
+                                               "days": {"type": "integer", "minimum": 1, "maximum": 9}},
               "required": ["place", "days"], "additionalProperties": False}
 TOOLS = [{"type": "function", "name": name, "description": f"Gets the {name}", "parameters": PARAMETERS, "strict": True}
          for name in ("weather", "news")]
@@ -63,7 +64,8 @@ def closing(tmp_path_factory):
 
 
 def chat_text(client, messages):
-    return client.chat.completions.create(model="demo", temperature=0, max_tokens=24, messages=messages).choices[0].message.content
+    return client.chat.completions.create(model="demo", temperature=0, max_tokens=24,
+                                          messages=messages).choices[0].message.content
 
 
 def check_whole(response, status="incomplete"):
@@ -88,9 +90,11 @@ def test_items(client):
     """A conversation as clients send it back: easy messages, parts, and output items of before."""
     first = client.responses.create(input=STORY, **GREEDY)
     expected = chat_text(client, [{"role": "system", "content": "Hm."}, {"role": "user", "content": STORY},
-                                  {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Go\non."}])
+                                  {"role": "assistant", "content": first.output_text},
+                                  {"role": "user", "content": "Go\non."}])
     items = [{"role": "developer", "content": "Hm."}, {"role": "user", "content": STORY}, *first.output,
-             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go"}, {"type": "input_text", "text": "on."}]}]
+             {"type": "message", "role": "user",
+              "content": [{"type": "input_text", "text": "Go"}, {"type": "input_text", "text": "on."}]}]
     assert client.responses.create(input=items, store=False, **GREEDY).output_text == expected
 
 
@@ -108,7 +112,8 @@ def check_events(events):
             assert open_item is None and event.output_index == len(texts) and event.item.status == "in_progress"
             open_item, texts[event.output_index] = event.item.id, ""
         elif event.type == "response.output_item.done":
-            assert event.item.id == open_item and event.item.model_dump() == final.output[event.output_index].model_dump()
+            assert (event.item.id == open_item
+                    and event.item.model_dump() == final.output[event.output_index].model_dump())
             open_item = None
         else:
             assert event.item_id == open_item and event.output_index == len(texts) - 1
@@ -132,7 +137,8 @@ def test_stream(client):
 
 
 def check_call(item):
-    assert item.type == "function_call" and item.name in ("weather", "news") and item.call_id and item.status == "completed"
+    assert (item.type == "function_call" and item.name in ("weather", "news") and item.call_id
+            and item.status == "completed")
     arguments = json.loads(item.arguments)
     assert isinstance(arguments["place"], str) and 1 <= arguments["days"] <= 9
 
@@ -153,7 +159,8 @@ def test_tools(client):
     assert named.output[-1].name == "news"
     # The call and its result go back.
     call = reply.output[-1]
-    back = [{"role": "user", "content": STORY}, *reply.output, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    back = [{"role": "user", "content": STORY}, *reply.output,
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
     chat = [{"role": "user", "content": STORY},
             {"role": "assistant", "content": None, "tool_calls": [{"id": call.call_id, "type": "function", "function": {
                 "name": call.name, "arguments": call.arguments}}]},
@@ -165,7 +172,8 @@ def test_formats(client):
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"],
               "additionalProperties": False}
     reply = client.responses.create(model="demo", input=STORY, max_output_tokens=100,
-                                    text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}})
+                                    text={"format": {"type": "json_schema", "name": "n", "schema": schema,
+                                                     "strict": True}})
     assert reply.status == "completed" and 1 <= json.loads(reply.output_text)["n"] <= 9
     pydantic = pytest.importorskip("pydantic")
 
@@ -184,7 +192,8 @@ def test_reasoning(thinking):
     assert reply.usage.output_tokens_details.reasoning_tokens > 0 and reply.output_text == ""
     final = check_events(list(thinking.responses.create(stream=True, **words)))
     assert final.output[0].content[0].text == thought.content[0].text
-    assert thinking.responses.create(input=[{"role": "user", "content": STORY}, *reply.output, {"role": "user", "content": "And?"}],
+    assert thinking.responses.create(input=[{"role": "user", "content": STORY}, *reply.output,
+                                            {"role": "user", "content": "And?"}],
                                      **GREEDY).output  # it goes back
 
 
@@ -195,9 +204,11 @@ def test_a_thought_and_an_answer(closing):
     assert [thought.type, answer.type] == ["reasoning", "message"] and len(thought.content[0].text) > 10
     assert reply.output_text and "</think>" not in thought.content[0].text
     assert 0 < reply.usage.output_tokens_details.reasoning_tokens < reply.usage.output_tokens == 60
-    final = check_events(list(closing.responses.create(stream=True, **{**GREEDY, "input": STORY, "max_output_tokens": 60})))
+    final = check_events(list(closing.responses.create(stream=True,
+                                                       **{**GREEDY, "input": STORY, "max_output_tokens": 60})))
     assert [item.content[0].text for item in final.output] == [thought.content[0].text, answer.content[0].text]
-    assert closing.responses.create(input=[{"role": "user", "content": STORY}, *reply.output, {"role": "user", "content": "And?"}],
+    assert closing.responses.create(input=[{"role": "user", "content": STORY}, *reply.output,
+                                           {"role": "user", "content": "And?"}],
                                     **GREEDY).output
 
 
@@ -212,7 +223,8 @@ def test_a_thought_and_an_answer(closing):
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "nobody"}}, None),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+     "input[0].content[0].type"),
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     ({"input": []}, "input"),

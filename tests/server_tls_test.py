@@ -1,5 +1,5 @@
-"""`kt run` over TLS: the openai and anthropic clients from PyPI, kt's own, and what only TLS can do wrong. Certificates are
-made here, by the program openssl.
+"""`kt run` over TLS: the openai and anthropic clients from PyPI, kt's own, and what only TLS can do wrong. Certificates
+are made here, by the program openssl.
 
 KT_PROGRAM names kt."""
 import json
@@ -18,8 +18,8 @@ import urllib.parse
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, kt  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, kt
+from server_process import Server
 
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
 GREEDY = {"model": "demo", "temperature": 0, "max_tokens": 16}
@@ -28,8 +28,10 @@ GREEDY = {"model": "demo", "temperature": 0, "max_tokens": 16}
 def make_pair(folder, name, subjects="DNS:localhost,IP:127.0.0.1"):
     """NAME.pem, which signs itself, and NAME.key."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30",
-                    "-subj", f"/CN={name}", "-addext", f"subjectAltName={subjects}", "-keyout", key, "-out", certificate],
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                    "-days", "30",
+                    "-subj", f"/CN={name}", "-addext", f"subjectAltName={subjects}", "-keyout", key,
+                    "-out", certificate],
                    check=True, capture_output=True)
     key.chmod(0o600)
     return certificate, key
@@ -77,7 +79,8 @@ def test_openai(server):
     assert streamed == whole.choices[0].message.content and whole.usage.completion_tokens == 16
     reply = client.responses.create(model="demo", input=STORY[0]["content"], temperature=0, max_output_tokens=16)
     assert reply.output_text == streamed
-    with client.responses.stream(model="demo", input=STORY[0]["content"], temperature=0, max_output_tokens=16) as stream:
+    with client.responses.stream(model="demo", input=STORY[0]["content"], temperature=0,
+                                 max_output_tokens=16) as stream:
         assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == streamed
 
 
@@ -107,7 +110,8 @@ def test_clients_that_do_not_know_the_certificate(server):
 
 
 def chat(*args, env=None):
-    return subprocess.run([KT, "chat", *map(str, args), "--api-key", "sesame", "--temperature", "0", "--max-tokens", "8"],
+    return subprocess.run([KT, "chat", *map(str, args), "--api-key", "sesame", "--temperature", "0",
+                           "--max-tokens", "8"],
                           input="Hi\n", capture_output=True, text=True, timeout=600, env={**os.environ, **(env or {})})
 
 
@@ -122,8 +126,8 @@ def test_chat(server, pair):
 
 
 def test_bench(server, pair):
-    done = kt("bench", "--server", server.url, "--ca-file", pair[0], "--api-key", "sesame", "--concurrency", "1,3", "--requests", "4",
-              "--prompt", "8", "--tokens", "4", "--warmup", "1", "--errors", "3", "--json")
+    done = kt("bench", "--server", server.url, "--ca-file", pair[0], "--api-key", "sesame", "--concurrency", "1,3",
+              "--requests", "4", "--prompt", "8", "--tokens", "4", "--warmup", "1", "--errors", "3", "--json")
     assert done.returncode == 0, done.stderr
     for point in json.loads(done.stdout)["points"]:
         assert point["ok"] == 4 and point["failed"] == 0 and point["output_tokens"] == 16
@@ -179,7 +183,8 @@ def make_old(folder, pair):
     names = folder / "old.names"
     names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
     for words in (["req", "-new", "-key", pair[1], "-subj", "/CN=old", "-out", request],
-                  ["x509", "-req", "-in", request, "-days", "-1", "-signkey", pair[1], "-extfile", names, "-out", certificate]):
+                  ["x509", "-req", "-in", request, "-days", "-1", "-signkey", pair[1], "-extfile", names,
+                   "-out", certificate]):
         subprocess.run(["openssl", *words], check=True, capture_output=True)
     return certificate
 
@@ -248,7 +253,8 @@ def test_clients_that_leave_a_long_stream(server):
     """With TLS's word for it, and without; each frees its place."""
     words = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     body = json.dumps(words).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = ("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n")
     for says_so in (True, False):
         plain = socket.create_connection(("127.0.0.1", port_of(server)), timeout=300)
         with server.tls.wrap_socket(plain, server_hostname="localhost") as secure:
@@ -295,7 +301,8 @@ def test_reload(copies, folder):
             wait_for(lambda: words in "\n".join(server.stderr_path.read_text().splitlines()[len(before):]))
             line, = server.stderr_path.read_text().splitlines()[len(before):]
             return line
-        for broken, why in ((fresh[0].read_text(), "do not belong together"), ("-----BEGIN CERTIFICATE-----\nMIIB", str(certificate)),
+        for broken, why in ((fresh[0].read_text(), "do not belong together"),
+                            ("-----BEGIN CERTIFICATE-----\nMIIB", str(certificate)),
                             ("", "expected a certificate")):
             certificate.write_text(broken)
             assert why in said_after("what was read before goes on")
@@ -328,8 +335,11 @@ def test_one_file_of_two(pair):
 
 def test_flags_of_sglang_beside_ours(pair):
     """Its names are our options; the rest of its TLS is noted, and says why."""
-    done = kt("run", "demo", "--dry-run", "--ssl-certfile", pair[0], "--ssl-keyfile", pair[1], "--enable-ssl-refresh", "--ssl-ca-certs", "x")
+    done = kt("run", "demo", "--dry-run", "--ssl-certfile", pair[0], "--ssl-keyfile", pair[1], "--enable-ssl-refresh",
+              "--ssl-ca-certs", "x")
     assert done.returncode == 0
     note, *reasons = [line for line in done.stdout.splitlines() if line.startswith("note:")]
-    assert note.endswith(": --enable-ssl-refresh, --ssl-ca-certs") and "SIGHUP" in reasons[0] and "--api-key-file" in reasons[1]
-    assert kt("run", "demo", "--dry-run", "--strict", "--ssl-certfile", pair[0], "--ssl-keyfile", pair[1]).returncode == 0
+    assert (note.endswith(": --enable-ssl-refresh, --ssl-ca-certs") and "SIGHUP" in reasons[0]
+            and "--api-key-file" in reasons[1])
+    assert kt("run", "demo", "--dry-run", "--strict", "--ssl-certfile", pair[0],
+              "--ssl-keyfile", pair[1]).returncode == 0

@@ -1,5 +1,6 @@
-"""`kt sft` up to the moment when Python starts, and what it makes of Python's words: recipes of LLaMA-Factory's keys, errors with
-their lines, plans and memory. Neither torch nor PEFT is needed: Python is a script of the test's. KT_PROGRAM names kt."""
+"""`kt sft` up to the moment when Python starts, and what it makes of Python's words: recipes of LLaMA-Factory's keys,
+errors with their lines, plans and memory. Neither torch nor PEFT is needed: Python is a script of the test's.
+KT_PROGRAM names kt."""
 import json
 import os
 import pathlib
@@ -13,12 +14,13 @@ import time
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, kt  # noqa: E402
+from checkpoints import KT, ROOT, error_line, kt
 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 
-MESSAGES = [{"messages": [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": f"Answer {i}."}]}
+MESSAGES = [{"messages": [{"role": "user", "content": f"Question {i}?"},
+                          {"role": "assistant", "content": f"Answer {i}."}]}
             for i in range(4)]
 PAIRS = [{"prompt": "Q", "chosen": "good", "rejected": "bad"}]
 JUDGED = [{"prompt": "Q", "completion": "good", "label": True}]
@@ -144,8 +146,8 @@ OTHERS = ["model_name_or_path", "adapter_name_or_path", "adapter_folder", "datas
           "kt_expert_checkpoint_path", "kt_config.kt_weight_path", "kt_config.kt_expert_checkpoint_path"]
 # Known to transformers rather than to the table, or ours.
 MORE = ["logging_first_step", "run_name", "adam_beta1", "adam_beta2", "adam_epsilon", "use_cpu", "on_nan"]
-NOTED = ["trust_remote_code", "infer_backend", "template", "overwrite_cache", "preprocessing_num_workers", "ddp_timeout",
-         "mode", "kt_mode", "kt_maxlen", "kt_use_cuda_graph",
+NOTED = ["trust_remote_code", "infer_backend", "template", "overwrite_cache", "preprocessing_num_workers",
+         "ddp_timeout", "mode", "kt_mode", "kt_maxlen", "kt_use_cuda_graph",
          "kt_non_expert_weight_path", "kt_config.kt_tp_enabled", "kt_config.kt_expert_weight_format",
          "kt_config.kt_weight_lifecycle", "kt_config.kt_skip_expert_loading", "kt_config.kt_share_backward_bb",
          "kt_config.kt_share_cache_pool", "kt_config.kt_max_cache_depth", "kt_config.kt_model_max_length"]
@@ -155,14 +157,17 @@ REFUSED = [
     ("finetuning_type", "oft", "frozen"), ("use_dora", "true", "DoRA"), ("create_new_adapter", "true", "train on"),
     ("pref_loss", "hinge", "orpo"), ("pref_loss", "ipo", "simpo"), ("pref_loss", "kto_pair", "sigmoid"),
     ("ref_model", "some/model", "without its adapter"), ("ref_model_adapters", "some/adapter", "without its adapter"),
-    ("fp16", "true", "bf16"), ("kt_use_lora_experts", "true", "lora_target"), ("kt_lora_expert_num", "2", "lora_target"),
+    ("fp16", "true", "bf16"), ("kt_use_lora_experts", "true", "lora_target"),
+    ("kt_lora_expert_num", "2", "lora_target"),
     ("kt_lora_expert_intermediate_size", "1024", "lora_target"), ("kt_config.kt_num_gpu_experts", "8", "CPU"),
     ("kt_config.kt_lora_dropout", "0.1", "attention"), ("kt_config.kt_train_mode", "full", "frozen"),
     ("kt_config.kt_train_mode", "hybrid", "frozen"), ("kt_config.kt_full_weight_grad", "true", "frozen"),
     ("kt_config.kt_use_lora_experts", "true", "lora_target"), ("kt_config.kt_lora_expert_num", "1", "lora_target"),
-    ("kt_config.kt_lora_expert_intermediate_size", "1", "lora_target"), ("use_kt", "false", "KT"), ("do_train", "false", "nothing"),
+    ("kt_config.kt_lora_expert_intermediate_size", "1", "lora_target"), ("use_kt", "false", "KT"),
+    ("do_train", "false", "nothing"),
     ("lora_rank", "0", "from 1"), ("lora_rank", "eight", "an integer"), ("lora_rank", "8.5", "an integer"),
-    ("learning_rate", "fast", "a number"), ("do_eval", "1", "true or false"), ("dataset", "7", "names"), ("seed", "-1", "from 0"),
+    ("learning_rate", "fast", "a number"), ("do_eval", "1", "true or false"), ("dataset", "7", "names"),
+    ("seed", "-1", "from 0"),
     ("val_size", "-0.5", "from 0"), ("lora_dropout", "1", "0.999"), ("eval_strategy", "always", "no, steps, epoch"),
     ("kt_cpu_activation", "keep", "retain, recompute"), ("kt_config", "5", "a mapping"), ("output_dir", "[a]", "text"),
     ("kt_config.kt_backend", "AMXINT9", "AMXINT8"), ("resume_from_checkpoint", "3", "a text or true"),
@@ -180,7 +185,8 @@ class Recipes:
         self.env |= {"KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO), "HF_HOME": str(folder / "hf")}
 
     def write(self, more="", base=None, name="recipe.yaml"):
-        base = base if base is not None else ("model_name_or_path: demo\ndataset: messages.jsonl\noutput_dir: out\ncutoff_len: 128\n"
+        base = base if base is not None else ("model_name_or_path: demo\ndataset: messages.jsonl\noutput_dir: out\n"
+                                              "cutoff_len: 128\n"
                                               "per_device_train_batch_size: 1\ncpu_infer: 2\nlora_rank: 8\n")
         (self.folder / name).write_text(base + more)
         return name
@@ -250,9 +256,11 @@ def test_every_key_is_accepted(recipes):
 def test_what_is_refused(recipes, key, value, word):
     """In the file, with its line, and as a change."""
     lines = key.split(".")
-    more = "".join(f"{'  ' * at}{name}:{f' {value}' if at == len(lines) - 1 else ''}\n" for at, name in enumerate(lines))
-    base = "model_name_or_path: demo\n" + "".join(f"{name}: {put}\n" for name, put in (("dataset", "messages.jsonl"), ("output_dir", "out"))
-                                                  if name != key)
+    more = "".join(f"{'  ' * at}{name}:{f' {value}' if at == len(lines) - 1 else ''}\n"
+                   for at, name in enumerate(lines))
+    base = ("model_name_or_path: demo\n"
+            + "".join(f"{name}: {put}\n" for name, put in (("dataset", "messages.jsonl"), ("output_dir", "out"))
+                      if name != key))
     line = recipes.refused(2, more=more, base=base)
     number = base.count("\n") + len(lines)
     assert line.startswith(f"kt: recipe.yaml:{number}: {key}: ") and word in line
@@ -274,13 +282,15 @@ def test_unknown_keys(recipes, typed, nearest, at):
 
 def test_keys_of_the_environment(recipes):
     """What accelerate's launcher hands on; the file and the command line win."""
-    env = {"ACCELERATE_KT_BACKEND": "AMXINT8", "ACCELERATE_KT_NUM_THREADS": "1", "ACCELERATE_KT_ACTIVATION_POLICY_CPU": "recompute",
+    env = {"ACCELERATE_KT_BACKEND": "AMXINT8", "ACCELERATE_KT_NUM_THREADS": "1",
+           "ACCELERATE_KT_ACTIVATION_POLICY_CPU": "recompute",
            "ACCELERATE_KT_TP_ENABLED": "1", "ACCELERATE_KT_MAX_CACHE_DEPTH": "", "ACCELERATE_KT_OMP_NUM_THREADS": "7",
            "USE_KT": "1", "ACCELERATE_USE_KT": "true", "KT_SFT_DEBUG": "1"}
     plan = recipes.plan("cpu_infer=null", **env)
     assert (plan["model"]["format"], plan["threads"], plan["cpu_activation"]) == ("int8", 1, "recompute")
     notes = "\n".join(plan["notes"])
-    assert "ACCELERATE_KT_NUM_THREADS of the environment counts as if it stood below kt_config" in notes and "CACHE_DEPTH" not in notes
+    assert ("ACCELERATE_KT_NUM_THREADS of the environment counts as if it stood below kt_config" in notes
+            and "CACHE_DEPTH" not in notes)
     assert recipes.plan("cpu_infer=null", more="kt_config: {kt_num_threads: 2}\n", **env)["threads"] == 2
     assert recipes.plan("cpu_infer=null", "kt_config.kt_num_threads=2", **env)["threads"] == 2
     line = recipes.refused(2, ACCELERATE_KT_BACKEND="AMXINT9")
@@ -291,16 +301,20 @@ def test_keys_of_the_environment(recipes):
 def test_keys_of_other_stages(recipes):
     """Told: files of LLaMA-Factory's have them."""
     notes = recipes.plan("pref_beta=0.2", "kto_chosen_weight=2", "simpo_gamma=1", "mask_history=true")["notes"]
-    assert "pref_beta: of stage dpo kto; nothing here" in notes and "kto_chosen_weight: of stage kto; nothing here" in notes
+    assert ("pref_beta: of stage dpo kto; nothing here" in notes
+            and "kto_chosen_weight: of stage kto; nothing here" in notes)
     assert "simpo_gamma: of stage dpo; nothing here" in notes and not any("mask_history" in note for note in notes)
-    notes = recipes.plan("stage=dpo", "dataset=pairs.jsonl", "pref_beta=0.2", "simpo_gamma=1", "packing=true", "neat_packing=false")["notes"]
+    notes = recipes.plan("stage=dpo", "dataset=pairs.jsonl", "pref_beta=0.2", "simpo_gamma=1", "packing=true",
+                         "neat_packing=false")["notes"]
     assert "simpo_gamma: of pref_loss simpo; nothing here" in notes and "packing: of stage sft; nothing here" in notes
     assert not any(word in note for note in notes for word in ("pref_beta", "neat_packing"))
-    assert not any("nothing here" in note for note in recipes.plan("stage=kto", "dataset=judged.jsonl", "kto_chosen_weight=2")["notes"])
+    assert not any("nothing here" in note
+                   for note in recipes.plan("stage=kto", "dataset=judged.jsonl", "kto_chosen_weight=2")["notes"])
 
 
 def test_what_is_not_finite(recipes):
-    assert recipes.plan("--on-nan", "skip")["settings"]["on_nan"] == "skip" and recipes.plan()["settings"]["on_nan"] == "stop"
+    assert (recipes.plan("--on-nan", "skip")["settings"]["on_nan"] == "skip"
+            and recipes.plan()["settings"]["on_nan"] == "stop")
     assert "--on-nan" in recipes.refused(2, "--on-nan", "never")
 
 
@@ -322,9 +336,11 @@ def test_rows_by_their_layout(recipes):
     data = recipes.folder / "data"
     data.mkdir()
     (data / "a.json").write_text(json.dumps([{"instruction": "a {", "input": "b \"}", "output": "c"}]))
-    (data / "s.jsonl").write_text(json.dumps({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}))
+    (data / "s.jsonl").write_text(
+        json.dumps({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}))
     (data / "p.json").write_text(json.dumps([{"conversations": [{"from": "human", "value": "x"}],
-                                              "chosen": {"from": "gpt", "value": "y"}, "rejected": {"from": "gpt", "value": "z"}}]))
+                                              "chosen": {"from": "gpt", "value": "y"},
+                                              "rejected": {"from": "gpt", "value": "z"}}]))
     (data / "dataset_info.json").write_text(json.dumps({
         "alp": {"file_name": "a.json"}, "shr": {"file_name": "s.jsonl", "formatting": "sharegpt"},
         "prf": {"file_name": "p.json", "formatting": "sharegpt", "ranking": True,
@@ -333,25 +349,30 @@ def test_rows_by_their_layout(recipes):
         "gone": {"file_name": "gone.json"}, "csv": {"file_name": "rows.csv"}}))
     (data / "rows.csv").write_text("a,b\n")
     plan = recipes.plan("dataset=alp,shr, messages.jsonl")
-    assert [(rows["layout"], rows["ranking"]) for rows in plan["data"]["train"]] == [("alpaca", False), ("sharegpt", False), ("messages", False)]
-    assert plan["data"]["train"][0]["columns"]["prompt"] == "instruction" and plan["data"]["train"][1]["tags"]["user_tag"] == "human"
+    assert [(rows["layout"], rows["ranking"])
+            for rows in plan["data"]["train"]] == [("alpaca", False), ("sharegpt", False), ("messages", False)]
+    assert (plan["data"]["train"][0]["columns"]["prompt"] == "instruction"
+            and plan["data"]["train"][1]["tags"]["user_tag"] == "human")
     assert recipes.plan("dataset=prf", "stage=dpo")["data"]["train"][0]["ranking"]
     assert recipes.plan("dataset=pairs.jsonl", "stage=dpo")["data"]["train"][0]["layout"] == "pairs"
     assert recipes.plan("dataset=judged.jsonl", "stage=kto")["data"]["train"][0]["columns"]["kto_tag"] == "label"
     line = recipes.refused(2, "dataset=bad")
     assert "a.json: row 1 has no column 'question'; it has" in line and "instruction" in line
     assert "the nearest is alp" in recipes.refused(2, "dataset=alq")
-    assert "no such file" in recipes.refused(2, "dataset=rows.jsonl") and "rows.jsonl" in recipes.refused(2, "dataset=rows.jsonl")
+    assert ("no such file" in recipes.refused(2, "dataset=rows.jsonl")
+            and "rows.jsonl" in recipes.refused(2, "dataset=rows.jsonl"))
     assert "gone.json" in recipes.refused(2, "dataset=gone")
     assert "hf_hub_url" in recipes.refused(2, "dataset=far") and ".jsonl" in recipes.refused(2, "dataset=csv")
-    for stage, rows, word in (("dpo", "messages.jsonl", "pairs"), ("kto", "pairs.jsonl", "judged"), ("sft", "pairs.jsonl", "conversations"),
+    for stage, rows, word in (("dpo", "messages.jsonl", "pairs"), ("kto", "pairs.jsonl", "judged"),
+                              ("sft", "pairs.jsonl", "conversations"),
                               ("sft", "judged.jsonl", "conversations")):
         line = recipes.refused(2, f"stage={stage}", f"dataset={rows}")
         assert rows in line and word in line
 
 
 @pytest.mark.parametrize("words, word", [
-    ("", "no rows"), ("[]", "found ']'"), ("7", "found '7'"), ('{"a": 1}', "row 1 has the columns a"), ('{"a": 1', "does not end"),
+    ("", "no rows"), ("[]", "found ']'"), ("7", "found '7'"), ('{"a": 1}', "row 1 has the columns a"),
+    ('{"a": 1', "does not end"),
     ('{"a": }', "row 1"),
 ])
 def test_files_that_are_no_rows(recipes, words, word):
@@ -402,7 +423,8 @@ def test_memory(recipes):
         assert twice[part] == pytest.approx(2 * small[part], rel=0.01)
     assert recipes.plan("kt_cpu_activation=recompute")["memory"]["records"] < small["records"] / 2
     assert recipes.plan("disable_gradient_checkpointing=true")["memory"]["activations"] > 2 * small["activations"]
-    assert small["host"] == sum(small[part] for part in ("experts", "dense", "lora", "records", "activations", "logits", "process"))
+    assert small["host"] == sum(small[part]
+                                for part in ("experts", "dense", "lora", "records", "activations", "logits", "process"))
     assert small["fits"] and small["available"] > small["host"]
 
 
@@ -410,7 +432,8 @@ def test_what_does_not_fit(recipes):
     done = recipes.kt("train", recipes.write(), "per_device_train_batch_size=200000", "--dry-run")
     assert done.returncode == 3
     line = error_line("\n".join(line for line in done.stderr.splitlines() if not line.startswith("kt: note")) + "\n")
-    assert re.search(r"memory needed \(logits [\d.]+ \wiB, .*\), .* available; try per_device_train_batch_size=100000", line), line
+    assert re.search(r"memory needed \(logits [\d.]+ \wiB, .*\), .* available; try per_device_train_batch_size=100000",
+                     line), line
     assert "does not fit" in done.stdout
     # What retain keeps is left out where that is enough.
     plan = recipes.plan("per_device_train_batch_size=8")
@@ -422,9 +445,11 @@ def test_batches_that_are_left_open(recipes):
     done = recipes.kt("train", recipes.write("", base), "--dry-run", "--json")
     plan = json.loads(done.stdout)
     assert plan["batch"]["rows"] in (1, 2, 4, 8, 16, 32, 64)
-    assert plan["batch"]["tokens"] == 64 * plan["batch"]["rows"] and plan["batch"]["rows_per_expert"] == plan["batch"]["tokens"] * 4 / 16
+    assert (plan["batch"]["tokens"] == 64 * plan["batch"]["rows"]
+            and plan["batch"]["rows_per_expert"] == plan["batch"]["tokens"] * 4 / 16)
     assert any(note.startswith("per_device_train_batch_size: ") for note in plan["notes"])
-    given = json.loads(recipes.kt("train", recipes.write("", base), "per_device_train_batch_size=3", "--dry-run", "--json").stdout)
+    given = json.loads(recipes.kt("train", recipes.write("", base), "per_device_train_batch_size=3", "--dry-run",
+                                  "--json").stdout)
     assert given["batch"]["rows"] == 3
 
 
@@ -434,7 +459,8 @@ RULES = """
 - match: {name: "^model\\\\.layers\\\\..*\\\\.mlp\\\\.experts$"}
   replace:
     class: ktransformers.operators.experts.KTransformersExperts
-    kwargs: {prefill_device: cpu, prefill_op: KExpertsTorch, generate_device: cpu, generate_op: KSFTExpertsCPU, out_device: cuda, backend: %s}
+    kwargs: {prefill_device: cpu, prefill_op: KExpertsTorch, generate_device: cpu, generate_op: KSFTExpertsCPU,
+             out_device: cuda, backend: %s}
 """
 
 
@@ -447,7 +473,8 @@ def test_rules_and_formats(recipes):
     line = recipes.refused(2, "kt_optimize_rule=rules.yaml")
     assert "rules.yaml:5: rule 1" in line and "AMXInt8" in line
     assert "no such file" in recipes.refused(2, "kt_optimize_rule=other.yaml")
-    for backend, made in (("AMXBF16", None), ("AMXINT8", "int8"), ("INT8", "int8"), ("AMXINT4", "int4"), ("FP8", "fp8"), ("auto", None)):
+    for backend, made in (("AMXBF16", None), ("AMXINT8", "int8"), ("INT8", "int8"), ("AMXINT4", "int4"), ("FP8", "fp8"),
+                          ("auto", None)):
         assert recipes.plan(f"kt_config.kt_backend={backend}")["model"]["format"] == made
     skipped = recipes.plan("kt_config.kt_backend=AMXINT8_SkipLoRA")
     assert "routed experts" not in skipped["lora"]["parts"] and skipped["lora"]["trainable"] == 805376 - 573440
@@ -458,10 +485,13 @@ def test_converted_experts(recipes):
     assert kt("quant", DEMO, "-o", out, "--method", "int4", "--numa-nodes", 1).returncode == 0
     for change in ("kt_weight_path=int4", "kt_config.kt_weight_path=int4", "kt_expert_checkpoint_path=int4"):
         plan = recipes.plan(change)
-        assert plan["model"]["weights"] == "int4" and plan["model"]["stored"] == "kt-int4" and plan["model"]["format"] is None
+        assert (plan["model"]["weights"] == "int4" and plan["model"]["stored"] == "kt-int4"
+                and plan["model"]["format"] is None)
     assert "takes it as kt_weight_path" in recipes.refused(2, "model_name_or_path=./int4")
-    assert any("are trained as they are" in note for note in recipes.plan("kt_weight_path=int4", "kt_config.kt_backend=AMXINT8")["notes"])
-    assert recipes.plan("kt_weight_path=int4", "kt_config.kt_backend=AMXINT4")["notes"] == recipes.plan("kt_weight_path=int4")["notes"]
+    assert any("are trained as they are" in note
+               for note in recipes.plan("kt_weight_path=int4", "kt_config.kt_backend=AMXINT8")["notes"])
+    assert recipes.plan("kt_weight_path=int4",
+                        "kt_config.kt_backend=AMXINT4")["notes"] == recipes.plan("kt_weight_path=int4")["notes"]
 
 
 def test_models_that_cannot(recipes):
@@ -491,7 +521,8 @@ def test_where_a_run_begins(recipes):
     checkpoint(out / "checkpoint-20")
     checkpoint(out / "checkpoint-100", "optimizer.pt")
     plan = recipes.plan()
-    assert plan["resume"] == "out/checkpoint-20" and any("goes on from out/checkpoint-20" in note for note in plan["notes"])
+    assert plan["resume"] == "out/checkpoint-20" and any("goes on from out/checkpoint-20" in note
+                                                         for note in plan["notes"])
     assert recipes.plan("resume_from_checkpoint=true")["resume"] == "out/checkpoint-20"
     assert recipes.plan("resume_from_checkpoint=out/checkpoint-5")["resume"] == "out/checkpoint-5"
     assert recipes.plan("overwrite_output_dir=true")["resume"] is None
@@ -523,7 +554,8 @@ def test_adapters(recipes):
 def test_the_plan_for_people(recipes):
     done = recipes.kt("train", recipes.write(), "--dry-run")
     assert done.returncode == 0
-    for words in ("demo: deepseek_v3, 6 layers", "16 in each of 5 layers, 4 for a token; bf16", "sft, LoRA of rank 8, alpha 16",
+    for words in ("demo: deepseek_v3, 6 layers", "16 in each of 5 layers, 4 for a token; bf16",
+                  "sft, LoRA of rank 8, alpha 16",
                   "messages.jsonl (messages)", "805,376", "available: fits"):
         assert words in done.stdout, words
     assert done.stdout.endswith("next: kt sft train recipe.yaml\n")
@@ -542,8 +574,9 @@ def test_verbs(recipes):
 
 def test_the_native_engine(recipes):
     """What chat and api become."""
-    inference = "model_name_or_path: demo\ntemplate: deepseek\ninfer_backend: ktransformers\ntrust_remote_code: true\nuse_kt: true\n" \
-                "kt_optimize_rule: examples/kt_optimize_rules/DeepSeek-V3-Chat-sft-amx.yaml\ncpu_infer: 32\nchunk_size: 8192\n"
+    inference = ("model_name_or_path: demo\ntemplate: deepseek\ninfer_backend: ktransformers\ntrust_remote_code: true\n"
+                 "use_kt: true\nkt_optimize_rule: examples/kt_optimize_rules/DeepSeek-V3-Chat-sft-amx.yaml\n"
+                 "cpu_infer: 32\nchunk_size: 8192\n")
     name = recipes.write("", inference)
 
     def words(verb, *changes, **env):
@@ -557,9 +590,11 @@ def test_the_native_engine(recipes):
     assert words("api", API_PORT="8000", API_HOST="0.0.0.0").endswith("8192 --host 0.0.0.0 --port 8000")
     sampled = words("chat", "temperature=0.5", "top_p=0.9", "top_k=20", "max_new_tokens=64", "default_system=Be brief.")
     assert sampled.endswith("--temperature 0.5 --top-p 0.9 --top-k 20 --max-tokens 64 --system 'Be brief.'")
-    assert words("chat", "do_sample=false", "temperature=0.5", "max_new_tokens=64").endswith("8192 --temperature 0 --max-tokens 64")
+    assert words("chat", "do_sample=false", "temperature=0.5",
+                 "max_new_tokens=64").endswith("8192 --temperature 0 --max-tokens 64")
     (recipes.folder / "saves").mkdir()
-    assert "--adapter saves " in words("chat", "adapter_name_or_path=saves") and "--weights w" in words("api", "kt_weight_path=w")
+    assert ("--adapter saves " in words("chat", "adapter_name_or_path=saves")
+            and "--weights w" in words("api", "kt_weight_path=w"))
     assert "--adapter" not in words("chat", "output_dir=saves")
     (recipes.folder / "saves" / "adapter_config.json").write_text("{}")
     assert "--adapter saves " in words("chat", "output_dir=saves")
@@ -567,7 +602,8 @@ def test_the_native_engine(recipes):
     assert done.returncode == 2 and "no such folder or file: gone" in error_line(done.stderr)
     # And it is that command.
     done = recipes.kt("api", recipes.write("", "model_name_or_path: ./nowhere\n"))
-    assert done.returncode == 2 and done.stderr.startswith("$ kt run ./nowhere\n") and "nowhere" in error_line(done.stderr)
+    assert (done.returncode == 2 and done.stderr.startswith("$ kt run ./nowhere\n")
+            and "nowhere" in error_line(done.stderr))
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------
@@ -577,9 +613,11 @@ HAS_ALL = {"torch": "2.13.0", "transformers": "5.22.2", "peft": "0.21.2", "accel
 
 def python(folder, packages=None, script="exit 0", importable=("kt_kernel",)):
     """A program that answers kt's question, and runs the script in place of the module."""
-    facts = json.dumps({"version": "3.11.2", "packages": HAS_ALL if packages is None else packages, "importable": list(importable)})
+    facts = json.dumps({"version": "3.11.2", "packages": HAS_ALL if packages is None else packages,
+                        "importable": list(importable)})
     program = folder / "python-of-the-test"
-    program.write_text(f"#!/bin/sh\nif [ \"$1\" = -c ]; then echo '{facts}'; echo '{{\"done\": true}}'; exit 0; fi\n{script}\n")
+    program.write_text(f"#!/bin/sh\nif [ \"$1\" = -c ]; then echo '{facts}'; echo '{{\"done\": true}}'; exit 0; fi\n"
+                       f"{script}\n")
     program.chmod(0o755)
     return {"KT_PYTHON": str(program)}
 
@@ -593,7 +631,8 @@ def words_of(done):
 
 
 @pytest.mark.parametrize("packages, changes, lacks, command", [
-    ({}, [], ["torch", "transformers", "peft", "accelerate"], "pip install 'torch' 'transformers>=5' 'peft>=0.21' 'accelerate'"),
+    ({}, [], ["torch", "transformers", "peft", "accelerate"],
+     "pip install 'torch' 'transformers>=5' 'peft>=0.21' 'accelerate'"),
     ({**HAS_ALL, "peft": "0.18.1"}, [], ["peft 0.21 (it has 0.18.1)"], "pip install 'peft>=0.21'"),
     ({**HAS_ALL, "transformers": "4.57.1"}, [], ["transformers 5.0 (it has 4.57.1)"], "pip install 'transformers>=5'"),
     (HAS_ALL, ["stage=dpo", "dataset=pairs.jsonl"], ["trl", "datasets"], "pip install 'trl>=1' 'datasets'"),
@@ -614,7 +653,8 @@ def test_python_that_is_not_there(recipes):
 
 def test_python_gets_the_plan(recipes):
     done = recipes.kt("train", recipes.write(), "learning_rate=3e-4",
-                      **python(recipes.folder, script=f"echo \"$@\" > {recipes.folder}/words; cat > {recipes.folder}/plan.json"))
+                      **python(recipes.folder,
+                               script=f"echo \"$@\" > {recipes.folder}/words; cat > {recipes.folder}/plan.json"))
     assert done.returncode == 0, done.stderr
     assert (recipes.folder / "words").read_text().split() == ["-m", "kt_kernel.sft", "--plan", "-", "--events"]
     plan = json.loads((recipes.folder / "plan.json").read_text())
@@ -624,19 +664,23 @@ def test_python_gets_the_plan(recipes):
 EVENTS = [
     {"event": "ready", "rows": 4, "steps": 2, "trainable": 805376},
     {"event": "note", "text": "a row dropped"},
-    {"event": "step", "step": 1, "steps": 2, "loss": 3.25, "learning_rate": 1e-4, "grad_norm": 1.5, "tokens_per_s": 812.0, "expert_duty": 0.87,
+    {"event": "step", "step": 1, "steps": 2, "loss": 3.25, "learning_rate": 1e-4, "grad_norm": 1.5,
+     "tokens_per_s": 812.0, "expert_duty": 0.87,
      "forward_tflops": 1.25, "backward_tflops": 1.5, "left_s": 192.0},
     {"event": "evaluation", "step": 1, "eval_loss": 3.5},
     {"event": "saved", "path": "out/checkpoint-2", "step": 2},
-    {"event": "done", "output": "out", "train_loss": 3.125, "seconds": 10.0, "tokens_per_s": 800.0, "peak_bytes": 1 << 30},
+    {"event": "done", "output": "out", "train_loss": 3.125, "seconds": 10.0, "tokens_per_s": 800.0,
+     "peak_bytes": 1 << 30},
 ]
 
 
 def test_progress(recipes):
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, script=says(*EVENTS)))
     assert done.returncode == 0, done.stderr
-    for words in ("4 rows, 2 steps, 805376 trained parameters", "step 1/2  loss 3.2500  lr 1.00e-04  norm 1.50  812 tokens/s  experts 87",
-                  "1.25 + 1.50 TFLOPS  left 3m12s", "step 1  evaluation: loss 3.5000", "saved out/checkpoint-2", "3.1250", "1.0 GiB"):
+    for words in ("4 rows, 2 steps, 805376 trained parameters",
+                  "step 1/2  loss 3.2500  lr 1.00e-04  norm 1.50  812 tokens/s  experts 87",
+                  "1.25 + 1.50 TFLOPS  left 3m12s", "step 1  evaluation: loss 3.5000", "saved out/checkpoint-2",
+                  "3.1250", "1.0 GiB"):
         assert words in done.stdout, (words, done.stdout)
     assert "kt: note: a row dropped" in done.stderr
     done = recipes.kt("train", recipes.write(), "--json", **python(recipes.folder, script=says(*EVENTS)))
@@ -668,8 +712,10 @@ while :; do sleep 0.05; done
 
 
 def begin(recipes, script):
-    process = subprocess.Popen([KT, "sft", "train", recipes.write()], cwd=recipes.folder, text=True, stdin=subprocess.DEVNULL,
-                               env={**recipes.env, **python(recipes.folder, script=script)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([KT, "sft", "train", recipes.write()], cwd=recipes.folder, text=True,
+                               stdin=subprocess.DEVNULL,
+                               env={**recipes.env, **python(recipes.folder, script=script)}, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
     for line in process.stdout:
         if "1 rows" in line:
             return process
@@ -682,12 +728,14 @@ def test_interrupts(recipes, number):
     process = begin(recipes, WAITS)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130 and "saving a checkpoint" in errors and "interrupted; saved out/checkpoint-7" in errors
+    assert (process.returncode == 130 and "saving a checkpoint" in errors
+            and "interrupted; saved out/checkpoint-7" in errors)
 
 
 def test_the_second_interrupt_ends_at_once(recipes):
     pid = recipes.folder / "pid"
-    process = begin(recipes, f"trap '' INT\necho $$ > {pid}\necho '{{\"event\": \"ready\", \"rows\": 1, \"steps\": 1, \"trainable\": 1}}'\n"
+    process = begin(recipes, f"trap '' INT\necho $$ > {pid}\necho '{{\"event\": \"ready\", \"rows\": 1, \"steps\": 1, "
+                             f"\"trainable\": 1}}'\n"
                              "while :; do sleep 0.05; done")
     process.send_signal(signal.SIGINT)
     time.sleep(1)

@@ -12,10 +12,10 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from safetensors.torch import load_file, save_file  # noqa: E402
-from sft_models import draw_b, logits, ours, stock, trained, with_lora  # noqa: E402
+from safetensors.torch import load_file, save_file
 
-from kt_kernel.sft import load_adapter, load_kt_adapter_artifacts  # noqa: E402
+from kt_kernel.sft import load_adapter, load_kt_adapter_artifacts
+from sft_models import draw_b, logits, ours, stock, trained, with_lora
 
 RANK, ALPHA, E, H, I = 4, 8, 8, 64, 32  # noqa: E741
 BOUND = 1e-4

@@ -14,8 +14,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
 ext = pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import sft_models as models  # noqa: E402
-from sft_models import IDS, draw_b, logits, make_trainable, ours, step, stock, trained, with_lora, worst  # noqa: E402
+import sft_models as models
+from sft_models import IDS, draw_b, logits, make_trainable, ours, step, stock, trained, with_lora, worst
 
 LOSS, GRADIENT = 1e-6, 1e-4
 

@@ -1,6 +1,6 @@
-"""`kt sft export --layout gguf` and `--layout merged`: what PyPI's gguf reads in the file, against PEFT's own factors; the same
-logits from the file as from the folder; weights merged bit for bit as torch adds and rounds them, from plain, fused and
-quantised checkpoints, killed in between; adapters of other models.
+"""`kt sft export --layout gguf` and `--layout merged`: what PyPI's gguf reads in the file, against PEFT's own factors;
+the same logits from the file as from the folder; weights merged bit for bit as torch adds and rounds them, from plain,
+fused and quantised checkpoints, killed in between; adapters of other models.
 
 KT_PROGRAM names kt, KT_MODEL_PROBE model_probe."""
 import json
@@ -13,16 +13,16 @@ import pytest
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-import numpy as np  # noqa: E402
-import safetensors.torch  # noqa: E402
+import numpy as np
+import safetensors.torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import adapter_test  # noqa: E402
-import checkpoints  # noqa: E402
-import gguf_files  # noqa: E402
-import tiny_models  # noqa: E402
-from checkpoints import KT, error_line, kt  # noqa: E402
-from logits import PROBE, check, probe, prompt  # noqa: E402
+import adapter_test
+import checkpoints
+import gguf_files
+import tiny_models
+from checkpoints import KT, error_line, kt
+from logits import PROBE, check, probe, prompt
 
 pytestmark = pytest.mark.skipif(not (KT and PROBE), reason="KT_PROGRAM or KT_MODEL_PROBE is not set")
 SCALE = adapter_test.ALPHA / adapter_test.RANK
@@ -49,7 +49,8 @@ def adapted(tmp_path_factory):
             words = {"base_model_name_or_path": str(folder)}
             if layout == "fused":
                 words["target_parameters"] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-            made[key, layout] = folder, adapter_test.write(at / "adapter", adapter_test.adapt(model, layout), **words), model
+            made[key, layout] = folder, adapter_test.write(at / "adapter", adapter_test.adapt(model, layout),
+                                                           **words), model
         return made[key, layout]
 
     return call
@@ -84,7 +85,8 @@ def deltas_of_model(key, with_it):
         if name.endswith("experts.gate_up_proj"):
             half = delta.shape[1] // 2
             block = name.split("layers.")[1].split(".")[0]
-            out[f"blk.{block}.ffn_gate_exps.weight"], out[f"blk.{block}.ffn_up_exps.weight"] = delta[:, :half], delta[:, half:]
+            out[f"blk.{block}.ffn_gate_exps.weight"], out[f"blk.{block}.ffn_up_exps.weight"] = (delta[:, :half],
+                                                                                                delta[:, half:])
         elif name.endswith("experts.down_proj"):
             out[f"blk.{name.split('layers.')[1].split('.')[0]}.ffn_down_exps.weight"] = delta
         elif ".layers." in name:
@@ -103,7 +105,8 @@ def deltas_of_model(key, with_it):
     return out
 
 
-@pytest.mark.parametrize("key,layout", [("qwen3_moe", "fused"), ("qwen2_moe", "single"), ("mixtral", "fused"), ("deepseek_v3", "fused")])
+@pytest.mark.parametrize("key,layout", [("qwen3_moe", "fused"), ("qwen2_moe", "single"), ("mixtral", "fused"),
+                                        ("deepseek_v3", "fused")])
 def test_gguf_adapter(tmp_path, adapted, key, layout):
     folder, adapter, with_it = adapted(key, layout)
     out = tmp_path / "adapter.gguf"
@@ -130,12 +133,14 @@ def test_gguf_of_gate_and_up_with_factors_of_their_own(tmp_path, adapted):
     for e in range(1, 8, 2):  # the fused layout has factors for every expert
         for name in [n for n in tensors if ".experts.0." in n]:
             tensors[name.replace(".experts.0.", f".experts.{e}.")] = tensors[name] * (e + 1)
-    whole = adapter_test.write(tmp_path / "whole", tensors, base_model_name_or_path=str(folder), target_modules=["q_proj"])
+    whole = adapter_test.write(tmp_path / "whole", tensors, base_model_name_or_path=str(folder),
+                               target_modules=["q_proj"])
     export(whole, tmp_path / "joined", "fused")
     export(whole, tmp_path / "a.gguf", "gguf")
     export(tmp_path / "joined", tmp_path / "b.gguf", "gguf")
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
-    ranks = {t.name: t.shape[1] for t in gguf.GGUFReader(tmp_path / "b.gguf").tensors if t.name.endswith("exps.weight.lora_a")}
+    ranks = {t.name: t.shape[1] for t in gguf.GGUFReader(tmp_path / "b.gguf").tensors
+             if t.name.endswith("exps.weight.lora_a")}
     assert set(ranks.values()) == {RANK}
 
 
@@ -240,14 +245,16 @@ def test_merged_from_quantised_weights(tmp_path, kind):
         at = f"base_model.model.{made.name(layer, e, part)}"
         tensors[f"{at}.lora_A.weight"], tensors[f"{at}.lora_B.weight"] = torch.tensor(a), torch.tensor(b)
         wanted[made.name(layer, e, part)] = checkpoints.bf16(values + np.float32(2) * (b @ a))
-    adapter = adapter_test.write(tmp_path / "adapter", tensors, r=2, lora_alpha=4, base_model_name_or_path=str(made.folder))
+    adapter = adapter_test.write(tmp_path / "adapter", tensors, r=2, lora_alpha=4,
+                                 base_model_name_or_path=str(made.folder))
     export(adapter, tmp_path / "merged", "merged")
     found, _ = checkpoints.read_folder(tmp_path / "merged")
     for name, bits in wanted.items():
         dtype, shape, data = found[name + ".weight"]
         assert dtype == "BF16" and data == bits.tobytes(), name
     assert not any("scale" in name for name in found)
-    assert found["model.layers.0.self_attn.q_proj.weight"][2] == made.tensors["model.layers.0.self_attn.q_proj.weight"][1].tobytes()
+    assert (found["model.layers.0.self_attn.q_proj.weight"][2]
+            == made.tensors["model.layers.0.self_attn.q_proj.weight"][1].tobytes())
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config and (tmp_path / "merged" / "tokenizer.json").exists()
     # Killed behind its first file (its record has the first of these names), and gone on with: the same bytes.
@@ -276,7 +283,8 @@ def test_what_is_not_merged(tmp_path, adapted):
 
     tensors = safetensors.torch.load_file(adapter / "adapter_model.safetensors")
     module = "base_model.model.model.layers.7.self_attn.q_proj.lora_"
-    foreign = adapter_test.write(tmp_path / "foreign", {**tensors, module + "A.weight": torch.ones(3, 64), module + "B.weight": torch.ones(128, 3)})
+    foreign = adapter_test.write(tmp_path / "foreign", {**tensors, module + "A.weight": torch.ones(3, 64),
+                                                        module + "B.weight": torch.ones(128, 3)})
     refused(foreign, "layers.7.self_attn.q_proj", "fit no matrix of this model")
     other = tiny_models.save(tiny_models.build("qwen2_moe", torch.float32), tmp_path / "qwen2_moe")
     refused(adapter, "lora_", model=other)

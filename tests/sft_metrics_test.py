@@ -12,14 +12,18 @@ sacrebleu = pytest.importorskip("sacrebleu")
 rouge_scorer = pytest.importorskip("rouge_score.rouge_scorer")
 porter = pytest.importorskip("nltk.stem.porter")
 
-WORDS = ("the a cat sat on mat dog's hello world 3.14 1,000 e.g. U.S.A. state-of-the-art 1990-2000 don't \"quoted\" (brackets) [x] {y} "
-         "running happily relational conditional agreed troubled hoping falling geologi geology radically skies dying news "
-         "caf\u00e9 na\u00efve \u00fcber Stra\u00dfe \u0130stanbul \u212aelvin \u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 "
-         "\u043f\u0440\u0438\u0432\u0435\u0442 \U0001f600 \U0001f468\u200d\U0001f469 \u4f60\u597d \u4e16\u754c\uff0c\u518d\u89c1\u3002 "
-         "\u4e2d\u6587abc\u6df7\u5408 \u65e5\u672c\u8a9e\u30c6\u30ad\u30b9\u30c8 \ud55c\uad6d\uc5b4 \U00020000\U0002f800 \u2026 \u2014 \u2028 \u2070\u2190\u2a00 "
-         "&quot; &amp;lt; &lt;b&gt; <skipped> -\n \n \t \u3000 \xa0 \x1c \x85 . , ; ! ? - ' _ ^ ~ `` $5.00 50% a@b.c /usr/bin 1.,2 .5- 5-.- ,,").split(" ")
-FIXED = [("", ""), ("", "a"), ("a", ""), (" ", "\n"), ("a", "a"), ("a b", "a b"), ("a b c d", "a b c d"), ("a b c d e", "a b c x e"),
-         (".", "."), ("...", "..."), ("\u4f60\u597d", "\u4f60\u597d\u5417"), ("a-\nb", "ab"), ("the the the the", "the cat the"),
+WORDS = ("the a cat sat on mat dog's hello world 3.14 1,000 e.g. U.S.A. state-of-the-art 1990-2000 don't \"quoted\" "
+         "(brackets) [x] {y} running happily relational conditional agreed troubled hoping falling geologi geology "
+         "radically skies dying news caf\u00e9 na\u00efve \u00fcber Stra\u00dfe \u0130stanbul \u212aelvin "
+         "\u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u043f\u0440\u0438\u0432\u0435\u0442 \U0001f600 "
+         "\U0001f468\u200d\U0001f469 \u4f60\u597d \u4e16\u754c\uff0c\u518d\u89c1\u3002 \u4e2d\u6587abc\u6df7\u5408 "
+         "\u65e5\u672c\u8a9e\u30c6\u30ad\u30b9\u30c8 \ud55c\uad6d\uc5b4 \U00020000\U0002f800 \u2026 \u2014 \u2028 "
+         "\u2070\u2190\u2a00 &quot; &amp;lt; &lt;b&gt; <skipped> -\n \n \t \u3000 \xa0 \x1c \x85 . , ; ! ? - ' _ ^ ~ "
+         "`` $5.00 50% a@b.c /usr/bin 1.,2 .5- 5-.- ,,").split(" ")
+FIXED = [("", ""), ("", "a"), ("a", ""), (" ", "\n"), ("a", "a"), ("a b", "a b"), ("a b c d", "a b c d"),
+         ("a b c d e", "a b c x e"),
+         (".", "."), ("...", "..."), ("\u4f60\u597d", "\u4f60\u597d\u5417"), ("a-\nb", "ab"),
+         ("the the the the", "the cat the"),
          ("  padded  ", "padded"), ("A", "a"), ("x" * 5000, "x" * 5000), ("a " * 300, "a " * 200)]
 
 
@@ -54,10 +58,12 @@ def pairs():
         out.append((rng.choice([altered(label, rng), random_text(rng)]), label))
     out += [(random_code_points(rng), random_code_points(rng)) for _ in range(200)]
     # Every character by itself, in the company that decides what becomes of it.
-    every = [chr(code) for code in (*range(1, 0x180), *range(0x1680, 0x1690), *range(0x1FF8, 0x2078), *range(0x2A60, 0x2A78),
-                                    *range(0x2E78, 0x3130), 0x3190, 0x31A0, 0x31BF, 0x31C0, 0x31F0, *range(0x33F8, 0x3402), 0x4DB5,
-                                    0x4DB6, 0x4DFF, 0x4E00, 0x9FA5, 0x9FBB, 0x9FBC, 0xF8FF, 0xF900, 0xFA2D, 0xFA2E, 0xFA6A, 0xFA6B,
-                                    0xFAD9, 0xFADA, 0xFE0F, 0xFE10, 0xFE2F, 0xFE30, 0xFE50, 0xFEFF, 0xFF00, 0xFFEF, 0xFFF0)]
+    every = [chr(code)
+             for code in (*range(1, 0x180), *range(0x1680, 0x1690), *range(0x1FF8, 0x2078), *range(0x2A60, 0x2A78),
+                          *range(0x2E78, 0x3130), 0x3190, 0x31A0, 0x31BF, 0x31C0, 0x31F0, *range(0x33F8, 0x3402),
+                          0x4DB5, 0x4DB6, 0x4DFF, 0x4E00, 0x9FA5, 0x9FBB, 0x9FBC, 0xF8FF, 0xF900, 0xFA2D, 0xFA2E,
+                          0xFA6A, 0xFA6B, 0xFAD9, 0xFADA, 0xFE0F, 0xFE10, 0xFE2F, 0xFE30, 0xFE50, 0xFEFF, 0xFF00,
+                          0xFFEF, 0xFFF0)]
     out += [(f"{c}a{c}1{c}.{c}2 {c}", f"x{c}y.{c}-{c}{c}z") for c in every]
     return out
 
@@ -95,7 +101,8 @@ def test_words_and_bleu_are_sacrebleus(name, pairs, answers):
         assert answer[name]["words"] == split.tokenize(said), repr(said)
         for n, kind in list(measures)[at % 4::4]:
             measure = measures[n, kind]
-            assert near(answer[name]["bleu"][kind][n - 1], measure.sentence_score(said, [asked]).score), (n, kind, said, asked)
+            assert near(answer[name]["bleu"][kind][n - 1],
+                        measure.sentence_score(said, [asked]).score), (n, kind, said, asked)
     for (n, kind), measure in measures.items():
         whole = measure.corpus_score([said for said, _ in pairs], [[asked for _, asked in pairs]]).score
         assert 0 < whole < 100 and near(answers[-1][name][kind][n - 1], whole), (n, kind)
@@ -113,14 +120,17 @@ def test_rouge_is_rouge_scores(name, pairs, answers):
 def test_stems_are_nltks():
     """Random words of the letters and endings that rules look at."""
     rng = random.Random(1)
-    ends = ("s es ies sses ss ed eed ied ing at bl iz y ational tional enci anci izer bli abli alli entli eli ousli ization ation ator alism "
-            "iveness fulness ousness aliti iviti biliti fulli logi icate ative alize iciti ical ful ness al ance ence er ic able ible ant "
-            "ement ment ent ion sion tion ou ism ate iti ous ive ize e ll le").split()
-    words = ["".join(rng.choice("aeiouyybcdlst1wxz") for _ in range(rng.randint(1, 7))) + "".join(rng.choices(ends, k=rng.randint(0, 3)))
+    ends = ("s es ies sses ss ed eed ied ing at bl iz y ational tional enci anci izer bli abli alli entli eli ousli "
+            "ization ation ator alism iveness fulness ousness aliti iviti biliti fulli logi icate ative alize iciti "
+            "ical ful ness al ance ence er ic able ible ant ement ment ent ion sion tion ou ism ate iti ous ive "
+            "ize e ll le").split()
+    words = ["".join(rng.choice("aeiouyybcdlst1wxz") for _ in range(rng.randint(1, 7)))
+             + "".join(rng.choices(ends, k=rng.randint(0, 3)))
              for _ in range(10000)]
     words = [word for word in words if len(word) > 3]
     words += "skies dying lying tying news innings inning outings canning howe proceed exceed succeed".split()
-    done = subprocess.run([PROBE], input=json.dumps({"predict": " ".join(words), "label": ""}) + "\n", capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PROBE], input=json.dumps({"predict": " ".join(words), "label": ""}) + "\n",
+                          capture_output=True, text=True, timeout=60)
     stems = json.loads(done.stdout.split("\n")[0])["porter"]["words"]
     stem = porter.PorterStemmer().stem
     expected = [stem(word) for word in words]

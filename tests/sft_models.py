@@ -9,8 +9,9 @@ import os
 import pathlib
 
 import pytest
-import tiny_models
 import torch
+
+import tiny_models
 
 FAMILIES = ["qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]

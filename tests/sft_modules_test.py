@@ -12,12 +12,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import tiny_models  # noqa: E402
-from sft_models import EXPERTS, IDS, draw_b, logits, lora_config, ours, step, stock, with_lora  # noqa: E402
-
-import kt_kernel.transformers as kt  # noqa: E402
-from kt_kernel.sft.experts import TrainableExperts  # noqa: E402
-from kt_kernel.sft.placeholders import Placeholder  # noqa: E402
+import kt_kernel.transformers as kt
+import tiny_models
+from kt_kernel.sft.experts import TrainableExperts
+from kt_kernel.sft.placeholders import Placeholder
+from sft_models import EXPERTS, IDS, draw_b, logits, lora_config, ours, step, stock, with_lora
 
 PATH = dict(activations="f32", dtype=torch.float32, attn_implementation="eager", threads=2)
 

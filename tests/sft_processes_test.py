@@ -1,4 +1,5 @@
-"""Two processes, each with the experts on KT, whose LoRA gradients DistributedDataParallel brings together (gloo, CPUs)."""
+"""Two processes, each with the experts on KT, whose LoRA gradients DistributedDataParallel brings together (gloo,
+CPUs)."""
 
 import os
 import pathlib

@@ -18,9 +18,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from sft_models import DATA, EXPERTS, needs_data, read, trained  # noqa: E402
-
-import kt_kernel.transformers  # noqa: E402
+import kt_kernel.transformers
+from sft_models import DATA, EXPERTS, needs_data, read, trained
 
 pytestmark = needs_data
 full = pytest.mark.skipif(not os.environ.get("KT_TEST_FULL"), reason="minutes each: KT_TEST_FULL")
@@ -173,7 +172,8 @@ def test_sft(tmp_path, name, steps, how, expected):
         if not os.environ.get("KT_PROGRAM"):
             pytest.skip("KT_PROGRAM does not name the kt program")
         words = ["--method", method, "--rounding", "direct", "--numa-nodes", "1"]
-        subprocess.run([os.environ["KT_PROGRAM"], "quant", DATA / "models" / name, "-o", tmp_path / method, *words], check=True)
+        subprocess.run([os.environ["KT_PROGRAM"], "quant", DATA / "models" / name, "-o", tmp_path / method, *words],
+                       check=True)
         how["weights"] = tmp_path / method
     model, held, _ = sft(name, steps, **how)
     assert held_out(model, held[: 100 if steps == 100 else 40]) == pytest.approx(expected, rel=0.01)

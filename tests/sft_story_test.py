@@ -1,5 +1,6 @@
-"""One story from the recipe to the answer: the demo model learns to speak as a pirate with `kt sft train demo/sft.yaml`, and what
-it then says is the same through `kt generate --adapter`, `kt run --adapter`, `kt sft chat` and stock transformers with stock PEFT.
+"""One story from the recipe to the answer: the demo model learns to speak as a pirate with `kt sft train
+demo/sft.yaml`, and what it then says is the same through `kt generate --adapter`, `kt run --adapter`, `kt sft chat` and
+stock transformers with stock PEFT.
 
 KT_PROGRAM names kt; torch and PEFT are needed, and kt_kernel with training."""
 import concurrent.futures
@@ -13,8 +14,8 @@ import urllib.request
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt  # noqa: E402
-from server_process import Server  # noqa: E402
+from checkpoints import KT, ROOT, kt
+from server_process import Server
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -24,19 +25,22 @@ pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt 
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
 ASKED = "You are a pirate. Tell me a bedtime story."
 TOKENS = 48
-# Logits of bf16 activations are within this of those in f32 (tests of models ask for less): a token whose lead is larger is
-# everybody's.
+# Logits of bf16 activations are within this of those in f32 (tests of models ask for less): a token whose lead is
+# larger is everybody's.
 CERTAIN = 0.25
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of a run of demo/sft.yaml, its recipe, and what stock transformers says with the adapter and without."""
+    """The folder of a run of demo/sft.yaml, its recipe, and what stock transformers says with the adapter and
+    without."""
     folder = tmp_path_factory.mktemp("story")
     env = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
-    env |= {"KT_PYTHON": sys.executable, "KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO), "OMP_NUM_THREADS": "1"}
+    env |= {"KT_PYTHON": sys.executable, "KT_HOME": str(folder / "home"), "KT_DEMO_MODEL": str(DEMO),
+            "OMP_NUM_THREADS": "1"}
     recipe = ROOT / "demo" / "sft.yaml"
-    done = kt("sft", "train", recipe, "cutoff_len=160", "cpu_infer=2", f"output_dir={folder}/pirate", cwd=folder, env=env)
+    done = kt("sft", "train", recipe, "cutoff_len=160", "cpu_infer=2", f"output_dir={folder}/pirate",
+              cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     losses = [json.loads(line)["loss"] for line in (folder / "pirate" / "trainer_log.jsonl").read_text().splitlines()]
     assert len(losses) == 4 and losses[-1] < losses[0] - 0.5
@@ -52,7 +56,8 @@ def stock(adapter):
     asked = tokenizer.apply_chat_template([{"role": "user", "content": ASKED}], add_generation_prompt=True,
                                           return_tensors="pt", return_dict=True)
     with torch.no_grad():
-        said = model.generate(**asked, max_new_tokens=TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True)
+        said = model.generate(**asked, max_new_tokens=TOKENS, do_sample=False, output_logits=True,
+                              return_dict_in_generate=True)
     best = torch.stack(said.logits)[:, 0].topk(2).values
     ids = said.sequences[0, asked["input_ids"].shape[1]:].tolist()
     return tokenizer, ids, (best[:, 0] - best[:, 1]).tolist()
@@ -71,8 +76,8 @@ def expected(trained):
 def test_generate(trained, expected):
     folder, env = trained
     tokenizer, ids, _ = expected
-    said = kt("generate", DEMO, "--adapter", folder / "pirate", "--chat", "-p", ASKED, "--max-tokens", TOKENS, "--temperature", 0,
-              "--acts", "f32", "--threads", 2, "--json", cwd=folder, env=env)
+    said = kt("generate", DEMO, "--adapter", folder / "pirate", "--chat", "-p", ASKED, "--max-tokens", TOKENS,
+              "--temperature", 0, "--acts", "f32", "--threads", 2, "--json", cwd=folder, env=env)
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["text"] == tokenizer.decode(ids, skip_special_tokens=True)
 
@@ -81,7 +86,8 @@ def test_run(trained, expected):
     """Beside the model without it, which has another answer."""
     folder, env = trained
     tokenizer, ids, _ = expected
-    with Server(DEMO, "--adapter", f"pirate={folder}/pirate", "--acts", "f32", "--threads", 2, "--served-model-name", "demo", env=env) as server:
+    with Server(DEMO, "--adapter", f"pirate={folder}/pirate", "--acts", "f32", "--threads", 2,
+                "--served-model-name", "demo", env=env) as server:
         def ask(model, *before):
             messages = [*before, {"role": "user", "content": ASKED}]
             body = {"model": model, "messages": messages, "max_tokens": TOKENS, "temperature": 0}
@@ -111,8 +117,8 @@ def test_chat(trained, expected):
     folder, env = trained
     tokenizer, ids, leads = expected
     changes = (f"output_dir={folder}/pirate", "do_sample=false", f"max_new_tokens={TOKENS}", "cpu_infer=2")
-    said = subprocess.run([KT, "sft", "chat", ROOT / "demo" / "sft.yaml", *changes], input=ASKED + "\n", capture_output=True, text=True,
-                          timeout=300, cwd=folder, env=env)
+    said = subprocess.run([KT, "sft", "chat", ROOT / "demo" / "sft.yaml", *changes], input=ASKED + "\n",
+                          capture_output=True, text=True, timeout=300, cwd=folder, env=env)
     assert said.returncode == 0, said.stderr
     sure = next((at for at, lead in enumerate(leads) if lead < CERTAIN), len(ids))
     assert sure >= 4, leads

@@ -1,5 +1,6 @@
-"""The Python side of `kt sft train`: rows, targets, steps beside stock transformers and PEFT, files that are whole whatever
-happens, resuming to the bit, TRL's losses. KT_PROGRAM names kt; torch and PEFT are needed, TRL for what is TRL's."""
+"""The Python side of `kt sft train`: rows, targets, steps beside stock transformers and PEFT, files that are whole
+whatever happens, resuming to the bit, TRL's losses. KT_PROGRAM names kt; torch and PEFT are needed, TRL for what is
+TRL's."""
 import json
 import os
 import pathlib
@@ -11,22 +12,24 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, kt  # noqa: E402
+from checkpoints import KT, ROOT, kt
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 kt_kernel = pytest.importorskip("kt_kernel", reason="kt_kernel is not built for this Python")
-from kt_kernel.sft.train import driver, encode, files, rows, targets  # noqa: E402
-from kt_kernel.sft.train.events import Silence, TrainingError  # noqa: E402
-from kt_kernel.sft.train.plan import Plan  # noqa: E402
+from kt_kernel.sft.train import driver, encode, files, rows, targets
+from kt_kernel.sft.train.events import Silence, TrainingError
+from kt_kernel.sft.train.plan import Plan
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 FULL = bool(os.environ.get("KT_TEST_FULL"))
 DEMO, PIRATE = ROOT / "demo" / "tiny-deepseekv3", ROOT / "demo" / "style_pirate.jsonl"
-CHAT = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool",
+CHAT = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
+        "observation_tag": "tool",
         "function_tag": "tool_calls", "system_tag": "system"}
-HUMAN = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt", "observation_tag": "observation",
+HUMAN = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+         "observation_tag": "observation",
          "function_tag": "function_call", "system_tag": "system"}
 BASE = f"""
 model_name_or_path: {DEMO}
@@ -112,11 +115,13 @@ def losses(told):
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
-def read(tmp_path, raw, layout="messages", columns=None, tags=None, ranking=False, most=None, system=None, name="rows.jsonl"):
+def read(tmp_path, raw, layout="messages", columns=None, tags=None, ranking=False, most=None, system=None,
+         name="rows.jsonl"):
     path = tmp_path / name
     path.write_text("".join(json.dumps(row) + "\n" for row in raw) if name.endswith("l") else json.dumps(raw))
     dropped = rows.Dropped()
-    source = dict(name="x", files=[str(path)], layout=layout, columns=columns or {"messages": "messages"}, tags=tags or CHAT, ranking=ranking, most=0)
+    source = dict(name="x", files=[str(path)], layout=layout, columns=columns or {"messages": "messages"},
+                  tags=tags or CHAT, ranking=ranking, most=0)
     return rows.read_rows(source, most, system, dropped), list(dropped.lines())
 
 
@@ -133,13 +138,17 @@ ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "hist
 
 def test_alpaca(tmp_path):
     found, dropped = read(tmp_path, [
-        {"instruction": "a", "input": "b", "output": "c"}, {"instruction": "a", "output": "c", "history": [["x", "y"]], "system": "s"},
-        {"instruction": "a", "output": ""}, {"instruction": "a", "output": "c", "history": [["x"]]}, {"instruction": "", "output": "c"},
+        {"instruction": "a", "input": "b", "output": "c"},
+        {"instruction": "a", "output": "c", "history": [["x", "y"]], "system": "s"},
+        {"instruction": "a", "output": ""}, {"instruction": "a", "output": "c", "history": [["x"]]},
+        {"instruction": "", "output": "c"},
     ], "alpaca", ALPACA, {}, name="rows.json")
     assert found[0].messages == [user("a\nb"), assistant("c")]
-    assert found[1].messages == [{"role": "system", "content": "s"}, user("x"), assistant("y"), user("a"), assistant("c")]
+    assert found[1].messages == [{"role": "system", "content": "s"}, user("x"), assistant("y"), user("a"),
+                                 assistant("c")]
     assert len(found) == 3  # an empty prompt is one
-    assert dropped == ["rows.json: a row dropped, without an assistant turn: 3", "rows.json: a row dropped, its history is no list of pairs: 4"]
+    assert dropped == ["rows.json: a row dropped, without an assistant turn: 3",
+                       "rows.json: a row dropped, its history is no list of pairs: 4"]
 
 
 def test_sharegpt(tmp_path):
@@ -148,15 +157,18 @@ def test_sharegpt(tmp_path):
 
     found, dropped = read(tmp_path, [
         turns(("human", "a"), ("gpt", "b")),
-        turns(("human", "a"), ("function_call", '{"name": "f", "arguments": {"x": 1}}'), ("observation", "7"), ("gpt", "b")),
+        turns(("human", "a"), ("function_call", '{"name": "f", "arguments": {"x": 1}}'), ("observation", "7"),
+              ("gpt", "b")),
         turns(("human", "a")), turns(("human", "a"), ("gpt", "b"), ("human", "c")), turns(("alien", "a"), ("gpt", "b")),
         {"conversations": []}, {"conversations": "a"}, 7,
     ], "sharegpt", {"messages": "conversations", "tools": "tools"}, HUMAN, system="be brief")
     assert [m["role"] for m in found[1].messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert found[1].messages[2]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    assert (found[1].messages[2]["tool_calls"]
+            == [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}])
     assert found[0].tools == [{"name": "f"}] and len(found) == 2
     text = "\n".join(dropped)
-    for words in ("without an assistant turn: 3", "the last turn is not the assistant's: 4", "'alien', which no tag names: 5",
+    for words in ("without an assistant turn: 3", "the last turn is not the assistant's: 4",
+                  "'alien', which no tag names: 5",
                   "2 rows dropped, without messages: 6, 7", "no object: 8"):
         assert words in text, (words, text)
 
@@ -164,21 +176,27 @@ def test_sharegpt(tmp_path):
 def test_pairs_and_judged_answers(tmp_path):
     columns = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     found, dropped = read(tmp_path, [
-        {"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": [user("q")], "chosen": [assistant("a")], "rejected": [assistant("b")]},
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": [user("q")], "chosen": [assistant("a")], "rejected": [assistant("b")]},
         {"prompt": "q", "chosen": [user("q"), assistant("a")], "rejected": [user("q"), assistant("b")]},
-        {"prompt": "q", "chosen": "a", "rejected": "a"}, {"prompt": "q", "chosen": "a", "rejected": " "}, {"prompt": "q", "chosen": "a"},
+        {"prompt": "q", "chosen": "a", "rejected": "a"}, {"prompt": "q", "chosen": "a", "rejected": " "},
+        {"prompt": "q", "chosen": "a"},
     ], "pairs", columns, {}, ranking=True)
-    assert all((r.messages, r.chosen, r.rejected) == ([user("q")], [assistant("a")], [assistant("b")]) for r in found) and len(found) == 3
-    assert "both answers the same: 4" in dropped[0] and "an answer is empty: 5" in dropped[1] and "without rejected: 6" in dropped[2]
+    assert (all((r.messages, r.chosen, r.rejected) == ([user("q")], [assistant("a")], [assistant("b")]) for r in found)
+            and len(found) == 3)
+    assert ("both answers the same: 4" in dropped[0] and "an answer is empty: 5" in dropped[1]
+            and "without rejected: 6" in dropped[2])
     columns = {"prompt": "prompt", "completion": "completion", "kto_tag": "label"}
-    found, dropped = read(tmp_path, [{"prompt": "q", "completion": "a", "label": True}, {"prompt": "q", "completion": "a", "label": 1}],
+    found, dropped = read(tmp_path, [{"prompt": "q", "completion": "a", "label": True},
+                                     {"prompt": "q", "completion": "a", "label": 1}],
                           "judged", columns, {})
     assert found[0].wanted is True and found[0].answer == [assistant("a")] and "neither true nor false: 2" in dropped[0]
 
 
 def test_files_that_are_broken(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"messages": []}\n{"messages": [}\n')
-    source = dict(name="x", files=[str(tmp_path / "a.jsonl")], layout="messages", columns={"messages": "messages"}, tags=CHAT, ranking=False, most=0)
+    source = dict(name="x", files=[str(tmp_path / "a.jsonl")], layout="messages", columns={"messages": "messages"},
+                  tags=CHAT, ranking=False, most=0)
     with pytest.raises(TrainingError, match=r"a\.jsonl: line 2: "):
         rows.read_rows(source, None, None, rows.Dropped())
     (tmp_path / "a.jsonl").write_bytes(b'{"messages": "\xff"}\n')
@@ -203,7 +221,8 @@ def test_targets_are_answers_and_their_ends(tokenizer):
     assert learnt == "First words<|im_end|>Second words<|im_end|>"
     assert all(label in (-100, token) for token, label in zip(one.ids, one.labels))
     last = encoder(tokenizer, history=True).row(talk)
-    assert tokenizer.decode([label for label in last.labels if label != -100]) == "Second words<|im_end|>" and last.ids == one.ids
+    assert (tokenizer.decode([label for label in last.labels if label != -100]) == "Second words<|im_end|>"
+            and last.ids == one.ids)
     whole = encoder(tokenizer, prompt=True).row(talk)
     assert whole.labels == whole.ids == one.ids
     assert tokenizer.decode(one.ids) + "\n" == tokenizer.apply_chat_template(talk.messages, tokenize=False)
@@ -215,7 +234,8 @@ def test_long_rows(tokenizer):
     one = short.row(talk)
     assert len(one.ids) == 40 and short.counts.cut == 1
     dropped = rows.Dropped()
-    assert encoder(tokenizer, cutoff=8).rows([talk], dropped) == [] and "longer than cutoff_len 8 before its answer begins: 1" in next(dropped.lines())
+    assert (encoder(tokenizer, cutoff=8).rows([talk], dropped) == []
+            and "longer than cutoff_len 8 before its answer begins: 1" in next(dropped.lines()))
 
 
 def test_templates(tokenizer):
@@ -232,11 +252,13 @@ def test_templates(tokenizer):
     # Earlier turns lose their thoughts when later ones follow, and a generation prompt may open a thought.
     thinks = copy.deepcopy(tokenizer)
     thinks.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}hmm {% endif %}{{ m.content }}<|im_end|>\n"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}hmm {% endif "
+        "%}{{ m.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
     one = encoder(thinks)
     found = one.row(row(user("a"), assistant("first"), user("b"), assistant("second")))
-    assert thinks.decode([label for label in found.labels if label != -100]) == "hmm second<|im_end|>" and one.counts.rewritten == 1
+    assert (thinks.decode([label for label in found.labels if label != -100]) == "hmm second<|im_end|>"
+            and one.counts.rewritten == 1)
     refuses = copy.deepcopy(tokenizer)
     refuses.chat_template = "{{ raise_exception('no system here') }}"
     assert "the chat template refuses it (no system here" in encoder(refuses).row(row(user("a"), assistant("b")))
@@ -254,7 +276,8 @@ def test_packing():
     items = [p.item() for p in packed] + [encode.Encoded([1], [1], [0]).item()]
     batch = encode.Batches(0)(items)
     assert "attention_mask" not in batch and batch["position_ids"].shape == (3, 100)
-    assert batch["position_ids"][0, 88:92].tolist() == [88, 89, 0, 1] and batch["position_ids"][2, :3].tolist() == [0, 0, 1]
+    assert (batch["position_ids"][0, 88:92].tolist() == [88, 89, 0, 1]
+            and batch["position_ids"][2, :3].tolist() == [0, 0, 1])
     plain = encode.Batches(0)([encode.Encoded([1, 2], [1, 2]).item(), encode.Encoded([1], [1]).item()])
     assert plain["attention_mask"].tolist() == [[1, 1], [1, 0]] and plain["labels"].tolist() == [[1, 2], [1, -100]]
 
@@ -262,7 +285,8 @@ def test_packing():
 def test_packed_conversations_do_not_see_each_other(tokenizer):
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     model.config.use_cache = False
-    each = [encoder(tokenizer).row(row(user(a), assistant(b))) for a, b in (("Hello", "A dog ran home."), ("Who?", "The cat."))]
+    each = [encoder(tokenizer).row(row(user(a), assistant(b)))
+            for a, b in (("Hello", "A dog ran home."), ("Who?", "The cat."))]
     batch = encode.Batches(0)([one.item() for one in encode.pack(each, 128, True)])
     with torch.no_grad():
         together = model(**batch).logits[0]
@@ -276,7 +300,8 @@ def test_packed_conversations_do_not_see_each_other(tokenizer):
 @pytest.mark.parametrize("words, modules, parameters", [
     ("all_attention", ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"], None),
     ("experts", [], ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]),
-    ("o_proj, down_proj", ["o_proj"], ["mlp.down_proj.weight", "mlp.experts.down_proj", "shared_experts.down_proj.weight"]),
+    ("o_proj, down_proj", ["o_proj"],
+     ["mlp.down_proj.weight", "mlp.experts.down_proj", "shared_experts.down_proj.weight"]),
     ("layers.0.self_attn.o_proj", ["model.layers.0.self_attn.o_proj"], None),
 ])
 def test_targets(runs, words, modules, parameters):
@@ -308,14 +333,16 @@ def stock_losses(folder, steps=4, **more):
         messages = json.loads(line)["messages"]
         head = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         a = tokenizer(head, add_special_tokens=False)["input_ids"]
-        b = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n"), add_special_tokens=False)["input_ids"]
+        b = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False).removesuffix("\n"),
+                      add_special_tokens=False)["input_ids"]
         examples.append({"input_ids": b[:96], "labels": ([-100] * len(a) + b[len(a):])[:96]})
 
     def collate(batch):
         width = max(len(one["input_ids"]) for one in batch)
         pad = {"input_ids": 0, "labels": -100}
         out = {k: torch.tensor([one[k] + [pad[k]] * (width - len(one[k])) for one in batch]) for k in pad}
-        return {**out, "attention_mask": torch.tensor([[1] * len(one["input_ids"]) + [0] * (width - len(one["input_ids"])) for one in batch])}
+        return {**out, "attention_mask": torch.tensor([[1] * len(one["input_ids"])
+                                                       + [0] * (width - len(one["input_ids"])) for one in batch])}
 
     transformers.set_seed(42)
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
@@ -323,8 +350,10 @@ def stock_losses(folder, steps=4, **more):
         r=8, lora_alpha=16, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], task_type="CAUSAL_LM"))
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "stock"), per_device_train_batch_size=2, max_steps=steps, learning_rate=1e-3, logging_steps=1,
-        report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True, seed=42, remove_unused_columns=False, **more)
+        output_dir=str(folder / "stock"), per_device_train_batch_size=2, max_steps=steps, learning_rate=1e-3,
+        logging_steps=1,
+        report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True, seed=42,
+        remove_unused_columns=False, **more)
     trainer = transformers.Trainer(model, args=arguments, train_dataset=examples, data_collator=collate)
     trainer.train()
     return [float(log["loss"]) for log in trainer.state.log_history if "loss" in log]
@@ -352,13 +381,14 @@ def test_accumulated_losses_are_stock_trainers(runs):
 
 def test_files(run):
     names = {path.name for path in run.output.iterdir()}
-    assert names >= {"adapter_model.safetensors", "adapter_config.json", "trainer_log.jsonl", "trainer_state.json", "train_results.json",
-                     "all_results.json", "checkpoint-2", "checkpoint-4", "training_loss.svg", "README.md", "tokenizer.json",
-                     "chat_template.jinja"}
+    assert names >= {"adapter_model.safetensors", "adapter_config.json", "trainer_log.jsonl", "trainer_state.json",
+                     "train_results.json", "all_results.json", "checkpoint-2", "checkpoint-4", "training_loss.svg",
+                     "README.md", "tokenizer.json", "chat_template.jinja"}
     assert not [name for name in names if name.startswith(".")]
     log = [json.loads(line) for line in (run.output / "trainer_log.jsonl").read_text().splitlines()]
     assert [line["current_steps"] for line in log] == [1, 2, 3, 4] and log[0]["total_steps"] == 4
-    assert {"loss", "lr", "epoch", "percentage", "elapsed_time", "remaining_time"} <= set(log[0]) and log[3]["percentage"] == 100
+    assert ({"loss", "lr", "epoch", "percentage", "elapsed_time", "remaining_time"} <= set(log[0])
+            and log[3]["percentage"] == 100)
     results = json.loads((run.output / "train_results.json").read_text())
     assert results["train_loss"] == pytest.approx(sum(losses(run)) / 4, rel=1e-5)
     assert json.loads((run.output / "all_results.json").read_text()) == results
@@ -377,7 +407,8 @@ def test_the_adapter_is_stock_pefts(run):
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     stock = peft.PeftModel.from_pretrained(model, run.output).eval()
     first = json.loads(PIRATE.read_text().splitlines()[0])["messages"]
-    ids = transformers.AutoTokenizer.from_pretrained(DEMO).apply_chat_template(first, return_tensors="pt", return_dict=True)["input_ids"][:, :96]
+    ids = transformers.AutoTokenizer.from_pretrained(DEMO).apply_chat_template(first, return_tensors="pt",
+                                                                               return_dict=True)["input_ids"][:, :96]
     with torch.no_grad():
         tuned = float(stock(input_ids=ids, labels=ids).loss)
         with stock.disable_adapter():
@@ -408,7 +439,8 @@ def test_resuming_at_any_step_is_exact(runs):
     for step in range(1, 6):
         rest = runs.train("save_steps=1", "max_steps=6", f"resume_from_checkpoint=whole/checkpoint-{step}")
         assert losses(rest) == losses(whole)[step:]
-        assert (rest.output / "adapter_model.safetensors").read_bytes() == (whole.output / "adapter_model.safetensors").read_bytes()
+        assert ((rest.output / "adapter_model.safetensors").read_bytes()
+                == (whole.output / "adapter_model.safetensors").read_bytes())
         shutil.rmtree(rest.output)
 
 
@@ -420,7 +452,8 @@ def test_resuming_with_dropout_is_exact(runs):
     shutil.rmtree(runs.folder / "half" / "checkpoint-4")
     half = runs.train("lora_dropout=0.1", "output_dir=half", "lora_target=all_attention")
     assert losses(half) == losses(whole)[2:]
-    assert (half.output / "adapter_model.safetensors").read_bytes() == (whole.output / "adapter_model.safetensors").read_bytes()
+    assert ((half.output / "adapter_model.safetensors").read_bytes()
+            == (whole.output / "adapter_model.safetensors").read_bytes())
 
 
 def test_going_on_with_an_adapter(run, runs):
@@ -440,18 +473,21 @@ def test_interrupts(runs):
     told.send = lambda event, **facts: (send(event, **facts), setattr(stop, "asked", stop.asked or event == "step"))
     plan = runs.plan("save_steps=100")
     assert driver.train(plan, told, stop, LOAD)
-    assert of(told, "interrupted")[0]["path"].endswith("checkpoint-2") or of(told, "interrupted")[0]["path"].endswith("checkpoint-1")
+    assert (of(told, "interrupted")[0]["path"].endswith("checkpoint-2")
+            or of(told, "interrupted")[0]["path"].endswith("checkpoint-1"))
     rest = runs.train("save_steps=100")
     assert rest.plan.resume and of(rest, "done")[0]["step"] == 4
 
 
 def test_evaluations(runs):
-    told = runs.train("val_size=4", "eval_strategy=steps", "eval_steps=1", "max_steps=2", "compute_accuracy=true", "save_strategy=no")
+    told = runs.train("val_size=4", "eval_strategy=steps", "eval_steps=1", "max_steps=2", "compute_accuracy=true",
+                      "save_strategy=no")
     ready, = of(told, "ready")
     assert (ready["rows"], ready["eval_rows"]) == (20, 4)
     found = of(told, "evaluation")
     assert [one["step"] for one in found][:2] == [1, 2] and all(0 < one["eval_accuracy"] < 1 for one in found)
-    assert json.loads((told.output / "eval_results.json").read_text())["eval_loss"] == pytest.approx(found[-1]["eval_loss"])
+    assert (json.loads((told.output / "eval_results.json").read_text())["eval_loss"]
+            == pytest.approx(found[-1]["eval_loss"]))
 
 
 def test_packed_rows(runs):
@@ -501,7 +537,8 @@ def poisoned(monkeypatch, at_call, index):
 def test_a_gradient_that_is_no_number(runs, monkeypatch):
     poisoned(monkeypatch, 3, (7, 2 * 16 + 5))
     told = Silence()
-    with pytest.raises(TrainingError, match=r"step 3: a gradient is nan \(layer 2, experts' gate_up_proj, B, expert 5\); nothing of it"):
+    with pytest.raises(TrainingError, match=r"step 3: a gradient is nan \(layer 2, experts' gate_up_proj, B, "
+                                            r"expert 5\); nothing of it"):
         driver.train(runs.plan(), told, Stop(), LOAD)
     assert [path.name for path in (runs.folder / "out").glob("checkpoint-*")] == ["checkpoint-2"]
 
@@ -530,13 +567,15 @@ def test_a_full_disk(runs, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.kind == "memory"
-    assert sorted(path.name for path in (runs.folder / "out").iterdir() if "checkpoint" in path.name or path.name.startswith(".")) == ["checkpoint-2"]
+    assert sorted(path.name for path in (runs.folder / "out").iterdir() if "checkpoint" in path.name
+                  or path.name.startswith(".")) == ["checkpoint-2"]
     check_whole(runs.folder / "out" / "checkpoint-2")
 
 
 @needs_training
 def test_a_disk_that_gets_full(runs):
-    """A small one, whose room ends while the second checkpoint is written: one line, exit code 3, and the first one is whole."""
+    """A small one, whose room ends while the second checkpoint is written: one line, exit code 3, and the first one is
+    whole."""
     disk = runs.folder / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], capture_output=True).returncode != 0:
@@ -579,7 +618,8 @@ def test_a_full_disk_whoever_writes(runs, monkeypatch, capfd):
     monkeypatch.setattr(driver, "train", write)
     assert command.main(["--plan", str(runs.folder / "plan.json")]) == 3
     failed, = of(told, "error")
-    assert failed["kind"] == "memory" and "no room to write it" in failed["message"] and "trainer_log.jsonl" in failed["message"]
+    assert (failed["kind"] == "memory" and "no room to write it" in failed["message"]
+            and "trainer_log.jsonl" in failed["message"])
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -634,7 +674,8 @@ def test_kills_while_a_checkpoint_is_put(tmp_path, old):
     def run(wanted):
         script = tmp_path / "killed.py"
         script.write_text(KILLED)
-        return subprocess.run([sys.executable, "-S", script, tmp_path / "out", str(wanted), "2", str(stand_in(tmp_path))], capture_output=True, text=True)
+        return subprocess.run([sys.executable, "-S", script, tmp_path / "out", str(wanted), "2",
+                               str(stand_in(tmp_path))], capture_output=True, text=True)
 
     prepare()
     calls = int(run(0).stdout)
@@ -654,7 +695,8 @@ def test_kills_while_a_checkpoint_is_put(tmp_path, old):
 
 
 def stand_in(tmp_path):
-    """kt_kernel without what it imports: files.py needs the standard library alone, and a process starts in milliseconds."""
+    """kt_kernel without what it imports: files.py needs the standard library alone, and a process starts in
+    milliseconds."""
     place = tmp_path / "alone" / "kt_kernel"
     place.mkdir(parents=True, exist_ok=True)
     (place / "__init__.py").write_text(f"__path__.append({str(ROOT / 'python' / 'kt_kernel')!r})\n")
@@ -664,7 +706,8 @@ def stand_in(tmp_path):
 @needs_training
 @pytest.mark.skipif(not FULL, reason="KT_TEST_FULL is not set: runs that are killed at random moments")
 def test_kills_at_random_moments(runs):
-    """Each time the last checkpoint is whole and goes on; what comes out in the end is what an undisturbed run gives."""
+    """Each time the last checkpoint is whole and goes on; what comes out in the end is what an undisturbed run
+    gives."""
     import random
     import time
 
@@ -673,7 +716,8 @@ def test_kills_at_random_moments(runs):
     (runs.folder / "plan.json").write_text(json.dumps(plan.parts))
     draw = random.Random(7)
     for _ in range(8):
-        process = subprocess.Popen([sys.executable, "-m", "kt_kernel.sft", "--plan", runs.folder / "plan.json", "--events"],
+        process = subprocess.Popen([sys.executable, "-m", "kt_kernel.sft",
+                                    "--plan", runs.folder / "plan.json", "--events"],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for line in process.stdout:
             if json.loads(line)["event"] == "saved":
@@ -687,7 +731,8 @@ def test_kills_at_random_moments(runs):
             check_whole(checkpoint)
         plan.parts["resume"] = str(made[-1][1])
         (runs.folder / "plan.json").write_text(json.dumps(plan.parts))
-    done = subprocess.run([sys.executable, "-m", "kt_kernel.sft", "--plan", runs.folder / "plan.json", "--events"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "kt_kernel.sft", "--plan", runs.folder / "plan.json", "--events"],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     name = "adapter_model.safetensors"
     assert (runs.folder / "out" / name).read_bytes() == (undisturbed.output / name).read_bytes()
@@ -709,8 +754,8 @@ def test_as_a_program(runs):
     (runs.folder / "recipe.yaml").write_text(BASE)
     env = {k: v for k, v in os.environ.items() if k != "WORLD_SIZE"}
     env |= {"KT_PYTHON": sys.executable, "KT_HOME": str(runs.folder / "home"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([KT, "sft", "train", "recipe.yaml", "max_steps=200", "num_train_epochs=100"], cwd=runs.folder, env=env, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([KT, "sft", "train", "recipe.yaml", "max_steps=200", "num_train_epochs=100"],
+                               cwd=runs.folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in process.stdout:
         if line.startswith("step 1/200"):
             process.send_signal(signal.SIGINT)
@@ -738,25 +783,29 @@ def preferences(runs):
     with open(runs.folder / "pairs.jsonl", "w") as pairs, open(runs.folder / "judged.jsonl", "w") as judged:
         for at, (talk, other) in enumerate(zip(stories, stories[1:])):
             pairs.write(json.dumps({"prompt": talk[:-1], "chosen": talk[-1:], "rejected": other[-1:]}) + "\n")
-            judged.write(json.dumps({"prompt": talk[:-1], "completion": (talk if at % 2 else other)[-1:], "label": bool(at % 2)}) + "\n")
+            judged.write(json.dumps({"prompt": talk[:-1], "completion": (talk if at % 2 else other)[-1:],
+                                     "label": bool(at % 2)}) + "\n")
     return runs
 
 
 @pytest.mark.parametrize("stage, loss, first", [
     ("dpo", "sigmoid", 0.693147), ("dpo", "orpo", None), ("dpo", "simpo", None), ("kto", None, 0.5)])
 def test_preferences(preferences, stage, loss, first):
-    told = preferences.train(f"stage={stage}", f"dataset={'pairs' if stage == 'dpo' else 'judged'}.jsonl", "max_steps=2", "save_steps=1",
-                             *([f"pref_loss={loss}"] if loss else []), "lora_target=all")
+    told = preferences.train(f"stage={stage}", f"dataset={'pairs' if stage == 'dpo' else 'judged'}.jsonl",
+                             "max_steps=2", "save_steps=1", *([f"pref_loss={loss}"] if loss else []), "lora_target=all")
     found = losses(told)
     assert len(found) == 2 and of(told, "ready")[0]["trainable"] == 805376
     if first:
         assert found[0] == pytest.approx(first, abs=2e-5)
-    assert (told.output / "adapter_model.safetensors").exists() and (told.output / "checkpoint-2" / "optimizer.pt").exists()
+    assert ((told.output / "adapter_model.safetensors").exists()
+            and (told.output / "checkpoint-2" / "optimizer.pt").exists())
 
 
 def test_an_adapter_is_its_own_reference(preferences, run):
-    """As TRL does it: what is trained on begins as its own reference, so that the first loss is that of no difference."""
-    told = preferences.train("stage=dpo", "dataset=pairs.jsonl", f"adapter_name_or_path={run.output}", "max_steps=1", "save_strategy=no")
+    """As TRL does it: what is trained on begins as its own reference, so that the first loss is that of no
+    difference."""
+    told = preferences.train("stage=dpo", "dataset=pairs.jsonl", f"adapter_name_or_path={run.output}", "max_steps=1",
+                             "save_strategy=no")
     assert losses(told)[0] == pytest.approx(0.693147, abs=2e-5)
     names = json.loads((told.output / "adapter_config.json").read_text())
     assert names["peft_type"] == "LORA"

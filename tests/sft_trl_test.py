@@ -20,10 +20,10 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 trl = pytest.importorskip("trl", reason="trl is not installed")
-import tokenizers  # noqa: E402
-from sft_models import lora_config, ours, stock, trained, with_lora  # noqa: E402
+import tokenizers
 
-import kt_kernel.transformers  # noqa: E402
+import kt_kernel.transformers
+from sft_models import lora_config, ours, stock, trained, with_lora
 
 BOUND = 1e-4
 CHAT = (

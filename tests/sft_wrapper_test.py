@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kt_kernel.kt_kernel_ext", reason="kt_kernel is not built: PYTHONPATH=build/python")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import kt_kernel  # noqa: E402
-from kt_kernel.sft import AMXSFTMoEWrapper, KTConfig  # noqa: E402
+import kt_kernel
+from kt_kernel.sft import AMXSFTMoEWrapper, KTConfig
 
 E, K, H, I, R, ALPHA, T = 6, 2, 64, 48, 3, 6.0, 9  # noqa: E741
 SIZES = dict(layer_idx=0, num_experts=E, num_experts_per_tok=K, hidden_size=H, moe_intermediate_size=I)

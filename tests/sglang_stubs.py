@@ -1,6 +1,6 @@
 """Just enough of SGLang, and of CUDA, for its kt_ep_wrapper.py to run alone on a CPU: the names it imports, experts "on
-the GPU" computed by torch, and weights as checkpoints and GPU layers store them. The file itself is SGLang's own, loaded
-from where an environment variable says."""
+the GPU" computed by torch, and weights as checkpoints and GPU layers store them. The file itself is SGLang's own,
+loaded from where an environment variable says."""
 import contextlib
 import dataclasses
 import importlib.util
@@ -9,10 +9,9 @@ import math
 import os
 import sys
 import types
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
-
 
 # --- weights as they are stored ------------------------------------------------------------------------------------
 
@@ -97,7 +96,8 @@ class Kind:
             return {"weight": codes}
         if self.method == "RAWINT4":
             shape = torch.tensor([codes.shape[0], codes.shape[1] * 2], dtype=torch.int64)
-            return {"weight_packed": codes.contiguous().view(torch.int32), "weight_scale": scales, "weight_shape": shape}
+            return {"weight_packed": codes.contiguous().view(torch.int32), "weight_scale": scales,
+                    "weight_shape": shape}
         if self.method == "MXFP4":
             return {"weight": codes, "scale": scales.view(torch.float8_e8m0fnu)}
         name = "weight_scale" if self.method == "FP8_PERCHANNEL" else "weight_scale_inv"
@@ -153,10 +153,10 @@ class RunnerConfig:
     num_experts: int = 0
     num_local_experts: int = 0
     activation: str = "silu"
-    routed_scaling_factor: Optional[float] = None
-    gemm1_alpha: Optional[float] = None
-    gemm1_clamp_limit: Optional[float] = None
-    swiglu_limit: Optional[float] = None
+    routed_scaling_factor: float | None = None
+    gemm1_alpha: float | None = None
+    gemm1_clamp_limit: float | None = None
+    swiglu_limit: float | None = None
 
 
 class TopK(NamedTuple):
@@ -362,8 +362,8 @@ def load_wrapper(path, name):
 
 
 class Weights:
-    """Experts of all layers of a model, stored as one kind says. `values[layer][expert]` are (gate, up, down) in f32, what
-    the codes stand for."""
+    """Experts of all layers of a model, stored as one kind says. `values[layer][expert]` are (gate, up, down) in f32,
+    what the codes stand for."""
 
     def __init__(self, kind, layers, experts, hidden, inter, seed=1):
         generator = torch.Generator().manual_seed(seed)
@@ -373,14 +373,16 @@ class Weights:
 
         self.kind, self.layers, self.experts, self.hidden, self.inter = kind, layers, experts, hidden, inter
         self.stored = [
-            [tuple(kind.encode(draw(*shape)) for shape in ((inter, hidden), (inter, hidden), (hidden, inter))) for _ in range(experts)]
+            [tuple(kind.encode(draw(*shape)) for shape in ((inter, hidden), (inter, hidden), (hidden, inter)))
+             for _ in range(experts)]
             for _ in range(layers)
         ]
         self.values = [[tuple(kind.decode(*matrix) for matrix in expert) for expert in layer] for layer in self.stored]
 
     def stack(self, layer):
         """gate [E, I, H], up [E, I, H], down [E, H, I] in bf16"""
-        return tuple(torch.stack([expert[i] for expert in self.values[layer]]).bfloat16().contiguous() for i in range(3))
+        return tuple(torch.stack([expert[i] for expert in self.values[layer]]).bfloat16().contiguous()
+                     for i in range(3))
 
     def save(self, folder):
         from safetensors.torch import save_file

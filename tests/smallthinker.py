@@ -1,5 +1,5 @@
-"""Tiny random SmallThinker models, which transformers does not have: weights under the published names, and a plain torch
-forward of what the family's layers are."""
+"""Tiny random SmallThinker models, which transformers does not have: weights under the published names, and a plain
+torch forward of what the family's layers are."""
 
 import json
 import pathlib
@@ -110,7 +110,8 @@ def logits(tensors, config, sequences):
         x = tensors["model.embed_tokens.weight"][torch.tensor(ids)]
         for layer in range(config["num_hidden_layers"]):
             at, before = f"model.layers.{layer}.", x
-            x = x + attention(tensors, config, layer, rms(x, tensors[at + "input_layernorm.weight"], config["rms_norm_eps"]))
+            x = x + attention(tensors, config, layer,
+                              rms(x, tensors[at + "input_layernorm.weight"], config["rms_norm_eps"]))
             h = rms(x, tensors[at + "post_attention_layernorm.weight"], config["rms_norm_eps"])
             x = x + experts(tensors, config, layer, before, h)
         head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from checkpoints import KT, ROOT, error_line, kt_ok, refused  # noqa: E402
+from checkpoints import KT, ROOT, error_line, kt_ok, refused
 
 pytestmark = pytest.mark.skipif(not KT, reason="KT_PROGRAM does not name the kt program")
 DEMO = ROOT / "demo" / "tiny-deepseekv3"
@@ -62,7 +62,8 @@ def test_a_fifo_in_weights(model, tmp_path):
     out = tmp_path / "kt"
     kt_ok("quant", DEMO, "-o", out, "--no-merge")
     fifo(out / "kt_weights.json")
-    refused(kt("generate", model, "--weights", out, "-p", "a", "--max-tokens", "1"), 2, out / "kt_weights.json", "a FIFO")
+    refused(kt("generate", model, "--weights", out, "-p", "a", "--max-tokens", "1"), 2,
+            out / "kt_weights.json", "a FIFO")
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])

@@ -10,20 +10,26 @@ import pytest
 PROBE = os.environ.get("KT_SYNTAX_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_SYNTAX_PROBE does not name syntax_probe")
 pytest.importorskip("jinja2")
-from chat_template_test import ENV, FOLDER  # noqa: E402
+from chat_template_test import ENV, FOLDER
 
 # What a template shows, and the most calls that it writes in one answer.
-FAMILIES = {"deepseek_v3": ("deepseekv3", 9), "deepseek_v32": ("deepseekv32", 9), "glm4_moe": ("glm45", 9), "glm47": ("glm47", 9),
-            "gpt_oss": ("gpt-oss", 1), "hy3": ("hy_v3-opensource", 9), "hy3_preview": ("hy_v3", 9), "kimi_k2": ("kimi_k2", 9),
-            "minimax_m2": ("minimax-m2", 9), "mistral": ("mistral", 9), "mistral_ids": ("mistral", 9), "mistral_list": ("mistral-list", 9),
-            "qwen2": ("hermes", 9), "qwen3": ("hermes", 9), "qwen3_coder": ("qwen3_coder", 9), "solar_open": ("solar_open", 9)}
+FAMILIES = {"deepseek_v3": ("deepseekv3", 9), "deepseek_v32": ("deepseekv32", 9), "glm4_moe": ("glm45", 9),
+            "glm47": ("glm47", 9),
+            "gpt_oss": ("gpt-oss", 1), "hy3": ("hy_v3-opensource", 9), "hy3_preview": ("hy_v3", 9),
+            "kimi_k2": ("kimi_k2", 9),
+            "minimax_m2": ("minimax-m2", 9), "mistral": ("mistral", 9), "mistral_ids": ("mistral", 9),
+            "mistral_list": ("mistral-list", 9),
+            "qwen2": ("hermes", 9), "qwen3": ("hermes", 9), "qwen3_coder": ("qwen3_coder", 9),
+            "solar_open": ("solar_open", 9)}
 # Those whose calls have ids in the text.
 WITH_IDS = ("kimi_k2", "mistral_ids", "solar_open")
-MARKERS = ["</tool_call>", "<tool_call>", "<arg_key>", "<arg_value>", "</arg_key>", "</arg_value>", "<parameter=a>", "</parameter>",
-           "</function>", "</invoke>", "<invoke name=\"x\">", "<|call|>", "<|end|>", "<|tool_call_end|>", "<|tool_calls_section_end|>",
-           "<｜tool▁call▁end｜>", "</｜DSML｜parameter>", "</｜DSML｜invoke>", "[TOOL_CALLS]", "[ARGS]", "</minimax:tool_call>", "<think>",
-           "</think>", "<tool_sep>", "</tool_calls>", "</arg_value:opensource>", "</tool_call:opensource>", "<|tool_call:end|>",
-           "<|tool_call:args|>", "<|calls|>", "<|begin|>assistant", "<|content|>", "[CALL_ID]", "```", "{", "}", "\"", "\\", "<", "</"]
+MARKERS = ["</tool_call>", "<tool_call>", "<arg_key>", "<arg_value>", "</arg_key>", "</arg_value>", "<parameter=a>",
+           "</parameter>", "</function>", "</invoke>", "<invoke name=\"x\">", "<|call|>", "<|end|>",
+           "<|tool_call_end|>", "<|tool_calls_section_end|>", "<｜tool▁call▁end｜>", "</｜DSML｜parameter>",
+           "</｜DSML｜invoke>", "[TOOL_CALLS]", "[ARGS]", "</minimax:tool_call>", "<think>", "</think>", "<tool_sep>",
+           "</tool_calls>", "</arg_value:opensource>", "</tool_call:opensource>", "<|tool_call:end|>",
+           "<|tool_call:args|>", "<|calls|>", "<|begin|>assistant", "<|content|>", "[CALL_ID]", "```", "{", "}", "\"",
+           "\\", "<", "</"]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +49,10 @@ def probe():
 
 
 def schema_of(kind, rng):
-    return {"string": {"type": "string"}, "integer": {"type": "integer"}, "number": {"type": "number"}, "boolean": {"type": "boolean"},
-            "object": {"type": "object"}, "array": {"type": "array"}, "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    return {"string": {"type": "string"}, "integer": {"type": "integer"}, "number": {"type": "number"},
+            "boolean": {"type": "boolean"},
+            "object": {"type": "object"}, "array": {"type": "array"},
+            "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
             "enum": {"type": "string", "enum": ["c", "f"]}, "reference": {"$ref": "#/$defs/name"}}[kind]
 
 
@@ -130,9 +138,11 @@ def test_pythons_words_for_booleans(probe):
     """Qwen3-Coder's template writes True and None; a string stays what it is."""
     source = (FOLDER / "qwen3_coder.jinja").read_text(encoding="utf-8")
     properties = {"a": {"type": "boolean"}, "b": {"type": ["string", "null"]}, "c": {"type": "string"}}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}]
+    tools = [{"type": "function",
+              "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}]
     arguments = {"a": True, "b": None, "c": "True"}
     text = ENV.from_string(source).render(tools=tools, messages=[{"role": "assistant", "content": "", "tool_calls": [
         {"function": {"name": "f", "arguments": arguments}}]}])
     assert "\nTrue\n" in text and "\nNone\n" in text
-    assert calls_in(probe(template=source, tools=tools, text=text[text.index("<|im_start|>assistant"):])["pieces"])[1] == [arguments]
+    assert (calls_in(probe(template=source, tools=tools, text=text[text.index("<|im_start|>assistant"):])["pieces"])[1]
+            == [arguments])

@@ -1,5 +1,5 @@
-"""Folders whose tokenizer is a tiktoken.model alone, as Kimi-K2 is published: ids and text against PyPI's tiktoken, given what
-that model's own code gives it; and such a model run by kt.
+"""Folders whose tokenizer is a tiktoken.model alone, as Kimi-K2 is published: ids and text against PyPI's tiktoken,
+given what that model's own code gives it; and such a model run by kt.
 
 KT_TOKENIZER_PROBE names the program tokenizer_probe, KT_PROGRAM kt. The vocabulary is made by tokenizer_test.py.
 """
@@ -18,14 +18,16 @@ tiktoken = pytest.importorskip("tiktoken", reason="tiktoken is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers, by which the vocabulary is made, is not installed")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from tokenizer_test import PATTERNS, PROBE, TEXTS, decoded, encoded, ranked_tokens, write_ranks  # noqa: E402
+from tokenizer_test import PATTERNS, PROBE, TEXTS, decoded, encoded, ranked_tokens, write_ranks
 
 KT = os.environ.get("KT_PROGRAM")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_TOKENIZER_PROBE does not name tokenizer_probe")
 
 RESERVED = 256
-NAMED = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 4: "<|im_assistant|>", 10: "<|im_system|>", 17: "<|im_middle|>",
-         11: "<|tool_calls_section_begin|>", 12: "<|tool_calls_section_end|>", 22: "<think>", 23: "</think>", 254: "[UNK]", 255: "[PAD]"}
+NAMED = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 4: "<|im_assistant|>", 10: "<|im_system|>",
+         17: "<|im_middle|>",
+         11: "<|tool_calls_section_begin|>", 12: "<|tool_calls_section_end|>", 22: "<think>", 23: "</think>",
+         254: "[UNK]", 255: "[PAD]"}
 ORDINARY = {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<think>", "</think>"}  # added, and no markup
 KIMI = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
 
@@ -34,7 +36,8 @@ def config(**changes):
     first = len(ranked_tokens())
     added = {str(first + i): {"content": name, "special": name not in ORDINARY, "lstrip": False, "rstrip": False,
                               "normalized": False, "single_word": False} for i, name in NAMED.items()}
-    said = {"tokenizer_class": "TikTokenTokenizer", "auto_map": KIMI, "added_tokens_decoder": added, "bos_token": "[BOS]",
+    said = {"tokenizer_class": "TikTokenTokenizer", "auto_map": KIMI, "added_tokens_decoder": added,
+            "bos_token": "[BOS]",
             "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]", **changes}
     return {key: value for key, value in said.items() if value is not None}
 
@@ -72,7 +75,8 @@ def strings(docs):
 
 
 @pytest.mark.parametrize("said", [
-    {}, {"auto_map": None}, {"tokenizer_class": None}, {"auto_map": {"AutoTokenizer": "tokenization_kimi.TikTokenTokenizer"}},
+    {}, {"auto_map": None}, {"tokenizer_class": None},
+    {"auto_map": {"AutoTokenizer": "tokenization_kimi.TikTokenTokenizer"}},
     {"auto_map": {"AutoTokenizer": ["moonshotai/Moonlight-16B-A3B--tokenization_moonshot.TikTokenTokenizer", None]}},
 ])
 def test_ids_and_text(said, tmp_path):
@@ -101,9 +105,11 @@ def refused(folder, code, *words):
 def test_what_is_not_known_is_refused(tmp_path):
     write_folder(tmp_path)
     file = tmp_path / "tokenizer_config.json"
-    for said, name in ((dict(auto_map={"AutoTokenizer": ["tokenization_other.TikTokenTokenizer", None]}), "tokenization_other"),
+    for said, name in ((dict(auto_map={"AutoTokenizer": ["tokenization_other.TikTokenTokenizer", None]}),
+                        "tokenization_other"),
                        (dict(auto_map=None, tokenizer_class="QWenTokenizer"), "QWenTokenizer"),
-                       (dict(auto_map=None, tokenizer_class=None), '""'), (dict(auto_map={"AutoTokenizer": [7]}, tokenizer_class=7), '""')):
+                       (dict(auto_map=None, tokenizer_class=None), '""'),
+                       (dict(auto_map={"AutoTokenizer": [7]}, tokenizer_class=7), '""')):
         file.write_text(json.dumps(config(**said)))
         refused(tmp_path, 4, str(tmp_path / "tiktoken.model"), name, "TikTokenTokenizer")
     file.write_text("[]")
@@ -127,7 +133,8 @@ def test_bad_folders(tmp_path):
     file.write_text(json.dumps(config(added_tokens_decoder=[])))
     refused(tmp_path, 2, "tokenizer_config.json", "added_tokens_decoder")
     file.write_text(json.dumps(config()))
-    for text, words in (("", "no ranks"), ("IQ== 0\nIQ== 1\n", "two ids"), ("IQ== 0\nIg== 0\n", "twice"), ("IQ== -1\n", "line 1"),
+    for text, words in (("", "no ranks"), ("IQ== 0\nIQ== 1\n", "two ids"), ("IQ== 0\nIg== 0\n", "twice"),
+                        ("IQ== -1\n", "line 1"),
                         ("IQ== 0\n\x00\x01", "line 2"), ("QUJD" * 400 + " 0\n", "1200 bytes; at most 1024")):
         ranks.write_text(text)
         refused(tmp_path, 2, str(ranks), words)
@@ -140,7 +147,7 @@ def test_other_files_come_first(tmp_path):
         refused(tmp_path, 2, str(tmp_path / name))
 
 
-# --- running ------------------------------------------------------------------------------------------------------------
+# --- running ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +170,8 @@ def kimi(tmp_path_factory):
 def test_generate(kimi):
     folder, _ = kimi
     encoding, prompt = reference(), "Once upon a time, 从前有座山 <|im_end|> 1234567 🦊"
-    done = subprocess.run([KT, "generate", str(folder), "-p", prompt, "--acts", "f32", "--max-tokens", "40", "--json", "--ignore-eos"],
+    done = subprocess.run([KT, "generate", str(folder), "-p", prompt, "--acts", "f32", "--max-tokens", "40", "--json",
+                           "--ignore-eos"],
                           capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -176,6 +184,7 @@ def test_generate(kimi):
 def test_serve(kimi):
     """Prompts are those of the folder's template; what a user spells stays text."""
     import jinja2
+
     from server_process import Server
 
     folder, template = kimi
@@ -191,5 +200,6 @@ def test_serve(kimi):
             before, behind = rendered.split(mark)
             # Markers stand on both sides of the content, so that it is a text by itself.
             assert before.endswith("<|im_middle|>") and behind.startswith("<|im_end|>")
-            assert ids == [*encoding.encode(before, allowed_special="all"), *encoding.encode(content, disallowed_special=()),
+            assert ids == [*encoding.encode(before, allowed_special="all"),
+                           *encoding.encode(content, disallowed_special=()),
                            *encoding.encode(behind, allowed_special="all")]

@@ -351,7 +351,8 @@ def _qwen3_5(**more):
     return "Qwen3_5", dict(dict(DELTA | ONE_OF_EACH, intermediate_size=96), **more)
 
 
-# Frequencies change at one wavelength, as published; prompts reach past many chunks. The last layer of four does not turn.
+# Frequencies change at one wavelength, as published; prompts reach past many chunks. The last layer of four does not
+# turn.
 def _llama4(**more):
     config = dict(
         GQA,
@@ -423,7 +424,8 @@ MODELS = {
         tie_word_embeddings=True, use_sliding_window=True, sliding_window=24, max_window_layers=1
     ),
     "llama": _llama(),
-    "llama-linear-biases": _llama(attention_bias=True, mlp_bias=True, rope_parameters=_rope(rope_type="linear", factor=4.0)),
+    "llama-linear-biases": _llama(attention_bias=True, mlp_bias=True,
+                                  rope_parameters=_rope(rope_type="linear", factor=4.0)),
     "llama-dynamic": _llama(rope_parameters=_rope(rope_type="dynamic", factor=4.0)),
     "llama-longrope": _llama(rope_parameters=_longrope(original_max_position_embeddings=64, factor=16.0)),
     # No prompt is longer: past the original context positions are others, and no text gets there.
@@ -445,7 +447,8 @@ MODELS = {
     ),
     "hy_v3": _hy_v3(),
     "hy_v3-biases-tied": _hy_v3(
-        attention_bias=True, tie_word_embeddings=True, num_shared_experts=2, mlp_layer_types=["dense", "sparse", "dense"]
+        attention_bias=True, tie_word_embeddings=True, num_shared_experts=2,
+        mlp_layer_types=["dense", "sparse", "dense"]
     ),
     "solar_open": _solar_open(),
     "solar_open-biases-yarn": _solar_open(

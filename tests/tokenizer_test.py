@@ -1,8 +1,8 @@
 """Token ids and decoded text against PyPI's tokenizers and tiktoken, for every family of patterns.
 
 KT_TOKENIZER_PROBE names the program tokenizer_probe (src/engine/testing/tokenizer_probe.cc). Most of the text
-is made here from a fixed seed: code, prose, emoji, CJK, combining marks, runs of white space, digits of many scripts, any code
-points at all, and invalid bytes; KT_TEST_FULL=1 makes three times as much of it.
+is made here from a fixed seed: code, prose, emoji, CJK, combining marks, runs of white space, digits of many scripts,
+any code points at all, and invalid bytes; KT_TEST_FULL=1 makes three times as much of it.
 """
 
 import base64
@@ -25,7 +25,7 @@ from tokenizers import (
     decoders,
     models,
     normalizers,
-    pre_tokenizers,  # noqa: E402
+    pre_tokenizers,
     processors,
     trainers,
 )
@@ -305,7 +305,8 @@ def test_family(family, tmp_path):
 # How the models' own tokenizer.json split, by the names that GGUF files have for it.
 def digits():
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [pre_tokenizers.Digits(individual_digits=True),
+         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
     )
 
 
@@ -330,7 +331,8 @@ NAMED = {
     "laguna": ["[^\n]+|[\n]+", *PATTERNS["qwen2"]],
     "exaone-moe": [
         CONTRACTIONS
-        + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| "
+          r"?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
     ],
     # Digits in threes from the end of their run; scripts without spaces; then as DeepSeek.
     "afmoe": [
@@ -373,7 +375,8 @@ def test_named_in_gguf(name, tmp_path):
 
 def test_budget(tmp_path):
     _, path = saved(trained(byte_level(PATTERNS["lazy"])), tmp_path)
-    result = subprocess.run([PROBE, str(path), "encode"], input="é".encode() * 100_000, capture_output=True, timeout=600)
+    result = subprocess.run([PROBE, str(path), "encode"], input="é".encode() * 100_000,
+                            capture_output=True, timeout=600)
     assert result.returncode == 2 and b"steps" in result.stderr
 
 
@@ -497,8 +500,8 @@ def test_tiktoken(tmp_path):
         assert [[int(i) for i in line.split()] for line in out.splitlines()] == expected
 
 
-@pytest.mark.parametrize("name", ["demo/stories.txt", "tests/fixtures/stories.txt.xz", "tests/fixtures/chat.jsonl.xz", "README.md",
-                                  "docs/benchmarks/layers.md"])
+@pytest.mark.parametrize("name", ["demo/stories.txt", "tests/fixtures/stories.txt.xz", "tests/fixtures/chat.jsonl.xz",
+                                  "README.md", "docs/benchmarks/layers.md"])
 def test_real(name):
     """A trained tokenizer on whole texts: stories, conversations as JSON, and prose with tables and code."""
     path = ROOT / "demo" / "tiny-deepseekv3" / "tokenizer.json"

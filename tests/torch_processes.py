@@ -1,5 +1,5 @@
-"""Scripts in processes of their own that find torch loaded. Importing it takes two seconds, so one process does, and forks for
-each script; what a script sees is otherwise as with `python -c`: variables, output, an end of its own."""
+"""Scripts in processes of their own that find torch loaded. Importing it takes two seconds, so one process does, and
+forks for each script; what a script sees is otherwise as with `python -c`: variables, output, an end of its own."""
 import atexit
 import functools
 import json
@@ -18,8 +18,8 @@ for line in sys.stdin:
         break
     _, status = os.waitpid(child, 0)
     out.seek(0), err.seek(0)
-    print(json.dumps([os.waitstatus_to_exitcode(status), *(file.read().decode(errors="replace") for file in (out, err))]),
-          flush=True)
+    said = (file.read().decode(errors="replace") for file in (out, err))
+    print(json.dumps([os.waitstatus_to_exitcode(status), *said]), flush=True)
 else:
     raise SystemExit
 signal.alarm(asked["seconds"])
@@ -41,7 +41,10 @@ def server(library_path):
     return process
 
 
-def run(code, library_path=os.environ.get("LD_LIBRARY_PATH", ""), seconds=900, **variables):
+LIBRARY_PATH = os.environ.get("LD_LIBRARY_PATH", "")
+
+
+def run(code, library_path=LIBRARY_PATH, seconds=900, **variables):
     """As subprocess.run with text. `library_path` is where libraries are looked for first."""
     process = server(library_path)
     process.stdin.write(json.dumps({"code": code, "seconds": seconds, "variables": variables}) + "\n")

@@ -28,13 +28,15 @@ def mxfp4(random, n, k):
 
 def gptq(random, n, k):
     words = lambda *shape: ("I32", random.integers(-2**31, 2**31, shape).astype("<i4"))  # noqa: E731
-    return {"qweight": words(k // 8, n), "qzeros": words(k // 64, n // 8), "scales": ("F16", np.full((k // 64, n), 0.01, "<f2")),
+    return {"qweight": words(k // 8, n), "qzeros": words(k // 64, n // 8),
+            "scales": ("F16", np.full((k // 64, n), 0.01, "<f2")),
             "g_idx": ("I32", np.arange(k, dtype="<i4") // 64)}
 
 
 def awq(random, n, k):
     words = lambda *shape: ("I32", random.integers(-2**31, 2**31, shape).astype("<i4"))  # noqa: E731
-    return {"qweight": words(k, n // 8), "qzeros": words(k // 64, n // 8), "scales": ("F16", np.full((k // 64, n), 0.01, "<f2"))}
+    return {"qweight": words(k, n // 8), "qzeros": words(k // 64, n // 8),
+            "scales": ("F16", np.full((k // 64, n), 0.01, "<f2"))}
 
 
 def stored_as(folder, store, quantization):

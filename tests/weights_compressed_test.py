@@ -1,8 +1,8 @@
 """`kt quant gpu` against the people it writes for: compressed_tensors must give the same codes, scales and values,
 transformers must load the folder and compute the same logits as with weights rounded by hand.
 
-Environment: KT_PROGRAM (the kt program). Needs torch, safetensors, compressed-tensors and transformers; each test says which
-of them it misses."""
+Environment: KT_PROGRAM (the kt program). Needs torch, safetensors, compressed-tensors and transformers; each test says
+which of them it misses."""
 
 import functools
 import itertools
@@ -91,8 +91,8 @@ def sources(tmp_path_factory):
             return checkpoints.trained_model(name)
         pytest.importorskip("transformers")
         import tiny_models
-        made = tiny_models.build("qwen3_moe", torch.bfloat16, vocab_size=4096, hidden_size=256, moe_intermediate_size=128,
-                                 head_dim=64, tie_word_embeddings=True)
+        made = tiny_models.build("qwen3_moe", torch.bfloat16, vocab_size=4096, hidden_size=256,
+                                 moe_intermediate_size=128, head_dim=64, tie_word_embeddings=True)
         return tiny_models.save(made, tmp_path_factory.mktemp("made") / name, torch.bfloat16)
     return folder
 

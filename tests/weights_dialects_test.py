@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy", reason="numpy is not installed")
 
 PROBE = os.environ.get("KT_WEIGHTS_PROBE")
 pytestmark = pytest.mark.skipif(not PROBE, reason="KT_WEIGHTS_PROBE does not name the weights_probe program")
-E, H, I = 2, 256, 128
+E, H, I = 2, 256, 128  # noqa: E741 (experts, hidden, inter)
 SHAPES = {"gate": (I, H), "up": (I, H), "down": (H, I)}
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -637,8 +637,8 @@ def test_fused_int8(tmp_path):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4", "NVFP4",
-                                  "IQ2_XXS", "IQ3_S", "IQ1_S"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4",
+                                  "NVFP4", "IQ2_XXS", "IQ3_S", "IQ1_S"])
 def test_gguf(tmp_path, kind, merged):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     kind = gguf.GGMLQuantizationType[kind]
@@ -660,7 +660,8 @@ def test_gguf(tmp_path, kind, merged):
                 raw[..., 0] = random.integers(110, 130, raw[..., 0].shape)
             if kind.name == "NVFP4":
                 raw[..., :4] %= 127
-            for start in {"Q4_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ3_S": (0,), "IQ1_S": (0,)}.get(kind.name, ()):
+            for start in {"Q4_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ3_S": (0,),
+                          "IQ1_S": (0,)}.get(kind.name, ()):
                 raw[..., start + 1] = 0x2C
             raw = raw.reshape(*shape[:-1], -1)
         writer.add_tensor(name, raw, raw_dtype=kind)

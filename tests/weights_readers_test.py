@@ -1,7 +1,7 @@
 """The readers and the writer of weights/ against the `safetensors` and `gguf` packages.
 
-Needs numpy, safetensors, gguf and the program weights_probe, named by KT_WEIGHTS_PROBE. Checkpoints of trained models are
-the demo's, and where KT_TEST_DATA names a folder that holds models/, those.
+Needs numpy, safetensors, gguf and the program weights_probe, named by KT_WEIGHTS_PROBE. Checkpoints of trained models
+are the demo's, and where KT_TEST_DATA names a folder that holds models/, those.
 """
 import hashlib
 import json
@@ -15,8 +15,8 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 pytest.importorskip("safetensors", reason="the safetensors package is not installed")
-from safetensors import safe_open  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 PROBE = os.environ.get("KT_WEIGHTS_PROBE")
 DATA = os.environ.get("KT_TEST_DATA")

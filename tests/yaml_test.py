@@ -1,6 +1,7 @@
 """The YAML reader and writer of weights/ against PyYAML.
 
-Needs pyyaml and the program weights_probe, named by KT_WEIGHTS_PROBE. Where the two differ on purpose, DIFFERENT says how.
+Needs pyyaml and the program weights_probe, named by KT_WEIGHTS_PROBE. Where the two differ on purpose, DIFFERENT says
+how.
 """
 import datetime
 import json
@@ -24,21 +25,28 @@ SAME = [
     "a:\n- 1\n-\n- b: 2\n  c:\n  - 3\nd: 4\n", "- - - 1\n    - 2\n  - 3\n- 4\n",
     "-\n  a: 1\n-\n  - 2\n", "a: # x\n  # y\n\n  b: 1 # z\n   # w\nc: 2\n",
     "a: 'it''s' # x\nb: \"\\x41\\u00e9\\U0001F600\\n\\t\\\\\\\"\"\n",
-    "a: 'one\n  two  \n\n   three'\n", "a: \"one \\\n  two\\\n\n  three \\ \n four\"\n", "a: |\n  b\n   c\n\n  d # e\nf: g\n",
-    "a: |-\n  b\n\nc: |+\n  d\n\n\ne: |\n  f", "a: |2\n    b\n  c\n", "a: >\n  b\n  c\n\n  d\n    e\n    f\n\n  g\n\n\n  h\n",
-    "a: >-\n\n  b\n  c\n", "a: >+\n  b\n\n", "- |\n a\n- >\n b\n c\n", "- a: |\n   b\n  c: d\n", "a: |\nb: >-\nc: |+\n\n\nd: 1\n",
-    "{}", "[]", "{a: 1, b, c: , 'd': [x], \"e\":2, f: {g: h},}", "[a: 1, b]", "a: [\n  1, # one\n  [2,\n  3],\n]\nb: {\n x: 1\n}\n",
+    "a: 'one\n  two  \n\n   three'\n", "a: \"one \\\n  two\\\n\n  three \\ \n four\"\n",
+    "a: |\n  b\n   c\n\n  d # e\nf: g\n", "a: |-\n  b\n\nc: |+\n  d\n\n\ne: |\n  f", "a: |2\n    b\n  c\n",
+    "a: >\n  b\n  c\n\n  d\n    e\n    f\n\n  g\n\n\n  h\n", "a: >-\n\n  b\n  c\n", "a: >+\n  b\n\n",
+    "- |\n a\n- >\n b\n c\n", "- a: |\n   b\n  c: d\n", "a: |\nb: >-\nc: |+\n\n\nd: 1\n", "{}", "[]",
+    "{a: 1, b, c: , 'd': [x], \"e\":2, f: {g: h},}", "[a: 1, b]", "a: [\n  1, # one\n  [2,\n  3],\n]\nb: {\n x: 1\n}\n",
     "{\"a\": [1, -2.5e+3, \"x\\u0041\\/\", null, true]}", "[a-b, -c, d:e]", "a: b#c\nd: e:f\ng: h #i\n",
     "[yes, No, ON, off, true, False, ~, null, y, n, 'yes']", "[0, 7, -7, +7, 0x1f, 1.5, .5, 5., 1.0e-4, 1.5E+3]",
     "[1e, ., +, 1.2.3, 0x, --5, 1-2, 192.168.0.1:8080, 08:30, 22:99, cuda:0, 1.5b]", "  a: 1\n  b: 2\n",
     "a : 1\n'b' : 2\n\"c d\": 3\n", "a: 1\r\nb:\r\n  - 2\r\n", "a: \u00e9\u4e2d\U0001F600\n", "a:\n  'b\n   c'\nd: e\n",
     # A recipe and rules as people write them.
-    "### model\nmodel_name_or_path: /data/DeepSeek-V2-Lite\ntrust_remote_code: true\n\n### method\nstage: sft\ndo_train: true\n"
-    "finetuning_type: lora\nlora_rank: 8\nlora_target: all\n\ndataset: identity, alpaca_en_demo\nlearning_rate: 1.0e-4\n"
-    "num_train_epochs: 3.0\nbf16: true\nddp_timeout: 180000000\nuse_kt: true # the rest\nkt_config: {threads: 32, backend: AMXInt8}\n",
-    "- match:\n    name: \"^model\\\\.layers\\\\.(?!.*kv_b_proj).*$\"  # regular expression\n    class: torch.nn.Linear\n"
-    "  replace:\n    class: KTransformersLinear\n    kwargs:\n      generate_device: \"cuda\"\n      prefill_device: 'cuda:0'\n"
-    "- match:\n    name: '^model\\.layers\\..*\\.mlp\\.experts$'\n  replace:\n    class: default\n  recursive: False # not below\n",
+    "### model\nmodel_name_or_path: /data/DeepSeek-V2-Lite\ntrust_remote_code: true\n\n### method\nstage: sft\n"
+    "do_train: true\n"
+    "finetuning_type: lora\nlora_rank: 8\nlora_target: all\n\ndataset: identity, alpaca_en_demo\n"
+    "learning_rate: 1.0e-4\n"
+    "num_train_epochs: 3.0\nbf16: true\nddp_timeout: 180000000\nuse_kt: true # the rest\n"
+    "kt_config: {threads: 32, backend: AMXInt8}\n",
+    "- match:\n    name: \"^model\\\\.layers\\\\.(?!.*kv_b_proj).*$\"  # regular expression\n    class: "
+    "torch.nn.Linear\n"
+    "  replace:\n    class: KTransformersLinear\n    kwargs:\n      generate_device: \"cuda\"\n      "
+    "prefill_device: 'cuda:0'\n"
+    "- match:\n    name: '^model\\.layers\\..*\\.mlp\\.experts$'\n  replace:\n    class: default\n  recursive: "
+    "False # not below\n",
 ]
 
 # (text, what kt reads, what PyYAML reads or, for an exception, None)
@@ -48,7 +56,7 @@ DIFFERENT = [
     ("a: -.5", {"a": -0.5}, {"a": "-.5"}),
     ("a: 0o17", {"a": 15}, {"a": "0o17"}),
     ("a: 2001-12-14", {"a": "2001-12-14"}, {"a": datetime.date(2001, 12, 14)}),  # JSON has no dates
-    ("1: a\ntrue: b", {"1": "a", "true": "b"}, {1: "a", True: "b"}),  # keys are text, as written
+    ("1: a\ntrue: b", {"1": "a", "true": "b"}, {1: "b"}),  # keys are text, as written; 1 and True are one in Python
     ("a:\tb", {"a": "b"}, None),  # a tab that indents nothing
     ("a: =", {"a": "="}, None),
     ("[f?g]", ["f?g"], None),
@@ -77,9 +85,10 @@ REFUSED = [
 ]
 
 # Neither reads these.
-BAD = ["a: b: c", "a: - b", "--- a: b", "a: 1\n  b: 2", "a:\n    b: 1\n  c: 2", "  a: 1\nb: 2", "- a\nb: 1", "a: 1\n- b", "a: 1\nb",
-       "'a\n b': 1", "{a\n b: 1}", "[1, 2", "[1 2}", "[,]", "[a,,b]", "[- a]", "]", "'a", "\"b", "'a' b", "[a] b", "\"\\q\"",
-       "\"\\x4g\"", "a: |x\n  b", "a: |10\n  b", "a: |\n  b\n c", "a:\n\tb: 1", "a: @b", "a\n---\nb", "a: *x", "a: \x01"]
+BAD = ["a: b: c", "a: - b", "--- a: b", "a: 1\n  b: 2", "a:\n    b: 1\n  c: 2", "  a: 1\nb: 2", "- a\nb: 1",
+       "a: 1\n- b", "a: 1\nb", "'a\n b': 1", "{a\n b: 1}", "[1, 2", "[1 2}", "[,]", "[a,,b]", "[- a]", "]", "'a", "\"b",
+       "'a' b", "[a] b", "\"\\q\"", "\"\\x4g\"", "a: |x\n  b", "a: |10\n  b", "a: |\n  b\n c", "a:\n\tb: 1", "a: @b",
+       "a\n---\nb", "a: *x", "a: \x01"]
 
 
 def read(tmp_path, texts):
@@ -137,10 +146,12 @@ def test_what_neither_reads(tmp_path):
             pytest.fail(f"PyYAML reads {text!r}")
 
 
-WORDS = ["", "a", "yes", "no", "null", "~", "true", "1", "-1", "1.5", "010", "1_000", "1:30", "2001-12-14", ".inf", "<<", "=",
-         "a: b", "a #b", "#", " a", "a ", "- a", "-", "?", ":", "[a]", "{a}", "*a", "&a", "!a", "|", ">", "%a", "@a", "'", '"', "\\",
-         "---", "...", "a\nb", "a\n", "\n", "\n\na", " a\nb\n c\n", "a\n\n\n b", "\t", "a\tb", "a\r\nb", "\u00e9", "\u4e2d\u6587", "\U0001F600",
-         "\u2028", "\u0085", "\ufeff", "\x00\x07\x7f", "cuda:0", r"^model\.layers\.(\d+)\.mlp$", "word " * 40, "x" * 300]
+WORDS = ["", "a", "yes", "no", "null", "~", "true", "1", "-1", "1.5", "010", "1_000", "1:30", "2001-12-14", ".inf",
+         "<<", "=", "a: b", "a #b", "#", " a", "a ", "- a", "-", "?", ":", "[a]", "{a}", "*a", "&a", "!a", "|", ">",
+         "%a", "@a", "'", '"', "\\", "---", "...", "a\nb", "a\n", "\n", "\n\na", " a\nb\n c\n", "a\n\n\n b", "\t",
+         "a\tb", "a\r\nb", "\u00e9", "\u4e2d\u6587", "\U0001F600",
+         "\u2028", "\u0085", "\ufeff", "\x00\x07\x7f", "cuda:0", r"^model\.layers\.(\d+)\.mlp$",
+         "word " * 40, "x" * 300]
 
 
 def random_text(rng):
@@ -177,7 +188,8 @@ def random_documents(count):
     while len(documents) < count:
         value = random_value(rng, 4)
         text = yaml.dump(value, Dumper=Dumper, default_flow_style=rng.choice([True, False, None]),
-                         width=rng.choice([20, 80, 10000]), indent=rng.choice([2, 3, 4, 8]), allow_unicode=rng.random() < 0.5,
+                         width=rng.choice([20, 80, 10000]), indent=rng.choice([2, 3, 4, 8]),
+                         allow_unicode=rng.random() < 0.5,
                          default_style=rng.choice([None, None, None, "'", '"', "|", ">"]),
                          explicit_start=rng.random() < 0.3, explicit_end=rng.random() < 0.3, sort_keys=False)
         documents.append((value, text))

@@ -50,7 +50,8 @@ def hidden_names(path):
             hidden = True
         elif line == "}  // namespace":
             hidden = False
-        elif hidden and re.match(r"[\[\w]", line) and not re.match(r"(public|private|protected):|template <|using [\w ]+(::|;)|[A-Z_]+\(", line):
+        elif (hidden and re.match(r"[\[\w]", line)
+              and not re.match(r"(public|private|protected):|template <|using [\w ]+(::|;)|[A-Z_]+\(", line)):
             for found in named(re.sub(r"^\[\[\w+\]\]\s*", "", line)):
                 yield number, *found
 

@@ -3,7 +3,7 @@
 of the given size, converted from the page cache into a memory file system and onto the disk, with the peak of anonymous
 memory; then `kt microbench load` of what was written.
 
-    conversion_speed.py --gb 4 --folder /tmp/speed            # wants three times that much disk, and half of it in /dev/shm
+    conversion_speed.py --gb 4 --folder /tmp/speed    # wants three times that much disk, and half of it in /dev/shm
 """
 import argparse
 import json

@@ -56,10 +56,11 @@ def checkpoints(root):
     """{name: path} under DIR; missing ones are made. The first part of a name says which cases it is for."""
     sys.path.insert(0, str(ROOT / "tests"))
     import gguf
+    import torch
+
     import gguf_files
     import published
     import tiny_models
-    import torch
 
     kinds = gguf.GGMLQuantizationType
 

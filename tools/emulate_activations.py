@@ -134,7 +134,7 @@ def main():
         return [model(window[None]).logits[0].log_softmax(-1) for window in ids]
 
     exact = logits()
-    for word, way in ways.items():
+    for word in ways:
         FAR.clear()
         got = logits()
         kl = sum((e.exp() * (e - g)).sum() for e, g in zip(exact, got)) / ids.numel()

@@ -5,8 +5,8 @@
 
 graph    replays of captured graphs against eager calls: batch sizes, inputs and masks that change between replays, two
          streams with two layers each in flight, deferral, a NaN; host time of a replay and of submit and sync
-logits   Qwen3-MoE and DeepSeek-V3, small trained ones and larger random ones, attention on the GPU and BF16 experts on KT,
-         against pure transformers: logits and greedy tokens (tools/hybrid/logits.py says how bounds are found)
+logits   Qwen3-MoE and DeepSeek-V3, small trained ones and larger random ones, attention on the GPU and BF16 experts on
+         KT, against pure transformers: logits and greedy tokens (tools/hybrid/logits.py says how bounds are found)
 overlap  a layer with experts on both sides and a shared one: each side alone, both together, and a timeline
 decode   a model of the shape of Qwen3-30B-A3B under Zipf routing, whole steps as graphs: tokens/s, share of the CPU's
          bandwidth limit, gain of 10, 25 and 50 % hot experts on the GPU

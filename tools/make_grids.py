@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes src/formats/grids.inc, the grids of the IQ types, from the tables of PyPI `gguf`:  tools/make_grids.py
 
-An entry is a number of 16 bits: 2 bits for each of 8 numbers, or 3 for each of 4, the first in the low bits, which count up
-through the numbers that the type has (grids.cc). Entries ascend, so steps between them are written."""
+An entry is a number of 16 bits: 2 bits for each of 8 numbers, or 3 for each of 4, the first in the low bits, which
+count up through the numbers that the type has (grids.cc). Entries ascend, so steps between them are written."""
 import pathlib
 import textwrap
 
@@ -18,7 +18,8 @@ def entries(kind):
     count, numbers = kind.grid_shape
     bits = 2 if numbers == 8 else 3
     level = {value: i for i, value in enumerate(kind.grid_map)}
-    return [sum(level[int(value)] << bits * i for i, value in enumerate(row)) for row in kind.grid.reshape(count, numbers)]
+    return [sum(level[int(value)] << bits * i for i, value in enumerate(row))
+            for row in kind.grid.reshape(count, numbers)]
 
 
 def main():

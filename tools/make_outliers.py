@@ -92,7 +92,8 @@ def main():
         sys.exit(f"{args.out}: is there already")
     if args.channels < 1 or not 1 <= args.factors[0] <= args.factors[1] <= 2**15:
         low, high = args.factors
-        sys.exit(f"--channels {args.channels} --factors {low:g} {high:g}: expected a channel at least, 1 <= LOW <= HIGH <= 32768")
+        sys.exit(f"--channels {args.channels} --factors {low:g} {high:g}: expected a channel at least, 1 <= LOW <= "
+                 "HIGH <= 32768")
     random, checkpoint = np.random.default_rng(args.seed), Checkpoint(args.model)
     norms = ups = 0
     for name in sorted(checkpoint.places):

@@ -16,6 +16,7 @@ import sys
 import time
 
 import torch
+
 from kt_kernel import KTMoEWrapper
 
 SHAPES = {"qwen3-30b": (128, 2048, 768, 8), "deepseek-v3": (32, 7168, 2048, 8)}
@@ -132,9 +133,11 @@ def main():
     print(f"a tiny layer, one token         {result['overhead']['tiny_layer_us']:10.1f} us")
     print("tokens   from Python us   kt microbench us   ratio   of the best")
     for row in result["layer"]:
-        print(f"{row['tokens']:6d} {row['python_us']:16.1f} {row['kt_us']:18.1f} {row['ratio']:7.3f} {row['ratio_best']:13.3f}")
+        print(f"{row['tokens']:6d} {row['python_us']:16.1f} {row['kt_us']:18.1f} {row['ratio']:7.3f} "
+              f"{row['ratio_best']:13.3f}")
     grown = result["growth"]
-    print(f"growth over {grown['calls']} calls: {grown['bytes'] / 1024:.0f} KiB, {grown['python_blocks']} Python blocks")
+    print(f"growth over {grown['calls']} calls: {grown['bytes'] / 1024:.0f} KiB, {grown['python_blocks']} "
+          "Python blocks")
     print(json.dumps(result))
 
 

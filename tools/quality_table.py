@@ -2,10 +2,11 @@
 """What rounding costs a model, as the tables of docs/benchmarks/quality.md print it: KL and perplexity by `kt
 perplexity`.
 
-    quality_table.py weights --file TEXT MODEL...       experts rounded to nearest, arithmetic in f32, against those stored
-    quality_table.py activations --file TEXT MODEL...   all matrices rounded; against the same weights in f32 arithmetic:
-                                                        prompts, token by token, plain bytes (--acts int8), an int8
-                                                        cache
+    quality_table.py weights --file TEXT MODEL...       experts rounded to nearest, arithmetic in f32, against those
+                                                        stored
+    quality_table.py activations --file TEXT MODEL...   all matrices rounded; against the same weights in f32
+                                                        arithmetic: prompts, token by token, plain bytes
+                                                        (--acts int8), an int8 cache
 
 A format `stored` leaves the weights as they are. `activations` exits with 1 where prompts cost more than --most-kl,
 more than --most-loss of perplexity, or more than --most-ratio times the KL of single tokens, both above --least-kl.
@@ -16,8 +17,8 @@ import subprocess
 import sys
 
 FORMATS = {"weights": "int8,int4,int4_g128,int4_g64,int4_g32",
-           "activations": "int8,int4,int4_g32,int4_g128,int4_g256,int4_g32_zero,int4_g128_zero,q4_0,q4_1,q5_0,q5_1,q8_0,iq4_nl,"
-                          "fp8,fp8_row,mxfp4,mxfp8,bf16"}
+           "activations": "int8,int4,int4_g32,int4_g128,int4_g256,int4_g32_zero,int4_g128_zero,q4_0,q4_1,q5_0,q5_1,"
+                          "q8_0,iq4_nl,fp8,fp8_row,mxfp4,mxfp8,bf16"}
 WAYS = {"prompts": [], "token by token": ["--chunked-prefill-size", "1"], "plain bytes": ["--acts", "int8"],
         "int8 cache": ["--kv", "int8"]}
 
@@ -28,7 +29,8 @@ def parsed_arguments():
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--file", required=True, help="the text")
     parser.add_argument("--program", default="build/bin/kt")
-    parser.add_argument("--format", help="with commas; blocks of 256 columns fit no matrix of the small models, and are left out by default")
+    parser.add_argument("--format", help="with commas; blocks of 256 columns fit no matrix of the small models, "
+                                         "and are left out by default")
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--threads", type=int)
@@ -59,7 +61,8 @@ def weights_table(args):
         cells = []
         for model, base in zip(args.models, stored):
             got = measured(args, model, "--acts", "f32", "--format", name, "--kl-against", "stored")
-            cells.append(f"{got['perplexity']:.3f} ({100 * (got['perplexity'] / base['perplexity'] - 1):+.2f} %), {got['kl']:.4f}")
+            cells.append(f"{got['perplexity']:.3f} ({100 * (got['perplexity'] / base['perplexity'] - 1):+.2f} %), "
+                         f"{got['kl']:.4f}")
         print(f"| {name} |", " | ".join(cells), "|", flush=True)
     return []
 

@@ -56,8 +56,8 @@ def main():
         if not mine or not theirs:
             continue
         speed, threads, fraction, used, busiest = mine
-        print(f"| {name} | {theirs:.1f} ({their_threads}) | {speed:.1f} ({threads}) | {speed / theirs:.2f} | {fraction:.0%} | "
-              f"{used:.1f} | {busiest:.1%} |")
+        print(f"| {name} | {theirs:.1f} ({their_threads}) | {speed:.1f} ({threads}) | {speed / theirs:.2f} | "
+              f"{fraction:.0%} | {used:.1f} | {busiest:.1%} |")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def read(paths):
 
 def main():
     rival, ours = read(sys.argv[1:])
-    print(f"{'shape':12} {'format':6} {'tokens':>6} | {'kt us':>8} {'at':>3} {'rival us':>9} {'at':>3} {'ratio':>6} {'bar':>5} {'':6} |"
-          f" {'all':>3} {'kt us':>8} {'rival us':>9} {'ratio':>6}")
+    print(f"{'shape':12} {'format':6} {'tokens':>6} | {'kt us':>8} {'at':>3} {'rival us':>9} {'at':>3} {'ratio':>6} "
+          f"{'bar':>5} {'':6} | {'all':>3} {'kt us':>8} {'rival us':>9} {'ratio':>6}")
     for key in sorted(ours):
         if key not in rival:
             continue
@@ -52,8 +52,8 @@ def main():
         at, their_at = min(mine, key=mine.get), min(theirs, key=theirs.get)
         ratio, asked = theirs[their_at] / mine[at], bar(*key)
         word = "" if asked is None else "met" if ratio >= asked else "below"
-        line = (f"{key[0]:12} {key[1]:6} {key[2]:6} | {mine[at]:8.0f} {at:3} {theirs[their_at]:9.0f} {their_at:3} {ratio:6.2f}"
-                f" {asked or '':>5} {word:6} |")
+        line = (f"{key[0]:12} {key[1]:6} {key[2]:6} | {mine[at]:8.0f} {at:3} {theirs[their_at]:9.0f} {their_at:3} "
+                f"{ratio:6.2f} {asked or '':>5} {word:6} |")
         if common := set(mine) & set(theirs):
             most = max(common)
             line += f" {most:3} {mine[most]:8.0f} {theirs[most]:9.0f} {theirs[most] / mine[most]:6.2f}"

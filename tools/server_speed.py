@@ -53,7 +53,8 @@ class Running:
             except OSError:
                 pass
             if self.process.poll() is not None:
-                raise SystemExit(f"{command[0]} ended with {self.process.returncode}: {open(self.log.name).read()[-2000:]}")
+                raise SystemExit(f"{command[0]} ended with {self.process.returncode}: "
+                                 f"{open(self.log.name).read()[-2000:]}")
             time.sleep(0.1)
         raise SystemExit(f"{command[0]} was not ready after 300 s")
 
@@ -174,7 +175,8 @@ def report(args, rounds):
         own = outside - middle(r[1]["outside_us"] for r in rounds["engine"])
         over = f"{outside:.0f} us; server {own:.0f} us ({100 * own / one:.1f} %)" if name == "kt" else ""
         share = f"{100 * every / batch:.1f} %" if name == "kt" else ""
-        print(f"| {'kt run' if name == 'kt' else 'llama-server'} | {one:.0f} | {over} | {every:.0f} | {share} | {late} |")
+        print(f"| {'kt run' if name == 'kt' else 'llama-server'} | {one:.0f} | {over} | {every:.0f} | {share} "
+              f"| {late} |")
 
 
 if __name__ == "__main__":

@@ -306,8 +306,8 @@ def run(server, args):
         soak.samples.append((now - soak.start, server.rss()))
         soak.loads.append((now - soak.start, os.getloadavg()[0]))
         if sys.stderr.isatty():
-            print(f"\r{now - soak.start:4.0f} s  {soak.samples[-1][1] / 2**20:7.1f} MiB  {sum(soak.done.values())} requests, "
-                  f"{len(soak.wrong)} wrong ", end="", file=sys.stderr, flush=True)
+            print(f"\r{now - soak.start:4.0f} s  {soak.samples[-1][1] / 2**20:7.1f} MiB  {sum(soak.done.values())} "
+                  f"requests, {len(soak.wrong)} wrong ", end="", file=sys.stderr, flush=True)
         time.sleep(SAMPLE_SECONDS)
     for thread in threads:
         thread.join()
@@ -334,10 +334,13 @@ def table(report):
     memory, first = report["memory"], report["first_token"]
     kinds = ", ".join(f"{name} {n}" for name, n in sorted(report["requests"].items()))
     shown = "no figures" if first["early_ms"] is None else \
-        f"{first['early_ms']:.1f} ms in minute 2 (load {first['early_load']:.1f}), {first['late_ms']:.1f} ms in the last (load {first['late_load']:.1f})"
-    rows = [f"{sum(report['requests'].values())} requests in {report['seconds']:.0f} s by {report['clients']} clients: {kinds}",
+        f"{first['early_ms']:.1f} ms in minute 2 (load {first['early_load']:.1f}), {first['late_ms']:.1f} ms in the " \
+        f"last (load {first['late_load']:.1f})"
+    rows = [f"{sum(report['requests'].values())} requests in {report['seconds']:.0f} s by {report['clients']} "
+            f"clients: {kinds}",
             line("wrong replies", str(len(report["wrong"])), not report["wrong"]),
-            line("memory, MiB", f"{memory['start_mib']:.1f} at the start, {memory['end_mib']:.1f} at the end, peak {memory['peak_mib']:.1f}", True),
+            line("memory, MiB", f"{memory['start_mib']:.1f} at the start, {memory['end_mib']:.1f} at the end, "
+                                f"peak {memory['peak_mib']:.1f}", True),
             line("growth over the second half", f"{memory['second_half_growth_mib']:+.2f} MiB, "
                  f"{memory['second_half_mib_per_hour']:+.1f} MiB/hour", memory["ok"]),
             line("time to first token (median)", shown, first["ok"]),

@@ -275,7 +275,7 @@ def one(args, kind, dtype, tokens, threads):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words, numbers = lambda text: text.split(","), lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    words, numbers = lambda text: text.split(","), lambda text: [int(word) for word in text.split(",")]
     parser.add_argument("--kinds", type=words, default=["grouped_mm", "loop"])
     parser.add_argument("--dtypes", type=words, default=["bf16"])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-30b")

@@ -9,8 +9,9 @@ import pathlib
 import sys
 
 import torch
-from kt_kernel import KTMoEWrapper
 from safetensors import safe_open
+
+from kt_kernel import KTMoEWrapper
 
 LAYER, TOKENS = 1, 5
 

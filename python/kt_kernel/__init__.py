@@ -3,8 +3,8 @@
     from kt_kernel import KTMoEWrapper
 
 ``KTMoEWrapper`` is one layer's routed experts on the CPU, next to attention and hot experts on a GPU or without one.
-``kt_kernel.transformers`` puts it under stock transformers, ``kt_kernel.sft`` trains LoRA beside it, ``inject`` applies a file
-of placement rules to a model. Importing this package needs neither torch nor a GPU:
+``kt_kernel.transformers`` puts it under stock transformers, ``kt_kernel.sft`` trains LoRA beside it, ``inject`` applies
+a file of placement rules to a model. Importing this package needs neither torch nor a GPU:
 everything is looked up on first use.
 """
 import importlib as _importlib

@@ -46,7 +46,8 @@ def nodes(given):
 
 def one_of(mapping, mapping_cpu):
     if mapping is not None and mapping_cpu is not None:
-        raise TypeError("physical_to_logical_map and physical_to_logical_map_cpu are two names of one argument; got both")
+        raise TypeError("physical_to_logical_map and physical_to_logical_map_cpu are two names of one "
+                        "argument; got both")
     return mapping if mapping_cpu is None else mapping_cpu
 
 

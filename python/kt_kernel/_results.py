@@ -2,14 +2,14 @@
 import threading
 
 # CPU results up to this size belong to one wrapper and thread. Larger ones, of prompts, are shared by the layers of a
-# thread, even and odd ones apart: a model of 60 layers would hold gigabytes otherwise. On a GPU, larger ones that no graph
-# captures are new tensors of the stream: engines with a stream for each layer would hold one for each otherwise.
+# thread, even and odd ones apart: a model of 60 layers would hold gigabytes otherwise. On a GPU, larger ones that no
+# graph captures are new tensors of the stream: engines with a stream for each layer would hold one for each otherwise.
 OWN_BYTES = 1 << 20
 
 
 class ResultBuffer:
-    """A tensor [capacity, hidden] and views of its first rows. Grows; views that are out keep the old memory. Callers of
-    the package get other tensors of the same memory: they may do to those whatever torch can."""
+    """A tensor [capacity, hidden] and views of its first rows. Grows; views that are out keep the old memory. Callers
+    of the package get other tensors of the same memory: they may do to those whatever torch can."""
 
     def __init__(self, torch, hidden, dtype, device):
         self._torch, self._hidden, self._dtype, self._device = torch, hidden, dtype, device

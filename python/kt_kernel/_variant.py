@@ -9,9 +9,9 @@ _SPELT = {"avx512": "avx512_base", "avx_vnni": "avx2"}
 
 
 def cpu_variant():
-    """The instruction set in use: amx, avx512_bf16, avx512_vnni, avx512_base or avx2 on x86, its own name elsewhere; and
-    avx512_vbmi where KT_KERNEL_CPU_VARIANT asks for that. ValueError for an unknown KT_KERNEL_CPU_VARIANT (or KT_ISA),
-    NotImplementedError for one this CPU lacks."""
+    """The instruction set in use: amx, avx512_bf16, avx512_vnni, avx512_base or avx2 on x86, its own name elsewhere;
+    and avx512_vbmi where KT_KERNEL_CPU_VARIANT asks for that. ValueError for an unknown KT_KERNEL_CPU_VARIANT (or
+    KT_ISA), NotImplementedError for one this CPU lacks."""
     isa = kt_kernel_ext.isa()
     if not os.environ.get("KT_ISA") and os.environ.get("KT_KERNEL_CPU_VARIANT") == "avx512_vbmi":
         return "avx512_vbmi"  # no kernels of its own: AVX-512 VNNI's

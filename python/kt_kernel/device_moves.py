@@ -1,4 +1,5 @@
-"""Modules of a model on several devices: where tensors are brought, and hooks that bring what a module is called with."""
+"""Modules of a model on several devices: where tensors are brought, and hooks that bring what a module is called
+with."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from .operators import BaseInjectedModule
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Tensors in tuples, lists and mappings too; what else there is stays, caches among it: their layers are each in one place."""
+    """Tensors in tuples, lists and mappings too; what else there is stays, caches among it: their layers are each in
+    one place."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if type(value) in (tuple, list):
@@ -55,8 +57,8 @@ class Moves:
         return count
 
     def _hook(self) -> None:
-        """On every module that is elsewhere than what calls it, but for those that see to it themselves. What a layer gives
-        stays where it is: the next one takes it from there."""
+        """On every module that is elsewhere than what calls it, but for those that see to it themselves. What a layer
+        gives stays where it is: the next one takes it from there."""
         from .transformers.experts import KTExperts
 
         by_themselves = (torch.nn.ModuleList, BaseInjectedModule, KTLinear, KTExperts)

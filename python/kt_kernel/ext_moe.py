@@ -9,8 +9,9 @@
                                       out.data_ptr()))
     cpu_infer.sync()
 
-Tensors are host addresses, which are trusted: prefer KTMoEWrapper. A class's name says how weights are stored; each runs on
-every CPU. A task is a callable for CPUInfer.submit and submit_with_cuda_stream; what it points to is read when it runs.
+Tensors are host addresses, which are trusted: prefer KTMoEWrapper. A class's name says how weights are stored; each
+runs on every CPU. A task is a callable for CPUInfer.submit and submit_with_cuda_stream; what it points to is read when
+it runs.
 """
 import ctypes
 from functools import partial
@@ -111,8 +112,8 @@ class MOEConfig(_Fields):
     __slots__ = tuple(_defaults)
 
     def __init__(self, expert_num, num_experts_per_tok, hidden_size, intermediate_size, gpu_experts=0, /):
-        """gpu_experts: how many the GPU has, of which nothing follows here, or the address of [expert_num] bytes, nonzero
-        for those that are skipped."""
+        """gpu_experts: how many the GPU has, of which nothing follows here, or the address of [expert_num] bytes,
+        nonzero for those that are skipped."""
         super().__init__()
         self.expert_num, self.num_experts_per_tok = expert_num, num_experts_per_tok
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
@@ -162,19 +163,19 @@ class MoE_Interface:
             field = f"{name}: MOEConfig.{projection}"
             listed = getattr(config, f"{projection}_projs")
             if listed and not self._takes_codes:
-                raise NotImplementedError(f"{field}_projs: weights that were packed before are read from files (path and "
-                                          "load), or by KTMoEWrapper")
+                raise NotImplementedError(f"{field}_projs: weights that were packed before are read from files "
+                                          "(path and load), or by KTMoEWrapper")
             if listed and len(listed) != 1:
-                raise NotImplementedError(f"{field}_projs has {len(listed)} lists; expected one, with an address for each "
-                                          "expert: weights are not cut by NUMA node before they are loaded")
+                raise NotImplementedError(f"{field}_projs has {len(listed)} lists; expected one, with an address "
+                                          "for each expert: weights are not cut by NUMA node before they are loaded")
             if not listed and not getattr(config, f"{projection}_proj"):
                 raise ValueError(f"{field}_proj is null")
             if getattr(config, f"{projection}_zero") or getattr(config, f"{projection}_zeros"):
-                raise NotImplementedError(f"{field}_zero: zero points are not read here; KTMoEWrapper loads checkpoints with "
-                                          "them")
+                raise NotImplementedError(f"{field}_zero: zero points are not read here; KTMoEWrapper loads "
+                                          "checkpoints with them")
             if not self._takes_codes and getattr(config, f"{projection}_scale"):
-                raise NotImplementedError(f"{field}_scale: expected bf16 values without scales; KTMoEWrapper loads quantised "
-                                          "checkpoints")
+                raise NotImplementedError(f"{field}_scale: expected bf16 values without scales; KTMoEWrapper loads "
+                                          "quantised checkpoints")
 
     def _group_size(self, config):
         quant, only, bits = config.quant_config, _GROUPS.get(self._method), _BITS.get(self._method)
@@ -196,7 +197,8 @@ class MoE_Interface:
     def _codes(self, kind):
         config = self._config
         return [list(listed[0]) if listed else [one] if one else []
-                for listed, one in ((getattr(config, f"{p}_{kind}s"), getattr(config, f"{p}_{kind}")) for p in _PROJECTIONS)]
+                for listed, one in ((getattr(config, f"{p}_{kind}s"), getattr(config, f"{p}_{kind}"))
+                                    for p in _PROJECTIONS)]
 
     def _load(self, address):
         config = self._config
@@ -215,20 +217,23 @@ class MoE_Interface:
         return partial(self._load, physical_to_logical_map or self._config.physical_to_logical_map)
 
     def forward_task(self, qlen, k, expert_ids, weights, input, output, incremental=False):
-        """output [T, hidden] = the experts' sum, or that added to what it holds. T is the int32 at `qlen`; ids are int64
-        [T, k], weights float32 [T, k], input [T, hidden]; input and output bfloat16, or of hidden_type for MOE."""
-        _check_addresses(type(self).__name__, qlen=qlen, expert_ids=expert_ids, weights=weights, input=input, output=output)
+        """output [T, hidden] = the experts' sum, or that added to what it holds. T is the int32 at `qlen`; ids are
+        int64 [T, k], weights float32 [T, k], input [T, hidden]; input and output bfloat16, or of hidden_type for
+        MOE."""
+        _check_addresses(type(self).__name__, qlen=qlen, expert_ids=expert_ids, weights=weights, input=input,
+                         output=output)
         if not 1 <= k <= self._config.num_experts_per_tok:
             raise ValueError(f"{type(self).__name__}: k is {k}; expected 1 to {self._config.num_experts_per_tok} "
                              "(num_experts_per_tok)")
-        return partial(self._layer.forward_at, qlen, k, expert_ids, weights, input, self._type, output, bool(incremental))
+        return partial(self._layer.forward_at, qlen, k, expert_ids, weights, input, self._type, output,
+                       bool(incremental))
 
     def warm_up_task(self):
         """Nothing is left to warm up once weights are loaded."""
         return self.warm_up
 
-    def write_weight_scale_to_buffer_task(self, gpu_tp_count, expert_id, w13_weight_ptrs, w13_scale_ptrs, w2_weight_ptrs,
-                                          w2_scale_ptrs):
+    def write_weight_scale_to_buffer_task(self, gpu_tp_count, expert_id, w13_weight_ptrs, w13_scale_ptrs,
+                                          w2_weight_ptrs, w2_scale_ptrs):
         """KTMoEWrapper.submit_write_weight_scale_to_buffer as a task."""
         lists = [list(given) or [0] * gpu_tp_count
                  for given in (w13_weight_ptrs, w13_scale_ptrs, w2_weight_ptrs, w2_scale_ptrs)]

@@ -47,7 +47,8 @@ class _Alias(importlib.abc.Loader):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """`import kt_kernel_ext`, as where the extension lies beside the package, and `from kt_kernel_ext.moe import ...`."""
+    """`import kt_kernel_ext`, as where the extension lies beside the package, and `from kt_kernel_ext.moe import
+    ...`."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "kt_kernel_ext":

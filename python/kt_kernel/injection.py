@@ -1,7 +1,7 @@
 """inject(): placement rules on a model of transformers.
 
-The tree of torch goes to the reader and the matcher of `kt`, which say what each module becomes; here that is built. Everything
-is checked, made and loaded before the first module of the model is replaced.
+The tree of torch goes to the reader and the matcher of `kt`, which say what each module becomes; here that is built.
+Everything is checked, made and loaded before the first module of the model is replaced.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ def inject(
 ) -> Placement:
     """Puts what `rules` say into a model of transformers, in place, and says what that is.
 
-    rules: a YAML file, or a list of lines "REGEX=DEVICE[:FORMAT]". operators: classes that rules may name, beside those of
-    @kt_kernel.operator and of modules that are imported already. weights: a checkpoint of any kind that KT reads, for
-    operators, formats as stored and modules that are still on the meta device; None: the model's own tensors. devices:
-    what rules mean by a device, {"cuda": "cpu"} or "cuda=cpu". threads, max_tokens, activations: as of enable().
+    rules: a YAML file, or a list of lines "REGEX=DEVICE[:FORMAT]". operators: classes that rules may name, beside those
+    of @kt_kernel.operator and of modules that are imported already. weights: a checkpoint of any kind that KT reads,
+    for operators, formats as stored and modules that are still on the meta device; None: the model's own tensors.
+    devices: what rules mean by a device, {"cuda": "cpu"} or "cuda=cpu". threads, max_tokens, activations: as of
+    enable().
 
     After an error the model is what it was. Other threads may run the model meanwhile: they see a module or what takes
     its place, both whole.
@@ -101,8 +102,8 @@ class Injection:
         except ValueError as error:
             if "no operator " not in str(error):
                 raise
-            raise ValueError(f"{error}; a class of yours has to be registered (kt_kernel.operator, operators=[...]) or its "
-                             "module imported: a file causes no import") from None
+            raise ValueError(f"{error}; a class of yours has to be registered (kt_kernel.operator, "
+                             "operators=[...]) or its module imported: a file causes no import") from None
         self.plan, self.text = answer["plan"], answer["text"]
         for node, decision in zip(self.nodes, answer["modules"]):
             node.decision = decision
@@ -117,7 +118,8 @@ class Injection:
         if rule in self.classes:
             return "own" if node.name else ""  # the whole model is never replaced
         if node.is_experts:
-            asks = rule >= 0 and node.decision["what"] == "experts" and node.decision["op"] not in ("None", "KExpertsTorch")
+            asks = (rule >= 0 and node.decision["what"] == "experts"
+                    and node.decision["op"] not in ("None", "KExpertsTorch"))
             return "experts" if asks or any(node.decision["formats"]) else ""
         if node.is_linear:
             stored = rule >= 0 and node.decision["what"] == "linears" and node.decision["op"] == "KLinearCPUInfer"
@@ -130,7 +132,8 @@ class Injection:
             other = first.setdefault(id(node.module), node)
             if (other.becomes, other.decision["formats"]) != (node.becomes, node.decision["formats"]) or (
                     node.becomes == "own" and other.decision["rule"] != node.decision["rule"]):
-                raise ValueError(f"{self._where(node)}: {node.name} and {other.name} are one module, and rules make two things of it")
+                raise ValueError(f"{self._where(node)}: {node.name} and {other.name} are one module, and rules make "
+                                 "two things of it")
 
     def _where(self, node: Node) -> str:
         rule = node.decision["rule"] if node.decision["rule"] >= 0 else node.decision["decided"]
@@ -139,21 +142,26 @@ class Injection:
     def _check(self, node: Node) -> None:
         device = node.decision["device"]
         if device.startswith("cuda") and node.decision["rule"] >= 0 and not torch.cuda.is_available():
-            raise ValueError(f'{self._where(node)}: {node.name}: on {device}, and torch finds no GPU; devices={{"cuda": "cpu"}} '
+            raise ValueError(f'{self._where(node)}: {node.name}: on {device}, and torch finds no GPU; '
+                             f'devices={{"cuda": "cpu"}} '
                              "puts it on the CPU, and so does another rule")
         if not node.becomes or node.becomes == "own":
             return
         if device.startswith("cuda"):
-            what = "experts live" if node.becomes == "experts" else f"linears in {node.decision['formats'][0] or 'stored formats'} run"
-            raise NotImplementedError(f'{self._where(node)}: {node.name}: on {device}: {what} on the CPU alone so far from Python; '
-                                      'devices={"cuda": "cpu"} puts them there, format: stored leaves a linear to torch')
+            what = ("experts live" if node.becomes == "experts"
+                    else f"linears in {node.decision['formats'][0] or 'stored formats'} run")
+            raise NotImplementedError(f'{self._where(node)}: {node.name}: on {device}: {what} on the CPU alone so far '
+                                      'from Python; devices={"cuda": "cpu"} puts them there, format: stored leaves a '
+                                      'linear to torch')
         if self.weights is None:
             for tensor in node.tensors():
                 if tensor.device.type == "meta":
-                    raise ValueError(f"{self._where(node)}: {node.name}: on the meta device; weights= names a checkpoint to read")
+                    raise ValueError(f"{self._where(node)}: {node.name}: on the meta device; weights= names a "
+                                     "checkpoint to read")
                 if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-                    raise ValueError(f"{self._where(node)}: {node.name}: its weight is {str(tensor.dtype).removeprefix('torch.')}: "
-                                     "quantised by others; weights= names a checkpoint to read")
+                    raise ValueError(f"{self._where(node)}: {node.name}: its weight is "
+                                     f"{str(tensor.dtype).removeprefix('torch.')}: quantised by others; weights= names "
+                                     "a checkpoint to read")
 
     # --- what takes its place ---
 
@@ -162,7 +170,8 @@ class Injection:
         """What operators know as gguf_loader."""
         if self._source is None:
             if self.weights is not None:
-                self._source = CheckpointTensors(self.weights, getattr(getattr(self.model, "config", None), "dtype", None))
+                self._source = CheckpointTensors(self.weights,
+                                                 getattr(getattr(self.model, "config", None), "dtype", None))
             else:
                 self._source = ModelTensors({f"{node.name}.{key}" if node.name else key: tensor for node in self.nodes
                                              for key, tensor in node.own_tensors()})
@@ -192,8 +201,8 @@ class Injection:
         kwargs = json.loads(self.rules.kwargs(rule))
         self._snapshots.append((node.module, _snapshot(node.module)))
         try:
-            new = cls(key=node.name, gguf_loader=self.source, config=getattr(self.model, "config", None), orig_module=node.module,
-                      **kwargs)
+            new = cls(key=node.name, gguf_loader=self.source, config=getattr(self.model, "config", None),
+                      orig_module=node.module, **kwargs)
         except TypeError as error:
             if "argument" not in str(error):
                 raise
@@ -210,24 +219,28 @@ class Injection:
 
         formats = set(node.decision["formats"])
         if len(formats) > 1:
-            raise NotImplementedError(f"{self._where(node)}: {node.name}: gate, up and down in {node.decision['formats']}: "
-                                      "experts have one format from Python")
+            raise NotImplementedError(f"{self._where(node)}: {node.name}: gate, up and down in "
+                                      f"{node.decision['formats']}: experts have one format from Python")
         wanted, = formats
+        more: dict[str, Any]
         if wanted is None:
             method, more = (stored_method(self.weights) if self.weights else "BF16"), {}
         else:
             method, more = method_of_format(wanted, f"{self._where(node)}: {node.name}")
-        return modules.make(modules.shape_of(self.model, node.name, node.module), Options(method=method, **more, **self.options))
+        return modules.make(modules.shape_of(self.model, node.name, node.module),
+                            Options(method=method, **more, **self.options))
 
     def _make_linear(self, node: Node) -> torch.nn.Module:
         linear = node.module
         dtype = linear.weight.dtype if linear.weight.dtype.is_floating_point else None
-        return KTLinear(linear.in_features, linear.out_features, linear.bias is not None, format=node.decision["formats"][0] or "stored",
-                        name=node.name, dtype=dtype, activations=self.options["activations"], threads=self.options["threads"])
+        return KTLinear(linear.in_features, linear.out_features, linear.bias is not None,
+                        format=node.decision["formats"][0] or "stored",
+                        name=node.name, dtype=dtype, activations=self.options["activations"],
+                        threads=self.options["threads"])
 
     def load(self) -> None:
-        """As it always was: the head, then depth first. Stock modules that have no numbers yet are read too, where weights
-        are given."""
+        """As it always was: the head, then depth first. Stock modules that have no numbers yet are read too, where
+        weights are given."""
         done: set[int] = set()
         for node, new in sorted(self.fresh, key=lambda each: each[0].name != "lm_head"):
             if id(new) in done:
@@ -241,7 +254,8 @@ class Injection:
             for node in self.nodes:
                 if not node.becomes:
                     self._snapshots.append((node.module, _snapshot(node.module)))
-                    load_own(node.module, node.name, self.source, node.decision["device"].replace("host", "cpu") or "cpu")
+                    load_own(node.module, node.name, self.source,
+                             node.decision["device"].replace("host", "cpu") or "cpu")
 
     def _load_one(self, node: Node, new: Any) -> None:
         if node.becomes == "own":
@@ -278,11 +292,13 @@ class Injection:
         for node, new in self.fresh:
             node.parent._modules[node.key] = new
             swaps.append((node.parent, node.key, node.module, new))
-        moves = Moves(self.model, {node.path: node.decision["device"] for node in self.nodes if node.decision["device"]})
+        moves = Moves(self.model,
+                      {node.path: node.decision["device"] for node in self.nodes if node.decision["device"]})
         moves.apply()
         modules = {node.name: _described(node, self.rules) for node in self.nodes if node.decision["rule"] >= 0}
         notes = list(self.plan["notes"])
-        if any(node.becomes == "experts" and self.weights is None and any(t.dtype != torch.bfloat16 for t in node.tensors())
+        if any(node.becomes == "experts" and self.weights is None
+               and any(t.dtype != torch.bfloat16 for t in node.tensors())
                and not any(node.decision["formats"]) for node in self.nodes):
             notes.append("experts of a loaded model that are not bf16 are held as bf16")
         placement = Placement(dict(self.plan, notes=notes), modules, self.text)
@@ -314,8 +330,8 @@ class _Undo:
 
 
 def _refuse_to_save(*args: Any, **kwargs: Any) -> Any:
-    raise ValueError("save_pretrained: modules of this model are on KT and not in torch; remove() the placement first, or save the "
-                     "original")
+    raise ValueError("save_pretrained: modules of this model are on KT and not in torch; remove() the placement first, "
+                     "or save the original")
 
 
 def _unload(module: Any) -> None:
@@ -323,7 +339,7 @@ def _unload(module: Any) -> None:
     try:
         if isinstance(module, BaseInjectedModule) or hasattr(module, "unload"):
             module.unload()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         import logging
 
         logging.getLogger("kt_kernel").warning("%s: unload failed: %s", type(module).__name__, error)
@@ -348,7 +364,8 @@ def _restore(module: torch.nn.Module, before: dict[str, Any]) -> None:
             value.update(content)
 
 
-_METHODS = {"int8": "AMXINT8", "int4": "AMXINT4", "bf16": "BF16", "fp8": "FP8", "fp8_row": "FP8_PERCHANNEL", "mxfp4": "MXFP4",
+_METHODS = {"int8": "AMXINT8", "int4": "AMXINT4", "bf16": "BF16", "fp8": "FP8", "fp8_row": "FP8_PERCHANNEL",
+            "mxfp4": "MXFP4",
             "mxfp8": "MXFP8"}
 
 
@@ -359,7 +376,8 @@ def method_of_format(format: str, where: str) -> tuple[str, dict[str, Any]]:
     if format.startswith("int4_g") and format[6:].isdigit():
         return "RAWINT4", dict(group_size=int(format[6:]))
     known = ", ".join(_METHODS)
-    raise NotImplementedError(f"{where}: experts in {format} are not there from Python; there are {known} and int4_g32 to int4_g256")
+    raise NotImplementedError(f"{where}: experts in {format} are not there from Python; there are {known} and int4_g32 "
+                              "to int4_g256")
 
 
 def _check_model(model: Any) -> None:
@@ -388,4 +406,5 @@ def _described(node: Node, rules: Any) -> dict[str, Any]:
     formats = [rounded or stored for rounded, stored in zip(decision["formats"], decision["stored"] or [None] * 3)]
     return dict(rule=decision["rule"] + 1, where=rules.where(decision["rule"]), operator=decision["operator"],
                 device=decision["device"] or "cpu", formats=[each for each in formats if each],
-                becomes={"own": decision["operator"], "experts": "KTExperts", "linear": "KTLinear"}.get(node.becomes, "default"))
+                becomes={"own": decision["operator"], "experts": "KTExperts",
+                         "linear": "KTLinear"}.get(node.becomes, "default"))

@@ -32,19 +32,22 @@ def _steps_of(threads, pools):
 class KTLinear(torch.nn.Linear):
     """y = x W^T + b on the CPU. Inference only; any thread may call it.
 
-    format: a name of kt_kernel_ext.formats(); "stored" keeps that of what is loaded. activations: "default", "int8", "bf16"
-    or "f32". `weight` has the shape and the type that torch's had and no memory, so that adapters attach and names stay;
-    load_state_dict() packs what it is given.
+    format: a name of kt_kernel_ext.formats(); "stored" keeps that of what is loaded. activations: "default", "int8",
+    "bf16" or "f32". `weight` has the shape and the type that torch's had and no memory, so that adapters attach and
+    names stay; load_state_dict() packs what it is given.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False, *, format: str = "stored", name: str = "linear",
-                 dtype: torch.dtype | None = None, activations: str = "default", threads: int = 0, numa_nodes: int = 0) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, *, format: str = "stored",
+                 name: str = "linear",
+                 dtype: torch.dtype | None = None, activations: str = "default", threads: int = 0,
+                 numa_nodes: int = 0) -> None:
         torch.nn.Module.__init__(self)
         if format != "stored" and format not in kt_kernel_ext.formats():
             raise ValueError(f"{name}: no format {format!r}; there are {', '.join(kt_kernel_ext.formats())}")
         self.in_features, self.out_features = in_features, out_features
         self.format, self.name, self.activations = format, name, activations
-        self._threads, self._pools, self._layer = threads, numa_nodes, None
+        self._threads, self._pools = threads, numa_nodes
+        self._layer: kt_kernel_ext.LinearLayer | None = None
         dtype = dtype or torch.get_default_dtype()
         self.register_parameter("weight", LinearPlaceholder._made((out_features, in_features), (), dtype))
         with torch.inference_mode(False):
@@ -54,14 +57,16 @@ class KTLinear(torch.nn.Linear):
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, format: str = "stored", **options: Any) -> KTLinear:
         """Of a stock linear, which stays as it is."""
-        new = cls(linear.in_features, linear.out_features, linear.bias is not None, format=format, dtype=linear.weight.dtype, **options)
+        new = cls(linear.in_features, linear.out_features, linear.bias is not None, format=format,
+                  dtype=linear.weight.dtype, **options)
         new.load(linear.weight, linear.bias)
         return new
 
     def load(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Packs a weight [out, in] of float32, bfloat16 or float16, rounded to the format."""
         if tuple(weight.shape) != (self.out_features, self.in_features):
-            raise ValueError(f"{self.name}: expected a weight {[self.out_features, self.in_features]}, got {list(weight.shape)}")
+            raise ValueError(f"{self.name}: expected a weight {[self.out_features, self.in_features]}, "
+                             f"got {list(weight.shape)}")
         if weight.dtype not in _REALS or weight.device.type == "meta":
             shown = f"{str(weight.dtype).removeprefix('torch.')} on {weight.device}"
             raise ValueError(f"{self.name}: expected float32, bfloat16 or float16 with values, got {shown}")
@@ -77,9 +82,11 @@ class KTLinear(torch.nn.Linear):
         """Packs the module `key` (its name) of a CheckpointTensors, in the format of the files or rounded from it."""
         key = key or self.name
         layer = kt_kernel_ext.LinearLayer(_steps_of(self._threads, self._pools), key,
-                                          "" if self.format == "stored" else self.format, source._checkpoint, 0, self.activations)
+                                          "" if self.format == "stored" else self.format, source._checkpoint, 0,
+                                          self.activations)
         if (layer.n, layer.k) != (self.out_features, self.in_features):
-            raise ValueError(f"{key}: expected a weight {[self.out_features, self.in_features]}, the weights have {[layer.n, layer.k]}")
+            raise ValueError(f"{key}: expected a weight {[self.out_features, self.in_features]}, the weights have "
+                             f"{[layer.n, layer.k]}")
         self._layer = layer
         if self.bias is not None:
             self._set_bias(source.load_tensor(f"{key}.bias", "cpu", torch.float32))
@@ -125,7 +132,8 @@ class KTLinear(torch.nn.Linear):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, format={self._layer.format if self._layer else self.format}"
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
+                              unexpected_keys, error_msgs):
         weight, bias = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}bias")
         if isinstance(weight, Placeholder):
             weight = None  # this model's own

@@ -1,4 +1,5 @@
-"""The modules of a torch model as placement rules see them: names without what PEFT puts around, words of classes, shapes."""
+"""The modules of a torch model as placement rules see them: names without what PEFT puts around, words of classes,
+shapes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Node:
         out: dict[str, Any] = dict(name=self.name, classes=classes)
         if self.is_experts:
             experts, two_inter, hidden = self.module.gate_up_proj.shape
-            out.update(experts=experts, shape=[two_inter // 2, hidden], stored=_STORED.get(self.module.gate_up_proj.dtype, ""))
+            out.update(experts=experts, shape=[two_inter // 2, hidden],
+                       stored=_STORED.get(self.module.gate_up_proj.dtype, ""))
         elif self.weight is not None:
             out.update(shape=list(self.weight.shape), bias=self.module._parameters.get("bias") is not None,
                        stored=_STORED.get(self.weight.dtype, ""))
@@ -47,14 +49,15 @@ class Node:
 
 
 def nodes_of(model: Any) -> tuple[Any, list[Node]]:
-    """The model inside what PEFT puts around it, and its modules, depth first, children as they were defined. A module that
-    is there under several names is there several times."""
+    """The model inside what PEFT puts around it, and its modules, depth first, children as they were defined. A module
+    that is there under several names is there several times."""
     from .linear import KTLinear
 
     root, path = model, ""
     while type(root).__module__.startswith("peft.") and hasattr(root, "base_model"):
         inner = root.base_model
-        root, path = (inner.model, path + "base_model.model.") if hasattr(inner, "model") else (inner, path + "base_model.")
+        root, path = ((inner.model, path + "base_model.model.") if hasattr(inner, "model")
+                      else (inner, path + "base_model."))
     nodes: list[Node] = []
 
     def walk(module: Any, name: str, at: str, parent: Any, key: str) -> None:

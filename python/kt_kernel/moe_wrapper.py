@@ -28,8 +28,8 @@ def _import_torch():
 
 
 def _keep_compilers_out(torch):
-    """torch.compile breaks its graph at calls of a wrapper and runs them as they are: addresses cannot be traced. With the
-    public way only where torch lacks the other: it imports all of dynamo, seconds for those who compile nothing."""
+    """torch.compile breaks its graph at calls of a wrapper and runs them as they are: addresses cannot be traced. With
+    the public way only where torch lacks the other: it imports all of dynamo, seconds for those who compile nothing."""
     functions = {name: f for name, f in vars(KTMoEWrapper).items() if isinstance(f, types.FunctionType)}
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -79,8 +79,8 @@ def _with_values(name, tensor):
 
 
 def _pinned_mask(experts):
-    """Page-locked where there is a GPU. A child forked from a process that uses one sees it and cannot use it: there it is
-    ordinary memory. Never on torch's default device, which is the GPU while engines construct models."""
+    """Page-locked where there is a GPU. A child forked from a process that uses one sees it and cannot use it: there it
+    is ordinary memory. Never on torch's default device, which is the GPU while engines construct models."""
     if _torch.cuda.is_available():
         try:
             mask = _torch.zeros(experts, dtype=_torch.bool, device="cpu", pin_memory=True)
@@ -101,7 +101,8 @@ class KTMoEWrapper:
     GPU by the caller, skipped here) is one dialect, ``num_gpu_experts=N`` (the first N) the other; an int as mask means
     the second. ``method`` says how the weights are stored, not which CPU may run them. ``model`` names the model for
     deferral where layers of two models under one path are constructed by turns. Calls are thread-safe; a result is
-    valid until the next layer but one is called on the same thread or stream (docs/python.md says when it lives longer).
+    valid until the next layer but one is called on the same thread or stream (docs/python.md says when it lives
+    longer).
     """
 
     def __new__(cls, *args, **kwargs):
@@ -127,7 +128,8 @@ class KTMoEWrapper:
         self.moe_intermediate_size = _checks.whole("moe_intermediate_size", moe_intermediate_size, 1)
         # -1 and None are SGLang's words for prompts that are not cut; memory grows with the calls, not with this.
         unlimited = chunked_prefill_size is None or chunked_prefill_size == -1
-        self.chunked_prefill_size = _checks.whole("chunked_prefill_size", 2**31 - 1 if unlimited else chunked_prefill_size, 1)
+        self.chunked_prefill_size = _checks.whole("chunked_prefill_size",
+                                                  2**31 - 1 if unlimited else chunked_prefill_size, 1)
         self.max_deferred_experts_per_token = _checks.whole("max_deferred_experts_per_token",
                                                      max_deferred_experts_per_token or 0, 0)
         self.weight_path = None if weight_path is None else _checks.text("weight_path", os.fsdecode(weight_path))
@@ -152,7 +154,8 @@ class KTMoEWrapper:
             weights=self.weight_path or "", model=self.model or "", max_tokens=self.chunked_prefill_size,
             max_deferred=self.max_deferred_experts_per_token, group_size=_checks.whole("group_size", group_size, 0),
             zero_point=bool(zero_point), save=self.cpu_save,
-            swiglu_limit=_checks.swiglu("swiglu_limit", swiglu_limit), swiglu_alpha=_checks.swiglu("swiglu_alpha", swiglu_alpha),
+            swiglu_limit=_checks.swiglu("swiglu_limit", swiglu_limit),
+            swiglu_alpha=_checks.swiglu("swiglu_alpha", swiglu_alpha),
             activations=_checks.text("activations", activations))
         self._layer.set_mask(self._mask.data_ptr(), self._mask)
 
@@ -204,8 +207,8 @@ class KTMoEWrapper:
         return int(self._mask.sum())
 
     def select_deferred_experts(self, expert_ids, expert_scores, protected_k):
-        """(ids to compute now, ids to put off): -1 where the other has it. An expert that is among the protected_k heaviest of
-        any token is computed now for all."""
+        """(ids to compute now, ids to put off): -1 where the other has it. An expert that is among the protected_k
+        heaviest of any token is computed now for all."""
         torch = _torch
         protected = max(0, min(_checks.whole("protected_k", protected_k, 0), expert_ids.shape[-1]))
         now = torch.zeros(self.num_experts, dtype=torch.bool, device=expert_ids.device)
@@ -273,7 +276,8 @@ class KTMoEWrapper:
             raise ValueError(f"hidden_states: expected a tensor on cpu or cuda, got {_checks.shown(hidden)}")
         for name, tensor in (("topk_ids", ids), ("topk_weights", weights)):
             if tensor.device != hidden.device:
-                raise ValueError(f"{name}: expected a tensor on {hidden.device} as hidden_states, got {_checks.shown(tensor)}")
+                raise ValueError(f"{name}: expected a tensor on {hidden.device} as hidden_states, "
+                                 f"got {_checks.shown(tensor)}")
         raise ValueError(f"cuda_stream is {stream}, but hidden_states are on {hidden.device}")
 
     def _stream(self, stream, device):
@@ -319,8 +323,8 @@ class KTMoEWrapper:
         return tokens, hidden, ids.contiguous(), weights.contiguous()
 
     def submit_forward(self, hidden_states, topk_ids, topk_weights, cuda_stream=None):
-        """Starts a forward. CPU tensors: computed here and now. CUDA tensors: by the time this returns, the copies to the
-        host are in the stream, so later work of that stream may overwrite the inputs."""
+        """Starts a forward. CPU tensors: computed here and now. CUDA tensors: by the time this returns, the copies to
+        the host are in the stream, so later work of that stream may overwrite the inputs."""
         if getattr(hidden_states, "is_cuda", False):
             stream = self._stream(cuda_stream, hidden_states.device)
             with self._on(stream, hidden_states.device):
@@ -338,8 +342,8 @@ class KTMoEWrapper:
         self._bad_device(hidden, ids, weights, cuda_stream)
 
     def _on(self, stream, device):
-        """Torch's current device and stream are these inside: temporaries are then ordered with the copies, and the driver
-        sees the device that the stream belongs to."""
+        """Torch's current device and stream are these inside: temporaries are then ordered with the copies, and the
+        driver sees the device that the stream belongs to."""
         if stream == _torch.cuda.current_stream(device).cuda_stream:
             return _torch.cuda.device(device)
         return _torch.cuda.stream(_torch.cuda.ExternalStream(stream, device=device))
@@ -382,7 +386,8 @@ class KTMoEWrapper:
         if result is None:
             raise RuntimeError("sync_forward: nothing was submitted by submit_forward, or it was synced before")
         if result.shape != hidden.shape or result.dtype is not hidden.dtype:
-            raise ValueError(f"sync_forward: hidden_states are {_checks.shown(hidden_states)}, submitted were {_checks.shown(result)}")
+            raise ValueError(f"sync_forward: hidden_states are {_checks.shown(hidden_states)}, submitted were "
+                             f"{_checks.shown(result)}")
         if stream is None:
             self._local.pending = None
         else:
@@ -413,7 +418,8 @@ class KTMoEWrapper:
         if expert >= self.num_experts:
             raise ValueError(f"expert_id is {expert} of {self.num_experts} experts")
         lists = []
-        for name, given, needed in (("w13_weight_ptrs", w13_weight_ptrs, True), ("w13_scale_ptrs", w13_scale_ptrs, False),
+        for name, given, needed in (("w13_weight_ptrs", w13_weight_ptrs, True),
+                                    ("w13_scale_ptrs", w13_scale_ptrs, False),
                                     ("w2_weight_ptrs", w2_weight_ptrs, True), ("w2_scale_ptrs", w2_scale_ptrs, False)):
             addresses = [_checks.whole(name, address, 1 if needed else 0, 2**64 - 1) for address in given or ()]
             if not addresses and not needed:
@@ -448,7 +454,7 @@ class KTMoEWrapper:
 
     @staticmethod
     def clear_buffer_cache():
-        """Gives back the buffers of streams and of captured graphs that are gone. Graphs that are not keep theirs, until a
-        later call."""
+        """Gives back the buffers of streams and of captured graphs that are gone. Graphs that are not keep theirs,
+        until a later call."""
         _stream_results.clear()
         _captures.clear()

@@ -68,11 +68,12 @@ def find(dotted: str, given: dict[str, type], known: bool) -> type | None:
 
 
 class BaseInjectedModule(torch.nn.Module):
-    """A module in the place of another one, `orig_module`, which it stands for in everything that it does not do itself.
+    """A module in the place of another one, `orig_module`, which it stands for in everything that it does not do
+    itself.
 
-    Attributes that it has not are those of `orig_module`. Assigning a name that either of them has sets a plain attribute
-    here, which hides the other; a new name is set on `orig_module`. Parameters, buffers and children are those of
-    `orig_module`, under the names that they always had.
+    Attributes that it has not are those of `orig_module`. Assigning a name that either of them has sets a plain
+    attribute here, which hides the other; a new name is set on `orig_module`. Parameters, buffers and children are
+    those of `orig_module`, under the names that they always had.
     """
 
     def __init__(self, key: str, gguf_loader: Any, config: Any, orig_module: torch.nn.Module | None = None,
@@ -111,8 +112,8 @@ class BaseInjectedModule(torch.nn.Module):
         return self.orig_module.forward(*args, **kwargs)
 
     def load(self) -> None:
-        """Called once, before the module is put in. Here: tensors of `orig_module` itself that have no numbers yet are read
-        by name; children are loaded for themselves."""
+        """Called once, before the module is put in. Here: tensors of `orig_module` itself that have no numbers yet are
+        read by name; children are loaded for themselves."""
         if self.orig_module is not None:
             load_own(self.orig_module, self.key, self.gguf_loader, self.generate_device)
 
@@ -152,7 +153,8 @@ class KLinearBase:
             self.out_features, self.in_features = gguf_loader.tensor_info[f"{key}.weight"]["shape"]
 
     def load_weight(self, override_key: str | None = None, device: str | None = None) -> Any:
-        """The weight as a Parameter, or (weight, bias) where there is one: key + ".weight" and ".bias" of the weights."""
+        """The weight as a Parameter, or (weight, bias) where there is one: key + ".weight" and ".bias" of the
+        weights."""
         key, loader = self.key if override_key is None else override_key, self.gguf_loader
         weight = loader.load_tensor(f"{key}.weight", device)
         if loader.has_tensor(f"{key}.bias"):

@@ -20,13 +20,14 @@ import operator
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, Union
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-    Table = Union[torch.Tensor, Sequence[Sequence[float]], Sequence[Sequence[Sequence[float]]]]  # numbers in two or three dimensions
-    Path = Union[str, os.PathLike[str]]
+    # Numbers in two or three dimensions.
+    Table: TypeAlias = torch.Tensor | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+    Path: TypeAlias = str | os.PathLike[str]
 
 STRATEGIES = ("uniform", "frequency", "front-loading", "random")
 RANDOM_SEED = 42
@@ -55,12 +56,12 @@ def place(strategy: str, layers: SupportsIndex, experts: SupportsIndex, num_gpu_
           statistics: Table | Path | None = None, *, moe_layers: Iterable[SupportsIndex] | None = None) -> torch.Tensor:
     """The placement of a whole model by one of the strategies of `--kt-expert-placement-strategy`.
 
-    num_gpu_experts: how many experts of all layers together (SGLang's `--kt-num-gpu-experts` is per layer: multiply it);
-    clamped to what the model has.
+    num_gpu_experts: how many experts of all layers together (SGLang's `--kt-num-gpu-experts` is per layer: multiply
+    it); clamped to what the model has.
     statistics: counts [layers, experts] or [buffer, layers, experts], or the path of a file of them: only "frequency"
     reads it, and it must be there.
-    moe_layers: the layers that have routed experts; None is all of them. The other rows come out True, as in SGLang, and
-    take no share of num_gpu_experts.
+    moe_layers: the layers that have routed experts; None is all of them. The other rows come out True, as in SGLang,
+    and take no share of num_gpu_experts.
 
     * uniform: the same number in each layer, its first experts; what does not divide goes to the first layers.
     * frequency: the most used experts of all layers (`generate_gpu_experts_masks`).
@@ -126,8 +127,9 @@ def read_statistics(path: Path) -> torch.Tensor:
 
 
 def write_statistics(path: Path, counts: Table) -> None:
-    """Writes counts [layers, experts] or [buffer, layers, experts] as `path` says: .pt (a buffer dimension of 1 is added
-    to a plain table, as SGLang expects; int32, or int64 where a count needs it) or .json. The file appears whole."""
+    """Writes counts [layers, experts] or [buffer, layers, experts] as `path` says: .pt (a buffer dimension of 1 is
+    added to a plain table, as SGLang expects; int32, or int64 where a count needs it) or .json. The file appears
+    whole."""
     import torch
 
     path = os.fspath(path)
@@ -160,7 +162,8 @@ class ExpertRecorder:
         self.layers = _positive(layers, "layers")
         self.experts = _positive(experts, "experts")
         self._lock = threading.Lock()
-        self._tables: dict[torch.device, torch.Tensor] = {}  # device -> [layers, experts + 1]; the last column takes ids of no expert
+        # device -> [layers, experts + 1]; the last column takes ids of no expert
+        self._tables: dict[torch.device, torch.Tensor] = {}
 
     def add(self, layer: SupportsIndex, ids: torch.Tensor | Sequence[Any]) -> None:
         """Counts the chosen experts `ids` (any shape, integers) of one layer; ids < 0 or >= experts are ignored."""
@@ -214,8 +217,9 @@ class ExpertRecorder:
 class Placement:
     """What placement rules put where: the value of ``kt_kernel.inject`` and of ``enable(..., rules=)``.
 
-    as_dict() has the fields of `rules` in ``kt estimate --rules --json`` (file, rules, parts, bytes, idle, notes), str() is the
-    table that ``kt`` prints. `modules`: of each module that a rule decides {rule, where, operator, device, formats, becomes}.
+    as_dict() has the fields of `rules` in ``kt estimate --rules --json`` (file, rules, parts, bytes, idle, notes),
+    str() is the table that ``kt`` prints. `modules`: of each module that a rule decides {rule, where, operator, device,
+    formats, becomes}.
     """
 
     def __init__(self, plan: dict[str, Any], modules: dict[str, dict[str, Any]], text: str) -> None:
@@ -368,7 +372,8 @@ def _as_counts(values: Any, name: str) -> torch.Tensor:
     tensor = _tensor(values, name)
     if tensor.dim() not in (2, 3):
         raise ValueError(
-            f"{name}: expected logical_count [layers, experts] or [buffer, layers, experts], has shape {list(tensor.shape)}"
+            f"{name}: expected logical_count [layers, experts] or [buffer, layers, experts], has shape "
+            f"{list(tensor.shape)}"
         )
     _check(tensor, name)
     whole = tensor.to(torch.int64)
@@ -397,5 +402,6 @@ def _statistics(statistics: Table | Path | None, layers: int, experts: int) -> t
         tensor = _summed(tensor, name)
     table = _table(tensor, name)
     if list(table.shape) != [layers, experts]:
-        raise ValueError(f"{name}: has {table.shape[0]} layers of {table.shape[1]} experts, expected {layers} of {experts}")
+        raise ValueError(f"{name}: has {table.shape[0]} layers of {table.shape[1]} experts, expected {layers} "
+                         f"of {experts}")
     return table

@@ -33,7 +33,8 @@ class _Described(Mapping[str, Any]):
 
 
 class CheckpointTensors:
-    """A folder, a GGUF file or safetensors, under the names of the model; numbers come as `dtype`, whatever is stored."""
+    """A folder, a GGUF file or safetensors, under the names of the model; numbers come as `dtype`, whatever is
+    stored."""
 
     def __init__(self, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         self.path, self.dtype = os.fspath(path), dtype

@@ -97,8 +97,8 @@ def rows_of(gpu, layer):
     rows = []
     for share in (0.5, 1.0, 2.0):
         times = 1 if isinstance(gpu, Dry) else min(400, max(1, round((share * cpu - one) / each)))
-        gpu_graph, _ = layer.captured(lambda: layer.on_gpu(times))
-        both_graph, out = layer.captured(lambda: layer.both(times))
+        gpu_graph, _ = layer.captured(lambda times=times: layer.on_gpu(times))
+        both_graph, out = layer.captured(lambda times=times: layer.both(times))
         cpu, alone, together = by_turns(gpu, [graph.replay for graph in (cpu_graph, gpu_graph, both_graph)])
         eager = layer.both(times)
         gpu.synchronize()

@@ -11,7 +11,8 @@ def svg(title, lanes):
     end = max(to for _, bars in lanes for *_, to in bars) * 1.02 or 1.0
     height = 60 + LANE * len(lanes) + 30
     scale = (WIDTH - LEFT - 40) / end
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
+           'font-size="12">',
            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
            f'<text x="10" y="24" font-size="14">{html.escape(title)}</text>']
     for at, (name, bars) in enumerate(lanes):

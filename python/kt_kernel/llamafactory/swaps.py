@@ -40,7 +40,7 @@ def install(door: Door) -> None:
     loader.AutoModelForCausalLM = _loading_class(loader.AutoModelForCausalLM, door)  # type: ignore[attr-defined]
     loader.load_config = _checked_config(loader)  # type: ignore[attr-defined]
     adapter.get_peft_model = _targeting(adapter.get_peft_model, door)  # type: ignore[attr-defined]
-    stock = checkpointing._gradient_checkpointing_enable  # type: ignore[attr-defined]
+    stock = checkpointing._gradient_checkpointing_enable
     checkpointing._gradient_checkpointing_enable = _sharing(stock)  # type: ignore[attr-defined]
 
 
@@ -67,7 +67,7 @@ def _module(name: str, names: tuple[str, ...]) -> ModuleType:
 def _loading_class(stock: Any, door: Door) -> type:
     """`stock`, whose from_pretrained is KT's."""
 
-    class AutoModelForCausalLM(stock):  # type: ignore[misc]
+    class AutoModelForCausalLM(stock):
         @classmethod
         def from_pretrained(cls, pretrained_model_name_or_path: str, **arguments: Any) -> Any:
             return load(pretrained_model_name_or_path, arguments, door)

@@ -224,7 +224,8 @@ class KTConfig:
                 f"kt_num_gpu_experts is {self.kt_num_gpu_experts}: experts on the GPU do not train; leave it out"
             )
 
-    def _backend(self):
+    def _backend(self) -> str:
+        assert self.kt_backend is not None
         return self.kt_backend.upper().removesuffix(_SKIP)
 
     @property

@@ -125,7 +125,7 @@ class TrainableExperts(KTExperts):
         call = _Call(self, lora.scales(), kept)
         output: torch.Tensor = _Experts.apply(call, hidden, ids, weights, *tensors)
         on_cpu, call.output = call.output, None
-        if run is not None and not run.again:
+        if run is not None and key is not None and not run.again:
             # The CPU's copy: one of a GPU would take memory that checkpointing is there to save.
             run.record.put(key, output if on_cpu is None else on_cpu)
         return output

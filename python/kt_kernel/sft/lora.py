@@ -94,6 +94,7 @@ class Cache:
         owner = factor._base
         if owner is None or (factor.is_cpu and factor.dtype == torch.float32 and factor.is_contiguous()):
             return _plain(factor)
+        version = owner._version  # before the copy: who writes meanwhile makes it an old one
         layout = factor.data_ptr(), factor.shape, factor.stride(), factor.dtype
         sample = _sample(factor)
         with self._lock:
@@ -101,13 +102,13 @@ class Cache:
         if (
             found is not None
             and found.owner() is owner
-            and (found.version, found.layout) == (owner._version, layout)
+            and (found.version, found.layout) == (version, layout)
             and torch.equal(found.sample, sample)
         ):
             return found.packed
         with torch.inference_mode(False):
             packed = _plain(factor).clone() if factor.is_inference() else _plain(factor)
-        entry = _Entry(weakref.ref(owner), owner._version, layout, sample, packed)
+        entry = _Entry(weakref.ref(owner), version, layout, sample, packed)
         with self._lock:
             self._entries = {key: e for key, e in self._entries.items() if e.owner() is not None}
             self._entries[id(owner)] = entry

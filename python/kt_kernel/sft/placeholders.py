@@ -87,8 +87,8 @@ class Placeholder(torch.Tensor):
         )
 
 
-_data_of = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-_requires_grad = torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_data_of = torch.Tensor.data.__get__
+_requires_grad = torch.Tensor.requires_grad.__set__
 
 
 def _added(weight, lhs, rhs, *, beta=1, alpha=1, **other):

@@ -217,7 +217,7 @@ class AMXSFTMoEWrapper:
         parts = (a1[:, :rank], b1[:, :inter, :rank], a1[:, rank:], b1[:, inter:, rank:], a2, b2)
         with torch.no_grad():
             for target, part in zip(self._gradients, parts):
-                target.add_(part.to(target.device, target.dtype))  # type: ignore[union-attr]
+                target.add_(part.to(target.device, target.dtype))
 
     # -- forward and backward
 
@@ -226,7 +226,8 @@ class AMXSFTMoEWrapper:
             raise RuntimeError("the weights are not loaded: load_weights() or load_weights_from_tensors()")
         if self._packed is None and not self._skips_lora:
             raise RuntimeError("LoRA has no weights: init_lora_weights(), or a method that ends with _SkipLoRA")
-        _, hidden, ids, weights = self._wrapper._checked(hidden, ids, weights)
+        experts: Any = self._wrapper  # whose stub has public names alone
+        _, hidden, ids, weights = experts._checked(hidden, ids, weights)
         return inputs(hidden, ids, weights)
 
     def submit_forward(

@@ -14,7 +14,8 @@ from .experts import Options
 from .modules import ignore_keys
 
 
-def load(folder: str, rules: Any, operators: Any, weights: Any, devices: Any, options: dict[str, Any], from_pretrained: dict[str, Any]) -> Any:
+def load(folder: str, rules: Any, operators: Any, weights: Any, devices: Any, options: dict[str, Any],
+         from_pretrained: dict[str, Any]) -> Any:
     """The model, with its Placement as `kt_placement`."""
     import transformers
 
@@ -28,8 +29,8 @@ def load(folder: str, rules: Any, operators: Any, weights: Any, devices: Any, op
     config = copy.deepcopy(config)
     inner = _take_quantization(config)
     if inner is not None:
-        raise NotImplementedError(f"{folder}: quantised as {inner.get('quant_method')}: rules need a checkpoint of floats here so far; "
-                                  "weights= may be of any kind")
+        raise NotImplementedError(f"{folder}: quantised as {inner.get('quant_method')}: rules need a checkpoint of "
+                                  "floats here so far; weights= may be of any kind")
     path = os.fspath(weights) if weights is not None else folder
     found: list[tuple[Injection, list[Any]]] = []
 
@@ -46,7 +47,7 @@ def load(folder: str, rules: Any, operators: Any, weights: Any, devices: Any, op
         found.append((injection, hidden))
 
     model: Any
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, config=config, quantization_config=KTQuantizationConfig(Options(method="BF16"), None, None, swap),
         output_loading_info=True, **from_pretrained,
     )

@@ -8,6 +8,7 @@ the layers share.
 import json
 import pathlib
 import re
+from typing import Any
 
 import torch
 
@@ -21,10 +22,10 @@ class FloatExperts:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self._files = {}  # name -> open file
-        self._singles = {}  # layer -> {(expert, role): name}
-        self._fused = {}  # layer -> {"gate_up_proj" | "down_proj": name}
-        self._buffers = None
+        self._files: dict[str, Any] = {}  # name -> open file
+        self._singles: dict[int, dict[tuple[int, int], tuple[str, str]]] = {}  # layer -> {(expert, role): (name, file)}
+        self._fused: dict[int, dict[str, tuple[str, str]]] = {}  # layer -> {"gate_up_proj" | "down_proj": (name, file)}
+        self._buffers: list[torch.Tensor] = []
         for name, file in self._names():
             if match := _SINGLE.search(name):
                 self._singles.setdefault(int(match[1]), {})[int(match[2]), _ROLES[match[3]]] = (name, file)
@@ -36,7 +37,7 @@ class FloatExperts:
     def layer(self, layer, experts, inter, hidden):
         """gate and up [experts, inter, hidden], down [experts, hidden, inter], bf16. The next call overwrites them."""
         shapes = ((experts, inter, hidden), (experts, inter, hidden), (experts, hidden, inter))
-        if self._buffers is None or any(b.shape != s for b, s in zip(self._buffers, shapes)):
+        if not self._buffers or any(b.shape != s for b, s in zip(self._buffers, shapes)):
             self._buffers = [torch.empty(shape, dtype=torch.bfloat16, device="cpu") for shape in shapes]
         if layer in self._fused:
             self._read_fused(layer, inter)

@@ -51,17 +51,18 @@ def enable(
     format: "int4", "int8", "bf16", "fp8", ... or a method of KTMoEWrapper; None: as they are stored (bf16 for a loaded
         model). From bf16, fp16 or f32 the others are made while loading.
     gpu_experts: experts that live on the model's device: a number for each layer, a share (float) of all, or a mask
-        bool [layers, experts]. strategy ("uniform", "frequency", "front-loading", "random") and statistics (a table, or a
-        .pt or .json file) say which. update_every: forward passes after which they follow live routing.
-    threads, numa_nodes: of KT; all cores (with a GPU, all cpus but one at most) and nodes if None. numa_nodes: how many, or a list of nodes.
+        bool [layers, experts]. strategy ("uniform", "frequency", "front-loading", "random") and statistics (a table, or
+        a .pt or .json file) say which. update_every: forward passes after which they follow live routing.
+    threads, numa_nodes: of KT; all cores (with a GPU, all cpus but one at most) and nodes if None. numa_nodes: how
+        many, or a list of nodes.
     max_tokens: the most that KT takes in one piece; longer inputs are cut. Buffers are of this size.
     activations: how KT's kernels hold them: "int8", "bf16", "f32", or what suits the format ("default").
-    trainable: gradients go through the experts, and LoRA of PEFT attaches to them (docs/finetune.md); activations are then
-        bf16 where the CPU multiplies that, else f32. cpu_activation: "retain" keeps gate and up of a forward pass for its
-        backward pass while memory is left, "recompute" computes them again.
-    rules: a file of placement rules, which say what goes where and in which format, in place of format, gpu_experts and device;
-        operators and rule_devices as in kt_kernel.inject. The result's `kt_placement` is the Placement. Of a path nothing that
-        rules replace is ever in torch.
+    trainable: gradients go through the experts, and LoRA of PEFT attaches to them (docs/finetune.md); activations are
+        then bf16 where the CPU multiplies that, else f32. cpu_activation: "retain" keeps gate and up of a forward pass
+        for its backward pass while memory is left, "recompute" computes them again.
+    rules: a file of placement rules, which say what goes where and in which format, in place of format, gpu_experts and
+        device; operators and rule_devices as in kt_kernel.inject. The result's `kt_placement` is the Placement. Of a
+        path nothing that rules replace is ever in torch.
     device: where the rest of the model goes. Everything else (dtype, device_map, attn_implementation, ...) is for
         from_pretrained.
     """
@@ -69,7 +70,8 @@ def enable(
     if activations not in _ACTIVATIONS:
         raise ValueError(f"activations: expected one of {', '.join(_ACTIVATIONS)}, got {activations!r}")
     if rules is not None:
-        others = dict(format=format, gpu_experts=gpu_experts, numa_nodes=numa_nodes, device=device, trainable=trainable or None)
+        others = dict(format=format, gpu_experts=gpu_experts, numa_nodes=numa_nodes, device=device,
+                      trainable=trainable or None)
         _refuse_beside_rules([name for name, value in others.items() if value is not None])
         given = dict(threads=threads, max_tokens=_positive("max_tokens", max_tokens), activations=activations)
         return _by_rules(model_or_path, rules, operators, weights, rule_devices, given, from_pretrained)
@@ -103,7 +105,8 @@ def enable(
 
 def _refuse_beside_rules(names):
     if names:
-        raise TypeError(f"{', '.join(names)}: rules say what goes where and in which format; leave {'it' if len(names) == 1 else 'them'} out")
+        raise TypeError(f"{', '.join(names)}: rules say what goes where and in which format; "
+                        f"leave {'it' if len(names) == 1 else 'them'} out")
 
 
 def _by_rules(model_or_path, rules, operators, weights, devices, options, from_pretrained):
@@ -164,7 +167,8 @@ def _threads(threads, numa_nodes):
 
 
 def _enable_loaded(model, weights, method, options, plan):
-    """Replaces the model's experts, and gives the masks of the device. All that can be checked is, before the first goes."""
+    """Replaces the model's experts, and gives the masks of the device. All that can be checked is, before the first
+    goes."""
     shapes = modules.find(model)
     masks = plan.masks(model, shapes.values())
     source = None if weights is None else _Source(os.fspath(weights), method)
@@ -196,8 +200,8 @@ def _give_up(model, name, done, count, error):
     if not done:
         return
     reason = (
-        f"{type(model).__name__} is unusable: enable() failed at {name} after {len(done)} of {count} experts modules had "
-        f"gone to KT ({type(error).__name__}: {error}); load the model again"
+        f"{type(model).__name__} is unusable: enable() failed at {name} after {len(done)} of {count} experts "
+        f"modules had gone to KT ({type(error).__name__}: {error}); load the model again"
     )
     for module in done:
         module.spoil(reason)
@@ -214,8 +218,10 @@ def _check_values(module, shape):
         if not values.is_floating_point() or values.element_size() < 2:
             raise ValueError(f"layer {shape.layer}: its experts are {values.dtype}; give a path, so that KT reads them")
         if values.device.type == "meta":
-            raise ValueError(f"layer {shape.layer}: its experts are on the meta device; give a path, so that KT reads them")
-    # What KT would refuse after earlier layers had gone. One expert at a time: the answer is as large as a quarter of it.
+            raise ValueError(f"layer {shape.layer}: its experts are on the meta device; give a path, "
+                             "so that KT reads them")
+    # What KT would refuse after earlier layers had gone. One expert at a time: the answer is as large as a quarter of
+    # it.
     parts = ("gate", gate_up[:, : shape.inter]), ("up", gate_up[:, shape.inter :]), ("down", down)
     for expert in range(shape.experts):
         for name, values in parts:
@@ -297,8 +303,8 @@ def _refuse_missing(folder, info):
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise ValueError(
-            f"{folder}: has no {', '.join(missing[:4])}{more}; is it a folder of experts only (kt quant)? Give the original "
-            "checkpoint as path, and this folder as weights="
+            f"{folder}: has no {', '.join(missing[:4])}{more}; is it a folder of experts only (kt quant)? Give the "
+            "original checkpoint as path, and this folder as weights="
         )
 
 

@@ -30,29 +30,29 @@ class Options:
     weights: str = ""  # path that KT reads; "" where values are given to it
     threads: int = 0
     pools: int = 0
-    numa_nodes: tuple | None = None
+    numa_nodes: tuple[int, ...] | None = None
     max_tokens: int = 4096
     group_size: int = 128
     activations: str = "default"
     cpu_activation: str | None = None  # "retain" or "recompute": experts that train; None: inference only
 
 
-# What KT and torch put into a CUDA stream for one layer stays together, up to the copy of the result: KT's buffers are the
-# stream's, and threads share streams. bf16 models wait for no device inside.
+# What KT and torch put into a CUDA stream for one layer stays together, up to the copy of the result: KT's buffers are
+# the stream's, and threads share streams. bf16 models wait for no device inside.
 _enqueuing = threading.Lock()
 
 
 @contextlib.contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Tensors made inside outlive the call: none of inference mode, and on the CPU where no device is named, whatever the
-    caller's mode and default device."""
+    """Tensors made inside outlive the call: none of inference mode, and on the CPU where no device is named, whatever
+    the caller's mode and default device."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         yield
 
 
 class _Turns:
-    """Many forwards at a time (`with turns:`), or one change (`with turns.change():`). A change lets nobody else in, waits for
-    those inside, and is alone then. Neither nests in the other."""
+    """Many forwards at a time (`with turns:`), or one change (`with turns.change():`). A change lets nobody else in,
+    waits for those inside, and is alone then. Neither nests in the other."""
 
     def __init__(self) -> None:
         self._free = threading.Condition(threading.Lock())
@@ -94,8 +94,8 @@ class _Turns:
 class KTExperts(torch.nn.Module):
     """Routed experts of one layer on KT, some of them, if asked for, on the model's device.
 
-    It has no parameters: state_dict() of a model does not hold its experts. Inference only. Any thread may call forward()
-    and place() at any time.
+    It has no parameters: state_dict() of a model does not hold its experts. Inference only. Any thread may call
+    forward() and place() at any time.
     """
 
     gpu_slots: torch.Tensor | None  # slot of each expert on the device, or -1
@@ -172,8 +172,8 @@ class KTExperts(torch.nn.Module):
         return mask
 
     def place(self, mask: torch.Tensor, device: torch.device | str) -> None:
-        """Experts whose mask is True live on `device` from now on; those that already did are not copied again. Forwards of
-        other threads wait meanwhile, and what they put into streams is done before anything changes."""
+        """Experts whose mask is True live on `device` from now on; those that already did are not copied again.
+        Forwards of other threads wait meanwhile, and what they put into streams is done before anything changes."""
         if mask.dtype != torch.bool or mask.shape != (self.shape.experts,):
             raise ValueError(
                 f"layer {self.shape.layer}: expected a bool mask of {self.shape.experts} experts, "
@@ -210,8 +210,8 @@ class KTExperts(torch.nn.Module):
 
     def _slots(self, wanted, device):
         """Brings the wanted experts' weights to the device; the expert of each slot."""
-        here = {}
-        if self.gpu_w13 is not None and self.gpu_w13.device == device:
+        here: dict[int, int] = {}
+        if self.gpu_slots is not None and self.gpu_w13 is not None and self.gpu_w13.device == device:
             here = {expert: slot for expert, slot in enumerate(self.gpu_slots.tolist()[:-1]) if slot >= 0}
         if not wanted:
             self.gpu_w13 = self.gpu_w2 = None
@@ -222,21 +222,24 @@ class KTExperts(torch.nn.Module):
             w2 = torch.empty((len(wanted), s.hidden, s.inter), dtype=torch.bfloat16, device=device)
             for slot, expert in enumerate(wanted):
                 if expert in here:
+                    assert self.gpu_w13 is not None and self.gpu_w2 is not None
                     w13[slot].copy_(self.gpu_w13[here[expert]])
                     w2[slot].copy_(self.gpu_w2[here[expert]])
                 else:
                     self._fetch(expert, w13[slot], w2[slot])
             self.gpu_w13, self.gpu_w2 = w13, w2  # only now: an error before leaves the placement as it was
             return wanted
-        expert_of = [None] * len(wanted)
+        expert_of: list[int | None] = [None] * len(wanted)
         for expert, slot in here.items():
             expert_of[slot] = expert if expert in wanted else None
         missing = [expert for expert in wanted if expert not in here]
         # Experts that leave go back to the CPU first: should a fetch fail, nobody reads a slot half written.
         for expert in here:
             if expert not in wanted:
+                assert self.gpu_slots is not None
                 self.gpu_slots[expert] = -1
                 self.gpu_experts_mask[expert] = False
+        assert self.gpu_w2 is not None  # it comes and goes with gpu_w13
         for slot, expert in enumerate(expert_of):
             if expert is None:
                 expert_of[slot] = missing.pop()
@@ -261,8 +264,8 @@ class KTExperts(torch.nn.Module):
     ) -> torch.Tensor:
         """The experts' weighted sum for each token, [tokens, hidden] like hidden_states, a tensor of the caller's own.
 
-        top_k_index, top_k_weights [tokens, top_k]: chosen experts (numbers outside of 0 ... experts - 1 are left out) and
-        their shares. torch.compile leaves this call as it is and compiles what is around it.
+        top_k_index, top_k_weights [tokens, top_k]: chosen experts (numbers outside of 0 ... experts - 1 are left out)
+        and their shares. torch.compile leaves this call as it is and compiles what is around it.
         """
         if self.wrapper is None:
             raise RuntimeError(self.unusable or f"layer {self.shape.layer}: its experts have no weights yet")

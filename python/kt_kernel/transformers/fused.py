@@ -1,5 +1,5 @@
-"""Experts of a device for a few tokens, as two kernels in Triton: weights are read where they are, once for each pair of token
-and expert. Loaded when first needed; triton comes with torch's builds for GPUs."""
+"""Experts of a device for a few tokens, as two kernels in Triton: weights are read where they are, once for each pair
+of token and expert. Loaded when first needed; triton comes with torch's builds for GPUs."""
 
 import torch
 import triton
@@ -22,8 +22,8 @@ def _as_bf16(value):
 
 
 @triton.jit
-def _middle_kernel(hidden, ids, table, w13, middle, experts, top_k: tl.constexpr, width: tl.constexpr, inter: tl.constexpr,
-                   ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _middle_kernel(hidden, ids, table, w13, middle, experts, top_k: tl.constexpr, width: tl.constexpr,
+                   inter: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """One pair's silu(gate) * up, ROWS of them."""
     pair = tl.program_id(0)
     slot = _slot_of(ids, table, pair, experts)
@@ -34,7 +34,8 @@ def _middle_kernel(hidden, ids, table, w13, middle, experts, top_k: tl.constexpr
         up = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         for first in range(0, width, COLUMNS):
             columns = first + tl.arange(0, COLUMNS)
-            values = tl.load(hidden + (pair // top_k).to(tl.int64) * width + columns, mask=columns < width, other=0.0).to(tl.float32)
+            values = tl.load(hidden + (pair // top_k).to(tl.int64) * width + columns, mask=columns < width,
+                             other=0.0).to(tl.float32)
             at = rows[:, None] * width + columns[None, :]
             inside = (rows[:, None] < inter) & (columns[None, :] < width)
             gate += tl.load(gate_at + at, mask=inside, other=0.0).to(tl.float32) * values[None, :]
@@ -45,8 +46,8 @@ def _middle_kernel(hidden, ids, table, w13, middle, experts, top_k: tl.constexpr
 
 
 @triton.jit
-def _out_kernel(middle, ids, table, scales, w2, out, experts, top_k: tl.constexpr, width: tl.constexpr, inter: tl.constexpr,
-                   ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _out_kernel(middle, ids, table, scales, w2, out, experts, top_k: tl.constexpr, width: tl.constexpr,
+                inter: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """One token's weighted sum over its experts of the device, ROWS of its values."""
     token = tl.program_id(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -12,8 +12,8 @@ from .experts import KTExperts, Options, Shape
 
 
 def find(model: torch.nn.Module) -> dict[str, Shape]:
-    """{module's name: Shape} of all experts modules, in order of layers; of one that several layers share, the first name.
-    Works on the meta device."""
+    """{module's name: Shape} of all experts modules, in order of layers; of one that several layers share, the first
+    name. Works on the meta device."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, KTExperts):

@@ -69,7 +69,8 @@ class Recorder:
         return self
 
     def stop(self) -> Recorder:
-        """Counts no more; what was counted stays until reset(). Others, such as update_every, count on. Returns the recorder."""
+        """Counts no more; what was counted stays until reset(). Others, such as update_every, count on. Returns the
+        recorder."""
         with self._lock:
             if self._running:
                 self._before = self._now()
@@ -191,6 +192,7 @@ class Plan:
         if isinstance(self.gpu_experts, torch.Tensor):
             return _whole_table(self.gpu_experts, layers, experts, rows)
         total = how_many(self.gpu_experts, len(rows), experts)
+        assert self.strategy is not None  # chosen when the plan was made
         with plain_tensors():
             return tables.place(self.strategy, layers, experts, total, self.statistics, moe_layers=rows)
 
@@ -209,7 +211,7 @@ def _mask_or_number(given: Any) -> torch.Tensor | int | float:
     """gpu_experts as a bool tensor on the CPU, an int or a float."""
     if isinstance(given, torch.Tensor) and given.dim() == 0:
         given = given.item()
-    if isinstance(given, (torch.Tensor, list, tuple)) or getattr(given, "ndim", 0):
+    if isinstance(given, (torch.Tensor, list, tuple)) or getattr(given, "ndim", 0) != 0:
         try:
             with plain_tensors():
                 mask = torch.as_tensor(given).cpu()
@@ -286,7 +288,8 @@ def update_placement(
         else:
             number = _mask_or_number(num_gpu_experts)
             if isinstance(number, torch.Tensor):
-                raise TypeError(f"num_gpu_experts: expected a number for each layer or a share, got {num_gpu_experts!r}")
+                raise TypeError("num_gpu_experts: expected a number for each layer or a share, "
+                                f"got {num_gpu_experts!r}")
             total = how_many(number, len(rows), experts, "num_gpu_experts")
         table = _recorder_of(model).counts() if counts is None else _counts_of(counts, layers, experts)
         if not table.any():
@@ -306,7 +309,8 @@ def _counts_of(counts: Any, layers: int, experts: int) -> torch.Tensor:
     try:
         table = torch.as_tensor(counts).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"counts: expected a table [{layers}, {experts}] of numbers, got {type(counts).__name__}") from None
+        raise TypeError(f"counts: expected a table [{layers}, {experts}] of numbers, "
+                        f"got {type(counts).__name__}") from None
     if table.dim() == 3:  # a file's buffer dimension
         table = table.sum(dim=0)
     if tuple(table.shape) != (layers, experts):

@@ -18,8 +18,9 @@ from .modules import find, ignore_keys, make, replace
 
 @register_quantization_config("kt")
 class KTQuantizationConfig(QuantizationConfigMixin):
-    """options: experts.Options; inner: the checkpoint's own quantization_config, a dict, or None; found: called with the
-    model, still without weights, and the shapes of its experts; swap: called with the model in place of all else, by rules."""
+    """options: experts.Options; inner: the checkpoint's own quantization_config, a dict, or None; found: called with
+    the model, still without weights, and the shapes of its experts; swap: called with the model in place of all else,
+    by rules."""
 
     def __init__(self, options: Any = None, inner: Any = None, found: Callable[..., None] | None = None,
                  swap: Callable[..., None] | None = None, **_: Any) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -29,7 +30,7 @@ def run(weights, hidden, ids, scales):
     return _one_by_one(w13, w2, hidden, slot, scales)
 
 
-_kernels = {}  # by device and shape: the module `fused`, or None where it does not work
+_kernels: dict[tuple[Any, ...], Any] = {}  # by device and shape: the module `fused`, or None where it does not work
 
 
 def prepare(weights, top_k):
@@ -60,7 +61,8 @@ def _load_fused(weights, top_k):
     except Exception as error:  # whatever goes wrong inside of a compiler
         if None not in _kernels.values():
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s", reason)
+            logging.getLogger("kt_kernel").warning("experts on the GPU run through torch's own operations: Triton: %s",
+                                                   reason)
         return None
 
 
@@ -159,6 +161,7 @@ class WriteBack:
         two, hidden, inter = 2 * self._inter, self._hidden, self._inter
         method = self._method
         eighth = torch.float8_e4m3fn
+        scales: tuple[tuple[int, ...], tuple[int, ...]]
         if method == "FP8":
             blocks = -(-inter // 128), -(-hidden // 128)
             scales = ((2 * blocks[0], blocks[1]), (blocks[1], blocks[0]))

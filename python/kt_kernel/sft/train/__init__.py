@@ -1,5 +1,5 @@
-"""The Python side of `kt sft train`: a plan that the program has made of a recipe, carried out with stock transformers, PEFT and
-TRL. The experts are kt_kernel.sft's; there is no arithmetic here but that of trainers.
+"""The Python side of `kt sft train`: a plan that the program has made of a recipe, carried out with stock transformers,
+PEFT and TRL. The experts are kt_kernel.sft's; there is no arithmetic here but that of trainers.
 
     command      the command line, signals, exit codes
     plan         what the program hands over

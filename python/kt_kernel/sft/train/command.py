@@ -21,8 +21,10 @@ _PREFERENCES = ("trl", "datasets")
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kt_kernel.sft", description="Trains what `kt sft train` has planned.")
-    parser.add_argument("--plan", required=True, help="the plan as JSON, from `kt sft train FILE --dry-run --json`; -: standard input")
+    parser = argparse.ArgumentParser(prog="python -m kt_kernel.sft",
+                                     description="Trains what `kt sft train` has planned.")
+    parser.add_argument("--plan", required=True,
+                        help="the plan as JSON, from `kt sft train FILE --dry-run --json`; -: standard input")
     parser.add_argument("--events", action="store_true", help="tell progress as an object a line")
     flags = parser.parse_args(words)
     events = Events(flags.events)
@@ -50,7 +52,8 @@ def main(words: list[str]) -> int:
 
 
 def _kind_of(error):
-    if type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error) or "can't allocate memory" in str(error):
+    if (type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)
+        or "can't allocate memory" in str(error)):
         return "memory"
     return "input" if isinstance(error, ValueError | FileNotFoundError) else "internal"
 
@@ -58,7 +61,8 @@ def _kind_of(error):
 def _run(plan: Plan, events: Events) -> int:
     _check_packages(plan)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise TrainingError("WORLD_SIZE: training is one process, which uses all cores and may use several GPUs", "unsupported")
+        raise TrainingError("WORLD_SIZE: training is one process, which uses all cores and may use several GPUs",
+                            "unsupported")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

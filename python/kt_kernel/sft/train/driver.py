@@ -118,17 +118,19 @@ def _encoded(plan, tokenizer, rows, eval_rows, events):
     s = plan.settings
     out = []
     for part in (rows, eval_rows):
-        encoder = encode.Encoder(tokenizer, s["cutoff_len"], s["mask_history"], s["train_on_prompt"], s["enable_thinking"])
+        encoder = encode.Encoder(tokenizer, s["cutoff_len"], s["mask_history"], s["train_on_prompt"],
+                                 s["enable_thinking"])
         dropped = Dropped()
         encoded = encoder.rows(part, dropped)
         for line in dropped.lines():
             events.note(line)
         if encoder.counts.cut:
-            events.note(f"{encoder.counts.cut} of {len(part)} rows are longer than cutoff_len {s['cutoff_len']} and were cut")
+            events.note(f"{encoder.counts.cut} of {len(part)} rows are longer than cutoff_len {s['cutoff_len']} "
+                        "and were cut")
         if encoder.counts.rewritten:
             events.note(
-                f"the chat template changes {encoder.counts.rewritten} earlier answers once later turns follow; of such rows the "
-                "last answer counts alone"
+                f"the chat template changes {encoder.counts.rewritten} earlier answers once later turns follow; "
+                "of such rows the last answer counts alone"
             )
         if part and not encoded:
             raise TrainingError("no row is left: " + "; ".join(dropped.lines()))
@@ -158,7 +160,8 @@ def _trainer(plan, model, tokenizer, rows, eval_rows):
             model = peft.get_peft_model(model, lora)
         more: dict[str, Any] = {}
         if plan["compute_accuracy"] and eval_rows is not None:
-            more = {"compute_metrics": _accuracy, "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
+            more = {"compute_metrics": _accuracy,
+                    "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
         trainer = GuardedTrainer(
             model, args=arguments(plan), train_dataset=rows, eval_dataset=eval_rows, processing_class=tokenizer,
             data_collator=encode.Batches(tokenizer.pad_token_id or 0), **more,

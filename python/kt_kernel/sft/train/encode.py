@@ -39,7 +39,8 @@ class Counts:
 class Encoder:
     """For one recipe."""
 
-    def __init__(self, tokenizer: Any, cutoff: int, mask_history: bool, train_on_prompt: bool, thinking: bool | None) -> None:
+    def __init__(self, tokenizer: Any, cutoff: int, mask_history: bool, train_on_prompt: bool,
+                 thinking: bool | None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise TrainingError("the tokenizer has no chat template, which says how messages become text")
         self._tokenizer, self._cutoff = tokenizer, cutoff
@@ -126,8 +127,8 @@ class Encoder:
             return
         if self._render(messages[:at], row, True) == self._render(messages[:at], row, False):
             raise TrainingError(
-                "the chat template has no generation prompt: with add_generation_prompt it writes the same as without, so where an "
-                "answer begins cannot be told"
+                "the chat template has no generation prompt: with add_generation_prompt it writes the same as without, "
+                "so where an answer begins cannot be told"
             )
 
     def _tokens(self, text, spans):
@@ -151,8 +152,8 @@ class Encoder:
 
 
 def pack(rows: list[Encoded], width: int, apart: bool) -> list[Encoded]:
-    """Several in one, none longer than width: the longest first, each into the first row that has room. apart: they do not see
-    each other."""
+    """Several in one, none longer than width: the longest first, each into the first row that has room. apart: they do
+    not see each other."""
     bins: list[list[Encoded]] = []
     room: list[int] = []
     for row in sorted(rows, key=lambda one: len(one.ids), reverse=True):
@@ -165,7 +166,9 @@ def pack(rows: list[Encoded], width: int, apart: bool) -> list[Encoded]:
         room[at] -= len(row.ids)
     out = []
     for packed in bins:
-        starts, ids, labels = [], [], []
+        starts: list[int] = []
+        ids: list[int] = []
+        labels: list[int] = []
         for row in packed:
             starts.append(len(ids))
             ids += row.ids

@@ -1,4 +1,5 @@
-"""What the program is told while Python trains: an object a line on standard output, or words where a person started it."""
+"""What the program is told while Python trains: an object a line on standard output, or words where a person started
+it."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def sync_tree(path: pathlib.Path) -> None:
 
 
 def staged(output: pathlib.Path, what: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """A folder that `write` has filled, synced, in output's staging place. A disk that is full is a TrainingError, and nothing
-    is left."""
+    """A folder that `write` has filled, synced, in output's staging place. A disk that is full is a TrainingError, and
+    nothing is left."""
     folder = output / STAGING / what
     shutil.rmtree(folder.parent, ignore_errors=True)
     try:
@@ -77,8 +77,8 @@ def full_disk(error: BaseException, output: pathlib.Path, what: str = "") -> Tra
     if not _is_full(error, output):
         return None
     return TrainingError(
-        f"{output / what}: no room to write it ({_reason(error)}); what was saved before is whole, and the same command goes on "
-        "from there",
+        f"{output / what}: no room to write it ({_reason(error)}); what was saved before is whole, and the same "
+        "command goes on from there",
         "memory",
     )
 
@@ -88,7 +88,8 @@ def _is_full(error, folder):
     while at is not None:  # writers of tensors wrap what the system said
         if isinstance(at, OSError) and at.errno in _FULL:
             return True
-        if any(words in str(at) for words in ("No space left", "File too large", "Disk quota", "writing file failed", "unexpected pos")):
+        if any(words in str(at)
+               for words in ("No space left", "File too large", "Disk quota", "writing file failed", "unexpected pos")):
             return True
         at = at.__cause__ or at.__context__
     return folder.is_dir() and shutil.disk_usage(folder).free < _ROOM
@@ -216,7 +217,8 @@ def draw(path: pathlib.Path, title: str, points: Iterable[tuple[float, float]]) 
         marks.append(f'<text x="{across}" y="{height - bottom + 18}" text-anchor="middle">{x:.0f}</text>')
     line = '<polyline fill="none" stroke="{}" stroke-width="{}" points="{}"/>'
     write_whole(path, "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
         f'<text x="{width / 2}" y="22" text-anchor="middle" font-size="15">{title}</text>',
         *marks,

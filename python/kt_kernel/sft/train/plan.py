@@ -14,7 +14,8 @@ class Plan:
 
     def __init__(self, parts: dict[str, Any]) -> None:
         if parts.get("version") != VERSION:
-            raise ValueError(f"plan: expected version {VERSION}, found {parts.get('version')!r}; kt and kt_kernel differ")
+            raise ValueError(f"plan: expected version {VERSION}, found {parts.get('version')!r}; "
+                             "kt and kt_kernel differ")
         self.parts = parts
         self.model: dict[str, Any] = parts["model"]
         self.lora: dict[str, Any] = parts["lora"]

@@ -37,7 +37,8 @@ def _parts(plan):
     if plan.stage == "kto":
         from trl import KTOConfig, KTOTrainer
 
-        weights = {"desirable_weight": float(s["kto_chosen_weight"]), "undesirable_weight": float(s["kto_rejected_weight"])}
+        weights = {"desirable_weight": float(s["kto_chosen_weight"]),
+                   "undesirable_weight": float(s["kto_rejected_weight"])}
         return KTOTrainer, KTOConfig, dict(beta=beta, **weights)
     if s["pref_loss"] == "orpo":
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer
@@ -46,7 +47,8 @@ def _parts(plan):
     if s["pref_loss"] == "simpo":
         from trl.experimental.cpo import CPOConfig, CPOTrainer
 
-        return CPOTrainer, CPOConfig, {"beta": beta, "loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": float(s["simpo_gamma"])}
+        return CPOTrainer, CPOConfig, {"beta": beta, "loss_type": "simpo", "cpo_alpha": 0.0,
+                                       "simpo_gamma": float(s["simpo_gamma"])}
     from trl import DPOConfig, DPOTrainer
 
     more: dict[str, Any] = {"beta": beta, "label_smoothing": float(s["dpo_label_smoothing"]), "loss_type": ["sigmoid"]}
@@ -56,8 +58,8 @@ def _parts(plan):
 
 
 def preference_trainer(model: Any, lora: Any, plan: Plan, tokenizer: Any, rows: Any, eval_rows: Any) -> Any:
-    """lora: attached by TRL, whose reference is then the model without it; None for a model with an adapter of its own, which is
-    copied for a reference."""
+    """lora: attached by TRL, whose reference is then the model without it; None for a model with an adapter of its own,
+    which is copied for a reference."""
     stock, config, more = _parts(plan)
     kind = type(f"Guarded{stock.__name__}", (Guarded, stock), {})
     args = arguments(plan, config, max_length=plan["cutoff_len"], router_aux_loss_coef=0.0, **more)

@@ -173,7 +173,8 @@ class _Reader:
             if not (isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(t, str) for t in turn)):
                 raise Unfit("its history is no list of pairs")
             messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-        messages.append({"role": "user", "content": "\n".join(t for t in (self.text("prompt"), self.text("query")) if t)})
+        messages.append({"role": "user",
+                         "content": "\n".join(t for t in (self.text("prompt"), self.text("query")) if t)})
         answer = self.column("response")
         if isinstance(answer, str) and answer.strip():
             messages.append({"role": "assistant", "content": answer})

@@ -50,7 +50,8 @@ def matrices(model: torch.nn.Module) -> list[Matrix]:
         if not _LAYER.match(name):
             continue
         inner = _LAYER.match(name)[2]  # type: ignore[index]
-        fused = [p for p in ("gate_up_proj", "down_proj") if p in module._parameters and module._parameters[p].dim() == 3]
+        fused = [p for p in ("gate_up_proj", "down_proj") if p in module._parameters
+                 and module._parameters[p].dim() == 3]
         for parameter in fused:
             other = (f"{name}.gate_proj", f"{name}.up_proj") if parameter == "gate_up_proj" else ()
             out.append(Matrix(f"{name}.{parameter}", "routed experts", other))
@@ -66,8 +67,8 @@ def matrices(model: torch.nn.Module) -> list[Matrix]:
 
 
 def lora_config(model: torch.nn.Module, plan: Any) -> Any:
-    """A LoraConfig. Attention goes by modules; routed experts, shared experts and dense MLPs by parameters, because PEFT takes
-    modules called gate_proj, up_proj and down_proj for routed experts."""
+    """A LoraConfig. Attention goes by modules; routed experts, shared experts and dense MLPs by parameters, because
+    PEFT takes modules called gate_proj, up_proj and down_proj for routed experts."""
     import peft
 
     every = matrices(model)

@@ -1,5 +1,5 @@
-"""transformers' trainer with three promises more: checkpoints are whole, steps that are not finite are not taken, and somebody is
-told. The same for TRL's trainers."""
+"""transformers' trainer with three promises more: checkpoints are whole, steps that are not finite are not taken, and
+somebody is told. The same for TRL's trainers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ class Watcher(transformers.TrainerCallback):
         logs = logs or {}
         if "eval_loss" in logs:
             accuracy = logs.get("eval_accuracy")
-            self.events.send("evaluation", step=state.global_step, eval_loss=float(logs["eval_loss"]), eval_accuracy=accuracy)
+            self.events.send("evaluation", step=state.global_step, eval_loss=float(logs["eval_loss"]),
+                             eval_accuracy=accuracy)
             self._add(args, state, eval_loss=float(logs["eval_loss"]), eval_accuracy=accuracy)
         if "loss" not in logs:
             return
@@ -108,8 +109,8 @@ class Watcher(transformers.TrainerCallback):
             **self.meter.read(),
         }
         self.events.send(
-            "step", step=state.global_step, steps=state.max_steps, epoch=_number(logs.get("epoch")), left_s=self._left(state),
-            memory_bytes=resident_bytes(), **facts,
+            "step", step=state.global_step, steps=state.max_steps, epoch=_number(logs.get("epoch")),
+            left_s=self._left(state), memory_bytes=resident_bytes(), **facts,
         )
         facts["lr"] = facts.pop("learning_rate")
         self._add(args, state, **facts)
@@ -150,8 +151,8 @@ class Watcher(transformers.TrainerCallback):
         step = self.step + 1
         if self.plan["on_nan"] == "stop":
             raise TrainingError(
-                f"step {step}: {bad}; nothing of it was applied. A smaller learning_rate, or rows that are not what they seem; "
-                "on_nan=skip leaves such steps out"
+                f"step {step}: {bad}; nothing of it was applied. A smaller learning_rate, or rows that are not what "
+                "they seem; on_nan=skip leaves such steps out"
             )
         self.skipped += 1
         self.events.note(f"step {step} is left out: {bad}")
@@ -164,7 +165,8 @@ class Watcher(transformers.TrainerCallback):
             finite = torch.isfinite(parameter.grad)
             at = tuple(int(i) for i in (~finite).nonzero()[0]) if not bool(finite.all()) else (0,) * parameter.dim()
             value = float(parameter.grad[at])
-            return f"a gradient is {value if not math.isfinite(value) else 'too large'} ({targets.where(model, name, at)})"
+            return (f"a gradient is {value if not math.isfinite(value) else 'too large'} "
+                    f"({targets.where(model, name, at)})")
         return "the gradients are too large"
 
 
@@ -186,7 +188,8 @@ class GuardedTrainer(Guarded, transformers.Trainer):
 
 
 def checkpoint_contexts() -> Any:
-    """Two contexts that share what experts gave in a block's first run. A function of a module, so that arguments can be saved."""
+    """Two contexts that share what experts gave in a block's first run. A function of a module, so that arguments can
+    be saved."""
     from kt_kernel.sft.checkpointing import get_activation_checkpoint_context_fn
 
     return get_activation_checkpoint_context_fn()()
@@ -217,7 +220,8 @@ def arguments(plan: Plan, kind: type = transformers.TrainingArguments, **more: A
         bf16=plan.bf16,
         use_cpu=plan.on_cpu,
         gradient_checkpointing=recompute,
-        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": checkpoint_contexts} if recompute else None,
+        gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": checkpoint_contexts}
+                                      if recompute else None,
         logging_steps=_steps(s["logging_steps"] or 1),
         logging_first_step=s["logging_first_step"],
         save_strategy=s["save_strategy"],
@@ -241,4 +245,5 @@ def arguments(plan: Plan, kind: type = transformers.TrainingArguments, **more: A
     try:
         return kind(**{key: value for key, value in values.items() if key in known})
     except (ValueError, ImportError) as error:
-        raise TrainingError(f"transformers refuses the recipe's values: {' '.join(str(error).split())[:300]}") from error
+        raise TrainingError("transformers refuses the recipe's values: "
+                            f"{' '.join(str(error).split())[:300]}") from error

@@ -41,7 +41,8 @@ class ExpertClock:
         return timed
 
     def now(self) -> tuple[float, float, float, float]:
-        return self.seconds["forward"], self.seconds["backward"], self.operations["forward"], self.operations["backward"]
+        return (self.seconds["forward"], self.seconds["backward"], self.operations["forward"],
+                self.operations["backward"])
 
 
 CLOCK = ExpertClock()
