@@ -95,8 +95,8 @@ struct Queries {
   bool wide;
 };
 
-// Rows [begin, begin + rows) of all `c.rows` over the blocks from `first_block` on, a group or each block in a call of its
-// own; sums as attend leaves them. `unseen` keys behind the last and before the first are blocks given in vain.
+// Rows [begin, begin + rows) of all `c.rows` over the blocks from `first_block` on, a group or each block in a call of
+// its own; sums as attend leaves them. `unseen` keys behind the last and before the first are blocks given in vain.
 struct Run {
   int begin = 0, rows = 0;
   bool joined = false;  // groups by merge and join, not by attend

@@ -74,8 +74,8 @@ void set_window(LayerSpec& layer, int window);
 // Windows of those layers that layer_types calls sliding_attention; false where the config has none.
 bool read_layer_types(const ConfigReader& config, ModelSpec& spec);
 
-// Layers of gated attention among layers of the delta rule, as layer_types says or full_attention_interval: mixers of all
-// layers, after fill_layers. Norms add one.
+// Layers of gated attention among layers of the delta rule, as layer_types says or full_attention_interval: mixers of
+// all layers, after fill_layers. Norms add one.
 void read_delta_layers(const ConfigReader& config, const DeltaSpec::Names& names, ModelSpec& spec);
 
 // DeepSeek-V3's layers with an indexer each, or the choice of one before.

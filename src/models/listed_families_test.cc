@@ -1,5 +1,5 @@
-// Configs of Llama 4 and SmallThinker, whose layers differ by lists: as published, small; and configs that say too little
-// or the wrong thing.
+// Configs of Llama 4 and SmallThinker, whose layers differ by lists: as published, small; and configs that say too
+// little or the wrong thing.
 #include <gtest/gtest.h>
 
 #include <cmath>

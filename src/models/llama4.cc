@@ -1,5 +1,5 @@
-// Llama 4: layers that turn neighbours and see a chunk of the text, and every fourth that does neither and whose queries
-// grow; experts that read what their sigmoid weights, beside a shared one; dense layers between.
+// Llama 4: layers that turn neighbours and see a chunk of the text, and every fourth that does neither and whose
+// queries grow; experts that read what their sigmoid weights, beside a shared one; dense layers between.
 #include <algorithm>
 
 #include "models/family.h"
@@ -98,8 +98,8 @@ constexpr GgufName kLlama4Names[] = {
     {"ffn_down_shexp", "feed_forward.shared_expert.down_proj"},
 };
 
-// Files say nothing of norms of q and k, which the model of 128 experts alone lacks, nor of chunks, but 0 where there are
-// none: there every layer turns. Queries grow as the published models' do.
+// Files say nothing of norms of q and k, which the model of 128 experts alone lacks, nor of chunks, but 0 where there
+// are none: there every layer turns. Queries grow as the published models' do.
 void complete_llama4(GgufFacts& facts) {
   Json& config = facts.config();
   if (config.contains("intermediate_size")) config["intermediate_size_mlp"] = config["intermediate_size"];

@@ -1,5 +1,5 @@
-// SmallThinker: routers read what a layer gets, before attention, and experts are gated by ReLU; which layers see a window
-// and which turn is listed.
+// SmallThinker: routers read what a layer gets, before attention, and experts are gated by ReLU; which layers see a
+// window and which turn is listed.
 #include <algorithm>
 
 #include "models/family.h"
@@ -63,8 +63,8 @@ namespace {
 
 constexpr GgufName kSmallThinkerNames[] = {{"ffn_gate_inp", "block_sparse_moe.primary_router"}};
 
-// Layouts are not in files: with a window, every fourth layer from the first on sees all and does not turn; without, all
-// layers turn.
+// Layouts are not in files: with a window, every fourth layer from the first on sees all and does not turn; without,
+// all layers turn.
 void complete_smallthinker(GgufFacts& facts) {
   Json& config = facts.config();
   const auto rename = [&](const char* usual, const char* word) {

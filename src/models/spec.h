@@ -19,8 +19,8 @@ namespace kt {
 struct GqaSpec {
   int heads = 0, kv_heads = 0, head_dim = 0;
   bool qkv_bias = false, o_bias = false;
-  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together. kHeadLast is over each
-  // head behind the rotation, and has no weights.
+  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together. kHeadLast is over
+  // each head behind the rotation, and has no weights.
   enum class Norm { kNone, kHead, kAll, kHeadLast } norm = Norm::kNone;
   bool sinks = false;  // a learned score for each head that has no value
   bool gated = false;  // q has for each head as many numbers again, whose sigmoids multiply what it gives

@@ -1,5 +1,5 @@
-// Attention on a GPU against a double loop over the numbers that the cache holds, and rows among others against the same rows
-// alone. Slots that nobody sees are poisoned. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+// Attention on a GPU against a double loop over the numbers that the cache holds, and rows among others against the
+// same rows alone. Slots that nobody sees are poisoned. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include <gtest/gtest.h>
 
 #include <algorithm>

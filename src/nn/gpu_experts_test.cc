@@ -1,5 +1,5 @@
-// Experts that run on a GPU, by the kernels that GPU operations launch: against the definition in double, beside the CPU's own, the
-// same bits whoever is in the step. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+// Experts that run on a GPU, by the kernels that GPU operations launch: against the definition in double, beside the
+// CPU's own, the same bits whoever is in the step. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include "nn/gpu_experts.h"
 
 #include <gtest/gtest.h>
@@ -220,8 +220,8 @@ TEST(GpuExperts, PiecesOfSeveralNodes) {
   }
 }
 
-// More tokens than a round has, one expert for nearly all of them and one for nobody, gate and up of two formats, two nodes, ids that
-// are nobody's, and rows to which the copies add.
+// More tokens than a round has, one expert for nearly all of them and one for nobody, gate and up of two formats, two
+// nodes, ids that are nobody's, and rows to which the copies add.
 TEST(GpuExperts, PromptsOfAnyLengthAndChoice) {
   const Layer layer({6, 72, 96},
                     LayerFormats{format_named("int8"), format_named("bf16"), format_named("q8_0")}, 21,

@@ -1,5 +1,5 @@
-// Which keys the queries of a step attend to: an indexer scores all that a query sees, and the best are chosen. Keys are
-// those of a plane of the cache that has no values. No projections, no positions, no attention.
+// Which keys the queries of a step attend to: an indexer scores all that a query sees, and the best are chosen. Keys
+// are those of a plane of the cache that has no values. No projections, no positions, no attention.
 #pragma once
 #include <cstdint>
 #include <memory>

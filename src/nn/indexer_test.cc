@@ -1,5 +1,5 @@
-// Keys chosen by an indexer, and attention that sees no others: against plain loops in double, and the same bits however
-// a sequence is cut, whoever else is in the step and however many threads there are.
+// Keys chosen by an indexer, and attention that sees no others: against plain loops in double, and the same bits
+// however a sequence is cut, whoever else is in the step and however many threads there are.
 #include "nn/indexer.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Kernels of the test driver: it cannot run a module's code. Those of cuda/kernels are compiled for it too and found by
-// their names (block_runner.h); the two that are written in the driver's assembly it knows, and does in a stream's order
-// what they are to do. Whether a module says the same shows on a GPU only. A kernel that fails ends where it is, and
-// so do those that wait: the context is gone. KT_TEST_CUDA_SEED=N chooses the order of a block's threads.
+// their names (block_runner.h); the two that are written in the driver's assembly it knows, and does in a stream's
+// order what they are to do. Whether a module says the same shows on a GPU only. A kernel that fails ends where it is,
+// and so do those that wait: the context is gone. KT_TEST_CUDA_SEED=N chooses the order of a block's threads.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

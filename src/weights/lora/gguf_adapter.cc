@@ -16,7 +16,8 @@
 namespace kt {
 namespace {
 
-// A pair of the file, in slices (experts, heads) or whole. `read` fills those of one slice: a [rank, in], b [out, rank].
+// A pair of the file, in slices (experts, heads) or whole. `read` fills those of one slice: a [rank, in], b [out,
+// rank].
 struct GgufPair {
   std::string weight;
   int64_t slices = 0;  // 0: tensors of two dimensions
