@@ -16,7 +16,8 @@ class WorkerPoolConfig:
     def __init__(self) -> None: ...
 
 class CPUInfer:
-    """Worker threads, and a queue of tasks that run in order. Objects with the same numbers share one set of threads."""
+    """Worker threads, and a queue of tasks that run in order. Objects with the same numbers share one set of
+    threads."""
 
     @overload
     def __init__(self, threads: int, pools: int = 0, numa_nodes: Sequence[int] = (), spare: int = 0) -> None: ...
@@ -35,7 +36,8 @@ class CPUInfer:
     def pools(self) -> int: ...
 
 class Rules:
-    """Placement rules of a file (empty: none) and of lines "REGEX=DEVICE[:FORMAT]"; devices: "cuda=cpu,xpu:0=cuda:0" or empty."""
+    """Placement rules of a file (empty: none) and of lines "REGEX=DEVICE[:FORMAT]"; devices: "cuda=cpu,xpu:0=cuda:0"
+    or empty."""
 
     def __init__(self, path: str, place: Sequence[str], devices: str) -> None: ...
     def operators(self) -> list[tuple[str, bool]]: ...  # what each rule puts there, and whether KT knows it
@@ -60,13 +62,15 @@ class LinearSteps:
     def __init__(self, cpu_infer: CPUInfer) -> None: ...
 
 class LinearLayer:
-    """A dense linear, packed: of values at an address (type: 0 float32, 1 bfloat16, 2 float16), or a module of a checkpoint."""
+    """A dense linear, packed: of values at an address (type: 0 float32, 1 bfloat16, 2 float16), or a module of a
+    checkpoint."""
 
     @overload
     def __init__(self, steps: LinearSteps, name: str, format: str, n: int, k: int, values: int, type: int, bias: int,
                  activations: str) -> None: ...
     @overload
-    def __init__(self, steps: LinearSteps, name: str, format: str, checkpoint: Checkpoint, bias: int, activations: str) -> None: ...
+    def __init__(self, steps: LinearSteps, name: str, format: str, checkpoint: Checkpoint, bias: int,
+                 activations: str) -> None: ...
     def forward(self, rows: int, input: int, input_stride: int, output: int, output_stride: int) -> None: ...
     @property
     def n(self) -> int: ...
@@ -90,9 +94,9 @@ class ExpertLayer:
     """The routed experts of one layer. type: 0 float32, 1 bfloat16, 2 float16."""
 
     def __init__(self, cpu_infer: CPUInfer, *, layer: int = 0, experts: int, hidden: int, inter: int, top_k: int,
-                 method: str = "AMXINT4", weights: str = "", model: str = "", max_tokens: int = 512, max_deferred: int = 0,
-                 group_size: int = 128, zero_point: bool = True, save: bool = False, swiglu_limit: float = 0.0,
-                 swiglu_alpha: float = 0.0, activations: str = "default") -> None: ...
+                 method: str = "AMXINT4", weights: str = "", model: str = "", max_tokens: int = 512,
+                 max_deferred: int = 0, group_size: int = 128, zero_point: bool = True, save: bool = False,
+                 swiglu_limit: float = 0.0, swiglu_alpha: float = 0.0, activations: str = "default") -> None: ...
     def load(self, physical_to_logical: Sequence[int]) -> None: ...
     def load_values(self, gate: int, up: int, down: int, type: int, physical_to_logical: Sequence[int]) -> None: ...
     def load_codes(self, codes: Sequence[Sequence[int]], scales: Sequence[Sequence[int]], gguf_types: Sequence[int],

@@ -21,7 +21,8 @@ class KTMoEWrapper:
     gpu_experts_mask: torch.Tensor
     def __init__(self, layer_idx: int, num_experts: int, num_experts_per_tok: int, hidden_size: int,
                  moe_intermediate_size: int, gpu_experts_mask: torch.Tensor | int | None = None,
-                 cpuinfer_threads: int | None = 0, threadpool_count: int = 0, weight_path: str | os.PathLike[str] | None = None,
+                 cpuinfer_threads: int | None = 0, threadpool_count: int = 0,
+                 weight_path: str | os.PathLike[str] | None = None,
                  chunked_prefill_size: int | None = 512, cpu_save: bool = False,
                  max_deferred_experts_per_token: int | None = None, method: str = "AMXINT4",
                  numa_nodes: Sequence[int] | None = None, mode: str = "inference", num_gpu_experts: int = 0,
