@@ -200,9 +200,9 @@ double became(const Case& c, float q) {
   return c.type == KvType::kF32 ? scaled : to_f32(to_bf16(scaled));
 }
 
-// Each row alone, in company of other sizes, and with groups joined behind each other's back: the same bits.
-void check_company(const Kernels& t, const Case& c, const Blocks& blocks, const std::vector<float>& q,
-                   const std::vector<float>& got) {
+// Each row alone, in batches of other sizes, and with groups joined behind each other's back: the same bits.
+void check_batch_invariance(const Kernels& t, const Case& c, const Blocks& blocks,
+                            const std::vector<float>& q, const std::vector<float>& got) {
   const auto rows_of = [&](int begin, int rows) {
     return std::vector<float>(got.begin() + begin * c.dv, got.begin() + (begin + rows) * c.dv);
   };
@@ -243,7 +243,7 @@ void check(const Kernels& t, const Case& c) {
           << t.name << " row " << r << " column " << i << " keys " << c.keys;
     }
   }
-  check_company(t, c, blocks, q, got);
+  check_batch_invariance(t, c, blocks, q, got);
 }
 
 TEST(Attend, EveryTableAgainstDouble) {

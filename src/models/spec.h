@@ -24,7 +24,7 @@ struct GqaSpec {
   enum class Norm { kNone, kHead, kAll, kHeadLast } norm = Norm::kNone;
   bool sinks = false;  // a learned score for each head that has no value
   bool gated = false;  // q has for each head as many numbers again, whose sigmoids multiply what it gives
-  RopeSpec rope;       // no dims: positions do not turn them
+  RopeSpec rope;       // no dims: positions do not rotate them
   QueryGrowth growth;  // of queries along the text
   double scale = 0;    // of q . k
   int window = 0;      // positions a token sees; 0: all

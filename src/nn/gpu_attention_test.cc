@@ -305,7 +305,7 @@ TEST(GpuAttention, APromptsRowsGetTheSameBitsHoweverItIsCut) {
 }
 
 // More pages than groups, so that a group has two; several sequences; sinks of one group and of many.
-TEST(GpuAttention, RowsGetTheSameBitsInAnyCompany) {
+TEST(GpuAttention, RowsGetTheSameBitsInAnyBatch) {
   const TestSequence some[] = {
       {.keys = 4200}, {.keys = 50, .seed = 10}, {.keys = 129, .count = 3, .seed = 20}};
   for (const KvType type : kRoundedTypes)

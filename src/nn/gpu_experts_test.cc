@@ -253,7 +253,7 @@ TEST(GpuExperts, PromptsOfAnyLengthAndChoice) {
 }
 
 // Rows of a token alone, of the same in a step of others, and with threads in another order.
-void check_company(Precision precision) {
+void check_batch_invariance(Precision precision) {
   const Layer layer({7, 192, 101}, format_named("int8"), 11, true);
   const Experts experts = make(layer, pool_of(1), {.precision = precision});
   Batch all(17, 4, layer.shape, 12);
@@ -290,9 +290,9 @@ void check_company(Precision precision) {
   ::setenv("KT_TEST_CUDA_SEED", seed.c_str(), 1);
 }
 
-TEST(GpuExperts, TheSameBitsInAnyCompany) {
-  check_company(Precision::kF32);
-  check_company(Precision::kBf16);
+TEST(GpuExperts, TheSameBitsInAnyBatch) {
+  check_batch_invariance(Precision::kF32);
+  check_batch_invariance(Precision::kBf16);
 }
 
 TEST(GpuExperts, PlansNeedNoGpuAndErrorsNameTheLayer) {

@@ -28,7 +28,7 @@ struct IndexerArgs {
   int64_t seen_stride = 0;
 };
 
-// Results are the same for any number of threads, any company in the batch and any split of a sequence into steps.
+// Results are the same for any number of threads, any batch and any split of a sequence into steps.
 class IndexerWork {
  public:
   IndexerWork(std::shared_ptr<Pool> pool, const Kernels& kernels);

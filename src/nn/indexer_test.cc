@@ -217,7 +217,7 @@ TEST(Indexer, ChoosesTheBestAndAttentionSeesNoOthers) {
   }
 }
 
-TEST(Indexer, CutsCompanyAndThreadsChangeNoBit) {
+TEST(Indexer, CutsBatchesAndThreadsChangeNoBit) {
   for (const KvType type : {KvType::kF32, KvType::kBf16, KvType::kS8})
     for (const bool shared : {true, false}) {
       const ChoosingLayer layer({type, 6, shared ? 1 : 2, 40, 24, shared});
