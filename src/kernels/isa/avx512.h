@@ -5,7 +5,9 @@
 //                    saturate); any u8: even and odd bytes widened to 16 bits, two madds, two adds.
 //   VNNI             vpdpbusd, which does not saturate.
 // int32 sums hold for 2^31 / (255 * 127) = 66,000 columns; packing refuses longer spans.
-// bf16 * bf16         vdpbf16ps: the two products of a pair are added to f32 one after the other, each sum rounded once
+//
+// bf16 * bf16:
+//   BF16             vdpbf16ps: the two products of a pair are added to f32 one after the other, each sum rounded once
 //                    to nearest, inputs and results that are denormal as zeros: the error of a plain f32 sum.
 //
 // e4m3, in pairs of columns (layout.h) -> f16 bits (sign, 0eeee, mmm0000000) in 16-bit lanes, where even bytes make
