@@ -12,7 +12,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAPERS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("demo/*.md"), *ROOT.glob("examples/*.md")])
+PAPERS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("demo/*.md"), *ROOT.glob("examples/*.md"),
+                 *ROOT.glob("src/*/*.md")])
 # A name between quotes where the environment is asked, in C++ and in Python.
 ASKED = re.compile(r'(?:getenv|is_set|setting|variable|environ\.get|environ)[(\[]\s*"([A-Z][A-Z_0-9]+)"')
 # Lists that are walked with one of those functions.
@@ -87,14 +88,44 @@ def test_the_tour_names_what_is_there():
     assert not [name for name in re.findall(r"`(\w+::\w+)`", tour) if not any(defines(text, name) for text in texts)]
 
 
-def test_design_names_what_is_there():
-    """Its files and folders, but patterns and what is a word with a stroke."""
-    names = set(re.findall(r"`([\w.]+/[\w./]*)`", (ROOT / "DESIGN.md").read_text()))
-    words = {"hybrid/ExpertLayer", "new/delete", "snake_case.h/.cc/.cu"}
-    places = [ROOT, ROOT / "src", ROOT / "python", ROOT / "python/kt_kernel/sft"]
-    assert len(names) > 60
-    assert not [name for name in sorted(names - words)
-                if not any((place / (name + end)).exists() for place in places for end in ("", ".cc", ".h", ".py"))]
+def text_of_tree():
+    """All that is code, scripts or builds, without the papers."""
+    ends = {".cc", ".h", ".cu", ".py", ".pyi", ".js", ".sh", ".cmake", ".txt", ".toml", ".yaml"}
+    folders = ("src", "python", "scripts", "tests", "cmake", "tools", "examples")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in ends and path.is_file()]
+    return "\n".join(path.read_text(errors="ignore") for path in [*files, ROOT / "CMakeLists.txt", ROOT / "Makefile"]
+                     if path != pathlib.Path(__file__).resolve())
+
+
+ROOMS = sorted(ROOT.glob("src/*/README.md"))
+
+
+@pytest.mark.parametrize("paper", [ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", DOCS / "internals.md", *ROOMS],
+                         ids=lambda path: str(path.relative_to(ROOT)))
+def test_papers_name_files_that_are_there(paper):
+    """Files and folders between quotes, but patterns, what a build or an exercise makes, and words with a stroke."""
+    assert len(ROOMS) >= 3
+    names = set(re.findall(r"`([\w.]+/[\w./]*)`", prose(paper)))
+    if paper in ROOMS:  # there, files of the folder stand without it
+        names |= set(re.findall(r"`(\w[\w.]*\.(?:cc|h|cu|cmake|py))`", prose(paper)))
+    words = {"hybrid/ExpertLayer", "new/delete", "snake_case.h/.cc/.cu", "build/venv"}
+    exercises = "".join(patch.read_text() for patch in (ROOT / "tests/exercises").glob("*.patch"))
+    places = [paper.parent, ROOT, ROOT / "src", ROOT / "python", ROOT / "python/kt_kernel/sft"]
+    assert len(names) > (60 if paper.name == "DESIGN.md" else 3)
+    assert not [name for name in sorted(names - words) if f"+++ b/{name}" not in exercises
+                and not any((place / (name + end)).exists() for place in places for end in ("", ".cc", ".h", ".py"))]
+
+
+@pytest.mark.parametrize("paper", [ROOT / "DESIGN.md", *ROOMS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_papers_name_what_the_code_has(paper):
+    """Types, functions, constants, variables and macros between quotes, but examples of a style and what is forbidden."""
+    known = set(re.findall(r"[A-Za-z_]\w*", text_of_tree()))
+    known |= {part for path in tracked() for part in re.split(r"[/.]", path.relative_to(ROOT).as_posix())}
+    examples = {"kConstant", "kThis", "member_", "prepared_", "_impl", "snake_case"}
+    named = {word for quoted in re.findall(r"`([^`\n]+)`", prose(paper))
+             for word in re.findall(r"(?<![\w-])(?:k?[A-Z]\w+|\w+_\w*|\w+(?=\())", quoted)}
+    assert len(named) > 10
+    assert sorted(named - known - examples) == []
 
 
 # Where lines may be over 120 columns, and why: data, texts of others, and what a digest covers.

@@ -3,8 +3,8 @@
 // ("blk.3.ffn_up_exps.weight.lora_a" [experts, rank, in]). In f32.
 //
 // What files of a family store in another order than the published checkpoint has its factors in that order: rows of q
-// and k reordered for the rotation of neighbours, kv_b in its two halves, with keys' transposed ((B A)^T = A^T B^T, head
-// by head). One alpha serves the file; where a matrix has another one, its B is multiplied by what it differs by.
+// and k reordered for the rotation of neighbours, kv_b in its two halves, with keys' transposed ((B A)^T = A^T B^T,
+// head by head). One alpha serves the file; where a matrix has another one, its B is multiplied by what it differs by.
 #pragma once
 #include <cstdint>
 #include <string>
