@@ -92,7 +92,8 @@ def text_of_tree():
     """All that is code, scripts or builds, without the papers."""
     ends = {".cc", ".h", ".cu", ".py", ".pyi", ".js", ".sh", ".cmake", ".txt", ".toml", ".yaml"}
     folders = ("src", "python", "scripts", "tests", "cmake", "tools", "examples")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in ends and path.is_file()]
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")
+             if path.suffix in ends and path.is_file()]
     return "\n".join(path.read_text(errors="ignore") for path in [*files, ROOT / "CMakeLists.txt", ROOT / "Makefile"]
                      if path != pathlib.Path(__file__).resolve())
 
@@ -118,7 +119,7 @@ def test_papers_name_files_that_are_there(paper):
 
 @pytest.mark.parametrize("paper", [ROOT / "DESIGN.md", *ROOMS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_papers_name_what_the_code_has(paper):
-    """Types, functions, constants, variables and macros between quotes, but examples of a style and what is forbidden."""
+    """Types, functions, constants, variables and macros between quotes, but examples of a style."""
     known = set(re.findall(r"[A-Za-z_]\w*", text_of_tree()))
     known |= {part for path in tracked() for part in re.split(r"[/.]", path.relative_to(ROOT).as_posix())}
     examples = {"kConstant", "kThis", "member_", "prepared_", "_impl", "snake_case"}
@@ -149,7 +150,8 @@ def tracked():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
     if any(listed):
         return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
-    return [path for path in ROOT.rglob("*") if path.is_file() and not path.relative_to(ROOT).parts[0].startswith("build")]
+    return [path for path in ROOT.rglob("*")
+            if path.is_file() and not path.relative_to(ROOT).parts[0].startswith("build")]
 
 
 def test_no_long_lines():
