@@ -1,5 +1,5 @@
-// Any bytes as a GGUF block whose numbers are looked up in a grid (the first byte says of which type): codes of the grid, and
-// the same block again when it is made of them.
+// Any bytes as a GGUF block whose numbers are looked up in a grid (the first byte says of which type): codes of the
+// grid, and the same block again when it is made of them.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

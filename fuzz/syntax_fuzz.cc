@@ -11,8 +11,9 @@ namespace {
 
 std::shared_ptr<const ArgumentTypes> types() {
   static const auto made = std::make_shared<const ArgumentTypes>(template_tools(OrderedJson::parse(R"([
-    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"s": {"type": "string"},
-      "i": {"type": "integer"}, "o": {"type": "object"}, "u": {"type": ["string", "null", "array"]}, "b": {"type": "boolean"}}}}}])")));
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+      "s": {"type": "string"}, "i": {"type": "integer"}, "o": {"type": "object"},
+      "u": {"type": ["string", "null", "array"]}, "b": {"type": "boolean"}}}}}])")));
   return made;
 }
 

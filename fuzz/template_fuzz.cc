@@ -8,7 +8,8 @@ namespace {
 const kt::TemplateVariables& variables() {
   static const auto value = kt::TemplateVariables::parse(R"({
     "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "h\u00e9 </think> x"},
-                 {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}],
+                 {"role": "assistant", "content": null,
+                  "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}],
     "tools": [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "number"}}}}}],
     "add_generation_prompt": true, "bos_token": "<s>", "n": 3, "f": 2.5, "xs": [3, 1, 2]})");
   return value;

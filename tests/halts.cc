@@ -1,5 +1,6 @@
-// Preloaded into kt by tests: halts it at a stated point of its work, however fast or busy the machine is. No part of the product
-// knows of it. Points are the calls by which bytes and names reach the disk, counted over all threads from 1.
+// Preloaded into kt by tests: halts it at a stated point of its work, however fast or busy the machine is. No part of
+// the product knows of it. Points are the calls by which bytes and names reach the disk, counted over all threads from
+// 1.
 //
 //   KT_TEST_HALT="kill call N"          dies (SIGKILL) before the N-th of those calls
 //   KT_TEST_HALT="kill rename N NAME"   dies behind the N-th rename to a last name that begins with NAME

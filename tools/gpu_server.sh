@@ -3,9 +3,11 @@
 # Steps in the order given, each with its own limit; logs go to $OUT, else ./out.
 #
 #   tools/gpu_server.sh build      kt, nn_test, model_probe for this CPU in build-gpu (two minutes on 16 cores)
-#   tools/gpu_server.sh check      kernels and operations against double loops and the CPU's, then compute-sanitizer's four tools
+#   tools/gpu_server.sh check      kernels and operations against double loops and the CPU's, then the four tools of
+#                                  compute-sanitizer
 #   tools/gpu_server.sh logits     the demo model, CPU beside GPU, formats and caches
-#   tools/gpu_server.sh decode     48 layers of Qwen3-30B-A3B's shape (Q4_0, even routing): --gpu off and 0 in turns; LAYERS=N
+#   tools/gpu_server.sh decode     48 layers of Qwen3-30B-A3B's shape (Q4_0, even routing): --gpu off and 0 in turns;
+#                                  LAYERS=N
 #
 # KT_CUDA_PTX names a folder with modules made elsewhere (scripts/kernels.sh): tuning a kernel needs no build here.
 set -euo pipefail
@@ -20,7 +22,8 @@ say() { printf '\n== %s (%dm%02ds)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); 
 limited() { timeout "$@" || { echo "failed: ${*:2:2}"; failures=$((failures + 1)); }; }
 
 step_build() {
-  cmake -S . -B "$build" -G Ninja -DKT_ISAS=native > "$out/configure.log" 2>&1 || { tail -n 20 "$out/configure.log"; exit 1; }
+  cmake -S . -B "$build" -G Ninja -DKT_ISAS=native > "$out/configure.log" 2>&1 ||
+    { tail -n 20 "$out/configure.log"; exit 1; }
   timeout 300 cmake --build "$build" -j "$(nproc)" --target kt nn_test model_probe > "$out/build.log" 2>&1 ||
     { grep -E -A5 'error' "$out/build.log" | head -40; exit 1; }
 }
@@ -40,9 +43,11 @@ step_logits() {
   timeout 120 python3 - "$build/src/models/model_probe" <<'P'
 import subprocess, sys
 import numpy as np
-lines = "\n".join(" ".join(str((i * a + b) % 200 + 5) for i in range(n)) for a, b, n in [(37, 11, 70), (13, 7, 33)]) + "\n"
+lines = "\n".join(" ".join(str((i * a + b) % 200 + 5) for i in range(n))
+                  for a, b, n in [(37, 11, 70), (13, 7, 33)]) + "\n"
 def logits(*options):
-    done = subprocess.run([sys.argv[1], "demo/tiny-deepseekv3", *options], input=lines.encode(), capture_output=True, check=True)
+    done = subprocess.run([sys.argv[1], "demo/tiny-deepseekv3", *options], input=lines.encode(),
+                          capture_output=True, check=True)
     return np.frombuffer(done.stdout, "<f4")
 for options in ([], ["--linear-format", "int8"], ["--linear-format", "int4_g32"], ["--linear-format", "fp8_row"],
                 ["--linear-format", "mxfp4"], ["--kv", "bf16"], ["--kv", "int8"]):

@@ -35,10 +35,12 @@ for round in $(seq "$rounds"); do
   for shape in ${SHAPES:-qwen3-30b deepseek-v3}; do
     for format in int8 int4; do
       for count in ${threads//,/ }; do
-        timeout 60 "$kt" microbench moe --seconds "$seconds" --json --shape "$shape" --tokens 1,16,1024 --format $format --threads "$count" \
+        timeout 60 "$kt" microbench moe --seconds "$seconds" --json --shape "$shape" --tokens 1,16,1024 \
+          --format $format --threads "$count" \
           > "$build/ours/$round-$shape-$format-$count.json" || echo "failed: kt, $shape $format, $count threads"
       done
-      timeout 200 "$python" tools/rival_kt_kernel.py --package "$package" --shape "$shape" --method ${format^^} --threads "$threads" \
+      timeout 200 "$python" tools/rival_kt_kernel.py --package "$package" --shape "$shape" \
+        --method ${format^^} --threads "$threads" \
         --seconds "$seconds" >> "$out/rival.jsonl" || echo "failed: kt-kernel, $shape $format"
       printf '%s %s, round %d (%dm%02ds)\n' "$shape" $format "$round" $((SECONDS / 60)) $((SECONDS % 60))
     done

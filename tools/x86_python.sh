@@ -54,7 +54,8 @@ step() {
 # A module that this Python lacks, from a wheel in carry/python.
 borrow() {
   "$python" -c "import $1" 2> /dev/null && return
-  compgen -G "carry/python/$1-*.whl" > /dev/null || { echo "no $1 in $python, and no wheel of it in carry/python"; return 0; }
+  compgen -G "carry/python/$1-*.whl" > /dev/null ||
+    { echo "no $1 in $python, and no wheel of it in carry/python"; return 0; }
   for wheel in carry/python/*.whl; do "$python" -m zipfile -e "$wheel" "$build/borrowed"; done
 }
 
@@ -73,15 +74,18 @@ build() {
   "$python" -m nanobind --version || true
   cmake -S . -B "$build" "${generator[@]}" "${compiler[@]}" -DKT_PYTHON=ON "-DPython_EXECUTABLE=$(command -v "$python")"
   cmake --build "$build" -j "$(nproc)" --target kt kt_kernel_ext cuda_test hybrid_test isas_probe
-  PYTHONPATH=$build/python:$PYTHONPATH "$python" -c 'import kt_kernel; print(kt_kernel.__version__, kt_kernel.__cpu_variant__,
-    kt_kernel.kt_kernel_ext.cuda_status())'
+  PYTHONPATH=$build/python:$PYTHONPATH "$python" -c '
+import kt_kernel
+print(kt_kernel.__version__, kt_kernel.__cpu_variant__,
+      kt_kernel.kt_kernel_ext.cuda_status())'
 }
 
 doctor() {
   "$build/bin/kt" version
   "$build/bin/kt" doctor || true
   nvidia-smi || true
-  "$python" -m pip list 2> /dev/null | grep -iE '^(torch|transformers|safetensors|accelerate|peft|compressed|gguf|nanobind|pytest|numpy|triton) ' || true
+  local names='torch|transformers|safetensors|accelerate|peft|compressed|gguf|nanobind|pytest|numpy|triton'
+  "$python" -m pip list 2> /dev/null | grep -iE "^($names) " || true
 }
 
 # real_tests PROGRAM: its tests on the machine's driver, those of streams each in a process of its own with a limit, so
@@ -91,21 +95,29 @@ real_tests() {
   export program KT_TEST_REAL_CUDA=1
   timeout 90 "$program" --gtest_filter="-$apart" --gtest_brief=1 || code=1
   "$program" --gtest_list_tests --gtest_filter="$apart" | awk '/^[^ ]/ { suite = $1 } /^  / { print suite $1 }' |
-    xargs -P 4 -I{} bash -c 'if timeout 40 "$program" --gtest_filter={} > "$logs/{}.txt" 2>&1; then grep -q SKIPPED "$logs/{}.txt" &&
-      echo "skipped {}" || echo "passed {}"; grep "of the host" "$logs/{}.txt" || true; else echo "FAILED {}: status $?"; tail -n 12 "$logs/{}.txt"; exit 1; fi' || code=1
+    xargs -P 4 -I{} bash -c '
+      if timeout 40 "$program" --gtest_filter={} > "$logs/{}.txt" 2>&1; then
+        grep -q SKIPPED "$logs/{}.txt" && echo "skipped {}" || echo "passed {}"
+        grep "of the host" "$logs/{}.txt" || true
+      else
+        echo "FAILED {}: status $?"
+        tail -n 12 "$logs/{}.txt"
+        exit 1
+      fi' || code=1
   return $code
 }
 
 python_tests() {
-  local files=(tests/python_api_test.py tests/python_placement_test.py tests/python_process_test.py tests/python_transformers_test.py
-    tests/python_fused_test.py)
+  local files=(tests/python_api_test.py tests/python_placement_test.py tests/python_process_test.py
+    tests/python_transformers_test.py tests/python_fused_test.py)
   "$python" -m pytest -q -p no:cacheprovider -o faulthandler_timeout=60 -rfEs --durations=5 "${files[@]}"
 }
 
 speed() {
   local method tokens
   for method in AMXINT8 AMXINT4; do
-    "$python" tools/python_speed.py --program "$build/bin/kt" --shape qwen3-30b --method $method --tokens 1,16 --seconds 0.7 --rounds 3
+    "$python" tools/python_speed.py --program "$build/bin/kt" --shape qwen3-30b --method $method --tokens 1,16 \
+      --seconds 0.7 --rounds 3
   done
 }
 
@@ -123,7 +135,8 @@ export -f build borrow doctor real_tests python_tests speed gpu
 export build python logs
 
 step build 330 bash -euo pipefail -c build
-export PYTHONPATH=$build/python:$build/borrowed PYTHONUNBUFFERED=1 KT_PROGRAM=$build/bin/kt HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export PYTHONPATH=$build/python:$build/borrowed PYTHONUNBUFFERED=1 KT_PROGRAM=$build/bin/kt
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 if [ -f carry/models/tiny-qwen3moe.tar.xz ] && [ ! -d "$build/data/models/tiny-qwen3moe" ]; then
   mkdir -p "$build/data/models"
   tar -xJf carry/models/tiny-qwen3moe.tar.xz -C "$build/data/models"
@@ -145,10 +158,15 @@ step decode-bf16 180 bash -c 'gpu --parts decode --formats bf16'
 
 {
   for name in doctor cuda hybrid pytest; do
-    [[ ,$steps, == *",$name,"* ]] && [ -f "$logs/$name.log" ] && { echo "== $name"; grep -E '^ *(CUDA|cuda|gpu|\[  (PASSED|FAILED)|[0-9]+ (passed|failed)|FAILED|SKIPPED|submit and sync)' "$logs/$name.log" | tail -n 12 | cut -c1-200; grep -c '^passed' "$logs/$name.log" | sed 's/^0$//;s/^[1-9].*/& passed/' || true; }
+    [[ ,$steps, == *",$name,"* ]] && [ -f "$logs/$name.log" ] || continue
+    echo "== $name"
+    grep -E '^ *(CUDA|cuda|gpu|\[  (PASSED|FAILED)|[0-9]+ (passed|failed)|FAILED|SKIPPED|submit and sync)' \
+      "$logs/$name.log" | tail -n 12 | cut -c1-200
+    grep -c '^passed' "$logs/$name.log" | sed 's/^0$//;s/^[1-9].*/& passed/' || true
   done
   for name in graph logits overlap speed decode-int4 decode-int8 decode-bf16; do
-    [[ ,$steps, == *",$name,"* ]] && [ -f "$logs/$name.log" ] && grep -v '^{' "$logs/$name.log" | grep -vE '^ *$|Warning|warn' | tail -n 30 | cut -c1-230
+    [[ ,$steps, == *",$name,"* ]] && [ -f "$logs/$name.log" ] && grep -v '^{' "$logs/$name.log" |
+      grep -vE '^ *$|Warning|warn' | tail -n 30 | cut -c1-230
   done
   printf '\n'
   printf '%s\n' "${summary[@]}"

@@ -51,7 +51,7 @@ using Tasks = std::vector<std::unique_ptr<StreamTask>>;
 // Nobody can say when a graph is gone, so what was captured stays. Never destroyed.
 struct StreamTasks {
   ForkMutex mutex{ForkLock::kStreamTasks};
-  Tasks flying, captured;
+  Tasks in_flight, captured;
 };
 
 StreamTasks& stream_tasks() {
@@ -82,7 +82,7 @@ void put_in_stream(const std::shared_ptr<CpuInfer::Shared>& shared, uintptr_t st
     {
       StreamTasks& all = stream_tasks();
       const std::lock_guard lock(all.mutex);
-      list = captures ? &all.captured : &all.flying;
+      list = captures ? &all.captured : &all.in_flight;
       list->push_back(std::move(made));
     }
     try {
@@ -99,14 +99,14 @@ void collect_stream_tasks() {
   {
     StreamTasks& all = stream_tasks();
     const std::lock_guard lock(all.mutex);
-    for (size_t i = 0; i < all.flying.size();) {
-      if (!all.flying[i]->finished()) {
+    for (size_t i = 0; i < all.in_flight.size();) {
+      if (!all.in_flight[i]->finished()) {
         ++i;
         continue;
       }
-      done.push_back(std::move(all.flying[i]));
-      all.flying[i] = std::move(all.flying.back());
-      all.flying.pop_back();
+      done.push_back(std::move(all.in_flight[i]));
+      all.in_flight[i] = std::move(all.in_flight.back());
+      all.in_flight.pop_back();
     }
   }
   if (done.empty()) return;

@@ -154,7 +154,7 @@ thread_local bool inside_task = false;
 }  // namespace
 
 struct Pool::State {
-  struct alignas(kLine) Seat {
+  struct alignas(kLine) WorkerSlot {
     Worker who{};
     std::vector<int> pin_cpus;        // empty: not pinned
     std::thread thread;               // none for worker 0
@@ -165,7 +165,7 @@ struct Pool::State {
   };
 
   std::vector<Share> shares;
-  std::vector<Seat> seats;
+  std::vector<WorkerSlot> slots;
   std::vector<Arrivals> arrivals;  // one for each node, so that not all workers meet on one cache line
   std::chrono::nanoseconds spin{};
   std::atomic<int> bursts{0}, yielding_bursts{0};
@@ -190,18 +190,18 @@ struct Pool::State {
   explicit State(const PoolOptions& options);
   ~State() { stop(); }
 
-  void seat_workers(bool pin);
+  void place_workers(bool pin);
   void start_workers();
   void stop() noexcept;
   void start_generation() noexcept;
   std::chrono::nanoseconds patience() const noexcept {
     return bursts.load(std::memory_order_relaxed) > 0 && spin.count() > 0 ? kBurstSpin : spin;
   }
-  void wait_for_generation(Seat& seat, uint32_t seen) noexcept;
+  void wait_for_generation(WorkerSlot& slot, uint32_t seen) noexcept;
   void wake_children(int index) noexcept;
   void wait_for_workers() noexcept;
   Ahead work(const Worker& who) noexcept;
-  void serve(Seat& seat) noexcept;
+  void serve(WorkerSlot& slot) noexcept;
   void run(const FunctionRef<void(const Worker&)>& wanted, const Forecast* after);
 };
 
@@ -209,39 +209,39 @@ Pool::State::State(const PoolOptions& options) : shares(plan(options)) {
   real = options.topology.real();
   int threads = 0;
   for (const Share& share : shares) threads += share.workers;
-  seats = std::vector<Seat>(static_cast<size_t>(threads));
+  slots = std::vector<WorkerSlot>(static_cast<size_t>(threads));
   arrivals = std::vector<Arrivals>(shares.size());
-  worker_cpus = std::vector<std::atomic<int>>(seats.size());
+  worker_cpus = std::vector<std::atomic<int>>(slots.size());
   for (auto& cpu : worker_cpus) cpu.store(-1, std::memory_order_relaxed);
   // More threads than cpus: whoever spins keeps somebody from working.
   if (static_cast<size_t>(threads) <= allowed_cpus().size()) spin = default_spin_time();
-  seat_workers(options.pin && real);
+  place_workers(options.pin && real);
   start_workers();
 }
 
-void Pool::State::seat_workers(bool pin) {
+void Pool::State::place_workers(bool pin) {
   int index = 0;
   for (size_t node = 0; node < shares.size(); ++node) {
     const Share& share = shares[node];
     for (int rank = 0; rank < share.workers; ++rank, ++index) {
-      Seat& seat = seats[static_cast<size_t>(index)];
-      seat.who = {.node = static_cast<int>(node), .rank = rank, .ranks = share.workers, .index = index};
+      WorkerSlot& slot = slots[static_cast<size_t>(index)];
+      slot.who = {.node = static_cast<int>(node), .rank = rank, .ranks = share.workers, .index = index};
       if (!pin) continue;
       const bool enough = static_cast<size_t>(share.workers) <= share.cpus.size();
-      seat.pin_cpus = enough ? std::vector<int>{share.cpus[static_cast<size_t>(rank)]} : share.cpus;
+      slot.pin_cpus = enough ? std::vector<int>{share.cpus[static_cast<size_t>(rank)]} : share.cpus;
     }
   }
 }
 
 void Pool::State::start_workers() {
   const BlockSignals block;
-  for (size_t i = 1; i < seats.size(); ++i) {
-    Seat& seat = seats[i];
+  for (size_t i = 1; i < slots.size(); ++i) {
+    WorkerSlot& slot = slots[i];
     try {
-      seat.thread = std::thread([this, &seat] { serve(seat); });
+      slot.thread = std::thread([this, &slot] { serve(slot); });
     } catch (const std::system_error& e) {
       stop();
-      fail_as(ErrorKind::kMemory, "pool: cannot start thread {} of {}: {}", i + 1, seats.size(), e.what());
+      fail_as(ErrorKind::kMemory, "pool: cannot start thread {} of {}: {}", i + 1, slots.size(), e.what());
     }
   }
 }
@@ -250,8 +250,8 @@ void Pool::State::stop() noexcept {
   const std::lock_guard lock(running);
   stopping = true;
   start_generation();
-  for (Seat& seat : seats)
-    if (seat.thread.joinable()) seat.thread.join();
+  for (WorkerSlot& slot : slots)
+    if (slot.thread.joinable()) slot.thread.join();
 }
 
 // Everything written before is visible to workers that see the new generation. Sequentially consistent
@@ -264,23 +264,23 @@ void Pool::State::start_generation() noexcept {
   wake_children(0);
 }
 
-void Pool::State::wait_for_generation(Seat& seat, uint32_t seen) noexcept {
+void Pool::State::wait_for_generation(WorkerSlot& slot, uint32_t seen) noexcept {
   const bool in_the_way = sched_getcpu() == caller_cpu.load(std::memory_order_relaxed);
   const auto budget = in_the_way ? std::chrono::nanoseconds(0) : patience();
   const Spin how = yielding_bursts.load(std::memory_order_relaxed) > 0 ? Spin::kYields : Spin::kAlone;
   if (spin_until([&] { return generation.load(std::memory_order_seq_cst) != seen; }, budget, how)) return;
   for (;;) {
-    seat.parked.exchange(1, std::memory_order_seq_cst);
+    slot.parked.exchange(1, std::memory_order_seq_cst);
     if (generation.load(std::memory_order_seq_cst) != seen) break;
-    futex_wait(seat.parked, 1);
+    futex_wait(slot.parked, 1);
   }
-  seat.parked.store(0, std::memory_order_relaxed);
+  slot.parked.store(0, std::memory_order_relaxed);
 }
 
 void Pool::State::wake_children(int index) noexcept {
   const size_t first = static_cast<size_t>(index) * kFanOut + 1;
-  for (size_t i = first; i < std::min(first + kFanOut, seats.size()); ++i) {
-    std::atomic<uint32_t>& parked = seats[i].parked;
+  for (size_t i = first; i < std::min(first + kFanOut, slots.size()); ++i) {
+    std::atomic<uint32_t>& parked = slots[i].parked;
     if (parked.load(std::memory_order_seq_cst) == 0)
       continue;  // spins or works: no need, and mostly no system call
     parked.store(0, std::memory_order_relaxed);
@@ -313,21 +313,21 @@ Ahead Pool::State::work(const Worker& who) noexcept {
   return ahead;
 }
 
-void Pool::State::serve(Seat& seat) noexcept {
+void Pool::State::serve(WorkerSlot& slot) noexcept {
   try {
-    pthread_setname_np(pthread_self(), text("kt-{}-{}", seat.who.node, seat.who.rank).substr(0, 15).c_str());
-    if (!seat.pin_cpus.empty()) pin_to(seat.pin_cpus);
+    pthread_setname_np(pthread_self(), text("kt-{}-{}", slot.who.node, slot.who.rank).substr(0, 15).c_str());
+    if (!slot.pin_cpus.empty()) pin_to(slot.pin_cpus);
   } catch (...) {
     // Out of memory for a name or a mask: the thread works without.
   }
-  std::atomic<int>& my_cpu = worker_cpus[static_cast<size_t>(seat.who.index)];
+  std::atomic<int>& my_cpu = worker_cpus[static_cast<size_t>(slot.who.index)];
   for (uint32_t seen = 0;; ++seen) {
-    wait_for_generation(seat, seen);
-    wake_children(seat.who.index);
+    wait_for_generation(slot, seen);
+    wake_children(slot.who.index);
     if (stopping) return;
     if (const int here = sched_getcpu(); here != my_cpu.load(std::memory_order_relaxed))
       my_cpu.store(here, std::memory_order_relaxed);
-    fetch(work(seat.who), [&] { return generation.load(std::memory_order_relaxed) != seen + 1; });
+    fetch(work(slot.who), [&] { return generation.load(std::memory_order_relaxed) != seen + 1; });
   }
 }
 
@@ -342,7 +342,7 @@ void Pool::State::run(const FunctionRef<void(const Worker&)>& wanted, const Fore
   then = after;
   caller_cpu.store(sched_getcpu(), std::memory_order_relaxed);
   start_generation();
-  fetch(work(seats.front().who), [&] { return done.is_set(); });
+  fetch(work(slots.front().who), [&] { return done.is_set(); });
   wait_for_workers();
   if (failed.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error, nullptr));
 }
@@ -363,7 +363,7 @@ Pool::Pool(PoolOptions options) {
 
 Pool::~Pool() = default;
 
-int Pool::threads() const { return static_cast<int>(state_->seats.size()); }
+int Pool::threads() const { return static_cast<int>(state_->slots.size()); }
 
 int Pool::nodes() const { return static_cast<int>(state_->shares.size()); }
 

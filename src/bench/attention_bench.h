@@ -27,8 +27,8 @@ int64_t keys_seen(int context, int tokens, int window);
 LimitCall attention_call(const AttentionSetup& setup, int context, int tokens);
 
 // A filled cache for one length of context.
-// Error (kMemory) where queries and results of a call with so many tokens of each sequence do not fit: asked before a cache
-// is filled for it.
+// Error (kMemory) where queries and results of a call with so many tokens of each sequence do not fit: asked before a
+// cache is filled for it.
 void check_attention_call(const AttentionSetup& setup, int tokens);
 
 class AttentionBench {

@@ -79,7 +79,8 @@ GpuFigure GpuBench::against_limit(Ops& ops, const StepRows& step, size_t calls,
       for (size_t i = 0; i < loops * calls; ++i) call(i % calls);
     });
   };
-  // Steps of answers are replayed as graphs, and so are these; so many launches that a step's beginning and end do not count.
+  // Steps of answers are replayed as graphs, and so are these; so many launches that a step's beginning and end do not
+  // count.
   if (step.alike) {
     StepRows launched = step;
     launched.alike = false;

@@ -1,5 +1,5 @@
-// A GPU's limits, and how near to them the operations of the engine come there: copies rotate over more memory than its caches
-// have, times are medians between waits.
+// A GPU's limits, and how near to them the operations of the engine come there: copies rotate over more memory than its
+// caches have, times are medians between waits.
 #pragma once
 #include <memory>
 #include <vector>

@@ -143,8 +143,8 @@ double Multiplier::window(double seconds) {
   double operations = 0;
   const int64_t rounds = std::max<int64_t>(1, std::llround(seconds * rounds_per_second_));
   const double took = run(rounds, operations);
-  // What the constructor saw may have been a moment in which somebody else had the cores: windows would stay so short that
-  // waking the workers is most of them.
+  // What the constructor saw may have been a moment in which somebody else had the cores: windows would stay so short
+  // that waking the workers is most of them.
   rounds_per_second_ = std::max(rounds_per_second_, static_cast<double>(rounds) / took);
   return operations / took;
 }

@@ -136,8 +136,8 @@ std::vector<std::string> names_of(const CLI::App& verb) {
        shown(word), type);
 }
 
-// `kt microbench -n 3 mla` with its component in front, where the parser wants it, and moe where none is named. Flags before
-// it are read as moe's.
+// `kt microbench -n 3 mla` with its component in front, where the parser wants it, and moe where none is named. Flags
+// before it are read as moe's.
 Words with_component(const CLI::App& app, Words words) {
   const size_t at = static_cast<size_t>(std::ranges::find(words, "microbench") - words.begin()) + 1;
   const CLI::App* const microbench = verb_of(app, "microbench");

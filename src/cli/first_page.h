@@ -27,7 +27,8 @@ struct FirstPage {
 // Of this machine and the registry. Never throws for an odd one: what cannot be read is left out.
 FirstPage first_page();
 
-// The commands to begin with: with a model that fits into `memory` bytes where there is one, else with looking for some.
+// The commands to begin with: with a model that fits into `memory` bytes where there is one, else with looking for
+// some.
 struct KnownModel {
   std::string name;
   uint64_t bytes = 0;

@@ -14,8 +14,8 @@
 namespace kt::inline cli {
 namespace {
 
-// Words of a command: "{--output}" is the option's value, "[--format]" the option with its value where it was given, and
-// a row whose option has none does not count. Of several rows of a verb the first that counts is taken.
+// Words of a command: "{--output}" is the option's value, "[--format]" the option with its value where it was given,
+// and a row whose option has none does not count. Of several rows of a verb the first that counts is taken.
 struct NextRow {
   std::string_view verb, command;
   NextLine line = NextLine::kReport;

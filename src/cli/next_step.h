@@ -1,5 +1,5 @@
-// The command that comes after a verb, named in its last line: one table for all verbs. Nothing is added to what programs
-// read: JSON, lists of names, a completion in a pipe.
+// The command that comes after a verb, named in its last line: one table for all verbs. Nothing is added to what
+// programs read: JSON, lists of names, a completion in a pipe.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <optional>

@@ -1,5 +1,5 @@
-// --tool-call-parser and --reasoning-parser: the names of syntaxes (server/syntax/parser_names.cc) as the command line sees
-// them.
+// --tool-call-parser and --reasoning-parser: the names of syntaxes (server/syntax/parser_names.cc) as the command line
+// sees them.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <string>

@@ -25,8 +25,8 @@ namespace {
 
 constexpr size_t kMostAnswer = 64 << 10;
 
-// Answers in lines of JSON, each as soon as it is known: what comes later may hang or end the process. What modules print
-// goes elsewhere. Several distributions bring one module, such as kt-kernel-cuda; a folder of PYTHONPATH has no
+// Answers in lines of JSON, each as soon as it is known: what comes later may hang or end the process. What modules
+// print goes elsewhere. Several distributions bring one module, such as kt-kernel-cuda; a folder of PYTHONPATH has no
 // distribution at all.
 constexpr const char* kQuestion = R"(
 import importlib, importlib.util, json, os, platform, sys

@@ -18,8 +18,8 @@ struct PythonFacts {
   std::string version;                          // "3.11.2"
   std::map<std::string, std::string> packages;  // versions, of those that are installed
   std::set<std::string> importable;             // of kt_kernel alone, which need not be a package
-  // With kImports: kt_kernel, torch and sglang, as far as they are there; sglang is the part of SGLang that takes experts
-  // from kt_kernel.
+  // With kImports: kt_kernel, torch and sglang, as far as they are there; sglang is the part of SGLang that takes
+  // experts from kt_kernel.
   std::map<std::string, PythonModule> modules;
   std::string problem;  // why nothing is known; "" if something is
 };
@@ -36,8 +36,8 @@ struct PythonQuestion {
   std::chrono::milliseconds patience{10000};
 };
 
-// Asks `program`, else `python3`, else `python`, of those folders; the folder this is called in is no place that Python looks into. Takes no
-// longer than the patience, however long Python takes; what was answered by then is kept.
+// Asks `program`, else `python3`, else `python`, of those folders; the folder this is called in is no place that Python
+// looks into. Takes no longer than the patience, however long Python takes; what was answered by then is kept.
 PythonFacts python_on_path(const PythonQuestion& question);
 
 // The folders a shell here looks into.

@@ -14,8 +14,8 @@ namespace kt::inline cli {
 // Whether standard input and standard error are a terminal.
 bool can_ask();
 
-// `words` are the arguments of kt, such as {"quant"}; `app` has its verbs. If the words are exactly a verb of the table,
-// they come back with the answers behind them; else as they are. Throws PromptEnded.
+// `words` are the arguments of kt, such as {"quant"}; `app` has its verbs. If the words are exactly a verb of the
+// table, they come back with the answers behind them; else as they are. Throws PromptEnded.
 std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::string>& words, Prompts& prompts);
 
 // What these questions may show of options, verbs and settings, in English: all that a translation must have.

@@ -8,9 +8,9 @@
 
 namespace kt::inline cli {
 
-// `words` are the arguments of kt, and `kt run --save NAME` among them. What belongs to one call alone (--save, --dry-run,
-// --json, --download) is left out, and paths are written so that they mean the same elsewhere. Error for a key on the
-// command line, which would be kept in a file, and a name that is none.
+// `words` are the arguments of kt, and `kt run --save NAME` among them. What belongs to one call alone (--save,
+// --dry-run, --json, --download) is left out, and paths are written so that they mean the same elsewhere. Error for a
+// key on the command line, which would be kept in a file, and a name that is none.
 void save_run(const CLI::App& app, const std::string& name, const Words& words);
 void forget_run(const std::string& name);  // Error naming those that there are
 

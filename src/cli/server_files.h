@@ -1,4 +1,5 @@
-// The files that kt run reads again when it is told to (SIGHUP): keys of its clients, its certificate and that one's key.
+// The files that kt run reads again when it is told to (SIGHUP): keys of its clients, its certificate and that one's
+// key.
 #pragma once
 #include <memory>
 #include <string>

@@ -15,8 +15,8 @@ class StopSignals {
   bool wait(int milliseconds) const;
 };
 
-// While this lives, SIGHUP means ServerFiles::reload, on a thread of its own; where it is the word of a terminal that is
-// gone, it means SIGTERM. One at a time.
+// While this lives, SIGHUP means ServerFiles::reload, on a thread of its own; where it is the word of a terminal that
+// is gone, it means SIGTERM. One at a time.
 class ReloadOnHangup {
  public:
   // Both must outlive this.

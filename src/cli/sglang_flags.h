@@ -1,5 +1,5 @@
-// Flags of SGLang's server, which people paste behind `kt run`: one table of their names and how many values each takes.
-// What a flag of the table means here, if anything, is for the verb to say.
+// Flags of SGLang's server, which people paste behind `kt run`: one table of their names and how many values each
+// takes. What a flag of the table means here, if anything, is for the verb to say.
 #pragma once
 #include <cstdint>
 #include <optional>

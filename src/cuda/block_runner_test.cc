@@ -1,5 +1,5 @@
-// Kernels on the test driver: threads of a block run in the orders that seeds choose, wait for each other where they say so,
-// and what they forget is found out. Not for a GPU.
+// Kernels on the test driver: threads of a block run in the orders that seeds choose, wait for each other where they
+// say so, and what they forget is found out. Not for a GPU.
 #include <cmath>
 #include <cstdlib>
 

@@ -32,14 +32,14 @@ struct GpuKernel {
 
 // How many there are: 0 without a driver.
 int gpu_count();
-// What was said when a GPU first failed for good (a kernel that went wrong, a card that is gone): every later call in its
-// context fails too, and nothing but a new process mends that.
+// What was said when a GPU first failed for good (a kernel that went wrong, a card that is gone): every later call in
+// its context fails too, and nothing but a new process mends that.
 std::optional<std::string> lost_gpu();
 
 class Gpu {
  public:
-  // Error(kUnsupported) where there is no driver, no such device, or one older than our kernels: what is needed and what
-  // was found.
+  // Error(kUnsupported) where there is no driver, no such device, or one older than our kernels: what is needed and
+  // what was found.
   explicit Gpu(int number);
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;

@@ -120,7 +120,7 @@ class LoadedDriver final : public CudaDriver {
   bool posts() const override { return posts_wanted() && post_kernels().post; }
 
   void post(uint32_t* busy, const CudaPiece& large, const CudaPiece& first, const CudaPiece& second,
-            const CudaRing& ring, uint64_t letter, CudaStream stream) const override {
+            const CudaRing& ring, uint64_t message, CudaStream stream) const override {
     enter(stream);
     CudaAddress flag = address_of(busy), words = address_of(ring.words);
     CudaAddress to[] = {address_of(large.to), address_of(first.to), address_of(second.to)};
@@ -128,7 +128,7 @@ class LoadedDriver final : public CudaDriver {
     uint32_t counts[] = {units(large, 16), units(first, 4), units(second, 4)};
     uint32_t mask = ring.count - 1, number = ring.number;
     void* parameters[] = {&flag,  &to[0],   &from[0],   &counts[0], &to[1], &from[1], &counts[1],
-                          &to[2], &from[2], &counts[2], &words,     &mask,  &number,  &letter};
+                          &to[2], &from[2], &counts[2], &words,     &mask,  &number,  &message};
     launch(post_kernels().post, block_for(std::max({counts[0], counts[1], counts[2]})), parameters, stream);
   }
 

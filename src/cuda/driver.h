@@ -20,12 +20,12 @@ struct CudaPiece {
   size_t bytes = 0;
 };
 
-// Where the GPU leaves letters for a thread of the host: words in page-locked memory, 0 where nothing is.
+// Where the GPU leaves messages for a thread of the host: words in page-locked memory, 0 where nothing is.
 // They are filled one after the other, round and round; the reader sets them to 0.
 struct CudaRing {
   uint64_t* words = nullptr;
-  uint32_t count = 0;   // a power of 2, more than letters can be on their way
-  uint32_t number = 0;  // of this ring in its context, below kMost: counts its letters
+  uint32_t count = 0;   // a power of 2, more than messages can be on their way
+  uint32_t number = 0;  // of this ring in its context, below kMost: counts its messages
   static constexpr uint32_t kMost = 16;
 };
 
@@ -64,10 +64,10 @@ class CudaDriver {
   // environment's KT_CUDA_POST is 0. For the current context; the first call loads what it needs,
   // and the driver may wait for all work of the device then.
   virtual bool posts() const = 0;
-  // Waits for busy == 0, sets it to 1, copies the pieces to page-locked memory, leaves the letter in the
+  // Waits for busy == 0, sets it to 1, copies the pieces to page-locked memory, leaves the message in the
   // ring. The large piece stands at multiples of 16 bytes and has such a size, small ones at multiples of 4.
   virtual void post(uint32_t* busy, const CudaPiece& large, const CudaPiece& first, const CudaPiece& second,
-                    const CudaRing& ring, uint64_t letter, CudaStream stream) const = 0;
+                    const CudaRing& ring, uint64_t message, CudaStream stream) const = 0;
   // Waits for busy == 0, then copies from page-locked memory, as a large piece.
   virtual void fetch(const uint32_t* busy, const CudaPiece& piece, CudaStream stream) const = 0;
 

@@ -23,10 +23,10 @@ namespace kt::inline cuda {
 #define KT_COPY_4(LABEL) KT_COPY(LABEL, "4", "ld.u32", "st.u32", "%a")
 
 // One block each. What a block wrote is behind a fence of the whole system before the host can learn of it:
-// every thread's own, then the block's barrier, then the letter. Words that both sides change are read and
+// every thread's own, then the block's barrier, then the message. Words that both sides change are read and
 // written past the caches.
 //
-// kt_post(busy, large to/from/count, small to/from/count, small to/from/count, ring, mask, number, letter):
+// kt_post(busy, large to/from/count, small to/from/count, small to/from/count, ring, mask, number, message):
 // large pieces in units of 16 bytes, small ones of 4.
 // kt_fetch(busy, to, from, count): in units of 16 bytes.
 const char kPostKernels[] = R"(
@@ -34,14 +34,14 @@ const char kPostKernels[] = R"(
 .target sm_70
 .address_size 64
 
-.global .align 4 .u32 kt_letters[16];
+.global .align 4 .u32 kt_messages[16];
 
 .visible .entry kt_post(
   .param .u64 busy,
   .param .u64 large_to, .param .u64 large_from, .param .u32 large_count,
   .param .u64 first_to, .param .u64 first_from, .param .u32 first_count,
   .param .u64 second_to, .param .u64 second_from, .param .u32 second_count,
-  .param .u64 ring, .param .u32 mask, .param .u32 number, .param .u64 letter)
+  .param .u64 ring, .param .u32 mask, .param .u32 number, .param .u64 message)
 {
   .reg .pred %other, %end;
   .reg .u32 %thread, %threads, %count, %at, %word, %a, %b, %c, %d;
@@ -84,7 +84,7 @@ READY:
   @%other bra DONE;
   ld.param.u32 %word, [number];
   mul.wide.u32 %offset, %word, 4;
-  mov.u64 %base, kt_letters;
+  mov.u64 %base, kt_messages;
   add.u64 %base, %base, %offset;
   atom.global.add.u32 %at, [%base], 1;
   ld.param.u32 %word, [mask];
@@ -92,7 +92,7 @@ READY:
   mul.wide.u32 %offset, %at, 8;
   ld.param.u64 %target, [ring];
   add.u64 %target, %target, %offset;
-  ld.param.u64 %source, [letter];
+  ld.param.u64 %source, [message];
   st.release.sys.u64 [%target], %source;
 DONE:
   ret;

@@ -38,11 +38,11 @@ class PostTest : public CudaDriverTest {
   }
   const uint32_t* numbers(size_t at) const { return reinterpret_cast<const uint32_t*>(slot.data() + at); }
 
-  void post(uint64_t letter, const CudaPiece& large, const CudaPiece& first, const CudaPiece& second) {
-    driver().post(reinterpret_cast<uint32_t*>(slot.data()), large, first, second, ring, letter, stream);
+  void post(uint64_t message, const CudaPiece& large, const CudaPiece& first, const CudaPiece& second) {
+    driver().post(reinterpret_cast<uint32_t*>(slot.data()), large, first, second, ring, message, stream);
   }
-  // The letter that comes next, waited for.
-  uint64_t next_letter() {
+  // The message that comes next, waited for.
+  uint64_t next_message() {
     const std::atomic_ref word(ring.words[taken++ % kWords]);
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(5);
     while (word.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < deadline)
@@ -65,7 +65,7 @@ TEST_F(PostTest, CarriesPiecesThereAndBack) {
     post(77, {slot.data() + 64, large.data(), size * 4},
          {slot.data() + first_at, first.data(), first.size() * 4},
          {slot.data() + second_at, second.data(), 12});
-    ASSERT_EQ(next_letter(), 77u);
+    ASSERT_EQ(next_message(), 77u);
     EXPECT_EQ(busy().load(), 1u);
     EXPECT_EQ(std::vector(numbers(64), numbers(64) + size), counting(size, 1));
     EXPECT_EQ(std::vector(numbers(first_at), numbers(first_at) + first.size()), counting(first.size(), 7));
@@ -79,7 +79,7 @@ TEST_F(PostTest, CarriesPiecesThereAndBack) {
     // The second word of the ring is next only if the first was taken; the ring of 8 wraps in this test.
     for (int i = 0; i < 3; ++i) {
       post(5, {}, {}, {});
-      ASSERT_EQ(next_letter(), 5u);
+      ASSERT_EQ(next_message(), 5u);
       busy().store(0, std::memory_order_release);
     }
   }
@@ -90,7 +90,7 @@ TEST_F(PostTest, TheStreamWaitsForTheHost) {
   back.write(counting(4, 90));
   post(1, {}, {}, {});
   driver().fetch(reinterpret_cast<uint32_t*>(slot.data()), {back.data(), slot.data() + 64, 16}, stream);
-  ASSERT_EQ(next_letter(), 1u);
+  ASSERT_EQ(next_message(), 1u);
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   EXPECT_NE(kTestCuda.ask("cuStreamQuery", static_cast<CudaStream>(stream)), 0);
   std::memcpy(slot.data() + 64, counting(4, 40).data(), 16);
@@ -99,17 +99,17 @@ TEST_F(PostTest, TheStreamWaitsForTheHost) {
   EXPECT_EQ(back.read(), counting(4, 40));
 }
 
-// Two letters of one slot: the second comes when the first is answered, and finds its own bytes.
+// Two messages of one slot: the second comes when the first is answered, and finds its own bytes.
 TEST_F(PostTest, ASlotThatIsBusyIsLeftAlone) {
   const DeviceArray<uint32_t> first(counting(4, 1)), second(counting(4, 11));
   post(1, {slot.data() + 64, first.data(), 16}, {}, {});
   post(2, {slot.data() + 64, second.data(), 16}, {}, {});
-  ASSERT_EQ(next_letter(), 1u);
+  ASSERT_EQ(next_message(), 1u);
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   EXPECT_EQ(std::atomic_ref(ring.words[taken % kWords]).load(), 0u);
   EXPECT_EQ(std::vector(numbers(64), numbers(64) + 4), counting(4, 1));
   busy().store(0, std::memory_order_release);
-  ASSERT_EQ(next_letter(), 2u);
+  ASSERT_EQ(next_message(), 2u);
   EXPECT_EQ(std::vector(numbers(64), numbers(64) + 4), counting(4, 11));
   busy().store(0, std::memory_order_release);
   stream.wait();
@@ -124,7 +124,7 @@ TEST_F(PostTest, IsReplayed) {
   for (uint32_t replay = 1; replay <= 20; ++replay) {
     from.write(counting(4, 100 * replay));
     graph.launch(stream);
-    ASSERT_EQ(next_letter(), 3u);
+    ASSERT_EQ(next_message(), 3u);
     EXPECT_EQ(numbers(64)[3], 100 * replay + 3);
     reinterpret_cast<uint32_t*>(slot.data() + 64)[3] = replay;
     busy().store(0, std::memory_order_release);
@@ -156,7 +156,7 @@ TEST_F(PostTest, TakesLaunchesAheadOrKeepsThemWaiting) {
       std::printf("  %d launches of %d were taken ahead, the end of the graph %s\n", launched.load(),
                   kLaunches, watched ? "watched" : "not watched");
       for (int i = 0; i < kLaunches; ++i) {
-        EXPECT_EQ(next_letter(), 1u);
+        EXPECT_EQ(next_message(), 1u);
         busy().store(0, std::memory_order_release);
       }
       launches.join();

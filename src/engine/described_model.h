@@ -22,8 +22,8 @@ enum class TokenizerNeed : uint8_t {
 class DescribedModel {
  public:
   // A folder as it was published, or a .gguf file (any part of a split one, or a folder with only those),
-  // whose config, tokenizer and template are its own; or what kt quant wrote, by itself. Errors: anything the checkpoint, the config or the
-  // tokenizer are missing, by name; kUnsupported for architectures that do not run.
+  // whose config, tokenizer and template are its own; or what kt quant wrote, by itself. Errors: anything the
+  // checkpoint, the config or the tokenizer are missing, by name; kUnsupported for architectures that do not run.
   explicit DescribedModel(const std::string& path, TokenizerNeed need = TokenizerNeed::kNeeded);
 
   const std::string& path() const { return path_; }

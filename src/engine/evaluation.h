@@ -1,5 +1,5 @@
-// Questions whose answers are known, many at once: what the model says, what it thinks of the known answer, and which of
-// several letters it would choose. Knows nothing of rows, texts that are compared or files.
+// Questions whose answers are known, many at once: what the model says, what it thinks of the known answer, and which
+// of several letters it would choose. Knows nothing of rows, texts that are compared or files.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -41,8 +41,8 @@ struct EvaluationOptions {
   int step_tokens = 512;
 };
 
-// Calls `on_answer` for each case when all about it is known, in the order in which that happens. Once `stop` is true it
-// returns soon, without those that are not whole. Error of the model's: of the first request that had one.
+// Calls `on_answer` for each case when all about it is known, in the order in which that happens. Once `stop` is true
+// it returns soon, without those that are not whole. Error of the model's: of the first request that had one.
 void evaluate(StepModel& model, const Tokenizer& tokenizer, const std::vector<EvaluationCase>& cases,
               const EvaluationOptions& options, const std::function<void(EvaluationAnswer)>& on_answer,
               const std::atomic<bool>& stop);

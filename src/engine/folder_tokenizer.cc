@@ -76,8 +76,8 @@ SentencePieceExtras read_extras(const std::string& folder) {
   return extras;
 }
 
-// "tokenization_kimi.TikTokenTokenizer": the code by which transformers would read the ranks, and which is not run here.
-// Empty where nothing is said.
+// "tokenization_kimi.TikTokenTokenizer": the code by which transformers would read the ranks, and which is not run
+// here. Empty where nothing is said.
 std::string tokenizer_code_of(const Json& config) {
   if (const auto map = config.find("auto_map"); map != config.end() && map->is_object())
     if (const auto found = map->find("AutoTokenizer"); found != map->end()) {

@@ -21,8 +21,8 @@ struct MeasureOptions {
   std::function<void(size_t windows_done, size_t windows)> show = {};
 };
 
-// Of `model`, with its last adapter where it has any, and where `reference` is not null what lies between the two. Error(kInput) for a window longer
-// than a model's context, and as measure_perplexity.
+// Of `model`, with its last adapter where it has any, and where `reference` is not null what lies between the two.
+// Error(kInput) for a window longer than a model's context, and as measure_perplexity.
 Divergence measure_models(std::span<const TokenId> tokens, LoadedModel& model, LoadedModel* reference,
                           const MeasureOptions& options);
 

@@ -166,7 +166,8 @@ void OpenedModel::settle(const MemoryRequest& use) {
   }
 }
 
-// Hot experts are never read from MODEL where the CPU's come from elsewhere: who expects its own format on the GPU is told.
+// Hot experts are never read from MODEL where the CPU's come from elsewhere: who expects its own format on the GPU is
+// told.
 void OpenedModel::note_copies() const {
   if (options_.weights == experts_path() && !options_.weights.empty())
     return;  // MODEL is what kt quant wrote

@@ -40,8 +40,7 @@ struct TokenLogprob {
 };
 struct SampledToken {
   TokenId id = 0;
-  // Only where asked for. Log-softmax of what the model said: before masks, penalties, temperature and
-  // filters, as
+  // Only where asked for. Log-softmax of what the model said: before masks, penalties, temperature and filters, as
   // vLLM reports by default.
   std::optional<double> logprob = {};
   std::vector<TokenLogprob> top = {};  // most probable first, lower ids first among equals

@@ -364,8 +364,8 @@ void Scheduler::gather_picks(Job& job, const StepSequence& fed, size_t row) {
     picks_.push_back({.job = &job, .row = row + fed.logit_rows() - 1});
 }
 
-// Chooses the next token of every row, or scores the one that comes. Rows know nothing of each other, so that the model's
-// threads may share them; a few small ones are not worth waking anybody.
+// Chooses the next token of every row, or scores the one that comes. Rows know nothing of each other, so that the
+// model's threads may share them; a few small ones are not worth waking anybody.
 void Scheduler::pick_tokens() {
   const auto vocabulary = static_cast<size_t>(model_.vocabulary());
   const auto pick = [&](size_t index) {

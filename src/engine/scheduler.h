@@ -49,8 +49,8 @@ struct GenerateEvent {
   const SampledToken* token = nullptr;  // null where the end comes without one
   std::string_view text = {};           // whole characters that became certain; end tokens have none
   const Finish* finish = nullptr;       // set in the last event of a request, which always comes
-  // Of a request with prompt_logprobs, once and before all else: the prompt's tokens from prompt_logprobs_from on, so never
-  // the first, which nothing comes before. Not for a prompt that ends there.
+  // Of a request with prompt_logprobs, once and before all else: the prompt's tokens from prompt_logprobs_from on, so
+  // never the first, which nothing comes before. Not for a prompt that ends there.
   std::span<const SampledToken> prompt = {};
 };
 
@@ -61,14 +61,15 @@ struct GenerateRequest {
   std::vector<TokenId> end_tokens = {};
   std::vector<std::string> stop = {};
   SpecialTokens special = SpecialTokens::kSkip;  // in the text
-  // Report the prompt's tokens as SamplingOptions::logprobs does those that are chosen. It takes logits of every one of them, so
-  // none is taken from the cache, and they run in small pieces.
+  // Report the prompt's tokens as SamplingOptions::logprobs does those that are chosen. It takes logits of every one of
+  // them, so none is taken from the cache, and they run in small pieces.
   std::optional<int> prompt_logprobs = {};
   // The first of them that is reported, at least 1: those before cost what they cost anyway.
   size_t prompt_logprobs_from = 1;
   int adapter = -1;  // StepModel's; -1: none
-  // Of the prompt, how many tokens prompts to come are likely to begin with besides all of them: a conversation's without
-  // its last message. Where the model has states, that they may go on from there is worth a snapshot. 0: not known.
+  // Of the prompt, how many tokens prompts to come are likely to begin with besides all of them: a conversation's
+  // without its last message. Where the model has states, that they may go on from there is worth a snapshot. 0: not
+  // known.
   size_t likely_shared = 0;
   // What the answer is held to, for this request alone; at its beginning. If it throws, the request ends with
   // that error. It is asked once for each token, in order: preemption feeds tokens again but samples none.

@@ -17,7 +17,7 @@ struct Setting {
   int step_tokens, sequences, pages, slots = 0, adapters = 0;
 };
 
-TEST(Scheduler, CompanyChunksAndCacheChangeNothing) {
+TEST(Scheduler, BatchesChunksAndCacheChangeNothing) {
   const Tokenizer tokenizer = byte_tokenizer();
   for (const Setting& s :
        {Setting{512, 64, 400}, Setting{1, 1, 16}, Setting{7, 3, 16}, Setting{64, 16, 16}, Setting{33, 33, 40},
@@ -340,7 +340,7 @@ void expect_scores(const FakeModel& model, const GenerateRequest& request,
   }
 }
 
-// In company, in pieces, behind what the cache knows, and preempted: 8 pages are too few for all.
+// In a batch, in pieces, behind what the cache knows, and preempted: 8 pages are too few for all.
 TEST(Scheduler, ScoresPrompts) {
   FakeModel model({.pages = 8});
   Scheduler scheduler(model, nullptr, {.step_tokens = 100, .sequences = 8});

@@ -88,7 +88,7 @@ class Steps : public testing::TestWithParam<Precision> {
   double bound() const { return GetParam() == Precision::kF32 ? kF32Bound : kInt8Bound; }
 };
 
-TEST_P(Steps, CompanyInTheBatchChangesNothing) {
+TEST_P(Steps, TheRestOfTheBatchChangesNothing) {
   LoadedModel model = demo(GetParam());
   std::vector<GenerateRequest> all;
   for (int i = 0; i < 7; ++i) all.push_back(request(prompt(model, 1 + i * 31, i), 6 + 5 * i));

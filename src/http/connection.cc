@@ -54,10 +54,10 @@ void IoLoop::on_event(Connection& c, uint32_t events) {
   set_interest(c, c.interest & ~static_cast<uint32_t>(EPOLLIN));
 }
 
-// A client that closed its sending side has mostly closed both, but may be waiting for its reply (echo ... | nc). TCP says
-// the same in both cases until bytes are sent: what is closed answers them with a reset, which comes as EPOLLERR. A stream
-// sends some soon; where nothing was sent yet, an interim reply does, which clients have to pass over (RFC 9110, 15.2).
-// HTTP/1.0 has none, so there the kernel asks from time to time.
+// A client that closed its sending side has mostly closed both, but may be waiting for its reply (echo ... | nc). TCP
+// says the same in both cases until bytes are sent: what is closed answers them with a reset, which comes as EPOLLERR.
+// A stream sends some soon; where nothing was sent yet, an interim reply does, which clients have to pass over (RFC
+// 9110, 15.2). HTTP/1.0 has none, so there the kernel asks from time to time.
 void IoLoop::on_half_close(Connection& c) {
   c.half_closed = true;
   watch_peer(c.socket.get());

@@ -1,6 +1,6 @@
-// An HTTP/1.1 server over TCP, or over TLS on it: one thread reads and writes all sockets, a few others run the handlers. Knows
-// nothing of what is served. Whatever bytes come, a client gets a reply or a closed connection, and nobody
-// else notices.
+// An HTTP/1.1 server over TCP, or over TLS on it: one thread reads and writes all sockets, a few others run the
+// handlers. Knows nothing of what is served. Whatever bytes come, a client gets a reply or a closed connection, and
+// nobody else notices.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -29,14 +29,16 @@ struct HttpServerOptions {
   std::shared_ptr<const TlsServer> tls = {};  // https; empty: http
   // Threads that run handlers, lane by lane: a request waits for those of its own lane alone.
   std::vector<int> lanes = {2};
-  // Which lane a request takes, below lanes.size(). On the server's thread: quick, and it must not throw. Empty: the first.
+  // Which lane a request takes, below lanes.size(). On the server's thread: quick, and it must not throw. Empty: the
+  // first.
   std::function<size_t(const HttpRequest&)> lane_of = {};
   size_t max_head = 32 << 10;     // bytes of request line and headers; 431 beyond
   size_t max_body = 16 << 20;     // 413 beyond
   size_t max_bodies = 256 << 20;  // of all requests that arrive or are handled at a time; 503 beyond
   int max_connections = 1024;     // 503 beyond
-  // A request must have arrived whole so long after its first byte (408), and so must a TLS handshake (closed); a stalled client must take some of
-  // what waits for it within write_timeout (closed), an idle connection is closed after idle_timeout.
+  // A request must have arrived whole so long after its first byte (408), and so must a TLS handshake (closed); a
+  // stalled client must take some of what waits for it within write_timeout (closed), an idle connection is closed
+  // after idle_timeout.
   std::chrono::milliseconds request_timeout{30'000}, write_timeout{30'000}, idle_timeout{75'000};
   std::shared_ptr<const HttpHeaders> headers = {};      // sent with every reply
   size_t max_unsent = 8 << 20;                          // bytes that wait for a slow client; closed beyond
@@ -71,8 +73,8 @@ class Responder {
 
 class HttpServer {
  public:
-  // Called on a handler thread. The request is the handler's to take apart, so that a large body need not live until its
-  // end. An exception becomes 500 with on_error's body if nothing was sent yet.
+  // Called on a handler thread. The request is the handler's to take apart, so that a large body need not live until
+  // its end. An exception becomes 500 with on_error's body if nothing was sent yet.
   using Handler = std::function<void(HttpRequest&, Responder)>;
 
   // Binds, listens and serves at once. Error(kInput) "127.0.0.1:30000: address already in use; ...".

@@ -1,6 +1,6 @@
-// A repository's files onto this disk: into the hub cache's own layout, so that other tools find them, or into a folder.
-// Several files and ranges at once; killed at any moment, the same request goes on. A file appears under its name once
-// its sum is right, and a record of all that was wanted stands there before the first of them (hub/cache.h).
+// A repository's files onto this disk: into the hub cache's own layout, so that other tools find them, or into a
+// folder. Several files and ranges at once; killed at any moment, the same request goes on. A file appears under its
+// name once its sum is right, and a record of all that was wanted stands there before the first of them (hub/cache.h).
 #pragma once
 #include <functional>
 #include <memory>

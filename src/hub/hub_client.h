@@ -1,5 +1,5 @@
-// What a hub is asked, and what its answers mean: listings with sizes and sums, addresses of files, refusals as one line.
-// Every name and number of an answer is checked here.
+// What a hub is asked, and what its answers mean: listings with sizes and sums, addresses of files, refusals as one
+// line. Every name and number of an answer is checked here.
 #pragma once
 #include <string>
 #include <vector>

@@ -26,15 +26,13 @@ TEST(HubAnswers, Trees) {
 }
 
 TEST(HubAnswers, TreesThatAreNone) {
-  for (
-      const std::string& answer :
-      {std::string("{}"), std::string("[1]"), std::string("["),
-       std::string(R"([{"type": "file", "path": "../a", "size": 1}])"),
-       std::string(R"([{"type": "file", "path": "a", "size": -1, "oid": ""}])"),
-       std::string(R"([{"type": "file", "path": "a", "size": 1, "oid": "zz"}])"),
-       text(
-           R"([{"type": "file", "path": "a", "size": 1, "oid": "{}"}, {"type": "file", "path": "a", "size": 1, "oid": "{}"}])",
-           kSha1, kSha1)})
+  for (const std::string& answer : {std::string("{}"), std::string("[1]"), std::string("["),
+                                    std::string(R"([{"type": "file", "path": "../a", "size": 1}])"),
+                                    std::string(R"([{"type": "file", "path": "a", "size": -1, "oid": ""}])"),
+                                    std::string(R"([{"type": "file", "path": "a", "size": 1, "oid": "zz"}])"),
+                                    text(R"([{"type": "file", "path": "a", "size": 1, "oid": "{}"}, )"
+                                         R"({"type": "file", "path": "a", "size": 1, "oid": "{}"}])",
+                                         kSha1, kSha1)})
     EXPECT_THAT(error_of([&] { files_of_tree(answer, "hub"); }), HasSubstr("hub")) << answer;
 }
 
@@ -45,11 +43,11 @@ TEST(HubAnswers, Commits) {
 }
 
 TEST(HubAnswers, ModelScope) {
-  const auto files = files_of_modelscope(
-      text(
-          R"({"Data": {"Files": [{"Type": "tree", "Path": "d"}, {"Type": "blob", "Path": "a", "Size": 2, "Sha256": "{}"}]} })",
-          kSum),
-      "hub");
+  const auto files =
+      files_of_modelscope(text(R"({"Data": {"Files": [{"Type": "tree", "Path": "d"}, )"
+                               R"({"Type": "blob", "Path": "a", "Size": 2, "Sha256": "{}"}]} })",
+                               kSum),
+                          "hub");
   ASSERT_EQ(files.size(), 1u);
   EXPECT_EQ(files[0].sha256, kSum);
   EXPECT_THAT(error_of([] { files_of_modelscope(R"({"Code": 1, "Message": "no such model"})", "hub"); }),

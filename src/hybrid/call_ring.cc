@@ -5,7 +5,7 @@
 namespace kt::inline hybrid {
 namespace {
 
-// A slot has one letter on its way at most, and a context has fewer slots (StreamSlots).
+// A slot has one message on its way at most, and a context has fewer slots (StreamSlots).
 constexpr uint32_t kWords = 8192;
 
 }  // namespace
@@ -20,8 +20,8 @@ std::atomic_ref<uint64_t> CallRing::word(uint64_t at) const noexcept {
 }
 
 bool CallRing::ready() const noexcept {
-  const uint64_t letter = word(taken_.load(std::memory_order_relaxed)).load(std::memory_order_acquire);
-  return letter != 0 && reinterpret_cast<const StreamCall*>(letter)->can_start();
+  const uint64_t message = word(taken_.load(std::memory_order_relaxed)).load(std::memory_order_acquire);
+  return message != 0 && reinterpret_cast<const StreamCall*>(message)->can_start();
 }
 
 void CallRing::take() noexcept {

@@ -1,4 +1,4 @@
-// Letters of a GPU to a team: each names a StreamCall whose input is in its slot. The team's thread takes
+// Messages of a GPU to a team: each names a StreamCall whose input is in its slot. The team's thread takes
 // them.
 #pragma once
 #include <atomic>
@@ -22,9 +22,9 @@ class CallRing final : public TaskSource {
   // replayed.
   void expect(int more) noexcept { expected_.fetch_add(more, std::memory_order_seq_cst); }
 
-  // Its letter is there and not taken. Asked when the GPU writes no more for it.
+  // Its message is there and not taken. Asked when the GPU writes no more for it.
   bool holds(const StreamCall& call) const noexcept;
-  // Letters are behind a place that is empty: another stream is about to fill it, or the GPU failed there.
+  // Messages are behind a place that is empty: another stream is about to fill it, or the GPU failed there.
   bool has_gap() const noexcept { return word(taken()).load(std::memory_order_acquire) == 0; }
 
   // Not while the call still has tasks of a replay before.

@@ -30,7 +30,7 @@ TEST(SplitDeferred, KeepsTheHeaviestOfEachToken) {
   EXPECT_THAT(s.later, ElementsAre(-1, 5, -1));
 }
 
-TEST(SplitDeferred, WhatOneTokenProtectsIsNotPutOffForAnother) {
+TEST(SplitDeferred, WhatOneTokenProtectsIsNotDeferredForAnother) {
   // Expert 5 is the light one of the first token and the heavy one of the second.
   const Split s = split({3, 5, 5, 2}, {0.9f, 0.1f, 0.8f, 0.2f}, 2, 1);
   EXPECT_THAT(s.now, ElementsAre(3, 5, 5, -1));

@@ -1,4 +1,4 @@
-// Forwards of one layer on the calling thread or the team's: checks, the mask, what is put off.
+// Forwards of one layer on the calling thread or the team's: checks, the mask, what is deferred.
 #include "hybrid/expert_layer.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kTokensOfItem = 4;     // of the addition of carries
 constexpr size_t kCarriesKept = 16;  // models that one thread runs in turn
 
-// What a forward at once put off, for the next layer of the same model in the same thread.
+// What a forward at once deferred, for the next layer of the same model in the same thread.
 struct ThreadCarry {
   uint64_t model = 0;
   int layer = 0, tokens = 0;
@@ -38,7 +38,7 @@ ThreadCarry& carry_of(uint64_t model) {
   return thread_carries.emplace_back(ThreadCarry{.model = model, .sums = {}});
 }
 
-// What this forward has to add; whatever was put off is taken or dropped.
+// What this forward has to add; whatever was deferred is taken or dropped.
 std::vector<float> take_carry(uint64_t model, int layer, int tokens) {
   if (thread_carries.empty()) return {};
   ThreadCarry* const carry = find_carry(model);
@@ -54,7 +54,7 @@ int64_t id_at(const LayerCall& call, int64_t i) {
                              : static_cast<const int32_t*>(call.ids)[i];
 }
 
-// What the output holds, added to what was put off (nothing: zeros).
+// What the output holds, added to what was deferred (nothing: zeros).
 void add_output(const void* output, Real type, size_t count, std::vector<float>& carry) {
   carry.resize(count);
   const auto* const from = static_cast<const std::byte*>(output);
@@ -220,7 +220,7 @@ ExpertLayer::State::State(std::shared_ptr<CpuTeam> with, ExpertLayerOptions how)
     : team(std::move(with)),
       options(std::move(how)),
       method(&weight_method_named(options.method)),
-      seat(options.model, options.weights, options.shape.hidden, options.layer) {}
+      model_slot(options.model, options.weights, options.shape.hidden, options.layer) {}
 
 ExpertLayer::ExpertLayer(std::shared_ptr<CpuTeam> team, ExpertLayerOptions options) {
   if (!team) fail("layer {}: a team is needed", options.layer);
@@ -241,7 +241,7 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   s.forwards.rethrow();
   if (call.tokens == 0) return;
   if (!output) fail("layer {}: a null address for the output", s.options.layer);
-  std::vector<float> carry = take_carry(s.seat.model(), s.options.layer, call.tokens);
+  std::vector<float> carry = take_carry(s.model_slot.model(), s.options.layer, call.tokens);
   const size_t count = static_cast<size_t>(call.tokens) * static_cast<size_t>(s.options.shape.hidden);
   if (call.adds) add_output(output, call.input_type, count, carry);
   const float* const add = carry.empty() ? nullptr : carry.data();
@@ -250,7 +250,7 @@ void ExpertLayer::forward(const LayerCall& call, void* output) {
   s.run(call, output, add, &pairs);
   std::vector<float> sums(count);
   s.run_deferred(call, pairs, sums.data());
-  ThreadCarry& next = carry_of(s.seat.model());
+  ThreadCarry& next = carry_of(s.model_slot.model());
   next.layer = s.options.layer;
   next.tokens = call.tokens;
   next.sums = std::move(sums);

@@ -1,5 +1,5 @@
 // The routed experts of one layer for an engine that is not ours: which of them the CPU computes, from which
-// weights, in which stream's order, and what is put off to the next layer. The arithmetic is nn/experts.
+// weights, in which stream's order, and what is deferred to the next layer. The arithmetic is nn/experts.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ struct ExpertLayerOptions {
   std::string weights = {};  // path; needed by load() and where values are saved
   std::string model = {};    // layers of one name are of one model; empty: as layer_model.h tells
   int max_tokens = 512;      // of one forward; more is an Error
-  int max_deferred = 0;      // experts per token that may be put off to the next layer
+  int max_deferred = 0;      // experts per token that may be deferred to the next layer
   int group_size = 128;
   bool zero_point = true;
   bool save = false;  // load_values() writes kt weights under `weights`
@@ -102,7 +102,7 @@ class ExpertLayer {
   void set_mask(const uint8_t* mask);
 
   // At once, on the calling thread and the team's workers; several threads may call. output: [tokens,
-  // hidden], type of the input, contiguous. What is put off is added to the output of the next forward of
+  // hidden], type of the input, contiguous. What is deferred is added to the output of the next forward of
   // this model (layer_model.h) in the same thread, if its layer is a later one and has as many tokens; else
   // dropped. A NaN weight of a pair that is computed here is an Error; ids that do not exist are
   // skipped.
@@ -110,7 +110,7 @@ class ExpertLayer {
 
   // Training, at once and on host memory (experts_grad.h has the formulas and what gradients are): a forward whose
   // result has the bits of the plain one with these factors beside the weights, and its backward, to which call and
-  // factors are given again. Several threads may call. Nothing is put off, and what others put off is left alone. The
+  // factors are given again. Several threads may call. Nothing is deferred, and what others deferred is left alone. The
   // mask is read at each call, but a backward of what was saved goes by the mask of its forward.
   void train_forward(const LayerCall& call, void* output, const ExpertLora& lora, SavedCall* keep);
   void train_backward(const LayerCall& call, const ExpertLora& lora, const LayerBackward& back);
@@ -122,7 +122,7 @@ class ExpertLayer {
   // Errors of the CPU's work are thrown by a later call of this layer or of check(); the output is then
   // zeros. Needs cuda_driver(). One submit may be followed by other layers' before its sync, which is on the
   // same stream (handle 2, the default stream of a thread: in the same thread too); a second submit of the
-  // same layer gives up the first. Rows of the input stand without gaps. What is put off goes to the next
+  // same layer gives up the first. Rows of the input stand without gaps. What is deferred goes to the next
   // layer as in forward(), by the thread that submits; a graph decides it when it is captured. In a graph
   // that has no sync for it the next replay waits for the CPU: it writes to the same memory.
   void submit(const LayerCall& call, CudaStream stream);

@@ -144,7 +144,7 @@ TEST_F(StreamFlight, AFailedSubmitKeepsItsBufferUntilTheStreamHasPassed) {
   EXPECT_EQ(held_buffer_bytes(), 2 * StreamSlots::kSmallest);
 }
 
-TEST_F(StreamFlight, WhatAFailedSubmitWouldPutOffIsNotAdded) {
+TEST_F(StreamFlight, WhatAFailedSubmitWouldDeferIsNotAdded) {
   if (TestCuda::real()) GTEST_SKIP() << "a real driver does not fail on demand";
   const auto first = test_layer(stream_team(), {.layer = 0, .max_deferred = 3}),
              second = test_layer(stream_team(), {.layer = 1});
@@ -156,7 +156,7 @@ TEST_F(StreamFlight, WhatAFailedSubmitWouldPutOffIsNotAdded) {
   EXPECT_EQ(b.run(*second, stream), plain_forward(*second, b.host));
 }
 
-// A GPU that fails in the middle of the hand-over has set its word and writes no letter: nobody answers it.
+// A GPU that fails in the middle of the hand-over has set its word and writes no message: nobody answers it.
 TEST_F(StreamFlight, AGraphThatFailedInTheHandOverIsReleased) {
   if (TestCuda::real()) GTEST_SKIP() << "a real context does not come back from that";
   const auto layer = test_layer(stream_team());

@@ -24,7 +24,7 @@ struct ExpertLayer::State {
   std::shared_ptr<CpuTeam> team;
   ExpertLayerOptions options;
   const WeightMethod* method = nullptr;
-  LayerSeat seat;
+  LayerSlot model_slot;
   std::optional<Experts> experts;  // from load() or load_values() on
   std::vector<int64_t> map;        // physical to logical, as loaded
   // What load() read, kept open for the layers that are loaded next.
@@ -53,10 +53,10 @@ struct ExpertLayer::State {
   // Error for what is wrong with a call whatever memory it points to, and before weights are loaded.
   void check_call(const LayerCall& call) const;
   // output = the experts' sum, + carry ([tokens, hidden] or null). With `pairs`, of the pairs that are not
-  // put off; the others are left in pairs->later for run_deferred(). Host memory; any thread, several at a
+  // deferred; the others are left in pairs->later for run_deferred(). Host memory; any thread, several at a
   // time.
   void run(const LayerCall& call, void* output, const float* carry, DeferredPairs* pairs);
-  // sums [tokens, hidden] = the experts' sum of the pairs that run() put off.
+  // sums [tokens, hidden] = the experts' sum of the pairs that run() deferred.
   void run_deferred(const LayerCall& call, const DeferredPairs& pairs, float* sums) const;
 
   // In the team's order, after what was submitted; returns when it is done. An empty map is 0, 1, 2 ...
@@ -76,7 +76,7 @@ struct ExpertLayer::State {
 size_t size_of_real(Real type);
 ForwardArgs forward_args(const LayerCall& call, void* output, Real output_type);
 
-// What a layer put off is dropped: no later layer of its model followed with as many tokens. Logged once.
+// What a layer deferred is dropped: no later layer of its model followed with as many tokens. Logged once.
 void warn_of_dropped(int layer);
 
 }  // namespace kt::inline hybrid

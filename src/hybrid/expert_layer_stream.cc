@@ -1,5 +1,5 @@
 // A layer's work in the order of a stream. Small calls are posted: the GPU writes them into page-locked
-// memory and a letter into the team's ring, and later waits for a word there. For large ones, and where a GPU
+// memory and a message into the team's ring, and later waits for a word there. For large ones, and where a GPU
 // cannot do that: copies into page-locked memory, callbacks that hand the work to the team and wait for it,
 // the copy of the result.
 //
@@ -77,7 +77,7 @@ void prepare(StreamCall& it, std::shared_ptr<LayerState> layer, const LayerCall&
   it.waited.store(false, std::memory_order_relaxed);
 }
 
-// Takes what the layer before put off, or drops it, and leaves what this one puts off.
+// Takes what the layer before deferred, or drops it, and leaves what this one defers.
 void hand_on(Streams& all, StreamCall& it, size_t floats, uint64_t capture) {
   const LayerState& layer = *it.layer;
   std::shared_ptr<DeferredSums> taken, spare;
@@ -97,7 +97,7 @@ void hand_on(Streams& all, StreamCall& it, size_t floats, uint64_t capture) {
   all.carries.push_back({.capture = capture,
                          .thread = std::this_thread::get_id(),
                          .team = layer.team.get(),
-                         .model = layer.seat.model(),
+                         .model = layer.model_slot.model(),
                          .layer = layer.options.layer,
                          .tokens = it.call.tokens,
                          .sums = it.deferred,
@@ -157,7 +157,7 @@ void enqueue_start(const CudaDriver& driver, CaptureScope& scope, std::unique_pt
       const LockedStreams locked;
       Streams& all = locked.get();
       all.open.reserve(all.open.size() + 1);
-      if (!captures) all.flying.push_back({std::move(made)});
+      if (!captures) all.in_flight.push_back({std::move(made)});
       all.open.push_back(std::move(open));
       hand_on(all, it, plan.floats, scope.key.capture);
     }
@@ -172,7 +172,7 @@ void enqueue_start(const CudaDriver& driver, CaptureScope& scope, std::unique_pt
     if (captures)
       scope.captured.pop_back();
     else
-      std::erase_if(all.flying, [&](const Flying& other) { return other.it.get() == &it; });
+      std::erase_if(all.in_flight, [&](const InFlight& other) { return other.it.get() == &it; });
     throw;
   }
 }
@@ -247,13 +247,13 @@ void watch_graph(const CudaDriver& driver, CaptureScope& scope, CudaStream strea
 
 void warn_of_dropped(int layer) {
   log_once(LogLevel::kWarning,
-           "layer {}: what it put off is dropped: no later layer of its model came next with as many tokens",
+           "layer {}: what it deferred is dropped: no later layer of its model came next with as many tokens",
            layer);
 }
 
 ExpertLayer::~ExpertLayer() {
   State& s = *state_;
-  s.seat.leave();
+  s.model_slot.leave();
   // In a forked child nobody runs the layer, and a thread that is not there may have the lock.
   if (!s.team->forked()) {
     const std::lock_guard lock(s.mask_mutex);
@@ -367,7 +367,7 @@ std::vector<uint64_t> release_buffers() {
     all.collect(released.ended);
     released.idle.swap(all.idle);
     std::erase_if(all.carries,
-                  [&](const StreamCarry& carry) { return carry.capture == 0 && all.flying.empty(); });
+                  [&](const StreamCarry& carry) { return carry.capture == 0 && all.in_flight.empty(); });
     for (const auto& [key, scope] : all.scopes) released.scopes.push_back(scope);
   }
   for (const std::shared_ptr<CaptureScope>& scope : released.scopes)

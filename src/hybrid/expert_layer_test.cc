@@ -184,7 +184,7 @@ struct Deferring {
   }
 };
 
-TEST(ExpertLayerDeferral, AddsToTheNextLayerWhatWasPutOff) {
+TEST(ExpertLayerDeferral, AddsToTheNextLayerWhatWasDeferred) {
   for (const int tokens : {1, 13}) {
     Deferring d;
     const TestBatch a(tokens, 1), b(tokens, 2), c(tokens, 3);
@@ -225,7 +225,7 @@ TEST(ExpertLayerDeferral, ModelsThatTakeTurnsLayerByLayerDoNotMix) {
             sum_of(plain_forward(*other.last, b), plain_forward(*other.first, b, other.later)));
 }
 
-TEST(ExpertLayerDeferral, MaskedExpertsAreNotPutOff) {
+TEST(ExpertLayerDeferral, MaskedExpertsAreNotDeferred) {
   std::vector<uint8_t> mask(8, 1);
   Deferring d;
   const TestBatch a(4, 1);

@@ -32,7 +32,7 @@ Models& models() {
 
 }  // namespace
 
-LayerSeat::LayerSeat(const std::string& name, const std::string& path, int hidden, int layer)
+LayerSlot::LayerSlot(const std::string& name, const std::string& path, int hidden, int layer)
     : key_(name.empty() ? text("path {} {}", hidden, path) : "name " + name), layer_(layer) {
   Models& all = models();
   const std::lock_guard lock(all.mutex);
@@ -42,11 +42,11 @@ LayerSeat::LayerSeat(const std::string& name, const std::string& path, int hidde
   model_ = newest.number;
 }
 
-void LayerSeat::leave() noexcept {
+void LayerSlot::leave() noexcept {
   Models& all = models();
   const std::lock_guard lock(all.mutex);
-  if (!seated_) return;
-  seated_ = false;
+  if (!held_) return;
+  held_ = false;
   const auto newest = all.newest.find(key_);
   if (newest == all.newest.end() || newest->second.number != model_) return;
   const auto mine = newest->second.layers.find(layer_);

@@ -8,20 +8,20 @@
 namespace kt::inline hybrid {
 namespace {
 
-using Seat = std::unique_ptr<LayerSeat>;
+using Slot = std::unique_ptr<LayerSlot>;
 
-Seat seat(int layer, const char* path = "models/a", int hidden = 64, const char* name = "") {
-  return std::make_unique<LayerSeat>(name, path, hidden, layer);
+Slot slot(int layer, const char* path = "models/a", int hidden = 64, const char* name = "") {
+  return std::make_unique<LayerSlot>(name, path, hidden, layer);
 }
 
 TEST(LayerModel, LayersInAnyOrderAreOfOneModel) {
-  const Seat third = seat(3), first = seat(1), second = seat(2);
+  const Slot third = slot(3), first = slot(1), second = slot(2);
   EXPECT_EQ(third->model(), first->model());
   EXPECT_EQ(second->model(), first->model());
 }
 
 TEST(LayerModel, ANumberThatIsTakenBeginsAnother) {
-  const Seat a0 = seat(0), a1 = seat(1), b0 = seat(0), b1 = seat(1), b2 = seat(2);
+  const Slot a0 = slot(0), a1 = slot(1), b0 = slot(0), b1 = slot(1), b2 = slot(2);
   EXPECT_EQ(a0->model(), a1->model());
   EXPECT_EQ(b0->model(), b1->model());
   EXPECT_EQ(b0->model(), b2->model());
@@ -29,37 +29,37 @@ TEST(LayerModel, ANumberThatIsTakenBeginsAnother) {
 }
 
 TEST(LayerModel, PathsAndSizesAreApart) {
-  const Seat a = seat(0), path = seat(1, "models/b"), hidden = seat(1, "models/a", 128), same = seat(1);
+  const Slot a = slot(0), path = slot(1, "models/b"), hidden = slot(1, "models/a", 128), same = slot(1);
   EXPECT_NE(a->model(), path->model());
   EXPECT_NE(a->model(), hidden->model());
   EXPECT_EQ(a->model(), same->model());
 }
 
 TEST(LayerModel, ALayerThatEndedIsReplaced) {
-  const Seat first = seat(0);
-  Seat second = seat(1);
+  const Slot first = slot(0);
+  Slot second = slot(1);
   second.reset();
-  EXPECT_EQ(seat(1)->model(), first->model());
+  EXPECT_EQ(slot(1)->model(), first->model());
 }
 
 TEST(LayerModel, AModelThatEndedIsNotComeBackTo) {
-  const uint64_t old = seat(0)->model();
-  EXPECT_NE(seat(0)->model(), old);
+  const uint64_t old = slot(0)->model();
+  EXPECT_NE(slot(0)->model(), old);
 }
 
 // The end of an older model leaves the newer one alone.
 TEST(LayerModel, OlderModelsMayEndWhileANewerOneIsMade) {
-  std::vector<Seat> old;
-  for (int i = 0; i < 3; ++i) old.push_back(seat(i));
-  const Seat b0 = seat(0);
+  std::vector<Slot> old;
+  for (int i = 0; i < 3; ++i) old.push_back(slot(i));
+  const Slot b0 = slot(0);
   old.clear();
-  const Seat b1 = seat(1);
+  const Slot b1 = slot(1);
   EXPECT_EQ(b0->model(), b1->model());
 }
 
 TEST(LayerModel, NamesTellModelsMadeByTurns) {
-  const Seat a0 = seat(0, "p", 64, "a"), b0 = seat(0, "p", 64, "b"), a1 = seat(1, "p", 64, "a"),
-             b1 = seat(1, "other", 64, "b"), again = seat(0, "p", 64, "a");
+  const Slot a0 = slot(0, "p", 64, "a"), b0 = slot(0, "p", 64, "b"), a1 = slot(1, "p", 64, "a"),
+             b1 = slot(1, "other", 64, "b"), again = slot(0, "p", 64, "a");
   EXPECT_EQ(a0->model(), a1->model());
   EXPECT_EQ(b0->model(), b1->model());
   EXPECT_NE(a0->model(), b0->model());

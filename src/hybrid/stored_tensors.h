@@ -21,7 +21,8 @@ class StoredTensors {
   explicit StoredTensors(const std::string& path);
 
   const Checkpoint& checkpoint() const { return checkpoint_; }
-  // Names of matrices as they were published, with ".weight", and of all other tensors as the files have them; ascending.
+  // Names of matrices as they were published, with ".weight", and of all other tensors as the files have them;
+  // ascending.
   std::vector<std::string> names() const;
 
   struct Description {

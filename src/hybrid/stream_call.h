@@ -12,7 +12,7 @@
 
 namespace kt::inline hybrid {
 
-// What a layer put off: [tokens, hidden] sums for the next layer of its model. The team works in order, so
+// What a layer deferred: [tokens, hidden] sums for the next layer of its model. The team works in order, so
 // the reader needs no other word that they are written.
 struct DeferredSums {
   size_t size = 0;
@@ -31,9 +31,9 @@ struct StreamCall {
   std::shared_ptr<CallRing> ring;  // by which the GPU asks for it; null: a host function does
   uint32_t* busy = nullptr;        // in the slot: 1 until the output is there, where the GPU asked
   bool captured = false;
-  std::shared_ptr<const DeferredSums> carry;  // to add: what the layer before put off; or null
-  std::shared_ptr<DeferredSums> deferred;     // for the next layer; null: nothing is put off
-  // Input and weights for what is put off: later work of the stream overwrites the slot's before that ran.
+  std::shared_ptr<const DeferredSums> carry;  // to add: what the layer before deferred; or null
+  std::shared_ptr<DeferredSums> deferred;     // for the next layer; null: nothing is deferred
+  // Input and weights for what is deferred: later work of the stream overwrites the slot's before that ran.
   std::vector<std::byte> kept_input;
   std::vector<float> kept_weights;
   bool failed = false;
@@ -55,7 +55,7 @@ struct StreamCall {
   bool finished() const noexcept;
   bool can_start() const noexcept;  // tasks of the start before are done
   // Of a graph that is gone: until the team has taken what the GPU asked for, if it did. A GPU that failed may
-  // have written no letter, which nobody answers, or left a gap before ours: false when that stays for
+  // have written no message, which nobody answers, or left a gap before ours: false when that stays for
   // `patience`, and then the team may still come to the call.
   bool wait_for_ring(std::chrono::milliseconds patience = std::chrono::minutes(1)) const noexcept;
   // Keeps nothing that is large, and no layer: the layer is returned, to be destroyed without a lock.

@@ -47,7 +47,7 @@ std::shared_ptr<CaptureScope> Streams::scope_of(const CaptureKey& key) {
 std::vector<StreamCarry>::iterator Streams::carry_of(const LayerState& layer, uint64_t capture) {
   return std::find_if(carries.begin(), carries.end(), [&](const StreamCarry& carry) {
     return carry.capture == capture && (capture || carry.thread == std::this_thread::get_id()) &&
-           carry.team == layer.team.get() && carry.model == layer.seat.model();
+           carry.team == layer.team.get() && carry.model == layer.model_slot.model();
   });
 }
 
@@ -59,19 +59,19 @@ std::vector<OpenCall>::iterator Streams::open_call(const LayerState& layer, cons
 }
 
 void Streams::collect(Layers& ended) {
-  for (size_t i = 0; i < flying.size();) {
-    if (!flying[i].it->finished()) {
+  for (size_t i = 0; i < in_flight.size();) {
+    if (!in_flight[i].it->finished()) {
       ++i;
       continue;
     }
-    if (StreamSlot* const slot = flying[i].abandoned_slot) {
-      flying[i].scope->returned.push_back(slot);
+    if (StreamSlot* const slot = in_flight[i].abandoned_slot) {
+      in_flight[i].scope->returned.push_back(slot);
       --abandoned;
     }
-    ended.push_back(flying[i].it->rest());
-    idle.push_back(std::move(flying[i].it));
-    flying[i] = std::move(flying.back());
-    flying.pop_back();
+    ended.push_back(in_flight[i].it->rest());
+    idle.push_back(std::move(in_flight[i].it));
+    in_flight[i] = std::move(in_flight.back());
+    in_flight.pop_back();
   }
 }
 
@@ -92,8 +92,8 @@ void Streams::abandon(const LayerState& layer) {
     }
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
     if (call.scope->key.capture) continue;  // a replay may still run it
-    const auto flight = std::find_if(flying.begin(), flying.end(),
-                                     [&](const Flying& other) { return other.it.get() == call.it; });
+    const auto flight = std::find_if(in_flight.begin(), in_flight.end(),
+                                     [&](const InFlight& other) { return other.it.get() == call.it; });
     flight->scope = call.scope;
     flight->abandoned_slot = call.slot;
     call.it->abandoned = true;

@@ -1,4 +1,4 @@
-// All that is in streams: whose memory calls take, which of them are open, what was put off.
+// All that is in streams: whose memory calls take, which of them are open, what was deferred.
 //
 // Who waits for whom: a stream, in a kernel or a host function, for the team; the team for nothing but its
 // own tasks, which always end; a thread that enqueues or launches may wait in the driver for its stream, and
@@ -59,7 +59,7 @@ struct OpenCall {
   StreamSlot* slot = nullptr;
 };
 
-// What the last layer of a model put off, for its next one, which may be on another stream of the same
+// What the last layer of a model deferred, for its next one, which may be on another stream of the same
 // capture or the same thread.
 struct StreamCarry {
   uint64_t capture = 0;
@@ -68,12 +68,12 @@ struct StreamCarry {
   uint64_t model = 0;
   int layer = 0, tokens = 0;
   std::shared_ptr<DeferredSums> sums;
-  // What the layer itself added. Its work reads that before any later layer's work puts off something, as the
+  // What the layer itself added. Its work reads that before any later layer's work defers something, as the
   // team works in order: the next layer writes there.
   std::shared_ptr<DeferredSums> spare;
 };
 
-struct Flying {
+struct InFlight {
   std::unique_ptr<StreamCall> it;
   std::shared_ptr<CaptureScope> scope = {};  // of an abandoned one
   StreamSlot* abandoned_slot = nullptr;      // to be freed with the call
@@ -92,9 +92,9 @@ struct Streams {
   std::map<CaptureKey, std::shared_ptr<CaptureScope>> scopes;
   std::vector<OpenCall> open;
   std::vector<StreamCarry> carries;
-  std::vector<Flying> flying;
+  std::vector<InFlight> in_flight;
   std::vector<std::unique_ptr<StreamCall>> idle;
-  size_t abandoned = 0;                // among `flying`
+  size_t abandoned = 0;                // among `in_flight`
   std::map<const void*, Rings> rings;  // by context
 
   std::shared_ptr<CaptureScope> scope_of(const CaptureKey& key);
@@ -103,7 +103,7 @@ struct Streams {
                                             const StreamId& stream);
   // Layers that only finished work still held are added to `ended`, to be destroyed without the lock.
   void collect(Layers& ended);
-  // Not yet among `flying` or `captured`.
+  // Not yet among `in_flight` or `captured`.
   std::unique_ptr<StreamCall> idle_call(bool captures, Layers& ended);
   // The layer ended: nobody will ask for the results of its open calls.
   void abandon(const LayerState& layer);

@@ -1,5 +1,6 @@
 // The way back through the activation between the projections: derivatives of f(gate, up) as activate() computes it
-// (rows.inl.h), with sums of 16 lanes, joined in one order. A clamp lets through what is not beyond it, as torch's does.
+// (rows.inl.h), with sums of 16 lanes, joined in one order. A clamp lets through what is not beyond it, as torch's
+// does.
 #pragma once
 #include "kernels/math.inl.h"
 #include "kernels/transpose.h"

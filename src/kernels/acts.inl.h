@@ -1,5 +1,5 @@
-// Rows of activations in the order the kernels read them (table.h, Acts): quantised from the source, or copied from rows
-// that are.
+// Rows of activations in the order the kernels read them (table.h, Acts): quantised from the source, or copied from
+// rows that are.
 #pragma once
 #include "kernels/many.inl.h"
 #include "kernels/math.inl.h"

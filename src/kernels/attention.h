@@ -71,9 +71,12 @@ struct AttendArgs {
   AttendSums sums;
 };
 
-// Of AttendArgs::scratch; shared: without k.
-//   scores and weights of all rows; sums of the group; scales of values; a stretch of keys or values as numbers of another type; keys
-//   made of values
+// Of AttendArgs::scratch, one after the other; the last only for keys that are made of values (`shared`):
+//   scores and weights of all rows
+//   sums of the group
+//   scales of values
+//   a stretch of keys or values as numbers of another type
+//   keys made of values
 inline constexpr int kScoreFloats =
     kGroupKeys + kGroupKeys / 2 + 16;  // of a row; a stride that visits every set of L1
 constexpr size_t attend_scratch_bytes(KvType type, int rows, int d, bool shared) {

@@ -4,9 +4,9 @@
 // Scores: keys lie across lanes, so a row's sums need no adding across. Output: columns lie across lanes, likewise. A
 // sum of products runs over 32 numbers of K at a time (16 with kF32), one partial sum for the even ones and one for the
 // odd; the partial sums are joined and added to the total. That is what a tile unit does with bf16, whose products are
-// exact in f32, as are those of bf16 and s8: every route gives the same bits, denormals aside. FMA bound when the blocks
-// are in L2; few rows are bound by reading the cache. Error: f32 sums of d and of kGroupKeys terms; kBf16 also rounds
-// p, at most 2^-8 of each, kS8 p times a scale.
+// exact in f32, as are those of bf16 and s8: every route gives the same bits, denormals aside. FMA bound when the
+// blocks are in L2; few rows are bound by reading the cache. Error: f32 sums of d and of kGroupKeys terms; kBf16 also
+// rounds p, at most 2^-8 of each, kS8 p times a scale.
 #pragma once
 #include "kernels/attention_blocks.inl.h"
 #include "kernels/attention_weights.inl.h"

@@ -1,5 +1,5 @@
-// Blocks of keys and values as the routes of attention take them: numbers of a word, words widened into plain numbers or
-// bf16, values turned into keys; and the memory of a call.
+// Blocks of keys and values as the routes of attention take them: numbers of a word, words widened into plain numbers
+// or bf16, values turned into keys; and the memory of a call.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/math.inl.h"

@@ -95,8 +95,8 @@ struct Queries {
   bool wide;
 };
 
-// Rows [begin, begin + rows) of all `c.rows` over the blocks from `first_block` on, a group or each block in a call of its
-// own; sums as attend leaves them. `unseen` keys behind the last and before the first are blocks given in vain.
+// Rows [begin, begin + rows) of all `c.rows` over the blocks from `first_block` on, a group or each block in a call of
+// its own; sums as attend leaves them. `unseen` keys behind the last and before the first are blocks given in vain.
 struct Run {
   int begin = 0, rows = 0;
   bool joined = false;  // groups by merge and join, not by attend
@@ -200,9 +200,9 @@ double became(const Case& c, float q) {
   return c.type == KvType::kF32 ? scaled : to_f32(to_bf16(scaled));
 }
 
-// Each row alone, in company of other sizes, and with groups joined behind each other's back: the same bits.
-void check_company(const Kernels& t, const Case& c, const Blocks& blocks, const std::vector<float>& q,
-                   const std::vector<float>& got) {
+// Each row alone, in batches of other sizes, and with groups joined behind each other's back: the same bits.
+void check_batch_invariance(const Kernels& t, const Case& c, const Blocks& blocks,
+                            const std::vector<float>& q, const std::vector<float>& got) {
   const auto rows_of = [&](int begin, int rows) {
     return std::vector<float>(got.begin() + begin * c.dv, got.begin() + (begin + rows) * c.dv);
   };
@@ -243,7 +243,7 @@ void check(const Kernels& t, const Case& c) {
           << t.name << " row " << r << " column " << i << " keys " << c.keys;
     }
   }
-  check_company(t, c, blocks, q, got);
+  check_batch_invariance(t, c, blocks, q, got);
 }
 
 TEST(Attend, EveryTableAgainstDouble) {

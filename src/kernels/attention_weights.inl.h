@@ -11,8 +11,8 @@ inline constexpr float kWhole =
     12583039.0f;  // 1.5 * 2^23 + 127: what is added to it is rounded to a whole number
 inline constexpr float kMostWhole = 0x1p21f;  // of a top that kWhole may be moved by
 
-// 2^f for |f| <= 1/2, relative error below 1e-7, f32's own; and below 3e-6, less than a five hundredth of what rounding to
-// bf16 may add.
+// 2^f for |f| <= 1/2, relative error below 1e-7, f32's own; and below 3e-6, less than a five hundredth of what rounding
+// to bf16 may add.
 inline constexpr float kPrecise[] = {1.0f,           0.693147242f,   0.240226522f,   0.0555031039f,
                                      0.00961769279f, 0.00134066434f, 0.000155946778f};
 inline constexpr float kForBf16[] = {0.999999285f, 0.693121791f, 0.240247443f, 0.0559178591f, 0.00957010221f};

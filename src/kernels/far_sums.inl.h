@@ -65,8 +65,8 @@ KT_INLINE uint64_t fine_chunks(const Acts& acts, int row0, int rows, int k0) {
   return chunks;
 }
 
-// What far codes listed by row add to a row of sums: 256 * high * byte of a rounded panel, and high * (f - 128) from the
-// fractions where high is huge.
+// What far codes listed by row add to a row of sums: 256 * high * byte of a rounded panel, and high * (f - 128) from
+// the fractions where high is huge.
 template <int kBlocks>
 KT_INLINE void add_far_row(const PanelWork& w, const FarRow& far, int32_t* to) {
   constexpr int kFours = Isa::kStep / 4;

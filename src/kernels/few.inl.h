@@ -5,11 +5,13 @@
 // where a are s8 codes, ascale is theirs and asum their sum: sums of whole numbers start from what the bias takes and
 // are exact, so the result does not depend on how many rows are computed together. A zero point is a min, times
 // wscale. The sum over t is scaled where the span ends and at every kExactK columns, which is where many_spans puts
-// its sums down. Activations have outliers, and one scale for a whole row
-// would leave the others few bits. Float layouts: out = sum_s wscale * sum_k value(code) * a in f32, chains of accumulators merged at
-// the span's end. Where there is a bf16 product and E4M3 codes stand in pairs, they meet bf16 activations: 3
-// bits of fraction times 7 make products exact in f32, so K columns round K times as with f32 activations,
-// which keep 16 bits more.
+// its sums down. Activations have outliers, and one scale for a whole row would leave the others few bits.
+//
+// Float layouts:
+//   out = sum_s  wscale * sum_k value(code) * a
+// in f32, chains of accumulators merged at the span's end. Where there is a bf16 product and E4M3 codes stand in pairs,
+// they meet bf16 activations: 3 bits of fraction times 7 make products exact in f32, so K columns round K times as with
+// f32 activations, which keep 16 bits more.
 #pragma once
 #include "kernels/few_float.inl.h"
 #include "kernels/few_integer.inl.h"

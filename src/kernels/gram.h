@@ -56,9 +56,9 @@ struct ProductF32Args {
 };
 inline constexpr int kProductK = 256;  // of K at once: sums wait in `out`
 
-// What 16 rows that stand side by side share with the columns of a span: value = code * scale - min for
-// lowest
-// <= code <= highest, and what is stored is code + offset.
+// What 16 rows that stand side by side share with the columns of a span:
+//   value  = code * scale - min   for lowest <= code <= highest
+//   stored = code + offset
 struct RoundingLanes {
   float scale[kBlockRows], divisor[kBlockRows], min[kBlockRows];
   float lowest[kBlockRows], highest[kBlockRows], offset[kBlockRows];

@@ -2,9 +2,9 @@
 // plain bytes in steps, which everything else then takes as it takes 8-bit codes. 1 KB, written once and read from L1.
 //
 // The indices of a step's rows -> words of the table, gathered -> 128 - code where a number is negative. A gather reads
-// its 16 words one by one. Where vpermi2b is there and a grid has 256 entries, 64 indices at a time go through a table of
-// 256 bytes for each number of an entry instead: two look-ups of 128 bytes and a choice by the index's top bit, then two
-// rounds of interleaving within 16 bytes.
+// its 16 words one by one. Where vpermi2b is there and a grid has 256 entries, 64 indices at a time go through a table
+// of 256 bytes for each number of an entry instead: two look-ups of 128 bytes and a choice by the index's top bit, then
+// two rounds of interleaving within 16 bytes.
 #pragma once
 #include "formats/grids.h"
 #include "kernels/isa/inline.h"

@@ -1,5 +1,5 @@
-// Scores of an indexer, the choice of the best and gathered keys, of every table: against plain loops, and scores to the
-// bit against the first table and against the same keys in other company.
+// Scores of an indexer, the choice of the best and gathered keys, of every table: against plain loops, and scores to
+// the bit against the first table and against the same keys in another batch.
 #include <gtest/gtest.h>
 
 #include <algorithm>

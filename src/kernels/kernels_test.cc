@@ -310,7 +310,7 @@ TEST_P(Multiply, OneColumnAtATime) {
   check_matrix(w, rows, {{all}, {all}});
 }
 
-// A row gives the same bits alone and in company, bit for bit on integer formats.
+// A row gives the same bits alone and in a batch, bit for bit on integer formats.
 TEST_P(Multiply, FewIsBatchInvariant) {
   const Format& format = GetParam().format;
   if (!is_integer(format.code)) return;

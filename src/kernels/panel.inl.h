@@ -4,14 +4,14 @@
 // others are rounded again, to one scale D per row and panel:
 //   D = max over spans of the largest |value| the span can hold / 127      (from scales and mins alone)
 //   byte = floor((code * S + C) / 256)  with  S = rne(256 * scale / D),
-//                                             C = 128 - bias * S - rne(256 * min / D)  (+ 128 * 256 if
-//                                             unsigned)
+//                                             C = 128 - bias * S - rne(256 * min / D)  (+ 128 * 256 if unsigned)
 // all modulo 2^16. Error of one weight: 1/2 from the rounding, |code - bias| / 512 <= 1/4 from S, 1/512 from
-// C, so under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128. Half a D is little for one weight, and much where it
-// meets an outlier a hundred times as large as its neighbours. So what stands below the byte is kept beside it where
-// codes are huge (table.h): a fraction f, byte + (f - 128) / 256 being the weight within |code - bias| / 512 + 1/512, which
-// codes of 6 bits and fewer keep under 0.07. bf16 and f32 panels hold (code - bias) *
-// scale - min, rounded to f32, then to bf16.
+// C, so under 0.76 D. Overflow: |value| <= 127 D, and 127.76 < 128. Half a D is little for one weight, and much where
+// it meets an outlier a hundred times as large as its neighbours. So what stands below the byte is kept beside it where
+// codes are huge (table.h): a fraction f, byte + (f - 128) / 256 being the weight within |code - bias| / 512 + 1/512,
+// which codes of 6 bits and fewer keep under 0.07.
+//
+// bf16 and f32 panels hold (code - bias) * scale - min, rounded to f32, then to bf16.
 #pragma once
 #include "kernels/few.inl.h"
 

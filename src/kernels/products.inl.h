@@ -84,9 +84,9 @@ KT_INLINE void fma_tile_f32(const float* a, int64_t a_stride, const float* b, in
   });
 }
 
-// The three products. `panel` multiplies `rows` rows (f32: any number, else a multiple of tile_rows) by `blocks` (1 to kPanelWidth)
-// row blocks. a: first row of packed activations, at the K block's first column; c: [rows, ldc]. A tile unit
-// calls beside(step, product) between its products.
+// The three products. `panel` multiplies `rows` rows (f32: any number, else a multiple of tile_rows) by `blocks` (1 to
+// kPanelWidth) row blocks. a: first row of packed activations, at the K block's first column; c: [rows, ldc]. A tile
+// unit calls beside(step, product) between its products.
 struct ProductS8 {
   using A = int8_t;
   using C = int32_t;

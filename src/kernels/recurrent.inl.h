@@ -44,8 +44,8 @@ void convolve(const kt::ConvolveArgs& args) noexcept {
   }
 }
 
-// Sums over the rows of a state, of kVectors vectors of columns: S'k and S'q. As many vectors as hide the latency of sums
-// with the registers there are: a row of the state is four operations on each.
+// Sums over the rows of a state, of kVectors vectors of columns: S'k and S'q. As many vectors as hide the latency of
+// sums with the registers there are: a row of the state is four operations on each.
 template <int kVectors>
 struct DeltaSums {
   F32 u[kVectors], r[kVectors];

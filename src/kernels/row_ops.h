@@ -7,7 +7,7 @@
 
 namespace kt::inline kernels {
 
-// Heads of one token, turned in place: pairs (i, i + half), or (2 i, 2 i + 1) where interleaved, of each head's first
+// Heads of one token, rotated in place: pairs (i, i + half), or (2 i, 2 i + 1) where interleaved, of each head's first
 // 2 * half numbers.
 struct RotateArgs {
   float* x = nullptr;

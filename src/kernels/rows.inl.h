@@ -1,5 +1,5 @@
-// Work on rows of activations: the activation between the projections, the weighted sum, and the loops that measure this
-// machine's limits.
+// Work on rows of activations: the activation between the projections, the weighted sum, and the loops that measure
+// this machine's limits.
 #pragma once
 #include "kernels/acts.inl.h"
 

@@ -275,11 +275,10 @@ double activated(double gate, double up, const Activation& f) {
   return 0.5 * gate * std::erfc(-gate / std::numbers::sqrt2) * up;
 }
 
-// Allowed: 2^-20 of the result (a dozen roundings, exp within 2e-7), and where the exact function dies out
-// below zero:
-//   swiglu: exp stops at 87, so sigmoid is at least 1.6e-38:             1e-37 |gate up|
-//   gelu_tanh: z's relative error 2^-22 is multiplied by |z| <= 87 in exp, relative, only where z < 0: |z|
-//   2^-22 gelu_erf: 1 + erf(x) cancels, absolute 2^-23 each:                    2^-22 |gate up|
+// Allowed: 2^-20 of the result (a dozen roundings, exp within 2e-7), and where the exact function dies out below zero:
+//   swiglu     1e-37 |gate up|   exp stops at 87, so sigmoid is at least 1.6e-38
+//   gelu_tanh  |z| 2^-22         z's relative error 2^-22 is multiplied by |z| <= 87 in exp, relative, only where z < 0
+//   gelu_erf   2^-22 |gate up|   1 + erf(x) cancels, absolute 2^-23 each
 double allowed(double gate, double up, double result, const Activation& f) {
   if (f.kind == ActivationKind::kSwiGlu && f.alpha > 0) up = std::fabs(up) + 1;
   const double size = std::fabs(gate * up), base = std::fabs(result) * 0x1p-20;

@@ -104,8 +104,8 @@ struct PackActsArgs {
   Acts out;
 };
 
-// Rows packed once, in plain order (side 1, nothing beside), to the order another shape asks for: out row i is row index[i]
-// of `from`. Both are kS8 with the same k_pad and spans.
+// Rows packed once, in plain order (side 1, nothing beside), to the order another shape asks for: out row i is row
+// index[i] of `from`. Both are kS8 with the same k_pad and spans.
 struct CopyActsArgs {
   Acts from;
   const int32_t* index = nullptr;
@@ -129,7 +129,8 @@ struct MultiplyArgs {
 
 enum class ActivationKind : uint8_t { kSwiGlu, kGeluTanh, kGeluErf, kRelu };
 // kSwiGlu: with limit > 0, gate = min(gate, limit) and up = clamp(up, -limit, limit) first; alpha == 0 gives
-// silu(gate) * up, alpha > 0 gives gate * sigmoid(alpha * gate) * (up + 1). kGelu*: gelu(gate) * up. kRelu: max(gate, 0) * up.
+// silu(gate) * up, alpha > 0 gives gate * sigmoid(alpha * gate) * (up + 1).
+// kGelu*: gelu(gate) * up. kRelu: max(gate, 0) * up.
 struct Activation {
   ActivationKind kind = ActivationKind::kSwiGlu;
   float limit = 0, alpha = 0;

@@ -13,7 +13,7 @@ ModelSpec describe_deepseek_v3(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-6);
   refuse_moe_layer_freq(config);
   refuse_query_growth(config);
-  const MlaSpec mla = read_turning_mla(config, spec);
+  const MlaSpec mla = read_rotating_mla(config, spec);
   MoeSpec moe = read_experts(config, {.experts = "n_routed_experts"});
   read_sigmoid_router(config, 2.5, moe);
   read_shared_experts(config, moe);

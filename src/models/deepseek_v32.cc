@@ -1,4 +1,4 @@
-// DeepSeek-V3.2: DeepSeek-V3's layers, which attend to the keys that an indexer chooses. Its queries and keys turn in
+// DeepSeek-V3.2: DeepSeek-V3's layers, which attend to the keys that an indexer chooses. Its queries and keys rotate in
 // halves, those of attention in neighbours.
 #include "models/dsa_gguf.h"
 #include "models/family.h"

@@ -95,7 +95,7 @@ ModelSpec describe_indexed(const ConfigReader& config, const IndexedDefaults& de
   refuse_query_growth(config);
   require_dense_layers(config);
   check_layer_lists(config, spec.layers.size());
-  const MlaSpec mla = read_turning_mla(config, spec);
+  const MlaSpec mla = read_rotating_mla(config, spec);
   MoeSpec moe = read_experts(config, {.experts = "n_routed_experts"});
   read_sigmoid_router(config, 2.5, moe);
   read_shared_experts(config, moe);

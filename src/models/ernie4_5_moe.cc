@@ -1,4 +1,4 @@
-// ERNIE-4.5: grouped-query attention that turns neighbours, softmax routing chosen with a correction bias, shared
+// ERNIE-4.5: grouped-query attention that rotates neighbours, softmax routing chosen with a correction bias, shared
 // experts; which layers have experts is said by a start, an end and an interval.
 #include <utility>
 

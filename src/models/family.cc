@@ -157,7 +157,7 @@ MlaSpec read_mla(const ConfigReader& config) {
   return mla;
 }
 
-MlaSpec read_turning_mla(const ConfigReader& config, ModelSpec& spec) {
+MlaSpec read_rotating_mla(const ConfigReader& config, ModelSpec& spec) {
   MlaSpec mla = read_mla(config);
   mla.rope = read_rope(config, {.dims = mla.rotated}, spec);
   mla.rope.interleaved = config.boolean("rope_interleave", true);

@@ -18,9 +18,9 @@ ModelSpec describe_common(const ConfigReader& config, double norm_eps);
 GqaSpec read_gqa(const ConfigReader& config, const ModelSpec& spec, int head_dim = 0);
 // Ranks, dimensions and biases; the scale of the softmax, without the part rope adds.
 MlaSpec read_mla(const ConfigReader& config);
-// The same with positions and what they do to the softmax; neighbours turn together unless rope_interleave says
+// The same with positions and what they do to the softmax; neighbours rotate together unless rope_interleave says
 // otherwise.
-MlaSpec read_turning_mla(const ConfigReader& config, ModelSpec& spec);
+MlaSpec read_rotating_mla(const ConfigReader& config, ModelSpec& spec);
 
 // rope_parameters, or the older rope_theta with rope_scaling. `dims` of a head are rotated where nothing is
 // said of a part of them; `part` is what a config says that is silent about it. Where positions are stretched,
@@ -74,14 +74,14 @@ void set_window(LayerSpec& layer, int window);
 // Windows of those layers that layer_types calls sliding_attention; false where the config has none.
 bool read_layer_types(const ConfigReader& config, ModelSpec& spec);
 
-// Layers of gated attention among layers of the delta rule, as layer_types says or full_attention_interval: mixers of all
-// layers, after fill_layers. Norms add one.
+// Layers of gated attention among layers of the delta rule, as layer_types says or full_attention_interval: mixers of
+// all layers, after fill_layers. Norms add one.
 void read_delta_layers(const ConfigReader& config, const DeltaSpec::Names& names, ModelSpec& spec);
 
 // DeepSeek-V3's layers with an indexer each, or the choice of one before.
 struct IndexedDefaults {
   double norm_eps = 1e-6;
-  bool neighbours = false;  // of the indexer turn together; else halves
+  bool neighbours = false;  // of the indexer rotate together; else halves
 };
 ModelSpec describe_indexed(const ConfigReader& config, const IndexedDefaults& defaults);
 

@@ -52,7 +52,8 @@ std::vector<float> forced_ids(const ForcedRouting& routing, int layer, int exper
   std::vector<float> out;
   out.reserve(static_cast<size_t>(kForcedRounds) * static_cast<size_t>(top_k));
   for (int round = 0; round < kForcedRounds; ++round) {
-    // Each expert arrives after a time with its weight as rate: the first ones are drawn one by one without putting back.
+    // Each expert arrives after a time with its weight as rate: the first ones are drawn one by one without putting
+    // back.
     for (size_t rank = 0; rank < popular.size(); ++rank)
       arrivals[rank] = {-std::log(uniform()) * std::pow(static_cast<double>(rank + 1), routing.exponent),
                         popular[rank]};

@@ -1,5 +1,5 @@
-// Experts that a benchmark sends tokens to in place of those its router chose: a random model's router shows no real model's
-// habits. Which ones follows from the seed, the layer, the position and the row, wherever the model runs.
+// Experts that a benchmark sends tokens to in place of those its router chose: a random model's router shows no real
+// model's habits. Which ones follows from the seed, the layer, the position and the row, wherever the model runs.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -21,8 +21,8 @@ struct ForcedRouting {
   std::string describe() const;
 };
 
-// [kForcedRounds, top_k], each row without an expert twice. Which of a layer's experts are the popular ones differs from layer to
-// layer.
+// [kForcedRounds, top_k], each row without an expert twice. Which of a layer's experts are the popular ones differs
+// from layer to layer.
 std::vector<float> forced_ids(const ForcedRouting& routing, int layer, int experts, int top_k);
 
 // How often each expert will be chosen, of all layers: what a run with such routing would have counted.

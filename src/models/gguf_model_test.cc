@@ -143,13 +143,13 @@ TEST(GgufModel, LongRope) {
 }
 
 TEST(GgufModel, HeadsAndTheirRotation) {
-  const auto config = [](std::string_view architecture, uint32_t head, uint32_t turning) {
-    Tiny tiny{GgufBytes(0, 3 + (head > 0) + (turning > 0))};
+  const auto config = [](std::string_view architecture, uint32_t head, uint32_t rotated) {
+    Tiny tiny{GgufBytes(0, 3 + (head > 0) + (rotated > 0))};
     const std::string prefix(architecture);
     tiny.file.pair("general.architecture", architecture).number(prefix + ".embedding_length", 96);
     tiny.file.number(prefix + ".attention.head_count", 2);
     if (head > 0) tiny.file.number(prefix + ".attention.key_length", head);
-    if (turning > 0) tiny.file.number(prefix + ".rope.dimension_count", turning);
+    if (rotated > 0) tiny.file.number(prefix + ".rope.dimension_count", rotated);
     return tiny.config();
   };
   EXPECT_EQ(config("qwen3", 0, 0)["head_dim"], 48);
@@ -157,9 +157,9 @@ TEST(GgufModel, HeadsAndTheirRotation) {
   EXPECT_EQ(config("qwen3", 128, 0)["partial_rotary_factor"], 1.0);
   EXPECT_EQ(config("glm4moe", 128, 64)["partial_rotary_factor"], 0.5);
   // Readers cut off: 192 of it must not become 63.
-  for (uint32_t turning = 2; turning <= 192; turning += 2) {
-    const double part = config("minimax-m2", 192, turning)["partial_rotary_factor"];
-    EXPECT_EQ(static_cast<uint32_t>(192 * part), turning);
+  for (uint32_t rotated = 2; rotated <= 192; rotated += 2) {
+    const double part = config("minimax-m2", 192, rotated)["partial_rotary_factor"];
+    EXPECT_EQ(static_cast<uint32_t>(192 * part), rotated);
   }
 }
 

@@ -121,7 +121,8 @@ class GivenTreeBuilder {
     return module.kind == ModuleKind::kNorm ? ModulePart::kNorms : ModulePart::kLayer;
   }
 
-  // As in trees of ours: routers, gates of shared experts, latent attention's kv_b, small ones of the delta rule and indexers.
+  // As in trees of ours: routers, gates of shared experts, latent attention's kv_b, small ones of the delta rule and
+  // indexers.
   void settle_exact(ModelModule& module, const GivenModule& given) const {
     const std::string_view word = last_component(module.name);
     module.exact = module.kind == ModuleKind::kRouter ||

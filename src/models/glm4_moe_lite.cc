@@ -8,7 +8,7 @@ ModelSpec describe_glm4_moe_lite(const ConfigReader& config) {
   ModelSpec spec = describe_common(config, 1e-5);
   refuse_moe_layer_freq(config);
   require_dense_layers(config);
-  const MlaSpec mla = read_turning_mla(config, spec);
+  const MlaSpec mla = read_rotating_mla(config, spec);
   MoeSpec moe = read_experts(config, {.experts = "n_routed_experts"});
   read_sigmoid_router(config, 1.8, moe);
   read_shared_experts(config, moe);

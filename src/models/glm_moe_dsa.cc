@@ -1,5 +1,5 @@
-// GLM-5, 5.1 and 5.2: DeepSeek-V3's layers without groups, which attend to the keys that an indexer chooses; in 5.2 most
-// layers share the choice of one before them.
+// GLM-5, 5.1 and 5.2: DeepSeek-V3's layers without groups, which attend to the keys that an indexer chooses; in 5.2
+// most layers share the choice of one before them.
 #include "models/dsa_gguf.h"
 #include "models/family.h"
 

@@ -1,5 +1,5 @@
-// Configs of Llama 4 and SmallThinker, whose layers differ by lists: as published, small; and configs that say too little
-// or the wrong thing.
+// Configs of Llama 4 and SmallThinker, whose layers differ by lists: as published, small; and configs that say too
+// little or the wrong thing.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,15 +30,15 @@ TEST(Llama4, EveryFourthLayerDoesNotTurn) {
   EXPECT_STREQ(spec.host_only(), "layers that see a chunk of the text");
   for (size_t i = 0; i < 8; ++i) {
     const GqaSpec& layer = gqa_of(spec, i);
-    const bool turns = i % 4 != 3;
-    EXPECT_EQ(layer.rope.dims, turns ? 24 : 0);
-    EXPECT_EQ(layer.chunk, turns ? 32 : 0);
+    const bool rotates = i % 4 != 3;
+    EXPECT_EQ(layer.rope.dims, rotates ? 24 : 0);
+    EXPECT_EQ(layer.chunk, rotates ? 32 : 0);
     EXPECT_EQ(layer.window, 0);
-    EXPECT_EQ(layer.norm, turns ? GqaSpec::Norm::kHeadLast : GqaSpec::Norm::kNone);
-    EXPECT_EQ(layer.growth, (turns ? QueryGrowth{} : QueryGrowth{.beta = 0.1, .length = 8192, .ahead = 1}));
-    EXPECT_EQ(layer.rope.interleaved, turns);
-    EXPECT_EQ(layer.rope.theta, turns ? 500000 : 10000);
-    EXPECT_EQ(layer.rope.high_freq_factor, turns ? 1 : 4);
+    EXPECT_EQ(layer.norm, rotates ? GqaSpec::Norm::kHeadLast : GqaSpec::Norm::kNone);
+    EXPECT_EQ(layer.growth, (rotates ? QueryGrowth{} : QueryGrowth{.beta = 0.1, .length = 8192, .ahead = 1}));
+    EXPECT_EQ(layer.rope.interleaved, rotates);
+    EXPECT_EQ(layer.rope.theta, rotates ? 500000 : 10000);
+    EXPECT_EQ(layer.rope.high_freq_factor, rotates ? 1 : 4);
   }
 }
 

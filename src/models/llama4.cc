@@ -1,5 +1,5 @@
-// Llama 4: layers that turn neighbours and see a chunk of the text, and every fourth that does neither and whose queries
-// grow; experts that read what their sigmoid weights, beside a shared one; dense layers between.
+// Llama 4: layers that rotate neighbours and see a chunk of the text, and every fourth that does neither and whose
+// queries grow; experts that read what their sigmoid weights, beside a shared one; dense layers between.
 #include <algorithm>
 
 #include "models/family.h"
@@ -9,8 +9,8 @@
 namespace kt::inline models {
 namespace {
 
-// Which layers turn: no_rope_layers is 1 where they do. An empty list says nothing.
-std::vector<bool> read_turning(const ConfigReader& config, size_t layers) {
+// Which layers rotate: no_rope_layers is 1 where they do. An empty list says nothing.
+std::vector<bool> read_rotating(const ConfigReader& config, size_t layers) {
   std::vector<bool> out = read_layer_flags(config, "no_rope_layers", layers);
   if (!out.empty()) return out;
   const auto interval = static_cast<size_t>(config.integer("no_rope_layer_interval", 4, 1));
@@ -18,12 +18,12 @@ std::vector<bool> read_turning(const ConfigReader& config, size_t layers) {
   return out;
 }
 
-// Which layers see chunks: those that turn, where nothing is said of it.
-std::vector<bool> read_chunked(const ConfigReader& config, const std::vector<bool>& turning) {
-  if (!config.has("layer_types")) return turning;
+// Which layers see chunks: those that rotate, where nothing is said of it.
+std::vector<bool> read_chunked(const ConfigReader& config, const std::vector<bool>& rotating) {
+  if (!config.has("layer_types")) return rotating;
   const std::vector<std::string> types = config.strings("layer_types");
-  if (types.size() != turning.size())
-    config.wrong("layer_types", text("one string for each of {} layers", turning.size()));
+  if (types.size() != rotating.size())
+    config.wrong("layer_types", text("one string for each of {} layers", rotating.size()));
   std::vector<bool> out;
   for (size_t i = 0; i < types.size(); ++i) {
     out.push_back(types[i] == "chunked_attention");
@@ -45,16 +45,16 @@ QueryGrowth read_temperature(const ConfigReader& config) {
 void read_attention(const ConfigReader& config, ModelSpec& spec) {
   GqaSpec still = read_gqa(config, spec, 128);
   still.qkv_bias = still.o_bias = config.boolean("attention_bias", false);
-  GqaSpec turned = still;
-  turned.rope = read_rope(config, {.dims = still.head_dim, .theta = 500000}, spec);
-  turned.rope.interleaved = true;
-  if (config.boolean("use_qk_norm", true)) turned.norm = GqaSpec::Norm::kHeadLast;
+  GqaSpec rotated = still;
+  rotated.rope = read_rope(config, {.dims = still.head_dim, .theta = 500000}, spec);
+  rotated.rope.interleaved = true;
+  if (config.boolean("use_qk_norm", true)) rotated.norm = GqaSpec::Norm::kHeadLast;
   still.growth = read_temperature(config);
   const int chunk = config.integer("attention_chunk_size", 8192, 1);
-  const std::vector<bool> turning = read_turning(config, spec.layers.size()),
-                          chunked = read_chunked(config, turning);
+  const std::vector<bool> rotating = read_rotating(config, spec.layers.size()),
+                          chunked = read_chunked(config, rotating);
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    GqaSpec gqa = turning[i] ? turned : still;
+    GqaSpec gqa = rotating[i] ? rotated : still;
     if (chunked[i]) gqa.chunk = chunk;
     spec.layers[i].mixer = gqa;
   }
@@ -98,8 +98,8 @@ constexpr GgufName kLlama4Names[] = {
     {"ffn_down_shexp", "feed_forward.shared_expert.down_proj"},
 };
 
-// Files say nothing of norms of q and k, which the model of 128 experts alone lacks, nor of chunks, but 0 where there are
-// none: there every layer turns. Queries grow as the published models' do.
+// Files say nothing of norms of q and k, which the model of 128 experts alone lacks, nor of chunks, but 0 where there
+// are none: there every layer rotates. Queries grow as the published models' do.
 void complete_llama4(GgufFacts& facts) {
   Json& config = facts.config();
   if (config.contains("intermediate_size")) config["intermediate_size_mlp"] = config["intermediate_size"];

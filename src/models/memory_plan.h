@@ -13,8 +13,8 @@ namespace kt::inline models {
 struct MemoryRequest {
   int sequences = 1;   // at once
   int context = 1024;  // tokens of each, prompt and answer; a step takes as many as the model's max_tokens
-  // Bytes for snapshots of states, where the model keeps states; none: an eighth of the pages', and two for each sequence
-  // at least, of its prompt and of its answer: without them no second turn would find its first.
+  // Bytes for snapshots of states, where the model keeps states; none: an eighth of the pages', and two for each
+  // sequence at least, of its prompt and of its answer: without them no second turn would find its first.
   std::optional<uint64_t> snapshots = 0;
 };
 

@@ -10,7 +10,7 @@ ModelSpec describe_mistral4(const ConfigReader& config) {
   refuse_mlp_bias(config);
   if (config.has("sliding_window")) config.unsupported("sliding_window", "null");
   MlaSpec mla = read_mla(config);
-  // The part that turns is said of a whole head, and told by its size as well.
+  // The part that rotates is said of a whole head, and told by its size as well.
   const int head = mla.nope + mla.rotated;
   mla.rope = read_rope(config, {.dims = head, .part = static_cast<double>(mla.rotated) / head}, spec);
   if (mla.rope.dims != mla.rotated)

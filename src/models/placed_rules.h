@@ -51,8 +51,9 @@ struct PlacedRules {
   ExpertFormats expert_formats() const;
 };
 
-// Without rules all is as the flags and the checkpoint say. `tree` has stored formats (add_stored_formats). Errors, each with the rule's place and the module: as match_rules();
-// devices, formats and arguments that a model cannot be placed by; Error(kUnsupported): those that are not there yet.
+// Without rules all is as the flags and the checkpoint say. `tree` has stored formats (add_stored_formats). Errors,
+// each with the rule's place and the module: as match_rules(); devices, formats and arguments that a model cannot be
+// placed by; Error(kUnsupported): those that are not there yet.
 PlacedRules place_by_rules(RuleFile file, ModuleTree tree, const RuleDefaults& defaults);
 
 // Notes, and idle rules in one line, for whoever loads a model by them.

@@ -1,6 +1,7 @@
 // What of a model lies where, beside one GPU: a value made from sizes alone, before any byte is read. describe ->
 // decide -> load: PlacementSizes say what there is, PlacementWish what was asked for, and the loader, estimates and
-// reports read the Placement and nothing else. Every part has a place, its bytes and who decided. No weights, no device.
+// reports read the Placement and nothing else. Every part has a place, its bytes and who decided. No weights, no
+// device.
 #pragma once
 #include <cstdint>
 #include <optional>

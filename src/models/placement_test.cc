@@ -22,8 +22,8 @@ constexpr Place kGpu0{.kind = Place::Kind::kGpu, .index = 0};
 constexpr Place kNode0{.kind = Place::Kind::kNode, .index = 0},
     kNode1{.kind = Place::Kind::kNode, .index = 1};
 
-// A dense layer and two of four experts on two nodes; those of the last are larger. On the GPU, whatever is hot: 10 taken,
-// 3 x 20 and 15 dense, 2 pages of 3 x 2, states of 1, 30 of workspace: 128 MiB.
+// A dense layer and two of four experts on two nodes; those of the last are larger. On the GPU, whatever is hot: 10
+// taken, 3 x 20 and 15 dense, 2 pages of 3 x 2, states of 1, 30 of workspace: 128 MiB.
 PlacementSizes small() {
   PlacementSizes out{.model = "small",
                      .layers = {},

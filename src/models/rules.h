@@ -54,8 +54,8 @@ struct RuleFile {
 
 constexpr size_t kMostRules = 4096;
 
-// The rules, at least one, or Error(kInput) in one line: "FILE:26: rule 4: match: no key \"nmae\"; the nearest is name".
-// What YAML refuses has the rule's number too.
+// The rules, at least one, or Error(kInput) in one line: "FILE:26: rule 4: match: no key \"nmae\"; the nearest is
+// name". What YAML refuses has the rule's number too.
 RuleFile parse_rules(std::string_view characters, std::string_view name);
 // The same of a file; Errors name it too where it is missing or larger than 16 MiB.
 RuleFile read_rules(const std::string& path);

@@ -1,5 +1,5 @@
-// SmallThinker: routers read what a layer gets, before attention, and experts are gated by ReLU; which layers see a window
-// and which turn is listed.
+// SmallThinker: routers read what a layer gets, before attention, and experts are gated by ReLU; which layers see a
+// window and which rotate is listed.
 #include <algorithm>
 
 #include "models/family.h"
@@ -47,11 +47,11 @@ ModelSpec describe_smallthinker(const ConfigReader& config) {
   GqaSpec gqa = read_gqa(config, spec);
   const RopeSpec rope = read_rope(config, {.dims = gqa.head_dim, .theta = 1e6}, spec);
   const MoeSpec moe = read_primary_experts(config);
-  const std::vector<bool> turns = read_layer_flags(config, "rope_layout", layers),
+  const std::vector<bool> rotates = read_layer_flags(config, "rope_layout", layers),
                           windows = read_layer_flags(config, "sliding_window_layout", layers);
-  if (turns.empty()) config.missing("rope_layout");
+  if (rotates.empty()) config.missing("rope_layout");
   for (size_t i = 0; i < layers; ++i) {
-    gqa.rope = turns[i] ? rope : RopeSpec{};
+    gqa.rope = rotates[i] ? rope : RopeSpec{};
     gqa.window = !windows.empty() && windows[i] ? config.integer("sliding_window_size", 4096, 1) : 0;
     spec.layers[i].mixer = gqa;
     spec.layers[i].feed_forward = moe;
@@ -63,8 +63,8 @@ namespace {
 
 constexpr GgufName kSmallThinkerNames[] = {{"ffn_gate_inp", "block_sparse_moe.primary_router"}};
 
-// Layouts are not in files: with a window, every fourth layer from the first on sees all and does not turn; without, all
-// layers turn.
+// Layouts are not in files: with a window, every fourth layer from the first on sees all and does not rotate; without,
+// all layers rotate.
 void complete_smallthinker(GgufFacts& facts) {
   Json& config = facts.config();
   const auto rename = [&](const char* usual, const char* word) {

@@ -19,12 +19,12 @@ namespace kt::inline models {
 struct GqaSpec {
   int heads = 0, kv_heads = 0, head_dim = 0;
   bool qkv_bias = false, o_bias = false;
-  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together. kHeadLast is over each
-  // head behind the rotation, and has no weights.
+  // RMS norms of q and k before the rotation: over each head, or over all heads' numbers together. kHeadLast is over
+  // each head behind the rotation, and has no weights.
   enum class Norm { kNone, kHead, kAll, kHeadLast } norm = Norm::kNone;
   bool sinks = false;  // a learned score for each head that has no value
   bool gated = false;  // q has for each head as many numbers again, whose sigmoids multiply what it gives
-  RopeSpec rope;       // no dims: positions do not turn them
+  RopeSpec rope;       // no dims: positions do not rotate them
   QueryGrowth growth;  // of queries along the text
   double scale = 0;    // of q . k
   int window = 0;      // positions a token sees; 0: all

@@ -233,8 +233,8 @@ void AttentionWork::State::list_slices() {
   }
 }
 
-// Items, then slices of joins, each waiting only for items claimed before it; worker i begins with the i-th. While there
-// are many left, the next item is claimed before this one is done: its first blocks are fetched meanwhile.
+// Items, then slices of joins, each waiting only for items claimed before it; worker i begins with the i-th. While
+// there are many left, the next item is claimed before this one is done: its first blocks are fetched meanwhile.
 void AttentionWork::State::work(int worker, std::byte* memory_of_worker) noexcept {
   const int count = static_cast<int>(items.size()), all = count + static_cast<int>(slices.size());
   const int many = count - 2 * pool->threads();

@@ -30,8 +30,8 @@ struct AttentionArgs {
   int budget = 0;
 };
 
-// Results are bitwise the same for any number of threads, any company in the batch and any split of a
-// sequence into steps: a row's keys are summed in groups of pages that lie at fixed places, and groups are joined in
+// Results are bitwise the same for any number of threads, any batch and any split of a sequence into steps:
+// a row's keys are summed in groups of pages that lie at fixed places, and groups are joined in
 // order. Chosen keys are brought together first, in the order of their positions, and are summed as if they were the
 // only ones: a choice of all keys gives what all keys give.
 class AttentionWork {

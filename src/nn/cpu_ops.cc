@@ -210,8 +210,8 @@ void CpuOps::rotate(const HeadRows& heads, const RotateWrite& args, int token) {
     }
   };
   if (!args.norm_last) norm();
-  rotations_[static_cast<size_t>(args.rotation)].turn(*kernels_.rows, token, row + heads.rotated, heads.heads,
-                                                      heads.stride);
+  rotations_[static_cast<size_t>(args.rotation)].rotate(*kernels_.rows, token, row + heads.rotated,
+                                                        heads.heads, heads.stride);
   if (args.norm_last) norm();
 }
 

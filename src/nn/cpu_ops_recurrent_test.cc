@@ -161,7 +161,7 @@ TEST(CpuOpsRecurrent, AgreesWithTheFormulas) {
   }
 }
 
-TEST(CpuOpsRecurrent, TheSameBitsForAnyCutCompanyAndThreads) {
+TEST(CpuOpsRecurrent, TheSameBitsForAnyCutBatchAndThreads) {
   constexpr int kTokens = 40, kOther = 7;
   const std::vector<float> x = random_values(kTokens * kIn, 7), numbers = random_values(kTokens * 12, 8),
                            other = random_values(kOther * kIn, 9), beside = random_values(kOther * 12, 10);

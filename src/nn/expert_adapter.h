@@ -1,9 +1,7 @@
-// The place where something small is added to the products of experts: LoRA, y += B (A x) on gate, up and
-// down.
+// The place where something small is added to the products of experts: LoRA, y += B (A x) on gate, up and down.
 //
-//   gate, up  = products of the input rows          + add(kGate), add(kUp)      before biases and activation
-//   down      = product of the activated rows       + add(kDown)                before bias and the weighted
-//   sum
+//   gate, up  = products of the input rows     + add(kGate), add(kUp)   before biases and activation
+//   down      = product of the activated rows  + add(kDown)             before bias and the weighted sum
 //
 // An adapter reads each row once, before it is quantised, and keeps a few numbers of it (A x): read(). The
 // sums of an item, a slice of columns of all rows of a group, are then given to it with what it kept: add().

@@ -1,13 +1,23 @@
 // Training through one layer of experts whose weights are frozen: a forward that keeps what its backward needs, and the
 // backward over the same packed bytes. Low-rank factors (LoRA) are the caller's, as are their gradients.
 //
-//   t = X A1^T; g|u = X [Wg;Wu]^T + s1 t B1^T (+ biases); h = f(g, u); td = h A2^T; y = h Wd^T + s2 td B2^T (+ bias)
+//   t   = X A1^T
+//   g|u = X [Wg;Wu]^T + s1 t B1^T (+ biases)
+//   h   = f(g, u)
+//   td  = h A2^T
+//   y   = h Wd^T + s2 td B2^T (+ bias)
 //   out[token] += w y
 //
 // Backward from dO, for the rows of an expert:
-//   dhu = dO Wd + s2 (dO B2) A2; dw = <dhu, h> + <dO, bias of down>; dh = w dhu
-//   dA2 += s2 (w dO B2)^T h; dB2 += s2 (w dO)^T td; dg, du from f'
-//   dT = s1 [dg|du] B1; dX = [dg|du] [Wg;Wu] + dT A1; dA1 += dT^T X; dB1 += s1 [dg|du]^T t
+//   dhu  = dO Wd + s2 (dO B2) A2
+//   dw   = <dhu, h> + <dO, bias of down>
+//   dh   = w dhu, and from f' dg and du
+//   dA2 += s2 (w dO B2)^T h
+//   dB2 += s2 (w dO)^T td
+//   dT   = s1 [dg|du] B1
+//   dX   = [dg|du] [Wg;Wu] + dT A1
+//   dA1 += dT^T X
+//   dB1 += s1 [dg|du]^T t
 //
 // Gradients of factors are added to what is there; those of the input and of routing weights are overwritten.
 #pragma once

@@ -11,8 +11,8 @@ struct FloatRows {
   int64_t stride = 0;              // elements between source rows
   const int32_t* index = nullptr;  // row i is source row index[i]; null: i
 
-  // Rows [first, first + count), columns [column, column + columns), to `out`: [count, round_up(columns, kChunk)], 64-byte
-  // aligned, with zeros behind the columns.
+  // Rows [first, first + count), columns [column, column + columns), to `out`: [count, round_up(columns, kChunk)],
+  // 64-byte aligned, with zeros behind the columns.
   void copy(const Kernels& kernels, int first, int count, int64_t column, int columns, float* out) const {
     const int64_t size = type == Real::kF32 ? 4 : 2, at = index ? 0 : first * stride;
     const ActShape shape{.code = ActCode::kF32, .rows = count, .k_pad = round_up(columns, kChunk)};

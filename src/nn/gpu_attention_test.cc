@@ -1,5 +1,5 @@
-// Attention on a GPU against a double loop over the numbers that the cache holds, and rows among others against the same rows
-// alone. Slots that nobody sees are poisoned. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+// Attention on a GPU against a double loop over the numbers that the cache holds, and rows among others against the
+// same rows alone. Slots that nobody sees are poisoned. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -305,7 +305,7 @@ TEST(GpuAttention, APromptsRowsGetTheSameBitsHoweverItIsCut) {
 }
 
 // More pages than groups, so that a group has two; several sequences; sinks of one group and of many.
-TEST(GpuAttention, RowsGetTheSameBitsInAnyCompany) {
+TEST(GpuAttention, RowsGetTheSameBitsInAnyBatch) {
   const TestSequence some[] = {
       {.keys = 4200}, {.keys = 50, .seed = 10}, {.keys = 129, .count = 3, .seed = 20}};
   for (const KvType type : kRoundedTypes)

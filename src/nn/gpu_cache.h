@@ -1,5 +1,5 @@
-// Pages of keys and values in the memory of a GPU, in the order its kernels read (CachePlane of cuda/kernels/args.h): as
-// many bytes as on a CPU. Made and used by gpu_ops.cc.
+// Pages of keys and values in the memory of a GPU, in the order its kernels read (CachePlane of cuda/kernels/args.h):
+// as many bytes as on a CPU. Made and used by gpu_ops.cc.
 #pragma once
 #include <atomic>
 #include <memory>

@@ -1,6 +1,6 @@
-// Memory and words between a GPU and the host's experts: rows go out when their kernels have them, the thread that runs the
-// step watches for them, computes and says when it is done; kernels that need the result wait for that word. Whoever
-// waits notices the other's end. Used by gpu_ops.
+// Memory and words between a GPU and the host's experts: rows go out when their kernels have them, the thread that runs
+// the step watches for them, computes and says when it is done; kernels that need the result wait for that word.
+// Whoever waits notices the other's end. Used by gpu_ops.
 #pragma once
 #include <atomic>
 #include <chrono>

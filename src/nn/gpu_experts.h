@@ -1,6 +1,6 @@
-// Copies of some of a layer's routed experts in the memory of a GPU, and what they give: the CPU's packed bytes as they are, one
-// piece for each NUMA node that has a slice of every expert, and biases. Tokens find them by ids in device memory: the host
-// launches the same for any choice of a router, so that a graph can hold the launches.
+// Copies of some of a layer's routed experts in the memory of a GPU, and what they give: the CPU's packed bytes as they
+// are, one piece for each NUMA node that has a slice of every expert, and biases. Tokens find them by ids in device
+// memory: the host launches the same for any choice of a router, so that a graph can hold the launches.
 #pragma once
 #include <memory>
 #include <span>
@@ -12,9 +12,9 @@
 
 namespace kt::inline nn {
 
-// Steps of at most as many tokens, in which answers are made, take a pair of a token and an expert at a time: each reads the expert
-// from the GPU's caches again, and few share one. Larger ones, prompts, sort pairs by expert and round to bf16; where precision
-// does not allow that they leave all experts to the CPU.
+// Steps of at most as many tokens, in which answers are made, take a pair of a token and an expert at a time: each
+// reads the expert from the GPU's caches again, and few share one. Larger ones, prompts, sort pairs by expert and round
+// to bf16; where precision does not allow that they leave all experts to the CPU.
 inline constexpr int kMostHotTokens = 64;
 inline constexpr int kRoundTokens = 512;  // of a prompt at once: scratch is for as many
 

@@ -1,5 +1,5 @@
-// Copies of experts for the tokens of prompts: pairs sorted by expert, so that an expert is read and widened once for all its
-// tokens, and products on matrix units.
+// Copies of experts for the tokens of prompts: pairs sorted by expert, so that an expert is read and widened once for
+// all its tokens, and products on matrix units.
 #include "base/checked.h"
 #include "base/error.h"
 #include "nn/gpu_experts.h"
@@ -29,8 +29,8 @@ struct GpuExperts::PairProduct {
   const float* bias;
 };
 
-// Where a round's rows lie in scratch. Rows that one product gives are read by what follows and then no more: the last sums stand
-// where x, gate and up stood.
+// Where a round's rows lie in scratch. Rows that one product gives are read by what follows and then no more: the last
+// sums stand where x, gate and up stood.
 struct GpuExperts::Round {
   FoundPairs* found;
   int32_t *places, *order;

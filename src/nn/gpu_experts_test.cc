@@ -1,5 +1,5 @@
-// Experts that run on a GPU, by the kernels that GPU operations launch: against the definition in double, beside the CPU's own, the
-// same bits whoever is in the step. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+// Experts that run on a GPU, by the kernels that GPU operations launch: against the definition in double, beside the
+// CPU's own, the same bits whoever is in the step. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include "nn/gpu_experts.h"
 
 #include <gtest/gtest.h>
@@ -220,8 +220,8 @@ TEST(GpuExperts, PiecesOfSeveralNodes) {
   }
 }
 
-// More tokens than a round has, one expert for nearly all of them and one for nobody, gate and up of two formats, two nodes, ids that
-// are nobody's, and rows to which the copies add.
+// More tokens than a round has, one expert for nearly all of them and one for nobody, gate and up of two formats, two
+// nodes, ids that are nobody's, and rows to which the copies add.
 TEST(GpuExperts, PromptsOfAnyLengthAndChoice) {
   const Layer layer({6, 72, 96},
                     LayerFormats{format_named("int8"), format_named("bf16"), format_named("q8_0")}, 21,
@@ -253,7 +253,7 @@ TEST(GpuExperts, PromptsOfAnyLengthAndChoice) {
 }
 
 // Rows of a token alone, of the same in a step of others, and with threads in another order.
-void check_company(Precision precision) {
+void check_batch_invariance(Precision precision) {
   const Layer layer({7, 192, 101}, format_named("int8"), 11, true);
   const Experts experts = make(layer, pool_of(1), {.precision = precision});
   Batch all(17, 4, layer.shape, 12);
@@ -290,9 +290,9 @@ void check_company(Precision precision) {
   ::setenv("KT_TEST_CUDA_SEED", seed.c_str(), 1);
 }
 
-TEST(GpuExperts, TheSameBitsInAnyCompany) {
-  check_company(Precision::kF32);
-  check_company(Precision::kBf16);
+TEST(GpuExperts, TheSameBitsInAnyBatch) {
+  check_batch_invariance(Precision::kF32);
+  check_batch_invariance(Precision::kBf16);
 }
 
 TEST(GpuExperts, PlansNeedNoGpuAndErrorsNameTheLayer) {

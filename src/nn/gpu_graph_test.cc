@@ -1,5 +1,5 @@
-// Steps that are replayed beside the same launched one by one, and what happens when either side fails in the middle. On the
-// test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+// Steps that are replayed beside the same launched one by one, and what happens when either side fails in the middle.
+// On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

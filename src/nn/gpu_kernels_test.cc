@@ -1,5 +1,5 @@
-// Products of every format from both packings, by the kernels that GPU operations launch, against a double loop over the
-// same numbers. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
+// Products of every format from both packings, by the kernels that GPU operations launch, against a double loop over
+// the same numbers. On the test driver, or on a GPU with KT_TEST_REAL_CUDA=1.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -156,8 +156,8 @@ void check_product(const ProductCase& of, int64_t n, int64_t k, int m, unsigned 
   });
 }
 
-// Operands are bf16. A weight may lie so near to the middle of two that a kernel, which adds its factors in another order, takes
-// the other one.
+// Operands are bf16. A weight may lie so near to the middle of two that a kernel, which adds its factors in another
+// order, takes the other one.
 void check_many(const ProductCase& of, int64_t n, int64_t k, int m, unsigned seed) {
   ProductRun product(of, n, k, m, seed);
   product.run(m, Kernel::kMany);

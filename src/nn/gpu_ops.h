@@ -1,5 +1,6 @@
-// The operations of nn/ops.h on one stream of one GPU; routed experts without a copy there run on the workers of a pool. Weights are
-// the CPU's packed bytes in device memory. Sums are f32; products of many rows round their operands to bf16 where precision allows.
+// The operations of nn/ops.h on one stream of one GPU; routed experts without a copy there run on the workers of a
+// pool. Weights are the CPU's packed bytes in device memory. Sums are f32; products of many rows round their operands
+// to bf16 where precision allows.
 #pragma once
 #include <memory>
 
@@ -13,8 +14,8 @@ struct GpuOpsOptions {
   int number = 0;                       // of the GPU, also where there is none to plan for
   bool sizes_only = false;              // as CpuOpsOptions'; needs no GPU
   std::shared_ptr<const Gpu> gpu = {};  // null with sizes_only
-  // Steps that are alike are noted down as a graph and replayed. Not on a GPU that shows a screen: kernels of a graph wait for
-  // the host, and such a GPU kills those that take long.
+  // Steps that are alike are noted down as a graph and replayed. Not on a GPU that shows a screen: kernels of a graph
+  // wait for the host, and such a GPU kills those that take long.
   bool graphs = true;
 };
 

@@ -1,5 +1,5 @@
-// Steps of GpuOps that are alike: noted down once as a graph, replayed for others, with this thread as the host's side of
-// it.
+// Steps of GpuOps that are alike: noted down once as a graph, replayed for others, with this thread as the host's side
+// of it.
 #include <bit>
 #include <cstdlib>
 #include <cstring>

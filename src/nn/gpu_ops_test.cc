@@ -1,5 +1,5 @@
-// Operations on a GPU beside the same on the CPU, and attention beside a double loop. On the test driver, or on a GPU with
-// KT_TEST_REAL_CUDA=1.
+// Operations on a GPU beside the same on the CPU, and attention beside a double loop. On the test driver, or on a GPU
+// with KT_TEST_REAL_CUDA=1.
 #include "nn/gpu_ops.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// What a step needs on the GPU besides rows: its number, where its tokens stand, pages of their sequences, angles of each
-// kind of rotation. Filled on the host, sent in one copy. Used by gpu_ops.cc.
+// What a step needs on the GPU besides rows: its number, where its tokens stand, pages of their sequences, angles of
+// each kind of rotation. Filled on the host, sent in one copy. Used by gpu_ops.cc.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -21,8 +21,8 @@ class GpuStep {
   void allocate(std::shared_ptr<const Gpu> gpu, int max_tokens);
   int max_tokens() const { return max_tokens_; }
 
-  // The stream has done all that read the step before. Tables have `rows` rows, of which those behind `tokens` are nobody's.
-  // Addresses are the same for as many rows, as long as version() is.
+  // The stream has done all that read the step before. Tables have `rows` rows, of which those behind `tokens` are
+  // nobody's. Addresses are the same for as many rows, as long as version() is.
   void fill(std::span<const AttentionSequence> sequences, int tokens, int rows, uint32_t number);
   void send(GpuStream& stream);
   int version() const { return version_; }

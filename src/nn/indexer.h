@@ -1,5 +1,5 @@
-// Which keys the queries of a step attend to: an indexer scores all that a query sees, and the best are chosen. Keys are
-// those of a plane of the cache that has no values. No projections, no positions, no attention.
+// Which keys the queries of a step attend to: an indexer scores all that a query sees, and the best are chosen. Keys
+// are those of a plane of the cache that has no values. No projections, no positions, no attention.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ struct IndexerArgs {
   int64_t seen_stride = 0;
 };
 
-// Results are the same for any number of threads, any company in the batch and any split of a sequence into steps.
+// Results are the same for any number of threads, any batch and any split of a sequence into steps.
 class IndexerWork {
  public:
   IndexerWork(std::shared_ptr<Pool> pool, const Kernels& kernels);

@@ -1,5 +1,5 @@
-// Keys chosen by an indexer, and attention that sees no others: against plain loops in double, and the same bits however
-// a sequence is cut, whoever else is in the step and however many threads there are.
+// Keys chosen by an indexer, and attention that sees no others: against plain loops in double, and the same bits
+// however a sequence is cut, whoever else is in the step and however many threads there are.
 #include "nn/indexer.h"
 
 #include <gtest/gtest.h>
@@ -217,7 +217,7 @@ TEST(Indexer, ChoosesTheBestAndAttentionSeesNoOthers) {
   }
 }
 
-TEST(Indexer, CutsCompanyAndThreadsChangeNoBit) {
+TEST(Indexer, CutsBatchesAndThreadsChangeNoBit) {
   for (const KvType type : {KvType::kF32, KvType::kBf16, KvType::kS8})
     for (const bool shared : {true, false}) {
       const ChoosingLayer layer({type, 6, shared ? 1 : 2, 40, 24, shared});

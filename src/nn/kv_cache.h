@@ -61,8 +61,8 @@ struct SequenceShape {
   size_t slot_bytes() const;  // of all states
 };
 
-// Pages and slots in the memory of a place. Made by an Ops (nn/ops.h), and what is in them is known to it alone. What is
-// in a slot before it is cleared or copied to is anything.
+// Pages and slots in the memory of a place. Made by an Ops (nn/ops.h), and what is in them is known to it alone. What
+// is in a slot before it is cleared or copied to is anything.
 class SequenceCache {
  public:
   SequenceCache(SequenceShape shape, int pages, int slots)

@@ -41,8 +41,8 @@ class Linear {
   size_t bias_bytes() const { return bias_.size() * sizeof(float); }
   double stored_bytes() const;  // in the checkpoint's own bytes
 
-  // Its row blocks in order, a run for each node that has some; what all runs are packed as, and the bias. For those who
-  // copy it elsewhere.
+  // Its row blocks in order, a run for each node that has some; what all runs are packed as, and the bias. For those
+  // who copy it elsewhere.
   struct Run {
     int64_t first_block = 0;
     std::span<const std::byte> bytes;

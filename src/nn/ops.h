@@ -109,7 +109,8 @@ struct RowTable {
   std::function<void(int64_t row, float* to)> read = {};  // from several threads
 };
 
-// y = x W^T + b, and what the step's adapter adds. Uses of one call that read the same x share its quantised rows; none reads another's y.
+// y = x W^T + b, and what the step's adapter adds. Uses of one call that read the same x share its quantised rows; none
+// reads another's y.
 struct LinearUse {
   const PlacedLinear* weights = nullptr;
   Columns x, y;
@@ -195,9 +196,9 @@ struct GateHeads {
   GateKind kind = GateKind::kSigmoid;
 };
 
-// A causal convolution of each column over the last `taps` tokens of a sequence, and silu. The columns of `parts` come one
-// part after the other, and so they are in `out`. What it remembers of a sequence, its last taps - 1 inputs, is the state
-// of this number: short_convolution_bytes().
+// A causal convolution of each column over the last `taps` tokens of a sequence, and silu. The columns of `parts` come
+// one part after the other, and so they are in `out`. What it remembers of a sequence, its last taps - 1 inputs, is the
+// state of this number: short_convolution_bytes().
 struct ShortConvolution {
   int state = 0;
   int taps = 0;                           // at most kMostTaps
@@ -211,8 +212,8 @@ struct ShortConvolution {
   Rows out;  // none of the parts' rows
 };
 
-// The gated delta rule (kernels/row_ops.h), token after token. What it remembers of a sequence, a matrix for each head of
-// values, is the state of this number: delta_rule_bytes().
+// The gated delta rule (kernels/row_ops.h), token after token. What it remembers of a sequence, a matrix for each head
+// of values, is the state of this number: delta_rule_bytes().
 struct DeltaRule {
   int state = 0;
   DeltaShape shape;
@@ -309,8 +310,8 @@ class Ops {
   // A small matrix that is there as a whole; from inside spread() too.
   virtual std::unique_ptr<PlacedLinear> make_linear(const MatrixView& weights, Precision precision,
                                                     std::string_view name) = 0;
-  // All of them in the host's memory; copies of those named `hot`, whose ids ascend, are held and run by the device of an
-  // Ops that has one.
+  // All of them in the host's memory; copies of those named `hot`, whose ids ascend, are held and run by the device of
+  // an Ops that has one.
   virtual std::unique_ptr<PlacedExperts> make_experts(const ExpertsShape& shape,
                                                       const ExpertsOptions& options, const ExpertsFill& fill,
                                                       std::span<const int> hot) = 0;
@@ -334,8 +335,8 @@ class Ops {
 
   virtual void begin(const StepRows& step) = 0;
   virtual void end() noexcept = 0;
-  // The calls of a step behind embed(). Where steps are alike an Ops may note down what one of them asks of a device and
-  // ask for the same again at others, without calling `run`.
+  // The calls of a step behind embed(). Where steps are alike an Ops may note down what one of them asks of a device
+  // and ask for the same again at others, without calling `run`.
   virtual void repeat(FunctionRef<void()> run) = 0;
   // x[i] = table[ids[i]], for all tokens.
   virtual void embed(const RowTable& table, std::span<const int32_t> ids, Rows x) = 0;

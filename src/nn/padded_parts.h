@@ -1,7 +1,7 @@
 // Experts whose down has a scale for so many columns as no kernel multiplies: converted weights that were cut for NUMA
-// nodes, 1408 columns in 8 parts of 176. They run with a wider `inter`: every part is filled up to whole chunks, in rows
-// of gate and up and in columns of down. What is added has scales and biases of zero; f(0, 0) = 0 is what down reads of
-// it, and no sum changes.
+// nodes, 1408 columns in 8 parts of 176. They run with a wider `inter`: every part is filled up to whole chunks, in
+// rows of gate and up and in columns of down. What is added has scales and biases of zero; f(0, 0) = 0 is what down
+// reads of it, and no sum changes.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -23,7 +23,8 @@ struct PaddedParts {
     const Stretch here = stretch(i, 1);
     return here.count > 0 ? here.first : -1;
   }
-  // From wide column i on: `wide` columns, at most `most`, of which the first `count` are columns [first, first + count).
+  // From wide column i on: `wide` columns, at most `most`, of which the first `count` are columns [first, first +
+  // count).
   struct Stretch {
     int64_t first;
     int count, wide;

@@ -9,11 +9,11 @@
 namespace kt::inline nn {
 namespace {
 
-// YaRN: frequencies that turn often within the original context stay, slow ones are stretched, a ramp lies
+// YaRN: frequencies that rotate often within the original context stay, slow ones are stretched, a ramp lies
 // between.
 void stretch_yarn(const RopeSpec& spec, std::vector<double>& frequencies) {
-  const auto dimension_of = [&](double turns) {
-    return spec.dims * std::log(spec.original_context / (turns * 2 * std::numbers::pi)) /
+  const auto dimension_of = [&](double rotations) {
+    return spec.dims * std::log(spec.original_context / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(spec.theta));
   };
   double low = dimension_of(spec.beta_fast), high = dimension_of(spec.beta_slow);
@@ -34,11 +34,12 @@ void stretch_yarn(const RopeSpec& spec, std::vector<double>& frequencies) {
 // between.
 void stretch_llama3(const RopeSpec& spec, std::vector<double>& frequencies) {
   for (double& f : frequencies) {
-    const double wavelength = 2 * std::numbers::pi / f, turns = spec.original_context / wavelength;
-    if (turns < spec.low_freq_factor) {
+    const double wavelength = 2 * std::numbers::pi / f, rotations = spec.original_context / wavelength;
+    if (rotations < spec.low_freq_factor) {
       f /= spec.factor;
-    } else if (turns < spec.high_freq_factor) {
-      const double smooth = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor);
+    } else if (rotations < spec.high_freq_factor) {
+      const double smooth =
+          (rotations - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor);
       f = (1 - smooth) * f / spec.factor + smooth * f;
     }
   }

@@ -26,8 +26,8 @@ struct RouterSpec {
 void choose_experts(const RowKernels& rows, const RouterSpec& spec, int experts, int top_k,
                     const float* logits, const float* correction, int32_t* ids, float* weights);
 
-// Where benchmarks name a token's experts (ChooseExperts::forced): which of their rows, for row `row` of a step at that position. A
-// prime, so that the tokens of a prompt have rows of their own.
+// Where benchmarks name a token's experts (ChooseExperts::forced): which of their rows, for row `row` of a step at that
+// position. A prime, so that the tokens of a prompt have rows of their own.
 inline constexpr int kForcedRounds = 4099;
 constexpr int forced_round(int position, int row) {
   return static_cast<int>((static_cast<int64_t>(position) + 97 * static_cast<int64_t>(row)) % kForcedRounds);

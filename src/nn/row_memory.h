@@ -56,8 +56,8 @@ class Rotation {
   void place(int token, int position) {
     rope_.angles(position, cosines_.data() + token * half(), sines_.data() + token * half());
   }
-  // Turns `heads` heads, `stride` numbers apart.
-  void turn(const RowKernels& rows, int token, float* x, int heads, int64_t stride) const {
+  // Rotates `heads` heads, `stride` numbers apart.
+  void rotate(const RowKernels& rows, int token, float* x, int heads, int64_t stride) const {
     rope_.rotate(rows, x, heads, stride, cosines_.data() + token * half(), sines_.data() + token * half());
   }
 

@@ -1,7 +1,7 @@
 // What workers will read first in the next operation of a step, so that they fetch it while they wait: for the slowest
 // of them, and for work on single rows between operations. Steps are alike: what followed an operation in the last one
-// follows it in this one. What experts read is known when they are chosen: the forecast is what linears behind them read,
-// which the caches keep meanwhile. A wrong forecast costs some reading and changes no result.
+// follows it in this one. What experts read is known when they are chosen: the forecast is what linears behind them
+// read, which the caches keep meanwhile. A wrong forecast costs some reading and changes no result.
 #pragma once
 #include <vector>
 

@@ -62,8 +62,8 @@ std::vector<TokenId> render(Service& service, const TemplateVariables& variables
   return guard.encode(rendered);
 }
 
-// How many of the prompt's tokens stay when its last message is another. 0 where the template says nothing of that: some
-// refuse a conversation that ends elsewhere.
+// How many of the prompt's tokens stay when its last message is another. 0 where the template says nothing of that:
+// some refuse a conversation that ends elsewhere.
 size_t without_last_message(Service& service, TemplateVariables variables, std::span<const TokenId> prompt) {
   OrderedJson& messages = variables["messages"];
   if (messages.size() < 2) return 0;

@@ -12,8 +12,8 @@
 
 namespace kt::inline server {
 
-// The body as an object; the request's own is freed. ApiError(400) for what is not JSON, not an object, nests or counts too
-// far.
+// The body as an object; the request's own is freed. ApiError(400) for what is not JSON, not an object, nests or counts
+// too far.
 OrderedJson parse_body(HttpRequest& request);
 
 // A value for an error message: short, on one line.

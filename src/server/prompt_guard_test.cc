@@ -110,7 +110,8 @@ TEST(PromptGuard, MarkersThatAreNotSpecial) {
   EXPECT_EQ(tokenizer.decode(ids, SpecialTokens::kKeep), join.render(given));
 }
 
-// With SentencePiece's vocabularies a text begins with a space; one that a user's marker stands in is one text all the same.
+// With SentencePiece's vocabularies a text begins with a space; one that a user's marker stands in is one text all the
+// same.
 TEST(PromptGuard, NothingIsPutBesideAMarker) {
   const std::vector<std::string> pieces = {"<unk>", "<s>", "<|e|>", "▁", "a",  "▁a",
                                            "<",     "|",   "e",     ">", "|>", "s"};

@@ -1,5 +1,5 @@
-// POST /v1/responses: OpenAI's newer API, without what it would have to keep. An answer is a list of items, a thought, a
-// message, calls, and a stream tells of each as it grows.
+// POST /v1/responses: OpenAI's newer API, without what it would have to keep. An answer is a list of items, a thought,
+// a message, calls, and a stream tells of each as it grows.
 #include <ctime>
 
 #include "base/error.h"

@@ -4,9 +4,9 @@
 
 namespace kt::inline server {
 
-// Instructions, items of `input`, tools and the format of the text in the words of chat requests. ApiError(400) names the
-// field for what is no such request, and for what would need answers that were kept: `store`, `previous_response_id`,
-// `conversation`, `background`.
+// Instructions, items of `input`, tools and the format of the text in the words of chat requests. ApiError(400) names
+// the field for what is no such request, and for what would need answers that were kept: `store`,
+// `previous_response_id`, `conversation`, `background`.
 OrderedJson chat_of_responses(const OrderedJson& body);
 
 }  // namespace kt::inline server

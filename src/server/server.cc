@@ -34,8 +34,8 @@ constexpr auto kEndpoints = std::to_array<Endpoint>({
 
 constexpr size_t kLargeBody = 1 << 20;
 
-// What is answered from what is known waits for nothing that has to be computed, and what is quickly read does not wait for
-// megabytes of text. Two of those at a time: each takes some ten times its size while it is read.
+// What is answered from what is known waits for nothing that has to be computed, and what is quickly read does not wait
+// for megabytes of text. Two of those at a time: each takes some ten times its size while it is read.
 constexpr size_t kQuick = 0, kUsual = 1, kLarge = 2;
 constexpr std::array<int, 3> kThreads = {2, 12, 2};
 

@@ -61,8 +61,8 @@ class Service {
   int longest() const;  // tokens a sequence may have: the context, or the cache if that is smaller
   // ApiError(400) for a text that cannot fit however it is cut into tokens; spares cutting it.
   void check_length(std::string_view text, const char* name) const;
-  // Gives freed memory back to the system before long: after a request that took much, whether it was answered or refused.
-  // More than once, since its reply is freed when the client has it.
+  // Gives freed memory back to the system before long: after a request that took much, whether it was answered or
+  // refused. More than once, since its reply is freed when the client has it.
   void trim_soon() { trims_ = kTrims; }
 
   // Sampling as the model's generation_config.json has it.

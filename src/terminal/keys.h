@@ -42,8 +42,8 @@ class KeyDecoder {
   void push(std::string_view bytes) { bytes_ += bytes; }
   // The next key, if its bytes are all here.
   std::optional<Key> next();
-  // An ESC came, and nothing after it: it is the key if nothing follows within some 50 ms. The same with a Ctrl-C inside
-  // a paste: if nothing follows, it was typed, and the paste's end will not come.
+  // An ESC came, and nothing after it: it is the key if nothing follows within some 50 ms. The same with a Ctrl-C
+  // inside a paste: if nothing follows, it was typed, and the paste's end will not come.
   bool undecided() const;
   Key settle();  // the undecided bytes as a key
 

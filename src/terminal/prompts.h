@@ -1,5 +1,6 @@
 // Questions on a terminal, one line each: the terminal's own line editing, no cursor movement, so that it
-// works on the dumbest of them. What is said is broken at the terminal's edge between words. Who asks what is in questions.h.
+// works on the dumbest of them. What is said is broken at the terminal's edge between words. Who asks what is in
+// questions.h.
 #pragma once
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Text that comes in pieces, broken between words before a terminal breaks it anywhere. Every piece is shown as it comes: a
-// word that turns out too long for its line is taken back and written on the next one.
+// Text that comes in pieces, broken between words before a terminal breaks it anywhere. Every piece is shown as it
+// comes: a word that turns out too long for its line is taken back and written on the next one.
 #pragma once
 #include <string>
 #include <string_view>
@@ -8,8 +8,8 @@ namespace kt::inline terminal {
 
 class WordWrap {
  public:
-  // Columns of the terminal, which must obey escape sequences. Below some 10 there is nothing to wrap: text goes through as
-  // it is.
+  // Columns of the terminal, which must obey escape sequences. Below some 10 there is nothing to wrap: text goes
+  // through as it is.
   explicit WordWrap(int width) : width_(width) {}
 
   // What to write for the next piece: whole characters, of control characters only '\n' and '\t'.

@@ -1,6 +1,6 @@
 // A small regular-expression matcher over code points, for the patterns by which tokenizers cut text into
-// words and those by which users name modules. Backtracking, leftmost, first alternative wins, as Oniguruma and Rust's fancy-regex do. It captures
-// nothing, and it is bounded: a search pays for its steps, so no pattern runs away.
+// words and those by which users name modules. Backtracking, leftmost, first alternative wins, as Oniguruma and Rust's
+// fancy-regex do. It captures nothing, and it is bounded: a search pays for its steps, so no pattern runs away.
 //
 // Understood: literals, '.', [classes] with ranges, negation, nesting and &&, \s \S \d \D \w \W \p{..} \P{..}
 // \xHH \x{H..} \uHHHH and the escapes of control characters, groups ( ) (?: ) (?i: ) (?-i: ), (?i) to the end

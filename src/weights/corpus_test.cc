@@ -66,7 +66,8 @@ TEST(Corpus, Yaml) {
   replay("yaml", read, ":");
 }
 
-// Read by a model, or written in another layout: one of them says what is wrong with a bad one, in a line, in this much memory.
+// Read by a model, or written in another layout: one of them says what is wrong with a bad one, in a line, in this much
+// memory.
 TEST(Corpus, Lora) {
   static constexpr GgufFamily kQwen{.gguf = "qwen3moe"};
   static constexpr const GgufFamily* kAll[] = {&kQwen};

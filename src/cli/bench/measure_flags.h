@@ -19,8 +19,8 @@ struct MeasureFlags {
   void report(const nlohmann::ordered_json& rows) const;
 };
 
-// --batch-size and --seq-len of layers that know only rows: so many sequences of so many tokens in one call, in place of
-// what `tokens`, which must be an option of the verb, says.
+// --batch-size and --seq-len of layers that know only rows: so many sequences of so many tokens in one call, in place
+// of what `tokens`, which must be an option of the verb, says.
 class BatchFlags {
  public:
   void add_to(CLI::App& verb, CLI::Option* tokens);
@@ -30,7 +30,8 @@ class BatchFlags {
   int batch_ = 0, length_ = 0;  // 0: not given
 };
 
-// A path for a file of figures or a picture, as a check of its option: its folder must be there, before anything is measured.
+// A path for a file of figures or a picture, as a check of its option: its folder must be there, before anything is
+// measured.
 CLI::Validator writable();
 
 // Writes a file whole or not at all. A link's file is replaced, not the link; a pipe or a device is written into.

@@ -1,5 +1,6 @@
-// kt doctor on the Python that a shell here would start: its version, kt_kernel and its instruction set, torch and its CUDA,
-// SGLang and whether the part of it that takes experts from kt_kernel can be loaded. kt itself needs none of them.
+// kt doctor on the Python that a shell here would start: its version, kt_kernel and its instruction set, torch and its
+// CUDA, SGLang and whether the part of it that takes experts from kt_kernel can be loaded. kt itself needs none of
+// them.
 #include <cstdlib>
 
 #include "base/text.h"

@@ -102,8 +102,8 @@ TEST_F(DoctorPython, Whole) {
 }
 
 TEST_F(DoctorPython, QuickImportsNothing) {
-  python_does(
-      R"(case $3 in versions) echo '{"version": "3.11.2", "packages": {"torch": "2.13.0", "kt_kernel": "0.0.7"}}';; esac)");
+  python_does(R"(case $3 in versions) echo '{"version": "3.11.2", )"
+              R"("packages": {"torch": "2.13.0", "kt_kernel": "0.0.7"}}';; esac)");
   EXPECT_EQ(look("torch", PythonTest::kSkip).found, "2.13.0 (not imported)");
   EXPECT_THAT(look("kt_kernel", PythonTest::kSkip).found, HasSubstr("0.0.7 (not imported); this kt is"));
 }

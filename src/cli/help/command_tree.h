@@ -29,7 +29,8 @@ struct CommandInfo {
   bool needs_verb = false;  // one of them has to be named
 };
 
-// The value of an option for people: "N", "NUMBER", "FOLDER", "TEXT"; its choices "a|b" where they are few, else "NAME".
+// The value of an option for people: "N", "NUMBER", "FOLDER", "TEXT"; its choices "a|b" where they are few, else
+// "NAME".
 std::string plain_type(const OptionInfo& option);
 
 OptionInfo describe_option(const CLI::Option& option);

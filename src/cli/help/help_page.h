@@ -7,8 +7,8 @@
 
 namespace kt::inline cli {
 
-// Columns for help: $COLUMNS, else those of the terminal that is standard output, or standard error where that goes to a
-// pager; else a usual one. Never so few that words do not fit.
+// Columns for help: $COLUMNS, else those of the terminal that is standard output, or standard error where that goes to
+// a pager; else a usual one. Never so few that words do not fit.
 int help_width();
 
 std::string help_page(const CommandInfo& command, int width);

@@ -8,8 +8,8 @@
 namespace kt::inline cli {
 namespace {
 
-// Names of kt 0.7 first. Sizes as published, or the published number of parameters times their bytes; none where neither
-// is known. What a download takes is asked of the hub.
+// Names of kt 0.7 first. Sizes as published, or the published number of parameters times their bytes; none where
+// neither is known. What a download takes is asked of the hub.
 constexpr auto kAliases = std::to_array<ModelAlias>({
     {"m2 minimax-m2", "MiniMaxAI/MiniMax-M2", "minimax_m2", 230},
     {"m2.1 minimax-m2.1", "MiniMaxAI/MiniMax-M2.1", "minimax_m2"},

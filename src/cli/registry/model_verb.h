@@ -9,8 +9,8 @@
 namespace kt::inline cli {
 
 ModelEntry entry_of(const std::string& name, const ModelFiles& files);
-// The path of weights that a model is to be linked to. Error unless they are of this model: others would load and answer
-// nonsense. `flag` is what the error calls them.
+// The path of weights that a model is to be linked to. Error unless they are of this model: others would load and
+// answer nonsense. `flag` is what the error calls them.
 std::string checked_link(const ModelFiles& model, const std::string& path, const char* flag);
 std::string experts_text(int active, int experts);  // "8 of 128"; "-" for a dense model
 // One line of JSON or many; bytes of paths that are no UTF-8 are replaced.

@@ -21,8 +21,8 @@ struct TrainingRows {
   OrderedJson json() const;
 };
 
-// Those of `dataset` or `eval_dataset`. Errors name the key's line, the dataset, the file, and the columns that are missing
-// beside those that are there; also for rows that are no examples for the recipe's stage.
+// Those of `dataset` or `eval_dataset`. Errors name the key's line, the dataset, the file, and the columns that are
+// missing beside those that are there; also for rows that are no examples for the recipe's stage.
 std::vector<TrainingRows> find_rows(const Recipe& recipe, std::string_view key);
 
 // A path of the recipe: as it is where it exists or is absolute, else beside the recipe.

@@ -50,8 +50,8 @@ std::string EvalCases::render(const OrderedJson& messages, const OrderedJson& to
   return template_.render(variables);
 }
 
-// Of a template whose generation prompt says more than a finished turn has ("<think>"). Empty: what stands before the answer
-// changes when it follows.
+// Of a template whose generation prompt says more than a finished turn has ("<think>"). Empty: what stands before the
+// answer changes when it follows.
 std::string EvalCases::common_head(const OrderedJson& before, const OrderedJson& tools,
                                    const std::string& prompt, const std::string& whole) const {
   const std::string plain = render(before, tools, false);
@@ -79,8 +79,8 @@ void EvalCases::check_prompt(const OrderedJson& answer, const OrderedJson& befor
         model_.path());
 }
 
-// The first token that has a byte of the answer. Where tokens do not spell the text byte by byte it is the first one that the
-// head alone does not have.
+// The first token that has a byte of the answer. Where tokens do not spell the text byte by byte it is the first one
+// that the head alone does not have.
 size_t EvalCases::answer_begin(const std::string& whole, const std::string& head,
                                const std::vector<TokenId>& ids) const {
   size_t bytes = 0;

@@ -1,5 +1,5 @@
-// Rows made into questions for the engine: prompt, known answer and, of multiple choice, the letters, by the model's own chat
-// template and tokenizer.
+// Rows made into questions for the engine: prompt, known answer and, of multiple choice, the letters, by the model's
+// own chat template and tokenizer.
 #pragma once
 #include <optional>
 #include <string>
@@ -33,8 +33,8 @@ class EvalCases {
   // Error where the model has no chat template.
   EvalCases(const DescribedModel& model, const EvalCaseOptions& options);
 
-  // Error for a template without a generation prompt. The answer is the last turn of a conversation, the chosen one of a pair, or a judged one that was wanted. Rows that
-  // are no question are dropped with the reason.
+  // Error for a template without a generation prompt. The answer is the last turn of a conversation, the chosen one of
+  // a pair, or a judged one that was wanted. Rows that are no question are dropped with the reason.
   std::optional<EvalCase> make(const Row& row, DroppedRows& dropped);
 
   int64_t cut() const { return cut_; }  // cases whose known answer was cut at the cutoff

@@ -1,4 +1,5 @@
-// A recipe brought together with its model and its rows: what kt sft eval will ask. Of the weights only headers are read.
+// A recipe brought together with its model and its rows: what kt sft eval will ask. Of the weights only headers are
+// read.
 #pragma once
 #include <string>
 #include <vector>
@@ -24,8 +25,8 @@ struct EvalPlan {
   OrderedJson json() const;
 };
 
-// Everything that can be refused before loading is refused here: a missing dataset, rows of which none is left, an adapter of
-// another model (by the model that is `opened`).
+// Everything that can be refused before loading is refused here: a missing dataset, rows of which none is left, an
+// adapter of another model (by the model that is `opened`).
 EvalPlan plan_evaluation(const Recipe& recipe, const OpenedModel& opened);
 
 // For people, in a table.

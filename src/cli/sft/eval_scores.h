@@ -1,4 +1,5 @@
-// What predictions are worth: likeness to the known answers, letters that were right, and how probable the known answers were.
+// What predictions are worth: likeness to the known answers, letters that were right, and how probable the known
+// answers were.
 #pragma once
 #include <optional>
 #include <span>
@@ -24,8 +25,8 @@ struct Prediction {
   OrderedJson json() const;  // as it stands in generated_predictions.jsonl
 };
 
-// Those of a .jsonl that this program or LLaMA-Factory wrote: "predict" and "label", perhaps "prompt" and "choice". Error
-// naming file and line.
+// Those of a .jsonl that this program or LLaMA-Factory wrote: "predict" and "label", perhaps "prompt" and "choice".
+// Error naming file and line.
 std::vector<Prediction> read_predictions(const std::string& path);
 
 struct ScoreOptions {
@@ -34,8 +35,8 @@ struct ScoreOptions {
   Stemming stemming = Stemming::kNone;  // of ROUGE, with 13a
 };
 
-// Named as LLaMA-Factory names them, {"predict_bleu-4": 12.3, ...}, in the order to show them. Only what there is: without
-// predictions no likeness, without choices no accuracy, without tokens no loss.
+// Named as LLaMA-Factory names them, {"predict_bleu-4": 12.3, ...}, in the order to show them. Only what there is:
+// without predictions no likeness, without choices no accuracy, without tokens no loss.
 //   predict_bleu-N    mean over rows of sentence BLEU with runs of up to N words, 0 to 100; sacrebleu, effective order
 //   predict_corpus_bleu-N    BLEU of all rows together; sacrebleu's corpus BLEU
 //   predict_rouge-1, -2, -l  mean over rows of F1, 0 to 100; rouge-score, of zh over its words

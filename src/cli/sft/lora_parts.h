@@ -23,8 +23,8 @@ struct LoraMatrix {
 // Those of attention, routed experts, shared experts and dense MLPs.
 std::vector<LoraMatrix> lora_matrices(const ModelSpec& spec, const ModuleTree& tree);
 
-// Those that `words` name: "all", "all_attention", or components of names: q_proj, experts, shared_experts.gate_proj, in
-// any family's spelling. Error beginning with `place` for a word that names none, with the nearest that does.
+// Those that `words` name: "all", "all_attention", or components of names: q_proj, experts, shared_experts.gate_proj,
+// in any family's spelling. Error beginning with `place` for a word that names none, with the nearest that does.
 std::vector<LoraMatrix> chosen_matrices(std::vector<LoraMatrix> all, const std::vector<std::string>& words,
                                         const std::string& place);
 

@@ -16,7 +16,8 @@ bool has_file(const std::string& folder, const char* name) {
   return fs::is_regular_file(folder + "/" + name, ignored);
 }
 
-// What of a checkpoint is missing to go on from it; "": nothing. Checkpoints get their name when all of them is on disk.
+// What of a checkpoint is missing to go on from it; "": nothing. Checkpoints get their name when all of them is on
+// disk.
 std::string missing_of(const std::string& checkpoint) {
   for (const char* const name :
        {"trainer_state.json", "adapter_model.safetensors", "optimizer.pt", "scheduler.pt"})

@@ -1,5 +1,5 @@
-// A training recipe as it was written: a YAML file and words such as "learning_rate=1e-4" that change it, every key of the
-// table in recipe_keys.h and of its type. What the values add up to, training_plan.h knows.
+// A training recipe as it was written: a YAML file and words such as "learning_rate=1e-4" that change it, every key of
+// the table in recipe_keys.h and of its type. What the values add up to, training_plan.h knows.
 #pragma once
 #include <map>
 #include <string>
@@ -14,10 +14,10 @@ namespace kt::inline cli {
 
 class Recipe {
  public:
-  // Error(kInput) in one line "FILE:12: lora_rnk: ...": what YAML refuses; a key that is not known, with the nearest one that is;
-  // a value of another type or out of range; a key or a value that training here refuses, with the reason. `changes` are
-  // "key=value", each value as YAML has it; of a key below kt_config the whole name counts. What neither the file nor a change says of
-  // those is read from ACCELERATE_KT_NUM_THREADS and the like.
+  // Error(kInput) in one line "FILE:12: lora_rnk: ...": what YAML refuses; a key that is not known, with the nearest
+  // one that is; a value of another type or out of range; a key or a value that training here refuses, with the reason.
+  // `changes` are "key=value", each value as YAML has it; of a key below kt_config the whole name counts. What neither
+  // the file nor a change says of those is read from ACCELERATE_KT_NUM_THREADS and the like.
   Recipe(const std::string& path, const std::vector<std::string>& changes);
 
   const std::string& path() const { return path_; }

@@ -13,7 +13,8 @@ struct RecipeModel {
   int threads = 0, step_tokens = 0;  // 0: not said
 };
 
-// Error where no model is named, or an adapter that is not there. Without one that is named it is what output_dir holds.
+// Error where no model is named, or an adapter that is not there. Without one that is named it is what output_dir
+// holds.
 RecipeModel recipe_model(const Recipe& recipe);
 
 }  // namespace kt::inline cli

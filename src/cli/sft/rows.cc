@@ -296,8 +296,8 @@ void each_line(const std::string& path, std::string_view words, const std::optio
   }
 }
 
-// Calls `take` with each row until it says that this is enough: of a list, of an object alone, or of objects a line whatever the
-// file is called.
+// Calls `take` with each row until it says that this is enough: of a list, of an object alone, or of objects a line
+// whatever the file is called.
 void each_row(const std::string& path, const TakeRow& take) {
   const MappedFile file(path);
   std::string_view words(reinterpret_cast<const char*>(file.bytes().data()), file.size());

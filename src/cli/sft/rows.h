@@ -1,5 +1,5 @@
-// Rows of datasets as conversations, for what kt itself does with them. Reads what kt_kernel/sft/train/rows.py reads, and drops what
-// that drops, in the same words.
+// Rows of datasets as conversations, for what kt itself does with them. Reads what kt_kernel/sft/train/rows.py reads,
+// and drops what that drops, in the same words.
 #pragma once
 #include <map>
 #include <optional>
@@ -40,13 +40,13 @@ class DroppedRows {
   std::vector<Reason> reasons_;
 };
 
-// Those of a dataset, `most` and TrainingRows::most of them if above 0; `system` goes before conversations without a system
-// message. Error naming file and row where a file is not what it should be.
+// Those of a dataset, `most` and TrainingRows::most of them if above 0; `system` goes before conversations without a
+// system message. Error naming file and row where a file is not what it should be.
 std::vector<Row> read_rows(const TrainingRows& source, int64_t most, const std::string& system,
                            DroppedRows& dropped);
 
-// The rows that val_size holds back from training, in the order they have: the same that kt_kernel.sft holds back. A share
-// below 1, or how many. Error for all of them, naming `place`.
+// The rows that val_size holds back from training, in the order they have: the same that kt_kernel.sft holds back. A
+// share below 1, or how many. Error for all of them, naming `place`.
 std::vector<Row> held_rows(std::vector<Row> rows, double size, uint32_t seed, const std::string& place);
 
 }  // namespace kt::inline cli

@@ -1,5 +1,5 @@
-// kt sft chat, kt sft api: a recipe's model and adapter in the native engine. They become the words of kt chat and kt run, which are
-// shown, and this program again.
+// kt sft chat, kt sft api: a recipe's model and adapter in the native engine. They become the words of kt chat and kt
+// run, which are shown, and this program again.
 #include <unistd.h>
 
 #include <cerrno>

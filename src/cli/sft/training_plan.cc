@@ -146,7 +146,8 @@ class Planner {
     }
   }
 
-  // What the recipe says and its stage does not ask: LLaMA-Factory's own files have such keys, so they are told and no more.
+  // What the recipe says and its stage does not ask: LLaMA-Factory's own files have such keys, so they are told and no
+  // more.
   void note_keys_of_others() {
     struct Asked {
       const char *key, *stages, *losses;  // the loss: of stage dpo

@@ -1,5 +1,5 @@
-// A recipe brought together with a model, rows and a machine: what will be trained, with what, and what it takes. Nothing
-// is loaded for it; everything that can be refused is refused here.
+// A recipe brought together with a model, rows and a machine: what will be trained, with what, and what it takes.
+// Nothing is loaded for it; everything that can be refused is refused here.
 #pragma once
 #include <optional>
 #include <string>

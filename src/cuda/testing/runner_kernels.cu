@@ -35,7 +35,8 @@ KT_KERNEL(kt_test_warp_barrier, RunnerArgs, args, 128) {
   KT_SHARED(float, shared, 128);
   shared[gpu::thread()] = static_cast<float>(gpu::thread());
   gpu::warp_barrier();
-  args.out[gpu::block() * gpu::threads() + gpu::thread()] = static_cast<float>(gpu::thread()) + shared[gpu::thread() ^ 31];
+  args.out[gpu::block() * gpu::threads() + gpu::thread()] =
+      static_cast<float>(gpu::thread()) + shared[gpu::thread() ^ 31];
 }
 // Of two bf16, 2 i + 1 and i 2^-133 * 2^120; the first block gives the first, the second block the other.
 KT_KERNEL(kt_test_fma_bf16, RunnerArgs, args, 128) {

@@ -22,7 +22,8 @@ extern "C" void __tsan_destroy_fiber(void* fiber);
 extern "C" void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 #endif
 
-// kt_test_switch(save, load): registers that a call keeps go to the stack that ends at *save, those of `load` come back.
+// kt_test_switch(save, load): registers that a call keeps go to the stack that ends at *save, those of `load` come
+// back.
 extern "C" void kt_test_switch(void** save, void* load);
 extern "C" void kt_test_begin();  // where a new fiber begins
 #if defined(__x86_64__)

@@ -10,7 +10,8 @@
 //   kt_test_cuda_calls(name): how often that entry was called;
 //   kt_test_cuda_limit(count): a call that adds to a stream with so many operations ahead waits for room, as
 //   the driver's do; kt_test_cuda_waiting(): how many calls do that now, or wait for an earlier launch;
-// and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails, or one of them (cuInit=100@0).
+// and every call of an entry named in the environment's KT_TEST_CUDA_FAIL=cuInit=100,... fails, or one of them
+// (cuInit=100@0).
 #include "cuda/testing/test_driver.h"
 
 #include <algorithm>
@@ -390,8 +391,8 @@ CudaResult cuGraphInstantiateWithFlags(void** executable, void* handle, unsigned
   });
 }
 
-// A driver that has no room for another launch of an executable keeps the caller waiting until those before are done. How many it takes
-// is its own affair; this one takes one, so that nobody counts on more.
+// A driver that has no room for another launch of an executable keeps the caller waiting until those before are done.
+// How many it takes is its own affair; this one takes one, so that nobody counts on more.
 CudaResult cuGraphLaunch(void* handle, CudaStream where) {
   return stream_entry("cuGraphLaunch", where,
                       [&](World& world, Lock& lock, const auto& stream) -> CudaResult {

@@ -27,7 +27,8 @@ std::map<std::string, int>& counts() {
   return all;
 }
 
-// KT_TEST_CUDA_FAIL=cuInit=100,cuDeviceGetCount=1: for all calls; cuMemAlloc_v2=2@7: for the one after seven that went well.
+// KT_TEST_CUDA_FAIL=cuInit=100,cuDeviceGetCount=1: for all calls; cuMemAlloc_v2=2@7: for the one after seven that went
+// well.
 CudaResult failure_of_environment(const char* name) {
   const char* const all = std::getenv("KT_TEST_CUDA_FAIL");
   const std::string list = std::string(",") + (all ? all : "");

@@ -1,7 +1,7 @@
 // Kernels of the test driver: it cannot run a module's code. Those of cuda/kernels are compiled for it too and found by
-// their names (block_runner.h); the two that are written in the driver's assembly it knows, and does in a stream's order
-// what they are to do. Whether a module says the same shows on a GPU only. A kernel that fails ends where it is, and
-// so do those that wait: the context is gone. KT_TEST_CUDA_SEED=N chooses the order of a block's threads.
+// their names (block_runner.h); the two that are written in the driver's assembly it knows, and does in a stream's
+// order what they are to do. Whether a module says the same shows on a GPU only. A kernel that fails ends where it is,
+// and so do those that wait: the context is gone. KT_TEST_CUDA_SEED=N chooses the order of a block's threads.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ constexpr int kNotFound = 500, kNoBinary = 218, kLaunchFailed = 719;
 // As a context loaded it.
 struct Module {
   std::string words;
-  std::atomic<uint32_t> letters[16] = {};
+  std::atomic<uint32_t> messages[16] = {};
 };
 
 struct Function {
@@ -95,16 +95,16 @@ Work post_of(Module* module, void** all) {
   const Piece large(all, 1, 16), first(all, 4, 4), second(all, 7, 4);
   const auto busy = argument<CudaAddress>(all, 0), ring = argument<CudaAddress>(all, 10);
   const auto mask = argument<uint32_t>(all, 11), number = argument<uint32_t>(all, 12);
-  const auto letter = argument<uint64_t>(all, 13);
+  const auto message = argument<uint64_t>(all, 13);
   return [=] {
     uint32_t* const flag = wait_for_zero(busy);
     if (!flag) return;
     std::atomic_ref(*flag).store(1, std::memory_order_relaxed);
     for (const Piece& piece : {large, first, second})
       if (!piece.copy()) return;
-    const uint64_t at = module->letters[number].fetch_add(1, std::memory_order_relaxed) & mask;
+    const uint64_t at = module->messages[number].fetch_add(1, std::memory_order_relaxed) & mask;
     auto* const word = static_cast<uint64_t*>(reached(ring + 8 * at, 8));
-    if (word) std::atomic_ref(*word).store(letter, std::memory_order_release);
+    if (word) std::atomic_ref(*word).store(message, std::memory_order_release);
   };
 }
 

@@ -15,8 +15,8 @@ Place place_of(const void* address);
 // `place`.
 std::byte* reach(Place place, const void* address, size_t bytes);
 
-// While one lives, device memory can be touched where callers see it: a kernel runs. It stays so until the host has waited
-// for a stream, because the next kernel comes soon and a change takes time for every page.
+// While one lives, device memory can be touched where callers see it: a kernel runs. It stays so until the host has
+// waited for a stream, because the next kernel comes soon and a change takes time for every page.
 class DeviceMemoryOpen {
  public:
   DeviceMemoryOpen();

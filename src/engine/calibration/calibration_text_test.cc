@@ -247,9 +247,12 @@ TEST_F(CalibrationTextTest, ContentsOfMessages) {
   };
   ASSERT_FALSE(model().chat_template().empty());
   const std::string parts =
-      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "A fox"}, {"type": "text", "text": "and an owl"}]}, {"role": "assistant", "content": null, "tool_calls": [{}]}, {"role": "assistant", "content": "Yes."}]})";
+      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "A fox"}, )"
+      R"({"type": "text", "text": "and an owl"}]}, )"
+      R"({"role": "assistant", "content": null, "tool_calls": [{}]}, {"role": "assistant", "content": "Yes."}]})";
   const std::string joined =
-      R"({"messages": [{"role": "user", "content": "A fox\nand an owl"}, {"role": "assistant", "content": ""}, {"role": "assistant", "content": "Yes."}]})";
+      R"({"messages": [{"role": "user", "content": "A fox\nand an owl"}, )"
+      R"({"role": "assistant", "content": ""}, {"role": "assistant", "content": "Yes."}]})";
   EXPECT_EQ(read(file("parts.jsonl", rows(0, 20) + parts), 50).digest,
             read(file("joined.jsonl", rows(0, 20) + joined), 50).digest);
   for (const char* message : {R"({"role": "user", "content": null})", R"({"role": "user"})",
@@ -266,7 +269,8 @@ TEST_F(CalibrationTextTest, QuestionsAndAnswersInColumns) {
 {"instruction": "Name a fox.", "input": "", "output": "Reynard."}
 )";
   const std::string messages =
-      R"({"messages": [{"role": "user", "content": "Name a bird.\n\nOf the night."}, {"role": "assistant", "content": "An owl."}]}
+      R"({"messages": [{"role": "user", "content": "Name a bird.\n\nOf the night."}, )"
+      R"({"role": "assistant", "content": "An owl."}]}
 {"messages": [{"role": "user", "content": "Name a fox."}, {"role": "assistant", "content": "Reynard."}]}
 )";
   EXPECT_EQ(read(file("columns.jsonl", rows(0, 20) + columns), 50).digest,

@@ -1,4 +1,4 @@
-// Batches in device memory, and models that put off, for tests of layers in streams.
+// Batches in device memory, and models that defer, for tests of layers in streams.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -83,7 +83,7 @@ class Gate {
   std::shared_ptr<Signal> open_ = std::make_shared<Signal>();
 };
 
-// What three layers give, the first two putting off, the pairs cut by the reference split.
+// What three layers give, the first two deferring, the pairs cut by the reference split.
 struct DeferringModel {
   std::vector<std::unique_ptr<ExpertLayer>> layers;
   std::vector<std::unique_ptr<DeviceBatch>> batches;

@@ -50,7 +50,12 @@ struct PortableBf16 : Portable {
         acc.v[i] += float_of(uint32_t{u16_at(w.v + i * kStep + j)} << 16) * float_of(uint32_t{u16_at(act + j)} << 16);
   }
   template <int kToken> static KT_INLINE I32 total(const Acc& acc) { return Portable::total<kToken>(acc); }
-  template <int kToken> static KT_INLINE F32 total(const AccF& acc) { F32 r; std::memcpy(&r, &acc, sizeof r); return r; }
+  template <int kToken>
+  static KT_INLINE F32 total(const AccF& acc) {
+    F32 r;
+    std::memcpy(&r, &acc, sizeof r);
+    return r;
+  }
 };
 
 // Compiled for its tile loops: passes of 8, 4 and 2 rows, most of what there is to compile, are those of portable.h.

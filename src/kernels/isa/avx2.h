@@ -12,7 +12,8 @@
 //
 // e4m3, in pairs of columns (layout.h) -> f16 bits (sign, 0eeee, mmm0000000) in 16-bit lanes, where even bytes make
 // columns 0 and 2 and odd ones 1 and 3, four rows to 64 bits -> vpermq puts eight rows side by side -> vcvtph2ps,
-// value * 2^-8: exact, subnormals included, and no f32 denormal ever enters an FMA. e2m1 -> a permute of its eight magnitudes, and the sign bit.
+// value * 2^-8: exact, subnormals included, and no f32 denormal ever enters an FMA. e2m1 -> a permute of its eight
+// magnitudes, and the sign bit.
 #pragma once
 #include <immintrin.h>
 
@@ -97,10 +98,13 @@ struct Avx2 {
   static KT_INLINE F32 exp2i(I32 a) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(a.v, _mm256_set1_epi32(127)), 23))};
   }
-  static KT_INLINE F32 exp2_above(F32 a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.v), 23))}; }
+  static KT_INLINE F32 exp2_above(F32 a) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.v), 23))};
+  }
   static KT_INLINE void store_s8(int8_t* p, I32 x) {
     const __m256i low = _mm256_shuffle_epi8(x.v, _mm256_set1_epi32(0x0c080400));  // four bytes at the foot of each half
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
+                     _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
   }
 
   static KT_INLINE F32 load_f16(const uint8_t* p) { return {_mm256_cvtph_ps(load_128(p))}; }
@@ -137,11 +141,13 @@ struct Avx2 {
   }
   static constexpr int kTurn = 4;
   static KT_INLINE void turn(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride) {
-    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
     unroll<2>([&](auto i) __attribute__((always_inline)) {
       const auto rows = [&](int first) __attribute__((always_inline)) {  // `first` and the one after next
         const uint8_t* at = from + first * from_stride + i * 16;
-        return _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(load_128(at)), load_128(at + 2 * from_stride), 1), order);
+        return _mm256_shuffle_epi8(
+            _mm256_inserti128_si256(_mm256_castsi128_si256(load_128(at)), load_128(at + 2 * from_stride), 1), order);
       };
       const __m256i a = rows(0), b = rows(1);
       store_bytes(to + 2 * i * to_stride, {_mm256_unpacklo_epi64(a, b)});
@@ -175,10 +181,13 @@ struct Avx2 {
     const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
     const __m256i r = _mm256_blendv_epi8(rounded, quiet, nan);
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+    _mm_storeu_si128(static_cast<__m128i*>(p),
+                     _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
   }
 
-  static KT_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+  static KT_INLINE Bytes load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+  }
   static KT_INLINE void store_bytes(uint8_t* p, Bytes x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.v); }
   static KT_INLINE Bytes bor(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
   static KT_INLINE Bytes flip_sign(Bytes a) { return {_mm256_xor_si256(a.v, _mm256_set1_epi8(-128))}; }
@@ -193,12 +202,14 @@ struct Avx2 {
   }
   static KT_INLINE Bytes lookup(Table t, Bytes a) { return {_mm256_shuffle_epi8(t.v, a.v)}; }
   template <int kI> static KT_INLINE I32 quarter(const uint8_t* p) {
-    const __m128i spread = _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 1, -128, -128, -128, 2, -128, -128, -128, 3, -128, -128, -128),
-                                        _mm_set1_epi8(4 * kI));
+    const __m128i spread =
+        _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 1, -128, -128, -128, 2, -128, -128, -128, 3, -128, -128, -128),
+                     _mm_set1_epi8(4 * kI));
     return {_mm256_shuffle_epi8(load_bytes(p).v, _mm256_broadcastsi128_si256(spread))};
   }
   template <int kShift, int kBits> static KT_INLINE I32 with_high(I32 low, I32 high) {
-    const __m256i bits = _mm256_and_si256(_mm256_slli_epi32(high.v, 8 - kShift), _mm256_set1_epi32(((1 << kBits) - 1) << 8));
+    const __m256i bits =
+        _mm256_and_si256(_mm256_slli_epi32(high.v, 8 - kShift), _mm256_set1_epi32(((1 << kBits) - 1) << 8));
     return {_mm256_or_si256(low.v, bits)};
   }
   template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 index, I32) {

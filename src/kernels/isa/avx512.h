@@ -5,8 +5,10 @@
 //                    saturate); any u8: even and odd bytes widened to 16 bits, two madds, two adds.
 //   VNNI             vpdpbusd, which does not saturate.
 // int32 sums hold for 2^31 / (255 * 127) = 66,000 columns; packing refuses longer spans.
-// bf16 * bf16         vdpbf16ps: the two products of a pair are added to f32 one after the other, each sum rounded once to
-//                    nearest, inputs and results that are denormal as zeros: the error of a plain f32 sum.
+//
+// bf16 * bf16:
+//   BF16             vdpbf16ps: the two products of a pair are added to f32 one after the other, each sum rounded once
+//                    to nearest, inputs and results that are denormal as zeros: the error of a plain f32 sum.
 //
 // e4m3, in pairs of columns (layout.h) -> f16 bits (sign, 0eeee, mmm0000000) in 16-bit lanes, where even bytes make
 // columns 0 and 2 and odd ones 1 and 3, four rows to 64 bits -> vpermq puts 16 rows side by side -> vcvtph2ps,
@@ -54,7 +56,9 @@ struct Avx512 {
   using Acc = I32;
 
   static KT_INLINE __m128i load_128(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-  static KT_INLINE __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static KT_INLINE __m256i load_256(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
 
   static KT_INLINE F32 set1(float x) { return {_mm512_set1_ps(x)}; }
   static KT_INLINE F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -88,7 +92,9 @@ struct Avx512 {
   static KT_INLINE F32 exp2i(I32 a) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(127)), 23))};
   }
-  static KT_INLINE F32 exp2_above(F32 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))}; }
+  static KT_INLINE F32 exp2_above(F32 a) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))};
+  }
   static KT_INLINE void store_s8(int8_t* p, I32 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
   }
@@ -114,12 +120,14 @@ struct Avx512 {
     return {_mm512_castsi512_ps(_mm512_and_si512(nearest_bf16(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
   }
   static KT_INLINE I32 words_bf16(F32 a, F32 b) {
-    const __m512i odd = _mm512_setr_epi32(0x030001, 0x070005, 0x0b0009, 0x0f000d, 0x130011, 0x170015, 0x1b0019, 0x1f001d,
-                                          0x230021, 0x270025, 0x2b0029, 0x2f002d, 0x330031, 0x370035, 0x3b0039, 0x3f003d);
+    const __m512i odd =
+        _mm512_setr_epi32(0x030001, 0x070005, 0x0b0009, 0x0f000d, 0x130011, 0x170015, 0x1b0019, 0x1f001d,
+                          0x230021, 0x270025, 0x2b0029, 0x2f002d, 0x330031, 0x370035, 0x3b0039, 0x3f003d);
     return {_mm512_permutex2var_epi16(nearest_bf16(a), odd, nearest_bf16(b))};
   }
   static KT_INLINE I32 pair_bf16(F32 low, F32 high) {
-    return {_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(low.v), 16), _mm512_castps_si512(high.v))};
+    return {_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(_mm512_castps_si512(low.v), 16),
+                                    _mm512_castps_si512(high.v))};
   }
   static KT_INLINE void s8_bf16(I32 a, I32 (&out)[2]) {
     out[0] = pair_bf16(byte_s8<0>(a), byte_s8<1>(a));
@@ -132,7 +140,8 @@ struct Avx512 {
       const auto rows = [&](int first) __attribute__((always_inline)) {  // every other one
         const uint8_t* at = from + first * from_stride + i * 16;
         __m512i x = _mm512_inserti32x4(_mm512_castsi128_si512(load_128(at)), load_128(at + 2 * from_stride), 1);
-        x = _mm512_inserti32x4(_mm512_inserti32x4(x, load_128(at + 4 * from_stride), 2), load_128(at + 6 * from_stride), 3);
+        x = _mm512_inserti32x4(_mm512_inserti32x4(x, load_128(at + 4 * from_stride), 2), load_128(at + 6 * from_stride),
+                               3);
         return _mm512_shuffle_epi8(x, order);
       };
       const __m512i a = rows(0), b = rows(1);
@@ -189,13 +198,14 @@ struct Avx512 {
   }
   static KT_INLINE Bytes lookup(Table t, Bytes a) { return {_mm512_shuffle_epi8(t.v, a.v)}; }
   template <int kI> static KT_INLINE I32 quarter(const uint8_t* p) {
-    const __m128i spread = _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 1, -128, -128, -128, 2, -128, -128, -128, 3, -128, -128, -128),
-                                        _mm_set1_epi8(4 * kI));
+    const __m128i spread =
+        _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 1, -128, -128, -128, 2, -128, -128, -128, 3, -128, -128, -128),
+                     _mm_set1_epi8(4 * kI));
     return {_mm512_shuffle_epi8(_mm512_loadu_si512(p), _mm512_broadcast_i32x4(spread))};
   }
   template <int kShift, int kBits> static KT_INLINE I32 with_high(I32 low, I32 high) {
-    return {_mm512_ternarylogic_epi32(low.v, _mm512_slli_epi32(high.v, 8 - kShift), _mm512_set1_epi32(((1 << kBits) - 1) << 8),
-                                      0xf8)};  // a | (b & c)
+    return {_mm512_ternarylogic_epi32(low.v, _mm512_slli_epi32(high.v, 8 - kShift),
+                                      _mm512_set1_epi32(((1 << kBits) - 1) << 8), 0xf8)};  // a | (b & c)
   }
   template <int kNumbers> static KT_INLINE Bytes gather(const uint8_t* table, I32 index, I32) {
     return {_mm512_i32gather_epi32(index.v, table, kNumbers)};
@@ -234,7 +244,8 @@ struct Avx512 {
     const __m512i even = _mm512_and_si512(a.v, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(a.v, 8);
     const __m512i e = _mm512_add_epi16(_mm512_mullo_epi16(even, mul.v), add.v);
     const __m512i o = _mm512_add_epi16(_mm512_mullo_epi16(odd, mul.v), add.v);
-    return {_mm512_mask_mov_epi8(_mm512_srli_epi16(e, 8), 0xaaaaaaaaaaaaaaaaull, o)};  // odd bytes stand where they belong
+    // Odd bytes stand where they belong.
+    return {_mm512_mask_mov_epi8(_mm512_srli_epi16(e, 8), 0xaaaaaaaaaaaaaaaaull, o)};
   }
   static KT_INLINE Bytes affine_low(Bytes a, U16 mul, U16 add) {  // of the products that affine takes
     const __m512i even = _mm512_and_si512(a.v, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(a.v, 8);
@@ -375,16 +386,18 @@ struct Avx512Bf16 : Avx512Vnni {
     __m512i x = a.v;
     if constexpr (kShift > 0) x = _mm512_slli_epi32(x, kShift);
     if constexpr (kShift < 0) x = _mm512_srli_epi32(x, -kShift);
-    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(x, _mm512_set1_epi32(((1 << kBits) - 1) << (23 - kBits)),
-                                                          _mm512_set1_epi32((127 + kBits) << 23), 0xea))};  // (a & b) | c
+    return {
+        _mm512_castsi512_ps(_mm512_ternarylogic_epi32(x, _mm512_set1_epi32(((1 << kBits) - 1) << (23 - kBits)),
+                                                      _mm512_set1_epi32((127 + kBits) << 23), 0xea))};  // (a & b) | c
   }
 
   // The conversions take denormals as zeros; otherwise round half to even, as everywhere.
   // row r: columns[0][r] in the low half of lane r, columns[1][r] in the high half
   static KT_INLINE void store_bf16_step(uint8_t* p, const F32 (&columns)[2]) {
     const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(columns[1].v, columns[0].v);  // columns[0] in the low 256 bits
-    const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
-                                            0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    const __m512i order =
+        _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                          0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
   }
   static KT_INLINE AccF zero_accf() { return {_mm512_setzero_ps()}; }

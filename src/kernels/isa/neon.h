@@ -80,19 +80,26 @@ struct Neon {
   }
 
   static KT_INLINE uint16x4_t load4_u16(const uint8_t* p) { uint16x4_t v; __builtin_memcpy(&v, p, 8); return v; }
-  static KT_INLINE uint8x8_t load4_u8(const uint8_t* p) { uint32_t v; __builtin_memcpy(&v, p, 4); return vreinterpret_u8_u32(vdup_n_u32(v)); }
+  static KT_INLINE uint8x8_t load4_u8(const uint8_t* p) {
+    uint32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return vreinterpret_u8_u32(vdup_n_u32(v));
+  }
   static KT_INLINE F32 load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load4_u16(p))); }
   static KT_INLINE F32 load_bf16(const uint8_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load4_u16(p), 16)); }
   // Finite numbers rounded to bf16, still f32.
   static KT_INLINE F32 round_bf16(F32 x) {
     const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
-    return vreinterpretq_f32_u32(vandq_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), vdupq_n_u32(0xffff0000u)));
+    return vreinterpretq_f32_u32(
+        vandq_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), vdupq_n_u32(0xffff0000u)));
   }
   static KT_INLINE uint16x8_t nearest_bf16(F32 x) {  // the odd ones of the eight halves
     const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     return vreinterpretq_u16_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))));
   }
-  static KT_INLINE I32 words_bf16(F32 a, F32 b) { return vreinterpretq_s32_u16(vuzp2q_u16(nearest_bf16(a), nearest_bf16(b))); }
+  static KT_INLINE I32 words_bf16(F32 a, F32 b) {
+    return vreinterpretq_s32_u16(vuzp2q_u16(nearest_bf16(a), nearest_bf16(b)));
+  }
   static KT_INLINE I32 pair_bf16(F32 low, F32 high) {
     return vreinterpretq_s32_u32(vsriq_n_u32(vreinterpretq_u32_f32(high), vreinterpretq_u32_f32(low), 16));
   }
@@ -110,18 +117,25 @@ struct Neon {
   }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
   static KT_INLINE F32 low_bf16(I32 a) { return vreinterpretq_f32_s32(vshlq_n_s32(a, 16)); }
-  static KT_INLINE F32 high_bf16(I32 a) { return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int>(0xffff0000u)))); }
+  static KT_INLINE F32 high_bf16(I32 a) {
+    return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int>(0xffff0000u))));
+  }
   // A byte plus 128 as the last bits of 2^23 + byte + 128: a conversion takes four times as long as a subtraction.
   template <int kJ> static KT_INLINE F32 byte_s8(I32 a) {
     constexpr uint64_t kNone = 0xffffff00ull;  // an index past the table gives 0
-    const uint8x16_t index = vreinterpretq_u8_u64(vcombine_u64(
-        vcreate_u64((kNone | kJ) | (kNone | (kJ + 4)) << 32), vcreate_u64((kNone | (kJ + 8)) | (kNone | (kJ + 12)) << 32)));
+    const uint8x16_t index =
+        vreinterpretq_u8_u64(vcombine_u64(vcreate_u64((kNone | kJ) | (kNone | (kJ + 4)) << 32),
+                                          vcreate_u64((kNone | (kJ + 8)) | (kNone | (kJ + 12)) << 32)));
     const uint8x16_t above = veorq_u8(vreinterpretq_u8_s32(a), vdupq_n_u8(0x80));
     const uint32x4_t bits = vorrq_u32(vreinterpretq_u32_u8(vqtbl1q_u8(above, index)), vdupq_n_u32(0x4b000000));
     return vsubq_f32(vreinterpretq_f32_u32(bits), vdupq_n_f32(8388736.0f));
   }
-  static KT_INLINE I32 load_s8(const uint8_t* p) { return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load4_u8(p))))); }
-  static KT_INLINE I32 load_u8(const uint8_t* p) { return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load4_u8(p))))); }
+  static KT_INLINE I32 load_s8(const uint8_t* p) {
+    return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load4_u8(p)))));
+  }
+  static KT_INLINE I32 load_u8(const uint8_t* p) {
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load4_u8(p)))));
+  }
   static KT_INLINE F32 load_e8m0(const uint8_t* p) {
     const uint32x4_t e = vreinterpretq_u32_s32(load_u8(p));
     return vreinterpretq_f32_u32(vmaxq_u32(vshlq_n_u32(e, 23), vdupq_n_u32(0x400000)));
@@ -161,7 +175,8 @@ struct Neon {
   template <bool kHigh, int kVectors> static KT_INLINE void wide_e2m1(const uint8_t* p, F32 (&w)[kVectors]) {
     constexpr uint64_t kLow = 0xc0804000c0800000ull, kTop = 0x404040403f3f3f00ull;
     const uint8x16_t low = vreinterpretq_u8_u64(vdupq_n_u64(kLow));
-    const uint8x16_t top = vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(kTop), vcreate_u64(kTop | 0x8080808080808080ull)));
+    const uint8x16_t top =
+        vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(kTop), vcreate_u64(kTop | 0x8080808080808080ull)));
     uint8x16_t n = load_codes<kVectors * 4>(p);
     n = kHigh ? vshrq_n_u8(n, 4) : vandq_u8(n, vdupq_n_u8(15));
     upper_halves(vqtbl1q_u8(low, n), vqtbl1q_u8(top, n), w);
@@ -191,7 +206,10 @@ struct Neon {
   static KT_INLINE Bytes load_bytes(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
   static KT_INLINE void store_bytes(uint8_t* p, Bytes x) { vst1q_u8(p, x.a); vst1q_u8(p + 16, x.b); }
   static KT_INLINE Bytes bor(Bytes x, Bytes y) { return {vorrq_u8(x.a, y.a), vorrq_u8(x.b, y.b)}; }
-  static KT_INLINE Bytes flip_sign(Bytes x) { const auto s = vdupq_n_u8(0x80); return {veorq_u8(x.a, s), veorq_u8(x.b, s)}; }
+  static KT_INLINE Bytes flip_sign(Bytes x) {
+    const auto s = vdupq_n_u8(0x80);
+    return {veorq_u8(x.a, s), veorq_u8(x.b, s)};
+  }
   template <int kBits, int kFrom, int kTo> static KT_INLINE uint8x16_t field1(uint8x16_t x) {
     if constexpr (kFrom > kTo) x = vshrq_n_u8(x, kFrom - kTo);
     if constexpr (kFrom < kTo) x = vshlq_n_u8(x, kTo - kFrom);
@@ -227,16 +245,20 @@ struct Neon {
     const uint8x16_t less = vtstq_u8(vcombine_u8(vdup_n_u8(signs[0]), vdup_n_u8(signs[1])), bit);
     return vbslq_u8(less, vsubq_u8(vdupq_n_u8(128), x), x);
   }
-  static KT_INLINE Bytes negate(Bytes x, const uint8_t* signs) { return {negate1(x.a, signs), negate1(x.b, signs + 2)}; }
+  static KT_INLINE Bytes negate(Bytes x, const uint8_t* signs) {
+    return {negate1(x.a, signs), negate1(x.b, signs + 2)};
+  }
   template <int kBit> static KT_INLINE Bytes one_off(Bytes x, I32 rows) {
     const int32x4_t less = vshrq_n_s32(vshlq_n_s32(rows, 31 - kBit), 31), by = vorrq_s32(less, vdupq_n_s32(0x01010101));
-    return {vaddq_u8(x.a, vreinterpretq_u8_s32(vzip1q_s32(by, by))), vaddq_u8(x.b, vreinterpretq_u8_s32(vzip2q_s32(by, by)))};
+    return {vaddq_u8(x.a, vreinterpretq_u8_s32(vzip1q_s32(by, by))),
+            vaddq_u8(x.b, vreinterpretq_u8_s32(vzip2q_s32(by, by)))};
   }
   template <int kJ> static KT_INLINE F32 column(Bytes x) {
     // lane r: byte kJ of row r, zero-extended (an index past the table gives 0)
     constexpr uint64_t kNone = 0xffffff00ull;
-    const uint8x16_t index = vreinterpretq_u8_u64(vcombine_u64(
-        vcreate_u64((kNone | kJ) | (kNone | (kJ + 8)) << 32), vcreate_u64((kNone | (kJ + 16)) | (kNone | (kJ + 24)) << 32)));
+    const uint8x16_t index =
+        vreinterpretq_u8_u64(vcombine_u64(vcreate_u64((kNone | kJ) | (kNone | (kJ + 8)) << 32),
+                                          vcreate_u64((kNone | (kJ + 16)) | (kNone | (kJ + 24)) << 32)));
     return vcvtq_f32_u32(vreinterpretq_u32_u8(vqtbl2q_u8(uint8x16x2_t{{x.a, x.b}}, index)));
   }
   template <int kJ> static KT_INLINE F32 column_bf16(Bytes x) {
@@ -261,7 +283,9 @@ struct Neon {
     const uint16x8_t r1 = vmlaq_lane_u16(vdupq_lane_u16(add, kRow + 1), vmovl_high_u8(x), mul, kRow + 1);
     return vuzp2q_u8(vreinterpretq_u8_u16(r0), vreinterpretq_u8_u16(r1));
   }
-  static KT_INLINE Bytes affine(Bytes x, U16 mul, U16 add) { return {affine2<0>(x.a, mul, add), affine2<2>(x.b, mul, add)}; }
+  static KT_INLINE Bytes affine(Bytes x, U16 mul, U16 add) {
+    return {affine2<0>(x.a, mul, add), affine2<2>(x.b, mul, add)};
+  }
 
   static KT_INLINE Acc zero_acc() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   static KT_INLINE Act load_act(const int8_t* p) {
@@ -322,8 +346,12 @@ struct NeonI8mm : NeonDotprod {
   static KT_INLINE void store_bf16_step(uint8_t* p, const F32 (&c)[4]) {
     const float32x4_t a = vtrn1q_f32(c[0], c[1]), b = vtrn2q_f32(c[0], c[1]);
     const float32x4_t d = vtrn1q_f32(c[2], c[3]), e = vtrn2q_f32(c[2], c[3]);
-    const auto low = [](float32x4_t x, float32x4_t y) { return vreinterpretq_f32_f64(vtrn1q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y))); };
-    const auto high = [](float32x4_t x, float32x4_t y) { return vreinterpretq_f32_f64(vtrn2q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y))); };
+    const auto low = [](float32x4_t x, float32x4_t y) {
+      return vreinterpretq_f32_f64(vtrn1q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)));
+    };
+    const auto high = [](float32x4_t x, float32x4_t y) {
+      return vreinterpretq_f32_f64(vtrn2q_f64(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)));
+    };
     const bfloat16x8_t r01 = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low(a, d)), low(b, e));
     const bfloat16x8_t r23 = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(high(a, d)), high(b, e));
     vst1q_u8(p, vreinterpretq_u8_bf16(r01));

@@ -49,16 +49,37 @@ struct Portable {
   static KT_PORTABLE_OP F32 sub(F32 a, F32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] -= b.v[i]; return a; }
   static KT_PORTABLE_OP F32 mul(F32 a, F32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] *= b.v[i]; return a; }
   static KT_PORTABLE_OP F32 div(F32 a, F32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] /= b.v[i]; return a; }
-  static KT_PORTABLE_OP F32 min(F32 a, F32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
-  static KT_PORTABLE_OP F32 max(F32 a, F32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+  static KT_PORTABLE_OP F32 min(F32 a, F32 b) {
+    for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+    return a;
+  }
+  static KT_PORTABLE_OP F32 max(F32 a, F32 b) {
+    for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return a;
+  }
   static KT_PORTABLE_OP F32 abs(F32 a) { for (int i = 0; i < kLanes; ++i) a.v[i] = __builtin_fabsf(a.v[i]); return a; }
   // a*b + c, rounded once
-  static KT_PORTABLE_OP F32 fma(F32 a, F32 b, F32 c) { for (int i = 0; i < kLanes; ++i) c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]); return c; }
+  static KT_PORTABLE_OP F32 fma(F32 a, F32 b, F32 c) {
+    for (int i = 0; i < kLanes; ++i) c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+    return c;
+  }
   // a where x >= limit, else 0
-  static KT_PORTABLE_OP F32 zero_below(F32 a, F32 x, F32 limit) { for (int i = 0; i < kLanes; ++i) if (!(x.v[i] >= limit.v[i])) a.v[i] = 0; return a; }
+  static KT_PORTABLE_OP F32 zero_below(F32 a, F32 x, F32 limit) {
+    for (int i = 0; i < kLanes; ++i)
+      if (!(x.v[i] >= limit.v[i])) a.v[i] = 0;
+    return a;
+  }
   // 0 where x < limit, else a: what is no number stays
-  static KT_PORTABLE_OP F32 zero_under(F32 a, F32 x, F32 limit) { for (int i = 0; i < kLanes; ++i) if (x.v[i] < limit.v[i]) a.v[i] = 0; return a; }
-  static KT_PORTABLE_OP float max_of(F32 a) { float m = a.v[0]; for (int i = 1; i < kLanes; ++i) m = m > a.v[i] ? m : a.v[i]; return m; }
+  static KT_PORTABLE_OP F32 zero_under(F32 a, F32 x, F32 limit) {
+    for (int i = 0; i < kLanes; ++i)
+      if (x.v[i] < limit.v[i]) a.v[i] = 0;
+    return a;
+  }
+  static KT_PORTABLE_OP float max_of(F32 a) {
+    float m = a.v[0];
+    for (int i = 1; i < kLanes; ++i) m = m > a.v[i] ? m : a.v[i];
+    return m;
+  }
 
   static KT_PORTABLE_OP I32 set1(int32_t x) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = x; return r; }
   static KT_PORTABLE_OP I32 add(I32 a, I32 b) { for (int i = 0; i < kLanes; ++i) a.v[i] += b.v[i]; return a; }
@@ -68,23 +89,62 @@ struct Portable {
   static KT_PORTABLE_OP void store(int32_t* p, I32 x) { std::memcpy(p, &x, sizeof x); }
   static KT_PORTABLE_OP float sum_of(F32 a) { float s = 0; for (int i = 0; i < kLanes; ++i) s += a.v[i]; return s; }
   static KT_PORTABLE_OP int32_t sum_of(I32 a) { int32_t s = 0; for (int i = 0; i < kLanes; ++i) s += a.v[i]; return s; }
-  static KT_PORTABLE_OP F32 to_f32(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(a.v[i]); return r; }
+  static KT_PORTABLE_OP F32 to_f32(I32 a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(a.v[i]);
+    return r;
+  }
   // round half to even; |a| < 2^31
-  static KT_PORTABLE_OP I32 round(F32 a) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int32_t>(__builtin_rintf(a.v[i])); return r; }
+  static KT_PORTABLE_OP I32 round(F32 a) {
+    I32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int32_t>(__builtin_rintf(a.v[i]));
+    return r;
+  }
   // 2^a for -126 <= a <= 127
-  static KT_PORTABLE_OP F32 exp2i(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i] + 127) << 23); return r; }
+  static KT_PORTABLE_OP F32 exp2i(I32 a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i] + 127) << 23);
+    return r;
+  }
   // 2^n of a = 1.5 * 2^23 + 127 + n, -127 < n < 128: its bits moved up by 23
-  static KT_PORTABLE_OP F32 exp2_above(F32 a) { for (int i = 0; i < kLanes; ++i) a.v[i] = float_of(bits_of(a.v[i]) << 23); return a; }
+  static KT_PORTABLE_OP F32 exp2_above(F32 a) {
+    for (int i = 0; i < kLanes; ++i) a.v[i] = float_of(bits_of(a.v[i]) << 23);
+    return a;
+  }
   // low byte of each lane to kLanes consecutive bytes
-  static KT_PORTABLE_OP void store_s8(int8_t* p, I32 x) { for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(x.v[i]); }
+  static KT_PORTABLE_OP void store_s8(int8_t* p, I32 x) {
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(x.v[i]);
+  }
   // Bit i: lane i is no s8.
-  static KT_PORTABLE_OP uint32_t beyond_s8(I32 x) { uint32_t r = 0; for (int i = 0; i < kLanes; ++i) r |= uint32_t{x.v[i] < -128 || x.v[i] > 127} << i; return r; }
+  static KT_PORTABLE_OP uint32_t beyond_s8(I32 x) {
+    uint32_t r = 0;
+    for (int i = 0; i < kLanes; ++i) r |= uint32_t{x.v[i] < -128 || x.v[i] > 127} << i;
+    return r;
+  }
 
-  static KT_PORTABLE_OP F32 load_f16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = f16_to_f32(u16_at(p + 2 * i)); return r; }
-  static KT_PORTABLE_OP F32 load_bf16(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(p + 2 * i)} << 16); return r; }
-  static KT_PORTABLE_OP F32 load_e8m0(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(p[i] ? uint32_t{p[i]} << 23 : 0x400000u); return r; }
+  static KT_PORTABLE_OP F32 load_f16(const uint8_t* p) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = f16_to_f32(u16_at(p + 2 * i));
+    return r;
+  }
+  static KT_PORTABLE_OP F32 load_bf16(const uint8_t* p) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(p + 2 * i)} << 16);
+    return r;
+  }
+  static KT_PORTABLE_OP F32 load_e8m0(const uint8_t* p) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(p[i] ? uint32_t{p[i]} << 23 : 0x400000u);
+    return r;
+  }
   // Finite numbers rounded to bf16, still f32.
-  static KT_PORTABLE_OP F32 round_bf16(F32 x) { for (int i = 0; i < kLanes; ++i) { const uint32_t u = bits_of(x.v[i]); x.v[i] = float_of((u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u); } return x; }
+  static KT_PORTABLE_OP F32 round_bf16(F32 x) {
+    for (int i = 0; i < kLanes; ++i) {
+      const uint32_t u = bits_of(x.v[i]);
+      x.v[i] = float_of((u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u);
+    }
+    return x;
+  }
   // Numbers of a, then of b, rounded to bf16, as they would lie in memory; of denormals anything near.
   static KT_PORTABLE_OP I32 words_bf16(F32 a, F32 b) {
     I32 r;
@@ -98,7 +158,8 @@ struct Portable {
   // Words of two numbers that bf16 holds.
   static KT_PORTABLE_OP I32 pair_bf16(F32 low, F32 high) {
     I32 r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int32_t>(bits_of(low.v[i]) >> 16 | (bits_of(high.v[i]) & 0xffff0000u));
+    for (int i = 0; i < kLanes; ++i)
+      r.v[i] = static_cast<int32_t>(bits_of(low.v[i]) >> 16 | (bits_of(high.v[i]) & 0xffff0000u));
     return r;
   }
   // Words of four signed bytes, -127 to 127, as words of two bf16: of the first two, of the others.
@@ -116,46 +177,90 @@ struct Portable {
     std::memcpy(to, y, 8);
   }
   // Of each 32-bit word: its halves as bf16, its byte kJ as a signed number.
-  static KT_PORTABLE_OP F32 low_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) << 16); return r; }
-  static KT_PORTABLE_OP F32 high_bf16(I32 a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) & 0xffff0000u); return r; }
-  template <int kJ> static KT_PORTABLE_OP F32 byte_s8(I32 a) {
+  static KT_PORTABLE_OP F32 low_bf16(I32 a) {
     F32 r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int8_t>(static_cast<uint32_t>(a.v[i]) >> (8 * kJ)));
+    for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) << 16);
     return r;
   }
-  static KT_PORTABLE_OP I32 load_s8(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int8_t>(p[i]); return r; }
-  static KT_PORTABLE_OP I32 load_u8(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = p[i]; return r; }
+  static KT_PORTABLE_OP F32 high_bf16(I32 a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(static_cast<uint32_t>(a.v[i]) & 0xffff0000u);
+    return r;
+  }
+  template <int kJ> static KT_PORTABLE_OP F32 byte_s8(I32 a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i)
+      r.v[i] = static_cast<float>(static_cast<int8_t>(static_cast<uint32_t>(a.v[i]) >> (8 * kJ)));
+    return r;
+  }
+  static KT_PORTABLE_OP I32 load_s8(const uint8_t* p) {
+    I32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<int8_t>(p[i]);
+    return r;
+  }
+  static KT_PORTABLE_OP I32 load_u8(const uint8_t* p) {
+    I32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = p[i];
+    return r;
+  }
   // E4M3 without a sign, whole
-  static KT_PORTABLE_OP F32 load_ue4m3(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(p[i]); return r; }
+  static KT_PORTABLE_OP F32 load_ue4m3(const uint8_t* p) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(p[i]);
+    return r;
+  }
   // value * 2^-8: what the bits are when they stand in an f16 (code_factor undoes it, once a span)
-  static KT_PORTABLE_OP F32 load_e4m3(const uint8_t* p) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(p[i]) * 0x1p-8f; return r; }
+  static KT_PORTABLE_OP F32 load_e4m3(const uint8_t* p) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(p[i]) * 0x1p-8f;
+    return r;
+  }
   // nibbles of kLanes bytes as e2m1: the low ones (high = false) or the high ones
   template <bool kHigh> static KT_PORTABLE_OP F32 load_e2m1(const uint8_t* p) {
     F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e2m1_to_f32(kHigh ? p[i] >> 4 : p[i] & 15); return r;
   }
-  static KT_PORTABLE_OP void store_f16(void* p, F32 x) { auto* q = static_cast<uint8_t*>(p); for (int i = 0; i < kLanes; ++i) put_u16(q + 2 * i, f32_to_f16(x.v[i])); }
-  static KT_PORTABLE_OP void store_bf16(void* p, F32 x) { auto* q = static_cast<uint8_t*>(p); for (int i = 0; i < kLanes; ++i) put_u16(q + 2 * i, f32_to_bf16(x.v[i])); }
+  static KT_PORTABLE_OP void store_f16(void* p, F32 x) {
+    auto* q = static_cast<uint8_t*>(p);
+    for (int i = 0; i < kLanes; ++i) put_u16(q + 2 * i, f32_to_f16(x.v[i]));
+  }
+  static KT_PORTABLE_OP void store_bf16(void* p, F32 x) {
+    auto* q = static_cast<uint8_t*>(p);
+    for (int i = 0; i < kLanes; ++i) put_u16(q + 2 * i, f32_to_bf16(x.v[i]));
+  }
 
   // Bytes: kStep codes of each of kLanes rows.
   static KT_PORTABLE_OP Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(&r, p, sizeof r); return r; }
   static KT_PORTABLE_OP void store_bytes(uint8_t* p, Bytes x) { std::memcpy(p, &x, sizeof x); }
-  static KT_PORTABLE_OP Bytes bor(Bytes a, Bytes b) { for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] |= b.v[i]; return a; }
+  static KT_PORTABLE_OP Bytes bor(Bytes a, Bytes b) {
+    for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] |= b.v[i];
+    return a;
+  }
   static KT_PORTABLE_OP Bytes flip_sign(Bytes a) { for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] ^= 0x80; return a; }
   // the field of kBits bits at bit kFrom of every byte, moved to bit kTo
   template <int kBits, int kFrom, int kTo> static KT_PORTABLE_OP Bytes field(Bytes a) {
-    for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] = static_cast<uint8_t>((a.v[i] >> kFrom & ((1 << kBits) - 1)) << kTo);
+    for (unsigned i = 0; i < sizeof a.v; ++i)
+      a.v[i] = static_cast<uint8_t>((a.v[i] >> kFrom & ((1 << kBits) - 1)) << kTo);
     return a;
   }
   static KT_PORTABLE_OP Table table(const int8_t* p) { Table t; std::memcpy(&t, p, 16); return t; }
-  static KT_PORTABLE_OP Bytes lookup(Table t, Bytes a) { for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] = static_cast<uint8_t>(t.v[a.v[i]]); return a; }
+  static KT_PORTABLE_OP Bytes lookup(Table t, Bytes a) {
+    for (unsigned i = 0; i < sizeof a.v; ++i) a.v[i] = static_cast<uint8_t>(t.v[a.v[i]]);
+    return a;
+  }
   // Indices of a grid (grids.inl.h): byte 4 kI + row % 4 of every 16, of which 4 rows have theirs; with kBits of `high`
   // from bit kShift on above it.
-  template <int kI> static KT_PORTABLE_OP I32 quarter(const uint8_t* p) { I32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = p[i / 4 * 16 + kI * 4 + i % 4]; return r; }
+  template <int kI>
+  static KT_PORTABLE_OP I32 quarter(const uint8_t* p) {
+    I32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = p[i / 4 * 16 + kI * 4 + i % 4];
+    return r;
+  }
   template <int kShift, int kBits> static KT_PORTABLE_OP I32 with_high(I32 low, I32 high) {
     for (int i = 0; i < kLanes; ++i) low.v[i] |= (high.v[i] >> kShift & ((1 << kBits) - 1)) << 8;
     return low;
   }
-  // kStep bytes from entry a of a table of kNumbers bytes an entry, the second half from entry b where an entry has half.
+  // kStep bytes from entry a of a table of kNumbers bytes an entry, the second half from entry b where an entry has
+  // half.
   template <int kNumbers> static KT_PORTABLE_OP Bytes gather(const uint8_t* table, I32 a, I32 b) {
     constexpr int kPiece = kNumbers < kStep ? kNumbers : kStep;
     Bytes r;
@@ -172,27 +277,46 @@ struct Portable {
   }
   // Every byte of a row one more, or one less where the row's bit kBit is set.
   template <int kBit> static KT_PORTABLE_OP Bytes one_off(Bytes a, I32 rows) {
-    for (int i = 0; i < kLanes * kStep; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] + (rows.v[i / kStep] >> kBit & 1 ? -1 : 1));
+    for (int i = 0; i < kLanes * kStep; ++i)
+      a.v[i] = static_cast<uint8_t>(a.v[i] + (rows.v[i / kStep] >> kBit & 1 ? -1 : 1));
     return a;
   }
   // byte kJ of every row, unsigned
-  template <int kJ> static KT_PORTABLE_OP F32 column(Bytes a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i * kStep + kJ]; return r; }
+  template <int kJ>
+  static KT_PORTABLE_OP F32 column(Bytes a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i * kStep + kJ];
+    return r;
+  }
   // bf16 number kJ of every row of a step of bf16 codes
-  template <int kJ> static KT_PORTABLE_OP F32 column_bf16(Bytes a) { F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(a.v + i * kStep + 2 * kJ)} << 16); return r; }
+  template <int kJ>
+  static KT_PORTABLE_OP F32 column_bf16(Bytes a) {
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = float_of(uint32_t{u16_at(a.v + i * kStep + 2 * kJ)} << 16);
+    return r;
+  }
   // column kJ of a step of E4M3 codes in pairs (layout.h), value * 2^-8 as with load_e4m3
   template <int kJ> static KT_PORTABLE_OP F32 column_e4m3(Bytes a) {
-    F32 r; for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(a.v[i / 4 * 16 + kJ / 2 * 8 + i % 4 * 2 + kJ % 2]) * 0x1p-8f; return r;
+    F32 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = e4m3_to_f32(a.v[i / 4 * 16 + kJ / 2 * 8 + i % 4 * 2 + kJ % 2]) * 0x1p-8f;
+    return r;
   }
   // low 16 bits of each lane, to be used with affine
-  static KT_PORTABLE_OP U16 to_u16(I32 a) { U16 r; for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<uint16_t>(a.v[i]); return r; }
+  static KT_PORTABLE_OP U16 to_u16(I32 a) {
+    U16 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<uint16_t>(a.v[i]);
+    return r;
+  }
   // high byte of (byte * mul + add) mod 2^16, mul and add per row
   static KT_PORTABLE_OP Bytes affine(Bytes a, U16 mul, U16 add) {
-    for (int i = 0; i < kLanes * kStep; ++i) a.v[i] = static_cast<uint8_t>(static_cast<uint16_t>(a.v[i] * unsigned{mul.v[i / kStep]} + add.v[i / kStep]) >> 8);
+    for (int i = 0; i < kLanes * kStep; ++i)
+      a.v[i] = static_cast<uint8_t>(static_cast<uint16_t>(a.v[i] * unsigned{mul.v[i / kStep]} + add.v[i / kStep]) >> 8);
     return a;
   }
   // and its low byte
   static KT_PORTABLE_OP Bytes affine_low(Bytes a, U16 mul, U16 add) {
-    for (int i = 0; i < kLanes * kStep; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] * unsigned{mul.v[i / kStep]} + add.v[i / kStep]);
+    for (int i = 0; i < kLanes * kStep; ++i)
+      a.v[i] = static_cast<uint8_t>(a.v[i] * unsigned{mul.v[i / kStep]} + add.v[i / kStep]);
     return a;
   }
 
@@ -205,7 +329,12 @@ struct Portable {
       for (int j = 0; j < kStep; ++j)
         acc.v[i] += (kUnsigned ? int{w.v[i * kStep + j]} : int{static_cast<int8_t>(w.v[i * kStep + j])}) * a.v[j];
   }
-  template <int kToken> static KT_PORTABLE_OP I32 total(const Acc& acc) { I32 r; std::memcpy(&r, &acc, sizeof r); return r; }
+  template <int kToken>
+  static KT_PORTABLE_OP I32 total(const Acc& acc) {
+    I32 r;
+    std::memcpy(&r, &acc, sizeof r);
+    return r;
+  }
   static KT_PORTABLE_OP void prefetch(const void*) {}
   // the compiler must assume x has changed
   static KT_PORTABLE_OP void opaque(Bytes& x) { asm volatile("" : "+m"(x)); }

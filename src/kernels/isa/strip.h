@@ -13,8 +13,9 @@ inline constexpr bool kPairsRows = true;
 template <class I>
 KT_INLINE typename I::Bytes pair_rows(const uint8_t* a, const uint8_t* b) {
   const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(Avx512::load_256(a)), Avx512::load_256(b), 1);
-  const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
-                                          0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+  const __m512i order =
+      _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                        0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
   return {_mm512_permutexvar_epi16(order, both)};
 }
 #else

@@ -92,10 +92,9 @@ struct TiledIsa : Base {
       else unit.template load<kBT * i + j>(c + i * kTileSide * ldc + j * kTileSide, ldc * kCBytes);
     });
     for (int64_t s = 0; s < k_bytes; s += kTileBytes) {
-      step<Product, kRT, kBT>(unit, a + s * kTileSide, kTileSide * a_stride, b.at + ((b.phase + s * kTileSide) & b.mask),
-                              b.stride, [&](auto i) __attribute__((always_inline)) {
-                                beside(static_cast<int>(s / kTileBytes), i);
-                              });
+      step<Product, kRT, kBT>(
+          unit, a + s * kTileSide, kTileSide * a_stride, b.at + ((b.phase + s * kTileSide) & b.mask), b.stride,
+          [&](auto i) __attribute__((always_inline)) { beside(static_cast<int>(s / kTileBytes), i); });
     }
     each([&](auto i, auto j) __attribute__((always_inline)) {
       unit.template store<kBT * i + j>(c + i * kTileSide * ldc + j * kTileSide, ldc * kCBytes);
@@ -137,7 +136,8 @@ struct TiledIsa : Base {
   };
   // C[16 * kRT, 16 * kBT] = A * B for bf16 rows as they lie, a_stride bytes between rows of A.
   template <int kRT, int kBT, class Fetch>
-  static KT_INLINE void plain_block(const uint8_t* a, int64_t a_stride, const PlainB& b, float* c, int64_t ldc, Fetch& ahead) {
+  static KT_INLINE void plain_block(const uint8_t* a, int64_t a_stride, const PlainB& b, float* c, int64_t ldc,
+                                    Fetch& ahead) {
     Unit unit;
     unroll<kRT>([&](auto i) __attribute__((always_inline)) {
       unroll<kBT>([&](auto j) __attribute__((always_inline)) { unit.template zero<2 * i + j>(); });

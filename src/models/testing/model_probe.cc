@@ -9,7 +9,8 @@
 // vocab]. All sequences run side by side: N tokens of each in one step, or those up to the next cut (default:
 // all). The cache is f32 with f32 activations and bf16 with others unless --kv says otherwise; --weights,
 // --format, --linear-format and rules are those of kt generate; --shards are slices of every expert, as if there
-// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU; of the adapters --use N runs with the Nth.
+// were so many NUMA nodes; --hot N gives copies of every Nth expert of each layer to the GPU; of the adapters --use N
+// runs with the Nth.
 #include <cstdio>
 #include <cstring>
 #include <iostream>

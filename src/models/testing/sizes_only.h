@@ -1,5 +1,5 @@
-// For tests: published models as sizes. A checkpoint is a header and a hole of as many bytes as it names, routed experts
-// are a format and a shape, and the Transformer over both reads none of it.
+// For tests: published models as sizes. A checkpoint is a header and a hole of as many bytes as it names, routed
+// experts are a format and a shape, and the Transformer over both reads none of it.
 #pragma once
 #include <filesystem>
 #include <map>

@@ -81,7 +81,10 @@ function parse(text) {
 // that the answer ended; throws Trouble or AbortError otherwise.
 export async function streamAnswer({ request, key, signal, onChunk }) {
   const reply = await reach('v1/chat/completions', {
-    method: 'POST', signal, headers: headers(key, { 'Content-Type': 'application/json' }), body: JSON.stringify(request),
+    method: 'POST',
+    signal,
+    headers: headers(key, { 'Content-Type': 'application/json' }),
+    body: JSON.stringify(request),
   });
   if (!reply.ok) throw await troubleOf(reply);
   let ended = false;

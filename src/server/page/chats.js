@@ -13,7 +13,8 @@ export function saveFile(name, value) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-const fileName = (title) => (title.replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-+|-+$/g, '').slice(0, 60) || 'conversation') + '.json';
+const fileName = (title) =>
+  (title.replace(/[^\p{L}\p{N}]+/gu, '-').replace(/^-+|-+$/g, '').slice(0, 60) || 'conversation') + '.json';
 
 export const exportAll = () =>
   saveFile('kt-conversations.json', store.listChats().map(({ id }) => store.loadChat(id)).filter(Boolean));
@@ -94,6 +95,7 @@ export class ChatList {
     this.hooks.removed(chat.id);
     this.draw();
     this.#focus(null);
-    toast(`Deleted “${titleOf(chat).slice(0, 40)}”.`, 'Undo', () => { if (whole) store.saveChat(whole); this.draw(); });
+    const undo = () => { if (whole) store.saveChat(whole); this.draw(); };
+    toast(`Deleted “${titleOf(chat).slice(0, 40)}”.`, 'Undo', undo);
   }
 }

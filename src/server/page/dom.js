@@ -71,7 +71,8 @@ export function toast(text, action, onclick) {
   const hide = () => { box.hidden = true; };
   clearTimeout(toastTimer);
   box.replaceChildren(h('span', {}, text));
-  if (action) box.append(h('button', { type: 'button', class: 'plain', onclick: () => { hide(); onclick(); } }, action));
+  const act = () => { hide(); onclick(); };
+  if (action) box.append(h('button', { type: 'button', class: 'plain', onclick: act }, action));
   box.hidden = false;
   toastTimer = setTimeout(hide, 7000);
 }

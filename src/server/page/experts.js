@@ -29,7 +29,8 @@ function ramp(anchors) {
 const RAMPS = { light: ramp(SCALES.light), dark: ramp(SCALES.dark) };
 const BYTES = Object.fromEntries(Object.entries(RAMPS).map(([name, colours]) =>
   [name, new Uint8Array(colours.flatMap((rgb) => [...rgb, 255]))]));
-const CSS = Object.fromEntries(Object.entries(RAMPS).map(([name, colours]) => [name, colours.map((rgb) => `rgb(${rgb.join()})`)]));
+const CSS = Object.fromEntries(
+  Object.entries(RAMPS).map(([name, colours]) => [name, colours.map((rgb) => `rgb(${rgb.join()})`)]));
 
 export function isDark() {
   const { theme } = document.documentElement.dataset;
@@ -39,8 +40,14 @@ export function isDark() {
 export class ExpertMap {
   // room: how high the picture may become, in CSS pixels.
   constructor(root, { room, largestCell }) {
-    Object.assign(this, { root, room, largestCell, shape: null, shown: null, wanted: null, cursor: null, frame: 0, before: 0 });
-    this.canvas = h('canvas', { tabindex: '0', role: 'application', 'aria-label': 'No activity yet', 'aria-roledescription': 'picture of expert activity' });
+    Object.assign(
+      this, { root, room, largestCell, shape: null, shown: null, wanted: null, cursor: null, frame: 0, before: 0 });
+    this.canvas = h('canvas', {
+      tabindex: '0',
+      role: 'application',
+      'aria-label': 'No activity yet',
+      'aria-roledescription': 'picture of expert activity'
+    });
     this.readout = h('p', { class: 'readout', 'aria-live': 'polite' });
     this.bar = h('canvas', { class: 'legend-bar', width: '256', height: '1', 'aria-hidden': 'true' });
     this.ticks = h('div', { class: 'legend-ticks', 'aria-hidden': 'true' });
@@ -121,10 +128,12 @@ export class ExpertMap {
     const { rows, columns } = this.shape, hot = this.#hottest();
     let cold = 0;
     for (const share of this.wanted) if (share < 0.1) ++cold;
-    const text = `${columns} experts in each of ${rows} layers, ${experts.top_k} for each token. Hottest: ${this.#name(hot)}. ` +
+    const text =
+      `${columns} experts in each of ${rows} layers, ${experts.top_k} for each token. Hottest: ${this.#name(hot)}. ` +
       `${Math.round((100 * cold) / this.wanted.length)} % of them are cold.`;
     if (this.canvas.getAttribute('aria-label') !== text) this.canvas.setAttribute('aria-label', text);
-    this.idleText = `hottest: layer ${this.shape.layers[Math.floor(hot / columns)]}, expert ${hot % columns} (${this.wanted[hot].toFixed(1)}×)`;
+    this.idleText = `hottest: layer ${this.shape.layers[Math.floor(hot / columns)]}, ` +
+      `expert ${hot % columns} (${this.wanted[hot].toFixed(1)}×)`;
     // Screen readers hear the cell they asked for, not each change of the hottest one.
     this.readout.setAttribute('aria-live', this.cursor === null ? 'off' : 'polite');
     setText(this.readout, this.cursor === null ? this.idleText : this.#name(this.cursor));
@@ -140,7 +149,8 @@ export class ExpertMap {
 
   #point(event) {
     const box = this.canvas.getBoundingClientRect(), { left, top, cell, height } = this.grid;
-    const column = Math.floor((event.clientX - box.left - left) / cell), row = Math.floor((event.clientY - box.top - top) / height);
+    const column = Math.floor((event.clientX - box.left - left) / cell),
+          row = Math.floor((event.clientY - box.top - top) / height);
     const { rows, columns } = this.shape;
     this.#setCursor(column >= 0 && column < columns && row >= 0 && row < rows ? row * columns + column : null);
   }
@@ -188,7 +198,8 @@ export class ExpertMap {
   }
 
   #cells(pen) {
-    const { left, top, cell, height, gap } = this.grid, { columns } = this.shape, colours = CSS[isDark() ? 'dark' : 'light'];
+    const { left, top, cell, height, gap } = this.grid, { columns } = this.shape;
+    const colours = CSS[isDark() ? 'dark' : 'light'];
     const down = height >= 6 ? gap : height >= 4 ? 1 : 0;
     for (let i = 0; i < this.shown.length; ++i) {
       pen.fillStyle = colours[Math.round(this.shown[i])];
@@ -227,7 +238,8 @@ export class ExpertMap {
     pen.textAlign = 'right';
     const every = Math.max(1, Math.ceil(14 / height));
     for (let r = 0; r < rows; ++r) {
-      if (r % every === 0 && (r + every <= rows || r === rows - 1)) pen.fillText(String(layers[r]), left - 7, top + (r + 0.5) * height);
+      if (r % every === 0 && (r + every <= rows || r === rows - 1))
+        pen.fillText(String(layers[r]), left - 7, top + (r + 0.5) * height);
     }
     const bottom = top + rows * height + 9, each = columns <= 8 ? 1 : 2 ** Math.ceil(Math.log2(columns / 8));
     pen.textAlign = 'center';
@@ -240,7 +252,8 @@ export class ExpertMap {
     const grow = gap ? 0 : 1.5;
     pen.strokeStyle = getComputedStyle(this.root).getPropertyValue('--ink');
     pen.lineWidth = 2;
-    pen.strokeRect(x - grow - 0.5, y - grow - 0.5, cell - gap + 2 * grow + 1, height - (gap ? Math.min(gap, 1) : 0) + 2 * grow + 1);
+    pen.strokeRect(
+      x - grow - 0.5, y - grow - 0.5, cell - gap + 2 * grow + 1, height - (gap ? Math.min(gap, 1) : 0) + 2 * grow + 1);
   }
 
   #legend() {

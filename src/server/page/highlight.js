@@ -3,31 +3,35 @@
 
 const words = (text) => new Set(text.split(' '));
 
-const C_WORDS = 'if else for while do switch case default break continue return struct enum union const static void int ' +
-  'char float double long short unsigned signed bool true false sizeof typedef extern inline';
+const C_WORDS = 'if else for while do switch case default break continue return struct enum union const static ' +
+  'void int char float double long short unsigned signed bool true false sizeof typedef extern inline';
 const LANGUAGES = {
   c: { line: '//', block: true, words: words(C_WORDS + ' auto class namespace template typename using public private ' +
     'protected virtual override new delete nullptr try catch throw noexcept constexpr consteval explicit operator ' +
     'concept requires this co_await size_t include define ifdef ifndef endif pragma') },
-  rust: { line: '//', block: true, words: words('fn let mut pub struct enum impl trait for in if else match while loop ' +
-    'return use mod crate self Self super const static ref move async await unsafe where as dyn true false Some None Ok Err') },
-  go: { line: '//', block: true, template: true, words: words('func var const type struct interface map chan package import ' +
-    'if else for range return go defer select switch case default break continue nil true false make new len') },
-  java: { line: '//', block: true, words: words(C_WORDS + ' class interface extends implements public private protected ' +
-    'final abstract new this super import package throws throw try catch finally null var record boolean byte') },
-  js: { line: '//', block: true, template: true, words: words('const let var function return if else for while do switch ' +
-    'case default break continue new this class extends super import export from async await yield of in typeof instanceof ' +
-    'try catch finally throw null undefined true false delete void interface type enum implements readonly as') },
-  python: { line: '#', triple: true, words: words('def class return if elif else for while in not and or is None True False ' +
-    'import from as with try except finally raise lambda yield async await pass break continue global nonlocal assert del ' +
-    'match case self print') },
-  bash: { line: '#', words: words('if then else elif fi for in do done while until case esac function return local export ' +
-    'set echo cd exit source sudo') },
+  rust: { line: '//', block: true, words: words('fn let mut pub struct enum impl trait for in if else match while ' +
+    'loop return use mod crate self Self super const static ref move async await unsafe where as dyn ' +
+    'true false Some None Ok Err') },
+  go: { line: '//', block: true, template: true, words: words('func var const type struct interface map chan ' +
+    'package import if else for range return go defer select switch case default break continue nil true ' +
+    'false make new len') },
+  java: { line: '//', block: true, words: words(C_WORDS + ' class interface extends implements public private ' +
+    'protected final abstract new this super import package throws throw try catch finally null var ' +
+    'record boolean byte') },
+  js: { line: '//', block: true, template: true, words: words('const let var function return if else for while do ' +
+    'switch case default break continue new this class extends super import export from async await yield of in ' +
+    'typeof instanceof try catch finally throw null undefined true false delete void interface type enum ' +
+    'implements readonly as') },
+  python: { line: '#', triple: true, words: words('def class return if elif else for while in not and or is None ' +
+    'True False import from as with try except finally raise lambda yield async await pass break continue global ' +
+    'nonlocal assert del match case self print') },
+  bash: { line: '#', words: words('if then else elif fi for in do done while until case esac function return local ' +
+    'export set echo cd exit source sudo') },
   json: { words: words('true false null') },
   yaml: { line: '#', words: words('true false null yes no') },
-  sql: { line: '--', block: true, fold: true, words: words('select from where insert into values update set delete create ' +
-    'table index view join left right inner outer on group by order having limit as and or not null is in like distinct ' +
-    'union all primary key references case when then else end') },
+  sql: { line: '--', block: true, fold: true, words: words('select from where insert into values update set delete ' +
+    'create table index view join left right inner outer on group by order having limit as and or not null is in ' +
+    'like distinct union all primary key references case when then else end') },
 };
 const ALIASES = {
   'c++': 'c', cpp: 'c', cc: 'c', h: 'c', hpp: 'c', cuda: 'c', cs: 'java', kotlin: 'java', rs: 'rust', golang: 'go',

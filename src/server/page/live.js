@@ -6,10 +6,12 @@ import { ExpertMap } from './experts.js';
 
 const BUSY_MS = 250, IDLE_MS = 3000, RETRY_MS = 1500, MINUTE = 60000;
 // "GPU 0 (NVIDIA H200): 12.1 of 139.8 GiB, 63 % of experts’ rows, waits 41 % of the time and is waited for 17 %"
-const gpuText = ({ name, memory, free, experts_share: share, waited_s: waits, waited_for_s: awaited, steps_s: all }) => {
+const gpuText = (gpu) => {
+  const { name, memory, free, experts_share: share, waited_s: waits, waited_for_s: awaited, steps_s: all } = gpu;
   const gib = (x) => (number(x) / 2 ** 30).toFixed(1), parts = [`${gib(memory - free)} of ${gib(memory)} GiB`];
   if (Number.isFinite(share)) parts.push(`${percent(share)} of experts’ rows`);
-  if (number(all) > 0) parts.push(`waits ${percent(number(waits) / all)} of the time and is waited for ${percent(number(awaited) / all)}`);
+  if (number(all) > 0)
+    parts.push(`waits ${percent(number(waits) / all)} of the time and is waited for ${percent(number(awaited) / all)}`);
   return `${name}: ${parts.join(', ')}`;
 };
 const percent = (x) => `${Math.round(100 * x)} %`;
@@ -18,7 +20,8 @@ const number = (x) => (Number.isFinite(x) ? x : 0);
 function duration(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min` : `${Math.floor(seconds / 86400)} days`;
+  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`
+    : `${Math.floor(seconds / 86400)} days`;
 }
 
 // The last minute as a line from (0, height) to (width, 0).
@@ -99,7 +102,8 @@ export class Live {
     if (this.gone) return;
     this.gone = true;
     const banner = find('banner');
-    banner.replaceChildren(h('span', { class: 'pulse', 'aria-hidden': 'true' }), 'The server is gone. Looking for it; nothing here is lost.');
+    banner.replaceChildren(h('span', { class: 'pulse', 'aria-hidden': 'true' }),
+      'The server is gone. Looking for it; nothing here is lost.');
     banner.hidden = false;
     setText(find('speed'), '–');
     setText(find('pill-speed'), '–');
@@ -139,26 +143,30 @@ export class Live {
     setText(find('speed'), rate(speed));
     setText(find('pill-speed'), rate(speed));
     const requests = number(status.requests_total);
+    const asked = `${count(requests)} ${requests === 1 ? 'request' : 'requests'}`;
     setText(find('totals'), prefill > 0 ? `reading a prompt at ${rate(prefill)} tokens/s`
-      : `${count(number(status.tokens_total))} tokens in ${count(requests)} ${requests === 1 ? 'request' : 'requests'}`);
+      : `${count(number(status.tokens_total))} tokens in ${asked}`);
     this.sparkline.draw(find('spark'));
     this.sparkline.draw(document.querySelector('.spark-mini'));
   }
 
   #limit(status) {
     find('limit').hidden = !Number.isFinite(status.fraction_of_limit);
-    const fraction = number(status.fraction_of_limit), kind = typeof status.limit === 'string' && status.limit ? `${status.limit} ` : '';
+    const fraction = number(status.fraction_of_limit),
+          kind = typeof status.limit === 'string' && status.limit ? `${status.limit} ` : '';
     setBar(find('limit-bar'), fraction);
     setText(find('limit-text'), `${percent(fraction)} of the machine’s ${kind}limit`);
     const most = number(status.limit_read_gb_per_s);
-    setText(find('limit-sub'), most ? `reading ${number(status.read_gb_per_s).toFixed(1)} of ${most.toFixed(1)} GB/s` : '');
+    setText(
+      find('limit-sub'), most ? `reading ${number(status.read_gb_per_s).toFixed(1)} of ${most.toFixed(1)} GB/s` : '');
   }
 
   #cache({ total, held, cached }) {
     const whole = number(total) || 1;
     setBar(find('kv-bar'), number(held) / whole, number(cached) / whole);
     setText(find('kv-text'), percent((number(held) + number(cached)) / whole));
-    setText(find('kv-sub'), `${count(number(held))} in use, ${count(number(cached))} reusable, of ${count(number(total))}`);
+    setText(
+      find('kv-sub'), `${count(number(held))} in use, ${count(number(cached))} reusable, of ${count(number(total))}`);
   }
 
   #requests({ running, waiting, max_running: most }) {
@@ -170,10 +178,12 @@ export class Live {
   }
 
   #facts(status) {
-    const rows = [['Experts', status.experts_format], ['Instructions', status.isa], ['Threads', status.threads],
-      ['GPU', status.gpu && gpuText(status.gpu)],
-      ['Context', status.context && `${count(status.context)} tokens`],
-      ['Up for', Number.isFinite(status.uptime_s) && duration(status.uptime_s)], ['Version', status.version && `KT ${status.version}`]];
+    const rows = [
+      ['Experts', status.experts_format], ['Instructions', status.isa], ['Threads', status.threads],
+      ['GPU', status.gpu && gpuText(status.gpu)], ['Context', status.context && `${count(status.context)} tokens`],
+      ['Up for', Number.isFinite(status.uptime_s) && duration(status.uptime_s)],
+      ['Version', status.version && `KT ${status.version}`]
+    ];
     const text = rows.filter(([, value]) => value).map(([name, value]) => [name, String(value)]);
     const key = JSON.stringify(text);
     if (key === this.facts) return;

@@ -264,8 +264,10 @@ function specialAt(text, at, state) {
     return { node: link(found.address, ...inner), end: found.end };
   }
   if (c === '<') {
-    const close = text.indexOf('>', at), address = close < 0 || close > at + 500 ? null : safeAddress(text.slice(at + 1, close));
-    return address && !/\s/.test(text.slice(at, close)) ? { node: link(address, text.slice(at + 1, close)), end: close + 1 } : null;
+    const close = text.indexOf('>', at),
+          address = close < 0 || close > at + 500 ? null : safeAddress(text.slice(at + 1, close));
+    return address && !/\s/.test(text.slice(at, close))
+      ? { node: link(address, text.slice(at + 1, close)), end: close + 1 } : null;
   }
   const bare = state.depth ? null : bareAddressAt(text, at);
   return bare && { node: link(bare.address, bare.found), end: at + bare.found.length };
@@ -332,7 +334,12 @@ function itemNode(blocks, loose) {
     const task = /^\[([ xX])\] /.exec(first.text);
     if (task) {
       item.className = 'task';
-      item.append(h('input', { type: 'checkbox', disabled: true, checked: task[1] !== ' ', 'aria-label': task[1] === ' ' ? 'to do' : 'done' }));
+      item.append(h('input', {
+        type: 'checkbox',
+        disabled: true,
+        checked: task[1] !== ' ',
+        'aria-label': task[1] === ' ' ? 'to do' : 'done'
+      }));
     }
     const nodes = inlineNodes(task ? first.text.slice(4) : first.text);
     if (loose) item.append(h('p', {}, ...nodes));
@@ -353,11 +360,13 @@ function tableNode({ alignment, head, rows }) {
 function blockNode(block) {
   switch (block.kind) {
     case 'code': return new CodeView(block).node;
-    case 'heading': return h(`h${Math.min(block.level + 2, 6)}`, { class: `level-${block.level}` }, ...inlineNodes(block.text));
+    case 'heading':
+      return h(`h${Math.min(block.level + 2, 6)}`, { class: `level-${block.level}` }, ...inlineNodes(block.text));
     case 'rule': return h('hr');
     case 'quote': return h('blockquote', {}, ...block.blocks.map((inner) => blockNode(inner)));
-    case 'list': return h(block.ordered ? 'ol' : 'ul', { start: block.ordered && block.start !== 1 ? block.start : undefined },
-      ...block.items.map((item) => itemNode(item, block.loose)));
+    case 'list':
+      return h(block.ordered ? 'ol' : 'ul', { start: block.ordered && block.start !== 1 ? block.start : undefined },
+        ...block.items.map((item) => itemNode(item, block.loose)));
     case 'table': return tableNode(block);
     default: return h('p', {}, ...inlineNodes(block.text));
   }

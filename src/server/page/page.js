@@ -88,7 +88,8 @@ async function answer() {
   mine.updated = Date.now();
   save(mine);
   setRunning(null);
-  announce(message.error ? `Error: ${message.error}` : `Answer: ${incoming.view.body.innerText.slice(0, 1500) || 'empty'}`);
+  announce(
+    message.error ? `Error: ${message.error}` : `Answer: ${incoming.view.body.innerText.slice(0, 1500) || 'empty'}`);
 }
 
 function save(one) {
@@ -286,7 +287,8 @@ const list = new ChatList({
   },
   renamed: (id, name) => { if (id === chat.id) { chat.title = name; title(); } },
 });
-const live = new Live({ key: () => settings.values.key, answering: () => running !== null, onStatus, onBack: () => {} });
+const live =
+  new Live({ key: () => settings.values.key, answering: () => running !== null, onStatus, onBack: () => {} });
 wire();
 drawSides();
 openChat(firstChat() ?? chat);

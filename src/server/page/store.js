@@ -56,7 +56,8 @@ function tidy(message) {
   for (const name of texts) if (typeof message[name] === 'string') clean[name] = message[name];
   for (const name of ['thought_s', 'status']) if (Number.isFinite(message[name])) clean[name] = message[name];
   if (Array.isArray(message.calls)) {
-    clean.calls = message.calls.map((call) => ({ name: String(call?.name ?? ''), arguments: String(call?.arguments ?? '') }));
+    clean.calls =
+      message.calls.map((call) => ({ name: String(call?.name ?? ''), arguments: String(call?.arguments ?? '') }));
   }
   return clean;
 }

@@ -22,7 +22,8 @@ class Thinking {
     this.view.update(message.reasoning);
     const active = streaming && !message.content && !message.calls;
     this.node.classList.toggle('active', active);
-    setText(this.title, active ? 'Thinking…' : message.thought_s ? `Thought for ${message.thought_s.toFixed(1)} s` : 'Thinking');
+    setText(this.title, active ? 'Thinking…'
+      : message.thought_s ? `Thought for ${message.thought_s.toFixed(1)} s` : 'Thinking');
     if (!this.chosen) this.node.open = active;
   }
 }
@@ -77,7 +78,8 @@ class AnswerView {
       this.error.replaceChildren(h('span', {}, message.error),
         h('button', { type: 'button', class: 'plain', onclick: () => this.actions.retry(message) }, 'Try again'));
       if (message.status === 400 && this.actions.canForget()) {
-        this.error.append(h('button', { type: 'button', class: 'plain', onclick: () => this.actions.forget(message) }, 'Leave out older messages'));
+        this.error.append(h('button', { type: 'button', class: 'plain', onclick: () => this.actions.forget(message) },
+          'Leave out older messages'));
       }
     }
   }
@@ -96,7 +98,8 @@ class QuestionView {
   update() {}
 
   #edit(actions) {
-    const area = h('textarea', { 'aria-label': 'Edit message', rows: String(Math.min(10, this.message.content.split('\n').length + 1)) });
+    const area = h('textarea',
+      { 'aria-label': 'Edit message', rows: String(Math.min(10, this.message.content.split('\n').length + 1)) });
     area.value = this.message.content;
     const close = () => {
       form.remove();
@@ -136,14 +139,16 @@ export class Thread {
     this.views = [];
     this.root.replaceChildren();
     messages.forEach((message, k) => {
-      if (skip && k === skip) this.root.append(h('p', { class: 'forgotten' }, 'The model no longer sees what is above.'));
+      if (skip && k === skip)
+        this.root.append(h('p', { class: 'forgotten' }, 'The model no longer sees what is above.'));
       this.add(message);
     });
     this.follow();
   }
 
   add(message) {
-    const view = message.role === 'user' ? new QuestionView(message, this.actions) : new AnswerView(message, this.actions);
+    const view =
+      message.role === 'user' ? new QuestionView(message, this.actions) : new AnswerView(message, this.actions);
     view.update(false);
     this.views.push(view);
     this.root.append(view.node);
@@ -194,7 +199,8 @@ export class Incoming {
   }
 
   #call(call) {
-    const calls = (this.message.calls ??= []), index = Number.isInteger(call.index) && call.index < 256 ? call.index : 0;
+    const calls = (this.message.calls ??= []),
+          index = Number.isInteger(call.index) && call.index < 256 ? call.index : 0;
     while (calls.length <= index) calls.push({ name: '', arguments: '' });
     calls[index].name += call.function?.name ?? '';
     calls[index].arguments += call.function?.arguments ?? '';

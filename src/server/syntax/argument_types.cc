@@ -11,8 +11,8 @@ namespace kt::inline server {
 namespace {
 
 constexpr int kDeepestSchema = 32;
-// What is looked at for one argument and for all of a request, in keys and entries of schemas: what is beyond may have any
-// type. References lead to the same schema again and again.
+// What is looked at for one argument and for all of a request, in keys and entries of schemas: what is beyond may have
+// any type. References lead to the same schema again and again.
 constexpr size_t kMostLooks = 10'000, kMostLooksOfAll = 200'000, kReferenceLooks = 16;
 
 struct TypeName {

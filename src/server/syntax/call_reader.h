@@ -36,8 +36,8 @@ class CallReader {
   std::string take_arguments() { return certain_ ? std::exchange(arguments_, {}) : std::string(); }
   // The name is known and the arguments have begun: the call cannot be taken back.
   bool certain() const { return certain_; }
-  // Of the bytes that were pushed, those whose meaning name and arguments tell in full. What comes after must be kept in
-  // case it is no part of the call.
+  // Of the bytes that were pushed, those whose meaning name and arguments tell in full. What comes after must be kept
+  // in case it is no part of the call.
   size_t told() const { return told_; }
   // The call is an item of a list: behind it comes another, or the list's end.
   bool listed() const { return listed_; }

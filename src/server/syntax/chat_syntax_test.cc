@@ -214,7 +214,8 @@ OrderedJson conversation() {
       {"role": "developer", "content": "Be brief."},
       {"role": "user", "content": [{"type": "text", "text": "Weather in Bonn?"}]},
       {"role": "assistant", "content": null, "tool_calls": [
-        {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Bonn\\n\\\"x\\\"\"}"}},
+        {"id": "a", "type": "function",
+         "function": {"name": "get_weather", "arguments": "{\"city\": \"Bonn\\n\\\"x\\\"\"}"}},
         {"id": "b", "type": "function", "function": {"name": "now", "arguments": ""}}]},
       {"role": "tool", "tool_call_id": "a", "content": "sun"},
       {"role": "tool", "tool_call_id": "b", "content": "noon"},

@@ -1,6 +1,6 @@
-// Answers with markers in their text: a thought at the beginning, calls later on. Markers are found in what came so far;
-// bytes of a call go to a CallReader and stay until the call is certain, because a malformed one is read again as content.
-// Where answers are frames, each message begins as an answer does; its role and its kind may be missing.
+// Answers with markers in their text: a thought at the beginning, calls later on. Markers are found in what came so
+// far; bytes of a call go to a CallReader and stay until the call is certain, because a malformed one is read again as
+// content. Where answers are frames, each message begins as an answer does; its role and its kind may be missing.
 #pragma once
 #include "server/syntax/answer_reader.h"
 #include "server/syntax/call_reader.h"

@@ -19,7 +19,8 @@ const OrderedJson& all_tools() {
       "$defs": {"place": {"type": "object", "properties": {"lat": {"type": "number"}}}, "word": {"type": "string"}},
       "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "part": {"type": "number"}, "now": {"type": "boolean"},
-        "none": {"type": "null"}, "tags": {"type": "array", "items": {"type": "string"}}, "at": {"$ref": "#/$defs/place"},
+        "none": {"type": "null"}, "tags": {"type": "array", "items": {"type": "string"}},
+        "at": {"$ref": "#/$defs/place"},
         "word": {"$ref": "#/$defs/word"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "either": {"type": ["string", "integer"]}, "unit": {"enum": ["c", "f"]}, "any": {}}}}},
     {"type": "function", "function": {"name": "ns.now-2"}}])"));

@@ -49,8 +49,8 @@ Grammar id_number() {
                                                                  repeat_grammar(one_of(kDigits), 0, 2)})});
 }
 
-// The name of a kNamed call, with an id where the syntax has one, of letters and digits as models make them up. Where it
-// may have one, models without a token for its mark have not learnt to write it.
+// The name of a kNamed call, with an id where the syntax has one, of letters and digits as models make them up. Where
+// it may have one, models without a token for its mark have not learnt to write it.
 Grammar named_head(const CallWriter& writer, const std::string& name) {
   const Grammar spelled = literal_grammar(name);
   const std::string_view mark = writer.syntax.markers.id_mark;

@@ -280,8 +280,9 @@ OrderedJson many_types() {
       "size": {"type": "integer", "minimum": 3, "maximum": 12}, "part": {"type": "number"}, "on": {"type": "boolean"},
       "list": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
       "map": {"type": "object", "properties": {"k": {"type": "string"}}, "additionalProperties": false},
-      "union": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "object", "properties": {"k": {"type": "string"}},
-                 "required": ["k"], "additionalProperties": false}]},
+      "union": {"anyOf": [{"type": "string", "maxLength": 2},
+                {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"],
+                 "additionalProperties": false}]},
       "any": {}}, "required": ["text", "mode"]}}}])"));
 }
 

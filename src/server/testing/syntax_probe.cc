@@ -1,7 +1,7 @@
-// Reads answers as the server does, for tests/syntaxes_test.py. A case is a line of JSON, {"template": ..., "tools": [...],
-// "text": ...}, with "syntax", the name of a parser, instead of what the template shows; so is the answer: {"syntax",
-// "thinks", "pieces": [[kind, call, text, id], ...], "cut_off", "differs": how many ways of cutting the text in two, or
-// into bytes, gave something else}, or {"error"}.
+// Reads answers as the server does, for tests/syntaxes_test.py. A case is a line of JSON, {"template": ..., "tools":
+// [...], "text": ...}, with "syntax", the name of a parser, instead of what the template shows; so is the answer:
+// {"syntax", "thinks", "pieces": [[kind, call, text, id], ...], "cut_off", "differs": how many ways of cutting the text
+// in two, or into bytes, gave something else}, or {"error"}.
 #include <iostream>
 
 #include "base/error.h"

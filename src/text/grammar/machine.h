@@ -1,7 +1,7 @@
 // Reads bytes by a grammar: a set of threads, each a state and a stack of calls, made deterministic as far as
 // it is needed. A set of threads has a number, and so has every step from it, so walking the same way again
-// is a table lookup. Bounded: too many threads or sets are an Error, never an explosion; and calls lie within each other
-// only so far, in a way that leaves every thread the depth that its shortest end takes.
+// is a table lookup. Bounded: too many threads or sets are an Error, never an explosion; and calls lie within each
+// other only so far, in a way that leaves every thread the depth that its shortest end takes.
 #pragma once
 #include <array>
 #include <deque>
@@ -48,8 +48,8 @@ class GrammarMachine {
   bool goes_on(ConfigId config) { return !closed(config).moves.empty() || !closed(config).tokens.empty(); }
   void marks(ConfigId config, uint8_t byte, std::vector<MarkAt>& out);
   std::span<const TokenId> tokens(ConfigId config) { return closed(config).tokens; }
-  // The depth of calls that the next step may need, were there no limit; and whether a part of a set that was found with an
-  // empty stack (local()) to need so much would be cut short on that one.
+  // The depth of calls that the next step may need, were there no limit; and whether a part of a set that was found
+  // with an empty stack (local()) to need so much would be cut short on that one.
   int32_t reach(ConfigId config) { return closed(config).reach; }
   bool too_deep(StackId stack, int32_t reach) const;
 

@@ -27,8 +27,8 @@ class TokenBits {
 
 // A network's own tokens do not depend on who called it. So a set of threads is cut into parts with one stack
 // each: the tokens that stay inside the part's network are kept for all its callers (most of the vocabulary,
-// inside a string), and only what leaves it is walked for each of them. Near the depth where calls end that does not hold,
-// and the whole set is walked.
+// inside a string), and only what leaves it is walked for each of them. Near the depth where calls end that does not
+// hold, and the whole set is walked.
 class Masks {
  public:
   Masks(const TokenTrie::State& trie, GrammarMachine& machine) : trie_(trie), machine_(machine) {}

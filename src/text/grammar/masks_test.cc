@@ -150,10 +150,9 @@ TEST(Masks, EndOfNestingIsTheMachines) {
 
 // A model that opens whatever it may is never offered what is refused, nor led to where nothing can come.
 TEST(Masks, DeepAnswersHaveAWayOut) {
-  const char* schemas[] = {
-      R"({})", R"({"type": "object", "additionalProperties": {"$ref": "#"}})",
-      R"({"type": "array", "items": {"type": "object", "properties": {"k": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
-          "required": ["k"]}})"};
+  const char* schemas[] = {R"({})", R"({"type": "object", "additionalProperties": {"$ref": "#"}})",
+                           R"({"type": "array", "items": {"type": "object", "properties": {
+          "k": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["k"]}})"};
   const TokenId end = 0;
   for (const char* schema : schemas) {
     SCOPED_TRACE(schema);

@@ -111,8 +111,8 @@ RuleFragment RuleBuilder::inlined(const GrammarRules& rules) {
   return {rules.start + offset, end};
 }
 
-// Of each state; -1 where no end can be reached. An edge needs what its target needs, and a call one more than its callee:
-// so states are known in the order of their heights, as in a search for shortest ways.
+// Of each state; -1 where no end can be reached. An edge needs what its target needs, and a call one more than its
+// callee: so states are known in the order of their heights, as in a search for shortest ways.
 std::vector<int32_t> RuleBuilder::heights() const {
   std::vector<std::vector<uint32_t>> users(states_.size());  // edges that come or call here
   for (size_t i = 0; i < edges_.size(); ++i) {

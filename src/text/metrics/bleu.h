@@ -19,11 +19,12 @@ struct BleuCounts {
 };
 BleuCounts bleu_counts(const TextWords& predicted, const TextWords& wanted);
 
-// Runs longer than the prediction: they make the whole 0, as for a corpus; or count as not asked for, as for single texts.
+// Runs longer than the prediction: they make the whole 0, as for a corpus; or count as not asked for, as for single
+// texts.
 enum class BleuOrders : uint8_t { kAll, kEffective };
 
-// In [0, 100]: the geometric mean over runs of up to `order` words, in [1, 4], smaller for texts that are too short. A length
-// without a match counts as half a match, the next such as a quarter (smoothing "exp"). As sacrebleu 2's BLEU.
+// In [0, 100]: the geometric mean over runs of up to `order` words, in [1, 4], smaller for texts that are too short. A
+// length without a match counts as half a match, the next such as a quarter (smoothing "exp"). As sacrebleu 2's BLEU.
 double bleu(const BleuCounts& counts, int order, BleuOrders orders);
 
 }  // namespace kt::inline texts

@@ -1,5 +1,5 @@
-// Porter's stemmer: five steps, each a list of endings of which the first that a word has decides. "Measure" is the number of
-// times that a vowel is followed by a consonant in what is left.
+// Porter's stemmer: five steps, each a list of endings of which the first that a word has decides. "Measure" is the
+// number of times that a vowel is followed by a consonant in what is left.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -46,7 +46,8 @@ std::string_view cut(std::string_view word, std::string_view ending) {
   return word.substr(0, word.size() - ending.size());
 }
 
-// The first ending that the word has is replaced if what is before it measures more than `above`, and decides either way.
+// The first ending that the word has is replaced if what is before it measures more than `above`, and decides either
+// way.
 std::string replace_ending(const std::string& word, std::span<const Ending> endings, int above) {
   for (const auto& [from, to] : endings) {
     if (!word.ends_with(from)) continue;

@@ -18,8 +18,8 @@ bool within(CodePoint code, const auto& spans) {
                              [&](const CodeSpan& span) { return span.first <= code && code <= span.last; });
 }
 
-// The ranges of sacrebleu's zh. Two of them are written there with five digits behind \u, which reads four: they begin and end
-// at other characters than was meant, and every published figure has been counted so.
+// The ranges of sacrebleu's zh. Two of them are written there with five digits behind \u, which reads four: they begin
+// and end at other characters than was meant, and every published figure has been counted so.
 bool is_chinese(CodePoint code) {
   static constexpr CodeSpan kChinese[] = {
       {0x3400, 0x4DB5}, {0x4E00, 0x9FA5}, {0x9FA6, 0x9FBB}, {0xF900, 0xFA2D}, {0xFA30, 0xFA6A},
@@ -47,8 +47,8 @@ bool stands_alone(char c) {
          (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
 }
 
-// Wherever `first` and `second` hold for neighbours: `before`, the first, `between`, the second, `behind`. Neither is looked
-// at again, so "1-.-" is walked as a regular expression walks it. By bytes: the conditions only name ASCII.
+// Wherever `first` and `second` hold for neighbours: `before`, the first, `between`, the second, `behind`. Neither is
+// looked at again, so "1-.-" is walked as a regular expression walks it. By bytes: the conditions only name ASCII.
 template <typename First, typename Second>
 std::string part_pairs(const std::string& text, First first, Second second, const char* before,
                        const char* between, const char* behind) {

@@ -1,5 +1,5 @@
-// Texts as words, the way that measures of likeness count them. Each way is a published one, kept in all its quirks: figures
-// are only worth something beside those of others.
+// Texts as words, the way that measures of likeness count them. Each way is a published one, kept in all its quirks:
+// figures are only worth something beside those of others.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,8 +25,8 @@ enum class Stemming : uint8_t { kNone, kPorter };
 // stemming words of more than three characters lose their endings. As rouge-score's default tokenizer.
 TextWords alphanumeric_words(std::string_view text, Stemming stemming = Stemming::kNone);
 
-// "happily" is "happili", "hoping" is "hope": Porter's algorithm of 1980 with the changes that NLTK made to it. Of lower
-// case letters and digits.
+// "happily" is "happili", "hoping" is "hope": Porter's algorithm of 1980 with the changes that NLTK made to it. Of
+// lower case letters and digits.
 std::string porter_stem(std::string word);
 
 }  // namespace kt::inline texts

@@ -1,5 +1,5 @@
-// Measures what stands on standard input, for tests/sft_metrics_test.py. A line of JSON {"predict": ..., "label": ...} is answered
-// by one with the words of the prediction and the scores of the pair; the last answer is the corpus'.
+// Measures what stands on standard input, for tests/sft_metrics_test.py. A line of JSON {"predict": ..., "label": ...}
+// is answered by one with the words of the prediction and the scores of the pair; the last answer is the corpus'.
 #include <iostream>
 #include <string>
 

@@ -105,8 +105,8 @@ class Bpe {
   std::array<TokenId, 256> byte_ids_{};  // with options.bytes, of the byte; else of "<0x..>"; -1: none
   std::vector<Slot> slots_;              // of merges; open addressing, a power of two
   std::vector<uint32_t> ranks_;          // as in BpeParts
-  // Whether words are cut where no token reaches across: which two characters stand side by side within tokens, and which
-  // are tokens.
+  // Whether words are cut where no token reaches across: which two characters stand side by side within tokens, and
+  // which are tokens.
   bool cuts_ = false;
   CodePairs joints_;
   CodeSet characters_;

@@ -8,8 +8,8 @@
 namespace kt::inline texts {
 namespace {
 
-// A text is the polynomial of its bytes, so that the hash of two texts side by side follows from theirs. Hashes only say
-// where to look: texts are compared.
+// A text is the polynomial of its bytes, so that the hash of two texts side by side follows from theirs. Hashes only
+// say where to look: texts are compared.
 constexpr uint64_t kBase = 0x9E6C63D0676A9A99u;
 constexpr uint64_t kSpread = 0x9E3779B97F4A7C15u;
 

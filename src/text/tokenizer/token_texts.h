@@ -1,5 +1,5 @@
-// The texts of tokens by id and the ids by text, in few allocations; and the id of what two tokens spell side by side, found
-// without spelling it. Knows nothing of ranks or of what a token means.
+// The texts of tokens by id and the ids by text, in few allocations; and the id of what two tokens spell side by side,
+// found without spelling it. Knows nothing of ranks or of what a token means.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,8 @@ using TokenId = int32_t;
 class TokenTexts {
  public:
   void reserve(size_t tokens, size_t bytes);
-  // Ids come in rising order. False for a text that has an id already, which it keeps: this one then stands for no text.
+  // Ids come in rising order. False for a text that has an id already, which it keeps: this one then stands for no
+  // text.
   bool add(TokenId id, std::string_view text);
 
   // One more than the highest id.

@@ -23,8 +23,8 @@ enum class SpecialText {
 };
 struct EncodeOptions {
   SpecialText special = SpecialText::kRecognise;
-  // A character that is no text: it is left out, and an added token that is spelled with it inside is not that token but
-  // the characters of its spelling. Empty: none. It must be in no added token.
+  // A character that is no text: it is left out, and an added token that is spelled with it inside is not that token
+  // but the characters of its spelling. Empty: none. It must be in no added token.
   std::string_view mark = {};
   bool add_special = false;  // put the tokens of the post-processor (begin of text, ...) around
 };

@@ -1,5 +1,5 @@
-// The arrays of GGUF files, as TokenizerParts: byte-level merges ("gpt2"), merges over UTF-8 ("gemma4"), and pieces with
-// scores ("llama").
+// The arrays of GGUF files, as TokenizerParts: byte-level merges ("gpt2"), merges over UTF-8 ("gemma4"), and pieces
+// with scores ("llama").
 #include <algorithm>
 
 #include "base/error.h"

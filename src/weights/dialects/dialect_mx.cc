@@ -1,5 +1,5 @@
-// Two 4-bit floats a byte, the even column in the low nibble. MXFP4: one power of two for 32 columns. NVFP4: an 8-bit float
-// for 16 columns, times one f32 for all.
+// Two 4-bit floats a byte, the even column in the low nibble. MXFP4: one power of two for 32 columns. NVFP4: an 8-bit
+// float for 16 columns, times one f32 for all.
 #include <cstring>
 
 #include "base/checked.h"

@@ -73,11 +73,11 @@ void GgufFacts::add_attention() {
   const uint64_t heads = known("num_attention_heads"), hidden = known("hidden_size");
   const uint64_t head = number("attention.key_length").value_or(heads > 0 ? hidden / heads : 0);
   if (head > 0) config_["head_dim"] = head;
-  const uint64_t turning = number("rope.dimension_count").value_or(head);
+  const uint64_t rotated = number("rope.dimension_count").value_or(head);
   if (head > 0) {
-    double part = static_cast<double>(turning) / static_cast<double>(head);
+    double part = static_cast<double>(rotated) / static_cast<double>(head);
     // Readers multiply and cut off.
-    if (part * static_cast<double>(head) < static_cast<double>(turning)) part = std::nextafter(part, 2.0);
+    if (part * static_cast<double>(head) < static_cast<double>(rotated)) part = std::nextafter(part, 2.0);
     config_["partial_rotary_factor"] = part;
   }
   const bool bias = find("blk.0.attn_q.bias") != nullptr;
@@ -92,9 +92,9 @@ void GgufFacts::add_latent_attention() {
     const auto real_head = number(text("attention.{}_length_mla", kind));
     return real_head ? real_head : number(text("attention.{}_length", kind));
   };
-  const auto turning = number("rope.dimension_count"), keys = length("key"), values = length("value");
-  if (turning) config_["qk_rope_head_dim"] = *turning;
-  if (turning && keys && *keys > *turning) config_["qk_nope_head_dim"] = *keys - *turning;
+  const auto rotated = number("rope.dimension_count"), keys = length("key"), values = length("value");
+  if (rotated) config_["qk_rope_head_dim"] = *rotated;
+  if (rotated && keys && *keys > *rotated) config_["qk_nope_head_dim"] = *keys - *rotated;
   if (values) config_["v_head_dim"] = *values;
   add_if_absent("q_lora_rank", nullptr);
   config_["attention_bias"] = find("blk.0.attn_kv_a_mqa.bias") != nullptr;

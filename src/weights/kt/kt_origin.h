@@ -23,8 +23,8 @@ struct ModelParts {
 };
 
 // A folder or a file of any kind that Checkpoint opens; kt weights without other tensors come with the
-// checkpoint they were made from: where it was, or one of that name beside them. One line naming both where that does not say which it was, is not there any
-// more, or has changed.
+// checkpoint they were made from: where it was, or one of that name beside them. One line naming both where that does
+// not say which it was, is not there any more, or has changed.
 ModelParts open_model_parts(const std::string& path, GgufFamilies families = {});
 
 }  // namespace kt::inline weights

@@ -81,7 +81,8 @@ class AdapterReader {
     return layer;
   }
 
-  // Room for so many experts of a layer. All of them have tensors, and what a file claims beyond that would only take memory.
+  // Room for so many experts of a layer. All of them have tensors, and what a file claims beyond that would only take
+  // memory.
   void make_room(StoredExperts& layer, int number, size_t experts, const Tensor& tensor) {
     if (experts <= layer.experts.size()) return;
     rooms_ += experts - layer.experts.size();

@@ -43,8 +43,8 @@ struct AdapterFiles {
   std::vector<const Tensor*> rest;  // of anything but routed experts
 };
 
-// Error(kInput) naming file, tensor and shapes for what is no such adapter. `alpha`: of one without adapter_config.json, or
-// whose file does not say it.
+// Error(kInput) naming file, tensor and shapes for what is no such adapter. `alpha`: of one without
+// adapter_config.json, or whose file does not say it.
 AdapterFiles read_adapter(const std::string& folder, std::optional<double> alpha = {});
 
 // The rank that adapter_config.json gives a parameter: that of a pattern that names it, or r.

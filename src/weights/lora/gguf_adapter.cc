@@ -16,7 +16,8 @@
 namespace kt::inline weights {
 namespace {
 
-// A pair of the file, in slices (experts, heads) or whole. `read` fills those of one slice: a [rank, in], b [out, rank].
+// A pair of the file, in slices (experts, heads) or whole. `read` fills those of one slice: a [rank, in], b [out,
+// rank].
 struct GgufPair {
   std::string weight;
   int64_t slices = 0;  // 0: tensors of two dimensions
@@ -76,11 +77,12 @@ class GgufAdapterPlan {
     const std::optional<std::string> weight = gguf_name(&family_, published);
     if (!weight) refuse(module, text("GGUF files of {} have no such tensor", family_.gguf));
     if (module.ends_with(".kv_b_proj")) return add_halves(*weight, *factors, *matrix);
-    const bool turned = family_.interleaved && (module.ends_with(".q_proj") || module.ends_with(".k_proj"));
-    const int64_t heads = !turned                       ? 0
+    const bool reordered =
+        family_.interleaved && (module.ends_with(".q_proj") || module.ends_with(".k_proj"));
+    const int64_t heads = !reordered                    ? 0
                           : module.ends_with(".q_proj") ? attention_heads(model_.config_json()).q
                                                         : attention_heads(model_.config_json()).kv;
-    if (turned && (heads < 1 || matrix->n % (2 * heads) != 0))
+    if (reordered && (heads < 1 || matrix->n % (2 * heads) != 0))
       refuse(module, text("{} rows are not {} heads of an even number of rows each", matrix->n, heads));
     pairs.push_back({.weight = *weight,
                      .rank = factors->rank,

@@ -114,7 +114,8 @@ bool has_number(std::string_view module) {
   return false;
 }
 
-// Whether PEFT put factors on the named modules of all layers: names that are a pattern, or hold a layer, may leave some out.
+// Whether PEFT put factors on the named modules of all layers: names that are a pattern, or hold a layer, may leave
+// some out.
 bool targets_every_layer(const Json& config) {
   for (const char* key : {"layers_to_transform", "layers_pattern", "exclude_modules"})
     if (is_set(config, key)) return false;

@@ -31,7 +31,8 @@ struct ExpertSizes {
   int experts = 0, hidden = 0, inter = 0;
 };
 
-// Of one matrix, where they lie in the adapter's files: for conversions, which hold many and read each when they need it.
+// Of one matrix, where they lie in the adapter's files: for conversions, which hold many and read each when they need
+// it.
 struct FactorViews {
   int rank = 0;
   float scale = 1;
@@ -64,13 +65,14 @@ class LoraFile {
   std::optional<ExpertFactors> mlp(const std::array<std::string, 3>& modules, int hidden, int inter) const;
   // Of a layer's routed experts.
   std::optional<ExpertFactors> experts(int layer, const ExpertSizes& sizes) const;
-  // The same of one matrix [n, k] of an adapter in a folder, by its module's published name, which may be one of the routed
-  // experts' (of so many): "model.layers.3.mlp.experts.7.up_proj". Not read yet, but as taken.
+  // The same of one matrix [n, k] of an adapter in a folder, by its module's published name, which may be one of the
+  // routed experts' (of so many): "model.layers.3.mlp.experts.7.up_proj". Not read yet, but as taken.
   std::optional<FactorViews> stored(std::string_view module, int64_t n, int64_t k, int experts) const;
   std::vector<std::string> modules() const;  // all that are no routed experts', from "layers." on
   std::vector<int> expert_layers() const;    // layers whose routed experts have factors
-  // An Error that names those tensors that none of the calls so far asked for: they are another model's; or a module that was asked
-  // for and has none, where other layers' have, unless the adapter's configuration says that only some layers are trained.
+  // An Error that names those tensors that none of the calls so far asked for: they are another model's; or a module
+  // that was asked for and has none, where other layers' have, unless the adapter's configuration says that only some
+  // layers are trained.
   void check_all_taken() const;
 
  private:

@@ -1,5 +1,5 @@
-// Adapters in GGUF files: what their metadata and tensors are called, and what of them is stored in another order than the
-// published one.
+// Adapters in GGUF files: what their metadata and tensors are called, and what of them is stored in another order than
+// the published one.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -131,8 +131,8 @@ void LoraFile::State::order_rows(std::string_view module, const LoraPair& pair,
                     factors.b.begin() + static_cast<ptrdiff_t>(((2 * h + half) * half_rows + i) * rank));
 }
 
-// kv_b's factors out of those of its halves: W = B A, of which keys have, head by head, (B_h A)^T = A^T B_h^T, and values
-// B_h A. So one A has to serve all heads of both.
+// kv_b's factors out of those of its halves: W = B A, of which keys have, head by head, (B_h A)^T = A^T B_h^T, and
+// values B_h A. So one A has to serve all heads of both.
 std::optional<LowRankFactors> LoraFile::State::joined_halves(const std::string& module, int64_t n,
                                                              int64_t k) const {
   if (!family || !module.ends_with(kBothHalves)) return {};

@@ -44,8 +44,8 @@ struct LoraView {
   }
 };
 
-// A tensor of two dimensions, F32, F16 or BF16; of three, their last two of the first slice. Error naming `file` and the tensor
-// for any other.
+// A tensor of two dimensions, F32, F16 or BF16; of three, their last two of the first slice. Error naming `file` and
+// the tensor for any other.
 LoraView view_of(const std::string& file, const Tensor& tensor);
 // All of a tensor as one row; it may be one of a GGUF file.
 LoraView flat_view_of(const std::string& file, const Tensor& tensor);

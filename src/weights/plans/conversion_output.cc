@@ -31,8 +31,8 @@ constexpr const char* kContents = "contents";  // source_contents() in a plan's 
 
 // Names in an output folder, by what this program gives them.
 const std::regex& file_names() {
-  static const std::regex names(
-      R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|kt_calibration\.(json|svg)|kt_weights\.json)");
+  static const std::regex names(R"(model-\d{5,}-of-\d{5,}\.safetensors|model\.safetensors\.index\.json|)"
+                                R"(kt_calibration\.(json|svg)|kt_weights\.json)");
   return names;
 }
 

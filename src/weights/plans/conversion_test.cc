@@ -46,9 +46,8 @@ std::map<std::string, std::string> contents(const std::string& folder) {
   return out;
 }
 
-// `layers` shards of `pieces` tensors of 1000 bytes each and a last one without a layer; piece p of layer l
-// writes bytes l
-// * 16 + p. `before` is called by every piece first.
+// `layers` shards of `pieces` tensors of 1000 bytes each and a last one without a layer; piece p of layer l writes
+// bytes l * 16 + p. `before` is called by every piece first.
 ConversionPlan small_plan(const std::string& output, int layers, int pieces, bool folder = false,
                           std::function<void(int layer, int piece)> before = {}) {
   ConversionPlan plan{.output = output, .settings = {{"method", "test"}, {"layers", layers}}};

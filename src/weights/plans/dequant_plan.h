@@ -16,9 +16,9 @@ struct DequantPlanOptions {
   std::vector<std::string> files = {};  // only these files of the source, by file name; empty: all
   std::string config_path = {};         // config.json to write instead of the checkpoint's own; "": its own
   std::string version = {};
-  // A folder's, whose factors are added to every matrix that they belong to: W + scale * B A in f32, rounded once. Then a
-  // checkpoint without anything quantised will do, and experts in one tensor for a whole layer ("...experts.gate_up_proj"
-  // [E, 2I, H]) keep that form. Must outlive the plan.
+  // A folder's, whose factors are added to every matrix that they belong to: W + scale * B A in f32, rounded once. Then
+  // a checkpoint without anything quantised will do, and experts in one tensor for a whole layer
+  // ("...experts.gate_up_proj" [E, 2I, H]) keep that form. Must outlive the plan.
   const LoraFile* adapter = nullptr;
 };
 
@@ -30,9 +30,9 @@ struct DequantPlanOptions {
 // A GGUF source is written as by plan_compressed (compressed_plan.h): published names and row order, a file for each
 // layer with experts and one for the rest, config.json from its metadata; tokenizer files are for the caller to add.
 //
-// Errors: nothing quantised and no adapter, an adapter with factors that fit no matrix or the experts of a tensor stored
-// transposed or in turns of gate and up, a file that is not part of the checkpoint, some files of a GGUF, fused experts in
-// other quantised types.
+// Errors: nothing quantised and no adapter, an adapter with factors that fit no matrix or the experts of a tensor
+// stored transposed or in turns of gate and up, a file that is not part of the checkpoint, some files of a GGUF, fused
+// experts in other quantised types.
 ConversionPlan plan_dequant(const Checkpoint& checkpoint, const DequantPlanOptions& options);
 
 }  // namespace kt::inline weights

@@ -1,7 +1,7 @@
 // Seeds of fuzz/corpus/lora: bytes that are the files of an adapter, and what a small model asks of it.
 //
-// The first byte says which files: 'p' what PEFT saves, 'k' experts in a file beside that, 'g' a GGUF adapter; of the first two a
-// line of adapter_config.json and then the tensors.
+// The first byte says which files: 'p' what PEFT saves, 'k' experts in a file beside that, 'g' a GGUF adapter; of the
+// first two a line of adapter_config.json and then the tensors.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -45,8 +45,8 @@ inline void check_factors(const LowRankFactors& f, size_t experts, size_t n, siz
     for (const float value : *part) KT_CHECK(std::isfinite(value), "a factor that is not finite");
 }
 
-// By a model of two layers, two experts of 3 x 2 and attention of 4 x 3. Errors are those of the reader; factors that are not
-// of the sizes asked for are an internal one.
+// By a model of two layers, two experts of 3 x 2 and attention of 4 x 3. Errors are those of the reader; factors that
+// are not of the sizes asked for are an internal one.
 inline void read_adapter_whole(const std::string& path, GgufFamilies families) {
   const LoraFile file(path, families);
   for (const int layer : {0, 1}) {

@@ -1,9 +1,9 @@
 // weights_probe: the readers and the writer of weights/ as a program, for tests in other languages.
-//   weights_probe list PATH   one line a tensor: name, type, shape, sha256 of its bytes, separated by tabs
-//   weights_probe config PATH the config as read, one "key value" a line
-//   weights_probe write FILE  a safetensors file with a tensor of every dtype
-//   weights_probe yaml FILE...  for each a line: it as JSON, or "error: " and the message
-//   weights_probe rewrite FILE  YAML written again by to_yaml()
+//   weights_probe list PATH                         one line a tensor: name, type, shape, sha256 of its bytes, by tabs
+//   weights_probe config PATH                       the config as read, one "key value" a line
+//   weights_probe write FILE                        a safetensors file with a tensor of every dtype
+//   weights_probe yaml FILE...                      for each a line: it as JSON, or "error: " and the message
+//   weights_probe rewrite FILE                      YAML written again by to_yaml()
 //   weights_probe experts PATH [TYPE]               dialect, sizes and layers of the routed experts
 //   weights_probe dequant PATH LAYER EXPERT PROJ    one projection (gate, up, down) as f32 [n, k], raw
 //   weights_probe bias PATH LAYER EXPERT PROJ       its bias as f32, raw; nothing where it has none

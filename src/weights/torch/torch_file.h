@@ -12,8 +12,8 @@
 
 namespace kt::inline weights {
 
-// Element [i, j] lies at storage[offset + i * strides[0] + j * strides[1]]; all of them lie in the storage. Strides of 0
-// let few bytes stand for any number of elements.
+// Element [i, j] lies at storage[offset + i * strides[0] + j * strides[1]]; all of them lie in the storage. Strides of
+// 0 let few bytes stand for any number of elements.
 struct TorchTensor {
   Dtype dtype = Dtype::kU8;
   std::vector<int64_t> shape, strides;
