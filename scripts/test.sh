@@ -3,7 +3,8 @@
 # stages: "N passed, N failed, N skipped".
 #
 #   scripts/test.sh                   native; the other architecture under qemu-user (cross); Python
-#   scripts/test.sh --all             the same with the full matrix, then ASan + UBSan (asan), TSan (tsan), clang-tidy (tidy)
+#   scripts/test.sh --all             the same with the full matrix, then ASan + UBSan (asan), TSan (tsan) and
+#                                     clang-tidy (tidy)
 #   scripts/test.sh --stage cross,asan   those alone, of native, cross, python, asan, tsan, tidy; also after --all
 set -euo pipefail
 cd "$(dirname "$0")/.."

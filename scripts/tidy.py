@@ -5,7 +5,7 @@
     scripts/tidy.py src/http src/nn/     those of these folders and files alone
 
 The files of a room are read as one, as they are compiled: most of the time goes into headers. Kernels are read for one
-instruction set. What was clean is not read again while nothing of it changes: build-tidy/clean/ says of what.
+instruction set. What has not changed is not read again: build-tidy/found/ keeps what was found in it.
 """
 import argparse
 import concurrent.futures
@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import xml.etree.ElementTree as ET
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OLDEST = 19  # what was written for C++20 before it is not all read
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
-FINDING = re.compile(r"^(/\S+):(\d+):(\d+): (?:error|warning): (.*) \[([^\]]*)\]$")
+FINDING = re.compile(r"^(\S+):(\d+):(\d+): (?:error|warning): (.*) \[([^\]]*)\]$")
 # g++ has warnings that clang does not know; which of them are errors is not asked here.
 PLAIN = ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-error"]
 
@@ -76,7 +75,7 @@ class Unit:
         self.command = entry["command"]
         self.files = [self.file]
         if self.file.suffix == ".cxx":  # CMake's list of a room's files
-            self.files = included(self.file)
+            self.files = included(self.file) or self.files
         self.name = os.path.relpath(self.files[0] if len(self.files) == 1 else self.files[0].parent, ROOT)
         self.stamp = os.path.relpath(self.file, ROOT).replace("/", "_")  # its file's name
 
@@ -102,7 +101,8 @@ def read_units(folder, paths):
     for entry in json.loads((folder / "compile_commands.json").read_text()):
         unit = Unit(entry)
         # Tests are run; what a build makes is nobody's to mend; kernels once, for one instruction set.
-        ours = all(ROOT / "src" in file.parents and not file.name.endswith("_test.cc") for file in unit.files)
+        ours = all(ROOT / "src" in file.parents and not file.name.endswith("_test.cc") and
+                   file.parent.name != "testing" for file in unit.files)
         if ours and unit.file not in seen and unit.asked(paths):
             seen.add(unit.file)
             units.append(unit)
@@ -114,27 +114,34 @@ def findings_of(said):
     found, lines = {}, None
     for line in said.splitlines():
         if match := FINDING.match(line):
-            path = os.path.relpath(os.path.realpath(match[1]), ROOT)
-            check = match[5].removesuffix(",-warnings-as-errors")
-            lines = found.setdefault((path, int(match[2]), int(match[3]), check), [])
-            lines.append(f"{path}:{match[2]}:{match[3]}: {match[4]} [{check}]")
+            path = os.path.relpath(os.path.realpath(ROOT / match[1]), ROOT)
+            which = match[5].removesuffix(",-warnings-as-errors")
+            lines = found.setdefault((path, int(match[2]), int(match[3]), which), [])
+            lines.append(f"{path}:{match[2]}:{match[3]}: error: {match[4]} [{which}]")
         elif lines is not None:
             lines.append(line)
     return found
 
 
 def check(tool, folder, unit):
-    """(seconds, findings, what was said when it failed without any)."""
-    began = time.monotonic()
-    ran = subprocess.run([tool[0], "--quiet", "-p", str(folder), *PLAIN, *shlex.split(os.environ.get("TIDY_FLAGS", "")),
-                          str(unit.file)], capture_output=True, text=True, check=False)
+    """(findings, what was said when it failed without any)."""
+    ran = subprocess.run([tool[0], "--quiet", "-p", str(folder), *PLAIN, str(unit.file)],
+                         capture_output=True, text=True, check=False)
     found = findings_of(ran.stdout)
-    broken = ran.stdout[-2000:] + ran.stderr[-2000:] if ran.returncode and not found else ""
-    return time.monotonic() - began, found, broken
+    return found, ran.stdout[-2000:] + ran.stderr[-2000:] if ran.returncode and not found else ""
 
 
-def stamp_of(path):
-    return path.read_text() if path.exists() else ""
+def checked(tool, folder, unit):
+    """The same from build-tidy/found/, where nothing has changed since."""
+    kept, digest = folder / "found" / unit.stamp, unit.digest(tool)
+    if kept.exists() and (said := kept.read_text()).startswith(digest):
+        return findings_of(said), ""
+    began = time.monotonic()
+    found, broken = check(tool, folder, unit)
+    if not broken:
+        kept.write_text("\n".join([digest, *sum(found.values(), [])]))
+    print(f"{unit.name}: {len(found)} found in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return found, broken
 
 
 def write_junit(path, results):
@@ -161,29 +168,23 @@ def main():
         return 77
     folder = args.build.resolve()
     configure(folder)
-    clean = folder / "clean"
-    clean.mkdir(exist_ok=True)
+    (folder / "found").mkdir(exist_ok=True)
     units = read_units(folder, [path.resolve() for path in args.paths])
     if not units:
         sys.exit("tidy: no file of src/ that is compiled was named")
-    digests = {unit: unit.digest(tool) for unit in units}
-    todo = [unit for unit in units if stamp_of(clean / unit.stamp) != digests[unit]]
-    todo.sort(key=lambda unit: -sum(len(text_of(file)) for file in unit.files))
-    results, shown = [(unit.name, "") for unit in units if unit not in todo], set()
+    units.sort(key=lambda unit: -sum(len(text_of(file)) for file in unit.files))  # the longest first
+    results, shown = [], set()
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        runs = {pool.submit(check, tool, folder, unit): unit for unit in todo}
+        runs = {pool.submit(checked, tool, folder, unit): unit for unit in units}
         for run in concurrent.futures.as_completed(runs):
-            unit, (seconds, found, broken) = runs[run], run.result()
+            unit, (found, broken) = runs[run], run.result()
             for key in [key for key in found if key not in shown]:
                 shown.add(key)
                 print("\n".join(found[key]), flush=True)
             if broken:
                 print(f"{unit.name}: clang-tidy failed\n{broken}")
-            if not found and not broken:
-                (clean / unit.stamp).write_text(digests[unit])
             fault = f"{len(found)} findings" if found else "clang-tidy failed" if broken else ""
             results.append((unit.name, fault))
-            print(f"{unit.name}: {fault or 'clean'} ({seconds:.1f} s)", file=sys.stderr, flush=True)
     if args.junit:
         write_junit(args.junit, sorted(results))
     failed = sum(1 for _, fault in results if fault)

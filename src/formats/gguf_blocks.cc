@@ -254,7 +254,6 @@ Places make_places(const Layout& layout) {
 const Places& places_of(const Layout& layout) {
   static const std::vector<Places> all = [] {
     std::vector<Places> made;
-    made.reserve(kLayouts.size());
     for (const Layout& each : kLayouts) made.push_back(make_places(each));
     return made;
   }();
