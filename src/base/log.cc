@@ -102,6 +102,7 @@ void log_line_once(LogLevel level, const std::string& line) noexcept {
     }
     log_line(level, line);
   } catch (...) {
+    // Lost, as above.
   }
 }
 

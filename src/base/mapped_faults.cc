@@ -61,6 +61,7 @@ bool put_zeros(Range& range, uintptr_t address) {
   while (offset < before && !range.missing.compare_exchange_weak(before, offset)) {
   }
   if (before == UINT64_MAX) broken_ranges.fetch_add(1);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): where a fault was is a number.
   return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
               -1, 0) != MAP_FAILED;
 }
@@ -129,6 +130,7 @@ MappingWatch::MappingWatch(std::span<const std::byte> mapped, const std::string&
   range_->begin.store(begin);
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): the state was made by the constructor.
 MappingWatch::~MappingWatch() {
   if (!range_) return;
   WatchState& state = watch_state();
