@@ -11,6 +11,7 @@ import argparse
 import concurrent.futures
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -139,7 +140,7 @@ def checked(tool, folder, unit):
     began = time.monotonic()
     found, broken = check(tool, folder, unit)
     if not broken:
-        kept.write_text("\n".join([digest, *sum(found.values(), [])]))
+        kept.write_text("\n".join([digest, *itertools.chain.from_iterable(found.values())]))
     print(f"{unit.name}: {len(found)} found in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return found, broken
 

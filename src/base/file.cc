@@ -262,8 +262,9 @@ void write_atomically(const std::string& path, std::string_view characters) {
 void will_need(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const size_t in_page = reinterpret_cast<uintptr_t>(bytes.data()) % page;
-  madvise(const_cast<std::byte*>(bytes.data()) - in_page, in_page + bytes.size(), MADV_WILLNEED);
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
 }
 
 std::string read_file(const std::string& path, size_t most) {

@@ -61,7 +61,6 @@ bool put_zeros(Range& range, uintptr_t address) {
   while (offset < before && !range.missing.compare_exchange_weak(before, offset)) {
   }
   if (before == UINT64_MAX) broken_ranges.fetch_add(1);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): where a fault was is a number.
   return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
               -1, 0) != MAP_FAILED;
 }
