@@ -4,7 +4,7 @@
 #   make setup      install missing Debian packages (as root) or print the command
 #   make demo       set up, build, look at this machine, a small speed table
 #   make test       what CI runs: native tests, the other architecture under qemu-user, Python tests
-#   make test-all   the full matrix, then ASan + UBSan and TSan builds
+#   make test-all   the full matrix, then ASan + UBSan and TSan builds, clang-tidy
 #                   STAGE=cross,python runs those stages of either alone
 #   make kernels    GPU kernels anew, for builds without nvcc: src/cuda/kernels.tar.xz; needs nvcc
 #   make format     clang-format over every C++ file that git knows
@@ -94,4 +94,4 @@ soak: build
 	@KT_PROGRAM=$(KT) python3 tools/soak.py --seconds $(SOAK_SECONDS) --json $(BUILD)/soak.json
 
 clean:
-	rm -rf $(BUILD) build-cross build-asan build-tsan build-fuzz build-wheel*
+	rm -rf $(BUILD) build-cross build-asan build-tsan build-tidy build-fuzz build-wheel*

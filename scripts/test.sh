@@ -3,8 +3,9 @@
 # stages: "N passed, N failed, N skipped".
 #
 #   scripts/test.sh                   native; the other architecture under qemu-user (cross); Python
-#   scripts/test.sh --all             the same with the full matrix, then ASan + UBSan (asan) and TSan (tsan)
-#   scripts/test.sh --stage cross,asan   those alone, of native, cross, python, asan, tsan; also after --all
+#   scripts/test.sh --all             the same with the full matrix, then ASan + UBSan (asan), TSan (tsan) and
+#                                     clang-tidy (tidy)
+#   scripts/test.sh --stage cross,asan   those alone, of native, cross, python, asan, tsan, tidy; also after --all
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ build=$(realpath -m "${BUILD:-build}")
 jobs=${JOBS:-$(nproc)}
 all=no
 stages=
-known=(native cross python asan tsan)
+known=(native cross python asan tsan tidy)
 while [ $# -gt 0 ]; do
   case $1 in
     --all) all=yes ;;
@@ -24,7 +25,7 @@ while [ $# -gt 0 ]; do
 done
 if [ -z "$stages" ]; then
   stages=native,cross,python
-  [ $all = no ] || stages+=,asan,tsan
+  [ $all = no ] || stages+=,asan,tsan,tidy
 fi
 for stage in ${stages//,/ }; do
   [[ " ${known[*]} " = *" $stage "* ]] ||
@@ -286,6 +287,27 @@ sanitized() {
     run_ctest "$stage" "$dir" -R "^(${targets// /|})\$"
 }
 
+# clang-tidy over src/. Each version finds other things: CLANG_TIDY names one that is at hand, otherwise this one comes
+# from PyPI, 130 MB unpacked, once.
+tidy() {
+  say "clang-tidy"
+  local wanted=clang-tidy==23.1.4 rc=0
+  local venv=$build/$wanted
+  if [ -z "${CLANG_TIDY:-}" ] && [ ! -f "$venv/made" ]; then
+    rm -rf "$venv"
+    if python3 -m venv "$venv" && "$venv/bin/pip" install -q --no-compile "$wanted"; then touch "$venv/made"; fi \
+      > "$results/tidy-venv.log" 2>&1 || true
+  fi
+  CLANG_TIDY=${CLANG_TIDY:-$venv/bin/clang-tidy} \
+    python3 scripts/tidy.py --jobs "$jobs" --junit "$results/tidy/gtest/tidy.xml" || rc=$?
+  mkdir -p "$results/tidy"
+  if [ $rc = 77 ]; then
+    echo 1 > "$results/tidy/skipped"
+  elif [ ! -f "$results/tidy/gtest/tidy.xml" ]; then
+    stage_broke tidy "scripts/tidy.py wrote no results"
+  fi
+}
+
 rm -rf "$results"
 mkdir -p "$results"
 [ $all = yes ] && export KT_TEST_FULL=1
@@ -303,5 +325,6 @@ if asked cross; then cross; fi
 if asked python; then python_tests; fi
 if asked asan; then sanitized asan build-asan address,undefined "$asan_tests"; fi
 if asked tsan; then sanitized tsan build-tsan thread "$tsan_tests"; fi
+if asked tidy; then tidy; fi
 say "end of ${stages//,/, }"
 exec python3 scripts/test_totals.py "$results"

@@ -93,7 +93,7 @@ void log_line(LogLevel level, std::string_view line) noexcept {
   }
 }
 
-void log_line_once(LogLevel level, std::string line) noexcept {
+void log_line_once(LogLevel level, const std::string& line) noexcept {
   try {
     Log& log = the_log();
     {
@@ -102,6 +102,7 @@ void log_line_once(LogLevel level, std::string line) noexcept {
     }
     log_line(level, line);
   } catch (...) {
+    // Lost, as above.
   }
 }
 

@@ -34,7 +34,7 @@ void log_line(LogLevel level, std::string_view line) noexcept;
 
 // Hands the line to the sink the first time that this very text is logged, whoever logs it. For "a slower
 // path was taken": cheap enough for setup code, not for loops (formats and takes a lock every time).
-void log_line_once(LogLevel level, std::string line) noexcept;
+void log_line_once(LogLevel level, const std::string& line) noexcept;
 
 template <typename... Args>
 void log_once(LogLevel level, TextPattern<sizeof...(Args)> pattern, const Args&... args) {

@@ -129,6 +129,7 @@ MappingWatch::MappingWatch(std::span<const std::byte> mapped, const std::string&
   range_->begin.store(begin);
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): the state was made by the constructor.
 MappingWatch::~MappingWatch() {
   if (!range_) return;
   WatchState& state = watch_state();

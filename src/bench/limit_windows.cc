@@ -20,7 +20,7 @@ Product float_product(const Kernels& kernels) {
 
 }  // namespace
 
-LimitWindows::LimitWindows(std::shared_ptr<Pool> pool, const Kernels& kernels)
+LimitWindows::LimitWindows(const std::shared_ptr<Pool>& pool, const Kernels& kernels)
     : reader_(pool, kernels, buffer_bytes()) {
   multipliers_.emplace_back(pool, kernels, Product::kS8);
   multipliers_.emplace_back(pool, kernels, float_product(kernels));

@@ -10,7 +10,7 @@ namespace kt::inline bench {
 
 class LimitWindows {
  public:
-  LimitWindows(std::shared_ptr<Pool> pool, const Kernels& kernels);
+  LimitWindows(const std::shared_ptr<Pool>& pool, const Kernels& kernels);
 
   // A few milliseconds of reading and multiplying, unless the last look is less than kLookAfter ago: work that fits
   // a cache is not to find it emptied after every step.

@@ -59,6 +59,7 @@ std::vector<ModelEntry> models_here() {
   try {
     out.push_back(entry_of(std::string(kDemoName), inspect_model(demo_path())));
   } catch (const Error&) {
+    // not installed
   }
   try {
     for (ModelEntry& entry : registered_models()) {
@@ -66,6 +67,7 @@ std::vector<ModelEntry> models_here() {
       if (std::filesystem::exists(entry.path, ignored)) out.push_back(std::move(entry));
     }
   } catch (const Error&) {
+    // as above
   }
   return out;
 }

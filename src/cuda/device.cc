@@ -280,6 +280,7 @@ void GpuStream::drop_graph() noexcept {
     CudaGraph noted = nullptr;
     if (gpu_->cuda_.end_capture(stream_, &noted) == 0 && noted) gpu_->cuda_.graph_destroy(noted);
   } catch (...) {
+    // The context is gone, and the graph with it.
   }
 }
 
@@ -294,6 +295,7 @@ GpuGraph::~GpuGraph() {
     const GpuContext context(*gpu_);
     gpu_->cuda_.graph_exec_destroy(graph_);
   } catch (...) {
+    // The context is gone, and the graph with it.
   }
 }
 

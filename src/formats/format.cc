@@ -164,11 +164,11 @@ std::vector<int> group_sizes(Format like) {
 double stored_bits(const Format& format, int64_t n, int64_t k) {
   check_shape(format, n, k, "stored_bits");
   const auto rows = static_cast<double>(n), columns = static_cast<double>(k);
-  const double scale_rows = static_cast<double>((n + format.span.n - 1) / format.span.n);
+  const int64_t scale_rows = (n + format.span.n - 1) / format.span.n;
   const auto row_spans = static_cast<double>(spans(format, k));
   const auto row_supers = static_cast<double>(supers(format, k));
   double bits = rows * columns * stored_code_bits(format);
-  bits += scale_rows * row_spans * stored_scale_bits(format);
+  bits += static_cast<double>(scale_rows) * row_spans * stored_scale_bits(format);
   bits += rows * row_spans * stored_min_bits(format);
   if (format.scale == Scale::kS8F16) bits += rows * row_supers * 16;
   if (format.min == Min::kS8F16) bits += rows * row_supers * 16;

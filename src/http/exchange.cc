@@ -90,7 +90,7 @@ void Exchange::tell(bool must) {
   if (must) setup_.mailbox->post(shared_from_this());
 }
 
-void Exchange::reply(HttpReply reply) {
+void Exchange::reply(const HttpReply& reply) {
   std::function<void()> dropped;  // may hold a Responder of this exchange: let go after the lock
   bool must_tell;
   {
@@ -105,7 +105,7 @@ void Exchange::reply(HttpReply reply) {
   tell(must_tell);
 }
 
-void Exchange::start(HttpReply head) {
+void Exchange::start(const HttpReply& head) {
   bool must_tell;
   {
     const std::lock_guard lock(mutex_);
@@ -125,7 +125,7 @@ void Exchange::start(HttpReply head) {
   tell(must_tell);
 }
 
-void Exchange::send(std::string piece) {
+void Exchange::send(const std::string& piece) {
   bool must_tell;
   {
     const std::lock_guard lock(mutex_);
@@ -223,9 +223,9 @@ void Exchange::mark_gone() {
 }
 
 Responder::Responder(std::shared_ptr<State> state) : state_(std::move(state)) {}
-void Responder::reply(HttpReply reply) const { state_->exchange->reply(std::move(reply)); }
-void Responder::start(HttpReply head) const { state_->exchange->start(std::move(head)); }
-void Responder::send(std::string piece) const { state_->exchange->send(std::move(piece)); }
+void Responder::reply(const HttpReply& reply) const { state_->exchange->reply(reply); }
+void Responder::start(const HttpReply& head) const { state_->exchange->start(head); }
+void Responder::send(const std::string& piece) const { state_->exchange->send(piece); }
 void Responder::end() const { state_->exchange->end(); }
 void Responder::note(std::string words) const { state_->exchange->note(std::move(words)); }
 bool Responder::gone() const { return state_->exchange->gone(); }

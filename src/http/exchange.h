@@ -66,9 +66,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   };
   explicit Exchange(Setup setup);
 
-  void reply(HttpReply reply);
-  void start(HttpReply head);
-  void send(std::string piece);
+  void reply(const HttpReply& reply);
+  void start(const HttpReply& head);
+  void send(const std::string& piece);
   void end();
   // No more will come. 500 and `why` if nothing was sent, else the connection is closed.
   void fail(std::string why);

@@ -15,7 +15,7 @@
 namespace kt::inline http {
 
 struct HttpServer::State {
-  State(HttpServerOptions options, Listeners listeners, Handler call)
+  State(const HttpServerOptions& options, Listeners listeners, Handler call)
       : host(options.host),
         port(listeners.port),
         only_loopback(listeners.only_loopback),

@@ -55,11 +55,11 @@ class Responder {
   struct State;
   explicit Responder(std::shared_ptr<State> state);
 
-  void reply(HttpReply reply) const;
+  void reply(const HttpReply& reply) const;
   // A body that comes in pieces (Transfer-Encoding: chunked; until close for HTTP/1.0). `head.body` is its
   // first piece.
-  void start(HttpReply head) const;
-  void send(std::string piece) const;
+  void start(const HttpReply& head) const;
+  void send(const std::string& piece) const;
   void end() const;
   void note(std::string words) const;  // for HttpRecord; the last one counts
   bool gone() const;                   // the client closed the connection, or it was closed on it

@@ -238,8 +238,9 @@ void CpuTeam::State::pin() const noexcept {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpus.front(), &set);
-    sched_setaffinity(0, sizeof(set), &set);  // placement is speed, not correctness
+    sched_setaffinity(0, sizeof(set), &set);
   } catch (...) {
+    // Placement is speed, not correctness.
   }
 }
 

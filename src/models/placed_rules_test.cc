@@ -142,5 +142,15 @@ TEST(PlacedRules, Table) {
   EXPECT_THAT(place_by_rules(rules_of({"layers=cpu"}), stored_tree("bf16", "bf16"), {}).notes, IsEmpty());
 }
 
+TEST(PlacedRules, LargestOfADevice) {
+  const PlacedRules placed =
+      place_by_rules(rules_of({"layers\\.0\\.self_attn=cpu", "layers\\.1\\.self_attn\\.q_proj=cpu:int8"}),
+                     stored_tree("bf16", "bf16"), {});
+  const std::string said = largest_rules(placed, "cpu", false);
+  EXPECT_THAT(said, HasSubstr(" takes "));
+  EXPECT_THAT(said, HasSubstr(", "));
+  EXPECT_EQ(largest_rules(placed, "cuda:0", false), "");
+}
+
 }  // namespace
 }  // namespace kt::inline models

@@ -206,7 +206,8 @@ std::string largest_rules(const PlacedRules& placed, std::string_view device, bo
   std::map<int, double> bytes;
   for (size_t i = 0; i < placed.modules.size(); ++i) {
     const PlacedModule& where = placed.modules[i];
-    const std::string_view there = !where.device.empty() ? where.device : on_gpu ? "cuda:0" : "cpu";
+    const std::string_view implied = on_gpu ? "cuda:0" : "cpu";
+    const std::string_view there = where.device.empty() ? implied : where.device;
     if (where.rule < 0 || there != device || placed.tree.modules[i].kind == ModuleKind::kExpert) continue;
     RuledPart part{.part = placed.tree.modules[i].part};
     add_module(placed, i, part);

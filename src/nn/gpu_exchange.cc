@@ -25,7 +25,7 @@ size_t GpuExchange::host_bytes(const Sizes& sizes) {
   return floats(2 * sizes.tokens * sizes.width + most_ids(sizes) + sizes.tokens * sizes.top_k);
 }
 
-void GpuExchange::allocate(std::shared_ptr<const Gpu> gpu, const Sizes& sizes) {
+void GpuExchange::allocate(const std::shared_ptr<const Gpu>& gpu, const Sizes& sizes) {
   sizes_ = sizes;
   rows_ = pinned_for(*gpu, floats(sizes.tokens * sizes.width));
   out_ = pinned_for(*gpu, floats(sizes.tokens * sizes.width));

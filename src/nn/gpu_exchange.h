@@ -21,7 +21,7 @@ class GpuExchange {
     int64_t layers = 0, step_tokens = 0;  // of replayed steps
     bool operator==(const Sizes&) const = default;
   };
-  void allocate(std::shared_ptr<const Gpu> gpu, const Sizes& sizes);
+  void allocate(const std::shared_ptr<const Gpu>& gpu, const Sizes& sizes);
   const Sizes& sizes() const { return sizes_; }
   static size_t host_bytes(const Sizes& sizes);
 

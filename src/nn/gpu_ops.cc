@@ -111,6 +111,7 @@ void GpuOps::end() noexcept {
   try {
     stream_->wait();
   } catch (...) {
+    // as above
   }
 }
 

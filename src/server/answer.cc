@@ -63,7 +63,7 @@ void Answer::send_event(std::string_view json) const {
   piece += "data: ";
   piece += json;
   piece += "\n\n";
-  responder_.send(std::move(piece));
+  responder_.send(piece);
 }
 
 void Answer::reply(std::string json) const {
@@ -99,7 +99,7 @@ void Answer::abort(int status, std::string why) {
   service_.cancel(*this);
 }
 
-void Answer::take(size_t sequence, AnswerEvent event) {
+void Answer::take(size_t sequence, const AnswerEvent& event) {
   if (event.finish) service_.metrics().count_end(*event.finish);
   if (over_) return;
   if (event.finish && event.finish->reason == FinishReason::kError) {

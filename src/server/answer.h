@@ -39,7 +39,7 @@ class Answer {
   Answer& operator=(const Answer&) = delete;
 
   // On the server's thread.
-  void take(size_t sequence, AnswerEvent event);
+  void take(size_t sequence, const AnswerEvent& event);
   // From any thread: ends it with this error.
   void abort(int status, std::string why);
 
@@ -59,7 +59,7 @@ class Answer {
   const Usage& usage() const { return usage_; }
   void count_reasoning_token() { ++usage_.reasoning_tokens; }
   Service& service() const { return service_; }
-  void send(std::string piece) const { responder_.send(std::move(piece)); }
+  void send(const std::string& piece) const { responder_.send(piece); }
   void send_event(std::string_view json) const;  // "data: ...\n\n"
   void reply(std::string json) const;            // the whole answer
 

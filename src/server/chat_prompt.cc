@@ -64,7 +64,8 @@ OrderedJson call_arguments(const OrderedJson& given, const std::string& place, A
   try {
     parsed = parse_ordered_json(spelled, place, {.depth = 64, .values = 1u << 20});
   } catch (const Error&) {
-  }  // said below, with what came
+    // said below, with what came
+  }
   if (!parsed.is_object())
     fail("{}: expected a JSON object in a string, got \"{}\"", place, printable(spelled));
   return form == ArgumentForm::kText ? given : parsed;

@@ -236,7 +236,7 @@ class MessagesAnswer final : public Answer {
     open_.reset();
   }
 
-  void send_named(const char* name, OrderedJson data) const {
+  void send_named(const char* name, const OrderedJson& data) const {
     if (!stream()) return;
     OrderedJson out = {{"type", name}};
     out.update(data);

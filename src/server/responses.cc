@@ -163,18 +163,18 @@ class ResponsesAnswer final : public Answer {
     open_.reset();
   }
 
-  void send_of_item(const char* name, OrderedJson more) {
+  void send_of_item(const char* name, const OrderedJson& more) {
     if (!stream()) return;
     OrderedJson data = {{"item_id", output_.back()["id"]}, {"output_index", output_.size() - 1}};
     data.update(more);
-    send_named(name, std::move(data));
+    send_named(name, data);
   }
 
-  void send_named(const char* name, OrderedJson data) {
-    if (stream()) send(event_text(name, std::move(data), sequence_++));
+  void send_named(const char* name, const OrderedJson& data) {
+    if (stream()) send(event_text(name, data, sequence_++));
   }
 
-  static std::string event_text(const char* name, OrderedJson data, int64_t number) {
+  static std::string event_text(const char* name, const OrderedJson& data, int64_t number) {
     OrderedJson out = {{"type", name}, {"sequence_number", number}};
     out.update(data);
     return text("event: {}\ndata: {}\n\n", name, json_text(out));

@@ -155,7 +155,7 @@ void Server::reply_to(HttpRequest& request, const Responder& responder) {
     reply.headers.emplace_back("WWW-Authenticate", request.path == "/" ? "Basic realm=\"kt\"" : "Bearer");
   if (status == 500) KT_LOG(LogLevel::kError, "{} {}: {}", request.method, request.path, reply.body);
   if (Service* service = ready_) service->metrics().count_reply(status);
-  responder.reply(std::move(reply));
+  responder.reply(reply);
 }
 
 void Server::answer(HttpRequest& request, const Responder& responder) {
@@ -174,7 +174,7 @@ void Server::answer(HttpRequest& request, const Responder& responder) {
   access_.check(request);
   const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if (method == "GET")
-    if (auto page = page_reply(request.path)) return responder.reply(std::move(*page));
+    if (auto page = page_reply(request.path)) return responder.reply(*page);
   bool known = false;
   for (const Endpoint& endpoint : kEndpoints) {
     if (!fits(endpoint, request.path)) continue;

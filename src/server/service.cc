@@ -189,7 +189,7 @@ void Service::deliver() {
   post_([all] {
     for (Brought& one : *all) {
       try {
-        one.answer->take(one.sequence, std::move(one.event));
+        one.answer->take(one.sequence, one.event);
       } catch (const std::exception& error) {  // ends this answer; the others have their events to come
         KT_LOG(LogLevel::kError, "an answer failed: {}", error.what());
         one.answer->refuse(500, error.what());

@@ -15,7 +15,7 @@ struct ChatTemplate::Parsed {
   jinja::Body body;
 };
 
-ChatTemplate::ChatTemplate(std::string source, std::string name)
+ChatTemplate::ChatTemplate(const std::string& source, std::string name)
     : name_(std::move(name)), clock_([] { return std::time(nullptr); }) {
   jinja::Meter meter(name_, TemplateBudget{});
   if (source.size() > kMaxSource) {

@@ -22,7 +22,7 @@ class ChatTemplate {
   using Clock = std::function<std::time_t()>;
 
   // Parses. Error(kInput) "chat template NAME line N: ..." for a fault in the source.
-  ChatTemplate(std::string source, std::string name);
+  ChatTemplate(const std::string& source, std::string name);
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;

@@ -102,7 +102,7 @@ std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Form
 }
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRounding rounding,
-                                          std::string dialect) {
+                                          const std::string& dialect) {
   return std::make_unique<RoundedExperts>(
       source,
       [rounding = std::move(rounding)](auto matrix, const ExpertMatrix& which) {
@@ -123,7 +123,7 @@ std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Roun
 }
 
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, ExpertFormats formats,
-                                          std::string dialect) {
+                                          const std::string& dialect) {
   const auto rounding = [formats = std::move(formats)](std::unique_ptr<StoredMatrix> matrix,
                                                        const ExpertMatrix& which) {
     const auto layer = static_cast<size_t>(which.layer);

@@ -32,7 +32,7 @@ std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, const Roun
 // what it calls itself.
 using ExpertFormats = std::vector<std::array<std::optional<Format>, 3>>;
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, ExpertFormats formats,
-                                          std::string dialect);
+                                          const std::string& dialect);
 
 // Formats that other matrices are rounded to, by the names of their modules in a model's spec; "lm_head" of a tied head
 // too.
@@ -53,6 +53,6 @@ struct ModelRounding {
 
 // `source` must outlive it.
 std::unique_ptr<ExpertSource> requantised(const ExpertSource& source, MatrixRounding rounding,
-                                          std::string dialect);
+                                          const std::string& dialect);
 
 }  // namespace kt::inline weights

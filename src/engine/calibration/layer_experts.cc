@@ -51,7 +51,7 @@ class ExpertMatrices {
 
 }  // namespace
 
-LayerExperts::LayerExperts(std::shared_ptr<Pool> pool, const ExpertSource& source,
+LayerExperts::LayerExperts(const std::shared_ptr<Pool>& pool, const ExpertSource& source,
                            const RoundedLayer& rounded, const PackedSpec& spec, const ExpertsOptions& rest) {
   const int layer = rounded.figures().layer;
   const auto experts = static_cast<size_t>(source.experts());

@@ -13,7 +13,7 @@ namespace kt::inline engine {
 class LayerExperts {
  public:
   // What `rounded` has, in `spec`, and the source's own for the rest. Both are read now and not kept.
-  LayerExperts(std::shared_ptr<Pool> pool, const ExpertSource& source, const RoundedLayer& rounded,
+  LayerExperts(const std::shared_ptr<Pool>& pool, const ExpertSource& source, const RoundedLayer& rounded,
                const PackedSpec& spec, const ExpertsOptions& rest);
   // args.output gets the sum; ids are the layer's. `scratch` grows to [tokens, hidden] where it is needed.
   void forward(ForwardArgs args, std::vector<float>& scratch) const;

@@ -56,7 +56,8 @@ class TypeFinder {
       try {
         out &= of(resolved(root_, found->get<std::string>(), "$ref"), depth + 1);
       } catch (const Error&) {
-      }  // leads nowhere: says nothing
+        // leads nowhere: says nothing
+      }
     }
     for (const char* keyword : {"anyOf", "oneOf"}) {
       const auto found = schema.find(keyword);
@@ -95,6 +96,7 @@ class TypeFinder {
         for (const std::string& name : types_of(schema, "")) implied |= type_named(name);
         out &= implied;
       } catch (const Error&) {
+        // not a schema: says nothing
       }
     }
     const auto values = schema.find("enum"), value = schema.find("const");

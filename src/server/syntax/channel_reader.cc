@@ -70,7 +70,7 @@ bool is_header_begun(std::string_view text) {
 
 }  // namespace
 
-ChannelReader::ChannelReader(ChatSyntax syntax, const ReplyParser::Start& start, ReplyPieces& out)
+ChannelReader::ChannelReader(const ChatSyntax& syntax, const ReplyParser::Start& start, ReplyPieces& out)
     : thinks_(!syntax.think_begin.empty()),
       tools_(start.tools && syntax.tools == ToolSyntax::kGptOss),
       out_(out),

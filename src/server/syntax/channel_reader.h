@@ -9,7 +9,7 @@ namespace kt::inline server {
 
 class ChannelReader final : public AnswerReader {
  public:
-  ChannelReader(ChatSyntax syntax, const ReplyParser::Start& start, ReplyPieces& out);
+  ChannelReader(const ChatSyntax& syntax, const ReplyParser::Start& start, ReplyPieces& out);
 
   void push(std::string_view text) override;
   void flush(AnswerEnd end) override;

@@ -46,7 +46,7 @@ struct ReplyParser::State {
 
 ReplyParser::ReplyParser(ChatSyntax syntax, Start start) : state_(std::make_unique<State>()) {
   if (syntax.channels)
-    state_->reader = std::make_unique<ChannelReader>(std::move(syntax), start, state_->pieces);
+    state_->reader = std::make_unique<ChannelReader>(syntax, start, state_->pieces);
   else
     state_->reader = std::make_unique<MarkerReader>(std::move(syntax), start, state_->pieces);
 }

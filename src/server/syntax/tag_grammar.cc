@@ -50,7 +50,7 @@ Grammar TagValue::written(std::string_view key_end, Grammar value) const {
   if (tags.value_lines) parts.push_back(literal_grammar("\n"));
   parts.push_back(marker(tags.value_end));
   parts.push_back(line_of(writer));
-  return sequence_grammar(std::move(parts));
+  return sequence_grammar(parts);
 }
 
 // By its types, as the reader will read it: JSON where there is no string or anything may come, else both ways.
@@ -72,7 +72,7 @@ Grammar TagValue::whole() const {
   if (ways.empty() && property.required)
     fail("{}: no value is valid, or none can be written bare", property.path);
   if (ways.empty()) return literal_grammar("");
-  return ways.size() == 1 ? ways[0] : choice_grammar(std::move(ways));
+  return ways.size() == 1 ? ways[0] : choice_grammar(ways);
 }
 
 void check_key(const SchemaProperty& property, const TagMarkers& tags) {
@@ -115,7 +115,7 @@ Grammar tag_call_grammar(const CallWriter& writer, const OrderedJson& function) 
     parts.push_back(line_of(writer));
   }
   parts.push_back(mark(row.markers.call_end));
-  return sequence_grammar(std::move(parts));
+  return sequence_grammar(parts);
 }
 
 }  // namespace kt::inline server

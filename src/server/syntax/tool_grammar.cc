@@ -37,7 +37,7 @@ Grammar arguments_grammar(const OrderedJson& function) {
 Grammar one_of(std::string_view characters) {
   std::vector<Grammar> each;
   for (const char c : characters) each.push_back(literal_grammar(std::string(1, c)));
-  return choice_grammar(std::move(each));
+  return choice_grammar(each);
 }
 
 constexpr std::string_view kDigits = "0123456789", kDigitsAndSmall = "0123456789abcdefghijklmnopqrstuvwxyz",
@@ -116,11 +116,11 @@ Grammar list_of_calls(const CallWriter& writer, const Grammar& call, const ToolC
   if (choice.parallel)
     parts.push_back(repeat_grammar(sequence_grammar({literal_grammar(", "), call}), 0, -1));
   parts.push_back(literal_grammar("]"));
-  return sequence_grammar(std::move(parts));
+  return sequence_grammar(parts);
 }
 
 // The calls of an answer. A message to a function ends the answer, so that channels have one.
-Grammar all_calls(const CallWriter& writer, Grammar call, const ToolChoice& choice) {
+Grammar all_calls(const CallWriter& writer, const Grammar& call, const ToolChoice& choice) {
   const CallSyntax& row = writer.syntax;
   if (row.form == CallForm::kList) return list_of_calls(writer, call, choice);
   const Grammar line = literal_grammar(std::string(row.line));
@@ -136,7 +136,7 @@ Grammar all_calls(const CallWriter& writer, Grammar call, const ToolChoice& choi
     parts.push_back(repeat_grammar(sequence_grammar({line, call}), 0, -1));
   if (tagged) parts.push_back(line);
   if (!row.section_ends_answer) mark(row.markers.section_end);
-  return sequence_grammar(std::move(parts));
+  return sequence_grammar(parts);
 }
 
 }  // namespace
@@ -159,8 +159,8 @@ Grammar marker_grammar(std::string_view spelled, const Tokenizer& tokenizer) {
     parts.push_back(token_grammar(longest->id));
     at += longest->content.size();
   }
-  parts.push_back(literal_grammar(std::move(plain)));
-  return sequence_grammar(std::move(parts));
+  parts.push_back(literal_grammar(plain));
+  return sequence_grammar(parts);
 }
 
 Grammar answer_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, Grammar answer,
@@ -196,8 +196,8 @@ Grammar tool_call_grammar(const ChatSyntax& syntax, const Tokenizer& tokenizer, 
       fail("tools: their schemas are too large together; tools[{}] is the first too many", i);
   }
   if (calls.empty()) fail("tool_choice: no function \"{}\" among the tools", choice.name);
-  Grammar any = calls.size() == 1 ? calls[0] : choice_grammar(std::move(calls));
-  return sequence_grammar({thought(syntax, tokenizer, start), all_calls(writer, std::move(any), choice)});
+  const Grammar any = calls.size() == 1 ? calls[0] : choice_grammar(calls);
+  return sequence_grammar({thought(syntax, tokenizer, start), all_calls(writer, any, choice)});
 }
 
 }  // namespace kt::inline server

@@ -53,7 +53,7 @@ std::vector<StateId> search_states(RuleBuilder& builder, const MarkerSearch& sea
 
 }  // namespace
 
-Grammar literal_grammar(std::string bytes) {
+Grammar literal_grammar(const std::string& bytes) {
   RuleBuilder builder;
   const StateId start = builder.state();
   builder.ends(builder.bytes(start, bytes));
@@ -68,7 +68,7 @@ Grammar token_grammar(TokenId id) {
   return finished(std::move(builder), start);
 }
 
-Grammar sequence_grammar(std::vector<Grammar> parts) {
+Grammar sequence_grammar(const std::vector<Grammar>& parts) {
   RuleBuilder builder;
   const StateId start = builder.state();
   StateId at = start;
@@ -81,7 +81,7 @@ Grammar sequence_grammar(std::vector<Grammar> parts) {
   return finished(std::move(builder), start);
 }
 
-Grammar choice_grammar(std::vector<Grammar> parts) {
+Grammar choice_grammar(const std::vector<Grammar>& parts) {
   if (parts.empty()) fail("grammar: a choice of nothing; expected at least one alternative");
   RuleBuilder builder;
   const StateId start = builder.state(), end = builder.state();
@@ -94,7 +94,7 @@ Grammar choice_grammar(std::vector<Grammar> parts) {
   return finished(std::move(builder), start);
 }
 
-Grammar repeat_grammar(Grammar part, int least, int most) {
+Grammar repeat_grammar(const Grammar& part, int least, int most) {
   if (least < 0 || (most >= 0 && most < least))
     fail("grammar: expected repetitions of at least 0 and not below the least, got {} to {}", least, most);
   RuleBuilder builder;

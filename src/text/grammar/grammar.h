@@ -56,13 +56,13 @@ struct SchemaProperty {
 // Error(kInput) if anything but its properties says what is valid.
 std::vector<SchemaProperty> schema_properties(const nlohmann::ordered_json& schema);
 
-Grammar literal_grammar(std::string bytes);
+Grammar literal_grammar(const std::string& bytes);
 // A token by its id, as no spelled text can be (markers that are special tokens); or the same bytes when the
 // id is an ordinary added token.
 Grammar token_grammar(TokenId id);
-Grammar sequence_grammar(std::vector<Grammar> parts);
-Grammar choice_grammar(std::vector<Grammar> parts);
-Grammar repeat_grammar(Grammar part, int least, int most);  // most -1: any number
+Grammar sequence_grammar(const std::vector<Grammar>& parts);
+Grammar choice_grammar(const std::vector<Grammar>& parts);
+Grammar repeat_grammar(const Grammar& part, int least, int most);  // most -1: any number
 // Any text, up to and with the first time it ends in `marker`.
 Grammar until_grammar(std::string marker);
 // Any text that does not contain `marker`, perhaps empty; ends anywhere. An empty marker: any text.

@@ -285,7 +285,9 @@ std::string float_digits(double v) {
   const size_t e = all.find('e');
   std::string digits(1, all[0]);
   if (e > 2) digits += all.substr(2, e - 2);
-  const int exponent = std::atoi(std::string(all.substr(e + 1)).c_str());
+  all.remove_prefix(all[e + 1] == '+' ? e + 2 : e + 1);  // from_chars() knows no plus
+  int exponent = 0;
+  std::from_chars(all.data(), all.data() + all.size(), exponent);
   const int count = static_cast<int>(digits.size());
   if (exponent < -4 || exponent >= 16) {
     out += digits[0];

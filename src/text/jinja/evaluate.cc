@@ -168,10 +168,10 @@ Value Interpreter::evaluate_filter(const Expression& e, const Value* input) {
                          : evaluate(*e.parts[0]);
   Arguments arguments = evaluate_arguments(e.arguments);
   meter_.line = e.line;
-  return call_filter(e.name, std::move(of), arguments);
+  return call_filter(e.name, of, arguments);
 }
 
-Value Interpreter::call_filter(const std::string& name, Value input, Arguments& arguments) {
+Value Interpreter::call_filter(const std::string& name, const Value& input, Arguments& arguments) {
   meter_.step();
   Filter filter = find_filter(name);
   if (!filter) filter = find_sequence_filter(name);

@@ -249,7 +249,7 @@ void Interpreter::execute_call(const Statement& s) {
   write(evaluate_call(*s.expressions[0], &caller));
 }
 
-Value Interpreter::make_macro(const Statement& s, std::string name) {
+Value Interpreter::make_macro(const Statement& s, const std::string& name) {
   for (std::shared_ptr<Scope> scope = scope_; scope && !scope->captured; scope = scope->parent) {
     scope->captured = true;
     captured_.push_back(scope);

@@ -30,7 +30,7 @@ class Interpreter {
   std::string run(const Body& body);
 
   Meter& meter() { return meter_; }
-  Value call_filter(const std::string& name, Value input, Arguments& arguments);
+  Value call_filter(const std::string& name, const Value& input, Arguments& arguments);
   bool call_test(const std::string& name, const Value& input, Arguments& arguments);
 
  private:
@@ -60,7 +60,7 @@ class Interpreter {
   std::vector<Value> evaluate_all(const std::vector<ExpressionPtr>& parts);
   Arguments evaluate_arguments(const std::vector<Argument>& list);
 
-  Value make_macro(const Statement& s, std::string name);
+  Value make_macro(const Statement& s, const std::string& name);
   Value call_macro(const Statement& s, const std::string& name, const std::shared_ptr<Scope>& scope,
                    Arguments& arguments);
   void assign(const Target& target, const Value& value);

@@ -228,7 +228,7 @@ bool is_indexed(const Value& v) {
 Value get_attribute(const Value& of, std::string_view name, Meter& meter) {
   require_defined(of, meter);
   if (of.is(Kind::kObject)) return of.object().attribute(name, meter);
-  const Value method = find_method(of, name, meter);
+  Value method = find_method(of, name, meter);
   if (!method.is(Kind::kNone)) return method;
   if (of.is(Kind::kDict)) {
     if (const Value* found = of.dict().find(name)) return *found;

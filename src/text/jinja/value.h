@@ -116,6 +116,7 @@ struct Dict {
 struct Object {
   virtual ~Object() = default;
   virtual Value attribute(std::string_view name, Meter& meter) const = 0;
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): those that have attributes keep it.
   virtual bool set_attribute(const std::string&, Value) { return false; }
   virtual std::string repr(Meter&) const = 0;
   virtual std::string type() const = 0;

@@ -167,6 +167,7 @@ Json own_record(const std::string& path) {
     Json json = read_json(path, {.bytes = size_t{1} << 30});
     if (json.is_object()) return json;
   } catch (const Error&) {
+    // said below
   }
   fail("{}: damaged: the record of the conversion in this folder cannot be read; `overwrite` starts it anew",
        path);

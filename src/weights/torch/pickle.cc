@@ -261,7 +261,7 @@ class PickleReader {
     marks_.pop_back();
     return out;
   }
-  bool add_to(Kind kind, std::vector<uint32_t> items) {
+  bool add_to(Kind kind, const std::vector<uint32_t>& items) {
     const size_t floor = marks_.empty() ? 0 : marks_.back();
     if (stack_.size() <= floor || out_.at(stack_.back()).kind != kind)
       damaged("items without a list or dict");
