@@ -2,9 +2,9 @@
 # GPU kernels: src/cuda/kernels/*.cu to the assembly that drivers compile, in src/cuda/kernels.tar.xz. Builds take that.
 #
 #   scripts/kernels.sh           makes the archive; needs nvcc
-#   scripts/kernels.sh --check   makes the files again and compares them (another nvcc: says "not compared"), and assembles
-#                                them for the oldest and the newest architecture below, with KT_TEST_FULL=1 for all of
-#                                them: a spill or a stack frame fails; 77 without nvcc
+#   scripts/kernels.sh --check   makes the files again and compares them (another nvcc: says "not compared"), and
+#                                assembles them for the oldest and the newest architecture below, with KT_TEST_FULL=1
+#                                for all of them: a spill or a stack frame fails; 77 without nvcc
 #   scripts/kernels.sh --digest  prints the digest of the sources that the archive has to carry; needs sha256sum only
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,20 +33,21 @@ ptxas=$(dirname "$(readlink -f "$nvcc")")/ptxas
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# nvcc 13.0 leaves a dead load in a module or not, by where its own memory happens to lie: always in the same place, where
-# the system allows it.
+# nvcc 13.0 leaves a dead load in a module or not, by where its own memory happens to lie: always in the same place,
+# where the system allows it.
 fixed=
 ! setarch -R true 2> /dev/null || fixed="setarch -R"
 
 # once SOURCE OUT flags...: without comments, which name the compiler, and with the header that old drivers take.
 once() {
   local source=$1 out=$folder/$2
-  $fixed "$nvcc" -std=c++20 -arch=sm_80 -ptx --expt-relaxed-constexpr -fmad=false -Isrc "${@:3}" "src/cuda/kernels/$source" -o "$out.all"
+  $fixed "$nvcc" -std=c++20 -arch=sm_80 -ptx --expt-relaxed-constexpr -fmad=false -Isrc "${@:3}" \
+    "src/cuda/kernels/$source" -o "$out.all"
   sed -e '/^\/\//d' -e '/^$/d' -e '/^\s*\.pragma/d' -e "s/^\.version .*/.version $version/" "$out.all" > "$out"
   rm "$out.all"
 }
-# The same until it gives what is expected: the archive's file when it is checked, and, where memory moves, what the time
-# before gave when it is made.
+# The same until it gives what is expected: the archive's file when it is checked, and, where memory moves, what the
+# time before gave when it is made.
 compile() {
   local try
   for try in 1 2 3 4; do
@@ -87,7 +88,8 @@ if [ "${1:-}" = --check ]; then
   have=$folder/have
   if cmp -s "$have/compiler" "$folder/compiler"; then
     for file in "$folder"/*.ptx; do
-      cmp -s "$file" "$have/$(basename "$file")" || { echo "$(basename "$file") is not what the sources give: make kernels"; exit 1; }
+      cmp -s "$file" "$have/$(basename "$file")" ||
+        { echo "$(basename "$file") is not what the sources give: make kernels"; exit 1; }
     done
     echo "$(ls "$have" | grep -c 'ptx$') modules compared with the sources"
   else
@@ -102,5 +104,7 @@ if [ "${1:-}" = --check ]; then
   exit
 fi
 
-(cd "$folder" && tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -- *.ptx compiler sources.sha256) | xz --lzma2=preset=9e,lc=4,pb=0 > "$archive"
+(cd "$folder" &&
+  tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -- *.ptx compiler sources.sha256) |
+  xz --lzma2=preset=9e,lc=4,pb=0 > "$archive"
 echo "$archive: $(stat -c %s "$archive") bytes, $(ls "$folder" | grep -c 'ptx$') modules"

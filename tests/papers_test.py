@@ -129,7 +129,7 @@ def test_papers_name_what_the_code_has(paper):
     assert sorted(named - known - examples) == []
 
 
-# Where lines may be over 120 columns, and why: data, texts of others, and what a digest covers.
+# Where lines may be over 120 columns, and why: data and texts of others.
 LONG = {
     "docs/": "prose and tables of figures, which a browser wraps",
     "fuzz/corpus/": "inputs, to the byte",
@@ -137,11 +137,6 @@ LONG = {
     "demo/tiny-deepseekv3/": "a checkpoint: JSON that programs wrote",
     "demo/stories.txt": "text to measure with: a paragraph is a line",
     "demo/style_pirate.jsonl": "rows of a dataset: each is a line",
-    # The archive of GPU kernels has a digest of these sources: a wrapped line is made again with nvcc (make kernels).
-    "src/cuda/kernels/": "under the digest of src/cuda/kernels.tar.xz",
-    "src/cuda/gpu.h": "under the digest of src/cuda/kernels.tar.xz",
-    "src/formats/kv_type.h": "under the digest of src/cuda/kernels.tar.xz",
-    "scripts/kernels.sh": "under the digest of src/cuda/kernels.tar.xz",
 }
 
 

@@ -4,8 +4,8 @@
 // and a missing barrier shows.
 //
 // A kernel is   KT_KERNEL(name, Args, args, most) { ... }   with one struct of plain members as its argument and
-// blocks of at most `most` threads; KT_KERNEL_BESIDE(..., most, blocks) takes so few registers that as many blocks run side
-// by side on a multiprocessor. Blocks are rows of threads, grids have two dimensions. A warp is 32 neighbouring
+// blocks of at most `most` threads; KT_KERNEL_BESIDE(..., most, blocks) takes so few registers that as many blocks run
+// side by side on a multiprocessor. Blocks are rows of threads, grids have two dimensions. A warp is 32 neighbouring
 // threads; all of them take part in a shuffle. Multiply-adds are fused where `fma` says so and nowhere else.
 #pragma once
 #include <cstdint>
@@ -120,8 +120,9 @@ KT_GPU void store8(void* to, const Words2& from) {
   *static_cast<uint2*>(to) = make_uint2(from.word[0], from.word[1]);
 }
 
-// 16 bytes of device memory to the block's own, both at multiples of 16, on their way while the thread goes on. Copies that a
-// thread began since its last `end_copies` are a group; `await_copies<n>` waits until at most its n newest groups are under way.
+// 16 bytes of device memory to the block's own, both at multiples of 16, on their way while the thread goes on. Copies
+// that a thread began since its last `end_copies` are a group; `await_copies<n>` waits until at most its n newest
+// groups are under way.
 KT_GPU void copy16(void* shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
@@ -140,9 +141,9 @@ KT_GPU uint32_t bf16_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
 }
-// sums [16, 8] += a [16, 16] b [8, 16]^T of bf16, by a whole warp. Of lane 4 i + j, a.word: columns 2 j and 2 j + 1 of row i,
-// of row i + 8, then columns 8 further of both; b.word: columns 2 j and 2 j + 1 of row i, then 8 further; sums: rows i, i, i + 8,
-// i + 8 and columns 2 j, 2 j + 1, 2 j, 2 j + 1.
+// sums [16, 8] += a [16, 16] b [8, 16]^T of bf16, by a whole warp. Of lane 4 i + j, a.word: columns 2 j and 2 j + 1 of
+// row i, of row i + 8, then columns 8 further of both; b.word: columns 2 j and 2 j + 1 of row i, then 8 further; sums:
+// rows i, i, i + 8, i + 8 and columns 2 j, 2 j + 1, 2 j, 2 j + 1.
 KT_GPU void multiply_add(float (&sums)[4], const Words& a, const Words2& b) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

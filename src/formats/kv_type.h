@@ -1,5 +1,5 @@
-// What cached keys and values are: numbers of one type in blocks of 64 tokens. How a block is ordered is the business of
-// those who read it (kernels/attention.h on a CPU, cuda/kernels on a GPU).
+// What cached keys and values are: numbers of one type in blocks of 64 tokens. How a block is ordered is the business
+// of those who read it (kernels/attention.h on a CPU, cuda/kernels on a GPU).
 #pragma once
 #include <cstdint>
 

@@ -5,17 +5,21 @@
 // row block is one forward stream of bytes. Codes come in chunks of 64 columns; K is padded to chunks with
 // zero codes, which meet activations that are zero there. Padding rows have zero scales.
 //
-// Inside a chunk, columns are taken in steps. A step holds `step_k` consecutive columns of each of the 16
-// rows:        byte(row, k) = (k / step_k) * 16 * step_bytes + row * step_bytes + (k % step_k) * code bytes
+// Inside a chunk, columns are taken in steps. A step holds `step_k` consecutive columns of each of the 16 rows:
+//
+//   byte(row, k) = (k / step_k) * 16 * step_bytes + row * step_bytes + (k % step_k) * code bytes
+//
 // With integer and bf16 codes a step is `Fragment::step_bytes` wide, the width the CPU's dot products take
 // (16 rows x 4 bytes: VNNI and the AMX B tile; 8 x (2 rows x 8 bytes): SMMLA). The other float codes have
 // steps of one column, so that 16 rows widen side by side.
-// E4M3 codes on 4-byte fragments have steps of 4 columns as well, in pairs of columns: every 16 bytes are
-// columns 0 and 1 of 4 rows, then columns 2 and 3 of the same:      byte in step = row / 4 * 16 + k / 2 % 2 *
-// 8 + row % 4 * 2 + k % 2 so that interleaving two look-ups of a step (low and high bytes) within 16 bytes
-// gives two steps of bf16 codes. Codes of fewer than 8 bits are split into planes of 4, 2 and 1 bits; in a
-// plane of b bits, 8/b consecutive steps share their bytes, the earlier step in the lower bits: expanding is
-// a shift and a mask.
+// E4M3 codes on 4-byte fragments have steps of 4 columns as well, in pairs of columns: every 16 bytes are columns 0 and
+// 1 of 4 rows, then columns 2 and 3 of the same:
+//
+//   byte in step = row / 4 * 16 + k / 2 % 2 * 8 + row % 4 * 2 + k % 2
+//
+// so that interleaving two look-ups of a step (low and high bytes) within 16 bytes gives two steps of bf16 codes. Codes
+// of fewer than 8 bits are split into planes of 4, 2 and 1 bits; in a plane of b bits, 8/b consecutive steps share
+// their bytes, the earlier step in the lower bits: expanding is a shift and a mask.
 // Codes of a grid are what checkpoints store, an index for several columns: a chunk is [low bytes of the indices][their
 // high bits][a sign bit for each column], whose order grid_low, grid_high and grid_sign give: the indices of four
 // groups of columns stand 4 rows by 4 groups in 16 bytes, and the signs in the order of a step's bytes.

@@ -60,8 +60,8 @@ inline constexpr int kFewThreads = 256;
 // For many rows: of x and of the matrix in a block.
 inline constexpr int kManyThreads = 128, kTileRows = 128, kTileColumns = 128;
 
-// to[i] = from[i] in bf16, with zeros from `width` to to_width, a multiple of 8, and in all rows from `rows` on. With an order
-// of pairs to[i] = from[order[i] / top_k], and zeros in the rows that a last tile has too many.
+// to[i] = from[i] in bf16, with zeros from `width` to to_width, a multiple of 8, and in all rows from `rows` on. With
+// an order of pairs to[i] = from[order[i] / top_k], and zeros in the rows that a last tile has too many.
 struct RoundRowsArgs {
   const float* from = nullptr;
   int64_t from_stride = 0;
@@ -86,8 +86,8 @@ constexpr uint32_t exchange_word(uint32_t number, int layer) {
   return number << kLayerBits | static_cast<uint32_t>(layer + 1);
 }
 
-// Rows for the host's experts to page-locked memory, then the word. Pairs of hot experts are not theirs; where no pair is
-// left for them the word is not set.
+// Rows for the host's experts to page-locked memory, then the word. Pairs of hot experts are not theirs; where no pair
+// is left for them the word is not set.
 struct PostRowsArgs {
   const StepWords* step = nullptr;
   int layer = 0;
@@ -245,8 +245,8 @@ inline constexpr int kAttendGroups = 64;  // of a row's pages at most
 
 // On matrix units, operands in bf16.
 struct AttendMatrixArgs {
-  // Here groups are 1 or more. Of more, blocks write parts [tokens, heads, groups, dv_pad] and stats [tokens, heads, groups, 2]
-  // for kt_attend_sum; of one, what a row gets.
+  // Here groups are 1 or more. Of more, blocks write parts [tokens, heads, groups, dv_pad] and stats [tokens, heads,
+  // groups, 2] for kt_attend_sum; of one, what a row gets.
   AttendRowsArgs rows;
   int first = 0;  // of the step's rows
   int whole = 0;  // all pages that a row sees are one group
@@ -279,16 +279,16 @@ struct RouteArgs {
   const int32_t* positions = nullptr;
 };
 
-// Which copy of an expert the pairs of a step go to: pair p is token p / top_k. Read by kernels alone; the same launches serve
-// any choice.
+// Which copy of an expert the pairs of a step go to: pair p is token p / top_k. Read by kernels alone; the same
+// launches serve any choice.
 struct ChosenExperts {
   const int32_t* ids = nullptr;    // [tokens, top_k]; none of the layer's: no pair
   const int32_t* slots = nullptr;  // [experts], of the copy; negative: there is none here
   int experts = 0, top_k = 0;
 };
 
-// mid[pair] = f(gate(x[token]), up(x[token])) of one node's piece of the experts. Gate and up of one format in one launch;
-// of two formats gate first, whose sums wait in mid, then up.
+// mid[pair] = f(gate(x[token]), up(x[token])) of one node's piece of the experts. Gate and up of one format in one
+// launch; of two formats gate first, whose sums wait in mid, then up.
 struct ExpertsInArgs {
   ChosenExperts chosen;
   enum : int { kBoth, kGate, kUp };

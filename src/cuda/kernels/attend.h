@@ -1,9 +1,10 @@
-// Attention on matrix units: what its kernels share. Queries times the root of their scale are operand A of scores, weights of
-// keys operand A of values, both in bf16; cached keys and values are operand B as they lie in memory, widened to bf16 where they
-// are int8. Sums are f32. Scores are logarithms to base 2.
+// Attention on matrix units: what its kernels share. Queries times the root of their scale are operand A of scores,
+// weights of keys operand A of values, both in bf16; cached keys and values are operand B as they lie in memory,
+// widened to bf16 where they are int8. Sums are f32. Scores are logarithms to base 2.
 //
-// Which columns an instruction adds up, and in which order it gives them, is free as long as both sides agree: so a lane takes
-// 16 neighbouring bytes of a key. Scores come as the operand that values want: lane 4 i + j has rows i and i + 8.
+// Which columns an instruction adds up, and in which order it gives them, is free as long as both sides agree: so a
+// lane takes 16 neighbouring bytes of a key. Scores come as the operand that values want: lane 4 i + j has rows i and i
+// + 8.
 #pragma once
 #include "cuda/kernels/seen.h"
 

@@ -38,7 +38,8 @@ KT_GPU float scale_of(const uint8_t* block, int padded, int slot) {
 constexpr int kWarps = kAttendThreads / gpu::kWarp, kKeyLanes = 8;
 constexpr int kOfWarp = kKvBlock / kWarps;           // keys of a page
 
-// What fits a thread's registers: so many heads, and of their values the columns of its number and every 128th behind it.
+// What fits a thread's registers: so many heads, and of their values the columns of its number and every 128th behind
+// it.
 template <KvType kKind, int kNumber, int kColumns>
 struct Form {
   static constexpr KvType kType = kKind;
@@ -70,8 +71,8 @@ KT_GPU void load_queries(const AttendRowsArgs& args, const Seen& seen, int heads
   gpu::barrier();
 }
 
-// Scores of a page's keys, [kKvBlock, heads]; those that are not seen get the least. 8 lanes take 4 columns each of a key, and
-// all keys of the warp at once.
+// Scores of a page's keys, [kKvBlock, heads]; those that are not seen get the least. 8 lanes take 4 columns each of a
+// key, and all keys of the warp at once.
 template <typename F>
 KT_GPU void score_page(const CachePlane& plane, const Seen& seen, const uint8_t* keys, int first,
                        const AttendShared& shared) {
@@ -140,8 +141,8 @@ KT_GPU void weigh_page(const uint8_t* values, int value_stride, const AttendShar
   gpu::barrier();
 }
 
-// 128 columns of the values from `begin` on, times weights: [kWarps, heads, 128]. Keys that are not seen have weights of 0, but
-// their values are nobody's.
+// 128 columns of the values from `begin` on, times weights: [kWarps, heads, 128]. Keys that are not seen have weights
+// of 0, but their values are nobody's.
 template <typename F>
 KT_GPU void multiply_values(const uint8_t* values, int value_stride, int begin, int from, int to,
                             const AttendShared& shared) {
@@ -206,7 +207,8 @@ KT_GPU void add_page(const AttendRowsArgs& args, const Seen& seen, int page_numb
   const int value_stride = plane.shared ? plane.d_pad : plane.dv_pad;
   const uint8_t* const page = page_of(plane, args.places, seen.token, first);
   const uint8_t* const keys = page + kv_head * plane.key_bytes;
-  const uint8_t* const values = plane.shared ? keys : page + plane.heads * plane.key_bytes + kv_head * plane.value_bytes;
+  const uint8_t* const values =
+      plane.shared ? keys : page + plane.heads * plane.key_bytes + kv_head * plane.value_bytes;
   score_page<F>(plane, seen, keys, first, shared);
   weigh_page<F>(values, value_stride, shared);
   float fresh[F::kHeads];
@@ -238,7 +240,8 @@ KT_GPU void clear(Gathered<F>& all) {
 
 // Group `group` of the pages that a row sees.
 template <typename F>
-KT_GPU void gather(const AttendRowsArgs& args, const Seen& seen, int group, Gathered<F>& all, const AttendShared& shared) {
+KT_GPU void gather(const AttendRowsArgs& args, const Seen& seen, int group, Gathered<F>& all,
+                   const AttendShared& shared) {
   clear(all);
   const int begin = group * seen.group, end = begin + seen.group < seen.pages ? begin + seen.group : seen.pages;
   for (int page = begin; page < end; ++page) add_page<F>(args, seen, seen.first_page + page, all, shared);

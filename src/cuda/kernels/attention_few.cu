@@ -1,7 +1,7 @@
-// Attention of one or a few tokens, each over pages of its own, on matrix units (attend.h): heads that share keys are the rows of
-// an operand. A block takes a group of pages; each of its four warps has 16 keys of every page to itself, straight from device
-// memory to registers, so that nothing is read twice and nobody waits for another before the end. While a warp multiplies, its
-// next keys and values are under way.
+// Attention of one or a few tokens, each over pages of its own, on matrix units (attend.h): heads that share keys are
+// the rows of an operand. A block takes a group of pages; each of its four warps has 16 keys of every page to itself,
+// straight from device memory to registers, so that nothing is read twice and nobody waits for another before the end.
+// While a warp multiplies, its next keys and values are under way.
 #include "cuda/kernels/attend.h"
 
 namespace kt::inline cuda {
@@ -9,8 +9,8 @@ namespace kt::inline cuda {
 constexpr int kFewWarps = 4, kTileKeys = kKvBlock / kFewWarps;
 constexpr int kJoinColumns = 128, kJoinStride = kJoinColumns + 4;  // of what warps gathered, at once
 
-// Keys and values of at most so many columns, of which kPart are in registers at once; where that is all, they are loaded a page
-// ahead.
+// Keys and values of at most so many columns, of which kPart are in registers at once; where that is all, they are
+// loaded a page ahead.
 constexpr int kPart = 128;
 template <KvType kKind, int kColumns>
 struct FewForm {
@@ -21,7 +21,8 @@ struct FewForm {
   static constexpr bool kAhead = kColumns == kPart;
 };
 
-// A warp's keys of a page as they are stored: two groups of 8, of each a key for four lanes; scales of keys 2 j, 2 j + 1, 8 further.
+// A warp's keys of a page as they are stored: two groups of 8, of each a key for four lanes; scales of keys 2 j, 2 j +
+// 1, 8 further.
 template <typename F>
 struct FewKeys {
   gpu::Words of[2][F::kKeyWords];
@@ -139,8 +140,8 @@ KT_GPU void add_values(const float (&weights)[2][4], const FewValues<F>& values,
       p[n][e] = weights[n][e];
       if constexpr (F::kType == KvType::kS8) p[n][e] *= values.scales[n * 2 + e % 2];
     }
-  const gpu::Words a{{gpu::bf16_pair(p[0][0], p[0][1]), gpu::bf16_pair(p[0][2], p[0][3]), gpu::bf16_pair(p[1][0], p[1][1]),
-                      gpu::bf16_pair(p[1][2], p[1][3])}};
+  const gpu::Words a{{gpu::bf16_pair(p[0][0], p[0][1]), gpu::bf16_pair(p[0][2], p[0][3]),
+                      gpu::bf16_pair(p[1][0], p[1][1]), gpu::bf16_pair(p[1][2], p[1][3])}};
   KT_UNROLL(4)
   for (int c = 0; c < F::kValueWords; ++c) {
     if (kFirst + c * 8 * F::kLane >= columns) continue;
@@ -176,8 +177,9 @@ KT_GPU void load_few_queries(const AttendRowsArgs& args, const Seen& seen, gpu::
 
 // What the four warps gathered, in their order, a few columns of it at a time; then where it belongs.
 template <typename F, int kFirst>
-KT_GPU void join_warps(const AttendMatrixArgs& args, const AttendPlace& place, const float (&own)[F::kTiles][4], float* memory,
-                       const float* tops, const float* sums) {
+KT_GPU void join_warps(const AttendMatrixArgs& args, const AttendPlace& place,
+                       const float (&own)[F::kTiles][4], float* memory, const float* tops,
+                       const float* sums) {
   const int warp = gpu::thread() / gpu::kWarp, lane = gpu::thread() % gpu::kWarp, i = lane / 4, j = lane % 4;
   constexpr int kWords = kJoinColumns / (8 * F::kLane);
   gpu::barrier();
@@ -287,8 +289,8 @@ KT_ATTEND_FEW(kt_attend_few_int8, KvType::kS8, kFewColumns, 3)
 KT_ATTEND_FEW(kt_attend_few_wide_bf16, KvType::kBf16, kFewWideColumns, 2)
 KT_ATTEND_FEW(kt_attend_few_wide_int8, KvType::kS8, kFewWideColumns, 2)
 
-// Blocks [heads * parts of kAttendSumColumns columns, tokens]: what the groups gave. Warps take every eighth group, all of them
-// under way at once, and are added up in their order.
+// Blocks [heads * parts of kAttendSumColumns columns, tokens]: what the groups gave. Warps take every eighth group, all
+// of them under way at once, and are added up in their order.
 constexpr int kSumWarps = kAttendSumThreads / gpu::kWarp, kOfSumWarp = kAttendGroups / kSumWarps;
 
 KT_KERNEL(kt_attend_sum, AttendMatrixArgs, args, kAttendSumThreads) {

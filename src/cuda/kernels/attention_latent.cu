@@ -1,7 +1,8 @@
-// Attention of heads that all read the same latent vectors, whose first columns are the values too (MLA), on matrix units
-// (attend.h). A block of four warps takes 32 heads and a group of pages, 16 keys at a time from the block's memory. A warp has 128
-// columns of values to itself, for all heads, and of the scores it adds up the same columns and a quarter of those behind the
-// values: its share of the queries stays in registers. The shares are summed up in memory, where a warp makes weights of 8 heads.
+// Attention of heads that all read the same latent vectors, whose first columns are the values too (MLA), on matrix
+// units (attend.h). A block of four warps takes 32 heads and a group of pages, 16 keys at a time from the block's
+// memory. A warp has 128 columns of values to itself, for all heads, and of the scores it adds up the same columns and
+// a quarter of those behind the values: its share of the queries stays in registers. The shares are summed up in
+// memory, where a warp makes weights of 8 heads.
 #include "cuda/kernels/attend.h"
 
 namespace kt::inline cuda {
@@ -23,8 +24,8 @@ struct LatentShared {
   float* old;          // [heads]
 };
 
-// Where Words `word` of a key stand: turned so that lanes read different banks, those with neighbouring keys and neighbouring Words
-// for scores as well as those with every second key for values.
+// Where Words `word` of a key stand: turned so that lanes read different banks, those with neighbouring keys and
+// neighbouring Words for scores as well as those with every second key for values.
 KT_GPU int key_word(int key, int word) { return key * kKeyRow + (word ^ ((key & 6) ^ (key & 1) << 2)); }
 
 // Which keys a block takes, in tiles: those that its row sees of a group.
@@ -48,7 +49,8 @@ struct LatentTiles {
 template <KvType kType>
 KT_GPU void copy_keys(const LatentTiles& tiles, int tile, const LatentShared& shared) {
   constexpr int kWords = kType == KvType::kBf16 ? kKeyRow : kCodeRow;
-  const int thread = gpu::thread_again(), key = thread / 8, first = thread % 8, words = tiles.args.plane.d_pad / kRun<kType>;
+  const int thread = gpu::thread_again(), key = thread / 8, first = thread % 8,
+            words = tiles.args.plane.d_pad / kRun<kType>;
   const bool there = tiles.sees(tile, key);
   const uint8_t* const row = tiles.page(tile) + (tiles.slot(tile) + key) * words * static_cast<int>(sizeof(gpu::Words));
   gpu::Words* const to = kType == KvType::kBf16 ? shared.tiles + tile % 2 * kLatentKeys * kKeyRow
@@ -193,7 +195,8 @@ KT_GPU void weigh_tile(const LatentTiles& tiles, int tile, const FourScales& sca
 constexpr int kOwnTiles = kOwnColumns / 8;
 KT_GPU void add_tile(const CachePlane& plane, const gpu::Words* tile, const LatentShared& shared,
                      float (&own)[kBoth][kOwnTiles][4]) {
-  const int thread = gpu::thread_again(), warp = thread / gpu::kWarp, lane = thread % gpu::kWarp, i = lane / 4, j = lane % 4;
+  const int thread = gpu::thread_again(), warp = thread / gpu::kWarp, lane = thread % gpu::kWarp,
+            i = lane / 4, j = lane % 4;
   gpu::Words weights[kBoth];
   KT_UNROLL(2)
   for (int b = 0; b < kBoth; ++b) {
@@ -221,8 +224,8 @@ KT_GPU void add_tile(const CachePlane& plane, const gpu::Words* tile, const Late
 }
 
 // What was gathered, a lane's columns of its four heads. `tops` and `sums` are [heads].
-KT_GPU void store_latent(const AttendMatrixArgs& args, const AttendPlace& place, const float (&own)[kBoth][kOwnTiles][4],
-                         const float* tops, const float* sums) {
+KT_GPU void store_latent(const AttendMatrixArgs& args, const AttendPlace& place,
+                         const float (&own)[kBoth][kOwnTiles][4], const float* tops, const float* sums) {
   const int thread = gpu::thread_again(), warp = thread / gpu::kWarp, i = thread % gpu::kWarp / 4, j = thread % 4;
   KT_UNROLL(4)
   for (int r = 0; r < 2 * kBoth; ++r) {

@@ -1,6 +1,6 @@
-// Attention of many tokens of one sequence on matrix units (attend.h). A block of four warps takes 64 rows, neighbouring tokens times
-// the heads that share keys, and goes over the pages that they see: keys and values of a page stand in the block's memory, each
-// copied while the other is multiplied. A warp has 16 rows to itself.
+// Attention of many tokens of one sequence on matrix units (attend.h). A block of four warps takes 64 rows,
+// neighbouring tokens times the heads that share keys, and goes over the pages that they see: keys and values of a page
+// stand in the block's memory, each copied while the other is multiplied. A warp has 16 rows to itself.
 #include "cuda/kernels/attend.h"
 
 namespace kt::inline cuda {
@@ -11,8 +11,9 @@ constexpr int kPageTiles = kKvBlock / 8, kManyTiles = kFewColumns / 8;
 template <KvType kKind>
 struct ManyForm {
   static constexpr KvType kType = kKind;
-  static constexpr int kLane = kRun<kKind>;                                                          // columns of a lane's Words
-  static constexpr int kKeyWords = kFewColumns / (4 * kLane), kValueWords = kFewColumns / (8 * kLane);  // of a lane and a key
+  static constexpr int kLane = kRun<kKind>;  // columns of a lane's Words
+  static constexpr int kKeyWords = kFewColumns / (4 * kLane),
+                       kValueWords = kFewColumns / (8 * kLane);  // of a lane and a key
   static constexpr int kRow = kFewColumns / kLane;                                                   // Words of a key
 };
 
@@ -99,7 +100,8 @@ KT_GPU void scale_page(const uint8_t* block, int columns, const SeenKeys& sees, 
 }
 
 template <typename F>
-KT_GPU void add_page(const gpu::Words* values, const float (&p)[kPageTiles][4], int columns, float (&own)[kManyTiles][4]) {
+KT_GPU void add_page(const gpu::Words* values, const float (&p)[kPageTiles][4], int columns,
+                     float (&own)[kManyTiles][4]) {
   const int lane = gpu::thread_again() % gpu::kWarp;
   KT_UNROLL(4)
   for (int step = 0; step < kKvBlock / 16; ++step) {
@@ -122,7 +124,8 @@ KT_GPU void add_page(const gpu::Words* values, const float (&p)[kPageTiles][4], 
 
 // What rows i and i + 8 of a warp get.
 template <typename F>
-KT_GPU void store_rows(const AttendMatrixArgs& args, const ManyTokens& place, const float (&own)[kManyTiles][4], Running& all) {
+KT_GPU void store_rows(const AttendMatrixArgs& args, const ManyTokens& place,
+                       const float (&own)[kManyTiles][4], Running& all) {
   const AttendRowsArgs& rows = args.rows;
   const int thread = gpu::thread_again(), lane = thread % gpu::kWarp, j = lane % 4;
   KT_UNROLL(2)
@@ -147,8 +150,8 @@ KT_GPU void store_rows(const AttendMatrixArgs& args, const ManyTokens& place, co
 
 // The warp's rows of queries.
 template <typename F>
-KT_GPU void load_many_queries(const AttendRowsArgs& args, const ManyTokens& place, gpu::Words (&query)[kFewColumns / 16],
-                              SeenKeys (&sees)[2]) {
+KT_GPU void load_many_queries(const AttendRowsArgs& args, const ManyTokens& place,
+                              gpu::Words (&query)[kFewColumns / 16], SeenKeys (&sees)[2]) {
   const int lane = gpu::thread() % gpu::kWarp, first = gpu::thread() / gpu::kWarp * 16 + lane / 4, d = args.plane.d;
   const float* row[2];
   KT_UNROLL(2)
@@ -206,7 +209,9 @@ KT_GPU void attend_many(const AttendMatrixArgs& args, gpu::Words* keys, gpu::Wor
       block = memory + numbers[page + 1] * plane.page_bytes;
       copy_page<F>(block, plane.d_pad, seen_of(page + 1), keys);
     }
-    weigh(scores, {{sees[0].least - first, sees[0].most - first}, {sees[1].least - first, sees[1].most - first}}, all, old);
+    weigh(scores,
+          {{sees[0].least - first, sees[0].most - first}, {sees[1].least - first, sees[1].most - first}}, all,
+          old);
     if (old[0] != 1.0f || old[1] != 1.0f) {
       KT_UNROLL(16)
       for (int t = 0; t < kManyTiles; ++t)

@@ -1,5 +1,6 @@
 // KT_FOR_CODES(KERNELS): KERNELS(name, code, step) for the one code and step that nvcc compiles (KT_CODE_NAME, KT_CODE,
-// KT_STEP: scripts/kernels.sh), or for all of them. KT_FOR_ROUNDED_CODES: for all but f32, whose numbers bf16 would cut short.
+// KT_STEP: scripts/kernels.sh), or for all of them. KT_FOR_ROUNDED_CODES: for all but f32, whose numbers bf16 would cut
+// short.
 #pragma once
 
 #ifdef KT_CODE_NAME

@@ -1,7 +1,7 @@
-// Experts whose copies are on the GPU: gate and up with the activation behind them, then down with the weighted sum over a
-// token's pairs. Who goes where is read from ids on the device: grids depend on the number of tokens alone, and a block
-// whose pair has no copy here leaves at once. A result depends on nothing but its token and its pairs. Compiled for each
-// code and step as product.cu is.
+// Experts whose copies are on the GPU: gate and up with the activation behind them, then down with the weighted sum
+// over a token's pairs. Who goes where is read from ids on the device: grids depend on the number of tokens alone, and
+// a block whose pair has no copy here leaves at once. A result depends on nothing but its token and its pairs. Compiled
+// for each code and step as product.cu is.
 #include "cuda/kernels/chosen.h"
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/gate.h"
@@ -72,8 +72,8 @@ KT_GPU int list_pairs(const ChosenExperts& chosen, int token, int* found, int* p
   return count;
 }
 
-// Blocks [row blocks, tokens]. Pieces of all pairs, one behind the other, go to groups of four lanes in turns, so that all have
-// something to load whichever of a token's experts are here.
+// Blocks [row blocks, tokens]. Pieces of all pairs, one behind the other, go to groups of four lanes in turns, so that
+// all have something to load whichever of a token's experts are here.
 template <Code kCode, int kStep>
 KT_GPU void experts_out(const ExpertsOutArgs& args, float* warps, int* found, int* pairs, int* slots) {
   const PackedRows& w = args.weights;

@@ -1,6 +1,6 @@
-// Experts whose copies are on the GPU, as experts.cu has them, with operands in bf16: a pair's row of x on matrix units, which
-// takes codes as they arrive. One row of eight is alive there; what counts is that weights are read at the speed of memory.
-// A result depends on nothing but its token and its pairs.
+// Experts whose copies are on the GPU, as experts.cu has them, with operands in bf16: a pair's row of x on matrix
+// units, which takes codes as they arrive. One row of eight is alive there; what counts is that weights are read at the
+// speed of memory. A result depends on nothing but its token and its pairs.
 #include "cuda/kernels/chosen.h"
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/few.h"
@@ -46,7 +46,8 @@ KT_GPU void experts_few_in(const ExpertsInArgs& args, gpu::Words* memory) {
   float* const mid = args.mid + pair * args.width + column;
   const float first = sum_of_few_warps(warps, 0, count, mine);
   if (both)
-    *mid = gated(first + bias(args.gate_bias), sum_of_few_warps(warps, count, count, mine) + bias(args.up_bias), args.gate);
+    *mid = gated(first + bias(args.gate_bias),
+                 sum_of_few_warps(warps, count, count, mine) + bias(args.up_bias), args.gate);
   else
     *mid = args.part == ExpertsInArgs::kGate ? first + bias(args.gate_bias)
                                              : gated(*mid, first + bias(args.up_bias), args.gate);

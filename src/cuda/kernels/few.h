@@ -1,4 +1,5 @@
-// A warp's share of products of few rows: pieces of columns, copied ahead of their turn and multiplied as operands.h says.
+// A warp's share of products of few rows: pieces of columns, copied ahead of their turn and multiplied as operands.h
+// says.
 #pragma once
 #include "cuda/kernels/operands.h"
 
@@ -36,8 +37,8 @@ struct FewInput {
     }
     aligned = (reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>((stride | apart) * 4)) % 16 == 0;
   }
-  // The lane's columns of a span of the piece from column `first` on, as they lie: on their way while the span before is
-  // multiplied.
+  // The lane's columns of a span of the piece from column `first` on, as they lie: on their way while the span before
+  // is multiplied.
   KT_GPU void load(int64_t further, int first, int span,
                    FourNumbers (&to)[kGroups][kSpanParts<kCode>]) const {
     constexpr int kParts = kSpanParts<kCode>;
@@ -58,8 +59,8 @@ struct FewInput {
   }
 };
 
-// Which pieces a warp takes: every `step`th of one matrix. Other walks (experts_few.cu) go through several, whose weights and
-// rows of x stand further on.
+// Which pieces a warp takes: every `step`th of one matrix. Other walks (experts_few.cu) go through several, whose
+// weights and rows of x stand further on.
 struct OneMatrix {
   int piece, pieces, step;
 
@@ -89,7 +90,8 @@ KT_GPU void spread_nans(uint32_t (&nans)[kBlocks][2], float (&sums)[kBlocks][kGr
   }
 }
 
-// sums[block][group] += the walk's pieces, of x times walk.times(): rows 2 i and 2 i + 1 of row blocks, rows 2 j and 2 j + 1 of x.
+// sums[block][group] += the walk's pieces, of x times walk.times(): rows 2 i and 2 i + 1 of row blocks, rows 2 j and 2
+// j + 1 of x.
 template <Code kCode, int kStep, int kBlocks, int kGroups, typename Walk>
 KT_GPU void sum_pieces(const PackedRows& w, const PieceCopies<kCode, kBlocks>& copies,
                        const FewInput<kCode, kStep, kGroups>& input, const Walk& walk, gpu::Words* stages,

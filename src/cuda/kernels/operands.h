@@ -1,17 +1,18 @@
-// Packed codes (formats/layout.h) as operands of matrix instructions: a warp multiplies 16 rows of the matrix with 8 rows of
-// x, 16 columns at a time, from codes that it copied to its part of the block's memory.
+// Packed codes (formats/layout.h) as operands of matrix instructions: a warp multiplies 16 rows of the matrix with 8
+// rows of x, 16 columns at a time, from codes that it copied to its part of the block's memory.
 //
-// Codes become bf16 exactly, and scales, which bf16 would cut short, meet the sums of their span in f32. Which rows and columns
-// stand where in an instruction is free as long as both sides agree: lane 4 i + j has rows 2 i and 2 i + 1 of a row block and
-// four neighbouring columns, of which the pairs of an operand are the first and third, then the second and fourth (bf16:
-// as they lie). Codes without a sign are multiplied as 128 + code, a mask and an or: sums then begin at -(128 + bias) times
-// the sum of x, which a further instruction gives for all row blocks, and for mins.
+// Codes become bf16 exactly, and scales, which bf16 would cut short, meet the sums of their span in f32. Which rows and
+// columns stand where in an instruction is free as long as both sides agree: lane 4 i + j has rows 2 i and 2 i + 1 of a
+// row block and four neighbouring columns, of which the pairs of an operand are the first and third, then the second
+// and fourth (bf16: as they lie). Codes without a sign are multiplied as 128 + code, a mask and an or: sums then begin
+// at -(128 + bias) times the sum of x, which a further instruction gives for all row blocks, and for mins.
 #pragma once
 #include "cuda/kernels/packed.h"
 
 namespace kt::inline cuda {
 
-// Columns that are copied at once, of the codes and of what a header has for them. A whole chunk where planes are separate.
+// Columns that are copied at once, of the codes and of what a header has for them. A whole chunk where planes are
+// separate.
 template <Code kCode>
 constexpr int kPieceColumns = code_bits(kCode) == 16  ? 16
                               : code_bits(kCode) == 8 ? 32
@@ -60,8 +61,8 @@ struct PieceUnits {
 
 KT_GPU uint32_t lane_of() { return static_cast<uint32_t>(gpu::thread()) % gpu::kWarp; }
 
-// What a lane copies of pieces of kBlocks row blocks, each to [blocks][codes, factors]: 16 bytes at a time. Of a header it takes
-// [scales][mins][supers][super mins]; where they stand is found once.
+// What a lane copies of pieces of kBlocks row blocks, each to [blocks][codes, factors]: 16 bytes at a time. Of a header
+// it takes [scales][mins][supers][super mins]; where they stand is found once.
 template <Code kCode, int kBlocks>
 struct PieceCopies {
   using U = PieceUnits<kCode>;
@@ -135,8 +136,8 @@ struct PieceCopies {
   }
 };
 
-// Whether a lane's columns of 32 are 4 j to 4 j + 3 of each 16, or 8 j to 8 j + 7: as few words as the packing allows, and no
-// instruction across two spans.
+// Whether a lane's columns of 32 are 4 j to 4 j + 3 of each 16, or 8 j to 8 j + 7: as few words as the packing allows,
+// and no instruction across two spans.
 template <Code kCode, int kStep>
 constexpr bool kFours =
     !(kCode == Code::kU4 || kCode == Code::kU5 || kCode == Code::kIq4 || (kCode == Code::kI8 && kStep == 8));
@@ -150,7 +151,8 @@ KT_GPU uint32_t first_column(int t, uint32_t j) {
 
 KT_GPU uint32_t word_at(const uint8_t* from) { return *reinterpret_cast<const uint32_t*>(from); }
 
-// Of a plane, rows 2 i and 2 i + 1, four columns from `column` on: each in the low bits of its byte, with what else is there.
+// Of a plane, rows 2 i and 2 i + 1, four columns from `column` on: each in the low bits of its byte, with what else is
+// there.
 template <int kBits, int kStep>
 KT_GPU gpu::Words2 plane_bytes(const uint8_t* plane, uint32_t i, uint32_t column) {
   constexpr uint32_t kSharing = 8 / kBits;
@@ -174,16 +176,16 @@ constexpr uint32_t kOver128 = 0x43004300u;  // two bf16: 128, and below its last
 KT_GPU RowOperand unsigned_operand(uint32_t bytes, uint32_t mask) {
   return {{(bytes & mask) | kOver128, (bytes >> 8 & mask) | kOver128}};
 }
-// Two's complement where `zero` is kOver128, and with 128 added where it is that and 128: 128 + the lower seven bits, less
-// 128 or 256.
+// Two's complement where `zero` is kOver128, and with 128 added where it is that and 128: 128 + the lower seven bits,
+// less 128 or 256.
 KT_GPU RowOperand signed_operand(uint32_t bytes, uint32_t zero) {
   constexpr uint32_t kLess = 0xBF80BF80u;
   const uint32_t other = bytes >> 8;
   return {{gpu::fma_bf16((bytes & 0x00800080u) ^ zero, kLess, (bytes & 0x007F007Fu) | kOver128),
            gpu::fma_bf16((other & 0x00800080u) ^ zero, kLess, (other & 0x007F007Fu) | kOver128)}};
 }
-// A bf16's bits of a float code in the high bits of each half, sign first, then `kBits` of a smaller exponent's; 2^kUp is what
-// the exponents differ by.
+// A bf16's bits of a float code in the high bits of each half, sign first, then `kBits` of a smaller exponent's; 2^kUp
+// is what the exponents differ by.
 template <int kBits, uint32_t kUp>
 KT_GPU uint32_t float_operand(uint32_t halves) {
   constexpr uint32_t kRest = ((1u << kBits) - 1) * 0x00010001u;
@@ -341,8 +343,8 @@ struct OperandSpec {
         super_mins(supers + kBlockRows * 2) {}
 };
 
-// Scales, and mins over 128 + bias, of span `span` of a piece, rows 2 i and 2 i + 1 of each row block: what kind they are of is
-// asked once for all.
+// Scales, and mins over 128 + bias, of span `span` of a piece, rows 2 i and 2 i + 1 of each row block: what kind they
+// are of is asked once for all.
 template <Code kCode, int kBlocks>
 struct SpanFactors {
   const OperandSpec& spec;
@@ -429,7 +431,8 @@ KT_GPU void span_operands(const OperandSpec& spec, const uint8_t* codes, int spa
   }
 }
 
-// sums[block][group] += columns [16 kSpanParts span, ...) of a piece, 16 rows of each row block by 8 of x of each group.
+// sums[block][group] += columns [16 kSpanParts span, ...) of a piece, 16 rows of each row block by 8 of x of each
+// group.
 template <Code kCode, int kStep, int kBlocks, int kGroups>
 KT_GPU void multiply_span(const OperandSpec& spec, const gpu::Words* piece, int span,
                           const gpu::Words2 (&x)[kGroups][kSpanParts<kCode>],

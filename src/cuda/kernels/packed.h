@@ -1,9 +1,9 @@
-// How kernels read packed weights (formats/layout.h): codes of every kind, from steps of 4 and of 8 bytes, with scales and
-// mins as the header of each record says.
+// How kernels read packed weights (formats/layout.h): codes of every kind, from steps of 4 and of 8 bytes, with scales
+// and mins as the header of each record says.
 //
-// A lane takes 4 rows of a row block and a piece of 16 or 32 columns, which it loads before it multiplies the first number:
-// rows of a block are neighbours in memory, so loads are of 16 bytes, four lanes' are 64 bytes and a number of x serves four
-// rows; and no choice between kinds of scales stands between two loads.
+// A lane takes 4 rows of a row block and a piece of 16 or 32 columns, which it loads before it multiplies the first
+// number: rows of a block are neighbours in memory, so loads are of 16 bytes, four lanes' are 64 bytes and a number of
+// x serves four rows; and no choice between kinds of scales stands between two loads.
 #pragma once
 #include "cuda/gpu.h"
 #include "cuda/kernels/args.h"
@@ -40,8 +40,8 @@ KT_GPU uint16_t half_at(const uint8_t* from) { return *reinterpret_cast<const ui
 
 inline constexpr int kLaneRows = 4, kRowLanes = kBlockRows / kLaneRows;
 
-// How many columns a lane loads at once, kMost or fewer, and words of a row for them: integers and bf16 in planes, of which the
-// higher has at least a step's words; the others by columns.
+// How many columns a lane loads at once, kMost or fewer, and words of a row for them: integers and bf16 in planes, of
+// which the higher has at least a step's words; the others by columns.
 template <Code kCode, int kStep, int kMost = 32>
 struct CodeReading {
   static constexpr bool kPlanes = is_integer(kCode) || kCode == Code::kBf16;
@@ -116,8 +116,8 @@ KT_GPU LoadedCodes<kCode, kStep, kMost> load_codes(const uint8_t* chunk, int row
   return out;
 }
 
-// Columns [k0 + k, k0 + k + 4) of a row in a plane of at most 8 bits, k a multiple of 4 and k0 the first that was loaded: each in
-// the low bits of its byte.
+// Columns [k0 + k, k0 + k + 4) of a row in a plane of at most 8 bits, k a multiple of 4 and k0 the first that was
+// loaded: each in the low bits of its byte.
 template <int kBits, int kStep, int kColumns>
 KT_GPU uint32_t bytes_of_plane(const uint32_t* words, int k0, int k) {
   constexpr int kSharing = 8 / kBits;
@@ -134,20 +134,21 @@ struct FourNumbers {
   float x[4];
 };
 
-// Codes without a sign become 1 + code / 2^bits: their bits are put below the exponent of one. Bytes with a sign, 128 added,
-// become 2^23 + byte. Both exactly, and cheaper than a conversion.
+// Codes without a sign become 1 + code / 2^bits: their bits are put below the exponent of one. Bytes with a sign, 128
+// added, become 2^23 + byte. Both exactly, and cheaper than a conversion.
 template <Code kCode>
 constexpr bool kUnsigned = is_integer(kCode) && kCode != Code::kI8 && kCode != Code::kIq4;
 
-// What governs 16 columns of a row: value = number * scale + offset. Of codes without a sign, scale is the format's times
-// 2^bits, and offset - ((2^bits + bias) * scale + min): exact before the min where scales have 16 bits (24 and more have room
-// for 2^bits + bias), and to 2^-24 of it with scales in f32. The other numbers have no offset but a base, of all columns.
+// What governs 16 columns of a row: value = number * scale + offset. Of codes without a sign, scale is the format's
+// times 2^bits, and offset - ((2^bits + bias) * scale + min): exact before the min where scales have 16 bits (24 and
+// more have room for 2^bits + bias), and to 2^-24 of it with scales in f32. The other numbers have no offset but a
+// base, of all columns.
 struct RowFactors {
   float scale, offset;
 };
 
-// Four codes, each in the low 4 bits of a byte, to their entries: those of the low and of the high half of the table, and a
-// choice.
+// Four codes, each in the low 4 bits of a byte, to their entries: those of the low and of the high half of the table,
+// and a choice.
 KT_GPU uint32_t iq4_entries(uint32_t bytes) {
   const uint32_t which = bytes & 0x07070707u, selector = (which | which >> 4) & 0x00FF00FFu,
                  four = (selector | selector >> 8) & 0xFFFFu;
@@ -306,8 +307,8 @@ struct InputRows {
   int rows;
 };
 
-// Four columns of x from k on; of a piece that is not whole, or stands at no multiple of 16 bytes, one by one, and zeros
-// behind the last.
+// Four columns of x from k on; of a piece that is not whole, or stands at no multiple of 16 bytes, one by one, and
+// zeros behind the last.
 KT_GPU FourNumbers numbers_at(const float* x, int k, int left, bool whole) {
   FourNumbers out;
   if (whole) {
@@ -319,8 +320,8 @@ KT_GPU FourNumbers numbers_at(const float* x, int k, int left, bool whole) {
   return out;
 }
 
-// Where a piece lies: its record, the chunk's first column there, the piece's in the chunk, and how many columns the matrix
-// has from there on.
+// Where a piece lies: its record, the chunk's first column there, the piece's in the chunk, and how many columns the
+// matrix has from there on.
 struct PieceAt {
   const uint8_t* header;
   int column, k0, left;

@@ -1,6 +1,6 @@
 // Experts of many tokens on the GPU: pairs of tokens and experts in the order of the experts' copies, tiles of them for
-// product_many.cu, the activation between the products and the weighted sums behind them. What a pair gives does not depend on
-// its place in that order.
+// product_many.cu, the activation between the products and the weighted sums behind them. What a pair gives does not
+// depend on its place in that order.
 #include "cuda/kernels/chosen.h"
 #include "cuda/kernels/gate.h"
 

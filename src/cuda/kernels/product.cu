@@ -1,7 +1,8 @@
 // Products with packed weights in f32: y = x W^T. A kernel for each code, width of a packed step and number of rows.
 // nvcc compiles one code and step at a time (KT_CODE, KT_STEP), so that a model loads what it uses.
 //
-// A block takes 16 rows of the matrix. A result depends neither on the other rows of the call nor on how many there are.
+// A block takes 16 rows of the matrix. A result depends neither on the other rows of the call nor on how many there
+// are.
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/packed.h"
 
@@ -18,8 +19,8 @@ KT_GPU float sum_of_warp(const float* first, int stride) {
   return sums[0];
 }
 
-// Blocks of 8 warps, [row blocks, rows / kRows]: four neighbouring lanes are the 16 rows and take every 64th piece of columns;
-// lanes of a warp are added in one order, then warps.
+// Blocks of 8 warps, [row blocks, rows / kRows]: four neighbouring lanes are the 16 rows and take every 64th piece of
+// columns; lanes of a warp are added in one order, then warps.
 template <Code kCode, int kStep, int kRows>
 KT_GPU void product(const ProductArgs& args, int block, float* parts) {
   const PackedRows& w = args.weights;
@@ -28,7 +29,8 @@ KT_GPU void product(const ProductArgs& args, int block, float* parts) {
   const InputRows x{args.x + first * args.x_stride, args.x_stride, rows};
   float sums[kRows][kLaneRows] = {};
   KT_UNROLL(1)
-  for (int piece = gpu::thread() / kRowLanes; piece < pieces_of<kCode, kStep>(w.k); piece += kProductWarps * gpu::kWarp / kRowLanes)
+  for (int piece = gpu::thread() / kRowLanes; piece < pieces_of<kCode, kStep>(w.k);
+       piece += kProductWarps * gpu::kWarp / kRowLanes)
     add_piece_of_rows<kCode, kStep, kRows>(w, w.blocks + block * w.block_bytes, piece, row, x, sums);
   const int group = gpu::thread() / kRowLanes;
   if constexpr (kRows == 1) {
@@ -45,7 +47,8 @@ KT_GPU void product(const ProductArgs& args, int block, float* parts) {
     if (column >= w.n) continue;
     float sum = 0;
     for (int s = 0; s < kProductWarps; ++s)
-      sum += kRows == 1 ? parts[s * kBlockRows + i] : sum_of_warp(parts + s * kWarpGroups * kRows * kBlockRows + i, kRows * kBlockRows);
+      sum += kRows == 1 ? parts[s * kBlockRows + i]
+                        : sum_of_warp(parts + s * kWarpGroups * kRows * kBlockRows + i, kRows * kBlockRows);
     if (args.bias) sum += args.bias[column];
     if (args.factors) sum *= args.factors[first + r];
     args.y[(first + r) * args.y_stride + column] = sum;

@@ -1,10 +1,10 @@
-// Products with packed weights of 1 to 16 rows, in bf16: y = x W^T on matrix units, sums in f32. Kernels for each code but f32
-// and each width of a packed step, by the rows of x (8 or 16) and the row blocks that a warp takes.
+// Products with packed weights of 1 to 16 rows, in bf16: y = x W^T on matrix units, sums in f32. Kernels for each code
+// but f32 and each width of a packed step, by the rows of x (8 or 16) and the row blocks that a warp takes.
 //
-// Such a product is as fast as its weights arrive. Warps of a block take the same rows of the matrix and every eighth piece of
-// columns each; a warp copies its next pieces to its own part of the block's memory while it multiplies one (operands.h),
-// and waits for nobody else until the end, when the warps' sums are added in one order. A result depends neither on the other
-// rows of the call nor on how many there are, nor on which of these kernels gave it.
+// Such a product is as fast as its weights arrive. Warps of a block take the same rows of the matrix and every eighth
+// piece of columns each; a warp copies its next pieces to its own part of the block's memory while it multiplies one
+// (operands.h), and waits for nobody else until the end, when the warps' sums are added in one order. A result depends
+// neither on the other rows of the call nor on how many there are, nor on which of these kernels gave it.
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/few.h"
 

@@ -1,14 +1,14 @@
-// Products with packed weights of many rows, in bf16: y = x W^T on matrix units, sums in f32. A kernel for each code but f32 and
-// each width of a packed step; nvcc compiles one of them at a time.
+// Products with packed weights of many rows, in bf16: y = x W^T on matrix units, sums in f32. A kernel for each code
+// but f32 and each width of a packed step; nvcc compiles one of them at a time.
 //
-// A block of four warps gives 128 rows of x times 128 rows of the matrix. For every 64 columns its threads widen the packed
-// codes to bf16 in shared memory, once for all rows of x, in the order in which a warp's matrix instruction takes them; the
-// codes of the next columns and the next columns of x are under way meanwhile. Two blocks run side by side on a multiprocessor:
-// one widens while the other multiplies.
+// A block of four warps gives 128 rows of x times 128 rows of the matrix. For every 64 columns its threads widen the
+// packed codes to bf16 in shared memory, once for all rows of x, in the order in which a warp's matrix instruction
+// takes them; the codes of the next columns and the next columns of x are under way meanwhile. Two blocks run side by
+// side on a multiprocessor: one widens while the other multiplies.
 //
-// Which columns an instruction adds up is free, as long as both sides agree: of 32 columns lane 4 i + j takes 8 j to 8 j + 7,
-// the first four for one instruction and the others for the next. So 16 bytes of a row of x are what a lane wants for
-// two instructions, and four neighbouring columns of a widened row are 8 bytes.
+// Which columns an instruction adds up is free, as long as both sides agree: of 32 columns lane 4 i + j takes 8 j to 8
+// j + 7, the first four for one instruction and the others for the next. So 16 bytes of a row of x are what a lane
+// wants for two instructions, and four neighbouring columns of a widened row are 8 bytes.
 #include "cuda/kernels/codes.h"
 #include "cuda/kernels/packed.h"
 
@@ -65,8 +65,8 @@ KT_GPU gpu::Words2 widened(const PackedRows& w, const LoadedPiece<kCode, kStep>&
   }
 }
 
-// Fragments are [row block][half of the slab][which four of a lane's columns]. Where a lane's Words stand in theirs is turned
-// by what the threads of a warp differ in, so that they write to different banks.
+// Fragments are [row block][half of the slab][which four of a lane's columns]. Where a lane's Words stand in theirs is
+// turned by what the threads of a warp differ in, so that they write to different banks.
 KT_GPU int turned(int block, int half) { return half | (block & 1) << 2; }
 
 template <Code kCode, int kStep>
@@ -82,7 +82,8 @@ KT_GPU void store_piece(const PackedRows& w, const LoadedPiece<kCode, kStep>& pi
                   widened(w, piece, place, i, k));
 }
 
-// Words of a slab of x: [half of the slab][row][Words]; rows of the second half stand in pairs turned around, for the banks.
+// Words of a slab of x: [half of the slab][row][Words]; rows of the second half stand in pairs turned around, for the
+// banks.
 KT_GPU int input_word(int half, int row) { return (half * kTileRows + (row ^ half)) * kHalf; }
 
 // `x` is the thread's own place in the first row, `to` as well.
@@ -119,8 +120,8 @@ KT_GPU void multiply_slab(const gpu::Words* weights, const gpu::Words* x, int fi
   }
 }
 
-// Sums of the first or the second 64 rows of x on their way to y: [row][column], a few floats further from row to row than they
-// are wide, for the banks.
+// Sums of the first or the second 64 rows of x on their way to y: [row][column], a few floats further from row to row
+// than they are wide, for the banks.
 constexpr int kOutStride = kTileColumns + 4;
 static_assert(kWarpGroups * 8 * kOutStride <= (kWeightWords + 2 * kInputWords) * 4,
               "they stand where the operands stood");
@@ -150,8 +151,8 @@ struct ManyPlace {
 };
 
 // To y, through the block's memory. The tile is found again rather than kept in registers meanwhile.
-KT_GPU void write_tile(const ProductsArgs& all, const float (&sums)[kWarpBlocks][kWarpGroups][4], int warp_block, int warp_row,
-                       gpu::Words* memory) {
+KT_GPU void write_tile(const ProductsArgs& all, const float (&sums)[kWarpBlocks][kWarpGroups][4],
+                       int warp_block, int warp_row, gpu::Words* memory) {
   const ManyPlace place(all);
   const ProductArgs& args = all.of[place.which];
   const int n = args.weights.n, column = place.first_block() * kBlockRows + gpu::thread();

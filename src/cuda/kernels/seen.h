@@ -6,8 +6,8 @@ namespace kt::inline cuda {
 
 constexpr float kSawNothing = -3.0e38f;  // below every score
 
-// What one row of queries sees. Pages are gathered in groups at places that depend on nothing else, so that a row gets the
-// same whoever computes which of them.
+// What one row of queries sees. Pages are gathered in groups at places that depend on nothing else, so that a row gets
+// the same whoever computes which of them.
 struct Seen {
   int token, head, heads, position, oldest;  // heads from `head` on
   int first_page, pages, group;              // pages of a group
