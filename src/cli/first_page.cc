@@ -108,7 +108,7 @@ FirstPage first_page() {
   FirstPage page{.version = version()};
   page.machine = {{tr_now("CPU"), cpu_words()},
                   {tr_now("RAM"), text(tr("{} available of {}"), human_bytes(available_memory()),
-                                   human_bytes(total_memory()))},
+                                       human_bytes(total_memory()))},
                   {tr_now("GPU"), gpu_words()}};
   std::vector<KnownModel> known;
   for (const ModelEntry& entry : models_here()) {

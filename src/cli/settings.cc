@@ -147,8 +147,8 @@ void check_value(const Setting& setting, const Json& value, const std::string& w
   if (value.is_number() && (setting.least != 0 || setting.most != 0)) {
     const double number = value.get<double>();
     if (!(number >= setting.least && number <= setting.most))
-      fail(tr("{}: expected {} from {} to {}, found {}"), where, tr_now(type_name(setting.type)), setting.least,
-           setting.most, number);
+      fail(tr("{}: expected {} from {} to {}, found {}"), where, tr_now(type_name(setting.type)),
+           setting.least, setting.most, number);
   }
   if (setting.type == SettingType::kSize && !value.get_ref<const std::string&>().empty())
     parse_bytes(value.get_ref<const std::string&>(), where);

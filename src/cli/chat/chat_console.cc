@@ -258,7 +258,8 @@ void ChatConsole::history(const std::string&) {
   if (session_.messages().empty()) return say(faint(tr_now("nothing was said yet")));
   if (!session_.system().empty()) say(faint(tr_now("system: ")) + harmless(session_.system()));
   for (const ChatMessage& message : session_.messages())
-    say(faint(message.role == "user" ? tr_now("you: ") : tr_now("model: ")) + harmless(trimmed(message.content)));
+    say(faint(message.role == "user" ? tr_now("you: ") : tr_now("model: ")) +
+        harmless(trimmed(message.content)));
 }
 
 void ChatConsole::system(const std::string& words) {

@@ -62,7 +62,8 @@ void print_finding(const Finding& f, int width) {
     std::printf("%s\n%s", head.c_str(), found.c_str());
   else
     std::printf("%s%s", head.c_str(), found.c_str() + indent.size());
-  if (!f.cost.empty()) std::fputs(wrapped(indent + tr_now("cost: "), harmless(f.cost), width).c_str(), stdout);
+  if (!f.cost.empty())
+    std::fputs(wrapped(indent + tr_now("cost: "), harmless(f.cost), width).c_str(), stdout);
   // One line, however long: it is there to be copied.
   if (!f.fix.empty()) std::printf("%s%s%s\n", indent.c_str(), tr_now("fix:  ").c_str(), f.fix.c_str());
 }

@@ -148,8 +148,8 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
     }
   if (governors.empty()) {
     d.facts["frequency"] = nullptr;
-    d.findings.push_back(
-        {tr_later("frequency"), tr_now("not visible here (a virtual machine or a container); the host decides")});
+    d.findings.push_back({tr_later("frequency"),
+                          tr_now("not visible here (a virtual machine or a container); the host decides")});
     return;
   }
   const auto ghz = [&](const char* file) {
@@ -202,8 +202,9 @@ void look_at_amx(Diagnosis& d, const Machine& machine) {
            : text(tr("this CPU has AMX; the kernel (Linux {}) does not let this process use it"), release),
        Level::kWarning, tr_now("prefill runs on AVX-512 instead of the tile unit"),
        old ? tr_now("boot Linux 5.16 or later: sudo apt-get install linux-image-$(dpkg --print-architecture)")
-           : tr_now("use a container runtime whose seccomp profile allows arch_prctl: docker run --security-opt "
-                "seccomp=unconfined")});
+           : tr_now(
+                 "use a container runtime whose seccomp profile allows arch_prctl: docker run --security-opt "
+                 "seccomp=unconfined")});
 }
 
 }  // namespace kt::inline cli

@@ -159,8 +159,8 @@ void look_at_disk(Diagnosis& d, const Machine& machine, DiskTest test) {
   if (unused < kLittleSpace) {
     f.level = Level::kWarning;
     f.cost = text(tr("conversions above {} are refused"), human_bytes(unused));
-    f.fix =
-        tr_now("free some space, see: du -xh --max-depth=1 . | sort -h; or name another disk with --disk DIR");
+    f.fix = tr_now(
+        "free some space, see: du -xh --max-depth=1 . | sort -h; or name another disk with --disk DIR");
   }
   d.findings.push_back(f);
   if (test == DiskTest::kRead) look_at_read_speed(d, machine.folder);

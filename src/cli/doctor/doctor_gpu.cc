@@ -130,7 +130,8 @@ void report_none(Diagnosis& d, const Machine& machine, const std::string& why) {
   if (has_card(machine)) {
     f.level = Level::kWarning;
     f.found = text(tr("an NVIDIA card is here, but {}"), why);
-    f.cost = tr_now("everything runs on the CPU: --gpu and the Python package kt_kernel cannot use this card");
+    f.cost =
+        tr_now("everything runs on the CPU: --gpu and the Python package kt_kernel cannot use this card");
     f.fix = tr_now("sudo apt-get install nvidia-driver, then restart; in a container: docker run --gpus all");
   }
   d.findings.push_back(f);

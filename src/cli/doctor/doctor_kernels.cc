@@ -42,7 +42,7 @@ void look_at_huge_pages(Diagnosis& d, const std::string& mode, double gain) {
   d.findings.push_back(
       {tr_later("huge pages"), text(tr("transparent huge pages: {}"), mode), Level::kWarning,
        tr_now("every 4 KiB of weights needs its own address translation; usually a few percent of the "
-          "read bandwidth"),
+              "read bandwidth"),
        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"});
 }
 
@@ -71,10 +71,11 @@ void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Po
   for (const KnownIsa& isa : choice.all) {
     if (isa.table) ++compiled;
     if (isa.missing)
-      lacking += text(tr("{}{} (no {})"), lacking.empty() ? tr_now("; not on this CPU: ") : tr_now(", "), isa.name,
-                      isa.missing);
+      lacking += text(tr("{}{} (no {})"), lacking.empty() ? tr_now("; not on this CPU: ") : tr_now(", "),
+                      isa.name, isa.missing);
     else if (!isa.table)
-      left_out += text("{}{}", left_out.empty() ? tr_now("; left out of this build: ") : tr_now(", "), isa.name);
+      left_out +=
+          text("{}{}", left_out.empty() ? tr_now("; left out of this build: ") : tr_now(", "), isa.name);
     else
       best = isa.table;
     if (!isa.missing) runs = &isa;
@@ -100,9 +101,9 @@ void look_at_isa(Diagnosis& d, const IsaChoice& choice, const std::shared_ptr<Po
   } else if (best == portable) {
     f.level = Level::kBad;
     f.cost = tr_now("no vector instructions: every product runs in plain C++");
-    f.fix =
-        tr_now("run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
-           "-cpu host");
+    f.fix = tr_now(
+        "run kt on x86-64 with AVX2 or on arm64; in a virtual machine, pass the host's CPU through: qemu "
+        "-cpu host");
   }
   d.findings.push_back(f);
 }
@@ -152,10 +153,10 @@ void look_at_kernels(Diagnosis& d, const Kernels& used) {
                                       used.name, kFormats.size())};
   if (!closest.empty()) f.found += text(tr("; closest to its bound: {} ({})"), closest, percent(worst));
   if (!failed.empty()) {
-    f = {
-        tr_later("kernels"), text(tr("{} disagrees with portable on: {}"), used.name, failed), Level::kBad,
-        tr_now("wrong results"),
-        tr_now("KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor --json")};
+    f = {tr_later("kernels"), text(tr("{} disagrees with portable on: {}"), used.name, failed), Level::kBad,
+         tr_now("wrong results"),
+         tr_now("KT_ISA=portable kt ... works meanwhile; please report this with the output of kt doctor "
+                "--json")};
   }
   d.findings.push_back(f);
 }

@@ -160,7 +160,7 @@ void look_at_numa(Diagnosis& d, const Machine& machine) {
         {tr_later("numa"), text(tr("automatic balancing is on (kernel.numa_balancing={})"), balancing),
          Level::kWarning,
          tr_now("kt places weights itself; the kernel takes faults on them to watch who reads, and may "
-            "move them away"),
+                "move them away"),
          "sudo sysctl kernel.numa_balancing=0"});
   }
 }

@@ -198,8 +198,9 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
                       limits.files - std::min<uint64_t>(limits.files, 64));
     files.fix = limits.files_most >= kWanted
                     ? "ulimit -n 4096"
-                    : tr_now("as root: echo '* - nofile 4096' >> /etc/security/limits.conf, then log "
-                         "in again");
+                    : tr_now(
+                          "as root: echo '* - nofile 4096' >> /etc/security/limits.conf, then log "
+                          "in again");
   }
   d.findings.push_back(files);
   struct Bound {

@@ -40,7 +40,8 @@ const PythonModule* module_of(const PythonFacts& python, const char* name) {
 
 Finding about_kernel(const PythonFacts& python) {
   const PythonModule* const module = module_of(python, "kt_kernel");
-  Finding f{tr_later("kt_kernel"), tr_now("not installed there (pip install kt-kernel); kt itself needs none")};
+  Finding f{tr_later("kt_kernel"),
+            tr_now("not installed there (pip install kt-kernel); kt itself needs none")};
   const std::string known = module ? of(module->facts, "version") : "";
   const std::string version = known.empty() ? of(python.packages, "kt_kernel") : known;
   if (module && !module->problem.empty()) {
@@ -79,14 +80,16 @@ Finding about_torch(const PythonFacts& python, const Diagnosis& d) {
   }
   const std::string cuda = of(module->facts, "cuda"), gpus = of(module->facts, "gpus");
   const bool sees = !gpus.empty() && gpus != "0";
-  f.found =
-      text("{}, {}", of(module->facts, "version"), cuda.empty() ? tr_now("built without CUDA") : "CUDA " + cuda);
+  f.found = text("{}, {}", of(module->facts, "version"),
+                 cuda.empty() ? tr_now("built without CUDA") : "CUDA " + cuda);
   if (!cuda.empty())
-    f.found += sees ? ", " + tr_counted(std::atoi(gpus.c_str()), "{} GPU", "{} GPUs") : tr_now(", no GPU usable");
+    f.found +=
+        sees ? ", " + tr_counted(std::atoi(gpus.c_str()), "{} GPU", "{} GPUs") : tr_now(", no GPU usable");
   const bool has_gpu = d.facts.contains("cuda") && !d.facts["cuda"].is_null();  // as look_at_gpu found
   if (!has_gpu || sees) return f;
   f.level = Level::kWarning;
-  f.cost = tr_now("a GPU is here that torch does not use: SGLang does not start, transformers runs on the CPU");
+  f.cost =
+      tr_now("a GPU is here that torch does not use: SGLang does not start, transformers runs on the CPU");
   f.fix = cuda.empty() ? again + " --index-url https://download.pytorch.org/whl/cu130"
                        : text(tr("{} -c 'import torch; torch.cuda.init()' says why"), python.program);
   return f;

@@ -35,7 +35,8 @@ class Recipe {
   std::string place(std::string_view key) const;
 
   template <typename... Args>
-  [[noreturn]] void fail(std::string_view key, TextPattern<sizeof...(Args)> pattern, const Args&... args) const {
+  [[noreturn]] void fail(std::string_view key, TextPattern<sizeof...(Args)> pattern,
+                         const Args&... args) const {
     ::kt::fail("{}: {}", place(key), ::kt::text(pattern, args...));
   }
   // What noted keys come to, a line for each reason.

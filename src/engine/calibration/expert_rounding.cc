@@ -65,12 +65,12 @@ void ExpertRounder::middle(const Mlp& mlp, int rows, const Activation& activatio
       std::copy_n(up_.data() + r * inter + c, count, at + 16);
     }
   best_kernels().activate({.gate_up = both_.data(),
-                      .ld = 2 * inter_pad_,
-                      .m = rows,
-                      .pairs = static_cast<int>(inter_pad_ / 16),
-                      .activation = activation,
-                      .mid = mid_.data(),
-                      .mid_ld = inter_pad_});
+                           .ld = 2 * inter_pad_,
+                           .m = rows,
+                           .pairs = static_cast<int>(inter_pad_ / 16),
+                           .activation = activation,
+                           .mid = mid_.data(),
+                           .mid_ld = inter_pad_});
 }
 
 void ExpertRounder::output(const Mlp& mlp, int rows, float* y) {

@@ -36,7 +36,8 @@ class Meter {
   // Error(kInput) "chat template NAME line N: message", in one line.
   [[noreturn]] void fail(std::string_view message) const;
   template <typename First, typename... Args>
-  [[noreturn]] void fail(TextPattern<1 + sizeof...(Args)> pattern, const First& first, const Args&... args) const {
+  [[noreturn]] void fail(TextPattern<1 + sizeof...(Args)> pattern, const First& first,
+                         const Args&... args) const {
     fail(text(pattern, first, args...));
   }
 
