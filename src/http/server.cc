@@ -100,9 +100,9 @@ struct HttpServer::State {
   std::vector<std::thread> threads;  // the loop's, then the handlers'
 };
 
-HttpServer::HttpServer(HttpServerOptions options, Handler handler) {
+HttpServer::HttpServer(const HttpServerOptions& options, Handler handler) {
   Listeners listeners = listen_on(options.host, options.port);
-  state_ = std::make_unique<State>(std::move(options), std::move(listeners), std::move(handler));
+  state_ = std::make_unique<State>(options, std::move(listeners), std::move(handler));
 }
 
 HttpServer::~HttpServer() = default;

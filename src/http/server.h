@@ -78,7 +78,7 @@ class HttpServer {
   using Handler = std::function<void(HttpRequest&, Responder)>;
 
   // Binds, listens and serves at once. Error(kInput) "127.0.0.1:30000: address already in use; ...".
-  HttpServer(HttpServerOptions options, Handler handler);
+  HttpServer(const HttpServerOptions& options, Handler handler);
   // Closes everything and waits for handlers that run.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;

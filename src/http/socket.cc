@@ -11,9 +11,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <system_error>
 
 #include "base/error.h"
@@ -123,7 +124,10 @@ std::string peer_text(int socket) {
       getnameinfo(address, size, host.data(), host.size(), port.data(), port.size(),
                   NI_NUMERICHOST | NI_NUMERICSERV))
     return "-";
-  return address_text(host.data(), std::atoi(port.data()));
+  const std::string_view digits = port.data();
+  int number = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return address_text(host.data(), number);
 }
 
 Listeners listen_on(const std::string& host, int port) {

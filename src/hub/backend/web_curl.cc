@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -39,7 +40,9 @@ size_t take_field(const char* bytes, size_t, size_t count, void* user) {
   if (line.starts_with("HTTP/")) {
     flight.head = {};
     const size_t space = line.find(' ');
-    if (space != line.npos) flight.head.status = std::atoi(std::string(line.substr(space + 1, 3)).c_str());
+    if (space == line.npos) return count;
+    const std::string_view status = line.substr(space + 1, 3);
+    std::from_chars(status.data(), status.data() + status.size(), flight.head.status);
     return count;
   }
   const size_t colon = line.find(':');
