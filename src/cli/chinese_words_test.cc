@@ -33,7 +33,8 @@ std::string literal_at(const std::string& source, size_t& at) {
   return out;
 }
 
-// The patterns that a source has as tr("..."), tr_now("..."), tr_later("...") and tr_counted(n, "...", "..."), with its name.
+// The patterns that a source has as tr("..."), tr_now("..."), tr_later("...") and tr_counted(n, "...", "..."), with its
+// name.
 void add_patterns(const fs::path& path, std::map<std::string, std::string>& patterns) {
   std::ostringstream words;
   words << std::ifstream(path).rdbuf();

@@ -39,7 +39,7 @@ int parts_to_save(int inter, int nodes) {
 std::string saved_methods() {
   std::string out;
   for (const WeightMethod& method : weight_methods())
-    if (method.kt_bits > 0) out += text(out.empty() ? "{}" : ", {}", method.name);
+    if (method.kt_bits > 0) out += text_of(out.empty() ? "{}" : ", {}", method.name);
   return out;
 }
 

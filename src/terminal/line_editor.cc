@@ -267,7 +267,9 @@ void LineEditor::end_search(bool keep) {
 
 TextLayout LineEditor::layout() const {
   std::string prompt = options_.prompt;
-  if (search_.active) prompt = kt::text(search_.found ? "(search: {}) " : "(not found: {}) ", search_.words);
+  if (search_.active)
+    prompt = search_.found ? kt::text("(search: {}) ", search_.words)
+                           : kt::text("(not found: {}) ", search_.words);
   return TextLayout({.prompt = prompt,
                      .more_prompt = options_.more_prompt,
                      .text = buffer_.text(),

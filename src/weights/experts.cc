@@ -289,7 +289,7 @@ InputType input_type_named(std::string_view name) {
   std::string known;
   for (const InputName& row : kInputNames) {
     if (row.name == name) return row.type;
-    known += text(known.empty() ? "{}" : ", {}", row.name);
+    known += text_of(known.empty() ? "{}" : ", {}", row.name);
   }
   fail("input type '{}': expected one of {}", name, known);
 }

@@ -281,7 +281,7 @@ std::string safetensors_header(const std::vector<TensorSpec>& tensors, const Met
     if (json.size() > 1) json += ',';
     json += json_string(t.name, "tensor name") + ":{\"dtype\":\"" + std::string(name_of(t.dtype)) +
             "\",\"shape\":[";
-    for (size_t i = 0; i < t.shape.size(); ++i) json += text(i == 0 ? "{}" : ",{}", t.shape[i]);
+    for (size_t i = 0; i < t.shape.size(); ++i) json += text_of(i == 0 ? "{}" : ",{}", t.shape[i]);
     json += text("],\"data_offsets\":[{},{}]}}", at, end);
     at = end;
   }

@@ -43,7 +43,7 @@ int64_t elements(std::span<const int64_t> shape) {
 
 std::string shape_text(std::span<const int64_t> shape) {
   std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += text(i == 0 ? "{}" : ", {}", shape[i]);
+  for (size_t i = 0; i < shape.size(); ++i) out += text_of(i == 0 ? "{}" : ", {}", shape[i]);
   return out + "]";
 }
 

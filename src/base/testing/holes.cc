@@ -1,5 +1,5 @@
-// HOLES=0 compiles; every other number is a call whose pattern has another number of holes than there are arguments, and
-// does not.
+// HOLES=0 compiles; every other number is a call whose pattern has another number of holes than there are arguments,
+// and does not.
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"

@@ -178,7 +178,7 @@ void quantise_block(const PackedSpec& spec, const Block& block, WeightError& err
 std::string dividing_groups(int64_t k) {
   std::string out;
   for (const int group : usual_group_sizes())
-    if (k % group == 0) out += text(out.empty() ? "{}" : ", {}", group);
+    if (k % group == 0) out += text_of(out.empty() ? "{}" : ", {}", group);
   return out;
 }
 

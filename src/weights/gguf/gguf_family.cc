@@ -22,7 +22,7 @@ std::string gguf_architectures(GgufFamilies families) {
   for (const GgufFamily* const family : families) {
     if (std::ranges::find(known, family->gguf) != known.end()) continue;
     known.push_back(family->gguf);
-    out += text(out.empty() ? "{}" : ", {}", family->gguf);
+    out += text_of(out.empty() ? "{}" : ", {}", family->gguf);
   }
   return out.empty() ? "none" : out;
 }

@@ -24,7 +24,7 @@ void check_parts(const KtPlanOptions& options, int64_t inter) {
   if (options.parts >= 1 && options.parts <= kMostParts && inter % options.parts == 0) return;
   std::string possible;
   for (int parts = 1; parts <= 16; ++parts)
-    if (inter % parts == 0) possible += text(possible.empty() ? "{}" : ", {}", parts);
+    if (inter % parts == 0) possible += text_of(possible.empty() ? "{}" : ", {}", parts);
   fail("{} parts do not divide an intermediate size of {}: {} would", options.parts, inter, possible);
 }
 
