@@ -62,7 +62,8 @@ double GpuBench::matrix_peak() const {
   run();
   while (args.rounds < (1 << 16) && seconds_of(run) < std::min(2e-3, time_.seconds)) args.rounds *= 2;
   const double seconds = median_seconds(time_, run);
-  return static_cast<double>(blocks * kPeakThreads / 32) * args.rounds * kChains * kInstruction / seconds;
+  const auto warps = blocks * kPeakThreads / 32;
+  return static_cast<double>(warps) * args.rounds * kChains * kInstruction / seconds;
 }
 
 // So many of them that what a call reads is not in a cache.

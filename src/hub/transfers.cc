@@ -142,9 +142,9 @@ class Transfers {
       const auto now = Clock::now();
       const auto due = std::ranges::find_if(waiting_, [&](const Fetch& one) { return one.due <= now; });
       if (due != waiting_.end()) {
-        const Fetch again = *due;
+        Fetch again = std::move(*due);
         waiting_.erase(due);
-        start(again);
+        start(std::move(again));
         continue;
       }
       if (const std::optional<Fetch> next = next_piece())

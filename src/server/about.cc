@@ -2,6 +2,7 @@
 // /v1/embeddings, which it does not have.
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 
@@ -45,7 +46,7 @@ OrderedJson heat_json(Service& service) {
   for (size_t first = 0; first < heat.of_expert.size(); first += experts) {
     OrderedJson row = OrderedJson::array();
     for (size_t e = first; e < first + experts; ++e)
-      row.push_back(static_cast<double>(static_cast<int>(heat.of_expert[e] * 100 + 0.5f)) / 100);
+      row.push_back(static_cast<double>(std::lround(heat.of_expert[e] * 100)) / 100);
     rows.push_back(std::move(row));
   }
   return {{"layers", counts->layers()},
@@ -159,7 +160,7 @@ void write_speed(MetricsText& out, Service& service) {
 
 }  // namespace
 
-void get_models(Service& service, HttpRequest& request, Responder responder) {
+void get_models(Service& service, HttpRequest& request, const Responder& responder) {
   constexpr std::string_view kList = "/v1/models";
   const int adapters = static_cast<int>(service.model().adapters().size());
   if (request.path == kList) {
@@ -174,7 +175,7 @@ void get_models(Service& service, HttpRequest& request, Responder responder) {
       404, text("no model named {}; this server has {}", shown_value(name), service.options().name), "model");
 }
 
-void get_status(Service& service, HttpRequest&, Responder responder) {
+void get_status(Service& service, HttpRequest&, const Responder& responder) {
   const SchedulerStats stats = service.stats();
   const Pace pace = service.monitor().pace();
   reply_json(service, responder,
@@ -205,7 +206,7 @@ void get_status(Service& service, HttpRequest&, Responder responder) {
               {"experts", heat_json(service)}});
 }
 
-void get_metrics(Service& service, HttpRequest&, Responder responder) {
+void get_metrics(Service& service, HttpRequest&, const Responder& responder) {
   MetricsText out;
   service.metrics().write(out);
   write_engine(out, service);
@@ -219,7 +220,7 @@ void get_metrics(Service& service, HttpRequest&, Responder responder) {
   responder.reply({.type = "text/plain; version=0.0.4; charset=utf-8", .body = out.str()});
 }
 
-void post_embeddings(Service& service, HttpRequest&, Responder) {
+void post_embeddings(Service& service, HttpRequest&, const Responder&) {
   throw ApiError(404,
                  text("{} is a model that generates text; it has no embeddings", service.options().name));
 }

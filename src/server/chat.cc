@@ -139,7 +139,7 @@ class ChatAnswer final : public Answer {
 
 }  // namespace
 
-void post_chat_completions(Service& service, HttpRequest& request, Responder responder) {
+void post_chat_completions(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson body = parse_body(request);
   ChatPlan plan = plan_chat(service, body);
   const auto answer =

@@ -168,7 +168,7 @@ std::vector<Echo> echoes_of(const Service& service, const Fields& body,
 
 }  // namespace
 
-void post_completions(Service& service, HttpRequest& request, Responder responder) {
+void post_completions(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson json = parse_body(request);
   const Fields body(json);
   if (!body.string("suffix").value_or("").empty())

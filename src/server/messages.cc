@@ -259,7 +259,7 @@ class MessagesAnswer final : public Answer {
 
 }  // namespace
 
-void post_messages(Service& service, HttpRequest& request, Responder responder) {
+void post_messages(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson body = parse_body(request);
   ChatPlan plan = plan_chat(service, translated(body));
   const bool stream = Fields(body).flag("stream", false);
@@ -267,7 +267,7 @@ void post_messages(Service& service, HttpRequest& request, Responder responder) 
   service.run(answer, std::move(plan.requests));
 }
 
-void post_count_tokens(Service& service, HttpRequest& request, Responder responder) {
+void post_count_tokens(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson body = parse_body(request);
   const ChatPlan plan = plan_chat(service, translated_prompt(Fields(body)));
   const OrderedJson out = {{"input_tokens", plan.requests.front().prompt.size()}};

@@ -13,9 +13,9 @@
 namespace kt::inline server {
 namespace {
 
-OrderedJson or_else(const Fields& body, const char* name, OrderedJson otherwise) {
+OrderedJson or_else(const Fields& body, const char* name, const OrderedJson& otherwise) {
   const OrderedJson* given = body.find(name);
-  return given ? *given : std::move(otherwise);
+  return given ? *given : otherwise;
 }
 
 // All that does not change while the answer is made.
@@ -198,7 +198,7 @@ class ResponsesAnswer final : public Answer {
 
 }  // namespace
 
-void post_responses(Service& service, HttpRequest& request, Responder responder) {
+void post_responses(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson body = parse_body(request);
   ChatPlan plan = plan_chat(service, chat_of_responses(body));
   const auto answer = std::make_shared<ResponsesAnswer>(service, responder, Fields(body), plan);

@@ -16,7 +16,7 @@ namespace {
 
 struct Endpoint {
   std::string_view method, path;
-  void (*handle)(Service&, HttpRequest&, Responder);
+  void (*handle)(Service&, HttpRequest&, const Responder&);
 };
 constexpr auto kEndpoints = std::to_array<Endpoint>({
     {"POST", "/v1/chat/completions", post_chat_completions},

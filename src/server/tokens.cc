@@ -15,7 +15,7 @@ constexpr size_t kMostText = 4 << 20;  // bytes that /tokenize cuts; a second or
 
 // {"prompt" | "content" | "text": "..."} or {"messages": [...]}: the names that vLLM, llama.cpp and others
 // use.
-void post_tokenize(Service& service, HttpRequest& request, Responder responder) {
+void post_tokenize(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson json = parse_body(request);
   const Fields body(json);
   std::vector<TokenId> ids;
@@ -40,7 +40,7 @@ void post_tokenize(Service& service, HttpRequest& request, Responder responder) 
   responder.reply({.body = json_text(out)});
 }
 
-void post_detokenize(Service& service, HttpRequest& request, Responder responder) {
+void post_detokenize(Service& service, HttpRequest& request, const Responder& responder) {
   const OrderedJson json = parse_body(request);
   const Fields body(json);
   const std::vector<TokenId> ids = body.token_ids("tokens");

@@ -140,7 +140,7 @@ void run_attention(const AttentionFlags& flags) {
     }
   }
   flags.measure.report(rows);
-  if (above && !flags.measure.json) std::printf("\n%s\n", limit_note().data());
+  if (above && !flags.measure.json) std::printf("\n%s\n", std::string(limit_note()).c_str());
 }
 
 void add_flags(CLI::App& verb, AttentionFlags& flags) {

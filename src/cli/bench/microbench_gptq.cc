@@ -94,7 +94,8 @@ void print(const GptqSetup& setup, const std::vector<GptqPart>& parts) {
                 f.operations / f.seconds / 1e9, limit_cells(f).c_str(), dropped_cell(f).c_str(),
                 remark(f).c_str());
   }
-  if (std::ranges::any_of(parts, above_limit, &GptqPart::figures)) std::printf("%s\n", limit_note().data());
+  if (std::ranges::any_of(parts, above_limit, &GptqPart::figures))
+    std::printf("%s\n", std::string(limit_note()).c_str());
   const GptqLayer layer = layer_of(setup, parts);
   const GptqMemory memory = memory_of(setup);
   std::printf("\nA layer of %d experts, top-%d, %lld tokens (%.0f rows an expert), %s:\n",

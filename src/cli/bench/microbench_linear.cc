@@ -113,7 +113,7 @@ void run_linear(const LinearFlags& flags) {
     }
   }
   flags.measure.report(rows);
-  if (above && !flags.measure.json) std::printf("\n%s\n", limit_note().data());
+  if (above && !flags.measure.json) std::printf("\n%s\n", std::string(limit_note()).c_str());
 }
 
 }  // namespace

@@ -194,7 +194,6 @@ void look_at_amx(Diagnosis& d, const Machine& machine) {
   if (machine.words_of("/proc/cpuinfo").find(" amx_tile") == std::string::npos || machine.amx_usable) return;
   const std::string release = machine.words_of("/proc/sys/kernel/osrelease");
   int major = 0, minor = 0;
-  // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel's own digits.
   const bool known = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   const bool old = known && (major < 5 || (major == 5 && minor < 16));
   d.findings.push_back(

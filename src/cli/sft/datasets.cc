@@ -204,9 +204,7 @@ class RowsFinder {
   // Columns that every row must have.
   std::vector<std::string> needed_columns(const TrainingRows& rows) const {
     std::vector<const char*> roles;
-    if (rows.layout == "alpaca")
-      roles = {"prompt"};
-    else if (rows.layout == "sharegpt" || rows.layout == "messages")
+    if (rows.layout == "sharegpt" || rows.layout == "messages")
       roles = {"messages"};
     else
       roles = {"prompt"};

@@ -23,6 +23,7 @@ constexpr JsonLimits kRowLimits{.bytes = size_t{4} << 30, .values = size_t{1} <<
 struct Unfit {
   std::string why;
 };
+// NOLINTNEXTLINE(bugprone-std-exception-baseclass): never leaves this file, and what takes any error lets it pass.
 [[noreturn]] void unfit(std::string why) { throw Unfit{std::move(why)}; }
 
 // Of Python: what `if value` asks.

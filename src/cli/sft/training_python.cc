@@ -47,7 +47,6 @@ std::string python_beside() {
 // Whether "0.21.2" is at least of this series.
 bool is_at_least(const std::string& version, int major, int minor) {
   int a = 0, b = 0;
-  // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): a package's version.
   if (std::sscanf(version.c_str(), "%d.%d", &a, &b) < 1) return true;  // who knows
   return a != major ? a > major : b >= minor;
 }

@@ -126,7 +126,7 @@ class ReplyParser {
     bool tools = false;                               // the request has tools; without them calls are content
     std::shared_ptr<const ArgumentTypes> types = {};  // of the tools' arguments, for syntaxes without types
   };
-  ReplyParser(ChatSyntax syntax, Start start);
+  ReplyParser(ChatSyntax syntax, const Start& start);
   ~ReplyParser();
   ReplyParser(ReplyParser&&) noexcept;
   ReplyParser& operator=(ReplyParser&&) noexcept;

@@ -44,7 +44,7 @@ struct ReplyParser::State {
   std::unique_ptr<AnswerReader> reader;
 };
 
-ReplyParser::ReplyParser(ChatSyntax syntax, Start start) : state_(std::make_unique<State>()) {
+ReplyParser::ReplyParser(ChatSyntax syntax, const Start& start) : state_(std::make_unique<State>()) {
   if (syntax.channels)
     state_->reader = std::make_unique<ChannelReader>(syntax, start, state_->pieces);
   else

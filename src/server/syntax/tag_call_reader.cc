@@ -107,7 +107,7 @@ CallReader::Step TagCallReader::name_until_tag(char c) {
     word_ += c;
     return word_.size() > kLongestCallName ? Step::kBad : Step::kMore;
   }
-  if (!end_name(std::string(word_))) return Step::kBad;
+  if (!end_name(word_)) return Step::kBad;
   return c == '<' ? between(c) : Step::kMore;
 }
 

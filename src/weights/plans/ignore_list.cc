@@ -128,8 +128,8 @@ std::vector<std::string> ignore_entries(const std::vector<std::string>& kept,
     } else if (layers > 0 && layer >= layers) {
       entries.insert(text("re:.*layers\\.{}\\..*", layer));
     } else if (module != "lm_head") {
-      std::string entry = general(module);
-      entries.insert(taken.contains(entry) ? module : std::move(entry));
+      const std::string entry = general(module);
+      entries.insert(taken.contains(entry) ? module : entry);
     }
   }
   return {entries.begin(), entries.end()};
