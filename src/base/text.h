@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -71,7 +72,8 @@ class TextPattern {
 
  private:
   static consteval std::string_view checked(std::string_view pattern) {
-    if (holes_of(pattern) != holes) throw "the pattern has another number of holes than there are arguments";
+    if (holes_of(pattern) != holes)
+      throw std::invalid_argument("the pattern has another number of holes than there are arguments");
     return pattern;
   }
   std::string_view pattern_;
