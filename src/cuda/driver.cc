@@ -270,7 +270,7 @@ class LoadedDriver final : public CudaDriver {
       const CudaResult result = give();
       if (result == kCudaDeinitialized || (result >= 700 && result < 800))
         return;  // gone, as everybody knows
-      check(result, asked);
+      check(result, "{}", asked);
     } catch (const std::exception& error) {
       log_line(LogLevel::kWarning, error.what());
     }

@@ -162,7 +162,6 @@ class Backward {
 }  // namespace
 
 ExpertsGrad::ExpertsGrad(const Experts& experts) : experts_(experts) {}
-ExpertsGrad::~ExpertsGrad() = default;
 
 Precision ExpertsGrad::precision() const {
   const Precision given = experts_.options().precision;

@@ -77,7 +77,6 @@ struct TrainBackwardArgs {
 class ExpertsGrad {
  public:
   explicit ExpertsGrad(const Experts& experts);
-  ~ExpertsGrad();
   void forward(const TrainForwardArgs& args) const;
   void backward(const TrainBackwardArgs& args) const;
   // For plans, of calls whose rows are spread evenly over the experts: what is kept of a forward, and what a backward

@@ -73,7 +73,7 @@ std::string Prompts::read_line(std::string_view question, std::string_view stand
     }
     if (c == EOF) {
       say("");
-      throw PromptEnded();
+      throw PromptEnded();  // NOLINT(bugprone-std-exception-baseclass): no error, and not for who catches those
     }
     if (c == '\n') return trimmed(line);
     line += static_cast<char>(c);

@@ -225,7 +225,8 @@ class PickleReader {
   template <typename T>
   T take() {
     T out;
-    std::memcpy(&out, characters(sizeof(T)).data(), sizeof(T));
+    const std::string_view bytes = characters(sizeof(T));
+    std::memcpy(&out, bytes.data(), bytes.size());
     return out;
   }
   std::string_view characters_left() const {
