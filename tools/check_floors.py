@@ -9,6 +9,7 @@ string of the product names a --flag: others than the program's users read it, a
 type's name is defined once in all of src/: two of one name would be merged by the linker into one of them. Prints
 file:line for every breach; exit status 1 if any.
 """
+import itertools
 import pathlib
 import re
 import sys
@@ -22,6 +23,7 @@ CONDITION = re.compile(r"\s*#\s*(?:if|ifdef|ifndef|elif|elifdef|elifndef)\b")
 ARCHITECTURE = re.compile(r"\b(__x86_64__|__i386__|__aarch64__|__arm__|_M_X64|_M_ARM64|__AVX\w*|__SSE\w*|__AMX\w*|"
                           r"__FMA__|__F16C__|__ARM_\w+)\b")
 SPACE = re.compile(r"namespace (kt)(?:::inline (\w+))?((?:::\w+)*) \{")
+DECLARATION = re.compile(r"(?:class|struct|enum class) \w+(?: : \w+)?;")  # of what a lower floor defines
 NAMESPACES = {"text": "texts"}  # where it is not the folder's name
 TYPE = re.compile(r"(?:struct|enum class|enum|class|union)\s+(?:alignas\([^)]*\)\s+)?(\w+)\b(?!::)[^;()]*\{")
 FLAG = re.compile(r'"(?:[^"\\]|\\.)*(?<![\w-])--[a-z](?:[^"\\]|\\.)*"')
@@ -62,7 +64,9 @@ def breaches(path, root):
             yield number, f"names a flag in {found[0]}; write the option's word in backticks, cli/ shows it as its flag"
         if folder and (found := SPACE.match(line)) and not found[3].startswith("::testing_"):
             floor = NAMESPACES.get(folder, folder)
-            if found[2] != floor:
+            inside = itertools.takewhile(lambda inner: not inner.startswith("}"), lines[number:])
+            declares = found[2] != floor and all(DECLARATION.fullmatch(inner) for inner in inside)
+            if found[2] != floor and not (declares and FLOORS.get(found[2], 9) < FLOORS[folder]):
                 yield number, f"opens '{found[0][:-2]}'; what stands in {folder}/ is in kt::inline {floor}"
         in_condition = bool(CONDITION.match(line)) or in_condition and lines[number - 2].endswith("\\")
         if in_condition and (macro := ARCHITECTURE.search(line)):

@@ -21,11 +21,14 @@
 #include "weights/lora/lora_file.h"
 #include "weights/requantise.h"
 
+namespace kt::inline models {
+class Transformer;
+struct TransformerOptions;
+}  // namespace kt::inline models
+
 namespace kt::inline engine {
 
 class LoadedModel;
-class Transformer;
-struct TransformerOptions;
 
 // A low-rank adapter to be loaded beside a model, by the name that requests choose it by.
 struct AdapterFile {

@@ -6,9 +6,11 @@
 
 #include "cli/registry/registry.h"
 
-namespace kt::inline cli {
-
+namespace kt::inline hub {
 struct DownloadProgress;
+}  // namespace kt::inline hub
+
+namespace kt::inline cli {
 
 enum class ModelUse : uint8_t {
   kRun,      // a family that does not run here is refused before anything is fetched

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cli/sft/recipe_keys.h"
 #include "text/json.h"
+#include "text/yaml.h"
 
 namespace kt::inline cli {
 
@@ -50,7 +51,7 @@ class Recipe {
     std::string place;
   };
   void take(const std::string& name, const Json& value, const std::string& place);
-  void take_all(const Json& mapping, const std::string& prefix, const struct YamlLines& lines);
+  void take_all(const Json& mapping, const std::string& prefix, const YamlLines& lines);
   void take_environment();
   void change(const std::string& words);
 
