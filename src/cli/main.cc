@@ -162,6 +162,7 @@ int parse_and_run(CLI::App& app, kt::Invocation& run, int argc, char** argv, con
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): flags that do not fit each other end the program, whatever it was asked
 int main(int argc, char** argv) {
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), reported like a full disk
