@@ -131,7 +131,8 @@ double peak_bf16(int64_t rounds, void* buffer) noexcept {
     unroll<kW * kA>([&](auto at) __attribute__((always_inline)) {
       I::store(static_cast<float*>(buffer) + at * I::kLanes, I::template total<0>(acc[at / kA][at % kA]));
     });
-    return 2.0 * static_cast<double>(rounds) * kW * kA * (kPartBytes / 2) * I::kTokens;
+    constexpr int kColumns = kPartBytes / 2;
+    return 2.0 * static_cast<double>(rounds) * kW * kA * kColumns * I::kTokens;
   } else {
     return 0;
   }
