@@ -459,8 +459,8 @@ RULES = """
 - match: {name: "^model\\\\.layers\\\\..*\\\\.mlp\\\\.experts$"}
   replace:
     class: ktransformers.operators.experts.KTransformersExperts
-    kwargs: {prefill_device: cpu, prefill_op: KExpertsTorch, generate_device: cpu, generate_op: KSFTExpertsCPU,
-             out_device: cuda, backend: %s}
+    kwargs: {prefill_device: cpu, prefill_op: KExpertsTorch, generate_device: cpu, generate_op: KSFTExpertsCPU, \
+out_device: cuda, backend: %s}
 """
 
 
