@@ -92,7 +92,7 @@ class Unit:
                 every.add(path)
                 todo += included(path)
         sums = hashlib.sha256(f"{tool[1]} {self.command}".encode())
-        for path in [ROOT / ".clang-tidy", *sorted(every)]:
+        for path in [ROOT / ".clang-tidy", *sorted((ROOT / "src").rglob(".clang-tidy")), *sorted(every)]:
             sums.update(f"\n{path}\n{text_of(path)}".encode())
         return sums.hexdigest()
 

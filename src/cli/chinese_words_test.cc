@@ -74,12 +74,6 @@ std::set<std::string> words_of_questions() {
   return {words.begin(), words.end()};
 }
 
-int holes(std::string_view pattern) {
-  int out = 0;
-  for (size_t at = 0; (at = pattern.find("{}", at)) != pattern.npos; at += 2) ++out;
-  return out;
-}
-
 bool has_chinese(std::string_view words) {
   for (size_t at = 0; at < words.size();)
     if (cell_width(next_code_point(words, at)) == 2) return true;
@@ -116,7 +110,7 @@ TEST(ChineseWords, AreOneEntryEachWithTheSameHoles) {
   std::set<std::string_view> seen;
   for (const Translation& entry : chinese_words()) {
     EXPECT_TRUE(seen.insert(entry.english).second) << "twice: " << entry.english;
-    EXPECT_EQ(holes(entry.english), holes(entry.other)) << entry.english << " / " << entry.other;
+    EXPECT_EQ(holes_of(entry.english), holes_of(entry.other)) << entry.english << " / " << entry.other;
     EXPECT_NE(entry.english, entry.other);
     EXPECT_TRUE(is_valid_utf8(entry.other)) << entry.english;
     EXPECT_TRUE(has_chinese(entry.other)) << entry.english << " / " << entry.other;
