@@ -210,7 +210,7 @@ void TrainCalls::fill_in(TrainFigures& out) const {
   const ExpertsGrad grad(layer);
   const int tokens = setup_.tokens, top_k = model_.setup().top_k;
   const ExpertLora lora = factors_.front().lora();
-  const LoraAdapter adapter(layer, lora);
+  const LoraAdapter adapter(layer, lora, layer.options().precision != Precision::kF32);
   out.lora_bytes = floats_bytes(FactorSizes(shape_, setup_.rank));
   out.kept_bytes = kept_bytes_;
   out.workspace_bytes = layer.state().workspace->bytes();

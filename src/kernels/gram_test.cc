@@ -15,21 +15,8 @@
 #include "kernels/testing/activations.h"
 #include "kernels/testing/tables.h"
 
-#ifdef KT_HAS_amx_emulated
-namespace kt_isa_amx_emulated {
-extern const kt::GramKernels kGram;
-}
-#endif
-
 namespace kt::inline kernels {
 namespace {
-
-const GramKernels& gram_of(const Kernels& table) {
-#ifdef KT_HAS_amx_emulated
-  if (&table == &kt_isa_amx_emulated::kTable) return kt_isa_amx_emulated::kGram;
-#endif
-  return gram_kernels(table);
-}
 
 float rounded(float x) { return to_f32(to_bf16(x)); }
 
@@ -40,7 +27,7 @@ struct Gram {
   std::vector<float> h;  // [columns, columns], starts at 1
 
   Gram(const Kernels& table, int rows_of, int columns_of)
-      : kernels(gram_of(table)),
+      : kernels(gram_kernels(table)),
         rows(rows_of),
         columns(columns_of),
         strips(ceil_div(columns, kGramSide)),
@@ -208,7 +195,7 @@ TEST(Gram, ProductsOfF32) {
                                 .blocks = blocks,
                                 .out = out.data(),
                                 .out_stride = out_stride};
-      gram_of(*table).product_f32(args);
+      gram_kernels(*table).product_f32(args);
       for (int i = 0; i < m; ++i)
         for (int c = 0; c < out_stride; ++c) {
           const float found = out[static_cast<size_t>(i * out_stride + c)];
@@ -232,7 +219,7 @@ TEST(Gram, ProductsOfF32) {
           one.m = one.blocks = 1;
           one.b += j * b_stride;
           one.out = alone.data() + i * out_stride + j * 16;
-          gram_of(*table).product_f32(one);
+          gram_kernels(*table).product_f32(one);
         }
       ASSERT_EQ(out, alone);
     }
@@ -259,7 +246,7 @@ TEST(Gram, LanesAreThoseOfPlainArithmetic) {
   };
   for (const Kernels* table : tables_under_test()) {
     SCOPED_TRACE(table->name);
-    const GramKernels& kernels = gram_of(*table);
+    const GramKernels& kernels = gram_kernels(*table);
     std::vector<float> sums = start, rest = start;
     std::vector<uint8_t> codes(kBlocks * kBlockRows);
     kernels.add_lanes(factors.data(), kColumns, x.data(), sums.data(), kStride, kBlocks);

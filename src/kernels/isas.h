@@ -20,4 +20,10 @@ struct KnownIsa {
 };
 std::vector<KnownIsa> known_isas();
 
+// A table that is no row of this build but a test's: what belongs to it is found from now on. isas() and best_kernels()
+// do not name it. Before other threads ask.
+struct GramKernels;
+struct BackKernels;
+void know_table(const Kernels& table, const GramKernels& gram, const BackKernels& back);
+
 }  // namespace kt::inline kernels

@@ -30,6 +30,22 @@ struct TransposeArgs {
   int64_t out_stride = 0;
 };
 
+// A matrix of numbers as the right operand of a product in bf16: its rows are K, its columns the output's. Number
+// (r, c) stands at row (index ? index[r] : r) of `from`, column c; `across`: at row c, column r (f32, no index).
+struct PanelArgs {
+  const void* from = nullptr;
+  Real type = Real::kF32;
+  int64_t ld = 0;  // elements from one row of `from` to the next
+  const int32_t* index = nullptr;
+  bool across = false;
+  int rows = 0, columns = 0;
+  // Row blocks of a plain matrix of code kBf16 (layout.h): block c of 16 columns begins at c * out_stride. Zeros fill
+  // the last block, and K up to k_pad, a multiple of 16 (64 where a product begins with it).
+  int k_pad = 0;
+  std::byte* out = nullptr;  // 64-byte aligned
+  int64_t out_stride = 0;
+};
+
 // out[i, c] += factor * sum over t of a[t, i] * b[t, c], t in order, f32: each sum is made from zero by fused
 // multiply-adds and then added by one, so it depends neither on the other columns of the call nor on how these are cut.
 struct OuterSumArgs {
@@ -73,6 +89,7 @@ struct ActivateBackArgs {
 struct BackKernels {
   void (*transpose_bf16)(const TransposeArgs&) noexcept;  // null where the ISA has no bf16 product
   void (*transpose_f32)(const TransposeArgs&) noexcept;
+  void (*pack_panel)(const PanelArgs&) noexcept;  // null likewise
   void (*outer_sum)(const OuterSumArgs&) noexcept;
   void (*activate_back)(const ActivateBackArgs&) noexcept;
 };

@@ -14,21 +14,8 @@
 #include "kernels/testing/matrices.h"
 #include "kernels/testing/tables.h"
 
-#ifdef KT_HAS_amx_emulated
-namespace kt_isa_amx_emulated {
-extern const kt::BackKernels kBack;
-}
-#endif
-
 namespace kt::inline kernels {
 namespace {
-
-const BackKernels& back_of(const Kernels& table) {
-#ifdef KT_HAS_amx_emulated
-  if (&table == &kt_isa_amx_emulated::kTable) return kt_isa_amx_emulated::kBack;
-#endif
-  return back_kernels(table);
-}
 
 // A code of panels, and the route that multiplies it.
 struct PanelKind {
@@ -54,7 +41,7 @@ struct Transposed {
     args.out_stride = static_cast<int64_t>(packing.block_bytes);
     for (args.first = 0; args.first < packing.n; args.first += kChunk) {
       args.out = memory.as() + args.first / kBlockRows * args.out_stride;
-      (back_of(table).*kind.transpose)(args);
+      (back_kernels(table).*kind.transpose)(args);
     }
     EXPECT_TRUE(memory.intact()) << "wrote outside the panels";
   }
@@ -153,7 +140,7 @@ TEST_P(Transpose, OddShapes) {
           want.push_back(packed_value(w->packing, w->memory.as(), i / k, i % k));
       }
       for (const PanelKind& kind : kKinds) {
-        if (!(back_of(*table).*kind.transpose)) continue;
+        if (!(back_kernels(*table).*kind.transpose)) continue;
         SCOPED_TRACE(testing::Message()
                      << table->name << ", " << kind.format << " panels of " << n << " x " << k);
         const Transposed panels(*table, kind, k, w->packing.blocks);
@@ -212,7 +199,7 @@ TEST_P(Transpose, HoldsWhatProductsMultiply) {
   for (const Kernels* table : tables_under_test()) {
     const Packed w(matrix.view(), table->fragment);
     for (const PanelKind& kind : kKinds) {
-      if (!(back_of(*table).*kind.transpose)) continue;
+      if (!(back_kernels(*table).*kind.transpose)) continue;
       SCOPED_TRACE(testing::Message() << table->name << ", " << kind.format << " panels");
       const Transposed panels(*table, kind, k, w.packing.blocks);
       panels.fill(
@@ -248,7 +235,7 @@ TEST_P(Transpose, MultipliesBackwards) {
   for (const Kernels* table : tables_under_test()) {
     const Packed w(matrix.view(), table->fragment);
     for (const PanelKind& kind : kKinds) {
-      if (!(back_of(*table).*kind.transpose)) continue;
+      if (!(back_kernels(*table).*kind.transpose)) continue;
       const Transposed panels(*table, kind, k, w.packing.blocks);
       panels.fill(
           *table, kind,
@@ -288,6 +275,60 @@ struct Wide {
   }
 };
 
+// Numbers of any type, in rows that an index names or across, as row blocks: to the bit what rounding makes of them,
+// zeros to the end of the last block and of K, and nothing beside.
+TEST(PackPanel, HoldsWhatItIsGiven) {
+  struct Case {
+    int rows, columns;
+    bool index, across;
+  };
+  constexpr Case kCases[] = {{1, 1, false, false},  {37, 50, true, false}, {64, 16, false, false},
+                             {9, 100, true, false}, {8, 40, false, true},  {75, 33, false, true},
+                             {3, 5, false, true}};
+  int checked = 0;
+  for (const Kernels* table : tables_under_test()) {
+    if (!back_kernels(*table).pack_panel) continue;
+    for (const Case& at : kCases)
+      for (const Real type : {Real::kF32, Real::kBf16, Real::kF16}) {
+        if (at.across && type != Real::kF32) continue;
+        SCOPED_TRACE(testing::Message() << table->name << ", " << at.rows << " x " << at.columns);
+        const int64_t source_rows = at.across ? at.columns : at.rows + 5,
+                      ld = (at.across ? at.rows : at.columns) + 3;
+        // the last row ends where memory does
+        std::vector<float> numbers = random_rows(source_rows, ld, 11);
+        numbers.resize(numbers.size() - 3);
+        const Wide from(type, numbers);
+        std::vector<int32_t> index;
+        for (int r = 0; r < at.rows; ++r) index.push_back(static_cast<int32_t>((r * 7 + 2) % source_rows));
+        const Packing p = packing_for(format_named("bf16"), at.columns, at.rows, table->fragment, "panel");
+        Guarded memory(p.bytes());
+        std::memset(memory.as(), 0x5A, memory.size());
+        back_kernels(*table).pack_panel({.from = from.memory.as(),
+                                         .type = type,
+                                         .ld = ld,
+                                         .index = at.index ? index.data() : nullptr,
+                                         .across = at.across,
+                                         .rows = at.rows,
+                                         .columns = at.columns,
+                                         .k_pad = p.k_pad,
+                                         .out = memory.as(),
+                                         .out_stride = static_cast<int64_t>(p.block_bytes)});
+        EXPECT_TRUE(memory.intact());
+        for (int64_t c = 0; c < p.blocks * kBlockRows; ++c)
+          for (int64_t r = 0; r < p.k_pad; ++r) {
+            float want = 0;
+            if (c < at.columns && r < at.rows)
+              want = from.values[static_cast<size_t>(at.across ? c * ld + r
+                                                               : (at.index ? index[r] : r) * ld + c)];
+            ASSERT_TRUE(equal_bits(packed_value(p, memory.as(), c, r), to_f32(to_bf16(want))))
+                << r << ", " << c;
+          }
+        ++checked;
+      }
+  }
+  if (!checked) GTEST_SKIP() << "no table that multiplies bf16 runs here";
+}
+
 struct OuterCase {
   int rows, a_columns, b_columns;
   bool index, strided;
@@ -316,7 +357,7 @@ void check_outer_sum(const Kernels& table, const OuterCase& at, const Wide& b, i
                     .out = out.data(),
                     .out_ld = ld,
                     .out_step = step};
-  back_of(table).outer_sum(args);
+  back_kernels(table).outer_sum(args);
   for (int i = 0; i < at.a_columns; ++i)
     for (int c = 0; c < at.b_columns; ++c) {
       float sum = 0;
@@ -343,11 +384,11 @@ void check_outer_sum(const Kernels& table, const OuterCase& at, const Wide& b, i
   args.b = b.memory.as() + static_cast<size_t>(middle) * bytes_of_one(b.type);
   args.b_columns = at.b_columns - middle;
   args.out = cut.data() + middle * step;
-  back_of(table).outer_sum(args);
+  back_kernels(table).outer_sum(args);
   args.b = b.memory.as();
   args.b_columns = middle;
   args.out = cut.data();
-  back_of(table).outer_sum(args);
+  back_kernels(table).outer_sum(args);
   ASSERT_EQ(cut, out) << "cut at column " << middle;
 }
 

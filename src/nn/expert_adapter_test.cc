@@ -41,7 +41,7 @@ class Lora : public ExpertAdapter {
 
   void read(const Rows& rows) const noexcept override {
     if (!adapts(rows.expert)) return;
-    float* kept = rows.kept;
+    float* kept = rows.kept + int64_t{rows.first} * kept_floats(rows.input);
     for (int i = 0; i < rows.count; ++i)
       for (const int p : rows.input == Input::kTokens ? std::vector{0, 1} : std::vector{2})
         for (int r = 0; r < kRank[p]; ++r) {
@@ -169,7 +169,7 @@ class Counter : public ExpertAdapter {
   void read(const Rows& rows) const noexcept override {
     const bool tokens = rows.input == Input::kTokens;
     for (int i = 0; i < rows.count; ++i) {
-      rows.kept[i] = static_cast<float>(rows.tokens[i] + 1) * (tokens ? 1 : -1);
+      rows.kept[rows.first + i] = static_cast<float>(rows.tokens[i] + 1) * (tokens ? 1 : -1);
       for (int c = 0; c < rows.columns; ++c)
         ++at(tokens ? 3 : 4, rows.expert, rows.tokens[i], rows.column + c);
     }

@@ -8,7 +8,7 @@
 namespace kt::inline nn {
 namespace {
 
-constexpr int kPackRows = 32;          // rows of a pack or requant item
+constexpr int kPackRows = ExpertAdapter::kReadRows;  // rows of a pack or requant item
 constexpr int kSharedTokens = 32;      // from here on tokens are quantised once and copied to their experts
 constexpr int kTileBytes = 256 << 10;  // sums of a prefill item
 constexpr size_t kAheadBytes = 16 << 10;      // of weights, fetched while an item waits
@@ -69,7 +69,7 @@ size_t NodeForward::lay_out() {
 void NodeForward::plan_groups() {
   const std::vector<ExpertGroup>& groups = routing_.groups;
   parts_.resize(groups.size());
-  size_t multiply = 0, down_bytes = 0;
+  size_t multiply = args_.adapter ? args_.adapter->scratch_bytes() : 0, down_bytes = 0;
   bool panels = false;
   for (size_t g = 0; g < groups.size(); ++g) {
     const int m = groups[g].m;
@@ -121,11 +121,19 @@ void NodeForward::list_items() {
   up_tokens_.shape = shared_shape(&ForwardNode::Part::up);
   if (gate_tokens_.shape.rows || up_tokens_.shape.rows) list_.add_pieces(kTokens, 0, args_.tokens, kPackRows);
   rows(kPack);
+  list_reads(kRead, ExpertAdapter::Input::kTokens);
   widest_ = down_blocks_;
   for (int g = 0; g < groups; ++g) list_gate_up(g);
   if (keeps_only_) return;
   rows(kRequant);
+  list_reads(kReadMid, ExpertAdapter::Input::kActivated);
   list_down();
+}
+
+void NodeForward::list_reads(Stage stage, ExpertAdapter::Input input) {
+  if (!reads_apart() || args_.adapter->kept_floats(input) == 0) return;
+  for (int g = 0; g < static_cast<int>(routing_.groups.size()); ++g)
+    list_.add_pieces(stage, g, routing_.groups[g].m, ExpertAdapter::kReadApart);
 }
 
 void NodeForward::list_gate_up(int group) {
@@ -201,11 +209,17 @@ void NodeForward::run(int rank) noexcept {
       case kTokens:
         return pack_tokens(item);
       case kPack:
-        return pack(item);
+        return pack(item, mine);
+      case kRead:
+        list_.wait(item, kPack, item.group);
+        return let_read(item, ExpertAdapter::Input::kTokens, mine);
       case kGateUp:
         return gate_up(item, mine);
       case kRequant:
-        return requant(item);
+        return requant(item, mine);
+      case kReadMid:
+        list_.wait(item, kRequant, item.group);
+        return let_read(item, ExpertAdapter::Input::kActivated, mine);
       case kDown:
         return down(item, mine);
       case kStages:
@@ -227,11 +241,11 @@ void NodeForward::pack_tokens(const WorkItem& item) noexcept {
                           .out = rows_from(tokens->acts, item.begin, item.count)});
 }
 
-void NodeForward::pack(const WorkItem& item) noexcept {
+void NodeForward::pack(const WorkItem& item, std::byte* mine) noexcept {
   const ForwardNode::Part& part = parts_[item.group];
   pack_rows(item, gate_tokens_, part.gate.acts);
   if (!part.one_input) pack_rows(item, up_tokens_, part.up.acts);
-  if (args_.adapter) let_read(item, ExpertAdapter::Input::kTokens);
+  if (args_.adapter && !reads_apart()) let_read(item, ExpertAdapter::Input::kTokens, mine);
 }
 
 void NodeForward::pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept {
@@ -263,7 +277,10 @@ void NodeForward::gate_up(const WorkItem& item, std::byte* mine) noexcept {
   // A block more than needed: rows a multiple of 4 KiB apart would all fall into the same sets of the caches.
   const int64_t ld = (2 * item.count + 1) * kBlockRows;
   multiply_gate_up(item, tile, ld, mine);
-  if (args_.adapter) let_add(item, tile, ld);
+  if (args_.adapter) {
+    list_.wait(item, kRead, item.group);
+    let_add(item, tile, ld, mine);
+  }
   if (keep_.rows) keep(item, tile, ld);
   if (keeps_only_) return;
   const int64_t column = int64_t{item.begin} * kBlockRows;
@@ -342,7 +359,7 @@ void NodeForward::keep(const WorkItem& item, const float* tile, int64_t ld) noex
   }
 }
 
-void NodeForward::requant(const WorkItem& item) noexcept {
+void NodeForward::requant(const WorkItem& item, std::byte* mine) noexcept {
   const ForwardNode::Part& part = parts_[item.group];
   list_.wait(item, kGateUp, item.group);
   kernels_.pack_acts({.source = part.mid + item.begin * shard_.width(),
@@ -351,7 +368,7 @@ void NodeForward::requant(const WorkItem& item) noexcept {
                       .m = item.count,
                       .k = shard_.end - shard_.begin,
                       .out = rows_of(part.down.acts, item, routing_.groups[item.group].m)});
-  if (args_.adapter) let_read(item, ExpertAdapter::Input::kActivated);
+  if (args_.adapter && !reads_apart()) let_read(item, ExpertAdapter::Input::kActivated, mine);
 }
 
 // While group g's rows are waited for: its weights, and with few rows those of the groups behind it.
@@ -398,7 +415,10 @@ void NodeForward::down(const WorkItem& item, std::byte* mine) noexcept {
                              .out = tile,
                              .ld = columns,
                              .scratch = mine});
-    if (args_.adapter) let_add_down(item, g, tile);
+    if (args_.adapter) {
+      list_.wait(item, kReadMid, g);
+      let_add_down(item, g, tile, mine);
+    }
     add_group(item, g, tile, y);
   }
   store(item, y);
@@ -436,35 +456,42 @@ void NodeForward::store(const WorkItem& item, const float* y) noexcept {
 
 size_t NodeForward::kept_bytes(ExpertAdapter::Input input, int m) const {
   if (!args_.adapter) return 0;
-  return static_cast<size_t>(m) * static_cast<size_t>(args_.adapter->kept_floats(input)) * sizeof(float);
+  return static_cast<size_t>(round_up(m, ExpertAdapter::kReadRows)) *
+         static_cast<size_t>(args_.adapter->kept_floats(input)) * sizeof(float);
 }
 
-void NodeForward::let_read(const WorkItem& item, ExpertAdapter::Input input) noexcept {
-  const int floats = args_.adapter->kept_floats(input);
-  if (floats == 0) return;
+void NodeForward::let_read(const WorkItem& item, ExpertAdapter::Input input, std::byte* scratch) noexcept {
+  if (args_.adapter->kept_floats(input) == 0) return;
   const ExpertGroup& group = routing_.groups[item.group];
   const ForwardNode::Part& part = parts_[item.group];
   ExpertAdapter::Rows rows{.input = input,
                            .expert = group.expert,
                            .count = item.count,
+                           .first = item.begin,
+                           .m = group.m,
                            .columns = shape_.hidden,
                            .tokens = inputs_of(group) + item.begin,
                            .source = args_.input,
                            .type = args_.input_type,
                            .stride = input_stride(),
-                           .kept = part.kept_tokens + int64_t{item.begin} * floats};
+                           .kept = part.kept_tokens,
+                           .scratch = scratch};
   if (input == ExpertAdapter::Input::kActivated) {
     rows.column = shard_.begin;
     rows.columns = shard_.end - shard_.begin;
     rows.source = part.mid + item.begin * shard_.width();
     rows.type = Real::kF32;
     rows.stride = shard_.width();
-    rows.kept = part.kept_mid + int64_t{item.begin} * floats;
+    rows.kept = part.kept_mid;
   }
+  const ForwardNode::Part& of = parts_[item.group];
+  const Product& product = input == ExpertAdapter::Input::kTokens ? of.gate : of.down;
+  const Acts packed = rows_of(product.acts, item, group.m);
+  if (product.plan.route == Route::kManyBf16) rows.packed = &packed;
   args_.adapter->read(rows);
 }
 
-void NodeForward::let_add(const WorkItem& item, float* tile, int64_t ld) noexcept {
+void NodeForward::let_add(const WorkItem& item, float* tile, int64_t ld, std::byte* scratch) noexcept {
   const ExpertGroup& group = routing_.groups[item.group];
   const int first = shard_.begin + item.begin * kBlockRows;
   ExpertAdapter::Tile to{.part = ExpertPart::kGate,
@@ -476,14 +503,15 @@ void NodeForward::let_add(const WorkItem& item, float* tile, int64_t ld) noexcep
                          .kept = parts_[item.group].kept_tokens,
                          .sums = tile,
                          .ld = ld,
-                         .block_ld = shard_.paired ? 2 * kBlockRows : kBlockRows};
+                         .block_ld = shard_.paired ? 2 * kBlockRows : kBlockRows,
+                         .scratch = scratch};
   args_.adapter->add(to);
   to.part = ExpertPart::kUp;
   to.sums += shard_.paired ? kBlockRows : item.count * kBlockRows;
   args_.adapter->add(to);
 }
 
-void NodeForward::let_add_down(const WorkItem& item, int g, float* tile) noexcept {
+void NodeForward::let_add_down(const WorkItem& item, int g, float* tile, std::byte* scratch) noexcept {
   const ExpertGroup& group = routing_.groups[g];
   const int columns = item.count * kBlockRows, first = item.begin * kBlockRows;
   args_.adapter->add({.part = ExpertPart::kDown,
@@ -495,7 +523,8 @@ void NodeForward::let_add_down(const WorkItem& item, int g, float* tile) noexcep
                       .kept = parts_[g].kept_mid,
                       .sums = tile,
                       .ld = columns,
-                      .block_ld = kBlockRows});
+                      .block_ld = kBlockRows,
+                      .scratch = scratch});
 }
 
 }  // namespace kt::inline nn

@@ -4,9 +4,12 @@
 //   stage     items            waits for
 //   tokens    rows             -                        with many tokens: each quantised once
 //   pack      group, rows      tokens                   rows of a group, quantised, in the kernels' order
-//   gate_up   group, pairs     pack of the group        products, and the activation while both are in cache
+//   read      group, rows      pack of the group        what an adapter keeps of them, where it reads apart
+//   gate_up   group, pairs     pack, read of the group  products, and the activation while both are in cache
 //   requant   group, rows      gate_up of the group     quantised again
-//   down      columns          requant of each group    products, added up over all groups in order
+//   read_mid  group, rows      requant of the group     as read
+//   down      columns          requant of each group,   products, added up over all groups in order
+//                              read_mid
 //
 // Stages are listed in this order, each for all groups (expert_groups.h: no barrier, no deadlock). Down items
 // own their output columns and add experts in order, so the result does not depend on who did what.
@@ -73,7 +76,7 @@ class NodeForward {
 
  private:
   using Product = ForwardNode::Product;
-  enum Stage : int { kTokens, kPack, kGateUp, kRequant, kDown, kStages };
+  enum Stage : int { kTokens, kPack, kRead, kGateUp, kRequant, kReadMid, kDown, kStages };
 
   void plan_groups();
   void list_items();
@@ -88,22 +91,25 @@ class NodeForward {
   ActShape shared_shape(Product ForwardNode::Part::* of) const;
 
   void pack_tokens(const WorkItem& item) noexcept;
-  void pack(const WorkItem& item) noexcept;
+  void pack(const WorkItem& item, std::byte* mine) noexcept;
   void pack_rows(const WorkItem& item, const SharedTokens& tokens, const Acts& acts) noexcept;
   void gate_up(const WorkItem& item, std::byte* mine) noexcept;
   void multiply_gate_up(const WorkItem& item, float* tile, int64_t ld, std::byte* scratch) noexcept;
   void activate_apart(ActivateArgs args, float* row) noexcept;
   void keep(const WorkItem& item, const float* tile, int64_t ld) noexcept;
-  void requant(const WorkItem& item) noexcept;
+  void requant(const WorkItem& item, std::byte* mine) noexcept;
   void fetch_down(const WorkItem& item, int group) const noexcept;
   void down(const WorkItem& item, std::byte* mine) noexcept;
   void add_group(const WorkItem& item, int group, const float* tile, float* y) noexcept;
   void store(const WorkItem& item, const float* y) noexcept;
 
   size_t kept_bytes(ExpertAdapter::Input input, int m) const;
-  void let_read(const WorkItem& item, ExpertAdapter::Input input) noexcept;
-  void let_add(const WorkItem& item, float* tile, int64_t ld) noexcept;  // to gate and up
-  void let_add_down(const WorkItem& item, int group, float* tile) noexcept;
+  bool reads_apart() const { return args_.adapter && args_.adapter->reads_apart(); }
+  void list_reads(Stage stage, ExpertAdapter::Input input);
+  // An adapter's scratch is what products have between calls.
+  void let_read(const WorkItem& item, ExpertAdapter::Input input, std::byte* scratch) noexcept;
+  void let_add(const WorkItem& item, float* tile, int64_t ld, std::byte* scratch) noexcept;  // to gate and up
+  void let_add_down(const WorkItem& item, int group, float* tile, std::byte* scratch) noexcept;
 
   // Which rows of the input a group reads.
   const int32_t* inputs_of(const ExpertGroup& group) const {

@@ -3,6 +3,7 @@
 #include "nn/experts_grad.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "base/error.h"
@@ -114,8 +115,12 @@ class Backward {
     });
     if (direct_) return;
     experts_.pool->run([&](const Worker& w) { add_tokens(w); });
-    run_items(*experts_.pool, std::ssize(routing_.groups),
-              [&](int64_t g) { add_group(static_cast<int>(g)); });
+    std::atomic<int> next = 0;
+    experts_.pool->run([&](const Worker& w) {
+      if (job_of_[w.node] < 0) return;
+      std::byte* const mine = jobs_[job_of_[w.node]].of_worker(w.rank);
+      for (int g = next++; g < static_cast<int>(routing_.groups.size()); g = next++) add_group(g, mine);
+    });
   }
 
  private:
@@ -132,7 +137,7 @@ class Backward {
   }
 
   // The same of what factors and routing weights get: in the first node's memory, then where it belongs.
-  void add_group(int g) const {
+  void add_group(int g, std::byte* mine) const {
     const ExpertGroup& group = routing_.groups[g];
     const NodeBackward::Sums to = jobs_[0].sums();
     for (size_t j = 1; j < jobs_.size(); ++j) {
@@ -145,7 +150,7 @@ class Backward {
       add(to.td, from.td, to.td_width);
       add(to.weights, from.weights, 1);
     }
-    jobs_[0].add_factors(g);
+    jobs_[0].add_factors(g, mine);
     for (int i = group.first; i < group.first + group.m && args_.weights_grad; ++i)
       args_.weights_grad[routing_.pair[i]] = to.weights[i];
   }
@@ -194,7 +199,7 @@ void ExpertsGrad::forward(const TrainForwardArgs& args) const {
   check_call(s, args.call, "forward");
   check_output(s, args.call, "forward");
   if (args.call.adapter) fail("forward: factors are given as such, not as an adapter");
-  const LoraAdapter adapter(experts_, args.lora);
+  const LoraAdapter adapter(experts_, args.lora, kept_type() == Real::kBf16);
   ForwardArgs call = args.call;
   call.adapter = args.lora.empty() ? nullptr : &adapter;
   Workspace::State& space = *s.workspace->state_;
@@ -213,7 +218,7 @@ void ExpertsGrad::backward(const TrainBackwardArgs& args) const {
   const ForwardArgs& call = args.call;
   const SavedCall::State* saved = args.saved ? args.saved->state_.get() : nullptr;
   check_backward(s, args, saved);
-  const LoraAdapter adapter(experts_, args.lora);
+  const LoraAdapter adapter(experts_, args.lora, kept_type() == Real::kBf16);
   if (call.tokens == 0) return;
   Workspace::State& space = *s.workspace->state_;
   const std::lock_guard lock(space.mutex);
@@ -257,7 +262,7 @@ size_t ExpertsGrad::backward_bytes(int tokens, int top_k, const ExpertLora& lora
   float wanted = 0;  // never written
   const TrainBackwardArgs args{
       .call = {.tokens = tokens, .top_k = top_k}, .lora = lora, .input_grad = &wanted};
-  const LoraAdapter adapter(experts_, lora);
+  const LoraAdapter adapter(experts_, lora, kept_type() == Real::kBf16);
   std::vector<BackwardNode> nodes(static_cast<size_t>(s.pool->nodes()));
   Backward backward(s, args, adapter, routing);
   return backward.lay_out(kept_type(), nullptr, [&](int n) { return &nodes[n]; });

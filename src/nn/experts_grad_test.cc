@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "formats/known_formats.h"
+#include "kernels/testing/emulated_tiles.h"
 #include "kernels/testing/tables.h"
 #include "nn/testing/reference_grad.h"
 
@@ -88,6 +89,32 @@ TEST_P(EveryFormatBack, MatchesDoubleReferenceOnEveryIsa) {
               kRows[i] * kRanks[j] < 32);
         }
     }
+}
+
+// The same in bf16 with a tile unit, whatever this CPU has: factors of groups of many rows go through it too, those of
+// few rows are in f32.
+TEST(ExpertsGrad, WithATileUnit) {
+  const Kernels* table = emulated_tiles();
+  if (!table) GTEST_SKIP() << "a cross build: no emulated tile unit";
+  for (const char* name : {"bf16", "int4_g32", "q4_k"}) {
+    const Format& format = format_named(name);
+    const Layer layer(shape_for(format), format, 60, true);
+    for (const auto& [rows, rank] : {std::pair{3, 8}, {33, 3}, {40, 70}, {100, 16}}) {
+      const Batch batch = rows_batch(rows, layer.shape, 61);
+      const RandomLora lora(layer.shape, rank, 62);
+      const auto dout = random_grad(batch, layer.shape, 63);
+      const auto want = ReferenceLayer(layer, batch, lora, {}).grads(dout);
+      for (const int nodes : {1, 2}) {
+        const Experts experts =
+            make(layer, pool_of(nodes + 1, nodes), {.precision = Precision::kBf16, .kernels = table});
+        TrainCall call{experts, batch, lora, dout};
+        const Grads kept = call.run();
+        expect_near(kept, want, kBf16, text("{}, {} rows, rank {}, {} nodes", name, rows, rank, nodes));
+        call.keep = false;
+        EXPECT_EQ(call.run(), kept) << name << rows;
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, EveryFormatBack, ::testing::ValuesIn(kFormats.begin(), kFormats.end()),
@@ -245,7 +272,7 @@ TEST(ExpertsGrad, ForwardGivesTheBitsOfThePlainOne) {
         const auto dout = random_grad(batch, layer.shape, 31);
         const Experts experts = make(layer, pool_of(2), {.precision = precision});
         EXPECT_EQ((TrainCall{experts, batch, none, dout}.run().output), run(experts, batch));
-        const LoraAdapter adapter(experts, lora.view());
+        const LoraAdapter adapter(experts, lora.view(), precision != Precision::kF32);
         std::vector<float> out(batch.input.size());
         ForwardArgs args = batch.args(out.data());
         args.adapter = &adapter;

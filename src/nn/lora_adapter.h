@@ -1,7 +1,8 @@
 // Low-rank factors beside the weights of experts: W' = W + scale * B A for gate|up and for down, as fine-tuning makes
-// them. In f32, whatever the weights are.
+// them. In f32, whatever the weights are, but for groups of kBf16Rows and more where training asks for bf16 operands.
 #pragma once
 #include "nn/expert_adapter.h"
+#include "nn/factor_products.h"
 #include "nn/padded_parts.h"
 
 namespace kt::inline nn {
@@ -21,24 +22,35 @@ struct ExpertLora {
   bool empty() const { return gate_up.empty() && down.empty(); }
 };
 
-// Keeps scale * A x of a row. Views: the factors, and the experts it is made for, outlive it. An Error if a rank is
-// negative or one of two factors is null.
+// Keeps scale * A x of a row, in bf16 in the order in which products take it. Views: the factors, and the experts it is
+// made for, outlive it. An Error if a rank is negative or one of two factors is null. Operands are rounded to bf16 only
+// where `bf16` asks and the CPU multiplies that.
 class LoraAdapter : public ExpertAdapter {
  public:
-  LoraAdapter(const Experts& experts, const ExpertLora& lora);
+  LoraAdapter(const Experts& experts, const ExpertLora& lora, bool bf16 = false);
 
   int kept_floats(Input input) const noexcept override;
+  size_t scratch_bytes() const noexcept override;
+  bool reads_apart() const noexcept override { return products_.bf16(); }
   void read(const Rows& rows) const noexcept override;
   void add(const Tile& tile) const noexcept override;
   bool knows_padding() const noexcept override { return true; }
+  // What read() keeps, as [count, rank] of f32.
+  void read_floats(const Rows& rows) const noexcept;
 
  private:
+  bool takes_bf16(int m) const { return products_.bf16() && m >= FactorProducts::kBf16Rows; }
+  float* read_bf16(const Rows& rows, const LowRank& f) const noexcept;
+  void read_f32(const Rows& rows, const LowRank& f) const noexcept;
+  void add_bf16(const Tile& tile, const LowRank& f) const noexcept;
+
   const LowRank& factors(Input input) const { return input == Input::kTokens ? lora_.gate_up : lora_.down; }
 
   const Kernels& kernels_;
   ExpertsShape shape_;
   PaddedParts parts_;
   ExpertLora lora_;
+  FactorProducts products_;
 };
 
 }  // namespace kt::inline nn

@@ -8,12 +8,7 @@
 #include <vector>
 
 #include "kernels/isas.h"
-
-#ifdef KT_HAS_amx_emulated
-namespace kt_isa_amx_emulated {
-extern const kt::Kernels kTable;
-}
-#endif
+#include "kernels/testing/emulated_tiles.h"
 
 namespace kt::inline kernels {
 
@@ -36,8 +31,8 @@ inline const std::vector<const Kernels*>& tables_under_test() {
       else if (wanted(isa.table->name))
         out.push_back(isa.table);
     }
-#ifdef KT_HAS_amx_emulated
-    if (wanted(kt_isa_amx_emulated::kTable.name)) out.push_back(&kt_isa_amx_emulated::kTable);
+#ifdef KT_EVERY_TABLE  // emulating takes long: for the kernels themselves
+    if (const Kernels* table = emulated_tiles(); table && wanted(table->name)) out.push_back(table);
 #endif
     // A run that asks for one table and gets another proves nothing.
     if (only && *only && std::ranges::find(out, std::string_view(only), &Kernels::name) == out.end()) {
