@@ -7,7 +7,8 @@
 # layers    kt microbench moe --train: the shapes of Qwen3-30B and of DeepSeek-V3 with 32 experts, bf16, int8 and int4
 # rivals    the same layer in stock torch, and in kt-kernel's extension where carry/rival has it
 #           (tools/rival_layers.sh), in turns with ours at several thread counts
-# model     tools/train_speed.py: 48 layers of Qwen3-30B's shape, then four of DeepSeek-V3's, attention on the GPU
+# model     tools/hybrid_train.py: losses with attention on the GPU beside those of the CPU alone; tools/train_speed.py:
+#           48 layers of Qwen3-30B's shape, then four of DeepSeek-V3's, attention on the GPU
 #
 # The table comes last, of all steps that $OUT, else ./out, has figures of. SECONDS_PER_ROW (default 2) is the time of
 # each row.
@@ -101,6 +102,7 @@ model() {
   export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1
   export TOKENIZERS_PARALLELISM=false
   : > "$out/train-models.jsonl"
+  timeout 120 "$python" tools/hybrid_train.py | tee "$out/train-hybrid.txt" || failed "losses beside the CPU's"
   timeout 390 "$python" tools/train_speed.py "${model[@]}" --shape qwen3-30b --format int8 --tokens 4096 \
     --json "$out/train-models.jsonl" || failed "48 layers"
   timeout 190 "$python" tools/train_speed.py "${model[@]}" --shape deepseek-v3 --format int4,bf16 --tokens 8192 \

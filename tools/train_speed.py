@@ -172,7 +172,8 @@ def run_steps(model, optimizer, batch, device, steps):
 def experts_that_give_back(model):
     from kt_kernel.sft.experts import TrainableExperts
     stock = TrainableExperts.forward
-    TrainableExperts.forward = lambda self, hidden, ids, weights: hidden * weights.sum(-1, keepdim=True)
+    TrainableExperts.forward = lambda self, hidden, ids, weights: (
+        hidden * weights.sum(-1, keepdim=True)).to(hidden.dtype)
     try:
         yield
     finally:

@@ -15,7 +15,8 @@ KT_INLINE void store_square(const float* square, uint8_t* to) {
   for (int k = 0; k < kBlockRows; k += kNumbers, to += kBlockRows * I::kStep)
     unroll<kParts>([&](auto i) __attribute__((always_inline)) {
       F32 numbers[kNumbers];
-      for (int j = 0; j < kNumbers; ++j) numbers[j] = Isa::load(square + (k + j) * kBlockRows + i * Isa::kLanes);
+      for (int j = 0; j < kNumbers; ++j)
+        numbers[j] = Isa::load(square + (k + j) * kBlockRows + i * Isa::kLanes);
       I::store_bf16_step(to + i * kPartBytes, numbers);
     });
 }
@@ -44,8 +45,10 @@ KT_INLINE void load_square(const PanelArgs& args, int r, int c, float* square) {
       copy_some(square, reinterpret_cast<const float*>(row) + c, args.columns - c);
       continue;
     }
-    const Unit u = c + kUnit <= args.columns ? load_unit<kType>(row, c) : load_last_unit<kType>(row, c, args.columns);
-    unroll<kParts>([&](auto p) __attribute__((always_inline)) { Isa::store(square + p * Isa::kLanes, u.v[p]); });
+    const Unit u =
+        c + kUnit <= args.columns ? load_unit<kType>(row, c) : load_last_unit<kType>(row, c, args.columns);
+    unroll<kParts>([&](auto p)
+                       __attribute__((always_inline)) { Isa::store(square + p * Isa::kLanes, u.v[p]); });
   }
 }
 

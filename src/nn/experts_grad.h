@@ -71,10 +71,10 @@ struct TrainBackwardArgs {
 
 // Over experts that stay where they are. Products are in f32 where the experts' options say so, else of bf16 operands
 // whatever the weights are (where the CPU has no such product: f32); only a forward with Precision::kInt8 rounds
-// activations to bytes, and its backward does not. Where operands are bf16 those of low-rank factors are too, for experts
-// with as many rows as make that worth it (factor_products.h). So a forward gives the bits of Experts::forward with a
-// LoraAdapter of the same arithmetic for options that name a precision. Results are bitwise the same for any number of
-// threads at a fixed number of nodes. Calls are serialised with forwards of the same workspace.
+// activations to bytes, and its backward does not. Where operands are bf16 those of low-rank factors are too, for
+// experts with as many rows as make that worth it (factor_products.h). So a forward gives the bits of Experts::forward
+// with a LoraAdapter of the same arithmetic for options that name a precision. Results are bitwise the same for any
+// number of threads at a fixed number of nodes. Calls are serialised with forwards of the same workspace.
 class ExpertsGrad {
  public:
   explicit ExpertsGrad(const Experts& experts);

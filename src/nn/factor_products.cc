@@ -8,7 +8,8 @@
 namespace kt::inline nn {
 namespace {
 
-constexpr int kWide = 256;  // columns of the wide operand of an outer sum that are packed and multiplied together
+constexpr int kWide =
+    256;  // columns of the wide operand of an outer sum that are packed and multiplied together
 constexpr int kNarrow = 16;
 
 }  // namespace
@@ -16,7 +17,8 @@ constexpr int kNarrow = 16;
 FactorProducts::FactorProducts(const Kernels& kernels, bool bf16)
     : kernels_(kernels), back_(back_kernels(kernels)), bf16_(bf16 && back_.pack_panel != nullptr) {
   if (bf16_)
-    panel_ = packing_for({Code::kBf16, 0, Scale::kNone, Min::kNone, {}}, kBlockRows, kChunk, kernels.fragment, "factor");
+    panel_ = packing_for({Code::kBf16, 0, Scale::kNone, Min::kNone, {}}, kBlockRows, kChunk, kernels.fragment,
+                         "factor");
 }
 
 Packing FactorProducts::panel(int k) const {
@@ -58,7 +60,9 @@ ActShape FactorProducts::acts_shape(int m, int k) const {
   return plan_route(kernels_, panel(k), Route::kManyBf16, m).acts;
 }
 
-size_t FactorProducts::acts_bytes(int m, int k) const { return round_up(act_bytes(acts_shape(m, k)), size_t{64}); }
+size_t FactorProducts::acts_bytes(int m, int k) const {
+  return round_up(act_bytes(acts_shape(m, k)), size_t{64});
+}
 
 size_t FactorProducts::product_bytes(int m, int k) const {
   return bf16_ ? acts_bytes(m, k) + plan_route(kernels_, panel(k), Route::kManyBf16, m).scratch_bytes : 0;
@@ -66,8 +70,13 @@ size_t FactorProducts::product_bytes(int m, int k) const {
 
 Acts FactorProducts::pack(const Product& p, std::byte* memory) const noexcept {
   const Acts acts = acts_in(acts_shape(p.m, p.k), memory);
-  kernels_.pack_acts(
-      {.source = p.a, .type = p.type, .stride = p.a_stride, .index = p.index, .m = p.m, .k = p.k, .out = acts});
+  kernels_.pack_acts({.source = p.a,
+                      .type = p.type,
+                      .stride = p.a_stride,
+                      .index = p.index,
+                      .m = p.m,
+                      .k = p.k,
+                      .out = acts});
   return acts;
 }
 
@@ -98,7 +107,8 @@ void FactorProducts::multiply(const Product& p, std::byte* scratch) const noexce
                                         .out_stride = p.out_stride});
     return;
   }
-  multiply_packed(pack(p, scratch), p.m, p.turned, p.blocks, p.out, p.out_stride, scratch + acts_bytes(p.m, p.k));
+  multiply_packed(pack(p, scratch), p.m, p.turned, p.blocks, p.out, p.out_stride,
+                  scratch + acts_bytes(p.m, p.k));
 }
 
 // Where the parts of an outer sum lie: the columns of a as rows, then as activations; columns of b as a right operand;
@@ -133,7 +143,8 @@ void FactorProducts::outer_sum(const OuterSumArgs& args, std::byte* scratch) con
     sum_rows(args, first, std::min(kMostRows, args.rows - first), scratch);
 }
 
-void FactorProducts::sum_rows(const OuterSumArgs& args, int first, int rows, std::byte* scratch) const noexcept {
+void FactorProducts::sum_rows(const OuterSumArgs& args, int first, int rows,
+                              std::byte* scratch) const noexcept {
   const SumScratch at = sum_scratch(args.a_columns);
   auto* const turned = reinterpret_cast<float*>(scratch + at.turned);
   for (int t = 0; t < rows; ++t)

@@ -12,7 +12,8 @@ namespace kt::inline nn {
 
 class FactorProducts {
  public:
-  static constexpr int kBf16Rows = 32;   // fewer are not worth packing, and lose more to rounding than they gain
+  static constexpr int kBf16Rows =
+      32;  // fewer are not worth packing, and lose more to rounding than they gain
   static constexpr int kMostK = 1024;    // of a product
   static constexpr int kMostRows = 512;  // of rows that are summed over, at once
 
@@ -37,7 +38,8 @@ class FactorProducts {
   int64_t block_bytes(int k) const { return round_up(k, kChunk) * row_bytes(); }
 
   struct Product {
-    const void* a = nullptr;  // [m, k]: row i is source row (index ? index[i] : i); in f32 no index, no other types
+    const void* a =
+        nullptr;  // [m, k]: row i is source row (index ? index[i] : i); in f32 no index, no other types
     Real type = Real::kF32;
     int64_t a_stride = 0;  // elements
     const int32_t* index = nullptr;
@@ -51,8 +53,8 @@ class FactorProducts {
   void multiply(const Product& product, std::byte* scratch) const noexcept;
   size_t product_bytes(int m, int k) const;
   // The same of rows that are packed for a product in bf16, with an operand of all their k_pad.
-  void multiply_packed(const Acts& rows, int m, const std::byte* turned, int blocks, float* out, int64_t out_stride,
-                       std::byte* scratch) const noexcept;
+  void multiply_packed(const Acts& rows, int m, const std::byte* turned, int blocks, float* out,
+                       int64_t out_stride, std::byte* scratch) const noexcept;
   Acts pack(const Product& product, std::byte* memory) const noexcept;  // of its a; memory: acts_bytes()
   size_t acts_bytes(int m, int k) const;
   ActShape acts_shape(int m, int k) const;

@@ -102,7 +102,8 @@ TEST(FactorProducts, OuterSumsAreAddedTo) {
         for (int t = 0; t < kRows; ++t)
           for (int i = 0; i < narrow; ++i)
             for (int c = 0; c < wide; ++c)
-              want[strided ? c * narrow + i : i * wide + c] += 0.5 * a[t * narrow + i] * double{b[index[t] * wide + c]};
+              want[strided ? c * narrow + i : i * wide + c] +=
+                  0.5 * a[t * narrow + i] * double{b[index[t] * wide + c]};
         products.outer_sum({.a = a.data(),
                             .a_ld = narrow,
                             .a_columns = narrow,
