@@ -32,10 +32,10 @@ PoolOptions fitted(PoolOptions options) {
   return options;
 }
 
-std::vector<int> parse_node_ids(std::string_view words) {
+std::vector<int> parse_node_ids(std::string_view list) {
   std::vector<int> out;
-  std::string_view rest = words;
-  const auto refuse = [&] { fail("'{}': expected numbers of NUMA nodes such as 0,2 or 0-3", words); };
+  std::string_view rest = list;
+  const auto refuse = [&] { fail("'{}': expected numbers of NUMA nodes such as 0,2 or 0-3", list); };
   while (true) {
     rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
     int first = 0;

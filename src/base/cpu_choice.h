@@ -17,7 +17,7 @@ PoolOptions fitted(PoolOptions options);
 
 // "0,2", "0-3" or "0 1": numbers of nodes in the order given, repeated ones too. Error saying what was
 // expected.
-std::vector<int> parse_node_ids(std::string_view words);
+std::vector<int> parse_node_ids(std::string_view list);
 
 // Nodes by their numbers, and how many pools of threads share them.
 struct NodeChoice {

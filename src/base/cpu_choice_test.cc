@@ -60,8 +60,8 @@ class NodesOfATree : public testing::Test {
     put("node/node2/cpulist", "2-5");
     topology_ = Topology::read_sysfs(folder_.path(), {0, 1, 2, 3, 4, 5});
   }
-  void put(const std::string& path, const std::string& words) const {
-    folder_.put("devices/system/" + path, words + "\n");
+  void put(const std::string& path, const std::string& content) const {
+    folder_.put("devices/system/" + path, content + "\n");
   }
 
   testing_files::TempFolder folder_;

@@ -32,7 +32,7 @@ ErrorKind kind_of(int code) {
 
 ErrorKind read_kind(int code) { return code == ENOMEM ? ErrorKind::kMemory : ErrorKind::kInput; }
 
-std::string_view words_for(mode_t mode) {
+std::string_view kind_name(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
   if (S_ISFIFO(mode)) return "a FIFO";
   if (S_ISSOCK(mode)) return "a socket";
@@ -89,7 +89,7 @@ Descriptor open_regular(const std::string& path) {
   struct stat facts{};
   if ((file.get() < 0 ? stat(path.c_str(), &facts) : fstat(file.get(), &facts)) != 0)
     fail("{}: cannot stat: {}", path, reason(errno));
-  if (!S_ISREG(facts.st_mode)) fail("{}: expected a regular file, got {}", path, words_for(facts.st_mode));
+  if (!S_ISREG(facts.st_mode)) fail("{}: expected a regular file, got {}", path, kind_name(facts.st_mode));
   if (file.get() < 0) fail("{}: cannot open: {}", path, reason(ENXIO));
   return file;
 }

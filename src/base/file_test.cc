@@ -80,9 +80,9 @@ TEST_F(Files, MapErrorsNameThePath) {
 // Nobody opens the other end: a reader that waits for it never returns.
 TEST_F(Files, WhatIsNoRegularFileIsRefusedAtOnce) {
   ASSERT_EQ(mkfifo(at("fifo").c_str(), 0600), 0);
-  for (const auto& [path, words] :
+  for (const auto& [path, found] :
        {std::pair(at("fifo"), "got a FIFO"), {folder_, "got a folder"}, {"/dev/zero", "got a device"}}) {
-    const std::string wanted = text("{}: expected a regular file, {}", path, words);
+    const std::string wanted = text("{}: expected a regular file, {}", path, found);
     EXPECT_EQ(error_of([&] { open_regular(path); }).what(), wanted);
     EXPECT_EQ(error_of([&] { MappedFile file(path); }).what(), wanted);
     EXPECT_EQ(error_of([&] { read_file(path, 10); }).what(), wanted);

@@ -102,7 +102,7 @@ void install_handler() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
-std::string words_of(const Range& range) {
+std::string describe(const Range& range) {
   return text("{}: nothing at byte {} of {} any more: it shrank, or its disk failed, while it was read",
               range.path, range.missing.load(), range.end.load() - range.begin.load());
 }
@@ -135,7 +135,7 @@ MappingWatch::~MappingWatch() {
   WatchState& state = watch_state();
   const std::lock_guard lock(state.mutex);
   if (range_->missing.load() != UINT64_MAX) {
-    if (state.first.empty()) state.first = words_of(*range_);
+    if (state.first.empty()) state.first = describe(*range_);
     broken_ranges.fetch_sub(1);
   }
   range_->end.store(0);
@@ -155,7 +155,7 @@ std::optional<std::string> broken_mapping() {
   if (broken_ranges.load() == 0) return std::nullopt;
   const std::lock_guard lock(watch_state().mutex);
   for (const Range* range = ranges.load(); range; range = range->next)
-    if (range->missing.load() != UINT64_MAX) return words_of(*range);
+    if (range->missing.load() != UINT64_MAX) return describe(*range);
   return std::nullopt;
 }
 

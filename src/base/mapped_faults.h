@@ -15,7 +15,7 @@ namespace kt::inline base {
 // Error(kInput) naming file and place, if a file that is mapped now was found to end too early. Without one a
 // load and a comparison.
 void check_mapped_files();
-std::optional<std::string> broken_mapping();  // the same as words
+std::optional<std::string> broken_mapping();  // the same as a string
 // Those of the first file ever that was, mapped still or not.
 std::optional<std::string> first_broken_mapping();
 

@@ -95,15 +95,15 @@ std::string printable(std::string_view untrusted, size_t most) {
   return untrusted.size() > most ? out + "..." : out;
 }
 
-std::string one_line(std::string_view words, size_t most) {
+std::string one_line(std::string_view message, size_t most) {
   std::string out;
-  if (words.size() <= most) return append_printable(out, words), out;
-  size_t head = most / 3 * 2, tail = words.size() - most / 3;
-  for (int i = 0; i < 3 && goes_on(words, head); ++i) --head;
-  for (int i = 0; i < 3 && goes_on(words, tail); ++i) ++tail;
-  append_printable(out, words.substr(0, head));
+  if (message.size() <= most) return append_printable(out, message), out;
+  size_t head = most / 3 * 2, tail = message.size() - most / 3;
+  for (int i = 0; i < 3 && goes_on(message, head); ++i) --head;
+  for (int i = 0; i < 3 && goes_on(message, tail); ++i) ++tail;
+  append_printable(out, message.substr(0, head));
   out += " ... ";
-  append_printable(out, words.substr(tail));
+  append_printable(out, message.substr(tail));
   return out;
 }
 

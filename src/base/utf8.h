@@ -53,7 +53,7 @@ constexpr bool is_control(CodePoint code) { return code < 0x20 || (code >= 0x7F 
 // Both for one line of an error or a log: control characters as "\x0a", invalid bytes as U+FFFD. More than `most`
 // bytes are cut: behind them, as a name is; or in the middle, since the end of a message says what to do.
 std::string printable(std::string_view untrusted, size_t most = 100);
-std::string one_line(std::string_view words, size_t most);
+std::string one_line(std::string_view message, size_t most);
 // What people read of an error or a log: no more of it than they will.
 std::string message_line(std::string_view message);
 
