@@ -55,9 +55,9 @@ class Parser {
   }
   bool done() const { return at_ == pattern_.size(); }
   char peek() const { return done() ? '\0' : pattern_[at_]; }
-  bool take(std::string_view words) {
-    if (!pattern_.substr(at_).starts_with(words)) return false;
-    at_ += words.size();
+  bool take(std::string_view literal) {
+    if (!pattern_.substr(at_).starts_with(literal)) return false;
+    at_ += literal.size();
     return true;
   }
 
