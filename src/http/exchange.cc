@@ -185,9 +185,9 @@ void Exchange::on_gone(std::function<void()> call) {
   call();
 }
 
-void Exchange::note(std::string words) {
+void Exchange::note(std::string remark) {
   const std::lock_guard lock(mutex_);
-  note_ = std::move(words);
+  note_ = std::move(remark);
 }
 
 std::string Exchange::take_note() {
@@ -227,7 +227,7 @@ void Responder::reply(const HttpReply& reply) const { state_->exchange->reply(re
 void Responder::start(const HttpReply& head) const { state_->exchange->start(head); }
 void Responder::send(const std::string& piece) const { state_->exchange->send(piece); }
 void Responder::end() const { state_->exchange->end(); }
-void Responder::note(std::string words) const { state_->exchange->note(std::move(words)); }
+void Responder::note(std::string remark) const { state_->exchange->note(std::move(remark)); }
 bool Responder::gone() const { return state_->exchange->gone(); }
 void Responder::on_gone(std::function<void()> call) const { state_->exchange->on_gone(std::move(call)); }
 

@@ -72,7 +72,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void end();
   // No more will come. 500 and `why` if nothing was sent, else the connection is closed.
   void fail(std::string why);
-  void note(std::string words);
+  void note(std::string remark);
   bool gone() const { return gone_; }
   void on_gone(std::function<void()> call);
 

@@ -61,8 +61,8 @@ class Responder {
   void start(const HttpReply& head) const;
   void send(const std::string& piece) const;
   void end() const;
-  void note(std::string words) const;  // for HttpRecord; the last one counts
-  bool gone() const;                   // the client closed the connection, or it was closed on it
+  void note(std::string remark) const;  // for HttpRecord; the last one counts
+  bool gone() const;                    // the client closed the connection, or it was closed on it
   // Called at most once, on the server's thread, when the client goes before the end; at once, on this
   // thread, if it is gone.
   void on_gone(std::function<void()> call) const;

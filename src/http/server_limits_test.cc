@@ -130,14 +130,14 @@ TEST_F(HttpServerLimits, TellsWhatBecameOfEveryRequest) {
   broken.write("nonsense\r\n\r\n");
   broken.read_all();
   ASSERT_TRUE(wait_for([&] { return told() == 5; }));
-  const auto words = [](const HttpRecord& r) {
+  const auto line_of = [](const HttpRecord& r) {
     return text("{} {} {} {} {}", r.method, r.path, r.status, r.whole ? "whole" : "cut", r.note);
   };
-  EXPECT_EQ(words(records[0]), "GET /hello 200 whole ");
-  EXPECT_EQ(words(records[1]), "POST /nothing 404 whole ");
-  EXPECT_EQ(words(records[2]), "GET /throw 500 whole ");
-  EXPECT_EQ(words(records[3]), "GET /hold 0 cut noted");
-  EXPECT_EQ(words(records[4]), "  400 whole ");
+  EXPECT_EQ(line_of(records[0]), "GET /hello 200 whole ");
+  EXPECT_EQ(line_of(records[1]), "POST /nothing 404 whole ");
+  EXPECT_EQ(line_of(records[2]), "GET /throw 500 whole ");
+  EXPECT_EQ(line_of(records[3]), "GET /hold 0 cut noted");
+  EXPECT_EQ(line_of(records[4]), "  400 whole ");
   for (const HttpRecord& record : records) {
     EXPECT_THAT(record.client, StartsWith("127.0.0.1:"));
     EXPECT_GE(record.seconds, 0);

@@ -32,8 +32,8 @@ class TestCertificates {
         " -addext subjectAltName=" + subjects + " -keyout " + out.key + " -out " + out.certificate);
     return out;
   }
-  void run(const std::string& words) const {
-    const std::string command = "openssl " + words + " 2> " + path("log");
+  void run(const std::string& arguments) const {
+    const std::string command = "openssl " + arguments + " 2> " + path("log");
     if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
   }
   std::string write(const std::string& name, const std::string& bytes) const {

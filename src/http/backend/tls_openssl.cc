@@ -45,8 +45,8 @@ constexpr unsigned char kHttp11[] = {8, 'h', 't', 't', 'p', '/', '1', '.', '1'};
 std::string library_reason() {
   const unsigned long code = ERR_peek_last_error();
   ERR_clear_error();
-  const char* const words = code != 0 ? ERR_reason_error_string(code) : nullptr;
-  return words ? words : "no reason given";
+  const char* const reason = code != 0 ? ERR_reason_error_string(code) : nullptr;
+  return reason ? reason : "no reason given";
 }
 
 Context new_context(const SSL_METHOD* method) {
