@@ -26,10 +26,10 @@ bool is_set(const char* name) {
          value == "yes" || value == "ON" || value == "on";
 }
 
-std::string stripped(std::string words) {
-  words.erase(words.find_last_not_of(" \r\n\t") + 1);
-  words.erase(0, words.find_first_not_of(" \r\n\t"));
-  return words;
+std::string stripped(std::string string) {
+  string.erase(string.find_last_not_of(" \r\n\t") + 1);
+  string.erase(0, string.find_first_not_of(" \r\n\t"));
+  return string;
 }
 
 // What may stand in a header; anything else would be a second one.

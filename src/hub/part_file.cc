@@ -31,9 +31,9 @@ std::vector<char> read_map(const std::string& path, uint64_t size, uint64_t piec
   std::vector<char> out(pieces_of(size, piece), 0);
   std::error_code code;
   if (std::filesystem::file_size(path, code) != size || code) return out;
-  const std::string words = read_small_file(map_path(path)).value_or(""), head = map_head(size, piece);
-  if (!words.starts_with(head) || words.size() != head.size() + out.size()) return out;
-  for (size_t i = 0; i < out.size(); ++i) out[i] = words[head.size() + i] == '1' ? 1 : 0;
+  const std::string map = read_small_file(map_path(path)).value_or(""), head = map_head(size, piece);
+  if (!map.starts_with(head) || map.size() != head.size() + out.size()) return out;
+  for (size_t i = 0; i < out.size(); ++i) out[i] = map[head.size() + i] == '1' ? 1 : 0;
   return out;
 }
 

@@ -15,9 +15,9 @@ namespace {
 using ::testing::HasSubstr;
 using testing_files::bytes_of;
 
-std::string sha1_of(std::string_view words, size_t step) {
+std::string sha1_of(std::string_view content, size_t step) {
   Sha1 sum;
-  for (size_t at = 0; at < words.size(); at += step) sum.add(bytes_of(words.substr(at, step)));
+  for (size_t at = 0; at < content.size(); at += step) sum.add(bytes_of(content.substr(at, step)));
   return sum.hex();
 }
 

@@ -63,29 +63,29 @@ std::string RepoId::folder() const {
   return start + (owner.empty() ? name : owner + "--" + name);
 }
 
-std::optional<RepoId> parse_repo(std::string_view words, RepoKind kind) {
-  const size_t slash = words.find('/');
-  if (slash == words.npos) {
-    if (kind == RepoKind::kModel || !is_repo_part(words)) return std::nullopt;
-    return RepoId{.kind = kind, .owner = {}, .name = std::string(words)};
+std::optional<RepoId> parse_repo(std::string_view repo_id, RepoKind kind) {
+  const size_t slash = repo_id.find('/');
+  if (slash == repo_id.npos) {
+    if (kind == RepoKind::kModel || !is_repo_part(repo_id)) return std::nullopt;
+    return RepoId{.kind = kind, .owner = {}, .name = std::string(repo_id)};
   }
-  const std::string_view owner = words.substr(0, slash), name = words.substr(slash + 1);
+  const std::string_view owner = repo_id.substr(0, slash), name = repo_id.substr(slash + 1);
   if (!is_repo_part(owner) || !is_repo_part(name)) return std::nullopt;
   return RepoId{.kind = kind, .owner = std::string(owner), .name = std::string(name)};
 }
 
-std::optional<ModelReference> parse_model_reference(std::string_view words) {
-  const size_t colon = words.find(':');
-  const auto repo = parse_repo(words.substr(0, colon));
+std::optional<ModelReference> parse_model_reference(std::string_view reference) {
+  const size_t colon = reference.find(':');
+  const auto repo = parse_repo(reference.substr(0, colon));
   if (!repo) return std::nullopt;
-  if (colon == words.npos) {
+  if (colon == reference.npos) {
     // "folder/model.gguf" is a path.
     if (repo->name.ends_with(kGgufEnd) || repo->name.ends_with(".safetensors")) return std::nullopt;
     return ModelReference{.repo = *repo, .file = {}};
   }
-  const std::string_view file = words.substr(colon + 1);
+  const std::string_view file = reference.substr(colon + 1);
   if (!file.ends_with(kGgufEnd)) return std::nullopt;
-  check_repo_path(file, words.substr(0, colon));
+  check_repo_path(file, reference.substr(0, colon));
   return ModelReference{.repo = *repo, .file = std::string(file)};
 }
 

@@ -24,7 +24,7 @@ struct RepoId {
 };
 
 // "ORG/REPO", for datasets also "REPO"; nothing if it cannot be one.
-std::optional<RepoId> parse_repo(std::string_view words, RepoKind kind = RepoKind::kModel);
+std::optional<RepoId> parse_repo(std::string_view repo_id, RepoKind kind = RepoKind::kModel);
 
 // "ORG/REPO[:FILE.gguf]"
 struct ModelReference {
@@ -33,7 +33,7 @@ struct ModelReference {
 
   std::string str() const { return file.empty() ? repo.str() : repo.str() + ":" + file; }
 };
-std::optional<ModelReference> parse_model_reference(std::string_view words);
+std::optional<ModelReference> parse_model_reference(std::string_view reference);
 
 // A file as a hub lists it. One of the sums is there, or none.
 struct HubFile {

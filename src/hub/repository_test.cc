@@ -27,16 +27,16 @@ TEST(Repository, Names) {
   ASSERT_TRUE(repo);
   EXPECT_EQ(repo->folder(), "models--Qwen--Qwen3-30B-A3B");
   EXPECT_EQ(parse_repo("wikitext", RepoKind::kDataset)->folder(), "datasets--wikitext");
-  for (const char* words :
+  for (const char* repo_id :
        {"", "a", "a/", "/b", "a/b/c", "a b/c", "../b", "a/..", "-a/b", "a/b-", "a--b/c", "a/b:c", "a/b\n"})
-    EXPECT_FALSE(parse_repo(words)) << words;
+    EXPECT_FALSE(parse_repo(repo_id)) << repo_id;
 }
 
 TEST(Repository, ReferencesOfModels) {
   EXPECT_EQ(parse_model_reference("a/b:Q4/c.gguf")->file, "Q4/c.gguf");
   EXPECT_EQ(parse_model_reference("a/b")->str(), "a/b");
-  for (const char* words : {"a/b.gguf", "a/b.safetensors", "a/b:c", "a/b:", "a:b.gguf"})
-    EXPECT_FALSE(parse_model_reference(words)) << words;
+  for (const char* reference : {"a/b.gguf", "a/b.safetensors", "a/b:c", "a/b:", "a:b.gguf"})
+    EXPECT_FALSE(parse_model_reference(reference)) << reference;
   EXPECT_THAT(error_of([] { parse_model_reference("a/b:../c.gguf"); }), HasSubstr("not below"));
 }
 

@@ -12,10 +12,10 @@ std::string WebHead::field(const std::string& name) const {
 std::string origin_of(const std::string& url) {
   const size_t colon = url.find("://");
   if (colon == url.npos) return "";
-  const auto lower = [](std::string words) {
-    for (char& c : words)
+  const auto lower = [](std::string string) {
+    for (char& c : string)
       if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-    return words;
+    return string;
   };
   const std::string scheme = lower(url.substr(0, colon));
   if (scheme != "http" && scheme != "https") return "";
