@@ -24,8 +24,8 @@ constexpr Unit kUnits[] = {{"", 1},          {"b", 1},
 
 }  // namespace
 
-uint64_t parse_bytes(std::string_view words, std::string_view name) {
-  const std::string copy(words);
+uint64_t parse_bytes(std::string_view value, std::string_view name) {
+  const std::string copy(value);
   double number = 0;
   const auto [end, code] = std::from_chars(copy.data(), copy.data() + copy.size(), number);
   std::string unit;
@@ -37,7 +37,7 @@ uint64_t parse_bytes(std::string_view words, std::string_view name) {
     if (!(bytes >= 1 && bytes < 9e18)) break;
     return static_cast<uint64_t>(bytes);
   }
-  fail("{}: expected a size such as 8GiB or 40GB, got '{}'", name, words);
+  fail("{}: expected a size such as 8GiB or 40GB, got '{}'", name, value);
 }
 
 std::string duration(double seconds) {

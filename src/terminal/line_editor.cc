@@ -227,12 +227,12 @@ void LineEditor::list(const std::vector<std::string>& candidates) {
 bool LineEditor::search_key(const Key& key) {
   const bool control = key.code == KeyCode::kControl;
   if (key.code == KeyCode::kText) {
-    search_.words += key.text;
+    search_.query += key.text;
     find(std::min(search_.at + 1, history_.size()));
   } else if (control && key.letter == 'R') {
     find(search_.at);
   } else if (key.code == KeyCode::kBackspace) {
-    if (!search_.words.empty()) search_.words.resize(previous_cluster(search_.words, search_.words.size()));
+    if (!search_.query.empty()) search_.query.resize(previous_cluster(search_.query, search_.query.size()));
     find(history_.size());
   } else if (key.code == KeyCode::kEscape || (control && (key.letter == 'G' || key.letter == 'C'))) {
     end_search(false);
@@ -245,9 +245,9 @@ bool LineEditor::search_key(const Key& key) {
 
 // The youngest entry before this index that has the words.
 void LineEditor::find(size_t before) {
-  if (search_.words.empty()) return;
+  if (search_.query.empty()) return;
   for (size_t i = before; i-- > 0;) {
-    const size_t place = history_[i].find(search_.words);
+    const size_t place = history_[i].find(search_.query);
     if (place == std::string::npos) continue;
     search_.at = i;
     search_.found = true;
@@ -268,8 +268,8 @@ void LineEditor::end_search(bool keep) {
 TextLayout LineEditor::layout() const {
   std::string prompt = options_.prompt;
   if (search_.active)
-    prompt = search_.found ? kt::text("(search: {}) ", search_.words)
-                           : kt::text("(not found: {}) ", search_.words);
+    prompt = search_.found ? kt::text("(search: {}) ", search_.query)
+                           : kt::text("(not found: {}) ", search_.query);
   return TextLayout({.prompt = prompt,
                      .more_prompt = options_.more_prompt,
                      .text = buffer_.text(),

@@ -56,7 +56,7 @@ class LineEditor {
  private:
   struct Search {
     bool active = false, found = true;
-    std::string words, draft;
+    std::string query, draft;
     size_t draft_cursor = 0, at = 0;  // at: index in the history of the match; its size: none yet
   };
 

@@ -15,9 +15,9 @@
 namespace kt::inline terminal {
 namespace {
 
-std::string trimmed(const std::string& words) {
-  const size_t first = words.find_first_not_of(" \t\r\n"), last = words.find_last_not_of(" \t\r\n");
-  return first == words.npos ? "" : words.substr(first, last - first + 1);
+std::string trimmed(const std::string& line) {
+  const size_t first = line.find_first_not_of(" \t\r\n"), last = line.find_last_not_of(" \t\r\n");
+  return first == line.npos ? "" : line.substr(first, last - first + 1);
 }
 
 // Columns of the terminal behind a stream; 0 where there is none.
@@ -27,23 +27,23 @@ int columns_of(std::FILE* out) {
 }
 
 // Names and paths among the words may be any bytes.
-std::string one_or_more_lines(const std::string& lead, std::string_view words, int width) {
-  std::string lines = wrapped(lead, harmless(words), width);
+std::string one_or_more_lines(const std::string& lead, std::string_view message, int width) {
+  std::string lines = wrapped(lead, harmless(message), width);
   lines.pop_back();  // say() ends the last one
   return lines;
 }
 
 // The choice meant by these words, or -1.
-int chosen(const std::vector<Prompts::Choice>& choices, const std::string& words) {
+int chosen(const std::vector<Prompts::Choice>& choices, const std::string& answer) {
   size_t number = 0;
-  const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), number);
+  const auto [end, code] = std::from_chars(answer.data(), answer.data() + answer.size(), number);
   for (size_t i = 0; i < choices.size(); ++i)
-    if (choices[i].word == words) return static_cast<int>(i);
-  if (code == std::errc() && end == words.data() + words.size())
+    if (choices[i].word == answer) return static_cast<int>(i);
+  if (code == std::errc() && end == answer.data() + answer.size())
     return number >= 1 && number <= choices.size() ? static_cast<int>(number) - 1 : -1;
   int found = -1;
   for (size_t i = 0; i < choices.size(); ++i) {
-    if (!choices[i].word.starts_with(words)) continue;
+    if (!choices[i].word.starts_with(answer)) continue;
     if (found >= 0) return -1;
     found = static_cast<int>(i);
   }
@@ -58,11 +58,11 @@ void Prompts::say(std::string_view line) {
 }
 
 std::string Prompts::read_line(std::string_view question, std::string_view standard) {
-  std::string words(question);
-  if (!standard.empty()) words += text(" [{}]", standard);
-  words += ':';
-  words = one_or_more_lines("", words, columns_of(out_) - 1);
-  std::fprintf(out_, "%s ", words.c_str());
+  std::string prompt(question);
+  if (!standard.empty()) prompt += text(" [{}]", standard);
+  prompt += ':';
+  prompt = one_or_more_lines("", prompt, columns_of(out_) - 1);
+  std::fprintf(out_, "%s ", prompt.c_str());
   std::fflush(out_);
   std::string line;
   for (;;) {
@@ -124,9 +124,9 @@ std::string Prompts::ask_choice(const Choices& asked) {
 }
 
 int64_t Prompts::ask_number(std::string_view question, int64_t standard, int64_t least, int64_t most) {
-  const auto parse = [](const std::string& words, int64_t& out) {
-    const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), out);
-    return code == std::errc() && end == words.data() + words.size();
+  const auto parse = [](const std::string& answer, int64_t& out) {
+    const auto [end, code] = std::from_chars(answer.data(), answer.data() + answer.size(), out);
+    return code == std::errc() && end == answer.data() + answer.size();
   };
   const auto problem = [&](const std::string& answer) -> std::string {
     int64_t number = 0;

@@ -39,9 +39,9 @@ const char* code_of(Ink ink) {
 
 }  // namespace
 
-std::string inked(Ink ink, std::string_view words) {
-  if (ink == Ink::kPlain || !colours()) return std::string(words);
-  return text("\033[{}m{}\033[0m", code_of(ink), words);
+std::string inked(Ink ink, std::string_view string) {
+  if (ink == Ink::kPlain || !colours()) return std::string(string);
+  return text("\033[{}m{}\033[0m", code_of(ink), string);
 }
 
 std::string fixed(double value, int decimals) {

@@ -11,7 +11,7 @@ namespace kt::inline terminal {
 enum class Ink { kPlain, kGood, kWarning, kBad, kFaint };
 
 // The text in that colour, or as it is when standard output is not a terminal or NO_COLOR is set.
-std::string inked(Ink ink, std::string_view words);
+std::string inked(Ink ink, std::string_view string);
 
 // printf's %.*f, and with three significant digits: 0.0123, 1.23, 12.3, 123, 12345.
 std::string fixed(double value, int decimals);

@@ -45,7 +45,7 @@ CodePoint code_at(std::string_view text, size_t at) { return next_code_point(tex
 
 // A line may end between two pieces.
 struct Piece {
-  std::string_view words;
+  std::string_view text;
   bool spaced = false;  // a space stands before it where they share a line
 };
 
@@ -61,17 +61,17 @@ bool breaks_between(CodePoint before, CodePoint after) {
   return !is_one_of(kClosing, after) && !is_one_of(kOpening, before) && cell_width(after) > 0;
 }
 
-std::vector<Piece> pieces_of(std::string_view words) {
+std::vector<Piece> pieces_of(std::string_view text) {
   std::vector<Piece> out;
   CodePoint before = ' ';
-  for (size_t at = 0; at < words.size();) {
+  for (size_t at = 0; at < text.size();) {
     const size_t from = at;
-    const CodePoint code = next_code_point(words, at);
+    const CodePoint code = next_code_point(text, at);
     if (code != ' ') {
       if (breaks_between(before, code))
-        out.push_back({words.substr(from, at - from), before == ' ' && !out.empty()});
+        out.push_back({text.substr(from, at - from), before == ' ' && !out.empty()});
       else
-        out.back().words = {out.back().words.data(), out.back().words.size() + at - from};
+        out.back().text = {out.back().text.data(), out.back().text.size() + at - from};
     }
     before = code;
   }
@@ -115,17 +115,17 @@ size_t previous_cluster(std::string_view text, size_t at) {
   return at;
 }
 
-std::string padded_to(const std::string& words, int width) {
-  return words + std::string(static_cast<size_t>(std::max(0, width - text_width(words))), ' ');
+std::string padded_to(const std::string& text, int width) {
+  return text + std::string(static_cast<size_t>(std::max(0, width - text_width(text))), ' ');
 }
 
-std::string wrapped(const std::string& lead, std::string_view words, int width) {
-  if (width <= 0) return lead + std::string(words) + "\n";
+std::string wrapped(const std::string& lead, std::string_view text, int width) {
+  if (width <= 0) return lead + std::string(text) + "\n";
   const int indent = text_width(lead);
   std::string out = lead;
   int column = indent;
-  for (const Piece& piece : pieces_of(words)) {
-    const int cells = text_width(piece.words), space = piece.spaced ? 1 : 0;
+  for (const Piece& piece : pieces_of(text)) {
+    const int cells = text_width(piece.text), space = piece.spaced ? 1 : 0;
     if (column > indent && column + space + cells > width) {
       out += "\n" + std::string(static_cast<size_t>(indent), ' ');
       column = indent;
@@ -133,7 +133,7 @@ std::string wrapped(const std::string& lead, std::string_view words, int width) 
       out += ' ';
       ++column;
     }
-    out += piece.words;
+    out += piece.text;
     column += cells;
   }
   return out + "\n";

@@ -19,13 +19,13 @@ int text_width(std::string_view text);  // the sum over valid UTF-8
 size_t next_cluster(std::string_view text, size_t at);      // at < text.size()
 size_t previous_cluster(std::string_view text, size_t at);  // at > 0
 
-// `words` with spaces behind them to make `width` columns; as they are where they have more.
-std::string padded_to(const std::string& words, int width);
+// `text` with spaces behind them to make `width` columns; as they are where they have more.
+std::string padded_to(const std::string& text, int width);
 
 // Words in lines of `width` columns, the first behind `lead` and the others below its end; a last line break. Lines end
 // at spaces and beside wide characters, but never begin with the punctuation that closes nor end with what opens. What
 // is wider than a line has one to itself. Without a width (0) all is one line, as it is.
-std::string wrapped(const std::string& lead, std::string_view words, int width);
+std::string wrapped(const std::string& lead, std::string_view text, int width);
 
 // Valid UTF-8 without control characters but '\n' and '\t': what others wrote, safe to show.
 std::string harmless(std::string_view text);
