@@ -36,7 +36,7 @@ bool same_but_for_case(std::string_view a, std::string_view b) {
 
 // How a layer's experts are stored, in words, and the method that loads them as they are.
 struct Stored {
-  std::string words;
+  std::string description;
   std::string_view method;
   bool floats = false;
 };
@@ -133,7 +133,7 @@ void check_method(const WeightMethod& method, const ExpertSource& source, int la
   if (loads_method(method, source, layer)) return;
   const Stored stored = stored_in(source, layer);
   fail("method {} is for {}, the experts under {} are stored as {}: use method {}", method.name,
-       method.stored_as, path, stored.words, stored.method);
+       method.stored_as, path, stored.description, stored.method);
 }
 
 std::optional<Format> rounded_format(const WeightMethod& method, const ExpertSource& source, int layer) {
@@ -148,7 +148,7 @@ std::unique_ptr<ExpertSource> rounded_for(const WeightMethod& method, const Expe
   log_once(LogLevel::kWarning,
            "{}: experts stored as {} are rounded to {} each time they are loaded; weights that `kt quant` "
            "converted load faster",
-           path, stored_in(source, layer).words, name_of(*format));
+           path, stored_in(source, layer).description, name_of(*format));
   return requantised(source, RoundedFormats{.gate_up = format, .down = format, .through_bf16 = true});
 }
 

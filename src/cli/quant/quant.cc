@@ -48,7 +48,7 @@ int numa_nodes() { return std::max(1, static_cast<int>(Topology::discover().node
 
 void refuse_contradictions(const QuantFlags& flags) {
   if (!flags.calibration.text.dataset.empty() && flags.group_size == 0)
-    fail(tr("--calibrate: needs int4 in groups: add --group-size {}"), usual_group_words());
+    fail(tr("--calibrate: needs int4 in groups: add --group-size {}"), usual_group_text());
   if (flags.group_size == 0) return;
   if (flags.method != "int4")
     fail(tr("--group-size {}: only with --method int4, got {}"), flags.group_size, flags.method);
@@ -170,8 +170,8 @@ void RunFlags::add_to(CLI::App& verb) {
       ->check(positive());
   const std::string names = memory_flag == "--max-memory" ? memory_flag : memory_flag + ",--max-memory";
   verb.add_option(names, max_memory, "Bound on memory, such as 8GiB; fewer workers run within it")
-      ->check([](const std::string& words) -> std::string {
-        return words.empty() ? "expected a size such as 8GiB" : "";
+      ->check([](const std::string& value) -> std::string {
+        return value.empty() ? "expected a size such as 8GiB" : "";
       });
   verb.add_flag("--resume", resume, "Go on where an interrupted conversion stopped; same bytes in the end");
   verb.add_flag("--overwrite", overwrite, "Replace an earlier conversion in the output folder");
@@ -231,7 +231,7 @@ void add_quant(CLI::App& kt, Invocation& run) {
       ->capture_default_str();
   verb->add_option(
           "--group-size", flags->group_size,
-          text("int4 with one scale for each {} weights, written as compressed-tensors", usual_group_words()))
+          text("int4 with one scale for each {} weights, written as compressed-tensors", usual_group_text()))
       ->check(CLI::IsMember(usual_group_sizes()));
   verb->add_option("--numa-nodes,--threadpool-count", flags->parts,
                    "Parts every expert is cut into; default: this machine's NUMA nodes")
@@ -251,7 +251,7 @@ void add_quant(CLI::App& kt, Invocation& run) {
       verb->add_option(
               "--calibrate", flags->calibration.text.dataset,
               "With --group-size: round with regard to this text, .jsonl (text, or messages) or .txt")
-          ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); });
+          ->check([](const std::string& value) { return value.empty() ? "expected a file" : std::string(); });
   for (CLI::Option* option : flags->calibration.add_to(*verb)) option->needs(calibrate);
   verb->add_flag("--gpu", flags->gpu, "Accepted; conversion needs no GPU");
   verb->add_flag("-y,--yes", flags->yes, "Accepted; nothing is asked");

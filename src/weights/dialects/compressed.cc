@@ -186,7 +186,7 @@ std::string dividing_groups(int64_t k) {
 
 std::vector<int> usual_group_sizes() { return group_sizes(packed_format({.bits = 4})); }
 
-std::string usual_group_words() {
+std::string usual_group_text() {
   const std::vector<int> sizes = usual_group_sizes();
   std::string out;
   for (size_t i = 0; i < sizes.size(); ++i)

@@ -38,7 +38,7 @@ struct PackedSpec {
 // and written with others too.
 std::vector<int> usual_group_sizes();
 // "32, 64 or 128".
-std::string usual_group_words();
+std::string usual_group_text();
 
 // Error(kInput) naming `name` unless bits, type and group are known ones and group divides k, which the
 // library demands; the message lists group sizes that do.

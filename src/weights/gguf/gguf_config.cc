@@ -105,7 +105,7 @@ constexpr auto kOthers = std::to_array<OtherRow>({
 
 std::string value_text(const GgufValue& value) {
   if (const auto* const array = std::get_if<GgufArray>(&value)) return text("a list of {}", array->count);
-  if (const auto* const words = std::get_if<std::string_view>(&value)) return text("\"{}\"", shown(*words));
+  if (const auto* const string = std::get_if<std::string_view>(&value)) return text("\"{}\"", shown(*string));
   if (const auto* const number = std::get_if<uint64_t>(&value)) return text("{}", *number);
   if (const auto* const number = std::get_if<int64_t>(&value)) return text("{}", *number);
   if (const auto* const number = std::get_if<double>(&value)) return text("{}", *number);

@@ -20,16 +20,16 @@ void put_number(std::string& out, T value) {
   out.append(bytes, sizeof(T));
 }
 
-void put_string(std::string& out, const std::string& words) {
-  put_number(out, static_cast<uint64_t>(words.size()));
-  out += words;
+void put_string(std::string& out, const std::string& string) {
+  put_number(out, static_cast<uint64_t>(string.size()));
+  out += string;
 }
 
 void put_field(std::string& out, const GgufFields::value_type& field) {
   put_string(out, field.first);
-  if (const auto* const words = std::get_if<std::string>(&field.second)) {
+  if (const auto* const string = std::get_if<std::string>(&field.second)) {
     put_number(out, kStringValue);
-    put_string(out, *words);
+    put_string(out, *string);
   } else if (const auto* const whole = std::get_if<uint32_t>(&field.second)) {
     put_number(out, kU32Value);
     put_number(out, *whole);

@@ -34,7 +34,7 @@ std::string folder_of(const std::string& path) {
   return fs::is_directory(path, ignored) ? path : fs::path(path).parent_path().string();
 }
 
-std::string words_in(const Json& origin, const char* key) {
+std::string string_in(const Json& origin, const char* key) {
   const auto found = origin.find(key);
   return found != origin.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
@@ -61,11 +61,11 @@ std::string change_since(const Json& origin, const Checkpoint& now) {
   if (files != before) {
     for (const Json& file : before)
       if (std::ranges::find(files, file) == files.end())
-        return text("{} is not the file that it was", shown(words_in(file, "file")));
+        return text("{} is not the file that it was", shown(string_in(file, "file")));
     return text("{} files where there were {}", files.size(), before.size());
   }
   for (const auto& [file, sum] : contents.items())
-    if (words_in(then, file.c_str()) != sum.get<std::string>())
+    if (string_in(then, file.c_str()) != sum.get<std::string>())
       return text("{} holds something else", shown(file));
   return "";
 }
@@ -82,7 +82,7 @@ std::vector<std::string> candidates(const std::string& origin, const std::string
 
 std::unique_ptr<Checkpoint> open_origin(const std::string& path, GgufFamilies families) {
   const Json origin = kt_origin_in(path);
-  const std::string first = words_in(origin, "path");
+  const std::string first = string_in(origin, "path");
   if (first.empty())
     fail(
         "{}: holds converted experts only and does not name the model they were made from, which newer "

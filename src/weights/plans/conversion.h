@@ -122,6 +122,6 @@ ConversionResult run_conversion(const ConversionPlan& plan, const ConversionOpti
 
 // Gives a side file of a finished conversion another text, in the manifest too. Interrupted between the two,
 // resuming the conversion makes the manifest right.
-void replace_side_file(const std::string& output, const std::string& name, std::string_view words);
+void replace_side_file(const std::string& output, const std::string& name, std::string_view content);
 
 }  // namespace kt::inline weights

@@ -109,8 +109,8 @@ bool sizes_match(const std::string& output, const ShardRecord& record) {
 // Two values that differ, short: long ones from a little before the place where they do.
 std::string shown_change(const Json* before, const Json* now) {
   constexpr size_t kMost = 60, kBefore = 12;
-  const auto words = [](const Json* value) { return value ? value->dump() : std::string("absent"); };
-  const std::string a = words(before), b = words(now);
+  const auto written = [](const Json* value) { return value ? value->dump() : std::string("absent"); };
+  const std::string a = written(before), b = written(now);
   const auto differ = static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
   const auto shown = [&](const std::string& all) {
     if (all.size() <= kMost) return all;
@@ -179,10 +179,10 @@ std::string conversion_work_folder(const std::string& output) {
   return text("{}/{}/work", output, kProgress);
 }
 
-void replace_side_file(const std::string& output, const std::string& name, std::string_view words) {
+void replace_side_file(const std::string& output, const std::string& name, std::string_view content) {
   const std::string path = text("{}/{}", output, kManifest);
   Json manifest = read_json(path, {.bytes = size_t{1} << 30});
-  const auto bytes = std::as_bytes(std::span(words));
+  const auto bytes = std::as_bytes(std::span(content));
   Sha256 sum;
   sum.add(bytes);
   for (Json& file : manifest.at("files"))
@@ -394,9 +394,9 @@ void OutputRecord::write_index() {
       map[tensor.name] = shard.file;
       total += byte_count(tensor);
     }
-  const std::string words =
+  const std::string index =
       Json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}}.dump(1);
-  write_side(std::string(kIndex), std::as_bytes(std::span(words)));
+  write_side(std::string(kIndex), std::as_bytes(std::span(index)));
 }
 
 Json OutputRecord::manifest() const {

@@ -390,9 +390,9 @@ TEST(Conversion, RecordsThatAreOldOrDamagedAreRefusedInWords) {
   const std::string settings = folder / "out/.kt_progress/settings.json";
   const std::string whole = contents(folder / "out/.kt_progress").at("settings.json");
   std::ofstream(settings) << whole.substr(0, whole.size() / 2);
-  const std::string words = error_of(small_plan(folder / "out", 2, 1), {.resume = true});
-  EXPECT_THAT(words, HasSubstr(settings + ": damaged"));
-  EXPECT_THAT(words, HasSubstr("`overwrite`"));
+  const std::string message = error_of(small_plan(folder / "out", 2, 1), {.resume = true});
+  EXPECT_THAT(message, HasSubstr(settings + ": damaged"));
+  EXPECT_THAT(message, HasSubstr("`overwrite`"));
   // With the settings back, a damaged record only means that its shard is written again.
   std::ofstream(settings) << whole;
   EXPECT_EQ(run_conversion(small_plan(folder / "out", 2, 1), {.threads = 1, .resume = true}).shards_written,
@@ -420,12 +420,12 @@ TEST(Conversion, TheClockOfProgressStartsAfterPrepare) {
 TEST(Conversion, InputAndOutputStayApart) {
   const Folder folder;
   fs::create_directories(folder / "in/sub");
-  for (const auto& [in, out, words] : {std::tuple{"in", "in", "same folder"},
-                                       {"in", "in/out", "inside the input"},
-                                       {"in/sub", "in", "contains the input"}}) {
+  for (const auto& [in, out, reason] : {std::tuple{"in", "in", "same folder"},
+                                        {"in", "in/out", "inside the input"},
+                                        {"in/sub", "in", "contains the input"}}) {
     ConversionPlan plan = small_plan(folder / out, 1, 1);
     plan.input = folder / in;
-    EXPECT_THAT(error_of(plan, {}), HasSubstr(words));
+    EXPECT_THAT(error_of(plan, {}), HasSubstr(reason));
   }
   std::ofstream(folder / "in/file.gguf") << "x";
   ConversionPlan beside = small_plan(folder / "in/out", 1, 1);

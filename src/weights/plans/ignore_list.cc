@@ -61,7 +61,7 @@ std::string general(std::string_view module) {
 ModulePatterns::ModulePatterns(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     if (pattern.empty()) fail("an empty pattern of modules to ignore");
-    patterns_.push_back({.words = pattern});
+    patterns_.push_back({.source = pattern});
     if (!pattern.starts_with("re:")) continue;
     try {
       patterns_.back().expression.emplace(pattern.substr(3), RegexDialect::kPython);
@@ -72,7 +72,7 @@ ModulePatterns::ModulePatterns(const std::vector<std::string>& patterns) {
 }
 
 bool ModulePatterns::Pattern::match(std::string_view module) const {
-  if (!expression) return module.find(words) != std::string_view::npos;
+  if (!expression) return module.find(source) != std::string_view::npos;
   const std::string valid = is_valid_utf8(module) ? "" : replace_invalid_utf8(module);
   return RegexSearch(*expression, valid.empty() ? module : valid, kMostNameSteps).at_start().has_value();
 }
@@ -85,7 +85,7 @@ std::vector<std::string> ModulePatterns::idle(const std::vector<std::string>& mo
   std::vector<std::string> out;
   for (const Pattern& pattern : patterns_)
     if (std::ranges::none_of(modules, [&](const std::string& module) { return pattern.match(module); }))
-      out.push_back(pattern.words);
+      out.push_back(pattern.source);
   return out;
 }
 

@@ -22,7 +22,7 @@ class ModulePatterns {
 
  private:
   struct Pattern {
-    std::string words;  // as given
+    std::string source;  // as given
     std::optional<Regex> expression = {};
     bool match(std::string_view module) const;
   };
