@@ -93,10 +93,10 @@ std::optional<int64_t> ExpertWish::total(int64_t layers, int64_t experts) const 
   return wanted < static_cast<double>(experts) ? static_cast<int64_t>(wanted) : experts;
 }
 
-ExpertWish parse_expert_wish(std::string_view words, std::string_view name) {
-  if (words == "auto") return {};
-  const bool share = words.ends_with('%');
-  const std::string_view digits = words.substr(0, words.size() - share);
+ExpertWish parse_expert_wish(std::string_view value, std::string_view name) {
+  if (value == "auto") return {};
+  const bool share = value.ends_with('%');
+  const std::string_view digits = value.substr(0, value.size() - share);
   double amount = 0;
   int whole = 0;
   const char* const end = digits.data() + digits.size();
@@ -106,7 +106,7 @@ ExpertWish parse_expert_wish(std::string_view words, std::string_view name) {
   if (!share && good && whole >= 0) return {.kind = ExpertWish::Kind::kPerLayer, .amount = double(whole)};
   if (share && good && amount >= 0 && amount <= 100)
     return {.kind = ExpertWish::Kind::kShare, .amount = amount / 100};
-  fail("{}: expected auto, experts a layer such as 8, or a share such as 25%, got '{}'", name, words);
+  fail("{}: expected auto, experts a layer such as 8, or a share such as 25%, got '{}'", name, value);
 }
 
 std::string text_of(const ExpertWish& wish) {

@@ -50,7 +50,7 @@ struct ExpertWish {
   std::optional<int64_t> total(int64_t layers, int64_t experts) const;
 };
 // "auto", "8", "25%". Error that begins with `name` otherwise.
-ExpertWish parse_expert_wish(std::string_view words, std::string_view name);
+ExpertWish parse_expert_wish(std::string_view value, std::string_view name);
 std::string text_of(const ExpertWish& wish);  // "auto", "8 a layer", "25%"
 
 // What a placement rule says of the experts that a GPU holds of some layers.

@@ -61,8 +61,8 @@ TEST(ExpertOrder, StrategiesAreNamed) {
 }
 
 TEST(ExpertWish, IsReadAndCounted) {
-  const auto total = [](const char* words, int64_t layers, int64_t experts) {
-    return parse_expert_wish(words, "gpu_experts").total(layers, experts);
+  const auto total = [](const char* value, int64_t layers, int64_t experts) {
+    return parse_expert_wish(value, "gpu_experts").total(layers, experts);
   };
   EXPECT_EQ(total("auto", 48, 48 * 128), std::nullopt);
   EXPECT_EQ(total("8", 48, 48 * 128), 384);

@@ -26,17 +26,17 @@ std::vector<int> popular_experts(std::mt19937_64& random, int experts) {
 
 }  // namespace
 
-ForcedRouting ForcedRouting::parse(std::string_view words) {
+ForcedRouting ForcedRouting::parse(std::string_view value) {
   constexpr std::string_view kZipf = "zipf:";
-  if (words == "uniform") return {};
+  if (value == "uniform") return {};
   double exponent = -1;
-  if (words.starts_with(kZipf)) {
-    const std::string_view number = words.substr(kZipf.size());
+  if (value.starts_with(kZipf)) {
+    const std::string_view number = value.substr(kZipf.size());
     const auto read = std::from_chars(number.data(), number.data() + number.size(), exponent);
     if (read.ec != std::errc() || read.ptr != number.data() + number.size()) exponent = -1;
   }
   if (!(exponent >= 0 && exponent <= 10))
-    fail("'{}': uniform, or zipf:S with S from 0 to 10, such as zipf:1.0", words);
+    fail("'{}': uniform, or zipf:S with S from 0 to 10, such as zipf:1.0", value);
   return {.exponent = exponent};
 }
 

@@ -17,7 +17,7 @@ struct ForcedRouting {
   uint64_t seed = 1;
 
   // "uniform" or "zipf:S", S from 0 to 10. Throws an Error that says so.
-  static ForcedRouting parse(std::string_view words);
+  static ForcedRouting parse(std::string_view value);
   std::string describe() const;
 };
 

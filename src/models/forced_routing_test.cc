@@ -16,9 +16,9 @@ TEST(ForcedRouting, SaysWhatItTakes) {
   EXPECT_EQ(ForcedRouting::parse("uniform").exponent, 0);
   EXPECT_EQ(ForcedRouting::parse("zipf:1.25").exponent, 1.25);
   EXPECT_EQ(ForcedRouting::parse("zipf:0").describe(), "uniform");
-  for (const char* words :
+  for (const char* value :
        {"", "zipf", "zipf:", "zipf:x", "zipf:-1", "zipf:11", "zipf:nan", "zipf:1 ", "even"})
-    EXPECT_THROW(ForcedRouting::parse(words), Error) << words;
+    EXPECT_THROW(ForcedRouting::parse(value), Error) << value;
 }
 
 // How often each expert is among the chosen, most popular first.

@@ -218,10 +218,10 @@ TEST(GgufModel, WordsOfFamilies) {
   ernie.file.number("ernie4_5-moe.interleave_moe_layer_step", 2);
   ernie.file.number("ernie4_5-moe.leading_dense_block_count", 1);
   ernie.tensor("blk.0.ffn_gate.weight", {96, 64}).tensor("blk.2.ffn_gate.weight", {96, 64});
-  const Json words = ernie.config();
-  EXPECT_EQ(words["moe_num_experts"], 64);
-  EXPECT_EQ(words["moe_num_shared_experts"], 2);
-  const ModelConfig layers = read_model_config(words, "f");
+  const Json config = ernie.config();
+  EXPECT_EQ(config["moe_num_experts"], 64);
+  EXPECT_EQ(config["moe_num_shared_experts"], 2);
+  const ModelConfig layers = read_model_config(config, "f");
   for (int i = 0; i < 4; ++i) EXPECT_EQ(layers.is_moe_layer(i), i % 2 == 1) << i;
 
   // Queries grow as the file says, or as those of the published model.

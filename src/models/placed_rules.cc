@@ -77,15 +77,15 @@ class RulePlacer {
   // Formats, module by module.
   void find_formats() {
     std::vector<size_t> above;  // within the layer, from the outermost
-    std::vector<std::string> words(modules().size());
+    std::vector<std::string> formats(modules().size());
     for (size_t i = 0; i < modules().size(); ++i) {
       while (!above.empty() && modules()[above.back()].end <= i) above.pop_back();
       PlacedModule& placed = out_.modules[i];
       const int own = own_rule(i);
       placed.rule = own >= 0 ? own : above.empty() ? RuleMatches::kNone : out_.modules[above.back()].rule;
-      words[i] = own >= 0 ? use_of(own).format : above.empty() ? "" : words[above.back()];
+      formats[i] = own >= 0 ? use_of(own).format : above.empty() ? "" : formats[above.back()];
       if (modules()[i].layer >= 0) above.push_back(i);
-      round(i, words[i]);
+      round(i, formats[i]);
     }
   }
 

@@ -85,10 +85,10 @@ std::vector<std::string> checked_arguments(const RuleFile& file, const ModuleTre
     if (use.name == "KLlamaAttention") llama.insert(index);
   }
   std::vector<std::string> out;
-  std::string words;
+  std::string list;
   for (const auto& [kwarg, rules] : idle)
-    words += text("{}{} ({})", words.empty() ? "" : "; ", kwarg, file.labels(rules));
-  if (!words.empty()) out.push_back(text("{}: no meaning here: {}", file.name, words));
+    list += text("{}{} ({})", list.empty() ? "" : "; ", kwarg, file.labels(rules));
+  if (!list.empty()) out.push_back(text("{}: no meaning here: {}", file.name, list));
   if (!llama.empty())
     out.push_back(text("{}: KLlamaAttention ({}): all keys are attended to, not a choice of them", file.name,
                        file.labels(llama)));

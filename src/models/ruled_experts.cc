@@ -106,11 +106,11 @@ class ExpertRuleReader {
       bad(rule, "gpu_experts",
           text("expected experts a layer, a share such as 25%, or a list of ids, found {}",
                json_kind(value)));
-    const std::string words = value.is_string() ? value.get<std::string>() : value.dump();
+    const std::string given = value.is_string() ? value.get<std::string>() : value.dump();
     out.wish = parse_expert_wish(
-        words, text("{}: kwargs: gpu_experts", file_.place(rule, rule.line_of_kwarg("gpu_experts"))));
+        given, text("{}: kwargs: gpu_experts", file_.place(rule, rule.line_of_kwarg("gpu_experts"))));
     if (out.wish.kind == ExpertWish::Kind::kPerLayer && out.wish.amount > count_)
-      bad(rule, "gpu_experts", text("{} of {} experts a layer", words, count_));
+      bad(rule, "gpu_experts", text("{} of {} experts a layer", given, count_));
   }
 
   const RuleFile& file_;

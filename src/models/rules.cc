@@ -103,39 +103,39 @@ std::string with_rule(std::string_view message, std::string_view name, const Yam
 }
 
 // "cuda:1:int8" as a device and a format.
-std::pair<std::string, std::string> device_and_format(std::string_view words) {
-  size_t end = std::min(words.find(':'), words.size());
-  if (end + 1 < words.size() && words[end + 1] >= '0' && words[end + 1] <= '9')
-    end = std::min(words.find(':', end + 1), words.size());
-  const size_t begin = std::min(end + 1, words.size());
-  return {std::string(words.substr(0, end)), std::string(words.substr(begin))};
+std::pair<std::string, std::string> device_and_format(std::string_view value) {
+  size_t end = std::min(value.find(':'), value.size());
+  if (end + 1 < value.size() && value[end + 1] >= '0' && value[end + 1] <= '9')
+    end = std::min(value.find(':', end + 1), value.size());
+  const size_t begin = std::min(end + 1, value.size());
+  return {std::string(value.substr(0, end)), std::string(value.substr(begin))};
 }
 
 // A rule that stands in one line: what it means is checked with the others.
-Rule placing_rule(const std::string& words, int number) {
-  Rule out{.number = number, .given = words};
-  const size_t cut = words.rfind('=');
-  if (cut == std::string::npos || cut == 0 || cut + 1 == words.size())
-    fail("`place` '{}': expected REGEX=DEVICE or REGEX=DEVICE:FORMAT", shown(words));
-  const auto [device, format] = device_and_format(std::string_view(words).substr(cut + 1));
+Rule placing_rule(const std::string& line, int number) {
+  Rule out{.number = number, .given = line};
+  const size_t cut = line.rfind('=');
+  if (cut == std::string::npos || cut == 0 || cut + 1 == line.size())
+    fail("`place` '{}': expected REGEX=DEVICE or REGEX=DEVICE:FORMAT", shown(line));
+  const auto [device, format] = device_and_format(std::string_view(line).substr(cut + 1));
   if (!is_device(device))
-    fail("`place` '{}': no device \"{}\"; the nearest is {}", shown(words), shown(device),
+    fail("`place` '{}': no device \"{}\"; the nearest is {}", shown(line), shown(device),
          nearest_name(device, {"cpu", "cuda", "cuda:0", "cuda:1"}));
   out.kwargs["device"] = device;
   if (!format.empty()) out.kwargs["format"] = format;
   try {
-    out.name.emplace(words.substr(0, cut), RegexDialect::kPython);
+    out.name.emplace(line.substr(0, cut), RegexDialect::kPython);
   } catch (const Error& error) {
-    fail("`place` '{}': {}", shown(words), error.what());
+    fail("`place` '{}': {}", shown(line), error.what());
   }
   return out;
 }
 
-std::vector<std::pair<std::string, std::string>> renamed_devices(std::string_view words) {
+std::vector<std::pair<std::string, std::string>> renamed_devices(std::string_view list) {
   std::vector<std::pair<std::string, std::string>> out;
-  while (!words.empty()) {
-    const std::string_view one = words.substr(0, words.find(','));
-    words.remove_prefix(std::min(one.size() + 1, words.size()));
+  while (!list.empty()) {
+    const std::string_view one = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(one.size() + 1, list.size()));
     const size_t cut = std::min(one.find('='), one.size());
     std::string from(one.substr(0, cut)), to(one.substr(std::min(cut + 1, one.size())));
     for (const std::string& word : {from, to})

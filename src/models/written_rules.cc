@@ -82,7 +82,7 @@ class RuleWriter {
   }
 
   // What a module says that its layer does not; "": nothing.
-  std::string own_words(const DecidedModule& module) const {
+  std::string own_kwargs(const DecidedModule& module) const {
     const bool elsewhere = module.device != layers_.at(module.layer)->device;
     const bool rounded = std::ranges::any_of(module.formats, [](const auto& one) { return one != "stored"; });
     if (module.kind == ModuleKind::kExperts) {
@@ -92,8 +92,8 @@ class RuleWriter {
       return device(module) + format(module) + (counted ? text(", gpu_experts: [{}]", ids) : "");
     }
     if (!elsewhere && !rounded) return "";
-    const std::string words = (elsewhere ? device(module) : "") + (rounded ? format(module) : "");
-    return words.starts_with(", ") ? words.substr(2) : words;
+    const std::string kwargs = (elsewhere ? device(module) : "") + (rounded ? format(module) : "");
+    return kwargs.starts_with(", ") ? kwargs.substr(2) : kwargs;
   }
 
   std::string layers_pattern(const LayerSet& set) const {
@@ -105,16 +105,16 @@ class RuleWriter {
     std::map<std::string, std::map<std::string, std::set<int>>> meant;  // by arguments, by suffix
     for (const DecidedModule& module : decided_.modules) {
       if (module.layer < 0 || module.kind == ModuleKind::kLayer) continue;
-      const std::string words = own_words(module);
-      if (!words.empty()) meant[words][suffix_of(module)].insert(module.layer);
+      const std::string kwargs = own_kwargs(module);
+      if (!kwargs.empty()) meant[kwargs][suffix_of(module)].insert(module.layer);
     }
     std::vector<std::pair<std::string, std::string>> out;
-    for (const auto& [words, suffixes] : meant) {
+    for (const auto& [kwargs, suffixes] : meant) {
       std::map<LayerSet, std::vector<std::string>> together;
       for (const auto& [suffix, layers] : suffixes)
         together[{layers, layers == having_.at(suffix)}].push_back(escaped(suffix));
       for (const auto& [set, names] : together)
-        out.emplace_back(text("{}\\.{}$", layers_pattern(set), one_of(names)), words);
+        out.emplace_back(text("{}\\.{}$", layers_pattern(set), one_of(names)), kwargs);
     }
     return out;
   }
@@ -122,8 +122,8 @@ class RuleWriter {
   void whole_layers() {
     std::map<std::string, std::set<int>> devices;
     for (const auto& [number, layer] : layers_) devices[device(*layer)].insert(number);
-    for (const auto& [words, layers] : devices)
-      rule(layers_pattern({layers, devices.size() == 1}) + "$", words + ", format: stored");
+    for (const auto& [kwargs, layers] : devices)
+      rule(layers_pattern({layers, devices.size() == 1}) + "$", kwargs + ", format: stored");
   }
 
   const DecidedPlacement& decided_;
