@@ -15,11 +15,11 @@ constexpr const char* kJsonFile = "/tokenizer.json";
 constexpr const char* kPiecesFile = "/tokenizer.model";
 constexpr const char* kRanksFile = "/tiktoken.model";
 
-TokenId added_id(const std::string& words, const std::string& file) {
+TokenId added_id(const std::string& key, const std::string& file) {
   TokenId id = -1;
-  const auto [end, problem] = std::from_chars(words.data(), words.data() + words.size(), id);
-  if (problem != std::errc() || end != words.data() + words.size() || id < 0)
-    fail("{}: added_tokens_decoder has \"{}\"; expected the id of a token", file, printable(words));
+  const auto [end, problem] = std::from_chars(key.data(), key.data() + key.size(), id);
+  if (problem != std::errc() || end != key.data() + key.size() || id < 0)
+    fail("{}: added_tokens_decoder has \"{}\"; expected the id of a token", file, printable(key));
   return id;
 }
 

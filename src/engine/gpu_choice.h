@@ -16,7 +16,7 @@ struct GpuChoice {
 };
 
 // "off", "auto" or the number of a device; Error otherwise.
-GpuChoice gpu_choice_named(std::string_view words);
+GpuChoice gpu_choice_named(std::string_view value);
 
 // How the GPU is used, where there is one (models/placement.h).
 struct PlacementOptions {

@@ -56,7 +56,7 @@ std::vector<TokenId> file_tokens(const DescribedModel& model, const std::string&
     const SampleRows rows(model);
     TextLineReader lines(files.front());
     for (TextLine line; out.size() < most && lines.next(line);) {
-      const std::vector<TokenId> tokens = rows.tokens(line.words, text("{} line {}", path, line.number));
+      const std::vector<TokenId> tokens = rows.tokens(line.text, text("{} line {}", path, line.number));
       if (tokens.empty()) continue;
       add(tokens);
       if (tokens.back() != end) out.push_back(end);

@@ -189,7 +189,7 @@ TEST(TransformerSteps, AModelWhoseFileLosesItsEnd) {
     for (const auto& file : fs::directory_iterator(folder.at(name)))
       if (file.path().extension() == ".safetensors") fs::resize_file(file.path(), 4096);
   };
-  const auto words_of = [](auto&& call) {
+  const auto message_of = [](auto&& call) {
     try {
       call();
     } catch (const Error& error) {
@@ -201,8 +201,9 @@ TEST(TransformerSteps, AModelWhoseFileLosesItsEnd) {
   {
     OpenedModel opened(folder.at("loading"), options);
     shrink("loading");
-    const std::string words = words_of([&] { std::move(opened).load(); });
-    EXPECT_THAT(words, testing::MatchesRegex(".*/loading/model-.*safetensors: nothing at byte [0-9]+ of .*"));
+    const std::string message = message_of([&] { std::move(opened).load(); });
+    EXPECT_THAT(message,
+                testing::MatchesRegex(".*/loading/model-.*safetensors: nothing at byte [0-9]+ of .*"));
   }
   LoadedModel model = OpenedModel(folder.at("running"), options).load();
   const auto runner = model.make_runner(4);
@@ -212,10 +213,10 @@ TEST(TransformerSteps, AModelWhoseFileLosesItsEnd) {
   const StepSequence sequence{
       .tokens = tokens, .position = 0, .pages = pages, .logits = StepSequence::Logits::kLast};
   const auto step = [&] { runner->step(std::span(&sequence, 1), logits); };
-  EXPECT_EQ(words_of(step), "no error");
+  EXPECT_EQ(message_of(step), "no error");
   shrink("running");
   for (int again = 0; again < 2; ++again)
-    EXPECT_THAT(words_of(step), testing::HasSubstr("safetensors: nothing at byte "));
+    EXPECT_THAT(message_of(step), testing::HasSubstr("safetensors: nothing at byte "));
 }
 
 }  // namespace

@@ -23,9 +23,9 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-void write(const fs::path& path, std::string_view words) {
+void write(const fs::path& path, std::string_view content) {
   fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary) << words;
+  std::ofstream(path, std::ios::binary) << content;
 }
 
 // Rows that differ: each says its number and takes about twenty tokens.
@@ -67,8 +67,8 @@ class CalibrationTextTest : public testing::Test {
   std::string refusal(const std::string& dataset, const std::string& split = "") const {
     return error_of([&] { read(dataset, 20, split); });
   }
-  std::string file(const std::string& name, std::string_view words) const {
-    write(folder_ / name, words);
+  std::string file(const std::string& name, std::string_view content) const {
+    write(folder_ / name, content);
     return (folder_ / name).string();
   }
   std::string said(const std::vector<TokenId>& tokens) const { return model().tokenizer().decode(tokens); }
@@ -156,9 +156,9 @@ TEST_F(CalibrationTextTest, ABadLineIsNamedInItsFile) {
 }
 
 TEST_F(CalibrationTextTest, ShortSamplesLeaveTheirPlaceToOthers) {
-  std::string words;
-  for (int i = 0; i < 800; ++i) words += "{\"text\": \"\"}\n";
-  const CalibrationText found = read(file("empty.jsonl", words + rows(0, 40)), 16);
+  std::string content;
+  for (int i = 0; i < 800; ++i) content += "{\"text\": \"\"}\n";
+  const CalibrationText found = read(file("empty.jsonl", content + rows(0, 40)), 16);
   EXPECT_EQ(found.samples.size(), 16u);
   EXPECT_EQ(found.found, 840);
   EXPECT_GT(found.too_short, 100);
@@ -209,8 +209,8 @@ TEST_F(CalibrationTextTest, TextsBeginAsTheTokenizerSays) {
   EXPECT_EQ(read_calibration_text(request, changed).samples[0][0], end);
   const std::string two = file("two.txt", "A fox.<|endoftext|>An owl.");
   std::vector<TokenId> wanted{end};
-  for (const char* words : {"A fox.", "An owl."}) {
-    const std::vector<TokenId> tokens = model().tokenizer().encode(words);
+  for (const char* document : {"A fox.", "An owl."}) {
+    const std::vector<TokenId> tokens = model().tokenizer().encode(document);
     wanted.insert(wanted.end(), tokens.begin(), tokens.end());
     wanted.insert(wanted.end(), {end, end});
   }
@@ -232,10 +232,10 @@ TEST_F(CalibrationTextTest, Encodings) {
   EXPECT_EQ(read(file("b.jsonl", "\xEF\xBB\xBF" + plain)).samples.size(), 20u);
   std::string wide;
   for (const char c : plain) wide += {c, '\0'};
-  for (const std::string& words : {"\xFF\xFE" + wide, "\xFE\xFF" + wide, wide}) {
-    EXPECT_THAT(refusal(file("w.txt", words)),
+  for (const std::string& content : {"\xFF\xFE" + wide, "\xFE\xFF" + wide, wide}) {
+    EXPECT_THAT(refusal(file("w.txt", content)),
                 AllOf(HasSubstr("w.txt"), HasSubstr("UTF-16"), HasSubstr("iconv")));
-    EXPECT_THAT(refusal(file("w.jsonl", words)), HasSubstr("UTF-16"));
+    EXPECT_THAT(refusal(file("w.jsonl", content)), HasSubstr("UTF-16"));
   }
   EXPECT_THAT(refusal(file("l.txt", "Caf\xE9 " + plain)),
               AllOf(HasSubstr("l.txt"), HasSubstr("not UTF-8 at byte 3")));
@@ -280,9 +280,9 @@ TEST_F(CalibrationTextTest, QuestionsAndAnswersInColumns) {
 }
 
 TEST_F(CalibrationTextTest, LongLinesAreNamedWithTheirSize) {
-  std::string words = rows(0, 2) + "{\"text\": \"";
-  words.append(kLongestLine, 'x') += "\"}\n";
-  EXPECT_THAT(refusal(file("long.jsonl", words)),
+  std::string content = rows(0, 2) + "{\"text\": \"";
+  content.append(kLongestLine, 'x') += "\"}\n";
+  EXPECT_THAT(refusal(file("long.jsonl", content)),
               AllOf(HasSubstr("long.jsonl line 3"), HasSubstr("64.0 MiB")));
 }
 
@@ -297,8 +297,8 @@ TEST_F(CalibrationTextTest, RowsAreMeasuredAsSamples) {
 }
 
 TEST_F(CalibrationTextTest, DocumentsAreSplitStrippedAndEnded) {
-  const auto tokens_of = [&](std::string_view words, std::string_view separator = "<|endoftext|>") {
-    return said(file_tokens(model(), file("d.txt", words), *model().tokenizer().id_of("!"), separator));
+  const auto tokens_of = [&](std::string_view content, std::string_view separator = "<|endoftext|>") {
+    return said(file_tokens(model(), file("d.txt", content), *model().tokenizer().id_of("!"), separator));
   };
   EXPECT_EQ(tokens_of("\n\nab\nc\n<|endoftext|>\n<|endoftext|>\n d<|endoftext|>\n"), "ab\nc! d!");
   EXPECT_EQ(tokens_of("x"), "x!");
@@ -309,21 +309,21 @@ TEST_F(CalibrationTextTest, DocumentsAreSplitStrippedAndEnded) {
 
 // Documents longer than a piece, and reading from any mark on.
 TEST_F(CalibrationTextTest, PiecesOfDocuments) {
-  std::string words;
-  for (int i = 0; i < 60; ++i) words += text("Line {} of the tale.\n{}", i, i % 7 == 0 ? "\n\n" : "");
-  words += "no-space" + std::string(90, 'x') + "\xC3\xA9\xC3\xA9<|endoftext|>Z\n\n\n<|endoftext|>" +
-           std::string(80, '\n');
-  const std::vector<TextFile> files(2, TextFile(file("p.txt", words)));
+  std::string content;
+  for (int i = 0; i < 60; ++i) content += text("Line {} of the tale.\n{}", i, i % 7 == 0 ? "\n\n" : "");
+  content += "no-space" + std::string(90, 'x') + "\xC3\xA9\xC3\xA9<|endoftext|>Z\n\n\n<|endoftext|>" +
+             std::string(80, '\n');
+  const std::vector<TextFile> files(2, TextFile(file("p.txt", content)));
   std::string joined;
   DocumentReader reader(files[0], "<|endoftext|>", 40);
   size_t begun = 0, ended = 0;
   for (DocumentPiece piece; reader.next(piece);) {
-    joined += piece.words + (piece.ends ? "|" : "");
+    joined += piece.text + (piece.ends ? "|" : "");
     begun += piece.begins;
     ended += piece.ends;
-    EXPECT_LE(piece.words.size(), 40u);
+    EXPECT_LE(piece.text.size(), 40u);
   }
-  EXPECT_EQ(joined, words.substr(0, words.find("<|")) + "|Z|");
+  EXPECT_EQ(joined, content.substr(0, content.find("<|")) + "|Z|");
   EXPECT_EQ(begun, 2u);
   EXPECT_EQ(ended, 2u);
   const TokenId end = *model().tokenizer().id_of("<|endoftext|>");
@@ -346,9 +346,9 @@ TEST_F(CalibrationTextTest, PiecesOfDocuments) {
 
 // What is taken by number is what one pass over all of it gives.
 TEST_F(CalibrationTextTest, StretchesAreOfTheWholeText) {
-  std::string words;
-  for (int i = 0; i < 40; ++i) words += rows(i * 100, 100) + "<|endoftext|>";  // some 340 kB: several marks
-  const std::string path = file("long.txt", words);
+  std::string content;
+  for (int i = 0; i < 40; ++i) content += rows(i * 100, 100) + "<|endoftext|>";  // some 340 kB: several marks
+  const std::string path = file("long.txt", content);
   const std::vector<TokenId> all = file_tokens(model(), path, *model().tokenizer().id_of("<|endoftext|>"));
   const CalibrationText found = read(path, 30, "", 128);
   EXPECT_EQ(found.found, static_cast<int64_t>((all.size() + 127) / 128));

@@ -47,7 +47,7 @@ Json totals_of(const Json& report, const std::string& kind, double damping) {
           {"damping_raised", raised}};
 }
 
-std::string summary_of(const Json& totals, const std::string& kind, std::string_view words) {
+std::string summary_of(const Json& totals, const std::string& kind, std::string_view noun) {
   constexpr std::string_view kNearest = "rtn: ";
   std::string reasons;
   int64_t nearest = 0, kept = 0;
@@ -59,7 +59,7 @@ std::string summary_of(const Json& totals, const std::string& kind, std::string_
         text("{}{} {}", reasons.empty() ? "" : ", ", count.get<int64_t>(), method.substr(kNearest.size()));
   }
   const auto all = totals.at(kind).get<int64_t>();
-  std::string out = text("{} of {} {} calibrated", all - nearest - kept, all, words);
+  std::string out = text("{} of {} {} calibrated", all - nearest - kept, all, noun);
   if (nearest > 0) out += text(", {} rounded to nearest ({})", nearest, reasons);
   if (kept > 0) out += text(", {} left as they were", kept);
   if (const size_t raised = totals.at("damping_raised").size(); raised > 0)

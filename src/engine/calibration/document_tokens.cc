@@ -48,8 +48,8 @@ bool DocumentTokens::next() {
   const auto& [before, after] = around_;
   tokens_.clear();
   if (piece_.begins) tokens_ = before;
-  const std::vector<TokenId> words = tokenizer_.encode(piece_.words);
-  tokens_.insert(tokens_.end(), words.begin(), words.end());
+  const std::vector<TokenId> ids = tokenizer_.encode(piece_.text);
+  tokens_.insert(tokens_.end(), ids.begin(), ids.end());
   if (!piece_.ends) return true;
   tokens_.insert(tokens_.end(), after.begin(), after.end());
   if (after.empty() || after.back() != end_) tokens_.push_back(end_);

@@ -35,26 +35,26 @@ TemplateVariables message_of(const Json& message, const std::string& where) {
   if (none && !only_calls)
     fail("{}: a message of role {} without {}; expected a string or an array of text parts", where,
          printable(speaker), content);
-  const std::string words =
+  const std::string string =
       only_calls
           ? ""
           : message_text(OrderedJson(*found), text("{}: {} of role {}", where, content, printable(speaker)));
-  return {{"role", speaker}, {"content", words}};
+  return {{"role", speaker}, {"content", string}};
 }
 
 // {"instruction", "input", "output"}, as a question and its answer; null for other rows.
 Json instruction_messages(const Json& row, const std::string& where) {
   if (!row.contains("instruction") || !row.contains("output")) return nullptr;
-  const auto words = [&](const char* key) {
+  const auto string_of = [&](const char* key) {
     const auto found = row.find(key);
     if (found == row.end() || found->is_null()) return std::string();
     if (!found->is_string()) fail("{}: {} is not a string", where, key);
     return found->get<std::string>();
   };
-  const std::string input = words("input");
+  const std::string input = string_of("input");
   return Json::array(
-      {{{"role", "user"}, {"content", words("instruction") + (input.empty() ? "" : "\n\n" + input)}},
-       {{"role", "assistant"}, {"content", words("output")}}});
+      {{{"role", "user"}, {"content", string_of("instruction") + (input.empty() ? "" : "\n\n" + input)}},
+       {{"role", "assistant"}, {"content", string_of("output")}}});
 }
 
 }  // namespace
@@ -100,10 +100,10 @@ std::vector<TokenId> SampleRows::tokens(std::string_view row, const std::string&
   }
   if (const Json asked = instruction_messages(line, where); !asked.is_null()) {
     // A base model has no template; the words are the same.
-    const std::string words = template_ ? rendered(asked, where)
-                                        : text("{}\n\n{}", asked[0]["content"].get<std::string>(),
-                                               asked[1]["content"].get<std::string>());
-    std::vector<TokenId> tokens = model_.tokenizer().encode(words, {.add_special = !template_.has_value()});
+    const std::string sample = template_ ? rendered(asked, where)
+                                         : text("{}\n\n{}", asked[0]["content"].get<std::string>(),
+                                                asked[1]["content"].get<std::string>());
+    std::vector<TokenId> tokens = model_.tokenizer().encode(sample, {.add_special = !template_.has_value()});
     return tokens.size() < (template_ ? 2 : around_ + 2) ? std::vector<TokenId>() : tokens;
   }
   std::string columns;

@@ -48,7 +48,7 @@ class RowSource : public SampleSource {
         if (!reader->next(line)) fail("{}: changed while it was read", files_[mark.file].path());
       while (at++ < number);
       const std::string place = text("{} line {}", files_[mark.file].path(), line.number);
-      each(number, rows_.tokens(line.words, place), place);
+      each(number, rows_.tokens(line.text, place), place);
     }
   }
 

@@ -27,21 +27,21 @@ bool is_wide(std::string_view start) {
   return start.size() >= 2 && std::ranges::count(start, '\0') * 4 > std::ssize(start);
 }
 
-void check_utf8(std::string_view words, const TextFile& file, uint64_t offset) {
-  if (is_valid_utf8(words)) return;
+void check_utf8(std::string_view string, const TextFile& file, uint64_t offset) {
+  if (is_valid_utf8(string)) return;
   size_t at = 0;
-  for (Utf8Step step; (step = decode_utf8(words.substr(at))).valid;) at += step.bytes;
+  for (Utf8Step step; (step = decode_utf8(string.substr(at))).valid;) at += step.bytes;
   fail("{}: not UTF-8 at byte {}: \"{}\"; convert it first, for instance with iconv -t UTF-8", file.path(),
-       offset + at, printable(words.substr(at, 20)));
+       offset + at, printable(string.substr(at, 20)));
 }
 
 }  // namespace
 
 TextFile::TextFile(std::string path) : path_(std::move(path)) {
   std::array<char, 4096> start;
-  const std::string_view words(start.data(), read_at(0, start));
-  if (words.starts_with("\xEF\xBB\xBF")) begin_ = 3;
-  if (is_wide(words))
+  const std::string_view beginning(start.data(), read_at(0, start));
+  if (beginning.starts_with("\xEF\xBB\xBF")) begin_ = 3;
+  if (is_wide(beginning))
     fail("{}: UTF-16 or UTF-32; expected UTF-8: iconv -f UTF-16 -t UTF-8 converts it", path_);
 }
 
@@ -69,7 +69,7 @@ bool TextLineReader::refill() {
 
 bool TextLineReader::next(TextLine& line) {
   for (;;) {
-    line.words.clear();
+    line.text.clear();
     if (at_ == buffer_.size() && !refill()) return false;
     line.offset = next_ - (buffer_.size() - at_);
     line.number = number_++;
@@ -77,7 +77,7 @@ bool TextLineReader::next(TextLine& line) {
     do {
       const size_t end = std::min(buffer_.find('\n', at_), buffer_.size());
       length += end - at_;
-      if (length <= kLongestLine) line.words.append(buffer_, at_, end - at_);
+      if (length <= kLongestLine) line.text.append(buffer_, at_, end - at_);
       at_ = end;
       if (end < buffer_.size()) break;
     } while (refill());
@@ -85,7 +85,7 @@ bool TextLineReader::next(TextLine& line) {
     if (length > kLongestLine)
       fail("{} line {}: {} long; a line has at most {}", file_->path(), line.number, human_bytes(length),
            human_bytes(kLongestLine));
-    if (line.words.find_first_not_of(" \t\r") != std::string::npos) return true;
+    if (line.text.find_first_not_of(" \t\r") != std::string::npos) return true;
   }
 }
 
@@ -128,17 +128,17 @@ bool DocumentReader::next(DocumentPiece& piece) {
       continue;
     }
     const size_t found = here.find(separator_);
-    piece = {.words = {},
+    piece = {.text = {},
              .offset = offset(),
              .begins = !inside_,
              .ends = here.size() < piece_ || found != here.npos};
     const size_t end = piece.ends ? std::min(found, here.size()) : cut(here);
-    piece.words = here.substr(0, end);
-    if (piece.ends) piece.words.resize(piece.words.find_last_not_of('\n') + 1);
-    check_utf8(piece.words, *file_, offset());
+    piece.text = here.substr(0, end);
+    if (piece.ends) piece.text.resize(piece.text.find_last_not_of('\n') + 1);
+    check_utf8(piece.text, *file_, offset());
     at_ += found == end ? end + separator_.size() : end;
     inside_ = !piece.ends;
-    if (!piece.begins || !piece.words.empty()) return true;
+    if (!piece.begins || !piece.text.empty()) return true;
   }
 }
 

@@ -27,7 +27,7 @@ class TextFile {
 struct TextLine {
   uint64_t offset = 0;
   size_t number = 1;  // in the file, from 1
-  std::string words = {};
+  std::string text = {};
 };
 inline constexpr size_t kLongestLine = size_t{64} << 20;
 
@@ -52,7 +52,7 @@ class TextLineReader {
 };
 
 struct DocumentPiece {
-  std::string words;
+  std::string text;
   uint64_t offset = 0;
   bool begins = false, ends = false;  // a document, which most pieces are as a whole
 };
