@@ -51,7 +51,7 @@ bool for_good(CudaResult result) {
 
 struct LostGpu {
   std::mutex mutex;
-  std::optional<std::string> words;
+  std::optional<std::string> message;
   static LostGpu& first() {
     static LostGpu lost;
     return lost;
@@ -68,7 +68,7 @@ void warn(const std::exception& error) {
 std::optional<std::string> lost_gpu() {
   LostGpu& lost = LostGpu::first();
   const std::lock_guard lock(lost.mutex);
-  return lost.words;
+  return lost.message;
 }
 
 std::string GpuFacts::describe() const { return text("GPU {} ({})", number, name); }
@@ -115,15 +115,15 @@ void Gpu::check(CudaResult result, std::string_view asked) const {
   if (result == 0) [[likely]]
     return;
   const ErrorKind kind = result == kCudaOutOfMemory ? ErrorKind::kMemory : ErrorKind::kInternal;
-  const std::string words =
+  const std::string message =
       text("{}: CUDA cannot {}: {}", facts_.name.empty() ? text("GPU {}", facts_.number) : facts_.describe(),
            asked, cuda_.describe(result));
   if (for_good(result)) {
     LostGpu& lost = LostGpu::first();
     const std::lock_guard lock(lost.mutex);
-    if (!lost.words) lost.words = words;
+    if (!lost.message) lost.message = message;
   }
-  throw Error(kind, words);
+  throw Error(kind, message);
 }
 
 uint64_t Gpu::free_memory() const {
@@ -136,11 +136,11 @@ uint64_t Gpu::free_memory() const {
 // Under the lock, in the context.
 CudaModule Gpu::module_of(std::string_view kernel) const {
   for (const EmbeddedFile& file : kernel_modules()) {
-    const std::string words = module_text(file);
-    if (!has_kernel(words, kernel)) continue;
+    const std::string source = module_text(file);
+    if (!has_kernel(source, kernel)) continue;
     if (const auto at = modules_.find(file.name); at != modules_.end()) return at->second;
     CudaModule module = nullptr;
-    check(cuda_.load_module(&module, words.c_str()), text("compile {} for this device", file.name));
+    check(cuda_.load_module(&module, source.c_str()), text("compile {} for this device", file.name));
     modules_.emplace(file.name, module);
     return module;
   }

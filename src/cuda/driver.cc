@@ -56,8 +56,8 @@ struct PostKernels {
 
 bool posts_wanted() {
   static const bool wanted = [] {
-    const char* const words = std::getenv("KT_CUDA_POST");
-    return !words || std::string_view(words) != "0";
+    const char* const value = std::getenv("KT_CUDA_POST");
+    return !value || std::string_view(value) != "0";
   }();
   return wanted;
 }

@@ -186,9 +186,9 @@ std::string probe(const std::string& environment) {
   FILE* const pipe = ::popen(command.c_str(), "r");
   if (!pipe) return "no pipe";
   std::array<char, 1000> line = {};
-  std::string words = std::fgets(line.data(), line.size(), pipe) ? line.data() : "";
-  if (words.ends_with('\n')) words.pop_back();
-  return words + "|" + std::to_string(WEXITSTATUS(::pclose(pipe)));
+  std::string answer = std::fgets(line.data(), line.size(), pipe) ? line.data() : "";
+  if (answer.ends_with('\n')) answer.pop_back();
+  return answer + "|" + std::to_string(WEXITSTATUS(::pclose(pipe)));
 }
 
 std::string folder_of(const char* library) {

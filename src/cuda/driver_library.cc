@@ -64,8 +64,8 @@ std::string find_all(void* library, CudaSymbols& s) {
 }
 
 void say_why_not_opened(CudaLibrary& library) {
-  const char* words = ::dlerror();
-  const std::string why = words ? words : "unknown error";
+  const char* error = ::dlerror();
+  const std::string why = error ? error : "unknown error";
   // A library that needs another one which is missing begins with that one's name.
   library.absent = why.starts_with(kLibrary) && why.find("No such file") != std::string::npos;
   library.status =
@@ -84,10 +84,10 @@ std::string why_not_started(const CudaSymbols& symbols, CudaResult result) {
 
 std::string CudaSymbols::describe(CudaResult result) const {
   const char* name = nullptr;
-  const char* words = nullptr;
+  const char* description = nullptr;
   if (!error_name || error_name(result, &name) != 0 || !name) return text("CUDA error {}", result);
-  if (!error_string || error_string(result, &words) != 0 || !words) return name;
-  return text("{} ({})", name, words);
+  if (!error_string || error_string(result, &description) != 0 || !description) return name;
+  return text("{} ({})", name, description);
 }
 
 CudaLibrary open_cuda_library() {

@@ -85,11 +85,11 @@ TEST_F(StreamMarkTest, ErrorsSayWhatWasAsked) {
   if (TestCuda::real()) GTEST_SKIP() << "a real driver does not fail on demand";
   const TestStream stream;
   StreamMark mark;
-  for (const auto& [entry, words] : {std::pair{"cuEventCreate", "CUDA cannot make an event: "},
-                                     {"cuEventRecord", "CUDA cannot record an event in a stream: "}}) {
+  for (const auto& [entry, message] : {std::pair{"cuEventCreate", "CUDA cannot make an event: "},
+                                       {"cuEventRecord", "CUDA cannot record an event in a stream: "}}) {
     kTestCuda.fail_next(entry, 1);
     EXPECT_EQ(std::string(error_of([&] { mark.set(stream); }).what()),
-              std::string(words) + "CUDA_ERROR_INVALID_VALUE (invalid argument)");
+              std::string(message) + "CUDA_ERROR_INVALID_VALUE (invalid argument)");
   }
   mark.set(stream);
   kTestCuda.fail_next("cuEventQuery", 1);

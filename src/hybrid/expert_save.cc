@@ -40,11 +40,11 @@ void settle_facts(const std::string& folder, const KtModel& model) {
   std::error_code ignored;
   if (fs::exists(file, ignored)) {
     const KtModel there = parse_kt_facts(read_json(file), file);
-    const auto words = [](const KtModel& m) {
+    const auto describe = [](const KtModel& m) {
       return text("int{} of hidden {}, inter {} in {} parts", m.bits, m.hidden, m.inter, m.parts);
     };
-    if (words(there) != words(model))
-      fail("{}: holds {}; {} cannot be saved beside them", folder, words(there), words(model));
+    if (describe(there) != describe(model))
+      fail("{}: holds {}; {} cannot be saved beside them", folder, describe(there), describe(model));
     return;
   }
   write_atomically(file, kt_facts(model));

@@ -144,9 +144,9 @@ StoredTensors::Description StoredTensors::describe(std::string_view name) const 
   }
   if (at.tensor) {
     const bool blocks = at.tensor->dtype == Dtype::kGguf;
-    const std::string words = kt::describe(*at.tensor);
+    const std::string description = kt::describe(*at.tensor);
     return {at.tensor->shape,
-            blocks ? words.substr(0, words.find(' ')) : std::string(name_of(at.tensor->dtype)),
+            blocks ? description.substr(0, description.find(' ')) : std::string(name_of(at.tensor->dtype)),
             file_of(*at.tensor)};
   }
   const ExpertSource& source = *experts();

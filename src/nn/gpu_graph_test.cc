@@ -212,21 +212,21 @@ TEST(GpuGraph, ALostGpuIsAnErrorAtAnyCall) {
   for (const int tokens : kBatches) warm.step(tokens, 1);
   int lost = 0;
   for (int calls = 0;; calls += calls < 60 ? 1 : 17) {
-    std::string words;
+    std::string message;
     {
       GraphModel model(true);
       kTestCuda.lose(calls);
       try {
         for (int i = 0; i < 3; ++i) model.step(kBatches[i], 1);
       } catch (const Error& error) {
-        words = error.what();
+        message = error.what();
       }
       kTestCuda.mend();
     }
-    if (words.empty()) break;
+    if (message.empty()) break;
     ++lost;
-    EXPECT_THAT(words, testing::HasSubstr("GPU 0 (test driver): CUDA cannot"));
-    EXPECT_THAT(words, testing::HasSubstr("CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"));
+    EXPECT_THAT(message, testing::HasSubstr("GPU 0 (test driver): CUDA cannot"));
+    EXPECT_THAT(message, testing::HasSubstr("CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"));
     ASSERT_LT(calls, 10'000);
   }
   EXPECT_GT(lost, 60);

@@ -19,8 +19,8 @@ int power_of_two(int least) { return static_cast<int>(std::bit_ceil(static_cast<
 
 // KT_CUDA_GRAPHS=0: every step is launched kernel by kernel, for profilers and for comparing.
 bool switched_off() {
-  static const char* const words = std::getenv("KT_CUDA_GRAPHS");
-  return words && std::string_view(words) == "0";
+  static const char* const value = std::getenv("KT_CUDA_GRAPHS");
+  return value && std::string_view(value) == "0";
 }
 
 // Contexts up to which one graph serves: kernels over keys have as many blocks.

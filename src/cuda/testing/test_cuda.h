@@ -23,8 +23,8 @@ class TestCuda {
   }
 
   static bool real() {
-    const char* const words = std::getenv("KT_TEST_REAL_CUDA");
-    return words && std::string(words) == "1";
+    const char* const value = std::getenv("KT_TEST_REAL_CUDA");
+    return value && std::string(value) == "1";
   }
 
   // Calls the entry; throws with its name when it fails. Arguments have the entry's own types.

@@ -128,13 +128,13 @@ CudaResult cuDeviceGet(CudaDevice* device, int number) {
 }
 
 CudaResult cuGetErrorName(CudaResult result, const char** name) {
-  *name = words_of(result, true);
+  *name = string_of(result, true);
   return *name ? 0 : kInvalidValue;
 }
 
-CudaResult cuGetErrorString(CudaResult result, const char** words) {
-  *words = words_of(result, false);
-  return *words ? 0 : kInvalidValue;
+CudaResult cuGetErrorString(CudaResult result, const char** string) {
+  *string = string_of(result, false);
+  return *string ? 0 : kInvalidValue;
 }
 
 CudaResult cuCtxGetCurrent(CudaContext* context) {

@@ -14,9 +14,9 @@ enum class Needs { kNothing, kStart, kContext };
 // The error that the call named so returns at once, or 0: injected ones, calls after a fork or from a host
 // function, before cuInit, without a context, after an operation failed.
 CudaResult refuse(World& world, const char* name, Needs needs);
-bool forked();                                       // before anything is locked
-void started();                                      // cuInit was called
-const char* words_of(CudaResult result, bool name);  // null for an unknown one
+bool forked();                                        // before anything is locked
+void started();                                       // cuInit was called
+const char* string_of(CudaResult result, bool name);  // null for an unknown one
 
 // body(world, lock) under the lock unless the call is refused.
 template <typename Body>

@@ -34,17 +34,17 @@ CudaResult failure_of_environment(const char* name) {
   const std::string list = std::string(",") + (all ? all : "");
   const size_t at = list.find("," + std::string(name) + "=");
   if (at == std::string::npos) return 0;
-  const char* words = list.c_str() + at + std::strlen(name) + 2;
-  const CudaResult result = std::atoi(words);
-  words += std::strspn(words, "0123456789");
-  return *words != '@' || counts()[name] - 1 == std::atoi(words + 1) ? result : 0;
+  const char* value = list.c_str() + at + std::strlen(name) + 2;
+  const CudaResult result = std::atoi(value);
+  value += std::strspn(value, "0123456789");
+  return *value != '@' || counts()[name] - 1 == std::atoi(value + 1) ? result : 0;
 }
 
 // Calls that need a context until the device is lost; below 0: it never is. Guarded by the world's lock.
 int& calls_left() {
   static int left = [] {
-    const char* const words = std::getenv("KT_TEST_CUDA_LOST");
-    return words ? std::atoi(words) : -1;
+    const char* const value = std::getenv("KT_TEST_CUDA_LOST");
+    return value ? std::atoi(value) : -1;
   }();
   return left;
 }
@@ -52,12 +52,12 @@ int& calls_left() {
 bool is_started = false;
 std::atomic<bool> is_forked = false;
 
-struct Words {
+struct ErrorStrings {
   CudaResult result;
   const char* name;
-  const char* words;
+  const char* string;
 };
-constexpr Words kWords[] = {
+constexpr ErrorStrings kErrors[] = {
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -118,9 +118,9 @@ void wait_for_room(World& world, Lock& lock, const Stream& stream) {
   wait_for(world, lock, [&] { return stream.capture || stream.enqueued - stream.done < world.most_queued; });
 }
 
-const char* words_of(CudaResult result, bool name) {
-  for (const Words& words : kWords)
-    if (words.result == result) return name ? words.name : words.words;
+const char* string_of(CudaResult result, bool name) {
+  for (const ErrorStrings& error : kErrors)
+    if (error.result == result) return name ? error.name : error.string;
   return nullptr;
 }
 

@@ -23,7 +23,7 @@ constexpr int kNotFound = 500, kNoBinary = 218, kLaunchFailed = 719;
 
 // As a context loaded it.
 struct Module {
-  std::string words;
+  std::string source;
   std::atomic<uint32_t> messages[16] = {};
 };
 
@@ -117,8 +117,8 @@ Work fetch_of(void** all) {
 }
 
 uint64_t seed_of_environment() {
-  const char* const words = std::getenv("KT_TEST_CUDA_SEED");
-  return words ? std::strtoull(words, nullptr, 10) : 1;
+  const char* const value = std::getenv("KT_TEST_CUDA_SEED");
+  return value ? std::strtoull(value, nullptr, 10) : 1;
 }
 
 Work work_of(const gpu::KnownKernel& kernel, const gpu::Grid& grid, void** all) {
@@ -198,10 +198,10 @@ CudaResult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CudaResult cuModuleLoadData(CudaModule* module, const void* image) {
   return entry("cuModuleLoadData", Needs::kContext, [&](World& world, Lock&) -> CudaResult {
     if (const CudaResult forbidden = unsafe_call(world)) return forbidden;
-    const std::string words = static_cast<const char*>(image);
-    if (words.find(".version") == std::string::npos) return kNoBinary;
+    const std::string source = static_cast<const char*>(image);
+    if (source.find(".version") == std::string::npos) return kNoBinary;
     Module* const made = std::make_unique<Module>().release();  // to the end of the process
-    made->words = words;
+    made->source = source;
     *module = reinterpret_cast<CudaModule>(made);
     return 0;
   });
@@ -211,7 +211,7 @@ CudaResult cuModuleGetFunction(CudaFunction* function, CudaModule module, const 
   return entry("cuModuleGetFunction", Needs::kContext, [&](World&, Lock&) -> CudaResult {
     auto* const found = reinterpret_cast<Module*>(module);
     const std::string known = name;
-    if (found->words.find(".entry " + known + "(") == std::string::npos) return kNotFound;
+    if (found->source.find(".entry " + known + "(") == std::string::npos) return kNotFound;
     const gpu::KnownKernel* const compiled = gpu::KnownKernel::find(known);
     if (!compiled && known != "kt_post" && known != "kt_fetch") return kNotFound;
     auto made = std::make_unique<Function>(Function{found, known == "kt_post", compiled});

@@ -130,8 +130,8 @@ void close_device_memory() {
 }
 
 MemoryLeft device_memory() {
-  const char* const words = std::getenv("KT_TEST_CUDA_MEMORY");
-  const size_t total = words ? std::strtoull(words, nullptr, 10) : kDefaultMemory;
+  const char* const value = std::getenv("KT_TEST_CUDA_MEMORY");
+  const size_t total = value ? std::strtoull(value, nullptr, 10) : kDefaultMemory;
   const std::lock_guard lock(blocks().mutex);
   return {total, total - std::min(total, blocks().used)};
 }
