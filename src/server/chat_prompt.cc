@@ -121,11 +121,11 @@ OrderedJson assistant_message(const OrderedJson& message, const std::string& pla
   if (!out.contains("reasoning_content") && !member(message, "reasoning").is_null())
     out["reasoning_content"] = expect_string(message, "reasoning", place);
   if (const auto thought = out.find("reasoning_content"); thought != out.end()) {
-    const std::string words = thought->get<std::string>();
-    if (needs.reasoning) out["reasoning"] = words;
+    const std::string reasoning = thought->get<std::string>();
+    if (needs.reasoning) out["reasoning"] = reasoning;
     // gpt-oss's template refuses a thought beside content and calls.
     if (needs.thinking && !(has_calls && out["content"].is_string() && out["content"] != ""))
-      out["thinking"] = words;
+      out["thinking"] = reasoning;
   }
   if (!has_calls) return out;
   if (!calls.is_null())

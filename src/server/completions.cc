@@ -80,12 +80,12 @@ class CompletionAnswer final : public Answer {
   // Nothing comes before the first token, so it has no score.
   void add_echo(Choice& choice, const Echo& echo, std::span<const SampledToken> scores) {
     if (echo.ids.empty()) return add_text(choice, echo.text);
-    Detokenizer words(service().tokenizer());
+    Detokenizer detokenizer(service().tokenizer());
     for (size_t i = 0; i < echo.ids.size(); ++i) {
       add_logprob(choice, i == 0 ? SampledToken{.id = echo.ids[0]} : scores[i - 1]);
-      add_text(choice, words.push(echo.ids[i]));
+      add_text(choice, detokenizer.push(echo.ids[i]));
     }
-    add_text(choice, words.flush());
+    add_text(choice, detokenizer.flush());
   }
 
   void add_logprob(Choice& choice, const SampledToken& token) {

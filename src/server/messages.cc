@@ -36,7 +36,7 @@ void add_message(OrderedJson& into, const OrderedJson& message, const std::strin
   const OrderedJson* content = fields.find("content");
   if (!content) fields.refuse("content", "a string or a list of blocks");
   if (!content->is_array()) return into.push_back({{"role", role}, {"content", *content}});
-  std::string words;
+  std::string joined;
   OrderedJson calls = OrderedJson::array();
   for (const OrderedJson& block : *content) {
     if (!block.is_object()) fields.refuse_as("content", "expected blocks, one is " + shown_value(block));
@@ -55,13 +55,13 @@ void add_message(OrderedJson& into, const OrderedJson& message, const std::strin
            {"function",
             {{"name", part.string("name").value_or("")}, {"arguments", input ? json_text(*input) : "{}"}}}});
     } else if (type == "text") {
-      words += (words.empty() ? "" : "\n") + part.string("text").value_or("");
+      joined += (joined.empty() ? "" : "\n") + part.string("text").value_or("");
     } else if (type != "thinking" && type != "redacted_thinking") {
       part.refuse("type", "text, thinking, tool_use or tool_result");
     }
   }
-  if (words.empty() && calls.empty()) return;
-  OrderedJson out = {{"role", role}, {"content", words}};
+  if (joined.empty() && calls.empty()) return;
+  OrderedJson out = {{"role", role}, {"content", joined}};
   if (!calls.empty()) out["tool_calls"] = std::move(calls);
   into.push_back(std::move(out));
 }

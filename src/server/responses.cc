@@ -127,10 +127,10 @@ class ResponsesAnswer final : public Answer {
   }
 
   // The one part of a message or a thought.
-  OrderedJson part(const std::string& words) const {
-    if (open_ == Kind::kReasoning) return {{"type", "reasoning_text"}, {"text", words}};
+  OrderedJson part(const std::string& string) const {
+    if (open_ == Kind::kReasoning) return {{"type", "reasoning_text"}, {"text", string}};
     return {{"type", "output_text"},
-            {"text", words},
+            {"text", string},
             {"annotations", OrderedJson::array()},
             {"logprobs", OrderedJson::array()}};
   }

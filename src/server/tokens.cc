@@ -22,14 +22,15 @@ void post_tokenize(Service& service, HttpRequest& request, const Responder& resp
   if (body.find("messages")) {
     ids = std::move(plan_chat(service, json).requests.front().prompt);
   } else {
-    auto words = body.string("prompt");
+    auto prompt = body.string("prompt");
     for (const char* name : {"content", "text"})
-      if (!words) words = body.string(name);
-    if (!words) body.refuse("prompt", "a string, or \"messages\"");
-    if (words->size() > kMostText)
-      throw ApiError(413, text("prompt: {} bytes, at most {} are taken", words->size(), kMostText), "prompt");
+      if (!prompt) prompt = body.string(name);
+    if (!prompt) body.refuse("prompt", "a string, or \"messages\"");
+    if (prompt->size() > kMostText)
+      throw ApiError(413, text("prompt: {} bytes, at most {} are taken", prompt->size(), kMostText),
+                     "prompt");
     const bool special = body.flag("add_special_tokens", body.flag("add_special", true));
-    ids = service.tokenizer().encode(*words, {.special = SpecialText::kRecognise, .add_special = special});
+    ids = service.tokenizer().encode(*prompt, {.special = SpecialText::kRecognise, .add_special = special});
   }
   OrderedJson out = {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", service.longest()}};
   if (body.flag("with_pieces", false) || body.flag("return_token_strs", false)) {
@@ -44,14 +45,14 @@ void post_detokenize(Service& service, HttpRequest& request, const Responder& re
   const OrderedJson json = parse_body(request);
   const Fields body(json);
   const std::vector<TokenId> ids = body.token_ids("tokens");
-  std::string words;
+  std::string decoded;
   try {
     const bool skip = body.flag("skip_special_tokens", false);
-    words = service.tokenizer().decode(ids, skip ? SpecialTokens::kSkip : SpecialTokens::kKeep);
+    decoded = service.tokenizer().decode(ids, skip ? SpecialTokens::kSkip : SpecialTokens::kKeep);
   } catch (const Error& error) {
     body.refuse_as("tokens", error.what());
   }
-  const OrderedJson out = {{"prompt", words}, {"content", words}, {"text", words}};
+  const OrderedJson out = {{"prompt", decoded}, {"content", decoded}, {"text", decoded}};
   service.metrics().count_reply(200);
   responder.reply({.body = json_text(out)});
 }

@@ -112,8 +112,8 @@ TEST(ReplyParser, ReadsArgumentsInAString) {
       ElementsAre(call(0, "g"), arguments(0, "{\"a\": \"\uFFFD\t\uFFFD\uFFFDx\"}")));
   EXPECT_THAT(parse(R"(<tool_call>{"arguments":"","name":"g"}</tool_call>)"),
               ElementsAre(call(0, "g"), arguments(0, "{}")));
-  const std::string words = R"(<tool_call>{"name":"g","arguments":"Berlin"}</tool_call>)";
-  EXPECT_THAT(parse(words), ElementsAre(content(words)));
+  const std::string reply = R"(<tool_call>{"name":"g","arguments":"Berlin"}</tool_call>)";
+  EXPECT_THAT(parse(reply), ElementsAre(content(reply)));
 }
 
 TEST(ReplyParser, ArgumentsStreamAsTheyCome) {
