@@ -24,10 +24,10 @@ constexpr const char* kLook =
     ".frame{stroke:#888;fill:none}.back{fill:#fff}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.back{fill:#181a1e}}</style>\n";
 
-std::string label(double x, double y, const char* anchor, const std::string& words,
+std::string label(double x, double y, const char* anchor, const std::string& caption,
                   const char* kind = "tick") {
   return text("<text x=\"{}\" y=\"{}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n", fixed(x, 1), fixed(y, 1),
-              anchor, kind, words);
+              anchor, kind, caption);
 }
 
 std::string box(double x, double y, double width, double height) {

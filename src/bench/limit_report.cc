@@ -8,9 +8,9 @@
 namespace kt::inline bench {
 namespace {
 
-std::string padded(std::string_view words, int width) {  // flush right
-  const auto spaces = static_cast<size_t>(width) - std::min(words.size(), static_cast<size_t>(width));
-  return std::string(spaces, ' ').append(words);
+std::string padded(std::string_view cell, int width) {  // flush right
+  const auto spaces = static_cast<size_t>(width) - std::min(cell.size(), static_cast<size_t>(width));
+  return std::string(spaces, ' ').append(cell);
 }
 
 std::string columns(std::string_view which, std::string_view us, std::string_view fraction,

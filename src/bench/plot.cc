@@ -22,9 +22,9 @@ constexpr const char* kStyle =
     ".axis{stroke:#888;fill:none}.grid{stroke:#8884}.back{fill:#fff}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.back{fill:#181a1e}}</style>\n";
 
-std::string escaped(const std::string& words) {
+std::string escaped(const std::string& string) {
   std::string out;
-  for (char c : words)
+  for (char c : string)
     out += c == '<'   ? "&lt;"
            : c == '>' ? "&gt;"
            : c == '&' ? "&amp;"
@@ -33,10 +33,10 @@ std::string escaped(const std::string& words) {
   return out;
 }
 
-std::string chart_text(double x, double y, const char* anchor, const std::string& words,
+std::string chart_text(double x, double y, const char* anchor, const std::string& caption,
                        const char* kind = "") {
   return text("<text x=\"{}\" y=\"{}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n", fixed(x, 1), fixed(y, 1),
-              anchor, kind, escaped(words));
+              anchor, kind, escaped(caption));
 }
 
 // 64, not 64.0: most sweeps run over whole numbers.

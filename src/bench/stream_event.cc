@@ -8,8 +8,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string_view after_spaces(std::string_view words) {
-  return words.substr(std::min(words.size(), words.find_first_not_of(" \t\r\n")));
+std::string_view after_spaces(std::string_view line) {
+  return line.substr(std::min(line.size(), line.find_first_not_of(" \t\r\n")));
 }
 
 // What follows `"key":`, from `at` on; empty: no such key. A quoted word before a colon can only be a key:
