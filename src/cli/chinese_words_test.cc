@@ -36,9 +36,9 @@ std::string literal_at(const std::string& source, size_t& at) {
 // The patterns that a source has as tr("..."), tr_now("..."), tr_later("...") and tr_counted(n, "...", "..."), with its
 // name.
 void add_patterns(const fs::path& path, std::map<std::string, std::string>& patterns) {
-  std::ostringstream words;
-  words << std::ifstream(path).rdbuf();
-  const std::string source = words.str();
+  std::ostringstream content;
+  content << std::ifstream(path).rdbuf();
+  const std::string source = content.str();
   static const std::regex call("\\b(tr|tr_now|tr_later|tr_counted)\\(");
   for (auto found = std::sregex_iterator(source.begin(), source.end(), call); found != std::sregex_iterator();
        ++found) {
@@ -64,19 +64,19 @@ const std::map<std::string, std::string>& patterns_of_the_sources() {
   return out;
 }
 
-std::set<std::string> words_of_questions() {
+std::set<std::string> phrases_of_questions() {
   Invocation invocation;
   CLI::App app{"", "kt"};
   for (const auto add : {add_run, add_generate, add_model, add_quant, add_estimate, add_bench, add_perplexity,
                          add_config, add_sft})
     add(app, invocation);
-  const std::vector<std::string> words = asked_words(app);
-  return {words.begin(), words.end()};
+  const std::vector<std::string> phrases = asked_phrases(app);
+  return {phrases.begin(), phrases.end()};
 }
 
-bool has_chinese(std::string_view words) {
-  for (size_t at = 0; at < words.size();)
-    if (cell_width(next_code_point(words, at)) == 2) return true;
+bool has_chinese(std::string_view string) {
+  for (size_t at = 0; at < string.size();)
+    if (cell_width(next_code_point(string, at)) == 2) return true;
   return false;
 }
 
@@ -91,15 +91,15 @@ TEST(ChineseWords, NoneIsMissing) {
   ASSERT_GT(patterns.size(), 200u) << "of " << KT_SOURCES;
   for (const auto& [pattern, file] : patterns)
     EXPECT_TRUE(entry_of(pattern)) << file << ": tr(\"" << pattern << "\") has no entry";
-  const auto asked = words_of_questions();
+  const auto asked = phrases_of_questions();
   ASSERT_GT(asked.size(), 50u);
-  for (const std::string& words : asked)
-    EXPECT_TRUE(entry_of(words)) << "a question may show \"" << words << "\", which has no entry";
+  for (const std::string& phrase : asked)
+    EXPECT_TRUE(entry_of(phrase)) << "a question may show \"" << phrase << "\", which has no entry";
 }
 
 TEST(ChineseWords, EachIsUsed) {
   const auto& patterns = patterns_of_the_sources();
-  const auto asked = words_of_questions();
+  const auto asked = phrases_of_questions();
   for (const Translation& entry : chinese_words()) {
     const std::string english(entry.english);
     EXPECT_TRUE(patterns.contains(english) || asked.contains(english)) << "nobody says \"" << english << '"';
@@ -122,8 +122,8 @@ TEST(ChineseWords, NameTheSameFlagsAndCommands) {
   static const std::regex word("--[a-z][-a-z]*|\\bkt [a-z]+( [a-z]+[a-z-]*)?|`[a-z_]+`|[A-Z]+_[A-Z_]+");
   const auto words_in = [](std::string_view text) {
     std::multiset<std::string> out;
-    const std::string words(text);
-    for (std::sregex_iterator at(words.begin(), words.end(), word), end; at != end; ++at)
+    const std::string copy(text);
+    for (std::sregex_iterator at(copy.begin(), copy.end(), word), end; at != end; ++at)
       if (at->str().starts_with("--") || at->str().find('_') != std::string::npos) out.insert(at->str());
     return out;
   };

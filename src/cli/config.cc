@@ -27,7 +27,7 @@ struct ConfigFlags {
   std::optional<int64_t> port, threads;
 };
 
-std::string words_of(const Json& value) {
+std::string string_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_array()) return value.dump();
   std::string out;
@@ -38,7 +38,7 @@ std::string words_of(const Json& value) {
 // Listings are pasted into reports: keys stay out of them.
 Json shown_value(const Setting& setting, const Settings& settings) {
   const Json& value = settings.value(setting.name);
-  return setting.secret && !words_of(value).empty() ? Json(kHidden) : value;
+  return setting.secret && !string_of(value).empty() ? Json(kHidden) : value;
 }
 
 void show(const ConfigFlags& flags) {
@@ -61,7 +61,7 @@ void show(const ConfigFlags& flags) {
   Table table({"key", "value", "", "meaning"}, 4);
   for (const Setting& setting : known_settings()) {
     if (!is_shown(setting)) continue;
-    std::string value = words_of(shown_value(setting, settings));
+    std::string value = string_of(shown_value(setting, settings));
     std::ranges::replace(value, '\n', ' ');
     if (value.size() > 40) value = value.substr(0, 37) + "...";
     table.add({std::string(setting.name), value.empty() ? "-" : value,
@@ -72,14 +72,14 @@ void show(const ConfigFlags& flags) {
 
 void get(const ConfigFlags& flags) {
   setting_named(flags.key);
-  std::printf("%s\n", words_of(load_settings().value(flags.key)).c_str());
+  std::printf("%s\n", string_of(load_settings().value(flags.key)).c_str());
 }
 
 void set(const ConfigFlags& flags) {
   const Setting& setting = setting_named(flags.key);
   if (setting.type == SettingType::kList)
     fail(tr("{} is a list: kt model path-add PATH and kt model path-remove PATH change it"), flags.key);
-  change_settings({{flags.key, setting_from_words(setting, flags.value)}});
+  change_settings({{flags.key, setting_from_string(setting, flags.value)}});
 }
 
 void reset(const ConfigFlags& flags) {
@@ -104,7 +104,7 @@ void init(const ConfigFlags& flags) {
   if (exists && !flags.yes) fail(tr("{} exists; --yes writes it anew and forgets what is set there"), path);
   Json values = Json::object();
   for (const char* name : {"server.host", "server.port", "run.cpu-threads"})
-    values[name] = setting_from_words(setting_named(name), setting_named(name).standard);
+    values[name] = setting_from_string(setting_named(name), setting_named(name).standard);
   if (flags.port) values["server.port"] = *flags.port;
   if (flags.threads) values["run.cpu-threads"] = *flags.threads;
   for (const std::string& folder : flags.paths) {

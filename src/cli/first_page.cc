@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kMostModels = 6;
 
-std::string cpu_words() {
+std::string cpu_text() {
   const Topology topology = Topology::discover();
   const std::string model = harmless_line(cpu().model);
   const std::string nodes =
@@ -32,7 +32,7 @@ std::string cpu_words() {
               tr_counted(topology.cores(), "{} core", "{} cores"), nodes, best_kernels().name);
 }
 
-std::string gpu_words() {
+std::string gpu_text() {
   Diagnosis found;
   look_at_gpu(found, this_machine(""));
   const auto cuda = found.facts.find("cuda");
@@ -72,7 +72,7 @@ std::vector<ModelEntry> models_here() {
   return out;
 }
 
-std::string model_words(const ModelEntry& entry) {
+std::string model_text(const ModelEntry& entry) {
   if (entry.name == kDemoName) return text(tr("{}, comes with kt"), human_bytes(entry.size));
   return text("{}{}{}", human_bytes(entry.size), entry.architecture.empty() ? "" : ", ",
               harmless_line(entry.architecture));
@@ -106,14 +106,14 @@ std::vector<FirstPage::Step> first_steps(const std::vector<KnownModel>& models, 
 
 FirstPage first_page() {
   FirstPage page{.version = version()};
-  page.machine = {{tr_now("CPU"), cpu_words()},
+  page.machine = {{tr_now("CPU"), cpu_text()},
                   {tr_now("RAM"), text(tr("{} available of {}"), human_bytes(available_memory()),
                                        human_bytes(total_memory()))},
-                  {tr_now("GPU"), gpu_words()}};
+                  {tr_now("GPU"), gpu_text()}};
   std::vector<KnownModel> known;
   for (const ModelEntry& entry : models_here()) {
     if (page.models.size() < kMostModels)
-      page.models.push_back({harmless_line(entry.name), model_words(entry)});
+      page.models.push_back({harmless_line(entry.name), model_text(entry)});
     else
       ++page.more_models;
     if (runs_here(entry)) known.push_back({entry.name, entry.size});
@@ -130,14 +130,14 @@ std::string shown_page(const FirstPage& page, int width) {
   int topics = 0;
   for (const FirstPage::Fact& fact : page.machine) topics = std::max(topics, text_width(fact.topic));
   for (const FirstPage::Fact& fact : page.machine)
-    out += wrapped(padded_to(fact.topic, topics + 3), fact.words, width);
+    out += wrapped(padded_to(fact.topic, topics + 3), fact.value, width);
   out += "\n" + tr_now("Models") + "\n";
   int names = 0, commands = 0;
   for (const FirstPage::Model& model : page.models) names = std::max(names, text_width(model.name));
   for (const FirstPage::Step& step : page.steps) commands = std::max(commands, text_width(step.command));
   for (const FirstPage::Model& model : page.models)
-    out += width < kNarrow ? "  " + model.name + "\n" + wrapped("      ", model.words, width)
-                           : wrapped("  " + padded_to(model.name, names + 2), model.words, width);
+    out += width < kNarrow ? "  " + model.name + "\n" + wrapped("      ", model.description, width)
+                           : wrapped("  " + padded_to(model.name, names + 2), model.description, width);
   if (page.models.empty())
     out += wrapped("  ", tr_now("none yet; kt model --help says how they get names"), width);
   if (page.more_models > 0)

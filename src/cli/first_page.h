@@ -9,10 +9,10 @@ namespace kt::inline cli {
 
 struct FirstPage {
   struct Fact {
-    std::string topic, words;  // "CPU", "AMD EPYC 7763, 2 cores, avx2 kernels"
+    std::string topic, value;  // "CPU", "AMD EPYC 7763, 2 cores, avx2 kernels"
   };
   struct Model {
-    std::string name, words;
+    std::string name, description;
   };
   struct Step {
     std::string command, why;

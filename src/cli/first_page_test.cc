@@ -86,7 +86,7 @@ TEST(FirstPage, BelowEachOtherWhereThereIsNot) {
 TEST(FirstPage, OfThisMachineHasAllItsParts) {
   const FirstPage page = first_page();
   ASSERT_EQ(page.machine.size(), 3u);
-  EXPECT_THAT(page.machine[0].words, HasSubstr(" kernels"));
+  EXPECT_THAT(page.machine[0].value, HasSubstr(" kernels"));
   EXPECT_EQ(page.steps.size(), 3u);
 }
 

@@ -43,13 +43,13 @@ std::string prompt_text(const GenerateFlags& flags) {
 }
 
 std::vector<int32_t> prompt_ids(const DescribedModel& model, const GenerateFlags& flags,
-                                const std::string& words) {
+                                const std::string& prompt) {
   if (!flags.chat)
-    return model.tokenizer().encode(words, {.special = SpecialText::kRecognise, .add_special = true});
+    return model.tokenizer().encode(prompt, {.special = SpecialText::kRecognise, .add_special = true});
   if (model.chat_template().empty()) fail("--chat: {} has no chat template", model.path());
   TemplateVariables messages = TemplateVariables::array();
   if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
-  messages.push_back({{"role", "user"}, {"content", words}});
+  messages.push_back({{"role", "user"}, {"content", prompt}});
   TemplateVariables variables = model.template_tokens();
   variables["messages"] = messages;
   variables["tools"] = variables["documents"] = nullptr;  // templates ask whether they are none
@@ -122,12 +122,12 @@ nlohmann::ordered_json json_of(const Stats& stats) {
 }
 
 void run_generate(const GenerateFlags& flags) {
-  const std::string words = prompt_text(flags);  // before what takes minutes
+  const std::string source = prompt_text(flags);  // before what takes minutes
   GenerateOptions options = flags.options;
   options.adapter = flags.model.one_adapter();
   flags.model.note_idle_flags();
   OpenedModel opened(flags.model.model, flags.model.options());
-  std::vector<int32_t> prompt = prompt_ids(opened, flags, words);
+  std::vector<int32_t> prompt = prompt_ids(opened, flags, source);
   const int64_t context = static_cast<int64_t>(prompt.size()) + options.max_tokens;
   const MemoryRequest use{.context = static_cast<int>(std::min<int64_t>(context, opened.spec().context))};
   LoadedModel model = std::move(opened).load({.use = use});

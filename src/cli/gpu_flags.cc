@@ -22,26 +22,26 @@ std::string problem_of(Parse parse) {
 
 // A flag's value that has to be readable, by the words of who reads it.
 CLI::Validator readable(std::string (*problem)(std::string_view), const char* type, const char* name) {
-  return CLI::Validator([problem](std::string& words) { return problem(words); }, type, name);
+  return CLI::Validator([problem](std::string& value) { return problem(value); }, type, name);
 }
 
-std::string size_problem(std::string_view words) {
-  return problem_of([&] { parse_bytes(words, ""); });
+std::string size_problem(std::string_view value) {
+  return problem_of([&] { parse_bytes(value, ""); });
 }
 
 }  // namespace
 
-std::string gpu_problem(std::string_view words) {
-  const std::string wrong = problem_of([&] { gpu_choice_named(words); });
-  return wrong.empty() ? "" : text("expected the number of a device, auto or off, got {}", words);
+std::string gpu_problem(std::string_view value) {
+  const std::string wrong = problem_of([&] { gpu_choice_named(value); });
+  return wrong.empty() ? "" : text("expected the number of a device, auto or off, got {}", value);
 }
 
-std::string gpu_experts_problem(std::string_view words) {
-  return problem_of([&] { parse_expert_wish(words, ""); });
+std::string gpu_experts_problem(std::string_view value) {
+  return problem_of([&] { parse_expert_wish(value, ""); });
 }
 
-std::string expert_placement_problem(std::string_view words) {
-  return problem_of([&] { expert_strategy_named(words); });
+std::string expert_placement_problem(std::string_view value) {
+  return problem_of([&] { expert_strategy_named(value); });
 }
 
 void GpuUseFlags::add_to(CLI::App& verb) {

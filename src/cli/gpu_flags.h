@@ -35,8 +35,8 @@ struct GpuUseFlags {
 };
 
 // What is wrong with a value as settings have it; "": nothing.
-std::string gpu_problem(std::string_view words);
-std::string gpu_experts_problem(std::string_view words);
-std::string expert_placement_problem(std::string_view words);
+std::string gpu_problem(std::string_view value);
+std::string gpu_experts_problem(std::string_view value);
+std::string expert_placement_problem(std::string_view value);
 
 }  // namespace kt::inline cli

@@ -123,7 +123,7 @@ TEST(GpuSettings, AreCheckedAsTheFlagsAre) {
                                     {"run.gpu-memory", "lots"},
                                     {"run.gpu-experts", "half"},
                                     {"run.expert-placement", "hot"}}) {
-    const std::string line = error_of([&] { setting_from_words(setting_named(name), value); });
+    const std::string line = error_of([&] { setting_from_string(setting_named(name), value); });
     EXPECT_THAT(line, HasSubstr(name));
     EXPECT_THAT(line, HasSubstr(value));
   }

@@ -194,9 +194,9 @@ int main(int argc, char** argv) {
   } catch (const kt::Error& error) {
     // Where a file that was read has lost its end, anything else that is wrong comes of that.
     const auto broken = kt::first_broken_mapping();
-    const std::string words =
+    const std::string message =
         broken && !std::string_view(error.what()).starts_with(*broken) ? *broken : error.what();
-    return report(broken ? kt::ErrorKind::kInput : error.kind(), kt::with_flags(words, app), debug);
+    return report(broken ? kt::ErrorKind::kInput : error.kind(), kt::with_flags(message, app), debug);
   } catch (const kt::PromptEnded&) {
     std::fprintf(stderr, "kt: interrupted\n");
     return kInterrupted;

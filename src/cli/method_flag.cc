@@ -20,9 +20,9 @@ CLI::Validator weight_method_name() {
   for (const WeightMethod& method : weight_methods())
     choices += text("{}{}", choices.empty() ? "" : ",", method.name);
   return CLI::Validator(
-      [](std::string& words) {
-        std::string problem = weight_method_problem(words);
-        if (problem.empty()) words = weight_method_named(words).name;
+      [](std::string& value) {
+        std::string problem = weight_method_problem(value);
+        if (problem.empty()) value = weight_method_named(value).name;
         return problem;
       },
       "{" + choices + "}", "weight_method");

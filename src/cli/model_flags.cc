@@ -20,12 +20,12 @@ CLI::Option* take_model(CLI::App& verb, Invocation& run, CLI::Option* option, co
   const auto own = std::make_shared<bool>(false);
   bool* const download = argument.download ? argument.download : own.get();
   add_download_flag(verb, *download);
-  const auto look_up = [&run, argument, own, download](std::string& words) {
-    if (argument.is_other && argument.is_other(words)) return std::string();
-    const auto model = std::make_shared<ResolvedModel>(named_model(words));
+  const auto look_up = [&run, argument, own, download](std::string& value) {
+    if (argument.is_other && argument.is_other(value)) return std::string();
+    const auto model = std::make_shared<ResolvedModel>(named_model(value));
     if (argument.found) *argument.found = *model;
     if (!model->absent) {
-      words = model->path;
+      value = model->path;
       return std::string();
     }
     run.before.emplace_back([argument, own, download, model] {

@@ -27,7 +27,7 @@ template <typename Known>
        nearest_name(name, spellings), listed(names));
 }
 
-void warn(const std::string& words) { std::fprintf(stderr, "kt: warning: %s\n", words.c_str()); }
+void warn(const std::string& message) { std::fprintf(stderr, "kt: warning: %s\n", message.c_str()); }
 
 std::string shown_marker(const ChatSyntax& syntax) {
   return syntax.think_begin.empty() ? "none" : syntax.think_begin;

@@ -111,7 +111,7 @@ std::string program_of(const PythonQuestion& question) {
 }
 
 struct PythonAnswer {
-  std::string words;
+  std::string output;
   bool late = false;
   int status = 0;
 };
@@ -119,15 +119,15 @@ struct PythonAnswer {
 PythonAnswer ask(const std::string& program, const PythonQuestion& question) {
   PythonAnswer out;
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return {.words = {}, .late = false, .status = -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) return {.output = {}, .late = false, .status = -1};
   const Descriptor read_end(ends[0]);
   const char* const depth = question.depth == PythonDepth::kImports ? "imports" : "versions";
   const pid_t child = ::fork();
   if (child == 0) become(program.c_str(), depth, ends[1]);
   ::close(ends[1]);
-  if (child < 0) return {.words = {}, .late = false, .status = -1};
+  if (child < 0) return {.output = {}, .late = false, .status = -1};
   const auto end = std::chrono::steady_clock::now() + question.patience;
-  while (out.words.size() < kMostAnswer && !out.words.ends_with(kEnd)) {
+  while (out.output.size() < kMostAnswer && !out.output.ends_with(kEnd)) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     pollfd one{ends[0], POLLIN, 0};
@@ -137,7 +137,7 @@ PythonAnswer ask(const std::string& program, const PythonQuestion& question) {
     const ssize_t count = ::read(ends[0], bytes, sizeof bytes);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) break;
-    out.words.append(bytes, static_cast<size_t>(count));
+    out.output.append(bytes, static_cast<size_t>(count));
   }
   ::kill(-child, SIGKILL);  // one that has answered has ended, or is about to
   while (::waitpid(child, &out.status, 0) < 0 && errno == EINTR) {
@@ -156,7 +156,7 @@ std::string silence(const PythonAnswer& answer, const PythonQuestion& question) 
   return "does not work";
 }
 
-std::map<std::string, std::string> words_in(const Json& line, const char* key) {
+std::map<std::string, std::string> strings_in(const Json& line, const char* key) {
   std::map<std::string, std::string> out;
   if (!line.contains(key) || !line[key].is_object()) return out;
   for (const auto& [name, value] : line[key].items())
@@ -164,7 +164,7 @@ std::map<std::string, std::string> words_in(const Json& line, const char* key) {
   return out;
 }
 
-std::string word_in(const Json& line, const char* key) {
+std::string string_in(const Json& line, const char* key) {
   return line.contains(key) && line[key].is_string() ? shown(line[key].get<std::string>()) : "";
 }
 
@@ -184,18 +184,18 @@ PythonFacts python_on_path(const PythonQuestion& question) {
   }
   const PythonAnswer answer = ask(out.program, question);
   std::string asking;
-  for (const std::string& words : CLI::detail::split(answer.words, '\n')) {
-    const Json line = Json::parse(words, nullptr, false);
+  for (const std::string& piece : CLI::detail::split(answer.output, '\n')) {
+    const Json line = Json::parse(piece, nullptr, false);
     if (!line.is_object()) continue;
     if (line.contains("version")) {
-      out.version = word_in(line, "version");
-      out.packages = words_in(line, "packages");
+      out.version = string_in(line, "version");
+      out.packages = strings_in(line, "packages");
       for (const auto& name : line.value("importable", Json::array()))
         if (name.is_string()) out.importable.insert(name.get<std::string>());
     }
-    if (const std::string name = word_in(line, "asking"); !name.empty()) asking = name;
-    if (const std::string name = word_in(line, "module"); !name.empty()) {
-      out.modules[name] = {.problem = word_in(line, "problem"), .facts = words_in(line, "facts")};
+    if (const std::string name = string_in(line, "asking"); !name.empty()) asking = name;
+    if (const std::string name = string_in(line, "module"); !name.empty()) {
+      out.modules[name] = {.problem = string_in(line, "problem"), .facts = strings_in(line, "facts")};
       asking.clear();
     }
   }

@@ -141,7 +141,7 @@ constexpr auto kVerbs = std::to_array<Verb>({
 
 // An option as it is asked for.
 struct Asked {
-  std::string words;  // the question
+  std::string question;
   std::vector<Prompts::Choice>
       choices;  // with what the description says of each: "GPTQ: calibrated with text; RTN: ..."
   std::string standard;
@@ -160,11 +160,11 @@ Asked asked_of(const OptionInfo& info, const Question& question, const Answers& 
     if (choice != out.choices.end())
       choice->help = tr_now(clause.substr(choice->word.size() + 2));
     else if (out.standard.empty() || !clause.starts_with("default: "))  // it stands behind the question
-      out.words += (out.words.empty() ? "" : tr_now("; ")) + tr_now(clause);
+      out.question += (out.question.empty() ? "" : tr_now("; ")) + tr_now(clause);
   }
-  if (out.words.empty()) out.words = tr_now(bare_name(question.option));
+  if (out.question.empty()) out.question = tr_now(bare_name(question.option));
   out.optional = !info.required && !question.needed && out.standard.empty();
-  if (out.optional) out.words += tr_now(" (may be left empty)");
+  if (out.optional) out.question += tr_now(" (may be left empty)");
   return out;
 }
 
@@ -205,18 +205,18 @@ std::string ask_model(Prompts& prompts) {
                                       .problem = model_problem}));
 }
 
-std::string ask_named(Prompts& prompts, std::string_view words) {
+std::string ask_named(Prompts& prompts, std::string_view question) {
   std::vector<Prompts::Choice> names;
   for (const ModelEntry& entry : registered_models()) names.push_back({entry.name, entry.path});
   if (names.empty()) fail(tr("no model is registered yet: kt model add NAME PATH"));
-  return prompts.ask_choice({.question = std::string(words), .choices = std::move(names)});
+  return prompts.ask_choice({.question = std::string(question), .choices = std::move(names)});
 }
 
-std::string ask_key(Prompts& prompts, std::string_view words) {
+std::string ask_key(Prompts& prompts, std::string_view question) {
   std::vector<Prompts::Choice> keys;
   for (const Setting& setting : known_settings())
     keys.push_back({std::string(setting.name), tr_now(setting.help)});
-  return prompts.ask_choice({.question = std::string(words), .choices = std::move(keys)});
+  return prompts.ask_choice({.question = std::string(question), .choices = std::move(keys)});
 }
 
 std::string path_problem(Ask ask, const std::string& given) {
@@ -230,7 +230,7 @@ std::string path_problem(Ask ask, const std::string& given) {
 }
 
 // The parser's own "Value 70000 not in range [0 - 65535]" in our words; other checks have them.
-std::string validator_words(const std::string& problem, const std::string& answer) {
+std::string validator_message(const std::string& problem, const std::string& answer) {
   constexpr std::string_view kRange = " not in range ";
   const size_t at = problem.find(kRange);
   if (at == problem.npos) return problem;
@@ -250,7 +250,7 @@ std::string option_problem(CLI::Option& option, const OptionInfo& info, const st
     try {
       for (int i = 0;; ++i)
         if (std::string problem = (*option.get_validator(i))(piece); !problem.empty())
-          return validator_words(problem, piece);
+          return validator_message(problem, piece);
     } catch (const CLI::OptionNotFound&) {  // there are no more
     }
   }
@@ -259,11 +259,11 @@ std::string option_problem(CLI::Option& option, const OptionInfo& info, const st
 
 std::string ask_option(Prompts& prompts, CLI::Option& option, const OptionInfo& info, const Asked& asked) {
   if (!asked.choices.empty())
-    return prompts.ask_choice({.question = asked.words,
+    return prompts.ask_choice({.question = asked.question,
                                .choices = asked.choices,
                                .standard = index_of(asked.choices, asked.standard)});
   const std::string answer = prompts.ask_text(
-      {.question = asked.words,
+      {.question = asked.question,
        .standard = asked.standard,
        .optional = asked.optional,
        .problem = [&](const std::string& given) { return option_problem(option, info, given); }});
@@ -279,17 +279,17 @@ std::string ask_one(Prompts& prompts, CLI::Option& option, const Question& quest
     case Ask::kModel:
       return ask_model(prompts);
     case Ask::kNamed:
-      return ask_named(prompts, asked.words);
+      return ask_named(prompts, asked.question);
     case Ask::kFile:
     case Ask::kFolder:
     case Ask::kNew:
       return prompts.ask_text(
-          {.question = asked.words,
+          {.question = asked.question,
            .standard = asked.standard,
            .optional = asked.optional,
            .problem = [&](const std::string& answer) { return path_problem(question.ask, answer); }});
     case Ask::kKey:
-      return ask_key(prompts, asked.words);
+      return ask_key(prompts, asked.question);
     case Ask::kAgree:
       if (!prompts.ask_yes(tr_now(info.description), false)) fail(tr("nothing was changed"));
       return "yes";
@@ -356,7 +356,7 @@ std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::stri
   return out;
 }
 
-std::vector<std::string> asked_words(CLI::App& app) {
+std::vector<std::string> asked_phrases(CLI::App& app) {
   std::vector<std::string> out;
   for (const Setting& setting : known_settings()) out.emplace_back(setting.help);
   for (const Verb& verb : kVerbs) {

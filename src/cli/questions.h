@@ -19,7 +19,7 @@ bool can_ask();
 std::vector<std::string> with_answers(CLI::App& app, const std::vector<std::string>& words, Prompts& prompts);
 
 // What these questions may show of options, verbs and settings, in English: all that a translation must have.
-std::vector<std::string> asked_words(CLI::App& app);
+std::vector<std::string> asked_phrases(CLI::App& app);
 
 // "kt quant './a model' -o out", as a shell takes it.
 std::string command_line(const std::vector<std::string>& words);

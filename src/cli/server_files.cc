@@ -15,9 +15,9 @@ namespace {
 void warn_if_others_may_read(const std::string& path) {
   struct stat about{};
   if (path.empty() || ::stat(path.c_str(), &about) != 0 || !(about.st_mode & S_IROTH)) return;
-  const std::string words =
+  const std::string warning =
       text(tr("kt: warning: every user of this machine can read {}; chmod o= {}"), path, path);
-  std::fprintf(stderr, "%s\n", words.c_str());
+  std::fprintf(stderr, "%s\n", warning.c_str());
 }
 
 }  // namespace

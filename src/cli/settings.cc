@@ -207,11 +207,11 @@ void change_file(const std::function<void(Json&)>& change) {
 }
 
 template <typename Number>
-Json number_from(const Setting& setting, std::string_view words) {
+Json number_from(const Setting& setting, std::string_view value) {
   Number number{};
-  const auto [end, code] = std::from_chars(words.data(), words.data() + words.size(), number);
-  if (code != std::errc() || end != words.data() + words.size())
-    fail(tr("{}: expected {}, got '{}'"), setting.name, tr_now(type_name(setting.type)), shown(words));
+  const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (code != std::errc() || end != value.data() + value.size())
+    fail(tr("{}: expected {}, got '{}'"), setting.name, tr_now(type_name(setting.type)), shown(value));
   return number;
 }
 
@@ -230,7 +230,7 @@ const Setting& setting_named(std::string_view name) {
 Settings::Settings(const Json& mapping, std::string path)
     : path_(std::move(path)), values_(flattened(mapping, path_)), standards_(Json::object()) {
   for (const Setting& setting : kSettings)
-    standards_[std::string(setting.name)] = setting_from_words(setting, setting.standard);
+    standards_[std::string(setting.name)] = setting_from_string(setting, setting.standard);
 }
 
 const Json& Settings::value(std::string_view name) const {
@@ -253,8 +253,8 @@ std::vector<std::string> Settings::list(std::string_view name) const {
   return typed(name, SettingType::kList);
 }
 uint64_t Settings::bytes(std::string_view name) const {
-  const std::string words = typed(name, SettingType::kSize);
-  return words.empty() ? 0 : parse_bytes(words, kt::text("{}: {}", path_, name));
+  const std::string value = typed(name, SettingType::kSize);
+  return value.empty() ? 0 : parse_bytes(value, kt::text("{}: {}", path_, name));
 }
 
 std::string settings_path() { return kt_home() + "/config.yaml"; }
@@ -264,22 +264,22 @@ Settings load_settings() {
   return {read_mapping(path), path};
 }
 
-Json setting_from_words(const Setting& setting, std::string_view words) {
+Json setting_from_string(const Setting& setting, std::string_view value) {
   Json out;
   switch (setting.type) {
     case SettingType::kText:
     case SettingType::kSize:
-      out = std::string(words);
+      out = std::string(value);
       break;
     case SettingType::kInteger:
-      out = number_from<int64_t>(setting, words);
+      out = number_from<int64_t>(setting, value);
       break;
     case SettingType::kNumber:
-      out = number_from<double>(setting, words);
+      out = number_from<double>(setting, value);
       break;
     case SettingType::kList:
       out = Json::array();
-      if (!words.empty()) out.push_back(std::string(words));
+      if (!value.empty()) out.push_back(std::string(value));
       break;
   }
   check_value(setting, out, std::string(setting.name));

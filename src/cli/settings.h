@@ -22,7 +22,7 @@ struct Setting {
   std::string_view choices = {};  // "a|b|c": nothing else is accepted
   bool secret = false;            // not shown in listings
   // What is wrong with a text; empty: nothing. Not asked about an empty one.
-  std::string (*problem)(std::string_view words) = nullptr;
+  std::string (*problem)(std::string_view value) = nullptr;
 };
 
 std::span<const Setting> known_settings();
@@ -56,8 +56,8 @@ class Settings {
 std::string settings_path();  // config.yaml in kt_home()
 Settings load_settings();     // all defaults if there is no file
 
-// `words` as the setting's type; Error naming the key, what was expected and what came.
-Json setting_from_words(const Setting& setting, std::string_view words);
+// `value` as the setting's type; Error naming the key, what was expected and what came.
+Json setting_from_string(const Setting& setting, std::string_view value);
 // Puts values into the file, or takes keys out where they are null. Everything is checked before it is
 // written, also what was in the file.
 void change_settings(const Json& values);

@@ -131,8 +131,8 @@ TEST_F(SettingsTest, AFileWithMistakesIsNotWrittenOver) {
 TEST_F(SettingsTest, ValuesAreCheckedBeforeTheyAreWritten) {
   EXPECT_NE(error_of([] { change_settings({{"server.port", -1}}); }), "no error");
   EXPECT_FALSE(load_settings().is_set("server.port"));
-  EXPECT_NE(error_of([] { setting_from_words(setting_named("server.port"), "12x"); }), "no error");
-  EXPECT_NE(error_of([] { setting_from_words(setting_named("chat.temperature"), "nan"); }), "no error");
+  EXPECT_NE(error_of([] { setting_from_string(setting_named("server.port"), "12x"); }), "no error");
+  EXPECT_NE(error_of([] { setting_from_string(setting_named("chat.temperature"), "nan"); }), "no error");
 }
 
 TEST_F(SettingsTest, WritersDoNotLoseEachOthersUpdates) {

@@ -146,7 +146,7 @@ weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads= weight-ve
 )";
 
 struct Reason {
-  std::string_view flag, words;
+  std::string_view flag, reason;
 };
 
 // Of those that people are most likely to miss.
@@ -217,7 +217,7 @@ std::optional<FlagValues> sglang_flag(std::string_view flag) {
 
 std::string_view reason_to_ignore(std::string_view flag) {
   const auto row = std::ranges::find(kReasons, flag, &Reason::flag);
-  return row == kReasons.end() ? std::string_view() : row->words;
+  return row == kReasons.end() ? std::string_view() : row->reason;
 }
 
 }  // namespace kt::inline cli

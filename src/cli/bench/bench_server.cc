@@ -174,9 +174,9 @@ void print(const ServerBenchFlags& flags, const ServerBenchCase& at, const Serve
                      {"prompts_from", bench.counts() ? "tokenize" : "words"},
                      {"points", OrderedJson::array()}};
   for (const LevelFigures& level : levels) out["points"].push_back(json_of(level));
-  const std::string words = out.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
-  if (!at.file.empty()) write_out(at.file, words);
-  if (at.json) std::printf("%s", words.c_str());
+  const std::string content = out.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  if (!at.file.empty()) write_out(at.file, content);
+  if (at.json) std::printf("%s", content.c_str());
 }
 
 }  // namespace
@@ -185,8 +185,8 @@ void ServerBenchFlags::add_to(CLI::App& verb) {
   CLI::Option* server = verb.add_option(
       "--server", url,
       "Measure this running server, http://HOST:PORT or https://..., instead of a model in this process");
-  const auto add = [&](const char* name, auto& value, const char* words) {
-    return verb.add_option(name, value, words)->needs(server);
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return verb.add_option(name, value, help)->needs(server);
   };
   add("--concurrency", concurrency, "Streams at once")
       ->delimiter(',')

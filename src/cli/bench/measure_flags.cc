@@ -63,15 +63,15 @@ CLI::Validator writable() {
           "FILE"};
 }
 
-void write_out(const std::string& path, const std::string& words) {
+void write_out(const std::string& path, const std::string& content) {
   std::error_code ignored;
   const fs::file_status at = fs::status(path, ignored);
   if (!fs::exists(at) || fs::is_regular_file(at)) {
     const fs::path whole = fs::is_symlink(path, ignored) ? fs::weakly_canonical(path, ignored) : fs::path();
-    return write_atomically(whole.empty() ? path : whole.string(), words);
+    return write_atomically(whole.empty() ? path : whole.string(), content);
   }
   std::ofstream file(path, std::ios::app);
-  if (!(file << words << std::flush)) fail("{}: cannot be written to", path);
+  if (!(file << content << std::flush)) fail("{}: cannot be written to", path);
 }
 
 void write_figures(const std::string& path, const nlohmann::ordered_json& figures) {

@@ -35,7 +35,7 @@ class BatchFlags {
 CLI::Validator writable();
 
 // Writes a file whole or not at all. A link's file is replaced, not the link; a pipe or a device is written into.
-void write_out(const std::string& path, const std::string& words);
+void write_out(const std::string& path, const std::string& content);
 void write_figures(const std::string& path, const nlohmann::ordered_json& figures);
 
 }  // namespace kt::inline cli

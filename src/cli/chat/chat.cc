@@ -290,8 +290,8 @@ Left talk(const ChatFlags& flags) {
       console, {.colour = colour, .history = flags.keep_history ? history_file() : "", .keep = keep});
 }
 
-bool is_url(const std::string& words) {
-  return words.starts_with("http://") || words.starts_with("https://");
+bool is_url(const std::string& value) {
+  return value.starts_with("http://") || value.starts_with("https://");
 }
 
 void run_chat(ChatFlags flags) {

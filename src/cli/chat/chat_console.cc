@@ -16,18 +16,18 @@ namespace {
 
 constexpr std::string_view kSpace = " \t\n", kFence = "\"\"\"";
 
-std::string_view trimmed(std::string_view words) {
-  const size_t first = words.find_first_not_of(kSpace);
+std::string_view trimmed(std::string_view string) {
+  const size_t first = string.find_first_not_of(kSpace);
   if (first == std::string_view::npos) return {};
-  return words.substr(first, words.find_last_not_of(kSpace) - first + 1);
+  return string.substr(first, string.find_last_not_of(kSpace) - first + 1);
 }
 
 template <typename T>
-T parsed(std::string_view name, std::string_view words, std::string_view kind) {
+T parsed(std::string_view name, std::string_view string, std::string_view kind) {
   T value{};
-  const auto [end, error] = std::from_chars(words.data(), words.data() + words.size(), value);
-  if (error != std::errc() || end != words.data() + words.size())
-    fail("{}: expected {}, got {}", name, kind, harmless_line(words));
+  const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
+  if (error != std::errc() || end != string.data() + string.size())
+    fail("{}: expected {}, got {}", name, kind, harmless_line(string));
   return value;
 }
 
@@ -40,15 +40,15 @@ struct OptionRow {
 
 std::string shown(const auto& value) { return value ? text("{}", *value) : "default"; }
 
-double ranged(std::string_view name, std::string_view words, double low, double high) {
-  const auto value = parsed<double>(name, words, "a number");
-  if (!(value >= low && value <= high)) fail("{}: expected {} to {}, got {}", name, low, high, words);
+double ranged(std::string_view name, std::string_view string, double low, double high) {
+  const auto value = parsed<double>(name, string, "a number");
+  if (!(value >= low && value <= high)) fail("{}: expected {} to {}, got {}", name, low, high, string);
   return value;
 }
 
 template <typename T>
-void put(std::optional<T>& option, std::string_view words, const auto& parse) {
-  option = words.empty() ? std::nullopt : std::optional<T>(parse());
+void put(std::optional<T>& option, std::string_view string, const auto& parse) {
+  option = string.empty() ? std::nullopt : std::optional<T>(parse());
 }
 
 constexpr auto kOptions = std::to_array<OptionRow>({
@@ -92,17 +92,17 @@ const OptionRow& option_named(const std::string& given) {
 }
 
 // "first rest of it" cut in two.
-std::pair<std::string, std::string> first_word(std::string_view words) {
-  const size_t end = std::min(words.find_first_of(kSpace), words.size());
-  return {std::string(words.substr(0, end)), std::string(trimmed(words.substr(end)))};
+std::pair<std::string, std::string> first_word(std::string_view line) {
+  const size_t end = std::min(line.find_first_of(kSpace), line.size());
+  return {std::string(line.substr(0, end)), std::string(trimmed(line.substr(end)))};
 }
 
 }  // namespace
 
 std::optional<std::string> unfinished(const std::string& text) {
-  const std::string_view words = trimmed(text);
-  if (words.starts_with(kFence)) {
-    const bool closed = words.size() >= 2 * kFence.size() && words.ends_with(kFence);
+  const std::string_view message = trimmed(text);
+  if (message.starts_with(kFence)) {
+    const bool closed = message.size() >= 2 * kFence.size() && message.ends_with(kFence);
     return closed ? std::nullopt : std::optional(text + "\n");
   }
   if (!text.ends_with('\\')) return std::nullopt;
@@ -110,15 +110,15 @@ std::optional<std::string> unfinished(const std::string& text) {
 }
 
 std::string message_of(std::string_view text) {
-  std::string_view words = trimmed(text);
-  if (words.size() >= 2 * kFence.size() && words.starts_with(kFence) && words.ends_with(kFence)) {
-    words.remove_prefix(kFence.size());
-    words.remove_suffix(kFence.size());
-    if (words.starts_with('\n')) words.remove_prefix(1);
-    if (words.ends_with('\n')) words.remove_suffix(1);
-    return std::string(words);
+  std::string_view message = trimmed(text);
+  if (message.size() >= 2 * kFence.size() && message.starts_with(kFence) && message.ends_with(kFence)) {
+    message.remove_prefix(kFence.size());
+    message.remove_suffix(kFence.size());
+    if (message.starts_with('\n')) message.remove_prefix(1);
+    if (message.ends_with('\n')) message.remove_suffix(1);
+    return std::string(message);
   }
-  return std::string(words);
+  return std::string(message);
 }
 
 void AnswerPrinter::switch_to(bool reasoning) {
@@ -181,8 +181,8 @@ const std::vector<ChatConsole::Command>& ChatConsole::commands() {
 ChatConsole::ChatConsole(ChatSession& session, Output out, ChatScreen screen)
     : session_(session), out_(std::move(out)), screen_(std::move(screen)) {}
 
-std::string ChatConsole::faint(std::string_view words) const {
-  return screen_.colour ? text("\x1b[2m{}\x1b[0m", words) : std::string(words);
+std::string ChatConsole::faint(std::string_view line) const {
+  return screen_.colour ? text("\x1b[2m{}\x1b[0m", line) : std::string(line);
 }
 
 void ChatConsole::greet() const {
@@ -262,11 +262,11 @@ void ChatConsole::history(const std::string&) {
         harmless(trimmed(message.content)));
 }
 
-void ChatConsole::system(const std::string& words) {
-  if (words == "\"\"") {
+void ChatConsole::system(const std::string& message) {
+  if (message == "\"\"") {
     session_.set_system("");
-  } else if (!words.empty()) {
-    session_.set_system(words);
+  } else if (!message.empty()) {
+    session_.set_system(message);
   }
   say(session_.system().empty() ? faint(tr_now("no system message"))
                                 : tr_now("system: ") + harmless(session_.system()));
@@ -313,8 +313,8 @@ void ChatConsole::load(const std::string& file) {
   say(faint(text(tr("{} messages from {}"), session_.messages().size(), file)));
 }
 
-void ChatConsole::set(const std::string& words) {
-  const auto [name, value] = first_word(words);
+void ChatConsole::set(const std::string& line) {
+  const auto [name, value] = first_word(line);
   if (name.empty()) {
     for (const OptionRow& setting : kOptions)
       say(text("{} {}", setting.name, setting.get(session_.options())));

@@ -61,17 +61,17 @@ class ChatConsole {
 
   void answer(const std::function<ChatAnswer(const ChatSession::OnPiece&)>& ask);
   void say(std::string_view line) const { out_(std::string(line) + "\n"); }
-  std::string faint(std::string_view words) const;
+  std::string faint(std::string_view line) const;
 
   void help(const std::string&);
   void clear(const std::string&);
   void retry(const std::string&);
   void history(const std::string&);
-  void system(const std::string& words);
+  void system(const std::string& message);
   void info(const std::string&);
   void save(const std::string& file);
   void load(const std::string& file);
-  void set(const std::string& words);
+  void set(const std::string& line);
   void quit(const std::string&) { over_ = true; }
 
   ChatSession& session_;

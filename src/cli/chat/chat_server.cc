@@ -42,10 +42,10 @@ std::string complaint(const std::string& body) {
   const Json parsed = Json::parse(body, nullptr, false);
   if (parsed.is_object()) {
     const auto error = parsed.find("error");
-    std::string words = error == parsed.end() ? "" : string_at(*error, "message");
+    std::string message = error == parsed.end() ? "" : string_at(*error, "message");
     for (const char* key : {"error", "message", "detail"})
-      if (words.empty()) words = string_at(parsed, key);
-    if (!words.empty()) return harmless_line(words);
+      if (message.empty()) message = string_at(parsed, key);
+    if (!message.empty()) return harmless_line(message);
   }
   return body.empty() ? "no reason given" : harmless_line(body);
 }

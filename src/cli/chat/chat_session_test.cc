@@ -151,11 +151,11 @@ TEST(ChatSession, LoadRefusesWhatIsNoConversation) {
       {R"([{"role": "user", "content": 1}])", "content"},
       {R"([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])", "messages[1]"},
       {R"([7])", "messages[0]"}};
-  for (const auto& [file, words] : bad) {
+  for (const auto& [file, expected] : bad) {
     Fixture f;
     f.session.ask("one", kIgnore);
     write_atomically(folder.file("x"), file);
-    EXPECT_THAT(f.type("/load " + folder.file("x")), HasSubstr(words)) << file;
+    EXPECT_THAT(f.type("/load " + folder.file("x")), HasSubstr(expected)) << file;
     EXPECT_EQ(f.session.messages().size(), 2u);
   }
   Fixture f;

@@ -70,7 +70,7 @@ struct Machine {
   // The value of an environment variable; "" when it is empty or not set.
   std::string variable(std::string_view name) const;
   // A file below root without the white space at its end; "" if it cannot be read.
-  std::string words_of(const std::string& path) const;
+  std::string content_of(const std::string& path) const;
 };
 
 Machine this_machine(const std::string& root);
@@ -78,8 +78,8 @@ Machine this_machine(const std::string& root);
 // "key: 12 kB" or "key 12" in the lines of a /proc file; `fallback` when it is not there.
 uint64_t number_in(std::string_view lines, std::string_view key, uint64_t fallback);
 
-// The number that the words start with; nullopt without one.
-std::optional<uint64_t> leading_number(std::string_view words);
+// The number that the string starts with; nullopt without one.
+std::optional<uint64_t> leading_number(std::string_view string);
 
 // The least of the cgroups' limits on processor time, in cores; 0: none. `throttled` is how many seconds the
 // group has been held back so far, as far as the kernel tells.

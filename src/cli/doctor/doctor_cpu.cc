@@ -23,19 +23,19 @@ struct QuotaFiles {
 double group_quota(const Machine& machine, const QuotaFiles& files, const std::string& folder) {
   std::string quota, period;
   if (files.unified) {
-    const std::string words = machine.words_of(folder + "cpu.max");  // "200000 100000" or "max 100000"
-    quota = words.substr(0, words.find(' '));
-    period = words.substr(std::min(words.size(), quota.size() + 1));
+    const std::string line = machine.content_of(folder + "cpu.max");  // "200000 100000" or "max 100000"
+    quota = line.substr(0, line.find(' '));
+    period = line.substr(std::min(line.size(), quota.size() + 1));
   } else {
-    quota = machine.words_of(folder + "cpu.cfs_quota_us");  // "-1": none
-    period = machine.words_of(folder + "cpu.cfs_period_us");
+    quota = machine.content_of(folder + "cpu.cfs_quota_us");  // "-1": none
+    period = machine.content_of(folder + "cpu.cfs_period_us");
   }
   const uint64_t time = leading_number(quota).value_or(0), of = leading_number(period).value_or(0);
   return time > 0 && of > 0 ? static_cast<double>(time) / static_cast<double>(of) : 0;
 }
 
 double group_throttled(const Machine& machine, const QuotaFiles& files, const std::string& folder) {
-  const std::string stat = machine.words_of(folder + "cpu.stat");
+  const std::string stat = machine.content_of(folder + "cpu.stat");
   return files.unified ? static_cast<double>(number_in(stat, "throttled_usec", 0)) / 1e6
                        : static_cast<double>(number_in(stat, "throttled_time", 0)) / 1e9;
 }
@@ -82,7 +82,7 @@ void look_at_load(Diagnosis& d, const Machine& machine) {
 }
 
 void look_at_smt(Diagnosis& d, const Machine& machine) {
-  const std::string control = machine.words_of(std::string(kCpus) + "/smt/control");
+  const std::string control = machine.content_of(std::string(kCpus) + "/smt/control");
   const int cores = machine.topology.cores(), pus = machine.topology.pus();
   d.facts["smt"] = {{"control", control}, {"pus_per_core", cores > 0 ? 1.0 * pus / cores : 0}};
   if (pus > cores)
@@ -95,7 +95,7 @@ void look_at_smt(Diagnosis& d, const Machine& machine) {
 
 CpuQuota cpu_quota(const Machine& machine) {
   CpuQuota quota;
-  for_each_cgroup(machine.words_of("/proc/self/cgroup"),
+  for_each_cgroup(machine.content_of("/proc/self/cgroup"),
                   [&](const std::string& controllers, const std::string& path) {
                     if (controllers.find(",cpu,") != std::string::npos)
                       add_quota(quota, machine, {"/sys/fs/cgroup/cpu", false}, path);
@@ -141,7 +141,7 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
   for (const Node& node : machine.topology.nodes)
     for (const auto& core : node.cores) {
       const std::string at = text("{}/cpu{}/cpufreq/", kCpus, core.front());
-      const std::string governor = machine.words_of(at + "scaling_governor");
+      const std::string governor = machine.content_of(at + "scaling_governor");
       if (governor.empty()) continue;
       governors.insert(governor);
       if (folder.empty() || governor == "powersave") folder = at;
@@ -153,13 +153,13 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
     return;
   }
   const auto ghz = [&](const char* file) {
-    return static_cast<double>(leading_number(machine.words_of(folder + file)).value_or(0)) / 1e6;
+    return static_cast<double>(leading_number(machine.content_of(folder + file)).value_or(0)) / 1e6;
   };
-  const std::string driver = machine.words_of(folder + "scaling_driver");
+  const std::string driver = machine.content_of(folder + "scaling_driver");
   const double rated = ghz("cpuinfo_max_freq"), allowed = ghz("scaling_max_freq"),
                least = ghz("scaling_min_freq");
-  const bool no_turbo = machine.words_of(std::string(kCpus) + "/intel_pstate/no_turbo") == "1" ||
-                        machine.words_of(std::string(kCpus) + "/cpufreq/boost") == "0";
+  const bool no_turbo = machine.content_of(std::string(kCpus) + "/intel_pstate/no_turbo") == "1" ||
+                        machine.content_of(std::string(kCpus) + "/cpufreq/boost") == "0";
   std::string names;
   for (const std::string& name : governors) names += (names.empty() ? "" : ", ") + name;
   d.facts["frequency"] = {{"governors", governors},
@@ -179,11 +179,11 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
     f.cost = text(tr("the clock is held at {} of the {} GHz it could have"), percent(allowed / rated),
                   three_digits(rated));
     f.fix = text("echo {} | sudo tee {}/cpu*/cpufreq/scaling_max_freq",
-                 machine.words_of(folder + "cpuinfo_max_freq"), kCpus);
+                 machine.content_of(folder + "cpuinfo_max_freq"), kCpus);
   }
   d.findings.push_back(f);
   if (!no_turbo) return;
-  const bool intel = !machine.words_of(std::string(kCpus) + "/intel_pstate/no_turbo").empty();
+  const bool intel = !machine.content_of(std::string(kCpus) + "/intel_pstate/no_turbo").empty();
   d.findings.push_back({tr_later("turbo"), tr_now("switched off"), Level::kWarning,
                         tr_now("cores never go above their base clock"),
                         intel ? text("echo 0 | sudo tee {}/intel_pstate/no_turbo", kCpus)
@@ -191,8 +191,9 @@ void look_at_frequency(Diagnosis& d, const Machine& machine) {
 }
 
 void look_at_amx(Diagnosis& d, const Machine& machine) {
-  if (machine.words_of("/proc/cpuinfo").find(" amx_tile") == std::string::npos || machine.amx_usable) return;
-  const std::string release = machine.words_of("/proc/sys/kernel/osrelease");
+  if (machine.content_of("/proc/cpuinfo").find(" amx_tile") == std::string::npos || machine.amx_usable)
+    return;
+  const std::string release = machine.content_of("/proc/sys/kernel/osrelease");
   int major = 0, minor = 0;
   const bool known = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   const bool old = known && (major < 5 || (major == 5 && minor < 16));

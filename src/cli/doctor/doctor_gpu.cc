@@ -68,10 +68,10 @@ void ask_cuda(Driver& driver, const Library& cuda) {
   for (int i = 0; i < n; ++i) {
     int id = 0;
     size_t bytes = 0;
-    char words[128] = {};
+    char string[128] = {};
     Gpu gpu;
     if (device(&id, i) != 0) continue;
-    if (name(words, sizeof words - 1, id) == 0) gpu.name = words;
+    if (name(string, sizeof string - 1, id) == 0) gpu.name = string;
     if (memory(&bytes, id) == 0) gpu.total = bytes;
     attribute(&gpu.major, kCudaMajor, id);
     attribute(&gpu.minor, kCudaMinor, id);
@@ -88,10 +88,10 @@ void ask_nvml(Driver& driver, const Library& nvml) {
   const auto init = nvml.function<int()>("nvmlInit_v2");
   const auto shutdown = nvml.function<int()>("nvmlShutdown");
   if (!init || !shutdown || init() != 0) return;
-  char words[96] = {};
+  char string[96] = {};
   if (const auto version = nvml.function<int(char*, unsigned)>("nvmlSystemGetDriverVersion");
-      version && version(words, sizeof words - 1) == 0)
-    driver.version = words;
+      version && version(string, sizeof string - 1) == 0)
+    driver.version = string;
   const auto device = nvml.function<int(unsigned, void**)>("nvmlDeviceGetHandleByIndex_v2");
   const auto memory = nvml.function<int(void*, NvmlMemory*)>("nvmlDeviceGetMemoryInfo");
   for (unsigned i = 0; device && i < driver.gpus.size(); ++i) {
@@ -118,7 +118,8 @@ bool has_card(const Machine& machine) {
   const std::string devices = "/sys/bus/pci/devices";
   for (const auto& entry : std::filesystem::directory_iterator(machine.root + devices, error)) {
     const std::string at = devices + "/" + entry.path().filename().string();
-    if (machine.words_of(at + "/vendor") == "0x10de" && machine.words_of(at + "/class").starts_with("0x03"))
+    if (machine.content_of(at + "/vendor") == "0x10de" &&
+        machine.content_of(at + "/class").starts_with("0x03"))
       return true;
   }
   return false;

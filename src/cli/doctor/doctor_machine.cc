@@ -51,11 +51,11 @@ std::string Machine::variable(std::string_view name) const {
   return "";
 }
 
-std::string Machine::words_of(const std::string& path) const {
-  std::string words = read_small_file(root + path).value_or("");
-  while (!words.empty() && std::string_view(" \t\n").find(words.back()) != std::string_view::npos)
-    words.pop_back();
-  return words;
+std::string Machine::content_of(const std::string& path) const {
+  std::string content = read_small_file(root + path).value_or("");
+  while (!content.empty() && std::string_view(" \t\n").find(content.back()) != std::string_view::npos)
+    content.pop_back();
+  return content;
 }
 
 uint64_t number_in(std::string_view lines, std::string_view key, uint64_t fallback) {
@@ -74,9 +74,9 @@ uint64_t number_in(std::string_view lines, std::string_view key, uint64_t fallba
   return fallback;
 }
 
-std::optional<uint64_t> leading_number(std::string_view words) {
+std::optional<uint64_t> leading_number(std::string_view string) {
   uint64_t value = 0;
-  if (std::from_chars(words.data(), words.data() + words.size(), value).ec != std::errc())
+  if (std::from_chars(string.data(), string.data() + string.size(), value).ec != std::errc())
     return std::nullopt;
   return value;
 }

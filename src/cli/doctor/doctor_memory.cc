@@ -32,7 +32,7 @@ void look_at_swap(Diagnosis& d, const std::string& info, uint64_t total) {
 }
 
 void look_at_overcommit(Diagnosis& d, const Machine& machine, const std::string& info) {
-  const std::string mode = machine.words_of("/proc/sys/vm/overcommit_memory");
+  const std::string mode = machine.content_of("/proc/sys/vm/overcommit_memory");
   d.facts["memory"]["overcommit"] = mode;
   if (mode != "2") return;
   const uint64_t limit = number_in(info, "CommitLimit", 0) << 10;
@@ -70,12 +70,12 @@ std::vector<NodeMemory> read_nodes(const Machine& machine) {
   for (const auto& entry : std::filesystem::directory_iterator(machine.root + folder, none)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos) continue;
-    const std::string info = machine.words_of(folder + "/" + name + "/meminfo");
-    nodes.push_back(
-        {.id = static_cast<int>(leading_number(std::string_view(name).substr(4)).value_or(0)),
-         .cpus = static_cast<int>(parse_cpu_list(machine.words_of(folder + "/" + name + "/cpulist")).size()),
-         .total = number_in(info, "MemTotal", 0) << 10,
-         .unused = number_in(info, "MemFree", 0) << 10});
+    const std::string info = machine.content_of(folder + "/" + name + "/meminfo");
+    nodes.push_back({.id = static_cast<int>(leading_number(std::string_view(name).substr(4)).value_or(0)),
+                     .cpus = static_cast<int>(
+                         parse_cpu_list(machine.content_of(folder + "/" + name + "/cpulist")).size()),
+                     .total = number_in(info, "MemTotal", 0) << 10,
+                     .unused = number_in(info, "MemFree", 0) << 10});
   }
   std::sort(nodes.begin(), nodes.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   return nodes;
@@ -113,7 +113,7 @@ Finding balance_finding(const std::vector<NodeMemory>& nodes) {
 
 void look_at_memory(Diagnosis& d, const Machine& machine) {
   const uint64_t total = total_memory(machine.root), available = available_memory(machine.root);
-  const std::string info = machine.words_of("/proc/meminfo");
+  const std::string info = machine.content_of("/proc/meminfo");
   const uint64_t installed = number_in(info, "MemTotal", total >> 10) << 10;
   Finding f{tr_later("memory"), text(tr("{} of {} available"), human_bytes(available), human_bytes(total))};
   if (available < kLeast) {
@@ -144,7 +144,7 @@ void look_at_memory(Diagnosis& d, const Machine& machine) {
 
 void look_at_numa(Diagnosis& d, const Machine& machine) {
   const std::vector<NodeMemory> nodes = read_nodes(machine);
-  const std::string balancing = machine.words_of("/proc/sys/kernel/numa_balancing");
+  const std::string balancing = machine.content_of("/proc/sys/kernel/numa_balancing");
   auto facts = nlohmann::ordered_json::array();
   for (const NodeMemory& node : nodes)
     facts.push_back(

@@ -41,7 +41,7 @@ std::string listening_inode(const Machine& machine, int port) {
   char wanted[8];
   std::snprintf(wanted, sizeof wanted, ":%04X", static_cast<unsigned>(port));
   for (const char* file : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    const std::string lines = machine.words_of(file);
+    const std::string lines = machine.content_of(file);
     for (size_t at = 0; at < lines.size();) {
       const size_t end = std::min(lines.find('\n', at), lines.size());
       std::vector<std::string> words;
@@ -72,13 +72,13 @@ std::string holder_of(const Machine& machine, const std::string& inode) {
          at.increment(denied)) {
       std::error_code gone;
       if (fs::read_symlink(at->path(), gone) == "socket:[" + inode + "]")
-        return text("{} (pid {})", machine.words_of("/proc/" + pid + "/comm"), pid);
+        return text("{} (pid {})", machine.content_of("/proc/" + pid + "/comm"), pid);
     }
   }
   return "";
 }
 
-std::string limit_words(uint64_t bytes) {
+std::string limit_text(uint64_t bytes) {
   return bytes == ProcessLimits::kUnlimited ? tr_now("unlimited") : human_bytes(bytes);
 }
 
@@ -191,7 +191,7 @@ void look_at_limits(Diagnosis& d, const Machine& machine) {
       tr_later("limits"),
       text(tr("{} open files, {} locked memory (kt locks none)"),
            limits.files == ProcessLimits::kUnlimited ? tr_now("unlimited") : std::to_string(limits.files),
-           limit_words(limits.locked))};
+           limit_text(limits.locked))};
   if (limits.files < kWanted) {
     files.level = Level::kWarning;
     files.cost = text(tr("the server takes up to 1024 connections; beyond about {} new ones are refused"),

@@ -26,9 +26,9 @@ class DoctorPython : public ::testing::Test {
   }
 
   // A program `python3`, first on PATH, that does so.
-  void python_does(const std::string& words) {
+  void python_does(const std::string& body) {
     const std::string program = folder.at("python3");
-    std::ofstream(program) << "#!/bin/sh\n" << words << "\n";
+    std::ofstream(program) << "#!/bin/sh\n" << body << "\n";
     std::filesystem::permissions(program, std::filesystem::perms::owner_all);
     machine.environment = {"PATH=relative:" + folder.path()};
   }

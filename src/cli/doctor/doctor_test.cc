@@ -47,10 +47,10 @@ class Doctor : public ::testing::Test {
     fs::remove_all(machine.root);
   }
 
-  void write(const std::string& path, const std::string& words) {
+  void write(const std::string& path, const std::string& content) {
     const fs::path file = machine.root + path;
     fs::create_directories(file.parent_path());
-    std::ofstream(file) << words;
+    std::ofstream(file) << content;
   }
 
   // The worst finding of a topic; an ok one with an empty text when there is none.

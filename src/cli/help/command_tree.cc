@@ -106,22 +106,22 @@ std::vector<const CommandInfo*> all_commands(const CommandInfo& top) {
   return all;
 }
 
-std::vector<std::string> clauses(const std::string& words) {
+std::vector<std::string> clauses(const std::string& description) {
   std::vector<std::string> found;
-  for (size_t at = 0; at < words.size();) {
-    const size_t end = std::min(words.find("; ", at), words.size());
-    found.push_back(words.substr(at, end - at));
+  for (size_t at = 0; at < description.size();) {
+    const size_t end = std::min(description.find("; ", at), description.size());
+    found.push_back(description.substr(at, end - at));
     at = end + 2;
   }
   return found;
 }
 
-std::vector<std::string> paragraphs(const std::string& words) {
+std::vector<std::string> paragraphs(const std::string& text) {
   std::vector<std::string> found;
   size_t at = 0;
-  while (at < words.size()) {
-    const size_t end = std::min(words.find("\n\n", at), words.size());
-    if (end > at) found.push_back(words.substr(at, end - at));
+  while (at < text.size()) {
+    const size_t end = std::min(text.find("\n\n", at), text.size());
+    if (end > at) found.push_back(text.substr(at, end - at));
     at = end + 2;
   }
   for (std::string& piece : found)

@@ -45,9 +45,9 @@ CLI::App& find_verb(CLI::App& app, const std::vector<std::string>& words);
 std::vector<const CommandInfo*> all_commands(const CommandInfo& top);
 
 // A description cut at its semicolons: "GPTQ: calibrated with text", "RTN: round to nearest".
-std::vector<std::string> clauses(const std::string& words);
+std::vector<std::string> clauses(const std::string& description);
 
 // Text cut at empty lines; no empty pieces.
-std::vector<std::string> paragraphs(const std::string& words);
+std::vector<std::string> paragraphs(const std::string& text);
 
 }  // namespace kt::inline cli

@@ -6,9 +6,9 @@ namespace kt::inline cli {
 namespace {
 
 // fish reads backslashes between single quotes.
-std::string fish_quoted(const std::string& words) {
+std::string fish_quoted(const std::string& string) {
   std::string out = "'";
-  for (const char c : words) {
+  for (const char c : string) {
     if (c == '\'' || c == '\\') out += '\\';
     out += c == '\n' ? ' ' : c;
   }
@@ -19,7 +19,7 @@ std::string line_for(const CommandInfo& command) {
   return text("complete -c kt -n {}", fish_quoted("__kt_at " + command.path));
 }
 
-std::string value_words(const OptionInfo& option, const CommandInfo& kt) {
+std::string value_flags(const OptionInfo& option, const CommandInfo& kt) {
   std::string out;
   for (const std::string& choice : option.choices) out += (out.empty() ? "" : " ") + choice;
   if (!out.empty()) return " -x -a " + fish_quoted(out);
@@ -40,15 +40,15 @@ std::string option_line(const OptionInfo& option, const CommandInfo& command, co
   std::string out = line_for(command);
   for (const std::string& name : option.names)
     out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
-  if (!option.value.empty()) out += value_words(option, kt);
+  if (!option.value.empty()) out += value_flags(option, kt);
   return out + " -d " + fish_quoted(option.description) + "\n";
 }
 
 std::string positional_line(const OptionInfo& option, const CommandInfo& command, const CommandInfo& kt) {
-  const std::string words = value_words(option, kt);
-  if (words == " -x") return "";
-  const bool required = words.starts_with(" -x") || words.starts_with(" -r");
-  return line_for(command) + (required ? words.substr(3) : words) + "\n";
+  const std::string flags = value_flags(option, kt);
+  if (flags == " -x") return "";
+  const bool required = flags.starts_with(" -x") || flags.starts_with(" -r");
+  return line_for(command) + (required ? flags.substr(3) : flags) + "\n";
 }
 
 std::string walk(const CommandInfo& kt) {

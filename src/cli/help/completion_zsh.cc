@@ -6,9 +6,9 @@ namespace kt::inline cli {
 namespace {
 
 // Inside the brackets and colons of a specification of _arguments.
-std::string escaped(const std::string& words) {
+std::string escaped(const std::string& string) {
   std::string out;
-  for (const char c : words) {
+  for (const char c : string) {
     if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
     out += c == '\n' ? ' ' : c;
   }

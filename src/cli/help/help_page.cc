@@ -14,13 +14,13 @@ constexpr int kNarrow = 60, kBelow = 6;
 constexpr int kMostNames = 34;  // columns of an option's names before its description moves below them
 
 // Words on lines of `width` columns; the first line begins in column `at`, the others at `indent`.
-std::string wrapped(const std::string& words, int width, int at, int indent,
+std::string wrapped(const std::string& text, int width, int at, int indent,
                     std::string_view before_break = "") {
   std::string out;
   int column = at;
   const int room = width - static_cast<int>(before_break.size());
   bool first = true;
-  for (const std::string& word : CLI::detail::split(words, ' ')) {
+  for (const std::string& word : CLI::detail::split(text, ' ')) {
     if (word.empty()) continue;
     const int length = static_cast<int>(word.size());
     if (!first && column + 1 + length > room) {
@@ -88,13 +88,13 @@ std::string example(const std::string& line, int width) {
 }
 
 // Prose is wrapped as a whole, lines that begin with a space each by itself.
-std::string paragraph(const std::string& words, int width) {
+std::string paragraph(const std::string& text, int width) {
   std::string out, prose;
   const auto flush = [&] {
     if (!prose.empty()) out += wrapped(prose, width, 0, 0) + "\n";
     prose.clear();
   };
-  for (const std::string& line : CLI::detail::split(words, '\n')) {
+  for (const std::string& line : CLI::detail::split(text, '\n')) {
     if (line.starts_with(' ')) {
       flush();
       out += example(line, width);

@@ -8,10 +8,10 @@ namespace kt::inline cli {
 namespace {
 
 // Words as roff prints them: backslashes and hyphens as such, and no line that starts like a request.
-std::string roff(const std::string& words) {
+std::string roff(const std::string& string) {
   std::string out;
   bool fresh = true;
-  for (const char c : words) {
+  for (const char c : string) {
     if (fresh && (c == '.' || c == '\'')) out += "\\&";
     if (c == '\\')
       out += "\\e";
@@ -32,7 +32,7 @@ std::string roff(const std::string& words) {
   return out;
 }
 
-std::string verbatim(const std::string& words) { return ".PP\n.nf\n" + roff(words) + "\n.fi\n"; }
+std::string verbatim(const std::string& string) { return ".PP\n.nf\n" + roff(string) + "\n.fi\n"; }
 
 constexpr std::string_view kExamples = "Examples:\n", kExitCodes = "Exit codes: ";
 

@@ -52,7 +52,7 @@ const WeightError total(const PieceReport& report) {
 
 }  // namespace
 
-std::string progress_words(const ConversionProgress& at) {
+std::string progress_text(const ConversionProgress& at) {
   if (at.check_total > 0)
     return text("reading finished files again: {} of {}", human_bytes(at.checked_bytes),
                 human_bytes(at.check_total));
@@ -64,13 +64,13 @@ std::function<void(const ConversionProgress&)> show_progress(bool quiet) {
   if (quiet) return {};
   if (::isatty(STDERR_FILENO)) {
     const auto line = std::make_shared<StatusLine>();
-    return [line](const ConversionProgress& at) { line->show(bar(done(at)) + " " + progress_words(at)); };
+    return [line](const ConversionProgress& at) { line->show(bar(done(at)) + " " + progress_text(at)); };
   }
   const auto last = std::make_shared<double>(0);
   return [last](const ConversionProgress& at) {
     if (at.seconds - *last < kSecondsBetweenLines) return;
     *last = at.seconds;
-    std::fprintf(stderr, "%s\n", progress_words(at).c_str());
+    std::fprintf(stderr, "%s\n", progress_text(at).c_str());
   };
 }
 

@@ -11,7 +11,7 @@
 namespace kt::inline cli {
 
 // "41.2%  3 of 7 files  0.52 GB/s  ETA 3m12s"; no ETA in the first second, which tells nothing.
-std::string progress_words(const ConversionProgress& at);
+std::string progress_text(const ConversionProgress& at);
 // Standard error: a bar that redraws itself on a terminal; elsewhere a line for what changed, every few
 // seconds. Nothing with `quiet`.
 std::function<void(const ConversionProgress&)> show_progress(bool quiet);

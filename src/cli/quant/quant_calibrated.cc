@@ -66,13 +66,13 @@ std::function<void(const CalibrationProgress&)> show_calibration(bool quiet) {
   return [=](const CalibrationProgress& at) {
     const double part = at.experts > 0 ? static_cast<double>(at.experts_done) / at.experts : 0;
     const double done = at.layers_done - at.layers_kept + part, all = at.layers - at.layers_kept;
-    const std::string words = text("calibrating layer {} ({} of {}): {} of {} experts  ETA {}", at.layer,
-                                   at.layers_done + 1, at.layers, at.experts_done, at.experts,
-                                   done > 0 ? duration(at.seconds * (all - done) / done) : "?");
-    if (terminal) return line->show(words);
+    const std::string progress = text("calibrating layer {} ({} of {}): {} of {} experts  ETA {}", at.layer,
+                                      at.layers_done + 1, at.layers, at.experts_done, at.experts,
+                                      done > 0 ? duration(at.seconds * (all - done) / done) : "?");
+    if (terminal) return line->show(progress);
     if (at.seconds - *last < 5) return;
     *last = at.seconds;
-    std::fprintf(stderr, "%s\n", words.c_str());
+    std::fprintf(stderr, "%s\n", progress.c_str());
   };
 }
 
@@ -115,7 +115,7 @@ Json dataset_json(const TextRequest& request, const DatasetFiles& files) {
   return out;
 }
 
-std::string dataset_words(const TextRequest& request, const DatasetFiles& files) {
+std::string dataset_text(const TextRequest& request, const DatasetFiles& files) {
   if (files.revision.empty()) return request.dataset;
   const size_t more = files.names.size() - 1;
   return text("{}, {}{}", request.dataset, files.names.front(), more > 0 ? text(" and {} more", more) : "");
@@ -125,7 +125,7 @@ void print_calibration(const CalibrationReport& report, const CalibrationText& t
                        const TextRequest& request) {
   if (report.layers.empty()) return;
   std::printf("%s: %s of %lld (%lld cut at %d tokens, %lld passed over: too short)\n",
-              dataset_words(request, text_of.files).c_str(),
+              dataset_text(request, text_of.files).c_str(),
               counted(static_cast<int64_t>(text_of.samples.size()), "sample").c_str(),
               static_cast<long long>(text_of.found), static_cast<long long>(text_of.cut), text_of.max_length,
               static_cast<long long>(text_of.too_short));
@@ -214,7 +214,7 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
                       "GPTQ: afterwards measure perplexity on this text, .txt or .jsonl, and KL from the "
                       "original, of the "
                       "original, of rounding to nearest and of what was written")
-          ->check([](const std::string& words) { return words.empty() ? "expected a file" : std::string(); });
+          ->check([](const std::string& value) { return value.empty() ? "expected a file" : std::string(); });
   return {
       verb.add_option("--num-calibration-samples", text.samples, "Samples of the text to calibrate with")
           ->check(positive())
@@ -234,11 +234,11 @@ std::vector<CLI::Option*> CalibrationFlags::add_to(CLI::App& verb) {
           ->check(CLI::IsMember({"static", "none"}))
           ->capture_default_str(),
       verb.add_option("--seed,--random-seed", text.seed, "Chooses samples where the text has more")
-          ->check([](const std::string& words) -> std::string {
-            const bool digits = words.find_first_not_of("0123456789") == std::string::npos;
-            return digits && !words.empty() && words.size() < 19
+          ->check([](const std::string& value) -> std::string {
+            const bool digits = value.find_first_not_of("0123456789") == std::string::npos;
+            return digits && !value.empty() && value.size() < 19
                        ? ""
-                       : "expected a whole number from 0 to 999999999999999999, got '" + words + "'";
+                       : "expected a whole number from 0 to 999999999999999999, got '" + value + "'";
           })
           ->capture_default_str(),
       measured,
@@ -282,8 +282,8 @@ void convert_calibrated(const Checkpoint& checkpoint, const ExpertSource* source
         static_cast<uint64_t>(facts.tokens) * static_cast<uint64_t>(model.spec().hidden) * 6;
   plan.prepare = [&](const std::string& folder) {
     Sha256 settings;
-    const std::string words = plan.settings.dump();
-    settings.add(std::as_bytes(std::span(words)));
+    const std::string json = plan.settings.dump();
+    settings.add(std::as_bytes(std::span(json)));
     calibration.run(folder, settings.hex());
     Json report = calibration.report().json();
     report["dataset"] = dataset_json(flags.text, facts.files);

@@ -83,11 +83,11 @@ void add_quant_gpu(CLI::App& quant, Invocation& run) {
       ->capture_default_str();
   verb->add_option("--group-size", flags->group_size,
                    "Weights that share a scale; -1: one for each output; default 128")
-      ->check([](const std::string& words) -> std::string {
-        const int group = std::atoi(words.c_str());
+      ->check([](const std::string& value) -> std::string {
+        const int group = std::atoi(value.c_str());
         return group == -1 || (group > 0 && group % 32 == 0)
                    ? ""
-                   : "expected -1 or a multiple of 32, got " + words;
+                   : "expected -1 or a multiple of 32, got " + value;
       });
   verb->add_option("--targets", flags->targets, "experts, or all Linears")
       ->check(CLI::IsMember({"experts", "all"}))

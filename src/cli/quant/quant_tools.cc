@@ -39,7 +39,7 @@ struct DequantFlags {
   RunFlags run;
 };
 
-std::string_view words_for(TensorDifference::Kind kind) {
+std::string_view kind_name(TensorDifference::Kind kind) {
   switch (kind) {
     case TensorDifference::Kind::kOnlyA:
       return "only in A";
@@ -56,27 +56,27 @@ std::string_view words_for(TensorDifference::Kind kind) {
 }
 
 // As short as it is told apart from others: 1e-06 is not 0.
-std::string difference_words(double value) {
+std::string difference_text(double value) {
   if (!std::isfinite(value)) return "infinite";
-  char words[32];
-  std::snprintf(words, sizeof words, "%.3g", value);
-  return words;
+  char number[32];
+  std::snprintf(number, sizeof number, "%.3g", value);
+  return number;
 }
 
-std::string largest_words(const TensorDifference& difference) {
+std::string largest_text(const TensorDifference& difference) {
   if (difference.elements == 0) return "";
-  return difference.floats ? difference_words(difference.largest) : "-";
+  return difference.floats ? difference_text(difference.largest) : "-";
 }
 
 // What differs, of floats by how much at most, and of anything else in how many bytes.
-std::string summary_words(const Comparison& found) {
+std::string summary_text(const Comparison& found) {
   bool floats = found.largest > 0 || found.same();
   int64_t bytes = 0;
   for (const TensorDifference& d : found.differences) {
     floats |= d.floats;
     if (!d.floats) bytes += d.differing;
   }
-  std::string out = floats ? "; largest difference " + difference_words(found.largest) : "";
+  std::string out = floats ? "; largest difference " + difference_text(found.largest) : "";
   if (bytes > 0) out += text("; {} that are no floats differ", counted(bytes, "byte"));
   return out;
 }
@@ -87,24 +87,24 @@ void print_comparison(const Comparison& found, double tolerance) {
   for (size_t i = 0; i < std::min(found.differences.size(), kMostRows); ++i) {
     const TensorDifference& d = found.differences[i];
     const bool compared = d.elements > 0;
-    table.add({d.name, std::string(words_for(d.kind)), d.a, d.b,
+    table.add({d.name, std::string(kind_name(d.kind)), d.a, d.b,
                compared ? text("{} of {}{}", d.differing, d.elements, d.floats ? "" : " bytes") : "",
-               largest_words(d)});
+               largest_text(d)});
   }
   if (!found.same()) std::printf("%s", table.str().c_str());
   if (found.differences.size() > kMostRows)
     std::printf("and %zu more\n", found.differences.size() - kMostRows);
   std::printf("%s%lld of %lld tensors equal within %s (B has %lld)%s\n", found.same() ? "" : "\n",
               static_cast<long long>(found.equal), static_cast<long long>(found.tensors_a),
-              difference_words(tolerance).c_str(), static_cast<long long>(found.tensors_b),
-              summary_words(found).c_str());
+              difference_text(tolerance).c_str(), static_cast<long long>(found.tensors_b),
+              summary_text(found).c_str());
 }
 
 nlohmann::ordered_json comparison_json(const Comparison& found) {
   auto differences = nlohmann::ordered_json::array();
   for (const TensorDifference& d : found.differences)
     differences.push_back({{"tensor", d.name},
-                           {"kind", words_for(d.kind)},
+                           {"kind", kind_name(d.kind)},
                            {"a", d.a},
                            {"b", d.b},
                            {"elements", d.elements},

@@ -40,11 +40,11 @@ constexpr auto kAliases = std::to_array<ModelAlias>({
     {"qwen3-235b qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B", "qwen3_moe", 470},
 });
 
-bool has_word(std::string_view words, std::string_view word) {
-  while (!words.empty()) {
-    const size_t end = std::min(words.find(' '), words.size());
-    if (words.substr(0, end) == word) return true;
-    words.remove_prefix(std::min(end + 1, words.size()));
+bool has_word(std::string_view list, std::string_view word) {
+  while (!list.empty()) {
+    const size_t end = std::min(list.find(' '), list.size());
+    if (list.substr(0, end) == word) return true;
+    list.remove_prefix(std::min(end + 1, list.size()));
   }
   return false;
 }

@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kSecondsBetweenReports = 5;
 
-std::string download_words(const DownloadProgress& at) {
+std::string download_text(const DownloadProgress& at) {
   const double rate = at.seconds > 0 ? static_cast<double>(at.fetched) / at.seconds : 0;
   const double left = static_cast<double>(at.total - std::min(at.total, at.bytes));
   return text("{} of {}  {}/s  ETA {}  {} of {} files", human_bytes(at.bytes), human_bytes(at.total),
@@ -65,16 +65,16 @@ std::function<void(const DownloadProgress&)> show_download(bool quiet) {
   const auto last = std::make_shared<double>(0);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   return [=](const DownloadProgress& at) {
-    if (terminal) return line->show(download_words(at));
+    if (terminal) return line->show(download_text(at));
     if (at.seconds - *last < kSecondsBetweenReports) return;
     *last = at.seconds;
-    std::fprintf(stderr, "%s\n", download_words(at).c_str());
+    std::fprintf(stderr, "%s\n", download_text(at).c_str());
   };
 }
 
-ResolvedModel named_model(const std::string& words) {
-  const auto found = locate_model(words);
-  return found ? *found : find_model(words);  // which says what is known
+ResolvedModel named_model(const std::string& model) {
+  const auto found = locate_model(model);
+  return found ? *found : find_model(model);  // which says what is known
 }
 
 void fetch_model(ResolvedModel& model, const FetchConsent& consent) {

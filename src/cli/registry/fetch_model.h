@@ -22,8 +22,8 @@ struct FetchConsent {
   ModelUse use = ModelUse::kRun;
 };
 
-// What words mean, absent or not; Error listing the known names for words that mean nothing.
-ResolvedModel named_model(const std::string& words);
+// What a name or a path means, absent or not; Error listing the known names where it means nothing.
+ResolvedModel named_model(const std::string& model);
 
 // Downloads an absent model and makes it one that is there; others stay as they are. Error with what to do where nobody
 // agreed.

@@ -37,19 +37,19 @@ std::string known_names(const std::vector<ModelEntry>& entries) {
 }
 
 // A registered name or demo, as written or in other letters.
-std::optional<ResolvedModel> match_whole(const std::string& words, const std::vector<ModelEntry>& entries) {
-  const std::string wanted = lower_case(words);
+std::optional<ResolvedModel> match_whole(const std::string& name, const std::vector<ModelEntry>& entries) {
+  const std::string wanted = lower_case(name);
   for (const ModelEntry& entry : entries)
-    if (entry.name == words) return resolved(entry);
+    if (entry.name == name) return resolved(entry);
   for (const ModelEntry& entry : entries)
     if (lower_case(entry.name) == wanted) return resolved(entry);
   return wanted == kDemoName ? std::optional(resolved_demo()) : std::nullopt;
 }
 
 // The beginning of one.
-std::optional<ResolvedModel> match_beginning(const std::string& words,
+std::optional<ResolvedModel> match_beginning(const std::string& name,
                                              const std::vector<ModelEntry>& entries) {
-  const std::string wanted = lower_case(words);
+  const std::string wanted = lower_case(name);
   std::vector<const ModelEntry*> begun;
   for (const ModelEntry& entry : entries)
     if (lower_case(entry.name).starts_with(wanted)) begun.push_back(&entry);
@@ -59,7 +59,7 @@ std::optional<ResolvedModel> match_beginning(const std::string& words,
   std::vector<std::string> names;
   if (demo) names.emplace_back(kDemoName);
   for (const ModelEntry* entry : begun) names.push_back(entry->name);
-  fail(tr("'{}' begins {} names: {}; type more of one"), shown(words), names.size(), shown_list(names));
+  fail(tr("'{}' begins {} names: {}; type more of one"), shown(name), names.size(), shown_list(names));
 }
 
 std::optional<ResolvedModel> match_repo(const ModelReference& reference,
@@ -150,29 +150,29 @@ std::string published_size(const ModelAlias* alias) {
 
 }  // namespace
 
-std::optional<ResolvedModel> locate_model(const std::string& words) {
-  if (words.empty()) return std::nullopt;
-  const bool there = is_path(words), slash = words.find('/') != words.npos;
-  const auto reference = slash && !there ? parse_model_reference(words) : std::nullopt;
+std::optional<ResolvedModel> locate_model(const std::string& model) {
+  if (model.empty()) return std::nullopt;
+  const bool there = is_path(model), slash = model.find('/') != model.npos;
+  const auto reference = slash && !there ? parse_model_reference(model) : std::nullopt;
   if (reference) return locate_repo(*reference, registered_models());
-  if (slash || words == "." || words == ".." || (there && holds_model_files(words))) {
-    if (there) refuse_unfinished(words);
-    return ResolvedModel{.path = words};
+  if (slash || model == "." || model == ".." || (there && holds_model_files(model))) {
+    if (there) refuse_unfinished(model);
+    return ResolvedModel{.path = model};
   }
   const std::vector<ModelEntry> entries = registered_models();
-  if (const auto found = match_whole(words, entries)) {
+  if (const auto found = match_whole(model, entries)) {
     refuse_unfinished(found->path);
     return found;
   }
-  if (const ModelAlias* const alias = find_alias(words)) {
+  if (const ModelAlias* const alias = find_alias(model)) {
     const auto repo = parse_repo(alias->repository);
     KT_CHECK(repo, "{}", alias->repository);
     ResolvedModel out = locate_repo({.repo = *repo, .file = {}}, entries);
     out.alias = alias;
     return out;
   }
-  if (const auto found = match_beginning(words, entries)) return found;
-  if (there) return ResolvedModel{.path = words};
+  if (const auto found = match_beginning(model, entries)) return found;
+  if (there) return ResolvedModel{.path = model};
   return std::nullopt;
 }
 
@@ -192,22 +192,22 @@ void refuse_absent(const ResolvedModel& model, std::string_view way) {
        name, hub_cache_folder(), modelscope_cache_folder(), way, name, published_size(model.alias));
 }
 
-std::optional<ResolvedModel> try_find_model(const std::string& words) {
-  auto found = locate_model(words);
+std::optional<ResolvedModel> try_find_model(const std::string& model) {
+  auto found = locate_model(model);
   return found && found->absent ? std::nullopt : found;
 }
 
-ResolvedModel find_model(const std::string& words) {
-  const auto found = locate_model(words);
+ResolvedModel find_model(const std::string& model) {
+  const auto found = locate_model(model);
   if (found && found->absent) refuse_absent(*found, "");
   if (found) return *found;
   fail(
       tr("no model named '{}': known are {}; a path must exist; kt model add NAME PATH gives one a name, and "
          "ORG/REPO "
          "means one of a hub"),
-      shown(words), known_names(registered_models()));
+      shown(model), known_names(registered_models()));
 }
 
-std::string resolve_model(const std::string& words) { return find_model(words).path; }
+std::string resolve_model(const std::string& model) { return find_model(model).path; }
 
 }  // namespace kt::inline cli

@@ -144,9 +144,9 @@ void add_model_download(CLI::App& model, Invocation& run) {
       ->capture_default_str();
   verb->add_option("--piece-size", flags->piece,
                    "Bytes to ask for at once; a killed download loses no more of each")
-      ->check([](const std::string& words) -> std::string {
-        const uint64_t bytes = parse_bytes(words, "--piece-size");
-        return bytes >= 4096 && bytes <= uint64_t{1} << 32 ? "" : "expected 4KiB to 4GiB, got " + words;
+      ->check([](const std::string& value) -> std::string {
+        const uint64_t bytes = parse_bytes(value, "--piece-size");
+        return bytes >= 4096 && bytes <= uint64_t{1} << 32 ? "" : "expected 4KiB to 4GiB, got " + value;
       })
       ->capture_default_str();
   verb->add_flag("--json", flags->json, "Print JSON");

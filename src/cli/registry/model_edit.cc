@@ -80,9 +80,9 @@ void run_unlink(const EditFlags& flags) {
 }
 
 // The weights that a name or a path means.
-std::string weights_named(const std::string& words) {
-  const auto found = try_find_model(words);
-  return found ? found->path : words;
+std::string weights_named(const std::string& model) {
+  const auto found = try_find_model(model);
+  return found ? found->path : model;
 }
 
 void run_link_cpu(const LinkCpuFlags& flags) {

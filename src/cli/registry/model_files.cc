@@ -182,8 +182,8 @@ bool same_shape(const ModelFiles& a, const ModelFiles& b) {
 
 }  // namespace
 
-std::string lower_case(std::string_view words) {
-  std::string out(words);
+std::string lower_case(std::string_view string) {
+  std::string out(string);
   for (char& c : out)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return out;

@@ -16,8 +16,8 @@ enum class FilesKind : uint8_t {
   kCpuWeights,  // what kt quant writes: experts in kt's packing
   kGpuWeights,  // compressed-tensors; runs by itself, too
 };
-std::string lower_case(std::string_view words);  // of ASCII letters: so are names compared
-std::string_view name_of(FilesKind kind);        // "model", "gguf", "cpu-weights", "gpu-weights"
+std::string lower_case(std::string_view string);  // of ASCII letters: so are names compared
+std::string_view name_of(FilesKind kind);         // "model", "gguf", "cpu-weights", "gpu-weights"
 
 struct ModelFiles {
   FilesKind kind = FilesKind::kModel;

@@ -27,16 +27,16 @@ std::vector<std::string> keys_of(const Json& object) {
 // Of a file of rows: a list of objects, or an object a line.
 Json first_row(const std::string& path) {
   const MappedFile file(path);
-  const std::string_view words(reinterpret_cast<const char*>(file.bytes().data()),
-                               std::min(file.size(), kMostFirstRow));
-  const size_t begin = words.find_first_not_of("\xEF\xBB\xBF \t\r\n[");
-  if (begin == words.npos) fail("{}: no rows", path);
-  if (words[begin] != '{')
-    fail("{}: expected rows that are JSON objects, found '{}'", path, shown(words.substr(begin, 1)));
+  const std::string_view content(reinterpret_cast<const char*>(file.bytes().data()),
+                                 std::min(file.size(), kMostFirstRow));
+  const size_t begin = content.find_first_not_of("\xEF\xBB\xBF \t\r\n[");
+  if (begin == content.npos) fail("{}: no rows", path);
+  if (content[begin] != '{')
+    fail("{}: expected rows that are JSON objects, found '{}'", path, shown(content.substr(begin, 1)));
   int depth = 0;
   bool quoted = false;
-  for (size_t at = begin; at < words.size(); ++at) {
-    const char c = words[at];
+  for (size_t at = begin; at < content.size(); ++at) {
+    const char c = content[at];
     if (quoted) {
       if (c == '\\') ++at;
       quoted = c != '"';
@@ -45,7 +45,7 @@ Json first_row(const std::string& path) {
     } else if (c == '{') {
       ++depth;
     } else if (c == '}' && --depth == 0) {
-      return parse_json(words.substr(begin, at + 1 - begin), path + ": row 1");
+      return parse_json(content.substr(begin, at + 1 - begin), path + ": row 1");
     }
   }
   fail("{}: row 1 does not end within {}", path, human_bytes(kMostFirstRow));

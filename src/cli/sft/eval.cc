@@ -149,8 +149,8 @@ void print_scores(const OrderedJson& scores) {
 
 void print_preview(const EvalPlan& plan, int most) {
   // What a file says must not steer a terminal.
-  const auto shown_as = [terminal = ::isatty(STDOUT_FILENO) == 1](const std::string& words) {
-    return terminal ? harmless(words) : words;
+  const auto shown_as = [terminal = ::isatty(STDOUT_FILENO) == 1](const std::string& string) {
+    return terminal ? harmless(string) : string;
   };
   for (size_t i = 0; i < std::min(plan.cases.size(), static_cast<size_t>(most)); ++i) {
     const EvalCase& one = plan.cases[i];

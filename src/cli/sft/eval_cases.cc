@@ -33,7 +33,7 @@ Conversation conversation_of(const Row& row) {
   return out;
 }
 
-std::string_view stripped(std::string_view words) { return jinja::strip_space(words, jinja::Side::kBoth); }
+std::string_view stripped(std::string_view string) { return jinja::strip_space(string, jinja::Side::kBoth); }
 
 }  // namespace
 

@@ -144,7 +144,7 @@ class EvalPlanner {
   int cutoff_ = 0;
 };
 
-std::string sampling_words(const SamplingOptions& sampling) {
+std::string sampling_text(const SamplingOptions& sampling) {
   if (sampling.temperature == 0) return "the most probable token";
   return text("temperature {}, top_p {}, top_k {}, seed {}", sampling.temperature, sampling.top_p,
               sampling.top_k, sampling.seed);
@@ -194,7 +194,7 @@ std::string describe(const EvalPlan& plan) {
   if (plan.choices > 0) table.add({"multiple choice", text("{} rows", plan.choices)});
   table.add({"at once", text("{} rows of at most {} tokens", plan.how.sequences, plan.use.context)});
   table.add({"answers", plan.how.generate ? text("{} tokens at most, {}", plan.how.max_tokens,
-                                                 sampling_words(plan.how.sampling))
+                                                 sampling_text(plan.how.sampling))
                                           : "none are generated"});
   table.add({"memory", human_bytes(plan.bytes)});
   table.add({"output", plan.output});

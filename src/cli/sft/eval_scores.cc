@@ -14,11 +14,11 @@
 namespace kt::inline cli {
 namespace {
 
-std::string_view bare(std::string_view words) { return jinja::strip_space(words, jinja::Side::kBoth); }
+std::string_view bare(std::string_view string) { return jinja::strip_space(string, jinja::Side::kBoth); }
 
-bool has_han(std::string_view words, const CodeSet& han) {
-  for (size_t at = 0; at < words.size();)
-    if (han.contains(next_code_point(words, at))) return true;
+bool has_han(std::string_view string, const CodeSet& han) {
+  for (size_t at = 0; at < string.size();)
+    if (han.contains(next_code_point(string, at))) return true;
   return false;
 }
 
@@ -98,12 +98,12 @@ OrderedJson Prediction::json() const {
 
 std::vector<Prediction> read_predictions(const std::string& path) {
   const MappedFile file(path);
-  std::string_view words(reinterpret_cast<const char*>(file.bytes().data()), file.size());
+  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.size());
   std::vector<Prediction> out;
-  for (int64_t number = 1; !words.empty(); ++number) {
-    const size_t end = std::min(words.find('\n'), words.size());
-    const std::string_view line = words.substr(0, end);
-    words.remove_prefix(std::min(end + 1, words.size()));
+  for (int64_t number = 1; !rest.empty(); ++number) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
     if (bare(line).empty()) continue;
     const std::string place = text("{}: line {}", path, number);
     const OrderedJson row = parse_ordered_json(line, place);

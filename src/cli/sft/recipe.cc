@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::string_view kLauncher = "ACCELERATE_";  // begins its variables' names
 
-std::vector<std::string> split_names(const std::string& words) {
+std::vector<std::string> split_names(const std::string& list) {
   std::vector<std::string> out;
-  for (size_t at = 0; at <= words.size();) {
-    const size_t end = std::min(words.find(',', at), words.size());
-    std::string one = words.substr(at, end - at);
+  for (size_t at = 0; at <= list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    std::string one = list.substr(at, end - at);
     one.erase(0, one.find_first_not_of(" \t"));
     one.erase(one.find_last_not_of(" \t") + 1);
     if (!one.empty()) out.push_back(std::move(one));
@@ -83,7 +83,7 @@ bool is_choice(std::string_view choices, std::string_view value) {
   }
 }
 
-std::string range_words(const RecipeKey& key) {
+std::string range_text(const RecipeKey& key) {
   if (key.most >= kAnyNumber) return text("a number of at least {}", key.least);
   return text("a number from {} to {}", key.least, key.most);
 }
@@ -95,17 +95,17 @@ void check(const RecipeKey& key, const Json& value, const std::string& place) {
       fail("{}: {}: {}", place, shown(value.get<std::string>()), why);
   if (!has_type(key, value)) fail("{}: expected {}, found {}", place, name_of(key.type), shown_value(value));
   if (value.is_number() && !(value.get<double>() >= key.least && value.get<double>() <= key.most))
-    fail("{}: expected {}, found {}", place, range_words(key), shown_value(value));
+    fail("{}: expected {}, found {}", place, range_text(key), shown_value(value));
   if (value.is_string() && !key.choices.empty() && !is_choice(key.choices, value.get<std::string>()))
     fail("{}: expected {}{}, found {}", place, key.choices.find('|') == key.choices.npos ? "" : "one of ",
          with_commas(key.choices), shown_value(value));
-  if (key.use == KeyUse::kRefused && !asks_nothing(value)) fail("{}: {}", place, key.words);
+  if (key.use == KeyUse::kRefused && !asks_nothing(value)) fail("{}: {}", place, key.meaning);
 }
 
 char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
 
-std::string changed_key(std::string_view name, std::string_view words) {
-  return text("{}={}", name, shown(words));
+std::string changed_key(std::string_view name, std::string_view value) {
+  return text("{}={}", name, shown(value));
 }
 
 [[noreturn]] void refuse_key(const std::string& prefix, const std::string& name, const std::string& place) {
@@ -124,7 +124,7 @@ Recipe::Recipe(const std::string& path, const std::vector<std::string>& changes)
                document.is_null() ? "nothing" : json_kind(document));
   take_all(document, "", lines);
   take_environment();
-  for (const std::string& words : changes) change(words);
+  for (const std::string& each : changes) change(each);
 }
 
 // accelerate's launcher hands on what stands below kt_config as ACCELERATE_KT_NUM_THREADS and the like; the file wins.
@@ -167,11 +167,11 @@ void Recipe::take(const std::string& name, const Json& value, const std::string&
   given_[name] = {.value = std::move(kept), .place = place};
 }
 
-void Recipe::change(const std::string& words) {
-  const size_t equals = words.find('=');
-  if (equals == words.npos || equals == 0)
-    ::kt::fail("'{}': expected KEY=VALUE behind the recipe, such as learning_rate=1e-4", shown(words));
-  const std::string name = words.substr(0, equals), written = words.substr(equals + 1);
+void Recipe::change(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == assignment.npos || equals == 0)
+    ::kt::fail("'{}': expected KEY=VALUE behind the recipe, such as learning_rate=1e-4", shown(assignment));
+  const std::string name = assignment.substr(0, equals), written = assignment.substr(equals + 1);
   const size_t dot = name.rfind('.');
   const std::string prefix = dot == name.npos ? "" : name.substr(0, dot + 1);
   const std::string place = changed_key(name, written);
@@ -239,9 +239,10 @@ std::vector<std::string> Recipe::notes() const {
   for (const RecipeKey& key : recipe_keys()) {
     const auto found = given_.find(key.name);
     if (key.use != KeyUse::kNoted || found == given_.end() || asks_nothing(found->second.value)) continue;
-    const auto same = std::ranges::find(reasons, key.words, &std::pair<std::string_view, std::string>::first);
+    const auto same =
+        std::ranges::find(reasons, key.meaning, &std::pair<std::string_view, std::string>::first);
     if (same == reasons.end())
-      reasons.emplace_back(key.words, key.name);
+      reasons.emplace_back(key.meaning, key.name);
     else
       same->second += ::kt::text(", {}", key.name);
   }

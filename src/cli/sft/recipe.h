@@ -53,7 +53,7 @@ class Recipe {
   void take(const std::string& name, const Json& value, const std::string& place);
   void take_all(const Json& mapping, const std::string& prefix, const YamlLines& lines);
   void take_environment();
-  void change(const std::string& words);
+  void change(const std::string& assignment);
 
   std::string path_;
   std::map<std::string, Given, std::less<>> given_;

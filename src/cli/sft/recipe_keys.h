@@ -33,7 +33,7 @@ struct RecipeKey {
   KeyType type;
   KeyUse use = KeyUse::kHonoured;
   std::string_view standard = {};  // what holds without it, as YAML has it; empty: nothing
-  std::string_view words = {};     // what it is for; of a noted key what the note says, of a refused one why
+  std::string_view meaning = {};   // what it is for; of a noted key what the note says, of a refused one why
   std::string_view choices = {};   // of a text: "sft|dpo|kto"; empty: any
   double least = -kAnyNumber, most = kAnyNumber;
 };

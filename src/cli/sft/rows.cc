@@ -34,7 +34,7 @@ bool is_something(const OrderedJson& value) {
   return !value.empty() && value != "";
 }
 
-bool is_blank(std::string_view words) { return jinja::strip_space(words, jinja::Side::kBoth).empty(); }
+bool is_blank(std::string_view string) { return jinja::strip_space(string, jinja::Side::kBoth).empty(); }
 
 OrderedJson message(std::string_view role, OrderedJson content) {
   return {{"role", role}, {"content", std::move(content)}};
@@ -62,9 +62,9 @@ std::string text_at(const Json& names, const std::string& key) {
 }
 
 // JSON within text, which need not be any.
-std::optional<OrderedJson> json_in(const std::string& words) {
+std::optional<OrderedJson> json_in(const std::string& string) {
   try {
-    return parse_ordered_json(words, "");
+    return parse_ordered_json(string, "");
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -103,7 +103,8 @@ class ColumnReader {
 
   OrderedJson alpaca() const {
     OrderedJson out = OrderedJson::array();
-    if (const std::string system = words("system"); !system.empty()) out.push_back(message("system", system));
+    if (const std::string system = column_text("system"); !system.empty())
+      out.push_back(message("system", system));
     if (const OrderedJson& history = column("history"); is_something(history)) {
       if (!history.is_array()) unfit("its history is no list of pairs");
       for (const OrderedJson& turn : history) {
@@ -113,7 +114,7 @@ class ColumnReader {
         out.push_back(message("assistant", turn[1]));
       }
     }
-    const std::string prompt = words("prompt"), query = words("query");
+    const std::string prompt = column_text("prompt"), query = column_text("query");
     out.push_back(message("user", prompt + (prompt.empty() || query.empty() ? "" : "\n") + query));
     const OrderedJson& answer = column("response");
     if (answer.is_string() && !is_blank(answer.get_ref<const std::string&>()))
@@ -126,7 +127,7 @@ class ColumnReader {
     if (!turns.is_array() || turns.empty()) unfit("without messages");
     OrderedJson out = OrderedJson::array();
     for (const OrderedJson& turn : turns) out.push_back(message_of(turn, tags_));
-    if (const std::string system = words("system"); !system.empty())
+    if (const std::string system = column_text("system"); !system.empty())
       out.insert(out.begin(), message("system", system));
     return out;
   }
@@ -151,9 +152,9 @@ class ColumnReader {
   OrderedJson tools() const {
     OrderedJson value = column("tools");
     if (value.is_string()) {
-      const std::string words = value.get<std::string>();
-      if (is_blank(words)) return nullptr;
-      const std::optional<OrderedJson> read = json_in(words);
+      const std::string written = value.get<std::string>();
+      if (is_blank(written)) return nullptr;
+      const std::optional<OrderedJson> read = json_in(written);
       if (!read) unfit("its tools are no JSON");
       value = *read;
     }
@@ -167,7 +168,7 @@ class ColumnReader {
     return name.empty() ? none : member(raw_, name);
   }
 
-  std::string words(const std::string& role) const {
+  std::string column_text(const std::string& role) const {
     const OrderedJson& value = column(role);
     if (value.is_null()) return "";
     if (!value.is_string()) unfit(text("{} is no text", text_at(columns_, role)));
@@ -279,12 +280,12 @@ Row row_of(const TrainingRows& source, const OrderedJson& raw) {
 using TakeRow = std::function<bool(const OrderedJson&)>;
 
 // Objects a line. The first line is told by `whole`, where reading the file as one value has failed before.
-void each_line(const std::string& path, std::string_view words, const std::optional<Error>& whole,
+void each_line(const std::string& path, std::string_view rest, const std::optional<Error>& whole,
                const TakeRow& take) {
-  for (int64_t number = 1; !words.empty(); ++number) {
-    const size_t end = std::min(words.find('\n'), words.size());
-    const std::string_view line = words.substr(0, end);
-    words.remove_prefix(std::min(end + 1, words.size()));
+  for (int64_t number = 1; !rest.empty(); ++number) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
     if (is_blank(line)) continue;
     OrderedJson row;
     try {
@@ -301,15 +302,16 @@ void each_line(const std::string& path, std::string_view words, const std::optio
 // whatever the file is called.
 void each_row(const std::string& path, const TakeRow& take) {
   const MappedFile file(path);
-  std::string_view words(reinterpret_cast<const char*>(file.bytes().data()), file.size());
-  if (words.starts_with("\xEF\xBB\xBF")) words.remove_prefix(3);
-  if (path.ends_with(".jsonl")) return each_line(path, words, std::nullopt, take);
+  std::string_view content(reinterpret_cast<const char*>(file.bytes().data()), file.size());
+  if (content.starts_with("\xEF\xBB\xBF")) content.remove_prefix(3);
+  if (path.ends_with(".jsonl")) return each_line(path, content, std::nullopt, take);
   OrderedJson rows;
   try {
-    rows = parse_ordered_json(words, path, kRowLimits);
+    rows = parse_ordered_json(content, path, kRowLimits);
   } catch (const Error& error) {
-    if (words.substr(std::min(words.find_first_not_of(" \t\r\n"), words.size())).starts_with('[')) throw;
-    return each_line(path, words, error, take);
+    if (content.substr(std::min(content.find_first_not_of(" \t\r\n"), content.size())).starts_with('['))
+      throw;
+    return each_line(path, content, error, take);
   }
   if (!rows.is_array()) rows = OrderedJson::array({rows});
   for (const OrderedJson& row : rows)
@@ -326,7 +328,7 @@ void add_system(OrderedJson& messages, const std::string& system) {
 
 void DroppedRows::add(const std::string& file, int64_t number, const std::string& reason) {
   const auto found = std::ranges::find_if(
-      reasons_, [&](const Reason& one) { return one.file == file && one.words == reason; });
+      reasons_, [&](const Reason& one) { return one.file == file && one.why == reason; });
   if (found != reasons_.end())
     found->numbers.push_back(number);
   else
@@ -341,13 +343,13 @@ size_t DroppedRows::count() const {
 
 std::vector<std::string> DroppedRows::lines() const {
   std::vector<std::string> out;
-  for (const auto& [file, words, numbers] : reasons_) {
+  for (const auto& [file, why, numbers] : reasons_) {
     std::string named;
     for (size_t i = 0; i < std::min(numbers.size(), kShownRows); ++i)
       named += text("{}{}", i > 0 ? ", " : "", numbers[i]);
     if (numbers.size() > kShownRows) named += text(" and {} more", numbers.size() - kShownRows);
     out.push_back(text("{}: {} dropped, {}: {}", std::filesystem::path(file).filename().string(),
-                       numbers.size() > 1 ? text("{} rows", numbers.size()) : "a row", printable(words, 300),
+                       numbers.size() > 1 ? text("{} rows", numbers.size()) : "a row", printable(why, 300),
                        named));
   }
   return out;

@@ -34,7 +34,7 @@ class DroppedRows {
 
  private:
   struct Reason {
-    std::string file, words;
+    std::string file, why;
     std::vector<int64_t> numbers;
   };
   std::vector<Reason> reasons_;

@@ -30,7 +30,7 @@ OrderedJson json_of_key(const RecipeKey& key) {
           {"use", name_of(key.use)},
           {"default", key.standard.empty() ? OrderedJson() : OrderedJson(key.standard)},
           {"choices", key.choices.empty() ? OrderedJson() : OrderedJson(choices_text(key.choices))},
-          {"meaning", key.words}};
+          {"meaning", key.meaning}};
 }
 
 void print_keys(const KeysFlags& flags) {
@@ -51,7 +51,7 @@ void print_keys(const KeysFlags& flags) {
   }
   Table table({"key", "here", "default", "meaning"}, 4);
   for (const RecipeKey* const key : shown_keys) {
-    std::string meaning(key->words);
+    std::string meaning(key->meaning);
     if (!key->choices.empty()) meaning += text(": {}", choices_text(key->choices));
     table.add({std::string(key->name), std::string(name_of(key->use)),
                key->standard.empty() ? "-" : std::string(key->standard), meaning});

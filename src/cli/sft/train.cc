@@ -34,10 +34,10 @@ std::string text_in(const OrderedJson& event, const char* key) {
 
 // "step 10/100  loss 2.345  lr 9.1e-05  norm 1.21  812 tokens/s  experts 87%  left 3m12s"
 std::string step_line(const OrderedJson& event) {
-  char words[160];
-  std::snprintf(words, sizeof words, "step %.0f/%.0f  loss %.4f  lr %.2e", number_of(event, "step"),
+  char beginning[160];
+  std::snprintf(beginning, sizeof beginning, "step %.0f/%.0f  loss %.4f  lr %.2e", number_of(event, "step"),
                 number_of(event, "steps"), number_of(event, "loss"), number_of(event, "learning_rate"));
-  std::string out = words;
+  std::string out = beginning;
   const auto add = [&](const char* key, const char* before, const std::string& value) {
     if (has(event, key)) out += text("  {}{}", before, value);
   };

@@ -165,8 +165,8 @@ class Planner {
                                 {"train_on_prompt", "sft", ""},
                                 {"compute_accuracy", "sft", ""}};
     const std::string stage = recipe().text("stage"), loss = recipe().text("pref_loss");
-    const auto has = [](std::string_view words, std::string_view word) {
-      return words.find(word) != words.npos;
+    const auto has = [](std::string_view list, std::string_view word) {
+      return list.find(word) != list.npos;
     };
     std::map<std::string, std::string> others;  // by what asks for them
     for (const Asked& row : kAsked) {
@@ -188,8 +188,8 @@ class Planner {
   }
 
   void find_model() {
-    const std::string words = beside_recipe(recipe(), recipe().text("model_name_or_path"));
-    ResolvedModel found = kt::find_model(words);
+    const std::string model = beside_recipe(recipe(), recipe().text("model_name_or_path"));
+    ResolvedModel found = kt::find_model(model);
     out_.name = recipe().text("model_name_or_path");
     out_.model = found.path;
     out_.weights = found.weights;

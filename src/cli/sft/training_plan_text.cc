@@ -160,8 +160,8 @@ void check_memory(const TrainingPlan& plan) {
   const TrainingMemory& memory = plan.memory;
   if (memory.fits()) return;
   std::string advice;
-  const auto advise = [&](bool when, const std::string& words) {
-    if (when) advice += (advice.empty() ? "; try " : ", ") + words;
+  const auto advise = [&](bool when, const std::string& suggestion) {
+    if (when) advice += (advice.empty() ? "; try " : ", ") + suggestion;
   };
   const bool host = memory.host() > memory.available;
   advise(host && plan.format.empty() && plan.weights.empty() && memory.experts > memory.host() / 4,

@@ -81,14 +81,14 @@ void require_packages(const PythonFacts& facts, const Recipe& recipe) {
 
 Descriptor plan_file(const TrainingPlan& plan) {
   Descriptor out(::memfd_create("kt-sft-plan", 0));
-  const std::string words = plan.json().dump();
+  const std::string json = plan.json().dump();
   size_t done = 0;
-  while (out && done < words.size()) {
-    const ssize_t n = ::write(out.get(), words.data() + done, words.size() - done);
+  while (out && done < json.size()) {
+    const ssize_t n = ::write(out.get(), json.data() + done, json.size() - done);
     if (n <= 0 && errno != EINTR) break;
     if (n > 0) done += static_cast<size_t>(n);
   }
-  if (!out || done < words.size() || ::lseek(out.get(), 0, SEEK_SET) != 0)
+  if (!out || done < json.size() || ::lseek(out.get(), 0, SEEK_SET) != 0)
     fail_as(ErrorKind::kMemory, "no memory for the plan: {}", std::strerror(errno));
   return out;
 }
@@ -166,10 +166,10 @@ class Watcher {
     return n > 0;
   }
 
-  void take(const std::string& words) {
-    const OrderedJson event = OrderedJson::parse(words, nullptr, false);
+  void take(const std::string& line) {
+    const OrderedJson event = OrderedJson::parse(line, nullptr, false);
     if (!event.is_object() || !event.contains("event") || !event["event"].is_string()) {
-      std::fprintf(stderr, "%s\n", shown(words).c_str());
+      std::fprintf(stderr, "%s\n", shown(line).c_str());
       return;
     }
     const std::string name = event["event"].get<std::string>();

@@ -37,8 +37,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 
 int nvmlInit_v2() { return 0; }
 int nvmlShutdown() { return 0; }
-int nvmlSystemGetDriverVersion(char* words, unsigned size) {
-  std::strncpy(words, "560.35.03", size);
+int nvmlSystemGetDriverVersion(char* version, unsigned size) {
+  std::strncpy(version, "560.35.03", size);
   return 0;
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
