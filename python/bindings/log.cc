@@ -21,7 +21,7 @@ constexpr size_t kMostLines =
 
 struct Line {
   LogLevel level;
-  std::string words;
+  std::string message;
 };
 
 struct Waiting {
@@ -56,7 +56,7 @@ nb::object logger() { return nb::module_::import_("logging").attr("getLogger")("
 
 void pass_on(const std::vector<Line>& lines, size_t dropped) {
   const nb::object log = logger().attr("log");
-  for (const Line& line : lines) log(kPythonLevels[static_cast<size_t>(line.level)], "%s", line.words);
+  for (const Line& line : lines) log(kPythonLevels[static_cast<size_t>(line.level)], "%s", line.message);
   if (dropped) log(30, "%d more lines were dropped", dropped);
 }
 

@@ -33,9 +33,9 @@ class Events:
         os.dup2(2, 1)
 
     def send(self, event: str, **facts: Any) -> None:
-        words = {"event": event, **{key: _plain(value) for key, value in facts.items() if value is not None}}
+        record = {"event": event, **{key: _plain(value) for key, value in facts.items() if value is not None}}
         try:
-            print(json.dumps(words) if self._json else _text(words), file=self._out, flush=True)
+            print(json.dumps(record) if self._json else _text(record), file=self._out, flush=True)
         except BrokenPipeError:
             pass  # who asked is gone, and so shall we be
 
@@ -68,8 +68,8 @@ def _plain(value):
     return value
 
 
-def _text(words):
-    facts = dict(words)
+def _text(record):
+    facts = dict(record)
     event = facts.pop("event")
     if event == "note":
         return f"note: {facts['text']}"

@@ -88,8 +88,8 @@ def _is_full(error, folder):
     while at is not None:  # writers of tensors wrap what the system said
         if isinstance(at, OSError) and at.errno in _FULL:
             return True
-        if any(words in str(at)
-               for words in ("No space left", "File too large", "Disk quota", "writing file failed", "unexpected pos")):
+        if any(cause in str(at)
+               for cause in ("No space left", "File too large", "Disk quota", "writing file failed", "unexpected pos")):
             return True
         at = at.__cause__ or at.__context__
     return folder.is_dir() and shutil.disk_usage(folder).free < _ROOM
