@@ -95,18 +95,18 @@ def test_failures_are_listed_by_kind():
     assert report["points"][0]["failures"] == {"HTTP 503: no room": 2} and report["points"][0]["ok"] == 6
 
 
-@pytest.mark.parametrize("args, words", [
+@pytest.mark.parametrize("args, message", [
     (["--fail"], "every request failed"),
     (["--key"], "401"),
     (["--nobody"], "127.0.0.1:9"),
 ])
-def test_nothing_works_is_exit_code_2(args, words):
+def test_nothing_works_is_exit_code_2(args, message):
     with FakeServer(fail=int("--fail" in args), key="k" if "--key" in args else None) as server:
         url = "http://127.0.0.1:9" if "--nobody" in args else server.url
         result = bench(url, "--concurrency", "1", "--prompt", "6", "--tokens", "2")
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith("kt: ") and words in line
+    assert line.startswith("kt: ") and message in line
 
 
 def test_key_is_sent():

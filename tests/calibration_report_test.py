@@ -82,11 +82,11 @@ def test_perplexities_are_those_of_kt_perplexity(model, texts, converted, neares
 
 def test_report_file_and_manifest(converted):
     out, said = converted
-    words = (out / "kt_calibration.json").read_bytes()
-    assert json.loads(words) == said["calibration"]
+    content = (out / "kt_calibration.json").read_bytes()
+    assert json.loads(content) == said["calibration"]
     files = {file["name"]: file for file in json.loads((out / "kt_manifest.json").read_text())["files"]}
-    assert files["kt_calibration.json"]["sha256"] == hashlib.sha256(words).hexdigest()
-    assert files["kt_calibration.json"]["bytes"] == len(words)
+    assert files["kt_calibration.json"]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert files["kt_calibration.json"]["bytes"] == len(content)
 
 
 def test_measuring_later_gives_the_same_bytes(model, texts, converted, tmp_path):
@@ -330,8 +330,8 @@ def test_report_names_the_dataset(model, tmp_path, monkeypatch):
 
 def test_rows_are_measured_not_their_json(model, texts, tmp_path):
     """The same documents as .txt and as .jsonl are the same text, here and in kt perplexity."""
-    documents = [words.strip("\n") for words in texts[1].read_text().split("<|endoftext|>")]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": words}) + "\n" for words in documents))
+    documents = [document.strip("\n") for document in texts[1].read_text().split("<|endoftext|>")]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     args = ["perplexity", str(model), "--max-tokens", "512", "--json", "--file"]
     assert kt_ok(*args, str(tmp_path / "test.jsonl")).stdout == kt_ok(*args, str(texts[1])).stdout
     said = [json.loads(kt_ok(*gptq(model, tmp_path / f"out{i}", texts[0], "--perplexity", text,
@@ -451,8 +451,8 @@ def test_transformers_computes_the_same_but_for_its_rounding(model, texts, conve
     # And so the perplexity that was reported: of the same tokens in one window, bf16 in places of its own.
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"))
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    tokens = [token for words in texts[1].read_text().split("<|endoftext|>")
-              for token in [*tokenizer.encode(words.strip("\n"), add_special_tokens=False), end]][:TOKENS + 1]
+    tokens = [token for document in texts[1].read_text().split("<|endoftext|>")
+              for token in [*tokenizer.encode(document.strip("\n"), add_special_tokens=False), end]][:TOKENS + 1]
     assert len(tokens) == TOKENS + 1
     with torch.no_grad():
         rows = theirs(torch.tensor([tokens[:-1]])).logits[0].double()

@@ -98,9 +98,9 @@ def test_other_weights_of_the_same_size_are_refused(model, text, whole, copy, tm
 
 
 @pytest.mark.parametrize("name, change", [
-    ("config.json", lambda words: json.dumps(json.loads(words) | {"rope_theta": 77777})),
-    ("config.json", lambda words: json.dumps(json.loads(words) | {"num_experts_per_tok": 1})),
-    ("tokenizer_config.json", lambda words: words + "\n"),
+    ("config.json", lambda content: json.dumps(json.loads(content) | {"rope_theta": 77777})),
+    ("config.json", lambda content: json.dumps(json.loads(content) | {"num_experts_per_tok": 1})),
+    ("tokenizer_config.json", lambda content: content + "\n"),
 ])
 def test_other_settings_of_the_model_are_refused(model, text, copy, tmp_path, name, change):
     other = writable(model, tmp_path / "model")
@@ -154,9 +154,9 @@ def test_a_record_of_an_older_version_is_refused(model, text, copy):
 
 def test_the_plot_has_a_cell_for_every_expert(whole):
     report = json.loads((whole / "kt_calibration.json").read_text())
-    words = (whole / "kt_calibration.svg").read_text()
-    root = xml.fromstring(words)
-    assert "<script" not in words and "href" not in words
+    svg = (whole / "kt_calibration.svg").read_text()
+    root = xml.fromstring(svg)
+    assert "<script" not in svg and "href" not in svg
     paths = [(node.get("class"), node.get("d")) for node in root.iter("{http://www.w3.org/2000/svg}path")]
     experts = [expert for layer in report["layers"] for expert in layer["experts"]]
     assert sum(d.count("M") for kind, d in paths if kind == "cells") == len(experts)

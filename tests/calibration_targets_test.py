@@ -182,15 +182,15 @@ def test_figures_are_those_of_transformers_modules(calibrate, name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors")
     model, out = model_or_skip(name), tmp_path / "out"
-    words = calibrate.read_text()[10000:16000]
-    (tmp_path / "text.jsonl").write_text(json.dumps({"text": words}))
+    text = calibrate.read_text()[10000:16000]
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": text}))
     kt_ok(*gptq(model, out, tmp_path / "text.jsonl", "--targets", "all"))
     report = report_of(out)
     original, rounded = (transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
                                                                            attn_implementation="eager").eval()
                          for folder in (model, out))
     unpack(rounded)
-    ids = transformers.AutoTokenizer.from_pretrained(model)(words)["input_ids"][:1024]
+    ids = transformers.AutoTokenizer.from_pretrained(model)(text)["input_ids"][:1024]
     assert len(ids) == report["tokens"] == 1024
     held_out = [row for row in range(1024) if row // 32 % 8 == 7]
     assert len(held_out) == report["held_out_tokens"]

@@ -166,7 +166,7 @@ def test_activations_on_disk(texts, tmp_path):
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name, words, expected", [
+@pytest.mark.parametrize("name, content, expected", [
     ("empty.txt", "", ["empty"]),
     ("short.txt", "A fox.", ["too short", "256"]),
     ("columns.jsonl", '{"prompt": "a", "answer": "b"}\n' * 9, ["line 1", "answer, prompt", "messages"]),
@@ -175,9 +175,9 @@ def test_activations_on_disk(texts, tmp_path):
     ("text.csv", "a,b\n", [".jsonl or .txt"]),
     ("table.parquet", "PAR1", [".parquet", "pyarrow"]),
 ])
-def test_bad_texts(tmp_path, name, words, expected):
+def test_bad_texts(tmp_path, name, content, expected):
     model = model_or_skip("tiny-deepseekv3")
-    (tmp_path / name).write_text(words)
+    (tmp_path / name).write_text(content)
     result = kt(*gptq(model, tmp_path / "out", tmp_path / name))
     refused(result, 4 if "parquet" in name else 2, *expected)
     assert not (tmp_path / "out").exists()
@@ -202,8 +202,8 @@ def test_names_of_the_hub(tmp_path, monkeypatch, stories):
 
 def test_long_samples_are_cut_and_counted(tmp_path):
     model = model_or_skip("tiny-deepseekv3")
-    words = "The fox ran over the hill and under the hedge. " * 400
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": words}) + "\n" for _ in range(3)))
+    text = "The fox ran over the hill and under the hedge. " * 400
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for _ in range(3)))
     kt_ok("quant", "gpu", str(model), "-o", str(tmp_path / "out"), "--type", "W8A16", "--dataset",
           str(tmp_path / "long.jsonl"), "--max-sequence-length", "512")
     report = json.loads((tmp_path / "out" / "kt_calibration.json").read_text())
@@ -324,9 +324,9 @@ def test_template_errors_name_the_line(tmp_path):
     for path in (model / "chat_template.jinja", model / "tokenizer_config.json"):
         if path.exists():
             path.chmod(0o644)
-    words = "{{ raise_exception('roles have to alternate') }}"
-    (model / "chat_template.jinja").write_text(words)
+    template = "{{ raise_exception('roles have to alternate') }}"
+    (model / "chat_template.jinja").write_text(template)
     config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": words}))
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
     (tmp_path / "chat.jsonl").write_text('\n{"messages": [{"role": "user", "content": "a"}]}\n')
     refused(kt(*gptq(model, tmp_path / "out", tmp_path / "chat.jsonl")), 2, "chat.jsonl line 2", "alternate")

@@ -65,8 +65,8 @@ class Api(http.server.BaseHTTPRequestHandler):
         self.server.requests.append(request)
         if not self.allowed():
             return
-        words = request["messages"][-1]["content"]
-        if words == "refuse":
+        message = request["messages"][-1]["content"]
+        if message == "refuse":
             return self.reply(400, {"error": {"message": "no room for that\nat all"}})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -74,29 +74,29 @@ class Api(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.piece(role="assistant", content="")
         try:
-            self.answer(words, request)
+            self.answer(message, request)
         except OSError:
             self.server.gone.set()
 
-    def answer(self, words, request):
-        if words == "slow":
+    def answer(self, message, request):
+        if message == "slow":
             for number in range(1200):
                 self.piece(content=f"tick{number} ")
                 time.sleep(0.05)
-        if words == "break":
+        if message == "break":
             self.piece(content="half an ans")
             self.close_connection = True
             return
-        if words == "error":
+        if message == "error":
             self.event({"error": {"message": "the model is gone"}})
-        if words == "think":
+        if message == "think":
             self.piece(reasoning_content="let me ")
             self.piece(reasoning_content="see")
-        if words == "escape":
+        if message == "escape":
             self.piece(content="a\x1b]0;title\x07b")
         self.piece(content="you said: ")
-        self.piece(content=words)
-        self.piece(finish="length" if words == "length" else "stop")
+        self.piece(content=message)
+        self.piece(finish="length" if message == "length" else "stop")
         if request.get("stream_options", {}).get("include_usage"):
             self.event({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}})
         self.event("[DONE]")
@@ -117,8 +117,8 @@ def api():
 
 # --- through a pipe --------------------------------------------------------------------------------------------------
 
-def chat(tmp_path, *args, words, **env):
-    return subprocess.run([KT, "chat", *args], input=words, capture_output=True, text=True, timeout=PATIENCE * 4,
+def chat(tmp_path, *args, typed, **env):
+    return subprocess.run([KT, "chat", *args], input=typed, capture_output=True, text=True, timeout=PATIENCE * 4,
                           env={**os.environ, "KT_HOME": str(tmp_path), **env})
 
 
@@ -135,7 +135,7 @@ def test_help_has_examples():
 
 class TestPipe:
     def test_lines_are_messages_of_one_conversation(self, api, tmp_path):
-        result = chat(tmp_path, "--url", api.url, "--system", "be kind", words="hello\n\n/help\nwörld\n")
+        result = chat(tmp_path, "--url", api.url, "--system", "be kind", typed="hello\n\n/help\nwörld\n")
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout == "you said: hello\nyou said: /help\nyou said: wörld\n"
         assert [m["content"] for m in api.requests[-1]["messages"]] == [
@@ -145,13 +145,13 @@ class TestPipe:
 
     def test_options_reach_the_server(self, api, tmp_path):
         chat(tmp_path, "--url", api.url + "/v1/", "--model", "echo-2", "--temperature", "0.25", "--top-p", "0.5",
-             "--top-k", "3", "--max-tokens", "9", "--seed", "5", words="hello\n")
+             "--top-k", "3", "--max-tokens", "9", "--seed", "5", typed="hello\n")
         request, = api.requests
         assert {key: request[key] for key in ("model", "temperature", "top_p", "top_k", "max_tokens", "seed")} == {
             "model": "echo-2", "temperature": 0.25, "top_p": 0.5, "top_k": 3, "max_tokens": 9, "seed": 5}
 
     def test_json(self, api, tmp_path):
-        result = chat(tmp_path, "--url", api.url, "--json", words="think\nlength\n")
+        result = chat(tmp_path, "--url", api.url, "--json", typed="think\nlength\n")
         first, second = map(json.loads, result.stdout.splitlines())
         assert first["content"] == "you said: think" and first["reasoning_content"] == "let me see"
         assert first["finish_reason"] == "stop" and first["prompt_tokens"] == 10 and first["completion_tokens"] == 4
@@ -159,42 +159,42 @@ class TestPipe:
         assert first["seconds"] >= first["seconds_to_first"] > 0
 
     def test_thinking_is_not_the_answer(self, api, tmp_path):
-        assert chat(tmp_path, "--url", api.url, words="think\n").stdout == "you said: think\n"
+        assert chat(tmp_path, "--url", api.url, typed="think\n").stdout == "you said: think\n"
 
-    @pytest.mark.parametrize("words, said", [("refuse", "no room for that at all"), ("error", "the model is gone"),
+    @pytest.mark.parametrize("typed, said", [("refuse", "no room for that at all"), ("error", "the model is gone"),
                                              ("break", "")])
-    def test_errors_end_it_with_one_line(self, api, tmp_path, words, said):
-        result = chat(tmp_path, "--url", api.url, words=f"hello\n{words}\nhello\n")
+    def test_errors_end_it_with_one_line(self, api, tmp_path, typed, said):
+        result = chat(tmp_path, "--url", api.url, typed=f"hello\n{typed}\nhello\n")
         refused(result, 2, said)
         assert result.stdout.startswith("you said: hello\n") and result.stdout.count("you said") == 1
 
     def test_keys(self, api, tmp_path):
         api.key = "secret"
-        refused(chat(tmp_path, "--url", api.url, words="hello\n"), 2, "401", "--api-key")
-        assert chat(tmp_path, "--url", api.url, "--api-key", "secret", words="hello\n").returncode == 0
-        assert chat(tmp_path, "--url", api.url, words="hello\n", KT_API_KEY="secret").returncode == 0
+        refused(chat(tmp_path, "--url", api.url, typed="hello\n"), 2, "401", "--api-key")
+        assert chat(tmp_path, "--url", api.url, "--api-key", "secret", typed="hello\n").returncode == 0
+        assert chat(tmp_path, "--url", api.url, typed="hello\n", KT_API_KEY="secret").returncode == 0
 
     def test_no_server(self, tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        refused(chat(tmp_path, "--url", url, words="hello\n"), 2, "kt run", url)
+        refused(chat(tmp_path, "--url", url, typed="hello\n"), 2, "kt run", url)
 
     def test_settings(self, api, tmp_path):
         (tmp_path / "config.yaml").write_text(f"chat:\n  url: {api.url}\n  system: from the file\n  "
                                               "temperature: 0.125\n")
-        assert chat(tmp_path, words="hello\n").returncode == 0
+        assert chat(tmp_path, typed="hello\n").returncode == 0
         assert api.requests[0]["messages"][0]["content"] == "from the file" and api.requests[0]["temperature"] == 0.125
 
-    @pytest.mark.parametrize("args, words", [
+    @pytest.mark.parametrize("args, reason", [
         (["demo", "--url", "http://127.0.0.1:1"], "--url"), (["--temperature", "-1"], "temperature"),
         (["--url", "https://localhost"], "https"), (["no-such-model"], "no-such-model")])
-    def test_bad_usage(self, tmp_path, args, words):
-        refused(chat(tmp_path, *args, words="hello\n"), 2, words)
+    def test_bad_usage(self, tmp_path, args, reason):
+        refused(chat(tmp_path, *args, typed="hello\n"), 2, reason)
 
     def test_model_in_this_process(self, tmp_path):
-        def run(words):
-            result = chat(tmp_path, DEMO, "--temperature", "0", "--max-tokens", "40", "--json", words=words)
+        def run(typed):
+            result = chat(tmp_path, DEMO, "--temperature", "0", "--max-tokens", "40", "--json", typed=typed)
             assert result.returncode == 0, result.stderr
             return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -206,18 +206,18 @@ class TestPipe:
         assert run("Tell me a story about a fox.\n")[0]["content"] == first["content"]
 
     def test_full_context(self, tmp_path):
-        result = chat(tmp_path, DEMO, "--max-total-tokens", "64", words="fox " * 200 + "\n")
+        result = chat(tmp_path, DEMO, "--max-total-tokens", "64", typed="fox " * 200 + "\n")
         refused(result, 2, "64")
 
 
 def test_the_real_server_answers_as_the_model_in_this_process(tmp_path):
     args = ("--temperature", "0", "--max-tokens", "40", "--json")
-    words = "Tell me a story about a fox.\nAnd then?\n"
+    typed = "Tell me a story about a fox.\nAnd then?\n"
     with Server(DEMO) as server:
-        result = chat(tmp_path, "--url", server.url, *args, words=words)
+        result = chat(tmp_path, "--url", server.url, *args, typed=typed)
     assert result.returncode == 0, result.stderr
     served = [json.loads(line) for line in result.stdout.splitlines()]
-    here = [json.loads(line) for line in chat(tmp_path, DEMO, *args, words=words).stdout.splitlines()]
+    here = [json.loads(line) for line in chat(tmp_path, DEMO, *args, typed=typed).stdout.splitlines()]
     for ours, theirs in zip(here, served, strict=True):
         assert all(ours[key] == theirs[key]
                    for key in ("content", "finish_reason", "prompt_tokens", "completion_tokens"))
@@ -335,9 +335,9 @@ class TestTerminal:
     def test_history_and_search(self, api, pane):
         p = pane("--url", api.url)
         p.prompt()
-        for words in ("first words", "second words"):
-            p.say(words)
-            p.wait(f"you said: {words}")
+        for message in ("first words", "second words"):
+            p.say(message)
+            p.wait(f"you said: {message}")
         p.type("draft")
         p.send("Up", "Up")
         p.wait("^> first words$", times=2)
@@ -394,14 +394,14 @@ class TestTerminal:
     def test_twenty_columns_and_resizing(self, api, pane):
         p = pane("--url", api.url, width=20, height=12)
         p.prompt()
-        words = "日本語 and a line that takes several rows of it"
-        p.type(words)
+        line = "日本語 and a line that takes several rows of it"
+        p.type(line)
         p.wait(r"of it\s*\Z")
         p.send("C-a")
         p.type("X")
         p.wait("^> X日本語")
         p.tmux("resize-window", "-x", "50", "-y", "12")
-        p.wait("^> X" + words + r"\s*\Z")
+        p.wait("^> X" + line + r"\s*\Z")
         p.tmux("resize-window", "-x", "24", "-y", "12")
         p.wait("^> X日本語 and a line tha$")
         text = p.text()
@@ -409,7 +409,7 @@ class TestTerminal:
         p.send("C-e")
         p.say("!")
         p.wait("you said: X日本語")
-        assert api.requests[-1]["messages"][-1]["content"] == "X" + words + "!"
+        assert api.requests[-1]["messages"][-1]["content"] == "X" + line + "!"
 
     def test_the_terminal_is_given_back_to_a_killed_chats_shell(self, api, pane):
         p = pane("--url", api.url)

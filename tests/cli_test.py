@@ -45,7 +45,7 @@ def test_help_of_a_verb_does_not_show_the_programs(verb):
     assert "kt doctor" not in result.stdout and "Exit codes:" not in result.stdout
 
 
-@pytest.mark.parametrize("code, args, env, words", [
+@pytest.mark.parametrize("code, args, env, message", [
     (2, ["nonsense"], {}, "nonsense"),
     (2, ["microbench", "moe", "--tokens", "0"], {}, "kt microbench moe --help"),
     (2, ["microbench", "moe", "--format", "int3"], {}, "int3"),
@@ -87,11 +87,11 @@ def test_help_of_a_verb_does_not_show_the_programs(verb):
     (2, ["microbench", "gptq", "--rows", "7" * 100000], {}, "77 ... 77"),
     (2, ["\x1b]0;title\x07"], {}, "\\x1b]0;title\\x07"),
 ])
-def test_errors_are_one_line(code, args, env, words):
+def test_errors_are_one_line(code, args, env, message):
     result = kt(*args, **env)
     assert result.returncode == code
     line, = result.stderr.splitlines()
-    assert line.startswith("kt: ") and words in line
+    assert line.startswith("kt: ") and message in line
     assert len(line) < 3500 and not re.search(r"[\x00-\x1f\x7f-\x9f]", line)
 
 

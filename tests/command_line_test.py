@@ -101,15 +101,15 @@ class TestSavedRuns:
         refused(place.kt("run", "nonsense", "--save", "three"), 2, "nonsense")  # nothing wrong is kept
         refused(place.kt("run", "@three"), 2, "known are one")
 
-    @pytest.mark.parametrize("words, said",
+    @pytest.mark.parametrize("content, said",
                              [("runs: 3", "expected a mapping"), ("runs:\n  one: 3", "expected a list of words"),
                               ("runs:\n  one: [1]", "expected words"), ("saved: {}", "unknown key 'saved'")])
-    def test_files_of_other_versions(self, place, words, said):
+    def test_files_of_other_versions(self, place, content, said):
         (place.folder / "home").mkdir()
-        (place.folder / "home" / "runs.yaml").write_text(words)
+        (place.folder / "home" / "runs.yaml").write_text(content)
         refused(place.kt("run", "@one"), 2, "runs.yaml", said)
         refused(place.kt("run", "demo", "--dry-run", "--save", "one"), 2, "runs.yaml", said)
-        assert (place.folder / "home" / "runs.yaml").read_text() == words
+        assert (place.folder / "home" / "runs.yaml").read_text() == content
 
 
 # --- help ------------------------------------------------------------------------------------------------------------
@@ -127,10 +127,10 @@ def test_help_begins_with_what_people_come_for():
 
 def test_every_verb_has_examples_of_its_own():
     for path in all_verbs():
-        words = kt_ok(*path, "--help").stdout
-        section = re.search(r"^Examples?:\n((?:  .*\n?)+)", words, re.M)
-        assert section and any(f"kt {' '.join(path)}" in line for line in section[1].splitlines()), (path, words)
-        assert "Exit codes: 0 done" not in words  # the program's
+        page = kt_ok(*path, "--help").stdout
+        section = re.search(r"^Examples?:\n((?:  .*\n?)+)", page, re.M)
+        assert section and any(f"kt {' '.join(path)}" in line for line in section[1].splitlines()), (path, page)
+        assert "Exit codes: 0 done" not in page  # the program's
 
 
 @pytest.mark.parametrize("width", [40, 80, 110])
@@ -143,8 +143,8 @@ def test_help_fits_the_terminal(width):
 
 def test_help_has_plain_types():
     for path in [(), *all_verbs()]:
-        words = kt_ok(*path, "--help").stdout
-        assert not re.search(r"\b(INT|UINT|FLOAT)\b|TEXT:|:\{|\[\d+ - \d+\]", words), (path, words)
+        page = kt_ok(*path, "--help").stdout
+        assert not re.search(r"\b(INT|UINT|FLOAT)\b|TEXT:|:\{|\[\d+ - \d+\]", page), (path, page)
 
 
 def test_help_on_a_terminal():

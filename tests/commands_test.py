@@ -155,7 +155,7 @@ def reader(tmp_path_factory):
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.runs_here()], ids=lambda block: block.name)
 def test_runs(block, reader):
     for line in block.commands():
-        if any(line.startswith(words) for words in LEFT_OUT):
+        if any(line.startswith(beginning) for beginning in LEFT_OUT):
             continue
         done = reader(line)
         assert done.returncode == 0, (line, done.stderr[-1000:])
@@ -164,12 +164,12 @@ def test_runs(block, reader):
 
 def test_nothing_left_out_is_gone():
     lines = [line for block in BLOCKS if block.runs_here() for line in block.commands()]
-    assert not [words for words in LEFT_OUT if not any(line.startswith(words) for line in lines)]
+    assert not [beginning for beginning in LEFT_OUT if not any(line.startswith(beginning) for line in lines)]
 
 
 def test_what_needs_more_is_listed():
     left = [f"{block.name} ({block.mark.removeprefix('not run: ')})" for block in BLOCKS
             if block.mark.startswith("not run")]
-    left += [f"{words} ({why})" for words, why in LEFT_OUT.items()]
+    left += [f"{beginning} ({why})" for beginning, why in LEFT_OUT.items()]
     assert left
     pytest.skip(f"not run here, {len(left)} blocks and lines of the papers: " + "; ".join(left))

@@ -23,8 +23,8 @@ def needs(program):
 
 def verbs_below(path):
     """Every verb path below `path`, by the help pages alone."""
-    words = kt(*path, "--help").stdout
-    section = re.search(r"^(?:Subcommands|SUBCOMMANDS):\n((?:  +.*\n?)+)", words, re.M)
+    page = kt(*path, "--help").stdout
+    section = re.search(r"^(?:Subcommands|SUBCOMMANDS):\n((?:  +.*\n?)+)", page, re.M)
     found = []
     for line in section[1].splitlines() if section else []:
         name = re.match(r"  ([a-z][\w-]*)", line)
@@ -71,7 +71,7 @@ def test_man_page_holds_everything(commands):
     plain = re.sub(r"\\f[BIR]|\\&", "", page)
     for roff, word in ("\\-", "-"), ("\\(aq", "'"), ("\\(ga", "`"), ("\\(ti", "~"), ("\\(ha", "^"), ("\\e", "\\"):
         plain = plain.replace(roff, word)
-    words = " ".join(plain.split())
+    joined = " ".join(plain.split())
     for title in ("NAME", "SYNOPSIS", "DESCRIPTION", "VERBS", "EXIT STATUS", "FILES", "ENVIRONMENT", "EXAMPLES"):
         assert f"\n.SH {title}\n" in plain
     for path, flags in commands.items():
@@ -84,7 +84,7 @@ def test_man_page_holds_everything(commands):
         # Help breaks examples at its width, the page leaves that to whoever shows it.
         examples = kt(*path, "--help").stdout.partition("Examples:\n")[2].split("\n\n")[0].replace(" \\\n", " ")
         for example in re.split(r"\n(?= {2}\S)", examples):
-            assert " ".join(example.split()) in words, example
+            assert " ".join(example.split()) in joined, example
     for code in ("0 done", "2 bad input", "3 not enough memory", "4 unsupported", "5 internal", "130"):
         assert code in plain
 

@@ -316,10 +316,10 @@ READER = """
 import json
 class ParquetFile:
     def __init__(self, path):
-        words = open(path).read()
-        if not words.startswith("["):
+        content = open(path).read()
+        if not content.startswith("["):
             raise ValueError("magic bytes not found\\nin the footer")
-        self.rows = json.loads(words)
+        self.rows = json.loads(content)
         self.schema_arrow = type("Schema", (), {"names": list(self.rows[0])})
     def iter_batches(self, batch_size, columns):
         for row in self.rows:
@@ -360,11 +360,11 @@ def test_parquet(stand_in, tmp_path, monkeypatch):
         assert json.loads(lines.read()) == {name: asked[name] for name in ("instruction", "input", "output")}
     kept = sorted(cache.iterdir())
     assert len(kept) == 4
-    for rows, words in (("PAR1", "magic bytes"), ([{"text": "a"}, {"text": "b", "broken": True}], "damaged"),
-                        ([{"prompt": "a"}], "columns prompt")):
+    for rows, message in (("PAR1", "magic bytes"), ([{"text": "a"}, {"text": "b", "broken": True}], "damaged"),
+                          ([{"prompt": "a"}], "columns prompt")):
         result, path = converted(rows)
         line, = result.stderr.splitlines()
-        assert result.returncode == 2 and path is None and words in line and "rows.parquet" in line
+        assert result.returncode == 2 and path is None and message in line and "rows.parquet" in line
         assert sorted(cache.iterdir()) == kept
 
 

@@ -252,7 +252,7 @@ def test_snapshots_of_a_conversation(root, tmp_path):
 
     last = "Tell me more of the wood and of all that was in it, " * 8
     with Server(folder, *flags, "--state-snapshots", "0") as server:
-        alone = [chat(server.url, words)[0][0]["message"] for words in (last, "And then? " + last)]
+        alone = [chat(server.url, question)[0][0]["message"] for question in (last, "And then? " + last)]
     with Server(folder, *flags) as server:
         first, cached = chat(server.url, last)
         assert cached == 0 and first[0]["message"] == alone[0]

@@ -41,10 +41,10 @@ def sound(found):
 @pytest.fixture
 def tree(tmp_path):
     """A machine of two even nodes and 64 GiB; write() adds or changes a file."""
-    def write(path, words):
+    def write(path, content):
         file = tmp_path / "tree" / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(words)
+        file.write_text(content)
 
     write("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 58720256 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n")
     write("proc/self/cgroup", "0::/\n")
@@ -88,8 +88,8 @@ def test_words_for_people(tmp_path):
 
 
 def test_help_says_the_exit_codes():
-    words = doctor("--help").stdout
-    assert "Exit code 0" in words and "4 with one" in words and "--root" not in words
+    page = doctor("--help").stdout
+    assert "Exit code 0" in page and "4 with one" in page and "--root" not in page
 
 
 def test_forced_isa_is_a_warning():
@@ -183,10 +183,10 @@ def python(tmp_path):
     program.chmod(0o755)
 
     def look(files, *args):
-        for path, words in files.items():
+        for path, content in files.items():
             file = tmp_path / "site" / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(words)
+            file.write_text(content)
         for folder in (tmp_path / "site").rglob("*"):
             if folder.is_dir():
                 (folder / "__init__.py").touch()

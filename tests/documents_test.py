@@ -302,8 +302,8 @@ class Reader:
                      "KT_HOME": str(folder / "home"),
                      "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
-    def here(self, words):
-        return re.sub(r"/(path/to|mnt/data/models)\b", rf"{self.folder}/\1", words)
+    def here(self, command):
+        return re.sub(r"/(path/to|mnt/data/models)\b", rf"{self.folder}/\1", command)
 
     def model(self, path, stand_in):
         at = pathlib.Path(self.here(path))
@@ -315,10 +315,10 @@ class Reader:
         folder.mkdir(parents=True)
         (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def types(self, words, said=""):
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", self.here(words)], input=said, capture_output=True,
+    def types(self, command, said=""):
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", self.here(command)], input=said, capture_output=True,
                               text=True, cwd=self.folder, env=self.env, timeout=600)
-        assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
+        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
         return done.stdout + done.stderr
 
 
@@ -327,22 +327,22 @@ def reader(tmp_path):
     return Reader(tmp_path)
 
 
-@pytest.mark.parametrize("stand_in, check, words", CONVERSIONS, ids=range(len(CONVERSIONS)))
-def test_conversions(reader, models, stand_in, check, words):
+@pytest.mark.parametrize("stand_in, check, command", CONVERSIONS, ids=range(len(CONVERSIONS)))
+def test_conversions(reader, models, stand_in, check, command):
     reader.dataset("HuggingFaceH4/ultrachat_200k", "train_sft", [
         {"messages": [{"role": "user", "content": f"Tell me of {n} foxes."},
                       {"role": "assistant", "content": f"There were {n} foxes in a wood."}]} for n in range(40)])
     reader.dataset("tatsu-lab/alpaca", "train", [{"text": f"The {n} owls sang all night."} for n in range(40)])
-    model, out = (re.search(rf"--{flag} (\S+)", words)[1] for flag in ("(?:input-path|model_id)", "output(?:_dir)?"))
+    model, out = (re.search(rf"--{flag} (\S+)", command)[1] for flag in ("(?:input-path|model_id)", "output(?:_dir)?"))
     reader.model(model, models[stand_in])
-    reader.types(words)
+    reader.types(command)
     check(models[stand_in], pathlib.Path(reader.here(out)))
 
 
 def test_the_package(reader):
     pytest.importorskip("kt_kernel", reason="PYTHONPATH does not name the built package kt_kernel")
-    for words, wanted in PACKAGE:
-        said = reader.types(words)
+    for command, wanted in PACKAGE:
+        said = reader.types(command)
         assert all(word in said for word in wanted), said
     said = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, env=reader.env,
                           check=True).stdout
@@ -356,8 +356,8 @@ def test_a_layer_in_python(reader, tmp_path):
     checkpoints.Model(tmp_path / "plain", layers=1, experts=8, hidden=256, inter=512).save()
     checkpoints.kt_ok("quant", tmp_path / "plain", "-o", reader.here("/path/to/weights"), "--method", "int4",
                       "--numa-nodes", 2)
-    words = re.sub(r"\b4096\b", "256", re.sub(r"\b14336\b", "512", BEFORE + LAYER + ADVANCED + AFTER))
-    done = subprocess.run([sys.executable, "-c", reader.here(words)], capture_output=True, text=True, env=reader.env)
+    program = re.sub(r"\b4096\b", "256", re.sub(r"\b14336\b", "512", BEFORE + LAYER + ADVANCED + AFTER))
+    done = subprocess.run([sys.executable, "-c", reader.here(program)], capture_output=True, text=True, env=reader.env)
     assert done.returncode == 0, done.stderr
 
 
@@ -383,31 +383,31 @@ def test_the_program(reader):
         assert f"kt {name}" in reader.types(f"kt {name} --help")
 
 
-def plain(words):
+def plain(command):
     """A command on one line, without the comment at its end."""
-    return re.sub(r"\s+#.*$", "", " ".join(words.replace("\\\n", " ").split()))
+    return re.sub(r"\s+#.*$", "", " ".join(command.replace("\\\n", " ").split()))
 
 
 def test_nothing_of_the_documents_is_forgotten():
     documents = sorted(pathlib.Path(DATA or "/nonexistent", "seeds").glob("*.txt"))
     if not documents:
         pytest.skip("KT_TEST_DATA has no seeds/ (the documents)")
-    known = {plain(words) for _, _, words in CONVERSIONS} | set(PROGRAM)
-    known |= {plain(line) for words, _ in PACKAGE for line in words.splitlines() if not line.startswith("#")}
+    known = {plain(command) for _, _, command in CONVERSIONS} | set(PROGRAM)
+    known |= {plain(line) for block, _ in PACKAGE for line in block.splitlines() if not line.startswith("#")}
     starts = (r"(python3?|pip3?|kt|\./\S+|git|conda|huggingface-cli|cmake|make|sudo|wget|tar|cd|rm|export|lscpu|"
               r"numactl|llamafactory-cli|[A-Z_]+=\S+ \S+)\s")
     commands, lines = set(), set()
     for document in documents:
         lines |= {line.strip() for line in document.read_text().splitlines()}
-        words = document.read_text().replace("--no-merge-safetensor\n  --resume-layer",
-                                             "--no-merge-safetensor --resume-layer")
-        words = words.replace("--no-merge-safetensor\n--resume-layer", "--no-merge-safetensor --resume-layer")
+        body = document.read_text().replace("--no-merge-safetensor\n  --resume-layer",
+                                            "--no-merge-safetensor --resume-layer")
+        body = body.replace("--no-merge-safetensor\n--resume-layer", "--no-merge-safetensor --resume-layer")
         # One of them has lost its line ends: a command and what follows it stand together.
-        words = re.sub(r"(?<=\S)(python scripts/)", r"\n\1", words.replace("\\\n", " "))
-        words = re.sub(r'(int4|safetensor|W4A16|"40GiB"|train_sft|datasets)(?=[A-Z])', r"\1\n", words)
-        commands |= {plain(line.strip()) for line in words.splitlines() if re.match(starts, line.strip() + " ")}
+        body = re.sub(r"(?<=\S)(python scripts/)", r"\n\1", body.replace("\\\n", " "))
+        body = re.sub(r'(int4|safetensor|W4A16|"40GiB"|train_sft|datasets)(?=[A-Z])', r"\1\n", body)
+        commands |= {plain(line.strip()) for line in body.splitlines() if re.match(starts, line.strip() + " ")}
     assert len(commands) > 60
-    forgotten = {line for line in commands - known if not any(re.match(words, line) for words in LEFT_OUT)}
+    forgotten = {line for line in commands - known if not any(re.match(pattern, line) for pattern in LEFT_OUT)}
     assert not forgotten
     # Nor does the table have what no document says.
     assert known - commands == {"kt --help"}

@@ -220,9 +220,9 @@ def home(tmp_path):
 def test_the_first_page(home, here, width):
     shown = on_terminal(width=width, **home)
     assert max(map(len, shown.splitlines())) <= width
-    for words in ("CPU ", "kernels", "RAM ", "available", "GPU ", "Models", "demo", "Try", "kt chat demo",
-                  "kt run demo", "kt doctor"):
-        assert words in shown, shown
+    for phrase in ("CPU ", "kernels", "RAM ", "available", "GPU ", "Models", "demo", "Try", "kt chat demo",
+                   "kt run demo", "kt doctor"):
+        assert phrase in shown, shown
     kt_ok("model", "add", "a-much-longer-name-of-mine", here / "source",
           env={**os.environ, "KT_HOME": str(home["KT_HOME"])})
     shown = on_terminal(width=width, **home)

@@ -114,12 +114,12 @@ def test_a_missing_part_is_named(root, tmp_path):
     assert "k_norm.bias: expected 40 floats, found" in done.stderr
 
 
-@pytest.mark.parametrize("kind,words",
+@pytest.mark.parametrize("kind,message",
                          [([True, False, True], "indexer.types is a list of 3, expected one for each of 4 layers"),
                           ([0, 1, 1, 1], "indexer.types: layer 0 shares the keys"),
                           ([1, 2, 1, 1], "indexer.types[1] is something else, expected a list of true and false"),
                           ("full", 'indexer.types is "full", expected a list of true and false')])
-def test_bad_lists_of_a_file_are_named(root, tmp_path, kind, words):
+def test_bad_lists_of_a_file_are_named(root, tmp_path, kind, message):
     def more(writer):
         key = "glm-dsa.attention.indexer.types"
         writer.add_string(key, kind) if isinstance(kind, str) else writer.add_array(key, kind)
@@ -127,7 +127,7 @@ def test_bad_lists_of_a_file_are_named(root, tmp_path, kind, words):
     model = gguf_files.Model(tiny_models.write(tmp_path / "plain", *saved(root, "glm_moe_dsa-shared-biases")[:2]))
     model.says_indexers = False
     done = kt("estimate", model.write(tmp_path / "m.gguf", more), "--bandwidth", 10)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
 
 
 # --- sizes and places -------------------------------------------------------------------------------------------------

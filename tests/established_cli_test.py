@@ -84,7 +84,7 @@ def test_the_table_has_every_option():
 
 
 @pytest.mark.parametrize("page, option", [(page, option) for page, options in PAGES.items() for option in options],
-                         ids=lambda words: str(words).replace(" ", "_") or "-")
+                         ids=lambda value: str(value).replace(" ", "_") or "-")
 def test_it_does_it_or_says_why_not(page, option, place):
     ROWS[page, option](place)
 
@@ -242,7 +242,7 @@ def _(place):
 
 # --- chat ------------------------------------------------------------------------------------------------------------
 
-def talk(place, *flags, words="hello\n", api=None):
+def talk(place, *flags, lines="hello\n", api=None):
     """What a pipe gets of it, and the requests of the server."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), api or Api)
     server.daemon_threads = True
@@ -250,7 +250,7 @@ def talk(place, *flags, words="hello\n", api=None):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         port = str(server.server_address[1])
-        done = subprocess.run([KT, "chat", *(flag.replace("PORT", port) for flag in flags)], input=words,
+        done = subprocess.run([KT, "chat", *(flag.replace("PORT", port) for flag in flags)], input=lines,
                               capture_output=True, text=True, env=place.env, cwd=place.folder, timeout=600)
         return done, server.requests
     finally:
@@ -347,7 +347,7 @@ def _(place):
 
 @row("chat", "--history-file")
 def _(place):
-    done, _ = talk(place, "-p", "PORT", "-s", "be kind", "--history-file", "talk.json", words="hello\nagain\n")
+    done, _ = talk(place, "-p", "PORT", "-s", "be kind", "--history-file", "talk.json", lines="hello\nagain\n")
     assert done.returncode == 0
     kept = json.loads((place.folder / "talk.json").read_text())
     assert kept["model"] == "echo-1"
@@ -368,11 +368,11 @@ def _(place):
 @row("chat", "--no-stream")
 def _(place):
     """An answer that breaks off in its middle is not shown."""
-    half, _ = talk(place, "-p", "PORT", words="break\n")
+    half, _ = talk(place, "-p", "PORT", lines="break\n")
     assert "half an ans" in half.stdout and half.returncode == 2
-    none, _ = talk(place, "-p", "PORT", "--no-stream", words="break\n")
+    none, _ = talk(place, "-p", "PORT", "--no-stream", lines="break\n")
     assert none.stdout == "" and none.returncode == 2
-    assert talk(place, "-p", "PORT", "--no-stream", words="think\n")[0].stdout == "you said: think\n"
+    assert talk(place, "-p", "PORT", "--no-stream", lines="think\n")[0].stdout == "you said: think\n"
 
 
 # --- quant -----------------------------------------------------------------------------------------------------------
@@ -815,10 +815,10 @@ def _(place):
                 and len(done.stdout.splitlines()) > len(place.kt("doctor", "--cpu", "--quick").stdout.splitlines()))
 
 
-def python(folder, words):
+def python(folder, body):
     """A program called python3 that does so."""
     folder.mkdir(exist_ok=True)
-    (folder / "python3").write_text(f"#!/bin/sh\n{words}\n")
+    (folder / "python3").write_text(f"#!/bin/sh\n{body}\n")
     (folder / "python3").chmod(0o755)
     return str(folder)
 

@@ -134,8 +134,8 @@ def test_report():
 def test_report_for_people():
     result = kt("estimate", DEMO, "--context", 100)
     assert result.returncode == 0, result.stderr
-    for words in ("experts", "dense weights", "KV cache, 1 request of 100 tokens", "in all", "fits", "decode: at most"):
-        assert words in result.stdout
+    for part in ("experts", "dense weights", "KV cache, 1 request of 100 tokens", "in all", "fits", "decode: at most"):
+        assert part in result.stdout
 
 
 def test_formats_make_it_smaller():
@@ -189,8 +189,8 @@ def test_linear_format_that_does_not_fit():
 
 def test_too_little_memory_is_refused_before_loading():
     line = refused(3, "generate", DEMO, "-p", "x", "--max-memory", "20MiB")
-    for words in ("MiB of memory needed", "experts", "20.0 MiB allowed by --max-memory", "--format int4"):
-        assert words in line
+    for part in ("MiB of memory needed", "experts", "20.0 MiB allowed by --max-memory", "--format int4"):
+        assert part in line
     line = refused(3, "generate", DEMO, "-p", "x", "--max-memory", "20MiB", "--format", "int4")
     assert "--format int4" not in line and "--linear-format int8" in line
     said = estimate(DEMO, "--max-memory", "20MiB")

@@ -58,11 +58,11 @@ class TestGreedy:
     # leads by more than 0.01 leads for both.
     MARGIN = 0.01
 
-    @pytest.mark.parametrize("words", [
+    @pytest.mark.parametrize("prompt", [
         "A small bird", "The old bear", "One day, Tom and his sister went to the river. \"Look!\""])
-    def test_tokens_are_transformers(self, words):
+    def test_tokens_are_transformers(self, prompt):
         model, tokenizer = reference()
-        ids = tokenizer(words, return_tensors="pt")["input_ids"]
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             out = model.generate(ids, max_new_tokens=60, do_sample=False, return_dict_in_generate=True,
                                  output_scores=True, temperature=None, top_p=None)
@@ -75,7 +75,7 @@ class TestGreedy:
         expected = expected[:compared]
         if expected[-1] in ends:  # ours ends before it
             expected = expected[:-1]
-        done = complete("-p", words, "--max-tokens", len(expected), *F32)
+        done = complete("-p", prompt, "--max-tokens", len(expected), *F32)
         assert done["tokens"] == expected
         assert done["prompt_tokens"] == ids.shape[1]
         assert done["text"] == tokenizer.decode(expected)
@@ -120,14 +120,14 @@ class TestGreedy:
 
     def test_a_prompt_of_many_pages(self):
         model, tokenizer = reference()
-        words = STORIES.read_text()[:3500]
-        ids = tokenizer(words, return_tensors="pt")["input_ids"]
+        prompt = STORIES.read_text()[:3500]
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         assert 600 < ids.shape[1] < 1000
         with torch.no_grad():
             logits = model(ids).logits[0, -1]
         best = logits.topk(2)
         assert best.values[0] - best.values[1] > self.MARGIN
-        done = complete("-p", words, "--max-tokens", 1, "--ignore-eos", *F32)
+        done = complete("-p", prompt, "--max-tokens", 1, "--ignore-eos", *F32)
         assert done["prompt_tokens"] == ids.shape[1] and done["tokens"] == [int(best.indices[0])]
 
 
@@ -141,8 +141,8 @@ class TestEnds:
         assert more["tokens"][len(done["tokens"])] in (0, 2)
 
     def test_context_ends_it(self):
-        words = STORIES.read_text()[:4000]
-        done = complete("-p", words, "--max-tokens", 100000, "--ignore-eos")
+        prompt = STORIES.read_text()[:4000]
+        done = complete("-p", prompt, "--max-tokens", 100000, "--ignore-eos")
         assert done["prompt_tokens"] + len(done["tokens"]) == 1024 and done["finish"] == "length"
 
     def test_stop_across_tokens(self):

@@ -193,7 +193,7 @@ def recipe(name, layers):
     def kind(tensor, columns):
         found = re.match(r"blk\.(\d+)\.", tensor)
         layer = int(found[1]) if found else 0
-        asked = next(kind for words, kind in RECIPES[name]["rows"] if words in tensor)
+        asked = next(kind for part, kind in RECIPES[name]["rows"] if part in tensor)
         asked = asked(layer, layers) if callable(asked) else asked
         if columns % 256 == 0:
             return kinds[asked]

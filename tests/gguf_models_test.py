@@ -406,9 +406,9 @@ class TestPrograms:
         assert gone.returncode == 2 and f"{path}, is not there" in gone.stderr and f"--weights {out}" in gone.stderr
 
     def test_stats_name_what_ran(self, root, whole):
-        for model, words in ((published(root, "llama"), "; a dense model"), (whole[0], "; gguf experts")):
+        for model, ending in ((published(root, "llama"), "; a dense model"), (whole[0], "; gguf experts")):
             done = kt_ok("generate", model, "-p", "a", "--max-tokens", 2, "--stats")
-            assert done.stderr.splitlines()[0].endswith(words), done.stderr
+            assert done.stderr.splitlines()[0].endswith(ending), done.stderr
 
     def test_generation_ends_at_either_end(self, root, tmp_path):
         def run(**ends):
@@ -555,7 +555,7 @@ class TestErrors:
             add_tokenizer(writer)
             getattr(writer, add)(key, value)
 
-        for add, key, value, words in (
+        for add, key, value, message in (
             ("add_float32", "qwen3moe.rope.scaling.factor", float("nan"), "is nan, expected a finite number"),
             ("add_int32", "qwen3moe.nextn_predict_layers", -1, "is -1, expected a whole number of at least 0"),
             ("add_string", "qwen3moe.rope.scaling.type", b"yarn\xff", "is not UTF-8"),
@@ -563,10 +563,10 @@ class TestErrors:
         ):
             model = gguf_files.Model(published(root, "qwen3_moe"))
             path = model.write(tmp_path / "m.gguf", functools.partial(spoil, add=add, key=key, value=value))
-            self.refused(path, f"{path}: {key} {words}")
+            self.refused(path, f"{path}: {key} {message}")
             for flags in ([], ["gpu", "--method", "RTN", "--type", "W4A16"]):
                 done = kt("quant", *flags, path, "-o", tmp_path / "out", "--group-size", 32)
-                assert done.returncode == 2 and f"{path}: {key} {words}" in done.stderr, done.stderr
+                assert done.returncode == 2 and f"{path}: {key} {message}" in done.stderr, done.stderr
 
     def test_faults_are_told_in_the_words_of_the_file(self, root, tmp_path):
         model = gguf_files.Model(published(root, "qwen3_moe"))

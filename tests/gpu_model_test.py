@@ -341,13 +341,13 @@ class TestLostGpu:
                     return error.code, error.read().decode()
 
             assert ask("/health")[0] == 200
-            status, words = 200, ""
+            status, answer = 200, ""
             for _ in range(200):
-                status, words = ask("/v1/completions",
-                                    {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
+                status, answer = ask("/v1/completions",
+                                     {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
                 if status != 200:
                     break
-            assert status in (500, 503) and "GPU 0 (test driver)" in words and self.LOST in words
+            assert status in (500, 503) and "GPU 0 (test driver)" in answer and self.LOST in answer
             try:
                 assert ask("/health")[0] == 503
             except OSError:

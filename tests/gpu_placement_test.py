@@ -270,11 +270,11 @@ class TestSettings:
         assert "gpu" not in self.figures(place, "--gpu", "off")
 
     def test_what_they_refuse(self, place):
-        for key, value, words in (("run.gpu", "fast", "expected the number of a device, auto or off"),
-                                  ("run.gpu-memory", "much", "a size such as 8GiB"),
-                                  ("run.gpu-experts", "few", "experts a layer such as 8"),
-                                  ("run.expert-placement", "best", "uniform, frequency, front-loading, random")):
-            refused(place.kt("config", "set", key, value), 2, key, words)
+        for key, value, message in (("run.gpu", "fast", "expected the number of a device, auto or off"),
+                                    ("run.gpu-memory", "much", "a size such as 8GiB"),
+                                    ("run.gpu-experts", "few", "experts a layer such as 8"),
+                                    ("run.expert-placement", "best", "uniform, frequency, front-loading, random")):
+            refused(place.kt("config", "set", key, value), 2, key, message)
 
 
 class TestCopies:

@@ -35,9 +35,9 @@ struct Halt {
   Halt() {
     static Count own{0};
     calls = &own;
-    if (const char* const words = std::getenv("KT_TEST_HALT")) {
+    if (const char* const value = std::getenv("KT_TEST_HALT")) {
       char how[8] = "", where[8] = "";
-      if (sscanf(words, "%7s %7s %llu %127s", how, where, &number, name) < 3) std::abort();
+      if (sscanf(value, "%7s %7s %llu %127s", how, where, &number, name) < 3) std::abort();
       signal = std::strcmp(how, "stop") == 0 ? SIGSTOP : SIGKILL;
       at_rename = std::strcmp(where, "rename") == 0;
     }

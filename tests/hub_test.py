@@ -217,10 +217,10 @@ class TestNames:
         (folder_of("fox/two") / "refs" / "main").unlink()
         refused(kt("model", "info", "fox/two"), 2, "2 snapshots")
 
-    @pytest.mark.parametrize("words",
+    @pytest.mark.parametrize("reference",
                              ["../x/y", "a/b/c", "a//b", "a/..", "-a/b", "a/b:c.txt", "a/b:../c.gguf", "a/b:/c.gguf"])
-    def test_what_is_no_repository(self, hub, words):
-        assert kt("generate", "--download", words, *WORDS).returncode == 2
+    def test_what_is_no_repository(self, hub, reference):
+        assert kt("generate", "--download", reference, *WORDS).returncode == 2
         assert hub.requests == []
 
 

@@ -89,11 +89,11 @@ def test_settings_choose(tmp_path):
     assert IN["en"] in kt(*MISTAKE, home=tmp_path, LANG="zh_CN.UTF-8").stderr
 
 
-@pytest.mark.parametrize("language, words", [("en", "general.language: expected one of auto|en|zh, found 'fr'"),
-                                             ("zh", "general.language：应为 auto|en|zh 之一，实际是 'fr'")])
-def test_unknown_languages_are_one_line(language, words, tmp_path):
+@pytest.mark.parametrize("language, message", [("en", "general.language: expected one of auto|en|zh, found 'fr'"),
+                                               ("zh", "general.language：应为 auto|en|zh 之一，实际是 'fr'")])
+def test_unknown_languages_are_one_line(language, message, tmp_path):
     done = kt("config", "set", "general.language", "fr", home=tmp_path, KT_LANG=language)
-    assert (done.returncode, done.stderr) == (2, f"kt: {words}\n")
+    assert (done.returncode, done.stderr) == (2, f"kt: {message}\n")
     done = kt("version", home=tmp_path, KT_LANG="fr")
     assert (done.returncode, done.stderr) == (2, "kt: KT_LANG: expected one of auto|en|zh, found 'fr'\n")
 
@@ -149,9 +149,9 @@ def test_first_page(pane, width, language):
     shown = p.everything()
     check_screen(shown, width, language)
     assert re.findall(r"^  (kt .*?) *(?:  .*)?$", shown, re.MULTILINE) == ["kt chat demo", "kt run demo", "kt doctor"]
-    for words in {"en": ("Models", "Try", "talk to it here", "RAM"),
-                  "zh": ("模型", "试试", "在这里与它对话", "内存")}[language]:
-        assert words in shown
+    for phrase in {"en": ("Models", "Try", "talk to it here", "RAM"),
+                   "zh": ("模型", "试试", "在这里与它对话", "内存")}[language]:
+        assert phrase in shown
     assert "demo" in shown and "kt --help" in shown
 
 
@@ -175,9 +175,9 @@ def test_questions_of_quant(pane, tmp_path):
         # The report behind the questions is the verb's own.
         asked, command = re.match(r"(.*^\$ (kt quant .*?)\n)", shown, re.DOTALL | re.MULTILINE).groups()
         check_screen(asked, width, language, typed=f"out-{language}-{width}")
-        for words in {"en": ("half the size", "Folder to write", "Ctrl-D ends"),
-                      "zh": ("体积减半", "要写入的目录", "Ctrl-D 结束")}[language]:
-            assert words in asked, asked
+        for phrase in {"en": ("half the size", "Folder to write", "Ctrl-D ends"),
+                       "zh": ("体积减半", "要写入的目录", "Ctrl-D 结束")}[language]:
+            assert phrase in asked, asked
         assert {"en": "next: kt run", "zh": "下一步：kt run"}[language] in shown
         commands.add(command.replace(f"out-{language}-{width}", "OUT"))
         assert (tmp_path / f"out-{language}-{width}").is_dir()
@@ -244,9 +244,9 @@ def test_doctor(pane, width, language):
     # The path of the test's folder is one word that no column holds.
     home = re.sub(r"KT_HOME=\S+|/\S+/home", "HOME", shown)
     check_screen(home, width, language, whole=r" *(fix:  |办法：)")
-    for words in {"en": ("memory", "kernels", "computes what portable does"),
-                  "zh": ("内存", "指令集", "正常", "的计算结果一致")}[language]:
-        assert words in re.sub(r"\n +", "" if language == "zh" else " ", shown), words
+    for phrase in {"en": ("memory", "kernels", "computes what portable does"),
+                   "zh": ("内存", "指令集", "正常", "的计算结果一致")}[language]:
+        assert phrase in re.sub(r"\n +", "" if language == "zh" else " ", shown), phrase
 
 
 @on_terminal

@@ -128,7 +128,7 @@ def test_kts_keys_are_taken_out_and_the_rest_is_left():
     assert chat.rest == RECIPE and not chat.trains
 
 
-@pytest.mark.parametrize("more, words", [
+@pytest.mark.parametrize("more, message", [
     ({"kt_confg": {}}, "kt_confg: no such key; the nearest is kt_config"),
     ({"kt_wieght_path": "x"}, "nearest is kt_weight_path"),
     ({"kt_config": {"kt_num_thread": 4}},
@@ -151,23 +151,23 @@ def test_kts_keys_are_taken_out_and_the_rest_is_left():
     ({"infer_backend": "vllm"}, "infer_backend: vllm"),
     ({"adapter_name_or_path": "a,b"}, "adapter_name_or_path: 2 adapters"),
 ])
-def test_bad_recipes_are_one_line(more, words):
+def test_bad_recipes_are_one_line(more, message):
     with pytest.raises(TrainingError) as caught:
         recipe.door_of({**RECIPE, **more}, True)
-    assert words in str(caught.value) and caught.value.code == 2
+    assert message in str(caught.value) and caught.value.code == 2
 
 
-@pytest.mark.parametrize("name, value, words", [
+@pytest.mark.parametrize("name, value, message", [
     ("USE_V1", "1", "USE_V1: not with experts on KT"),
     ("FORCE_TORCHRUN", "true", "FORCE_TORCHRUN: not with experts on KT"),
     ("WORLD_SIZE", "2", "WORLD_SIZE: training is one process"),
 ])
-def test_several_processes_are_refused(installed, monkeypatch, capsys, name, value, words):
+def test_several_processes_are_refused(installed, monkeypatch, capsys, name, value, message):
     installed()
     monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
     monkeypatch.setenv(name, value)
     code, line = says(capsys, "train", "a.yaml")
-    assert code == 4 and words in line
+    assert code == 4 and message in line
 
 
 # --- with LLaMA-Factory ----------------------------------------------------------------------------------------------

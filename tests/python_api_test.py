@@ -368,11 +368,11 @@ def test_write_back_of_bf16(bf16, ranks):
 
 
 def test_write_back_refuses(bf16):
-    for args, words in (((3, 0, [1] * 3, [], [1] * 3, []), "3 ranks"),
-                        ((1, EXPERTS, [1], [], [1], []), "expert_id is 8"),
-                        ((2, 0, [1], [], [1, 1], []), "w13_weight_ptrs: expected 2"),
-                        ((1, 0, [0], [], [1], []), "w13")):
-        with pytest.raises(ValueError, match=words):
+    for args, message in (((3, 0, [1] * 3, [], [1] * 3, []), "3 ranks"),
+                          ((1, EXPERTS, [1], [], [1], []), "expert_id is 8"),
+                          ((2, 0, [1], [], [1, 1], []), "w13_weight_ptrs: expected 2"),
+                          ((1, 0, [0], [], [1], []), "w13")):
+        with pytest.raises(ValueError, match=message):
             bf16.submit_write_weight_scale_to_buffer(*args)
             bf16.sync_write_weight_scale_to_buffer()
 
@@ -380,8 +380,8 @@ def test_write_back_refuses(bf16):
 # --- what is refused
 
 
-def refused(kind, words, call):
-    with pytest.raises(kind, match=words):
+def refused(kind, message, call):
+    with pytest.raises(kind, match=message):
         call()
 
 

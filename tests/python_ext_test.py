@@ -22,8 +22,8 @@ MISSING = ("mla", "linear", "mlp", "gate", "kvcache", "utils")
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
-def refused(kind, words, call):
-    with pytest.raises(kind, match=words) as caught:
+def refused(kind, message, call):
+    with pytest.raises(kind, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
 
@@ -50,12 +50,12 @@ print("torch" in __import__("sys").modules)
 
 @pytest.mark.parametrize("part", MISSING)
 def test_parts_that_are_not_here_say_what_to_use(part):
-    words = f"^kt_kernel_ext.{part} is not in KT: .* .* "
+    message = f"^kt_kernel_ext.{part} is not in KT: .* .* "
     for parent in ("kt_kernel_ext", "kt_kernel.kt_kernel_ext"):
-        refused(ImportError, words, lambda parent=parent: importlib.import_module(f"{parent}.{part}"))
-    refused(ImportError, words, lambda: exec(f"from kt_kernel_ext.{part} import anything"))
-    refused(ImportError, words, lambda: exec(f"from kt_kernel_ext import {part}"))
-    refused(AttributeError, words, lambda: getattr(kt_kernel_ext, part))
+        refused(ImportError, message, lambda parent=parent: importlib.import_module(f"{parent}.{part}"))
+    refused(ImportError, message, lambda: exec(f"from kt_kernel_ext.{part} import anything"))
+    refused(ImportError, message, lambda: exec(f"from kt_kernel_ext import {part}"))
+    refused(AttributeError, message, lambda: getattr(kt_kernel_ext, part))
     assert not hasattr(kt_kernel_ext, part)
 
 
@@ -522,10 +522,10 @@ def test_bad_forwards(infer):
     tokens, out = torch.tensor([4], dtype=torch.int32), torch.zeros_like(x)
     good = dict(qlen=tokens.data_ptr(), k=TOP_K, expert_ids=ids.data_ptr(), weights=scores.data_ptr(),
                 input=x.data_ptr(), output=out.data_ptr())
-    for field, words in (("qlen", "the number of tokens"), ("expert_ids", "the ids"), ("weights", "the weights"),
-                         ("input", "the input"), ("output", "the output")):
+    for field, what in (("qlen", "the number of tokens"), ("expert_ids", "the ids"), ("weights", "the weights"),
+                        ("input", "the input"), ("output", "the output")):
         infer.submit(layer.moe.forward_task(**{**good, field: 0}))
-        refused(ValueError, f"layer 0: a null address for {words}", infer.sync)
+        refused(ValueError, f"layer 0: a null address for {what}", infer.sync)
         refused(TypeError, f"AMXBF16_MOE: {field}: expected an address, an int, got Tensor",
                 lambda field=field: layer.moe.forward_task(**{**good, field: x}))
     for k in (0, TOP_K + 1):

@@ -285,14 +285,14 @@ assert torch.equal(replay(), w.forward(x, ids, scores))
 w.check()
 spoilt = scores.clone()
 spoilt[1, 0] = float("nan")
-words = "layer 3: the weight of token 1, slot 0 (expert 1) is NaN"
+message = "layer 3: the weight of token 1, slot 0 (expert 1) is NaN"
 for again in (w.check, lambda: w.forward(x, ids, scores), lambda: submit(w)):
     write(SCORES, spoilt)
     assert not replay().any()
     write(SCORES, scores)
     other.check()
     other.forward(x, ids, scores)
-    assert raised(ValueError, again) == words
+    assert raised(ValueError, again) == message
     w.check()
 assert replay().any()
 w.check()

@@ -133,9 +133,9 @@ def test_auditwheel_tags_it_for_this_glibc_or_an_older_one(tagged):
     name, _, machine = re.search(r"-(manylinux_2_(\d+)_(\w+?))(?:\.manylinux\w+)*\.whl$", tagged.name).groups()
     assert machine == platform.machine()
     assert int(name.split("_")[2]) <= int(platform.libc_ver()[1].split(".")[1])
-    words = next(zipfile.ZipFile(tagged).read(entry).decode() for entry in zipfile.ZipFile(tagged).namelist()
-                 if entry.endswith("/WHEEL"))
-    assert name in words
+    metadata = next(zipfile.ZipFile(tagged).read(entry).decode() for entry in zipfile.ZipFile(tagged).namelist()
+                    if entry.endswith("/WHEEL"))
+    assert name in metadata
 
 
 def test_it_works_in_an_empty_environment(tagged, tmp_path):

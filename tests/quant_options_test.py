@@ -24,16 +24,16 @@ def gpu(out, *more):
     return ["quant", "gpu", DEMO, "-o", out, *more]
 
 
-@pytest.mark.parametrize("option, value, words", [
+@pytest.mark.parametrize("option, value, message", [
     ("--dampening-frac", "nan", "0 to 10"), ("--dampening-frac", "-1", "0 to 10"),
     ("--dampening-frac", "inf", "0 to 10"),
     ("--seed", "-1", "whole number"), ("--seed", "18446744073709551616", "whole number"),
     ("--seed", "x", "whole number"),
     ("--actorder", "group", "actorder"), ("--max-cpu-memory", "", "size"), ("--group-size", "48", "multiple of 32"),
 ])
-def test_values_without_meaning(tmp_path, text, option, value, words):
+def test_values_without_meaning(tmp_path, text, option, value, message):
     given = [f"{option}={value}"] if value else [option, value]
-    refused(kt(*gpu(tmp_path / "out", "--dataset", text, *given)), 2, option, words)
+    refused(kt(*gpu(tmp_path / "out", "--dataset", text, *given)), 2, option, message)
     assert not (tmp_path / "out").exists()
 
 
@@ -79,10 +79,10 @@ def test_patterns_that_match_nothing(tmp_path):
 
 
 def test_patterns_are_bounded(tmp_path):
-    for pattern, words in (("re:(.*)*(.*)*z$", "repetition of what may be empty at byte"),
-                           ("re:(.+)+(.+)+z$", "takes more than 200000 steps"),
-                           ("re:" + "(" * 20000, "a pattern of 20000 bytes")):
-        refused(kt(*gpu(tmp_path / "out", *RTN, "--ignore", pattern)), 2, words)
+    for pattern, message in (("re:(.*)*(.*)*z$", "repetition of what may be empty at byte"),
+                             ("re:(.+)+(.+)+z$", "takes more than 200000 steps"),
+                             ("re:" + "(" * 20000, "a pattern of 20000 bytes")):
+        refused(kt(*gpu(tmp_path / "out", *RTN, "--ignore", pattern)), 2, message)
 
 
 def test_an_instruction_set_that_is_none(tmp_path):

@@ -55,8 +55,8 @@ def copied(source, target):
 
 def write_gguf(path, part=1, parts=1):
     """A file of the right form with one tensor and too little in it to run."""
-    def text(words):
-        return struct.pack("<Q", len(words)) + words.encode()
+    def text(string):
+        return struct.pack("<Q", len(string)) + string.encode()
 
     numbers = {"block_count": 2, "embedding_length": 64, "expert_count": 16, "expert_used_count": 4,
                "expert_feed_forward_length": 32}

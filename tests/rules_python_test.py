@@ -567,11 +567,11 @@ REFUSED = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_is_one_line_and_changes_nothing(tmp_path, stock, what):
-    text, kind, words = REFUSED[what]
+    text, kind, message = REFUSED[what]
     model, before, _ = stock("llama")
     with pytest.raises(kind) as caught:
         kt_kernel.inject(model, written(tmp_path, text))
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
     whole(model, before)
 
 

@@ -520,7 +520,7 @@ def set_spec(said, spec, number, value):
 
 
 @pytest.mark.parametrize(
-    "change, code, words",
+    "change, code, reason",
     [
         (lambda m: put(m, 280, "<0x41>"), 2, "has two ids, 68 and 280"),
         (lambda m: put(m, 280, score=float("nan")), 2, "the score of token 280 is not a number"),
@@ -535,11 +535,11 @@ def set_spec(said, spec, number, value):
         (lambda m: m.pieces.clear(), 2, "no pieces"),
     ],
 )
-def test_bad_models(change, code, words, tmp_path):
+def test_bad_models(change, code, reason, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(spoiled(change))
     result = subprocess.run([PROBE, str(tmp_path), "encode"], input=b"x", capture_output=True)
     (line,) = result.stderr.decode().splitlines()
-    assert result.returncode == code and str(tmp_path / "tokenizer.model") in line and words in line, line
+    assert result.returncode == code and str(tmp_path / "tokenizer.model") in line and reason in line, line
 
 
 def test_models_that_lack_pieces(tmp_path):

@@ -40,8 +40,8 @@ def ask(server, path, host=None, body=None, key=None, origin=None):
 def check_hosts(server, key=None):
     for path in READ:
         assert ask(server, path, key=key)[0] == 200, path
-        status, words = ask(server, path, "evil.example", key=key)
-        assert status == 403 and b"evil.example" in words, path
+        status, reply = ask(server, path, "evil.example", key=key)
+        assert status == 403 and b"evil.example" in reply, path
     for path, body in WRITE.items():
         assert ask(server, path, None, body, key)[0] == 200, path
         assert ask(server, path, "evil.example:80", body, key)[0] == 403, path
@@ -159,7 +159,7 @@ def test_a_key_from_the_environment():
         assert ask(server, "/v1/models", key="sesame")[0] == 200
 
 
-@pytest.mark.parametrize("args, words", [
+@pytest.mark.parametrize("args, message", [
     (["--api-key", ""], "--api-key: the key is blank"),
     (["--api-key", "  "], "--api-key: the key is blank"),
     (["--api-key-file", "/no/such"], "/no/such cannot be read"),
@@ -169,11 +169,11 @@ def test_a_key_from_the_environment():
     (["--ssl-certfile", "", "--ssl-keyfile", ""], "--ssl-certfile: no file is named"),
     (["--host", ""], "--host: no address; 127.0.0.1 is this machine alone"),
 ])
-def test_blank_keys(args, words):
+def test_blank_keys(args, message):
     result = kt("run", "demo", "--dry-run", *args)
     assert result.returncode == 2, result.stderr
     line, = result.stderr.strip().splitlines()
-    assert line.startswith("kt: ") and words in line
+    assert line.startswith("kt: ") and message in line
 
 
 def test_a_blank_key_in_the_environment():

@@ -459,10 +459,10 @@ def test_tool_results_go_back(tool_server):
 
 
 def test_tool_choice_errors(client):
-    for choice, tools, words in (("sometimes", TOOLS, "tool_choice"),
-                                 ({"type": "function", "function": {"name": "zzz"}}, TOOLS, "zzz"),
-                                 ("required", None, "tool")):
-        with pytest.raises(openai.BadRequestError, match=words):
+    for choice, tools, message in (("sometimes", TOOLS, "tool_choice"),
+                                   ({"type": "function", "function": {"name": "zzz"}}, TOOLS, "zzz"),
+                                   ("required", None, "tool")):
+        with pytest.raises(openai.BadRequestError, match=message):
             body = {"tools": tools} if tools else {}
             client.chat.completions.create(messages=STORY, extra_body={"tool_choice": choice, **body}, **GREEDY)
 
@@ -491,16 +491,16 @@ def test_reasoning_is_split(thinking_server):
 # Errors: one line in OpenAI's shape with the right status.
 
 
-@pytest.mark.parametrize("body, words", [
+@pytest.mark.parametrize("body, message", [
     (b"", "JSON"), (b"{", "JSON"), (b"[1]", "object"), (b'{"messages": 3}', "messages"),
     (b'{"a": 1, "a": 2}', "duplicate"),
     (b'{"messages": []}', "messages"), (b'{"messages": [{"role": "nobody", "content": "x"}]}', "role"),
     (b'\xff\xfe{}', "JSON"), (b"[" * 100000, "deep"), (b'{"messages": [{"role": "user", "content": "\xff"}]}', "JSON"),
 ])
-def test_bad_bodies(server, body, words):
+def test_bad_bodies(server, body, message):
     status, headers, reply = post(server, "/v1/chat/completions", body)
     error = json.loads(reply)["error"]
-    assert status == 400 and words in error["message"] and error["type"] == "invalid_request_error"
+    assert status == 400 and message in error["message"] and error["type"] == "invalid_request_error"
     assert "\n" not in error["message"] and headers["Content-Type"] == "application/json"
 
 
@@ -729,7 +729,7 @@ def test_flags_of_launch_lines():
     assert "Qwen3" in done.stdout and "int8" in done.stdout and "--kt-num-gpu-experts is ignored" in done.stdout
 
 
-@pytest.mark.parametrize("code, args, words", [
+@pytest.mark.parametrize("code, args, message", [
     (2, ["run"], "kt run demo"),
     (2, ["run", "nonsense"], "nonsense"),
     (2, ["run", "demo", "--kt-method", "INT3"], "INT3"),
@@ -740,11 +740,11 @@ def test_flags_of_launch_lines():
     (2, ["run", "demo", "--max-running-requests", "2000"], "2000"),
     (3, ["run", "demo", "--max-memory", "20MiB", "--port", "0"], "memory"),
 ])
-def test_errors_are_one_line(code, args, words):
+def test_errors_are_one_line(code, args, message):
     result = kt(*args)
     assert result.returncode == code, result.stderr
     line, = result.stderr.strip().splitlines()
-    assert line.startswith("kt: ") and words in line
+    assert line.startswith("kt: ") and message in line
 
 
 def test_taken_port_is_known_before_loading(server):

@@ -347,7 +347,7 @@ def second_signal_cuts():
             with contextlib.suppress(Closed, OSError):
                 seen[i] += read_until(sock, b"[DONE]")
             sock.close()
-        return not all(b"[DONE]" in words for words in seen)
+        return not all(b"[DONE]" in reply for reply in seen)
 
 
 def test_a_signal_to_an_idle_server_ends_it_soon():

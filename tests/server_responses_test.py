@@ -144,18 +144,18 @@ def check_call(item):
 
 
 def test_tools(client):
-    words = {"model": "demo", "input": STORY, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
-             "max_output_tokens": 300, "temperature": 0}
-    reply = client.responses.create(**words)
+    request = {"model": "demo", "input": STORY, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
+               "max_output_tokens": 300, "temperature": 0}
+    reply = client.responses.create(**request)
     check_whole(reply, "completed")
     check_call(reply.output[-1])
-    final = check_events(list(client.responses.create(stream=True, **words)))
+    final = check_events(list(client.responses.create(stream=True, **request)))
     assert final.output[-1].arguments == reply.output[-1].arguments
-    with client.responses.stream(**words) as stream:
+    with client.responses.stream(**request) as stream:
         for _ in stream:
             pass
         check_call(stream.get_final_response().output[-1])
-    named = client.responses.create(**{**words, "tool_choice": {"type": "function", "name": "news"}})
+    named = client.responses.create(**{**request, "tool_choice": {"type": "function", "name": "news"}})
     assert named.output[-1].name == "news"
     # The call and its result go back.
     call = reply.output[-1]
@@ -184,13 +184,13 @@ def test_formats(client):
 
 
 def test_reasoning(thinking):
-    words = {"input": STORY, "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], **GREEDY}
-    reply = thinking.responses.create(**words)
+    request = {"input": STORY, "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], **GREEDY}
+    reply = thinking.responses.create(**request)
     check_whole(reply)
     thought, = reply.output
     assert thought.type == "reasoning" and len(thought.content[0].text) > 10 and thought.summary == []
     assert reply.usage.output_tokens_details.reasoning_tokens > 0 and reply.output_text == ""
-    final = check_events(list(thinking.responses.create(stream=True, **words)))
+    final = check_events(list(thinking.responses.create(stream=True, **request)))
     assert final.output[0].content[0].text == thought.content[0].text
     assert thinking.responses.create(input=[{"role": "user", "content": STORY}, *reply.output,
                                             {"role": "user", "content": "And?"}],
@@ -253,12 +253,12 @@ def test_bad_bodies(client):
 def test_messages_count_tokens(client):
     anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
     other = anthropic.Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), api_key="none", max_retries=0)
-    words = {"model": "demo", "system": "Be kind.", "messages": [{"role": "user", "content": STORY}],
-             "tools": [{"name": "weather", "description": "x", "input_schema": PARAMETERS}]}
-    counted = other.messages.count_tokens(**words).input_tokens
-    usage = other.messages.create(max_tokens=1, **words).usage
+    request = {"model": "demo", "system": "Be kind.", "messages": [{"role": "user", "content": STORY}],
+               "tools": [{"name": "weather", "description": "x", "input_schema": PARAMETERS}]}
+    counted = other.messages.count_tokens(**request).input_tokens
+    usage = other.messages.create(max_tokens=1, **request).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    fewer = other.messages.count_tokens(**{**words, "tools": []}).input_tokens
+    fewer = other.messages.count_tokens(**{**request, "tools": []}).input_tokens
     assert 0 < fewer < counted
     with pytest.raises(anthropic.BadRequestError, match="messages") as refused:
         other.post("/v1/messages/count_tokens", body={"model": "demo"}, cast_to=object)

@@ -88,9 +88,9 @@ def test_anthropic(server):
     anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed")
     client = anthropic.Anthropic(base_url=server.url, api_key=server.key, max_retries=0, timeout=600,
                                  http_client=anthropic.DefaultHttpxClient(verify=server.tls))
-    words = {"model": "demo", "messages": STORY, "max_tokens": 16, "extra_body": {"temperature": 0}}
-    whole = client.messages.create(**words)
-    with client.messages.stream(**words) as stream:
+    request = {"model": "demo", "messages": STORY, "max_tokens": 16, "extra_body": {"temperature": 0}}
+    whole = client.messages.create(**request)
+    with client.messages.stream(**request) as stream:
         assert "".join(stream.text_stream) == whole.content[0].text
     counted = client.messages.count_tokens(model="demo", messages=STORY)
     usage = whole.usage
@@ -251,8 +251,8 @@ def test_clients_that_shake_hands_slowly_or_never_hold_up_nobody(server):
 
 def test_clients_that_leave_a_long_stream(server):
     """With TLS's word for it, and without; each frees its place."""
-    words = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    body = json.dumps(words).encode()
+    request = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    body = json.dumps(request).encode()
     head = ("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n"
             f"Content-Length: {len(body)}\r\n\r\n")
     for says_so in (True, False):
@@ -294,11 +294,11 @@ def test_reload(copies, folder):
         key.chmod(0o600)
         shown = ssl.get_server_certificate(("127.0.0.1", port_of(server)))
 
-        def said_after(words):
+        def said_after(phrase):
             """The one line that a signal makes the server say."""
             before = server.stderr_path.read_text().splitlines()
             server.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: words in "\n".join(server.stderr_path.read_text().splitlines()[len(before):]))
+            wait_for(lambda: phrase in "\n".join(server.stderr_path.read_text().splitlines()[len(before):]))
             line, = server.stderr_path.read_text().splitlines()[len(before):]
             return line
         for broken, why in ((fresh[0].read_text(), "do not belong together"),

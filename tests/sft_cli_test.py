@@ -212,9 +212,9 @@ def recipes(tmp_path):
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 
-def keys_of(words):
+def keys_of(page):
     out, above = set(), ""
-    for line in words.strip().splitlines():
+    for line in page.strip().splitlines():
         name = line.split(":")[0]
         above = above if name.startswith(" ") else ""
         out.add(above + name.strip())
@@ -370,13 +370,13 @@ def test_rows_by_their_layout(recipes):
         assert rows in line and word in line
 
 
-@pytest.mark.parametrize("words, word", [
+@pytest.mark.parametrize("content, word", [
     ("", "no rows"), ("[]", "found ']'"), ("7", "found '7'"), ('{"a": 1}', "row 1 has the columns a"),
     ('{"a": 1', "does not end"),
     ('{"a": }', "row 1"),
 ])
-def test_files_that_are_no_rows(recipes, words, word):
-    (recipes.folder / "odd.jsonl").write_text(words)
+def test_files_that_are_no_rows(recipes, content, word):
+    (recipes.folder / "odd.jsonl").write_text(content)
     line = recipes.refused(2, "dataset=odd.jsonl")
     assert "odd.jsonl" in line and word in line
 
@@ -554,10 +554,10 @@ def test_adapters(recipes):
 def test_the_plan_for_people(recipes):
     done = recipes.kt("train", recipes.write(), "--dry-run")
     assert done.returncode == 0
-    for words in ("demo: deepseek_v3, 6 layers", "16 in each of 5 layers, 4 for a token; bf16",
-                  "sft, LoRA of rank 8, alpha 16",
-                  "messages.jsonl (messages)", "805,376", "available: fits"):
-        assert words in done.stdout, words
+    for phrase in ("demo: deepseek_v3, 6 layers", "16 in each of 5 layers, 4 for a token; bf16",
+                   "sft, LoRA of rank 8, alpha 16",
+                   "messages.jsonl (messages)", "805,376", "available: fits"):
+        assert phrase in done.stdout, phrase
     assert done.stdout.endswith("next: kt sft train recipe.yaml\n")
 
 
@@ -579,25 +579,25 @@ def test_the_native_engine(recipes):
                  "cpu_infer: 32\nchunk_size: 8192\n")
     name = recipes.write("", inference)
 
-    def words(verb, *changes, **env):
+    def shown(verb, *changes, **env):
         done = recipes.kt(verb, name, *changes, "--dry-run", **env)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     common = "demo --threads 32 --chunked-prefill-size 8192"
-    assert words("chat") == f"kt chat {common}"
-    assert words("api") == f"kt run {common}"
-    assert words("api", API_PORT="8000", API_HOST="0.0.0.0").endswith("8192 --host 0.0.0.0 --port 8000")
-    sampled = words("chat", "temperature=0.5", "top_p=0.9", "top_k=20", "max_new_tokens=64", "default_system=Be brief.")
+    assert shown("chat") == f"kt chat {common}"
+    assert shown("api") == f"kt run {common}"
+    assert shown("api", API_PORT="8000", API_HOST="0.0.0.0").endswith("8192 --host 0.0.0.0 --port 8000")
+    sampled = shown("chat", "temperature=0.5", "top_p=0.9", "top_k=20", "max_new_tokens=64", "default_system=Be brief.")
     assert sampled.endswith("--temperature 0.5 --top-p 0.9 --top-k 20 --max-tokens 64 --system 'Be brief.'")
-    assert words("chat", "do_sample=false", "temperature=0.5",
-                 "max_new_tokens=64").endswith("8192 --temperature 0 --max-tokens 64")
+    assert shown("chat", "do_sample=false", "temperature=0.5",
+                   "max_new_tokens=64").endswith("8192 --temperature 0 --max-tokens 64")
     (recipes.folder / "saves").mkdir()
-    assert ("--adapter saves " in words("chat", "adapter_name_or_path=saves")
-            and "--weights w" in words("api", "kt_weight_path=w"))
-    assert "--adapter" not in words("chat", "output_dir=saves")
+    assert ("--adapter saves " in shown("chat", "adapter_name_or_path=saves")
+            and "--weights w" in shown("api", "kt_weight_path=w"))
+    assert "--adapter" not in shown("chat", "output_dir=saves")
     (recipes.folder / "saves" / "adapter_config.json").write_text("{}")
-    assert "--adapter saves " in words("chat", "output_dir=saves")
+    assert "--adapter saves " in shown("chat", "output_dir=saves")
     done = recipes.kt("chat", name, "adapter_name_or_path=gone")
     assert done.returncode == 2 and "no such folder or file: gone" in error_line(done.stderr)
     # And it is that command.
@@ -626,7 +626,7 @@ def says(*events):
     return "\n".join(f"echo '{json.dumps(event)}'" for event in events)
 
 
-def words_of(done):
+def error_of(done):
     return error_line("".join(f"{line}\n" for line in done.stderr.splitlines() if not line.startswith("kt: note")))
 
 
@@ -640,15 +640,15 @@ def words_of(done):
 def test_python_without_packages(recipes, packages, changes, lacks, command):
     done = recipes.kt("train", recipes.write(), *changes, **python(recipes.folder, packages))
     assert done.returncode == 4
-    line = words_of(done)
+    line = error_of(done)
     assert all(word in line for word in lacks) and command in line
 
 
 def test_python_that_is_not_there(recipes):
     done = recipes.kt("train", recipes.write(), KT_PYTHON=str(recipes.folder / "none"))
-    assert done.returncode == 4 and "KT_PYTHON" in words_of(done) and str(recipes.folder / "none") in words_of(done)
+    assert done.returncode == 4 and "KT_PYTHON" in error_of(done) and str(recipes.folder / "none") in error_of(done)
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, importable=()))
-    assert done.returncode == 4 and "kt_kernel" in words_of(done)
+    assert done.returncode == 4 and "kt_kernel" in error_of(done)
 
 
 def test_python_gets_the_plan(recipes):
@@ -677,11 +677,11 @@ EVENTS = [
 def test_progress(recipes):
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, script=says(*EVENTS)))
     assert done.returncode == 0, done.stderr
-    for words in ("4 rows, 2 steps, 805376 trained parameters",
-                  "step 1/2  loss 3.2500  lr 1.00e-04  norm 1.50  812 tokens/s  experts 87",
-                  "1.25 + 1.50 TFLOPS  left 3m12s", "step 1  evaluation: loss 3.5000", "saved out/checkpoint-2",
-                  "3.1250", "1.0 GiB"):
-        assert words in done.stdout, (words, done.stdout)
+    for phrase in ("4 rows, 2 steps, 805376 trained parameters",
+                   "step 1/2  loss 3.2500  lr 1.00e-04  norm 1.50  812 tokens/s  experts 87",
+                   "1.25 + 1.50 TFLOPS  left 3m12s", "step 1  evaluation: loss 3.5000", "saved out/checkpoint-2",
+                   "3.1250", "1.0 GiB"):
+        assert phrase in done.stdout, (phrase, done.stdout)
     assert "kt: note: a row dropped" in done.stderr
     done = recipes.kt("train", recipes.write(), "--json", **python(recipes.folder, script=says(*EVENTS)))
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -692,14 +692,14 @@ def test_progress(recipes):
 def test_errors_of_python(recipes, kind, code):
     script = says({"event": "error", "kind": kind, "message": "step 3: the loss is nan"}) + f"\nexit {code}"
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, script=script))
-    assert done.returncode == code and words_of(done) == "kt: step 3: the loss is nan"
+    assert done.returncode == code and error_of(done) == "kt: step 3: the loss is nan"
 
 
 def test_python_that_dies(recipes):
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, script="kill -9 $$"))
-    assert done.returncode == 3 and "was killed" in words_of(done) and "out are whole" in words_of(done)
+    assert done.returncode == 3 and "was killed" in error_of(done) and "out are whole" in error_of(done)
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, script="kill -11 $$"))
-    assert done.returncode == 5 and "signal 11" in words_of(done)
+    assert done.returncode == 5 and "signal 11" in error_of(done)
     done = recipes.kt("train", recipes.write(), **python(recipes.folder, script="echo Traceback >&2; exit 7"))
     assert done.returncode == 5 and "code 7" in done.stderr and "Traceback" in done.stderr
 

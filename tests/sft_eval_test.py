@@ -42,8 +42,8 @@ class Place:
                      "HF_HOME": str(folder / "hf")}
 
     def write(self, name, rows):
-        words = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
-        (self.folder / name).write_text(words)
+        content = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
+        (self.folder / name).write_text(content)
         return name
 
     def eval(self, *words, base=BASE, **more):
@@ -423,10 +423,10 @@ def test_bad_input(place):
             "a row dropped, its answer is empty: 3" in line)
     place.write("torn.jsonl", json.dumps(STORIES[0]) + '\n{"messages": [\n')
     assert "torn.jsonl: line 2" in place.refused("recipe.yaml", "eval_dataset=torn.jsonl")
-    for words, said in (("", "no predictions"), ("[1]\n", "line 1: expected an object"),
-                        ('{"predict": "a"}\n', 'no "label"'),
-                        ('{"predict": 1, "label": "a"}\n', "predict: expected text"), ('{"predict"\n', "line 1")):
-        place.write("said.jsonl", words)
+    for content, said in (("", "no predictions"), ("[1]\n", "line 1: expected an object"),
+                          ('{"predict": "a"}\n', 'no "label"'),
+                          ('{"predict": 1, "label": "a"}\n', "predict: expected text"), ('{"predict"\n', "line 1")):
+        place.write("said.jsonl", content)
         assert said in place.refused("--predictions", "said.jsonl")
     place.write("file", "")
     assert "output_dir" in place.refused("recipe.yaml", "eval_dataset=rows.jsonl", "output_dir=file/below")

@@ -125,12 +125,12 @@ def read(tmp_path, raw, layout="messages", columns=None, tags=None, ranking=Fals
     return rows.read_rows(source, most, system, dropped), list(dropped.lines())
 
 
-def user(words):
-    return {"role": "user", "content": words}
+def user(content):
+    return {"role": "user", "content": content}
 
 
-def assistant(words):
-    return {"role": "assistant", "content": words}
+def assistant(content):
+    return {"role": "assistant", "content": content}
 
 
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"}
@@ -167,10 +167,10 @@ def test_sharegpt(tmp_path):
             == [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}])
     assert found[0].tools == [{"name": "f"}] and len(found) == 2
     text = "\n".join(dropped)
-    for words in ("without an assistant turn: 3", "the last turn is not the assistant's: 4",
-                  "'alien', which no tag names: 5",
-                  "2 rows dropped, without messages: 6, 7", "no object: 8"):
-        assert words in text, (words, text)
+    for phrase in ("without an assistant turn: 3", "the last turn is not the assistant's: 4",
+                   "'alien', which no tag names: 5",
+                   "2 rows dropped, without messages: 6, 7", "no object: 8"):
+        assert phrase in text, (phrase, text)
 
 
 def test_pairs_and_judged_answers(tmp_path):
@@ -297,17 +297,17 @@ def test_packed_conversations_do_not_see_each_other(tokenizer):
 
 # --- what is trained -------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("words, modules, parameters", [
+@pytest.mark.parametrize("target, modules, parameters", [
     ("all_attention", ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"], None),
     ("experts", [], ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]),
     ("o_proj, down_proj", ["o_proj"],
      ["mlp.down_proj.weight", "mlp.experts.down_proj", "shared_experts.down_proj.weight"]),
     ("layers.0.self_attn.o_proj", ["model.layers.0.self_attn.o_proj"], None),
 ])
-def test_targets(runs, words, modules, parameters):
+def test_targets(runs, target, modules, parameters):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(DEMO))
-    plan = Plan({**runs.plan(f"lora_target='{words}'").parts})
+    plan = Plan({**runs.plan(f"lora_target='{target}'").parts})
     config = targets.lora_config(model, plan)
     assert sorted(config.target_modules) == modules
     assert (sorted(config.target_parameters) if config.target_parameters else None) == parameters
@@ -738,13 +738,13 @@ def test_kills_at_random_moments(runs):
     assert (runs.folder / "out" / name).read_bytes() == (undisturbed.output / name).read_bytes()
 
 
-@pytest.mark.parametrize("raw, words", [
+@pytest.mark.parametrize("raw, message", [
     ([{"messages": [user("a")]}], "no row is left to train on"),
     ([{"messages": [user("a " * 200), assistant("b")]}], "no row is left"),
 ])
-def test_nothing_to_train_on(runs, raw, words):
+def test_nothing_to_train_on(runs, raw, message):
     (runs.folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in raw))
-    with pytest.raises(TrainingError, match=words):
+    with pytest.raises(TrainingError, match=message):
         driver.train(runs.plan("dataset=rows.jsonl"), Silence(), Stop(), LOAD)
 
 

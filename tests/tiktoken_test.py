@@ -133,11 +133,11 @@ def test_bad_folders(tmp_path):
     file.write_text(json.dumps(config(added_tokens_decoder=[])))
     refused(tmp_path, 2, "tokenizer_config.json", "added_tokens_decoder")
     file.write_text(json.dumps(config()))
-    for text, words in (("", "no ranks"), ("IQ== 0\nIQ== 1\n", "two ids"), ("IQ== 0\nIg== 0\n", "twice"),
-                        ("IQ== -1\n", "line 1"),
-                        ("IQ== 0\n\x00\x01", "line 2"), ("QUJD" * 400 + " 0\n", "1200 bytes; at most 1024")):
+    for text, message in (("", "no ranks"), ("IQ== 0\nIQ== 1\n", "two ids"), ("IQ== 0\nIg== 0\n", "twice"),
+                          ("IQ== -1\n", "line 1"),
+                          ("IQ== 0\n\x00\x01", "line 2"), ("QUJD" * 400 + " 0\n", "1200 bytes; at most 1024")):
         ranks.write_text(text)
-        refused(tmp_path, 2, str(ranks), words)
+        refused(tmp_path, 2, str(ranks), message)
 
 
 def test_other_files_come_first(tmp_path):

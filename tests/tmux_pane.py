@@ -21,11 +21,11 @@ class Pane:
     def __init__(self, folder, *args, width=80, height=24, term="tmux-256color", env=None, cwd="."):
         Pane.count += 1
         self.socket = f"kt-{os.getpid()}-{Pane.count}"
-        words = " ".join(map(shlex.quote, [KT, *map(str, args)]))
+        command = " ".join(map(shlex.quote, [KT, *map(str, args)]))
         settings = {"KT_HOME": folder, "TERM": term, "NO_COLOR": "", **(env or {})}
         shown = " ".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
         # cat keeps the screen; stty says whether the terminal was given back; Ctrl-C is not for the shell.
-        script = (f"trap : INT; cd {shlex.quote(str(cwd))}; env {shown} {words}; echo \"exit code $?\"; "
+        script = (f"trap : INT; cd {shlex.quote(str(cwd))}; env {shown} {command}; echo \"exit code $?\"; "
                   "stty -a | grep -o ' -\\?echo '; exec cat")
         self.tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), "sh", "-c", script)
 
@@ -35,11 +35,11 @@ class Pane:
     def send(self, *keys):
         self.tmux("send-keys", *keys)
 
-    def type(self, words):
-        self.tmux("send-keys", "-l", words)
+    def type(self, typed):
+        self.tmux("send-keys", "-l", typed)
 
-    def say(self, words):
-        self.type(words)
+    def say(self, typed):
+        self.type(typed)
         self.send("Enter")
 
     def text(self):

@@ -519,7 +519,7 @@ def plain_file():
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         (lambda v: v["model"].update(type="Unigram"), "Unigram"),
         (lambda v: v["model"]["merges"].append("zzz qqq"), "zzz"),
@@ -541,11 +541,11 @@ def plain_file():
         (lambda v: v.update(added_tokens={}), "array"),
     ],
 )
-def test_bad_files(change, words, tmp_path):
+def test_bad_files(change, message, tmp_path):
     value = json.loads(plain_file())
     change(value)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(value))
     result = subprocess.run([PROBE, str(path), "encode"], input=b"x", capture_output=True, text=False)
     (line,) = result.stderr.decode().splitlines()
-    assert result.returncode == 2 and str(path) in line and words in line, line
+    assert result.returncode == 2 and str(path) in line and message in line, line

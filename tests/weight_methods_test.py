@@ -56,18 +56,18 @@ def dry(weights, method):
     return kt("run", DEMO, *(["--weights-path", weights] if weights else []), "--kt-method", method, "--dry-run")
 
 
-@pytest.mark.parametrize("method, store, quantization, words", [
+@pytest.mark.parametrize("method, store, quantization, stored", [
     ("MXFP8", mxfp8, {}, "mxfp8"), ("MXFP4", mxfp4, {}, "mxfp4"),
     ("GPTQ_INT4", gptq, {"quant_method": "gptq", "bits": 4, "group_size": 64}, "gptq"),
     ("GPTQ_INT4", awq, {"quant_method": "awq", "bits": 4, "group_size": 64}, "awq"),
 ])
-def test_weights_of_their_own(tmp_path, method, store, quantization, words):
+def test_weights_of_their_own(tmp_path, method, store, quantization, stored):
     weights = stored_as(tmp_path / "weights", store, quantization)
     done = dry(weights, method.lower())
-    assert done.returncode == 0 and f"{words} experts" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"{stored} experts" in done.stdout, done.stderr
     for other in METHODS:
         if other != method:
-            line = refused(dry(weights, other), 2, f"method {other} ", weights, words, f"use method {method}")
+            line = refused(dry(weights, other), 2, f"method {other} ", weights, stored, f"use method {method}")
             assert "\n" not in line
 
 
