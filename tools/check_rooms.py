@@ -109,8 +109,8 @@ def main():
         tests = [path for path in files if path.name.endswith("_test.cc")]
         sources = [] if room.relative_to(SRC).parts[0] in SINGLE_FILES else [path for path in files
                                                                              if path not in tests]
-        for path, number, words in [*breaches(sources), *breaches(tests)]:
-            print(f"src/{path.relative_to(SRC)}:{number}: {words}")
+        for path, number, message in [*breaches(sources), *breaches(tests)]:
+            print(f"src/{path.relative_to(SRC)}:{number}: {message}")
             count += 1
     print(f"{len(rooms)} rooms, {count} names that clash")
     return 1 if count else 0

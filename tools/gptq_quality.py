@@ -55,12 +55,12 @@ def document_tokens(tokenizer, text):
     """The tokens kt perplexity reads a text as, and where in the text each begins."""
     tokens, starts, begin = [], [], 0
     for document in text.split(SEPARATOR):
-        words = document.strip("\n")
-        if words:
-            first = begin + document.index(words)
-            encoded = tokenizer.encode(words, add_special_tokens=False)
+        stripped = document.strip("\n")
+        if stripped:
+            first = begin + document.index(stripped)
+            encoded = tokenizer.encode(stripped, add_special_tokens=False)
             tokens += [*encoded.ids, tokenizer.token_to_id(SEPARATOR)]
-            starts += [*(first + span[0] for span in encoded.offsets), first + len(words)]
+            starts += [*(first + span[0] for span in encoded.offsets), first + len(stripped)]
         begin += len(document) + len(SEPARATOR)
     return tokens, starts
 
@@ -71,11 +71,11 @@ class Texts:
     def __init__(self, args, model, folder):
         import tokenizers
         tokenizer = tokenizers.Tokenizer.from_file(str(pathlib.Path(model, "tokenizer.json")))
-        words = args.book.read_text()
-        tokens, starts = document_tokens(tokenizer, words)
+        text = args.book.read_text()
+        tokens, starts = document_tokens(tokenizer, text)
         if len(tokens) <= args.calibrate_from + CONTEXT:
             sys.exit(f"{args.book}: {len(tokens)} tokens, of which none are left from {args.calibrate_from}")
-        rest = words[starts[args.calibrate_from]:]
+        rest = text[starts[args.calibrate_from]:]
         if document_tokens(tokenizer, rest)[0] != tokens[args.calibrate_from:]:
             sys.exit(f"{args.book}: token {args.calibrate_from} stands within a word; take another --calibrate-from")
         self.test = tokens[:args.test_tokens]
@@ -220,19 +220,19 @@ class Experts:
 def bars(rows):
     """(what, figure, limit) of every bar; a figure may be as high as its limit."""
     for past in ("", "unseen_"):
-        words = " past the seen tokens" if past else ""
+        suffix = " past the seen tokens" if past else ""
         nearest, book, chats = (rows[f"W4A16, {name}"] for name in ("nearest", "the book", "chats"))
-        yield "perplexity, book against nearest" + words, book[past + "perplexity"], nearest[past + "perplexity"]
-        yield "KL, book against nearest" + words, book[past + "kl"], (1 - LEAST_KL_GAIN) * nearest[past + "kl"]
-        yield ("perplexity, chats against nearest" + words, chats[past + "perplexity"],
+        yield "perplexity, book against nearest" + suffix, book[past + "perplexity"], nearest[past + "perplexity"]
+        yield "KL, book against nearest" + suffix, book[past + "kl"], (1 - LEAST_KL_GAIN) * nearest[past + "kl"]
+        yield ("perplexity, chats against nearest" + suffix, chats[past + "perplexity"],
                (1 + MOST_LOSS) * nearest[past + "perplexity"])
         exact = rows["bf16"][past + "perplexity"]
         for name in ("nearest", "the book", "chats"):
             moved = abs(rows[f"W8A16, {name}"][past + "perplexity"] / exact - 1)
-            yield f"W8A16, {name}: perplexity from bf16" + words, moved, MOST_LOSS
-    for ratios, words in (("held_out_ratios", "held-out"), ("test_ratios", "test")):
+            yield f"W8A16, {name}: perplexity from bf16" + suffix, moved, MOST_LOSS
+    for ratios, which in (("held_out_ratios", "held-out"), ("test_ratios", "test")):
         for number, ratio in enumerate(rows["W4A16, the book"].get(ratios, [])):
-            yield f"error on {words} tokens, {number + 1}. layer with experts", ratio, MOST_ERROR
+            yield f"error on {which} tokens, {number + 1}. layer with experts", ratio, MOST_ERROR
 
 
 def table(rows):

@@ -37,8 +37,8 @@ SHAPES = {
 }
 
 
-def string(words):
-    raw = words.encode()
+def string(characters):
+    raw = characters.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 

@@ -73,7 +73,7 @@ def measure(args, threads):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = lambda words: [int(word) for word in words.split(",")]  # noqa: E731
+    numbers = lambda value: [int(word) for word in value.split(",")]  # noqa: E731
     parser.add_argument("--package", required=True)
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--method", choices=["INT4", "INT8"], required=True)

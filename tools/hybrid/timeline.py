@@ -18,12 +18,12 @@ def svg(title, lanes):
     for at, (name, bars) in enumerate(lanes):
         y = 44 + LANE * at
         out.append(f'<text x="10" y="{y + 20}">{html.escape(name)}</text>')
-        for kind, words, start, to in bars:
+        for kind, label, start, to in bars:
             x, width = LEFT + start * scale, max((to - start) * scale, 1)
             out.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{LANE - 14}" fill="{COLOURS[kind]}">'
-                       f"<title>{html.escape(words)}: {start:.3f} to {to:.3f} ms</title></rect>")
-            if width > 7 * len(words):
-                out.append(f'<text x="{x + 4:.1f}" y="{y + 20}" fill="white">{html.escape(words)}</text>')
+                       f"<title>{html.escape(label)}: {start:.3f} to {to:.3f} ms</title></rect>")
+            if width > 7 * len(label):
+                out.append(f'<text x="{x + 4:.1f}" y="{y + 20}" fill="white">{html.escape(label)}</text>')
     y = 44 + LANE * len(lanes)
     for tick in range(6):
         value = end * tick / 5
