@@ -33,6 +33,13 @@ def even(experts, top_k, tokens):
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
+@pytest.mark.parametrize("kind", ["iq2_xxs", "iq3_xxs"])
+def test_random_experts_of_a_grid(kind, tmp_path):
+    point, said = bench(model_file(tmp_path / "m.gguf", *GQA, "--inter", "256", "--expert-type", kind))
+    assert said == ""
+    assert point["prefill_distinct_experts"] > 0.9 * even(32, 4, 2 * 2 * 64)
+
+
 @pytest.mark.parametrize("shape", [GQA, MLA], ids=["qwen3moe", "deepseek2"])
 def test_random_models_route_like_models(shape, tmp_path):
     point, said = bench(model_file(tmp_path / "m.gguf", *shape))

@@ -5,6 +5,7 @@ routers choose like those of a model: all experts about equally often, token by 
 
     make_gguf.py OUT.gguf                          # 4 layers of Qwen3-30B-A3B, vocabulary 32,000: 1.4 GB
     make_gguf.py OUT.gguf --layers 48              # all of its layers: 16 GB
+    make_gguf.py OUT.gguf --expert-type iq2_xxs    # experts of a grid (any entries, any signs), the rest in Q4_0
     make_gguf.py OUT.gguf --arch deepseek2         # 1 dense and 2 expert layers of DeepSeek-V3: 14 GB
     make_gguf.py OUT.gguf --zipf 1                 # the expert of rank r is chosen about 1/r as often as the first
     make_gguf.py OUT.gguf --layers 2 --experts 8 --hidden 256 --inter 128 --heads 4 --kv-heads 2
@@ -21,6 +22,10 @@ ALIGN = 32
 TYPE_U32, TYPE_F32, TYPE_BOOL, TYPE_STRING, TYPE_ARRAY, TYPE_I32 = 4, 6, 7, 8, 9, 5
 GGML_F32, GGML_Q4_0 = 0, 2
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0: an f16 scale and 32 codes
+# Types whose blocks are an f16 factor and bytes that may be any: number, columns, bytes, and the factor that makes
+# weights deviate by 1.
+ANY_BYTES = {"iq2_xxs": (16, 256, 66, 0.0187), "iq3_xxs": (18, 256, 98, 0.0070)}
+SIZES = {GGML_F32: (1, 4), GGML_Q4_0: (BLOCK, BLOCK_BYTES)} | {n: (c, b) for n, c, b, _ in ANY_BYTES.values()}
 POOL = 1 << 20  # random blocks to cut tensors from
 EMBEDDING = 200  # times a weight
 DEVIATION = 0.0177  # of weights: codes -7..7, scales 0.002..0.006
@@ -152,7 +157,8 @@ def tensors(args):
     def row(name, shape):
         plain = len(shape) == 1 or name.endswith("ffn_gate_inp")
         suffix = "bias" if name.endswith("exp_probs_b") else "weight"
-        return f"{name}.{suffix}", shape, GGML_F32 if plain else GGML_Q4_0
+        experts = ANY_BYTES[args.expert_type][0] if args.expert_type != "q4_0" and name.endswith("_exps") else GGML_Q4_0
+        return f"{name}.{suffix}", shape, GGML_F32 if plain else experts
 
     yield row("token_embd", (args.hidden, args.vocab))
     yield row("output_norm", (args.hidden,))
@@ -164,8 +170,8 @@ def tensors(args):
 
 
 def size_of(shape, kind):
-    count = int(np.prod(shape))
-    return 4 * count if kind == GGML_F32 else count // BLOCK * BLOCK_BYTES
+    columns, size = SIZES[kind]
+    return int(np.prod(shape)) // columns * size
 
 
 def random_blocks(random, times=1):
@@ -174,6 +180,13 @@ def random_blocks(random, times=1):
     blocks[:, :2] = (times * random.uniform(0.002, 0.006, POOL)).astype("<f2").view(np.uint8).reshape(POOL, 2)
     codes = random.integers(1, 16, (2, POOL, BLOCK // 2), np.uint8)
     blocks[:, 2:] = codes[0] | codes[1] << 4
+    return blocks
+
+
+def any_blocks(kind, random):
+    _, columns, size, unit = ANY_BYTES[kind]
+    blocks = random.integers(0, 256, (POOL * BLOCK // columns, size), np.uint8)
+    blocks[:, :2] = np.array([unit * DEVIATION], "<f2").view(np.uint8)
     return blocks
 
 
@@ -208,25 +221,28 @@ def router(args, random):
     return weights.astype("<f4").tobytes()
 
 
-def contents(name, shape, kind, args, pool, random):
-    """The bytes of a tensor, in pieces."""
+def contents(name, shape, kind, args, pools, random):
+    """The bytes of a tensor, in pieces of the pool of blocks of its type."""
     if name == "token_embd.weight":
         yield from embeddings(args, random)
     elif name.endswith("ffn_gate_inp.weight"):
         yield router(args, random)
     elif kind == GGML_F32:
         yield (np.zeros if name.endswith("bias") else np.ones)(shape, "<f4").tobytes()
+    elif kind != GGML_Q4_0:
+        yield from (piece.tobytes() for piece in cut(pools[kind], int(np.prod(shape)) // SIZES[kind][0], random))
     else:
         # Tokens of single bytes are never the most probable.
         silent = 256 * args.hidden // BLOCK if name == "output.weight" else 0
         yield bytes(silent * BLOCK_BYTES)
-        yield from (piece.tobytes() for piece in cut(pool, int(np.prod(shape)) // BLOCK - silent, random))
+        yield from (piece.tobytes() for piece in cut(pools[kind], int(np.prod(shape)) // BLOCK - silent, random))
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--arch", choices=SHAPES, default="qwen3moe")
+    parser.add_argument("--expert-type", choices=("q4_0", *ANY_BYTES), default="q4_0")
     parser.add_argument("--zipf", type=float, default=0, help="exponent of the routers' law (default 0: all alike)")
     for name in sorted({name for shape in SHAPES.values() for name in shape}):
         parser.add_argument("--" + name.replace("_", "-"), type=int)
@@ -245,11 +261,14 @@ def arguments():
 def main():
     args = arguments()
     random = np.random.default_rng(args.seed)
-    pool = random_blocks(random)
+    pools = {GGML_Q4_0: random_blocks(random)}
+    if args.expert_type != "q4_0":
+        pools[ANY_BYTES[args.expert_type][0]] = any_blocks(args.expert_type, random)
     fields, infos = list(metadata(args)), list(tensors(args))
     for name, shape, kind in infos:
-        if kind == GGML_Q4_0 and shape[0] % BLOCK:
-            raise SystemExit(f"make_gguf.py: {name}: rows of {shape[0]} columns, expected a multiple of {BLOCK}")
+        columns = SIZES[kind][0]
+        if shape[0] % columns:
+            raise SystemExit(f"make_gguf.py: {name}: rows of {shape[0]} columns, expected a multiple of {columns}")
     head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(fields)) + b"".join(fields)
     offset = 0
     for name, shape, kind in infos:
@@ -260,7 +279,7 @@ def main():
         out.write(head + bytes(-len(head) % ALIGN))
         for name, shape, kind in infos:
             start = out.tell()
-            out.writelines(contents(name, shape, kind, args, pool, random))
+            out.writelines(contents(name, shape, kind, args, pools, random))
             assert out.tell() - start == size_of(shape, kind), name
             out.write(bytes(-size_of(shape, kind) % ALIGN))
 
